@@ -75,13 +75,13 @@ class Cluster:
             try:
                 machines[worker] = future.result(timeout=START_SECONDS)
             except TimeoutError:
-                says = f"no answer in {START_SECONDS:.0f} s; it has gone, or another sweep keeps it busy"
-                raise DeviceError(f"{worker}: {says}") from None
+                why = f"no answer in {START_SECONDS:.0f} s; it has gone, or another sweep keeps it busy"
+                raise DeviceError(f"{worker}: {why}") from None
             except (ImportError, RuntimeError) as error:
-                says = (
+                why = (
                     f"cannot measure: {error}; its extras cluster and torch must be installed for scheduler and workers"
                 )
-                raise DeviceError(f"{worker}: {says}") from error
+                raise DeviceError(f"{worker}: {why}") from error
         self._machine = next(iter(machines.values()))
         check_machines(machines)
         users: dict[str, str] = {}
@@ -135,8 +135,8 @@ class Cluster:
                 if not alone:
                     suspects.append(unit)
                     continue
-                says = f"{error.allowed_failures + 1} dask workers died while they measured {unit.problem} alone"
-                outcomes = (Outcome(kernel_name(config), "failed", says=says) for config in unit.configs)
+                why = f"{error.allowed_failures + 1} dask workers died while they measured {unit.problem} alone"
+                outcomes = (Outcome(kernel_name(config), "failed", says=why) for config in unit.configs)
                 yield Measured(unit, Report(tuple(outcomes), None), self._machine)
                 continue
             check_machines({self._client.scheduler.address: self._machine, worker: machine})

@@ -53,7 +53,7 @@ class _Worker:
         return self.address.rpartition(":")[0]
 
 
-class _Heard(NamedTuple):
+class _LastSeen(NamedTuple):
     """When a worker was last heard of: by the scheduler's clock, and by ours when that had changed."""
 
     theirs: float
@@ -78,7 +78,7 @@ class ClusterCompilers:
         self._scheduler = scheduler
         self._client: Any = connected(scheduler)
         self._news = threading.Condition()
-        self._workers: dict[_Worker, _Heard] = {}
+        self._workers: dict[_Worker, _LastSeen] = {}
         self._busy: Counter[_Worker] = Counter()
         self._problem = ""
         self._closed = threading.Event()
@@ -110,8 +110,8 @@ class ClusterCompilers:
         while len(failed) < 2:
             worker = self._take([worker for worker, _ in failed])
             try:
-                said, cached, pch, data = self._attempt(worker, name, seconds)
-                artifact = None if said else self._made(data, key)
+                failure_text, cached, pch, data = self._attempt(worker, name, seconds)
+                artifact = None if failure_text else self._made(data, key)
             except CancelledError:  # the scheduler has gone, and the worker is not to blame
                 self._closed.wait(LOOK_SECONDS)
                 continue
@@ -123,10 +123,10 @@ class ClusterCompilers:
                 with self._news:
                     self._busy[worker] -= 1
                     self._news.notify_all()
-            failure = CompileError(said) if said else None
+            failure = CompileError(failure_text) if failure_text else None
             return Outcome(config, artifact, failure, cached, time.perf_counter() - start, pch)
-        told = "; then ".join(f"{worker.address}: {says}" for worker, says in failed)
-        lost = CompileError(f"{name}: two workers of the cluster lost it: {told}")
+        reports = "; then ".join(f"{worker.address}: {why}" for worker, why in failed)
+        lost = CompileError(f"{name}: two workers of the cluster lost it: {reports}")
         return Outcome(config, None, lost, False, time.perf_counter() - start, "", lost=True)
 
     def compile_many(
@@ -211,10 +211,10 @@ class ClusterCompilers:
         try:
             while True:
                 with suppress(TimeoutError):
-                    said, is_lost, cached, pch, data = future.result(timeout=LOOK_SECONDS)
+                    failure_text, is_lost, cached, pch, data = future.result(timeout=LOOK_SECONDS)
                     if is_lost:
-                        raise _LostError(said.removeprefix(f"{name}: "))
-                    return said, cached, pch, data
+                        raise _LostError(failure_text.removeprefix(f"{name}: "))
+                    return failure_text, cached, pch, data
                 if self._closed.is_set():
                     raise CancelledError
                 if worker not in self._workers:
@@ -247,7 +247,7 @@ class ClusterCompilers:
     def _alive(self) -> list[_Worker]:
         """The workers that are there, and were heard of."""
         oldest = time.monotonic() - SILENT_SECONDS
-        return [worker for worker, heard in self._workers.copy().items() if heard.ours > oldest]
+        return [worker for worker, last_seen in self._workers.copy().items() if last_seen.ours > oldest]
 
     def _watch(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
@@ -261,29 +261,29 @@ class ClusterCompilers:
             if self._client.status != "running":
                 raise DeviceError("nothing answers there")
             call = self._client.scheduler.identity
-            told = self._client.sync(call, n_workers=-1, callback_timeout=SILENT_SECONDS)["workers"]
+            reports = self._client.sync(call, n_workers=-1, callback_timeout=SILENT_SECONDS)["workers"]
         except Exception as error:  # noqa: BLE001 - whatever has happened, who compiles is told, and it is looked again
-            says = f"the dask scheduler at {self._scheduler} has gone ({type(error).__name__}: {error})"
+            why = f"the dask scheduler at {self._scheduler} has gone ({type(error).__name__}: {error})"
             if not (self._problem or self._closed.is_set()):
-                _log.warning("%s", says)
+                _log.warning("%s", why)
             with self._news:
-                self._problem = says
+                self._problem = why
             return
         with self._news:
-            self._problem, self._workers = "", self._heard(told)
+            self._problem, self._workers = "", self._last_seen(reports)
             for worker in [worker for worker, count in self._busy.items() if not count]:
                 del self._busy[worker]
             self._news.notify_all()
 
-    def _heard(self, told: Mapping[str, Mapping[str, Any]]) -> dict[_Worker, _Heard]:
+    def _last_seen(self, reports: Mapping[str, Mapping[str, Any]]) -> dict[_Worker, _LastSeen]:
         """The workers that a scheduler tells of, and when each was heard of."""
         found, now = {}, time.monotonic()
-        for address, says in told.items():
-            if says["resources"].get(RESOURCE) or says["status"] != "running":
+        for address, facts in reports.items():
+            if facts["resources"].get(RESOURCE) or facts["status"] != "running":
                 continue
-            worker, seen = _Worker(address, says["local_directory"], says["nthreads"]), says["last_seen"]
+            worker, seen = _Worker(address, facts["local_directory"], facts["nthreads"]), facts["last_seen"]
             before = self._workers.get(worker)
-            found[worker] = before if before is not None and before.theirs == seen else _Heard(seen, now)
+            found[worker] = before if before is not None and before.theirs == seen else _LastSeen(seen, now)
         return found
 
 

@@ -49,7 +49,7 @@ class Shape:
     n: int
     k: int
     batch: int = 1
-    said: tuple[tuple[str, Any], ...] = ()
+    keywords: tuple[tuple[str, Any], ...] = ()
     """Other keywords of its problem, sorted by name; what is not among them, whoever measures it chooses."""
     sizes: str = ""
     """Sizes of its groups; empty where it has none."""
@@ -57,18 +57,18 @@ class Shape:
     @classmethod
     def of(cls, problem: GemmProblem, sizes: str = "") -> Shape:
         """The shape that says all of a problem, also that it has no C."""
-        said = tuple(sorted((name, getattr(problem, name)) for name in FIELDS if name not in EXTENTS))
-        return cls(problem.m, problem.n, problem.k, problem.batch, said, sizes)
+        keywords = tuple(sorted((name, getattr(problem, name)) for name in FIELDS if name not in EXTENTS))
+        return cls(problem.m, problem.n, problem.k, problem.batch, keywords, sizes)
 
     @property
     def problem(self) -> GemmProblem:
         """Its problem, with defaults for what is not said; ProblemError where what is said cannot be."""
-        words = dict(self.said)
+        words = dict(self.keywords)
         return GemmProblem(self.m, self.n, self.k, **({} if "groups" in words else {"batch": self.batch}), **words)
 
     def __str__(self) -> str:
         """``MxNxK``, and ``xBATCH`` where there is more than one; its problem where more is said."""
-        if self.said:
+        if self.keywords:
             return str(self.problem) + (f" sizes={self.sizes}" if self.sizes not in ("", BALANCED) else "")
         return f"{self.m}x{self.n}x{self.k}" + (f"x{self.batch}" if self.batch != 1 else "")
 
@@ -144,7 +144,7 @@ def _imported(path: Path, found: Imported) -> ShapeSuite:
 def _of_asked(asked: Asked) -> Shape:
     words: dict[str, Any] = dict(asked.fields)
     own = {key: words.pop(key) for key in (*EXTENTS, "sizes") if key in words}
-    return Shape(**own, said=tuple(sorted(words.items())))
+    return Shape(**own, keywords=tuple(sorted(words.items())))
 
 
 def _suite(document: Document) -> ShapeSuite:
@@ -214,7 +214,7 @@ def _shapes(
             count, sizes = words.pop("count", 1), words.pop("sizes", None)
             extents = {key: words.pop(key) for key in EXTENTS if key in words}
             try:
-                shape = Shape(**extents, said=tuple(sorted(words.items())))
+                shape = Shape(**extents, keywords=tuple(sorted(words.items())))
                 shape = replace(shape, sizes=checked_sizes(shape.problem, sizes))
             except (ProblemError, TypeError) as error:  # the latter: a mapping in place of a word
                 document.fault(location, str(error))

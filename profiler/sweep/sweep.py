@@ -134,12 +134,12 @@ def sweep(
         shares = Shares(scope.budget, workers.gpus)
         handed_out = _handed_out(todo, kernels, past, besides, shares, tuple(scope.baselines), listener)
         source = scope.commit if scope.commit is not None else source_commit()
-        said: set[str] = set()
+        reported: set[str] = set()
         for unit, report, where in workers.measure(handed_out, kernels.faulty):
             for why, names in _not_compared(unit, where):
-                if why not in said:
+                if why not in reported:
                     listener.left_out(f"not compared with {', '.join(names)}: {why}")
-                    said.add(why)
+                    reported.add(why)
             shares.give_back(unit.problem)
             if report.untried:
                 listener.untried(unit.problem, report.untried)

@@ -37,13 +37,13 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
     The narrow A of a kernel is the transposed B of the call that the shape describes: weights. Groups are as many as
     the shape says, and so are the rows that are expected of a slot.
     """
-    a, b, c, d, said = config.a, config.b, config.c, config.d, dict(shape.said)
+    a, b, c, d, keywords = config.a, config.b, config.c, config.d, dict(shape.keywords)
     m, n = (shape.n, shape.m) if upconverts_a(a.dtype, b.dtype) else (shape.m, shape.n)
     fields = {
         "m": m,
         "n": n,
         "k": shape.k,
-        "batch": said.get("groups", shape.batch),
+        "batch": keywords.get("groups", shape.batch),
         "a_dtype": a.dtype,
         "a_major": "k" if a.major == "any" else a.major,
         "b_dtype": b.dtype,
@@ -58,7 +58,7 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
         "promote": config.promote,
         "batching": config.scheduler.batching,
         "epilogue": config.epilogue,
-        "expected_rows": said.get("expected_rows"),
+        "expected_rows": keywords.get("expected_rows"),
     }
     return GemmProblem.known(
         **fields, **packed_aligns(fields)
@@ -69,45 +69,45 @@ _SWAPPED = {"a": "b", "b": "a"}
 _MEANS = {"acc": "accumulator", "a": "a_dtype", "b": "b_dtype", "c": "c_dtype", "d": "d_dtype"}
 
 
-def _asked(shape: Shape) -> dict[str, Any]:
+def _formats_of(shape: Shape) -> dict[str, Any]:
     """What a shape says of the formats of the problem that a kernel solves on it, and of alignments; nothing of groups
     says that there are none. ValueError where the operand that kernels upconvert has no transpose."""
-    if not shape.said:
+    if not shape.keywords:
         return {"batching": "strided"}
     problem = shape.problem
-    asked = problem.with_narrow_a
-    swapped = asked is not problem
-    if upconverts_a(asked.b_dtype, asked.a_dtype):
-        asked, swapped = asked.transposed, True
-    said = [word for word, _ in shape.said if word not in ("groups", "promote")]
-    fields = {"batching": None, **dict.fromkeys(_MEANS.get(word, word) for word in said)}
+    formats = problem.with_narrow_a
+    swapped = formats is not problem
+    if upconverts_a(formats.b_dtype, formats.a_dtype):
+        formats, swapped = formats.transposed, True
+    keywords = [word for word, _ in shape.keywords if word not in ("groups", "promote")]
+    fields = {"batching": None, **dict.fromkeys(_MEANS.get(word, word) for word in keywords)}
     names = [_SWAPPED[name[0]] + name[1:] if swapped and name[:2] in ("a_", "b_") else name for name in fields]
-    return {name: getattr(asked, name) for name in names}
+    return {name: getattr(formats, name) for name in names}
 
 
-def _aligns(asked: Mapping[str, Any]) -> dict[str, int]:
+def _aligns(formats: Mapping[str, Any]) -> dict[str, int]:
     """The alignments among what a shape says."""
-    return {name: value for name, value in asked.items() if name.endswith("_align")}
+    return {name: value for name, value in formats.items() if name.endswith("_align")}
 
 
 def _problems(configs: Iterable[GemmConfig], shape: Shape) -> Iterator[tuple[GemmConfig, GemmProblem]]:
     """The kernels whose formats are what a shape says, each with its problem on it; of few rows also those that solve
     it transposed only."""
     try:
-        asked = _asked(shape)
+        formats = _formats_of(shape)
     except ValueError:
         return
-    aligns = _aligns(asked)
+    aligns = _aligns(formats)
 
     def matches(problem: GemmProblem) -> bool:
-        return all(getattr(problem, name) == value for name, value in asked.items())
+        return all(getattr(problem, name) == value for name, value in formats.items())
 
     for config in configs:
         problem = problem_of(config, shape).but(**aligns) if aligns else problem_of(config, shape)
         if matches(problem):
             if not aligns or needs_swap(config, problem) is not None:
                 yield config, problem
-        elif shape.said and (swapped := _swapped(config, shape, aligns)) and matches(swapped):
+        elif shape.keywords and (swapped := _swapped(config, shape, aligns)) and matches(swapped):
             yield config, swapped
 
 
@@ -151,7 +151,7 @@ def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape], varies: bool =
         for config, problem in own.items():
             groups.setdefault((problem, shape.sizes), []).append(config)
         for config in offered if own and shape.m <= TRANSPOSED_ROWS else ():
-            swapped = _swapped(config, shape, _aligns(_asked(shape)))
+            swapped = _swapped(config, shape, _aligns(_formats_of(shape)))
             if swapped and own.get(config) != swapped and (members := groups.get((swapped, shape.sizes))):
                 members.append(config)
     return [Unit(problem, tuple(members), sizes=sizes) for (problem, sizes), members in groups.items()]
@@ -168,7 +168,7 @@ def _offered(configs: Sequence[GemmConfig], shape: Shape, varies: bool) -> list[
     there are few rows with that of the transposed problem."""
     offered = dict.fromkeys(configs)
     with suppress(ValueError):  # what has no transpose, and so no kernel
-        text = _asked(shape).get("epilogue", LINEAR) if varies else LINEAR
+        text = _formats_of(shape).get("epilogue", LINEAR) if varies else LINEAR
         if text != LINEAR:
             texts = {text: None}
             if shape.m <= TRANSPOSED_ROWS and not is_gated(text):

@@ -221,8 +221,8 @@ def _nvrtc(source: EmittedSource, options: list[str]) -> _Code:
         start = time.perf_counter()
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [os.fsencode(option) for option in options])
         seconds = time.perf_counter() - start
-        said = _output(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
-        log = said.rstrip(b"\0").decode(errors="replace")  # it names directories, which need not be UTF-8
+        output = _output(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+        log = output.rstrip(b"\0").decode(errors="replace")  # it names directories, which need not be UTF-8
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompileError(f"{source.name}: {status.name}\n{log}")
         stats = CompileStats(seconds, _pch_outcome(nvrtc.nvrtcGetPCHCreateStatus(program)[0], log), log)

@@ -75,8 +75,8 @@ def disassembled(cubin: bytes, lineinfo: bool = False) -> str:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
         except subprocess.CalledProcessError as error:
-            said = (error.stderr.strip().splitlines() or [f"exit status {error.returncode}"])[-1]
-            raise ToolchainError(f"{tool} refuses the cubin: {said}") from None
+            message = (error.stderr.strip().splitlines() or [f"exit status {error.returncode}"])[-1]
+            raise ToolchainError(f"{tool} refuses the cubin: {message}") from None
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ToolchainError(f"{tool} does not run: {error}") from None
     return done.stdout

@@ -116,8 +116,10 @@ def nvrtc() -> Piece:
         raise ToolchainError(f"NVRTC was not found, or does not load ({_brief(error)}); {way_out('nvrtc')}") from error
     match = re.search(rb"Cuda compilation tools, release [\d.]+, V([\d.]+)", ptx)
     if match is None:
-        said = log.rstrip(b"\0").decode(errors="replace").strip() or "it does not tell its version"
-        raise ToolchainError(f"NVRTC ({via}: {place}) compiles nothing: {said}; install it whole: {way_out('nvrtc')}")
+        message = log.rstrip(b"\0").decode(errors="replace").strip() or "it does not tell its version"
+        raise ToolchainError(
+            f"NVRTC ({via}: {place}) compiles nothing: {message}; install it whole: {way_out('nvrtc')}"
+        )
     return Piece(match[1].decode(), via, place)
 
 

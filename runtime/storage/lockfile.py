@@ -59,8 +59,8 @@ class LockedKernel:
             )
         locked, found = asdict(self.provenance), asdict(artifact.provenance)
         others = [name for name in locked if found[name] != locked[name] and name != "gemmill_version"]
-        said = [f"{name} is {_brief(found[name])}, locked {_brief(locked[name])}" for name in others]
-        return "; ".join(said) or f"its key is {artifact.key[:12]}, locked {self.key[:12]}"
+        differences = [f"{name} is {_brief(found[name])}, locked {_brief(locked[name])}" for name in others]
+        return "; ".join(differences) or f"its key is {artifact.key[:12]}, locked {self.key[:12]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,18 +118,18 @@ class Remote:
             seconds: most that it may take; by default the deadline.
             patient: whether a remote that is busy is worth waiting for, as nothing else makes kernels here.
         """
-        name, is_own = wanted.key or wanted.note, True
+        name, is_first_request = wanted.key or wanted.note, True
         limit = self.deadline if seconds is None else seconds
         found: Artifact | Miss
         try:
-            found, is_own = self._single_flight.get(
+            found, is_first_request = self._single_flight.get(
                 name, lambda: self._requested(name, wanted, machine, limit, patient), limit
             )
         except TimeoutError:
             found = Miss("timeout", f"another thread still waits for {wanted.name} from {self.url}")
         if isinstance(found, Miss):
             self._tell(found)
-        self._count("joined" if not is_own else found.reason if isinstance(found, Miss) else "hits")
+        self._count("joined" if not is_first_request else found.reason if isinstance(found, Miss) else "hits")
         return found
 
     def put(
@@ -255,11 +255,13 @@ class Remote:
         with self._lock:
             has_warned, self._has_warned = self._has_warned, True
         if not has_warned:
-            told = f"the remote is skipped: {miss.says}. Further misses are counted alone: Registry.remote.counters()"
+            warning = (
+                f"the remote is skipped: {miss.says}. Further misses are counted alone: Registry.remote.counters()"
+            )
             try:
-                warnings.warn(told, RemoteWarning, stacklevel=5)
+                warnings.warn(warning, RemoteWarning, stacklevel=5)
             except RemoteWarning:  # where warnings are errors: no kernel is to be lost for one
-                _log.warning("%s", told)
+                _log.warning("%s", warning)
 
     def _count(self, name: str, count: int = 1) -> None:
         with self._lock:

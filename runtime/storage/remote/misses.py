@@ -120,8 +120,8 @@ class Breaker:
 
     def failed(self, miss: Miss) -> None:
         """None came, or one that says to stay away: for :data:`PAUSE_SECONDS`, or as long as the remote wants."""
-        asked = PAUSE_SECONDS if miss.pause is None else max(LEAST_PAUSE_SECONDS, min(miss.pause, MOST_PAUSE_SECONDS))
-        self._pause = asked * (1 + _JITTER * random.random())
+        pause = PAUSE_SECONDS if miss.pause is None else max(LEAST_PAUSE_SECONDS, min(miss.pause, MOST_PAUSE_SECONDS))
+        self._pause = pause * (1 + _JITTER * random.random())
         self._until, self.cause = self._clock() + self._pause, miss
 
 

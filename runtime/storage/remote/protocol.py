@@ -92,7 +92,7 @@ class Protocol:
         """The manifest of a kernel that the remote has, or makes while this waits."""
         arch = formats(wanted.name)[0]
         gpu = {"name": machine.gpu, "arch": machine.archs[-1], "sm_count": machine.sms} if arch in machine.archs else {}
-        asked = {
+        request = {
             "kernels": [wanted.name],
             "problems": [],
             "gemmill": __version__,
@@ -102,7 +102,7 @@ class Protocol:
             "wait": round(_WAIT * deadline.left(), 3),
         }
         found: KernelManifest | None = None
-        with self._answer("POST", "/v1/instantiate", deadline, json.dumps(asked).encode()) as response:
+        with self._answer("POST", "/v1/instantiate", deadline, json.dumps(request).encode()) as response:
             for event in self._events(response):
                 kind = event.get("event")
                 if kind == "done":
@@ -218,11 +218,11 @@ class Protocol:
 
     def _failed(self, wanted: WantedKernel, error: Any) -> Miss:
         """The miss of a kernel that the remote says it cannot make, perhaps not now."""
-        said = error if isinstance(error, dict) else {}
-        pause = said.get("retry_after")
+        fields = error if isinstance(error, dict) else {}
+        pause = fields.get("retry_after")
         if isinstance(pause, int | float) and math.isfinite(pause):
-            return Miss("busy", f"{self._url} makes no {wanted.name} now{_words(said)}", max(0.0, pause))
-        return Miss("failed", f"{self._url} cannot make {wanted.name}{_words(said)}")
+            return Miss("busy", f"{self._url} makes no {wanted.name} now{_words(fields)}", max(0.0, pause))
+        return Miss("failed", f"{self._url} cannot make {wanted.name}{_words(fields)}")
 
     def _drain(self, response: HTTPResponse) -> bytes:
         """The rest of a short answer, so that the connection can be kept."""
@@ -259,10 +259,10 @@ def _pause(text: str | None) -> float | None:
 def _error(body: bytes) -> str:
     """What the body of a refusal says, where it is as the protocol has it."""
     try:
-        said = parse(body)
+        fields = parse(body)
     except ValueError:
         return ""
-    return _words(said.get("error") if isinstance(said, dict) else None)
+    return _words(fields.get("error") if isinstance(fields, dict) else None)
 
 
 def _words(error: Any) -> str:

@@ -81,8 +81,8 @@ class Connections:
                 try:
                     tls.load_cert_chain(self._certificate)
                 except OSError as error:  # no such file, or none with a certificate and a key
-                    told = error.strerror or error
-                    raise Miss("tls", f"the certificate in {self._certificate} cannot be shown: {told}") from error
+                    why = error.strerror or error
+                    raise Miss("tls", f"the certificate in {self._certificate} cannot be shown: {why}") from error
             self._tls = tls
         return self._tls
 
@@ -250,18 +250,18 @@ class Address:
         Raises:
             SettingError: it is no URL of this kind.
         """
-        said = f"{name}={text!r:.200}"
+        setting = f"{name}={text!r:.200}"
         try:
             parts = urlsplit(text)
             host, port = parts.hostname or "", parts.port
         except ValueError as error:
-            raise SettingError(f"{said}: {error}; write https://HOST[:PORT]") from None
+            raise SettingError(f"{setting}: {error}; write https://HOST[:PORT]") from None
         if parts.username is not None or parts.password is not None:
             # Not repeated: it may be a password.
             raise SettingError(f"{name} names a user or a password; GEMMILL_REMOTE_TOKEN takes a token")
         is_plain = text.isascii() and text.isprintable() and " " not in text
         if parts.scheme not in _PORTS or not host or not is_plain or parts.query or parts.fragment or port == 0:
-            raise SettingError(f"{said}: not a URL such as https://HOST[:PORT], of https or http, without ? and #")
+            raise SettingError(f"{setting}: not a URL such as https://HOST[:PORT], of https or http, without ? and #")
         return cls(parts.scheme, host, port or _PORTS[parts.scheme], parts.path.rstrip("/"))
 
     @property

@@ -40,7 +40,7 @@ _WAIT_SECONDS = 60.0
 
 
 @dataclass
-class Asked:
+class Resolution:
     """What one request asks for, by what it is called there."""
 
     resolved: list[tuple[str | None, KeyedKernel]] = field(default_factory=list)
@@ -57,21 +57,21 @@ async def instantiate(service: Service, request: Request, caller: Caller) -> Res
     """Answer with lines of JSON; a refusal of everything that was asked for is a status instead."""
     body = await read_json(request, _INSTANTIATE)
     check_version(body.get("gemmill"), body.get("headers"))
-    wanted = [{"kernel": name} for name in texts(body, "kernels")]
-    wanted += [{"problem": text} for text in texts(body, "problems")]
+    items = [{"kernel": name} for name in texts(body, "kernels")]
+    items += [{"problem": text} for text in texts(body, "problems")]
     if sources := body.get("sources"):
-        wanted += sent(service, sources, caller)
-    if not 0 < len(wanted) <= ITEMS:
-        raise malformed(f"{len(wanted):,} kernels, problems and sources; 1 to {ITEMS:,} are taken in a request")
+        items += sent(service, sources, caller)
+    if not 0 < len(items) <= ITEMS:
+        raise malformed(f"{len(items):,} kernels, problems and sources; 1 to {ITEMS:,} are taken in a request")
     wait = float(_WAIT_SECONDS if body.get("wait") is None else body["wait"])
     if not 0 <= wait <= WAIT_SECONDS:
         raise malformed(f"wait is {wait:g}; it must be from 0 to {WAIT_SECONDS:g} seconds")
-    asked = await ask(service, wanted, target(body.get("gpu"), body.get("driver_cuda")), caller)
-    if not asked.ready and not asked.jobs and asked.failed:
-        statuses = {refusal.status for _, refusal in asked.failed}
+    resolution = await resolve(service, items, target(body.get("gpu"), body.get("driver_cuda")), caller)
+    if not resolution.ready and not resolution.jobs and resolution.failed:
+        statuses = {refusal.status for _, refusal in resolution.failed}
         if len(statuses) == 1 and statuses & {429, 503}:  # nothing but to ask again later
-            raise asked.failed[0][1]
-    return StreamingResponse(lines(asked, wait), media_type="application/x-ndjson")
+            raise resolution.failed[0][1]
+    return StreamingResponse(lines(resolution, wait), media_type="application/x-ndjson")
 
 
 def sent(service: Service, sources: list[object], caller: Caller) -> list[dict[str, str]]:
@@ -95,60 +95,60 @@ def sent(service: Service, sources: list[object], caller: Caller) -> list[dict[s
     return found
 
 
-async def ask(service: Service, wanted: list[dict[str, str]], machine: Target, caller: Caller) -> Asked:
+async def resolve(service: Service, items: list[dict[str, str]], machine: Target, caller: Caller) -> Resolution:
     """Resolve names, problems and sources, find what is there, and have compiled what is not."""
-    asked = Asked()
-    for one in wanted:
+    resolution = Resolution()
+    for one in items:
         try:
             kernel = await _keyed(service, one, machine)
             service.resolver.check_target(kernel, machine)
-            asked.resolved.append((one.get("problem"), kernel))
+            resolution.resolved.append((one.get("problem"), kernel))
         except Refusal as refusal:
-            asked.failed.append(({what: text for what, text in one.items() if what != "source"}, refusal))
-    for kernel in {kernel.name: kernel for _, kernel in asked.resolved}.values():
+            resolution.failed.append(({what: text for what, text in one.items() if what != "source"}, refusal))
+    for kernel in {kernel.name: kernel for _, kernel in resolution.resolved}.values():
         served = await service.kernels.find(kernel.key)
         (service.metrics.misses if served is None else service.metrics.hits).inc()
         if served is not None:
-            asked.ready[kernel.name] = served
+            resolution.ready[kernel.name] = served
             continue
         try:
-            asked.jobs[kernel.name] = await service.queue.submit(kernel, caller.name)
+            resolution.jobs[kernel.name] = await service.queue.submit(kernel, caller.name)
         except Refusal as refusal:
             service.metrics.refused.labels(refusal.code).inc()
-            asked.failed.append(({"kernel": kernel.name}, refusal))
-    return asked
+            resolution.failed.append(({"kernel": kernel.name}, refusal))
+    return resolution
 
 
 async def _keyed(service: Service, one: dict[str, str], machine: Target) -> KeyedKernel:
     """The kernel that is meant by a problem, a source, or a name."""
     if (problem := one.get("problem")) is not None:
         choice = await service.resolver.choice(problem, machine.gpu)
-        service.asked.note(machine.gpu.name, choice)
+        service.requested_problems.note(machine.gpu.name, choice)
         return await service.resolver.keyed(choice.name)
     if (source := one.get("source")) is not None:
         return await service.resolver.sent(one["kernel"], source)
     return await service.resolver.keyed(one["kernel"])
 
 
-async def lines(asked: Asked, wait: float) -> AsyncIterator[bytes]:
+async def lines(resolution: Resolution, wait: float) -> AsyncIterator[bytes]:
     """What becomes of what was asked for, as it does, until all is done or the time is over."""
     until = time.monotonic() + wait
-    for problem, kernel in asked.resolved:
+    for problem, kernel in resolution.resolved:
         which = {} if problem is None else {"problem": problem}
         yield _line("resolved", **which, kernel=kernel.name, key=kernel.key)
-    for which, refusal in asked.failed:
+    for which, refusal in resolution.failed:
         yield _line("failed", **which, error=refusal.document())
-    for name, served in asked.ready.items():
+    for name, served in resolution.ready.items():
         yield _ready(name, served)
-    for name, job in asked.jobs.items():
+    for name, job in resolution.jobs.items():
         yield _line("queued" if job.state == "queued" else "compiling", kernel=name)
-    ready, failed = len(asked.ready), len(asked.failed)
+    ready, failed = len(resolution.ready), len(resolution.failed)
     waits: dict[asyncio.Future[Any], tuple[str, Job]] = {}
-    for name, job in asked.jobs.items():
+    for name, job in resolution.jobs.items():
         waits[job.result] = name, job
         if job.state == "queued":
             waits[asyncio.ensure_future(job.started.wait())] = name, job
-    pending = len(asked.jobs)
+    pending = len(resolution.jobs)
     try:
         while pending and (left := until - time.monotonic()) > 0:
             done, _ = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
@@ -193,7 +193,7 @@ async def select(service: Service, request: Request, _: Caller) -> Response:
         raise malformed("problem is not there; it is a line such as '4096x4096x4096 bf16 tn'")
     gpu = target(body.get("gpu"), None).gpu
     choice = await service.resolver.choice(problem, gpu, body.get("sm_count"))
-    service.asked.note(gpu.name, choice)
+    service.requested_problems.note(gpu.name, choice)
     kernel = await service.resolver.keyed(choice.name)
     return JSONResponse({"problem": str(choice.problem), "kernel": choice.name, "key": kernel.key, **_facts(choice)})
 

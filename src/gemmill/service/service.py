@@ -76,7 +76,7 @@ class Service:
             self.metrics,
         )
         self.catalogue = Catalogue(self.store)
-        self.asked = RequestedProblems()
+        self.requested_problems = RequestedProblems()
         self.packs = Packs(options.state, self.resolver, self.kernels, self.queue, self.signing)
         self.records = Records(options.state)
         self.training = asyncio.Lock()

@@ -33,7 +33,7 @@ def shape(problem: GemmProblem, sizes: str = "") -> Shape:
     """A shape that says all of a problem that is not by default."""
     words = problem.to_dict()
     extents = {name: words.pop(name) for name in ("m", "n", "k", "batch") if name in words}
-    return Shape(**extents, said=tuple(sorted(words.items())), sizes=sizes)
+    return Shape(**extents, keywords=tuple(sorted(words.items())), sizes=sizes)
 
 
 def problems(*shapes: Shape) -> set[GemmProblem]:

@@ -216,7 +216,7 @@ def _list_suites(as_json: bool) -> None:
 
 def _words(shape: Shape) -> dict[str, Any]:
     extents = {"m": shape.m, "n": shape.n, "k": shape.k} | ({"batch": shape.batch} if shape.batch != 1 else {})
-    return extents | dict(shape.said) | ({"sizes": shape.sizes} if shape.sizes not in ("", BALANCED) else {})
+    return extents | dict(shape.keywords) | ({"sizes": shape.sizes} if shape.sizes not in ("", BALANCED) else {})
 
 
 def _as_yaml(suite: ShapeSuite) -> list[str]:

@@ -50,14 +50,14 @@ _SAFE = {
 
 async def kernels(service: Service, request: Request, _: Caller) -> Response:
     """The kernels that are here, with filters."""
-    asked = {name: request.query_params.get(name, "")[:200] for name in ("words", *FILTERS)}
-    rows, unread = await asyncio.to_thread(service.catalogue.rows, asked)
+    filters = {name: request.query_params.get(name, "")[:200] for name in ("words", *FILTERS)}
+    rows, unread = await asyncio.to_thread(service.catalogue.rows, filters)
     text = request.query_params.get("page", "1")
     pages = max(1, math.ceil(len(rows) / _PER_PAGE))
     page = min(pages, max(1, int(text))) if text.isdecimal() and len(text) < 9 else 1
     choices = {field: service.catalogue.values(field) for field in FILTERS}
     shown = rows[(page - 1) * _PER_PAGE : page * _PER_PAGE]
-    more = {"total": len(rows), "unread": unread, "page": page, "pages": pages, "filters": asked}
+    more = {"total": len(rows), "unread": unread, "page": page, "pages": pages, "filters": filters}
     more |= {"choices": choices, "labels": FILTERS}
     return _page("kernels", "Kernels", rows=shown, **more)
 
@@ -75,7 +75,7 @@ async def kernel(service: Service, request: Request, _: Caller) -> Response:
         "Launch": {name: x for name, x in asdict(artifact.launch).items() if name not in _NO_FACTS},
         "Made from": asdict(artifact.provenance),
     }
-    more = {"asked": service.asked.rows(artifact.name), "now": time.monotonic()}
+    more = {"requested": service.requested_problems.rows(artifact.name), "now": time.monotonic()}
     return _page("kernel", artifact.name, manifest=served.manifest, facts=facts, source=source, **more)
 
 
@@ -85,7 +85,7 @@ async def problems(service: Service, request: Request, _: Caller) -> Response:
     gpu = request.query_params.get("gpu", next(iter(GPUS)))[:100]
     found: dict[str, Any] = {"problem": text, "gpu": gpu, "gpus": [*GPUS], "example": _EXAMPLE}
     if not text:
-        found |= {"asked": service.asked.rows(), "now": time.monotonic()}
+        found |= {"requested": service.requested_problems.rows(), "now": time.monotonic()}
     if text:
         try:
             row = gpu_named(gpu)
@@ -145,11 +145,11 @@ def _size(count: float) -> str:
 
 def _map(registry: Registry, text: str) -> list[tuple[int, list[tuple[int, Choice | None]]]]:
     """Where problems go that differ in M and N alone: a row for each M."""
-    asked = GemmProblem.from_text(text)
+    filters = GemmProblem.from_text(text)
 
     def choice(m: int, n: int) -> Choice | None:
         try:
-            return registry.select(replace(asked, m=m, n=n))
+            return registry.select(replace(filters, m=m, n=n))
         except ProblemError:
             return None
 
