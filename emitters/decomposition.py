@@ -15,15 +15,13 @@ from gemmill.library.legality.quantities import partial_dtype
 
 _SCHEDULERS = {
     "tiles": "PersistentScheduler<Order, TileK>",
-    "split": "SplitScheduler<Order, TileK, {splits}>",
-    "anysplit": "AnySplitScheduler<Order, TileK>",
-    "fused": "FusedScheduler<Order, TileK, {splits}>",
+    "splitk": "SplitKScheduler<Order, TileK>",
     "stream": f"StreamScheduler<Order, TileK, {EXCHANGE_STEPS}>",
     "cluster": "ClusterScheduler<Order, TileK, {splits}>",
 }
 
 PARAMETERS = ("partials", "flags", "c_pointer", "c_stride", "c_batch_stride")
-"""What ``gemmill::PartialParams`` adds to ``GemmParams``, 8 bytes each; ``gemmill::SplitParams`` adds ``splits``."""
+"""What ``gemmill::PartialParams`` adds to ``GemmParams``, 8 bytes each; ``gemmill::SplitKParams`` adds ``splits``."""
 
 _REDUCTION = Template("""
 struct ReductionConfig {
@@ -32,12 +30,11 @@ struct ReductionConfig {
   static constexpr gemmill::MajorOut kMajorC = gemmill::MajorOut::$major_c;
   static constexpr gemmill::MajorOut kMajorD = gemmill::MajorOut::$major_d;
   static constexpr int kAlignC = $align_c, kAlignD = $align_d;
-  static constexpr int kSplits = $splits;
   using Partial = $partial;
   using Epilogue = $epilogue;
 };
 
-using Reduction = gemmill::$reduction<ReductionConfig>;
+using Reduction = gemmill::Reduction<ReductionConfig>;
 
 extern "C" __global__ void __launch_bounds__(Reduction::kThreads)
 $entry(__grid_constant__ Kernel::Params const params) {
@@ -53,16 +50,14 @@ def scheduler(config: GemmConfig) -> str:
 
 def parameters(config: GemmConfig) -> tuple[str, ...]:
     """The parameters, of up to 8 bytes each, of a kernel whose CTAs leave partial sums in a workspace."""
-    return (*PARAMETERS, "splits") if decomposition_of(config).is_any_number else PARAMETERS
+    return (*PARAMETERS, "splits") if decomposition_of(config).has_second_kernel else PARAMETERS
 
 
 def spec(config: GemmConfig) -> tuple[str, str]:
     """The type and the value in C++ of what such a kernel exports."""
-    how = decomposition_of(config)
-    if how.is_any_number:
-        return "gemmill::SplitSpec", "Kernel::split_spec<Reduction>()"
-    second = "Reduction" if how.has_second_kernel else "gemmill::NoReduction"
-    return "gemmill::DecompositionSpec", f"Kernel::decomposition_spec<{second}>()"
+    if decomposition_of(config).has_second_kernel:
+        return "gemmill::SplitKSpec", "Kernel::splitk_spec<Reduction>()"
+    return "gemmill::DecompositionSpec", "Kernel::decomposition_spec<gemmill::NoReduction>()"
 
 
 def k_decomposition(config: GemmConfig, entry: str) -> KDecomposition | None:
@@ -90,7 +85,7 @@ def k_decomposition(config: GemmConfig, entry: str) -> KDecomposition | None:
 
 def constants(shared: KDecomposition, offsets: dict[str, int]) -> dict[str, int]:
     """What the kernel must export besides its ``KernelSpec``, by name: ``gemmill::DecompositionSpec``, or
-    ``gemmill::SplitSpec``."""
+    ``gemmill::SplitKSpec``."""
     if "splits" in offsets:
         shared = with_splits(shared, 1)  # as the cubin has it
     reduction = shared.reduction
@@ -105,9 +100,8 @@ def constants(shared: KDecomposition, offsets: dict[str, int]) -> dict[str, int]
 
 
 def reduction(config: GemmConfig, entry: str, epilogue: str) -> str:
-    """The source of the second kernel of a split config."""
+    """The source of the second kernel of a split-K config."""
     c, d = config.c, config.d
-    at_launch = decomposition_of(config).is_any_number
     return _REDUCTION.substitute(
         c=c.type.cpp if c else "gemmill::None",
         d=d.type.cpp,
@@ -115,8 +109,6 @@ def reduction(config: GemmConfig, entry: str, epilogue: str) -> str:
         major_d=d.major.upper(),
         align_c=(c or d).align,
         align_d=d.align,
-        reduction="AnyReduction" if at_launch else "Reduction",
-        splits="gemmill::kAtLaunch" if at_launch else config.scheduler.splits,
         partial=DTYPES[partial_dtype(fields_of(config))].cpp,
         epilogue=epilogue,
         entry=entry,

@@ -81,11 +81,11 @@ class KDecomposition:
     tile_k: int
     """K of one step."""
     tile_bytes: int
-    """Bytes of the partial sums of a cluster tile; 0 for ``split``, which stores matrices."""
+    """Bytes of the partial sums of a cluster tile; 0 for ``splitk``, which stores matrices."""
     tile_flags: int
-    """32-bit flags of a cluster tile in the workspace; 0 for ``split``."""
+    """32-bit flags of a cluster tile in the workspace; 0 for ``splitk``."""
     reduction: Reduction | None = None
-    """The second kernel, of ``split``."""
+    """The second kernel, of ``splitk``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

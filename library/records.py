@@ -132,8 +132,14 @@ class Measurement(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _without_derived(cls, data: Any) -> Any:
-        """Derived values are written for those who query the file, and computed anew when it is read."""
-        return {name: data[name] for name in data if name not in _DERIVED} if isinstance(data, dict) else data
+        """Derived values are written for those who query the file, and computed anew when it is read. A
+        kernel has its present name, unless another has replaced it: times of that one are none of the other."""
+        if not isinstance(data, dict):
+            return data
+        data = {name: data[name] for name in data if name not in _DERIVED}
+        if isinstance(kernel := data.get("kernel"), str) and "anysplit_" in kernel:
+            data["kernel"] = kernel.replace("anysplit_", "splitk_")
+        return data
 
 
 def measurement_key(

@@ -99,9 +99,7 @@ def _k(waves: Waves | None) -> int | None:
 DECOMPOSITIONS: Mapping[DecompositionName, str] = MappingProxyType(
     {
         "tiles": "one CTA sums all of it.",
-        "split": "slices are units of work, whose partial sums go to a workspace; a second kernel adds them up.",
-        "anysplit": "slices, as many as a launch says, are units of work; a second kernel adds up partial sums.",
-        "fused": "slices are units of work, whose CTAs add up partial sums in a workspace, in a tree.",
+        "splitk": "slices, as many as a launch has, are units of work; a second kernel adds up partial sums.",
         "stream": "tiles of the last wave, where that is not full, are shared among clusters along K, and added up.",
         "cluster": "the CTAs of a cluster take a slice each, and send each other sums through shared memory.",
     }

@@ -45,6 +45,8 @@ class Field:
     an emitter says it otherwise."""
     was: tuple[str, ...] = ()
     """Its former keys in manifests, filters and stored configs, which are still read."""
+    former_words: Mapping[str, str] = field(default_factory=dict)
+    """The present words by former ones, which kernel names and manifests may still have."""
 
 
 class _AtLeastOne:

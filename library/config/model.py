@@ -22,7 +22,7 @@ MajorCD = Literal["n", "m", "any"]
 ScaleName = Literal["none", "1x128", "128x128", "1x128e8", "128x128e8", "1x32", "1x64", "1x32z", "1x64z", "1x128z"]
 ScheduleName = Literal["cooperative", "pingpong", "multistage", "simt", "gemv"]
 RasterName = Literal["m", "n"]
-DecompositionName = Literal["tiles", "split", "anysplit", "fused", "stream", "cluster"]
+DecompositionName = Literal["tiles", "splitk", "stream", "cluster"]
 BatchingName = Literal["strided", "nested", "array", "grouped", "masked", "kgrouped"]
 Promotion = Literal[0, 4]
 
@@ -136,8 +136,7 @@ class Scheduler:
     splits: Annotated[
         Positive,
         Field(
-            doc="Slices that K is split into; 1 but where the decomposition is split, fused or cluster, or a launch of "
-            "anysplit says how many.",
+            doc="Slices that K is split into: the CTAs of a cluster that share K, or the slices of a splitk launch.",
             token="k{}",
             part="splits",
         ),
@@ -148,15 +147,14 @@ class Scheduler:
             doc="How CTAs share K.",
             means={
                 "tiles": "data-parallel: a CTA sums all of K of its tiles",
-                "split": "split-K, parallel: slices of K, which a second kernel adds up",
-                "anysplit": "split for whatever number of slices a launch has: one cubin, declared with splits 1",
-                "fused": "split-K, serial: slices of K, added up by the CTA that finishes a tile",
+                "splitk": "split-K: as many slices of K as a launch has, which a second kernel adds up",
                 "stream": "stream-K: CTAs without a tile of the last wave take shares of the others' K",
                 "cluster": "cluster split-K: as many CTAs as slices form a cluster, add up through its shared memory, "
                 "and store a share each",
             },
             unsaid=True,
             part="splits",
+            former_words={"split": "splitk", "anysplit": "splitk", "fused": "splitk"},
         ),
     ] = "tiles"
     batching: Annotated[

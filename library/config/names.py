@@ -3,7 +3,7 @@
 ``sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear``: parts between underscores, each
 the tokens of some fields as the table of fields has them (``docs/names.md``). What is unusual is appended to its part:
 block scales of an operand (``e4m3k16s1x128``), promotion (``f32p4``), batching (``m8grouped``), the decomposition of K
-(``k4split``). An epilogue other than ``linear`` is spelled out, with capital letters for what is no letter or digit
+(``k4cluster``). An epilogue other than ``linear`` is spelled out, with capital letters for what is no letter or digit
 (``xdEreluPaccQ``). Names are C identifiers.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,10 +25,13 @@ from gemmill.library.config.fields import config_of, made_of, parts_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.table import TABLE, Row
 from gemmill.library.epilogues import encoding
-from gemmill.library.errors import ConfigError, ExpressionError
+from gemmill.library.errors import ConfigError, ExpressionError, RenamedWarning
 
 ABSENT = "none"
 """The part of a name of an operand that is not there."""
+SPLIT_K = "splitk"
+"""The part of a name of a split-K kernel, whose number of slices is an argument of the launch."""
+_ONE_SLICE = f"k1{SPLIT_K}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +118,37 @@ def _said(place: int, values: Any) -> str:
     if values is None:
         return ABSENT
     rows = PARTS[place].rows
-    return "".join(map(said, rows, values if isinstance(values, tuple) else (values,)))
+    text = "".join(map(said, rows, values if isinstance(values, tuple) else (values,)))
+    return SPLIT_K if text == _ONE_SLICE else text
+
+
+def is_former(name: str) -> bool:
+    """Whether a kernel's name has a former word: it then is that of a kernel which another has replaced."""
+    return _FORMER.search(name) is not None
+
+
+def present_name(name: str) -> str:
+    """A kernel's name with the present word in place of a former one, with a warning; any other text as it is."""
+    if (found := _FORMER.search(name)) is None:
+        return name
+    present = _WORDS[found["word"]]
+    warnings.warn(
+        f"{found['word']} kernels are replaced by {present} ones, launched in as many slices of K; the former name is "
+        "still read",
+        RenamedWarning,
+        stacklevel=3,
+    )
+    return name[: found.start("word")].removesuffix("k1") + present + name[found.end("word") :]
+
+
+_WORDS = TABLE["scheduler.decomposition"].field.former_words
+_FORMER = re.compile(rf"_k[0-9]+(?P<word>{'|'.join(_WORDS)})_")
 
 
 @lru_cache(4096)
 def parse_name(name: str) -> GemmConfig:
-    """The config that has this name. The config may break a legality rule.
+    """The config that has this name, or that replaces the one which a former name was of. The config may break a
+    legality rule.
 
     Raises:
         ConfigError: the name is not one that :func:`kernel_name` makes; the message names the part.
@@ -130,7 +159,7 @@ def parse_name(name: str) -> GemmConfig:
             "given its page (Registry.add_source) or its pack (gemmill build FILE.cu -o FILE.pack)"
         )
     try:
-        parts = _parts(name)
+        parts = _parts(present_name(name))
         arguments: dict[str, Any] = {}
         for first, end in _PIECES:
             if (piece := _piece(first, *parts[first:end])) is None:
@@ -212,8 +241,8 @@ def _fields(first: int, parts: Sequence[str]) -> dict[str, Value]:
 
 def _fields_of_part(place: int, text: str) -> dict[str, Value]:
     part = PARTS[place]
-    match = re.fullmatch(_PATTERNS[place], text)
-    if match is None:
+    match = re.fullmatch(_PATTERNS[place], _ONE_SLICE if text == SPLIT_K else text)
+    if match is None or text == _ONE_SLICE:
         raise ConfigError(f"{text!r} is no {part.name}, which looks like {part.example}")
     if part.is_optional and text == ABSENT:
         return {row.name: row.absent for row in part.rows if row.absent is not None}

@@ -20,7 +20,7 @@ BEGIN, END = "<!-- fields: made by python -m gemmill.library.config.page -->\n",
 UNUSUAL = {
     "Block scales, promotion, groups": "sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_bf16n16_128x128x128_1x2_pingpong"
     "_s4_m8grouped_k1_linear",
-    "Split-K, C, an epilogue": "sm90a_bf16k16_bf16mn16_f32_bf16n16_bf16n16_128x256x64_2x1_cooperative_s4_n4_k4split"
+    "Split-K, C, an epilogue": "sm90a_bf16k16_bf16mn16_f32_bf16n16_bf16n16_128x256x64_2x1_cooperative_s4_n4_splitk"
     "_xdEreluPaccAbiasDbf16BnJAcQ",
 }
 """Names that the page reads beside the usual one, by what is unusual."""

@@ -1,8 +1,8 @@
 """K decompositions: how the CTAs of a kernel share K of an output tile, and where their partial sums meet.
 
-In the field's words: ``tiles`` is data-parallel; ``split`` is split-K whose partial sums a second kernel adds up,
-``anysplit`` the same in as many slices as a launch says; ``fused`` is split-K whose CTAs add theirs up one after the
-other; ``stream`` is stream-K (Osama et al., Stream-K, PPoPP 2023); ``cluster`` is split-K among the CTAs of a cluster.
+In the field's words: ``tiles`` is data-parallel; ``splitk`` is split-K whose partial sums a second kernel adds up, in
+as many slices as a launch has; ``stream`` is stream-K (Osama et al., Stream-K, PPoPP 2023); ``cluster`` is split-K
+among the CTAs of a cluster.
 """
 
 from __future__ import annotations
@@ -22,35 +22,25 @@ class Decomposition:
     """Among how many they can share it."""
     is_data_parallel: bool = False
     """Whether one CTA sums all of K of a tile."""
-    is_any_number: bool = False
-    """Whether one cubin serves all of these numbers, and each launch says its own."""
     has_second_kernel: bool = False
-    """Whether a CTA stores partial sums, which a second kernel adds up."""
-    adds_up_within: bool = False
-    """Whether CTAs add up their sums within the kernel, one after the other."""
+    """Whether a CTA stores partial sums, which a second kernel adds up. One cubin serves any number of slices of K,
+    which is an argument of the launch."""
     has_shares: bool = False
-    """Whether CTAs take equal shares of all steps in place of tiles."""
+    """Whether CTAs take equal shares of all steps in place of tiles, and hand over accumulators in global memory."""
     is_shared_in_clusters: bool = False
     """Whether the CTAs that share K of a tile are a cluster."""
 
     @property
     def has_workspace(self) -> bool:
         """Whether sums meet in global memory: not where one CTA, or one cluster, sums all of K."""
-        return self.has_second_kernel or self.hands_over_accumulators
-
-    @property
-    def hands_over_accumulators(self) -> bool:
-        """Whether a CTA leaves its accumulators in global memory for another."""
-        return self.adds_up_within or self.has_shares
+        return self.has_second_kernel or self.has_shares
 
 
 MAX_SPLITS = 256
 DECOMPOSITIONS: Mapping[DecompositionName, Decomposition] = MappingProxyType(
     {
         "tiles": Decomposition(is_data_parallel=True),
-        "split": Decomposition(range(2, MAX_SPLITS + 1), has_second_kernel=True),
-        "anysplit": Decomposition(range(1, MAX_SPLITS + 1), is_any_number=True, has_second_kernel=True),
-        "fused": Decomposition(range(2, MAX_SPLITS + 1), adds_up_within=True),
+        "splitk": Decomposition(range(1, MAX_SPLITS + 1), has_second_kernel=True),
         "stream": Decomposition(has_shares=True),
         "cluster": Decomposition(range(2, 5), is_shared_in_clusters=True),
     }

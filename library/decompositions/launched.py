@@ -1,7 +1,7 @@
 """Kernels whose launch says in how many slices K goes: one cubin, and a name for each number.
 
-A manifest declares, and stores and packs hold, the kernel of one slice (``k1anysplit``); what is selected, launched and
-measured says the number (``k40anysplit``).
+A manifest declares, and stores and packs hold, the kernel of one slice (``splitk``); what is selected, launched and
+measured says the number (``k40splitk``).
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name
-from gemmill.library.decompositions.decomposition import DECOMPOSITIONS, decomposition_of
+from gemmill.library.config.names import SPLIT_K, kernel_name
+from gemmill.library.decompositions.decomposition import decomposition_of
 
 NUMBERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Those that are chosen among: each at most half as many again as the one before."""
-_SAID = re.compile(rf"_k[0-9]+({'|'.join(word for word, how in DECOMPOSITIONS.items() if how.is_any_number)})_")
+_SAID = re.compile(rf"_(?:k[0-9]+)?{SPLIT_K}_")
 
 
 def compiled(config: GemmConfig) -> GemmConfig:
     """The kernel whose cubin a kernel is launched from: itself, but where the launch says the number of slices."""
-    return with_number(config, 1) if decomposition_of(config).is_any_number else config
+    return with_number(config, 1) if decomposition_of(config).has_second_kernel else config
 
 
 def compiled_name(name: str) -> str:
     """The same by name; whatever is no kernel's name is itself."""
-    return _SAID.sub(r"_k1\1_", name)
+    return _SAID.sub(f"_{SPLIT_K}_", name)
 
 
 def says_number(name: str) -> bool:
@@ -53,4 +53,4 @@ def numbered(configs: Mapping[str, GemmConfig]) -> Mapping[str, GemmConfig]:
 
 def is_open(config: GemmConfig) -> bool:
     """Whether the number of slices is yet to be said."""
-    return config.scheduler.splits == 1 and decomposition_of(config).is_any_number
+    return config.scheduler.splits == 1 and decomposition_of(config).has_second_kernel

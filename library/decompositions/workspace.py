@@ -48,7 +48,7 @@ class WorkspaceSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartialMatrices:
-    """Extents of the matrices of partial sums of a split kernel: of D's majorness, padded, one after the other."""
+    """Extents of the matrices of partial sums of a split-K kernel: of D's majorness, padded, one after the other."""
 
     contiguous: int
     strided: int
@@ -74,7 +74,7 @@ def partial_matrices(shared: KDecomposition, problem: GemmProblem) -> PartialMat
 
 
 def reduction_ctas(spec: LaunchSpec, problem: GemmProblem) -> int:
-    """CTAs of the second kernel of a split kernel."""
+    """CTAs of the second kernel of a split-K kernel."""
     shared = _k_decomposition(spec)
     assert shared.reduction, f"{spec.entry} has no second kernel"
     vectors = partial_matrices(shared, problem).elements // shared.splits // VECTOR
@@ -102,11 +102,9 @@ def clusters(spec: LaunchSpec, problem: GemmProblem, tiles: int, max_clusters: i
 def workspace_size(spec: LaunchSpec, problem: GemmProblem, grid: int) -> WorkspaceSize:
     """The workspace of a launch of ``grid`` clusters."""
     shared = _k_decomposition(spec)
-    how = DECOMPOSITIONS[shared.name]
-    if how.has_second_kernel:
+    if DECOMPOSITIONS[shared.name].has_second_kernel:
         return WorkspaceSize(partial_matrices(shared, problem).elements * PARTIAL_BYTES, 0)
-    tiles = grid if how.has_shares else cluster_tiles(spec, problem) * (shared.splits - 1)
-    return WorkspaceSize(tiles * shared.tile_bytes, tiles * shared.tile_flags * FLAG_BYTES)
+    return WorkspaceSize(grid * shared.tile_bytes, grid * shared.tile_flags * FLAG_BYTES)
 
 
 def _k_decomposition(spec: LaunchSpec) -> KDecomposition:

@@ -161,7 +161,7 @@ def _epilogue_gated(f: Fields) -> str | None:
         return f"tile N is {f['tile.n']}, and the epilogue pairs columns: it must be a multiple of 16"
     if not DECOMPOSITIONS[_word(f)].has_second_kernel:
         return None
-    return f"the epilogue pairs columns, which the second kernel of split decompositions does not: {f['epilogue']}"
+    return f"the epilogue pairs columns, which the second kernel of split-K does not: {f['epilogue']}"
 
 
 @rule(

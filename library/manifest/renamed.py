@@ -1,4 +1,5 @@
-"""Former names of fields in manifests: read as the present ones, with a warning that says which."""
+"""Former names of fields, and former words of them, in manifests: read as the present ones, with a warning that says
+which."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from gemmill.library.config.table import FORMER
+from gemmill.library.config.table import FORMER, TABLE
 from gemmill.library.errors import RenamedWarning
 from gemmill.library.manifest.document import Document, Location
 
@@ -19,12 +20,11 @@ def rename(document: Document) -> None:
 
     One warning for each former name says where it first stands. A field that has both is a fault.
     """
+    _rename_words(document)
     places: dict[str, list[tuple[int, int]]] = {}
     moves: dict[Location, str] = {}
     for location in [*document.keys]:
-        keys = [key for key in location if isinstance(key, str)]
-        name = ".".join(keys[_BEFORE.get(keys[0], len(keys)) :])
-        if name not in FORMER:
+        if (name := _field(location)) not in FORMER:
             continue
         places.setdefault(name, []).append(document.keys[location])
         present = moves[location] = FORMER[name].rpartition(".")[2]
@@ -36,6 +36,29 @@ def rename(document: Document) -> None:
         line, column = found[0]
         others = f", as in {len(found) - 1} other places" if len(found) > 1 else ""
         warn(f"{document.path}:{line}:{column}: {name} is now called {FORMER[name]}{others}")
+
+
+def _field(location: Location) -> str:
+    """The field whose value or choices stand at a location, or what is no name of a field."""
+    keys = [key for key in location if isinstance(key, str)]
+    return ".".join(keys[_BEFORE.get(keys[0], len(keys)) :]) if keys else ""
+
+
+def _rename_words(document: Document) -> None:
+    """Gives fields their present words. Beside a word whose kernels had a number of slices each, that number goes."""
+    for location, (line, column) in document.values.items():
+        row = TABLE.get(_field(location))
+        if row is None or not row.field.former_words:
+            continue
+        holder: Any = document.data
+        for key in location[:-1]:
+            holder = holder[key]
+        former = holder[location[-1]]
+        if isinstance(former, str) and (present := row.field.former_words.get(former)):
+            warn(f"{document.path}:{line}:{column}: {row.name} {former} is replaced by {present}")
+            holder[location[-1]] = present
+            if isinstance(holder, dict):
+                holder.pop("splits", None)
 
 
 def warn(message: str) -> None:

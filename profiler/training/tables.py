@@ -94,7 +94,7 @@ def _names() -> frozenset[str]:
 
 def _shipped(kernel: str) -> str | None:
     """The kernel, or the one that ships in its place; None where there is neither."""
-    names = (kernel, re.sub(r"_k(\d+)split_", r"_k\1anysplit_", kernel))
+    names = (kernel, re.sub(r"_k(\d+)split_", r"_k\1splitk_", kernel))
     return next((name for name in names if name in _names()), None)
 
 

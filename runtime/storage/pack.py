@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from gemmill.library.config.edited import is_edited
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import parse_name
+from gemmill.library.config.names import is_former, parse_name
 from gemmill.library.decompositions.launched import compiled_name
 from gemmill.library.errors import ConfigError, PackError
 from gemmill.library.files import open_given, publish
@@ -214,13 +214,18 @@ class Pack:
     def configs(self, where: Callable[[str], bool] = lambda name: True) -> dict[str, GemmConfig]:
         """The configs of kernels by name, without reading any cubin: of those whose names pass ``where``.
 
-        Edited kernels are not among them: nobody gets one who does not ask for it by its name.
+        Edited kernels are not among them: nobody gets one who does not ask for it by its name. Nor are those with
+        former names, which other kernels have replaced.
 
         Raises:
             PackError: a name means nothing to this version of gemmill.
         """
         try:
-            return {name: parse_name(name) for name in self._members if not is_edited(name) and where(name)}
+            return {
+                name: parse_name(name)
+                for name in self._members
+                if not (is_edited(name) or is_former(name)) and where(name)
+            }
         except ConfigError as error:
             raise PackError(f"{self.path}: {error}") from error
 

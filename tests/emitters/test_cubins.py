@@ -55,11 +55,9 @@ SAMPLE = [
     "sm90a_bf16mn16_bf16k16_f32_none_f32m16_256x176x64_2x1_cooperative_s3_m8_k1_linear",
     "sm90a_u4k16s1x64_bf16k16_f32_none_bf16m16_64x32x256_1x1_cooperative_s7_m8_k1_linear",
     # Slices of K; accumulators that leave no register to spare while others are added.
-    "sm90a_f16k16_f16k16_f16_f32m4_f16n4_128x128x64_1x1_cooperative_s4_m8_k20split_linear",
-    "sm90a_bf16mn16_bf16mn16_f32_none_bf16n2_256x192x64_2x1_cooperative_s3_m8_k1anysplit_linear",
-    "sm90a_bf16k16_bf16k16_f32_none_f32m16_128x160x64_1x1_pingpong_s4_m8_k4fused_linear",
+    "sm90a_f16k16_f16k16_f16_f32m4_f16n4_128x128x64_1x1_cooperative_s4_m8_splitk_linear",
+    "sm90a_bf16mn16_bf16mn16_f32_none_bf16n2_256x192x64_2x1_cooperative_s3_m8_splitk_linear",
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x128x64_2x1_cooperative_s4_m8_k1stream_linear",
-    "sm90a_bf16k16_bf16k16_f32_bf16n16_bf16n16_192x96x64_1x2_cooperative_s3_m8_k3fused_linear",
     # Parts that CTAs of a cluster exchange: with as many accumulators as there may be.
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x128x64_1x1_cooperative_s3_m8_k2cluster_linear",
     "sm90a_s8k16_s8k16_s32_none_s32n16_128x256x64_1x1_cooperative_s4_m8_k4cluster_linear",

@@ -11,7 +11,7 @@ from gemmill.library.errors import CompileError, ConfigError
 
 NAMES = (
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x32x64_1x1_pingpong_s4_m1_k1_linear",
-    "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k4split_xdEreluPaccQ",
+    "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_splitk_xdEreluPaccQ",
     "sm90_bf16k16_bf16k16_f32_none_bf16any2_64x64x64_1x1_multistage_s4_m8_k1_linear",
     "sm90_f32any4_f32any4_f32_none_f32any4_64x64x16_1x1_simt_s2_m8_k1_linear",
     "sm80_bf16any2_bf16mn2_f32_none_bf16any2_8x16x128_1x1_gemv_s8_m1_k1_linear",

@@ -93,11 +93,11 @@ EIGHT_BITS = tuple(
 
 PARTS = tuple(
     kernel(epilogue=canonical(epilogue), scheduler__decomposition=decomposition, scheduler__splits=splits, **fields)
-    for decomposition, splits in (("split", 3), ("fused", 3), ("stream", 1), ("cluster", 2), ("cluster", 4))
+    for decomposition, splits in (("splitk", 3), ("stream", 1), ("cluster", 2), ("cluster", 4))
     for epilogue, fields in (
         ("d = silu(acc * row[m] + bias.bf16[n]) + r[m, n]; amax = max(abs(d)); rows[m] = sum(d); aux = acc", {}),
         ("d = gelu(acc + s) + beta * c", {"c__dtype": "bf16", "d__major": "m"}),
-        *((("d = silu(gate) * up", {}),) if decomposition != "split" else ()),
+        *((("d = silu(gate) * up", {}),) if decomposition != "splitk" else ()),
     )
 )
 """Epilogues after the slices of K have been added up."""
@@ -121,7 +121,7 @@ MATRICES = tuple(
 """Matrices that pass through shared memory, alone, beside others at any strides, and beside C."""
 MATRIX_PARTS = tuple(
     kernel(epilogue=canonical(epilogue), scheduler__decomposition=decomposition, scheduler__splits=splits)
-    for decomposition, splits in (("fused", 3), ("stream", 1), ("cluster", 4))
+    for decomposition, splits in (("stream", 1), ("cluster", 4))
     for epilogue in ("d = acc + r.bf16.n[m, n]; aux.bf16.n = acc",)
 )
 GEMV = (

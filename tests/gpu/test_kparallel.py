@@ -1,4 +1,4 @@
-"""Kernels whose CTAs sum slices of K: split, fused, stream-K, and in clusters."""
+"""Kernels whose CTAs sum slices of K: split-K, stream-K, and in clusters."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ pytestmark = pytest.mark.gpu
 
 
 def split(splits: int, tile: str = "128x128x64", *options: str, **fields: Any) -> GemmConfig:
-    return kernel(tile, *options, scheduler__decomposition="split", scheduler__splits=splits, **fields)
-
-
-def fused(splits: int, tile: str = "128x128x64", *options: str, **fields: Any) -> GemmConfig:
-    return kernel(tile, *options, scheduler__decomposition="fused", scheduler__splits=splits, **fields)
+    return kernel(tile, *options, scheduler__decomposition="splitk", scheduler__splits=splits, **fields)
 
 
 def stream(tile: str = "128x128x64", *options: str, **fields: Any) -> GemmConfig:
@@ -34,7 +30,7 @@ def cluster(splits: int, tile: str = "128x128x64", *options: str, **fields: Any)
     return kernel(tile, *options, scheduler__decomposition="cluster", scheduler__splits=splits, **fields)
 
 
-SIMPLE = (split(4), fused(4), stream(), cluster(3, "128x96x64"), cluster(4))
+SIMPLE = (split(4), stream(), cluster(3, "128x96x64"), cluster(4))
 """One of each."""
 BLOCK_SCALED: dict[str, Any] = {"ab": "e4m3", "promote": 4, "a__scale": "1x128", "b__scale": "128x128"}
 SHARED = (
@@ -69,13 +65,6 @@ KERNELS: tuple[GemmConfig, ...] = (
     split(9, c__dtype="bf16", c__major="n", d__major="m"),
     split(4, ab="f16", accumulator="f16", d__dtype="f16"),
     # Clusters, schedules and C of kernels that exchange accumulators.
-    fused(20),
-    fused(3, "64x128x64", "pingpong"),
-    fused(7, "128x128x64", "pingpong", "1x2"),
-    fused(2, "128x256x64", "cooperative", "2x1", c__dtype="bf16"),
-    fused(5, "192x128x64", "cooperative", "1x2", d__dtype="f32", d__major="m"),
-    fused(6, "256x128x64", "cooperative", "2x2"),
-    fused(3, "64x128x64", "pingpong", "4x2"),
     stream("128x256x64", "cooperative", "2x1"),
     stream("256x96x64", "cooperative", "1x2", c__dtype="bf16"),
     stream("128x128x64", "cooperative", "2x2", scheduler__raster="n", scheduler__swizzle_size=4),
@@ -85,10 +74,7 @@ KERNELS: tuple[GemmConfig, ...] = (
     # Integers, whose parts are added up in s32, and fp8, which is promoted before.
     split(3, "128x128x128", ab="s8"),
     split(20, "64x128x128", "pingpong", ab="s8", d__dtype="s8", d__align=1),
-    fused(3, "128x128x128", ab="u8", c__dtype="s32"),
     split(3, "128x128x128", **BLOCK_SCALED),
-    fused(3, "128x128x128", ab="e4m3", promote=4),
-    fused(2, "128x128x128", **BLOCK_SCALED),
     split(3, "128x128x32", ab="tf32"),
     # Clusters that share K: tiles, shares of one fragment and of several subtiles, schedules.
     cluster(2),
@@ -188,8 +174,12 @@ def test_an_output_of_any_alignment(registry: Registry) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        *(fused(4), fused(2, "128x256x64", "cooperative", "2x1", c__dtype="bf16"), stream("192x96x64", d__major="m")),
-        *(stream(), cluster(3, "128x96x64"), cluster(4, "64x32x128", "pingpong", d__major="m")),
+        *(
+            stream("192x96x64", d__major="m"),
+            stream(),
+            cluster(3, "128x96x64"),
+            cluster(4, "64x32x128", "pingpong", d__major="m"),
+        ),
     ],
     ids=kernel_name,
 )

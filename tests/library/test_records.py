@@ -99,15 +99,18 @@ def test_the_key_changes_with_cubin_problem_gpu_and_method_and_with_nothing_else
     assert len(keys) == 3, "records say of which expectation the choice was"
 
 
-def test_numbers_of_slices_that_a_launch_says_are_measured_each() -> None:
-    name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x64x64_1x1_cooperative_s8_m8_k{}_linear"
-    keys = [
-        MEASURED.model_copy(update={"kernel": name.format(f"{number}{how}")}).key
-        for how in ("split", "anysplit")
-        for number in (4, 8)
-    ]
-    assert keys[:2] == [MEASURED.key] * 2, "of others the cubin tells"
-    assert len({*keys}) == 3
+SPLIT_K = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x64x64_1x1_cooperative_s8_m8_k{}_linear"
+
+
+def test_numbers_of_slices_of_a_cubin_are_measured_each() -> None:
+    keys = {MEASURED.model_copy(update={"kernel": SPLIT_K.format(how)}).key for how in ("4splitk", "8splitk")}
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize(("how", "present"), [("4split", "4split"), ("4fused", "4fused"), ("4anysplit", "4splitk")])
+def test_times_of_a_kernel_that_was_replaced_are_not_those_of_the_other(how: str, present: str) -> None:
+    line = MEASURED.model_copy(update={"kernel": SPLIT_K.format(how)}).model_dump_json()
+    assert Measurement.model_validate_json(line).kernel == SPLIT_K.format(present)
 
 
 def test_an_infinite_error_is_written_as_unknown() -> None:

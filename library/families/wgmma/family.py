@@ -86,8 +86,8 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
 """The values that the family takes, of the fields that have no words."""
 _DECOMPOSITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "cooperative": ("tiles", "split", "anysplit", "fused", "stream", "cluster"),
-        "pingpong": ("tiles", "split", "anysplit", "fused", "cluster"),
+        "cooperative": ("tiles", "splitk", "stream", "cluster"),
+        "pingpong": ("tiles", "splitk", "cluster"),
     }
 )
 

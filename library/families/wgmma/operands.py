@@ -209,8 +209,8 @@ def reduction_alignment(f: Fields) -> str | None:
 def sums(f: Fields) -> str | None:
     """Kernels that add partial sums up in accumulators have accumulators of 32 bits."""
     decomposition = f["scheduler.decomposition"]
-    if decomposition in ("fused", "stream", "cluster") and f["accumulator"] == "f16":
-        return f"sums of {decomposition} kernels are added up in accumulators, which must not be f16: use split"
+    if decomposition in ("stream", "cluster") and f["accumulator"] == "f16":
+        return f"sums of {decomposition} kernels are added up in accumulators, which must not be f16: use splitk"
     return None
 
 
@@ -239,7 +239,7 @@ def mixed_parts(f: Fields) -> str | None:
     decomposition = f["scheduler.decomposition"]
     if decomposition == "tiles" or has_second_kernel(f) or not warpgroups.is_mixed(f):
         return None
-    return f"{decomposition} kernels take operands of equal width; A is {f['a.dtype']}, B {f['b.dtype']}: use split"
+    return f"{decomposition} kernels take operands of equal width; A is {f['a.dtype']}, B {f['b.dtype']}: use splitk"
 
 
 MMA_TYPES = multiplied(

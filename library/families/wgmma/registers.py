@@ -54,12 +54,6 @@ what their scheduler holds, ptxas spills first."""
 STREAM_COSTS = {"odd": 48, "cluster": 32, "shallow": 32, "integer": 32}
 """What else they need registers for: an odd multiple of 8 columns, which are staged in many narrow subtiles; a cluster
 of more than two CTAs; stages with rows of 64 bytes; sums of integers."""
-FUSED_LIMIT = {"plain": 160, "C": 128, "narrow": 96}
-"""The same of fused kernels: without C; with it; where D has 8 bits and is m-major, or tile N is no multiple of 32, of
-64 where sums are integers, so that it is staged in narrow subtiles."""
-FUSED_CLUSTER_LIMIT = {True: 128, False: 80}
-"""The same of cooperative fused kernels whose CTAs share loads in clusters: where two consumers store elements of at
-most 2 bytes, or else."""
 CLUSTER_LIMIT = {(2, True): 128, (2, False): 104, (3, True): 80, (3, False): 80}
 """The same of kernels whose CTAs share K in clusters: sums and shares of them are held side by side for a while."""
 PROMOTED_LIMIT = {2: 192, 3: 128}
@@ -67,9 +61,7 @@ PROMOTED_LIMIT = {2: 192, 3: 128}
 epilogue, and leave room for it."""
 PROMOTED_SHARED_LIMIT = {
     "cluster": {2: 160, 3: 96},
-    "fused": {2: 152, 3: 112},
-    "split": {2: 168, 3: 128},
-    "anysplit": {2: 168, 3: 128},
+    "splitk": {2: 168, 3: 128},
     "stream": {2: 136, 3: 112},
 }
 """The same of those whose CTAs share K, by how: they exchange sums, or store them as they are. Block-scaled
@@ -97,7 +89,7 @@ def epilogue_matrices(f: Fields) -> str | None:
         if not any(staged_formats(epilogue)):
             return None
         return (
-            "the second kernel of split decompositions, which has no TMA, reads and writes matrices at any strides; "
+            "the second kernel of split-K, which has no TMA, reads and writes matrices at any strides; "
             f"leave out their majors: {epilogue}"
         )
     matrices, columns = _read_in_place(epilogue)
@@ -177,13 +169,6 @@ def accumulator_limit(fields: Fields) -> int:
         limits.append(
             by_decomposition.get((consumers, plain), limits[0])
         )  # four are for upconverted A, refused elsewhere
-    if decomposition == "fused":
-        ragged = integer(fields, "tile.n") % (64 if fields["accumulator"] == "s32" else 32)
-        cramped = ragged or (narrow and fields["d.major"] == "m")
-        limits.append(FUSED_LIMIT["narrow" if cramped else "plain" if fields["c.dtype"] == "none" else "C"])
-        if fields["schedule"] == "cooperative" and _cluster_ctas(fields) > 1:
-            roomy = consumers == 2 and element_bytes(fields, "d") <= 2
-            limits.append(FUSED_CLUSTER_LIMIT[roomy])
     shallow = integer(fields, "tile.k") * element_bytes(fields, "a") <= TILE_K_BYTES[0]
     if decomposition == "stream":
         odd, integers = integer(fields, "tile.n") % 16 > 0, fields["accumulator"] == "s32"
@@ -263,8 +248,6 @@ def _fragment_registers(f: Fields, accumulators: int) -> str | None:
         limit -= 8
     if element_bytes(f, "d") == 1:
         limit -= 16
-    if f["scheduler.decomposition"] == "fused":
-        limit -= 64
     limit = max(0, limit)
     if accumulators + fragments <= limit:
         return None

@@ -81,9 +81,7 @@ class Cost:
 COSTS: Mapping[DecompositionName, Cost] = MappingProxyType(
     {
         "tiles": Cost(),
-        "split": Cost(),
-        "anysplit": Cost(),
-        "fused": Cost(kernel_ns=exchange_ns),
+        "splitk": Cost(),
         "stream": Cost(),
         "cluster": Cost(tile_ns=_cluster_ns),
     }

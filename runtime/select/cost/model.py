@@ -57,7 +57,7 @@ _OWN: Mapping[str, Callable[[GemmConfig], float]] = MappingProxyType(
         "splits": lambda c: c.scheduler.splits,
         "pingpong": lambda c: FAMILIES[c.family].takes_turns(c),
         "split": lambda c: decomposition_of(c).has_second_kernel,
-        "fused": lambda c: c.scheduler.splits if decomposition_of(c).adds_up_within else 1,
+        "fused": lambda c: 1,  # of a former decomposition: the models that ship name it
         "stream": lambda c: decomposition_of(c).has_shares,
         "raster M": lambda c: c.scheduler.raster == "m",
         "swizzle": lambda c: c.scheduler.swizzle_size,

@@ -38,7 +38,7 @@ def test_partial_matrices_hold_every_part_in_whole_vectors(
     m: int, n: int, batch: int, major: Literal["n", "m"], splits: int
 ) -> None:
     problem = replace(PROBLEM, m=m, n=n, batch=batch, d_major=major)
-    split = spec(f"k{splits}split")
+    split = spec(f"k{splits}splitk")
     assert split.k_decomposition is not None
     assert split.k_decomposition.reduction is not None
     matrices = partial_matrices(split.k_decomposition, problem)
@@ -66,12 +66,6 @@ def test_stream_takes_a_share_for_each_cluster_and_a_slot_for_each_share(m: int,
     assert workspace_size(stream, problem, count) == WorkspaceSize(count * 256 * 128 * 4, count * 4 * 4)
 
 
-def test_fused_has_a_slot_for_each_part_but_the_one_that_stores() -> None:
-    assert workspace_size(spec("k5fused"), PROBLEM, 10) == WorkspaceSize(8 * 4 * 256 * 128 * 4, 8 * 4 * 4 * 4)
-    assert grid_ctas(spec("k5fused"), PROBLEM, 132) == 2 * 8 * 5
-    assert grid_ctas(spec("k5fused"), PROBLEM, 10) == 2 * 10
-
-
 def test_a_cluster_needs_no_workspace_and_has_a_tile_for_all_its_blocks() -> None:
     launch = launch_spec(parse_name(NAME.format("k4cluster").replace("2x1", "1x1").replace("128x128x64", "128x256x32")))
     assert launch.k_decomposition is None
@@ -86,15 +80,15 @@ def test_a_cluster_needs_no_workspace_and_has_a_tile_for_all_its_blocks() -> Non
 
 def test_what_cannot_be_counted_is_refused() -> None:
     with pytest.raises(UnsupportedProblemError, match="output tiles; kernels count up to"):
-        grid_ctas(spec("k256fused"), replace(PROBLEM, m=1 << 20, n=1 << 20, batch=8), 66)
+        grid_ctas(spec("k256splitk"), replace(PROBLEM, m=1 << 20, n=1 << 20, batch=8), 66)
     with pytest.raises(UnsupportedProblemError, match="stream-K counts its steps"):
         grid_ctas(spec("k1stream"), replace(PROBLEM, k=(1 << 31) - 4096), 66)
     with pytest.raises(UnsupportedProblemError, match="the reduction counts up to"):
-        reduction_ctas(spec("k2split"), replace(PROBLEM, m=1 << 17, n=1 << 17))
+        reduction_ctas(spec("k2splitk"), replace(PROBLEM, m=1 << 17, n=1 << 17))
 
 
 def test_a_split_kernel_stores_partial_sums_and_reduces_in_a_second_kernel() -> None:
-    source = emit(parse_name(NAME.format("k7split").replace("none_bf16n16", "bf16n2_bf16n4")))
+    source = emit(parse_name(NAME.format("k7splitk").replace("none_bf16n16", "bf16n2_bf16n4")))
     boxes = {box.operand: box for box in source.launch.boxes}
     assert set(boxes) == {"a", "b", "partials"}
     assert boxes["partials"].dtype == "f32"

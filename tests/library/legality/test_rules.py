@@ -180,27 +180,27 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         ({"scheduler.swizzle_size": 3}, "scheduler-swizzle", "swizzle_size is 3", {"scheduler.swizzle_size": 4}),
         ({"scheduler.splits": 2}, "scheduler-splits", "splits is 2; it must be 1", {"scheduler.splits": 1}),
         (
-            {"scheduler.splits": 300, "scheduler.decomposition": "split"},
+            {"scheduler.splits": 300, "scheduler.decomposition": "splitk"},
             "scheduler-splits",
-            "splits is 300; split kernels take 2 to 256",
+            "splits is 300; splitk kernels take 1 to 256",
             {"scheduler.splits": 256},
         ),
         (
             {"schedule": "pingpong", "tile.n": 128, "scheduler.decomposition": "stream"},
             "decomposition",
-            "no stream decomposition of pingpong kernels; it must be tiles, split, anysplit, fused or cluster",
+            "no stream decomposition of pingpong kernels; it must be tiles, splitk or cluster",
             None,
         ),
         (
-            {"d.align": 1, "scheduler.decomposition": "split", "scheduler.splits": 2},
+            {"d.align": 1, "scheduler.decomposition": "splitk", "scheduler.splits": 2},
             "reduction-alignment",
             "D is bf16 aligned to 1 bytes; it must be 2, 4, 8 or 16",
             {"d.align": 2},
         ),
         (
-            {"scheduler.batching": "grouped", "scheduler.decomposition": "fused", "scheduler.splits": 2},
+            {"scheduler.batching": "grouped", "scheduler.decomposition": "splitk", "scheduler.splits": 2},
             "parts-batching",
-            "fused kernels take strided batches, not grouped ones",
+            "splitk kernels take strided batches, not grouped ones",
             {"scheduler.batching": "strided"},
         ),
         (
@@ -362,8 +362,8 @@ def test_stages_have_room_for_the_sums_of_slices() -> None:
 
 def test_sums_of_parts_are_not_rounded_to_f16() -> None:
     f16 = changed(LEGAL, a_dtype="f16", b_dtype="f16", d_dtype="f16", accumulator="f16", stages=2)
-    assert legal({**f16, "scheduler.decomposition": "split", "scheduler.splits": 3})
-    for decomposition, splits in (("fused", 3), ("stream", 1), ("cluster", 2)):
+    assert legal({**f16, "scheduler.decomposition": "splitk", "scheduler.splits": 3})
+    for decomposition, splits in (("stream", 1), ("cluster", 2)):
         parts: dict[str, Value] = {"scheduler.decomposition": decomposition, "scheduler.splits": splits, "cluster.m": 1}
         (verdict,) = verdicts({**f16, **parts})
         assert verdict.rule == "sums-of-parts"
@@ -372,7 +372,7 @@ def test_sums_of_parts_are_not_rounded_to_f16() -> None:
 def test_a_split_kernel_takes_c_and_d_of_any_alignment() -> None:
     loose = changed(WITH_C, d_align=2, c_align=4, stages=2)
     assert {verdict.rule for verdict in verdicts(loose)} == {"tma-alignment"}
-    assert legal({**loose, "scheduler.decomposition": "split", "scheduler.splits": 7})
+    assert legal({**loose, "scheduler.decomposition": "splitk", "scheduler.splits": 7})
 
 
 def test_an_absent_c_is_neither_aligned_nor_mended() -> None:

@@ -55,7 +55,7 @@ CHOICES: dict[tuple[str, ...], list[tuple[Value, ...]]] = {
     ("scheduler.decomposition", "scheduler.batching"): [
         ("tiles", "strided"),
         ("stream", "strided"),
-        ("split", "strided"),
+        ("splitk", "strided"),
     ],
     ("epilogue",): [("linear",), ("d = relu(acc)",)],
 }

@@ -77,3 +77,12 @@ def test_configs_that_were_stored_under_former_names_are_read() -> None:
     stored = asdict(config)
     stored["scheduler"]["swizzle"] = stored["scheduler"].pop("swizzle_size")
     assert GemmConfig(**made_of(stored)) == config
+
+
+@pytest.mark.parametrize("former", ["{decomposition: split, splits: [2, 4]}", "{decomposition: anysplit}"])
+def test_former_words_mean_the_kernels_that_replaced_theirs(tmp_path: Path, former: str) -> None:
+    def declared(scheduler: str) -> list[GemmConfig]:
+        return [*load_manifest(write(tmp_path, GOOD + f"    scheduler: {scheduler}\n")).expand()]
+
+    with pytest.warns(RenamedWarning, match=r"x.yaml:\d+:\d+: scheduler.decomposition \w+ is replaced by splitk"):
+        assert declared(former) == declared("{decomposition: splitk}")

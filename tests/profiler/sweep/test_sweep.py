@@ -90,7 +90,7 @@ def test_few_rows_are_measured_transposed_too() -> None:
 
 
 def test_partial_sums_that_fill_the_memory_are_not_measured() -> None:
-    split = parse_name("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_1x1_cooperative_s6_m8_k64split_linear")
+    split = parse_name("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_1x1_cooperative_s6_m8_k64splitk_linear")
     assert not too_large(split, problem_of(split, Shape(2048, 2048, 8192)))
     assert too_large(split, problem_of(split, Shape(8192, 4096, 8192)))
     assert not too_large(PLAIN[0], problem_of(PLAIN[0], Shape(16384, 16384, 1024)))
@@ -322,10 +322,10 @@ def test_a_sweep_on_a_gpu_records_every_kernel_beside_cublas_once(tmp_path: Path
 
 
 def test_kernels_for_any_number_of_slices_are_measured_with_each_that_is_chosen_among() -> None:
-    name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x64x64_1x1_cooperative_s8_m8_k{}_linear"
-    configs = [parse_name(name.format(how)) for how in ("4split", "1anysplit")]
+    name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x64x64_1x1_cooperative_s8_m8_{}_linear"
+    configs = [parse_name(name.format(how)) for how in ("k1stream", "splitk")]
     [unit] = units(configs, [Shape(128, 64, 8192, 1)])
     assert [kernel_name(config) for config in unit.configs] == [
-        name.format("4split"),
-        *(name.format(f"{number}anysplit") for number in NUMBERS),
+        name.format("k1stream"),
+        *(name.format(f"k{number}splitk") for number in NUMBERS),
     ]

@@ -86,11 +86,12 @@ def test_the_last_run_that_looked_at_the_former_best_ranks_kernels() -> None:
 def test_a_number_of_slices_that_was_compiled_in_counts_for_the_kernel_of_any_number() -> None:
     ((_, own),) = read_runs([CLUSTERS]).items()
     like = next(m for m in own if m.stage == "final")
-    name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_1x1_cooperative_s6_m8_k{}_linear"
+    name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_1x1_cooperative_s6_m8_{}_linear"
     ships, in_its_place, neither = (
-        fastest([[measured_at(1.0, name.format(how), like)]])["kernels"] for how in ("2fused", "32split", "33split")
+        fastest([[measured_at(1.0, name.format(how), like)]])["kernels"]
+        for how in ("k32splitk", "k32split", "k33split")
     )
-    assert (ships, in_its_place, neither) == ([name.format("2fused")], [name.format("32anysplit")], [])
+    assert (ships, in_its_place, neither) == ([name.format("k32splitk")], [name.format("k32splitk")], [])
 
 
 @pytest.mark.slow

@@ -80,12 +80,12 @@ def test_of_a_transposed_problem_n_is_left_out(selector: Selector) -> None:
 
 
 def test_without_a_kernel_that_keeps_k_together_the_error_says_so() -> None:
-    name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x128x64_1x1_pingpong_s8_m8_k4fused_linear"
+    name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x128x64_1x1_pingpong_s8_m8_k4cluster_linear"
     shared = parse_name(name)
     problem = GemmProblem(64, 64, 64, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
     with pytest.raises(UnsupportedProblemError, match="whatever M: all 1 that would share K between CTAs"):
         Selector({name: shared}, H200).select(problem, None, "m")
-    with pytest.raises(UnsupportedProblemError, match=rf"{name} shares K between CTAs \(fused\); name one"):
+    with pytest.raises(UnsupportedProblemError, match=rf"{name} shares K between CTAs \(cluster\); name one"):
         refuse_shared_k(shared)
 
 

@@ -45,12 +45,8 @@ struct PartialParams : GemmParams {
   int64_t c_stride, c_batch_stride;
 };
 
-/// In place of a number of slices of K: as many as the launch says. (One slice is no split. An enumerator, as a constant
-/// is data of every cubin.)
-enum : int { kAtLaunch = 1 };
-
-/// What kernels take that sum as many slices of K as the launch says.
-struct SplitParams : PartialParams {
+/// What split-K kernels take: in how many slices of K the launch goes.
+struct SplitKParams : PartialParams {
   int splits;
 };
 

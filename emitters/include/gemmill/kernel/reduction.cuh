@@ -14,8 +14,8 @@ struct NoReduction {
 };
 
 /// Partial sums are matrices with D's majorness, their contiguous extent padded to whole vectors of four, one after the
-/// other: [split][batch][strided][contiguous]. Each thread sums up to eight splits of a vector, and where there are more,
-/// threads share a vector; the order of summation is always the same.
+/// other: [slice][batch][strided][contiguous]. Each thread sums up to eight slices of a vector, and where the launch has
+/// more, two, four or eight threads share a vector; the order of summation is that of the number of slices.
 template <class Config>
 struct Reduction {
   using D = typename Config::D;
@@ -23,11 +23,12 @@ struct Reduction {
   using Operation = typename Config::Epilogue;
   using Compute = typename Operation::Compute;
   static constexpr int kThreads = 256;
-  static constexpr int kSplits = Config::kSplits;
-  static constexpr int kGroups = kSplits <= 8 ? 1 : kSplits <= 16 ? 2 : kSplits <= 32 ? 4 : 8;
-  static constexpr int kGroupSplits = ceil_div(kSplits, kGroups);
-  /// Vectors that a CTA computes.
-  static constexpr int kVectors = kThreads / kGroups;
+  /// Vectors that a CTA computes where no threads share one.
+  static constexpr int kVectors = kThreads;
+  /// Most sums that threads leave to others: those of eight that share a vector.
+  static constexpr int kLeft = kThreads - kThreads / 8;
+  /// Slices that a thread has under way.
+  static constexpr int kLoadsInFlight = 8;
   static constexpr bool kRows = Config::kMajorD == MajorOut::N;
 
   struct alignas(16) Vector {
@@ -50,37 +51,40 @@ struct Reduction {
     wait_for_prerequisites();
     Extents const extents(params);
     uint32_t const plane = extents.vectors * extents.strided * params.batch;
-    uint32_t const group = threadIdx.x / kVectors;
-    uint32_t const index = blockIdx.x * kVectors + threadIdx.x % kVectors;
+    int const splits = params.splits;
+    int const groups = splits <= 8 ? 1 : splits <= 16 ? 2 : splits <= 32 ? 4 : 8;
+    int const group_splits = (splits + groups - 1) / groups;
+    uint32_t const width = kThreads / groups;
+    uint32_t const group = threadIdx.x / width;
+    uint32_t const place = threadIdx.x - group * width;
+    uint32_t const index = blockIdx.x * width + place;
 
     Vector sum{};
     if (index < plane) {
       auto const* const source = reinterpret_cast<uint4 const*>(params.partials) + index;
-#pragma unroll 8
-      for (int i = 0; i < kGroupSplits; ++i) {
-        int const split = group * kGroupSplits + i;
-        if (kSplits % kGroupSplits != 0 && split >= kSplits) break;
-        uint4 const bits = __ldcg(source + int64_t(split) * plane);
-        Vector const values = reinterpret_cast<Vector const&>(bits);
+      int const end = min(int(group + 1) * group_splits, splits);
+      for (int split = group * group_splits; split < end; split += kLoadsInFlight) {
+        uint4 bits[kLoadsInFlight];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) sum.values[j] += values.values[j];
+        for (int i = 0; i < kLoadsInFlight; ++i)
+          if (split + i < end) bits[i] = __ldcg(source + int64_t(split + i) * plane);
+#pragma unroll
+        for (int i = 0; i < kLoadsInFlight; ++i)
+          if (split + i < end) add(sum, reinterpret_cast<Vector const&>(bits[i]));
       }
     }
-    if constexpr (kGroups > 1) {
-      __shared__ Vector sums[kGroups - 1][kVectors];
-      if (group > 0) sums[group - 1][threadIdx.x % kVectors] = sum;
+    __shared__ Vector sums[kLeft];
+    if (groups > 1) {
+      if (group > 0) sums[threadIdx.x - width] = sum;
       __syncthreads();
       if (group > 0) return;
-#pragma unroll
-      for (int i = 0; i < kGroups - 1; ++i)
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sum.values[j] += sums[i][threadIdx.x].values[j];
+      for (int i = 0; i < groups - 1; ++i) add(sum, sums[i * width + place]);
     }
     if (index >= plane) return;
     store(params, sum, extents, index);
   }
 
- protected:
+ private:
   /// Applies the epilogue to a vector, four neighbours along the contiguous extent of D, and stores what is inside.
   template <class Params>
   __device__ static void store(Params const& params, Vector const& sum, Extents const& extents, uint32_t index) {
@@ -159,59 +163,7 @@ struct Reduction {
         if (i < inside) to[i] = from[i];
     }
   }
-};
 
-/// The same for as many splits as the launch says, summed in the order that a kernel for their number has.
-template <class Config>
-struct AnyReduction : Reduction<Config> {
-  using Base = Reduction<Config>;
-  using typename Base::Vector;
-  using Base::kThreads;
-  /// Most sums that threads leave to others: those of eight that share a vector.
-  static constexpr int kLeft = kThreads - kThreads / 8;
-  /// Splits that a thread has under way.
-  static constexpr int kLoadsInFlight = 8;
-
-  template <class Params>
-  __device__ static void run(Params const& params) {
-    launch_dependents();
-    wait_for_prerequisites();
-    typename Base::Extents const extents(params);
-    uint32_t const plane = extents.vectors * extents.strided * params.batch;
-    int const splits = params.splits;
-    int const groups = splits <= 8 ? 1 : splits <= 16 ? 2 : splits <= 32 ? 4 : 8;
-    int const group_splits = (splits + groups - 1) / groups;
-    uint32_t const width = kThreads / groups;
-    uint32_t const group = threadIdx.x / width;
-    uint32_t const place = threadIdx.x - group * width;
-    uint32_t const index = blockIdx.x * width + place;
-
-    Vector sum{};
-    if (index < plane) {
-      auto const* const source = reinterpret_cast<uint4 const*>(params.partials) + index;
-      int const end = min(int(group + 1) * group_splits, splits);
-      for (int split = group * group_splits; split < end; split += kLoadsInFlight) {
-        uint4 bits[kLoadsInFlight];
-#pragma unroll
-        for (int i = 0; i < kLoadsInFlight; ++i)
-          if (split + i < end) bits[i] = __ldcg(source + int64_t(split + i) * plane);
-#pragma unroll
-        for (int i = 0; i < kLoadsInFlight; ++i)
-          if (split + i < end) add(sum, reinterpret_cast<Vector const&>(bits[i]));
-      }
-    }
-    __shared__ Vector sums[kLeft];
-    if (groups > 1) {
-      if (group > 0) sums[threadIdx.x - width] = sum;
-      __syncthreads();
-      if (group > 0) return;
-      for (int i = 0; i < groups - 1; ++i) add(sum, sums[i * width + place]);
-    }
-    if (index >= plane) return;
-    Base::store(params, sum, extents, index);
-  }
-
- private:
   __device__ static void add(Vector& sum, Vector const& more) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) sum.values[j] += more.values[j];

@@ -114,7 +114,7 @@ def test_a_long_k_is_split_whatever_d_is_aligned_to(
     everything: Selector, size: tuple[int, int, int], d_align: int
 ) -> None:
     choice = everything.select(replace(problem(*size), d_align=d_align))
-    assert choice.config.scheduler.decomposition == "anysplit"
+    assert choice.config.scheduler.decomposition == "splitk"
 
 
 def test_operands_that_tma_cannot_move_are_copied_where_that_pays(everything: Selector) -> None:

@@ -119,7 +119,7 @@ def test_matrices_are_staged_by_the_kernels_that_can(varied: Selector) -> None:
     assert config.epilogue == epilogue
     assert config.stages < linear.stages, "stages make room for the matrix"
     assert legal(config)
-    split = next(c for c in varied.configs.values() if c.scheduler.decomposition == "anysplit" and c.c is None)
+    split = next(c for c in varied.configs.values() if c.scheduler.decomposition == "splitk" and c.c is None)
     assert with_epilogue(split, epilogue) == replace(split, epilogue=unstaged(epilogue))
     varied.select(replace(plain, epilogue=unstaged(epilogue)))  # asked for before, it changes nothing
     assert varied.select(replace(plain, epilogue=epilogue)).config.epilogue == epilogue

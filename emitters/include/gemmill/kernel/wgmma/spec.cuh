@@ -18,8 +18,8 @@ struct DecompositionSpec {
   Fact facts[10];
 };
 
-/// The same of one that sums as many slices as the launch says.
-struct SplitSpec {
+/// The same of a split-K kernel.
+struct SplitKSpec {
   DecompositionSpec decomposition;
   Fact offset_splits;
 };
@@ -123,7 +123,7 @@ struct WgmmaSpec {
   }
 
   template <class Reduction>
-  static constexpr SplitSpec split_spec() {
+  static constexpr SplitKSpec splitk_spec() {
     return {decomposition_spec<Reduction>(), fact("offset_splits", offsetof(Params, splits))};
   }
 

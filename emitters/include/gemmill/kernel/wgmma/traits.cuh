@@ -18,7 +18,7 @@
 #include <gemmill/scheduler/groups.cuh>
 #include <gemmill/scheduler/nested.cuh>
 #include <gemmill/scheduler/persistent.cuh>
-#include <gemmill/scheduler/split.cuh>
+#include <gemmill/scheduler/splitk.cuh>
 #include <gemmill/scheduler/stream.cuh>
 
 namespace gemmill {

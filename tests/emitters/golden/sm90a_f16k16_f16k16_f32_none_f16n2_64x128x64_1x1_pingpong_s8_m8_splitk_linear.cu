@@ -50,7 +50,7 @@ struct Config {
   static constexpr gemmill::Raster kRaster = gemmill::Raster::M;
   static constexpr int kSwizzle = 8;
   template <class Order, int TileK>
-  using Scheduler = gemmill::AnySplitScheduler<Order, TileK>;
+  using Scheduler = gemmill::SplitKScheduler<Order, TileK>;
 
   using Atom = ::Atom;
   using Epilogue = gemmill::Raw<float, gemmill::LinearEpilogue>;
@@ -64,21 +64,20 @@ struct ReductionConfig {
   static constexpr gemmill::MajorOut kMajorC = gemmill::MajorOut::N;
   static constexpr gemmill::MajorOut kMajorD = gemmill::MajorOut::N;
   static constexpr int kAlignC = 2, kAlignD = 2;
-  static constexpr int kSplits = gemmill::kAtLaunch;
   using Partial = float;
   using Epilogue = gemmill::LinearEpilogue;
 };
 
-using Reduction = gemmill::AnyReduction<ReductionConfig>;
+using Reduction = gemmill::Reduction<ReductionConfig>;
 
 extern "C" __global__ void __launch_bounds__(Reduction::kThreads)
-gemmill_sm90a_f16k16_f16k16_f32_none_f16n2_64x128x64_1x1_pingpong_s8_m8_k1anysplit_linear_reduction(__grid_constant__ Kernel::Params const params) {
+gemmill_sm90a_f16k16_f16k16_f32_none_f16n2_64x128x64_1x1_pingpong_s8_m8_splitk_linear_reduction(__grid_constant__ Kernel::Params const params) {
   Reduction::run(params);
 }
 
-extern "C" __constant__ gemmill::SplitSpec gemmill_sm90a_f16k16_f16k16_f32_none_f16n2_64x128x64_1x1_pingpong_s8_m8_k1anysplit_linear_spec = Kernel::split_spec<Reduction>();
+extern "C" __constant__ gemmill::SplitKSpec gemmill_sm90a_f16k16_f16k16_f32_none_f16n2_64x128x64_1x1_pingpong_s8_m8_splitk_linear_spec = Kernel::splitk_spec<Reduction>();
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1) __cluster_dims__(Kernel::kClusterSize)
-gemmill_sm90a_f16k16_f16k16_f32_none_f16n2_64x128x64_1x1_pingpong_s8_m8_k1anysplit_linear(__grid_constant__ Kernel::Params const params) {
+gemmill_sm90a_f16k16_f16k16_f32_none_f16n2_64x128x64_1x1_pingpong_s8_m8_splitk_linear(__grid_constant__ Kernel::Params const params) {
   Kernel::run(params);
 }

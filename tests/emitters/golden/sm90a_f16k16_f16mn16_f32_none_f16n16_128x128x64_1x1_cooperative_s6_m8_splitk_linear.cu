@@ -50,7 +50,7 @@ struct Config {
   static constexpr gemmill::Raster kRaster = gemmill::Raster::M;
   static constexpr int kSwizzle = 8;
   template <class Order, int TileK>
-  using Scheduler = gemmill::SplitScheduler<Order, TileK, 8>;
+  using Scheduler = gemmill::SplitKScheduler<Order, TileK>;
 
   using Atom = ::Atom;
   using Epilogue = gemmill::Raw<float, gemmill::LinearEpilogue>;
@@ -64,7 +64,6 @@ struct ReductionConfig {
   static constexpr gemmill::MajorOut kMajorC = gemmill::MajorOut::N;
   static constexpr gemmill::MajorOut kMajorD = gemmill::MajorOut::N;
   static constexpr int kAlignC = 16, kAlignD = 16;
-  static constexpr int kSplits = 8;
   using Partial = float;
   using Epilogue = gemmill::LinearEpilogue;
 };
@@ -72,13 +71,13 @@ struct ReductionConfig {
 using Reduction = gemmill::Reduction<ReductionConfig>;
 
 extern "C" __global__ void __launch_bounds__(Reduction::kThreads)
-gemmill_sm90a_f16k16_f16mn16_f32_none_f16n16_128x128x64_1x1_cooperative_s6_m8_k8split_linear_reduction(__grid_constant__ Kernel::Params const params) {
+gemmill_sm90a_f16k16_f16mn16_f32_none_f16n16_128x128x64_1x1_cooperative_s6_m8_splitk_linear_reduction(__grid_constant__ Kernel::Params const params) {
   Reduction::run(params);
 }
 
-extern "C" __constant__ gemmill::DecompositionSpec gemmill_sm90a_f16k16_f16mn16_f32_none_f16n16_128x128x64_1x1_cooperative_s6_m8_k8split_linear_spec = Kernel::decomposition_spec<Reduction>();
+extern "C" __constant__ gemmill::SplitKSpec gemmill_sm90a_f16k16_f16mn16_f32_none_f16n16_128x128x64_1x1_cooperative_s6_m8_splitk_linear_spec = Kernel::splitk_spec<Reduction>();
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1) __cluster_dims__(Kernel::kClusterSize)
-gemmill_sm90a_f16k16_f16mn16_f32_none_f16n16_128x128x64_1x1_cooperative_s6_m8_k8split_linear(__grid_constant__ Kernel::Params const params) {
+gemmill_sm90a_f16k16_f16mn16_f32_none_f16n16_128x128x64_1x1_cooperative_s6_m8_splitk_linear(__grid_constant__ Kernel::Params const params) {
   Kernel::run(params);
 }
