@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Annotated, Any
+from dataclasses import MISSING, fields, is_dataclass
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -117,12 +120,60 @@ class Commands(TyperGroup):
             raise typer.Exit(Status.WRONG) from None
 
 
-app = typer.Typer(
-    cls=Commands,
-    help=HELP,
-    no_args_is_help=True,
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameters that are dataclasses of options are replaced by the fields of these."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters = []
+    for parameter in inspect.signature(command).parameters.values():
+        if group := groups.get(parameter.name):
+            kinds = get_type_hints(group, include_extras=True)
+            for option in fields(group):
+                default = option.default_factory() if option.default_factory is not MISSING else option.default
+                default = parameter.empty if default is MISSING else default
+                parameters.append(parameter.replace(name=option.name, annotation=kinds[option.name], default=default))
+        else:
+            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{option.name: values.pop(option.name) for option in fields(group)})
+        command(**values)
+
+    keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters]
+    run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
+    return run
+
+
+class Application(typer.Typer):
+    """A group of commands. A parameter of a command that is a dataclass of options stands for all of these."""
+
+    def __init__(self, text: str, cls: type[Commands] = Commands, **more: Any) -> None:
+        shows_help = not more.get("invoke_without_command", False)
+        super().__init__(cls=cls, help=text, rich_markup_mode=None, no_args_is_help=shows_help, **more)
+
+    def command(self, name: str | None = None, **more: Any) -> Callable[..., Any]:
+        """Make a function a command of the group."""
+        return _registering(super().command(name, **more))
+
+    def callback(self, **more: Any) -> Callable[..., Any]:
+        """Make a function what runs before the commands of the group, with options of its own."""
+        return _registering(super().callback(**more))
+
+
+def _registering(register: Callable[..., object]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def registered(function: Callable[..., None]) -> Callable[..., None]:
+        register(_with_options(function))
+        return function
+
+    return registered
+
+
+app = Application(
+    HELP,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 

@@ -6,6 +6,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from gemmill.library.manifest.load import load_manifest, shipped_manifest, shipp
 from gemmill.library.problem import GemmProblem, Regime
 from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite, load_shapes, shipped_suites
 from gemmill.profiler.sweep.units import unserved
+from gemmill.runtime.registry import Registry
 
 
 def _filter(text: str | None) -> str | None:
@@ -56,15 +58,6 @@ Page = Annotated[
         metavar="KERNEL",
         help="A kernel name, a manifest with exactly one config, or an edited page, FILE.cu.",
         autocompletion=completion.kernels,
-    ),
-]
-Preset = Annotated[str | None, typer.Option(help="A preset of the manifest, such as quick.", metavar="NAME")]
-Where = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILTER",
-        callback=_filter,
-        help="Keep configs for which this holds, such as \"tile.n >= 128 and schedule == 'pingpong'\".",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -120,16 +113,6 @@ Manifests = Annotated[
         metavar="MANIFEST",
         help="Consider the kernels of this manifest; may be repeated.",
         autocompletion=completion.manifests,
-    ),
-]
-Model = Annotated[
-    Path | None,
-    typer.Option(
-        "--model",
-        metavar="DIR",
-        exists=True,
-        file_okay=False,
-        help="Choose by this model, which gemmill train made, instead of the one that ships.",
     ),
 ]
 Packs = Annotated[
@@ -244,28 +227,109 @@ def shape_suite(source: str, m: Sequence[int] = (), k: Sequence[int] = ()) -> Sh
     return load_shapes(shipped[source])
 
 
-Problems = Annotated[
-    list[str],
-    typer.Option(
-        "--problem",
-        metavar="TEXT",
-        help="A problem in a line, in place of --shapes: '4096x7168x2048 bf16 tn'. Repeats.",
-    ),
-]
+@dataclass(frozen=True)
+class SuiteOptions:
+    """Problems of a suite, or in lines."""
+
+    shapes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="A shape suite: a file, or the name of one that ships.",
+            autocompletion=completion.suites,
+        ),
+    ] = None
+    problem: Annotated[
+        list[str],
+        typer.Option(
+            metavar="TEXT", help="A problem in a line, in place of --shapes: '4096x7168x2048 bf16 tn'. Repeats."
+        ),
+    ] = field(default_factory=list)
+
+    def suite(self) -> ShapeSuite | None:
+        """The shapes of the file, or those of the lines, each once with a count; None where neither is given."""
+        if self.shapes is not None and self.problem:
+            raise typer.BadParameter("--shapes and --problem both say what is multiplied: give one")
+        if not self.problem:
+            return None if self.shapes is None else shape_suite(self.shapes)
+        try:
+            problems = [GemmProblem.from_text(text) for text in self.problem]
+        except ProblemError as error:
+            raise typer.BadParameter(str(error)) from None
+        counts = Counter(Shape.of(problem, checked_sizes(problem, None)) for problem in problems)
+        return ShapeSuite("--problem", tuple(counts), counts)
+
+    @property
+    def files(self) -> list[str]:
+        """What is read."""
+        return [] if self.shapes is None else [self.shapes]
 
 
-def asked_suite(shapes: str | None, problems: Sequence[str]) -> ShapeSuite | None:
-    """The shapes of a file, or those of problems in lines, each once with a count; None where neither is given."""
-    if shapes is not None and problems:
-        raise typer.BadParameter("--shapes and --problem both say what is multiplied: give one")
-    if not problems:
-        return None if shapes is None else shape_suite(shapes)
-    try:
-        found = [GemmProblem.from_text(text) for text in problems]
-    except ProblemError as error:
-        raise typer.BadParameter(str(error)) from None
-    counts = Counter(Shape.of(problem, checked_sizes(problem, None)) for problem in found)
-    return ShapeSuite("--problem", tuple(counts), counts)
+@dataclass(frozen=True)
+class KernelFilter:
+    """Which kernels of a manifest are taken."""
+
+    preset: Annotated[str | None, typer.Option(help="A preset of the manifest, such as quick.", metavar="NAME")] = None
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILTER",
+            callback=_filter,
+            help="Keep configs for which this holds, such as \"tile.n >= 128 and schedule == 'pingpong'\".",
+        ),
+    ] = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether any is."""
+        return (self.preset, self.where) != (None, None)
+
+    def configs(self, manifest: str) -> list[GemmConfig]:
+        """The configs of a MANIFEST argument."""
+        return [*kernel_set(manifest).expand(self.preset, self.where)]
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How kernels are compiled, and where they are kept."""
+
+    jobs: Jobs = None
+    store: StorePath = None
+
+
+@dataclass(frozen=True)
+class RegistryOptions:
+    """Kernels and measurements to choose by."""
+
+    manifest: Manifests = field(default_factory=list)
+    pack: Packs = field(default_factory=list)
+    records: Records = field(default_factory=list)
+    gpu: OnGpu = None
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="Choose by this model, which gemmill train made, instead of the one that ships.",
+        ),
+    ] = None
+
+    @property
+    def files(self) -> list[str | Path]:
+        """What is read."""
+        return [*self.manifest, *self.pack, *self.records]
+
+    def registry(self, store: Path | None = None) -> Registry:
+        """A registry over them; without any manifest or pack, over the manifests that ship."""
+        return Registry(
+            manifests=[manifest_path(source) for source in self.manifest] or None,
+            packs=self.pack,
+            store=store,
+            gpu=self.gpu,
+            records=self.records,
+            model=self.model,
+        )
 
 
 def served(configs: Sequence[GemmConfig], suite: ShapeSuite) -> tuple[Shape, ...]:
@@ -277,11 +341,11 @@ def served(configs: Sequence[GemmConfig], suite: ShapeSuite) -> tuple[Shape, ...
     """
     without = dict.fromkeys(unserved(configs, suite.shapes, varies=True))
     if without:
-        tell_unserved([*without], suite)
+        warn_unserved([*without], suite)
     return tuple(shape for shape in suite.shapes if shape not in without)
 
 
-def tell_unserved(without: Sequence[Shape], suite: ShapeSuite) -> None:
+def warn_unserved(without: Sequence[Shape], suite: ShapeSuite) -> None:
     """Complain of shapes whose formats no kernel has; UnsupportedProblemError where those are all."""
     some = "; ".join(map(str, without[:3]))
     if len(without) == len(suite.shapes):

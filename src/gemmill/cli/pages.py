@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from gemmill.cli import output
+from gemmill.cli import completion, output
 from gemmill.cli.options import kernel, refuse_overwriting
 from gemmill.cli.output import Status
 from gemmill.cli.problem_options import extents
@@ -50,14 +51,43 @@ def compiled(made: EmittedSource, config: GemmConfig) -> Artifact:
     return registry.add_source(config, made.text) if made.is_edited else registry.get(config)
 
 
-def build_page(
-    file: str, of: str | None, mnkl: str | None, text: str | None, to: Path | None, store: Path | None, as_json: bool
-) -> None:
+@dataclass(frozen=True)
+class PageOptions:
+    """What a page was, and what is done with its kernel."""
+
+    of: Annotated[
+        str | None,
+        typer.Option(
+            "--kernel",
+            metavar="KERNEL",
+            help="Of a page: the kernel, where it does not say it.",
+            autocompletion=completion.kernels,
+        ),
+    ] = None
+    mnkl: Annotated[
+        str | None,
+        typer.Option(metavar="M,N,K[,L]", help="Of a page: run it on these extents, in its formats, beside KERNEL."),
+    ] = None
+    problem: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="The same of a problem in a line: '4096x7168x2048 bf16 tn'."),
+    ] = None
+    to: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="PACK", dir_okay=False, help="Of a page: pack it.")
+    ] = None
+
+    def config(self, content: str) -> GemmConfig:
+        """The kernel that the page was."""
+        return kernel(self.of) if self.of is not None else config_of_page(content)
+
+
+def build_page(file: str, page: PageOptions, store: Path | None, as_json: bool) -> None:
     """What `gemmill build FILE.cu` does; exits with 1 where a result is wrong."""
+    to = page.to
     refuse_overwriting([to], [file])
     content = _read(file)
-    config = kernel(of) if of is not None else config_of_page(content)
-    problem = _problem(config, mnkl, text)
+    config = page.config(content)
+    problem = _problem(config, page.mnkl, page.problem)
     registry = Registry(manifests=[], store=store)
     artifact = registry.add_source(config, content)
     size = write_pack(to, [artifact]) if to is not None else 0

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
-from gemmill.cli.options import (
-    Jobs,
-    Json,
-    Preset,
-    StorePath,
-    Where,
-    kernel_set,
-)
-from gemmill.cli.pages import build_page, is_page
+from gemmill.cli.options import CompileOptions, Json, KernelFilter
+from gemmill.cli.pages import PageOptions, build_page, is_page
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import CompileError, StoreError
 from gemmill.runtime.compile.pool import Outcome, compile_many
@@ -37,30 +29,9 @@ def build(
             autocompletion=completion.buildable,
         ),
     ],
-    preset: Preset = None,
-    where: Where = None,
-    jobs: Jobs = None,
-    store: StorePath = None,
-    of: Annotated[
-        str | None,
-        typer.Option(
-            "--kernel",
-            metavar="KERNEL",
-            help="Of a page: the kernel, where it does not say it.",
-            autocompletion=completion.kernels,
-        ),
-    ] = None,
-    mnkl: Annotated[
-        str | None,
-        typer.Option(metavar="M,N,K[,L]", help="Of a page: run it on these extents, in its formats, beside KERNEL."),
-    ] = None,
-    problem: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="The same of a problem in a line: '4096x7168x2048 bf16 tn'."),
-    ] = None,
-    to: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="PACK", dir_okay=False, help="Of a page: pack it.")
-    ] = None,
+    kernels: KernelFilter,
+    compiling: CompileOptions,
+    page: PageOptions,
     as_json: Json = False,
 ) -> None:
     """Compile the kernels of a manifest into the store, and say what each uses; or an edited page.
@@ -81,19 +52,18 @@ def build(
       gemmill build kernel.cu --mnkl 4096,4096,4096 -o kernel.pack
     """
     if is_page(manifest):
-        if preset is not None or where is not None or jobs is not None:
+        if kernels.is_given or compiling.jobs is not None:
             raise typer.BadParameter("--preset, --where and --jobs are of manifests, and a page is one kernel")
-        build_page(manifest, of, mnkl, problem, to, store, as_json)
+        build_page(manifest, page, compiling.store, as_json)
         return
-    if of is not None or mnkl is not None or problem is not None or to is not None:
+    if page != PageOptions():
         raise typer.BadParameter(
             f"--kernel, --mnkl, --problem and -o are of pages, and {manifest} is no FILE.cu; gemmill pack packs "
             "the kernels of a manifest"
         )
-    kept = Store(store)
-    outcomes = compile_all(list(kernel_set(manifest).expand(preset, where)), jobs, kept)
+    outcomes = compile_all(kernels.configs(manifest), compiling)
     made = [outcome.artifact for outcome in outcomes if outcome.artifact]
-    _check_kept(kept, made)
+    _check_kept(Store(compiling.store), made)
     if as_json:
         output.print_json("build", [_outcome(outcome) for outcome in outcomes])
     else:
@@ -102,10 +72,12 @@ def build(
     report_failures(outcomes)
 
 
-def compile_all(configs: Sequence[GemmConfig], jobs: int | None, store: Store) -> list[Outcome]:
+def compile_all(configs: Sequence[GemmConfig], options: CompileOptions) -> list[Outcome]:
     """Compile configs, or find them in the store, with a progress bar; one outcome for each, in order."""
     with output.progress(compiling=len(configs)) as step:
-        return compile_many(configs, jobs=jobs, store=store, on_done=lambda outcome: step("compiling"))
+        return compile_many(
+            configs, jobs=options.jobs, store=Store(options.store), on_done=lambda outcome: step("compiling")
+        )
 
 
 def print_resources(outcomes: Iterable[Outcome]) -> None:

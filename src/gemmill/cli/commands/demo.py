@@ -15,7 +15,7 @@ from gemmill.cli.app import app
 from gemmill.cli.commands.compiling import compile_all, print_resources, report_failures, tally
 from gemmill.cli.commands.manifests import explanation
 from gemmill.cli.commands.problems import measure, report_measurements
-from gemmill.cli.options import Jobs, StorePath, kernel_set, manifest_path, shape_suite
+from gemmill.cli.options import CompileOptions, kernel_set, manifest_path, shape_suite
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import DeviceError
@@ -32,14 +32,13 @@ PRESET = "quick"
 
 @app.command()
 def demo(
+    compiling: CompileOptions,
     manifest: Annotated[
         str,
         typer.Argument(
             metavar="MANIFEST", help="A manifest with a preset `quick`.", autocompletion=completion.manifests
         ),
     ] = "bf16",
-    jobs: Jobs = None,
-    store: StorePath = None,
 ) -> None:
     """Show gemmill at work: validate, explain, compile, select, pack; run and time where there is a GPU.
 
@@ -50,11 +49,11 @@ def demo(
     started = time.monotonic()
     configs = _validate(manifest)
     _explain(configs[0])
-    _compile(configs, jobs, Store(store))
+    _compile(configs, compiling)
     _select(manifest, configs[0])
     with tempfile.TemporaryDirectory() as folder:
-        _pack(configs, Store(store), Path(folder) / "quick.pack")
-        _run(configs, Store(store), Path(folder) / "records.jsonl")
+        _pack(configs, Store(compiling.store), Path(folder) / "quick.pack")
+        _run(configs, compiling, Path(folder) / "records.jsonl")
     typer.echo(f"\nDone in {time.monotonic() - started:.0f} s. `gemmill --help` lists every command.")
 
 
@@ -81,10 +80,10 @@ def _explain(config: GemmConfig) -> None:
     typer.echo(explanation(large, verdicts(large)))
 
 
-def _compile(configs: list[GemmConfig], jobs: int | None, store: Store) -> None:
-    _heading(3, f"Compile the preset {PRESET} with NVRTC, into the store {store.path}")
+def _compile(configs: list[GemmConfig], options: CompileOptions) -> None:
+    _heading(3, f"Compile the preset {PRESET} with NVRTC, into the store {Store(options.store).path}")
     started = time.monotonic()
-    outcomes = compile_all(configs, jobs, store)
+    outcomes = compile_all(configs, options)
     print_resources(outcomes)
     typer.echo(f"{tally(outcomes)}, in {time.monotonic() - started:.1f} s")
     report_failures(outcomes)
@@ -109,11 +108,11 @@ def _pack(configs: list[GemmConfig], store: Store, path: Path) -> None:
     typer.echo(f"A registry of this pack alone, which never compiles, sends {shape} to {choice.name}")
 
 
-def _run(configs: list[GemmConfig], store: Store, records: Path) -> None:
+def _run(configs: list[GemmConfig], options: CompileOptions, records: Path) -> None:
     _heading(6, "Run the kernels: verified against float64, timed beside cuBLAS")
     try:
         driver.device_count()  # without a driver there is no need to ask for PyTorch
-        found = measure(units(configs, [Shape(4096, 4096, 4096)]), records, store=store)
+        found = measure(units(configs, [Shape(4096, 4096, 4096)]), records, options)
     except DeviceError as error:
         typer.echo(f"skipped: {error}")
         return

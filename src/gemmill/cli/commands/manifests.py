@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,7 @@ import typer
 
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
-from gemmill.cli.options import Json, Kernel, Preset, Where, kernel, manifest_path
+from gemmill.cli.options import Json, Kernel, KernelFilter, kernel, manifest_path
 from gemmill.cli.output import Status
 from gemmill.library.config.fields import Fields, fields_of
 from gemmill.library.config.model import GemmConfig
@@ -21,7 +21,7 @@ from gemmill.library.errors import ManifestError
 from gemmill.library.legality.coverage import schedules, tables
 from gemmill.library.legality.footprint import FAMILY
 from gemmill.library.legality.rules import Verdict, broken, verdicts
-from gemmill.library.manifest.kernelset import Count, KernelSet
+from gemmill.library.manifest.kernelset import Count
 from gemmill.library.manifest.load import SHIPPED, load_manifest, shipped_manifests
 
 
@@ -97,6 +97,7 @@ class _Checked:
 
 @app.command(name="list")
 def list_(
+    kernels: KernelFilter,
     manifest: Annotated[
         str | None,
         typer.Argument(
@@ -105,8 +106,6 @@ def list_(
             autocompletion=completion.manifests,
         ),
     ] = None,
-    preset: Preset = None,
-    where: Where = None,
     count: Annotated[bool, typer.Option("--count", help="Only what becomes of the candidates, by rule.")] = False,
     refused: Annotated[bool, typer.Option("--refused", help="The refused configs, each with the rule.")] = False,
     coverage: Annotated[
@@ -127,24 +126,24 @@ def list_(
     if count and refused:
         raise typer.BadParameter("--count and --refused exclude each other")
     if coverage:
-        if manifest is not None or preset is not None or where is not None or count or refused:
+        if manifest is not None or kernels.is_given or count or refused:
             raise typer.BadParameter("--coverage is of all kernels there can be: it goes with --json alone")
         _print_coverage(as_json)
         return
     if manifest is None:
-        if preset is not None or where is not None or count or refused:
+        if kernels.is_given or count or refused:
             raise typer.BadParameter("--preset, --where, --count and --refused need a MANIFEST")
         _list_shipped(as_json)
         return
-    kernels = load_manifest(manifest_path(manifest), legal=not (count or refused))
+    declared = load_manifest(manifest_path(manifest), legal=not (count or refused))
     if count:
-        _print_count(kernels.count(preset, where), as_json)
+        _print_count(declared.count(kernels.preset, kernels.where), as_json)
     elif refused:
-        _list_refused(kernels, preset, where, as_json)
+        _list_refused(declared.expand(kernels.preset, kernels.where, legal=False), as_json)
     elif as_json:
-        output.print_json("list", [{"name": kernel_name(c), **fields_of(c)} for c in kernels.expand(preset, where)])
+        output.print_json("list", [{"name": kernel_name(c), **fields_of(c)} for c in kernels.configs(manifest)])
     else:
-        for config in kernels.expand(preset, where):
+        for config in declared.expand(kernels.preset, kernels.where):
             typer.echo(kernel_name(config))
 
 
@@ -170,10 +169,9 @@ def _print_coverage(as_json: bool) -> None:
         output.print_table((*table.columns, *schedules()), table.merged(), title=table.title)
 
 
-def _list_refused(kernels: KernelSet, preset: str | None, where: str | None, as_json: bool) -> None:
-    every = kernels.expand(preset, where, legal=False)
+def _list_refused(configs: Iterable[GemmConfig], as_json: bool) -> None:
     if as_json:
-        refused = ((config, verdicts(config)) for config in every)
+        refused = ((config, verdicts(config)) for config in configs)
         output.print_json(
             "list",
             [
@@ -183,7 +181,7 @@ def _list_refused(kernels: KernelSet, preset: str | None, where: str | None, as_
             ],
         )
         return
-    for config in every:
+    for config in configs:
         if rules := broken(config):
             typer.echo(f"{kernel_name(config)}  {'; '.join(f'{rule.id}: {says}' for rule, says in rules)}")
 

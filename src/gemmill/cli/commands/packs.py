@@ -4,34 +4,31 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from gemmill.cli import completion, output
-from gemmill.cli.app import Commands, app
+from gemmill.cli import output
+from gemmill.cli.app import Application, Commands, app
 from gemmill.cli.commands.compiling import compile_all, report_failures, tally
-from gemmill.cli.needed import Asked, Conditions, needed
 from gemmill.cli.options import (
-    Jobs,
+    CompileOptions,
     Json,
+    KernelFilter,
     Manifest,
     Objective,
     OnGpu,
-    Preset,
-    Problems,
     Records,
     Sign,
     StorePath,
-    Where,
-    asked_suite,
+    SuiteOptions,
     is_manifest,
-    kernel_set,
     refuse_overwriting,
 )
 from gemmill.cli.output import Status
+from gemmill.cli.set_choice import Conditions, SuiteTimes, kernels_for
 from gemmill.library.decompositions.launched import compiled_name
 from gemmill.library.errors import PackError, SettingError
 from gemmill.library.files import read_given
@@ -65,9 +62,8 @@ class PackCommands(Commands):
         return [*super().shell_complete(ctx, incomplete), *manifest.shell_complete(ctx, incomplete)]
 
 
-pack_app = typer.Typer(
-    cls=PackCommands,
-    help="""Ship compiled kernels in one file: `gemmill pack MANIFEST -o FILE`.
+pack_app = Application(
+    """Ship compiled kernels in one file: `gemmill pack MANIFEST -o FILE`.
 
     A process that opens the file runs its kernels without NVRTC and headers:
     gemmill.Registry(packs=["quick.pack"]).
@@ -78,8 +74,7 @@ pack_app = typer.Typer(
       gemmill pack inspect quick.pack
       gemmill pack verify quick.pack
     """,
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    PackCommands,
 )
 app.add_typer(pack_app, name="pack")
 REGRET = 0.03
@@ -87,30 +82,54 @@ REGRET = 0.03
 PackFile = Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A pack.")]
 
 
-@pack_app.command()
-def make(
-    manifest: Manifest,
-    to: Annotated[Path, typer.Option("--output", "-o", help="The pack to write.", dir_okay=False)],
-    preset: Preset = None,
-    where: Where = None,
-    records: Records = [],  # noqa: B006 (typer copies it)
-    jobs: Jobs = None,
-    store: StorePath = None,
-    shapes: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Only what a suite, file or name, needs.", autocompletion=completion.suites),
-    ] = None,
-    problem: Problems = [],  # noqa: B006
+@dataclass(frozen=True)
+class PackOutput:
+    """The file to write, and the keys that sign it."""
+
+    to: Annotated[Path, typer.Option("--output", "-o", help="The pack to write.", dir_okay=False)]
+    sign: Sign = field(default_factory=list)
+
+    def keys(self) -> list[SigningKey]:
+        """The keys."""
+        return [SigningKey.load(path) for path in self.sign]
+
+    @property
+    def files(self) -> list[Path]:
+        """What is written."""
+        return [self.to, signature_path(self.to)] if self.sign else [self.to]
+
+
+@dataclass(frozen=True)
+class WorthOptions:
+    """How many kernels the problems of a suite are worth, and on which GPU."""
+
     regret: Annotated[
         float | None,
         typer.Option(min=0, help="With --shapes: the most that a shape may lose, as part of the least time (0.03)."),
-    ] = None,
+    ] = None
     budget: Annotated[
         str | None, typer.Option(metavar="BYTES", help="With --shapes: the most that the file may take, such as 20M.")
-    ] = None,
-    objective: Objective = "sustained",
-    gpu: OnGpu = None,
-    sign: Sign = [],  # noqa: B006
+    ] = None
+    objective: Objective = "sustained"
+    gpu: OnGpu = None
+
+    def most_bytes(self) -> int | None:
+        """Most bytes of the file."""
+        try:
+            return None if self.budget is None else number_of_bytes("--budget", self.budget)
+        except SettingError as error:
+            raise typer.BadParameter(str(error)) from None
+
+
+@pack_app.command()
+def make(
+    manifest: Manifest,
+    target: PackOutput,
+    kernels: KernelFilter,
+    compiling: CompileOptions,
+    problems: SuiteOptions,
+    worth: WorthOptions,
+    records: Records = [],  # noqa: B006 (typer copies it)
     as_json: Json = False,
 ) -> None:
     """Write a pack of a manifest's kernels, compiling what the store lacks. The command `pack` alone means this.
@@ -135,48 +154,39 @@ def make(
       gemmill pack bf16 --preset quick --sign release.pem -o quick.pack
       gemmill pack bf16 --problem "4096x28672x4096 bf16 tn epilogue='d = silu(gate) * up'" -o swiglu.pack
     """
-    suite = asked_suite(shapes, problem)
-    if suite is None and (regret, budget, gpu, objective) != (None, None, None, "sustained"):
+    suite = problems.suite()
+    if suite is None and worth != WorthOptions():
         raise typer.BadParameter("--regret, --budget, --objective and --gpu need --shapes: what kernels are worth")
-    most = _most(budget)
-    keys = [SigningKey.load(path) for path in sign]
-    outputs = [to, signature_path(to)] if keys else [to]
-    refuse_overwriting(outputs, [manifest, *records, *sign, *([] if shapes is None else [shapes])])
-    configs = list(kernel_set(manifest).expand(preset, where))
+    most, keys = worth.most_bytes(), target.keys()
+    refuse_overwriting(target.files, [manifest, *records, *target.sign, *problems.files])
+    configs = kernels.configs(manifest)
     decisions = read_decisions(records)
-    asked = Asked({}, {}, [])
+    times = SuiteTimes({}, {}, [])
     if suite is not None:
-        allowed = REGRET if regret is None else regret
-        configs, asked = needed(configs, suite, Conditions(decisions, gpu or detect(), objective), allowed)
-        decisions += asked.shipped
-    outcomes = compile_all(configs, jobs, Store(store))
+        regret = REGRET if worth.regret is None else worth.regret
+        conditions = Conditions(decisions, worth.gpu or detect(), worth.objective)
+        configs, times = kernels_for(configs, suite, conditions, regret)
+        decisions += times.shipped
+    outcomes = compile_all(configs, compiling)
     report_failures(outcomes)
     artifacts = [outcome.artifact for outcome in outcomes if outcome.artifact is not None]
     if most is not None:
         counts = range(1, len(artifacts) + 1)
         artifacts = artifacts[: bisect_right(counts, most, key=lambda count: _bytes(artifacts[:count], decisions))]
-    lost = regrets(asked.times, (artifact.name for artifact in artifacts))
+    lost = regrets(times.times, (artifact.name for artifact in artifacts))
     if unserved := sum(loss is None for loss in lost.values()):
         left = f"{unserved} of {len(lost)} problems without a kernel"
-        raise PackError(f"a pack of {budget} leaves {left}: raise --budget")
+        raise PackError(f"a pack of {worth.budget} leaves {left}: raise --budget")
     own = _of(artifacts, decisions)
     if left_out := len(decisions) - len(own):
         output.complain(f"{left_out} of {len(decisions)} measurements are left out: the pack has not their kernels")
-    size = _write(to, artifacts, own, keys)
+    size = _write(target.to, artifacts, own, keys)
     if as_json:
         losses_by_problem = {str(problem): loss for problem, loss in lost.items()}
-        output.print_json("pack.make", {**_summary(to, size, artifacts, own), "losses": losses_by_problem})
+        output.print_json("pack.make", {**_summary(target.to, size, artifacts, own), "losses": losses_by_problem})
         return
-    typer.echo(f"{tally(outcomes)}\n{to}: {len(artifacts)} kernels, {size:,} bytes")
-    _tell_losses(lost, asked.counts)
-
-
-def _most(budget: str | None) -> int | None:
-    """Most bytes of the file."""
-    try:
-        return None if budget is None else number_of_bytes("--budget", budget)
-    except SettingError as error:
-        raise typer.BadParameter(str(error)) from None
+    typer.echo(f"{tally(outcomes)}\n{target.to}: {len(artifacts)} kernels, {size:,} bytes")
+    _print_losses(lost, times.counts)
 
 
 def _write(to: Path, artifacts: Sequence[Artifact], decisions: Sequence[Decision], keys: Sequence[SigningKey]) -> int:
@@ -187,7 +197,7 @@ def _write(to: Path, artifacts: Sequence[Artifact], decisions: Sequence[Decision
     return size
 
 
-def _tell_losses(lost: Mapping[GemmProblem, float | None], counts: Mapping[GemmProblem, int]) -> None:
+def _print_losses(lost: Mapping[GemmProblem, float | None], counts: Mapping[GemmProblem, int]) -> None:
     """Say what problems lose, in the mean of all that ran."""
     if losses := {problem: loss for problem, loss in lost.items() if loss is not None}:
         mean = sum(loss * counts[problem] for problem, loss in losses.items()) / sum(map(counts.__getitem__, losses))

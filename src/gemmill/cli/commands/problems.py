@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,25 +15,22 @@ from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.dsl import ClusterShape, InWordsOfTheDsl, TileShape, kernels_of
 from gemmill.cli.options import (
-    Jobs,
+    CompileOptions,
     Json,
+    KernelFilter,
     Manifest,
     Manifests,
-    Preset,
-    Problems,
     Records,
+    RegistryOptions,
     Sizes,
     StorePath,
-    Where,
-    asked_suite,
+    SuiteOptions,
     kernel,
-    kernel_set,
-    manifest_path,
     served,
 )
 from gemmill.cli.output import Status
-from gemmill.cli.problem_options import takes_problem
-from gemmill.library.arch import Gpu
+from gemmill.cli.problem_options import ProblemOptions
+from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.decompositions.launched import compiled
 from gemmill.library.errors import ProblemError, UnsupportedProblemError
@@ -55,6 +52,7 @@ from gemmill.runtime.select.kernels.faults import faults, needs_swap
 from gemmill.runtime.storage.store import Store
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
+Top = Annotated[int, typer.Option(min=1, max=5, metavar="N", help="Show N kernels, the best first; at most 5.")]
 
 
 def _duration(text: str) -> float:
@@ -65,18 +63,11 @@ def _duration(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
-Budget = Annotated[
-    float | None,
-    typer.Option(parser=_duration, metavar="TIME", help="Time to measure for, such as 10m; compilation not counted."),
-]
-Top = Annotated[int, typer.Option(min=1, max=5, metavar="N", help="Show N kernels, the best first; at most 5.")]
+@dataclass(frozen=True)
+class KernelChoice:
+    """The kernels that a problem runs on: one by name, the best with a tile, or the selected ones."""
 
-
-@app.command(cls=InWordsOfTheDsl)
-@takes_problem
-def run(
-    problem: GemmProblem,
-    kernel_: Annotated[
+    name: Annotated[
         str | None,
         typer.Option(
             "--kernel",
@@ -84,15 +75,37 @@ def run(
             help="Run this kernel, not the selected one.",
             autocompletion=completion.kernels,
         ),
-    ] = None,
-    tile: TileShape = None,
-    cluster: ClusterShape = None,
-    manifest: Manifests = [],  # noqa: B006
-    records: Records = [],  # noqa: B006
-    top: Top = 1,
-    sizes: Sizes = None,
-    store: StorePath = None,
-    as_json: Json = False,
+    ] = None
+    tile: TileShape = None
+    cluster: ClusterShape = None
+    manifest: Manifests = field(default_factory=list)
+    records: Records = field(default_factory=list)
+    top: Top = 1
+
+    def configs(self, problem: GemmProblem) -> list[GemmConfig]:
+        """The kernels for a problem, the best first."""
+        if self.cluster and not self.tile:
+            raise typer.BadParameter("--cluster is of a --tile, and none is given")
+        if self.name is not None:
+            if self.manifest or self.records or self.tile or self.top != 1:
+                raise typer.BadParameter("--kernel names the kernel: leave out --manifest, --records, --tile and --top")
+            config = kernel(self.name)
+            if (swap_ab := needs_swap(config, problem)) is None:
+                wrong = faults(config, problem)
+                raise UnsupportedProblemError(f"{kernel_name(config)} does not fit: it needs {' and '.join(wrong)}")
+            return [with_number(config, problem, swap_ab, detect())]
+        if self.tile and (self.manifest or self.records):
+            raise typer.BadParameter("--tile says which kernels there are: leave out --manifest and --records")
+        if self.tile:
+            registry = Registry([kernels_of(problem, self.tile, self.cluster or (1, 1))])
+        else:
+            registry = RegistryOptions(self.manifest, records=self.records).registry()
+        return [parse_name(name) for name in best(registry.select(problem), self.top)]
+
+
+@app.command(cls=InWordsOfTheDsl)
+def run(
+    options: ProblemOptions, choice: KernelChoice, sizes: Sizes = None, store: StorePath = None, as_json: Json = False
 ) -> None:
     """Run one problem on the GPU: verify the result against float64 and time it beside what else multiplies here.
 
@@ -112,29 +125,16 @@ def run(
       gemmill run --mnkl 4096,4096,4096 --epilogue "d = gelu(acc + bias.bf16[n])"
       gemmill run --problem "8192x4096x7168 e4m3 tn grouped=64 a_scale=1x128 b_scale=128x128" --sizes zipf:1.1
     """
-    said = _checked_sizes(problem, sizes)
+    problem = options.described()
+    group_sizes = _checked_sizes(problem, sizes)
     refuse_nested(problem)
-    if cluster and not tile:
-        raise typer.BadParameter("--cluster is of a --tile, and none is given")
-    if kernel_ is not None:
-        if manifest or records or tile or top != 1:
-            raise typer.BadParameter("--kernel names the kernel: leave out --manifest, --records, --tile and --top")
-        configs = [kernel(kernel_)]
-        if (swap_ab := needs_swap(configs[0], problem)) is None:
-            wrong = faults(configs[0], problem)
-            raise UnsupportedProblemError(f"{kernel_name(configs[0])} does not fit: it needs {' and '.join(wrong)}")
-        configs = [with_number(configs[0], problem, swap_ab, detect())]
-    else:
-        if tile and (manifest or records):
-            raise typer.BadParameter("--tile says which kernels there are: leave out --manifest and --records")
-        chosen = Registry([kernels_of(problem, tile, cluster or (1, 1))]) if tile else registry(manifest, [], records)
-        configs = [parse_name(name) for name in best(chosen.select(problem), top)]
+    configs = choice.configs(problem)
     problem = problem.with_narrow_a
     if upconverts_a(problem.b_dtype, problem.a_dtype):
         problem = problem.transposed  # the same work: operands are made with narrow weights as A
-    unit = Unit(problem, tuple(configs), sizes=said)
+    unit = Unit(problem, tuple(configs), sizes=group_sizes)
     with tempfile.TemporaryDirectory() as folder:
-        found = measure([unit], Path(folder) / "records.jsonl", store=Store(store))
+        found = measure([unit], Path(folder) / "records.jsonl", CompileOptions(store=store))
     if not found:
         raise UnsupportedProblemError(f"nothing was measured of {problem}")
     report_measurements(found, as_json)
@@ -147,39 +147,73 @@ def _checked_sizes(problem: GemmProblem, said: str | None) -> str:
         raise typer.BadParameter(f"--sizes: {error}") from None
 
 
+@dataclass(frozen=True)
+class TimingOptions:
+    """For how long, how, and on groups of which sizes kernels are timed."""
+
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            parser=_duration, metavar="TIME", help="Time to measure for, such as 10m; compilation not counted."
+        ),
+    ] = None
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Time every kernel at length, not only the best of a brief look.")
+    ] = False
+    regime: Annotated[
+        Regime, typer.Option(help="How the GPU is kept at work: `sustained`, each kernel alone, held by its power.")
+    ] = "burst"
+    sizes: Sizes = None
+
+    def options(self) -> Options:
+        """What those who measure take."""
+        if self.exhaustive and self.budget is not None:
+            raise typer.BadParameter("--exhaustive takes as long as it takes; leave out --budget")
+        return Options(finalists=None if self.exhaustive else DEFAULT_OPTIONS.finalists, regime=self.regime)
+
+    def sized(self, shape: Shape) -> Shape:
+        """A shape with the sizes of groups that are given, where they would be balanced."""
+        if self.sizes is None or shape.sizes != BALANCED:
+            return shape
+        return replace(shape, sizes=_checked_sizes(shape.problem, self.sizes))
+
+
+@dataclass(frozen=True)
+class GpuOptions:
+    """The GPUs that measure."""
+
+    gpus: Annotated[
+        str | None, typer.Option(metavar="N|all", help="GPUs of this machine to measure on; default: 1.")
+    ] = None
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Measure on the GPUs of this dask cluster's workers.")
+    ] = None
+
+    def workers(self) -> GpuPool:
+        """The processes that measure."""
+        if self.scheduler is not None:
+            if not self.scheduler:
+                raise typer.BadParameter("--scheduler is empty; it takes the address of a dask scheduler")
+            if self.gpus is not None:
+                raise typer.BadParameter("--gpus is of this machine, and --scheduler has the GPUs of others: give one")
+            return Cluster(self.scheduler)
+        gpus = self.gpus
+        if gpus is not None and gpus != "all" and not (gpus.isdecimal() and len(gpus) < 5 and int(gpus)):
+            raise typer.BadParameter(f"--gpus {gpus}: neither all nor a number of at least 1")
+        return LocalGpus(local_gpus(None if gpus == "all" else int(gpus)) if gpus not in (None, "1") else ())
+
+
 @app.command()
 def profile(
     manifest: Manifest,
-    shapes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="A shape suite: a file, or the name of one that ships.",
-            autocompletion=completion.suites,
-        ),
-    ] = None,
-    problem: Problems = [],  # noqa: B006 (typer copies it)
+    problems: SuiteOptions,
+    kernels: KernelFilter,
+    timing: TimingOptions,
+    gpus: GpuOptions,
+    compiling: CompileOptions,
     records: Annotated[
         Path, typer.Option(metavar="FILE", dir_okay=False, help="Append measurements to this file.")
     ] = Path("records.jsonl"),
-    preset: Preset = None,
-    where: Where = None,
-    budget: Budget = None,
-    exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", help="Time every kernel at length, not only the best of a brief look.")
-    ] = False,
-    regime: Annotated[
-        Regime, typer.Option(help="How the GPU is kept at work: `sustained`, each kernel alone, held by its power.")
-    ] = "burst",
-    gpus: Annotated[
-        str | None, typer.Option(metavar="N|all", help="GPUs of this machine to measure on; default: 1.")
-    ] = None,
-    scheduler: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Measure on the GPUs of this dask cluster's workers.")
-    ] = None,
-    sizes: Sizes = None,
-    jobs: Jobs = None,
-    store: StorePath = None,
     as_json: Json = False,
 ) -> None:
     """Verify and time every kernel of a manifest on every shape of a suite, and append the measurements to a file.
@@ -212,48 +246,23 @@ def profile(
       gemmill profile bf16 --problem "8192x4096x7168 bf16 tn grouped=64" --sizes zipf:1.1
       gemmill profile projections.yaml --preset quick --shapes my_shapes.yaml --records records.jsonl
     """
-    if (suite := asked_suite(shapes, problem)) is None:
+    if (suite := problems.suite()) is None:
         raise typer.BadParameter("nothing to measure: --shapes FILE or --problem TEXT says what is multiplied")
-    configs = [*kernel_set(manifest).expand(preset, where)]
-    sized = dict.fromkeys(_sized(shape, sizes) for shape in served(configs, suite))
-    chosen = units(configs, sized, varies=True)
-    if exhaustive and budget is not None:
-        raise typer.BadParameter("--exhaustive takes as long as it takes; leave out --budget")
-    options = Options(finalists=None if exhaustive else DEFAULT_OPTIONS.finalists, regime=regime)
-    workers = _workers(gpus, scheduler)
+    configs = kernels.configs(manifest)
+    chosen = units(configs, dict.fromkeys(map(timing.sized, served(configs, suite))), varies=True)
+    options, workers = timing.options(), gpus.workers()
     measured = {config for unit in chosen for config in unit.configs}
     if others := {*configs} - measured - {*map(compiled, measured)}:
         output.complain(f"{len(others)} kernels are not measured: no shape has their formats, groups or expression")
-    found = measure(chosen, records, store=Store(store), jobs=jobs, options=options, budget=budget, workers=workers)
+    found = measure(chosen, records, compiling, options=options, budget=timing.budget, workers=workers)
     report_measurements(found, as_json)
-
-
-def _sized(shape: Shape, sizes: str | None) -> Shape:
-    """A shape with the sizes of groups that an option says, where they would be balanced."""
-    if sizes is None or shape.sizes != BALANCED:
-        return shape
-    return replace(shape, sizes=_checked_sizes(shape.problem, sizes))
-
-
-def _workers(gpus: str | None, scheduler: str | None) -> GpuPool:
-    """Who measures."""
-    if scheduler is not None:
-        if not scheduler:
-            raise typer.BadParameter("--scheduler is empty; it takes the address of a dask scheduler")
-        if gpus is not None:
-            raise typer.BadParameter("--gpus is of this machine, and --scheduler has the GPUs of others: give one")
-        return Cluster(scheduler)
-    if gpus is not None and gpus != "all" and not (gpus.isdecimal() and len(gpus) < 5 and int(gpus)):
-        raise typer.BadParameter(f"--gpus {gpus}: neither all nor a number of at least 1")
-    return LocalGpus(local_gpus(None if gpus == "all" else int(gpus)) if gpus not in (None, "1") else ())
 
 
 def measure(
     chosen: Sequence[Unit],
     records: Path,
+    compiling: CompileOptions,
     *,
-    store: Store,
-    jobs: int | None = None,
     options: Options = DEFAULT_OPTIONS,
     budget: float | None = None,
     workers: GpuPool | None = None,
@@ -272,8 +281,8 @@ def measure(
         found = sweep(
             chosen,
             records,
-            store=store,
-            jobs=jobs,
+            store=Store(compiling.store),
+            jobs=compiling.jobs,
             options=options,
             scope=Scope(budget=budget),
             workers=workers,
@@ -286,18 +295,6 @@ def measure(
             f"no time was left for {sum(untried)} measurements on {len(untried)} problems; another sweep goes on there"
         )
     return found
-
-
-def registry(
-    manifests: Sequence[str],
-    packs: Sequence[Path],
-    records: Sequence[Path],
-    gpu: Gpu | None = None,
-    model: Path | None = None,
-) -> Registry:
-    """A registry over what the options name; without any manifest or pack, over the manifests that ship."""
-    paths = [manifest_path(manifest) for manifest in manifests] if manifests else None
-    return Registry(manifests=paths, packs=packs, gpu=gpu, records=records, model=model)
 
 
 def best(choice: Choice, top: int) -> list[str]:

@@ -8,22 +8,19 @@ from typing import Annotated
 import typer
 
 from gemmill.cli import output
-from gemmill.cli.app import Commands, app
+from gemmill.cli.app import Application, app
 from gemmill.cli.options import Json, refuse_overwriting
 from gemmill.library.errors import RecordError
 from gemmill.library.parquet import write_parquet
 from gemmill.library.records import Measurement, read_records
 
-records_app = typer.Typer(
-    cls=Commands,
-    help="""Pack the measurements of many sweeps into one file.
+records_app = Application(
+    """Pack the measurements of many sweeps into one file.
 
     \b
     Examples:
       gemmill records pack sweeps/*.jsonl -o h200.parquet
     """,
-    no_args_is_help=True,
-    rich_markup_mode=None,
 )
 app.add_typer(records_app, name="records")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import takewhile
 from math import isnan
 from typing import Annotated, Any
@@ -13,19 +13,10 @@ import typer
 
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
-from gemmill.cli.commands.problems import Top, registry
-from gemmill.cli.options import (
-    Json,
-    Manifests,
-    Model,
-    Objective,
-    OnGpu,
-    Packs,
-    Records,
-    shape_suite,
-)
+from gemmill.cli.commands.problems import Top
+from gemmill.cli.options import Json, Objective, RegistryOptions, shape_suite
 from gemmill.cli.output import Status
-from gemmill.cli.problem_options import takes_problems
+from gemmill.cli.problem_options import ProblemsOptions
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.input.group_sizes import BALANCED
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
@@ -34,25 +25,27 @@ from gemmill.runtime.api.invariance import packed_rows
 from gemmill.runtime.select.choice import Choice, Rows
 
 
-@app.command()
-@takes_problems
-def select(
-    problems: list[GemmProblem],
-    manifest: Manifests = [],  # noqa: B006 (typer copies it)
-    pack: Packs = [],  # noqa: B006
-    records: Records = [],  # noqa: B006
+@dataclass(frozen=True)
+class SelectionOptions:
+    """What is asked of a choice beside its speed."""
+
     batch_invariant: Annotated[
         bool, typer.Option("--batch-invariant", help="One kernel, and one order of summation, for every M and batch.")
-    ] = False,
+    ] = False
     quick: Annotated[
         bool,
         typer.Option(
             "--quick", help="As matmul(..., quick=True) decides: by a decision tree where nothing was measured."
         ),
-    ] = False,
-    objective: Objective = "sustained",
-    gpu: OnGpu = None,
-    model: Model = None,
+    ] = False
+    objective: Objective = "sustained"
+
+
+@app.command()
+def select(
+    options: ProblemsOptions,
+    sources: RegistryOptions,
+    how: SelectionOptions,
     top: Top = 1,
     why: Annotated[bool, typer.Option("--why", help="Say why it won, and what makes it slow.")] = False,
     as_json: Json = False,
@@ -73,20 +66,25 @@ def select(
       gemmill select --mnkl 64,4096,4096 --b u4 --b-scale 1x128 --b-zero --epilogue "d = silu(acc)"
       gemmill select --shapes trace.json --json
     """
-    if batch_invariant:
+    problems = options.all(options.shapes)
+    if how.batch_invariant:
         for problem in problems:
             if (problem.a_major, problem.c_major or "n", problem.d_major) != ("k", "n", "n"):
                 raise typer.BadParameter("--batch-invariant needs --a-major k, and n as --c-major and --d-major")
         problems = [*map(packed_rows, problems)]
-        if quick:
+        if how.quick:
             raise typer.BadParameter("--batch-invariant decides for every M: leave out --quick")
-    invariant_to: Rows | None = "m" if batch_invariant else None
-    chosen = registry(manifest, pack, records, gpu, model)
+    invariant_to: Rows | None = "m" if how.batch_invariant else None
+    registry = sources.registry()
+
+    def chosen(problem: GemmProblem) -> Choice:
+        return registry.select(problem, None, invariant_to, how.quick, how.objective)
+
     if len(problems) > 1:
-        _select_many(problems, lambda x: chosen.select(x, None, invariant_to, quick, objective), as_json)
+        _select_many(problems, chosen, as_json)
         return
     [problem] = problems
-    choice = chosen.select(problem, None, invariant_to, quick, objective)
+    choice = chosen(problem)
     if as_json:
         output.print_json("select", _report(problem, choice, top))
         return

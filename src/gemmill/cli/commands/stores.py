@@ -10,15 +10,14 @@ from pathlib import Path
 import typer
 
 from gemmill.cli import output
-from gemmill.cli.app import Commands, app
+from gemmill.cli.app import Application, app
 from gemmill.cli.options import Json, StorePath
 from gemmill.cli.output import Status
 from gemmill.library.errors import StoreError
 from gemmill.runtime.storage.store import Store
 
-store_app = typer.Typer(
-    cls=Commands,
-    help="""Look into the store of compiled kernels, check it, shrink it, share it.
+store_app = Application(
+    """Look into the store of compiled kernels, check it, shrink it, share it.
 
     \b
     Examples:
@@ -26,8 +25,6 @@ store_app = typer.Typer(
       gemmill store verify --store /path/to/store
       gemmill store pull bf16 --remote https://kernels.example
     """,
-    no_args_is_help=True,
-    rich_markup_mode=None,
 )
 app.add_typer(store_app, name="store")
 

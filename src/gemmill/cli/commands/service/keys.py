@@ -8,21 +8,18 @@ from typing import Annotated
 import typer
 
 from gemmill.cli import output
-from gemmill.cli.app import Commands, app
+from gemmill.cli.app import Application, app
 from gemmill.cli.options import Json
 from gemmill.runtime.storage.trust.signatures import PublicKey, SigningKey
 
-key_app = typer.Typer(
-    cls=Commands,
-    help="""Make and show keys: a private one signs, and who trusts its public one takes what it signed.
+key_app = Application(
+    """Make and show keys: a private one signs, and who trusts its public one takes what it signed.
 
     \b
     Examples:
       gemmill key new release.pem
       gemmill key show release.pem
     """,
-    no_args_is_help=True,
-    rich_markup_mode=None,
 )
 app.add_typer(key_app, name="key")
 

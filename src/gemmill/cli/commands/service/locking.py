@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,28 +12,16 @@ import typer
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.commands.stores import check_kept
-from gemmill.cli.options import (
-    Jobs,
-    Json,
-    Manifests,
-    Model,
-    OnGpu,
-    Packs,
-    Problems,
-    Records,
-    StorePath,
-    asked_suite,
-    manifest_path,
-    refuse_overwriting,
-)
+from gemmill.cli.options import CompileOptions, Json, Packs, RegistryOptions, SuiteOptions, refuse_overwriting
 from gemmill.runtime import locked
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.lockfile import Lock
 
 
-@app.command()
-def lock(
-    to: Annotated[Path, typer.Option("--output", "-o", help="The lock file to write.", dir_okay=False)],
+@dataclass(frozen=True)
+class LockedProblems(SuiteOptions):
+    """Problems of a suite, as an argument, or in lines."""
+
     shapes: Annotated[
         str | None,
         typer.Argument(
@@ -40,15 +29,15 @@ def lock(
             help="A suite, by file or name, or another tool's list (gemmill shapes).",
             autocompletion=completion.suites,
         ),
-    ] = None,
-    problem: Problems = [],  # noqa: B006 (typer copies it)
-    manifest: Manifests = [],  # noqa: B006
-    pack: Packs = [],  # noqa: B006
-    records: Records = [],  # noqa: B006
-    gpu: OnGpu = None,
-    model: Model = None,
-    jobs: Jobs = None,
-    store: StorePath = None,
+    ] = None
+
+
+@app.command()
+def lock(
+    to: Annotated[Path, typer.Option("--output", "-o", help="The lock file to write.", dir_okay=False)],
+    problems: LockedProblems,
+    sources: RegistryOptions,
+    compiling: CompileOptions,
     as_json: Json = False,
 ) -> None:
     """Write down which kernels problems go to: name, key in stores, digest of the machine code, what it was made from.
@@ -63,15 +52,13 @@ def lock(
       gemmill lock trace.json --gpu "H100 80GB HBM3" -o kernels.lock
       gemmill lock --problem "4096x4096x4096 bf16 tn" --pack quick.pack -o kernels.lock
     """
-    suite = asked_suite(shapes, problem)
-    if suite is None:
+    if (suite := problems.suite()) is None:
         raise typer.BadParameter("no problem is given: PROBLEMS, a file or suite, or --problem TEXT says what to lock")
-    refuse_overwriting([to], [*manifest, *pack, *records, *([] if shapes is None else [shapes])])
-    sets = [manifest_path(each) for each in manifest] if manifest else None
-    registry = Registry(manifests=sets, packs=pack, store=store, gpu=gpu, records=records, model=model)
-    problems = [*dict.fromkeys(shape.problem for shape in suite.shapes)]
-    with output.progress(compiling=len({registry.select(each).name for each in problems})) as step:
-        made = locked.lock(registry, problems, jobs, lambda _: step("compiling"))
+    refuse_overwriting([to], [*sources.files, *problems.files])
+    registry = sources.registry(compiling.store)
+    shapes = [*dict.fromkeys(shape.problem for shape in suite.shapes)]
+    with output.progress(compiling=len({registry.select(each).name for each in shapes})) as step:
+        made = locked.lock(registry, shapes, compiling.jobs, lambda _: step("compiling"))
     made.write(to)
     if as_json:
         output.print_json("lock", {"file": str(to), "gpu": made.gpu, "problems": dict(made.problems)})
@@ -82,9 +69,8 @@ def lock(
 @app.command()
 def warm(
     file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A lock file.")],
+    compiling: CompileOptions,
     pack: Packs = [],  # noqa: B006 (typer copies it)
-    jobs: Jobs = None,
-    store: StorePath = None,
     as_json: Json = False,
 ) -> None:
     """Have exactly the kernels of a lock file in the store: from packs, from GEMMILL_REMOTE, or compiled.
@@ -99,8 +85,8 @@ def warm(
     """
     named = Lock.read(file)
     with output.progress(compiling=len(named.kernels)) as step:
-        registry = Registry(manifests=(), packs=pack, store=store)
-        fetched = locked.fetch(registry, named, jobs, lambda _: step("compiling"))
+        registry = Registry(manifests=(), packs=pack, store=compiling.store)
+        fetched = locked.fetch(registry, named, compiling.jobs, lambda _: step("compiling"))
     check_kept(registry.store)
     if as_json:
         rows = [{"name": each.artifact.name, "key": each.artifact.key, "source": each.source} for each in fetched]

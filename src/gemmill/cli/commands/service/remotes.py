@@ -8,7 +8,7 @@ import typer
 
 from gemmill.cli import completion, output
 from gemmill.cli.commands.stores import check_kept, open_store, store_app
-from gemmill.cli.options import Json, OnGpu, Preset, Sign, StorePath, Where, is_manifest, kernel, kernel_set
+from gemmill.cli.options import Json, KernelFilter, OnGpu, Sign, StorePath, is_manifest, kernel
 from gemmill.library.errors import RemoteError
 from gemmill.runtime.gpus import detect
 from gemmill.runtime.obtain import Obtainer
@@ -82,8 +82,7 @@ def pull(
             autocompletion=completion.buildable,
         ),
     ],
-    preset: Preset = None,
-    where: Where = None,
+    kernels: KernelFilter,
     remote: Url = None,
     gpu: OnGpu = None,
     store: StorePath = None,
@@ -99,7 +98,7 @@ def pull(
       gemmill store pull sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear
     """
     of, kept = _remote(remote), open_store(store)
-    configs = list(kernel_set(source).expand(preset, where)) if is_manifest(source) else [kernel(source)]
+    configs = kernels.configs(source) if is_manifest(source) else [kernel(source)]
     before = of.counters().get("hits", 0)
     found = Obtainer(kept, of, gpu or detect()).fetch(configs)
     missing = {name: miss.says for name, miss in found.items() if isinstance(miss, Miss)}

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from gemmill.cli import output
-from gemmill.cli.app import Commands, app
+from gemmill.cli.app import Application, app
 from gemmill.cli.options import Jobs, StorePath
 from gemmill.library.errors import InstallationError, SettingError
 from gemmill.library.extras import install
@@ -24,9 +25,8 @@ from gemmill.profiler.sweep.compilers import AT_A_TIME
 from gemmill.runtime.compile.pool import default_jobs
 from gemmill.runtime.storage.store import Store
 
-serve_app = typer.Typer(
-    cls=Commands,
-    help="""Serve kernels to a fleet: compile, keep, select and hand them out over HTTP. Needs gemmill's extra service.
+serve_app = Application(
+    """Serve kernels to a fleet: compile, keep, select and hand them out over HTTP. Needs gemmill's extra service.
 
     Without --tokens everybody who reaches the server may read and have compiled, so it listens on the loopback
     interface alone. SIGTERM ends it when requests at work are answered.
@@ -39,19 +39,15 @@ serve_app = typer.Typer(
       gemmill serve --bucket s3://kernels/gemmill --tokens tokens
     """,
     invoke_without_command=True,
-    rich_markup_mode=None,
 )
 app.add_typer(serve_app, name="serve")
-token_app = typer.Typer(
-    cls=Commands,
-    help="""Make tokens for clients of a server.
+token_app = Application(
+    """Make tokens for clients of a server.
 
     \b
     Examples:
       gemmill serve token new pods --scopes read,compile >> tokens
     """,
-    no_args_is_help=True,
-    rich_markup_mode=None,
 )
 serve_app.add_typer(token_app, name="token")
 
@@ -64,79 +60,102 @@ def _count(says: str) -> Any:
     return typer.Option(min=1, metavar="N", help=says)
 
 
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")]
-State = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER", help="Folder of manifests, uploads, packs, records and models; default: beside the store."
-    ),
-]
-TokensFile = Annotated[Path | None, _file("Tokens, and what each allows; read again when the file changes.")]
-Sign = Annotated[list[Path], _file("Private key that signs what is served; two while one replaces the other.")]
-Trust = Annotated[
-    str, typer.Option(metavar="KEYS", help="Keys whose uploads are taken, beside its own: as GEMMILL_TRUSTED_KEYS.")
-]
-BucketUrl = Annotated[str, typer.Option("--bucket", metavar="URL", help="Bucket behind the disk: s3://, gs://, az://.")]
-Scheduler = Annotated[
-    str,
-    typer.Option(metavar="ADDRESS", help="Compile on the workers of this dask scheduler, tls://..., --jobs at a time."),
-]
-AcceptSource = Annotated[
-    bool,
-    typer.Option(
-        "--accept-source",
-        help="Compile edited source, too, for tokens with the scope source, in processes that are confined: needs "
-        "Linux with Landlock.",
-    ),
-]
-Queue = Annotated[int, _count("Kernels that may wait to be compiled.")]
-Quota = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Compile-seconds an hour of each token.")]
-Connections = Annotated[int, _count("Connections at a time.")]
-Timeout = Annotated[
-    float,
-    typer.Option(
-        min=0.1, metavar="SECONDS", help="Time for headers; 6 times as much for a body, 3 for a pause in reading."
-    ),
-]
-Drain = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Time for requests at work after SIGTERM.")]
-Certificate = Annotated[Path | None, _file("The server's certificate: TLS.")]
-PrivateKey = Annotated[Path | None, _file("The private key of --tls-cert.")]
-ClientCa = Annotated[Path | None, _file("Clients must show a certificate that one of these signed.")]
+@dataclass(frozen=True)
+class Places:
+    """Where the server listens and keeps things."""
+
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 8470
+    store: StorePath = None
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Folder of manifests, uploads, packs, records and models; default: beside the store."
+        ),
+    ] = None
+    bucket: Annotated[
+        str, typer.Option("--bucket", metavar="URL", help="Bucket behind the disk: s3://, gs://, az://.")
+    ] = ""
+
+
+@dataclass(frozen=True)
+class Rights:
+    """Who may do what."""
+
+    tokens: Annotated[Path | None, _file("Tokens, and what each allows; read again when the file changes.")] = None
+    sign: Annotated[list[Path], _file("Private key that signs what is served; two while one replaces the other.")] = (
+        field(default_factory=list)
+    )
+    trust: Annotated[
+        str,
+        typer.Option(metavar="KEYS", help="Keys whose uploads are taken, beside its own: as GEMMILL_TRUSTED_KEYS."),
+    ] = ""
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """Which processes compile what."""
+
+    jobs: Jobs = None
+    scheduler: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Compile on the workers of this dask scheduler, tls://..., --jobs at a time."
+        ),
+    ] = ""
+    accept_source: Annotated[
+        bool,
+        typer.Option(
+            "--accept-source",
+            help="Compile edited source, too, for tokens with the scope source, in processes that are confined: needs "
+            "Linux with Landlock.",
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is taken at a time, and how long it may take."""
+
+    queue: Annotated[int, _count("Kernels that may wait to be compiled.")] = 1000
+    quota: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Compile-seconds an hour of each token.")] = (
+        36_000
+    )
+    connections: Annotated[int, _count("Connections at a time.")] = 1000
+    timeout: Annotated[
+        float,
+        typer.Option(
+            min=0.1, metavar="SECONDS", help="Time for headers; 6 times as much for a body, 3 for a pause in reading."
+        ),
+    ] = 10
+    drain: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Time for requests at work after SIGTERM.")] = (
+        20
+    )
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Certificates."""
+
+    tls_cert: Annotated[Path | None, _file("The server's certificate: TLS.")] = None
+    tls_key: Annotated[Path | None, _file("The private key of --tls-cert.")] = None
+    client_ca: Annotated[Path | None, _file("Clients must show a certificate that one of these signed.")] = None
 
 
 @serve_app.callback()
 def serve(
-    context: typer.Context,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Port = 8470,
-    store: StorePath = None,
-    state: State = None,
-    tokens: TokensFile = None,
-    sign: Sign = [],  # noqa: B006 (typer copies it)
-    trust: Trust = "",
-    bucket: BucketUrl = "",
-    jobs: Jobs = None,
-    scheduler: Scheduler = "",
-    accept_source: AcceptSource = False,
-    queue: Queue = 1000,
-    quota: Quota = 36_000,
-    connections: Connections = 1000,
-    timeout: Timeout = 10,
-    drain: Drain = 20,
-    tls_cert: Certificate = None,
-    tls_key: PrivateKey = None,
-    client_ca: ClientCa = None,
+    context: typer.Context, places: Places, rights: Rights, compilation: Compilation, limits: Limits, tls: Tls
 ) -> None:
     """Serve, unless a command follows."""
     if context.invoked_subcommand is not None:
         return
-    if (tls_cert is None) != (tls_key is None) or (client_ca and not tls_cert):
+    if (tls.tls_cert is None) != (tls.tls_key is None) or (tls.client_ca and not tls.tls_cert):
         raise typer.BadParameter("--tls-cert and --tls-key go together, and --client-ca needs both")
-    if tokens is None and not _is_loopback(host):
-        raise typer.BadParameter(f"--host {host} can be reached by others: name who may do what with --tokens")
-    if accept_source and tokens is None:
+    if rights.tokens is None and not _is_loopback(places.host):
+        raise typer.BadParameter(f"--host {places.host} can be reached by others: name who may do what with --tokens")
+    if compilation.accept_source and rights.tokens is None:
         raise typer.BadParameter("--accept-source: name who may send source, the scope source, with --tokens")
-    if accept_source and scheduler:
+    if compilation.accept_source and compilation.scheduler:
         raise typer.BadParameter("--accept-source compiles on this machine, in confinement, and --scheduler on others")
     with _needing_the_extra():
         from gemmill.service.server import run
@@ -144,22 +163,18 @@ def serve(
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # Where the log is on the disk that is full, a line of it is lost; a warning that cannot be shown would be an error.
     warnings.showwarning = lambda message, *_, **__: logging.getLogger("gemmill").warning("%s", message)
-    place = Store(store).path
-    state = state or place.with_name(f"{place.name}-service")
-    tls = {"certificate": tls_cert, "key": tls_key, "client_ca": client_ca}
-    jobs = jobs or (AT_A_TIME if scheduler else default_jobs())
-    limits: dict[str, Any] = {
-        "jobs": jobs,
-        "accept_source": accept_source,
-        "queue": queue,
-        "quota": quota,
-        "connections": connections,
+    place = Store(places.store).path
+    values: dict[str, Any] = {
+        **vars(places),
+        "state": places.state or place.with_name(f"{place.name}-service"),
+        **vars(rights),
+        "sign": tuple(rights.sign),
+        **vars(compilation),
+        "jobs": compilation.jobs or (AT_A_TIME if compilation.scheduler else default_jobs()),
+        **vars(limits),
     }
-    places: dict[str, Any] = {"host": host, "port": port, "store": store, "state": state, "bucket": bucket}
-    places |= {"scheduler": scheduler, **tls}
-    trusts: dict[str, Any] = {"tokens": tokens, "sign": tuple(sign), "trust": trust}
     try:
-        run(Options(**places, **trusts, **limits, timeout=timeout, drain=drain), _say)
+        run(Options(**values, certificate=tls.tls_cert, key=tls.tls_key, client_ca=tls.client_ca), _say)
     except OSError as error:
         raise SettingError(os_error_text(error)) from None
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from gemmill.cli import output
-from gemmill.cli.options import tell_unserved
+from gemmill.cli.options import warn_unserved
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
@@ -33,7 +33,7 @@ class Conditions(NamedTuple):
     objective: Regime
 
 
-class Asked(NamedTuple):
+class SuiteTimes(NamedTuple):
     """The problems that a pack is for."""
 
     times: dict[GemmProblem, dict[str, float]]
@@ -44,9 +44,9 @@ class Asked(NamedTuple):
     """Measurements of them that ship."""
 
 
-def needed(
+def kernels_for(
     configs: Sequence[GemmConfig], suite: ShapeSuite, under: Conditions, regret: float
-) -> tuple[list[GemmConfig], Asked]:
+) -> tuple[list[GemmConfig], SuiteTimes]:
     """About as few kernels as solve every shape of a suite nearly as fast as all, those first that serve what runs most
     often; and what kernels take on each problem. Shapes that say more than kernels of matrices alone do, an epilogue or
     groups, get the kernel each that a registry over the manifest would take."""
@@ -54,7 +54,7 @@ def needed(
     others = dict.fromkeys(unserved(plain, suite.shapes))
     special = _special(configs, [shape.problem for shape in others], under)
     if missing := [shape for shape in others if shape.problem not in special]:
-        tell_unserved(missing, suite)
+        warn_unserved(missing, suite)
     if (left := sum(not is_plain(config) for config in configs)) and not others:
         output.complain(f"{left} kernels are left out: they are for groups or arrays, or have an expression")
     rest = [shape for shape in suite.shapes if shape not in others]
@@ -71,7 +71,7 @@ def needed(
     by_name = {kernel_name(config): config for config in plain}
     by_name |= {compiled_name(choice.name): compiled(choice.config) for choice in special.values()}
     chosen = [by_name[name] for name in set_cover(known, regret, counts)]
-    return chosen, Asked(needs, counts, shipped)
+    return chosen, SuiteTimes(needs, counts, shipped)
 
 
 def _special(
