@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import tarfile
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from functools import cache
@@ -20,14 +21,17 @@ pq = pytest.importorskip("pyarrow.parquet")
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "profiler" / "results"
 MOST_BYTES = 20 << 20
-ABOUT = ("README.md", "index.yaml", "sweeps.csv")
-"""Files that say what the others are."""
+OUTPUTS = "outputs.tar.xz"
+ABOUT = ("README.md", "index.yaml", "sweeps.csv", OUTPUTS)
+"""Files that say what the others are, and the archive of what programs wrote."""
 
 
 @cache
 def kept() -> Mapping[str, frozenset[str]]:
-    """Sweeps and files, with the commits that sweeps are of."""
+    """Sweeps and files, those in the archive too, with the commits that sweeps are of."""
     found: dict[str, set[str]] = {path.name: set() for path in RESULTS.iterdir() if path.name not in ABOUT}
+    with tarfile.open(RESULTS / OUTPUTS) as archive:
+        found |= {name: set() for name in archive.getnames()}
     for path in [RESULTS / name for name in found if name.endswith(".parquet")]:
         del found[path.name]
         rows = pq.read_table(path, columns=["run", "commit"]).group_by(["run", "commit"]).aggregate([])
