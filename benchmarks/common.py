@@ -112,7 +112,7 @@ class Record:
     def __init__(self, name: str, arguments: Namespace, **facts: Any) -> None:
         import torch
 
-        from gemmill.profiler.analysis.records import source_commit
+        from gemmill.profiler.analysis.appender import source_commit
         from gemmill.profiler.measure.telemetry import open_telemetry
 
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())

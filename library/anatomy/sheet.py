@@ -8,8 +8,7 @@ from textwrap import wrap
 from gemmill.library.anatomy.families.anatomy import Anatomy
 from gemmill.library.config.fields import Fields
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.drawing.grid import Grid, Picture
-from gemmill.library.drawing.place import cell_width, outer_size
+from gemmill.library.drawing.grid import Grid, Picture, cell_width, outer_size
 from gemmill.library.drawing.svg import CELL, CHARACTER, element, label, table
 from gemmill.library.families.family import Family
 from gemmill.library.launch import LaunchSpec

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from gemmill.library.errors import LayoutError
-from gemmill.library.layouts import algebra, tiling, tuples, values
+from gemmill.library.layouts import algebra, tuples, values
 from gemmill.library.layouts.algebra import Tiler
 from gemmill.library.layouts.atoms import CopyAtom, MmaAtom, Operand
 from gemmill.library.layouts.layout import AnyLayout, Composed, Layout, Swizzle, column_major, join
@@ -143,7 +143,7 @@ def _thread_values(operand: Operand, mma: MmaAtom | TiledMma) -> Layout:
 
 def _layout_tv(threads: Layout, held: Layout) -> Layout:
     """Where values of threads lie, for a copy of ``threads`` with ``held`` each: (thread, value) -> coordinate."""
-    inverse = algebra.right_inverse(tiling.raked_product(threads, held))
+    inverse = algebra.right_inverse(algebra.raked_product(threads, held))
     return algebra.composition(inverse, column_major((threads.size, held.size)))
 
 
@@ -154,7 +154,7 @@ def _tv(layout: Layout, shape: IntTuple) -> ThreadValues:
     return ThreadValues(layout, (extents[0], extents[1]))
 
 
-def _split(shaped: Callable[..., Layout], split: tiling.Split) -> Callable[..., AnyLayout]:
+def _split(shaped: Callable[..., Layout], split: algebra.Split) -> Callable[..., AnyLayout]:
     return _inside(lambda layout, tiler: shaped(split, layout, tiler))
 
 
@@ -202,22 +202,24 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "right_inverse": _row(algebra.right_inverse, "layout", "R with layout(R(i)) = i"),
         "left_inverse": _row(algebra.left_inverse, "layout", "R with R(layout(i)) = i"),
         "upcast": _row(algebra.upcast, "layout n:integer", "in units of n elements"),
-        "logical_divide": _row(_inside(tiling.logical_divide), _DIVIDED, "(tile, rest), mode by mode"),
-        "zipped_divide": _row(_split(tiling.zipped, tiling.logical_divide), _DIVIDED, "((tiles), (rests))"),
-        "tiled_divide": _row(_split(tiling.tiled, tiling.logical_divide), _DIVIDED, "((tiles), rest, rest, ...)"),
-        "flat_divide": _row(_split(tiling.flat, tiling.logical_divide), _DIVIDED, "(tile, tile, ..., rest, rest, ...)"),
-        "logical_product": _row(_inside(tiling.logical_product), _DIVIDED, "(block, copies), mode by mode"),
-        "zipped_product": _row(_split(tiling.zipped, tiling.logical_product), _DIVIDED, "((blocks), (copies))"),
-        "tiled_product": _row(_split(tiling.tiled, tiling.logical_product), _DIVIDED, "((blocks), copies, ...)"),
-        "flat_product": _row(_split(tiling.flat, tiling.logical_product), _DIVIDED, "(block, ..., copies, ...)"),
+        "logical_divide": _row(_inside(algebra.logical_divide), _DIVIDED, "(tile, rest), mode by mode"),
+        "zipped_divide": _row(_split(algebra.zipped, algebra.logical_divide), _DIVIDED, "((tiles), (rests))"),
+        "tiled_divide": _row(_split(algebra.tiled, algebra.logical_divide), _DIVIDED, "((tiles), rest, rest, ...)"),
+        "flat_divide": _row(
+            _split(algebra.flat, algebra.logical_divide), _DIVIDED, "(tile, tile, ..., rest, rest, ...)"
+        ),
+        "logical_product": _row(_inside(algebra.logical_product), _DIVIDED, "(block, copies), mode by mode"),
+        "zipped_product": _row(_split(algebra.zipped, algebra.logical_product), _DIVIDED, "((blocks), (copies))"),
+        "tiled_product": _row(_split(algebra.tiled, algebra.logical_product), _DIVIDED, "((blocks), copies, ...)"),
+        "flat_product": _row(_split(algebra.flat, algebra.logical_product), _DIVIDED, "(block, ..., copies, ...)"),
         "blocked_product": _row(
-            _inside(tiling.blocked_product), "block:swizzled tiler:layout", "a block at each place of a tiler"
+            _inside(algebra.blocked_product), "block:swizzled tiler:layout", "a block at each place of a tiler"
         ),
         "raked_product": _row(
-            _inside(tiling.raked_product), "block:swizzled tiler:layout", "the same with blocks interleaved"
+            _inside(algebra.raked_product), "block:swizzled tiler:layout", "the same with blocks interleaved"
         ),
         "tile_to_shape": _row(
-            _inside(tiling.tile_to_shape),
+            _inside(algebra.tile_to_shape),
             "block:swizzled shape:integers order:integers?",
             "a block repeated until it fills a shape; the mode of the smallest number in order first",
         ),

@@ -8,10 +8,19 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gemmill.library.errors import LayoutError
-from gemmill.library.layouts.algebra import as_layout, complement, composition, flattened, right_inverse
+from gemmill.library.layouts.algebra import (
+    as_layout,
+    complement,
+    composition,
+    flattened,
+    logical_divide,
+    logical_product,
+    right_inverse,
+    tiled,
+    zipped,
+)
 from gemmill.library.layouts.atoms import MmaAtom, Operand, is_whole
 from gemmill.library.layouts.layout import Layout, column_major, join
-from gemmill.library.layouts.tiling import logical_divide, logical_product, tiled, zipped
 
 MODES: Mapping[Operand, tuple[int, int]] = {"A": (0, 2), "B": (1, 2), "C": (0, 1)}
 """Which of M, N and K the rows and the columns of an operand are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,42 @@ from gemmill.library.manifest.kernelset import Candidates, KernelSet, Preset
 from gemmill.library.manifest.renamed import rename
 from gemmill.library.manifest.schema import FilteredSet, Manifest, PresetSpec
 from gemmill.library.manifest.validation import validated
-from gemmill.library.manifest.wanted import Wanted
 from gemmill.library.wording import suggest
+
+
+@dataclass(frozen=True, slots=True)
+class TypeFilter:
+    """What sets must hold to be types."""
+
+    types: frozenset[str]
+    """Types of A and of B."""
+    defaults: tuple[object, ...] = ()
+    """Defaults around sets, as they are written, those that go before others first."""
+
+    def within(self, defaults: object) -> TypeFilter:
+        """The same of sets with further defaults, which those so far go before."""
+        return replace(self, defaults=(*self.defaults, defaults))
+
+    def has(self, item: object) -> bool:
+        """Whether a set, as it is written, may have A and B of these types."""
+        return all(not self.types.isdisjoint(_types((item, *self.defaults), operand)) for operand in ("a", "b"))
+
+
+def _types(mappings: tuple[object, ...], operand: str) -> set[object]:
+    """The types that an operand may have: those of the first mappings, up to one whose every choice says its types."""
+    found: set[object] = set()
+    for mapping in mappings:
+        choices = _listed(mapping.get(operand)) if isinstance(mapping, dict) else []
+        said = [_listed(choice.get("dtype")) if isinstance(choice, dict) else [] for choice in choices]
+        found.update(dtype for types in said for dtype in types if isinstance(dtype, str))
+        if said and all(said):
+            break
+    return found
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
 
 SHIPPED = Path(__file__).parents[2] / "manifests"
 """The folder of the manifests that ship."""
@@ -77,7 +111,7 @@ def shipped_sets(types: Collection[str]) -> Iterator[KernelSet]:
     That they hold legal kernels, the tests have seen. What a set says of its types is looked at before all else is.
     """
     for name in shipped_manifests():
-        source = _read(shipped_manifest(name), (), Wanted(frozenset(types)))
+        source = _read(shipped_manifest(name), (), TypeFilter(frozenset(types)))
         sets = tuple(_candidates(source, legal=False))
         source.document.check()
         yield KernelSet(source.head.name, source.head.description, sets, {})
@@ -98,8 +132,8 @@ class _Source:
         return [*(self.parent.lineage() if self.parent else ()), self]
 
 
-def _read(path: Path, chain: tuple[Path, ...], wanted: Wanted | None = None) -> _Source:
-    """Reads a file and those it extends; with ``wanted`` without presets, and without the sets that this refuses.
+def _read(path: Path, chain: tuple[Path, ...], types: TypeFilter | None = None) -> _Source:
+    """Reads a file and those it extends; with ``types`` without presets, and without the sets that this refuses.
 
     Faults within its sets and presets are recorded in the document; with any other the file means nothing, and they
     are raised together as a ManifestError.
@@ -119,13 +153,13 @@ def _read(path: Path, chain: tuple[Path, ...], wanted: Wanted | None = None) -> 
             inherited = {key: rest[key] for key in ("extends", "defaults") if key in rest}
             head = Manifest.model_validate({"name": "?", **inherited})
     source = _Source(document, head or Manifest(name="?"))
-    wanted = wanted.within(rest.get("defaults")) if wanted else None
+    types = types.within(rest.get("defaults")) if types else None
     for name, item in _items(document, data, "sets", list):
-        if wanted and not wanted.has(item):
+        if types and not types.has(item):
             continue
         if part := validated(document, FilteredSet, item, ("sets", name)):
             source.sets[name] = part
-    for name, item in () if wanted else _items(document, data, "presets", dict):
+    for name, item in () if types else _items(document, data, "presets", dict):
         if preset := validated(document, PresetSpec, item, ("presets", name)):
             source.presets[name] = preset
     if "extends" not in rest and not data.get("sets"):
@@ -133,7 +167,7 @@ def _read(path: Path, chain: tuple[Path, ...], wanted: Wanted | None = None) -> 
     target = _extended(document, rest.get("extends"), (*chain, path))
     if target:
         try:
-            source.parent = _read(target, (*chain, path), wanted)
+            source.parent = _read(target, (*chain, path), types)
             source.parent.document.check()
         except ManifestError as error:
             document.fault(("extends",), f"{target} has faults")

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gemmill.profiler.imports import blas
-from gemmill.profiler.imports.problems import Collector, Fields, Imported, LeftOut, extent, shown
-from gemmill.profiler.imports.words import dtype, epilogue
+from gemmill.profiler.imports.blas import dtype, epilogue
+from gemmill.profiler.imports.collector import Collector, Fields, Imported, LeftOut, extent, shown
 
 _MATMUL = re.compile(r"\[(Trace|Api)\]\[(?:cublasLt\w{0,9}Matmul|rocblaslt_matmul|hipblasLtMatmul)\] ")
 _DESCRIPTOR = re.compile(r"\b([ABCD]|compute)[Dd]esc=\[([^\]]{0,2000})\]")

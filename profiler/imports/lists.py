@@ -11,8 +11,8 @@ from gemmill.library.config.model import BatchingName, ScaleName
 from gemmill.library.errors import ManifestError, RecordError
 from gemmill.library.input import strict_json
 from gemmill.library.manifest.document import MAX_BYTES, read_document
-from gemmill.profiler.imports.problems import Collector, Fields, Imported, LeftOut, extent, shown, whole
-from gemmill.profiler.imports.words import dtype
+from gemmill.profiler.imports.blas import dtype
+from gemmill.profiler.imports.collector import Collector, Fields, Imported, LeftOut, extent, shown, whole
 
 MAX_JSON = 16 << 20
 """Most bytes of a JSON text that is read at once: a hundred thousand problems take less."""

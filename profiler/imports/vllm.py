@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gemmill.profiler.imports.problems import Collector, Fields, Imported, LeftOut, shown, whole
-from gemmill.profiler.imports.words import dtype
+from gemmill.profiler.imports.blas import dtype
+from gemmill.profiler.imports.collector import Collector, Fields, Imported, LeftOut, shown, whole
 
 _ASSIGNED = re.compile(r"^\w{0,60}?SHAPES\w{0,60}[ \t]*(?::[^={}\n]{0,200})?=[ \t]*(?=\{)", re.MULTILINE)
 _TOKEN = re.compile(r"""\s+|\#[^\n]*|"[^"\\\n]*"|'[^'\\\n]*'|[0-9][0-9_]{0,18}(?![\w.])|[\[{(]|[\]})]|[,:]|//""")

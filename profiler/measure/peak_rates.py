@@ -25,8 +25,8 @@ from gemmill.library.frozen import Frozen
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
 from gemmill.library.version import __version__
+from gemmill.profiler.analysis.appender import source_commit
 from gemmill.profiler.analysis.figures import moved_bytes
-from gemmill.profiler.analysis.records import source_commit
 from gemmill.profiler.measure.operands import fill_random, torch, torch_dtype
 from gemmill.profiler.measure.telemetry import Reading, Telemetry
 from gemmill.profiler.measure.telemetry import summarise as summarise_readings

@@ -26,8 +26,8 @@ from gemmill.library.input.problem_words import FIELDS, KEYWORDS
 from gemmill.library.manifest.document import INVALID, Document, Location, read_document
 from gemmill.library.manifest.load import SHIPPED
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
-from gemmill.profiler.imports.problems import Asked, Imported
-from gemmill.profiler.imports.read import MAX_BYTES, problems_of
+from gemmill.profiler.imports.collector import Asked, Imported
+from gemmill.profiler.imports.file_formats import MAX_BYTES, problems_of
 
 EXTENTS = ("m", "n", "k", "batch")
 """Keys of a shape, in the order of its list form."""

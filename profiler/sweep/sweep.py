@@ -25,7 +25,7 @@ from gemmill.library.decompositions.launched import compiled
 from gemmill.library.errors import RecordError
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, measurement_key, read_records
-from gemmill.profiler.analysis.records import Appender, source_commit
+from gemmill.profiler.analysis.appender import Appender, source_commit
 from gemmill.profiler.baselines.baseline import BASELINES, THROUGH_TORCH
 from gemmill.profiler.baselines.cublas import lacking
 from gemmill.profiler.measure.messages import Machine, Options, Report, Unit

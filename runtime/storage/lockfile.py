@@ -16,8 +16,7 @@ from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.launched import compiled, compiled_name
 from gemmill.library.errors import GemmillError, LockError
 from gemmill.library.files import is_sha256, publish, read_given
-from gemmill.library.input.rows import RowError, made, typed
-from gemmill.library.input.strict_json import parse
+from gemmill.library.input.strict_json import RowError, made, parse, typed
 from gemmill.library.problem import GemmProblem
 from gemmill.library.version import __version__
 from gemmill.runtime.storage.artifact import Artifact, Provenance, canonical

@@ -23,8 +23,7 @@ from gemmill.library.config.names import is_former, parse_name
 from gemmill.library.decompositions.launched import compiled_name
 from gemmill.library.errors import ConfigError, PackError
 from gemmill.library.files import open_given, publish
-from gemmill.library.input.rows import RowError, row, rows, typed
-from gemmill.library.input.strict_json import parse
+from gemmill.library.input.strict_json import RowError, parse, row, rows, typed
 from gemmill.library.problem import MAX_US, MIN_US, GemmProblem
 from gemmill.library.version import __version__
 from gemmill.runtime.select.decisions import Decision

@@ -20,8 +20,7 @@ from typing import Any, Final
 
 from gemmill.library.errors import PackError, TrustError
 from gemmill.library.files import publish, read_given
-from gemmill.library.input.rows import RowError, made, row, rows, typed
-from gemmill.library.input.strict_json import parse
+from gemmill.library.input.strict_json import RowError, made, parse, row, rows, typed
 from gemmill.library.version import __version__
 from gemmill.runtime.storage.artifact import canonical
 from gemmill.runtime.storage.pack import Pack

@@ -21,18 +21,21 @@ def application() -> typer.Typer:
         compiling,
         demo,
         doctor,
+        draw_command,
+        layout_command,
+        locking,
         manifests,
+        pack_signing,
         packs,
         problems,
         records,
         reports,
         selecting,
+        serve,
         sources,
         stores,
         training,
     )
-    from gemmill.cli.commands.pictures import kernels, layouts  # noqa: F401
-    from gemmill.cli.commands.service import keys, locking, remotes, serve, signing  # noqa: F401
 
     return app
 

@@ -8,10 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gemmill.library.drawing.grid import Grid, Picture
+from gemmill.library.drawing.grid import Grid, Picture, as_text
 from gemmill.library.drawing.latex import as_latex
 from gemmill.library.drawing.svg import CELL, CHARACTER, as_svg
-from gemmill.library.drawing.text import as_text
 from gemmill.library.layouts.evaluate import evaluate
 from gemmill.library.layouts.picture import picture
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmill.library.errors import LayoutError
-from gemmill.library.layouts import algebra, tiling
+from gemmill.library.layouts import algebra
 from gemmill.library.layouts.layout import Layout, Swizzle, column_major, join
 from gemmill.library.layouts.tuples import flat
 
@@ -50,8 +50,8 @@ def test_results_are_those_of_pycute_where_it_has_them(a: Layout, b: Layout) -> 
         (lambda: algebra.composition(a, b), lambda: pycute.composition(theirs(a), theirs(b))),
         (lambda: algebra.complement(a, 96), lambda: pycute.complement(theirs(a), 96)),
         (lambda: algebra.right_inverse(a), lambda: pycute.right_inverse(theirs(a))),
-        (lambda: tiling.logical_divide(a, b), lambda: pycute.logical_divide(theirs(a), theirs(b))),
-        (lambda: tiling.logical_product(a, b), lambda: pycute.logical_product(theirs(a), theirs(b))),
+        (lambda: algebra.logical_divide(a, b), lambda: pycute.logical_divide(theirs(a), theirs(b))),
+        (lambda: algebra.logical_product(a, b), lambda: pycute.logical_product(theirs(a), theirs(b))),
     ]
     compared: list[tuple[str, str]] = []
     for ours, other in cases:
@@ -105,7 +105,7 @@ def test_products_and_inverses_are_those_of_tensor_layouts(a: Layout, b: Layout)
     assert str(algebra.right_inverse(a)) == str(other.right_inverse(of(a))).replace(" ", "")
     if (left := result(lambda: algebra.left_inverse(a))) is not None:
         assert str(left) == str(other.left_inverse(of(a))).replace(" ", "")
-    for ours, name in ((tiling.blocked_product, "blocked_product"), (tiling.raked_product, "raked_product")):
+    for ours, name in ((algebra.blocked_product, "blocked_product"), (algebra.raked_product, "raked_product")):
         if a.rank == b.rank > 1 and a.size * b.size < 1000 and (found := result(partial(ours, a, b))) is not None:
             theirs = getattr(other, name)(of(a), of(b))
             assert [found(index) for index in range(found.size)] == [theirs(index) for index in range(found.size)]
@@ -117,19 +117,19 @@ TILER = (Layout(3, 3), Layout((2, 4), (1, 8)))
 
 def test_divides_are_the_same_cells_nested_otherwise() -> None:
     """The example of CuTe's page on the algebra, by mode."""
-    split = tiling.logical_divide
+    split = algebra.logical_divide
     assert str(split(DIVIDED, TILER)) == "((3,3),((2,4),(2,2))):((177,59),((13,2),(26,1)))"
-    assert str(tiling.zipped(split, DIVIDED, TILER)) == "((3,(2,4)),(3,(2,2))):((177,(13,2)),(59,(26,1)))"
-    assert str(tiling.tiled(split, DIVIDED, TILER)) == "((3,(2,4)),3,(2,2)):((177,(13,2)),59,(26,1))"
-    assert str(tiling.flat(split, DIVIDED, TILER)) == "(3,(2,4),3,(2,2)):(177,(13,2),59,(26,1))"
+    assert str(algebra.zipped(split, DIVIDED, TILER)) == "((3,(2,4)),(3,(2,2))):((177,(13,2)),(59,(26,1)))"
+    assert str(algebra.tiled(split, DIVIDED, TILER)) == "((3,(2,4)),3,(2,2)):((177,(13,2)),59,(26,1))"
+    assert str(algebra.flat(split, DIVIDED, TILER)) == "(3,(2,4),3,(2,2)):(177,(13,2),59,(26,1))"
 
 
 def test_products_place_blocks() -> None:
     block, tiler = Layout((2, 5), (5, 1)), Layout((3, 4), (1, 3))
-    assert str(tiling.blocked_product(block, tiler)) == "((2,3),(5,4)):((5,10),(1,30))"
-    assert str(tiling.raked_product(block, tiler)) == "((3,2),(4,5)):((10,5),(30,1))"
-    assert str(tiling.tile_to_shape(Layout((8, 64), (64, 1)), (128, 64))) == "((8,16),(64,1)):((64,512),(1,0))"
-    along = tiling.tile_to_shape(column_major((2, 2)), (4, 4), (1, 0))
+    assert str(algebra.blocked_product(block, tiler)) == "((2,3),(5,4)):((5,10),(1,30))"
+    assert str(algebra.raked_product(block, tiler)) == "((3,2),(4,5)):((10,5),(30,1))"
+    assert str(algebra.tile_to_shape(Layout((8, 64), (64, 1)), (128, 64))) == "((8,16),(64,1)):((64,512),(1,0))"
+    along = algebra.tile_to_shape(column_major((2, 2)), (4, 4), (1, 0))
     assert [along(index) for index in range(4)] == [0, 1, 8, 9], "the second mode first"
 
 
@@ -140,7 +140,7 @@ def test_products_place_blocks() -> None:
         (lambda: algebra.complement(Layout((4, 2), (2, 3)), 24), "stride 3 is no multiple of 8"),
         (lambda: algebra.left_inverse(Layout((2, 3), (1, 1))), "an index is taken twice"),
         (lambda: algebra.upcast(Layout((4, 8), (1, 6)), 4), "do not divide one another"),
-        (lambda: tiling.tile_to_shape(column_major((3, 2)), (8, 8)), "extent 3 of .* does not divide 8"),
+        (lambda: algebra.tile_to_shape(column_major((3, 2)), (8, 8)), "extent 3 of .* does not divide 8"),
         (lambda: algebra.coalesce(Layout(8, 1), (1, 1)), "has 1 of the 2 modes"),
         (lambda: column_major((4, 2))((4, 0)), "those are 0 to 3"),
         (lambda: column_major((4, 2))((1, (0, 0))), "shape 2 has none inside"),

@@ -3,10 +3,9 @@ from tests.cases.manifests import shipped_set
 
 from gemmill.library.config.fields import fields_of
 from gemmill.library.manifest.kernelset import KernelSet
-from gemmill.library.manifest.load import shipped_manifests, shipped_sets
-from gemmill.library.manifest.wanted import Wanted
+from gemmill.library.manifest.load import TypeFilter, shipped_manifests, shipped_sets
 
-BF16 = Wanted(frozenset({"bf16"}))
+BF16 = TypeFilter(frozenset({"bf16"}))
 
 
 @pytest.mark.parametrize(

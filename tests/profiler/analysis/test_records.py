@@ -12,8 +12,8 @@ import pytest
 from gemmill.library.errors import RecordError
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, read_records
-from gemmill.profiler.analysis import records
-from gemmill.profiler.analysis.records import Appender
+from gemmill.profiler.analysis import appender
+from gemmill.profiler.analysis.appender import Appender
 
 PROBLEM = GemmProblem(64, 64, 64, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
 
@@ -89,7 +89,7 @@ def test_records_of_two_processes_do_not_mix(tmp_path: Path) -> None:
     line.write_text(record("theirs").model_dump_json())
     writer = (
         "import sys; from pathlib import Path; from gemmill.library.records import Measurement\n"
-        "from gemmill.profiler.analysis.records import Appender\n"
+        "from gemmill.profiler.analysis.appender import Appender\n"
         "measurement = Measurement.model_validate_json(Path(sys.argv[2]).read_text())\n"
         "with Appender(Path(sys.argv[1])) as appender:\n"
         "    for _ in range(50): appender.append(measurement)\n"
@@ -115,7 +115,7 @@ def test_a_repository_around_the_environment_is_not_the_sources(tmp_path: Path) 
     """Their commits would tell sweeps apart that one gemmill made."""
     installed = tmp_path / ".venv" / "records.py"
     installed.parent.mkdir()
-    shutil.copyfile(records.__file__, installed)
+    shutil.copyfile(appender.__file__, installed)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@localhost"]
     (tmp_path / ".gitignore").write_text(".venv\n")
     for command in (["init", "-q"], ["add", ".gitignore"], ["commit", "-qm", "theirs"]):

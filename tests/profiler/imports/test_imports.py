@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from gemmill.library.epilogues.parse import canonical
 from gemmill.library.errors import RecordError
-from gemmill.profiler.imports.problems import MAX_PROBLEMS, Imported
-from gemmill.profiler.imports.read import MAX_BYTES, problems_of, read_problems
+from gemmill.profiler.imports.collector import MAX_PROBLEMS, Imported
+from gemmill.profiler.imports.file_formats import MAX_BYTES, problems_of, read_problems
 from gemmill.profiler.sweep.shape_suites import shipped_suites
 
 DATA = Path(__file__).parents[2] / "data" / "shapes"

@@ -12,7 +12,7 @@ from tests.cli.test_cli import gemmill, ok
 from gemmill.library.arch import DEFAULT_GPU
 from gemmill.library.errors import RecordError
 from gemmill.library.records import Measurement, read_records
-from gemmill.profiler.analysis.records import Appender
+from gemmill.profiler.analysis.appender import Appender
 from gemmill.profiler.training.rows import rows_of
 from gemmill.profiler.training.tables import fastest
 from gemmill.profiler.training.train import read_runs, train

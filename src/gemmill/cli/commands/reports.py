@@ -17,9 +17,8 @@ from gemmill.library.files import publish
 from gemmill.library.manifest.renamed import warn
 from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.analysis.figures import Figures, figures, formats
-from gemmill.profiler.analysis.page import as_html
 from gemmill.profiler.analysis.populations import Choices
-from gemmill.profiler.analysis.report import as_csv, as_junit, rows
+from gemmill.profiler.analysis.report import as_csv, as_html, as_junit, rows
 from gemmill.profiler.measure.peak_rates import COPY, PeakRates, measure_peak_rates, read_peak_rates
 
 Output = Annotated[

@@ -13,8 +13,8 @@ from pathlib import Path
 from gemmill.library.errors import RecordError
 from gemmill.library.files import read_given
 from gemmill.library.input import strict_json
-from gemmill.profiler.imports import bench, cublas_log, deepbench, lists, tables, torch_log, vllm
-from gemmill.profiler.imports.problems import Imported
+from gemmill.profiler.imports import bench, csv_tables, cublas_log, lists, torch_log, vllm
+from gemmill.profiler.imports.collector import Imported
 
 MAX_BYTES = 64 << 20
 """Most bytes of a file."""
@@ -88,11 +88,11 @@ def _of_text(path: Path, text: str, m: Sequence[int]) -> Imported | None:
         return cublas_log.read_cublas(path, lines)
     if torch_log.looks_like_operators(text):
         return torch_log.read_operators(path, lines)
-    if deepbench.looks_like_one(text):
-        return deepbench.read(path, text)
+    if bench.looks_like_header(text):
+        return bench.read_header(path, text)
     if vllm.looks_like_shapes(text):
         return vllm.read_shapes(path, text, m)
-    if (found := tables.read(path, lines)) is not None:
+    if (found := csv_tables.read(path, lines)) is not None:
         return found
     if bench.looks_like_commands(text) and (found := bench.read_commands(path, lines)) is not None:
         return found

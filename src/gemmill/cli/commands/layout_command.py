@@ -10,10 +10,9 @@ import typer
 from gemmill.cli import output
 from gemmill.cli.app import app
 from gemmill.cli.options import Json
-from gemmill.library.drawing.grid import Grid
+from gemmill.library.drawing.grid import Grid, as_text
 from gemmill.library.drawing.latex import as_latex
 from gemmill.library.drawing.svg import as_svg
-from gemmill.library.drawing.text import as_text
 from gemmill.library.errors import LayoutError
 from gemmill.library.files import publish
 from gemmill.library.layouts import picture

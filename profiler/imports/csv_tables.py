@@ -9,9 +9,9 @@ from itertools import islice
 from pathlib import Path
 
 from gemmill.profiler.imports import blas
+from gemmill.profiler.imports.blas import dtype
+from gemmill.profiler.imports.collector import Collector, Fields, Imported, LeftOut, extent, shown
 from gemmill.profiler.imports.lists import add_mapping
-from gemmill.profiler.imports.problems import Collector, Fields, Imported, LeftOut, extent, shown
-from gemmill.profiler.imports.words import dtype
 
 _LINES_BEFORE = 100_000
 """Lines that may stand before the names: a program prints other things, too."""

@@ -1,1 +1,0 @@
-"""Commands of keys, signatures and locks: what machines take from each other."""
