@@ -61,9 +61,10 @@ def build(
             f"--kernel, --mnkl, --problem and -o are of pages, and {manifest} is no FILE.cu; gemmill pack packs "
             "the kernels of a manifest"
         )
-    outcomes = compile_all(kernels.configs(manifest), compiling)
+    store = Store(compiling.store)
+    outcomes = compile_all(kernels.configs(manifest), compiling.jobs, store)
     made = [outcome.artifact for outcome in outcomes if outcome.artifact]
-    _check_kept(Store(compiling.store), made)
+    _check_kept(store, made)
     if as_json:
         output.print_json("build", [_outcome(outcome) for outcome in outcomes])
     else:
@@ -72,12 +73,10 @@ def build(
     report_failures(outcomes)
 
 
-def compile_all(configs: Sequence[GemmConfig], options: CompileOptions) -> list[Outcome]:
+def compile_all(configs: Sequence[GemmConfig], jobs: int | None, store: Store) -> list[Outcome]:
     """Compile configs, or find them in the store, with a progress bar; one outcome for each, in order."""
     with output.progress(compiling=len(configs)) as step:
-        return compile_many(
-            configs, jobs=options.jobs, store=Store(options.store), on_done=lambda outcome: step("compiling")
-        )
+        return compile_many(configs, jobs=jobs, store=store, on_done=lambda outcome: step("compiling"))
 
 
 def print_resources(outcomes: Iterable[Outcome]) -> None:

@@ -83,7 +83,7 @@ def _explain(config: GemmConfig) -> None:
 def _compile(configs: list[GemmConfig], options: CompileOptions) -> None:
     _heading(3, f"Compile the preset {PRESET} with NVRTC, into the store {Store(options.store).path}")
     started = time.monotonic()
-    outcomes = compile_all(configs, options)
+    outcomes = compile_all(configs, options.jobs, Store(options.store))
     print_resources(outcomes)
     typer.echo(f"{tally(outcomes)}, in {time.monotonic() - started:.1f} s")
     report_failures(outcomes)

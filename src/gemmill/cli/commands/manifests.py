@@ -140,11 +140,13 @@ def list_(
         _print_count(declared.count(kernels.preset, kernels.where), as_json)
     elif refused:
         _list_refused(declared.expand(kernels.preset, kernels.where, legal=False), as_json)
-    elif as_json:
-        output.print_json("list", [{"name": kernel_name(c), **fields_of(c)} for c in kernels.configs(manifest)])
     else:
-        for config in declared.expand(kernels.preset, kernels.where):
-            typer.echo(kernel_name(config))
+        configs = declared.expand(kernels.preset, kernels.where)
+        if as_json:
+            output.print_json("list", [{"name": kernel_name(config), **fields_of(config)} for config in configs])
+        else:
+            for config in configs:
+                typer.echo(kernel_name(config))
 
 
 def _list_shipped(as_json: bool) -> None:

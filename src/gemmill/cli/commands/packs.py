@@ -167,7 +167,7 @@ def make(
         conditions = Conditions(decisions, worth.gpu or detect(), worth.objective)
         configs, times = kernels_for(configs, suite, conditions, regret)
         decisions += times.shipped
-    outcomes = compile_all(configs, compiling)
+    outcomes = compile_all(configs, compiling.jobs, Store(compiling.store))
     report_failures(outcomes)
     artifacts = [outcome.artifact for outcome in outcomes if outcome.artifact is not None]
     if most is not None:
