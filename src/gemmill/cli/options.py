@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,6 +25,16 @@ from gemmill.library.problem import GemmProblem, Regime
 from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite, load_shapes, shipped_suites
 from gemmill.profiler.sweep.units import unserved
 from gemmill.runtime.registry import Registry
+
+
+def input_file(says: str, *names: str, metavar: str = "FILE") -> Any:
+    """An option of a file that must be there."""
+    return typer.Option(*names, metavar=metavar, exists=True, dir_okay=False, help=says)
+
+
+def output_file(says: str, metavar: str | None = None) -> Any:
+    """The option -o, a file to write."""
+    return typer.Option("--output", "-o", metavar=metavar, dir_okay=False, help=says)
 
 
 def _filter(text: str | None) -> str | None:
@@ -117,29 +127,15 @@ Manifests = Annotated[
 ]
 Packs = Annotated[
     list[Path],
-    typer.Option(
-        "--pack",
-        metavar="FILE",
-        exists=True,
-        dir_okay=False,
-        help="Consider the kernels of this pack; may be repeated.",
-    ),
+    input_file("Consider the kernels of this pack; may be repeated.", "--pack"),
 ]
 Sign = Annotated[
     list[Path],
-    typer.Option(
-        "--sign",
-        metavar="KEY",
-        exists=True,
-        dir_okay=False,
-        help="Sign with this private key (gemmill key new); may be repeated.",
-    ),
+    input_file("Sign with this private key (gemmill key new); may be repeated.", "--sign", metavar="KEY"),
 ]
 Records = Annotated[
     list[Path],
-    typer.Option(
-        "--records", metavar="FILE", exists=True, dir_okay=False, help="Prefer these measurements to the model."
-    ),
+    input_file("Prefer these measurements to the model.", "--records"),
 ]
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gemmill.cli import completion, output
-from gemmill.cli.options import kernel, refuse_overwriting
+from gemmill.cli.options import kernel, output_file, refuse_overwriting
 from gemmill.cli.output import Status
 from gemmill.cli.problem_options import extents
 from gemmill.emitters.emit import EmittedSource, emit
@@ -72,9 +72,7 @@ class PageOptions:
         str | None,
         typer.Option(metavar="TEXT", help="The same of a problem in a line: '4096x7168x2048 bf16 tn'."),
     ] = None
-    to: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="PACK", dir_okay=False, help="Of a page: pack it.")
-    ] = None
+    to: Annotated[Path | None, output_file("Of a page: pack it.", "PACK")] = None
 
     def config(self, content: str) -> GemmConfig:
         """The kernel that the page was."""

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gemmill.cli.app import app
-from gemmill.cli.options import Kernel, OnGpu, Sizes, kernel, refuse_overwriting
+from gemmill.cli.options import Kernel, OnGpu, Sizes, kernel, output_file, refuse_overwriting
 from gemmill.emitters.emit import facts
 from gemmill.library.anatomy import page, sheet
 from gemmill.library.anatomy.families import FAMILIES
@@ -30,9 +30,7 @@ _FORMS = {".svg": page.as_svg, ".html": page.as_html}
 @app.command()
 def draw(
     name: Kernel,
-    to: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="The page to write: .svg or .html.")
-    ],
+    to: Annotated[Path, output_file("The page to write: .svg or .html.", "FILE")],
     problem: Annotated[
         str | None,
         typer.Option("--problem", metavar="TEXT", help="Draw the raster over this problem: '4096x7168x2048 bf16 tn'."),

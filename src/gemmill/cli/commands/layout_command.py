@@ -9,7 +9,7 @@ import typer
 
 from gemmill.cli import output
 from gemmill.cli.app import app
-from gemmill.cli.options import Json
+from gemmill.cli.options import Json, output_file
 from gemmill.library.drawing.grid import Grid, as_text
 from gemmill.library.drawing.latex import as_latex
 from gemmill.library.drawing.svg import as_svg
@@ -34,9 +34,7 @@ def layout(
     ] = None,
     to: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", dir_okay=False, help="Write it to this file: .txt, .tex, .svg or .json."
-        ),
+        output_file("Write it to this file: .txt, .tex, .svg or .json.", "FILE"),
     ] = None,
     brief: Annotated[bool, typer.Option("--brief", help="Only the value, as text or JSON, without tables.")] = False,
     as_json: Json = False,

@@ -12,7 +12,15 @@ import typer
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.commands.stores import check_kept
-from gemmill.cli.options import CompileOptions, Json, Packs, RegistryOptions, SuiteOptions, refuse_overwriting
+from gemmill.cli.options import (
+    CompileOptions,
+    Json,
+    Packs,
+    RegistryOptions,
+    SuiteOptions,
+    output_file,
+    refuse_overwriting,
+)
 from gemmill.runtime import locked
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.lockfile import Lock
@@ -34,7 +42,7 @@ class LockedProblems(SuiteOptions):
 
 @app.command()
 def lock(
-    to: Annotated[Path, typer.Option("--output", "-o", help="The lock file to write.", dir_okay=False)],
+    to: Annotated[Path, output_file("The lock file to write.")],
     problems: LockedProblems,
     sources: RegistryOptions,
     compiling: CompileOptions,

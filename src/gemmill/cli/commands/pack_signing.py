@@ -12,7 +12,7 @@ import typer
 from gemmill.cli import output
 from gemmill.cli.app import Application, app
 from gemmill.cli.commands.packs import PackFile, pack_app
-from gemmill.cli.options import Json, Sign, refuse_overwriting
+from gemmill.cli.options import Json, Sign, output_file, refuse_overwriting
 from gemmill.library.files import publish
 from gemmill.runtime.storage.pack import Pack
 from gemmill.runtime.storage.trust.signatures import PublicKey, SigningKey, TrustedKeys
@@ -97,7 +97,7 @@ def sign_(file: PackFile, sign: Sign, as_json: Json = False) -> None:
 @pack_app.command()
 def index(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", exists=True, dir_okay=False, help="Signed packs.")],
-    to: Annotated[Path, typer.Option("--output", "-o", help="The index to write.", dir_okay=False)],
+    to: Annotated[Path, output_file("The index to write.")],
     sign: Sign,
     days: Annotated[
         int, typer.Option("--days", min=1, max=_MOST_DAYS, metavar="N", help="How long it counts; then it is refused.")

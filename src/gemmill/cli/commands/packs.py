@@ -24,7 +24,9 @@ from gemmill.cli.options import (
     Sign,
     StorePath,
     SuiteOptions,
+    input_file,
     is_manifest,
+    output_file,
     refuse_overwriting,
 )
 from gemmill.cli.output import Status
@@ -86,7 +88,7 @@ PackFile = Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=
 class PackOutput:
     """The file to write, and the keys that sign it."""
 
-    to: Annotated[Path, typer.Option("--output", "-o", help="The pack to write.", dir_okay=False)]
+    to: Annotated[Path, output_file("The pack to write.")]
     sign: Sign = field(default_factory=list)
 
     def keys(self) -> list[SigningKey]:
@@ -245,9 +247,7 @@ def verify(
     file: PackFile,
     index: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", exists=True, dir_okay=False, help="A signed index (gemmill pack index) that must list it."
-        ),
+        input_file("A signed index (gemmill pack index) that must list it."),
     ] = None,
     store: StorePath = None,
     as_json: Json = False,

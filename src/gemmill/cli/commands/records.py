@@ -9,7 +9,7 @@ import typer
 
 from gemmill.cli import output
 from gemmill.cli.app import Application, app
-from gemmill.cli.options import Json, refuse_overwriting
+from gemmill.cli.options import Json, output_file, refuse_overwriting
 from gemmill.library.errors import RecordError
 from gemmill.library.parquet import write_parquet
 from gemmill.library.records import Measurement, read_records
@@ -33,9 +33,7 @@ def _records() -> None:
 @records_app.command()
 def pack(
     records: Annotated[list[Path], typer.Argument(metavar="RECORDS...", exists=True, dir_okay=False)],
-    to: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="The file to write, .parquet.")
-    ],
+    to: Annotated[Path, output_file("The file to write, .parquet.", "FILE")],
     as_json: Json = False,
 ) -> None:
     """Write measurements of several files to one Parquet file, typed and compressed.

@@ -10,7 +10,7 @@ import typer
 from gemmill.cli import output
 from gemmill.cli.app import app
 from gemmill.cli.commands.problems import spread
-from gemmill.cli.options import Json, refuse_overwriting
+from gemmill.cli.options import Json, input_file, output_file, refuse_overwriting
 from gemmill.emitters.peak_rate import MEASURED_DTYPES
 from gemmill.library.errors import RecordError
 from gemmill.library.files import publish
@@ -21,9 +21,7 @@ from gemmill.profiler.analysis.populations import Choices
 from gemmill.profiler.analysis.report import as_csv, as_html, as_junit, rows
 from gemmill.profiler.measure.peak_rates import COPY, PeakRates, measure_peak_rates, read_peak_rates
 
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="The page to write, HTML.")
-]
+Output = Annotated[Path | None, output_file("The page to write, HTML.", "FILE")]
 Csv = Annotated[
     Path | None, typer.Option("--csv", metavar="FILE", dir_okay=False, help="Write a line a problem as well.")
 ]
@@ -32,24 +30,14 @@ Junit = Annotated[
     typer.Option("--junit", metavar="FILE", dir_okay=False, help="Write a test case a kernel and problem as well."),
 ]
 
-PeakRatesOutput = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="Write the peak rates, as JSON.")
-]
+PeakRatesOutput = Annotated[Path | None, output_file("Write the peak rates, as JSON.", "FILE")]
 RecordsFiles = Annotated[
     list[Path],
-    typer.Option(
-        "--records", metavar="FILE", exists=True, dir_okay=False, help="Compare these measurements; may be repeated."
-    ),
+    input_file("Compare these measurements; may be repeated.", "--records"),
 ]
 PeakRatesFiles = Annotated[
     list[Path],
-    typer.Option(
-        "--peak-rates",
-        metavar="FILE",
-        exists=True,
-        dir_okay=False,
-        help="Peak rates of a GPU, from gemmill roofline -o FILE; may be repeated for others.",
-    ),
+    input_file("Peak rates of a GPU, from gemmill roofline -o FILE; may be repeated for others.", "--peak-rates"),
 ]
 
 FormerPeakRatesFiles = Annotated[

@@ -17,7 +17,7 @@ import typer
 
 from gemmill.cli import output
 from gemmill.cli.app import Application, app
-from gemmill.cli.options import Jobs, StorePath
+from gemmill.cli.options import Jobs, StorePath, input_file
 from gemmill.library.errors import InstallationError, SettingError
 from gemmill.library.extras import install
 from gemmill.library.files import os_error_text
@@ -52,10 +52,6 @@ token_app = Application(
 serve_app.add_typer(token_app, name="token")
 
 
-def _file(says: str) -> Any:
-    return typer.Option(metavar="FILE", exists=True, dir_okay=False, help=says)
-
-
 def _count(says: str) -> Any:
     return typer.Option(min=1, metavar="N", help=says)
 
@@ -82,10 +78,10 @@ class Places:
 class Rights:
     """Who may do what."""
 
-    tokens: Annotated[Path | None, _file("Tokens, and what each allows; read again when the file changes.")] = None
-    sign: Annotated[list[Path], _file("Private key that signs what is served; two while one replaces the other.")] = (
-        field(default_factory=list)
-    )
+    tokens: Annotated[Path | None, input_file("Tokens, and what each allows; read again when the file changes.")] = None
+    sign: Annotated[
+        list[Path], input_file("Private key that signs what is served; two while one replaces the other.")
+    ] = field(default_factory=list)
     trust: Annotated[
         str,
         typer.Option(metavar="KEYS", help="Keys whose uploads are taken, beside its own: as GEMMILL_TRUSTED_KEYS."),
@@ -137,9 +133,9 @@ class Limits:
 class Tls:
     """Certificates."""
 
-    tls_cert: Annotated[Path | None, _file("The server's certificate: TLS.")] = None
-    tls_key: Annotated[Path | None, _file("The private key of --tls-cert.")] = None
-    client_ca: Annotated[Path | None, _file("Clients must show a certificate that one of these signed.")] = None
+    tls_cert: Annotated[Path | None, input_file("The server's certificate: TLS.")] = None
+    tls_key: Annotated[Path | None, input_file("The private key of --tls-cert.")] = None
+    client_ca: Annotated[Path | None, input_file("Clients must show a certificate that one of these signed.")] = None
 
 
 @serve_app.callback()

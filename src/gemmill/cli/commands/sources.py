@@ -14,7 +14,7 @@ import typer
 from gemmill.cli import output
 from gemmill.cli.app import app
 from gemmill.cli.commands.manifests import resource_table
-from gemmill.cli.options import Json, Page, refuse_overwriting
+from gemmill.cli.options import Json, Page, output_file, refuse_overwriting
 from gemmill.cli.pages import compiled, source
 from gemmill.emitters.emit import EmittedSource
 from gemmill.library.config.fields import fields_of
@@ -34,9 +34,7 @@ def emit(
     lineinfo: Annotated[
         bool, typer.Option("--lineinfo", help="Compile with -lineinfo, for profilers; without --ptx or --sass a cubin.")
     ] = False,
-    to: Annotated[
-        Path | None, typer.Option("--output", "-o", dir_okay=False, help="Write it to this file; - is stdout.")
-    ] = None,
+    to: Annotated[Path | None, output_file("Write it to this file; - is stdout.")] = None,
     as_json: Json = False,
 ) -> None:
     """Print the CUDA C++ of a kernel, or what it is compiled to.
