@@ -28,7 +28,7 @@ class LeftOut(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ListedProblem:
     """A problem as a file has it."""
 
     fields: Fields
@@ -46,7 +46,7 @@ class Imported:
 
     format: str
     """The format in words, as in ``a table of hipBLASLt's or rocBLAS's benchmark``."""
-    problems: tuple[Asked, ...]
+    problems: tuple[ListedProblem, ...]
     """Different problems, in the order in which they occur first."""
     left_out: tuple[str, ...]
     """What is not among the problems, or was assumed of them: place and reason, each reason once, with a count."""
@@ -104,7 +104,8 @@ class Collector:
     def result(self) -> Imported:
         """All that was collected."""
         problems = (
-            Asked(MappingProxyType(dict(fields)), count, where) for fields, (count, where) in self._problems.items()
+            ListedProblem(MappingProxyType(dict(fields)), count, where)
+            for fields, (count, where) in self._problems.items()
         )
         named = [
             f"{where}: {why}" + (f" ({count:,} times)" if count > 1 else "")

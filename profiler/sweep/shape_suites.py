@@ -26,7 +26,7 @@ from gemmill.library.input.problem_words import FIELDS, KEYWORDS
 from gemmill.library.manifest.document import INVALID, Document, Location, read_document
 from gemmill.library.manifest.load import SHIPPED
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
-from gemmill.profiler.imports.collector import Asked, Imported
+from gemmill.profiler.imports.collector import Imported, ListedProblem
 from gemmill.profiler.imports.file_formats import MAX_BYTES, problems_of
 
 EXTENTS = ("m", "n", "k", "batch")
@@ -141,7 +141,7 @@ def _imported(path: Path, found: Imported) -> ShapeSuite:
     return ShapeSuite(path.stem, tuple(counts), counts, found.format, tuple(left_out))
 
 
-def _of_asked(asked: Asked) -> Shape:
+def _of_asked(asked: ListedProblem) -> Shape:
     words: dict[str, Any] = dict(asked.fields)
     own = {key: words.pop(key) for key in (*EXTENTS, "sizes") if key in words}
     return Shape(**own, keywords=tuple(sorted(words.items())))

@@ -146,7 +146,7 @@ def test_a_setting_that_means_nothing_is_told_as_json(monkeypatch: pytest.Monkey
 def test_an_error_behind_the_document_is_no_second_one(capsys: pytest.CaptureFixture[str]) -> None:
     with output.answer_as_json():
         output.print_json("test", [1])
-        output.tell_as_json("record", "some were measured elsewhere")
+        output.print_error("record", "some were measured elsewhere")
     assert json.loads(capsys.readouterr().out) == {"schema": "gemmill.test/1", "items": [1]}
 
 
@@ -186,7 +186,7 @@ def test_an_error_says_where_and_what_to_do(
     message: str, where: str | None, hint: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with output.answer_as_json():
-        output.tell_as_json("record", message)
+        output.print_error("record", message)
     error = json.loads(capsys.readouterr().out)["error"]
     assert error == {"code": "record", "message": message, "where": where, "hint": hint}
 

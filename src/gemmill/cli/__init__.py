@@ -76,7 +76,7 @@ def main() -> None:
             from gemmill.cli import output
 
             with output.answer_as_json():
-                output.tell_as_json("interrupted", "interrupted")
+                output.print_error("interrupted", "interrupted")
     except OSError as error:
         from gemmill.library.files import os_error_text
 

@@ -66,17 +66,17 @@ class Commands(TyperGroup):
                 try:
                     status = super().main(*args, **{**kwargs, "standalone_mode": False})
                 except typer.Abort:  # Ctrl-C, while the command line is read
-                    output.tell_as_json("interrupted", "interrupted")
+                    output.print_error("interrupted", "interrupted")
                     sys.exit(Status.INTERRUPTED)
                 except SystemExit as end:
                     if end.code in (Status.HUNG_UP, Status.TERMINATED):
-                        output.tell_as_json("terminated", MEANS[Status(end.code)])
+                        output.print_error("terminated", MEANS[Status(end.code)])
                     raise
                 except Exception as error:
                     if not hasattr(error, "format_message"):  # which those about a command line have
                         raise
                     error.show()  # type: ignore[attr-defined]
-                    output.tell_as_json("usage", error.format_message())
+                    output.print_error("usage", error.format_message())
                     sys.exit(Status.USAGE)
                 sys.exit(status if isinstance(status, int) else Status.OK)
 
@@ -87,19 +87,19 @@ class Commands(TyperGroup):
             debug = Settings.read().debug
         except GemmillError as error:
             output.complain(f"error: {error}")
-            output.tell_as_json("setting", str(error))
+            output.print_error("setting", str(error))
             raise typer.Exit(Status.USAGE) from None
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             output.complain("interrupted")
-            output.tell_as_json("interrupted", "interrupted")
+            output.print_error("interrupted", "interrupted")
             raise typer.Exit(Status.INTERRUPTED) from None
         except GemmillError as error:
             if debug:
                 raise
             output.complain(f"error: {error}")
-            output.tell_as_json(code_of(type(error)), str(error))
+            output.print_error(code_of(type(error)), str(error))
             missing = isinstance(error, ToolchainError | DeviceError | InstallationError)
             raise typer.Exit(Status.MISSING if missing else Status.WRONG) from None
         except BrokenPipeError:  # the reader has what it wanted, as `head` does
@@ -108,7 +108,7 @@ class Commands(TyperGroup):
             if debug:
                 raise
             output.complain(f"error: {os_error_text(error)}")
-            output.tell_as_json("system", os_error_text(error))
+            output.print_error("system", os_error_text(error))
             raise typer.Exit(Status.WRONG) from None
         except Exception as error:
             # Exit, Abort and usage errors are typer's own business.
@@ -116,7 +116,7 @@ class Commands(TyperGroup):
                 raise
             output.complain(f"error: {type(error).__name__}: {error}")
             output.complain("This is a bug in gemmill; GEMMILL_DEBUG=1 shows the traceback.")
-            output.tell_as_json("bug", f"{type(error).__name__}: {error}")
+            output.print_error("bug", f"{type(error).__name__}: {error}")
             raise typer.Exit(Status.WRONG) from None
 
 

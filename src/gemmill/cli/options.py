@@ -204,17 +204,17 @@ def kernel(source: str) -> GemmConfig:
     return configs[0]
 
 
-_MOST_TOLD = 3
-"""Things left out of a list that are told: who wants to know them all asks for them."""
+_MOST_SHOWN = 3
+"""Things left out of a list that are printed; `gemmill shapes FILE --json` prints all."""
 
 
 def shape_suite(source: str, m: Sequence[int] = (), k: Sequence[int] = ()) -> ShapeSuite:
     """The shapes of a file, or of the suite that ships under a name; what else a file has is complained of."""
     if _is_file(source):
         suite = load_shapes(Path(source), m=m, k=k)
-        for says in suite.left_out[:_MOST_TOLD]:
+        for says in suite.left_out[:_MOST_SHOWN]:
             output.complain(f"left out: {says}")
-        if (more := len(suite.left_out) - _MOST_TOLD) > 0:
+        if (more := len(suite.left_out) - _MOST_SHOWN) > 0:
             output.complain(f"left out: {more} things more; all of them: gemmill shapes {source} --json")
         return suite
     shipped = shipped_suites()

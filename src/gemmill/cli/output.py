@@ -151,7 +151,7 @@ def answer_as_json() -> Iterator[None]:
         _answer.reset(token)
 
 
-def tell_as_json(code: str, message: str) -> None:
+def print_error(code: str, message: str) -> None:
     """An error as JSON on stdout, where JSON was asked for and nothing has been printed: its place, if it is one of a
     file, and what to do, as far as the message ends with it."""
     answer = _answer.get()

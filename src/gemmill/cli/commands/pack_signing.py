@@ -45,7 +45,7 @@ def new(
     """
     key = SigningKey.new()
     key.save(file)
-    _tell(key.public, as_json)
+    _print_key(key.public, as_json)
 
 
 @key_app.command()
@@ -60,10 +60,10 @@ def show(
       gemmill key show release.pem
       gemmill key show release.pem >> trusted.keys
     """
-    _tell(SigningKey.load(file).public, as_json)
+    _print_key(SigningKey.load(file).public, as_json)
 
 
-def _tell(key: PublicKey, as_json: bool) -> None:
+def _print_key(key: PublicKey, as_json: bool) -> None:
     if as_json:
         output.print_json("key", {"id": key.id, "public": str(key)})
     else:

@@ -165,8 +165,8 @@ def prune(store: StorePath = None) -> None:
 Url = Annotated[
     str | None, typer.Option("--remote", metavar="URL", help="The remote; default: that of GEMMILL_REMOTE.")
 ]
-_TOLD = 3
-"""Kernels of which it is told why they did not get through; --json has all."""
+_MOST_SHOWN = 3
+"""Kernels of which the message says why they did not get through; --json has all."""
 
 
 def _remote(url: str | None) -> Remote:
@@ -213,8 +213,8 @@ def push(
     if as_json:
         output.print_json("store.push", {"remote": to.url, **counts, "refused": refused})
     else:
-        told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        typer.echo(f"{to.url}: {told or 'nothing'} of {len(entries)} kernels")
+        shown = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        typer.echo(f"{to.url}: {shown or 'nothing'} of {len(entries)} kernels")
     _complain(refused, len(entries), f"{to.url} did not take")
 
 
@@ -261,6 +261,6 @@ def pull(
 def _complain(faults: dict[str, str], count: int, what: str) -> None:
     """RemoteError where there are faults."""
     if faults:
-        told = "".join(f"\n{name}: {says}" for name, says in list(faults.items())[:_TOLD])
-        more = f"\nand {len(faults) - _TOLD} more" if len(faults) > _TOLD else ""
-        raise RemoteError(f"{what} {len(faults)} of {count} kernels:{told}{more}")
+        named = "".join(f"\n{name}: {says}" for name, says in list(faults.items())[:_MOST_SHOWN])
+        more = f"\nand {len(faults) - _MOST_SHOWN} more" if len(faults) > _MOST_SHOWN else ""
+        raise RemoteError(f"{what} {len(faults)} of {count} kernels:{named}{more}")
