@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
@@ -80,7 +79,6 @@ def _class(hint: Any) -> type | None:
     return next(filter(dataclasses.is_dataclass, kinds), None)
 
 
-@cache
 def _members(kind: Any) -> Sequence[tuple[str, Any, Any]]:
     """Name, type with its :class:`Field`, and default of each member of a class; None for no default."""
     hints, members = get_type_hints(kind, include_extras=True), dataclasses.fields(kind)

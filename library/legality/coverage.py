@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from gemmill.library.config.domains import WORDS
@@ -53,7 +52,6 @@ def schedules() -> tuple[str, ...]:
     return tuple(FAMILIES)
 
 
-@cache
 def tables() -> tuple[Table, ...]:
     """All views: operands by type and majorness, outputs by type, targets, batches and decompositions of K."""
     return (

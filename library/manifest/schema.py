@@ -10,7 +10,6 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -197,7 +196,6 @@ def _made(name: str, base: type[Choices], doc: str, types: Mapping[str, tuple[An
     return create_model(name, __base__=base, __doc__=doc, **members)  # type: ignore[call-overload]
 
 
-@cache
 def _part(kind: type) -> type[Choices]:
     """The model of a class of the config's that has leaves. Where all are extents, a word will do."""
     rows = next(rows for group, rows in GROUPS.items() if PARTS.get(group) is kind)
