@@ -13,6 +13,7 @@ from dataclasses import replace
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import SPLIT_K, kernel_name
 from gemmill.library.decompositions.decomposition import decomposition_of
+from gemmill.library.errors import ConfigError
 
 NUMBERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Those that are chosen among: each at most half as many again as the one before."""
@@ -37,6 +38,24 @@ def says_number(name: str) -> bool:
 def with_number(config: GemmConfig, splits: int) -> GemmConfig:
     """A kernel for launches of so many slices."""
     return replace(config, scheduler=replace(config.scheduler, splits=splits))
+
+
+def in_slices(config: GemmConfig, slices: int) -> GemmConfig:
+    """A split-K kernel for launches of so many slices.
+
+    Raises:
+        ConfigError: it is none, it has another number already, or takes no so many.
+    """
+    how, name = decomposition_of(config), kernel_name(config)
+    if not how.has_second_kernel:
+        raise ConfigError(
+            f"slices is {slices}, but {name} is no split-K kernel: leave slices out, or name one (splitk)"
+        )
+    if not is_open(config) and config.scheduler.splits != slices:
+        raise ConfigError(f"slices is {slices}, and the name {name} has another number: name {compiled_name(name)}")
+    if slices not in how.splits:
+        raise ConfigError(f"slices is {slices}; {name} takes {how.splits[0]} to {how.splits[-1]}")
+    return with_number(config, slices)
 
 
 def numbered(configs: Mapping[str, GemmConfig]) -> Mapping[str, GemmConfig]:

@@ -57,6 +57,7 @@ RESERVED = frozenset(
             "tf32",
             "fast_accumulation",
             "sm_count",
+            "slices",
             "batch_invariant",
             "autotune",
             "quick",

@@ -27,6 +27,13 @@ def check_options(options: Options) -> None:
         raise OperandError(f"objective is {options.objective!r:.80}; it must be {words}")
     if not isinstance(options.kernel, str | GemmConfig | None):
         raise OperandError(f"kernel is {options.kernel!r:.80}; it must be the name of a kernel or a GemmConfig")
+    if (slices := options.slices) is not None:
+        if type(slices) is not int or slices < 1:
+            raise OperandError(
+                f"slices is {slices!r:.80}; it must be a positive integer, or None for the model's choice"
+            )
+        if options.kernel is None:
+            raise OperandError("slices is of the split-K kernel that kernel names, and none is named: pass kernel=")
     if not isinstance(options.registry, Registry | None):
         raise OperandError(f"registry is {options.registry!r:.80}; it must be a gemmill.Registry, or None")
 

@@ -29,7 +29,7 @@ def matmul(
     a_scale: Tensor | float | None = None, b_scale: Tensor | float | None = None,
     a_zero: Tensor | None = None, b_zero: Tensor | None = None, a_dtype: object = None, b_dtype: object = None,
     stream: Stream | None = None, registry: Registry | None = None,
-    kernel: str | GemmConfig | None = None, sm_count: int | None = None,
+    kernel: str | GemmConfig | None = None, slices: int | None = None, sm_count: int | None = None,
     deterministic: bool = False, batch_invariant: bool = False, autotune: int | None = None, quick: bool = False,
     objective: Regime = "sustained", explain: bool = False,
     epilogue: str | None = None, **operands: Tensor | float,
@@ -71,7 +71,8 @@ def matmul(
     columns 2 j and 2 j + 1 of B, D has N / 2 columns. See docs/epilogues.md.
 
     ``kernel`` names one kernel instead of selecting one from ``registry`` (default: the shipped kernel sets). Either
-    may run the transposed problem, D^T = B^T A^T, on the same memory.
+    may run the transposed problem, D^T = B^T A^T, on the same memory. Of a split-K kernel ``slices`` says in how many
+    slices of K the launch goes, 1 to 256; by default as many as the model has as the fastest.
     ``sm_count`` bounds the SMs that the launch uses, so that kernels beside it, of communication say, have the others.
 
     ``deterministic`` refuses what could give other bits when the same call runs again on the same GPU: sums in an
@@ -120,7 +121,7 @@ def plan(  # type: ignore[empty-body]
     offsets: Tensor | None = None, counts: Tensor | None = None, expected_rows: int | None = None,
     addresses: Tensor | None = None,
     stream: Stream | None = None, registry: Registry | None = None,
-    kernel: str | GemmConfig | None = None, sm_count: int | None = None,
+    kernel: str | GemmConfig | None = None, slices: int | None = None, sm_count: int | None = None,
     deterministic: bool = False, batch_invariant: bool = False, autotune: int | None = None, quick: bool = False,
     objective: Regime = "sustained", explain: bool = False,
     epilogue: str | None = None, **operands: Tensor | float,

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gemmill.library.config.edited import plain_name
-from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.decompositions.launched import is_open
+from gemmill.library.decompositions.launched import in_slices, is_open
 from gemmill.library.errors import CaptureError, UnsupportedProblemError
 from gemmill.library.launch import NESTED_EXTENTS
 from gemmill.library.problem import GemmProblem
@@ -22,7 +21,7 @@ from gemmill.runtime.launch.grid import is_empty
 from gemmill.runtime.launch.kernel import Kernel, load
 from gemmill.runtime.launch.launcher import Launcher, Resets
 from gemmill.runtime.launch.prepared import Launches, PreparedCall
-from gemmill.runtime.operands.call import GemmCall, signature
+from gemmill.runtime.operands.call import GemmCall, Options, signature
 from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.registry import Registry
@@ -89,7 +88,7 @@ def _prepared(call: GemmCall) -> PreparedCall:
         return functools.partial(new, own, kernel, alpha, beta, sm_count, arguments)
 
     if options.kernel is not None:
-        name, swap_ab = _named(registry, options.kernel, gemm.problem, options.batch_invariant)
+        name, swap_ab = _named(registry, options, gemm.problem)
         return PreparedCall(problem, name, None, memory, launcher(name, swap_ab))
     if options.autotune is not None:
         from gemmill.runtime.api.autotune import autotuned_call
@@ -123,7 +122,7 @@ def kernel_for(call: GemmCall) -> str | None:
         gemm = of_any_rows(gemm)
     registry = caches.default_registry() if options.registry is None else options.registry
     if options.kernel is not None:
-        return _named(registry, options.kernel, gemm.problem, options.batch_invariant)[0]
+        return _named(registry, options, gemm.problem)[0]
     choice = _selected(call, registry, gemm, options.sm_count)
     warn_of(choice.of_transposed if gemm.is_transposed else choice)
     return choice.name if needs_swap(choice.config, gemm.problem) == choice.swap_ab else None
@@ -150,21 +149,22 @@ def _selected(call: GemmCall, registry: Registry, gemm: Gemm, sm_count: int | No
     return registry.select(gemm.problem, sm_count, invariant_to, call.options.quick, call.options.objective)
 
 
-def _named(
-    registry: Registry, kernel: str | GemmConfig, problem: GemmProblem, batch_invariant: bool
-) -> tuple[str, bool]:
-    """The name of the kernel that a call names, in as many slices of K as the model takes where the name leaves that to
-    the launch, and whether it is to run the transposed problem."""
-    name = kernel_named(kernel)
-    config = parse_name(plain_name(name))  # which checks a config made by hand as well
-    if batch_invariant:
+def _named(registry: Registry, options: Options, problem: GemmProblem) -> tuple[str, bool]:
+    """The name of the kernel that a call names, in as many slices of K as the call, or else the model, has, and whether
+    it is to run the transposed problem."""
+    name = kernel_named(options.kernel)
+    plain = plain_name(name)
+    config = parse_name(plain)  # which checks a config made by hand as well
+    if options.batch_invariant:
         refuse_shared_k(config)
     swap_ab = needs_swap(config, problem)
     if swap_ab is None:
         raise UnsupportedProblemError(f"kernel {name} does not fit: it needs {' and '.join(faults(config, problem))}")
-    if is_open(config):
-        name = kernel_name(with_number(config, problem, swap_ab, registry.gpu)) + name.removeprefix(plain_name(name))
-    return name, swap_ab
+    if options.slices is not None:
+        config = in_slices(config, options.slices)
+    elif is_open(config):
+        config = with_number(config, problem, swap_ab, registry.gpu)
+    return kernel_name(config) + name.removeprefix(plain), swap_ab
 
 
 def _load(registry: Registry, name: str, device: int, stream: int) -> Kernel:

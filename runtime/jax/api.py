@@ -49,7 +49,8 @@ def matmul(
     tf32: bool = False, fast_accumulation: bool = True,
     a_scale: jax.Array | float | None = None, b_scale: jax.Array | float | None = None,
     a_zero: jax.Array | None = None, b_zero: jax.Array | None = None, a_dtype: object = None, b_dtype: object = None,
-    a_major: str | None = None, b_major: str | None = None, kernel: str | None = None, sm_count: int | None = None,
+    a_major: str | None = None, b_major: str | None = None, kernel: str | None = None, slices: int | None = None,
+    sm_count: int | None = None,
     deterministic: bool = False, batch_invariant: bool = False, quick: bool = False,
     objective: str = "sustained", explain: bool = False, epilogue: str | None = None, **operands: jax.Array | float,
 ) -> Any:

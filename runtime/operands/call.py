@@ -60,6 +60,8 @@ class Options(NamedTuple):
     """Where kernels come from; None: the shipped kernel sets."""
     kernel: str | GemmConfig | None = None
     """A kernel by name or config, in place of selecting one."""
+    slices: int | None = None
+    """Slices of K of that kernel's launch, where it is a split-K kernel; None: as many as the model has as the best."""
     sm_count: int | None = None
     """Most SMs that a launch uses; None: all."""
     deterministic: bool = False

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.kernels.faults import is_aligned, realigned
 
@@ -48,6 +49,11 @@ class Choice:
         """The same choice, for a problem. Quick selection has no time for ``dataclasses.replace``."""
         own = (self.name, self.config, self.reason, self.predicted_us, self.runners_up, self.source, self.swap_ab)
         return Choice(*own, problem, slow_path)
+
+    @property
+    def slices(self) -> int:
+        """Slices of K of the launch of a split-K kernel; 1 of others."""
+        return self.config.scheduler.splits if decomposition_of(self.config).has_second_kernel else 1
 
     @property
     def of_transposed(self) -> Choice:

@@ -18,6 +18,7 @@ NAMES = (
     "fast_accumulation",
     "expected_rows",
     "kernel",
+    "slices",
     "sm_count",
     "deterministic",
     "batch_invariant",
@@ -28,7 +29,7 @@ NAMES = (
 )
 """Options that such a text may hold."""
 
-_OF_ONE_PROBLEM = frozenset(("expected_rows", "kernel", "sm_count", "batch_invariant", "autotune", "explain"))
+_OF_ONE_PROBLEM = frozenset(("expected_rows", "kernel", "slices", "sm_count", "batch_invariant", "autotune", "explain"))
 """Those that say nothing of the products of a gradient."""
 
 

@@ -79,6 +79,7 @@ def test_the_model_chooses_the_number(registry: Registry) -> None:
     for size in ((64, 32, 1 << 16), (512, 512, 4096), (64, 4, 2000), (1000, 999, 9999), (64, 64, 0)):
         choice = registry.select(problem(*size))
         assert choice.config == parse_name(choice.name)
+        assert choice.slices == choice.config.scheduler.splits
         chosen.add(choice.config.scheduler.splits)
     assert len(chosen) > 2
     choice = registry.select(problem(64, 32, 1 << 16))
@@ -101,18 +102,28 @@ def test_a_measured_number_is_taken_and_said(declared: KernelSet) -> None:
 def test_a_kernel_named_without_a_number_takes_the_models(registry: Registry, size: tuple[int, int, int]) -> None:
     m, n, k = size
 
-    def named(kernel: str) -> str | None:
+    def named(kernel: str, slices: int | None = None) -> str | None:
         tensors = {
             "a": TensorView(1 << 40, (m, k), (k, 1), "bf16", 0),
             "b": TensorView(2 << 40, (k, n), (1, k), "bf16", 0),
             "out": TensorView(3 << 40, (m, n), (n, 1), "bf16", 0),
         }
-        return kernel_for(GemmCall(tensors, DEFAULTS._replace(kernel=kernel, registry=registry)))
+        return kernel_for(GemmCall(tensors, DEFAULTS._replace(kernel=kernel, slices=slices, registry=registry)))
 
     chosen = registry.select(GemmProblem(m=m, n=n, k=k)).name
     assert named(OPEN) == chosen
     assert named(with_number(37)) == with_number(37)
     assert named(edited_name(OPEN, "ab" * 32)) == edited_name(chosen, "ab" * 32)
+    assert named(OPEN, 37) == named(with_number(37), 37) == with_number(37)
+    assert named(edited_name(OPEN, "ab" * 32), 37) == edited_name(with_number(37), "ab" * 32)
+    whole = OPEN.replace("splitk", "k1").replace("n2_", "n16_")
+    for kernel, slices, says in (
+        (OPEN, 257, "slices is 257; .*_splitk_linear takes 1 to 256"),
+        (with_number(37), 36, "has another number: name .*_splitk_linear"),
+        (whole, 2, "is no split-K kernel: leave slices out"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            named(kernel, slices)
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ from gemmill.cli.output import Status
 from gemmill.cli.problem_options import ProblemOptions
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.decompositions.launched import compiled
+from gemmill.library.decompositions.launched import compiled, in_slices
 from gemmill.library.errors import ProblemError, UnsupportedProblemError
 from gemmill.library.input.group_sizes import BALANCED, checked_sizes
 from gemmill.library.problem import GemmProblem, Regime, upconverts_a
@@ -76,6 +76,10 @@ class KernelChoice:
             autocompletion=completion.kernels,
         ),
     ] = None
+    slices: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Slices of K of a split-K --kernel; by default the model's number."),
+    ] = None
     tile: TileShape = None
     cluster: ClusterShape = None
     manifest: Manifests = field(default_factory=list)
@@ -93,7 +97,11 @@ class KernelChoice:
             if (swap_ab := needs_swap(config, problem)) is None:
                 wrong = faults(config, problem)
                 raise UnsupportedProblemError(f"{kernel_name(config)} does not fit: it needs {' and '.join(wrong)}")
+            if self.slices is not None:
+                return [in_slices(config, self.slices)]
             return [with_number(config, problem, swap_ab, detect())]
+        if self.slices is not None:
+            raise typer.BadParameter("--slices is of a split-K --kernel, and none is named")
         if self.tile and (self.manifest or self.records):
             raise typer.BadParameter("--tile says which kernels there are: leave out --manifest and --records")
         if self.tile:
