@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from string import Template
 
-from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.workspace import EXCHANGE_STEPS, REDUCTION_THREADS, reduction_vectors, with_splits
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.families.wgmma import warpgroups
+from gemmill.library.families.wgmma.plan import WgmmaPlan
 from gemmill.library.launch import KDecomposition, Reduction
-from gemmill.library.legality.quantities import partial_dtype
 
 _SCHEDULERS = {
     "tiles": "PersistentScheduler<Order, TileK>",
@@ -60,23 +58,21 @@ def spec(config: GemmConfig) -> tuple[str, str]:
     return "gemmill::DecompositionSpec", "Kernel::decomposition_spec<gemmill::NoReduction>()"
 
 
-def k_decomposition(config: GemmConfig, entry: str) -> KDecomposition | None:
+def k_decomposition(plan: WgmmaPlan, entry: str) -> KDecomposition | None:
     """What the launcher of a kernel with this entry must know; None where one CTA or cluster sums all of K."""
-    how, decomposition = decomposition_of(config), config.scheduler.decomposition
-    if not how.has_workspace:
+    scheduler, split = plan.config.scheduler, plan.has_second_kernel
+    if not decomposition_of(plan.config).has_workspace:
         return None
-    fields, split = fields_of(config), how.has_second_kernel
-    splits = config.scheduler.splits
     return KDecomposition(
-        name=decomposition,
-        splits=splits,
-        tile_k=config.tile.k,
-        tile_bytes=0 if split else warpgroups.partial_tile_bytes(fields),
-        tile_flags=0 if split else warpgroups.partial_tile_flags(fields),
+        name=scheduler.decomposition,
+        splits=scheduler.splits,
+        tile_k=plan.config.tile.k,
+        tile_bytes=0 if split else plan.partial_tile_bytes,
+        tile_flags=0 if split else plan.partial_tile_flags,
         reduction=Reduction(
             entry=f"{entry}_reduction",
             threads=REDUCTION_THREADS,
-            vectors=reduction_vectors(splits),
+            vectors=reduction_vectors(scheduler.splits),
         )
         if split
         else None,
@@ -99,9 +95,9 @@ def constants(shared: KDecomposition, offsets: dict[str, int]) -> dict[str, int]
     }
 
 
-def reduction(config: GemmConfig, entry: str, epilogue: str) -> str:
+def reduction(plan: WgmmaPlan, entry: str, epilogue: str) -> str:
     """The source of the second kernel of a split-K config."""
-    c, d = config.c, config.d
+    c, d = plan.config.c, plan.config.d
     return _REDUCTION.substitute(
         c=c.type.cpp if c else "gemmill::None",
         d=d.type.cpp,
@@ -109,7 +105,7 @@ def reduction(config: GemmConfig, entry: str, epilogue: str) -> str:
         major_d=d.major.upper(),
         align_c=(c or d).align,
         align_d=d.align,
-        partial=DTYPES[partial_dtype(fields_of(config))].cpp,
+        partial=DTYPES[plan.partial_dtype].cpp,
         epilogue=epilogue,
         entry=entry,
     )

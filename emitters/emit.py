@@ -5,18 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from gemmill.emitters import headers_digest
-from gemmill.emitters.families import gemv, mma_sync, simt
-from gemmill.emitters.families import wgmma as tma_wgmma
-from gemmill.library.config.fields import fields_of
+from gemmill.emitters import direct_kernels, headers_digest, wgmma_kernels
 from gemmill.library.config.model import FamilyName, GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.errors import ConfigError
-from gemmill.library.families.wgmma.warpgroups import multiply_add_chain
+from gemmill.library.families.families import plan_of
+from gemmill.library.families.kernel_plan import KernelPlan
 from gemmill.library.launch import LaunchSpec
-from gemmill.library.legality.rules import verdicts
+from gemmill.library.legality.rules import broken
 
 DEFINES: tuple[str, ...] = ("NDEBUG",)
 """Macros the headers need: an ``assert`` makes ptxas serialise WGMMA."""
@@ -52,51 +50,53 @@ class EmittedSource:
 class Emitter(Protocol):
     """What a kernel family's module offers. All three are pure, and are called for legal configs only."""
 
-    def launch_spec(self, config: GemmConfig) -> LaunchSpec:
+    def launch_spec(self, plan: Any) -> LaunchSpec:
         """The launch facts of the kernel."""
 
     def constants(self, launch: LaunchSpec) -> dict[str, int]:
         """What the kernel must export, by name."""
 
-    def text(self, config: GemmConfig) -> str:
+    def text(self, plan: Any, launch: LaunchSpec) -> str:
         """CUDA C++."""
 
 
-_EMITTERS: Mapping[FamilyName, Emitter] = {"wgmma": tma_wgmma, "mma": mma_sync, "simt": simt, "gemv": gemv}
+_EMITTERS: Mapping[FamilyName, Emitter] = {
+    "wgmma": wgmma_kernels,
+    **dict.fromkeys(("mma", "simt", "gemv"), direct_kernels),
+}
 
 
 def emit(config: GemmConfig) -> EmittedSource:
     """The source of a config's kernel; ConfigError where a field's value or a legality rule refuses the config."""
-    config = _legal(config)
-    emitter = _EMITTERS[config.family]
-    launch = emitter.launch_spec(config)
+    name = kernel_name(config)
+    plan = _legal_plan(name)
+    emitter = _EMITTERS[plan.config.family]
+    launch = emitter.launch_spec(plan)
     return EmittedSource(
-        name=kernel_name(config),
-        text=emitter.text(config),
+        name=name,
+        text=emitter.text(plan, launch),
         entry=launch.entry,
         constants=emitter.constants(launch),
         launch=launch,
         headers_digest=headers_digest(),
-        chain=multiply_add_chain(fields_of(config)),
+        chain=plan.multiply_add_chain,
     )
 
 
 def facts(config: GemmConfig) -> tuple[LaunchSpec, Mapping[str, int]]:
     """The launch facts of a config's kernel, and what it must export; ConfigError as for :func:`emit`."""
-    emitter = _EMITTERS[(config := _legal(config)).family]
-    launch = emitter.launch_spec(config)
-    return launch, emitter.constants(launch)
+    launch = launch_spec(_legal_plan(kernel_name(config)).config)
+    return launch, _EMITTERS[config.family].constants(launch)
 
 
 def launch_spec(config: GemmConfig) -> LaunchSpec:
     """The launch facts of a legal config's kernel."""
-    return _EMITTERS[config.family].launch_spec(config)
+    return _EMITTERS[config.family].launch_spec(plan_of(config))
 
 
-def _legal(config: GemmConfig) -> GemmConfig:
-    """A config that is legal; ConfigError for others."""
-    name = kernel_name(config)
+def _legal_plan(name: str) -> KernelPlan:
+    """The plan of the kernel of a name; ConfigError where it is not legal."""
     config = parse_name(name)  # making a config checks nothing
-    if broken := verdicts(config):
-        raise ConfigError(f"{name}: " + "; ".join(f"[{v.rule}] {v.says}" for v in broken))
-    return config
+    if findings := broken(config):
+        raise ConfigError(f"{name}: " + "; ".join(f"[{rule.id}] {finding}" for rule, finding in findings))
+    return plan_of(config)

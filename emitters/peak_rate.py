@@ -10,13 +10,12 @@ from string import Template
 
 from gemmill.emitters import headers_digest
 from gemmill.emitters.emit import EmittedSource
-from gemmill.emitters.families.wgmma_atom import wgmma_atom
 from gemmill.emitters.placeholders import placeholders
-from gemmill.library.config.fields import fields_of
+from gemmill.emitters.wgmma_atom import wgmma_atom
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
-from gemmill.library.families.wgmma import ring, warpgroups
+from gemmill.library.families.wgmma.plan import INSTRUCTION_K_BYTES, WARPGROUP, WgmmaPlan
 from gemmill.library.launch import LaunchSpec
 
 MEASURED_DTYPES: tuple[DTypeName, ...] = ("bf16", "f16", "tf32", "e4m3", "s8")
@@ -58,7 +57,7 @@ def peak_rate_config(dtype: DTypeName) -> GemmConfig:
     """The GEMM whose mainloop such a kernel repeats: two warpgroups with 64 x 256 of each tile, K-major operands."""
     output = default_output(DTYPES[dtype].stored_as or dtype)
     accumulator = default_accumulator(dtype)
-    tile_k = 4 * warpgroups.INSTRUCTION_K_BYTES // DTYPES[dtype].bytes
+    tile_k = 4 * INSTRUCTION_K_BYTES // DTYPES[dtype].bytes
     return parse_name(
         f"sm90a_{dtype}k16_{dtype}k16_{accumulator}_none_{output}n16_128x256x{tile_k}_1x1_cooperative_s{STAGES}"
         "_m1_k1_linear"
@@ -67,14 +66,13 @@ def peak_rate_config(dtype: DTypeName) -> GemmConfig:
 
 def emit_peak_rate(config: GemmConfig) -> EmittedSource:
     """The source of the kernel of a peak rate of a config that :func:`peak_rate_config` made."""
-    fields = fields_of(config)
-    consumers = warpgroups.consumer_warpgroups(fields)
+    plan = WgmmaPlan(config)
     entry = f"gemmill_peak_rate_{config.a.dtype}"
     launch = LaunchSpec(
         entry=entry,
-        threads=warpgroups.WARPGROUP * consumers,
+        threads=WARPGROUP * plan.consumer_warpgroups,
         cluster=(1, 1),
-        shared_bytes=config.stages * sum(ring.stage_bytes(fields)),
+        shared_bytes=config.stages * sum(plan.stage_bytes),
         tile=(config.tile.m, config.tile.n),
         boxes=(),
         params_bytes=_PARAMS_BYTES,
@@ -86,8 +84,8 @@ def emit_peak_rate(config: GemmConfig) -> EmittedSource:
             placeholders(config, launch),
             dtype=config.a.dtype,
             accumulator=config.accumulator,
-            consumers=consumers,
-            atom=wgmma_atom(config),
+            consumers=plan.consumer_warpgroups,
+            atom=wgmma_atom(plan),
         ),
         entry=entry,
         constants={

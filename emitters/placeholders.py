@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gemmill.library.config.fields import fields_of
+from gemmill.library.config.fields import READERS
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.table import TABLE
 from gemmill.library.launch import LaunchSpec
@@ -35,7 +35,6 @@ def placeholders(config: GemmConfig, launch: LaunchSpec) -> dict[str, object]:
 
 def _members(config: GemmConfig) -> Iterator[str]:
     """Members of the kernel's ``Config`` as the table of fields declares them."""
-    fields = fields_of(config)
     for row in TABLE.values():
         if row.field.cpp:
-            yield f"  static constexpr {row.field.cpp.format(str(fields[row.name]).upper())};"
+            yield f"  static constexpr {row.field.cpp.format(str(READERS[row.name](config)).upper())};"

@@ -46,6 +46,11 @@ class DType(NamedTuple):
         return self.bits // 8
 
     @property
+    def unpacked_bytes(self) -> int:
+        """Size of one element in shared memory, where packed ones are unpacked, in bytes."""
+        return max(8, self.bits) // 8
+
+    @property
     def is_integer(self) -> bool:
         """Whether sums of its products are exact."""
         return self.dlpack[0] < 2

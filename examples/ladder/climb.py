@@ -54,7 +54,7 @@ class Reading(NamedTuple):
 
 
 def _by_warps(config: GemmConfig) -> Reading:
-    warps_m, warps_n, _ = mma.warps(fields_of(config))
+    warps_m, warps_n, _ = mma.MmaPlan(config).warps
     return Reading(16 * 8 * 16, config.tile.m // warps_m, config.tile.n // warps_n, ELEMENT)
 
 

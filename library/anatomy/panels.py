@@ -1,11 +1,32 @@
-"""Panels of a page: the tile, shared memory, the epilogue, roles over time."""
+"""Panels of a page: the tile, shared memory, who holds what, the epilogue, roles over time, K of a tile."""
 
 from __future__ import annotations
 
-from gemmill.library.anatomy import memory
-from gemmill.library.anatomy.sheet import LEFT, Kernel, Sheet
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from gemmill.library.anatomy.anatomy import CHUNK
+from gemmill.library.anatomy.raster import Waves
+from gemmill.library.anatomy.sheet import LEFT, WIDTH, Kernel, Sheet
+from gemmill.library.config.model import DecompositionName
 from gemmill.library.drawing.grid import SHADES, Grid
-from gemmill.library.legality.quantities import element_bytes
+from gemmill.library.layouts.atoms import Operand, is_whole
+from gemmill.library.layouts.layout import Layout, Swizzle
+from gemmill.library.layouts.picture import grids
+
+LINE = 128
+"""Bytes of all banks."""
+SHOWN = 16
+"""Rows and columns of a table of who holds what; further ones repeat what these have."""
+K_IN_WORDS: Mapping[DecompositionName, str] = MappingProxyType(
+    {
+        "tiles": "one CTA sums all of it.",
+        "splitk": "slices, as many as a launch has, are units of work; a second kernel adds up partial sums.",
+        "stream": "tiles of the last wave, where that is not full, are shared among clusters along K, and added up.",
+        "cluster": "the CTAs of a cluster take a slice each, and send each other sums through shared memory.",
+    }
+)
+"""What becomes of K, by decomposition."""
 
 
 def tile(sheet: Sheet, kernel: Kernel) -> None:
@@ -46,20 +67,19 @@ def _multicast(kernel: Kernel) -> str:
 def shared(sheet: Sheet, kernel: Kernel) -> None:
     """The regions of shared memory to scale, and the banks of a stage."""
     sheet.heading("Shared memory")
-    total, stages = kernel.launch.shared_bytes, kernel.family.stage_bytes(kernel.fields)
-    found = kernel.anatomy.regions(kernel.fields, kernel.launch, stages)
+    total = kernel.plan.shared_bytes
     sheet.bottom += 6
     place = 0.0
-    for number, region in enumerate(found):
-        wide = region.size_of_all / total * 560 if total else 0
-        many = f"{region.count} x {region.size:,}" if region.count > 1 else f"{region.size:,}"
+    for number, region in enumerate(kernel.plan.regions):
+        wide = region.bytes / total * 560 if total else 0
+        many = f"{region.parts} x {region.size:,}" if region.parts > 1 else f"{region.size:,}"
         sheet.text(LEFT, sheet.bottom + 16, f"{region.name}: {many} bytes")
         sheet.box(LEFT + 380 + place, sheet.bottom + 2, max(wide, 1.0), 18, number % SHADES)
         place += wide
         sheet.bottom += 24
     sheet.words(f"{total:,} bytes in all, from top to bottom in the order in which they lie.")
-    spans = {operand: kernel.anatomy.span(kernel.fields, operand) for operand in "ab"}
-    swizzled = {operand.upper(): span for operand, span in spans.items() if span > memory.CHUNK}
+    spans = {operand: kernel.anatomy.span(operand) for operand in kernel.config.inputs}
+    swizzled = {operand: span for operand, span in spans.items() if span > CHUNK}
     if not swizzled:
         sheet.words(kernel.anatomy.unswizzled)
         return
@@ -69,16 +89,101 @@ def shared(sheet: Sheet, kernel: Kernel) -> None:
     )
     sheet.tables(
         *(
-            memory.banks(f"{operand}: rows of {span} bytes", span, element_bytes(kernel.fields, operand.lower()))
-            for operand, span in swizzled.items()
+            banks(f"{name.upper()}: rows of {span} bytes", span, kernel.config.inputs[name].type.unpacked_bytes)
+            for name, span in swizzled.items()
         )
     )
+
+
+def banks(title: str, span_bytes: int, element_bytes: int) -> Grid:
+    """Eight lines of 128 bytes: which row and chunk of 16 bytes of a panel lies in which banks. Rows are a span wide;
+    the place of a byte is that of CuTe's ``Sw<log2(span / 16), 4, 3>``, of elements of 8 bytes with the bits of the
+    line in reverse (``swizzled_in_pairs``)."""
+    bits = (span_bytes // CHUNK).bit_length() - 1
+    swizzle = Swizzle(bits, 4, 3)
+    cells, shades = [], []
+    for line in range(8):
+        turned = int(f"{line % 2**bits:0{bits}b}"[::-1], 2) if element_bytes == 8 else line
+        found = [
+            divmod(line * LINE + swizzle(turned * LINE + place) % LINE, span_bytes) for place in range(0, LINE, CHUNK)
+        ]
+        cells.append(tuple(f"r{row} c{within // CHUNK}" for row, within in found))
+        shades.append(tuple(within // CHUNK % SHADES for _, within in found))
+    return Grid(title, tuple(cells), tuple(shades))
+
+
+def holders(sheet: Sheet, kernel: Kernel) -> None:
+    """Which warp has which part of the accumulators, and which thread which element."""
+    sheet.heading("Who holds what")
+    layout = kernel.anatomy.accumulators()
+    m, n = kernel.config.tile.m, kernel.config.tile.n
+    sheet.words(kernel.anatomy.threads)
+    owners = _owners(layout)
+    sheet.tables(_warps(owners, m, n), _elements("accumulators", owners, m, n))
+    atom = kernel.anatomy.instruction()
+    if atom is None:
+        sheet.words(kernel.anatomy.operands)
+        return
+    sheet.words(
+        f"A and B of one instruction, {atom}: M {atom.shape_mnk[0]}, N {atom.shape_mnk[1]}, K {atom.shape_mnk[2]}."
+    )
+    drawn = dict(zip("ABC", grids(atom), strict=True))
+    parts: dict[Operand, Layout] = {"A": atom.a, "B": atom.b}
+    for operand, of_operand in parts.items():
+        if is_whole(of_operand[0]):
+            sheet.words(f"{operand} is in shared memory: a descriptor names it, and no thread holds any of it.")
+    sheet.tables(*(_corner(drawn[operand]) for operand, part in parts.items() if not is_whole(part[0])))
+
+
+def _owners(layout: Layout) -> dict[int, tuple[int, int]]:
+    """Thread and value of each coordinate; of several, the lowest thread."""
+    starts = [layout[0](thread) for thread in range(layout[0].size)]
+    steps = [layout[1](value) for value in range(layout[1].size)]
+    found: dict[int, tuple[int, int]] = {}
+    for thread, start in enumerate(starts):
+        for value, step in enumerate(steps):
+            found.setdefault(start + step, (thread, value))
+    return found
+
+
+def _elements(what: str, owners: Mapping[int, tuple[int, int]], m: int, n: int) -> Grid:
+    """The first rows and columns of a tile."""
+    rows, columns = min(m, SHOWN), min(n, SHOWN)
+    found = [[owners[row + column * m] for column in range(columns)] for row in range(rows)]
+    title = f"{what}: rows 0-{rows - 1} of {m}, columns 0-{columns - 1} of {n}"
+    return Grid(title, _rows(found), tuple(tuple(thread % SHADES for thread, _ in row) for row in found))
+
+
+def _rows(found: Sequence[Sequence[tuple[int, int]]]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(f"T{thread}V{value}" for thread, value in row) for row in found)
+
+
+def _warps(owners: Mapping[int, tuple[int, int]], m: int, n: int) -> Grid:
+    """The warps of each part of a tile."""
+    high, wide = max(1, min(16, m)), max(8, n // 8)
+    cells = []
+    for row in range(0, m, high):
+        line = []
+        for column in range(0, n, wide):
+            inside = [(r, c) for r in range(row, min(row + high, m)) for c in range(column, min(column + wide, n))]
+            warps = sorted({owners[r + c * m][0] // 32 for r, c in inside})
+            line.append(f"w{warps[0]}" if len(warps) == 1 else f"w{warps[0]}-{warps[-1]}")
+        cells.append(tuple(line))
+    shades = tuple(tuple(int(cell[1:].partition("-")[0]) % SHADES for cell in row) for row in cells)
+    return Grid(f"warps: parts of {high}x{wide} of the tile", tuple(cells), shades)
+
+
+def _corner(grid: Grid) -> Grid:
+    """The first rows and columns of a table."""
+    cells = tuple(row[:SHOWN] for row in grid.cells[:SHOWN])
+    shades = tuple(row[:SHOWN] for row in grid.shades[:SHOWN])
+    return Grid(f"{grid.title} (rows 0-{len(cells) - 1}, columns 0-{len(cells[0]) - 1})", cells, shades)
 
 
 def epilogue(sheet: Sheet, kernel: Kernel) -> None:
     """How D leaves the registers."""
     sheet.heading("Epilogue")
-    if (staging := kernel.anatomy.staging(kernel.fields)) is None:
+    if (staging := kernel.anatomy.staging()) is None:
         sheet.words("Threads apply the epilogue to the sums in their registers, and store them to D, without staging.")
         return
     wide, buffers = staging.subtile_n, staging.buffers
@@ -100,9 +205,34 @@ def roles(sheet: Sheet, kernel: Kernel) -> None:
     """Who does what when: the order, not to scale."""
     sheet.heading("Roles over time (order only, not to scale)")
     sheet.bottom += 6
-    for lane in kernel.anatomy.lanes(kernel.fields):
+    for lane in kernel.anatomy.lanes():
         sheet.text(LEFT, sheet.bottom + 16, lane.name)
         for start, end, words, shade in lane.steps:
             sheet.box(LEFT + 240 + start * 88, sheet.bottom + 1, (end - start) * 88 - 3, 24, shade, words)
         sheet.bottom += 30
     sheet.bottom += 6
+
+
+def decomposition(sheet: Sheet, kernel: Kernel, waves: Waves | None) -> None:
+    """Which CTA sums which part of K of a tile."""
+    sheet.heading("K of a tile")
+    shared, k = kernel.launch.k_decomposition, _k(waves)
+    steps = -(-k // kernel.config.tile.k) if k else None
+    said = f"{steps} steps of {kernel.config.tile.k}" if steps else f"steps of {kernel.config.tile.k}"
+    splits = max(kernel.launch.cluster_k, shared.splits if shared else 1)
+    name = kernel.config.scheduler.decomposition
+    sheet.bottom += 8
+    drawn = min(splits, 16)
+    for part in range(drawn):
+        wide = (WIDTH - 2 * LEFT) / drawn
+        label = "all of K" if splits == 1 else f"slice {part}"
+        sheet.box(LEFT + part * wide, sheet.bottom, wide - 3, 26, part % SHADES, label if wide > 70 else str(part))
+    sheet.bottom += 30
+    more = f" Drawn are {drawn} of {splits} slices." if drawn < splits else ""
+    sheet.words(f"K goes in {said}; {K_IN_WORDS[name]}{more}")
+
+
+def _k(waves: Waves | None) -> int | None:
+    """The K of all matrices; None where they have none in common."""
+    found = {matrix.k for matrix in waves.matrices} if waves else set()
+    return found.pop() if len(found) == 1 else None

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from textwrap import wrap
 
-from gemmill.library.anatomy.families.anatomy import Anatomy
-from gemmill.library.config.fields import Fields
+from gemmill.library.anatomy.anatomy import Anatomy, anatomy_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.drawing.grid import Grid, Picture, cell_width, outer_size
 from gemmill.library.drawing.svg import CELL, CHARACTER, element, label, table
-from gemmill.library.families.family import Family
+from gemmill.library.families.kernel_plan import KernelPlan
 from gemmill.library.launch import LaunchSpec
 
 WIDTH = 1180
@@ -26,11 +25,18 @@ class Kernel:
     """What panels draw."""
 
     name: str
-    config: GemmConfig
-    fields: Fields
+    plan: KernelPlan
     launch: LaunchSpec
-    family: Family
-    anatomy: Anatomy
+
+    @property
+    def config(self) -> GemmConfig:
+        """The config of the kernel."""
+        return self.plan.config
+
+    @property
+    def anatomy(self) -> Anatomy[KernelPlan]:
+        """How it works."""
+        return anatomy_of(self.plan)
 
 
 @dataclass

@@ -1,26 +1,24 @@
-"""A config flattened to named leaves: what rules, ``where`` filters, names and diagnostics speak of.
+"""Fields of configs by name, as manifests, names and diagnostics have them; and configs that trace what is read.
 
 A kernel set is a grid over its axes, so a rule is evaluated once for each distinct combination of the fields that it
 reads and its verdict broadcast over the rest: two million candidates cost a few thousand evaluations of plain Python.
-What a rule adds up of many fields, it reads as parts (:func:`part`), each of which reads few.
+A rule reads members of a config, here of a :class:`ConfigView`, which finds their values by name and so knows which
+were read. What a rule adds up of many fields, it reads as a :class:`part` of a plan, each of which reads few.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache, wraps
+from functools import cache
 from operator import attrgetter
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 
 from gemmill.library.config.field import Value as Value
-from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.table import FORMER, GROUPS, PARTS, TABLE
+from gemmill.library.config.model import GemmConfig, OutputName, OutputOperand
+from gemmill.library.config.table import FORMER, GROUPS, PARTS, TABLE, Row
 
 Fields = Mapping[str, Value]
 """Values by field name; a rule may be given only the fields it declares."""
-Reader = str | Callable[[Fields], Any]
-"""What is read of a config: a field, by its name, or a part."""
 
 _Result = TypeVar("_Result")
 
@@ -34,38 +32,118 @@ class UnreadError(LookupError):
 
 
 class Known(dict[Any, Any]):
-    """The fields and parts that a group of candidates has in common. Stands for their fields; the rest is unread."""
+    """The fields and parts that a group of candidates has in common; the rest is unread."""
 
     def __missing__(self, reader: Reader) -> Any:
         raise UnreadError(reader)
 
 
-def part(function: Callable[[Fields], _Result]) -> Callable[[Fields], _Result]:
-    """Makes a function of fields a part: a grid evaluates it by itself, over the few fields that it reads.
+class member(Generic[_Result]):
+    """Makes a method a member that is computed when it is first read; ``cached_property`` takes a lock for that."""
+
+    def __init__(self, function: Callable[[Any], _Result]) -> None:
+        self.function = function
+        self.name = function.__name__
+        self.__doc__ = function.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.owner, self.name = owner, name
+
+    @overload
+    def __get__(self, holder: None, owner: type[Any] | None = None) -> Self: ...
+    @overload
+    def __get__(self, holder: object, owner: type[Any] | None = None) -> _Result: ...
+    def __get__(self, holder: Any, owner: type[Any] | None = None) -> Any:
+        if holder is None:
+            return self
+        holder.__dict__[self.name] = value = self.function(holder)
+        return value
+
+
+class part(member[_Result]):
+    """Makes a method of a plan such a member, which a grid evaluates by itself, over the few fields that it reads.
 
     What reads it is then evaluated once for each of its results, however many combinations of fields have the same.
     """
 
-    @wraps(function)
-    def read(fields: Fields) -> _Result:
-        return fields[read] if type(fields) is Known else function(fields)
+    @overload
+    def __get__(self, holder: None, owner: type[Any] | None = None) -> Self: ...
+    @overload
+    def __get__(self, holder: object, owner: type[Any] | None = None) -> _Result: ...
+    def __get__(self, holder: Any, owner: type[Any] | None = None) -> Any:
+        if holder is not None and isinstance(view := holder.config, ConfigView) and isinstance(view.fields, Known):
+            return view.fields[self]
+        return super().__get__(holder, owner)
 
-    return read
+    def __call__(self, config: GemmConfig) -> _Result:
+        """The part of the plan of a config."""
+        return self.function(self.owner(config))
 
+
+Reader = str | part[Any]
+"""What is read of a config: a field, by its name, or a part of its plan."""
 
 FIELD_NAMES: tuple[str, ...] = tuple(TABLE)
 """Every leaf of a config in the order of its members; C's are ``"none"`` and 0 where a config has no C."""
 
-_NO_C: Fields = MappingProxyType({row.name: row.absent for row in GROUPS["c"] if row.absent is not None})
-_BUT_C = tuple(name for name in FIELD_NAMES if name not in _NO_C)
-_read_c, _read_but_c = attrgetter(*_NO_C), attrgetter(*_BUT_C)
+
+def _reader(row: Row) -> Callable[[GemmConfig], Value]:
+    if row.absent is None:
+        return attrgetter(row.name)
+    return lambda config: getattr(config.outputs["c"], row.leaf)
+
+
+READERS: Mapping[str, Callable[[GemmConfig], Value]] = {row.name: _reader(row) for row in TABLE.values()}
+"""What reads a field of a config, by its name; of C, what stands for none where there is none."""
+
+
+class ConfigView(GemmConfig):
+    """A config whose members are found in fields, all or some of a config's, when they are read."""
+
+    fields: Fields
+
+    def __init__(self, fields: Fields) -> None:
+        self.__dict__["fields"] = fields
+
+    @property
+    def c(self) -> OutputOperand | None:
+        """The added matrix; None where there is none."""
+        return None if self.fields["c.dtype"] == "none" else self.outputs["c"]
+
+    @member
+    def outputs(self) -> Mapping[OutputName, OutputOperand]:
+        """C and D by their names; whether there is a C is not read."""
+        return {"c": _VIEWS["c"](self.fields), "d": self.d}
+
+
+def _found(row: Row) -> property:
+    """A member of a view that is found in its fields."""
+    return property(lambda view: view.fields[row.name])
+
+
+def _view(group: str) -> type:
+    """The class of views of a part of a config."""
+    members = {row.leaf: _found(row) for row in GROUPS[group]}
+    return type(f"{PARTS[group].__name__}View", (PARTS[group],), {"__init__": ConfigView.__init__, **members})
+
+
+def _part_view(group: str) -> member[Any]:
+    """The view of a part of a config."""
+    view = member(lambda config: _VIEWS[group](config.fields))
+    view.name = group
+    return view
+
+
+_VIEWS = {group: _view(group) for group in PARTS}
+
+for _group, _rows in GROUPS.items():
+    if _group != "c":
+        setattr(ConfigView, _group, _part_view(_group) if _group in PARTS else _found(_rows[0]))
 
 
 def fields_of(config: GemmConfig) -> dict[str, Value]:
     """The fields of one config, in the order of :data:`FIELD_NAMES`."""
-    leaves = dict(zip(_BUT_C, _read_but_c(config), strict=True))
-    leaves |= _NO_C if config.c is None else zip(_NO_C, _read_c(config), strict=True)
-    return {name: leaves[name] for name in FIELD_NAMES}
+    return {name: read(config) for name, read in READERS.items()}
 
 
 def config_of(fields: Fields) -> GemmConfig:

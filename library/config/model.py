@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from gemmill.library.arch import ARCHS, Arch, ArchName
 from gemmill.library.config.field import EpilogueText, Field, Positive
 from gemmill.library.dtypes import DTYPES, DType, DTypeName
 from gemmill.library.epilogues.parse import LINEAR
 
+InputName = Literal["a", "b"]
+OutputName = Literal["c", "d"]
 MajorAB = Literal["k", "mn", "any"]
 MajorCD = Literal["n", "m", "any"]
 ScaleName = Literal["none", "1x128", "128x128", "1x128e8", "128x128e8", "1x32", "1x64", "1x32z", "1x64z", "1x128z"]
@@ -92,8 +94,17 @@ class OutputOperand:
 
     @property
     def type(self) -> DType:
-        """Row of the dtype table."""
+        """Row of the dtype table; KeyError for :data:`NO_C`."""
         return DTYPES[self.dtype]
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is a matrix; :data:`NO_C` is none."""
+        return self.dtype in DTYPES
+
+
+NO_C = OutputOperand(dtype=cast("DTypeName", "none"), major=cast("MajorCD", "none"), align=0)
+"""Stands for the C of configs that have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +247,22 @@ class GemmConfig:
     def family(self) -> FamilyName:
         """The kernel template that the schedule belongs to."""
         return FAMILIES[self.schedule]
+
+    @property
+    def inputs(self) -> Mapping[InputName, InputOperand]:
+        """A and B by their names."""
+        return {"a": self.a, "b": self.b}
+
+    @property
+    def outputs(self) -> Mapping[OutputName, OutputOperand]:
+        """C, or :data:`NO_C`, and D by their names."""
+        return {"c": self.c or NO_C, "d": self.d}
+
+    @property
+    def operands(self) -> Mapping[str, InputOperand | OutputOperand]:
+        """A, B, C, or :data:`NO_C`, and D by their names."""
+        outputs = self.outputs
+        return {"a": self.a, "b": self.b, "c": outputs["c"], "d": outputs["d"]}
 
     @property
     def target(self) -> Arch:

@@ -23,7 +23,7 @@ from gemmill.library.config.edited import is_edited, plain_name
 from gemmill.library.config.field import Value
 from gemmill.library.config.fields import config_of, made_of, parts_of
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.table import TABLE, Row
+from gemmill.library.config.table import NAME_PARTS, TABLE, Row
 from gemmill.library.epilogues import encoding
 from gemmill.library.errors import ConfigError, ExpressionError, RenamedWarning
 
@@ -87,8 +87,7 @@ def _pattern(row: Row, following: Row | None) -> str:
 
 
 def _grouped() -> Iterator[Part]:
-    names = dict.fromkeys(row.part for row in TABLE.values())
-    for name in names:
+    for name in NAME_PARTS:
         yield Part(name, tuple(row for row in TABLE.values() if row.part == name))
 
 

@@ -65,6 +65,13 @@ class Row:
         return f"{self.field.doc.removesuffix('.')}; {words}." if words else self.field.doc
 
 
+NAME_PARTS = (
+    *("arch", "A", "B", "accumulator", "C", "D", "tile", "cluster", "schedule", "stages"),
+    *("scheduler", "splits", "epilogue"),
+)
+"""The parts of a kernel's name, in their order."""
+
+
 def _rows() -> Iterator[Row]:
     for group, hint, default in _members(GemmConfig):
         if (kind := _class(hint)) is None:
@@ -90,7 +97,10 @@ def _row(group: str, leaf: str, hint: Any, default: Any, optional: bool) -> Row:
     values = get_args(declared) or ((default,) if declared is str else ())
     kind = type(values[0]) if values else int
     absent = None if not optional else "none" if kind is str else 0
-    return Row(f"{group}.{leaf}" if leaf else group, group, leaf, kind, values, default, absent, field)
+    row = Row(f"{group}.{leaf}" if leaf else group, group, leaf, kind, values, default, absent, field)
+    if row.part not in NAME_PARTS:
+        raise TypeError(f"{row.name} stands in part {row.part!r} of names, which is none of {', '.join(NAME_PARTS)}")
+    return row
 
 
 TABLE: Mapping[str, Row] = MappingProxyType({row.name: row for row in _rows()})

@@ -1,7 +1,4 @@
-"""Dot products for 8, 16 or 32 rows of A a tile (sm_80 and later): B is read once, at the speed of memory.
-
-The formulas are those of ``kernel/gemv.cuh``.
-"""
+"""Dot products for 8, 16 or 32 rows of A a tile (sm_80 and later): B is read once, at the speed of memory."""
 
 from __future__ import annotations
 
@@ -9,14 +6,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from gemmill.library.config.domains import one_of
-from gemmill.library.config.fields import Fields, Value
+from gemmill.library.config.field import Value
+from gemmill.library.config.fields import member
 from gemmill.library.epilogues.parse import LINEAR
-from gemmill.library.families import direct
-from gemmill.library.families.family import Family
-from gemmill.library.legality.quantities import SM_REGISTERS, align_up, element_bytes, integer
+from gemmill.library.families.kernel_plan import Region
+from gemmill.library.families.shared_rules import DIRECT_DOMAINS, DirectPlan, direct_rules
+from gemmill.library.legality.quantities import SM_REGISTERS, align_up
 from gemmill.library.legality.rule import Rule, rule
 
-ARCHS = ("sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")
 ACCUMULATORS: Mapping[str, str] = MappingProxyType(
     {**dict.fromkeys(("bf16", "f16", "e4m3", "e5m2"), "f32"), **dict.fromkeys(("s8", "u8"), "s32")}
 )
@@ -33,7 +30,7 @@ UNCACHED_BYTES = 8
 MAX_THREADS = 1024
 SM_PARTS = 4
 """Parts of an SM, among which registers and warps are divided."""
-SPARE_REGISTERS = 36
+OTHER_REGISTERS = 36
 """Registers of a thread beside operands and sums, for which ptxas was seen not to spill."""
 PAIRING_REGISTERS = 12
 """As many more where B is mn-major, and to convert 8-bit types."""
@@ -49,81 +46,93 @@ MIN_REGISTERS = 64
 """Registers that a thread has in any case."""
 
 
-def vector(fields: Fields) -> int:
-    """Elements of B that a thread loads at once."""
-    return max(1, integer(fields, "b.align") // element_bytes(fields, "b"))
+class GemvPlan(DirectPlan):
+    """The plan of a kernel of dot products. The formulas are those of ``kernel/gemv.cuh``."""
 
+    family = "gemv"
+    archs = ("sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")
 
-def thread_k(fields: Fields) -> int:
-    """Elements along K that a thread holds of each of its columns, of which it has two where B is K-major."""
-    stages = integer(fields, "stages")
-    return stages // 2 * vector(fields) if fields["b.major"] == "k" else stages
+    @member
+    def vector(self) -> int:
+        """Elements of B that a thread loads at once."""
+        return max(1, self.config.b.align // self.config.b.type.unpacked_bytes)
 
+    @member
+    def thread_k(self) -> int:
+        """Elements along K that a thread holds of each of its columns, of which it has two where B is K-major."""
+        stages = self.config.stages
+        return stages // 2 * self.vector if self.config.b.major == "k" else stages
 
-def warp_n(fields: Fields) -> int:
-    """Columns of D that a warp computes."""
-    return 16 if fields["b.major"] == "k" else 8 * vector(fields)
+    @member
+    def warp_n(self) -> int:
+        """Columns of D that a warp computes."""
+        return 16 if self.config.b.major == "k" else 8 * self.vector
 
+    @member
+    def warp_k(self) -> int:
+        """Elements along K that a warp reads at a time."""
+        return 4 * self.thread_k
 
-def warp_k(fields: Fields) -> int:
-    """Elements along K that a warp reads at a time."""
-    return 4 * thread_k(fields)
+    @member
+    def threads(self) -> int:
+        """Threads of a CTA: its warps split tile N and tile K between them."""
+        return 32 * (self.config.tile.n // self.warp_n) * (self.config.tile.k // max(1, self.warp_k))
 
+    @member
+    def stage_bytes(self) -> tuple[int, int]:
+        """Shared memory of a stage of A and of B: none, they go straight to registers."""
+        return 0, 0
 
-def threads(fields: Fields) -> int:
-    """Threads of a CTA: its warps split tile N and tile K between them."""
-    return 32 * (integer(fields, "tile.n") // warp_n(fields)) * (integer(fields, "tile.k") // max(1, warp_k(fields)))
+    @member
+    def mmas_m(self) -> int:
+        """MMAs that take an element of B: one for each eight rows of A."""
+        return max(1, self.config.tile.m // MMA_M)
 
+    @member
+    def accumulator_registers(self) -> int:
+        """32-bit accumulator registers of a thread: four for each MMA of 16 columns of D."""
+        return self.mmas_m * (4 if self.config.b.major == "k" else 4 * -(-self.vector // 2))
 
-def stage_bytes(fields: Fields) -> tuple[int, int]:
-    """Shared memory of a stage of A and of B: none, they go straight to registers."""
-    return 0, 0
+    @member
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a CTA: every thread's sums."""
+        return self.threads * self.accumulator_registers * 4
 
+    @member
+    def regions(self) -> tuple[Region, ...]:
+        """The parts of that shared memory."""
+        return (Region("sums of warps", 1, self.shared_bytes),)
 
-def mmas_m(fields: Fields) -> int:
-    """MMAs that take an element of B: one for each eight rows of A."""
-    return max(1, integer(fields, "tile.m") // MMA_M)
+    @member
+    def auto_stages(self) -> int:
+        """Stages that ``stages: auto`` stands for."""
+        return AUTO_STAGES
 
+    @member
+    def registers(self) -> int:
+        """Registers that a thread needs: vectors of B, elements of A, sums and the rest."""
+        b, size = self.config.b, self.config.b.type.unpacked_bytes
+        words = self.config.stages * -(-self.vector * size // 4) + self.mmas_m * self.thread_k * size // 4
+        others = OTHER_REGISTERS + (PAIRING_REGISTERS if size == 1 or b.major != "k" else 0)
+        others += GATHERING_REGISTERS if self.gathers else 0
+        others += ROWS_REGISTERS * (self.mmas_m - 1) * (2 if size == 1 else 1)
+        others += EXPRESSION_REGISTERS if self.config.epilogue != LINEAR else 0
+        return max(MIN_REGISTERS, align_up(words + self.accumulator_registers + others, 8))
 
-def accumulator_registers(fields: Fields) -> int:
-    """32-bit accumulator registers of a thread: four for each MMA of 16 columns of D."""
-    return mmas_m(fields) * (4 if fields["b.major"] == "k" else 4 * -(-vector(fields) // 2))
+    @member
+    def gathers(self) -> bool:
+        """Whether A is read element by element: it has any strides, or is aligned to less than a word of the MMA."""
+        return self.config.a.major != "k" or self.config.a.align < 4
 
+    @member
+    def resident_warps(self) -> int:
+        """Warps that an SM has registers for: each of its four parts holds whole warps only."""
+        return SM_PARTS * (SM_REGISTERS // SM_PARTS // (32 * self.registers))
 
-def shared_bytes(fields: Fields) -> int:
-    """Dynamic shared memory of a CTA: every thread's sums."""
-    return threads(fields) * accumulator_registers(fields) * 4
-
-
-def auto_stages(fields: Fields) -> int:
-    """Stages that ``stages: auto`` stands for."""
-    return AUTO_STAGES
-
-
-def registers(fields: Fields) -> int:
-    """Registers that a thread needs: vectors of B, elements of A, sums and the rest."""
-    size = element_bytes(fields, "b")
-    words = integer(fields, "stages") * -(-vector(fields) * size // 4) + mmas_m(fields) * thread_k(fields) * size // 4
-    spare = SPARE_REGISTERS + (PAIRING_REGISTERS if size == 1 or fields["b.major"] != "k" else 0)
-    spare += GATHERING_REGISTERS if gathers(fields) else 0
-    spare += ROWS_REGISTERS * (mmas_m(fields) - 1) * (2 if size == 1 else 1)
-    spare += EXPRESSION_REGISTERS if fields["epilogue"] != LINEAR else 0
-    return max(MIN_REGISTERS, align_up(words + accumulator_registers(fields) + spare, 8))
-
-
-def gathers(fields: Fields) -> bool:
-    """Whether A is read element by element: it has any strides, or is aligned to less than a word of the MMA."""
-    return fields["a.major"] != "k" or integer(fields, "a.align") < 4
-
-
-def resident_warps(fields: Fields) -> int:
-    """Warps that an SM has registers for: each of its four parts holds whole warps only."""
-    return SM_PARTS * (SM_REGISTERS // SM_PARTS // (32 * registers(fields)))
-
-
-def blocks_per_sm(fields: Fields) -> int:
-    """CTAs that an SM holds at a time."""
-    return max(1, resident_warps(fields) // max(1, threads(fields) // 32))
+    @member
+    def ctas_per_sm(self) -> int:
+        """CTAs that an SM holds at a time."""
+        return max(1, self.resident_warps // max(1, self.threads // 32))
 
 
 _SHAPE = ("stages", "b.align", "b.major", "b.dtype")
@@ -133,47 +142,53 @@ _SHAPE = ("stages", "b.align", "b.major", "b.dtype")
     "gemv-types",
     ("a.dtype", "b.dtype", "accumulator"),
     "PTX ISA, mma.m16n8k16 and mma.m16n8k32: A and B of one type",
-    "gemv",
+    GemvPlan,
 )
-def _types(f: Fields) -> str | None:
+def _types(plan: GemvPlan) -> str | None:
     """A and B are of one type, which the kernels sum in the accumulator asked for."""
-    a, b, accumulator = f["a.dtype"], f["b.dtype"], f["accumulator"]
-    if a == b and ACCUMULATORS.get(str(a)) == accumulator:
+    config = plan.config
+    a, b, accumulator = config.a.dtype, config.b.dtype, config.accumulator
+    if a == b and ACCUMULATORS.get(a) == accumulator:
         return None
     pairs = one_of(tuple(f"{dtype} x {dtype} in {wanted}" for dtype, wanted in ACCUMULATORS.items()))
     return f"A x B is {a} x {b}, summed in {accumulator}; gemv kernels take {pairs}"
 
 
-@rule("gemv-majors", ("a.major", "b.major", "b.dtype"), "gemmill: B is loaded in vectors", "gemv")
-def _majors(f: Fields) -> str | None:
+@rule("gemv-majors", ("a.major", "b.major", "b.dtype"), "gemmill: B is loaded in vectors", GemvPlan)
+def _majors(plan: GemvPlan) -> str | None:
     """A is read along K, or at any strides; B is contiguous, elements of 8 bits along K."""
-    if f["a.major"] not in ("k", "any"):
-        return f"A's major is {f['a.major']}; gemv kernels read A along K, or with any strides: it must be k or any"
-    if f["b.major"] == "any":
+    config = plan.config
+    if config.a.major not in ("k", "any"):
+        return f"A's major is {config.a.major}; gemv kernels read A along K, or with any strides: it must be k or any"
+    if config.b.major == "any":
         return "B's major is any; vectors of B need it to be k or mn"
-    if element_bytes(f, "b") == 1 and f["b.major"] != "k":
-        return f"B is {f['b.dtype']} and {f['b.major']}-major; only 16-bit elements are paired along K: it must be k"
+    if config.b.type.unpacked_bytes == 1 and config.b.major != "k":
+        return (
+            f"B is {config.b.dtype} and {config.b.major}-major; only 16-bit elements are paired along K: it must be k"
+        )
     return None
 
 
-@rule("gemv-tile-m", ("tile.m",), "PTX ISA, mma: N, which the rows of A are, is 8", "gemv")
-def _tile_m(f: Fields) -> str | None:
+@rule("gemv-tile-m", ("tile.m",), "PTX ISA, mma: N, which the rows of A are, is 8", GemvPlan)
+def _tile_m(plan: GemvPlan) -> str | None:
     """Tile M is 8, 16 or 32."""
-    return None if f["tile.m"] in TILE_M else f"tile M is {f['tile.m']}; gemv kernels take {one_of(TILE_M)}"
+    m = plan.config.tile.m
+    return None if m in TILE_M else f"tile M is {m}; gemv kernels take {one_of(TILE_M)}"
 
 
-@rule("gemv-stages", _SHAPE, "PTX ISA, mma: fragments of A and B", "gemv")
-def _stages(f: Fields) -> str | None:
+@rule("gemv-stages", _SHAPE, "PTX ISA, mma: fragments of A and B", GemvPlan)
+def _stages(plan: GemvPlan) -> str | None:
     """Stages are vectors of B in flight, of whole words and as many elements as instructions pair along K."""
-    if f["stages"] not in STAGES:
-        return f"stages is {f['stages']}; gemv kernels have {one_of(STAGES)} vectors of B in flight a thread"
-    size = element_bytes(f, "b")
-    if size == 1 and integer(f, "b.align") < 4:
-        return f"B is aligned to {f['b.align']} bytes; a word of {f['b.dtype']} needs 4"
-    if thread_k(f) * size % 8:
+    config = plan.config
+    if config.stages not in STAGES:
+        return f"stages is {config.stages}; gemv kernels have {one_of(STAGES)} vectors of B in flight a thread"
+    size = config.b.type.unpacked_bytes
+    if size == 1 and config.b.align < 4:
+        return f"B is aligned to {config.b.align} bytes; a word of {config.b.dtype} needs 4"
+    if plan.thread_k * size % 8:
         return (
-            f"{f['stages']} vectors of {f['b.align']} bytes hold {thread_k(f) * size} bytes along K; a thread's part "
-            "of an MMA is 8"
+            f"{config.stages} vectors of {config.b.align} bytes hold {plan.thread_k * size} bytes along K; a thread's "
+            "part of an MMA is 8"
         )
     return None
 
@@ -182,24 +197,26 @@ def _stages(f: Fields) -> str | None:
     "gemv-gathered",
     (*_SHAPE, "tile.m", "a.major", "a.align"),
     "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
-    "gemv",
+    GemvPlan,
 )
-def _gathered(f: Fields) -> str | None:
+def _gathered(plan: GemvPlan) -> str | None:
     """Rows of A that are gathered fit the registers of a thread."""
-    if not gathers(f) or (gathered := mmas_m(f) * thread_k(f)) <= MAX_GATHERED:
+    config = plan.config
+    if not plan.gathers or (gathered := plan.mmas_m * plan.thread_k) <= MAX_GATHERED:
         return None
     return (
-        f"A is read element by element, {gathered} by a thread at a time with {f['stages']} stages; it may hold "
+        f"A is read element by element, {gathered} by a thread at a time with {config.stages} stages; it may hold "
         f"{MAX_GATHERED}"
     )
 
 
-@rule("gemv-warps", ("tile.n", "tile.k", *_SHAPE), "gemmill: a CTA is whole warps", "gemv")
-def _warps(f: Fields) -> str | None:
+@rule("gemv-warps", ("tile.n", "tile.k", *_SHAPE), "gemmill: a CTA is whole warps", GemvPlan)
+def _warps(plan: GemvPlan) -> str | None:
     """A tile is shared by whole warps."""
-    for name, extent in (("tile.n", warp_n(f)), ("tile.k", warp_k(f))):
-        if integer(f, name) % max(1, extent):
-            return f"{name} is {f[name]}; a warp covers {extent}, of which it must be a multiple"
+    tile = plan.config.tile
+    for name, extent, covered in (("tile.n", tile.n, plan.warp_n), ("tile.k", tile.k, plan.warp_k)):
+        if extent % max(1, covered):
+            return f"{name} is {extent}; a warp covers {covered}, of which it must be a multiple"
     return None
 
 
@@ -207,23 +224,24 @@ def _warps(f: Fields) -> str | None:
     "gemv-threads",
     ("tile.m", "tile.n", "tile.k", *_SHAPE, "a.major", "a.align", "epilogue"),
     "CUDA Programming Guide, Compute Capabilities: 1,024 threads a CTA, 65,536 registers an SM",
-    "gemv",
+    GemvPlan,
 )
-def _threads(f: Fields) -> str | None:
+def _threads(plan: GemvPlan) -> str | None:
     """Threads and registers of a CTA fit an SM."""
-    found, limit = threads(f), min(MAX_THREADS, 32 * resident_warps(f))
+    config = plan.config
+    found, limit = plan.threads, min(MAX_THREADS, 32 * plan.resident_warps)
     if 0 < found <= limit:
         return None
     return (
-        f"a {f['tile.n']}x{f['tile.k']} tile of B has {found} threads that load {warp_k(f)} x {warp_n(f)} elements a "
-        f"warp; with {registers(f)} registers each a CTA has 32 to {limit}"
+        f"a {config.tile.n}x{config.tile.k} tile of B has {found} threads that load {plan.warp_k} x {plan.warp_n} "
+        f"elements a warp; with {plan.registers} registers each a CTA has 32 to {limit}"
     )
 
 
 RULES: tuple[Rule, ...] = (
     _types,
     _majors,
-    *direct.rules("gemv"),
+    *direct_rules(GemvPlan),
     _tile_m,
     _stages,
     _gathered,
@@ -234,7 +252,7 @@ RULES: tuple[Rule, ...] = (
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     {
-        **direct.DOMAINS,
+        **DIRECT_DOMAINS,
         "tile.m": TILE_M,
         "tile.n": tuple(sorted({n * w for n in (8, 16, 32, 64) for w in (1, 2, 4)})),
         "tile.k": tuple(64 << i for i in range(7)),
@@ -242,16 +260,3 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     }
 )
 """The values that the family takes, of the fields that have no words."""
-
-FAMILY = Family(
-    archs=ARCHS,
-    rules=RULES,
-    domains=DOMAINS,
-    threads=threads,
-    stage_bytes=stage_bytes,
-    shared_bytes=shared_bytes,
-    accumulator_registers=accumulator_registers,
-    auto_stages=auto_stages,
-    max_auto_stages=auto_stages,
-    lacks_for_epilogue=direct.lacks_for_epilogue,
-)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from gemmill.library.config.fields import Fields, Value
+from gemmill.library.config.fields import ConfigView, Fields, Value
 from gemmill.library.legality.rule import Rule
 
 
@@ -51,6 +51,7 @@ class _Search:
         self.names = [name for name in rule.fields if not (name.startswith("c.") and fields["c.dtype"] == "none")]
         self._rule = rule
         self._fields = dict(fields)
+        self._config = ConfigView(self._fields)
         self._rules_of = {name: [other for other in (rule, *keep) if name in other.fields] for name in self.names}
         touched = dict.fromkeys(itertools.chain.from_iterable(self._rules_of.values()))
         self._open = self._narrowed(touched, {name: _choices(name, fields[name], domains[name]) for name in self.names})
@@ -80,9 +81,9 @@ class _Search:
                 self._fields[name] = choice.value
                 if left > 1 and (narrowed := self._narrowed(rules, free)) is not None:
                     elsewhere = [rule for rule in broken if name not in rule.fields]
-                    here = [rule for rule in rules if not rule.allows(self._fields)]
+                    here = [rule for rule in rules if not rule.allows(self._config)]
                     self._extend({**made, name: choice}, elsewhere + here, narrowed, left - 1)
-                elif left == 1 and all(rule.allows(self._fields) for rule in rules):
+                elif left == 1 and all(rule.allows(self._config) for rule in rules):
                     self._compare({**made, name: choice})
             self._fields[name] = old
             kept = self._narrowed(rules, free) if left > 1 else free
@@ -105,10 +106,10 @@ class _Search:
         """What is left once the rules of which one field is free have struck out values; None where that is nothing."""
         narrowed = dict(free)
         for rule in rules:
-            if "schedule" not in free and not rule.concerns(self._fields):
+            if "schedule" not in free and not rule.concerns(self._config.schedule):
                 continue
             undecided = [name for name in rule.fields if name in free]
-            if not undecided and not rule.allows(self._fields):
+            if not undecided and not rule.allows(self._config):
                 return None
             if len(undecided) == 1:
                 (name,) = undecided
@@ -121,7 +122,7 @@ class _Search:
 
     def _allowed(self, rule: Rule, name: str, choice: _Choice) -> bool:
         self._fields[name] = choice.value
-        return rule.allows(self._fields)
+        return rule.allows(self._config)
 
     def _compare(self, made: dict[str, _Choice]) -> None:
         """Keeps the nearest change."""

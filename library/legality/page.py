@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Iterable
 from pathlib import Path
 
-from gemmill.library.legality.footprint import FAMILY
+from gemmill.library.families.families import FAMILIES
 from gemmill.library.legality.rule import Rule
 from gemmill.library.legality.rules import RULES
 
@@ -34,7 +34,7 @@ def says(rule: Rule) -> str:
 def markdown() -> str:
     """What ``docs/rules.md`` must hold."""
     parts = [_HEAD, "## All kernels", *_table(rule for rule in RULES if rule.family is None)]
-    for name in FAMILY:
+    for name in FAMILIES:
         parts += [f"## {name}", *_table(rule for rule in RULES if rule.family == name)]
     return "\n".join(parts)
 

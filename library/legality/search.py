@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeAlias
 
-from gemmill.library.config.fields import FIELD_NAMES, Fields, Value
+from gemmill.library.config.fields import FIELD_NAMES, ConfigView, Fields, Value
 from gemmill.library.config.table import TABLE
+from gemmill.library.families.kernel_plan import KernelPlan
 from gemmill.library.legality.rule import Rule
 from gemmill.library.legality.rules import DOMAINS, RULES
 
@@ -33,14 +34,14 @@ RESTARTS = 50
 _ABSENT: Mapping[str, Value] = {row.name: row.absent for row in TABLE.values() if row.absent is not None}
 
 
-def _whole_c(f: Fields) -> str | None:
-    absent = [f[name] == value for name, value in _ABSENT.items() if name in f]
-    return None if all(absent) or not any(absent) else "C is there or not"
+def _whole_c(name: str, plan: KernelPlan) -> str | None:
+    is_absent = getattr(plan.config.outputs["c"], name) == _ABSENT[f"c.{name}"]
+    return None if is_absent == (plan.config.c is None) else "C is there or not"
 
 
 _C_RULES = tuple(
-    Rule("c", pair, _whole_c, "gemmill.library.config.fields")
-    for pair in (("c.dtype", "c.major"), ("c.dtype", "c.align"))
+    Rule("c", ("c.dtype", f"c.{name}"), partial(_whole_c, name), "gemmill.library.config.fields", KernelPlan)
+    for name in ("major", "align")
 )
 
 _Domains: TypeAlias = dict[str, tuple[Value, ...]]
@@ -76,7 +77,7 @@ def obstacle(given: Given) -> Rule | None:
     """
     fixed = {name: value for name, value in given.items() if not isinstance(value, tuple)}
     for rule in RULES:
-        if all(name in fixed for name in rule.fields) and not rule.allows(fixed):
+        if all(name in fixed for name in rule.fields) and not rule.allows(ConfigView(fixed)):
             return rule
     search = _Search(_concerning(RULES, given), None)
     if search.solve(given) is not None:
@@ -93,15 +94,20 @@ def obstacle(given: Given) -> Rule | None:
 
 def _concerning(rules: Sequence[Rule], given: Given) -> Sequence[Rule]:
     """The rules that may refuse a config with what is given."""
-    schedule = given.get("schedule", ())
-    return rules if isinstance(schedule, tuple) else [rule for rule in rules if rule.concerns({"schedule": schedule})]
+    schedule = given.get("schedule")
+    return [rule for rule in rules if rule.concerns(schedule)] if isinstance(schedule, str) else rules
 
 
 @lru_cache(1 << 18)
 def _allowed(rule: Rule, name: str, values: tuple[Value | None, ...]) -> frozenset[Value]:
     """The values of a field that a rule allows beside those of its other fields: one search after the other asks."""
     fields = {other: value for other, value in zip(rule.fields, values, strict=True) if value is not None}
-    return frozenset(value for value in _WHOLE[name] if rule.allows({**fields, name: value}))
+    config, allowed = ConfigView(fields), []
+    for value in _WHOLE[name]:
+        fields[name] = value
+        if rule.allows(config):
+            allowed.append(value)
+    return frozenset(allowed)
 
 
 class _Search:
@@ -176,7 +182,7 @@ class _Search:
                 (other,) = undecided
                 self._strike(rule, other, found, narrowed)
                 possible = bool(narrowed[other])
-            elif not (possible := rule.allows(found)):
+            elif not (possible := rule.allows(ConfigView(found))):
                 self.refused.add(rule)
             if not possible:
                 for other in names:

@@ -14,7 +14,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from gemmill.library.config.domains import OPEN, WORDS, meant
-from gemmill.library.config.fields import FIELD_NAMES, Fields, Value
+from gemmill.library.config.fields import FIELD_NAMES, READERS, Value
+from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.table import FORMER
 from gemmill.library.epilogues.parse import canonical
 from gemmill.library.errors import ExpressionError
@@ -54,7 +55,7 @@ class Expression:
     """The filter as written."""
     fields: tuple[str, ...]
     """The fields it reads; where it divides by zero, those of the operands of ``and`` before it as well."""
-    check: Callable[[Fields], bool]
+    check: Callable[[GemmConfig], bool]
     """Whether a config passes. Raises ExpressionError when it divides by zero and all operands before it hold."""
 
 
@@ -88,17 +89,19 @@ def parse(text: str) -> tuple[Expression, ...]:
         raise ExpressionError(f"cannot be read: {error}", offset) from None
 
 
-def guarded(check: Callable[[Fields], bool], guards: Sequence[Callable[[Fields], bool]]) -> Callable[[Fields], bool]:
+def guarded(
+    check: Callable[[GemmConfig], bool], guards: Sequence[Callable[[GemmConfig], bool]]
+) -> Callable[[GemmConfig], bool]:
     """A filter that is false, instead of dividing by zero, where one of those before it is false.
 
     These are asked only where it divides by zero, so that a grid evaluates it apart from what they read.
     """
 
-    def ask(fields: Fields) -> bool:
+    def ask(config: GemmConfig) -> bool:
         try:
-            return check(fields)
+            return check(config)
         except ExpressionError:
-            if all(guard(fields) for guard in guards):
+            if all(guard(config) for guard in guards):
                 raise
             return False
 
@@ -111,11 +114,11 @@ def _compile(text: str, term: ast.expr, offset: int) -> Expression:
     if not compiler.fields:
         raise compiler.error(term, "reads no field")
 
-    def check(fields: Fields) -> bool:
+    def check(config: GemmConfig) -> bool:
         try:
-            return bool(evaluate(fields))
+            return bool(evaluate(config))
         except ZeroDivisionError:
-            values = ", ".join(f"{name} = {fields[name]}" for name in compiler.fields)
+            values = ", ".join(f"{name} = {READERS[name](config)}" for name in compiler.fields)
             raise ExpressionError(f"{ast.unparse(term)!r} divides by zero where {values}", offset) from None
         except RecursionError:
             raise ExpressionError("is nested too deeply", offset) from None
@@ -135,7 +138,7 @@ class _Compiler:
         before = self.source[: node.col_offset]  # ast counts bytes
         return ExpressionError(message, len(before.decode()) + self.offset)
 
-    def boolean(self, node: ast.expr) -> Callable[[Fields], bool]:
+    def boolean(self, node: ast.expr) -> Callable[[GemmConfig], bool]:
         match node:
             case ast.BoolOp(op, values):
                 terms = [self.boolean(value) for value in values]
@@ -150,7 +153,7 @@ class _Compiler:
                 return lambda f: all(pair(f) for pair in pairs)
         raise self.error(node, f"{ast.unparse(node)!r} is not a comparison; combine comparisons with and, or, not")
 
-    def comparison(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Callable[[Fields], bool]:
+    def comparison(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Callable[[GemmConfig], bool]:
         if isinstance(op, ast.In | ast.NotIn):
             return self.membership(left, right, isinstance(op, ast.In))
         if type(op) not in _COMPARE:
@@ -167,7 +170,7 @@ class _Compiler:
         compare = _COMPARE[type(op)]
         return lambda f: compare(left_value(f), right_value(f))
 
-    def membership(self, left: ast.expr, right: ast.expr, wanted: bool) -> Callable[[Fields], bool]:
+    def membership(self, left: ast.expr, right: ast.expr, wanted: bool) -> Callable[[GemmConfig], bool]:
         if not isinstance(right, ast.List | ast.Tuple) or not right.elts:
             raise self.error(right, "`in` takes a list of values, as in `tile.m in [64, 128]`")
         left_type, left_value = self.value(left)
@@ -184,7 +187,7 @@ class _Compiler:
             values.append(element_value)
         return lambda f: any(left_value(f) == value(f) for value in values) is wanted
 
-    def value(self, node: ast.expr) -> tuple[Type, Callable[[Fields], Value]]:
+    def value(self, node: ast.expr) -> tuple[Type, Callable[[GemmConfig], Value]]:
         match node:
             case ast.Constant(str(text)):
                 return "str", lambda f: text
@@ -192,7 +195,7 @@ class _Compiler:
                 return "int", lambda f: number
             case ast.Name() | ast.Attribute():
                 name = self.field(node)
-                return ("str" if name in WORDS else "int"), lambda f: f[name]
+                return ("str" if name in WORDS else "int"), READERS[name]
             case ast.UnaryOp(ast.USub(), operand):
                 negated = self.integer(operand)
                 return "int", lambda f: -negated(f)
@@ -203,7 +206,7 @@ class _Compiler:
             node, f"{ast.unparse(node)!r} is not allowed here; values are fields, integers, text, + - * // %"
         )
 
-    def integer(self, node: ast.expr) -> Callable[[Fields], int]:
+    def integer(self, node: ast.expr) -> Callable[[GemmConfig], int]:
         kind, value = self.value(node)
         if kind != "int":
             raise self.error(node, f"{ast.unparse(node)!r} is {_kind(kind)}, not an integer")

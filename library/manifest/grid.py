@@ -1,26 +1,27 @@
 """Grids of candidate configs: the cross product of axes, never written out, judged by broadcasting.
 
-A predicate reads a few fields and parts (:func:`gemmill.library.config.fields.part`), as evaluating it shows. It is
+A predicate reads a few members of a config, and parts of its plan (:class:`gemmill.library.config.fields.part`), as
+evaluating it shows. It is
 evaluated once for each distinct combination of what it reads that the grid holds, and the outcome broadcast over the
-rest. ``stages`` may be ``"auto"`` alone: it then is the part
-:func:`gemmill.library.legality.footprint.resolved_stages`.
+rest. ``stages`` may be ``"auto"`` alone: it then is
+:func:`gemmill.library.families.families.resolved_stages`.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from gemmill.library.config.fields import FIELD_NAMES, Fields, Known, Reader, UnreadError, Value
+from gemmill.library.config.fields import FIELD_NAMES, ConfigView, Known, Reader, UnreadError, Value
+from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import ExpressionError
-from gemmill.library.legality.footprint import resolved_stages
+from gemmill.library.families.families import resolved_stages
 
 BLOCK_CELLS = 1 << 20
 """Most cells of a grid that are held in memory at a time."""
@@ -29,7 +30,7 @@ MAX_READ = 1 << 21
 """Most combinations of values of the fields that one predicate reads: each may take an evaluation."""
 Cells = tuple[slice, ...]
 """A block of cells: a slice of each axis."""
-Predicate = Callable[[Fields], bool]
+Predicate = Callable[[GemmConfig], bool]
 """A yes or no that reads a few fields of a config."""
 
 
@@ -108,20 +109,22 @@ class Grid:
         more."""
         along = None
         try:
-            predicate(Known())
+            predicate(ConfigView(Known()))
         except UnreadError as unread:
             along = next((axis for axis in self.axes if unread.reader in axis.names and axis != AUTO), None)
         if along is None:
             return None
         try:
-            kept = [values for values in along.values if predicate(Known(zip(along.names, values, strict=True)))]
+            kept = [
+                values for values in along.values if predicate(ConfigView(Known(zip(along.names, values, strict=True))))
+            ]
         except UnreadError:
             return None
         if len(kept) == len(along.values):
             return self
         return Grid(tuple(Axis(axis.names, tuple(kept)) if axis is along else axis for axis in self.axes))
 
-    def tabulate(self, function: Callable[[Fields], Any]) -> Table:
+    def tabulate(self, function: Callable[[GemmConfig], Any]) -> Table:
         """Evaluates a predicate, or another function of fields, over the grid; ExpressionError where the fields that it
         reads take more than :data:`MAX_READ` combinations of values."""
         values, places = self._evaluated(function)
@@ -129,11 +132,12 @@ class Grid:
 
     def _column(self, reader: Reader) -> _Column:
         """A field or a part over the grid."""
-        if reader == "stages" and AUTO in self.axes:
-            reader = resolved_stages
         if reader not in self._columns:
-            found = self._field(reader) if isinstance(reader, str) else self._evaluated(inspect.unwrap(reader))
-            self._columns[reader] = found
+            if reader == "stages" and AUTO in self.axes:
+                column = self._evaluated(resolved_stages)
+            else:
+                column = self._field(reader) if isinstance(reader, str) else self._evaluated(reader)
+            self._columns[reader] = column
         return self._columns[reader]
 
     def _field(self, name: str) -> _Column:
@@ -142,12 +146,12 @@ class Grid:
         column = along.names.index(name)
         return _distinct([value[column] for value in along.values], np.arange(len(along.values)).reshape(shape))
 
-    def _evaluated(self, function: Callable[[Fields], Any]) -> _Column:
+    def _evaluated(self, function: Callable[[GemmConfig], Any]) -> _Column:
         """Evaluates a function once for each group of candidates that what it reads does not tell apart."""
         groups, places = [Known(self._common)], np.zeros([1] * len(self.axes), dtype=np.intp)
         while True:
             try:
-                return _distinct([function(known) for known in groups], places)
+                return _distinct([function(ConfigView(known)) for known in groups], places)
             except UnreadError as unread:
                 reader = unread.reader
             values, its_places = self._column(reader)
@@ -168,7 +172,7 @@ class Grid:
     def candidates(self, cells: Cells, chosen: npt.NDArray[np.bool_]) -> Iterator[dict[str, Value]]:
         """The fields of the chosen cells of a block, in order."""
         starts = [cut.start for cut in cells]
-        stages = np.broadcast_to(self.tabulate(itemgetter("stages")).over(cells), chosen.shape)[chosen]
+        stages = np.broadcast_to(self.tabulate(attrgetter("stages")).over(cells), chosen.shape)[chosen]
         for cell, number in zip(np.argwhere(chosen).tolist(), stages.tolist(), strict=True):
             merged = {
                 name: value

@@ -9,15 +9,15 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import itemgetter
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 
-from gemmill.library.config.fields import Value, config_of
+from gemmill.library.config.fields import READERS, Value, config_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import ManifestError
-from gemmill.library.legality.footprint import resolved_stages
+from gemmill.library.families.families import resolved_stages
 from gemmill.library.legality.rule import Rule
 from gemmill.library.legality.rules import RULES
 from gemmill.library.manifest import expression
@@ -62,7 +62,7 @@ class Candidates:
     @cached_property
     def rules(self) -> tuple[tuple[Rule, Table], ...]:
         """The rules that refuse any cell of the grid, over the grid: true where they are kept."""
-        schedules = [{"schedule": schedule} for schedule in self.grid.values("schedule")]
+        schedules = [str(schedule) for schedule in self.grid.values("schedule")]
         concerning = (rule for rule in RULES if any(map(rule.concerns, schedules)))
         tables = ((rule, self.grid.tabulate(rule.allows)) for rule in concerning)
         return tuple((rule, table) for rule, table in tables if not table.entries.all())
@@ -223,7 +223,7 @@ def _with_stages(names: tuple[str, ...], rows: Iterable[tuple[Value, ...]]) -> G
     at = names.index("stages")
     autos = [row for row in rows if row[at] == "auto"]
     others = Axis((*names[:at], *names[at + 1 :]), tuple((*row[:at], *row[at + 1 :]) for row in autos))
-    stages = Grid((others, AUTO)).tabulate(itemgetter("stages")).entries if autos else np.array([])
+    stages = Grid((others, AUTO)).tabulate(attrgetter("stages")).entries if autos else np.array([])
     numbers = iter(np.broadcast_to(stages.ravel(), len(autos)).tolist())
     found = ((*row[:at], next(numbers) if row[at] == "auto" else row[at], *row[at + 1 :]) for row in rows)
     return Grid((Axis(names, tuple(dict.fromkeys(found))),))
@@ -238,8 +238,9 @@ def member(names: tuple[str, ...], values: tuple[tuple[Value, ...], ...]) -> Pre
     """Whether fields have one of the values; for ``stages`` these may include ``"auto"``."""
     allowed = frozenset(values)
     if names == ("stages",) and ("auto",) in allowed:
-        return lambda f: (f["stages"],) in allowed or f["stages"] == resolved_stages(f)
-    return lambda f: tuple(f[name] for name in names) in allowed
+        return lambda config: (config.stages,) in allowed or config.stages == resolved_stages(config)
+    readers = [READERS[name] for name in names]
+    return lambda config: tuple(read(config) for read in readers) in allowed
 
 
 class _Chosen:

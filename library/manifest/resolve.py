@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from gemmill.library.config.field import Value
-from gemmill.library.config.fields import Fields
+from gemmill.library.config.fields import READERS, ConfigView
+from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.table import GROUPS, PARTS, TABLE, Row
 from gemmill.library.epilogues.parse import LINEAR, canonical
 from gemmill.library.legality.rules import epilogue_c
@@ -93,7 +94,7 @@ def contradiction(spec: SetSpec) -> str | None:
 
 def _misread(text: str, c_dtype: Value) -> str | None:
     """What is wrong with the linear epilogue as it is written out; a config says ``linear`` and cannot tell."""
-    return epilogue_c.says({"epilogue": text, "c.dtype": c_dtype}) if canonical(text) == LINEAR else None
+    return epilogue_c.finding(ConfigView({"epilogue": text, "c.dtype": c_dtype})) if canonical(text) == LINEAR else None
 
 
 def crowded(spec: SetSpec) -> str:
@@ -176,18 +177,19 @@ def matching(spec: SetSpec) -> tuple[Predicate, ...]:
 
 def _any_epilogue(texts: tuple[str, ...]) -> Predicate:
     """Whether a config has one of these epilogues, and C as it is written."""
-    return lambda f: any(canonical(x) == f["epilogue"] and not _misread(x, f["c.dtype"]) for x in texts)
+    c_dtype = READERS["c.dtype"]
+    return lambda config: any(canonical(x) == config.epilogue and not _misread(x, c_dtype(config)) for x in texts)
 
 
 def _any_part(group: str, parts: tuple[Any, ...]) -> Predicate:
     names, like_d = _NAMES[group], _NAMES["d"] if "same" in parts else ()
 
-    def fits(part: Any, fields: Fields) -> bool:
+    def fits(part: Any, config: GemmConfig) -> bool:
         if part == "none":
-            return fields["c.dtype"] == "none"
+            return config.c is None
         if part == "same":
-            return all(fields[c] == fields[d] for c, d in zip(names, like_d, strict=True))
-        given = ((row.name, part[row.leaf]) for row in GROUPS[group])
-        return all(values is None or fields[name] in values for name, values in given)
+            return all(READERS[c](config) == READERS[d](config) for c, d in zip(names, like_d, strict=True))
+        given = ((READERS[row.name], part[row.leaf]) for row in GROUPS[group])
+        return all(values is None or read(config) in values for read, values in given)
 
-    return lambda fields: any(fits(part, fields) for part in parts)
+    return lambda config: any(fits(part, config) for part in parts)

@@ -26,7 +26,7 @@ from gemmill.library.config.scales import scale_block
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.epilogues.reference import Bounded
-from gemmill.library.families.wgmma.warpgroups import INSTRUCTION_K_BYTES
+from gemmill.library.families.wgmma.plan import INSTRUCTION_K_BYTES
 from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.profiler.measure.fused import fused, outputs_of
 from gemmill.profiler.measure.operands import OperandSet, has_groups, torch, torch_dtype

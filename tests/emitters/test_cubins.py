@@ -14,12 +14,11 @@ from tests.cases.sample import sample
 
 from gemmill.emitters.emit import emit
 from gemmill.emitters.peak_rate import MEASURED_DTYPES, emit_peak_rate, peak_rate_config
-from gemmill.library.config.fields import fields_of
 from gemmill.library.config.names import parse_name
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.epilogues.parse import canonical
-from gemmill.library.families import gemv
-from gemmill.library.families.wgmma.subtiles import columns_d
+from gemmill.library.families.gemv import GemvPlan
+from gemmill.library.families.wgmma.plan import WgmmaPlan
 from gemmill.library.legality.quantities import SM_REGISTERS
 from gemmill.library.legality.rules import legal
 from gemmill.runtime.compile.compiler import Compiler
@@ -156,7 +155,7 @@ def test_member_compiles_to_wgmma_and_tma(name: str, compiler: Compiler, tmp_pat
 
     instructions = set(INSTRUCTION.findall(disassembly(artifact.cubin, tmp_path)))
     # Tiles of eight columns go from registers to memory.
-    store = "STG" if columns_d(fields_of(config)) == 8 and config.c is None else "UTMASTG"
+    store = "STG" if WgmmaPlan(config).columns_d == 8 and config.c is None else "UTMASTG"
     assert {WGMMA[config.b.dtype], "UTMALDG", store} <= instructions
     assert ("STAS" in instructions) == (config.scheduler.decomposition == "cluster")
     assert not instructions & {"LDL", "STL", "HMMA"}
@@ -255,5 +254,5 @@ def test_gemv_loads_vectors_into_mmas(name: str, compiler: Compiler, tmp_path: P
     streams = re.findall(rf"LDG\.E(?:\.NA)?\.LTC128B{width}(?: |\.[A-Z]+ )", listing)
     assert streams
     assert len(streams) % config.stages == 0, "every vector of B is one load"
-    blocks = gemv.blocks_per_sm(fields_of(config))
+    blocks = GemvPlan(config).ctas_per_sm
     assert artifact.resources.registers * artifact.launch.threads * blocks <= SM_REGISTERS

@@ -27,10 +27,10 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.epilogues.parse import canonical
 from gemmill.library.errors import ConfigError, GemmillError
-from gemmill.library.families.wgmma.warpgroups import is_mixed
 from gemmill.library.legality import coverage
 from gemmill.library.legality.rules import DOMAINS, legal
 from gemmill.library.legality.search import Given, any_legal, draw_legal
+from gemmill.library.problem import is_mixed
 from gemmill.runtime.compile.pool import compile_many
 from gemmill.runtime.compile.toolchain import Toolchain
 from gemmill.runtime.operands.scales import GROUP_SIZES
@@ -157,13 +157,13 @@ def run_all(configs: Sequence[GemmConfig], generator: random.Random, registry: R
         m = generator.randrange(1, 3 * tile.m * cluster.m)
         n = generator.randrange(1, 3 * tile.n * cluster.n)
         # The size of groups of scales is that of K over their number: one group could be of any size.
-        least = max(GROUP_SIZES) + 1 if is_mixed(fields_of(config)) else 1
+        least = max(GROUP_SIZES) + 1 if is_mixed(config.a.dtype, config.b.dtype) else 1
         most = min(2 * tile.k * config.stages, MOST_K.get(config.accumulator, 4096))
         k = generator.randrange(least, max(most, 2 * least))
         try:
             if config.scheduler.batching != "strided":
                 check_groups(config, registry)
-            elif config.family == "wgmma" and is_mixed(fields_of(config)):
+            elif config.family == "wgmma" and is_mixed(config.a.dtype, config.b.dtype):
                 check_mixed(config, n, m, k, registry, exact=True)
             else:
                 # Of a single row or column either extent is contiguous, and the better aligned one counts.

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from gemmill.library.config.fields import Value, config_of
+from gemmill.library.config.fields import ConfigView, Value, config_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.scales import block_dtype
 from gemmill.library.config.table import TABLE
 from gemmill.library.decompositions.workspace import WorkspaceSize
 from gemmill.library.dtypes import DTYPES
+from gemmill.library.families.families import new_plan
 from gemmill.library.legality import aligns
-from gemmill.library.legality.footprint import auto_stages
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.measure.operands import (
     OperandSet,
@@ -72,7 +72,7 @@ def kernel(
     chosen |= {name.replace("__", "."): value for name, value in fields.items()}
     if chosen["c.dtype"] != "none":
         chosen |= {"c.align": fields.get("c__align", 16), "c.major": fields.get("c__major", "n")}
-    chosen.setdefault("stages", max(1, auto_stages(chosen)))  # 1 is illegal: not even two fit
+    chosen.setdefault("stages", max(1, new_plan(ConfigView(chosen)).auto_stages))  # 1 is illegal: not even two fit
     return config_of(chosen)
 
 

@@ -18,11 +18,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 from gemmill.library.config.domains import WORDS
-from gemmill.library.config.fields import Value, config_of, fields_of
+from gemmill.library.config.fields import Value, config_of
 from gemmill.library.config.model import FAMILIES, GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.families.wgmma.warpgroups import is_mixed
 from gemmill.library.legality.search import any_legal
+from gemmill.library.problem import is_mixed
 from gemmill.runtime.registry import Registry
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -80,7 +80,7 @@ def watched(configs: Sequence[GemmConfig]) -> int:
             if config.scheduler.batching != "strided":
                 check_groups(config, registry)
                 continue
-            if is_mixed(fields_of(config)):
+            if is_mixed(config.a.dtype, config.b.dtype):
                 check_mixed(config, n + 1, m - 1, k * (config.stages + 1) + 1, registry, exact=True)
                 check_mixed(config, n * 12, m * 12 + 1, k + 1, registry, exact=True)
                 continue

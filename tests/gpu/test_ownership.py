@@ -9,9 +9,9 @@ import pytest
 
 from gemmill import matmul
 from gemmill.emitters.emit import emit
-from gemmill.library.anatomy.families import FAMILIES
-from gemmill.library.config.fields import fields_of
+from gemmill.library.anatomy.anatomy import anatomy_of
 from gemmill.library.config.names import parse_name
+from gemmill.library.families.families import plan_of
 from gemmill.runtime.registry import Registry
 
 pytestmark = pytest.mark.gpu
@@ -35,7 +35,7 @@ def test_each_sum_is_held_by_the_thread_that_is_drawn(kernel: str, tmp_path: Pat
 
     config = parse_name(kernel)
     m, n, k = config.tile.m, config.tile.n, 4 * config.tile.k
-    layout = FAMILIES[config.family].accumulators(fields_of(config))
+    layout = anatomy_of(plan_of(config)).accumulators()
     page = emit(config).text.replace("math::relu(acc)", "float(int(threadIdx.x))")
     registry = Registry(manifests=(), store=tmp_path / "store")
     made = registry.add_source(kernel, page)

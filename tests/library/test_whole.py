@@ -10,24 +10,27 @@ import pytest
 
 import gemmill
 from gemmill.emitters import emit
-from gemmill.library.anatomy import families as drawn
-from gemmill.library.anatomy.problem import DECOMPOSITIONS as drawn_decompositions
+from gemmill.library.anatomy.anatomy import ANATOMIES
+from gemmill.library.anatomy.panels import K_IN_WORDS
 from gemmill.library.config.domains import WORDS
+from gemmill.library.config.fields import ConfigView
 from gemmill.library.config.model import FAMILIES
 from gemmill.library.decompositions.decomposition import DECOMPOSITIONS
-from gemmill.library.legality.footprint import FAMILY
+from gemmill.library.families.families import FAMILIES as LIBRARY
+from gemmill.library.families.families import new_plan
 from gemmill.runtime.select.cost import families as cost_families
 from gemmill.runtime.select.cost.decompositions import COSTS
 
 PACKAGE = Path(gemmill.__file__).parent
 OWN = (
-    *("library/families", "library/decompositions", "library/anatomy/families"),
-    *("emitters/families", "emitters/decomposition.py"),
+    *("library/families", "library/decompositions", "library/anatomy/anatomy.py"),
+    "emitters/decomposition.py",
+    *("emitters/direct_kernels.py", "emitters/wgmma_kernels.py", "emitters/wgmma_atom.py"),
     *("runtime/select/cost/families", "runtime/select/cost/decompositions.py"),
 )
 """Where families and decompositions say what they are."""
 WORDS_OF: Mapping[str, frozenset[str]] = {
-    "family": frozenset(FAMILY),
+    "family": frozenset(LIBRARY),
     "schedule": frozenset(WORDS["schedule"]),
     "decomposition": frozenset(DECOMPOSITIONS),
 }
@@ -56,8 +59,8 @@ def test_no_other_room_asks_which_it_is(layer: str) -> None:
 
 
 def test_every_room_knows_all_of_them() -> None:
-    assert {*FAMILY} == {*FAMILIES.values()} == {*emit._EMITTERS} == {*cost_families.FAMILIES} == {*drawn.FAMILIES}
-    assert {*COSTS} == {*drawn_decompositions} == {*DECOMPOSITIONS} == {*WORDS["scheduler.decomposition"]}
+    assert {*LIBRARY} == {*FAMILIES.values()} == {*emit._EMITTERS} == {*cost_families.FAMILIES} == {*ANATOMIES}
+    assert {*COSTS} == {*K_IN_WORDS} == {*DECOMPOSITIONS} == {*WORDS["scheduler.decomposition"]}
     for schedule, family in FAMILIES.items():
-        assert {*FAMILY[family].decompositions(schedule)} <= {*DECOMPOSITIONS}
-        assert {*FAMILY[family].batchings} <= {*WORDS["scheduler.batching"]}
+        assert {*new_plan(ConfigView({"schedule": schedule})).decompositions} <= {*DECOMPOSITIONS}
+        assert {*LIBRARY[family].plan.batchings} <= {*WORDS["scheduler.batching"]}

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig, ScaleName
 from gemmill.library.config.names import kernel_name
 from gemmill.library.dtypes import DTYPES, with_alike
@@ -74,11 +73,11 @@ def _refitted(config: GemmConfig, changed: GemmConfig) -> GemmConfig | None:
     """A changed kernel that has no more stages than ``stages: auto`` then gives, unless it was deeper than that before
     and still fits; None where rules refuse it."""
     # Imported where they are asked, so that a program whose problems its kernels serve as they are starts faster.
-    from gemmill.library.legality.footprint import auto_stages
+    from gemmill.library.families.families import new_plan
     from gemmill.library.legality.rules import legal
 
-    if (stages := auto_stages(fields_of(changed))) < config.stages:
-        deeper = config.stages > auto_stages(fields_of(config))
+    if (stages := new_plan(changed).auto_stages) < config.stages:
+        deeper = config.stages > new_plan(config).auto_stages
         if not (deeper and legal(changed)):
             changed = replace(changed, stages=stages)
     return changed if legal(changed) else None

@@ -11,17 +11,17 @@ import pytest
 from tests.cases.kernels import BASE, DIRECT, GOLDEN, WGMMA, KernelCase
 
 from gemmill.emitters.emit import launch_spec
-from gemmill.library.anatomy import memory
-from gemmill.library.anatomy.families import FAMILIES
-from gemmill.library.anatomy.page import as_html, as_svg
+from gemmill.library.anatomy import panels
+from gemmill.library.anatomy.anatomy import anatomy_of
+from gemmill.library.anatomy.kernel_page import as_html, as_svg
 from gemmill.library.anatomy.raster import Matrix, Raster, Waves
 from gemmill.library.anatomy.sheet import Kernel
-from gemmill.library.config.fields import fields_of
 from gemmill.library.config.names import parse_name
 from gemmill.library.drawing.svg import CHARACTER
-from gemmill.library.families import mma, simt
-from gemmill.library.families.wgmma import warpgroups
-from gemmill.library.legality.footprint import FAMILY
+from gemmill.library.families.families import plan_of
+from gemmill.library.families.mma import MmaPlan
+from gemmill.library.families.simt import SimtPlan
+from gemmill.library.families.wgmma.plan import WgmmaPlan
 
 SVG = "{http://www.w3.org/2000/svg}"
 CASES = (*WGMMA, *DIRECT, *GOLDEN)
@@ -33,26 +33,25 @@ def named(cases: tuple[KernelCase, ...]) -> pytest.MarkDecorator:
 
 
 def drawn(case: KernelCase) -> Kernel:
-    config, fields = case.config, fields_of(case.config)
-    return Kernel(case.name, config, fields, launch_spec(config), FAMILY[config.family], FAMILIES[config.family])
+    return Kernel(case.name, plan_of(case.config), launch_spec(case.config))
 
 
 @named(CASES)
 def test_every_sum_is_somebody_s_and_threads_have_as_many(case: KernelCase) -> None:
-    config, fields = case.config, fields_of(case.config)
-    threads, values = FAMILIES[config.family].accumulators(fields).modes
+    config = case.config
+    threads, values = anatomy_of(plan_of(config)).accumulators().modes
     starts, steps = map(threads, range(threads.size)), [*map(values, range(values.size))]
     held = [start + step for start in {*starts} for step in steps]
     assert sorted(held) == [*range(config.tile.m * config.tile.n)]
     assert threads.size <= launch_spec(config).threads
 
 
-def wgmma_sum(m: int, n: int, fields: dict[str, object]) -> Callable[[int, int], tuple[int, int]]:
+def wgmma_sum(n: int, plan: WgmmaPlan) -> Callable[[int, int], tuple[int, int]]:
     """Row and column of value i of thread t: PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16"."""
 
     def place(thread: int, value: int) -> tuple[int, int]:
         block, within = divmod(value, n // 2)
-        first = thread // 128 * warpgroups.warpgroup_m(fields) + 64 * block  # type: ignore[arg-type]
+        first = thread // 128 * plan.warpgroup_m + 64 * block
         row = first + thread % 128 // 32 * 16 + thread % 32 // 4 + within % 4 // 2 * 8
         return row, within // 4 * 8 + thread % 4 * 2 + within % 2
 
@@ -64,8 +63,8 @@ def wgmma_sum(m: int, n: int, fields: dict[str, object]) -> Callable[[int, int],
 )
 def test_accumulators_of_warpgroups_are_those_of_ptx(tile: str) -> None:
     config = parse_name(f"sm90a_bf16k16_bf16k16_f32_none_bf16n16_{tile}_m1_k1_linear")
-    fields, m, n = fields_of(config), config.tile.m, config.tile.n
-    layout, place = FAMILIES["wgmma"].accumulators(fields), wgmma_sum(m, n, {**fields})
+    m, plan = config.tile.m, WgmmaPlan(config)
+    layout, place = anatomy_of(plan).accumulators(), wgmma_sum(config.tile.n, plan)
     for thread, value in itertools.product(range(0, layout[0].size, 3), range(layout[1].size)):
         row, column = place(thread, value)
         assert layout((thread, value)) == row + column * m
@@ -73,10 +72,10 @@ def test_accumulators_of_warpgroups_are_those_of_ptx(tile: str) -> None:
 
 @named(tuple(case for case in DIRECT if case.config.family == "simt"))
 def test_sums_of_simt_threads_are_where_the_kernel_puts_them(case: KernelCase) -> None:
-    fields, m, n = fields_of(case.config), case.config.tile.m, case.config.tile.n
-    most = 16 // simt.value_bytes(fields)
+    plan, m, n = SimtPlan(case.config), case.config.tile.m, case.config.tile.n
+    most = 16 // plan.value_bytes
     rows, columns = m // 16, n // 16
-    layout = FAMILIES["simt"].accumulators(fields)
+    layout = anatomy_of(plan).accumulators()
 
     def position(thread: int, index: int, group: int) -> int:
         return (index // group * 16 + thread) * group + index % group
@@ -92,21 +91,17 @@ def test_sums_of_simt_threads_are_where_the_kernel_puts_them(case: KernelCase) -
 @named(tuple(case for case in (*DIRECT, *GOLDEN) if case.config.family == "mma"))
 def test_sums_of_mma_threads_are_where_the_kernel_puts_them(case: KernelCase) -> None:
     """``WarpMma``, ``QuadpairMma`` and the positions of their fragments, as the headers have them."""
-    fields, m = fields_of(case.config), case.config.tile.m
-    along_m, along_n, _ = mma.warps(fields)
+    plan, m = MmaPlan(case.config), case.config.tile.m
+    along_m, along_n, _ = plan.warps
     warp_m, warp_n = m // along_m, case.config.tile.n // along_n
-    layout = FAMILIES["mma"].accumulators(fields)
+    layout = anatomy_of(plan).accumulators()
     quadpair = case.config.arch == "sm70"
 
     def position(operand: str, group: int, row: int) -> int:
         if quadpair:
             return group // 2 * 16 + group % 2 * 2 + row if operand == "a" else group * 8 + row
-        permuted = fields[f"{operand}.major"] == "mn" and str(fields[f"{operand}.dtype"]) in (
-            "s8",
-            "u8",
-            "e4m3",
-            "e5m2",
-        )
+        its = case.config.operands[operand]
+        permuted = its.major == "mn" and its.dtype in ("s8", "u8", "e4m3", "e5m2")
         return group // 4 * 32 + row * 4 + group % 4 if permuted else group * 8 + row
 
     groups_m = warp_m // 8
@@ -126,9 +121,8 @@ def test_sums_of_mma_threads_are_where_the_kernel_puts_them(case: KernelCase) ->
 @named(CASES)
 def test_regions_are_all_of_shared_memory(case: KernelCase) -> None:
     kernel = drawn(case)
-    stages = kernel.family.stage_bytes(kernel.fields)
-    found = kernel.anatomy.regions(kernel.fields, kernel.launch, stages)
-    assert sum(region.size_of_all for region in found) == kernel.launch.shared_bytes
+    found = kernel.plan.regions
+    assert sum(region.bytes for region in found) == kernel.launch.shared_bytes
     assert all(region.size >= 0 for region in found)
     if kernel.config.family == "wgmma":
         assert 16 <= found[-1].size <= 1024, "mbarriers"
@@ -137,7 +131,7 @@ def test_regions_are_all_of_shared_memory(case: KernelCase) -> None:
 @pytest.mark.parametrize("size", [2, 8])
 @pytest.mark.parametrize("span", [32, 64, 128])
 def test_eight_rows_of_a_chunk_lie_in_as_many_banks_as_can_be(span: int, size: int) -> None:
-    cells = [re.findall(r"\d+", cell) for row in memory.banks("", span, size).cells for cell in row]
+    cells = [re.findall(r"\d+", cell) for row in panels.banks("", span, size).cells for cell in row]
     places = {(int(row), int(chunk)): number % 8 for number, (row, chunk) in enumerate(cells)}
     assert len(places) == 64
     for chunk in range(span // 16):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gemmill.library.config.fields import Value, fields_of
+from gemmill.library.config.fields import ConfigView, Value, fields_of
 from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.families.wgmma import ring, warpgroups
+from gemmill.library.families.wgmma.plan import WgmmaPlan
 from gemmill.library.legality.rules import legal, verdicts
 
 U4 = "sm90a_u4k16s1x128z_bf16k16_f32_none_bf16m16_64x16x128_2x1_cooperative_s16_m8_k1_linear"
@@ -15,6 +15,10 @@ S8 = "sm90a_s8mn16_s8mn16_s32_none_s32n16_128x128x128_1x1_cooperative_s3_m8_k1_l
 
 def changed(name: str, changes: dict[str, Value]) -> dict[str, Value]:
     return fields_of(parse_name(name)) | changes
+
+
+def plan(name: str, changes: dict[str, Value]) -> WgmmaPlan:
+    return WgmmaPlan(ConfigView(changed(name, changes)))
 
 
 @pytest.mark.parametrize("name", [U4, S8])
@@ -53,23 +57,23 @@ def test_what_is_refused(name: str, changes: dict[str, Value], rule: str, says: 
 
 
 def test_zero_points_and_small_groups_take_shared_memory() -> None:
-    assert ring.stage_bytes(changed(U4, {})) == (64 * 128 // 2, 16 * 128 * 2)
+    assert plan(U4, {}).stage_bytes == (64 * 128 // 2, 16 * 128 * 2)
     scales = {"1x128z": 2 * 64 * 2, "1x128": 64 * 2, "1x32": 4 * 64 * 2, "none": 0}
-    assert {scale: ring.scale_bytes(changed(U4, {"a.scale": scale})) for scale in scales} == scales
+    assert {scale: plan(U4, {"a.scale": scale}).scale_bytes for scale in scales} == scales
 
 
 def test_only_what_wgmma_cannot_read_is_transposed() -> None:
-    assert ring.stage_bytes(changed(S8, {"tile.k": 64})) == (2 * 128 * 64, 2 * 128 * 64)
-    assert ring.stage_bytes(changed(S8, {"a.major": "k", "tile.k": 64})) == (128 * 64, 2 * 128 * 64)
+    assert plan(S8, {"tile.k": 64}).stage_bytes == (2 * 128 * 64, 2 * 128 * 64)
+    assert plan(S8, {"a.major": "k", "tile.k": 64}).stage_bytes == (128 * 64, 2 * 128 * 64)
     in_place = 128 * 128, 128 * 128
-    assert ring.stage_bytes(changed(S8, {})) == ring.stage_bytes(changed(S8, {"a.major": "k"})) == in_place
+    assert plan(S8, {}).stage_bytes == plan(S8, {"a.major": "k"}).stage_bytes == in_place
     bf16: dict[str, Value] = {"a.dtype": "bf16", "b.dtype": "bf16", "tile.k": 64}
-    assert ring.stage_bytes(changed(S8, bf16)) == (128 * 64 * 2, 128 * 64 * 2)
+    assert plan(S8, bf16).stage_bytes == (128 * 64 * 2, 128 * 64 * 2)
 
 
 def test_four_warpgroups_share_64_rows_by_slices_of_k() -> None:
-    assert warpgroups.slices(changed(U4, {})) == warpgroups.consumer_warpgroups(changed(U4, {})) == 4
-    assert warpgroups.storing_warpgroups(changed(U4, {})) == 1
-    assert warpgroups.warpgroup_m(changed(U4, {})) == 64
-    assert warpgroups.slices(changed(U4, {"schedule": "pingpong"})) == 1
+    assert plan(U4, {}).slices == plan(U4, {}).consumer_warpgroups == 4
+    assert plan(U4, {}).storing_warpgroups == 1
+    assert plan(U4, {}).warpgroup_m == 64
+    assert plan(U4, {"schedule": "pingpong"}).slices == 1
     assert legal(changed(U4, {"schedule": "pingpong"}))

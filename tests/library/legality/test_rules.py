@@ -8,14 +8,13 @@ from tests.cases.examples import examples
 
 from gemmill.library.arch import ARCHS
 from gemmill.library.config.domains import WORDS
-from gemmill.library.config.fields import FIELD_NAMES, Fields, Value, config_of, fields_of
-from gemmill.library.config.model import FAMILIES, GemmConfig
+from gemmill.library.config.fields import FIELD_NAMES, ConfigView, Fields, Value, config_of, fields_of
+from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import canonical
-from gemmill.library.families.wgmma import ring, shared_memory, subtiles
-from gemmill.library.legality.footprint import auto_stages, family_of
-from gemmill.library.legality.quantities import dtype_bytes
+from gemmill.library.families.families import new_plan
+from gemmill.library.families.wgmma.plan import MAX_AUTO_STAGES, WgmmaPlan
 from gemmill.library.legality.rule import Rule
 from gemmill.library.legality.rules import DOMAINS, RULES, legal, nearest_fix, verdicts
 
@@ -64,7 +63,9 @@ def test_every_rule_has_an_id_of_its_own_a_source_and_known_fields() -> None:
 @given(any_fields())
 def test_rules_read_no_field_that_they_do_not_declare(fields: dict[str, Value]) -> None:
     for rule in RULES:
-        assert rule.says({name: fields[name] for name in rule.fields}) == rule.says(fields)
+        assert rule.finding(ConfigView({name: fields[name] for name in rule.fields})) == rule.finding(
+            ConfigView(fields)
+        )
 
 
 @pytest.mark.slow
@@ -88,7 +89,8 @@ def test_every_fix_makes_the_whole_config_legal(fields: dict[str, Value]) -> Non
 def test_a_change_within_a_rule_s_own_fields_is_preferred(rule: Rule, fields: dict[str, Value]) -> None:
     others = [other for other in RULES if other is not rule]
     own_domains = {name: DOMAINS[name] for name in rule.fields if not name.startswith("c.")}
-    if not rule.allows(fields) and all(other.allows(fields) for other in others):
+    config = ConfigView(fields)
+    if not rule.allows(config) and all(other.allows(config) for other in others):
         fix = nearest_fix(rule, fields)
         assert fix is not None
         one_field = [
@@ -101,22 +103,18 @@ def test_a_change_within_a_rule_s_own_fields_is_preferred(rule: Rule, fields: di
 
 @given(any_fields())
 def test_auto_stages_is_the_deepest_pipeline_that_fits(fields: dict[str, Value]) -> None:
-    stages, family = auto_stages(fields), family_of(fields)
-    assert stages >= 0
-    if family is None:
+    plan = new_plan(ConfigView(fields))
+    stages, most = plan.auto_stages, plan.max_auto_stages
+    assert 0 <= stages <= most
+    if plan.family in ("simt", "gemv"):
+        assert stages == most >= 2
         return
-    most = family.max_auto_stages(fields)
-    if family.max_auto_stages is family.auto_stages:
-        assert 2 <= stages <= most
-        return
-    assert stages <= most
-    capacity = ARCHS[str(fields["arch"])].shared_bytes
+    capacity = plan.config.target.shared_bytes
     if stages:
-        assert family.shared_bytes({**fields, "stages": stages}) <= capacity
+        assert new_plan(ConfigView({**fields, "stages": stages})).shared_bytes <= capacity
     if stages < most:
-        deeper = {**fields, "stages": stages + 1}
-        one_d_subtile = FAMILIES[str(fields["schedule"])] == "wgmma" and shared_memory.d_buffers(deeper) == 1
-        assert family.shared_bytes(deeper) > capacity or one_d_subtile
+        deeper = new_plan(ConfigView({**fields, "stages": stages + 1}))
+        assert deeper.shared_bytes > capacity or (isinstance(deeper, WgmmaPlan) and deeper.d_buffers == 1)
 
 
 @pytest.mark.parametrize("c", ["none", "bf16"])
@@ -125,13 +123,13 @@ def test_auto_stages_is_the_deepest_pipeline_that_fits(fields: dict[str, Value])
 def test_subtiles_cover_a_tile_from_multiples_of_16_bytes(c: str, d: str, major: str) -> None:
     for tile_n in range(8, 257, 8):
         fields = changed(LEGAL, tile_m=64, schedule="pingpong", tile_n=tile_n, c_dtype=c, d_dtype=d, d_major=major)
-        n = subtiles.subtile_n(fields)
-        assert 0 <= subtiles.subtiles(fields) * n - tile_n < n
-        narrower = 2 * -(-64 * subtiles.dividing_n(fields) * dtype_bytes(d) // 1024) * 1024
-        room = ARCHS["sm90a"].shared_bytes - shared_memory.fixed_bytes(fields) - 2 * narrower
-        stages = min(room // ring.bytes_per_stage(fields), ring.MAX_AUTO_STAGES)
-        assert shared_memory.auto_stages(fields) == stages, "what is written twice costs no stage"
-        size = dtype_bytes(d)
+        plan = WgmmaPlan(ConfigView(fields))
+        n, size = plan.subtile_n, DTYPES[d].bytes
+        assert 0 <= plan.subtiles * n - tile_n < n
+        narrower = 2 * -(-64 * plan.dividing_n * size // 1024) * 1024
+        room = ARCHS["sm90a"].shared_bytes - plan.fixed_bytes - 2 * narrower
+        stages = min(room // plan.bytes_per_stage, MAX_AUTO_STAGES)
+        assert plan.auto_stages == stages, "what is written twice costs no stage"
         if major == "n" and n * size % 16 == 0:
             assert (tile_n - n) * size % 16 == 0
 
@@ -155,7 +153,7 @@ def test_subtiles_cover_a_tile_from_multiples_of_16_bytes(c: str, d: str, major:
 def test_where_few_columns_divide_a_plain_tile_some_are_written_twice(
     tile_n: int, change: dict[str, Value], columns: int
 ) -> None:
-    assert subtiles.subtile_n({**changed(LEGAL, tile_n=tile_n), **change}) == columns
+    assert WgmmaPlan(ConfigView({**changed(LEGAL, tile_n=tile_n), **change})).subtile_n == columns
 
 
 @pytest.mark.parametrize("name", [LEGAL, WITH_C.replace("128x256", "128x192")])

@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gemmill.library.config.domains import WORDS
-from gemmill.library.config.fields import FIELD_NAMES, Value, fields_of
+from gemmill.library.config.fields import FIELD_NAMES, ConfigView, Value, fields_of
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import ExpressionError
 from gemmill.library.manifest.expression import parse
@@ -16,7 +16,7 @@ INTEGERS = [name for name in FIELD_NAMES if name not in WORDS]
 
 
 def holds(text: str, fields: dict[str, Value] = FIELDS) -> bool:
-    return all(term.check(fields) for term in parse(text))
+    return all(term.check(ConfigView(fields)) for term in parse(text))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_filters_mean_what_python_means(text: str, expected: bool) -> None:
 def test_a_filter_reads_only_the_fields_it_names_and_splits_at_its_outermost_and() -> None:
     terms = parse("tile.m == 128 and (a.major == 'k' or stages > 2)")
     assert [term.fields for term in terms] == [("tile.m",), ("a.major", "stages")]
-    assert [term.check({name: FIELDS[name] for name in term.fields}) for term in terms] == [True, True]
+    assert [term.check(ConfigView({name: FIELDS[name] for name in term.fields})) for term in terms] == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from tests.cases.examples import examples
 from tests.cases.manifests import shipped_set
 
-from gemmill.library.config.fields import FIELD_NAMES, Fields, Value, fields_of, part
+from gemmill.library.config.fields import FIELD_NAMES, ConfigView, Value, fields_of, part
+from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import ExpressionError, ManifestError
-from gemmill.library.families.wgmma.tiles import MIN_STAGES
-from gemmill.library.legality.footprint import auto_stages
-from gemmill.library.legality.quantities import integer
+from gemmill.library.families.families import resolved_stages
+from gemmill.library.families.kernel_plan import KernelPlan
 from gemmill.library.legality.rules import RULES, legal
 from gemmill.library.manifest.expression import parse
 from gemmill.library.manifest.grid import Axis, Grid, Predicate
@@ -95,7 +95,7 @@ def one_by_one(grid: Grid) -> list[dict[str, Value]]:
             for name, value in zip(axis.names, values, strict=True)
         }
         if merged["stages"] == "auto":
-            merged["stages"] = max(MIN_STAGES, auto_stages(merged))
+            merged["stages"] = resolved_stages(ConfigView(merged))
         found.append({name: merged[name] for name in FIELD_NAMES})
     return found
 
@@ -111,8 +111,9 @@ def test_broadcast_judgements_equal_those_made_one_by_one(kernel_set: KernelSet)
     for own in kernel_set.sets:
         for fields in one_by_one(own.grid):
             candidates += 1
-            broken = [rule.id for rule in RULES if not rule.allows(fields)]
-            if not all(predicate(fields) for predicate in own.where):
+            config = ConfigView(fields)
+            broken = [rule.id for rule in RULES if not rule.allows(config)]
+            if not all(predicate(config) for predicate in own.where):
                 filtered += 1
             elif broken:
                 refused[broken[0]] += 1
@@ -144,7 +145,7 @@ def test_expansion_is_repeatable_and_free_of_duplicates(kernel_set: KernelSet) -
 @given(kernel_sets(), st.sampled_from(["tile.m <= 128", "a.dtype == 'bf16' and tile.m >= 128 and stages >= 4"]))
 def test_a_filter_keeps_of_an_expansion_what_passes_it(kernel_set: KernelSet, where: str) -> None:
     assume(kernel_set.count(where=where).legal)
-    passes = [config for config in kernel_set.expand() if all(check(fields_of(config)) for check in predicates(where))]
+    passes = [config for config in kernel_set.expand() if all(check(config) for check in predicates(where))]
     assert [*kernel_set.expand(where=where)] == passes
 
 
@@ -190,7 +191,7 @@ def test_blocks_cover_a_grid_once_and_in_order(grid: Grid, cells: int) -> None:
 def test_a_table_says_the_same_of_a_block_as_of_the_whole(grid: Grid, where: str, cells: int) -> None:
     (predicate, *_) = predicates(where)
     table = grid.tabulate(predicate)
-    verdicts = [predicate(fields) for fields in one_by_one(grid)]
+    verdicts = [predicate(ConfigView(fields)) for fields in one_by_one(grid)]
     in_blocks: list[bool] = []
     for block in grid.blocks(cells):
         shape = tuple(cut.stop - cut.start for cut in block)
@@ -201,12 +202,13 @@ def test_a_table_says_the_same_of_a_block_as_of_the_whole(grid: Grid, where: str
 def test_what_reads_a_part_is_evaluated_once_for_each_of_its_results() -> None:
     evaluated = []
 
-    @part
-    def area(fields: Fields) -> int:
-        return integer(fields, "tile.m") * integer(fields, "tile.n")
+    class AreaPlan(KernelPlan):
+        @part
+        def area(self) -> int:
+            return self.config.tile.m * self.config.tile.n
 
-    def small(fields: Fields) -> bool:
-        evaluated.append(area(fields))
+    def small(config: GemmConfig) -> bool:
+        evaluated.append(AreaPlan(config).area)
         return evaluated[-1] <= 128
 
     axes = [Axis((name,), ((8,), (16,), (32,))) for name in ("tile.m", "tile.n", "tile.k")]

@@ -351,8 +351,7 @@ NOT_FOR_PACKS = {
         "gemmill.library.manifest.load",
         "gemmill.library.records",
         "gemmill.library.legality.rules",
-        "gemmill.library.legality.footprint",
-        "gemmill.library.families.family",
+        "gemmill.library.families.families",
     ),
     *(
         "gemmill.runtime.api.autotune",

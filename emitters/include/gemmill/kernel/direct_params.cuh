@@ -26,7 +26,7 @@ struct DirectParams {
   int m, n, k, batch;
 };
 
-/// Facts that the host computes as well; the compiler refuses a kernel where the two disagree (emitters/families/direct.py).
+/// Facts that the host computes as well; the compiler refuses a kernel where the two disagree (emitters/direct_kernels.py).
 struct DirectSpec {
   Fact facts[18];
 };

@@ -1,4 +1,4 @@
-/// WGMMA on shared-memory descriptors built by hand. The instruction itself is emitted (emitters/families/wgmma_atom.py).
+/// WGMMA on shared-memory descriptors built by hand. The instruction itself is emitted (emitters/wgmma_atom.py).
 #pragma once
 
 #include <gemmill/copy/layout.cuh>

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gemmill.library.arch import L2_SECTOR, Gpu
-from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.library.problem import GemmProblem, is_mixed
@@ -94,35 +93,35 @@ class GemvFeatures(NamedTuple):
 
 def _issue_cycles(config: GemmConfig) -> float:
     """Clocks in which a CTA issues the loads of a step."""
-    from gemmill.library.families import gemv
+    from gemmill.library.families.gemv import GemvPlan
 
-    own = fields_of(config)
-    mmas, held = gemv.mmas_m(own), gemv.thread_k(own)
-    cycles = config.stages * _VECTOR_CYCLES + (mmas * held * _GATHER_CYCLES if gemv.gathers(own) else 0)
+    plan = GemvPlan(config)
+    mmas, held = plan.mmas_m, plan.thread_k
+    cycles = config.stages * _VECTOR_CYCLES + (mmas * held * _GATHER_CYCLES if plan.gathers else 0)
     cycles += (mmas - 1) * held * config.a.type.bytes / 4 * _MORE_ROWS_CYCLES
-    return gemv.threads(own) // 32 * cycles
+    return plan.threads // 32 * cycles
 
 
 def _crossing(config: GemmConfig) -> float:
     """Part of B that is loaded once more where its rows do not begin sectors."""
-    from gemmill.library.families import gemv
+    from gemmill.library.families.gemv import UNCACHED_BYTES
 
-    crosses = config.b.major == "k" and config.b.align >= gemv.UNCACHED_BYTES
+    crosses = config.b.major == "k" and config.b.align >= UNCACHED_BYTES
     return _CROSSING_SECTORS * L2_SECTOR / (4 * config.b.align) if crosses else 0
 
 
 def _ctas_per_sm(config: GemmConfig) -> int:
-    from gemmill.library.families import gemv
+    from gemmill.library.families.gemv import GemvPlan
 
-    return gemv.blocks_per_sm(fields_of(config))
+    return GemvPlan(config).ctas_per_sm
 
 
 def _is_corrected(config: GemmConfig) -> bool:
     """Those with tiles of eight rows that multiply what they load."""
-    from gemmill.library.families import gemv
+    from gemmill.library.families.gemv import GemvPlan
 
     is_changed = is_mixed(config.a.dtype, config.b.dtype) or transposed_operands(config)
-    return gemv.mmas_m(fields_of(config)) == 1 and config.a.major == "k" and not is_changed
+    return GemvPlan(config).mmas_m == 1 and config.a.major == "k" and not is_changed
 
 
 FAMILY = Family(

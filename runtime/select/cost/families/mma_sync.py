@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gemmill.library.arch import Gpu
-from gemmill.library.config.fields import fields_of
-from gemmill.library.config.model import GemmConfig, InputOperand
+from gemmill.library.config.model import GemmConfig, InputName, InputOperand
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.legality.quantities import SM_REGISTERS
 from gemmill.library.problem import GemmProblem
@@ -102,26 +101,26 @@ def _multiply_cycles(config: GemmConfig) -> float:
 
 def _copy_cycles(config: GemmConfig) -> tuple[float, float]:
     """Clocks in which the threads of a kernel copy the stages of A and of B."""
-    from gemmill.library.families import mma
+    from gemmill.library.families.mma import SHIFTED_BYTES, MmaPlan
 
-    own = fields_of(config)
+    plan = MmaPlan(config)
 
-    def cycles(operand: str, x: InputOperand, stage: int) -> float:
-        if mma.is_shifted(own, operand):
-            return stage / mma.SHIFTED_BYTES * _SHIFTED_CYCLES
+    def cycles(operand: InputName, x: InputOperand, stage: int) -> float:
+        if plan.is_shifted(operand):
+            return stage / SHIFTED_BYTES * _SHIFTED_CYCLES
         return stage / x.align * _COPY_CYCLES[x.align]
 
-    a, b = mma.stage_bytes(own)
+    a, b = plan.stage_bytes
     return _COPY_A * cycles("a", config.a, a), cycles("b", config.b, b)
 
 
 def _ctas_per_sm(config: GemmConfig) -> int:
     """As many as shared memory and registers have room for."""
-    from gemmill.library.families import mma
+    from gemmill.library.families.mma import MmaPlan
 
-    own = fields_of(config)
-    registers = mma.threads(own) * (mma.accumulator_registers(own) + _REGISTERS)
-    by_memory = (config.target.shared_bytes + _RESERVED_BYTES) // (mma.shared_bytes(own) + _RESERVED_BYTES)
+    plan = MmaPlan(config)
+    registers = plan.threads * (plan.accumulator_registers + _REGISTERS)
+    by_memory = (config.target.shared_bytes + _RESERVED_BYTES) // (plan.shared_bytes + _RESERVED_BYTES)
     return max(1, min(by_memory, SM_REGISTERS // registers))
 
 

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gemmill.library.arch import Gpu
-from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.families.wgmma.ring import operand_swizzle
-from gemmill.library.families.wgmma.warpgroups import INSTRUCTION_K_BYTES, SUBTILE_M, transposes
-from gemmill.library.legality.quantities import element_bytes
+from gemmill.library.families.wgmma.plan import INSTRUCTION_K_BYTES, SUBTILE_M, WgmmaPlan
 from gemmill.library.problem import GemmProblem, is_mixed
 from gemmill.runtime.select.cost.arrays import column
 from gemmill.runtime.select.cost.decompositions import kernel_ns, stream_ns
@@ -188,8 +185,8 @@ def transposed_operands(config: GemmConfig) -> int:
 
 def _row_bytes(config: GemmConfig) -> tuple[int, int]:
     """Bytes of a row of the boxes of A and of B."""
-    own = fields_of(config)
-    return operand_swizzle(own, "a"), operand_swizzle(own, "b")
+    plan = WgmmaPlan(config)
+    return plan.swizzle("a"), plan.swizzle("b")
 
 
 def _transposing_cycles(config: GemmConfig) -> float:
@@ -199,11 +196,10 @@ def _transposing_cycles(config: GemmConfig) -> float:
     """
     if config.a.major == config.b.major == "k":
         return 0.0
-    own = fields_of(config)
-    a, b = (
-        extent * config.tile.k * element_bytes(own, x) for x, extent in (("a", config.tile.m), ("b", config.tile.n))
-    )
-    transposed = sum(size for x, size in (("a", a), ("b", b)) if transposes(own, x))
+    plan, tile = WgmmaPlan(config), config.tile
+    a = tile.m * tile.k * config.a.type.unpacked_bytes
+    b = tile.n * tile.k * config.b.type.unpacked_bytes
+    transposed = a * plan.transposes("a") + b * plan.transposes("b")
     if not transposed:
         return 0.0
     moved = (a + b) + 2 * transposed + (a + b * config.tile.m // SUBTILE_M)

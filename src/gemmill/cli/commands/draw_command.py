@@ -11,20 +11,18 @@ import typer
 from gemmill.cli.app import app
 from gemmill.cli.options import Kernel, OnGpu, Sizes, kernel, output_file, refuse_overwriting
 from gemmill.emitters.emit import facts
-from gemmill.library.anatomy import page, sheet
-from gemmill.library.anatomy.families import FAMILIES
+from gemmill.library.anatomy import kernel_page, sheet
 from gemmill.library.anatomy.raster import Matrix, Waves
 from gemmill.library.arch import DEFAULT_GPU, Gpu
-from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.errors import ProblemError, UnsupportedProblemError
+from gemmill.library.families.families import plan_of
 from gemmill.library.files import publish
 from gemmill.library.input.group_sizes import checked_sizes, sizes_of
-from gemmill.library.legality.footprint import FAMILY
 from gemmill.library.problem import GemmProblem
 
-_FORMS = {".svg": page.as_svg, ".html": page.as_html}
+_FORMS = {".svg": kernel_page.as_svg, ".html": kernel_page.as_html}
 
 
 @app.command()
@@ -55,8 +53,7 @@ def draw(
     config = kernel(name)
     launch, _ = facts(config)
     config = parse_name(kernel_name(config))
-    fields = fields_of(config)
-    drawn = sheet.Kernel(kernel_name(config), config, fields, launch, FAMILY[config.family], FAMILIES[config.family])
+    drawn = sheet.Kernel(kernel_name(config), plan_of(config), launch)
     if problem is None and sizes is not None:
         raise typer.BadParameter("--sizes is of the groups of a problem: say which with --problem")
     waves = None if problem is None else _waves(config, problem, gpu, sizes)

@@ -18,8 +18,8 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.config.table import GROUPS, Row
 from gemmill.library.errors import ManifestError
+from gemmill.library.families.families import plan_of
 from gemmill.library.legality.coverage import schedules, tables
-from gemmill.library.legality.footprint import FAMILY
 from gemmill.library.legality.rules import Verdict, broken, verdicts
 from gemmill.library.manifest.kernelset import Count
 from gemmill.library.manifest.load import SHIPPED, load_manifest, shipped_manifests
@@ -252,16 +252,7 @@ def _said(rows: Sequence[Row], fields: Fields) -> str:
 
 def resource_table(config: GemmConfig) -> Mapping[str, int]:
     """What a legal config asks of an SM, by name with unit."""
-    fields, family = fields_of(config), FAMILY[config.family]
-    return {
-        "threads a CTA": family.threads(fields),
-        "accumulator registers a thread": family.accumulator_registers(fields),
-        "stages": config.stages,
-        "bytes of a stage": sum(family.stage_bytes(fields)),
-        "bytes of shared memory": family.shared_bytes(fields),
-        **family.explained(fields),
-        "bytes of shared memory a CTA can have": config.target.shared_bytes,
-    }
+    return {**plan_of(config).resources, "bytes of shared memory a CTA can have": config.target.shared_bytes}
 
 
 def _verdict(verdict: Verdict) -> dict[str, object]:

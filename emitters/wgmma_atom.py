@@ -10,17 +10,9 @@ import textwrap
 from collections.abc import Iterable
 from string import Template
 
-from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.families.wgmma.warpgroups import (
-    INSTRUCTION_K_BYTES,
-    SUBTILE_M,
-    WARPGROUP,
-    atom_parts,
-    is_mixed,
-    multiplies_from_registers,
-)
+from gemmill.library.families.wgmma.plan import INSTRUCTION_K_BYTES, SUBTILE_M, WARPGROUP, WgmmaPlan
 
 _TEMPLATE = Template("""\
 struct Atom {
@@ -47,18 +39,17 @@ _REGISTERS = {"f32": ("float", "f"), "f16": ("uint32_t", "r"), "s32": ("int32_t"
 """C++ type and asm constraint of an accumulator register, by accumulator type; f16 accumulators lie there in pairs."""
 
 
-def wgmma_atom(config: GemmConfig) -> str:
+def wgmma_atom(plan: WgmmaPlan) -> str:
     """``struct Atom``: 64 x tile N, or a part of it, x 32 bytes of K (PTX ISA, "wgmma.mma_async").
 
-    A and B come from shared memory, but A from registers where :func:`multiplies_from_registers` says so; one that is
+    A and B come from shared memory, but A from registers where :attr:`WgmmaPlan.multiplies_from_registers`; one that is
     narrower than B has been upconverted.
     """
-    fields = fields_of(config)
-    from_registers = multiplies_from_registers(fields)
+    config, from_registers = plan.config, plan.multiplies_from_registers
     words = A_REGISTERS if from_registers else 1
     accumulator = DTYPES[config.accumulator]
     k = INSTRUCTION_K_BYTES // config.b.type.bytes
-    n = config.tile.n // atom_parts(fields)
+    n = config.tile.n // plan.atom_parts
     count = SUBTILE_M * n * accumulator.bits // (32 * WARPGROUP)
     register, constraint = _REGISTERS[config.accumulator]
     return _TEMPLATE.substitute(
@@ -67,7 +58,7 @@ def wgmma_atom(config: GemmConfig) -> str:
         k=k,
         instruction=(
             f"wgmma.mma_async.sync.aligned.m{SUBTILE_M}n{n}k{k}"
-            f".{config.accumulator}.{config.b.dtype if is_mixed(fields) else config.a.dtype}.{config.b.dtype}"
+            f".{config.accumulator}.{config.b.dtype if plan.is_mixed else config.a.dtype}.{config.b.dtype}"
         ),
         registers=_quoted(_wrapped((f"%{i}" for i in range(count)), "{", "}, ")),
         operands=textwrap.indent(

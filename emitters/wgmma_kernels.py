@@ -15,17 +15,16 @@ from gemmill.emitters.epilogue.text import (
     epilogue_type,
     staged_matrices,
 )
-from gemmill.emitters.families.wgmma_atom import wgmma_atom
 from gemmill.emitters.placeholders import placeholders
-from gemmill.library.config.fields import Fields, fields_of
-from gemmill.library.config.model import GemmConfig
+from gemmill.emitters.wgmma_atom import wgmma_atom
+from gemmill.library.config.model import GemmConfig, InputName
 from gemmill.library.config.names import kernel_name
-from gemmill.library.decompositions.decomposition import decomposition_of, has_second_kernel
+from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.launched import compiled
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.families.wgmma import ring, shared_memory, subtiles, warpgroups
+from gemmill.library.families.wgmma.plan import PRODUCER_REGISTERS, SUBTILE_M, Format, WgmmaPlan
 from gemmill.library.launch import NESTED_EXTENTS, TMA_BYTES, LaunchSpec, TmaBox
-from gemmill.library.legality.quantities import align_up, element_bytes, integer, partial_dtype
+from gemmill.library.legality.quantities import align_up
 
 _TEMPLATE = Template("""\
 #include <gemmill/kernel/tma_wgmma.cuh>
@@ -116,98 +115,95 @@ def _at(descriptor: str) -> int:
     return _DESCRIPTORS.index(descriptor) * TMA_BYTES
 
 
-def _boxes(fields: Fields, operand: Literal["a", "b"]) -> Iterator[TmaBox]:
+def _boxes(plan: WgmmaPlan, name: InputName) -> Iterator[TmaBox]:
     """Boxes of an input: one panel, this CTA's slice of its rows; and what these leave of the operand's rows."""
-    mn: Literal["m", "n"] = "m" if operand == "a" else "n"
-    k_major = fields[f"{operand}.major"] == "k"
-    peers = integer(fields, "cluster.n" if operand == "a" else "cluster.m")
-    span = ring.operand_swizzle(fields, operand)
-    batching = fields["scheduler.batching"]
+    config, operand, span = plan.config, plan.config.inputs[name], plan.swizzle(name)
+    mn: Literal["m", "n"] = "m" if name == "a" else "n"
+    peers = config.cluster.n if name == "a" else config.cluster.m
+    k_major, batching = operand.major == "k", config.scheduler.batching
     # The rows of a group have neighbours, which boxes reach into, and those of arrays and along K are found otherwise.
-    cut = k_major and batching in ("strided", "nested", *(("grouped", "masked") if operand == "b" else ()))
-    rows = integer(fields, f"tile.{mn}" if k_major else "tile.k")
+    cut = k_major and batching in ("strided", "nested", *(("grouped", "masked") if name == "b" else ()))
+    rows = config.tile.k if not k_major else config.tile.m if name == "a" else config.tile.n
     box = TmaBox(
-        operand=operand,
-        dtype=fields[f"{operand}.dtype"],  # type: ignore[arg-type]
+        operand=name,
+        dtype=operand.dtype,
         contiguous="k" if k_major else mn,
         strided=mn if k_major else "k",
-        box=(span // element_bytes(fields, operand), rows // peers),
+        box=(span // operand.type.unpacked_bytes, rows // peers),
         swizzle=span,
-        offset=_at(operand),
+        offset=_at(name),
         window=rows if batching == "kgrouped" else 0,
         part="whole" if cut else "",
         anywhere=batching == "array",
     )
     yield box
     if cut:
-        yield replace(box, part="tail", offset=_at(f"{operand}_tail"))
+        yield replace(box, part="tail", offset=_at(f"{name}_tail"))
 
 
-def _group_box(fields: Fields, operand: Literal["scale", "zero"], offset: int) -> TmaBox:
+def _group_box(plan: WgmmaPlan, operand: Literal["scale", "zero"], offset: int) -> TmaBox:
     """Box of the scales or zero points of narrow A, (K / group, M): the groups of a stage, the rows of a tile."""
     return TmaBox(
         operand=operand,
-        dtype=fields["b.dtype"],  # type: ignore[arg-type]
+        dtype=plan.config.b.dtype,
         contiguous="m",
         strided="k",
-        box=(integer(fields, "tile.m"), warpgroups.groups(fields)),
+        box=(plan.config.tile.m, plan.groups),
         swizzle=16,
         offset=offset,
-        group=warpgroups.group_size(fields),
+        group=plan.group_size,
     )
 
 
-def _subtile_box(fields: Fields, operand: Literal["c", "d"]) -> TmaBox:
-    """Box of C or D, or of the partial sums stored in D's place: one panel of a subtile."""
-    row_groups = fields["scheduler.batching"] in ("grouped", "masked")
-    staged = subtiles.stored_dtype(fields, operand), str(fields[f"{operand}.major"])
-    box = _staged_box(fields, "partials" if has_second_kernel(fields) else operand, staged, _at(operand))
-    window = warpgroups.SUBTILE_M if operand == "d" and row_groups else 0
-    return replace(box, window=window, anywhere=fields["scheduler.batching"] == "array")
+def _output_boxes(plan: WgmmaPlan) -> Iterator[TmaBox]:
+    """Boxes of C and D, or of the partial sums stored in D's place: one panel of a subtile each."""
+    batching = plan.config.scheduler.batching
+    anywhere = batching == "array"
+    if plan.stored_c:
+        yield replace(_staged_box(plan, "c", plan.stored_c, _at("c")), anywhere=anywhere)
+    window = SUBTILE_M if batching in ("grouped", "masked") else 0
+    box = _staged_box(plan, "partials" if plan.has_second_kernel else "d", plan.stored_d, _at("d"))
+    yield replace(box, window=window, anywhere=anywhere)
 
 
-def _staged_box(fields: Fields, name: str, staged: subtiles.Format, offset: int) -> TmaBox:
+def _staged_box(plan: WgmmaPlan, name: str, staged: Format, offset: int) -> TmaBox:
     """Box of a matrix of D's shape, whose descriptor lies at an offset in the parameters."""
-    dtype, major = staged
     return TmaBox(
         operand=name,
-        dtype=dtype,  # type: ignore[arg-type]
-        contiguous="n" if major == "n" else "m",
-        strided="m" if major == "n" else "n",
-        box=subtiles.subtile_box(fields, staged),
-        swizzle=subtiles.subtile_swizzle(fields, staged),
+        dtype=staged.dtype,
+        contiguous="n" if staged.major == "n" else "m",
+        strided="m" if staged.major == "n" else "n",
+        box=plan.subtile_box(staged),
+        swizzle=plan.subtile_swizzle(staged),
         offset=offset,
     )
 
 
-def launch_spec(config: GemmConfig) -> LaunchSpec:
-    """The launch facts of a config's kernel."""
-    fields = fields_of(config)
-    boxes = [*_boxes(fields, "a"), *_boxes(fields, "b")]
-    if subtiles.stored_dtype(fields, "c") != "none":
-        boxes.append(_subtile_box(fields, "c"))
-    boxes.append(_subtile_box(fields, "d"))
+def launch_spec(plan: WgmmaPlan) -> LaunchSpec:
+    """The launch facts of a kernel."""
+    config = plan.config
+    boxes = [*_boxes(plan, "a"), *_boxes(plan, "b"), *_output_boxes(plan)]
     offsets = _offsets(config)
     entry = f"gemmill_{kernel_name(compiled(config))}"
     params_bytes = align_up(max(offsets.values()) + 8, 64)
-    if warpgroups.groups(fields):  # GroupParams
-        boxes.append(_group_box(fields, "scale", params_bytes))
-        if warpgroups.has_zeros(fields):
-            boxes.append(_group_box(fields, "zero", params_bytes + TMA_BYTES))
+    if plan.groups:  # GroupParams
+        boxes.append(_group_box(plan, "scale", params_bytes))
+        if plan.has_zeros:
+            boxes.append(_group_box(plan, "zero", params_bytes + TMA_BYTES))
         params_bytes += 2 * TMA_BYTES
     # KernelParams aligns the epilogue's own parameters so that they begin here, with the descriptors of its matrices.
     for i, x in enumerate(staged_matrices(config)):
-        boxes.append(_staged_box(fields, f"epilogue.{x.name}", (x.dtype, x.major), params_bytes + i * TMA_BYTES))
+        boxes.append(_staged_box(plan, f"epilogue.{x.name}", Format(x.dtype, x.major), params_bytes + i * TMA_BYTES))
     offsets |= {name: params_bytes + offset for name, offset in epilogue_offsets(config).items()}
     params_bytes = align_up(params_bytes + epilogue_bytes(config), 64)
     return LaunchSpec(
         entry=entry,
-        threads=warpgroups.threads(fields),
+        threads=plan.threads,
         cluster=(config.cluster.m, config.cluster.n),
-        cluster_k=warpgroups.cluster_splits(fields),
-        shared_bytes=shared_memory.shared_bytes(fields),
+        cluster_k=plan.cluster_splits,
+        shared_bytes=plan.shared_bytes,
         tile=(config.tile.m, config.tile.n),
-        k_decomposition=decomposition.k_decomposition(config, entry),
+        k_decomposition=decomposition.k_decomposition(plan, entry),
         boxes=tuple(boxes),
         params_bytes=params_bytes,
         offsets=offsets,
@@ -248,10 +244,9 @@ def constants(launch: LaunchSpec) -> dict[str, int]:
     return constants | (decomposition.constants(shared, launch.offsets) if shared else {})
 
 
-def text(config: GemmConfig) -> str:
+def text(plan: WgmmaPlan, launch: LaunchSpec) -> str:
     """The source of a legal config's kernel."""
-    fields = fields_of(config)
-    launch = launch_spec(config)
+    config, scales = plan.config, plan.block_scale_dtype
     reduction = launch.k_decomposition.reduction if launch.k_decomposition else None
     epilogue = epilogue_type(config)
     spec_type, spec = "gemmill::KernelSpec", "Kernel::spec()"
@@ -261,30 +256,28 @@ def text(config: GemmConfig) -> str:
         spec_type, spec = "gemmill::ClusterSpec", "Kernel::cluster_spec()"
     elif config.scheduler.batching == "nested":
         spec_type, spec = "gemmill::NestedSpec", "Kernel::nested_spec()"
-    stored_c, scales = subtiles.stored_dtype(fields, "c"), warpgroups.block_scale_dtype(fields)
-    producer_registers, consumer_registers = warpgroups.register_budget(fields)
     return _TEMPLATE.substitute(
         placeholders(config, launch),
-        c="gemmill::None" if stored_c == "none" else DTYPES[stored_c].cpp,
-        d=DTYPES[subtiles.stored_dtype(fields, "d")].cpp,
+        c=DTYPES[plan.stored_c.dtype].cpp if plan.stored_c else "gemmill::None",
+        d=DTYPES[plan.stored_d.dtype].cpp,
         scale=DTYPES[scales].cpp if scales else "gemmill::None",
         cluster_m=config.cluster.m,
         cluster_n=config.cluster.n,
         schedule=config.schedule.capitalize(),
-        consumers=warpgroups.consumer_warpgroups(fields),
-        producer_registers=producer_registers,
-        consumer_registers=consumer_registers,
+        consumers=plan.consumer_warpgroups,
+        producer_registers=PRODUCER_REGISTERS,
+        consumer_registers=plan.consumer_registers,
         promote=str(config.promote > 0).lower(),
-        group=warpgroups.group_size(fields),
-        zeros=str(warpgroups.has_zeros(fields)).lower(),
-        subtile_n=subtiles.subtile_n(fields),
-        buffers_c=subtiles.c_buffers(fields),
-        buffers_d=shared_memory.d_buffers(fields),
+        group=plan.group_size,
+        zeros=str(plan.has_zeros).lower(),
+        subtile_n=plan.subtile_n,
+        buffers_c=plan.c_buffers,
+        buffers_d=plan.d_buffers,
         scheduler=_SCHEDULERS.get(config.scheduler.batching) or decomposition.scheduler(config),
-        atom=wgmma_atom(config),
-        epilogue=f"gemmill::Raw<{DTYPES[partial_dtype(fields)].cpp}, {epilogue}>" if reduction else epilogue,
+        atom=wgmma_atom(plan),
+        epilogue=f"gemmill::Raw<{DTYPES[plan.partial_dtype].cpp}, {epilogue}>" if reduction else epilogue,
         epilogue_text=epilogue_text(config),
         spec_type=spec_type,
         spec=spec,
-        reduction=decomposition.reduction(config, reduction.entry, epilogue) if reduction else "",
+        reduction=decomposition.reduction(plan, reduction.entry, epilogue) if reduction else "",
     )

@@ -1,0 +1,268 @@
+"""How the kernels of each family work: what panels of a page draw of their plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from gemmill.library.config.model import FamilyName, InputName
+from gemmill.library.families.gemv import MMA_M, GemvPlan
+from gemmill.library.families.kernel_plan import KernelPlan
+from gemmill.library.families.mma import MMA_K_BYTES, MmaPlan
+from gemmill.library.families.simt import SIDE, SimtPlan
+from gemmill.library.families.wgmma.plan import INSTRUCTION_K_BYTES, SUBTILE_M, WgmmaPlan, swizzle_bytes
+from gemmill.library.layouts.atoms import MmaAtom, mma_atom
+from gemmill.library.layouts.layout import Layout
+
+CHUNK = 16
+"""Bytes that a swizzle moves as one: four banks."""
+LOAD, MULTIPLY, STORE, WAIT = 0, 2, 1, 7
+"""Colours of what is done."""
+Plan = TypeVar("Plan", bound=KernelPlan)
+
+
+class Step(NamedTuple):
+    """What warps do from a time to another; times are an order, of no unit, up to 10."""
+
+    start: float
+    end: float
+    words: str
+    shade: int
+
+
+class Lane(NamedTuple):
+    """Warps, and what they do one after the other."""
+
+    name: str
+    steps: Sequence[Step]
+
+
+class Staging(NamedTuple):
+    """The subtiles in which a warpgroup stages D on its way to TMA."""
+
+    writers: int
+    """Warpgroups that do."""
+    down: int
+    """Subtiles along M, of 64 rows."""
+    columns: int
+    """Columns of D of a warpgroup."""
+    subtile_n: int
+    buffers: int
+    """Subtiles that there is room for."""
+
+
+class Anatomy(Generic[Plan]):
+    """How a kernel works."""
+
+    threads: ClassVar[str]
+    """What threads of the accumulators are counted."""
+    operands: ClassVar[str] = ""
+    """How A and B reach the threads, where :meth:`instruction` does not show it."""
+    unswizzled: ClassVar[str] = "Stages are not swizzled."
+    """Why no stage is swizzled, where none is."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.config = plan, plan.config
+
+    def accumulators(self) -> Layout:
+        """(thread, value) -> m + n tile M of the sums of a tile: threads are those that multiply, from 0."""
+        raise NotImplementedError
+
+    def instruction(self) -> MmaAtom | None:
+        """The MMA that kernels are made of, by CUTLASS's name; None where operands are held otherwise."""
+        return None
+
+    def span(self, operand: InputName) -> int:
+        """Bytes of the rows in which a stage of an operand is swizzled; :data:`CHUNK` where it is not."""
+        return CHUNK
+
+    def lanes(self) -> list[Lane]:
+        """Which warps do what, one after the other."""
+        raise NotImplementedError
+
+    def staging(self) -> Staging | None:
+        """How D is staged; None where threads store it from their registers."""
+        return None
+
+
+Modes = tuple[tuple[int, int], ...]
+"""Extents and strides, those of extent 1 left out when they become a layout."""
+
+
+def _thread_values(threads: Modes, values: Modes) -> Layout:
+    """A layout (thread, value)."""
+
+    def mode(of: Modes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        kept = [each for each in of if each[0] > 1] or [(1, 0)]
+        return tuple(extent for extent, _ in kept), tuple(stride for _, stride in kept)
+
+    (t, dt), (v, dv) = mode(threads), mode(values)
+    return Layout((t, v), (dt, dv))
+
+
+def _pipeline(copies: str, multiplies: str, stages: int) -> list[Lane]:
+    """Warps that all copy, stages ahead, and multiply."""
+    fills = [Step(2.0 * step, 2.0 * step + 2, f"{copies}: s{step % stages}", LOAD) for step in range(4)]
+    used = [
+        Step(2.0 * step, 2.0 * step + 2, f"{multiplies} of s{(step - 1) % stages}", MULTIPLY) for step in range(1, 4)
+    ]
+    first, last = Step(0.0, 2.0, "wait", WAIT), Step(8.0, 10.0, "D", STORE)
+    return [Lane("every warp: copies", fills), Lane("every warp: multiplies", [first, *used, last])]
+
+
+class WgmmaAnatomy(Anatomy[WgmmaPlan]):
+    """A producer, consumers, staged D."""
+
+    threads = (
+        "T is a thread of the consumer warpgroups, from 0; V one of its sums; w a warp. In pingpong each warpgroup "
+        "has such a tile of its own; where warpgroups share K, each has sums of all of the tile."
+    )
+
+    def accumulators(self) -> Layout:
+        """Four warps of sixteen rows each, and warpgroups below each other; in pingpong, and where warpgroups share K,
+        one has the whole tile (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16")."""
+        m, n, rows = self.config.tile.m, self.config.tile.n, self.plan.warpgroup_m
+        threads = ((4, 2 * m), (8, 1), (4, 16), (m // rows, rows))
+        return _thread_values(threads, ((2, m), (2, 8), (n // 8, 8 * m), (rows // SUBTILE_M, 64)))
+
+    def instruction(self) -> MmaAtom | None:
+        """The WGMMA."""
+        accumulator, b = self.config.accumulator.upper(), self.config.b.dtype.upper()
+        a = b if self.plan.is_mixed else self.config.a.dtype.upper()
+        n = self.config.tile.n // self.plan.atom_parts
+        k = 8 * INSTRUCTION_K_BYTES // self.config.b.type.bits
+        where = "RS" if self.plan.multiplies_from_registers else "SS"
+        return mma_atom(f"SM90_64x{n}x{k}_{accumulator}{a}{b}_{where}")
+
+    def span(self, operand: InputName) -> int:
+        """Bytes of the rows in which a stage of an operand is swizzled."""
+        return self.plan.swizzle(operand)
+
+    def lanes(self) -> list[Lane]:
+        """A producer, and consumers that share tiles or take turns."""
+        stages = self.config.stages
+        loads = [Step(float(step), step + 1.0, f"load s{step % stages}", LOAD) for step in range(9)]
+        lanes = [Lane("producer: one thread, TMA", loads)]
+        for number in range(self.plan.consumer_warpgroups):
+            begins = {1.0: "tile 0", 5.0: "tile 1"}
+            if self.config.schedule == "pingpong":
+                begins = {3.5: "tile 1"} if number else {1.0: "tile 0", 6.0: "tile 2"}
+            steps = [Step(0.0, min(begins), "wait", WAIT)]
+            for at, what in begins.items():
+                steps.append(Step(at, at + 2.5, f"MMAs of {what}", MULTIPLY))
+                steps.append(Step(at + 2.5, at + 4, f"D of {what}", STORE))
+            lanes.append(Lane(f"consumer warpgroup {number}", steps))
+        return lanes
+
+    def staging(self) -> Staging:
+        """Subtiles of each warpgroup."""
+        plan = self.plan
+        sizes = plan.columns_d, plan.subtile_n, plan.d_buffers
+        return Staging(plan.storing_warpgroups, plan.warpgroup_m // SUBTILE_M, *sizes)
+
+
+class MmaAnatomy(Anatomy[MmaPlan]):
+    """Every warp copies and multiplies."""
+
+    threads = "T is a thread, V one of its sums, w a warp. Further warps, if any, have sums of other slices of K."
+    unswizzled = "Stages are not swizzled: rows are copied as they lie, with 16 bytes more each."
+    _TARGETS: ClassVar[Mapping[str, str]] = {"F64": "SM90", "E4M3": "SM89", "E5M2": "SM89"}
+    """Architectures in CUTLASS's names, of types of A that SM80 is not for."""
+
+    def _groups(self, operand: InputName, extent: int, unit: int) -> tuple[int, Modes]:
+        """How far apart the rows of a group of eight are, and where groups are: bytes that are neighbours along M or N
+        are transposed from four rows along K at a time (``Fragments::position``)."""
+        its = self.config.inputs[operand]
+        if its.major == "mn" and its.type.unpacked_bytes == 1:
+            return 4 * unit, ((4, unit), (extent // 32, 32 * unit))
+        return unit, ((extent // 8, 8 * unit),)
+
+    def accumulators(self) -> Layout:
+        """Fragments of warps, which lie below and beside each other."""
+        m, n = self.config.tile.m, self.config.tile.n
+        along_m, along_n, _ = self.plan.warps
+        warp_m, warp_n = m // along_m, n // along_n
+        apart = ((along_m, warp_m), (along_n, warp_n * m))
+        if self.plan.has_quadpairs:
+            threads = ((2, 1), (2, 2 * m), (2, 4), (2, 4 * m), (2, 8))
+            return _thread_values((*threads, *apart), ((2, m), (2, 2), (warp_n // 8, 8 * m), (warp_m // 16, 16)))
+        row, rows = self._groups("a", warp_m, 1)
+        column, columns = self._groups("b", warp_n, m)
+        return _thread_values(((4, 2 * column), (8, row), *apart), ((2, column), *rows, *columns))
+
+    def instruction(self) -> MmaAtom | None:
+        """The mma.sync."""
+        config = self.config
+        accumulator, a, b = config.accumulator.upper(), config.a.dtype.upper(), config.b.dtype.upper()
+        types = f"{accumulator}{a}{b}{accumulator}"
+        if self.plan.has_quadpairs:
+            majors = ("N" if config.a.major == "mn" else "T") + ("T" if config.b.major == "mn" else "N")
+            return mma_atom(f"SM70_8x8x4_{types}_{majors}")
+        k = MMA_K_BYTES // config.a.type.unpacked_bytes
+        return mma_atom(f"{self._TARGETS.get(a, 'SM80')}_16x8x{k}_{types}_TN")
+
+    def span(self, operand: InputName) -> int:
+        """Bytes of the rows in which a stage of an operand is swizzled; :data:`CHUNK` where it is not."""
+        tile, its = self.config.tile, self.config.inputs[operand]
+        if self.plan.is_shifted(operand):
+            return CHUNK
+        extent = tile.k if its.major != "mn" else tile.m if operand == "a" else tile.n
+        return swizzle_bytes(extent * its.type.unpacked_bytes)
+
+    def lanes(self) -> list[Lane]:
+        """A pipeline."""
+        return _pipeline("registers" if self.plan.has_quadpairs else "cp.async", "MMAs", self.config.stages)
+
+
+class SimtAnatomy(Anatomy[SimtPlan]):
+    """16 x 16 threads of fused multiply-adds."""
+
+    threads = "T is a thread, V one of its sums, w a warp: 16 x 16 threads with rows and columns in groups of 16 bytes."
+    operands = "A and B: each thread reads its rows of A and columns of B from a stage, 16 bytes at a time."
+    unswizzled = "Stages are not swizzled: values of the accumulator's type lie K by K, with 16 bytes between rows."
+
+    def accumulators(self) -> Layout:
+        """16 x 16 threads, each with rows and columns in groups of 16 bytes (``SimtGemm::position``)."""
+        m, n = self.config.tile.m, self.config.tile.n
+        rows, columns, most = m // SIDE, n // SIDE, 16 // self.plan.value_bytes
+        gm, gn = min(rows, most), min(columns, most)
+        threads = ((2, gm), (8, gn * m), (2, 2 * gm), (4, 4 * gm), (2, 8 * gn * m))
+        return _thread_values(threads, ((gn, m), (columns // gn, 16 * gn * m), (gm, 1), (rows // gm, 16 * gm)))
+
+    def lanes(self) -> list[Lane]:
+        """A pipeline."""
+        return _pipeline("registers", "FMAs", self.config.stages)
+
+
+class GemvAnatomy(Anatomy[GemvPlan]):
+    """B straight into the registers of MMAs, whose rows are columns of D."""
+
+    threads = "T is a thread, V one of its sums, w a warp. Columns of D are rows of MMAs; warps along K have the same."
+    operands = "A and B: lane l of a warp loads runs of K, l mod 4 says which, straight from global memory."
+    unswizzled = "A and B do not pass through shared memory: they are loaded straight into the registers of MMAs."
+
+    def accumulators(self) -> Layout:
+        """Columns of D are the rows of MMAs; warps along K hold sums of the same elements, which are added up
+        (``Gemv::store``)."""
+        m, n, vector, warp_n = self.config.tile.m, self.config.tile.n, self.plan.vector, self.plan.warp_n
+        columns, step = ((2, 8 * m), m) if self.config.b.major == "k" else ((vector, m), vector * m)
+        warps_k = self.plan.threads // 32 // (n // warp_n)
+        threads = ((4, 2), (8, step), (n // warp_n, warp_n * m), (warps_k, 0))
+        return _thread_values(threads, ((2, 1), columns, (m // MMA_M, MMA_M)))
+
+    def lanes(self) -> list[Lane]:
+        """Loads, MMAs, sums."""
+        words = [("load A, B", LOAD), ("MMAs", MULTIPLY)] * 2 + [("sums, D", STORE)]
+        return [Lane("every warp", [Step(2.0 * at, 2.0 * at + 2, *step) for at, step in enumerate(words)])]
+
+
+ANATOMIES: Mapping[FamilyName, type[Anatomy[Any]]] = MappingProxyType(
+    {"wgmma": WgmmaAnatomy, "mma": MmaAnatomy, "simt": SimtAnatomy, "gemv": GemvAnatomy}
+)
+"""By family."""
+
+
+def anatomy_of(plan: KernelPlan) -> Anatomy[KernelPlan]:
+    """How the kernel of a plan works."""
+    return ANATOMIES[plan.config.family](plan)

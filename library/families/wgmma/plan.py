@@ -1,0 +1,583 @@
+"""The plan of a WGMMA kernel: its warpgroups, their registers, stages, subtiles and shared memory.
+
+The kernel headers compute the same quantities from the same template arguments and export them; the compiler refuses a
+cubin whose constants differ from what stands here.
+
+The regions of shared memory are aligned to 1,024 bytes each (the period of the 128-byte swizzle)::
+
+    | D subtiles: consumer warpgroups x buffers | C subtiles | A stages | B stages | scales of stages |
+    | sums of slices or of a cluster's CTAs | mbarriers |
+
+A subtile of D is followed by those of the matrices that an epilogue writes by TMA beside it, one of C by those that it
+reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import NamedTuple
+
+from gemmill.library.config.fields import member, part
+from gemmill.library.config.model import InputName, MajorCD
+from gemmill.library.config.scales import block_dtype, scale_block
+from gemmill.library.decompositions.decomposition import decomposition_of
+from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.epilogues.parse import LINEAR, is_gated, is_repeatable, staged_formats
+from gemmill.library.families.kernel_plan import KernelPlan, Region
+from gemmill.library.families.wgmma import registers
+from gemmill.library.families.wgmma.registers import EpilogueKind
+from gemmill.library.legality.quantities import TMA_ALIGN, align_up
+
+WARPGROUP = 128
+"""Threads of a warpgroup."""
+INSTRUCTION_K_BYTES = 32
+"""Bytes along K that one WGMMA multiplies (PTX ISA, "wgmma.mma_async": K is 16 for 16-bit types)."""
+SUBTILE_M = 64
+"""Rows of D that a warpgroup stages at a time: the M extent of one WGMMA."""
+MAX_PROMOTED_N = 192
+"""Most columns of a WGMMA whose sums are promoted."""
+MAX_EXCHANGED_PROMOTED_N = 160
+"""The same where the CTAs of a cluster exchange sums, for which registers have to be left."""
+MIN_STAGES = 2
+MAX_AUTO_STAGES = 16
+"""Deepest pipeline that ``stages: auto`` stands for; more hides no further latency."""
+MAX_SCALED_STAGES = 12
+"""The same with block scales: named barriers for stages (emitters/include/gemmill/pipeline/named_barrier.cuh)."""
+MAX_SUBTILE_N = 128
+"""Most columns of a subtile."""
+MAX_STAGED_N = 32
+"""The same where an epilogue's matrices are staged as well: two matrices then take the shared memory of one, and cost
+no stage. And where the CTAs of a cluster exchange sums, for which a stage or two have to go already."""
+REWRITTEN_N = 64
+"""Most columns of a subtile where the last one overlaps the one before: a row of 16-bit elements is a swizzle span, and
+ptxas spills of 128 of 8 bits beside 176 sums."""
+FAR_FEWER = 0.6
+"""What wider subtiles, of which the last overlaps the one before, have to leave of their number to be worth it."""
+MIN_D_BUFFERS = 1
+"""Fewest D subtiles of a warpgroup: with one, each is stored before the next is written."""
+AUTO_D_BUFFERS = 2
+"""Those that ``stages: auto`` leaves room for: one is written while another is stored."""
+PRODUCER_REGISTERS = 56
+"""Registers of a producer thread after ``setmaxnreg``: with fewer the producer of a multicasting kernel spills."""
+CONSUMER_REGISTERS: Mapping[int, int] = {2: 224, 3: 152, 4: 104}
+"""Those of a consumer thread, by consumer warpgroups (PTX ISA, ``setmaxnreg``)."""
+SHALLOW_K_BYTES = 64
+"""Bytes along K of the shallowest stages."""
+SPANS = (128, 64, 32)
+"""Bytes of the swizzle spans, the widest first."""
+
+
+class Format(NamedTuple):
+    """How C, D, or an epilogue's matrix lies in memory."""
+
+    dtype: DTypeName
+    major: MajorCD
+
+    @property
+    def bytes(self) -> int:
+        """Size of an element."""
+        return DTYPES[self.dtype].unpacked_bytes
+
+    @property
+    def column_bytes(self) -> int:
+        """Bytes of a column of a panel of an m-major subtile."""
+        return min(128, SUBTILE_M * self.bytes)
+
+
+class WgmmaPlan(KernelPlan):
+    """The plan of a kernel that multiplies by WGMMA what TMA loads."""
+
+    family = "wgmma"
+    archs = ("sm90a",)
+    batchings = ("strided", "nested", "array", "grouped", "masked", "kgrouped")
+
+    @member
+    def decompositions(self) -> tuple[str, ...]:
+        """The decompositions of K that kernels of the schedule have."""
+        stream = () if self.config.schedule == "pingpong" else ("stream",)
+        return ("tiles", "splitk", *stream, "cluster")
+
+    # Operands.
+
+    @part
+    def is_mixed(self) -> bool:
+        """Whether A is narrower than B, and upconverted to B's type on its way to the tensor cores."""
+        return self.config.a.type.bits <= 8 and self.config.b.type.bits == 16
+
+    @member
+    def group_size(self) -> int:
+        """Elements of narrow A along K that share a scale; 0 where they have none."""
+        scale = self.config.a.scale
+        if scale == "none" or not self.is_mixed:
+            return 0
+        rows, group = scale_block(scale)
+        return group if rows == 1 else 0
+
+    @member
+    def groups(self) -> int:
+        """Groups along K whose scales a stage holds."""
+        return max(1, self.config.tile.k // self.group_size) if self.group_size else 0
+
+    @member
+    def has_zeros(self) -> bool:
+        """Whether groups have zero points."""
+        return self.config.a.scale.endswith("z")
+
+    @member
+    def has_block_scales(self) -> bool:
+        """Whether blocks of A and B have scales."""
+        return self.config.a.scale != "none" and not self.is_mixed
+
+    @member
+    def block_scale_dtype(self) -> DTypeName | None:
+        """The type of these scales in memory; None without them."""
+        return block_dtype(self.config.a.scale) if self.has_block_scales else None
+
+    @part
+    def multiplies_from_registers(self) -> bool:
+        """Whether WGMMA takes A from registers: a narrow one, upconverted, and one of 32 bits that is not K-major."""
+        return self.is_mixed or (self.config.a.major == "mn" and self.config.a.type.bits == 32)
+
+    def transposes(self, operand: InputName) -> bool:
+        """Whether an operand's stages are transposed in shared memory, from where WGMMA reads all but 16-bit ones
+        K-major alone."""
+        in_registers = operand == "a" and self.multiplies_from_registers
+        its = self.config.inputs[operand]
+        return its.major == "mn" and its.type.bits != 16 and not in_registers
+
+    # Warpgroups.
+
+    @member
+    def slices(self) -> int:
+        """Parts of a stage's K that consumer warpgroups multiply each for itself: 4 where they share 64 rows."""
+        shared = self.config.schedule == "cooperative" and self.config.tile.m == SUBTILE_M
+        return 4 if shared and self.is_mixed else 1
+
+    @member
+    def consumer_warpgroups(self) -> int:
+        """Warpgroups that issue WGMMAs: two, three sharing a tile of 192 rows, or as many as share the K of its
+        stages."""
+        if self.slices > 1:
+            return self.slices
+        return 3 if self.config.schedule == "cooperative" and self.config.tile.m == 192 else 2
+
+    @member
+    def storing_warpgroups(self) -> int:
+        """Consumer warpgroups that store D: one where they share its rows."""
+        return 1 if self.slices > 1 else self.consumer_warpgroups
+
+    @member
+    def warpgroup_m(self) -> int:
+        """Rows of the tile that one consumer warpgroup accumulates."""
+        whole = self.config.schedule == "pingpong" or self.slices > 1
+        return self.config.tile.m if whole else self.config.tile.m // self.consumer_warpgroups
+
+    @member
+    def threads(self) -> int:
+        """Threads of a CTA: the producer warpgroup and the consumers."""
+        return WARPGROUP * (1 + self.consumer_warpgroups)
+
+    # Registers.
+
+    @member
+    def consumer_registers(self) -> int:
+        """Registers of a consumer thread after ``setmaxnreg``."""
+        return CONSUMER_REGISTERS[self.consumer_warpgroups]
+
+    @member
+    def fragment_registers(self) -> int:
+        """Registers of a consumer thread for A, where MMAs read it there: of the stage they read and of the next."""
+        if not self.multiplies_from_registers:
+            return 0
+        depth = self.config.tile.k // self.slices
+        return 2 * self.warpgroup_m * depth * self.config.b.type.bits // (32 * WARPGROUP)
+
+    @part
+    def accumulator_registers(self) -> int:
+        """32-bit accumulator registers of a consumer thread, those of the sums that wait for promotion included."""
+        n, bits = self.config.tile.n, DTYPES[self.config.accumulator].bits
+        waiting = SUBTILE_M * n // self.atom_parts if self.config.promote else 0
+        return (self.warpgroup_m * n + waiting) * bits // (32 * WARPGROUP)
+
+    @member
+    def atom_parts(self) -> int:
+        """Parts of tile N that one WGMMA each multiplies: two where sums are promoted and a whole one would not fit."""
+        exchanges = self.config.scheduler.decomposition == "cluster"
+        widest = MAX_EXCHANGED_PROMOTED_N if exchanges else MAX_PROMOTED_N
+        return 2 if self.config.promote and self.config.tile.n > widest else 1
+
+    @member
+    def multiply_add_chain(self) -> int:
+        """Multiply-adds by one scale of a block that a warp issues before it yields; 0 without such scales.
+
+        Lengths of 5 to 16 are within a per cent of one another, 4 is slower with two warpgroups (docs/performance).
+        """
+        return 8 if self.has_block_scales else 0
+
+    # What ptxas leaves to sums.
+
+    @member
+    def cluster_ctas(self) -> int:
+        """CTAs that share loads."""
+        return self.config.cluster.m * self.config.cluster.n
+
+    @member
+    def has_expression(self) -> bool:
+        """Whether the kernel that sums evaluates one; of split kernels the second does."""
+        return self.config.epilogue != LINEAR and not self.has_second_kernel
+
+    @part
+    def epilogue_kind(self) -> EpilogueKind:
+        """What the epilogue of the kernel that sums has."""
+        if self.has_expression:
+            return "many values" if registers.is_demanding(self.config.epilogue) else "expression"
+        if self.config.c is not None and not self.has_second_kernel:
+            return "c"
+        return "plain n" if self.config.d.major == "n" else "plain m"
+
+    @part
+    def accumulator_limit(self) -> int:
+        """Most accumulator registers that a consumer thread may hold."""
+        config, consumers, epilogue = self.config, self.consumer_warpgroups, self.epilogue_kind
+        decomposition, n = config.scheduler.decomposition, config.tile.n
+        narrow = self.stored_d.bytes == 1
+        plain = epilogue == "plain n" and not narrow
+        if config.promote and config.epilogue == LINEAR:
+            shared = registers.PROMOTED_SHARED_LIMIT.get(decomposition, registers.PROMOTED_LIMIT)
+            return (registers.PROMOTED_LIMIT if plain and self._has_room_for_shares else shared)[consumers]
+        limits = [registers.ACCUMULATOR_LIMIT[epilogue][consumers]]
+        if narrow:
+            limits.append(registers.NARROW_D_LIMIT.get((consumers, config.d.major), limits[0]))
+        if n % 16:
+            limits.append(registers.ODD_LIMIT)
+        if self.transposes_for_masked_groups:
+            limits.append(registers.MASKED_TRANSPOSED_LIMIT)
+        if config.schedule == "cooperative" and config.scheduler.batching == "masked":
+            limits.append(registers.MASKED_COOPERATIVE_LIMIT)
+        if self.has_expression and self.multiplies_from_registers:
+            matrices, _ = registers.read_in_place(config.epilogue)
+            limits[0] -= registers.BESIDE_FRAGMENTS * (matrices > 0)
+        shallow = config.tile.k * config.a.type.unpacked_bytes <= SHALLOW_K_BYTES
+        limits += self._limits_of_shared_k(plain, shallow, limits[0])
+        if config.schedule == "cooperative" and shallow:
+            limits.append(registers.SHALLOW_LIMIT)
+        return min(limits)
+
+    def _limits_of_shared_k(self, plain: bool, shallow: bool, otherwise: int) -> list[int]:
+        """The limits of kernels whose CTAs share K."""
+        config, consumers, n = self.config, self.consumer_warpgroups, self.config.tile.n
+        match config.scheduler.decomposition:
+            case "cluster":  # four consumers are for upconverted A, refused elsewhere
+                return [registers.CLUSTER_LIMIT.get((consumers, plain), otherwise)]
+            case "stream":
+                integers = config.accumulator == "s32"
+                costly = {"odd": n % 16, "cluster": self.cluster_ctas > 2, "shallow": shallow, "integer": integers}
+                costs = sum(registers.STREAM_COSTS[name] for name in costly if costly[name])
+                return [registers.STREAM_LIMIT.get((consumers, plain), otherwise) - costs]
+        return []
+
+    @part
+    def _has_room_for_shares(self) -> bool:
+        """Whether a promoted stream-K kernel with a plain epilogue is as ``PROMOTED_SHARED_LIMIT`` has it."""
+        config = self.config
+        return (
+            config.scheduler.decomposition == "stream"
+            and self.has_block_scales
+            and config.tile.m == 128
+            and self.cluster_ctas <= 2
+            and config.a.major == config.b.major == "k"
+            and config.d.type.unpacked_bytes == 2
+        )
+
+    @member
+    def transposes_for_masked_groups(self) -> bool:
+        """Whether B is transposed for a D of 32 bits in masked groups."""
+        wide = self.stored_d.bytes == 4
+        return wide and self.config.scheduler.batching == "masked" and self.transposes("b")
+
+    # K shared among CTAs.
+
+    @member
+    def has_second_kernel(self) -> bool:
+        """Whether the kernel stores partial sums, which a second kernel adds up."""
+        return decomposition_of(self.config).has_second_kernel
+
+    @member
+    def partial_dtype(self) -> DTypeName:
+        """The dtype of the partial sums of a split kernel."""
+        return "s32" if self.config.accumulator == "s32" else "f32"
+
+    @member
+    def cluster_splits(self) -> int:
+        """CTAs of a cluster that share K of a tile, and store a share of its columns each."""
+        scheduler = self.config.scheduler
+        return scheduler.splits if scheduler.decomposition == "cluster" else 1
+
+    @member
+    def partial_tile_flags(self) -> int:
+        """Flags of a cluster tile in the workspace: one for each warpgroup of a cluster that accumulates rows of it."""
+        warpgroups = 1 if self.config.schedule == "pingpong" else self.consumer_warpgroups
+        return self.config.cluster.m * self.config.cluster.n * warpgroups
+
+    @member
+    def partial_tile_bytes(self) -> int:
+        """Bytes of a cluster tile in the workspace: its accumulators."""
+        return self.partial_tile_flags * self.warpgroup_m * self.config.tile.n * 4
+
+    # Stages.
+
+    def swizzle(self, operand: InputName) -> int:
+        """Swizzle span in bytes of A's or B's stages; 16 means none."""
+        tile, its = self.config.tile, self.config.inputs[operand]
+        extent = tile.k if its.major != "mn" else tile.m if operand == "a" else tile.n
+        return swizzle_bytes(extent * its.type.bits // 8)
+
+    @part
+    def stage_bytes(self) -> tuple[int, int]:
+        """Bytes of one stage of A and of B; one that is not transposed in its place lies there twice."""
+        tile, a, b = self.config.tile, self.config.a, self.config.b
+        return (
+            tile.m * tile.k * a.type.bits // 8 * (2 if self._is_copied("a") else 1),
+            tile.n * tile.k * b.type.bits // 8 * (2 if self._is_copied("b") else 1),
+        )
+
+    def _is_copied(self, operand: InputName) -> bool:
+        """Whether an operand is transposed to another place: its panels are not as deep along K as they are wide."""
+        depth = self.config.tile.k * self.config.inputs[operand].type.bits // 8
+        return self.transposes(operand) and depth != self.swizzle(operand)
+
+    @member
+    def scale_bytes(self) -> int:
+        """Bytes of the scales of one stage.
+
+        Of blocks: one f32 for each row of A's tile, and four for B's blocks of columns. Of groups of narrow A: one of
+        B's type for each row and group, and as many zero points.
+        """
+        m = self.config.tile.m
+        if self.is_mixed:
+            return m * self.groups * self.config.b.type.unpacked_bytes * (2 if self.has_zeros else 1)
+        return (m + 4) * 4 if self.has_block_scales else 0
+
+    @part
+    def bytes_per_stage(self) -> int:
+        """Shared memory that a stage takes: A, B, scales and mbarriers."""
+        mbarriers = 3 if self.transposes("a") or self.transposes("b") else 2
+        return sum(self.stage_bytes) + self.scale_bytes + 8 * mbarriers
+
+    @member
+    def max_auto_stages(self) -> int:
+        """Deepest pipeline that ``stages: auto`` stands for."""
+        return MAX_SCALED_STAGES if self.has_block_scales else MAX_AUTO_STAGES
+
+    # Subtiles of D, and of what its epilogue reads and writes by TMA.
+
+    @member
+    def stored_c(self) -> Format | None:
+        """C as the kernel that sums sees it; None where there is none, and in split kernels, which take none."""
+        c = None if self.has_second_kernel else self.config.c
+        return None if c is None else Format(c.dtype, c.major)
+
+    @member
+    def stored_d(self) -> Format:
+        """D as the kernel that sums sees it: split kernels store partial sums in its place."""
+        dtype = self.partial_dtype if self.has_second_kernel else self.config.d.dtype
+        return Format(dtype, self.config.d.major)
+
+    @member
+    def _matrices(self) -> tuple[tuple[Format, ...], tuple[Format, ...]]:
+        """The matrices of the main kernel's epilogue; in split kernels the second one applies it."""
+        read, written = ((), ()) if self.has_second_kernel else staged_formats(self.config.epilogue)
+        return tuple(Format(*each) for each in read), tuple(Format(*each) for each in written)
+
+    @member
+    def loaded(self) -> tuple[Format, ...]:
+        """What is staged of C, where there is one, and of the matrices that the epilogue reads by TMA."""
+        return (*((self.stored_c,) if self.stored_c else ()), *self._matrices[0])
+
+    @member
+    def stored(self) -> tuple[Format, ...]:
+        """What is staged of D, and of the matrices that the epilogue writes by TMA."""
+        return (self.stored_d, *self._matrices[1])
+
+    @member
+    def columns_d(self) -> int:
+        """Columns of D that a CTA stores of a tile: a gated epilogue makes one of two."""
+        return self.config.tile.n // (2 if is_gated(self.config.epilogue) else 1) // self.cluster_splits
+
+    @member
+    def subtile_n(self) -> int:
+        """Columns of the subtiles that a warpgroup stages at a time.
+
+        n-major: a warp accesses rows without bank conflicts if they are a swizzle span or an odd multiple of 16 bytes
+        long. m-major: always swizzled; a subtile has at most 8 KiB. Handing one to TMA takes some 300 clocks, however
+        wide it is (docs/performance): where no such width divides the tile well, subtiles are wider, if that costs no
+        stage, and the last one begins earlier and writes anew what it shares with the one before.
+        """
+        n = self.dividing_n
+        if self.loaded or not is_repeatable(self.config.epilogue):
+            return n
+        wider = _wider_n(self.columns_d, n, self.stored_d)
+        return next((x for x in wider if self._depths(x) == self._depths(n)), n)
+
+    @member
+    def dividing_n(self) -> int:
+        """The widest subtiles that divide D and suit all that is staged. Rows of 8 columns of 16 bits would fill no
+        sector of L2: a plain D has whole swizzle spans then, though they divide it no better, and may cost a stage. (8
+        columns of 8 bits are not the 16 bytes at whose multiples TMA stores.)"""
+        exchanges, columns = self.cluster_splits > 1, self.columns_d
+        most = MAX_STAGED_N if any(self._matrices) or exchanges else MAX_SUBTILE_N
+        n = _dividing_n(columns, most, *self.loaded, *self.stored)
+        narrow = n == 8 and self.stored_d.bytes == 2 and self.stored_d.major == "n"
+        rewrites = self.config.epilogue == LINEAR and not self.loaded and not exchanges
+        return REWRITTEN_N if narrow and rewrites and columns > REWRITTEN_N else n
+
+    def subtile_swizzle(self, staged: Format) -> int:
+        """Swizzle span in bytes of a subtile; 16 means none."""
+        if staged.major == "m":
+            return staged.column_bytes
+        row = self.subtile_n * staged.bytes
+        return row if row in SPANS else 16
+
+    def subtile_box(self, staged: Format) -> tuple[int, int]:
+        """TMA box of a subtile in elements: contiguous, strided. m-major f32 takes two boxes a subtile."""
+        if staged.major == "m":
+            return staged.column_bytes // staged.bytes, self.subtile_n
+        return self.subtile_n, SUBTILE_M
+
+    @part
+    def subtiles(self) -> int:
+        """Subtiles that a warpgroup stores of a tile."""
+        return self.warpgroup_m // SUBTILE_M * -(-self.columns_d // self.subtile_n)
+
+    @member
+    def c_buffers(self) -> int:
+        """C subtiles a warpgroup has in flight, and as many of each matrix that the epilogue reads by TMA."""
+        return min(2, self.subtiles) if self.loaded else 0
+
+    @member
+    def d_buffers(self) -> int:
+        """D subtiles a warpgroup has in flight: as many as the stages leave room for, up to two or all of a tile."""
+        left = self._stages_room - self.config.stages * self.bytes_per_stage
+        more = max(0, left) // self.bytes_per_d_buffer
+        return min(max(AUTO_D_BUFFERS, self.subtiles), MIN_D_BUFFERS + more)
+
+    def _depths(self, n: int) -> tuple[int, int]:
+        """Stages of a kernel without C beside the fewest D subtiles of n columns that there are, and those of
+        ``auto``."""
+        subtiles_d = self.storing_warpgroups * _subtile_bytes(n, self.stored)
+        room = self.config.target.shared_bytes - self.sums_bytes
+        fewest, auto = ((room - x * subtiles_d) // self.bytes_per_stage for x in (MIN_D_BUFFERS, AUTO_D_BUFFERS))
+        return fewest, min(auto, self.max_auto_stages)
+
+    # Shared memory.
+
+    @part
+    def sums_bytes(self) -> int:
+        """Shared memory of sums of other warpgroups and CTAs, and of the mbarriers of turns."""
+        turns = 2 if self.config.schedule == "pingpong" else 0
+        sums = (self.slices - 1) * self.config.tile.m * self.config.tile.n * 4
+        return sums + self._cluster_sums_bytes + 8 * turns
+
+    @member
+    def _cluster_sums_bytes(self) -> int:
+        """Sums that the other CTAs of a cluster send of this one's share of a tile, and two mbarriers, by warpgroup."""
+        parts = self.cluster_splits
+        share = self.warpgroup_m * self.config.tile.n * 4 // parts
+        return self.consumer_warpgroups * ((parts - 1) * share + 16) if parts > 1 else 0
+
+    @part
+    def bytes_per_d_buffer(self) -> int:
+        """Shared memory that a D subtile of every warpgroup that stores takes."""
+        return self.storing_warpgroups * _subtile_bytes(self.subtile_n, self.stored)
+
+    @part
+    def fixed_bytes(self) -> int:
+        """Shared memory beside stages and D subtiles: C subtiles, sums of others, and mbarriers of those and of
+        turns."""
+        per_c_buffer = self.storing_warpgroups * (_subtile_bytes(self.subtile_n, self.loaded) + 8)
+        return self.c_buffers * per_c_buffer + self.sums_bytes
+
+    @member
+    def _stages_room(self) -> int:
+        """Shared memory for stages beside the fewest D subtiles; below 0 where these do not fit."""
+        return self.config.target.shared_bytes - self.fixed_bytes - MIN_D_BUFFERS * self.bytes_per_d_buffer
+
+    @part
+    def auto_stages(self) -> int:
+        """Stages that ``stages: auto`` stands for: the most that fit beside two D subtiles, up to
+        :attr:`max_auto_stages`; may be below 2."""
+        room = self._stages_room - (AUTO_D_BUFFERS - MIN_D_BUFFERS) * self.bytes_per_d_buffer
+        return max(0, min(self.max_auto_stages, room // self.bytes_per_stage))
+
+    @member
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        stages = self.config.stages * self.bytes_per_stage
+        return stages + self.d_buffers * self.bytes_per_d_buffer + self.fixed_bytes
+
+    @member
+    def regions(self) -> tuple[Region, ...]:
+        """The parts of that shared memory, in the order in which they lie."""
+        writers, n = self.storing_warpgroups, self.subtile_n
+        regions = (
+            Region("D subtiles", writers * self.d_buffers, _subtile_bytes(n, self.stored)),
+            Region("C subtiles", writers * self.c_buffers, _subtile_bytes(n, self.loaded)),
+            *super().regions,
+            Region("scales of stages", self.config.stages, self.scale_bytes),
+            Region("sums of others, turns", 1, self.sums_bytes),
+        )
+        mbarriers = Region("mbarriers", 1, self.shared_bytes - sum(region.bytes for region in regions))
+        return (*(region for region in regions if region.bytes), mbarriers)
+
+    @member
+    def resources(self) -> Mapping[str, int]:
+        """What a CTA takes, by name with unit."""
+        return {
+            **super().resources,
+            "registers a producer thread": PRODUCER_REGISTERS,
+            "registers a consumer thread": self.consumer_registers,
+            "D subtiles a warpgroup": self.d_buffers,
+        }
+
+
+def swizzle_bytes(contiguous_bytes: int) -> int:
+    """The widest swizzle span (128, 64, 32; 16 means none) that divides a contiguous extent."""
+    return next((span for span in SPANS if contiguous_bytes % span == 0), 16)
+
+
+@cache
+def _dividing_n(columns: int, most: int, *staged: Format) -> int:
+    """The most columns of a subtile that divide those of D that a CTA stores, and suit all that is staged."""
+    widths = range(min(columns, most) // 8 * 8, 8, -8)
+    return next((n for n in widths if columns % n == 0 and all(_suits(n, each) for each in staged)), 8)
+
+
+@cache
+def _wider_n(columns: int, n: int, staged: Format) -> tuple[int, ...]:
+    """Columns of which a CTA's D has far fewer subtiles than of n, the fewest first. n-major, they divide D's or are
+    whole swizzle spans, as TMA takes two lines for other rows, and the last one begins at a multiple of 16 bytes."""
+    found = []
+    for x in range(8, min(columns, REWRITTEN_N) + 1, 8):
+        left, spans = -(-columns // x) / -(-columns // n), staged.major == "n" and _is_span(x, staged)
+        worth = left <= FAR_FEWER or (left < 1 and spans and not _is_span(n, staged))
+        aligned = spans and (columns - x) * staged.bytes % TMA_ALIGN == 0
+        if worth and _suits(x, staged) and (staged.major == "m" or aligned or columns % x == 0):
+            found.append(x)
+    return tuple(sorted(found, key=lambda x: (-(-columns // x), x)))
+
+
+def _suits(n: int, staged: Format) -> bool:
+    """Whether subtiles of n columns are staged without bank conflicts, n-major, or in 8 KiB, m-major."""
+    size = n * staged.bytes
+    return size <= 128 if staged.major == "m" else _is_span(n, staged) or size % 32 == 16
+
+
+def _is_span(n: int, staged: Format) -> bool:
+    """Whether a row of n columns is a swizzle span."""
+    return n * staged.bytes in SPANS
+
+
+def _subtile_bytes(n: int, staged: tuple[Format, ...]) -> int:
+    """Bytes of one subtile of n columns of each of several matrices."""
+    return sum(align_up(SUBTILE_M * n * each.bytes, 1024) for each in staged)
