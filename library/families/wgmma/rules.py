@@ -291,7 +291,9 @@ def mixed_parts(plan: WgmmaPlan) -> str | None:
     decomposition = config.scheduler.decomposition
     if decomposition == "tiles" or plan.has_second_kernel or not plan.is_mixed:
         return None
-    return f"{decomposition} kernels take operands of equal width; A is {config.a.dtype}, B {config.b.dtype}: use splitk"
+    return (
+        f"{decomposition} kernels take operands of equal width; A is {config.a.dtype}, B {config.b.dtype}: use splitk"
+    )
 
 
 @rule(

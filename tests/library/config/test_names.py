@@ -1,13 +1,15 @@
 import keyword
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from gemmill.library.config import table
 from gemmill.library.config.domains import WORDS, are_valid
+from gemmill.library.config.field import Field
 from gemmill.library.config.fields import FIELD_NAMES, Value, config_of, fields_of, made_of, parts_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import formats, kernel_name, parse_name
@@ -130,3 +132,9 @@ def test_the_table_explains_the_words_that_there_are_and_gives_usual_values() ->
         assert row.field.means.keys() <= set(row.values), row.name
         assert row.example in row.values or (row.type is int and not row.values), row.name
         assert row.field.doc.endswith("."), row.name
+
+
+def test_a_field_stands_in_a_part_of_names_that_there_is() -> None:
+    hint = Annotated[int, Field(doc="Split.", part="split")]
+    with pytest.raises(TypeError, match=r"scheduler\.x stands in part 'split' of names, which is none of arch, A, B"):
+        table._row("scheduler", "x", hint, 1, False)
