@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +25,11 @@ from gemmill.library.problem import GemmProblem, Regime
 from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite, load_shapes, shipped_suites
 from gemmill.profiler.sweep.units import unserved
 from gemmill.runtime.registry import Registry
+
+
+def argument(metavar: str, says: str, complete: Callable[[str], list[str]]) -> Any:
+    """An argument that shells complete."""
+    return typer.Argument(metavar=metavar, help=says, autocompletion=complete)
 
 
 def input_file(says: str, *names: str, metavar: str = "FILE") -> Any:
@@ -48,26 +53,16 @@ def _filter(text: str | None) -> str | None:
 
 Manifest = Annotated[
     str,
-    typer.Argument(
-        metavar="MANIFEST",
-        help="A manifest file, or the name of one that ships.",
-        autocompletion=completion.manifests,
-    ),
+    argument("MANIFEST", "A manifest file, or the name of one that ships.", completion.manifests),
 ]
 Kernel = Annotated[
     str,
-    typer.Argument(
-        metavar="KERNEL",
-        help="A kernel name, or a manifest with exactly one config.",
-        autocompletion=completion.kernels,
-    ),
+    argument("KERNEL", "A kernel name, or a manifest with exactly one config.", completion.kernels),
 ]
 Page = Annotated[
     str,
-    typer.Argument(
-        metavar="KERNEL",
-        help="A kernel name, a manifest with exactly one config, or an edited page, FILE.cu.",
-        autocompletion=completion.kernels,
+    argument(
+        "KERNEL", "A kernel name, a manifest with exactly one config, or an edited page, FILE.cu.", completion.kernels
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -10,7 +10,7 @@ import typer
 
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
-from gemmill.cli.options import CompileOptions, Json, KernelFilter
+from gemmill.cli.options import CompileOptions, Json, KernelFilter, argument
 from gemmill.cli.pages import PageOptions, build_page, is_page
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import CompileError, StoreError
@@ -23,11 +23,7 @@ from gemmill.runtime.storage.store import Store
 def build(
     manifest: Annotated[
         str,
-        typer.Argument(
-            metavar="MANIFEST",
-            help="A manifest file, the name of one that ships, or a page, FILE.cu.",
-            autocompletion=completion.buildable,
-        ),
+        argument("MANIFEST", "A manifest file, the name of one that ships, or a page, FILE.cu.", completion.buildable),
     ],
     kernels: KernelFilter,
     compiling: CompileOptions,

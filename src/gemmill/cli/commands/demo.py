@@ -15,7 +15,7 @@ from gemmill.cli.app import app
 from gemmill.cli.commands.compiling import compile_all, print_resources, report_failures, tally
 from gemmill.cli.commands.manifests import explanation
 from gemmill.cli.commands.problems import measure, report_measurements
-from gemmill.cli.options import CompileOptions, kernel_set, manifest_path, shape_suite
+from gemmill.cli.options import CompileOptions, argument, kernel_set, manifest_path, shape_suite
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import DeviceError
@@ -35,9 +35,7 @@ def demo(
     compiling: CompileOptions,
     manifest: Annotated[
         str,
-        typer.Argument(
-            metavar="MANIFEST", help="A manifest with a preset `quick`.", autocompletion=completion.manifests
-        ),
+        argument("MANIFEST", "A manifest with a preset `quick`.", completion.manifests),
     ] = "bf16",
 ) -> None:
     """Show gemmill at work: validate, explain, compile, select, pack; run and time where there is a GPU.

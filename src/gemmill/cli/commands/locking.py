@@ -18,6 +18,7 @@ from gemmill.cli.options import (
     Packs,
     RegistryOptions,
     SuiteOptions,
+    argument,
     output_file,
     refuse_overwriting,
 )
@@ -32,11 +33,7 @@ class LockedProblems(SuiteOptions):
 
     shapes: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[PROBLEMS]",
-            help="A suite, by file or name, or another tool's list (gemmill shapes).",
-            autocompletion=completion.suites,
-        ),
+        argument("[PROBLEMS]", "A suite, by file or name, or another tool's list (gemmill shapes).", completion.suites),
     ] = None
 
 

@@ -11,7 +11,7 @@ import typer
 
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
-from gemmill.cli.options import Json, Kernel, KernelFilter, kernel, manifest_path
+from gemmill.cli.options import Json, Kernel, KernelFilter, argument, kernel, manifest_path
 from gemmill.cli.output import Status
 from gemmill.library.config.fields import Fields, fields_of
 from gemmill.library.config.model import GemmConfig
@@ -35,11 +35,7 @@ def _schema(show: bool) -> None:
 def validate(
     files: Annotated[
         list[str],
-        typer.Argument(
-            metavar="MANIFEST...",
-            help="Files, or names of manifests that ship.",
-            autocompletion=completion.manifests,
-        ),
+        argument("MANIFEST...", "Files, or names of manifests that ship.", completion.manifests),
     ],
     schema: Annotated[
         bool,
@@ -100,11 +96,7 @@ def list_(
     kernels: KernelFilter,
     manifest: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[MANIFEST]",
-            help="A file or a name; without it, the manifests that ship.",
-            autocompletion=completion.manifests,
-        ),
+        argument("[MANIFEST]", "A file or a name; without it, the manifests that ship.", completion.manifests),
     ] = None,
     count: Annotated[bool, typer.Option("--count", help="Only what becomes of the candidates, by rule.")] = False,
     refused: Annotated[bool, typer.Option("--refused", help="The refused configs, each with the rule.")] = False,

@@ -14,7 +14,7 @@ import typer
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.commands.problems import Top
-from gemmill.cli.options import Json, Objective, RegistryOptions, shape_suite
+from gemmill.cli.options import Json, Objective, RegistryOptions, argument, shape_suite
 from gemmill.cli.output import Status
 from gemmill.cli.problem_options import ProblemsOptions
 from gemmill.library.errors import UnsupportedProblemError
@@ -159,11 +159,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 def shapes(
     file: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[FILE]",
-            help="A suite, by file or name, or another tool's list; without: what ships.",
-            autocompletion=completion.suites,
-        ),
+        argument("[FILE]", "A suite, by file or name, or another tool's list; without: what ships.", completion.suites),
     ] = None,
     m: Annotated[str | None, typer.Option(metavar="M,...", help="Extents M for lists that lack them.")] = None,
     k: Annotated[str | None, typer.Option(metavar="K,...", help="Extents K for lists that lack them.")] = None,

@@ -12,7 +12,7 @@ import typer
 
 from gemmill.cli import completion, output
 from gemmill.cli.app import Application, app
-from gemmill.cli.options import Json, KernelFilter, OnGpu, Sign, StorePath, is_manifest, kernel
+from gemmill.cli.options import Json, KernelFilter, OnGpu, Sign, StorePath, argument, is_manifest, kernel
 from gemmill.cli.output import Status
 from gemmill.library.errors import RemoteError, StoreError
 from gemmill.runtime.gpus import detect
@@ -222,11 +222,7 @@ def push(
 def pull(
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="MANIFEST",
-            help="A manifest file, the name of one that ships, or a kernel name.",
-            autocompletion=completion.buildable,
-        ),
+        argument("MANIFEST", "A manifest file, the name of one that ships, or a kernel name.", completion.buildable),
     ],
     kernels: KernelFilter,
     remote: Url = None,
