@@ -48,16 +48,16 @@ LAYERS = (
 DRAWN = "Suite `drawn`: layers and rows at random, which no model and no table was fitted to."
 KMAJOR = ("drawn-20261128T191[789]*", "drawn-20261128T192006Z")
 ROW_MAJOR = ("drawn-20261128T192134Z",)
-NINE = "h200-nine"
+H200 = "h200-others"
 TABLES = (
-    Table("Layers of language models, H200", NINE, ("h200+llm-*",), "cublaslt", "selected", LAYERS),
-    Table("Layers of language models, H100", "h100-nine", ("h200+llm-*",), "cublaslt", "selected", LAYERS),
-    Table("The same beside cuBLAS through PyTorch, H200", NINE, ("h200+llm-*",), "cublas", "selected", LAYERS),
-    Table("Problems drawn at random, H200", NINE, KMAJOR, "cublaslt", "selected", DRAWN),
-    Table("The same with a row-major B", NINE, ROW_MAJOR, "cublaslt", "selected", DRAWN),
+    Table("Layers of language models, H200", H200, ("h200+llm-*",), "cublaslt", "selected", LAYERS),
+    Table("Layers of language models, H100", "h100-others", ("h200+llm-*",), "cublaslt", "selected", LAYERS),
+    Table("The same beside cuBLAS through PyTorch, H200", H200, ("h200+llm-*",), "cublas", "selected", LAYERS),
+    Table("Problems drawn at random, H200", H200, KMAJOR, "cublaslt", "selected", DRAWN),
+    Table("The same with a row-major B", H200, ROW_MAJOR, "cublaslt", "selected", DRAWN),
     Table(
         "Those with a K-major B by decision trees",
-        NINE,
+        H200,
         KMAJOR,
         "cublaslt",
         "quick",
@@ -65,7 +65,7 @@ TABLES = (
     ),
     Table(
         "Gradients of inputs",
-        NINE,
+        H200,
         ("input-gradients-*",),
         "cublaslt",
         "selected",
@@ -73,7 +73,7 @@ TABLES = (
     ),
     Table(
         "Gradients of weights",
-        NINE,
+        H200,
         ("weight-gradients-*",),
         "cublaslt",
         "selected",
@@ -81,7 +81,7 @@ TABLES = (
     ),
     Table(
         "Few rows times row-major weights",
-        NINE,
+        H200,
         ("row-major-few-*",),
         "cublaslt",
         "selected",
@@ -89,7 +89,7 @@ TABLES = (
     ),
     Table(
         "Batches",
-        NINE,
+        H200,
         ("batched-*",),
         "cublaslt",
         "selected",
@@ -97,7 +97,7 @@ TABLES = (
     ),
     Table(
         "Layers in no suite",
-        NINE,
+        H200,
         ("unseen-layers-*",),
         "cublaslt",
         "selected",
@@ -105,7 +105,7 @@ TABLES = (
     ),
     Table(
         "Rows that TMA cannot move",
-        NINE,
+        H200,
         ("unaligned-*",),
         "cublaslt",
         "selected",
