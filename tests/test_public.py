@@ -66,7 +66,7 @@ gemmill.mul(a, b)  # error: attr-defined
 '''
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_program_is_checked_against_the_annotations(tmp_path: Path) -> None:
     program = tmp_path / "consumer.py"
     program.write_text(CONSUMER)

@@ -18,7 +18,13 @@ def test_each_has_a_line_and_is_tried() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", WITHOUT_GPU, ids=lambda program: program.file)
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, id=program.file, marks=[pytest.mark.heavy] * bool(program.needs))
+        for program in WITHOUT_GPU
+    ],
+)
 def test_a_program_does_its_job(program: Program, tmp_path: Path) -> None:
     for module in program.needs:
         pytest.importorskip(module)

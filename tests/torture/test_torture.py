@@ -138,7 +138,7 @@ def run(code: str, injector: Path, *arguments: str | Path) -> dict[str, list[str
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_careless_commands_are_found(injector: Path, tmp_path: Path) -> None:
     found = run(CARELESS, injector, tmp_path)
     assert found.keys() == SAYS.keys()
@@ -146,7 +146,7 @@ def test_careless_commands_are_found(injector: Path, tmp_path: Path) -> None:
         assert any(says in fault for fault in found[name]), (name, found[name])
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_what_was_found_stays_mended(injector: Path, tmp_path: Path) -> None:
     found = run(MENDED, injector, tmp_path, json.dumps(ONCE_FOUND))
     assert found == {text: [] for text in ONCE_FOUND}
