@@ -16,7 +16,7 @@ from gemmill.runtime.registry import Registry
 pytestmark = pytest.mark.gpu
 
 FAMILIES = {
-    *("cooperative", "pingpong-f16-sums", "cooperative-split", "cooperative-fused", "cooperative-stream"),
+    *("cooperative", "pingpong-f16-sums", "cooperative-splitk", "cooperative-stream"),
     *("cooperative-cluster", "block-scales", "promoted", "multistage-s8", "simt", "gemv", "gemv-gathered"),
 }
 """Cases of every family and decomposition of K: of one code and of two."""

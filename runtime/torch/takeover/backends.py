@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
@@ -15,6 +14,7 @@ from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.api.matmul import matmul
 from gemmill.runtime.api.outputs import allocator
 from gemmill.runtime.api.prepare import prepare
+from gemmill.runtime.api.read import Declaration
 from gemmill.runtime.api.streams import torch_stream
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.gemm import Addresses
@@ -27,6 +27,7 @@ Backend = Callable[[Call, Given, list[str]], tuple[Compute, str]]
 """Makes a call ready, of its arguments and the names of the tensors among them: what computes it and others like it,
 and the family of what that launches."""
 
+_MATMUL, _GROUPED_MATMUL = Declaration.of(matmul), Declaration.of(grouped_matmul)
 _TMA_ALIGN = 16
 _address = torch.Tensor.data_ptr
 _NAMED = ("a_scale", "b_scale", "bias", "alpha", "beta")
@@ -75,10 +76,9 @@ def launching(
 
 
 def gemm_call(call: Call, given: Given, out: torch.Tensor) -> GemmCall:
-    """A call of ours, read."""
-    read = inspect.unwrap(grouped_matmul if call.grouped else matmul)
-    found: GemmCall = read(**_operands(call, given), **call.values, out=out)
-    return found
+    """The call of ``matmul`` or ``grouped_matmul`` that an operator stands for."""
+    declaration = _GROUPED_MATMUL if call.grouped else _MATMUL
+    return declaration.read({**_operands(call, given), **call.values, "out": out})
 
 
 def references(call: Call, given: Given, names: list[str]) -> tuple[Compute, str]:
