@@ -22,6 +22,7 @@ import gemmill.torch  # noqa: E402
 from gemmill.library.errors import CaptureError  # noqa: E402
 from gemmill.library.problem import GemmProblem  # noqa: E402
 from gemmill.runtime.api.caches import default_registry  # noqa: E402
+from gemmill.runtime.api.read import Declaration  # noqa: E402
 from gemmill.runtime.torch.inductor.install import passes  # noqa: E402
 from gemmill.runtime.torch.operators import OPERATORS  # noqa: E402
 from gemmill.runtime.torch.options import read as read_options  # noqa: E402
@@ -201,8 +202,7 @@ class Noting(torch.fx.Interpreter):  # type: ignore[misc]
         if name == "epilogue":
             given |= dict(zip(given.pop("names"), given.pop("operands"), strict=True))
             given["epilogue"] = given.pop("expression")
-        read: Any = gemmill.matmul
-        self._problems.append(read.__wrapped__(**given).bound.gemm.problem)
+        self._problems.append(Declaration.of(gemmill.matmul).read(given).problem)
         return made if name == "epilogue" else made[0]
 
 
