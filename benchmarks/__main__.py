@@ -17,6 +17,7 @@ PROGRAMS = {
     "training": "training steps of a Llama under enabled(): time, loss",
     "host": "host time of a call, from PyTorch",
     "dispatch": "host time of a launch, of first calls and of choices",
+    "choice": "host time of a choice: warm, of mixed types, of a fresh process; no GPU",
     "first_call": "host time of the first call of a signature, up to the driver; no GPU",
     "first_gemm": "the first GEMM of a fresh process, from compiler, server, store and pack",
 }

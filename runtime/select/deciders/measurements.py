@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
-from gemmill.library.dtypes import DTYPES, DTypeName, with_alike
+from gemmill.library.dtypes import DTYPES, with_alike
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.choice import RUNNERS_UP, Candidate, Choice, Rows, in_words
 from gemmill.runtime.select.decisions import Decision
@@ -20,7 +19,7 @@ from gemmill.runtime.select.kernels.faults import runs_transposed
 from gemmill.runtime.select.kernels.formats import with_declared_scales
 from gemmill.runtime.select.kernels.groups import Kernels
 from gemmill.runtime.select.kernels.variations import named, with_types_of
-from gemmill.runtime.select.measured import Measured, measured
+from gemmill.runtime.select.measured import FORMATS, Measured, formats_of, measured
 
 
 class ByMeasurement:
@@ -39,6 +38,8 @@ class ByMeasurement:
         for decision in decisions:
             if decision.kernel in self._configs and figures(decision.gpu).name == gpu.name:
                 self._own[decision.problem][decision.kernel] = decision
+        self._places: dict[tuple[Any, ...], Sequence[tuple[Any, ...]]] = {}
+        """Keys of the tables that ship by the formats of problems."""
         measured(gpu.name, gpu.model)  # read with the first choice, so that no later one waits for it
 
     def decide(
@@ -72,38 +73,47 @@ class ByMeasurement:
             return sorted((decision.us, decision.kernel) for decision in _comparable([*own.values()]))
         if (tables := measured(self._gpu.name, self._gpu.model)) is None:
             return []
-        if not (shipped := tables.times(problem)):
-            return self._times_of_types_alike(tables, problem)
-        if shipped[0][1] not in self._configs:
-            return []
-        return [(us, name) for us, name in shipped if name in self._configs]
+        key, extents = formats_of(problem), problem.extents
+        if (places := self._places.get(key)) is None:
+            places = self._places[key] = self._places_of(tables, problem)
+        for place in places:
+            if extents in tables.tables[place]:
+                other = problem.but(**dict(zip(FORMATS, place, strict=True)))
+                if (times := self._times_of(tables, problem, other)) is not None:
+                    return times
+        return []
 
     def _given(self, problem: GemmProblem) -> Mapping[str, Decision] | None:
         """The measurements of a problem that were given: with the rows of a slot that it expects, or without any."""
         own = self._own.get(problem)
         return self._own.get(problem.but(expected_rows=None)) if own is None and problem.expected_rows else own
 
-    def _times_of_types_alike(self, tables: Measured, problem: GemmProblem) -> list[tuple[float, str]]:
-        """What ships of the problem with types alike, of scales as well, and a D as wide, of the same kernels with the
-        types asked for."""
-        own, scaled = (problem.a_dtype, problem.b_dtype, problem.d_dtype), with_declared_scales(problem)
-        others = _measured_alike(self._gpu, *own)
-        if scaled != problem:
-            others = own, *others
-        if not others or not self._variants.has_types_of(problem):
-            return []
-        for a, b, d in others:
-            other = scaled.but(a_dtype=a, b_dtype=b, d_dtype=d)
-            shipped = tables.times(other)
-            if not shipped or shipped[0][1] not in self._configs:
-                continue
-            found = []
-            for us, name in shipped:
-                if (config := self._configs.get(name)) is not None:
-                    changed = with_types_of(config, problem.transposed if runs_transposed(config, other) else problem)
-                    found += [(us, name) for name in named([changed])]
-            return found
-        return []
+    def _places_of(self, tables: Measured, problem: GemmProblem) -> Sequence[tuple[Any, ...]]:
+        """Keys of the tables that ship for problems of some formats: their own, and those of compatible types, of
+        scales as well, and a D as wide, where kernels may be taken with the types of the problem."""
+        places = {formats_of(problem): None}
+        types, scaled = (problem.a_dtype, problem.b_dtype, problem.d_dtype), with_declared_scales(problem)
+        if {*types} <= DTYPES.keys() and self._variants.has_types_of(problem):
+            outputs = [name for name, dtype in DTYPES.items() if dtype.bits == DTYPES[types[2]].bits]
+            for a, b, d in (types, *itertools.product(with_alike(types[0]), with_alike(types[1]), outputs)):
+                places[formats_of(scaled.but(a_dtype=a, b_dtype=b, d_dtype=d))] = None
+        return [place for place in places if place in tables.tables]
+
+    def _times_of(self, tables: Measured, problem: GemmProblem, other: GemmProblem) -> list[tuple[float, str]] | None:
+        """What ships of a problem, with the types of the first in the place of its own; None where the next of its
+        tables may say more, as the fastest kernel is not here."""
+        shipped = tables.times(other)
+        here = [(us, name) for us, name in shipped if name in self._configs]
+        if shipped[0][1] not in self._configs:
+            return [] if other == problem else None
+        if other == problem:
+            return here
+        found = []
+        for us, name in here:
+            config = self._configs[name]
+            changed = with_types_of(config, problem.transposed if runs_transposed(config, other) else problem)
+            found += [(us, name) for name in named([changed])]
+        return found
 
     def _config(self, name: str) -> GemmConfig:
         """The kernel of a name, which may be none of those given."""
@@ -113,13 +123,3 @@ class ByMeasurement:
 def _comparable(decisions: Sequence[Decision]) -> Sequence[Decision]:
     """Of measurements of one problem those at length if there are any: brief ones were at other clocks."""
     return [decision for decision in decisions if decision.final] or decisions
-
-
-@lru_cache
-def _measured_alike(gpu: Gpu, a: DTypeName, b: DTypeName, d: DTypeName) -> Sequence[tuple[Any, Any, Any]]:
-    """Types like some of A and B, and of a D as wide, of which something ships that was measured on a GPU."""
-    if (tables := measured(gpu.name, gpu.model)) is None or not {a, b, d} <= DTYPES.keys():
-        return []
-    outputs = [name for name, dtype in DTYPES.items() if dtype.bits == DTYPES[d].bits]
-    alike = itertools.product(with_alike(a), with_alike(b), outputs)
-    return [types for types in alike if types != (a, b, d) and types in tables.types]
