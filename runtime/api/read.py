@@ -16,12 +16,12 @@ from gemmill.library.errors import OperandError
 from gemmill.library.input.keywords import unexpected
 from gemmill.runtime.api.outputs import allocate
 from gemmill.runtime.api.streams import handle_of
-from gemmill.runtime.operands.arguments import NO_ARGUMENTS, EpilogueArguments, is_number, read_arguments
-from gemmill.runtime.operands.call import DEFAULTS, GemmCall, Options, wider
+from gemmill.runtime.operands.call import DEFAULTS, GemmCall, Options
+from gemmill.runtime.operands.epilogue_arguments import NO_ARGUMENTS, EpilogueArguments, is_number, read_arguments
 from gemmill.runtime.operands.gemm import OPERANDS
-from gemmill.runtime.operands.reading import TABLES, dtype_named, unpacked, view, view_table
+from gemmill.runtime.operands.scales import kinds_of_scales, named_scales, with_scales
 from gemmill.runtime.operands.shapes import d_shape, grouped_shape, groups_kind
-from gemmill.runtime.operands.tensors import TensorView
+from gemmill.runtime.operands.tensors import TABLES, TensorView, dtype_named, unpacked, view, view_table, wider
 
 _DEFAULTS = tuple(DEFAULTS._asdict().items())
 _OTHERS = tuple(name for name in OPERANDS if name not in ("a", "b", "out"))
@@ -112,9 +112,6 @@ def _with_scales(
 ) -> tuple[EpilogueArguments, Options]:
     """The epilogue and its operands, scales among them that are factors of the sums; and options, whose alpha takes in
     scales of the host where no expression is given."""
-    # As few programs need it.
-    from gemmill.runtime.operands.fused.scales import kinds_of_scales, named_scales, with_scales
-
     text = given.get("epilogue")
     numbers = {name: float(given[name]) for name in SCALES if is_number(given.get(name))}
     named = named_scales(text) if text is not None else {}

@@ -11,10 +11,9 @@ from gemmill.library.dtypes import DTYPES, DTypeName, called, default_output
 from gemmill.library.errors import OperandError
 from gemmill.runtime.api.read import read_call
 from gemmill.runtime.jax.description import Description
-from gemmill.runtime.operands.call import GemmCall, wider
-from gemmill.runtime.operands.reading import TABLES, dtype_named, unpacked
+from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.shapes import d_shape, grouped_shape
-from gemmill.runtime.operands.tensors import TensorView
+from gemmill.runtime.operands.tensors import TABLES, TensorView, dtype_named, unpacked, wider
 
 STREAM = 2
 """``CU_STREAM_PER_THREAD``, which no capture of XLA's concerns: for calls that are only made ready."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from gemmill.library.epilogues.parse import PLAIN
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
-from gemmill.runtime.operands.arguments import read_epilogue
+from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 
 Setting = str | float | int | bool | None
 

@@ -9,7 +9,7 @@ from gemmill.library.problem import GemmProblem
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.kernel import Kernel
 from gemmill.runtime.launch.parameters import EncodedDescriptor, ParameterBlock
-from gemmill.runtime.operands.bound_arguments import BoundArgument
+from gemmill.runtime.operands.epilogue_arguments import BoundArgument
 from gemmill.runtime.operands.gemm import PLACES, Gemm
 
 FEW_ROWS = 64

@@ -16,7 +16,7 @@ from gemmill.runtime.launch.descriptors import encode_descriptors
 from gemmill.runtime.launch.grid import grid_ctas
 from gemmill.runtime.launch.kernel import Kernel
 from gemmill.runtime.launch.parameters import ParameterBlock, scalars, write_argument
-from gemmill.runtime.operands.bound_arguments import BoundArgument
+from gemmill.runtime.operands.epilogue_arguments import BoundArgument
 from gemmill.runtime.operands.gemm import OPERANDS, PLACES, Addresses, Gemm
 from gemmill.runtime.operands.shapes import FOUND_BY
 from gemmill.runtime.select.kernels.faults import realigned

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import OperandError
 from gemmill.runtime.launch.launcher import Launcher
-from gemmill.runtime.operands.bound_arguments import BoundArgument
 from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.epilogue_arguments import BoundArgument
 from gemmill.runtime.operands.gemm import OPERANDS, PLACES, Addresses, Gemm
-from gemmill.runtime.operands.strided import Operand
+from gemmill.runtime.operands.matrices import Operand
 from gemmill.runtime.operands.tensors import TensorView
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gemmill.library.launch import NESTED_EXTENTS, LaunchSpec
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.launch import tma
-from gemmill.runtime.operands.bound_arguments import BoundArgument
+from gemmill.runtime.operands.epilogue_arguments import BoundArgument
 from gemmill.runtime.operands.gemm import Gemm
 
 _UNALIGNED_D = 31

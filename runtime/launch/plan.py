@@ -15,8 +15,7 @@ from gemmill.runtime.launch.launcher import Launcher
 from gemmill.runtime.launch.prepared import Launches, PreparedCall
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.gemm import OPERANDS
-from gemmill.runtime.operands.reading import TABLES, unpacked, view, view_table
-from gemmill.runtime.operands.tensors import Tensor, TensorView
+from gemmill.runtime.operands.tensors import TABLES, Tensor, TensorView, unpacked, view, view_table
 
 T = TypeVar("T")
 
@@ -68,28 +67,13 @@ class Plan:
             raise _closed()
         launcher.launch(self._stream(), self._addresses)
 
-    def rebind(
-        self,
-        *,
-        a: Tensor | None = None,
-        b: Tensor | None = None,
-        c: Tensor | None = None,
-        out: Tensor | None = None,
-        a_scale: Tensor | None = None,
-        b_scale: Tensor | None = None,
-        a_zero: Tensor | None = None,
-        b_zero: Tensor | None = None,
-        offsets: Tensor | None = None,
-        counts: Tensor | None = None,
-        addresses: Tensor | None = None,
-        **operands: Tensor | None,
-    ) -> None:
-        """Use other tensors, also those of the epilogue, from the next call on: each with the shape, strides, dtype and
-        GPU of the one it replaces.
+    def rebind(self, **given: Tensor | None) -> None:
+        """Use other tensors from the next call on: ``a``, ``b``, ``c``, ``out``, scales, zero points, ``offsets``,
+        ``counts``, ``addresses`` and those of the epilogue, by their names. Each has the shape, strides, dtype and GPU
+        of the one it replaces.
 
         OperandError where one has not, KeywordError where there is none of its name; the plan is then unchanged.
         """
-        given = {name: x for name, x in (locals() | operands).items() if name not in ("self", "operands")}
         if self._call is None:
             raise _closed()
         arguments = self._call.arguments
@@ -102,7 +86,9 @@ class Plan:
                 else:
                     values[name] = new
         arguments = arguments._replace(values=values)
-        call = replace(self._call, tensors=tensors, arguments=arguments, out=self.out if out is None else out)
+        call = replace(self._call, tensors=tensors, arguments=arguments)
+        if given.get("out") is not None:
+            call = replace(call, out=given["out"])
         self._memory(call.addresses)
         self._call = call
         self._addresses = self._call.addresses

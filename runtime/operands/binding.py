@@ -1,52 +1,120 @@
-"""Tensors bound to the operands of one GEMM, by the conventions of ``torch.matmul``."""
+"""A call bound to memory: its tensors, by the conventions of ``torch.matmul`` or of groups, as operands of a GEMM."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
-from typing import Literal
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gemmill.library.config.model import BatchingName
+from gemmill.library.config.scales import BLOCK_SCALES
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.epilogues.parse import PLAIN, spelling
-from gemmill.library.epilogues.tree import Epilogue
+from gemmill.library.epilogues.tree import Epilogue, transposed
 from gemmill.library.errors import OperandError
-from gemmill.library.problem import MAX_EXTENT, is_mixed, upconverts_a
-from gemmill.runtime.operands.gemm import Gemm, assemble
+from gemmill.library.problem import MAX_EXTENT, GemmProblem, is_mixed, upconverts_a
+from gemmill.runtime.operands.epilogue_arguments import BoundArgument, bind_arguments, fitted, staged
+from gemmill.runtime.operands.epilogue_arguments import stacked as stacked_values
+from gemmill.runtime.operands.gemm import Gemm
+from gemmill.runtime.operands.matrices import (
+    Matrices,
+    broadcast,
+    matrices,
+    merge,
+    operand,
+    refuse_overlap,
+    stacked,
+    stacks,
+)
 from gemmill.runtime.operands.scales import GroupScales, Scale, block_scales, group_scales, stacked_scales
-from gemmill.runtime.operands.shapes import d_shape
-from gemmill.runtime.operands.strided import Matrices, broadcast, matrices, merge, stacked, stacks
-from gemmill.runtime.operands.tensors import TensorView
+from gemmill.runtime.operands.shapes import d_shape, grouped_shape, groups_kind
+from gemmill.runtime.operands.tensors import TensorView, wider
 
+if TYPE_CHECKING:
+    from gemmill.runtime.operands.call import GemmCall
+
+_SCALING = ("a_scale", "b_scale", "a_zero", "b_zero")
 _Matrices = tuple[Matrices, Matrices, Matrices | None, Matrices]
 """A, B, C and D."""
+_Tensors = Mapping[str, TensorView]
+"""Operands and D by the names of :data:`~gemmill.runtime.operands.gemm.OPERANDS`."""
 
 
-def bind(
-    a: TensorView,
-    b: TensorView,
-    d: TensorView,
-    c: TensorView | None,
-    accumulator: DTypeName,
-    *,
-    tf32: bool = False,
-    promote: Literal[0, 4] = 0,
-    a_scale: TensorView | None = None,
-    b_scale: TensorView | None = None,
-    a_zero: TensorView | None = None,
-    b_zero: TensorView | None = None,
-    epilogue: Epilogue = PLAIN,
-    may_stack: bool = True,
-) -> Gemm:
-    """The GEMM that writes ``alpha * a @ b + beta * c``, or what ``epilogue`` makes of the sums, to ``d``.
+class BoundCall(NamedTuple):
+    """A call in memory."""
 
-    ``a`` is (..., M, K) or (K,), ``b`` (..., K, N) or (K,), ``d`` as :func:`matmul_shape` says, ``c`` broadcasts to
-    ``d``; scales are as :func:`gemmill.matmul` takes them, with batch extents that collapse to one stride. With
-    ``may_stack`` a batch that shares ``b`` may become one matrix. OperandError names the operand and the way out.
+    gemm: Gemm
+    arguments: tuple[BoundArgument, ...]
+    """Of its epilogue."""
+
+
+class _Extents(NamedTuple):
+    """M, N, K and batch, as :class:`GemmProblem` has them."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    nested: tuple[int, ...] = ()
+    """Those of a batch with several strides, the outermost first."""
+
+
+def bind(call: GemmCall) -> BoundCall:
+    """The operands of a call and the arguments of its epilogue as a kernel takes them; OperandError names what does not
+    fit, and the way out."""
+    epilogue, values, stack = call.arguments.epilogue, call.arguments.values, None
+    tensors, kind = _read_tensors(call), groups_kind(call.tensors)
+    a, b, d = tensors["a"], tensors["b"], tensors["out"]
+    row_axis, column_axis = len(a.shape) > 1, len(b.shape) > 1
+    if values:
+        shares_d, keep_rows = kind == "offsets" and len(b.shape) == 3, call.options.batch_invariant
+        epilogue, values = fitted(epilogue, values, a, b, keep_rows=keep_rows, shares_d=shares_d)
+        stack = stacked_values(epilogue, values, d, column_axis) if row_axis and not kind else None
+    if kind:
+        gemm = _bind_groups(call, tensors, kind, epilogue)
+    else:
+        gemm = _bind_matrices(call, tensors, epilogue, may_stack=not values or stack is not None)
+    if (rows := call.options.expected_rows) is not None:
+        gemm = _expecting(gemm, rows)
+    if not values:
+        return BoundCall(gemm, ())
+    if stack is not None and gemm.problem.batch == 1:
+        values, d = stack
+    groups = gemm.problem.batch if gemm.problem.batching == "grouped" else None
+    bound = bind_arguments(epilogue, values, d, row_axis, column_axis, groups)
+    return BoundCall(_with_majors(gemm, epilogue, bound, call.options.batch_invariant), bound)
+
+
+def _read_tensors(call: GemmCall) -> _Tensors:
+    """The tensors that a kernel reads and writes. With alpha = 0 no element of A and B: as in BLAS, it makes no NaN of
+    them."""
+    a, b, alpha = call.tensors["a"], call.tensors["b"], call.options.alpha
+    inner = b.shape[-2:-1] or b.shape
+    if alpha or not call.arguments.epilogue.sums_are_scaled or a.shape[-1:] != inner:
+        return call.tensors
+    one = wider(call.tensors) if is_mixed(a.dtype, b.dtype) else None  # and nothing to upconvert
+    others = {name: x for name, x in call.tensors.items() if name not in _SCALING}
+    b_axis = -2 if len(b.shape) > 1 else -1
+    return {**others, "a": _without_k(a, -1, one or a.dtype), "b": _without_k(b, b_axis, one or b.dtype)}
+
+
+def _without_k(tensor: TensorView, axis: int, dtype: DTypeName) -> TensorView:
+    shape = list(tensor.shape)
+    shape[axis] = 0
+    return replace(tensor, shape=tuple(shape), dtype=dtype)
+
+
+def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_stack: bool) -> Gemm:
+    """The GEMM of matrices at strides: ``a`` is (..., M, K) or (K,), ``b`` (..., K, N) or (K,), ``c`` broadcasts to D.
+
+    Scales are as :func:`gemmill.matmul` takes them, with batch extents that collapse to one stride. With ``may_stack``
+    a batch that shares ``b`` may become one matrix.
     """
-    others = {"b": b, "c": c, "out": d, "a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "b_zero": b_zero}
-    check_devices(a, **others)
+    _check_devices(tensors)
+    a, b, c, d = tensors["a"], tensors["b"], tensors.get("c"), tensors["out"]
     shape = d_shape(a.shape, b.shape, epilogue)
-    check_out(a, b, d, shape)
+    _check_out(a, b, d, shape)
     row_axis, column_axis = len(a.shape) > 1, len(b.shape) > 1
     m, n, k = (a.shape[-2] if row_axis else 1), (b.shape[-1] if column_axis else 1), a.shape[-1]
     d_columns = n // 2 if epilogue.gated else n
@@ -54,32 +122,33 @@ def bind(
     abcd: _Matrices = (
         matrices("a", a, batch_shape, m, k, row_axis, True),
         matrices("b", b, batch_shape, k, n, True, column_axis),
-        None if c is None else matrices("c", spread(c, shape), batch_shape, m, d_columns, row_axis, column_axis),
+        None if c is None else matrices("c", _spread(c, shape), batch_shape, m, d_columns, row_axis, column_axis),
         matrices("out", d, batch_shape, m, d_columns, row_axis, column_axis),
     )
-    extents, abcd = merge(batch_shape, abcd)
-    batch, nested = prod(extents), extents if len(extents) > 1 else ()
+    merged, abcd = merge(batch_shape, abcd)
+    extents = _Extents(m, n, k, prod(merged), merged if len(merged) > 1 else ())
     groups = scales = None
     if is_mixed(a.dtype, b.dtype):
         narrow, wide = (abcd[0], b) if upconverts_a(a.dtype, b.dtype) else (abcd[1], a)
-        groups = group_scales(narrow, wide, others, batch_shape)
-    elif a_zero is not None or b_zero is not None:
+        groups = group_scales(narrow, wide, tensors, batch_shape)
+    elif "a_zero" in tensors or "b_zero" in tensors:
         raise OperandError(f"zero points are for operands narrower than the other; a is {a.dtype} and b {b.dtype}")
     else:
-        scales = block_scales(a_scale, b_scale, (m, n, k), batch_shape, batch_shape)
+        scales = block_scales(tensors, (m, n, k), batch_shape, batch_shape)
 
-    may_stack = may_stack and not nested and (groups is None or groups.name == "b")
-    if may_stack and _stackable(abcd, scales, m, batch):
-        abcd, scales, m, batch = _stacked(abcd, m * batch), scales and stacked_scales(*scales, m), m * batch, 1
-    gemm = assemble((m, n, k, batch), *abcd, accumulator, tf32=tf32, promote=promote, scales=scales, nested=nested)
-    if epilogue is not PLAIN:
-        gemm = replace(gemm, problem=gemm.problem.but(epilogue=spelling(epilogue)))
+    may_stack = may_stack and not extents.nested and (groups is None or groups.name == "b")
+    if may_stack and _stackable(abcd, scales, extents):
+        scales = scales and stacked_scales(*scales, m)
+        extents = extents._replace(m=m * extents.batch, batch=1)
+        abcd = _stacked(abcd, extents.m)
+    gemm = _assemble(call, extents, abcd, scales, epilogue)
     return gemm if groups is None else _with_group_scales(gemm, groups, epilogue)
 
 
-def _stackable(abcd: _Matrices, scales: tuple[Scale, Scale] | None, m: int, batch: int) -> bool:
+def _stackable(abcd: _Matrices, scales: tuple[Scale, Scale] | None, extents: _Extents) -> bool:
     """Whether a batch has one B for all: it is then more rows of A, C and D."""
     a, b, c, d = abcd
+    m, batch = extents.m, extents.batch
     fits = 1 < batch <= MAX_EXTENT // max(m, 1) and b.batch_stride == 0
     fits = fits and all(stacks(x) for x in (a, c, d) if x is not None)
     return fits and (scales is None or stacked_scales(*scales, m) is not None)
@@ -103,14 +172,169 @@ def _with_group_scales(gemm: Gemm, groups: GroupScales, epilogue: Epilogue) -> G
     return replace(gemm, problem=problem, scale=groups.scale, zero=groups.zero)
 
 
-def check_devices(a: TensorView, **others: TensorView | None) -> None:
+def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogue) -> Gemm:
+    """The GEMM of groups or of an array, of the shapes that :func:`grouped_shape` names; ``c`` broadcasts to D.
+
+    The values of offsets, counts and addresses are on the GPU and are not read here. Addresses, (3 or 4, matrices), are
+    pairs of s32.
+    """
+    a, b, c, d, groups = tensors["a"], tensors["b"], tensors.get("c"), tensors["out"], tensors[kind]
+    if is_mixed(a.dtype, b.dtype) or "a_zero" in tensors or "b_zero" in tensors:
+        raise OperandError(f"a is {a.dtype} and b {b.dtype}; with {kind}, kernels upconvert neither: pass one width")
+    _check_devices(tensors)
+    is_array = kind == "addresses"
+    if is_array and epilogue is not PLAIN:
+        raise OperandError(f"an epilogue is passed beside {kind}; kernels of arrays have none but alpha and beta")
+    shape = grouped_shape(a.shape, b.shape, groups.shape, kind, epilogue)
+    count, stride = (_matrices_of_array(groups, 3 if c is None else 4), 1) if is_array else _groups(groups, kind)
+    _check_out(a, b, d, shape)
+    batching = _batching(kind, len(b.shape))
+    if batching in ("kgrouped", "array") and ("a_scale" in tensors or "b_scale" in tensors):
+        raise OperandError(
+            f"block scales are given with {kind}, which here leave no way to find them: pass a and b unscaled"
+        )
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+
+    def read(name: str, tensor: TensorView, rows: int, columns: int) -> Matrices:
+        return matrices(name, tensor, (count,) if len(tensor.shape) == 3 else (), rows, columns, True, True)
+
+    of_c = None if c is None else read("c", _spread(c, shape), m, shape[-1])
+    abcd: _Matrices = (read("a", a, m, k), read("b", b, k, n), of_c, read("out", d, m, shape[-1]))
+    scales = block_scales(tensors, (m, n, k), (count,) if batching == "masked" else (), (count,))
+    gemm = _assemble(call, _Extents(m, n, k, count), abcd, scales, epilogue, batching)
+    return replace(gemm, groups=groups.ptr, groups_stride=stride)
+
+
+def _expecting(gemm: Gemm, rows: int) -> Gemm:
+    """The GEMM with so many rows of a masked group expected to be in use; OperandError where they cannot be."""
+    problem = gemm.problem
+    if problem.batching != "masked":
+        raise OperandError(f"expected_rows is {rows!r:.80}, without counts: it is for slots, leave it out")
+    if type(rows) is not int or not 1 <= rows <= problem.m:
+        raise OperandError(
+            f"expected_rows is {rows!r:.80}; it must be a whole number from 1 to {problem.m}, the capacity of a slot"
+        )
+    return replace(gemm, problem=problem.but(expected_rows=rows))
+
+
+def _batching(kind: str, rank_b: int) -> BatchingName:
+    if kind == "offsets":
+        return "grouped" if rank_b == 3 else "kgrouped"
+    return "masked" if kind == "counts" else "array"
+
+
+def _groups(groups: TensorView, kind: str) -> tuple[int, int]:
+    """How many groups there are, and the stride of what finds them, in words of 32 bits; OperandError for offsets or
+    counts that a kernel cannot read."""
+    if groups.dtype != "s32":
+        raise OperandError(f"{kind} is {groups.dtype}; it must be s32: pass {kind}.int()")
+    (count,), (stride,) = groups.shape, groups.strides
+    if not -1 << 31 <= stride < 1 << 31:
+        raise OperandError(f"{kind} has stride {stride}; kernels count up to 2^31: pass {kind}.contiguous()")
+    return count, stride
+
+
+def _matrices_of_array(addresses: TensorView, rows: int) -> int:
+    """How many matrices a table of addresses has."""
+    shape = addresses.shape
+    if addresses.dtype != "s32" or len(shape) != 2 or shape[0] != rows or shape[1] % 2:
+        raise OperandError(
+            f"addresses is not int64 ({rows}, matrices): a row each for a, b, out{' and c' if rows == 4 else ''}"
+        )
+    if 0 not in shape and addresses.strides != (shape[1], 1):
+        raise OperandError("addresses is not packed: pass addresses.contiguous()")
+    return shape[1] // 2
+
+
+def _assemble(
+    call: GemmCall,
+    extents: _Extents,
+    abcd: _Matrices,
+    scales: tuple[Scale, Scale] | None,
+    epilogue: Epilogue,
+    batching: BatchingName = "strided",
+) -> Gemm:
+    """The GEMM of matrices, with the options of a call."""
+    a, b, c, d = abcd
+    m, n, k, batch, nested = extents
+    for name, value in (("M", m), ("N", n), ("K", k), ("batch", batch)):
+        if value > MAX_EXTENT:
+            raise OperandError(f"{name} is {value}; kernels count up to {MAX_EXTENT}: split the problem")
+    each = nested or (batch,)
+    operand_d = operand(d, each, "n", "m", first="n")
+    first = "mn" if batching == "kgrouped" else "k"  # kernels with groups along K take no other
+    operand_a = operand(a, each, "k", "mn", first)
+    operand_b = operand(b, each, "mn", "k", first)
+    operand_c = operand(c, each, "n", "m", first=operand_d.major) if c else None
+    refuse_overlap(d, each[: len(d.batch_strides)])
+    of_a, of_b = BLOCK_SCALES[scales[0].dtype] if scales else ("none", "none")
+    problem = GemmProblem.known(
+        m=m,
+        n=n,
+        k=k,
+        batch=batch,
+        a_dtype=_multiplied(operand_a.dtype, call),
+        a_major=_literal(operand_a.major),
+        b_dtype=_multiplied(operand_b.dtype, call),
+        b_major=_literal(operand_b.major),
+        accumulator=call.accumulator,
+        d_dtype=operand_d.dtype,
+        d_major=_literal(operand_d.major),
+        c_dtype=operand_c.dtype if operand_c else None,
+        c_major=_literal(operand_c.major) if operand_c else None,
+        a_align=operand_a.align,
+        b_align=operand_b.align,
+        c_align=operand_c.align if operand_c else 16,
+        d_align=operand_d.align,
+        a_scale=of_a,
+        b_scale=of_b,
+        promote=4 if scales or not call.options.fast_accumulation else 0,
+        batching="nested" if nested else batching,
+        **({} if epilogue is PLAIN else {"epilogue": spelling(epilogue)}),
+    )
+    a_scale, b_scale = scales or (None, None)
+    return Gemm(problem, operand_a, operand_b, operand_c, operand_d, a_scale, b_scale, nested=nested)
+
+
+def _multiplied(dtype: DTypeName, call: GemmCall) -> DTypeName:
+    """What the tensor cores take a tensor for."""
+    return "tf32" if call.options.tf32 and dtype == "f32" else dtype
+
+
+def _literal(major: str) -> Any:
+    """A major as the literal type that the problem declares."""
+    return major
+
+
+def _with_majors(gemm: Gemm, epilogue: Epilogue, bound: tuple[BoundArgument, ...], batch_invariant: bool) -> Gemm:
+    """The GEMM with an epilogue whose matrices are moved by TMA, where it can move them; where D's bits may not depend
+    on M, as the caller says, since whether it can does."""
+    if not any(x.kind == "matrix" for x in epilogue.arguments):
+        return gemm
+    if gemm.problem.batching != "strided":
+        if epilogue.majors:
+            named = " and ".join(epilogue.majors)
+            raise OperandError(
+                f"the epilogue names a major of {named}, but TMA moves no matrices of groups or of a batch with "
+                "several strides: leave it out"
+            )
+        return gemm
+    movable = staged(epilogue, bound)
+    if batch_invariant:
+        return gemm
+    text = spelling(transposed(movable) if gemm.is_transposed else movable)
+    return replace(gemm, problem=gemm.problem.but(epilogue=text))
+
+
+def _check_devices(tensors: _Tensors) -> None:
     """Refuse operands on several GPUs."""
-    for name, tensor in others.items():
-        if tensor is not None and tensor.device != a.device:
-            raise OperandError(f"{name} is on GPU {tensor.device} and a on GPU {a.device}; all must be on one")
+    device = tensors["a"].device
+    for name, tensor in tensors.items():
+        if tensor.device != device:
+            raise OperandError(f"{name} is on GPU {tensor.device} and a on GPU {device}; all must be on one")
 
 
-def check_out(a: TensorView, b: TensorView, d: TensorView, shape: tuple[int, ...]) -> None:
+def _check_out(a: TensorView, b: TensorView, d: TensorView, shape: tuple[int, ...]) -> None:
     """Refuse a D that cannot hold a product of this shape."""
     if d.shape != shape:
         raise OperandError(f"out has shape {d.shape}; a {a.shape} @ b {b.shape} has {shape}: pass one of that shape")
@@ -118,6 +342,6 @@ def check_out(a: TensorView, b: TensorView, d: TensorView, shape: tuple[int, ...
         raise OperandError("out is read-only: pass memory that may be written to")
 
 
-def spread(c: TensorView, shape: tuple[int, ...]) -> TensorView:
+def _spread(c: TensorView, shape: tuple[int, ...]) -> TensorView:
     """C, broadcast to a shape."""
     return replace(c, shape=shape, strides=broadcast("c", c.shape, c.strides, shape))

@@ -8,25 +8,18 @@ command line, starts from a :class:`~gemmill.library.problem.GemmProblem`.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import copysign
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator
-from gemmill.library.epilogues.parse import spelling
-from gemmill.library.epilogues.tree import Epilogue, transposed
-from gemmill.library.errors import OperandError
-from gemmill.library.problem import GemmProblem, Regime, is_mixed
-from gemmill.runtime.operands.arguments import NO_ARGUMENTS, EpilogueArguments
-from gemmill.runtime.operands.binding import bind
-from gemmill.runtime.operands.bound_arguments import BoundArgument, bind_arguments, staged
-from gemmill.runtime.operands.gemm import OPERANDS, Addresses, Gemm
-from gemmill.runtime.operands.groups import bind_groups, expecting
-from gemmill.runtime.operands.reading import dtype_named
-from gemmill.runtime.operands.shapes import groups_kind
-from gemmill.runtime.operands.tensors import TensorView
+from gemmill.library.dtypes import DTypeName, default_accumulator
+from gemmill.library.problem import GemmProblem, Regime
+from gemmill.runtime.operands.binding import BoundCall, bind
+from gemmill.runtime.operands.epilogue_arguments import NO_ARGUMENTS, EpilogueArguments
+from gemmill.runtime.operands.gemm import OPERANDS, Addresses
+from gemmill.runtime.operands.tensors import TensorView, dtype_named, wider
 
 if TYPE_CHECKING:
     from gemmill.runtime.registry import Registry
@@ -80,14 +73,6 @@ DEFAULTS = Options()
 """What a call asks for that says nothing."""
 
 
-class BoundCall(NamedTuple):
-    """A call in memory."""
-
-    gemm: Gemm
-    arguments: tuple[BoundArgument, ...]
-    """Of its epilogue."""
-
-
 @dataclass(frozen=True, eq=False)
 class GemmCall:
     """What is asked for, and of which tensors: ``D = alpha * A @ B + beta * C``, or what an epilogue says."""
@@ -108,7 +93,7 @@ class GemmCall:
     def bound(self) -> BoundCall:
         """Its operands and the arguments of its epilogue as a kernel takes them; OperandError names what does not
         fit."""
-        return _bind(self)
+        return bind(self)
 
     @property
     def problem(self) -> GemmProblem:
@@ -140,68 +125,3 @@ def signature(call: GemmCall) -> Hashable:
     alpha, beta = call.options.alpha, call.options.beta
     signs = copysign(1, alpha), beta is not None and copysign(1, beta)  # 0.0 and -0.0 are equal
     return layouts, call.options, tuple(map(type, call.options)), signs, call.arguments.key  # 1 and True are equal
-
-
-def wider(tensors: Mapping[str, TensorView]) -> DTypeName:
-    """The dtype of the wider of A and B."""
-    a, b = tensors["a"].dtype, tensors["b"].dtype
-    return b if DTYPES[b].bits > DTYPES[a].bits else a
-
-
-def _bind(call: GemmCall) -> BoundCall:
-    tensors, options, epilogue, values = call.tensors, call.options, call.arguments.epilogue, call.arguments.values
-    a, b, c, d = tensors["a"], tensors["b"], tensors.get("c"), tensors["out"]
-    kind, stack = groups_kind(tensors), None
-    scales: tuple[str, ...] = ("a_scale", "b_scale", "a_zero", "b_zero")
-    if options.alpha == 0 and epilogue.sums_are_scaled and a.shape[-1:] == (b.shape[-2:-1] or b.shape):
-        one = wider(tensors) if is_mixed(a.dtype, b.dtype) else None  # and nothing to upconvert
-        a, b = _without_k(a, -1, one or a.dtype), _without_k(b, -2 if len(b.shape) > 1 else -1, one or b.dtype)
-        scales = ()
-    if values:
-        from gemmill.runtime.operands.fused.layouts import fitted, stacked  # as not all programs need it
-
-        shares_d = kind == "offsets" and len(b.shape) == 3
-        epilogue, values = fitted(epilogue, values, a, b, keep_rows=options.batch_invariant, shares_d=shares_d)
-        stack = stacked(epilogue, values, d, len(b.shape) > 1) if len(a.shape) > 1 and not kind else None
-    others: dict[str, Any] = {name: tensors.get(name) for name in scales}
-    others |= {"tf32": options.tf32, "promote": 0 if options.fast_accumulation else 4, "epilogue": epilogue}
-    if kind:
-        gemm = bind_groups(a, b, d, c, call.accumulator, groups=tensors[kind], kind=kind, **others)
-    else:
-        gemm = bind(a, b, d, c, call.accumulator, may_stack=not values or stack is not None, **others)
-    if options.expected_rows is not None:
-        gemm = expecting(gemm, options.expected_rows)
-    if not values:
-        return BoundCall(gemm, ())
-    if stack is not None and gemm.problem.batch == 1:
-        values, d = stack
-    groups = gemm.problem.batch if gemm.problem.batching == "grouped" else None
-    bound = bind_arguments(epilogue, values, d, len(a.shape) > 1, len(b.shape) > 1, groups)
-    return BoundCall(_with_majors(gemm, epilogue, bound, options.batch_invariant), bound)
-
-
-def _without_k(tensor: TensorView, axis: int, dtype: DTypeName) -> TensorView:
-    """A or B of which no element is read: as in BLAS, alpha = 0 makes no NaN of them."""
-    shape = list(tensor.shape)
-    shape[axis] = 0
-    return replace(tensor, shape=tuple(shape), dtype=dtype)
-
-
-def _with_majors(gemm: Gemm, epilogue: Epilogue, bound: tuple[BoundArgument, ...], batch_invariant: bool) -> Gemm:
-    """The GEMM with an epilogue whose matrices are moved by TMA, where it can move them; where D's bits may not depend
-    on M, as the caller says, since whether it can does."""
-    if not any(x.kind == "matrix" for x in epilogue.arguments):
-        return gemm
-    if gemm.problem.batching != "strided":
-        if epilogue.majors:
-            named = " and ".join(epilogue.majors)
-            raise OperandError(
-                f"the epilogue names a major of {named}, but TMA moves no matrices of groups or of a batch with "
-                "several strides: leave it out"
-            )
-        return gemm
-    movable = staged(epilogue, bound)
-    if batch_invariant:
-        return gemm
-    text = spelling(transposed(movable) if gemm.is_transposed else movable)
-    return replace(gemm, problem=gemm.problem.but(epilogue=text))

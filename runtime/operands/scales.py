@@ -1,15 +1,27 @@
-"""Scales: of blocks of fp8 operands, and of groups along K of an operand narrower than the other."""
+"""Scales: of blocks of fp8 operands, of groups along K of an operand narrower than the other, and of whole operands, of
+rows of A and of columns of B.
+
+The last are factors of the sums, and so operands of the epilogue: ``a_scale`` and ``b_scale`` are what ``a * a_scale``
+and ``b * b_scale`` would broadcast, such that a row of A or a column of B has one value. An expression may say itself
+where they stand; else they multiply each sum.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from gemmill.library.config.scales import BLOCK_SCALES
 from gemmill.library.dtypes import DTypeName
+from gemmill.library.epilogues.syntax import SCALES
+from gemmill.library.epilogues.tree import Kind, scaled
+from gemmill.library.epilogues.tree import Operand as EpilogueOperand
 from gemmill.library.errors import OperandError
+from gemmill.library.problem import is_mixed, upconverts_a
 from gemmill.library.wording import one_of
-from gemmill.runtime.operands.strided import Matrices, Operand, broadcast, collapse
+from gemmill.runtime.operands.epilogue_arguments import read_epilogue, scale_kind
+from gemmill.runtime.operands.matrices import Matrices, Operand, broadcast, collapse
 from gemmill.runtime.operands.tensors import TensorView
 
 GROUP_SIZES = (128, 64, 32)
@@ -71,14 +83,14 @@ def _group_size(name: str, scale: TensorView, rows: int, k: int) -> int | None:
 
 
 def block_scales(
-    a_scale: TensorView | None,
-    b_scale: TensorView | None,
+    tensors: Mapping[str, TensorView],
     extents: tuple[int, int, int],
     batch_a: tuple[int, ...],
     batch_b: tuple[int, ...],
 ) -> tuple[Scale, Scale] | None:
     """Read the scales of A and B, which have one type, or None where neither has any; ``extents`` are M, N and K."""
     m, n, k = extents
+    a_scale, b_scale = tensors.get("a_scale"), tensors.get("b_scale")
     if a_scale is not None and b_scale is not None:
         if a_scale.dtype != b_scale.dtype and a_scale.dtype in BLOCK_SCALES and b_scale.dtype in BLOCK_SCALES:
             narrow = "b" if b_scale.dtype != "f32" else "a"
@@ -120,17 +132,17 @@ def stacked_scales(a_scale: Scale, b_scale: Scale, m: int) -> tuple[Scale, Scale
 
 
 def group_scales(
-    narrow: Matrices, wide: TensorView, tensors: Mapping[str, TensorView | None], batch: tuple[int, ...]
+    narrow: Matrices, wide: TensorView, tensors: Mapping[str, TensorView], batch: tuple[int, ...]
 ) -> GroupScales:
     """Read what scales the narrow operand."""
     name, other = (narrow.name, "b") if narrow.name == "a" else (narrow.name, "a")
     rows, k = (narrow.rows, narrow.columns) if name == "a" else (narrow.columns, narrow.rows)
     for kind in ("scale", "zero"):
-        if tensors[f"{other}_{kind}"] is not None:
+        if f"{other}_{kind}" in tensors:
             raise OperandError(
                 f"{other} is {wide.dtype}, the wider operand; only {name} takes a {kind} of groups along K"
             )
-    scale, zero = tensors[f"{name}_scale"], tensors[f"{name}_zero"]
+    scale, zero = tensors.get(f"{name}_scale"), tensors.get(f"{name}_zero")
     if scale is None:
         if zero is not None:
             raise OperandError(f"{name}_zero is given without {name}_scale; pass both")
@@ -169,3 +181,83 @@ def group_scales(
             )
         operands.append(Operand(tensor.ptr, tensor.dtype, "m", along_k, batch_stride, 16))
     return GroupScales(name, f"1x{size}" + ("z" if zero else ""), *operands)
+
+
+def kinds_of_scales(
+    tensors: Mapping[str, TensorView], numbers: Mapping[str, float], named: Mapping[str, Kind], batch_invariant: bool
+) -> dict[str, Kind]:
+    """What each scale that is a factor of the sums has one value for, a_scale first; the others are of blocks or of
+    groups along K, and not of the epilogue.
+
+    ``numbers`` are scales of the host, ``named`` those that the expression names itself, with their kinds. OperandError
+    names a scale that is of neither sort.
+    """
+    if "addresses" in tensors:
+        return {}
+    a, b = tensors["a"], tensors["b"]
+    given = {name: tensors[name] for name in SCALES if name in tensors and name not in named}
+    forms = {name: scale_kind(name, scale, tensors[name[0]]) for name, scale in given.items()}
+    if is_mixed(a.dtype, b.dtype):
+        narrow = "a" if upconverts_a(a.dtype, b.dtype) else "b"
+        grouped = narrow if has_groups(narrow, tensors) else ""
+        forms = {name: x for name, x in forms.items() if name[0] != grouped and x is not None}
+    elif {name: scale.shape[-2:] for name, scale in given.items()} == block_shapes(a, b) and (
+        None in forms.values() or {scale.dtype for scale in given.values()} in ({dtype} for dtype in BLOCK_SCALES)
+    ):
+        return {}
+    for name, found in forms.items():
+        if found is None:
+            raise _refused(name, tensors)
+    if batch_invariant and "a_scale" in given:
+        _refuse_one_row(given["a_scale"], forms.get("a_scale"))
+    kinds = {name: found[0] for name, found in forms.items() if found}
+    all_kinds: dict[str, Kind] = {**dict.fromkeys(numbers, "scalar"), **kinds, **named}
+    return {name: all_kinds[name] for name in SCALES if name in all_kinds}
+
+
+@lru_cache(1024)
+def with_scales(text: str | None, kinds: tuple[tuple[str, Kind], ...], has_c: bool) -> str:
+    """An epilogue whose sums are multiplied by scales, but by those that it names itself; None: the plain one."""
+    linear = "d = alpha * acc + beta * c" if has_c else "d = alpha * acc"
+    epilogue = read_epilogue(linear if text is None else text)
+    named = {operand.name for operand in epilogue.operands}
+    factors = [EpilogueOperand(name, kind, "f32") for name, kind in kinds if name not in named]
+    if epilogue.gated and any(factor.kind == "column" for factor in factors):
+        raise OperandError(
+            f"b_scale has one for each column of b, and the epilogue `{epilogue}` pairs columns: pass those of gate "
+            "and of up by names of their own, as in epilogue='d = silu(gate * g[n]) * (up * u[n])', "
+            "g=b_scale[..., 0::2].contiguous(), u=b_scale[..., 1::2].contiguous()"
+        )
+    return str(scaled(epilogue, factors))
+
+
+def named_scales(text: str) -> dict[str, Kind]:
+    """The scales that an epilogue names itself, and what each has one value for."""
+    return {operand.name: operand.kind for operand in read_epilogue(text).operands if operand.name in SCALES}
+
+
+def _refuse_one_row(scale: TensorView, found: tuple[Kind, TensorView] | None) -> None:
+    """OperandError where M decides whether a scale is of a row or of all rows, and with it the kernel."""
+    if found and found[0] in ("scalar", "batch") and len(scale.shape) > 1:
+        raise OperandError(
+            f"batch_invariant: a_scale has shape {scale.shape}, which is that of a row where M is 1: pass one for "
+            "all rows as a_scale.reshape(()), or one for each row"
+        )
+
+
+def _refused(name: str, tensors: Mapping[str, TensorView]) -> OperandError:
+    """What to say of a scale that scales neither blocks nor all of a row or column."""
+    own, operand, blocks = tensors[name].shape, tensors[name[0]].shape, block_shapes(tensors["a"], tensors["b"])
+    each = (operand[-2], 1) if name == "a_scale" else (1, operand[-1])
+    other = "b_scale" if name == "a_scale" else "a_scale"
+    of = "row" if name == "a_scale" else "column"
+    says = f"one value, or {each}: one for each {of}" if len(operand) > 1 else "one value"
+    if own[-2:] == blocks[name]:
+        way = f"these are of blocks, beside which {other} is of blocks too: {blocks[other]}"
+    elif own == operand[-2:-1]:
+        way = f"pass {name}.unsqueeze(-1)"
+    elif own[-2:] == each[::-1]:
+        way = f"pass {name}.mT"
+    else:
+        way = f"of blocks it is {blocks[name]}, and {other} {blocks[other]}"
+    return OperandError(f"{name} has shape {own}; it must be {says}. {way[0].upper()}{way[1:]}")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gemmill.library.errors import OperandError
-from gemmill.runtime.operands.arguments import read_epilogue
+from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.operands.shapes import require_groups
 from gemmill.runtime.torch import operators, outputs
 from gemmill.runtime.torch.gradients.recorded import OF_CALLERS

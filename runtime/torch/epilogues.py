@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gemmill.library.errors import OperandError
-from gemmill.runtime.operands.arguments import read_epilogue
+from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.torch.launches import Launches
 from gemmill.runtime.torch.outputs import of_epilogue
 

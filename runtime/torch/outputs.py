@@ -13,8 +13,8 @@ import torch
 
 from gemmill.library.dtypes import DTYPES, default_output
 from gemmill.library.epilogues.tree import Epilogue
-from gemmill.runtime.operands.arguments import read_epilogue
-from gemmill.runtime.operands.reading import dtype_named
+from gemmill.runtime.operands.epilogue_arguments import read_epilogue
+from gemmill.runtime.operands.tensors import dtype_named
 
 Extents = tuple[Any, ...]
 """Of a tensor: int or SymInt."""

@@ -12,7 +12,7 @@ import torch
 
 from gemmill.library.epilogues.tree import Assignment, Epilogue
 from gemmill.library.errors import OperandError
-from gemmill.runtime.operands.arguments import read_epilogue
+from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.torch.gradients.derivatives import Reverse, function_without
 from gemmill.runtime.torch.gradients.products import Gradients, of_factors, of_groups, rows_in_use
 from gemmill.runtime.torch.gradients.recorded import Given, Rule

@@ -17,7 +17,7 @@ from torch._inductor import ir
 from torch._inductor.lowering import fallback_handler, register_lowering
 from torch._inductor.virtualized import V
 
-from gemmill.runtime.operands.arguments import read_epilogue
+from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.torch.operators import OPERATORS
 from gemmill.runtime.torch.options import read as read_options
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from gemmill.library.epilogues.tree import Assignment, Epilogue
 from gemmill.library.errors import OperandError
-from gemmill.runtime.operands.arguments import read_epilogue
+from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.torch.operators import LIBRARY
 from gemmill.runtime.torch.outputs import d_shape, of_epilogue
 from gemmill.runtime.torch.transforms.sharding import along

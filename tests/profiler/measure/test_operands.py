@@ -11,11 +11,10 @@ from gemmill.library.input.group_sizes import sizes_of
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.measure.operands import factors, make_operands, plan_options
 from gemmill.runtime.api.checks import check_promises, check_values
-from gemmill.runtime.operands.arguments import NO_ARGUMENTS, EpilogueArguments, read_epilogue, typed
 from gemmill.runtime.operands.call import GemmCall, Options
+from gemmill.runtime.operands.epilogue_arguments import NO_ARGUMENTS, EpilogueArguments, read_epilogue, typed
 from gemmill.runtime.operands.overlap import MemoryCheck
-from gemmill.runtime.operands.reading import unpacked
-from gemmill.runtime.operands.tensors import TORCH_DTYPES, TensorView
+from gemmill.runtime.operands.tensors import TORCH_DTYPES, TensorView, unpacked
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.kernels.faults import needs_swap
 

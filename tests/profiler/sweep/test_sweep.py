@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.cases.manifests import shipped_set
+from tests.cases.plain import bound
 
 from gemmill.library.arch import DEFAULT_GPU
 from gemmill.library.config.edited import edited_name
@@ -28,7 +29,6 @@ from gemmill.profiler.sweep.measuring import MeasuringProcess, measure
 from gemmill.profiler.sweep.shape_suites import Shape
 from gemmill.profiler.sweep.sweep import Listener, Scope, sweep
 from gemmill.profiler.sweep.units import is_plain, likely_alone, likely_first, problem_of, too_large, units
-from gemmill.runtime.operands.binding import bind
 from gemmill.runtime.operands.tensors import TensorView
 from gemmill.runtime.select import gpus
 from gemmill.runtime.select.kernels.faults import needs_swap
@@ -63,7 +63,7 @@ def test_the_problem_of_a_shape_is_the_one_that_the_api_sees(config: GemmConfig,
     b = packed(k, n, batch, config.b.major == "mn", config.b.dtype)
     c = packed(m, n, batch, config.c.major != "m", config.c.dtype) if config.c else None
     d = packed(m, n, batch, config.d.major != "m", config.d.dtype)
-    assert problem_of(config, shape) == bind(a, b, d, c, config.accumulator).problem
+    assert problem_of(config, shape) == bound(a, b, d, c, accumulator=config.accumulator).problem
 
 
 def test_a_row_vector_is_as_aligned_as_its_address() -> None:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.cases.manifests import shipped_kernels
-from tests.runtime.operands.test_groups import bound
+from tests.cases.plain import bound
+from tests.runtime.operands.test_groups import bound as bound_groups
 from tests.runtime.operands.test_groups import tensor as packed
 from tests.runtime.operands.test_mixed_operands import tensor
 from tests.runtime.operands.test_operands import Array, carry_out, problems, read
@@ -22,8 +23,7 @@ from gemmill.library.errors import OperandError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api.invariance import of_any_rows, refuse_atomic_sums, refuse_shared_k
 from gemmill.runtime.api.matmul import matmul, plan
-from gemmill.runtime.operands.arguments import read_epilogue
-from gemmill.runtime.operands.binding import bind
+from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.select.deciders.invariant import TYPICAL_ROWS
 from gemmill.runtime.select.selector import Selector
 
@@ -98,7 +98,7 @@ def test_what_it_is_chosen_for_is_the_same_matmul(problem: dict[str, tuple[Array
     memory = {name: held for name, (_, held) in problem.items()}
     try:
         a, b, d = (read(arrays[name]) for name in "abd")
-        given = bind(a, b, d, read(arrays["c"]) if "c" in arrays else None, "f32")
+        given = bound(a, b, d, read(arrays["c"]) if "c" in arrays else None)
         gemm = of_any_rows(given)
     except OperandError:
         return
@@ -117,7 +117,7 @@ def test_packed_operands_have_one_layout_whatever_m_and_batch(n: int, k: int, b_
     def alike(m: int, *batch: int) -> GemmProblem:
         b = tensor(b_dtype, *batch, n, k, t=True)
         gemm = of_any_rows(
-            bind(tensor("bf16", *batch, m, k), b, tensor("bf16", *batch, m, n), tensor("f32", *batch, m, n), "f32")
+            bound(tensor("bf16", *batch, m, k), b, tensor("bf16", *batch, m, n), tensor("f32", *batch, m, n))
         )
         assert gemm.is_transposed == (b_dtype == "s8")
         return replace(gemm.problem, batch=1, **({"n": 1} if gemm.is_transposed else {"m": 1}))  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ def test_packed_operands_have_one_layout_whatever_m_and_batch(n: int, k: int, b_
 def test_layouts_that_depend_on_m_are_refused() -> None:
     def binding(**changes: Any) -> None:
         operands = {"a": tensor("bf16", 8, 64), "b": tensor("bf16", 64, 32), "d": tensor("bf16", 8, 32), "c": None}
-        of_any_rows(bind(accumulator="f32", **(operands | changes)))
+        of_any_rows(bound(**(operands | changes)))
 
     binding()
     with pytest.raises(
@@ -192,8 +192,8 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, Any],
 
 
 def test_groups_along_k_are_refused_and_groups_of_rows_are_not() -> None:
-    rows = bound("offsets", 4, packed(300, 64), packed(4, 64, 80), packed(300, 80))
+    rows = bound_groups("offsets", 4, packed(300, 64), packed(4, 64, 80), packed(300, 80))
     assert of_any_rows(rows).problem == rows.problem
-    along_k = bound("offsets", 4, packed(64, 300, transposed=True), packed(300, 80), packed(4, 64, 80))
+    along_k = bound_groups("offsets", 4, packed(64, 300, transposed=True), packed(300, 80), packed(4, 64, 80))
     with pytest.raises(OperandError, match="groups along K share the K of the call"):
         of_any_rows(along_k)

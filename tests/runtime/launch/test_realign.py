@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cases.plain import bound, call_of
 from tests.runtime.operands.test_operands import layouts, matrices, read
 
 from gemmill.emitters.copies import JOB
+from gemmill.library.epilogues.parse import PLAIN
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.realign import realign
-from gemmill.runtime.operands.binding import bind
+from gemmill.runtime.operands.binding import _bind_matrices
 from gemmill.runtime.operands.tensors import TensorView
 
 extents = st.integers(1, 40)
@@ -28,7 +30,9 @@ def test_copies_hold_what_the_operands_hold(
     b, memory_b = data.draw(layouts((k, n) if shared else (batch, k, n)))
     c, memory_c = data.draw(layouts((batch, m, n)))
     out = np.empty((batch, m, n), np.float32)
-    gemm = bind(read(a), read(b), read(out), read(c), "f32", tf32=True, may_stack=False)
+    gemm = _bind_matrices(
+        call := call_of(read(a), read(b), read(out), read(c), tf32=True), call.tensors, PLAIN, may_stack=False
+    )
     names = [name for name in "abc" if getattr(gemm, name).major != "any"]
     there, copies = realign(gemm, names)
     assert [copy.name for copy in copies] == names
@@ -75,4 +79,4 @@ def test_what_is_contiguous_along_an_extent_has_its_major(
     a = TensorView(0x1000 + offset, shape, strides, "bf16", 0)
     b = TensorView(0x100000, (shape[1], 8), (8, 1), "bf16", 0)
     d = TensorView(0x200000, (shape[0], 8), (8, 1), "bf16", 0)
-    assert bind(a, b, d, None, "f32").a.major == major
+    assert bound(a, b, d, None).a.major == major

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cases.exporter import on_gpu
 from tests.cases.manifests import shipped_kernels
+from tests.cases.plain import bound as bound_gemm
 from tests.cases.plain import read
 
 from gemmill.emitters.emit import launch_spec
@@ -23,10 +24,8 @@ from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.launch.grid import grid_ctas
 from gemmill.runtime.operands.call import GemmCall, signature
 from gemmill.runtime.operands.gemm import Gemm
-from gemmill.runtime.operands.groups import bind_groups
-from gemmill.runtime.operands.reading import view_table
 from gemmill.runtime.operands.shapes import groups_kind
-from gemmill.runtime.operands.tensors import TensorView
+from gemmill.runtime.operands.tensors import TensorView, view_table
 from gemmill.runtime.select.selector import Selector
 
 
@@ -48,7 +47,7 @@ def groups(count: int, **changes: Any) -> TensorView:
 
 def bound(kind: str, count: int, a: TensorView, b: TensorView, d: TensorView, **options: Any) -> Gemm:
     array = options.pop("groups", groups(count))
-    return bind_groups(a, b, d, options.pop("c", None), "f32", groups=array, kind=kind, **options)
+    return bound_gemm(a, b, d, **{kind: array}, **options)
 
 
 def test_groups_of_rows_stack_along_m() -> None:

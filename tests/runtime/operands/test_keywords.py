@@ -8,7 +8,7 @@ import pytest
 
 from gemmill.library.errors import OperandError
 from gemmill.runtime.api.read import read_call
-from gemmill.runtime.operands.arguments import read_arguments
+from gemmill.runtime.operands.epilogue_arguments import read_arguments
 
 KEYWORDS = ("a", "b", "out", "alpha", "beta", "out_dtype", "sm_count", "deterministic", "autotune", "epilogue")
 MISSPELT = [

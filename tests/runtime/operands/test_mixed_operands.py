@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.cases.plain import bound
 
 from gemmill.library.errors import OperandError
-from gemmill.runtime.operands.binding import bind
 from gemmill.runtime.operands.gemm import Gemm
-from gemmill.runtime.operands.reading import unpacked
-from gemmill.runtime.operands.tensors import TensorView
+from gemmill.runtime.operands.tensors import TensorView, unpacked
 
 
 def tensor(dtype: Any, *shape: int, t: bool = False, at: int = 0) -> TensorView:
@@ -33,7 +32,7 @@ def gemm(**changes: Any) -> Gemm:
         "c": None,
         "b_scale": tensor("bf16", 4, 64),
     }
-    return bind(accumulator="f32", **(operands | changes))
+    return bound(**(operands | changes))
 
 
 def test_a_narrow_b_is_solved_as_the_transposed_problem() -> None:
@@ -52,12 +51,11 @@ def test_a_narrow_b_is_solved_as_the_transposed_problem() -> None:
 
 
 def test_a_narrow_a_is_solved_as_it_is() -> None:
-    found = bind(
+    found = bound(
         tensor("s8", 64, 256),
         tensor("f16", 16, 256, t=True),
         tensor("f16", 64, 16),
         None,
-        "f32",
         a_scale=tensor("f16", 2, 64, t=True),
     )
     p = found.problem

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
+from tests.cases.plain import bound
 
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import OperandError
 from gemmill.runtime.launch.looped import parts_of
-from gemmill.runtime.operands.binding import bind
 from gemmill.runtime.operands.gemm import OPERANDS, PLACES, Addresses, Gemm
+from gemmill.runtime.operands.matrices import Operand
 from gemmill.runtime.operands.shapes import matmul_shape
-from gemmill.runtime.operands.strided import Operand
 from gemmill.runtime.operands.tensors import TensorView
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -126,7 +126,7 @@ def test_a_binding_describes_exactly_the_matmul(problem: dict[str, tuple[Array, 
     arrays = {name: array for name, (array, _) in problem.items()}
     memory = {name: held for name, (_, held) in problem.items()}
     c = read(arrays["c"]) if "c" in arrays else None
-    gemm = bind(read(arrays["a"]), read(arrays["b"]), read(arrays["d"]), c, "f32")
+    gemm = bound(read(arrays["a"]), read(arrays["b"]), read(arrays["d"]), c)
     event(f"{len(gemm.nested)} strides")
     expected = np.matmul(arrays["a"], arrays["b"]) + arrays.get("c", np.float32(0))
     before = memory["d"].copy()
@@ -185,40 +185,38 @@ def test_shapes_that_do_not_fit(a: tuple[int, ...], b: tuple[int, ...], says: st
 
 
 def test_transposed_weights_are_k_major() -> None:
-    gemm = bind(read(empty(16, 32)), read(empty(64, 32).T), read(empty(16, 64)), None, "f32")
+    gemm = bound(read(empty(16, 32)), read(empty(64, 32).T), read(empty(16, 64)), None)
     assert (gemm.problem.a_major, gemm.problem.b_major, gemm.problem.d_major) == ("k", "k", "n")
 
 
 def test_one_b_for_a_whole_batch_is_one_gemm() -> None:
-    gemm = bind(read(empty(4, 3, 8)), read(empty(8, 16)), read(empty(4, 3, 16)), None, "f32")
+    gemm = bound(read(empty(4, 3, 8)), read(empty(8, 16)), read(empty(4, 3, 16)), None)
     assert (gemm.problem.batch, gemm.problem.m) == (1, 12)
-    padded = bind(read(empty(4, 5, 8)[:, :3]), read(empty(8, 16)), read(empty(4, 3, 16)), None, "f32")
+    padded = bound(read(empty(4, 5, 8)[:, :3]), read(empty(8, 16)), read(empty(4, 3, 16)), None)
     assert (padded.problem.batch, padded.problem.m, padded.b.batch_stride) == (4, 3, 0)
-    one_row = bind(read(empty(4, 3, 8)[:, :1]), read(empty(8, 16)), read(empty(4, 1, 16)), None, "f32")
+    one_row = bound(read(empty(4, 3, 8)[:, :1]), read(empty(8, 16)), read(empty(4, 1, 16)), None)
     assert (one_row.problem.batch, one_row.problem.m, one_row.a.stride, one_row.d.stride) == (1, 4, 24, 16)
-    strided_k = bind(
-        read(empty(4, 8, 4)[..., :1].swapaxes(1, 2)), read(empty(8, 16)), read(empty(4, 1, 16)), None, "f32"
-    )
+    strided_k = bound(read(empty(4, 8, 4)[..., :1].swapaxes(1, 2)), read(empty(8, 16)), read(empty(4, 1, 16)), None)
     assert (strided_k.problem.batch, strided_k.problem.a_major) == (4, "mn"), "as rows, neither extent is contiguous"
 
 
 @pytest.mark.parametrize(("rows", "stacked"), [(1 << 29, True), (1 << 30, False)])
 def test_a_batch_becomes_rows_only_as_far_as_kernels_count(rows: int, stacked: bool) -> None:
     tall = read(empty(1), shape=(2, rows, 8), strides=(rows * 8, 8, 1))
-    gemm = bind(tall, read(empty(8, 8)), tall, None, "f32")
+    gemm = bound(tall, read(empty(8, 8)), tall, None)
     assert (gemm.problem.m, gemm.problem.batch) == ((2 * rows, 1) if stacked else (rows, 2))
 
 
 def test_operands_without_a_contiguous_extent_are_bound_as_they_are() -> None:
     a, d = read(empty(8, 32)[:, ::2]), read(empty(8, 64)[:, ::2])
-    gemm = bind(a, read(empty(16, 32)), d, read(empty(32)), "f32")
+    gemm = bound(a, read(empty(16, 32)), d, read(empty(32)))
     assert (gemm.problem.a_major, gemm.problem.d_major, gemm.problem.c_major) == ("any", "any", "any")
     assert (gemm.a.row_stride, gemm.a.column_stride, gemm.problem.a_align) == (32, 2, 8)
     assert (gemm.c and (gemm.c.row_stride, gemm.c.column_stride)) == (0, 1), "one row for all"
     reversed_rows = read(empty(8, 16), strides=(-16, 1))
-    assert bind(reversed_rows, read(empty(16, 32)), d, None, "f32").a.row_stride == -16
+    assert bound(reversed_rows, read(empty(16, 32)), d, None).a.row_stride == -16
     column = read(empty(8, 1))
-    across = bind(read(empty(8, 16)), read(empty(16, 32)), read(empty(8, 32)), column, "f32").c
+    across = bound(read(empty(8, 16)), read(empty(16, 32)), read(empty(8, 32)), column).c
     assert across
     assert (across.major, across.row_stride, across.column_stride) == ("any", 1, 0)
 
@@ -227,7 +225,7 @@ def test_vectors_are_bound_where_they_are_aligned() -> None:
     memory = np.empty(2048, np.float32)
     start = -memory.ctypes.data // 4 % 4
     x, y = memory[start : start + 64], memory[start + 64 : start + 192]
-    gemm = bind(read(np.empty((128, 64), np.float32)), read(x), read(y), None, "f32")
+    gemm = bound(read(np.empty((128, 64), np.float32)), read(x), read(y), None)
     assert (gemm.problem.b_major, gemm.problem.d_major, gemm.problem.b_align, gemm.problem.d_align) == (
         "k",
         "m",
@@ -242,15 +240,15 @@ def test_alignment_is_of_address_and_strides(offset: int) -> None:
     start = -memory.ctypes.data // 4 % 4 + offset
     array = memory[start : start + 1024].reshape(32, 32)
     align = {0: 16, 1: 4, 2: 8, 3: 4, 4: 16}[offset]
-    gemm = bind(read(array), read(array), read(empty(32, 32)), None, "f32")
+    gemm = bound(read(array), read(array), read(empty(32, 32)), None)
     assert (gemm.problem.a_align, gemm.problem.b_align) == (align, align)
-    assert bind(read(array[:, :30][::2]), read(array[:30]), read(empty(16, 32)), None, "f32").problem.a_align == align
+    assert bound(read(array[:, :30][::2]), read(array[:30]), read(empty(16, 32)), None).problem.a_align == align
     rows_of_30 = memory[start : start + 900].reshape(30, 30)
-    assert bind(read(rows_of_30), read(rows_of_30), read(empty(30, 30)), None, "f32").problem.a_align == min(align, 8)
+    assert bound(read(rows_of_30), read(rows_of_30), read(empty(30, 30)), None).problem.a_align == min(align, 8)
 
 
 def test_empty_k_needs_no_alignment() -> None:
-    gemm = bind(read(empty(5, 0), ptr=0), read(empty(0, 16), ptr=0), read(empty(5, 16)), None, "f32")
+    gemm = bound(read(empty(5, 0), ptr=0), read(empty(0, 16), ptr=0), read(empty(5, 16)), None)
     assert (gemm.problem.k, gemm.problem.a_align, gemm.problem.b_align) == (0, 16, 16)
 
 
@@ -278,7 +276,7 @@ def test_refusals_name_the_operand(tensors: tuple[Any, Any, Any, Any], says: str
     if "K is" in says:
         d = read(empty(8, 8))
     with pytest.raises(OperandError, match=says):
-        bind(a, b, d, c, "f32")
+        bound(a, b, d, c)
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("f32", 4), ("ue8m0", 1)])
@@ -286,7 +284,7 @@ def test_parts_of_a_batch_find_scales_of_any_type(dtype: DTypeName, size: int) -
     a, b, d = (empty(3, 2, *shape).transpose(1, 0, 2, 3) for shape in ((4, 256), (256, 5), (4, 5)))
     a_scale, b_scale = (read(empty(2, 3, *shape), dtype=dtype) for shape in ((4, 2), (2, 1)))
     fp8, weights = (read(x, dtype="e4m3") for x in (a, b))
-    gemm = bind(fp8, weights, read(d), None, "f32", a_scale=a_scale, b_scale=b_scale)
+    gemm = bound(fp8, weights, read(d), None, a_scale=a_scale, b_scale=b_scale)
     assert gemm.nested == (2, 3)
     part, _, shifts = parts_of(gemm, (), {})
     assert [shift[PLACES["a_scale"]] for shift in shifts] == [0, 3 * 8 * size]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.epilogues.parse import parse
 from gemmill.library.errors import OperandError
-from gemmill.runtime.operands.arguments import NO_ARGUMENTS, EpilogueArguments
 from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.epilogue_arguments import NO_ARGUMENTS, EpilogueArguments
 from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.operands.tensors import TensorView
 

@@ -10,7 +10,7 @@ import pytest
 from tests.cases.exporter import CPU, FLOAT, INT, Exporter
 
 from gemmill.library.errors import OperandError
-from gemmill.runtime.operands.reading import from_cuda_array_interface, view
+from gemmill.runtime.operands.tensors import from_cuda_array_interface, view
 
 
 @pytest.mark.parametrize("version", [None, (1, 0), (1, 1)])

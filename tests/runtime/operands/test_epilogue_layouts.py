@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
-from tests.runtime.operands.fused.test_scales import Array, bytes_of, read
+from tests.runtime.operands.test_scales import Array, bytes_of, read
 
 from gemmill.library.epilogues.parse import parse
 from gemmill.library.errors import OperandError
-from gemmill.runtime.operands.arguments import EpilogueArguments
-from gemmill.runtime.operands.bound_arguments import BoundArgument
 from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.epilogue_arguments import BoundArgument, EpilogueArguments
 from gemmill.runtime.operands.tensors import TensorView
 
 F16 = {"a_dtype": None, "b_dtype": None}
