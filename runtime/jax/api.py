@@ -27,13 +27,20 @@ _SETTINGS: Mapping[str, Any] = {**DEFAULTS._asdict(), "explain": False, "epilogu
 def _tracing(declaration: Declaration) -> Callable[..., Any]:
     """What has JAX trace a call."""
 
-    def traced(a: Any, b: Any, *offsets: Any, **arguments: Any) -> Any:
-        arguments |= dict(zip(("offsets",), offsets, strict=True))
-        if "offsets" in declaration.keywords:
-            require_groups(arguments.get("offsets"), arguments.get("counts"), "gemmill.jax.matmul")
+    def traced(a: Any, b: Any, **arguments: Any) -> Any:
         given = {name: x for name, x in arguments.items() if name in declaration.keywords and x is not None}
         operands = {name: x for name, x in arguments.items() if name not in declaration.keywords}
         return _trace(a, b, given, operands)
+
+    return traced
+
+
+def _tracing_groups(declaration: Declaration) -> Callable[..., Any]:
+    trace = _tracing(declaration)
+
+    def traced(a: Any, b: Any, offsets: Any = None, **arguments: Any) -> Any:
+        require_groups(offsets, arguments.get("counts"), "gemmill.jax.matmul")
+        return trace(a, b, offsets=offsets, **arguments)
 
     return traced
 
@@ -80,7 +87,7 @@ def matmul(
     """
 
 
-@declares(_tracing)
+@declares(_tracing_groups)
 def grouped_matmul(
     a: jax.Array, b: jax.Array, offsets: jax.Array | None = None, *,
     out: jax.Array | None = None, c: jax.Array | None = None,

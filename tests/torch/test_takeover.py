@@ -130,7 +130,7 @@ def test_one_signature_serves_other_tensors() -> None:
             assert torch.equal(torch.addmm(square, square, other, beta=beta), square @ other + beta * square)
 
 
-@pytest.mark.parametrize(("part", "answer"), [("_is_on", False), ("_guards", None)])
+@pytest.mark.parametrize(("part", "answer"), [("is_on", False), ("_guards", None)])
 def test_calls_are_as_right_where_none_is_recognised_or_by_keys(part: str, answer: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(fast_path, part, lambda: answer)
     with CPU.within():
