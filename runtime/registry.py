@@ -32,7 +32,7 @@ from gemmill.library.errors import (
 from gemmill.library.input.keywords import strict
 from gemmill.library.problem import REGIMES, GemmProblem, Regime
 from gemmill.runtime.gpus import detect
-from gemmill.runtime.registry_arguments import (
+from gemmill.runtime.registry_inputs import (
     check_files,
     check_remote,
     checked_gpu,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from gemmill.emitters.emit import EmittedSource
     from gemmill.library.manifest.kernelset import KernelSet
     from gemmill.runtime.compile.pool import Outcome
-    from gemmill.runtime.obtain import Obtainer
+    from gemmill.runtime.kernel_provider import KernelProvider
     from gemmill.runtime.storage.remote.client import Remote
     from gemmill.runtime.storage.store import Store
 
@@ -336,7 +336,7 @@ class Registry:
         names = [self._name(kernel) for kernel in kernels]
         absent = dict.fromkeys(compiled_name(name) for name in dict.fromkeys(names) if self._at_hand(name) is None)
         if missing := [parse_name(name) for name in absent if self._at_hand(name) is None]:
-            artifacts, errors = self._obtainer.obtain_many(missing, jobs, on_done)
+            artifacts, errors = self._provider.provide_many(missing, jobs, on_done)
             self._loaded |= artifacts
             if errors:
                 raise CompileError(f"{len(errors)} of {len(missing)} kernels did not compile:\n" + "\n".join(errors))
@@ -365,7 +365,7 @@ class Registry:
 
     def _emitted(self, name: str) -> Artifact:
         """What a kernel's config emits, compiled, if another thread has not loaded it meanwhile."""
-        if (artifact := self._loaded.get(name) or self._obtainer.find(name)) is None:
+        if (artifact := self._loaded.get(name) or self._provider.find(name)) is None:
             from gemmill.emitters.emit import emit
 
             config = parse_name(name)
@@ -374,13 +374,13 @@ class Registry:
 
     def _compiled(self, source: EmittedSource, config: GemmConfig) -> Artifact:
         """The kernel of a source, from the store or the remote, or compiled and stored."""
-        return self._obtainer.obtain(source, config)
+        return self._provider.provide(source, config)
 
     @cached_property
-    def _obtainer(self) -> Obtainer:
-        from gemmill.runtime.obtain import Obtainer
+    def _provider(self) -> KernelProvider:
+        from gemmill.runtime.kernel_provider import KernelProvider
 
-        return Obtainer(self.store, self.remote, self._gpu or detect(), len(self.packs))
+        return KernelProvider(self.store, self.remote, self._gpu or detect(), len(self.packs))
 
     def _renew_locks(self) -> None:
         self._lock, self._flights = threading.RLock(), SingleFlight[Artifact]()

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gemmill.library.errors import OperandError
-from gemmill.runtime.registry_arguments import kernel_named
+from gemmill.runtime.registry_inputs import kernel_named
 
 
 def _matmul(*arguments: Any, **keywords: Any) -> Any:

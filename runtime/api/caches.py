@@ -24,7 +24,7 @@ from gemmill.runtime.registry import Registry
 if TYPE_CHECKING:
     from gemmill.runtime.api.fast_path import RecognisedCall
     from gemmill.runtime.launch.kernel import Kernel
-    from gemmill.runtime.launch.prepared import PreparedCall
+    from gemmill.runtime.launch.launcher import PreparedCall
     from gemmill.runtime.select.choice import Choice
 
 CALLS = 1024

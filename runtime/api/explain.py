@@ -6,7 +6,7 @@ import sys
 import warnings
 
 from gemmill.library.errors import SlowPathWarning
-from gemmill.runtime.launch.prepared import PreparedCall
+from gemmill.runtime.launch.launcher import PreparedCall
 from gemmill.runtime.select.choice import Choice
 
 _said: set[str] = set()

@@ -34,13 +34,12 @@ from typing import Any
 
 from gemmill.library.dtypes import DTypeName
 from gemmill.runtime.api import caches
-from gemmill.runtime.api.outputs import allocate, allocator
 from gemmill.runtime.api.prepare import launch
 from gemmill.runtime.api.read import Declaration, alpha_of, beta_of
-from gemmill.runtime.api.streams import Stream, stream_handle, torch_stream
-from gemmill.runtime.launch.prepared import PreparedCall
+from gemmill.runtime.api.streams import Stream, allocate, allocator, stream_handle, torch_stream
+from gemmill.runtime.launch.launcher import PreparedCall
+from gemmill.runtime.operands.binding import Addresses
 from gemmill.runtime.operands.call import GemmCall, Options
-from gemmill.runtime.operands.gemm import Addresses
 from gemmill.runtime.operands.shapes import require_groups
 from gemmill.runtime.operands.tensors import TensorView, is_torch
 from gemmill.runtime.settings import Settings

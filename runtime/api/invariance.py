@@ -17,7 +17,7 @@ from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.operands.gemm import Gemm
+from gemmill.runtime.operands.binding import Gemm
 from gemmill.runtime.operands.matrices import Operand
 from gemmill.runtime.select.deciders.invariant import sums_in_one_cta
 

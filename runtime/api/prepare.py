@@ -17,15 +17,13 @@ from gemmill.runtime.api import caches
 from gemmill.runtime.api.checks import check_determinism, check_options, check_promises, check_values
 from gemmill.runtime.api.explain import explain, warn_of
 from gemmill.runtime.api.invariance import of_any_rows, refuse_shared_k
-from gemmill.runtime.launch.grid import is_empty
 from gemmill.runtime.launch.kernel import Kernel, load
-from gemmill.runtime.launch.launcher import Launcher, Resets
-from gemmill.runtime.launch.prepared import Launches, PreparedCall
+from gemmill.runtime.launch.launcher import Launcher, Launches, PreparedCall, Resets, is_empty
+from gemmill.runtime.operands.binding import Gemm
 from gemmill.runtime.operands.call import GemmCall, Options, signature
-from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.registry_arguments import kernel_named
+from gemmill.runtime.registry_inputs import kernel_named
 from gemmill.runtime.select.choice import Choice, Rows
 from gemmill.runtime.select.deciders.model import with_number
 from gemmill.runtime.select.kernels.faults import faults, needs_swap, realigned
@@ -77,9 +75,9 @@ def _prepared(call: GemmCall) -> PreparedCall:
     problem, parts = gemm.problem, 1
     new: Callable[..., Launches] = functools.partial(Launcher, memory=memory)
     if gemm.nested and not _takes_nested(call, registry, problem, sm_count):
-        from gemmill.runtime.launch.looped import looped  # as few calls need it
+        from gemmill.runtime.launch.batch_parts import launch_parts  # as few calls need it
 
-        (gemm, arguments, shifts), new = looped(call, gemm, arguments, memory)
+        (gemm, arguments, shifts), new = launch_parts(call, gemm, arguments, memory)
         parts = len(shifts)
 
     def launcher(name: str, swap_ab: bool) -> functools.partial[Launches]:

@@ -14,11 +14,10 @@ from gemmill.library.epilogues.syntax import SCALES
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
 from gemmill.library.input.keywords import unexpected
-from gemmill.runtime.api.outputs import allocate
-from gemmill.runtime.api.streams import handle_of
+from gemmill.runtime.api.streams import allocate, handle_of
+from gemmill.runtime.operands.binding import OPERANDS
 from gemmill.runtime.operands.call import DEFAULTS, GemmCall, Options
 from gemmill.runtime.operands.epilogue_arguments import NO_ARGUMENTS, EpilogueArguments, is_number, read_arguments
-from gemmill.runtime.operands.gemm import OPERANDS
 from gemmill.runtime.operands.scales import kinds_of_scales, named_scales, with_scales
 from gemmill.runtime.operands.shapes import d_shape, grouped_shape, groups_kind
 from gemmill.runtime.operands.tensors import TABLES, TensorView, dtype_named, unpacked, view, view_table, wider

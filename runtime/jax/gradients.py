@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import numpy as jnp
 
-from gemmill.runtime.jax.described import Array, nowhere
-from gemmill.runtime.jax.description import Description
+from gemmill.runtime.jax.description import Array, Description, nowhere
 from gemmill.runtime.jax.reference import expression, operands_in_full
 
 _KEPT = ("accumulator", "tf32", "deterministic", "quick", "objective")

@@ -19,10 +19,8 @@ from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.runtime.api import caches
 from gemmill.runtime.api.prepare import prepare
 from gemmill.runtime.jax import ffi
-from gemmill.runtime.jax.described import Array, nowhere, results, views
-from gemmill.runtime.jax.description import Description, read
-from gemmill.runtime.launch.launcher import Launcher
-from gemmill.runtime.launch.prepared import Launches, PreparedCall
+from gemmill.runtime.jax.description import Array, Description, nowhere, read, results, views
+from gemmill.runtime.launch.launcher import Launcher, Launches, PreparedCall
 from gemmill.runtime.launch.workspace import lent, while_capturing
 from gemmill.runtime.operands.call import GemmCall
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from gemmill.library.errors import OperandError
 from gemmill.runtime.jax import ffi
-from gemmill.runtime.jax.described import nowhere, results, views
-from gemmill.runtime.jax.description import Description, read
+from gemmill.runtime.jax.description import Description, nowhere, read, results, views
 from gemmill.runtime.jax.handler import arrays_of
 from gemmill.runtime.jax.reference import expression, operands_in_full, stored
 from gemmill.runtime.operands.call import GemmCall

@@ -1,28 +1,108 @@
-"""One kernel bound to one memory layout: parameters encoded once, then nothing but ``cuLaunchKernelEx``."""
+"""One kernel bound to one memory layout: parameters encoded once, then nothing but ``cuLaunchKernelEx``. What is kept
+for all calls of one signature."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
 
+from gemmill.library.decompositions import workspace
 from gemmill.library.decompositions.workspace import WorkspaceSize
 from gemmill.library.epilogues.syntax import MAX_NODES
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec
+from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver
 from gemmill.runtime.launch import tma
-from gemmill.runtime.launch.descriptors import encode_descriptors
-from gemmill.runtime.launch.grid import grid_ctas
 from gemmill.runtime.launch.kernel import Kernel
-from gemmill.runtime.launch.parameters import ParameterBlock, scalars, write_argument
+from gemmill.runtime.launch.parameters import ParameterBlock, encode_descriptors, scalars, write_argument
+from gemmill.runtime.operands.binding import OPERANDS, PLACES, Addresses, Gemm
 from gemmill.runtime.operands.epilogue_arguments import BoundArgument
-from gemmill.runtime.operands.gemm import OPERANDS, PLACES, Addresses, Gemm
 from gemmill.runtime.operands.shapes import FOUND_BY
+from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.select.kernels.faults import realigned
 
 if TYPE_CHECKING:
     from gemmill.runtime.launch.realign import RealignedOperand
+
+
+def grid_ctas(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_count: int | None = None) -> int:
+    """CTAs of a persistent launch: a cluster for each cluster tile, but no more than the GPU holds at a time.
+
+    With ``sm_count``, no more CTAs than that: an SM may hold several, but CTAs spread before they share one.
+    """
+    size = spec.cluster_ctas
+    if sm_count is not None:
+        if sm_count < size:
+            raise UnsupportedProblemError(f"sm_count is {sm_count}; {spec.entry} runs in clusters of {size} SMs")
+        if spec.k_decomposition and spec.k_decomposition.reduction:
+            raise UnsupportedProblemError(
+                f"sm_count is {sm_count}; the second kernel of {spec.entry}, which sums its slices of K, keeps to no "
+                "bound: take a fused or a stream kernel"
+            )
+        max_clusters = min(max_clusters, sm_count // size)
+    tiles = workspace.cluster_tiles(spec, problem)
+    units = tiles * (spec.k_decomposition.splits if spec.k_decomposition else 1)
+    if units > workspace.INT32_MAX - 2 * max_clusters:  # pingpong looks two strides of the grid ahead
+        raise UnsupportedProblemError(
+            f"{spec.entry}: {units} output tiles; kernels count up to 2^31: split the problem"
+        )
+    if problem.batching == "grouped":  # a group begins a tile of its own, and may end one
+        begun = problem.m // (spec.tile[0] * spec.cluster[0]) + problem.batch
+        tiles = min(tiles, begun * -(-problem.n // (spec.tile[1] * spec.cluster[1])))
+    shares = spec.k_decomposition is not None
+    clusters = workspace.clusters(spec, problem, tiles, max_clusters) if shares else min(tiles, max_clusters)
+    return clusters * size
+
+
+def is_empty(problem: GemmProblem) -> bool:
+    """Whether D has no elements, so that nothing is to be launched."""
+    return 0 in (problem.m, problem.n, problem.batch)
+
+
+class Launches(Protocol):
+    """What is launched again and again: a kernel, or where D is empty what resets outputs of an epilogue."""
+
+    def launch(self, stream: int, addresses: Addresses) -> None:
+        """Launch on a stream, on operands at some addresses, aligned as those it was made for."""
+
+
+class PreparedCall:
+    """What a call needs for its launch, whichever tensors of its signature it has; it holds none of them."""
+
+    def __init__(
+        self,
+        problem: GemmProblem,
+        kernel: str | None,
+        choice: Choice | None,
+        memory: Callable[[Addresses], None],
+        new_launcher: Callable[[], Launches],
+    ) -> None:
+        self.problem = problem
+        """What it solves."""
+        self.kernel = kernel
+        """Name of its kernel; None where D is empty."""
+        self.choice = choice
+        """Why its kernel was selected; None where the caller named the kernel or D is empty."""
+        self.memory = memory
+        """Refuses addresses at which what is written lies where something else is, or nothing at all."""
+        self.new_launcher = new_launcher
+        """Makes a launcher of its own for a plan, so that plans on other tensors of the signature do not move its
+        addresses to and fro."""
+
+    def __str__(self) -> str:
+        if self.kernel is None:
+            return f"{self.problem}: D is empty, and no kernel is launched"
+        why = "the call names it" if self.choice is None else self.choice.why
+        return f"{self.problem} goes to {self.kernel}: {why}"
+
+    @cached_property
+    def launcher(self) -> Launches:
+        """The launcher that calls of the signature share, made for the first."""
+        return self.new_launcher()
+
 
 _UNKNOWN: Addresses = (-1,) * (len(OPERANDS) + MAX_NODES)
 """No addresses, as many as there can be."""

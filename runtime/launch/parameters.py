@@ -1,17 +1,19 @@
-"""Parameters of a kernel: the memory that they are passed in, and the values that do not follow an operand."""
+"""Parameters of a kernel: the memory that they are passed in, the values that do not follow an operand, and TMA
+descriptors: what they describe, how L2 fetches it, which of them follow an operand."""
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from gemmill.library.launch import NESTED_EXTENTS, LaunchSpec
+from gemmill.library.launch import NESTED_EXTENTS, LaunchSpec, TmaBox
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.launch import tma
+from gemmill.runtime.launch.kernel import Kernel
+from gemmill.runtime.operands.binding import PLACES, Gemm
 from gemmill.runtime.operands.epilogue_arguments import BoundArgument
-from gemmill.runtime.operands.gemm import Gemm
 
 _UNALIGNED_D = 31
 """The bit of ``batched`` that says so (kernel/params.cuh)."""
@@ -32,7 +34,7 @@ class EncodedDescriptor(NamedTuple):
     """A descriptor that follows an operand."""
 
     place: int
-    """The operand's, in :data:`~gemmill.runtime.operands.gemm.OPERANDS`, or of what is passed to the epilogue after
+    """The operand's, in :data:`~gemmill.runtime.operands.binding.OPERANDS`, or of what is passed to the epilogue after
     these."""
     address: int
     """The descriptor's."""
@@ -130,3 +132,63 @@ def write_argument(argument: BoundArgument, gemm: Gemm, spec: LaunchSpec, block:
 def _factor_layout(problem: GemmProblem) -> str:
     """The type of alpha, beta and scalars of the epilogue."""
     return "i" if problem.d_dtype == "s32" else "d" if problem.accumulator == "f64" else "f"
+
+
+FEW_ROWS = 64
+"""Most rows of D that B is read for, or columns that A is, for the pace of memory to be what matters."""
+
+
+def encode_descriptors(
+    gemm: Gemm, kernel: Kernel, block: ParameterBlock, arguments: Mapping[str, tuple[int, BoundArgument]]
+) -> Iterator[EncodedDescriptor]:
+    """Writes the TMA descriptors; those that follow an operand."""
+    problem = gemm.problem
+    for box in kernel.spec.boxes:
+        if box.operand == "partials":
+            continue  # it has no address before the launch
+        if box.operand in arguments:
+            place, argument = arguments[box.operand]
+            described = _describe_matrix(box, argument, problem, gemm.is_transposed)
+            described.encode(block.address + box.offset, kernel.device)
+            yield EncodedDescriptor(place, block.address + box.offset, 0)
+            continue
+        operand = getattr(gemm, box.operand)
+        # Without a K tile A and B are not read, and may have no address.
+        unread = problem.k == 0 and box.operand not in ("c", "d")
+        n = problem.d_columns if box.operand in ("c", "d") else problem.n
+        sizes = {"m": problem.m, "n": n, "k": problem.k}
+        extents = sizes[box.contiguous], -(-sizes[box.strided] // box.group)
+        if not box.rows(extents[1]) or (box.operand == "d" and problem.d_align < tma.ALIGNMENT):
+            continue
+        name = gemm.name(box.operand)
+        batch = operand.places(problem.batch, gemm.nested)
+        address = gemm.d.ptr & -tma.ALIGNMENT if unread else operand.ptr
+        described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride, name)
+        fetched = fetched_bytes(box, problem, described.strides[0])
+        described.encode(block.address + box.offset, kernel.device, fetched)
+        if not (unread or box.anywhere):
+            yield EncodedDescriptor(PLACES[name], block.address + box.offset, described.address - address)
+
+
+def _describe_matrix(box: TmaBox, matrix: BoundArgument, problem: GemmProblem, is_transposed: bool) -> tma.Descriptor:
+    """The descriptor of an epilogue's matrix."""
+    row, column, outer = matrix.transposed if is_transposed else matrix.strides
+    sizes = {"m": problem.m, "n": problem.d_columns}
+    batch = problem.batch if outer else 1
+    extents = sizes[box.contiguous], sizes[box.strided]
+    stride = row if box.contiguous == "n" else column
+    return tma.describe(box, matrix.address, *extents, batch, stride, outer, matrix.name)
+
+
+def fetched_bytes(box: TmaBox, problem: GemmProblem, stride: int) -> int:
+    """Bytes by which L2 fetches an operand from memory, whose rows are ``stride`` bytes apart; "Few rows, few columns"
+    in docs/kernels.md has why.
+
+    Two lines where K is contiguous: a later stage finds the second in L2. One where the second is another tile's, where
+    rows begin within sectors, and where an operand is multiplied with few rows or columns: fetching two costs memory up
+    to a tenth of its pace.
+    """
+    met = problem.n if box.operand == "a" else problem.m
+    if problem.batching == "grouped" and box.operand == "b":
+        met //= problem.batch
+    return 2 * tma.LINE if box.contiguous == "k" and met > FEW_ROWS and stride % tma.SECTOR == 0 else tma.LINE

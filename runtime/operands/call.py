@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTypeName, default_accumulator
 from gemmill.library.problem import GemmProblem, Regime
-from gemmill.runtime.operands.binding import BoundCall, bind
+from gemmill.runtime.operands.binding import OPERANDS, Addresses, BoundCall, bind
 from gemmill.runtime.operands.epilogue_arguments import NO_ARGUMENTS, EpilogueArguments
-from gemmill.runtime.operands.gemm import OPERANDS, Addresses
 from gemmill.runtime.operands.tensors import TensorView, dtype_named, wider
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ class GemmCall:
     """What is asked for, and of which tensors: ``D = alpha * A @ B + beta * C``, or what an epilogue says."""
 
     tensors: Mapping[str, TensorView]
-    """Operands, and D as ``out``, by the names of :data:`~gemmill.runtime.operands.gemm.OPERANDS`."""
+    """Operands, and D as ``out``, by the names of :data:`~gemmill.runtime.operands.binding.OPERANDS`."""
     options: Options = DEFAULTS
     arguments: EpilogueArguments = NO_ARGUMENTS
     """The epilogue, and what is passed to it."""

@@ -17,7 +17,7 @@ from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.operands.shapes import require_groups
 from gemmill.runtime.torch import operators, outputs
 from gemmill.runtime.torch.gradients.recorded import OF_CALLERS
-from gemmill.runtime.torch.options import NAMES, written
+from gemmill.runtime.torch.option_text import NAMES, written
 
 _SCALES = ("a_scale", "b_scale", "a_zero", "b_zero")
 _d_dtype = torch.compiler.assume_constant_result(outputs.d_dtype)

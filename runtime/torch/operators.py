@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 import torch
 
 from gemmill.runtime.torch import outputs, reference
-from gemmill.runtime.torch.epilogues import launch_epilogue, named_operands
 from gemmill.runtime.torch.gradients import epilogues, products, recorded
-from gemmill.runtime.torch.launches import AT_AUTOGRAD, AT_KERNEL, Launches
-from gemmill.runtime.torch.options import read as read_options
+from gemmill.runtime.torch.launches import AT_AUTOGRAD, AT_KERNEL, Launches, launch_epilogue, named_operands
+from gemmill.runtime.torch.option_text import read as read_options
 from gemmill.runtime.torch.transforms import autocast, batching
 
 _SCALES = "Tensor? a_scale=None, Tensor? b_scale=None"

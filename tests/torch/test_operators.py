@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 import gemmill  # noqa: E402
 from gemmill.runtime.torch.launches import AT_KERNEL  # noqa: E402
 from gemmill.runtime.torch.operators import OPERATORS  # noqa: E402
-from gemmill.runtime.torch.options import NAMES  # noqa: E402
+from gemmill.runtime.torch.option_text import NAMES  # noqa: E402
 
 cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 

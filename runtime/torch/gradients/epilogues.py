@@ -16,7 +16,7 @@ from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.torch.gradients.derivatives import Reverse, function_without
 from gemmill.runtime.torch.gradients.products import Gradients, of_factors, of_groups, rows_in_use
 from gemmill.runtime.torch.gradients.recorded import Given, Rule
-from gemmill.runtime.torch.options import for_gradient
+from gemmill.runtime.torch.option_text import for_gradient
 from gemmill.runtime.torch.reference import dequantised, groups_of_rows, have_blocks
 
 _SCALES = ("a_scale", "b_scale")

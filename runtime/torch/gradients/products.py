@@ -13,7 +13,7 @@ import torch
 
 from gemmill.library.errors import OperandError
 from gemmill.runtime.torch.gradients.recorded import Given, Rule
-from gemmill.runtime.torch.options import for_gradient
+from gemmill.runtime.torch.option_text import for_gradient
 from gemmill.runtime.torch.reference import dequantised, have_blocks
 
 Gradients = dict[str, Any]

@@ -19,7 +19,7 @@ from torch._inductor.virtualized import V
 
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.torch.operators import OPERATORS
-from gemmill.runtime.torch.options import read as read_options
+from gemmill.runtime.torch.option_text import read as read_options
 
 _MODULES = {"cuda": "gemmill", "cpu": "gemmill.runtime.torch.calls"}
 """Where code finds the functions, by the device of tensors: on the CPU those that run references, in tests."""

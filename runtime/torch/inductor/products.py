@@ -11,7 +11,7 @@ import torch
 from gemmill.library.arch import serving
 from gemmill.runtime.operands.scales import SCALE_BLOCK
 from gemmill.runtime.torch.inductor.shapes import equal, is_empty, place, same
-from gemmill.runtime.torch.options import written
+from gemmill.runtime.torch.option_text import written
 
 aten = torch.ops.aten
 

@@ -12,12 +12,11 @@ from gemmill.library.config.edited import plain_name
 from gemmill.library.config.names import parse_name
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.api.matmul import matmul
-from gemmill.runtime.api.outputs import allocator
 from gemmill.runtime.api.prepare import prepare
 from gemmill.runtime.api.read import Declaration
-from gemmill.runtime.api.streams import torch_stream
+from gemmill.runtime.api.streams import allocator, torch_stream
+from gemmill.runtime.operands.binding import Addresses
 from gemmill.runtime.operands.call import GemmCall
-from gemmill.runtime.operands.gemm import Addresses
 from gemmill.runtime.torch import reference
 from gemmill.runtime.torch.takeover.aten import Call, Given, Unserved
 

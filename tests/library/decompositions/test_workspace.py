@@ -22,7 +22,7 @@ from gemmill.library.decompositions.workspace import (
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.launch.grid import grid_ctas
+from gemmill.runtime.launch.launcher import grid_ctas
 
 NAME = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_2x1_cooperative_s4_m8_{}_linear"
 PROBLEM = GemmProblem(512, 512, 512, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")

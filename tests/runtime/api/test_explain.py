@@ -9,7 +9,7 @@ from tests.cases.exporter import on_gpu
 
 import gemmill
 from gemmill.runtime.api import explain
-from gemmill.runtime.launch.prepared import PreparedCall
+from gemmill.runtime.launch.launcher import PreparedCall
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,7 @@ import gemmill
 from gemmill.library.errors import GemmillError
 from gemmill.runtime.api import caches, fast_path, streams
 from gemmill.runtime.api.prepare import launch
-from gemmill.runtime.launch.launcher import Resets
-from gemmill.runtime.launch.prepared import PreparedCall
+from gemmill.runtime.launch.launcher import PreparedCall, Resets
 from gemmill.runtime.operands.call import GemmCall
 
 Call = Callable[..., Any]

@@ -21,10 +21,8 @@ from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api import caches
 from gemmill.runtime.api.matmul import matmul, plan
 from gemmill.runtime.api.streams import stream_handle
-from gemmill.runtime.launch.descriptors import fetched_bytes
-from gemmill.runtime.launch.grid import grid_ctas
-from gemmill.runtime.launch.parameters import ParameterBlock
-from gemmill.runtime.launch.prepared import PreparedCall
+from gemmill.runtime.launch.launcher import PreparedCall, grid_ctas
+from gemmill.runtime.launch.parameters import ParameterBlock, fetched_bytes
 from gemmill.runtime.operands.call import GemmCall
 
 CONFIG = parse_name("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear")

@@ -21,9 +21,9 @@ from gemmill.library.epilogues.parse import parse
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api.grouped import grouped_matmul
-from gemmill.runtime.launch.grid import grid_ctas
+from gemmill.runtime.launch.launcher import grid_ctas
+from gemmill.runtime.operands.binding import Gemm
 from gemmill.runtime.operands.call import GemmCall, signature
-from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.operands.shapes import groups_kind
 from gemmill.runtime.operands.tensors import TensorView, view_table
 from gemmill.runtime.select.selector import Selector

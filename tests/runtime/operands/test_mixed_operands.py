@@ -8,7 +8,7 @@ import pytest
 from tests.cases.plain import bound
 
 from gemmill.library.errors import OperandError
-from gemmill.runtime.operands.gemm import Gemm
+from gemmill.runtime.operands.binding import Gemm
 from gemmill.runtime.operands.tensors import TensorView, unpacked
 
 

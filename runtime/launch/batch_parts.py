@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import OperandError
 from gemmill.runtime.launch.launcher import Launcher
+from gemmill.runtime.operands.binding import OPERANDS, PLACES, Addresses, Gemm
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.epilogue_arguments import BoundArgument
-from gemmill.runtime.operands.gemm import OPERANDS, PLACES, Addresses, Gemm
 from gemmill.runtime.operands.matrices import Operand
 from gemmill.runtime.operands.tensors import TensorView
 
 
-class Looped:
+class PartLaunches:
     """Launches of one kernel on parts of a batch. ``memory`` refuses addresses that no call may have."""
 
     def __init__(self, each: Launcher, shifts: Sequence[Addresses], memory: Callable[[Addresses], None]) -> None:
@@ -45,9 +45,9 @@ class BatchParts(NamedTuple):
     """How many bytes each part's addresses lie from those of the first."""
 
 
-def looped(
+def launch_parts(
     call: GemmCall, gemm: Gemm, arguments: Sequence[BoundArgument], memory: Callable[[Addresses], None]
-) -> tuple[BatchParts, Callable[..., Looped]]:
+) -> tuple[BatchParts, Callable[..., PartLaunches]]:
     """The parts of a call's nested batch, and what makes their launches of a launcher's arguments.
 
     OperandError where an epilogue has outputs that each launch would set anew.
@@ -60,8 +60,8 @@ def looped(
     sizes = {name: DTYPES[x.dtype].bytes for name, x in call.arguments.values.items() if isinstance(x, TensorView)}
     parts = parts_of(gemm, arguments, sizes)
 
-    def new(*arguments: Any) -> Looped:
-        return Looped(Launcher(*arguments, memory=_checked_before), parts.shifts, memory)
+    def new(*arguments: Any) -> PartLaunches:
+        return PartLaunches(Launcher(*arguments, memory=_checked_before), parts.shifts, memory)
 
     return parts, new
 

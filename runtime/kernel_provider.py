@@ -32,7 +32,7 @@ _AT_A_TIME = 8
 """Kernels that a remote is asked for at the same time."""
 
 
-class Obtainer:
+class KernelProvider:
     """Where kernels come from that are in no pack. Threads may share one.
 
     Args:
@@ -57,7 +57,7 @@ class Obtainer:
             return KernelKeys(self._store, self._compiler())
         return None
 
-    def obtain(self, source: EmittedSource, config: GemmConfig) -> Artifact:
+    def provide(self, source: EmittedSource, config: GemmConfig) -> Artifact:
         """The kernel of a source.
 
         Raises:
@@ -91,7 +91,7 @@ class Obtainer:
             self._upload(artifact, left)
         return artifact
 
-    def obtain_many(
+    def provide_many(
         self, configs: Sequence[GemmConfig], jobs: int | None, on_done: Callable[[Outcome], None] | None
     ) -> tuple[dict[str, Artifact], list[str]]:
         """Kernels by name, and what is wrong with those that do not compile.
@@ -102,7 +102,7 @@ class Obtainer:
             on_done: called for each kernel as it finishes.
 
         Raises:
-            RemoteError, ToolchainError: as for :meth:`obtain`; names each that is nowhere.
+            RemoteError, ToolchainError: as for :meth:`provide`; names each that is nowhere.
         """
         from gemmill.runtime.compile.pool import Outcome, compile_many
 
