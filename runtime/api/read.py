@@ -11,16 +11,21 @@ from typing import Any, ParamSpec, TypeVar
 
 from gemmill.library.dtypes import default_output
 from gemmill.library.epilogues.syntax import SCALES
-from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
 from gemmill.library.input.keywords import unexpected
 from gemmill.runtime.api.streams import allocate, handle_of
-from gemmill.runtime.operands.binding import OPERANDS
+from gemmill.runtime.operands.binding import OPERANDS, shape_of_d, wider
 from gemmill.runtime.operands.call import DEFAULTS, GemmCall, Options
-from gemmill.runtime.operands.epilogue_arguments import NO_ARGUMENTS, EpilogueArguments, is_number, read_arguments
-from gemmill.runtime.operands.scales import kinds_of_scales, named_scales, with_scales
-from gemmill.runtime.operands.shapes import d_shape, grouped_shape, groups_kind
-from gemmill.runtime.operands.tensors import TABLES, TensorView, dtype_named, unpacked, view, view_table, wider
+from gemmill.runtime.operands.epilogue_arguments import (
+    NO_ARGUMENTS,
+    EpilogueArguments,
+    is_number,
+    kinds_of_scales,
+    named_scales,
+    read_arguments,
+    with_scales,
+)
+from gemmill.runtime.operands.tensors import TABLES, TensorView, dtype_named, unpacked, view, view_table
 
 _DEFAULTS = tuple(DEFAULTS._asdict().items())
 _OTHERS = tuple(name for name in OPERANDS if name not in ("a", "b", "out"))
@@ -91,7 +96,7 @@ def read_call(arguments: Mapping[str, Any], keywords: Collection[str] = KEYWORDS
     asked, out = options.out_dtype, given.get("out")
     wanted = default_output(wider(tensors)) if asked is None else dtype_named(asked, "out_dtype")
     if out is None:
-        shape = _shape(tensors, taken.epilogue)
+        shape = shape_of_d(tensors, taken.epilogue)
         out = allocate(given["a"], shape, wanted, tensors["a"].device, given.get("stream"))
     tensors["out"] = view(out, "out", stream)
     if asked is not None and tensors["out"].dtype != wanted:
@@ -156,11 +161,3 @@ def _read_operands(given: Mapping[str, Any], options: Options, stream: int) -> d
         if (tensor := given.get(name)) is not None and not (name in SCALES and is_number(tensor)):
             tensors[name] = (view_table if name in TABLES else view)(tensor, name, stream)
     return tensors
-
-
-def _shape(tensors: Mapping[str, TensorView], epilogue: Epilogue) -> tuple[int, ...]:
-    """Shape of a D that is to be allocated."""
-    kind, a, b = groups_kind(tensors), tensors["a"].shape, tensors["b"].shape
-    if kind == "addresses":
-        raise OperandError("out is missing: with addresses, pass one of the matrices to be written")
-    return grouped_shape(a, b, tensors[kind].shape, kind, epilogue) if kind else d_shape(a, b, epilogue)

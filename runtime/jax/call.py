@@ -18,7 +18,7 @@ from gemmill.library.decompositions.workspace import WorkspaceSize
 from gemmill.library.epilogues.syntax import SCALES
 from gemmill.library.errors import OperandError
 from gemmill.runtime.api.prepare import kernel_for
-from gemmill.runtime.jax import batching, ffi, gradients, handler, host
+from gemmill.runtime.jax import ffi, gradients, handler, host
 from gemmill.runtime.jax.description import Array, Description, nowhere, results, views, written
 from gemmill.runtime.launch.workspace import lent_bytes
 
@@ -111,7 +111,7 @@ def _batchable(description: Description) -> Any:
     call = custom_vmap(partial(_traced, description))
 
     def rule(size: int, are_batched: Sequence[bool], *arrays: jax.Array) -> tuple[Arrays, tuple[bool, ...]]:
-        found = batching.batched(run, description, size, are_batched, arrays)
+        found = batched(run, description, size, are_batched, arrays)
         return found, (True,) * len(found)
 
     call.def_vmap(rule)

@@ -17,10 +17,10 @@ from gemmill.library.epilogues.parse import PLAIN
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
 from gemmill.runtime.api.read import read_call
+from gemmill.runtime.operands.binding import shape_of_d, wider
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
-from gemmill.runtime.operands.shapes import d_shape, grouped_shape
-from gemmill.runtime.operands.tensors import TABLES, TensorView, dtype_named, unpacked, wider
+from gemmill.runtime.operands.tensors import TABLES, TensorView, dtype_named, unpacked
 
 Setting = str | float | int | bool | None
 
@@ -163,10 +163,7 @@ def results(description: Description, operands: Mapping[str, TensorView]) -> lis
     """What a call makes: D, then what its expression writes beside it; OperandError where shapes do not fit."""
     keywords, epilogue, kind = description.keywords, description.epilogue, description.groups
     a, b = _unpacked(operands, keywords)
-    if kind:
-        shape = grouped_shape(a.shape, b.shape, operands[kind].shape, kind, epilogue)
-    else:
-        shape = d_shape(a.shape, b.shape, epilogue)
+    shape = shape_of_d({**operands, "a": a, "b": b}, epilogue)
     asked = keywords.get("out_dtype")
     dtype = default_output(wider({"a": a, "b": b})) if asked is None else dtype_named(asked, "out_dtype")
     shares_d = kind == "offsets" and len(b.shape) == 3

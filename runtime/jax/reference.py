@@ -19,9 +19,9 @@ from gemmill.library.epilogues.syntax import SCALES
 from gemmill.library.epilogues.tree import Assignment, Call, Kind, Node, Number, Operand, Value
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import is_mixed
+from gemmill.runtime.operands.binding import groups_kind
 from gemmill.runtime.operands.call import GemmCall
-from gemmill.runtime.operands.scales import GROUP_SIZES, SCALE_BLOCK
-from gemmill.runtime.operands.shapes import groups_kind
+from gemmill.runtime.operands.matrices import GROUP_SIZES, SCALE_BLOCK
 
 _BINARY = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "min": "minimum", "max": "maximum"}
 _COMPARE = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "eq": "equal", "ne": "not_equal"}

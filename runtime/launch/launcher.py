@@ -18,9 +18,8 @@ from gemmill.runtime import driver
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.kernel import Kernel
 from gemmill.runtime.launch.parameters import ParameterBlock, encode_descriptors, scalars, write_argument
-from gemmill.runtime.operands.binding import OPERANDS, PLACES, Addresses, Gemm
+from gemmill.runtime.operands.binding import FOUND_BY, OPERANDS, PLACES, Addresses, Gemm
 from gemmill.runtime.operands.epilogue_arguments import BoundArgument
-from gemmill.runtime.operands.shapes import FOUND_BY
 from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.select.kernels.faults import realigned
 

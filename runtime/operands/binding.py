@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gemmill.library.config.model import BatchingName
 from gemmill.library.config.scales import BLOCK_SCALES
-from gemmill.library.dtypes import DTypeName
+from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import PLAIN, spelling
 from gemmill.library.epilogues.tree import Epilogue, transposed
 from gemmill.library.errors import OperandError
@@ -17,22 +18,137 @@ from gemmill.library.problem import MAX_EXTENT, GemmProblem, is_mixed, upconvert
 from gemmill.runtime.operands.epilogue_arguments import BoundArgument, bind_arguments, fitted, staged
 from gemmill.runtime.operands.epilogue_arguments import stacked as stacked_values
 from gemmill.runtime.operands.matrices import (
+    FourMatrices,
+    GroupScales,
     Matrices,
     Operand,
+    Scale,
+    block_scales,
     broadcast,
+    group_scales,
     matrices,
     merge,
+    one_matrix,
     operand,
     refuse_overlap,
-    stacked,
-    stacks,
 )
-from gemmill.runtime.operands.scales import GroupScales, Scale, block_scales, group_scales, stacked_scales
-from gemmill.runtime.operands.shapes import d_shape, grouped_shape, groups_kind
-from gemmill.runtime.operands.tensors import TensorView, wider
+from gemmill.runtime.operands.tensors import TensorView
 
 if TYPE_CHECKING:
     from gemmill.runtime.operands.call import GemmCall
+
+
+FOUND_BY: Mapping[BatchingName, str] = MappingProxyType(
+    {"grouped": "offsets", "kgrouped": "offsets", "masked": "counts", "array": "addresses"}
+)
+"""What the matrices of a batch are found by, other than strides."""
+_KINDS = tuple(dict.fromkeys(FOUND_BY.values()))
+
+
+def matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of ``a @ b``: vectors lose their extent, batch extents broadcast; OperandError where they do not fit."""
+    if not a or not b:
+        raise OperandError(f"a has shape {a} and b {b}; matmul takes no scalars: multiply with alpha")
+    inner = b[-2] if len(b) > 1 else b[-1]
+    if a[-1] != inner:
+        raise _unequal_k(a, b)
+    longest = max(len(a), len(b)) - 2
+    batch = []
+    for axis in range(longest, 0, -1):
+        extents = {shape[-2 - axis] for shape in (a, b) if len(shape) - 2 >= axis} - {1}
+        if len(extents) > 1:
+            raise OperandError(f"a {a} @ b {b}: batch extents {sorted(extents)} do not broadcast")
+        batch.append(extents.pop() if extents else 1)
+    return (*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
+
+
+def _unequal_k(a: tuple[int, ...], b: tuple[int, ...]) -> OperandError:
+    """The error for operands of several K, with the transpose that has the other's, if one has."""
+    inner = b[-2] if len(b) > 1 else b[-1]
+    turned = "b" if len(b) > 1 and b[-1] == a[-1] else "a" if len(a) > 1 and a[-2] == inner else ""
+    way = f": pass {turned}.mT, whose strides are read as they are" if turned else ""
+    return OperandError(f"a {a} @ b {b}: a has K = {a[-1]} columns, b has K = {inner} rows; they must be equal{way}")
+
+
+def wider(tensors: Mapping[str, TensorView]) -> DTypeName:
+    """The dtype of the wider of A and B."""
+    a, b = tensors["a"].dtype, tensors["b"].dtype
+    return b if DTYPES[b].bits > DTYPES[a].bits else a
+
+
+def d_shape(a: tuple[int, ...], b: tuple[int, ...], epilogue: Epilogue) -> tuple[int, ...]:
+    """Shape of D: that of ``a @ b``, with half its columns where the epilogue is gated."""
+    return halved(matmul_shape(a, b), b, epilogue)
+
+
+def halved(shape: tuple[int, ...], b: tuple[int, ...], epilogue: Epilogue) -> tuple[int, ...]:
+    """The shape of a product with half its columns where the epilogue is gated; OperandError where N is odd."""
+    if not epilogue.gated:
+        return shape
+    if len(b) < 2 or b[-1] % 2:
+        columns = b[-1] if len(b) > 1 else 1
+        raise OperandError(f"b {b} has N = {columns}; a gated epilogue makes one column of two, so N must be even")
+    return (*shape[:-1], shape[-1] // 2)
+
+
+def require_groups(offsets: object, counts: object, instead: str) -> None:
+    """OperandError for a grouped call without groups; it names the function to call ``instead``."""
+    if offsets is None and counts is None:
+        raise OperandError(f"neither offsets nor counts is given; for a batch of equal matrices call {instead}")
+
+
+def groups_kind(tensors: Mapping[str, TensorView]) -> str:
+    """What the matrices of a call are found by: ``offsets``, ``counts``, ``addresses``, or nothing but strides."""
+    kinds = [kind for kind in _KINDS if kind in tensors]
+    if len(kinds) > 1:
+        raise OperandError(
+            f"{' and '.join(kinds)} are both given; pass offsets for groups one after the other, counts for slots, "
+            "addresses for an array of matrices"
+        )
+    return kinds[0] if kinds else ""
+
+
+def shape_of_d(tensors: Mapping[str, TensorView], epilogue: Epilogue) -> tuple[int, ...]:
+    """Shape of a D that is to be allocated, by the other tensors of a call; OperandError where they do not fit."""
+    kind, a, b = groups_kind(tensors), tensors["a"].shape, tensors["b"].shape
+    if kind == "addresses":
+        raise OperandError("out is missing: with addresses, pass one of the matrices to be written")
+    return grouped_shape(a, b, tensors[kind].shape, kind, epilogue) if kind else d_shape(a, b, epilogue)
+
+
+def grouped_shape(
+    a: tuple[int, ...], b: tuple[int, ...], groups: tuple[int, ...], kind: str, epilogue: Epilogue = PLAIN
+) -> tuple[int, ...]:
+    """Shape of D by those of A, B and the groups; ``kind`` is as :func:`groups_kind` says.
+
+    ``offsets``: (M, K) by (groups, K, N) is (M, N), and (M, K) by (K, N) is (groups, M, N). ``counts``: (groups,
+    capacity, K) by (groups, K, N) is (groups, capacity, N). ``addresses``: (M, K) by (K, N) is (M, N). A gated epilogue
+    makes one column of two. OperandError where the shapes do not fit.
+    """
+    return halved(_grouped_shape(a, b, groups, kind), b, epilogue)
+
+
+def _grouped_shape(a: tuple[int, ...], b: tuple[int, ...], groups: tuple[int, ...], kind: str) -> tuple[int, ...]:
+    if kind == "addresses":
+        if len(a) != 2 or len(b) != 2:
+            raise OperandError(f"a has shape {a} and b {b}; with addresses, each is one matrix: (M, K) and (K, N)")
+        return matmul_shape(a, b)
+    if len(groups) != 1:
+        raise OperandError(f"{kind} has shape {groups}; it must have one extent, the groups")
+    (count,) = groups
+    forms = {
+        "offsets": f"(M, K) and b ({count}, K, N), or a (M, K) and b (K, N)",
+        "counts": f"({count}, capacity, K) and b ({count}, K, N)",
+    }
+    ranks = len(a), len(b)
+    if ranks not in {"offsets": ((2, 3), (2, 2)), "counts": ((3, 3),)}[kind]:
+        raise OperandError(f"a has shape {a} and b {b}; with {kind} of {count} groups, a is {forms[kind]}")
+    for name, shape in (("a", a), ("b", b)):
+        if len(shape) == 3 and shape[0] != count:
+            raise OperandError(f"{name} has {shape[0]} matrices and {kind} {count} entries; they must be equal")
+    if a[-1] != b[-2]:
+        raise _unequal_k(a, b)
+    return (a[0], b[-1]) if ranks == (2, 3) else (count, a[-2], b[-1])
 
 
 OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale", "a_zero", "b_zero", "offsets", "counts", "addresses")
@@ -93,8 +209,6 @@ class Gemm:
 
 
 _SCALING = ("a_scale", "b_scale", "a_zero", "b_zero")
-_Matrices = tuple[Matrices, Matrices, Matrices | None, Matrices]
-"""A, B, C and D."""
 _Tensors = Mapping[str, TensorView]
 """Operands and D by the names of :data:`~gemmill.runtime.operands.binding.OPERANDS`."""
 
@@ -177,7 +291,7 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
     m, n, k = (a.shape[-2] if row_axis else 1), (b.shape[-1] if column_axis else 1), a.shape[-1]
     d_columns = n // 2 if epilogue.gated else n
     batch_shape = shape[: len(shape) - row_axis - column_axis]
-    abcd: _Matrices = (
+    abcd: FourMatrices = (
         matrices("a", a, batch_shape, m, k, row_axis, True),
         matrices("b", b, batch_shape, k, n, True, column_axis),
         None if c is None else matrices("c", _spread(c, shape), batch_shape, m, d_columns, row_axis, column_axis),
@@ -195,26 +309,11 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
         scales = block_scales(tensors, (m, n, k), batch_shape, batch_shape)
 
     may_stack = may_stack and not extents.nested and (groups is None or groups.name == "b")
-    if may_stack and _stackable(abcd, scales, extents):
-        scales = scales and stacked_scales(*scales, m)
+    if may_stack and (found := one_matrix(abcd, scales, m, extents.batch)) is not None:
+        abcd, scales = found
         extents = extents._replace(m=m * extents.batch, batch=1)
-        abcd = _stacked(abcd, extents.m)
     gemm = _assemble(call, extents, abcd, scales, epilogue)
     return gemm if groups is None else _with_group_scales(gemm, groups, epilogue)
-
-
-def _stackable(abcd: _Matrices, scales: tuple[Scale, Scale] | None, extents: _Extents) -> bool:
-    """Whether a batch has one B for all: it is then more rows of A, C and D."""
-    a, b, c, d = abcd
-    m, batch = extents.m, extents.batch
-    fits = 1 < batch <= MAX_EXTENT // max(m, 1) and b.batch_stride == 0
-    fits = fits and all(stacks(x) for x in (a, c, d) if x is not None)
-    return fits and (scales is None or stacked_scales(*scales, m) is not None)
-
-
-def _stacked(abcd: _Matrices, m: int) -> _Matrices:
-    a, b, c, d = abcd
-    return stacked(a, m), b, None if c is None else stacked(c, m), stacked(d, m)
 
 
 def _with_group_scales(gemm: Gemm, groups: GroupScales, epilogue: Epilogue) -> Gemm:
@@ -257,7 +356,7 @@ def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogu
         return matrices(name, tensor, (count,) if len(tensor.shape) == 3 else (), rows, columns, True, True)
 
     of_c = None if c is None else read("c", _spread(c, shape), m, shape[-1])
-    abcd: _Matrices = (read("a", a, m, k), read("b", b, k, n), of_c, read("out", d, m, shape[-1]))
+    abcd: FourMatrices = (read("a", a, m, k), read("b", b, k, n), of_c, read("out", d, m, shape[-1]))
     scales = block_scales(tensors, (m, n, k), (count,) if batching == "masked" else (), (count,))
     gemm = _assemble(call, _Extents(m, n, k, count), abcd, scales, epilogue, batching)
     return replace(gemm, groups=groups.ptr, groups_stride=stride)
@@ -307,7 +406,7 @@ def _matrices_of_array(addresses: TensorView, rows: int) -> int:
 def _assemble(
     call: GemmCall,
     extents: _Extents,
-    abcd: _Matrices,
+    abcd: FourMatrices,
     scales: tuple[Scale, Scale] | None,
     epilogue: Epilogue,
     batching: BatchingName = "strided",

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTypeName, default_accumulator
 from gemmill.library.problem import GemmProblem, Regime
-from gemmill.runtime.operands.binding import OPERANDS, Addresses, BoundCall, bind
+from gemmill.runtime.operands.binding import OPERANDS, Addresses, BoundCall, bind, wider
 from gemmill.runtime.operands.epilogue_arguments import NO_ARGUMENTS, EpilogueArguments
-from gemmill.runtime.operands.tensors import TensorView, dtype_named, wider
+from gemmill.runtime.operands.tensors import TensorView, dtype_named
 
 if TYPE_CHECKING:
     from gemmill.runtime.registry import Registry

@@ -3,16 +3,22 @@ the place where a kernel reads or writes each.
 
 Kernels read a vector's elements as neighbours. Where they are not, the call's expression says what serves it: one value
 for all where the stride is 0, else a matrix that repeats the vector, which is read at any strides.
+
+Scales of whole operands, of rows of A and of columns of B are factors of the sums, and so operands of the epilogue:
+``a_scale`` and ``b_scale`` are what ``a * a_scale`` and ``b * b_scale`` would broadcast, such that a row of A or a
+column of B has one value. An expression may say itself where they stand; else they multiply each sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from math import copysign, prod
 from typing import Any, NamedTuple
 
 from gemmill.library.arch import TMA_MAX_STRIDE
+from gemmill.library.config.scales import BLOCK_SCALES
 from gemmill.library.dtypes import DTYPES, MAX_FLOAT32
 from gemmill.library.epilogues.parse import PLAIN, parse
 from gemmill.library.epilogues.syntax import GIVEN, SCALES
@@ -24,15 +30,26 @@ from gemmill.library.epilogues.tree import (
     Epilogue,
     Kind,
     Major,
+    scaled,
     with_dtypes,
     with_kinds,
     with_majors,
 )
+from gemmill.library.epilogues.tree import Operand as EpilogueOperand
 from gemmill.library.errors import ExpressionError, KeywordError, OperandError
 from gemmill.library.input.keywords import unexpected
 from gemmill.library.legality.quantities import TMA_ALIGN
+from gemmill.library.problem import is_mixed, upconverts_a
 from gemmill.library.wording import suggest
-from gemmill.runtime.operands.matrices import broadcast, collapse, matrices, one_stride, refuse_overlap
+from gemmill.runtime.operands.matrices import (
+    block_shapes,
+    broadcast,
+    collapse,
+    has_groups,
+    matrices,
+    one_stride,
+    refuse_overlap,
+)
 from gemmill.runtime.operands.tensors import TensorView, view
 
 Value = TensorView | float
@@ -412,3 +429,83 @@ def _vector(
             inner *= each
         reset = (_IDENTITY[output.role], count)
     return BoundArgument(name, value.ptr, 0.0, () if kind == "scalar" and output is None else (stride,), reset)
+
+
+def kinds_of_scales(
+    tensors: Mapping[str, TensorView], numbers: Mapping[str, float], named: Mapping[str, Kind], batch_invariant: bool
+) -> dict[str, Kind]:
+    """What each scale that is a factor of the sums has one value for, a_scale first; the others are of blocks or of
+    groups along K, and not of the epilogue.
+
+    ``numbers`` are scales of the host, ``named`` those that the expression names itself, with their kinds. OperandError
+    names a scale that is of neither sort.
+    """
+    if "addresses" in tensors:
+        return {}
+    a, b = tensors["a"], tensors["b"]
+    given = {name: tensors[name] for name in SCALES if name in tensors and name not in named}
+    forms = {name: scale_kind(name, scale, tensors[name[0]]) for name, scale in given.items()}
+    if is_mixed(a.dtype, b.dtype):
+        narrow = "a" if upconverts_a(a.dtype, b.dtype) else "b"
+        grouped = narrow if has_groups(narrow, tensors) else ""
+        forms = {name: x for name, x in forms.items() if name[0] != grouped and x is not None}
+    elif {name: scale.shape[-2:] for name, scale in given.items()} == block_shapes(a, b) and (
+        None in forms.values() or {scale.dtype for scale in given.values()} in ({dtype} for dtype in BLOCK_SCALES)
+    ):
+        return {}
+    for name, found in forms.items():
+        if found is None:
+            raise _refused(name, tensors)
+    if batch_invariant and "a_scale" in given:
+        _refuse_one_row(given["a_scale"], forms.get("a_scale"))
+    kinds = {name: found[0] for name, found in forms.items() if found}
+    all_kinds: dict[str, Kind] = {**dict.fromkeys(numbers, "scalar"), **kinds, **named}
+    return {name: all_kinds[name] for name in SCALES if name in all_kinds}
+
+
+@lru_cache(1024)
+def with_scales(text: str | None, kinds: tuple[tuple[str, Kind], ...], has_c: bool) -> str:
+    """An epilogue whose sums are multiplied by scales, but by those that it names itself; None: the plain one."""
+    linear = "d = alpha * acc + beta * c" if has_c else "d = alpha * acc"
+    epilogue = read_epilogue(linear if text is None else text)
+    named = {operand.name for operand in epilogue.operands}
+    factors = [EpilogueOperand(name, kind, "f32") for name, kind in kinds if name not in named]
+    if epilogue.gated and any(factor.kind == "column" for factor in factors):
+        raise OperandError(
+            f"b_scale has one for each column of b, and the epilogue `{epilogue}` pairs columns: pass those of gate "
+            "and of up by names of their own, as in epilogue='d = silu(gate * g[n]) * (up * u[n])', "
+            "g=b_scale[..., 0::2].contiguous(), u=b_scale[..., 1::2].contiguous()"
+        )
+    return str(scaled(epilogue, factors))
+
+
+def named_scales(text: str) -> dict[str, Kind]:
+    """The scales that an epilogue names itself, and what each has one value for."""
+    return {operand.name: operand.kind for operand in read_epilogue(text).operands if operand.name in SCALES}
+
+
+def _refuse_one_row(scale: TensorView, found: tuple[Kind, TensorView] | None) -> None:
+    """OperandError where M decides whether a scale is of a row or of all rows, and with it the kernel."""
+    if found and found[0] in ("scalar", "batch") and len(scale.shape) > 1:
+        raise OperandError(
+            f"batch_invariant: a_scale has shape {scale.shape}, which is that of a row where M is 1: pass one for "
+            "all rows as a_scale.reshape(()), or one for each row"
+        )
+
+
+def _refused(name: str, tensors: Mapping[str, TensorView]) -> OperandError:
+    """What to say of a scale that scales neither blocks nor all of a row or column."""
+    own, operand, blocks = tensors[name].shape, tensors[name[0]].shape, block_shapes(tensors["a"], tensors["b"])
+    each = (operand[-2], 1) if name == "a_scale" else (1, operand[-1])
+    other = "b_scale" if name == "a_scale" else "a_scale"
+    of = "row" if name == "a_scale" else "column"
+    says = f"one value, or {each}: one for each {of}" if len(operand) > 1 else "one value"
+    if own[-2:] == blocks[name]:
+        way = f"these are of blocks, beside which {other} is of blocks too: {blocks[other]}"
+    elif own == operand[-2:-1]:
+        way = f"pass {name}.unsqueeze(-1)"
+    elif own[-2:] == each[::-1]:
+        way = f"pass {name}.mT"
+    else:
+        way = f"of blocks it is {blocks[name]}, and {other} {blocks[other]}"
+    return OperandError(f"{name} has shape {own}; it must be {says}. {way[0].upper()}{way[1:]}")

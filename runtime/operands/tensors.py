@@ -87,12 +87,6 @@ class TensorView:
         return f"{self.dtype} {self.shape} with strides {self.strides} on GPU {self.device}"
 
 
-def wider(tensors: Mapping[str, TensorView]) -> DTypeName:
-    """The dtype of the wider of A and B."""
-    a, b = tensors["a"].dtype, tensors["b"].dtype
-    return b if DTYPES[b].bits > DTYPES[a].bits else a
-
-
 def reach(byte_extents: Iterable[tuple[int, int]]) -> tuple[int, int]:
     """Bytes before its first element, and from there on, in which a tensor that has elements lies, by its
     :attr:`TensorView.byte_extents`."""

@@ -13,7 +13,7 @@ import torch
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.reference import evaluate
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
-from gemmill.runtime.operands.scales import GROUP_SIZES, SCALE_BLOCK
+from gemmill.runtime.operands.matrices import GROUP_SIZES, SCALE_BLOCK
 from gemmill.runtime.operands.tensors import dtype_named
 from gemmill.runtime.torch.outputs import Output, of_batch, of_epilogue, of_groups
 

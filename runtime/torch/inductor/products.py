@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gemmill.library.arch import serving
-from gemmill.runtime.operands.scales import SCALE_BLOCK
+from gemmill.runtime.operands.matrices import SCALE_BLOCK
 from gemmill.runtime.torch.inductor.shapes import equal, is_empty, place, same
 from gemmill.runtime.torch.option_text import written
 

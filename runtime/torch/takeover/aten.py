@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gemmill.runtime.operands.scales import SCALE_BLOCK
+from gemmill.runtime.operands.matrices import SCALE_BLOCK
 
 Given = Mapping[str, Any]
 """Arguments of a call by the names of its schema."""
