@@ -14,7 +14,7 @@ from tests.cases.remotes import Honest, Server
 
 from gemmill.library.errors import LockError
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime import locked
+from gemmill.runtime import kernel_lock
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.lockfile import Lock
@@ -38,10 +38,10 @@ def other_build(artifact: Artifact) -> Artifact:
 def test_what_is_selected_is_locked(tmp_path: Path, artifacts: tuple[Artifact, ...]) -> None:
     write_pack(tmp_path / "kernels.pack", artifacts)
     registry = Registry(packs=[tmp_path / "kernels.pack"], gpu="H200")
-    made = locked.lock(registry, PROBLEMS)
+    made = kernel_lock.lock(registry, PROBLEMS)
     assert made.gpu == "NVIDIA H200"
     assert made.problems == {str(problem): registry.select(problem).name for problem in PROBLEMS}
-    assert locked.lock(registry, PROBLEMS[::-1]).to_bytes() == made.to_bytes()
+    assert kernel_lock.lock(registry, PROBLEMS[::-1]).to_bytes() == made.to_bytes()
 
 
 def test_kernels_come_from_packs_and_the_store(lock: Lock, tmp_path: Path, artifacts: tuple[Artifact, ...]) -> None:
@@ -51,7 +51,7 @@ def test_kernels_come_from_packs_and_the_store(lock: Lock, tmp_path: Path, artif
     write_pack(tmp_path / "other.pack", [other_build(first)])  # the first that has the kernel, but with other bits
     write_pack(tmp_path / "first.pack", [first])
     registry = Registry(packs=[tmp_path / "other.pack", tmp_path / "first.pack"], store=store)
-    assert {each.artifact.name: each.source for each in locked.fetch(registry, lock)} == {
+    assert {each.artifact.name: each.source for each in kernel_lock.fetch(registry, lock)} == {
         first.name: "pack",
         last.name: "store",
     }
@@ -66,7 +66,7 @@ def test_kernels_come_from_a_remote_by_the_key_that_is_locked(
     Store(tmp_path).put(last.key, last)
     with Server(Honest([first], [])) as server:
         registry = Registry(manifests=(), store=tmp_path, remote=Remote(server.url, trusted=None, mode="only"))
-        assert [each.source for each in locked.fetch(registry, lock)] == ["remote", "store"]
+        assert [each.source for each in kernel_lock.fetch(registry, lock)] == ["remote", "store"]
         assert server.asked() == ["GET /v1/kernels", "GET /v1/blobs"]
         assert Store(tmp_path).get(first.key) == first
 
@@ -80,13 +80,13 @@ class Gone:
 sys.meta_path.insert(0, Gone())
 from pathlib import Path
 from gemmill.library.errors import ToolchainError
-from gemmill.runtime import locked
+from gemmill.runtime import kernel_lock
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.lockfile import Lock
 lock = Lock.read(Path(sys.argv[1]))
 for store in sys.argv[2:]:
     try:
-        print(*(each.source for each in locked.fetch(Registry(manifests=(), store=store), lock)))
+        print(*(each.source for each in kernel_lock.fetch(Registry(manifests=(), store=store), lock)))
     except ToolchainError as error:
         print(error)
 """
@@ -112,8 +112,8 @@ def test_a_machine_without_a_toolkit_takes_what_its_store_has(
 @pytest.mark.slow
 def test_what_is_nowhere_is_compiled_to_the_same_bits(lock: Lock, tmp_path: Path) -> None:
     registry = Registry(manifests=(), store=tmp_path / "store")
-    assert [each.source for each in locked.fetch(registry, lock)] == ["compiled", "compiled"]
-    assert [each.source for each in locked.fetch(registry, lock)] == ["store", "store"]
+    assert [each.source for each in kernel_lock.fetch(registry, lock)] == ["compiled", "compiled"]
+    assert [each.source for each in kernel_lock.fetch(registry, lock)] == ["store", "store"]
 
 
 def test_other_bits_are_refused_and_named(tmp_path: Path, artifacts: tuple[Artifact, ...]) -> None:
@@ -121,7 +121,7 @@ def test_other_bits_are_refused_and_named(tmp_path: Path, artifacts: tuple[Artif
     other = Lock.of("NVIDIA H200", dict(zip(PROBLEMS, (other_build(first), last), strict=True)))
     registry = Registry(manifests=())
     with pytest.raises(LockError, match="1 of 2 kernels are not as locked") as refused:
-        locked.fetch(registry, other)
+        kernel_lock.fetch(registry, other)
     assert f"{first.name}: nvrtc_version is 12.9.86, locked 12.8.93" in str(refused.value)
     assert not registry._loaded, "not even what is as locked"
 
@@ -135,11 +135,11 @@ def test_a_name_that_was_exchanged_in_the_lock_is_refused(
     first, last = artifacts
     text = lock.to_bytes().decode().replace(first.name, "?").replace(last.name, first.name).replace("?", last.name)
     with pytest.raises(LockError, match="2 of 2 kernels are not as locked"):
-        locked.fetch(Registry(manifests=(), store=store), Lock.from_bytes(text.encode()))
+        kernel_lock.fetch(Registry(manifests=(), store=store), Lock.from_bytes(text.encode()))
 
 
 def test_machine_code_that_was_exchanged_in_the_lock_is_refused(lock: Lock, artifacts: tuple[Artifact, ...]) -> None:
     content = json.loads(lock.to_bytes())
     content["kernels"][artifacts[0].name]["cubin"] = "0" * 64
     with pytest.raises(LockError, match=r"made from the same, its machine code has the digest \w{12}, locked 0{12}"):
-        locked.fetch(Registry(manifests=()), Lock.from_bytes(json.dumps(content).encode()))
+        kernel_lock.fetch(Registry(manifests=()), Lock.from_bytes(json.dumps(content).encode()))

@@ -15,7 +15,7 @@ from gemmill.library.errors import ConfigError
 from gemmill.library.manifest.kernelset import KernelSet
 from gemmill.library.manifest.load import load_manifest
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime import locked
+from gemmill.runtime import kernel_lock
 from gemmill.runtime.api.prepare import kernel_for
 from gemmill.runtime.compile.pool import Outcome
 from gemmill.runtime.operands.call import DEFAULTS, GemmCall
@@ -156,8 +156,8 @@ def test_all_numbers_have_one_cubin(registry: Registry, tmp_path: Path) -> None:
         assert server.asked() == ["POST /v1/instantiate", "GET /v1/blobs"], "once for all numbers"
 
     asked = [problem(64, 32, 1 << 16), problem(512, 512, 4096)]
-    lock = Lock.from_bytes(locked.lock(registry, asked).to_bytes())
+    lock = Lock.from_bytes(kernel_lock.lock(registry, asked).to_bytes())
     assert lock.problems == {str(each): registry.select(each).name for each in asked}
     assert [*lock.kernels] == [OPEN]
-    fetched = locked.fetch(Registry(manifests=(), store=Store(registry.store.path)), lock)
+    fetched = kernel_lock.fetch(Registry(manifests=(), store=Store(registry.store.path)), lock)
     assert [(each.artifact.name, each.source) for each in fetched] == [(OPEN, "store")]
