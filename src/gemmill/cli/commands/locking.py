@@ -22,7 +22,7 @@ from gemmill.cli.options import (
     output_file,
     refuse_overwriting,
 )
-from gemmill.runtime import locked
+from gemmill.runtime import kernel_lock
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.lockfile import Lock
 
@@ -63,7 +63,7 @@ def lock(
     registry = sources.registry(compiling.store)
     shapes = [*dict.fromkeys(shape.problem for shape in suite.shapes)]
     with output.progress(compiling=len({registry.select(each).name for each in shapes})) as step:
-        made = locked.lock(registry, shapes, compiling.jobs, lambda _: step("compiling"))
+        made = kernel_lock.lock(registry, shapes, compiling.jobs, lambda _: step("compiling"))
     made.write(to)
     if as_json:
         output.print_json("lock", {"file": str(to), "gpu": made.gpu, "problems": dict(made.problems)})
@@ -91,7 +91,7 @@ def warm(
     named = Lock.read(file)
     with output.progress(compiling=len(named.kernels)) as step:
         registry = Registry(manifests=(), packs=pack, store=compiling.store)
-        fetched = locked.fetch(registry, named, compiling.jobs, lambda _: step("compiling"))
+        fetched = kernel_lock.fetch(registry, named, compiling.jobs, lambda _: step("compiling"))
     check_kept(registry.store)
     if as_json:
         rows = [{"name": each.artifact.name, "key": each.artifact.key, "source": each.source} for each in fetched]

@@ -16,7 +16,7 @@ from gemmill.cli.options import Json, KernelFilter, OnGpu, Sign, StorePath, argu
 from gemmill.cli.output import Status
 from gemmill.library.errors import RemoteError, StoreError
 from gemmill.runtime.gpus import detect
-from gemmill.runtime.obtain import Obtainer
+from gemmill.runtime.kernel_provider import KernelProvider
 from gemmill.runtime.storage.remote.client import Remote
 from gemmill.runtime.storage.remote.misses import Miss
 from gemmill.runtime.storage.store import Store
@@ -242,7 +242,7 @@ def pull(
     of, kept = _remote(remote), open_store(store)
     configs = kernels.configs(source) if is_manifest(source) else [kernel(source)]
     before = of.counters().get("hits", 0)
-    found = Obtainer(kept, of, gpu or detect()).fetch(configs)
+    found = KernelProvider(kept, of, gpu or detect()).fetch(configs)
     missing = {name: miss.says for name, miss in found.items() if isinstance(miss, Miss)}
     fetched = of.counters().get("hits", 0) - before
     there = len(found) - len(missing) - fetched
