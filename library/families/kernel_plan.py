@@ -33,11 +33,20 @@ class KernelPlan:
 
     family: ClassVar[FamilyName | None] = None
     """The family whose kernels have such plans; None: all, of which only the config is known."""
-
     archs: ClassVar[tuple[str, ...]]
     """The targets that they are compiled for."""
     batchings: ClassVar[tuple[str, ...]] = ("strided",)
     """The kinds of batches that they have."""
+    threads: member[int]
+    """Threads of a CTA."""
+    stage_bytes: member[tuple[int, int]]
+    """Bytes of one stage of A and of B."""
+    shared_bytes: member[int]
+    """Dynamic shared memory of a CTA."""
+    accumulator_registers: member[int]
+    """32-bit accumulator registers of a thread that multiplies."""
+    auto_stages: member[int]
+    """Stages that ``stages: auto`` stands for: the most that fit, up to :attr:`max_auto_stages`; may be below 2."""
 
     def __init__(self, config: GemmConfig) -> None:
         self.config = config
@@ -48,37 +57,10 @@ class KernelPlan:
         return ("tiles",)
 
     @member
-    def threads(self) -> int:
-        """Threads of a CTA."""
-        raise NotImplementedError
-
-    @member
-    def stage_bytes(self) -> tuple[int, int]:
-        """Bytes of one stage of A and of B."""
-        raise NotImplementedError
-
-    @member
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
-        raise NotImplementedError
-
-    @member
     def regions(self) -> tuple[Region, ...]:
-        """The parts of that shared memory, in the order in which they lie: the stages of A and of B."""
-        return tuple(
-            Region(f"{operand} stages", self.config.stages, size)
-            for operand, size in zip("AB", self.stage_bytes, strict=True)
-        )
-
-    @member
-    def accumulator_registers(self) -> int:
-        """32-bit accumulator registers of a thread that multiplies."""
-        raise NotImplementedError
-
-    @member
-    def auto_stages(self) -> int:
-        """Stages that ``stages: auto`` stands for: the most that fit, up to :attr:`max_auto_stages`; may be below 2."""
-        raise NotImplementedError
+        """The parts of shared memory, in the order in which they lie: the stages of A and of B."""
+        names = ("A stages", "B stages")
+        return tuple(Region(*each) for each in zip(names, (self.config.stages,) * 2, self.stage_bytes, strict=True))
 
     @member
     def max_auto_stages(self) -> int:

@@ -19,7 +19,7 @@ from gemmill.library.config.table import TABLE
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, staged_formats
 from gemmill.library.epilogues.syntax import SCALES
-from gemmill.library.families.families import FAMILIES, family_of, new_plan
+from gemmill.library.families.families import FAMILIES, family_of, new_plan, plan_of
 from gemmill.library.families.kernel_plan import KernelPlan
 from gemmill.library.legality.nearest_change import nearest_change
 from gemmill.library.legality.rule import Rule, rule
@@ -238,14 +238,15 @@ def verdicts(config: GemmConfig | Fields) -> list[Verdict]:
 
 def broken(config: GemmConfig | Fields) -> list[tuple[Rule, str]]:
     """The rules that a config breaks, and what is wrong; without the search for legal changes."""
-    config = config if isinstance(config, GemmConfig) else ConfigView(config)
-    return [(rule, finding) for rule in RULES if (finding := rule.finding(config)) is not None]
+    plan = plan_of(config) if isinstance(config, GemmConfig) else new_plan(ConfigView(config))
+    findings = ((rule, rule.check(plan)) for rule in RULES if rule.family in (None, plan.family))
+    return [(rule, finding) for rule, finding in findings if finding is not None]
 
 
 def legal(config: GemmConfig | Fields) -> bool:
     """Whether a config breaks no rule."""
-    config = config if isinstance(config, GemmConfig) else ConfigView(config)
-    return all(rule.allows(config) for rule in RULES)
+    plan = new_plan(config if isinstance(config, GemmConfig) else ConfigView(config))
+    return all(rule.check(plan) is None for rule in RULES if rule.family in (None, plan.family))
 
 
 def nearest_fix(rule: Rule, fields: Fields) -> Mapping[str, Value] | None:
