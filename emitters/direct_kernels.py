@@ -9,11 +9,11 @@ from gemmill.emitters.epilogue.text import compute_type, epilogue_bytes, epilogu
 from gemmill.emitters.placeholders import placeholders
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.dtypes import DTYPES, FP8
 from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.families.gemv import GemvPlan
 from gemmill.library.families.mma import MmaPlan
-from gemmill.library.families.shared_rules import FP8, DirectPlan
+from gemmill.library.families.shared_rules import DirectPlan
 from gemmill.library.launch import LaunchSpec
 from gemmill.library.legality.quantities import align_up
 

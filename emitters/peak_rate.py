@@ -19,7 +19,7 @@ from gemmill.library.families.wgmma.plan import INSTRUCTION_K_BYTES, WARPGROUP, 
 from gemmill.library.launch import LaunchSpec
 
 MEASURED_DTYPES: tuple[DTypeName, ...] = ("bf16", "f16", "tf32", "e4m3", "s8")
-"""Types of A and B whose instructions differ in rate; e5m2 multiplies as e4m3 does, and u8 as s8."""
+"""Types of A and B whose instructions differ in rate."""
 
 STAGES = 4
 """Stages of A and B that lie in shared memory: nearly all of it, so that the data repeats as late as can be."""

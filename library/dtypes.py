@@ -33,6 +33,18 @@ class DType(NamedTuple):
     """``__cuda_array_interface__`` typestr; None where numpy has no such type."""
     epsilon: float
     """Distance from 1 to the next representable number; 1 for integers."""
+    largest: float
+    """Greatest finite value."""
+    least_exponent: int
+    """Of 2, in the least normal number; 0 for integers."""
+    names: str
+    """What PyTorch, NumPy, CUTLASS, BLAS libraries and logs of them call it beside these, between spaces."""
+    cuda: str | None = None
+    """``cudaDataType`` in cuBLASLt's calls; None where gemmill compares itself with none."""
+    xla: int | None = None
+    """``XLA_FFI_DataType``; None where JAX has no arrays of it."""
+    aten: int | None = None
+    """Number in PyTorch's traces (c10/core/ScalarType.h)."""
     stored_as: DTypeName | None = None
     """The dtype of the tensors that hold it, where memory does not tell the two apart and the caller must."""
     alike: DTypeName | None = None
@@ -51,6 +63,19 @@ class DType(NamedTuple):
         return max(8, self.bits) // 8
 
     @property
+    def least(self) -> float:
+        """Least finite value."""
+        if not self.is_integer:
+            return -self.largest
+        is_signed = self.dlpack[0] == 0
+        return -self.largest - 1 if is_signed else 0.0
+
+    @property
+    def is_scale(self) -> bool:
+        """Whether there are only scales of it."""
+        return self.epsilon == 1 and not self.is_integer
+
+    @property
     def is_integer(self) -> bool:
         """Whether sums of its products are exact."""
         return self.dlpack[0] < 2
@@ -60,44 +85,231 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
     {
         t.name: t
         for t in (
-            DType("bf16", 16, "gemmill::bf16", "BFLOAT16", (4, 16), "bfloat16", None, 2.0**-7),
-            DType("f16", 16, "gemmill::f16", "FLOAT16", (2, 16), "float16", "<f2", 2.0**-10),
-            DType("f32", 32, "float", "FLOAT32", (2, 32), "float32", "<f4", 2.0**-23),
-            DType("tf32", 32, "gemmill::tf32", "TFLOAT32", (2, 32), "float32", "<f4", 2.0**-10, stored_as="f32"),
-            DType("f64", 64, "double", "FLOAT64", (2, 64), "float64", "<f8", 2.0**-52),
-            DType("e4m3", 8, "gemmill::e4m3", "UINT8", (10, 8), "float8_e4m3fn", None, 2.0**-3),
-            DType("e5m2", 8, "gemmill::e5m2", "UINT8", (12, 8), "float8_e5m2", None, 2.0**-2, alike="e4m3"),
-            DType("s8", 8, "int8_t", "UINT8", (0, 8), "int8", "|i1", 1.0),
-            DType("u8", 8, "uint8_t", "UINT8", (1, 8), "uint8", "|u1", 1.0, alike="s8"),
-            DType("s32", 32, "int32_t", "INT32", (0, 32), "int32", "<i4", 1.0),
+            DType(
+                "bf16",
+                16,
+                cpp="gemmill::bf16",
+                tma="BFLOAT16",
+                dlpack=(4, 16),
+                torch="bfloat16",
+                typestr=None,
+                epsilon=2.0**-7,
+                largest=(2 - 2**-7) * 2.0**127,
+                least_exponent=-126,
+                names="16bf bf16_r",
+                cuda="CUDA_R_16BF",
+                xla=16,
+                aten=15,
+            ),
+            DType(
+                "f16",
+                16,
+                cpp="gemmill::f16",
+                tma="FLOAT16",
+                dlpack=(2, 16),
+                torch="float16",
+                typestr="<f2",
+                epsilon=2.0**-10,
+                largest=65504.0,
+                least_exponent=-14,
+                names="half fp16 16f f16_r h",
+                cuda="CUDA_R_16F",
+                xla=10,
+                aten=5,
+            ),
+            DType(
+                "f32",
+                32,
+                cpp="float",
+                tma="FLOAT32",
+                dlpack=(2, 32),
+                torch="float32",
+                typestr="<f4",
+                epsilon=2.0**-23,
+                largest=MAX_FLOAT32,
+                least_exponent=-126,
+                names="float single fp32 32f f32_r s",
+                cuda="CUDA_R_32F",
+                xla=11,
+                aten=6,
+            ),
+            DType(
+                "tf32",
+                32,
+                cpp="gemmill::tf32",
+                tma="TFLOAT32",
+                dlpack=(2, 32),
+                torch="float32",
+                typestr="<f4",
+                epsilon=2.0**-10,
+                largest=(2 - 2**-10) * 2.0**127,
+                least_exponent=-126,
+                names="tensorfloat32 tfloat32 xf32 xf32_r",
+                cuda="CUDA_R_32F",
+                stored_as="f32",
+            ),
+            DType(
+                "f64",
+                64,
+                cpp="double",
+                tma="FLOAT64",
+                dlpack=(2, 64),
+                torch="float64",
+                typestr="<f8",
+                epsilon=2.0**-52,
+                largest=(2 - 2**-52) * 2.0**1023,
+                least_exponent=-1022,
+                names="double fp64 64f f64_r d",
+                cuda="CUDA_R_64F",
+                xla=12,
+                aten=7,
+            ),
+            DType(
+                "e4m3",
+                8,
+                cpp="gemmill::e4m3",
+                tma="UINT8",
+                dlpack=(10, 8),
+                torch="float8_e4m3fn",
+                typestr=None,
+                epsilon=2.0**-3,
+                largest=448.0,
+                least_exponent=-6,
+                names="e4m3fn fp8 fp8_e4m3 f8e4m3 f8e4m3fn fe4m3 float8_e4m3 float8e4m3fn 8f_e4m3 f8_r",
+                cuda="CUDA_R_8F_E4M3",
+                xla=20,
+                aten=24,
+            ),
+            DType(
+                "e5m2",
+                8,
+                cpp="gemmill::e5m2",
+                tma="UINT8",
+                dlpack=(12, 8),
+                torch="float8_e5m2",
+                typestr=None,
+                epsilon=2.0**-2,
+                largest=57344.0,
+                least_exponent=-14,
+                names="fp8_e5m2 f8e5m2 fe5m2 float8e5m2 8f_e5m2 bf8_r",
+                cuda="CUDA_R_8F_E5M2",
+                xla=19,
+                aten=23,
+                alike="e4m3",
+            ),
+            DType(
+                "s8",
+                8,
+                cpp="int8_t",
+                tma="UINT8",
+                dlpack=(0, 8),
+                torch="int8",
+                typestr="|i1",
+                epsilon=1.0,
+                largest=127.0,
+                least_exponent=0,
+                names="i8 8i i8_r char signed_char",
+                cuda="CUDA_R_8I",
+                xla=2,
+                aten=1,
+            ),
+            DType(
+                "u8",
+                8,
+                cpp="uint8_t",
+                tma="UINT8",
+                dlpack=(1, 8),
+                torch="uint8",
+                typestr="|u1",
+                epsilon=1.0,
+                largest=255.0,
+                least_exponent=0,
+                names="8u u8_r unsigned_char",
+                xla=6,
+                aten=0,
+                alike="s8",
+            ),
+            DType(
+                "s32",
+                32,
+                cpp="int32_t",
+                tma="INT32",
+                dlpack=(0, 32),
+                torch="int32",
+                typestr="<i4",
+                epsilon=1.0,
+                largest=2.0**31 - 1,
+                least_exponent=0,
+                names="i32 int 32i i32_r",
+                cuda="CUDA_R_32I",
+                xla=4,
+                aten=3,
+            ),
             # Powers of two, of which there are only scales.
-            DType("ue8m0", 8, "gemmill::ue8m0", "UINT8", (14, 8), "float8_e8m0fnu", None, 1.0),
+            DType(
+                "ue8m0",
+                8,
+                cpp="gemmill::ue8m0",
+                tma="UINT8",
+                dlpack=(14, 8),
+                torch="float8_e8m0fnu",
+                typestr=None,
+                epsilon=1.0,
+                largest=2.0**127,
+                least_exponent=-127,
+                names="e8m0 e8m0fnu f8e8m0 f8e8m0fnu fue8m0 float8_e8m0",
+                xla=33,
+            ),
             # Two in a byte, the even one in the low half.
-            DType("s4", 4, "gemmill::s4", "UINT8", (0, 4), "int8", None, 1.0, stored_as="s8"),
-            DType("u4", 4, "gemmill::u4", "UINT8", (1, 4), "uint8", None, 1.0, stored_as="u8"),
+            DType(
+                "s4",
+                4,
+                cpp="gemmill::s4",
+                tma="UINT8",
+                dlpack=(0, 4),
+                torch="int8",
+                typestr=None,
+                epsilon=1.0,
+                largest=7.0,
+                least_exponent=0,
+                names="int4 i4 4i i4_r",
+                stored_as="s8",
+            ),
+            DType(
+                "u4",
+                4,
+                cpp="gemmill::u4",
+                tma="UINT8",
+                dlpack=(1, 4),
+                torch="uint8",
+                typestr=None,
+                epsilon=1.0,
+                largest=15.0,
+                least_exponent=0,
+                names="uint4 4u u4_r",
+                stored_as="u8",
+            ),
         )
     }
 )
 """Every dtype gemmill knows, by name."""
 
 
-_ELSEWHERE: Mapping[str, DTypeName] = MappingProxyType(
-    {t.torch: t.name for t in DTYPES.values() if t.stored_as is None}
-    | {"fp16": "f16", "half": "f16", "fp32": "f32", "float": "f32", "single": "f32", "fp64": "f64", "double": "f64"}
-    | {"tensorfloat32": "tf32", "tfloat32": "tf32"}
-    | dict.fromkeys(("e4m3fn", "fp8", "fp8_e4m3", "f8e4m3", "f8e4m3fn", "fe4m3", "float8_e4m3", "float8e4m3fn"), "e4m3")
-    | dict.fromkeys(("fp8_e5m2", "f8e5m2", "fe5m2", "float8e5m2"), "e5m2")
-    | dict.fromkeys(("e8m0", "e8m0fnu", "f8e8m0", "f8e8m0fnu", "fue8m0", "float8_e8m0"), "ue8m0")
-    | {"int4": "s4", "uint4": "u4", "i4": "s4", "i8": "s8", "i32": "s32", "int": "s32"}
+FP8 = tuple(t.name for t in DTYPES.values() if t.bits == 8 and not t.is_integer and not t.is_scale)
+"""Floating-point types of 8 bits that are multiplied."""
+INT8 = tuple(t.name for t in DTYPES.values() if t.bits == 8 and t.is_integer)
+"""Integers of 8 bits."""
+NAMES: Mapping[str, DTypeName] = MappingProxyType(
+    {name: t.name for t in DTYPES.values() for name in (t.name, *t.names.split())}
+    | {t.torch: t.name for t in DTYPES.values() if t.stored_as is None}
 )
-"""What PyTorch, NumPy, CUTLASS and others call dtypes."""
+"""Dtypes by what PyTorch, NumPy, CUTLASS and others call them, and by their own names."""
 
 
 def called(name: str) -> DTypeName | None:
-    """The dtype of a name, ours or another's; None where nobody calls one so."""
-    if name in DTYPES:
-        return DTYPES[name].name
-    return _ELSEWHERE.get(name.strip().lower().removeprefix("torch."))
+    """The dtype of a name, ours or another's; None where nobody calls one so. A letter is none."""
+    word = name.strip().lower().removeprefix("torch.")
+    return NAMES.get(word) if len(word) > 1 else None
 
 
 def unknown(name: str) -> str:

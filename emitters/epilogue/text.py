@@ -13,11 +13,9 @@ from typing import NamedTuple
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.epilogues.function_table import FUNCTIONS
 from gemmill.library.epilogues.parse import LINEAR, parse
 from gemmill.library.epilogues.tree import (
-    FUNCTIONS,
-    PASSES,
-    SHORT_FORMS,
     Assignment,
     Call,
     Epilogue,
@@ -343,9 +341,6 @@ def _block(statements: Iterable[str]) -> str:
     return f"{lines}\n  " if lines else ""
 
 
-_OPERATORS = {"and": "&&", "or": "||", "not": "!"}
-
-
 def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str], rounded: DTypeName) -> str:
     """A node in C++, every operator in parentheses; ``rounded``: what its value is on its way to."""
     match node:
@@ -361,13 +356,11 @@ def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str], rounde
             first, *others = (_cpp(factor, names, places, rounded) for factor in factors)
             return "(" * len(others) + first + "".join(f" * {text})" for text in others)
         case Call(name, arguments):
-            function, inside = FUNCTIONS[name], rounded if name in PASSES else "f32"
+            row = FUNCTIONS[name]
+            inside = rounded if row.passes_error else "f32"
             texts = [_cpp(argument, names, places, inside) for argument in arguments]
-            operator = _OPERATORS.get(name, function.symbol)
-            if not operator or name == "div":
-                form = f"<gemmill::{rounded}>" if rounded in SHORT_FORMS.get(name, ()) else ""
-                return f"math::{name}{form}({', '.join(texts)})"
-            return f"({operator}{texts[0]})" if len(texts) == 1 else f"({texts[0]} {operator} {texts[1]})"
+            short = f"<gemmill::{rounded}>" if rounded in row.short else ""
+            return row.cpp.format(*texts, all=", ".join(texts), short=short)
 
 
 def _factors(node: Node) -> list[Node]:

@@ -24,7 +24,7 @@ from gemmill.library.config.field import Value
 from gemmill.library.config.fields import config_of, made_of, parts_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.table import NAME_PARTS, TABLE, Row
-from gemmill.library.epilogues import encoding
+from gemmill.library.epilogues.parse import PATTERN, decode, encode
 from gemmill.library.errors import ConfigError, ExpressionError, RenamedWarning
 
 ABSENT = "none"
@@ -69,13 +69,13 @@ def said(row: Row, value: Value) -> str:
     """The token of a field in a name."""
     if row.field.unsaid and value == row.default:
         return ""
-    return row.field.token.format(encoding.encode(str(value)) if row.is_open else value)
+    return row.field.token.format(encode(str(value)) if row.is_open else value)
 
 
 def _pattern(row: Row, following: Row | None) -> str:
     """The regular expression of a token. Of the last word of a part it is loose: a wrong one is refused by name."""
     if row.is_open:
-        value = encoding.PATTERN
+        value = PATTERN
     elif row.type is int:
         value = "[1-9][0-9]{0,17}"
     elif following is None:
@@ -256,6 +256,6 @@ def _value(row: Row, token: str | None, part: str) -> Value:
     if row.field.unsaid and token == str(row.default):
         raise ConfigError(f"{part!r} spells out {token!r}, which names leave out")
     try:
-        return encoding.decode(token) if row.is_open else row.type(token)
+        return decode(token) if row.is_open else row.type(token)
     except ExpressionError as error:
         raise ConfigError(f"its {row.name} {part!r}: {error}") from None

@@ -12,7 +12,7 @@ from gemmill.library.config.field import Value
 from gemmill.library.config.fields import Fields, config_of, fields_of
 from gemmill.library.config.names import PARTS, kernel_name, parse_name, said
 from gemmill.library.config.table import GROUPS, TABLE, Row
-from gemmill.library.epilogues.encoding import CAPITALS
+from gemmill.library.epilogues.parse import CAPITALS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BEGIN, END = "<!-- fields: made by python -m gemmill.library.config.page -->\n", "<!-- end of fields -->\n"

@@ -1,4 +1,4 @@
-"""Epilogues as text: read, spelled in the one way, and what can be asked of them.
+"""Epilogues as text: read, spelled in the one way, as parts of kernel names, and what can be asked of them.
 
 ``d = silu(alpha * acc * scale_a[m] * scale_b[n] + beta * c + bias.bf16[n])``: assignments between semicolons or line
 ends. ``acc`` is the sum of products, ``c`` the added matrix, ``gate`` and ``up`` the sums of an even column and the odd
@@ -11,10 +11,12 @@ output, a matrix unless its value is ``max``, ``min`` or ``sum`` of one argument
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from functools import lru_cache
 
 from gemmill.library.dtypes import DTypeName
-from gemmill.library.epilogues import syntax
+from gemmill.library.epilogues import grammar
 from gemmill.library.epilogues.tree import Epilogue, Major, with_majors
 from gemmill.library.errors import ExpressionError
 
@@ -30,7 +32,7 @@ def parse(text: str) -> Epilogue:
         ExpressionError: the text is not an epilogue; the column says where.
     """
     try:
-        return parse("d = alpha * acc + beta * c") if text == LINEAR else syntax.read(text)
+        return parse("d = alpha * acc + beta * c") if text == LINEAR else grammar.read(text)
     except RecursionError:
         raise ExpressionError("the epilogue is nested too deeply") from None
 
@@ -83,6 +85,32 @@ def spelling(epilogue: Epilogue) -> str:
     """The canonical text of a parsed epilogue."""
     text = str(epilogue)
     return LINEAR if text in ("d = alpha * acc + beta * c", "d = alpha * acc") else text
+
+
+_PREFIX = "x"
+PATTERN = f"{LINEAR}|{_PREFIX}[a-zA-Z0-9]+"
+"""The regular expression that such parts match."""
+CAPITALS: Mapping[str, str] = dict(zip(" _.,;=()[]+-*/<>!", "SUDKZEPQBJAMTVLGN", strict=True))
+"""The letter that a character becomes."""
+_CHARACTERS = {capital: character for character, capital in CAPITALS.items()}
+
+
+def encode(text: str) -> str:
+    """A canonical text as part of a kernel name, which is a C identifier. Spaces go, but those between words."""
+    if text == LINEAR:
+        return text
+    packed = re.sub(r"(?<![a-z0-9_]) +| +(?![a-z0-9_])", "", text)
+    return _PREFIX + "".join(CAPITALS.get(character, character) for character in packed)
+
+
+def decode(part: str) -> str:
+    """The canonical text of a part of a kernel name; ExpressionError where it is none."""
+    if not part.startswith(_PREFIX):
+        return part
+    text = canonical("".join(_CHARACTERS.get(character, character) for character in part[len(_PREFIX) :]))
+    if encode(text) != part:
+        raise ExpressionError(f"is spelled {encode(text)}")
+    return text
 
 
 PLAIN = parse(LINEAR)

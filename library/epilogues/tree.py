@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import MappingProxyType
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 from gemmill.library.dtypes import DTypeName
+from gemmill.library.epilogues.function_table import FUNCTIONS
 
 Kind = Literal["scalar", "row", "column", "batch", "matrix"]
 """What an operand or output has one value for: the problem, a row, a column, a matrix of the batch, an element."""
 
-INDEX: Mapping[Kind, str] = MappingProxyType(
-    {"scalar": "", "row": "[m]", "column": "[n]", "batch": "[batch]", "matrix": "[m, n]"}
-)
+INDEX: Mapping[Kind, str] = {"scalar": "", "row": "[m]", "column": "[n]", "batch": "[batch]", "matrix": "[m, n]"}
 """How each kind is written."""
 
 Major = Literal["any", "n", "m"]
 """How an epilogue's matrices are read or written: element by element, at any strides; or by TMA, like C and D, in which
 case N or M is contiguous and all else of the tensor a multiple of 16 bytes."""
-
-Type = Literal["number", "condition"]
 
 OUTPUT_DTYPES: tuple[DTypeName, ...] = ("f32", "bf16", "f16")
 """Element types of outputs; the first is what a name without one has."""
@@ -30,61 +26,6 @@ OUTPUT_DTYPES: tuple[DTypeName, ...] = ("f32", "bf16", "f16")
 OPERAND_DTYPES: tuple[DTypeName, ...] = (*OUTPUT_DTYPES, "ue8m0")
 """Element types of operands. TMA moves matrices of those that outputs have."""
 
-
-class Function(NamedTuple):
-    """What may be called, operators included."""
-
-    arguments: tuple[Type, ...]
-    result: Type = "number"
-    variadic: bool = False
-    """Whether the last argument may be repeated."""
-    symbol: str = ""
-    """How an operator is written."""
-    precedence: int = 0
-    """How tightly an operator binds; 0 for functions, which need no parentheses around them."""
-
-
-_X: tuple[Type, ...] = ("number",)
-_XY: tuple[Type, ...] = ("number", "number")
-_PQ: tuple[Type, ...] = ("condition", "condition")
-
-FUNCTIONS: Mapping[str, Function] = MappingProxyType(
-    {
-        "or": Function(_PQ, "condition", symbol="or", precedence=1),
-        "and": Function(_PQ, "condition", symbol="and", precedence=2),
-        "not": Function(("condition",), "condition", symbol="not", precedence=3),
-        "lt": Function(_XY, "condition", symbol="<", precedence=4),
-        "le": Function(_XY, "condition", symbol="<=", precedence=4),
-        "gt": Function(_XY, "condition", symbol=">", precedence=4),
-        "ge": Function(_XY, "condition", symbol=">=", precedence=4),
-        "eq": Function(_XY, "condition", symbol="==", precedence=4),
-        "ne": Function(_XY, "condition", symbol="!=", precedence=4),
-        "add": Function(_XY, symbol="+", precedence=5),
-        "sub": Function(_XY, symbol="-", precedence=5),
-        "mul": Function(_XY, symbol="*", precedence=6),
-        "div": Function(_XY, symbol="/", precedence=6),
-        "neg": Function(_X, symbol="-", precedence=7),
-        "min": Function(_XY, variadic=True),
-        "max": Function(_XY, variadic=True),
-        "abs": Function(_X),
-        "exp": Function(_X),
-        "log": Function(_X),
-        "sqrt": Function(_X),
-        "rsqrt": Function(_X),
-        "erf": Function(_X),
-        "tanh": Function(_X),
-        "sigmoid": Function(_X),
-        "relu": Function(_X),
-        "gelu": Function(_X),
-        "gelu_tanh": Function(_X),
-        "silu": Function(_X),
-        "clamp": Function(("number", "number", "number")),
-        "where": Function(("condition", "number", "number")),
-        "round": Function(_X),
-        **{dtype: Function(_X) for dtype in ("f32", "bf16", "f16", "e4m3", "e5m2", "s8", "u8")},
-    }
-)
-"""Functions by name. ``gelu`` is the form with erf. Names of dtypes convert, and saturate to 8 bits."""
 
 REDUCTIONS = ("max", "min", "sum")
 """What an output of fewer values than D has is made with."""
@@ -241,9 +182,6 @@ class Epilogue:
         return [node for assignment in self.assignments for node in walk(assignment.value)]
 
 
-PASSES = frozenset(("add", "sub", "mul", "div", "neg", "abs", "relu", "min", "max", "clamp", "where"))
-"""Functions that pass on a small error of an argument as it is, at most scaled as the argument itself."""
-
 _FINENESS = ("bf16", "f16", "f32")
 
 
@@ -251,7 +189,8 @@ def roundings(epilogue: Epilogue, d_dtype: DTypeName) -> dict[str, DTypeName]:
     """What the value of each assignment is on its way to, by name.
 
     ``bf16`` or ``f16`` where all that is made of it is rounded to one of them (the finer, where to both) after nothing
-    but :data:`PASSES`; ``f32`` else, as in reductions, under other functions, and where it is rounded to 8 bits.
+    but functions that pass errors on; ``f32`` else, as in reductions, under other functions, and where it is rounded
+    to 8 bits.
     """
     wanted: dict[str, DTypeName] = {}
 
@@ -264,7 +203,7 @@ def roundings(epilogue: Epilogue, d_dtype: DTypeName) -> dict[str, DTypeName]:
             want(node.name, dtype)
         if isinstance(node, Call):
             for argument in node.arguments:
-                read(argument, dtype if node.function in PASSES else "f32")
+                read(argument, dtype if FUNCTIONS[node.function].passes_error else "f32")
 
     for a in reversed(epilogue.assignments):
         if a.role != "local":
@@ -276,11 +215,6 @@ def roundings(epilogue: Epilogue, d_dtype: DTypeName) -> dict[str, DTypeName]:
 def _fineness(dtype: DTypeName) -> int:
     """Place in the order of fineness. Types of 8 bits count as f32: what is quantised is made as exact as it can be."""
     return _FINENESS.index(dtype) if dtype in _FINENESS else len(_FINENESS) - 1
-
-
-SHORT_FORMS: Mapping[str, tuple[DTypeName, ...]] = MappingProxyType({"gelu": ("bf16", "f16"), "tanh": ("bf16",)})
-"""Functions that have a shorter form for what is on its way to a type of 16 bits (emitters/include/gemmill/epilogue/
-math.cuh), and the types."""
 
 
 def walk(node: Node) -> Iterator[Node]:

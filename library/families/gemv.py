@@ -8,6 +8,7 @@ from types import MappingProxyType
 from gemmill.library.config.domains import one_of
 from gemmill.library.config.field import Value
 from gemmill.library.config.fields import member
+from gemmill.library.dtypes import FP8, INT8
 from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.families.kernel_plan import Region
 from gemmill.library.families.shared_rules import DIRECT_DOMAINS, DirectPlan, direct_rules
@@ -15,7 +16,7 @@ from gemmill.library.legality.quantities import SM_REGISTERS, align_up
 from gemmill.library.legality.rule import Rule, rule
 
 ACCUMULATORS: Mapping[str, str] = MappingProxyType(
-    {**dict.fromkeys(("bf16", "f16", "e4m3", "e5m2"), "f32"), **dict.fromkeys(("s8", "u8"), "s32")}
+    {**dict.fromkeys(("bf16", "f16", *FP8), "f32"), **dict.fromkeys(INT8, "s32")}
 )
 """Accumulator by the type of A and B: those whose MMA takes words of 16- or 8-bit elements."""
 MMA_M = 8

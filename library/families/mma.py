@@ -10,17 +10,9 @@ from gemmill.library.config.domains import one_of
 from gemmill.library.config.field import Value
 from gemmill.library.config.fields import member, part
 from gemmill.library.config.model import InputName, InputOperand
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.dtypes import DTYPES, FP8, INT8
 from gemmill.library.epilogues.parse import LINEAR
-from gemmill.library.families.shared_rules import (
-    DIRECT_DOMAINS,
-    FP8,
-    INT8,
-    Accumulators,
-    DirectPlan,
-    direct_rules,
-    multiplied,
-)
+from gemmill.library.families.shared_rules import DIRECT_DOMAINS, Accumulators, DirectPlan, direct_rules, multiplied
 from gemmill.library.legality.rule import Rule, rule
 
 QUADPAIR_ARCHS = ("sm70",)

@@ -9,12 +9,11 @@ from types import MappingProxyType
 from gemmill.library.config.domains import one_of
 from gemmill.library.config.field import Value
 from gemmill.library.config.fields import member
+from gemmill.library.dtypes import FP8, INT8
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, staged_formats
 from gemmill.library.families.kernel_plan import KernelPlan
 from gemmill.library.legality.rule import Rule
 
-FP8 = ("e4m3", "e5m2")
-INT8 = ("s8", "u8")
 D_DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         **dict.fromkeys(("f32", "f16"), ("bf16", "f16", "f32", *FP8)),

@@ -8,9 +8,9 @@ from types import MappingProxyType
 from gemmill.library.config.domains import one_of
 from gemmill.library.config.field import Value
 from gemmill.library.config.fields import member
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.dtypes import DTYPES, FP8, INT8
 from gemmill.library.epilogues.parse import LINEAR
-from gemmill.library.families.shared_rules import DIRECT_DOMAINS, FP8, INT8, DirectPlan, direct_rules
+from gemmill.library.families.shared_rules import DIRECT_DOMAINS, DirectPlan, direct_rules
 from gemmill.library.legality.rule import Rule, rule
 
 FLOATS = ("f32", "tf32", "bf16", "f16", *FP8)

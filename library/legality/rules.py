@@ -17,8 +17,8 @@ from gemmill.library.config.fields import ConfigView, Fields, Value, fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.table import TABLE
 from gemmill.library.decompositions.decomposition import decomposition_of
+from gemmill.library.epilogues.grammar import SCALES
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, staged_formats
-from gemmill.library.epilogues.syntax import SCALES
 from gemmill.library.families.families import FAMILIES, family_of, new_plan, plan_of
 from gemmill.library.families.kernel_plan import KernelPlan
 from gemmill.library.legality.nearest_change import nearest_change

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gemmill.library.dtypes import DTYPES, FP8
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.extras import install
 from gemmill.library.problem import GemmProblem
@@ -26,18 +27,6 @@ CANDIDATES = 16
 WORKSPACE_BYTES = 32 << 20
 """Workspace that an algorithm may use, as much as PyTorch gives cuBLASLt on Hopper."""
 
-_TYPES = {
-    "bf16": "CUDA_R_16BF",
-    "f16": "CUDA_R_16F",
-    "tf32": "CUDA_R_32F",
-    "f32": "CUDA_R_32F",
-    "f64": "CUDA_R_64F",
-    "e4m3": "CUDA_R_8F_E4M3",
-    "e5m2": "CUDA_R_8F_E5M2",
-    "s8": "CUDA_R_8I",
-    "s32": "CUDA_R_32I",
-}
-"""``cudaDataType`` of elements."""
 _SUMS = {
     "f16": ("COMPUTE_16F", np.float16),
     "f32": ("COMPUTE_32F", np.float32),
@@ -203,7 +192,9 @@ class _Matmul:
         a, b = stored(o.a, swapped.a_major == "k"), stored(o.b, swapped.b_major == "mn")
 
         def layout(matrix: Stored, dtype: str) -> int:
-            result: int = lt.matrix_layout_create(getattr(types, _TYPES[dtype]), matrix.rows, matrix.columns, matrix.ld)
+            result: int = lt.matrix_layout_create(
+                getattr(types, str(DTYPES[dtype].cuda)), matrix.rows, matrix.columns, matrix.ld
+            )
             made.callback(lt.matrix_layout_destroy, result)
             values = {"BATCH_COUNT": problem.batch, "STRIDED_BATCH_OFFSET": matrix.stride}
             for name, value in values.items() if problem.batch > 1 else ():
@@ -217,12 +208,12 @@ class _Matmul:
         sums, factor = _SUMS[problem.accumulator]
         if problem.a_dtype == "tf32":
             sums += "_FAST_TF32"
-        scale_type = getattr(types, _TYPES[problem.accumulator])
+        scale_type = getattr(types, str(DTYPES[problem.accumulator].cuda))
         self._operation = lt.matmul_desc_create(getattr(blas.ComputeType, sums), scale_type)
         made.callback(lt.matmul_desc_destroy, self._operation)
         self._describe("TRANSA", blas.Operation.T if a.transposed else blas.Operation.N)
         self._describe("TRANSB", blas.Operation.T if b.transposed else blas.Operation.N)
-        if _TYPES[problem.a_dtype].startswith("CUDA_R_8F"):
+        if problem.a_dtype in FP8:
             self._describe("FAST_ACCUM", problem.promote == 0)
         self._alpha = np.ones(1, factor)
         self._beta = np.array([0 if problem.c_dtype is None else BETA], factor)

@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.dtypes import DTYPES, FP8
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.extras import install
 from gemmill.library.problem import GemmProblem
@@ -53,7 +53,7 @@ def tuned(problem: GemmProblem, operands: Sequence[OperandSet]) -> Baseline | No
         UnsupportedProblemError: rows are not multiples of 16 bytes, no tile fits, or Triton does not compile it.
     """
     a, d = problem.a_dtype, problem.d_dtype
-    exact, fp8 = a == "s8", a in ("e4m3", "e5m2")
+    exact, fp8 = a == "s8", a in FP8
     if (
         lacking(problem)
         or a != problem.b_dtype

@@ -9,26 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.dtypes import DTYPES, NAMES, DTypeName
 from gemmill.profiler.imports.collector import Fields, LeftOut, extent, shown
 
-_CALLED: Mapping[DTypeName, str] = {
-    "bf16": "bfloat16 bf16 16bf bf16_r",
-    "f16": "half float16 fp16 f16 16f f16_r h",
-    "f32": "float single float32 fp32 f32 32f f32_r s",
-    "tf32": "tf32 xf32 xf32_r",
-    "f64": "double float64 fp64 f64 64f f64_r d",
-    "e4m3": "float8_e4m3fn float8_e4m3 fp8_e4m3 fp8 e4m3fn e4m3 fe4m3 8f_e4m3 f8_r",
-    "e5m2": "float8_e5m2 fp8_e5m2 e5m2 fe5m2 8f_e5m2 bf8_r",
-    "s8": "int8 i8 s8 8i i8_r char signed_char",
-    "u8": "uint8 u8 8u u8_r unsigned_char",
-    "s32": "int32 i32 s32 32i i32_r int",
-    "s4": "int4 i4 s4 4i i4_r",
-    "u4": "uint4 u4 4u u4_r",
-}
-_MEANT: Mapping[str, DTypeName] = MappingProxyType(
-    {word: name for name, words in _CALLED.items() for word in words.split()}
-)
 _PREFIXES = ("torch.", "c10::", "cuda_", "hip_", "r_")
 
 
@@ -37,9 +20,10 @@ def dtype(word: object, what: str) -> DTypeName:
     key = word.strip().lower().replace(" ", "_") if isinstance(word, str) else ""
     for prefix in _PREFIXES:
         key = key.removeprefix(prefix)
-    if key not in _MEANT:
+    name = NAMES.get(key)
+    if name is None or DTYPES[name].is_scale:
         raise LeftOut(f"the type of {what} is {shown(word)}; those here are {', '.join(DTYPES)}")
-    return _MEANT[key]
+    return name
 
 
 def compute(word: str) -> tuple[DTypeName | None, bool]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemmill.library.dtypes import DTypeName
+from gemmill.library.dtypes import DTYPES
 from gemmill.profiler.imports.blas import dtype, epilogue
 from gemmill.profiler.imports.collector import Collector, Fields, Imported, LeftOut, extent, shown, whole
 
@@ -16,18 +16,8 @@ LEAVES = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_int_mm
 """Operators that compute a product; linear, matmul and einsum call one of them."""
 UNREAD = ("_scaled_grouped_mm", "_addmm_activation", "addbmm")
 """Others that compute one."""
-_SCALAR_TYPES: Mapping[str, DTypeName] = {
-    "0": "u8",
-    "1": "s8",
-    "3": "s32",
-    "5": "f16",
-    "6": "f32",
-    "7": "f64",
-    "15": "bf16",
-    "23": "e5m2",
-    "24": "e4m3",
-}
-"""Dtypes by the numbers that traces have of them (c10/core/ScalarType.h)."""
+_SCALAR_TYPES = {str(t.aten): t.name for t in DTYPES.values() if t.aten is not None}
+"""Dtypes by the numbers that traces have of them."""
 BALANCED = "the sizes of groups are not recorded; they count as equal"
 
 

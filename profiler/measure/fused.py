@@ -1,6 +1,6 @@
 """What an epilogue makes of the sums, and the bound of each value, part by part.
 
-:mod:`gemmill.library.epilogues.reference` follows each operation of an expression; here it is given the operands of a
+:mod:`gemmill.library.epilogues.evaluation` follows each operation of an expression; here it is given the operands of a
 part of D, and what parts say of the outputs is put together.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmill.library.dtypes import DTYPES
+from gemmill.library.epilogues.evaluation import EPSILON, Bounded, evaluate
 from gemmill.library.epilogues.parse import parse
-from gemmill.library.epilogues.reference import EPSILON, Bounded, evaluate
 from gemmill.library.epilogues.tree import Assignment, Operand
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.measure.operands import argument_shape, torch

@@ -15,7 +15,7 @@ from typing import Any
 
 from gemmill.library.config.model import BatchingName
 from gemmill.library.config.scales import block_dtype, scale_block
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.dtypes import DTYPES, FP8, INT8
 from gemmill.library.epilogues.parse import LINEAR, parse
 from gemmill.library.epilogues.tree import Assignment, Operand
 from gemmill.library.errors import DeviceError
@@ -326,7 +326,7 @@ def _arguments(problem: GemmProblem, generator: Any, device: Any) -> dict[str, A
 
 def natural_alpha(problem: GemmProblem) -> float:
     """1, or the power of two that brings the sums of random integers to about 64 where D is too narrow for them."""
-    if not DTYPES[problem.accumulator].is_integer or problem.d_dtype not in ("f16", "s8", "u8", "e4m3", "e5m2"):
+    if not DTYPES[problem.accumulator].is_integer or problem.d_dtype not in ("f16", *FP8, *INT8):
         return 1.0
     # Uniform 8-bit integers have a root mean square of 74 with a sign; without one their sums grow along K.
     typical = problem.k * 128**2 if problem.a_dtype == problem.b_dtype == "u8" else math.sqrt(problem.k) * 74**2

@@ -58,8 +58,6 @@ READ_EVERY = 10
 """Windows between two readings."""
 SEED = 0
 
-_MULTIPLIES_AS: dict[str, DTypeName] = {**{name: name for name in MEASURED_DTYPES}, "e5m2": "e4m3", "u8": "s8"}
-
 
 class Rate(Frozen):
     """A rate that a GPU sustains, in the unit of whoever holds it, and the GPU's state meanwhile."""
@@ -139,7 +137,8 @@ def peak_rate_dtype(problem: GemmProblem) -> DTypeName | None:
     Of two types the wider: the other is upconverted before it is multiplied.
     """
     wider = max(problem.a_dtype, problem.b_dtype, key=lambda name: DTYPES[name].bits)
-    return _MULTIPLIES_AS.get(wider)
+    like = DTYPES[wider].alike or wider
+    return like if like in MEASURED_DTYPES else None
 
 
 class PeakRateLaunch:

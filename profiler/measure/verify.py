@@ -24,8 +24,8 @@ from typing import Any
 
 from gemmill.library.config.scales import scale_block
 from gemmill.library.dtypes import DTYPES
+from gemmill.library.epilogues.evaluation import Bounded
 from gemmill.library.epilogues.parse import LINEAR
-from gemmill.library.epilogues.reference import Bounded
 from gemmill.library.families.wgmma.plan import INSTRUCTION_K_BYTES
 from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.profiler.measure.fused import fused, outputs_of

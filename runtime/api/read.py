@@ -10,7 +10,7 @@ from math import prod
 from typing import Any, ParamSpec, TypeVar
 
 from gemmill.library.dtypes import default_output
-from gemmill.library.epilogues.syntax import SCALES
+from gemmill.library.epilogues.grammar import SCALES
 from gemmill.library.errors import OperandError
 from gemmill.library.input.keywords import unexpected
 from gemmill.runtime.api.streams import allocate, handle_of

@@ -15,7 +15,7 @@ from jax import numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from gemmill.library.decompositions.workspace import WorkspaceSize
-from gemmill.library.epilogues.syntax import SCALES
+from gemmill.library.epilogues.grammar import SCALES
 from gemmill.library.errors import OperandError
 from gemmill.runtime.api.prepare import kernel_for
 from gemmill.runtime.jax import ffi, gradients, handler, host

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import jax.ffi
 
-from gemmill.library.dtypes import DTypeName
+from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import GemmillError
 
 TARGET = "gemmill_gemm"
@@ -25,18 +25,7 @@ ATTRIBUTE = "call"
 
 S64, U32 = 5, 8
 """Codes of types that only offsets and counts have."""
-DTYPE_CODES: dict[int, DTypeName] = {
-    2: "s8",
-    4: "s32",
-    6: "u8",
-    10: "f16",
-    11: "f32",
-    12: "f64",
-    16: "bf16",
-    19: "e5m2",
-    20: "e4m3",
-    33: "ue8m0",
-}
+DTYPE_CODES = {t.xla: t.name for t in DTYPES.values() if t.xla is not None}
 """``XLA_FFI_DataType``, as gemmill calls types."""
 
 INSTANTIATE, EXECUTE = 0, 3

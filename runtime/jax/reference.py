@@ -6,8 +6,8 @@ What rounds to a type passes gradients on as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax.scipy.special
@@ -15,20 +15,15 @@ import numpy as np
 import scipy.special
 
 from gemmill.library.dtypes import DTYPES, DTypeName
-from gemmill.library.epilogues.syntax import SCALES
-from gemmill.library.epilogues.tree import Assignment, Call, Kind, Node, Number, Operand, Value
+from gemmill.library.epilogues.evaluation import reduced, values
+from gemmill.library.epilogues.function_table import Arrays
+from gemmill.library.epilogues.grammar import SCALES
+from gemmill.library.epilogues.tree import Assignment, Kind
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import is_mixed
 from gemmill.runtime.operands.binding import groups_kind
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.matrices import GROUP_SIZES, SCALE_BLOCK
-
-_BINARY = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "min": "minimum", "max": "maximum"}
-_COMPARE = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "eq": "equal", "ne": "not_equal"}
-_LOGIC = {"and": "logical_and", "or": "logical_or", "not": "logical_not"}
-_SAME = ("abs", "exp", "log", "sqrt", "tanh", "where", "round", "clip")
-_NAMES = {**_BINARY, **_COMPARE, **_LOGIC, **dict.fromkeys(_SAME), "neg": "negative", "clamp": "clip"}
-"""Functions of expressions that NumPy has, by the name there; None: the same."""
 
 
 def operands_in_full(call: GemmCall, arrays: Mapping[str, Any], xp: Any) -> tuple[Any, Any]:
@@ -52,7 +47,7 @@ def operands_in_full(call: GemmCall, arrays: Mapping[str, Any], xp: Any) -> tupl
 
 def expression(call: GemmCall, sums: Any, arrays: Mapping[str, Any], xp: Any) -> list[Any]:
     """D, then what the expression writes beside it, before they are rounded to their types."""
-    epilogue, options, values = call.arguments.epilogue, call.options, call.arguments.values
+    epilogue, options = call.arguments.epilogue, call.options
     if options.alpha == 0 and epilogue.sums_are_scaled:
         sums = xp.zeros_like(sums)
     known = {"gate": sums[..., 0::2], "up": sums[..., 1::2]} if epilogue.gated else {"acc": sums}
@@ -62,18 +57,28 @@ def expression(call: GemmCall, sums: Any, arrays: Mapping[str, Any], xp: Any) ->
     known["beta"] = xp.asarray(1.0 if options.beta is None else options.beta, sums.dtype)
     rows = _groups_of_rows(call, arrays, xp)
     for x in epilogue.operands:
-        value = values[x.name]
+        value = call.arguments.values[x.name]
         if isinstance(value, float):
             known[x.name] = xp.asarray(value, sums.dtype)
         else:
             known[x.name] = _spread(x.name, x.kind, arrays[x.name].astype(sums.dtype), rows)
-    made = {}
-    shape = call.tensors["out"].shape
+    arrays_of = Arrays(xp, erf=_SPECIAL[xp].erf, sigmoid=_SPECIAL[xp].expit, rounded=partial(_rounded, xp=xp))
+    shape, made = call.tensors["out"].shape, {}
+    found = values(epilogue, known, arrays_of, partial(xp.asarray, dtype=sums.dtype))
     for assignment in epilogue.assignments:
-        value = known[assignment.name] = _value(assignment.value, known, xp)
         if assignment.role != "local":
-            made[assignment.name] = _written(assignment, xp.broadcast_to(value, shape), rows is not None, xp)
+            full = xp.broadcast_to(found[assignment.name], shape)
+            made[assignment.name] = _written(assignment, full, rows is not None, xp)
     return [made[name] for name in ("d", *(x.name for x in epilogue.outputs))]
+
+
+_SPECIAL = {np: scipy.special, jax.numpy: jax.scipy.special}
+"""Special functions of each module of arrays."""
+
+
+def _rounded(x: Any, dtype: DTypeName, xp: Any) -> Any:
+    """To a type and back; JAX passes gradients on."""
+    return x if dtype == "f32" else stored(x, dtype, xp).astype(x.dtype)
 
 
 def stored(value: Any, dtype: DTypeName, xp: Any) -> Any:
@@ -94,8 +99,7 @@ def _written(assignment: Assignment, value: Any, shares_d: bool, xp: Any) -> Any
     if xp is jax.numpy:
         # A maximum is differentiated where elements equal it, so that XLA must not compute them twice, and otherwise.
         value = jax.lax.optimization_barrier(value)
-    axes = {"scalar": tuple(range(value.ndim)), "batch": (-2, -1), "row": (-1,), "column": (-2,)}[assignment.kind]
-    return getattr(xp, assignment.role)(value, axis=axes)
+    return reduced(assignment, value, xp)
 
 
 def _spread(name: str, kind: Kind, value: Any, rows: Any) -> Any:
@@ -128,36 +132,6 @@ def _groups_of_rows(call: GemmCall, arrays: Mapping[str, Any], xp: Any) -> Any:
     return xp.minimum(xp.searchsorted(ends, rows, side="right"), ends.shape[0] - 1)
 
 
-def _value(node: Node, known: Mapping[str, Any], xp: Any) -> Any:
-    match node:
-        case Number(value):
-            return value
-        case Operand(name) | Value(name):
-            return known[name]
-        case Call(name, arguments):
-            return _applied(name, [_value(argument, known, xp) for argument in arguments], xp)
-
-
-def _applied(name: str, x: Sequence[Any], xp: Any) -> Any:
-    if name in ("min", "max"):
-        return reduce(getattr(xp, _BINARY[name]), x)
-    if name in _NAMES:
-        return getattr(xp, _NAMES[name] or name)(*x)
-    if name in DTYPES:
-        return x[0] if name == "f32" else stored(xp.asarray(x[0]), DTYPES[name].name, xp).astype(xp.asarray(x[0]).dtype)
-    erf = jax.scipy.special.erf if xp is jax.numpy else scipy.special.erf
-    others: dict[str, Callable[[Any], Any]] = {
-        "relu": lambda v: xp.where(v > 0, v, 0 * v),
-        "rsqrt": lambda v: 1 / xp.sqrt(v),
-        "sigmoid": lambda v: 0.5 * (1 + xp.tanh(0.5 * v)),
-        "silu": lambda v: v * 0.5 * (1 + xp.tanh(0.5 * v)),
-        "erf": erf,
-        "gelu": lambda v: 0.5 * v * (1 + erf(v * 0.5**0.5)),
-        "gelu_tanh": lambda v: 0.5 * v * (1 + xp.tanh(0.7978845608028654 * (v + 0.044715 * v * v * v))),
-    }
-    return others[name](x[0])
-
-
 def _upconverted(narrow: Any, held: DTypeName, k: int, dtype: Any, scale: Any, zero: Any, *, xp: Any) -> Any:
     """A narrow (..., K, N), two elements of 4 bits a byte along K, as ``(narrow - zero) * scale`` of groups along K,
     rounded after each step."""
@@ -168,10 +142,10 @@ def _upconverted(narrow: Any, held: DTypeName, k: int, dtype: Any, scale: Any, z
     elif narrow.dtype.itemsize == 1:
         narrow = narrow.view(jax.numpy.dtype(DTYPES[held].torch))
     full = narrow.astype(dtype)
-    for values, apply in ((zero, xp.subtract), (scale, xp.multiply)):
-        if values is not None:
-            size = next(size for size in GROUP_SIZES if -(-k // size) == values.shape[-2])
-            full = apply(full, _repeated(values, -2, size, k, xp)).astype(dtype)
+    for factor, apply in ((zero, xp.subtract), (scale, xp.multiply)):
+        if factor is not None:
+            size = next(size for size in GROUP_SIZES if -(-k // size) == factor.shape[-2])
+            full = apply(full, _repeated(factor, -2, size, k, xp)).astype(dtype)
     return full
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gemmill.library.decompositions import workspace
 from gemmill.library.decompositions.workspace import WorkspaceSize
-from gemmill.library.epilogues.syntax import MAX_NODES
+from gemmill.library.epilogues.grammar import MAX_NODES
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec
 from gemmill.library.problem import GemmProblem

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from gemmill.library.arch import TMA_MAX_STRIDE
 from gemmill.library.config.scales import BLOCK_SCALES
 from gemmill.library.dtypes import DTYPES, MAX_FLOAT32
+from gemmill.library.epilogues.grammar import GIVEN, SCALES
 from gemmill.library.epilogues.parse import PLAIN, parse
-from gemmill.library.epilogues.syntax import GIVEN, SCALES
 from gemmill.library.epilogues.tree import (
     INDEX,
     OPERAND_DTYPES,

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gemmill.runtime.torch import outputs, reference
-from gemmill.runtime.torch.gradients import epilogues, products, recorded
+from gemmill.runtime.torch import outputs, plain_operators
+from gemmill.runtime.torch.gradients import epilogue_rule, product_rules, recorded
 from gemmill.runtime.torch.launches import AT_AUTOGRAD, AT_KERNEL, Launches, launch_epilogue, named_operands
 from gemmill.runtime.torch.option_text import read as read_options
 from gemmill.runtime.torch.transforms import autocast, batching
@@ -58,57 +58,57 @@ OPERATORS: dict[str, Operator] = {
         "Tensor a, Tensor b, *, float alpha=1.0",
         outputs.of_two,
         attrgetter("matmul"),
-        reference.matmul,
-        products.PRODUCT,
+        plain_operators.matmul,
+        product_rules.PRODUCT,
     ),
     "addmm": Operator(
         "Tensor c, Tensor a, Tensor b, *, float alpha=1.0, float beta=1.0",
         outputs.of_two,
         attrgetter("matmul"),
-        reference.matmul,
-        products.SUM,
+        plain_operators.matmul,
+        product_rules.SUM,
     ),
     "bmm": Operator(
         "Tensor a, Tensor b, *, float alpha=1.0",
         outputs.of_batch,
         attrgetter("matmul"),
-        reference.matmul,
-        products.PRODUCT,
+        plain_operators.matmul,
+        product_rules.PRODUCT,
     ),
     "baddbmm": Operator(
         "Tensor c, Tensor a, Tensor b, *, float alpha=1.0, float beta=1.0",
         outputs.of_batch,
         attrgetter("matmul"),
-        reference.matmul,
-        products.SUM,
+        plain_operators.matmul,
+        product_rules.SUM,
     ),
     "scaled_mm": Operator(
         f"Tensor a, Tensor b, {_SCALES}, {_C}",
         outputs.of_batch,
         attrgetter("matmul"),
-        reference.matmul,
-        products.SCALED,
+        plain_operators.matmul,
+        product_rules.SCALED,
     ),
     "mixed_mm": Operator(
         f"Tensor a, Tensor b, {_SCALES}, Tensor? a_zero=None, Tensor? b_zero=None, {_C}, {_NARROW}",
         outputs.of_batch,
         attrgetter("matmul"),
-        reference.matmul,
-        products.SCALED,
+        plain_operators.matmul,
+        product_rules.SCALED,
     ),
     "grouped_mm": Operator(
         f"Tensor a, Tensor b, Tensor? offsets, Tensor? counts=None, {_SCALES}, {_C}",
         outputs.of_groups,
         attrgetter("grouped_matmul"),
-        reference.grouped_matmul,
-        products.GROUPED,
+        plain_operators.grouped_matmul,
+        product_rules.GROUPED,
     ),
     "epilogue": Operator(
         f"str expression, Tensor a, Tensor b, Tensor[] operands, str[] names, *, float[] numbers=[], {_NARROW}",
         named_operands(outputs.of_epilogue),
         lambda launches: named_operands(partial(launch_epilogue, launches)),
-        named_operands(reference.epilogue),
-        epilogues.RULE,
+        named_operands(plain_operators.epilogue),
+        epilogue_rule.RULE,
         returns="Tensor[]",
     ),
 }

@@ -9,8 +9,7 @@ from tests.gpu.harness import Case, Guarded, fill, guarded, torch
 
 import gemmill
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.dtypes import DTYPES
-from gemmill.library.families.shared_rules import FP8
+from gemmill.library.dtypes import DTYPES, FP8
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.registry import Registry
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Literal
 
+from gemmill.library.epilogues.function_table import FUNCTIONS
 from gemmill.library.epilogues.parse import parse
 
 EpilogueKind = Literal["plain n", "plain m", "c", "expression", "many values"]
@@ -87,10 +88,10 @@ def is_demanding(epilogue: str) -> bool:
     reductions = [output.kind for output in found.outputs if output.is_reduction]
     rows = sum(operand.kind == "row" for operand in found.operands)
     matrices, columns = read_in_place(epilogue)
-    gelu = bool(found.functions & {"gelu", "gelu_tanh"})
+    holds_many = any(FUNCTIONS[name].registers == "many" for name in found.functions)
     return (
         "column" in reductions
-        or (gelu and rows + columns > 1)
+        or (holds_many and rows + columns > 1)
         or (bool(reductions) and columns > 1)
         or columns > MANY_COLUMNS
         or matrices == MOST_MATRICES

@@ -10,8 +10,9 @@ from gemmill.library.config.domains import one_of
 from gemmill.library.config.field import Value
 from gemmill.library.config.model import InputName
 from gemmill.library.config.scales import BLOCK_SCALES
+from gemmill.library.dtypes import FP8, INT8
 from gemmill.library.epilogues.parse import LINEAR, is_gated, staged_formats
-from gemmill.library.families.shared_rules import FP8, INT8, Accumulators, converted, multiplied
+from gemmill.library.families.shared_rules import Accumulators, converted, multiplied
 from gemmill.library.families.wgmma.plan import (
     INSTRUCTION_K_BYTES,
     MAX_AUTO_STAGES,

@@ -10,6 +10,7 @@ import numpy as np
 
 from gemmill.library.arch import Gpu, serving
 from gemmill.library.config.model import FamilyName, GemmConfig
+from gemmill.library.dtypes import FP8
 from gemmill.library.epilogues.parse import is_gated
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.legality.aligns import least_aligns
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 Families = tuple[FamilyName, ...]
 _ALL: Families = tuple(FAMILIES)
 _EXTENTS = ("m", "n", "k", "batch")
-_SUMMED_IN_F16 = frozenset(("f16", "e4m3", "e5m2"))
+_SUMMED_IN_F16 = frozenset(("f16", *FP8))
 """Types of A and B whose sums tensor cores can keep in f16."""
 
 

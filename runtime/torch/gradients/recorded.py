@@ -2,7 +2,7 @@
 
 ``torch.library.register_autograd`` would do, but for ``torch.func``, which it does not take, and forward-mode tangents,
 which it drops. What is here is one function of PyTorch's autograd for all operators, and for each a rule
-(products.py, epilogues.py), which is plain PyTorch and operators again, so that whatever
+(product_rules.py, epilogue_rule.py), which is plain PyTorch and operators again, so that whatever
 transforms a call transforms its gradient.
 """
 

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from gemmill.library.dtypes import MAX_FLOAT32
-from gemmill.library.epilogues.tree import FUNCTIONS, Call, Node, Number, Operand, Value
+from gemmill.library.epilogues.function_table import FUNCTIONS
+from gemmill.library.epilogues.parse import parse
+from gemmill.library.epilogues.tree import Call, Node, Number, Operand, Value
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-_ONE, _ZERO, _HALF = Number(1.0), Number(0.0), Number(0.5)
-_SQRT_HALF, _SQRT_2_PI, _CUBIC = 0.7071067811865476, 0.7978845608028654, 0.044715
+_ONE = Number(1.0)
 
 
 def _function(name: str) -> Callable[..., Node]:
@@ -40,31 +41,6 @@ def _power(x: Node, exponent: Node) -> Node | None:
     return None
 
 
-_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        **{
-            f"{name}.default": name for name in ("abs", "erf", "exp", "log", "neg", "relu", "round", "rsqrt", "sigmoid")
-        },
-        **{f"{name}.default": name for name in ("sqrt", "tanh")},
-        "maximum.default": "max",
-        "minimum.default": "min",
-        "clamp_min.default": "max",
-        "clamp_max.default": "min",
-        "logical_not.default": "not",
-        "logical_and.default": "and",
-        "logical_or.default": "or",
-        "bitwise_not.default": "not",
-        "bitwise_and.Tensor": "and",
-        "bitwise_or.Tensor": "or",
-        "where.self": "where",
-        "mul.Tensor": "mul",
-        "div.Tensor": "div",
-        **{f"{name}.{form}": name for name in ("lt", "le", "gt", "ge", "eq", "ne") for form in ("Tensor", "Scalar")},
-    }
-)
-"""Overloads that are functions of epilogues, argument by argument."""
-
-
 def _overload(name: str) -> Any:
     packet, form = name.split(".")
     return getattr(getattr(aten, packet), form)
@@ -72,7 +48,7 @@ def _overload(name: str) -> Any:
 
 TREES: Mapping[Any, Callable[..., Node | None]] = MappingProxyType(
     {
-        **{_overload(name): _function(function) for name, function in _NAMES.items()},
+        **{_overload(name): _function(row.name) for row in FUNCTIONS.values() for name in row.aten},
         aten.add.Tensor: lambda x, y, alpha=_ONE: Call("add", (x, _times(y, alpha))),
         aten.sub.Tensor: lambda x, y, alpha=_ONE: Call("sub", (x, _times(y, alpha))),
         aten.reciprocal.default: lambda x: Call("div", (_ONE, x)),
@@ -125,14 +101,14 @@ def tree_of(node: Any, read: Callable[[Any], Node | None]) -> Node | None:
 
 def is_condition(tree: Node) -> bool:
     """Whether a tree is true or false, rather than a number."""
-    return isinstance(tree, Call) and FUNCTIONS[tree.function].result == "condition"
+    return isinstance(tree, Call) and FUNCTIONS[tree.function].gives == "condition"
 
 
 def _is_typed(tree: Node) -> bool:
     """Whether the arguments of a tree's function are conditions and numbers as it wants them."""
     if not isinstance(tree, Call):
         return True
-    wanted = FUNCTIONS[tree.function].arguments
+    wanted = FUNCTIONS[tree.function].takes
     return all(is_condition(x) == (kind == "condition") for x, kind in zip(tree.arguments, wanted, strict=False))
 
 
@@ -146,25 +122,31 @@ def simplified(tree: Node) -> Node:
     match tree:
         case Call("mul", (x, Number(1.0))) | Call("mul", (Number(1.0), x)):
             return x
-        case Call("max", (x, Number(0.0))):
-            return Call("relu", (x,))
         case Call("min", (Call("max", (x, Number() as low)), Number() as high)) if low.value <= high.value:
             return Call("clamp", (x, low, high))
-        case Call("div", (x, Call("add", (Call("exp", (Call("neg", (y,)),)), Number(1.0))))):
-            return Call("sigmoid", (y,)) if x == _ONE else Call("silu", (x,)) if x == y else tree
-        case Call("mul", (x, Call("sigmoid", (y,)))) | Call("mul", (Call("sigmoid", (y,)), x)) if x == y:
-            return Call("silu", (x,))
-        case Call("mul", (Call("mul", (x, Number(0.5))), Call("add", (normal, Number(1.0))))):
-            return _gelu(x, normal) or tree
+    for pattern, name in _DECOMPOSITIONS:
+        names: dict[str, Node] = {}
+        if _is_made_as(tree, pattern, names):
+            return Call(name, (names["x"],))
     return tree
 
 
-def _gelu(x: Node, normal: Node) -> Node | None:
-    match normal:
-        case Call("erf", (Call("mul", (y, Number(factor))),)) if x == y and isclose(factor, _SQRT_HALF, rel_tol=1e-6):
-            return Call("gelu", (x,))
-        case Call("tanh", (Call("mul", (Call("add", (y, cubic)), Number(factor))),)) if x == y:
-            cube = Call("mul", (Call("mul", (x, x)), x))
-            if isclose(factor, _SQRT_2_PI, rel_tol=1e-6) and cubic == Call("mul", (cube, Number(_CUBIC))):
-                return Call("gelu_tanh", (x,))
-    return None
+_DECOMPOSITIONS = [
+    (parse(f"t = {text}; d = acc + t").assignments[0].value, row.name)
+    for row in FUNCTIONS.values()
+    for text in row.decompositions
+]
+"""Trees of functions of one argument, in which it is the operand ``x``."""
+
+
+def _is_made_as(tree: Node, pattern: Node, names: dict[str, Node]) -> bool:
+    """Whether a tree is a pattern with some argument, which is put down."""
+    match pattern, tree:
+        case Operand(name), _:
+            return names.setdefault(name, tree) == tree
+        case Number(wanted), Number(value):
+            return isclose(value, wanted, rel_tol=1e-6)
+        case Call(), Call() if pattern.function == tree.function and len(pattern.arguments) == len(tree.arguments):
+            pairs = zip(tree.arguments, pattern.arguments, strict=True)
+            return all(_is_made_as(x, y, names) for x, y in pairs)
+    return False

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import torch
 
 from gemmill.library.arch import serving
+from gemmill.library.dtypes import FP8
 from gemmill.runtime.operands.matrices import SCALE_BLOCK
 from gemmill.runtime.torch.inductor.shapes import equal, is_empty, place, same
 from gemmill.runtime.torch.option_text import written
+from gemmill.runtime.torch.outputs import torch_dtype
 
 aten = torch.ops.aten
 
@@ -83,7 +85,7 @@ _FORMS: Mapping[Any, _Form] = {
 _TERMS = ("matrix", "column", "row")
 _NAMED = {"scale_a": "a_scale", "scale_b": "b_scale", "offs": "offsets"}
 _WIDE = (torch.bfloat16, torch.float16)
-_NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
+_NARROW = tuple(torch_dtype(name) for name in FP8)
 
 
 def product(node: Any) -> Product | None:

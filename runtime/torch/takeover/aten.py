@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gemmill.library.dtypes import FP8
 from gemmill.runtime.operands.matrices import SCALE_BLOCK
+from gemmill.runtime.torch.outputs import torch_dtype
 
 Given = Mapping[str, Any]
 """Arguments of a call by the names of its schema."""
@@ -107,7 +109,7 @@ def _scaled(row: Row, given: Given) -> Call:
     """``_scaled_mm`` of e4m3 and e5m2, with scales of all, of rows and columns, or of 1 x 128 and 128 x 128."""
     a, b, out, bias = given[row.a], given[row.b], given.get(row.out), given.get("bias")
     dtype = (a.dtype if out is None else out.dtype) if given.get("out_dtype") is None else given["out_dtype"]
-    if not {a.dtype, b.dtype} <= {torch.float8_e4m3fn, torch.float8_e5m2}:
+    if not {a.dtype, b.dtype} <= {*map(torch_dtype, FP8)}:
         raise Unserved(f"scaled products of {_name(a)} and {_name(b)}")
     if given.get("scale_result") is not None:
         raise Unserved("scale_result")

@@ -17,7 +17,7 @@ from gemmill.runtime.api.read import Declaration
 from gemmill.runtime.api.streams import allocator, torch_stream
 from gemmill.runtime.operands.binding import Addresses
 from gemmill.runtime.operands.call import GemmCall
-from gemmill.runtime.torch import reference
+from gemmill.runtime.torch import plain_operators
 from gemmill.runtime.torch.takeover.aten import Call, Given, Unserved
 
 Compute = Callable[[tuple[Any, ...]], Any]
@@ -93,9 +93,9 @@ def references(call: Call, given: Given, names: list[str]) -> tuple[Compute, str
             own: dict[str, Any] = {
                 x: keywords.pop(x) for x in ("a_scale", "b_scale", "bias", "alpha", "beta") if x in keywords
             }
-            (found,) = reference.epilogue(text, a, b, own, **keywords)
+            (found,) = plain_operators.epilogue(text, a, b, own, **keywords)
         else:
-            multiply = reference.grouped_matmul if call.grouped else reference.matmul
+            multiply = plain_operators.grouped_matmul if call.grouped else plain_operators.matmul
             (found,) = multiply(a, b, **keywords)
         if call.out:
             return named[call.out].copy_(found)

@@ -11,7 +11,7 @@ import typer
 from gemmill.cli import completion
 from gemmill.cli.options import shape_suite
 from gemmill.library.config.model import BatchingName, MajorCD
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.dtypes import DTYPES, FP8
 from gemmill.library.errors import ProblemError
 from gemmill.library.input import problem_words
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
@@ -116,8 +116,8 @@ class ProblemOptions:
             **problem_words.merged(words, {name: value for name, value in options.items() if value is not None})
         )
         for option, is_given in (("--promote", promote), ("--block-scaled", block_scaled)):
-            if is_given and not {problem.a_dtype, problem.b_dtype} <= {"e4m3", "e5m2"}:
-                raise typer.BadParameter(f"{option} is for fp8: A and B must be e4m3 or e5m2")
+            if is_given and not {problem.a_dtype, problem.b_dtype} <= {*FP8}:
+                raise typer.BadParameter(f"{option} is for fp8: A and B must be {one_of(FP8)}")
         return problem
 
 

@@ -13,11 +13,10 @@ from gemmill.emitters import include_path
 from gemmill.library.config.fields import config_of, fields_of
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.dtypes import DTypeName
-from gemmill.library.epilogues.encoding import decode, encode
-from gemmill.library.epilogues.parse import LINEAR, canonical, parse, serves, spelling, unstaged
-from gemmill.library.epilogues.reference import evaluate, rounded
+from gemmill.library.epilogues.evaluation import evaluate
+from gemmill.library.epilogues.function_table import FUNCTIONS, rounded
+from gemmill.library.epilogues.parse import LINEAR, canonical, decode, encode, parse, serves, spelling, unstaged
 from gemmill.library.epilogues.tree import (
-    FUNCTIONS,
     Assignment,
     Call,
     Epilogue,
@@ -64,9 +63,9 @@ def calls(numbers: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
     def of(name: str) -> st.SearchStrategy[Any]:
         kinds = {"number": numbers, "condition": conditions}
-        return st.tuples(*(kinds[kind] for kind in FUNCTIONS[name].arguments)).map(lambda x: call(name, x))
+        return st.tuples(*(kinds[kind] for kind in FUNCTIONS[name].takes)).map(lambda x: call(name, x))
 
-    return st.sampled_from([n for n, f in FUNCTIONS.items() if f.result == "number"]).flatmap(of)
+    return st.sampled_from([n for n, f in FUNCTIONS.items() if f.gives == "number"]).flatmap(of)
 
 
 NUMBERS: st.SearchStrategy[Any] = st.recursive(LEAVES, calls, max_leaves=12)
@@ -262,7 +261,12 @@ def test_configs_hold_canonical_epilogues_that_read_c_where_there_is_one() -> No
         parse_name(NAME.replace("linear", "xdEPaccQ"))
 
 
-NARROW = {"bf16": (7, -126, 3e38), "f16": (10, -14, 65504), "e4m3": (3, -6, 448), "e5m2": (2, -14, 57344)}
+NARROW = {
+    "bf16": (7, -126, 3e38),
+    "f16": (10, -14, 65504),
+    "e4m3": (3, -6, 448),
+    "e5m2": (2, -14, 57344),
+}
 
 
 @given(st.floats(-1e5, 1e5), st.sampled_from([*NARROW]))

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from gemmill.library.config.fields import Value, config_of
-from gemmill.library.families.shared_rules import FP8
+from gemmill.library.dtypes import FP8
 from gemmill.library.legality.rules import legal
 from gemmill.library.legality.search import any_legal, draw_legal, obstacle
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gemmill.library.epilogues.grammar import RESERVED
 from gemmill.library.epilogues.parse import parse
-from gemmill.library.epilogues.syntax import RESERVED
 from gemmill.library.errors import OperandError
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.api.matmul import matmul, plan

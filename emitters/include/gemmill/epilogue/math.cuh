@@ -1,7 +1,7 @@
 /// The functions of epilogue expressions. Single precision takes the fast hardware instructions where they are exact to
 /// a few ulps; double precision takes CUDA's. What is on its way to 16 bits may be `gelu<bf16>(x)`: the shorter form, whose
 /// error is small beside the rounding to that type. Multiplications and additions cost more than they seem: they share
-/// the registers' bandwidth, and the power, with another warpgroup's MMAs. library/epilogues/reference.py has the bounds of both.
+/// the registers' bandwidth, and the power, with another warpgroup's MMAs. library/epilogues/function_table.py has the bounds of both.
 #pragma once
 
 #include <gemmill/types.cuh>

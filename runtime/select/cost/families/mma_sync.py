@@ -14,7 +14,7 @@ import numpy as np
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig, InputName, InputOperand
-from gemmill.library.dtypes import DTypeName
+from gemmill.library.dtypes import FP8, INT8, DTypeName
 from gemmill.library.legality.quantities import SM_REGISTERS
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.arrays import column
@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 _MULTIPLY_ADDS = 955.0
 """Multiply-adds that an SM finishes in a clock, on 16 bits."""
 _RATES: Mapping[DTypeName, float] = {
-    "s8": 2.1,
-    "u8": 2.1,
-    "e4m3": 0.8,  # multiplied as f16
-    "e5m2": 0.8,
+    **dict.fromkeys(INT8, 2.1),
+    **dict.fromkeys(FP8, 0.8),  # multiplied as f16
     "tf32": 0.495,
     "f64": 0.144,
 }

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from gemmill.library.dtypes import MAX_FLOAT32, DTypeName
+from gemmill.library.epilogues.function_table import FUNCTIONS, Type
 from gemmill.library.epilogues.tree import (
-    FUNCTIONS,
     OPERAND_DTYPES,
     OUTPUT_DTYPES,
     REDUCTIONS,
@@ -25,7 +25,6 @@ from gemmill.library.epilogues.tree import (
     Number,
     Operand,
     Role,
-    Type,
     Value,
 )
 from gemmill.library.errors import ExpressionError
@@ -79,22 +78,24 @@ RESERVED = frozenset(
 _KINDS: Mapping[tuple[str, ...], Kind] = MappingProxyType(
     {("m",): "row", ("n",): "column", ("batch",): "batch", ("m", "n"): "matrix"}
 )
-_BINARY: Mapping[type[ast.AST], str] = MappingProxyType(
+_SYMBOLS: Mapping[type[ast.AST], str] = MappingProxyType(
     {
-        ast.Add: "add",
-        ast.Sub: "sub",
-        ast.Mult: "mul",
-        ast.Div: "div",
-        ast.Lt: "lt",
-        ast.LtE: "le",
-        ast.Gt: "gt",
-        ast.GtE: "ge",
-        ast.Eq: "eq",
-        ast.NotEq: "ne",
+        ast.Add: "+",
+        ast.Sub: "-",
+        ast.Mult: "*",
+        ast.Div: "/",
         ast.And: "and",
         ast.Or: "or",
+        ast.Lt: "<",
+        ast.LtE: "<=",
+        ast.Gt: ">",
+        ast.GtE: ">=",
+        ast.Eq: "==",
+        ast.NotEq: "!=",
     }
 )
+_OPERATORS = {f.symbol: name for name, f in FUNCTIONS.items() if f.symbol and len(f.takes) == 2}
+_BINARY = {kind: _OPERATORS[symbol] for kind, symbol in _SYMBOLS.items()}
 _MAJORS: Mapping[str, Major] = MappingProxyType({"n": "n", "m": "m"})
 _NAME = re.compile("[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 SCALES = ("a_scale", "b_scale")
@@ -265,7 +266,7 @@ class _Parser:
 
     def typed(self, node: ast.expr, wanted: Type) -> Node:
         tree = self.node(node)
-        kind = FUNCTIONS[tree.function].result if isinstance(tree, Call) else "number"
+        kind = FUNCTIONS[tree.function].gives if isinstance(tree, Call) else "number"
         if kind != wanted:
             has, needs = ("a condition", "a number") if wanted == "number" else ("a number", "a condition")
             raise self.error(node, f"{ast.unparse(node)!r} is {has}; {needs} belongs here: use where(condition, x, y)")
@@ -333,11 +334,11 @@ class _Parser:
             raise self.error(
                 node, f"unknown function {name!r}{suggest(name, known) or '; functions: ' + ', '.join(known)}"
             )
-        wanted = function.arguments
+        wanted = function.takes
         if name in REDUCTIONS and len(arguments) == 1:
             raise self.error(node, f"{name} of one argument makes an output, alone: `top = {name}(acc)`")
-        if len(arguments) < len(wanted) or (len(arguments) > len(wanted) and not function.variadic):
-            count = f"{len(wanted)}{' or more' if function.variadic else ''}"
+        if len(arguments) < len(wanted) or (len(arguments) > len(wanted) and not function.is_variadic):
+            count = f"{len(wanted)}{' or more' if function.is_variadic else ''}"
             raise self.error(node, f"{name} takes {count} argument{'s'[: count != '1']}, not {len(arguments)}")
         types = wanted + wanted[-1:] * (len(arguments) - len(wanted))
         return Call(name, tuple(self.typed(a, kind) for a, kind in zip(arguments, types, strict=True)))

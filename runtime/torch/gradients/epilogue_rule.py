@@ -1,4 +1,4 @@
-"""The gradient of an epilogue: its sums are made anew, by one plain product, and its expression is differentiated.
+"""The gradient of an epilogue: its sums are made anew, by one plain product, and PyTorch differentiates its expression.
 
 Kept are the operands alone, so that no matrix of sums is held between the passes.
 """
@@ -6,21 +6,47 @@ Kept are the operands alone, so that no matrix of sums is held between the passe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from gemmill.library.epilogues.tree import Assignment, Epilogue
+from gemmill.library.dtypes import DTypeName
+from gemmill.library.epilogues.evaluation import values
+from gemmill.library.epilogues.function_table import FUNCTIONS, Arrays
+from gemmill.library.epilogues.tree import Assignment, Call, Epilogue, walk
 from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
-from gemmill.runtime.torch.gradients.derivatives import Reverse, function_without
-from gemmill.runtime.torch.gradients.products import Gradients, of_factors, of_groups, rows_in_use
+from gemmill.runtime.torch.gradients.product_rules import (
+    Gradients,
+    of_factors,
+    of_groups,
+    of_scales,
+    rows_in_use,
+    summed_to,
+)
 from gemmill.runtime.torch.gradients.recorded import Given, Rule
 from gemmill.runtime.torch.option_text import for_gradient
-from gemmill.runtime.torch.reference import dequantised, groups_of_rows, have_blocks
+from gemmill.runtime.torch.outputs import torch_dtype
+from gemmill.runtime.torch.plain_operators import AXES, Spread, dequantised, have_blocks
 
+
+def _rounded(x: torch.Tensor, dtype: DTypeName) -> torch.Tensor:
+    """To a type and back; gradients pass as they are."""
+    if dtype == "f32":
+        return x
+    return x.to(torch_dtype(dtype)).to(x.dtype).detach() + torch.where(x.isfinite(), x - x.detach(), 0)
+
+
+ARRAYS = Arrays(
+    torch,
+    rounded=_rounded,
+    gelu=torch.nn.functional.gelu,
+    gelu_tanh=partial(torch.nn.functional.gelu, approximate="tanh"),
+    silu=torch.nn.functional.silu,
+)
+"""What expressions are differentiated over. The gradient of PyTorch's own functions is one kernel each."""
 _SCALES = ("a_scale", "b_scale")
-_AXES = {"row": (-1,), "batch": (-1, -1), "matrix": (), "scalar": ()}
 
 
 def backward(given: Given, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:
@@ -31,39 +57,53 @@ def backward(given: Given, grads: Sequence[Any], wanted: frozenset[str]) -> Grad
     offsets, counts = named.get("offsets"), named.get("counts")
     is_grouped = offsets is not None or counts is not None
     factors, scales = _factors(epilogue, given, named, wanted, is_grouped)
-    sums, inner = _sums(factors, offsets, counts), wanted & {"a", "b"}
-    scaled = sums
+    scaled = sums = _sums(factors, offsets, counts)
     for scale in scales.values():
         scaled = scaled * scale
-    values = {"gate": scaled[..., 0::2], "up": scaled[..., 1::2]} if epilogue.gated else {"acc": scaled}
-    like = next(iter(values.values()))
+    inputs = {"gate": scaled[..., 0::2], "up": scaled[..., 1::2]} if epilogue.gated else {"acc": scaled}
+    like = next(iter(inputs.values()))
     spread = _Spread(like, offsets if given["b"].dim() == 3 else None, counts)
     for x in epilogue.operands:
-        values[x.name] = spread(x.kind, named[x.name])
-    values |= {"alpha": named.get("alpha", 1.0), "beta": named.get("beta", 1.0)}
+        inputs[x.name] = spread(x.kind, named[x.name])
+    inputs |= {name: spread("scalar", named.get(name, 1.0)) for name in ("alpha", "beta")}
     if "c" in named:
-        values["c"] = named["c"].to(like.dtype)
-    outer = wanted - {"a", "b", *scales}
-    reverse = Reverse(values, outer | ({"acc", "gate", "up"} if inner or wanted & {*scales} else frozenset()))
-    for statement in epilogue.assignments:
-        reverse.assign(statement.name, statement.value)
-    by_output = dict(zip(("d", *(x.name for x in epilogue.outputs)), grads, strict=True))
-    for statement in reversed(epilogue.assignments):
-        g = reverse.gradients.pop(statement.name, None)
-        if (own := by_output.get(statement.name)) is not None:
-            own = spread.of_output(statement, own)
-            g = own if g is None else g + own
-        if g is not None:
-            reverse.back(statement.value, g)
+        inputs["c"] = named["c"].to(like.dtype)
+    of_sums = frozenset(("acc", "gate", "up")) if wanted & {"a", "b", *scales} else frozenset()
+    of_outputs = dict(zip(("d", *(x.name for x in epilogue.outputs)), grads, strict=True))
+    reached = {
+        x.name: spread.of_output(x, g) for x in epilogue.assignments if (g := of_outputs.get(x.name)) is not None
+    }
+    gradients = _differentiated(epilogue, inputs, wanted - {"a", "b"} | of_sums, reached, like)
     found: Gradients = {}
     for x in epilogue.operands:
         if x.name in wanted:
-            found[x.name] = spread.back(x.kind, reverse.gradients.get(x.name), named[x.name])
+            found[x.name] = spread.back(x.kind, gradients[x.name], named[x.name])
     if "c" in wanted:
-        found["c"] = spread.back("matrix", reverse.gradients.get("c"), named["c"])
-    if inner or wanted & {*scales}:
-        found |= _of_sums(reverse.gradients, scales, sums, factors, wanted, is_grouped, epilogue.gated)
+        found["c"] = spread.back("matrix", gradients["c"], named["c"])
+    if of_sums:
+        found |= _of_sums(gradients, scales, sums, factors, wanted, is_grouped, epilogue.gated)
     return found
+
+
+def _differentiated(
+    epilogue: Epilogue, inputs: Mapping[str, Any], wanted: frozenset[str], reached: Mapping[str, Any], like: Any
+) -> dict[str, Any]:
+    """Gradients of the inputs that are wanted, of the shape of ``like``, by those of what is assigned."""
+    primals = {name: x.expand(like.shape) for name, x in inputs.items() if name in wanted}
+
+    def assigned(some: Mapping[str, Any]) -> list[Any]:
+        made = values(epilogue, {**inputs, **some}, ARRAYS, partial(like.new_full, ()))
+        return [made[name].expand(like.shape) for name in reached]
+
+    if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():  # differentiated again, or transformed
+        _, pull = torch.func.vjp(assigned, primals)
+        (gradients,) = pull([*reached.values()])
+        return dict(gradients)
+    with torch.enable_grad():
+        leaves = {name: x.detach().requires_grad_() for name, x in primals.items()}
+        made = assigned(leaves)
+    found = torch.autograd.grad(made, [*leaves.values()], [*reached.values()], materialize_grads=True)
+    return dict(zip(leaves, found, strict=True))
 
 
 RULE = Rule(backward)
@@ -74,7 +114,8 @@ def _refuse_parts(epilogue: Epilogue, grads: Sequence[Any]) -> None:
         if g is not None and x.role in ("max", "min"):
             raise OperandError(f"gemmill::epilogue: `{x}` has no gradient, as no {x.role} has; use PyTorch's of D")
     for x in epilogue.assignments:
-        if name := function_without(x.value):
+        applied = [FUNCTIONS[node.function] for node in walk(x.value) if isinstance(node, Call)]
+        if name := next((row.name for row in applied if not row.has_derivative), None):
             raise OperandError(
                 f"gemmill::epilogue: `{x}` has no gradient, as {name} has none: call it under torch.no_grad(), or "
                 f"leave {name} to PyTorch"
@@ -137,18 +178,8 @@ def _of_sums(
     gated: bool,
 ) -> Gradients:
     """Of A, B and the scales of the sums."""
-    if gated:
-        zero = sums.new_zeros(())
-        pair = [gradients.get(name, zero).expand(*sums.shape[:-1], sums.shape[-1] // 2) for name in ("gate", "up")]
-        g = torch.stack(pair, -1).flatten(-2)
-    else:
-        g = gradients["acc"].expand(sums.shape) if "acc" in gradients else torch.zeros_like(sums)
-    found: Gradients = {}
-    for name in sorted(wanted & {*scales}):
-        product = g * sums
-        for other in [x for x in scales if x != name]:
-            product = product * scales[other]
-        found[name] = _summed(product, scales[name].shape).to(scales[name].dtype)
+    g = torch.stack((gradients["gate"], gradients["up"]), -1).flatten(-2) if gated else gradients["acc"]
+    found = of_scales(scales, g, sums, wanted & {*scales})
     for scale in scales.values():
         g = g * scale
     inner = wanted & {"a", "b"}
@@ -164,60 +195,29 @@ def _of_sums(
     return found
 
 
-class _Spread:
-    """Operands as what broadcasts to D, and gradients of D's shape as theirs, to which rows of no group add nothing. Of
-    groups of rows at ``offsets``, whose D is one matrix, what has a value for each group is looked up for each row."""
+class _Spread(Spread):
+    """The same, and gradients of D's shape as operands', to which rows of no group add nothing."""
 
     def __init__(self, like: torch.Tensor, offsets: torch.Tensor | None, counts: torch.Tensor | None) -> None:
-        self.like = like
-        self.group: Any = None
-        """Of each row."""
-        self.is_used: Any = None
+        super().__init__(like, offsets)
+        is_grouped = offsets is not None or counts is not None
+        self.is_used = rows_in_use(like, offsets, counts) if is_grouped else None
         """Whether a row is of a group."""
-        if offsets is not None:
-            self.group = groups_of_rows(offsets, like.shape[0])
-        if offsets is not None or counts is not None:
-            self.is_used = rows_in_use(like, offsets, counts)
-
-    def _is_of_groups(self, kind: str, x: torch.Tensor) -> bool:
-        return self.group is not None and (kind == "batch" or (kind == "column" and x.dim() > 1))
-
-    def __call__(self, kind: str, x: Any) -> Any:
-        if not isinstance(x, torch.Tensor):
-            return x
-        wide = x.to(self.like.dtype)
-        if self._is_of_groups(kind, x):
-            wide = wide.index_select(0, self.group)
-            return wide[:, None] if kind == "batch" else wide
-        if kind == "scalar":
-            return wide.reshape(())
-        for at in _AXES.get(kind, (-2,) if x.dim() > 1 else ()):
-            wide = wide.unsqueeze(at)
-        return wide
 
     def back(self, kind: str, g: Any, x: torch.Tensor) -> torch.Tensor:
-        """The gradient of an operand by that of D's shape, which is None where nothing depends on it."""
-        if g is None:
-            return torch.zeros_like(x)
-        g = g.expand(self.like.shape)
+        """The gradient of an operand by that of D's shape."""
         if self.is_used is not None:
             g = torch.where(self.is_used, g, 0)
-        if self._is_of_groups(kind, x):
+        if self.is_of_groups(kind, x):
             summed = g.sum(-1) if kind == "batch" else g
             return summed.new_zeros(x.shape).index_add(0, self.group, summed).to(x.dtype)
-        return _summed(g, self(kind, x).shape).reshape(x.shape).to(x.dtype)
+        return summed_to(g, self(kind, x).shape).reshape(x.shape).to(x.dtype)
 
     def of_output(self, x: Assignment, g: torch.Tensor) -> torch.Tensor:
         """The gradient of D's shape by that of an output."""
         if x.is_reduction:
             if self.group is not None and x.kind in ("column", "batch"):
                 raise OperandError(f"gemmill::epilogue: `{x}` has no gradient in groups of rows: sum D with PyTorch")
-            for at in _AXES.get(x.kind, (-2,)):
+            for at in AXES.get(x.kind, (-2,)):
                 g = g.unsqueeze(at)
         return g.to(self.like.dtype).expand(self.like.shape)
-
-
-def _summed(g: torch.Tensor, shape: Sequence[Any]) -> torch.Tensor:
-    """``g`` summed to a shape that broadcasts to its own."""
-    padded = (*[1] * (g.dim() - len(shape)), *shape)
-    return g.sum_to_size(padded).reshape(tuple(shape))

@@ -6,7 +6,7 @@ gradient are operators too, they can be differentiated again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ import torch
 from gemmill.library.errors import OperandError
 from gemmill.runtime.torch.gradients.recorded import Given, Rule
 from gemmill.runtime.torch.option_text import for_gradient
-from gemmill.runtime.torch.reference import dequantised, have_blocks
+from gemmill.runtime.torch.plain_operators import dequantised, have_blocks
 
 Gradients = dict[str, Any]
 """By the name of the tensor that each is of."""
@@ -49,17 +49,30 @@ def of_scaled(given: Given, grads: Sequence[Any], wanted: frozenset[str]) -> Gra
     for name in sorted(wanted & {"a", "b"}):
         _refuse_narrow(name, given[name])
     found |= of_factors(factors, scaled, wanted & {"a", "b"})
-    if of_scales := wanted & {*scales}:
+    if of_sums := wanted & {*scales}:
         dtype = torch.float64 if wide == torch.float64 else torch.float32
         text = for_gradient(given["options"])
         sums = torch.ops.gemmill.bmm(factors["a"], factors["b"], alpha=given["alpha"], out_dtype=dtype, options=text)
-        for name in sorted(of_scales):
-            product = g.to(dtype) * sums
-            for other in [x for x in scales if x != name]:
-                product = product * scales[other].to(dtype)
-            shape, own = scales[name].shape, scales[name].dtype
-            found[name] = product.sum_to_size((1,) * (product.dim() - len(shape)) + shape).reshape(shape).to(own)
+        found |= of_scales(scales, g.to(dtype), sums, of_sums)
     return found
+
+
+def of_scales(scales: Mapping[str, Any], g: torch.Tensor, sums: torch.Tensor, wanted: Iterable[str]) -> Gradients:
+    """Of scales that are wanted, tensors or numbers, of ``sums * a_scale * b_scale``."""
+    found: Gradients = {}
+    for name in sorted(wanted):
+        product = g * sums
+        for other, x in scales.items():
+            if other != name:
+                product = product * (x.to(g.dtype) if isinstance(x, torch.Tensor) else x)
+        found[name] = summed_to(product, scales[name].shape).to(scales[name].dtype)
+    return found
+
+
+def summed_to(g: torch.Tensor, shape: Sequence[Any]) -> torch.Tensor:
+    """``g`` summed to a shape that broadcasts to its own."""
+    padded = (*[1] * (g.dim() - len(shape)), *shape)
+    return g.sum_to_size(padded).reshape(tuple(shape))
 
 
 def of_groups(given: Given, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:

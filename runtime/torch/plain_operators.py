@@ -6,12 +6,13 @@ For tests, and for machines without GPU (:func:`gemmill.runtime.torch.operators.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.epilogues.reference import evaluate
+from gemmill.library.epilogues.evaluation import reduced, values
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.operands.matrices import GROUP_SIZES, SCALE_BLOCK
 from gemmill.runtime.operands.tensors import dtype_named
@@ -59,23 +60,48 @@ def epilogue(
         if name in named and name not in mine and name not in mainloop:
             sums = sums * torch.as_tensor(named[name]).double()
     inputs = {"gate": sums[..., 0::2], "up": sums[..., 1::2]} if parsed.gated else {"acc": sums}
-    for name, default in (("alpha", 1.0), ("beta", 1.0)):
-        inputs[name] = torch.tensor(named.get(name, default), dtype=torch.float64)
+    like = next(iter(inputs.values()))
+    spread = Spread(like, named.get("offsets") if b.dim() == 3 else None)
+    inputs |= {name: spread("scalar", named.get(name, 1.0)) for name in ("alpha", "beta")}
+    inputs |= {x.name: spread(x.kind, named[x.name]) for x in parsed.operands}
     if "c" in named:
         inputs["c"] = named["c"].double()
-    for x in parsed.operands:
-        value = torch.as_tensor(named[x.name]).double()
-        if "offsets" in named and b.dim() == 3 and (x.kind == "batch" or (x.kind == "column" and value.dim() > 1)):
-            value = value[groups_of_rows(named["offsets"], a.shape[0])]
-            inputs[x.name] = value[:, None] if x.kind == "batch" else value
-            continue
-        axis = {"row": (-1,), "batch": (-1, -1), "column": (-2,) if value.dim() > 1 else ()}.get(x.kind, ())
-        for at in axis:
-            value = value.unsqueeze(at)
-        inputs[x.name] = value.reshape(()) if x.kind == "scalar" else value
-    found = evaluate(parsed, inputs, torch, "f32")
+    found = values(parsed, inputs, torch, partial(like.new_full, ()))
+    written = {x.name: reduced(x, found[x.name].expand(like.shape), torch) for x in parsed.assignments}
     names = ("d", *(x.name for x in parsed.outputs))
-    return [_stored(found[name].value.broadcast_to(x.shape), x) for name, x in zip(names, wanted, strict=True)]
+    return [_stored(written[name].broadcast_to(x.shape), x) for name, x in zip(names, wanted, strict=True)]
+
+
+AXES = {"row": (-1,), "batch": (-1, -1), "matrix": (), "scalar": ()}
+"""Axes that operands of each kind lack of D, less columns, which lack one where they have more than one extent."""
+
+
+class Spread:
+    """Operands as what broadcasts to D. Of groups of rows at ``offsets``, whose D is one matrix, what has a value for
+    each group is looked up for each row."""
+
+    def __init__(self, like: torch.Tensor, offsets: torch.Tensor | None) -> None:
+        self.like = like
+        self.group = None if offsets is None else groups_of_rows(offsets, like.shape[0])
+        """Of each row."""
+
+    def is_of_groups(self, kind: str, x: torch.Tensor) -> bool:
+        """Whether an operand has a value for each group of rows."""
+        return self.group is not None and (kind == "batch" or (kind == "column" and x.dim() > 1))
+
+    def __call__(self, kind: str, x: Any) -> Any:
+        """An operand of a kind, tensor or number."""
+        if not isinstance(x, torch.Tensor):
+            return self.like.new_full((), x)
+        wide = x.to(self.like.dtype)
+        if self.is_of_groups(kind, x):
+            wide = wide.index_select(0, self.group)
+            return wide[:, None] if kind == "batch" else wide
+        if kind == "scalar":
+            return wide.reshape(())
+        for at in AXES.get(kind, (-2,) if x.dim() > 1 else ()):
+            wide = wide.unsqueeze(at)
+        return wide
 
 
 def groups_of_rows(offsets: torch.Tensor, rows: Any) -> torch.Tensor:

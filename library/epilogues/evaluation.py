@@ -1,0 +1,173 @@
+"""What an epilogue computes: its values, and in float64 with how far the kernel's float32 may be from them.
+
+Each bounded value travels with a bound of its error: kernels round each operation to float32 (half an ulp), and
+functions are as exact as their rows say. Works on arrays of NumPy, PyTorch and JAX: ``xp`` is the module, or its
+:class:`Arrays`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from gemmill.library.dtypes import DTypeName
+from gemmill.library.epilogues.function_table import FUNCTIONS, Arrays, Function
+from gemmill.library.epilogues.tree import (
+    Assignment,
+    Call,
+    Epilogue,
+    Kind,
+    Node,
+    Number,
+    Operand,
+    Value,
+    roundings,
+)
+
+EPSILON = 2.0**-23
+"""An ulp of float32, relative."""
+SMALLEST = 2.0**-126
+"""The least normal float32."""
+
+
+def values(epilogue: Epilogue, inputs: Mapping[str, Any], xp: Any, number: Callable[[float], Any]) -> dict[str, Any]:
+    """What each assignment has for each element, by name, before it is reduced or rounded to its type.
+
+    Args:
+        epilogue: what is evaluated.
+        inputs: ``acc``, or ``gate`` and ``up``; ``c``; the operands, ``alpha`` and ``beta``: arrays that broadcast to
+            (..., M, columns of D).
+        xp: the module of the arrays, or its :class:`Arrays`.
+        number: an array of a constant.
+    """
+    arrays = xp if isinstance(xp, Arrays) else Arrays(xp)
+    known = dict(inputs)
+
+    def value(node: Node) -> Any:
+        match node:
+            case Number(constant):
+                return number(constant)
+            case Operand(name) | Value(name):
+                return known[name]
+            case Call(name, arguments):
+                return arrays.applied(FUNCTIONS[name], *map(value, arguments))
+
+    found = {}
+    for assignment in epilogue.assignments:
+        found[assignment.name] = known[assignment.name] = value(assignment.value)
+    return found
+
+
+def reduced(assignment: Assignment, x: Any, xp: Any) -> Any:
+    """An output of a value of D's shape; batch extents stay."""
+    axes = _axes(assignment.kind, x)
+    match assignment.role:
+        case "max":
+            return xp.amax(x, axes)
+        case "min":
+            return xp.amin(x, axes)
+        case "sum":
+            return x.sum(axes)
+    return x
+
+
+def _axes(kind: Kind, x: Any) -> tuple[int, ...]:
+    return {"scalar": tuple(range(x.ndim)), "batch": (-2, -1), "row": (-1,), "column": (-2,), "matrix": ()}[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """A value and the most by which the kernel's may differ from it."""
+
+    value: Any
+    error: Any
+
+
+def evaluate(epilogue: Epilogue, inputs: Mapping[str, Any], xp: Any, d_dtype: DTypeName = "f32") -> dict[str, Bounded]:
+    """D and the other outputs by name, before they are rounded to their types; that of D is ``d_dtype``.
+
+    ``inputs`` are those of :func:`values`, in float64; each may be a :class:`Bounded`. Row sums and the like keep batch
+    extents.
+    """
+    arrays = Arrays(xp)
+    known = {name: x if isinstance(x, Bounded) else Bounded(x, 0.0 * x) for name, x in inputs.items()}
+    outputs = {}
+    rounded_to = roundings(epilogue, d_dtype)
+    for a in epilogue.assignments:
+        result = _value(a.value, known, arrays, rounded_to[a.name])
+        known[a.name] = result
+        if a.role == "local":
+            continue
+        if a.is_reduction:  # over all of D, of whatever there is one value for
+            all_of_d = xp.zeros_like(known["acc" if "acc" in known else "gate"].value)
+            result = _reduced(a, Bounded(result.value + all_of_d, result.error + all_of_d), xp)
+        outputs[a.name] = result
+    return outputs
+
+
+def _value(node: Node, known: Mapping[str, Bounded], xp: Arrays, rounded_to: DTypeName = "f32") -> Bounded:
+    """A node's value, which is on its way to a type: see :func:`roundings`."""
+    match node:
+        case Number(value):
+            like = 0.0 * next(iter(known.values())).value
+            exact = value == int(value) and abs(value) <= 2**24
+            return Bounded(like + value, like + EPSILON / 2 * abs(value) * (not exact))
+        case Operand(name) | Value(name):
+            return known[name]
+        case Call("where", (condition, x, y)):
+            sure, unsure = _condition(condition, known, xp)
+            a, b = _value(x, known, xp, rounded_to), _value(y, known, xp, rounded_to)
+            error = xp.where(sure, a.error, b.error)
+            jump = abs(a.value - b.value) + a.error + b.error
+            return Bounded(xp.where(sure, a.value, b.value), xp.where(unsure, jump, error))
+        case Call(name, arguments):
+            row = FUNCTIONS[name]
+            inside = rounded_to if row.passes_error else "f32"
+            return _applied(row, [_value(argument, known, xp, inside) for argument in arguments], xp, rounded_to)
+
+
+def _condition(node: Node, known: Mapping[str, Bounded], xp: Arrays) -> tuple[Any, Any]:
+    """Whether a condition holds, and whether rounding could decide it otherwise."""
+    assert isinstance(node, Call)
+    holds = partial(FUNCTIONS[node.function].array, xp)
+    if FUNCTIONS[node.function].takes[0] == "condition":
+        pairs = [_condition(argument, known, xp) for argument in node.arguments]
+        return holds(*(x for x, _ in pairs)), pairs[0][1] | pairs[-1][1]
+    x, y = (_value(argument, known, xp) for argument in node.arguments)
+    error = x.error + y.error
+    return holds(x.value, y.value), (error > 0) & (abs(x.value - y.value) <= error)
+
+
+def _applied(row: Function, x: list[Bounded], xp: Arrays, form: DTypeName) -> Bounded:
+    """A function of bounded values; ``form``: the type that the result is on its way to."""
+    arguments, errors = [each.value for each in x], [each.error for each in x]
+    function = partial(row.array, xp)
+    value, magnitude = function(*arguments), abs(arguments[0])
+    if row.spread:
+        error = row.spread(xp, arguments, errors, value)
+    else:  # monotone
+        low, high = (abs(function(arguments[0] + sign * errors[0]) - value) for sign in (-1, 1))
+        error = xp.maximum(low, high)
+    size = abs(value) + error
+    if short := row.short.get(form):
+        error = error + short.error * size + short.beside(arguments[0])
+    else:
+        error = error + row.ulps * EPSILON * (magnitude if row.is_exact_by_argument else size)
+    if made := row.exponential:
+        error = error + 2 * EPSILON * made.exponent(magnitude) * (abs(value) + error)
+        error = error + 2 * SMALLEST * made.factor(magnitude)
+    return Bounded(value, error)
+
+
+def _reduced(a: Assignment, x: Bounded, xp: Any) -> Bounded:
+    value, axes = reduced(a, x.value, xp), _axes(a.kind, x.value)
+    if a.role != "sum":
+        return Bounded(value, xp.amax(x.error, axes))
+    count = 1
+    for axis in axes:
+        count *= x.value.shape[axis]
+    # Any order of additions: each of the count - 1 loses half an ulp of a partial sum.
+    lost = count * EPSILON / 2 * (abs(x.value) + x.error).sum(axes)
+    return Bounded(value, x.error.sum(axes) + lost)
