@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 GONE = {".nv.global", ".nv.global.init", ".nv.constant4", ".rela.nv.constant4", ".rel.nv.constant4"}
 REWRITTEN = {".symtab", ".strtab"}
 FAMILIES = (
-    *("cooperative", "pingpong-f16-sums", "cooperative-split", "cooperative-stream", "cooperative-grouped"),
+    *("cooperative", "pingpong-f16-sums", "cooperative-splitk", "cooperative-stream", "cooperative-grouped"),
     *("block-scales", "mixed-u4-zero-points", "multistage-s8", "simt", "gemv", "gemv-gathered"),
 )
 """Cases of every family, of one code and of two, of old ABIs of cubins and of new ones."""
