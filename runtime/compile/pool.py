@@ -120,7 +120,7 @@ def in_threads(
 ) -> list[Outcome]:
     """Outcomes of kernels, in order, so many at a time; ``on_done`` is called in this thread, and ``give_up`` where an
     exception ends it."""
-    threads = ThreadPoolExecutor(jobs, "compile")
+    threads = _Threads(jobs, "compile")
     try:
         futures = [threads.submit(compile_one, config) for config in configs]
         for future in as_completed(futures):
@@ -132,6 +132,17 @@ def in_threads(
         raise
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
+
+
+class _Threads(ThreadPoolExecutor):
+    """Makes do with the threads that it has where the system starts no more."""
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            if not self._threads:
+                raise
 
 
 def default_jobs() -> int:

@@ -195,7 +195,6 @@ def test_a_worker_that_its_header_kills_is_followed_by_one_without(configs: tupl
         if not killed:
             body = b"compile.compile_worker"
             killed.extend(p for p in processes_of(os.getpid()) if body in Path(f"/proc/{p}/cmdline").read_bytes())
-            time.sleep(0.5)  # each has begun another kernel, or ended
             for pid in killed:
                 os.kill(pid, signal.SIGBUS)
 
