@@ -16,7 +16,7 @@ PROGRAMS = {
     "models": "PyTorch models under enabled(): time, accuracy, what is served",
     "training": "training steps of a Llama under enabled(): time, loss",
     "host": "host time of a call, from PyTorch",
-    "dispatch": "host time of a launch, of first calls and of choices",
+    "dispatch": "host time of a launch and of first calls",
     "choice": "host time of a choice: warm, of mixed types, of a fresh process; no GPU",
     "first_call": "host time of the first call of a signature, up to the driver; no GPU",
     "first_gemm": "the first GEMM of a fresh process, from compiler, server, store and pack",

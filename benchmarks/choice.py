@@ -1,8 +1,10 @@
 """Host time of a choice: of problems that nobody measured, of mixed types, and the first of a fresh process.
 
 Needs neither a GPU nor PyTorch. ``warm``: rows drawn at random, with the weights of language models in bf16, after 50
-others. ``mixed``: 400 problems of all types and some layouts, in a process whose kernel sets were expanded before by
+others. ``mixed``: 400 problems of all types and some layouts, in one process whose kernel sets were expanded before by
 another; the first of each type makes its table. ``fresh``: the first choice of a process, imports included.
+
+Reproduces docs/performance/selection.md, "Time of a choice".
 """
 
 from __future__ import annotations

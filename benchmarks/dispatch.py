@@ -7,8 +7,8 @@ three extents and six strides.
 
 All in one run, in turns: a batch of calls of each, then the next round. The stream is drained between batches, and a
 batch fits the launch queue, so no call waits for the GPU. Then first calls with another M, as serving has them, of
-kernels that are loaded: problem, choice and descriptors are new. Last choices alone, of problems not seen before. Needs
-an NVIDIA GPU and PyTorch.
+kernels that are loaded: problem, choice and descriptors are new. Needs an NVIDIA GPU and
+PyTorch.
 
 Reproduces docs/performance/host.md, "Host side of a call".
 """
@@ -67,7 +67,7 @@ def main() -> None:
     if importlib.util.find_spec("triton"):
         candidates["Triton's launcher"] = _triton(a, weight, out)
     samples = _measure(candidates, arguments.batches, arguments.calls, torch.cuda.synchronize)
-    samples |= _first_calls() | _choices()
+    samples |= _first_calls()
     figures = {
         name: dict(zip(("low", "median", "high"), quantiles(values), strict=True)) for name, values in samples.items()
     }
@@ -121,13 +121,10 @@ def _first_calls(layer: int = 4096, calls: int = 300) -> dict[str, list[float]]:
     weight = torch.randn(layer, layer, device="cuda", dtype=torch.bfloat16).t()
     rows = random.Random(0).sample(range(1, 8192), 2 * calls)
     loading = gemmill.Registry()
-    chosen, quickly = (
-        {m: loading.select(_problem(m, layer, layer), quick=quick).name for m in rows} for quick in (False, True)
-    )
-    kernels = loading.warm({*chosen.values(), *quickly.values()})
+    chosen = {m: loading.select(_problem(m, layer, layer)).name for m in rows}
+    kernels = loading.warm({*chosen.values()})
     ways: dict[str, Callable[[int], dict[str, Any]]] = {
         "": lambda m: {},
-        ", quick": lambda m: {"quick": True},
         ", its kernel named": lambda m: {"kernel": chosen[m]},
     }
     samples: dict[str, list[float]] = {}
@@ -147,29 +144,6 @@ def _first_calls(layer: int = 4096, calls: int = 300) -> dict[str, list[float]]:
                 call()
                 if i >= calls:  # those before load kernels and expand sets, which is no call's own
                     samples.setdefault(name, []).append((time.perf_counter_ns() - start) / 1000)
-    return samples
-
-
-def _choices(layer: int = 4096, calls: int = 300) -> dict[str, list[float]]:
-    """Microseconds of choices: with rows drawn at random, and for shapes that ship as measured."""
-    import gemmill
-    from gemmill.profiler.sweep.shape_suites import load_shapes, shipped_suites
-
-    registry, samples = gemmill.Registry(), {}
-    drawn = [_problem(m, layer, layer) for m in random.Random(1).sample(range(1, 8192), 4 * calls)]
-    suite = load_shapes(shipped_suites()["llm"]).shapes
-    measured = [_problem(shape.m, shape.n, shape.k) for shape in suite]
-    for name, problems, quick in (
-        ("a choice by the model", drawn[: 2 * calls], False),
-        ("a choice, quick", drawn[2 * calls :], True),
-        ("a choice by measurements", measured, False),
-    ):
-        own: list[float] = []
-        for problem in problems:
-            start = time.perf_counter_ns()
-            registry.select(problem, quick=quick)
-            own.append((time.perf_counter_ns() - start) / 1000)
-        samples[name] = own[len(own) // 2 :]  # the first expand sets and read files, which is no choice's own
     return samples
 
 

@@ -43,11 +43,10 @@ from gemmill.runtime.registry_inputs import (
     opened_packs,
     remote_of,
 )
-from gemmill.runtime.select.choice import Candidate, Choice, Rows
-from gemmill.runtime.select.decisions import Decision, read_decisions
-from gemmill.runtime.select.models import with_model
+from gemmill.runtime.select.choice import Candidate, Choice, Rows, warn_of_quick
+from gemmill.runtime.select.decisions import Decision, read_decisions, usable, warn_of_absent
+from gemmill.runtime.select.model_file import with_model
 from gemmill.runtime.select.selector import Selector
-from gemmill.runtime.select.unused import tell_of_absent, usable
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.single_flight import SingleFlight
@@ -217,21 +216,22 @@ class Registry:
         """The kernel for a problem, and why; with ``sm_count``, for that many SMs of the GPU.
 
         With ``invariant_to``, ``"m"`` (``"n"`` where the problem is the transpose of what is asked for), the kernel
-        depends on neither that extent nor the batch; nor does the order in which it sums K. With ``quick`` and neither
-        of these, a decision tree may decide in place of the model, where no measurement does:
-        :mod:`gemmill.runtime.select.decision_tree`. By default it is the fastest in a program that runs for seconds,
+        depends on neither that extent nor the batch; nor does the order in which it sums K. ``quick`` has no effect any
+        more. By default it is the fastest in a program that runs for seconds,
         where measurements say how the power limit holds it; with the ``objective`` ``burst`` in a lone launch.
 
         Raises:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
         """
+        if quick:
+            warn_of_quick()
         if invariant_to not in (None, "m", "n"):
             raise ProblemError(f"invariant_to is {invariant_to!r:.80}; it must be 'm', 'n' or None")
         if objective not in REGIMES:
             raise ProblemError(f"objective is {objective!r:.80}; it must be {' or '.join(map(repr, REGIMES))}")
         asked = checked_problem(problem)
         problem = asked.with_narrow_a
-        options = sm_count, invariant_to, quick, objective
+        options = sm_count, invariant_to, objective
         try:
             choice = self._selector_for(problem).select(problem, *options)
         except UnsupportedProblemError:
@@ -254,7 +254,7 @@ class Registry:
             with_others = {dtype for own in types if own in DTYPES for dtype in with_alike(own)}
             configs = self._selectable(with_others)
             selector = self._selectors[types] = self._selector_of(configs)
-            tell_of_absent(self._usable, selector.configs, types)
+            warn_of_absent(self._usable, selector.configs, types)
         return selector
 
     def _selector_of(self, configs: dict[str, GemmConfig]) -> Selector:

@@ -56,14 +56,6 @@ TABLES = (
     Table("Problems drawn at random, H200", H200, KMAJOR, "cublaslt", "selected", DRAWN),
     Table("The same with a row-major B", H200, ROW_MAJOR, "cublaslt", "selected", DRAWN),
     Table(
-        "Those with a K-major B by decision trees",
-        H200,
-        KMAJOR,
-        "cublaslt",
-        "quick",
-        f"{DRAWN} As `matmul(..., quick=True)` selects where nothing was measured.",
-    ),
-    Table(
         "Gradients of inputs",
         H200,
         ("input-gradients-*",),

@@ -10,15 +10,18 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from gemmill.library.arch import DEFAULT_GPU
 from gemmill.library.config.names import parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.measure.operands import torch
 from gemmill.profiler.measure.telemetry import Reading, Telemetry, summarise
-from gemmill.runtime.select.cost.sustained import Law, Moved
+from gemmill.runtime.select.cost.energy import sustained_us
+from gemmill.runtime.select.cost.table import FeatureTable
 from gemmill.runtime.select.kernels.faults import needs_swap
 
 HANDFUL = 8
@@ -28,8 +31,8 @@ OPEN = 0.02
 have been unlucky."""
 
 
-LIKELY = Law(burst=0.6, written=9.4, fetched=2.2, scale=1.0, watts=700.0)
-"""Roughly what was fitted on the H200: who is looked at where no law says who is the fastest."""
+LIKELY = MappingProxyType({"burst": 0.6, "written": 9.4, "fetched": 2.2, "scale": 1.0, "watts": 700.0})
+"""Roughly what was fitted on the H200: for what is looked at where no model was fitted."""
 
 
 def likely(problem: GemmProblem, us: Mapping[str, float], count: int) -> list[str]:
@@ -43,8 +46,9 @@ def likely(problem: GemmProblem, us: Mapping[str, float], count: int) -> list[st
     if not us:
         return []
     configs = [parse_name(name) for name in us]
-    moved = Moved.of(configs, [needs_swap(config, problem) is True for config in configs])
-    times = LIKELY.us(np.array([*us.values()]), 1.0, moved, problem)
+    entries = [(name, config, needs_swap(config, problem) is True) for name, config in zip(us, configs, strict=True)]
+    table = FeatureTable.of(entries, DEFAULT_GPU)
+    times = sustained_us(LIKELY, np.array([*us.values()]), table, problem, DEFAULT_GPU)
     names = [*us]
     return [names[i] for i in np.argsort(times, kind="stable")[:count].tolist()]
 

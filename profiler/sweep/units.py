@@ -20,7 +20,7 @@ from gemmill.library.input.problem_words import aligns as packed_aligns
 from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.profiler.measure.messages import Unit
 from gemmill.profiler.sweep.shape_suites import Shape
-from gemmill.runtime.select.cost.sustained import HELD, power_us
+from gemmill.runtime.select.cost.energy import HELD, power_us
 from gemmill.runtime.select.kernels.faults import needs_swap
 from gemmill.runtime.select.kernels.variations import with_epilogue
 from gemmill.runtime.select.selector import Selector

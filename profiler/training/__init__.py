@@ -1,1 +1,1 @@
-"""Models trained on records: the residual model, tables of the fastest kernels, decision trees."""
+"""Models trained on records: the network, its energy term, tables of the fastest kernels."""

@@ -1,8 +1,8 @@
-"""The residual model judged on what it was not fitted to.
+"""The network judged on what it was not fitted to.
 
 Problems are held out by K, a fold of all its values at a time, so that no weight matrix is on both sides. Selected over
 best, geometric mean and 5th percentile over problems, and the best of the first eight over the best, for the analytic
-model alone and with the residual model.
+model alone and as the network corrects it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gemmill.library.problem import GemmProblem
-from gemmill.profiler.training.residual import fit
+from gemmill.profiler.training.network import fit, predict
 from gemmill.profiler.training.rows import Rows
 
 FOLDS = 10
@@ -32,10 +32,10 @@ def judge(rows: Sequence[Rows], gpu: str) -> dict[str, dict[str, Any]]:
     fold = folds((r.problem for r in rows), FOLDS)
     shares: dict[str, list[tuple[float, ...]]] = defaultdict(list)
     for which in sorted({*fold.values()}):
-        model = fit([r for r in rows if fold[r.problem.k] != which], gpu)
+        layers = fit([r for r in rows if fold[r.problem.k] != which], gpu)
         for r in rows:
             if r.gpu == gpu and fold[r.problem.k] == which:
-                found = *reached(r, r.analytic), *reached(r, r.analytic + model.predict(r.features))
+                found = *reached(r, r.analytic), *reached(r, r.analytic + predict(layers, r.features))
                 shares[r.problem.a_dtype].append(found)
                 shares["all"].append(found)
     result = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,8 @@ from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
 from gemmill.profiler.baselines.baseline import BASELINES
 from gemmill.runtime.launch.tma import ALIGNMENT
-from gemmill.runtime.select.cost import model
+from gemmill.runtime.select.cost.model import analytic, features
+from gemmill.runtime.select.cost.table import Entry, FeatureTable
 from gemmill.runtime.select.kernels.faults import needs_swap
 
 SHARPNESS = 5.0
@@ -35,7 +36,7 @@ class Rows:
     problem: GemmProblem
     names: tuple[str, ...]
     features: Any
-    """(kernels, features), in the order of ``model.FEATURES``."""
+    """(kernels, inputs of the network), in the order of ``model_file.INPUTS``."""
     analytic: Any
     """Logarithms of the analytic model's times; so the measured ones."""
     measured: Any
@@ -81,12 +82,21 @@ def rows_of(measurements: Iterable[Measurement], gpu: Gpu) -> Iterator[Rows]:
         brief = [us_of(m) for m in own.values() if m.stage != "final"]
         scale = max(1.0, finalists[-3:][0] / min(brief)) if brief else 1.0
         us = {name: us_of(m) * (1 if m.stage == "final" else scale) for name, m in own.items()}
-        parts = [part for swap_ab in (False, True) if (part := _part(problem, us, configs, swap_ab, gpu))]
-        if not parts:  # the rules have changed, and none serves it any more
+        if not (entries := entries_of(us, configs, problem)):  # the rules have changed, and none runs it any more
             continue
-        kernels, asked, analytic, measured = (np.concatenate(column) for column in zip(*parts, strict=True))
-        if kernels.size:
-            yield Rows(problem, tuple(kernels.tolist()), asked, analytic, measured, math.log(finalists[0]), gpu.name)
+        table = FeatureTable.of(entries, gpu)
+        work, fitted = analytic(table, problem, gpu), np.flatnonzero(table.is_fitted)
+        if fitted.size:
+            names = tuple(table.names[i] for i in fitted)
+            measured, modelled = np.log([us[name] for name in names]), np.log(work["us"][fitted])
+            inputs = features(table, work, problem)[fitted]
+            yield Rows(problem, names, inputs, modelled, measured, math.log(finalists[0]), gpu.name)
+
+
+def entries_of(names: Iterable[str], configs: Mapping[str, GemmConfig], problem: GemmProblem) -> list[Entry]:
+    """Kernels that run a problem, as it is or transposed."""
+    sides = {name: needs_swap(configs[name], problem) for name in names}
+    return [(name, configs[name], swap_ab) for name, swap_ab in sides.items() if swap_ab is not None]
 
 
 def is_learnt_from(m: Measurement) -> bool:
@@ -94,26 +104,6 @@ def is_learnt_from(m: Measurement) -> bool:
     if m.us is None or m.kernel in BASELINES or m.holds != "time":
         return False
     return (m.problem.batching, m.problem.epilogue) == ("strided", LINEAR) and not is_realigned(m.problem)
-
-
-def _part(
-    problem: GemmProblem, us: dict[str, float], configs: dict[str, GemmConfig], swap_ab: bool, gpu: Gpu
-) -> tuple[Any, Any, Any, Any] | None:
-    """Names, features, and logarithms of analytic and measured times of the kernels that run a problem as it is, or
-    transposed."""
-    members = [name for name in us if needs_swap(configs[name], problem) is swap_ab]
-    if not members:
-        return None
-    table = model.FeatureTable.of([configs[name] for name in members], swap_ab)
-    figures, others = model.analytic(table, problem, gpu)
-    found = model.features(table, figures, others, problem, gpu)
-    keep = table.fitted
-    return (
-        np.array(members)[keep],
-        found.T[keep],
-        np.log(figures.us[keep]),
-        np.log([us[name] for name in members])[keep],
-    )
 
 
 def is_realigned(problem: GemmProblem) -> bool:

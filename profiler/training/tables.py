@@ -1,6 +1,6 @@
 """Which kernels were the fastest at the shapes of the suites: tables that a selector asks before its model.
 
-``runtime/select/measured.py`` reads them.
+``runtime/select/model_file.py`` reads them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
 from gemmill.profiler.sweep.shape_suites import load_shapes, shipped_suites
 from gemmill.profiler.training.rows import is_realigned, of_problem, us_of
-from gemmill.runtime.select.measured import FORMATS, formats_of
+from gemmill.runtime.select.model_file import FORMATS, formats_of
 
 SUITES = (
     *("h200", "llm", "deepseek", "uneven", "heads", "batched", "decimal"),
@@ -42,7 +42,7 @@ class _OfRun(NamedTuple):
 
 
 def fastest(runs: Iterable[Iterable[Measurement]]) -> dict[str, Any]:
-    """The content of a file of what was measured: of each problem the fastest kernels of the shipped sets.
+    """What a model's file has of measurements: of each problem the fastest kernels of the shipped sets.
 
     They are of those measured at length in the last run that has the problem, in the order of their times over the
     fastest's, the geometric mean of that run and up to three before: one alone may be lucky. Where a run looked at a

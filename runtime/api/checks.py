@@ -13,6 +13,7 @@ from gemmill.library.problem import REGIMES
 from gemmill.runtime.api.invariance import refuse_atomic_sums
 from gemmill.runtime.operands.call import GemmCall, Options
 from gemmill.runtime.registry import Registry
+from gemmill.runtime.select.choice import warn_of_quick
 
 _FLAGS = ("tf32", "fast_accumulation", "deterministic", "batch_invariant", "quick")
 
@@ -45,12 +46,7 @@ def check_promises(call: GemmCall) -> None:
         if getattr(options, option):
             refuse_atomic_sums(call.arguments.epilogue, option)
     if options.quick:
-        for option in ("kernel", "autotune", "sm_count", "batch_invariant"):
-            if getattr(options, option) not in (None, False):
-                raise OperandError(
-                    f"quick selects by a decision tree, and {option} is given, which selects otherwise: "
-                    "pass one of them"
-                )
+        warn_of_quick()
     if options.autotune is not None:
         _check_autotune(call)
 

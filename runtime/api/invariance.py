@@ -19,7 +19,7 @@ from gemmill.library.errors import OperandError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.operands.binding import Gemm
 from gemmill.runtime.operands.matrices import Operand
-from gemmill.runtime.select.deciders.invariant import sums_in_one_cta
+from gemmill.runtime.select.selector import sums_in_one_cta
 
 _ALIGN = 16
 """The alignment in bytes that counts most."""

@@ -80,11 +80,9 @@ def matmul(
     on how many matrices there are: one kernel serves every M, a compromise (docs/kernels.md). ``a`` must be contiguous
     along K, ``c`` and ``out`` along N, and they must be aligned as packed rows are. ``autotune`` times the best so many
     kernels on these operands, once for a problem and GPU, and keeps the fastest in the registry's store; D and other
-    outputs are written elsewhere meanwhile. ``quick`` is for problems that are launched a few times only, such as
-    prompts with an M of their own: where nothing was measured, the kernel is selected in some 10 us, not half a
-    millisecond or more, and is 1 to 2% slower on average (docs/tuning.md). ``objective`` says what the kernel is to be
-    the fastest in: a program that runs for seconds, which the power limit may hold, or, ``"burst"``, a lone launch at
-    full clock (docs/performance/sustained.md).
+    outputs are written elsewhere meanwhile. ``objective`` says what the kernel is to be the fastest in: a program that
+    runs for seconds, which the power limit may hold, or, ``"burst"``, a lone launch at full clock
+    (docs/performance/sustained.md). ``quick`` has no effect any more: every choice is as quick.
 
     ``explain`` prints the problem, its kernel and why that was selected, each time. Where an operand's dtype, layout or
     alignment makes a call much slower than one like it, that says what it costs and what to change; so do

@@ -25,8 +25,8 @@ from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.registry_inputs import kernel_named
 from gemmill.runtime.select.choice import Choice, Rows
-from gemmill.runtime.select.deciders.model import with_number
 from gemmill.runtime.select.kernels.faults import faults, needs_swap, realigned
+from gemmill.runtime.select.selector import with_number
 
 
 def prepare(call: GemmCall) -> PreparedCall:
@@ -135,7 +135,7 @@ def _takes_nested(call: GemmCall, registry: Registry, problem: GemmProblem, sm_c
     if options.kernel is not None:
         return needs_swap(parse_name(plain_name(kernel_named(options.kernel))), problem) is not None
     try:
-        registry.select(problem, sm_count, None, options.quick, options.objective)
+        registry.select(problem, sm_count, None, objective=options.objective)
     except UnsupportedProblemError:
         return False
     return True
@@ -144,7 +144,7 @@ def _takes_nested(call: GemmCall, registry: Registry, problem: GemmProblem, sm_c
 def _selected(call: GemmCall, registry: Registry, gemm: Gemm, sm_count: int | None) -> Choice:
     rows: Rows = "n" if gemm.is_transposed else "m"
     invariant_to = rows if call.options.batch_invariant else None
-    return registry.select(gemm.problem, sm_count, invariant_to, call.options.quick, call.options.objective)
+    return registry.select(gemm.problem, sm_count, invariant_to, objective=call.options.objective)
 
 
 def _named(registry: Registry, options: Options, problem: GemmProblem) -> tuple[str, bool]:

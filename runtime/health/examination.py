@@ -25,7 +25,7 @@ from gemmill.runtime import driver, workers
 from gemmill.runtime.compile import locate, pch
 from gemmill.runtime.compile.toolchain import HEADERS, combined, damaged_wheels, faults
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.select.models import origin
+from gemmill.runtime.select.model_file import origin
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage import file_locks
 from gemmill.runtime.storage.store import Store

@@ -74,9 +74,6 @@ def _one_by_one(
 
 Arrays = tuple[Any, ...]
 
-_OF_A_SELECTION = ("kernel", "sm_count", "batch_invariant", "quick")
-"""Options beside which none is selected quickly."""
-
 
 @partial(jax.jit, static_argnums=0, inline=True)
 def run(description: Description, *arrays: jax.Array) -> Arrays:
@@ -144,12 +141,11 @@ def _traced(description: Description, *arrays: jax.Array) -> Arrays:
 
 def _chosen(description: Description, shapes: Sequence[Array]) -> Description:
     """With the name of its kernel, which is compiled and loaded where JAX runs on GPUs, and with the bytes of workspace
-    that it takes there. Of symbolic extents nothing is known: the kernel is then selected, quickly, when it runs."""
-    settings = description.keywords
+    that it takes there. Of symbolic extents nothing is known: the kernel is then selected when it runs."""
     if any(not isinstance(extent, int) for x in shapes for extent in x.shape):
-        return description.but(explain=None, quick=None if any(settings.get(x) for x in _OF_A_SELECTION) else True)
+        return description.but(explain=None)
     name = kernel_for(nowhere(description, shapes))
-    named = description if name is None else description.but(kernel=name, quick=None)
+    named = description if name is None else description.but(kernel=name)
     if jax.default_backend() == "gpu":
         named = named._replace(scratch=handler.scratch_of(handler.load(nowhere(named, shapes))))
     return named.but(explain=None)

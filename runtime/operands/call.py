@@ -63,7 +63,7 @@ class Options(NamedTuple):
     autotune: int | None = None
     """How many of the best kernels are timed; None: none."""
     quick: bool = False
-    """Whether the kernel is selected in some 10 us where nothing was measured."""
+    """Has no effect; deprecated."""
     objective: Regime = "sustained"
     """What the kernel is to be the fastest in."""
 

@@ -31,10 +31,10 @@ class Choice:
     reason: str
     """Why it won, in a sentence; and which operands are copied into aligned memory before it."""
     predicted_us: float
-    """Time to expect, in microseconds: measured or modelled, as ``source`` says. NaN of a quick selection."""
+    """Time to expect, in microseconds: measured or modelled, as ``source`` says."""
     runners_up: tuple[tuple[str, float], ...]
-    """The next best kernels and their times in microseconds; none of a quick selection."""
-    source: Literal["measured", "model", "quick"]
+    """The next best kernels and their times in microseconds."""
+    source: Literal["measured", "model"]
     """What the choice rests on."""
     swap_ab: bool = False
     """Whether the kernel is to run the transposed problem, D^T = B^T A^T: see :attr:`GemmProblem.transposed`."""
@@ -42,13 +42,13 @@ class Choice:
     problem: GemmProblem | None = None
     """What it is to solve; None of a choice that no selector has answered yet."""
     slow_path: SlowPath | None = None
-    """What the problem loses to one like it that fast kernels are made for; None where that is nothing much, and of a
-    quick selection, which does not look."""
+    """What the problem loses to one of other formats that fast kernels are made for; None where that is nothing
+    much."""
 
     def answering(self, problem: GemmProblem, slow_path: SlowPath | None) -> Choice:
-        """The same choice, for a problem. Quick selection has no time for ``dataclasses.replace``."""
-        own = (self.name, self.config, self.reason, self.predicted_us, self.runners_up, self.source, self.swap_ab)
-        return Choice(*own, problem, slow_path)
+        """The same choice, for a problem; faster than ``dataclasses.replace``."""
+        fields = (self.name, self.config, self.reason, self.predicted_us, self.runners_up, self.source, self.swap_ab)
+        return Choice(*fields, problem, slow_path)
 
     @property
     def slices(self) -> int:
@@ -99,6 +99,11 @@ def in_words(config: GemmConfig, problem: GemmProblem, swap_ab: bool) -> str:
     if found := sorted(names["abc".index(x)] for x in realigned(config, problem)):
         words += f"; {' and '.join(found)}, which TMA cannot move, {'is' if len(found) == 1 else 'are'} copied first"
     return words
+
+
+def warn_of_quick() -> None:
+    """DeprecationWarning of a call that still has ``quick``: decision trees chose for it while the model was slow."""
+    warnings.warn("quick has no effect: every choice is as quick; leave it out", DeprecationWarning, stacklevel=3)
 
 
 def _renamed(found: Choice | Candidate) -> bool:

@@ -1,33 +1,44 @@
-"""The selector: which kernel a problem goes to, and why. It asks its deciders in turn; the first that names a kernel is
-heard: measurements that were given, the law of sustained load, measurements that ship, for quick selection a decision
-tree, and the model, which for a batch-invariant choice looks at every M.
-"""
+"""The selector: which kernel a problem goes to, and why: to the fastest of its measured rows if there are any, else to
+the least of one model over the kernels that may run it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import inf
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.decompositions.launched import numbered
+from gemmill.library.decompositions.decomposition import decomposition_of
+from gemmill.library.decompositions.launched import is_open, numbered
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.problem import GemmProblem, Regime
-from gemmill.runtime.select.choice import Candidate, Choice, Rows
-from gemmill.runtime.select.deciders.decider import Decider
-from gemmill.runtime.select.deciders.invariant import ForAnyRows
-from gemmill.runtime.select.deciders.measurements import ByMeasurement
-from gemmill.runtime.select.deciders.model import ByModel, ForNothing
-from gemmill.runtime.select.deciders.quick import ByDecisionTree
-from gemmill.runtime.select.deciders.sustained import OfLongGroups, UnderPower
+from gemmill.runtime.select import slow_path
+from gemmill.runtime.select.choice import RUNNERS_UP, Candidate, Choice, Rows, in_words
+from gemmill.runtime.select.cost import model
+from gemmill.runtime.select.cost.energy import HELD, NEAR, Energy, energy_of, least_us, power_us, sustained_us
+from gemmill.runtime.select.cost.table import FeatureTable
 from gemmill.runtime.select.decisions import Decision
-from gemmill.runtime.select.kernels.groups import Kernels
-from gemmill.runtime.select.slow_path import SlowPath, slow_path
+from gemmill.runtime.select.gpus import with_at_most
+from gemmill.runtime.select.kernels.faults import runs_transposed
+from gemmill.runtime.select.kernels.tables import Kernels
+from gemmill.runtime.select.measured_rows import MeasuredRows
+from gemmill.runtime.select.model_file import model_of
+
+if TYPE_CHECKING:
+    from gemmill.runtime.select.cost.arrays import Columns, Floats, Integers
 
 _CACHED = 4096
 """Problems whose choice is remembered."""
+TYPICAL_ROWS = (1, 16, 128, 1024, 8192)
+"""Rows, M, that a batch-invariant choice is made for: from one token to a long prompt."""
+LONG_US = 1000.0
+"""A burst of groups that takes so long is held by the power limit as a long run is: of groups in bf16, those of 1.6 to
+4 ms were 1 to 5% faster by the kernel for a long run, those of 0.7 and 0.8 ms were not (H200,
+docs/performance/layouts.md, "Groups"). Of matrices the network has learnt as much."""
 
 
 class Selector:
@@ -37,10 +48,10 @@ class Selector:
         configs: the kernels by name.
         gpu: the GPU's figures.
         decisions: measured times; those of other GPUs and of kernels that are not here are passed over. Problems
-            without any have those that ship (runtime/select/measured.py).
+            without any have those that ship.
         varies: whether kernels of the set may also be taken with the epilogue of a problem, and with other types,
-            which some kernel of it has, be it for other majors: C and D as asked, A and B in place of types alike.
-            Whoever asks must be able to compile them.
+            which some kernel of it has, be it for other majors: C and D as requested, A and B in place of compatible
+            types. Whoever does so must be able to compile them.
     """
 
     def __init__(
@@ -54,21 +65,13 @@ class Selector:
         self.gpu = gpu
         self.configs = configs = numbered(configs)
         """The kernels by name: those whose launch says in how many slices K goes, once for each number."""
-        kernels = Kernels(configs, gpu, varies)
-        self._measured = ByMeasurement(kernels, gpu, decisions)
-        self._model = ByModel(kernels, gpu)
-        self._invariant = ForAnyRows(kernels, gpu)
-        self._under_power = UnderPower(self._model, self._measured, gpu)
-        alone: tuple[Decider, ...] = (
-            self._measured,
-            ByDecisionTree(kernels, gpu),
-            ForNothing(kernels),
-            self._invariant,
-        )
-        self._deciders: Mapping[Regime, tuple[Decider, ...]] = {
-            "burst": (OfLongGroups(self._under_power), *alone),
-            "sustained": (self._under_power, *alone),
-        }
+        learnt = model_of(gpu.name, gpu.model)
+        self._energies = learnt.energies if learnt else {}
+        self._kernels = Kernels(configs, gpu, varies, learnt.network if learnt else None)
+        self._measured = MeasuredRows(self._kernels, gpu, learnt, decisions)
+        self._times = lru_cache(1)(self._model_times)
+        """The last is kept: advice on slow paths begins with it."""
+        self._ranked = lru_cache(_CACHED)(self._rank_for_any_rows)
         self.select = lru_cache(_CACHED)(self._select)
         """The kernel for a problem; see :meth:`_select`."""
 
@@ -77,24 +80,31 @@ class Selector:
         problem: GemmProblem,
         sm_count: int | None = None,
         invariant_to: Rows | None = None,
-        quick: bool = False,
         objective: Regime = "sustained",
     ) -> Choice:
         """The kernel for a problem, on at most ``sm_count`` SMs. Measured times are of all SMs, and only count there.
 
         ``invariant_to`` names the extent, the caller's M, that the kernel must not depend on; nor does it on the batch.
-        ``quick`` has a decision tree decide where there is one for a problem without either, in place of the model.
-        With the ``objective`` ``burst``, or any of these three, it is the fastest for a lone launch.
+        With the ``objective`` ``burst``, or either of these, it is the fastest for a lone launch.
 
         Raises:
             UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
         """
         sm_count = self._bound(sm_count)
-        for decider in self._deciders[objective]:
-            if (choice := decider.decide(problem, sm_count, invariant_to, quick)) is not None:
-                break
+        if min(problem.m, problem.n, problem.k, problem.batch) == 0:
+            return self._of_empty(problem, sm_count, invariant_to).answering(problem, None)
+        if invariant_to is not None:
+            choice = self._for_any_rows(problem, sm_count, invariant_to)
+        elif sm_count is not None:
+            choice = self._fastest(problem, sm_count)
+        elif rows := self._measured.given(problem):
+            choice = self._measured.choice(problem, rows)
+        elif held := self._under_power(problem, objective):
+            choice = held
+        elif rows := self._measured.shipped(problem):
+            choice = self._measured.choice(problem, rows)
         else:
-            choice = self._model.decide(problem, sm_count, invariant_to, quick)
+            choice = self._fastest(problem, None)
         return choice.answering(problem, self._slow_path(choice, problem, sm_count, invariant_to))
 
     def under_power(self, problem: GemmProblem) -> Choice | None:
@@ -104,24 +114,8 @@ class Selector:
         Raises:
             UnsupportedProblemError: no kernel serves it.
         """
-        return self._under_power.decide(problem, None, None, False)
-
-    def _slow_path(
-        self, choice: Choice, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None
-    ) -> SlowPath | None:
-        """What a problem loses to one like it, by the model whoever decided."""
-        if choice.source == "quick" or 0 in (problem.m, problem.n, problem.k, problem.batch):
-            return None
-
-        def us(other: GemmProblem, invariant: bool) -> float:
-            if not invariant or invariant_to is None:
-                return self._model.least_us(other, sm_count)
-            with suppress(UnsupportedProblemError):
-                if (found := self._invariant.decide(other, sm_count, invariant_to)) is not None:
-                    return found.predicted_us
-            return inf
-
-        return slow_path(problem, choice.config, invariant_to is not None, us)
+        is_empty = min(problem.m, problem.n, problem.k, problem.batch) == 0
+        return None if is_empty or self._measured.given(problem) else self._under_power(problem, "sustained")
 
     def candidates(self, problem: GemmProblem, count: int, sm_count: int | None = None) -> list[Candidate]:
         """The best kernels for a problem whose D is not empty, at most ``count``, the best first: those measured, then
@@ -131,10 +125,13 @@ class Selector:
             UnsupportedProblemError: no kernel serves it.
         """
         sm_count = self._bound(sm_count)
-        found = [] if sm_count is not None else self._measured.candidates(problem)
-        found += self._model.candidates(problem, count, sm_count)
         first: dict[str, Candidate] = {}
-        for candidate in found:
+        if sm_count is None:
+            for us, name in self._measured.times(problem):
+                first[name] = Candidate(name, runs_transposed(self._measured.config(name), problem), us)
+        table, serving, work = self._times(problem, sm_count)
+        for i in _ranked(table, serving, work["us"], count):
+            candidate = Candidate(table.names[i], bool(table.swap_ab[i]), float(work["us"][i]))
             first.setdefault(candidate.name, candidate)
         return [*first.values()][:count]
 
@@ -144,11 +141,179 @@ class Selector:
         return self._measured.times(problem)
 
     def times(self, problem: GemmProblem) -> dict[str, float]:
-        """Microseconds that the model says of the kernels that serve a problem; none where no kernel does."""
-        return self._model.times(problem)
+        """Microseconds that the model has of the kernels that serve a problem; none where no kernel does."""
+        found: dict[str, float] = {}
+        if self._kernels.find(problem, None):
+            table, serving, work = self._times(problem, None)
+            for i in _members(table, serving).tolist():
+                found[table.names[i]] = min(float(work["us"][i]), found.get(table.names[i], inf))
+        return found
+
+    def _model_times(self, problem: GemmProblem, sm_count: int | None) -> tuple[FeatureTable, Integers | None, Columns]:
+        """The kernels for a problem, those of them that serve it, and what the model has of them."""
+        table, serving = self._kernels.serving(problem, sm_count)
+        return table, serving, model.times(table, problem, with_at_most(self.gpu, sm_count), serving)
+
+    def _fastest(self, problem: GemmProblem, sm_count: int | None) -> Choice:
+        """The kernel with the least time by the model."""
+        table, serving, work = self._times(problem, sm_count)
+        order = _ranked(table, serving, work["us"], 1 + RUNNERS_UP)
+        return self._chosen(table, order, work, problem, sm_count)
+
+    def _under_power(self, problem: GemmProblem, objective: Regime) -> Choice | None:
+        """The kernel with the least time in a long run by the model, where the power limit holds the problem."""
+        if objective == "burst" and problem.batching == "strided":
+            return None
+        if (energy := energy_of(problem, self._energies)) is None:
+            return None
+        typical = problem.typical()
+        limit_us = power_us(typical, self.gpu)
+        if limit_us < HELD * least_us(typical, self.gpu):
+            return None
+        table, serving, work = self._times(problem, None)
+        burst_us = work["us"] if serving is None else work["us"].take(serving)
+        if limit_us < HELD * (least := burst_us.min()):
+            return None
+        near = np.flatnonzero(burst_us <= NEAR * least)
+        near = near if serving is None else serving.take(near)
+        us = np.full(work["us"].size, inf)
+        us[near] = sustained_us(energy, work["us"].take(near), table, typical, self.gpu, near)
+        return self._held(energy, table, near, work | {"us": us}, problem, objective)
+
+    def _held(
+        self,
+        energy: Energy,
+        table: FeatureTable,
+        near: Integers,
+        work: Columns,
+        problem: GemmProblem,
+        objective: Regime,
+    ) -> Choice | None:
+        """The choice under the power limit; None for a burst that is over before the limit holds it."""
+        order = _ranked(table, near, work["us"], 1 + RUNNERS_UP)
+        us = float(work["us"][order[0]])
+        if objective == "burst" and us < LONG_US:
+            return None
+        joules = energy["watts"] * us / 1e6
+        why = f"in a long run, which the power limit holds at {energy['watts']:.0f} W, {joules:.3g} J a launch: "
+        return self._chosen(table, order, work, problem, None, why)
+
+    def _for_any_rows(self, problem: GemmProblem, sm_count: int | None, rows: Rows) -> Choice:
+        """The kernel for problems that differ in M and batch alone, with its time for this one."""
+        table, order = self._ranked(_with_rows(problem, rows, 1), sm_count, rows)
+        members = np.array(order)
+        work = model.times(table, problem, with_at_most(self.gpu, sm_count), members)
+        why = (
+            "batch-invariant: of the kernels in which one CTA sums all of K, the one with the least geometric mean "
+            f"of times over M = {', '.join(map(str, TYPICAL_ROWS))}; here "
+        )
+        return self._chosen(table, order, work, problem, sm_count, why)
+
+    def _rank_for_any_rows(
+        self, of_one_row: GemmProblem, sm_count: int | None, rows: Rows
+    ) -> tuple[FeatureTable, list[int]]:
+        """The best kernels whatever M and batch, as indices, by the geometric mean of their times over
+        :data:`TYPICAL_ROWS`. Kernels that share K between CTAs are filtered out: stream-K shares it as M has it, and
+        the workspaces of the others grow with M."""
+        gpu = with_at_most(self.gpu, sm_count)
+        table, serving = self._kernels.serving(of_one_row, sm_count)
+        members = _members(table, serving)
+        alone = np.array([i for i in members.tolist() if sums_in_one_cta(table.configs[i])], np.int64)
+        if not alone.size:
+            raise UnsupportedProblemError(
+                f"no kernel serves {of_one_row} whatever M: all {members.size} that would share K between CTAs "
+                "(docs/kernels.md); leave out batch_invariant"
+            )
+        typical = [_with_rows(of_one_row, rows, m) for m in TYPICAL_ROWS]
+        means = sum(np.log(model.times(table, problem, gpu, serving)["us"]) for problem in typical)
+        return table, _ranked(table, alone, np.asarray(means), 1 + RUNNERS_UP)
+
+    def _of_empty(self, problem: GemmProblem, sm_count: int | None, rows: Rows | None) -> Choice:
+        """The first kernel for a problem whose D is empty; the fastest for one that has nothing to sum."""
+        if min(problem.m, problem.n, problem.batch) > 0:
+            of_one = problem.but(k=1)
+            return self._fastest(of_one, sm_count) if rows is None else self._for_any_rows(of_one, sm_count, rows)
+        table, serving = self._kernels.serving(problem, sm_count)
+        first = 0 if serving is None else int(serving[0])
+        why = "there is nothing to compute"
+        return Choice(table.names[first], table.configs[first], why, 0.0, (), "model", bool(table.swap_ab[first]))
+
+    def _chosen(
+        self,
+        table: FeatureTable,
+        order: Sequence[int],
+        work: Columns,
+        problem: GemmProblem,
+        sm_count: int | None,
+        why: str = "",
+    ) -> Choice:
+        """The first of some kernels, the others its runners-up; ``why`` begins the reason."""
+        best, *others = order
+        config, swap_ab = table.configs[best], bool(table.swap_ab[best])
+        gpu = with_at_most(self.gpu, sm_count)
+        reason = why + model.in_words(table, best, work, problem, gpu) + in_words(config, problem, swap_ab)
+        us = work["us"]
+        runners_up = tuple((table.names[i], float(us[i])) for i in others)
+        return Choice(table.names[best], config, reason, float(us[best]), runners_up, "model", swap_ab)
+
+    def _slow_path(
+        self, choice: Choice, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None
+    ) -> slow_path.SlowPath | None:
+        """What a problem loses to one with other formats, by the model, whether or not rows decided."""
+
+        def us(other: GemmProblem, invariant: bool) -> float:
+            try:
+                if invariant and invariant_to is not None:
+                    return self._for_any_rows(other, sm_count, invariant_to).predicted_us
+            except UnsupportedProblemError:
+                return inf
+            if self._kernels.find(other, sm_count) is None:
+                return inf
+            table, serving, work = self._times(other, sm_count)
+            return float(work["us"][_members(table, serving)].min())
+
+        return slow_path.slow_path(problem, choice.config, invariant_to is not None, us)
 
     def _bound(self, sm_count: int | None) -> int | None:
         """A number of SMs, or None where it is no bound."""
         if sm_count is not None and (type(sm_count) is not int or sm_count < 1):
             raise UnsupportedProblemError(f"sm_count is {sm_count!r}; it must be an integer of at least 1")
         return None if sm_count is None or sm_count >= self.gpu.sms else sm_count
+
+
+def sums_in_one_cta(config: GemmConfig) -> bool:
+    """Whether one CTA sums all of K of an element, so that the order depends on nothing but K."""
+    return decomposition_of(config).is_data_parallel
+
+
+def with_number(config: GemmConfig, problem: GemmProblem, swap_ab: bool, gpu: Gpu) -> GemmConfig:
+    """A kernel that serves a problem whose D is not empty, or its transpose, in as many slices of K as the model has
+    as the fastest where the launch says the number and it is yet to be said."""
+    if not is_open(config):
+        return config
+    table = FeatureTable.of([(name, own, swap_ab) for name, own in numbered({"": config}).items()], gpu)
+    return table.configs[int(model.times(table, problem.but(k=max(problem.k, 1)), gpu)["us"].argmin())]
+
+
+def _members(table: FeatureTable, serving: Integers | None) -> Integers:
+    """Indices of the kernels that serve a problem."""
+    return np.arange(len(table.names)) if serving is None else serving
+
+
+def _ranked(table: FeatureTable, members: Integers | None, us: Floats, count: int) -> list[int]:
+    """The fastest of some kernels, each once, as indices. Of equal times the first wins: the first family, the problem
+    as it is, exact formats, then names, in order."""
+    own = us if members is None else us.take(members)
+    if 4 * count < own.size:
+        fewest = np.sort(own.argpartition(2 * count)[: 2 * count])
+        order = fewest[own.take(fewest).argsort(kind="stable")]
+    else:
+        order = own.argsort(kind="stable")
+    return table.first((order if members is None else members.take(order)).tolist(), count)
+
+
+def _with_rows(problem: GemmProblem, rows: Rows, m: int) -> GemmProblem:
+    """One matrix of a problem, of so many of the caller's rows; a masked group is full."""
+    if rows == "n":
+        return problem.but(batch=1, n=m)
+    return problem.but(batch=1, m=m, expected_rows=m if problem.batching == "masked" else None)

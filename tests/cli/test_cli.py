@@ -32,7 +32,7 @@ from gemmill.library.problem import GemmProblem
 from gemmill.profiler.baselines.baseline import BASELINES
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.decisions import Decision
-from gemmill.runtime.select.measured import measured
+from gemmill.runtime.select.model_file import model_of
 from gemmill.runtime.storage.pack import Pack
 from gemmill.runtime.storage.store import Store
 
@@ -415,7 +415,7 @@ def _either(*names: str) -> str:
 @pytest.mark.slow
 @pytest.mark.heavy
 def test_a_pack_for_shapes_rests_on_what_ships_and_takes_it_along(tmp_path: Path) -> None:
-    tables = measured(DEFAULT_GPU.name)
+    tables = model_of(DEFAULT_GPU.name)
     assert tables is not None
     problem = plain((64, 4096, 7168, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
     (us, fastest), *_, (_, slowest) = tables.times(problem)
@@ -497,15 +497,11 @@ def test_select_ranks_kernels_and_says_why() -> None:
     assert ok(*arguments, "--why").splitlines() == [report["name"], report["reason"]]
 
 
-def test_select_quick() -> None:
-    size = "--mnkl", "1234,4096,4608"
-    name, reason = ok("select", *size, "--quick", "--why").splitlines()
-    assert reason.startswith("the decision tree that stands in for the model of NVIDIA H200 names it")
-    report = json.loads(ok("select", *size, "--quick", "--json"))
-    assert (report["source"], report["ranking"]) == ("quick", [{"name": name, "us": None}])
-    assert json.loads(ok("select", *size, "--json"))["source"] == "model"
-    assert name in ok("select", *size, "--quick", "--top", "2")
-    assert gemmill("select", *size, "--quick", "--batch-invariant").exit_code == 2
+def test_select_quick_has_no_effect() -> None:
+    size = ("--mnkl", "1234,4096,4096", "--gpu", "H200")
+    quick = gemmill("select", *size, "--quick")
+    assert "--quick has no effect" in quick.stderr
+    assert quick.stdout == ok("select", *size)
 
 
 def test_select_for_every_m() -> None:

@@ -98,9 +98,7 @@ def main() -> None:
         asked = problems()
         for index, problem in enumerate(asked):
             options: dict[str, Any] = {}
-            if index % 10 == 3:
-                options = {"quick": True}
-            elif index % 10 == 6:
+            if index % 10 == 6:
                 options = {"sm_count": 100}
             elif index % 10 == 9:
                 options = {"invariant_to": "m"}

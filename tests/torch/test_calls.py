@@ -49,7 +49,7 @@ def relu_of(a: Any, b: Any, x: Any) -> Any:
 
 A, B, X, S = f32(5, 7), f32(7, 3), f32(3), f32(5, 1)
 ENDS = torch.tensor([2, 5], dtype=torch.int32)
-OPTIONS: dict[str, Any] = {"tf32": True, "accumulator": torch.float32, "deterministic": True, "quick": True}
+OPTIONS: dict[str, Any] = {"tf32": True, "accumulator": torch.float32, "deterministic": True}
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], Any, str]
 CALLS: dict[str, Call] = {

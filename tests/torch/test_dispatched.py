@@ -171,7 +171,7 @@ def test_operators_and_gradients_are_recognised_too(launches: list[Any], monkeyp
     plain: tuple[Call, ...] = (
         *recording,
         lambda: operators.mm(A, B),
-        lambda: operators.mm(A, B, options="quick=True"),
+        lambda: operators.mm(A, B, options="deterministic=True"),
         lambda: operators.addmm(c, A, trained),
         lambda: operators.mm_out(A, trained, OUT),
     )

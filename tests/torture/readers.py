@@ -28,10 +28,7 @@ from gemmill.library.manifest.load import load_manifest, shipped_manifest, shipp
 from gemmill.library.records import read_records
 from gemmill.profiler.measure.peak_rates import read_peak_rates
 from gemmill.profiler.sweep.shape_suites import load_shapes, shipped_suites
-from gemmill.runtime.select.cost.residual import fitted
-from gemmill.runtime.select.decision_tree import trees_of
-from gemmill.runtime.select.measured import measured
-from gemmill.runtime.select.models import path_of
+from gemmill.runtime.select.model_file import model_of, path_of
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.cubin import Cubin
 from gemmill.runtime.storage.pack import Pack
@@ -91,9 +88,9 @@ def readers(template: Path, digests: Digests) -> tuple[Reader, ...]:
         for ask in (cubin.registers, cubin.threads, cubin.params_bytes, cubin.static_shared_bytes, cubin.code):
             ask(symbol)
 
-    def model_of(what: str, read: Callable[[str, Path], object]) -> Reader:
-        path = path_of(GPU, what)
-        uncached = read.__wrapped__  # type: ignore[attr-defined]
+    def model_file() -> Reader:
+        path = path_of(GPU)
+        uncached = model_of.__wrapped__
         return Reader(
             path.name, lambda: [path.read_bytes()], lambda path: uncached(GPU, path.parent), RecordError, document=True
         )
@@ -155,9 +152,7 @@ def readers(template: Path, digests: Digests) -> tuple[Reader, ...]:
             RecordError,
             document=True,
         ),
-        model_of("measured", measured),
-        model_of("trees", fitted),
-        model_of("quick", trees_of),
+        model_file(),
         Reader(
             "name.txt",
             lambda: (Path(__file__).parents[1] / "replay" / "kernels.txt").read_bytes().splitlines(),

@@ -27,7 +27,7 @@ _SITES = 40
 """Most places of one kind in one command: compilers map files a thousand times."""
 _WEIGHT = 4
 """Tries of a command that compiles nothing to one that does."""
-_SLOW = ("nvidia-h200.trees.json", "nvidia-h200.quick.json", "nvidia-h200.measured.json")
+_SLOW = ("nvidia-h200.json",)
 _MEMORY = 2 << 30
 """What a reader's process may take more than it has."""
 

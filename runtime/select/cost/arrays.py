@@ -1,9 +1,9 @@
-"""Figures of kernels as arrays, whose last axis are the kernels, in named tuples that are joined as one."""
+"""Figures of kernels as arrays, whose last axis are the kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     Integers = npt.NDArray[np.int64]
     Bools = npt.NDArray[np.bool_]
 
-Figures = TypeVar("Figures", bound=tuple[Any, ...])
-"""A named tuple of arrays, or of such tuples."""
+Columns = dict[str, Any]
+"""Arrays by name; a float where all kernels have it equal."""
 
 
 def column(configs: Iterable[GemmConfig], figure: Callable[[GemmConfig], float]) -> Floats:
@@ -25,7 +25,34 @@ def column(configs: Iterable[GemmConfig], figure: Callable[[GemmConfig], float])
     return np.array([figure(config) for config in configs], dtype=np.float64)
 
 
-def joined(parts: Sequence[Figures]) -> Figures:
-    """The figures of the kernels of several."""
-    each = zip(*parts, strict=True)
-    return type(parts[0])(*(joined(own) if isinstance(own[0], tuple) else np.concatenate(own, axis=-1) for own in each))
+def soft_maximum(times: Iterable[Floats | float]) -> Floats:
+    """The maximum of times that compete and so delay each other where they are about as slow: their 8-norm, of squares
+    and square roots, which are a tenth of the cost of other powers."""
+    total: Any = 0.0
+    for time in times:
+        total = total + eighth_power(time)
+    return eighth_root(total)
+
+
+def twelfth_power(times: Floats | float) -> Any:
+    """Times to the power of twelve."""
+    squares = times * times
+    fourths = squares * squares
+    return fourths * fourths * fourths
+
+
+def twelfth_root(powers: Floats) -> Floats:
+    """What :func:`twelfth_power` was taken of."""
+    return np.asarray(np.sqrt(np.sqrt(np.cbrt(powers))))
+
+
+def eighth_power(times: Floats | float) -> Any:
+    """Times to the power of eight."""
+    squares = times * times
+    squares = squares * squares
+    return squares * squares
+
+
+def eighth_root(powers: Floats) -> Floats:
+    """What :func:`eighth_power` was taken of."""
+    return np.asarray(np.sqrt(np.sqrt(np.sqrt(powers))))

@@ -1,278 +1,316 @@
-"""The model: how long each of many kernels takes for one problem, from the GPU's rates.
+"""The model: how long each of many kernels takes for one problem.
 
-The tiles of a problem take rounds on the SMs (:mod:`~gemmill.runtime.select.cost.tiling`). What a tile takes there its
-family says (:mod:`~gemmill.runtime.select.cost.families`), and what sharing K among CTAs adds its decomposition
-(:mod:`~gemmill.runtime.select.cost.decompositions`). DRAM and power bound the whole. All of it are numpy expressions
-over the kernels. Where a GPU was measured, a residual model that was fitted to what came out corrects this
-(:mod:`~gemmill.runtime.select.cost.residual`).
+Analytic, from the GPU's rates: the tiles of a problem take waves on the SMs, what a tile takes its family says
+(:mod:`~gemmill.runtime.select.cost.families`), and DRAM and power bound the whole. Where a GPU was measured, a network
+that was fitted to measurements corrects the kernels that could be the fastest
+(:mod:`~gemmill.runtime.select.cost.network`). For programs that run for seconds the energy term
+(:mod:`~gemmill.runtime.select.cost.energy`) says how the power limit slows them. All are array operations over the
+kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gemmill.library.arch import Gpu
-from gemmill.library.config.model import FamilyName, GemmConfig
-from gemmill.library.decompositions.decomposition import decomposition_of
+from gemmill.library.arch import L2_SECTOR, Gpu
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.legality.quantities import TMA_ALIGN, align_up
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.select.cost import memory, residual
-from gemmill.runtime.select.cost.arrays import column, joined
-from gemmill.runtime.select.cost.decompositions import cluster_k, second_kernel_ns
+from gemmill.runtime.select.cost.arrays import twelfth_power, twelfth_root
+from gemmill.runtime.select.cost.decompositions import cluster_k, stream_waves
+from gemmill.runtime.select.cost.energy import power_us
 from gemmill.runtime.select.cost.families import FAMILIES
-from gemmill.runtime.select.cost.families.wgmma import transposed_operands
-from gemmill.runtime.select.cost.roofline import Estimate, power_ns, roofline
-from gemmill.runtime.select.cost.sm import SmFeatures, SmTime, SmWork
-from gemmill.runtime.select.cost.sustained import Moved
-from gemmill.runtime.select.cost.tiling import Tiling, Work, utilisation
+from gemmill.runtime.select.cost.families.wgmma import SHARED_BYTES_PER_CYCLE
+from gemmill.runtime.select.cost.network import DYNAMIC, corrections
+from gemmill.runtime.select.cost.table import FeatureTable, part_of, resident_clusters
 
 if TYPE_CHECKING:
-    from gemmill.runtime.select.cost.arrays import Bools, Floats, Integers
+    from gemmill.runtime.select.cost.arrays import Columns, Floats, Integers
+    from gemmill.runtime.select.cost.network import Network
 
-CORRECTED = 1.7
-"""How far behind the analytically fastest kernel the residual model is still asked: the best of 6,328 problems was
-never as far."""
-MOST_CORRECTED = 64
-"""Of how many kernels at most, the analytically fastest: all of them would have changed the choice for eight of 2,000
-random problems of four types; with 48 it is 19."""
+BEHIND = 1.7
+"""How far behind the analytically fastest kernel the network is still evaluated: the best of 6,328 problems was never
+as far."""
+MOST = 64
+"""Of how many kernels at most, the analytically fastest."""
 _FITTED = "strided", "nested"
-"""Batching that the residual model was fitted to, or that costs as much."""
+"""Batching that the network was fitted to, or that costs as much."""
 _LAUNCH_NS = 310.0
 """A launch in a train of launches."""
-
-_OWN: Mapping[str, Callable[[GemmConfig], float]] = MappingProxyType(
-    {
-        "bytes": lambda c: c.b.type.bits / 8,
-        "tile M": lambda c: c.tile.m,
-        "tile N": lambda c: c.tile.n,
-        "tile K bytes": lambda c: c.tile.k * c.b.type.bits / 8,
-        "cluster M": lambda c: c.cluster.m,
-        "cluster N": lambda c: c.cluster.n,
-        "cluster K": cluster_k,
-        "stages": lambda c: c.stages,
-        "splits": lambda c: c.scheduler.splits,
-        "pingpong": lambda c: FAMILIES[c.family].takes_turns(c),
-        "split": lambda c: decomposition_of(c).has_second_kernel,
-        "fused": lambda c: 1,  # of a former decomposition: the models that ship name it
-        "stream": lambda c: decomposition_of(c).has_shares,
-        "raster M": lambda c: c.scheduler.raster == "m",
-        "swizzle": lambda c: c.scheduler.swizzle_size,
-        "gemv": lambda c: FAMILIES[c.family].streams,
-        "A m-major": lambda c: c.a.major == "mn",
-        "B n-major": lambda c: c.b.major == "mn",
-        "D m-major": lambda c: c.d.major == "m",
-        "transposed": transposed_operands,
-    }
-)
-"""Figures that a kernel has whatever the problem."""
-FEATURES = (
-    *("M", "N", "K", "batch", *_OWN, "us", "tiles", "waves", "utilisation", "bound"),
-    *("loads", "DRAM", "power", "filled M", "filled N", "steps", "active", "last wave"),
-)
-"""Names of the figures that the residual model may ask for; files that ship name them."""
-_ROWS: Mapping[str, int] = MappingProxyType({name: row for row, name in enumerate(FEATURES)})
-_FIRST_OWN, _FIRST_FIGURE = _ROWS["bytes"], _ROWS["us"]
+_STORES_SEEN = 0.5
+"""Part of the SM's time from which on stores set its pace."""
+_ROWS_OF_MASKED = np.linspace(0.7, 1.3, 7)[:, np.newaxis]
+"""Rows in use of masked groups, over those that are expected, as DeepGEMM's tests draw them."""
+_L2_SHARE = 0.85
+"""Part of L2 that operands can stay in. Fitted to measurements on an H200, like the next."""
+_REALIGNED_KEPT = 0.45
+"""Part of the time of writing a realigned operand that is regained where it stays in L2."""
 
 
-class OfFamily(NamedTuple):
-    """The kernels of one family."""
-
-    members: slice | Integers
-    """Which of all they are: a slice where they lie together, which takes numpy no copies."""
-    features: Any
-    """Their :class:`~gemmill.runtime.select.cost.families.family.Features`."""
-
-
-class FeatureTable(NamedTuple):
-    """Figures of kernels, prepared once; of arrays the last axis are the kernels."""
-
-    tiling: Tiling
-    sm: SmFeatures
-    traffic: memory.Traffic
-    has_second_kernel: Bools
-    fitted: Bools
-    """Whether the residual model corrects the kernel."""
-    own: Floats
-    """The figures :data:`_OWN`, the rows."""
-    moved: Moved
-    families: Mapping[FamilyName, OfFamily]
-
-    @classmethod
-    def of(cls, configs: Sequence[GemmConfig], swap_ab: bool = False) -> FeatureTable:
-        """The figures of configs, for problems as they are or transposed."""
-        families = [FAMILIES[config.family] for config in configs]
-        each = [*zip(families, configs, strict=True)]
-        resident = [family.ctas_per_sm(config) for family, config in each]
-        counted = [family.counted_ctas(config) for family, config in each]
-        found: dict[FamilyName, OfFamily] = {}
-        for name, family in FAMILIES.items():
-            if own := [i for i, each_is in enumerate(families) if each_is is family]:
-                features = family.features([configs[i] for i in own], swap_ab)
-                found[name] = OfFamily(_together(np.array(own)), features)
-        return cls(
-            tiling=Tiling.of(configs, swap_ab, resident, counted),
-            sm=SmFeatures.of(configs, [family.storing(config) for family, config in each]),
-            traffic=memory.Traffic.of(configs, swap_ab, [family.dram_share for family in families]),
-            has_second_kernel=np.array([decomposition_of(config).has_second_kernel for config in configs]),
-            fitted=np.array([family.is_corrected(config) for family, config in each]),
-            own=np.array([column(configs, figure) for figure in _OWN.values()]),
-            moved=Moved.of(configs, swap_ab),
-            families=found,
-        )
-
-    @classmethod
-    def joined(cls, parts: Sequence[FeatureTable]) -> FeatureTable:
-        """The figures of kernels of several."""
-        first = np.cumsum([0, *(part.fitted.size for part in parts)])
-        families: dict[FamilyName, OfFamily] = {}
-        for name in FAMILIES:
-            own = zip((part.families.get(name) for part in parts), first, first[1:], strict=False)
-            if there := [(of, at, end) for of, at, end in own if of]:
-                index = np.concatenate([np.arange(at, end)[of.members] for of, at, end in there])
-                families[name] = OfFamily(_together(index), joined([of.features for of, *_ in there]))
-        return cls(
-            joined([part.tiling for part in parts]),
-            joined([part.sm for part in parts]),
-            joined([part.traffic for part in parts]),
-            np.concatenate([part.has_second_kernel for part in parts]),
-            np.concatenate([part.fitted for part in parts]),
-            np.concatenate([part.own for part in parts], axis=1),
-            joined([part.moved for part in parts]),
-            families,
-        )
-
-    @property
-    def swap_ab(self) -> Bools:
-        """Whether each kernel runs the transposed problem."""
-        return self.tiling.swap_ab
-
-    def realigned(self, problem: GemmProblem) -> Bools:
-        """Whether A, B and C, the rows, are copied into aligned memory before each kernel, if it serves the problem."""
-        return memory.realigned(self.traffic, problem)
-
-    def cost(self, work: SmWork, problem: GemmProblem, gpu: Gpu) -> SmTime:
-        """What the busiest SM takes under each kernel, as its family says."""
-        size = self.fitted.size
-        if len(self.families) == 1:
-            ((_, features),) = self.families.values()
-            return cast(SmTime, features.cost(work, problem, gpu))
-        found = SmTime(np.empty(size), np.empty(size, np.int64), np.empty(size))
-        for members, features in self.families.values():
-            own = features.cost(SmWork._make([figure[members] for figure in work]), problem, gpu)
-            found.ns[members], found.bound[members], found.loads[members] = own
-        return found
-
-
-def _together(index: Integers) -> slice | Integers:
-    """Indices in order, as a slice where none is left out."""
-    first, last = int(index[0]), int(index[-1])
-    return slice(first, last + 1) if last - first + 1 == index.size else index
-
-
-def estimate(table: FeatureTable, problem: GemmProblem, gpu: Gpu, serving: Integers | None = None) -> Estimate:
-    """Predict the time of every kernel for one problem whose extents are all at least 1.
+def times(table: FeatureTable, problem: GemmProblem, gpu: Gpu, serving: Integers | None = None) -> Columns:
+    """Microseconds of every kernel of a table, ``us``, for one problem whose extents are all at least 1, and what the
+    analytic model has of them.
 
     Args:
-        table: figures of the kernels.
+        table: the kernels.
         problem: what they are to solve.
-        gpu: where.
-        serving: indices of those that can; None: all.
+        gpu: where; that of the table, or of fewer SMs.
+        serving: indices of the kernels that can; None: all.
     """
-    figures, others = analytic(table, problem, gpu)
-    found = residual.fitted(gpu.name, gpu.model) if problem.batching in _FITTED else None
-    us = figures.us if found is None else _corrected(found, table, figures, others, problem, gpu, serving)
-    return figures._replace(us=us + memory.realignment_us(table.traffic, problem, gpu))
+    work = analytic(table, problem, gpu)
+    us = work["us"]
+    if table.network is not None and problem.batching in _FITTED:
+        us = _corrected(table.network, table, work, problem, serving)
+    if min(problem.a_align, problem.b_align, problem.c_align) < TMA_ALIGN:
+        us = us + _realignment_us(table, problem, gpu)
+    work["us"] = us
+    return work
 
 
 def _corrected(
-    model: residual.ResidualModel,
-    table: FeatureTable,
-    figures: Estimate,
-    others: Mapping[str, Floats],
-    problem: GemmProblem,
-    gpu: Gpu,
-    serving: Integers | None,
+    network: Network, table: FeatureTable, work: Columns, problem: GemmProblem, serving: Integers | None
 ) -> Floats:
-    """Times in microseconds as the residual model corrects those of the kernels that could be the fastest."""
-    members = np.arange(figures.us.size) if serving is None else serving
-    us = figures.us.copy()
-    own = us.take(members)
-    asked = members[(own <= CORRECTED * own.min()) & table.fitted.take(members)]
-    if asked.size > MOST_CORRECTED:
-        asked = asked[us.take(asked).argpartition(MOST_CORRECTED)[:MOST_CORRECTED]]
-    if asked.size:
-        rows = features(table, figures, others, problem, gpu, asked)
-        factors = np.exp(model(rows.take(_rows_of(model.features), axis=0)))
-        us[asked] = corrected = us.take(asked) * factors
-        # What the fastest of these loses, as to slow memory, those that it does not know lose as well.
-        if (lost := factors[corrected.argmin()]) > 1:
-            np.multiply(us, lost, out=us, where=~table.fitted)
-    return us
+    """Microseconds, those of the kernels that could be the fastest as the network corrects them."""
+    us: Floats = work["us"]
+    near = us if serving is None else us.take(serving)
+    members = np.flatnonzero(near <= BEHIND * near.min())
+    members = members if serving is None else serving.take(members)
+    if not table.columns["all_fitted"]:
+        members = members[table.is_fitted.take(members)]
+    if members.size > MOST:
+        members = members[us.take(members).argpartition(MOST)[:MOST]]
+    if not members.size:
+        return us
+    figures = work["figures"].take(members, axis=1)
+    factors = np.exp(corrections(network, table.hidden.take(members, axis=0), figures, problem))
+    found = us.copy()
+    found[members] = corrected = us.take(members) * factors
+    # What the fastest of these loses, as to slow memory, those that the network was not fitted to lose as well.
+    if not table.columns["all_fitted"] and (lost := factors[corrected.argmin()]) > 1:
+        np.multiply(found, lost, out=found, where=~table.is_fitted)
+    return found
 
 
-@cache
-def _rows_of(names: tuple[str, ...]) -> Integers:
-    """Which rows of :func:`features` have these names."""
-    return np.array([_ROWS[name] for name in names])
+def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Columns:
+    """The analytic model alone: ``us`` of each kernel, and what it is made of, ``figures`` (in the order of
+    :data:`~gemmill.runtime.select.cost.network.DYNAMIC`) among them."""
+    own, typical = table.columns, problem.typical()
+    work = _tiles(table, problem, typical, gpu)
+    _add_loads(work, own, typical, gpu, problem.batching in _FITTED)
+    _add_stores(work, own, problem, gpu)
+    work["sm_ns"] = sm_ns = _busiest_ns(table, work, typical, gpu)
+    *_, busiest_ns, dram_ns, us = work["figures"]
+    if (stream := own["stream"]).size:  # and the rest of a store that a part of a wave has whole
+        parts = work["waves"].take(stream)
+        sm_ns[stream] += work["exchange_ns"] + (np.ceil(parts) - parts) * work["store_ns"].take(stream)
+    busiest_ns[:] = sm_ns
+    np.divide(_dram_bytes(own, work, typical, gpu), own["dram_gbps"], out=dram_ns)
+    work["power_ns"] = 1000 * power_us(typical, gpu)
+    total = twelfth_power(sm_ns)
+    total += twelfth_power(dram_ns)
+    total += twelfth_power(work["power_ns"])
+    np.add(twelfth_root(total), _LAUNCH_NS, out=us)
+    if own["has_second"]:
+        elements = typical.m * typical.n * typical.batch
+        us += own["second_ns"]
+        us += (own["second_sum_ns"] + own["second_byte_ns"] * _output_bytes(problem)) * elements
+    us /= 1000
+    work["us"] = us
+    return work
 
 
-def features(
-    table: FeatureTable,
-    figures: Estimate,
-    others: Mapping[str, Floats],
-    problem: GemmProblem,
-    gpu: Gpu,
-    members: Integers | None = None,
-) -> Floats:
-    """What the residual model may ask of each kernel, or of some, in rows as :data:`FEATURES`, from what
-    :func:`analytic` returns; M and N are those that the kernel sees."""
-    asked = np.arange(figures.us.size) if members is None else members
-    rows = np.empty((len(FEATURES), asked.size))
-    rows[_ROWS["M"]], rows[_ROWS["N"]] = np.array((problem.m, problem.n)).take(table.tiling.side.take(asked, axis=1))
-    rows[_ROWS["K"]] = problem.k
-    rows[_ROWS["batch"]] = problem.batch
-    rows[_FIRST_OWN:_FIRST_FIGURE] = table.own.take(asked, axis=1)
-    rows[_FIRST_FIGURE:] = np.array((*figures, *others.values())).take(asked, axis=1)
-    rows[_ROWS["tiles"]] /= gpu.sms
-    return rows
+def _tiles(table: FeatureTable, problem: GemmProblem, typical: GemmProblem, gpu: Gpu) -> Columns:
+    """What a problem makes of the tiles of kernels: clusters of them, waves, CTAs that are active, steps along K."""
+    own, figures = table.columns, np.empty((len(DYNAMIC), len(table.names)))
+    extents, along = figures[:2], figures[2:4]
+    np.array((typical.m, typical.n), np.float64).take(table.side, out=extents, mode="clip")
+    np.divide(extents, own["cluster_tile"], out=along)
+    np.ceil(along, out=along)
+    varied = None
+    if problem.batching in ("grouped", "masked"):
+        varied = _vary(along, extents, own, problem, typical)
+    clusters = along[0] * along[1]
+    clusters *= typical.batch * own["clusters"]
+    slots = _slots(table, gpu)
+    waves, active, steps, load_ns = figures[4:8]
+    np.divide(clusters, slots, out=waves)
+    np.divide(typical.k, own["step_k"], out=steps)
+    np.ceil(steps, out=steps)
+    work: Columns = {"figures": figures, "waves": waves, "active": active, "steps": steps, "clusters": clusters}
+    work |= {"m": extents[0], "load_ns": load_ns, "inside_a": 1.0, "inside_b": 1.0, "sharing": 1.0}
+    stream = own["stream"]
+    of_stream = waves[stream]
+    if varied is None:
+        np.ceil(waves, out=waves)
+    else:
+        waves[:] = np.where(varied, np.maximum(waves + 0.5, 1), np.ceil(waves))
+    if stream.size:
+        waves[stream], work["exchange_ns"] = stream_waves(of_stream, steps[stream], own["stream_tile"])
+    np.minimum(clusters, slots, out=active)
+    active *= own["ctas"]
+    return work
 
 
-def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> tuple[Estimate, dict[str, Floats]]:
-    """The analytic model alone, and further figures by name.
+def _add_loads(work: Columns, own: Columns, problem: GemmProblem, gpu: Gpu, ends: bool) -> None:
+    """Add the time of the loads of a step from L2; of boxes that end with the operands, or are whole."""
+    loaded, load_ns = own["loaded_whole"], work["load_ns"]
+    if ends and min(problem.m, problem.n) < own["largest_tile"]:
+        inside = work["figures"][:2] / own["tile"]
+        work["inside_a"], work["inside_b"] = np.minimum(inside, 1.0, out=inside)
+        inside = inside * own["loaded"]
+        loaded = inside[0] + inside[1]
+    np.multiply(work["active"], 1 / gpu.l2_gbps, out=load_ns)
+    np.maximum(load_ns, 1 / (SHARED_BYTES_PER_CYCLE * gpu.clock_ghz), out=load_ns)
+    load_ns *= loaded
 
-    ``loads``: of a step, over its MMAs. ``DRAM``, ``power``: over all of the time. ``filled M``, ``filled N``: the part
-    of the tiles that lies inside the problem. ``steps``: along K, of a tile. ``active``: CTAs that have work.
-    ``last wave``: the part of the GPU that it fills.
+
+def features(table: FeatureTable, work: Columns, problem: GemmProblem) -> Floats:
+    """(kernels, inputs): what the network takes of each kernel, from what :func:`analytic` returns."""
+    of_problem = np.log([[problem.k, problem.batch]]).repeat(len(table.names), axis=0)
+    return np.concatenate([np.log(work["figures"]).T, of_problem, table.inputs], axis=1)
+
+
+def _vary(along: Floats, extents: Floats, own: Columns, problem: GemmProblem, typical: GemmProblem) -> Floats | bool:
+    """Put the mean of the tiles of groups along M, whose rows are known on average alone, in place of those of the mean
+    rows. Returns for which kernels groups differ in their tiles."""
+    rows = own["cluster_tile"][0]
+    if problem.batching == "grouped":  # as if their rows were spread exponentially
+        along[0] = -1 / np.expm1(-rows / extents[0])
+        return True
+    tiles = np.ceil(np.minimum(_ROWS_OF_MASKED * typical.m, problem.m) / rows)
+    if problem.expected_rows is None:
+        return False
+    along[0] = tiles.mean(axis=0)
+    return np.asarray(tiles[0] < tiles[-1])
+
+
+def _slots(table: FeatureTable, gpu: Gpu) -> Floats:
+    """Clusters that the GPU holds of each kernel."""
+    own = table.columns
+    if gpu is own["gpu"]:
+        slots: Floats = own["slots"]
+        return slots
+    resident = resident_clusters(gpu).take(own["cluster_size"])
+    return np.asarray(resident if own["ctas_per_sm"] is None else resident * own["ctas_per_sm"])
+
+
+def _add_stores(work: Columns, own: Columns, problem: GemmProblem, gpu: Gpu) -> None:
+    """Add the time of a tile from the end of its loop over K to the next, and the CTAs that an SM has at a time."""
+    storing_ns = own["storing_ns"]
+    if own["ctas_per_sm"] is not None:
+        work["sharing"] = np.minimum(own["ctas_per_sm"], np.ceil(work["clusters"] / gpu.sms))
+        storing_ns = work["sharing"] * storing_ns
+    work["store_ns"] = storing_ns + own["tile_ns"]
+    if problem.d_align < TMA_ALIGN:
+        work["store_ns"] += np.where(problem.d_align < own["stored_align"], own["scattered_ns"], 0)
+
+
+def _busiest_ns(table: FeatureTable, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats:
+    """Nanoseconds of the busiest SM under each kernel, as its family says."""
+    if len(table.parts) == 1:
+        ((family, members, own),) = table.parts
+        found = family.busiest_ns(own, work, problem, gpu)
+        work["paces"] = [(members, work["paces"])]
+        return found
+    found = np.empty(len(table.names))
+    paces = []
+    for family, members, own in table.parts:
+        part = part_of(work, members)
+        found[members] = family.busiest_ns(own, part, problem, gpu)
+        paces.append((members, part["paces"]))
+    work["paces"] = paces
+    return found
+
+
+def _dram_bytes(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats | float:
+    """Bytes that cross DRAM: every operand once, and A and B anew in each wave if they outgrow L2.
+
+    The tiles of a wave are as many as the swizzle size across the raster order, and go along it.
     """
-    k, traffic, asked, problem = table.tiling, table.traffic, problem, problem.typical()
-    work = Work.of(k, problem, gpu, asked)
-    sm = table.cost(table.sm.work(k, work, problem, gpu, asked.batching in _FITTED), problem, gpu)
-    moved = memory.dram_bytes(traffic, work, problem, gpu)
-    dram_ns = moved / (gpu.dram_gbps * traffic.dram_share)
-    capped_ns = power_ns(problem, gpu)
-    busy_ns, bound = roofline(sm, dram_ns, capped_ns)
-    ns = _LAUNCH_NS + busy_ns
-    if (split := table.has_second_kernel.nonzero()[0]).size:
-        ns[split] += second_kernel_ns(problem, k.splits[split], memory.output_bytes(problem))
-    figures = Estimate(
-        us=ns / 1000,
-        tiles=work.clusters * k.tiles,
-        waves=work.waves,
-        utilisation=utilisation(k, work, problem, gpu),
-        bound=bound,
+    inputs = problem.k * (problem.m * _bytes(problem.a_dtype) + problem.n * _bytes(problem.b_dtype)) * problem.batch
+    outputs = problem.m * problem.n * _output_bytes(problem) * problem.batch
+    if inputs / problem.batch <= _L2_SHARE * gpu.l2_bytes:
+        return inputs + outputs
+    tiles = work["figures"][2:4] * np.stack([own["cluster_m"], own["cluster_n"]])
+    across, along = np.where(own["raster_m"], tiles[::-1], tiles)
+    width = np.minimum(own["swizzle"], across)
+    length = np.minimum(np.ceil(work["active"] / width), along)
+    width = np.minimum(np.maximum(width, work["active"] / length), across)
+    wave = width * own["across"] + length * own["along"]
+    rounds = across * along / (width * length)
+    return np.asarray(outputs + np.maximum(inputs, rounds * wave * (problem.k * problem.batch)))
+
+
+def _realignment_us(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Floats:
+    """Microseconds in which operands that are less aligned than a kernel reads them are realigned first: of what is
+    read and written, as the launch of the kernel hides behind it."""
+    sizes = [(_realigned_bytes(problem, name),) for name in "abc"]
+    size = np.where(table.realigned(problem), sizes, 0).sum(axis=0) * problem.batch
+    kept = np.where(size <= _L2_SHARE * gpu.l2_bytes, _REALIGNED_KEPT, 0)
+    return np.asarray((2 - kept) * size / gpu.dram_gbps / 1000)
+
+
+def _realigned_bytes(problem: GemmProblem, operand: str) -> int:
+    """Bytes of a copy of a matrix of an operand, in sectors; 0 where there is no C."""
+    if (dtype := getattr(problem, f"{operand}_dtype")) is None:
+        return 0
+    columns, rows = problem.extents_of(operand)
+    return rows * align_up(columns * DTYPES[dtype].bits // 8, L2_SECTOR)
+
+
+def _output_bytes(problem: GemmProblem) -> float:
+    """Bytes of an element of C, if there is one, and of D together."""
+    return (_bytes(problem.c_dtype) if problem.c_dtype else 0) + _bytes(problem.d_dtype)
+
+
+def _bytes(dtype: DTypeName) -> float:
+    return DTYPES[dtype].bits / 8
+
+
+def in_words(table: FeatureTable, index: int, work: Columns, problem: GemmProblem, gpu: Gpu) -> str:
+    """What the model says of one kernel: its tiles, waves and what bounds it."""
+    config, us = table.configs[index], float(work["us"][index])
+    along_k = cluster_k(config)
+    splits = config.scheduler.splits // along_k
+    clusters = f"in clusters of {config.cluster.m}x{config.cluster.n}"
+    if along_k > 1:
+        clusters = f"in clusters of {along_k} CTAs that share K"
+    elif splits > 1:
+        clusters = f"with K split {splits} ways, {clusters}"
+    typical = problem.typical()
+    tiles = int(work["clusters"][index] / splits) * config.cluster.m * config.cluster.n
+    waves = int(work["waves"][index])
+    useful = _utilisation(table, index, work, typical, gpu)
+    rate = f"{problem.expected_flops / us / 1e6:.0f} TFLOP/s by the model"
+    if problem.batching == "masked":
+        rate += f", with {typical.m} rows of a masked group in use"
+    return (
+        f"{tiles} tile{'s'[: tiles > 1]} of {config.tile.m}x{config.tile.n} {clusters} take "
+        f"{max(waves, 1)} wave{'s'[: waves > 1]} on {gpu.sms} SMs ({useful:.0%} of them useful), bound by "
+        f"{_bound(config, index, work)}: {us:.1f} us, {rate}"
     )
-    filled_m, filled_n = work.extents / (work.tiles * k.tile)
-    return figures, {
-        "loads": sm.loads,
-        "DRAM": dram_ns / ns,
-        "power": capped_ns / ns,
-        "filled M": filled_m,
-        "filled N": filled_n,
-        "steps": work.steps,
-        "active": work.active,
-        "last wave": work.clusters / work.slots - work.waves + 1,
-    }
+
+
+def _utilisation(table: FeatureTable, index: int, work: Columns, problem: GemmProblem, gpu: Gpu) -> float:
+    """Part of the SMs' waves that compute something inside the problem."""
+    config = table.configs[index]
+    sharing = work["sharing"] if isinstance(work["sharing"], float) else work["sharing"][index]
+    held = max(float(sharing), float(table.columns["counted_ctas"][index]))
+    tiles = problem.m * problem.n * problem.batch * config.scheduler.splits / (config.tile.m * config.tile.n)
+    return float(tiles / gpu.sms / (max(work["waves"][index], 1) * held))
+
+
+def _bound(config: GemmConfig, index: int, work: Columns) -> str:
+    """What sets the pace of a kernel."""
+    sm_ns, dram_ns = float(work["sm_ns"][index]), float(work["figures"][DYNAMIC.index("DRAM"), index])
+    if sm_ns < max(dram_ns, work["power_ns"]):
+        return "DRAM" if dram_ns >= work["power_ns"] else "power"
+    if work["store_ns"][index] * work["waves"][index] > _STORES_SEEN * sm_ns:
+        return "epilogue"
+    first, paces = next((x.start, paces) for x, paces in work["paces"] if x.start <= index < x.stop)
+    names = FAMILIES[config.family].multiplies_by, "L2 loads", "load latency"
+    values = [pace if isinstance(pace, float) else float(pace[index - first]) for pace in paces]
+    return names[values.index(max(values))]

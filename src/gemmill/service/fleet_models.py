@@ -15,7 +15,7 @@ from gemmill.library.arch import GPUS, gpu_called
 from gemmill.library.errors import RecordError
 from gemmill.library.files import make_private, os_error_text, publish
 from gemmill.library.records import read_records
-from gemmill.runtime.select.models import FOLDER, REQUIRED, path_of
+from gemmill.runtime.select.model_file import path_of
 from gemmill.runtime.workers import Worker, WorkerError
 from gemmill.service.bodies import malformed, read_body
 from gemmill.service.refusal import Refusal, not_found
@@ -35,9 +35,7 @@ class Models:
     def folder(self, gpu: str) -> Path | None:
         """The folder of the model in force of a GPU, by the name of its row; None where none was published."""
         found = [
-            path
-            for path in self._of(gpu).glob("[0-9]*")
-            if path.name.isdecimal() and all(path_of(gpu, what, path).is_file() for what in REQUIRED)
+            path for path in self._of(gpu).glob("[0-9]*") if path.name.isdecimal() and path_of(gpu, path).is_file()
         ]
         return max(found, key=lambda path: int(path.name), default=None)
 
@@ -48,7 +46,7 @@ class Models:
         return self._of(gpu) / str(number), number
 
     def _of(self, gpu: str) -> Path:
-        return self._path / path_of(gpu, "trees").name.partition(".")[0]
+        return self._path / path_of(gpu).stem
 
 
 STATE_BYTES = 4 << 30
@@ -112,14 +110,14 @@ async def post_records(service: Service, request: Request, caller: Caller) -> Re
 
 
 async def get_model(service: Service, request: Request, _: Caller) -> Response:
-    """The model in force of a GPU, signed: its files by name, and its number, 0 of what ships."""
+    """The model in force of a GPU, signed: its file by name, and its number, 0 of what ships."""
     gpu = _gpu(request)
     folder = service.models.folder(gpu)
-    paths = [path_of(gpu, what, folder or FOLDER) for what in REQUIRED]
-    if not all(path.is_file() for path in paths):
+    path = path_of(gpu, folder)
+    if not path.is_file():
         raise not_found(f"a model of {gpu}")
     number = int(folder.name) if folder else 0
-    files = {path.name: await asyncio.to_thread(path.read_text) for path in paths}
+    files = {path.name: await asyncio.to_thread(path.read_text)}
     payload = json.dumps({"gpu": gpu, "number": number, "files": files}, sort_keys=True).encode()
     envelope = service.signing.seal(MODEL, payload)
     return Response(

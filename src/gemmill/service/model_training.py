@@ -18,8 +18,8 @@ from gemmill.profiler.training.judge import reached
 from gemmill.profiler.training.rows import rows_of
 from gemmill.profiler.training.train import read_runs, train
 from gemmill.runtime.select import gpus
-from gemmill.runtime.select.cost.residual import fitted
-from gemmill.runtime.select.models import path_of
+from gemmill.runtime.select.cost.network import corrections_of_rows
+from gemmill.runtime.select.model_file import model_of, path_of
 from gemmill.runtime.workers import Parent
 from gemmill.service.fleet_models import Models
 
@@ -34,7 +34,7 @@ def learn(records: Sequence[Path], gpu: str, state: Path) -> dict[str, Any]:
     counts for it.
 
     Raises:
-        RecordError: the records have too little of the GPU, or CatBoost is missing.
+        RecordError: the records have too little of the GPU.
         OSError: the state cannot be written.
     """
     models = Models(state)
@@ -43,7 +43,7 @@ def learn(records: Sequence[Path], gpu: str, state: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".new-") as folder:
         new = Path(folder) / "model"
         name = train(records, gpu, new)
-        content: dict[str, Any] = json.loads(path_of(name, "trees", new).read_bytes())
+        content: dict[str, Any] = json.loads(path_of(name, new).read_bytes())
         figures = next(value for key, value in content.items() if key.startswith("held out"))
         after = float(figures["all"]["fitted"][0])
         before = _in_force(records, name, models.folder(name))
@@ -61,12 +61,12 @@ def learn(records: Sequence[Path], gpu: str, state: Path) -> dict[str, Any]:
 
 def _in_force(records: Sequence[Path], gpu: str, folder: Path | None) -> float:
     """What the model in force reaches of the best: of kernels that it takes first, the geometric mean over problems."""
-    model = fitted(gpu, folder)
+    model = model_of(gpu, folder)
     shares = []
     for (name, _), own in read_runs(records).items():
         for rows in rows_of(own, gpus.figures(name)) if name == gpu else ():
-            predicted = rows.analytic if model is None else rows.analytic + model(rows.features.astype(float).T)
-            shares.append(reached(rows, predicted)[0])
+            corrections = 0.0 if model is None else corrections_of_rows(model.network, rows.features)
+            shares.append(reached(rows, rows.analytic + corrections)[0])
     return geometric_mean(shares)
 
 

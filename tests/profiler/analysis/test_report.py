@@ -16,7 +16,7 @@ from gemmill.library.records import read_records
 from gemmill.profiler.analysis.figures import figures, geometric_mean
 from gemmill.profiler.analysis.populations import Choices
 from gemmill.profiler.baselines.baseline import BASELINES, CUBLAS, CUBLASLT, PER_TENSOR, THROUGH_TORCH
-from gemmill.runtime.select.measured import measured
+from gemmill.runtime.select.model_file import model_of
 
 RECORDS = Path(__file__).parents[2] / "cases" / "records"
 SCALED = RECORDS / "fp8-scaled-deepseek-20261121T134526Z.jsonl.xz"
@@ -172,7 +172,7 @@ def test_failures_and_kernels_of_the_past_are_named(tmp_path: Path) -> None:
 
 def test_regret_is_of_the_model_and_not_of_measurements_that_ship() -> None:
     found = figures(read_records(CLUSTERS))
-    choices, tables = Choices(found), measured("NVIDIA H200")
+    choices, tables = Choices(found), model_of("NVIDIA H200")
     assert tables is not None
     fastest = {f.run.problem: shipped[0][1] for f in found if (shipped := tables.times(f.run.problem))}
     assert len(fastest) > 20

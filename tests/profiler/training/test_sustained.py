@@ -1,4 +1,4 @@
-"""The law of sustained load fitted: to records made by a law, which it finds again."""
+"""The energy term fitted: to records made by one, which is found again."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.training.sustained import held, judge
 from gemmill.profiler.training.train import train
-from gemmill.runtime.select.cost.model import FeatureTable, estimate
-from gemmill.runtime.select.cost.sustained import Law, laws, power_us
+from gemmill.runtime.select.cost.energy import COEFFICIENTS, sustained_us
+from gemmill.runtime.select.cost.model import times
+from gemmill.runtime.select.cost.table import FeatureTable
 from gemmill.runtime.select.decisions import read_decisions
+from gemmill.runtime.select.model_file import content_of, model_of
 
 H200 = gpu_named("H200")
 H100 = gpu_named("NVIDIA H100 80GB HBM3")
-TRUE = Law(0.6, 10.0, 1.4, 0.9, 690.0)
+TRUE = dict(zip(COEFFICIENTS, (0.6, 10.0, 1.4, 0.9, 690.0), strict=True))
 WHERE = "a.major == 'k' and b.major == 'k' and tile.m >= 128 and tile.n >= 128 and scheduler.splits == 1"
 KERNELS = [c for c in load_manifest(shipped_manifest("bf16")).expand(where=WHERE) if c.d.major == "n"][::4]
 
@@ -56,12 +58,14 @@ def record(
 
 def written(path: Path, problems: int, a: DTypeName = "bf16", gpu: Gpu = H200) -> Path:
     configs = [parse_name(kernel_name(config).replace("bf16", a)) for config in KERNELS]
-    table = FeatureTable.of(configs)
-    moved = table.moved
+    learnt = model_of(gpu.name)
+    assert learnt is not None
+    entries = [(kernel_name(config), config, False) for config in configs]
+    table = FeatureTable.of(entries, gpu, learnt.network)
     with path.open("w") as file:
         for i in range(problems):
             problem = GemmProblem(m=4096, n=4096 + 512 * i, k=2048 + 1024 * (i % 9), a=a)
-            us = TRUE.us(estimate(table, problem, gpu).us, power_us(problem, gpu), moved, problem)
+            us = sustained_us(TRUE, times(table, problem, gpu)["us"], table, problem, gpu)
             for config, value in zip(configs, us.tolist(), strict=True):
                 file.write(record(problem, kernel_name(config), value / 2, "burst", "screen", gpu))
                 file.write(record(problem, kernel_name(config), value, gpu=gpu))
@@ -69,15 +73,21 @@ def written(path: Path, problems: int, a: DTypeName = "bf16", gpu: Gpu = H200) -
     return path
 
 
-def test_a_law_is_found_again(tmp_path: Path) -> None:
+def test_an_energy_term_is_found_again(tmp_path: Path) -> None:
     says: list[str] = []
     folder = tmp_path / "models"
     assert train([written(tmp_path / "records.jsonl", 16)], None, folder, listener=says.append) == H200.name
-    assert [path.name for path in folder.iterdir()] == ["nvidia-h200.sustained.json"]
-    assert laws(H200.name, folder)["bf16"] == pytest.approx(TRUE, rel=1e-3)
+    assert [path.name for path in folder.iterdir()] == ["nvidia-h200.json"]
+    own, ships = model_of(H200.name, folder), content_of(H200.name)
+    assert own is not None
+    assert own.energies["bf16"] == pytest.approx(TRUE, rel=1e-3)
+    written_content = content_of(H200.name, folder)
+    assert written_content is not None
+    assert ships is not None
+    assert written_content["network"] == ships["network"], "nothing was measured of bursts at length"
     [said] = says
     assert "bf16 under sustained load: 16 problems" in said
-    assert "'law': {'of the best': 1.0," in said
+    assert "'energy': {'of the best': 1.0," in said
 
 
 def test_few_problems_are_enough_beside_those_of_another_type_on_another_gpu(tmp_path: Path) -> None:
@@ -85,9 +95,10 @@ def test_few_problems_are_enough_beside_those_of_another_type_on_another_gpu(tmp
     with pytest.raises(RecordError, match="fewer than 12 problems"):
         train([few], None, tmp_path / "models")
     train([few, written(tmp_path / "bf16.jsonl", 32, gpu=H100)], H200.name, tmp_path / "models")
-    found = laws(H200.name, tmp_path / "models")
-    assert [*found] == ["f16"]
-    assert found["f16"] == pytest.approx(TRUE, rel=0.02)
+    found = model_of(H200.name, tmp_path / "models")
+    assert found is not None
+    assert [*found.energies] == ["f16"]
+    assert found.energies["f16"] == pytest.approx(TRUE, rel=0.02)
 
 
 def test_too_few_problems_are_refused(tmp_path: Path) -> None:
@@ -108,13 +119,13 @@ def test_where_a_problem_was_measured_under_sustained_load_bursts_do_not_count(t
     assert min(found.values()) > 1
 
 
-def test_energy_of_a_launch_is_told_of_what_ran_alone() -> None:
+def test_records_of_sustained_load_alone_have_joules() -> None:
     lines = [json.loads(record(GemmProblem(m=64, n=64, k=64), "k", 100.0, x)) for x in ("sustained", "burst")]
     assert [line["joules"] for line in lines] == [pytest.approx(0.069), None]
     assert lines[0]["key"] != lines[1]["key"]
 
 
 def test_nothing_is_judged_where_no_k_can_be_held_out(tmp_path: Path) -> None:
-    problems = held(read_records(written(tmp_path / "records.jsonl", 10)), H200)
-    assert judge(problems).keys() == {"model", "law"}
+    problems = held(read_records(written(tmp_path / "records.jsonl", 10)), H200, model_of(H200.name))
+    assert judge(problems).keys() == {"model", "energy"}
     assert judge([x for x in problems if x.problem.k == 2048]) == {}

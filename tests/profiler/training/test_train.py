@@ -18,8 +18,8 @@ from gemmill.profiler.training.tables import fastest
 from gemmill.profiler.training.train import read_runs, train
 from gemmill.runtime.health import examination
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.select import models
-from gemmill.runtime.select.models import path_of, with_model
+from gemmill.runtime.select import model_file
+from gemmill.runtime.select.model_file import content_of, path_of, with_model
 
 RECORDS = Path(__file__).parents[2] / "cases" / "records"
 CLUSTERS = RECORDS / "fp8-clusters-20261121T194000Z.jsonl.xz"
@@ -37,16 +37,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_a_model_is_judged_written_and_chosen_by(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trees = json.loads(path_of(GPU, "trees", model).read_text())
-    assert trees["fitted to"] == ["fp8-clusters-20261121T194000Z"]
-    judged = trees["held out by K: problems, once for each run; selected / best, its 5th percentile, best of 8 / best"]
+    content = json.loads(path_of(GPU, model).read_text())
+    assert content["fitted to"] == ["fp8-clusters-20261121T194000Z"]
+    judged = content[
+        "held out by K: problems, once for each run; selected / best, its 5th percentile, best of 8 / best"
+    ]
     assert judged["all"]["problems"] == judged["e4m3"]["problems"] > 0
     asked = ("select", "--mnkl", "1000,1112,1224", "--gpu", "H200", "--json")
     own, shipped = (json.loads(ok(*asked, *more)) for more in (("--model", model), ()))
     assert own["ranking"] != shipped["ranking"], "times are of another model"
     monkeypatch.setenv("GEMMILL_MODEL", str(model))
     assert json.loads(ok(*asked)) == own
-    assert f"{model}: of {GPU}, trained on 1 sweeps, without decision trees" in examination.model().detail
+    assert f"{model}: of {GPU}, trained on 1 sweeps" in examination.model().detail
 
 
 def measured_at(us: float, kernel: str, like: Measurement, **changes: object) -> Measurement:
@@ -97,17 +99,16 @@ def test_a_number_of_slices_that_was_compiled_in_counts_for_the_kernel_of_any_nu
 @pytest.mark.slow
 def test_a_model_that_is_damaged_or_of_another_gpu_is_refused(tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"
-    shutil.copytree(models.FOLDER, damaged)
-    path_of(GPU, "trees", damaged).write_text('{"version": 3')
-    with pytest.raises(RecordError, match=r"trees.json: is damaged, or no model of a GPU .*; train it again"):
-        models.content_of(GPU, damaged, "trees", 3)
+    shutil.copytree(model_file.FOLDER, damaged)
+    path_of(GPU, damaged).write_text('{"version": 3')
+    with pytest.raises(RecordError, match=r"h200.json: is damaged, or no model of a GPU .*; train it again"):
+        content_of(GPU, damaged)
     renamed = tmp_path / "renamed"
     renamed.mkdir()
-    for what in models.REQUIRED:
-        shutil.copy(path_of(GPU, what), path_of("NVIDIA H100 PCIe", what, renamed))
+    shutil.copy(path_of(GPU), path_of("NVIDIA H100 PCIe", renamed))
     with pytest.raises(RecordError, match=r"for NVIDIA H200, not \d+ for NVIDIA H100 PCIe"):
-        models.content_of("NVIDIA H100 PCIe", renamed, "trees", 3)
-    with pytest.raises(RecordError, match=r"nvidia-h200.trees.json is missing; it has models of: nvidia-h100-pcie"):
+        content_of("NVIDIA H100 PCIe", renamed)
+    with pytest.raises(RecordError, match=r"nvidia-h200.json is missing; it has models of: nvidia-h100-pcie"):
         with_model(DEFAULT_GPU, renamed)
     with pytest.raises(RecordError, match="the folder has no model; train it again"):
         _ = Registry(manifests=["bf16"], gpu=DEFAULT_GPU, model=tmp_path).gpu

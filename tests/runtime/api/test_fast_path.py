@@ -134,7 +134,6 @@ OPTIONS: dict[str, list[Any]] = {
     "tf32": [True, False],
     "sm_count": [None, 1, True, 0],
     "autotune": [None, 1, True, 0],
-    "quick": [True, False],
     "explain": [True, False],
     "deterministic": [True, False],
     "kernel": [None, ["no name"]],

@@ -24,8 +24,7 @@ from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api.invariance import of_any_rows, refuse_atomic_sums, refuse_shared_k
 from gemmill.runtime.api.matmul import matmul, plan
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
-from gemmill.runtime.select.deciders.invariant import TYPICAL_ROWS
-from gemmill.runtime.select.selector import Selector
+from gemmill.runtime.select.selector import TYPICAL_ROWS, Selector
 
 H200 = GPUS["NVIDIA H200"]
 
@@ -178,10 +177,6 @@ def test_maxima_and_minima_are_deterministic() -> None:
         ({"autotune": 4, "deterministic": True}, "autotune and deterministic are both given, but kernels sum in"),
         ({"autotune": 4, "batch_invariant": True}, "autotune and batch_invariant are both given"),
         ({"autotune": 4, "kernel": "x"}, "kernel names the kernel, and autotune looks for the fastest"),
-        ({"quick": True, "kernel": "x"}, "quick selects by a decision tree, and kernel is given, which"),
-        ({"quick": True, "autotune": 4}, "and autotune is given, which selects otherwise: pass one of them"),
-        ({"quick": True, "sm_count": 16}, "and sm_count is given"),
-        ({"quick": True, "batch_invariant": True}, "and batch_invariant is given"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], says: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +15,15 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.launched import numbered
 from gemmill.library.errors import RecordError
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.select import measured, models
+from gemmill.runtime.select import model_file
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.kernels.faults import needs_swap, runs_transposed
-from gemmill.runtime.select.measured import FORMATS
+from gemmill.runtime.select.model_file import FORMATS, content_of, model_of, path_of
 from gemmill.runtime.select.selector import Selector
 
-FILES = sorted(models.FOLDER.glob("*.measured.json"))
 PROBLEM = plain((4096, 4096, 4096, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
 ELSEWHERE = replace(PROBLEM, k=4224)
+MEASURED = [gpu for gpu in GPUS.values() if path_of(gpu.name).is_file()]
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +36,19 @@ def everything() -> Mapping[str, GemmConfig]:
     return numbered(shipped_kernels("bf16", "f16", "fp8", "int8", "tf32"))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_file_that_ships_is_of_a_gpu() -> None:
+    assert {path_of(gpu.name) for gpu in MEASURED} == {*model_file.FOLDER.glob("*.json")}
+
+
+@pytest.mark.parametrize("gpu", MEASURED, ids=lambda gpu: gpu.name)
 def test_a_shipped_table_names_kernels_that_ship_and_serve_its_problems(
-    path: Path, everything: Mapping[str, GemmConfig]
+    gpu: Gpu, everything: Mapping[str, GemmConfig]
 ) -> None:
-    content = json.loads(path.read_text())
-    assert content["gpu"] in GPUS
-    assert models.path_of(content["gpu"], "measured") == path
-    assert set(content["kernels"]) <= set(everything)
-    tables = measured.measured(content["gpu"])
+    content, tables = content_of(gpu.name), model_of(gpu.name)
+    assert content is not None
     assert tables is not None
-    for table in content["tables"]:
+    assert set(tables.kernels) <= set(everything)
+    for table in content["measured"]["tables"]:
         assert tuple(table["formats"]) == FORMATS
         for extents in table["problems"]:
             m, n, k, *_ = map(int, extents.split("x"))
@@ -59,9 +60,9 @@ def test_a_shipped_table_names_kernels_that_ship_and_serve_its_problems(
                 assert needs_swap(everything[name], problem) is runs_transposed(everything[name], problem)
 
 
-@pytest.mark.parametrize("gpu", [gpu for gpu in GPUS.values() if measured.measured(gpu.name)], ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("gpu", MEASURED, ids=lambda gpu: gpu.name)
 def test_the_fastest_kernel_that_was_measured_is_chosen(gpu: Gpu, kernels: dict[str, GemmConfig]) -> None:
-    tables = measured.measured(gpu.name)
+    tables = model_of(gpu.name)
     assert tables is not None
     (us, first), *others = tables.times(PROBLEM)
     selector = Selector(kernels, gpu)
@@ -100,7 +101,7 @@ def test_a_caller_s_own_measurements_come_before(kernels: dict[str, GemmConfig])
 
 
 def test_a_file_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "FOLDER", tmp_path)
-    models.path_of("Some GPU", "measured").write_text('{"version": 99, "gpu": "Some GPU"}')
+    monkeypatch.setattr(model_file, "FOLDER", tmp_path)
+    path_of("Some GPU").write_text('{"version": 99, "gpu": "Some GPU"}')
     with pytest.raises(RecordError, match="version 99"):
-        measured.measured("Some GPU")
+        model_of("Some GPU")

@@ -23,7 +23,7 @@ SLOW: list[tuple[dict[str, Any], str]] = [
     ({"d_major": "any"}, "make out contiguous along N"),
     ({"a": "e4m3", "a_major": "mn", "b_major": "mn", "m": 64}, "make a and b contiguous along K"),
     # Measured: 160 us, where one of them is K-major 108 and 110, where both are 98.
-    ({"a": "e4m3", "a_major": "mn", "b_major": "mn"}, "make a contiguous along K"),
+    ({"a": "e4m3", "a_major": "mn", "b_major": "mn"}, "make a and b contiguous along K"),
     ({"m": 1, "k": 4097}, "align b to 16 bytes"),
 ]
 

@@ -1,4 +1,4 @@
-"""Selection for programs that the power limit holds: the law, when it decides, and what it gives way to."""
+"""Selection for programs that the power limit holds: the energy term, when it counts, and what it gives way to."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from gemmill.library.errors import ProblemError, RecordError
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.select import models
-from gemmill.runtime.select.cost import sustained
-from gemmill.runtime.select.cost.sustained import power_us
+from gemmill.runtime.select import model_file
+from gemmill.runtime.select.cost.energy import power_us
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.selector import Selector
 
@@ -75,7 +74,7 @@ def test_elsewhere_it_is_as_for_a_lone_launch(problem: GemmProblem) -> None:
 
 
 @pytest.mark.parametrize("rows", [{"batching": "grouped"}, {"batching": "masked", "expected_rows": 2048}])
-def test_groups_and_slots_of_many_rows_are_held_as_a_matrix_of_as_many_is(rows: dict[str, Any]) -> None:
+def test_groups_of_many_rows_are_held_as_a_matrix_of_as_many_is(rows: dict[str, Any]) -> None:
     registry = Registry(gpu=H200)
     each = GemmProblem(m=2048, n=4096, k=2048)
     groups = each.but(m=16384, batch=8, **rows)
@@ -92,11 +91,9 @@ def test_a_launch_of_groups_that_takes_a_millisecond_is_itself_a_long_run(rows: 
     long = GemmProblem(m=2048, n=4096, k=8192).but(m=16384, batch=8, **rows)
     assert registry.select(long).predicted_us > 1000
     assert registry.select(long, objective="burst") == registry.select(long)
-    quick = registry.select(long, quick=True, objective="burst")
-    assert "in a long run" not in quick.reason
 
 
-def test_types_alike_have_one_law() -> None:
+def test_compatible_types_have_one_energy_term() -> None:
     registry = Registry(gpu=H200)
     problem = LARGE.but(a_dtype="e4m3", b_dtype="e4m3")
     held = registry.select(problem)
@@ -107,12 +104,12 @@ def test_types_alike_have_one_law() -> None:
         assert alike.reason.startswith("in a long run")
 
 
-@pytest.mark.parametrize("options", [{"sm_count": 100}, {"invariant_to": "m"}, {"quick": True}])
+@pytest.mark.parametrize("options", [{"sm_count": 100}, {"invariant_to": "m"}])
 def test_what_is_asked_for_besides_decides_as_for_a_lone_launch(options: dict[str, object], selector: Selector) -> None:
     assert selector.select(LARGE, **options) == selector.select(LARGE, **options, objective="burst")
 
 
-def test_on_another_gpu_there_is_no_law(kernels: Mapping[str, GemmConfig]) -> None:
+def test_on_another_gpu_there_is_no_energy_term(kernels: Mapping[str, GemmConfig]) -> None:
     selector = Selector(kernels, gpu_named("H100 PCIe"))
     assert selector.select(LARGE) == selector.select(LARGE, objective="burst")
 
@@ -129,25 +126,28 @@ def test_an_objective_that_there_is_not_is_refused() -> None:
         Registry(gpu=H200).select(LARGE, objective="energy")  # type: ignore[arg-type]
 
 
-def test_a_damaged_law_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "FOLDER", tmp_path)
-    path = models.path_of("NVIDIA Next", "sustained")
-    path.write_text(json.dumps({"version": sustained.VERSION, "gpu": "NVIDIA Next", "types": {"bf16": {"law": [0.5]}}}))
+def test_a_damaged_energy_term_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_file, "FOLDER", tmp_path)
+    content = model_file.content_of("NVIDIA H200", Path(model_file.__file__).parents[1] / "models")
+    assert content is not None
+    changed = content | {"gpu": "NVIDIA Next", "energy": {"bf16": [0.5]}}
+    model_file.path_of("NVIDIA Next").write_text(json.dumps(changed))
     with pytest.raises(RecordError, match="is damaged, or no model of a GPU"):
-        sustained.laws("NVIDIA Next")
+        model_file.model_of("NVIDIA Next")
 
 
 @pytest.mark.parametrize("gpu", ["NVIDIA H200", "NVIDIA H100 80GB HBM3"])
-def test_the_laws_that_ship_are_physical(gpu: str) -> None:
+def test_the_energy_terms_that_ship_are_physical(gpu: str) -> None:
     """What moves more takes longer, an element to shared memory more than one out of L2."""
-    laws = sustained.laws(gpu)
-    assert {*laws} == {"bf16", "f16", "e4m3", "s8", "tf32"}
-    for dtype, law in laws.items():
-        assert 0 < law.burst < 1, dtype
-        assert law.written > law.fetched > 0, dtype
+    model = model_file.model_of(gpu)
+    assert model is not None
+    assert {*model.energies} == {"bf16", "f16", "e4m3", "s8", "tf32"}
+    for dtype, energy in model.energies.items():
+        assert 0 < energy["burst"] < 1, dtype
+        assert energy["written"] > energy["fetched"] > 0, dtype
 
 
-def test_the_law_that_ships_names_kernels_of_the_set(selector: Selector) -> None:
+def test_the_energy_term_that_ships_names_kernels_of_the_set(selector: Selector) -> None:
     for m, n, k in ((2048, 8192, 28672), (8192, 128256, 2048), (4096, 4096, 4096)):
         choice = selector.select(GemmProblem(m=m, n=n, k=k))
         assert choice.name == kernel_name(parse_name(choice.name))

@@ -6,7 +6,7 @@ From 3,345 measurements of them (11% off in the mean, weighted by kind and nearn
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,14 +14,12 @@ from gemmill.library.arch import L2_SECTOR, Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.library.problem import GemmProblem, is_mixed
-from gemmill.runtime.select.cost.arrays import column
-from gemmill.runtime.select.cost.families.family import Family
-from gemmill.runtime.select.cost.families.wgmma import WIDE_ROW, Step, transposed_operands
-from gemmill.runtime.select.cost.roofline import LOAD_LATENCY, soft_maximum
-from gemmill.runtime.select.cost.sm import LATENCY_NS, STEP_SHARPNESS, SmTime, SmWork
+from gemmill.runtime.select.cost.arrays import column, soft_maximum
+from gemmill.runtime.select.cost.families.family import LATENCY_NS, Family
+from gemmill.runtime.select.cost.families.wgmma import transposed_operands
 
 if TYPE_CHECKING:
-    from gemmill.runtime.select.cost.arrays import Floats
+    from gemmill.runtime.select.cost.arrays import Bools, Columns, Floats
 
 # The library's module of the family comes with all rules: a program without such kernels starts faster, so it is
 # imported where it is asked.
@@ -44,51 +42,31 @@ _CROSSING_SECTORS = 0.63
 """Sectors more of the adjacent vectors of four threads, where these do not stay in L1 and rows do not begin sectors."""
 
 
-class GemvFeatures(NamedTuple):
-    """Figures of kernels of the family."""
+def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, common: Columns, gpu: Gpu) -> Columns:
+    rows = common["tile_m"]
+    stream_ns = common["tile_n"] * common["tile_k"] * common["bytes_b"] / _STREAM_GBPS
+    return {
+        "counted_rows": np.where(rows > _MMA_ROWS, rows, 0),
+        "row_ns": common["tile_k"] * common["bytes_a"] * (_STREAM_A / _STREAM_GBPS),
+        "stream_ns": stream_ns,
+        "crossing_ns": column(configs, _crossing) * stream_ns,
+        "bytes_b": common["bytes_b"],
+        "issue_ns": column(configs, _issue_cycles) / gpu.clock_ghz,
+        "swap_ab": swap_ab,
+    }
 
-    learned: Step
-    """Steps as if WGMMA and TMA made them: the residual model has learned the figure "loads" of these kernels so."""
-    counted_rows: Floats
-    """Rows of A of a tile that take time: of more than an MMA has."""
-    row_ns: Floats
-    """What such a row takes of a step along K."""
-    stream_ns: Floats
-    """What B takes of it."""
-    bytes_b: Floats
-    """Bytes of an element of B."""
-    issue_cycles: Floats
-    """Clocks of an SM in which a CTA issues the loads of a step."""
-    crossing: Floats
-    """Part of B that is loaded once more where its rows do not begin sectors."""
 
-    @classmethod
-    def of(cls, configs: Sequence[GemmConfig], swap_ab: bool) -> GemvFeatures:
-        """Of kernels, for problems as they are or transposed."""
-        bytes_b = column(configs, lambda c: c.b.type.bits / 8)
-        return cls(
-            learned=Step.of(configs, swap_ab, lambda config: (WIDE_ROW, WIDE_ROW)),
-            counted_rows=column(configs, lambda c: c.tile.m if c.tile.m > _MMA_ROWS else 0),
-            row_ns=column(configs, lambda c: c.tile.k * c.a.type.bits / 8) * (_STREAM_A / _STREAM_GBPS),
-            stream_ns=column(configs, lambda c: c.tile.n * c.tile.k * c.b.type.bits / 8) / _STREAM_GBPS,
-            bytes_b=bytes_b,
-            issue_cycles=column(configs, _issue_cycles),
-            crossing=column(configs, _crossing),
-        )
-
-    def cost(self, work: SmWork, problem: GemmProblem, gpu: Gpu) -> SmTime:
-        """As :meth:`Features.cost`."""
-        multiply_ns, load_ns = self.learned.paces(work, problem, gpu)
-        crosses = problem.k * self.bytes_b % L2_SECTOR > 0
-        if min(problem.a_align, problem.b_align) < TMA_ALIGN:
-            crosses |= np.where(self.learned.swap_ab, problem.a_align, problem.b_align) < TMA_ALIGN
-        moved_ns = work.sharing * (self.stream_ns + crosses * self.crossing * self.stream_ns)
-        rows_ns = work.sharing * np.minimum(work.m, self.counted_rows) * self.row_ns
-        issued_ns = work.sharing * self.issue_cycles / gpu.clock_ghz
-        paces = np.array((np.full(rows_ns.size, _STREAM_NS), moved_ns, issued_ns))
-        step_ns = soft_maximum(paces, STEP_SHARPNESS) + rows_ns
-        sm_ns = LATENCY_NS + work.waves * np.maximum(work.steps, 1.0) * step_ns
-        return SmTime(sm_ns, np.full(rows_ns.size, LOAD_LATENCY), load_ns / multiply_ns)
+def _busiest_ns(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats:
+    crosses = problem.k * own["bytes_b"] % L2_SECTOR > 0
+    if min(problem.a_align, problem.b_align) < TMA_ALIGN:
+        crosses |= np.where(own["swap_ab"], problem.a_align, problem.b_align) < TMA_ALIGN
+    sharing = work["sharing"]
+    moved_ns = sharing * (own["stream_ns"] + crosses * own["crossing_ns"])
+    rows_ns = sharing * np.minimum(work["m"], own["counted_rows"]) * own["row_ns"]
+    step_ns = soft_maximum((_STREAM_NS, moved_ns, sharing * own["issue_ns"])) + rows_ns
+    work["paces"] = 0.0, 0.0, step_ns
+    ns: Floats = LATENCY_NS + work["waves"] * np.maximum(work["steps"], 1.0) * step_ns
+    return ns
 
 
 def _issue_cycles(config: GemmConfig) -> float:
@@ -116,7 +94,7 @@ def _ctas_per_sm(config: GemmConfig) -> int:
     return GemvPlan(config).ctas_per_sm
 
 
-def _is_corrected(config: GemmConfig) -> bool:
+def _is_fitted(config: GemmConfig) -> bool:
     """Those with tiles of eight rows that multiply what they load."""
     from gemmill.library.families.gemv import GemvPlan
 
@@ -125,11 +103,12 @@ def _is_corrected(config: GemmConfig) -> bool:
 
 
 FAMILY = Family(
-    GemvFeatures.of,
-    is_corrected=_is_corrected,
+    _columns,
+    _busiest_ns,
+    is_fitted=_is_fitted,
     ctas_per_sm=_ctas_per_sm,
     counted_ctas=_ctas_per_sm,
     is_preferred=True,
-    most_rows=1024,
+    most_rows=64,
     streams=True,
 )

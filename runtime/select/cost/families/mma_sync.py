@@ -1,6 +1,6 @@
 """Kernels that multiply by mma.sync what threads copy into shared memory.
 
-Rough: they are asked where TMA cannot move operands, or no other serves, and compete with those of simt and with
+Rough: they are for what TMA cannot move, or no others run, and compete with those of simt and with
 realigned operands. Fitted, but for registers, scattered stores and DRAM, to 2,555 measurements on an H200, of 124
 kernels at 122 problems of five types (docs/performance, "Few rows times such weights").
 """
@@ -8,7 +8,7 @@ kernels at 122 problems of five types (docs/performance, "Few rows times such we
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,13 +17,11 @@ from gemmill.library.config.model import GemmConfig, InputName, InputOperand
 from gemmill.library.dtypes import FP8, INT8, DTypeName
 from gemmill.library.legality.quantities import SM_REGISTERS
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.select.cost.arrays import column
-from gemmill.runtime.select.cost.families.family import DIRECT_DRAM, Family
-from gemmill.runtime.select.cost.roofline import EPILOGUE, soft_maximum
-from gemmill.runtime.select.cost.sm import LATENCY_NS, STEP_SHARPNESS, SmTime, SmWork
+from gemmill.runtime.select.cost.arrays import column, soft_maximum
+from gemmill.runtime.select.cost.families.family import DIRECT_DRAM, LATENCY_NS, Family
 
 if TYPE_CHECKING:
-    from gemmill.runtime.select.cost.arrays import Floats
+    from gemmill.runtime.select.cost.arrays import Bools, Columns, Floats
 
 # The library's module of the family comes with all rules: a program without such kernels starts faster, so it is
 # imported where it is asked.
@@ -57,39 +55,25 @@ _SCATTERED = 2.0
 """Times as long that a D of any strides takes to store, element by element."""
 
 
-class MmaSyncFeatures(NamedTuple):
-    """Figures of kernels of the family."""
+def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, common: Columns, gpu: Gpu) -> Columns:
+    copies = np.array([_copy_cycles(config) for config in configs], np.float64)
+    return {
+        "multiply_cycles": column(configs, _multiply_cycles),
+        "copy_cycles_a": copies[:, 0],
+        "copy_cycles_b": copies[:, 1],
+        "latency_ns": _LOAD_NS / (common["stages"] - 1),
+    }
 
-    multiply_cycles: Floats
-    """Clocks in which an SM alone multiplies a step."""
-    copy_cycles_a: Floats
-    """Clocks in which threads copy what a step has of A, and of B."""
-    copy_cycles_b: Floats
-    latency_ns: Floats
-    """What the loads of a step take while the other stages are multiplied."""
 
-    @classmethod
-    def of(cls, configs: Sequence[GemmConfig], swap_ab: bool) -> MmaSyncFeatures:
-        """Of kernels, for problems as they are or transposed."""
-        copies = np.array([_copy_cycles(config) for config in configs], np.float64)
-        return cls(
-            multiply_cycles=column(configs, _multiply_cycles),
-            copy_cycles_a=copies[:, 0],
-            copy_cycles_b=copies[:, 1],
-            latency_ns=_LOAD_NS / (column(configs, lambda c: c.stages) - 1),
-        )
-
-    def cost(self, work: SmWork, problem: GemmProblem, gpu: Gpu) -> SmTime:
-        """As :meth:`Features.cost`."""
-        copied_a = _COPY_OUTSIDE + (1 - _COPY_OUTSIDE) * work.inside_a
-        copied_b = _COPY_OUTSIDE + (1 - _COPY_OUTSIDE) * work.inside_b
-        copy_cycles = self.copy_cycles_a * copied_a + self.copy_cycles_b * copied_b
-        turning = np.where(work.sharing <= 1, _STEP_CYCLES, 0)
-        step_cycles = turning + work.sharing * np.hypot(self.multiply_cycles, copy_cycles)
-        paces = np.array((step_cycles / gpu.clock_ghz, work.load_ns, self.latency_ns))
-        sm_ns = LATENCY_NS + work.tiles_ns(soft_maximum(paces, STEP_SHARPNESS))
-        bound = np.where(work.stores_set_pace(sm_ns), EPILOGUE, np.argmax(paces, axis=0))
-        return SmTime(sm_ns, bound, paces[1] / paces[0])
+def _busiest_ns(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats:
+    copied_a = _COPY_OUTSIDE + (1 - _COPY_OUTSIDE) * work["inside_a"]
+    copied_b = _COPY_OUTSIDE + (1 - _COPY_OUTSIDE) * work["inside_b"]
+    copy_cycles = own["copy_cycles_a"] * copied_a + own["copy_cycles_b"] * copied_b
+    turning = np.where(work["sharing"] <= 1, _STEP_CYCLES, 0)
+    step_cycles = turning + work["sharing"] * np.hypot(own["multiply_cycles"], copy_cycles)
+    work["paces"] = step_cycles / gpu.clock_ghz, work["load_ns"], own["latency_ns"]
+    ns: Floats = LATENCY_NS + work["waves"] * (work["steps"] * soft_maximum(work["paces"]) + work["store_ns"])
+    return ns
 
 
 def _multiply_cycles(config: GemmConfig) -> float:
@@ -126,4 +110,4 @@ def _storing(config: GemmConfig) -> float:
     return _SCATTERED if config.d.major == "any" else 1.0
 
 
-FAMILY = Family(MmaSyncFeatures.of, ctas_per_sm=_ctas_per_sm, storing=_storing, dram_share=DIRECT_DRAM)
+FAMILY = Family(_columns, _busiest_ns, ctas_per_sm=_ctas_per_sm, storing=_storing, dram_share=DIRECT_DRAM)

@@ -62,8 +62,8 @@ def draw(
 
 def _waves(config: GemmConfig, text: str, gpu: Gpu | None, sizes: str | None) -> Waves:
     """How a problem fills a GPU with a kernel's clusters; UnsupportedProblemError where it does not serve it."""
-    from gemmill.runtime.select.cost.model import FeatureTable
-    from gemmill.runtime.select.cost.tiling import Work
+    from gemmill.runtime.select.cost.model import analytic
+    from gemmill.runtime.select.cost.table import FeatureTable
     from gemmill.runtime.select.kernels.faults import faults, needs_swap
 
     try:
@@ -75,13 +75,14 @@ def _waves(config: GemmConfig, text: str, gpu: Gpu | None, sizes: str | None) ->
         lacks = "; ".join(faults(config, problem))
         raise UnsupportedProblemError(f"{kernel_name(config)} does not serve {problem}: it needs {lacks}")
     found = gpu or DEFAULT_GPU
-    tiling = FeatureTable.of([config], swapped).tiling
-    work = Work.of(tiling, problem, found)
-    m, n, units, slots = (int(each[0]) for each in (*work.extents, work.clusters, work.slots))
+    table = FeatureTable.of([(kernel_name(config), config, swapped)], found)
+    m, n = (problem.n, problem.m) if swapped else (problem.m, problem.n)
+    work = analytic(table, problem, found)
+    units, slots = int(work["clusters"][0]), int(table.columns["slots"][0])
     waves = Waves(str(problem), found.name, [Matrix(m, n, problem.k)], slots, units, swapped=swapped)
     if not of_groups:
         return waves
     along_k = problem.batching == "kgrouped"
     groups = [Matrix(m, n, size) if along_k else Matrix(size, n, problem.k) for size in of_groups]
     waves = replace(waves, matrices=groups, grouped=True)
-    return replace(waves, units=int(tiling.clusters[0]) * waves.tiles(config))
+    return replace(waves, units=int(table.columns["clusters"][0]) * waves.tiles(config))

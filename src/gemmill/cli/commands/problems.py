@@ -47,8 +47,8 @@ from gemmill.profiler.sweep.units import refuse_nested, units
 from gemmill.runtime.gpus import detect
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice
-from gemmill.runtime.select.deciders.model import with_number
 from gemmill.runtime.select.kernels.faults import faults, needs_swap
+from gemmill.runtime.select.selector import with_number
 from gemmill.runtime.storage.store import Store
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}

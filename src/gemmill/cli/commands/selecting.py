@@ -32,12 +32,7 @@ class SelectionOptions:
     batch_invariant: Annotated[
         bool, typer.Option("--batch-invariant", help="One kernel, and one order of summation, for every M and batch.")
     ] = False
-    quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick", help="As matmul(..., quick=True) decides: by a decision tree where nothing was measured."
-        ),
-    ] = False
+    quick: Annotated[bool, typer.Option("--quick", hidden=True, help="Has no effect.")] = False
     objective: Objective = "sustained"
 
 
@@ -58,7 +53,6 @@ def select(
       gemmill select --mnkl 128,8192,8192 --a-dtype f16 --b-major n --top 5
       gemmill select --mnkl 4096,4096,4096,1 --records records.jsonl --json
       gemmill select --mnkl 16,4096,4096 --batch-invariant --why
-      gemmill select --mnkl 1234,4096,4096 --quick --why
       gemmill select --mnkl 8192,8192,8192 --objective burst --why
       gemmill select --mnkl 16384,8192,28672 --gpu "H100 80GB HBM3"
       gemmill select --mnkl 4096,4096,4096 --model models --why
@@ -67,18 +61,18 @@ def select(
       gemmill select --shapes trace.json --json
     """
     problems = options.all(options.shapes)
+    if how.quick:
+        output.complain("--quick has no effect: every choice is as quick now")
     if how.batch_invariant:
         for problem in problems:
             if (problem.a_major, problem.c_major or "n", problem.d_major) != ("k", "n", "n"):
                 raise typer.BadParameter("--batch-invariant needs --a-major k, and n as --c-major and --d-major")
         problems = [*map(packed_rows, problems)]
-        if how.quick:
-            raise typer.BadParameter("--batch-invariant decides for every M: leave out --quick")
     invariant_to: Rows | None = "m" if how.batch_invariant else None
     registry = sources.registry()
 
     def chosen(problem: GemmProblem) -> Choice:
-        return registry.select(problem, None, invariant_to, how.quick, how.objective)
+        return registry.select(problem, None, invariant_to, objective=how.objective)
 
     if len(problems) > 1:
         _select_many(problems, chosen, as_json)

@@ -8,9 +8,12 @@ from tests.cases.manifests import shipped_set
 
 from gemmill.library.arch import GPUS
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.families import FAMILIES
-from gemmill.runtime.select.cost.model import FEATURES, FeatureTable, analytic, features
+from gemmill.runtime.select.cost.model import analytic, features
+from gemmill.runtime.select.cost.table import FeatureTable
+from gemmill.runtime.select.model_file import INPUTS
 
 H200 = GPUS["NVIDIA H200"]
 SIZES = ((1, 4096, 4097), (300, 200, 100), (4096, 4096, 4096))
@@ -31,22 +34,17 @@ def test_every_family_has_a_cost(kernels: list[GemmConfig]) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("swap_ab", [False, True])
 @pytest.mark.parametrize("batching", ["strided", "grouped"])
 def test_a_kernel_costs_in_a_table_what_it_costs_alone(
-    kernels: list[GemmConfig], size: tuple[int, int, int], swap_ab: bool, batching: str
+    kernels: list[GemmConfig], size: tuple[int, int, int], batching: str
 ) -> None:
-    asked = GemmProblem(*size, 4, "bf16", "k", "bf16", "k", "f32", "bf16", "n", batching=batching)
-    alone = [FeatureTable.of([config], swap_ab) for config in kernels]
-    for table in (FeatureTable.of(kernels, swap_ab), FeatureTable.joined(alone)):
-        figures, others = analytic(table, asked, H200)
-        rows = features(table, figures, others, asked, H200)
-        assert rows.shape == (len(FEATURES), len(kernels))
-        for i, own in enumerate(alone):
-            expected, expected_others = analytic(own, asked, H200)
-            assert [figure[i] for figure in figures] == [float(figure[0]) for figure in expected]
-            expected_rows = features(own, expected, expected_others, asked, H200)
-            assert rows[:, i].tolist() == expected_rows[:, 0].tolist()
-        few = np.array([5, 2])
-        some = features(table, figures, others, asked, H200, few)
-        assert np.array_equal(some, rows[:, few])
+    problem = GemmProblem(*size, 4, "bf16", "k", "bf16", "k", "f32", "bf16", "n", batching=batching)
+    entries = [(kernel_name(config), config, swap_ab) for swap_ab in (False, True) for config in kernels]
+    table = FeatureTable.of(entries, H200)
+    rows = features(table, analytic(table, problem, H200), problem)
+    assert rows.shape == (len(entries), len(INPUTS))
+    at = {(name, bool(swap_ab)): i for i, (name, swap_ab) in enumerate(zip(table.names, table.swap_ab, strict=True))}
+    for name, config, swap_ab in entries:
+        alone = FeatureTable.of([(name, config, swap_ab)], H200)
+        own = features(alone, analytic(alone, problem, H200), problem)
+        np.testing.assert_allclose(rows[at[name, swap_ab]], own[0], rtol=1e-12)

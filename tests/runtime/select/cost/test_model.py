@@ -12,8 +12,10 @@ from tests.runtime.select.problems import H200, KERNELS, problem
 
 from gemmill.library.config.names import parse_name
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.select.cost.model import FeatureTable, analytic, estimate
+from gemmill.runtime.select.cost.model import analytic, in_words, times
+from gemmill.runtime.select.cost.table import FeatureTable
 from gemmill.runtime.select.kernels.faults import needs_swap
+from gemmill.runtime.select.model_file import model_of
 
 # Measured on H200s, TFLOP/s (docs/performance). The first is the mean of the 13 runs that have both: of these the first
 # kernel is ahead by up to a tenth at 1,980 MHz, and behind by as much where the GPU was at its power limit.
@@ -29,9 +31,11 @@ MEASURED = {
 
 @pytest.mark.parametrize("size", MEASURED)
 def test_the_model_agrees_with_what_was_measured(size: tuple[int, int, int]) -> None:
-    columns = FeatureTable.of([parse_name(name) for name in KERNELS])
+    model = model_of(H200.name)
+    assert model is not None
+    table = FeatureTable.of([(name, parse_name(name), False) for name in KERNELS], H200, model.network)
     gemm = problem(*size)
-    predicted = gemm.flops / estimate(columns, gemm, H200).us / 1e6
+    predicted = gemm.flops / times(table, gemm, H200)["us"] / 1e6
     measured = np.array(MEASURED[size])
     assert np.nanmax(np.abs(predicted / measured - 1)) < 0.2
     assert measured[predicted.argmax()] > 0.97 * np.nanmax(measured), "what it picks is as fast as any"
@@ -39,12 +43,12 @@ def test_the_model_agrees_with_what_was_measured(size: tuple[int, int, int]) -> 
 
 def test_blocks_of_mma_share_an_sm_where_there_are_more_than_sms() -> None:
     name = "sm90_bf16k8_bf16k8_f32_none_bf16n4_16x16x128_1x1_multistage_s4_m8_k1_linear"
-    columns = FeatureTable.of([parse_name(name)])
-    alone, shared = (analytic(columns, problem(16, n, 4100), H200)[0] for n in (2048, 4096))
-    assert alone.waves == shared.waves == 1
-    assert alone.utilisation == pytest.approx(128 / 132)
-    assert shared.utilisation == pytest.approx(256 / 264)
-    assert alone.us < shared.us < 2 * alone.us
+    table = FeatureTable.of([(name, parse_name(name), False)], H200)
+    alone, shared = (analytic(table, problem(16, n, 4100), H200) for n in (2048, 4096))
+    assert alone["waves"] == shared["waves"] == 1
+    for work, n in ((alone, 2048), (shared, 4096)):
+        assert "(97% of them useful)" in in_words(table, 0, work, problem(16, n, 4100), H200)
+    assert alone["us"] < shared["us"] < 2 * alone["us"]
 
 
 def test_tiles_of_a_row_major_b_are_whole_swizzle_spans() -> None:
@@ -59,10 +63,9 @@ def test_tiles_of_a_row_major_b_are_whole_swizzle_spans() -> None:
     assert us("mn", 112) > 1.5 * us("k", 112)
 
 
-def _us(name: str, asked: GemmProblem) -> float:
-    """What the analytic model says of one kernel."""
-    figures, _ = analytic(FeatureTable.of([parse_name(name)]), asked, H200)
-    return float(figures.us[0])
+def _us(name: str, gemm: GemmProblem) -> float:
+    """Microseconds of one kernel by the analytic model."""
+    return float(analytic(FeatureTable.of([(name, parse_name(name), False)], H200), gemm, H200)["us"][0])
 
 
 def test_rows_beyond_an_operand_cost_no_loads() -> None:
@@ -89,8 +92,8 @@ def test_short_rows_of_an_mn_major_operand_are_crowded_unless_clusters_share_the
     few = replace(problem(8, 24576, 1536), a_major="mn")
     swap_ab = needs_swap(config, few)
     assert swap_ab is not None
-    figures, _ = analytic(FeatureTable.of([config], swap_ab), few, H200)
-    assert figures.us[0] == pytest.approx(MEASURED_CROWDED[kernel], rel=0.2)
+    table = FeatureTable.of([(kernel, config, swap_ab)], H200)
+    assert analytic(table, few, H200)["us"][0] == pytest.approx(MEASURED_CROWDED[kernel], rel=0.2)
 
 
 def test_transposing_takes_time_and_registers_do_not() -> None:

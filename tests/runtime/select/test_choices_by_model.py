@@ -62,7 +62,7 @@ def test_slots_go_to_kernels_for_the_rows_that_are_expected(everything: Selector
     assert (few.config.tile.m, many.config.tile.m) == (64, 128)
     two = everything.select(slots.but(expected_rows=192))  # tiles of each slot, which read the same of B: a cluster
     assert (two.config.tile.m, two.config.cluster.m, many.config.cluster.m) == (128, 2, 1)
-    assert "with 20 rows of a slot in use" in few.reason
+    assert "with 20 rows of a masked group in use" in few.reason
     assert unsaid.name == everything.select(slots.but(expected_rows=128)).name
     for size in (slots.but(m=100), slots.but(m=100, expected_rows=100)):
         assert everything.select(size).predicted_us == everything.times(slots.but(m=100))[everything.select(size).name]
@@ -176,7 +176,7 @@ def test_what_streams_b_is_asked_with_many_rows_only_where_nothing_else_serves(
     many = problem(*shape)
     assert alone.configs.keys().isdisjoint(selector.times(many))
     assert alone.select(many).predicted_us > 2 * selector.select(many).predicted_us
-    few = replace(many, m=1024)
+    few = replace(many, m=64)
     assert alone.times(few).keys() <= selector.times(few).keys()
 
 

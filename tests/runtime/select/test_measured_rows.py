@@ -124,7 +124,7 @@ def test_what_ships_of_types_alike_counts(own: str, formats: tuple[Any, ...], a:
     selector = Selector(configs, H200, varies=True)
     measured, choice = selector.select(shipped), selector.select(asked)
     assert (measured.source, choice.source) == ("measured", "measured")
-    assert "with types alike" in choice.reason
+    assert "with compatible types" in choice.reason
     assert (choice.predicted_us, choice.swap_ab) == (measured.predicted_us, measured.swap_ab)
     assert choice.name == kernel_name(choice.config) not in configs
     assert legal(choice.config)

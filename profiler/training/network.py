@@ -1,0 +1,177 @@
+"""The network of the model fitted (``runtime/select/cost/network.py``): by gradient descent on what choices lose, and
+on the logarithm of measured over modelled time.
+
+Inputs are whitened, so that small differences of large logarithms, as of the part of a tile that lies in a problem,
+count as much as others; that is undone in the weights as they are written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from gemmill.profiler.training.rows import Rows
+from gemmill.runtime.select.model_file import INPUTS
+
+WIDTHS = (64, 64)
+"""Of the hidden layers."""
+EPOCHS = 20
+"""How often each problem is seen."""
+BATCH = 256
+"""Problems of a step."""
+RATE = 6e-3
+"""Of learning, at first; it falls to 0 as a cosine (Adam: Kingma and Ba, ICLR 2015)."""
+TUNED_EPOCHS, TUNED_BATCH, TUNED_RATE = 12, 128, 2e-3
+"""The same of a network that was fitted to the problems of other GPUs before."""
+TEMPERATURE = 0.015
+"""Kernels count for a choice by how near they are to the fastest of a problem: e^-1 that much behind."""
+MOST_LOST = 0.5
+"""What a choice loses at most, as it counts."""
+LEAST_VARIANCE = 2e-3
+"""Directions in which inputs vary less are not scaled up."""
+SEED = 1
+
+Layers = list[tuple[Any, Any]]
+"""Weights and biases."""
+
+
+def fit(rows: Sequence[Rows], gpu: str) -> Layers:
+    """The layers of a network of measured over analytic time, logarithms, for a GPU: fitted to the problems of other
+    GPUs first, if there are any, and then to its own."""
+    others, own = [r for r in rows if r.gpu != gpu], [r for r in rows if r.gpu == gpu]
+    if not others:
+        return _descend(own, None, EPOCHS, BATCH, RATE)
+    return _descend(own, _descend(others, None, EPOCHS, BATCH, RATE), TUNED_EPOCHS, TUNED_BATCH, TUNED_RATE)
+
+
+def _descend(rows: Sequence[Rows], start: Layers | None, epochs: int, most: int, rate: float) -> Layers:
+    """Layers fitted to problems, so many at a time, from others or from random ones."""
+    inputs = np.concatenate([r.features for r in rows])
+    mean, whitener = _whitening(inputs)
+    white = ((inputs - mean) @ whitener).astype(np.float32)
+    analytic = np.concatenate([r.analytic for r in rows]).astype(np.float32)
+    measured = np.concatenate([r.measured for r in rows]).astype(np.float32)
+    weights = np.concatenate([r.weights for r in rows]).astype(np.float32)
+    sizes = np.array([len(r.names) for r in rows])
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    best = np.repeat([min(r.best, float(r.measured.min())) for r in rows], sizes)
+    lost = np.minimum(np.exp(measured - best) - 1, MOST_LOST).astype(np.float32)
+    # A problem that many runs have counts more than one that a single run has, but not as many times as much.
+    runs = Counter(r.problem for r in rows)
+    share = np.array([1 / math.sqrt(runs[r.problem]) for r in rows], np.float32)
+    chance = np.random.default_rng(SEED)
+    if start is None:
+        layers = _initial(chance, (white.shape[1], *WIDTHS, 1))
+        layers[-1][1][:] = np.average(measured - analytic, weights=weights * np.repeat(share, sizes))
+    else:
+        (raw, bias), *rest = start
+        first = (np.linalg.inv(whitener) @ raw).astype(np.float32), (bias + mean @ raw).astype(np.float32)
+        layers = [first, *((w.copy(), b.copy()) for w, b in rest)]
+    batch = min(most, len(rows))
+    step = _adam(layers, epochs * (len(rows) // batch), rate)
+    for _ in range(epochs):
+        order = chance.permutation(len(rows))
+        for i in range(0, len(rows) - batch + 1, batch):
+            own = order[i : i + batch]
+            counts = sizes[own]
+            begins = np.concatenate([[0], np.cumsum(counts)[:-1]])
+            index = np.repeat(starts[own] - begins, counts) + np.arange(counts.sum())
+            values = _forward(layers, white[index])
+            shares = np.repeat(share[own] / share[own].sum(), counts)
+            predicted = values[-1][:, 0]
+            slope = 2 * weights[index] * (predicted - (measured - analytic)[index])
+            slope += _choices(predicted + analytic[index], lost[index], begins, counts)
+            step(_gradients(layers, values, slope * shares))
+    (first_weights, bias), *others = layers
+    raw = whitener @ first_weights
+    return [(raw, bias - mean @ raw), *others]
+
+
+def predict(layers: Layers, inputs: Any) -> Any:
+    """Logarithms of measured over modelled time: (kernels, inputs) to (kernels)."""
+    return _forward(layers, inputs)[-1][:, 0]
+
+
+def content(layers: Layers) -> dict[str, Any]:
+    """The network as the file has it."""
+    written = [
+        {"weights": np.asarray(weights, np.float32).tolist(), "biases": np.asarray(bias, np.float32).tolist()}
+        for weights, bias in layers
+    ]
+    return {"inputs": list(INPUTS), "layers": _rounded(written)}
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers with six digits, which are as good as those that were fitted."""
+    if isinstance(value, dict):
+        return {name: _rounded(own) for name, own in value.items()}
+    return [_rounded(own) for own in value] if isinstance(value, list) else float(f"{value:.6g}")
+
+
+def _whitening(inputs: Any) -> tuple[Any, Any]:
+    """The mean of inputs, and what makes their differences from it independent and of about equal size."""
+    mean = inputs.mean(axis=0)
+    variances, directions = np.linalg.eigh(np.cov((inputs - mean).T))
+    return mean, directions / np.sqrt(np.maximum(variances, LEAST_VARIANCE))
+
+
+def _initial(chance: np.random.Generator, widths: Sequence[int]) -> Layers:
+    """Layers of random weights (He et al., ICCV 2015), the last small."""
+    layers = []
+    for i, (width, following) in enumerate(pairwise(widths)):
+        scale = math.sqrt(2 / width) * (0.1 if i == len(widths) - 2 else 1)
+        weights = chance.standard_normal((width, following)) * scale
+        layers.append((weights.astype(np.float32), np.zeros(following, np.float32)))
+    return layers
+
+
+def _forward(layers: Layers, inputs: Any) -> list[Any]:
+    """The values of each layer, the inputs first."""
+    values = [inputs]
+    for i, (weights, bias) in enumerate(layers):
+        inputs = inputs @ weights + bias
+        values.append(inputs := np.maximum(inputs, 0) if i < len(layers) - 1 else inputs)
+    return values
+
+
+def _gradients(layers: Layers, values: Sequence[Any], slope: Any) -> list[Any]:
+    """Of all weights and biases in turn, where the slope of what is to fall is given by kernel."""
+    found: list[Any] = []
+    slope = slope[:, np.newaxis]
+    for i in reversed(range(len(layers))):
+        found = [values[i].T @ slope, slope.sum(axis=0), *found]
+        if i:
+            slope = (slope @ layers[i][0].T) * (values[i] > 0)
+    return found
+
+
+def _choices(predicted: Any, lost: Any, first: Any, counts: Any) -> Any:
+    """Slopes, by the predicted time of each kernel, of what a choice among the kernels of each problem loses, if each
+    is chosen the more often the faster it is predicted."""
+    chances = np.exp((np.repeat(np.minimum.reduceat(predicted, first), counts) - predicted) / TEMPERATURE)
+    chances /= np.repeat(np.add.reduceat(chances, first), counts)
+    expected = np.repeat(np.add.reduceat(chances * lost, first), counts)
+    return chances * (expected - lost) / TEMPERATURE
+
+
+def _adam(layers: Layers, steps: int, rate: float) -> Callable[[list[Any]], None]:
+    """What moves weights and biases against their gradients."""
+    moved = [x for layer in layers for x in layer]
+    mean, square = [np.zeros_like(x) for x in moved], [np.zeros_like(x) for x in moved]
+    count = 0
+
+    def step(gradients: list[Any]) -> None:
+        nonlocal count
+        count += 1
+        slower = rate * 0.5 * (1 + math.cos(math.pi * count / max(steps, 1))) * min(1, count / 50)
+        for x, m, v, gradient in zip(moved, mean, square, gradients, strict=True):
+            m += 0.1 * (gradient - m)
+            v += 0.001 * (gradient * gradient - v)
+            x -= slower * (m / (1 - 0.9**count)) / (np.sqrt(v / (1 - 0.999**count)) + 1e-8)
+
+    return step

@@ -1,0 +1,246 @@
+"""Feature tables: figures of the kernels that a problem may go to, as columns that are made once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gemmill.library.arch import Gpu
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.decompositions.decomposition import decomposition_of
+from gemmill.library.decompositions.workspace import PARTIAL_BYTES
+from gemmill.library.legality.aligns import least_aligns
+from gemmill.library.legality.quantities import TMA_ALIGN
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.select.cost.arrays import column
+from gemmill.runtime.select.cost.decompositions import cluster_k, second_kernel, tile_ns
+from gemmill.runtime.select.cost.families import FAMILIES
+from gemmill.runtime.select.cost.families.wgmma import mma_cycles, transposed_operands
+from gemmill.runtime.select.cost.network import of_kernels
+
+if TYPE_CHECKING:
+    from gemmill.runtime.select.cost.arrays import Bools, Columns, Floats, Integers
+    from gemmill.runtime.select.cost.families.family import Family
+    from gemmill.runtime.select.cost.network import Network
+
+# Fitted to measurements on an H200, together with its row of library/arch.py (docs/performance).
+_MULTICAST_COST = 0.26
+"""Part of a load that multicast does not save."""
+_TILE_NS = 1020.0
+"""Draining the pipeline and starting the next tile."""
+_STORE_BYTES_PER_CYCLE = 16
+"""What one SM's epilogue moves from registers through shared memory to L2, or back."""
+_ELEMENTS_PER_CYCLE = 1.5
+"""What a CTA stores of a D that TMA cannot store."""
+
+Entry = tuple[str, GemmConfig, bool]
+"""A candidate: a kernel's name, its config, and whether it runs the transposed problem."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureTable:
+    """Candidates for problems of the same formats: kernels, each as it is, for the transposed problem, or both."""
+
+    names: tuple[str, ...]
+    configs: tuple[GemmConfig, ...]
+    swap_ab: Bools
+    """Whether each runs the transposed problem."""
+    side: Integers
+    """(2, kernels): which extents of a problem a kernel has as its M and its N: 0 for M, 1 for N."""
+    is_fitted: Bools
+    """Whether the network corrects the kernel's time."""
+    aligns: Integers
+    """(kernels, 4): alignments in bytes of A, B, C and D that a problem must have for each kernel."""
+    columns: Columns
+    """Figures of all kernels, nanoseconds and bytes."""
+    parts: Sequence[tuple[Family, slice, Columns]]
+    """Of each family which kernels are its own, which lie together, and its columns."""
+    inputs: Floats
+    """(kernels, inputs): those of the network that a kernel has whatever the problem, :data:`STATIC`."""
+    network: Network | None
+    """What corrects times; None: nothing does."""
+    hidden: Any
+    """What each kernel adds to the network's first hidden layer."""
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry], gpu: Gpu, network: Network | None = None) -> FeatureTable:
+        """The table of some candidates, family by family, else in their order, on a GPU."""
+        order = [*FAMILIES]
+        names, configs, swapped = zip(*sorted(entries, key=lambda entry: order.index(entry[1].family)), strict=True)
+        swap_ab = np.array(swapped, np.bool_)
+        columns = _columns(configs, swap_ab, gpu)
+        aligns = np.array([least_aligns(config) for config in configs])
+        aligns[swap_ab] = aligns[swap_ab][:, [1, 0, 2, 3]]
+        families = [FAMILIES[config.family] for config in configs]
+        is_fitted = np.array([family.is_fitted(config) for family, config in zip(families, configs, strict=True)])
+        inputs = _inputs(configs, columns)
+        columns |= {"gpu": gpu, "all_fitted": bool(is_fitted.all())}
+        parts = []
+        for family in FAMILIES.values():
+            if own := [i for i, other in enumerate(families) if other is family]:
+                members = slice(own[0], own[-1] + 1)
+                made = family.columns([configs[i] for i in own], swap_ab[members], part_of(columns, members), gpu)
+                parts.append((family, members, made))
+        return cls(
+            names=names,
+            configs=configs,
+            swap_ab=swap_ab,
+            side=np.stack([swap_ab, ~swap_ab]).astype(np.int64),
+            is_fitted=is_fitted,
+            aligns=aligns,
+            columns=columns,
+            parts=parts,
+            inputs=inputs,
+            network=network,
+            hidden=None if network is None else of_kernels(network, inputs),
+        )
+
+    def serving(self, problem: GemmProblem, sm_count: int | None) -> Integers | None:
+        """Indices of the kernels whose alignments a problem meets and which stay within some SMs, which copies and
+        second kernels do not; None for all."""
+        offered = problem.a_align, problem.b_align, problem.c_align, problem.d_align
+        if sm_count is None and min(offered) >= TMA_ALIGN:  # no kernel needs more
+            return None
+        serves = (self.aligns <= offered).all(axis=1)
+        if sm_count is not None:
+            serves &= ~self.realigned(problem).any(axis=0)
+            serves &= (self.columns["ctas"] <= sm_count) & (self.columns["second_ns"] == 0)
+        return np.flatnonzero(serves)
+
+    def realigned(self, problem: GemmProblem) -> Bools:
+        """Whether A, B and C, the rows, are copied into aligned memory before each kernel, if it runs the problem."""
+        offered = np.array(((problem.a_align,), (problem.b_align,), (problem.c_align,)))
+        return np.asarray(offered < self.columns["loaded_aligns"])
+
+    def first(self, order: Iterable[int], count: int) -> list[int]:
+        """The first few kernels of an order, each once."""
+        found: dict[str, int] = {}
+        for i in order:
+            found.setdefault(self.names[i], i)
+            if len(found) == count:
+                break
+        return [*found.values()]
+
+
+def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, gpu: Gpu) -> Columns:
+    tile_m, tile_n = column(configs, lambda c: c.tile.m), column(configs, lambda c: c.tile.n)
+    cluster_m, cluster_n = column(configs, lambda c: c.cluster.m), column(configs, lambda c: c.cluster.n)
+    bytes_a, bytes_b = column(configs, lambda c: c.a.type.bits / 8), column(configs, lambda c: c.b.type.bits / 8)
+    splits, along_k = column(configs, lambda c: c.scheduler.splits), column(configs, cluster_k)
+    tile_k, raster_m = column(configs, lambda c: c.tile.k), column(configs, lambda c: c.scheduler.raster == "m") > 0
+    each = [(FAMILIES[config.family], config) for config in configs]
+    ctas, tile = cluster_m * cluster_n * along_k, np.stack([tile_m, tile_n])
+    ctas_per_sm = np.array([family.ctas_per_sm(config) for family, config in each], np.float64)
+    storing = np.array([family.storing(config) for family, config in each], np.float64)
+    shared_a = _MULTICAST_COST + (1 - _MULTICAST_COST) / cluster_n
+    shared_b = _MULTICAST_COST + (1 - _MULTICAST_COST) / cluster_m
+    elements = tile_m * tile_n / along_k
+    row_a, row_b = tile_m * bytes_a, tile_n * bytes_b
+    stream = np.flatnonzero([decomposition_of(config).has_shares for config in configs])
+    second_ns, second_sum_ns, second_byte_ns = second_kernel(configs)
+    loaded_aligns = np.array([(c.a.align, c.b.align, c.c.align if c.c else 0) for c in configs], np.float64).T
+    return {
+        "tile_m": tile_m,
+        "tile_n": tile_n,
+        "tile_k": tile_k,
+        "cluster_m": cluster_m,
+        "cluster_n": cluster_n,
+        "cluster_k": along_k,
+        "stages": column(configs, lambda c: c.stages),
+        "splits": splits,
+        "bytes_a": bytes_a,
+        "bytes_b": bytes_b,
+        "tile": tile,
+        "cluster_tile": tile * np.stack([cluster_m, cluster_n]),
+        "largest_tile": tile.max(),
+        "ctas": ctas,
+        "cluster_size": ctas.astype(np.int64),
+        "slots": resident_clusters(gpu).take(ctas.astype(np.int64)) * ctas_per_sm,
+        "ctas_per_sm": ctas_per_sm if ctas_per_sm.max() > 1 else None,
+        "counted_ctas": np.array([family.counted_ctas(config) for family, config in each], np.float64),
+        "clusters": splits / along_k,  # that K of a tile is split among
+        "step_k": splits * tile_k,  # of K, that all of these cover in a step
+        "stream": stream,
+        "stream_tile": (tile_m * tile_n)[stream],
+        "mma_ns": mma_cycles(tile_m, tile_n, tile_k * np.maximum(bytes_a, bytes_b)) / gpu.clock_ghz,
+        "loaded": np.stack([row_a * tile_k * shared_a, row_b * tile_k * shared_b]),
+        "loaded_whole": row_a * tile_k * shared_a + row_b * tile_k * shared_b,
+        "storing_ns": storing * elements * column(configs, _stored_bytes) / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz),
+        "tile_ns": _TILE_NS + tile_ns(configs),  # whatever is stored
+        "scattered_ns": elements / (_ELEMENTS_PER_CYCLE * gpu.clock_ghz),
+        "stored_align": column(configs, lambda c: 0 if decomposition_of(c).has_second_kernel else c.d.align),
+        "loaded_aligns": np.where(swap_ab, loaded_aligns[[1, 0, 2]], loaded_aligns),
+        "second_ns": second_ns,
+        "second_sum_ns": second_sum_ns,
+        "second_byte_ns": second_byte_ns,
+        "has_second": bool(second_ns.any()),
+        "dram_gbps": gpu.dram_gbps * np.array([family.dram_share for family, _ in each], np.float64),
+        "across": np.where(raster_m, row_b, row_a),  # bytes of a tile for each of K, across the raster order
+        "along": np.where(raster_m, row_a, row_b),
+        "raster_m": raster_m,
+        "swizzle": column(configs, lambda c: c.scheduler.swizzle_size),
+        "written": (tile_m + tile_n) / (tile_m * tile_n),  # elements to shared memory for a product
+        "fetched": (tile_m / cluster_n + tile_n / cluster_m) / (tile_m * tile_n),  # and out of L2
+    }
+
+
+STATIC = (
+    *("bytes", "tile M", "tile N", "tile K bytes", "cluster M", "cluster N", "cluster K", "stages", "splits"),
+    *(
+        "swizzle",
+        "slots",
+        "MMAs",
+        "stores",
+        "pingpong",
+        "second kernel",
+        "stream-K",
+        "raster M",
+        "gemv",
+        "A m-major",
+        "B n-major",
+    ),
+    *("D m-major", "transposed"),
+)
+"""Names of the network's inputs that a kernel has whatever the problem: logarithms, then flags."""
+
+
+def _inputs(configs: Sequence[GemmConfig], columns: Columns) -> Floats:
+    named = "bytes_b", "tile_m", "tile_n", "tile_k", "cluster_m", "cluster_n", "cluster_k", "stages", "splits"
+    sizes = [columns[name] for name in (*named, "swizzle", "slots", "mma_ns", "storing_ns")]
+    sizes[3] = sizes[3] * columns["bytes_b"]
+    flags = [
+        column(configs, lambda c: FAMILIES[c.family].takes_turns(c)),
+        column(configs, lambda c: decomposition_of(c).has_second_kernel),
+        column(configs, lambda c: decomposition_of(c).has_shares),
+        columns["raster_m"],
+        column(configs, lambda c: FAMILIES[c.family].streams),
+        column(configs, lambda c: c.a.major == "mn"),
+        column(configs, lambda c: c.b.major == "mn"),
+        column(configs, lambda c: c.d.major == "m"),
+        column(configs, transposed_operands),
+    ]
+    return np.concatenate([np.log(np.array(sizes)), np.array(flags)]).T
+
+
+def _stored_bytes(config: GemmConfig) -> int:
+    """Bytes of an element of a tile that is stored, or loaded of C."""
+    if decomposition_of(config).has_second_kernel:
+        return PARTIAL_BYTES
+    return (config.c.type.bytes if config.c else 0) + config.d.type.bytes
+
+
+def resident_clusters(gpu: Gpu) -> Floats:
+    """Clusters that a GPU holds, one CTA an SM, by the CTAs of one: at most 16 (CUDA Programming Guide, "Thread Block
+    Clusters")."""
+    ctas = np.maximum(np.arange(17), 1)
+    large = np.where(ctas <= 4, np.floor(gpu.clusters_of_4 * 4 / ctas), gpu.clusters_of_8)
+    return np.maximum(np.where(ctas <= 2, np.floor(gpu.sms / ctas), large), 1)
+
+
+def part_of(columns: Columns, members: slice) -> Columns:
+    """The figures of some kernels; those that are no single number of each as they are."""
+    size = columns["waves" if "waves" in columns else "ctas"].size
+    return {name: x[members] if isinstance(x, np.ndarray) and x.shape == (size,) else x for name, x in columns.items()}

@@ -1,1 +1,0 @@
-"""Who decides on a kernel: each names one or passes, and the first that names one is heard."""

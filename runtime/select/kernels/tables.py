@@ -1,0 +1,148 @@
+"""The kernels of a set as tables of candidates: those that a problem may go to, by its formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from gemmill.library.arch import Gpu, serving
+from gemmill.library.config.model import FamilyName, GemmConfig
+from gemmill.library.dtypes import FP8
+from gemmill.library.epilogues.parse import is_gated
+from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.problem import MAX_EXTENT, GemmProblem
+from gemmill.runtime.select.cost.families import FAMILIES
+from gemmill.runtime.select.cost.network import Network
+from gemmill.runtime.select.cost.table import Entry, FeatureTable
+from gemmill.runtime.select.kernels.faults import is_aligned, refusal
+from gemmill.runtime.select.kernels.formats import Format, check_formats, format_of_problem, serving_formats
+from gemmill.runtime.select.kernels.variations import Variants
+
+Found = tuple[FeatureTable, "np.ndarray[tuple[int], np.dtype[np.int64]] | None"]
+"""A table, and indices of those of its kernels that serve a problem; None for all."""
+_Families = tuple[FamilyName, ...]
+_ALL: _Families = tuple(FAMILIES)
+_SUMMED_IN_F16 = frozenset(("f16", *FP8))
+"""Types of A and B whose sums tensor cores can keep in f16."""
+
+
+class Kernels:
+    """The kernels of a set that serve a problem on a GPU.
+
+    Args:
+        configs: the kernels by name.
+        gpu: where; kernels for other compute capabilities are passed over.
+        varies: whether kernels may be taken otherwise than they are declared, as :class:`Variants` says.
+        network: what corrects the analytic model of the GPU.
+    """
+
+    def __init__(self, configs: Mapping[str, GemmConfig], gpu: Gpu, varies: bool, network: Network | None) -> None:
+        self.configs = configs
+        self._gpu, self._network = gpu, network
+        targets = serving(gpu.capability)
+        own = {name: config for name, config in configs.items() if config.target in targets}
+        self.variants = Variants(own, varies)
+        self._tables: dict[tuple[Format, bool, _Families], FeatureTable | None] = {}
+        """By formats, whether they sum more precisely, and families."""
+        self._entries: dict[tuple[Format, bool, FamilyName], list[Entry]] = {}
+        """Likewise, of one family: they take milliseconds."""
+
+    def serving(self, problem: GemmProblem, sm_count: int | None) -> Found:
+        """A table for the formats of a problem, and which of its kernels serve it: of those that sum as requested or,
+        where none does, more precisely.
+
+        Raises:
+            UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
+        """
+        if (found := self.find(problem, sm_count)) is not None:
+            return found
+        if sm_count is not None and (found := self.find(problem, None)):
+            table, members = found
+            ctas = table.columns["ctas"] if members is None else table.columns["ctas"][members]
+            raise UnsupportedProblemError(
+                f"no kernel serves {problem} on {sm_count} SMs: those that serve it are in clusters of at least "
+                f"{ctas.min():.0f} CTAs, or reduce in a second kernel or copy operands first, which keeps to no "
+                "bound; raise sm_count or leave it out"
+            )
+        raise refusal(self.configs, problem, self._gpu)
+
+    def find(self, problem: GemmProblem, sm_count: int | None) -> Found | None:
+        """As :meth:`serving`, or None.
+
+        Raises:
+            UnsupportedProblemError: no kernel could serve it.
+        """
+        for value in (problem.m, problem.n, problem.k, problem.batch):
+            if type(value) is not int or not 0 <= value <= MAX_EXTENT:
+                _refuse_extents(problem)
+        if problem.n % 2 and is_gated(problem.epilogue):
+            raise UnsupportedProblemError(f"n is {problem.n}; an epilogue of pairs of columns needs an even one")
+        for table in self._tables_for(problem):
+            if (members := table.serving(problem, sm_count)) is None or members.size:
+                return table, members
+        return None
+
+    def _tables_for(self, problem: GemmProblem) -> Iterator[FeatureTable]:
+        """Tables for problems of the same formats, the first first: of kernels that sum as requested, then of those
+        that keep more of the sums; of each, where all operands are aligned, of preferred families for as many rows
+        before all."""
+        formats = format_of_problem(problem)
+        families = (_preferred(min(problem.m, problem.n)), _ALL) if is_aligned(problem) else (_ALL,)
+        for precise in (False, True):
+            for names in families:
+                key = formats, precise, names
+                if key not in self._tables:  # several threads would make the same
+                    check_formats(problem)
+                    entries = [entry for name in names for entry in self._of_family(name, problem, precise)]
+                    self._tables[key] = FeatureTable.of(entries, self._gpu, self._network) if entries else None
+                if (table := self._tables[key]) is not None:
+                    yield table
+
+    def _of_family(self, family: FamilyName, problem: GemmProblem, precise: bool) -> list[Entry]:
+        """The kernels of a family for the formats of a problem."""
+        key = format_of_problem(problem), precise, family
+        if key not in self._entries:
+            make = self._more_precise if precise else self._either_way
+            self._entries[key] = make(problem, family)
+        return self._entries[key]
+
+    def _either_way(self, problem: GemmProblem, family: FamilyName) -> list[Entry]:
+        """The kernels of a family for a problem, and for its transpose where that is the same."""
+        entries = [(name, config, False) for name, config in self._members(problem, family)]
+        if problem.can_transpose:
+            entries += [(name, config, True) for name, config in self._members(problem.transposed, family)]
+        return entries
+
+    def _more_precise(self, problem: GemmProblem, family: FamilyName) -> list[Entry]:
+        """Kernels of a family that keep more of the sums than is requested."""
+        entries: list[Entry] = []
+        if problem.accumulator == "f16" and {problem.a_dtype, problem.b_dtype} <= _SUMMED_IN_F16:
+            entries += self._either_way(problem.but(accumulator="f32"), family)
+        if problem.promote and FAMILIES[family].sums_exactly:
+            entries += [(name, config, False) for name, config in self._members(problem.but(promote=0), family)]
+        return entries
+
+    def _members(self, problem: GemmProblem, family: FamilyName) -> Iterator[tuple[str, GemmConfig]]:
+        """Kernels of a family for the formats of a problem: those of just these formats first, then those that take
+        any majors."""
+        for formats in serving_formats(problem):
+            for name, config in self.variants.of(formats, problem.epilogue).items():
+                if config.family == family:
+                    yield name, config
+
+
+def _refuse_extents(problem: GemmProblem) -> None:
+    for extent in ("m", "n", "k", "batch"):
+        if type(value := getattr(problem, extent)) is not int or not 0 <= value <= MAX_EXTENT:
+            raise UnsupportedProblemError(f"{extent} is {value!r}; it must be a whole number from 0 to {MAX_EXTENT:,}")
+
+
+def _preferred(rows: int) -> _Families:
+    """The families that are looked at alone, of those that serve, for so many rows of the shorter side of D."""
+    return _FEW_ROWS if rows <= _MOST_ROWS else _MANY_ROWS
+
+
+_FEW_ROWS: _Families = tuple(name for name, family in FAMILIES.items() if family.is_preferred)
+_MANY_ROWS: _Families = tuple(name for name in _FEW_ROWS if FAMILIES[name].most_rows == MAX_EXTENT)
+_MOST_ROWS = min(FAMILIES[name].most_rows for name in _FEW_ROWS)

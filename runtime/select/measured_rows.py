@@ -1,0 +1,120 @@
+"""Measured rows: how long kernels took on a problem, as a caller's records or the shipped model has it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gemmill.library.arch import Gpu
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import parse_name
+from gemmill.library.dtypes import DTYPES, with_alike
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.select.choice import RUNNERS_UP, Choice, in_words
+from gemmill.runtime.select.decisions import Decision
+from gemmill.runtime.select.gpus import figures
+from gemmill.runtime.select.kernels.faults import runs_transposed
+from gemmill.runtime.select.kernels.formats import with_declared_scales
+from gemmill.runtime.select.kernels.tables import Kernels
+from gemmill.runtime.select.kernels.variations import named, with_types_of
+from gemmill.runtime.select.model_file import FORMATS, GpuModel, formats_of
+
+Times = list[tuple[float, str]]
+"""Microseconds and kernels, the fastest first."""
+
+
+class MeasuredRows:
+    """What was measured, on all SMs of a GPU.
+
+    Args:
+        kernels: the kernels that there are.
+        gpu: where.
+        model: whose tables are the rows that ship; None: there are none.
+        decisions: measured times; those of other GPUs and of kernels that are not here are passed over.
+    """
+
+    def __init__(self, kernels: Kernels, gpu: Gpu, model: GpuModel | None, decisions: Iterable[Decision]) -> None:
+        self._configs, self._variants, self._gpu, self._model = kernels.configs, kernels.variants, gpu, model
+        self._rows: dict[GemmProblem, dict[str, Decision]] = defaultdict(dict)
+        for decision in decisions:
+            if decision.kernel in self._configs and figures(decision.gpu).name == gpu.name:
+                self._rows[decision.problem][decision.kernel] = decision
+        self._places: dict[tuple[Any, ...], Sequence[tuple[Any, ...]]] = {}
+        """Keys of tables by the formats of problems."""
+
+    def given(self, problem: GemmProblem) -> Times:
+        """The rows of a problem that the caller has: with the rows of a masked group that it expects, or without any.
+        Those at length count if there are any: brief ones were at other clocks."""
+        if not self._rows:
+            return []
+        rows = self._rows.get(problem)
+        if rows is None and problem.expected_rows:
+            rows = self._rows.get(problem.but(expected_rows=None))
+        decisions = [*(rows or {}).values()]
+        final = [decision for decision in decisions if decision.final]
+        return sorted((decision.us, decision.kernel) for decision in final or decisions)
+
+    def shipped(self, problem: GemmProblem) -> Times:
+        """The rows of a problem that ship, of bursts, for its types or for compatible ones. They are of a few kernels
+        each, and say nothing where the fastest of them is not here."""
+        if self._model is None:
+            return []
+        key = formats_of(problem)
+        if (places := self._places.get(key)) is None:
+            places = self._places[key] = self._places_of(self._model, problem)
+        extents = problem.extents
+        for place in places:
+            if extents in self._model.tables[place]:
+                changes = dict(zip(FORMATS, place, strict=True))
+                rows = self._rows_of(self._model, problem, problem.but(**changes))
+                if rows or place == key:
+                    return rows
+        return []
+
+    def times(self, problem: GemmProblem) -> Times:
+        """The rows that the caller has or, where there are none, those that ship."""
+        return self.given(problem) or self.shipped(problem)
+
+    def choice(self, problem: GemmProblem, rows: Times) -> Choice:
+        """The fastest kernel of a problem's rows."""
+        (us, best), *others = rows
+        config = self.config(best)
+        swap_ab = runs_transposed(config, problem)
+        types = "" if best in self._configs else " with compatible types"
+        reason = f"fastest of {len(rows)} kernels measured for this problem{types} on {self._gpu.name}: {us:.1f} us"
+        reason += in_words(config, problem, swap_ab)
+        runners_up = tuple((name, us) for us, name in others[:RUNNERS_UP])
+        return Choice(best, config, reason, us, runners_up, "measured", swap_ab)
+
+    def config(self, name: str) -> GemmConfig:
+        """The kernel of a name, which may be none of those that there are."""
+        return self._configs.get(name) or parse_name(name)
+
+    def _places_of(self, model: GpuModel, problem: GemmProblem) -> Sequence[tuple[Any, ...]]:
+        """Keys of the tables that may have rows for problems of some formats: their own, and those of compatible
+        types, of scales as well, and a D as wide, where kernels may be taken with the types of the problem."""
+        places = {formats_of(problem): None}
+        types, scaled = (problem.a_dtype, problem.b_dtype, problem.d_dtype), with_declared_scales(problem)
+        if {*types} <= DTYPES.keys() and self._variants.has_types_of(problem):
+            outputs = [name for name, dtype in DTYPES.items() if dtype.bits == DTYPES[types[2]].bits]
+            compatible = itertools.product(with_alike(types[0]), with_alike(types[1]), outputs)
+            for a, b, d in (types, *compatible):
+                places[formats_of(scaled.but(a_dtype=a, b_dtype=b, d_dtype=d))] = None
+        return [place for place in places if place in model.tables]
+
+    def _rows_of(self, model: GpuModel, problem: GemmProblem, measured: GemmProblem) -> Times:
+        """Rows of a problem that was measured, with the types of another in the place of its own."""
+        rows = model.times(measured)
+        if rows[0][1] not in self._configs:
+            return []
+        here = [(us, name) for us, name in rows if name in self._configs]
+        if measured == problem:
+            return here
+        found = []
+        for us, name in here:
+            config = self._configs[name]
+            changed = with_types_of(config, problem.transposed if runs_transposed(config, measured) else problem)
+            found += [(us, name) for name in named([changed])]
+        return found
