@@ -17,7 +17,7 @@ from gemmill.library.records import Measurement
 from gemmill.profiler.baselines.baseline import THROUGH_TORCH
 from gemmill.profiler.training.judge import folds
 from gemmill.profiler.training.rows import entries_of, is_learnt_from, of_problem, us_of
-from gemmill.runtime.select.cost.energy import COEFFICIENTS, Energy, padding, sustained_us
+from gemmill.runtime.select.cost.energy import WEIGHTS, Energy, padding, sustained_us
 from gemmill.runtime.select.cost.model import times
 from gemmill.runtime.select.cost.table import FeatureTable
 from gemmill.runtime.select.model_file import GpuModel
@@ -45,6 +45,8 @@ class Held(NamedTuple):
     table: FeatureTable
     model_us: Any
     """What the model has of a burst."""
+    analytic_us: Any
+    """What the analytic model alone has of it."""
     us: Any
     """Measured."""
     baseline_us: float | None
@@ -54,7 +56,7 @@ class Held(NamedTuple):
 
     def by(self, energy: Energy) -> Any:
         """What the energy term has of them."""
-        return sustained_us(energy, self.model_us, self.table, self.problem, self.gpu)
+        return sustained_us(energy, self.model_us, self.analytic_us, self.table, self.problem, self.gpu)
 
     @property
     def padding(self) -> Any:
@@ -74,12 +76,14 @@ def held(measurements: Iterable[Measurement], gpu: Gpu, model: GpuModel | None) 
         if not entries or problem.a_dtype != problem.b_dtype:
             continue
         table = FeatureTable.of(entries, gpu, model.network if model else None)
+        work = times(table, problem, gpu)
         found.append(
             Held(
                 problem,
                 gpu,
                 table,
-                times(table, problem, gpu)["us"],
+                work["us"],
+                work["analytic_us"],
                 np.array([us_of(of_kernels[name]) for name in table.names]),
                 next((us_of(own[name]) for name in THROUGH_TORCH if name in own), None),
                 median(m.watts for m in of_kernels.values() if m.watts is not None),
@@ -90,24 +94,34 @@ def held(measurements: Iterable[Measurement], gpu: Gpu, model: GpuModel | None) 
 
 def fit(problems: Sequence[Held], others: Sequence[Held] = ()) -> dict[str, float]:
     """Coefficients by least squares of logarithms: the weights by what differs between kernels of a problem, of this
-    type or of others, then the scale and the watts of this one."""
+    type or of others, then the scale and the watts of this one. No weight is negative, and that of what is written at
+    least that of what is fetched, which is a part of it."""
     rows, wanted = [], []
     for x, share in (*((x, 1.0) for x in problems), *((x, OTHERS) for x in others)):
         weights = share * np.exp(-SHARPNESS * np.log(x.us / x.us.min()) / 2) / math.sqrt(x.us.size)
-        padding = x.padding
-        columns = np.stack(
-            [np.log(x.model_us / padding), x.table.columns["written"], x.table.columns["fetched"]], axis=1
-        )
+        padding, own = x.padding, x.table.columns
+        both = own["written"] * own["fetched"]  # whose weight is that of what is fetched, and a part of the other
+        figures = x.model_us / padding, x.analytic_us / padding, own["written"], both, own["stages"]
+        columns = np.log(np.stack(figures, axis=1))
         took = np.log(x.us / padding)
         rows.append((columns - columns.mean(axis=0)) * weights[:, np.newaxis])
         wanted.append((took - took.mean()) * weights)
-    found, *_ = np.linalg.lstsq(np.concatenate(rows), np.concatenate(wanted), rcond=None)
-    burst, written, fetched = map(float, found)
-    values = burst, written, fetched, 1.0, round(median(x.watts for x in problems))
-    energy = dict(zip(COEFFICIENTS, values, strict=True))
+    weight = dict(zip(WEIGHTS, _at_least_0(np.concatenate(rows), np.concatenate(wanted)), strict=True))
+    weight["written"] += weight["fetched"]
+    energy = weight | {"scale": 1.0, "watts": round(median(x.watts for x in problems))}
     best = [int(x.us.argmin()) for x in problems]
     scale = geometric_mean([float(x.us[i] / x.by(energy)[i]) for x, i in zip(problems, best, strict=True)])
     return energy | {"scale": scale}
+
+
+def _at_least_0(rows: Any, wanted: Any) -> list[float]:
+    """Least squares without the columns whose weights would be negative: theirs are 0."""
+    weights, kept = np.full(rows.shape[1], -1.0), np.ones(rows.shape[1], bool)
+    while (weights < 0).any():
+        weights = np.zeros(kept.size)
+        weights[kept] = np.linalg.lstsq(rows[:, kept], wanted, rcond=None)[0]
+        kept &= weights >= 0
+    return list(map(float, weights))
 
 
 def judge(problems: Sequence[Held], others: Sequence[Held] = ()) -> dict[str, Any]:

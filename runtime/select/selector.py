@@ -177,7 +177,8 @@ class Selector:
         near = np.flatnonzero(burst_us <= NEAR * least)
         near = near if serving is None else serving.take(near)
         us = np.full(work["us"].size, inf)
-        us[near] = sustained_us(energy, work["us"].take(near), table, typical, self.gpu, near)
+        burst_us, analytic_us = (work[name].take(near) for name in ("us", "analytic_us"))
+        us[near] = sustained_us(energy, burst_us, analytic_us, table, typical, self.gpu, near)
         return self._held(energy, table, near, work | {"us": us}, problem, objective)
 
     def _held(
