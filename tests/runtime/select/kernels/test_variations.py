@@ -119,7 +119,9 @@ def test_matrices_are_staged_by_the_kernels_that_can(varied: Selector) -> None:
     split = next(c for c in varied.configs.values() if c.scheduler.decomposition == "splitk" and c.c is None)
     assert with_epilogue(split, epilogue) == replace(split, epilogue=unstaged(epilogue))
     varied.select(replace(plain, epilogue=unstaged(epilogue)))  # asked for before, it changes nothing
-    assert varied.select(replace(plain, epilogue=epilogue)).config.epilogue == epilogue
+    staged = replace(plain, epilogue=epilogue)
+    choice = varied.select(staged)
+    assert choice.config.epilogue == (staged.transposed if choice.swap_ab else staged).epilogue
     assert parse_name(kernel_name(config)) == config
     # A declared kernel that takes any strides serves the problem as well.
     anywhere = replace(linear, epilogue=unstaged(epilogue))
