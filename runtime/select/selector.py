@@ -292,7 +292,9 @@ def with_number(config: GemmConfig, problem: GemmProblem, swap_ab: bool, gpu: Gp
     as the fastest where the launch says the number and it is yet to be said."""
     if not is_open(config):
         return config
-    table = FeatureTable.of([(name, own, swap_ab) for name, own in numbered({"": config}).items()], gpu)
+    learnt = model_of(gpu.name, gpu.model)
+    entries = [(name, own, swap_ab) for name, own in numbered({"": config}).items()]
+    table = FeatureTable.of(entries, gpu, learnt.network if learnt else None)
     return table.configs[int(model.times(table, problem.but(k=max(problem.k, 1)), gpu)["us"].argmin())]
 
 
