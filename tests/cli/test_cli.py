@@ -368,8 +368,8 @@ def test_what_ran_most_often_comes_first_into_a_pack(tmp_path: Path) -> None:
     manifest.write_text(MANIFEST.replace("tile: 64x32x64", 'tile: ["64x16x64", "64x64x64"]'))
     pack = ("pack", manifest, "--shapes", shapes, "--regret", "0", "-o", to)
     for counts, tile in (((7, 2), "_64x16x64_"), ((2, 7), "_64x64x64_")):
-        few, many = ("{m: 64, n: 64, k: 64, count: 1}", f"{{m: 4096, n: 4096, k: 4096, count: {counts[1]}}}")
-        again = f"{{m: 64, n: 64, k: 64, count: {counts[0] - 1}}}"  # a shape named twice adds to its count
+        few, many = ("{m: 16, n: 1024, k: 1024, count: 1}", f"{{m: 4096, n: 4096, k: 4096, count: {counts[1]}}}")
+        again = f"{{m: 16, n: 1024, k: 1024, count: {counts[0] - 1}}}"  # a shape named twice adds to its count
         shapes.write_text(f"shapes: [{few}, {many}, {again}]")
         ok(*pack)
         assert len(Pack.open(to).names()) == 2
