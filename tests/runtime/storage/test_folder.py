@@ -255,6 +255,7 @@ def test_whatever_the_file_system_answers_the_kernel_comes_and_one_word_at_most(
         fresh = Store(store.path / str(works), max_bytes=1 << 20)
         with warnings.catch_warnings(record=True) as caught, monkeypatch.context() as patched:
             warnings.simplefilter("always")
+            warnings.simplefilter("ignore", ResourceWarning)  # of what other tests leave to be collected
             patched.setattr(module, call, failing)
             made = [fresh.get_or_make(artifact.key, lambda: artifact)[0] for _ in range(2)]
             fresh.put_note("declared", artifact.key, b"{}")
