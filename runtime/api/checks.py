@@ -13,7 +13,6 @@ from gemmill.library.problem import REGIMES
 from gemmill.runtime.api.invariance import refuse_atomic_sums
 from gemmill.runtime.operands.call import GemmCall, Options
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.select.choice import warn_of_quick
 
 _FLAGS = ("tf32", "fast_accumulation", "deterministic", "batch_invariant", "quick")
 
@@ -45,8 +44,6 @@ def check_promises(call: GemmCall) -> None:
     for option in ("deterministic", "batch_invariant"):
         if getattr(options, option):
             refuse_atomic_sums(call.arguments.epilogue, option)
-    if options.quick:
-        warn_of_quick()
     if options.autotune is not None:
         _check_autotune(call)
 

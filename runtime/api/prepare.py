@@ -24,7 +24,7 @@ from gemmill.runtime.operands.call import GemmCall, Options, signature
 from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.registry_inputs import kernel_named
-from gemmill.runtime.select.choice import Choice, Rows
+from gemmill.runtime.select.choice import Choice, Rows, warn_of_quick
 from gemmill.runtime.select.kernels.faults import faults, needs_swap, realigned
 from gemmill.runtime.select.selector import with_number
 
@@ -36,6 +36,8 @@ def prepare(call: GemmCall) -> PreparedCall:
     """
     if call.arguments.outputs:
         check_determinism(call)
+    if call.options.quick is True:  # at each call, also where one like it was made ready before
+        warn_of_quick()
     try:
         entry = caches.prepared(signature(call))
     except TypeError:  # what has no hash is no option
@@ -111,6 +113,8 @@ def kernel_for(call: GemmCall) -> str | None:
     Raises what :func:`gemmill.matmul` does before it compiles.
     """
     check_options(call.options)
+    if call.options.quick:
+        warn_of_quick()
     check_promises(call)
     check_values(call)
     gemm, options = call.bound.gemm, call.options

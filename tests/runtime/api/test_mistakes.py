@@ -179,3 +179,10 @@ def test_a_mistake_is_named_with_the_way_out(
 
 def test_there_are_ten_of_each_kind() -> None:
     assert min(map(len, MISTAKES.values())) >= 10
+
+
+@pytest.mark.parametrize("call", [matmul, plan])
+def test_quick_has_no_effect_and_each_call_that_passes_it_is_warned(call: Callable[..., Any]) -> None:
+    for _ in range(2):  # the second is like one that was made ready
+        with pytest.warns(DeprecationWarning, match="quick has no effect"):
+            call(on_gpu((0, 64)), B, out=on_gpu((0, 64)), quick=True)
