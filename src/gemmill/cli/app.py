@@ -120,8 +120,13 @@ class Commands(TyperGroup):
             raise typer.Exit(Status.WRONG) from None
 
 
-def _with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameters that are dataclasses of options are replaced by the fields of these."""
+_JSON = "as_json"
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _with_options(command: Callable[..., None], *, has_json: bool) -> Callable[..., None]:
+    """A command with the fields of dataclasses of options as its parameters, in place of those that are such; and with
+    --json, if it has a result (:func:`gemmill.cli.output.is_json`)."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters = []
@@ -134,9 +139,12 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
                 parameters.append(parameter.replace(name=option.name, annotation=kinds[option.name], default=default))
         else:
             parameters.append(parameter.replace(annotation=hints[parameter.name]))
+    if has_json:
+        parameters.append(inspect.Parameter(_JSON, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json))
 
     @wraps(command)
     def run(**values: Any) -> None:
+        values.pop(_JSON, None)
         for name, group in groups.items():
             values[name] = group(**{option.name: values.pop(option.name) for option in fields(group)})
         command(**values)
@@ -154,18 +162,20 @@ class Application(typer.Typer):
         shows_help = not more.get("invoke_without_command", False)
         super().__init__(cls=cls, help=text, rich_markup_mode=None, no_args_is_help=shows_help, **more)
 
-    def command(self, name: str | None = None, **more: Any) -> Callable[..., Any]:
-        """Make a function a command of the group."""
-        return _registering(super().command(name, **more))
+    def command(self, name: str | None = None, *, has_json: bool = True, **more: Any) -> Callable[..., Any]:
+        """Make a function a command of the group, whose result is JSON where --json is given."""
+        return _registering(super().command(name, **more), has_json=has_json)
 
     def callback(self, **more: Any) -> Callable[..., Any]:
         """Make a function what runs before the commands of the group, with options of its own."""
-        return _registering(super().callback(**more))
+        return _registering(super().callback(**more), has_json=False)
 
 
-def _registering(register: Callable[..., object]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _registering(
+    register: Callable[..., object], *, has_json: bool
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     def registered(function: Callable[..., None]) -> Callable[..., None]:
-        register(_with_options(function))
+        register(_with_options(function, has_json=has_json))
         return function
 
     return registered

@@ -65,7 +65,6 @@ Page = Annotated[
         "KERNEL", "A kernel name, a manifest with exactly one config, or an edited page, FILE.cu.", completion.kernels
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _folder(text: str) -> Path:

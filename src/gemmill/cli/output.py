@@ -133,6 +133,21 @@ def as_json(form: str, value: Mapping[str, object] | Sequence[object]) -> str:
     return json.dumps(_finite(document), indent=2, allow_nan=False)
 
 
+def is_json() -> bool:
+    """Whether --json was given: what a command prints is one document then."""
+    return _answer.get() is not None
+
+
+def print_result(form: str, value: Mapping[str, object] | Sequence[object], text: str | Callable[[], object]) -> None:
+    """A result: JSON where it was asked for, else a text, or what prints it."""
+    if is_json():
+        print_json(form, value)
+    elif isinstance(text, str):
+        typer.echo(text)
+    else:
+        text()
+
+
 def print_json(form: str, value: Mapping[str, object] | Sequence[object]) -> None:
     """The one JSON document on stdout, as :func:`as_json` makes it."""
     text = as_json(form, value)

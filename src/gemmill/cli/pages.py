@@ -79,7 +79,7 @@ class PageOptions:
         return kernel(self.of) if self.of is not None else config_of_page(content)
 
 
-def build_page(file: str, page: PageOptions, store: Path | None, as_json: bool) -> None:
+def build_page(file: str, page: PageOptions, store: Path | None) -> None:
     """What `gemmill build FILE.cu` does; exits with 1 where a result is wrong."""
     to = page.to
     refuse_overwriting([to], [file])
@@ -89,7 +89,7 @@ def build_page(file: str, page: PageOptions, store: Path | None, as_json: bool) 
     registry = Registry(manifests=[], store=store)
     artifact = registry.add_source(config, content)
     size = write_pack(to, [artifact]) if to is not None else 0
-    if not as_json:
+    if not output.is_json():
         typer.echo(artifact.name)
         used, threads = artifact.resources, artifact.launch.threads
         typer.echo(
@@ -99,7 +99,7 @@ def build_page(file: str, page: PageOptions, store: Path | None, as_json: bool) 
         if to is not None:
             typer.echo(f"{to}: 1 kernel, {size:,} bytes")
     found = measured_beside(problem, [registry.get(config), artifact]) if problem else []
-    if as_json:
+    if output.is_json():
         item = {"name": artifact.name, "kernel": kernel_name(config), "digest": artifact.digest, "key": artifact.key}
         pack = None if to is None else str(to)
         rows = [measurement.model_dump(mode="json") for measurement in found]

@@ -10,7 +10,7 @@ import typer
 
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
-from gemmill.cli.options import CompileOptions, Json, KernelFilter, argument
+from gemmill.cli.options import CompileOptions, KernelFilter, argument
 from gemmill.cli.pages import PageOptions, build_page, is_page
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import CompileError, StoreError
@@ -28,7 +28,6 @@ def build(
     kernels: KernelFilter,
     compiling: CompileOptions,
     page: PageOptions,
-    as_json: Json = False,
 ) -> None:
     """Compile the kernels of a manifest into the store, and say what each uses; or an edited page.
 
@@ -50,7 +49,7 @@ def build(
     if is_page(manifest):
         if kernels.is_given or compiling.jobs is not None:
             raise typer.BadParameter("--preset, --where and --jobs are of manifests, and a page is one kernel")
-        build_page(manifest, page, compiling.store, as_json)
+        build_page(manifest, page, compiling.store)
         return
     if page != PageOptions():
         raise typer.BadParameter(
@@ -61,11 +60,7 @@ def build(
     outcomes = compile_all(kernels.configs(manifest), compiling.jobs, store)
     made = [outcome.artifact for outcome in outcomes if outcome.artifact]
     _check_kept(store, made)
-    if as_json:
-        output.print_json("build", [_outcome(outcome) for outcome in outcomes])
-    else:
-        print_resources(outcomes)
-        typer.echo(tally(outcomes))
+    output.print_result("build", [_outcome(outcome) for outcome in outcomes], lambda: print_resources(outcomes))
     report_failures(outcomes)
 
 
@@ -75,8 +70,8 @@ def compile_all(configs: Sequence[GemmConfig], jobs: int | None, store: Store) -
         return compile_many(configs, jobs=jobs, store=store, on_done=lambda outcome: step("compiling"))
 
 
-def print_resources(outcomes: Iterable[Outcome]) -> None:
-    """A table of what each compiled kernel uses."""
+def print_resources(outcomes: Sequence[Outcome]) -> None:
+    """A table of what each compiled kernel uses, and how many there are."""
     rows = [
         (
             outcome.name,
@@ -91,6 +86,7 @@ def print_resources(outcomes: Iterable[Outcome]) -> None:
         if outcome.artifact is not None
     ]
     output.print_table(("kernel", ">registers", ">spills", ">shared, B", ">threads", ">stages", ">compiled"), rows)
+    typer.echo(tally(outcomes))
 
 
 def tally(outcomes: Sequence[Outcome]) -> str:

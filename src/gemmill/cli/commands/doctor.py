@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import typer
 
 from gemmill.cli import output
 from gemmill.cli.app import app
-from gemmill.cli.options import Json, StorePath
+from gemmill.cli.options import StorePath
 from gemmill.cli.output import Status
-from gemmill.runtime.health.examination import examination
+from gemmill.runtime.health.examination import Finding, examination
 
 
 @app.command()
-def doctor(store: StorePath = None, as_json: Json = False) -> None:
+def doctor(store: StorePath = None) -> None:
     """Say what is installed, where it came from, what is wrong with it, and what to install.
 
     Compiles one small kernel of each family into a scratch store and, where there is a GPU, runs it there: some ten
@@ -26,13 +27,14 @@ def doctor(store: StorePath = None, as_json: Json = False) -> None:
       gemmill doctor
       gemmill doctor --json
     """
-    found = list(examination(store))
-    if as_json:
-        output.print_json("doctor", [asdict(finding) for finding in found])
-    else:
-        output.print_table(("", "state", "detail"), [(f.what, f.state, f.detail) for f in found])
-        for finding in found:
-            if finding.advice:
-                typer.echo(f"{finding.what}: {finding.advice}")
-    if any(finding.state == "wrong" for finding in found):
+    findings = [*examination(store)]
+    output.print_result("doctor", [*map(asdict, findings)], lambda: _print(findings))
+    if any(finding.state == "wrong" for finding in findings):
         raise typer.Exit(Status.WRONG)
+
+
+def _print(findings: Sequence[Finding]) -> None:
+    output.print_table(("", "state", "detail"), [(f.what, f.state, f.detail) for f in findings])
+    for finding in findings:
+        if finding.advice:
+            typer.echo(f"{finding.what}: {finding.advice}")

@@ -25,7 +25,7 @@ from gemmill.library.problem import GemmProblem
 _FORMS = {".svg": kernel_page.as_svg, ".html": kernel_page.as_html}
 
 
-@app.command()
+@app.command(has_json=False)
 def draw(
     name: Kernel,
     to: Annotated[Path, output_file("The page to write: .svg or .html.", "FILE")],

@@ -9,7 +9,7 @@ import typer
 
 from gemmill.cli import output
 from gemmill.cli.app import app
-from gemmill.cli.options import Json, output_file
+from gemmill.cli.options import output_file
 from gemmill.library.drawing.grid import Grid, as_text
 from gemmill.library.drawing.latex import as_latex
 from gemmill.library.drawing.svg import as_svg
@@ -37,7 +37,6 @@ def layout(
         output_file("Write it to this file: .txt, .tex, .svg or .json.", "FILE"),
     ] = None,
     brief: Annotated[bool, typer.Option("--brief", help="Only the value, as text or JSON, without tables.")] = False,
-    as_json: Json = False,
 ) -> None:
     """Evaluate an expression of CuTe's layout algebra: a layout, an atom, who holds what.
 
@@ -54,7 +53,7 @@ def layout(
       gemmill layout 'tile_to_shape(Layout_K_SW128_Atom<half_t>, (8,64))' -o shared.svg
       gemmill layout 'make_tiled_mma(SM80_16x8x16_F32F16F16F32_TN, (2,2))' --format latex
     """
-    printed, written = _forms(form, to, as_json, brief)
+    printed, written = _forms(form, to, brief)
     try:
         value = evaluate(text)
         # What has no picture is said before anything is printed or written.
@@ -69,19 +68,20 @@ def layout(
         typer.echo(shown[printed], nl=False)
 
 
-def _forms(form: Form | None, to: Path | None, as_json: bool, brief: bool) -> tuple[Form | None, Form | None]:
+def _forms(form: Form | None, to: Path | None, brief: bool) -> tuple[Form | None, Form | None]:
     """What to print, and what to write to a file."""
+    is_json = output.is_json()
     if to is None:
-        if as_json and form not in (None, "json"):
+        if is_json and form not in (None, "json"):
             raise typer.BadParameter(
                 f"--json prints JSON: write {form} to a file with -o FILE, or leave one of them out"
             )
-        forms: tuple[Form | None, Form | None] = ("json" if as_json else form or "text", None)
+        forms: tuple[Form | None, Form | None] = ("json" if is_json else form or "text", None)
     else:
         ending = _ENDINGS.get(to.suffix)
         if form is None and ending is None:
             raise typer.BadParameter(f"{to} ends in none of {', '.join(_ENDINGS)}: say what to write with --format")
-        forms = ("json" if as_json else None, form or ending)
+        forms = ("json" if is_json else None, form or ending)
     for which in forms:
         if brief and which in ("svg", "latex"):
             raise typer.BadParameter(f"--brief leaves out the tables that {which} consists of: leave one of them out")

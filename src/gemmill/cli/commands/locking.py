@@ -14,7 +14,6 @@ from gemmill.cli.app import app
 from gemmill.cli.commands.stores import check_kept
 from gemmill.cli.options import (
     CompileOptions,
-    Json,
     Packs,
     RegistryOptions,
     SuiteOptions,
@@ -43,7 +42,6 @@ def lock(
     problems: LockedProblems,
     sources: RegistryOptions,
     compiling: CompileOptions,
-    as_json: Json = False,
 ) -> None:
     """Write down which kernels problems go to: name, key in stores, digest of the machine code, what it was made from.
 
@@ -65,10 +63,11 @@ def lock(
     with output.progress(compiling=len({registry.select(each).name for each in shapes})) as step:
         made = kernel_lock.lock(registry, shapes, compiling.jobs, lambda _: step("compiling"))
     made.write(to)
-    if as_json:
-        output.print_json("lock", {"file": str(to), "gpu": made.gpu, "problems": dict(made.problems)})
-    else:
-        typer.echo(f"{to}: {len(made.problems)} problems on {made.gpu} go to {len(made.kernels)} kernels")
+    output.print_result(
+        "lock",
+        {"file": str(to), "gpu": made.gpu, "problems": dict(made.problems)},
+        f"{to}: {len(made.problems)} problems on {made.gpu} go to {len(made.kernels)} kernels",
+    )
 
 
 @app.command()
@@ -76,7 +75,6 @@ def warm(
     file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A lock file.")],
     compiling: CompileOptions,
     pack: Packs = [],  # noqa: B006 (typer copies it)
-    as_json: Json = False,
 ) -> None:
     """Have exactly the kernels of a lock file in the store: from packs, from GEMMILL_REMOTE, or compiled.
 
@@ -93,12 +91,10 @@ def warm(
         registry = Registry(manifests=(), packs=pack, store=compiling.store)
         fetched = kernel_lock.fetch(registry, named, compiling.jobs, lambda _: step("compiling"))
     check_kept(registry.store)
-    if as_json:
-        rows = [{"name": each.artifact.name, "key": each.artifact.key, "source": each.source} for each in fetched]
-        output.print_json("warm", rows)
-        return
-    counts = Counter(each.source for each in fetched)
-    typer.echo(
+    counts = Counter(kernel.source for kernel in fetched)
+    output.print_result(
+        "warm",
+        [{"name": artifact.name, "key": artifact.key, "source": source} for artifact, source in fetched],
         f"{len(fetched)} kernels as locked: {counts['pack']} from packs, {counts['store']} already in the store, "
-        f"{counts['remote']} from the remote, {counts['compiled']} compiled"
+        f"{counts['remote']} from the remote, {counts['compiled']} compiled",
     )

@@ -11,7 +11,7 @@ import typer
 
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
-from gemmill.cli.options import Json, Kernel, KernelFilter, argument, kernel, manifest_path
+from gemmill.cli.options import Kernel, KernelFilter, argument, kernel, manifest_path
 from gemmill.cli.output import Status
 from gemmill.library.config.fields import Fields, fields_of
 from gemmill.library.config.model import GemmConfig
@@ -41,7 +41,6 @@ def validate(
         bool,
         typer.Option("--schema", callback=_schema, is_eager=True, help="Print where the JSON Schema for editors is."),
     ] = False,
-    as_json: Json = False,
 ) -> None:
     """Check manifests: every error of every file, as file:line:column.
 
@@ -58,7 +57,7 @@ def validate(
             checked.append(_Checked.of(manifest_path(file)))
         except typer.BadParameter as error:
             absent.append(str(error))
-    if as_json:
+    if output.is_json():
         if not absent:  # which is told as JSON itself
             output.print_json("validate", [asdict(found) for found in checked])
     else:
@@ -103,7 +102,6 @@ def list_(
     coverage: Annotated[
         bool, typer.Option("--coverage", help="What kernels there can be, by type, majorness and schedule.")
     ] = False,
-    as_json: Json = False,
 ) -> None:
     """List the kernels of a manifest, one name a line.
 
@@ -120,42 +118,38 @@ def list_(
     if coverage:
         if manifest is not None or kernels.is_given or count or refused:
             raise typer.BadParameter("--coverage is of all kernels there can be: it goes with --json alone")
-        _print_coverage(as_json)
+        _print_coverage()
         return
     if manifest is None:
         if kernels.is_given or count or refused:
             raise typer.BadParameter("--preset, --where, --count and --refused need a MANIFEST")
-        _list_shipped(as_json)
+        _list_shipped()
         return
     declared = load_manifest(manifest_path(manifest), legal=not (count or refused))
     if count:
-        _print_count(declared.count(kernels.preset, kernels.where), as_json)
+        _print_count(declared.count(kernels.preset, kernels.where))
     elif refused:
-        _list_refused(declared.expand(kernels.preset, kernels.where, legal=False), as_json)
+        _list_refused(declared.expand(kernels.preset, kernels.where, legal=False))
     else:
-        configs = declared.expand(kernels.preset, kernels.where)
-        if as_json:
-            output.print_json("list", [{"name": kernel_name(config), **fields_of(config)} for config in configs])
-        else:
-            for config in configs:
-                typer.echo(kernel_name(config))
+        configs = [*declared.expand(kernels.preset, kernels.where)]
+        rows = [{"name": kernel_name(config), **fields_of(config)} for config in configs]
+        output.print_result("list", rows, "\n".join(map(kernel_name, configs)))
 
 
-def _list_shipped(as_json: bool) -> None:
+def _list_shipped() -> None:
     sets = {name: load_manifest(name) for name in shipped_manifests()}
     rows = [(name, kernels.count().legal, list(kernels.presets), kernels.description) for name, kernels in sets.items()]
-    if as_json:
-        output.print_json(
-            "list", [dict(zip(("name", "kernels", "presets", "description"), row, strict=True)) for row in rows]
-        )
-    else:
-        cells = [(name, legal, ", ".join(presets), description) for name, legal, presets, description in rows]
-        output.print_table(("manifest", ">kernels", "presets", "description"), cells)
+    cells = [(name, legal, ", ".join(presets), description) for name, legal, presets, description in rows]
+    output.print_result(
+        "list",
+        [dict(zip(("name", "kernels", "presets", "description"), row, strict=True)) for row in rows],
+        lambda: output.print_table(("manifest", ">kernels", "presets", "description"), cells),
+    )
 
 
-def _print_coverage(as_json: bool) -> None:
+def _print_coverage() -> None:
     views = tables()
-    if as_json:
+    if output.is_json():
         rows = {table.title: [{**row.given, "schedules": dict(row.cells)} for row in table.rows] for table in views}
         output.print_json("list", rows)
         return
@@ -163,27 +157,17 @@ def _print_coverage(as_json: bool) -> None:
         output.print_table((*table.columns, *schedules()), table.merged(), title=table.title)
 
 
-def _list_refused(configs: Iterable[GemmConfig], as_json: bool) -> None:
-    if as_json:
-        refused = ((config, verdicts(config)) for config in configs)
-        output.print_json(
-            "list",
-            [
-                {"name": kernel_name(config), "verdicts": [_verdict(v) for v in found]}
-                for config, found in refused
-                if found
-            ],
-        )
+def _list_refused(configs: Iterable[GemmConfig]) -> None:
+    if output.is_json():
+        refused = [(kernel_name(config), broken_rules) for config in configs if (broken_rules := verdicts(config))]
+        output.print_json("list", [{"name": name, "verdicts": [*map(_verdict, rules)]} for name, rules in refused])
         return
     for config in configs:
         if rules := broken(config):
             typer.echo(f"{kernel_name(config)}  {'; '.join(f'{rule.id}: {says}' for rule, says in rules)}")
 
 
-def _print_count(count: Count, as_json: bool) -> None:
-    if as_json:
-        output.print_json("list", {**asdict(count), "refused_by_rule": dict(count.refused_by_rule)})
-        return
+def _print_count(count: Count) -> None:
     refused = [(f"refused by {rule}", number) for rule, number in count.refused_by_rule.items()]
     rows = [
         ("candidates", count.candidates),
@@ -192,11 +176,15 @@ def _print_count(count: Count, as_json: bool) -> None:
         ("duplicates", count.duplicates),
         ("kernels", count.legal),
     ]
-    output.print_table(("", ">configs"), [(what, f"{number:,}") for what, number in rows])
+    output.print_result(
+        "list",
+        {**asdict(count), "refused_by_rule": dict(count.refused_by_rule)},
+        lambda: output.print_table(("", ">configs"), [(what, f"{number:,}") for what, number in rows]),
+    )
 
 
 @app.command()
-def explain(name_or_file: Kernel, as_json: Json = False) -> None:
+def explain(name_or_file: Kernel) -> None:
     """Say what a kernel is and needs, or which rule refuses it and the nearest legal change.
 
     \b
@@ -206,12 +194,9 @@ def explain(name_or_file: Kernel, as_json: Json = False) -> None:
     """
     config = kernel(name_or_file)
     broken = verdicts(config)
-    if as_json:
-        report = {"name": kernel_name(config), "legal": not broken, "fields": fields_of(config)}
-        needs = {"needs": resource_table(config)} if not broken else {"verdicts": [_verdict(v) for v in broken]}
-        output.print_json("explain", {**report, **needs})
-    else:
-        typer.echo(explanation(config, broken))
+    report = {"name": kernel_name(config), "legal": not broken, "fields": fields_of(config)}
+    needs = {"needs": resource_table(config)} if not broken else {"verdicts": [_verdict(v) for v in broken]}
+    output.print_result("explain", {**report, **needs}, explanation(config, broken))
     if broken:
         raise typer.Exit(Status.WRONG)
 

@@ -12,7 +12,7 @@ import typer
 from gemmill.cli import output
 from gemmill.cli.app import Application, app
 from gemmill.cli.commands.packs import PackFile, pack_app
-from gemmill.cli.options import Json, Sign, output_file, refuse_overwriting
+from gemmill.cli.options import Sign, output_file, refuse_overwriting
 from gemmill.library.files import publish
 from gemmill.runtime.storage.pack import Pack
 from gemmill.runtime.storage.trust.signatures import PublicKey, SigningKey, TrustedKeys
@@ -33,7 +33,6 @@ app.add_typer(key_app, name="key")
 @key_app.command()
 def new(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The private key to write; never replaced.")],
-    as_json: Json = False,
 ) -> None:
     """Make a private key of Ed25519, in a file that nobody else may read, and print its public key.
 
@@ -45,13 +44,12 @@ def new(
     """
     key = SigningKey.new()
     key.save(file)
-    _print_key(key.public, as_json)
+    _print_key(key.public)
 
 
 @key_app.command()
 def show(
     file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A private key.")],
-    as_json: Json = False,
 ) -> None:
     """Print the public key of a private one, and behind it its id, which signatures and revocations name it by.
 
@@ -60,21 +58,18 @@ def show(
       gemmill key show release.pem
       gemmill key show release.pem >> trusted.keys
     """
-    _print_key(SigningKey.load(file).public, as_json)
+    _print_key(SigningKey.load(file).public)
 
 
-def _print_key(key: PublicKey, as_json: bool) -> None:
-    if as_json:
-        output.print_json("key", {"id": key.id, "public": str(key)})
-    else:
-        typer.echo(f"{key} {key.id}")
+def _print_key(key: PublicKey) -> None:
+    output.print_result("key", {"id": key.id, "public": str(key)}, f"{key} {key.id}")
 
 
 _MOST_DAYS = 3650
 
 
 @pack_app.command(name="sign")
-def sign_(file: PackFile, sign: Sign, as_json: Json = False) -> None:
+def sign_(file: PackFile, sign: Sign) -> None:
     """Sign a pack that is there, in FILE.sig beside it, in place of what was signed before.
 
     With --sign twice, either key counts: so one takes the place of another.
@@ -88,10 +83,9 @@ def sign_(file: PackFile, sign: Sign, as_json: Json = False) -> None:
     to = signature_path(file)
     refuse_overwriting([to], [file, *sign])
     facts = sign_pack(file, keys)
-    if as_json:
-        output.print_json("pack.sign", {**asdict(facts), "signature": str(to), "keys": [key.public.id for key in keys]})
-    else:
-        typer.echo(f"{to}: signed by {', '.join(key.public.id for key in keys)}")
+    ids = [key.public.id for key in keys]
+    report = {**asdict(facts), "signature": str(to), "keys": ids}
+    output.print_result("pack.sign", report, f"{to}: signed by {', '.join(ids)}")
 
 
 @pack_app.command()
@@ -106,7 +100,6 @@ def index(
     revoke: Annotated[
         list[str], typer.Option(metavar="ID", help="A key that does not count any more; may be repeated.")
     ] = [],  # noqa: B006 (typer copies it)
-    as_json: Json = False,
 ) -> None:
     """Write a signed index of packs: those that count now. `gemmill pack verify --index` compares a pack with it.
 
@@ -124,7 +117,5 @@ def index(
     packs = [Pack.open(file, trusted=trusted) for file in files]
     made = PackIndex.of(packs, timedelta(days=days), name=name, revoked=revoke)
     publish(to, [made.seal(keys)])
-    if as_json:
-        output.print_json("pack.index", asdict(made))
-    else:
-        typer.echo(f"{to}: {len(made.packs)} packs, version {made.version}, expires at {made.expires}")
+    text = f"{to}: {len(made.packs)} packs, version {made.version}, expires at {made.expires}"
+    output.print_result("pack.index", asdict(made), text)

@@ -15,7 +15,6 @@ from gemmill.cli.app import Application, Commands, app
 from gemmill.cli.commands.compiling import compile_all, report_failures, tally
 from gemmill.cli.options import (
     CompileOptions,
-    Json,
     KernelFilter,
     Manifest,
     Objective,
@@ -132,7 +131,6 @@ def make(
     problems: SuiteOptions,
     worth: WorthOptions,
     records: Records = [],  # noqa: B006 (typer copies it)
-    as_json: Json = False,
 ) -> None:
     """Write a pack of a manifest's kernels, compiling what the store lacks. The command `pack` alone means this.
 
@@ -183,7 +181,7 @@ def make(
     if left_out := len(decisions) - len(own):
         output.complain(f"{left_out} of {len(decisions)} measurements are left out: the pack has not their kernels")
     size = _write(target.to, artifacts, own, keys)
-    if as_json:
+    if output.is_json():
         losses_by_problem = {str(problem): loss for problem, loss in lost.items()}
         output.print_json("pack.make", {**_summary(target.to, size, artifacts, own), "losses": losses_by_problem})
         return
@@ -222,7 +220,7 @@ def _of(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> list[De
 
 
 @pack_app.command()
-def inspect(file: PackFile, as_json: Json = False) -> None:
+def inspect(file: PackFile) -> None:
     """List the kernels of a pack, and what they were made with.
 
     \b
@@ -231,7 +229,7 @@ def inspect(file: PackFile, as_json: Json = False) -> None:
     """
     pack = Pack.open(file, trusted=TrustedKeys.of_settings())
     artifacts = [pack.get(name) for name in pack.names()]
-    if as_json:
+    if output.is_json():
         output.print_json("pack.inspect", _summary(file, pack.bytes, artifacts, pack.decisions))
         return
     rows = [
@@ -250,7 +248,6 @@ def verify(
         input_file("A signed index (gemmill pack index) that must list it."),
     ] = None,
     store: StorePath = None,
-    as_json: Json = False,
 ) -> None:
     """Read every kernel of a pack and check it; exits with 1 if any is damaged.
 
@@ -269,7 +266,7 @@ def verify(
             raise typer.BadParameter("--index needs GEMMILL_TRUSTED_KEYS: whose signatures count")
         PackIndex.accept(read_given(index, MAX_SEALED_BYTES), trusted, Store(store)).check(pack, trusted)
     faults = pack.verify()
-    if as_json:
+    if output.is_json():
         output.print_json("pack.verify", {"file": str(file), "kernels": len(pack.names()), "faults": faults})
     else:
         for fault in faults.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,6 @@ from gemmill.cli.app import app
 from gemmill.cli.dsl import ClusterShape, InWordsOfTheDsl, TileShape, kernels_of
 from gemmill.cli.options import (
     CompileOptions,
-    Json,
     KernelFilter,
     Manifest,
     Manifests,
@@ -112,9 +111,7 @@ class KernelChoice:
 
 
 @app.command(cls=InWordsOfTheDsl)
-def run(
-    options: ProblemOptions, choice: KernelChoice, sizes: Sizes = None, store: StorePath = None, as_json: Json = False
-) -> None:
+def run(options: ProblemOptions, choice: KernelChoice, sizes: Sizes = None, store: StorePath = None) -> None:
     """Run one problem on the GPU: verify the result against float64 and time it beside what else multiplies here.
 
     Operands are random, those of an expression and of scales too, and aligned as the problem says; the operands of one
@@ -145,7 +142,7 @@ def run(
         found = measure([unit], Path(folder) / "records.jsonl", CompileOptions(store=store))
     if not found:
         raise UnsupportedProblemError(f"nothing was measured of {problem}")
-    report_measurements(found, as_json)
+    report_measurements(found)
 
 
 def _checked_sizes(problem: GemmProblem, said: str | None) -> str:
@@ -222,7 +219,6 @@ def profile(
     records: Annotated[
         Path, typer.Option(metavar="FILE", dir_okay=False, help="Append measurements to this file.")
     ] = Path("records.jsonl"),
-    as_json: Json = False,
 ) -> None:
     """Verify and time every kernel of a manifest on every shape of a suite, and append the measurements to a file.
 
@@ -263,7 +259,7 @@ def profile(
     if others := {*configs} - measured - {*map(compiled, measured)}:
         output.complain(f"{len(others)} kernels are not measured: no shape has their formats, groups or expression")
     found = measure(chosen, records, compiling, options=options, budget=timing.budget, workers=workers)
-    report_measurements(found, as_json)
+    report_measurements(found)
 
 
 def measure(
@@ -310,13 +306,10 @@ def best(choice: Choice, top: int) -> list[str]:
     return [choice.name, *(name for name, _ in choice.runners_up)][:top]
 
 
-def report_measurements(found: Iterable[Measurement], as_json: bool = False) -> None:
+def report_measurements(found: Sequence[Measurement]) -> None:
     """Print measurements, and exit with 1 if a kernel failed."""
-    found = list(found)
-    if as_json:
-        output.print_json("measurements", [measurement.model_dump(mode="json") for measurement in found])
-    else:
-        _print(found)
+    rows = [measurement.model_dump(mode="json") for measurement in found]
+    output.print_result("measurements", rows, lambda: _print(found))
     if any(measurement.stage == "failed" and measurement.kernel not in BASELINES for measurement in found):
         raise typer.Exit(Status.WRONG)
 

@@ -9,7 +9,7 @@ import typer
 
 from gemmill.cli import output
 from gemmill.cli.app import Application, app
-from gemmill.cli.options import Json, output_file, refuse_overwriting
+from gemmill.cli.options import output_file, refuse_overwriting
 from gemmill.library.errors import RecordError
 from gemmill.library.parquet import write_parquet
 from gemmill.library.records import Measurement, read_records
@@ -34,7 +34,6 @@ def _records() -> None:
 def pack(
     records: Annotated[list[Path], typer.Argument(metavar="RECORDS...", exists=True, dir_okay=False)],
     to: Annotated[Path, output_file("The file to write, .parquet.", "FILE")],
-    as_json: Json = False,
 ) -> None:
     """Write measurements of several files to one Parquet file, typed and compressed.
 
@@ -64,10 +63,11 @@ def pack(
         write_parquet(to, measurements)
     except OSError as error:
         raise RecordError(f"{to}: cannot be written: {error.strerror or error}") from None
-    if as_json:
-        output.print_json("records.pack", {"path": str(to), "measurements": len(measurements), "runs": len(files)})
-    else:
-        typer.echo(f"{to}: {len(measurements):,} measurements of {len(files)} sweeps, {to.stat().st_size:,} bytes")
+    output.print_result(
+        "records.pack",
+        {"path": str(to), "measurements": len(measurements), "runs": len(files)},
+        f"{to}: {len(measurements):,} measurements of {len(files)} sweeps, {to.stat().st_size:,} bytes",
+    )
 
 
 def _of_runs(path: Path) -> list[Measurement]:

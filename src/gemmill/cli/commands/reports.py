@@ -10,7 +10,7 @@ import typer
 from gemmill.cli import output
 from gemmill.cli.app import app
 from gemmill.cli.commands.problems import spread
-from gemmill.cli.options import Json, input_file, output_file, refuse_overwriting
+from gemmill.cli.options import input_file, output_file, refuse_overwriting
 from gemmill.emitters.peak_rate import MEASURED_DTYPES
 from gemmill.library.errors import RecordError
 from gemmill.library.files import publish
@@ -72,7 +72,6 @@ def report(
     as_tests: Junit = None,
     peak_rates: PeakRatesFiles = [],  # noqa: B006
     former: FormerPeakRatesFiles = [],  # noqa: B006
-    as_json: Json = False,
 ) -> None:
     """Show measurements: roofline, winners, speed relative to baselines, the selector's regret, a table to filter.
 
@@ -90,7 +89,7 @@ def report(
       gemmill report monday.jsonl tuesday.jsonl --csv table.csv --junit tests.xml
       gemmill report records.jsonl --peak-rates h200.peak-rates.json -o report.html
     """
-    if to is as_tests is as_table is None and not as_json:
+    if to is as_tests is as_table is None and not output.is_json():
         raise typer.BadParameter("nothing to write: pass --output, --csv, --junit or --json")
     if former:
         warn("--ceilings is now called --peak-rates")
@@ -108,7 +107,7 @@ def report(
     for path in (to, as_table, as_tests):
         if path is not None:
             output.complain(f"{path}: {len(found)} problems")
-    if as_json:
+    if output.is_json():
         output.print_json("report", rows(found, choices, measured))
     if missing := sorted({f.run.gpu for f in found} - set(measured)) if peak_rates else ():
         output.complain(f"none of the files of peak rates is of {', '.join(missing)}: run gemmill roofline there")
@@ -119,7 +118,6 @@ def roofline(
     dtypes: Dtypes = ALL_DTYPES,
     records: RecordsFiles = [],  # noqa: B006
     to: PeakRatesOutput = None,
-    as_json: Json = False,
 ) -> None:
     """Measure how fast this GPU could be: its tensor cores on what lies in shared memory, and copies of its memory.
 
@@ -143,7 +141,7 @@ def roofline(
     if to is not None:
         publish(to, [peak_rates.model_dump_json(indent=2).encode(), b"\n"])
     here = [f for f in found if f.run.gpu == peak_rates.gpu]
-    if as_json:
+    if output.is_json():
         problems = [_reached(f, peak_rates) for f in here]
         output.print_json("roofline", {"peak_rates": peak_rates.model_dump(mode="json"), "problems": problems})
     else:

@@ -14,7 +14,7 @@ import typer
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.commands.problems import Top
-from gemmill.cli.options import Json, Objective, RegistryOptions, argument, shape_suite
+from gemmill.cli.options import Objective, RegistryOptions, argument, shape_suite
 from gemmill.cli.output import Status
 from gemmill.cli.problem_options import ProblemsOptions
 from gemmill.library.errors import UnsupportedProblemError
@@ -43,7 +43,6 @@ def select(
     how: SelectionOptions,
     top: Top = 1,
     why: Annotated[bool, typer.Option("--why", help="Say why it won, and what makes it slow.")] = False,
-    as_json: Json = False,
 ) -> None:
     """Name the kernel that a problem goes to, or each of many: --shapes. Exits with 1 if one has none.
 
@@ -75,11 +74,11 @@ def select(
         return registry.select(problem, None, invariant_to, objective=how.objective)
 
     if len(problems) > 1:
-        _select_many(problems, chosen, as_json)
+        _select_many(problems, chosen)
         return
     [problem] = problems
     choice = chosen(problem)
-    if as_json:
+    if output.is_json():
         output.print_json("select", _report(problem, choice, top))
         return
     if top == 1:
@@ -94,7 +93,7 @@ def select(
         typer.echo(choice.why)
 
 
-def _select_many(problems: Sequence[GemmProblem], chosen: Callable[[GemmProblem], Choice], as_json: bool) -> None:
+def _select_many(problems: Sequence[GemmProblem], chosen: Callable[[GemmProblem], Choice]) -> None:
     """Print the kernel of each problem; exits with 1 if one has none."""
     choices: list[Choice | UnsupportedProblemError] = []
     for problem in problems:
@@ -103,7 +102,7 @@ def _select_many(problems: Sequence[GemmProblem], chosen: Callable[[GemmProblem]
         except UnsupportedProblemError as error:
             choices.append(error)
     failed = [error for error in choices if isinstance(error, UnsupportedProblemError)]
-    if as_json:
+    if output.is_json():
         output.print_json(
             "select",
             [
@@ -157,7 +156,6 @@ def shapes(
     ] = None,
     m: Annotated[str | None, typer.Option(metavar="M,...", help="Extents M for lists that lack them.")] = None,
     k: Annotated[str | None, typer.Option(metavar="K,...", help="Extents K for lists that lack them.")] = None,
-    as_json: Json = False,
 ) -> None:
     """Print the problems that a file has, as a suite of ours, and on stderr what is left out of it, and why.
 
@@ -175,31 +173,23 @@ def shapes(
       gemmill shapes cublaslt.log --json
     """
     if file is None:
-        _list_suites(as_json)
+        _list_suites()
         return
     suite = shape_suite(file, m=_numbers(m) if m else (), k=_numbers(k) if k else ())
-    if as_json:
-        rows = [_words(shape) | {"count": suite.counts.get(shape, 1)} for shape in suite.shapes]
-        output.print_json(
-            "shapes", {"name": suite.name, "format": suite.format, "shapes": rows, "left_out": suite.left_out}
-        )
-        return
-    for line in _as_yaml(suite):
-        typer.echo(line)
+    rows = [_words(shape) | {"count": suite.counts.get(shape, 1)} for shape in suite.shapes]
+    report = {"name": suite.name, "format": suite.format, "shapes": rows, "left_out": suite.left_out}
+    output.print_result("shapes", report, "\n".join(_as_yaml(suite)))
 
 
-def _list_suites(as_json: bool) -> None:
+def _list_suites() -> None:
     """Print the suites that ship: how many shapes each has, and what the comment on top of its file says."""
     found = []
     for name, path in shipped_suites().items():
         comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
         says = " ".join(line.lstrip("# ") for line in comment)
         found.append({"name": name, "shapes": len(load_shapes(path).shapes), "says": says})
-    if as_json:
-        output.print_json("suites", found)
-    else:
-        rows = [(name, str(count), str(says).partition(". ")[0]) for name, count, says in map(dict.values, found)]
-        output.print_table(("suite", ">shapes", "what it has"), rows)
+    rows = [(name, str(count), str(says).partition(". ")[0]) for name, count, says in map(dict.values, found)]
+    output.print_result("suites", found, lambda: output.print_table(("suite", ">shapes", "what it has"), rows))
 
 
 def _words(shape: Shape) -> dict[str, Any]:

@@ -175,7 +175,7 @@ def serve(
         raise SettingError(os_error_text(error)) from None
 
 
-@token_app.command()
+@token_app.command(has_json=False)
 def new(
     name: Annotated[str, typer.Argument(help="Whose it is; quotas are by name.")],
     scopes: Annotated[

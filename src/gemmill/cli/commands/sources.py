@@ -14,7 +14,7 @@ import typer
 from gemmill.cli import output
 from gemmill.cli.app import app
 from gemmill.cli.commands.manifests import resource_table
-from gemmill.cli.options import Json, Page, output_file, refuse_overwriting
+from gemmill.cli.options import Page, output_file, refuse_overwriting
 from gemmill.cli.pages import compiled, source
 from gemmill.emitters.emit import EmittedSource
 from gemmill.library.config.fields import fields_of
@@ -35,7 +35,6 @@ def emit(
         bool, typer.Option("--lineinfo", help="Compile with -lineinfo, for profilers; without --ptx or --sass a cubin.")
     ] = False,
     to: Annotated[Path | None, output_file("Write it to this file; - is stdout.")] = None,
-    as_json: Json = False,
 ) -> None:
     """Print the CUDA C++ of a kernel, or what it is compiled to.
 
@@ -56,7 +55,7 @@ def emit(
     form: Form = given[0] if given else "cubin" if lineinfo else "source"  # type: ignore[assignment]
     to_stdout = to is None or str(to) == "-"
     if form == "cubin" and to_stdout:
-        if as_json:
+        if output.is_json():
             raise typer.BadParameter("a cubin has no place in JSON: name a file for it with -o FILE")
         if to is None and sys.stdout.isatty():
             raise typer.BadParameter(
@@ -67,7 +66,7 @@ def emit(
     content = _made(form, emitted, config, lineinfo)
     if to is not None and not to_stdout:
         publish(to, [content])
-    if as_json:
+    if output.is_json():
         report = {"name": emitted.name, "form": form, "entry": emitted.entry, "launch": asdict(emitted.launch)}
         digests = {"digest": emitted.digest, "headers_digest": emitted.headers_digest}
         text = None if form == "cubin" else content.decode()
@@ -100,7 +99,7 @@ _Pair = tuple[object, object]
 
 
 @app.command()
-def diff(first: Page, second: Page, as_json: Json = False) -> None:
+def diff(first: Page, second: Page) -> None:
     """Say what tells two kernels apart: fields, resources, instructions, source.
 
     Either may be an edited page. Fields and lines of source are those that differ. Registers, cubins and instructions
@@ -118,7 +117,7 @@ def diff(first: Page, second: Page, as_json: Json = False) -> None:
     resources = _paired(*({**resource_table(config), **use} for (_, config), use in zip(sides, uses, strict=True)))
     instructions = _paired(*counted)
     lines = [*difflib.unified_diff(a.text.splitlines(), b.text.splitlines(), a.name, b.name, lineterm="")]
-    if as_json:
+    if output.is_json():
         tables = {"fields": fields, "resources": resources, "instructions": instructions}
         named = {what: {key: {"a": x, "b": y} for key, (x, y) in table.items()} for what, table in tables.items()}
         digests = {side: {"name": made.name, "digest": made.digest} for side, made in (("a", a), ("b", b))}

@@ -12,7 +12,7 @@ import typer
 
 from gemmill.cli import completion, output
 from gemmill.cli.app import Application, app
-from gemmill.cli.options import Json, KernelFilter, OnGpu, Sign, StorePath, argument, is_manifest, kernel
+from gemmill.cli.options import KernelFilter, OnGpu, Sign, StorePath, argument, is_manifest, kernel
 from gemmill.cli.output import Status
 from gemmill.library.errors import RemoteError, StoreError
 from gemmill.runtime.gpus import detect
@@ -62,7 +62,7 @@ def check_kept(store: Store) -> None:
         )
 
 
-@store_app.command()
+@store_app.command(has_json=False)
 def path(store: StorePath = None) -> None:
     """Print where the store is.
 
@@ -74,7 +74,7 @@ def path(store: StorePath = None) -> None:
 
 
 @store_app.command(name="list")
-def list_(store: StorePath = None, as_json: Json = False) -> None:
+def list_(store: StorePath = None) -> None:
     """List the kernels in the store, the one used least recently first. Damaged entries are named as such.
 
     \b
@@ -92,30 +92,25 @@ def list_(store: StorePath = None, as_json: Json = False) -> None:
             name = f"damaged: {error}"
         used = datetime.fromtimestamp(entry.used).astimezone().isoformat(timespec="seconds")
         rows.append({"name": name, "key": entry.key, "bytes": entry.bytes, "used": used})
-    if as_json:
-        output.print_json("store.list", rows)
-    else:
-        cells = [(row["name"], f"{row['bytes']:,}", row["used"], str(row["key"])[:12]) for row in rows]
-        output.print_table(("kernel", ">bytes", "last used", "key"), cells)
+    cells = [(row["name"], f"{row['bytes']:,}", row["used"], str(row["key"])[:12]) for row in rows]
+    output.print_result("store.list", rows, lambda: output.print_table(("kernel", ">bytes", "last used", "key"), cells))
 
 
 @store_app.command()
-def stats(store: StorePath = None, as_json: Json = False) -> None:
+def stats(store: StorePath = None) -> None:
     """Print the number of entries, their size and the size cap.
 
     \b
     Examples:
       gemmill store stats
     """
-    found = open_store(store).stats()
-    if as_json:
-        output.print_json("store.stats", {**asdict(found), "path": str(found.path)})
-    else:
-        typer.echo(f"{found.path}: {found.entries} kernels, {found.bytes:,} of at most {found.max_bytes:,} bytes")
+    size = open_store(store).stats()
+    text = f"{size.path}: {size.entries} kernels, {size.bytes:,} of at most {size.max_bytes:,} bytes"
+    output.print_result("store.stats", {**asdict(size), "path": str(size.path)}, text)
 
 
 @store_app.command()
-def verify(store: StorePath = None, as_json: Json = False) -> None:
+def verify(store: StorePath = None) -> None:
     """Read every entry and check it; exits with 1 if any is damaged. Damaged entries are never used, only replaced.
 
     \b
@@ -124,7 +119,7 @@ def verify(store: StorePath = None, as_json: Json = False) -> None:
     """
     opened = open_store(store)
     faults = opened.verify()
-    if as_json:
+    if output.is_json():
         output.print_json("store.verify", {"faults": {str(file): fault for file, fault in faults.items()}})
     else:
         for file, fault in faults.items():
@@ -134,7 +129,7 @@ def verify(store: StorePath = None, as_json: Json = False) -> None:
         raise typer.Exit(Status.WRONG)
 
 
-@store_app.command()
+@store_app.command(has_json=False)
 def clear(store: StorePath = None) -> None:
     """Remove every kernel from the store, what autotuning found, and the names of kernels that ship.
 
@@ -151,7 +146,7 @@ def clear(store: StorePath = None) -> None:
         raise StoreError(f"{opened.path}: {left} kernels could not be removed; check the permissions of the folder")
 
 
-@store_app.command()
+@store_app.command(has_json=False)
 def prune(store: StorePath = None) -> None:
     """Remove what killed writers left and, above the size cap, the kernels used least recently.
 
@@ -180,7 +175,6 @@ def push(
     remote: Url = None,
     sign: Sign = [],  # noqa: B006 (typer copies it)
     store: StorePath = None,
-    as_json: Json = False,
 ) -> None:
     """Upload the kernels of the store to a remote.
 
@@ -210,11 +204,9 @@ def push(
             else:
                 counts[done] += 1
             step("uploading")
-    if as_json:
-        output.print_json("store.push", {"remote": to.url, **counts, "refused": refused})
-    else:
-        shown = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        typer.echo(f"{to.url}: {shown or 'nothing'} of {len(entries)} kernels")
+    shown = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    text = f"{to.url}: {shown or 'nothing'} of {len(entries)} kernels"
+    output.print_result("store.push", {"remote": to.url, **counts, "refused": refused}, text)
     _complain(refused, len(entries), f"{to.url} did not take")
 
 
@@ -228,7 +220,6 @@ def pull(
     remote: Url = None,
     gpu: OnGpu = None,
     store: StorePath = None,
-    as_json: Json = False,
 ) -> None:
     """Fetch kernels from a remote into the store; nothing is compiled here.
 
@@ -246,10 +237,11 @@ def pull(
     missing = {name: miss.says for name, miss in found.items() if isinstance(miss, Miss)}
     fetched = of.counters().get("hits", 0) - before
     there = len(found) - len(missing) - fetched
-    if as_json:
-        output.print_json("store.pull", {"remote": of.url, "fetched": fetched, "there": there, "missing": missing})
-    else:
-        typer.echo(f"{of.url}: of {len(found)} kernels {fetched} fetched, {there} were in the store")
+    output.print_result(
+        "store.pull",
+        {"remote": of.url, "fetched": fetched, "there": there, "missing": missing},
+        f"{of.url}: of {len(found)} kernels {fetched} fetched, {there} were in the store",
+    )
     check_kept(kept)
     _complain(missing, len(found), f"{of.url} does not serve")
 

@@ -13,7 +13,7 @@ from gemmill.library.errors import RecordError
 from gemmill.profiler.training.train import train as train_model
 
 
-@app.command()
+@app.command(has_json=False)
 def train(
     records: Annotated[list[Path], typer.Argument(metavar="RECORDS...", exists=True, dir_okay=False)],
     to: Annotated[
