@@ -199,7 +199,7 @@ class GemmProblem:
         Itself where there is no such thing: groups and gates have no transpose."""
         has_transpose = self.batching == "strided" and not is_gated(self.epilogue)
         if upconverts_a(self.b_dtype, self.a_dtype) and self.b_scale != "none" and has_transpose:
-            return self.transposed.but(a_scale=self.b_scale, b_scale=self.a_scale)
+            return self.transposed
         return self
 
     @property
@@ -223,6 +223,8 @@ class GemmProblem:
             b_dtype=self.a_dtype,
             b_major=self.a_major,
             b_align=self.a_align,
+            a_scale=self.b_scale,
+            b_scale=self.a_scale,
             c_major=_TRANSPOSED[self.c_major] if self.c_major else None,
             d_major=_TRANSPOSED[self.d_major],
             epilogue=LINEAR if self.epilogue == LINEAR else spelling(transposed(parse(self.epilogue))),

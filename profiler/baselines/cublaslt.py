@@ -70,7 +70,7 @@ def column_major(problem: GemmProblem, operands: OperandSet) -> tuple[GemmProble
     o = operands
     a_scale, b_scale = turned(o.b_scale), turned(o.a_scale)
     swapped = OperandSet(turned(o.b), turned(o.a), turned(o.c), turned(o.d), a_scale, b_scale)
-    return problem.transposed.but(a_scale=problem.b_scale, b_scale=problem.a_scale), swapped
+    return problem.transposed, swapped
 
 
 def stored_scales(scales: Any, scale: str) -> Any:

@@ -22,7 +22,7 @@ from gemmill.library.errors import DeviceError
 from gemmill.library.extras import install
 from gemmill.library.input.group_sizes import sizes_of
 from gemmill.library.problem import GemmProblem, upconverts_a
-from gemmill.runtime.operands.binding import FOUND_BY
+from gemmill.runtime.operands.gemm import FOUND_BY
 
 BETA = 1.0
 """Beta of every measurement with a C; alpha is :func:`natural_alpha`."""

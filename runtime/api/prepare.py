@@ -1,32 +1,34 @@
-"""From a call to its launch: its kernel selected, built, loaded and bound, once for all calls of its signature."""
+"""From a call to its launch: checked, its kernel chosen, built, loaded and encoded, once for all calls of its
+signature."""
 
 from __future__ import annotations
 
 import functools
+import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from math import isfinite
 
-from gemmill.library.config.edited import plain_name
-from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.decompositions.launched import in_slices, is_open
-from gemmill.library.errors import CaptureError, UnsupportedProblemError
-from gemmill.library.launch import NESTED_EXTENTS
-from gemmill.library.problem import GemmProblem
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.dtypes import MAX_FLOAT32
+from gemmill.library.epilogues.tree import Epilogue
+from gemmill.library.errors import CaptureError, OperandError
+from gemmill.library.problem import REGIMES
 from gemmill.runtime import driver
 from gemmill.runtime.api import caches
-from gemmill.runtime.api.checks import check_determinism, check_options, check_promises, check_values
+from gemmill.runtime.api.choose import Target, choose, takes_nested
 from gemmill.runtime.api.explain import explain, warn_of
-from gemmill.runtime.api.invariance import of_any_rows, refuse_shared_k
 from gemmill.runtime.launch.kernel import Kernel, load
-from gemmill.runtime.launch.launcher import Launcher, Launches, PreparedCall, Resets, is_empty
-from gemmill.runtime.operands.binding import Gemm
-from gemmill.runtime.operands.call import GemmCall, Options, signature
+from gemmill.runtime.launch.launcher import Launcher, Launches, PreparedCall, Resets
+from gemmill.runtime.operands.call import GemmCall, Options
+from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.registry_inputs import kernel_named
-from gemmill.runtime.select.choice import Choice, Rows, warn_of_quick
-from gemmill.runtime.select.kernels.faults import faults, needs_swap, realigned
-from gemmill.runtime.select.selector import with_number
+from gemmill.runtime.select.choice import warn_of_quick
+from gemmill.runtime.select.kernels.faults import needs_swap, realigned
+
+_FLAGS = ("tf32", "fast_accumulation", "deterministic", "batch_invariant", "quick")
 
 
 def prepare(call: GemmCall) -> PreparedCall:
@@ -35,15 +37,16 @@ def prepare(call: GemmCall) -> PreparedCall:
     Raises what :func:`gemmill.matmul` does.
     """
     if call.arguments.outputs:
-        check_determinism(call)
+        _check_determinism(call.arguments.epilogue)
     if call.options.quick is True:  # at each call, also where one like it was made ready before
         warn_of_quick()
     try:
-        entry = caches.prepared(signature(call))
+        entry = caches.prepared(call.signature)
     except TypeError:  # what has no hash is no option
-        check_options(call.options)
+        _check_options(call.options)
         raise
     if entry.value is None:
+        check(call)
         entry.value = _prepared(call)
     if call.explain:
         explain(entry.value)
@@ -57,52 +60,156 @@ def launch(call: GemmCall) -> PreparedCall:
     return prepared
 
 
-def _prepared(call: GemmCall) -> PreparedCall:
+def check(call: GemmCall) -> None:
+    """OperandError where an option of a call is no value of its kind, where options contradict each other, or where the
+    epilogue or the operands cannot keep to them."""
+    _check_options(call.options)
+    _check_promises(call)
+    _check_factors(call)
+
+
+def _check_options(options: Options) -> None:
+    """OperandError where an option is no value of its kind."""
+    for name in _FLAGS:
+        if (value := getattr(options, name)) not in (True, False):
+            raise OperandError(f"{name} is {value!r:.80}; it must be True or False")
+    if options.objective not in REGIMES:
+        words = " or ".join(map(repr, REGIMES))
+        raise OperandError(f"objective is {options.objective!r:.80}; it must be {words}")
+    if not isinstance(options.kernel, str | GemmConfig | None):
+        raise OperandError(f"kernel is {options.kernel!r:.80}; it must be the name of a kernel or a GemmConfig")
+    if (slices := options.slices) is not None:
+        if type(slices) is not int or slices < 1:
+            raise OperandError(
+                f"slices is {slices!r:.80}; it must be a positive integer, or None for the model's choice"
+            )
+        if options.kernel is None:
+            raise OperandError("slices is of the split-K kernel that kernel names, and none is named: pass kernel=")
+    if not isinstance(options.registry, Registry | None):
+        raise OperandError(f"registry is {options.registry!r:.80}; it must be a gemmill.Registry, or None")
+
+
+def _check_promises(call: GemmCall) -> None:
+    """OperandError where options contradict each other, or an epilogue cannot keep what they promise."""
     options = call.options
-    check_options(options)
-    check_promises(call)
-    alpha, beta = check_values(call)
-    gemm, arguments = call.bound
-    device, memory = call.tensors["a"].device, MemoryCheck(call)
+    for option in ("deterministic", "batch_invariant"):
+        if getattr(options, option):
+            _refuse_atomic_sums(call.arguments.epilogue, option)
+    if options.autotune is not None:
+        _check_autotune(call)
+
+
+def _check_autotune(call: GemmCall) -> None:
+    options = call.options
+    count = options.autotune
+    if type(count) is not int or count < 1:
+        raise OperandError(f"autotune is {count!r}; it must be a positive integer, how many kernels to time, or None")
+    if options.kernel is not None:
+        raise OperandError("kernel names the kernel, and autotune looks for the fastest: pass one of them")
+    for option in ("deterministic", "batch_invariant"):
+        if getattr(options, option):
+            raise OperandError(
+                f"autotune and {option} are both given, but kernels sum in different orders, and which of them is the "
+                "fastest may change with the timing and with M: pass one of them, or kernel="
+            )
+    if "addresses" in call.tensors:
+        raise OperandError(
+            "autotune is given with addresses, but while kernels are timed results must be written elsewhere than "
+            "addresses says: leave out autotune"
+        )
+
+
+def _refuse_atomic_sums(epilogue: Epilogue, option: str) -> None:
+    """OperandError where the last bits of an epilogue's outputs change from run to run; ``option`` forbids that."""
+    for output in epilogue.outputs:
+        if output.role == "sum":
+            raise OperandError(
+                f"{option}: `{output}` adds up atomically, in an order that changes from run to run; write what it "
+                f"sums to a matrix, as in `{output.name}[m, n] = ...`, and sum that (max and min are allowed)"
+            )
+
+
+def _check_determinism(epilogue: Epilogue) -> None:
+    """Under ``torch.use_deterministic_algorithms(True)``: OperandError, or a warning where PyTorch is to warn only, for
+    what ``deterministic`` refuses."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.are_deterministic_algorithms_enabled():
+        return
+    try:
+        _refuse_atomic_sums(epilogue, "torch.use_deterministic_algorithms(True)")
+    except OperandError as error:
+        if not torch.is_deterministic_algorithms_warn_only_enabled():
+            raise
+        warnings.warn(str(error), UserWarning, stacklevel=5)
+
+
+def _check_factors(call: GemmCall) -> None:
+    """OperandError where C, alpha or beta is passed and not read, or C is missing, or where a factor or a bound has a
+    value that no kernel takes."""
+    options, epilogue, has_c = call.options, call.arguments.epilogue, "c" in call.tensors
+    if call.arguments.text is not None and epilogue.reads_c != has_c:
+        if has_c:
+            raise OperandError(f"c is passed, but the epilogue `{epilogue}` does not read it")
+        raise OperandError(f"the epilogue `{epilogue}` reads c: pass c=")
+    if options.alpha != 1 and "alpha" not in epilogue.factors:
+        raise OperandError(f"alpha is {options.alpha}, but the epilogue `{epilogue}` does not read it")
+    if options.beta and not call.scales_c:
+        if "beta" not in epilogue.factors:
+            raise OperandError(f"beta is {options.beta}, but the epilogue `{epilogue}` does not read it")
+        raise OperandError(f"beta is {options.beta}, but there is no c to scale: pass c=, or leave beta out")
+    factors = (("alpha", options.alpha), ("beta", options.beta or 0.0))
+    takes_doubles = call.accumulator == "f64"
+    for name, value in factors:
+        if not takes_doubles and isfinite(value) and abs(value) > MAX_FLOAT32:
+            raise OperandError(f"{name} is {value}; kernels take a float32, at most {MAX_FLOAT32:.4g}")
+    sm_count = options.sm_count
+    if sm_count is not None and (type(sm_count) is not int or sm_count < 1):
+        raise OperandError(f"sm_count is {sm_count!r}; it must be a positive integer, or None for all SMs")
+    if call.tensors["out"].dtype == "s32":
+        for name, value in factors:
+            if not value.is_integer() or abs(value) >= 1 << 31:
+                raise OperandError(
+                    f"{name} is {value}; an s32 D is exact and takes whole numbers below 2^31: use out_dtype='f32'"
+                )
+
+
+def _prepared(call: GemmCall) -> PreparedCall:
+    gemm, options, device = call.bound, call.options, call.tensors["a"].device
+    problem, memory = gemm.problem, MemoryCheck(call)
     memory(call.addresses)
-    if is_empty(gemm.problem):
-        return PreparedCall(gemm.problem, None, None, memory, functools.partial(Resets, device, arguments, memory))
-    if options.batch_invariant:
-        gemm = of_any_rows(gemm)
-    registry = caches.default_registry() if options.registry is None else options.registry
+    if gemm.is_empty:
+        return PreparedCall(problem, None, None, memory, functools.partial(Resets, device, gemm.arguments, memory))
+    registry = _registry(options)
     sm_count = options.sm_count
     if sm_count is not None and sm_count >= driver.sm_count(device):
         sm_count = None  # no bound
-
-    problem, parts = gemm.problem, 1
     new: Callable[..., Launches] = functools.partial(Launcher, memory=memory)
-    if gemm.nested and not _takes_nested(call, registry, problem, sm_count):
-        from gemmill.runtime.launch.batch_parts import launch_parts  # as few calls need it
+    parts = ""
+    if gemm.nested and not takes_nested(gemm, options, registry, sm_count):
+        from gemmill.runtime.launch.batch_parts import PartLaunches, parts_of  # as few calls need it
 
-        (gemm, arguments, shifts), new = launch_parts(call, gemm, arguments, memory)
-        parts = len(shifts)
+        whole, (gemm, shifts) = gemm.nested, parts_of(gemm)
+        new = functools.partial(PartLaunches, shifts=shifts, memory=memory)
+        each = f"{len(shifts)} launches of {gemm.problem.batch}"
+        parts = f"; in {each}, as no kernel here takes a batch of {len(whole)} strides as it is asked for"
 
-    def launcher(name: str, swap_ab: bool) -> functools.partial[Launches]:
-        kernel, own = _load(registry, name, device, call.stream), gemm.transposed if swap_ab else gemm
-        _refuse_to_load_copies(kernel, own, call.stream)
-        return functools.partial(new, own, kernel, alpha, beta, sm_count, arguments)
+    def launcher(name: str, swap_ab: bool) -> Callable[[], Launches]:
+        kernel, oriented = _load(registry, name, device, call.stream), gemm.transposed if swap_ab else gemm
+        _refuse_to_load_copies(kernel, oriented, call.stream)
+        return functools.partial(new, oriented, kernel, sm_count)
 
-    if options.kernel is not None:
-        name, swap_ab = _named(registry, options, gemm.problem)
-        return PreparedCall(problem, name, None, memory, launcher(name, swap_ab))
     if options.autotune is not None:
         from gemmill.runtime.api.autotune import autotuned_call
 
         choice = autotuned_call(call, registry, gemm.problem, sm_count, launcher)
+        target = Target(choice.name, choice.swap_ab, choice)
     else:
-        choice = _selected(call, registry, gemm, sm_count)
-    if parts > 1:
-        strides = f"no kernel here takes a batch of {len(call.bound.gemm.nested)} strides as it is asked for"
-        choice = replace(choice, reason=f"{choice.reason}; in {parts} launches of {gemm.problem.batch}, as {strides}")
-    if gemm.is_transposed:
-        choice = choice.of_transposed
-    warn_of(choice)
-    return PreparedCall(problem, choice.name, choice, memory, launcher(choice.name, choice.swap_ab))
+        target = choose(gemm, options, registry, sm_count)
+    if (found := target.choice) is not None:
+        found = replace(found, reason=found.reason + parts) if parts else found
+        found = found.of_transposed if gemm.is_transposed else found
+        warn_of(found)
+    return PreparedCall(problem, target.name, found, memory, launcher(target.name, target.swap_ab))
 
 
 def kernel_for(call: GemmCall) -> str | None:
@@ -112,61 +219,21 @@ def kernel_for(call: GemmCall) -> str | None:
 
     Raises what :func:`gemmill.matmul` does before it compiles.
     """
-    check_options(call.options)
+    check(call)
     if call.options.quick:
         warn_of_quick()
-    check_promises(call)
-    check_values(call)
-    gemm, options = call.bound.gemm, call.options
-    if is_empty(gemm.problem) or gemm.nested:
+    gemm = call.bound
+    if gemm.is_empty or gemm.nested:
         return None
-    if options.batch_invariant:
-        gemm = of_any_rows(gemm)
-    registry = caches.default_registry() if options.registry is None else options.registry
-    if options.kernel is not None:
-        return _named(registry, options, gemm.problem)[0]
-    choice = _selected(call, registry, gemm, options.sm_count)
+    target = choose(gemm, call.options, _registry(call.options), call.options.sm_count)
+    if (choice := target.choice) is None:
+        return target.name
     warn_of(choice.of_transposed if gemm.is_transposed else choice)
-    return choice.name if needs_swap(choice.config, gemm.problem) == choice.swap_ab else None
+    return target.name if needs_swap(choice.config, gemm.problem) == choice.swap_ab else None
 
 
-def _takes_nested(call: GemmCall, registry: Registry, problem: GemmProblem, sm_count: int | None) -> bool:
-    """Whether a kernel takes the nested batch of a call whole. Its parts, otherwise, go to kernels whose bits do not
-    depend on the batch."""
-    options = call.options
-    if len(call.bound.gemm.nested) > NESTED_EXTENTS or options.batch_invariant:
-        return False
-    if options.kernel is not None:
-        return needs_swap(parse_name(plain_name(kernel_named(options.kernel))), problem) is not None
-    try:
-        registry.select(problem, sm_count, None, objective=options.objective)
-    except UnsupportedProblemError:
-        return False
-    return True
-
-
-def _selected(call: GemmCall, registry: Registry, gemm: Gemm, sm_count: int | None) -> Choice:
-    rows: Rows = "n" if gemm.is_transposed else "m"
-    invariant_to = rows if call.options.batch_invariant else None
-    return registry.select(gemm.problem, sm_count, invariant_to, objective=call.options.objective)
-
-
-def _named(registry: Registry, options: Options, problem: GemmProblem) -> tuple[str, bool]:
-    """The name of the kernel that a call names, in as many slices of K as the call, or else the model, has, and whether
-    it is to run the transposed problem."""
-    name = kernel_named(options.kernel)
-    plain = plain_name(name)
-    config = parse_name(plain)  # which checks a config made by hand as well
-    if options.batch_invariant:
-        refuse_shared_k(config)
-    swap_ab = needs_swap(config, problem)
-    if swap_ab is None:
-        raise UnsupportedProblemError(f"kernel {name} does not fit: it needs {' and '.join(faults(config, problem))}")
-    if options.slices is not None:
-        config = in_slices(config, options.slices)
-    elif is_open(config):
-        config = with_number(config, problem, swap_ab, registry.gpu)
-    return kernel_name(config) + name.removeprefix(plain), swap_ab
+def _registry(options: Options) -> Registry:
+    return caches.default_registry() if options.registry is None else options.registry
 
 
 def _load(registry: Registry, name: str, device: int, stream: int) -> Kernel:

@@ -14,7 +14,6 @@ from gemmill.library.epilogues.grammar import SCALES
 from gemmill.library.errors import OperandError
 from gemmill.library.input.keywords import unexpected
 from gemmill.runtime.api.streams import allocate, handle_of
-from gemmill.runtime.operands.binding import OPERANDS, shape_of_d, wider
 from gemmill.runtime.operands.call import DEFAULTS, GemmCall, Options
 from gemmill.runtime.operands.epilogue_arguments import (
     NO_ARGUMENTS,
@@ -25,6 +24,8 @@ from gemmill.runtime.operands.epilogue_arguments import (
     read_arguments,
     with_scales,
 )
+from gemmill.runtime.operands.gemm import OPERANDS
+from gemmill.runtime.operands.product_shapes import shape_of_d, wider
 from gemmill.runtime.operands.tensors import TABLES, TensorView, dtype_named, unpacked, view, view_table
 
 _DEFAULTS = tuple(DEFAULTS._asdict().items())

@@ -4,7 +4,7 @@ for all calls of one signature."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,8 +18,8 @@ from gemmill.runtime import driver
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.kernel import Kernel
 from gemmill.runtime.launch.parameters import ParameterBlock, encode_descriptors, scalars, write_argument
-from gemmill.runtime.operands.binding import FOUND_BY, OPERANDS, PLACES, Addresses, Gemm
 from gemmill.runtime.operands.epilogue_arguments import BoundArgument
+from gemmill.runtime.operands.gemm import OPERANDS, PLACES, Addresses, Gemm
 from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.select.kernels.faults import realigned
 
@@ -54,11 +54,6 @@ def grid_ctas(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_coun
     shares = spec.k_decomposition is not None
     clusters = workspace.clusters(spec, problem, tiles, max_clusters) if shares else min(tiles, max_clusters)
     return clusters * size
-
-
-def is_empty(problem: GemmProblem) -> bool:
-    """Whether D has no elements, so that nothing is to be launched."""
-    return 0 in (problem.m, problem.n, problem.batch)
 
 
 class Launches(Protocol):
@@ -144,10 +139,7 @@ class Launcher:
         self,
         gemm: Gemm,
         kernel: Kernel,
-        alpha: float,
-        beta: float,
         sm_count: int | None,
-        arguments: Sequence[BoundArgument],
         *,
         memory: Callable[[Addresses], None],
     ) -> None:
@@ -156,37 +148,37 @@ class Launcher:
         """Whether the kernel's A is the caller's b."""
         spec = kernel.spec
         names = realigned(kernel.config, gemm.problem)
-        self.realigned = frozenset(map(gemm.name, names))
+        self.realigned = frozenset(getattr(gemm, name).name for name in names)
         """Operands that are copied into aligned memory before each launch, as the caller calls them."""
         if names and sm_count is not None:
             raise UnsupportedProblemError(
                 f"sm_count is {sm_count}; {spec.entry} needs {' and '.join(sorted(self.realigned))} aligned to "
                 f"{tma.ALIGNMENT} bytes, and copying them keeps to no bound: pass aligned operands, or leave it out"
             )
-        self._addresses: Addresses = (*_operand_addresses(gemm), *(argument.address for argument in arguments))
+        self._addresses = gemm.addresses
         moved: dict[int, RealignedOperand] = {}
         if names:
             from gemmill.runtime.launch.realign import realign  # as few launches need it
 
             gemm, into = realign(gemm, names)
-            moved = {PLACES[gemm.name(operand.name)]: operand for operand in into}
+            moved = {PLACES[getattr(gemm, operand.name).name]: operand for operand in into}
         self.kernel = kernel
         self.ctas = grid_ctas(spec, gemm.problem, kernel.max_clusters, sm_count)
         """CTAs of a launch."""
         self._block = block = ParameterBlock(spec.params_bytes)  # the prepared launch points into it
-        placed = {f"epilogue.{argument.name}": (len(OPERANDS) + i, argument) for i, argument in enumerate(arguments)}
+        placed = {f"epilogue.{x.name}": (len(OPERANDS) + i, x) for i, x in enumerate(gemm.arguments)}
         descriptors = [*encode_descriptors(gemm, kernel, block, placed)]
         self._descriptors = tuple(x for x in descriptors if x.place not in moved)
         staged = {box.operand: placed.pop(box.operand)[1] for box in spec.boxes if box.operand in placed}
-        for name, layout, value in scalars(gemm, alpha, beta, staged.values()):
+        for name, layout, value in scalars(gemm, staged.values()):
             if name in spec.offsets:
                 block.write(spec.offsets[name], layout, value)
         for _, argument in placed.values():
-            write_argument(argument, gemm, spec, block)
-        pointers = [(PLACES[name], f"{operand}_pointer") for operand, name in _pointed_at(gemm, spec)]
+            write_argument(argument, gemm.problem, spec, block)
+        pointers = [(PLACES[operand.name], f"{name}_pointer") for name, operand in gemm.located.items()]
         pointers += [(place, member) for member, (place, _) in placed.items()]
-        self._pointers = tuple((index, block.integer(spec.offsets[member])) for index, member in pointers)
-        self._resets = Resets(kernel.device, arguments) if any(argument.reset for argument in arguments) else None
+        self._pointers = tuple([(at, block.integer(spec.offsets[x])) for at, x in pointers if x in spec.offsets])
+        self._resets = Resets(kernel.device, gemm.arguments) if any(x.reset for x in gemm.arguments) else None
         self._in_workspace = None
         if spec.k_decomposition or moved:
             from gemmill.runtime.launch.workspace_launch import WorkspaceLaunch  # likewise
@@ -219,23 +211,3 @@ class Launcher:
                 self._prepared.launch(stream)
             else:
                 self._in_workspace.launch(stream, self._prepared, addresses)
-
-
-def _pointed_at(gemm: Gemm, spec: LaunchSpec) -> Iterator[tuple[str, str]]:
-    """The operands that a kernel finds by plain addresses, and what the caller calls them."""
-    for operand in ("a", "b", "c", "d", "a_scale", "b_scale"):
-        if f"{operand}_pointer" in spec.offsets and getattr(gemm, operand) is not None:
-            yield operand, gemm.name(operand)
-    if gemm.problem.batching in FOUND_BY:
-        yield "groups", FOUND_BY[gemm.problem.batching]
-
-
-def _operand_addresses(gemm: Gemm) -> Addresses:
-    """The addresses of :data:`OPERANDS`."""
-    addresses = [0] * len(OPERANDS)
-    for name in ("a", "b", "c", "d", "a_scale", "b_scale", "scale", "zero"):
-        if (operand := getattr(gemm, name)) is not None:
-            addresses[PLACES[gemm.name(name)]] = operand.ptr
-    if gemm.problem.batching in FOUND_BY:
-        addresses[PLACES[FOUND_BY[gemm.problem.batching]]] = gemm.groups
-    return tuple(addresses)

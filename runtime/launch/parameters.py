@@ -12,8 +12,8 @@ from gemmill.library.launch import NESTED_EXTENTS, LaunchSpec, TmaBox
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.kernel import Kernel
-from gemmill.runtime.operands.binding import PLACES, Gemm
 from gemmill.runtime.operands.epilogue_arguments import BoundArgument
+from gemmill.runtime.operands.gemm import PLACES, Gemm
 
 _UNALIGNED_D = 31
 """The bit of ``batched`` that says so (kernel/params.cuh)."""
@@ -34,7 +34,7 @@ class EncodedDescriptor(NamedTuple):
     """A descriptor that follows an operand."""
 
     place: int
-    """The operand's, in :data:`~gemmill.runtime.operands.binding.OPERANDS`, or of what is passed to the epilogue after
+    """The operand's, in :data:`~gemmill.runtime.operands.gemm.OPERANDS`, or of what is passed to the epilogue after
     these."""
     address: int
     """The descriptor's."""
@@ -83,7 +83,7 @@ class ParameterBlock:
         return ctypes.string_at(self.address, self._size)
 
 
-def scalars(gemm: Gemm, alpha: float, beta: float, staged: Iterable[BoundArgument]) -> Iterator[tuple[str, str, float]]:
+def scalars(gemm: Gemm, staged: Iterable[BoundArgument]) -> Iterator[tuple[str, str, float]]:
     """Parameters other than descriptors: member, layout, value. A kernel has some of them. TMA moves what is staged."""
     problem, factor = gemm.problem, _factor_layout(gemm.problem)
     for extent in ("m", "n", "k", "batch"):
@@ -91,7 +91,7 @@ def scalars(gemm: Gemm, alpha: float, beta: float, staged: Iterable[BoundArgumen
     batched = [bool(x and x.batch_stride) for x in (gemm.a, gemm.b, gemm.c)] + [bool(x.strides[2]) for x in staged]
     unaligned = gemm.problem.d_align < tma.ALIGNMENT
     yield "batched", "I", sum(has << i for i, has in enumerate(batched)) | unaligned << _UNALIGNED_D
-    for name, value in (("alpha", alpha), ("beta", beta)):
+    for name, value in (("alpha", gemm.alpha), ("beta", gemm.beta)):
         yield name, factor, int(value) if factor == "i" else value
         yield f"{name}64", "d", value
     for name, operand in (("a", gemm.a), ("b", gemm.b), ("c", gemm.c), ("d", gemm.d)):
@@ -100,8 +100,9 @@ def scalars(gemm: Gemm, alpha: float, beta: float, staged: Iterable[BoundArgumen
                 yield f"{name}_{member}", layout, getattr(operand, attribute)
             if name in "cd":
                 yield f"{name}_stride", "q", operand.stride
-    yield "groups_pointer", "Q", gemm.groups
-    yield "groups_stride", "i", gemm.groups_stride
+    if gemm.groups is not None:
+        yield "groups_pointer", "Q", gemm.groups.ptr
+        yield "groups_stride", "i", gemm.groups.stride
     if gemm.nested:
         inner = gemm.nested[::-1]
         yield "inner", "i", inner[0]
@@ -119,14 +120,14 @@ def scalars(gemm: Gemm, alpha: float, beta: float, staged: Iterable[BoundArgumen
             yield f"{name}_batch_stride", "q", scale.batch_stride
 
 
-def write_argument(argument: BoundArgument, gemm: Gemm, spec: LaunchSpec, block: ParameterBlock) -> None:
+def write_argument(argument: BoundArgument, problem: GemmProblem, spec: LaunchSpec, block: ParameterBlock) -> None:
     """Writes what is passed to the epilogue: an address, then strides or, of a scalar, its value."""
     at = spec.offsets[f"epilogue.{argument.name}"]
     block.write(at, "Q", argument.address)
-    for i, stride in enumerate(argument.transposed if gemm.is_transposed else argument.strides):
+    for i, stride in enumerate(argument.strides):
         block.write(at + 8 + 8 * i, "q", stride)
     if not argument.strides:
-        block.write(at + 8, _factor_layout(gemm.problem), argument.value)
+        block.write(at + 8, _factor_layout(problem), argument.value)
 
 
 def _factor_layout(problem: GemmProblem) -> str:
@@ -148,7 +149,7 @@ def encode_descriptors(
             continue  # it has no address before the launch
         if box.operand in arguments:
             place, argument = arguments[box.operand]
-            described = _describe_matrix(box, argument, problem, gemm.is_transposed)
+            described = _describe_matrix(box, argument, problem)
             described.encode(block.address + box.offset, kernel.device)
             yield EncodedDescriptor(place, block.address + box.offset, 0)
             continue
@@ -160,19 +161,18 @@ def encode_descriptors(
         extents = sizes[box.contiguous], -(-sizes[box.strided] // box.group)
         if not box.rows(extents[1]) or (box.operand == "d" and problem.d_align < tma.ALIGNMENT):
             continue
-        name = gemm.name(box.operand)
         batch = operand.places(problem.batch, gemm.nested)
         address = gemm.d.ptr & -tma.ALIGNMENT if unread else operand.ptr
-        described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride, name)
+        described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride, operand.name)
         fetched = fetched_bytes(box, problem, described.strides[0])
         described.encode(block.address + box.offset, kernel.device, fetched)
         if not (unread or box.anywhere):
-            yield EncodedDescriptor(PLACES[name], block.address + box.offset, described.address - address)
+            yield EncodedDescriptor(PLACES[operand.name], block.address + box.offset, described.address - address)
 
 
-def _describe_matrix(box: TmaBox, matrix: BoundArgument, problem: GemmProblem, is_transposed: bool) -> tma.Descriptor:
+def _describe_matrix(box: TmaBox, matrix: BoundArgument, problem: GemmProblem) -> tma.Descriptor:
     """The descriptor of an epilogue's matrix."""
-    row, column, outer = matrix.transposed if is_transposed else matrix.strides
+    row, column, outer = matrix.strides
     sizes = {"m": problem.m, "n": problem.d_columns}
     batch = problem.batch if outer else 1
     extents = sizes[box.contiguous], sizes[box.strided]

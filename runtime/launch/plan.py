@@ -12,8 +12,8 @@ from gemmill.library.errors import GemmillError, OperandError
 from gemmill.library.input.keywords import unexpected
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.launcher import Launcher, Launches, PreparedCall
-from gemmill.runtime.operands.binding import OPERANDS
 from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.gemm import OPERANDS
 from gemmill.runtime.operands.tensors import TABLES, Tensor, TensorView, unpacked, view, view_table
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from gemmill.runtime import driver
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.kernel import PreparedLaunch
 from gemmill.runtime.launch.parameters import ParameterBlock
-from gemmill.runtime.operands.binding import Gemm
+from gemmill.runtime.operands.gemm import Gemm
 
 BEGIN = 256
 """Realigned operands begin at multiples of this many bytes."""

@@ -14,7 +14,7 @@ from gemmill.runtime.launch.kernel import Kernel, PreparedLaunch
 from gemmill.runtime.launch.parameters import EncodedDescriptor, ParameterBlock
 from gemmill.runtime.launch.realign import BEGIN, RealignedOperand, RealignLaunch
 from gemmill.runtime.launch.workspace import workspace
-from gemmill.runtime.operands.binding import Gemm
+from gemmill.runtime.operands.gemm import Gemm
 
 
 class WorkspaceLaunch:

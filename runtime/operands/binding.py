@@ -1,27 +1,26 @@
-"""A call bound to memory: its tensors, by the conventions of ``torch.matmul`` or of groups, as operands of a GEMM."""
+"""A call bound to memory: its tensors, by the conventions of ``torch.matmul`` or of groups, as those of a GEMM."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gemmill.library.config.model import BatchingName
 from gemmill.library.config.scales import BLOCK_SCALES
-from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.dtypes import DTypeName
 from gemmill.library.epilogues.parse import PLAIN, spelling
-from gemmill.library.epilogues.tree import Epilogue, transposed
+from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import MAX_EXTENT, GemmProblem, is_mixed, upconverts_a
 from gemmill.runtime.operands.epilogue_arguments import BoundArgument, bind_arguments, fitted, staged
 from gemmill.runtime.operands.epilogue_arguments import stacked as stacked_values
+from gemmill.runtime.operands.gemm import Gemm, Table
 from gemmill.runtime.operands.matrices import (
     FourMatrices,
     GroupScales,
     Matrices,
-    Operand,
     Scale,
     block_scales,
     broadcast,
@@ -32,193 +31,17 @@ from gemmill.runtime.operands.matrices import (
     operand,
     refuse_overlap,
 )
+from gemmill.runtime.operands.packed_rows import with_packed_rows
+from gemmill.runtime.operands.product_shapes import d_shape, grouped_shape, groups_kind, wider
 from gemmill.runtime.operands.tensors import TensorView
 
 if TYPE_CHECKING:
     from gemmill.runtime.operands.call import GemmCall
 
 
-FOUND_BY: Mapping[BatchingName, str] = MappingProxyType(
-    {"grouped": "offsets", "kgrouped": "offsets", "masked": "counts", "array": "addresses"}
-)
-"""What the matrices of a batch are found by, other than strides."""
-_KINDS = tuple(dict.fromkeys(FOUND_BY.values()))
-
-
-def matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of ``a @ b``: vectors lose their extent, batch extents broadcast; OperandError where they do not fit."""
-    if not a or not b:
-        raise OperandError(f"a has shape {a} and b {b}; matmul takes no scalars: multiply with alpha")
-    inner = b[-2] if len(b) > 1 else b[-1]
-    if a[-1] != inner:
-        raise _unequal_k(a, b)
-    longest = max(len(a), len(b)) - 2
-    batch = []
-    for axis in range(longest, 0, -1):
-        extents = {shape[-2 - axis] for shape in (a, b) if len(shape) - 2 >= axis} - {1}
-        if len(extents) > 1:
-            raise OperandError(f"a {a} @ b {b}: batch extents {sorted(extents)} do not broadcast")
-        batch.append(extents.pop() if extents else 1)
-    return (*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
-
-
-def _unequal_k(a: tuple[int, ...], b: tuple[int, ...]) -> OperandError:
-    """The error for operands of several K, with the transpose that has the other's, if one has."""
-    inner = b[-2] if len(b) > 1 else b[-1]
-    turned = "b" if len(b) > 1 and b[-1] == a[-1] else "a" if len(a) > 1 and a[-2] == inner else ""
-    way = f": pass {turned}.mT, whose strides are read as they are" if turned else ""
-    return OperandError(f"a {a} @ b {b}: a has K = {a[-1]} columns, b has K = {inner} rows; they must be equal{way}")
-
-
-def wider(tensors: Mapping[str, TensorView]) -> DTypeName:
-    """The dtype of the wider of A and B."""
-    a, b = tensors["a"].dtype, tensors["b"].dtype
-    return b if DTYPES[b].bits > DTYPES[a].bits else a
-
-
-def d_shape(a: tuple[int, ...], b: tuple[int, ...], epilogue: Epilogue) -> tuple[int, ...]:
-    """Shape of D: that of ``a @ b``, with half its columns where the epilogue is gated."""
-    return halved(matmul_shape(a, b), b, epilogue)
-
-
-def halved(shape: tuple[int, ...], b: tuple[int, ...], epilogue: Epilogue) -> tuple[int, ...]:
-    """The shape of a product with half its columns where the epilogue is gated; OperandError where N is odd."""
-    if not epilogue.gated:
-        return shape
-    if len(b) < 2 or b[-1] % 2:
-        columns = b[-1] if len(b) > 1 else 1
-        raise OperandError(f"b {b} has N = {columns}; a gated epilogue makes one column of two, so N must be even")
-    return (*shape[:-1], shape[-1] // 2)
-
-
-def require_groups(offsets: object, counts: object, instead: str) -> None:
-    """OperandError for a grouped call without groups; it names the function to call ``instead``."""
-    if offsets is None and counts is None:
-        raise OperandError(f"neither offsets nor counts is given; for a batch of equal matrices call {instead}")
-
-
-def groups_kind(tensors: Mapping[str, TensorView]) -> str:
-    """What the matrices of a call are found by: ``offsets``, ``counts``, ``addresses``, or nothing but strides."""
-    kinds = [kind for kind in _KINDS if kind in tensors]
-    if len(kinds) > 1:
-        raise OperandError(
-            f"{' and '.join(kinds)} are both given; pass offsets for groups one after the other, counts for slots, "
-            "addresses for an array of matrices"
-        )
-    return kinds[0] if kinds else ""
-
-
-def shape_of_d(tensors: Mapping[str, TensorView], epilogue: Epilogue) -> tuple[int, ...]:
-    """Shape of a D that is to be allocated, by the other tensors of a call; OperandError where they do not fit."""
-    kind, a, b = groups_kind(tensors), tensors["a"].shape, tensors["b"].shape
-    if kind == "addresses":
-        raise OperandError("out is missing: with addresses, pass one of the matrices to be written")
-    return grouped_shape(a, b, tensors[kind].shape, kind, epilogue) if kind else d_shape(a, b, epilogue)
-
-
-def grouped_shape(
-    a: tuple[int, ...], b: tuple[int, ...], groups: tuple[int, ...], kind: str, epilogue: Epilogue = PLAIN
-) -> tuple[int, ...]:
-    """Shape of D by those of A, B and the groups; ``kind`` is as :func:`groups_kind` says.
-
-    ``offsets``: (M, K) by (groups, K, N) is (M, N), and (M, K) by (K, N) is (groups, M, N). ``counts``: (groups,
-    capacity, K) by (groups, K, N) is (groups, capacity, N). ``addresses``: (M, K) by (K, N) is (M, N). A gated epilogue
-    makes one column of two. OperandError where the shapes do not fit.
-    """
-    return halved(_grouped_shape(a, b, groups, kind), b, epilogue)
-
-
-def _grouped_shape(a: tuple[int, ...], b: tuple[int, ...], groups: tuple[int, ...], kind: str) -> tuple[int, ...]:
-    if kind == "addresses":
-        if len(a) != 2 or len(b) != 2:
-            raise OperandError(f"a has shape {a} and b {b}; with addresses, each is one matrix: (M, K) and (K, N)")
-        return matmul_shape(a, b)
-    if len(groups) != 1:
-        raise OperandError(f"{kind} has shape {groups}; it must have one extent, the groups")
-    (count,) = groups
-    forms = {
-        "offsets": f"(M, K) and b ({count}, K, N), or a (M, K) and b (K, N)",
-        "counts": f"({count}, capacity, K) and b ({count}, K, N)",
-    }
-    ranks = len(a), len(b)
-    if ranks not in {"offsets": ((2, 3), (2, 2)), "counts": ((3, 3),)}[kind]:
-        raise OperandError(f"a has shape {a} and b {b}; with {kind} of {count} groups, a is {forms[kind]}")
-    for name, shape in (("a", a), ("b", b)):
-        if len(shape) == 3 and shape[0] != count:
-            raise OperandError(f"{name} has {shape[0]} matrices and {kind} {count} entries; they must be equal")
-    if a[-1] != b[-2]:
-        raise _unequal_k(a, b)
-    return (a[0], b[-1]) if ranks == (2, 3) else (count, a[-2], b[-1])
-
-
-OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale", "a_zero", "b_zero", "offsets", "counts", "addresses")
-"""What the caller calls the tensors of a GEMM, in the order in which a launch takes their addresses."""
-PLACES = {name: place for place, name in enumerate(OPERANDS)}
-
-_CALLED: tuple[Mapping[str, str], Mapping[str, str]] = (
-    {"d": "out", "scale": "a_scale", "zero": "a_zero"},
-    {"d": "out", "scale": "b_scale", "zero": "b_zero", "a": "b", "b": "a"},
-)
-"""What the caller calls operands of a kernel, as it is and transposed; others have the same name."""
-
-Addresses = tuple[int, ...]
-"""Addresses of :data:`OPERANDS`, 0 where a GEMM lacks one; then of the arguments of its epilogue."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gemm:
-    """A problem and the tensors it is solved on. Kernels upconvert A alone: with a narrow B the
-    transpose is computed."""
-
-    problem: GemmProblem
-    a: Operand
-    b: Operand
-    c: Operand | None
-    d: Operand
-    a_scale: Scale | None = None
-    b_scale: Scale | None = None
-    scale: Operand | None = None
-    """Scales of groups of narrow A: a matrix, M by K / group."""
-    zero: Operand | None = None
-    """Their zero points."""
-    is_transposed: bool = False
-    """Whether it computes the transpose of what the caller asked for: its A is the caller's b."""
-    groups: int = 0
-    """Address of the offsets or counts of groups or of the addresses of matrices; 0 where strides find them."""
-    groups_stride: int = 1
-    """From one of the offsets or counts to the next, in words of 32 bits."""
-    nested: tuple[int, ...] = ()
-    """Extents of a nested batch, the outermost first."""
-
-    def name(self, operand: str) -> str:
-        """What the caller calls the operand in an attribute of this class."""
-        return _CALLED[self.is_transposed].get(operand, operand)
-
-    @property
-    def transposed(self) -> Gemm:
-        """The same work as D^T = B^T A^T: see :attr:`GemmProblem.transposed`."""
-        return replace(
-            self,
-            problem=self.problem.transposed,
-            a=self.b.transposed,
-            b=self.a.transposed,
-            c=self.c.transposed if self.c else None,
-            d=self.d.transposed,
-            is_transposed=not self.is_transposed,
-        )
-
-
 _SCALING = ("a_scale", "b_scale", "a_zero", "b_zero")
 _Tensors = Mapping[str, TensorView]
-"""Operands and D by the names of :data:`~gemmill.runtime.operands.binding.OPERANDS`."""
-
-
-class BoundCall(NamedTuple):
-    """A call in memory."""
-
-    gemm: Gemm
-    arguments: tuple[BoundArgument, ...]
-    """Of its epilogue."""
+"""Operands and D by the names of :data:`~gemmill.runtime.operands.gemm.OPERANDS`."""
 
 
 class _Extents(NamedTuple):
@@ -232,9 +55,11 @@ class _Extents(NamedTuple):
     """Those of a batch with several strides, the outermost first."""
 
 
-def bind(call: GemmCall) -> BoundCall:
-    """The operands of a call and the arguments of its epilogue as a kernel takes them; OperandError names what does not
-    fit, and the way out."""
+def bind(call: GemmCall) -> Gemm:
+    """What a kernel is to compute for a call; OperandError names what does not fit, and the way out.
+
+    Where B is to be upconverted that is the transpose, as kernels upconvert A alone.
+    """
     epilogue, values, stack = call.arguments.epilogue, call.arguments.values, None
     tensors, kind = _read_tensors(call), groups_kind(call.tensors)
     a, b, d = tensors["a"], tensors["b"], tensors["out"]
@@ -249,13 +74,15 @@ def bind(call: GemmCall) -> BoundCall:
         gemm = _bind_matrices(call, tensors, epilogue, may_stack=not values or stack is not None)
     if (rows := call.options.expected_rows) is not None:
         gemm = _expecting(gemm, rows)
-    if not values:
-        return BoundCall(gemm, ())
-    if stack is not None and gemm.problem.batch == 1:
-        values, d = stack
-    groups = gemm.problem.batch if gemm.problem.batching == "grouped" else None
-    bound = bind_arguments(epilogue, values, d, row_axis, column_axis, groups)
-    return BoundCall(_with_majors(gemm, epilogue, bound, call.options.batch_invariant), bound)
+    if values:
+        if stack is not None and gemm.problem.batch == 1:
+            values, d = stack
+        groups = gemm.problem.batch if gemm.problem.batching == "grouped" else None
+        bound = bind_arguments(epilogue, values, d, row_axis, column_axis, groups)
+        gemm = replace(_with_majors(gemm, epilogue, bound, call.options.batch_invariant), arguments=bound)
+    if call.options.batch_invariant and not gemm.is_empty:
+        gemm = with_packed_rows(gemm)
+    return gemm.transposed if upconverts_a(gemm.problem.b_dtype, gemm.problem.a_dtype) else gemm
 
 
 def _read_tensors(call: GemmCall) -> _Tensors:
@@ -317,15 +144,13 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
 
 
 def _with_group_scales(gemm: Gemm, groups: GroupScales, epilogue: Epilogue) -> Gemm:
-    """A GEMM whose narrower operand is upconverted: of A, so that where it is B it is the transpose."""
-    if groups.name == "b":
-        if epilogue.gated:
-            raise OperandError(
-                f"the epilogue `{epilogue}` pairs columns of b, and kernels that upconvert b compute the transpose: "
-                "apply it to the result, or upconvert b beforehand"
-            )
-        gemm = gemm.transposed
-    problem = gemm.problem.but(a_scale=groups.scaling)
+    """A GEMM whose narrower operand is upconverted."""
+    if groups.name == "b" and epilogue.gated:
+        raise OperandError(
+            f"the epilogue `{epilogue}` pairs columns of b, and kernels that upconvert b compute the transpose: "
+            "apply it to the result, or upconvert b beforehand"
+        )
+    problem = gemm.problem.but(**{f"{groups.name}_scale": groups.scaling})
     return replace(gemm, problem=problem, scale=groups.scale, zero=groups.zero)
 
 
@@ -359,7 +184,7 @@ def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogu
     abcd: FourMatrices = (read("a", a, m, k), read("b", b, k, n), of_c, read("out", d, m, shape[-1]))
     scales = block_scales(tensors, (m, n, k), (count,) if batching == "masked" else (), (count,))
     gemm = _assemble(call, _Extents(m, n, k, count), abcd, scales, epilogue, batching)
-    return replace(gemm, groups=groups.ptr, groups_stride=stride)
+    return replace(gemm, groups=Table(kind, groups.ptr, stride))
 
 
 def _expecting(gemm: Gemm, rows: int) -> Gemm:
@@ -450,7 +275,19 @@ def _assemble(
         **({} if epilogue is PLAIN else {"epilogue": spelling(epilogue)}),
     )
     a_scale, b_scale = scales or (None, None)
-    return Gemm(problem, operand_a, operand_b, operand_c, operand_d, a_scale, b_scale, nested=nested)
+    alpha, beta = call.factors
+    return Gemm(
+        problem,
+        operand_a,
+        operand_b,
+        operand_c,
+        operand_d,
+        a_scale,
+        b_scale,
+        nested=nested,
+        alpha=alpha,
+        beta=beta,
+    )
 
 
 def _multiplied(dtype: DTypeName, call: GemmCall) -> DTypeName:
@@ -479,8 +316,7 @@ def _with_majors(gemm: Gemm, epilogue: Epilogue, bound: tuple[BoundArgument, ...
     movable = staged(epilogue, bound)
     if batch_invariant:
         return gemm
-    text = spelling(transposed(movable) if gemm.is_transposed else movable)
-    return replace(gemm, problem=gemm.problem.but(epilogue=text))
+    return replace(gemm, problem=gemm.problem.but(epilogue=spelling(movable)))
 
 
 def _check_devices(tensors: _Tensors) -> None:

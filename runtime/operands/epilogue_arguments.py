@@ -293,13 +293,16 @@ class BoundArgument(NamedTuple):
     major: Major = "any"
     """Of a matrix that TMA can move: its contiguous extent."""
 
+    element_bytes: int = 0
+    """Size of an element of a tensor."""
+
     @property
-    def transposed(self) -> tuple[int, ...]:
-        """The strides where the kernel solves the problem with M and N swapped."""
+    def transposed(self) -> BoundArgument:
+        """With the rows of a matrix called columns."""
         if len(self.strides) < 3:
-            return self.strides
+            return self
         row, column, batch = self.strides
-        return column, row, batch
+        return self._replace(strides=(column, row, batch))
 
 
 def bind_arguments(
@@ -366,7 +369,7 @@ def _matrix(
     if output:
         refuse_overlap(x, out.shape[:outer])
     major = _major(value, (m, n, batch), strides, output)
-    return BoundArgument(name, value.ptr, 0.0, strides, major=major)
+    return BoundArgument(name, value.ptr, 0.0, strides, major=major, element_bytes=DTYPES[value.dtype].bytes)
 
 
 def _major(value: TensorView, extents: tuple[int, int, int], strides: tuple[int, int, int], output: bool) -> Major:
@@ -428,7 +431,8 @@ def _vector(
                 raise OperandError(f"{name} has strides {value.strides}; an output of a reduction must be contiguous")
             inner *= each
         reset = (_IDENTITY[output.role], count)
-    return BoundArgument(name, value.ptr, 0.0, () if kind == "scalar" and output is None else (stride,), reset)
+    steps = () if kind == "scalar" and output is None else (stride,)
+    return BoundArgument(name, value.ptr, 0.0, steps, reset, element_bytes=DTYPES[value.dtype].bytes)
 
 
 def kinds_of_scales(

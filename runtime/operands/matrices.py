@@ -21,6 +21,8 @@ from gemmill.runtime.operands.tensors import TensorView
 class Operand:
     """A, B, C or D in memory: matrices at one batch stride."""
 
+    name: str
+    """What the caller calls it."""
     ptr: int
     """Address of the first element."""
     dtype: DTypeName
@@ -50,8 +52,7 @@ class Operand:
     def transposed(self) -> Operand:
         """With its rows called columns. The majors of A and B are named relative to K, and stay."""
         major = {"n": "m", "m": "n"}.get(self.major, self.major)
-        kept = self.stride, self.batch_stride, self.align
-        return Operand(self.ptr, self.dtype, major, *kept, self.column_stride, self.row_stride, self.batch_steps)
+        return replace(self, major=major, row_stride=self.column_stride, column_stride=self.row_stride)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ def operand(x: Matrices, batch: tuple[int, ...], columns_contiguous: str, rows_c
     tensor, bits = x.tensor, DTYPES[x.tensor.dtype].bits
     if 0 in (x.rows, x.columns, *batch):
         # Nothing will be read; kernels run no K tile, or do not run.
-        return Operand(tensor.ptr, tensor.dtype, first, 128 // bits, 0, 16)
+        return Operand(x.name, tensor.ptr, tensor.dtype, first, 128 // bits, 0, 16)
     # One stride, and of a nested batch how many of it lie along each extent.
     steps: tuple[int, ...] = ()
     batch_stride = x.batch_stride if batch != (1,) else 0
@@ -189,7 +190,8 @@ def operand(x: Matrices, batch: tuple[int, ...], columns_contiguous: str, rows_c
         for step in (*others, batch_stride):
             aligned |= step * bits // 8
         stride = others[0] if len(others) == 1 else 0
-        return Operand(tensor.ptr, tensor.dtype, major, stride, batch_stride, aligned & -aligned, *apart, steps)
+        at = x.name, tensor.ptr, tensor.dtype
+        return Operand(*at, major, stride, batch_stride, aligned & -aligned, *apart, steps)
 
     layouts = []
     for major, inner, inner_stride, outer, stride in (
@@ -228,6 +230,8 @@ SCALE_BLOCK = 128
 class Scale(NamedTuple):
     """Block scales of A or B in memory; strides in elements."""
 
+    name: str
+    """What the caller calls them."""
     ptr: int
     """Address of the first scale."""
     stride: int
@@ -313,7 +317,7 @@ def _scale(name: str, tensor: TensorView, batch: tuple[int, ...], shape: tuple[i
         raise OperandError(f"{name} has shape {tensor.shape}; its last extents must be {shape}, one for each block")
     batch_stride = collapse(name, batch, broadcast(name, tensor.shape[:-2], tensor.strides[:-2], batch))
     strides = tensor.strides[-2:]
-    return Scale(tensor.ptr, strides[1 - k_axis], strides[k_axis], batch_stride, tensor.dtype)
+    return Scale(name, tensor.ptr, strides[1 - k_axis], strides[k_axis], batch_stride, tensor.dtype)
 
 
 def stacked_scales(a_scale: Scale, b_scale: Scale, m: int) -> tuple[Scale, Scale] | None:
@@ -373,7 +377,7 @@ def group_scales(
                 f"{name}_{kind} has strides {tensor.strides}; neighbours of one group must be contiguous, as in "
                 f"{'(K / group, M).T' if name == 'a' else '(K / group, N)'}"
             )
-        operands.append(Operand(tensor.ptr, tensor.dtype, "m", along_k, batch_stride, 16))
+        operands.append(Operand(called, tensor.ptr, tensor.dtype, "m", along_k, batch_stride, 16))
     return GroupScales(name, f"1x{size}" + ("z" if zero else ""), *operands)
 
 

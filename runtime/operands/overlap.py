@@ -8,8 +8,8 @@ from itertools import combinations
 from typing import Any
 
 from gemmill.library.errors import OperandError
-from gemmill.runtime.operands.binding import Addresses
 from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.gemm import Addresses
 from gemmill.runtime.operands.tensors import LEAST_ADDRESS, TensorView, reach, without_memory
 
 _MAX_WORK = 100_000

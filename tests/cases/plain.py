@@ -9,9 +9,9 @@ from gemmill.library.dtypes import DTypeName
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.runtime.api.prepare import launch
 from gemmill.runtime.api.read import Declaration
-from gemmill.runtime.operands.binding import Gemm
 from gemmill.runtime.operands.call import GemmCall, Options
 from gemmill.runtime.operands.epilogue_arguments import NO_ARGUMENTS, EpilogueArguments
+from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.operands.tensors import TensorView
 
 
@@ -39,6 +39,7 @@ def call_of(
     accumulator: DTypeName = "f32",
     *,
     tf32: bool = False,
+    batch_invariant: bool = False,
     epilogue: Epilogue | None = None,
     **others: TensorView | None,
 ) -> GemmCall:
@@ -46,9 +47,9 @@ def call_of(
     tensors = {"a": a, "b": b, "c": c, **others, "out": d}
     arguments = NO_ARGUMENTS if epilogue is None else EpilogueArguments(epilogue, {}, str(epilogue))
     given = {name: x for name, x in tensors.items() if x is not None}
-    return GemmCall(given, Options(accumulator=accumulator, tf32=tf32), arguments)
+    return GemmCall(given, Options(accumulator=accumulator, tf32=tf32, batch_invariant=batch_invariant), arguments)
 
 
 def bound(a: TensorView, b: TensorView, d: TensorView, c: TensorView | None = None, **others: Any) -> Gemm:
     """The GEMM of :func:`call_of`."""
-    return call_of(a, b, d, c, **others).bound.gemm
+    return call_of(a, b, d, c, **others).bound

@@ -15,8 +15,8 @@ from gemmill.runtime.api.matmul import matmul
 from gemmill.runtime.api.prepare import prepare
 from gemmill.runtime.api.read import Declaration
 from gemmill.runtime.api.streams import allocator, torch_stream
-from gemmill.runtime.operands.binding import Addresses
 from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.gemm import Addresses
 from gemmill.runtime.torch import plain_operators
 from gemmill.runtime.torch.takeover.aten import Call, Given, Unserved
 

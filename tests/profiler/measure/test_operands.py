@@ -10,7 +10,7 @@ from tests.cases.kinds import KINDS
 from gemmill.library.input.group_sizes import sizes_of
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.measure.operands import factors, make_operands, plan_options
-from gemmill.runtime.api.checks import check_promises, check_values
+from gemmill.runtime.api.prepare import check
 from gemmill.runtime.operands.call import GemmCall, Options
 from gemmill.runtime.operands.epilogue_arguments import NO_ARGUMENTS, EpilogueArguments, read_epilogue, typed
 from gemmill.runtime.operands.overlap import MemoryCheck
@@ -70,8 +70,7 @@ def call_of(problem: GemmProblem, sizes: tuple[int, ...] | None = None) -> GemmC
 def test_the_api_sees_the_problem_of_its_operands(text: str) -> None:
     problem = GemmProblem.from_text(text).with_narrow_a
     call = call_of(problem, sizes_of(problem, "zipf:1.1") or None)
-    check_promises(call)
-    check_values(call)
+    check(call)
     MemoryCheck(call)(call.addresses)
     seen = call.problem
     if "any" in text:  # of neighbours two elements apart, alignments are no worse

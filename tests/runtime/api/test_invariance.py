@@ -21,9 +21,10 @@ from gemmill.library.config.names import parse_name
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import OperandError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.api.invariance import of_any_rows, refuse_atomic_sums, refuse_shared_k
+from gemmill.runtime.api.choose import choose
 from gemmill.runtime.api.matmul import matmul, plan
-from gemmill.runtime.operands.epilogue_arguments import read_epilogue
+from gemmill.runtime.operands.call import Options
+from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.selector import TYPICAL_ROWS, Selector
 
 H200 = GPUS["NVIDIA H200"]
@@ -84,8 +85,9 @@ def test_without_a_kernel_that_keeps_k_together_the_error_says_so() -> None:
     problem = GemmProblem(64, 64, 64, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
     with pytest.raises(UnsupportedProblemError, match="whatever M: all 1 that would share K between CTAs"):
         Selector({name: shared}, H200).select(problem, None, "m")
+    gemm = bound(packed(64, 64), packed(64, 64, transposed=True), packed(64, 64))
     with pytest.raises(UnsupportedProblemError, match=rf"{name} shares K between CTAs \(cluster\); name one"):
-        refuse_shared_k(shared)
+        choose(gemm, Options(kernel=name, batch_invariant=True), Registry(), None)
 
 
 # Layouts.
@@ -97,8 +99,8 @@ def test_what_it_is_chosen_for_is_the_same_matmul(problem: dict[str, tuple[Array
     memory = {name: held for name, (_, held) in problem.items()}
     try:
         a, b, d = (read(arrays[name]) for name in "abd")
-        given = bound(a, b, d, read(arrays["c"]) if "c" in arrays else None)
-        gemm = of_any_rows(given)
+        c = read(arrays["c"]) if "c" in arrays else None
+        given, gemm = bound(a, b, d, c), bound(a, b, d, c, batch_invariant=True)
     except OperandError:
         return
     p = gemm.problem
@@ -115,9 +117,8 @@ def test_what_it_is_chosen_for_is_the_same_matmul(problem: dict[str, tuple[Array
 def test_packed_operands_have_one_layout_whatever_m_and_batch(n: int, k: int, b_dtype: DTypeName) -> None:
     def alike(m: int, *batch: int) -> GemmProblem:
         b = tensor(b_dtype, *batch, n, k, t=True)
-        gemm = of_any_rows(
-            bound(tensor("bf16", *batch, m, k), b, tensor("bf16", *batch, m, n), tensor("f32", *batch, m, n))
-        )
+        a, d, c = tensor("bf16", *batch, m, k), tensor("bf16", *batch, m, n), tensor("f32", *batch, m, n)
+        gemm = bound(a, b, d, c, batch_invariant=True)
         assert gemm.is_transposed == (b_dtype == "s8")
         return replace(gemm.problem, batch=1, **({"n": 1} if gemm.is_transposed else {"m": 1}))  # type: ignore[arg-type]
 
@@ -127,7 +128,7 @@ def test_packed_operands_have_one_layout_whatever_m_and_batch(n: int, k: int, b_
 def test_layouts_that_depend_on_m_are_refused() -> None:
     def binding(**changes: Any) -> None:
         operands = {"a": tensor("bf16", 8, 64), "b": tensor("bf16", 64, 32), "d": tensor("bf16", 8, 32), "c": None}
-        of_any_rows(bound(**(operands | changes)))
+        bound(**(operands | changes), batch_invariant=True)
 
     binding()
     with pytest.raises(
@@ -166,7 +167,9 @@ def test_sums_in_an_epilogue_are_refused(call: Any, option: str) -> None:
 
 
 def test_maxima_and_minima_are_deterministic() -> None:
-    refuse_atomic_sums(read_epilogue("d = acc; top[m] = max(d); low = min(d); aux[m, n] = d"), "deterministic")
+    top, low, d, aux = Few(0, type="<f4"), Few(0, type="<f4"), Few(0, 8), Few(0, 8)
+    text = "d = acc; top[m] = max(d); low[m] = min(d); aux[m, n] = d"
+    plan(*OPERANDS, out=d, epilogue=text, top=top, low=low, aux=aux, deterministic=True)
 
 
 @pytest.mark.parametrize(
@@ -187,8 +190,9 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, Any],
 
 
 def test_groups_along_k_are_refused_and_groups_of_rows_are_not() -> None:
-    rows = bound_groups("offsets", 4, packed(300, 64), packed(4, 64, 80), packed(300, 80))
-    assert of_any_rows(rows).problem == rows.problem
-    along_k = bound_groups("offsets", 4, packed(64, 300, transposed=True), packed(300, 80), packed(4, 64, 80))
+    rows = packed(300, 64), packed(4, 64, 80), packed(300, 80)
+    invariant = bound_groups("offsets", 4, *rows, batch_invariant=True)
+    assert invariant.problem == bound_groups("offsets", 4, *rows).problem
+    along_k = packed(64, 300, transposed=True), packed(300, 80), packed(4, 64, 80)
     with pytest.raises(OperandError, match="groups along K share the K of the call"):
-        of_any_rows(along_k)
+        bound_groups("offsets", 4, *along_k, batch_invariant=True)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import gemmill
-from gemmill.runtime.operands.binding import OPERANDS
 from gemmill.runtime.operands.call import DEFAULTS, Options
+from gemmill.runtime.operands.gemm import OPERANDS
 
 FUNCTIONS = (gemmill.matmul, gemmill.grouped_matmul, gemmill.array_matmul, gemmill.plan)
 

@@ -110,7 +110,7 @@ def test_a_batch_that_shares_b_is_one_matrix_where_the_epilogue_lies_so(
 def test_scaled_batches_that_share_b_are_one_matrix(a_scale: Array, b_scale: Array, rows: int) -> None:
     found = read(bytes_of(3, 64, 512), out=Array(3, 64, 256, dtype="f16"), a_scale=a_scale, b_scale=b_scale)
     assert (found.problem.m, found.problem.batch) == (rows, 192 // rows)
-    if rows == 192 and (scale := found.bound.gemm.a_scale) is not None:
+    if rows == 192 and (scale := found.bound.a_scale) is not None:
         assert (scale.stride, scale.batch_stride) == (4 if scale.k_stride == 1 else 1, 0)
 
 
@@ -199,14 +199,14 @@ def test_what_a_kernel_is_told_is_what_the_call_says(data: st.DataObject) -> Non
     text = f"d = acc * x{index['x']} + y{index['y']}"
     passed = EpilogueArguments(parse(text), {name: view_of(x) for name, x in arrays.items()}, text)
     try:
-        gemm, arguments = GemmCall({"a": a, "b": b, "out": out}, arguments=passed).bound
+        gemm = GemmCall({"a": a, "b": b, "out": out}, arguments=passed).bound
     except OperandError as error:
         if "do not collapse to one stride" not in str(error):
             raise
         reject()
     p = gemm.problem
     kinds = {o.name: o.kind for o in parse(p.epilogue).operands}
-    read = {x.name: loaded(x, kinds[x.name], (p.batch, p.m, p.n), arrays[x.name]) for x in arguments}
+    read = {x.name: loaded(x, kinds[x.name], (p.batch, p.m, p.n), arrays[x.name]) for x in gemm.arguments}
     ends = {"[m]": (..., None), "[n]": (..., None, slice(None)), "[batch]": (..., None, None)}
     for name, array in arrays.items():
         wanted = array[ends[index[name]]] if index[name] in ends else array

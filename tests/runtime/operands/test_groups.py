@@ -22,8 +22,9 @@ from gemmill.library.errors import OperandError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.launch.launcher import grid_ctas
-from gemmill.runtime.operands.binding import Gemm, groups_kind
-from gemmill.runtime.operands.call import GemmCall, signature
+from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.gemm import Gemm, Table
+from gemmill.runtime.operands.product_shapes import groups_kind
 from gemmill.runtime.operands.tensors import TensorView, view_table
 from gemmill.runtime.select.selector import Selector
 
@@ -55,7 +56,7 @@ def test_groups_of_rows_stack_along_m() -> None:
     assert (p.m, p.n, p.k, p.batch, p.batching) == (300, 80, 64, 4, "grouped")
     assert (p.a_major, p.b_major, p.d_major) == ("k", "k", "n")
     assert (gemm.a.batch_stride, gemm.b.batch_stride, gemm.d.batch_stride) == (0, 64 * 80, 0)
-    assert gemm.groups == 0x5555550
+    assert gemm.groups == Table("offsets", 0x5555550, 1)
     assert p.flops == 2 * 300 * 80 * 64
 
 
@@ -77,8 +78,8 @@ def test_calls_that_expect_other_rows_are_told_apart_and_may_have_other_kernels(
     few, many, unsaid = slots(expected_rows=20), slots(expected_rows=1024), slots()
     assert [x.problem.expected_rows for x in (few, many, unsaid)] == [20, 1024, None]
     assert few.problem == replace(unsaid.problem, expected_rows=20)
-    assert len({signature(x) for x in (few, many, unsaid)}) == 3
-    assert signature(few) == signature(slots(expected_rows=20))
+    assert len({x.signature for x in (few, many, unsaid)}) == 3
+    assert few.signature == slots(expected_rows=20).signature
 
 
 @pytest.mark.parametrize(
@@ -174,9 +175,10 @@ def test_groups_are_words_at_a_stride(dtype: str, step: int) -> None:
     read = view_table(memory[: 4 * step : step], "offsets")
     gemm = bound("offsets", 4, tensor(300, 64), tensor(4, 64, 80), tensor(300, 80), groups=read)
     words = memory.view(np.int32)  # as the kernel reads them
-    at = (gemm.groups - memory.ctypes.data) // 4
-    assert [words[at + i * gemm.groups_stride] for i in range(4)] == [*values]
-    assert gemm.groups_stride == step * (2 if "64" in dtype else 1)
+    assert gemm.groups is not None
+    at = (gemm.groups.ptr - memory.ctypes.data) // 4
+    assert [words[at + i * gemm.groups.stride] for i in range(4)] == [*values]
+    assert gemm.groups.stride == step * (2 if "64" in dtype else 1)
 
 
 def test_other_integers_find_no_groups() -> None:
@@ -197,7 +199,7 @@ def test_an_array_is_described_by_one_of_its_matrices() -> None:
     table = tensor(3, 10, dtype="s32")
     gemm = bound("addresses", 0, tensor(300, 64), tensor(64, 80), tensor(300, 80), groups=table)
     assert (gemm.problem.m, gemm.problem.batch, gemm.problem.batching) == (300, 5, "array")
-    assert gemm.groups == table.ptr
+    assert gemm.groups == Table("addresses", table.ptr, 1)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"groups": tensor(4, 10, dtype="s32")}, r"addresses is not int64 \(3, matrices\): a row each for a, b, out$"),
         ({"c": tensor(300, 80)}, r"addresses is not int64 \(4, matrices\).*and c"),

@@ -8,7 +8,7 @@ import pytest
 from tests.cases.plain import bound
 
 from gemmill.library.errors import OperandError
-from gemmill.runtime.operands.binding import Gemm
+from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.operands.tensors import TensorView, unpacked
 
 
@@ -46,7 +46,7 @@ def test_a_narrow_b_is_solved_as_the_transposed_problem() -> None:
     assert found.b.stride == 256
     assert found.zero is not None
     assert found.zero.ptr == 4096 + 512
-    names = {x: found.name(x) for x in ("a", "b", "c", "d", "scale", "zero")}
+    names = {x: operand.name for x, operand in found.operands.items()}
     assert names == {"a": "b", "b": "a", "c": "c", "d": "out", "scale": "b_scale", "zero": "b_zero"}
 
 
@@ -60,8 +60,8 @@ def test_a_narrow_a_is_solved_as_it_is() -> None:
     )
     p = found.problem
     assert (p.m, p.n, p.a_dtype, p.a_scale, p.d_major) == (64, 16, "s8", "1x128", "n")
-    assert found.name("scale") == "a_scale"
     assert found.scale is not None
+    assert found.scale.name == "a_scale"
     assert found.scale.stride == 64
 
 

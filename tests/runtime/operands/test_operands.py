@@ -15,8 +15,9 @@ from tests.cases.plain import bound
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import OperandError
 from gemmill.runtime.launch.batch_parts import parts_of
-from gemmill.runtime.operands.binding import OPERANDS, PLACES, Addresses, Gemm, matmul_shape
+from gemmill.runtime.operands.gemm import OPERANDS, PLACES, Addresses, Gemm
 from gemmill.runtime.operands.matrices import Operand
+from gemmill.runtime.operands.product_shapes import matmul_shape
 from gemmill.runtime.operands.tensors import TensorView
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -63,7 +64,7 @@ def carry_out(gemm: Gemm, memory: dict[str, Array], shift: Addresses = UNMOVED) 
     """D = A @ B + C on the memory that each operand points into, so many bytes on."""
     p, batch = gemm.problem, gemm.nested or (gemm.problem.batch,)
     assert prod(batch) == p.batch
-    by = {name: shift[PLACES[gemm.name(name)]] for name in "abcd"}
+    by = {name: shift[PLACES[operand.name]] for name, operand in gemm.operands.items()}
     a = matrices(gemm.a, batch, p.m, p.k, "k", memory["a"], by["a"])
     b = matrices(gemm.b, batch, p.k, p.n, "mn", memory["b"], by["b"])
     d = matrices(gemm.d, batch, p.m, p.n, "n", memory["d"], by["d"])
@@ -139,7 +140,7 @@ def test_a_binding_describes_exactly_the_matmul(problem: dict[str, tuple[Array, 
     assert np.array_equal(memory["d"], wanted), "D, or memory around it, differs with A and B swapped"
     if gemm.nested:
         memory["d"][...] = before
-        part, _, shifts = parts_of(gemm, (), {})
+        part, shifts = parts_of(gemm)
         assert len(shifts) * part.problem.batch == gemm.problem.batch
         for shift in shifts:
             carry_out(part, memory, shift)
@@ -285,7 +286,7 @@ def test_parts_of_a_batch_find_scales_of_any_type(dtype: DTypeName, size: int) -
     fp8, weights = (read(x, dtype="e4m3") for x in (a, b))
     gemm = bound(fp8, weights, read(d), None, a_scale=a_scale, b_scale=b_scale)
     assert gemm.nested == (2, 3)
-    part, _, shifts = parts_of(gemm, (), {})
+    part, shifts = parts_of(gemm)
     assert [shift[PLACES["a_scale"]] for shift in shifts] == [0, 3 * 8 * size]
     assert [shift[PLACES["b_scale"]] for shift in shifts] == [0, 3 * 2 * size]
     assert part.a_scale is not None

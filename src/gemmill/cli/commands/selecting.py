@@ -21,7 +21,7 @@ from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.input.group_sizes import BALANCED
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
 from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite, load_shapes, shipped_suites
-from gemmill.runtime.api.invariance import packed_rows
+from gemmill.runtime.operands.packed_rows import packed_rows
 from gemmill.runtime.select.choice import Choice, Rows
 
 

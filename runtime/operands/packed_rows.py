@@ -1,4 +1,4 @@
-"""What keeps the bits of a call the same: from run to run (``deterministic``), whatever M (``batch_invariant``).
+"""What a problem is chosen for whatever its M and batch (``batch_invariant``).
 
 A kernel sums each element in an order of its own, the same in every run. So a result changes with M only if the kernel
 does, or if CTAs share K by what M leaves them. The selector therefore picks one kernel for every M, in which a CTA
@@ -11,46 +11,30 @@ from __future__ import annotations
 from dataclasses import replace
 from math import gcd
 
-from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name
 from gemmill.library.dtypes import DTYPES, DTypeName
-from gemmill.library.epilogues.tree import Epilogue
-from gemmill.library.errors import OperandError, UnsupportedProblemError
+from gemmill.library.errors import OperandError
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.operands.binding import Gemm
+from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.operands.matrices import Operand
-from gemmill.runtime.select.selector import sums_in_one_cta
 
 _ALIGN = 16
 """The alignment in bytes that counts most."""
 
 
-def refuse_atomic_sums(epilogue: Epilogue, option: str) -> None:
-    """OperandError where the last bits of an epilogue's outputs change from run to run; ``option`` forbids that."""
-    for output in epilogue.outputs:
-        if output.role == "sum":
-            raise OperandError(
-                f"{option}: `{output}` adds up atomically, in an order that changes from run to run; write what it "
-                f"sums to a matrix, as in `{output.name}[m, n] = ...`, and sum that (max and min are allowed)"
-            )
-
-
-def of_any_rows(gemm: Gemm) -> Gemm:
+def with_packed_rows(gemm: Gemm) -> Gemm:
     """The GEMM as it is chosen for whatever its M and batch: of A, C and D majors and alignments that all M have.
 
     OperandError where the operands have other ones, as the kernel would then be another.
     """
-    if gemm.is_transposed:
-        return of_any_rows(gemm.transposed).transposed
     problem, given = packed_rows(gemm.problem), gemm.problem
     if given.batching == "kgrouped":
         raise OperandError(
             "batch_invariant: groups along K share the K of the call, so a group's kernel depends on the others: call "
             "gemmill.matmul for each group, or leave out batch_invariant"
         )
-    a = _rows("a", gemm.a, given.k, "k", problem.a_align)
-    d = _rows("out", gemm.d, given.d_columns, "n", problem.d_align)
-    c = gemm.c and _rows("c", gemm.c, given.d_columns, "n", problem.c_align)
+    a = _rows(gemm.a, given.k, "k", problem.a_align)
+    d = _rows(gemm.d, given.d_columns, "n", problem.d_align)
+    c = gemm.c and _rows(gemm.c, given.d_columns, "n", problem.c_align)
     return replace(gemm, a=a, b=replace(gemm.b, align=problem.b_align), c=c, d=d, problem=problem)
 
 
@@ -60,8 +44,7 @@ def packed_rows(problem: GemmProblem) -> GemmProblem:
     def align(dtype: DTypeName | None, elements: int) -> int:
         return gcd(_ALIGN, -(-elements * DTYPES[dtype].bits // 8)) if dtype else _ALIGN
 
-    return replace(
-        problem,
+    return problem.but(
         a_major="k",
         a_align=align(problem.a_dtype, problem.k),
         b_align=min(problem.b_align, align(problem.b_dtype, problem.k * problem.n)),
@@ -72,27 +55,19 @@ def packed_rows(problem: GemmProblem) -> GemmProblem:
     )
 
 
-def refuse_shared_k(config: GemmConfig) -> None:
-    """UnsupportedProblemError where a kernel that the caller names does not sum all of K in one CTA."""
-    if not sums_in_one_cta(config):
-        raise UnsupportedProblemError(
-            f"batch_invariant: kernel {kernel_name(config)} shares K between CTAs "
-            f"({config.scheduler.decomposition}); name one that does not, or leave out batch_invariant"
-        )
-
-
-def _rows(name: str, x: Operand, columns: int, major: str, align: int) -> Operand:
+def _rows(x: Operand, columns: int, major: str, align: int) -> Operand:
     """A, C or D as rows of so many elements, contiguous and aligned to so many bytes."""
     if x.major == major:
         if x.align < align:
             raise OperandError(
-                f"batch_invariant: address or strides of {name} are multiples of no more than {x.align} bytes, those "
-                f"of packed rows of {align}: lay it out as {name}.contiguous().clone() is, or leave out batch_invariant"
+                f"batch_invariant: address or strides of {x.name} are multiples of no more than {x.align} bytes, "
+                f"those of packed rows of {align}: lay it out as {x.name}.contiguous().clone() is, or leave out "
+                "batch_invariant"
             )
         return replace(x, align=align)
     if columns > 1:
         raise OperandError(
-            f"batch_invariant: {name} is not contiguous along {major.upper()}, or its rows overlap, so which kernels "
-            f"serve it depends on M: lay it out as {name}.contiguous() is, or leave out batch_invariant"
+            f"batch_invariant: {x.name} is not contiguous along {major.upper()}, or its rows overlap, so which kernels "
+            f"serve it depends on M: lay it out as {x.name}.contiguous() is, or leave out batch_invariant"
         )
     return replace(x, major=major, stride=x.row_stride, align=align)

@@ -1,0 +1,74 @@
+"""Which kernel a call goes to: the one that it names, or the one that is selected."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gemmill.library.config.edited import plain_name
+from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.decompositions.launched import in_slices, is_open
+from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.launch import NESTED_EXTENTS
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.operands.call import Options
+from gemmill.runtime.operands.gemm import Gemm
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.registry_inputs import kernel_named
+from gemmill.runtime.select.choice import Choice
+from gemmill.runtime.select.kernels.faults import faults, needs_swap
+from gemmill.runtime.select.selector import sums_in_one_cta, with_number
+
+
+class Target(NamedTuple):
+    """The kernel of a call."""
+
+    name: str
+    """Where the launch says in how many slices K goes, with the number."""
+    swap_ab: bool
+    """Whether it runs the transposed problem."""
+    choice: Choice | None = None
+    """Why it was selected; None where the call names it."""
+
+
+def choose(gemm: Gemm, options: Options, registry: Registry, sm_count: int | None) -> Target:
+    """The kernel of a registry that a GEMM goes to. UnsupportedProblemError where there is none, or where the one that
+    the call names does not serve it."""
+    if options.kernel is not None:
+        return _named(gemm.problem, options, registry)
+    invariant_to = ("n" if gemm.is_transposed else "m") if options.batch_invariant else None
+    choice = registry.select(gemm.problem, sm_count, invariant_to, objective=options.objective)  # type: ignore[arg-type]
+    return Target(choice.name, choice.swap_ab, choice)
+
+
+def takes_nested(gemm: Gemm, options: Options, registry: Registry, sm_count: int | None) -> bool:
+    """Whether a kernel takes a nested batch whole. Its parts, otherwise, go to kernels whose bits do not depend on the
+    batch."""
+    if len(gemm.nested) > NESTED_EXTENTS or options.batch_invariant:
+        return False
+    if options.kernel is not None:
+        return needs_swap(parse_name(plain_name(kernel_named(options.kernel))), gemm.problem) is not None
+    try:
+        registry.select(gemm.problem, sm_count, None, objective=options.objective)
+    except UnsupportedProblemError:
+        return False
+    return True
+
+
+def _named(problem: GemmProblem, options: Options, registry: Registry) -> Target:
+    """The kernel that a call names, in as many slices of K as the call, or else the model, has."""
+    name = kernel_named(options.kernel)
+    plain = plain_name(name)
+    config = parse_name(plain)  # which checks a config made by hand as well
+    if options.batch_invariant and not sums_in_one_cta(config):
+        raise UnsupportedProblemError(
+            f"batch_invariant: kernel {kernel_name(config)} shares K between CTAs "
+            f"({config.scheduler.decomposition}); name one that does not, or leave out batch_invariant"
+        )
+    swap_ab = needs_swap(config, problem)
+    if swap_ab is None:
+        raise UnsupportedProblemError(f"kernel {name} does not fit: it needs {' and '.join(faults(config, problem))}")
+    if options.slices is not None:
+        config = in_slices(config, options.slices)
+    elif is_open(config):
+        config = with_number(config, problem, swap_ab, registry.gpu)
+    return Target(kernel_name(config) + name.removeprefix(plain), swap_ab)
