@@ -86,38 +86,33 @@ class Commands(TyperGroup):
         try:
             debug = Settings.read().debug
         except GemmillError as error:
-            output.complain(f"error: {error}")
-            output.print_error("setting", str(error))
-            raise typer.Exit(Status.USAGE) from None
+            raise _reported(Status.USAGE, "setting", str(error)) from None
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            output.complain("interrupted")
-            output.print_error("interrupted", "interrupted")
-            raise typer.Exit(Status.INTERRUPTED) from None
-        except GemmillError as error:
-            if debug:
-                raise
-            output.complain(f"error: {error}")
-            output.print_error(code_of(type(error)), str(error))
-            missing = isinstance(error, ToolchainError | DeviceError | InstallationError)
-            raise typer.Exit(Status.MISSING if missing else Status.WRONG) from None
         except BrokenPipeError:  # the reader has what it wanted, as `head` does
             raise
-        except OSError as error:
-            if debug:
-                raise
-            output.complain(f"error: {os_error_text(error)}")
-            output.print_error("system", os_error_text(error))
-            raise typer.Exit(Status.WRONG) from None
+        except KeyboardInterrupt:
+            raise _reported(Status.INTERRUPTED, "interrupted", "interrupted", "") from None
         except Exception as error:
             # Exit, Abort and usage errors are typer's own business.
             if debug or type(error).__module__.startswith(("typer", "click")):
                 raise
-            output.complain(f"error: {type(error).__name__}: {error}")
-            output.complain("This is a bug in gemmill; GEMMILL_DEBUG=1 shows the traceback.")
-            output.print_error("bug", f"{type(error).__name__}: {error}")
-            raise typer.Exit(Status.WRONG) from None
+            if isinstance(error, GemmillError):
+                missing = isinstance(error, ToolchainError | DeviceError | InstallationError)
+                end = _reported(Status.MISSING if missing else Status.WRONG, code_of(type(error)), str(error))
+            elif isinstance(error, OSError):
+                end = _reported(Status.WRONG, "system", os_error_text(error))
+            else:
+                end = _reported(Status.WRONG, "bug", f"{type(error).__name__}: {error}")
+                output.complain("This is a bug in gemmill; GEMMILL_DEBUG=1 shows the traceback.")
+            raise end from None
+
+
+def _reported(status: Status, code: str, message: str, prefix: str = "error: ") -> typer.Exit:
+    """How a command ends whose error is printed."""
+    output.complain(f"{prefix}{message}")
+    output.print_error(code, message)
+    return typer.Exit(status)
 
 
 _JSON = "as_json"

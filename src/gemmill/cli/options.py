@@ -15,16 +15,17 @@ import typer
 from gemmill.cli import completion, output
 from gemmill.library.arch import Gpu, gpu_named
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import parse_name
+from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.errors import ExpressionError, ProblemError, UnsupportedProblemError
 from gemmill.library.input.group_sizes import checked_sizes
 from gemmill.library.manifest import expression
 from gemmill.library.manifest.kernelset import KernelSet
 from gemmill.library.manifest.load import load_manifest, shipped_manifest, shipped_manifests
-from gemmill.library.problem import GemmProblem, Regime
+from gemmill.library.problem import GemmProblem, Regime, upconverts_a
 from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite, load_shapes, shipped_suites
-from gemmill.profiler.sweep.units import unserved
+from gemmill.profiler.sweep.units import refuse_nested, unserved
 from gemmill.runtime.registry import Registry
+from gemmill.runtime.select.kernels.faults import faults, needs_swap
 
 
 def argument(metavar: str, says: str, complete: Callable[[str], list[str]]) -> Any:
@@ -32,14 +33,19 @@ def argument(metavar: str, says: str, complete: Callable[[str], list[str]]) -> A
     return typer.Argument(metavar=metavar, help=says, autocompletion=complete)
 
 
+def input_argument(says: str, metavar: str = "FILE") -> Any:
+    """An argument of files that must be there."""
+    return typer.Argument(metavar=metavar, exists=True, dir_okay=False, help=says or None)
+
+
 def input_file(says: str, *names: str, metavar: str = "FILE") -> Any:
     """An option of a file that must be there."""
     return typer.Option(*names, metavar=metavar, exists=True, dir_okay=False, help=says)
 
 
-def output_file(says: str, metavar: str | None = None) -> Any:
-    """The option -o, a file to write."""
-    return typer.Option("--output", "-o", metavar=metavar, dir_okay=False, help=says)
+def output_file(says: str, metavar: str | None = None, *names: str) -> Any:
+    """An option of a file to write; by default -o."""
+    return typer.Option(*(names or ("--output", "-o")), metavar=metavar, dir_okay=False, help=says)
 
 
 def _filter(text: str | None) -> str | None:
@@ -127,6 +133,7 @@ Sign = Annotated[
     list[Path],
     input_file("Sign with this private key (gemmill key new); may be repeated.", "--sign", metavar="KEY"),
 ]
+RecordsFiles = Annotated[list[Path], input_argument("", "RECORDS...")]
 Records = Annotated[
     list[Path],
     input_file("Prefer these measurements to the model.", "--records"),
@@ -198,6 +205,29 @@ def kernel(source: str) -> GemmConfig:
     return configs[0]
 
 
+def read_problem(text: str) -> GemmProblem:
+    """The problem of a line."""
+    try:
+        return GemmProblem.from_text(text)
+    except ProblemError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def measurable(problem: GemmProblem) -> GemmProblem:
+    """The same work on operands that measuring makes, with narrow weights as A; ProblemError where it makes none."""
+    refuse_nested(problem)
+    problem = problem.with_narrow_a
+    return problem.transposed if upconverts_a(problem.b_dtype, problem.a_dtype) else problem
+
+
+def is_swapped(config: GemmConfig, problem: GemmProblem) -> bool:
+    """Whether a kernel computes the transpose of a problem; UnsupportedProblemError where it does not serve it."""
+    if (swapped := needs_swap(config, problem)) is None:
+        lacks = " and ".join(faults(config, problem))
+        raise UnsupportedProblemError(f"{kernel_name(config)} does not fit {problem}: it needs {lacks}")
+    return swapped
+
+
 _MOST_SHOWN = 3
 """Things left out of a list that are printed; `gemmill shapes FILE --json` prints all."""
 
@@ -242,10 +272,7 @@ class SuiteOptions:
             raise typer.BadParameter("--shapes and --problem both say what is multiplied: give one")
         if not self.problem:
             return None if self.shapes is None else shape_suite(self.shapes)
-        try:
-            problems = [GemmProblem.from_text(text) for text in self.problem]
-        except ProblemError as error:
-            raise typer.BadParameter(str(error)) from None
+        problems = map(read_problem, self.problem)
         counts = Counter(Shape.of(problem, checked_sizes(problem, None)) for problem in problems)
         return ShapeSuite("--problem", tuple(counts), counts)
 

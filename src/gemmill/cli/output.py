@@ -232,6 +232,11 @@ def _lines(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> 
         yield _GAP.join(placed).rstrip()
 
 
+def number(value: float | None, digits: int) -> str:
+    """A number as a cell; empty where there is none."""
+    return "" if value is None else f"{value:.{digits}f}"
+
+
 def complain(message: str) -> None:
     """A message on stderr."""
     typer.echo(message, err=True)

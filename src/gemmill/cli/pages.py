@@ -10,22 +10,22 @@ from typing import Annotated
 import typer
 
 from gemmill.cli import completion, output
-from gemmill.cli.options import kernel, output_file, refuse_overwriting
+from gemmill.cli.commands.problems import table_columns, table_row
+from gemmill.cli.options import is_swapped, kernel, measurable, output_file, read_problem, refuse_overwriting
 from gemmill.cli.output import Status
 from gemmill.cli.problem_options import extents
 from gemmill.emitters.emit import EmittedSource, emit
 from gemmill.emitters.page import MAX_BYTES, config_of_page, edited
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
-from gemmill.library.errors import CompileError, ProblemError, UnsupportedProblemError
+from gemmill.library.errors import CompileError
 from gemmill.library.files import read_given
-from gemmill.library.problem import GemmProblem, upconverts_a
+from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
 from gemmill.profiler.sweep.shape_suites import Shape
 from gemmill.profiler.sweep.sweep import measured_beside
 from gemmill.profiler.sweep.units import problem_of, refuse_nested
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.select.kernels.faults import faults, needs_swap
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import write_pack
 
@@ -132,16 +132,8 @@ def _problem(config: GemmConfig, mnkl: str | None, text: str | None) -> GemmProb
         refuse_nested(problem)
         return problem
     assert text is not None
-    try:
-        problem = GemmProblem.from_text(text).with_narrow_a
-    except ProblemError as error:
-        raise typer.BadParameter(str(error)) from None
-    if upconverts_a(problem.b_dtype, problem.a_dtype):
-        problem = problem.transposed  # the same work: operands are made with narrow weights as A
-    refuse_nested(problem)
-    if needs_swap(config, problem) is None:
-        wrong = " and ".join(faults(config, problem))
-        raise UnsupportedProblemError(f"{kernel_name(config)} does not fit: it needs {wrong}")
+    problem = measurable(read_problem(text))
+    is_swapped(config, problem)
     return problem
 
 
@@ -149,18 +141,5 @@ def _print_beside(found: Sequence[Measurement], artifact: Artifact) -> None:
     """A table of a page's kernel and of the one that it was, with their spread."""
     times = {measurement.kernel: measurement.us for measurement in found}
     original = next((us for name, us in times.items() if name != artifact.name), None)
-    rows = [
-        (
-            m.kernel,
-            "" if m.us is None else f"{m.us:.1f}",
-            "" if m.low_us is None else f"{m.low_us:.1f} to {m.high_us:.1f}",
-            m.samples or "",
-            "" if m.tflops is None else f"{m.tflops:.0f}",
-            "" if m.us is None or original is None else f"{original / m.us:.3f}",
-            "" if m.error is None else f"{m.error:.2f}",
-            m.says,
-        )
-        for m in found
-    ]
-    columns = ("kernel", ">us", ">quartiles", ">rounds", ">TFLOP/s", ">x kernel", ">error/bound", "")
-    output.print_table(columns, rows, title=str(found[0].problem))
+    rows = [table_row(m, output.number(original / m.us if m.us and original else None, 3)) for m in found]
+    output.print_table(table_columns("kernel"), rows, title=str(found[0].problem))

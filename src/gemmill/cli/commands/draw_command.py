@@ -9,18 +9,17 @@ from typing import Annotated
 import typer
 
 from gemmill.cli.app import app
-from gemmill.cli.options import Kernel, OnGpu, Sizes, kernel, output_file, refuse_overwriting
+from gemmill.cli.options import Kernel, OnGpu, Sizes, is_swapped, kernel, output_file, read_problem, refuse_overwriting
 from gemmill.emitters.emit import facts
 from gemmill.library.anatomy import kernel_page, sheet
 from gemmill.library.anatomy.raster import Matrix, Waves
 from gemmill.library.arch import DEFAULT_GPU, Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.errors import ProblemError, UnsupportedProblemError
+from gemmill.library.errors import ProblemError
 from gemmill.library.families.families import plan_of
 from gemmill.library.files import publish
 from gemmill.library.input.group_sizes import checked_sizes, sizes_of
-from gemmill.library.problem import GemmProblem
 
 _FORMS = {".svg": kernel_page.as_svg, ".html": kernel_page.as_html}
 
@@ -64,16 +63,13 @@ def _waves(config: GemmConfig, text: str, gpu: Gpu | None, sizes: str | None) ->
     """How a problem fills a GPU with a kernel's clusters; UnsupportedProblemError where it does not serve it."""
     from gemmill.runtime.select.cost.model import analytic
     from gemmill.runtime.select.cost.table import FeatureTable
-    from gemmill.runtime.select.kernels.faults import faults, needs_swap
 
+    problem = read_problem(text)
     try:
-        problem = GemmProblem.from_text(text)
         of_groups = sizes_of(problem, checked_sizes(problem, sizes))
     except ProblemError as error:
         raise typer.BadParameter(str(error)) from None
-    if (swapped := needs_swap(config, problem)) is None:
-        lacks = "; ".join(faults(config, problem))
-        raise UnsupportedProblemError(f"{kernel_name(config)} does not serve {problem}: it needs {lacks}")
+    swapped = is_swapped(config, problem)
     found = gpu or DEFAULT_GPU
     table = FeatureTable.of([(kernel_name(config), config, swapped)], found)
     m, n = (problem.n, problem.m) if swapped else (problem.m, problem.n)

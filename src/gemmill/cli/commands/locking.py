@@ -18,6 +18,7 @@ from gemmill.cli.options import (
     RegistryOptions,
     SuiteOptions,
     argument,
+    input_argument,
     output_file,
     refuse_overwriting,
 )
@@ -72,7 +73,7 @@ def lock(
 
 @app.command()
 def warm(
-    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A lock file.")],
+    file: Annotated[Path, input_argument("A lock file.")],
     compiling: CompileOptions,
     pack: Packs = [],  # noqa: B006 (typer copies it)
 ) -> None:

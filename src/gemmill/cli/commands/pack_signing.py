@@ -12,7 +12,7 @@ import typer
 from gemmill.cli import output
 from gemmill.cli.app import Application, app
 from gemmill.cli.commands.packs import PackFile, pack_app
-from gemmill.cli.options import Sign, output_file, refuse_overwriting
+from gemmill.cli.options import Sign, input_argument, output_file, refuse_overwriting
 from gemmill.library.files import publish
 from gemmill.runtime.storage.pack import Pack
 from gemmill.runtime.storage.trust.signatures import PublicKey, SigningKey, TrustedKeys
@@ -49,7 +49,7 @@ def new(
 
 @key_app.command()
 def show(
-    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A private key.")],
+    file: Annotated[Path, input_argument("A private key.")],
 ) -> None:
     """Print the public key of a private one, and behind it its id, which signatures and revocations name it by.
 
@@ -90,7 +90,7 @@ def sign_(file: PackFile, sign: Sign) -> None:
 
 @pack_app.command()
 def index(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", exists=True, dir_okay=False, help="Signed packs.")],
+    files: Annotated[list[Path], input_argument("Signed packs.", "FILE...")],
     to: Annotated[Path, output_file("The index to write.")],
     sign: Sign,
     days: Annotated[

@@ -23,6 +23,7 @@ from gemmill.cli.options import (
     Sign,
     StorePath,
     SuiteOptions,
+    input_argument,
     input_file,
     is_manifest,
     output_file,
@@ -80,7 +81,7 @@ pack_app = Application(
 app.add_typer(pack_app, name="pack")
 REGRET = 0.03
 """What a shape may lose where no option says."""
-PackFile = Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A pack.")]
+PackFile = Annotated[Path, input_argument("A pack.")]
 
 
 @dataclass(frozen=True)

@@ -24,17 +24,19 @@ from gemmill.cli.options import (
     Sizes,
     StorePath,
     SuiteOptions,
+    is_swapped,
     kernel,
+    measurable,
     served,
 )
 from gemmill.cli.output import Status
 from gemmill.cli.problem_options import ProblemOptions
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.launched import compiled, in_slices
 from gemmill.library.errors import ProblemError, UnsupportedProblemError
 from gemmill.library.input.group_sizes import BALANCED, checked_sizes
-from gemmill.library.problem import GemmProblem, Regime, upconverts_a
+from gemmill.library.problem import GemmProblem, Regime
 from gemmill.library.records import Measurement
 from gemmill.profiler.baselines.baseline import BASELINES
 from gemmill.profiler.measure.messages import Options, Unit
@@ -42,11 +44,10 @@ from gemmill.profiler.sweep.cluster import Cluster
 from gemmill.profiler.sweep.measuring import GpuPool, LocalGpus, local_gpus
 from gemmill.profiler.sweep.shape_suites import Shape
 from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, Listener, Scope, sweep
-from gemmill.profiler.sweep.units import refuse_nested, units
+from gemmill.profiler.sweep.units import units
 from gemmill.runtime.gpus import detect
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice
-from gemmill.runtime.select.kernels.faults import faults, needs_swap
 from gemmill.runtime.select.selector import with_number
 from gemmill.runtime.storage.store import Store
 
@@ -93,9 +94,7 @@ class KernelChoice:
             if self.manifest or self.records or self.tile or self.top != 1:
                 raise typer.BadParameter("--kernel names the kernel: leave out --manifest, --records, --tile and --top")
             config = kernel(self.name)
-            if (swap_ab := needs_swap(config, problem)) is None:
-                wrong = faults(config, problem)
-                raise UnsupportedProblemError(f"{kernel_name(config)} does not fit: it needs {' and '.join(wrong)}")
+            swap_ab = is_swapped(config, problem)
             if self.slices is not None:
                 return [in_slices(config, self.slices)]
             return [with_number(config, problem, swap_ab, detect())]
@@ -132,12 +131,7 @@ def run(options: ProblemOptions, choice: KernelChoice, sizes: Sizes = None, stor
     """
     problem = options.described()
     group_sizes = _checked_sizes(problem, sizes)
-    refuse_nested(problem)
-    configs = choice.configs(problem)
-    problem = problem.with_narrow_a
-    if upconverts_a(problem.b_dtype, problem.a_dtype):
-        problem = problem.transposed  # the same work: operands are made with narrow weights as A
-    unit = Unit(problem, tuple(configs), sizes=group_sizes)
+    unit = Unit(measurable(problem), tuple(choice.configs(problem)), sizes=group_sizes)
     with tempfile.TemporaryDirectory() as folder:
         found = measure([unit], Path(folder) / "records.jsonl", CompileOptions(store=store))
     if not found:
@@ -316,9 +310,16 @@ def report_measurements(found: Sequence[Measurement]) -> None:
 
 def _print(found: Sequence[Measurement]) -> None:
     """A table for each GPU; the ratio to cuBLAS of those alone that were timed beside it."""
-    columns = ("problem", "kernel", ">us", "quartiles", ">rounds", ">TFLOP/s", ">x cuBLAS", ">error/bound", "")
+    columns = ("problem", *table_columns("cuBLAS"))
     for gpu, regime in dict.fromkeys((m.gpu, m.regime) for m in found):
-        rows = [_row(m) for m in found if (m.gpu, m.regime) == (gpu, regime)]
+        rows = [
+            (
+                m.problem,
+                *table_row(m, output.number(m.ratio if m.kernel not in BASELINES and m.stage == "final" else None, 2)),
+            )
+            for m in found
+            if (m.gpu, m.regime) == (gpu, regime)
+        ]
         output.print_table(columns, rows, title=f"{gpu}: medians over rounds, regime {regime}")
     if any(m.stage == "screen" for m in found):
         output.complain(
@@ -326,22 +327,15 @@ def _print(found: Sequence[Measurement]) -> None:
         )
 
 
-def _row(m: Measurement) -> tuple[str, ...]:
-    def number(value: float | None, digits: int) -> str:
-        return "" if value is None else f"{value:.{digits}f}"
+def table_row(m: Measurement, ratio: str) -> tuple[str, ...]:
+    """The cells of a kernel that was measured, from its name on."""
+    figures = output.number(m.us, 1), spread(m), str(m.samples or ""), output.number(m.tflops, 0)
+    return m.kernel, *figures, ratio, output.number(m.error, 2), m.says
 
-    ratio = "" if m.kernel in BASELINES or m.stage != "final" else number(m.ratio, 2)
-    return (
-        str(m.problem),
-        m.kernel,
-        number(m.us, 1),
-        spread(m),
-        str(m.samples or ""),
-        number(m.tflops, 0),
-        ratio,
-        number(m.error, 2),
-        m.says,
-    )
+
+def table_columns(beside: str) -> tuple[str, ...]:
+    """The columns of :func:`table_row`, whose ratio is to something."""
+    return "kernel", ">us", "quartiles", ">rounds", ">TFLOP/s", f">x {beside}", ">error/bound", ""
 
 
 def spread(m: Measurement | None) -> str:

@@ -9,7 +9,7 @@ import typer
 
 from gemmill.cli import output
 from gemmill.cli.app import Application, app
-from gemmill.cli.options import output_file, refuse_overwriting
+from gemmill.cli.options import RecordsFiles, output_file, refuse_overwriting
 from gemmill.library.errors import RecordError
 from gemmill.library.parquet import write_parquet
 from gemmill.library.records import Measurement, read_records
@@ -32,7 +32,7 @@ def _records() -> None:
 
 @records_app.command()
 def pack(
-    records: Annotated[list[Path], typer.Argument(metavar="RECORDS...", exists=True, dir_okay=False)],
+    records: RecordsFiles,
     to: Annotated[Path, output_file("The file to write, .parquet.", "FILE")],
 ) -> None:
     """Write measurements of several files to one Parquet file, typed and compressed.

@@ -10,7 +10,7 @@ import typer
 from gemmill.cli import output
 from gemmill.cli.app import app
 from gemmill.cli.commands.problems import spread
-from gemmill.cli.options import input_file, output_file, refuse_overwriting
+from gemmill.cli.options import RecordsFiles, input_file, output_file, refuse_overwriting
 from gemmill.emitters.peak_rate import MEASURED_DTYPES
 from gemmill.library.errors import RecordError
 from gemmill.library.files import publish
@@ -22,19 +22,11 @@ from gemmill.profiler.analysis.report import as_csv, as_html, as_junit, rows
 from gemmill.profiler.measure.peak_rates import COPY, PeakRates, measure_peak_rates, read_peak_rates
 
 Output = Annotated[Path | None, output_file("The page to write, HTML.", "FILE")]
-Csv = Annotated[
-    Path | None, typer.Option("--csv", metavar="FILE", dir_okay=False, help="Write a line a problem as well.")
-]
-Junit = Annotated[
-    Path | None,
-    typer.Option("--junit", metavar="FILE", dir_okay=False, help="Write a test case a kernel and problem as well."),
-]
+Csv = Annotated[Path | None, output_file("Write a line a problem as well.", "FILE", "--csv")]
+Junit = Annotated[Path | None, output_file("Write a test case a kernel and problem as well.", "FILE", "--junit")]
 
 PeakRatesOutput = Annotated[Path | None, output_file("Write the peak rates, as JSON.", "FILE")]
-RecordsFiles = Annotated[
-    list[Path],
-    input_file("Compare these measurements; may be repeated.", "--records"),
-]
+RecordsOption = Annotated[list[Path], input_file("Compare these measurements; may be repeated.", "--records")]
 PeakRatesFiles = Annotated[
     list[Path],
     input_file("Peak rates of a GPU, from gemmill roofline -o FILE; may be repeated for others.", "--peak-rates"),
@@ -66,7 +58,7 @@ Dtypes = Annotated[
 
 @app.command()
 def report(
-    records: Annotated[list[Path], typer.Argument(metavar="RECORDS...", exists=True, dir_okay=False)],
+    records: RecordsFiles,
     to: Output = None,
     as_table: Csv = None,
     as_tests: Junit = None,
@@ -116,7 +108,7 @@ def report(
 @app.command()
 def roofline(
     dtypes: Dtypes = ALL_DTYPES,
-    records: RecordsFiles = [],  # noqa: B006
+    records: RecordsOption = [],  # noqa: B006
     to: PeakRatesOutput = None,
 ) -> None:
     """Measure how fast this GPU could be: its tensor cores on what lies in shared memory, and copies of its memory.
@@ -175,7 +167,7 @@ def _print_peak_rates(peak_rates: PeakRates) -> None:
     output.print_table(columns, rows, title=f"{peak_rates.gpu}, driver {peak_rates.driver}")
 
 
-def _reached(found: Figures, peak_rates: PeakRates) -> dict[str, object]:
+def _reached(found: Figures, peak_rates: PeakRates) -> dict[str, Any]:
     """What the best kernel of a problem, and cuBLAS, reach of the nearer roof."""
     best, cublas, roof = found.best, found.baseline, peak_rates.roof(found.run.problem)
     return {
@@ -198,20 +190,17 @@ def _fraction(measurement: Measurement | None, peak_rates: PeakRates) -> float |
 
 
 def _print_problems(found: list[Figures], peak_rates: PeakRates) -> None:
-    def number(value: Any, digits: int) -> str:
-        return "" if value is None else f"{value:.{digits}f}"
-
     rows = [
         (
             f.run.problem,
             row["best"] or "",
-            number(row["us"], 1),
+            output.number(row["us"], 1),
             spread(f.best),
             row["rounds"] or "",
-            number(row["tflops"], 0),
+            output.number(row["tflops"], 0),
             row["roof"] or "",
-            number(row["of_roof"], 3),
-            number(row["cublas_of_roof"], 3),
+            output.number(row["of_roof"], 3),
+            output.number(row["cublas_of_roof"], 3),
         )
         for f, row in ((f, _reached(f, peak_rates)) for f in found)
     ]

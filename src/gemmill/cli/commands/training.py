@@ -9,13 +9,14 @@ import typer
 
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
+from gemmill.cli.options import RecordsFiles
 from gemmill.library.errors import RecordError
 from gemmill.profiler.training.train import train as train_model
 
 
 @app.command(has_json=False)
 def train(
-    records: Annotated[list[Path], typer.Argument(metavar="RECORDS...", exists=True, dir_okay=False)],
+    records: RecordsFiles,
     to: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", file_okay=False, help="The folder to write the model to.")
     ],
