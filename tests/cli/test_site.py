@@ -73,15 +73,14 @@ def test_links_lead_somewhere_and_headings_are_in_order(site: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.browser
-@pytest.mark.parametrize("page", ["index", "tutorials/kernel", "kernels", "reference/api", "reference/commands"])
-def test_pages_fit_and_can_be_read(eyes: Browser, site: Path, page: str) -> None:
+def test_pages_fit_and_can_be_read(eyes: Browser, site: Path) -> None:
     """No width scrolls sideways, text is told from what is behind it, and nothing comes from elsewhere."""
-    del eyes.errors[:], eyes.fetched[:]
-    eyes.open(site / f"{page}.html")
-    for width in (400, 1400):
-        for dark in (False, True):
-            eyes.show(width, dark=dark)
-            assert eyes.value("document.documentElement.scrollWidth") == width
-            assert eyes.value(HARD_TO_READ) == []
+    for page in ("index", "tutorials/kernel", "kernels", "reference/api", "reference/commands"):
+        eyes.open(site / f"{page}.html")
+        for width in (400, 1400):
+            for dark in (False, True):
+                eyes.show(width, dark=dark)
+                assert eyes.value("document.documentElement.scrollWidth") == width, page
+                assert eyes.value(HARD_TO_READ) == [], page
     assert not eyes.errors
     assert all(url.startswith(("file:", "data:")) for url in eyes.fetched)

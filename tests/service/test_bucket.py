@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -12,14 +13,20 @@ from tests.service.conftest import filled
 from tests.service.running import KERNEL, Running, serving, tokens_file
 
 from gemmill.runtime.storage.artifact import Artifact
+from gemmill.runtime.storage.store import Store
 from gemmill.runtime.storage.trust.kernel_manifest import KERNEL as SEALED
 from gemmill.runtime.storage.trust.kernel_manifest import KernelManifest
-from gemmill.runtime.storage.trust.signatures import SigningKey, seal
+from gemmill.runtime.storage.trust.signatures import SigningKey, TrustedKeys, seal
+from gemmill.service import bucket as service_bucket
+from gemmill.service.metrics import Metrics
+from gemmill.service.served_kernels import Kernels, Served, Signing
+from gemmill.service.state_files import Files
 
 pytestmark = pytest.mark.slow
 
 
-OPTIONS = ("--bucket", "s3://kernels/gemmill")
+URL = "s3://kernels/gemmill"
+OPTIONS = ("--bucket", URL)
 
 
 def fetched(server: Running, artifact: Artifact) -> bytes:
@@ -27,21 +34,38 @@ def fetched(server: Running, artifact: Artifact) -> bytes:
     return server.ask("GET", f"/v1/blobs/{server.manifest(artifact.key)['digest']}").body
 
 
-def filling(folder: Path, artifact: Artifact, *options: str) -> None:
-    """Have a server put a kernel into the bucket that it is sent."""
-    folder.mkdir()
-    token = tokens_file(folder / "tokens", writer="write")["writer"]
-    manifest = KernelManifest.of(artifact)
-    with serving(folder, *OPTIONS, "--tokens", str(folder / "tokens"), *options) as server:
-        assert server.ask("PUT", f"/v1/blobs/{manifest.digest}", artifact.to_bytes(), token).status == 201
-        keys = [SigningKey.load(path) for path in options[1::2]]
-        sealed = seal(SEALED, manifest.to_bytes(), keys)
-        assert server.ask("PUT", f"/v1/kernels/{artifact.key}", sealed, token).status == 201
-        assert server.end() == 0
+def behind(folder: Path, *keys: SigningKey) -> Kernels:
+    """The kernels of a server with a bucket, and keys of its own."""
+    metrics, public = Metrics(), tuple(key.public for key in keys)
+    trusted = TrustedKeys(public) if public else None
+    place = Store(folder / "store"), Files(folder / "state", metrics), Signing(keys, trusted, trusted)
+    return Kernels(*place, service_bucket.Bucket(URL, metrics), metrics)
+
+
+def filling(folder: Path, artifact: Artifact, *keys: SigningKey) -> None:
+    """Have a server put a kernel into the bucket that it has compiled."""
+
+    async def publish() -> None:
+        kernels = behind(folder, *keys)
+        await kernels.publish(artifact)
+        await kernels.settle()
+
+    asyncio.run(publish())
+
+
+def found(kernels: Kernels, key: str) -> Served | None:
+    return asyncio.run(kernels.find(key))
 
 
 def test_what_one_server_has_another_has(tmp_path: Path, artifact: Artifact, bucket: Bucket) -> None:
-    filling(tmp_path / "one", artifact)
+    (tmp_path / "one").mkdir()
+    token = tokens_file(tmp_path / "one" / "tokens", writer="write")["writer"]
+    manifest = KernelManifest.of(artifact)
+    with serving(tmp_path / "one", *OPTIONS, "--tokens", str(tmp_path / "one" / "tokens")) as server:
+        assert server.ask("PUT", f"/v1/blobs/{manifest.digest}", artifact.to_bytes(), token).status == 201
+        sealed = seal(SEALED, manifest.to_bytes(), [])
+        assert server.ask("PUT", f"/v1/kernels/{artifact.key}", sealed, token).status == 201
+        assert server.end() == 0
     assert sorted(path.split("/")[2] for path in bucket.paths()) == ["blobs", "kernels"]
     with serving(tmp_path / "two", *OPTIONS) as server:
         assert server.instantiate(KERNEL).events[-1]["ready"] == 1
@@ -53,21 +77,18 @@ def test_what_one_server_has_another_has(tmp_path: Path, artifact: Artifact, buc
 
 def test_a_bucket_that_lies_is_a_miss(tmp_path: Path, artifact: Artifact, bucket: Bucket) -> None:
     own, foreign = SigningKey.new(), SigningKey.new()
-    own.save(tmp_path / "own.key")
-    foreign.save(tmp_path / "foreign.key")
-    filling(tmp_path / "one", artifact, "--sign", str(tmp_path / "foreign.key"))
-    for options in ((), ("--sign", str(tmp_path / "own.key"))):
-        bucket.flips = not options
-        with serving(tmp_path / f"two{len(options)}", *OPTIONS, *options) as server:
-            assert server.ask("GET", f"/v1/kernels/{artifact.key}").status == 404
-            assert server.metric("gemmill_damaged_total") == 1
+    filling(tmp_path / "one", artifact, foreign)
+    for name, keys in (("flipped", ()), ("foreign", (own,))):
+        bucket.flips = name == "flipped"
+        kernels = behind(tmp_path / name, *keys)
+        assert found(kernels, artifact.key) is None
+        assert kernels._metrics.value(kernels._metrics.damaged) == 1
 
 
 def test_a_manifest_without_its_blob_is_a_miss(tmp_path: Path, artifact: Artifact, bucket: Bucket) -> None:
     filling(tmp_path / "one", artifact)
     bucket.remove(*(path for path in bucket.paths() if "/blobs/" in path))
-    with serving(tmp_path / "two", *OPTIONS) as server:
-        assert server.ask("GET", f"/v1/kernels/{artifact.key}").status == 404
+    assert found(behind(tmp_path / "two"), artifact.key) is None
 
 
 def test_the_rule_of_the_docs_expires_what_servers_put(tmp_path: Path, artifact: Artifact, bucket: Bucket) -> None:

@@ -37,6 +37,22 @@ def test_a_manifest_goes_with_its_kernel(tmp_path: Path, artifact: Artifact) -> 
     assert asyncio.run(kernels(tmp_path).find_blob(served.manifest.digest)) is None
 
 
+def test_a_damaged_kernel_is_a_miss_until_it_is_there_again(tmp_path: Path, artifact: Artifact) -> None:
+    served = asyncio.run(kernels(tmp_path).publish(artifact))
+    entry = Store(tmp_path / "store").list()[0].path
+    data = bytearray(entry.read_bytes())
+    data[-1] ^= 1
+    entry.write_bytes(data)
+    server = kernels(tmp_path)
+    assert asyncio.run(server.find_blob(served.manifest.digest)) is None
+    assert server._metrics.value(server._metrics.damaged) == 1
+    assert not entry.exists()
+    assert asyncio.run(server.find(artifact.key)) is None
+    Store(tmp_path / "store").put(artifact.key, artifact)
+    assert asyncio.run(server.find(artifact.key)) == served
+    assert asyncio.run(server.find_blob(served.manifest.digest)) == artifact.to_bytes()
+
+
 def test_a_manifest_of_another_blob_is_made_anew(tmp_path: Path, artifacts: tuple[Artifact, Artifact]) -> None:
     first, other = artifacts
     served = asyncio.run(kernels(tmp_path).publish(first))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import base64
 import os
-import subprocess
-import sys
 from datetime import date
 from pathlib import Path
 
 import pytest
-from tests.service.running import Running, serving, tokens_file
+from tests.cli.test_cli import gemmill
+from tests.service.running import Running
 
 from gemmill.library.errors import SettingError
 from gemmill.service.refusal import Refusal
@@ -106,22 +105,15 @@ def test_scopes_bound_what_a_token_may(server: Running) -> None:
     assert server.ask("PUT", "/v1/blobs/" + "0" * 64, b"x", "secret-of-maker").code == "scope"
 
 
-@pytest.mark.slow
 def test_a_token_that_the_command_makes_is_let_in(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gemmill", "serve", "token", "new", "pods", "--scopes", "read", "--days", "2"]
-    made = subprocess.run(command, capture_output=True, text=True, check=True)
+    made = gemmill("serve", "token", "new", "pods", "--scopes", "read", "--days", "2")
     secret = made.stderr.split()[-1]
     assert secret not in made.stdout
     (tmp_path / "tokens").write_text(made.stdout)
-    with serving(tmp_path / "server", "--tokens", str(tmp_path / "tokens")) as server:
-        assert server.ask("GET", "/metrics", token=secret).status == 200
-        tokens_file(tmp_path / "tokens", other="read")
-        assert server.ask("GET", "/metrics", token=secret).status == 401
+    assert status(Tokens(tmp_path / "tokens"), secret) == "pods"
 
 
-@pytest.mark.slow
 def test_a_server_that_others_reach_has_tokens() -> None:
-    command = [sys.executable, "-m", "gemmill", "serve", "--host", "0.0.0.0"]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
+    refused = gemmill("serve", "--host", "0.0.0.0")
+    assert refused.exit_code == 2
     assert "--tokens" in refused.stderr
