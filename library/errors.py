@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 TrustReason = Literal[
@@ -21,6 +22,11 @@ TrustReason = Literal[
 
 class GemmillError(Exception):
     """Base of every error that gemmill raises on purpose."""
+
+    @classmethod
+    def code(cls) -> str:
+        """What programs compare: ``unsupported_problem`` of UnsupportedProblemError."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__.removesuffix("Error")).lower()
 
 
 class InstallationError(GemmillError):

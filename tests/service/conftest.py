@@ -39,7 +39,7 @@ def filled(folder: Path, *artifacts: Artifact) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     path = tmp_path_factory.mktemp("tokens") / "tokens"
     return path, tokens_file(
@@ -47,7 +47,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, st
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(
     tmp_path_factory: pytest.TempPathFactory, artifact: Artifact, tokens: tuple[Path, dict[str, str]]
 ) -> Iterator[Running]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -45,11 +44,6 @@ def _show_each_once() -> Callable[..., None]:
             output.complain(f"warning: {text}")
 
     return show
-
-
-def code_of(error: type[GemmillError]) -> str:
-    """What programs compare: ``unsupported_problem`` of UnsupportedProblemError."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", error.__name__.removesuffix("Error")).lower()
 
 
 class Commands(TyperGroup):
@@ -99,7 +93,7 @@ class Commands(TyperGroup):
                 raise
             if isinstance(error, GemmillError):
                 missing = isinstance(error, ToolchainError | DeviceError | InstallationError)
-                end = _reported(Status.MISSING if missing else Status.WRONG, code_of(type(error)), str(error))
+                end = _reported(Status.MISSING if missing else Status.WRONG, error.code(), str(error))
             elif isinstance(error, OSError):
                 end = _reported(Status.WRONG, "system", os_error_text(error))
             else:

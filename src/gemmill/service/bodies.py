@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, TypeVar
 
+from pydantic import Field, ValidationError
 from starlette.requests import Request
 
+from gemmill.library.frozen import Frozen
 from gemmill.library.input.strict_json import parse
 from gemmill.library.wording import suggest
 from gemmill.service.refusal import Refusal
 from gemmill.service.service_options import ALL_BODIES_BYTES, BODY_BYTES, BODY_TIMEOUTS, ITEMS
+
+Text = Annotated[str, Field(max_length=4096)]
+"""A name, or a problem in a line."""
+Texts = Annotated[list[Text], Field(max_length=ITEMS)]
+CudaVersion = Annotated[int, Field(ge=0, lt=1000)]
+Body = TypeVar("Body", bound=Frozen)
 
 
 async def read_body(request: Request, most: int = BODY_BYTES) -> bytes:
@@ -47,35 +54,41 @@ async def read_body(request: Request, most: int = BODY_BYTES) -> bytes:
     return b"".join(parts)
 
 
-async def read_json(request: Request, members: Mapping[str, type]) -> dict[str, Any]:
-    """A JSON object that has some of these members, each of its type or null; Refusal 422 names what is otherwise."""
+class GpuDescription(Frozen):
+    """A GPU, as its driver reports it."""
+
+    name: str = Field(pattern=r"^[ -~]{1,100}$")
+    arch: str | None = Field(None, pattern=r"^sm\d{2,3}[af]?$")
+    sm_count: int | None = Field(None, ge=1, le=4096)
+
+
+class KernelRequest(Frozen):
+    """What requests of kernels have in common: which gemmill sends them, and for which machine."""
+
+    gemmill: str | None = None
+    headers: str | None = None
+    gpu: GpuDescription | None = None
+    driver_cuda: tuple[CudaVersion, CudaVersion] | None = None
+
+
+async def read_json(request: Request, kind: type[Body]) -> Body:
+    """The JSON of a request; Refusal 422 names what is otherwise than it must be."""
     data = await read_body(request)
     try:
-        found = parse(data)
+        content = parse(data)
         if b"\\u" in data:  # half of a surrogate pair, which is no text
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(content, ensure_ascii=False).encode()
     except ValueError as error:
         raise malformed(f"the body is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise malformed(f"the body is {found!r:.80}; it must be an object")
-    for name, value in found.items():
-        if name not in members:
-            raise malformed(f"{name!r:.80} is no member of the request{suggest(name, members)}; it has {[*members]}")
-        kind = members[name]
-        if value is not None and not (isinstance(value, kind) or (kind is float and type(value) is int)):
-            raise malformed(f"{name} is {value!r:.80}; it must be of type {kind.__name__}")
-        if isinstance(value, list) and len(value) > ITEMS:
-            raise malformed(f"{name} has {len(value):,} items; at most {ITEMS:,} are taken", "ask in several requests")
-    return found
-
-
-def texts(found: Mapping[str, Any], name: str) -> list[str]:
-    """A member that is a list of texts; empty where it is not there."""
-    values = found.get(name) or []
-    for value in values:
-        if not isinstance(value, str) or len(value) > 4096:
-            raise malformed(f"{name} has {value!r:.80}; it must be a list of texts of at most 4,096 characters")
-    return list(values)
+    if not isinstance(content, dict):
+        raise malformed(f"the body is {content!r:.80}; it must be an object")
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        place = ".".join(map(str, fault["loc"]))
+        hint = suggest(place, kind.model_fields) if fault["type"] == "extra_forbidden" else ""
+        raise malformed(f"{place[:80]} is {fault['input']!r:.80}: {fault['msg']}{hint}") from None
 
 
 def malformed(message: str, hint: str = "") -> Refusal:

@@ -51,18 +51,17 @@ class Limits:
         return self.open < self.connections
 
 
-class _Joined(asyncio.Transport):
+class _JoiningTransport:
     """A transport that sends together what is written together, as uvicorn writes headers and body: a system call less.
 
     What was written goes when :meth:`flush` says so, when it is much, or at the latest when the loop comes round.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__()
         self._transport, self._loop = transport, loop
         self._parts: list[bytes] = []
 
-    def write(self, data: bytes) -> None:  # type: ignore[override]
+    def write(self, data: bytes) -> None:
         """Send bytes, soon."""
         if not self._parts:
             self._loop.call_soon(self.flush)
@@ -87,21 +86,8 @@ class _Joined(asyncio.Transport):
         self._parts = []
         self._transport.abort()
 
-    def is_closing(self) -> bool:
-        """Whether it is closed, or about to be."""
-        return self._transport.is_closing()
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What is known of the socket."""
-        return self._transport.get_extra_info(name, default)
-
-    def pause_reading(self) -> None:
-        """Take no more from the client."""
-        self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Take more again."""
-        self._transport.resume_reading()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 class Connection(HttpToolsProtocol):
@@ -121,8 +107,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
-        self._joined = _Joined(transport, self.loop)
-        super().connection_made(self._joined)
+        self._joined = _JoiningTransport(transport, self.loop)
+        super().connection_made(cast("asyncio.Transport", self._joined))
         if not self._limits.admit():
             self._limits.metrics.closed.labels("no room").inc()
             self._joined.write(_BUSY)

@@ -8,15 +8,17 @@ import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from gemmill.library.frozen import Frozen
 from gemmill.runtime.select.choice import Choice
-from gemmill.service.bodies import malformed, read_json, texts
+from gemmill.service.bodies import KernelRequest, Texts, malformed, read_json
 from gemmill.service.compiling.queue import Job
-from gemmill.service.compiling.resolver import KeyedKernel, Target, check_version, target
+from gemmill.service.compiling.resolver import KeyedKernel, Target, target
 from gemmill.service.refusal import Refusal
 from gemmill.service.served_kernels import Served
 from gemmill.service.service_options import ITEMS, WAIT_SECONDS
@@ -25,16 +27,30 @@ from gemmill.service.tokens import Caller, allowed
 if TYPE_CHECKING:
     from gemmill.service.service import Service
 
-_INSTANTIATE = {
-    "kernels": list,
-    "problems": list,
-    "sources": list,
-    "gemmill": str,
-    "headers": str,
-    "gpu": dict,
-    "driver_cuda": list,
-    "wait": float,
-}
+
+class SentSource(Frozen):
+    """A page that somebody edited, and the kernel whose page it was."""
+
+    kernel: str
+    source: str
+
+
+class InstantiateRequest(KernelRequest):
+    """Kernels to make."""
+
+    kernels: Texts | None = None
+    problems: Texts | None = None
+    sources: Annotated[list[SentSource], Field(max_length=ITEMS)] | None = None
+    wait: float | None = Field(None, ge=0, le=WAIT_SECONDS)
+
+
+class SelectRequest(KernelRequest):
+    """A problem to choose a kernel for."""
+
+    problem: str = Field(min_length=1)
+    sm_count: int | None = None
+
+
 _WAIT_SECONDS = 60.0
 """How long is waited unless the request says."""
 
@@ -55,44 +71,29 @@ class Resolution:
 
 async def instantiate(service: Service, request: Request, caller: Caller) -> Response:
     """Answer with lines of JSON; a refusal of everything that was asked for is a status instead."""
-    body = await read_json(request, _INSTANTIATE)
-    check_version(body.get("gemmill"), body.get("headers"))
-    items = [{"kernel": name} for name in texts(body, "kernels")]
-    items += [{"problem": text} for text in texts(body, "problems")]
-    if sources := body.get("sources"):
-        items += sent(service, sources, caller)
+    body = await read_json(request, InstantiateRequest)
+    machine = target(body)
+    if body.sources:
+        if not service.options.accept_source:
+            raise Refusal(
+                403,
+                "no_source",
+                "this server compiles what configs emit alone",
+                "ask one that was started with --accept-source, or compile here: gemmill build FILE.cu",
+            )
+        allowed(caller, "source")
+    items = [{"kernel": name} for name in body.kernels or ()]
+    items += [{"problem": text} for text in body.problems or ()]
+    items += [source.model_dump() for source in body.sources or ()]
     if not 0 < len(items) <= ITEMS:
         raise malformed(f"{len(items):,} kernels, problems and sources; 1 to {ITEMS:,} are taken in a request")
-    wait = float(_WAIT_SECONDS if body.get("wait") is None else body["wait"])
-    if not 0 <= wait <= WAIT_SECONDS:
-        raise malformed(f"wait is {wait:g}; it must be from 0 to {WAIT_SECONDS:g} seconds")
-    resolution = await resolve(service, items, target(body.get("gpu"), body.get("driver_cuda")), caller)
+    wait = _WAIT_SECONDS if body.wait is None else body.wait
+    resolution = await resolve(service, items, machine, caller)
     if not resolution.ready and not resolution.jobs and resolution.failed:
         statuses = {refusal.status for _, refusal in resolution.failed}
         if len(statuses) == 1 and statuses & {429, 503}:  # nothing but to ask again later
             raise resolution.failed[0][1]
     return StreamingResponse(lines(resolution, wait), media_type="application/x-ndjson")
-
-
-def sent(service: Service, sources: list[object], caller: Caller) -> list[dict[str, str]]:
-    """The sources of a request, each with its kernel; Refusal where this server or this caller may have none
-    compiled, or where they are none."""
-    if not service.options.accept_source:
-        raise Refusal(
-            403,
-            "no_source",
-            "this server compiles what configs emit alone",
-            "ask one that was started with --accept-source, or compile here: gemmill build FILE.cu",
-        )
-    allowed(caller, "source")
-    found = []
-    for item in sources:
-        match item:
-            case {"kernel": str(name), "source": str(source), **more} if not more:
-                found.append({"kernel": name, "source": source})
-            case _:
-                raise malformed(f"sources has {item!r:.80}; it must be {{'kernel': NAME, 'source': TEXT}}")
-    return found
 
 
 async def resolve(service: Service, items: list[dict[str, str]], machine: Target, caller: Caller) -> Resolution:
@@ -182,17 +183,11 @@ def _line(event: str, **more: object) -> bytes:
     return json.dumps({"event": event, **more}, separators=(",", ":")).encode() + b"\n"
 
 
-_SELECT = {"problem": str, "gemmill": str, "headers": str, "gpu": dict, "sm_count": int}
-
-
 async def select(service: Service, request: Request, _: Caller) -> Response:
     """The kernel of a problem, its key, why, and the runners-up."""
-    body = await read_json(request, _SELECT)
-    check_version(body.get("gemmill"), body.get("headers"))
-    if not (problem := body.get("problem")):
-        raise malformed("problem is not there; it is a line such as '4096x4096x4096 bf16 tn'")
-    gpu = target(body.get("gpu"), None).gpu
-    choice = await service.resolver.choice(problem, gpu, body.get("sm_count"))
+    body = await read_json(request, SelectRequest)
+    gpu = target(body).gpu
+    choice = await service.resolver.choice(body.problem, gpu, body.sm_count)
     service.requested_problems.note(gpu.name, choice)
     kernel = await service.resolver.keyed(choice.name)
     return JSONResponse({"problem": str(choice.problem), "kernel": choice.name, "key": kernel.key, **_facts(choice)})

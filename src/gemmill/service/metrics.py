@@ -55,13 +55,8 @@ class Metrics:
 
     def value(self, metric: Counter | Gauge, *labels: str) -> float:
         """What a counter or gauge has come to."""
-        [family] = metric.collect()
-        wanted = dict(zip(metric._labelnames, labels, strict=True))
-        return sum(
-            sample.value
-            for sample in family.samples
-            if sample.labels == wanted and not sample.name.endswith("_created")
-        )
+        [family] = (metric.labels(*labels) if labels else metric).collect()
+        return family.samples[0].value
 
     def page(self) -> bytes:
         """The text that Prometheus reads."""

@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
@@ -19,9 +20,9 @@ from gemmill.profiler.sweep.shape_suites import load_shapes, shipped_suites
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import Pack, write_pack
 from gemmill.runtime.storage.trust.signed_packs import PackFacts, PackIndex, sign_pack
-from gemmill.service.bodies import malformed, read_json, texts
+from gemmill.service.bodies import KernelRequest, Texts, malformed, read_json
 from gemmill.service.compiling.queue import CompileQueue
-from gemmill.service.compiling.resolver import KeyedKernel, Resolver, Target, check_version, target
+from gemmill.service.compiling.resolver import KeyedKernel, Resolver, Target, target
 from gemmill.service.refusal import Refusal, not_found
 from gemmill.service.served_kernels import Kernels, Served, Signing
 from gemmill.service.tokens import Caller
@@ -29,7 +30,7 @@ from gemmill.service.tokens import Caller
 if TYPE_CHECKING:
     from gemmill.service.service import Service
 
-NAME = re.compile(r"\w[\w.-]{0,99}\.pack", re.ASCII)
+NAME = r"^[0-9A-Za-z_][0-9A-Za-z_.-]{0,99}\.pack$"
 """What a pack may be called."""
 LIFETIME = timedelta(days=7)
 """How long an index counts."""
@@ -52,7 +53,7 @@ class Packs:
 
     def names(self) -> list[str]:
         """What is there."""
-        return sorted(path.name for path in self.folder.glob("*.pack") if NAME.fullmatch(path.name))
+        return sorted(path.name for path in self.folder.glob("*.pack") if re.fullmatch(NAME, path.name))
 
     def index(self) -> bytes:
         """The signed index of what is there. GemmillError where a pack is damaged."""
@@ -121,15 +122,12 @@ def failure(task: asyncio.Task[None]) -> Refusal | None:
     return error if isinstance(error, Refusal) else Refusal(500, "internal", f"{type(error).__name__}: {error}")
 
 
-_MEMBERS = {
-    "name": str,
-    "problems": list,
-    "suite": str,
-    "gemmill": str,
-    "headers": str,
-    "gpu": dict,
-    "driver_cuda": list,
-}
+class PackRequest(KernelRequest):
+    """A pack to build."""
+
+    name: str = Field(pattern=NAME)
+    problems: Texts | None = None
+    suite: str | None = None
 
 
 async def get_index(service: Service, _request: Request, _caller: Caller) -> Response:
@@ -145,7 +143,7 @@ async def get_pack(service: Service, request: Request, _: Caller) -> Response:
     """A pack, or its signature, or what became of it."""
     name = str(request.path_params["name"])
     pack = name.removesuffix(".sig")
-    if not NAME.fullmatch(pack):
+    if not re.fullmatch(NAME, pack):
         raise malformed(f"{name!r:.120} is no name of a pack such as large.pack")
     if (task := service.packs.building.get(pack)) is not None:
         raise failure(task) or Refusal(404, "building", f"{pack} is being built", retry_after=5)
@@ -157,16 +155,13 @@ async def get_pack(service: Service, request: Request, _: Caller) -> Response:
 
 async def post_pack(service: Service, request: Request, caller: Caller) -> Response:
     """Begin to build a pack of the kernels that problems, or a suite that ships, go to."""
-    body = await read_json(request, _MEMBERS)
-    check_version(body.get("gemmill"), body.get("headers"))
-    name, problems = body.get("name") or "", texts(body, "problems")
-    if not NAME.fullmatch(name):
-        raise malformed(f"name is {name!r:.120}; it must be such as large.pack")
-    if (suite := body.get("suite")) is not None:
-        problems += await asyncio.to_thread(suite_problems, suite)
+    body = await read_json(request, PackRequest)
+    machine, name, problems = target(body), body.name, body.problems or []
+    if body.suite is not None:
+        problems += await asyncio.to_thread(suite_problems, body.suite)
     if not problems:
         raise malformed("problems and suite say nothing; a pack is for problems")
     if (task := service.packs.building.get(name)) is not None and not task.done():
         raise Refusal(409, "building", f"{name} is being built", retry_after=5)
-    service.packs.build(name, problems, target(body.get("gpu"), body.get("driver_cuda")), caller.name)
+    service.packs.build(name, problems, machine, caller.name)
     return JSONResponse({"name": name, "state": "building"}, 202, {"Location": f"/v1/packs/{name}"})

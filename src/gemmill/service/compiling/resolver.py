@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from typing import TypeVar
 from gemmill.emitters import headers_digest
 from gemmill.emitters.emit import EmittedSource, emit
 from gemmill.emitters.page import edited
-from gemmill.library.arch import ARCHS, DEFAULT_GPU, Gpu, serving
+from gemmill.library.arch import DEFAULT_GPU, Gpu, serving
 from gemmill.library.config.edited import is_edited
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
@@ -28,7 +27,7 @@ from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.select.gpus import figures, with_sms
 from gemmill.runtime.storage.store import Store
-from gemmill.service.bodies import malformed
+from gemmill.service.bodies import KernelRequest
 from gemmill.service.fleet_models import Models
 from gemmill.service.refusal import Refusal
 
@@ -142,9 +141,16 @@ class Resolver:
         return KeyedKernel(source.name, config, self.compiler.key(source, config), text)
 
 
-def check_version(version: str | None, headers: str | None) -> None:
-    """Refuse, with 409, who has another gemmill: what it emits for a name may be another kernel."""
-    for what, theirs, ours in (("gemmill", version, __version__), ("headers", headers, headers_digest())):
+def target(request: KernelRequest) -> Target:
+    """The machine of a request, by default a GPU such as a selector assumes.
+
+    Raises:
+        Refusal: the client has another gemmill (409): what it emits for a name may be another kernel.
+    """
+    for what, theirs, ours in (
+        ("gemmill", request.gemmill, __version__),
+        ("headers", request.headers, headers_digest()),
+    ):
         if theirs is not None and theirs != ours:
             raise Refusal(
                 409,
@@ -152,30 +158,11 @@ def check_version(version: str | None, headers: str | None) -> None:
                 f"{what} is {theirs[:64]!r} there and {ours!r} here, so that a name may mean two kernels",
                 "run the same version on both sides",
             )
-
-
-def target(gpu: dict[str, object] | None, driver_cuda: list[object] | None) -> Target:
-    """The machine of a request's members; by default a GPU such as a selector assumes. Refusal 422 names what is
-    wrong."""
-    driver = None
-    if driver_cuda is not None:
-        if len(driver_cuda) != 2 or not all(type(x) is int and 0 <= x < 1000 for x in driver_cuda):
-            raise malformed(f"driver_cuda is {driver_cuda!r:.80}; it must be two numbers, such as [12, 9]")
-        driver = int(str(driver_cuda[0])), int(str(driver_cuda[1]))
-    if gpu is None:
-        return Target(DEFAULT_GPU, driver)
-    if unknown := gpu.keys() - {"name", "arch", "sm_count"}:
-        raise malformed(f"gpu has {sorted(unknown)!r:.80}; it may have name, arch and sm_count")
-    name, arch, sms = gpu.get("name"), gpu.get("arch"), gpu.get("sm_count")
-    if not isinstance(name, str) or not re.fullmatch(r"[ -~]{1,100}", name):
-        raise malformed(f"gpu.name is {name!r:.80}; it must be as the driver reports it, such as 'NVIDIA H200'")
-    of_arch = re.fullmatch(r"sm(\d{1,2})(\d)[af]?", arch) if isinstance(arch, str) else None
-    if arch is not None and of_arch is None:
-        raise malformed(f"gpu.arch is {arch!r:.80}; it must be such as {one_of([*ARCHS])}")
-    if sms is not None and (type(sms) is not int or not 1 <= sms <= 4096):
-        raise malformed(f"gpu.sm_count is {sms!r:.80}; it must be a whole number from 1 to 4096")
-    row = figures(name, (int(of_arch[1]), int(of_arch[2]))) if of_arch is not None else figures(name)
-    return Target(row if sms is None else with_sms(row, sms, name), driver)
+    if (gpu := request.gpu) is None:
+        return Target(DEFAULT_GPU, request.driver_cuda)
+    digits = (gpu.arch or "").strip("smaf")
+    row = figures(gpu.name, (int(digits[:-1]), int(digits[-1]))) if digits else figures(gpu.name)
+    return Target(row if gpu.sm_count is None else with_sms(row, gpu.sm_count, gpu.name), request.driver_cuda)
 
 
 def _refusing(work: Callable[[], T]) -> T:
@@ -184,5 +171,4 @@ def _refusing(work: Callable[[], T]) -> T:
     except ToolchainError as error:
         raise Refusal(503, "toolchain", str(error), "the server needs gemmill's extra cu12 or cu13") from None
     except GemmillError as error:
-        code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error")).lower()
-        raise Refusal(422, code, str(error)) from None
+        raise Refusal(422, error.code(), str(error)) from None
