@@ -6,11 +6,11 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from gemmill.library.errors import SettingError, SettingWarning
 from gemmill.library.wording import suggest
@@ -18,12 +18,6 @@ from gemmill.library.wording import suggest
 RemoteMode = Literal["read", "readwrite", "only"]
 """``readwrite`` uploads what is compiled here; in ``only``, nothing is compiled here."""
 _PREFIX = "GEMMILL_"
-_KNOWN = (
-    *("GEMMILL_STORE", "GEMMILL_STORE_BYTES", "GEMMILL_JOBS", "GEMMILL_INCLUDE", "GEMMILL_DEBUG"),
-    *("GEMMILL_MODEL", "GEMMILL_WARM_CALLS", "GEMMILL_TRUSTED_KEYS", "GEMMILL_REMOTE"),
-    *("GEMMILL_REMOTE_MODE", "GEMMILL_REMOTE_DEADLINE", "GEMMILL_REMOTE_TOKEN", "GEMMILL_REMOTE_CERT"),
-    "GEMMILL_REMOTE_SIGN",
-)
 _OF_A_SERVICE = re.compile(
     r"GEMMILL_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
@@ -33,102 +27,15 @@ TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{1,4096}=*")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the environment asks for; None where it asks for nothing."""
-
-    store: Path | None
-    """``GEMMILL_STORE``: directory of the store."""
-    store_bytes: int | None
-    """``GEMMILL_STORE_BYTES``: size cap of the store in bytes; suffixes K, M, G and T are powers of 1,024."""
-    jobs: int | None
-    """``GEMMILL_JOBS``: processes that compile at the same time."""
-    include: tuple[Path, ...] | None
-    """``GEMMILL_INCLUDE``: header directories, separated by ``:``, instead of the CUTLASS, CCCL and CUDA runtime
-    headers that would be found. The store tells headers apart by what they hold."""
-    debug: bool = False
-    """``GEMMILL_DEBUG``: ``1`` shows the traceback of an error on the command line."""
-    model: Path | None = None
-    """``GEMMILL_MODEL``: folder of a model that `gemmill train` made, instead of the one that ships."""
-    warm_calls: bool = True
-    """``GEMMILL_WARM_CALLS``: ``0`` has each call read and checked in full, also one like a call before it."""
-    trusted_keys: str | None = None
-    """``GEMMILL_TRUSTED_KEYS``: public keys, or files of such, separated by commas, as
-    :meth:`gemmill.runtime.storage.trust.signatures.TrustedKeys.read` takes them: what they did not sign is refused."""
-    remote: str | None = None
-    """``GEMMILL_REMOTE``: URL of who has kernels compiled already, asked before one is compiled here."""
-    remote_mode: RemoteMode = "read"
-    """``GEMMILL_REMOTE_MODE``: ``read``, ``readwrite`` or ``only``."""
-    remote_deadline: float | None = None
-    """``GEMMILL_REMOTE_DEADLINE``: seconds that the remote may cost one kernel, from 0.1 to 600."""
-    remote_token: str | Path | None = field(default=None, repr=False)
-    """``GEMMILL_REMOTE_TOKEN``: what the remote knows this client by; after an ``@``, the file that holds it."""
-    remote_certificate: Path | None = None
-    """``GEMMILL_REMOTE_CERT``: a file in PEM with the certificate that this client shows the remote, and its key."""
-    remote_sign: Path | None = None
-    """``GEMMILL_REMOTE_SIGN``: the private key (`gemmill key new`) that signs what is uploaded."""
-
-    def url_of(self, url: str | None) -> str | None:
-        """The URL of a remote, or that of the environment; None where neither names one.
-
-        Raises:
-            SettingError: neither does, and nothing is to be compiled here.
-        """
-        if (named := url or self.remote) is None and self.remote_mode == "only":
-            raise SettingError(
-                "GEMMILL_REMOTE_MODE=only has nothing compiled here, and GEMMILL_REMOTE names no remote that serves "
-                "kernels: set it to a URL, or unset the mode"
-            )
-        return named
-
-    @classmethod
-    def read(cls, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Read the environment.
-
-        Raises:
-            SettingError: a variable has a value that does not parse.
-
-        Warns:
-            SettingWarning: one starts with ``GEMMILL_`` and is no setting; once for each.
-        """
-        for name in environ:
-            if name.startswith(_PREFIX) and name not in _KNOWN and not _OF_A_SERVICE.fullmatch(name):
-                _warn_of(name)
-        store, size, jobs, include, debug, model, warm_calls, trusted, *of_remote = map(environ.get, _KNOWN)
-        remote, mode, deadline, token, certificate, sign = of_remote
-        return cls(
-            None if store is None else _path("GEMMILL_STORE", store),
-            None if size is None else number_of_bytes("GEMMILL_STORE_BYTES", size),
-            None if jobs is None else _count("GEMMILL_JOBS", jobs),
-            None if include is None else tuple(_path("GEMMILL_INCLUDE", p) for p in include.split(os.pathsep)),
-            debug is not None and _switch("GEMMILL_DEBUG", debug),
-            None if model is None else _path("GEMMILL_MODEL", model),
-            warm_calls is None or _switch("GEMMILL_WARM_CALLS", warm_calls),
-            trusted,
-            None if remote is None else _url("GEMMILL_REMOTE", remote),
-            "read" if mode is None else _mode("GEMMILL_REMOTE_MODE", mode),
-            None if deadline is None else _seconds("GEMMILL_REMOTE_DEADLINE", deadline),
-            None if token is None else _token("GEMMILL_REMOTE_TOKEN", token),
-            None if certificate is None else _path("GEMMILL_REMOTE_CERT", certificate),
-            None if sign is None else _path("GEMMILL_REMOTE_SIGN", sign),
-        )
-
-
-@cache
-def _warn_of(name: str) -> None:
-    near = suggest(name.removeprefix(_PREFIX), [known.removeprefix(_PREFIX) for known in _KNOWN], _PREFIX)
-    meant = near or f"; there are {', '.join(_KNOWN)}"
-    try:
-        warnings.warn(f"{name} is no setting of gemmill{meant}", SettingWarning, stacklevel=4)
-    except SettingWarning as warning:  # warnings are errors here; what is no setting stops nothing all the same
-        sys.stderr.write(f"warning: {warning}\n")
-
-
 def _path(name: str, value: str) -> Path:
     path = Path(value)
     if not path.is_absolute():
         raise SettingError(f"{name}={value!r}: not an absolute path")
     return path
+
+
+def _paths(name: str, value: str) -> tuple[Path, ...]:
+    return tuple(_path(name, path) for path in value.split(os.pathsep))
 
 
 def _url(name: str, value: str) -> str:
@@ -176,3 +83,91 @@ def number_of_bytes(name: str, value: str) -> int:
     if not match:
         raise SettingError(f"{name}={value!r}: not a number of bytes such as 500M or 10G")
     return int(match[1]) * _UNITS[match[2]]
+
+
+def _text(_: str, value: str) -> str:
+    return value
+
+
+def _row(variable: str, read: Callable[[str, str], Any]) -> dict[str, Any]:
+    """Of a field of :class:`Settings`: its variable, and what makes a value of the variable's name and text."""
+    return {"variable": variable, "read": read}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the environment sets; None where it sets nothing."""
+
+    store: Path | None = field(default=None, metadata=_row("GEMMILL_STORE", _path))
+    """``GEMMILL_STORE``: directory of the store."""
+    store_bytes: int | None = field(default=None, metadata=_row("GEMMILL_STORE_BYTES", number_of_bytes))
+    """``GEMMILL_STORE_BYTES``: size cap of the store in bytes; suffixes K, M, G and T are powers of 1,024."""
+    jobs: int | None = field(default=None, metadata=_row("GEMMILL_JOBS", _count))
+    """``GEMMILL_JOBS``: processes that compile at the same time."""
+    include: tuple[Path, ...] | None = field(default=None, metadata=_row("GEMMILL_INCLUDE", _paths))
+    """``GEMMILL_INCLUDE``: header directories, separated by ``:``, instead of the CUTLASS, CCCL and CUDA runtime
+    headers that would be found. The store tells headers apart by what they hold."""
+    debug: bool = field(default=False, metadata=_row("GEMMILL_DEBUG", _switch))
+    """``GEMMILL_DEBUG``: ``1`` shows the traceback of an error on the command line."""
+    model: Path | None = field(default=None, metadata=_row("GEMMILL_MODEL", _path))
+    """``GEMMILL_MODEL``: folder of a model that `gemmill train` made, instead of the one that ships."""
+    warm_calls: bool = field(default=True, metadata=_row("GEMMILL_WARM_CALLS", _switch))
+    """``GEMMILL_WARM_CALLS``: ``0`` has each call read and checked in full, also one like a call before it."""
+    trusted_keys: str | None = field(default=None, metadata=_row("GEMMILL_TRUSTED_KEYS", _text))
+    """``GEMMILL_TRUSTED_KEYS``: public keys, or files of such, separated by commas, as
+    :meth:`gemmill.runtime.storage.trust.signatures.TrustedKeys.read` takes them: what they did not sign is refused."""
+    remote: str | None = field(default=None, metadata=_row("GEMMILL_REMOTE", _url))
+    """``GEMMILL_REMOTE``: URL of who has kernels compiled already, asked before one is compiled here."""
+    remote_mode: RemoteMode = field(default="read", metadata=_row("GEMMILL_REMOTE_MODE", _mode))
+    """``GEMMILL_REMOTE_MODE``: ``read``, ``readwrite`` or ``only``."""
+    remote_deadline: float | None = field(default=None, metadata=_row("GEMMILL_REMOTE_DEADLINE", _seconds))
+    """``GEMMILL_REMOTE_DEADLINE``: seconds that the remote may cost one kernel, from 0.1 to 600."""
+    remote_token: str | Path | None = field(default=None, repr=False, metadata=_row("GEMMILL_REMOTE_TOKEN", _token))
+    """``GEMMILL_REMOTE_TOKEN``: what the remote knows this client by; after an ``@``, the file that holds it."""
+    remote_certificate: Path | None = field(default=None, metadata=_row("GEMMILL_REMOTE_CERT", _path))
+    """``GEMMILL_REMOTE_CERT``: a file in PEM with the certificate that this client shows the remote, and its key."""
+    remote_sign: Path | None = field(default=None, metadata=_row("GEMMILL_REMOTE_SIGN", _path))
+    """``GEMMILL_REMOTE_SIGN``: the private key (`gemmill key new`) that signs what is uploaded."""
+
+    def url_of(self, url: str | None) -> str | None:
+        """The URL of a remote, or that of the environment; None where neither names one.
+
+        Raises:
+            SettingError: neither does, and nothing is to be compiled here.
+        """
+        if (named := url or self.remote) is None and self.remote_mode == "only":
+            raise SettingError(
+                "GEMMILL_REMOTE_MODE=only has nothing compiled here, and GEMMILL_REMOTE names no remote that serves "
+                "kernels: set it to a URL, or unset the mode"
+            )
+        return named
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> Settings:
+        """Read the environment.
+
+        Raises:
+            SettingError: a variable has a value that does not parse.
+
+        Warns:
+            SettingWarning: one starts with ``GEMMILL_`` and is no setting; once for each.
+        """
+        for name in environ:
+            if name.startswith(_PREFIX) and name not in _FIELDS and not _OF_A_SERVICE.fullmatch(name):
+                _warn_of(name)
+        values = {x.name: x.metadata["read"](name, environ[name]) for name, x in _FIELDS.items() if name in environ}
+        return cls(**values)
+
+
+_FIELDS = {x.metadata["variable"]: x for x in fields(Settings)}
+"""By variable."""
+
+
+@cache
+def _warn_of(name: str) -> None:
+    near = suggest(name.removeprefix(_PREFIX), [x.removeprefix(_PREFIX) for x in _FIELDS], _PREFIX)
+    meant = near or f"; there are {', '.join(_FIELDS)}"
+    try:
+        warnings.warn(f"{name} is no setting of gemmill{meant}", SettingWarning, stacklevel=4)
+    except SettingWarning as warning:  # warnings are errors here; what is no setting stops nothing all the same
+        sys.stderr.write(f"warning: {warning}\n")

@@ -158,7 +158,7 @@ def test_environments_are_settings() -> None:
         assert all(isinstance(value, str) for value in environment.values()), who
         Settings.read(environment)  # their values
         for name in environment:
-            assert name in settings._KNOWN or re.fullmatch(r"AWS_\w+|PATH|PYTHON\w+|BUCKET", name), f"{who}: {name}"
+            assert name in settings._FIELDS or re.fullmatch(r"AWS_\w+|PATH|PYTHON\w+|BUCKET", name), f"{who}: {name}"
 
 
 def test_the_port_is_the_servers() -> None:
