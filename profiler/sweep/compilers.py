@@ -237,7 +237,7 @@ class ClusterCompilers:
         except ValueError as error:
             raise _LostError(f"what it sent is damaged: {error}") from error
         if artifact.key != key:
-            theirs, ours = artifact.provenance.nvrtc_version, self._compiler.toolchain.nvrtc_version
+            theirs, ours = artifact.provenance.nvrtc_version, self._compiler.toolchain.versions["nvrtc"]
             raise _LostError(
                 f"its toolchain (NVRTC {theirs}) is another than the one here ({ours}): install the same versions, of "
                 "gemmill as well"

@@ -88,7 +88,6 @@ class Compiler:
 
     def provenance(self, source: EmittedSource, config: GemmConfig, lineinfo: bool = False) -> Provenance:
         """What the cubin of a source will have been made from."""
-        versions = self.toolchain.versions
         return Provenance(
             source_digest=source.digest,
             headers_digest=source.headers_digest,
@@ -98,10 +97,7 @@ class Compiler:
                 f"strip={_patch_digest('strip')}",
                 *([f"chain={source.chain}:{_patch_digest('sass')}"] if source.chain else []),
             ),
-            nvrtc_version=versions["nvrtc"],
-            cutlass_version=versions["cutlass"],
-            cccl_version=versions["cccl"],
-            cudart_version=versions["cudart"],
+            **{f"{piece}_version": version for piece, version in self.toolchain.versions.items()},
             schema_version=SCHEMA_VERSION,
             gemmill_version=__version__,
         )
@@ -164,7 +160,7 @@ class Compiler:
         """What NVRTC says, after what is wrong with its headers, if anything is."""
         if os.strerror(errno.EMFILE) in str(error):  # which leaves nothing else to open either
             return CompileError(f"{limits.too_few_files()}\n{error}")
-        if "GEMMILL_INCLUDE" in self.toolchain.found_via.values():
+        if any(piece.via == "GEMMILL_INCLUDE" for piece in self.toolchain.pieces.values()):
             folders = ", ".join(map(str, self.toolchain.include_dirs))
             return CompileError(f"{error}\nThe headers are those of GEMMILL_INCLUDE, {folders}: unset it to use others")
         culprits = [fault.says for fault in damaged_wheels()]

@@ -14,7 +14,7 @@ from gemmill.library.arch import Arch
 from gemmill.library.errors import ToolchainError
 from gemmill.library.extras import install
 from gemmill.runtime.compile import locate
-from gemmill.runtime.compile.locate import NAMES, WHEELS, numbers, way_out
+from gemmill.runtime.compile.locate import NAMES, WHEELS, Piece, numbers, way_out
 
 if TYPE_CHECKING:
     from importlib import metadata
@@ -46,41 +46,32 @@ class Fault(NamedTuple):
 class Toolchain:
     """NVRTC and headers of one machine."""
 
-    nvrtc_version: str
-    """Version of the loaded NVRTC, such as ``12.9.86``."""
-    cutlass_version: str
-    """Version of the CUTLASS headers."""
-    cccl_version: str
-    """Version of the CCCL headers (``cuda::std``)."""
-    cudart_version: str
-    """CUDA version of the runtime headers, such as ``12.9``."""
+    pieces: Mapping[str, Piece]
+    """``nvrtc``, ``cutlass``, ``cccl`` (``cuda::std``) and ``cudart``, the headers of the CUDA runtime."""
     include_dirs: tuple[Path, ...]
     """Header directories, in the order they are searched."""
-    found_via: Mapping[str, str]
-    """Where each of ``nvrtc``, ``cutlass``, ``cccl`` and ``cudart`` came from."""
-    places: Mapping[str, Path]
-    """Where each of them lies: the library, or the folder of headers."""
     bindings_version: str
     """Version of cuda-bindings, through which NVRTC is called."""
 
+    @classmethod
+    def of(cls, pieces: Mapping[str, Piece]) -> Toolchain:
+        """That of some pieces, whether or not they go together."""
+        include_dirs = dict.fromkeys(path for piece in pieces.values() for path in piece.include)
+        return cls(pieces, tuple(include_dirs), locate.bindings_version())
+
     @property
     def versions(self) -> dict[str, str]:
-        """The versions that decide what a source compiles to."""
-        return {
-            "nvrtc": self.nvrtc_version,
-            "cutlass": self.cutlass_version,
-            "cccl": self.cccl_version,
-            "cudart": self.cudart_version,
-        }
+        """The versions that decide what a source compiles to: ``12.9.86`` of NVRTC, ``12.9`` of the CUDA runtime."""
+        return {name: piece.version for name, piece in self.pieces.items()}
 
-    def described(self, piece: str) -> str:
+    def described(self, name: str) -> str:
         """A piece as errors name it: with version, origin and place."""
-        name = "CUDA headers" if piece == "cudart" else NAMES[piece]
-        return f"{name} {self.versions[piece]} ({self.found_via[piece]}: {self.places[piece]})"
+        piece, words = self.pieces[name], "CUDA headers" if name == "cudart" else NAMES[name]
+        return f"{words} {piece.version} ({piece.via}: {piece.place})"
 
     def compiles_for(self, target: Arch) -> bool:
         """Whether this NVRTC still compiles for a target."""
-        return target.last_cuda is None or numbers(self.nvrtc_version)[0] <= target.last_cuda
+        return target.last_cuda is None or numbers(self.versions["nvrtc"])[0] <= target.last_cuda
 
     def check_target(self, target: Arch) -> None:
         """Refuse a target that this NVRTC no longer compiles for.
@@ -95,36 +86,17 @@ class Toolchain:
             )
 
     @staticmethod
+    @cache
     def find() -> Toolchain:
         """The toolchain of this process; needs neither a GPU nor a driver. Found once.
 
         Raises:
             ToolchainError: a piece is missing or pieces clash; names them and what to install.
         """
-        return _find()
-
-
-@cache
-def _find() -> Toolchain:
-    # NVRTC first: it tells of missing packages that the search for headers imports.
-    toolchain = combined(locate.nvrtc(), {piece: locate.headers(piece) for piece in HEADERS})
-    check(toolchain)
-    return toolchain
-
-
-def combined(nvrtc: locate.Piece, headers: Mapping[str, locate.Piece]) -> Toolchain:
-    """The toolchain of some pieces, whether or not they go together."""
-    pieces = {"nvrtc": nvrtc, **headers}
-    return Toolchain(
-        nvrtc_version=nvrtc.version,
-        cutlass_version=headers["cutlass"].version,
-        cccl_version=headers["cccl"].version,
-        cudart_version=headers["cudart"].version,
-        include_dirs=tuple(dict.fromkeys(path for piece in headers.values() for path in piece.include)),
-        found_via=MappingProxyType({name: piece.via for name, piece in pieces.items()}),
-        places=MappingProxyType({name: piece.place for name, piece in pieces.items()}),
-        bindings_version=locate.bindings_version(),
-    )
+        # NVRTC first: its errors name missing packages that the search for headers imports.
+        toolchain = Toolchain.of({"nvrtc": locate.nvrtc(), **{name: locate.headers(name) for name in HEADERS}})
+        check(toolchain)
+        return toolchain
 
 
 def check(toolchain: Toolchain) -> None:
@@ -139,13 +111,8 @@ def check(toolchain: Toolchain) -> None:
 
 def faults(toolchain: Toolchain) -> Iterator[Fault]:
     """What is known not to compile: pieces that are too old, clash, or are not whole. It takes a millisecond."""
-    nvrtc, bindings, cudart, cutlass, cccl = map(
-        numbers,
-        (
-            *(toolchain.nvrtc_version, toolchain.bindings_version, toolchain.cudart_version),
-            *(toolchain.cutlass_version, toolchain.cccl_version),
-        ),
-    )
+    nvrtc, cutlass, cccl, cudart = map(numbers, toolchain.versions.values())
+    bindings = numbers(toolchain.bindings_version)
     described = toolchain.described
     if nvrtc < OLDEST_NVRTC:
         oldest = ".".join(map(str, OLDEST_NVRTC))
@@ -168,7 +135,7 @@ def _incomplete(toolchain: Toolchain) -> Iterator[Fault]:
     for piece, wanted in HEADERS.items():
         for header in wanted:
             first = next((root for root in toolchain.include_dirs if (root / header).is_file()), None)
-            if first != toolchain.places[piece] and not _is_like(toolchain, piece, first):
+            if first != toolchain.pieces[piece].place and not _is_like(toolchain, piece, first):
                 yield _misplaced(toolchain, piece, header, first)
                 break
 
@@ -186,9 +153,9 @@ def _misplaced(toolchain: Toolchain, piece: str, header: str, first: Path | None
     if first is None:
         return Fault(piece, f"{what} is missing: it is not whole. Install it again: {way_out(piece)}")
     says = f"{what} is found in {first} first, which is another's"
-    if toolchain.found_via[piece] == "GEMMILL_INCLUDE":
+    if toolchain.pieces[piece].via == "GEMMILL_INCLUDE":
         return Fault(piece, f"{says}: name one whole set of headers first, or unset GEMMILL_INCLUDE")
-    owner = next((other for other, place in toolchain.places.items() if first in (place, place.parent)), piece)
+    owner = next((other for other, x in toolchain.pieces.items() if first in (x.place, x.place.parent)), piece)
     where = f", where {toolchain.described(owner)} lies" if owner != piece else ""
     return Fault(owner, f"{says}{where}. Install it from where the rest is: {way_out(owner)}")
 

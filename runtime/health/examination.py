@@ -23,7 +23,7 @@ from gemmill.library.process_caches import process_caches
 from gemmill.library.version import __version__
 from gemmill.runtime import driver, workers
 from gemmill.runtime.compile import locate, pch
-from gemmill.runtime.compile.toolchain import HEADERS, combined, damaged_wheels, faults
+from gemmill.runtime.compile.toolchain import HEADERS, Toolchain, damaged_wheels, faults
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.model_file import origin
 from gemmill.runtime.settings import Settings
@@ -140,8 +140,7 @@ def toolchain() -> Iterator[Finding]:
         return
     wrong = {name: [says] for name, says in missing.items()}
     if not missing:
-        nvrtc, headers = pieces["nvrtc"], {name: piece for name, piece in pieces.items() if name != "nvrtc"}
-        for fault in faults(combined(nvrtc, headers)):
+        for fault in faults(Toolchain.of(pieces)):
             wrong.setdefault(fault.piece, []).append(fault.says)
     for fault in damaged_wheels():
         wrong.setdefault(fault.piece, []).append(fault.says)

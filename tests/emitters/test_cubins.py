@@ -226,7 +226,7 @@ def test_kernels_without_tma_compile_to_what_their_architecture_has(
 def test_kernels_of_sm_70_compile_where_cuda_still_does(name: str, compiler: Compiler, tmp_path: Path) -> None:
     config = parse_name(name)
     source = emit(config)
-    if compiler.toolchain.nvrtc_version.startswith("12."):
+    if compiler.toolchain.versions["nvrtc"].startswith("12."):
         assert compiler.compile(source, config).resources.spill_stores == 0
     # Disassemblers have dropped it too. The same text for sm_90 has neither cp.async nor ldmatrix.
     later = compiler.compile(source, replace(config, arch="sm90"))

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -37,11 +37,11 @@ def test_versions_are_those_of_the_installed_pieces() -> None:
             wheels.append(version(wheel))
         except PackageNotFoundError:
             continue
-    if toolchain.found_via["nvrtc"] == "site-packages":
-        assert toolchain.nvrtc_version in wheels
-    if toolchain.found_via["cutlass"] == "cutlass_library":
-        assert version("nvidia-cutlass").startswith(toolchain.cutlass_version)
-    assert set(toolchain.versions) == set(toolchain.found_via)
+    nvrtc, cutlass = toolchain.pieces["nvrtc"], toolchain.pieces["cutlass"]
+    if nvrtc.via == "site-packages":
+        assert nvrtc.version in wheels
+    if cutlass.via == "cutlass_library":
+        assert version("nvidia-cutlass").startswith(cutlass.version)
 
 
 def test_headers_are_where_it_says() -> None:
@@ -54,7 +54,7 @@ def test_headers_are_where_it_says() -> None:
 def test_nvrtc_of_a_wheel_finds_its_builtins_wherever_it_looks(tmp_path: Path) -> None:
     """NVRTC 13.0.88, which PyTorch 2.13 brings, does not look beside itself: here by a copy made so."""
     toolchain = Toolchain.find()
-    if toolchain.found_via["nvrtc"] != "site-packages":
+    if toolchain.pieces["nvrtc"].via != "site-packages":
         pytest.skip("NVRTC is of no wheel here")
     library = Path(next(line.split()[-1] for line in run(_MAPS).splitlines() if "libnvrtc.so" in line))
     copies = tmp_path.joinpath(*library.parts[library.parts.index("nvidia") : -1])
@@ -79,12 +79,18 @@ def test_neither_gpu_nor_driver_is_touched() -> None:
     assert "libcuda.so" not in maps
 
 
+def with_pieces(**changes: dict[str, Any]) -> Toolchain:
+    """The toolchain that is here, with pieces of other versions or origins."""
+    found = Toolchain.find()
+    return replace(found, pieces={name: x._replace(**changes.get(name, {})) for name, x in found.pieces.items()})
+
+
 @pytest.mark.parametrize(
     ("cutlass", "cccl", "clashes"),
     [("4.2.0", "3.2.0", True), ("4.2.1", "3.10.0", True), ("4.2.0", "3.1.4", False), ("4.3.0", "3.2.0", False)],
 )
 def test_cutlass_and_cccl_that_clash(cutlass: str, cccl: str, clashes: bool) -> None:
-    toolchain = replace(Toolchain.find(), cutlass_version=cutlass, cccl_version=cccl)
+    toolchain = with_pieces(cutlass={"version": cutlass}, cccl={"version": cccl})
     if not clashes:
         check(toolchain)
         return
@@ -93,15 +99,13 @@ def test_cutlass_and_cccl_that_clash(cutlass: str, cccl: str, clashes: bool) -> 
 
 
 def test_headers_of_another_cuda_than_nvrtc_are_refused() -> None:
-    found = MappingProxyType({**Toolchain.find().found_via, "cudart": "CUDA_PATH"})
-    toolchain = replace(Toolchain.find(), nvrtc_version="12.9.86", cudart_version="13.0", found_via=found)
+    toolchain = with_pieces(nvrtc={"version": "12.9.86"}, cudart={"version": "13.0", "via": "CUDA_PATH"})
     with pytest.raises(ToolchainError, match=r"NVRTC 12\.9\.86.*CUDA headers 13\.0 \(CUDA_PATH: .*extra 'cu12'"):
         check(toolchain)
 
 
 def test_targets_that_cuda_has_dropped_are_refused() -> None:
-    found = Toolchain.find()
-    old, new = (replace(found, nvrtc_version=version) for version in ("12.9.86", "13.0.88"))
+    old, new = (with_pieces(nvrtc={"version": version}) for version in ("12.9.86", "13.0.88"))
     for name, arch in ARCHS.items():
         old.check_target(arch)
         if name != "sm70":
@@ -113,9 +117,7 @@ def test_targets_that_cuda_has_dropped_are_refused() -> None:
 
 def test_directories_given_replace_those_found(tmp_path: Path) -> None:
     found = Toolchain.find()
-    code = (
-        "from gemmill.runtime.compile.toolchain import Toolchain as T; t = T.find(); print(t.include_dirs, t.found_via)"
-    )
+    code = "from gemmill.runtime.compile.toolchain import Toolchain as T; t = T.find(); print(t.pieces)"
     given = os.pathsep.join(map(str, found.include_dirs))
     assert run(code, GEMMILL_INCLUDE=given).count("GEMMILL_INCLUDE") == 3
     with pytest.raises(AssertionError, match=r"ToolchainError: cutlass/version.h of CUTLASS was not found"):
@@ -145,7 +147,7 @@ except ToolchainError as error:
 
 def test_headers_of_one_version_may_lie_twice_as_wheels_beside_a_toolkit_do(tmp_path: Path) -> None:
     found = Toolchain.find()
-    (tmp_path / "again").symlink_to(found.places["cudart"])
+    (tmp_path / "again").symlink_to(found.pieces["cudart"].place)
     twice = replace(found, include_dirs=(tmp_path / "again", *found.include_dirs))
     assert not list(faults(twice))
     (tmp_path / "other").mkdir()

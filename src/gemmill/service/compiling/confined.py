@@ -49,7 +49,7 @@ def _compiled(kernel: tuple[str, str] | None, seconds: int, parent: int) -> byte
         config = parse_name(kernel[0])
         page = edited(config, kernel[1]), config
         compiler.key(*page)  # reads headers, and remembers what they say
-    nvrtc = compiler.toolchain.places["nvrtc"].parent
+    nvrtc = compiler.toolchain.pieces["nvrtc"].place.parent
     confine((include_path(), *compiler.toolchain.include_dirs, nvrtc), MEMORY_BYTES, seconds)
     if page is None or os.getppid() != parent:  # who has ended before this process was to end with it
         return b""

@@ -110,7 +110,7 @@ class Resolver:
         if kernel.config.arch not in archs:
             has = f"{target.gpu.name} runs {one_of(archs)}" if archs else f"no kernels run on {target.gpu.name}"
             raise Refusal(422, "arch", f"{kernel.name} is for {kernel.config.arch}, and {has}")
-        made_by = int(self.compiler.toolchain.nvrtc_version.partition(".")[0])
+        made_by = int(self.compiler.toolchain.versions["nvrtc"].partition(".")[0])
         if target.driver_cuda is not None and target.driver_cuda[0] < made_by:
             driver = ".".join(map(str, target.driver_cuda))
             raise Refusal(
