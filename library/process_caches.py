@@ -19,11 +19,5 @@ def process_caches() -> dict[str, functools._lru_cache_wrapper[Any]]:
     return dict(sorted(named.items()))
 
 
-def clear_process_caches() -> None:
-    """Forget all results, as if the process had just started."""
-    for cache in process_caches().values():
-        cache.cache_clear()
-
-
 def _is_ours(module: str) -> bool:
     return module.partition(".")[0] == "gemmill"
