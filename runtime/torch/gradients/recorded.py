@@ -193,7 +193,7 @@ def register(library: torch.library.Library, name: str, key: str, rule: Rule, la
 @functools.cache
 def shard() -> None:
     """Have DTensors multiplied where they are, once a program has imported them."""
-    importlib.import_module("gemmill.runtime.torch.transforms.epilogue_shards")  # which imports the other rules
+    importlib.import_module("gemmill.runtime.torch.transforms.sharding")
 
 
 def register_mutating(library: torch.library.Library, name: str, key: str, launch: Launch | None = None) -> None:

@@ -1,133 +1,170 @@
-"""Products of PyTorch's DTensors: which placements of operands give which of D, on each dimension of a mesh.
+"""Operators on PyTorch's DTensors: each process computes the shard of D that its shards of the operands give.
 
-Importing this registers the rules; it imports ``torch.distributed.tensor``, so it is imported where a program has done
-that (:func:`gemmill.runtime.torch.gradients.recorded.shard`).
+Along each dimension of a mesh D is in shards as A is, else as B is. Where A or B is in shards along K, processes hold
+parts of D's sums. Otherwise all is whole. What lies otherwise is sent.
+
+DTensor's own rules of placements (``register_sharding``) take no operator that returns a list, so this takes the place
+of its dispatch. Importing the module does so. It imports ``torch.distributed.tensor``, and is therefore imported where
+a program has done that (:func:`gemmill.runtime.torch.gradients.recorded.shard`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
 
 import torch
-from torch.distributed.tensor import Partial, Replicate, Shard
-from torch.distributed.tensor.experimental import register_sharding
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-Placed = tuple[list[Any], list[Any]]
-"""Placements of D, and of the tensors in the order of the schema."""
+from gemmill.library.epilogues.grammar import SCALES
+from gemmill.library.epilogues.parse import PLAIN
+from gemmill.library.epilogues.tree import Assignment, Epilogue
+from gemmill.library.errors import OperandError
+from gemmill.runtime.operands.epilogue_arguments import read_epilogue
+from gemmill.runtime.torch.operators import LIBRARY, OPERATORS
 
-
-def of_product(a: Any, b: Any, **_: Any) -> list[Placed]:
-    """``a @ b``: shards of rows, of columns and of each batch extent give those of D; of K, parts of its sums."""
-    return _placements([], a, b, [])
-
-
-def of_sum(c: Any, a: Any, b: Any, **_: Any) -> list[Placed]:
-    """The same ``+ beta * c``."""
-    return _placements([c], a, b, [])
-
-
-def of_scaled(a: Any, b: Any, a_scale: Any = None, b_scale: Any = None, *c: Any, **_: Any) -> list[Placed]:
-    """The same with scales of all, of rows and of columns, which go with D as C does. Beside scales of blocks or groups
-    along K, shards of rows alone, and of K none: they might end within a block."""
-    shape, scales = _shape_of_d(a, b), (a_scale, b_scale)
-    if all(_broadcasts(x.tensor_meta.shape, shape) for x in scales if x is not None):
-        return _placements([], a, b, [*scales, *c])
-    return _by_rows(a, b, [*scales, *c], (0, 2))
+Extents = tuple[int, ...]
+Axis = int | Literal["K"] | None
+"""What is in shards along a dimension of a mesh: an axis of D, K, or nothing."""
+_WITH_ROWS = ("a_scale", "a_zero", "c")
+"""Tensors that may have the rows of A."""
 
 
-def of_mixed(a: Any, b: Any, *others: Any, **_: Any) -> list[Placed]:
-    """A product of narrow weights: shards of the rows of A, of its scales, zero points and C."""
-    return _by_rows(a, b, others, (0, 2, 4))
+def dispatch(_: Any, operator: Any, __: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A call in which a tensor is a DTensor; OperandError where another of several elements is none."""
+    schema = operator._schema
+    row = OPERATORS[schema.name.partition("::")[2]]
+    arguments = dict(zip((x.name for x in schema.arguments), args, strict=False))
+    outs = row.outputs(**arguments, **kwargs)
+    shape = outs[0].shape
+    tensors = {name: x for name, x in arguments.items() if isinstance(x, torch.Tensor)}
+    tensors |= zip(arguments.get("names", ()), arguments.get("operands", ()), strict=False)
+    mesh = next(x.device_mesh for x in tensors.values() if isinstance(x, DTensor))
+    tensors = {name: _distributed(name, x, mesh) for name, x in tensors.items()}
+    expression = arguments.get("expression")
+    epilogue = PLAIN if expression is None else read_epilogue(expression)
+    extents = _extents(tensors, epilogue, shape)
+    if expression is not None:
+        allowed: tuple[Axis, ...] = tuple(range(len(shape))) if extents.keys() == tensors.keys() else ()
+    else:
+        allowed, extents = _axes_of_products(tensors, extents, shape, "b_dtype" in kwargs)
+    axes = [_axis_in_shards(tensors, i, shape, allowed, epilogue.gated) for i in range(mesh.ndim)]
+    with torch.no_grad():
+        local = {
+            name: x.redistribute(mesh, [_placement(name, x, extents, shape, axis) for axis in axes]).to_local()
+            for name, x in tensors.items()
+        }
+        if "c" in local and any(axis == "K" and at for axis, at in zip(axes, mesh.get_coordinate(), strict=True)):
+            local["c"] = torch.zeros_like(local["c"])  # one of the parts of a sum has C
+        arguments |= {name: x for name, x in local.items() if name in arguments}
+        if expression is not None:
+            arguments["operands"] = [local[name] for name in arguments["names"] if name in local]
+        made = operator(*arguments.values(), **kwargs)
+        placements = [[*map(partial(_of_output, x, shape), axes)] for x in (None, *epilogue.outputs)]
+        distributed = [
+            DTensor.from_local(x, mesh, placed, run_check=False, shape=torch.Size(out.shape), stride=_packed(out.shape))
+            for x, placed, out in zip(made if row.several else [made], placements, outs, strict=True)
+        ]
+    return distributed if row.several else distributed[0]
 
 
-def of_groups(a: Any, b: Any, *others: Any, **_: Any) -> list[Placed]:
-    """Groups of rows of A, each with a B of its own: without scales or C, shards of columns of B give those of D, and
-    of K parts of its sums. All else is whole everywhere."""
-    whole: list[Any] = [Replicate(), *(x if x is None else Replicate() for x in (a, b, *others))]
-    found = [([whole[0]], [Replicate(), Replicate(), *whole[3:]])]
-    if b.ndim == 3 and not any(x is not None for x in others[2:]):
-        along_k = [Shard(a.ndim - 1), Shard(1), *whole[3:]]
-        found += [([Shard(a.ndim - 1)], [Replicate(), Shard(2), *whole[3:]]), ([Partial()], along_k)]
+def _distributed(name: str, x: torch.Tensor, mesh: Any) -> Any:
+    if isinstance(x, DTensor):
+        return x
+    if x.numel() == 1:
+        return DTensor.from_local(x, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    raise OperandError(
+        f"{name} {tuple(x.shape)} is no DTensor, and others are: pass distribute_tensor({name}, mesh, placements)"
+    )
+
+
+def _extents(tensors: Mapping[str, Any], epilogue: Epilogue, shape: Extents) -> dict[str, Extents]:
+    """The extents of tensors along D's axes. None of scales of blocks or of groups along K, of zero points, and of what
+    tells groups apart."""
+    a, b = tensors["a"], tensors["b"]
+    found: dict[str, Extents] = {"a": (*a.shape[:-1], 1), "b": (*b.shape[:-2], 1, b.shape[-1])}
+    kinds = {x.name: x.kind for x in epilogue.operands} | {"c": "matrix"}
+    kinds |= {x: "matrix" for x in SCALES if x not in kinds and x in tensors and _broadcasts(tensors[x].shape, shape)}
+    for name in tensors.keys() & kinds.keys():
+        own = tuple(tensors[name].shape)
+        found[name] = {
+            "matrix": own,
+            "row": (*own, 1),
+            "column": (*own[:-1], 1, *own[-1:]),
+            "batch": (*own, 1, 1),
+            "scalar": (),
+        }[kinds[name]]
     return found
 
 
-def _by_rows(a: Any, b: Any, others: Sequence[Any], of_rows: Collection[int]) -> list[Placed]:
-    """All whole; or, of two matrices, the rows of A and of D in shards, with those of the others that have as many,
-    which ``of_rows`` says of A's scales and C by their place."""
-    rows = a.tensor_meta.shape[-2]
-
-    def placed(place: int, x: Any) -> Any:
-        if x is None:
-            return None
-        in_shards = place in of_rows and x.ndim == 2 and x.tensor_meta.shape[0] == rows != 1
-        return Shard(0) if in_shards else Replicate()
-
-    found: list[Placed] = [
-        ([Replicate()], [Replicate(), Replicate(), *(x if x is None else Replicate() for x in others)])
-    ]
-    if a.ndim == b.ndim == 2:
-        found.append(([Shard(0)], [Shard(0), Replicate(), *(placed(i, x) for i, x in enumerate(others))]))
-    return found
+def _axes_of_products(
+    tensors: Mapping[str, Any], extents: dict[str, Extents], shape: Extents, is_narrow: bool
+) -> tuple[tuple[Axis, ...], dict[str, Extents]]:
+    """What of a product without an expression may be in shards, and the extents of its tensors along D's axes: of
+    groups of rows columns and K; beside what has no such extents, and of narrow weights, rows."""
+    rank, m = len(shape), shape[-2]
+    if not tensors.keys().isdisjoint(("offsets", "counts")):
+        is_alone = tensors.keys() <= {"a", "b", "offsets", "counts"} and tensors["b"].ndim == 3
+        return (rank - 1, "K") if is_alone else (), {"b": (1, 1, shape[-1])}
+    if is_narrow or extents.keys() != tensors.keys():
+        with_rows = [x for x in _WITH_ROWS if x in tensors and tensors[x].ndim == 2 and tensors[x].shape[0] == m]
+        return (0,) if rank == 2 else (), dict.fromkeys(("a", *with_rows), (m, 1))
+    if "c" in tensors and not tensors.keys().isdisjoint(SCALES):  # parts of sums are scaled, and C is added once
+        return tuple(range(rank)), extents
+    return (*range(rank), "K"), extents
 
 
-def _placements(before: Sequence[Any], a: Any, b: Any, behind: Sequence[Any]) -> list[Placed]:
-    """Of tensors that broadcast to D before A and behind B in the schema; None for those that are not given."""
-    shape = _shape_of_d(a, b)
-    others = [x for x in (*before, *behind) if x is not None]
-    of_others = [along(x.tensor_meta.shape, shape) for x in others]
-    of_a = along((*a.tensor_meta.shape[:-1], 1), shape)
-    of_b = along((*b.tensor_meta.shape[:-2], 1, b.tensor_meta.shape[-1]), shape)
-
-    def placed(d: Any, a: Any, b: Any, others: Iterable[Any]) -> Placed:
-        given = iter(others)
-        first = [next(given) for _ in before]
-        return [d], [*first, a, b, *(None if x is None else next(given) for x in behind)]
-
-    found = [placed(Replicate(), Replicate(), Replicate(), [Replicate() for _ in others])]
-    if all(x is None for x in behind[2:]):  # scales multiply parts of sums, and a C behind is added once
-        parts = [Replicate() if behind else Partial() for _ in others]
-        found.append(placed(Partial(), Shard(a.ndim - 1), Shard(b.ndim - 2), parts))
-    return [*found, *(placed(Shard(i), of_a(i), of_b(i), [x(i) for x in of_others]) for i in range(len(shape)))]
+def _axis_in_shards(
+    tensors: Mapping[str, Any], dimension: int, shape: Extents, allowed: Sequence[Axis], gated: bool
+) -> Axis:
+    """What is in shards along a dimension of the mesh."""
+    factors = [(x, x.ndim - 1 - i, x.placements[dimension]) for i, x in enumerate((tensors["a"], tensors["b"]))]
+    shards = [(x, k, placement.dim) for x, k, placement in factors if type(placement) is Shard]
+    for x, k, place in shards:
+        axis: int = place + len(shape) - x.ndim
+        if place == k or axis not in allowed or shape[axis] == 1:
+            continue
+        is_of_pairs = gated and axis == len(shape) - 1  # columns 2 j and 2 j + 1 of B stay together
+        if not (is_of_pairs and shape[axis] % (2 * x.device_mesh.size())):
+            return axis
+    return "K" if "K" in allowed and any(place == k for _, k, place in shards) else None
 
 
-def _shape_of_d(a: Any, b: Any) -> tuple[int, ...]:
-    rank = max(a.ndim, b.ndim)
-    shape_a, shape_b = (x.tensor_meta.shape for x in (a, b))
-    batch = [max(x, y) for x, y in zip(_padded(shape_a[:-2], rank - 2), _padded(shape_b[:-2], rank - 2), strict=True)]
-    return (*batch, shape_a[-2], shape_b[-1])
+def _placement(name: str, x: Any, extents: Mapping[str, Extents], shape: Extents, axis: Axis) -> Any:
+    """Placement of an operand along a dimension of a mesh."""
+    if axis == "K":
+        return {"a": Shard(x.ndim - 1), "b": Shard(x.ndim - 2)}.get(name, Replicate())
+    own = extents.get(name, ())
+    at = -1 if axis is None else axis - len(shape) + len(own)
+    return Shard(min(at, x.ndim - 1)) if at >= 0 and own[at] != 1 else Replicate()
 
 
-def _broadcasts(own: Any, shape: Any) -> bool:
+def _of_output(output: Assignment | None, shape: Extents, axis: Axis) -> Any:
+    """Placement of D, of None, or of what an expression writes beside it: in shards as D is, or, of what is made of
+    elements along the axis of shards, parts of a sum, or of a greatest or least value."""
+    if axis is None:
+        return Replicate()
+    if axis == "K":
+        return Partial()
+    behind = axis - (len(shape) - 2)  # 0 for rows, 1 for columns, less for batch extents
+    if output is None or output.kind == "matrix" or (behind < 0 and output.kind != "scalar"):
+        return Shard(axis)
+    if (output.kind, behind) in (("row", 0), ("column", 1)):
+        return Shard(len(shape) - 2)  # the last axis of both, behind those of the batch
+    return Partial(output.role)
+
+
+def _broadcasts(scale: Extents, shape: Extents) -> bool:
     """Whether scales are one for all, one for each row, or one for each column."""
-    padded = _padded(own, len(shape))
-    fits = all(x in (1, extent) for x, extent in zip(padded, shape, strict=True))
-    return fits and 1 in padded[-2:]
+    padded = (*[1] * (len(shape) - len(scale)), *scale)
+    return 1 in padded[-2:] and all(x in (1, extent) for x, extent in zip(padded, shape, strict=True))
 
 
-def along(own: Any, shape: Any, rank: int | None = None) -> Callable[[int], Any]:
-    """What gives the placement of a tensor that broadcasts to a shape, where that is sharded along an axis; ``rank``
-    where the tensor has fewer axes than extents are given, whose others are 1."""
-
-    def placement(axis: int) -> Any:
-        at = axis - len(shape) + len(own)
-        return Shard(at if rank is None else min(at, rank - 1)) if at >= 0 and own[at] != 1 else Replicate()
-
-    return placement
+def _packed(shape: Extents) -> Extents:
+    strides: Extents = torch.empty(shape, device="meta").stride()
+    return strides
 
 
-def _padded(extents: Any, rank: int) -> list[Any]:
-    return [*[1] * (rank - len(extents)), *extents]
-
-
-_RULES: Mapping[str, Callable[..., list[Placed]]] = {
-    "mm": of_product,
-    "bmm": of_product,
-    "addmm": of_sum,
-    "baddbmm": of_sum,
-    "scaled_mm": of_scaled,
-    "mixed_mm": of_mixed,
-    "grouped_mm": of_groups,
-}
-for _name, _rule in _RULES.items():
-    register_sharding(getattr(torch.ops.gemmill, _name).default)(_rule)
+for _name in OPERATORS:
+    torch.library.register_torch_dispatch(f"gemmill::{_name}", DTensor, dispatch, lib=LIBRARY)
