@@ -66,9 +66,7 @@ def device_count() -> int:
 @functools.cache
 def device_name(device: int) -> str:
     """Name of a GPU as the driver reports it."""
-    driver = bindings()
-    handle = check(driver.cuDeviceGet(device), f"opening GPU {device}")
-    raw: bytes = check(driver.cuDeviceGetName(256, handle), f"naming GPU {device}")
+    raw: bytes = check(bindings().cuDeviceGetName(256, _handle(device)), f"naming GPU {device}")
     return raw.split(b"\0", 1)[0].decode()
 
 
@@ -85,9 +83,7 @@ def uuid(device: int) -> str:
     """What names a GPU on its machine, whichever of them CUDA shows: ``GPU-...``."""
     from uuid import UUID  # the path to the first launch has no use for it
 
-    driver = bindings()
-    handle = check(driver.cuDeviceGet(device), f"opening GPU {device}")
-    raw = check(driver.cuDeviceGetUuid(handle), f"identifying GPU {device}")
+    raw = check(bindings().cuDeviceGetUuid(_handle(device)), f"identifying GPU {device}")
     return f"GPU-{UUID(bytes=raw.bytes)}"
 
 
@@ -100,9 +96,12 @@ def sm_count(device: int) -> int:
 def _attribute(device: int, name: str, what: str) -> int:
     """``CU_DEVICE_ATTRIBUTE_<name>`` of a GPU."""
     driver = bindings()
-    handle = check(driver.cuDeviceGet(device), f"opening GPU {device}")
     attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-    return int(check(driver.cuDeviceGetAttribute(attribute, handle), what))
+    return int(check(driver.cuDeviceGetAttribute(attribute, _handle(device)), what))
+
+
+def _handle(device: int) -> Any:
+    return check(bindings().cuDeviceGet(device), f"opening GPU {device} of {device_count()}")
 
 
 def overlaps(device: int) -> bool:
@@ -113,9 +112,8 @@ def overlaps(device: int) -> bool:
 @functools.cache
 def context(device: int) -> Any:
     """The primary context of a GPU, retained for the life of the process."""
-    driver = bindings()
-    handle = check(driver.cuDeviceGet(device), f"opening GPU {device} of {device_count()}")
-    return check(driver.cuDevicePrimaryCtxRetain(handle), f"retaining the primary context of GPU {device}")
+    what = f"retaining the primary context of GPU {device}"
+    return check(bindings().cuDevicePrimaryCtxRetain(_handle(device)), what)
 
 
 @contextmanager

@@ -11,23 +11,11 @@ from functools import lru_cache
 from typing import Any
 
 from gemmill.library.errors import OperandError
+from gemmill.runtime.operands.call import Options
 
-NAMES = (
-    "accumulator",
-    "tf32",
-    "fast_accumulation",
-    "expected_rows",
-    "kernel",
-    "slices",
-    "sm_count",
-    "deterministic",
-    "batch_invariant",
-    "autotune",
-    "quick",
-    "objective",
-    "explain",
-)
-"""Options that such a text may hold."""
+_ARGUMENTS = ("alpha", "beta", "out_dtype", "a_dtype", "b_dtype", "registry")
+NAMES = (*(name for name in Options._fields if name not in _ARGUMENTS), "explain")
+"""Options that such a text may hold: all but those that operators have arguments for, and registries."""
 
 _OF_ONE_PROBLEM = frozenset(("expected_rows", "kernel", "slices", "sm_count", "batch_invariant", "autotune", "explain"))
 """Those that say nothing of the products of a gradient."""

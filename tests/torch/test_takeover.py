@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,16 +17,17 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from tests.torch.cases import FP8, wide  # noqa: E402
+from tests.torch.references import references  # noqa: E402
 
 import gemmill.torch  # noqa: E402
 from gemmill.runtime.api import fast_path  # noqa: E402
 from gemmill.runtime.torch.takeover import overrides  # noqa: E402
 from gemmill.runtime.torch.takeover.aten import ROWS  # noqa: E402
-from gemmill.runtime.torch.takeover.backends import references  # noqa: E402
 from gemmill.runtime.torch.takeover.overrides import Takeover  # noqa: E402
 
 aten = torch.ops.aten
 CPU = Takeover("CPU", references)
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -267,7 +269,7 @@ def test_threads_that_enter_and_leave_while_others_multiply() -> None:
 
 LAST = """
 import threading, torch, gemmill.torch
-from gemmill.runtime.torch.takeover.backends import references
+from tests.torch.references import references
 from gemmill.runtime.torch.takeover.overrides import Takeover
 
 a = torch.ones(64, 64, dtype=torch.bfloat16)
@@ -295,7 +297,9 @@ print("first", float(torch.mm(a, a)[0, 0]), gemmill.torch.stats().served["mm"]["
 
 
 def test_kernels_leave_the_dispatcher_when_there_is_no_other_thread_and_at_the_end() -> None:
-    done = subprocess.run([sys.executable, "-c", LAST], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", LAST], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["passed on 64.0 1", "first 64.0 3", "late 262144.0"]
 
@@ -308,7 +312,7 @@ def test_ever_new_signatures_are_forgotten_but_counted(monkeypatch: Any) -> None
     line = gemmill.torch.stats().served["mm"]["reference"]
     assert (line.calls, line.problems, line.flops) == (99, 99, 2 * 8 * 3 * sum(range(1, 100)))
     (override,) = [x for x in CPU._overrides if x.name == "mm"]
-    assert len(override._known) <= 16
+    assert len(override._routes) <= 16
 
 
 def test_stats_print_and_become_json() -> None:

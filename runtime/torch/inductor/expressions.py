@@ -23,8 +23,8 @@ from gemmill.runtime.torch.inductor.pointwise import (
     simplified,
     tree_of,
 )
-from gemmill.runtime.torch.inductor.products import Product
-from gemmill.runtime.torch.inductor.regions import FLOATS, NARROW, Region
+from gemmill.runtime.torch.inductor.products import NARROW, Product
+from gemmill.runtime.torch.inductor.regions import FLOATS, Region
 from gemmill.runtime.torch.inductor.shapes import Place, is_a_view, is_like, place
 
 aten = torch.ops.aten

@@ -16,6 +16,7 @@ from gemmill.library.dtypes import MAX_FLOAT32
 from gemmill.library.epilogues.function_table import FUNCTIONS
 from gemmill.library.epilogues.parse import parse
 from gemmill.library.epilogues.tree import Call, Node, Number, Operand, Value
+from gemmill.runtime.torch.takeover.aten import overload
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -41,14 +42,9 @@ def _power(x: Node, exponent: Node) -> Node | None:
     return None
 
 
-def _overload(name: str) -> Any:
-    packet, form = name.split(".")
-    return getattr(getattr(aten, packet), form)
-
-
 TREES: Mapping[Any, Callable[..., Node | None]] = MappingProxyType(
     {
-        **{_overload(name): _function(row.name) for row in FUNCTIONS.values() for name in row.aten},
+        **{overload(name): _function(row.name) for row in FUNCTIONS.values() for name in row.aten},
         aten.add.Tensor: lambda x, y, alpha=_ONE: Call("add", (x, _times(y, alpha))),
         aten.sub.Tensor: lambda x, y, alpha=_ONE: Call("sub", (x, _times(y, alpha))),
         aten.reciprocal.default: lambda x: Call("div", (_ONE, x)),

@@ -14,6 +14,7 @@ from gemmill.runtime.operands.matrices import SCALE_BLOCK
 from gemmill.runtime.torch.inductor.shapes import equal, is_empty, place, same
 from gemmill.runtime.torch.option_text import written
 from gemmill.runtime.torch.outputs import torch_dtype
+from gemmill.runtime.torch.takeover.aten import ROWS, Row, overload
 
 aten = torch.ops.aten
 
@@ -61,37 +62,30 @@ class Product(NamedTuple):
         return self.dtype != torch.float64 and all(_is_scale(x, self.shape) for x in scales)
 
 
-class _Form(NamedTuple):
-    """Where an overload of aten has what."""
-
-    operator: str
-    a: str = "self"
-    b: str = "mat2"
-    c: str | None = None
-
-
-_FORMS: Mapping[Any, _Form] = {
-    aten.mm.default: _Form("mm"),
-    aten.mm.dtype: _Form("mm"),
-    aten.addmm.default: _Form("mm", "mat1", "mat2", "self"),
-    aten.addmm.dtype: _Form("mm", "mat1", "mat2", "self"),
-    aten.bmm.default: _Form("bmm"),
-    aten.bmm.dtype: _Form("bmm"),
-    aten.baddbmm.default: _Form("bmm", "batch1", "batch2", "self"),
-    aten.baddbmm.dtype: _Form("bmm", "batch1", "batch2", "self"),
-    aten._scaled_mm.default: _Form("scaled_mm", c="bias"),
-    aten._grouped_mm.default: _Form("grouped_mm", c="bias"),
+_OPERATORS = {
+    "mm": "mm",
+    "addmm": "mm",
+    "bmm": "bmm",
+    "baddbmm": "bmm",
+    "_scaled_mm": "scaled_mm",
+    "_grouped_mm": "grouped_mm",
+}
+"""Operators of gemmill for those of PyTorch whose rows of :data:`ROWS` are read here too."""
+_ROWS: Mapping[Any, tuple[str, Row]] = {
+    overload(name): (_OPERATORS[packet], row)
+    for name, row in ROWS.items()
+    if not row.out and (packet := name.partition(".")[0]) in _OPERATORS
 }
 _TERMS = ("matrix", "column", "row")
 _NAMED = {"scale_a": "a_scale", "scale_b": "b_scale", "offs": "offsets"}
 _WIDE = (torch.bfloat16, torch.float16)
-_NARROW = tuple(torch_dtype(name) for name in FP8)
+NARROW = tuple(torch_dtype(name) for name in FP8)
 
 
 def product(node: Any) -> Product | None:
     """The product that a node is, if the operators serve it."""
-    form = _FORMS.get(node.target) if node.op == "call_function" else None
-    if form is None:
+    operator, row = _ROWS.get(node.target, ("", None)) if node.op == "call_function" else ("", None)
+    if row is None:
         return None
     schema = node.target._schema.arguments
     given = {x.name: x.default_value for x in schema if x.has_default_value()}
@@ -101,13 +95,13 @@ def product(node: Any) -> Product | None:
         return None  # numbers that are known when the program runs
     if not all(isinstance(x.meta.get("val"), torch.Tensor) for x in (node, *node.all_input_nodes)):
         return None
-    c = given[form.c] if form.c and beta != 0 else None
-    a = given[form.a]
+    c = given[row.c] if row.c and beta != 0 else None
+    a = given[row.a]
     found = Product(
         node,
-        form.operator,
+        operator,
         a,
-        given[form.b],
+        given[row.b],
         c,
         float(alpha),
         float(beta),
@@ -135,7 +129,7 @@ def _is_served(found: Product) -> bool:
     if found.c is not None and not _is_term(found.c.meta["val"], found):
         return False
     if found.operator == "scaled_mm":
-        return a.dtype in _NARROW and b.dtype in _NARROW and d.dtype not in _NARROW and _are_scales(found)
+        return a.dtype in NARROW and b.dtype in NARROW and d.dtype not in NARROW and _are_scales(found)
     if a.dtype != b.dtype:
         return False
     if found.operator == "grouped_mm":

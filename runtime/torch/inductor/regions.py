@@ -11,16 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gemmill.library.dtypes import FP8
 from gemmill.runtime.torch.inductor.pointwise import CONVERSION, VIEWS, is_passed_on, is_readable
-from gemmill.runtime.torch.inductor.products import Product
+from gemmill.runtime.torch.inductor.products import NARROW, Product
 from gemmill.runtime.torch.inductor.shapes import is_like, place, same
-from gemmill.runtime.torch.outputs import torch_dtype
 
 MOST_NODES = 96
 """Of a region: more than any activation and its gradient have."""
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-NARROW = tuple(torch_dtype(name) for name in FP8)
 
 
 class Region(NamedTuple):

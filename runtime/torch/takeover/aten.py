@@ -15,6 +15,13 @@ from gemmill.library.dtypes import FP8
 from gemmill.runtime.operands.matrices import SCALE_BLOCK
 from gemmill.runtime.torch.outputs import torch_dtype
 
+
+def overload(name: str) -> Any:
+    """An overload of PyTorch's operators by its name, such as ``mm.out``; without a form, the default."""
+    packet, _, form = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), form or "default")
+
+
 Given = Mapping[str, Any]
 """Arguments of a call by the names of its schema."""
 
@@ -212,8 +219,8 @@ ROWS: Mapping[str, Row] = {
     "baddbmm.out": Row("batch1", "batch2", _dense, "self", "out", rank=3),
     "baddbmm_": Row("batch1", "batch2", _dense, "self", "self", rank=3),
     "baddbmm.dtype": Row("batch1", "batch2", _dense, "self", rank=3),
-    "_scaled_mm": Row("self", "mat2", _scaled),
-    "_scaled_mm.out": Row("self", "mat2", _scaled, out="out"),
-    "_grouped_mm": Row("self", "mat2", _grouped),
+    "_scaled_mm": Row("self", "mat2", _scaled, "bias"),
+    "_scaled_mm.out": Row("self", "mat2", _scaled, "bias", "out"),
+    "_grouped_mm": Row("self", "mat2", _grouped, "bias"),
 }
 """By operator. ``linear`` and ``matmul`` are made of these, on every path, and so are their gradients."""

@@ -1,4 +1,4 @@
-"""What computes a call that is served: kernels on a GPU, or references anywhere, for tests."""
+"""What computes a call that is served: a kernel, launched on the tensors of the call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from gemmill.runtime.api.read import Declaration
 from gemmill.runtime.api.streams import allocator, torch_stream
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.gemm import Addresses
-from gemmill.runtime.torch import plain_operators
 from gemmill.runtime.torch.takeover.aten import Call, Given, Unserved
 
 Compute = Callable[[tuple[Any, ...]], Any]
@@ -29,8 +28,6 @@ and the family of what that launches."""
 _MATMUL, _GROUPED_MATMUL = Declaration.of(matmul), Declaration.of(grouped_matmul)
 _TMA_ALIGN = 16
 _address = torch.Tensor.data_ptr
-_NAMED = ("a_scale", "b_scale", "bias", "alpha", "beta")
-"""What the reference of an epilogue takes in a mapping."""
 
 
 def kernels(call: Call, given: Given, names: list[str]) -> tuple[Compute, str]:
@@ -77,39 +74,15 @@ def launching(
 def gemm_call(call: Call, given: Given, out: torch.Tensor) -> GemmCall:
     """The call of ``matmul`` or ``grouped_matmul`` that an operator stands for."""
     declaration = _GROUPED_MATMUL if call.grouped else _MATMUL
-    return declaration.read({**_operands(call, given), **call.values, "out": out})
-
-
-def references(call: Call, given: Given, names: list[str]) -> tuple[Compute, str]:
-    """By plain PyTorch."""
-
-    def computed(tensors: tuple[Any, ...]) -> Any:
-        named = dict(zip(names, tensors, strict=True))
-        keywords = {**_operands(call, named), **call.values, "out_dtype": call.dtype}
-        a, b, text = keywords.pop("a"), keywords.pop("b"), keywords.pop("epilogue", None)
-        if a.dtype is torch.float32:  # of which the reference itself makes products
-            a, b = a.double(), b.double()
-        if text is not None:
-            own: dict[str, Any] = {
-                x: keywords.pop(x) for x in ("a_scale", "b_scale", "bias", "alpha", "beta") if x in keywords
-            }
-            (found,) = plain_operators.epilogue(text, a, b, own, **keywords)
-        else:
-            multiply = plain_operators.grouped_matmul if call.grouped else plain_operators.matmul
-            (found,) = multiply(a, b, **keywords)
-        if call.out:
-            return named[call.out].copy_(found)
-        return torch.empty_strided(call.shape, call.strides, dtype=call.dtype, device=a.device).copy_(found)
-
-    return computed, "reference"
+    return declaration.read({**operands_of(call, given), **call.values, "out": out})
 
 
 def _unaligned() -> Unserved:
     return Unserved(f"an address that is not aligned to {_TMA_ALIGN} bytes", always=False)
 
 
-def _operands(call: Call, given: Given) -> dict[str, Any]:
-    """Tensors by our names, a bias as a vector."""
+def operands_of(call: Call, given: Given) -> dict[str, Any]:
+    """The tensors of a call by the names that ``matmul`` has for them, a bias as a vector."""
     found = {ours: given[theirs] for ours, theirs in call.tensors.items()}
     if "bias" in found:
         found["bias"] = found["bias"][(0,) * (found["bias"].dim() - 1)]

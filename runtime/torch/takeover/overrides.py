@@ -20,11 +20,12 @@ import torch
 
 from gemmill.library.errors import CaptureError, GemmillError, OperandError, UnsupportedProblemError
 from gemmill.runtime.api import fast_path
-from gemmill.runtime.torch.takeover.aten import ROWS, Row, Unserved, flops, tf32_is_allowed
+from gemmill.runtime.torch.takeover import stats
+from gemmill.runtime.torch.takeover.aten import ROWS, Row, Unserved, flops, overload, tf32_is_allowed
 from gemmill.runtime.torch.takeover.backends import Backend, Compute, kernels
-from gemmill.runtime.torch.takeover.stats import TALLY, Known, Run
+from gemmill.runtime.torch.takeover.stats import Route, Run
 
-_ALIKE = 8
+_MOST_ROUTES = 8
 """Signatures that may have operands of as many elements; one more, and all are forgotten."""
 _SIGNATURES = 1024
 """Sets of such signatures that an operator may have."""
@@ -34,7 +35,7 @@ class Override:
     """An operator with a kernel of ours, which recognises calls like one before by PyTorch's own guards."""
 
     def __init__(self, name: str, row: Row, takeover: Takeover) -> None:
-        schema = _overload(name)._schema
+        schema = overload(name)._schema
         self.name = name
         self._row = row
         self._takeover = takeover
@@ -43,7 +44,7 @@ class Override:
         leading = [str(x.type) == "Tensor" for x in schema.arguments]
         self._tensors = leading.index(False) if False in leading else len(leading)
         """How many tensors come first."""
-        self._known: dict[Hashable, tuple[Known, ...]] = {}
+        self._routes: dict[Hashable, tuple[Route, ...]] = {}
         self._lock = threading.Lock()
         self._original = _original(name, takeover.key)
 
@@ -52,7 +53,7 @@ class Override:
         library.impl(self.name, self._kernel(), self._takeover.key, allow_override=True)
 
     def _kernel(self) -> Callable[..., Any]:
-        known_of, leading, meet, takeover = self._known, self._tensors, self._meet, self._takeover
+        routes_of, leading, meet, takeover = self._routes, self._tensors, self._meet, self._takeover
 
         def kernel(*given: Any, **keywords: Any) -> Any:
             if not takeover.entries:
@@ -67,10 +68,10 @@ class Override:
                 tensors = tuple([x for x in arguments if isinstance(x, torch.Tensor)])
                 values = tuple(keywords), tuple([x for x in arguments if not isinstance(x, torch.Tensor)])
             bucket = tensors[0].numel(), tensors[1].numel(), len(tensors), values
-            for known in known_of.get(bucket, ()):
-                if known.matches(*tensors):
-                    known.calls += 1
-                    return known.run(given, keywords, tensors)
+            for route in routes_of.get(bucket, ()):
+                if route.matches(*tensors):
+                    route.calls += 1
+                    return route.run(given, keywords, tensors)
             return meet(bucket, given, keywords, tensors)
 
         return kernel
@@ -79,41 +80,41 @@ class Override:
         """Compute a call of a signature that is new, and keep what becomes of the next."""
         named = dict(zip(self._names, given, strict=False)) | keywords
         names = [name for name, x in named.items() if isinstance(x, torch.Tensor)]
-        known = Known(self.name, "", False, flops(self._row, named), self._run_original, _matcher(tensors))
+        route = Route(self.name, "", False, flops(self._row, named), self._run_original, _matcher(tensors))
         try:
-            compute, known.by = self._takeover.backend(self._row.read(self._row, named), named, names)
-            known.is_served, known.run = True, self._run_served(known, compute)
+            compute, route.by = self._takeover.backend(self._row.read(self._row, named), named, names)
+            route.is_served, route.run = True, self._run_served(route, compute)
         except (Unserved, GemmillError) as error:
-            known.by = _reason(error)
+            route.by = _reason(error)
             if isinstance(error, CaptureError) or (isinstance(error, Unserved) and not error.always):
-                return self._leave(known, given, keywords)
+                return self._leave(route, given, keywords)
         with self._lock:
-            alike = self._known.get(bucket, ())
-            if len(alike) >= _ALIKE or len(self._known) >= _SIGNATURES:
-                TALLY.forget([x for each in self._known.values() for x in each])
-                self._known.clear()
-                alike = ()
-            self._known[bucket] = (*alike, known)
-            TALLY.add(known)
-        known.calls += 1
-        return known.run(given, keywords, tensors)
+            routes = self._routes.get(bucket, ())
+            if len(routes) >= _MOST_ROUTES or len(self._routes) >= _SIGNATURES:
+                stats.forget([x for each in self._routes.values() for x in each])
+                self._routes.clear()
+                routes = ()
+            self._routes[bucket] = (*routes, route)
+            stats.add(route)
+        route.calls += 1
+        return route.run(given, keywords, tensors)
 
     def _run_original(self, given: tuple[Any, ...], keywords: dict[str, Any], _: Any = None) -> Any:
         return self._original.call_boxed(self._keyset, *given, **keywords)
 
-    def _run_served(self, known: Known, compute: Compute) -> Run:
+    def _run_served(self, route: Route, compute: Compute) -> Run:
         def run(given: tuple[Any, ...], keywords: dict[str, Any], tensors: tuple[Any, ...]) -> Any:
             try:
                 return compute(tensors)
             except (Unserved, GemmillError) as error:
-                known.calls -= 1
-                return self._leave(replace(known, by=_reason(error)), given, keywords)
+                route.calls -= 1
+                return self._leave(replace(route, by=_reason(error)), given, keywords)
 
         return run
 
-    def _leave(self, known: Known, given: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def _leave(self, route: Route, given: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """One call to PyTorch, for a reason that does not hold for all like it."""
-        TALLY.count(self.name, known.by, known.flops)
+        stats.count(self.name, route.by, route.flops)
         return self._run_original(given, keywords)
 
 
@@ -249,8 +250,3 @@ def _reason(error: Unserved | GemmillError) -> str:
         case OperandError():
             return "operands that kernels do not take"
     return f"{type(error).__name__}: {error}"
-
-
-def _overload(name: str) -> Any:
-    operator, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, operator), overload or "default")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 Run = Callable[[tuple[Any, ...], dict[str, Any], tuple[Any, ...]], Any]
@@ -12,8 +12,8 @@ Run = Callable[[tuple[Any, ...], dict[str, Any], tuple[Any, ...]], Any]
 
 
 @dataclass(slots=True, eq=False)
-class Known:
-    """Calls of one signature, and what becomes of them."""
+class Route:
+    """What computes calls of one signature, and how many there were."""
 
     operator: str
     by: str
@@ -57,14 +57,7 @@ class Stats:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        parts = {
-            name: {
-                operator: {by: {"problems": x.problems, "calls": x.calls, "flops": x.flops} for by, x in lines.items()}
-                for operator, lines in part.items()
-            }
-            for name, part in (("served", self.served), ("fallback", self.fallback))
-        }
-        return {"share": self.share if self.served or self.fallback else None, **parts}
+        return {"share": self.share if self.served or self.fallback else None, **asdict(self)}
 
     def __str__(self) -> str:
         rows = [("operator", "by", "problems", "calls", "GFLOP")]
@@ -79,72 +72,60 @@ class Stats:
         return "\n".join([*text, f"{self.share:.1%} of floating-point operations served"])
 
 
-class Tally:
-    """Every :class:`Known`, and calls that have none. Counting is not exact where threads count the same signature at
-    the same time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: list[Known] = []
-        self._past: dict[tuple[bool, str, str], Line] = {}
-
-    def add(self, known: Known) -> None:
-        """Count what a signature's calls are counted by from now on."""
-        with self._lock:
-            self._known.append(known)
-
-    def forget(self, some: Iterable[Known]) -> None:
-        """Keep the sums of some signatures, and these no longer."""
-        with self._lock:
-            for known in some:
-                _add(self._past, known)
-                self._known.remove(known)
-
-    def count(self, operator: str, reason: str, flops: int) -> None:
-        """Count a call that PyTorch computed though its signature is served, or is not known."""
-        with self._lock:
-            line = self._past.setdefault((False, operator, reason), Line())
-            line.calls += 1
-            line.flops += flops
-
-    def stats(self) -> Stats:
-        """All sums."""
-        with self._lock:
-            sums = {key: Line(x.problems, x.calls, x.flops) for key, x in self._past.items()}
-            for known in self._known:
-                _add(sums, known)
-        found = Stats()
-        for (is_served, operator, by), line in sums.items():
-            (found.served if is_served else found.fallback).setdefault(operator, {})[by] = line
-        return found
-
-    def reset(self) -> None:
-        """Begin anew. Signatures stay known."""
-        with self._lock:
-            self._past.clear()
-            for known in self._known:
-                known.calls = 0
+_lock = threading.Lock()
+_routes: list[Route] = []
+_past: dict[tuple[bool, str, str], Line] = {}
+"""Counts that no route has any more, by whether calls were served, operator, and family or reason."""
 
 
-def _add(sums: dict[tuple[bool, str, str], Line], known: Known) -> None:
-    if known.calls:
-        line = sums.setdefault((known.is_served, known.operator, known.by), Line())
-        line.problems += 1
-        line.calls += known.calls
-        line.flops += known.calls * known.flops
+def add(route: Route) -> None:
+    """Have :func:`stats` count the calls of a route from now on. Counting is not exact where threads count calls of
+    one signature at the same time."""
+    with _lock:
+        _routes.append(route)
 
 
-TALLY = Tally()
-"""The process's."""
+def forget(routes: Iterable[Route]) -> None:
+    """Keep the sums of some routes, and these no longer."""
+    with _lock:
+        for route in routes:
+            _add(_past, route)
+            _routes.remove(route)
+
+
+def count(operator: str, reason: str, flops: int) -> None:
+    """Count a call that PyTorch computed though others of its signature are served, or have no route."""
+    with _lock:
+        line = _past.setdefault((False, operator, reason), Line())
+        line.calls += 1
+        line.flops += flops
 
 
 def stats() -> Stats:
     """What :func:`gemmill.torch.enabled` served since the process began or :func:`reset_stats` was called, and what it
     left to PyTorch: ``print(gemmill.torch.stats())`` is a table, ``stats().share`` the part of floating-point
     operations that our kernels did, ``stats().as_dict()`` for JSON."""
-    return TALLY.stats()
+    with _lock:
+        sums = {key: replace(line) for key, line in _past.items()}
+        for route in _routes:
+            _add(sums, route)
+    found = Stats()
+    for (is_served, operator, by), line in sums.items():
+        (found.served if is_served else found.fallback).setdefault(operator, {})[by] = line
+    return found
 
 
 def reset_stats() -> None:
-    """Begin to count anew."""
-    TALLY.reset()
+    """Begin to count anew. Signatures keep their routes."""
+    with _lock:
+        _past.clear()
+        for route in _routes:
+            route.calls = 0
+
+
+def _add(sums: dict[tuple[bool, str, str], Line], route: Route) -> None:
+    if route.calls:
+        line = sums.setdefault((route.is_served, route.operator, route.by), Line())
+        line.problems += 1
+        line.calls += route.calls
+        line.flops += route.calls * route.flops

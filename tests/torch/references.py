@@ -1,0 +1,36 @@
+"""A backend of overrides for tests: plain PyTorch in place of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gemmill.runtime.torch import plain_operators
+from gemmill.runtime.torch.takeover.aten import Call, Given
+from gemmill.runtime.torch.takeover.backends import operands_of
+
+
+def references(call: Call, given: Given, names: list[str]) -> tuple[Callable[[tuple[Any, ...]], Any], str]:
+    """What computes calls like this one, and the name that they are counted under."""
+
+    def computed(tensors: tuple[Any, ...]) -> Any:
+        named = dict(zip(names, tensors, strict=True))
+        keywords = {**operands_of(call, named), **call.values, "out_dtype": call.dtype}
+        a, b, text = keywords.pop("a"), keywords.pop("b"), keywords.pop("epilogue", None)
+        if a.dtype is torch.float32:  # of which the reference itself makes products
+            a, b = a.double(), b.double()
+        if text is not None:
+            operands: dict[str, Any] = {
+                x: keywords.pop(x) for x in ("a_scale", "b_scale", "bias", "alpha", "beta") if x in keywords
+            }
+            (found,) = plain_operators.epilogue(text, a, b, operands, **keywords)
+        else:
+            multiply = plain_operators.grouped_matmul if call.grouped else plain_operators.matmul
+            (found,) = multiply(a, b, **keywords)
+        if call.out:
+            return named[call.out].copy_(found)
+        return torch.empty_strided(call.shape, call.strides, dtype=call.dtype, device=a.device).copy_(found)
+
+    return computed, "reference"
