@@ -89,7 +89,7 @@ def rows_of(measurements: Iterable[Measurement], gpu: Gpu) -> Iterator[Rows]:
         if fitted.size:
             names = tuple(table.names[i] for i in fitted)
             measured, modelled = np.log([us[name] for name in names]), np.log(work["us"][fitted])
-            inputs = features(table, work, problem)[fitted]
+            inputs = features(table, work)[fitted]
             yield Rows(problem, names, inputs, modelled, measured, math.log(finalists[0]), gpu.name)
 
 

@@ -134,7 +134,7 @@ def _choice(answer: Answer) -> Choice:
         f"{best.us:.1f} us{in_words(config, answer.problem, best.swap_ab)}"
     )
     runners_up = tuple((other.kernel, other.us) for other in others[:RUNNERS_UP])
-    return Choice(best.kernel, config, reason, best.us, runners_up, "measured", best.swap_ab)
+    return Choice(best.kernel, config, lambda: reason, best.us, runners_up, "measured", best.swap_ab)
 
 
 def _time(

@@ -206,7 +206,9 @@ def _prepared(call: GemmCall) -> PreparedCall:
     else:
         target = choose(gemm, options, registry, sm_count)
     if (found := target.choice) is not None:
-        found = replace(found, reason=found.reason + parts) if parts else found
+        if parts:
+            reason = found.reason + parts
+            found = replace(found, explain=lambda: reason)
         found = found.of_transposed if gemm.is_transposed else found
         warn_of(found)
     return PreparedCall(problem, target.name, found, memory, launcher(target.name, target.swap_ab))

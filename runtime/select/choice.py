@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gemmill.library.config.model import GemmConfig
@@ -28,8 +29,8 @@ class Choice:
     name: str
     """Kernel name; where the launch says in how many slices K goes, with the number."""
     config: GemmConfig
-    reason: str
-    """Why it won, in a sentence; and which operands are copied into aligned memory before it."""
+    explain: Callable[[], str] = field(compare=False)
+    """Makes :attr:`reason`, which few read."""
     predicted_us: float
     """Time to expect, in microseconds: measured or modelled, as ``source`` says."""
     runners_up: tuple[tuple[str, float], ...]
@@ -47,8 +48,13 @@ class Choice:
 
     def answering(self, problem: GemmProblem, slow_path: SlowPath | None) -> Choice:
         """The same choice, for a problem; faster than ``dataclasses.replace``."""
-        fields = (self.name, self.config, self.reason, self.predicted_us, self.runners_up, self.source, self.swap_ab)
+        fields = (self.name, self.config, self.explain, self.predicted_us, self.runners_up, self.source, self.swap_ab)
         return Choice(*fields, problem, slow_path)
+
+    @property
+    def reason(self) -> str:
+        """Why it won, in a sentence; and which operands are copied into aligned memory before it."""
+        return self.explain()
 
     @property
     def slices(self) -> int:

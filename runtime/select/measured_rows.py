@@ -83,10 +83,13 @@ class MeasuredRows:
         config = self.config(best)
         swap_ab = runs_transposed(config, problem)
         types = "" if best in self._configs else " with compatible types"
-        reason = f"fastest of {len(rows)} kernels measured for this problem{types} on {self._gpu.name}: {us:.1f} us"
-        reason += in_words(config, problem, swap_ab)
+
+        def explain() -> str:
+            found = f"fastest of {len(rows)} kernels measured for this problem{types}"
+            return f"{found} on {self._gpu.name}: {us:.1f} us{in_words(config, problem, swap_ab)}"
+
         runners_up = tuple((name, us) for us, name in others[:RUNNERS_UP])
-        return Choice(best, config, reason, us, runners_up, "measured", swap_ab)
+        return Choice(best, config, explain, us, runners_up, "measured", swap_ab)
 
     def config(self, name: str) -> GemmConfig:
         """The kernel of a name, which may be none of those that there are."""

@@ -17,14 +17,14 @@ from gemmill.library.files import read_regular
 from gemmill.library.input.strict_json import parse
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.energy import COEFFICIENTS, Energy
-from gemmill.runtime.select.cost.network import DYNAMIC, OF_PROBLEM, Network, network_of
+from gemmill.runtime.select.cost.network import DYNAMIC, Network, network_of
 from gemmill.runtime.select.cost.table import STATIC
 
 FOLDER = Path(__file__).parents[1] / "models"
 """Where those are that ship."""
 VERSION = 4
 """Of the files."""
-INPUTS = (*DYNAMIC, *OF_PROBLEM, *STATIC)
+INPUTS = (*DYNAMIC, *STATIC)
 """Names of the network's inputs."""
 FORMATS = tuple(field.name for field in fields(GemmProblem) if field.name not in ("m", "n", "k", "expected_rows"))
 """What the problems of a table of measurements have in common, in the order of its key. It does not tell how many rows

@@ -19,7 +19,7 @@ from gemmill.library.problem import GemmProblem, Regime
 from gemmill.runtime.select import slow_path
 from gemmill.runtime.select.choice import RUNNERS_UP, Candidate, Choice, Rows, in_words
 from gemmill.runtime.select.cost import model
-from gemmill.runtime.select.cost.energy import HELD, NEAR, Energy, energy_of, least_us, power_us, sustained_us
+from gemmill.runtime.select.cost.energy import HELD, NEAR, energy_of, least_us, power_us, sustained_us
 from gemmill.runtime.select.cost.table import FeatureTable
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.gpus import with_at_most
@@ -158,7 +158,7 @@ class Selector:
         """The kernel with the least time by the model."""
         table, serving, work = self._times(problem, sm_count)
         order = _ranked(table, serving, work["us"], 1 + RUNNERS_UP)
-        return self._chosen(table, order, work, problem, sm_count)
+        return self._chosen(table, order, work["us"], problem, sm_count)
 
     def _under_power(self, problem: GemmProblem, objective: Regime) -> Choice | None:
         """The kernel with the least time in a long run by the model, where the power limit holds the problem."""
@@ -171,44 +171,29 @@ class Selector:
         if limit_us < HELD * least_us(typical, self.gpu):
             return None
         table, serving, work = self._times(problem, None)
-        burst_us = work["us"] if serving is None else work["us"].take(serving)
-        if limit_us < HELD * (least := burst_us.min()):
-            return None
-        near = np.flatnonzero(burst_us <= NEAR * least)
-        near = near if serving is None else serving.take(near)
-        us = np.full(work["us"].size, inf)
+        near = model.within(NEAR, work["us"], serving)
         burst_us, analytic_us = (work[name].take(near) for name in ("us", "analytic_us"))
-        us[near] = sustained_us(energy, burst_us, analytic_us, table, typical, self.gpu, near)
-        return self._held(energy, table, near, work | {"us": us}, problem, objective)
-
-    def _held(
-        self,
-        energy: Energy,
-        table: FeatureTable,
-        near: Integers,
-        work: Columns,
-        problem: GemmProblem,
-        objective: Regime,
-    ) -> Choice | None:
-        """The choice under the power limit; None for a burst that is over before the limit holds it."""
-        order = _ranked(table, near, work["us"], 1 + RUNNERS_UP)
-        us = float(work["us"][order[0]])
-        if objective == "burst" and us < LONG_US:
+        if limit_us < HELD * burst_us.min():
             return None
-        joules = energy["watts"] * us / 1e6
+        us = np.full(work["us"].size, inf)
+        us[near] = sustained_us(energy, burst_us, analytic_us, table, typical, self.gpu, near)
+        order = _ranked(table, near, us, 1 + RUNNERS_UP)
+        if objective == "burst" and us[order[0]] < LONG_US:  # over before the limit holds it
+            return None
+        joules = energy["watts"] * us[order[0]] / 1e6
         why = f"in a long run, which the power limit holds at {energy['watts']:.0f} W, {joules:.3g} J a launch: "
-        return self._chosen(table, order, work, problem, None, why)
+        return self._chosen(table, order, us, problem, None, why)
 
     def _for_any_rows(self, problem: GemmProblem, sm_count: int | None, rows: Rows) -> Choice:
         """The kernel for problems that differ in M and batch alone, with its time for this one."""
         table, order = self._ranked(_with_rows(problem, rows, 1), sm_count, rows)
         members = np.array(order)
-        work = model.times(table, problem, with_at_most(self.gpu, sm_count), members)
+        us = model.times(table, problem, with_at_most(self.gpu, sm_count), members)["us"]
         why = (
             "batch-invariant: of the kernels in which one CTA sums all of K, the one with the least geometric mean "
             f"of times over M = {', '.join(map(str, TYPICAL_ROWS))}; here "
         )
-        return self._chosen(table, order, work, problem, sm_count, why)
+        return self._chosen(table, order, us, problem, sm_count, why)
 
     def _rank_for_any_rows(
         self, of_one_row: GemmProblem, sm_count: int | None, rows: Rows
@@ -236,26 +221,27 @@ class Selector:
             return self._fastest(of_one, sm_count) if rows is None else self._for_any_rows(of_one, sm_count, rows)
         table, serving = self._kernels.serving(problem, sm_count)
         first = 0 if serving is None else int(serving[0])
-        why = "there is nothing to compute"
-        return Choice(table.names[first], table.configs[first], why, 0.0, (), "model", bool(table.swap_ab[first]))
+        config, swap_ab = table.configs[first], bool(table.swap_ab[first])
+        return Choice(table.names[first], config, lambda: "there is nothing to compute", 0.0, (), "model", swap_ab)
 
     def _chosen(
         self,
         table: FeatureTable,
         order: Sequence[int],
-        work: Columns,
+        us: Floats,
         problem: GemmProblem,
         sm_count: int | None,
         why: str = "",
     ) -> Choice:
         """The first of some kernels, the others its runners-up; ``why`` begins the reason."""
-        best, *others = order
-        config, swap_ab = table.configs[best], bool(table.swap_ab[best])
-        gpu = with_at_most(self.gpu, sm_count)
-        reason = why + model.in_words(table, best, work, problem, gpu) + in_words(config, problem, swap_ab)
-        us = work["us"]
+        (best, *others), gpu = order, with_at_most(self.gpu, sm_count)
+        config, swap_ab, best_us = table.configs[best], bool(table.swap_ab[best]), float(us[best])
+
+        def explain() -> str:
+            return why + model.in_words(table, best, best_us, problem, gpu) + in_words(config, problem, swap_ab)
+
         runners_up = tuple((table.names[i], float(us[i])) for i in others)
-        return Choice(table.names[best], config, reason, float(us[best]), runners_up, "model", swap_ab)
+        return Choice(table.names[best], config, explain, best_us, runners_up, "model", swap_ab)
 
     def _slow_path(
         self, choice: Choice, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None

@@ -49,27 +49,24 @@ def _exchange(splits: Floats) -> tuple[Floats, Floats]:
 
 
 @cache
-def _shares() -> tuple[Floats, Floats, Floats]:
-    """By the part of the GPU that the tiles of stream-K fill in its last wave, in 1024ths: what of a tile its owner
-    computes, and of handing over the sums of the others the time of levels and of an element."""
-    filled = np.arange(1025) / 1024
-    parts = np.floor(1 / np.maximum(filled, 1 / 4096))
-    each = np.ceil(filled / np.maximum(1 - filled, 1e-9))
-    owned = np.where(filled <= 0.5, 1 / parts, each / (each + 1))
-    levels_ns, element_ns = _exchange(np.maximum(parts, 2))
-    return np.where(filled > 0, owned, 0), np.where(filled > 0, levels_ns, 0), np.where(filled > 0, element_ns, 0)
+def _shares() -> Floats:
+    """(3, 1024): by the part of the GPU that the tiles of stream-K fill in its last wave, in 1024ths, 0 being all: what
+    of a tile its owner leaves to others, and of handing over their sums the time of levels and of an element."""
+    filled = np.arange(1, 1024) / 1024
+    parts = np.floor(1 / filled)
+    each = np.ceil(filled / (1 - filled))
+    rest = np.where(filled <= 0.5, 1 - 1 / parts, 1 / (each + 1))
+    return np.pad((rest, *_exchange(np.maximum(parts, 2))), ((0, 0), (1, 0)))
 
 
-def stream_waves(waves: Floats, steps: Floats, tile: Floats) -> tuple[Floats, Floats]:
-    """Waves of the busiest SM under stream-K, whose CTAs share the tiles of the last one, of so many steps along K; and
-    the time in which they add up the sums of a tile of so many elements."""
-    owned, levels_ns, element_ns = _shares()
-    whole = np.floor(waves)
-    filled = np.ceil((waves - whole) * 1024).astype(np.int64)
-    share = np.maximum(owned.take(filled), np.minimum(MIN_SHARE / steps, 1.0) * (filled > 0))
-    is_shared = (1 - share) * steps >= EXCHANGE_STEPS
-    exchange_ns = (levels_ns.take(filled) + element_ns.take(filled) * tile) * is_shared
-    return whole + np.where(is_shared, share, filled > 0), exchange_ns
+def stream_shares(waves: Floats, steps: Floats, tile: Floats) -> tuple[Floats, Floats]:
+    """What of the last wave of stream-K, whose CTAs share its tiles, of so many steps along K, no SM has to do; and the
+    time in which they add up the sums of a tile of so many elements. ``waves`` are those of whole tiles, in parts."""
+    filled = np.ceil(waves * 1024).astype(np.int64) & 1023
+    rest, levels_ns, element_ns = _shares().take(filled, axis=1)
+    rest = np.minimum(rest, 1 - MIN_SHARE / steps)
+    is_shared = rest * steps >= EXCHANGE_STEPS
+    return rest * is_shared, (levels_ns + element_ns * tile) * is_shared
 
 
 def _cluster_ns(splits: Floats, tile: Floats) -> Floats:
@@ -103,9 +100,10 @@ def tile_ns(configs: Sequence[GemmConfig]) -> Floats:
     return added
 
 
-def second_kernel(configs: Sequence[GemmConfig]) -> tuple[Floats, Floats, Floats]:
-    """Time of the second kernel of split-K, of kernels that have one: nanoseconds of each launch, for an element of the
-    partial sums, and for a byte of C and D."""
+def second_kernel(configs: Sequence[GemmConfig]) -> tuple[Floats, Floats]:
+    """Time of the second kernel of split-K, of kernels that have one: nanoseconds of each launch, and for an element of
+    D, whose partial sums it adds up."""
     has_second = column(configs, lambda c: decomposition_of(c).has_second_kernel)
-    sums = has_second * column(configs, lambda c: c.scheduler.splits) * PARTIAL_BYTES / _REDUCTION_GBPS
-    return has_second * _REDUCTION_NS, sums, has_second / _REDUCTION_GBPS
+    sums = column(configs, lambda c: c.scheduler.splits) * PARTIAL_BYTES
+    outputs = column(configs, lambda c: ((c.c.type.bits if c.c else 0) + c.d.type.bits) / 8)
+    return has_second * _REDUCTION_NS, has_second * (sums + outputs) / _REDUCTION_GBPS

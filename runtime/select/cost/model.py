@@ -20,12 +20,12 @@ from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.legality.quantities import TMA_ALIGN, align_up
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.arrays import twelfth_power, twelfth_root
-from gemmill.runtime.select.cost.decompositions import cluster_k, stream_waves
+from gemmill.runtime.select.cost.decompositions import cluster_k, stream_shares
 from gemmill.runtime.select.cost.energy import power_us
 from gemmill.runtime.select.cost.families import FAMILIES
 from gemmill.runtime.select.cost.families.wgmma import SHARED_BYTES_PER_CYCLE
 from gemmill.runtime.select.cost.network import DYNAMIC, corrections
-from gemmill.runtime.select.cost.table import FeatureTable, part_of, resident_clusters
+from gemmill.runtime.select.cost.table import FeatureTable, resident_clusters
 
 if TYPE_CHECKING:
     from gemmill.runtime.select.cost.arrays import Columns, Floats, Integers
@@ -36,6 +36,8 @@ BEHIND = 1.7
 as far."""
 MOST = 64
 """Of how many kernels at most, the analytically fastest."""
+_OF_FAMILIES = "m", "inside_a", "inside_b", "active", "load_ns", "steps", "waves", "store_ns", "sharing"
+"""What families take of the work of kernels."""
 _FITTED = "strided", "nested"
 """Batching that the network was fitted to, or that costs as much."""
 _LAUNCH_NS = 310.0
@@ -63,7 +65,7 @@ def times(table: FeatureTable, problem: GemmProblem, gpu: Gpu, serving: Integers
     work = analytic(table, problem, gpu)
     us = work["us"]
     if table.network is not None and problem.batching in _FITTED:
-        us = _corrected(table.network, table, work, problem, serving)
+        us = _corrected(table.network, table, work, serving)
     if min(problem.a_align, problem.b_align, problem.c_align) < TMA_ALIGN:
         realignment_us = _realignment_us(table, problem, gpu)
         us = us + realignment_us
@@ -72,28 +74,31 @@ def times(table: FeatureTable, problem: GemmProblem, gpu: Gpu, serving: Integers
     return work
 
 
-def _corrected(
-    network: Network, table: FeatureTable, work: Columns, problem: GemmProblem, serving: Integers | None
-) -> Floats:
+def _corrected(network: Network, table: FeatureTable, work: Columns, serving: Integers | None) -> Floats:
     """Microseconds, those of the kernels that could be the fastest as the network corrects them."""
     us: Floats = work["us"]
-    near = us if serving is None else us.take(serving)
-    members = np.flatnonzero(near <= BEHIND * near.min())
-    members = members if serving is None else serving.take(members)
+    members = within(BEHIND, us, serving)
     if not table.columns["all_fitted"]:
         members = members[table.is_fitted.take(members)]
     if members.size > MOST:
         members = members[us.take(members).argpartition(MOST)[:MOST]]
     if not members.size:
         return us
-    figures = work["figures"].take(members, axis=1)
-    factors = np.exp(corrections(network, table.hidden.take(members, axis=0), figures, problem))
+    figures, hidden = work["figures"].take(members, 1), table.hidden.take(members, 0)
+    factors = np.exp(corrections(network, hidden, figures))
     found = us.copy()
     found[members] = corrected = us.take(members) * factors
     # What the fastest of these loses, as to slow memory, those that the network was not fitted to lose as well.
     if not table.columns["all_fitted"] and (lost := factors[corrected.argmin()]) > 1:
         np.multiply(found, lost, out=found, where=~table.is_fitted)
     return found
+
+
+def within(behind: float, us: Floats, serving: Integers | None) -> Integers:
+    """Indices of the kernels that serve and take at most so many times as long as the fastest of them."""
+    found = us if serving is None else us.take(serving)
+    near: Integers = (found <= behind * found[found.argmin()]).nonzero()[0]
+    return near if serving is None else serving.take(near)
 
 
 def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Columns:
@@ -103,24 +108,22 @@ def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Columns:
     work = _tiles(table, problem, typical, gpu)
     _add_loads(work, own, typical, gpu, problem.batching in _FITTED)
     _add_stores(work, own, problem, gpu)
-    work["sm_ns"] = sm_ns = _busiest_ns(table, work, typical, gpu)
-    *_, busiest_ns, dram_ns, us = work["figures"]
-    if (stream := own["stream"]).size:  # and the rest of a store that a part of a wave has whole
-        parts = work["waves"].take(stream)
-        sm_ns[stream] += work["exchange_ns"] + (np.ceil(parts) - parts) * work["store_ns"].take(stream)
-    busiest_ns[:] = sm_ns
-    np.divide(_dram_bytes(own, work, typical, gpu), own["dram_gbps"], out=dram_ns)
-    work["power_ns"] = 1000 * power_us(typical, gpu)
+    *_, sm_ns, dram_ns, us, k, batch = work["figures"]
+    k[:], batch[:] = problem.k, problem.batch
+    sm_ns[:] = _busiest_ns(table, work, typical, gpu)
+    if (stream := own["stream"]) is not None:  # and the rest of a store that a part of a wave has whole
+        sm_ns[stream] += work["exchange_ns"] + work["rest"] * work["store_ns"][stream]
+    dram_ns[:] = _dram_bytes(own, work, typical, gpu) / own["dram_gbps"]
+    power_ns = 1000 * power_us(typical, gpu)
     total = twelfth_power(sm_ns)
     total += twelfth_power(dram_ns)
-    total += twelfth_power(work["power_ns"])
-    np.add(twelfth_root(total), _LAUNCH_NS, out=us)
+    total += twelfth_power(power_ns)
+    np.add(twelfth_root(total), _LAUNCH_NS, us)
     if own["has_second"]:
-        elements = typical.m * typical.n * typical.batch
         us += own["second_ns"]
-        us += (own["second_sum_ns"] + own["second_byte_ns"] * _output_bytes(problem)) * elements
+        us += own["second_element_ns"] * (typical.m * typical.n * typical.batch)
     us /= 1000
-    work["us"] = work["analytic_us"] = us
+    work |= {"sm_ns": sm_ns, "power_ns": power_ns, "us": us, "analytic_us": us}
     return work
 
 
@@ -128,29 +131,31 @@ def _tiles(table: FeatureTable, problem: GemmProblem, typical: GemmProblem, gpu:
     """What a problem makes of the tiles of kernels: clusters of them, waves, CTAs that are active, steps along K."""
     own, figures = table.columns, np.empty((len(DYNAMIC), len(table.names)))
     extents, along = figures[:2], figures[2:4]
-    np.array((typical.m, typical.n), np.float64).take(table.side, out=extents, mode="clip")
-    np.divide(extents, own["cluster_tile"], out=along)
-    np.ceil(along, out=along)
+    np.array((typical.m, typical.n), np.float64).take(table.side, None, extents, "clip")
+    np.divide(extents, own["cluster_tile"], along)
+    np.ceil(along, along)
     varied = None
     if problem.batching in ("grouped", "masked"):
         varied = _vary(along, extents, own, problem, typical)
     clusters = along[0] * along[1]
-    clusters *= typical.batch * own["clusters"]
+    clusters *= own["clusters"]
+    if typical.batch != 1:
+        clusters *= typical.batch
     slots = _slots(table, gpu)
     waves, active, steps, load_ns = figures[4:8]
-    np.divide(clusters, slots, out=waves)
-    np.divide(typical.k, own["step_k"], out=steps)
-    np.ceil(steps, out=steps)
+    np.divide(clusters, slots, waves)
+    np.divide(float(typical.k), own["step_k"], steps)
+    np.ceil(steps, steps)
     work: Columns = {"figures": figures, "waves": waves, "active": active, "steps": steps, "clusters": clusters}
     work |= {"m": extents[0], "load_ns": load_ns, "inside_a": 1.0, "inside_b": 1.0, "sharing": 1.0}
-    stream = own["stream"]
-    of_stream = waves[stream]
+    if (stream := own["stream"]) is not None:
+        work["rest"], work["exchange_ns"] = stream_shares(waves[stream], steps[stream], own["stream_tile"])
     if varied is None:
-        np.ceil(waves, out=waves)
+        np.ceil(waves, waves)
     else:
         waves[:] = np.where(varied, np.maximum(waves + 0.5, 1), np.ceil(waves))
-    if stream.size:
-        waves[stream], work["exchange_ns"] = stream_waves(of_stream, steps[stream], own["stream_tile"])
+    if stream is not None:
+        waves[stream] -= work["rest"]
     np.minimum(clusters, slots, out=active)
     active *= own["ctas"]
     return work
@@ -164,15 +169,14 @@ def _add_loads(work: Columns, own: Columns, problem: GemmProblem, gpu: Gpu, ends
         work["inside_a"], work["inside_b"] = np.minimum(inside, 1.0, out=inside)
         inside = inside * own["loaded"]
         loaded = inside[0] + inside[1]
-    np.multiply(work["active"], 1 / gpu.l2_gbps, out=load_ns)
+    np.multiply(work["active"], 1 / gpu.l2_gbps, load_ns)
     np.maximum(load_ns, 1 / (SHARED_BYTES_PER_CYCLE * gpu.clock_ghz), out=load_ns)
     load_ns *= loaded
 
 
-def features(table: FeatureTable, work: Columns, problem: GemmProblem) -> Floats:
+def features(table: FeatureTable, work: Columns) -> Floats:
     """(kernels, inputs): what the network takes of each kernel, from what :func:`analytic` returns."""
-    of_problem = np.log([[problem.k, problem.batch]]).repeat(len(table.names), axis=0)
-    return np.concatenate([np.log(work["figures"]).T, of_problem, table.inputs], axis=1)
+    return np.concatenate([np.log(work["figures"]).T, table.inputs], axis=1)
 
 
 def _vary(along: Floats, extents: Floats, own: Columns, problem: GemmProblem, typical: GemmProblem) -> Floats | bool:
@@ -201,26 +205,25 @@ def _slots(table: FeatureTable, gpu: Gpu) -> Floats:
 
 def _add_stores(work: Columns, own: Columns, problem: GemmProblem, gpu: Gpu) -> None:
     """Add the time of a tile from the end of its loop over K to the next, and the CTAs that an SM has at a time."""
-    storing_ns = own["storing_ns"]
+    work["store_ns"] = own["store_ns"]
     if own["ctas_per_sm"] is not None:
-        work["sharing"] = np.minimum(own["ctas_per_sm"], np.ceil(work["clusters"] / gpu.sms))
-        storing_ns = work["sharing"] * storing_ns
-    work["store_ns"] = storing_ns + own["tile_ns"]
+        work["sharing"] = sharing = np.minimum(own["ctas_per_sm"], np.ceil(work["clusters"] / gpu.sms))
+        work["store_ns"] = sharing * own["storing_ns"] + own["tile_ns"]
     if problem.d_align < TMA_ALIGN:
-        work["store_ns"] += np.where(problem.d_align < own["stored_align"], own["scattered_ns"], 0)
+        work["store_ns"] = work["store_ns"] + np.where(problem.d_align < own["stored_align"], own["scattered_ns"], 0)
 
 
 def _busiest_ns(table: FeatureTable, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats:
     """Nanoseconds of the busiest SM under each kernel, as its family says."""
     if len(table.parts) == 1:
         ((family, members, own),) = table.parts
-        found = family.busiest_ns(own, work, problem, gpu)
+        found: Floats = family.busiest_ns(own, work, problem, gpu)
         work["paces"] = [(members, work["paces"])]
         return found
     found = np.empty(len(table.names))
     paces = []
     for family, members, own in table.parts:
-        part = part_of(work, members)
+        part = {name: x if isinstance(x := work[name], float) else x[members] for name in _OF_FAMILIES}
         found[members] = family.busiest_ns(own, part, problem, gpu)
         paces.append((members, part["paces"]))
     work["paces"] = paces
@@ -236,14 +239,16 @@ def _dram_bytes(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> 
     outputs = problem.m * problem.n * _output_bytes(problem) * problem.batch
     if inputs / problem.batch <= _L2_SHARE * gpu.l2_bytes:
         return inputs + outputs
-    tiles = work["figures"][2:4] * np.stack([own["cluster_m"], own["cluster_n"]])
-    across, along = np.where(own["raster_m"], tiles[::-1], tiles)
+    across, along = work["figures"][2:4].reshape(-1).take(own["raster"], mode="clip") * own["raster_cluster"]
     width = np.minimum(own["swizzle"], across)
     length = np.minimum(np.ceil(work["active"] / width), along)
     width = np.minimum(np.maximum(width, work["active"] / length), across)
-    wave = width * own["across"] + length * own["along"]
-    rounds = across * along / (width * length)
-    return np.asarray(outputs + np.maximum(inputs, rounds * wave * (problem.k * problem.batch)))
+    moved: Floats = own["across"] / length + own["along"] / width  # of each K of a tile
+    moved *= across * along
+    moved *= problem.k * problem.batch
+    np.maximum(moved, inputs, out=moved)
+    moved += outputs
+    return moved
 
 
 def _realignment_us(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Floats:
@@ -272,9 +277,9 @@ def _bytes(dtype: DTypeName) -> float:
     return DTYPES[dtype].bits / 8
 
 
-def in_words(table: FeatureTable, index: int, work: Columns, problem: GemmProblem, gpu: Gpu) -> str:
-    """What the model says of one kernel: its tiles, waves and what bounds it."""
-    config, us = table.configs[index], float(work["us"][index])
+def in_words(table: FeatureTable, index: int, us: float, problem: GemmProblem, gpu: Gpu) -> str:
+    """What the model has of one kernel that takes so many microseconds: its tiles, waves and what bounds it."""
+    config, work = table.configs[index], analytic(table, problem, gpu)
     along_k = cluster_k(config)
     splits = config.scheduler.splits // along_k
     clusters = f"in clusters of {config.cluster.m}x{config.cluster.n}"

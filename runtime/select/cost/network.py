@@ -9,23 +9,19 @@ three small matrix products.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import log
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from gemmill.library.problem import GemmProblem
     from gemmill.runtime.select.cost.arrays import Floats
 
-DYNAMIC = "M", "N", "tiles M", "tiles N", "waves", "active", "steps", "loads", "SM", "DRAM", "us"
+DYNAMIC = "M", "N", "tiles M", "tiles N", "waves", "active", "steps", "loads", "SM", "DRAM", "us", "K", "batch"
 """Figures of a kernel on a problem, in the order of the analytic model's ``figures``; the network takes their
 logarithms. M and N are those that the kernel sees, tiles whole clusters along them."""
-OF_PROBLEM = "K", "batch"
-"""Figures of a problem, likewise."""
 
 Network = Sequence[Any]
-"""Weights of :data:`DYNAMIC`, of :data:`OF_PROBLEM` and of :data:`~gemmill.runtime.select.cost.table.STATIC`, biases of
+"""Weights of :data:`DYNAMIC` and of :data:`~gemmill.runtime.select.cost.table.STATIC`, biases of
 the first hidden layer, weights and biases of the second, weights and bias of what comes out: float32."""
 
 
@@ -44,21 +40,20 @@ def network_of(content: Mapping[str, Any], inputs: Sequence[str]) -> Network:
         raise ValueError("the layers of the network do not fit together")
     if last.shape != (second_bias.size, 1) or last_bias.shape != (1,):
         raise ValueError("the last layer of the network does not fit")
-    at = len(DYNAMIC), len(DYNAMIC) + len(OF_PROBLEM)
-    return first[: at[0]], first[at[0] : at[1]], first[at[1] :], bias, second, second_bias, last[:, 0], last_bias[0]
+    at = len(DYNAMIC)
+    return first[:at], first[at:], bias, second, second_bias, last[:, 0], last_bias[0]
 
 
 def of_kernels(network: Network, inputs: Floats) -> Any:
-    """What kernels add to the first hidden layer: (kernels, static inputs) to (kernels, width)."""
-    return inputs.astype(np.float32) @ network[2]
+    """What kernels add to the first hidden layer, with its bias: (kernels, static inputs) to (kernels, width)."""
+    return inputs.astype(np.float32) @ network[1] + network[2]
 
 
-def corrections(network: Network, of_kernels: Any, figures: Floats, problem: GemmProblem) -> Floats:
+def corrections(network: Network, of_kernels: Any, figures: Floats) -> Floats:
     """Logarithms of measured over modelled time to expect: of figures (:data:`DYNAMIC`, kernels) to (kernels)."""
-    dynamic, of_problem, _, bias, second, second_bias, last, last_bias = network
-    hidden = np.log(figures).T.astype(np.float32) @ dynamic
+    dynamic, _, _, second, second_bias, last, last_bias = network
+    hidden = np.log(figures.astype(np.float32)).T @ dynamic
     hidden += of_kernels
-    hidden += of_problem[0] * log(problem.k) + of_problem[1] * log(problem.batch) + bias
     np.maximum(hidden, 0.0, out=hidden)
     hidden = hidden @ second
     hidden += second_bias
@@ -68,6 +63,6 @@ def corrections(network: Network, of_kernels: Any, figures: Floats, problem: Gem
 
 def corrections_of_rows(network: Network, inputs: Floats) -> Floats:
     """The same of rows with all inputs."""
-    dynamic, of_problem, static, bias, second, second_bias, last, last_bias = network
-    hidden = np.maximum(inputs.astype(np.float32) @ np.concatenate([dynamic, of_problem, static]) + bias, 0.0)
+    dynamic, static, bias, second, second_bias, last, last_bias = network
+    hidden = np.maximum(inputs.astype(np.float32) @ np.concatenate([dynamic, static]) + bias, 0.0)
     return np.asarray(np.maximum(hidden @ second + second_bias, 0.0) @ last + last_bias, np.float64)

@@ -82,7 +82,7 @@ class FeatureTable:
         for family in FAMILIES.values():
             if own := [i for i, other in enumerate(families) if other is family]:
                 members = slice(own[0], own[-1] + 1)
-                made = family.columns([configs[i] for i in own], swap_ab[members], part_of(columns, members), gpu)
+                made = family.columns([configs[i] for i in own], swap_ab[members], _part_of(columns, members), gpu)
                 parts.append((family, members, made))
         return cls(
             names=names,
@@ -135,12 +135,13 @@ def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, gpu: Gpu) -> Columns
     ctas, tile = cluster_m * cluster_n * along_k, np.stack([tile_m, tile_n])
     ctas_per_sm = np.array([family.ctas_per_sm(config) for family, config in each], np.float64)
     storing = np.array([family.storing(config) for family, config in each], np.float64)
-    shared_a = _MULTICAST_COST + (1 - _MULTICAST_COST) / cluster_n
-    shared_b = _MULTICAST_COST + (1 - _MULTICAST_COST) / cluster_m
-    elements = tile_m * tile_n / along_k
-    row_a, row_b = tile_m * bytes_a, tile_n * bytes_b
+    cluster, rows, elements = np.stack([cluster_m, cluster_n]), tile * (bytes_a, bytes_b), tile_m * tile_n / along_k
+    loaded = rows * tile_k * (_MULTICAST_COST + (1 - _MULTICAST_COST) / cluster[::-1])
     stream = np.flatnonzero([decomposition_of(config).has_shares for config in configs])
-    second_ns, second_sum_ns, second_byte_ns = second_kernel(configs)
+    second_ns, second_element_ns = second_kernel(configs)
+    storing_ns = storing * elements * column(configs, _stored_bytes) / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz)
+    added_ns = _TILE_NS + tile_ns(configs)  # whatever is stored
+    dram_gbps = gpu.dram_gbps * np.array([family.dram_share for family, _ in each], np.float64)
     loaded_aligns = np.array([(c.a.align, c.b.align, c.c.align if c.c else 0) for c in configs], np.float64).T
     return {
         "tile_m": tile_m,
@@ -154,7 +155,7 @@ def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, gpu: Gpu) -> Columns
         "bytes_a": bytes_a,
         "bytes_b": bytes_b,
         "tile": tile,
-        "cluster_tile": tile * np.stack([cluster_m, cluster_n]),
+        "cluster_tile": tile * cluster,
         "largest_tile": tile.max(),
         "ctas": ctas,
         "cluster_size": ctas.astype(np.int64),
@@ -163,27 +164,39 @@ def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, gpu: Gpu) -> Columns
         "counted_ctas": np.array([family.counted_ctas(config) for family, config in each], np.float64),
         "clusters": splits / along_k,  # that K of a tile is split among
         "step_k": splits * tile_k,  # of K, that all of these cover in a step
-        "stream": stream,
+        "stream": stream if stream.size else None,
         "stream_tile": (tile_m * tile_n)[stream],
         "mma_ns": mma_cycles(tile_m, tile_n, tile_k * np.maximum(bytes_a, bytes_b)) / gpu.clock_ghz,
-        "loaded": np.stack([row_a * tile_k * shared_a, row_b * tile_k * shared_b]),
-        "loaded_whole": row_a * tile_k * shared_a + row_b * tile_k * shared_b,
-        "storing_ns": storing * elements * column(configs, _stored_bytes) / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz),
-        "tile_ns": _TILE_NS + tile_ns(configs),  # whatever is stored
+        "loaded": loaded,
+        "loaded_whole": loaded[0] + loaded[1],
+        "storing_ns": storing_ns,
+        "tile_ns": added_ns,
+        "store_ns": storing_ns + added_ns,
         "scattered_ns": elements / (_ELEMENTS_PER_CYCLE * gpu.clock_ghz),
         "stored_align": column(configs, lambda c: 0 if decomposition_of(c).has_second_kernel else c.d.align),
         "loaded_aligns": np.where(swap_ab, loaded_aligns[[1, 0, 2]], loaded_aligns),
         "second_ns": second_ns,
-        "second_sum_ns": second_sum_ns,
-        "second_byte_ns": second_byte_ns,
+        "second_element_ns": second_element_ns,
         "has_second": bool(second_ns.any()),
-        "dram_gbps": gpu.dram_gbps * np.array([family.dram_share for family, _ in each], np.float64),
-        "across": np.where(raster_m, row_b, row_a),  # bytes of a tile for each of K, across the raster order
-        "along": np.where(raster_m, row_a, row_b),
-        "raster_m": raster_m,
+        "dram_gbps": float(dram_gbps[0]) if (dram_gbps == dram_gbps[0]).all() else dram_gbps,
         "swizzle": column(configs, lambda c: c.scheduler.swizzle_size),
+        **_in_raster_order(raster_m, cluster, rows),
         "written": (tile_m + tile_n) / (tile_m * tile_n),  # elements to shared memory for a product
         "fetched": (tile_m / cluster_n + tile_n / cluster_m) / (tile_m * tile_n),  # and out of L2
+    }
+
+
+def _in_raster_order(raster_m: Bools, cluster: Floats, row_bytes: Floats) -> Columns:
+    """Places of the tiles along M and N, the CTAs of clusters, and the bytes of a tile for each of K, as (2, kernels):
+    across the raster order, then along it."""
+    places = np.arange(cluster.size).reshape(cluster.shape)
+    across, along = np.where(raster_m, row_bytes[::-1], row_bytes)
+    return {
+        "raster_m": raster_m,
+        "raster": np.where(raster_m, places[::-1], places),
+        "raster_cluster": np.where(raster_m, cluster[::-1], cluster),
+        "across": across,
+        "along": along,
     }
 
 
@@ -240,7 +253,7 @@ def resident_clusters(gpu: Gpu) -> Floats:
     return np.maximum(np.where(ctas <= 2, np.floor(gpu.sms / ctas), large), 1)
 
 
-def part_of(columns: Columns, members: slice) -> Columns:
+def _part_of(columns: Columns, members: slice) -> Columns:
     """The figures of some kernels; those that are no single number of each as they are."""
-    size = columns["waves" if "waves" in columns else "ctas"].size
-    return {name: x[members] if isinstance(x, np.ndarray) and x.shape == (size,) else x for name, x in columns.items()}
+    shape = columns["ctas"].shape
+    return {name: x[members] if isinstance(x, np.ndarray) and x.shape == shape else x for name, x in columns.items()}

@@ -57,13 +57,15 @@ def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, common: Columns, gpu
 
 
 def _busiest_ns(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats:
-    crosses = problem.k * own["bytes_b"] % L2_SECTOR > 0
-    if min(problem.a_align, problem.b_align) < TMA_ALIGN:
-        crosses |= np.where(own["swap_ab"], problem.a_align, problem.b_align) < TMA_ALIGN
-    sharing = work["sharing"]
-    moved_ns = sharing * (own["stream_ns"] + crosses * own["crossing_ns"])
-    rows_ns = sharing * np.minimum(work["m"], own["counted_rows"]) * own["row_ns"]
-    step_ns = soft_maximum((_STREAM_NS, moved_ns, sharing * own["issue_ns"])) + rows_ns
+    sharing, moved_ns = work["sharing"], own["stream_ns"]
+    is_unaligned = min(problem.a_align, problem.b_align) < TMA_ALIGN
+    if is_unaligned or problem.k % (2 * L2_SECTOR):  # elements have half a byte or more
+        crosses = problem.k * own["bytes_b"] % L2_SECTOR > 0
+        if is_unaligned:
+            crosses |= np.where(own["swap_ab"], problem.a_align, problem.b_align) < TMA_ALIGN
+        moved_ns = moved_ns + crosses * own["crossing_ns"]
+    step_ns = soft_maximum((_STREAM_NS, sharing * moved_ns, sharing * own["issue_ns"]))
+    step_ns += sharing * np.minimum(work["m"], own["counted_rows"]) * own["row_ns"]
     work["paces"] = 0.0, 0.0, step_ns
     ns: Floats = LATENCY_NS + work["waves"] * np.maximum(work["steps"], 1.0) * step_ns
     return ns

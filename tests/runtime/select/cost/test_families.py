@@ -41,10 +41,10 @@ def test_a_kernel_costs_in_a_table_what_it_costs_alone(
     problem = GemmProblem(*size, 4, "bf16", "k", "bf16", "k", "f32", "bf16", "n", batching=batching)
     entries = [(kernel_name(config), config, swap_ab) for swap_ab in (False, True) for config in kernels]
     table = FeatureTable.of(entries, H200)
-    rows = features(table, analytic(table, problem, H200), problem)
+    rows = features(table, analytic(table, problem, H200))
     assert rows.shape == (len(entries), len(INPUTS))
     at = {(name, bool(swap_ab)): i for i, (name, swap_ab) in enumerate(zip(table.names, table.swap_ab, strict=True))}
     for name, config, swap_ab in entries:
         alone = FeatureTable.of([(name, config, swap_ab)], H200)
-        own = features(alone, analytic(alone, problem, H200), problem)
+        own = features(alone, analytic(alone, problem, H200))
         np.testing.assert_allclose(rows[at[name, swap_ab]], own[0], rtol=1e-12)

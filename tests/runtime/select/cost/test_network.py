@@ -34,7 +34,7 @@ def test_kernels_that_could_be_the_fastest_are_corrected_as_the_network_was_fitt
     table = table_of(PLAIN)
     work = model.analytic(table, PROBLEM, DEFAULT_GPU)
     analytic = work["us"]
-    factors = np.exp(corrections_of_rows(table.network or (), model.features(table, work, PROBLEM)))
+    factors = np.exp(corrections_of_rows(table.network or (), model.features(table, work)))
     found = model.times(table, PROBLEM, DEFAULT_GPU)["us"] / analytic
     corrected = np.flatnonzero(found != 1)
     fitted = analytic[table.is_fitted]
