@@ -129,9 +129,7 @@ class SigningKey:
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         try:
-            with open_regular(Path(path), _MAX_PRIVATE_BYTES) as file:
-                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-                data = file.read()
+            data, mode = _read_with_mode(path, _MAX_PRIVATE_BYTES)
         except OSError as error:
             raise TrustError(f"{os_error_text(error)}; `gemmill key new FILE` makes a key") from error
         if mode & stat.S_IRWXO:
@@ -261,12 +259,16 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
+def _read_with_mode(path: Path | str, limit: int) -> tuple[bytes, int]:
+    """What a file holds, and its permissions."""
+    with open_regular(Path(path), limit) as file:
+        return file.read(), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+
+
 def _lines(path: str) -> list[str]:
     """The lines of a file of public keys."""
     try:
-        with open_regular(Path(path), _MAX_FILE_BYTES) as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            data = file.read()
+        data, mode = _read_with_mode(path, _MAX_FILE_BYTES)
     except OSError as error:
         raise TrustError(os_error_text(error)) from error
     if mode & stat.S_IWOTH:

@@ -52,15 +52,16 @@ class Token:
     def line(self) -> str:
         """What stands in the file."""
         scopes = ",".join(scope for scope in SCOPES if scope in self.scopes)
-        return " ".join([self.name, scopes, self.digest.hex(), *([self.expires.isoformat()] if self.expires else [])])
+        expires = f" {self.expires}" if self.expires else ""
+        return f"{self.name} {scopes} {self.digest.hex()}{expires}"
 
 
 def new_token(name: str, scopes: Collection[str], expires: date | None = None) -> tuple[str, Token]:
     """A new secret, which is shown once, and its line; SettingError where name or scopes cannot be."""
     secret = f"gemmill_{secrets.token_urlsafe(32)}"
     digest = hashlib.sha256(secret.encode()).hexdigest()
-    line = " ".join([name or "?", ",".join(scopes) or "?", digest, *([expires.isoformat()] if expires else [])])
-    return secret, read_line(line, "the token")
+    words = name or "?", ",".join(scopes) or "?", digest, expires.isoformat() if expires else ""
+    return secret, read_line(" ".join(words), "the token")
 
 
 def read_line(line: str, place: str) -> Token:

@@ -178,24 +178,18 @@ def make(
     if unserved := sum(loss is None for loss in lost.values()):
         left = f"{unserved} of {len(lost)} problems without a kernel"
         raise PackError(f"a pack of {worth.budget} leaves {left}: raise --budget")
-    own = _of(artifacts, decisions)
-    if left_out := len(decisions) - len(own):
+    packed = _of(artifacts, decisions)
+    if left_out := len(decisions) - len(packed):
         output.complain(f"{left_out} of {len(decisions)} measurements are left out: the pack has not their kernels")
-    size = _write(target.to, artifacts, own, keys)
+    size = write_pack(target.to, artifacts, packed)
+    if keys:
+        sign_pack(target.to, keys)
     if output.is_json():
         losses_by_problem = {str(problem): loss for problem, loss in lost.items()}
-        output.print_json("pack.make", {**_summary(target.to, size, artifacts, own), "losses": losses_by_problem})
+        output.print_json("pack.make", {**_summary(target.to, size, artifacts, packed), "losses": losses_by_problem})
         return
     typer.echo(f"{tally(outcomes)}\n{target.to}: {len(artifacts)} kernels, {size:,} bytes")
     _print_losses(lost, times.counts)
-
-
-def _write(to: Path, artifacts: Sequence[Artifact], decisions: Sequence[Decision], keys: Sequence[SigningKey]) -> int:
-    """Write a pack, and its signature where there are keys; bytes of the pack."""
-    size = write_pack(to, artifacts, decisions)
-    if keys:
-        sign_pack(to, keys)
-    return size
 
 
 def _print_losses(lost: Mapping[GemmProblem, float | None], counts: Mapping[GemmProblem, int]) -> None:

@@ -12,11 +12,11 @@ import time
 from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
-from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import DeviceError, GemmillError, InstallationError
-from gemmill.runtime.compile.pool import Outcome
+from gemmill.profiler.sweep.compilers import ClusterCompilers
+from gemmill.runtime.compile.pool import CompilePool, Outcome
 from gemmill.service.compiling.resolver import KeyedKernel
 from gemmill.service.compiling.sent_sources import SourceCompiler
 from gemmill.service.metrics import Metrics
@@ -35,25 +35,9 @@ _AGAIN_SECONDS = 5.0
 """When to ask again where nothing compiles."""
 _FINISHED = 50
 """Jobs that are remembered after their end."""
+Compilers = CompilePool | ClusterCompilers
+"""What compiles, called from as many threads as kernels are compiled at a time."""
 _log = logging.getLogger(__name__)
-
-
-class Compilers(Protocol):
-    """What compiles, called from as many threads as kernels are compiled at a time."""
-
-    @property
-    def problem(self) -> str:
-        """Why nothing can be compiled now; empty where it can."""
-
-    def compile(self, config: GemmConfig, seconds: float) -> Outcome:
-        """What becomes of one kernel, which may take so many seconds; what is lost with a process is tried once more.
-
-        Raises:
-            DeviceError, InstallationError: nothing compiles now.
-        """
-
-    def close(self) -> None:
-        """End it, whatever it is doing."""
 
 
 class Job:

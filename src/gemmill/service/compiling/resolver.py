@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from gemmill.emitters import headers_digest
-from gemmill.emitters.emit import EmittedSource, emit
+from gemmill.emitters.emit import emit
 from gemmill.emitters.page import edited
 from gemmill.library.arch import DEFAULT_GPU, Gpu, serving
 from gemmill.library.config.edited import is_edited
@@ -119,10 +119,6 @@ class Resolver:
                 f"the driver takes CUDA {driver}, and kernels are made with CUDA {made_by} here",
                 "update the driver, or ask a server with an older toolkit",
             )
-
-    def source(self, name: str) -> EmittedSource:
-        """The source of a kernel."""
-        return emit(parse_name(name))
 
     def _keyed(self, name: str) -> KeyedKernel:
         if is_edited(name):

@@ -14,6 +14,7 @@ import jinja2
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from gemmill.emitters.emit import emit
 from gemmill.library.arch import GPUS, gpu_named
 from gemmill.library.errors import ProblemError
 from gemmill.library.problem import GemmProblem
@@ -69,7 +70,7 @@ async def kernel(service: Service, request: Request, _: Caller) -> Response:
     artifact = await asyncio.to_thread(Artifact.from_bytes, served.blob)
     source = None
     if not artifact.is_edited:
-        source = (await service.resolver.in_thread(lambda: service.resolver.source(artifact.name))).text
+        source = (await service.resolver.in_thread(lambda: emit(artifact.config))).text
     facts = {
         "Resources": asdict(artifact.resources),
         "Launch": {name: x for name, x in asdict(artifact.launch).items() if name not in _NO_FACTS},
