@@ -115,7 +115,7 @@ def measure(sets: Sequence[Any], suites: Sequence[Any], arguments: argparse.Name
     from gemmill.profiler.sweep.measuring import LocalGpus, local_gpus
     from gemmill.profiler.sweep.sweep import Listener, Scope, sweep
     from gemmill.profiler.sweep.units import likely_alone, units
-    from gemmill.runtime.gpus import detect
+    from gemmill.runtime.host_gpu import detect
     from gemmill.runtime.select.selector import Selector
     from gemmill.runtime.storage.store import Store
 

@@ -83,7 +83,7 @@ def main() -> None:
 
 def drawn(dtype: str, kinds: Sequence[str], count: int, seed: int, registry: Any) -> Iterator[Any]:
     """So many problems of a type that the power limit holds; fewer where there are no more."""
-    from gemmill.runtime.gpus import detect
+    from gemmill.runtime.host_gpu import detect
     from gemmill.runtime.select.cost.energy import HELD, power_us
 
     gpu = detect()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gemmill.library.errors import LockError, PackError, ToolchainError
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.gpus import machine
+from gemmill.runtime.host_gpu import machine
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.lockfile import Lock, LockedKernel
@@ -67,7 +67,7 @@ def fetch(
         ToolchainError, RemoteError: some are nowhere, and cannot be compiled here.
         CompileError: some do not compile.
     """
-    found = {name: fetched for name, kernel in locked.kernels.items() if (fetched := _found(registry, kernel))}
+    found = {name: fetched for name, kernel in locked.kernels.items() if (fetched := _find(registry, kernel))}
     if missing := [name for name in locked.kernels if name not in found]:
         # A registry of its own: in the packs of the other one kernels of these names have other bits.
         plain = Registry(manifests=(), store=registry.store, gpu=registry.gpu, remote=registry.remote)
@@ -93,7 +93,7 @@ def fetch(
     return [found[name] for name in locked.kernels]
 
 
-def _found(registry: Registry, kernel: LockedKernel) -> Fetched | None:
+def _find(registry: Registry, kernel: LockedKernel) -> Fetched | None:
     """A kernel that a pack, or the store, has as locked."""
     for pack in registry.packs:
         if kernel.name in pack:
@@ -103,11 +103,11 @@ def _found(registry: Registry, kernel: LockedKernel) -> Fetched | None:
     kept = registry.store.get(kernel.key)
     if kept is not None and not kernel.difference(kept):
         return Fetched(kept, "store")
-    served = _served(registry, kernel)
+    served = _request(registry, kernel)
     return Fetched(served, "remote") if served is not None and not kernel.difference(served) else None
 
 
-def _served(registry: Registry, kernel: LockedKernel) -> Artifact | None:
+def _request(registry: Registry, kernel: LockedKernel) -> Artifact | None:
     """A kernel from the remote, by the key that the lock names: no toolchain is needed to know it."""
     if registry.remote is None:
         return None

@@ -19,7 +19,7 @@ from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import RemoteError, ToolchainError
 from gemmill.runtime.compile.compiler import Compiler
 from gemmill.runtime.compile.kernel_keys import KernelKeys
-from gemmill.runtime.gpus import machine
+from gemmill.runtime.host_gpu import machine
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
 
@@ -79,9 +79,9 @@ class KernelProvider:
 
         def make() -> Artifact:
             nonlocal left
-            if isinstance(found := self._asked(source, key, start), Artifact):
+            if isinstance(found := self._request(source, key, start), Artifact):
                 return found
-            left = self._left(start)
+            left = self._seconds_left(start)
             return compiler.compile(source, config)
 
         key = compiler.key(source, config)
@@ -128,9 +128,9 @@ class KernelProvider:
             try:
                 self._compiler()
             except (RemoteError, ToolchainError) as error:
-                told = "\n".join(missing)
+                reasons = "\n".join(missing)
                 raise type(error)(
-                    f"{error}; of {len(fetched)} kernels the remote does not serve {len(missing)}:\n{told}"
+                    f"{error}; of {len(fetched)} kernels the remote does not serve {len(missing)}:\n{reasons}"
                 ) from error
 
     def fetch(self, configs: Sequence[GemmConfig]) -> dict[str, Artifact | Miss | None]:
@@ -181,7 +181,7 @@ class KernelProvider:
         with self._store.locked(key):
             if self._store.holds(key):
                 return None
-            if isinstance(found := self._asked(source, key, start), Artifact):
+            if isinstance(found := self._request(source, key, start), Artifact):
                 self._store.put(key, found)
             return found
 
@@ -195,21 +195,21 @@ class KernelProvider:
         with self._store.locked(wanted.note):
             if (kept := wanted.kept(self._store)) is not None:
                 return kept
-            if isinstance(found := self._asked(source, None, start), Artifact):
+            if isinstance(found := self._request(source, None, start), Artifact):
                 wanted.keep(self._store, found)
             return found
 
-    def _asked(self, source: EmittedSource, key: str | None, start: float) -> Artifact | Miss | None:
+    def _request(self, source: EmittedSource, key: str | None, start: float) -> Artifact | Miss | None:
         """What the remote says, if there is one; nobody else is asked to compile what somebody wrote."""
         if self._remote is None or source.is_edited:
             return None
         from gemmill.runtime.storage.remote.protocol import WantedKernel
 
         return self._remote.kernel(
-            WantedKernel.of(source, key), machine(self._gpu), self._left(start), patient=key is None
+            WantedKernel.of(source, key), machine(self._gpu), self._seconds_left(start), patient=key is None
         )
 
-    def _left(self, start: float) -> float:
+    def _seconds_left(self, start: float) -> float:
         """Seconds of the remote's deadline that are left of what began at a time: waiting for another process that
         asks counts, too."""
         return 0.0 if self._remote is None else self._remote.deadline - (time.monotonic() - start)

@@ -31,7 +31,7 @@ from gemmill.library.errors import (
 )
 from gemmill.library.input.keywords import strict
 from gemmill.library.problem import REGIMES, GemmProblem, Regime
-from gemmill.runtime.gpus import detect
+from gemmill.runtime.host_gpu import detect
 from gemmill.runtime.registry_inputs import (
     check_files,
     check_remote,
@@ -105,7 +105,7 @@ class Registry:
         self._store, self._remote = store, remote
         self._gpu = checked_gpu(gpu)
         self._model = Path(model) if model is not None else None
-        self._given = read_decisions(files) if (files := [Path(path) for path in records]) else []
+        self._recorded = read_decisions(files) if (files := [Path(path) for path in records]) else []
         self._loaded: dict[str, Artifact] = {}
         self._selectors: dict[frozenset[str], Selector] = {}
         self._renew_locks()
@@ -145,7 +145,7 @@ class Registry:
     @cached_property
     def _usable(self) -> list[Decision]:
         """Of the records that were given, those of kernels that are known, on this GPU."""
-        return usable(self._given, self.gpu)
+        return usable(self._recorded, self.gpu)
 
     @cached_property
     def store(self) -> Store:
@@ -156,7 +156,7 @@ class Registry:
 
     @cached_property
     def remote(self) -> Remote | None:
-        """Who is asked for kernels that neither packs nor the store hold.
+        """What is searched for kernels that neither packs nor the store hold.
 
         Raises:
             SettingError: a variable means nothing.
@@ -229,15 +229,15 @@ class Registry:
             raise ProblemError(f"invariant_to is {invariant_to!r:.80}; it must be 'm', 'n' or None")
         if objective not in REGIMES:
             raise ProblemError(f"objective is {objective!r:.80}; it must be {' or '.join(map(repr, REGIMES))}")
-        asked = checked_problem(problem)
-        problem = asked.with_narrow_a
+        original = checked_problem(problem)
+        problem = original.with_narrow_a
         options = sm_count, invariant_to, objective
         try:
             choice = self._selector_for(problem).select(problem, *options)
         except UnsupportedProblemError:
             # which says what the nearest of all kernels wants
             choice = self.selector.select(problem, *options)
-        return choice if problem is asked else choice.of_transposed
+        return choice if problem is original else choice.of_transposed
 
     @strict
     def candidates(self, problem: GemmProblem, count: int, sm_count: int | None = None) -> list[Candidate]:

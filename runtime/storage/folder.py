@@ -42,7 +42,7 @@ _STALE_SECONDS = 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoreFile:
     """What has the name of a file of a store."""
 
     folder: str
@@ -75,12 +75,12 @@ class StoreFolder:
 
     def write(self, folder: str, name: str, data: bytes) -> None:
         """Write a file, in place of what has its name, into a folder within."""
-        with self.made(folder) as handle:
+        with self.opened(folder) as handle:
             publish_private(handle, name, data, _temporary_name())
 
     def append(self, folder: str, name: str, line: str) -> None:
         """Write a line behind those of a file, which is made if it is not there, into a folder within."""
-        with self.made(folder) as handle:
+        with self.opened(folder) as handle:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             file = os.open(name, flags, 0o600, dir_fd=handle)
             try:
@@ -89,7 +89,7 @@ class StoreFolder:
                 os.close(file)
 
     @contextmanager
-    def made(self, folder: str) -> Iterator[int]:
+    def opened(self, folder: str) -> Iterator[int]:
         """Descriptor of a folder within; both are made and marked if they are not there."""
         make_private(self.path)
         if not self._is_marked():
@@ -103,7 +103,7 @@ class StoreFolder:
             with _within(root, folder) as handle:
                 yield handle
 
-    def find(self, names: re.Pattern[str], on_error: Callable[[OSError, Path], object]) -> list[Found]:
+    def find(self, names: re.Pattern[str], on_error: Callable[[OSError, Path], object]) -> list[StoreFile]:
         """What has names of one kind. What cannot be read, a folder or a file's status, is told to ``on_error``."""
         found = []
         with self._root() as root:
@@ -113,7 +113,7 @@ class StoreFolder:
                         for name in os.listdir(handle):
                             if names.fullmatch(f"{folder}/{name}"):
                                 with suppress(FileNotFoundError):  # another process may be evicting
-                                    found.append(Found(folder, name, os.lstat(name, dir_fd=handle)))
+                                    found.append(StoreFile(folder, name, os.lstat(name, dir_fd=handle)))
                 except (FileNotFoundError, NotADirectoryError):  # no folder of the store
                     continue
                 except OSError as error:

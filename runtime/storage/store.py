@@ -147,7 +147,7 @@ class Store:
         # 4,096 lock files at most: they cannot be removed safely, so one for each key would pile up.
         name = f"{key[:3]}.lock"
         handle = None
-        with suppress(OSError), self._folder.made("locks") as folder:
+        with suppress(OSError), self._folder.opened("locks") as folder:
             handle = file_locks.acquire(name, seconds=_LOCK_SECONDS, folder=folder)
             if handle is None:
                 logging.getLogger(__name__).warning(
@@ -179,11 +179,11 @@ class Store:
     def list(self) -> list[Entry]:
         """Every entry, the one used least recently first; what cannot be read is left out after a warning."""
         try:
-            return [*self._entries(self._tell)]
+            return [*self._entries(self._warn_of)]
         except (FileNotFoundError, NotADirectoryError):  # nothing was written yet
             return []
         except OSError as error:
-            self._tell(error, self.path)
+            self._warn_of(error, self.path)
             return []
 
     def load(self, entry: Entry) -> Artifact:
@@ -227,9 +227,9 @@ class Store:
         """
         if not self._is_there():
             return 0
-        for note in self._folder.find(NOTES, self._tell):
-            self._remove(self.path / note.folder / note.name, self._tell)
-        return sum(self._remove(entry.path, self._tell) for entry in self._entries(self._tell))
+        for note in self._folder.find(NOTES, self._warn_of):
+            self._remove(self.path / note.folder / note.name, self._warn_of)
+        return sum(self._remove(entry.path, self._warn_of) for entry in self._entries(self._warn_of))
 
     def prune(self) -> int:
         """Remove what killed writers left, and entries, least recently used first, if the cap is exceeded.
@@ -240,7 +240,7 @@ class Store:
         Raises:
             StoreError, OSError: as for :meth:`clear`.
         """
-        return self._prune("", self._tell) if self._is_there() else 0
+        return self._prune("", self._warn_of) if self._is_there() else 0
 
     def _is_there(self) -> bool:
         """Whether there is a store; StoreError where there is something else."""
@@ -293,7 +293,7 @@ class Store:
             return False
         return True
 
-    def _tell(self, error: OSError, path: Path) -> None:
+    def _warn_of(self, error: OSError, path: Path) -> None:
         """Warn that a part of the store could not be read or removed."""
         _warn(f"the store's {path}: {error.strerror or error}")
 

@@ -102,7 +102,7 @@ class Remote:
             return None
         deadline = DEADLINE_SECONDS if found.remote_deadline is None else found.remote_deadline
         with _lock:  # so that threads which ask at the same time share it as well
-            return _shared(
+            return _remote_of(
                 *(named, found.remote_mode, deadline, found.remote_token, found.remote_certificate),
                 *(found.remote_sign, found.trusted_keys),
             )
@@ -123,12 +123,12 @@ class Remote:
         found: Artifact | Miss
         try:
             found, is_first_request = self._single_flight.get(
-                name, lambda: self._requested(name, wanted, machine, limit, patient), limit
+                name, lambda: self._request(name, wanted, machine, limit, patient), limit
             )
         except TimeoutError:
             found = Miss("timeout", f"another thread still waits for {wanted.name} from {self.url}")
         if isinstance(found, Miss):
-            self._tell(found)
+            self._warn_once(found)
         self._count("joined" if not is_first_request else found.reason if isinstance(found, Miss) else "hits")
         return found
 
@@ -144,19 +144,19 @@ class Remote:
         """
         deadline = Deadline(self.deadline if seconds is None else seconds)
         done: Put | Miss
-        if (barred := self._barred(_PUT)) is not None:
-            done = barred
+        if (hindrance := self._hindrance(_PUT)) is not None:
+            done = hindrance
         else:
-            done = self._tried(lambda: self._protocol.put(artifact, self._keys() if keys is None else keys, deadline))
-            self._learn(_PUT, done)
+            done = self._attempt(lambda: self._protocol.put(artifact, self._keys() if keys is None else keys, deadline))
+            self._remember(_PUT, done)
         if isinstance(done, Miss):
-            self._tell(done)
+            self._warn_once(done)
         self._count(f"uploads {done.reason}" if isinstance(done, Miss) else "uploads")
         return done
 
     def probe(self) -> Miss | None:
         """Ask for what nobody has, whatever was before: None where the remote answers as it should."""
-        return self.problem or self._tried(lambda: self._protocol.probe(Deadline(self.deadline)))
+        return self.problem or self._attempt(lambda: self._protocol.probe(Deadline(self.deadline)))
 
     def counters(self) -> dict[str, int]:
         """What has happened in this process, by name: ``hits``, ``joined`` (threads that waited for the request of
@@ -165,7 +165,7 @@ class Remote:
         with self._lock:
             return dict(sorted(self._counters.items()))
 
-    def _requested(
+    def _request(
         self, name: str, wanted: WantedKernel, machine: Machine, seconds: float, patient: bool
     ) -> Artifact | Miss:
         """A kernel, from few requests; and what follows for others."""
@@ -176,18 +176,18 @@ class Remote:
         deadline = Deadline(seconds)
         if patient and 0 < (pause := self._breaker.seconds()) < seconds:
             time.sleep(pause)
-        if (miss := self._barred(name)) is not None:
+        if (miss := self._hindrance(name)) is not None:
             return miss
         is_first = True
-        while isinstance(found := self._tried(lambda: self._fetched(wanted, machine, deadline)), Miss):
-            if not (found.follows.again and is_first) and not (patient and _waited(found, deadline)):
+        while isinstance(found := self._attempt(lambda: self._fetch(wanted, machine, deadline)), Miss):
+            if not (found.follows.again and is_first) and not (patient and _has_waited(found, deadline)):
                 break
             is_first = False
         if not (patient and isinstance(found, Miss) and found.reason == "pending"):
-            self._learn(name, found)
+            self._remember(name, found)
         return found
 
-    def _fetched(self, wanted: WantedKernel, machine: Machine, deadline: Deadline) -> Artifact:
+    def _fetch(self, wanted: WantedKernel, machine: Machine, deadline: Deadline) -> Artifact:
         """A kernel that is there, or is made for this client."""
         absent: Miss | None = None
         if wanted.key is not None:
@@ -198,15 +198,15 @@ class Remote:
                     raise
                 absent = miss
         with self._lock:
-            known = self._misses.get(_INSTANTIATE)
-        if known is not None:
-            raise absent or Miss(known.reason, known.says)
+            remembered = self._misses.get(_INSTANTIATE)
+        if remembered is not None:
+            raise absent or Miss(remembered.reason, remembered.says)
         try:
             manifest = self._protocol.instantiate(wanted, machine, deadline)
         except Miss as miss:
             if miss.reason not in _OF_ENDPOINTS:
                 raise
-            self._learn(_INSTANTIATE, miss)
+            self._remember(_INSTANTIATE, miss)
             raise (absent if absent and miss.reason == "absent" else miss) from None
         return self._protocol.blob(manifest, deadline)
 
@@ -217,17 +217,17 @@ class Remote:
         except TrustError as error:
             raise Miss("signing", f"nothing is uploaded to {self.url}: {error}") from error
 
-    def _barred(self, name: str) -> Miss | None:
+    def _hindrance(self, name: str) -> Miss | None:
         """Why no request is sent of something."""
         with self._lock:
-            if (known := self._misses.get(name)) is not None:
-                return Miss("remembered", f"a moment ago: {known.says}")
+            if (remembered := self._misses.get(name)) is not None:
+                return Miss("remembered", f"a moment ago: {remembered.says}")
             if not self._breaker.passes():
                 cause, seconds = self._breaker.cause, self._breaker.seconds()
                 return Miss("paused", f"{self.url} is left alone for {seconds:.0f} s more: {cause and cause.says}")
         return None
 
-    def _tried(self, call: Callable[[], T]) -> T | Miss:
+    def _attempt(self, call: Callable[[], T]) -> T | Miss:
         """What a call returns, or why it failed."""
         try:
             return call()
@@ -238,7 +238,7 @@ class Remote:
         except Exception as error:  # noqa: BLE001 - whatever a remote sends, it must not cost a kernel
             return Miss("error", f"{self.url}: {error!r:.200}")
 
-    def _learn(self, name: str, found: object) -> None:
+    def _remember(self, name: str, found: object) -> None:
         """What follows from an answer for what is asked next."""
         with self._lock:
             if not isinstance(found, Miss):
@@ -249,7 +249,7 @@ class Remote:
                 self._breaker.succeeded()
                 self._misses.add(name, found)
 
-    def _tell(self, miss: Miss) -> None:
+    def _warn_once(self, miss: Miss) -> None:
         """Warn of the first miss, and log each."""
         _log.info("%s", miss)
         with self._lock:
@@ -278,7 +278,7 @@ class Remote:
         self._protocol = Protocol(self.url, connections, self._token, self._trusted, self._count)
 
 
-def _waited(miss: Miss, deadline: Deadline) -> bool:
+def _has_waited(miss: Miss, deadline: Deadline) -> bool:
     """Whether a remote that is busy was given the time that it wants, with some more, so that not all who wait come
     back at the same moment."""
     if miss.reason != "busy":
@@ -295,7 +295,7 @@ def _waited(miss: Miss, deadline: Deadline) -> bool:
 
 
 @cache
-def _shared(
+def _remote_of(
     url: str,
     mode: RemoteMode,
     deadline: float,

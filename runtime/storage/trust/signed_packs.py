@@ -117,7 +117,7 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class NewestIndex:
     """The newest index that was taken."""
 
     version: int = 0
@@ -186,7 +186,7 @@ class PackIndex:
 
     @classmethod
     def open(
-        cls, data: bytes, trusted: TrustedKeys | None, seen: Seen = Seen(), now: datetime | None = None
+        cls, data: bytes, trusted: TrustedKeys | None, seen: NewestIndex = NewestIndex(), now: datetime | None = None
     ) -> PackIndex:
         """A signed index that counts now.
 
@@ -243,9 +243,9 @@ class PackIndex:
         counting = sorted({key.id for key in trusted.keys} - trusted.revoked)
         key = hashlib.sha256(canonical([name, counting])).hexdigest()
         with store.locked(key):
-            seen = _seen(store, key)
+            seen = _newest_seen(store, key)
             index = cls.open(data, trusted, seen, now)
-            newest = Seen(index.version, max(index.issued, seen.issued))
+            newest = NewestIndex(index.version, max(index.issued, seen.issued))
             if newest != seen:
                 store.put_note("indexes", key, canonical(asdict(newest)))
             return index
@@ -307,12 +307,12 @@ def _time(text: str) -> datetime:
     return time
 
 
-def _seen(store: Store, key: str) -> Seen:
+def _newest_seen(store: Store, key: str) -> NewestIndex:
     """What was seen of a name; nothing where the note is missing or damaged."""
     try:
-        seen = made("it", parse(store.get_note("indexes", key)), Seen)
+        seen = made("it", parse(store.get_note("indexes", key)), NewestIndex)
         if seen.issued:
             _time(seen.issued)
     except (OSError, ValueError):
-        return Seen()
+        return NewestIndex()
     return seen

@@ -28,7 +28,7 @@ def application() -> typer.Typer:
         pack_signing,
         packs,
         problems,
-        records,
+        record_packing,
         reports,
         selecting,
         serve,

@@ -80,7 +80,7 @@ def kernels(incomplete: str) -> Iterable[str]:
     from gemmill.runtime.storage.declared_kernels import declared_names
     from gemmill.runtime.storage.store import Store
 
-    yield from next_parts(declared_names(Store(), _declared), incomplete)
+    yield from next_parts(declared_names(Store(), _declared_configs), incomplete)
     yield from _files(incomplete, (*_MANIFESTS, *_PAGES))
 
 
@@ -97,7 +97,7 @@ def next_parts(names: Iterable[str], typed: str) -> list[str]:
     return sorted(found)
 
 
-def _declared() -> Iterator[GemmConfig]:
+def _declared_configs() -> Iterator[GemmConfig]:
     from gemmill.library.manifest.load import load_manifest, shipped_manifests
 
     for name in shipped_manifests():

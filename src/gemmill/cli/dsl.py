@@ -30,7 +30,7 @@ WORDS = {
 """The example's options, and ours of the same meaning: what it calls C is written, and so D here."""
 
 
-class InWordsOfTheDsl(TyperCommand):
+class DslCommand(TyperCommand):
     """A command that takes the example's options too."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -73,7 +73,7 @@ def kernels_of(problem: GemmProblem, tile: tuple[int, ...], cluster: tuple[int, 
         for x in ("a", "b", "c", "d")
         if getattr(problem, f"{x}_dtype")
     }
-    asked = {
+    declaration = {
         **formats,
         "accumulator": problem.accumulator,
         "tile": dict(zip("mnk", tile, strict=True)),
@@ -83,7 +83,7 @@ def kernels_of(problem: GemmProblem, tile: tuple[int, ...], cluster: tuple[int, 
     }
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tile.yaml"
-        path.write_text(yaml.safe_dump({"name": "tile", "sets": [asked]}), encoding="utf-8")
+        path.write_text(yaml.safe_dump({"name": "tile", "sets": [declaration]}), encoding="utf-8")
         try:
             return load_manifest(path)
         except ManifestError as error:

@@ -297,7 +297,7 @@ class KernelFilter:
     ] = None
 
     @property
-    def is_given(self) -> bool:
+    def is_set(self) -> bool:
         """Whether any is."""
         return (self.preset, self.where) != (None, None)
 
@@ -349,7 +349,7 @@ class RegistryOptions:
         )
 
 
-def served(configs: Sequence[GemmConfig], suite: ShapeSuite) -> tuple[Shape, ...]:
+def served_shapes(configs: Sequence[GemmConfig], suite: ShapeSuite) -> tuple[Shape, ...]:
     """The shapes whose formats some of the kernels have, be it with another expression; that there are others is
     complained of.
 

@@ -77,7 +77,7 @@ class ProblemOptions:
         str | None, typer.Option(metavar="TEXT", help="What is done to each sum: 'd = silu(acc + bias[n])'.")
     ] = None
 
-    def described(self) -> GemmProblem:
+    def single(self) -> GemmProblem:
         """The one problem of the options."""
         if len(self.mnkl) > 1:
             raise typer.BadParameter(f"--mnkl is given {len(self.mnkl)} times, and run takes one problem")
@@ -96,11 +96,11 @@ class ProblemOptions:
                 words = [shape.problem.to_dict() for shape in shape_suite(shapes).shapes]
             else:
                 words = [problem_words.read_text(self.problem)] if self.problem else [*map(extents, self.mnkl)]
-            return [self._described(each) for each in words]
+            return [self._problem(each) for each in words]
         except ProblemError as error:
             raise typer.BadParameter(str(error)) from None
 
-    def _described(self, words: Mapping[str, Any]) -> GemmProblem:
+    def _problem(self, words: Mapping[str, Any]) -> GemmProblem:
         """The problem of keywords, and of options that stand for them."""
         options: dict[str, Any] = {option.name: getattr(self, option.name) for option in fields(ProblemOptions)[2:]}
         promote, block_scaled = options.pop("promote"), options.pop("block_scaled")

@@ -23,7 +23,7 @@ _RANGE = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
 _FOR_EVER = b"public, max-age=31536000, immutable"
 
 
-class _Found(Response):
+class _BytesResponse(Response):
     """What was found, or a part of it, or that a client has it: made of bytes, as a hit should take no time."""
 
     def __init__(self, body: bytes, status: int, *headers: tuple[bytes, bytes]) -> None:
@@ -32,7 +32,7 @@ class _Found(Response):
         self.raw_headers = [*headers, *size]
 
 
-def named(request: Request, what: str) -> str:
+def digest_in_path(request: Request, what: str) -> str:
     """The SHA-256 in the path of a request; Refusal where it is none."""
     value = str(request.path_params[what])
     if not is_sha256(value):
@@ -42,27 +42,27 @@ def named(request: Request, what: str) -> str:
 
 async def get_kernel(service: Service, request: Request, _: Caller) -> Response:
     """The signed manifest of a key."""
-    key = named(request, "key")
+    key = digest_in_path(request, "key")
     served = service.kernels.recent(key) or await service.kernels.find(key)
     (service.metrics.misses if served is None else service.metrics.hits).inc()
     served = required(served, key)
     etag = f'"{served.manifest.digest}"'
     headers = (b"etag", etag.encode()), (b"cache-control", b"no-cache")
     if etag in request.headers.get("if-none-match", ""):
-        return _Found(b"", 304, *headers)
-    return _Found(served.envelope, 200, *headers, (b"content-type", b"application/json"))
+        return _BytesResponse(b"", 304, *headers)
+    return _BytesResponse(served.envelope, 200, *headers, (b"content-type", b"application/json"))
 
 
 async def get_blob(service: Service, request: Request, _: Caller) -> Response:
     """The bytes of a kernel, or a range of them."""
-    digest = named(request, "sha256")
+    digest = digest_in_path(request, "sha256")
     blob = await service.kernels.find_blob(digest)
     if blob is None:
         raise not_found(f"the blob {digest}")
     etag = f'"{digest}"'
     headers = [(b"etag", etag.encode()), (b"cache-control", _FOR_EVER), (b"accept-ranges", b"bytes")]
     if etag in request.headers.get("if-none-match", ""):
-        return _Found(b"", 304, *headers)
+        return _BytesResponse(b"", 304, *headers)
     headers.append((b"content-type", b"application/octet-stream"))
     status = 200
     if (part := _range(request, len(blob), etag)) is not None:
@@ -70,12 +70,12 @@ async def get_blob(service: Service, request: Request, _: Caller) -> Response:
         headers.append((b"content-range", b"bytes %d-%d/%d" % (part.start, part.stop - 1, len(blob))))
         blob = blob[part.start : part.stop]
     service.metrics.sent_bytes.inc(len(blob))
-    return _Found(blob, status, *headers)
+    return _BytesResponse(blob, status, *headers)
 
 
 async def put_blob(service: Service, request: Request, _: Caller) -> Response:
     """Take in a kernel's bytes, which are served once their manifest has come."""
-    digest = named(request, "sha256")
+    digest = digest_in_path(request, "sha256")
     new = await service.kernels.take_blob(digest, await read_body(request, MAX_BYTES))
     if new:
         service.metrics.uploads.labels("blob").inc()
@@ -84,7 +84,7 @@ async def put_blob(service: Service, request: Request, _: Caller) -> Response:
 
 async def put_kernel(service: Service, request: Request, _: Caller) -> Response:
     """Take in a kernel's manifest, whose blob has come before."""
-    key = named(request, "key")
+    key = digest_in_path(request, "key")
     new = await service.kernels.take_manifest(key, await read_body(request, MAX_SEALED_BYTES))
     if new:
         service.metrics.uploads.labels("manifest").inc()
@@ -97,10 +97,10 @@ def _range(request: Request, size: int, etag: str) -> range | None:
     found = _RANGE.fullmatch(request.headers.get("range", ""))
     if found is None or found[0] == "bytes=-" or request.headers.get("if-range", etag) != etag:
         return None
-    return _one(found, size)
+    return _bytes_of(found, size)
 
 
-def _one(found: re.Match[str], size: int) -> range:
+def _bytes_of(found: re.Match[str], size: int) -> range:
     """The bytes of a range such as ``0-99``, ``100-`` or ``-100``; Refusal where there are none."""
     if not found[1]:
         part = range(size - min(size, int(found[2])), size)

@@ -79,9 +79,9 @@ class Kernels:
 
     async def publish(self, artifact: Artifact) -> Served:
         """Have a kernel served that was just compiled here."""
-        served = await asyncio.to_thread(self._published, artifact)
+        served = await asyncio.to_thread(self._publish, artifact)
         self._keep(served)
-        self._send(served)
+        self._upload_later(served)
         return served
 
     async def take_blob(self, digest: str, data: bytes) -> bool:
@@ -98,16 +98,16 @@ class Kernels:
             raise Refusal(403, error.reason, str(error), "sign it with a key that the server trusts") from None
         if manifest.key != key:
             raise Refusal(422, "wrong_key", f"the manifest is of the key {manifest.key}, not of {key}")
-        if (there := await self.find(key)) is not None:
-            if there.manifest == manifest:
+        if (present := await self.find(key)) is not None:
+            if present.manifest == manifest:
                 return False
-            raise Refusal(412, "there", f"{key} is here already, with the blob {there.manifest.digest}")
+            raise Refusal(412, "there", f"{key} is here already, with the blob {present.manifest.digest}")
         blob = await asyncio.to_thread(self._files.read, "uploads", manifest.digest)
         if blob is None:
             raise Refusal(409, "no_blob", f"the blob {manifest.digest} is not here", "send the blob first")
-        served = await asyncio.to_thread(self._adopted, manifest, envelope, blob)
+        served = await asyncio.to_thread(self._adopt, manifest, envelope, blob)
         self._keep(served)
-        self._send(served)
+        self._upload_later(served)
         await asyncio.to_thread(self._files.remove, "uploads", manifest.digest)
         return True
 
@@ -165,13 +165,13 @@ class Kernels:
             return None
         return self._with_manifest(artifact, blob)
 
-    def _published(self, artifact: Artifact) -> Served:
+    def _publish(self, artifact: Artifact) -> Served:
         blob = artifact.to_bytes()
         try:
-            there = self._store.read(artifact.key)
+            present = self._store.read(artifact.key)
         except OSError:
-            there = b""
-        if there != blob:
+            present = b""
+        if present != blob:
             self._store.write(artifact.key, blob, artifact.name)
         return self._with_manifest(artifact, blob)
 
@@ -181,7 +181,7 @@ class Kernels:
         self._write(served)
         return served
 
-    def _adopted(self, manifest: KernelManifest, envelope: bytes, blob: bytes) -> Served:
+    def _adopt(self, manifest: KernelManifest, envelope: bytes, blob: bytes) -> Served:
         """A kernel from outside, checked and kept; Refusal where the blob is not what the manifest says."""
         try:
             manifest.artifact(blob)
@@ -221,20 +221,20 @@ class Kernels:
             blob = await self._bucket.get("blobs", manifest.digest) if manifest.key == key else None
             if blob is None:
                 return None
-            return await asyncio.to_thread(self._adopted, manifest, envelope, blob)
+            return await asyncio.to_thread(self._adopt, manifest, envelope, blob)
         except (Refusal, TrustError) as error:
             _log.error("%s of the bucket is refused: %s", key, error)
             self._metrics.damaged.inc()
             return None
 
-    def _send(self, served: Served) -> None:
+    def _upload_later(self, served: Served) -> None:
         """Put a kernel into the bucket, behind the request that it is of."""
         if self._bucket is not None:
-            task = asyncio.create_task(self._sent(self._bucket, served))
+            task = asyncio.create_task(self._upload(self._bucket, served))
             self._background.add(task)
             task.add_done_callback(self._background.discard)
 
-    async def _sent(self, bucket: Bucket, served: Served) -> None:
+    async def _upload(self, bucket: Bucket, served: Served) -> None:
         if await bucket.put("blobs", served.manifest.digest, served.blob):
             await bucket.put("kernels", served.manifest.key, served.envelope)
 

@@ -76,11 +76,11 @@ class Packs:
             keyed = await self._resolver.keyed((await self._resolver.choice(problem, machine.gpu)).name)
             self._resolver.check_target(keyed, machine)
             chosen[keyed.name] = keyed
-        served = [await self._made(keyed, tenant) for keyed in chosen.values()]
+        served = [await self._compiled(keyed, tenant) for keyed in chosen.values()]
         await asyncio.to_thread(self._write, name, [each.blob for each in served])
         del self.building[name]
 
-    async def _made(self, keyed: KeyedKernel, tenant: str) -> Served:
+    async def _compiled(self, keyed: KeyedKernel, tenant: str) -> Served:
         """A kernel, as soon as the queue takes it; Refusal where it does not compile."""
         while (served := await self._kernels.find(keyed.key)) is None:
             try:

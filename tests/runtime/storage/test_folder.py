@@ -325,7 +325,7 @@ def test_whoever_marks_a_folder_at_the_same_time_finds_it_ours(tmp_path: Path) -
     def make(number: int) -> None:
         for i in range(40):
             start.wait()
-            with StoreFolder(tmp_path / str(i)).made("locks"):
+            with StoreFolder(tmp_path / str(i)).opened("locks"):
                 pass
 
     with ThreadPoolExecutor(8) as pool:

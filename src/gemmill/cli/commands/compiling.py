@@ -47,7 +47,7 @@ def build(
       gemmill build kernel.cu --mnkl 4096,4096,4096 -o kernel.pack
     """
     if is_page(manifest):
-        if kernels.is_given or compiling.jobs is not None:
+        if kernels.is_set or compiling.jobs is not None:
             raise typer.BadParameter("--preset, --where and --jobs are of manifests, and a page is one kernel")
         build_page(manifest, page, compiling.store)
         return

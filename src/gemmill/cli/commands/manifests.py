@@ -50,11 +50,11 @@ def validate(
       gemmill validate bf16 f16 --json
       gemmill validate --schema
     """
-    checked: list[_Checked] = []
+    checked: list[_Validation] = []
     absent: list[str] = []
     for file in files:
         try:
-            checked.append(_Checked.of(manifest_path(file)))
+            checked.append(_Validation.of(manifest_path(file)))
         except typer.BadParameter as error:
             absent.append(str(error))
     if output.is_json():
@@ -73,7 +73,7 @@ def validate(
 
 
 @dataclass(frozen=True, slots=True)
-class _Checked:
+class _Validation:
     """What `validate` says of one file."""
 
     file: str
@@ -82,7 +82,7 @@ class _Checked:
     presets: Sequence[str] = ()
 
     @classmethod
-    def of(cls, path: Path) -> _Checked:
+    def of(cls, path: Path) -> _Validation:
         try:
             kernels = load_manifest(path)
         except ManifestError as error:
@@ -116,12 +116,12 @@ def list_(
     if count and refused:
         raise typer.BadParameter("--count and --refused exclude each other")
     if coverage:
-        if manifest is not None or kernels.is_given or count or refused:
+        if manifest is not None or kernels.is_set or count or refused:
             raise typer.BadParameter("--coverage is of all kernels there can be: it goes with --json alone")
         _print_coverage()
         return
     if manifest is None:
-        if kernels.is_given or count or refused:
+        if kernels.is_set or count or refused:
             raise typer.BadParameter("--preset, --where, --count and --refused need a MANIFEST")
         _list_shipped()
         return
@@ -204,7 +204,7 @@ def explain(name_or_file: Kernel) -> None:
 def explanation(config: GemmConfig, broken: list[Verdict]) -> str:
     """What `explain` says of a config, given the rules it breaks."""
     fields = fields_of(config)
-    lines = [kernel_name(config), *filter(None, (_said(rows, fields) for rows in GROUPS.values()))]
+    lines = [kernel_name(config), *filter(None, (_group_line(rows, fields) for rows in GROUPS.values()))]
     if not broken:
         return "\n".join([*lines, "legal", *(f"  {what}: {value:,}" for what, value in resource_table(config).items())])
     for verdict in broken:
@@ -214,17 +214,17 @@ def explanation(config: GemmConfig, broken: list[Verdict]) -> str:
     return "\n".join(lines)
 
 
-def _said(rows: Sequence[Row], fields: Fields) -> str:
+def _group_line(rows: Sequence[Row], fields: Fields) -> str:
     """The line of one member of a config, each field with what its value means; without those that names leave out."""
-    said = []
+    leaves = []
     for row in rows:
         value = fields[row.name]
         if value == row.absent:
             return f"  {row.group}: none"
         if not (row.field.unsaid and value == row.default):
             meaning = row.field.means.get(str(value))
-            said.append(" ".join(filter(None, (row.leaf, str(value), meaning and f"({meaning})"))))
-    return f"  {rows[0].group}: {', '.join(said)}" if said else ""
+            leaves.append(" ".join(filter(None, (row.leaf, str(value), meaning and f"({meaning})"))))
+    return f"  {rows[0].group}: {', '.join(leaves)}" if leaves else ""
 
 
 def resource_table(config: GemmConfig) -> Mapping[str, int]:

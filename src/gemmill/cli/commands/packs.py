@@ -36,7 +36,7 @@ from gemmill.library.errors import PackError, SettingError
 from gemmill.library.files import read_given
 from gemmill.library.problem import GemmProblem
 from gemmill.library.wording import suggest
-from gemmill.runtime.gpus import detect
+from gemmill.runtime.host_gpu import detect
 from gemmill.runtime.select.decisions import Decision, read_decisions
 from gemmill.runtime.select.set_cover import regrets
 from gemmill.runtime.settings import number_of_bytes

@@ -13,7 +13,7 @@ import typer
 
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
-from gemmill.cli.dsl import ClusterShape, InWordsOfTheDsl, TileShape, kernels_of
+from gemmill.cli.dsl import ClusterShape, DslCommand, TileShape, kernels_of
 from gemmill.cli.options import (
     CompileOptions,
     KernelFilter,
@@ -27,7 +27,7 @@ from gemmill.cli.options import (
     is_swapped,
     kernel,
     measurable,
-    served,
+    served_shapes,
 )
 from gemmill.cli.output import Status
 from gemmill.cli.problem_options import ProblemOptions
@@ -45,7 +45,7 @@ from gemmill.profiler.sweep.measuring import GpuPool, LocalGpus, local_gpus
 from gemmill.profiler.sweep.shape_suites import Shape
 from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, Listener, Scope, sweep
 from gemmill.profiler.sweep.units import units
-from gemmill.runtime.gpus import detect
+from gemmill.runtime.host_gpu import detect
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.select.selector import with_number
@@ -109,7 +109,7 @@ class KernelChoice:
         return [parse_name(name) for name in best(registry.select(problem), self.top)]
 
 
-@app.command(cls=InWordsOfTheDsl)
+@app.command(cls=DslCommand)
 def run(options: ProblemOptions, choice: KernelChoice, sizes: Sizes = None, store: StorePath = None) -> None:
     """Run one problem on the GPU: verify the result against float64 and time it beside what else multiplies here.
 
@@ -129,7 +129,7 @@ def run(options: ProblemOptions, choice: KernelChoice, sizes: Sizes = None, stor
       gemmill run --mnkl 4096,4096,4096 --epilogue "d = gelu(acc + bias.bf16[n])"
       gemmill run --problem "8192x4096x7168 e4m3 tn grouped=64 a_scale=1x128 b_scale=128x128" --sizes zipf:1.1
     """
-    problem = options.described()
+    problem = options.single()
     group_sizes = _checked_sizes(problem, sizes)
     unit = Unit(measurable(problem), tuple(choice.configs(problem)), sizes=group_sizes)
     with tempfile.TemporaryDirectory() as folder:
@@ -247,7 +247,7 @@ def profile(
     if (suite := problems.suite()) is None:
         raise typer.BadParameter("nothing to measure: --shapes FILE or --problem TEXT says what is multiplied")
     configs = kernels.configs(manifest)
-    chosen = units(configs, dict.fromkeys(map(timing.sized, served(configs, suite))), varies=True)
+    chosen = units(configs, dict.fromkeys(map(timing.sized, served_shapes(configs, suite))), varies=True)
     options, workers = timing.options(), gpus.workers()
     measured = {config for unit in chosen for config in unit.configs}
     if others := {*configs} - measured - {*map(compiled, measured)}:

@@ -75,7 +75,7 @@ def serve(context: typer.Context, options: ServeOptions, compiling: CompileOptio
     values["state"] = options.state or store.with_name(f"{store.name}-service")
     jobs = compiling.jobs or (AT_A_TIME if options.scheduler else default_jobs())
     try:
-        run(Options(**values, store=compiling.store, jobs=jobs), _say)
+        run(Options(**values, store=compiling.store, jobs=jobs), _print_url)
     except OSError as error:
         raise SettingError(os_error_text(error)) from None
 
@@ -113,7 +113,7 @@ def _needing_the_extra() -> Iterator[None]:
         raise InstallationError(f"serving needs {error.name}: {install('service')}") from None
 
 
-def _say(url: str) -> None:
+def _print_url(url: str) -> None:
     typer.echo(f"listening at {url}")
     sys.stdout.flush()
 

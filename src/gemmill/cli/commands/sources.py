@@ -49,7 +49,7 @@ def emit(
       gemmill emit KERNEL --cubin -o kernel.cubin
       gemmill emit KERNEL --json        # with entry symbol, launch facts and digests
     """
-    given = [form for form, is_given in (("ptx", ptx), ("sass", sass), ("cubin", cubin)) if is_given]
+    given = [form for form, is_set in (("ptx", ptx), ("sass", sass), ("cubin", cubin)) if is_set]
     if len(given) > 1:
         raise typer.BadParameter(f"{' and '.join(f'--{form}' for form in given)} exclude each other: give one")
     form: Form = given[0] if given else "cubin" if lineinfo else "source"  # type: ignore[assignment]
@@ -63,7 +63,7 @@ def emit(
             )
     refuse_overwriting([None if to_stdout else to], [name_or_file])
     emitted, config = source(name_or_file)
-    content = _made(form, emitted, config, lineinfo)
+    content = _rendered(form, emitted, config, lineinfo)
     if to is not None and not to_stdout:
         publish(to, [content])
     if output.is_json():
@@ -79,7 +79,7 @@ def emit(
         typer.echo(content.decode(), nl=False)
 
 
-def _made(form: Form, emitted: EmittedSource, config: GemmConfig, lineinfo: bool) -> bytes:
+def _rendered(form: Form, emitted: EmittedSource, config: GemmConfig, lineinfo: bool) -> bytes:
     """A source, or what it is compiled to."""
     if form == "source":
         return emitted.text.encode()

@@ -15,7 +15,7 @@ from gemmill.cli.app import Application, app
 from gemmill.cli.options import KernelFilter, OnGpu, Sign, StorePath, argument, is_manifest, kernel
 from gemmill.cli.output import Status
 from gemmill.library.errors import RemoteError, StoreError
-from gemmill.runtime.gpus import detect
+from gemmill.runtime.host_gpu import detect
 from gemmill.runtime.kernel_provider import KernelProvider
 from gemmill.runtime.storage.remote.client import Remote
 from gemmill.runtime.storage.remote.misses import Miss

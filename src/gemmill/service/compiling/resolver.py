@@ -73,7 +73,7 @@ class Resolver:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """What work returns that takes some time; what gemmill raises becomes a Refusal."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: _refusing(work))
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: _with_refusals(work))
 
     async def keyed(self, name: str) -> KeyedKernel:
         """The kernel of a name, or that which is launched as it."""
@@ -161,7 +161,7 @@ def target(request: KernelRequest) -> Target:
     return Target(row if gpu.sm_count is None else with_sms(row, gpu.sm_count, gpu.name), request.driver_cuda)
 
 
-def _refusing(work: Callable[[], T]) -> T:
+def _with_refusals(work: Callable[[], T]) -> T:
     try:
         return work()
     except ToolchainError as error:

@@ -51,7 +51,7 @@ class SourceCompiler:
         except OSError as error:
             raise SettingError(f"--accept-source: {os_error_text(error)}") from None
         try:
-            self._compiled("--accept-source", None)
+            self._run_worker("--accept-source", None)
         except CompileError as error:
             raise SettingError(f"{error}; no source can be accepted here") from None
 
@@ -59,7 +59,7 @@ class SourceCompiler:
         """A kernel that has a source; whatever is wrong with it is an outcome with an error."""
         start = time.perf_counter()
         try:
-            artifact, cached = self._store.get_or_make(kernel.key, lambda: self._made(kernel))
+            artifact, cached = self._store.get_or_make(kernel.key, lambda: self._compile(kernel))
         except CompileError as error:
             return Outcome(kernel.config, None, error, False, time.perf_counter() - start, "")
         return Outcome(kernel.config, artifact, None, cached, time.perf_counter() - start, "")
@@ -68,15 +68,15 @@ class SourceCompiler:
         """End all processes, whatever they are doing."""
         self._workers.close()
 
-    def _made(self, kernel: KeyedKernel) -> Artifact:
-        data = self._compiled(kernel.name, kernel)
+    def _compile(self, kernel: KeyedKernel) -> Artifact:
+        data = self._run_worker(kernel.name, kernel)
         try:
             verify(artifact := Artifact.from_bytes(data, kernel.key))
         except ValueError as error:
             raise CompileError(f"{kernel.name}: {error}") from None
         return artifact
 
-    def _compiled(self, name: str, kernel: KeyedKernel | None) -> bytes:
+    def _run_worker(self, name: str, kernel: KeyedKernel | None) -> bytes:
         """What a process has made of a source; nothing where there is none. CompileError says what became of it."""
         page = None if kernel is None else (kernel_name(kernel.config), kernel.source)
         job = json.dumps({"kernel": page, "seconds": self._seconds}).encode()

@@ -22,7 +22,7 @@ from gemmill.library.version import __version__
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.storage.artifact import Artifact
-from gemmill.service.kernel_requests import named
+from gemmill.service.kernel_requests import digest_in_path
 from gemmill.service.pages.catalogue import FILTERS
 from gemmill.service.refusal import Refusal
 from gemmill.service.served_kernels import required
@@ -65,7 +65,7 @@ async def kernels(service: Service, request: Request, _: Caller) -> Response:
 
 async def kernel(service: Service, request: Request, _: Caller) -> Response:
     """One kernel: what it uses, how it is launched, what it was made from, and its source."""
-    key = named(request, "key")
+    key = digest_in_path(request, "key")
     served = required(await service.kernels.find(key), key)
     artifact = await asyncio.to_thread(Artifact.from_bytes, served.blob)
     source = None

@@ -17,12 +17,12 @@ from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import Pack, write_pack
 from gemmill.runtime.storage.store import Store
 from gemmill.runtime.storage.trust.signatures import SigningKey, TrustedKeys, open_sealed, seal
-from gemmill.runtime.storage.trust.signed_packs import INDEX, PackIndex, Seen, sign_pack
+from gemmill.runtime.storage.trust.signed_packs import INDEX, NewestIndex, PackIndex, sign_pack
 
 NOW = datetime(2026, 11, 27, 15, tzinfo=UTC)
 DAY, YEAR = timedelta(days=1), timedelta(days=365)
 MONTH = 30 * DAY
-UNSEEN = Seen()
+UNSEEN = NewestIndex()
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def index(pack: Pack, version: int = 7, **fields: Any) -> PackIndex:
     return PackIndex.of([pack], MONTH, **{"version": version, "now": NOW, **fields})
 
 
-def reason(data: bytes, trusted: TrustedKeys, seen: Seen = UNSEEN, now: datetime = NOW) -> str:
+def reason(data: bytes, trusted: TrustedKeys, seen: NewestIndex = UNSEEN, now: datetime = NOW) -> str:
     with pytest.raises(TrustError) as refused:
         PackIndex.open(data, trusted, seen, now)
     return refused.value.reason
@@ -66,7 +66,7 @@ def test_an_older_index_is_refused_by_who_saw_a_newer_one(
     pack: Pack, key: SigningKey, trusted: TrustedKeys, tmp_path: Path
 ) -> None:
     old, new = index(pack, 7).seal([key]), index(pack, 8).seal([key])
-    assert reason(old, trusted, Seen(8)) == "replayed"
+    assert reason(old, trusted, NewestIndex(8)) == "replayed"
     store = Store(tmp_path / "store")
     for data in (old, old, new, new):
         PackIndex.accept(data, trusted, store, NOW)
