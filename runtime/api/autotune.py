@@ -66,16 +66,6 @@ class Answer(Frozen):
     """Those timed, the fastest first."""
 
 
-def autotuned_call(
-    call: GemmCall, registry: Registry, problem: GemmProblem, sm_count: int | None, new_launcher: NewLauncher
-) -> Choice:
-    """The fastest of the best ``call.options.autotune`` kernels, on the operands of a call; its ``problem`` is as it is
-    to be selected for."""
-    count, gpu = call.options.autotune, driver.device_name(call.tensors["a"].device)
-    assert count is not None
-    return autotuned(registry, problem, count, sm_count, gpu, lambda found: _time(call, registry, found, new_launcher))
-
-
 def autotuned(
     registry: Registry,
     problem: GemmProblem,
@@ -137,8 +127,8 @@ def _choice(answer: Answer) -> Choice:
     return Choice(best.kernel, config, lambda: reason, best.us, runners_up, "measured", best.swap_ab)
 
 
-def _time(
-    call: GemmCall, registry: Registry, candidates: list[Candidate], new_launcher: NewLauncher
+def time_kernels(
+    call: GemmCall, registry: Registry, new_launcher: NewLauncher, candidates: list[Candidate]
 ) -> list[float | None]:
     """Microseconds of each of some kernels on the operands of a call, None of those that cannot be built or launched;
     what they write goes elsewhere. The error of the first where that is all of them."""

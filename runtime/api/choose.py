@@ -32,26 +32,14 @@ class Target(NamedTuple):
 
 def choose(gemm: Gemm, options: Options, registry: Registry, sm_count: int | None) -> Target:
     """The kernel of a registry that a GEMM goes to. UnsupportedProblemError where there is none, or where the one that
-    the call names does not serve it."""
+    the call names does not serve it; for a nested batch likewise where bits may not depend on the batch."""
+    if gemm.nested and (options.batch_invariant or len(gemm.nested) > NESTED_EXTENTS):
+        raise UnsupportedProblemError(f"no kernel takes a batch of {len(gemm.nested)} strides here")
     if options.kernel is not None:
         return _named(gemm.problem, options, registry)
     invariant_to = ("n" if gemm.is_transposed else "m") if options.batch_invariant else None
     choice = registry.select(gemm.problem, sm_count, invariant_to, objective=options.objective)  # type: ignore[arg-type]
     return Target(choice.name, choice.swap_ab, choice)
-
-
-def takes_nested(gemm: Gemm, options: Options, registry: Registry, sm_count: int | None) -> bool:
-    """Whether a kernel takes a nested batch whole. Its parts, otherwise, go to kernels whose bits do not depend on the
-    batch."""
-    if len(gemm.nested) > NESTED_EXTENTS or options.batch_invariant:
-        return False
-    if options.kernel is not None:
-        return needs_swap(parse_name(plain_name(kernel_named(options.kernel))), gemm.problem) is not None
-    try:
-        registry.select(gemm.problem, sm_count, None, objective=options.objective)
-    except UnsupportedProblemError:
-        return False
-    return True
 
 
 def _named(problem: GemmProblem, options: Options, registry: Registry) -> Target:

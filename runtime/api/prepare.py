@@ -13,16 +13,15 @@ from math import isfinite
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import MAX_FLOAT32
 from gemmill.library.epilogues.tree import Epilogue
-from gemmill.library.errors import CaptureError, OperandError
-from gemmill.library.problem import REGIMES
+from gemmill.library.errors import CaptureError, OperandError, UnsupportedProblemError
+from gemmill.library.problem import REGIMES, GemmProblem
 from gemmill.runtime import driver
 from gemmill.runtime.api import caches
-from gemmill.runtime.api.choose import Target, choose, takes_nested
+from gemmill.runtime.api.choose import Target, choose
 from gemmill.runtime.api.explain import explain, warn_of
 from gemmill.runtime.launch.kernel import Kernel, load
 from gemmill.runtime.launch.launcher import Launcher, Launches, PreparedCall, Resets
 from gemmill.runtime.operands.call import GemmCall, Options
-from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import warn_of_quick
@@ -185,26 +184,31 @@ def _prepared(call: GemmCall) -> PreparedCall:
         sm_count = None  # no bound
     new: Callable[..., Launches] = functools.partial(Launcher, memory=memory)
     parts = ""
-    if gemm.nested and not takes_nested(gemm, options, registry, sm_count):
+    try:
+        target = choose(gemm, options, registry, sm_count)
+    except UnsupportedProblemError:
+        if not gemm.nested:
+            raise
         from gemmill.runtime.launch.batch_parts import PartLaunches, parts_of  # as few calls need it
 
-        whole, (gemm, shifts) = gemm.nested, parts_of(gemm)
+        strides = len(gemm.nested)
+        gemm, shifts = parts_of(gemm)
+        target = choose(gemm, options, registry, sm_count)
         new = functools.partial(PartLaunches, shifts=shifts, memory=memory)
         each = f"{len(shifts)} launches of {gemm.problem.batch}"
-        parts = f"; in {each}, as no kernel here takes a batch of {len(whole)} strides as it is asked for"
+        parts = f"; in {each}, as no kernel here takes a batch of {strides} strides as it is asked for"
 
     def launcher(name: str, swap_ab: bool) -> Callable[[], Launches]:
-        kernel, oriented = _load(registry, name, device, call.stream), gemm.transposed if swap_ab else gemm
-        _refuse_to_load_copies(kernel, oriented, call.stream)
+        oriented = gemm.transposed if swap_ab else gemm
+        kernel = _load(registry, name, oriented.problem, device, call.stream)
         return functools.partial(new, oriented, kernel, sm_count)
 
     if options.autotune is not None:
-        from gemmill.runtime.api.autotune import autotuned_call
+        from gemmill.runtime.api.autotune import autotuned, time_kernels
 
-        choice = autotuned_call(call, registry, gemm.problem, sm_count, launcher)
+        gpu, time = driver.device_name(device), functools.partial(time_kernels, call, registry, launcher)
+        choice = autotuned(registry, gemm.problem, options.autotune, sm_count, gpu, time)
         target = Target(choice.name, choice.swap_ab, choice)
-    else:
-        target = choose(gemm, options, registry, sm_count)
     if (found := target.choice) is not None:
         if parts:
             reason = found.reason + parts
@@ -238,29 +242,22 @@ def _registry(options: Options) -> Registry:
     return caches.default_registry() if options.registry is None else options.registry
 
 
-def _load(registry: Registry, name: str, device: int, stream: int) -> Kernel:
-    """A kernel of a registry on a GPU, compiled and loaded if need be, but not while the stream is being captured."""
+def _load(registry: Registry, name: str, problem: GemmProblem, device: int, stream: int) -> Kernel:
+    """A kernel of a registry on a GPU, compiled and loaded if need be, as is the kernel that copies unaligned operands;
+    but not while the stream is being captured: CaptureError."""
     kernels = caches.of_registry(registry).kernels
     kernel = kernels.get((device, name))
-    if kernel is None:
-        if driver.is_capturing(device, stream):
-            raise _not_loaded(f"kernel {name}", device)
-        kernel = kernels[device, name] = load(device, registry.get(name))
-    return kernel
-
-
-def _refuse_to_load_copies(kernel: Kernel, gemm: Gemm, stream: int) -> None:
-    """CaptureError where the kernel that copies unaligned operands is to be loaded while the stream is captured."""
-    if realigned(kernel.config, gemm.problem):
+    missing = f"kernel {name}" if kernel is None else ""
+    if kernel is not None and realigned(kernel.config, problem):
         from gemmill.runtime.launch.realign import is_loaded  # as few launches need it
 
-        if not is_loaded(kernel.device) and driver.is_capturing(kernel.device, stream):
-            raise _not_loaded("the kernel that copies operands that are not aligned", kernel.device)
-
-
-def _not_loaded(kernel: str, device: int) -> CaptureError:
-    return CaptureError(
-        f"{kernel} is not loaded on GPU {device} yet, and cannot be while the stream is captured into a CUDA graph: "
-        "before the capture, call gemmill.plan(...) or gemmill.matmul(...) once with operands of these shapes, strides "
-        "and dtypes"
-    )
+        missing = "" if is_loaded(device) else "the kernel that copies operands that are not aligned"
+    if missing and driver.is_capturing(device, stream):
+        raise CaptureError(
+            f"{missing} is not loaded on GPU {device} yet, and cannot be while the stream is captured into a CUDA "
+            "graph: before the capture, call gemmill.plan(...) or gemmill.matmul(...) once with operands of these "
+            "shapes, strides and dtypes"
+        )
+    if kernel is None:
+        kernel = kernels[device, name] = load(device, registry.get(name))
+    return kernel

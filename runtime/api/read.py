@@ -15,18 +15,11 @@ from gemmill.library.errors import OperandError
 from gemmill.library.input.keywords import unexpected
 from gemmill.runtime.api.streams import allocate, handle_of
 from gemmill.runtime.operands.call import DEFAULTS, GemmCall, Options
-from gemmill.runtime.operands.epilogue_arguments import (
-    NO_ARGUMENTS,
-    EpilogueArguments,
-    is_number,
-    kinds_of_scales,
-    named_scales,
-    read_arguments,
-    with_scales,
-)
+from gemmill.runtime.operands.epilogue_arguments import NO_ARGUMENTS, is_number, read_arguments
 from gemmill.runtime.operands.gemm import OPERANDS
 from gemmill.runtime.operands.product_shapes import shape_of_d, wider
-from gemmill.runtime.operands.tensors import TABLES, TensorView, dtype_named, unpacked, view, view_table
+from gemmill.runtime.operands.scaling import scaled_epilogue
+from gemmill.runtime.operands.tensors import TABLES, dtype_named, unpacked, view, view_table
 
 _DEFAULTS = tuple(DEFAULTS._asdict().items())
 _OTHERS = tuple(name for name in OPERANDS if name not in ("a", "b", "out"))
@@ -85,49 +78,41 @@ def read_call(arguments: Mapping[str, Any], keywords: Collection[str] = KEYWORDS
     """
     given = {name: x for name, x in arguments.items() if name in keywords}
     operands = {name: x for name, x in arguments.items() if name not in keywords}
+    text = given.get("epilogue")
+    if operands and text is None:
+        what = "an epilogue has operands, as in epilogue='d = acc + x[n]'"
+        raise unexpected(next(iter(operands)), keywords, what)
     options = Options._make([given.get(name, default) for name, default in _DEFAULTS])
     options = options._replace(alpha=alpha_of(options.alpha), beta=beta_of(options.beta))
+    numbers = {name: float(given[name]) for name in SCALES if is_number(given.get(name))}
     stream = handle_of(given["a"], given.get("stream"))
-    text = given.get("epilogue")
-    scaled = any(given.get(name) is not None for name in SCALES)
-    taken = NO_ARGUMENTS if scaled and text else read_arguments(text, operands, stream, keywords)
-    tensors = _read_operands(given, options, stream)
-    if scaled:
-        taken, options = _with_scales(given, operands, options, tensors, stream)
+    tensors = {"a": view(given["a"], "a", stream), "b": view(given["b"], "b", stream)}
+    for name, dtype in (("a", options.a_dtype), ("b", options.b_dtype)):
+        if dtype is not None:
+            other = (tensors["b"].shape[-2:-1] or tensors["b"].shape) if name == "a" else tensors["a"].shape[-1:]
+            told = dtype_named(dtype, f"{name}_dtype")
+            tensors[name] = unpacked(name, tensors[name], told, other[0] if other else 0)
+    for name in _OTHERS:
+        if (tensor := given.get(name)) is not None and name not in numbers:
+            tensors[name] = (view_table if name in TABLES else view)(tensor, name, stream)
     asked, out = options.out_dtype, given.get("out")
-    wanted = default_output(wider(tensors)) if asked is None else dtype_named(asked, "out_dtype")
+    dtype_of_d = None if asked is None else dtype_named(asked, "out_dtype")
+    if any(given.get(name) is not None for name in SCALES):
+        text, scales = scaled_epilogue(text, tensors, numbers, options.batch_invariant)
+        operands |= {name: tensors.pop(name, numbers.get(name)) for name in scales}
+        if given.get("epilogue") is None:
+            options = options._replace(alpha=prod(numbers.values(), start=options.alpha))
+    passed = NO_ARGUMENTS if text is None else read_arguments(text, operands, stream, keywords)
     if out is None:
-        shape = shape_of_d(tensors, taken.epilogue)
-        out = allocate(given["a"], shape, wanted, tensors["a"].device, given.get("stream"))
+        shape, dtype = shape_of_d(tensors, passed.epilogue), dtype_of_d or default_output(wider(tensors))
+        out = allocate(given["a"], shape, dtype, tensors["a"].device, given.get("stream"))
     tensors["out"] = view(out, "out", stream)
-    if asked is not None and tensors["out"].dtype != wanted:
+    if dtype_of_d is not None and tensors["out"].dtype != dtype_of_d:
         raise OperandError(
-            f"out is {tensors['out'].dtype} and out_dtype {wanted}; they must be equal: out says its dtype itself, "
+            f"out is {tensors['out'].dtype} and out_dtype {dtype_of_d}; they must be equal: out says its dtype itself, "
             "leave out_dtype out"
         )
-    return GemmCall(tensors, options, taken, out, stream, bool(given.get("explain")))
-
-
-def _with_scales(
-    given: Mapping[str, Any],
-    operands: Mapping[str, Any],
-    options: Options,
-    tensors: dict[str, TensorView],
-    stream: int,
-) -> tuple[EpilogueArguments, Options]:
-    """The epilogue and its operands, scales among them that are factors of the sums; and options, whose alpha takes in
-    scales of the host where no expression is given."""
-    text = given.get("epilogue")
-    numbers = {name: float(given[name]) for name in SCALES if is_number(given.get(name))}
-    named = named_scales(text) if text is not None else {}
-    kinds = kinds_of_scales(tensors, numbers, named, options.batch_invariant)
-    if text is None:
-        options = options._replace(alpha=prod(numbers.values(), start=options.alpha))
-        kinds = {name: kind for name, kind in kinds.items() if name not in numbers}
-    if kinds:
-        text = with_scales(text, tuple(kinds.items()), "c" in tensors)
-        operands = {**operands, **{name: tensors.pop(name, numbers.get(name)) for name in kinds}}
-    return read_arguments(text, operands, stream, given), options
+    return GemmCall(tensors, options, passed, out, stream, bool(given.get("explain")))
 
 
 def beta_of(beta: Any) -> float | None:
@@ -148,17 +133,3 @@ def alpha_of(alpha: Any) -> float:
 
 def _no_number(name: str, value: Any, error: Exception) -> OperandError:
     return OperandError(f"{name} is {value!r}; it must be a number ({error})")
-
-
-def _read_operands(given: Mapping[str, Any], options: Options, stream: int) -> dict[str, TensorView]:
-    """Views of all tensors but D."""
-    tensors = {"a": view(given["a"], "a", stream), "b": view(given["b"], "b", stream)}
-    for name, dtype in (("a", options.a_dtype), ("b", options.b_dtype)):
-        if dtype is not None:
-            other = (tensors["b"].shape[-2:-1] or tensors["b"].shape) if name == "a" else tensors["a"].shape[-1:]
-            told = dtype_named(dtype, f"{name}_dtype")
-            tensors[name] = unpacked(name, tensors[name], told, other[0] if other else 0)
-    for name in _OTHERS:
-        if (tensor := given.get(name)) is not None and not (name in SCALES and is_number(tensor)):
-            tensors[name] = (view_table if name in TABLES else view)(tensor, name, stream)
-    return tensors

@@ -12,7 +12,7 @@ from gemmill.library.launch import NESTED_EXTENTS, LaunchSpec, TmaBox
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.kernel import Kernel
-from gemmill.runtime.operands.epilogue_arguments import BoundArgument
+from gemmill.runtime.operands.bound_arguments import BoundArgument
 from gemmill.runtime.operands.gemm import PLACES, Gemm
 
 _UNALIGNED_D = 31

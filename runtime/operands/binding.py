@@ -14,25 +14,23 @@ from gemmill.library.epilogues.parse import PLAIN, spelling
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import MAX_EXTENT, GemmProblem, is_mixed, upconverts_a
-from gemmill.runtime.operands.epilogue_arguments import BoundArgument, bind_arguments, fitted, staged
-from gemmill.runtime.operands.epilogue_arguments import stacked as stacked_values
+from gemmill.runtime.operands.bound_arguments import BoundArgument, bind_arguments, fitted, staged
+from gemmill.runtime.operands.bound_arguments import stacked as stacked_values
 from gemmill.runtime.operands.gemm import Gemm, Table
 from gemmill.runtime.operands.matrices import (
     FourMatrices,
-    GroupScales,
     Matrices,
-    Scale,
-    block_scales,
     broadcast,
-    group_scales,
     matrices,
     merge,
-    one_matrix,
     operand,
     refuse_overlap,
+    stacked,
+    stacks,
 )
 from gemmill.runtime.operands.packed_rows import with_packed_rows
 from gemmill.runtime.operands.product_shapes import d_shape, grouped_shape, groups_kind, wider
+from gemmill.runtime.operands.scaling import GroupScales, Scale, block_scales, group_scales, stacked_scales
 from gemmill.runtime.operands.tensors import TensorView
 
 if TYPE_CHECKING:
@@ -136,7 +134,7 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
         scales = block_scales(tensors, (m, n, k), batch_shape, batch_shape)
 
     may_stack = may_stack and not extents.nested and (groups is None or groups.name == "b")
-    if may_stack and (found := one_matrix(abcd, scales, m, extents.batch)) is not None:
+    if may_stack and (found := _one_matrix(abcd, scales, m, extents.batch)) is not None:
         abcd, scales = found
         extents = extents._replace(m=m * extents.batch, batch=1)
     gemm = _assemble(call, extents, abcd, scales, epilogue)
@@ -338,3 +336,16 @@ def _check_out(a: TensorView, b: TensorView, d: TensorView, shape: tuple[int, ..
 def _spread(c: TensorView, shape: tuple[int, ...]) -> TensorView:
     """C, broadcast to a shape."""
     return replace(c, shape=shape, strides=broadcast("c", c.shape, c.strides, shape))
+
+
+def _one_matrix(
+    abcd: FourMatrices, scales: tuple[Scale, Scale] | None, m: int, batch: int
+) -> tuple[FourMatrices, tuple[Scale, Scale] | None] | None:
+    """A batch as one matrix with M rows of A, C and D for each of the batch, and its scales; None where it has several
+    B, or A, C, D or scales do not lie so."""
+    a, b, c, d = abcd
+    rows, of_rows = m * batch, scales and stacked_scales(*scales, m)
+    fits = 1 < batch <= MAX_EXTENT // max(m, 1) and b.batch_stride == 0
+    if not fits or not all(stacks(x) for x in (a, c, d) if x is not None) or (scales is not None and of_rows is None):
+        return None
+    return (stacked(a, rows), b, None if c is None else stacked(c, rows), stacked(d, rows)), of_rows

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from gemmill.library.config.model import BatchingName
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.operands.epilogue_arguments import BoundArgument
-from gemmill.runtime.operands.matrices import Operand, Scale
+from gemmill.runtime.operands.bound_arguments import BoundArgument
+from gemmill.runtime.operands.matrices import Operand
+from gemmill.runtime.operands.scaling import Scale
 
 OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale", "a_zero", "b_zero", "offsets", "counts", "addresses")
 """What the caller calls the tensors of a GEMM, in the order in which a launch takes their addresses."""

@@ -13,8 +13,9 @@ from tests.runtime.operands.test_scales import Array, bytes_of, read
 
 from gemmill.library.epilogues.parse import parse
 from gemmill.library.errors import OperandError
+from gemmill.runtime.operands.bound_arguments import BoundArgument
 from gemmill.runtime.operands.call import GemmCall
-from gemmill.runtime.operands.epilogue_arguments import BoundArgument, EpilogueArguments
+from gemmill.runtime.operands.epilogue_arguments import EpilogueArguments
 from gemmill.runtime.operands.tensors import TensorView
 
 F16 = {"a_dtype": None, "b_dtype": None}

@@ -16,15 +16,9 @@ from gemmill.library.errors import OperandError
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.api.matmul import matmul, plan
 from gemmill.runtime.launch.plan import Plan
+from gemmill.runtime.operands.bound_arguments import bind_arguments, staged
 from gemmill.runtime.operands.call import GemmCall
-from gemmill.runtime.operands.epilogue_arguments import (
-    EpilogueArguments,
-    bind_arguments,
-    read_epilogue,
-    read_values,
-    staged,
-    typed,
-)
+from gemmill.runtime.operands.epilogue_arguments import EpilogueArguments, read_epilogue, read_values, typed
 from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.operands.tensors import TensorView
 
