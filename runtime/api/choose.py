@@ -10,7 +10,7 @@ from gemmill.library.decompositions.launched import in_slices, is_open
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.launch import NESTED_EXTENTS
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.operands.call import Options
+from gemmill.runtime.operands.call_keywords import Options
 from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.registry_inputs import kernel_named

@@ -21,7 +21,8 @@ from gemmill.runtime.api.choose import Target, choose
 from gemmill.runtime.api.explain import explain, warn_of
 from gemmill.runtime.launch.kernel import Kernel, load
 from gemmill.runtime.launch.launcher import Launcher, Launches, PreparedCall, Resets
-from gemmill.runtime.operands.call import GemmCall, Options
+from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.call_keywords import Options
 from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import warn_of_quick

@@ -14,16 +14,16 @@ from gemmill.library.epilogues.grammar import SCALES
 from gemmill.library.errors import OperandError
 from gemmill.library.input.keywords import unexpected
 from gemmill.runtime.api.streams import allocate, handle_of
-from gemmill.runtime.operands.call import DEFAULTS, GemmCall, Options
+from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.call_keywords import DEFAULTS, OPERANDS, OTHERS, Options
 from gemmill.runtime.operands.epilogue_arguments import NO_ARGUMENTS, is_number, read_arguments
-from gemmill.runtime.operands.gemm import OPERANDS
 from gemmill.runtime.operands.product_shapes import shape_of_d, wider
 from gemmill.runtime.operands.scaling import scaled_epilogue
 from gemmill.runtime.operands.tensors import TABLES, dtype_named, unpacked, view, view_table
 
 _DEFAULTS = tuple(DEFAULTS._asdict().items())
-_OTHERS = tuple(name for name in OPERANDS if name not in ("a", "b", "out"))
-KEYWORDS = frozenset((*OPERANDS, *Options._fields, "stream", "explain", "epilogue"))
+_MORE_TENSORS = tuple(name for name in OPERANDS if name not in ("a", "b", "out"))
+KEYWORDS = frozenset((*OPERANDS, *Options._fields, *OTHERS))
 """All that a call may be passed, but for operands of its epilogue."""
 
 
@@ -92,7 +92,7 @@ def read_call(arguments: Mapping[str, Any], keywords: Collection[str] = KEYWORDS
             other = (tensors["b"].shape[-2:-1] or tensors["b"].shape) if name == "a" else tensors["a"].shape[-1:]
             told = dtype_named(dtype, f"{name}_dtype")
             tensors[name] = unpacked(name, tensors[name], told, other[0] if other else 0)
-    for name in _OTHERS:
+    for name in _MORE_TENSORS:
         if (tensor := given.get(name)) is not None and name not in numbers:
             tensors[name] = (view_table if name in TABLES else view)(tensor, name, stream)
     asked, out = options.out_dtype, given.get("out")

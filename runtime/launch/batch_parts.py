@@ -12,7 +12,8 @@ from typing import Any
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import OperandError
 from gemmill.runtime.launch.launcher import Launcher
-from gemmill.runtime.operands.gemm import OPERANDS, PLACES, Addresses, Gemm
+from gemmill.runtime.operands.call_keywords import OPERANDS, PLACES
+from gemmill.runtime.operands.gemm import Addresses, Gemm
 from gemmill.runtime.operands.matrices import Operand
 
 

@@ -19,7 +19,8 @@ from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.kernel import Kernel
 from gemmill.runtime.launch.parameters import ParameterBlock, encode_descriptors, scalars, write_argument
 from gemmill.runtime.operands.bound_arguments import BoundArgument
-from gemmill.runtime.operands.gemm import OPERANDS, PLACES, Addresses, Gemm
+from gemmill.runtime.operands.call_keywords import OPERANDS, PLACES
+from gemmill.runtime.operands.gemm import Addresses, Gemm
 from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.select.kernels.faults import realigned
 

@@ -13,7 +13,8 @@ from gemmill.library.problem import GemmProblem
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.kernel import Kernel
 from gemmill.runtime.operands.bound_arguments import BoundArgument
-from gemmill.runtime.operands.gemm import PLACES, Gemm
+from gemmill.runtime.operands.call_keywords import PLACES
+from gemmill.runtime.operands.gemm import Gemm
 
 _UNALIGNED_D = 31
 """The bit of ``batched`` that says so (kernel/params.cuh)."""
@@ -34,8 +35,7 @@ class EncodedDescriptor(NamedTuple):
     """A descriptor that follows an operand."""
 
     place: int
-    """The operand's, in :data:`~gemmill.runtime.operands.gemm.OPERANDS`, or of what is passed to the epilogue after
-    these."""
+    """The operand's, among :data:`~gemmill.runtime.operands.gemm.Addresses`."""
     address: int
     """The descriptor's."""
     shift: int

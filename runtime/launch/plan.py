@@ -13,7 +13,7 @@ from gemmill.library.input.keywords import unexpected
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.launcher import Launcher, Launches, PreparedCall
 from gemmill.runtime.operands.call import GemmCall
-from gemmill.runtime.operands.gemm import OPERANDS
+from gemmill.runtime.operands.call_keywords import OPERANDS
 from gemmill.runtime.operands.tensors import TABLES, Tensor, TensorView, unpacked, view, view_table
 
 T = TypeVar("T")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _SCALING = ("a_scale", "b_scale", "a_zero", "b_zero")
 _Tensors = Mapping[str, TensorView]
-"""Operands and D by the names of :data:`~gemmill.runtime.operands.gemm.OPERANDS`."""
+"""Operands and D by the names of :data:`~gemmill.runtime.operands.call_keywords.OPERANDS`."""
 
 
 class _Extents(NamedTuple):

@@ -12,67 +12,16 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import copysign
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTypeName, default_accumulator
-from gemmill.library.problem import GemmProblem, Regime
+from gemmill.library.problem import GemmProblem
 from gemmill.runtime.operands.binding import bind
+from gemmill.runtime.operands.call_keywords import DEFAULTS, OPERANDS, Options
 from gemmill.runtime.operands.epilogue_arguments import NO_ARGUMENTS, EpilogueArguments
-from gemmill.runtime.operands.gemm import OPERANDS, Addresses, Gemm
+from gemmill.runtime.operands.gemm import Addresses, Gemm
 from gemmill.runtime.operands.product_shapes import wider
 from gemmill.runtime.operands.tensors import TensorView, dtype_named
-
-if TYPE_CHECKING:
-    from gemmill.runtime.registry import Registry
-
-
-class Options(NamedTuple):
-    """The keywords of ``matmul``, ``grouped_matmul``, ``array_matmul`` and ``plan`` that are plain values: their
-    defaults, in the order in which each of the four declares those that it takes."""
-
-    alpha: float = 1.0
-    """Factor of the product."""
-    beta: float | None = None
-    """Factor of C; None: 1 where there is a C."""
-    out_dtype: Any = None
-    """Dtype of D, in gemmill's words or PyTorch's; None: that of the wider of A and B, bf16 for fp8, s32 for 8-bit
-    integers."""
-    accumulator: DTypeName | None = None
-    """Dtype of the sums; None: f32, s32 for integers, f64 for f64."""
-    tf32: bool = False
-    """Whether f32 operands are multiplied in the 10 bits of mantissa that tensor cores read."""
-    fast_accumulation: bool = True
-    """Whether sums of fp8 stay in the tensor cores, which keep about 13 bits."""
-    a_dtype: Any = None
-    """What an A of bytes holds."""
-    b_dtype: Any = None
-    """What a B of bytes holds."""
-    expected_rows: int | None = None
-    """Rows of a slot that are in use on average, which its kernel is chosen for; None: see
-    :attr:`~gemmill.library.problem.GemmProblem.expected_rows`."""
-    registry: Registry | None = None
-    """Where kernels come from; None: the shipped kernel sets."""
-    kernel: str | GemmConfig | None = None
-    """A kernel by name or config, in place of selecting one."""
-    slices: int | None = None
-    """Slices of K of that kernel's launch, where it is a split-K kernel; None: as many as the model has as the best."""
-    sm_count: int | None = None
-    """Most SMs that a launch uses; None: all."""
-    deterministic: bool = False
-    """Whether what could give other bits when the call runs again is refused."""
-    batch_invariant: bool = False
-    """Whether the bits of a row of D may depend neither on how many rows nor on how many matrices there are."""
-    autotune: int | None = None
-    """How many of the best kernels are timed; None: none."""
-    quick: bool = False
-    """Has no effect; deprecated."""
-    objective: Regime = "sustained"
-    """What the kernel is to be the fastest in."""
-
-
-DEFAULTS = Options()
-"""What a call asks for that says nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +29,7 @@ class GemmCall:
     """What is asked for, and of which tensors: ``D = alpha * A @ B + beta * C``, or what an epilogue says."""
 
     tensors: Mapping[str, TensorView]
-    """Operands, and D as ``out``, by the names of :data:`~gemmill.runtime.operands.gemm.OPERANDS`."""
+    """Operands, and D as ``out``, by the names of :data:`~gemmill.runtime.operands.call_keywords.OPERANDS`."""
     options: Options = DEFAULTS
     arguments: EpilogueArguments = NO_ARGUMENTS
     """The epilogue, and what is passed to it."""

@@ -10,15 +10,13 @@ from typing import NamedTuple
 from gemmill.library.config.model import BatchingName
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.operands.bound_arguments import BoundArgument
+from gemmill.runtime.operands.call_keywords import OPERANDS, PLACES
 from gemmill.runtime.operands.matrices import Operand
 from gemmill.runtime.operands.scaling import Scale
 
-OPERANDS = ("a", "b", "c", "out", "a_scale", "b_scale", "a_zero", "b_zero", "offsets", "counts", "addresses")
-"""What the caller calls the tensors of a GEMM, in the order in which a launch takes their addresses."""
-PLACES = {name: place for place, name in enumerate(OPERANDS)}
-
 Addresses = tuple[int, ...]
-"""Addresses of :data:`OPERANDS`, 0 where a GEMM lacks one; then of the arguments of its epilogue."""
+"""Addresses of :data:`~gemmill.runtime.operands.call_keywords.OPERANDS`, 0 where a GEMM lacks one; then of the
+arguments of its epilogue."""
 
 FOUND_BY: Mapping[BatchingName, str] = MappingProxyType(
     {"grouped": "offsets", "kgrouped": "offsets", "masked": "counts", "array": "addresses"}

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from gemmill.library.errors import OperandError
-from gemmill.runtime.operands.call import Options
+from gemmill.runtime.operands.call_keywords import Options
 
 _ARGUMENTS = ("alpha", "beta", "out_dtype", "a_dtype", "b_dtype", "registry")
 NAMES = (*(name for name in Options._fields if name not in _ARGUMENTS), "explain")

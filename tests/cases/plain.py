@@ -9,7 +9,8 @@ from gemmill.library.dtypes import DTypeName
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.runtime.api.prepare import launch
 from gemmill.runtime.api.read import Declaration
-from gemmill.runtime.operands.call import GemmCall, Options
+from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.call_keywords import Options
 from gemmill.runtime.operands.epilogue_arguments import NO_ARGUMENTS, EpilogueArguments
 from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.operands.tensors import TensorView

@@ -18,7 +18,8 @@ from gemmill.library.problem import GemmProblem
 from gemmill.runtime import kernel_lock
 from gemmill.runtime.api.prepare import kernel_for
 from gemmill.runtime.compile.pool import Outcome
-from gemmill.runtime.operands.call import DEFAULTS, GemmCall
+from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.call_keywords import DEFAULTS
 from gemmill.runtime.operands.tensors import TensorView
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.decisions import Decision

@@ -11,7 +11,8 @@ from gemmill.library.input.group_sizes import sizes_of
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.measure.operands import factors, make_operands, plan_options
 from gemmill.runtime.api.prepare import check
-from gemmill.runtime.operands.call import GemmCall, Options
+from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.call_keywords import Options
 from gemmill.runtime.operands.epilogue_arguments import NO_ARGUMENTS, EpilogueArguments, read_epilogue, typed
 from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.operands.tensors import TORCH_DTYPES, TensorView, unpacked

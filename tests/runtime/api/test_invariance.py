@@ -23,7 +23,7 @@ from gemmill.library.errors import OperandError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api.choose import choose
 from gemmill.runtime.api.matmul import matmul, plan
-from gemmill.runtime.operands.call import Options
+from gemmill.runtime.operands.call_keywords import Options
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.selector import TYPICAL_ROWS, Selector
 

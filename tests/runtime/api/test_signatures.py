@@ -4,35 +4,33 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 import gemmill
-from gemmill.runtime.operands.call import DEFAULTS, Options
-from gemmill.runtime.operands.gemm import OPERANDS
+from gemmill.runtime.operands.call_keywords import DEFAULTS, OPERANDS, OTHERS, Options
 
 FUNCTIONS = (gemmill.matmul, gemmill.grouped_matmul, gemmill.array_matmul, gemmill.plan)
+OPTIONS = get_type_hints(Options, localns={"Registry": object}, include_extras=True)
+CALLS = {**OPERANDS, **{name: hint.__metadata__[0] for name, hint in OPTIONS.items()}, **OTHERS}
 
 
-def keywords(function: Callable[..., Any]) -> dict[str, Any]:
-    """Keywords that a function declares, in order, with their defaults."""
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+def taken_by(call: str) -> set[str]:
+    """Keywords that a call takes by the table."""
+    return {name for name, calls in CALLS.items() if call in calls}
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
-def test_keywords_have_the_order_and_the_defaults_of_the_table(function: Callable[..., Any]) -> None:
-    declared, order = keywords(function), [*keywords(gemmill.plan)]
+def test_signatures_are_those_of_the_table(function: Callable[..., Any]) -> None:
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    declared = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert {p.name for p in parameters} == taken_by(function.__name__)
     assert declared == {name: getattr(DEFAULTS, name, None) for name in declared} | {"explain": False}
+    assert [name for name in Options._fields if name in declared] == [x for x in declared if x in Options._fields]
+    order = [*inspect.signature(gemmill.plan).parameters]
     assert [*declared] == [name for name in order if name in declared]
     assert inspect.getdoc(function)
-
-
-def test_a_plan_takes_them_all() -> None:
-    declared = [*keywords(gemmill.plan)]
-    assert {*declared} == {*Options._fields, *OPERANDS, "stream", "explain", "epilogue"} - {"a", "b"}
-    assert [name for name in declared if name in Options._fields] == [*Options._fields]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
