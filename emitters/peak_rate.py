@@ -55,7 +55,7 @@ _PARAMS_BYTES = 32
 
 def peak_rate_config(dtype: DTypeName) -> GemmConfig:
     """The GEMM whose mainloop such a kernel repeats: two warpgroups with 64 x 256 of each tile, K-major operands."""
-    output = default_output(DTYPES[dtype].stored_as or dtype)
+    output = default_output(dtype)
     accumulator = default_accumulator(dtype)
     tile_k = 4 * INSTRUCTION_K_BYTES // DTYPES[dtype].bytes
     return parse_name(

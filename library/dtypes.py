@@ -330,7 +330,8 @@ def default_accumulator(dtype: str) -> DTypeName:
 
 
 def default_output(dtype: DTypeName) -> DTypeName:
-    """The type of D where nobody asks for another: the operands', or for 8 bits and fewer, one that holds the sums."""
+    """The type of D where none is requested: that in which operands are stored, f32 for tf32, or for 8 bits and fewer,
+    one that holds the sums."""
     if DTYPES[dtype].bits > 8:
-        return dtype
+        return DTYPES[dtype].stored_as or dtype
     return "s32" if DTYPES[dtype].is_integer else "bf16"

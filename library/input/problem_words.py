@@ -268,7 +268,7 @@ def _wider(fields: Mapping[str, Any]) -> DTypeName:
 
 def _output(fields: Mapping[str, Any]) -> DTypeName:
     wider = _wider(fields)
-    return default_output(DTYPES[wider].stored_as or wider)
+    return default_output(wider)
 
 
 _USUAL: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType(

@@ -14,12 +14,13 @@ import pytest
 from gemmill.library.arch import gpu_named
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.dtypes import DTypeName, default_accumulator, default_output
 from gemmill.library.errors import ProblemError, RecordError
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select import model_file
-from gemmill.runtime.select.cost.energy import power_us
+from gemmill.runtime.select.cost.energy import energy_of, power_us
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.selector import Selector
 
@@ -91,6 +92,16 @@ def test_a_launch_of_groups_that_takes_a_millisecond_is_itself_a_long_run(rows: 
     long = GemmProblem(m=2048, n=4096, k=8192).but(m=16384, batch=8, **rows)
     assert registry.select(long).predicted_us > 1000
     assert registry.select(long, objective="burst") == registry.select(long)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "e4m3", "s8", "tf32"])
+def test_each_type_has_its_energy_term_for_the_d_that_nobody_requests(dtype: DTypeName) -> None:
+    model = model_file.model_of("NVIDIA H200")
+    assert model is not None
+    d, sums = default_output(dtype), default_accumulator(dtype)
+    problem = LARGE.but(a_dtype=dtype, b_dtype=dtype, d_dtype=d, accumulator=sums)
+    assert energy_of(problem, model.energies) is model.energies[dtype]
+    assert Registry(gpu=H200).select(problem).reason.startswith("in a long run")
 
 
 def test_compatible_types_have_one_energy_term() -> None:
