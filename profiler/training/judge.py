@@ -17,7 +17,7 @@ import numpy as np
 
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.training.network import fit, predict
-from gemmill.profiler.training.rows import Rows
+from gemmill.profiler.training.rows import Rows, merged
 
 FOLDS = 10
 
@@ -28,11 +28,11 @@ def folds(problems: Iterable[GemmProblem], count: int) -> dict[int, int]:
 
 
 def judge(rows: Sequence[Rows], gpu: str) -> dict[str, dict[str, Any]]:
-    """Figures of a GPU's problems held out, by the type of A and over all."""
-    fold = folds((r.problem for r in rows), FOLDS)
+    """Figures of a GPU's problems held out, once for each run, by the type of A and over all."""
+    fold, problems = folds((r.problem for r in rows), FOLDS), merged(rows)
     shares: dict[str, list[tuple[float, ...]]] = defaultdict(list)
     for which in sorted({*fold.values()}):
-        layers = fit([r for r in rows if fold[r.problem.k] != which], gpu)
+        layers = fit([r for r in problems if fold[r.problem.k] != which], gpu)
         for r in rows:
             if r.gpu == gpu and fold[r.problem.k] == which:
                 found = *reached(r, r.analytic), *reached(r, r.analytic + predict(layers, r.features))

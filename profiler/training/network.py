@@ -8,7 +8,6 @@ count as much as others; that is undone in the weights as they are written.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -20,20 +19,23 @@ from gemmill.runtime.select.model_file import INPUTS
 
 WIDTHS = (64, 64)
 """Of the hidden layers."""
-EPOCHS = 20
+EPOCHS = 14
 """How often each problem is seen."""
-BATCH = 256
+BATCH = 24
 """Problems of a step."""
 RATE = 6e-3
 """Of learning, at first; it falls to 0 as a cosine (Adam: Kingma and Ba, ICLR 2015)."""
-TUNED_EPOCHS, TUNED_BATCH, TUNED_RATE = 12, 128, 2e-3
+DECAY = 0.3
+"""Of weights in a step, over the rate (Loshchilov and Hutter, ICLR 2019)."""
+TUNED_EPOCHS, TUNED_RATE = 6, 2e-3
 """The same of a network that was fitted to the problems of other GPUs before."""
 TEMPERATURE = 0.015
 """Kernels count for a choice by how near they are to the fastest of a problem: e^-1 that much behind."""
 MOST_LOST = 0.5
 """What a choice loses at most, as it counts."""
-LEAST_VARIANCE = 2e-3
-"""Directions in which inputs vary less are not scaled up."""
+LEAST_VARIANCE = 0.06
+"""Directions in which inputs vary less are not scaled up: what few kernels have, as a swizzle of 16, would count for
+many times what it is."""
 SEED = 1
 
 Layers = list[tuple[Any, Any]]
@@ -41,16 +43,16 @@ Layers = list[tuple[Any, Any]]
 
 
 def fit(rows: Sequence[Rows], gpu: str) -> Layers:
-    """The layers of a network of measured over analytic time, logarithms, for a GPU: fitted to the problems of other
-    GPUs first, if there are any, and then to its own."""
+    """The layers of a network of measured over analytic time, logarithms, for a GPU, from problems that each GPU has
+    once: fitted to those of other GPUs first, if there are any, and then to its own."""
     others, own = [r for r in rows if r.gpu != gpu], [r for r in rows if r.gpu == gpu]
     if not others:
-        return _descend(own, None, EPOCHS, BATCH, RATE)
-    return _descend(own, _descend(others, None, EPOCHS, BATCH, RATE), TUNED_EPOCHS, TUNED_BATCH, TUNED_RATE)
+        return _descend(own, None, EPOCHS, RATE)
+    return _descend(own, _descend(others, None, EPOCHS, RATE), TUNED_EPOCHS, TUNED_RATE)
 
 
-def _descend(rows: Sequence[Rows], start: Layers | None, epochs: int, most: int, rate: float) -> Layers:
-    """Layers fitted to problems, so many at a time, from others or from random ones."""
+def _descend(rows: Sequence[Rows], start: Layers | None, epochs: int, rate: float) -> Layers:
+    """Layers fitted to problems, from others or from random ones."""
     inputs = np.concatenate([r.features for r in rows])
     mean, whitener = _whitening(inputs)
     white = ((inputs - mean) @ whitener).astype(np.float32)
@@ -61,18 +63,15 @@ def _descend(rows: Sequence[Rows], start: Layers | None, epochs: int, most: int,
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     best = np.repeat([min(r.best, float(r.measured.min())) for r in rows], sizes)
     lost = np.minimum(np.exp(measured - best) - 1, MOST_LOST).astype(np.float32)
-    # A problem that many runs have counts more than one that a single run has, but not as many times as much.
-    runs = Counter(r.problem for r in rows)
-    share = np.array([1 / math.sqrt(runs[r.problem]) for r in rows], np.float32)
     chance = np.random.default_rng(SEED)
     if start is None:
         layers = _initial(chance, (white.shape[1], *WIDTHS, 1))
-        layers[-1][1][:] = np.average(measured - analytic, weights=weights * np.repeat(share, sizes))
+        layers[-1][1][:] = np.average(measured - analytic, weights=weights)
     else:
         (raw, bias), *rest = start
         first = (np.linalg.inv(whitener) @ raw).astype(np.float32), (bias + mean @ raw).astype(np.float32)
         layers = [first, *((w.copy(), b.copy()) for w, b in rest)]
-    batch = min(most, len(rows))
+    batch = min(BATCH, len(rows))
     step = _adam(layers, epochs * (len(rows) // batch), rate)
     for _ in range(epochs):
         order = chance.permutation(len(rows))
@@ -82,11 +81,10 @@ def _descend(rows: Sequence[Rows], start: Layers | None, epochs: int, most: int,
             begins = np.concatenate([[0], np.cumsum(counts)[:-1]])
             index = np.repeat(starts[own] - begins, counts) + np.arange(counts.sum())
             values = _forward(layers, white[index])
-            shares = np.repeat(share[own] / share[own].sum(), counts)
             predicted = values[-1][:, 0]
             slope = 2 * weights[index] * (predicted - (measured - analytic)[index])
             slope += _choices(predicted + analytic[index], lost[index], begins, counts)
-            step(_gradients(layers, values, slope * shares))
+            step(_gradients(layers, values, slope / batch))
     (first_weights, bias), *others = layers
     raw = whitener @ first_weights
     return [(raw, bias - mean @ raw), *others]
@@ -172,6 +170,8 @@ def _adam(layers: Layers, steps: int, rate: float) -> Callable[[list[Any]], None
         for x, m, v, gradient in zip(moved, mean, square, gradients, strict=True):
             m += 0.1 * (gradient - m)
             v += 0.001 * (gradient * gradient - v)
+            if x.ndim == 2:  # weights, not biases
+                x *= 1 - slower * DECAY
             x -= slower * (m / (1 - 0.9**count)) / (np.sqrt(v / (1 - 0.999**count)) + 1e-8)
 
     return step

@@ -6,9 +6,10 @@ Of each problem of a run its kernels, with what the analytic model says of them 
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,14 @@ from gemmill.runtime.select.cost.model import analytic, features
 from gemmill.runtime.select.cost.table import Entry, FeatureTable
 from gemmill.runtime.select.kernels.faults import needs_swap
 
+COMPILED_IN, SUMMED_INSIDE = re.compile(r"_k\d+split_"), re.compile(r"_k\d+fused_")
+"""Names of split-K kernels in records of before the number of slices was an argument: those whose number was compiled
+in, and those that summed without a second kernel. Such as the latter there are none today, and they are not learnt
+from."""
+OF_ARGUMENT = 1.017
+"""Time of a split-K kernel over that of one with a number that is compiled in (docs/performance/decompositions.md)."""
+_ROUNDS = 6
+"""Of the least squares of times by kernel and run."""
 SHARPNESS = 5.0
 """How much less a kernel weighs the slower it is: those that are e^(1/5) times as slow as the best weigh 1/e."""
 
@@ -58,6 +67,11 @@ def us_of(measurement: Measurement) -> float:
     return measurement.us
 
 
+def _us_today(measurement: Measurement) -> float:
+    """The time that a kernel takes whose number of slices is an argument."""
+    return us_of(measurement) * (OF_ARGUMENT if COMPILED_IN.search(measurement.kernel) else 1)
+
+
 def of_problem(measurements: Iterable[Measurement]) -> dict[GemmProblem, dict[str, Measurement]]:
     """Measurements by problem and kernel; of a kernel measured again, the last."""
     times: dict[GemmProblem, dict[str, Measurement]] = defaultdict(dict)
@@ -81,7 +95,7 @@ def rows_of(measurements: Iterable[Measurement], gpu: Gpu) -> Iterator[Rows]:
             continue
         brief = [us_of(m) for m in own.values() if m.stage != "final"]
         scale = max(1.0, finalists[-3:][0] / min(brief)) if brief else 1.0
-        us = {name: us_of(m) * (1 if m.stage == "final" else scale) for name, m in own.items()}
+        us = {name: _us_today(m) * (1 if m.stage == "final" else scale) for name, m in own.items()}
         if not (entries := entries_of(us, configs, problem)):  # the rules have changed, and none runs it any more
             continue
         table = FeatureTable.of(entries, gpu)
@@ -93,6 +107,35 @@ def rows_of(measurements: Iterable[Measurement], gpu: Gpu) -> Iterator[Rows]:
             yield Rows(problem, names, inputs, modelled, measured, math.log(finalists[0]), gpu.name)
 
 
+def merged(rows: Iterable[Rows]) -> list[Rows]:
+    """Each problem of a GPU once, with what all its runs measured: a run's times differ from those of another by a
+    factor, as hosts and clocks do, which least squares take out of the logarithms."""
+    runs: dict[tuple[str, GemmProblem], list[Rows]] = defaultdict(list)
+    for row in rows:
+        runs[row.gpu, row.problem].append(row)
+    return [_of_runs(own) if len(own) > 1 else own[0] for own in runs.values()]
+
+
+def _of_runs(runs: Sequence[Rows]) -> Rows:
+    """One problem as several runs measured it."""
+    index = {name: i for i, name in enumerate(dict.fromkeys(name for run in runs for name in run.names))}
+    kernel = np.array([index[name] for run in runs for name in run.names])
+    run = np.repeat(np.arange(len(runs)), [len(own.names) for own in runs])
+    features, modelled, measured = (
+        np.concatenate([getattr(own, name) for own in runs]) for name in ("features", "analytic", "measured")
+    )
+    kernels, factors = np.zeros(len(index)), np.zeros(len(runs))
+    for _ in range(_ROUNDS):
+        kernels = np.bincount(kernel, measured - factors[run]) / np.bincount(kernel)
+        factors = np.bincount(run, measured - kernels[kernel]) / np.bincount(run)
+        factors -= factors.mean()
+    first = np.unique(kernel, return_index=True)[1]
+    best = min(float(np.mean([own.best for own in runs])), float(kernels.min()))
+    return replace(
+        runs[0], names=tuple(index), features=features[first], analytic=modelled[first], measured=kernels, best=best
+    )
+
+
 def entries_of(names: Iterable[str], configs: Mapping[str, GemmConfig], problem: GemmProblem) -> list[Entry]:
     """Kernels that run a problem, as it is or transposed."""
     sides = {name: needs_swap(configs[name], problem) for name in names}
@@ -101,7 +144,7 @@ def entries_of(names: Iterable[str], configs: Mapping[str, GemmConfig], problem:
 
 def is_learnt_from(m: Measurement) -> bool:
     """Whether a measurement is of a kernel that was timed, on a problem that models are for."""
-    if m.us is None or m.kernel in BASELINES or m.holds != "time":
+    if m.us is None or m.kernel in BASELINES or m.holds != "time" or SUMMED_INSIDE.search(m.kernel):
         return False
     return (m.problem.batching, m.problem.epilogue) == ("strided", LINEAR) and not is_realigned(m.problem)
 

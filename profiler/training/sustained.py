@@ -27,7 +27,7 @@ SHARPNESS = 8.0
 """How much less a kernel weighs the slower it is: the choice is among the fast ones."""
 FEWEST = 12
 """Problems that the term of a type is fitted to, at least."""
-OTHERS = 1 / 3
+OTHERS = 0.6
 """What a problem of another type or GPU counts as, there and in the fit: what elements cost is alike in all."""
 
 HELD_OUT = "held out by K"

@@ -14,7 +14,7 @@ from gemmill.library.files import publish
 from gemmill.library.problem import Regime
 from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.training import judge, network, sustained, tables
-from gemmill.profiler.training.rows import rows_of
+from gemmill.profiler.training.rows import merged, rows_of
 from gemmill.runtime.select import gpus
 from gemmill.runtime.select.model_file import VERSION, GpuModel, content_of, model_of, path_of
 
@@ -83,7 +83,7 @@ def _of_bursts(runs: Runs, gpu: str, listener: Callable[[str], None]) -> dict[st
     return {
         _FITTED_TO: list(dict.fromkeys(run for _, run in runs)),
         _HELD_OUT: judged,
-        "network": network.content(network.fit(rows, gpu)),
+        "network": network.content(network.fit(merged(rows), gpu)),
         "measured": tables.fastest(own for (g, _), own in runs.items() if g == gpu),
     }
 

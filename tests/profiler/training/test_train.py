@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.cli.test_cli import gemmill, ok
 
@@ -13,7 +15,7 @@ from gemmill.library.arch import DEFAULT_GPU
 from gemmill.library.errors import RecordError
 from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.analysis.appender import Appender
-from gemmill.profiler.training.rows import rows_of
+from gemmill.profiler.training.rows import merged, rows_of
 from gemmill.profiler.training.tables import fastest
 from gemmill.profiler.training.train import read_runs, train
 from gemmill.runtime.health import examination
@@ -62,6 +64,35 @@ def test_of_what_no_longer_holds_nothing_or_the_rank_is_learnt() -> None:
     assert not [*rows_of([m.model_copy(update={"holds": "rank"}) for m in of_first], DEFAULT_GPU)]
     assert fastest([[m.model_copy(update={"holds": "rank"}) for m in own]]) == fastest([own])
     assert fastest([[m.model_copy(update={"holds": "nothing"}) for m in own]])["kernels"] == []
+
+
+def test_a_run_that_was_slower_throughout_says_the_same_of_its_kernels() -> None:
+    ((_, own),) = read_runs([CLUSTERS]).items()
+    first = max(rows_of(own, DEFAULT_GPU), key=lambda rows: len(rows.names))
+    slower = replace(
+        first,
+        names=first.names[1:],
+        features=first.features[1:],
+        analytic=first.analytic[1:],
+        measured=first.measured[1:] + 0.2,
+        best=first.best + 0.2,
+    )
+    (both,) = merged([first, slower])
+    assert both.names == first.names
+    assert both.measured - both.measured[-1] == pytest.approx(first.measured - first.measured[-1], abs=1e-3)
+    assert both.measured.mean() == pytest.approx(first.measured.mean() + 0.1, abs=1e-3)
+
+
+def test_of_split_k_what_a_launch_of_today_takes_is_learnt() -> None:
+    """Kernels that summed in one launch are no more; a number that is an argument costs a little."""
+    ((_, own),) = read_runs([CLUSTERS]).items()
+    like = next(m for m in own if m.stage == "final" and m.problem.k >= 1024)
+    name = "sm90a_e4m3k16_e4m3k16_f32_none_bf16n16_128x128x128_1x1_cooperative_s4_m8_{}_linear"
+    names = [name.format(how) for how in ("k1", "k4splitk", "k4split", "k4fused")]
+    (rows,) = rows_of([measured_at(10.0, name, like) for name in names], DEFAULT_GPU)
+    assert dict(zip(rows.names, np.exp(rows.measured), strict=True)) == pytest.approx(
+        dict(zip(names[:3], (10.0, 10.0, 10.17), strict=True))
+    )
 
 
 def test_the_last_run_that_looked_at_the_former_best_ranks_kernels() -> None:
