@@ -19,13 +19,13 @@ from gemmill.runtime.select.model_file import INPUTS
 
 WIDTHS = (64, 64)
 """Of the hidden layers."""
-EPOCHS = 14
+EPOCHS = 20
 """How often each problem is seen."""
-BATCH = 24
+BATCH = 32
 """Problems of a step."""
-RATE = 6e-3
+RATE = 3e-3
 """Of learning, at first; it falls to 0 as a cosine (Adam: Kingma and Ba, ICLR 2015)."""
-DECAY = 0.3
+DECAY = 0.6
 """Of weights in a step, over the rate (Loshchilov and Hutter, ICLR 2019)."""
 TUNED_EPOCHS, TUNED_RATE = 6, 2e-3
 """The same of a network that was fitted to the problems of other GPUs before."""

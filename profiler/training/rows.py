@@ -90,7 +90,7 @@ def rows_of(measurements: Iterable[Measurement], gpu: Gpu) -> Iterator[Rows]:
     times = of_problem(m for m in measurements if is_learnt_from(m))
     configs = {name: parse_name(name) for name in {name for own in times.values() for name in own}}
     for problem, own in times.items():
-        finalists = sorted(us_of(m) for m in own.values() if m.stage == "final")
+        finalists = sorted(_us_today(m) for m in own.values() if m.stage == "final")
         if not finalists:
             continue
         brief = [us_of(m) for m in own.values() if m.stage != "final"]
