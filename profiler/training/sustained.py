@@ -46,7 +46,7 @@ class Held(NamedTuple):
     model_us: Any
     """What the model has of a burst."""
     analytic_us: Any
-    """What the analytic model alone has of it."""
+    """What its analytic part alone has of it."""
     us: Any
     """Measured."""
     baseline_us: float | None
@@ -56,7 +56,7 @@ class Held(NamedTuple):
 
     def by(self, energy: Energy) -> Any:
         """What the energy term has of them."""
-        return sustained_us(energy, self.model_us, self.analytic_us, self.table, self.problem, self.gpu)
+        return sustained_us(energy, self.analytic_us, self.table, self.problem, self.gpu)
 
     @property
     def padding(self) -> Any:
@@ -94,20 +94,17 @@ def held(measurements: Iterable[Measurement], gpu: Gpu, model: GpuModel | None) 
 
 def fit(problems: Sequence[Held], others: Sequence[Held] = ()) -> dict[str, float]:
     """Coefficients by least squares of logarithms: the weights by what differs between kernels of a problem, of this
-    type or of others, then the scale and the watts of this one. No weight is negative, and that of what is written at
-    least that of what is fetched, which is a part of it."""
+    type or of others, then the scale and the watts of this one. No weight is negative."""
     rows, wanted = [], []
     for x, share in (*((x, 1.0) for x in problems), *((x, OTHERS) for x in others)):
         weights = share * np.exp(-SHARPNESS * np.log(x.us / x.us.min()) / 2) / math.sqrt(x.us.size)
         padding, own = x.padding, x.table.columns
-        both = own["written"] * own["fetched"]  # whose weight is that of what is fetched, and a part of the other
-        figures = x.model_us / padding, x.analytic_us / padding, own["written"], both, own["stages"]
+        figures = x.analytic_us / padding, own["written"] * own["fetched"], own["stages"]
         columns = np.log(np.stack(figures, axis=1))
         took = np.log(x.us / padding)
         rows.append((columns - columns.mean(axis=0)) * weights[:, np.newaxis])
         wanted.append((took - took.mean()) * weights)
     weight = dict(zip(WEIGHTS, _at_least_0(np.concatenate(rows), np.concatenate(wanted)), strict=True))
-    weight["written"] += weight["fetched"]
     energy = weight | {"scale": 1.0, "watts": round(median(x.watts for x in problems))}
     best = [int(x.us.argmin()) for x in problems]
     scale = geometric_mean([float(x.us[i] / x.by(energy)[i]) for x, i in zip(problems, best, strict=True)])

@@ -172,11 +172,10 @@ class Selector:
             return None
         table, serving, work = self._times(problem, None)
         near = model.within(NEAR, work["us"], serving)
-        burst_us, analytic_us = (work[name].take(near) for name in ("us", "analytic_us"))
-        if limit_us < HELD * burst_us.min():
+        if limit_us < HELD * work["us"].take(near).min():
             return None
         us = np.full(work["us"].size, inf)
-        us[near] = sustained_us(energy, burst_us, analytic_us, table, typical, self.gpu, near)
+        us[near] = sustained_us(energy, work["analytic_us"].take(near), table, typical, self.gpu, near)
         order = _ranked(table, near, us, 1 + RUNNERS_UP)
         if objective == "burst" and us[order[0]] < LONG_US:  # over before the limit holds it
             return None

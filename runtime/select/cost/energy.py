@@ -3,16 +3,15 @@
 The GPU's clock falls until what is drawn is within the limit, so a kernel that spends less energy a product runs at a
 higher clock. Kernels differ in the elements that they move for a product: those that TMA writes to shared memory, by
 the tile, and those that leave L2, by the cluster, which multicast shares. And they differ in what of their tiles lies
-beyond the problem: such products cost energy as well. The time is a weighted geometric mean of the model's, of the
-analytic model's alone and of the least under the limit for all that is multiplied, and grows with what is moved and
-with stages:
+beyond the problem: such products cost energy as well. The time is a weighted geometric mean of the analytic model's for
+a burst and of the least under the limit for all that is multiplied, and grows with what is moved and with stages:
 
-    us = scale * burst_us ** burst * analytic_us ** analytic * (padding * power_us) ** (1 - burst - analytic)
-         * x ** written * y ** fetched * stages_of_kernel ** stages
+    us = scale * burst_us ** burst * (padding * power_us) ** (1 - burst) * (written * fetched) ** moved
+         * stages_of_kernel ** stages
 
-Both models, since what the network corrects in a burst is in part what the limit takes back. Elements, not bytes: a
-product of wider ones takes more energy as well, so that weights are alike in all types. Fitted to records of the regime
-``sustained`` by `gemmill train`; docs/performance/sustained.md has how well.
+Of the analytic model, since what the network corrects in a burst is in part what the limit takes back. Elements, not
+bytes: a product of wider ones takes more energy as well, so that weights are alike in all types. Fitted to records of
+the regime ``sustained`` by `gemmill train`; docs/performance/sustained.md has how well.
 """
 
 from __future__ import annotations
@@ -31,11 +30,10 @@ if TYPE_CHECKING:
     from gemmill.runtime.select.cost.table import FeatureTable
 
 Energy = Mapping[str, float]
-"""Coefficients of one type: ``burst`` and ``analytic``, the weights of the burst's time by the whole model and by its
-analytic part, of 1; ``written`` and ``fetched``, the powers of the elements a product that are written to shared
-memory, and that leave L2; ``stages``, that of a kernel's stages; ``scale``, what is left; ``watts``, what the GPU draws
-meanwhile, whatever the kernel: the limit, or nearly."""
-WEIGHTS = "burst", "analytic", "written", "fetched", "stages"
+"""Coefficients of one type: ``burst``, the weight of the burst's time, of 1; ``moved``, the power of the elements a
+product that are written to shared memory and of those that leave L2; ``stages``, that of a kernel's stages; ``scale``,
+what is left; ``watts``, what the GPU draws meanwhile, whatever the kernel: the limit, or nearly."""
+WEIGHTS = "burst", "moved", "stages"
 """Names of those that tell kernels apart."""
 COEFFICIENTS = *WEIGHTS, "scale", "watts"
 """The names of all."""
@@ -66,7 +64,6 @@ def energy_of(problem: GemmProblem, energies: Mapping[str, Energy]) -> Energy | 
 def sustained_us(
     energy: Energy,
     burst_us: Floats,
-    analytic_us: Floats,
     table: FeatureTable,
     problem: GemmProblem,
     gpu: Gpu,
@@ -76,8 +73,7 @@ def sustained_us(
 
     Args:
         energy: the coefficients.
-        burst_us: microseconds of a burst.
-        analytic_us: the same by the analytic model alone.
+        burst_us: microseconds of a burst by the analytic model.
         table: the kernels; or some of them, by their indices ``members``.
         problem: a strided batch.
         gpu: where.
@@ -88,11 +84,9 @@ def sustained_us(
         return figures if members is None else figures.take(members, axis=-1)
 
     held_us = padding(own(table.columns["tile"]), own(table.side), problem) * power_us(problem, gpu)
-    found = energy["scale"] * held_us ** (1 - energy["burst"] - energy["analytic"])
-    found = found * burst_us ** energy["burst"] * analytic_us ** energy["analytic"]
-    for name in ("written", "fetched", "stages"):
-        found *= own(table.columns[name]) ** energy[name]
-    return np.asarray(found)
+    moved = own(table.columns["written"]) * own(table.columns["fetched"])
+    found = energy["scale"] * burst_us ** energy["burst"] * held_us ** (1 - energy["burst"])
+    return np.asarray(found * moved ** energy["moved"] * own(table.columns["stages"]) ** energy["stages"])
 
 
 def padding(tile: Floats, side: Integers, problem: GemmProblem) -> Floats:

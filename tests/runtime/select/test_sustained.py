@@ -149,14 +149,13 @@ def test_a_damaged_energy_term_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("gpu", ["NVIDIA H200", "NVIDIA H100 80GB HBM3"])
 def test_the_energy_terms_that_ship_are_physical(gpu: str) -> None:
-    """What moves more takes longer, an element to shared memory more than one out of L2."""
+    """What moves more takes longer."""
     model = model_file.model_of(gpu)
     assert model is not None
     assert {*model.energies} == {"bf16", "f16", "e4m3", "s8", "tf32"}
     for dtype, energy in model.energies.items():
-        assert 0 < energy["burst"] < energy["burst"] + energy["analytic"] < 1, dtype
-        assert energy["written"] > 0, dtype
-        assert energy["written"] >= energy["fetched"] >= 0, dtype
+        assert 0 < energy["burst"] < 1, dtype
+        assert energy["moved"] > 0, dtype
         assert energy["stages"] >= 0, dtype
 
 
