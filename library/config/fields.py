@@ -24,18 +24,24 @@ _Result = TypeVar("_Result")
 
 
 class UnreadError(LookupError):
-    """Something is read that a group of candidates has not been told apart by."""
+    """A field or a part is read in which the candidates of a group may differ."""
 
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader)
         self.reader = reader
 
 
-class Known(dict[Any, Any]):
-    """The fields and parts that a group of candidates has in common; the rest is unread."""
+class GroupFields(dict[Any, Any]):
+    """The fields and parts in which the candidates of a group are equal."""
 
     def __missing__(self, reader: Reader) -> Any:
         raise UnreadError(reader)
+
+    def having(self, reader: Reader, value: Any) -> GroupFields:
+        """Those of a smaller group, in which a further field or part has a value."""
+        fields = GroupFields(self)
+        fields[reader] = value
+        return fields
 
 
 class member(Generic[_Result]):
@@ -71,7 +77,11 @@ class part(member[_Result]):
     @overload
     def __get__(self, holder: object, owner: type[Any] | None = None) -> _Result: ...
     def __get__(self, holder: Any, owner: type[Any] | None = None) -> Any:
-        if holder is not None and isinstance(view := holder.config, ConfigView) and isinstance(view.fields, Known):
+        if (
+            holder is not None
+            and isinstance(view := holder.config, ConfigView)
+            and isinstance(view.fields, GroupFields)
+        ):
             return view.fields[self]
         return super().__get__(holder, owner)
 
@@ -118,7 +128,8 @@ class ConfigView(GemmConfig):
 
 def _found(row: Row) -> property:
     """A member of a view that is found in its fields."""
-    return property(lambda view: view.fields[row.name])
+    name = row.name
+    return property(lambda view: view.fields[name])
 
 
 def _view(group: str) -> type:
@@ -159,11 +170,11 @@ def parts_of(fields: Fields) -> dict[str, Any]:
     """Fields, all or some of a config's, as nested mappings; C is None where there is none."""
     parts: dict[str, Any] = {}
     for name, value in fields.items():
-        part, _, leaf = name.partition(".")
-        if leaf:
-            parts.setdefault(part, {})[leaf] = value
+        row = TABLE[name]
+        if row.leaf:
+            parts.setdefault(row.group, {})[row.leaf] = value
         else:
-            parts[part] = value
+            parts[name] = value
     if fields.get("c.dtype") == "none":
         parts["c"] = None
     return parts

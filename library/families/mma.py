@@ -72,7 +72,7 @@ class MmaPlan(DirectPlan):
         its = self.config.inputs[operand]
         return its.major == "k" and not self.has_quadpairs and its.align < ASYNC_BYTES
 
-    @member
+    @part
     def through_registers(self) -> tuple[InputName, ...]:
         """The operands that are loaded through registers: all without cp.async, else those that have no unit long
         enough and are not K-major."""
@@ -106,7 +106,7 @@ class MmaPlan(DirectPlan):
         shifted = self.is_shifted("a") and self.is_shifted("b")
         return shifted and not self.converts and self.config.epilogue == LINEAR
 
-    @member
+    @part
     def warps(self) -> tuple[int, int, int]:
         """Warps along M and N: eight or fewer, of 32 x 32 or more where the tile is as large, or of 64 x 64, which read
         fewer words for each MMA; of f64 no more than four where those would be smaller than 64 x 32. And along K: where
@@ -137,7 +137,7 @@ class MmaPlan(DirectPlan):
         bits = DTYPES[self.config.accumulator].bits
         return self.config.tile.m * self.config.tile.n * bits // (32 * self.slice_threads)
 
-    @member
+    @part
     def stage_bytes(self) -> tuple[int, int]:
         """Bytes of one stage of A and of B."""
         tile, a, b = self.config.tile, self.config.a.type.unpacked_bytes, self.config.b.type.unpacked_bytes

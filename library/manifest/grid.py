@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from gemmill.library.config.fields import FIELD_NAMES, ConfigView, Known, Reader, UnreadError, Value
+from gemmill.library.config.fields import ConfigView, GroupFields, Reader, UnreadError, Value
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import ExpressionError
 from gemmill.library.families.families import resolved_stages
@@ -68,13 +69,12 @@ class Table:
         return self.entries[tuple(cut if length > 1 else slice(1) for cut, length in zip(cells, lengths, strict=True))]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Grid:
     """The cross product of axes, the last one varying fastest."""
 
     axes: tuple[Axis, ...]
     _columns: dict[Reader, _Column] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _common: Known = field(default_factory=Known, init=False, repr=False, compare=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -89,34 +89,57 @@ class Grid:
     @property
     def names(self) -> tuple[str, ...]:
         """The fields, axis by axis."""
-        return tuple(name for axis in self.axes for name in axis.names)
+        return tuple(self._positions)
+
+    @cached_property
+    def _positions(self) -> dict[str, tuple[int, int]]:
+        """The axis of each field, and its place among the fields of that axis."""
+        return {name: (index, place) for index, axis in enumerate(self.axes) for place, name in enumerate(axis.names)}
 
     def values(self, name: str) -> set[Value]:
         """The values that a field takes."""
-        columns = ((axis.values, axis.names.index(name)) for axis in self.axes if name in axis.names)
-        return {value[column] for values, column in columns for value in values}
+        index, place = self._positions[name]
+        return {value[place] for value in self.axes[index].values}
+
+    @cached_property
+    def _common(self) -> GroupFields:
+        """The fields in which all candidates are equal, and such parts once they are evaluated."""
+        common = GroupFields()
+        for axis in self.axes:
+            if axis != AUTO:
+                columns = zip(axis.names, zip(*axis.values, strict=True), strict=False)
+                common.update((name, column[0]) for name, column in columns if len(set(column)) == 1)
+        return common
 
     def meets(self, other: Grid) -> bool:
         """Whether two grids over the same fields may share candidates: where they have the same axes, whether they
         share values of every one."""
-        pairs = [*zip(self.axes, other.axes, strict=False)]
-        if any(mine.names != its.names for mine, its in pairs):
+        if self._positions != other._positions:
             return True
-        return all(mine.names == ("stages",) or set(mine.values) & set(its.values) for mine, its in pairs)
+        return all(
+            axis.names == ("stages",) or not mine.isdisjoint(its)
+            for axis, mine, its in zip(self.axes, self._values, other._values, strict=True)
+        )
+
+    @cached_property
+    def _values(self) -> list[frozenset[tuple[Value, ...]]]:
+        """The values of each axis."""
+        return [frozenset(axis.values) for axis in self.axes]
 
     def narrowed(self, predicate: Predicate) -> Grid | None:
         """The part of the grid that passes a predicate, where that reads but fields of one axis; None where it reads
         more."""
         along = None
         try:
-            predicate(ConfigView(Known()))
+            predicate(ConfigView(GroupFields()))
         except UnreadError as unread:
             along = next((axis for axis in self.axes if unread.reader in axis.names and axis != AUTO), None)
         if along is None:
             return None
         try:
+            groups = (GroupFields(zip(along.names, values, strict=True)) for values in along.values)
             kept = [
-                values for values in along.values if predicate(ConfigView(Known(zip(along.names, values, strict=True))))
+                values for values, fields in zip(along.values, groups, strict=True) if predicate(ConfigView(fields))
             ]
         except UnreadError:
             return None
@@ -141,36 +164,37 @@ class Grid:
         return self._columns[reader]
 
     def _field(self, name: str) -> _Column:
-        (along,) = (axis for axis in self.axes if name in axis.names)
-        shape = [len(axis.values) if axis is along else 1 for axis in self.axes]
-        column = along.names.index(name)
-        return _distinct([value[column] for value in along.values], np.arange(len(along.values)).reshape(shape))
+        index, place = self._positions[name]
+        values = [value[place] for value in self.axes[index].values]
+        shape = [1] * len(self.axes)
+        shape[index] = len(values)
+        return _distinct(values, np.arange(len(values)).reshape(shape))
 
     def _evaluated(self, function: Callable[[GemmConfig], Any]) -> _Column:
         """Evaluates a function once for each group of candidates that what it reads does not tell apart."""
-        groups, places = [Known(self._common)], np.zeros([1] * len(self.axes), dtype=np.intp)
+        groups, places = [self._common], np.zeros([1] * len(self.axes), dtype=np.intp)
         while True:
             try:
-                return _distinct([function(ConfigView(known)) for known in groups], places)
+                return _distinct([function(ConfigView(fields)) for fields in groups], places)
             except UnreadError as unread:
                 reader = unread.reader
-            values, its_places = self._column(reader)
+            values, places_of_values = self._column(reader)
             if len(values) == 1:
-                for known in (self._common, *groups):
-                    known[reader] = values[0]
+                for fields in (self._common, *groups):
+                    fields[reader] = values[0]
                 continue
-            if math.prod(np.broadcast_shapes(places.shape, its_places.shape)) > MAX_READ:
+            if math.prod(np.broadcast_shapes(places.shape, places_of_values.shape)) > MAX_READ:
                 raise ExpressionError(f"fields read together take more than {MAX_READ:,} combinations of values")
-            pairs, where = np.unique(keys := places * len(values) + its_places, return_inverse=True)
+            pairs, where = np.unique(keys := places * len(values) + places_of_values, return_inverse=True)
             split = (divmod(pair, len(values)) for pair in pairs.tolist())
-            groups, places = [Known({**groups[g], reader: values[v]}) for g, v in split], where.reshape(keys.shape)
+            groups, places = [groups[g].having(reader, values[v]) for g, v in split], where.reshape(keys.shape)
 
     def blocks(self, cells: int = BLOCK_CELLS) -> Iterator[Cells]:
         """Cuts the grid, in order, into blocks of at most ``cells`` cells."""
         return _blocks(self.shape, cells)
 
     def candidates(self, cells: Cells, chosen: npt.NDArray[np.bool_]) -> Iterator[dict[str, Value]]:
-        """The fields of the chosen cells of a block, in order."""
+        """The fields of the chosen cells of a block."""
         starts = [cut.start for cut in cells]
         stages = np.broadcast_to(self.tabulate(attrgetter("stages")).over(cells), chosen.shape)[chosen]
         for cell, number in zip(np.argwhere(chosen).tolist(), stages.tolist(), strict=True):
@@ -179,11 +203,13 @@ class Grid:
                 for axis, start, index in zip(self.axes, starts, cell, strict=True)
                 for name, value in zip(axis.names, axis.values[start + index], strict=True)
             }
-            yield {name: number if name == "stages" else merged[name] for name in FIELD_NAMES}
+            yield {**merged, "stages": number}
 
 
 def _distinct(values: Sequence[Any], places: npt.NDArray[np.intp]) -> _Column:
     """The column of these values at these places, some of which may be equal."""
+    if len(values) == 1:
+        return _Column([*values], np.zeros([1] * places.ndim, dtype=np.intp))
     indices = {value: index for index, value in enumerate(dict.fromkeys(values))}
     if len(indices) == 1:
         return _Column(list(indices), np.zeros([1] * places.ndim, dtype=np.intp))

@@ -405,7 +405,7 @@ class WgmmaPlan(KernelPlan):
         """Columns of D that a CTA stores of a tile: a gated epilogue makes one of two."""
         return self.config.tile.n // (2 if is_gated(self.config.epilogue) else 1) // self.cluster_splits
 
-    @member
+    @part
     def subtile_n(self) -> int:
         """Columns of the subtiles that a warpgroup stages at a time.
 
@@ -420,7 +420,7 @@ class WgmmaPlan(KernelPlan):
         wider = _wider_n(self.columns_d, n, self.stored_d)
         return next((x for x in wider if self._depths(x) == self._depths(n)), n)
 
-    @member
+    @part
     def dividing_n(self) -> int:
         """The widest subtiles that divide D and suit all that is staged. Rows of 8 columns of 16 bits would fill no
         sector of L2: a plain D has whole swizzle spans then, though they divide it no better, and may cost a stage. (8
