@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from gemmill.library.config.model import DecompositionName
 from gemmill.library.dtypes import DTypeName
@@ -131,18 +130,3 @@ class LaunchSpec:
     def cluster_ctas(self) -> int:
         """CTAs of a cluster. The grid is one-dimensional: a multiple of them."""
         return self.cluster[0] * self.cluster[1] * self.cluster_k
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> LaunchSpec:
-        """What ``dataclasses.asdict`` makes of it, read back from JSON; nothing is checked but the names of fields.
-
-        Raises:
-            KeyError, TypeError: a field is missing, or unknown.
-        """
-        made: dict[str, Any] = {name: tuple(content[name]) for name in ("cluster", "tile")}
-        made["boxes"] = tuple(TmaBox(**{**box, "box": tuple(box["box"])}) for box in content["boxes"])
-        if shared := content["k_decomposition"]:
-            reduction = shared.get("reduction")
-            reduction = reduction and Reduction(**reduction)
-            made["k_decomposition"] = KDecomposition(**{**shared, "reduction": reduction})
-        return cls(**{**content, **made})

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from types import MappingProxyType, NoneType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from gemmill.library.wording import one_of
 
@@ -69,24 +70,65 @@ def row(place: str, value: Any, of: type) -> dict[str, Any]:
     fields: dict[str, Any] = typed(value, (dict,), place)
     for name, each in fields.items():
         if name in kinds:
-            types, words = kinds[name]
-            typed(each, types, place, name)
-            if words and each not in words:
-                raise RowError(f"{place}.{name} is {each!r:.80}; it must be {one_of(words)}")
+            _leaf(*kinds[name], place, name, value=each)
     return fields
 
 
 def made(place: str, value: Any, of: type[Row]) -> Row:
-    """The tuple or dataclass of a mapping.
+    """The tuple or dataclass of a mapping, and those within it.
 
     Raises:
-        RowError: as for :func:`row`; also where a field is missing or unknown.
+        RowError: names the place of a value of another type, or of another word where there are few, and of a mapping
+            that lacks a field or has an unknown one.
     """
-    fields = row(place, value, of)
+    readers = _readers(cast("Hashable", of))
+    fields: dict[str, Any] = typed(value, (dict,), place)
+    read = {name: readers[name](f"{place}.{name}", each) for name, each in fields.items() if name in readers}
     try:
-        return of(**fields)
-    except TypeError as error:
-        raise RowError(f"{place}: {error}") from None
+        return of(**{**fields, **read})
+    except TypeError as error:  # which begins with the name of the function
+        raise RowError(f"{place}: {str(error).partition('() ')[2] or error}") from None
+
+
+@functools.cache
+def _readers(of: Hashable) -> Mapping[str, Callable[[str, Any], Any]]:
+    """What reads the fields of a tuple or dataclass."""
+    return {name: _reader(hint) for name, hint in get_type_hints(of).items()}
+
+
+def _reader(hint: Any) -> Callable[[str, Any], Any]:
+    """What reads a value of a type at a place."""
+    kind, arguments = get_origin(hint) or hint, get_args(hint)
+    if kind is Any:
+        return lambda place, value: value
+    if is_dataclass(kind) or hasattr(kind, "_fields"):
+        return lambda place, value: made(place, value, cast("type", kind))
+    if kind is tuple:
+        return functools.partial(_items, _reader(arguments[0]), None if arguments[-1] is ... else len(arguments))
+    if kind in (dict, Mapping):
+        return functools.partial(_values, _reader(arguments[1]))
+    if arguments and is_dataclass(arguments[0]):  # or None, as nothing else is declared
+        return lambda place, value: None if value is None else made(place, value, arguments[0])
+    types, words = _leaf_kinds(hint)
+    return lambda place, value: _leaf(types, words, place, value=value)
+
+
+def _items(read: Callable[[str, Any], Any], count: int | None, place: str, value: Any) -> tuple[Any, ...]:
+    items = typed(value, (list,), place)
+    if count not in (None, len(items)):
+        raise RowError(f"{place} has {len(items)} items; it must have {count}")
+    return tuple(read(f"{place}[{i}]", each) for i, each in enumerate(items))
+
+
+def _values(read: Callable[[str, Any], Any], place: str, value: Any) -> dict[str, Any]:
+    return {name: read(f"{place}.{name!r:.200}", each) for name, each in typed(value, (dict,), place).items()}
+
+
+def _leaf(types: Sequence[type], words: Sequence[Any], *place: str, value: Any) -> Any:
+    typed(value, types, *place)
+    if words and value not in words:
+        raise RowError(f"{'.'.join(place)} is {value!r:.80}; it must be {one_of(words)}")
+    return value
 
 
 def typed(value: Any, types: Sequence[type], *place: str) -> Any:
@@ -101,16 +143,16 @@ def typed(value: Any, types: Sequence[type], *place: str) -> Any:
 @functools.cache
 def _kinds(of: type) -> Mapping[str, tuple[Sequence[type], Sequence[Any]]]:
     """The types that JSON has for the fields of a tuple or dataclass; and the only values, where these are listed."""
-    leaves = {name: [*_leaves(hint)] for name, hint in get_type_hints(of).items()}
-    return {
-        name: (
-            [*dict.fromkeys(kind for leaf in found for kind in _json_types(leaf))],
-            [leaf if leaf is not NoneType else None for leaf in found]
-            if any(not isinstance(leaf, type) for leaf in found)
-            else [],
-        )
-        for name, found in leaves.items()
-    }
+    return {name: _leaf_kinds(hint) for name, hint in get_type_hints(of).items()}
+
+
+def _leaf_kinds(hint: Any) -> tuple[Sequence[type], Sequence[Any]]:
+    leaves = [*_leaves(hint)]
+    words = [leaf if leaf is not NoneType else None for leaf in leaves]
+    return (
+        [*dict.fromkeys(kind for leaf in leaves for kind in _json_types(leaf))],
+        words if any(not isinstance(leaf, type) for leaf in leaves) else [],
+    )
 
 
 def _leaves(hint: Any) -> Iterator[Any]:

@@ -20,7 +20,7 @@ from gemmill.library.config.names import kernel_name
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.workspace import with_splits
 from gemmill.library.errors import ConfigError
-from gemmill.library.input.strict_json import parse
+from gemmill.library.input.strict_json import made, parse
 from gemmill.library.launch import LaunchSpec
 
 SCHEMA_VERSION = 3
@@ -40,9 +40,6 @@ _HEADER = {"config", "launch", "resources", "provenance", "cubin_bytes", "signat
 The last stands there, as true, in edited kernels alone."""
 _DECIDES = ("config", "launch", "provenance", "edited")
 """Those of them that decide what it is: its key is of these."""
-_NO_TEXT = ("options", "schema_version")
-"""Members of the provenance that are no text."""
-_KINDS = {str: "printable text", int: "whole number"}
 _LEVEL = 9
 """Cubins shrink sixfold; the highest levels gain 8% for fifteen times the time."""
 
@@ -92,16 +89,14 @@ class Provenance:
         """What ``dataclasses.asdict`` makes of it, read back from JSON.
 
         Raises:
-            KeyError, TypeError, ValueError: a field is missing, unknown, of another type, or the schema is another.
+            ValueError: a field is missing, unknown, of another type, or the schema is another.
         """
-        if (schema := content["schema_version"]) != SCHEMA_VERSION:
-            maker = content["gemmill_version"]
+        if isinstance(content, dict) and (schema := content.get("schema_version", SCHEMA_VERSION)) != SCHEMA_VERSION:
+            maker = content.get("gemmill_version")
             raise ValueError(
                 f"its schema is {schema!r:.20}, made by gemmill {maker!r:.20}; it must be {SCHEMA_VERSION}"
             )
-        texts = {name: _typed(name, value, str) for name, value in content.items() if name not in _NO_TEXT}
-        options = tuple(_typed("options", option, str) for option in content["options"])
-        return cls(**texts, options=options, schema_version=schema)
+        return made("provenance", content, cls)
 
 
 @dataclass(frozen=True)
@@ -217,14 +212,14 @@ def _read(header: Any, body: memoryview) -> Artifact:
         config = config_of(fields)  # which says what is wrong
     if header.get("edited", True) is not True:
         raise ValueError(f"edited is {header['edited']!r:.20}; it must be true, or left out")
-    launch, cubin = LaunchSpec.of(header["launch"]), _decompressed(body, size)
+    launch, cubin = made("launch", header["launch"], LaunchSpec), _decompressed(body, size)
     if f"\0{launch.entry}\0".encode() not in cubin:  # another kernel's
         raise ValueError(f"its cubin has no {launch.entry!r:.200}")
     return Artifact(
         config,
         launch,
         cubin,
-        Resources(**{name: _typed(name, value, int) for name, value in header["resources"].items()}),
+        made("resources", header["resources"], Resources),
         provenance,
         "edited" in header,
     )
@@ -239,12 +234,6 @@ def _decompressed(body: memoryview, size: object) -> bytes:
             f"its cubin has {size!r:.30} bytes by the header, {stated:,} by its frame; at most {most} are read"
         )
     return zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False)
-
-
-def _typed(name: str, value: Any, kind: type) -> Any:
-    if type(value) is not kind or (isinstance(value, str) and not value.isprintable()):
-        raise ValueError(f"{name} is {value!r:.80}, which is no {_KINDS[kind]}")
-    return value
 
 
 def artifact_key(config: GemmConfig, launch: LaunchSpec, provenance: Provenance, is_edited: bool = False) -> str:

@@ -9,14 +9,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemmill.library.config.edited import plain_name
 from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.launched import compiled, compiled_name
 from gemmill.library.errors import GemmillError, LockError
 from gemmill.library.files import is_sha256, publish, read_given
-from gemmill.library.input.strict_json import RowError, made, parse, typed
+from gemmill.library.input.strict_json import RowError, made, parse
 from gemmill.library.problem import GemmProblem
 from gemmill.library.version import __version__
 from gemmill.runtime.storage.artifact import Artifact, Provenance, canonical
@@ -24,8 +24,6 @@ from gemmill.runtime.storage.artifact import Artifact, Provenance, canonical
 SCHEMA = "gemmill.lockfile/1"
 MAX_LOCK_BYTES = 64 << 20
 """Most bytes of a lock file: ten thousand kernels."""
-_OF_KERNEL = {"key", "cubin", "provenance"}
-_FIELDS = {"schema", "gemmill", "gpu", "problems", "kernels"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,42 +122,44 @@ class Lock:
             raise LockError(f"{path}: {error}") from None
 
 
+class _LockedAs(NamedTuple):
+    """A kernel as the file has it, by its name."""
+
+    key: str
+    cubin: str
+    provenance: dict[str, Any]
+
+
+class _Content(NamedTuple):
+    """What the file has."""
+
+    schema: str
+    gemmill: str
+    gpu: str
+    problems: Mapping[str, str]
+    kernels: Mapping[str, _LockedAs]
+
+
 def _read(content: Any) -> Lock:
     """The lock of JSON; an error where it is none."""
-    fields: Mapping[str, Any] = typed(content, (dict,), "it")
-    if fields.get("schema") != SCHEMA:
-        raise RowError(f"its schema is {fields.get('schema')!r:.80}; it must be {SCHEMA!r}")
-    if odd := fields.keys() ^ _FIELDS:
-        raise RowError(
-            f"it must have {', '.join(sorted(_FIELDS))}, and nothing else; see {', '.join(sorted(odd))!r:.80}"
-        )
-    kernels = {
-        name: _kernel(name, typed(each, (dict,), f"kernels.{name!r:.200}"))
-        for name, each in typed(fields["kernels"], (dict,), "kernels").items()
-    }
-    problems = {
-        text: typed(name, (str,), f"problems.{text!r:.200}")
-        for text, name in typed(fields["problems"], (dict,), "problems").items()
-    }
-    for text, name in problems.items():
+    if isinstance(content, dict) and content.get("schema") != SCHEMA:
+        raise RowError(f"its schema is {content.get('schema')!r:.80}; it must be {SCHEMA!r}")
+    file = made("it", content, _Content)
+    kernels = {name: _kernel(name, locked) for name, locked in file.kernels.items()}
+    for text, name in file.problems.items():
         if str(GemmProblem.from_text(text)) != text:
             raise RowError(f"problems has {text!r:.200}, which is not how gemmill writes a problem")
         if compiled_name(name) not in kernels:
             raise RowError(f"problems.{text} is {name!r:.200}, which is none of its kernels")
-    gpu, version = (typed(fields[name], (str,), name) for name in ("gpu", "gemmill"))
-    return Lock(gpu=gpu, problems=problems, kernels=kernels, gemmill=version)
+    return Lock(gpu=file.gpu, problems=file.problems, kernels=kernels, gemmill=file.gemmill)
 
 
-def _kernel(name: str, fields: Mapping[str, Any]) -> LockedKernel:
+def _kernel(name: str, locked: _LockedAs) -> LockedKernel:
     parse_name(plain_name(name))
-    if fields.keys() != _OF_KERNEL:
-        raise RowError(f"kernels.{name} must have {', '.join(sorted(_OF_KERNEL))}, and nothing else")
-    provenance = Provenance.of(typed(fields["provenance"], (dict,), f"kernels.{name}.provenance"))
-    kernel = made(f"kernels.{name}", {**fields, "name": name, "provenance": {}}, LockedKernel)
-    for what, text in (("key", kernel.key), ("cubin", kernel.cubin)):
+    for what, text in (("key", locked.key), ("cubin", locked.cubin)):
         if not is_sha256(text):
             raise RowError(f"kernels.{name}.{what} is {text!r:.80}, which is no SHA-256 in hex")
-    return LockedKernel(name=name, key=kernel.key, cubin=kernel.cubin, provenance=provenance)
+    return LockedKernel(name=name, key=locked.key, cubin=locked.cubin, provenance=Provenance.of(locked.provenance))
 
 
 def _brief(value: object) -> str:

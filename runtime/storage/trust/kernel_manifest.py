@@ -13,7 +13,7 @@ from gemmill.library.config.edited import plain_name
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import ConfigError, TrustError
 from gemmill.library.files import is_sha256
-from gemmill.library.input.strict_json import parse
+from gemmill.library.input.strict_json import made, parse
 from gemmill.library.launch import LaunchSpec
 from gemmill.runtime.storage.artifact import MAX_BYTES, Artifact, Provenance, canonical
 from gemmill.runtime.storage.verification import verify
@@ -86,18 +86,15 @@ class KernelManifest:
     def _read(cls, content: Mapping[str, Any]) -> KernelManifest:
         if (schema := content["schema"]) != _SCHEMA:
             raise ValueError(f"its schema is {schema!r:.20}; it must be {_SCHEMA}")
-        fields = {name: value for name, value in content.items() if name != "schema"}
-        provenance = Provenance.of(fields.pop("provenance"))
-        launch = LaunchSpec.of(fields.pop("launch"))
-        found = cls(**{**fields, "cuda": tuple(fields["cuda"])}, launch=launch, provenance=provenance)
-        if not (type(found.bytes) is int and 0 < found.bytes <= MAX_BYTES):
-            raise ValueError(f"it says {found.bytes!r:.30} bytes; at most {MAX_BYTES:,} are read")
-        for name, text in (("key", found.key), ("digest", found.digest)):
+        manifest = made("it", {name: value for name, value in content.items() if name != "schema"}, cls)
+        if not 0 < manifest.bytes <= MAX_BYTES:
+            raise ValueError(f"it says {manifest.bytes} bytes; at most {MAX_BYTES:,} are read")
+        for name, text in (("key", manifest.key), ("digest", manifest.digest)):
             if not is_sha256(text):
                 raise ValueError(f"{name} is {text!r:.80}, which is no SHA-256 in hex")
-        if found.arch != parse_name(plain_name(found.kernel)).arch or found.cuda != _cuda(provenance):
+        if manifest.arch != parse_name(plain_name(manifest.kernel)).arch or manifest.cuda != _cuda(manifest.provenance):
             raise ValueError("arch and cuda are not those of its kernel and provenance")
-        return found
+        return manifest
 
     def artifact(self, blob: builtins.bytes) -> Artifact:
         """The kernel of a blob, which is what this manifest says and what its config means: it may be launched.

@@ -19,11 +19,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from gemmill.library.errors import TrustError
 from gemmill.library.files import open_regular, os_error_text
-from gemmill.library.input.strict_json import parse
+from gemmill.library.input.strict_json import made, parse
 from gemmill.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -287,6 +287,19 @@ _WORST = ("bad_signature", "revoked", "unknown_key")
 """Of several signatures that do not count, what is said is of the first of these."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    key: str
+    signature: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Envelope:
+    type: str
+    payload: str
+    signatures: tuple[_Signature, ...]
+
+
 def seal(kind: str, payload: bytes, keys: Iterable[SigningKey]) -> bytes:
     """An envelope: JSON that :func:`open_sealed` takes. Equal input gives equal bytes.
 
@@ -315,11 +328,15 @@ def open_sealed(data: bytes, kind: str, trusted: TrustedKeys | None) -> bytes:
     if len(data) > MAX_SEALED_BYTES:
         raise TrustError(f"it has {len(data):,} bytes; at most {MAX_SEALED_BYTES:,} are read", "too_large")
     try:
-        found, payload, signatures = _read(parse(data))
-    except (KeyError, TypeError, ValueError) as error:  # a UnicodeDecodeError and a binascii.Error are the last
+        envelope = made("it", parse(data), _Envelope)
+        if len(envelope.signatures) > _MAX_SIGNATURES:
+            raise ValueError(f"it has {len(envelope.signatures):,} signatures; at most {_MAX_SIGNATURES} are looked at")
+        payload = _bytes(envelope.payload)
+        signatures = [(row.key, _bytes(row.signature)) for row in envelope.signatures]
+    except ValueError as error:  # a UnicodeDecodeError and a binascii.Error are such
         raise TrustError(f"it is no signed envelope: {error!r:.200}", "malformed") from None
-    if found != kind:
-        raise TrustError(f"it is signed as {found!r:.80}, and must be {kind!r}", "wrong_kind")
+    if envelope.type != kind:
+        raise TrustError(f"it is signed as {envelope.type!r:.80}, and must be {kind!r}", "wrong_kind")
     if trusted is not None:
         _check(_message(kind, payload), signatures, trusted)
     return payload
@@ -340,21 +357,6 @@ def _check(message: bytes, signatures: list[tuple[str, bytes]], trusted: Trusted
     raise min(refused, key=lambda error: _WORST.index(error.reason))
 
 
-def _read(content: Any) -> tuple[str, bytes, list[tuple[str, bytes]]]:
-    """Kind, payload and signatures of an envelope; KeyError, TypeError or ValueError where it is none."""
-    if type(content) is not dict or content.keys() != {"type", "payload", "signatures"}:
-        raise ValueError("it must have type, payload and signatures, and nothing else")
-    rows = content["signatures"]
-    if type(content["type"]) is not str or type(rows) is not list or len(rows) > _MAX_SIGNATURES:
-        raise ValueError(f"its type must be a text, its signatures a list of at most {_MAX_SIGNATURES}")
-    signatures = []
-    for row in rows:
-        if type(row) is not dict or row.keys() != {"key", "signature"} or type(row["key"]) is not str:
-            raise ValueError("a signature must have key, a text, and signature, and nothing else")
-        signatures.append((row["key"], _bytes(row["signature"])))
-    return content["type"], _bytes(content["payload"]), signatures
-
-
 def _message(kind: str, payload: bytes) -> bytes:
     """What is signed: lengths stand first, so that no two pairs of kind and payload have the same."""
     name = kind.encode()
@@ -365,10 +367,8 @@ def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _bytes(text: Any) -> bytes:
+def _bytes(text: str) -> bytes:
     """The inverse of :func:`_text`; ValueError for anything that it does not make."""
-    if type(text) is not str:
-        raise ValueError("payload and signature must be texts in base64")
     try:
         data = base64.b64decode(text, validate=True)
     except binascii.Error as error:

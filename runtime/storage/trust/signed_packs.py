@@ -12,7 +12,7 @@ neither an old pack nor a revoked key comes back.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from gemmill.library.errors import PackError, TrustError
 from gemmill.library.files import publish, read_given
-from gemmill.library.input.strict_json import RowError, made, parse, row, rows, typed
+from gemmill.library.input.strict_json import RowError, made, parse
 from gemmill.library.version import __version__
 from gemmill.runtime.storage.artifact import canonical
 from gemmill.runtime.storage.pack import Pack
@@ -281,19 +281,11 @@ class PackIndex:
 
 def _read(content: Any) -> PackIndex:
     """The index of a payload; ValueError where it is none."""
-    fields: Mapping[str, Any] = typed(content, (dict,), "it")
-    packs = tuple(made(place, each, PackFacts) for place, each in rows("packs", fields.get("packs"), PackFacts))
-    if len({facts.name for facts in packs}) != len(packs):
+    index = made("it", content, PackIndex)
+    if len({facts.name for facts in index.packs}) != len(index.packs):
         raise RowError("two packs have one name")
-    revoked = tuple(typed(each, (str,), "revoked") for each in typed(fields.get("revoked"), (list,), "revoked"))
-    if wrong := [each for each in revoked if not is_id(each)]:
+    if wrong := [key for key in index.revoked if not is_id(key)]:
         raise RowError(f"revoked has {wrong[0]!r:.40}; the id of a key has 16 hex digits, as `gemmill key show` prints")
-    scalars = {name: value for name, value in fields.items() if name not in ("packs", "revoked")}
-    row("it", scalars, PackIndex)
-    try:
-        index = PackIndex(**scalars, packs=packs, revoked=revoked)
-    except TypeError as error:
-        raise RowError(str(error)) from None
     if _time(index.issued) >= _time(index.expires):
         raise RowError(f"it is issued at {index.issued}, and expires at {index.expires}, no later")
     return index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from itertools import pairwise
 
@@ -24,6 +25,7 @@ from gemmill.library.decompositions.launched import (
 )
 from gemmill.library.decompositions.workspace import with_splits
 from gemmill.library.errors import RenamedWarning
+from gemmill.library.input.strict_json import made
 from gemmill.library.launch import LaunchSpec
 
 NAME = "sm90a_bf16k16_bf16k16_f32_none_bf16n2_128x64x64_1x1_cooperative_s8_m8_{}_linear"
@@ -80,7 +82,7 @@ def test_only_the_launch_facts_tell_numbers_apart(splits: int) -> None:
     shared = one.launch.k_decomposition
     assert shared
     assert own.launch.k_decomposition == with_splits(shared, splits)
-    assert LaunchSpec.of(asdict(own.launch)) == own.launch
+    assert made("launch", json.loads(json.dumps(asdict(own.launch))), LaunchSpec) == own.launch
 
 
 @pytest.mark.parametrize(

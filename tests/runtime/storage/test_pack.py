@@ -249,10 +249,10 @@ def write_index(path: Path, index: object) -> None:
         ("launch", "twist", 1, "unexpected keyword argument 'twist'"),
         ("launch", "boxes", [{}], "'box'"),
         ("resources", "twist", 1, "unexpected keyword argument 'twist'"),
-        ("provenance", "options", None, "NoneType"),
-        ("provenance", "nvrtc_version", "\x1b[31m12.9", r"nvrtc_version is '\x1b[31m12.9', which is no printable text"),
+        ("provenance", "options", None, "options is None; it must be a list"),
+        ("provenance", "nvrtc_version", "\x1b[31m12.9", r"nvrtc_version is '\x1b[31m12.9'; it must be a printable"),
         ("provenance", "schema_version", 99, "its schema is 99, made by gemmill "),
-        ("resources", "registers", "9", "registers is '9', which is no whole number"),
+        ("resources", "registers", "9", "registers is '9'; it must be a whole number"),
     ],
 )
 def test_a_kernel_of_another_version_is_refused(

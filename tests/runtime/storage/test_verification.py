@@ -45,11 +45,8 @@ def test_what_was_compiled_here_is_what_it_says(artifacts: tuple[Artifact, ...])
     ("name", "value"),
     [
         ("threads", 4096),
-        ("threads", -1),
-        ("threads", 384.0),
         ("params_bytes", 1 << 30),
         ("shared_bytes", 1 << 30),
-        ("shared_bytes", True),
         ("cluster", [9, 9]),
         ("tile", [0, 0]),
         ("cluster_k", 2),
@@ -61,6 +58,12 @@ def test_a_launch_fact_that_is_not_the_configs_is_named(name: str, value: object
     changed = rewritten(artifact, lambda header: header["launch"].update({name: value}))
     with pytest.raises(ValueError, match=f"its LaunchSpec says {name} = "):
         verify(changed)
+
+
+@pytest.mark.parametrize(("name", "value"), [("threads", -1), ("threads", 384.0), ("shared_bytes", True)])
+def test_a_launch_fact_of_another_type_is_refused(name: str, value: object, artifact: Artifact) -> None:
+    with pytest.raises(ValueError, match=f"launch.{name} is {value}; it must be a whole number"):
+        rewritten(artifact, lambda header: header["launch"].update({name: value}))
 
 
 @pytest.mark.parametrize("name", ["registers", "static_shared_bytes", "dynamic_shared_bytes", "stack_bytes"])
