@@ -153,7 +153,7 @@ def _selected(selector: Any) -> Callable[[Any], dict[str, Any]]:
 
     def selected(problem: Any) -> dict[str, Any]:
         try:
-            return {"selected": selector.configs[selector.select(problem, objective="burst").name]}
+            return {"selected": selector.select(problem, objective="burst").kernel}
         except UnsupportedProblemError as error:
             print(error, flush=True)
             return {}
@@ -173,7 +173,7 @@ def _show(_: Any, measurements: Sequence[Any]) -> None:
     (found,) = figures(measurements)
     timed = {**found.baselines, "best": found.best, "selected": _chosen(found)}
     rates = "  ".join(f"{name} {m.tflops:.1f}" for name, m in timed.items() if m is not None)
-    print(f"{found.run.problem.extents:20} TFLOP/s: {rates}  {found.best and found.best.kernel}", flush=True)
+    print(f"{found.run.problem.extents:20} TFLOP/s: {rates}  {found.best and found.best.sliced}", flush=True)
 
 
 def _summary(measurements: Sequence[Any], asked: int) -> Iterator[str]:
@@ -183,7 +183,7 @@ def _summary(measurements: Sequence[Any], asked: int) -> Iterator[str]:
 
     first, found = measurements[0], figures(measurements)
     yield f"{first.gpu}, driver {first.driver}, CUDA {first.cuda}, commit {first.commit}"
-    reached = [x for f in found if (m := _chosen(f)) and (x := f.reached([m.kernel]))]
+    reached = [x for f in found if (m := _chosen(f)) and (x := f.reached([m.sliced]))]
     if reached:
         yield f"geometric means of {len(reached)} of {asked} problems: selected over best {geometric_mean(reached):.3f}"
     for name in BASELINES:

@@ -6,7 +6,7 @@ from string import Template
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.decomposition import decomposition_of
-from gemmill.library.decompositions.workspace import EXCHANGE_STEPS, REDUCTION_THREADS, reduction_vectors, with_splits
+from gemmill.library.decompositions.workspace import EXCHANGE_STEPS, REDUCTION_THREADS, reduction_vectors
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.wgmma.plan import WgmmaPlan
 from gemmill.library.launch import KDecomposition, Reduction
@@ -82,8 +82,6 @@ def k_decomposition(plan: WgmmaPlan, entry: str) -> KDecomposition | None:
 def constants(shared: KDecomposition, offsets: dict[str, int]) -> dict[str, int]:
     """What the kernel must export besides its ``KernelSpec``, by name: ``gemmill::DecompositionSpec``, or
     ``gemmill::SplitKSpec``."""
-    if "splits" in offsets:
-        shared = with_splits(shared, 1)  # as the cubin has it
     reduction = shared.reduction
     return {
         **{f"offset_{name}": offsets[name] for name in (*PARAMETERS, "splits") if name in offsets},

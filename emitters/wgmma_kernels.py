@@ -20,7 +20,6 @@ from gemmill.emitters.wgmma_atom import wgmma_atom
 from gemmill.library.config.model import GemmConfig, InputName
 from gemmill.library.config.names import kernel_name
 from gemmill.library.decompositions.decomposition import decomposition_of
-from gemmill.library.decompositions.launched import compiled
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.wgmma.plan import PRODUCER_REGISTERS, SUBTILE_M, Format, WgmmaPlan
 from gemmill.library.launch import NESTED_EXTENTS, TMA_BYTES, LaunchSpec, TmaBox
@@ -184,7 +183,7 @@ def launch_spec(plan: WgmmaPlan) -> LaunchSpec:
     config = plan.config
     boxes = [*_boxes(plan, "a"), *_boxes(plan, "b"), *_output_boxes(plan)]
     offsets = _offsets(config)
-    entry = f"gemmill_{kernel_name(compiled(config))}"
+    entry = f"gemmill_{kernel_name(config)}"
     params_bytes = align_up(max(offsets.values()) + 8, 64)
     if plan.groups:  # GroupParams
         boxes.append(_group_box(plan, "scale", params_bytes))

@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from pydantic import AwareDatetime, Field, ValidationError, computed_field, model_validator
 
-from gemmill.library.decompositions.launched import says_number
+from gemmill.library.decompositions.decomposition import MAX_SLICES
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.frozen import Frozen
 from gemmill.library.input.group_sizes import BALANCED, as_full, checked_sizes, flops_of
 from gemmill.library.input.lines import MOST_NAMED, Faults, read_lines
@@ -34,8 +35,9 @@ class Measurement(Frozen):
     """What became of one kernel on one problem."""
 
     kernel: str
-    """Kernel name, with the number of slices of K where the launch says it; or that of a baseline, as ``cublas`` or
-    ``cublaslt-tuned``."""
+    """Kernel name, or that of a baseline, as ``cublas`` or ``cublaslt-tuned``."""
+    slices: int = Field(default=1, ge=1, le=MAX_SLICES)
+    """Slices of K of the launch of a split-K kernel; 1 of others. Names had the number in the past."""
     digest: str
     """SHA-256 of the cubin in hex; empty for baselines, and where there is no cubin."""
     problem: GemmProblem
@@ -102,7 +104,12 @@ class Measurement(Frozen):
     @property
     def key(self) -> str:
         """What makes a measurement the same measurement: :func:`measurement_key`."""
-        return measurement_key(self.digest, self.problem, self.gpu, self.method, self.sizes, self.regime, self.kernel)
+        return measurement_key(self.digest, self.problem, self.gpu, self.method, self.sizes, self.regime, self.slices)
+
+    @property
+    def sliced(self) -> SlicedKernel:
+        """The kernel and the slices of K that it was measured in."""
+        return SlicedKernel(self.kernel, self.slices)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -137,8 +144,8 @@ class Measurement(Frozen):
         if not isinstance(data, dict):
             return data
         data = {name: data[name] for name in data if name not in _DERIVED}
-        if isinstance(kernel := data.get("kernel"), str) and "anysplit_" in kernel:
-            data["kernel"] = kernel.replace("anysplit_", "splitk_")
+        if isinstance(kernel := data.get("kernel"), str):
+            data["kernel"], data["slices"] = SlicedKernel.recorded(kernel, data.get("slices", 1))
         return data
 
 
@@ -149,14 +156,13 @@ def measurement_key(
     method: int = METHOD,
     sizes: str = "",
     regime: Regime = "burst",
-    kernel: str = "",
+    slices: int = 1,
 ) -> str:
     """SHA-256 in hex over cubin digest, problem, GPU, method, sizes of groups that are not balanced, a regime other
-    than bursts, and the name of a kernel whose launch says in how many slices K goes: nothing else makes a kernel worth
-    measuring again."""
-    others = [] if sizes in ("", BALANCED) else [sizes]
+    than bursts, and slices of K if there are several: nothing else makes a kernel worth measuring again."""
+    others: list[str | int] = [] if sizes in ("", BALANCED) else [sizes]
     others += [] if regime == "burst" else [regime]
-    others += [kernel] if says_number(kernel) else []
+    others += [] if slices == 1 else [slices]
     fields = asdict(problem)
     if problem.expected_rows is None:
         del fields["expected_rows"]  # as it was before there were any

@@ -38,8 +38,9 @@ def lock(
     Raises:
         UnsupportedProblemError, CompileError, ToolchainError, PackError: as for :meth:`Registry.warm`.
     """
-    artifacts = registry.warm(problems, jobs=jobs, on_done=on_done)
-    return Lock.of(registry.gpu.name, dict(zip(problems, artifacts, strict=True)))
+    kernels = {problem: registry.select(problem).kernel for problem in problems}
+    names = [*dict.fromkeys(kernel.name for kernel in kernels.values())]
+    return Lock.of(registry.gpu.name, kernels, registry.warm(names, jobs=jobs, on_done=on_done))
 
 
 def fetch(

@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from gemmill.library.arch import Gpu, serving
-from gemmill.library.config.edited import plain_name
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import formats, kernel_name, parse_name
-from gemmill.library.decompositions.launched import compiled_name
+from gemmill.library.config.names import formats, kernel_name, parse_name, present_name
 from gemmill.library.dtypes import DTYPES, with_alike
 from gemmill.library.errors import (
     CompileError,
@@ -274,11 +272,9 @@ class Registry:
             CompileError: it does not compile.
             PackError: the pack that holds it is damaged.
         """
-        name = kernel_named(kernel)
+        name, _ = present_name(kernel_named(kernel))
         if (artifact := self._at_hand(name)) is not None:
             return artifact
-        if (made := compiled_name(name)) != name:
-            return self._loaded.setdefault(name, self.get(made).launched(parse_name(plain_name(name))))
         return self._flights.get(name, lambda: self._emitted(name))[0]
 
     def add_source(self, config: str | GemmConfig, text: str) -> Artifact:
@@ -334,8 +330,7 @@ class Registry:
         if isinstance(kernels, str | GemmConfig | GemmProblem):
             raise ConfigError(f"kernels is {kernels!r:.200}; it must be a list, also of one")
         names = [self._name(kernel) for kernel in kernels]
-        absent = dict.fromkeys(compiled_name(name) for name in dict.fromkeys(names) if self._at_hand(name) is None)
-        if missing := [parse_name(name) for name in absent if self._at_hand(name) is None]:
+        if missing := [parse_name(name) for name in dict.fromkeys(names) if self._at_hand(name) is None]:
             artifacts, errors = self._provider.provide_many(missing, jobs, on_done)
             self._loaded |= artifacts
             if errors:
@@ -345,7 +340,7 @@ class Registry:
     def _name(self, kernel: str | GemmConfig | GemmProblem) -> str:
         if isinstance(kernel, GemmProblem):
             return self.select(kernel).name
-        return kernel_named(kernel)
+        return present_name(kernel_named(kernel))[0]
 
     def _at_hand(self, name: str) -> Artifact | None:
         """A kernel that was loaded before, or from the first pack that has it sound."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gemmill.library.arch import Gpu, gpu_named
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name, present_name
+from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import (
     ConfigError,
     DeviceError,
@@ -86,7 +86,7 @@ def opened_packs(packs: Iterable[str | Path], store: Path | None) -> tuple[Pack,
 def kernel_named(kernel: object) -> str:
     """The name of a kernel, by name or config; ConfigError where it is neither, or a config that breaks a rule."""
     if isinstance(kernel, str):
-        return present_name(kernel)
+        return kernel
     if isinstance(kernel, GemmConfig):
         return kernel_name(kernel)
     raise ConfigError(f"kernel is {kernel!r:.80}; it must be the name of a kernel or a GemmConfig")

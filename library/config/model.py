@@ -147,7 +147,7 @@ class Scheduler:
     splits: Annotated[
         Positive,
         Field(
-            doc="Slices that K is split into: the CTAs of a cluster that share K, or the slices of a splitk launch.",
+            doc="CTAs of a cluster that share K. The slices of a splitk kernel are an argument of the launch.",
             token="k{}",
             part="splits",
         ),

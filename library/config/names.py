@@ -122,26 +122,27 @@ def _said(place: int, values: Any) -> str:
 
 
 def is_former(name: str) -> bool:
-    """Whether a kernel's name has a former word: it then is that of a kernel which another has replaced."""
-    return _FORMER.search(name) is not None
+    """Whether a kernel's name is one of the past: of a kernel which another has replaced, or with its slices of K."""
+    return FORMER.search(name) is not None
 
 
-def present_name(name: str) -> str:
-    """A kernel's name with the present word in place of a former one, with a warning; any other text as it is."""
-    if (found := _FORMER.search(name)) is None:
-        return name
-    present = _WORDS[found["word"]]
+def present_name(name: str) -> tuple[str, int | None]:
+    """A kernel's present name and the slices of K that a former name says, with a warning; any other text as it is."""
+    if (found := FORMER.search(name)) is None:
+        return name, None
+    former, slices = found[0].strip("_"), int(found[1])
     warnings.warn(
-        f"{found['word']} kernels are replaced by {present} ones, launched in as many slices of K; the former name is "
-        "still read",
+        f"{former} kernels are replaced by {SPLIT_K} ones, whose slices of K are an argument of the launch (slices=); "
+        "the former name is still read",
         RenamedWarning,
         stacklevel=3,
     )
-    return name[: found.start("word")].removesuffix("k1") + present + name[found.end("word") :]
+    return f"{name[: found.start()]}_{SPLIT_K}_{name[found.end() :]}", slices if slices > 1 else None
 
 
-_WORDS = TABLE["scheduler.decomposition"].field.former_words
-_FORMER = re.compile(rf"_k[0-9]+(?P<word>{'|'.join(_WORDS)})_")
+_FORMER_WORDS = (*TABLE["scheduler.decomposition"].field.former_words, SPLIT_K)
+FORMER = re.compile(rf"_k([0-9]{{1,4}})({'|'.join(_FORMER_WORDS)})_")
+"""What stood in names of split-K kernels in place of :data:`SPLIT_K`: the slices of K, and a word."""
 
 
 @lru_cache(4096)
@@ -158,7 +159,7 @@ def parse_name(name: str) -> GemmConfig:
             "given its page (Registry.add_source) or its pack (gemmill build FILE.cu -o FILE.pack)"
         )
     try:
-        parts = _parts(present_name(name))
+        parts = _parts(present_name(name)[0])
         arguments: dict[str, Any] = {}
         for first, end in _PIECES:
             if (piece := _piece(first, *parts[first:end])) is None:

@@ -19,7 +19,7 @@ class Decomposition:
     """How CTAs share K of an output tile."""
 
     splits: range = range(1, 2)
-    """Among how many they can share it."""
+    """Among how many they can share it, as they are compiled."""
     is_data_parallel: bool = False
     """Whether one CTA sums all of K of a tile."""
     has_second_kernel: bool = False
@@ -36,11 +36,12 @@ class Decomposition:
         return self.has_second_kernel or self.has_shares
 
 
-MAX_SPLITS = 256
+MAX_SLICES = 256
+"""Most slices of K of a launch of a split-K kernel."""
 DECOMPOSITIONS: Mapping[DecompositionName, Decomposition] = MappingProxyType(
     {
         "tiles": Decomposition(is_data_parallel=True),
-        "splitk": Decomposition(range(1, MAX_SPLITS + 1), has_second_kernel=True),
+        "splitk": Decomposition(has_second_kernel=True),
         "stream": Decomposition(has_shares=True),
         "cluster": Decomposition(range(2, 5), is_shared_in_clusters=True),
     }

@@ -32,10 +32,12 @@ def reduction_vectors(splits: int) -> int:
     return REDUCTION_THREADS // groups
 
 
-def with_splits(shared: KDecomposition, splits: int) -> KDecomposition:
-    """The decomposition of a kernel whose launch says the number of slices, for a launch that says so many."""
-    assert shared.reduction, f"{shared.name} kernels have one number of slices"
-    return replace(shared, splits=splits, reduction=replace(shared.reduction, vectors=reduction_vectors(splits)))
+def in_slices(spec: LaunchSpec, slices: int) -> LaunchSpec:
+    """The launch facts of a split-K kernel for a launch in so many slices of K; of another as they are."""
+    if (shared := spec.k_decomposition) is None or shared.reduction is None:
+        return spec
+    reduction = replace(shared.reduction, vectors=reduction_vectors(slices))
+    return replace(spec, k_decomposition=replace(shared, splits=slices, reduction=reduction))
 
 
 class WorkspaceSize(NamedTuple):

@@ -12,6 +12,7 @@ import numpy as np
 
 from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.decomposition import decomposition_of
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import ConfigError
 from gemmill.profiler.analysis.figures import Figures, geometric_mean, intensity
 from gemmill.profiler.analysis.populations import CHOICES, Choices, Group, baselines
@@ -152,7 +153,7 @@ def roofline(groups: Sequence[Group], peak_rates: Mapping[str, PeakRates]) -> Ch
     for index, group in enumerate(groups):
         for baseline in (*baselines(group.found), None):
             points = tuple(
-                Point(x.at(intensity(f.run.problem)), y.at(m.tflops), f"{f.run.problem}\n{m.kernel}: {m.tflops:.0f}")
+                Point(x.at(intensity(f.run.problem)), y.at(m.tflops), f"{f.run.problem}\n{m.sliced}: {m.tflops:.0f}")
                 for f in group.found
                 if (m := f.baselines.get(baseline) if baseline else f.best) and m.tflops
             )
@@ -173,7 +174,7 @@ def _roofs(gpu: str, found: Sequence[Figures], measured: PeakRates | None) -> tu
 
 def winners(groups: Sequence[Group]) -> Chart:
     """The tile that wins at each M and N; a menu chooses K."""
-    best = [(f.run.problem, _tile(f.best.kernel)) for group in groups for f in group.found if f.best]
+    best = [(f.run.problem, _tile(f.best.sliced)) for group in groups for f in group.found if f.best]
     x = Axis.over("N", (problem.n for problem, _ in best), log=True)
     y = Axis.over("M", (problem.m for problem, _ in best), log=True)
     says = "Tile, schedule and split of the fastest kernel, in colour those that win most often."
@@ -248,12 +249,12 @@ def regret(groups: Sequence[Group], choices: Choices) -> Chart:
     return chart
 
 
-def _tile(kernel: str) -> str:
+def _tile(kernel: SlicedKernel) -> str:
     """What tells kernels of one format apart, without stages and raster."""
     try:
-        config = parse_name(kernel)
+        config = parse_name(kernel.name)
     except ConfigError:
-        return kernel
+        return str(kernel)
     tile, scheduler = config.tile, config.scheduler
     split = f" {scheduler.decomposition}" if not decomposition_of(config).is_data_parallel else ""
     return f"{tile.m}x{tile.n}x{tile.k} {config.schedule}{split}"

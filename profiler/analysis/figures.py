@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.input.group_sizes import as_full
 from gemmill.library.problem import GemmProblem
@@ -34,10 +35,10 @@ class Figures:
     """What one run says of its problem. Finalists and baselines were timed side by side; the rest was timed briefly."""
 
     run: Run
-    finalists: Mapping[str, Measurement]
-    """Kernels timed at length, by name."""
-    screened: Mapping[str, Measurement]
-    """Kernels that were only timed briefly, and were slower then, by name."""
+    finalists: Mapping[SlicedKernel, Measurement]
+    """Kernels timed at length."""
+    screened: Mapping[SlicedKernel, Measurement]
+    """Kernels that were only timed briefly, and were slower then."""
     failed: tuple[Measurement, ...]
     baselines: Mapping[str, Measurement]
     """Those that have such a GEMM, by name."""
@@ -63,12 +64,12 @@ class Figures:
         cost = _costs([kernel, other])
         return cost(other) / cost(kernel)
 
-    def reached(self, kernels: Sequence[str]) -> float | None:
+    def reached(self, kernels: Sequence[SlicedKernel]) -> float | None:
         """Speed of the fastest of some kernels relative to the best: 1 if it is among them, None if none was timed.
 
         Finalists count first: what was timed briefly was timed at other clocks.
         """
-        known = [stage[name] for stage in (self.finalists, self.screened) for name in kernels if name in stage]
+        known = [stage[kernel] for stage in (self.finalists, self.screened) for kernel in kernels if kernel in stage]
         if self.best is None or not known:
             return None
         known = [m for m in known if m.stage == "final"] or known
@@ -92,20 +93,20 @@ def _us(measurement: Measurement) -> float:
 
 def figures(measurements: Iterable[Measurement]) -> list[Figures]:
     """The figures of every run, in the order of the measurements; of two of one kernel the later counts."""
-    runs: dict[Run, dict[str, Measurement]] = {}
+    runs: dict[Run, dict[SlicedKernel, Measurement]] = {}
     for m in measurements:
-        runs.setdefault(Run(m.problem, m.gpu, m.commit, m.run, m.regime, m.method, m.sizes), {})[m.kernel] = m
+        runs.setdefault(Run(m.problem, m.gpu, m.commit, m.run, m.regime, m.method, m.sizes), {})[m.sliced] = m
     result = []
-    for run, by_name in runs.items():
-        kernels = {name: m for name, m in by_name.items() if name not in BASELINES}
-        timed = {name: m for name, m in kernels.items() if m.us is not None}
+    for run, measured in runs.items():
+        kernels = {kernel: m for kernel, m in measured.items() if kernel.name not in BASELINES}
+        timed = {kernel: m for kernel, m in kernels.items() if m.us is not None}
         result.append(
             Figures(
                 run,
-                {name: m for name, m in timed.items() if m.stage == "final"},
-                {name: m for name, m in timed.items() if m.stage == "screen"},
+                {kernel: m for kernel, m in timed.items() if m.stage == "final"},
+                {kernel: m for kernel, m in timed.items() if m.stage == "screen"},
                 tuple(m for m in kernels.values() if m.stage == "failed"),
-                {name: m for name, m in by_name.items() if name in BASELINES and m.us is not None},
+                {m.kernel: m for m in measured.values() if m.kernel in BASELINES and m.us is not None},
             )
         )
     return result

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import ConfigError
 from gemmill.library.legality.rules import verdicts
 from gemmill.profiler.analysis.figures import Figures, Run, formats
@@ -25,25 +26,28 @@ class Choices:
     """What the selector's model would take of the kernels that were measured, were none of them measured."""
 
     def __init__(self, found: Sequence[Figures]) -> None:
-        kernels: dict[str, dict[str, GemmConfig]] = defaultdict(dict)
+        configs: dict[str, dict[str, GemmConfig]] = defaultdict(dict)
+        self._measured: dict[str, set[SlicedKernel]] = defaultdict(set)
         self.unknown: set[str] = set()
         """Names of kernels that were measured, and that gemmill would no longer make."""
         for figures in found:
-            for name in (*figures.finalists, *figures.screened):
-                config = _config(name)
+            for kernel in (*figures.finalists, *figures.screened):
+                self._measured[figures.run.gpu].add(kernel)
+                config = _config(kernel.name)
                 if config is None:
-                    self.unknown.add(name)
+                    self.unknown.add(kernel.name)
                 else:
-                    kernels[figures.run.gpu][name] = config
-        self._selectors = {gpu: Selector(configs, gpus.figures(gpu)) for gpu, configs in kernels.items()}
-        self._known: dict[Run, tuple[str, ...]] = {}
+                    configs[figures.run.gpu][kernel.name] = config
+        self._selectors = {gpu: Selector(own, gpus.figures(gpu)) for gpu, own in configs.items()}
+        self._known: dict[Run, tuple[SlicedKernel, ...]] = {}
 
-    def of(self, figures: Figures) -> tuple[str, ...]:
+    def of(self, figures: Figures) -> tuple[SlicedKernel, ...]:
         """Kernels for the problem of a run, the best first; none where no kernel serves it."""
         if figures.run not in self._known:
             selector = self._selectors.get(figures.run.gpu)
             times = selector.times(figures.run.problem) if selector else {}
-            self._known[figures.run] = tuple(sorted(times, key=lambda name: times[name])[:CHOICES])
+            measured = self._measured[figures.run.gpu] & times.keys()
+            self._known[figures.run] = tuple(sorted(measured, key=lambda kernel: (times[kernel], kernel))[:CHOICES])
         return self._known[figures.run]
 
 
@@ -78,7 +82,7 @@ class Group(NamedTuple):
 
     def chosen(self, choices: Choices) -> list[Figures]:
         """Those whose selected kernel was timed at length, beside the best."""
-        return [f for f in self.found if f.best and next(iter(choices.of(f)), "") in f.finalists]
+        return [f for f in self.found if f.best and next(iter(choices.of(f)), None) in f.finalists]
 
     def compared(self, choices: Choices, baseline: str) -> Compared:
         """The best and the selected kernel relative to a baseline: of the problems that have all three, or else of
@@ -88,7 +92,7 @@ class Group(NamedTuple):
         best = [ratio for f in of if (ratio := f.over(f.best, baseline)) is not None]
         first = [(f, f.finalists[choices.of(f)[0]]) for f in whole]
         selected = [ratio for f, m in first if (ratio := f.over(m, baseline)) is not None]
-        return Compared(best, selected, [f.reached([m.kernel]) or 0.0 for f, m in first])
+        return Compared(best, selected, [f.reached([m.sliced]) or 0.0 for f, m in first])
 
 
 def grouped(found: Sequence[Figures]) -> list[Group]:

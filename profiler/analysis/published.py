@@ -165,7 +165,7 @@ def _line(name: str, sweep: str, measurements: Sequence[Measurement], table: Tab
         len(chosen),
         _known(chosen, lambda f, m: f.over(m, table.baseline)),
         _known(chosen, lambda f, m: f.over(f.best, table.baseline)),
-        _known(chosen, lambda f, m: f.reached([m.kernel])),
+        _known(chosen, lambda f, m: f.reached([m.sliced])),
         (
             _known(chosen, lambda f, m: _of_quartiles(f, m, table.baseline, slow=True)),
             _known(chosen, lambda f, m: _of_quartiles(f, m, table.baseline, slow=False)),

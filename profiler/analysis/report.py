@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import RecordError
 from gemmill.library.extras import install
 from gemmill.library.records import Measurement
@@ -43,7 +44,7 @@ def rows(
 
 
 def _row(
-    figures: Figures, ranked: Sequence[str], peak_rates: PeakRates | None, present: Sequence[str]
+    figures: Figures, ranked: Sequence[SlicedKernel], peak_rates: PeakRates | None, present: Sequence[str]
 ) -> dict[str, str | float | None]:
     best, run = figures.best, figures.run
     roof = peak_rates.roof(run.problem) if peak_rates else None
@@ -59,13 +60,15 @@ def _row(
         "commit": run.commit,
         "run": run.sweep,
         "best": best.kernel if best else None,
+        "slices": best.slices if best else None,
         **_time(best),
         "rounds": best.samples if best else None,
         "launches": best.launches if best else None,
         "regime": run.regime,
         "tflops": best.tflops if best else None,
         **against,
-        "selected": ranked[0] if ranked else None,
+        "selected": ranked[0].name if ranked else None,
+        "selected_slices": ranked[0].slices if ranked else None,
         "selected_over_best": figures.reached(ranked[:1]),
         "roof": roof.name if roof else None,
         "of_roof": peak_rates.fraction(best) if peak_rates and best else None,
@@ -108,7 +111,9 @@ def as_junit(found: Sequence[Figures]) -> str:
         suite = ElementTree.SubElement(root, "testsuite", counts)
         for m in cases:
             seconds = f"{(m.us or 0) / 1e6:.9f}"
-            case = ElementTree.SubElement(suite, "testcase", name=_xml(m.kernel), classname=_xml(name), time=seconds)
+            case = ElementTree.SubElement(
+                suite, "testcase", name=_xml(str(m.sliced)), classname=_xml(name), time=seconds
+            )
             if m.stage == "failed":
                 ElementTree.SubElement(case, "failure", message=_xml(m.says))
     ElementTree.indent(root)

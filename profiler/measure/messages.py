@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gemmill.library.arch import DEFAULT_GPU
-from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.problem import GemmProblem, Regime
 from gemmill.library.version import __version__
 from gemmill.profiler.baselines.baseline import BASELINES
@@ -64,10 +63,10 @@ class Unit:
     """One problem and the kernels to be measured on it, side by side."""
 
     problem: GemmProblem
-    configs: tuple[GemmConfig, ...]
+    kernels: tuple[SlicedKernel, ...]
     """The likely best first, where time is limited."""
-    pinned: tuple[str, ...] = ()
-    """Names of kernels that are finalists however slow they look at first."""
+    pinned: tuple[SlicedKernel, ...] = ()
+    """Kernels that are finalists however slow they look at first."""
     seconds: float | None = None
     """Time for all of it; None: as long as it takes."""
     artifacts: Mapping[str, bytes] = field(default_factory=dict, repr=False, hash=False)
@@ -78,26 +77,18 @@ class Unit:
     sizes: str = ""
     """Sizes of its groups (library/input/group_sizes.py); empty where it has none."""
 
-    edited: tuple[str, ...] = ()
-    """Names of kernels besides, which no config emits (:mod:`gemmill.library.config.edited`)."""
-
     @property
-    def kernels(self) -> tuple[str, ...]:
-        """Names of the kernels."""
-        return (*map(kernel_name, self.configs), *self.edited)
-
-    @property
-    def candidates(self) -> tuple[str, ...]:
-        """Names of the kernels, then of the baselines."""
-        return (*self.kernels, *self.baselines)
+    def candidates(self) -> tuple[SlicedKernel, ...]:
+        """The kernels, then the baselines."""
+        return (*self.kernels, *map(SlicedKernel, self.baselines))
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of one kernel, or of a baseline, on a problem."""
 
-    kernel: str
-    """Kernel name, or one of :data:`~gemmill.profiler.baselines.baseline.BASELINES`."""
+    kernel: SlicedKernel
+    """The kernel, or one of :data:`~gemmill.profiler.baselines.baseline.BASELINES`."""
     stage: Stage
     """``screen``: timed briefly; ``final``: timed again, at length; ``failed``: not timed."""
     timing: Timing | None = None
@@ -130,9 +121,9 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Word of which kernel is about to run; its name is empty while none is."""
+    """Word of which kernel is about to run; None while none is."""
 
-    kernel: str
+    kernel: SlicedKernel | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,11 @@ import numpy as np
 
 from gemmill.library.arch import DEFAULT_GPU
 from gemmill.library.config.names import parse_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.measure.operands import torch
 from gemmill.profiler.measure.telemetry import Reading, Telemetry, summarise
+from gemmill.profiler.measure.timing import K
 from gemmill.runtime.select.cost.energy import sustained_us
 from gemmill.runtime.select.cost.table import FeatureTable
 from gemmill.runtime.select.kernels.faults import needs_swap
@@ -35,23 +37,23 @@ LIKELY = MappingProxyType({"burst": 0.6, "moved": 0.06, "stages": 0.0, "scale": 
 """Roughly what was fitted on the H200 to measured bursts: for what is looked at where no model was fitted."""
 
 
-def likely(problem: GemmProblem, us: Mapping[str, float], count: int) -> list[str]:
+def likely(problem: GemmProblem, us: Mapping[SlicedKernel, float], count: int) -> list[SlicedKernel]:
     """The kernels that may be the fastest alone, at most ``count``, the likeliest first.
 
     Args:
         problem: what they solve.
-        us: microseconds of a brief look at each, by its name.
+        us: microseconds of a brief look at each.
         count: of them.
     """
     if not us:
         return []
-    configs = [parse_name(name) for name in us]
-    entries = [(name, config, needs_swap(config, problem) is True) for name, config in zip(us, configs, strict=True)]
-    table = FeatureTable.of(entries, DEFAULT_GPU)
+    configs = [parse_name(kernel.name) for kernel in us]
+    sides = [needs_swap(config, problem) is True for config in configs]
+    table = FeatureTable.of(zip(us, configs, sides, strict=True), DEFAULT_GPU)
     burst_us = np.array([*us.values()])
     times = sustained_us(LIKELY, burst_us, table, problem, DEFAULT_GPU)
-    names = [*us]
-    return [names[i] for i in np.argsort(times, kind="stable")[:count].tolist()]
+    kernels = [*us]
+    return [kernels[i] for i in np.argsort(times, kind="stable")[:count].tolist()]
 
 
 def turn(graph: Any, launches: int, seconds: float, telemetry: Telemetry) -> tuple[float, Reading]:
@@ -83,14 +85,14 @@ def turn(graph: Any, launches: int, seconds: float, telemetry: Telemetry) -> tup
 
 
 def time_turns(
-    graphs: Mapping[str, Any],
+    graphs: Mapping[K, Any],
     launches: int,
     seconds: float,
     turns: int,
     telemetry: Telemetry,
-    always: frozenset[str] = frozenset(),
-    before: Callable[[str], None] = lambda name: None,
-) -> dict[str, tuple[list[float], Reading]]:
+    always: frozenset[K] = frozenset(),
+    before: Callable[[K], None] = lambda name: None,
+) -> dict[K, tuple[list[float], Reading]]:
     """Microseconds of a launch, one for each turn that a candidate had, and the GPU's state under it.
 
     All have a first turn, in an order drawn anew each time, as the heat of one is the next one's. Those that are behind
@@ -105,7 +107,7 @@ def time_turns(
         always: candidates that have all turns, such as baselines.
         before: told which candidate is about to run.
     """
-    found: dict[str, list[tuple[float, Reading]]] = {name: [] for name in graphs}
+    found: dict[K, list[tuple[float, Reading]]] = {name: [] for name in graphs}
     left, order = list(graphs), random.Random(0)
     for index in range(turns):
         order.shuffle(left)
@@ -117,7 +119,7 @@ def time_turns(
     return {name: ([us for us, _ in own], summarise([reading for _, reading in own])) for name, own in found.items()}
 
 
-def still_open(us: Mapping[str, float], behind: float, always: frozenset[str]) -> list[str]:
+def still_open(us: Mapping[K, float], behind: float, always: frozenset[K]) -> list[K]:
     """Candidates that may be the fastest yet: those that are not behind by more than a part of the least time."""
     limit = min(us.values(), default=0.0) * (1 + behind)
     return [name for name, value in us.items() if value <= limit or name in always]

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.problem import GemmProblem
@@ -35,6 +35,8 @@ PEAK_BYTES = 4e12
 TUNING_ROUNDS = 5
 """Replays of each launch of which the fastest is sought."""
 
+K = TypeVar("K")
+"""What a candidate is called."""
 Launch = Callable[[int], None]
 """Launches a kernel on torch's current stream, on the operand set of this index."""
 
@@ -101,12 +103,12 @@ def capture(launch: Launch, sets: int, launches: int, stream: Any) -> Any:
 
 
 def time_rounds(
-    graphs: Mapping[str, Any],
+    graphs: Mapping[K, Any],
     launches: int,
     rounds: int,
-    before: Callable[[str], None] = lambda name: None,
+    before: Callable[[K], None] = lambda name: None,
     after_round: Callable[[int], None] = lambda index: None,
-) -> dict[str, list[float]]:
+) -> dict[K, list[float]]:
     """Replay every graph once a round, in random order, and return microseconds of a launch, one for each round.
 
     Args:
@@ -117,7 +119,7 @@ def time_rounds(
         after_round: told the index of the round that is over, while the GPU is still warm.
     """
     start, end = (torch().cuda.Event(enable_timing=True) for _ in range(2))
-    samples: dict[str, list[float]] = {name: [] for name in graphs}
+    samples: dict[K, list[float]] = {name: [] for name in graphs}
     names, order = list(graphs), random.Random(0)
     for index in range(rounds):
         order.shuffle(names)
@@ -136,7 +138,7 @@ def time_rounds(
 def fastest(launches: Sequence[Launch], problem: GemmProblem, sets: int) -> int:
     """Which of some launches solves a problem in the least time, by a few interleaved rounds over all operand sets."""
     each, stream = launches_per_replay(problem, sets), torch().cuda.Stream()
-    graphs = {str(index): capture(launch, sets, each, stream) for index, launch in enumerate(launches)}
+    graphs = {index: capture(launch, sets, each, stream) for index, launch in enumerate(launches)}
     samples = time_rounds(graphs, each, TUNING_ROUNDS)
     return int(min(samples, key=lambda index: statistics.median(samples[index])))
 

@@ -16,7 +16,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from gemmill.library.config.names import kernel_name
+from gemmill.library.config.edited import is_edited
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import CompileError, DeviceError, GemmillError, OperandError, UnsupportedProblemError
 from gemmill.library.input.group_sizes import as_full, sizes_of
 from gemmill.profiler.baselines.baseline import BASELINES, absent
@@ -125,7 +126,7 @@ class _Bench:
         self.kernels: set[str] = set()
         self.stream = torch().cuda.Stream()
 
-    def runs(self, kernel: str) -> None:
+    def runs(self, kernel: SlicedKernel | None) -> None:
         """Leave word of which kernel is about to run."""
         self.send(Running(kernel))
 
@@ -137,34 +138,34 @@ class _Bench:
         twice as many rounds (successive halving: Jamieson and Talwalkar, AISTATS 2016), down to the finalists.
         """
         clock = _Clock(unit.seconds)
-        self.runs("")
+        self.runs(None)
         torch().cuda.empty_cache()  # operands of another size
         operands = make_operands(unit.problem, self.options.seed, sizes=sizes_of(unit.problem, unit.sizes))
         launches, outcomes = self.verified(unit, operands, clock)
-        baselines = {name: launches.pop(name) for name in BASELINES if name in launches}
+        baselines = {b: launches.pop(b) for b in map(SlicedKernel, unit.baselines) if b in launches}
         launches_each = launches_per_replay(as_full(unit.problem, unit.sizes), len(operands))
         readings: list[Reading] = []
 
-        def timed(graphs: dict[str, Any], rounds: int, stage: Stage) -> list[str]:
-            """Time candidates, note their outcomes, and return their names, the fastest first."""
+        def timed(graphs: dict[SlicedKernel, Any], rounds: int, stage: Stage) -> list[SlicedKernel]:
+            """Time candidates, note their outcomes, and return them, the fastest first."""
             if not graphs:
                 return []
 
             def read(round_: int) -> None:
                 if round_ % READ_EVERY == 0:
                     next(iter(graphs.values())).replay()  # the reading shows a GPU at work
-                    self.runs("")
+                    self.runs(None)
                     readings.append(self.telemetry.read())
                     torch().cuda.synchronize()
 
             samples = time_rounds(graphs, launches_each, rounds, self.runs, read)
-            for name, values in samples.items():
-                outcomes[name] = replace(outcomes[name], stage=stage, timing=summarise(values, launches_each))
-            return sorted(samples, key=lambda name: statistics.median(samples[name]))
+            for kernel, values in samples.items():
+                outcomes[kernel] = replace(outcomes[kernel], stage=stage, timing=summarise(values, launches_each))
+            return sorted(samples, key=lambda kernel: statistics.median(samples[kernel]))
 
-        def seconds(names: Iterable[str]) -> float:
+        def seconds(kernels: Iterable[SlicedKernel]) -> float:
             """What a round of these takes."""
-            return sum(outcomes[name].us for name in names) * launches_each / 1e6
+            return sum(outcomes[kernel].us for kernel in kernels) * launches_each / 1e6
 
         graphs = self.captured(launches, len(operands), launches_each)
         rounds, last = self.options.screen_rounds, self.options.finalists
@@ -173,12 +174,12 @@ class _Bench:
             better, rounds = ranked[: len(ranked) // 2], 2 * rounds
             if clock.left < rounds * seconds(better) + self.options.screen_rounds * seconds(ranked[:last]):
                 break
-            ranked = timed({name: graphs[name] for name in better}, rounds, "screen")
+            ranked = timed({kernel: graphs[kernel] for kernel in better}, rounds, "screen")
         chosen = set(ranked[:last]) | set(unit.pinned)
         if self.options.regime == "sustained" and last is not None:
-            looked = {name: outcomes[name].us for name in map(kernel_name, unit.configs) if name in graphs}
+            looked = {k: outcomes[k].us for k in unit.kernels if k in graphs and not is_edited(k.name)}
             chosen |= {*likely(unit.problem, looked, last)}
-        graphs = {name: graph for name, graph in graphs.items() if name in chosen}
+        graphs = {kernel: graph for kernel, graph in graphs.items() if kernel in chosen}
         rounds = self.options.final_rounds
         if unit.seconds is not None and graphs:
             each = seconds(graphs) * (1 + len(baselines) / len(graphs))
@@ -194,28 +195,32 @@ class _Bench:
             len(set(unit.kernels) - set(outcomes)),
         )
 
-    def captured(self, candidates: dict[str, Launch], sets: int, launches: int) -> dict[str, Any]:
+    def captured(self, candidates: dict[SlicedKernel, Launch], sets: int, launches: int) -> dict[SlicedKernel, Any]:
         """Graphs of so many launches each, over so many operand sets."""
         graphs = {}
-        for name, launch in candidates.items():
-            self.runs(name)
-            graphs[name] = capture(launch, sets, launches, self.stream)
+        for kernel, launch in candidates.items():
+            self.runs(kernel)
+            graphs[kernel] = capture(launch, sets, launches, self.stream)
         return graphs
 
     def alone(
-        self, graphs: dict[str, Any], launches: int, always: frozenset[str], outcomes: dict[str, Outcome]
-    ) -> dict[str, Outcome]:
+        self,
+        graphs: dict[SlicedKernel, Any],
+        launches: int,
+        always: frozenset[SlicedKernel],
+        outcomes: dict[SlicedKernel, Outcome],
+    ) -> dict[SlicedKernel, Outcome]:
         """Outcomes of candidates timed each alone, ``always`` those that have all turns."""
         options = self.options
         found = time_turns(graphs, launches, options.seconds, options.turns, self.telemetry, always, self.runs)
         return {
-            name: replace(outcomes[name], stage="final", timing=summarise(values, launches), reading=reading)
-            for name, (values, reading) in found.items()
+            kernel: replace(outcomes[kernel], stage="final", timing=summarise(values, launches), reading=reading)
+            for kernel, (values, reading) in found.items()
         }
 
     def verified(
         self, unit: Unit, operands: list[OperandSet], clock: _Clock
-    ) -> tuple[dict[str, Launch], dict[str, Outcome]]:
+    ) -> tuple[dict[SlicedKernel, Launch], dict[SlicedKernel, Outcome]]:
         """Run kernels once against the reference: launches of those that are right, and all outcomes so far.
 
         All kernels, or where time is limited as many as there are finalists, and more while half of it is left once
@@ -224,31 +229,31 @@ class _Bench:
         The baselines that have this GEMM are among them, right or not: cuBLAS may sum in halves of lower precision.
         """
         expected = reference(unit.problem, operands[0], *factors(unit.problem))
-        launches: dict[str, Launch] = {}
-        outcomes: dict[str, Outcome] = {}
+        launches: dict[SlicedKernel, Launch] = {}
+        outcomes: dict[SlicedKernel, Outcome] = {}
         # A capture and the first rounds.
         screening = (1 + self.options.screen_rounds) * replay_seconds(as_full(unit.problem, unit.sizes), len(operands))
-        for name in unit.kernels:
+        for kernel in unit.kernels:
             left = clock.left - len(launches) * screening
             tried = launches if clock.left > 0 else outcomes  # those that fail take time as well
             if left < clock.seconds / 2 and len(tried) >= (self.options.finalists or 0):
                 break
-            self.runs(name)
+            self.runs(kernel)
             try:
-                launch = self.launch(name, unit, operands)
+                launch = self.launch(kernel, unit, operands)
             except (UnsupportedProblemError, OperandError, CompileError, DeviceError) as error:
                 torch().cuda.synchronize()  # a fault of the GPU is its own, and ends this process
-                outcomes[name] = Outcome(name, "failed", says=str(error).partition("\n")[0])
+                outcomes[kernel] = Outcome(kernel, "failed", says=str(error).partition("\n")[0])
                 continue
             operands[0].poison_outputs(unit.problem)
-            outcomes[name] = self.compared(name, launch, expected, operands[0])
-            if outcomes[name].verified:
-                launches[name] = launch
+            outcomes[kernel] = self.compared(kernel, launch, expected, operands[0])
+            if outcomes[kernel].verified:
+                launches[kernel] = launch
         references = {unit.problem: expected}
         for name in unit.baselines:
             if name in self.machine.absent:
                 continue
-            self.runs(name)
+            self.runs(kernel := SlicedKernel(name))
             try:
                 baseline = BASELINES[name](unit.problem, operands)
                 if baseline is None:
@@ -260,32 +265,32 @@ class _Bench:
                     poison(first.d)
                 else:
                     first.d.copy_(first.c)  # torch's cuBLAS adds to D
-                outcomes[name] = self.compared(name, baseline.launch, references[solved], first)
-                launches[name] = baseline.launch
+                outcomes[kernel] = self.compared(kernel, baseline.launch, references[solved], first)
+                launches[kernel] = baseline.launch
             except (GemmillError, RuntimeError) as error:  # it lacks the shape, or the combination of types
                 torch().cuda.synchronize()  # a fault of the GPU is its own, and ends this process
-                outcomes[name] = Outcome(name, "failed", says=str(error).partition("\n")[0])
-        self.runs("")
+                outcomes[kernel] = Outcome(kernel, "failed", says=str(error).partition("\n")[0])
+        self.runs(None)
         return launches, outcomes
 
-    def compared(self, name: str, launch: Launch, expected: Reference, operands: OperandSet) -> Outcome:
+    def compared(self, kernel: SlicedKernel, launch: Launch, expected: Reference, operands: OperandSet) -> Outcome:
         """Launch on the first operand set, and compare with the reference."""
         launch(0)
         torch().cuda.synchronize()
-        self.runs("")  # memory that the comparison lacks is not the kernel's fault
+        self.runs(None)  # memory that the comparison lacks is not the kernel's fault
         found = expected.compare(operands.d, operands.arguments)
         stage: Stage = "screen" if found.passed else "failed"
-        return Outcome(name, stage, None, found.passed, found.error, found.says and f"wrong result: {found.says}")
+        return Outcome(kernel, stage, None, found.passed, found.error, found.says and f"wrong result: {found.says}")
 
-    def launch(self, name: str, unit: Unit, operands: list[OperandSet]) -> Launch:
+    def launch(self, kernel: SlicedKernel, unit: Unit, operands: list[OperandSet]) -> Launch:
         """A launch of one kernel on each operand set; GemmillError where it does not fit the problem."""
         problem, first = unit.problem, operands[0]
-        if name not in self.kernels:
-            self.kernels.add(name)
-            self.registry.add(Artifact.from_bytes(unit.artifacts[name]))
+        if kernel.name not in self.kernels:
+            self.kernels.add(kernel.name)
+            self.registry.add(Artifact.from_bytes(unit.artifacts[kernel.name]))
         alpha, beta = factors(problem)
-        options = plan_options(problem, first) | first.tensors()
-        prepared = plan(alpha=alpha, beta=beta, registry=self.registry, kernel=name, **options)
+        options = plan_options(problem, first) | first.tensors() | {"kernel": kernel.name, "slices": kernel.slices}
+        prepared = plan(alpha=alpha, beta=beta, registry=self.registry, **options)
         bound = [operand.tensors() for operand in operands]
 
         def launch(index: int) -> None:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import DeviceError
 from gemmill.profiler.measure.messages import Machine, Options, Outcome, Report, Unit
 from gemmill.profiler.sweep.compilers import ClusterCompilers
@@ -106,7 +106,7 @@ class Cluster:
                 return compilers.compile_many(configs, jobs=jobs, store=store, on_done=on_done)
         return pool.compile_many(configs, jobs=jobs, store=store, on_done=on_done)
 
-    def measure(self, units: Iterator[Unit], faulty: dict[str, str]) -> Iterator[Measured]:
+    def measure(self, units: Iterator[Unit], faulty: dict[SlicedKernel, str]) -> Iterator[Measured]:
         """Measure units, as many at a time as there are workers.
 
         One whose worker dies goes to another. Dask gives up a task after some deaths, and blames those of a worker on
@@ -116,7 +116,7 @@ class Cluster:
         suspects: list[Unit] = []
 
         def hand_out(unit: Unit) -> None:
-            known = {name: faulty[name] for name in unit.candidates if name in faulty}
+            known = {x: faulty[x] for x in unit.candidates if x in faulty}
             futures[self._submit(_measure, self._start_once, unit, known)] = unit
 
         while True:
@@ -136,7 +136,7 @@ class Cluster:
                     suspects.append(unit)
                     continue
                 why = f"{error.allowed_failures + 1} dask workers died while they measured {unit.problem} alone"
-                outcomes = (Outcome(kernel_name(config), "failed", says=why) for config in unit.configs)
+                outcomes = (Outcome(kernel, "failed", says=why) for kernel in unit.kernels)
                 yield Measured(unit, Report(tuple(outcomes), None), self._machine)
                 continue
             check_machines({self._client.scheduler.address: self._machine, worker: machine})
@@ -217,8 +217,8 @@ def _machine(start_once: Callable[[], MeasuringProcess]) -> Machine:
 
 
 def _measure(
-    start_once: Callable[[], MeasuringProcess], unit: Unit, faulty: dict[str, str]
-) -> tuple[str, Machine, Report, dict[str, str]]:
+    start_once: Callable[[], MeasuringProcess], unit: Unit, faulty: dict[SlicedKernel, str]
+) -> tuple[str, Machine, Report, dict[SlicedKernel, str]]:
     """This worker, its GPU, the report of a unit, and the kernels that crashed."""
     with _named() as address:
         worker = start_once()

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import DeviceError, InstallationError
 from gemmill.profiler.measure.messages import Fault, Machine, Options, Outcome, Refusal, Report, Running, Unit
 from gemmill.runtime import driver
@@ -109,7 +109,7 @@ class MeasuringProcess:
         worker.send("", pickle.dumps(request), seconds)
         try:
             while isinstance(message := pickle.loads(worker.receive(seconds)), Running):
-                worker.item = message.kernel
+                worker.item = str(message.kernel or "")
         except WorkerError as error:
             why = ": it hangs" if error.status is None else ""
             raise WorkerError(error.item, f"the measuring process {error}{why}", error.status) from None
@@ -157,12 +157,12 @@ class GpuPool(Protocol):
     ) -> list[pool.Outcome]:
         """As :func:`~gemmill.runtime.compile.pool.compile_many`, wherever kernels are compiled."""
 
-    def measure(self, units: Iterator[Unit], faulty: dict[str, str]) -> Iterator[Measured]:
+    def measure(self, units: Iterator[Unit], faulty: dict[SlicedKernel, str]) -> Iterator[Measured]:
         """Measure units, each taken only when a GPU is free for it; they come back as they are done.
 
         Args:
             units: what to measure.
-            faulty: kernels that are not run, by name, and why. Those that crash are added.
+            faulty: kernels that are not run, and why. Those that crash are added.
 
         Raises:
             DeviceError: no measuring process can be started any more.
@@ -207,7 +207,7 @@ class LocalGpus:
         check_machines({gpu or "this machine": machine for gpu, machine in zip(self._names, machines, strict=True)})
         return machines[0]
 
-    def measure(self, units: Iterator[Unit], faulty: dict[str, str]) -> Iterator[Measured]:
+    def measure(self, units: Iterator[Unit], faulty: dict[SlicedKernel, str]) -> Iterator[Measured]:
         """Measure units, one at a time on each GPU."""
         idle = [*self._processes]
         threads = ThreadPoolExecutor(self.gpus, "measure")
@@ -260,26 +260,25 @@ def check_machines(machines: Mapping[str, Machine]) -> None:
         )
 
 
-def measure(process: MeasuringProcess, unit: Unit, faulty: dict[str, str]) -> Report:
+def measure(process: MeasuringProcess, unit: Unit, faulty: dict[SlicedKernel, str]) -> Report:
     """Measure a unit without the kernels and baselines that are known to be ``faulty``; those that crash are added, and
     what they took of its seconds is gone."""
     begin = time.monotonic()
     while True:
-        failed = tuple(Outcome(n, "failed", says=faulty[n]) for n in unit.candidates if n in faulty)
-        baselines = tuple(name for name in unit.baselines if name not in faulty)
-        sound = tuple(config for config in unit.configs if kernel_name(config) not in faulty)
-        edited = tuple(name for name in unit.edited if name not in faulty)
-        if not sound and not edited:
+        failed = tuple(Outcome(x, "failed", says=faulty[x]) for x in unit.candidates if x in faulty)
+        baselines = tuple(name for name in unit.baselines if SlicedKernel(name) not in faulty)
+        sound = tuple(kernel for kernel in unit.kernels if kernel not in faulty)
+        if not sound:
             return Report(failed, None)
         left = None if unit.seconds is None else max(0.0, unit.seconds - (time.monotonic() - begin))
         try:
-            sound_unit = replace(unit, configs=sound, edited=edited, baselines=baselines, seconds=left)
+            sound_unit = replace(unit, kernels=sound, baselines=baselines, seconds=left)
             report = process.measure(sound_unit)
         except WorkerError as error:
-            if error.item in unit.candidates:
-                faulty[error.item] = f"crashed on {unit.problem}: {error}"
+            if crashed := [x for x in unit.candidates if str(x) == error.item]:
+                faulty[crashed[0]] = f"crashed on {unit.problem}: {error}"
                 continue
             # No kernel was running: the operands may be too large for the GPU.
-            outcomes = tuple(Outcome(name, "failed", says=str(error)) for name in sound_unit.kernels)
+            outcomes = tuple(Outcome(kernel, "failed", says=str(error)) for kernel in sound)
             return Report(failed + outcomes, None)
         return replace(report, outcomes=failed + report.outcomes)

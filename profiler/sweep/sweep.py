@@ -20,8 +20,8 @@ from pathlib import Path
 
 from gemmill.library.arch import serving
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name
-from gemmill.library.decompositions.launched import compiled
+from gemmill.library.config.names import parse_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import RecordError
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, measurement_key, read_records
@@ -64,7 +64,7 @@ class Scope:
 
     baselines: Sequence[str] = tuple(BASELINES)
     """Names of those to compare with."""
-    pinned: Callable[[GemmProblem], Mapping[str, GemmConfig]] = lambda problem: {}
+    pinned: Callable[[GemmProblem], Mapping[str, SlicedKernel]] = lambda problem: {}
     """Kernels that are to be measured at length on a problem, beside the best and the selected one, by what would take
     them: ``Measurement.chosen``."""
     budget: float | None = None
@@ -112,8 +112,8 @@ def sweep(
         ToolchainError: kernels are missing in the store and cannot be compiled.
     """
     besides = {unit.problem: scope.pinned(unit.problem) for unit in chosen}
-    configs = [config for unit in chosen for config in (*unit.configs, *besides[unit.problem].values())]
-    if not configs:
+    wanted = frozenset(k for unit in chosen for k in (*unit.kernels, *besides[unit.problem].values()))
+    if not wanted:
         raise RecordError("nothing to profile: no kernel is left for any shape; check the filter and the shapes")
     past = _Past.read(records, options)
     new: list[Measurement] = []
@@ -121,8 +121,8 @@ def sweep(
         workers = stack.enter_context(workers or LocalGpus())
         machine = workers.start(options)  # first: without a GPU nothing need be compiled
         appender = stack.enter_context(Appender(records))
-        kernels = _Kernels.compiled(dict.fromkeys(configs), machine, workers, store or Store(), jobs, listener)
-        if large := sum(too_large(config, unit.problem) for unit in chosen for config in unit.configs):
+        kernels = _Kernels.compiled(wanted, machine, workers, store or Store(), jobs, listener)
+        if large := sum(too_large(kernel, unit.problem) for unit in chosen for kernel in unit.kernels):
             listener.left_out(
                 f"{large} measurements of split kernels are left out: partial sums of over {MAX_PARTIAL_BYTES:,} bytes"
             )
@@ -130,7 +130,7 @@ def sweep(
         if options.regime == "sustained":
             todo = _held_by_power(todo, kernels, listener)
         if workers.gpus > 1:  # what takes longest comes first: the last would keep one GPU busy alone
-            todo.sort(key=lambda unit: len(unit.configs) * unit.problem.flops, reverse=True)
+            todo.sort(key=lambda unit: len(unit.kernels) * unit.problem.flops, reverse=True)
         shares = Shares(scope.budget, workers.gpus)
         handed_out = _handed_out(todo, kernels, past, besides, shares, tuple(scope.baselines), listener)
         source = scope.commit if scope.commit is not None else source_commit()
@@ -175,13 +175,14 @@ class _Kernels:
     """The kernels of a sweep that its GPUs can run."""
 
     gpu: str
+    kernels: frozenset[SlicedKernel]
     configs: Mapping[str, GemmConfig]
     """By name."""
     digests: Mapping[str, str]
-    """Of the cubins of those that are compiled."""
+    """Of the cubins of those that are compiled, by name."""
     packed: Callable[[str], bytes]
     """Gives the artifact of one that is."""
-    faulty: dict[str, str]
+    faulty: dict[SlicedKernel, str]
     """Those that could not be compiled, and why. Those that crash are added."""
     selector: Selector
     """What ranks them: by what ships; what the sweep's file holds does not."""
@@ -189,52 +190,51 @@ class _Kernels:
     @classmethod
     def compiled(
         cls,
-        configs: Iterable[GemmConfig],
+        kernels: Iterable[SlicedKernel],
         machine: Machine,
         workers: GpuPool,
         store: Store,
         jobs: int | None,
         listener: Listener,
     ) -> _Kernels:
-        configs = list(configs)
+        configs = {name: parse_name(name) for name in sorted({kernel.name for kernel in kernels})}
         targets = serving(machine.capability)
-        foreign = Counter(config.arch for config in configs if config.target not in targets)
+        foreign = Counter(config.arch for config in configs.values() if config.target not in targets)
         for arch, count in foreign.items():
             listener.left_out(f"{count} kernels are not measured: they are for {arch}, which {machine.gpu} is not")
-        configs = [config for config in configs if config.arch not in foreign]
-        named = {kernel_name(config): config for config in configs}
-        made = {name: kernel_name(compiled(config)) for name, config in named.items()}
-        own = [*dict.fromkeys(map(compiled, configs))]
-        outcomes = {
-            each.name: each for each in workers.compile_many(own, jobs=jobs, store=store, on_done=listener.compiled)
-        }
-        artifacts = {name: a.launched(named[name]) for name in named if (a := outcomes[made[name]].artifact)}
+        configs = {name: config for name, config in configs.items() if config.arch not in foreign}
+        kernels = frozenset(kernel for kernel in kernels if kernel.name in configs)
+        made = workers.compile_many(configs.values(), jobs=jobs, store=store, on_done=listener.compiled)
+        artifacts = {outcome.name: outcome.artifact for outcome in made if outcome.artifact is not None}
+        errors = {outcome.name: outcome.error for outcome in made if outcome.error is not None}
         return cls(
             machine.gpu,
-            named,
+            kernels,
+            configs,
             {name: artifact.digest for name, artifact in artifacts.items()},
             functools.cache(lambda name: artifacts[name].to_bytes()),
-            {name: f"not compiled: {error}" for name in named if (error := outcomes[made[name]].error)},
-            Selector(named, gpus.figures(machine.gpu)),
+            {kernel: f"not compiled: {errors[kernel.name]}" for kernel in kernels if kernel.name in errors},
+            Selector(configs, gpus.figures(machine.gpu)),
         )
 
-    def is_due(self, config: GemmConfig, unit: Unit, past: _Past) -> bool:
+    def is_due(self, kernel: SlicedKernel, unit: Unit, past: _Past) -> bool:
         """Whether a kernel is to be measured on a unit's problem: the GPU can run it, and it has not been."""
         problem, sizes = unit.problem, unit.sizes
-        name = kernel_name(config)
-        if name not in self.configs or too_large(config, problem):
+        if kernel not in self.kernels or too_large(kernel, problem):
             return False
-        if (digest := self.digests.get(name)) is None:
+        if (digest := self.digests.get(kernel.name)) is None:
             return True
-        key = measurement_key(digest, problem, self.gpu, sizes=sizes, kernel=name)
+        key = measurement_key(digest, problem, self.gpu, sizes=sizes, slices=kernel.slices)
         # What a problem lacks for a kernel it will lack again; what went wrong otherwise may not.
-        return key not in past.known and not (key in past.failed and needs_swap(config, problem) is None)
+        return key not in past.known and not (
+            key in past.failed and needs_swap(self.configs[kernel.name], problem) is None
+        )
 
 
 def _due(chosen: Iterable[Unit], kernels: _Kernels, past: _Past) -> list[Unit]:
     """The units with the kernels that are due; those without any are left out."""
-    todo = (replace(u, configs=tuple(c for c in u.configs if kernels.is_due(c, u, past))) for u in chosen)
-    return [unit for unit in todo if unit.configs and unit.problem not in past.sustained]
+    todo = (replace(u, kernels=tuple(k for k in u.kernels if kernels.is_due(k, u, past))) for u in chosen)
+    return [unit for unit in todo if unit.kernels and unit.problem not in past.sustained]
 
 
 def _held_by_power(todo: Iterable[Unit], kernels: _Kernels, listener: Listener) -> list[Unit]:
@@ -250,7 +250,7 @@ def _handed_out(
     todo: Sequence[Unit],
     kernels: _Kernels,
     past: _Past,
-    besides: Mapping[GemmProblem, Mapping[str, GemmConfig]],
+    besides: Mapping[GemmProblem, Mapping[str, SlicedKernel]],
     shares: Shares,
     baselines: tuple[str, ...],
     listener: Listener,
@@ -259,13 +259,14 @@ def _handed_out(
     for done, unit in enumerate(todo):
         seconds = shares.take(unit.problem, len(todo) - done)
         if seconds is not None and seconds <= 0:
-            listener.untried(unit.problem, len(unit.configs))
+            listener.untried(unit.problem, len(unit.kernels))
             continue
-        listed = {*unit.configs}
+        listed = {*unit.kernels}
         unit = likely_first(replace(unit, seconds=seconds), kernels.selector, besides[unit.problem].values())
-        due = (c for c in unit.configs if c in listed or kernels.is_due(c, unit, past))
-        unit = replace(unit, configs=tuple(due))
-        own = {name: kernels.packed(name) for name in map(kernel_name, unit.configs) if name in kernels.digests}
+        due = (kernel for kernel in unit.kernels if kernel in listed or kernels.is_due(kernel, unit, past))
+        unit = replace(unit, kernels=tuple(due))
+        names = {kernel.name for kernel in unit.kernels} & kernels.digests.keys()
+        own = {name: kernels.packed(name) for name in sorted(names)}
         yield replace(unit, baselines=baselines, artifacts=own)
 
 
@@ -308,22 +309,22 @@ def measurements(
     digests: Mapping[str, str],
     machine: Machine,
     commit: str,
-    chosen: Mapping[str, GemmConfig],
+    chosen: Mapping[str, SlicedKernel],
 ) -> list[Measurement]:
     """The records of a report."""
-    choosers: dict[str, tuple[str, ...]] = {}
-    for who, config in chosen.items():
-        name = kernel_name(config)
-        choosers[name] = (*choosers.get(name, ()), who)
+    choosers: dict[SlicedKernel, tuple[str, ...]] = {}
+    for who, kernel in chosen.items():
+        choosers[kernel] = (*choosers.get(kernel, ()), who)
     timings = {outcome.kernel: outcome.timing for outcome in report.outcomes}
-    baseline = next((timings[name] for name in THROUGH_TORCH if name in timings), None)
+    baseline = next((timings[kernel] for kernel in map(SlicedKernel, THROUGH_TORCH) if kernel in timings), None)
     shared = asdict(report.reading) if report.reading else {}
     alone = any(outcome.reading for outcome in report.outcomes)
     now = datetime.now(UTC)
     return [
         Measurement(
-            kernel=outcome.kernel,
-            digest=digests.get(outcome.kernel, ""),
+            kernel=outcome.kernel.name,
+            slices=outcome.kernel.slices,
+            digest=digests.get(outcome.kernel.name, ""),
             problem=unit.problem,
             sizes=unit.sizes,
             gpu=machine.gpu,
@@ -362,10 +363,9 @@ def measured_beside(problem: GemmProblem, artifacts: Sequence[Artifact]) -> list
     """
     unit = Unit(
         problem,
-        tuple(artifact.config for artifact in artifacts if not artifact.is_edited),
+        tuple(SlicedKernel(artifact.name) for artifact in artifacts),
         artifacts={artifact.name: artifact.to_bytes() for artifact in artifacts},
         baselines=(),
-        edited=tuple(artifact.name for artifact in artifacts if artifact.is_edited),
     )
     digests = {artifact.name: artifact.digest for artifact in artifacts}
     with LocalGpus() as gpu:

@@ -10,8 +10,7 @@ from typing import Any
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
-from gemmill.library.decompositions.decomposition import decomposition_of
-from gemmill.library.decompositions.launched import numbered
+from gemmill.library.decompositions.sliced_kernel import SLICES, SlicedKernel, choices_of_slices
 from gemmill.library.decompositions.workspace import PARTIAL_BYTES
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
 from gemmill.library.epilogues.tree import transposed
@@ -137,13 +136,13 @@ def is_plain(config: GemmConfig) -> bool:
 def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape], varies: bool = False) -> list[Unit]:
     """What to measure: for every shape the kernels by the problem they solve on it, in the order of the configs.
     Kernels for groups or arrays are for shapes that say so. With ``varies``, kernels without an expression are also
-    taken with the one that a shape says, as a registry would take them. Kernels whose launch says in how many slices K
-    goes are measured with each number that is chosen among.
+    taken with the one that a shape says, as a registry would take them. Split-K kernels are measured in each number
+    of slices that is chosen among.
 
     Where there are few rows, the kernels follow that solve the problem transposed only
     (:attr:`GemmProblem.transposed`).
     """
-    configs = list(numbered({kernel_name(config): config for config in configs}).values())
+    configs = list(configs)
     groups: dict[tuple[GemmProblem, str], list[GemmConfig]] = {}
     for shape in shapes:
         offered = _offered(configs, shape, varies)
@@ -154,7 +153,16 @@ def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape], varies: bool =
             swapped = _swapped(config, shape, _aligns(_formats_of(shape)))
             if swapped and own.get(config) != swapped and (members := groups.get((swapped, shape.sizes))):
                 members.append(config)
-    return [Unit(problem, tuple(members), sizes=sizes) for (problem, sizes), members in groups.items()]
+    return [
+        Unit(problem, tuple(kernel for config in members for kernel in in_each_number(config)), sizes=sizes)
+        for (problem, sizes), members in groups.items()
+    ]
+
+
+def in_each_number(config: GemmConfig) -> list[SlicedKernel]:
+    """A kernel in each number of slices that is chosen among."""
+    name = kernel_name(config)
+    return [SlicedKernel(name, slices) for slices in choices_of_slices(config)]
 
 
 def unserved(configs: Iterable[GemmConfig], shapes: Iterable[Shape], varies: bool = False) -> list[Shape]:
@@ -183,30 +191,28 @@ def _varied(config: GemmConfig, text: str) -> GemmConfig | None:
     return with_epilogue(config, text) if config.epilogue == LINEAR else None
 
 
-def likely_first(unit: Unit, selector: Selector, besides: Iterable[GemmConfig] = ()) -> Unit:
+def likely_first(unit: Unit, selector: Selector, besides: Iterable[SlicedKernel] = ()) -> Unit:
     """The unit with its kernels as the selector ranks them, behind those that are finalists anyhow: the first of that
     rank and those ``besides``, also where the unit lacks them: transposed, of many rows. Kernels that the selector
     passes over come last."""
-    likely = _ranked(unit.problem, selector, len(selector.configs))
-    finalists = dict.fromkeys((*(selector.configs[name] for name in likely[:1]), *besides))
-    pinned = tuple(map(kernel_name, finalists))
-    places = {name: place for place, name in enumerate(dict.fromkeys((*pinned, *likely)))}
-    configs = dict.fromkeys((*unit.configs, *finalists))
-    ranked = sorted(configs, key=lambda config: places.get(kernel_name(config), len(places)))
-    return replace(unit, configs=tuple(ranked), pinned=pinned)
+    likely = _ranked(unit.problem, selector, len(SLICES) * len(selector.configs))
+    pinned = tuple(dict.fromkeys((*likely[:1], *besides)))
+    places = {kernel: place for place, kernel in enumerate(dict.fromkeys((*pinned, *likely)))}
+    kernels = dict.fromkeys((*unit.kernels, *pinned))
+    ranked = sorted(kernels, key=lambda kernel: places.get(kernel, len(places)))
+    return replace(unit, kernels=tuple(ranked), pinned=pinned)
 
 
 def likely_alone(unit: Unit, selector: Selector, count: int) -> Unit:
     """The unit with the kernels alone that the selector ranks first, at most ``count``, also where the unit lacks them;
     with none where no kernel serves it."""
-    likely = _ranked(unit.problem, selector, count)
-    return replace(unit, configs=tuple(selector.configs[name] for name in likely))
+    return replace(unit, kernels=tuple(_ranked(unit.problem, selector, count)))
 
 
-def _ranked(problem: GemmProblem, selector: Selector, count: int) -> list[str]:
-    """Names of the kernels that the selector ranks first for a burst, at most so many; none where no kernel serves."""
+def _ranked(problem: GemmProblem, selector: Selector, count: int) -> list[SlicedKernel]:
+    """The kernels that the selector ranks first for a burst, at most so many; none where no kernel serves."""
     try:
-        return [candidate.name for candidate in selector.candidates(problem, count)]
+        return [candidate.kernel for candidate in selector.candidates(problem, count)]
     except UnsupportedProblemError:
         return []
 
@@ -217,8 +223,7 @@ def power_binds(problem: GemmProblem, selector: Selector) -> bool:
     return bool(times) and power_us(problem, selector.gpu) > HELD * min(times.values())
 
 
-def too_large(config: GemmConfig, problem: GemmProblem) -> bool:
-    """Whether the partial sums of a split kernel take more than :data:`MAX_PARTIAL_BYTES`."""
-    if not decomposition_of(config).has_second_kernel:
-        return False
-    return config.scheduler.splits * problem.batch * problem.m * problem.n * PARTIAL_BYTES > MAX_PARTIAL_BYTES
+def too_large(kernel: SlicedKernel, problem: GemmProblem) -> bool:
+    """Whether the partial sums of several slices take more than :data:`MAX_PARTIAL_BYTES`."""
+    partial_bytes = kernel.slices * problem.batch * problem.m * problem.n * PARTIAL_BYTES
+    return kernel.slices > 1 and partial_bytes > MAX_PARTIAL_BYTES

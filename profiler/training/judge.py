@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.training.network import fit, predict
 from gemmill.profiler.training.rows import Rows, merged
@@ -52,9 +53,9 @@ def _summary(first: Any, of_eight: Any) -> list[float]:
 
 def reached(rows: Rows, predicted: Any) -> tuple[float, float]:
     """Time of the best kernel over that of the one predicted best, and over the best of the first eight."""
-    first: dict[str, float] = {}
+    first: dict[SlicedKernel, float] = {}
     for i in np.argsort(predicted, kind="stable"):
-        first.setdefault(rows.names[i], float(rows.measured[i]))
+        first.setdefault(rows.kernels[i], float(rows.measured[i]))
         if len(first) == 8:
             break
     best = min(rows.best, float(rows.measured.min()))

@@ -59,7 +59,7 @@ def _descend(rows: Sequence[Rows], start: Layers | None, epochs: int, rate: floa
     analytic = np.concatenate([r.analytic for r in rows]).astype(np.float32)
     measured = np.concatenate([r.measured for r in rows]).astype(np.float32)
     weights = np.concatenate([r.weights for r in rows]).astype(np.float32)
-    sizes = np.array([len(r.names) for r in rows])
+    sizes = np.array([len(r.kernels) for r in rows])
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     best = np.repeat([min(r.best, float(r.measured.min())) for r in rows], sizes)
     lost = np.minimum(np.exp(measured - best) - 1, MOST_LOST).astype(np.float32)

@@ -17,6 +17,7 @@ import numpy as np
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
@@ -43,7 +44,7 @@ class Rows:
     """The kernels of a problem."""
 
     problem: GemmProblem
-    names: tuple[str, ...]
+    kernels: tuple[SlicedKernel, ...]
     features: Any
     """(kernels, inputs of the network), in the order of ``model_file.INPUTS``."""
     analytic: Any
@@ -72,11 +73,11 @@ def _us_today(measurement: Measurement) -> float:
     return us_of(measurement) * (OF_ARGUMENT if COMPILED_IN.search(measurement.kernel) else 1)
 
 
-def of_problem(measurements: Iterable[Measurement]) -> dict[GemmProblem, dict[str, Measurement]]:
+def of_problem(measurements: Iterable[Measurement]) -> dict[GemmProblem, dict[SlicedKernel, Measurement]]:
     """Measurements by problem and kernel; of a kernel measured again, the last."""
-    times: dict[GemmProblem, dict[str, Measurement]] = defaultdict(dict)
+    times: dict[GemmProblem, dict[SlicedKernel, Measurement]] = defaultdict(dict)
     for m in measurements:
-        times[m.problem][m.kernel] = m
+        times[m.problem][m.sliced] = m
     return times
 
 
@@ -88,23 +89,23 @@ def rows_of(measurements: Iterable[Measurement], gpu: Gpu) -> Iterator[Rows]:
     slowest two may have been pinned.
     """
     times = of_problem(m for m in measurements if is_learnt_from(m))
-    configs = {name: parse_name(name) for name in {name for own in times.values() for name in own}}
+    configs = {name: parse_name(name) for name in {kernel.name for own in times.values() for kernel in own}}
     for problem, own in times.items():
         finalists = sorted(_us_today(m) for m in own.values() if m.stage == "final")
         if not finalists:
             continue
         brief = [us_of(m) for m in own.values() if m.stage != "final"]
         scale = max(1.0, finalists[-3:][0] / min(brief)) if brief else 1.0
-        us = {name: _us_today(m) * (1 if m.stage == "final" else scale) for name, m in own.items()}
+        us = {kernel: _us_today(m) * (1 if m.stage == "final" else scale) for kernel, m in own.items()}
         if not (entries := entries_of(us, configs, problem)):  # the rules have changed, and none runs it any more
             continue
         table = FeatureTable.of(entries, gpu)
         work, fitted = analytic(table, problem, gpu), np.flatnonzero(table.is_fitted)
         if fitted.size:
-            names = tuple(table.names[i] for i in fitted)
-            measured, modelled = np.log([us[name] for name in names]), np.log(work["us"][fitted])
+            kernels = tuple(table.kernels[i] for i in fitted)
+            measured, modelled = np.log([us[kernel] for kernel in kernels]), np.log(work["us"][fitted])
             inputs = features(table, work)[fitted]
-            yield Rows(problem, names, inputs, modelled, measured, math.log(finalists[0]), gpu.name)
+            yield Rows(problem, kernels, inputs, modelled, measured, math.log(finalists[0]), gpu.name)
 
 
 def merged(rows: Iterable[Rows]) -> list[Rows]:
@@ -118,9 +119,9 @@ def merged(rows: Iterable[Rows]) -> list[Rows]:
 
 def _of_runs(runs: Sequence[Rows]) -> Rows:
     """One problem as several runs measured it."""
-    index = {name: i for i, name in enumerate(dict.fromkeys(name for run in runs for name in run.names))}
-    kernel = np.array([index[name] for run in runs for name in run.names])
-    run = np.repeat(np.arange(len(runs)), [len(own.names) for own in runs])
+    index = {kernel: i for i, kernel in enumerate(dict.fromkeys(kernel for run in runs for kernel in run.kernels))}
+    kernel = np.array([index[kernel] for run in runs for kernel in run.kernels])
+    run = np.repeat(np.arange(len(runs)), [len(own.kernels) for own in runs])
     features, modelled, measured = (
         np.concatenate([getattr(own, name) for own in runs]) for name in ("features", "analytic", "measured")
     )
@@ -132,14 +133,14 @@ def _of_runs(runs: Sequence[Rows]) -> Rows:
     first = np.unique(kernel, return_index=True)[1]
     best = min(float(np.mean([own.best for own in runs])), float(kernels.min()))
     return replace(
-        runs[0], names=tuple(index), features=features[first], analytic=modelled[first], measured=kernels, best=best
+        runs[0], kernels=tuple(index), features=features[first], analytic=modelled[first], measured=kernels, best=best
     )
 
 
-def entries_of(names: Iterable[str], configs: Mapping[str, GemmConfig], problem: GemmProblem) -> list[Entry]:
+def entries_of(kernels: Iterable[SlicedKernel], configs: Mapping[str, GemmConfig], problem: GemmProblem) -> list[Entry]:
     """Kernels that run a problem, as it is or transposed."""
-    sides = {name: needs_swap(configs[name], problem) for name in names}
-    return [(name, configs[name], swap_ab) for name, swap_ab in sides.items() if swap_ab is not None]
+    sides = {kernel: needs_swap(configs[kernel.name], problem) for kernel in kernels}
+    return [(kernel, configs[kernel.name], swap_ab) for kernel, swap_ab in sides.items() if swap_ab is not None]
 
 
 def is_learnt_from(m: Measurement) -> bool:

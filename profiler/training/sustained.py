@@ -12,6 +12,7 @@ import numpy as np
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config.names import parse_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
 from gemmill.profiler.baselines.baseline import THROUGH_TORCH
@@ -71,8 +72,8 @@ def held(measurements: Iterable[Measurement], gpu: Gpu, model: GpuModel | None) 
     )
     found = []
     for problem, own in by_problem.items():
-        of_kernels = {name: m for name, m in own.items() if is_learnt_from(m)}
-        entries = entries_of(of_kernels, {name: parse_name(name) for name in of_kernels}, problem)
+        of_kernels = {kernel: m for kernel, m in own.items() if is_learnt_from(m)}
+        entries = entries_of(of_kernels, {kernel.name: parse_name(kernel.name) for kernel in of_kernels}, problem)
         if not entries or problem.a_dtype != problem.b_dtype:
             continue
         table = FeatureTable.of(entries, gpu, model.network if model else None)
@@ -84,8 +85,8 @@ def held(measurements: Iterable[Measurement], gpu: Gpu, model: GpuModel | None) 
                 table,
                 work["us"],
                 work["analytic_us"],
-                np.array([us_of(of_kernels[name]) for name in table.names]),
-                next((us_of(own[name]) for name in THROUGH_TORCH if name in own), None),
+                np.array([us_of(of_kernels[kernel]) for kernel in table.kernels]),
+                next((us_of(own[x]) for x in map(SlicedKernel, THROUGH_TORCH) if x in own), None),
                 median(m.watts for m in of_kernels.values() if m.watts is not None),
             )
         )

@@ -5,20 +5,19 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cache
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
-from gemmill.library.config.names import kernel_name
-from gemmill.library.decompositions.launched import numbered
+from gemmill.library.config.names import SPLIT_K, kernel_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel, choices_of_slices
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
 from gemmill.profiler.sweep.shape_suites import load_shapes, shipped_suites
-from gemmill.profiler.training.rows import is_realigned, of_problem, us_of
+from gemmill.profiler.training.rows import COMPILED_IN, is_realigned, of_problem, us_of
 from gemmill.runtime.select.model_file import FORMATS, formats_of
 
 SUITES = (
@@ -35,9 +34,9 @@ FASTEST = 5
 
 
 class _OfRun(NamedTuple):
-    """The kernels of a problem in one run, by name, and the fastest of those measured at length."""
+    """The kernels of a problem in one run, and the fastest of those measured at length."""
 
-    own: dict[str, Measurement]
+    own: dict[SlicedKernel, Measurement]
     first: Measurement
 
 
@@ -51,66 +50,69 @@ def fastest(runs: Iterable[Iterable[Measurement]]) -> dict[str, Any]:
     whose operands are copied first, where kernels of other sets may be faster. A number of slices that was compiled in
     counts for the kernel of any number that ships in its place (docs/performance/decompositions.md: 1.017 of its time).
     """
-    kernels: dict[str, int] = {}
+    kernels: dict[SlicedKernel, int] = {}
     tables: dict[Any, dict[str, list[float]]] = defaultdict(dict)
     found = _by_problem(runs)
     for problem in sorted(found, key=lambda p: (str(formats_of(p)), p.m, p.n, p.k)):
         row = tables[formats_of(problem)][problem.extents] = []
-        for name, us in _ranked(found[problem])[:FASTEST]:
-            row += [kernels.setdefault(name, len(kernels)), float(f"{us:.4g}")]
+        for kernel, us in _ranked(found[problem])[:FASTEST]:
+            row += [kernels.setdefault(kernel, len(kernels)), float(f"{us:.4g}")]
     return {
-        "kernels": [*kernels],
+        "kernels": [kernel.name for kernel in kernels],
+        "slices": [kernel.slices for kernel in kernels],
         "tables": [
             {"formats": dict(zip(FORMATS, key, strict=True)), "problems": table} for key, table in tables.items()
         ],
     }
 
 
-def _by_problem(runs: Iterable[Iterable[Measurement]]) -> dict[GemmProblem, list[dict[str, Measurement]]]:
-    """What runs found of each problem of the suites: kernels of the sets by name, with times as they count."""
+def _by_problem(runs: Iterable[Iterable[Measurement]]) -> dict[GemmProblem, list[dict[SlicedKernel, Measurement]]]:
+    """What runs found of each problem of the suites: kernels of the sets, with times as they count."""
     shipped = shipped_suites()
     suites = {(s.m, s.n, s.k) for suite in SUITES for s in load_shapes(shipped[suite]).shapes}
-    found: dict[GemmProblem, list[dict[str, Measurement]]] = defaultdict(list)
+    found: dict[GemmProblem, list[dict[SlicedKernel, Measurement]]] = defaultdict(list)
     for measurements in runs:
         counted = (
-            m.model_copy(update={"kernel": name})
+            m.model_copy(update={"kernel": kernel.name, "slices": kernel.slices})
             for m in measurements
-            if m.us and m.digest and m.holds != "nothing" and (name := _shipped(m.kernel))
+            if m.us and m.digest and m.holds != "nothing" and (kernel := _shipped(m.sliced))
         )
         for problem, own in of_problem(counted).items():
             slowest = max((us_of(m) for m in own.values() if m.stage == "final"), default=None)
             if (problem.m, problem.n, problem.k) in suites and slowest and not is_realigned(problem):
-                brief = {name: m.model_copy(update={"us": slowest}) for name, m in own.items() if m.stage != "final"}
+                brief = {
+                    kernel: m.model_copy(update={"us": slowest}) for kernel, m in own.items() if m.stage != "final"
+                }
                 found[problem].append(own | brief)
     return found
 
 
 @cache
-def _names() -> frozenset[str]:
+def _kernels() -> frozenset[SlicedKernel]:
     """The kernels that tables may name."""
-    sets = (load_manifest(shipped_manifest(name)) for name in SETS)
-    return frozenset(numbered({kernel_name(config): config for own in sets for config in own.expand()}))
+    configs = (config for name in SETS for config in load_manifest(shipped_manifest(name)).expand())
+    return frozenset(SlicedKernel(kernel_name(c), slices) for c in configs for slices in choices_of_slices(c))
 
 
-def _shipped(kernel: str) -> str | None:
+def _shipped(kernel: SlicedKernel) -> SlicedKernel | None:
     """The kernel, or the one that ships in its place; None where there is neither."""
-    names = (kernel, re.sub(r"_k(\d+)split_", r"_k\1splitk_", kernel))
-    return next((name for name in names if name in _names()), None)
+    present = kernel._replace(name=COMPILED_IN.sub(f"_{SPLIT_K}_", kernel.name))
+    return present if present in _kernels() else None
 
 
-def _ranked(runs: Sequence[dict[str, Measurement]]) -> list[tuple[str, float]]:
+def _ranked(runs: Sequence[dict[SlicedKernel, Measurement]]) -> list[tuple[SlicedKernel, float]]:
     """Kernels and microseconds of the last run, the fastest first."""
     telling: list[_OfRun] = []
     for own in sorted(runs, key=lambda own: max(m.time for m in own.values())):
         first = min((m for m in own.values() if m.stage == "final"), key=us_of)
-        if not telling or telling[-1].first.kernel in own or us_of(first) <= us_of(telling[-1].first):
+        if not telling or telling[-1].first.sliced in own or us_of(first) <= us_of(telling[-1].first):
             telling.append(_OfRun(own, first))
     recent = telling[-RECENT:]
     last, first = recent[-1]
     times_over = {
-        name: geometric_mean(us_of(own[name]) / us_of(best) for own, best in recent if name in own)
-        for name, m in last.items()
+        kernel: geometric_mean(us_of(own[kernel]) / us_of(best) for own, best in recent if kernel in own)
+        for kernel, m in last.items()
         if m.stage == "final"
     }
     least = us_of(first) / min(times_over.values())
-    return [(name, least * times_over[name]) for name in sorted(times_over, key=lambda name: times_over[name])]
+    return [(kernel, least * over) for kernel, over in sorted(times_over.items(), key=lambda item: item[1])]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from pydantic import AliasChoices, Field
 
 from gemmill.library.config.names import parse_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import CaptureError, CompileError, DeviceError, GemmillError, UnsupportedProblemError
 from gemmill.library.frozen import Frozen
 from gemmill.library.problem import GemmProblem
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 _lock = threading.Lock()
 """Held while kernels are timed: threads that timed at once would disturb each other."""
 
-NewLauncher = Callable[[str, bool], Callable[[], Launches]]
-"""What loads a kernel by name, to run the transposed problem or not, and then makes its launcher."""
+NewLauncher = Callable[[SlicedKernel, bool], Callable[[], Launches]]
+"""What loads a kernel in slices of K, to run the transposed problem or not, and then makes its launcher."""
 
 
 class TimedKernel(Frozen):
@@ -46,12 +47,19 @@ class TimedKernel(Frozen):
 
     kernel: str
     """Kernel name."""
+    slices: int = 1
+    """Slices of K of its launch."""
     swap_ab: bool = Field(validation_alias=AliasChoices("swap_ab", "swapped"))
     """Whether it ran the transposed problem; ``swapped`` in stores of before."""
     digest: str
     """SHA-256 of its cubin in hex."""
     us: float
     """Median time in microseconds."""
+
+    @property
+    def sliced(self) -> SlicedKernel:
+        """The kernel and its slices of K."""
+        return SlicedKernel(self.kernel, self.slices)
 
 
 class Answer(Frozen):
@@ -81,7 +89,7 @@ def autotuned(
     fastest is the one that was timed.
     """
     candidates = registry.candidates(problem, count, sm_count)
-    asked = [asdict(problem), gpu, sm_count, sorted((c.name, c.swap_ab) for c in candidates)]
+    asked = [asdict(problem), gpu, sm_count, sorted((c.kernel, c.swap_ab) for c in candidates)]
     key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
     known = caches.of_registry(registry).answers
     with _lock:
@@ -90,11 +98,17 @@ def autotuned(
             if answer is None:
                 times = time(candidates)
                 timed = [
-                    TimedKernel(kernel=c.name, swap_ab=c.swap_ab, digest=registry.get(c.name).digest, us=us)
+                    TimedKernel(
+                        kernel=c.name,
+                        slices=c.kernel.slices,
+                        swap_ab=c.swap_ab,
+                        digest=registry.get(c.name).digest,
+                        us=us,
+                    )
                     for c, us in zip(candidates, times, strict=True)
                     if us is not None
                 ]
-                kernels = tuple(sorted(timed, key=lambda kernel: (kernel.us, kernel.kernel)))
+                kernels = tuple(sorted(timed, key=lambda kernel: (kernel.us, kernel.sliced)))
                 answer = Answer(problem=problem, gpu=gpu, sm_count=sm_count, kernels=kernels)
                 registry.store.put_note("autotuned", key, answer.model_dump_json(indent=1).encode())
             slow_path = registry.select(problem, sm_count).slow_path
@@ -109,8 +123,8 @@ def _read(registry: Registry, key: str, problem: GemmProblem, candidates: Sequen
         best = answer.kernels[0]
     except (OSError, ValueError, IndexError):
         return None
-    known = {(candidate.name, candidate.swap_ab) for candidate in candidates}
-    if answer.problem != problem or not {(kernel.kernel, kernel.swap_ab) for kernel in answer.kernels} <= known:
+    known = {(candidate.kernel, candidate.swap_ab) for candidate in candidates}
+    if answer.problem != problem or not {(kernel.sliced, kernel.swap_ab) for kernel in answer.kernels} <= known:
         return None
     return answer if registry.get(best.kernel).digest == best.digest else None
 
@@ -123,8 +137,8 @@ def _choice(answer: Answer) -> Choice:
         f"autotuned: the fastest of {len(answer.kernels)} kernels timed for this problem on {answer.gpu}{bound}: "
         f"{best.us:.1f} us{in_words(config, answer.problem, best.swap_ab)}"
     )
-    runners_up = tuple((other.kernel, other.us) for other in others[:RUNNERS_UP])
-    return Choice(best.kernel, config, lambda: reason, best.us, runners_up, "measured", best.swap_ab)
+    runners_up = tuple((other.sliced, other.us) for other in others[:RUNNERS_UP])
+    return Choice(best.sliced, config, lambda: reason, best.us, runners_up, "measured", best.swap_ab)
 
 
 def time_kernels(
@@ -169,11 +183,11 @@ def _launchers(registry: Registry, candidates: list[Candidate], new_launcher: Ne
         error = failed.get(candidate.name)
         if error is None:
             try:
-                launchers[candidate] = new_launcher(candidate.name, candidate.swap_ab)()
+                launchers[candidate] = new_launcher(candidate.kernel, candidate.swap_ab)()
                 continue
             except (CompileError, UnsupportedProblemError, DeviceError) as refusal:
                 error = refusal
-        logging.getLogger(__name__).warning("autotune leaves out %s: %s", candidate.name, error)
+        logging.getLogger(__name__).warning("autotune leaves out %s: %s", candidate.kernel, error)
         errors.append(error)
     if not launchers:
         raise errors[0]

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 from gemmill.runtime.registry import Registry
 
 if TYPE_CHECKING:
+    from gemmill.library.decompositions.sliced_kernel import SlicedKernel
     from gemmill.runtime.api.fast_path import RecognisedCall
     from gemmill.runtime.launch.kernel import Kernel
     from gemmill.runtime.launch.launcher import PreparedCall
@@ -67,8 +68,8 @@ def forget_calls() -> None:
 class OfRegistry:
     """What is kept beside a registry."""
 
-    kernels: dict[tuple[int, str], Kernel] = field(default_factory=dict)
-    """Its kernels that are loaded, by GPU and name."""
+    kernels: dict[tuple[int, SlicedKernel], Kernel] = field(default_factory=dict)
+    """Its kernels that are loaded, by GPU and slices of K."""
     answers: dict[str, Choice] = field(default_factory=dict)
     """What autotuning has found out, by the key of the question."""
 

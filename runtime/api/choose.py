@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gemmill.library.config.edited import plain_name
-from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.decompositions.launched import in_slices, is_open
+from gemmill.library.config.names import kernel_name, parse_name, present_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.launch import NESTED_EXTENTS
 from gemmill.library.problem import GemmProblem
@@ -15,15 +15,14 @@ from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.registry_inputs import kernel_named
 from gemmill.runtime.select.choice import Choice
-from gemmill.runtime.select.kernels.faults import faults, needs_swap
-from gemmill.runtime.select.selector import sums_in_one_cta, with_number
+from gemmill.runtime.select.selector import named_launch, sums_in_one_cta
 
 
 class Target(NamedTuple):
     """The kernel of a call."""
 
-    name: str
-    """Where the launch says in how many slices K goes, with the number."""
+    kernel: SlicedKernel
+    """The kernel and the slices of K of its launch."""
     swap_ab: bool
     """Whether it runs the transposed problem."""
     choice: Choice | None = None
@@ -39,24 +38,17 @@ def choose(gemm: Gemm, options: Options, registry: Registry, sm_count: int | Non
         return _named(gemm.problem, options, registry)
     invariant_to = ("n" if gemm.is_transposed else "m") if options.batch_invariant else None
     choice = registry.select(gemm.problem, sm_count, invariant_to, objective=options.objective)  # type: ignore[arg-type]
-    return Target(choice.name, choice.swap_ab, choice)
+    return Target(choice.kernel, choice.swap_ab, choice)
 
 
 def _named(problem: GemmProblem, options: Options, registry: Registry) -> Target:
     """The kernel that a call names, in as many slices of K as the call, or else the model, has."""
-    name = kernel_named(options.kernel)
-    plain = plain_name(name)
-    config = parse_name(plain)  # which checks a config made by hand as well
+    name, former_slices = present_name(kernel_named(options.kernel))
+    config = parse_name(plain_name(name))  # which checks a config made by hand as well
     if options.batch_invariant and not sums_in_one_cta(config):
         raise UnsupportedProblemError(
             f"batch_invariant: kernel {kernel_name(config)} shares K between CTAs "
             f"({config.scheduler.decomposition}); name one that does not, or leave out batch_invariant"
         )
-    swap_ab = needs_swap(config, problem)
-    if swap_ab is None:
-        raise UnsupportedProblemError(f"kernel {name} does not fit: it needs {' and '.join(faults(config, problem))}")
-    if options.slices is not None:
-        config = in_slices(config, options.slices)
-    elif is_open(config):
-        config = with_number(config, problem, swap_ab, registry.gpu)
-    return Target(kernel_name(config) + name.removeprefix(plain), swap_ab)
+    slices, swap_ab = named_launch(config, options.slices or former_slices, problem, registry.gpu)
+    return Target(SlicedKernel(name, slices), swap_ab)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import isfinite
 
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.dtypes import MAX_FLOAT32
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import CaptureError, OperandError, UnsupportedProblemError
@@ -199,9 +200,9 @@ def _prepared(call: GemmCall) -> PreparedCall:
         each = f"{len(shifts)} launches of {gemm.problem.batch}"
         parts = f"; in {each}, as no kernel here takes a batch of {strides} strides as it is asked for"
 
-    def launcher(name: str, swap_ab: bool) -> Callable[[], Launches]:
+    def launcher(chosen: SlicedKernel, swap_ab: bool) -> Callable[[], Launches]:
         oriented = gemm.transposed if swap_ab else gemm
-        kernel = _load(registry, name, oriented.problem, device, call.stream)
+        kernel = _load(registry, chosen, oriented.problem, device, call.stream)
         return functools.partial(new, oriented, kernel, sm_count)
 
     if options.autotune is not None:
@@ -209,20 +210,20 @@ def _prepared(call: GemmCall) -> PreparedCall:
 
         gpu, time = driver.device_name(device), functools.partial(time_kernels, call, registry, launcher)
         choice = autotuned(registry, gemm.problem, options.autotune, sm_count, gpu, time)
-        target = Target(choice.name, choice.swap_ab, choice)
+        target = Target(choice.kernel, choice.swap_ab, choice)
     if (found := target.choice) is not None:
         if parts:
             reason = found.reason + parts
             found = replace(found, explain=lambda: reason)
         found = found.of_transposed if gemm.is_transposed else found
         warn_of(found)
-    return PreparedCall(problem, target.name, found, memory, launcher(target.name, target.swap_ab))
+    return PreparedCall(problem, target.kernel, found, memory, launcher(target.kernel, target.swap_ab))
 
 
-def kernel_for(call: GemmCall) -> str | None:
-    """The name of the kernel that a call is to name so as to get what would be selected for it, with or without a GPU:
-    nothing is compiled or loaded. None where none is to be named: D is empty, a batch may go in parts, or the name does
-    not say whether the transpose is computed.
+def kernel_for(call: GemmCall) -> SlicedKernel | None:
+    """The kernel, and the slices of K, that a call is to name so as to get what would be selected for it, with or
+    without a GPU: nothing is compiled or loaded. None where none is to be named: D is empty, a batch may go in parts,
+    or the name does not say whether the transpose is computed.
 
     Raises what :func:`gemmill.matmul` does before it compiles.
     """
@@ -234,21 +235,21 @@ def kernel_for(call: GemmCall) -> str | None:
         return None
     target = choose(gemm, call.options, _registry(call.options), call.options.sm_count)
     if (choice := target.choice) is None:
-        return target.name
+        return target.kernel
     warn_of(choice.of_transposed if gemm.is_transposed else choice)
-    return target.name if needs_swap(choice.config, gemm.problem) == choice.swap_ab else None
+    return target.kernel if needs_swap(choice.config, gemm.problem) == choice.swap_ab else None
 
 
 def _registry(options: Options) -> Registry:
     return caches.default_registry() if options.registry is None else options.registry
 
 
-def _load(registry: Registry, name: str, problem: GemmProblem, device: int, stream: int) -> Kernel:
+def _load(registry: Registry, chosen: SlicedKernel, problem: GemmProblem, device: int, stream: int) -> Kernel:
     """A kernel of a registry on a GPU, compiled and loaded if need be, as is the kernel that copies unaligned operands;
     but not while the stream is being captured: CaptureError."""
     kernels = caches.of_registry(registry).kernels
-    kernel = kernels.get((device, name))
-    missing = f"kernel {name}" if kernel is None else ""
+    kernel = kernels.get((device, chosen))
+    missing = f"kernel {chosen}" if kernel is None else ""
     if kernel is not None and realigned(kernel.config, problem):
         from gemmill.runtime.launch.realign import is_loaded  # as few launches need it
 
@@ -260,5 +261,5 @@ def _load(registry: Registry, name: str, problem: GemmProblem, device: int, stre
             "shapes, strides and dtypes"
         )
     if kernel is None:
-        kernel = kernels[device, name] = load(device, registry.get(name))
+        kernel = kernels[device, chosen] = load(device, registry.get(chosen.name), chosen.slices)
     return kernel

@@ -144,8 +144,8 @@ def _chosen(description: Description, shapes: Sequence[Array]) -> Description:
     that it takes there. Of symbolic extents nothing is known: the kernel is then selected when it runs."""
     if any(not isinstance(extent, int) for x in shapes for extent in x.shape):
         return description.but(explain=None)
-    name = kernel_for(nowhere(description, shapes))
-    named = description if name is None else description.but(kernel=name)
+    kernel = kernel_for(nowhere(description, shapes))
+    named = description if kernel is None else description.but(kernel=kernel.name, slices=kernel.slices)
     if jax.default_backend() == "gpu":
         named = named._replace(scratch=handler.scratch_of(handler.load(nowhere(named, shapes))))
     return named.but(explain=None)

@@ -8,35 +8,38 @@ from typing import Any
 
 from gemmill.library.arch import ARCHS, serving
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.decompositions.workspace import in_slices
 from gemmill.library.errors import DeviceError
 from gemmill.runtime.driver import bindings, capability, check, context, current, device_name, overlaps, sm_count
 from gemmill.runtime.storage.artifact import Artifact
 
 _lock = threading.Lock()
-_kernels: dict[tuple[int, str, GemmConfig], Kernel] = {}
+_kernels: dict[tuple[int, str, GemmConfig, int], Kernel] = {}
 _modules: dict[tuple[int, str], Any] = {}
-"""What kernels are of, by GPU and digest: several that differ in the number of slices of K that a launch says."""
+"""What kernels are of, by GPU and digest: several that differ in the slices of K of their launches."""
 
 
-def load(device: int, artifact: Artifact) -> Kernel:
-    """Load a kernel on a GPU, once; it stays for the life of the process, since CUDA graphs may refer to it.
+def load(device: int, artifact: Artifact, slices: int = 1) -> Kernel:
+    """Load a kernel on a GPU for launches in so many slices of K, once; it stays for the life of the process, since
+    CUDA graphs may refer to it.
 
     DeviceError where the GPU cannot run it; CaptureError where the driver refuses because of a stream capture.
     """
-    key = device, artifact.digest, artifact.config
+    key = device, artifact.digest, artifact.config, slices
     with _lock:
         if key not in _kernels:
-            _kernels[key] = Kernel(device, artifact)
+            _kernels[key] = Kernel(device, artifact, slices)
         return _kernels[key]
 
 
 class Kernel:
-    """A kernel loaded on one GPU, ready to be launched there."""
+    """A kernel loaded on one GPU, ready to be launched there in so many slices of K."""
 
-    def __init__(self, device: int, artifact: Artifact) -> None:
+    def __init__(self, device: int, artifact: Artifact, slices: int) -> None:
         self.device = device
         self.config = artifact.config
-        self.spec = spec = artifact.launch
+        self.slices = slices
+        self.spec = spec = in_slices(artifact.launch, slices)
         target = ARCHS[artifact.config.arch]
         if target not in serving(capability(device)):
             have, need = (".".join(map(str, pair)) for pair in (capability(device), target.capability))

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from gemmill.library.decompositions import workspace
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.decompositions.workspace import WorkspaceSize
 from gemmill.library.epilogues.grammar import MAX_NODES
 from gemmill.library.errors import UnsupportedProblemError
@@ -40,7 +41,7 @@ def grid_ctas(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_coun
         if spec.k_decomposition and spec.k_decomposition.reduction:
             raise UnsupportedProblemError(
                 f"sm_count is {sm_count}; the second kernel of {spec.entry}, which sums its slices of K, keeps to no "
-                "bound: take a fused or a stream kernel"
+                "bound: take a stream kernel"
             )
         max_clusters = min(max_clusters, sm_count // size)
     tiles = workspace.cluster_tiles(spec, problem)
@@ -70,7 +71,7 @@ class PreparedCall:
     def __init__(
         self,
         problem: GemmProblem,
-        kernel: str | None,
+        kernel: SlicedKernel | None,
         choice: Choice | None,
         memory: Callable[[Addresses], None],
         new_launcher: Callable[[], Launches],
@@ -78,7 +79,7 @@ class PreparedCall:
         self.problem = problem
         """What it solves."""
         self.kernel = kernel
-        """Name of its kernel; None where D is empty."""
+        """Its kernel and the slices of K of the launch; None where D is empty."""
         self.choice = choice
         """Why its kernel was selected; None where the caller named the kernel or D is empty."""
         self.memory = memory

@@ -37,6 +37,8 @@ class Plan:
         """Why its kernel was selected; None where the caller named the kernel or D is empty."""
         self.kernel = kernel.kernel.config if kernel else None
         """Config of its kernel; None where D is empty and no kernel is launched."""
+        self.slices = kernel.kernel.slices if kernel else 1
+        """Slices of K of a launch of a split-K kernel; 1 of others."""
         self.ctas = kernel.ctas if kernel else 0
         """CTAs that a launch has, and so the most SMs that it uses."""
         self.swap_ab = kernel.swap_ab if kernel else False

@@ -192,7 +192,7 @@ def _reallocate(address: int, size: int, what: str) -> tuple[int, int]:
     if int(status) == 2:  # CUDA_ERROR_OUT_OF_MEMORY
         raise DeviceError(
             f"{what}: no {size:,} bytes of GPU memory for partial sums or copies of operands; take a kernel with "
-            "fewer splits, align operands to 16 bytes, or free memory (PyTorch keeps what it has freed: "
+            "fewer slices, align operands to 16 bytes, or free memory (PyTorch keeps what it has freed: "
             "torch.cuda.empty_cache())"
         )
     return int(check((status, pointer), f"allocating a workspace of {size:,} bytes")), size

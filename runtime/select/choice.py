@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.decompositions.decomposition import decomposition_of
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.kernels.faults import is_aligned, realigned
 
@@ -26,14 +26,14 @@ Rows = Literal["m", "n"]
 class Choice:
     """The kernel that a problem goes to."""
 
-    name: str
-    """Kernel name; where the launch says in how many slices K goes, with the number."""
+    kernel: SlicedKernel
+    """The kernel and the slices of K of its launch."""
     config: GemmConfig
     explain: Callable[[], str] = field(compare=False)
     """Makes :attr:`reason`, which few read."""
     predicted_us: float
     """Time to expect, in microseconds: measured or modelled, as ``source`` says."""
-    runners_up: tuple[tuple[str, float], ...]
+    runners_up: tuple[tuple[SlicedKernel, float], ...]
     """The next best kernels and their times in microseconds."""
     source: Literal["measured", "model"]
     """What the choice rests on."""
@@ -48,8 +48,13 @@ class Choice:
 
     def answering(self, problem: GemmProblem, slow_path: SlowPath | None) -> Choice:
         """The same choice, for a problem; faster than ``dataclasses.replace``."""
-        fields = (self.name, self.config, self.explain, self.predicted_us, self.runners_up, self.source, self.swap_ab)
+        fields = (self.kernel, self.config, self.explain, self.predicted_us, self.runners_up, self.source, self.swap_ab)
         return Choice(*fields, problem, slow_path)
+
+    @property
+    def name(self) -> str:
+        """Kernel name."""
+        return self.kernel.name
 
     @property
     def reason(self) -> str:
@@ -59,7 +64,7 @@ class Choice:
     @property
     def slices(self) -> int:
         """Slices of K of the launch of a split-K kernel; 1 of others."""
-        return self.config.scheduler.splits if decomposition_of(self.config).has_second_kernel else 1
+        return self.kernel.slices
 
     @property
     def of_transposed(self) -> Choice:
@@ -72,7 +77,7 @@ class Choice:
         return self.reason if self.slow_path is None else f"{self.reason}; {self.slow_path}"
 
     def __repr__(self) -> str:
-        return f"<Choice {self.name} for {self.problem}: {self.why}>"
+        return f"<Choice {self.kernel} for {self.problem}: {self.why}>"
 
     @property
     def swapped(self) -> bool:
@@ -83,12 +88,17 @@ class Choice:
 class Candidate(NamedTuple):
     """A kernel that may be the best for a problem."""
 
-    name: str
-    """Kernel name."""
+    kernel: SlicedKernel
+    """The kernel and the slices of K of its launch."""
     swap_ab: bool
     """As :attr:`Choice.swap_ab`."""
     us: float
     """Microseconds to expect."""
+
+    @property
+    def name(self) -> str:
+        """Kernel name."""
+        return self.kernel.name
 
     @property
     def swapped(self) -> bool:

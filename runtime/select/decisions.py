@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config.names import formats, parse_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import ConfigError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.gpus import figures
@@ -24,10 +25,17 @@ class Decision:
     """Name of the GPU it was measured on, as the driver reports it."""
     kernel: str
     """Kernel name."""
+    slices: int = 1
+    """Slices of K of its launch."""
     us: float
     """Median time in microseconds."""
     final: bool = True
     """False for a brief measurement; those count only where a problem has no other."""
+
+    @property
+    def sliced(self) -> SlicedKernel:
+        """The kernel and its slices of K."""
+        return SlicedKernel(self.kernel, self.slices)
 
 
 def read_decisions(paths: Iterable[Path]) -> list[Decision]:
@@ -40,18 +48,18 @@ def read_decisions(paths: Iterable[Path]) -> list[Decision]:
     """
     from gemmill.library.records import read_records  # a program that reads none starts faster
 
-    decisions: dict[tuple[GemmProblem, str, str], Decision] = {}
-    sustained: dict[tuple[GemmProblem, str], set[str]] = defaultdict(set)
+    decisions: dict[tuple[GemmProblem, str, SlicedKernel], Decision] = {}
+    sustained: dict[tuple[GemmProblem, str], set[SlicedKernel]] = defaultdict(set)
     for path in paths:
         for record in read_records(path):
             if record.holds == "nothing":
                 continue
             if record.verified and record.us is not None and record.digest:  # without a cubin it is cuBLAS
-                key = record.problem, record.gpu, record.kernel
+                key = record.problem, record.gpu, record.sliced
                 kernels = sustained[key[:2]]
                 if record.regime == "sustained":
-                    kernels.add(record.kernel)
-                elif record.kernel in kernels:
+                    kernels.add(record.sliced)
+                elif record.sliced in kernels:
                     continue
                 if record.stage != "final" and key in decisions and decisions[key].final:
                     continue
@@ -59,10 +67,11 @@ def read_decisions(paths: Iterable[Path]) -> list[Decision]:
                     problem=record.problem,
                     gpu=record.gpu,
                     kernel=record.kernel,
+                    slices=record.slices,
                     us=record.us,
                     final=record.stage == "final",
                 )
-    return [x for x in decisions.values() if not (alone := sustained[x.problem, x.gpu]) or x.kernel in alone]
+    return [x for x in decisions.values() if not (alone := sustained[x.problem, x.gpu]) or x.sliced in alone]
 
 
 def usable(decisions: Sequence[Decision], gpu: Gpu) -> list[Decision]:

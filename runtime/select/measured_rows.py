@@ -9,7 +9,8 @@ from typing import Any
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import parse_name
+from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.dtypes import DTYPES, with_alike
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.choice import RUNNERS_UP, Choice, in_words
@@ -18,10 +19,10 @@ from gemmill.runtime.select.gpus import figures
 from gemmill.runtime.select.kernels.faults import runs_transposed
 from gemmill.runtime.select.kernels.formats import with_declared_scales
 from gemmill.runtime.select.kernels.tables import Kernels
-from gemmill.runtime.select.kernels.variations import named, with_types_of
+from gemmill.runtime.select.kernels.variations import with_types_of
 from gemmill.runtime.select.model_file import FORMATS, GpuModel, formats_of
 
-Times = list[tuple[float, str]]
+Times = list[tuple[float, SlicedKernel]]
 """Microseconds and kernels, the fastest first."""
 
 
@@ -37,10 +38,10 @@ class MeasuredRows:
 
     def __init__(self, kernels: Kernels, gpu: Gpu, model: GpuModel | None, decisions: Iterable[Decision]) -> None:
         self._configs, self._variants, self._gpu, self._model = kernels.configs, kernels.variants, gpu, model
-        self._rows: dict[GemmProblem, dict[str, Decision]] = defaultdict(dict)
+        self._rows: dict[GemmProblem, dict[SlicedKernel, Decision]] = defaultdict(dict)
         for decision in decisions:
             if decision.kernel in self._configs and figures(decision.gpu).name == gpu.name:
-                self._rows[decision.problem][decision.kernel] = decision
+                self._rows[decision.problem][decision.sliced] = decision
         self._places: dict[tuple[Any, ...], Sequence[tuple[Any, ...]]] = {}
         """Keys of tables by the formats of problems."""
 
@@ -54,7 +55,7 @@ class MeasuredRows:
             rows = self._rows.get(problem.but(expected_rows=None))
         decisions = [*(rows or {}).values()]
         final = [decision for decision in decisions if decision.final]
-        return sorted((decision.us, decision.kernel) for decision in final or decisions)
+        return sorted((decision.us, decision.sliced) for decision in final or decisions)
 
     def shipped(self, problem: GemmProblem) -> Times:
         """The rows of a problem that ship, of bursts, for its types or for compatible ones. They are of a few kernels
@@ -80,15 +81,15 @@ class MeasuredRows:
     def choice(self, problem: GemmProblem, rows: Times) -> Choice:
         """The fastest kernel of a problem's rows."""
         (us, best), *others = rows
-        config = self.config(best)
+        config = self.config(best.name)
         swap_ab = runs_transposed(config, problem)
-        types = "" if best in self._configs else " with compatible types"
+        types = "" if best.name in self._configs else " with compatible types"
 
         def explain() -> str:
             found = f"fastest of {len(rows)} kernels measured for this problem{types}"
             return f"{found} on {self._gpu.name}: {us:.1f} us{in_words(config, problem, swap_ab)}"
 
-        runners_up = tuple((name, us) for us, name in others[:RUNNERS_UP])
+        runners_up = tuple((kernel, us) for us, kernel in others[:RUNNERS_UP])
         return Choice(best, config, explain, us, runners_up, "measured", swap_ab)
 
     def config(self, name: str) -> GemmConfig:
@@ -110,14 +111,15 @@ class MeasuredRows:
     def _rows_of(self, model: GpuModel, problem: GemmProblem, measured: GemmProblem) -> Times:
         """Rows of a problem that was measured, with the types of another in the place of its own."""
         rows = model.times(measured)
-        if rows[0][1] not in self._configs:
+        if rows[0][1].name not in self._configs:
             return []
-        here = [(us, name) for us, name in rows if name in self._configs]
+        here = [(us, kernel) for us, kernel in rows if kernel.name in self._configs]
         if measured == problem:
             return here
         found = []
-        for us, name in here:
-            config = self._configs[name]
+        for us, kernel in here:
+            config = self._configs[kernel.name]
             changed = with_types_of(config, problem.transposed if runs_transposed(config, measured) else problem)
-            found += [(us, name) for name in named([changed])]
+            if changed is not None:
+                found.append((us, kernel._replace(name=kernel_name(changed))))
         return found

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from itertools import repeat
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from gemmill.library.arch import Gpu
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import RecordError
 from gemmill.library.files import read_regular
 from gemmill.library.input.strict_json import parse
@@ -44,16 +46,16 @@ class GpuModel:
     """Corrects the analytic model."""
     energies: Mapping[str, Energy]
     """Coefficients of the energy term by the type of A and B; empty where nothing was measured under sustained load."""
-    kernels: Sequence[str]
-    """Names of the kernels that :attr:`tables` refer to."""
+    kernels: Sequence[SlicedKernel]
+    """The kernels that :attr:`tables` refer to."""
     tables: Mapping[tuple[Any, ...], Mapping[str, Sequence[float]]]
     """Measured times by formats, then by a problem's extents: a kernel's index and its microseconds in turn, the
     fastest first."""
     types: frozenset[tuple[str, str, str]]
     """Types of A, B and D that there are tables of."""
 
-    def times(self, problem: GemmProblem) -> list[tuple[float, str]]:
-        """Microseconds of the kernels measured on a problem, and their names, the fastest first; none for most."""
+    def times(self, problem: GemmProblem) -> list[tuple[float, SlicedKernel]]:
+        """Microseconds of the kernels measured on a problem, and these, the fastest first; none for most."""
         table = self.tables.get(formats_of(problem))
         if table is None or (row := table.get(problem.extents)) is None:
             return []
@@ -67,7 +69,7 @@ class GpuModel:
         return cls(
             network_of(content["network"], INPUTS),
             {dtype: {name: float(own[name]) for name in COEFFICIENTS} for dtype, own in content["energy"].items()},
-            measured["kernels"],
+            [*map(SlicedKernel.recorded, measured["kernels"], measured.get("slices", repeat(1)))],
             {tuple(table["formats"].values()): table["problems"] for table in tables},
             frozenset(tuple(table["formats"][f"{x}_dtype"] for x in "abd") for table in tables),
         )

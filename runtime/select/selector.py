@@ -13,7 +13,7 @@ import numpy as np
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.decomposition import decomposition_of
-from gemmill.library.decompositions.launched import is_open, numbered
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel, check_slices, choices_of_slices
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.problem import GemmProblem, Regime
 from gemmill.runtime.select import slow_path
@@ -23,9 +23,9 @@ from gemmill.runtime.select.cost.energy import HELD, NEAR, energy_of, least_us, 
 from gemmill.runtime.select.cost.table import FeatureTable
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.gpus import with_at_most
-from gemmill.runtime.select.kernels.faults import runs_transposed
+from gemmill.runtime.select.kernels.faults import is_swapped, runs_transposed
 from gemmill.runtime.select.kernels.tables import Kernels
-from gemmill.runtime.select.measured_rows import MeasuredRows
+from gemmill.runtime.select.measured_rows import MeasuredRows, Times
 from gemmill.runtime.select.model_file import model_of
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class Selector:
         varies: bool = False,
     ) -> None:
         self.gpu = gpu
-        self.configs = configs = numbered(configs)
-        """The kernels by name: those whose launch says in how many slices K goes, once for each number."""
+        self.configs = configs
+        """The kernels by name."""
         learnt = model_of(gpu.name, gpu.model)
         self._energies = learnt.energies if learnt else {}
         self._kernels = Kernels(configs, gpu, varies, learnt.network if learnt else None)
@@ -125,28 +125,28 @@ class Selector:
             UnsupportedProblemError: no kernel serves it.
         """
         sm_count = self._bound(sm_count)
-        first: dict[str, Candidate] = {}
+        first: dict[SlicedKernel, Candidate] = {}
         if sm_count is None:
-            for us, name in self._measured.times(problem):
-                first[name] = Candidate(name, runs_transposed(self._measured.config(name), problem), us)
+            for us, kernel in self._measured.times(problem):
+                first[kernel] = Candidate(kernel, runs_transposed(self._measured.config(kernel.name), problem), us)
         table, serving, work = self._times(problem, sm_count)
         for i in _ranked(table, serving, work["us"], count):
-            candidate = Candidate(table.names[i], bool(table.swap_ab[i]), float(work["us"][i]))
-            first.setdefault(candidate.name, candidate)
+            candidate = Candidate(table.kernels[i], bool(table.swap_ab[i]), float(work["us"][i]))
+            first.setdefault(candidate.kernel, candidate)
         return [*first.values()][:count]
 
-    def measured_on(self, problem: GemmProblem) -> list[tuple[float, str]]:
+    def measured_on(self, problem: GemmProblem) -> Times:
         """Microseconds measured on a problem, and kernels, the fastest first: those given or, where there are none,
         those that ship."""
         return self._measured.times(problem)
 
-    def times(self, problem: GemmProblem) -> dict[str, float]:
+    def times(self, problem: GemmProblem) -> dict[SlicedKernel, float]:
         """Microseconds that the model has of the kernels that serve a problem; none where no kernel does."""
-        found: dict[str, float] = {}
+        found: dict[SlicedKernel, float] = {}
         if self._kernels.find(problem, None):
             table, serving, work = self._times(problem, None)
             for i in _members(table, serving).tolist():
-                found[table.names[i]] = min(float(work["us"][i]), found.get(table.names[i], inf))
+                found[table.kernels[i]] = min(float(work["us"][i]), found.get(table.kernels[i], inf))
         return found
 
     def _model_times(self, problem: GemmProblem, sm_count: int | None) -> tuple[FeatureTable, Integers | None, Columns]:
@@ -221,7 +221,7 @@ class Selector:
         table, serving = self._kernels.serving(problem, sm_count)
         first = 0 if serving is None else int(serving[0])
         config, swap_ab = table.configs[first], bool(table.swap_ab[first])
-        return Choice(table.names[first], config, lambda: "there is nothing to compute", 0.0, (), "model", swap_ab)
+        return Choice(table.kernels[first], config, lambda: "there is nothing to compute", 0.0, (), "model", swap_ab)
 
     def _chosen(
         self,
@@ -239,8 +239,8 @@ class Selector:
         def explain() -> str:
             return why + model.in_words(table, best, best_us, problem, gpu) + in_words(config, problem, swap_ab)
 
-        runners_up = tuple((table.names[i], float(us[i])) for i in others)
-        return Choice(table.names[best], config, explain, best_us, runners_up, "model", swap_ab)
+        runners_up = tuple((table.kernels[i], float(us[i])) for i in others)
+        return Choice(table.kernels[best], config, explain, best_us, runners_up, "model", swap_ab)
 
     def _slow_path(
         self, choice: Choice, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None
@@ -272,20 +272,30 @@ def sums_in_one_cta(config: GemmConfig) -> bool:
     return decomposition_of(config).is_data_parallel
 
 
-def with_number(config: GemmConfig, problem: GemmProblem, swap_ab: bool, gpu: Gpu) -> GemmConfig:
-    """A kernel that serves a problem whose D is not empty, or its transpose, in as many slices of K as the model has
-    as the fastest where the launch says the number and it is yet to be said."""
-    if not is_open(config):
-        return config
+def named_launch(config: GemmConfig, slices: int | None, problem: GemmProblem, gpu: Gpu) -> tuple[int, bool]:
+    """In how many slices of K a kernel that a caller names runs a problem whose D is not empty, as the caller or else
+    the model has it, and whether it runs the transposed problem.
+
+    Raises:
+        UnsupportedProblemError: the kernel does not serve the problem.
+        ConfigError: it does not take so many slices.
+    """
+    swap_ab = is_swapped(config, problem)
+    if slices is not None:
+        check_slices(config, slices)
+        return slices, swap_ab
+    if len(numbers := choices_of_slices(config)) == 1:
+        return numbers[0], swap_ab
     learnt = model_of(gpu.name, gpu.model)
-    entries = [(name, own, swap_ab) for name, own in numbered({"": config}).items()]
+    entries = [(SlicedKernel("", slices), config, swap_ab) for slices in numbers]
     table = FeatureTable.of(entries, gpu, learnt.network if learnt else None)
-    return table.configs[int(model.times(table, problem.but(k=max(problem.k, 1)), gpu)["us"].argmin())]
+    fastest = int(model.times(table, problem.but(k=max(problem.k, 1)), gpu)["us"].argmin())
+    return numbers[fastest], swap_ab
 
 
 def _members(table: FeatureTable, serving: Integers | None) -> Integers:
     """Indices of the kernels that serve a problem."""
-    return np.arange(len(table.names)) if serving is None else serving
+    return np.arange(len(table.kernels)) if serving is None else serving
 
 
 def _ranked(table: FeatureTable, members: Integers | None, us: Floats, count: int) -> list[int]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import Any
 
@@ -17,9 +17,6 @@ from gemmill.library.config.edited import edited_name
 from gemmill.library.config.fields import config_of, fields_of, made_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
-from gemmill.library.decompositions.decomposition import decomposition_of
-from gemmill.library.decompositions.workspace import with_splits
-from gemmill.library.errors import ConfigError
 from gemmill.library.input.strict_json import made, parse
 from gemmill.library.launch import LaunchSpec
 
@@ -134,23 +131,6 @@ class Artifact:
     def key(self) -> str:
         """Where the store keeps it."""
         return artifact_key(self.config, self.launch, self.provenance, self.is_edited)
-
-    def launched(self, config: GemmConfig) -> Artifact:
-        """The same machine code as a kernel is launched from it whose launch says the number of slices of K.
-
-        Raises:
-            ConfigError: there is no kernel for so many.
-        """
-        if config == self.config:
-            return self
-        shared, splits, allowed = self.launch.k_decomposition, config.scheduler.splits, decomposition_of(config).splits
-        assert shared, f"{kernel_name(config)} is not launched from {self.name}"
-        if splits not in allowed:
-            raise ConfigError(
-                f"{kernel_name(config)}: splits is {splits}; {shared.name} kernels take {allowed[0]} to {allowed[-1]}"
-            )
-        launch = replace(self.launch, k_decomposition=with_splits(shared, splits))
-        return replace(self, config=config, launch=launch)
 
     def to_bytes(self) -> bytes:
         """One self-contained, checksummed run of bytes."""

@@ -6,14 +6,16 @@ Text to be kept beside a program: equal problems, kernels and toolchains give eq
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gemmill.library.config.edited import plain_name
 from gemmill.library.config.names import parse_name
-from gemmill.library.decompositions.launched import compiled, compiled_name
+from gemmill.library.decompositions.decomposition import MAX_SLICES
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import GemmillError, LockError
 from gemmill.library.files import is_sha256, publish, read_given
 from gemmill.library.input.strict_json import RowError, made, parse
@@ -66,29 +68,39 @@ class Lock:
 
     gpu: str
     """Name of the GPU that kernels were selected for."""
-    problems: Mapping[str, str]
-    """Names of kernels by problem, as ``str(problem)`` writes it."""
+    problems: Mapping[str, SlicedKernel]
+    """Kernels and slices of K by problem, as ``str(problem)`` writes it."""
     kernels: Mapping[str, LockedKernel]
     """Kernels by name."""
     gemmill: str = __version__
     """Version of gemmill that made it."""
 
     @classmethod
-    def of(cls, gpu: str, kernels: Mapping[GemmProblem, Artifact]) -> Lock:
-        """The lock of compiled kernels by problem; a problem names the number of slices of K that a launch says."""
-        made = {each.name: each for each in (each.launched(compiled(each.config)) for each in kernels.values())}
+    def of(cls, gpu: str, problems: Mapping[GemmProblem, SlicedKernel], artifacts: Iterable[Artifact]) -> Lock:
+        """The lock of compiled kernels, and of problems that go to them."""
         return cls(
             gpu=gpu,
-            problems={str(problem): artifact.name for problem, artifact in kernels.items()},
-            kernels={name: LockedKernel.of(artifact) for name, artifact in made.items()},
+            problems={str(problem): kernel for problem, kernel in problems.items()},
+            kernels={artifact.name: LockedKernel.of(artifact) for artifact in artifacts},
         )
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Names of kernels by problem."""
+        return {problem: kernel.name for problem, kernel in self.problems.items()}
+
+    @property
+    def slices(self) -> dict[str, int]:
+        """Slices of K by problem, of those that have several."""
+        return {problem: kernel.slices for problem, kernel in self.problems.items() if kernel.slices > 1}
 
     def to_bytes(self) -> bytes:
         """As JSON, a line for each value."""
         kernels = {name: asdict(kernel) for name, kernel in self.kernels.items()}
         for fields in kernels.values():
             del fields["name"]
-        content = {"schema": SCHEMA, "gemmill": self.gemmill, "gpu": self.gpu, "problems": dict(self.problems)}
+        content = {"schema": SCHEMA, "gemmill": self.gemmill, "gpu": self.gpu, "problems": self.names}
+        content |= {"slices": self.slices} if self.slices else {}
         return (json.dumps({**content, "kernels": kernels}, indent=2, sort_keys=True) + "\n").encode()
 
     @classmethod
@@ -138,6 +150,7 @@ class _Content(NamedTuple):
     gpu: str
     problems: Mapping[str, str]
     kernels: Mapping[str, _LockedAs]
+    slices: Mapping[str, int] = MappingProxyType({})
 
 
 def _read(content: Any) -> Lock:
@@ -146,12 +159,15 @@ def _read(content: Any) -> Lock:
         raise RowError(f"its schema is {content.get('schema')!r:.80}; it must be {SCHEMA!r}")
     file = made("it", content, _Content)
     kernels = {name: _kernel(name, locked) for name, locked in file.kernels.items()}
-    for text, name in file.problems.items():
+    problems = {text: SlicedKernel.recorded(name, file.slices.get(text, 1)) for text, name in file.problems.items()}
+    for text, kernel in problems.items():
         if str(GemmProblem.from_text(text)) != text:
             raise RowError(f"problems has {text!r:.200}, which is not how gemmill writes a problem")
-        if compiled_name(name) not in kernels:
-            raise RowError(f"problems.{text} is {name!r:.200}, which is none of its kernels")
-    return Lock(gpu=file.gpu, problems=file.problems, kernels=kernels, gemmill=file.gemmill)
+        if not 1 <= kernel.slices <= MAX_SLICES:
+            raise RowError(f"slices.{text} is {kernel.slices}; it must be from 1 to {MAX_SLICES}")
+        if kernel.name not in kernels:
+            raise RowError(f"problems.{text} is {kernel.name!r:.200}, which is none of its kernels")
+    return Lock(gpu=file.gpu, problems=problems, kernels=kernels, gemmill=file.gemmill)
 
 
 def _kernel(name: str, locked: _LockedAs) -> LockedKernel:

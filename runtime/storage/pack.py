@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from gemmill.library.config.edited import is_edited
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import is_former, parse_name
-from gemmill.library.decompositions.launched import compiled_name
+from gemmill.library.decompositions.decomposition import MAX_SLICES
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import ConfigError, PackError
 from gemmill.library.files import open_given, publish
 from gemmill.library.input.strict_json import RowError, parse, row, rows, typed
@@ -96,7 +97,7 @@ def pack_parts(artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()
         raise PackError("a pack without kernels serves nobody")
     if odd := sorted({decision.kernel for decision in decisions if is_edited(decision.kernel)}):
         raise PackError(f"the decision table names edited kernels, which no selector takes: {', '.join(odd)}")
-    if missing := {compiled_name(decision.kernel) for decision in decisions} - {member.name for member in members}:
+    if missing := {decision.kernel for decision in decisions} - {member.name for member in members}:
         raise PackError(f"the decision table names kernels that the pack lacks: {', '.join(sorted(missing))}")
     content = {
         "gemmill": __version__,
@@ -294,11 +295,14 @@ def _decision(place: str, fields: dict[str, Any], members: Mapping[str, Member])
         raise RowError(f"{place}.problem: {error}") from None
     if not MIN_US <= fields["us"] <= MAX_US:
         raise RowError(f"{place}.us is {fields['us']!r:.30}; it must be from {MIN_US:g} to {MAX_US:g}")
-    if compiled_name(fields["kernel"]) not in members:
-        raise RowError(f"{place}.kernel is {fields['kernel']!r:.200}, which is no member")
-    if is_edited(fields["kernel"]):
-        raise RowError(f"{place}.kernel is {fields['kernel']!r:.200}, an edited kernel, which no selector takes")
-    return Decision(**{**fields, "problem": problem})
+    kernel = SlicedKernel.recorded(fields["kernel"], fields.get("slices", 1))
+    if kernel.name not in members:
+        raise RowError(f"{place}.kernel is {kernel.name!r:.200}, which is no member")
+    if is_edited(kernel.name):
+        raise RowError(f"{place}.kernel is {kernel.name!r:.200}, an edited kernel, which no selector takes")
+    if not 1 <= kernel.slices <= MAX_SLICES:
+        raise RowError(f"{place}.slices is {kernel.slices}; it must be from 1 to {MAX_SLICES}")
+    return Decision(**{**fields, "kernel": kernel.name, "slices": kernel.slices, "problem": problem})
 
 
 def _sha256(data: bytes) -> str:

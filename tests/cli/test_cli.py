@@ -418,7 +418,7 @@ def test_a_pack_for_shapes_rests_on_what_ships_and_takes_it_along(tmp_path: Path
     tables = model_of(DEFAULT_GPU.name)
     assert tables is not None
     problem = plain((64, 4096, 7168, 1), ("bf16", "k"), ("bf16", "k"), "f32", None, ("bf16", "n"))
-    (us, fastest), *_, (_, slowest) = tables.times(problem)
+    (us, fastest), *_, (_, slowest) = ((us, kernel.name) for us, kernel in tables.times(problem))
     shapes, to = tmp_path / "shapes.yaml", tmp_path / "one.pack"
     shapes.write_text("shapes: [[64, 4096, 7168]]")
     ok("pack", "bf16", "--where", _either(fastest, slowest), "--shapes", shapes, "--regret", "0", "-o", to)
@@ -426,7 +426,7 @@ def test_a_pack_for_shapes_rests_on_what_ships_and_takes_it_along(tmp_path: Path
     assert decision == Decision(problem=problem, gpu=DEFAULT_GPU.name, kernel=fastest, us=us)
     assert Pack.open(to).names() == [fastest]
     # Of two that each serve one shape best a budget leaves one, and it serves both, and their transposes.
-    (_, elsewhere), *_ = tables.times(replace(problem, m=128, n=8192, k=8192))
+    elsewhere = tables.times(replace(problem, m=128, n=8192, k=8192))[0][1].name
     shapes.write_text("shapes: [[64, 4096, 7168], [128, 8192, 8192]]")
     pack = ("pack", "bf16", "--where", _either(fastest, elsewhere), "--shapes", shapes, "--regret", "0", "-o", to)
     ok(*pack)

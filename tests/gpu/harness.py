@@ -338,9 +338,10 @@ def run(config: GemmConfig, case: Case, registry: Registry, **options: Any) -> N
 
 
 def check(config: GemmConfig, m: int, n: int, k: int, registry: Registry, **options: Any) -> None:
-    """Make a case, run one kernel on it and check the outcome."""
+    """Make a case, run one kernel on it, in as many slices of K as it says, and check the outcome."""
+    slices = options.pop("slices", None)
     case = make_case(config, m, n, k, **options)
-    run(config, case, registry)
+    run(config, case, registry, slices=slices)
     case.check()
 
 

@@ -94,7 +94,7 @@ EIGHT_BITS = tuple(
 
 PARTS = tuple(
     kernel(epilogue=canonical(epilogue), scheduler__decomposition=decomposition, scheduler__splits=splits, **fields)
-    for decomposition, splits in (("splitk", 3), ("stream", 1), ("cluster", 2), ("cluster", 4))
+    for decomposition, splits in (("splitk", 1), ("stream", 1), ("cluster", 2), ("cluster", 4))
     for epilogue, fields in (
         ("d = silu(acc * row[m] + bias.bf16[n]) + r[m, n]; amax = max(abs(d)); rows[m] = sum(d); aux = acc", {}),
         ("d = gelu(acc + s) + beta * c", {"c__dtype": "bf16", "d__major": "m"}),

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.gpu
 BF16: dict[str, Any] = {"b__dtype": "bf16", "d__dtype": "bf16", "d__major": "m"}
 F16: dict[str, Any] = {"b__dtype": "f16", "d__dtype": "f16", "d__major": "m"}
 
-SPLIT: dict[str, Any] = {"scheduler__decomposition": "splitk", "scheduler__splits": 3}
+SPLIT: dict[str, Any] = {"scheduler__decomposition": "splitk"}
 
 CONFIGS: tuple[GemmConfig, ...] = (
     # Every narrow type to both wide ones, without scales.

@@ -150,7 +150,7 @@ def test_it_is_one_of_the_best_and_the_next_process_knows_it(tuned: Registry) ->
         candidates = tuned.candidates(plan.problem, 4)
         assert plan.choice is not None
         assert plan.choice.reason.startswith("autotuned: the fastest of 4 kernels timed")
-        assert {plan.choice.name, *(name for name, _ in plan.choice.runners_up)} == {c.name for c in candidates}
+        assert {plan.choice.kernel, *(kernel for kernel, _ in plan.choice.runners_up)} == {c.kernel for c in candidates}
         assert 1 < plan.choice.predicted_us < 100
         plan()
         assert torch.equal(plan.out, wanted)

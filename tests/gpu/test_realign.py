@@ -26,8 +26,8 @@ KERNELS: tuple[GemmConfig, ...] = (
     kernel("128x128x128", ab="s8"),
     kernel("128x128x128", "pingpong", ab="e4m3"),
     kernel("128x128x128", **BLOCK_SCALED),
-    kernel(scheduler__decomposition="splitk", scheduler__splits=5),
-    kernel("64x32x64", "pingpong", c__dtype="bf16", scheduler__decomposition="splitk", scheduler__splits=40),
+    kernel(scheduler__decomposition="splitk"),
+    kernel("64x32x64", "pingpong", c__dtype="bf16", scheduler__decomposition="splitk"),
     kernel("128x192x64", "cooperative", "2x1", scheduler__decomposition="stream"),
 )
 

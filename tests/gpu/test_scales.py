@@ -131,7 +131,7 @@ _SCALED = "sm90a_e4m3k16s1x128e8_e4m3k16s128x128e8_f32p4_none_bf16n16_"
         "192x128x128_1x1_cooperative_s4_m4_k1_linear",
         "256x128x128_1x2_cooperative_s3_m8_k1_linear",
         "128x128x128_1x1_cooperative_s5_m8_k2cluster_linear",
-        "128x128x128_1x1_cooperative_s5_m8_k4splitk_linear",
+        "128x128x128_1x1_cooperative_s5_m8_splitk_linear",
     ],
 )
 def test_kernels_of_every_schedule_upconvert_scales_of_a_byte(tail: str, along: str) -> None:

@@ -44,7 +44,7 @@ CONFIGS: tuple[GemmConfig, ...] = (
     kernel("128x24x32", "pingpong", "1x2", ab="tf32", a__major="mn", stages=3, **F32),
     *(
         kernel("128x64x32", ab="tf32", a__major="mn", scheduler__decomposition=how, scheduler__splits=splits, **F32)
-        for how, splits in (("splitk", 3), ("cluster", 4), ("stream", 1))
+        for how, splits in (("splitk", 1), ("cluster", 4), ("stream", 1))
     ),
 )
 

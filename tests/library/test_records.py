@@ -99,18 +99,22 @@ def test_the_key_changes_with_cubin_problem_gpu_and_method_and_with_nothing_else
     assert len(keys) == 3, "records say of which expectation the choice was"
 
 
-SPLIT_K = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x64x64_1x1_cooperative_s8_m8_k{}_linear"
+SPLIT_K = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x64x64_1x1_cooperative_s8_m8_{}_linear"
 
 
 def test_numbers_of_slices_of_a_cubin_are_measured_each() -> None:
-    keys = {MEASURED.model_copy(update={"kernel": SPLIT_K.format(how)}).key for how in ("4splitk", "8splitk")}
-    assert len(keys) == 2
+    keys = {MEASURED.model_copy(update={"kernel": SPLIT_K.format("splitk"), "slices": x}).key for x in (1, 4, 8)}
+    assert len(keys) == 3
 
 
-@pytest.mark.parametrize(("how", "present"), [("4split", "4split"), ("4fused", "4fused"), ("4anysplit", "4splitk")])
-def test_times_of_a_kernel_that_was_replaced_are_not_those_of_the_other(how: str, present: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "present", "slices"),
+    [("k4split", "k4split", 4), ("k4fused", "k4fused", 4), ("k4anysplit", "splitk", 4), ("k4splitk", "splitk", 4)],
+)
+def test_times_of_a_kernel_that_was_replaced_are_not_those_of_the_other(how: str, present: str, slices: int) -> None:
     line = MEASURED.model_copy(update={"kernel": SPLIT_K.format(how)}).model_dump_json()
-    assert Measurement.model_validate_json(line).kernel == SPLIT_K.format(present)
+    for text in (line, line.replace('"slices":1,', "")):
+        assert Measurement.model_validate_json(text).sliced == (SPLIT_K.format(present), slices)
 
 
 def test_an_infinite_error_is_written_as_unknown() -> None:

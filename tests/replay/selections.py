@@ -107,8 +107,9 @@ def main() -> None:
             except gemmill.GemmillError as error:
                 print(index, problem.extents, type(error).__name__)
                 continue
-            swap_ab = choice.swap_ab if hasattr(choice, "swap_ab") else choice.swapped  # sources of before
-            print(index, problem.extents, choice.name, swap_ab, f"{choice.predicted_us:.9g}", choice.source)
+            name = re.sub(rf"_k{choice.slices}splitk_", "_splitk_", choice.name)  # of sources of before
+            kernel = name, choice.slices, choice.swap_ab
+            print(index, problem.extents, *kernel, f"{choice.predicted_us:.9g}", choice.source)
     print(f"{len(asked)} problems, {gemmill.__file__}", file=sys.stderr)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.cases.remotes import Honest, Server
+from tests.runtime.storage.test_lockfile import lock_of
 
 from gemmill.library.errors import LockError
 from gemmill.library.problem import GemmProblem
@@ -27,7 +28,7 @@ PROBLEMS = [GemmProblem.from_text(text) for text in ("4096x4096x4096 bf16 tn", "
 
 @pytest.fixture
 def lock(artifacts: tuple[Artifact, ...]) -> Lock:
-    return Lock.of("NVIDIA H200", dict(zip(PROBLEMS, artifacts, strict=True)))
+    return lock_of(PROBLEMS, artifacts)
 
 
 def other_build(artifact: Artifact) -> Artifact:
@@ -40,7 +41,7 @@ def test_what_is_selected_is_locked(tmp_path: Path, artifacts: tuple[Artifact, .
     registry = Registry(packs=[tmp_path / "kernels.pack"], gpu="H200")
     made = kernel_lock.lock(registry, PROBLEMS)
     assert made.gpu == "NVIDIA H200"
-    assert made.problems == {str(problem): registry.select(problem).name for problem in PROBLEMS}
+    assert made.problems == {str(problem): registry.select(problem).kernel for problem in PROBLEMS}
     assert kernel_lock.lock(registry, PROBLEMS[::-1]).to_bytes() == made.to_bytes()
 
 
@@ -79,6 +80,8 @@ class Gone:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Gone())
 from pathlib import Path
+from tests.runtime.storage.test_lockfile import lock_of
+
 from gemmill.library.errors import ToolchainError
 from gemmill.runtime import kernel_lock
 from gemmill.runtime.registry import Registry
@@ -118,7 +121,7 @@ def test_what_is_nowhere_is_compiled_to_the_same_bits(lock: Lock, tmp_path: Path
 
 def test_other_bits_are_refused_and_named(tmp_path: Path, artifacts: tuple[Artifact, ...]) -> None:
     first, last = artifacts
-    other = Lock.of("NVIDIA H200", dict(zip(PROBLEMS, (other_build(first), last), strict=True)))
+    other = lock_of(PROBLEMS, (other_build(first), last))
     registry = Registry(manifests=())
     with pytest.raises(LockError, match="1 of 2 kernels are not as locked") as refused:
         kernel_lock.fetch(registry, other)

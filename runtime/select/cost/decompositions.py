@@ -92,7 +92,7 @@ def cluster_k(config: GemmConfig) -> int:
 
 def tile_ns(configs: Sequence[GemmConfig]) -> Floats:
     """What is added to the end of each tile of kernels."""
-    splits, tile = column(configs, lambda c: c.scheduler.splits), column(configs, lambda c: c.tile.m * c.tile.n)
+    splits, tile = column(configs, cluster_k), column(configs, lambda c: c.tile.m * c.tile.n)
     added = np.zeros_like(tile)
     for name, cost in COSTS.items():
         index = np.flatnonzero([config.scheduler.decomposition == name for config in configs])
@@ -100,10 +100,10 @@ def tile_ns(configs: Sequence[GemmConfig]) -> Floats:
     return added
 
 
-def second_kernel(configs: Sequence[GemmConfig]) -> tuple[Floats, Floats]:
-    """Time of the second kernel of split-K, of kernels that have one: nanoseconds of each launch, and for an element of
-    D, whose partial sums it adds up."""
+def second_kernel(configs: Sequence[GemmConfig], slices: Floats) -> tuple[Floats, Floats]:
+    """Time of the second kernel of split-K, of kernels in so many slices that have one: nanoseconds of each launch, and
+    for an element of D, whose partial sums it adds up."""
     has_second = column(configs, lambda c: decomposition_of(c).has_second_kernel)
-    sums = column(configs, lambda c: c.scheduler.splits) * PARTIAL_BYTES
+    sums = slices * PARTIAL_BYTES
     outputs = column(configs, lambda c: ((c.c.type.bits if c.c else 0) + c.d.type.bits) / 8)
     return has_second * _REDUCTION_NS, has_second * (sums + outputs) / _REDUCTION_GBPS

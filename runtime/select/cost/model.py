@@ -129,7 +129,7 @@ def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Columns:
 
 def _tiles(table: FeatureTable, problem: GemmProblem, typical: GemmProblem, gpu: Gpu) -> Columns:
     """What a problem makes of the tiles of kernels: clusters of them, waves, CTAs that are active, steps along K."""
-    own, figures = table.columns, np.empty((len(DYNAMIC), len(table.names)))
+    own, figures = table.columns, np.empty((len(DYNAMIC), len(table.kernels)))
     extents, along = figures[:2], figures[2:4]
     np.array((typical.m, typical.n), np.float64).take(table.side, None, extents, "clip")
     np.divide(extents, own["cluster_tile"], along)
@@ -220,7 +220,7 @@ def _busiest_ns(table: FeatureTable, work: Columns, problem: GemmProblem, gpu: G
         found: Floats = family.busiest_ns(own, work, problem, gpu)
         work["paces"] = [(members, work["paces"])]
         return found
-    found = np.empty(len(table.names))
+    found = np.empty(len(table.kernels))
     paces = []
     for family, members, own in table.parts:
         part = {name: x if isinstance(x := work[name], float) else x[members] for name in _OF_FAMILIES}
@@ -281,14 +281,14 @@ def in_words(table: FeatureTable, index: int, us: float, problem: GemmProblem, g
     """What the model has of one kernel that takes so many microseconds: its tiles, waves and what bounds it."""
     config, work = table.configs[index], analytic(table, problem, gpu)
     along_k = cluster_k(config)
-    splits = config.scheduler.splits // along_k
+    slices = table.kernels[index].slices
     clusters = f"in clusters of {config.cluster.m}x{config.cluster.n}"
     if along_k > 1:
         clusters = f"in clusters of {along_k} CTAs that share K"
-    elif splits > 1:
-        clusters = f"with K split {splits} ways, {clusters}"
+    elif slices > 1:
+        clusters = f"with K split {slices} ways, {clusters}"
     typical = problem.typical()
-    tiles = int(work["clusters"][index] / splits) * config.cluster.m * config.cluster.n
+    tiles = int(work["clusters"][index] / slices) * config.cluster.m * config.cluster.n
     waves = int(work["waves"][index])
     useful = _utilisation(table, index, work, typical, gpu)
     rate = f"{problem.expected_flops / us / 1e6:.0f} TFLOP/s by the model"
@@ -306,7 +306,9 @@ def _utilisation(table: FeatureTable, index: int, work: Columns, problem: GemmPr
     config = table.configs[index]
     sharing = work["sharing"] if isinstance(work["sharing"], float) else work["sharing"][index]
     held = max(float(sharing), float(table.columns["counted_ctas"][index]))
-    tiles = problem.m * problem.n * problem.batch * config.scheduler.splits / (config.tile.m * config.tile.n)
+    tiles = (
+        problem.m * problem.n * problem.batch * float(table.columns["splits"][index]) / (config.tile.m * config.tile.n)
+    )
     return float(tiles / gpu.sms / (max(work["waves"][index], 1) * held))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.decomposition import decomposition_of
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.decompositions.workspace import PARTIAL_BYTES
 from gemmill.library.legality.aligns import least_aligns
 from gemmill.library.legality.quantities import TMA_ALIGN
@@ -36,15 +37,15 @@ _STORE_BYTES_PER_CYCLE = 16
 _ELEMENTS_PER_CYCLE = 1.5
 """What a CTA stores of a D that TMA cannot store."""
 
-Entry = tuple[str, GemmConfig, bool]
-"""A candidate: a kernel's name, its config, and whether it runs the transposed problem."""
+Entry = tuple[SlicedKernel, GemmConfig, bool]
+"""A candidate: a kernel in slices of K, its config, and whether it runs the transposed problem."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeatureTable:
     """Candidates for problems of the same formats: kernels, each as it is, for the transposed problem, or both."""
 
-    names: tuple[str, ...]
+    kernels: tuple[SlicedKernel, ...]
     configs: tuple[GemmConfig, ...]
     swap_ab: Bools
     """Whether each runs the transposed problem."""
@@ -69,9 +70,9 @@ class FeatureTable:
     def of(cls, entries: Iterable[Entry], gpu: Gpu, network: Network | None = None) -> FeatureTable:
         """The table of some candidates, family by family, else in their order, on a GPU."""
         order = [*FAMILIES]
-        names, configs, swapped = zip(*sorted(entries, key=lambda entry: order.index(entry[1].family)), strict=True)
+        kernels, configs, swapped = zip(*sorted(entries, key=lambda entry: order.index(entry[1].family)), strict=True)
         swap_ab = np.array(swapped, np.bool_)
-        columns = _columns(configs, swap_ab, gpu)
+        columns = _columns(kernels, configs, swap_ab, gpu)
         aligns = np.array([least_aligns(config) for config in configs])
         aligns[swap_ab] = aligns[swap_ab][:, [1, 0, 2, 3]]
         families = [FAMILIES[config.family] for config in configs]
@@ -85,7 +86,7 @@ class FeatureTable:
                 made = family.columns([configs[i] for i in own], swap_ab[members], _part_of(columns, members), gpu)
                 parts.append((family, members, made))
         return cls(
-            names=names,
+            kernels=kernels,
             configs=configs,
             swap_ab=swap_ab,
             side=np.stack([swap_ab, ~swap_ab]).astype(np.int64),
@@ -117,19 +118,19 @@ class FeatureTable:
 
     def first(self, order: Iterable[int], count: int) -> list[int]:
         """The first few kernels of an order, each once."""
-        found: dict[str, int] = {}
+        found: dict[SlicedKernel, int] = {}
         for i in order:
-            found.setdefault(self.names[i], i)
+            found.setdefault(self.kernels[i], i)
             if len(found) == count:
                 break
         return [*found.values()]
 
 
-def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, gpu: Gpu) -> Columns:
+def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swap_ab: Bools, gpu: Gpu) -> Columns:
     tile_m, tile_n = column(configs, lambda c: c.tile.m), column(configs, lambda c: c.tile.n)
     cluster_m, cluster_n = column(configs, lambda c: c.cluster.m), column(configs, lambda c: c.cluster.n)
     bytes_a, bytes_b = column(configs, lambda c: c.a.type.bits / 8), column(configs, lambda c: c.b.type.bits / 8)
-    splits, along_k = column(configs, lambda c: c.scheduler.splits), column(configs, cluster_k)
+    slices, along_k = np.array([kernel.slices for kernel in kernels], np.float64), column(configs, cluster_k)
     tile_k, raster_m = column(configs, lambda c: c.tile.k), column(configs, lambda c: c.scheduler.raster == "m") > 0
     each = [(FAMILIES[config.family], config) for config in configs]
     ctas, tile = cluster_m * cluster_n * along_k, np.stack([tile_m, tile_n])
@@ -138,7 +139,7 @@ def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, gpu: Gpu) -> Columns
     cluster, rows, elements = np.stack([cluster_m, cluster_n]), tile * (bytes_a, bytes_b), tile_m * tile_n / along_k
     loaded = rows * tile_k * (_MULTICAST_COST + (1 - _MULTICAST_COST) / cluster[::-1])
     stream = np.flatnonzero([decomposition_of(config).has_shares for config in configs])
-    second_ns, second_element_ns = second_kernel(configs)
+    second_ns, second_element_ns = second_kernel(configs, slices)
     storing_ns = storing * elements * column(configs, _stored_bytes) / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz)
     added_ns = _TILE_NS + tile_ns(configs)  # whatever is stored
     dram_gbps = gpu.dram_gbps * np.array([family.dram_share for family, _ in each], np.float64)
@@ -151,7 +152,7 @@ def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, gpu: Gpu) -> Columns
         "cluster_n": cluster_n,
         "cluster_k": along_k,
         "stages": column(configs, lambda c: c.stages),
-        "splits": splits,
+        "splits": slices * along_k,
         "bytes_a": bytes_a,
         "bytes_b": bytes_b,
         "tile": tile,
@@ -162,8 +163,8 @@ def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, gpu: Gpu) -> Columns
         "slots": resident_clusters(gpu).take(ctas.astype(np.int64)) * ctas_per_sm,
         "ctas_per_sm": ctas_per_sm if ctas_per_sm.max() > 1 else None,
         "counted_ctas": np.array([family.counted_ctas(config) for family, config in each], np.float64),
-        "clusters": splits / along_k,  # that K of a tile is split among
-        "step_k": splits * tile_k,  # of K, that all of these cover in a step
+        "clusters": slices,  # that K of a tile is split among
+        "step_k": slices * along_k * tile_k,  # of K, that all of these cover in a step
         "stream": stream if stream.size else None,
         "stream_tile": (tile_m * tile_n)[stream],
         "mma_ns": mma_cycles(tile_m, tile_n, tile_k * np.maximum(bytes_a, bytes_b)) / gpu.clock_ghz,

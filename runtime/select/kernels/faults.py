@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gemmill.library.arch import Gpu, serving
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
 from gemmill.library.epilogues.parse import LINEAR, serves
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.legality.aligns import least_aligns
@@ -35,6 +36,15 @@ def needs_swap(config: GemmConfig, problem: GemmProblem) -> bool | None:
     if not faults(config, problem):
         return False
     return True if problem.can_transpose and not faults(config, problem.transposed) else None
+
+
+def is_swapped(config: GemmConfig, problem: GemmProblem) -> bool:
+    """Whether a kernel that a caller names serves a problem transposed; UnsupportedProblemError where it does not serve
+    it at all."""
+    if (swapped := needs_swap(config, problem)) is None:
+        lacks = " and ".join(faults(config, problem))
+        raise UnsupportedProblemError(f"{kernel_name(config)} does not fit {problem}: it needs {lacks}")
+    return swapped
 
 
 def runs_transposed(config: GemmConfig, problem: GemmProblem) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 
 from gemmill.library.arch import Gpu, serving
 from gemmill.library.config.model import FamilyName, GemmConfig
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel, choices_of_slices
 from gemmill.library.dtypes import FP8
 from gemmill.library.epilogues.parse import is_gated
 from gemmill.library.errors import UnsupportedProblemError
@@ -109,9 +110,9 @@ class Kernels:
 
     def _either_way(self, problem: GemmProblem, family: FamilyName) -> list[Entry]:
         """The kernels of a family for a problem, and for its transpose where that is the same."""
-        entries = [(name, config, False) for name, config in self._members(problem, family)]
+        entries = [(kernel, config, False) for kernel, config in self._members(problem, family)]
         if problem.can_transpose:
-            entries += [(name, config, True) for name, config in self._members(problem.transposed, family)]
+            entries += [(kernel, config, True) for kernel, config in self._members(problem.transposed, family)]
         return entries
 
     def _more_precise(self, problem: GemmProblem, family: FamilyName) -> list[Entry]:
@@ -120,16 +121,17 @@ class Kernels:
         if problem.accumulator == "f16" and {problem.a_dtype, problem.b_dtype} <= _SUMMED_IN_F16:
             entries += self._either_way(problem.but(accumulator="f32"), family)
         if problem.promote and FAMILIES[family].sums_exactly:
-            entries += [(name, config, False) for name, config in self._members(problem.but(promote=0), family)]
+            entries += [(kernel, config, False) for kernel, config in self._members(problem.but(promote=0), family)]
         return entries
 
-    def _members(self, problem: GemmProblem, family: FamilyName) -> Iterator[tuple[str, GemmConfig]]:
-        """Kernels of a family for the formats of a problem: those of just these formats first, then those that take
-        any majors."""
+    def _members(self, problem: GemmProblem, family: FamilyName) -> Iterator[tuple[SlicedKernel, GemmConfig]]:
+        """Kernels of a family for the formats of a problem, in each number of slices that is chosen among: those of
+        just these formats first, then those that take any majors."""
         for formats in serving_formats(problem):
             for name, config in self.variants.of(formats, problem.epilogue).items():
                 if config.family == family:
-                    yield name, config
+                    for slices in choices_of_slices(config):
+                        yield SlicedKernel(name, slices), config
 
 
 def _refuse_extents(problem: GemmProblem) -> None:

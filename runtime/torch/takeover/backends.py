@@ -39,7 +39,7 @@ def kernels(call: Call, given: Given, names: list[str]) -> tuple[Compute, str]:
         raise Unserved("contiguous along neither extent")  # which PyTorch copies first, and kernels are slow for
     prepared = prepare(ours)
     compute = launching(call, given[names[0]], names, ours.places, prepared.launcher.launch, torch_stream())
-    return compute, "" if prepared.kernel is None else parse_name(plain_name(prepared.kernel)).family
+    return compute, "" if prepared.kernel is None else parse_name(plain_name(prepared.kernel.name)).family
 
 
 def launching(

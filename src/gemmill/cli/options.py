@@ -15,7 +15,7 @@ import typer
 from gemmill.cli import completion, output
 from gemmill.library.arch import Gpu, gpu_named
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.config.names import parse_name
 from gemmill.library.errors import ExpressionError, ProblemError, UnsupportedProblemError
 from gemmill.library.input.group_sizes import checked_sizes
 from gemmill.library.manifest import expression
@@ -25,7 +25,6 @@ from gemmill.library.problem import GemmProblem, Regime, upconverts_a
 from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite, load_shapes, shipped_suites
 from gemmill.profiler.sweep.units import refuse_nested, unserved
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.select.kernels.faults import faults, needs_swap
 
 
 def argument(metavar: str, says: str, complete: Callable[[str], list[str]]) -> Any:
@@ -218,14 +217,6 @@ def measurable(problem: GemmProblem) -> GemmProblem:
     refuse_nested(problem)
     problem = problem.with_narrow_a
     return problem.transposed if upconverts_a(problem.b_dtype, problem.a_dtype) else problem
-
-
-def is_swapped(config: GemmConfig, problem: GemmProblem) -> bool:
-    """Whether a kernel computes the transpose of a problem; UnsupportedProblemError where it does not serve it."""
-    if (swapped := needs_swap(config, problem)) is None:
-        lacks = " and ".join(faults(config, problem))
-        raise UnsupportedProblemError(f"{kernel_name(config)} does not fit {problem}: it needs {lacks}")
-    return swapped
 
 
 _MOST_SHOWN = 3

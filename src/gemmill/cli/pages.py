@@ -11,7 +11,7 @@ import typer
 
 from gemmill.cli import completion, output
 from gemmill.cli.commands.problems import table_columns, table_row
-from gemmill.cli.options import is_swapped, kernel, measurable, output_file, read_problem, refuse_overwriting
+from gemmill.cli.options import kernel, measurable, output_file, read_problem, refuse_overwriting
 from gemmill.cli.output import Status
 from gemmill.cli.problem_options import extents
 from gemmill.emitters.emit import EmittedSource, emit
@@ -26,6 +26,7 @@ from gemmill.profiler.sweep.shape_suites import Shape
 from gemmill.profiler.sweep.sweep import measured_beside
 from gemmill.profiler.sweep.units import problem_of, refuse_nested
 from gemmill.runtime.registry import Registry
+from gemmill.runtime.select.kernels.faults import is_swapped
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import write_pack
 

@@ -12,7 +12,7 @@ from gemmill.cli.options import warn_unserved
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
-from gemmill.library.decompositions.launched import compiled, compiled_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import PackError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem, Regime
 from gemmill.profiler.sweep.shape_suites import ShapeSuite
@@ -67,9 +67,9 @@ def kernels_for(
     for shape in others:
         if choice := special.get(shape.problem):
             counts[shape.problem] += suite.counts.get(shape, 1)
-            needs[shape.problem] = known[shape.problem] = {compiled_name(choice.name): choice.predicted_us}
+            needs[shape.problem] = known[shape.problem] = {choice.name: choice.predicted_us}
     by_name = {kernel_name(config): config for config in plain}
-    by_name |= {compiled_name(choice.name): compiled(choice.config) for choice in special.values()}
+    by_name |= {choice.name: choice.config for choice in special.values()}
     chosen = [by_name[name] for name in set_cover(known, regret, counts)]
     return chosen, SuiteTimes(needs, counts, shipped)
 
@@ -95,20 +95,20 @@ def _times(
     """Times on a GPU of the kernels on every problem of a suite: of all kernels; of those alone that were measured on
     it, if any were, or that are the best in a long run; and which measurements are none of the decisions."""
     selector = Selector({kernel_name(config): config for config in configs}, under.gpu, under.decisions)
-    own = {(d.problem, d.kernel) for d in under.decisions if figures(d.gpu).name == selector.gpu.name}
+    own = {(d.problem, d.sliced) for d in under.decisions if figures(d.gpu).name == selector.gpu.name}
     found: dict[GemmProblem, dict[str, float]] = {}
     known: dict[GemmProblem, dict[str, float]] = {}
     shipped: list[Decision] = []
     for problem in problems:
         held = selector.under_power(problem) if under.objective == "sustained" else None
-        measured = {name: us for us, name in selector.measured_on(problem)} if held is None else {}
-        ranked = dict(held.runners_up) | {held.name: held.predicted_us} if held else measured
+        measured = {kernel: us for us, kernel in selector.measured_on(problem)} if held is None else {}
+        ranked = dict(held.runners_up) | {held.kernel: held.predicted_us} if held else measured
         own_times = _completed(ranked, selector.times(problem))
         found[problem], known[problem] = _of_cubins(own_times), _of_cubins(ranked or own_times)
         shipped += (
-            Decision(problem=problem, gpu=selector.gpu.name, kernel=name, us=us)
-            for name, us in measured.items()
-            if (problem, name) not in own
+            Decision(problem=problem, gpu=selector.gpu.name, kernel=kernel.name, slices=kernel.slices, us=us)
+            for kernel, us in measured.items()
+            if (problem, kernel) not in own
         )
     if not found or not all(found.values()):
         unserved = next((str(problem) for problem, times in found.items() if not times), "the suite")
@@ -116,20 +116,19 @@ def _times(
     return found, known, shipped
 
 
-def _of_cubins(times: Mapping[str, float]) -> dict[str, float]:
-    """The least time of each kernel that a pack can hold: of those that a launch runs in any number of slices of K."""
+def _of_cubins(times: Mapping[SlicedKernel, float]) -> dict[str, float]:
+    """The least time of each kernel, in whatever slices."""
     least: dict[str, float] = {}
-    for name, us in times.items():
-        made = compiled_name(name)
-        least[made] = min(us, least.get(made, us))
+    for kernel, us in times.items():
+        least[kernel.name] = min(us, least.get(kernel.name, us))
     return least
 
 
-def _completed(measured: dict[str, float], modelled: dict[str, float]) -> dict[str, float]:
+def _completed(measured: dict[SlicedKernel, float], modelled: dict[SlicedKernel, float]) -> dict[SlicedKernel, float]:
     """Times of all kernels: those measured, or said of long runs, and of others the model's, scaled to the fastest of
     these, but no less than the slowest of them."""
     if not measured:
         return modelled
-    fastest, slowest = min(measured, key=lambda name: measured[name]), max(measured.values())
+    fastest, slowest = min(measured, key=lambda kernel: measured[kernel]), max(measured.values())
     scale = measured[fastest] / modelled[fastest] if fastest in modelled else 1.0
-    return {name: max(us * scale, slowest) for name, us in modelled.items()} | measured
+    return {kernel: max(us * scale, slowest) for kernel, us in modelled.items()} | measured

@@ -195,9 +195,10 @@ async def select(service: Service, request: Request, _: Caller) -> Response:
 
 def _facts(choice: Choice) -> dict[str, Any]:
     return {
+        "slices": choice.slices,
         "why": choice.why,
         "source": choice.source,
         "swap_ab": choice.swap_ab,
         "us": None if math.isnan(choice.predicted_us) else choice.predicted_us,
-        "runners_up": [{"kernel": name, "us": us} for name, us in choice.runners_up],
+        "runners_up": [{"kernel": kernel.name, "slices": kernel.slices, "us": us} for kernel, us in choice.runners_up],
     }

@@ -15,6 +15,7 @@ from gemmill.library.decompositions.workspace import (
     MIN_SHARE,
     WorkspaceSize,
     clusters,
+    in_slices,
     partial_matrices,
     reduction_ctas,
     workspace_size,
@@ -29,22 +30,22 @@ PROBLEM = GemmProblem(512, 512, 512, 1, "bf16", "k", "bf16", "k", "f32", "bf16",
 EXTENTS = st.integers(1, 5000)
 
 
-def spec(parts: str) -> LaunchSpec:
-    return launch_spec(parse_name(NAME.format(parts)))
+def spec(parts: str, slices: int = 1) -> LaunchSpec:
+    return in_slices(launch_spec(parse_name(NAME.format(parts))), slices)
 
 
 @given(EXTENTS, EXTENTS, st.integers(1, 4), st.sampled_from(("n", "m")), st.sampled_from([2, 7, 100]))
 def test_partial_matrices_hold_every_part_in_whole_vectors(
-    m: int, n: int, batch: int, major: Literal["n", "m"], splits: int
+    m: int, n: int, batch: int, major: Literal["n", "m"], slices: int
 ) -> None:
     problem = replace(PROBLEM, m=m, n=n, batch=batch, d_major=major)
-    split = spec(f"k{splits}splitk")
+    split = spec("splitk", slices)
     assert split.k_decomposition is not None
     assert split.k_decomposition.reduction is not None
     matrices = partial_matrices(split.k_decomposition, problem)
     contiguous, strided = (n, m) if major == "n" else (m, n)
     assert matrices.strided == strided
-    assert matrices.count == splits * batch
+    assert matrices.count == slices * batch
     assert 0 <= matrices.contiguous - contiguous < 4
     assert matrices.contiguous * 4 % 16 == 0
     assert workspace_size(split, problem, 1) == WorkspaceSize(matrices.elements * 4, 0)
@@ -80,15 +81,15 @@ def test_a_cluster_needs_no_workspace_and_has_a_tile_for_all_its_blocks() -> Non
 
 def test_what_cannot_be_counted_is_refused() -> None:
     with pytest.raises(UnsupportedProblemError, match="output tiles; kernels count up to"):
-        grid_ctas(spec("k256splitk"), replace(PROBLEM, m=1 << 20, n=1 << 20, batch=8), 66)
+        grid_ctas(spec("splitk", 256), replace(PROBLEM, m=1 << 20, n=1 << 20, batch=8), 66)
     with pytest.raises(UnsupportedProblemError, match="stream-K counts its steps"):
         grid_ctas(spec("k1stream"), replace(PROBLEM, k=(1 << 31) - 4096), 66)
     with pytest.raises(UnsupportedProblemError, match="the reduction counts up to"):
-        reduction_ctas(spec("k2splitk"), replace(PROBLEM, m=1 << 17, n=1 << 17))
+        reduction_ctas(spec("splitk", 2), replace(PROBLEM, m=1 << 17, n=1 << 17))
 
 
 def test_a_split_kernel_stores_partial_sums_and_reduces_in_a_second_kernel() -> None:
-    source = emit(parse_name(NAME.format("k7splitk").replace("none_bf16n16", "bf16n2_bf16n4")))
+    source = emit(parse_name(NAME.format("splitk").replace("none_bf16n16", "bf16n2_bf16n4")))
     boxes = {box.operand: box for box in source.launch.boxes}
     assert set(boxes) == {"a", "b", "partials"}
     assert boxes["partials"].dtype == "f32"

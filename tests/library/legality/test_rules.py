@@ -178,10 +178,10 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         ({"scheduler.swizzle_size": 3}, "scheduler-swizzle", "swizzle_size is 3", {"scheduler.swizzle_size": 4}),
         ({"scheduler.splits": 2}, "scheduler-splits", "splits is 2; it must be 1", {"scheduler.splits": 1}),
         (
-            {"scheduler.splits": 300, "scheduler.decomposition": "splitk"},
+            {"scheduler.splits": 4, "scheduler.decomposition": "splitk"},
             "scheduler-splits",
-            "splits is 300; splitk kernels take 1 to 256",
-            {"scheduler.splits": 256},
+            "splits is 4; it must be 1 where the decomposition is splitk",
+            {"scheduler.splits": 1},
         ),
         (
             {"schedule": "pingpong", "tile.n": 128, "scheduler.decomposition": "stream"},
@@ -190,13 +190,13 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
             None,
         ),
         (
-            {"d.align": 1, "scheduler.decomposition": "splitk", "scheduler.splits": 2},
+            {"d.align": 1, "scheduler.decomposition": "splitk"},
             "reduction-alignment",
             "D is bf16 aligned to 1 bytes; it must be 2, 4, 8 or 16",
             {"d.align": 2},
         ),
         (
-            {"scheduler.batching": "grouped", "scheduler.decomposition": "splitk", "scheduler.splits": 2},
+            {"scheduler.batching": "grouped", "scheduler.decomposition": "splitk"},
             "parts-batching",
             "splitk kernels take strided batches, not grouped ones",
             {"scheduler.batching": "strided"},
@@ -360,7 +360,7 @@ def test_stages_have_room_for_the_sums_of_slices() -> None:
 
 def test_sums_of_parts_are_not_rounded_to_f16() -> None:
     f16 = changed(LEGAL, a_dtype="f16", b_dtype="f16", d_dtype="f16", accumulator="f16", stages=2)
-    assert legal({**f16, "scheduler.decomposition": "splitk", "scheduler.splits": 3})
+    assert legal({**f16, "scheduler.decomposition": "splitk"})
     for decomposition, splits in (("stream", 1), ("cluster", 2)):
         parts: dict[str, Value] = {"scheduler.decomposition": decomposition, "scheduler.splits": splits, "cluster.m": 1}
         (verdict,) = verdicts({**f16, **parts})
@@ -370,7 +370,7 @@ def test_sums_of_parts_are_not_rounded_to_f16() -> None:
 def test_a_split_kernel_takes_c_and_d_of_any_alignment() -> None:
     loose = changed(WITH_C, d_align=2, c_align=4, stages=2)
     assert {verdict.rule for verdict in verdicts(loose)} == {"tma-alignment"}
-    assert legal({**loose, "scheduler.decomposition": "splitk", "scheduler.splits": 7})
+    assert legal({**loose, "scheduler.decomposition": "splitk"})
 
 
 def test_an_absent_c_is_neither_aligned_nor_mended() -> None:

@@ -12,6 +12,7 @@ from tests.cases.browser import Browser, browser
 from tests.cli.test_cli import ok
 from tests.profiler.measure.test_peak_rates import PEAK_RATES
 
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.analysis import charts
@@ -51,10 +52,11 @@ def of_other_kinds() -> Iterator[Measurement]:
     for text in OTHERS:
         problem = GemmProblem.from_text(text)
         choice = registry.select(problem)
-        for i, name in enumerate((choice.name, *(name for name, _ in choice.runners_up), CUBLAS)):
+        for i, kernel in enumerate((choice.kernel, *(kernel for kernel, _ in choice.runners_up), SlicedKernel(CUBLAS))):
             us = 100.0 + i
             times = {"us": us, "low_us": us - 0.5, "high_us": us + 0.5, "samples": 8, "baseline_us": 105.0}
-            yield first.model_copy(update={"kernel": name, "problem": problem, "launches": 4, **times})
+            update = {"kernel": kernel.name, "slices": kernel.slices, "problem": problem, "launches": 4}
+            yield first.model_copy(update=update | times)
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +177,7 @@ def test_curves_are_of_the_same_problems() -> None:
         assert len(whole.best) == len(whole.selected) == len(whole.part) == len(part)
         # Without the selected kernel's measurement a problem goes from both curves, and from all of the regret's.
         gone = choices.of(part[0])[0]
-        fewer = [m for m in read_records(CLUSTERS) if (m.problem, m.kernel) != (part[0].run.problem, gone)]
+        fewer = [m for m in read_records(CLUSTERS) if (m.problem, m.sliced) != (part[0].run.problem, gone)]
         (other,) = grouped(figures(fewer))
         less = other.compared(choices, CUBLASLT)
         assert len(less.best) == len(less.selected) == len(part) - 1

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from tests.cli.test_cli import gemmill, ok
 
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.records import read_records
 from gemmill.profiler.analysis.figures import figures, geometric_mean
 from gemmill.profiler.analysis.populations import Choices
@@ -38,12 +39,12 @@ def test_figures_are_those_that_were_published(path: Path) -> None:
         mean = geometric_mean(timed) if len(timed) == len(ratios) else None  # no kernel is right
         assert mean == pytest.approx(summary.get(f"best_over_{published}"))
     for f, published in zip(found, summary["problems"], strict=True):
-        selected = published["selected"]
+        selected = SlicedKernel.recorded(published["selected"])
         reached = f.reached([selected]) if selected in f.finalists else None
         assert reached == pytest.approx(published["selected_over_best"])
         assert (f.best and f.best.kernel) == published["best"]
         if f.best is not None:
-            assert f.reached([published["selected"], f.best.kernel]) == 1
+            assert f.reached([selected, f.best.sliced]) == 1
         assert f.reached([]) is None
 
 
@@ -73,8 +74,8 @@ def test_the_best_of_two_sweeps_is_the_best_over_the_cublas_of_each() -> None:
     ]
     (found,) = figures(rows)
     assert found.best == rows[1]
-    assert found.reached([two.kernel]) == 1
-    assert found.reached([one.kernel]) == pytest.approx(102 / 105)
+    assert found.reached([two.sliced]) == 1
+    assert found.reached([one.sliced]) == pytest.approx(102 / 105)
     (alone,) = figures([m.model_copy(update={"baseline_us": None}) for m in rows[:2]])
     assert alone.best is not None
     assert alone.best.kernel == one.kernel

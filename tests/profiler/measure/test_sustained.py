@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.measure.sustained import likely, still_open
 
 NAME = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_{}_k1_linear"
-SMALL, LARGE, SLOW = map(
-    NAME.format,
-    ("128x128x64_1x2_pingpong_s6_m8", "256x192x64_1x2_cooperative_s3_m8", "128x256x64_2x1_cooperative_s4_m8"),
+SMALL, LARGE, SLOW = (
+    SlicedKernel(NAME.format(tile))
+    for tile in (
+        *("128x128x64_1x2_pingpong_s6_m8", "256x192x64_1x2_cooperative_s3_m8"),
+        "128x256x64_2x1_cooperative_s4_m8",
+    )
 )
 PROBLEM = GemmProblem(m=4096, n=4096, k=4096)
 

@@ -43,7 +43,7 @@ KILLS_ONCE, KILLS_ALWAYS = 1024, 1280
 BODY = f"""
 import os, pickle, signal, time
 from pathlib import Path
-from gemmill.library.config.names import kernel_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.profiler.measure.timing import Timing
 from gemmill.profiler.measure.messages import Machine, Outcome, Report, Running
 from gemmill.runtime.storage.artifact import Artifact
@@ -59,20 +59,20 @@ def serve(parent):
     send(Machine(gpu.split(":")[0], gpu, gpu, str(os.getpid()), "1", absent=absent))
     while True:
         unit = pickle.loads(parent.receive())
-        names = [kernel_name(config) for config in unit.configs]
-        for name in names:
-            send(Running(name))
-            assert Artifact.from_bytes(unit.artifacts[name]).name == name
-            if name == {CRASHES!r}:
+        names = unit.kernels
+        for kernel in names:
+            send(Running(kernel))
+            assert Artifact.from_bytes(unit.artifacts[kernel.name]).name == kernel.name
+            if kernel.name == {CRASHES!r}:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if name == {HANGS!r}:
+            if kernel.name == {HANGS!r}:
                 time.sleep(600)
         if "DEATHS" in os.environ and "cublaslt-tuned" in unit.baselines:
-            send(Running("cublaslt-tuned"))
+            send(Running(SlicedKernel("cublaslt-tuned")))
             with open(os.environ["DEATHS"], "a") as deaths:
                 deaths.write("died\\n")
             os.kill(os.getpid(), signal.SIGKILL)
-        send(Running(""))
+        send(Running(None))
         m = unit.problem.m
         if "FATAL" in os.environ and m in ({KILLS_ONCE}, {KILLS_ALWAYS}):
             victim = Path(os.environ["FATAL"]) / str(m)

@@ -1,9 +1,11 @@
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import RecordError
 from gemmill.library.problem import MAX_EXTENT
@@ -87,6 +89,10 @@ def test_a_list_of_nothing_that_can_be_served_is_an_error(tmp_path: Path) -> Non
         load_shapes(write(tmp_path, '[{"m": 0, "n": 2, "k": 3}]'))
 
 
+def measured(configs: Sequence[GemmConfig], shapes: Iterable[Shape]) -> list[list[GemmConfig]]:
+    return [[parse_name(kernel.name) for kernel in unit.kernels] for unit in units(configs, shapes)]
+
+
 def test_a_kernel_is_measured_on_what_is_said(tmp_path: Path) -> None:
     """Of two kernels that differ in A's major, each on its own; weights that are a narrow B are a kernel's A."""
     row, column = (
@@ -97,10 +103,10 @@ def test_a_kernel_is_measured_on_what_is_said(tmp_path: Path) -> None:
     configs = (row, column, narrow)
     text = "shapes: [{m: 2048, n: 64, k: 64, a: bf16, b: bf16, a_major: mn}, {m: 16, n: 4096, k: 64, b: s8}]"
     suite = load_shapes(write(tmp_path, text))
-    assert [unit.configs for unit in units(configs, suite.shapes)] == [(column,), (narrow,)]
+    assert measured(configs, suite.shapes) == [[column], [narrow]]
     assert unserved(configs, suite.shapes) == []
     assert unserved((row,), suite.shapes) == [*suite.shapes]
-    assert [unit.configs for unit in units((row, column), [Shape(2048, 64, 64)])] == [(row,), (column,)]
+    assert measured((row, column), [Shape(2048, 64, 64)]) == [[row], [column]]
 
 
 @given(st.lists(st.tuples(EXTENTS, EXTENTS, EXTENTS, EXTENTS), min_size=1, max_size=5, unique=True))

@@ -18,7 +18,7 @@ from gemmill.library.arch import DEFAULT_GPU
 from gemmill.library.config.edited import edited_name
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.decompositions.launched import NUMBERS, numbered
+from gemmill.library.decompositions.sliced_kernel import SLICES, SlicedKernel
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import DeviceError, RecordError
 from gemmill.library.problem import GemmProblem
@@ -28,14 +28,22 @@ from gemmill.profiler.measure.messages import Options, Unit
 from gemmill.profiler.sweep.measuring import MeasuringProcess, measure
 from gemmill.profiler.sweep.shape_suites import Shape
 from gemmill.profiler.sweep.sweep import Listener, Scope, sweep
-from gemmill.profiler.sweep.units import is_plain, likely_alone, likely_first, problem_of, too_large, units
+from gemmill.profiler.sweep.units import (
+    in_each_number,
+    is_plain,
+    likely_alone,
+    likely_first,
+    problem_of,
+    too_large,
+    units,
+)
 from gemmill.runtime.operands.tensors import TensorView
 from gemmill.runtime.select import gpus
 from gemmill.runtime.select.kernels.faults import needs_swap
 from gemmill.runtime.select.selector import Selector
 from gemmill.runtime.storage.store import Store
 
-CONFIGS = tuple(numbered({kernel_name(c): c for c in shipped_set("bf16").expand()}).values())
+CONFIGS = tuple(shipped_set("bf16").expand())
 STRIDED = tuple(filter(is_plain, CONFIGS))
 PLAIN = tuple(
     c
@@ -43,6 +51,7 @@ PLAIN = tuple(
     if (c.b.major, c.c, c.d.dtype) == ("k", None, "bf16") and c.a.major in ("k", "any") and c.d.major in ("n", "any")
     if is_plain(c)
 )
+KERNELS = tuple(kernel for config in PLAIN for kernel in in_each_number(config))
 
 
 def packed(rows: int, columns: int, batch: int, row_major: bool, dtype: DTypeName) -> TensorView:
@@ -74,26 +83,26 @@ def test_a_row_vector_is_as_aligned_as_its_address() -> None:
 def test_kernels_of_equal_formats_are_measured_side_by_side() -> None:
     found = units(CONFIGS, [Shape(2048, 64, 64), Shape(4096, 64, 64)])
     plain = [config for config in CONFIGS if is_plain(config)]
-    assert sum(len(unit.configs) for unit in found) == 2 * len(plain)
+    assert sum(len(unit.kernels) for unit in found) == 2 * sum(len(in_each_number(config)) for config in plain)
     assert len(plain) < len(CONFIGS)
     assert len({unit.problem for unit in found}) == len(found)
-    assert found[0].configs == PLAIN
+    assert found[0].kernels == KERNELS
 
 
 def test_few_rows_are_measured_transposed_too() -> None:
     (few,) = (u for u in units(CONFIGS, [Shape(5, 640, 64)]) if u.problem == problem_of(PLAIN[0], Shape(5, 640, 64)))
-    own = [config for config in few.configs if not needs_swap(config, few.problem)]
-    assert tuple(own) == PLAIN
-    transposed = few.configs[len(own) :]
+    own = [kernel for kernel in few.kernels if not needs_swap(parse_name(kernel.name), few.problem)]
+    assert tuple(own) == KERNELS
+    transposed = [parse_name(kernel.name) for kernel in few.kernels[len(own) :]]
     assert transposed
     assert {(c.d.major, c.b.major) for c in transposed} == {("m", "k")}
 
 
 def test_partial_sums_that_fill_the_memory_are_not_measured() -> None:
-    split = parse_name("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_1x1_cooperative_s6_m8_k64splitk_linear")
-    assert not too_large(split, problem_of(split, Shape(2048, 2048, 8192)))
-    assert too_large(split, problem_of(split, Shape(8192, 4096, 8192)))
-    assert not too_large(PLAIN[0], problem_of(PLAIN[0], Shape(16384, 16384, 1024)))
+    name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_1x1_cooperative_s6_m8_splitk_linear"
+    assert not too_large(SlicedKernel(name, 64), GemmProblem(2048, 2048, 8192))
+    assert too_large(SlicedKernel(name, 64), GemmProblem(8192, 4096, 8192))
+    assert not too_large(KERNELS[0], GemmProblem(16384, 16384, 1024))
 
 
 def test_nothing_to_profile_is_an_error(tmp_path: Path) -> None:
@@ -113,6 +122,7 @@ def test_without_a_gpu_nothing_is_compiled_or_written(tmp_path: Path, monkeypatc
 
 BODY = """
 import os, pickle, signal, time
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.profiler.measure.messages import Fault, Machine, Outcome, Report, Running
 
 def serve(parent):
@@ -125,19 +135,19 @@ def serve(parent):
     while True:
         unit = pickle.loads(parent.receive())
         names = unit.kernels
-        for name in names:
-            send(Running(name))
-            if name in ({first!r}, {edited!r}):
+        for kernel in names:
+            send(Running(kernel))
+            if kernel.name in ({first!r}, {edited!r}):
                 os.kill(os.getpid(), signal.SIGKILL)
-            if name == {second!r}:
+            if kernel.name == {second!r}:
                 time.sleep(600)
-            if name == {third!r}:
+            if kernel.name == {third!r}:
                 send(Fault("CUDA error: an illegal memory access was encountered"))
         for name in unit.baselines:
-            send(Running(name))
+            send(Running(SlicedKernel(name)))
             if name == "cublaslt-tuned":
                 os.kill(os.getpid(), signal.SIGKILL)
-        send(Running(""))
+        send(Running(None))
         if unit.problem.m == 1:
             send(Fault("CUDA out of memory"))
         outcomes = (Outcome(name, "screen", says=str(unit.seconds)) for name in names)
@@ -163,19 +173,21 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Measurin
 
 @pytest.mark.slow
 def test_kernels_and_baselines_that_crash_hang_or_fault_cost_their_own_rows(worker: MeasuringProcess) -> None:
-    faulty: dict[str, str] = {}
-    unit = Unit(problem_of(PLAIN[0], Shape(64, 64, 64)), PLAIN[:5], seconds=60)
+    faulty: dict[SlicedKernel, str] = {}
+    unit = Unit(problem_of(PLAIN[0], Shape(64, 64, 64)), KERNELS[:5], seconds=60)
     report = measure(worker, unit, faulty)
     outcomes = {outcome.kernel: outcome for outcome in report.outcomes}
-    names = [kernel_name(config) for config in PLAIN[:5]]
-    assert [outcomes[name].stage for name in names] == ["failed", "failed", "failed", "screen", "screen"]
+    kernels = KERNELS[:5]
+    assert [outcomes[kernel].stage for kernel in kernels] == ["failed", "failed", "failed", "screen", "screen"]
     expected = zip(
-        (*names[:3], "cublaslt-tuned"), ("SIGKILL", "hangs", "illegal memory access", "SIGKILL"), strict=True
+        (*kernels[:3], SlicedKernel("cublaslt-tuned")),
+        ("SIGKILL", "hangs", "illegal memory access", "SIGKILL"),
+        strict=True,
     )
-    for name, says in expected:
-        assert outcomes[name].stage == "failed"
-        assert says in outcomes[name].says
-    assert float(outcomes[names[4]].says) < 57, "what hung took three of the seconds"
+    for kernel, says in expected:
+        assert outcomes[kernel].stage == "failed"
+        assert says in outcomes[kernel].says
+    assert float(outcomes[kernels[4]].says) < 57, "what hung took three of the seconds"
     # Later problems go without them, and say so.
     again = measure(worker, replace(unit, problem=problem_of(PLAIN[0], Shape(128, 64, 64))), faulty)
     assert {outcome.kernel: outcome.stage for outcome in again.outcomes} == {
@@ -185,15 +197,15 @@ def test_kernels_and_baselines_that_crash_hang_or_fault_cost_their_own_rows(work
 
 @pytest.mark.slow
 def test_an_edited_kernel_that_crashes_does_not_cost_the_one_that_it_was(worker: MeasuringProcess) -> None:
-    unit = Unit(problem_of(PLAIN[3], Shape(64, 64, 64)), PLAIN[3:4], baselines=(), edited=(EDITED,))
+    unit = Unit(problem_of(PLAIN[3], Shape(64, 64, 64)), (KERNELS[3], SlicedKernel(EDITED)), baselines=())
     report = measure(worker, unit, {})
     stages = {outcome.kernel: (outcome.stage, "SIGKILL" in outcome.says) for outcome in report.outcomes}
-    assert stages == {EDITED: ("failed", True), kernel_name(PLAIN[3]): ("screen", False)}
+    assert stages == {SlicedKernel(EDITED): ("failed", True), KERNELS[3]: ("screen", False)}
 
 
 def test_a_failure_that_is_no_kernels_fails_the_problem_alone(worker: MeasuringProcess) -> None:
-    faulty: dict[str, str] = {}
-    unit = Unit(problem_of(PLAIN[3], Shape(1, 64, 64)), PLAIN[3:5], baselines=())
+    faulty: dict[SlicedKernel, str] = {}
+    unit = Unit(problem_of(PLAIN[3], Shape(1, 64, 64)), KERNELS[3:5], baselines=())
     report = measure(worker, unit, faulty)
     assert [(outcome.stage, outcome.says) for outcome in report.outcomes] == [("failed", "CUDA out of memory")] * 2
     assert not faulty
@@ -204,29 +216,29 @@ def test_a_failure_that_is_no_kernels_fails_the_problem_alone(worker: MeasuringP
 @pytest.mark.parametrize("shape", [Shape(4096, 4096, 4224), Shape(16, 4096, 512)])
 def test_likely_kernels_come_first_and_the_selected_one_is_a_finalist(shape: Shape) -> None:
     selector = Selector({kernel_name(config): config for config in CONFIGS}, DEFAULT_GPU)
-    unit = Unit(problem_of(PLAIN[0], shape), PLAIN[::-1])
+    unit = Unit(problem_of(PLAIN[0], shape), KERNELS[::-1])
     found = likely_first(unit, selector)
-    assert found.pinned == (selector.select(unit.problem, objective="burst").name,)
-    assert set(found.configs) == {*PLAIN, selector.configs[found.pinned[0]]}  # which may run transposed
+    assert found.pinned == (selector.select(unit.problem, objective="burst").kernel,)
+    assert set(found.kernels) == {*KERNELS, *found.pinned}  # which may run transposed
     times = selector.times(unit.problem)
-    expected = [times.get(kernel_name(config), math.inf) for config in found.configs]
+    expected = [times.get(kernel, math.inf) for kernel in found.kernels]
     assert expected == sorted(expected)
 
 
 @pytest.mark.parametrize("shape", [Shape(4096, 4096, 4224), Shape(16, 4096, 512)])
 def test_the_likely_kernels_alone_are_the_choice_and_its_runners_up(shape: Shape) -> None:
     selector = Selector({kernel_name(config): config for config in CONFIGS}, DEFAULT_GPU)
-    unit = Unit(problem_of(PLAIN[0], shape), PLAIN[:2])  # neither of which is likely
+    unit = Unit(problem_of(PLAIN[0], shape), KERNELS[:2])  # neither of which is likely
     choice = selector.select(unit.problem, objective="burst")
-    expected = [choice.name, *(name for name, _ in choice.runners_up[:3])]
-    assert [kernel_name(config) for config in likely_alone(unit, selector, 4).configs] == expected
+    expected = (choice.kernel, *(kernel for kernel, _ in choice.runners_up[:3]))
+    assert likely_alone(unit, selector, 4).kernels == expected
 
 
 def test_a_problem_that_no_kernel_serves_has_no_selected_one() -> None:
     selector = Selector({kernel_name(config): config for config in PLAIN[:8]}, DEFAULT_GPU)
-    unit = Unit(replace(problem_of(PLAIN[0], Shape(100, 72, 32)), a_dtype="f16"), PLAIN[:2])
+    unit = Unit(replace(problem_of(PLAIN[0], Shape(100, 72, 32)), a_dtype="f16"), KERNELS[:2])
     assert likely_first(unit, selector).pinned == ()
-    assert likely_alone(unit, selector, 4).configs == ()
+    assert likely_alone(unit, selector, 4).kernels == ()
 
 
 @pytest.mark.gpu
@@ -286,7 +298,7 @@ def test_a_kernel_that_is_asked_for_besides_is_a_finalist_where_no_problem_has_i
     pytest.importorskip("torch")
     asked, store = units(PLAIN[:2], [Shape(256, 256, 128)]), Store(tmp_path / "store")
     options = Options(screen_rounds=1, finalists=1, final_rounds=3)
-    pinned = {"quick": PLAIN[5]}
+    pinned = {"quick": KERNELS[5]}
     new = sweep(
         asked, tmp_path / "records.jsonl", store=store, options=options, scope=Scope(pinned=lambda problem: pinned)
     )
@@ -300,7 +312,7 @@ def test_a_sweep_on_a_gpu_records_every_kernel_beside_cublas_once(tmp_path: Path
     records = tmp_path / "records.jsonl"
     shapes = [Shape(512, 768, 256), Shape(256, 256, 128, 2)]
     unserved = replace(problem_of(PLAIN[0], Shape(100, 72, 32)), a_dtype="f16", b_dtype="f16", d_dtype="f16")
-    asked = [*units(PLAIN[:4], shapes), Unit(unserved, PLAIN[:4])]
+    asked = [*units(PLAIN[:4], shapes), Unit(unserved, KERNELS[:4])]
     options = Options(screen_rounds=2, finalists=2, final_rounds=3)
     new = sweep(asked, records, store=Store(tmp_path / "store"), options=options)
     assert [m.kernel for m in read_records(records)] == [m.kernel for m in new]
@@ -325,7 +337,4 @@ def test_kernels_for_any_number_of_slices_are_measured_with_each_that_is_chosen_
     name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x64x64_1x1_cooperative_s8_m8_{}_linear"
     configs = [parse_name(name.format(how)) for how in ("k1stream", "splitk")]
     [unit] = units(configs, [Shape(128, 64, 8192, 1)])
-    assert [kernel_name(config) for config in unit.configs] == [
-        name.format("k1stream"),
-        *(name.format(f"k{number}splitk") for number in NUMBERS),
-    ]
+    assert unit.kernels == ((name.format("k1stream"), 1), *((name.format("splitk"), slices) for slices in SLICES))

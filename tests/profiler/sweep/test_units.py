@@ -6,8 +6,10 @@ from pathlib import Path
 
 from tests.cases.manifests import shipped_set
 
-from gemmill.library.config.names import kernel_name
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import parse_name
 from gemmill.library.problem import GemmProblem
+from gemmill.profiler.measure.messages import Unit
 from gemmill.profiler.sweep.shape_suites import Shape, load_shapes
 from gemmill.profiler.sweep.units import units, unserved
 from gemmill.runtime.select.kernels.faults import needs_swap
@@ -40,19 +42,23 @@ def problems(*shapes: Shape) -> set[GemmProblem]:
     return {unit.problem for unit in units(BF16, shapes, varies=True)}
 
 
+def configs_of(unit: Unit) -> list[GemmConfig]:
+    return [parse_name(kernel.name) for kernel in unit.kernels]
+
+
 def test_groups_are_measured_by_kernels_for_them() -> None:
     for batching in ("grouped", "masked", "array", "kgrouped"):
         majors = {"a_major": "mn", "b_major": "mn"} if batching == "kgrouped" else {}
         asked = GemmProblem(512, 256, 512, batching=batching, groups=8, **majors)
         (unit,) = (u for u in units(BF16, [shape(asked, "balanced")]) if u.problem == asked)
-        assert {config.scheduler.batching for config in unit.configs} == {batching}
+        assert {config.scheduler.batching for config in configs_of(unit)} == {batching}
         assert unit.sizes == "balanced"
         assert not unserved(BF16, [shape(asked)])
 
 
 def test_kernels_for_groups_are_not_measured_on_matrices() -> None:
     found = units(BF16, [Shape(4096, 256, 512), Shape(4096, 256, 512, 8)])
-    assert {config.scheduler.batching for unit in found for config in unit.configs} == {"strided"}
+    assert {config.scheduler.batching for unit in found for config in configs_of(unit)} == {"strided"}
 
 
 def test_one_problem_with_two_choices_of_sizes_is_measured_twice() -> None:
@@ -60,7 +66,7 @@ def test_one_problem_with_two_choices_of_sizes_is_measured_twice() -> None:
     found = units(BF16, [shape(asked, "balanced"), shape(asked, "zipf:1.1")])
     own = [unit for unit in found if unit.problem == asked]
     assert [unit.sizes for unit in own] == ["balanced", "zipf:1.1"]
-    assert own[0].configs == own[1].configs
+    assert own[0].kernels == own[1].kernels
 
 
 def test_kernels_are_measured_with_the_expression_of_a_shape() -> None:
@@ -69,12 +75,12 @@ def test_kernels_are_measured_with_the_expression_of_a_shape() -> None:
     assert asked in problems(shape(asked))
     found = units(BF16, [shape(asked)], varies=True)
     (unit,) = (unit for unit in found if unit.problem == asked)
-    assert len(unit.configs) > 20
-    assert {config.epilogue for config in unit.configs} == {asked.epilogue}
-    assert not any(needs_swap(config, asked) for config in unit.configs)
+    assert len(unit.kernels) > 20
+    assert {config.epilogue for config in configs_of(unit)} == {asked.epilogue}
+    assert not any(needs_swap(config, asked) for config in configs_of(unit))
     assert asked not in {unit.problem for unit in units(BF16, [shape(asked)])}
     both = units(BF16, [shape(asked), Shape(4096, 256, 512)], varies=True)
-    assert {config.epilogue for u in both if u.problem.epilogue == "linear" for config in u.configs} == {"linear"}
+    assert {config.epilogue for u in both if u.problem.epilogue == "linear" for config in configs_of(u)} == {"linear"}
     assert {u.problem.epilogue for u in units(BF16, [Shape(4096, 256, 512)], varies=True)} == {"linear"}
 
 
@@ -82,9 +88,9 @@ def test_few_rows_with_an_expression_are_measured_transposed_too() -> None:
     asked = GemmProblem(16, 4096, 512, epilogue="d = acc * sa[m] + bias[n]")
     found = units(BF16, [shape(asked)], varies=True)
     (unit,) = (unit for unit in found if unit.problem == asked)
-    transposed = [config for config in unit.configs if needs_swap(config, asked)]
+    transposed = [config for config in configs_of(unit) if needs_swap(config, asked)]
     assert {config.epilogue for config in transposed} == {"d = acc * sa[n] + bias[m]"}
-    assert len({*map(kernel_name, unit.configs)}) == len(unit.configs)
+    assert len({*unit.kernels}) == len(unit.kernels)
 
 
 def test_gates_have_no_transpose() -> None:

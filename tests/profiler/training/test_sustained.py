@@ -10,6 +10,7 @@ import pytest
 
 from gemmill.library.arch import Gpu, gpu_named
 from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import RecordError
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
@@ -60,7 +61,7 @@ def written(path: Path, problems: int, a: DTypeName = "bf16", gpu: Gpu = H200) -
     configs = [parse_name(kernel_name(config).replace("bf16", a)) for config in KERNELS]
     learnt = model_of(gpu.name)
     assert learnt is not None
-    entries = [(kernel_name(config), config, False) for config in configs]
+    entries = [(SlicedKernel(kernel_name(config)), config, False) for config in configs]
     table = FeatureTable.of(entries, gpu, learnt.network)
     with path.open("w") as file:
         for i in range(problems):

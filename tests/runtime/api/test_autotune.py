@@ -49,7 +49,7 @@ def test_the_fastest_of_the_best_is_kept_for_the_process_and_the_next(pack: Path
     first = registry(pack)
     chosen = first.select(PROBLEM)
     choice = autotuned(first, PROBLEM, 2, None, GPU, slowest_first)
-    assert (choice.name, choice.runners_up) == (chosen.runners_up[0][0], ((chosen.name, 2.0),))
+    assert (choice.kernel, choice.runners_up) == (chosen.runners_up[0][0], ((chosen.kernel, 2.0),))
     assert (choice.predicted_us, choice.source) == (1.0, "measured")
     assert choice.config == first.configs()[choice.name]
     assert choice.reason == f"autotuned: the fastest of 2 kernels timed for this problem on {GPU}: 1.0 us"
@@ -94,7 +94,7 @@ def test_an_answer_is_for_one_problem_gpu_bound_and_set_of_candidates(pack: Path
 def test_kernels_that_cannot_run_are_no_answer(pack: Path) -> None:
     first = registry(pack).select(PROBLEM)
     choice = autotuned(registry(pack), PROBLEM, 2, None, GPU, lambda _: [None, 7.0])
-    assert (choice.name, choice.predicted_us, choice.runners_up) == (first.runners_up[0][0], 7.0, ())
+    assert (choice.kernel, choice.predicted_us, choice.runners_up) == (first.runners_up[0][0], 7.0, ())
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "other cubin", "other kernel", "other problem"])
@@ -140,7 +140,7 @@ def test_a_store_that_cannot_be_written_costs_only_the_memory_of_it(pack: Path) 
 
 def test_measured_kernels_are_the_first_candidates(tmp_path: Path, artifacts: tuple[Artifact, ...]) -> None:
     slower = registry_with_decisions(tmp_path, artifacts, {}).select(PROBLEM).runners_up[0][0]
-    used = registry_with_decisions(tmp_path, artifacts, {slower: 3.5})
+    used = registry_with_decisions(tmp_path, artifacts, {slower.name: 3.5})
     assert used.candidates(PROBLEM, 2)[0] == Candidate(slower, False, 3.5)
     assert all(candidate.us != 3.5 for candidate in used.candidates(PROBLEM, 2, 20)), "it was measured on all SMs"
 

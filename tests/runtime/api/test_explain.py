@@ -8,6 +8,7 @@ import pytest
 from tests.cases.exporter import on_gpu
 
 import gemmill
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.runtime.api import explain
 from gemmill.runtime.launch.launcher import PreparedCall
 
@@ -66,7 +67,9 @@ def test_a_prepared_call_says_where_it_goes() -> None:
 
     def nothing(_: object) -> None: ...
 
-    told = str(PreparedCall(problem("f16"), choice.name, choice, nothing, lambda: pytest.fail("not launched")))
-    assert told == f"512x512x512 bf16*f16 tn goes to {choice.name}: {choice.why}"
-    named = str(PreparedCall(problem(), "some_kernel", None, nothing, lambda: pytest.fail("not launched")))
-    assert named == "512x512x512 bf16 tn goes to some_kernel: the call names it"
+    told = str(PreparedCall(problem("f16"), choice.kernel, choice, nothing, lambda: pytest.fail("not launched")))
+    assert told == f"512x512x512 bf16*f16 tn goes to {choice.kernel}: {choice.why}"
+    named = str(
+        PreparedCall(problem(), SlicedKernel("some_kernel", 4), None, nothing, lambda: pytest.fail("not launched"))
+    )
+    assert named == "512x512x512 bf16 tn goes to some_kernel in 4 slices: the call names it"

@@ -56,7 +56,7 @@ def test_one_kernel_serves_every_m_and_batch(
     assert len({(choice.name, choice.swap_ab) for choice in choices}) == 1
     assert choices[0].config.scheduler.decomposition == "tiles"
     assert "batch-invariant" in choices[0].reason
-    assert choices[0].name not in dict(choices[0].runners_up)
+    assert choices[0].kernel not in dict(choices[0].runners_up)
 
 
 @pytest.mark.parametrize(("n", "k"), [(4096, 4096), (512, 7168), (64, 64)])
@@ -65,10 +65,10 @@ def test_it_is_the_one_that_is_fast_on_average(selector: Selector, n: int, k: in
     times = [selector.times(replace(alike, m=m)) for m in TYPICAL_ROWS]
     # Of many rows the model does not say what kernels that stream B take: they are slower by far.
     said = set.intersection(*map(set, times))
-    whole = [name for name in said if selector.configs[name].scheduler.decomposition == "tiles"]
-    mean = {name: float(np.mean([np.log(own[name]) for own in times])) for name in whole}
+    whole = [kernel for kernel in said if selector.configs[kernel.name].scheduler.decomposition == "tiles"]
+    mean = {kernel: float(np.mean([np.log(own[kernel]) for own in times])) for kernel in whole}
     choice = selector.select(alike, None, "m")
-    assert mean[choice.name] == pytest.approx(min(mean.values()))
+    assert mean[choice.kernel] == pytest.approx(min(mean.values()))
     assert choice.predicted_us >= min(times[0].values())
 
 

@@ -7,13 +7,12 @@ from tests.cases.manifests import shipped_kernels
 from tests.runtime.select.problems import H200
 
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.decompositions.launched import numbered
 from gemmill.runtime.select.selector import Selector
 
 
 @pytest.fixture(scope="session")
 def kernels() -> dict[str, GemmConfig]:
-    return dict(numbered(shipped_kernels("bf16")))
+    return dict(shipped_kernels("bf16"))
 
 
 @pytest.fixture(scope="session")

@@ -65,7 +65,9 @@ def test_slots_go_to_kernels_for_the_rows_that_are_expected(everything: Selector
     assert "with 20 rows of a masked group in use" in few.reason
     assert unsaid.name == everything.select(slots.but(expected_rows=128)).name
     for size in (slots.but(m=100), slots.but(m=100, expected_rows=100)):
-        assert everything.select(size).predicted_us == everything.times(slots.but(m=100))[everything.select(size).name]
+        assert (
+            everything.select(size).predicted_us == everything.times(slots.but(m=100))[everything.select(size).kernel]
+        )
 
 
 def test_a_batch_invariant_kernel_of_slots_does_not_depend_on_the_rows_that_are_expected(everything: Selector) -> None:
@@ -174,7 +176,7 @@ def test_what_streams_b_is_asked_with_many_rows_only_where_nothing_else_serves(
 ) -> None:
     alone = Selector({name: config for name, config in kernels.items() if config.family == "gemv"}, H200)
     many = problem(*shape)
-    assert alone.configs.keys().isdisjoint(selector.times(many))
+    assert alone.configs.keys().isdisjoint(kernel.name for kernel in selector.times(many))
     assert alone.select(many).predicted_us > 2 * selector.select(many).predicted_us
     few = replace(many, m=64)
     assert alone.times(few).keys() <= selector.times(few).keys()
@@ -189,4 +191,4 @@ def test_blocks_that_share_k_take_sms_together() -> None:
     assert "1 tile of 128x128 in clusters of 4 CTAs that share K take 1 wave" in choice.reason
     assert selector.select(few, 3).name == name.format("k1")
     full = problem(128 * 30, 128, 64)
-    assert selector.times(full)[choice.name] < selector.times(replace(full, m=128 * 31))[choice.name]
+    assert selector.times(full)[choice.kernel] < selector.times(replace(full, m=128 * 31))[choice.kernel]

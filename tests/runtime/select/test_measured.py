@@ -12,7 +12,7 @@ from tests.cases.problems import plain
 
 from gemmill.library.arch import DEFAULT_GPU, GPUS, Gpu
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.decompositions.launched import numbered
+from gemmill.library.decompositions.sliced_kernel import choices_of_slices
 from gemmill.library.errors import RecordError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select import model_file
@@ -33,7 +33,7 @@ def kernels() -> dict[str, GemmConfig]:
 
 @pytest.fixture(scope="module")
 def everything() -> Mapping[str, GemmConfig]:
-    return numbered(shipped_kernels("bf16", "f16", "fp8", "int8", "tf32"))
+    return shipped_kernels("bf16", "f16", "fp8", "int8", "tf32")
 
 
 def test_every_file_that_ships_is_of_a_gpu() -> None:
@@ -47,7 +47,7 @@ def test_a_shipped_table_names_kernels_that_ship_and_serve_its_problems(
     content, tables = content_of(gpu.name), model_of(gpu.name)
     assert content is not None
     assert tables is not None
-    assert set(tables.kernels) <= set(everything)
+    assert {kernel.name for kernel in tables.kernels} <= set(everything)
     for table in content["measured"]["tables"]:
         assert tuple(table["formats"]) == FORMATS
         for extents in table["problems"]:
@@ -56,8 +56,10 @@ def test_a_shipped_table_names_kernels_that_ship_and_serve_its_problems(
             found = tables.times(problem)
             assert found
             assert [us for us, _ in found] == sorted(us for us, _ in found)
-            for _, name in found:
-                assert needs_swap(everything[name], problem) is runs_transposed(everything[name], problem)
+            for _, kernel in found:
+                config = everything[kernel.name]
+                assert kernel.slices in choices_of_slices(config)
+                assert needs_swap(config, problem) is runs_transposed(config, problem)
 
 
 @pytest.mark.parametrize("gpu", MEASURED, ids=lambda gpu: gpu.name)
@@ -67,10 +69,10 @@ def test_the_fastest_kernel_that_was_measured_is_chosen(gpu: Gpu, kernels: dict[
     (us, first), *others = tables.times(PROBLEM)
     selector = Selector(kernels, gpu)
     choice = selector.select(PROBLEM, objective="burst")
-    assert (choice.name, choice.predicted_us, choice.source) == (first, us, "measured")
-    assert choice.runners_up == tuple((name, us) for us, name in others)
+    assert (choice.kernel, choice.predicted_us, choice.source) == (first, us, "measured")
+    assert choice.runners_up == tuple((kernel, us) for us, kernel in others)
     found = selector.candidates(PROBLEM, 1 + len(others))
-    assert [c.name for c in found] == [first, *(name for _, name in others)]
+    assert [c.kernel for c in found] == [first, *(kernel for _, kernel in others)]
     # The model's own, of all kernels.
     assert len(selector.times(PROBLEM)) > len(kernels) / 20
 
@@ -95,7 +97,9 @@ def test_the_model_is_asked_where_the_fastest_kernel_is_missing(kernels: dict[st
 
 def test_a_caller_s_own_measurements_come_before(kernels: dict[str, GemmConfig]) -> None:
     shipped = Selector(kernels, DEFAULT_GPU).select(PROBLEM)
-    slower = next(name for name in kernels if name not in (shipped.name, *(name for name, _ in shipped.runners_up)))
+    slower = next(
+        name for name in kernels if name not in (shipped.name, *(kernel.name for kernel, _ in shipped.runners_up))
+    )
     own = Decision(problem=PROBLEM, gpu=DEFAULT_GPU.name, kernel=slower, us=1e6)
     assert Selector(kernels, DEFAULT_GPU, [own]).select(PROBLEM).name == slower
 

@@ -12,6 +12,7 @@ from tests.runtime.select.problems import H200, KERNELS, problem
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.legality.rules import legal
 from gemmill.library.problem import GemmProblem
@@ -27,7 +28,7 @@ def test_a_measurement_of_this_problem_on_this_gpu_decides(kernels: dict[str, Ge
     ]
     choice = Selector(kernels, H200, rows).select(size)
     assert (choice.name, choice.source, choice.predicted_us) == (names[1], "measured", 7)
-    assert choice.runners_up == ((names[2], 8), (names[0], 9))
+    assert choice.runners_up == (((names[2], 1), 8), ((names[0], 1), 9))
     assert "fastest of 3 kernels measured" in choice.reason
 
 
@@ -37,10 +38,10 @@ def test_brief_measurements_count_where_there_are_no_others(kernels: dict[str, G
     final = Decision(problem=size, gpu="NVIDIA H200", kernel=two, us=6.0)
     assert Selector(kernels, H200, [brief]).select(size).name == one
     assert Selector(kernels, H200, [brief, final]).select(size).name == two
-    assert Selector(kernels, H200, [brief, final]).measured_on(size) == [(6.0, two)]
+    assert Selector(kernels, H200, [brief, final]).measured_on(size) == [(6.0, SlicedKernel(two))]
     modelled = Selector(kernels, H200)
     choice = modelled.select(size)
-    assert modelled.times(size)[choice.name] == choice.predicted_us == min(modelled.times(size).values())
+    assert modelled.times(size)[choice.kernel] == choice.predicted_us == min(modelled.times(size).values())
 
 
 def test_measurements_that_do_not_apply_are_passed_over(kernels: dict[str, GemmConfig]) -> None:
@@ -132,4 +133,4 @@ def test_what_ships_of_types_alike_counts(own: str, formats: tuple[Any, ...], a:
     assert choice.config.tile == measured.config.tile
     assert selector.candidates(asked, 2)[0].name == choice.name
     # Nobody can compile for whom nothing varies.
-    assert all(name in configs for name in Selector(configs, H200).times(asked))
+    assert all(kernel.name in configs for kernel in Selector(configs, H200).times(asked))

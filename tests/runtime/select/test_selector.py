@@ -13,6 +13,7 @@ from tests.runtime.select.problems import H200, problem
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.problem import GemmProblem, Regime
 from gemmill.runtime.registry import Registry
@@ -42,7 +43,7 @@ def test_every_size_is_served_and_the_best_comes_first(
     assert np.isfinite(times).all()
     assert times == sorted(times)
     assert times[0] > 0
-    assert choice.name not in dict(choice.runners_up)
+    assert choice.kernel not in dict(choice.runners_up)
     assert choice.source == ("measured" if tables and tables.times(asked) else "model")
 
 
@@ -90,7 +91,9 @@ def test_a_choice_is_the_best_of_all_kernels_judged_one_by_one(
     assert learnt is not None
 
     def us(name: str, config: GemmConfig, swap_ab: bool) -> float:
-        return float(times(FeatureTable.of([(name, config, swap_ab)], H200, learnt.network), asked, H200)["us"][0])
+        return float(
+            times(FeatureTable.of([(SlicedKernel(name), config, swap_ab)], H200, learnt.network), asked, H200)["us"][0]
+        )
 
     alone = {
         (name, way is not asked): us(name, config, way is not asked)

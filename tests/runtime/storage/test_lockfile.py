@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import LockError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.storage.artifact import Artifact
@@ -19,15 +21,20 @@ from gemmill.runtime.storage.lockfile import Lock, LockedKernel
 PROBLEMS = [GemmProblem.from_text(text) for text in ("4096x4096x4096 bf16 tn", "64x4096x4096 bf16 tn")]
 
 
+def lock_of(problems: Iterable[GemmProblem], artifacts: Sequence[Artifact]) -> Lock:
+    kernels = [SlicedKernel(artifact.name) for artifact in artifacts]
+    return Lock.of("NVIDIA H200", dict(zip(problems, kernels, strict=True)), artifacts)
+
+
 def locked(artifacts: tuple[Artifact, ...]) -> Lock:
-    return Lock.of("NVIDIA H200", dict(zip(PROBLEMS, artifacts, strict=True)))
+    return lock_of(PROBLEMS, artifacts)
 
 
 def test_a_lock_is_read_as_it_is_written(artifacts: tuple[Artifact, ...], tmp_path: Path) -> None:
     lock = locked(artifacts)
     lock.write(path := tmp_path / "kernels.lock")
     assert Lock.read(path) == lock
-    other = Lock.of("NVIDIA H200", dict(zip(reversed(PROBLEMS), reversed(artifacts), strict=True)))
+    other = lock_of(PROBLEMS[::-1], artifacts[::-1])
     assert other.to_bytes() == path.read_bytes(), "whatever the order"
     text = path.read_text()
     for artifact in artifacts:
@@ -57,6 +64,7 @@ def test_a_difference_is_named(artifact: Artifact) -> None:
         ({"problems": {"4096x4096": "a"}}, "4096x4096"),
         ({"problems": {"4096x4096x4096 tn bf16": "a"}}, "is not how gemmill writes a problem"),
         ({"problems": {"4096x4096x4096 bf16 tn": "a"}}, "is 'a', which is none of its kernels"),
+        ({"slices": {"4096x4096x4096 bf16 tn": 257}}, "slices.4096x4096x4096 bf16 tn is 257; it must be from 1 to 256"),
         ({"kernels": []}, r"kernels is \[\]; it must be a mapping"),
         ({"kernels": {"sm90a": {}}}, "missing 3 required .*'key', 'cubin'"),
     ],

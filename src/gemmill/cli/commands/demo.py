@@ -92,7 +92,7 @@ def _select(manifest: str, like: GemmConfig) -> None:
     _heading(4, f"Select a kernel for a handful of shapes on {registry.gpu.name}")
     for shape in shape_suite("quick").shapes:
         choice = registry.select(problem_of(like, shape))
-        typer.echo(f"{shape}: {choice.name}\n  {choice.reason}")
+        typer.echo(f"{shape}: {choice.kernel}\n  {choice.reason}")
 
 
 def _pack(configs: list[GemmConfig], store: Store, path: Path) -> None:
@@ -103,7 +103,7 @@ def _pack(configs: list[GemmConfig], store: Store, path: Path) -> None:
     typer.echo(f"{len(pack.names())} kernels in {path.stat().st_size:,} bytes, {len(faults)} damaged")
     shape = Shape(4096, 4096, 4096)
     choice = Registry(packs=[path]).select(problem_of(configs[0], shape))
-    typer.echo(f"A registry of this pack alone, which never compiles, sends {shape} to {choice.name}")
+    typer.echo(f"A registry of this pack alone, which never compiles, sends {shape} to {choice.kernel}")
 
 
 def _run(configs: list[GemmConfig], options: CompileOptions, records: Path) -> None:

@@ -9,13 +9,14 @@ from typing import Annotated
 import typer
 
 from gemmill.cli.app import app
-from gemmill.cli.options import Kernel, OnGpu, Sizes, is_swapped, kernel, output_file, read_problem, refuse_overwriting
+from gemmill.cli.options import Kernel, OnGpu, Sizes, kernel, output_file, read_problem, refuse_overwriting
 from gemmill.emitters.emit import facts
 from gemmill.library.anatomy import kernel_page, sheet
 from gemmill.library.anatomy.raster import Matrix, Waves
 from gemmill.library.arch import DEFAULT_GPU, Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import ProblemError
 from gemmill.library.families.families import plan_of
 from gemmill.library.files import publish
@@ -63,6 +64,7 @@ def _waves(config: GemmConfig, text: str, gpu: Gpu | None, sizes: str | None) ->
     """How a problem fills a GPU with a kernel's clusters; UnsupportedProblemError where it does not serve it."""
     from gemmill.runtime.select.cost.model import analytic
     from gemmill.runtime.select.cost.table import FeatureTable
+    from gemmill.runtime.select.kernels.faults import is_swapped
 
     problem = read_problem(text)
     try:
@@ -71,7 +73,7 @@ def _waves(config: GemmConfig, text: str, gpu: Gpu | None, sizes: str | None) ->
         raise typer.BadParameter(str(error)) from None
     swapped = is_swapped(config, problem)
     found = gpu or DEFAULT_GPU
-    table = FeatureTable.of([(kernel_name(config), config, swapped)], found)
+    table = FeatureTable.of([(SlicedKernel(kernel_name(config)), config, swapped)], found)
     m, n = (problem.n, problem.m) if swapped else (problem.m, problem.n)
     work = analytic(table, problem, found)
     units, slots = int(work["clusters"][0]), int(table.columns["slots"][0])

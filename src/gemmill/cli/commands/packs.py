@@ -31,7 +31,6 @@ from gemmill.cli.options import (
 )
 from gemmill.cli.output import Status
 from gemmill.cli.set_choice import Conditions, SuiteTimes, kernels_for
-from gemmill.library.decompositions.launched import compiled_name
 from gemmill.library.errors import PackError, SettingError
 from gemmill.library.files import read_given
 from gemmill.library.problem import GemmProblem
@@ -211,7 +210,7 @@ def _bytes(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> int:
 def _of(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> list[Decision]:
     """The measurements of these kernels."""
     names = {artifact.name for artifact in artifacts}
-    return [decision for decision in decisions if compiled_name(decision.kernel) in names]
+    return [decision for decision in decisions if decision.kernel in names]
 
 
 @pack_app.command()

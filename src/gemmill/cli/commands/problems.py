@@ -24,16 +24,14 @@ from gemmill.cli.options import (
     Sizes,
     StorePath,
     SuiteOptions,
-    is_swapped,
     kernel,
     measurable,
     served_shapes,
 )
 from gemmill.cli.output import Status
 from gemmill.cli.problem_options import ProblemOptions
-from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import parse_name
-from gemmill.library.decompositions.launched import compiled, in_slices
+from gemmill.library.config.names import kernel_name, present_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import ProblemError, UnsupportedProblemError
 from gemmill.library.input.group_sizes import BALANCED, checked_sizes
 from gemmill.library.problem import GemmProblem, Regime
@@ -47,8 +45,7 @@ from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, Listener, Scope, sweep
 from gemmill.profiler.sweep.units import units
 from gemmill.runtime.host_gpu import detect
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.select.choice import Choice
-from gemmill.runtime.select.selector import with_number
+from gemmill.runtime.select.selector import named_launch
 from gemmill.runtime.storage.store import Store
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
@@ -86,18 +83,17 @@ class KernelChoice:
     records: Records = field(default_factory=list)
     top: Top = 1
 
-    def configs(self, problem: GemmProblem) -> list[GemmConfig]:
+    def kernels(self, problem: GemmProblem) -> list[SlicedKernel]:
         """The kernels for a problem, the best first."""
         if self.cluster and not self.tile:
             raise typer.BadParameter("--cluster is of a --tile, and none is given")
         if self.name is not None:
             if self.manifest or self.records or self.tile or self.top != 1:
                 raise typer.BadParameter("--kernel names the kernel: leave out --manifest, --records, --tile and --top")
-            config = kernel(self.name)
-            swap_ab = is_swapped(config, problem)
-            if self.slices is not None:
-                return [in_slices(config, self.slices)]
-            return [with_number(config, problem, swap_ab, detect())]
+            name, former_slices = present_name(self.name)
+            config = kernel(name)
+            slices, _ = named_launch(config, self.slices or former_slices, problem, detect())
+            return [SlicedKernel(kernel_name(config), slices)]
         if self.slices is not None:
             raise typer.BadParameter("--slices is of a split-K --kernel, and none is named")
         if self.tile and (self.manifest or self.records):
@@ -106,7 +102,8 @@ class KernelChoice:
             registry = Registry([kernels_of(problem, self.tile, self.cluster or (1, 1))])
         else:
             registry = RegistryOptions(self.manifest, records=self.records).registry()
-        return [parse_name(name) for name in best(registry.select(problem), self.top)]
+        choice = registry.select(problem)
+        return [choice.kernel, *(kernel for kernel, _ in choice.runners_up)][: self.top]
 
 
 @app.command(cls=DslCommand)
@@ -131,7 +128,7 @@ def run(options: ProblemOptions, choice: KernelChoice, sizes: Sizes = None, stor
     """
     problem = options.single()
     group_sizes = _checked_sizes(problem, sizes)
-    unit = Unit(measurable(problem), tuple(choice.configs(problem)), sizes=group_sizes)
+    unit = Unit(measurable(problem), tuple(choice.kernels(problem)), sizes=group_sizes)
     with tempfile.TemporaryDirectory() as folder:
         found = measure([unit], Path(folder) / "records.jsonl", CompileOptions(store=store))
     if not found:
@@ -249,8 +246,7 @@ def profile(
     configs = kernels.configs(manifest)
     chosen = units(configs, dict.fromkeys(map(timing.sized, served_shapes(configs, suite))), varies=True)
     options, workers = timing.options(), gpus.workers()
-    measured = {config for unit in chosen for config in unit.configs}
-    if others := {*configs} - measured - {*map(compiled, measured)}:
+    if others := {*map(kernel_name, configs)} - {kernel.name for unit in chosen for kernel in unit.kernels}:
         output.complain(f"{len(others)} kernels are not measured: no shape has their formats, groups or expression")
     found = measure(chosen, records, compiling, options=options, budget=timing.budget, workers=workers)
     report_measurements(found)
@@ -268,7 +264,7 @@ def measure(
     """Verify and time kernels with progress bars: :func:`gemmill.profiler.sweep.sweep.sweep`."""
     untried: list[int] = []
     left_out: list[str] = []
-    kernels = {config for unit in chosen for config in unit.configs}
+    kernels = {kernel.name for unit in chosen for kernel in unit.kernels}
     with output.progress(compiling=len(kernels), measuring=len(chosen)) as step:
         listener = Listener(
             lambda outcome: step("compiling"),
@@ -293,11 +289,6 @@ def measure(
             f"no time was left for {sum(untried)} measurements on {len(untried)} problems; another sweep goes on there"
         )
     return found
-
-
-def best(choice: Choice, top: int) -> list[str]:
-    """Names of the best kernels for a problem."""
-    return [choice.name, *(name for name, _ in choice.runners_up)][:top]
 
 
 def report_measurements(found: Sequence[Measurement]) -> None:
@@ -330,7 +321,7 @@ def _print(found: Sequence[Measurement]) -> None:
 def table_row(m: Measurement, ratio: str) -> tuple[str, ...]:
     """The cells of a kernel that was measured, from its name on."""
     figures = output.number(m.us, 1), spread(m), str(m.samples or ""), output.number(m.tflops, 0)
-    return m.kernel, *figures, ratio, output.number(m.error, 2), m.says
+    return str(m.sliced), *figures, ratio, output.number(m.error, 2), m.says
 
 
 def table_columns(beside: str) -> tuple[str, ...]:

@@ -174,6 +174,7 @@ def _reached(found: Figures, peak_rates: PeakRates) -> dict[str, Any]:
         "problem": found.run.problem.extents,
         "formats": formats(found.run.problem, found.run.sizes),
         "best": best.kernel if best else None,
+        "slices": best.slices if best else None,
         "us": best.us if best else None,
         "low_us": best.low_us if best else None,
         "high_us": best.high_us if best else None,
@@ -193,7 +194,7 @@ def _print_problems(found: list[Figures], peak_rates: PeakRates) -> None:
     rows = [
         (
             f.run.problem,
-            row["best"] or "",
+            f.best.sliced if f.best else "",
             output.number(row["us"], 1),
             spread(f.best),
             row["rounds"] or "",

@@ -17,6 +17,7 @@ from gemmill.cli.commands.problems import Top
 from gemmill.cli.options import Objective, RegistryOptions, argument, shape_suite
 from gemmill.cli.output import Status
 from gemmill.cli.problem_options import ProblemsOptions
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.input.group_sizes import BALANCED
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
@@ -82,11 +83,11 @@ def select(
         output.print_json("select", _report(problem, choice, top))
         return
     if top == 1:
-        typer.echo(choice.name)
+        typer.echo(choice.kernel)
     else:
         rows = [
-            (name, "" if us is None else f"{us:.1f}", f"{problem.expected_flops / us / 1e6:.0f}" if us else "")
-            for name, us in _ranked(choice, top)
+            (kernel, "" if us is None else f"{us:.1f}", f"{problem.expected_flops / us / 1e6:.0f}" if us else "")
+            for kernel, us in _ranked(choice, top)
         ]
         output.print_table(("kernel", ">us", ">TFLOP/s"), rows)
     if why:
@@ -114,7 +115,7 @@ def _select_many(problems: Sequence[GemmProblem], chosen: Callable[[GemmProblem]
         )
     else:
         rows = [
-            (problem, choice.name, "" if isnan(choice.predicted_us) else f"{choice.predicted_us:.1f}")
+            (problem, choice.kernel, "" if isnan(choice.predicted_us) else f"{choice.predicted_us:.1f}")
             for problem, choice in zip(problems, choices, strict=True)
             if isinstance(choice, Choice)
         ]
@@ -125,14 +126,14 @@ def _select_many(problems: Sequence[GemmProblem], chosen: Callable[[GemmProblem]
         raise typer.Exit(Status.WRONG)
 
 
-def _ranked(choice: Choice, top: int) -> list[tuple[str, float | None]]:
-    ranked = ((choice.name, choice.predicted_us), *choice.runners_up)
-    return [(name, None if isnan(us) else us) for name, us in ranked][:top]
+def _ranked(choice: Choice, top: int) -> list[tuple[SlicedKernel, float | None]]:
+    ranked = ((choice.kernel, choice.predicted_us), *choice.runners_up)
+    return [(kernel, None if isnan(us) else us) for kernel, us in ranked][:top]
 
 
 def _report(problem: GemmProblem, choice: Choice, top: int) -> dict[str, Any]:
-    report = {key: getattr(choice, key) for key in ("name", "reason", "source", "swap_ab")}
-    ranking = [{"name": name, "us": us} for name, us in _ranked(choice, top)]
+    report = {key: getattr(choice, key) for key in ("name", "slices", "reason", "source", "swap_ab")}
+    ranking = [{**kernel._asdict(), "us": us} for kernel, us in _ranked(choice, top)]
     slow = choice.slow_path and {
         "factor": choice.slow_path.factor,
         "us": choice.slow_path.us,

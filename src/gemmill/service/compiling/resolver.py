@@ -17,7 +17,6 @@ from gemmill.library.arch import DEFAULT_GPU, Gpu, serving
 from gemmill.library.config.edited import is_edited
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.decompositions.launched import compiled
 from gemmill.library.errors import GemmillError, ToolchainError
 from gemmill.library.problem import GemmProblem
 from gemmill.library.version import __version__
@@ -76,7 +75,7 @@ class Resolver:
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: _with_refusals(work))
 
     async def keyed(self, name: str) -> KeyedKernel:
-        """The kernel of a name, or that which is launched as it."""
+        """The kernel of a name."""
         if (found := self._keys.get(name)) is None:
             found = await self.in_thread(lambda: self._keyed(name))
             self._keys[name] = found
@@ -128,7 +127,7 @@ class Resolver:
                 f"{name} is an edited kernel, which its name alone does not tell how to make",
                 "send its source",
             )
-        config = compiled(parse_name(name))
+        config = parse_name(name)
         return KeyedKernel(kernel_name(config), config, self.compiler.key(emit(config), config))
 
     def _sent(self, name: str, text: str) -> KeyedKernel:

@@ -9,6 +9,7 @@ from tests.cases.manifests import shipped_set
 from gemmill.library.arch import GPUS
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.families import FAMILIES
 from gemmill.runtime.select.cost.model import analytic, features
@@ -39,12 +40,12 @@ def test_a_kernel_costs_in_a_table_what_it_costs_alone(
     kernels: list[GemmConfig], size: tuple[int, int, int], batching: str
 ) -> None:
     problem = GemmProblem(*size, 4, "bf16", "k", "bf16", "k", "f32", "bf16", "n", batching=batching)
-    entries = [(kernel_name(config), config, swap_ab) for swap_ab in (False, True) for config in kernels]
+    entries = [(SlicedKernel(kernel_name(config)), config, swap_ab) for swap_ab in (False, True) for config in kernels]
     table = FeatureTable.of(entries, H200)
     rows = features(table, analytic(table, problem, H200))
     assert rows.shape == (len(entries), len(INPUTS))
-    at = {(name, bool(swap_ab)): i for i, (name, swap_ab) in enumerate(zip(table.names, table.swap_ab, strict=True))}
-    for name, config, swap_ab in entries:
-        alone = FeatureTable.of([(name, config, swap_ab)], H200)
+    at = {(k, bool(swap_ab)): i for i, (k, swap_ab) in enumerate(zip(table.kernels, table.swap_ab, strict=True))}
+    for kernel, config, swap_ab in entries:
+        alone = FeatureTable.of([(kernel, config, swap_ab)], H200)
         own = features(alone, analytic(alone, problem, H200))
-        np.testing.assert_allclose(rows[at[name, swap_ab]], own[0], rtol=1e-12)
+        np.testing.assert_allclose(rows[at[kernel, swap_ab]], own[0], rtol=1e-12)

@@ -11,6 +11,7 @@ import pytest
 from tests.runtime.select.problems import H200, KERNELS, problem
 
 from gemmill.library.config.names import parse_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.model import analytic, in_words, times
 from gemmill.runtime.select.cost.table import FeatureTable
@@ -33,7 +34,7 @@ MEASURED = {
 def test_the_model_agrees_with_what_was_measured(size: tuple[int, int, int]) -> None:
     model = model_of(H200.name)
     assert model is not None
-    table = FeatureTable.of([(name, parse_name(name), False) for name in KERNELS], H200, model.network)
+    table = FeatureTable.of([(SlicedKernel(name), parse_name(name), False) for name in KERNELS], H200, model.network)
     gemm = problem(*size)
     predicted = gemm.flops / times(table, gemm, H200)["us"] / 1e6
     measured = np.array(MEASURED[size])
@@ -43,7 +44,7 @@ def test_the_model_agrees_with_what_was_measured(size: tuple[int, int, int]) -> 
 
 def test_blocks_of_mma_share_an_sm_where_there_are_more_than_sms() -> None:
     name = "sm90_bf16k8_bf16k8_f32_none_bf16n4_16x16x128_1x1_multistage_s4_m8_k1_linear"
-    table = FeatureTable.of([(name, parse_name(name), False)], H200)
+    table = FeatureTable.of([(SlicedKernel(name), parse_name(name), False)], H200)
     alone, shared = (analytic(table, problem(16, n, 4100), H200) for n in (2048, 4096))
     assert alone["waves"] == shared["waves"] == 1
     for work, n in ((alone, 2048), (shared, 4096)):
@@ -65,7 +66,7 @@ def test_tiles_of_a_row_major_b_are_whole_swizzle_spans() -> None:
 
 def _us(name: str, gemm: GemmProblem) -> float:
     """Microseconds of one kernel by the analytic model."""
-    return float(analytic(FeatureTable.of([(name, parse_name(name), False)], H200), gemm, H200)["us"][0])
+    return float(analytic(FeatureTable.of([(SlicedKernel(name), parse_name(name), False)], H200), gemm, H200)["us"][0])
 
 
 def test_rows_beyond_an_operand_cost_no_loads() -> None:
@@ -92,7 +93,7 @@ def test_short_rows_of_an_mn_major_operand_are_crowded_unless_clusters_share_the
     few = replace(problem(8, 24576, 1536), a_major="mn")
     swap_ab = needs_swap(config, few)
     assert swap_ab is not None
-    table = FeatureTable.of([(kernel, config, swap_ab)], H200)
+    table = FeatureTable.of([(SlicedKernel(kernel), config, swap_ab)], H200)
     assert analytic(table, few, H200)["us"][0] == pytest.approx(MEASURED_CROWDED[kernel], rel=0.2)
 
 

@@ -13,6 +13,7 @@ from tests.cases.problems import plain
 from gemmill.library.arch import DEFAULT_GPU, GPUS, Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.runtime.select.cost import model
 from gemmill.runtime.select.cost.network import Network, corrections_of_rows, network_of
 from gemmill.runtime.select.cost.table import FeatureTable
@@ -27,7 +28,7 @@ def table_of(configs: Sequence[GemmConfig], gpu: Gpu = DEFAULT_GPU, network: Net
     """Of a GPU's own network, unless another is given."""
     if network is None and (learnt := model_of(gpu.name)):
         network = learnt.network
-    return FeatureTable.of([(kernel_name(config), config, False) for config in configs], gpu, network)
+    return FeatureTable.of([(SlicedKernel(kernel_name(config)), config, False) for config in configs], gpu, network)
 
 
 def test_kernels_that_could_be_the_fastest_are_corrected_as_the_network_was_fitted() -> None:

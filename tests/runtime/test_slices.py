@@ -1,17 +1,17 @@
-"""From declaration to launch where the launch says in how many slices K goes: one cubin, whatever the number."""
+"""From declaration to launch of split-K kernels: one cubin, whatever the slices of K of a launch."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from tests.cases.remotes import Honest, Server
 from tests.runtime.select.problems import H200
 
 from gemmill.library.config.edited import edited_name
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
-from gemmill.library.errors import ConfigError
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
+from gemmill.library.errors import ConfigError, RenamedWarning
 from gemmill.library.manifest.kernelset import KernelSet
 from gemmill.library.manifest.load import load_manifest
 from gemmill.library.problem import GemmProblem
@@ -26,7 +26,6 @@ from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.selector import Selector
 from gemmill.runtime.storage.lockfile import Lock
 from gemmill.runtime.storage.pack import Pack, write_pack
-from gemmill.runtime.storage.remote.client import Remote
 from gemmill.runtime.storage.store import Store
 from gemmill.runtime.storage.verification import verify
 
@@ -43,11 +42,7 @@ defaults:
 sets:
   - scheduler: {decomposition: splitk}
 """
-OPEN = "sm90a_bf16k16_bf16k16_f32_none_bf16n2_64x32x64_1x1_pingpong_s4_m1_splitk_linear"
-
-
-def with_number(splits: int) -> str:
-    return OPEN.replace("_splitk_", f"_k{splits}splitk_")
+NAME = "sm90a_bf16k16_bf16k16_f32_none_bf16n2_64x32x64_1x1_pingpong_s4_m1_splitk_linear"
 
 
 def problem(m: int, n: int, k: int) -> GemmProblem:
@@ -72,30 +67,30 @@ def configs(registry: Registry) -> dict[str, GemmConfig]:
 
 
 def test_a_manifest_declares_one_kernel(configs: dict[str, GemmConfig]) -> None:
-    assert [*configs] == [OPEN]
+    assert [*configs] == [NAME]
 
 
 def test_the_model_chooses_the_number(registry: Registry) -> None:
     chosen = set()
     for size in ((64, 32, 1 << 16), (512, 512, 4096), (64, 4, 2000), (1000, 999, 9999), (64, 64, 0)):
         choice = registry.select(problem(*size))
-        assert choice.config == parse_name(choice.name)
-        assert choice.slices == choice.config.scheduler.splits
-        chosen.add(choice.config.scheduler.splits)
+        assert (choice.name, choice.config) == (NAME, parse_name(NAME))
+        chosen.add(choice.slices)
     assert len(chosen) > 2
     choice = registry.select(problem(64, 32, 1 << 16))
-    assert f"with K split {choice.config.scheduler.splits} ways" in choice.why
+    assert f"with K split {choice.slices} ways" in choice.why
 
 
 def test_a_measured_number_is_taken_and_said(declared: KernelSet) -> None:
     measured, other = problem(64, 32, 4096), problem(64, 32, 4097)
     decisions = [
-        Decision(problem=measured, gpu=H200.name, kernel=with_number(splits), us=us)
-        for splits, us in ((48, 2.0), (3, 1.0))
+        Decision(problem=measured, gpu=H200.name, kernel=NAME, slices=slices, us=us)
+        for slices, us in ((48, 2.0), (3, 1.0))
     ]
-    selector = Selector({OPEN: parse_name(OPEN)}, H200, decisions)
+    selector = Selector({NAME: parse_name(NAME)}, H200, decisions)
     choice = selector.select(measured)
-    assert (choice.name, choice.source, choice.runners_up) == (with_number(3), "measured", ((with_number(48), 2.0),))
+    assert (choice.kernel, choice.source) == (SlicedKernel(NAME, 3), "measured")
+    assert choice.runners_up == ((SlicedKernel(NAME, 48), 2.0),)
     assert selector.select(other).source == "model"
 
 
@@ -103,7 +98,7 @@ def test_a_measured_number_is_taken_and_said(declared: KernelSet) -> None:
 def test_a_kernel_named_without_a_number_takes_the_models(registry: Registry, size: tuple[int, int, int]) -> None:
     m, n, k = size
 
-    def named(kernel: str, slices: int | None = None) -> str | None:
+    def named(kernel: str, slices: int | None = None) -> SlicedKernel | None:
         tensors = {
             "a": TensorView(1 << 40, (m, k), (k, 1), "bf16", 0),
             "b": TensorView(2 << 40, (k, n), (1, k), "bf16", 0),
@@ -111,54 +106,38 @@ def test_a_kernel_named_without_a_number_takes_the_models(registry: Registry, si
         }
         return kernel_for(GemmCall(tensors, DEFAULTS._replace(kernel=kernel, slices=slices, registry=registry)))
 
-    chosen = registry.select(GemmProblem(m=m, n=n, k=k)).name
-    assert named(OPEN) == chosen
-    assert named(with_number(37)) == with_number(37)
-    assert named(edited_name(OPEN, "ab" * 32)) == edited_name(chosen, "ab" * 32)
-    assert named(OPEN, 37) == named(with_number(37), 37) == with_number(37)
-    assert named(edited_name(OPEN, "ab" * 32), 37) == edited_name(with_number(37), "ab" * 32)
-    whole = OPEN.replace("splitk", "k1").replace("n2_", "n16_")
-    for kernel, slices, says in (
-        (OPEN, 257, "slices is 257; .*_splitk_linear takes 1 to 256"),
-        (with_number(37), 36, "has another number: name .*_splitk_linear"),
-        (whole, 2, "is no split-K kernel: leave slices out"),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            named(kernel, slices)
+    chosen = registry.select(GemmProblem(m=m, n=n, k=k)).slices
+    edited = edited_name(NAME, "ab" * 32)
+    for name in (NAME, edited):
+        assert named(name) == (name, chosen)
+        assert named(name, 37) == (name, 37)
+    with pytest.warns(RenamedWarning):
+        assert named(NAME.replace("splitk", "k37splitk")) == (NAME, 37)
+    with pytest.raises(ConfigError, match="slices is 257"):
+        named(NAME, 257)
 
 
 @pytest.mark.slow
-def test_all_numbers_have_one_cubin(registry: Registry, tmp_path: Path) -> None:
-    some = [with_number(splits) for splits in (2, 48, 256)]
+def test_all_slices_have_one_cubin(registry: Registry, tmp_path: Path) -> None:
+    asked = [problem(64, 32, 1 << 16), problem(512, 512, 4096)]
+    assert len({registry.select(each).slices for each in asked}) == 2
     outcomes: list[Outcome] = []
-    artifacts = registry.warm([*some, OPEN], on_done=outcomes.append)
-    assert [outcome.name for outcome in outcomes] == [OPEN]
-    assert [artifact.name for artifact in artifacts] == [*some, OPEN]
-    assert len({artifact.digest for artifact in artifacts}) == registry.store.stats().entries == 1
-    for artifact in artifacts:
-        verify(artifact)
-    assert registry.get(some[1]) is artifacts[1]
-    with pytest.raises(ConfigError, match="splits is 257; splitk kernels take 1 to 256"):
-        registry.get(with_number(257))
+    artifact, *others = registry.warm([*asked, NAME], on_done=outcomes.append)
+    assert [outcome.name for outcome in outcomes] == [artifact.name] == [NAME]
+    assert all(other is artifact for other in others)
+    verify(artifact)
+    with pytest.warns(RenamedWarning):
+        assert registry.get(NAME.replace("splitk", "k48splitk")) is artifact
 
-    decision = Decision(problem=problem(64, 32, 4096), gpu=H200.name, kernel=some[1], us=1.0)
-    write_pack(tmp_path / "one.pack", [artifacts[-1]], [decision])
-    assert Pack.open(tmp_path / "one.pack").names() == [OPEN]
+    decision = Decision(problem=problem(64, 32, 4096), gpu=H200.name, kernel=NAME, slices=48, us=1.0)
+    write_pack(tmp_path / "one.pack", [artifact], [decision])
+    assert Pack.open(tmp_path / "one.pack").names() == [NAME]
     packed = Registry(packs=[tmp_path / "one.pack"], gpu=H200, store=tmp_path / "none")
-    assert packed.select(decision.problem).name == some[1]
-    assert packed.get(some[1]) == artifacts[1]
+    assert packed.select(decision.problem).kernel == (NAME, 48)
     assert packed.select(problem(64, 32, 1 << 16)) == registry.select(problem(64, 32, 1 << 16))
 
-    with Server(Honest([artifacts[-1]], [])) as server:
-        remote = Remote(server.url, trusted=None, mode="only")
-        served = Registry(manifests=(), gpu=H200, store=tmp_path / "served", remote=remote)
-        assert served.get(some[2]) == artifacts[2]
-        assert len(served.warm(some)) == len(some)
-        assert server.asked() == ["POST /v1/instantiate", "GET /v1/blobs"], "once for all numbers"
-
-    asked = [problem(64, 32, 1 << 16), problem(512, 512, 4096)]
     lock = Lock.from_bytes(kernel_lock.lock(registry, asked).to_bytes())
-    assert lock.problems == {str(each): registry.select(each).name for each in asked}
-    assert [*lock.kernels] == [OPEN]
+    assert lock.problems == {str(each): registry.select(each).kernel for each in asked}
+    assert [*lock.kernels] == [NAME]
     fetched = kernel_lock.fetch(Registry(manifests=(), store=Store(registry.store.path)), lock)
-    assert [(each.artifact.name, each.source) for each in fetched] == [(OPEN, "store")]
+    assert [(each.artifact.name, each.source) for each in fetched] == [(NAME, "store")]

@@ -10,7 +10,7 @@ from tests.gpu.harness import check, kernel, make_case, poison_workspace, produc
 import gemmill
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
-from gemmill.library.decompositions.launched import NUMBERS, compiled, with_number
+from gemmill.library.decompositions.sliced_kernel import SLICES
 from gemmill.library.epilogues.parse import canonical
 from gemmill.runtime.registry import Registry
 
@@ -46,14 +46,14 @@ def registry() -> Registry:
 
 
 @pytest.mark.parametrize("config", KERNELS, ids=kernel_name)
-@pytest.mark.parametrize("splits", SOME)
-def test_random_data_has_the_same_bits_each_time(config: GemmConfig, splits: int, registry: Registry) -> None:
+@pytest.mark.parametrize("slices", SOME)
+def test_random_data_has_the_same_bits_each_time(config: GemmConfig, slices: int, registry: Registry) -> None:
     for m, n, k in ((300, 264, 4096), (257, 136, 1000)):
         case = make_case(config, m, n, k, data="random")
         out, found = case.d.tensor, []
         for _ in range(2):
             out.fill_(float("nan") if out.is_floating_point() else -1)
-            run(with_number(config, splits), case, registry)
+            run(config, case, registry, slices=slices)
             case.check()
             found.append(out.clone(memory_format=torch.contiguous_format).view(torch.uint8))
         assert torch.equal(*found)
@@ -61,24 +61,22 @@ def test_random_data_has_the_same_bits_each_time(config: GemmConfig, splits: int
 
 @pytest.mark.parametrize("config", KERNELS, ids=kernel_name)
 def test_every_element_is_exact(config: GemmConfig, registry: Registry) -> None:
-    for splits in (1, *NUMBERS):
-        own = with_number(config, splits)
-        check(own, 257, 136, 72, registry)  # two K tiles, and empty slices
-        check(own, 304, 200, 2000, registry)
-    for splits in (5, 33):
-        own = with_number(config, splits)
-        check(own, 1, 8, 8, registry)
-        check(own, 130, 200, 264, registry, batch=3, batched="ad", alpha=2.0)
+    for slices in (1, *SLICES):
+        check(config, 257, 136, 72, registry, slices=slices)  # two K tiles, and empty slices
+        check(config, 304, 200, 2000, registry, slices=slices)
+    for slices in (5, 33):
+        check(config, 1, 8, 8, registry, slices=slices)
+        check(config, 130, 200, 264, registry, slices=slices, batch=3, batched="ad", alpha=2.0)
         if (config.a.major, config.b.major, config.a.scale) == ("k", "k", "none"):
-            check(own, 200, 136, 0, registry)
+            check(config, 200, 136, 0, registry, slices=slices)
 
 
 def test_an_output_of_any_alignment(registry: Registry) -> None:
     a, b, wanted = product(130, 75, 4096)
-    for splits in (3, 17, 100):
+    for slices in (3, 17, 100):
         whole = torch.full((131 * 75,), float("nan"), device="cuda", dtype=torch.bfloat16)
         out = whole[1 : 1 + 130 * 75].view(130, 75)
-        gemmill.matmul(a, b, out=out, registry=registry, kernel=with_number(splitk(d__align=2), splits))
+        gemmill.matmul(a, b, out=out, registry=registry, kernel=splitk(d__align=2), slices=slices)
         assert torch.equal(out, wanted)
         assert whole[0].isnan()
         assert whole[1 + 130 * 75 :].isnan().all()
@@ -90,19 +88,18 @@ def test_an_expression(registry: Registry) -> None:
     text = "d = relu(acc + bias.bf16[n])"
     config = splitk(epilogue=canonical(text))
     wanted = (a.float() @ b.float() + bias.float()).relu()
-    for splits in (3, 24, 100):
-        kernel = with_number(config, splits)
-        out = gemmill.matmul(a, b, epilogue=text, bias=bias, registry=registry, kernel=kernel)
+    for slices in (3, 24, 100):
+        out = gemmill.matmul(a, b, epilogue=text, bias=bias, registry=registry, kernel=config, slices=slices)
         torch.testing.assert_close(out, wanted.bfloat16())
 
 
 def test_numbers_beside_each_other_share_a_module_and_a_workspace(registry: Registry) -> None:
     a, b, wanted = product(256, 256, 8192)
     config = splitk()
-    outs = [torch.empty_like(wanted) for _ in NUMBERS]
+    outs = [torch.empty_like(wanted) for _ in SLICES]
     plans = [
-        gemmill.plan(a, b, out=out, registry=registry, kernel=with_number(config, splits))
-        for out, splits in zip(outs, NUMBERS, strict=True)
+        gemmill.plan(a, b, out=out, registry=registry, kernel=config, slices=slices)
+        for out, slices in zip(outs, SLICES, strict=True)
     ]
     for _ in range(3):
         poison_workspace(a.device)
@@ -119,8 +116,7 @@ def test_numbers_beside_each_other_share_a_module_and_a_workspace(registry: Regi
     graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(out, wanted) for out in outs)
-    assert [launch.kernel.scheduler.splits for launch in plans if launch.kernel] == [*NUMBERS]
-    assert len({registry.get(with_number(config, splits)).digest for splits in NUMBERS}) == 1
+    assert [launch.slices for launch in plans] == [*SLICES]
 
 
 def test_a_kernel_named_without_a_number_has_the_models(registry: Registry) -> None:
@@ -131,8 +127,7 @@ def test_a_kernel_named_without_a_number_has_the_models(registry: Registry) -> N
             launch()
             torch.cuda.synchronize()
             assert torch.equal(launch.out, wanted)
-            assert launch.kernel is not None
-            assert launch.kernel.scheduler.splits in NUMBERS
-            assert compiled(launch.kernel) == config
+            assert launch.kernel == config
+            assert launch.slices in SLICES
         # Of a D that is contiguous along M the transpose is run.
         check(splitk(d__major="m"), m, n, 1024, registry)

@@ -1,0 +1,73 @@
+"""Kernels and the slices of K of their launches."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from gemmill.emitters.emit import emit
+from gemmill.library.config.names import is_former, kernel_name, parse_name, present_name
+from gemmill.library.decompositions.decomposition import MAX_SLICES
+from gemmill.library.decompositions.sliced_kernel import SLICES, SlicedKernel, check_slices, choices_of_slices
+from gemmill.library.decompositions.workspace import in_slices
+from gemmill.library.errors import ConfigError, RenamedWarning
+
+NAME = "sm90a_bf16k16_bf16k16_f32_none_bf16n2_128x64x64_1x1_cooperative_s8_m8_{}_linear"
+SPLIT_K = NAME.format("splitk")
+STREAM_K = NAME.format("k1stream")
+
+
+def test_numbers_are_close_enough_and_within_what_kernels_take() -> None:
+    assert SLICES[0] == 2
+    assert SLICES[-1] == MAX_SLICES
+    assert all(more <= 1.5 * fewer for fewer, more in pairwise(SLICES))
+    assert choices_of_slices(parse_name(SPLIT_K)) == SLICES
+    assert choices_of_slices(parse_name(STREAM_K)) == (1,)
+
+
+def test_kernels_take_slices_as_they_are() -> None:
+    for name, slices in ((SPLIT_K, 1), (SPLIT_K, 37), (SPLIT_K, MAX_SLICES), (STREAM_K, 1)):
+        check_slices(parse_name(name), slices)
+    for name, slices, says in (
+        (SPLIT_K, 257, "slices is 257; .*_splitk_linear takes 1 to 256"),
+        (SPLIT_K, 0, "slices is 0; .*_splitk_linear takes 1 to 256"),
+        (STREAM_K, 2, "slices is 2, but .*_k1stream_linear is no split-K kernel: leave slices out"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            check_slices(parse_name(name), slices)
+
+
+@pytest.mark.parametrize("slices", [2, 8, 9, 17, 33, 256])
+def test_slices_change_the_launch_facts_of_split_k_alone(slices: int) -> None:
+    launch = in_slices(emit(parse_name(SPLIT_K)).launch, slices)
+    shared = launch.k_decomposition
+    assert shared
+    assert shared.splits == slices
+    assert in_slices(launch, 1) == emit(parse_name(SPLIT_K)).launch
+    other = emit(parse_name(STREAM_K.replace("n2_", "n16_"))).launch
+    assert in_slices(other, slices) is other
+
+
+@pytest.mark.parametrize(
+    ("former", "slices"), [("k4split", 4), ("k3fused", 3), ("k1anysplit", None), ("k2anysplit", 2), ("k40splitk", 40)]
+)
+def test_a_former_name_is_of_the_kernel_that_replaced_its_own(former: str, slices: int | None) -> None:
+    assert is_former(NAME.format(former))
+    assert not is_former(SPLIT_K)
+    with pytest.warns(RenamedWarning, match=rf"{former} kernels are replaced by splitk ones, .* is still read"):
+        assert present_name(NAME.format(former)) == (SPLIT_K, slices)
+    parse_name.cache_clear()
+    with pytest.warns(RenamedWarning):
+        assert kernel_name(parse_name(NAME.format(former))) == SPLIT_K
+
+
+def test_what_was_recorded_with_the_number_in_the_name_is_the_kernel_in_so_many_slices() -> None:
+    for name in ("k40splitk", "k40anysplit"):
+        assert SlicedKernel.recorded(NAME.format(name)) == SlicedKernel(SPLIT_K, 40)
+    assert SlicedKernel.recorded(SPLIT_K, 3) == SlicedKernel(SPLIT_K, 3)
+    for name in ("k4split", "k4fused"):
+        assert SlicedKernel.recorded(NAME.format(name)) == SlicedKernel(NAME.format(name), 4), "another kernel"
+    for name in ("cublas", STREAM_K, NAME.format("k4cluster")):
+        assert SlicedKernel.recorded(name) == SlicedKernel(name)
+    assert f"{SlicedKernel(SPLIT_K, 3)}, {SlicedKernel(STREAM_K)}" == f"{SPLIT_K} in 3 slices, {STREAM_K}"
