@@ -16,7 +16,7 @@ import gemmill.jax
 
 _BF16 = "sm90a_bf16k16_bf16mn16_f32_none_bf16n16"
 SHARED_K = {
-    "split-K": (f"{_BF16}_128x128x64_1x1_cooperative_s5_m8_k16splitk_linear", (64, 64, 16384)),
+    "split-K": (f"{_BF16}_128x128x64_1x1_cooperative_s5_m8_splitk_linear", (64, 64, 16384)),
     "stream-K": (f"{_BF16}_128x192x64_2x1_cooperative_s4_m8_k1stream_linear", (768, 3072, 4096)),
 }
 """Kernels, and M, N and K of products for which they take a workspace."""
