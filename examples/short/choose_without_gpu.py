@@ -31,10 +31,11 @@ def ranges(n: int, k: int) -> list[dict[str, Any]]:
     """Neighbouring rows that go to one kernel, with that kernel."""
     choices = {rows: chosen(n, k, rows) for rows in ROWS}
     found = []
-    for (name, swap_ab), group in groupby(ROWS, key=lambda rows: (choices[rows].name, choices[rows].swap_ab)):
+    for (kernel, swap_ab), group in groupby(ROWS, key=lambda rows: (choices[rows].kernel, choices[rows].swap_ab)):
         rows = [*group]
         times = {str(m): round(choices[m].predicted_us, 2) for m in rows}
-        found.append({"from": rows[0], "to": rows[-1], "kernel": name, "swap_ab": swap_ab, "us": times})
+        entry = {"from": rows[0], "to": rows[-1], "kernel": kernel.name, "slices": kernel.slices}
+        found.append(entry | {"swap_ab": swap_ab, "us": times})
     return found
 
 
