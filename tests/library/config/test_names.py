@@ -26,7 +26,19 @@ def values(row: Row) -> st.SearchStrategy[Value]:
 # Any config that validates, legal or not; of whatever fields the table has.
 WITH_C = st.fixed_dictionaries({row.name: values(row) for row in TABLE.values()})
 NO_C = {row.name: row.absent for row in GROUPS["c"] if row.absent is not None}
-CONFIGS = st.builds(lambda fields, absent: config_of(fields | absent), WITH_C, st.sampled_from([{}, NO_C]))
+SPLIT_K = {"scheduler.decomposition": "splitk", "scheduler.splits": 1}
+"""Names with another number are former ones, of a kernel and the slices of K of its launch."""
+
+
+@st.composite
+def any_configs(draw: st.DrawFn) -> GemmConfig:
+    fields = draw(WITH_C)
+    if fields["scheduler.decomposition"] == "splitk":
+        fields |= SPLIT_K
+    return config_of(fields | draw(st.sampled_from([{}, NO_C])))
+
+
+CONFIGS = any_configs()
 
 
 @given(CONFIGS)
