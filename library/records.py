@@ -144,8 +144,8 @@ class Measurement(Frozen):
         if not isinstance(data, dict):
             return data
         data = {name: data[name] for name in data if name not in _DERIVED}
-        if isinstance(kernel := data.get("kernel"), str):
-            data["kernel"], data["slices"] = SlicedKernel.recorded(kernel, data.get("slices", 1))
+        if "slices" not in data and isinstance(kernel := data.get("kernel"), str):
+            data["kernel"], data["slices"] = SlicedKernel.recorded(kernel)
         return data
 
 

@@ -26,7 +26,7 @@ def values(row: Row) -> st.SearchStrategy[Value]:
 # Any config that validates, legal or not; of whatever fields the table has.
 WITH_C = st.fixed_dictionaries({row.name: values(row) for row in TABLE.values()})
 NO_C = {row.name: row.absent for row in GROUPS["c"] if row.absent is not None}
-SPLIT_K = {"scheduler.decomposition": "splitk", "scheduler.splits": 1}
+SPLIT_K: dict[str, Value] = {"scheduler.decomposition": "splitk", "scheduler.splits": 1}
 """Names with another number are former ones, of a kernel and the slices of K of its launch."""
 
 
