@@ -68,17 +68,17 @@ def test_of_what_no_longer_holds_nothing_or_the_rank_is_learnt() -> None:
 
 def test_a_run_that_was_slower_throughout_says_the_same_of_its_kernels() -> None:
     ((_, own),) = read_runs([CLUSTERS]).items()
-    first = max(rows_of(own, DEFAULT_GPU), key=lambda rows: len(rows.names))
+    first = max(rows_of(own, DEFAULT_GPU), key=lambda rows: len(rows.kernels))
     slower = replace(
         first,
-        names=first.names[1:],
+        kernels=first.kernels[1:],
         features=first.features[1:],
         analytic=first.analytic[1:],
         measured=first.measured[1:] + 0.2,
         best=first.best + 0.2,
     )
     (both,) = merged([first, slower])
-    assert both.names == first.names
+    assert both.kernels == first.kernels
     assert both.measured - both.measured[-1] == pytest.approx(first.measured - first.measured[-1], abs=1e-3)
     assert both.measured.mean() == pytest.approx(first.measured.mean() + 0.1, abs=1e-3)
 
@@ -88,10 +88,11 @@ def test_of_split_k_what_a_launch_of_today_takes_is_learnt() -> None:
     ((_, own),) = read_runs([CLUSTERS]).items()
     like = next(m for m in own if m.stage == "final" and m.problem.k >= 1024)
     name = "sm90a_e4m3k16_e4m3k16_f32_none_bf16n16_128x128x128_1x1_cooperative_s4_m8_{}_linear"
-    names = [name.format(how) for how in ("k1", "k4splitk", "k4split", "k4fused")]
-    (rows,) = rows_of([measured_at(10.0, name, like) for name in names], DEFAULT_GPU)
-    assert dict(zip(rows.names, np.exp(rows.measured), strict=True)) == pytest.approx(
-        dict(zip(names[:3], (10.0, 10.0, 10.17), strict=True))
+    kernels = [(name.format(how), slices) for how, slices in (("k1", 1), ("splitk", 4), ("k4split", 4), ("k4fused", 4))]
+    own = [measured_at(10.0, kernel, like, slices=slices) for kernel, slices in kernels]
+    (rows,) = rows_of(own, DEFAULT_GPU)
+    assert dict(zip(rows.kernels, np.exp(rows.measured), strict=True)) == pytest.approx(
+        dict(zip(kernels[:3], (10.0, 10.0, 10.17), strict=True))
     )
 
 
