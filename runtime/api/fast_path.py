@@ -95,13 +95,11 @@ class RecognisedCall:
 
 
 def launching(declaration: Declaration) -> Callable[..., Any]:
-    """``matmul``: launches the call that is declared, and returns D. Dynamo traces an operator in its place."""
-    return trace_instead(matmul_path(declaration, dispatch_of("matmul")), "matmul")
-
-
-def launching_groups(declaration: Declaration) -> Callable[..., Any]:
-    """``grouped_matmul``, likewise."""
-    return trace_instead(grouped_path(declaration, dispatch_of("grouped_matmul")), "grouped_matmul")
+    """``matmul`` or ``grouped_matmul``: launches the call that is declared, and returns D. Dynamo traces an operator in
+    its place."""
+    name = declaration.name
+    path = matmul_path if name == "matmul" else grouped_path
+    return trace_instead(path(declaration, dispatch_of(name)), name)
 
 
 def matmul_path(declaration: Declaration, dispatch: Dispatch | None) -> Callable[..., Any]:

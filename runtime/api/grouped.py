@@ -7,7 +7,7 @@ from typing import Any
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTypeName
-from gemmill.runtime.api.fast_path import launching_groups
+from gemmill.runtime.api.fast_path import launching
 from gemmill.runtime.api.prepare import launch
 from gemmill.runtime.api.read import Declaration, declares
 from gemmill.runtime.api.streams import Stream
@@ -19,7 +19,7 @@ from gemmill.runtime.torch_dispatch import refuse_dispatched
 # fmt: off
 
 
-@declares(launching_groups)
+@declares(launching)
 def grouped_matmul(
     a: Tensor, b: Tensor, offsets: Tensor | None = None, *, out: Tensor | None = None, c: Tensor | None = None,
     alpha: float = 1.0, beta: float | None = None, out_dtype: object = None,

@@ -104,6 +104,8 @@ def read_call(arguments: Mapping[str, Any], keywords: Collection[str] = KEYWORDS
             options = options._replace(alpha=prod(numbers.values(), start=options.alpha))
     passed = NO_ARGUMENTS if text is None else read_arguments(text, operands, stream, keywords)
     if out is None:
+        if "addresses" in tensors:
+            raise OperandError("out is missing: with addresses, pass one of the matrices to be written")
         shape, dtype = shape_of_d(tensors, passed.epilogue), dtype_of_d or default_output(wider(tensors))
         out = allocate(given["a"], shape, dtype, tensors["a"].device, given.get("stream"))
     tensors["out"] = view(out, "out", stream)

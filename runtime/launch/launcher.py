@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
@@ -65,28 +66,21 @@ class Launches(Protocol):
         """Launch on a stream, on operands at some addresses, aligned as those it was made for."""
 
 
+@dataclass(frozen=True, eq=False)
 class PreparedCall:
     """What a call needs for its launch, whichever tensors of its signature it has; it holds none of them."""
 
-    def __init__(
-        self,
-        problem: GemmProblem,
-        kernel: SlicedKernel | None,
-        choice: Choice | None,
-        memory: Callable[[Addresses], None],
-        new_launcher: Callable[[], Launches],
-    ) -> None:
-        self.problem = problem
-        """What it solves."""
-        self.kernel = kernel
-        """Its kernel and the slices of K of the launch; None where D is empty."""
-        self.choice = choice
-        """Why its kernel was selected; None where the caller named the kernel or D is empty."""
-        self.memory = memory
-        """Refuses addresses at which what is written lies where something else is, or nothing at all."""
-        self.new_launcher = new_launcher
-        """Makes a launcher of its own for a plan, so that plans on other tensors of the signature do not move its
-        addresses to and fro."""
+    problem: GemmProblem
+    """What it solves."""
+    kernel: SlicedKernel | None
+    """Its kernel and the slices of K of the launch; None where D is empty."""
+    choice: Choice | None
+    """Why its kernel was selected; None where the caller named the kernel or D is empty."""
+    memory: Callable[[Addresses], None]
+    """Refuses addresses at which what is written lies where something else is, or nothing at all."""
+    new_launcher: Callable[[], Launches]
+    """Makes a launcher of its own for a plan, so that plans on other tensors of the signature do not move its addresses
+    to and fro."""
 
     def __str__(self) -> str:
         if self.kernel is None:
@@ -146,8 +140,8 @@ class Launcher:
         memory: Callable[[Addresses], None],
     ) -> None:
         self._memory = memory
-        self.swap_ab = gemm.is_transposed
-        """Whether the kernel's A is the caller's b."""
+        self.gemm = gemm
+        """What it computes."""
         spec = kernel.spec
         names = realigned(kernel.config, gemm.problem)
         self.realigned = frozenset(getattr(gemm, name).name for name in names)

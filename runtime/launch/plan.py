@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from gemmill.library.epilogues.parse import parse
 from gemmill.library.errors import GemmillError, OperandError
 from gemmill.library.input.keywords import unexpected
 from gemmill.runtime.launch import tma
@@ -41,14 +40,14 @@ class Plan:
         """Slices of K of a launch of a split-K kernel; 1 of others."""
         self.ctas = kernel.ctas if kernel else 0
         """CTAs that a launch has, and so the most SMs that it uses."""
-        self.swap_ab = kernel.swap_ab if kernel else False
+        self.swap_ab = kernel.gemm.is_transposed if kernel else False
         """Whether the kernel runs the transposed problem, D^T = B^T A^T."""
         self.realigned: frozenset[str] = kernel.realigned if kernel else frozenset()
         """Which of ``a``, ``b`` and ``c`` TMA cannot move: they are copied into aligned memory before each launch."""
         self.out = call.out
         """The tensor it writes."""
         self._said, self._device = str(prepared), call.tensors["out"].device
-        self._moved = _moved(kernel) if kernel else frozenset()
+        self._aligns = _alignments(kernel) if kernel else {}
         self._memory = prepared.memory
         self._call: GemmCall | None = call
         self._launcher: Launches | None = launcher
@@ -117,8 +116,12 @@ class Plan:
             raise OperandError(f"{name} is {new}; this plan is for {old}: make a new plan with gemmill.plan")
         if (name == "out" or name in self._call.arguments.outputs) and not new.writable:
             raise OperandError(f"{name} is read-only")
-        if 0 not in new.shape and (name in ("a", "b", "c", "out") or name in self._moved):
-            self._check_address(name, new.ptr)
+        align = self._aligns.get(name)
+        if align and 0 not in new.shape and (new.ptr % align or new.ptr == 0):
+            raise OperandError(
+                f"{name}: its first element is at {new.ptr:#x}; the kernel needs a multiple of {align} bytes: "
+                f"start the view at an aligned element, pass {name}.clone(), or make a new plan with gemmill.plan"
+            )
         return new
 
     def close(self) -> None:
@@ -153,27 +156,21 @@ class Plan:
         warnings.warn(f"Plan.{old} is called {new}", DeprecationWarning, stacklevel=3)
         return value
 
-    def _check_address(self, name: str, address: int) -> None:
-        """Refuse a tensor whose first element is less aligned than the kernel relies on."""
-        known_as = {"out": "d"} | ({"a": "b", "b": "a"} if self.swap_ab else {})
-        operand = getattr(self.kernel, known_as.get(name, name), None)
-        align = tma.ALIGNMENT if name in self._moved else operand.align if operand is not None else 0
-        if operand is not None and (name in self.realigned or (name == "out" and self.problem.d_align < align)):
-            align = operand.type.bytes
-        if align and (address % align or address == 0):
-            raise OperandError(
-                f"{name}: its first element is at {address:#x}; the kernel needs a multiple of {align} bytes: "
-                f"start the view at an aligned element, pass {name}.clone(), or make a new plan with gemmill.plan"
-            )
-
 
 def _closed() -> GemmillError:
     return GemmillError("this plan is closed; make a new one with gemmill.plan")
 
 
-def _moved(launcher: Launcher) -> frozenset[str]:
-    """What the caller calls those beside A, B, C and D that TMA moves: matrices of the epilogue, scales of groups and
-    their zero points."""
-    narrow = "b" if launcher.swap_ab else "a"
-    scaling = (f"{narrow}_{box.operand}" for box in launcher.kernel.spec.boxes if box.operand in ("scale", "zero"))
-    return frozenset((*parse(launcher.kernel.config.epilogue).majors, *scaling))
+def _alignments(launcher: Launcher) -> dict[str, int]:
+    """Bytes that the address of each tensor must be a multiple of, by what the caller calls it; of tensors that any
+    address serves, 0 or nothing."""
+    gemm, config = launcher.gemm, launcher.kernel.config
+    moved = {box.operand for box in launcher.kernel.spec.boxes}
+    aligns = {x.name: tma.ALIGNMENT for x in gemm.arguments if f"epilogue.{x.name}" in moved}
+    for name, operand in gemm.operands.items():
+        if (of_kernel := getattr(config, name, None)) is None:  # scales and zero points
+            aligns[operand.name] = tma.ALIGNMENT if name in moved else 0
+        else:
+            loose = operand.name in launcher.realigned or (name == "d" and gemm.problem.d_align < of_kernel.align)
+            aligns[operand.name] = of_kernel.type.bytes if loose else of_kernel.align
+    return aligns

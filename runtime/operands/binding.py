@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gemmill.library.config.model import BatchingName
 from gemmill.library.config.scales import BLOCK_SCALES
@@ -29,7 +29,7 @@ from gemmill.runtime.operands.matrices import (
     stacks,
 )
 from gemmill.runtime.operands.packed_rows import with_packed_rows
-from gemmill.runtime.operands.product_shapes import d_shape, grouped_shape, groups_kind, wider
+from gemmill.runtime.operands.product_shapes import groups_kind, shape_of_d, wider
 from gemmill.runtime.operands.scaling import GroupScales, Scale, block_scales, group_scales, stacked_scales
 from gemmill.runtime.operands.tensors import TensorView
 
@@ -110,7 +110,7 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
     """
     _check_devices(tensors)
     a, b, c, d = tensors["a"], tensors["b"], tensors.get("c"), tensors["out"]
-    shape = d_shape(a.shape, b.shape, epilogue)
+    shape = shape_of_d(tensors, epilogue)
     _check_out(a, b, d, shape)
     row_axis, column_axis = len(a.shape) > 1, len(b.shape) > 1
     m, n, k = (a.shape[-2] if row_axis else 1), (b.shape[-1] if column_axis else 1), a.shape[-1]
@@ -153,7 +153,7 @@ def _with_group_scales(gemm: Gemm, groups: GroupScales, epilogue: Epilogue) -> G
 
 
 def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogue) -> Gemm:
-    """The GEMM of groups or of an array, of the shapes that :func:`grouped_shape` names; ``c`` broadcasts to D.
+    """The GEMM of groups or of an array, of the shapes that :func:`shape_of_d` names; ``c`` broadcasts to D.
 
     The values of offsets, counts and addresses are on the GPU and are not read here. Addresses, (3 or 4, matrices), are
     pairs of s32.
@@ -165,7 +165,7 @@ def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogu
     is_array = kind == "addresses"
     if is_array and epilogue is not PLAIN:
         raise OperandError(f"an epilogue is passed beside {kind}; kernels of arrays have none but alpha and beta")
-    shape = grouped_shape(a.shape, b.shape, groups.shape, kind, epilogue)
+    shape = shape_of_d(tensors, epilogue)
     count, stride = (_matrices_of_array(groups, 3 if c is None else 4), 1) if is_array else _groups(groups, kind)
     _check_out(a, b, d, shape)
     batching = _batching(kind, len(b.shape))
@@ -247,55 +247,28 @@ def _assemble(
     operand_b = operand(b, each, "mn", "k", first)
     operand_c = operand(c, each, "n", "m", first=operand_d.major) if c else None
     refuse_overlap(d, each[: len(d.batch_strides)])
+    found, fields = zip("abcd", (operand_a, operand_b, operand_c, operand_d), strict=True), ("dtype", "major", "align")
+    formats = {f"{name}_{field}": getattr(x, field) for name, x in found if x is not None for field in fields}
+    if call.options.tf32:
+        formats |= {name: "tf32" for name in ("a_dtype", "b_dtype") if formats[name] == "f32"}
     of_a, of_b = BLOCK_SCALES[scales[0].dtype] if scales else ("none", "none")
     problem = GemmProblem.known(
         m=m,
         n=n,
         k=k,
         batch=batch,
-        a_dtype=_multiplied(operand_a.dtype, call),
-        a_major=_literal(operand_a.major),
-        b_dtype=_multiplied(operand_b.dtype, call),
-        b_major=_literal(operand_b.major),
         accumulator=call.accumulator,
-        d_dtype=operand_d.dtype,
-        d_major=_literal(operand_d.major),
-        c_dtype=operand_c.dtype if operand_c else None,
-        c_major=_literal(operand_c.major) if operand_c else None,
-        a_align=operand_a.align,
-        b_align=operand_b.align,
-        c_align=operand_c.align if operand_c else 16,
-        d_align=operand_d.align,
         a_scale=of_a,
         b_scale=of_b,
         promote=4 if scales or not call.options.fast_accumulation else 0,
         batching="nested" if nested else batching,
+        **formats,
         **({} if epilogue is PLAIN else {"epilogue": spelling(epilogue)}),
     )
     a_scale, b_scale = scales or (None, None)
     alpha, beta = call.factors
-    return Gemm(
-        problem,
-        operand_a,
-        operand_b,
-        operand_c,
-        operand_d,
-        a_scale,
-        b_scale,
-        nested=nested,
-        alpha=alpha,
-        beta=beta,
-    )
-
-
-def _multiplied(dtype: DTypeName, call: GemmCall) -> DTypeName:
-    """What the tensor cores take a tensor for."""
-    return "tf32" if call.options.tf32 and dtype == "f32" else dtype
-
-
-def _literal(major: str) -> Any:
-    """A major as the literal type that the problem declares."""
-    return major
+    operands = operand_a, operand_b, operand_c, operand_d, a_scale, b_scale
+    return Gemm(problem, *operands, nested=nested, alpha=alpha, beta=beta)
 
 
 def _with_majors(gemm: Gemm, epilogue: Epilogue, bound: tuple[BoundArgument, ...], batch_invariant: bool) -> Gemm:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gemmill.library.dtypes import DTYPES, DTypeName
-from gemmill.library.epilogues.parse import PLAIN
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.gemm import FOUND_BY
@@ -45,21 +44,6 @@ def wider(tensors: Mapping[str, TensorView]) -> DTypeName:
     return b if DTYPES[b].bits > DTYPES[a].bits else a
 
 
-def d_shape(a: tuple[int, ...], b: tuple[int, ...], epilogue: Epilogue) -> tuple[int, ...]:
-    """Shape of D: that of ``a @ b``, with half its columns where the epilogue is gated."""
-    return halved(matmul_shape(a, b), b, epilogue)
-
-
-def halved(shape: tuple[int, ...], b: tuple[int, ...], epilogue: Epilogue) -> tuple[int, ...]:
-    """The shape of a product with half its columns where the epilogue is gated; OperandError where N is odd."""
-    if not epilogue.gated:
-        return shape
-    if len(b) < 2 or b[-1] % 2:
-        columns = b[-1] if len(b) > 1 else 1
-        raise OperandError(f"b {b} has N = {columns}; a gated epilogue makes one column of two, so N must be even")
-    return (*shape[:-1], shape[-1] // 2)
-
-
 def require_groups(offsets: object, counts: object, instead: str) -> None:
     """OperandError for a grouped call without groups; it names the function to call ``instead``."""
     if offsets is None and counts is None:
@@ -78,23 +62,20 @@ def groups_kind(tensors: Mapping[str, TensorView]) -> str:
 
 
 def shape_of_d(tensors: Mapping[str, TensorView], epilogue: Epilogue) -> tuple[int, ...]:
-    """Shape of a D that is to be allocated, by the other tensors of a call; OperandError where they do not fit."""
-    kind, a, b = groups_kind(tensors), tensors["a"].shape, tensors["b"].shape
-    if kind == "addresses":
-        raise OperandError("out is missing: with addresses, pass one of the matrices to be written")
-    return grouped_shape(a, b, tensors[kind].shape, kind, epilogue) if kind else d_shape(a, b, epilogue)
+    """Shape of D by A, B and what finds the matrices; OperandError where they do not fit.
 
-
-def grouped_shape(
-    a: tuple[int, ...], b: tuple[int, ...], groups: tuple[int, ...], kind: str, epilogue: Epilogue = PLAIN
-) -> tuple[int, ...]:
-    """Shape of D by those of A, B and the groups; ``kind`` is as :func:`groups_kind` says.
-
-    ``offsets``: (M, K) by (groups, K, N) is (M, N), and (M, K) by (K, N) is (groups, M, N). ``counts``: (groups,
-    capacity, K) by (groups, K, N) is (groups, capacity, N). ``addresses``: (M, K) by (K, N) is (M, N). A gated epilogue
-    makes one column of two. OperandError where the shapes do not fit.
+    It is that of ``a @ b``. ``offsets``: (M, K) by (groups, K, N) is (M, N), and (M, K) by (K, N) is (groups, M, N).
+    ``counts``: (groups, capacity, K) by (groups, K, N) is (groups, capacity, N). ``addresses``: (M, K) by (K, N) is (M,
+    N). A gated epilogue makes one column of two.
     """
-    return halved(_grouped_shape(a, b, groups, kind), b, epilogue)
+    kind, a, b = groups_kind(tensors), tensors["a"].shape, tensors["b"].shape
+    shape = _grouped_shape(a, b, tensors[kind].shape, kind) if kind else matmul_shape(a, b)
+    if not epilogue.gated:
+        return shape
+    if len(b) < 2 or b[-1] % 2:
+        columns = b[-1] if len(b) > 1 else 1
+        raise OperandError(f"b {b} has N = {columns}; a gated epilogue makes one column of two, so N must be even")
+    return (*shape[:-1], shape[-1] // 2)
 
 
 def _grouped_shape(a: tuple[int, ...], b: tuple[int, ...], groups: tuple[int, ...], kind: str) -> tuple[int, ...]:
