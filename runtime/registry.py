@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -178,15 +178,12 @@ class Registry:
     @cached_property
     def selector(self) -> Selector:
         """The selector over the kernels that run on this GPU."""
-        return self._selector_of(self._selectable(DTYPES) or self._configs)
+        return self._selector_of(DTYPES, self._selectable(DTYPES) or self._configs)
 
-    def _selectable(self, types: Collection[str]) -> dict[str, GemmConfig]:
+    def _selectable(self, types: Collection[str]) -> Mapping[str, GemmConfig]:
         """The kernels for the GPU at hand with A and B of some types: of the others, which manifests hold for every
         architecture, none is made."""
         targets = [arch.name for arch in serving(self.gpu.capability)]
-        configs: dict[str, GemmConfig] = {}
-        for pack in self.packs:
-            configs |= pack.configs(lambda name: (found := formats(name))[0] in targets and {*found[1:]} <= {*types})
 
         def expanded() -> Iterator[GemmConfig]:
             where = f"arch in {targets} and a.dtype in {[*types]} and b.dtype in {[*types]}"
@@ -197,8 +194,11 @@ class Registry:
         if targets and self._ships:
             from gemmill.runtime.storage.declared_kernels import declared_kernels
 
-            configs |= declared_kernels(self.store, targets, types, expanded)
-        elif targets:
+            return declared_kernels(self.store, targets, types, expanded)
+        configs: dict[str, GemmConfig] = {}
+        for pack in self.packs:
+            configs |= pack.configs(lambda name: (found := formats(name))[0] in targets and {*found[1:]} <= {*types})
+        if targets:
             configs |= {kernel_name(config): config for config in expanded()}
         return configs
 
@@ -250,14 +250,21 @@ class Registry:
         types = frozenset((problem.a_dtype, problem.b_dtype))
         if (selector := self._selectors.get(types)) is None:  # several threads at once would make the same
             with_others = {dtype for own in types if own in DTYPES for dtype in with_alike(own)}
-            configs = self._selectable(with_others)
-            selector = self._selectors[types] = self._selector_of(configs)
+            selector = self._selectors[types] = self._selector_of(with_others, self._selectable(with_others))
             warn_of_absent(self._usable, selector.configs, types)
         return selector
 
-    def _selector_of(self, configs: dict[str, GemmConfig]) -> Selector:
-        """A selector over kernels: packs alone run as they are, of manifests there may be others."""
-        return Selector(configs, self.gpu, self._decisions, varies=self._ships or bool(self.kernel_sets))
+    def _selector_of(self, types: Collection[str], configs: Mapping[str, GemmConfig]) -> Selector:
+        """A selector over the kernels with A and B of some types: packs alone run as they are, of manifests there may
+        be others."""
+        kept = None
+        if self._ships:
+            from gemmill.runtime.select.kernels.kept_tables import KeptTables
+            from gemmill.runtime.storage.declared_kernels import origin
+
+            kept = KeptTables(self.store, origin(), types, self.gpu)
+        varies = self._ships or bool(self.kernel_sets)
+        return Selector(configs, self.gpu, self._decisions, varies=varies, kept=kept)
 
     def get(self, kernel: str | GemmConfig) -> Artifact:
         """A compiled kernel, by name or config: loaded before, from a pack, the store or the remote, or compiled

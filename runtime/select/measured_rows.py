@@ -37,7 +37,7 @@ class MeasuredRows:
     """
 
     def __init__(self, kernels: Kernels, gpu: Gpu, model: GpuModel | None, decisions: Iterable[Decision]) -> None:
-        self._configs, self._variants, self._gpu, self._model = kernels.configs, kernels.variants, gpu, model
+        self._configs, self._kernels, self._gpu, self._model = kernels.configs, kernels, gpu, model
         self._rows: dict[GemmProblem, dict[SlicedKernel, Decision]] = defaultdict(dict)
         for decision in decisions:
             if decision.kernel in self._configs and figures(decision.gpu).name == gpu.name:
@@ -98,10 +98,10 @@ class MeasuredRows:
 
     def _places_of(self, model: GpuModel, problem: GemmProblem) -> Sequence[tuple[Any, ...]]:
         """Keys of the tables that may have rows for problems of some formats: their own, and those of compatible
-        types, of scales as well, and a D as wide, where kernels may be taken with the types of the problem."""
+        types, of scales as well, and a D as wide."""
         places = {formats_of(problem): None}
         types, scaled = (problem.a_dtype, problem.b_dtype, problem.d_dtype), with_declared_scales(problem)
-        if {*types} <= DTYPES.keys() and self._variants.has_types_of(problem):
+        if {*types} <= DTYPES.keys():
             outputs = [name for name, dtype in DTYPES.items() if dtype.bits == DTYPES[types[2]].bits]
             compatible = itertools.product(with_alike(types[0]), with_alike(types[1]), outputs)
             for a, b, d in (types, *compatible):
@@ -109,13 +109,16 @@ class MeasuredRows:
         return [place for place in places if place in model.tables]
 
     def _rows_of(self, model: GpuModel, problem: GemmProblem, measured: GemmProblem) -> Times:
-        """Rows of a problem that was measured, with the types of another in the place of its own."""
+        """Rows of a problem that was measured, with the types of another in the place of its own where kernels may be
+        taken with them."""
         rows = model.times(measured)
         if rows[0][1].name not in self._configs:
             return []
         here = [(us, kernel) for us, kernel in rows if kernel.name in self._configs]
         if measured == problem:
             return here
+        if not self._kernels.variants.has_types_of(problem):
+            return []
         found = []
         for us, kernel in here:
             config = self._configs[kernel.name]

@@ -30,6 +30,7 @@ from gemmill.runtime.select.model_file import model_of
 
 if TYPE_CHECKING:
     from gemmill.runtime.select.cost.arrays import Columns, Floats, Integers
+    from gemmill.runtime.select.kernels.kept_tables import KeptTables
 
 _CACHED = 4096
 """Problems whose choice is remembered."""
@@ -52,6 +53,7 @@ class Selector:
         varies: whether kernels of the set may also be taken with the epilogue of a problem, and with other types,
             which some kernel of it has, be it for other majors: C and D as requested, A and B in place of compatible
             types. Whoever does so must be able to compile them.
+        kept: the tables of the kernels, where a store has them.
     """
 
     def __init__(
@@ -61,13 +63,14 @@ class Selector:
         decisions: Iterable[Decision] = (),
         *,
         varies: bool = False,
+        kept: KeptTables | None = None,
     ) -> None:
         self.gpu = gpu
         self.configs = configs
         """The kernels by name."""
         learnt = model_of(gpu.name, gpu.model)
         self._energies = learnt.energies if learnt else {}
-        self._kernels = Kernels(configs, gpu, varies, learnt.network if learnt else None)
+        self._kernels = Kernels(configs, gpu, varies, learnt.network if learnt else None, kept)
         self._measured = MeasuredRows(self._kernels, gpu, learnt, decisions)
         self._times = lru_cache(1)(self._model_times)
         """The last is kept: advice on slow paths begins with it."""
@@ -203,7 +206,7 @@ class Selector:
         gpu = with_at_most(self.gpu, sm_count)
         table, serving = self._kernels.serving(of_one_row, sm_count)
         members = _members(table, serving)
-        alone = np.array([i for i in members.tolist() if sums_in_one_cta(table.configs[i])], np.int64)
+        alone = np.array([i for i in members.tolist() if sums_in_one_cta(table.config(i))], np.int64)
         if not alone.size:
             raise UnsupportedProblemError(
                 f"no kernel serves {of_one_row} whatever M: all {members.size} that would share K between CTAs "
@@ -220,7 +223,7 @@ class Selector:
             return self._fastest(of_one, sm_count) if rows is None else self._for_any_rows(of_one, sm_count, rows)
         table, serving = self._kernels.serving(problem, sm_count)
         first = 0 if serving is None else int(serving[0])
-        config, swap_ab = table.configs[first], bool(table.swap_ab[first])
+        config, swap_ab = table.config(first), bool(table.swap_ab[first])
         return Choice(table.kernels[first], config, lambda: "there is nothing to compute", 0.0, (), "model", swap_ab)
 
     def _chosen(
@@ -234,7 +237,7 @@ class Selector:
     ) -> Choice:
         """The first of some kernels, the others its runners-up; ``why`` begins the reason."""
         (best, *others), gpu = order, with_at_most(self.gpu, sm_count)
-        config, swap_ab, best_us = table.configs[best], bool(table.swap_ab[best]), float(us[best])
+        config, swap_ab, best_us = table.config(best), bool(table.swap_ab[best]), float(us[best])
 
         def explain() -> str:
             return why + model.in_words(table, best, best_us, problem, gpu) + in_words(config, problem, swap_ab)

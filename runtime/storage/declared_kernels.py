@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,6 @@ from pathlib import Path
 import gemmill.library
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.errors import ConfigError
 from gemmill.library.files import digest_of
 from gemmill.library.input.strict_json import parse
 from gemmill.runtime.storage.store import Store
@@ -24,8 +23,9 @@ from gemmill.runtime.storage.store import Store
 
 def declared_kernels(
     store: Store, arches: Sequence[str], types: Iterable[str], expand: Callable[[], Iterable[GemmConfig]]
-) -> dict[str, GemmConfig]:
-    """Kernels by name: those whose names the store has, or what ``expand`` makes, whose names it has from then on.
+) -> Mapping[str, GemmConfig]:
+    """Kernels by name: those whose names the store has, or what ``expand`` makes, whose names it has from then on. Each
+    name is parsed when its kernel is first needed.
 
     Names of other manifests or of other rules, and those that are damaged, are replaced.
 
@@ -36,12 +36,32 @@ def declared_kernels(
         expand: makes them from the manifests.
     """
     key = hashlib.sha256(json.dumps([arches, sorted(types)]).encode()).hexdigest()
-    with suppress(ConfigError):
-        if (kept := _kept(store, key)) is not None:
-            return {name: parse_name(name) for name in kept}
+    if (kept := _kept(store, key)) is not None:
+        return _Named(kept)
     configs = {kernel_name(config): config for config in expand()}
     _keep(store, key, configs)
     return configs
+
+
+class _Named(Mapping[str, GemmConfig]):
+    """Kernels by their names."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> GemmConfig:
+        if name not in self._names:
+            raise KeyError(name)
+        return parse_name(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def declared_names(store: Store, expand: Callable[[], Iterable[GemmConfig]]) -> Sequence[str]:

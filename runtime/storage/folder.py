@@ -26,9 +26,11 @@ _SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55\n# gemmill: compiled 
 _TEXT = _SIGNATURE + b", made again where they are missing. `gemmill store` looks into this folder.\n"
 ENTRIES = re.compile(r"(?P<folder>[0-9a-f]{2})/(?P=folder)[0-9a-f]{62}\.gemmill")
 """Compiled kernels, by folder and name."""
-NOTES = re.compile(r"(?:autotuned|declared|headers|indexes|remote)/[0-9a-f]{64}\.json|(?:keys|verified)/[0-9a-f]{64}")
+NOTES = re.compile(
+    r"(?:autotuned|declared|headers|indexes|remote|tables)/[0-9a-f]{64}\.json|(?:keys|verified)/[0-9a-f]{64}"
+)
 """What is kept beside them."""
-_FOLDERS_OF_NOTES = "autotuned|declared|headers|indexes|keys|remote|verified"
+_FOLDERS_OF_NOTES = "autotuned|declared|headers|indexes|keys|remote|tables|verified"
 _TEMPORARY = re.compile(rf"(?:\.|[0-9a-f]{{2}}|{_FOLDERS_OF_NOTES})/\.tmp-[0-9a-f]{{16}}")
 """What is being written, or was when its writer was killed."""
 _LOCKS = re.compile(r"locks/[0-9a-f]{3}\.lock")

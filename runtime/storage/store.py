@@ -28,11 +28,11 @@ from gemmill.runtime.storage.folder import ENTRIES, NOTES, StoreFolder, default_
 DEFAULT_MAX_BYTES = 4 << 30
 """Size cap unless ``GEMMILL_STORE_BYTES`` says otherwise: some hundred thousand kernels."""
 _SUFFIX = ".gemmill"
-Notes = Literal["autotuned", "declared", "headers", "indexes", "keys", "remote", "verified"]
+Notes = Literal["autotuned", "declared", "headers", "indexes", "keys", "remote", "tables", "verified"]
 """Folders of what is kept beside kernels: what autotuning found, names of the kernels that manifests declare, digests
 of headers (runtime/compile/headers.py), which index of packs is the newest (trust/signed_packs.py), keys of kernels by
-name (runtime/compile/kernel_keys.py) and of those that came from a remote (remote/protocol.py), kernels of packs that
-were verified (pack.py)."""
+name (runtime/compile/kernel_keys.py) and of those that came from a remote (remote/protocol.py), tables of kernels that
+problems may go to (runtime/select/kernels/kept_tables.py), kernels of packs that were verified (pack.py)."""
 _LOCK_SECONDS = 15
 """A compilation takes a few seconds: whoever holds the lock for longer is stuck, or as slow as we would be."""
 _OnError = Callable[[OSError, Path], object]

@@ -196,7 +196,7 @@ def _vary(along: Floats, extents: Floats, own: Columns, problem: GemmProblem, ty
 def _slots(table: FeatureTable, gpu: Gpu) -> Floats:
     """Clusters that the GPU holds of each kernel."""
     own = table.columns
-    if gpu is own["gpu"]:
+    if gpu is table.gpu:
         slots: Floats = own["slots"]
         return slots
     resident = resident_clusters(gpu).take(own["cluster_size"])
@@ -279,7 +279,7 @@ def _bytes(dtype: DTypeName) -> float:
 
 def in_words(table: FeatureTable, index: int, us: float, problem: GemmProblem, gpu: Gpu) -> str:
     """What the model has of one kernel that takes so many microseconds: its tiles, waves and what bounds it."""
-    config, work = table.configs[index], analytic(table, problem, gpu)
+    config, work = table.config(index), analytic(table, problem, gpu)
     along_k = cluster_k(config)
     slices = table.kernels[index].slices
     clusters = f"in clusters of {config.cluster.m}x{config.cluster.n}"
@@ -303,7 +303,7 @@ def in_words(table: FeatureTable, index: int, us: float, problem: GemmProblem, g
 
 def _utilisation(table: FeatureTable, index: int, work: Columns, problem: GemmProblem, gpu: Gpu) -> float:
     """Part of the SMs' waves that compute something inside the problem."""
-    config = table.configs[index]
+    config = table.config(index)
     sharing = work["sharing"] if isinstance(work["sharing"], float) else work["sharing"][index]
     held = max(float(sharing), float(table.columns["counted_ctas"][index]))
     tiles = (

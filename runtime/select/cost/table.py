@@ -10,6 +10,7 @@ import numpy as np
 
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.decompositions.workspace import PARTIAL_BYTES
@@ -46,7 +47,6 @@ class FeatureTable:
     """Candidates for problems of the same formats: kernels, each as it is, for the transposed problem, or both."""
 
     kernels: tuple[SlicedKernel, ...]
-    configs: tuple[GemmConfig, ...]
     swap_ab: Bools
     """Whether each runs the transposed problem."""
     side: Integers
@@ -65,6 +65,8 @@ class FeatureTable:
     """What corrects times; None: nothing does."""
     hidden: Any
     """What each kernel adds to the network's first hidden layer."""
+    gpu: Gpu
+    """Where."""
 
     @classmethod
     def of(cls, entries: Iterable[Entry], gpu: Gpu, network: Network | None = None) -> FeatureTable:
@@ -78,26 +80,36 @@ class FeatureTable:
         families = [FAMILIES[config.family] for config in configs]
         is_fitted = np.array([family.is_fitted(config) for family, config in zip(families, configs, strict=True)])
         inputs = _inputs(configs, columns)
-        columns |= {"gpu": gpu, "all_fitted": bool(is_fitted.all())}
+        columns["all_fitted"] = bool(is_fitted.all())
         parts = []
         for family in FAMILIES.values():
             if own := [i for i, other in enumerate(families) if other is family]:
                 members = slice(own[0], own[-1] + 1)
                 made = family.columns([configs[i] for i in own], swap_ab[members], _part_of(columns, members), gpu)
                 parts.append((family, members, made))
-        return cls(
-            kernels=kernels,
-            configs=configs,
-            swap_ab=swap_ab,
-            side=np.stack([swap_ab, ~swap_ab]).astype(np.int64),
-            is_fitted=is_fitted,
-            aligns=aligns,
-            columns=columns,
-            parts=parts,
-            inputs=inputs,
-            network=network,
-            hidden=None if network is None else of_kernels(network, inputs),
-        )
+        return cls.of_columns(kernels, swap_ab, is_fitted, aligns, inputs, columns, parts, gpu, network)
+
+    @classmethod
+    def of_columns(
+        cls,
+        kernels: tuple[SlicedKernel, ...],
+        swap_ab: Bools,
+        is_fitted: Bools,
+        aligns: Integers,
+        inputs: Floats,
+        columns: Columns,
+        parts: Sequence[tuple[Family, slice, Columns]],
+        gpu: Gpu,
+        network: Network | None,
+    ) -> FeatureTable:
+        """The table of what was read from configs."""
+        side = np.stack([swap_ab, ~swap_ab]).astype(np.int64)
+        hidden = None if network is None else of_kernels(network, inputs)
+        return cls(kernels, swap_ab, side, is_fitted, aligns, columns, parts, inputs, network, hidden, gpu)
+
+    def config(self, index: int) -> GemmConfig:
+        """The config of a kernel."""
+        return parse_name(self.kernels[index].name)
 
     def serving(self, problem: GemmProblem, sm_count: int | None) -> Integers | None:
         """Indices of the kernels whose alignments a problem meets and which stay within some SMs, which copies and

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +22,9 @@ from gemmill.runtime.select.kernels.faults import is_aligned, refusal
 from gemmill.runtime.select.kernels.formats import Format, check_formats, format_of_problem, serving_formats
 from gemmill.runtime.select.kernels.variations import Variants
 
+if TYPE_CHECKING:
+    from gemmill.runtime.select.kernels.kept_tables import KeptTables
+
 Found = tuple[FeatureTable, "np.ndarray[tuple[int], np.dtype[np.int64]] | None"]
 """A table, and indices of those of its kernels that serve a problem; None for all."""
 _Families = tuple[FamilyName, ...]
@@ -36,18 +41,30 @@ class Kernels:
         gpu: where; kernels for other compute capabilities are passed over.
         varies: whether kernels may be taken otherwise than they are declared, as :class:`Variants` says.
         network: what corrects the analytic model of the GPU.
+        kept: tables that a store has; None: all are made.
     """
 
-    def __init__(self, configs: Mapping[str, GemmConfig], gpu: Gpu, varies: bool, network: Network | None) -> None:
+    def __init__(
+        self,
+        configs: Mapping[str, GemmConfig],
+        gpu: Gpu,
+        varies: bool,
+        network: Network | None,
+        kept: KeptTables | None = None,
+    ) -> None:
         self.configs = configs
-        self._gpu, self._network = gpu, network
-        targets = serving(gpu.capability)
-        own = {name: config for name, config in configs.items() if config.target in targets}
-        self.variants = Variants(own, varies)
+        self._gpu, self._varies, self._network, self._kept = gpu, varies, network, kept
         self._tables: dict[tuple[Format, bool, _Families], FeatureTable | None] = {}
         """By formats, whether they sum more precisely, and families."""
         self._entries: dict[tuple[Format, bool, FamilyName], list[Entry]] = {}
         """Likewise, of one family: they take milliseconds."""
+
+    @cached_property
+    def variants(self) -> Variants:
+        """The kernels by their formats, all of which are parsed."""
+        targets = serving(self._gpu.capability)
+        here = {name: config for name, config in self.configs.items() if config.target in targets}
+        return Variants(here, self._varies)
 
     def serving(self, problem: GemmProblem, sm_count: int | None) -> Found:
         """A table for the formats of a problem, and which of its kernels serve it: of those that sum as requested or,
@@ -95,10 +112,15 @@ class Kernels:
                 key = formats, precise, names
                 if key not in self._tables:  # several threads would make the same
                     check_formats(problem)
-                    entries = [entry for name in names for entry in self._of_family(name, problem, precise)]
-                    self._tables[key] = FeatureTable.of(entries, self._gpu, self._network) if entries else None
+                    make = partial(self._table, names, problem, precise)
+                    self._tables[key] = self._kept.table(key, self._network, make) if self._kept else make()
                 if (table := self._tables[key]) is not None:
                     yield table
+
+    def _table(self, families: _Families, problem: GemmProblem, precise: bool) -> FeatureTable | None:
+        """The table of the kernels of some families for the formats of a problem; None where there are none."""
+        entries = [entry for name in families for entry in self._of_family(name, problem, precise)]
+        return FeatureTable.of(entries, self._gpu, self._network) if entries else None
 
     def _of_family(self, family: FamilyName, problem: GemmProblem, precise: bool) -> list[Entry]:
         """The kernels of a family for the formats of a problem."""

@@ -126,7 +126,7 @@ def test_matrices_are_staged_by_the_kernels_that_can(varied: Selector) -> None:
     # A declared kernel that takes any strides serves the problem as well.
     anywhere = replace(linear, epilogue=unstaged(epilogue))
     assert needs_swap(anywhere, replace(plain, epilogue=epilogue)) is False
-    declared = Selector({"any": anywhere}, H200)
+    declared = Selector({kernel_name(anywhere): anywhere}, H200)
     assert declared.select(replace(plain, epilogue=epilogue)).config == anywhere
 
 

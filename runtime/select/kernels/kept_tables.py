@@ -1,0 +1,126 @@
+"""Tables of the kernels that ship, kept in the store: to make one, names are parsed and variants checked by rules,
+which takes hundreds of times as long as to read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gemmill.library.arch import Gpu
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
+from gemmill.library.files import digest_of
+from gemmill.library.input.strict_json import parse
+from gemmill.runtime.select.cost.families import FAMILIES
+from gemmill.runtime.select.cost.network import Network
+from gemmill.runtime.select.cost.table import FeatureTable
+
+if TYPE_CHECKING:
+    from gemmill.runtime.storage.store import Store
+
+_ARRAYS = "swap_ab", "is_fitted", "aligns", "inputs"
+"""Members of a table that are an array each."""
+
+
+class KeptTables:
+    """The tables of those kernels that ship and have some types of A and B, on one GPU.
+
+    Args:
+        store: where they are kept.
+        origin: digest of what decides which kernels there are.
+        types: types of the A and B of the kernels.
+        gpu: where the kernels run.
+    """
+
+    def __init__(self, store: Store, origin: str, types: Collection[str], gpu: Gpu) -> None:
+        self._store, self._origin, self._types, self._gpu = store, origin, sorted(types), gpu
+
+    def table(
+        self, key: object, network: Network | None, make: Callable[[], FeatureTable | None]
+    ) -> FeatureTable | None:
+        """The table under a key: the one that the store has, or what ``make`` makes, which it has from then on. Tables
+        of other manifests, rules or figures, and those that are damaged, are replaced."""
+        name = hashlib.sha256(repr((self._gpu.name, self._types, key)).encode()).hexdigest()
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            kept = parse(self._store.get_note("tables", name))
+            if kept["digest"] == self._digest(kept["table"]):
+                return _read(parse(kept["table"].encode()), self._gpu, network)
+        table = make()
+        text = json.dumps(_written(table))
+        self._store.put_note("tables", name, json.dumps({"digest": self._digest(text), "table": text}).encode())
+        return table
+
+    def _digest(self, text: str) -> str:
+        """Of a table, and of what decides it."""
+        return hashlib.sha256("\n".join((self._origin, _costs(), repr(self._gpu), text)).encode()).hexdigest()
+
+
+@cache
+def _costs() -> str:
+    """SHA-256, in hex, of the code that makes tables."""
+    return digest_of(Path(__file__).parents[1], "**/*.py")
+
+
+def _written(table: FeatureTable | None) -> Any:
+    """A table as a value of JSON: its arrays one after the other, compressed."""
+    if table is None:
+        return None
+    figures = {name: getattr(table, name) for name in _ARRAYS} | table.columns
+    names = {id(family): name for name, family in FAMILIES.items()}
+    parts = [(names[id(family)], members.start, members.stop, own) for family, members, own in table.parts]
+    data: list[bytes] = []
+
+    def written(columns: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, x in columns.items():
+            if isinstance(x, np.ndarray):
+                data.append(x.tobytes())
+                x = [x.dtype.str, *x.shape]
+            found[name] = x
+        return found
+
+    return {
+        "kernels": table.kernels,
+        "figures": written(figures),
+        "parts": [(*part, written(own)) for *part, own in parts],
+        "data": b64encode(zlib.compress(b"".join(data), 1)).decode(),
+    }
+
+
+def _read(content: Any, gpu: Gpu, network: Network | None) -> FeatureTable | None:
+    """The table that :func:`_written` wrote."""
+    if content is None:
+        return None
+    data, at = zlib.decompress(b64decode(content["data"])), 0
+
+    def read(columns: dict[str, Any]) -> dict[str, Any]:
+        nonlocal at
+        found: dict[str, Any] = {}
+        for name, x in columns.items():
+            if isinstance(x, list):
+                dtype, *shape = x
+                count = prod(shape)
+                x = np.frombuffer(data, dtype, count, at).reshape(shape)
+                at += x.nbytes
+            found[name] = x
+        return found
+
+    figures = read(content["figures"])
+    return FeatureTable.of_columns(
+        kernels=tuple(SlicedKernel(*kernel) for kernel in content["kernels"]),
+        **{name: figures.pop(name) for name in _ARRAYS},
+        columns=figures,
+        parts=[(FAMILIES[name], slice(start, stop), read(own)) for name, start, stop, own in content["parts"]],
+        gpu=gpu,
+        network=network,
+    )
