@@ -95,6 +95,11 @@ def test_requests_that_mean_nothing(server: Running, more: dict[str, object], st
     assert (answer.status, answer.code) == (status, code)
 
 
+def test_a_server_takes_source_where_it_was_started_so(server: Running) -> None:
+    refused = server.ask("POST", "/v1/instantiate", {"sources": [{"kernel": KERNEL, "source": "x"}]}, "secret-of-boss")
+    assert (refused.status, refused.code) == (403, "no_source")
+
+
 def test_a_machine_that_cannot_run_a_kernel_is_told(server: Running) -> None:
     same = {"gemmill": __version__, "headers": headers_digest()}
     for more, code in (

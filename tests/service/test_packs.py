@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 from tests.library.test_records import MEASURED
-from tests.service.running import Running, serving, tokens_file
+from tests.service.running import Running, serving
 
 from gemmill.runtime.storage.pack import Pack
 from gemmill.runtime.storage.trust.signatures import SigningKey, TrustedKeys, open_sealed
 from gemmill.runtime.storage.trust.signed_packs import PackIndex, check_signature
+from gemmill.service.fleet_models import Records
+from gemmill.service.refusal import Refusal
 
 pytestmark = pytest.mark.slow
 READ, MAKE, WRITE, ADMIN = (f"secret-of-{name}" for name in ("reader", "maker", "writer", "boss"))
@@ -52,16 +54,15 @@ def test_a_pack_that_cannot_be_built_says_why(server: Running) -> None:
 
 
 def test_records_are_kept_once_by_source(tmp_path: Path) -> None:
-    token = tokens_file(tmp_path / "tokens", lab="read,write")["lab"]
-    with serving(tmp_path / "server", "--tokens", str(tmp_path / "tokens")) as server:
-        line = MEASURED.model_dump_json().encode() + b"\n"
-        for status, new in ((201, True), (200, False)):
-            answer = server.ask("POST", "/v1/records", line * 2, token)
-            assert (answer.status, answer.json) == (status, {"records": 2, "new": new})
-        for odd in (b"nonsense\n", line[:-20], json.dumps({"kernel": "x"}).encode()):
-            assert server.ask("POST", "/v1/records", odd, token).code == "record"
-        kept = [*(tmp_path / "server" / "store-service" / "records").rglob("*.*")]
-        assert [(path.parent.name, path.read_bytes()) for path in kept] == [("lab", line * 2)]
+    records, line = Records(tmp_path), MEASURED.model_dump_json().encode() + b"\n"
+    assert [records.take("lab", line * 2) for _ in range(2)] == [(2, True), (2, False)]
+    for odd in (b"nonsense\n", line[:-20], json.dumps({"kernel": "x"}).encode()):
+        with pytest.raises(Refusal) as refused:
+            records.take("lab", odd)
+        assert (refused.value.status, refused.value.code) == (422, "record")
+    assert [(path.parent.name, path.read_bytes()) for path in (tmp_path / "records").rglob("*.*")] == [
+        ("lab", line * 2)
+    ]
 
 
 def test_models_go_out_signed_and_come_of_records_alone(server: Running) -> None:
