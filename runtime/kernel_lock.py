@@ -68,30 +68,30 @@ def fetch(
         ToolchainError, RemoteError: some are nowhere, and cannot be compiled here.
         CompileError: some do not compile.
     """
-    found = {name: fetched for name, kernel in locked.kernels.items() if (fetched := _find(registry, kernel))}
-    if missing := [name for name in locked.kernels if name not in found]:
+    kernels = {name: fetched for name, kernel in locked.kernels.items() if (fetched := _find(registry, kernel))}
+    if missing := [name for name in locked.kernels if name not in kernels]:
         # A registry of its own: in the packs of the other one kernels of these names have other bits.
         plain = Registry(manifests=(), store=registry.store, gpu=registry.gpu, remote=registry.remote)
         try:
-            made = plain.warm(missing, jobs=jobs, on_done=on_done)
+            artifacts = plain.warm(missing, jobs=jobs, on_done=on_done)
         except ToolchainError as error:
             which = f"{len(missing)} of {len(locked.kernels)} kernels, {missing[0]} the first,"
             raise ToolchainError(f"no pack and no store has {which} as locked, and here: {error}") from error
-        found |= {artifact.name: Fetched(artifact, "compiled") for artifact in made}
+        kernels |= {artifact.name: Fetched(artifact, "compiled") for artifact in artifacts}
     differences = [
         f"{name}: {difference}"
         for name, kernel in locked.kernels.items()
-        if (difference := kernel.difference(found[name].artifact))
+        if (difference := kernel.difference(kernels[name].artifact))
     ]
     if differences:
         raise LockError(
             f"{len(differences)} of {len(locked.kernels)} kernels are not as locked:\n" + "\n".join(differences)
         )
     for kernel in locked.kernels.values():
-        registry.add(artifact := found[kernel.name].artifact)
+        registry.add(artifact := kernels[kernel.name].artifact)
         if not registry.store.holds(kernel.key):
             registry.store.put(kernel.key, artifact)
-    return [found[name] for name in locked.kernels]
+    return [kernels[name] for name in locked.kernels]
 
 
 def _find(registry: Registry, kernel: LockedKernel) -> Fetched | None:

@@ -68,19 +68,19 @@ class KernelProvider:
         try:
             compiler = self._compiler()
         except (RemoteError, ToolchainError) as error:
-            found = self._by_name(source)
-            if isinstance(found, Artifact):
-                return found
+            served = self._by_name(source)
+            if isinstance(served, Artifact):
+                return served
             name, packs = source.name, self._packs
             places = f"none of the {packs} packs holds {name}" if packs else f"{name} is not loaded"
-            remote = f", the remote does not serve it ({found.says})" if found else ""
+            remote = f", the remote does not serve it ({served.says})" if served else ""
             raise type(error)(f"{places}{remote}, and it cannot be compiled here: {error}") from error
         start, left = time.monotonic(), 0.0
 
         def make() -> Artifact:
             nonlocal left
-            if isinstance(found := self._request(source, key, start), Artifact):
-                return found
+            if isinstance(served := self._request(source, key, start), Artifact):
+                return served
             left = self._seconds_left(start)
             return compiler.compile(source, config)
 
@@ -107,23 +107,25 @@ class KernelProvider:
         from gemmill.runtime.compile.pool import Outcome, compile_many
 
         fetched = {} if self._remote is None else self.fetch(configs)
-        found = {name: each for name, each in fetched.items() if isinstance(each, Artifact)}
+        artifacts = {name: kernel for name, kernel in fetched.items() if isinstance(kernel, Artifact)}
         self._check(fetched)
         if on_done is not None:
-            for artifact in found.values():
+            for artifact in artifacts.values():
                 on_done(Outcome(artifact.config, artifact, None, True, 0.0, ""))
-        missing = [config for config in configs if kernel_name(config) not in found]
+        missing = [config for config in configs if kernel_name(config) not in artifacts]
         outcomes = compile_many(missing, jobs=jobs, store=self._store, on_done=on_done)
         for outcome in outcomes:
             if outcome.artifact is not None:
-                found[outcome.name] = outcome.artifact
+                artifacts[outcome.name] = outcome.artifact
                 if not outcome.cached:
                     self._upload(outcome.artifact)
-        return found, [str(outcome.error) for outcome in outcomes if outcome.error is not None]
+        return artifacts, [str(outcome.error) for outcome in outcomes if outcome.error is not None]
 
     def _check(self, fetched: Mapping[str, Artifact | Miss | None]) -> None:
         """RemoteError or ToolchainError where kernels were not served, and none can be compiled here."""
-        missing = [f"{name}: {each.says}" for name, each in fetched.items() if each and not isinstance(each, Artifact)]
+        missing = [
+            f"{name}: {result.says}" for name, result in fetched.items() if result and not isinstance(result, Artifact)
+        ]
         if missing:
             try:
                 self._compiler()
@@ -147,10 +149,10 @@ class KernelProvider:
             source = emit(config)
             if compiler is None:
                 return self._by_name(source)
-            found = self._by_key(source, key := compiler.key(source, config))
-            if found is None or isinstance(found, Artifact):
+            served = self._by_key(source, key := compiler.key(source, config))
+            if served is None or isinstance(served, Artifact):
                 self._remember(compiler, source, key)
-            return found
+            return served
 
         with ThreadPoolExecutor(min(_AT_A_TIME, len(configs))) as threads:
             return dict(zip(map(kernel_name, configs), threads.map(fetched, configs), strict=True))
@@ -181,9 +183,9 @@ class KernelProvider:
         with self._store.locked(key):
             if self._store.holds(key):
                 return None
-            if isinstance(found := self._request(source, key, start), Artifact):
-                self._store.put(key, found)
-            return found
+            if isinstance(served := self._request(source, key, start), Artifact):
+                self._store.put(key, served)
+            return served
 
     def _by_name(self, source: EmittedSource) -> Artifact | Miss | None:
         """A kernel of a source that any toolchain made, from the store or from the remote; None where there is none."""
@@ -195,9 +197,9 @@ class KernelProvider:
         with self._store.locked(wanted.note):
             if (kept := wanted.kept(self._store)) is not None:
                 return kept
-            if isinstance(found := self._request(source, None, start), Artifact):
-                wanted.keep(self._store, found)
-            return found
+            if isinstance(served := self._request(source, None, start), Artifact):
+                wanted.keep(self._store, served)
+            return served
 
     def _request(self, source: EmittedSource, key: str | None, start: float) -> Artifact | Miss | None:
         """What the remote says, if there is one; nobody else is asked to compile what somebody wrote."""

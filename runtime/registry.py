@@ -249,7 +249,7 @@ class Registry:
         """The selector over the kernels for the types of A and B of a problem."""
         types = frozenset((problem.a_dtype, problem.b_dtype))
         if (selector := self._selectors.get(types)) is None:  # several threads at once would make the same
-            with_others = {dtype for own in types if own in DTYPES for dtype in with_alike(own)}
+            with_others = {compatible for dtype in types if dtype in DTYPES for compatible in with_alike(dtype)}
             selector = self._selectors[types] = self._selector_of(with_others, self._selectable(with_others))
             warn_of_absent(self._usable, selector.configs, types)
         return selector

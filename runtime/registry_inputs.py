@@ -64,9 +64,9 @@ def checked_place(store: Store | str | Path | None) -> Path | None:
     return Path(store) if isinstance(store, str | Path) else store.path if store else None
 
 
-def check_files(**given: object) -> None:
+def check_files(**files: object) -> None:
     """Refuse one file where there must be a list of them: ManifestError, PackError or RecordError."""
-    for name, value in given.items():
+    for name, value in files.items():
         if isinstance(value, str | Path):
             raise _NO_LIST[name](f"{name} is {str(value)!r}; it must be a list: {name}=[{str(value)!r}]")
 

@@ -107,7 +107,7 @@ class StoreFolder:
 
     def find(self, names: re.Pattern[str], on_error: Callable[[OSError, Path], object]) -> list[StoreFile]:
         """What has names of one kind. What cannot be read, a folder or a file's status, is told to ``on_error``."""
-        found = []
+        files = []
         with self._root() as root:
             for folder in (".", *filter(_FOLDERS.fullmatch, sorted(os.listdir(root)))):
                 try:
@@ -115,13 +115,13 @@ class StoreFolder:
                         for name in os.listdir(handle):
                             if names.fullmatch(f"{folder}/{name}"):
                                 with suppress(FileNotFoundError):  # another process may be evicting
-                                    found.append(StoreFile(folder, name, os.lstat(name, dir_fd=handle)))
+                                    files.append(StoreFile(folder, name, os.lstat(name, dir_fd=handle)))
                 except (FileNotFoundError, NotADirectoryError):  # no folder of the store
                     continue
                 except OSError as error:
                     if error.errno != errno.ELOOP:  # a link is none either
                         on_error(error, self.path / folder)
-        return found
+        return files
 
     def remove(self, folder: str, name: str) -> None:
         """Remove a file, a link, or an empty folder, unless another process was first."""
@@ -133,12 +133,12 @@ class StoreFolder:
 
     def sweep(self, on_error: Callable[[OSError, Path], object]) -> None:
         """Remove what killed writers left."""
-        for found in self.find(_TEMPORARY, on_error):
-            if abs(time.time() - found.status.st_mtime) > _STALE_SECONDS:
+        for file in self.find(_TEMPORARY, on_error):
+            if abs(time.time() - file.status.st_mtime) > _STALE_SECONDS:
                 try:
-                    self.remove(found.folder, found.name)
+                    self.remove(file.folder, file.name)
                 except OSError as error:
-                    on_error(error, self.path / found.folder / found.name)
+                    on_error(error, self.path / file.folder / file.name)
 
     @contextmanager
     def _root(self) -> Iterator[int]:
@@ -188,14 +188,14 @@ def _within(root: int, folder: str) -> Iterator[int]:
 
 def _foreign(root: int) -> str:
     """Something in a folder that does not have a name of gemmill's; empty where there is nothing."""
-    known = (ENTRIES, NOTES, _TEMPORARY, _LOCKS, _OF_FILE_SYSTEMS)
+    patterns = (ENTRIES, NOTES, _TEMPORARY, _LOCKS, _OF_FILE_SYSTEMS)
     for name in sorted(os.listdir(root)):
         inner = [f"./{name}"]
         if _FOLDERS.fullmatch(name):
             with suppress(NotADirectoryError), _within(root, name) as handle:
                 inner = [f"{name}/{file}" for file in os.listdir(handle)]
         for path in inner:
-            if not any(pattern.fullmatch(path) for pattern in known):
+            if not any(pattern.fullmatch(path) for pattern in patterns):
                 return path.removeprefix("./")
     return ""
 

@@ -56,9 +56,9 @@ class LockedKernel:
             return (
                 f"made from the same, its machine code has the digest {artifact.digest[:12]}, locked {self.cubin[:12]}"
             )
-        locked, found = asdict(self.provenance), asdict(artifact.provenance)
-        others = [name for name in locked if found[name] != locked[name] and name != "gemmill_version"]
-        differences = [f"{name} is {_brief(found[name])}, locked {_brief(locked[name])}" for name in others]
+        locked, actual = asdict(self.provenance), asdict(artifact.provenance)
+        others = [name for name in locked if actual[name] != locked[name] and name != "gemmill_version"]
+        differences = [f"{name} is {_brief(actual[name])}, locked {_brief(locked[name])}" for name in others]
         return "; ".join(differences) or f"its key is {artifact.key[:12]}, locked {self.key[:12]}"
 
 

@@ -275,12 +275,12 @@ class Store:
         latest = time.time() + _AHEAD_SECONDS
         entries = [
             Entry(
-                key=found.name.removesuffix(_SUFFIX),
-                path=self.path / found.folder / found.name,
-                bytes=found.status.st_size,
-                used=used if 0 <= (used := found.status.st_mtime) <= latest else 0.0,
+                key=file.name.removesuffix(_SUFFIX),
+                path=self.path / file.folder / file.name,
+                bytes=file.status.st_size,
+                used=used if 0 <= (used := file.status.st_mtime) <= latest else 0.0,
             )
-            for found in self._folder.find(ENTRIES, on_error)
+            for file in self._folder.find(ENTRIES, on_error)
         ]
         return tuple(sorted(entries, key=lambda entry: (entry.used, entry.key)))
 

@@ -71,8 +71,8 @@ def _check_uses(artifact: Artifact, cubin: Cubin, launch: LaunchSpec) -> None:
     _same("its list of resources", asdict(artifact.resources), resources)
 
 
-def _same(what: str, found: Mapping[str, object], expected: Mapping[str, object]) -> None:
+def _same(what: str, actual: Mapping[str, object], expected: Mapping[str, object]) -> None:
     """ValueError where a field is not, type included, what it must be."""
     for name, value in expected.items():
-        if canonical(found[name]) != canonical(value):
-            raise ValueError(f"{what} says {name} = {found[name]!r:.80}, its config means {value!r:.80}")
+        if canonical(actual[name]) != canonical(value):
+            raise ValueError(f"{what} says {name} = {actual[name]!r:.80}, its config means {value!r:.80}")

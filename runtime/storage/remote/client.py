@@ -97,14 +97,14 @@ class Remote:
         Raises:
             SettingError: a variable means nothing, or nothing is to be compiled and no remote is named.
         """
-        found = Settings.read()
-        if (named := found.url_of(url)) is None:
+        settings = Settings.read()
+        if (address := settings.url_of(url)) is None:
             return None
-        deadline = DEADLINE_SECONDS if found.remote_deadline is None else found.remote_deadline
+        deadline = DEADLINE_SECONDS if settings.remote_deadline is None else settings.remote_deadline
         with _lock:  # so that threads which ask at the same time share it as well
             return _remote_of(
-                *(named, found.remote_mode, deadline, found.remote_token, found.remote_certificate),
-                *(found.remote_sign, found.trusted_keys),
+                *(address, settings.remote_mode, deadline, settings.remote_token, settings.remote_certificate),
+                *(settings.remote_sign, settings.trusted_keys),
             )
 
     def kernel(
@@ -120,17 +120,17 @@ class Remote:
         """
         name, is_first_request = wanted.key or wanted.note, True
         limit = self.deadline if seconds is None else seconds
-        found: Artifact | Miss
+        result: Artifact | Miss
         try:
-            found, is_first_request = self._single_flight.get(
+            result, is_first_request = self._single_flight.get(
                 name, lambda: self._request(name, wanted, machine, limit, patient), limit
             )
         except TimeoutError:
-            found = Miss("timeout", f"another thread still waits for {wanted.name} from {self.url}")
-        if isinstance(found, Miss):
-            self._warn_once(found)
-        self._count("joined" if not is_first_request else found.reason if isinstance(found, Miss) else "hits")
-        return found
+            result = Miss("timeout", f"another thread still waits for {wanted.name} from {self.url}")
+        if isinstance(result, Miss):
+            self._warn_once(result)
+        self._count("joined" if not is_first_request else result.reason if isinstance(result, Miss) else "hits")
+        return result
 
     def put(
         self, artifact: Artifact, keys: Sequence[SigningKey] | None = None, seconds: float | None = None
@@ -179,13 +179,13 @@ class Remote:
         if (miss := self._hindrance(name)) is not None:
             return miss
         is_first = True
-        while isinstance(found := self._attempt(lambda: self._fetch(wanted, machine, deadline)), Miss):
-            if not (found.follows.again and is_first) and not (patient and _has_waited(found, deadline)):
+        while isinstance(result := self._attempt(lambda: self._fetch(wanted, machine, deadline)), Miss):
+            if not (result.follows.again and is_first) and not (patient and _has_waited(result, deadline)):
                 break
             is_first = False
-        if not (patient and isinstance(found, Miss) and found.reason == "pending"):
-            self._remember(name, found)
-        return found
+        if not (patient and isinstance(result, Miss) and result.reason == "pending"):
+            self._remember(name, result)
+        return result
 
     def _fetch(self, wanted: WantedKernel, machine: Machine, deadline: Deadline) -> Artifact:
         """A kernel that is there, or is made for this client."""
@@ -238,16 +238,16 @@ class Remote:
         except Exception as error:  # noqa: BLE001 - whatever a remote sends, it must not cost a kernel
             return Miss("error", f"{self.url}: {error!r:.200}")
 
-    def _remember(self, name: str, found: object) -> None:
+    def _remember(self, name: str, result: object) -> None:
         """What follows from an answer for what is asked next."""
         with self._lock:
-            if not isinstance(found, Miss):
+            if not isinstance(result, Miss):
                 self._breaker.succeeded()
-            elif found.follows.opens:
-                self._breaker.failed(found)
+            elif result.follows.opens:
+                self._breaker.failed(result)
             else:
                 self._breaker.succeeded()
-                self._misses.add(name, found)
+                self._misses.add(name, result)
 
     def _warn_once(self, miss: Miss) -> None:
         """Warn of the first miss, and log each."""

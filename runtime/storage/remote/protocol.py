@@ -101,7 +101,7 @@ class Protocol:
             "driver_cuda": machine.cuda,
             "wait": round(_WAIT * deadline.left(), 3),
         }
-        found: KernelManifest | None = None
+        manifest: KernelManifest | None = None
         with self._answer("POST", "/v1/instantiate", deadline, json.dumps(request).encode()) as response:
             for event in self._events(response):
                 kind = event.get("event")
@@ -115,10 +115,10 @@ class Protocol:
                     raise self._failed(wanted, event.get("error"))
                 if kind == "ready":
                     sealed = json.dumps(event.get("manifest")).encode()
-                    found = wanted.manifest(sealed, self._trusted, machine)
-        if found is None:
+                    manifest = wanted.manifest(sealed, self._trusted, machine)
+        if manifest is None:
             raise Miss("pending", f"{self._url} did not have {wanted.name} made in time")
-        return found
+        return manifest
 
     def put(self, artifact: Artifact, keys: Sequence[SigningKey], deadline: Deadline) -> Put:
         """Upload a kernel that the remote lacks: its blob, then its manifest, so that no manifest is without one."""

@@ -204,22 +204,22 @@ def _places(host: str, port: int, deadline: Deadline) -> list[Any]:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except socket.gaierror:  # a name
         pass
-    found: list[Any] = []
+    results: list[Any] = []
 
     def look_up() -> None:
         try:
-            found.append(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            results.append(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         except (OSError, UnicodeError) as error:
-            found.append(error)
+            results.append(error)
 
     thread = threading.Thread(target=look_up, name="gemmill-lookup", daemon=True)
     thread.start()
     thread.join(deadline.left())
-    if not found:
+    if not results:
         raise TimeoutError(f"looking up {host} takes longer")
-    if isinstance(found[0], Exception):
-        raise OSError(f"{host} cannot be looked up: {found[0]}")
-    return list(found[0])
+    if isinstance(results[0], Exception):
+        raise OSError(f"{host} cannot be looked up: {results[0]}")
+    return list(results[0])
 
 
 _PORTS = {"http": 80, "https": 443}

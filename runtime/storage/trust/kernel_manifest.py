@@ -75,12 +75,12 @@ class KernelManifest:
             TrustError: it is no manifest of this version of gemmill.
         """
         try:
-            found = cls._read(parse(data))
-            if found.to_bytes() != data:
+            manifest = cls._read(parse(data))
+            if manifest.to_bytes() != data:
                 raise ValueError("it is not as gemmill writes it")
         except (AttributeError, ConfigError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise TrustError(f"no manifest of a kernel that this version of gemmill reads: {error!r:.300}") from None
-        return found
+        return manifest
 
     @classmethod
     def _read(cls, content: Mapping[str, Any]) -> KernelManifest:
@@ -117,6 +117,6 @@ class KernelManifest:
 
 def _cuda(provenance: Provenance) -> tuple[int, int]:
     """Major and minor version of NVRTC; ValueError where it has none."""
-    if not (found := _VERSION.fullmatch(provenance.nvrtc_version)):
+    if not (version := _VERSION.fullmatch(provenance.nvrtc_version)):
         raise ValueError(f"nvrtc_version is {provenance.nvrtc_version!r:.40}, which is no version")
-    return int(found[1]), int(found[2])
+    return int(version[1]), int(version[2])

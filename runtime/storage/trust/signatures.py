@@ -238,8 +238,8 @@ class TrustedKeys:
         for key in self.keys:
             if key.id == key_id:
                 return key
-        known = ", ".join(key.id for key in self.keys)
-        raise TrustError(f"signed by the key {key_id!r:.40}, which is not trusted; trusted are {known}", "unknown_key")
+        ids = ", ".join(key.id for key in self.keys)
+        raise TrustError(f"signed by the key {key_id!r:.40}, which is not trusted; trusted are {ids}", "unknown_key")
 
     def _with(self, line: str) -> TrustedKeys:
         """These and what a line says."""

@@ -302,9 +302,9 @@ def _time(text: str) -> datetime:
 def _newest_seen(store: Store, key: str) -> NewestIndex:
     """What was seen of a name; nothing where the note is missing or damaged."""
     try:
-        seen = made("it", parse(store.get_note("indexes", key)), NewestIndex)
-        if seen.issued:
-            _time(seen.issued)
+        newest = made("it", parse(store.get_note("indexes", key)), NewestIndex)
+        if newest.issued:
+            _time(newest.issued)
     except (OSError, ValueError):
         return NewestIndex()
-    return seen
+    return newest

@@ -87,14 +87,14 @@ def kernels(incomplete: str) -> Iterable[str]:
 def next_parts(names: Iterable[str], typed: str) -> list[str]:
     """The names that begin with what was typed; of many, only as far as they are alike up to a next underscore: never
     one alone that is no whole name, behind which shells would put a blank."""
-    found = _beginning(typed, names)
+    matches = _beginning(typed, names)
     end = len(typed)
-    while len(found) > _MOST:
-        cut = {name[: name.find("_", end) + 1] or name for name in found}
+    while len(matches) > _MOST:
+        cut = {name[: name.find("_", end) + 1] or name for name in matches}
         if len(cut) > 1:
             return sorted(cut)
         end = len(cut.pop())
-    return sorted(found)
+    return sorted(matches)
 
 
 def _declared_configs() -> Iterator[GemmConfig]:

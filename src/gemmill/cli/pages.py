@@ -46,10 +46,10 @@ def source(argument: str) -> tuple[EmittedSource, GemmConfig]:
     return edited(config, text), config
 
 
-def compiled(made: EmittedSource, config: GemmConfig) -> Artifact:
+def compiled(page: EmittedSource, config: GemmConfig) -> Artifact:
     """The kernel of a source, from the store, or compiled and stored."""
     registry = Registry(manifests=[])
-    return registry.add_source(config, made.text) if made.is_edited else registry.get(config)
+    return registry.add_source(config, page.text) if page.is_edited else registry.get(config)
 
 
 @dataclass(frozen=True)
@@ -99,17 +99,17 @@ def build_page(file: str, page: PageOptions, store: Path | None) -> None:
         )
         if to is not None:
             typer.echo(f"{to}: 1 kernel, {size:,} bytes")
-    found = measured_beside(problem, [registry.get(config), artifact]) if problem else []
+    measurements = measured_beside(problem, [registry.get(config), artifact]) if problem else []
     if output.is_json():
         item = {"name": artifact.name, "kernel": kernel_name(config), "digest": artifact.digest, "key": artifact.key}
         pack = None if to is None else str(to)
-        rows = [measurement.model_dump(mode="json") for measurement in found]
+        rows = [measurement.model_dump(mode="json") for measurement in measurements]
         output.print_json(
             "build", {"items": [{**item, **asdict(artifact.resources)}], "pack": pack, "measurements": rows}
         )
     elif problem is not None:
-        _print_beside(found, artifact)
-    if any(measurement.stage == "failed" for measurement in found):
+        _print_beside(measurements, artifact)
+    if any(measurement.stage == "failed" for measurement in measurements):
         raise typer.Exit(Status.WRONG)
 
 
@@ -138,9 +138,9 @@ def _problem(config: GemmConfig, mnkl: str | None, text: str | None) -> GemmProb
     return problem
 
 
-def _print_beside(found: Sequence[Measurement], artifact: Artifact) -> None:
+def _print_beside(measurements: Sequence[Measurement], artifact: Artifact) -> None:
     """A table of a page's kernel and of the one that it was, with their spread."""
-    times = {measurement.kernel: measurement.us for measurement in found}
+    times = {measurement.kernel: measurement.us for measurement in measurements}
     original = next((us for name, us in times.items() if name != artifact.name), None)
-    rows = [table_row(m, output.number(original / m.us if m.us and original else None, 3)) for m in found]
-    output.print_table(table_columns("kernel"), rows, title=str(found[0].problem))
+    rows = [table_row(m, output.number(original / m.us if m.us and original else None, 3)) for m in measurements]
+    output.print_table(table_columns("kernel"), rows, title=str(measurements[0].problem))

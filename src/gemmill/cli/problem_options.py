@@ -86,17 +86,17 @@ class ProblemOptions:
     def all(self, shapes: str | None = None) -> list[GemmProblem]:
         """The problems of the options, or those of shapes, of which options say what is to be otherwise."""
         sources = (("--mnkl", self.mnkl), ("--problem", self.problem), ("--shapes", shapes))
-        given = [name for name, value in sources if value]
-        if not given:
+        named = [name for name, value in sources if value]
+        if not named:
             raise typer.BadParameter("no problem is given: --mnkl M,N,K[,L] or --problem TEXT says what is multiplied")
-        if len(given) > 1:
-            raise typer.BadParameter(f"{' and '.join(given)} both say what is multiplied: give one")
+        if len(named) > 1:
+            raise typer.BadParameter(f"{' and '.join(named)} both say what is multiplied: give one")
         try:
             if shapes:
                 words = [shape.problem.to_dict() for shape in shape_suite(shapes).shapes]
             else:
                 words = [problem_words.read_text(self.problem)] if self.problem else [*map(extents, self.mnkl)]
-            return [self._problem(each) for each in words]
+            return [self._problem(keywords) for keywords in words]
         except ProblemError as error:
             raise typer.BadParameter(str(error)) from None
 

@@ -63,15 +63,15 @@ def kernels_for(
     counts: Counter[GemmProblem] = Counter()
     for shape in rest:
         counts.update(dict.fromkeys((unit.problem for unit in units(plain, [shape])), suite.counts.get(shape, 1)))
-    needs, known, shipped = _times(plain, [*counts], under) if rest else ({}, {}, [])
+    times, measured, shipped = _times(plain, [*counts], under) if rest else ({}, {}, [])
     for shape in others:
         if choice := special.get(shape.problem):
             counts[shape.problem] += suite.counts.get(shape, 1)
-            needs[shape.problem] = known[shape.problem] = {choice.name: choice.predicted_us}
+            times[shape.problem] = measured[shape.problem] = {choice.name: choice.predicted_us}
     by_name = {kernel_name(config): config for config in plain}
     by_name |= {choice.name: choice.config for choice in special.values()}
-    chosen = [by_name[name] for name in set_cover(known, regret, counts)]
-    return chosen, SuiteTimes(needs, counts, shipped)
+    chosen = [by_name[name] for name in set_cover(measured, regret, counts)]
+    return chosen, SuiteTimes(times, counts, shipped)
 
 
 def _special(
@@ -82,11 +82,11 @@ def _special(
     if not problems:
         return {}
     selector = Selector({kernel_name(config): config for config in configs}, under.gpu, under.decisions, varies=True)
-    found = {}
+    choices = {}
     for problem in problems:
         with suppress(UnsupportedProblemError):
-            found[problem] = selector.select(problem.with_narrow_a, objective=under.objective)
-    return found
+            choices[problem] = selector.select(problem.with_narrow_a, objective=under.objective)
+    return choices
 
 
 def _times(
@@ -95,25 +95,25 @@ def _times(
     """Times on a GPU of the kernels on every problem of a suite: of all kernels; of those alone that were measured on
     it, if any were, or that are the best in a long run; and which measurements are none of the decisions."""
     selector = Selector({kernel_name(config): config for config in configs}, under.gpu, under.decisions)
-    own = {(d.problem, d.sliced) for d in under.decisions if figures(d.gpu).name == selector.gpu.name}
-    found: dict[GemmProblem, dict[str, float]] = {}
-    known: dict[GemmProblem, dict[str, float]] = {}
+    recorded = {(d.problem, d.sliced) for d in under.decisions if figures(d.gpu).name == selector.gpu.name}
+    times: dict[GemmProblem, dict[str, float]] = {}
+    measured_times: dict[GemmProblem, dict[str, float]] = {}
     shipped: list[Decision] = []
     for problem in problems:
         held = selector.under_power(problem) if under.objective == "sustained" else None
         measured = {kernel: us for us, kernel in selector.measured_on(problem)} if held is None else {}
         ranked = dict(held.runners_up) | {held.kernel: held.predicted_us} if held else measured
-        own_times = _completed(ranked, selector.times(problem))
-        found[problem], known[problem] = _of_cubins(own_times), _of_cubins(ranked or own_times)
+        completed = _completed(ranked, selector.times(problem))
+        times[problem], measured_times[problem] = _of_cubins(completed), _of_cubins(ranked or completed)
         shipped += (
             Decision(problem=problem, gpu=selector.gpu.name, kernel=kernel.name, slices=kernel.slices, us=us)
             for kernel, us in measured.items()
-            if (problem, kernel) not in own
+            if (problem, kernel) not in recorded
         )
-    if not found or not all(found.values()):
-        unserved = next((str(problem) for problem, times in found.items() if not times), "the suite")
+    if not times or not all(times.values()):
+        unserved = next((str(problem) for problem, row in times.items() if not row), "the suite")
         raise UnsupportedProblemError(f"no kernel of the manifest for {selector.gpu.name} solves {unserved}")
-    return found, known, shipped
+    return times, measured_times, shipped
 
 
 def _of_cubins(times: Mapping[SlicedKernel, float]) -> dict[str, float]:

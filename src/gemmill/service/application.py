@@ -66,11 +66,11 @@ class Routes:
         if methods is None:
             nowhere = Refusal(404, "not_found", "there is no such path", "/openapi.json has all")
             await nowhere.response()(scope, receive, send)
-        elif (found := methods.get(method)) is None:
+        elif (endpoint := methods.get(method)) is None:
             wrong = Refusal(405, "method", f"the path does not take this method, but {one_of([*methods])}")
             await wrong.response()(scope, receive, send)
         else:
-            name, route = found
+            name, route = endpoint
             scope["path_params"] = {name: last}
             await route(scope, receive, send)
 

@@ -64,10 +64,10 @@ class Bucket:
             return None
         try:
             async with self._turns, asyncio.timeout(_SECONDS):
-                found = await self._store.get_async(path)
-                if found.meta["size"] > MAX_BYTES:
-                    raise ValueError(f"{found.meta['size']:,} bytes, more than {MAX_BYTES:,}")
-                data = bytes(await found.bytes_async())
+                answer = await self._store.get_async(path)
+                if answer.meta["size"] > MAX_BYTES:
+                    raise ValueError(f"{answer.meta['size']:,} bytes, more than {MAX_BYTES:,}")
+                data = bytes(await answer.bytes_async())
         except FileNotFoundError:
             self._count("get", "missing")
             self._missing[path] = time.monotonic()

@@ -34,10 +34,10 @@ class Models:
 
     def folder(self, gpu: str) -> Path | None:
         """The folder of the model in force of a GPU, by the name of its row; None where none was published."""
-        found = [
+        folders = [
             path for path in self._of(gpu).glob("[0-9]*") if path.name.isdecimal() and path_of(gpu, path).is_file()
         ]
-        return max(found, key=lambda path: int(path.name), default=None)
+        return max(folders, key=lambda path: int(path.name), default=None)
 
     def place(self, gpu: str) -> tuple[Path, int]:
         """Where the next model of a GPU goes, and its number."""

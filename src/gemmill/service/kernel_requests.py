@@ -94,18 +94,18 @@ async def put_kernel(service: Service, request: Request, _: Caller) -> Response:
 def _range(request: Request, size: int, etag: str) -> range | None:
     """The bytes that are asked for; None for all, also where several ranges are, as RFC 9110 allows, or one of what was
     here before."""
-    found = _RANGE.fullmatch(request.headers.get("range", ""))
-    if found is None or found[0] == "bytes=-" or request.headers.get("if-range", etag) != etag:
+    match = _RANGE.fullmatch(request.headers.get("range", ""))
+    if match is None or match[0] == "bytes=-" or request.headers.get("if-range", etag) != etag:
         return None
-    return _bytes_of(found, size)
+    return _bytes_of(match, size)
 
 
-def _bytes_of(found: re.Match[str], size: int) -> range:
+def _bytes_of(match: re.Match[str], size: int) -> range:
     """The bytes of a range such as ``0-99``, ``100-`` or ``-100``; Refusal where there are none."""
-    if not found[1]:
-        part = range(size - min(size, int(found[2])), size)
+    if not match[1]:
+        part = range(size - min(size, int(match[2])), size)
     else:
-        part = range(int(found[1]), min(size, int(found[2]) + 1) if found[2] else size)
+        part = range(int(match[1]), min(size, int(match[2]) + 1) if match[2] else size)
     if not part:
-        raise Refusal(416, "range", f"{found[0]} of {size:,} bytes is none")
+        raise Refusal(416, "range", f"{match[0]} of {size:,} bytes is none")
     return part

@@ -63,8 +63,8 @@ def _in_force(records: Sequence[Path], gpu: str, folder: Path | None) -> float:
     """What the model in force reaches of the best: of kernels that it takes first, the geometric mean over problems."""
     model = model_of(gpu, folder)
     shares = []
-    for (name, _), own in read_runs(records).items():
-        for rows in rows_of(own, gpus.figures(name)) if name == gpu else ():
+    for (name, _), run in read_runs(records).items():
+        for rows in rows_of(run, gpus.figures(name)) if name == gpu else ():
             corrections = 0.0 if model is None else corrections_of_rows(model.network, rows.features)
             shares.append(reached(rows, rows.analytic + corrections)[0])
     return geometric_mean(shares)

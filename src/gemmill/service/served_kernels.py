@@ -198,8 +198,8 @@ class Kernels:
             self._files.write("manifests", manifest.key, served.envelope)
 
     def _take_blob(self, digest: str, data: bytes) -> bool:
-        if (found := hashlib.sha256(data).hexdigest()) != digest:
-            raise Refusal(400, "digest", f"the body's SHA-256 is {found}, not {digest}", "send it again")
+        if (actual := hashlib.sha256(data).hexdigest()) != digest:
+            raise Refusal(400, "digest", f"the body's SHA-256 is {actual}, not {digest}", "send it again")
         try:
             verify(Artifact.from_bytes(data))
         except ValueError as error:
@@ -214,10 +214,10 @@ class Kernels:
         return True
 
     async def _from_bucket(self, key: str) -> Served | None:
-        if self._bucket is None or (found := await self._bucket.get("kernels", key)) is None:
+        if self._bucket is None or (sealed := await self._bucket.get("kernels", key)) is None:
             return None
         try:
-            manifest, envelope = await asyncio.to_thread(self._signing.from_outside, found)
+            manifest, envelope = await asyncio.to_thread(self._signing.from_outside, sealed)
             blob = await self._bucket.get("blobs", manifest.digest) if manifest.key == key else None
             if blob is None:
                 return None

@@ -115,12 +115,12 @@ class Tokens:
             raise _unauthorised("no token was sent")
         digest = hashlib.sha256(_secret(authorization)).digest()
         # Each is compared, in constant time: how long it takes tells nothing of which is near.
-        found = [token for token in self._tokens if hmac.compare_digest(token.digest, digest)]
-        if not found:
+        tokens = [token for token in self._tokens if hmac.compare_digest(token.digest, digest)]
+        if not tokens:
             raise _unauthorised("the token is unknown, or was taken back")
-        if found[0].expires is not None and (today or datetime.now(UTC).date()) > found[0].expires:
-            raise _unauthorised(f"the token of {found[0].name} expired on {found[0].expires}")
-        return Caller(found[0].name, found[0].scopes)
+        if tokens[0].expires is not None and (today or datetime.now(UTC).date()) > tokens[0].expires:
+            raise _unauthorised(f"the token of {tokens[0].name} expired on {tokens[0].expires}")
+        return Caller(tokens[0].name, tokens[0].scopes)
 
     def _renew(self, path: Path) -> None:
         try:

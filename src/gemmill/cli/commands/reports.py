@@ -148,10 +148,10 @@ def roofline(
 
 
 def _figures(records: list[Path]) -> list[Figures]:
-    found = figures(measurement for path in records for measurement in read_records(path))
-    if not found:
+    problems = figures(measurement for path in records for measurement in read_records(path))
+    if not problems:
         raise RecordError(f"{', '.join(map(str, records))}: no measurement: run gemmill profile")
-    return found
+    return problems
 
 
 def _print_peak_rates(peak_rates: PeakRates) -> None:
@@ -167,12 +167,12 @@ def _print_peak_rates(peak_rates: PeakRates) -> None:
     output.print_table(columns, rows, title=f"{peak_rates.gpu}, driver {peak_rates.driver}")
 
 
-def _reached(found: Figures, peak_rates: PeakRates) -> dict[str, Any]:
+def _reached(problem: Figures, peak_rates: PeakRates) -> dict[str, Any]:
     """What the best kernel of a problem, and cuBLAS, reach of the nearer roof."""
-    best, cublas, roof = found.best, found.baseline, peak_rates.roof(found.run.problem)
+    best, cublas, roof = problem.best, problem.baseline, peak_rates.roof(problem.run.problem)
     return {
-        "problem": found.run.problem.extents,
-        "formats": formats(found.run.problem, found.run.sizes),
+        "problem": problem.run.problem.extents,
+        "formats": formats(problem.run.problem, problem.run.sizes),
         "best": best.kernel if best else None,
         "slices": best.slices if best else None,
         "us": best.us if best else None,
@@ -190,7 +190,7 @@ def _fraction(measurement: Measurement | None, peak_rates: PeakRates) -> float |
     return peak_rates.fraction(measurement) if measurement else None
 
 
-def _print_problems(found: list[Figures], peak_rates: PeakRates) -> None:
+def _print_problems(problems: list[Figures], peak_rates: PeakRates) -> None:
     rows = [
         (
             f.run.problem,
@@ -203,10 +203,10 @@ def _print_problems(found: list[Figures], peak_rates: PeakRates) -> None:
             output.number(row["of_roof"], 3),
             output.number(row["cublas_of_roof"], 3),
         )
-        for f, row in ((f, _reached(f, peak_rates)) for f in found)
+        for f, row in ((f, _reached(f, peak_rates)) for f in problems)
     ]
     columns = ("problem", "best kernel", ">us", "quartiles", ">rounds", ">TFLOP/s", "nearer roof", ">of it")
     output.print_table((*columns, ">cuBLAS of it"), rows)
-    without = sorted({formats(f.run.problem) for f in found if peak_rates.roof(f.run.problem) is None})
+    without = sorted({formats(f.run.problem) for f in problems if peak_rates.roof(f.run.problem) is None})
     if without:
         output.complain(f"no peak rate was measured for {'; '.join(without)}")

@@ -184,13 +184,13 @@ def shapes(
 
 def _list_suites() -> None:
     """Print the suites that ship: how many shapes each has, and what the comment on top of its file says."""
-    found = []
+    suites = []
     for name, path in shipped_suites().items():
         comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
         says = " ".join(line.lstrip("# ") for line in comment)
-        found.append({"name": name, "shapes": len(load_shapes(path).shapes), "says": says})
-    rows = [(name, str(count), str(says).partition(". ")[0]) for name, count, says in map(dict.values, found)]
-    output.print_result("suites", found, lambda: output.print_table(("suite", ">shapes", "what it has"), rows))
+        suites.append({"name": name, "shapes": len(load_shapes(path).shapes), "says": says})
+    rows = [(name, str(count), str(says).partition(". ")[0]) for name, count, says in map(dict.values, suites)]
+    output.print_result("suites", suites, lambda: output.print_table(("suite", ">shapes", "what it has"), rows))
 
 
 def _words(shape: Shape) -> dict[str, Any]:

@@ -49,10 +49,10 @@ def emit(
       gemmill emit KERNEL --cubin -o kernel.cubin
       gemmill emit KERNEL --json        # with entry symbol, launch facts and digests
     """
-    given = [form for form, is_set in (("ptx", ptx), ("sass", sass), ("cubin", cubin)) if is_set]
-    if len(given) > 1:
-        raise typer.BadParameter(f"{' and '.join(f'--{form}' for form in given)} exclude each other: give one")
-    form: Form = given[0] if given else "cubin" if lineinfo else "source"  # type: ignore[assignment]
+    forms = [form for form, is_set in (("ptx", ptx), ("sass", sass), ("cubin", cubin)) if is_set]
+    if len(forms) > 1:
+        raise typer.BadParameter(f"{' and '.join(f'--{form}' for form in forms)} exclude each other: give one")
+    form: Form = forms[0] if forms else "cubin" if lineinfo else "source"  # type: ignore[assignment]
     to_stdout = to is None or str(to) == "-"
     if form == "cubin" and to_stdout:
         if output.is_json():
@@ -120,7 +120,7 @@ def diff(first: Page, second: Page) -> None:
     if output.is_json():
         tables = {"fields": fields, "resources": resources, "instructions": instructions}
         named = {what: {key: {"a": x, "b": y} for key, (x, y) in table.items()} for what, table in tables.items()}
-        digests = {side: {"name": made.name, "digest": made.digest} for side, made in (("a", a), ("b", b))}
+        digests = {side: {"name": page.name, "digest": page.digest} for side, page in (("a", a), ("b", b))}
         output.print_json("diff", {**digests, **named, "source": lines, "missing": missing})
         return
     typer.echo(f"A  {a.name}\nB  {b.name}")

@@ -230,20 +230,20 @@ def pull(
       gemmill store pull bf16 --preset quick --remote https://kernels.example
       gemmill store pull sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear
     """
-    of, kept = _remote(remote), open_store(store)
+    remote_store, local = _remote(remote), open_store(store)
     configs = kernels.configs(source) if is_manifest(source) else [kernel(source)]
-    before = of.counters().get("hits", 0)
-    found = KernelProvider(kept, of, gpu or detect()).fetch(configs)
-    missing = {name: miss.says for name, miss in found.items() if isinstance(miss, Miss)}
-    fetched = of.counters().get("hits", 0) - before
-    there = len(found) - len(missing) - fetched
+    before = remote_store.counters().get("hits", 0)
+    kernels_by_name = KernelProvider(local, remote_store, gpu or detect()).fetch(configs)
+    missing = {name: miss.says for name, miss in kernels_by_name.items() if isinstance(miss, Miss)}
+    fetched = remote_store.counters().get("hits", 0) - before
+    present = len(kernels_by_name) - len(missing) - fetched
     output.print_result(
         "store.pull",
-        {"remote": of.url, "fetched": fetched, "there": there, "missing": missing},
-        f"{of.url}: of {len(found)} kernels {fetched} fetched, {there} were in the store",
+        {"remote": remote_store.url, "fetched": fetched, "there": present, "missing": missing},
+        f"{remote_store.url}: of {len(kernels_by_name)} kernels {fetched} fetched, {present} were in the store",
     )
-    check_kept(kept)
-    _complain(missing, len(found), f"{of.url} does not serve")
+    check_kept(local)
+    _complain(missing, len(kernels_by_name), f"{remote_store.url} does not serve")
 
 
 def _complain(faults: dict[str, str], count: int, what: str) -> None:

@@ -76,12 +76,12 @@ class Resolver:
 
     async def keyed(self, name: str) -> KeyedKernel:
         """The kernel of a name."""
-        if (found := self._keys.get(name)) is None:
-            found = await self.in_thread(lambda: self._keyed(name))
-            self._keys[name] = found
+        if (kernel := self._keys.get(name)) is None:
+            kernel = await self.in_thread(lambda: self._keyed(name))
+            self._keys[name] = kernel
             if len(self._keys) > _KEYS:
                 self._keys.popitem(last=False)
-        return found
+        return kernel
 
     async def sent(self, name: str, source: str) -> KeyedKernel:
         """The kernel that a source is compiled to, in place of the one that a name means."""

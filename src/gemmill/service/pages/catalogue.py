@@ -53,14 +53,14 @@ class Catalogue:
             with suppress(OSError, ValueError):
                 self._rows[entry.key] = _row(entry.key, self._store.load(entry), entry.bytes)
         words = filters.get("words", "").lower().split()
-        found = [
+        rows = [
             row
             for row in self._rows.values()
             if row is not None
             and all(filters.get(field) in (None, "", getattr(row, field)) for field in FILTERS)
             and all(word in row.name for word in words)
         ]
-        return sorted(found, key=lambda row: row.name), len(unknown[_READ_AT_ONCE:])
+        return sorted(rows, key=lambda row: row.name), len(unknown[_READ_AT_ONCE:])
 
     def values(self, field: str) -> list[str]:
         """What a field of the rows has, to choose from."""

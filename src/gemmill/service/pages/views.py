@@ -84,25 +84,25 @@ async def problems(service: Service, request: Request, _: Caller) -> Response:
     """Which kernel a problem goes to and why, and where problems like it go."""
     text = request.query_params.get("problem", "")[:4096]
     gpu = request.query_params.get("gpu", next(iter(GPUS)))[:100]
-    found: dict[str, Any] = {"problem": text, "gpu": gpu, "gpus": [*GPUS], "example": _EXAMPLE}
+    content: dict[str, Any] = {"problem": text, "gpu": gpu, "gpus": [*GPUS], "example": _EXAMPLE}
     if not text:
-        found |= {"requested": service.requested_problems.rows(), "now": time.monotonic()}
+        content |= {"requested": service.requested_problems.rows(), "now": time.monotonic()}
     if text:
         try:
             row = gpu_named(gpu)
             choice = await service.resolver.choice(text, row)
             keyed = await service.resolver.keyed(choice.name)
-            found |= {
+            content |= {
                 "choice": choice,
                 "key": keyed.key,
                 "here": await service.kernels.find(keyed.key) is not None,
                 "map": await service.resolver.in_thread(lambda: _map(service.resolver.registry(row), text)),
             }
         except LookupError as error:
-            found["error"] = str(error.args[0])
+            content["error"] = str(error.args[0])
         except Refusal as refusal:
-            found["error"] = refusal.message
-    return _page("problems", "Problems", **found)
+            content["error"] = refusal.message
+    return _page("problems", "Problems", **content)
 
 
 async def queue(service: Service, request: Request, _: Caller) -> Response:
