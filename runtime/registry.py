@@ -50,7 +50,6 @@ from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.single_flight import SingleFlight
 
 if TYPE_CHECKING:
-    from gemmill.emitters.emit import EmittedSource
     from gemmill.library.manifest.kernelset import KernelSet
     from gemmill.runtime.compile.pool import Outcome
     from gemmill.runtime.kernel_provider import KernelProvider
@@ -304,7 +303,7 @@ class Registry:
         from gemmill.emitters.page import edited
 
         config = parse_name(config if isinstance(config, str) else kernel_name(config))
-        artifact = self._compiled(edited(config, text), config)
+        artifact = self._provider.provide(edited(config, text), config)
         self.add(artifact)
         return artifact
 
@@ -371,12 +370,8 @@ class Registry:
             from gemmill.emitters.emit import emit
 
             config = parse_name(name)
-            artifact = self._compiled(emit(config), config)
+            artifact = self._provider.provide(emit(config), config)
         return self._loaded.setdefault(name, artifact)
-
-    def _compiled(self, source: EmittedSource, config: GemmConfig) -> Artifact:
-        """The kernel of a source, from the store or the remote, or compiled and stored."""
-        return self._provider.provide(source, config)
 
     @cached_property
     def _provider(self) -> KernelProvider:

@@ -45,8 +45,9 @@ def run(options: Options, on_ready: Callable[[str], None]) -> None:
     _room_for(options.connections)
     service = Service(options)
     limits = Limits(options.connections, options.timeout, service.metrics)
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
-        listener = socket.create_server((options.host, options.port), family=_family(options.host), backlog=_BACKLOG)
+        listener = socket.create_server((options.host, options.port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise SettingError(f"{options.host}:{options.port} cannot be listened at: {os_error_text(error)}") from None
     config = uvicorn.Config(
@@ -66,7 +67,7 @@ def run(options: Options, on_ready: Callable[[str], None]) -> None:
         ssl_ca_certs=str(options.client_ca) if options.client_ca else None,
         ssl_cert_reqs=2 if options.client_ca else 0,
     )
-    host = f"[{options.host}]" if ":" in options.host else options.host
+    host = f"[{options.host}]" if family == socket.AF_INET6 else options.host
     scheme = "https" if options.certificate else "http"
     # Connections inherit it; asyncio sets it on sockets alone that say they are TCP, and these do not.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -114,10 +115,6 @@ class _Server(uvicorn.Server):
 
     def _exit(self) -> None:
         self.should_exit = True
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _room_for(connections: int) -> None:

@@ -18,8 +18,7 @@ from gemmill.service.compiling.resolver import Resolver
 from gemmill.service.compiling.sent_sources import SourceCompiler
 from gemmill.service.fleet_models import Models, Records
 from gemmill.service.metrics import Metrics
-from gemmill.service.pages.catalogue import Catalogue
-from gemmill.service.pages.requested_problems import RequestedProblems
+from gemmill.service.pages.listings import Catalogue, RequestedProblems
 from gemmill.service.served_kernels import Kernels, Signing
 from gemmill.service.served_packs import Packs
 from gemmill.service.service_options import Options

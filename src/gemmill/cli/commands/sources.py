@@ -112,7 +112,8 @@ def diff(first: Page, second: Page) -> None:
     """
     sides = [source(argument) for argument in (first, second)]
     (a, a_config), (b, b_config) = sides
-    fields = _differing(_paired(fields_of(a_config), fields_of(b_config)))
+    pairs = _paired(fields_of(a_config), fields_of(b_config))
+    fields = {name: (x, y) for name, (x, y) in pairs.items() if x != y}
     uses, counted, missing = _compiled(sides)
     resources = _paired(*({**resource_table(config), **use} for (_, config), use in zip(sides, uses, strict=True)))
     instructions = _paired(*counted)
@@ -163,10 +164,6 @@ def _compiled(
 
 def _paired(a: Mapping[str, object], b: Mapping[str, object]) -> dict[str, _Pair]:
     return {key: (a.get(key), b.get(key)) for key in dict.fromkeys((*a, *b))}
-
-
-def _differing(pairs: Mapping[str, _Pair]) -> dict[str, _Pair]:
-    return {key: (a, b) for key, (a, b) in pairs.items() if a != b}
 
 
 def _cell(value: object) -> str:

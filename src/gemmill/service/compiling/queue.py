@@ -210,7 +210,8 @@ class CompileQueue:
         """What became of a job, and the seconds that it took."""
         if (served := await self._kernels.find(job.key)) is not None:  # since it was asked for
             return served, 0.0
-        outcome = await self._outcome(job.kernel)
+        outcome = await asyncio.get_running_loop().run_in_executor(self._threads, self._compile, job.kernel)
+        self._metrics.compile_seconds.observe(outcome.seconds)
         if outcome.artifact is None:
             self._metrics.compiles.labels("failed").inc()
             refusal = Refusal(422, "compile", str(outcome.error))
@@ -231,11 +232,6 @@ class CompileQueue:
             return await self._kernels.publish(outcome.artifact), outcome.seconds
         except (GemmillError, ValueError) as error:
             return Refusal(500, "internal", f"{job.name}: {error}"), outcome.seconds
-
-    async def _outcome(self, kernel: KeyedKernel) -> Outcome:
-        outcome = await asyncio.get_running_loop().run_in_executor(self._threads, self._compile, kernel)
-        self._metrics.compile_seconds.observe(outcome.seconds)
-        return outcome
 
     def _compile(self, kernel: KeyedKernel) -> Outcome:
         if kernel.source is not None:

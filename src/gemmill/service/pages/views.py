@@ -23,7 +23,7 @@ from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.service.kernel_requests import digest_in_path
-from gemmill.service.pages.catalogue import FILTERS
+from gemmill.service.pages.listings import FILTERS
 from gemmill.service.refusal import Refusal
 from gemmill.service.served_kernels import required
 from gemmill.service.tokens import Caller

@@ -1,16 +1,21 @@
-"""What the page lists: the kernels of a store, read as far as they are not known yet."""
+"""What the pages list, in memory: the kernels of a store, and problems that clients have asked for of late."""
 
 from __future__ import annotations
 
+import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
 
 _READ_AT_ONCE = 300
 """Kernels that one look at the page reads: half a second."""
+_MOST_PROBLEMS = 200
+"""Problems that are remembered."""
 FILTERS = {"arch": "Architecture", "types": "Types of A, B, D", "tile": "Tile", "schedule": "Schedule"}
 """Fields of rows that kernels are filtered by, and what they are called."""
 
@@ -80,3 +85,35 @@ def _row(key: str, artifact: Artifact, size: int) -> Row:
         shared_bytes=used.static_shared_bytes + used.dynamic_shared_bytes,
         bytes=size,
     )
+
+
+@dataclass(slots=True)
+class RequestedProblem:
+    """A problem on a GPU."""
+
+    problem: str
+    gpu: str
+    choice: Choice
+    """Of the last time."""
+    times: int
+    last: float
+    """When, by the monotonic clock."""
+
+
+class RequestedProblems:
+    """Of each, how often; the least recent go."""
+
+    def __init__(self) -> None:
+        self._rows: OrderedDict[tuple[str, str], RequestedProblem] = OrderedDict()
+
+    def note(self, gpu: str, choice: Choice) -> None:
+        """Somebody has asked."""
+        key = gpu, str(choice.problem)
+        times = self._rows.pop(key).times if key in self._rows else 0
+        self._rows[key] = RequestedProblem(key[1], gpu, choice, times + 1, time.monotonic())
+        if len(self._rows) > _MOST_PROBLEMS:
+            self._rows.popitem(last=False)
+
+    def rows(self, kernel: str = "") -> list[RequestedProblem]:
+        """All, or those that went to a kernel, the most recent first."""
+        return [row for row in reversed(self._rows.values()) if kernel in ("", row.choice.name)]
