@@ -17,7 +17,6 @@ import typer
 
 import gemmill
 from gemmill.cli import application
-from gemmill.cli.app import code_of
 from gemmill.cli.output import MEANS
 from gemmill.library import errors
 
@@ -116,7 +115,7 @@ def codes_of_errors() -> Iterator[str]:
     for name, found in inspect.getmembers(errors, inspect.isclass):
         if issubclass(found, errors.GemmillError) and found is not errors.GemmillError:
             told = " ".join((inspect.getdoc(found) or "").split()).replace("``", "`").replace("|", "\\|")
-            yield f"| `{name}` | `{code_of(found)}` | {re.sub(r':[a-z]+:`', '`', told)} |"
+            yield f"| `{name}` | `{found.code()}` | {re.sub(r':[a-z]+:`', '`', told)} |"
 
 
 def exit_codes() -> Iterator[str]:
