@@ -11,6 +11,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import FORMER, SPLIT_K, kernel_name
 from gemmill.library.decompositions.decomposition import MAX_SLICES, decomposition_of
 from gemmill.library.errors import ConfigError
+from gemmill.library.input.strict_json import RowError
 
 SLICES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Numbers that are chosen among: each at most half as many again as the one before."""
@@ -30,29 +31,28 @@ class SlicedKernel(NamedTuple):
     @classmethod
     def recorded(cls, name: str, slices: int = 1) -> SlicedKernel:
         """What a file says of a kernel. Names of split-K kernels had the number of slices in the past; of those that
-        others have replaced they are kept."""
-        if slices > 1 or (former := FORMER.search(name)) is None:
-            return cls(name, slices)
-        if former[2] in ("anysplit", SPLIT_K):
-            name = f"{name[: former.start()]}_{SPLIT_K}_{name[former.end() :]}"
-        return cls(name, int(former[1]))
+        others have replaced they are kept. RowError where no kernel takes so many slices."""
+        if slices == 1 and (former := FORMER.search(name)):
+            slices = int(former[1])
+            if former[2] in ("anysplit", SPLIT_K):
+                name = f"{name[: former.start()]}_{SPLIT_K}_{name[former.end() :]}"
+        if not 1 <= slices <= MAX_SLICES:
+            raise RowError(f"{name:.200}: slices is {slices}; it must be from 1 to {MAX_SLICES}")
+        return cls(name, slices)
 
 
-def choices_of_slices(config: GemmConfig) -> tuple[int, ...]:
-    """The numbers of slices that are chosen among for a kernel."""
-    return SLICES if decomposition_of(config).has_second_kernel else (1,)
+def in_each_number(name: str, config: GemmConfig) -> list[SlicedKernel]:
+    """A kernel in each number of slices that is chosen among."""
+    return [SlicedKernel(name, slices) for slices in (SLICES if decomposition_of(config).has_second_kernel else (1,))]
 
 
 def check_slices(config: GemmConfig, slices: int) -> None:
     """Refuse a number of slices that a kernel does not take.
 
     Raises:
-        ConfigError: the kernel is no split-K kernel, or takes no so many.
+        ConfigError: it is no split-K kernel, or takes no so many.
     """
-    if not decomposition_of(config).has_second_kernel and slices != 1:
-        raise ConfigError(
-            f"slices is {slices}, but {kernel_name(config)} is no split-K kernel: leave slices out, or name one "
-            f"({SPLIT_K})"
-        )
-    if not 1 <= slices <= MAX_SLICES:
-        raise ConfigError(f"slices is {slices}; {kernel_name(config)} takes 1 to {MAX_SLICES}")
+    most = MAX_SLICES if decomposition_of(config).has_second_kernel else 1
+    if not 1 <= slices <= most:
+        takes = f"1 to {most}" if most > 1 else f"one alone: leave slices out, or name a split-K kernel ({SPLIT_K})"
+        raise ConfigError(f"slices is {slices}; {kernel_name(config)} takes {takes}")

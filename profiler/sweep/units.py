@@ -10,7 +10,7 @@ from typing import Any
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
-from gemmill.library.decompositions.sliced_kernel import SLICES, SlicedKernel, choices_of_slices
+from gemmill.library.decompositions.sliced_kernel import SLICES, SlicedKernel, in_each_number
 from gemmill.library.decompositions.workspace import PARTIAL_BYTES
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
 from gemmill.library.epilogues.tree import transposed
@@ -154,15 +154,9 @@ def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape], varies: bool =
             if swapped and own.get(config) != swapped and (members := groups.get((swapped, shape.sizes))):
                 members.append(config)
     return [
-        Unit(problem, tuple(kernel for config in members for kernel in in_each_number(config)), sizes=sizes)
+        Unit(problem, tuple(k for config in members for k in in_each_number(kernel_name(config), config)), sizes=sizes)
         for (problem, sizes), members in groups.items()
     ]
-
-
-def in_each_number(config: GemmConfig) -> list[SlicedKernel]:
-    """A kernel in each number of slices that is chosen among."""
-    name = kernel_name(config)
-    return [SlicedKernel(name, slices) for slices in choices_of_slices(config)]
 
 
 def unserved(configs: Iterable[GemmConfig], shapes: Iterable[Shape], varies: bool = False) -> list[Shape]:

@@ -12,7 +12,7 @@ from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 from gemmill.library.config.names import SPLIT_K, kernel_name
-from gemmill.library.decompositions.sliced_kernel import SlicedKernel, choices_of_slices
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel, in_each_number
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
@@ -91,7 +91,7 @@ def _by_problem(runs: Iterable[Iterable[Measurement]]) -> dict[GemmProblem, list
 def _kernels() -> frozenset[SlicedKernel]:
     """The kernels that tables may name."""
     configs = (config for name in SETS for config in load_manifest(shipped_manifest(name)).expand())
-    return frozenset(SlicedKernel(kernel_name(c), slices) for c in configs for slices in choices_of_slices(c))
+    return frozenset(kernel for c in configs for kernel in in_each_number(kernel_name(c), c))
 
 
 def _shipped(kernel: SlicedKernel) -> SlicedKernel | None:

@@ -89,7 +89,7 @@ def autotuned(
     fastest is the one that was timed.
     """
     candidates = registry.candidates(problem, count, sm_count)
-    asked = [asdict(problem), gpu, sm_count, sorted((c.kernel, c.swap_ab) for c in candidates)]
+    asked = [asdict(problem), gpu, sm_count, sorted((str(c.kernel), c.swap_ab) for c in candidates)]
     key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
     known = caches.of_registry(registry).answers
     with _lock:
@@ -98,14 +98,8 @@ def autotuned(
             if answer is None:
                 times = time(candidates)
                 timed = [
-                    TimedKernel(
-                        kernel=c.name,
-                        slices=c.kernel.slices,
-                        swap_ab=c.swap_ab,
-                        digest=registry.get(c.name).digest,
-                        us=us,
-                    )
-                    for c, us in zip(candidates, times, strict=True)
+                    TimedKernel(kernel=name, slices=slices, swap_ab=swap_ab, digest=registry.get(name).digest, us=us)
+                    for ((name, slices), swap_ab, _), us in zip(candidates, times, strict=True)
                     if us is not None
                 ]
                 kernels = tuple(sorted(timed, key=lambda kernel: (kernel.us, kernel.sliced)))

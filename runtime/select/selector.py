@@ -13,7 +13,7 @@ import numpy as np
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.decomposition import decomposition_of
-from gemmill.library.decompositions.sliced_kernel import SlicedKernel, check_slices, choices_of_slices
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel, check_slices, in_each_number
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.problem import GemmProblem, Regime
 from gemmill.runtime.select import slow_path
@@ -287,13 +287,13 @@ def named_launch(config: GemmConfig, slices: int | None, problem: GemmProblem, g
     if slices is not None:
         check_slices(config, slices)
         return slices, swap_ab
-    if len(numbers := choices_of_slices(config)) == 1:
-        return numbers[0], swap_ab
     learnt = model_of(gpu.name, gpu.model)
-    entries = [(SlicedKernel("", slices), config, swap_ab) for slices in numbers]
+    entries = [(kernel, config, swap_ab) for kernel in in_each_number("", config)]
+    if len(entries) == 1:
+        return 1, swap_ab
     table = FeatureTable.of(entries, gpu, learnt.network if learnt else None)
     fastest = int(model.times(table, problem.but(k=max(problem.k, 1)), gpu)["us"].argmin())
-    return numbers[fastest], swap_ab
+    return table.kernels[fastest].slices, swap_ab
 
 
 def _members(table: FeatureTable, serving: Integers | None) -> Integers:

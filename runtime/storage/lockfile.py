@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from gemmill.library.config.edited import plain_name
 from gemmill.library.config.names import parse_name
-from gemmill.library.decompositions.decomposition import MAX_SLICES
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import GemmillError, LockError
 from gemmill.library.files import is_sha256, publish, read_given
@@ -85,22 +84,18 @@ class Lock:
         )
 
     @property
-    def names(self) -> dict[str, str]:
-        """Names of kernels by problem."""
-        return {problem: kernel.name for problem, kernel in self.problems.items()}
-
-    @property
-    def slices(self) -> dict[str, int]:
-        """Slices of K by problem, of those that have several."""
-        return {problem: kernel.slices for problem, kernel in self.problems.items() if kernel.slices > 1}
+    def content(self) -> dict[str, Any]:
+        """The GPU, names of kernels by problem, and slices of K of those that go in several, as JSON has them."""
+        names = {problem: kernel.name for problem, kernel in self.problems.items()}
+        slices = {problem: kernel.slices for problem, kernel in self.problems.items() if kernel.slices > 1}
+        return {"gpu": self.gpu, "problems": names} | ({"slices": slices} if slices else {})
 
     def to_bytes(self) -> bytes:
         """As JSON, a line for each value."""
         kernels = {name: asdict(kernel) for name, kernel in self.kernels.items()}
         for fields in kernels.values():
             del fields["name"]
-        content = {"schema": SCHEMA, "gemmill": self.gemmill, "gpu": self.gpu, "problems": self.names}
-        content |= {"slices": self.slices} if self.slices else {}
+        content = {"schema": SCHEMA, "gemmill": self.gemmill, **self.content}
         return (json.dumps({**content, "kernels": kernels}, indent=2, sort_keys=True) + "\n").encode()
 
     @classmethod
@@ -163,8 +158,6 @@ def _read(content: Any) -> Lock:
     for text, kernel in problems.items():
         if str(GemmProblem.from_text(text)) != text:
             raise RowError(f"problems has {text!r:.200}, which is not how gemmill writes a problem")
-        if not 1 <= kernel.slices <= MAX_SLICES:
-            raise RowError(f"slices.{text} is {kernel.slices}; it must be from 1 to {MAX_SLICES}")
         if kernel.name not in kernels:
             raise RowError(f"problems.{text} is {kernel.name!r:.200}, which is none of its kernels")
     return Lock(gpu=file.gpu, problems=problems, kernels=kernels, gemmill=file.gemmill)

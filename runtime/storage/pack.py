@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from gemmill.library.config.edited import is_edited
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import is_former, parse_name
-from gemmill.library.decompositions.decomposition import MAX_SLICES
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import ConfigError, PackError
 from gemmill.library.files import open_given, publish
@@ -300,8 +299,6 @@ def _decision(place: str, fields: dict[str, Any], members: Mapping[str, Member])
         raise RowError(f"{place}.kernel is {kernel.name!r:.200}, which is no member")
     if is_edited(kernel.name):
         raise RowError(f"{place}.kernel is {kernel.name!r:.200}, an edited kernel, which no selector takes")
-    if not 1 <= kernel.slices <= MAX_SLICES:
-        raise RowError(f"{place}.slices is {kernel.slices}; it must be from 1 to {MAX_SLICES}")
     return Decision(**{**fields, "kernel": kernel.name, "slices": kernel.slices, "problem": problem})
 
 

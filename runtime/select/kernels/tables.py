@@ -10,7 +10,7 @@ import numpy as np
 
 from gemmill.library.arch import Gpu, serving
 from gemmill.library.config.model import FamilyName, GemmConfig
-from gemmill.library.decompositions.sliced_kernel import SlicedKernel, choices_of_slices
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel, in_each_number
 from gemmill.library.dtypes import FP8
 from gemmill.library.epilogues.parse import is_gated
 from gemmill.library.errors import UnsupportedProblemError
@@ -152,8 +152,8 @@ class Kernels:
         for formats in serving_formats(problem):
             for name, config in self.variants.of(formats, problem.epilogue).items():
                 if config.family == family:
-                    for slices in choices_of_slices(config):
-                        yield SlicedKernel(name, slices), config
+                    for kernel in in_each_number(name, config):
+                        yield kernel, config
 
 
 def _refuse_extents(problem: GemmProblem) -> None:

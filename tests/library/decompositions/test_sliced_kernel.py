@@ -9,7 +9,7 @@ import pytest
 from gemmill.emitters.emit import emit
 from gemmill.library.config.names import is_former, kernel_name, parse_name, present_name
 from gemmill.library.decompositions.decomposition import MAX_SLICES
-from gemmill.library.decompositions.sliced_kernel import SLICES, SlicedKernel, check_slices, choices_of_slices
+from gemmill.library.decompositions.sliced_kernel import SLICES, SlicedKernel, check_slices, in_each_number
 from gemmill.library.decompositions.workspace import in_slices
 from gemmill.library.errors import ConfigError, RenamedWarning
 
@@ -22,8 +22,8 @@ def test_numbers_are_close_enough_and_within_what_kernels_take() -> None:
     assert SLICES[0] == 2
     assert SLICES[-1] == MAX_SLICES
     assert all(more <= 1.5 * fewer for fewer, more in pairwise(SLICES))
-    assert choices_of_slices(parse_name(SPLIT_K)) == SLICES
-    assert choices_of_slices(parse_name(STREAM_K)) == (1,)
+    assert in_each_number(SPLIT_K, parse_name(SPLIT_K)) == [(SPLIT_K, slices) for slices in SLICES]
+    assert in_each_number(STREAM_K, parse_name(STREAM_K)) == [(STREAM_K, 1)]
 
 
 def test_kernels_take_slices_as_they_are() -> None:
@@ -32,7 +32,7 @@ def test_kernels_take_slices_as_they_are() -> None:
     for name, slices, says in (
         (SPLIT_K, 257, "slices is 257; .*_splitk_linear takes 1 to 256"),
         (SPLIT_K, 0, "slices is 0; .*_splitk_linear takes 1 to 256"),
-        (STREAM_K, 2, "slices is 2, but .*_k1stream_linear is no split-K kernel: leave slices out"),
+        (STREAM_K, 2, "slices is 2; .*_k1stream_linear takes one alone: leave slices out, or name a split-K kernel"),
     ):
         with pytest.raises(ConfigError, match=says):
             check_slices(parse_name(name), slices)

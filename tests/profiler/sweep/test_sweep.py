@@ -18,7 +18,7 @@ from gemmill.library.arch import DEFAULT_GPU
 from gemmill.library.config.edited import edited_name
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.decompositions.sliced_kernel import SLICES, SlicedKernel
+from gemmill.library.decompositions.sliced_kernel import SLICES, SlicedKernel, in_each_number
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import DeviceError, RecordError
 from gemmill.library.problem import GemmProblem
@@ -29,7 +29,6 @@ from gemmill.profiler.sweep.measuring import MeasuringProcess, measure
 from gemmill.profiler.sweep.shape_suites import Shape
 from gemmill.profiler.sweep.sweep import Listener, Scope, sweep
 from gemmill.profiler.sweep.units import (
-    in_each_number,
     is_plain,
     likely_alone,
     likely_first,
@@ -51,7 +50,7 @@ PLAIN = tuple(
     if (c.b.major, c.c, c.d.dtype) == ("k", None, "bf16") and c.a.major in ("k", "any") and c.d.major in ("n", "any")
     if is_plain(c)
 )
-KERNELS = tuple(kernel for config in PLAIN for kernel in in_each_number(config))
+KERNELS = tuple(kernel for config in PLAIN for kernel in in_each_number(kernel_name(config), config))
 
 
 def packed(rows: int, columns: int, batch: int, row_major: bool, dtype: DTypeName) -> TensorView:
@@ -83,7 +82,9 @@ def test_a_row_vector_is_as_aligned_as_its_address() -> None:
 def test_kernels_of_equal_formats_are_measured_side_by_side() -> None:
     found = units(CONFIGS, [Shape(2048, 64, 64), Shape(4096, 64, 64)])
     plain = [config for config in CONFIGS if is_plain(config)]
-    assert sum(len(unit.kernels) for unit in found) == 2 * sum(len(in_each_number(config)) for config in plain)
+    assert sum(len(unit.kernels) for unit in found) == 2 * sum(
+        len(in_each_number(kernel_name(config), config)) for config in plain
+    )
     assert len(plain) < len(CONFIGS)
     assert len({unit.problem for unit in found}) == len(found)
     assert found[0].kernels == KERNELS

@@ -12,7 +12,7 @@ from tests.cases.problems import plain
 
 from gemmill.library.arch import DEFAULT_GPU, GPUS, Gpu
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.decompositions.sliced_kernel import choices_of_slices
+from gemmill.library.decompositions.sliced_kernel import in_each_number
 from gemmill.library.errors import RecordError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select import model_file
@@ -58,7 +58,7 @@ def test_a_shipped_table_names_kernels_that_ship_and_serve_its_problems(
             assert [us for us, _ in found] == sorted(us for us, _ in found)
             for _, kernel in found:
                 config = everything[kernel.name]
-                assert kernel.slices in choices_of_slices(config)
+                assert kernel in in_each_number(kernel.name, config)
                 assert needs_swap(config, problem) is runs_transposed(config, problem)
 
 

@@ -66,7 +66,7 @@ def lock(
     made.write(to)
     output.print_result(
         "lock",
-        {"file": str(to), "gpu": made.gpu, "problems": made.names, "slices": made.slices},
+        {"file": str(to), **made.content},
         f"{to}: {len(made.problems)} problems on {made.gpu} go to {len(made.kernels)} kernels",
     )
 
