@@ -168,7 +168,11 @@ def test_exit_codes_are_documented_and_stay() -> None:
 
 def test_every_form_of_json_is_documented() -> None:
     commands = (Path(output.__file__).parent / "commands").rglob("*.py")
-    forms = {form for file in commands for form in re.findall(r'print_(?:json|result)\(\s*"([^"]+)"', file.read_text())}
+    forms = {
+        form
+        for file in commands
+        for form in re.findall(r'print_(?:json|result|faults)\(\s*"([^"]+)"', file.read_text())
+    }
     assert forms | {"error"} == set(re.findall(r"`gemmill\.([a-z.]+)/1`", DOCS.read_text()))
 
 

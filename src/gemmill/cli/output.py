@@ -148,6 +148,16 @@ def print_result(form: str, value: Mapping[str, object] | Sequence[object], text
         text()
 
 
+def print_faults(form: str, report: Mapping[str, object], faults: Sequence[str], text: str) -> None:
+    """What was checked, and what is wrong with it; ends the command with 1 where something is."""
+    if not is_json():
+        for fault in faults:
+            complain(fault)
+    print_result(form, report, text)
+    if faults:
+        raise typer.Exit(Status.WRONG)
+
+
 def print_json(form: str, value: Mapping[str, object] | Sequence[object]) -> None:
     """The one JSON document on stdout, as :func:`as_json` makes it."""
     text = as_json(form, value)

@@ -29,7 +29,6 @@ from gemmill.cli.options import (
     output_file,
     refuse_overwriting,
 )
-from gemmill.cli.output import Status
 from gemmill.cli.set_choice import Conditions, SuiteTimes, kernels_for
 from gemmill.library.errors import PackError, SettingError
 from gemmill.library.files import read_given
@@ -260,14 +259,9 @@ def verify(
             raise typer.BadParameter("--index needs GEMMILL_TRUSTED_KEYS: whose signatures count")
         PackIndex.accept(read_given(index, MAX_SEALED_BYTES), trusted, Store(store)).check(pack, trusted)
     faults = pack.verify()
-    if output.is_json():
-        output.print_json("pack.verify", {"file": str(file), "kernels": len(pack.names()), "faults": faults})
-    else:
-        for fault in faults.values():
-            output.complain(fault)
-        typer.echo(f"{file}: {len(pack.names())} kernels, {len(faults)} damaged")
-    if faults:
-        raise typer.Exit(Status.WRONG)
+    report = {"file": str(file), "kernels": len(pack.names()), "faults": faults}
+    text = f"{file}: {len(pack.names())} kernels, {len(faults)} damaged"
+    output.print_faults("pack.verify", report, [*faults.values()], text)
 
 
 def _summary(path: Path, size: int, artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> dict[str, object]:

@@ -13,7 +13,6 @@ import typer
 from gemmill.cli import completion, output
 from gemmill.cli.app import Application, app
 from gemmill.cli.options import KernelFilter, OnGpu, Sign, StorePath, argument, is_manifest, kernel
-from gemmill.cli.output import Status
 from gemmill.library.errors import RemoteError, StoreError
 from gemmill.runtime.host_gpu import detect
 from gemmill.runtime.kernel_provider import KernelProvider
@@ -119,14 +118,12 @@ def verify(store: StorePath = None) -> None:
     """
     opened = open_store(store)
     faults = opened.verify()
-    if output.is_json():
-        output.print_json("store.verify", {"faults": {str(file): fault for file, fault in faults.items()}})
-    else:
-        for file, fault in faults.items():
-            output.complain(f"{file}: {fault}")
-        typer.echo(f"{opened.stats().entries} kernels, {len(faults)} damaged")
-    if faults:
-        raise typer.Exit(Status.WRONG)
+    output.print_faults(
+        "store.verify",
+        {"faults": {str(file): fault for file, fault in faults.items()}},
+        [f"{file}: {fault}" for file, fault in faults.items()],
+        f"{opened.stats().entries} kernels, {len(faults)} damaged",
+    )
 
 
 @store_app.command(has_json=False)
