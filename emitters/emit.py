@@ -39,7 +39,7 @@ class EmittedSource:
     """Multiply-adds by one register that its machine code issues together (``runtime/compile/patch/sass.py``); 0: as
     ptxas has it."""
     is_edited: bool = False
-    """Whether somebody edited the text (:mod:`gemmill.emitters.page`); the name then tells of it."""
+    """Whether somebody edited the text (:mod:`gemmill.emitters.edited_page`); the name then tells of it."""
 
     @property
     def digest(self) -> str:

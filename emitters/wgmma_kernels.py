@@ -7,7 +7,7 @@ from dataclasses import replace
 from string import Template
 from typing import Literal
 
-from gemmill.emitters import decomposition
+from gemmill.emitters import k_decomposition
 from gemmill.emitters.epilogue.text import (
     epilogue_bytes,
     epilogue_offsets,
@@ -103,7 +103,7 @@ def _offsets(config: GemmConfig) -> dict[str, int]:
     if config.scheduler.batching == "nested":
         added, size = _NESTED, 4
     elif decomposition_of(config).has_workspace:
-        added, size = decomposition.parameters(config), 8
+        added, size = k_decomposition.parameters(config), 8
     derived = align_up(end, 64)  # as aligned as its descriptors
     offsets |= {name: derived + size * i for i, name in enumerate(added)}
     return offsets
@@ -202,7 +202,7 @@ def launch_spec(plan: WgmmaPlan) -> LaunchSpec:
         cluster_k=plan.cluster_splits,
         shared_bytes=plan.shared_bytes,
         tile=(config.tile.m, config.tile.n),
-        k_decomposition=decomposition.k_decomposition(plan, entry),
+        k_decomposition=k_decomposition.k_decomposition(plan, entry),
         boxes=tuple(boxes),
         params_bytes=params_bytes,
         offsets=offsets,
@@ -240,7 +240,7 @@ def constants(launch: LaunchSpec) -> dict[str, int]:
     if "inner" in launch.offsets:
         constants |= {"offset_inner": launch.offsets["inner"], "offset_steps": launch.offsets["a_step_0"]}
     shared = launch.k_decomposition
-    return constants | (decomposition.constants(shared, launch.offsets) if shared else {})
+    return constants | (k_decomposition.constants(shared, launch.offsets) if shared else {})
 
 
 def text(plan: WgmmaPlan, launch: LaunchSpec) -> str:
@@ -250,7 +250,7 @@ def text(plan: WgmmaPlan, launch: LaunchSpec) -> str:
     epilogue = epilogue_type(config)
     spec_type, spec = "gemmill::KernelSpec", "Kernel::spec()"
     if launch.k_decomposition:
-        spec_type, spec = decomposition.spec(config)
+        spec_type, spec = k_decomposition.spec(config)
     elif launch.cluster_k > 1:
         spec_type, spec = "gemmill::ClusterSpec", "Kernel::cluster_spec()"
     elif config.scheduler.batching == "nested":
@@ -272,11 +272,11 @@ def text(plan: WgmmaPlan, launch: LaunchSpec) -> str:
         subtile_n=plan.subtile_n,
         buffers_c=plan.c_buffers,
         buffers_d=plan.d_buffers,
-        scheduler=_SCHEDULERS.get(config.scheduler.batching) or decomposition.scheduler(config),
+        scheduler=_SCHEDULERS.get(config.scheduler.batching) or k_decomposition.scheduler(config),
         atom=wgmma_atom(plan),
         epilogue=f"gemmill::Raw<{DTYPES[plan.partial_dtype].cpp}, {epilogue}>" if reduction else epilogue,
         epilogue_text=epilogue_text(config),
         spec_type=spec_type,
         spec=spec,
-        reduction=decomposition.reduction(plan, reduction.entry, epilogue) if reduction else "",
+        reduction=k_decomposition.reduction(plan, reduction.entry, epilogue) if reduction else "",
     )

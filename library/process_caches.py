@@ -14,8 +14,8 @@ from typing import Any
 
 def process_caches() -> dict[str, functools._lru_cache_wrapper[Any]]:
     """Functions that remember, by module and name, of all modules that are imported."""
-    found = (item for item in gc.get_objects() if isinstance(item, functools._lru_cache_wrapper))
-    named = {f"{cache.__module__}.{cache.__qualname__}": cache for cache in found if _is_ours(cache.__module__)}
+    caches = (item for item in gc.get_objects() if isinstance(item, functools._lru_cache_wrapper))
+    named = {f"{cache.__module__}.{cache.__qualname__}": cache for cache in caches if _is_ours(cache.__module__)}
     return dict(sorted(named.items()))
 
 

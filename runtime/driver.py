@@ -53,8 +53,8 @@ def failure(status: Any, what: str) -> CaptureError | DeviceError:
 @functools.cache
 def cuda_version() -> tuple[int, int]:
     """The newest CUDA that the driver knows, major and minor version."""
-    found = int(check(bindings().cuDriverGetVersion(), "reading the driver's version"))
-    return found // 1000, found // 10 % 100
+    version = int(check(bindings().cuDriverGetVersion(), "reading the driver's version"))
+    return version // 1000, version // 10 % 100
 
 
 @functools.cache

@@ -300,7 +300,7 @@ class Registry:
             ToolchainError: NVRTC or headers are missing, clash, or have dropped its target.
             CompileError: it does not compile, or is not launched as the config's kernel.
         """
-        from gemmill.emitters.page import edited
+        from gemmill.emitters.edited_page import edited
 
         config = parse_name(config if isinstance(config, str) else kernel_name(config))
         artifact = self._provider.provide(edited(config, text), config)

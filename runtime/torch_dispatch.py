@@ -101,9 +101,9 @@ def is_dispatched(tensors: Iterable[Any], writes: bool = False) -> bool:
 
 def _keys(tensors: Iterable[Any]) -> Any:
     """Keys of PyTorch's dispatcher that a call with these tensors has here and now."""
-    own = sys.modules["torch"]._C
-    keys = functools.reduce(lambda x, y: x | y, map(own._dispatch_keys, tensors))
-    return (keys | own._dispatch_tls_local_include_set()) - own._dispatch_tls_local_exclude_set()
+    torch_c = sys.modules["torch"]._C
+    keys = functools.reduce(lambda x, y: x | y, map(torch_c._dispatch_keys, tensors))
+    return (keys | torch_c._dispatch_tls_local_include_set()) - torch_c._dispatch_tls_local_exclude_set()
 
 
 def needs_gradients(tensors: Iterable[Any]) -> bool:
@@ -111,9 +111,9 @@ def needs_gradients(tensors: Iterable[Any]) -> bool:
     return any(x.requires_grad for x in tensors) and bool(sys.modules["torch"].is_grad_enabled())
 
 
-def refuse_dispatched(name: str, given: Mapping[str, Any]) -> None:
+def refuse_dispatched(name: str, arguments: Mapping[str, Any]) -> None:
     """OperandError where a function that has no operator is given what :func:`is_dispatched` tells."""
-    if is_dispatched(given.values(), writes=True):
+    if is_dispatched(arguments.values(), writes=True):
         raise OperandError(
             f"gemmill.{name} launches kernels and is no operator of PyTorch: no gradient, transform, mode or subclass "
             "sees it. Call gemmill.matmul, or pass plain tensors under torch.no_grad()"

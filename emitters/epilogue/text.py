@@ -316,8 +316,8 @@ def _parameters(epilogue: Epilogue) -> str:
 
 def _formats(matrices: Iterable[Operand | Assignment]) -> str:
     """The C++ list of what TMA moves."""
-    each = (f"gemmill::Format<{DTYPES[x.dtype].cpp}, gemmill::MajorOut::{x.major.upper()}>" for x in matrices)
-    return f"gemmill::Formats<{', '.join(each)}>"
+    formats = (f"gemmill::Format<{DTYPES[x.dtype].cpp}, gemmill::MajorOut::{x.major.upper()}>" for x in matrices)
+    return f"gemmill::Formats<{', '.join(formats)}>"
 
 
 def _place(function: str, struct: str, matrices: Iterable[Operand | Assignment]) -> str:

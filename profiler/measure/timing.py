@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.measure.operands import set_bytes, torch
-from gemmill.runtime.timing import no_collection
+from gemmill.runtime.launch_times import no_collection
 
 REPLAY_US = 1000.0
 """Least time a replay should take: far above the microseconds that a graph launch costs and events resolve."""

@@ -25,12 +25,12 @@ from gemmill.library.problem import GemmProblem
 from gemmill.runtime import driver
 from gemmill.runtime.api import caches
 from gemmill.runtime.launch.launcher import Launches
+from gemmill.runtime.launch_times import scratch, time_launches
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.gemm import Addresses
 from gemmill.runtime.operands.tensors import TensorView
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import RUNNERS_UP, Candidate, Choice, in_words
-from gemmill.runtime.timing import scratch, time_launches
 
 if TYPE_CHECKING:
     from gemmill.runtime.compile.pool import Outcome

@@ -47,18 +47,18 @@ def disassembler() -> Path:
     Raises:
         ToolchainError: there is none; says what to install.
     """
-    found = None
+    path = None
     try:
         from cuda.pathfinder import find_nvidia_binary_utility
 
-        found = find_nvidia_binary_utility("nvdisasm")
+        path = find_nvidia_binary_utility("nvdisasm")
     except ImportError:  # an older cuda-bindings comes without
         pass
-    if not (found := found or shutil.which("nvdisasm")):
+    if not (path := path or shutil.which("nvdisasm")):
         raise ToolchainError(
             f"there is no disassembler here: nvdisasm is in no wheel, toolkit or folder of PATH; pip install {WHEEL}"
         )
-    return Path(found)
+    return Path(path)
 
 
 def disassembled(cubin: bytes, lineinfo: bool = False) -> str:
@@ -84,10 +84,10 @@ def disassembled(cubin: bytes, lineinfo: bool = False) -> str:
 
 def counts(listing: str) -> dict[str, int]:
     """Instructions of a listing by :data:`CLASSES`, and :data:`OTHERS`."""
-    found = dict.fromkeys((*CLASSES, OTHERS), 0)
+    by_class = dict.fromkeys((*CLASSES, OTHERS), 0)
     for opcode, count in Counter(_INSTRUCTION.findall(listing)).items():
-        found[class_of(opcode)] += count
-    return found
+        by_class[class_of(opcode)] += count
+    return by_class
 
 
 def class_of(opcode: str) -> str:

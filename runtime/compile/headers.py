@@ -29,15 +29,15 @@ _Status = tuple[int, int, int]
 """Inode, size, and nanoseconds of the last change."""
 
 
-def toolkit_digest(own: Path, folders: Sequence[Path], store: Store | None) -> str:
+def toolkit_digest(kernel_headers: Path, folders: Sequence[Path], store: Store | None) -> str:
     """SHA-256, free of paths, of the headers in some folders that those in gemmill's own folder include.
 
     Args:
-        own: the folder of gemmill's headers, which are not part of it.
+        kernel_headers: the folder of gemmill's headers, which are not part of it.
         folders: where others are searched, in this order.
         store: what remembers it; without one, headers are read once in a process.
     """
-    places = tuple(map(os.path.normpath, (own, *folders)))
+    places = tuple(map(os.path.normpath, (kernel_headers, *folders)))
     if store is None:
         return _read(places)[0]
     key = hashlib.sha256(json.dumps(places).encode()).hexdigest()
@@ -83,8 +83,8 @@ def _found(
     for folder in (*beside_it, *places):
         path = os.path.normpath(os.path.join(folder, name))
         if os.path.isfile(path):
-            own = path.startswith(places[0] + os.sep)
-            yield path, "" if own else _name(path, places)
+            is_kernel_header = path.startswith(places[0] + os.sep)
+            yield path, "" if is_kernel_header else _name(path, places)
             return
         while not os.path.isdir(path):
             path = os.path.dirname(path)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from gemmill.library.arch import Arch
 from gemmill.library.errors import ToolchainError
 from gemmill.library.extras import install
-from gemmill.runtime.compile import locate
-from gemmill.runtime.compile.locate import NAMES, WHEELS, Piece, numbers, way_out
+from gemmill.runtime.compile import toolchain_pieces
+from gemmill.runtime.compile.toolchain_pieces import NAMES, WHEELS, Piece, numbers, way_out
 
 if TYPE_CHECKING:
     from importlib import metadata
@@ -57,7 +57,7 @@ class Toolchain:
     def of(cls, pieces: Mapping[str, Piece]) -> Toolchain:
         """That of some pieces, whether or not they go together."""
         include_dirs = dict.fromkeys(path for piece in pieces.values() for path in piece.include)
-        return cls(pieces, tuple(include_dirs), locate.bindings_version())
+        return cls(pieces, tuple(include_dirs), toolchain_pieces.bindings_version())
 
     @property
     def versions(self) -> dict[str, str]:
@@ -93,8 +93,9 @@ class Toolchain:
         Raises:
             ToolchainError: a piece is missing or pieces clash; names them and what to install.
         """
-        # NVRTC first: its errors name missing packages that the search for headers imports.
-        toolchain = Toolchain.of({"nvrtc": locate.nvrtc(), **{name: locate.headers(name) for name in HEADERS}})
+        nvrtc = toolchain_pieces.nvrtc()  # first: its errors name missing packages that the search for headers imports
+        headers = {name: toolchain_pieces.headers(name) for name in HEADERS}
+        toolchain = Toolchain.of({"nvrtc": nvrtc, **headers})
         check(toolchain)
         return toolchain
 
@@ -105,8 +106,8 @@ def check(toolchain: Toolchain) -> None:
     Raises:
         ToolchainError: says all that is wrong.
     """
-    if found := [fault.says for fault in faults(toolchain)]:
-        raise ToolchainError("\n".join(found))
+    if messages := [fault.says for fault in faults(toolchain)]:
+        raise ToolchainError("\n".join(messages))
 
 
 def faults(toolchain: Toolchain) -> Iterator[Fault]:
@@ -143,7 +144,7 @@ def _incomplete(toolchain: Toolchain) -> Iterator[Fault]:
 def _is_like(toolchain: Toolchain, piece: str, place: Path | None) -> bool:
     """Whether a folder has the same version of a piece, as wheels beside a toolkit may."""
     with suppress(ToolchainError, OSError):
-        return place is not None and locate.version_in(place, piece) == toolchain.versions[piece]
+        return place is not None and toolchain_pieces.version_in(place, piece) == toolchain.versions[piece]
     return False
 
 

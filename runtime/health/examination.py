@@ -22,7 +22,7 @@ from gemmill.library.extras import install
 from gemmill.library.process_caches import process_caches
 from gemmill.library.version import __version__
 from gemmill.runtime import driver, workers
-from gemmill.runtime.compile import locate, pch
+from gemmill.runtime.compile import pch, toolchain_pieces
 from gemmill.runtime.compile.toolchain import HEADERS, Toolchain, damaged_wheels, faults
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.model_file import origin
@@ -52,9 +52,9 @@ def examination(store: Path | None = None) -> Iterator[Finding]:
     """
     compiling = [*packages(), *toolchain()]
     yield from compiling
-    found = [*gpus(), model(), pytorch(), *places(store), *trusted_keys(), *remote(), caches()]
-    yield from found
-    if culprits := [f.what for f in (*compiling, *found) if f.state == "wrong" and f.what in _NEEDED]:
+    findings = [*gpus(), model(), pytorch(), *places(store), *trusted_keys(), *remote(), caches()]
+    yield from findings
+    if culprits := [f.what for f in (*compiling, *findings) if f.state == "wrong" and f.what in _NEEDED]:
         yield Finding("kernels", "missing", f"not tried, as of what they need this is wrong: {', '.join(culprits)}")
     elif any(finding.what == "toolchain" for finding in compiling):
         yield Finding("kernels", "missing", "not tried, as nothing compiles here")
@@ -97,17 +97,17 @@ def _bindings() -> Finding:
     """cuda-bindings by whether they can be imported, which is what counts."""
     name = "cuda-bindings"
     try:
-        found = importlib.import_module("cuda.bindings")
+        package = importlib.import_module("cuda.bindings")
     except Exception as error:  # noqa: BLE001 - whatever a broken package raises
         says = f"{version(name) or 'not installed'}: {type(error).__name__}: {error}"
         return Finding(name, "wrong", says, f"install what gemmill depends on: `pip install {name}`")
-    return Finding(name, "ok", f"{version(name)}, {found.__file__}")
+    return Finding(name, "ok", f"{version(name)}, {package.__file__}")
 
 
 def pytorch() -> Finding:
     """PyTorch, and whether it goes with cuda-bindings."""
-    found = version("torch")
-    if found is None:
+    installed = version("torch")
+    if installed is None:
         return Finding("PyTorch", "missing", "`run` and `profile` need it", f"{install('torch')}, with extra 'cu13'")
     bindings = version("cuda-bindings") or ""
     wanted = next((r for r in metadata.requires("torch") or () if r.startswith("cuda-bindings")), "")
@@ -116,26 +116,26 @@ def pytorch() -> Finding:
         return Finding(
             "PyTorch",
             "wrong",
-            f"{found} requires {wanted.partition(';')[0].strip()}; cuda-bindings is {bindings}",
+            f"{installed} requires {wanted.partition(';')[0].strip()}; cuda-bindings is {bindings}",
             f"beside this PyTorch, {install(f'cu{major[1]}')}",
         )
-    return Finding("PyTorch", "ok", found)
+    return Finding("PyTorch", "ok", installed)
 
 
 def toolchain() -> Iterator[Finding]:
     """Every piece; one line where a machine has none, which runs packs."""
-    search: dict[str, Callable[[], locate.Piece]] = {
-        "nvrtc": locate.nvrtc,
-        **{piece: partial(locate.headers, piece) for piece in HEADERS},
+    search: dict[str, Callable[[], toolchain_pieces.Piece]] = {
+        "nvrtc": toolchain_pieces.nvrtc,
+        **{piece: partial(toolchain_pieces.headers, piece) for piece in HEADERS},
     }
-    pieces: dict[str, locate.Piece] = {}
+    pieces: dict[str, toolchain_pieces.Piece] = {}
     missing: dict[str, str] = {}
     for name, find in search.items():
         try:
             pieces[name] = find()
         except GemmillError as error:
             missing[name] = str(error)
-    if missing and not any(version(wheel) for piece in search for wheel in locate.WHEELS[piece]):
+    if missing and not any(version(wheel) for piece in search for wheel in toolchain_pieces.WHEELS[piece]):
         yield Finding("toolchain", "missing", "cannot compile kernels; packs need none", next(iter(missing.values())))
         return
     wrong = {name: [says] for name, says in missing.items()}
@@ -272,16 +272,16 @@ def remote() -> Iterator[Finding]:
             return
         from gemmill.runtime.storage.remote.client import Remote
 
-        found = Remote.of_settings()
+        client = Remote.of_settings()
     except SettingError as error:
         yield Finding("remote", "wrong", "its settings mean nothing", str(error))
         return
-    assert found is not None
+    assert client is not None
     start = time.monotonic()
-    miss = found.probe()
-    detail = f"{found.url}, mode {found.mode}, at most {found.deadline:g} s a kernel"
+    miss = client.probe()
+    detail = f"{client.url}, mode {client.mode}, at most {client.deadline:g} s a kernel"
     if miss is None:
         yield Finding("remote", "ok", f"{detail}; it answers in {1000 * (time.monotonic() - start):.0f} ms")
     else:
-        where = "" if found.mode == "only" else "; kernels are compiled here instead"
+        where = "" if client.mode == "only" else "; kernels are compiled here instead"
         yield Finding("remote", "wrong", f"{detail}: {miss.says}{where}", _ADVICE.get(miss.reason, "see the server"))

@@ -10,8 +10,8 @@ from jax import numpy as jnp
 
 from gemmill.library.errors import KeywordError, OperandError
 from gemmill.runtime.api.read import Declaration, alpha_of, beta_of, declares
-from gemmill.runtime.jax.call import run
 from gemmill.runtime.jax.description import Description, Setting
+from gemmill.runtime.jax.traced_call import run
 from gemmill.runtime.operands.call_keywords import DEFAULTS, OPERANDS
 from gemmill.runtime.operands.epilogue_arguments import is_number, read_epilogue
 from gemmill.runtime.operands.product_shapes import require_groups
@@ -27,9 +27,9 @@ def _tracing(declaration: Declaration) -> Callable[..., Any]:
     """What has JAX trace a call."""
 
     def traced(a: Any, b: Any, **arguments: Any) -> Any:
-        given = {name: x for name, x in arguments.items() if name in declaration.keywords and x is not None}
+        keywords = {name: x for name, x in arguments.items() if name in declaration.keywords and x is not None}
         operands = {name: x for name, x in arguments.items() if name not in declaration.keywords}
-        return _trace(a, b, given, operands)
+        return _trace(a, b, keywords, operands)
 
     return traced
 
@@ -111,28 +111,28 @@ def grouped_matmul(
 # fmt: on
 
 
-def _trace(a: Any, b: Any, given: dict[str, Any], operands: Mapping[str, Any]) -> Any:
+def _trace(a: Any, b: Any, keywords: dict[str, Any], operands: Mapping[str, Any]) -> Any:
     arrays: dict[str, Any] = {"a": _array("a", a), "b": _array("b", b)}
-    of_vectors = _without_vectors(arrays, given)
-    settings, factor = _settings(given), 1.0
+    of_vectors = _without_vectors(arrays, keywords)
+    settings, factor = _settings(keywords), 1.0
     for name in _TENSORS:
-        value = given.get(name)
-        if value is None or (name == "out" and value is given.get("c")):
+        value = keywords.get(name)
+        if value is None or (name == "out" and value is keywords.get("c")):
             continue
         if is_number(value):  # a scale: a factor of the product
             factor *= value
         else:
             arrays[name] = _array(name, value)
     if factor != 1.0:
-        settings["alpha"] = factor * alpha_of(given.get("alpha", 1.0))
+        settings["alpha"] = factor * alpha_of(keywords.get("alpha", 1.0))
     numbers = {name: float(x) for name, x in operands.items() if is_number(x)}
     arrays |= {name: _array(name, x) for name, x in operands.items() if name not in numbers}
     description = Description(
         operands=tuple(arrays),
-        turned=_turned(arrays, given),
+        turned=_turned(arrays, keywords),
         settings=tuple(sorted(settings.items())),
         numbers=tuple(numbers.items()),
-        into_c="out" in given and given["out"] is given.get("c"),
+        into_c="out" in keywords and keywords["out"] is keywords.get("c"),
     )
     made = run(_checked(description, operands), *arrays.values())
     d = made[0].squeeze(of_vectors)
@@ -156,11 +156,11 @@ def _array(name: str, value: Any) -> Any:
         ) from None
 
 
-def _settings(given: Mapping[str, Any]) -> dict[str, Setting]:
+def _settings(keywords: Mapping[str, Any]) -> dict[str, Setting]:
     """Keywords that are no arrays and differ from the defaults, as a description holds them."""
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     for name, default in _SETTINGS.items():
-        value = given.get(name, default)
+        value = keywords.get(name, default)
         if isinstance(value, jax.core.Tracer):
             raise OperandError(
                 f"{name} is traced, and must be a constant: what changes is an operand of an expression, as in "
@@ -177,8 +177,8 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Setting]:
         elif name == "kernel" and value is not None and not isinstance(value, str):
             raise OperandError("kernel is a config; gemmill.jax takes its name: gemmill.GemmConfig.name")
         if value != default:
-            found[name] = value
-    return found
+            settings[name] = value
+    return settings
 
 
 def _dtype_text(dtype: Any) -> str:
@@ -186,14 +186,14 @@ def _dtype_text(dtype: Any) -> str:
     return dtype if isinstance(dtype, str) else str(jnp.dtype(dtype))
 
 
-def _turned(arrays: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[str, ...]:
+def _turned(arrays: Mapping[str, Any], keywords: Mapping[str, Any]) -> tuple[str, ...]:
     """Which of A and B XLA is to lay column by column."""
     a, b = arrays["a"], arrays["b"]
     along_k = "offsets" in arrays and b.ndim == 2
-    b_is_narrow = b.dtype.itemsize < a.dtype.itemsize or given.get("b_dtype") is not None
+    b_is_narrow = b.dtype.itemsize < a.dtype.itemsize or keywords.get("b_dtype") is not None
     majors = {
-        "a": given.get("a_major") or ("m" if along_k else "k"),
-        "b": given.get("b_major") or ("k" if b_is_narrow else "n"),
+        "a": keywords.get("a_major") or ("m" if along_k else "k"),
+        "b": keywords.get("b_major") or ("k" if b_is_narrow else "n"),
     }
     for name, major in majors.items():
         if major not in (allowed := ("k", "m" if name == "a" else "n")):
@@ -201,15 +201,15 @@ def _turned(arrays: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[str, .
     return tuple(name for name, major in majors.items() if major == ("m" if name == "a" else "k"))
 
 
-def _without_vectors(arrays: dict[str, Any], given: dict[str, Any]) -> tuple[int, ...]:
+def _without_vectors(arrays: dict[str, Any], keywords: dict[str, Any]) -> tuple[int, ...]:
     """Vectors made matrices of one row or column; the axes of D that are these."""
     a, b = arrays["a"], arrays["b"]
     axes = tuple(axis for axis, x in ((-2, a), (-1, b)) if x.ndim == 1)
-    if axes and given.get("epilogue") is not None:
+    if axes and keywords.get("epilogue") is not None:
         raise OperandError("a or b is a vector: beside an epilogue, pass matrices, as a[None] and b[:, None] are")
     arrays["a"], arrays["b"] = a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
     for name in ("c", "out"):
         for axis in axes:
-            if given.get(name) is not None and (name == "out" or given[name].ndim > (axis == -2)):
-                given[name] = jnp.expand_dims(given[name], axis)
+            if keywords.get(name) is not None and (name == "out" or keywords[name].ndim > (axis == -2)):
+                keywords[name] = jnp.expand_dims(keywords[name], axis)
     return axes

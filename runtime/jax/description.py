@@ -93,8 +93,10 @@ def read(text: bytes) -> Description:
             **fields,
         )
     except (AttributeError, KeyError, TypeError, UnicodeDecodeError, ValueError) as error:
-        said = text.decode(errors="replace")
-        raise OperandError(f"the call is described as {said:.200}, which this version does not read: {error}") from None
+        shown = text.decode(errors="replace")
+        raise OperandError(
+            f"the call is described as {shown:.200}, which this version does not read: {error}"
+        ) from None
 
 
 def _pair(first: int, second: int) -> tuple[int, int]:
@@ -164,15 +166,15 @@ def results(description: Description, operands: Mapping[str, TensorView]) -> lis
     keywords, epilogue, kind = description.keywords, description.epilogue, description.groups
     a, b = _unpacked(operands, keywords)
     shape = shape_of_d({**operands, "a": a, "b": b}, epilogue)
-    asked = keywords.get("out_dtype")
-    dtype = default_output(wider({"a": a, "b": b})) if asked is None else dtype_named(asked, "out_dtype")
+    out_dtype = keywords.get("out_dtype")
+    dtype = default_output(wider({"a": a, "b": b})) if out_dtype is None else dtype_named(out_dtype, "out_dtype")
     shares_d = kind == "offsets" and len(b.shape) == 3
-    each = operands[kind].shape if shares_d else shape[:-2]
+    batch = operands[kind].shape if shares_d else shape[:-2]
     shapes: dict[str, tuple[Any, ...]] = {
         "matrix": shape,
         "row": shape[:-1],
-        "column": (*each, shape[-1]),
-        "batch": each,
+        "column": (*batch, shape[-1]),
+        "batch": batch,
         "scalar": (),
     }
     return [Result(shape, dtype), *(Result(shapes[x.kind], x.dtype) for x in epilogue.outputs)]

@@ -134,18 +134,18 @@ def _read_frame(address: int) -> Frame | None:
 
 
 def _read_buffers(count: int, address: int) -> list[Buffer]:
-    found = []
+    buffers = []
     for (at,) in struct.iter_unpack("=Q", ctypes.string_at(address, _POINTER_BYTES * count) if count else b""):
         _, _, dtype, data, rank, dims = _BUFFER.unpack(ctypes.string_at(at, _BUFFER.size))
-        found.append(Buffer(data, dtype, ctypes.string_at(dims, 8 * rank) if rank else b""))
-    return found
+        buffers.append(Buffer(data, dtype, ctypes.string_at(dims, 8 * rank) if rank else b""))
+    return buffers
 
 
 def _read_text(count: int, types: int, names: int, values: int) -> bytes:
     """The one attribute; FrameError where there are others."""
-    given = [_read_span(ctypes.c_uint64.from_address(names + _POINTER_BYTES * i).value) for i in range(count)]
-    if given != [ATTRIBUTE.encode()] or ctypes.c_int32.from_address(types).value != _STRING:
-        named = ", ".join(name.decode(errors="replace") for name in given) or "none"
+    attributes = [_read_span(ctypes.c_uint64.from_address(names + _POINTER_BYTES * i).value) for i in range(count)]
+    if attributes != [ATTRIBUTE.encode()] or ctypes.c_int32.from_address(types).value != _STRING:
+        named = ", ".join(name.decode(errors="replace") for name in attributes) or "none"
         raise FrameError(
             f"{TARGET} has attributes {named}; it takes one, {ATTRIBUTE}, a text, which gemmill.jax.matmul makes"
         )
@@ -159,8 +159,8 @@ def _read_span(address: int) -> bytes:
 
 def _error(frame_address: int, error: BaseException) -> int | None:
     """What a handler returns for an exception."""
-    said = str(error) if isinstance(error, GemmillError) else f"{type(error).__name__}: {error}"
-    message = f"gemmill: {said}".replace("\0", " ").encode()
+    text = str(error) if isinstance(error, GemmillError) else f"{type(error).__name__}: {error}"
+    message = f"gemmill: {text}".replace("\0", " ").encode()
     code = _INVALID_ARGUMENT if isinstance(error, GemmillError) else _INTERNAL
     arguments = _ErrorArguments(ctypes.sizeof(_ErrorArguments), None, message, code)
     api = ctypes.c_uint64.from_address(frame_address + 16).value

@@ -50,11 +50,11 @@ def backward(run: Run, description: Description, arrays: Arrays, of_results: Arr
         jnp.zeros(g.shape, sums.dtype) if g.dtype == jax.dtypes.float0 else g.astype(sums.dtype) for g in of_results
     ]
     of_values[0] = product.inside(of_values[0])
-    of_sums, found = of_behind(of_values)
+    of_sums, gradients = of_behind(of_values)
     of_a, of_b = product.gradients(of_sums.astype(dtype))
     (more,) = of_before((of_a.astype(a.dtype), of_b.astype(b.dtype)))
-    found |= more
-    return tuple(_narrowed(found[name], x.dtype) if name in found else None for name, x in named.items())
+    gradients |= more
+    return tuple(_narrowed(gradients[name], x.dtype) if name in gradients else None for name, x in named.items())
 
 
 class _Product(NamedTuple):

@@ -50,26 +50,26 @@ def expression(call: GemmCall, sums: Any, arrays: Mapping[str, Any], xp: Any) ->
     epilogue, options = call.arguments.epilogue, call.options
     if options.alpha == 0 and epilogue.sums_are_scaled:
         sums = xp.zeros_like(sums)
-    known = {"gate": sums[..., 0::2], "up": sums[..., 1::2]} if epilogue.gated else {"acc": sums}
+    inputs = {"gate": sums[..., 0::2], "up": sums[..., 1::2]} if epilogue.gated else {"acc": sums}
     c_is_read = "c" in arrays and not (options.beta == 0 and epilogue.c_is_scaled)
-    known["c"] = arrays["c"].astype(sums.dtype) if c_is_read else xp.zeros((), sums.dtype)
-    known["alpha"] = xp.asarray(options.alpha, sums.dtype)
-    known["beta"] = xp.asarray(1.0 if options.beta is None else options.beta, sums.dtype)
+    inputs["c"] = arrays["c"].astype(sums.dtype) if c_is_read else xp.zeros((), sums.dtype)
+    inputs["alpha"] = xp.asarray(options.alpha, sums.dtype)
+    inputs["beta"] = xp.asarray(1.0 if options.beta is None else options.beta, sums.dtype)
     rows = _groups_of_rows(call, arrays, xp)
     for x in epilogue.operands:
         value = call.arguments.values[x.name]
         if isinstance(value, float):
-            known[x.name] = xp.asarray(value, sums.dtype)
+            inputs[x.name] = xp.asarray(value, sums.dtype)
         else:
-            known[x.name] = _spread(x.name, x.kind, arrays[x.name].astype(sums.dtype), rows)
+            inputs[x.name] = _spread(x.name, x.kind, arrays[x.name].astype(sums.dtype), rows)
     arrays_of = Arrays(xp, erf=_SPECIAL[xp].erf, sigmoid=_SPECIAL[xp].expit, rounded=partial(_rounded, xp=xp))
-    shape, made = call.tensors["out"].shape, {}
-    found = values(epilogue, known, arrays_of, partial(xp.asarray, dtype=sums.dtype))
+    shape, results = call.tensors["out"].shape, {}
+    assigned = values(epilogue, inputs, arrays_of, partial(xp.asarray, dtype=sums.dtype))
     for assignment in epilogue.assignments:
         if assignment.role != "local":
-            full = xp.broadcast_to(found[assignment.name], shape)
-            made[assignment.name] = _written(assignment, full, rows is not None, xp)
-    return [made[name] for name in ("d", *(x.name for x in epilogue.outputs))]
+            full = xp.broadcast_to(assigned[assignment.name], shape)
+            results[assignment.name] = _written(assignment, full, rows is not None, xp)
+    return [results[name] for name in ("d", *(x.name for x in epilogue.outputs))]
 
 
 _SPECIAL = {np: scipy.special, jax.numpy: jax.scipy.special}

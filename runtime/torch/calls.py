@@ -16,7 +16,7 @@ from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.operands.product_shapes import require_groups
 from gemmill.runtime.torch import operators, outputs
-from gemmill.runtime.torch.gradients.recorded import OF_CALLERS
+from gemmill.runtime.torch.gradients.autograd import OF_CALLERS
 from gemmill.runtime.torch.option_text import NAMES, written
 
 _SCALES = ("a_scale", "b_scale", "a_zero", "b_zero")
@@ -42,12 +42,12 @@ def matmul(a: torch.Tensor, b: torch.Tensor, **keywords: Any) -> torch.Tensor:
     """:func:`gemmill.matmul` by operators. OperandError where a call has what they do not take: a stream, a registry,
     vectors beside an epilogue, scales or narrow operands."""
     _lower_if_compiling()
-    given = {name: x for name, x in keywords.items() if x is not None}
+    arguments = {name: x for name, x in keywords.items() if x is not None}
     if a.dim() > 1 and b.dim() > 1:
-        return _matrices(a, b, given)
-    if any(name in given for name in (*_SCALES, "a_dtype", "b_dtype", "epilogue")):
+        return _matrices(a, b, arguments)
+    if any(name in arguments for name in (*_SCALES, "a_dtype", "b_dtype", "epilogue")):
         raise OperandError("a or b is a vector: where PyTorch traces, pass matrices, as a[None] or b[:, None] are")
-    return _vectors(a, b, given)
+    return _vectors(a, b, arguments)
 
 
 def grouped_matmul(
@@ -55,20 +55,20 @@ def grouped_matmul(
 ) -> torch.Tensor:
     """:func:`gemmill.grouped_matmul` by operators; OperandError as for :func:`matmul`."""
     _lower_if_compiling()
-    given = {name: x for name, x in keywords.items() if x is not None}
-    counts = given.pop("counts", None)
+    arguments = {name: x for name, x in keywords.items() if x is not None}
+    counts = arguments.pop("counts", None)
     require_groups(offsets, counts, "gemmill.matmul")
-    if "epilogue" in given:
-        return _epilogue(a, b, given | ({"counts": counts} if offsets is None else {"offsets": offsets}))
-    values, out, options = _parted(given)
+    if "epilogue" in arguments:
+        return _epilogue(a, b, arguments | ({"counts": counts} if offsets is None else {"offsets": offsets}))
+    values, out, options = _parted(arguments)
     tensors = [offsets, counts, values.pop("a_scale", None), values.pop("b_scale", None), values.pop("c", None)]
     return _call("grouped_mm", (a, b), tensors, out, {**values, **options})
 
 
-def _matrices(a: torch.Tensor, b: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
-    if "epilogue" in given:
-        return _epilogue(a, b, given)
-    values, out, options = _parted(given)
+def _matrices(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
+    if "epilogue" in arguments:
+        return _epilogue(a, b, arguments)
+    values, out, options = _parted(arguments)
     c = values.pop("c", None)
     if "a_dtype" in values or "b_dtype" in values or a.dtype.itemsize != b.dtype.itemsize:
         tensors = [*(values.pop(name, None) for name in _SCALES), c]
@@ -99,31 +99,31 @@ def recorded_matmul(a: Any, b: Any, c: Any, options: dict[str, Any]) -> Callable
     name, tensors = _plain(a, b, c)
     if c is None:
         values.pop("beta", None)
-    record = operators.RECORDERS[name].recorded(tensors, {**values, **text})
+    record = operators.RECORDERS[name].recording(tensors, {**values, **text})
     return (lambda a, b, c: record(a, b)) if c is None else (lambda a, b, c: record(c, a, b))
 
 
-def _vectors(a: torch.Tensor, b: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+def _vectors(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
     """A product of which A is a row, or B a column: views as matrices, and D without these extents."""
     for axis, is_vector in ((-2, a.dim() == 1), (-1, b.dim() == 1)):
         for name in ("c", "out"):
-            if is_vector and name in given and (name == "out" or given[name].dim() > (axis == -2)):
-                given[name] = given[name].unsqueeze(axis)
-    d = _matrices(a[None] if a.dim() == 1 else a, b[:, None] if b.dim() == 1 else b, given)
+            if is_vector and name in arguments and (name == "out" or arguments[name].dim() > (axis == -2)):
+                arguments[name] = arguments[name].unsqueeze(axis)
+    d = _matrices(a[None] if a.dim() == 1 else a, b[:, None] if b.dim() == 1 else b, arguments)
     if b.dim() == 1:
         d = d.squeeze(-1)
     return d.squeeze(-1 if b.dim() == 1 else -2) if a.dim() == 1 else d
 
 
-def _epilogue(a: torch.Tensor, b: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
-    expression = given.pop("epilogue")
-    narrow: dict[str, str] = {name: str(given.pop(name)) for name in ("a_dtype", "b_dtype") if name in given}
+def _epilogue(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
+    expression = arguments.pop("epilogue")
+    narrow: dict[str, str] = {name: str(arguments.pop(name)) for name in ("a_dtype", "b_dtype") if name in arguments}
     beside, gated = _epilogue_facts(expression)
-    written_to = [given.pop(name) for name in beside if name in given]
-    out_dtype, out = given.pop("out_dtype", None), given.pop("out", None)
-    options = _options(given)
-    tensors: dict[str, torch.Tensor] = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
-    numbers = {name: float(x) for name, x in given.items() if name not in tensors}
+    written_to = [arguments.pop(name) for name in beside if name in arguments]
+    out_dtype, out = arguments.pop("out_dtype", None), arguments.pop("out", None)
+    options = _options(arguments)
+    tensors: dict[str, torch.Tensor] = {name: x for name, x in arguments.items() if isinstance(x, torch.Tensor)}
+    numbers = {name: float(x) for name, x in arguments.items() if name not in tensors}
     names = [*tensors, *numbers]
     lists = list(tensors.values()), names
     keywords: dict[str, Any] = {"numbers": list(numbers.values()), **narrow, **options}
@@ -162,34 +162,34 @@ def _call(
     return out
 
 
-def _parted(given: dict[str, Any]) -> tuple[dict[str, Any], torch.Tensor | None, dict[str, str]]:
+def _parted(arguments: dict[str, Any]) -> tuple[dict[str, Any], torch.Tensor | None, dict[str, str]]:
     """Arguments of operators by name, with scales that are numbers in ``alpha``; ``out``; and options."""
-    options, out = _options(given), given.pop("out", None)
+    options, out = _options(arguments), arguments.pop("out", None)
     for name in ("a_scale", "b_scale"):
-        if name in given and not isinstance(given[name], torch.Tensor):
-            given["alpha"] = given.get("alpha", 1.0) * given.pop(name)
+        if name in arguments and not isinstance(arguments[name], torch.Tensor):
+            arguments["alpha"] = arguments.get("alpha", 1.0) * arguments.pop(name)
     for name in ("a_dtype", "b_dtype"):
-        if name in given:
-            given[name] = str(given[name])
-    if "out_dtype" in given:
-        given["out_dtype"] = _torch_dtype(given["out_dtype"])
-    return given, out, options
+        if name in arguments:
+            arguments[name] = str(arguments[name])
+    if "out_dtype" in arguments:
+        arguments["out_dtype"] = _torch_dtype(arguments["out_dtype"])
+    return arguments, out, options
 
 
-def _options(given: dict[str, Any]) -> dict[str, str]:
+def _options(arguments: dict[str, Any]) -> dict[str, str]:
     """Options as operators take them, taken out of what is given."""
     for name in ("stream", "registry"):
-        if name in given:
+        if name in arguments:
             raise OperandError(
                 f"{name} is given, and cannot be part of what PyTorch traces, casts or records gradients of: leave it "
                 "out, or call outside of it"
             )
-    found = {name: given.pop(name) for name in NAMES if name in given}
-    if "accumulator" in found:
-        found["accumulator"] = str(found["accumulator"])
-    if "kernel" in found and not isinstance(found["kernel"], str):
+    values = {name: arguments.pop(name) for name in NAMES if name in arguments}
+    if "accumulator" in values:
+        values["accumulator"] = str(values["accumulator"])
+    if "kernel" in values and not isinstance(values["kernel"], str):
         raise OperandError("kernel is a config; where PyTorch traces, pass its name")
-    return {"options": written(found)} if found else {}
+    return {"options": written(values)} if values else {}
 
 
 def _refuse_gradients(tensors: list[Any]) -> None:

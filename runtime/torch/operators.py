@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gemmill.runtime.torch import outputs, plain_operators
-from gemmill.runtime.torch.gradients import epilogue_rule, product_rules, recorded
+from gemmill.runtime.torch import outputs, reference_operators
+from gemmill.runtime.torch.gradients import autograd, epilogue_rule, product_rules
 from gemmill.runtime.torch.launches import AT_AUTOGRAD, AT_KERNEL, Launches, launch_epilogue, named_operands
 from gemmill.runtime.torch.option_text import read as read_options
 from gemmill.runtime.torch.transforms import autocast, batching
@@ -38,7 +38,7 @@ class Operator(NamedTuple):
     """What computes it on a GPU."""
     reference: Callable[..., list[torch.Tensor]]
     """Computes it anywhere, by plain PyTorch."""
-    gradient: recorded.Rule
+    gradient: autograd.Rule
     returns: str = "Tensor"
 
     @property
@@ -58,56 +58,56 @@ OPERATORS: dict[str, Operator] = {
         "Tensor a, Tensor b, *, float alpha=1.0",
         outputs.of_two,
         attrgetter("matmul"),
-        plain_operators.matmul,
+        reference_operators.matmul,
         product_rules.PRODUCT,
     ),
     "addmm": Operator(
         "Tensor c, Tensor a, Tensor b, *, float alpha=1.0, float beta=1.0",
         outputs.of_two,
         attrgetter("matmul"),
-        plain_operators.matmul,
+        reference_operators.matmul,
         product_rules.SUM,
     ),
     "bmm": Operator(
         "Tensor a, Tensor b, *, float alpha=1.0",
         outputs.of_batch,
         attrgetter("matmul"),
-        plain_operators.matmul,
+        reference_operators.matmul,
         product_rules.PRODUCT,
     ),
     "baddbmm": Operator(
         "Tensor c, Tensor a, Tensor b, *, float alpha=1.0, float beta=1.0",
         outputs.of_batch,
         attrgetter("matmul"),
-        plain_operators.matmul,
+        reference_operators.matmul,
         product_rules.SUM,
     ),
     "scaled_mm": Operator(
         f"Tensor a, Tensor b, {_SCALES}, {_C}",
         outputs.of_batch,
         attrgetter("matmul"),
-        plain_operators.matmul,
+        reference_operators.matmul,
         product_rules.SCALED,
     ),
     "mixed_mm": Operator(
         f"Tensor a, Tensor b, {_SCALES}, Tensor? a_zero=None, Tensor? b_zero=None, {_C}, {_NARROW}",
         outputs.of_batch,
         attrgetter("matmul"),
-        plain_operators.matmul,
+        reference_operators.matmul,
         product_rules.SCALED,
     ),
     "grouped_mm": Operator(
         f"Tensor a, Tensor b, Tensor? offsets, Tensor? counts=None, {_SCALES}, {_C}",
         outputs.of_groups,
         attrgetter("grouped_matmul"),
-        plain_operators.grouped_matmul,
+        reference_operators.grouped_matmul,
         product_rules.GROUPED,
     ),
     "epilogue": Operator(
         f"str expression, Tensor a, Tensor b, Tensor[] operands, str[] names, *, float[] numbers=[], {_NARROW}",
         named_operands(outputs.of_epilogue),
         lambda launches: named_operands(partial(launch_epilogue, launches)),
-        named_operands(plain_operators.epilogue),
+        named_operands(reference_operators.epilogue),
         epilogue_rule.RULE,
         returns="Tensor[]",
     ),
@@ -124,7 +124,7 @@ LIBRARY = torch.library.Library("gemmill", "DEF")
 """Keeps the operators alive."""
 
 
-RECORDERS: dict[str, recorded.Recorder] = {}
+RECORDERS: dict[str, autograd.Recorder] = {}
 """What records gradients of operators by kernels, by name."""
 
 
@@ -148,23 +148,23 @@ def _adapted(names: list[str], function: Callable[..., Any]) -> Callable[..., An
 def _register(name: str, row: Operator) -> None:
     names, names_out = _positional(row.arguments), _positional(row.arguments_out)
 
-    def fake(**given: Any) -> Any:
-        made = [x.empty(given["a"]) for x in row.outputs(**given)]
+    def fake(**arguments: Any) -> Any:
+        made = [x.empty(arguments["a"]) for x in row.outputs(**arguments)]
         return made if row.several else made[0]
 
-    def checked(**given: Any) -> None:
-        given.pop("out")
-        row.outputs(**given)
+    def checked(**arguments: Any) -> None:
+        arguments.pop("out")
+        row.outputs(**arguments)
 
     LIBRARY.define(f"{name}({row.arguments}, {_TAIL}) -> {row.returns}", tags=TAGS)
     LIBRARY.define(f"{name}_out({row.arguments_out}, str options='') -> ()", tags=TAGS)
     torch.library.register_fake(f"gemmill::{name}", _adapted(names, fake), lib=LIBRARY)
     torch.library.register_fake(f"gemmill::{name}_out", _adapted(names_out, checked), lib=LIBRARY)
-    recorded.register(LIBRARY, name, "Autograd", row.gradient)
+    autograd.register(LIBRARY, name, "Autograd", row.gradient)
     batching.register(LIBRARY, name)
     if name in autocast.NAMES:
         autocast.register(LIBRARY, name)
-    recorded.register_mutating(LIBRARY, f"{name}_out", "Autograd")
+    autograd.register_mutating(LIBRARY, f"{name}_out", "Autograd")
 
 
 def register_kernels(library: torch.library.Library, device: str) -> None:
@@ -175,8 +175,8 @@ def register_kernels(library: torch.library.Library, device: str) -> None:
         early, late = row.launch(AT_AUTOGRAD), row.launch(AT_KERNEL)
         library.impl(name, _adapted(names, late), device, allow_override=True)
         library.impl(f"{name}_out", _without_result(_adapted(names_out, late)), device, allow_override=True)
-        RECORDERS[name] = recorded.register(library, name, f"Autograd{device}", row.gradient, _adapted(names, early))
-        recorded.register_mutating(library, f"{name}_out", f"Autograd{device}", _adapted(names_out, early))
+        RECORDERS[name] = autograd.register(library, name, f"Autograd{device}", row.gradient, _adapted(names, early))
+        autograd.register_mutating(library, f"{name}_out", f"Autograd{device}", _adapted(names_out, early))
 
 
 def _without_result(function: Callable[..., Any]) -> Callable[..., None]:
@@ -200,13 +200,13 @@ def run_on_cpu() -> None:
 def _on_cpu(row: Operator) -> tuple[Callable[..., Any], Callable[..., None]]:
     """Both forms of an operator by its reference."""
 
-    def functional(**given: Any) -> Any:
-        made = row.reference(**given)
+    def functional(**arguments: Any) -> Any:
+        made = row.reference(**arguments)
         return made if row.several else made[0]
 
-    def mutating(out: Any, **given: Any) -> None:
+    def mutating(out: Any, **arguments: Any) -> None:
         outs = out if row.several else [out]
-        for x, made in zip(outs, row.reference(**given, out_dtype=outs[0].dtype), strict=True):
+        for x, made in zip(outs, row.reference(**arguments, out_dtype=outs[0].dtype), strict=True):
             x.copy_(made)
 
     return functional, mutating

@@ -31,13 +31,13 @@ def read(text: str) -> dict[str, Any]:
     """The options that a text holds; OperandError where it cannot be read."""
     try:
         pairs = [part.split("=", 1) for part in text.split(";")] if text else []
-        found = {name: ast.literal_eval(value) for name, value in pairs}
+        options = {name: ast.literal_eval(value) for name, value in pairs}
     except (ValueError, SyntaxError) as error:
         raise OperandError(f'options are {text!r}; they must be as in "tf32=True;sm_count=100": {error}') from None
-    for name in found:
+    for name in options:
         if name not in NAMES:
             raise OperandError(f"options are {text!r}; {name} is none, there are {', '.join(NAMES)}")
-    return found
+    return options
 
 
 @lru_cache(256)

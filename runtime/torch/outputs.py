@@ -101,12 +101,12 @@ def of_epilogue(
 
 def _beside_d(epilogue: Epilogue, d: Extents, groups: Any) -> list[Output]:
     batch, m, n = d[:-2], d[-2], d[-1]
-    each = batch if groups is None else (groups,)
+    of_matrices = batch if groups is None else (groups,)
     shapes: dict[str, Sequence[Any]] = {
         "matrix": d,
         "row": (*batch, m),
-        "column": (*each, n),
-        "batch": each,
+        "column": (*of_matrices, n),
+        "batch": of_matrices,
         "scalar": (),
     }
     return [Output(tuple(shapes[x.kind]), torch_dtype(x.dtype)) for x in epilogue.outputs]
@@ -135,8 +135,8 @@ def torch_dtype(dtype: object) -> torch.dtype:
     """PyTorch's dtype, of what a caller wrote for it."""
     if isinstance(dtype, torch.dtype):
         return dtype
-    found: torch.dtype = getattr(torch, DTYPES[dtype_named(dtype, "out_dtype")].torch)
-    return found
+    converted: torch.dtype = getattr(torch, DTYPES[dtype_named(dtype, "out_dtype")].torch)
+    return converted
 
 
 def _check_ranks(right: bool, a: torch.Tensor, b: torch.Tensor, wanted: str) -> None:

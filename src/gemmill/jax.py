@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from gemmill.runtime.jax.api import grouped_matmul as grouped_matmul
 from gemmill.runtime.jax.api import matmul as matmul
-from gemmill.runtime.jax.host import run_on_cpu as run_on_cpu
+from gemmill.runtime.jax.cpu_handler import run_on_cpu as run_on_cpu
 
 __all__ = ["grouped_matmul", "matmul", "run_on_cpu"]

@@ -5,7 +5,7 @@ A program that compiles calls of ``gemmill.matmul`` needs no import of it; one t
 
 from __future__ import annotations
 
-from gemmill.runtime.torch.layers.convert import convert as convert
+from gemmill.runtime.torch.layers.conversion import convert as convert
 from gemmill.runtime.torch.layers.linear import Linear as Linear
 from gemmill.runtime.torch.operators import run_on_cpu as run_on_cpu
 from gemmill.runtime.torch.takeover.overrides import enabled as enabled

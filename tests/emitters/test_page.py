@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gemmill.emitters.edited_page import MAX_BYTES, config_of_page, edited
 from gemmill.emitters.emit import emit
-from gemmill.emitters.page import MAX_BYTES, config_of_page, edited
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import CompileError, ConfigError
 

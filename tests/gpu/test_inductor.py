@@ -23,7 +23,7 @@ from gemmill.library.errors import CaptureError  # noqa: E402
 from gemmill.library.problem import GemmProblem  # noqa: E402
 from gemmill.runtime.api.caches import default_registry  # noqa: E402
 from gemmill.runtime.api.read import Declaration  # noqa: E402
-from gemmill.runtime.torch.inductor.install import passes  # noqa: E402
+from gemmill.runtime.torch.inductor.installation import passes  # noqa: E402
 from gemmill.runtime.torch.operators import OPERATORS  # noqa: E402
 from gemmill.runtime.torch.option_text import read as read_options  # noqa: E402
 

@@ -27,7 +27,7 @@ from tests.jax.test_values import assert_near, listed  # noqa: E402
 
 import gemmill.jax  # noqa: E402
 from gemmill.runtime.api import caches  # noqa: E402
-from gemmill.runtime.jax import handler  # noqa: E402
+from gemmill.runtime.jax import gpu_handler  # noqa: E402
 
 jnp = jax.numpy
 VALUES = [
@@ -104,13 +104,13 @@ def test_gradients_are_those_of_the_same_in_jax(name: str) -> None:
 def test_command_buffers_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """On arrays at the same addresses the handler is not asked again; gradients too."""
     asked = []
-    looked_up = handler._ready_call
+    looked_up = gpu_handler._ready_call
 
     def counted(*given: Any) -> Any:
         asked.append(given)
         return looked_up(*given)
 
-    monkeypatch.setattr(handler, "_ready_call", counted)
+    monkeypatch.setattr(gpu_handler, "_ready_call", counted)
     w, bias = (jnp.asarray(0.1 * real(*shape), "bfloat16") for shape in ((64, 64), (64,)))
     compiled = jax.jit(chain)
     kept = []

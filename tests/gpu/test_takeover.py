@@ -16,8 +16,8 @@ pytestmark = pytest.mark.gpu
 import gemmill.torch  # noqa: E402
 from gemmill.runtime.api import caches  # noqa: E402
 from gemmill.runtime.torch.takeover import overrides  # noqa: E402
-from gemmill.runtime.torch.takeover.aten import Call, Given, Unserved  # noqa: E402
-from gemmill.runtime.torch.takeover.backends import gemm_call  # noqa: E402
+from gemmill.runtime.torch.takeover.aten import Arguments, Call, Unserved  # noqa: E402
+from gemmill.runtime.torch.takeover.kernel_backend import gemm_call  # noqa: E402
 
 BF16, F16, F32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 M, N, K = 64, 96, 128
@@ -139,7 +139,7 @@ def compiled() -> None:
     have kept both in the dispatcher, and pass all calls on."""
     problems = []
 
-    def collect(call: Call, given: Given, names: list[str]) -> Any:
+    def collect(call: Call, given: Arguments, names: list[str]) -> Any:
         out = (
             given[call.out]
             if call.out

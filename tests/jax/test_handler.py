@@ -23,7 +23,7 @@ from tests.jax.cases import CASES, double, whole  # noqa: E402
 import gemmill.jax  # noqa: E402
 from gemmill.runtime.jax import ffi  # noqa: E402
 from gemmill.runtime.jax.description import Array, Description, nowhere, read, written  # noqa: E402  # noqa: E402
-from gemmill.runtime.jax.handler import places_of  # noqa: E402
+from gemmill.runtime.jax.gpu_handler import places_of  # noqa: E402
 
 jnp = jax.numpy
 A, B = whole(16, 24), whole(24, 8)

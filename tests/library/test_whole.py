@@ -24,7 +24,7 @@ from gemmill.runtime.select.cost.decompositions import COSTS
 PACKAGE = Path(gemmill.__file__).parent
 OWN = (
     *("library/families", "library/decompositions", "library/anatomy/anatomy.py"),
-    "emitters/decomposition.py",
+    "emitters/k_decomposition.py",
     *("emitters/direct_kernels.py", "emitters/wgmma_kernels.py", "emitters/wgmma_atom.py"),
     *("runtime/select/cost/families", "runtime/select/cost/decompositions.py"),
 )

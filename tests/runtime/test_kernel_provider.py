@@ -17,7 +17,7 @@ import pytest
 from tests.cases.misbehaving import CASES
 from tests.cases.remotes import HANG, Honest, Server, http
 
-from gemmill.emitters.page import edited
+from gemmill.emitters.edited_page import edited
 from gemmill.library.errors import RemoteError, RemoteWarning, SettingError
 from gemmill.runtime.compile.pool import Outcome
 from gemmill.runtime.registry import Registry

@@ -12,8 +12,8 @@ import pytest
 from tests.cli.test_cli import gemmill
 from tests.service.running import KERNEL, Running, serving, tokens_file
 
+from gemmill.emitters.edited_page import edited
 from gemmill.emitters.emit import emit
-from gemmill.emitters.page import edited
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import SettingError
 from gemmill.runtime.compile.compiler import Compiler

@@ -11,7 +11,7 @@ torch: Any = pytest.importorskip("torch")
 
 from torch._inductor.compile_fx import compile_fx  # noqa: E402
 
-from gemmill.runtime.torch.inductor.install import GemmillPass  # noqa: E402
+from gemmill.runtime.torch.inductor.installation import GemmillPass  # noqa: E402
 
 
 class Graphs:

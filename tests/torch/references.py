@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from gemmill.runtime.torch import plain_operators
-from gemmill.runtime.torch.takeover.aten import Call, Given
-from gemmill.runtime.torch.takeover.backends import operands_of
+from gemmill.runtime.torch import reference_operators
+from gemmill.runtime.torch.takeover.aten import Arguments, Call
+from gemmill.runtime.torch.takeover.kernel_backend import operands_of
 
 
-def references(call: Call, given: Given, names: list[str]) -> tuple[Callable[[tuple[Any, ...]], Any], str]:
+def references(call: Call, given: Arguments, names: list[str]) -> tuple[Callable[[tuple[Any, ...]], Any], str]:
     """What computes calls like this one, and the name that they are counted under."""
 
     def computed(tensors: tuple[Any, ...]) -> Any:
@@ -25,9 +25,9 @@ def references(call: Call, given: Given, names: list[str]) -> tuple[Callable[[tu
             operands: dict[str, Any] = {
                 x: keywords.pop(x) for x in ("a_scale", "b_scale", "bias", "alpha", "beta") if x in keywords
             }
-            (found,) = plain_operators.epilogue(text, a, b, operands, **keywords)
+            (found,) = reference_operators.epilogue(text, a, b, operands, **keywords)
         else:
-            multiply = plain_operators.grouped_matmul if call.grouped else plain_operators.matmul
+            multiply = reference_operators.grouped_matmul if call.grouped else reference_operators.matmul
             (found,) = multiply(a, b, **keywords)
         if call.out:
             return named[call.out].copy_(found)

@@ -21,7 +21,7 @@ from torch._inductor.utils import run_and_get_code  # noqa: E402
 
 import gemmill  # noqa: E402
 from gemmill.runtime.torch.inductor.choices import gemmill_mm  # noqa: E402
-from gemmill.runtime.torch.inductor.install import GemmillPass, install, passes, remove  # noqa: E402
+from gemmill.runtime.torch.inductor.installation import GemmillPass, install, passes, remove  # noqa: E402
 
 functional = torch.nn.functional
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
@@ -97,7 +97,7 @@ def test_the_identity_says_what_graphs_depend_on() -> None:
     off.is_on = False
     assert off.uuid() != plain
     code = (
-        "import gemmill.torch; from gemmill.runtime.torch.inductor.install import GemmillPass; "
+        "import gemmill.torch; from gemmill.runtime.torch.inductor.installation import GemmillPass; "
         "gemmill.torch.run_on_cpu(); print(GemmillPass(None).uuid())"
     )
     other = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -13,7 +13,7 @@ from tests.torch.cases import wide  # noqa: E402
 
 import gemmill.torch  # noqa: E402
 from gemmill.library.errors import OperandError  # noqa: E402
-from gemmill.runtime.torch.layers.formats import FORMATS  # noqa: E402
+from gemmill.runtime.torch.layers.weight_formats import FORMATS  # noqa: E402
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 ERRORS = {"bf16": 2**-7, "f16": 2**-9, "e4m3": 0.05, "u4": 0.12}

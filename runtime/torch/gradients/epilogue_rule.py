@@ -17,6 +17,7 @@ from gemmill.library.epilogues.function_table import FUNCTIONS, Arrays
 from gemmill.library.epilogues.tree import Assignment, Call, Epilogue, walk
 from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
+from gemmill.runtime.torch.gradients.autograd import Arguments, Rule, multiply
 from gemmill.runtime.torch.gradients.product_rules import (
     Gradients,
     of_factors,
@@ -25,10 +26,9 @@ from gemmill.runtime.torch.gradients.product_rules import (
     rows_in_use,
     summed_to,
 )
-from gemmill.runtime.torch.gradients.recorded import Given, Rule
 from gemmill.runtime.torch.option_text import for_gradient
 from gemmill.runtime.torch.outputs import torch_dtype
-from gemmill.runtime.torch.plain_operators import AXES, Spread, dequantised, have_blocks
+from gemmill.runtime.torch.reference_operators import AXES, Spread, dequantised, have_blocks
 
 
 def _rounded(x: torch.Tensor, dtype: DTypeName) -> torch.Tensor:
@@ -49,20 +49,20 @@ ARRAYS = Arrays(
 _SCALES = ("a_scale", "b_scale")
 
 
-def backward(given: Given, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:
+def backward(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:
     """Of D, and of matrices and sums that an expression writes beside it."""
-    epilogue = read_epilogue(given["expression"])
+    epilogue = read_epilogue(arguments["expression"])
     _refuse_parts(epilogue, grads)
-    named = dict(zip(given["names"], [*given["operands"], *given["numbers"]], strict=True))
+    named = dict(zip(arguments["names"], [*arguments["operands"], *arguments["numbers"]], strict=True))
     offsets, counts = named.get("offsets"), named.get("counts")
     is_grouped = offsets is not None or counts is not None
-    factors, scales = _factors(epilogue, given, named, wanted, is_grouped)
+    factors, scales = _factors(epilogue, arguments, named, wanted, is_grouped)
     scaled = sums = _sums(factors, offsets, counts)
     for scale in scales.values():
         scaled = scaled * scale
     inputs = {"gate": scaled[..., 0::2], "up": scaled[..., 1::2]} if epilogue.gated else {"acc": scaled}
     like = next(iter(inputs.values()))
-    spread = _Spread(like, offsets if given["b"].dim() == 3 else None, counts)
+    spread = _Spread(like, offsets if arguments["b"].dim() == 3 else None, counts)
     for x in epilogue.operands:
         inputs[x.name] = spread(x.kind, named[x.name])
     inputs |= {name: spread("scalar", named.get(name, 1.0)) for name in ("alpha", "beta")}
@@ -74,15 +74,15 @@ def backward(given: Given, grads: Sequence[Any], wanted: frozenset[str]) -> Grad
         x.name: spread.of_output(x, g) for x in epilogue.assignments if (g := of_outputs.get(x.name)) is not None
     }
     gradients = _differentiated(epilogue, inputs, wanted - {"a", "b"} | of_sums, reached, like)
-    found: Gradients = {}
+    of_operands: Gradients = {}
     for x in epilogue.operands:
         if x.name in wanted:
-            found[x.name] = spread.back(x.kind, gradients[x.name], named[x.name])
+            of_operands[x.name] = spread.back(x.kind, gradients[x.name], named[x.name])
     if "c" in wanted:
-        found["c"] = spread.back("matrix", gradients["c"], named["c"])
+        of_operands["c"] = spread.back("matrix", gradients["c"], named["c"])
     if of_sums:
-        found |= _of_sums(gradients, scales, sums, factors, wanted, is_grouped, epilogue.gated)
-    return found
+        of_operands |= _of_sums(gradients, scales, sums, factors, wanted, is_grouped, epilogue.gated)
+    return of_operands
 
 
 def _differentiated(
@@ -102,8 +102,8 @@ def _differentiated(
     with torch.enable_grad():
         leaves = {name: x.detach().requires_grad_() for name, x in primals.items()}
         made = assigned(leaves)
-    found = torch.autograd.grad(made, [*leaves.values()], [*reached.values()], materialize_grads=True)
-    return dict(zip(leaves, found, strict=True))
+    of_leaves = torch.autograd.grad(made, [*leaves.values()], [*reached.values()], materialize_grads=True)
+    return dict(zip(leaves, of_leaves, strict=True))
 
 
 RULE = Rule(backward)
@@ -123,19 +123,19 @@ def _refuse_parts(epilogue: Epilogue, grads: Sequence[Any]) -> None:
 
 
 def _factors(
-    epilogue: Epilogue, given: Given, named: Mapping[str, Any], wanted: frozenset[str], is_grouped: bool
-) -> tuple[Given, dict[str, Any]]:
+    epilogue: Epilogue, arguments: Arguments, named: Mapping[str, Any], wanted: frozenset[str], is_grouped: bool
+) -> tuple[Arguments, dict[str, Any]]:
     """Arguments of the product that makes the sums; and scales that multiply these, as no name in the expression
     stands for them."""
     mine = {x.name for x in epilogue.operands}
     scales = {name: named[name] for name in _SCALES if name in named and name not in mine}
-    a, b = given["a"], given["b"]
+    a, b = arguments["a"], arguments["b"]
     if is_grouped and scales:
         raise OperandError("gemmill::epilogue has no gradient beside scales of groups; name them in the expression")
     tensors = {name: x for name, x in scales.items() if isinstance(x, torch.Tensor)}
     if not is_grouped:
         of_weights = {x: tensors.get(x) for x in _SCALES} | {x: named.get(x) for x in ("a_zero", "b_zero")}
-        a, b, *left = dequantised(a, b, **of_weights, a_dtype=given["a_dtype"], b_dtype=given["b_dtype"])
+        a, b, *left = dequantised(a, b, **of_weights, a_dtype=arguments["a_dtype"], b_dtype=arguments["b_dtype"])
         if have_blocks(a, b, left[0], left[1]):
             raise OperandError("gemmill::epilogue has no gradient beside scales of blocks: pass operands .detach()ed")
         for name, x in zip(_SCALES, left, strict=True):
@@ -143,19 +143,19 @@ def _factors(
                 del scales[name]
         wide = a.dtype if a.dtype.itemsize >= b.dtype.itemsize else b.dtype
         a, b = a.to(wide), b.to(wide)
-    known = {"a", "b", "c", *scales, *mine}
-    if others := wanted - known:
+    differentiable = {"a", "b", "c", *scales, *mine}
+    if others := wanted - differentiable:
         raise OperandError(
             f"gemmill::epilogue has no gradient of {', '.join(sorted(others))}, which is of narrow weights: pass it "
             ".detach()ed"
         )
     nothing = {"c": None, "beta": None, "a_scale": None, "b_scale": None, "alpha": 1.0}
-    own = {"own_a": given["a"], "own_b": given["b"]}
+    originals = {"original_a": arguments["a"], "original_b": arguments["b"]}
     tables = {"offsets": named.get("offsets"), "counts": named.get("counts")}
-    return {**nothing, **own, **tables, "a": a, "b": b, "options": given["options"]}, scales
+    return {**nothing, **originals, **tables, "a": a, "b": b, "options": arguments["options"]}, scales
 
 
-def _sums(factors: Given, offsets: Any, counts: Any) -> torch.Tensor:
+def _sums(factors: Arguments, offsets: Any, counts: Any) -> torch.Tensor:
     """In float32, or in float64. Of groups, kernels write D in the type of A and B alone."""
     a, b = factors["a"], factors["b"]
     dtype = torch.float64 if a.dtype == torch.float64 else torch.float32
@@ -163,36 +163,34 @@ def _sums(factors: Given, offsets: Any, counts: Any) -> torch.Tensor:
     if offsets is not None or counts is not None:
         sums: torch.Tensor = torch.ops.gemmill.grouped_mm(a, b, offsets, counts, options=text)
         return sums.to(dtype)
-    multiply = torch.ops.gemmill.mm if a.dim() == b.dim() == 2 else torch.ops.gemmill.bmm
-    made: torch.Tensor = multiply(a, b, out_dtype=dtype, options=text)
-    return made
+    return multiply(a, b, out_dtype=dtype, options=text)
 
 
 def _of_sums(
     gradients: Mapping[str, Any],
     scales: Mapping[str, Any],
     sums: torch.Tensor,
-    factors: Given,
+    factors: Arguments,
     wanted: frozenset[str],
     is_grouped: bool,
     gated: bool,
 ) -> Gradients:
     """Of A, B and the scales of the sums."""
     g = torch.stack((gradients["gate"], gradients["up"]), -1).flatten(-2) if gated else gradients["acc"]
-    found = of_scales(scales, g, sums, wanted & {*scales})
+    of_factors_and_scales = of_scales(scales, g, sums, wanted & {*scales})
     for scale in scales.values():
         g = g * scale
     inner = wanted & {"a", "b"}
     if is_grouped:
-        found |= of_groups(factors, [g], inner)
+        of_factors_and_scales |= of_groups(factors, [g], inner)
     elif inner:
         for name in sorted(inner):
-            if factors[f"own_{name}"].dtype.itemsize == 1:
+            if factors[f"original_{name}"].dtype.itemsize == 1:
                 raise OperandError(
-                    f"{name} is {factors[f'own_{name}'].dtype}, which has no gradient: pass it .detach()ed"
+                    f"{name} is {factors[f'original_{name}'].dtype}, which has no gradient: pass it .detach()ed"
                 )
-        found |= of_factors(factors, g, inner)
-    return found
+        of_factors_and_scales |= of_factors(factors, g, inner)
+    return of_factors_and_scales
 
 
 class _Spread(Spread):

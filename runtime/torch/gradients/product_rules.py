@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from gemmill.library.errors import OperandError
-from gemmill.runtime.torch.gradients.recorded import Given, Rule
+from gemmill.runtime.torch.gradients.autograd import Arguments, Rule, multiply
 from gemmill.runtime.torch.option_text import for_gradient
-from gemmill.runtime.torch.plain_operators import dequantised, have_blocks
+from gemmill.runtime.torch.reference_operators import dequantised, have_blocks
 
 Gradients = dict[str, Any]
 """By the name of the tensor that each is of."""
@@ -22,51 +22,53 @@ Gradients = dict[str, Any]
 _OF_WEIGHTS = ("a", "b", "a_scale", "b_scale", "a_zero", "b_zero", "a_dtype", "b_dtype")
 
 
-def of_product(given: Given, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:
+def of_product(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:
     """Of ``alpha * a @ b``, perhaps ``+ beta * c``."""
     (g,) = grads
-    found = _of_c(given, g) if "c" in wanted else {}
-    return found | of_factors(given, g, wanted & {"a", "b"})
+    gradients = _of_c(arguments, g) if "c" in wanted else {}
+    return gradients | of_factors(arguments, g, wanted & {"a", "b"})
 
 
-def of_scaled(given: Given, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:
+def of_scaled(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:
     """Of ``alpha * (a @ b) * a_scale * b_scale + beta * c``, A or B perhaps narrow. Not of what is narrow, of zero
     points, nor of scales of blocks or groups. Narrow weights are made wide in memory."""
     (g,) = grads
-    found = _of_c(given, g) if "c" in wanted else {}
+    gradients = _of_c(arguments, g) if "c" in wanted else {}
     if not (wanted := wanted - {"c"}):
-        return found
-    a, b, *left = dequantised(*[given.get(name) for name in _OF_WEIGHTS])
+        return gradients
+    a, b, *left = dequantised(*[arguments.get(name) for name in _OF_WEIGHTS])
     scales = {name: x for name, x in zip(("a_scale", "b_scale"), left, strict=True) if x is not None}
     if have_blocks(a, b, *left):
         _refuse("scaled_mm", wanted, "beside scales of blocks")
     _refuse("mixed_mm", wanted - {"a", "b", *scales}, "which is of narrow weights")
     wide = a.dtype if a.dtype.itemsize >= b.dtype.itemsize else b.dtype
-    factors = given | {"a": a.to(wide), "b": b.to(wide)}
+    factors = arguments | {"a": a.to(wide), "b": b.to(wide)}
     scaled = g
     for scale in scales.values():
         scaled = scaled * scale.to(g.dtype)
     for name in sorted(wanted & {"a", "b"}):
-        _refuse_narrow(name, given[name])
-    found |= of_factors(factors, scaled, wanted & {"a", "b"})
+        _refuse_narrow(name, arguments[name])
+    gradients |= of_factors(factors, scaled, wanted & {"a", "b"})
     if of_sums := wanted & {*scales}:
         dtype = torch.float64 if wide == torch.float64 else torch.float32
-        text = for_gradient(given["options"])
-        sums = torch.ops.gemmill.bmm(factors["a"], factors["b"], alpha=given["alpha"], out_dtype=dtype, options=text)
-        found |= of_scales(scales, g.to(dtype), sums, of_sums)
-    return found
+        text = for_gradient(arguments["options"])
+        sums = torch.ops.gemmill.bmm(
+            factors["a"], factors["b"], alpha=arguments["alpha"], out_dtype=dtype, options=text
+        )
+        gradients |= of_scales(scales, g.to(dtype), sums, of_sums)
+    return gradients
 
 
 def of_scales(scales: Mapping[str, Any], g: torch.Tensor, sums: torch.Tensor, wanted: Iterable[str]) -> Gradients:
     """Of scales that are wanted, tensors or numbers, of ``sums * a_scale * b_scale``."""
-    found: Gradients = {}
+    gradients: Gradients = {}
     for name in sorted(wanted):
         product = g * sums
         for other, x in scales.items():
             if other != name:
                 product = product * (x.to(g.dtype) if isinstance(x, torch.Tensor) else x)
-        found[name] = summed_to(product, scales[name].shape).to(scales[name].dtype)
-    return found
+        gradients[name] = summed_to(product, scales[name].shape).to(scales[name].dtype)
+    return gradients
 
 
 def summed_to(g: torch.Tensor, shape: Sequence[Any]) -> torch.Tensor:
@@ -75,12 +77,12 @@ def summed_to(g: torch.Tensor, shape: Sequence[Any]) -> torch.Tensor:
     return g.sum_to_size(padded).reshape(tuple(shape))
 
 
-def of_groups(given: Given, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:
+def of_groups(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:
     """Of groups of rows, along K or in slots, without scales; 0 for rows of no group, which are not written."""
     (g,) = grads
-    if any(given[name] is not None for name in ("a_scale", "b_scale")):
+    if any(arguments[name] is not None for name in ("a_scale", "b_scale")):
         _refuse("grouped_mm", wanted - {"c"}, "beside scales")
-    a, b, offsets, counts = (given[name] for name in ("a", "b", "offsets", "counts"))
+    a, b, offsets, counts = (arguments[name] for name in ("a", "b", "offsets", "counts"))
     is_along_k = offsets is not None and g.dim() == 3
 
     def written(x: torch.Tensor) -> torch.Tensor:
@@ -88,22 +90,22 @@ def of_groups(given: Given, grads: Sequence[Any], wanted: frozenset[str]) -> Gra
 
     if not is_along_k:
         g = written(g)
-    found = _of_c(given, g) if "c" in wanted else {}
+    gradients = _of_c(arguments, g) if "c" in wanted else {}
     for name in sorted(wanted & {"a", "b"}):
-        _refuse_narrow(name, given[name])
+        _refuse_narrow(name, arguments[name])
     g = g.to(a.dtype).contiguous()  # kernels of groups read rows that are
-    keywords = {"alpha": given["alpha"], "out_dtype": a.dtype, "options": for_gradient(given["options"])}
+    keywords = {"alpha": arguments["alpha"], "out_dtype": a.dtype, "options": for_gradient(arguments["options"])}
 
-    def multiply(x: torch.Tensor, y: torch.Tensor) -> Any:
+    def multiply_groups(x: torch.Tensor, y: torch.Tensor) -> Any:
         return torch.ops.gemmill.grouped_mm(x, y, offsets, counts, **keywords)
 
     if "a" in wanted:
-        found["a"] = written(multiply(b, g.mT)).mT if is_along_k else written(multiply(g, b.mT))
+        gradients["a"] = written(multiply_groups(b, g.mT)).mT if is_along_k else written(multiply_groups(g, b.mT))
     if "b" in wanted and offsets is None:
-        found["b"] = torch.ops.gemmill.bmm(written(a).mT, g, **keywords)
+        gradients["b"] = torch.ops.gemmill.bmm(written(a).mT, g, **keywords)
     elif "b" in wanted:
-        found["b"] = written(multiply(a.mT, g)) if is_along_k else multiply(a.contiguous().mT, g)
-    return found
+        gradients["b"] = written(multiply_groups(a.mT, g)) if is_along_k else multiply_groups(a.contiguous().mT, g)
+    return gradients
 
 
 def rows_in_use(x: torch.Tensor, offsets: torch.Tensor | None, counts: torch.Tensor | None) -> torch.Tensor:
@@ -112,36 +114,29 @@ def rows_in_use(x: torch.Tensor, offsets: torch.Tensor | None, counts: torch.Ten
     return torch.arange(x.shape[-2], device=x.device)[:, None] < ends
 
 
-def of_factors(given: Given, g: torch.Tensor, wanted: Iterable[str]) -> Gradients:
+def of_factors(arguments: Arguments, g: torch.Tensor, wanted: Iterable[str]) -> Gradients:
     """Of A and B of ``alpha * a @ b``, where these are wanted."""
-    a, b = given["a"], given["b"]
-    text = for_gradient(given["options"])
+    a, b = arguments["a"], arguments["b"]
+    keywords = {"alpha": arguments["alpha"], "options": for_gradient(arguments["options"])}
     if 1 not in g.stride()[-2:]:  # as that of a sum is, which is one value expanded: kernels read it element by element
         g = g.contiguous()
-    found = {}
+    gradients = {}
     for name in sorted(wanted):  # the same in all processes, which may have to talk about it
-        _refuse_narrow(name, given[name])
-        own = given[name].dtype
-        g = g.to(own)  # products are of operands of one type
+        _refuse_narrow(name, arguments[name])
+        dtype = arguments[name].dtype
+        g = g.to(dtype)  # products are of operands of one type
         if name == "a":
-            found[name] = _multiply(g, b.mT, given["alpha"], text).sum_to_size(a.shape)
+            gradients[name] = multiply(g, b.mT, out_dtype=dtype, **keywords).sum_to_size(a.shape)
         elif len(b.shape) == 2 and a.dim() > 2:  # one product, not one a matrix and their sum
-            found[name] = _multiply(a.flatten(0, -2).mT, g.flatten(0, -2), given["alpha"], text)
+            gradients[name] = multiply(a.flatten(0, -2).mT, g.flatten(0, -2), out_dtype=a.dtype, **keywords)
         else:
-            found[name] = _multiply(a.mT, g, given["alpha"], text).sum_to_size(b.shape)
-    return found
+            gradients[name] = multiply(a.mT, g, out_dtype=a.dtype, **keywords).sum_to_size(b.shape)
+    return gradients
 
 
-def _of_c(given: Given, g: torch.Tensor) -> Gradients:
-    beta = 1.0 if given["beta"] is None else given["beta"]
-    return {"c": (g * beta).sum_to_size(given["c"].shape).to(given["c"].dtype)}
-
-
-def _multiply(a: torch.Tensor, b: torch.Tensor, alpha: float, options: str) -> torch.Tensor:
-    operators = torch.ops.gemmill
-    multiply = operators.mm if a.dim() == b.dim() == 2 else operators.bmm
-    product: torch.Tensor = multiply(a, b, alpha=alpha, out_dtype=a.dtype, options=options)
-    return product
+def _of_c(arguments: Arguments, g: torch.Tensor) -> Gradients:
+    beta = 1.0 if arguments["beta"] is None else arguments["beta"]
+    return {"c": (g * beta).sum_to_size(arguments["c"].shape).to(arguments["c"].dtype)}
 
 
 def _refuse_narrow(name: str, operand: Any) -> None:

@@ -19,7 +19,7 @@ def gemmill_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         torch.mm(a, b, out=out)
 
 
-def is_to_be_timed(found: Product) -> bool:
+def is_to_be_timed(product: Product) -> bool:
     """Whether a product is left to the autotuner, among whose choices is :func:`gemmill_mm`."""
     tunes = config.max_autotune or config.max_autotune_gemm
-    return bool(found.is_plain and tunes and gemmill_mm in config.external_matmul)
+    return bool(product.is_plain and tunes and gemmill_mm in config.external_matmul)

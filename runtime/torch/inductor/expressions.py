@@ -57,36 +57,36 @@ class Folded(NamedTuple):
 
 def folded(product: Product, region: Region) -> Folded | None:
     """The expression of a product and a region behind it; None where kernels have none."""
-    found = [x for x in (_folded(product, (*region.inner, *region.nodes)), _folded(product, region.nodes)) if x]
-    return min(found, key=lambda x: x.bytes, default=None)  # of equals the first, which leaves less to others
+    foldings = [x for x in (_folded(product, (*region.inner, *region.nodes)), _folded(product, region.nodes)) if x]
+    return min(foldings, key=lambda x: x.bytes, default=None)  # of equals the first, which leaves less to others
 
 
 def with_vector(product: Product) -> Folded | None:
     """The expression of a product whose C is a vector along N, which kernels read so once for all rows; else None."""
-    found = _folded(product, ()) if product.c is not None and product.takes_expressions else None
-    return found if found and all(x.place.kind == "column" for x in found.operands.values()) else None
+    folding = _folded(product, ()) if product.c is not None and product.takes_expressions else None
+    return folding if folding and all(x.place.kind == "column" for x in folding.operands.values()) else None
 
 
 def _folded(product: Product, nodes: Sequence[Any]) -> Folded | None:
-    maker = _Maker(product)
-    root = maker.product()
+    builder = _TreeBuilder(product)
+    root = builder.product()
     if nodes:
-        root = None if root is None else maker.region(nodes, root)
+        root = None if root is None else builder.region(nodes, root)
     if root is None or not _may_be_stored(nodes[-1] if nodes else product.node, root, product):
         return None
-    if any(count > MOST[kind] for kind, count in Counter(x.place.kind for x in maker.operands.values()).items()):
+    if any(count > MOST[kind] for kind, count in Counter(x.place.kind for x in builder.operands.values()).items()):
         return None
-    assignments = _inlined([*maker.assignments, Assignment("d", "d", "matrix", "f32", root)])
+    assignments = _inlined([*builder.assignments, Assignment("d", "d", "matrix", "f32", root)])
     text = str(Epilogue(tuple(assignments)))
     try:
         named = {x.name for x in parse(text).operands}
     except ExpressionError:  # too long, too deep, a number that f32 has not
         return None
-    operands = {name: x for name, x in maker.operands.items() if name in named}
+    operands = {name: x for name, x in builder.operands.items() if name in named}
     return Folded(assignments[0].value if len(assignments) == 1 else None, text, operands)
 
 
-class _Maker:
+class _TreeBuilder:
     """Makes trees of nodes, and operands of what else they read."""
 
     def __init__(self, product: Product) -> None:
@@ -142,18 +142,18 @@ class _Maker:
             return number(node.args[1])
         value = node.meta["val"]
         d = self._product.shape
-        found = place(value.shape, beside, d)
-        while found is not None and found.kind == "matrix" and node.target in VIEWS and is_like(value.shape, d):
+        where = place(value.shape, beside, d)
+        while where is not None and where.kind == "matrix" and node.target in VIEWS and is_like(value.shape, d):
             if not is_like(node.args[0].meta["val"].shape, d):
                 break
             node = node.args[0]
             value = node.meta["val"]
-        if found is None or value.dtype not in FLOATS or not is_a_view(value, found):
+        if where is None or value.dtype not in FLOATS or not is_a_view(value, where):
             return None
-        read = Read(node, found)
+        read = Read(node, where)
         name = next((name for name, x in self.operands.items() if x == read), f"x{len(self.operands) + 1}")
         self.operands[name] = read
-        return Operand(name, found.kind, "f32")
+        return Operand(name, where.kind, "f32")
 
 
 def _is_widening(node: Any) -> bool:
@@ -165,17 +165,17 @@ def _is_widening(node: Any) -> bool:
 
 def _uses(nodes: Sequence[Any], inside: set[Any]) -> Counter[Any]:
     """How often the tree of each node is read, by nodes that are more than it seen otherwise."""
-    found: Counter[Any] = Counter()
+    uses: Counter[Any] = Counter()
     for node in nodes:
         if is_passed_on(node):
             continue
         for x in node.args:
             while isinstance(x, torch.fx.Node) and x in inside:
-                found[x] += 1 + (node.target in TWICE)
+                uses[x] += 1 + (node.target in TWICE)
                 if not (x.op == "call_function" and is_passed_on(x)):
                     break
                 x = x.args[0]
-    return found
+    return uses
 
 
 def _may_be_stored(end: Any, root: Node, product: Product) -> bool:
@@ -208,10 +208,10 @@ def _inlined(assignments: list[Assignment]) -> list[Assignment]:
     return kept
 
 
-def _with(tree: Node, known: Mapping[Node, Node]) -> Node:
+def _with(tree: Node, replacements: Mapping[Node, Node]) -> Node:
     if isinstance(tree, Call):
-        return replace(tree, arguments=tuple(_with(x, known) for x in tree.arguments))
-    return known.get(tree, tree)
+        return replace(tree, arguments=tuple(_with(x, replacements) for x in tree.arguments))
+    return replacements.get(tree, tree)
 
 
 class Linear(NamedTuple):

@@ -58,18 +58,20 @@ def _lower(name: str, *positional: Any, **keywords: Any) -> Any:
     """What the lowering of an operator gives: D as a buffer that a :class:`Call` fills, in a list where the operator
     returns one; the operator itself where code is C++, writes beside D, or has a number that is known when it runs."""
     overload = getattr(torch.ops.gemmill, name).default
-    given = dict(zip((x.name for x in overload._schema.arguments), positional, strict=False)) | keywords
-    given.pop("out_dtype", None)  # D has it
-    values: dict[str, Any] = {**read_options(given.pop("options", ""))}
-    expression = given.pop("expression", None)
+    arguments = dict(zip((x.name for x in overload._schema.arguments), positional, strict=False)) | keywords
+    arguments.pop("out_dtype", None)  # D has it
+    values: dict[str, Any] = {**read_options(arguments.pop("options", ""))}
+    expression = arguments.pop("expression", None)
     if expression is not None:
         values["epilogue"] = expression
-        given |= zip(given.pop("names"), [*given.pop("operands"), *given.pop("numbers", ())], strict=True)
-    given = {x: value for x, value in given.items() if value is not None}
-    function = "grouped_matmul" if given.keys() & {"offsets", "counts"} else "matmul"
-    operands = {x: given.pop(x) for x in ("a", "b")}
-    operands |= {x: value for x, value in given.items() if isinstance(value, ir.IRNode)}
-    values |= {x: value for x, value in given.items() if x not in operands}
+        arguments |= zip(
+            arguments.pop("names"), [*arguments.pop("operands"), *arguments.pop("numbers", ())], strict=True
+        )
+    arguments = {x: value for x, value in arguments.items() if value is not None}
+    function = "grouped_matmul" if arguments.keys() & {"offsets", "counts"} else "matmul"
+    operands = {x: arguments.pop(x) for x in ("a", "b")}
+    operands |= {x: value for x, value in arguments.items() if isinstance(value, ir.IRNode)}
+    values |= {x: value for x, value in arguments.items() if x not in operands}
     beside = expression is not None and bool(read_epilogue(expression).outputs)
     several, made = OPERATORS[name].several, V.graph.current_node.meta["val"]
     layout = ir.FallbackKernel.tensor_to_layout(made[0] if several else made)

@@ -81,8 +81,8 @@ def is_readable(node: Any) -> bool:
         return True
     if node.target not in TREES or not node.kwargs.keys() <= {"alpha"}:
         return False
-    given = [*node.args, *node.kwargs.values()]
-    return all(isinstance(x, torch.fx.Node) or number(x) is not None for x in given)
+    arguments = [*node.args, *node.kwargs.values()]
+    return all(isinstance(x, torch.fx.Node) or number(x) is not None for x in arguments)
 
 
 def tree_of(node: Any, read: Callable[[Any], Node | None]) -> Node | None:

@@ -88,60 +88,60 @@ def product(node: Any) -> Product | None:
     if row is None:
         return None
     schema = node.target._schema.arguments
-    given = {x.name: x.default_value for x in schema if x.has_default_value()}
-    given |= dict(zip((x.name for x in schema), node.args, strict=False)) | node.kwargs
-    alpha, beta = given.get("alpha", 1), given.get("beta", 1)
+    arguments = {x.name: x.default_value for x in schema if x.has_default_value()}
+    arguments |= dict(zip((x.name for x in schema), node.args, strict=False)) | node.kwargs
+    alpha, beta = arguments.get("alpha", 1), arguments.get("beta", 1)
     if any(isinstance(x, torch.fx.Node) for x in (alpha, beta)):
         return None  # numbers that are known when the program runs
     if not all(isinstance(x.meta.get("val"), torch.Tensor) for x in (node, *node.all_input_nodes)):
         return None
-    c = given[row.c] if row.c and beta != 0 else None
-    a = given[row.a]
-    found = Product(
+    c = arguments[row.c] if row.c and beta != 0 else None
+    a = arguments[row.a]
+    candidate = Product(
         node,
         operator,
         a,
-        given[row.b],
+        arguments[row.b],
         c,
         float(alpha),
         float(beta),
-        {name: given[theirs] for theirs, name in _NAMED.items() if given.get(theirs) is not None},
-        _options(a.meta["val"].dtype, given),
+        {name: arguments[theirs] for theirs, name in _NAMED.items() if arguments.get(theirs) is not None},
+        _options(a.meta["val"].dtype, arguments),
     )
-    return found if given.get("scale_result") is None and _is_served(found) else None
+    return candidate if arguments.get("scale_result") is None and _is_served(candidate) else None
 
 
-def _options(dtype: torch.dtype, given: Mapping[str, Any]) -> str:
+def _options(dtype: torch.dtype, arguments: Mapping[str, Any]) -> str:
     options: dict[str, bool] = {}
     if dtype == torch.float32:
         options["tf32"] = True
-    if "use_fast_accum" in given:
-        options["fast_accumulation"] = given["use_fast_accum"]
+    if "use_fast_accum" in arguments:
+        options["fast_accumulation"] = arguments["use_fast_accum"]
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True
     return written(options)
 
 
-def _is_served(found: Product) -> bool:
-    a, b, d = (x.meta["val"] for x in (found.a, found.b, found.node))
+def _is_served(product: Product) -> bool:
+    a, b, d = (x.meta["val"] for x in (product.a, product.b, product.node))
     if not is_served_on(a.device) or is_empty(b.shape):
         return False
-    if found.c is not None and not _is_term(found.c.meta["val"], found):
+    if product.c is not None and not _is_term(product.c.meta["val"], product):
         return False
-    if found.operator == "scaled_mm":
-        return a.dtype in NARROW and b.dtype in NARROW and d.dtype not in NARROW and _are_scales(found)
+    if product.operator == "scaled_mm":
+        return a.dtype in NARROW and b.dtype in NARROW and d.dtype not in NARROW and _are_scales(product)
     if a.dtype != b.dtype:
         return False
-    if found.operator == "grouped_mm":
-        return a.dtype in _WIDE and a.dim() == 2 and "offsets" in found.named and found.c is None
+    if product.operator == "grouped_mm":
+        return a.dtype in _WIDE and a.dim() == 2 and "offsets" in product.named and product.c is None
     tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
     return a.dtype in (*_WIDE, torch.float64) or (a.dtype == torch.float32 and tf32)
 
 
-def _is_term(c: Any, found: Product) -> bool:
+def _is_term(c: Any, product: Product) -> bool:
     """Whether the operators add a C: one of D's type, beside D."""
-    found_place = place(c.shape, found.shape, found.shape)
-    return c.dtype == found.node.meta["val"].dtype and found_place is not None and found_place.kind in _TERMS
+    found_place = place(c.shape, product.shape, product.shape)
+    return c.dtype == product.node.meta["val"].dtype and found_place is not None and found_place.kind in _TERMS
 
 
 def is_served_on(device: torch.device) -> bool:
@@ -157,14 +157,14 @@ def _has_kernels(device: torch.device) -> bool:
     return bool(serving(torch.cuda.get_device_capability(device)))
 
 
-def _are_scales(found: Product) -> bool:
+def _are_scales(product: Product) -> bool:
     """Whether scales are f32, both for all, both of rows and columns, or both of blocks as kernels take them."""
-    scales = [found.named[name].meta["val"] for name in ("a_scale", "b_scale")]
+    scales = [product.named[name].meta["val"] for name in ("a_scale", "b_scale")]
     if any(x.dtype != torch.float32 for x in scales):
         return False
-    if all(_is_scale(x, found.shape) for x in scales):
+    if all(_is_scale(x, product.shape) for x in scales):
         return True
-    (m, n), k = found.shape, found.a.meta["val"].shape[1]
+    (m, n), k = product.shape, product.a.meta["val"].shape[1]
     blocks, of_n = (-(-extent // SCALE_BLOCK) for extent in (k, n))
     return same(scales[0].shape, (m, blocks)) and same(scales[1].shape, (blocks, of_n))
 

@@ -46,18 +46,18 @@ def regions(product: Product, order: Mapping[Any, int]) -> Iterator[Region]:
 
 def _reached(product: Product, order: Mapping[Any, int]) -> list[Any]:
     """Readable nodes that depend on the product through such nodes, in the order of the graph."""
-    found = {product.node}
+    reached = {product.node}
     waiting = set(product.node.users)
-    while waiting and len(found) <= MOST_NODES:
+    while waiting and len(reached) <= MOST_NODES:
         node = min(waiting, key=lambda x: order.get(x, -1))
         waiting.remove(node)
-        if node in order and _follows(node, product, found):
-            found.add(node)
-            waiting.update(user for user in node.users if user not in found)
-    return sorted(found - {product.node}, key=order.__getitem__)
+        if node in order and _follows(node, product, reached):
+            reached.add(node)
+            waiting.update(user for user in node.users if user not in reached)
+    return sorted(reached - {product.node}, key=order.__getitem__)
 
 
-def _follows(node: Any, product: Product, found: set[Any]) -> bool:
+def _follows(node: Any, product: Product, reached: set[Any]) -> bool:
     """Whether a node reads values of D's elements, and else what broadcasts to them."""
     value = node.meta.get("val")
     if not is_readable(node) or not isinstance(value, torch.Tensor) or not is_like(value.shape, product.shape):
@@ -71,7 +71,7 @@ def _follows(node: Any, product: Product, found: set[Any]) -> bool:
         read = x.meta.get("val")
         if not isinstance(read, torch.Tensor) or read.device != value.device or read.dtype in NARROW:
             return False
-        if x in found:
+        if x in reached:
             if node.target not in VIEWS and not same(read.shape, value.shape):
                 return False
         elif place(read.shape, value.shape, product.shape) is None:
@@ -85,10 +85,10 @@ def _read(node: Any) -> list[Any]:
 
 
 def _leading_to(end: Any, reached: list[Any]) -> list[Any]:
-    inside, known = {end}, set(reached)
+    inside, candidates = {end}, set(reached)
     for node in reversed(reached):
         if node in inside:
-            inside.update(known.intersection(_read(node)))
+            inside.update(candidates.intersection(_read(node)))
     return [node for node in reached if node in inside]
 
 

@@ -74,8 +74,8 @@ def _place_beside_matrix(ones: Sequence[bool], full: Sequence[bool]) -> Place | 
 
 def _place_beside_batch(ones: Sequence[bool], full: Sequence[bool]) -> Place | None:
     """Of the batch there may be all or, shared, one."""
-    shared, own = all(ones[:-2]), all(full[:-2])
-    if not (shared or own):
+    shared, whole = all(ones[:-2]), all(full[:-2])
+    if not (shared or whole):
         return None
     if ones[-1] and ones[-2]:
         return Place("batch", 1)
@@ -84,9 +84,9 @@ def _place_beside_batch(ones: Sequence[bool], full: Sequence[bool]) -> Place | N
     return Place("matrix", 2 if shared else 3) if full[-1] and full[-2] else None
 
 
-def is_a_view(tensor: Any, found: Place) -> bool:
+def is_a_view(tensor: Any, where: Place) -> bool:
     """Whether a tensor is known to have the shape of its place without a copy: what becomes one extent lies as one."""
-    kept = {"matrix": found.ndim - 1, "row": found.ndim, "batch": 2}.get(found.kind, tensor.dim())
+    kept = {"matrix": where.ndim - 1, "row": where.ndim, "batch": 2}.get(where.kind, tensor.dim())
     extents = [*zip(tensor.shape, tensor.stride(), strict=True)][: tensor.dim() - kept]
     extents = [(extent, stride) for extent, stride in extents if not equal(extent, 1)]
     return all(equal(outer[1], inner[1] * inner[0]) for outer, inner in pairwise(extents))

@@ -9,7 +9,7 @@ import torch
 
 from gemmill.library.errors import OperandError
 from gemmill.library.wording import one_of, suggest
-from gemmill.runtime.torch.layers.formats import FORMATS, Format, Stored
+from gemmill.runtime.torch.layers.weight_formats import FORMATS, Format, Stored
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "sigmoid", "silu", "tanh")
 """Functions of an epilogue that a layer may end with."""

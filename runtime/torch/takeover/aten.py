@@ -22,7 +22,7 @@ def overload(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, packet), form or "default")
 
 
-Given = Mapping[str, Any]
+Arguments = Mapping[str, Any]
 """Arguments of a call by the names of its schema."""
 
 
@@ -58,7 +58,7 @@ class Row(NamedTuple):
 
     a: str
     b: str
-    read: Callable[[Row, Given], Call]
+    read: Callable[[Row, Arguments], Call]
     """Writes a call down, or raises :class:`Unserved`."""
     c: str = ""
     out: str = ""
@@ -74,9 +74,9 @@ def tf32_is_allowed() -> bool:
 _float32_precision = torch._C._get_fp32_precision_getter
 
 
-def flops(row: Row, given: Given) -> int:
+def flops(row: Row, arguments: Arguments) -> int:
     """Floating-point operations of a call, the same whether we serve it or not."""
-    a, b = given[row.a], given[row.b]
+    a, b = arguments[row.a], arguments[row.b]
     if 0 in (a.dim(), b.dim()):
         return 0
     if a.dim() == 3 and b.dim() == 2:  # of groups along N
@@ -84,21 +84,21 @@ def flops(row: Row, given: Given) -> int:
     return int(2 * a.numel() * b.shape[-1])
 
 
-def _dense(row: Row, given: Given) -> Call:
+def _dense(row: Row, arguments: Arguments) -> Call:
     """``mm``, ``addmm``, ``bmm``, ``baddbmm``, in all their forms."""
-    a, b, out = given[row.a], given[row.b], given.get(row.out)
+    a, b, out = arguments[row.a], arguments[row.b], arguments.get(row.out)
     values = _of_dtype(a, b)
     shape = _d_shape(a, b, row.rank)
-    dtype = given.get("out_dtype", a.dtype)
+    dtype = arguments.get("out_dtype", a.dtype)
     if out is not None and (out.dtype is not dtype or out.shape != shape):
         raise Unserved("out of another dtype or shape")
     call = Call({"a": row.a, "b": row.b}, values, shape, dtype, _packed(shape), row.out or None)
-    return _with_c(row, given, call) if row.c else call
+    return _with_c(row, arguments, call) if row.c else call
 
 
-def _with_c(row: Row, given: Given, call: Call) -> Call:
+def _with_c(row: Row, arguments: Arguments, call: Call) -> Call:
     """A call with its C: a matrix, or a vector along N, which kernels read as part of an epilogue."""
-    c, alpha, beta = given[row.c], _number(given, "alpha"), _number(given, "beta")
+    c, alpha, beta = arguments[row.c], _number(arguments, "alpha"), _number(arguments, "beta")
     factors = {} if alpha == beta == 1 else {"alpha": alpha, "beta": beta}
     if beta == 0:
         return call._replace(values={**call.values, "alpha": alpha})
@@ -112,37 +112,37 @@ def _with_c(row: Row, given: Given, call: Call) -> Call:
     raise Unserved("C that broadcasts otherwise than along M")
 
 
-def _scaled(row: Row, given: Given) -> Call:
+def _scaled(row: Row, arguments: Arguments) -> Call:
     """``_scaled_mm`` of e4m3 and e5m2, with scales of all, of rows and columns, or of 1 x 128 and 128 x 128."""
-    a, b, out, bias = given[row.a], given[row.b], given.get(row.out), given.get("bias")
-    dtype = (a.dtype if out is None else out.dtype) if given.get("out_dtype") is None else given["out_dtype"]
+    a, b, out, bias = arguments[row.a], arguments[row.b], arguments.get(row.out), arguments.get("bias")
+    dtype = (a.dtype if out is None else out.dtype) if arguments.get("out_dtype") is None else arguments["out_dtype"]
     if not {a.dtype, b.dtype} <= {*map(torch_dtype, FP8)}:
         raise Unserved(f"scaled products of {_name(a)} and {_name(b)}")
-    if given.get("scale_result") is not None:
+    if arguments.get("scale_result") is not None:
         raise Unserved("scale_result")
     shape = _d_shape(a, b, row.rank)
     if a.stride(1) != 1 or b.stride(0) != 1 or (out is not None and (out.shape != shape or out.dtype is not dtype)):
         raise Unserved("scaled products of other layouts")
-    of_a, of_b = given["scale_a"], given["scale_b"]
+    of_a, of_b = arguments["scale_a"], arguments["scale_b"]
     (m, k), n = a.shape, b.shape[1]
     blocks = -(-k // SCALE_BLOCK)
     forms = [((m, 1), (1, n)), ((m, blocks), (blocks, -(-n // SCALE_BLOCK)))]
     one_each = of_a.numel() == of_b.numel() == 1
     if not (one_each or (tuple(of_a.shape), tuple(of_b.shape)) in forms) or {of_a.dtype, of_b.dtype} != {torch.float32}:
         raise Unserved("scales of other forms")
-    values: dict[str, Any] = {"fast_accumulation": bool(given.get("use_fast_accum", False))}
+    values: dict[str, Any] = {"fast_accumulation": bool(arguments.get("use_fast_accum", False))}
     tensors = {"a": row.a, "b": row.b, "a_scale": "scale_a", "b_scale": "scale_b"}
     if bias is not None:
         tensors["bias"], values["epilogue"] = "bias", "d = acc + bias[n]"
     return Call(tensors, values, shape, dtype, _packed(shape), row.out or None)
 
 
-def _grouped(row: Row, given: Given) -> Call:
+def _grouped(row: Row, arguments: Arguments) -> Call:
     """``_grouped_mm``: groups of rows, groups along K, and a batch."""
-    a, b, offsets = given[row.a], given[row.b], given.get("offs")
-    dtype = given.get("out_dtype") or a.dtype
+    a, b, offsets = arguments[row.a], arguments[row.b], arguments.get("offs")
+    dtype = arguments.get("out_dtype") or a.dtype
     values = _of_dtype(a, b)
-    if given.get("bias") is not None:
+    if arguments.get("bias") is not None:
         raise Unserved("bias of groups")
     ranks = a.dim(), b.dim()
     if not {*ranks} <= {2, 3} or a.shape[-1] != b.shape[-2] or (offsets is None) != (ranks == (3, 3)):
@@ -193,8 +193,8 @@ def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _number(given: Given, name: str) -> float:
-    value = given.get(name, 1)
+def _number(arguments: Arguments, name: str) -> float:
+    value = arguments.get(name, 1)
     if isinstance(value, complex):
         raise Unserved("complex factors")
     return float(value)

@@ -22,7 +22,7 @@ from gemmill.library.errors import CaptureError, GemmillError, OperandError, Uns
 from gemmill.runtime.api import fast_path
 from gemmill.runtime.torch.takeover import stats
 from gemmill.runtime.torch.takeover.aten import ROWS, Row, Unserved, flops, overload, tf32_is_allowed
-from gemmill.runtime.torch.takeover.backends import Backend, Compute, kernels
+from gemmill.runtime.torch.takeover.kernel_backend import Backend, Compute, kernels
 from gemmill.runtime.torch.takeover.stats import Route, Run
 
 _MOST_ROUTES = 8
@@ -55,30 +55,30 @@ class Override:
     def _kernel(self) -> Callable[..., Any]:
         routes_of, leading, meet, takeover = self._routes, self._tensors, self._meet, self._takeover
 
-        def kernel(*given: Any, **keywords: Any) -> Any:
+        def kernel(*positional: Any, **keywords: Any) -> Any:
             if not takeover.entries:
-                return self._run_original(given, keywords)
+                return self._run_original(positional, keywords)
             values: Hashable = None
-            if not keywords and len(given) <= leading:
-                tensors = given
-            elif len(keywords) == 1 and "out" in keywords and len(given) <= leading:  # as compiled programs call
-                tensors = (*given, keywords["out"])
+            if not keywords and len(positional) <= leading:
+                tensors = positional
+            elif len(keywords) == 1 and "out" in keywords and len(positional) <= leading:  # as compiled programs call
+                tensors = (*positional, keywords["out"])
             else:
-                arguments = (*given, *keywords.values())
+                arguments = (*positional, *keywords.values())
                 tensors = tuple([x for x in arguments if isinstance(x, torch.Tensor)])
                 values = tuple(keywords), tuple([x for x in arguments if not isinstance(x, torch.Tensor)])
             bucket = tensors[0].numel(), tensors[1].numel(), len(tensors), values
             for route in routes_of.get(bucket, ()):
                 if route.matches(*tensors):
                     route.calls += 1
-                    return route.run(given, keywords, tensors)
-            return meet(bucket, given, keywords, tensors)
+                    return route.run(positional, keywords, tensors)
+            return meet(bucket, positional, keywords, tensors)
 
         return kernel
 
-    def _meet(self, bucket: Hashable, given: tuple[Any, ...], keywords: dict[str, Any], tensors: Any) -> Any:
+    def _meet(self, bucket: Hashable, positional: tuple[Any, ...], keywords: dict[str, Any], tensors: Any) -> Any:
         """Compute a call of a signature that is new, and keep what becomes of the next."""
-        named = dict(zip(self._names, given, strict=False)) | keywords
+        named = dict(zip(self._names, positional, strict=False)) | keywords
         names = [name for name, x in named.items() if isinstance(x, torch.Tensor)]
         route = Route(self.name, "", False, flops(self._row, named), self._run_original, _matcher(tensors))
         try:
@@ -87,35 +87,35 @@ class Override:
         except (Unserved, GemmillError) as error:
             route.by = _reason(error)
             if isinstance(error, CaptureError) or (isinstance(error, Unserved) and not error.always):
-                return self._leave(route, given, keywords)
+                return self._leave(route, positional, keywords)
         with self._lock:
             routes = self._routes.get(bucket, ())
             if len(routes) >= _MOST_ROUTES or len(self._routes) >= _SIGNATURES:
-                stats.forget([x for each in self._routes.values() for x in each])
+                stats.forget([x for routes_of_bucket in self._routes.values() for x in routes_of_bucket])
                 self._routes.clear()
                 routes = ()
             self._routes[bucket] = (*routes, route)
             stats.add(route)
         route.calls += 1
-        return route.run(given, keywords, tensors)
+        return route.run(positional, keywords, tensors)
 
-    def _run_original(self, given: tuple[Any, ...], keywords: dict[str, Any], _: Any = None) -> Any:
-        return self._original.call_boxed(self._keyset, *given, **keywords)
+    def _run_original(self, positional: tuple[Any, ...], keywords: dict[str, Any], _: Any = None) -> Any:
+        return self._original.call_boxed(self._keyset, *positional, **keywords)
 
     def _run_served(self, route: Route, compute: Compute) -> Run:
-        def run(given: tuple[Any, ...], keywords: dict[str, Any], tensors: tuple[Any, ...]) -> Any:
+        def run(positional: tuple[Any, ...], keywords: dict[str, Any], tensors: tuple[Any, ...]) -> Any:
             try:
                 return compute(tensors)
             except (Unserved, GemmillError) as error:
                 route.calls -= 1
-                return self._leave(replace(route, by=_reason(error)), given, keywords)
+                return self._leave(replace(route, by=_reason(error)), positional, keywords)
 
         return run
 
-    def _leave(self, route: Route, given: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def _leave(self, route: Route, positional: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """One call to PyTorch, for a reason that does not hold for all like it."""
         stats.count(self.name, route.by, route.flops)
-        return self._run_original(given, keywords)
+        return self._run_original(positional, keywords)
 
 
 @functools.cache
@@ -212,7 +212,7 @@ def enabled() -> Iterator[None]:
     the process. A product that is new is selected, and compiled if need be, when it is first met: warm up
     before a CUDA graph is captured, as what is first met in a capture is left to PyTorch.
     """
-    from gemmill.runtime.torch.inductor.install import passes  # which takes a second to import
+    from gemmill.runtime.torch.inductor.installation import passes  # which takes a second to import
 
     with passes(), _CUDA.within():
         yield
@@ -221,9 +221,9 @@ def enabled() -> Iterator[None]:
 @functools.cache
 def install() -> None:
     """:func:`enabled` from here to the end of the process. Further calls do nothing."""
-    from gemmill.runtime.torch.inductor import install as inductor
+    from gemmill.runtime.torch.inductor import installation
 
-    inductor.install()
+    installation.install()
     _CUDA.enter()
 
 

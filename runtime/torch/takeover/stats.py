@@ -109,10 +109,10 @@ def stats() -> Stats:
         sums = {key: replace(line) for key, line in _past.items()}
         for route in _routes:
             _add(sums, route)
-    found = Stats()
+    totals = Stats()
     for (is_served, operator, by), line in sums.items():
-        (found.served if is_served else found.fallback).setdefault(operator, {})[by] = line
-    return found
+        (totals.served if is_served else totals.fallback).setdefault(operator, {})[by] = line
+    return totals
 
 
 def reset_stats() -> None:

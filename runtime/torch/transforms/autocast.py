@@ -27,13 +27,13 @@ def _register_for(library: torch.library.Library, name: str, operator: Any, name
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
     def kernel(*positional: Any, **keywords: Any) -> Any:
-        given = dict(zip(names, positional, strict=False))
-        if given["a"].dtype in _CAST and given["b"].dtype in _CAST:
+        arguments = dict(zip(names, positional, strict=False))
+        if arguments["a"].dtype in _CAST and arguments["b"].dtype in _CAST:
             dtype = torch.get_autocast_dtype(device)
-            for each in ("a", "b", "c"):
-                if given.get(each) is not None:
-                    given[each] = given[each].to(dtype)
+            for name_of_tensor in ("a", "b", "c"):
+                if arguments.get(name_of_tensor) is not None:
+                    arguments[name_of_tensor] = arguments[name_of_tensor].to(dtype)
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            return operator(*given.values(), **keywords)
+            return operator(*arguments.values(), **keywords)
 
     library.impl(name, kernel, key)

@@ -38,7 +38,7 @@ def register(library: torch.library.Library, name: str) -> None:
         rank = max(ranks.values())
         if axis_of["a"] is None and axis_of["b"] is None:  # C or a scale is mapped over
             tensors["a"], axis_of["a"] = tensors["a"].expand(info.batch_size, *tensors["a"].shape), 0
-        batched = [x if axis_of[each] is None else _in_front(x, axis_of[each], rank) for each, x in tensors.items()]
+        batched = [x if axis_of[name] is None else _in_front(x, axis_of[name], rank) for name, x in tensors.items()]
         return multiply(*batched, **keywords), 0
 
     def one_by_one(info: Any, axes: Sequence[Any], *positional: Any, **keywords: Any) -> tuple[Any, Any]:

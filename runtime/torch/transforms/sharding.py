@@ -1,11 +1,11 @@
 """Operators on PyTorch's DTensors: each process computes the shard of D that its shards of the operands give.
 
-Along each dimension of a mesh D is in shards as A is, else as B is. Where A or B is in shards along K, processes hold
-parts of D's sums. Otherwise all is whole. What lies otherwise is sent.
+Along each dimension of a mesh D is in shards as the larger of A and B is, else as the other is. Where one is in shards
+along K, processes hold parts of D's sums. Otherwise all is whole. What lies otherwise is sent.
 
 DTensor's own rules of placements (``register_sharding``) take no operator that returns a list, so this takes the place
 of its dispatch. Importing the module does so. It imports ``torch.distributed.tensor``, and is therefore imported where
-a program has done that (:func:`gemmill.runtime.torch.gradients.recorded.shard`).
+a program has done that (:func:`gemmill.runtime.torch.gradients.autograd.shard`).
 """
 
 from __future__ import annotations
@@ -83,19 +83,19 @@ def _extents(tensors: Mapping[str, Any], epilogue: Epilogue, shape: Extents) -> 
     """The extents of tensors along D's axes. None of scales of blocks or of groups along K, of zero points, and of what
     tells groups apart."""
     a, b = tensors["a"], tensors["b"]
-    found: dict[str, Extents] = {"a": (*a.shape[:-1], 1), "b": (*b.shape[:-2], 1, b.shape[-1])}
+    extents: dict[str, Extents] = {"a": (*a.shape[:-1], 1), "b": (*b.shape[:-2], 1, b.shape[-1])}
     kinds = {x.name: x.kind for x in epilogue.operands} | {"c": "matrix"}
     kinds |= {x: "matrix" for x in SCALES if x not in kinds and x in tensors and _broadcasts(tensors[x].shape, shape)}
     for name in tensors.keys() & kinds.keys():
-        own = tuple(tensors[name].shape)
-        found[name] = {
-            "matrix": own,
-            "row": (*own, 1),
-            "column": (*own[:-1], 1, *own[-1:]),
-            "batch": (*own, 1, 1),
+        own_shape = tuple(tensors[name].shape)
+        extents[name] = {
+            "matrix": own_shape,
+            "row": (*own_shape, 1),
+            "column": (*own_shape[:-1], 1, *own_shape[-1:]),
+            "batch": (*own_shape, 1, 1),
             "scalar": (),
         }[kinds[name]]
-    return found
+    return extents
 
 
 def _axes_of_products(
@@ -119,8 +119,10 @@ def _axis_in_shards(
     tensors: Mapping[str, Any], dimension: int, shape: Extents, allowed: Sequence[Axis], gated: bool
 ) -> Axis:
     """What is in shards along a dimension of the mesh."""
-    factors = [(x, x.ndim - 1 - i, x.placements[dimension]) for i, x in enumerate((tensors["a"], tensors["b"]))]
-    shards = [(x, k, placement.dim) for x, k, placement in factors if type(placement) is Shard]
+    a, b = tensors["a"], tensors["b"]
+    factors = sorted([(a, a.ndim - 1), (b, b.ndim - 2)], key=lambda factor: factor[0].numel(), reverse=True)
+    placed = [(x, k, x.placements[dimension]) for x, k in factors]
+    shards = [(x, k, placement.dim) for x, k, placement in placed if type(placement) is Shard]
     for x, k, place in shards:
         axis: int = place + len(shape) - x.ndim
         if place == k or axis not in allowed or shape[axis] == 1:
@@ -135,9 +137,9 @@ def _placement(name: str, x: Any, extents: Mapping[str, Extents], shape: Extents
     """Placement of an operand along a dimension of a mesh."""
     if axis == "K":
         return {"a": Shard(x.ndim - 1), "b": Shard(x.ndim - 2)}.get(name, Replicate())
-    own = extents.get(name, ())
-    at = -1 if axis is None else axis - len(shape) + len(own)
-    return Shard(min(at, x.ndim - 1)) if at >= 0 and own[at] != 1 else Replicate()
+    along_d = extents.get(name, ())
+    at = -1 if axis is None else axis - len(shape) + len(along_d)
+    return Shard(min(at, x.ndim - 1)) if at >= 0 and along_d[at] != 1 else Replicate()
 
 
 def _of_output(output: Assignment | None, shape: Extents, axis: Axis) -> Any:

@@ -14,8 +14,8 @@ from gemmill.cli.commands.problems import table_columns, table_row
 from gemmill.cli.options import kernel, measurable, output_file, read_problem, refuse_overwriting
 from gemmill.cli.output import Status
 from gemmill.cli.problem_options import extents
+from gemmill.emitters.edited_page import MAX_BYTES, config_of_page, edited
 from gemmill.emitters.emit import EmittedSource, emit
-from gemmill.emitters.page import MAX_BYTES, config_of_page, edited
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import CompileError

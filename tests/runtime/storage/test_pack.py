@@ -356,7 +356,7 @@ NOT_FOR_PACKS = {
     *(
         "gemmill.runtime.api.autotune",
         "gemmill.runtime.storage.store",
-        "gemmill.runtime.timing",
+        "gemmill.runtime.launch_times",
         "gemmill.runtime.compile.toolchain",
     ),
 }

@@ -10,7 +10,7 @@ import json
 import os
 
 from gemmill.emitters import include_path
-from gemmill.emitters.page import edited
+from gemmill.emitters.edited_page import edited
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import GemmillError
 from gemmill.runtime.compile import pch

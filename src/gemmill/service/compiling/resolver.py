@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import TypeVar
 
 from gemmill.emitters import headers_digest
+from gemmill.emitters.edited_page import edited
 from gemmill.emitters.emit import emit
-from gemmill.emitters.page import edited
 from gemmill.library.arch import DEFAULT_GPU, Gpu, serving
 from gemmill.library.config.edited import is_edited
 from gemmill.library.config.model import GemmConfig

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cases.kernels import DIRECT, GOLDEN, KernelCase
 
+from gemmill.emitters.edited_page import edited
 from gemmill.emitters.emit import EmittedSource, emit
-from gemmill.emitters.page import edited
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import CompileError
 from gemmill.runtime.compile.compiler import Compiler

@@ -86,26 +86,26 @@ def places_of(description: Description, call: GemmCall) -> tuple[int, ...]:
 
 def arrays_of(description: Description, buffers: list[ffi.Buffer]) -> list[Array]:
     """Shapes and dtypes of the operands of a call; OperandError where its arrays are not those that it describes."""
-    made, scratch = description.results, any(description.scratch)
-    names = (*description.operands, *made, *(("scratch",) if scratch else ()))
+    result_names, scratch = description.results, any(description.scratch)
+    names = (*description.operands, *result_names, *(("scratch",) if scratch else ()))
     if len(buffers) != len(names):
         raise OperandError(f"the call has {len(buffers)} arrays; it describes {len(names)}: {', '.join(names)}")
     arrays = [_array(name, buffer) for name, buffer in zip(names, buffers, strict=True)]
-    own, others = arrays[: len(description.operands)], arrays[len(description.operands) :]
-    wanted = results(description, views(description, own, (0,) * len(own)))
-    for name, found, result in zip(made, others, wanted, strict=False):
-        if found != (expected := Array(result.shape, result.numpy)):
-            raise OperandError(f"{name} is {found.dtype} {found.shape}; it must be {expected.dtype} {expected.shape}")
-    return own
+    operands, outputs = arrays[: len(description.operands)], arrays[len(description.operands) :]
+    expected_results = results(description, views(description, operands, (0,) * len(operands)))
+    for name, array, result in zip(result_names, outputs, expected_results, strict=False):
+        if array != (expected := Array(result.shape, result.numpy)):
+            raise OperandError(f"{name} is {array.dtype} {array.shape}; it must be {expected.dtype} {expected.shape}")
+    return operands
 
 
 def _array(name: str, buffer: ffi.Buffer) -> Array:
     table = {ffi.S64: "int64", ffi.U32: "uint32"}
     if (dtype := table.get(buffer.dtype)) is None:
-        known = ffi.DTYPE_CODES.get(buffer.dtype)
-        if known is None:
+        name_of_dtype = ffi.DTYPE_CODES.get(buffer.dtype)
+        if name_of_dtype is None:
             raise OperandError(f"{name} has XLA's dtype {buffer.dtype}, which gemmill has not")
-        dtype = DTYPES[known].torch
+        dtype = DTYPES[name_of_dtype].torch
     return Array(buffer.shape, dtype)
 
 

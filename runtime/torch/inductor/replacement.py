@@ -27,9 +27,9 @@ def replace_products(graph: torch.fx.Graph) -> None:
     """Put the operators in place of products, the last first: what joins two products is folded into the later one."""
     parts = _parts(graph)
     for node in reversed([*graph.nodes]):
-        found = product(node)
-        if found is not None:
-            _replace(graph, found, next(part for part in parts if node in part))
+        candidate = product(node)
+        if candidate is not None:
+            _replace(graph, candidate, next(part for part in parts if node in part))
 
 
 def _parts(graph: torch.fx.Graph) -> list[dict[Any, int]]:
@@ -43,24 +43,24 @@ def _parts(graph: torch.fx.Graph) -> list[dict[Any, int]]:
     return parts
 
 
-def _replace(graph: torch.fx.Graph, found: Product, part: Mapping[Any, int]) -> None:
-    for region in regions(found, part):
-        made = folded(found, region)
+def _replace(graph: torch.fx.Graph, product: Product, part: Mapping[Any, int]) -> None:
+    for region in regions(product, part):
+        made = folded(product, region)
         if made is not None:
-            maker = _Maker(graph, found, region.end)
-            d = maker.linear_of(made) or maker.epilogue(made)
-            _put(graph, maker.viewed(d, region.nodes), region.end)
-            for node in reversed((found.node, *region.nodes)):
+            builder = _NodeBuilder(graph, product, region.end)
+            d = builder.linear_of(made) or builder.epilogue(made)
+            _put(graph, builder.viewed(d, region.nodes), region.end)
+            for node in reversed((product.node, *region.nodes)):
                 graph.erase_node(node)
             for node in reversed(region.inner):
                 if not node.users:
                     graph.erase_node(node)
             return
-    if not is_to_be_timed(found):
-        maker, made = _Maker(graph, found, found.node), with_vector(found)
-        d = maker.epilogue(made) if made else maker.linear(found.alpha, found.c, found.beta)
-        _put(graph, d, found.node)
-        graph.erase_node(found.node)
+    if not is_to_be_timed(product):
+        builder, made = _NodeBuilder(graph, product, product.node), with_vector(product)
+        d = builder.epilogue(made) if made else builder.linear(product.alpha, product.c, product.beta)
+        _put(graph, d, product.node)
+        graph.erase_node(product.node)
 
 
 def _put(graph: torch.fx.Graph, made: Any, node: Any) -> None:
@@ -69,24 +69,24 @@ def _put(graph: torch.fx.Graph, made: Any, node: Any) -> None:
     node.replace_all_uses_with(made)
 
 
-class _Maker:
+class _NodeBuilder:
     """Makes nodes of operators that give what a node gave, before it."""
 
-    def __init__(self, graph: torch.fx.Graph, found: Product, end: Any) -> None:
-        self._graph, self._product, self._end = graph, found, end
+    def __init__(self, graph: torch.fx.Graph, product: Product, end: Any) -> None:
+        self._graph, self._product, self._end = graph, product, end
         self._dtype = end.meta["val"].dtype
 
     def linear_of(self, made: Folded) -> Any:
         """D by an operator without an expression; None where it takes one."""
-        found = linear(made.tree)
-        if found is None:
+        terms = linear(made.tree)
+        if terms is None:
             return None
-        if found.c is None:
-            return self.linear(found.alpha)
-        c = made.operands[found.c]
+        if terms.c is None:
+            return self.linear(terms.alpha)
+        c = made.operands[terms.c]
         if c.node.meta["val"].dtype != self._dtype or self._product.operator == "grouped_mm":
             return None
-        return self.linear(found.alpha, self._shaped(c), found.beta)
+        return self.linear(terms.alpha, self._shaped(c), terms.beta)
 
     def linear(self, alpha: float = 1.0, c: Any = None, beta: float = 1.0) -> Any:
         """``alpha * a @ b + beta * c``."""
@@ -117,9 +117,9 @@ class _Maker:
         return self._call(aten.reshape.default, [d, view.args[1]])
 
     def _keywords(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"options": self._product.options} if self._product.options else {}
+        keywords: dict[str, Any] = {"options": self._product.options} if self._product.options else {}
         default = d_dtype(self._product.dtype, self._product.b.meta["val"].dtype)
-        return found if self._dtype == default else {"out_dtype": self._dtype, **found}
+        return keywords if self._dtype == default else {"out_dtype": self._dtype, **keywords}
 
     def _shaped(self, read: Read) -> Any:
         """An operand in the shape in which the operators take it."""
@@ -142,7 +142,7 @@ class _Maker:
             node = self._graph.call_function(target, tuple(arguments), dict(keywords or {}))
         fake = self._product.node.meta["val"].fake_mode
         symbols = nullcontext() if fake.shape_env is None else fake.shape_env.suppress_guards()
-        given = torch.fx.node.map_arg((node.args, node.kwargs), lambda x: x.meta["val"])
+        values = torch.fx.node.map_arg((node.args, node.kwargs), lambda x: x.meta["val"])
         with fake, symbols:
-            node.meta["val"] = target(*given[0], **given[1])
+            node.meta["val"] = target(*values[0], **values[1])
         return node

@@ -18,7 +18,7 @@ from gemmill.library.decompositions.workspace import WorkspaceSize
 from gemmill.library.epilogues.grammar import SCALES
 from gemmill.library.errors import OperandError
 from gemmill.runtime.api.prepare import kernel_for
-from gemmill.runtime.jax import ffi, gradients, handler, host
+from gemmill.runtime.jax import cpu_handler, ffi, gpu_handler, gradients
 from gemmill.runtime.jax.description import Array, Description, nowhere, results, views, written
 from gemmill.runtime.launch.workspace import lent_bytes
 
@@ -36,21 +36,21 @@ def batched(
     together = not description.groups and all(x.kind != "scalar" for x in description.epilogue.outputs)
     if not together or any(y and kinds.get(name) == "scalar" for name, y in zip(names, are_batched, strict=True)):
         return _one_by_one(run, description, are_batched, arrays)
-    own = [Array.of(n, x)._replace(shape=x.shape[y:]) for n, x, y in zip(names, arrays, are_batched, strict=True)]
-    rank = len(results(description, views(description, own, (0,) * len(own)))[0].shape)
-    given: dict[str, Any] = {}
-    for name, array, x, is_batched in zip(names, arrays, own, are_batched, strict=True):
+    slices = [Array.of(n, x)._replace(shape=x.shape[y:]) for n, x, y in zip(names, arrays, are_batched, strict=True)]
+    rank = len(results(description, views(description, slices, (0,) * len(slices)))[0].shape)
+    operands: dict[str, Any] = {}
+    for name, array, x, is_batched in zip(names, arrays, slices, are_batched, strict=True):
         kind = "matrix" if name in SCALES and len(x.shape) > 1 else kinds.get(name, "matrix")
         inner = {"row": 1, "column": 1, "batch": 0}.get(kind, 2)
-        given[name] = _behind(array, rank - 2 + inner) if is_batched else array
+        operands[name] = _behind(array, rank - 2 + inner) if is_batched else array
     if not (are_batched[0] or are_batched[1]):  # whose batch is D's
-        given["a"] = jnp.broadcast_to(given["a"], (size, *(1,) * (rank - len(own[0].shape)), *own[0].shape))
-    if "out" in given and not are_batched[names.index("out")]:
-        del given["out"]  # memory for one of them
+        operands["a"] = jnp.broadcast_to(operands["a"], (size, *(1,) * (rank - len(slices[0].shape)), *slices[0].shape))
+    if "out" in operands and not are_batched[names.index("out")]:
+        del operands["out"]  # memory for one of them
         description = description.without("out")
     if description.into_c and not are_batched[names.index("c")]:
-        given["c"] = jnp.broadcast_to(given["c"], (size, *given["c"].shape))
-    return run(description, *given.values())
+        operands["c"] = jnp.broadcast_to(operands["c"], (size, *operands["c"].shape))
+    return run(description, *operands.values())
 
 
 def _behind(array: jax.Array, rank: int) -> jax.Array:
@@ -68,8 +68,8 @@ def _one_by_one(
         left = iter(some)
         return run(description, *(next(left) if y else x for x, y in zip(arrays, are_batched, strict=True)))
 
-    found: tuple[Any, ...] = jax.lax.map(one, [x for x, y in zip(arrays, are_batched, strict=True) if y])
-    return found
+    stacked: tuple[Any, ...] = jax.lax.map(one, [x for x, y in zip(arrays, are_batched, strict=True) if y])
+    return stacked
 
 
 Arrays = tuple[Any, ...]
@@ -95,8 +95,8 @@ def _forward(description: Description, *arrays: jax.Array) -> tuple[Arrays, Arra
 
 
 def _backward(description: Description, arrays: Arrays, of_results: Sequence[jax.Array]) -> Arrays:
-    found: Arrays = gradients.backward(run, description, arrays, tuple(of_results))
-    return found
+    of_operands: Arrays = gradients.backward(run, description, arrays, tuple(of_results))
+    return of_operands
 
 
 _differentiable.defvjp(_forward, _backward)
@@ -108,8 +108,8 @@ def _batchable(description: Description) -> Any:
     call = custom_vmap(partial(_traced, description))
 
     def rule(size: int, are_batched: Sequence[bool], *arrays: jax.Array) -> tuple[Arrays, tuple[bool, ...]]:
-        found = batched(run, description, size, are_batched, arrays)
-        return found, (True,) * len(found)
+        outputs = batched(run, description, size, are_batched, arrays)
+        return outputs, (True,) * len(outputs)
 
     call.def_vmap(rule)
     return call
@@ -120,8 +120,8 @@ def _traced(description: Description, *arrays: jax.Array) -> Arrays:
     shapes = [Array.of(name, x) for name, x in zip(description.operands, arrays, strict=True)]
     made = results(description, views(description, shapes, (0,) * len(shapes)))
     into = "c" if description.into_c else "out" if "out" in description.operands else None
-    if into and (given := shapes[description.operands.index(into)]) != (d := Array(made[0].shape, made[0].numpy)):
-        raise OperandError(f"out is {given.dtype} {given.shape}; D, which is written there, is {d.dtype} {d.shape}")
+    if into and (memory := shapes[description.operands.index(into)]) != (d := Array(made[0].shape, made[0].numpy)):
+        raise OperandError(f"out is {memory.dtype} {memory.shape}; D, which is written there, is {d.dtype} {d.shape}")
     described = _chosen(description, shapes)
     outputs = [jax.ShapeDtypeStruct(x.shape, x.numpy) for x in made]
     if any(described.scratch):
@@ -134,9 +134,9 @@ def _traced(description: Description, *arrays: jax.Array) -> Arrays:
         input_layouts=[_layout(len(x.shape), n in described.turned) for n, x in zip(names, shapes, strict=True)],
         input_output_aliases={names.index(into): 0} if into else None,
     )
-    found = called(*arrays, **{ffi.ATTRIBUTE: written(described)})[: len(made)]
+    arrays_made = called(*arrays, **{ffi.ATTRIBUTE: written(described)})[: len(made)]
     axes = _varying(arrays[0])
-    return tuple(_spread(x, axes) for x in found)
+    return tuple(_spread(x, axes) for x in arrays_made)
 
 
 def _chosen(description: Description, shapes: Sequence[Array]) -> Description:
@@ -147,7 +147,7 @@ def _chosen(description: Description, shapes: Sequence[Array]) -> Description:
     kernel = kernel_for(nowhere(description, shapes))
     named = description if kernel is None else description.but(kernel=kernel.name, slices=kernel.slices)
     if jax.default_backend() == "gpu":
-        named = named._replace(scratch=handler.scratch_of(handler.load(nowhere(named, shapes))))
+        named = named._replace(scratch=gpu_handler.scratch_of(gpu_handler.load(nowhere(named, shapes))))
     return named.but(explain=None)
 
 
@@ -161,8 +161,8 @@ def _varying(x: Any) -> frozenset[str]:
     """The axes of a mesh along which an array of a shard_map may differ."""
     kind = jax.typeof(x)
     named = getattr(kind, "manual_axis_type", None)  # since 0.10
-    found: frozenset[str] = getattr(kind, "vma", frozenset()) if named is None else named.varying
-    return found
+    axes: frozenset[str] = getattr(kind, "vma", frozenset()) if named is None else named.varying
+    return axes
 
 
 def _spread(x: Any, axes: frozenset[str]) -> Any:
@@ -171,5 +171,5 @@ def _spread(x: Any, axes: frozenset[str]) -> Any:
     return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
-ffi.register("CUDA", handler.launch)
-ffi.register("cpu", host.launch)
+ffi.register("CUDA", gpu_handler.launch)
+ffi.register("cpu", cpu_handler.launch)

@@ -45,22 +45,22 @@ def convert(
         names.setdefault(module, []).append(name)
     skipped: set[torch.nn.Module] = set()
     for pattern in skip:
-        fitting = {module for module, known in names.items() if any(fnmatchcase(name, pattern) for name in known)}
+        fitting = {module for module, aliases in names.items() if any(fnmatchcase(name, pattern) for name in aliases)}
         if not fitting:
             raise OperandError(f"skip has {pattern!r}, and no module is called so: print(model) shows their names")
         skipped |= fitting
-    found: dict[torch.nn.Module, Linear] = {}
-    for module, known in names.items():  # all are read before any is replaced
+    replacements: dict[torch.nn.Module, Linear] = {}
+    for module, aliases in names.items():  # all are read before any is replaced
         if module not in skipped and not isinstance(module, Linear):
-            made = _converted(known[0], module, weights)
+            made = _converted(aliases[0], module, weights)
             if made is not None:
-                found[module] = made.train(module.training)
-    if model in found:
-        return found[model]
+                replacements[module] = made.train(module.training)
+    if model in replacements:
+        return replacements[model]
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
-            if child in found:
-                parent._modules[name] = found[child]
+            if child in replacements:
+                parent._modules[name] = replacements[child]
     return model
 
 

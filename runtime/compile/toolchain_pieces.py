@@ -92,10 +92,10 @@ def nvrtc() -> Piece:
         raise ToolchainError(f"cuda-bindings cannot be imported ({error}); {way_out()}") from error
     wheel = _loaded_from_wheel(major)
     try:
-        found = load_nvidia_dynamic_lib("nvrtc")
-        place = Path(found.abs_path or "libnvrtc")
-        via = "site-packages" if wheel and place == wheel else found.found_via
-        if found.was_already_loaded_from_elsewhere and place != wheel:
+        library_file = load_nvidia_dynamic_lib("nvrtc")
+        place = Path(library_file.abs_path or "libnvrtc")
+        via = "site-packages" if wheel and place == wheel else library_file.found_via
+        if library_file.was_already_loaded_from_elsewhere and place != wheel:
             via = "loaded before by another part of this process"
         # nvrtcVersion leaves out the patch level; the PTX of an empty program names it.
         _, program = library.nvrtcCreateProgram(b"", b"version.cu", 0, [], [])

@@ -66,8 +66,8 @@ def epilogue(
     inputs |= {x.name: spread(x.kind, named[x.name]) for x in parsed.operands}
     if "c" in named:
         inputs["c"] = named["c"].double()
-    found = values(parsed, inputs, torch, partial(like.new_full, ()))
-    written = {x.name: reduced(x, found[x.name].expand(like.shape), torch) for x in parsed.assignments}
+    assigned = values(parsed, inputs, torch, partial(like.new_full, ()))
+    written = {x.name: reduced(x, assigned[x.name].expand(like.shape), torch) for x in parsed.assignments}
     names = ("d", *(x.name for x in parsed.outputs))
     return [_stored(written[name].broadcast_to(x.shape), x) for name, x in zip(names, wanted, strict=True)]
 
@@ -106,8 +106,8 @@ class Spread:
 
 def groups_of_rows(offsets: torch.Tensor, rows: Any) -> torch.Tensor:
     """For each row, the group that it is of; the last, if it is of none."""
-    each = torch.arange(rows, device=offsets.device)
-    return torch.searchsorted(offsets.long(), each, right=True).clamp(max=offsets.shape[0] - 1)
+    row_numbers = torch.arange(rows, device=offsets.device)
+    return torch.searchsorted(offsets.long(), row_numbers, right=True).clamp(max=offsets.shape[0] - 1)
 
 
 def _linear(
@@ -190,11 +190,11 @@ def _grouped_sums(
     for group, (start, end) in enumerate(zip((0, *ends), ends, strict=False)):
         scale = None if b_scale is None else b_scale[group] if b_scale.dim() == 3 else b_scale
         if offsets is None:
-            own = None if a_scale is None else a_scale[group, :end]
-            sums[group, :end] = _sums(a[group, :end], b[group], own, scale)
+            scale_of_rows = None if a_scale is None else a_scale[group, :end]
+            sums[group, :end] = _sums(a[group, :end], b[group], scale_of_rows, scale)
         elif b.dim() == 3:
-            own = None if a_scale is None else a_scale[start:end]
-            sums[start:end] = _sums(a[start:end], b[group], own, scale)
+            scale_of_rows = None if a_scale is None else a_scale[start:end]
+            sums[start:end] = _sums(a[start:end], b[group], scale_of_rows, scale)
         else:
             sums[group] = _multiplied(a[:, start:end], b[start:end])
     return sums

@@ -17,7 +17,7 @@ from gemmill.library import epilogues
 from gemmill.library.version import __version__
 from gemmill.runtime.torch.inductor import lowering as lowering  # registers operators and their lowerings
 from gemmill.runtime.torch.inductor.choices import gemmill_mm
-from gemmill.runtime.torch.inductor.replace import replace_products
+from gemmill.runtime.torch.inductor.replacement import replace_products
 
 _Base: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", custom_graph_pass.CustomGraphPass)
 """Of which newer versions say whether gradients are wanted: a pass before ours may ask."""
@@ -37,9 +37,9 @@ class GemmillPass(_Base):  # type: ignore[misc]
 
     def __call__(self, graph: torch.fx.Graph, is_inference: bool = False) -> None:
         """Run them on a graph, which is changed."""
-        for each in self._passes_before():
-            asks = _Base is not custom_graph_pass.CustomGraphPass and isinstance(each, _Base)
-            each(graph, is_inference) if asks else each(graph)
+        for graph_pass in self._passes_before():
+            asks = _Base is not custom_graph_pass.CustomGraphPass and isinstance(graph_pass, _Base)
+            graph_pass(graph, is_inference) if asks else graph_pass(graph)
         if self.is_on:
             replace_products(graph)
 
@@ -47,8 +47,8 @@ class GemmillPass(_Base):  # type: ignore[misc]
         """Of gemmill's version, of the source that graphs depend on, of what the pass is to serve, and of the passes
         before; None, so that nothing is cached, where one of these has none."""
         before = []
-        for each in self._passes_before():
-            identity = each.uuid() if isinstance(each, custom_graph_pass.CustomGraphPass) else None
+        for graph_pass in self._passes_before():
+            identity = graph_pass.uuid() if isinstance(graph_pass, custom_graph_pass.CustomGraphPass) else None
             if identity is None:
                 return None
             before.append(identity)

@@ -24,11 +24,11 @@ from gemmill.library.errors import OperandError
 from gemmill.runtime.torch_dispatch import has_tangent, needs_gradients
 
 Launch = Callable[..., Any]
-Given = dict[str, Any]
+Arguments = dict[str, Any]
 """Arguments of an operator by name, defaults included; operands of an epilogue under their own names too."""
 
 
-class Shaped(NamedTuple):
+class ShapeAndType(NamedTuple):
     """What is kept of a tensor that no gradient reads."""
 
     shape: torch.Size
@@ -38,11 +38,11 @@ class Shaped(NamedTuple):
 class Rule(NamedTuple):
     """The gradient of an operator."""
 
-    backward: Callable[[Given, Sequence[Any], frozenset[str]], Mapping[str, Any]]
+    backward: Callable[[Arguments, Sequence[Any], frozenset[str]], Mapping[str, Any]]
     """Of arguments, gradients of the outputs (None where there is none) and names of the tensors whose gradients are
     wanted; returns these by name."""
     reads: Mapping[str, tuple[str, ...]] | None = None
-    """Names of the tensors that each one's gradient reads; of others the :class:`Shaped` is kept. None: all."""
+    """Names of the tensors that each one's gradient reads; of others the :class:`ShapeAndType` is kept. None: all."""
     is_linear_in: tuple[str, ...] = ()
     """Names of tensors in each of which it is linear with the others at rest, C aside; where forward mode has it."""
 
@@ -59,15 +59,15 @@ class Recorder:
 
     def wanted(self, names: tuple[str, ...], are_needed: tuple[bool, ...]) -> tuple[frozenset[str], list[bool]]:
         """Of the tensors of a call: those whose gradients are wanted, and of each whether these read it."""
-        found = self._wanted.get((names, are_needed))
-        if found is None:
+        needs = self._wanted.get((names, are_needed))
+        if needs is None:
             mine = frozenset(itertools.compress(names, are_needed))
             reads = self.rule.reads
             kept = {*names} if reads is None else {other for name in mine for other in reads[name]}
-            found = self._wanted[names, are_needed] = mine, [name in kept for name in names]
-        return found
+            needs = self._wanted[names, are_needed] = mine, [name in kept for name in names]
+        return needs
 
-    def recorded(self, tensors: Sequence[Any], keywords: dict[str, Any]) -> Callable[..., Any]:
+    def recording(self, tensors: Sequence[Any], keywords: dict[str, Any]) -> Callable[..., Any]:
         """Of tensors like these, by position: the result, whose gradient is recorded."""
         keys = functools.reduce(lambda x, y: x | y, map(torch._C._dispatch_keys, tensors))
         return functools.partial(
@@ -98,7 +98,7 @@ class _Call:
             for x in self.positional
         ]
 
-    def given(self, tensors: Sequence[Any]) -> Given:
+    def by_name(self, tensors: Sequence[Any]) -> Arguments:
         """All its arguments by name, with these tensors."""
         positional = zip(self.of.arguments, self.filled(tensors), strict=False)
         named = zip(self.names, tensors, strict=True)
@@ -129,7 +129,9 @@ class _Recorded(_SingleLevelFunction):  # type: ignore[misc]
         ctx.set_materialize_grads(False)
         _, kept = of.wanted(call.names, ctx.needs_input_grad[1:])
         ctx.save_for_backward(*itertools.compress(tensors, kept))
-        ctx.others = [None if is_kept else Shaped(x.shape, x.dtype) for x, is_kept in zip(tensors, kept, strict=True)]
+        ctx.others = [
+            None if is_kept else ShapeAndType(x.shape, x.dtype) for x, is_kept in zip(tensors, kept, strict=True)
+        ]
         return tuple(made) if isinstance(made, list | tuple) else made
 
     @staticmethod
@@ -140,8 +142,8 @@ class _Recorded(_SingleLevelFunction):  # type: ignore[misc]
         saved = iter(ctx.saved_tensors)
         tensors = [next(saved) if other is None else other for other in ctx.others]
         wanted, _ = call.of.wanted(call.names, ctx.needs_input_grad[1:])
-        found = call.of.rule.backward(call.given(tensors), grads, wanted)
-        return (None, *[found.get(name) if name in wanted else None for name in call.names])
+        gradients = call.of.rule.backward(call.by_name(tensors), grads, wanted)
+        return (None, *[gradients.get(name) if name in wanted else None for name in call.names])
 
 
 @contextmanager
@@ -218,6 +220,13 @@ def register_mutating(library: torch.library.Library, name: str, key: str, launc
     library.impl(name, kernel, key, with_keyset=True)
 
 
+def multiply(a: torch.Tensor, b: torch.Tensor, **keywords: Any) -> torch.Tensor:
+    """``a @ b`` by the operator of their ranks."""
+    operators = torch.ops.gemmill
+    product: torch.Tensor = (operators.mm if a.dim() == b.dim() == 2 else operators.bmm)(a, b, **keywords)
+    return product
+
+
 OF_CALLERS = (
     "an operand requires a gradient, and results that are written to tensors of the caller have none: leave out the "
     "tensors, or call under torch.no_grad()"
@@ -225,7 +234,7 @@ OF_CALLERS = (
 """What is said of gradients of a call with ``out``."""
 
 
-def _with_tangents(operator: Any, rule: Rule, given: Given, keywords: dict[str, Any]) -> Any:
+def _with_tangents(operator: Any, rule: Rule, arguments: Arguments, keywords: dict[str, Any]) -> Any:
     """The result and its tangent in forward mode: the sum of what each operand's tangent makes of the others."""
     levels = torch.autograd.forward_ad
     if not rule.is_linear_in:
@@ -233,10 +242,9 @@ def _with_tangents(operator: Any, rule: Rule, given: Given, keywords: dict[str, 
             f"{operator.name()} has no derivative in forward mode (torch.func.jvp); mm, addmm, bmm and baddbmm have: "
             "use reverse mode, as torch.func.vjp does"
         )
-    parts = {name: levels.unpack_dual(x) for name, x in given.items()}
+    parts = {name: levels.unpack_dual(x) for name, x in arguments.items()}
     plain = {name: x.primal for name, x in parts.items()}
     made = operator(*plain.values(), **keywords)
-    multiply = getattr(torch.ops.gemmill, "mm" if plain["a"].dim() == plain["b"].dim() == 2 else "bmm")
     of_products = {name: x for name, x in keywords.items() if name != "beta"} | {"out_dtype": made.dtype}
     tangents = []
     for name in rule.is_linear_in:
@@ -266,17 +274,17 @@ def _tensors(positional: Sequence[Any]) -> Iterator[Any]:
         if isinstance(x, torch.Tensor):
             yield x
         elif isinstance(x, list | tuple):
-            yield from (each for each in x if isinstance(each, torch.Tensor))
+            yield from (y for y in x if isinstance(y, torch.Tensor))
 
 
 def _names(arguments: Sequence[str], positional: Sequence[Any]) -> Iterator[str]:
     """Names of the tensors of :func:`_tensors`: of those in the list ``operands``, those in the list ``names``."""
-    given = dict(zip(arguments, positional, strict=False))
-    for name, x in given.items():
+    by_name = dict(zip(arguments, positional, strict=False))
+    for name, x in by_name.items():
         if isinstance(x, torch.Tensor):
             yield name
         elif isinstance(x, list | tuple) and name == "operands":
-            yield from given["names"][: len(x)]
+            yield from by_name["names"][: len(x)]
 
 
 def _hollow(argument: Any) -> Any:

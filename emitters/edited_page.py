@@ -28,8 +28,8 @@ def config_of_page(text: str) -> GemmConfig:
     """
     names = [*dict.fromkeys(_SPEC.findall(text))]
     if len(names) != 1:
-        found = f"names {len(names)} kernels, {', '.join(names[:3])}" if names else "names no kernel"
-        raise ConfigError(f"the page {found} as gemmill_NAME_spec does; say which it is of: --kernel NAME")
+        fault = f"names {len(names)} kernels, {', '.join(names[:3])}" if names else "names no kernel"
+        raise ConfigError(f"the page {fault} as gemmill_NAME_spec does; say which it is of: --kernel NAME")
     return parse_name(names[0])
 
 
@@ -46,11 +46,11 @@ def edited(config: GemmConfig, text: str) -> EmittedSource:
         raise CompileError(f"{source.name}: the page holds a NUL character, behind which nothing is compiled")
     if (size := len(text.encode())) > MAX_BYTES:
         raise CompileError(f"{source.name}: the page has {size:,} bytes; at most {MAX_BYTES:,} are compiled")
-    for found in _INCLUDE.finditer(text):
-        if not _PLACE.fullmatch(found[1]):
-            line = text.count("\n", 0, found.start()) + 1
+    for match in _INCLUDE.finditer(text):
+        if not _PLACE.fullmatch(match[1]):
+            line = text.count("\n", 0, match.start()) + 1
             raise CompileError(
-                f"{source.name}: line {line}: {found[0].strip()!r:.120}: a page includes <files> of the header folders "
+                f"{source.name}: line {line}: {match[0].strip()!r:.120}: a page includes <files> of the header folders "
                 "alone, since its digest tells of no other; paste what it needs into the page"
             )
     return source
