@@ -11,7 +11,7 @@ import numpy as np
 
 from gemmill.library.errors import OperandError
 from gemmill.runtime.jax import ffi
-from gemmill.runtime.jax.description import Description, nowhere, read, results, views
+from gemmill.runtime.jax.description import Description, abstract_call, read, results
 from gemmill.runtime.jax.gpu_handler import arrays_of
 from gemmill.runtime.jax.reference import expression, operands_in_full, stored
 from gemmill.runtime.operands.call import GemmCall
@@ -38,12 +38,12 @@ def launch(frame: ffi.Frame) -> None:
     if frame.stage == ffi.INSTANTIATE:
         return
     arrays = arrays_of(description, frame.buffers)
-    call = nowhere(description, arrays)
+    call = abstract_call(description, arrays)
     memory = [_array(buffer, x.dtype) for buffer, x in zip(frame.buffers, arrays, strict=False)]
     named = {name: _turned(x, name in description.turned) for name, x in zip(description.operands, memory, strict=True)}
     with np.errstate(all="ignore"):
         made = _computed(description, call, named)
-    wanted = results(description, views(description, arrays, (0,) * len(arrays)))
+    wanted = results(description, arrays)
     for buffer, x, value in zip(frame.buffers[len(arrays) :], wanted, made, strict=False):
         _array(buffer, x.numpy)[...] = stored(value, x.dtype, np)
 

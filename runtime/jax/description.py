@@ -12,6 +12,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
+from gemmill.library.decompositions.workspace import WorkspaceSize
 from gemmill.library.dtypes import DTYPES, DTypeName, called, default_output
 from gemmill.library.epilogues.parse import PLAIN
 from gemmill.library.epilogues.tree import Epilogue
@@ -39,8 +40,8 @@ class Description(NamedTuple):
     """Operands of the epilogue that are numbers."""
     into_c: bool = False
     """Whether D is written to where C is."""
-    scratch: tuple[int, int] = (0, 0)
-    """Bytes for partial sums and for flags that XLA allocates, as one more result."""
+    scratch: WorkspaceSize = WorkspaceSize(0, 0)
+    """The workspace that XLA allocates, as one more result."""
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def read(text: bytes) -> Description:
             turned=tuple(fields.pop("turned", ())),
             settings=tuple((name, x) for name, x in fields.pop("settings", ())),
             numbers=tuple((name, float(x)) for name, x in fields.pop("numbers", ())),
-            scratch=_pair(*fields.pop("scratch", (0, 0))),
+            scratch=WorkspaceSize(*fields.pop("scratch", (0, 0))),
             **fields,
         )
     except (AttributeError, KeyError, TypeError, UnicodeDecodeError, ValueError) as error:
@@ -97,10 +98,6 @@ def read(text: bytes) -> Description:
         raise OperandError(
             f"the call is described as {shown:.200}, which this version does not read: {error}"
         ) from None
-
-
-def _pair(first: int, second: int) -> tuple[int, int]:
-    return first, second
 
 
 STREAM = 2
@@ -161,8 +158,10 @@ def views(
     return {name: view_of(x, at, device, name in description.turned) for name, x, at in named}
 
 
-def results(description: Description, operands: Mapping[str, TensorView]) -> list[Result]:
-    """What a call makes: D, then what its expression writes beside it; OperandError where shapes do not fit."""
+def results(description: Description, arrays: Sequence[Array]) -> list[Result]:
+    """What a call of some arrays makes: D, then what its expression writes beside it; OperandError where shapes do not
+    fit."""
+    operands = views(description, arrays, (0,) * len(arrays))
     keywords, epilogue, kind = description.keywords, description.epilogue, description.groups
     a, b = _unpacked(operands, keywords)
     shape = shape_of_d({**operands, "a": a, "b": b}, epilogue)
@@ -180,27 +179,19 @@ def results(description: Description, operands: Mapping[str, TensorView]) -> lis
     return [Result(shape, dtype), *(Result(shapes[x.kind], x.dtype) for x in epilogue.outputs)]
 
 
-def call_of(
-    description: Description, operands: Mapping[str, TensorView], made: Mapping[str, TensorView], stream: int = STREAM
+def abstract_call(
+    description: Description, arrays: Sequence[Array], aligns: Sequence[int] = (), device: int = 0
 ) -> GemmCall:
-    """The call, of views of operands and results; OperandError as for :func:`gemmill.matmul`."""
-    return read_call(
-        {**description.keywords, **operands, **made, **dict(description.numbers), "stream": stream},
-    )
-
-
-def nowhere(description: Description, arrays: Sequence[Array], aligns: Sequence[int] = (), device: int = 0) -> GemmCall:
     """The call on memory that there is not: apart, and aligned as XLA's buffers are, or to ``aligns`` bytes beside
-    them, of operands and then results."""
+    them, of operands and then results. OperandError as for :func:`gemmill.matmul`."""
     beside = [*aligns, *(0,) * (len(arrays) + len(description.results))]
     addresses = [(place + 1 << 40) + beside[place] for place in range(len(beside))]
     operands = views(description, arrays, addresses, device)
     operands.pop("out", None)
-    made = {}
-    for place, (name, x) in enumerate(zip(description.results, results(description, operands), strict=True)):
+    for place, (name, x) in enumerate(zip(description.results, results(description, arrays), strict=True)):
         at = operands["c"].ptr if name == "out" and description.into_c else addresses[len(arrays) + place]
-        made[name] = view_of(Array(x.shape, x.numpy), at, device)
-    return call_of(description, operands, made)
+        operands[name] = view_of(Array(x.shape, x.numpy), at, device)
+    return read_call({**description.keywords, **operands, **dict(description.numbers), "stream": STREAM})
 
 
 def _unpacked(operands: Mapping[str, TensorView], keywords: Mapping[str, Any]) -> tuple[TensorView, TensorView]:

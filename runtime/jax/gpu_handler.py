@@ -19,7 +19,7 @@ from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.runtime.api import caches
 from gemmill.runtime.api.prepare import prepare
 from gemmill.runtime.jax import ffi
-from gemmill.runtime.jax.description import Array, Description, nowhere, read, results, views
+from gemmill.runtime.jax.description import Array, Description, abstract_call, read, results
 from gemmill.runtime.launch.launcher import Launcher, Launches, PreparedCall
 from gemmill.runtime.launch.workspace import lent, while_capturing
 from gemmill.runtime.operands.call import GemmCall
@@ -92,7 +92,7 @@ def arrays_of(description: Description, buffers: list[ffi.Buffer]) -> list[Array
         raise OperandError(f"the call has {len(buffers)} arrays; it describes {len(names)}: {', '.join(names)}")
     arrays = [_array(name, buffer) for name, buffer in zip(names, buffers, strict=True)]
     operands, outputs = arrays[: len(description.operands)], arrays[len(description.operands) :]
-    expected_results = results(description, views(description, operands, (0,) * len(operands)))
+    expected_results = results(description, operands)
     for name, array, result in zip(result_names, outputs, expected_results, strict=False):
         if array != (expected := Array(result.shape, result.numpy)):
             raise OperandError(f"{name} is {array.dtype} {array.shape}; it must be {expected.dtype} {expected.shape}")
@@ -112,7 +112,7 @@ def _array(name: str, buffer: ffi.Buffer) -> Array:
 def _made_ready(description: Description, buffers: list[ffi.Buffer], device: int) -> ReadyCall:
     arrays = arrays_of(description, buffers)
     aligns = [x.address % TMA_ALIGN for x in buffers[: len(arrays) + len(description.results)]]
-    call = nowhere(description, arrays, aligns, device)
+    call = abstract_call(description, arrays, aligns, device)
     prepared = load(call)
-    scratch = WorkspaceSize(*description.scratch) if any(description.scratch) else None
+    scratch = description.scratch if any(description.scratch) else None
     return ReadyCall(prepared.launcher, places_of(description, call), scratch)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import numpy as jnp
 
-from gemmill.runtime.jax.description import Array, Description, nowhere
+from gemmill.runtime.jax.description import Array, Description, abstract_call
 from gemmill.runtime.jax.reference import expression, operands_in_full
 
 _KEPT = ("accumulator", "tf32", "deterministic", "quick", "objective")
@@ -29,7 +29,7 @@ def backward(run: Run, description: Description, arrays: Arrays, of_results: Arr
     """Gradients of the operands, None for those that have none, by those of the results. Jitted, so that XLA finds
     transposes to be bitcasts also where nothing else is compiled."""
     named = dict(zip(description.operands, arrays, strict=True))
-    call = nowhere(description, [Array.of(name, x) for name, x in named.items()])
+    call = abstract_call(description, [Array.of(name, x) for name, x in named.items()])
     floating = {name: x for name, x in named.items() if name != "out" and jnp.issubdtype(x.dtype, jnp.floating)}
     before = {name: x for name, x in floating.items() if name in call.tensors and name != "c"}
     behind = {name: x for name, x in floating.items() if name not in before}

@@ -14,12 +14,11 @@ import jax
 from jax import numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from gemmill.library.decompositions.workspace import WorkspaceSize
 from gemmill.library.epilogues.grammar import SCALES
 from gemmill.library.errors import OperandError
 from gemmill.runtime.api.prepare import kernel_for
 from gemmill.runtime.jax import cpu_handler, ffi, gpu_handler, gradients
-from gemmill.runtime.jax.description import Array, Description, nowhere, results, views, written
+from gemmill.runtime.jax.description import Array, Description, abstract_call, results, written
 from gemmill.runtime.launch.workspace import lent_bytes
 
 
@@ -36,15 +35,15 @@ def batched(
     together = not description.groups and all(x.kind != "scalar" for x in description.epilogue.outputs)
     if not together or any(y and kinds.get(name) == "scalar" for name, y in zip(names, are_batched, strict=True)):
         return _one_by_one(run, description, are_batched, arrays)
-    slices = [Array.of(n, x)._replace(shape=x.shape[y:]) for n, x, y in zip(names, arrays, are_batched, strict=True)]
-    rank = len(results(description, views(description, slices, (0,) * len(slices)))[0].shape)
+    unbatched = [Array.of(n, x)._replace(shape=x.shape[y:]) for n, x, y in zip(names, arrays, are_batched, strict=True)]
+    rank = len(results(description, unbatched)[0].shape)
     operands: dict[str, Any] = {}
-    for name, array, x, is_batched in zip(names, arrays, slices, are_batched, strict=True):
+    for name, array, x, is_batched in zip(names, arrays, unbatched, are_batched, strict=True):
         kind = "matrix" if name in SCALES and len(x.shape) > 1 else kinds.get(name, "matrix")
         inner = {"row": 1, "column": 1, "batch": 0}.get(kind, 2)
         operands[name] = _behind(array, rank - 2 + inner) if is_batched else array
     if not (are_batched[0] or are_batched[1]):  # whose batch is D's
-        operands["a"] = jnp.broadcast_to(operands["a"], (size, *(1,) * (rank - len(slices[0].shape)), *slices[0].shape))
+        operands["a"] = jnp.broadcast_to(operands["a"], (size, *(1,) * (rank - len(unbatched[0].shape)), *unbatched[0].shape))
     if "out" in operands and not are_batched[names.index("out")]:
         del operands["out"]  # memory for one of them
         description = description.without("out")
@@ -118,14 +117,14 @@ def _batchable(description: Description) -> Any:
 def _traced(description: Description, *arrays: jax.Array) -> Arrays:
     """One call of XLA's."""
     shapes = [Array.of(name, x) for name, x in zip(description.operands, arrays, strict=True)]
-    made = results(description, views(description, shapes, (0,) * len(shapes)))
+    made = results(description, shapes)
     into = "c" if description.into_c else "out" if "out" in description.operands else None
     if into and (memory := shapes[description.operands.index(into)]) != (d := Array(made[0].shape, made[0].numpy)):
         raise OperandError(f"out is {memory.dtype} {memory.shape}; D, which is written there, is {d.dtype} {d.shape}")
     described = _chosen(description, shapes)
     outputs = [jax.ShapeDtypeStruct(x.shape, x.numpy) for x in made]
     if any(described.scratch):
-        outputs.append(jax.ShapeDtypeStruct((lent_bytes(WorkspaceSize(*described.scratch)),), "uint8"))
+        outputs.append(jax.ShapeDtypeStruct((lent_bytes(described.scratch),), "uint8"))
     names = described.operands
     called = jax.ffi.ffi_call(
         ffi.TARGET,
@@ -144,10 +143,10 @@ def _chosen(description: Description, shapes: Sequence[Array]) -> Description:
     that it takes there. Of symbolic extents nothing is known: the kernel is then selected when it runs."""
     if any(not isinstance(extent, int) for x in shapes for extent in x.shape):
         return description.but(explain=None)
-    kernel = kernel_for(nowhere(description, shapes))
+    kernel = kernel_for(abstract_call(description, shapes))
     named = description if kernel is None else description.but(kernel=kernel.name, slices=kernel.slices)
     if jax.default_backend() == "gpu":
-        named = named._replace(scratch=gpu_handler.scratch_of(gpu_handler.load(nowhere(named, shapes))))
+        named = named._replace(scratch=gpu_handler.scratch_of(gpu_handler.load(abstract_call(named, shapes))))
     return named.but(explain=None)
 
 

@@ -21,8 +21,9 @@ from hypothesis import strategies as st  # noqa: E402
 from tests.jax.cases import CASES, double, whole  # noqa: E402
 
 import gemmill.jax  # noqa: E402
+from gemmill.library.decompositions.workspace import WorkspaceSize  # noqa: E402
 from gemmill.runtime.jax import ffi  # noqa: E402
-from gemmill.runtime.jax.description import Array, Description, nowhere, read, written  # noqa: E402  # noqa: E402
+from gemmill.runtime.jax.description import Array, Description, abstract_call, read, written  # noqa: E402  # noqa: E402
 from gemmill.runtime.jax.gpu_handler import places_of  # noqa: E402
 
 jnp = jax.numpy
@@ -152,7 +153,7 @@ def test_a_launch_finds_its_arrays(name: str) -> None:
     text = str(jax.make_jaxpr(lambda: case.call(**case.arrays, **keywords))())
     description = read(re.findall(r"'call', '(.*?)'\)", text)[0].encode())
     arrays = [Array(x, y) for x, y in shapes_of(description, {**case.arrays, **keywords})]
-    call = nowhere(description, arrays)
+    call = abstract_call(description, arrays)
     own = [(place + 1) << 40 for place in range(len(arrays) + len(description.results))]
     if description.into_c:
         own[len(arrays)] = own[description.operands.index("c")]
@@ -179,7 +180,7 @@ def test_descriptions_are_read_as_written() -> None:
         (("alpha", 0.1), ("epilogue", "d = acc * x + y")),
         (("y", float("inf")),),
         True,
-        (8, 4),
+        WorkspaceSize(8, 4),
     )
     assert read(written(full).encode()) == full
     assert read(PLAIN.encode()) == Description(("a", "b"))
