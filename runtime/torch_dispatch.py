@@ -56,12 +56,12 @@ def dispatched(name: str, *arguments: Any, **keywords: Any) -> Any:
         ) from error
 
 
-def _matmul_recorded(a: Any, b: Any, c: Any, options: dict[str, Any]) -> Callable[..., Any]:
-    from gemmill.runtime.torch.calls import recorded_matmul
+def _matmul_recorder(a: Any, b: Any, c: Any, options: dict[str, Any]) -> Callable[..., Any]:
+    from gemmill.runtime.torch.calls import matmul_recorder
 
     if options.get("kernel") is not None:
         options = options | {"kernel": kernel_named(options["kernel"])}
-    return recorded_matmul(a, b, c, options)
+    return matmul_recorder(a, b, c, options)
 
 
 class Dispatch(NamedTuple):
@@ -69,13 +69,13 @@ class Dispatch(NamedTuple):
 
     call: Callable[..., Any]
     """Takes all of its arguments."""
-    recorded: Callable[..., Callable[..., Any]] | None = None
+    recorder: Callable[..., Callable[..., Any]] | None = None
     """Where nothing but gradients is to be recorded: makes of A, B, C and options what takes A, B and C."""
 
 
 def dispatch_of(name: str) -> Dispatch:
     """What becomes of the calls of a public function."""
-    return Dispatch(functools.partial(dispatched, name), _matmul_recorded if name == "matmul" else None)
+    return Dispatch(functools.partial(dispatched, name), _matmul_recorder if name == "matmul" else None)
 
 
 def is_dispatched(tensors: Iterable[Any], writes: bool = False) -> bool:

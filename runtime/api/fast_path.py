@@ -74,7 +74,7 @@ class RecognisedCall:
     """Allocates a D on the current stream."""
     places: tuple[str, ...]
     """What the caller calls the tensors whose addresses it takes, in order; of numbers it takes 0."""
-    recorded: Callable[[Any, Any, Any], Any] | None = None
+    recorder: Callable[[Any, Any, Any], Any] | None = None
     """Of A, B and C, where gradients are recorded of calls like it; once there was one."""
 
     @classmethod
@@ -180,11 +180,11 @@ def _record(
     known: RecognisedCall, dispatch: Any, a: Any, b: Any, out: Any, c: Any, stream: Any, options: dict[str, Any]
 ) -> Any:
     """A call like one before it, but that its gradient is to be recorded."""
-    if dispatch.recorded is None or out is not None or stream is not None:
+    if dispatch.recorder is None or out is not None or stream is not None:
         return dispatch.call(a, b, out=out, c=c, stream=stream, **options)
-    if known.recorded is None:
-        known.recorded = dispatch.recorded(a, b, c, options)
-    return known.recorded(a, b, c)
+    if known.recorder is None:
+        known.recorder = dispatch.recorder(a, b, c, options)
+    return known.recorder(a, b, c)
 
 
 def _launch_anew(

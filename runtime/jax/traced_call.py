@@ -43,7 +43,9 @@ def batched(
         inner = {"row": 1, "column": 1, "batch": 0}.get(kind, 2)
         operands[name] = _behind(array, rank - 2 + inner) if is_batched else array
     if not (are_batched[0] or are_batched[1]):  # whose batch is D's
-        operands["a"] = jnp.broadcast_to(operands["a"], (size, *(1,) * (rank - len(unbatched[0].shape)), *unbatched[0].shape))
+        operands["a"] = jnp.broadcast_to(
+            operands["a"], (size, *(1,) * (rank - len(unbatched[0].shape)), *unbatched[0].shape)
+        )
     if "out" in operands and not are_batched[names.index("out")]:
         del operands["out"]  # memory for one of them
         description = description.without("out")

@@ -90,7 +90,7 @@ def _plain(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> tuple[st
     return "addmm" if are_two else "baddbmm", (c, a, b)
 
 
-def recorded_matmul(a: Any, b: Any, c: Any, options: dict[str, Any]) -> Callable[[Any, Any, Any], Any]:
+def matmul_recorder(a: Any, b: Any, c: Any, options: dict[str, Any]) -> Callable[[Any, Any, Any], Any]:
     """What computes calls like this one, and records their gradients, while nothing else of PyTorch's is to see them:
     plain products without asking its dispatcher."""
     if min(a.dim(), b.dim()) < 2 or a.dtype.itemsize != b.dtype.itemsize:
