@@ -11,7 +11,7 @@ import numpy as np
 
 from gemmill.library.errors import OperandError
 from gemmill.runtime.jax import ffi
-from gemmill.runtime.jax.description import Description, abstract_call, read, results
+from gemmill.runtime.jax.description import abstract_call, read, results
 from gemmill.runtime.jax.gpu_handler import arrays_of
 from gemmill.runtime.jax.reference import expression, operands_in_full, stored
 from gemmill.runtime.operands.call import GemmCall
@@ -42,15 +42,11 @@ def launch(frame: ffi.Frame) -> None:
     memory = [_array(buffer, x.dtype) for buffer, x in zip(frame.buffers, arrays, strict=False)]
     named = {name: _turned(x, name in description.turned) for name, x in zip(description.operands, memory, strict=True)}
     with np.errstate(all="ignore"):
-        made = _computed(description, call, named)
+        a, b = (x.astype(np.float64) for x in operands_in_full(call, named, np))
+        made = expression(call, _sums(call, a, b, named), named, np)
     wanted = results(description, arrays)
     for buffer, x, value in zip(frame.buffers[len(arrays) :], wanted, made, strict=False):
         _array(buffer, x.numpy)[...] = stored(value, x.dtype, np)
-
-
-def _computed(description: Description, call: GemmCall, named: dict[str, Any]) -> list[Any]:
-    a, b = (x.astype(np.float64) for x in operands_in_full(call, named, np))
-    return expression(call, _sums(call, a, b, named), named, np)
 
 
 def _sums(call: GemmCall, a: Any, b: Any, named: Mapping[str, Any]) -> Any:

@@ -44,11 +44,6 @@ def _rows(weight: torch.Tensor, _: torch.dtype) -> Stored:
     return {"weight": values, "weight_scale": scale}
 
 
-def _rows_operands(x: torch.Tensor, layer: Any) -> dict[str, Any]:
-    a, a_scale = quantised_rows(x)
-    return {"a": a, "b": layer.weight.mT, "a_scale": a_scale, "b_scale": layer.weight_scale.mT}
-
-
 def _blocks(weight: torch.Tensor, _: torch.dtype) -> Stored:
     n, k = weight.shape
     tiles = _padded(_padded(weight).mT).mT.unflatten(0, (-1, SCALE_BLOCK)).unflatten(-1, (-1, SCALE_BLOCK))
@@ -57,9 +52,15 @@ def _blocks(weight: torch.Tensor, _: torch.dtype) -> Stored:
     return {"weight": values.to(_E4M3).contiguous(), "weight_scale": scale}
 
 
-def _blocks_operands(x: torch.Tensor, layer: Any) -> dict[str, Any]:
-    a, a_scale = quantised_blocks(x)
-    return {"a": a, "b": layer.weight.mT, "a_scale": a_scale, "b_scale": layer.weight_scale.mT}
+def _e4m3(
+    stored: Callable[[torch.Tensor, torch.dtype], Stored],
+    quantised: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+) -> Format:
+    def operands(x: torch.Tensor, layer: Any) -> dict[str, Any]:
+        a, a_scale = quantised(x)
+        return {"a": a, "b": layer.weight.mT, "a_scale": a_scale, "b_scale": layer.weight_scale.mT}
+
+    return Format(stored, operands, keeps_dtype=True)
 
 
 def _u4(group: int) -> Format:
@@ -118,8 +119,8 @@ def _padded(x: torch.Tensor, multiple: int = SCALE_BLOCK) -> torch.Tensor:
 FORMATS: Mapping[str, Format] = {
     "bf16": _wide(torch.bfloat16),
     "f16": _wide(torch.float16),
-    "e4m3_rows": Format(_rows, _rows_operands, keeps_dtype=True),
-    "e4m3_blocks": Format(_blocks, _blocks_operands, keeps_dtype=True),
+    "e4m3_rows": _e4m3(_rows, quantised_rows),
+    "e4m3_blocks": _e4m3(_blocks, quantised_blocks),
     **{f"u4_g{group}": _u4(group) for group in (128, 64, 32)},
 }
 """By name: weights in bf16 or f16; e4m3 with a scale for each row or each 128 x 128 block, beside which activations are
