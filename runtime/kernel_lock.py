@@ -112,8 +112,10 @@ def _request(registry: Registry, kernel: LockedKernel) -> Artifact | None:
     """A kernel from the remote, by the key that the lock names: no toolchain is needed to know it."""
     if registry.remote is None:
         return None
-    from gemmill.runtime.storage.remote.protocol import WantedKernel
+    from gemmill.runtime.storage.remote.protocol import RequestedKernel
 
-    wanted = WantedKernel(kernel.name, kernel.provenance.source_digest, kernel.provenance.headers_digest, kernel.key)
-    served = registry.remote.kernel(wanted, machine(registry.gpu))
+    requested = RequestedKernel(
+        kernel.name, kernel.provenance.source_digest, kernel.provenance.headers_digest, kernel.key
+    )
+    served = registry.remote.kernel(requested, machine(registry.gpu))
     return served if isinstance(served, Artifact) else None

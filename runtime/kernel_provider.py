@@ -180,7 +180,7 @@ class KernelProvider:
         start = time.monotonic()
         if self._store.holds(key):
             return None
-        with self._store.locked(key):
+        with self._store.hold_lock(key):
             if self._store.holds(key):
                 return None
             if isinstance(served := self._request(source, key, start), Artifact):
@@ -189,26 +189,26 @@ class KernelProvider:
 
     def _by_name(self, source: EmittedSource) -> Artifact | Miss | None:
         """A kernel of a source that any toolchain made, from the store or from the remote; None where there is none."""
-        from gemmill.runtime.storage.remote.protocol import WantedKernel
+        from gemmill.runtime.storage.remote.protocol import RequestedKernel
 
-        start, wanted = time.monotonic(), WantedKernel.of(source)
-        if (kept := wanted.kept(self._store)) is not None or self._remote is None:
+        start, requested = time.monotonic(), RequestedKernel.of(source)
+        if (kept := requested.kept(self._store)) is not None or self._remote is None:
             return kept
-        with self._store.locked(wanted.note):
-            if (kept := wanted.kept(self._store)) is not None:
+        with self._store.hold_lock(requested.note):
+            if (kept := requested.kept(self._store)) is not None:
                 return kept
             if isinstance(served := self._request(source, None, start), Artifact):
-                wanted.keep(self._store, served)
+                requested.keep(self._store, served)
             return served
 
     def _request(self, source: EmittedSource, key: str | None, start: float) -> Artifact | Miss | None:
         """What the remote says, if there is one; nobody else is asked to compile what somebody wrote."""
         if self._remote is None or source.is_edited:
             return None
-        from gemmill.runtime.storage.remote.protocol import WantedKernel
+        from gemmill.runtime.storage.remote.protocol import RequestedKernel
 
         return self._remote.kernel(
-            WantedKernel.of(source, key), machine(self._gpu), self._seconds_left(start), patient=key is None
+            RequestedKernel.of(source, key), machine(self._gpu), self._seconds_left(start), patient=key is None
         )
 
     def _seconds_left(self, start: float) -> float:

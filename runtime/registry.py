@@ -281,7 +281,7 @@ class Registry:
         name, _ = present_name(kernel_named(kernel))
         if (artifact := self._at_hand(name)) is not None:
             return artifact
-        return self._flights.get(name, lambda: self._emitted(name))[0]
+        return self._single_flight.get(name, lambda: self._emitted(name))[0]
 
     def add_source(self, config: str | GemmConfig, text: str) -> Artifact:
         """Compile a page of CUDA C++ that somebody edited, check it, and have its kernel at hand.
@@ -380,7 +380,7 @@ class Registry:
         return KernelProvider(self.store, self.remote, self._gpu or detect(), len(self.packs))
 
     def _renew_locks(self) -> None:
-        self._lock, self._flights = threading.RLock(), SingleFlight[Artifact]()
+        self._lock, self._single_flight = threading.RLock(), SingleFlight[Artifact]()
 
 
 def _renew_locks() -> None:

@@ -27,27 +27,27 @@ class SingleFlight(Generic[T]):
         Raises:
             TimeoutError: another thread takes longer.
         """
-        own: _Flight[T] = _Flight()
-        while (other := self._flights.setdefault(name, own)) is not own:
+        flight: _Flight[T] = _Flight()
+        while (other := self._flights.setdefault(name, flight)) is not flight:
             if not other.is_over.wait(seconds):
                 raise TimeoutError(f"another thread takes longer than {seconds} s for {name}")
             if other.error is not None:
                 raise other.error
-            for made in other.made:
-                return made, False
+            for result in other.results:
+                return result, False
         try:
-            own.made.append(made := make())
-            return made, True
+            flight.results.append(result := make())
+            return result, True
         except Exception as error:
-            own.error = error
+            flight.error = error
             raise
         finally:
             del self._flights[name]
-            own.is_over.set()
+            flight.is_over.set()
 
 
 class _Flight(Generic[T]):
     def __init__(self) -> None:
         self.is_over = threading.Event()
-        self.made: list[T] = []
+        self.results: list[T] = []
         self.error: Exception | None = None

@@ -133,7 +133,7 @@ class Store:
         """
         if (artifact := self.get(key)) is not None:
             return artifact, True
-        with self.locked(key):
+        with self.hold_lock(key):
             if (artifact := self.get(key)) is not None:
                 return artifact, True
             artifact = make()
@@ -141,7 +141,7 @@ class Store:
             return artifact, False
 
     @contextmanager
-    def locked(self, key: str) -> Iterator[None]:
+    def hold_lock(self, key: str) -> Iterator[None]:
         """Hold the lock of a key against other processes; go on without where locks cannot be made or their holder is
         stuck."""
         # 4,096 lock files at most: they cannot be removed safely, so one for each key would pile up.

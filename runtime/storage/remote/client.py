@@ -24,7 +24,7 @@ from gemmill.library.errors import RemoteWarning, TrustError
 from gemmill.runtime.settings import RemoteMode, Settings
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.remote.misses import Breaker, Miss, Misses
-from gemmill.runtime.storage.remote.protocol import Machine, Protocol, Put, WantedKernel
+from gemmill.runtime.storage.remote.protocol import Machine, Protocol, Put, RequestedKernel
 from gemmill.runtime.storage.remote.transport import Address, Connections, Deadline
 from gemmill.runtime.storage.single_flight import SingleFlight
 from gemmill.runtime.storage.trust.signatures import SigningKey, TrustedKeys
@@ -108,25 +108,25 @@ class Remote:
             )
 
     def kernel(
-        self, wanted: WantedKernel, machine: Machine, seconds: float | None = None, patient: bool = False
+        self, requested: RequestedKernel, machine: Machine, seconds: float | None = None, patient: bool = False
     ) -> Artifact | Miss:
         """A kernel, verified; or why it did not come. Raises nothing.
 
         Args:
-            wanted: the kernel.
+            requested: the kernel.
             machine: what it is to run on.
             seconds: most that it may take; by default the deadline.
             patient: whether a remote that is busy is worth waiting for, as nothing else makes kernels here.
         """
-        name, is_first_request = wanted.key or wanted.note, True
+        name, is_first_request = requested.key or requested.note, True
         limit = self.deadline if seconds is None else seconds
         result: Artifact | Miss
         try:
             result, is_first_request = self._single_flight.get(
-                name, lambda: self._request(name, wanted, machine, limit, patient), limit
+                name, lambda: self._request(name, requested, machine, limit, patient), limit
             )
         except TimeoutError:
-            result = Miss("timeout", f"another thread still waits for {wanted.name} from {self.url}")
+            result = Miss("timeout", f"another thread still waits for {requested.name} from {self.url}")
         if isinstance(result, Miss):
             self._warn_once(result)
         self._count("joined" if not is_first_request else result.reason if isinstance(result, Miss) else "hits")
@@ -166,20 +166,20 @@ class Remote:
             return dict(sorted(self._counters.items()))
 
     def _request(
-        self, name: str, wanted: WantedKernel, machine: Machine, seconds: float, patient: bool
+        self, name: str, requested: RequestedKernel, machine: Machine, seconds: float, patient: bool
     ) -> Artifact | Miss:
         """A kernel, from few requests; and what follows for others."""
         if self.problem is not None:
             return self.problem
         if seconds <= 0:
-            return Miss("timeout", f"waiting for another process left no time to ask {self.url} for {wanted.name}")
+            return Miss("timeout", f"waiting for another process left no time to ask {self.url} for {requested.name}")
         deadline = Deadline(seconds)
         if patient and 0 < (pause := self._breaker.seconds()) < seconds:
             time.sleep(pause)
         if (miss := self._hindrance(name)) is not None:
             return miss
         is_first = True
-        while isinstance(result := self._attempt(lambda: self._fetch(wanted, machine, deadline)), Miss):
+        while isinstance(result := self._attempt(lambda: self._fetch(requested, machine, deadline)), Miss):
             if not (result.follows.again and is_first) and not (patient and _has_waited(result, deadline)):
                 break
             is_first = False
@@ -187,12 +187,12 @@ class Remote:
             self._remember(name, result)
         return result
 
-    def _fetch(self, wanted: WantedKernel, machine: Machine, deadline: Deadline) -> Artifact:
+    def _fetch(self, requested: RequestedKernel, machine: Machine, deadline: Deadline) -> Artifact:
         """A kernel that is there, or is made for this client."""
         absent: Miss | None = None
-        if wanted.key is not None:
+        if requested.key is not None:
             try:
-                return self._protocol.blob(self._protocol.manifest(wanted, machine, deadline), deadline)
+                return self._protocol.blob(self._protocol.manifest(requested, machine, deadline), deadline)
             except Miss as miss:
                 if miss.reason not in ("absent", "forbidden"):
                     raise
@@ -202,7 +202,7 @@ class Remote:
         if remembered is not None:
             raise absent or Miss(remembered.reason, remembered.says)
         try:
-            manifest = self._protocol.instantiate(wanted, machine, deadline)
+            manifest = self._protocol.instantiate(requested, machine, deadline)
         except Miss as miss:
             if miss.reason not in _OF_ENDPOINTS:
                 raise

@@ -73,11 +73,11 @@ class Protocol:
     ) -> None:
         self._url, self._connections, self._token, self._trusted, self._count = url, connections, token, trusted, count
 
-    def manifest(self, wanted: WantedKernel, machine: Machine, deadline: Deadline) -> KernelManifest:
+    def manifest(self, requested: RequestedKernel, machine: Machine, deadline: Deadline) -> KernelManifest:
         """The manifest of a kernel whose key is known."""
-        with self._answer("GET", f"/v1/kernels/{wanted.key}", deadline) as response:
+        with self._answer("GET", f"/v1/kernels/{requested.key}", deadline) as response:
             sealed = self._body(response, MAX_SEALED_BYTES)
-        return wanted.manifest(sealed, self._trusted, machine)
+        return requested.manifest(sealed, self._trusted, machine)
 
     def blob(self, manifest: KernelManifest, deadline: Deadline) -> Artifact:
         """The kernel of a manifest, verified."""
@@ -88,15 +88,15 @@ class Protocol:
         except TrustError as error:
             raise Miss("damaged", f"{self._url}: {error}") from error
 
-    def instantiate(self, wanted: WantedKernel, machine: Machine, deadline: Deadline) -> KernelManifest:
+    def instantiate(self, requested: RequestedKernel, machine: Machine, deadline: Deadline) -> KernelManifest:
         """The manifest of a kernel that the remote has, or makes while this waits."""
-        arch = formats(wanted.name)[0]
+        arch = formats(requested.name)[0]
         gpu = {"name": machine.gpu, "arch": machine.archs[-1], "sm_count": machine.sms} if arch in machine.archs else {}
         request = {
-            "kernels": [wanted.name],
+            "kernels": [requested.name],
             "problems": [],
             "gemmill": __version__,
-            "headers": wanted.headers_digest,
+            "headers": requested.headers_digest,
             "gpu": gpu or {"name": arch, "arch": arch},  # a kernel that is to run elsewhere
             "driver_cuda": machine.cuda,
             "wait": round(_WAIT * deadline.left(), 3),
@@ -107,17 +107,19 @@ class Protocol:
                 kind = event.get("event")
                 if kind == "done":
                     continue  # to the end, so that the connection can be kept
-                if event.get("kernel") != wanted.name:
-                    raise Miss("another", f"{self._url} was asked for {wanted.name} and speaks of something else")
-                if wanted.key and event.get("key", wanted.key) != wanted.key:
-                    raise Miss("version", f"{self._url} makes {wanted.name} with another toolchain than there is here")
+                if event.get("kernel") != requested.name:
+                    raise Miss("another", f"{self._url} was asked for {requested.name} and speaks of something else")
+                if requested.key and event.get("key", requested.key) != requested.key:
+                    raise Miss(
+                        "version", f"{self._url} makes {requested.name} with another toolchain than there is here"
+                    )
                 if kind == "failed":
-                    raise self._failed(wanted, event.get("error"))
+                    raise self._failed(requested, event.get("error"))
                 if kind == "ready":
                     sealed = json.dumps(event.get("manifest")).encode()
-                    manifest = wanted.manifest(sealed, self._trusted, machine)
+                    manifest = requested.manifest(sealed, self._trusted, machine)
         if manifest is None:
-            raise Miss("pending", f"{self._url} did not have {wanted.name} made in time")
+            raise Miss("pending", f"{self._url} did not have {requested.name} made in time")
         return manifest
 
     def put(self, artifact: Artifact, keys: Sequence[SigningKey], deadline: Deadline) -> Put:
@@ -216,13 +218,13 @@ class Protocol:
         error = _error(self._drain(response))
         return Miss(reason, f"{says}{error}", pause=_pause(response.getheader("Retry-After")))
 
-    def _failed(self, wanted: WantedKernel, error: Any) -> Miss:
+    def _failed(self, requested: RequestedKernel, error: Any) -> Miss:
         """The miss of a kernel that the remote says it cannot make, perhaps not now."""
         fields = error if isinstance(error, dict) else {}
         pause = fields.get("retry_after")
         if isinstance(pause, int | float) and math.isfinite(pause):
-            return Miss("busy", f"{self._url} makes no {wanted.name} now{_words(fields)}", max(0.0, pause))
-        return Miss("failed", f"{self._url} cannot make {wanted.name}{_words(fields)}")
+            return Miss("busy", f"{self._url} makes no {requested.name} now{_words(fields)}", max(0.0, pause))
+        return Miss("failed", f"{self._url} cannot make {requested.name}{_words(fields)}")
 
     def _drain(self, response: HTTPResponse) -> bytes:
         """The rest of a short answer, so that the connection can be kept."""
@@ -286,7 +288,7 @@ class Machine(NamedTuple):
     """The newest CUDA that its driver knows, major and minor version; None where there is no driver."""
 
 
-class WantedKernel(NamedTuple):
+class RequestedKernel(NamedTuple):
     """One kernel, with all that decides what it must have been made from."""
 
     name: str
@@ -299,7 +301,7 @@ class WantedKernel(NamedTuple):
     """Where a store keeps it: known to who has the toolchain. None takes it from any toolchain."""
 
     @classmethod
-    def of(cls, source: EmittedSource, key: str | None = None) -> WantedKernel:
+    def of(cls, source: EmittedSource, key: str | None = None) -> RequestedKernel:
         """The kernel of a source."""
         return cls(source.name, source.digest, source.headers_digest, key)
 

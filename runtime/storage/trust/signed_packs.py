@@ -242,7 +242,7 @@ class PackIndex:
         # With the keys: what a stolen one signed, as of the version 2^62, is forgotten with that key.
         counting = sorted({key.id for key in trusted.keys} - trusted.revoked)
         key = hashlib.sha256(canonical([name, counting])).hexdigest()
-        with store.locked(key):
+        with store.hold_lock(key):
             seen = _newest_seen(store, key)
             index = cls.open(data, trusted, seen, now)
             newest = NewestIndex(index.version, max(index.issued, seen.issued))

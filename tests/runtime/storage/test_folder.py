@@ -111,7 +111,7 @@ def test_no_link_within_is_followed(
         "mark": store.path / MARK,
         "note": store.path / "autotuned" / f"{artifact.key}.json",
     }
-    with store.locked(artifact.key):
+    with store.hold_lock(artifact.key):
         pass
     target = elsewhere / paths[place].name
     paths[place].rename(target)
@@ -291,7 +291,7 @@ sys.stdin.read()
 def test_a_stuck_lock_delays_and_is_named_but_costs_no_kernel(
     store: Store, artifact: Artifact, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with store.locked(artifact.key):
+    with store.hold_lock(artifact.key):
         pass
     lock = store.path / "locks" / f"{artifact.key[:3]}.lock"
     monkeypatch.setattr(store_module, "_LOCK_SECONDS", 0.2)

@@ -1,4 +1,4 @@
-"""Keys, a kernel that is wanted, and what it is to run on."""
+"""Keys, a kernel that is requested, and what it is to run on."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pytest
 
 from gemmill.emitters.emit import emit
 from gemmill.runtime.storage.artifact import Artifact
-from gemmill.runtime.storage.remote.protocol import Machine, WantedKernel
+from gemmill.runtime.storage.remote.protocol import Machine, RequestedKernel
 
 
 @pytest.fixture(scope="session")
-def wanted(artifact: Artifact) -> WantedKernel:
-    return WantedKernel.of(emit(artifact.config), artifact.key)
+def requested(artifact: Artifact) -> RequestedKernel:
+    return RequestedKernel.of(emit(artifact.config), artifact.key)
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from gemmill.library.errors import RemoteWarning, SettingError
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.remote.client import Remote
 from gemmill.runtime.storage.remote.misses import REASONS, Miss
-from gemmill.runtime.storage.remote.protocol import Machine, WantedKernel
+from gemmill.runtime.storage.remote.protocol import Machine, RequestedKernel
 from gemmill.runtime.storage.trust.signatures import SigningKey, TrustedKeys
 
 DEADLINE = 1.0
@@ -46,31 +46,31 @@ def honest(artifact: Artifact, key: SigningKey) -> Honest:
 
 
 def test_a_kernel_comes_by_its_key(
-    honest: Honest, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
+    honest: Honest, trusted: TrustedKeys, requested: RequestedKernel, machine: Machine
 ) -> None:
     with Server(honest) as server:
         remote = Remote(server.url, trusted=trusted)
-        assert remote.kernel(wanted, machine) == honest.artifacts[0]
+        assert remote.kernel(requested, machine) == honest.artifacts[0]
         assert server.asked() == ["GET /v1/kernels", "GET /v1/blobs"]
         assert len(server.connections) == 1, "one connection is kept"
         assert without_bytes(remote) == {"hits": 1, "requests": 2}
 
 
 def test_a_kernel_comes_by_its_name(
-    honest: Honest, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
+    honest: Honest, trusted: TrustedKeys, requested: RequestedKernel, machine: Machine
 ) -> None:
     with Server(honest) as server:
         remote = Remote(server.url, trusted=trusted)
-        assert remote.kernel(wanted._replace(key=None), machine) == honest.artifacts[0]
+        assert remote.kernel(requested._replace(key=None), machine) == honest.artifacts[0]
         assert server.asked() == ["POST /v1/instantiate", "GET /v1/blobs"]
 
 
 def test_a_kernel_that_is_not_there_is_made(
-    artifact: Artifact, key: SigningKey, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
+    artifact: Artifact, key: SigningKey, trusted: TrustedKeys, requested: RequestedKernel, machine: Machine
 ) -> None:
     with Server(Honest([], [key], made=[artifact])) as server:
         remote = Remote(f"{server.url}/", trusted=trusted)
-        assert remote.kernel(wanted, machine) == artifact
+        assert remote.kernel(requested, machine) == artifact
         assert server.asked() == ["GET /v1/kernels", "POST /v1/instantiate", "GET /v1/blobs"]
 
 
@@ -81,7 +81,7 @@ def test_whatever_it_does_is_a_miss(
     case: str,
     honest: Honest,
     trusted: TrustedKeys,
-    wanted: WantedKernel,
+    requested: RequestedKernel,
     machine: Machine,
     recwarn: pytest.WarningsRecorder,
 ) -> None:
@@ -89,29 +89,29 @@ def test_whatever_it_does_is_a_miss(
     with Server(partial(answer, honest)) as server:
         remote = Remote(server.url, trusted=trusted, deadline=DEADLINE if reason == "timeout" else 30)
         start = time.monotonic()
-        missed = remote.kernel(wanted, machine)
+        missed = remote.kernel(requested, machine)
         assert time.monotonic() - start < remote.deadline + GENEROUS
         assert isinstance(missed, Miss)
         assert missed.reason == reason, missed.says
         assert missed.says.isprintable()
         assert without_bytes(remote) == {reason: 1, "requests": requests}
-        again = remote.kernel(wanted, machine)
+        again = remote.kernel(requested, machine)
         assert isinstance(again, Miss)
         assert again.reason == ("paused" if REASONS[reason].opens else "remembered")
         assert len(server.requests) == requests, "it is left alone"
     assert [warning.category for warning in recwarn.list] == [RemoteWarning]
 
 
-def test_one_that_is_not_there(trusted: TrustedKeys, wanted: WantedKernel, machine: Machine) -> None:
+def test_one_that_is_not_there(trusted: TrustedKeys, requested: RequestedKernel, machine: Machine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     remote = Remote(f"http://127.0.0.1:{port}", trusted=trusted)
     with pytest.warns(RemoteWarning, match=f"127.0.0.1:{port} refuses connections"):
-        remote.kernel(wanted, machine)
+        remote.kernel(requested, machine)
     assert remote.counters() == {"unreachable": 1, "requests": 1}
 
 
-def test_one_that_takes_no_connections(trusted: TrustedKeys, wanted: WantedKernel, machine: Machine) -> None:
+def test_one_that_takes_no_connections(trusted: TrustedKeys, requested: RequestedKernel, machine: Machine) -> None:
     with ExitStack() as stack:
         full = stack.enter_context(socket.socket())
         full.bind(("127.0.0.1", 0))
@@ -123,21 +123,21 @@ def test_one_that_takes_no_connections(trusted: TrustedKeys, wanted: WantedKerne
         remote = Remote(f"http://127.0.0.1:{full.getsockname()[1]}", trusted=trusted, deadline=DEADLINE)
         start = time.monotonic()
         with pytest.warns(RemoteWarning, match="did not answer in time"):
-            remote.kernel(wanted, machine)
+            remote.kernel(requested, machine)
         assert time.monotonic() - start < DEADLINE + GENEROUS
         assert remote.counters() == {"timeout": 1, "requests": 1}
 
 
-def test_one_whose_name_means_nothing(trusted: TrustedKeys, wanted: WantedKernel, machine: Machine) -> None:
+def test_one_whose_name_means_nothing(trusted: TrustedKeys, requested: RequestedKernel, machine: Machine) -> None:
     remote = Remote("http://kernels.invalid", trusted=trusted, deadline=DEADLINE)
     with pytest.warns(RemoteWarning, match="kernels.invalid"):
-        missed = remote.kernel(wanted, machine)
+        missed = remote.kernel(requested, machine)
     assert isinstance(missed, Miss)
     assert missed.reason in ("unreachable", "timeout")
 
 
 def test_a_kernel_of_another_name_under_the_key(
-    artifacts: tuple[Artifact, ...], key: SigningKey, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
+    artifacts: tuple[Artifact, ...], key: SigningKey, trusted: TrustedKeys, requested: RequestedKernel, machine: Machine
 ) -> None:
     other = Honest([artifacts[1]], [key])
 
@@ -146,61 +146,61 @@ def test_a_kernel_of_another_name_under_the_key(
             return [http(200, other.documents()[f"/v1/kernels/{artifacts[1].key}"])]
         return other(request)
 
-    with Server(answer) as server, pytest.warns(RemoteWarning, match=f"what came for {wanted.name} is"):
-        missed = Remote(server.url, trusted=trusted).kernel(wanted, machine)
+    with Server(answer) as server, pytest.warns(RemoteWarning, match=f"what came for {requested.name} is"):
+        missed = Remote(server.url, trusted=trusted).kernel(requested, machine)
     assert isinstance(missed, Miss)
     assert missed.reason == "another"
 
 
 def test_a_kernel_that_the_driver_cannot_load(
-    honest: Honest, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
+    honest: Honest, trusted: TrustedKeys, requested: RequestedKernel, machine: Machine
 ) -> None:
     with Server(honest) as server:
         remote = Remote(server.url, trusted=trusted)
         with pytest.warns(RemoteWarning, match="driver knows 11.8 at most"):
-            remote.kernel(wanted, machine._replace(cuda=(11, 8)))
+            remote.kernel(requested, machine._replace(cuda=(11, 8)))
         assert server.asked() == ["GET /v1/kernels"], "no byte of it is fetched"
     assert without_bytes(remote) == {"driver": 1, "requests": 1}
 
 
 def test_a_key_that_was_revoked(
-    honest: Honest, key: SigningKey, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
+    honest: Honest, key: SigningKey, trusted: TrustedKeys, requested: RequestedKernel, machine: Machine
 ) -> None:
     with Server(honest) as server, pytest.warns(RemoteWarning, match="revoked"):
-        Remote(server.url, trusted=trusted.revoking(frozenset({key.public.id}))).kernel(wanted, machine)
+        Remote(server.url, trusted=trusted.revoking(frozenset({key.public.id}))).kernel(requested, machine)
 
 
 def test_what_is_not_signed_is_taken_where_nobody_is_trusted(
-    artifact: Artifact, wanted: WantedKernel, machine: Machine
+    artifact: Artifact, requested: RequestedKernel, machine: Machine
 ) -> None:
     with Server(Honest([artifact], [])) as server:
-        assert Remote(server.url, trusted=None).kernel(wanted, machine) == artifact
+        assert Remote(server.url, trusted=None).kernel(requested, machine) == artifact
 
 
-def test_http_1_0_does(honest: Honest, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine) -> None:
+def test_http_1_0_does(honest: Honest, trusted: TrustedKeys, requested: RequestedKernel, machine: Machine) -> None:
     def answer(request: Request) -> Iterator[bytes]:
         for part in honest(request):
             assert isinstance(part, bytes)
             yield part.replace(b"HTTP/1.1", b"HTTP/1.0", 1)
 
     with Server(answer) as server:
-        assert Remote(server.url, trusted=trusted).kernel(wanted, machine) == honest.artifacts[0]
+        assert Remote(server.url, trusted=trusted).kernel(requested, machine) == honest.artifacts[0]
         assert len(server.connections) == 2
 
 
 def test_a_connection_that_was_closed_meanwhile_is_opened_again(
-    honest: Honest, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
+    honest: Honest, trusted: TrustedKeys, requested: RequestedKernel, machine: Machine
 ) -> None:
     with Server(honest) as server:
         remote = Remote(server.url, trusted=trusted)
         assert remote.probe() is None
         server.connections[0].shutdown(socket.SHUT_RDWR)
-        assert remote.kernel(wanted, machine) == honest.artifacts[0]
+        assert remote.kernel(requested, machine) == honest.artifacts[0]
         assert without_bytes(remote)["hits"] == 1
 
 
 def test_of_threads_that_want_one_kernel_one_asks(
-    honest: Honest, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
+    honest: Honest, trusted: TrustedKeys, requested: RequestedKernel, machine: Machine
 ) -> None:
     all_wait = threading.Event()
 
@@ -210,7 +210,7 @@ def test_of_threads_that_want_one_kernel_one_asks(
 
     with Server(answer) as server, ThreadPoolExecutor(16) as threads:
         remote = Remote(server.url, trusted=trusted, deadline=30)
-        found = [threads.submit(remote.kernel, wanted, machine) for _ in range(16)]
+        found = [threads.submit(remote.kernel, requested, machine) for _ in range(16)]
         until_waiting(remote._single_flight, 15)
         all_wait.set()
         assert {id(each.result()) for each in found} == {id(found[0].result())}
@@ -219,17 +219,17 @@ def test_of_threads_that_want_one_kernel_one_asks(
 
 
 def test_who_has_nothing_else_waits_for_one_that_is_busy(
-    honest: Honest, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
+    honest: Honest, trusted: TrustedKeys, requested: RequestedKernel, machine: Machine
 ) -> None:
     refusals = [http(429, Retry_After=0), http(503, b"{}", Retry_After="0")]
     with Server(lambda request: [refusals.pop()] if refusals else honest(request)) as server:
         remote = Remote(server.url, trusted=trusted, deadline=30)
-        assert remote.kernel(wanted._replace(key=None), machine, patient=True) == honest.artifacts[0]
+        assert remote.kernel(requested._replace(key=None), machine, patient=True) == honest.artifacts[0]
         assert without_bytes(remote) == {"hits": 1, "requests": 4}
 
 
 def test_a_forked_process_asks_over_connections_of_its_own(
-    honest: Honest, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
+    honest: Honest, trusted: TrustedKeys, requested: RequestedKernel, machine: Machine
 ) -> None:
     with Server(honest) as server:
         remote = Remote(server.url, trusted=trusted)
@@ -238,15 +238,15 @@ def test_a_forked_process_asks_over_connections_of_its_own(
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
             child = os.fork()
         if child == 0:
-            found = remote.kernel(wanted, machine) == honest.artifacts[0]
+            found = remote.kernel(requested, machine) == honest.artifacts[0]
             os._exit(0 if found and without_bytes(remote) == {"hits": 1, "requests": 2} else 1)
         assert os.waitpid(child, 0)[1] == 0
-        assert remote.kernel(wanted, machine) == honest.artifacts[0]
+        assert remote.kernel(requested, machine) == honest.artifacts[0]
         assert len(server.connections) == 2
 
 
 def test_a_token_is_sent_and_a_file_of_it_read_each_time(
-    tmp_path: Path, honest: Honest, trusted: TrustedKeys, wanted: WantedKernel, machine: Machine
+    tmp_path: Path, honest: Honest, trusted: TrustedKeys, requested: RequestedKernel, machine: Machine
 ) -> None:
     (file := tmp_path / "token").write_text("first\n")
     with Server(honest) as server:
@@ -257,7 +257,7 @@ def test_a_token_is_sent_and_a_file_of_it_read_each_time(
         assert [request.headers["authorization"] for request in server.requests] == ["Bearer first", "Bearer second"]
         file.write_text("two\r\nlines: of headers")
         with pytest.warns(RemoteWarning, match="holds is no token"):
-            remote.kernel(wanted, machine)
+            remote.kernel(requested, machine)
         assert len(server.requests) == 2
 
 
@@ -283,7 +283,7 @@ def test_what_is_uploaded_is_signed_by_the_remotes_key(
         assert honest.put == Honest([artifact], [key]).documents()
 
 
-def test_a_full_remote_is_read_all_the_same(honest: Honest, wanted: WantedKernel, machine: Machine) -> None:
+def test_a_full_remote_is_read_all_the_same(honest: Honest, requested: RequestedKernel, machine: Machine) -> None:
     def answer(request: Request) -> Parts:
         if request.path.startswith("/v1/kernels/") and len(server.requests) == 1:
             return [http(404)]
@@ -293,7 +293,7 @@ def test_a_full_remote_is_read_all_the_same(honest: Honest, wanted: WantedKernel
         remote = Remote(server.url, trusted=None)
         with pytest.warns(RemoteWarning, match="507"):
             remote.put(honest.artifacts[0])
-        assert remote.kernel(wanted, machine) == honest.artifacts[0]
+        assert remote.kernel(requested, machine) == honest.artifacts[0]
         assert without_bytes(remote) == {"hits": 1, "uploads full": 1, "requests": 4}
 
 
@@ -318,10 +318,12 @@ def test_who_may_not_upload_asks_once(artifact: Artifact, trusted: TrustedKeys) 
         assert server.asked() == ["GET /v1/kernels", "PUT /v1/blobs"]
 
 
-def test_warnings_that_are_errors_cost_no_kernel(trusted: TrustedKeys, wanted: WantedKernel, machine: Machine) -> None:
+def test_warnings_that_are_errors_cost_no_kernel(
+    trusted: TrustedKeys, requested: RequestedKernel, machine: Machine
+) -> None:
     with Server(lambda request: [http(404)]) as server, warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert isinstance(Remote(server.url, trusted=trusted).kernel(wanted, machine), Miss)
+        assert isinstance(Remote(server.url, trusted=trusted).kernel(requested, machine), Miss)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +357,7 @@ def test_bytes_that_are_drawn_are_a_miss_or_the_kernel(
     artifact: Artifact,
     key: SigningKey,
     trusted: TrustedKeys,
-    wanted: WantedKernel,
+    requested: RequestedKernel,
     machine: Machine,
 ) -> None:
     honest = Honest([artifact], [key])
@@ -375,5 +377,5 @@ def test_bytes_that_are_drawn_are_a_miss_or_the_kernel(
     with Server(answer) as server, warnings.catch_warnings():
         warnings.simplefilter("ignore", RemoteWarning)
         remote = Remote(server.url, trusted=trusted, deadline=30)
-        found = remote.kernel(wanted._replace(key=None) if by_name else wanted, machine)
+        found = remote.kernel(requested._replace(key=None) if by_name else requested, machine)
     assert found == artifact or (isinstance(found, Miss) and found.reason != "error"), found
