@@ -60,19 +60,18 @@ def spec(config: GemmConfig) -> tuple[str, str]:
 
 def k_decomposition(plan: WgmmaPlan, entry: str) -> KDecomposition | None:
     """What the launcher of a kernel with this entry must know; None where one CTA or cluster sums all of K."""
-    scheduler, split = plan.config.scheduler, plan.has_second_kernel
+    split = plan.has_second_kernel
     if not decomposition_of(plan.config).has_workspace:
         return None
     return KDecomposition(
-        name=scheduler.decomposition,
-        splits=scheduler.splits,
+        name=plan.config.scheduler.decomposition,
         tile_k=plan.config.tile.k,
         tile_bytes=0 if split else plan.partial_tile_bytes,
         tile_flags=0 if split else plan.partial_tile_flags,
         reduction=Reduction(
             entry=f"{entry}_reduction",
             threads=REDUCTION_THREADS,
-            vectors=reduction_vectors(scheduler.splits),
+            vectors=reduction_vectors(1),
         )
         if split
         else None,

@@ -74,9 +74,9 @@ class KDecomposition:
 
     name: DecompositionName
     """See :class:`~gemmill.library.config.model.Scheduler`."""
-    splits: int
-    """Slices of K of every tile; 1 for ``stream``, which shares tiles by the size of the grid. Where the kernel has the
-    parameter ``splits`` they are those of a launch, and 1 as it is compiled."""
+    splits: int = 1
+    """Slices of K of every tile of a launch of ``splitk``; 1 as it is compiled, and for ``stream``, which shares tiles
+    by the size of the grid."""
     tile_k: int
     """K of one step."""
     tile_bytes: int

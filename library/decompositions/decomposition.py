@@ -52,8 +52,3 @@ DECOMPOSITIONS: Mapping[DecompositionName, Decomposition] = MappingProxyType(
 def decomposition_of(config: GemmConfig) -> Decomposition:
     """The decomposition of a kernel."""
     return DECOMPOSITIONS[config.scheduler.decomposition]
-
-
-def has_second_kernel(fields: Mapping[str, object]) -> bool:
-    """Whether kernels with such fields store partial sums, which a second kernel adds up."""
-    return DECOMPOSITIONS[fields["scheduler.decomposition"]].has_second_kernel  # type: ignore[index]

@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from gemmill.library.arch import Gpu
-from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.epilogues.parse import LINEAR
@@ -89,7 +88,6 @@ def rows_of(measurements: Iterable[Measurement], gpu: Gpu) -> Iterator[Rows]:
     slowest two may have been pinned.
     """
     times = of_problem(m for m in measurements if is_learnt_from(m))
-    configs = {name: parse_name(name) for name in {kernel.name for own in times.values() for kernel in own}}
     for problem, own in times.items():
         finalists = sorted(_us_today(m) for m in own.values() if m.stage == "final")
         if not finalists:
@@ -97,7 +95,7 @@ def rows_of(measurements: Iterable[Measurement], gpu: Gpu) -> Iterator[Rows]:
         brief = [us_of(m) for m in own.values() if m.stage != "final"]
         scale = max(1.0, finalists[-3:][0] / min(brief)) if brief else 1.0
         us = {kernel: _us_today(m) * (1 if m.stage == "final" else scale) for kernel, m in own.items()}
-        if not (entries := entries_of(us, configs, problem)):  # the rules have changed, and none runs it any more
+        if not (entries := entries_of(us, problem)):  # the rules have changed, and none runs it any more
             continue
         table = FeatureTable.of(entries, gpu)
         work, fitted = analytic(table, problem, gpu), np.flatnonzero(table.is_fitted)
@@ -137,10 +135,10 @@ def _of_runs(runs: Sequence[Rows]) -> Rows:
     )
 
 
-def entries_of(kernels: Iterable[SlicedKernel], configs: Mapping[str, GemmConfig], problem: GemmProblem) -> list[Entry]:
+def entries_of(kernels: Iterable[SlicedKernel], problem: GemmProblem) -> list[Entry]:
     """Kernels that run a problem, as it is or transposed."""
-    sides = {kernel: needs_swap(configs[kernel.name], problem) for kernel in kernels}
-    return [(kernel, configs[kernel.name], swap_ab) for kernel, swap_ab in sides.items() if swap_ab is not None]
+    sides = ((kernel, config := parse_name(kernel.name), needs_swap(config, problem)) for kernel in kernels)
+    return [(kernel, config, swap_ab) for kernel, config, swap_ab in sides if swap_ab is not None]
 
 
 def is_learnt_from(m: Measurement) -> bool:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmill.library.arch import Gpu
-from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
@@ -73,7 +72,7 @@ def held(measurements: Iterable[Measurement], gpu: Gpu, model: GpuModel | None) 
     found = []
     for problem, own in by_problem.items():
         of_kernels = {kernel: m for kernel, m in own.items() if is_learnt_from(m)}
-        entries = entries_of(of_kernels, {kernel.name: parse_name(kernel.name) for kernel in of_kernels}, problem)
+        entries = entries_of(of_kernels, problem)
         if not entries or problem.a_dtype != problem.b_dtype:
             continue
         table = FeatureTable.of(entries, gpu, model.network if model else None)
