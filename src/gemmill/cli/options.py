@@ -238,18 +238,22 @@ def shape_suite(source: str, m: Sequence[int] = (), k: Sequence[int] = ()) -> Sh
     return load_shapes(shipped[source])
 
 
+Shapes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Many problems: a suite, by file or name, or another tool's list (gemmill shapes).",
+        autocompletion=completion.suites,
+    ),
+]
+ProblemLine = Annotated[str | None, typer.Option(metavar="TEXT", help="A problem in a line: '4096x7168x2048 bf16 tn'.")]
+
+
 @dataclass(frozen=True)
 class SuiteOptions:
     """Problems of a suite, or in lines."""
 
-    shapes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="A shape suite: a file, or the name of one that ships.",
-            autocompletion=completion.suites,
-        ),
-    ] = None
+    shapes: Shapes = None
     problem: Annotated[
         list[str],
         typer.Option(

@@ -11,7 +11,7 @@ import typer
 
 from gemmill.cli import completion, output
 from gemmill.cli.commands.problems import table_columns, table_row
-from gemmill.cli.options import kernel, measurable, output_file, read_problem, refuse_overwriting
+from gemmill.cli.options import ProblemLine, kernel, measurable, output_file, read_problem, refuse_overwriting
 from gemmill.cli.output import Status
 from gemmill.cli.problem_options import extents
 from gemmill.emitters.edited_page import MAX_BYTES, config_of_page, edited
@@ -69,10 +69,7 @@ class PageOptions:
         str | None,
         typer.Option(metavar="M,N,K[,L]", help="Of a page: run it on these extents, in its formats, beside KERNEL."),
     ] = None
-    problem: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="The same of a problem in a line: '4096x7168x2048 bf16 tn'."),
-    ] = None
+    problem: ProblemLine = None
     to: Annotated[Path | None, output_file("Of a page: pack it.", "PACK")] = None
 
     def config(self, content: str) -> GemmConfig:

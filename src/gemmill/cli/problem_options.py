@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from gemmill.cli import completion
-from gemmill.cli.options import shape_suite
+from gemmill.cli.options import Shapes, shape_suite
 from gemmill.library.config.model import BatchingName, MajorCD
 from gemmill.library.dtypes import DTYPES, FP8
 from gemmill.library.errors import ProblemError
@@ -125,14 +125,7 @@ class ProblemOptions:
 class ProblemsOptions(ProblemOptions):
     """One GEMM or many."""
 
-    shapes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Many problems: a suite, by file or name, or another tool's list (gemmill shapes).",
-            autocompletion=completion.suites,
-        ),
-    ] = None
+    shapes: Shapes = None
 
 
 def extents(text: str) -> dict[str, int]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gemmill.cli.app import app
-from gemmill.cli.options import Kernel, OnGpu, Sizes, kernel, output_file, read_problem, refuse_overwriting
+from gemmill.cli.options import Kernel, OnGpu, ProblemLine, Sizes, kernel, output_file, read_problem, refuse_overwriting
 from gemmill.emitters.emit import facts
 from gemmill.library.anatomy import kernel_page, sheet
 from gemmill.library.anatomy.raster import Matrix, Waves
@@ -29,10 +29,7 @@ _FORMS = {".svg": kernel_page.as_svg, ".html": kernel_page.as_html}
 def draw(
     name: Kernel,
     to: Annotated[Path, output_file("The page to write: .svg or .html.", "FILE")],
-    problem: Annotated[
-        str | None,
-        typer.Option("--problem", metavar="TEXT", help="Draw the raster over this problem: '4096x7168x2048 bf16 tn'."),
-    ] = None,
+    problem: ProblemLine = None,
     gpu: OnGpu = None,
     sizes: Sizes = None,
 ) -> None:
