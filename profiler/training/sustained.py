@@ -99,7 +99,7 @@ def fit(problems: Sequence[Held], others: Sequence[Held] = ()) -> dict[str, floa
     for x, share in (*((x, 1.0) for x in problems), *((x, OTHERS) for x in others)):
         weights = share * np.exp(-SHARPNESS * np.log(x.us / x.us.min()) / 2) / math.sqrt(x.us.size)
         padding, own = x.padding, x.table.columns
-        figures = x.analytic_us / padding, own["written"] * own["fetched"], own["stages"]
+        figures = x.analytic_us / padding, own["moved"], own["stages"]
         columns = np.log(np.stack(figures, axis=1))
         took = np.log(x.us / padding)
         rows.append((columns - columns.mean(axis=0)) * weights[:, np.newaxis])

@@ -84,9 +84,10 @@ def sustained_us(
         return figures if members is None else figures.take(members, axis=-1)
 
     held_us = padding(own(table.columns["tile"]), own(table.side), problem) * power_us(problem, gpu)
-    moved = own(table.columns["written"]) * own(table.columns["fetched"])
-    found = energy["scale"] * burst_us ** energy["burst"] * held_us ** (1 - energy["burst"])
-    return np.asarray(found * moved ** energy["moved"] * own(table.columns["stages"]) ** energy["stages"])
+    found = (
+        burst_us ** energy["burst"] * held_us ** (1 - energy["burst"]) * own(table.columns["moved"]) ** energy["moved"]
+    )
+    return np.asarray(found * own(table.columns["stages"]) ** energy["stages"] * energy["scale"])
 
 
 def padding(tile: Floats, side: Integers, problem: GemmProblem) -> Floats:
@@ -104,6 +105,6 @@ def power_us(problem: GemmProblem, gpu: Gpu) -> float:
 
 def least_us(problem: GemmProblem, gpu: Gpu) -> float:
     """Microseconds that DRAM takes to bring A and B once and take D: no kernel needs fewer."""
-    sides = ((problem.m, problem.k, problem.a_dtype), (problem.n, problem.k, problem.b_dtype))
-    bits = sum(x * y * DTYPES[dtype].bits for x, y, dtype in (*sides, (problem.m, problem.n, problem.d_dtype)))
+    a, b, d = (DTYPES[dtype].bits for dtype in (problem.a_dtype, problem.b_dtype, problem.d_dtype))
+    bits = problem.k * (problem.m * a + problem.n * b) + problem.m * problem.n * d
     return problem.batch * bits / 8 / gpu.dram_gbps / 1000

@@ -108,46 +108,58 @@ def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Columns:
     work = _tiles(table, problem, typical, gpu)
     _add_loads(work, own, typical, gpu, problem.batching in _FITTED)
     _add_stores(work, own, problem, gpu)
-    *_, sm_ns, dram_ns, us, k, batch = work["figures"]
-    k[:], batch[:] = problem.k, problem.batch
+    sm_ns, dram_ns, us = work["sm_ns"], work["dram_ns"], work["us"]
     sm_ns[:] = _busiest_ns(table, work, typical, gpu)
     if (stream := own["stream"]) is not None:  # and the rest of a store that a part of a wave has whole
         sm_ns[stream] += work["exchange_ns"] + work["rest"] * work["store_ns"][stream]
-    dram_ns[:] = _dram_bytes(own, work, typical, gpu) / own["dram_gbps"]
-    power_ns = 1000 * power_us(typical, gpu)
+    of_dram_ns = _dram_bytes(own, work, typical, gpu) / own["dram_gbps"]
+    dram_ns[:] = of_dram_ns
+    work["power_ns"] = power_ns = 1000 * power_us(typical, gpu)
     total = twelfth_power(sm_ns)
-    total += twelfth_power(dram_ns)
-    total += twelfth_power(power_ns)
+    total += twelfth_power(of_dram_ns) + twelfth_power(power_ns)
     np.add(twelfth_root(total), _LAUNCH_NS, us)
     if own["has_second"]:
-        us += own["second_ns"]
-        us += own["second_element_ns"] * (typical.m * typical.n * typical.batch)
-    us /= 1000
-    work |= {"sm_ns": sm_ns, "power_ns": power_ns, "us": us, "analytic_us": us}
+        us += own["second_ns"] + own["second_element_ns"] * float(typical.m * typical.n * typical.batch)
+    us /= 1000.0
+    work["analytic_us"] = us
     return work
 
 
 def _tiles(table: FeatureTable, problem: GemmProblem, typical: GemmProblem, gpu: Gpu) -> Columns:
     """What a problem makes of the tiles of kernels: clusters of them, waves, CTAs that are active, steps along K."""
     own, figures = table.columns, np.empty((len(DYNAMIC), len(table.kernels)))
+    m, _, along_m, along_n, waves, active, steps, load_ns, sm_ns, dram_ns, us, k, batch = figures
     extents, along = figures[:2], figures[2:4]
+    k[:], batch[:] = problem.k, problem.batch
     np.array((typical.m, typical.n), np.float64).take(table.side, None, extents, "clip")
     np.divide(extents, own["cluster_tile"], along)
     np.ceil(along, along)
     varied = None
     if problem.batching in ("grouped", "masked"):
         varied = _vary(along, extents, own, problem, typical)
-    clusters = along[0] * along[1]
+    clusters = along_m * along_n
     clusters *= own["clusters"]
     if typical.batch != 1:
         clusters *= typical.batch
     slots = _slots(table, gpu)
-    waves, active, steps, load_ns = figures[4:8]
     np.divide(clusters, slots, waves)
     np.divide(float(typical.k), own["step_k"], steps)
     np.ceil(steps, steps)
-    work: Columns = {"figures": figures, "waves": waves, "active": active, "steps": steps, "clusters": clusters}
-    work |= {"m": extents[0], "load_ns": load_ns, "inside_a": 1.0, "inside_b": 1.0, "sharing": 1.0}
+    work: Columns = {
+        "figures": figures,
+        "m": m,
+        "waves": waves,
+        "active": active,
+        "steps": steps,
+        "clusters": clusters,
+        "inside_a": 1.0,
+        "inside_b": 1.0,
+        "sharing": 1.0,
+        "load_ns": load_ns,
+        "sm_ns": sm_ns,
+        "dram_ns": dram_ns,
+        "us": us,
+    }
     if (stream := own["stream"]) is not None:
         work["rest"], work["exchange_ns"] = stream_shares(waves[stream], steps[stream], own["stream_tile"])
     if varied is None:
@@ -314,7 +326,7 @@ def _utilisation(table: FeatureTable, index: int, work: Columns, problem: GemmPr
 
 def _bound(config: GemmConfig, index: int, work: Columns) -> str:
     """What sets the pace of a kernel."""
-    sm_ns, dram_ns = float(work["sm_ns"][index]), float(work["figures"][DYNAMIC.index("DRAM"), index])
+    sm_ns, dram_ns = float(work["sm_ns"][index]), float(work["dram_ns"][index])
     if sm_ns < max(dram_ns, work["power_ns"]):
         return "DRAM" if dram_ns >= work["power_ns"] else "power"
     if work["store_ns"][index] * work["waves"][index] > _STORES_SEEN * sm_ns:

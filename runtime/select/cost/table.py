@@ -194,8 +194,8 @@ def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swa
         "dram_gbps": float(dram_gbps[0]) if (dram_gbps == dram_gbps[0]).all() else dram_gbps,
         "swizzle": column(configs, lambda c: c.scheduler.swizzle_size),
         **_in_raster_order(raster_m, cluster, rows),
-        "written": (tile_m + tile_n) / (tile_m * tile_n),  # elements to shared memory for a product
-        "fetched": (tile_m / cluster_n + tile_n / cluster_m) / (tile_m * tile_n),  # and out of L2
+        # elements to shared memory for a product, times those out of L2
+        "moved": (tile_m + tile_n) * (tile_m / cluster_n + tile_n / cluster_m) / (tile_m * tile_n) ** 2,
     }
 
 
