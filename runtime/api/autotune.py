@@ -132,7 +132,7 @@ def _choice(answer: Answer) -> Choice:
         f"{best.us:.1f} us{in_words(config, answer.problem, best.swap_ab)}"
     )
     runners_up = tuple((other.sliced, other.us) for other in others[:RUNNERS_UP])
-    return Choice(best.sliced, config, lambda: reason, best.us, runners_up, "measured", best.swap_ab)
+    return Choice(best.sliced, config, lambda: reason, best.us, lambda: runners_up, "measured", best.swap_ab)
 
 
 def time_kernels(

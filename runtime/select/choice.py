@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 RUNNERS_UP = 4
 """Most runners-up that a choice names."""
 
+RunnersUp = tuple[tuple[SlicedKernel, float], ...]
 Rows = Literal["m", "n"]
 """The extent of a problem that is the caller's M: ``n`` where the problem is the transpose of the call."""
 
@@ -33,8 +34,8 @@ class Choice:
     """Makes :attr:`reason`, which few read."""
     predicted_us: float
     """Time to expect, in microseconds: measured or modelled, as ``source`` says."""
-    runners_up: tuple[tuple[SlicedKernel, float], ...]
-    """The next best kernels and their times in microseconds."""
+    rank: Callable[[], RunnersUp] = field(compare=False)
+    """Makes :attr:`runners_up`, likewise."""
     source: Literal["measured", "model"]
     """What the choice rests on."""
     swap_ab: bool = False
@@ -48,7 +49,7 @@ class Choice:
 
     def answering(self, problem: GemmProblem, slow_path: SlowPath | None) -> Choice:
         """The same choice, for a problem; faster than ``dataclasses.replace``."""
-        fields = (self.kernel, self.config, self.explain, self.predicted_us, self.runners_up, self.source, self.swap_ab)
+        fields = self.kernel, self.config, self.explain, self.predicted_us, self.rank, self.source, self.swap_ab
         return Choice(*fields, problem, slow_path)
 
     @property
@@ -60,6 +61,11 @@ class Choice:
     def reason(self) -> str:
         """Why it won, in a sentence; and which operands are copied into aligned memory before it."""
         return self.explain()
+
+    @property
+    def runners_up(self) -> RunnersUp:
+        """The next best kernels and their times in microseconds."""
+        return self.rank()
 
     @property
     def slices(self) -> int:

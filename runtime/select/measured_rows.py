@@ -90,7 +90,7 @@ class MeasuredRows:
             return f"{found} on {self._gpu.name}: {us:.1f} us{in_words(config, problem, swap_ab)}"
 
         runners_up = tuple((kernel, us) for us, kernel in others[:RUNNERS_UP])
-        return Choice(best, config, explain, us, runners_up, "measured", swap_ab)
+        return Choice(best, config, explain, us, lambda: runners_up, "measured", swap_ab)
 
     def config(self, name: str) -> GemmConfig:
         """The kernel of a name, which may be none of those that there are."""

@@ -3,7 +3,7 @@ the least of one model over the kernels that may run it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from gemmill.library.decompositions.sliced_kernel import SlicedKernel, check_sli
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.problem import GemmProblem, Regime
 from gemmill.runtime.select import slow_path
-from gemmill.runtime.select.choice import RUNNERS_UP, Candidate, Choice, Rows, in_words
+from gemmill.runtime.select.choice import RUNNERS_UP, Candidate, Choice, Rows, RunnersUp, in_words
 from gemmill.runtime.select.cost import model
 from gemmill.runtime.select.cost.energy import HELD, NEAR, energy_of, least_us, power_us, sustained_us
 from gemmill.runtime.select.cost.table import FeatureTable
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from gemmill.runtime.select.cost.arrays import Columns, Floats, Integers
     from gemmill.runtime.select.kernels.kept_tables import KeptTables
 
+_Times = tuple["FeatureTable", "Integers | None", "Floats"]
+"""A table, those of its kernels that count, None for all, and microseconds of each."""
 _CACHED = 4096
 """Problems whose choice is remembered."""
 TYPICAL_ROWS = (1, 16, 128, 1024, 8192)
@@ -159,9 +161,12 @@ class Selector:
 
     def _fastest(self, problem: GemmProblem, sm_count: int | None) -> Choice:
         """The kernel with the least time by the model."""
-        table, serving, work = self._times(problem, sm_count)
-        order = _ranked(table, serving, work["us"], 1 + RUNNERS_UP)
-        return self._chosen(table, order, work["us"], problem, sm_count)
+
+        def times() -> _Times:
+            table, serving, work = self._times(problem, sm_count)
+            return table, serving, work["us"]
+
+        return self._least(times, times(), problem, sm_count)
 
     def _under_power(self, problem: GemmProblem, objective: Regime) -> Choice | None:
         """The kernel with the least time in a long run by the model, where the power limit holds the problem."""
@@ -173,18 +178,43 @@ class Selector:
         limit_us = power_us(typical, self.gpu)
         if limit_us < HELD * least_us(typical, self.gpu):
             return None
-        table, serving, work = self._times(problem, None)
-        near = model.within(NEAR, work["us"], serving)
-        if limit_us < HELD * work["us"].take(near).min():
+
+        def times() -> _Times | None:
+            table, serving, work = self._times(problem, None)
+            near = model.within(NEAR, work["us"], serving)
+            if limit_us < HELD * work["us"].take(near).min():
+                return None
+            us = np.full(work["us"].size, inf)
+            us[near] = sustained_us(energy, work["analytic_us"].take(near), table, typical, self.gpu, near)
+            return table, near, us
+
+        if (found := times()) is None:
             return None
-        us = np.full(work["us"].size, inf)
-        us[near] = sustained_us(energy, work["analytic_us"].take(near), table, typical, self.gpu, near)
-        order = _ranked(table, near, us, 1 + RUNNERS_UP)
-        if objective == "burst" and us[order[0]] < LONG_US:  # over before the limit holds it
+        least = found[2].min()
+        if objective == "burst" and least < LONG_US:  # over before the limit holds it
             return None
-        joules = energy["watts"] * us[order[0]] / 1e6
+        joules = energy["watts"] * least / 1e6
         why = f"in a long run, which the power limit holds at {energy['watts']:.0f} W, {joules:.3g} J a launch: "
-        return self._chosen(table, order, us, problem, None, why)
+        return self._least(times, found, problem, None, why)
+
+    def _least(
+        self,
+        times: Callable[[], _Times | None],
+        found: _Times,
+        problem: GemmProblem,
+        sm_count: int | None,
+        why: str = "",
+    ) -> Choice:
+        """The kernel with the least of some times, which are made once more for its runners-up."""
+        table, members, us = found
+
+        def rank() -> RunnersUp:
+            again = times()
+            assert again
+            return _runners_up(table, _ranked(*again, 1 + RUNNERS_UP), again[2])
+
+        best = int(us.argmin() if members is None else members[us.take(members).argmin()])
+        return self._chosen(table, best, float(us[best]), rank, problem, sm_count, why)
 
     def _for_any_rows(self, problem: GemmProblem, sm_count: int | None, rows: Rows) -> Choice:
         """The kernel for problems that differ in M and batch alone, with its time for this one."""
@@ -195,7 +225,8 @@ class Selector:
             "batch-invariant: of the kernels in which one CTA sums all of K, the one with the least geometric mean "
             f"of times over M = {', '.join(map(str, TYPICAL_ROWS))}; here "
         )
-        return self._chosen(table, order, us, problem, sm_count, why)
+        runners_up = _runners_up(table, order, us)
+        return self._chosen(table, order[0], float(us[order[0]]), lambda: runners_up, problem, sm_count, why)
 
     def _rank_for_any_rows(
         self, of_one_row: GemmProblem, sm_count: int | None, rows: Rows
@@ -224,26 +255,25 @@ class Selector:
         table, serving = self._kernels.serving(problem, sm_count)
         first = 0 if serving is None else int(serving[0])
         config, swap_ab = table.config(first), bool(table.swap_ab[first])
-        return Choice(table.kernels[first], config, lambda: "there is nothing to compute", 0.0, (), "model", swap_ab)
+        return Choice(table.kernels[first], config, lambda: "there is nothing to compute", 0.0, tuple, "model", swap_ab)
 
     def _chosen(
         self,
         table: FeatureTable,
-        order: Sequence[int],
-        us: Floats,
+        best: int,
+        us: float,
+        rank: Callable[[], RunnersUp],
         problem: GemmProblem,
         sm_count: int | None,
-        why: str = "",
+        why: str,
     ) -> Choice:
-        """The first of some kernels, the others its runners-up; ``why`` begins the reason."""
-        (best, *others), gpu = order, with_at_most(self.gpu, sm_count)
-        config, swap_ab, best_us = table.config(best), bool(table.swap_ab[best]), float(us[best])
+        """One of some kernels, which takes so many microseconds; ``why`` begins the reason."""
+        config, swap_ab, gpu = table.config(best), bool(table.swap_ab[best]), with_at_most(self.gpu, sm_count)
 
         def explain() -> str:
-            return why + model.in_words(table, best, best_us, problem, gpu) + in_words(config, problem, swap_ab)
+            return why + model.in_words(table, best, us, problem, gpu) + in_words(config, problem, swap_ab)
 
-        runners_up = tuple((table.kernels[i], float(us[i])) for i in others)
-        return Choice(table.kernels[best], config, explain, best_us, runners_up, "model", swap_ab)
+        return Choice(table.kernels[best], config, explain, us, rank, "model", swap_ab)
 
     def _slow_path(
         self, choice: Choice, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None
@@ -294,6 +324,11 @@ def named_launch(config: GemmConfig, slices: int | None, problem: GemmProblem, g
     table = FeatureTable.of(entries, gpu, learnt.network if learnt else None)
     fastest = int(model.times(table, problem.but(k=max(problem.k, 1)), gpu)["us"].argmin())
     return table.kernels[fastest].slices, swap_ab
+
+
+def _runners_up(table: FeatureTable, order: Sequence[int], us: Floats) -> RunnersUp:
+    """All but the first of some kernels."""
+    return tuple((table.kernels[i], float(us[i])) for i in order[1:])
 
 
 def _members(table: FeatureTable, serving: Integers | None) -> Integers:
