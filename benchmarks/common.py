@@ -13,7 +13,7 @@ from typing import Any
 
 def parser_of(description: str | None, rounds: int | None = None) -> ArgumentParser:
     """A parser with the options that all programs have; ``rounds``: as many as sweeps take, if None."""
-    from gemmill.profiler.measure.timing import ROUNDS
+    from gemmill.profiler.measure.graph_timing import ROUNDS
 
     parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=rounds or ROUNDS, help="rounds over all candidates (%(default)s)")
@@ -51,7 +51,7 @@ def baseline_graphs(problem: Any, operands: Sequence[Any], count: int, stream: A
     scales in blocks. Which of them lacks a GEMM, and why, is printed."""
     from gemmill.library.errors import GemmillError
     from gemmill.profiler.baselines.baseline import BASELINES, CUBLAS, CUBLASLT, absent
-    from gemmill.profiler.measure.timing import capture
+    from gemmill.profiler.measure.graph_timing import capture
 
     graphs = {}
     for name in (CUBLAS, CUBLASLT):
@@ -81,7 +81,7 @@ def problem_of(dtype: str, m: int, n: int, k: int, a_major: str = "k", b_major: 
 
 def ratios(reference: Sequence[float], candidate: Sequence[float]) -> tuple[float, float, float]:
     """Median and quartiles of how much faster a candidate is, round by round."""
-    from gemmill.profiler.measure.timing import summarise
+    from gemmill.profiler.measure.graph_timing import summarise
 
     found = summarise([before / us for before, us in zip(reference, candidate, strict=True)])
     return found.median, found.low, found.high

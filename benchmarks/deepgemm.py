@@ -227,8 +227,8 @@ class Measured:
         import torch
         from benchmarks.common import ratios
 
+        from gemmill.profiler.measure.graph_timing import launches_per_replay
         from gemmill.profiler.measure.operands import make_operands
-        from gemmill.profiler.measure.timing import launches_per_replay
 
         case, problem = self._case, self._case.problem
         if not self._operands:
@@ -265,7 +265,7 @@ class Measured:
         """So many launches; they have run, on results that nobody wrote."""
         from benchmarks.common import in_turn
 
-        from gemmill.profiler.measure.timing import capture
+        from gemmill.profiler.measure.graph_timing import capture
 
         self._operands[0].d.fill_(float("nan"))
         return capture(in_turn(launches), len(self._operands), count, stream)
@@ -289,8 +289,8 @@ def timed(
     graphs: dict[str, Any], count: int, regime: str, arguments: argparse.Namespace, telemetry: Any
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """Microseconds of a launch by round, or by turn with watts and clocks."""
-    from gemmill.profiler.measure.sustained import time_turns
-    from gemmill.profiler.measure.timing import time_rounds
+    from gemmill.profiler.measure.graph_timing import time_rounds
+    from gemmill.profiler.measure.sustained_load import time_turns
 
     if regime == "burst":
         time_rounds(graphs, count, 2)  # until clocks have settled

@@ -88,8 +88,8 @@ def measure(problem: Any, name: str, registry: Any, rounds: int) -> dict[str, An
     import torch
     from benchmarks.common import baseline_graphs, check, launch_of, ratios
 
+    from gemmill.profiler.measure.graph_timing import capture, launches_per_replay, time_rounds
     from gemmill.profiler.measure.operands import make_operands
-    from gemmill.profiler.measure.timing import capture, launches_per_replay, time_rounds
 
     operands = make_operands(problem, 0)
     sets, count = len(operands), launches_per_replay(problem, len(operands))

@@ -120,9 +120,9 @@ def measure(
     import torch
     from benchmarks.common import baseline_graphs, launch_of
 
+    from gemmill.profiler.measure.graph_timing import capture, launches_per_replay
     from gemmill.profiler.measure.operands import make_operands
-    from gemmill.profiler.measure.sustained import time_turns
-    from gemmill.profiler.measure.timing import capture, launches_per_replay
+    from gemmill.profiler.measure.sustained_load import time_turns
 
     operands = make_operands(problem, 0)
     sets, count = len(operands), launches_per_replay(problem, len(operands))

@@ -6,9 +6,9 @@ from string import Template
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.decomposition import decomposition_of
-from gemmill.library.decompositions.workspace import EXCHANGE_STEPS, REDUCTION_THREADS, reduction_vectors
+from gemmill.library.decompositions.workspace_layout import EXCHANGE_STEPS, REDUCTION_THREADS, reduction_vectors
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.families.wgmma.plan import WgmmaPlan
+from gemmill.library.families.wgmma.wgmma_plan import WgmmaPlan
 from gemmill.library.launch import KDecomposition, Reduction
 
 _SCHEDULERS = {

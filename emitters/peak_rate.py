@@ -15,7 +15,7 @@ from gemmill.emitters.wgmma_atom import wgmma_atom
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output
-from gemmill.library.families.wgmma.plan import INSTRUCTION_K_BYTES, WARPGROUP, WgmmaPlan
+from gemmill.library.families.wgmma.wgmma_plan import INSTRUCTION_K_BYTES, WARPGROUP, WgmmaPlan
 from gemmill.library.launch import LaunchSpec
 
 MEASURED_DTYPES: tuple[DTypeName, ...] = ("bf16", "f16", "tf32", "e4m3", "s8")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gemmill.library.config.field_table import TABLE
 from gemmill.library.config.fields import READERS
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.table import TABLE
 from gemmill.library.launch import LaunchSpec
 
 

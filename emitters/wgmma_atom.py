@@ -12,7 +12,7 @@ from string import Template
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.families.wgmma.plan import INSTRUCTION_K_BYTES, SUBTILE_M, WARPGROUP, WgmmaPlan
+from gemmill.library.families.wgmma.wgmma_plan import INSTRUCTION_K_BYTES, SUBTILE_M, WARPGROUP, WgmmaPlan
 
 _TEMPLATE = Template("""\
 struct Atom {

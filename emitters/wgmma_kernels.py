@@ -21,7 +21,7 @@ from gemmill.library.config.model import GemmConfig, InputName
 from gemmill.library.config.names import kernel_name
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.families.wgmma.plan import PRODUCER_REGISTERS, SUBTILE_M, Format, WgmmaPlan
+from gemmill.library.families.wgmma.wgmma_plan import PRODUCER_REGISTERS, SUBTILE_M, Format, WgmmaPlan
 from gemmill.library.launch import NESTED_EXTENTS, TMA_BYTES, LaunchSpec, TmaBox
 from gemmill.library.legality.quantities import align_up
 

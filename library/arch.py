@@ -124,14 +124,14 @@ DEFAULT_GPU = GPUS["NVIDIA H200"]
 
 
 def gpu_named(text: str) -> Gpu:
-    """The GPU with figures of its own of a name, as :func:`gpu_called` takes it; LookupError where there is none."""
+    """The GPU with figures of its own of a name, as :func:`full_gpu_name` takes it; LookupError where there is none."""
     try:
-        return GPUS[gpu_called(text, GPUS)]
+        return GPUS[full_gpu_name(text, GPUS)]
     except LookupError as error:
         raise LookupError(f"no GPU with figures of its own: {error.args[0]}") from None
 
 
-def gpu_called(text: str, names: Collection[str]) -> str:
+def full_gpu_name(text: str, names: Collection[str]) -> str:
     """The one of some names of GPUs that a text is, whatever the case, with or without the maker's, and with hyphens
     in place of blanks, as shells complete it.
 

@@ -47,7 +47,7 @@ class DType(NamedTuple):
     """Number in PyTorch's traces (c10/core/ScalarType.h)."""
     stored_as: DTypeName | None = None
     """The dtype of the tensors that hold it, where memory does not tell the two apart and the caller must."""
-    alike: DTypeName | None = None
+    compatible: DTypeName | None = None
     """The dtype whose kernels are as fast with this one in its place, where sets declare more of those."""
 
     @property
@@ -195,7 +195,7 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
                 cuda="CUDA_R_8F_E5M2",
                 xla=19,
                 aten=23,
-                alike="e4m3",
+                compatible="e4m3",
             ),
             DType(
                 "s8",
@@ -227,7 +227,7 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
                 names="8u u8_r unsigned_char",
                 xla=6,
                 aten=0,
-                alike="s8",
+                compatible="s8",
             ),
             DType(
                 "s32",
@@ -306,7 +306,7 @@ NAMES: Mapping[str, DTypeName] = MappingProxyType(
 """Dtypes by what PyTorch, NumPy, CUTLASS and others call them, and by their own names."""
 
 
-def called(name: str) -> DTypeName | None:
+def find_dtype(name: str) -> DTypeName | None:
     """The dtype of a name, ours or another's; None where nobody calls one so. A letter is none."""
     word = name.strip().lower().removeprefix("torch.")
     return NAMES.get(word) if len(word) > 1 else None
@@ -314,13 +314,13 @@ def called(name: str) -> DTypeName | None:
 
 def unknown(name: str) -> str:
     """What an error says of a name that no dtype has: the one that others call so, or whose name is near."""
-    meant = called(name)
+    meant = find_dtype(name)
     return f", did you mean {meant}?" if meant else suggest(name, DTYPES)
 
 
-def with_alike(dtype: DTypeName) -> tuple[DTypeName, ...]:
+def compatible_types(dtype: DTypeName) -> tuple[DTypeName, ...]:
     """A type of A or B, and the one whose kernels may be taken with it, if there is one."""
-    other = DTYPES[dtype].alike
+    other = DTYPES[dtype].compatible
     return (dtype, other) if other else (dtype,)
 
 

@@ -257,7 +257,7 @@ def as_kept(measurement: Measurement) -> Measurement:
 
 def _problem(values: Mapping[str, Any]) -> GemmProblem | ValueError:
     """A problem, or what is wrong with it."""
-    problem = GemmProblem.known(**values)
+    problem = GemmProblem.unchecked(**values)
     try:
         problem.check()
     except (AttributeError, TypeError, ValueError) as error:

@@ -25,8 +25,8 @@ fraction of a second, whose second half counts. Times of two regimes do not comp
 REGIMES: tuple[Regime, ...] = get_args(Regime)
 """Both."""
 ASSUMED_ROWS = 128
-"""Rows of a slot that are taken to be in use where nobody says how many. Over 32 problems that use 20 to 1,024 rows of
-4,096 it loses 1 to 9%; taking slots for full loses 4 to 35% (docs/performance/layouts.md, "Groups")."""
+"""Rows of a masked group that are taken to be in use where nobody says how many. Over 32 problems that use 20 to 1,024
+rows of 4,096 it loses 1 to 9%; taking groups for full loses 4 to 35% (docs/performance/layouts.md, "Groups")."""
 _TRANSPOSED: Mapping[MajorCD, MajorCD] = MappingProxyType({"n": "m", "m": "n", "any": "any"})
 """The major of C and D once their rows are called columns."""
 
@@ -49,7 +49,7 @@ class GemmProblem:
     ``a_dtype`` and so on also ``a``, ``b``, ``c``, ``d`` and ``acc``; ``groups`` for ``batch`` where ``batching`` says
     what groups are. Types may be written as PyTorch, NumPy and CUTLASS write them. Defaults: A's type for B; f32, s32
     or f64 for sums; D as wide as A and B, of 8 bits and fewer bf16 or s32; D's major for C; the alignment of operands
-    without padding; promotion with block scales only.
+    without padding; two-level accumulation with block scales only.
 
     Raises:
         ProblemError: names a keyword, its value and what is allowed.
@@ -78,15 +78,16 @@ class GemmProblem:
     """Block scales of A; see :class:`~gemmill.library.config.model.InputOperand`."""
     b_scale: ScaleName = "none"
     promote: Literal[0, 4] = 0
-    """The least promotion that the caller accepts; see :class:`~gemmill.library.config.model.GemmConfig`."""
+    """The least two-level accumulation that the caller accepts; see
+    :class:`~gemmill.library.config.model.GemmConfig`."""
     batching: BatchingName = "strided"
     """How the matrices of the batch are found; see :class:`~gemmill.library.config.model.Scheduler`. ``m`` is the rows
-    of all groups for ``grouped``, and of a slot for ``masked``; ``k`` is that of all groups for ``kgrouped``."""
+    of all groups for ``grouped``, and of one group for ``masked``; ``k`` is that of all groups for ``kgrouped``."""
     epilogue: str = LINEAR
     """What is done to each sum before it is stored: the canonical text of an epilogue. Gated ones halve D's columns."""
     expected_rows: int | None = None
-    """Rows of a slot that are in use on average, for ``masked``: a kernel is chosen for so many, and any other number
-    comes out right as well. None: :data:`ASSUMED_ROWS`, or all of fewer."""
+    """Rows of a masked group that are in use on average, for ``masked``: a kernel is chosen for so many, and any other
+    number comes out right as well. None: :data:`ASSUMED_ROWS`, or all of fewer."""
 
     def __init__(self, m: int, n: int, k: int, *positional: Any, **words: Any) -> None:
         for name, value in zip(_REST, positional, strict=False):
@@ -99,7 +100,7 @@ class GemmProblem:
             _SET[name](self, value)
 
     @classmethod
-    def known(cls, **fields: Any) -> GemmProblem:
+    def unchecked(cls, **fields: Any) -> GemmProblem:
         """A problem of fields that need no check: how the API makes one for each new signature. Fields that are left
         out have the defaults of the class, above."""
         problem = object.__new__(cls)
@@ -178,12 +179,12 @@ class GemmProblem:
 
     @property
     def expected_flops(self) -> int:
-        """:attr:`flops`, but of slots those of the rows that are expected to be in use."""
+        """:attr:`flops`, but of masked groups those of the rows that are expected to be in use."""
         return self.typical().flops if self.batching == "masked" else self.flops
 
     def typical(self) -> GemmProblem:
-        """The strided batch of equal matrices that costs about as much: groups as large as they are on average, slots
-        of the rows that are expected to be in use."""
+        """The strided batch of equal matrices that costs about as much: groups as large as they are on average,
+        masked ones of the rows that are expected to be in use."""
         if self.batching == "masked":
             rows = self.expected_rows or min(self.m, ASSUMED_ROWS)
             return self.but(m=rows, batching="strided", expected_rows=None)

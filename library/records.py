@@ -119,7 +119,7 @@ class Measurement(Frozen):
 
     @property
     def as_full(self) -> GemmProblem:
-        """The problem, of slots only as many rows as are used on average."""
+        """The problem, of masked groups only as many rows as are used on average."""
         return as_full(self.problem, self.sizes)
 
     @computed_field  # type: ignore[prop-decorator]

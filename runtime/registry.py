@@ -18,7 +18,7 @@ from weakref import WeakSet
 from gemmill.library.arch import Gpu, serving
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import formats, kernel_name, parse_name, present_name
-from gemmill.library.dtypes import DTYPES, with_alike
+from gemmill.library.dtypes import DTYPES, compatible_types
 from gemmill.library.errors import (
     CompileError,
     ConfigError,
@@ -248,7 +248,7 @@ class Registry:
         """The selector over the kernels for the types of A and B of a problem."""
         types = frozenset((problem.a_dtype, problem.b_dtype))
         if (selector := self._selectors.get(types)) is None:  # several threads at once would make the same
-            with_others = {compatible for dtype in types if dtype in DTYPES for compatible in with_alike(dtype)}
+            with_others = {compatible for dtype in types if dtype in DTYPES for compatible in compatible_types(dtype)}
             selector = self._selectors[types] = self._selector_of(with_others, self._selectable(with_others))
             warn_of_absent(self._usable, selector.configs, types)
         return selector

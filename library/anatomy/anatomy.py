@@ -11,7 +11,7 @@ from gemmill.library.families.gemv import MMA_M, GemvPlan
 from gemmill.library.families.kernel_plan import KernelPlan
 from gemmill.library.families.mma import MMA_K_BYTES, MmaPlan
 from gemmill.library.families.simt import SIDE, SimtPlan
-from gemmill.library.families.wgmma.plan import INSTRUCTION_K_BYTES, SUBTILE_M, WgmmaPlan, swizzle_bytes
+from gemmill.library.families.wgmma.wgmma_plan import INSTRUCTION_K_BYTES, SUBTILE_M, WgmmaPlan, swizzle_bytes
 from gemmill.library.layouts.atoms import MmaAtom, mma_atom
 from gemmill.library.layouts.layout import Layout
 

@@ -9,7 +9,7 @@ from gemmill.library.anatomy.anatomy import CHUNK
 from gemmill.library.anatomy.raster import Waves
 from gemmill.library.anatomy.sheet import LEFT, WIDTH, Kernel, Sheet
 from gemmill.library.config.model import DecompositionName
-from gemmill.library.drawing.grid import SHADES, Grid
+from gemmill.library.drawing.cells import SHADES, Grid
 from gemmill.library.layouts.atoms import Operand, is_whole
 from gemmill.library.layouts.layout import Layout, Swizzle
 from gemmill.library.layouts.picture import grids

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gemmill.library.anatomy.sheet import LEFT, WIDTH, Kernel, Sheet
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.drawing.grid import SHADES
+from gemmill.library.drawing.cells import SHADES
 from gemmill.library.drawing.svg import CHARACTER
 
 MOST = 64

@@ -7,7 +7,7 @@ from textwrap import wrap
 
 from gemmill.library.anatomy.anatomy import Anatomy, anatomy_of
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.drawing.grid import Grid, Picture, cell_width, outer_size
+from gemmill.library.drawing.cells import Grid, Picture, cell_width, outer_size
 from gemmill.library.drawing.svg import CELL, CHARACTER, element, label, table
 from gemmill.library.families.kernel_plan import KernelPlan
 from gemmill.library.launch import LaunchSpec

@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 from gemmill.library import arch, dtypes
 from gemmill.library.config.field import Value
+from gemmill.library.config.field_table import TABLE
 from gemmill.library.config.fields import Fields
-from gemmill.library.config.table import TABLE
 from gemmill.library.epilogues.parse import canonical
 from gemmill.library.errors import ExpressionError
 from gemmill.library.wording import one_of as one_of

@@ -1,7 +1,7 @@
 """What a row of the table of fields says, and the types of fields that are no plain words.
 
 The row of a field is its declaration in :mod:`gemmill.library.config.model`: ``Annotated[type, Field(...)] = default``.
-:mod:`gemmill.library.config.table` reads the rows; names, manifests, filters, checks and docs read the table.
+:mod:`gemmill.library.config.field_table` reads the rows; names, manifests, filters, checks and docs read the table.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from operator import attrgetter
 from typing import Any, Generic, Self, TypeVar, overload
 
 from gemmill.library.config.field import Value as Value
+from gemmill.library.config.field_table import FORMER, GROUPS, PARTS, TABLE, Row
 from gemmill.library.config.model import GemmConfig, OutputName, OutputOperand
-from gemmill.library.config.table import FORMER, GROUPS, PARTS, TABLE, Row
 
 Fields = Mapping[str, Value]
 """Values by field name; a rule may be given only the fields it declares."""
@@ -126,7 +126,7 @@ class ConfigView(GemmConfig):
         return {"c": _VIEWS["c"](self.fields), "d": self.d}
 
 
-def _found(row: Row) -> property:
+def _field_property(row: Row) -> property:
     """A member of a view that is found in its fields."""
     name = row.name
     return property(lambda view: view.fields[name])
@@ -134,7 +134,7 @@ def _found(row: Row) -> property:
 
 def _view(group: str) -> type:
     """The class of views of a part of a config."""
-    members = {row.leaf: _found(row) for row in GROUPS[group]}
+    members = {row.leaf: _field_property(row) for row in GROUPS[group]}
     return type(f"{PARTS[group].__name__}View", (PARTS[group],), {"__init__": ConfigView.__init__, **members})
 
 
@@ -149,7 +149,7 @@ _VIEWS = {group: _view(group) for group in PARTS}
 
 for _group, _rows in GROUPS.items():
     if _group != "c":
-        setattr(ConfigView, _group, _part_view(_group) if _group in PARTS else _found(_rows[0]))
+        setattr(ConfigView, _group, _part_view(_group) if _group in PARTS else _field_property(_rows[0]))
 
 
 def fields_of(config: GemmConfig) -> dict[str, Value]:

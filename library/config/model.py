@@ -1,7 +1,7 @@
 """The config of one kernel: frozen, hashable, split by decision. A config that validates may still break a rule.
 
-Its members are the rows of the table of fields (:mod:`gemmill.library.config.table`): each says type, default, doc,
-place in a kernel's name. The classes are plain dataclasses, which pydantic validates where configs come in
+Its members are the rows of the table of fields (:mod:`gemmill.library.config.field_table`): each says type, default,
+doc, place in a kernel's name. The classes are plain dataclasses, which pydantic validates where configs come in
 (:func:`gemmill.library.config.fields.config_of`): a program whose kernels come from packs starts without it.
 """
 

@@ -21,9 +21,9 @@ from typing import Any
 from gemmill.library.config.domains import WORDS, are_valid, meant
 from gemmill.library.config.edited import is_edited, plain_name
 from gemmill.library.config.field import Value
+from gemmill.library.config.field_table import NAME_PARTS, TABLE, Row
 from gemmill.library.config.fields import config_of, made_of, parts_of
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.table import NAME_PARTS, TABLE, Row
 from gemmill.library.epilogues.parse import PATTERN, decode, encode
 from gemmill.library.errors import ConfigError, ExpressionError, RenamedWarning
 
@@ -61,11 +61,11 @@ class Part:
     @property
     def example(self) -> str:
         """It in the name of a usual kernel."""
-        usual = "".join(said(row, row.example) for row in self.rows)
+        usual = "".join(token_of(row, row.example) for row in self.rows)
         return f"{ABSENT} or {usual}" if self.is_optional else usual
 
 
-def said(row: Row, value: Value) -> str:
+def token_of(row: Row, value: Value) -> str:
     """The token of a field in a name."""
     if row.field.unsaid and value == row.default:
         return ""
@@ -98,7 +98,7 @@ _PATTERNS = tuple(part.pattern for part in PARTS)
 
 def kernel_name(config: GemmConfig) -> str:
     """The name of a config."""
-    return "_".join([_said(place, read(config)) for place, read in _READ])
+    return "_".join([_part_text(place, read(config)) for place, read in _READ])
 
 
 def _reader(part: Part) -> Callable[[GemmConfig], Any]:
@@ -112,12 +112,12 @@ _READ = tuple((place, _reader(part)) for place, part in enumerate(PARTS))
 
 
 @lru_cache(4096)
-def _said(place: int, values: Any) -> str:
+def _part_text(place: int, values: Any) -> str:
     """The part of a name at a place that says these values, or this one."""
     if values is None:
         return ABSENT
     rows = PARTS[place].rows
-    text = "".join(map(said, rows, values if isinstance(values, tuple) else (values,)))
+    text = "".join(map(token_of, rows, values if isinstance(values, tuple) else (values,)))
     return SPLIT_K if text == _ONE_SLICE else text
 
 
@@ -252,7 +252,7 @@ def _fields_of_part(place: int, text: str) -> dict[str, Value]:
 def _value(row: Row, token: str | None, part: str) -> Value:
     """The value that a token says, None for one that is left out."""
     if token is None:
-        assert row.default is not None, f"{row.name} is always said"
+        assert row.default is not None, f"{row.name} stands in each name"
         return row.default
     if row.field.unsaid and token == str(row.default):
         raise ConfigError(f"{part!r} spells out {token!r}, which names leave out")

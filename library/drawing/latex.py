@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gemmill.library.drawing.grid import Grid, Picture, cell_width, placed, runs
+from gemmill.library.drawing.cells import Grid, Picture, cell_width, placed, runs
 
 _COLORS = ("DCE9F9", "FBE3CF", "DDF0DC", "F9DADA", "E6DFF3", "E9E1D9", "F9DFEE", "E6E6E6")
 _HEIGHT, _CHARACTER = 0.55, 0.17

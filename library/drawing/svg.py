@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from html import escape
 
-from gemmill.library.drawing.grid import SHADES, Grid, Picture, cell_width, outer_size, placed, runs
+from gemmill.library.drawing.cells import SHADES, Grid, Picture, cell_width, outer_size, placed, runs
 
 CHARACTER = 7.3
 """Width of a character of the font, in pixels: 12 px, monospaced."""

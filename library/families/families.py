@@ -11,8 +11,7 @@ from gemmill.library.config.field import Value
 from gemmill.library.config.model import FamilyName, GemmConfig
 from gemmill.library.families import gemv, mma, simt
 from gemmill.library.families.kernel_plan import KernelPlan
-from gemmill.library.families.wgmma import plan as wgmma_plan
-from gemmill.library.families.wgmma import rules as wgmma
+from gemmill.library.families.wgmma import wgmma_plan, wgmma_rules
 from gemmill.library.legality.rule import Rule
 
 MIN_STAGES = 2
@@ -32,7 +31,7 @@ class Family(NamedTuple):
 
 FAMILIES: Mapping[FamilyName, Family] = MappingProxyType(
     {
-        "wgmma": Family(wgmma_plan.WgmmaPlan, wgmma.RULES, wgmma.DOMAINS),
+        "wgmma": Family(wgmma_plan.WgmmaPlan, wgmma_rules.RULES, wgmma_rules.DOMAINS),
         "mma": Family(mma.MmaPlan, mma.RULES, mma.DOMAINS),
         "simt": Family(simt.SimtPlan, simt.RULES, simt.DOMAINS),
         "gemv": Family(gemv.GemvPlan, gemv.RULES, gemv.DOMAINS),

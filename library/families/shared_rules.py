@@ -95,7 +95,7 @@ def _cluster(plan: DirectPlan) -> str | None:
 
 
 def _plain(plan: DirectPlan) -> str | None:
-    """There are no scales and no promotion."""
+    """There are no scales and no two-level accumulation."""
     config = plan.config
     scaled = [name.upper() for name, operand in config.inputs.items() if operand.scale != "none"]
     if scaled:
@@ -162,7 +162,7 @@ def direct_rules(plan: type[DirectPlan]) -> tuple[Rule, ...]:
             f"{family}-plain",
             ("promote", "a.scale", "b.scale"),
             _plain,
-            "gemmill: block scales and promotion are the wgmma family's",
+            "gemmill: block scales and two-level accumulation are the wgmma family's",
             plan,
         ),
     )

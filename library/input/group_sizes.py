@@ -3,9 +3,9 @@
 A problem says how many groups there are, and of how many rows (or how much K) together; which kernel it goes to depends
 on no more. What a launch costs depends on the sizes too, so that measurements say them.
 
-- ``balanced``: as equal as they can be; slots are full.
+- ``balanced``: as equal as they can be; masked groups are full.
 - ``zipf:S``: in proportion to 1, 2^-S, 3^-S, ..., as tokens choose experts; which group has which rank is drawn, with
-  the seed :data:`SEED`. Of slots the fullest is full.
+  the seed :data:`SEED`. Of masked groups the fullest is full.
 - a list: a size for each group. Groups of rows have all of M, groups along K all of K.
 """
 
@@ -31,17 +31,17 @@ MAX_EXPONENT = 10.0
 _FORMS = "it must be balanced, zipf:S such as zipf:1.1, or a size for each group such as 128,64,0,64"
 
 
-def checked_sizes(problem: GemmProblem, said: str | Sequence[int] | None) -> str:
+def checked_sizes(problem: GemmProblem, sizes: str | Sequence[int] | None) -> str:
     """What is said of the sizes of a problem's groups, in the one spelling; empty where it has none.
 
     Raises:
         ProblemError: the problem has no sizes to choose, or not these.
     """
     if problem.batching not in WITH_SIZES:
-        if said is None or said == "":
+        if sizes is None or sizes == "":
             return ""
-        raise ProblemError(f"sizes is {said!r:.80}; {problem} has no groups of sizes of their own: leave it out")
-    text = BALANCED if said is None or said == "" else said if isinstance(said, str) else _joined(said)
+        raise ProblemError(f"sizes is {sizes!r:.80}; {problem} has no groups of sizes of their own: leave it out")
+    text = BALANCED if sizes is None or sizes == "" else sizes if isinstance(sizes, str) else _joined(sizes)
     if text == BALANCED:
         return text
     if (zipf := re.fullmatch(r"zipf:(\d{1,2}(?:\.\d{1,6})?)", text)) is not None:
@@ -50,16 +50,16 @@ def checked_sizes(problem: GemmProblem, said: str | Sequence[int] | None) -> str
         return f"zipf:{float(zipf[1]):g}"
     if not re.fullmatch(r"\d{1,10}(,\d{1,10})*", text):
         raise ProblemError(f"sizes is {text!r:.80}; {_FORMS}")
-    sizes = [*map(int, text.split(","))]
-    if len(sizes) != problem.batch:
-        raise ProblemError(f"sizes has {len(sizes)} numbers, and {problem} has {problem.batch} groups: {_FORMS}")
+    numbers = [*map(int, text.split(","))]
+    if len(numbers) != problem.batch:
+        raise ProblemError(f"sizes has {len(numbers)} numbers, and {problem} has {problem.batch} groups: {_FORMS}")
     if problem.batching == "masked":
-        if max(sizes) > problem.m:
-            raise ProblemError(f"sizes has {max(sizes)}, and slots of {problem} hold m = {problem.m} rows")
-    elif sum(sizes) != (extent := _extent(problem)):
+        if max(numbers) > problem.m:
+            raise ProblemError(f"sizes has {max(numbers)}, and masked groups of {problem} hold m = {problem.m} rows")
+    elif sum(numbers) != (extent := _extent(problem)):
         name = "k" if problem.batching == "kgrouped" else "m"
-        raise ProblemError(f"sizes add up to {sum(sizes)}, and {name} is {extent}, that of all groups")
-    return ",".join(map(str, sizes))
+        raise ProblemError(f"sizes add up to {sum(numbers)}, and {name} is {extent}, that of all groups")
+    return ",".join(map(str, numbers))
 
 
 def _joined(sizes: Sequence[int]) -> str:
@@ -74,14 +74,14 @@ def _extent(problem: GemmProblem) -> int:
 
 
 @lru_cache(256)
-def sizes_of(problem: GemmProblem, said: str = BALANCED) -> tuple[int, ...]:
+def sizes_of(problem: GemmProblem, sizes: str = BALANCED) -> tuple[int, ...]:
     """The sizes of the groups of a problem, of what :func:`checked_sizes` gives; none where it has no groups."""
     if problem.batching not in WITH_SIZES:
         return ()
     groups, extent = problem.batch, _extent(problem)
-    name, _, exponent = (said or BALANCED).partition(":")
+    name, _, exponent = (sizes or BALANCED).partition(":")
     if name not in (BALANCED, "zipf"):
-        return tuple(map(int, said.split(",")))
+        return tuple(map(int, sizes.split(",")))
     shares = [rank ** -float(exponent or 0) for rank in range(1, groups + 1)]
     if name == "zipf":
         draw = random.Random(SEED)
@@ -102,16 +102,17 @@ def _apportioned(total: int, shares: Sequence[float]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def flops_of(problem: GemmProblem, said: str = BALANCED) -> int:
-    """Floating-point operations of a problem with groups of these sizes: of slots, those of the rows that are used."""
+def flops_of(problem: GemmProblem, sizes: str = BALANCED) -> int:
+    """Floating-point operations of a problem with groups of these sizes: of masked groups, those of the rows
+    that are used."""
     if problem.batching != "masked":
         return problem.flops
-    return 2 * sum(sizes_of(problem, said)) * problem.n * problem.k
+    return 2 * sum(sizes_of(problem, sizes)) * problem.n * problem.k
 
 
-def as_full(problem: GemmProblem, said: str = BALANCED) -> GemmProblem:
-    """The problem, its slots as large as they are full on average with groups of these sizes."""
+def as_full(problem: GemmProblem, sizes: str = BALANCED) -> GemmProblem:
+    """The problem, its masked groups as large as they are full on average with groups of these sizes."""
     if problem.batching != "masked":
         return problem
-    rows = max(1, -(-sum(sizes_of(problem, said)) // max(1, problem.batch)))
+    rows = max(1, -(-sum(sizes_of(problem, sizes)) // max(1, problem.batch)))
     return problem.but(m=rows, expected_rows=rows)

@@ -10,8 +10,8 @@ from typing import ParamSpec, TypeVar
 from gemmill.library.errors import KeywordError
 from gemmill.library.wording import suggest
 
-_Given = ParamSpec("_Given")
-_Made = TypeVar("_Made")
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 def unexpected(name: str, known: Collection[str], what: str = "") -> KeywordError:
@@ -20,15 +20,15 @@ def unexpected(name: str, known: Collection[str], what: str = "") -> KeywordErro
     return KeywordError(f"unexpected argument {name!r}{hint}")
 
 
-def strict(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+def strict(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """A function that refuses keywords it does not take by :func:`unexpected`, where Python names no other."""
     known = [name for name in inspect.signature(function).parameters if name != "self"]
 
     @functools.wraps(function)
-    def called(*arguments: _Given.args, **keywords: _Given.kwargs) -> _Made:
+    def checked(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
         for name in keywords:
             if name not in known:
                 raise unexpected(name, known)
         return function(*arguments, **keywords)
 
-    return called
+    return checked

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 
 from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, ScaleName
-from gemmill.library.dtypes import DTYPES, DTypeName, called, default_accumulator, default_output, unknown
+from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output, find_dtype, unknown
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
 from gemmill.library.errors import ExpressionError, KeywordError, ProblemError
 from gemmill.library.wording import one_of, suggest
@@ -89,15 +89,15 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_expected_rows(rows: int | None, batching: str, m: int) -> None:
-    """ProblemError where a batch has no slots, or none of so many rows."""
+    """ProblemError where a batch has no masked groups, or none of so many rows."""
     if rows is None:
         return
     if batching != "masked":
         raise ProblemError(
-            f"expected_rows is {rows}; it is for batching masked, whose slots are in use in part: leave it out"
+            f"expected_rows is {rows}; it is for batching masked, whose groups are in use in part: leave it out"
         )
     if not 1 <= rows <= m:
-        raise ProblemError(f"expected_rows is {rows}; it must be from 1 to m = {m}, the rows of a slot")
+        raise ProblemError(f"expected_rows is {rows}; it must be from 1 to m = {m}, the rows of a group")
 
 
 def merged(words: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,9 +189,9 @@ def _part(part: str) -> dict[str, Any]:
     if part in _LAYOUTS:
         return dict(zip(("a_major", "b_major"), _LAYOUTS[part], strict=True))
     a, _, b = part.partition("*")
-    if called(a) and (not b or called(b)):
+    if find_dtype(a) and (not b or find_dtype(b)):
         return {"a": a, "b": b or a}
-    meant = unknown(b if called(a) else a) or suggest(part, _LAYOUTS)
+    meant = unknown(b if find_dtype(a) else a) or suggest(part, _LAYOUTS)
     raise ProblemError(
         f"{part!r}{meant or ';'} it must be a type such as bf16 or s4*bf16, one of {', '.join(_LAYOUTS)}, or "
         "NAME=VALUE with a name such as d, c, accumulator, a_scale, grouped or epilogue"
@@ -207,10 +207,10 @@ def _extent(name: str, value: object) -> int:
 
 
 def _dtype(name: str, value: object) -> DTypeName:
-    if isinstance(value, str) and (found := called(value)):
+    if isinstance(value, str) and (found := find_dtype(value)):
         return found
     text = str(value)
-    if not isinstance(value, str) and (found := called(text)):  # torch.bfloat16
+    if not isinstance(value, str) and (found := find_dtype(text)):  # torch.bfloat16
         return found
     raise ProblemError(
         f"{name.removesuffix('_dtype')} is {value!r:.80}{unknown(text) or ';'} it must be {one_of([*DTYPES])}"

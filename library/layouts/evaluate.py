@@ -54,7 +54,7 @@ def _value(node: Node) -> Value:
         case Composition():
             return _composed(node)
         case Call():
-            return _called(node)
+            return _evaluate_call(node)
 
 
 def _layout(shape: Node, stride: Node, node: Node) -> Layout:
@@ -137,7 +137,7 @@ def _composed(node: Composition) -> Value:
     return result
 
 
-def _called(node: Call) -> Value:
+def _evaluate_call(node: Call) -> Value:
     name = node.called.name.removeprefix("cute::") if isinstance(node.called, Name) else ""
     arguments = [_value(argument) for argument in node.arguments]
     if function := FUNCTIONS.get(name):

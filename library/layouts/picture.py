@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
-from gemmill.library.drawing.grid import SHADES, Grid, Picture
+from gemmill.library.drawing.cells import SHADES, Grid, Picture
 from gemmill.library.errors import LayoutError
 from gemmill.library.layouts import tuples, values
 from gemmill.library.layouts.algebra import as_layout

@@ -143,11 +143,11 @@ def _operand_labels(rows: Sequence[Row]) -> _Labelled:
 
 
 def _sums(given: Mapping[str, Value]) -> str:
-    """The accumulator, and how it is promoted and scaled."""
+    """The accumulator, and its two-level accumulation and scales."""
     scales = [str(given[f"{operand}.scale"]) for operand in "ab"]
-    promoted = ", promoted" if given["promote"] else ""
+    two_level = ", two-level" if given["promote"] else ""
     scaled = f", scaled {' by '.join(scale for scale in scales if scale != 'none')}" if set(scales) != {"none"} else ""
-    return f"{given['accumulator']}{promoted}{scaled}"
+    return f"{given['accumulator']}{two_level}{scaled}"
 
 
 def _product(pairings: Sequence[str]) -> str:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from gemmill.library.config.domains import one_of
+from gemmill.library.config.field_table import TABLE
 from gemmill.library.config.fields import ConfigView, Fields, Value, fields_of
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.table import TABLE
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.epilogues.grammar import SCALES
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, staged_formats
@@ -35,16 +35,16 @@ class Verdict:
     """Id of the rule."""
     fields: tuple[str, ...]
     """The fields the rule reads."""
-    says: str
+    message: str
     """What is wrong, with the values on both sides."""
     fix: Mapping[str, Value] | None
     """The fields to change, and to what, for a config that breaks no rule at all; None when none was found."""
 
     def __str__(self) -> str:
         if self.fix is None:
-            return f"{self.rule}: {self.says}"
+            return f"{self.rule}: {self.message}"
         changes = ", ".join(f"{name} = {value}" for name, value in self.fix.items())
-        return f"{self.rule}: {self.says}; nearest legal change: {changes}"
+        return f"{self.rule}: {self.message}; nearest legal change: {changes}"
 
 
 @rule("family", ("schedule", "arch"), "gemmill: the kernel templates in emitters/include/gemmill/kernel", KernelPlan)

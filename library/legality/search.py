@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TypeAlias
 
+from gemmill.library.config.field_table import TABLE
 from gemmill.library.config.fields import FIELD_NAMES, ConfigView, Fields, Value
-from gemmill.library.config.table import TABLE
 from gemmill.library.families.kernel_plan import KernelPlan
 from gemmill.library.legality.rule import Rule
 from gemmill.library.legality.rules import DOMAINS, RULES

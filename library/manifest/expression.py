@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import Literal
 
 from gemmill.library.config.domains import OPEN, WORDS, meant
+from gemmill.library.config.field_table import FORMER
 from gemmill.library.config.fields import FIELD_NAMES, READERS, Value
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.table import FORMER
 from gemmill.library.epilogues.parse import canonical
 from gemmill.library.errors import ExpressionError
 from gemmill.library.manifest.renamed import warn

@@ -244,7 +244,7 @@ def _candidates(source: _Source, legal: bool) -> Iterator[Candidates]:
                 document.fault(at, f"{which}{crowd}")
                 continue
             if says := resolve.contradiction(spec):
-                document.fault(_given(document, at, "epilogue"), f"{which}{says}")
+                document.fault(_place_of_key(document, at, "epilogue"), f"{which}{says}")
                 continue
             parts = [Candidates(grid, resolve.filters(own.where)) for grid in resolve.grids(spec)]
             whole = [Candidates(part.grid, (*part.where, *outer)) for part in parts] if outer else parts
@@ -264,14 +264,14 @@ def _is_emptied(parts: Sequence[Candidates]) -> bool:
     return False
 
 
-def _given(document: Document, at: Location, key: str) -> Location:
+def _place_of_key(document: Document, at: Location, key: str) -> Location:
     """Where a set gives a key, or the set, if it is inherited."""
     return (*at, key) if (*at, key) in document.values else at
 
 
 def _sound(document: Document, parts: Sequence[Candidates], at: Location, legal: bool) -> bool:
     """Whether sets hold a candidate, or with ``legal`` a kernel; if not, a fault says what is in the way."""
-    where = _given(document, at, "where")
+    where = _place_of_key(document, at, "where")
     try:
         passing = [part for part in parts if part.any(rules=False)]
         if not passing:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from gemmill.library.config.table import FORMER, TABLE
+from gemmill.library.config.field_table import FORMER, TABLE
 from gemmill.library.errors import RenamedWarning
 from gemmill.library.manifest.document import Document, Location
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from gemmill.library.config.field import Value
+from gemmill.library.config.field_table import GROUPS, PARTS, TABLE, Row
 from gemmill.library.config.fields import READERS, ConfigView
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.table import GROUPS, PARTS, TABLE, Row
 from gemmill.library.epilogues.parse import LINEAR, canonical
 from gemmill.library.legality.rules import epilogue_c
 from gemmill.library.manifest.expression import Expression

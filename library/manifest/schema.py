@@ -31,8 +31,8 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from gemmill.library.config.names import said
-from gemmill.library.config.table import GROUPS, PARTS, Row
+from gemmill.library.config.field_table import GROUPS, PARTS, Row
+from gemmill.library.config.names import token_of
 from gemmill.library.epilogues.parse import LINEAR, parse
 from gemmill.library.errors import ExpressionError
 from gemmill.library.manifest import expression
@@ -190,7 +190,7 @@ def _info(row: Row) -> FieldInfo:
     return FieldInfo(description=doc, json_schema_extra={"was": [*row.field.was]})
 
 
-def _made(name: str, base: type[Choices], doc: str, types: Mapping[str, tuple[Any, FieldInfo]]) -> Any:
+def _choices_model(name: str, base: type[Choices], doc: str, types: Mapping[str, tuple[Any, FieldInfo]]) -> Any:
     """The model of choices of these types."""
     members = {key: (Annotated[OneOrMore[kind] | None, info], None) for key, (kind, info) in types.items()}  # type: ignore[valid-type]
     return create_model(name, __base__=base, __doc__=doc, **members)  # type: ignore[call-overload]
@@ -200,8 +200,8 @@ def _part(kind: type) -> type[Choices]:
     """The model of a class of the config's that has leaves. Where all are extents, a word will do."""
     rows = next(rows for group, rows in GROUPS.items() if PARTS.get(group) is kind)
     extents = all(row.field.token in ("{}", "x{}") and row.type is int for row in rows)
-    doc, example = inspect.cleandoc(kind.__doc__ or ""), "".join(said(row, row.example) for row in rows)
-    model: type[Choices] = _made(
+    doc, example = inspect.cleandoc(kind.__doc__ or ""), "".join(token_of(row, row.example) for row in rows)
+    model: type[Choices] = _choices_model(
         f"{kind.__name__.removesuffix('Operand')}Spec",
         Extents if extents else Choices,
         f"{doc} ``{example}`` or a mapping." if extents else doc,
@@ -226,7 +226,7 @@ def _member(group: str, rows: tuple[Row, ...]) -> tuple[Any, FieldInfo]:
 if TYPE_CHECKING:
     SetSpec = Choices
 else:
-    SetSpec = _made(
+    SetSpec = _choices_model(
         "SetSpec",
         Choices,
         "Choices for each part of a config. Left out: the default, or any where a preset matches.",

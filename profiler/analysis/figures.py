@@ -119,8 +119,8 @@ def formats(problem: GemmProblem, sizes: str = "") -> str:
 
 
 def moved_bytes(problem: GemmProblem) -> float:
-    """Bytes of A, B, C, D and the epilogue's tensors, each moved once; of groups, as if all were of one size, of slots,
-    as if they were full."""
+    """Bytes of A, B, C, D and the epilogue's tensors, each moved once; of groups, as if all were of one size, of masked
+    groups, as if they were full."""
     p = as_full(problem).typical()
     matrices = [(p.a_dtype, p.m * p.k), (p.b_dtype, p.k * p.n), (p.d_dtype, p.m * p.d_columns)]
     if p.c_dtype is not None:

@@ -163,12 +163,12 @@ def _line(name: str, sweep: str, measurements: Sequence[Measurement], table: Tab
         first.commit,
         first.driver,
         len(chosen),
-        _known(chosen, lambda f, m: f.over(m, table.baseline)),
-        _known(chosen, lambda f, m: f.over(f.best, table.baseline)),
-        _known(chosen, lambda f, m: f.reached([m.sliced])),
+        _present_figures(chosen, lambda f, m: f.over(m, table.baseline)),
+        _present_figures(chosen, lambda f, m: f.over(f.best, table.baseline)),
+        _present_figures(chosen, lambda f, m: f.reached([m.sliced])),
         (
-            _known(chosen, lambda f, m: _of_quartiles(f, m, table.baseline, slow=True)),
-            _known(chosen, lambda f, m: _of_quartiles(f, m, table.baseline, slow=False)),
+            _present_figures(chosen, lambda f, m: _of_quartiles(f, m, table.baseline, slow=True)),
+            _present_figures(chosen, lambda f, m: _of_quartiles(f, m, table.baseline, slow=False)),
         ),
         min(x.samples for f, m in chosen if (b := f.baselines.get(table.baseline)) for x in (m, f.best, b) if x),
     )
@@ -185,7 +185,7 @@ def _of_quartiles(f: Figures, m: Measurement, baseline: str, *, slow: bool) -> f
     return ratio * (m.us / own) * (theirs / other.us)  # type: ignore[operator]
 
 
-def _known(
+def _present_figures(
     chosen: Sequence[tuple[Figures, Measurement]], figure: Callable[[Figures, Measurement], float | None]
 ) -> list[float]:
     return [value for f, m in chosen if (value := figure(f, m)) is not None]

@@ -10,8 +10,8 @@ from typing import Any
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.problem import GemmProblem, is_mixed
+from gemmill.profiler.measure.graph_timing import Launch
 from gemmill.profiler.measure.operands import OperandSet, matrix, torch
-from gemmill.profiler.measure.timing import Launch
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.extras import install
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.baselines.cublas import Baseline, nearest, with_d
+from gemmill.profiler.measure.graph_timing import Launch, fastest
 from gemmill.profiler.measure.operands import BETA, OperandSet, torch
-from gemmill.profiler.measure.timing import Launch, fastest
 
 CANDIDATES = 16
 """Algorithms that are asked for and timed."""

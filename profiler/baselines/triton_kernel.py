@@ -5,6 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+BAND = tl.constexpr(8)
+TILE_K_BITS = tl.constexpr(1024)
+"""The widest swizzle of TMA."""
+
 
 @triton.jit  # type: ignore[untyped-decorator]
 def multiply(  # type: ignore[no-untyped-def]  # Triton evaluates annotations
@@ -14,16 +18,16 @@ def multiply(  # type: ignore[no-untyped-def]  # Triton evaluates annotations
     M,
     N,
     K,
-    SUMS: tl.constexpr,
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
-    TILE_K: tl.constexpr,
-    BAND: tl.constexpr,
 ):
     """D (M, N) = A (M, K) B^T of B (N, K), given as TMA descriptors. Persistent: a program takes tile after tile.
 
-    Tiles are walked in groups of so many rows of tiles, column by column: neighbours share them in L2.
+    Tiles are walked in groups of BAND rows of tiles, column by column: neighbours share them in L2. A stage has
+    TILE_K_BITS of K.
     """
+    SUMS: tl.constexpr = tl.int32 if a.dtype == tl.int8 else tl.float32
+    TILE_K: tl.constexpr = TILE_K_BITS // a.dtype.primitive_bitwidth
     rows = tl.cdiv(M, TILE_M)
     columns = tl.cdiv(N, TILE_N)
     for tile in tl.range(tl.program_id(0), rows * columns, tl.num_programs(0), flatten=True):

@@ -14,13 +14,11 @@ from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.extras import install
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.baselines.cublas import Baseline, lacking
+from gemmill.profiler.measure.graph_timing import Launch, fastest
 from gemmill.profiler.measure.operands import OperandSet, torch
-from gemmill.profiler.measure.timing import Launch, fastest
 
-BAND = 8
-"""Rows of tiles that are walked together."""
 TILE_K_BYTES = 128
-"""A stage's K: the widest swizzle of TMA."""
+"""A stage's K, as the kernel has it: the widest swizzle of TMA."""
 TILES = (
     # M, N, warps, stages
     (128, 256, 8, 3),
@@ -94,21 +92,17 @@ def _launch(
 ) -> Launch:
     kernel = importlib.import_module("gemmill.profiler.baselines.triton_kernel").multiply
     descriptor = importlib.import_module("triton.tools.tensor_descriptor").TensorDescriptor.from_tensor
-    language = importlib.import_module("triton.language")
     tile_k = TILE_K_BYTES // DTYPES[problem.a_dtype].bytes
     blocks = [tile_m, tile_k], [tile_n, tile_k], [tile_m, tile_n]
-    given = [
-        [descriptor(tensor, block) for tensor, block in zip(arguments(problem, own), blocks, strict=True)]
-        for own in operands
+    descriptors = [
+        [descriptor(tensor, block) for tensor, block in zip(arguments(problem, tensors), blocks, strict=True)]
+        for tensors in operands
     ]
     (m, _), (n, k) = (tensor.shape for tensor in arguments(problem, operands[0])[:2])
     sms = torch().cuda.get_device_properties(operands[0].d.device).multi_processor_count
     programs = min(sms, -(-m // tile_m) * -(-n // tile_n))
-    sums = language.int32 if problem.accumulator == "s32" else language.float32
 
     def launch(index: int) -> None:
-        kernel[(programs,)](
-            *(*given[index], m, n, k, sums, tile_m, tile_n, tile_k, BAND), num_warps=warps, num_stages=stages
-        )
+        kernel[(programs,)](*descriptors[index], m, n, k, tile_m, tile_n, num_warps=warps, num_stages=stages)
 
     return launch

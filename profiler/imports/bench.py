@@ -7,13 +7,22 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 from gemmill.library.errors import ManifestError, RecordError
 from gemmill.library.manifest.document import MAX_BYTES, read_document
 from gemmill.profiler.imports import blas
-from gemmill.profiler.imports.collector import MAX_PROBLEMS, Collector, Fields, Imported, LeftOut, extent, shown, whole
+from gemmill.profiler.imports.collector import (
+    MAX_PROBLEMS,
+    Collector,
+    Fields,
+    Imported,
+    LeftOut,
+    TextFile,
+    extent,
+    shown,
+    whole,
+)
 
 _COMMAND = re.compile(r"(?:hipblaslt|rocblas)-bench\s(.*)")
 _LOGGED = re.compile(r"\s*-\s*\{\s*rocblas_function\s*:")
@@ -38,15 +47,13 @@ _LETTER = re.compile(r"(?:rocblas_)?([a-z])gemm")
 Call = Mapping[str, object]
 
 
-def looks_like_commands(text: str) -> bool:
-    """Whether a text has command lines of a bench."""
-    return ("hipblaslt-bench" in text or "rocblas-bench" in text) and (" -m " in text or "--sizem" in text)
-
-
-def read_commands(path: Path, lines: Iterable[str]) -> Imported | None:
+def read_commands(file: TextFile) -> Imported | None:
     """Problems of command lines, wherever they stand in a line; those behind # are left alone. None where none is."""
-    into = Collector(path, "command lines of hipBLASLt's or rocBLAS's bench")
-    for number, line in enumerate(lines, 1):
+    text = file.text
+    if not ("hipblaslt-bench" in text or "rocblas-bench" in text) or not (" -m " in text or "--sizem" in text):
+        return None
+    into = Collector(file.path, "command lines of hipBLASLt's or rocBLAS's bench")
+    for number, line in enumerate(file.lines, 1):
         if line.lstrip().startswith("#") or (found := _COMMAND.search(line)) is None:
             continue
         words = found[1].split()
@@ -60,14 +67,12 @@ def read_commands(path: Path, lines: Iterable[str]) -> Imported | None:
     return result if result.problems or result.left_out else None
 
 
-def looks_like_yaml(text: str) -> bool:
-    """Whether a text is YAML of a bench."""
-    return "rocblas_function" in text or "matrix_size" in text or "transA" in text
-
-
-def read_yaml(path: Path, text: str) -> Imported | None:
+def read_yaml(file: TextFile) -> Imported | None:
     """Problems of a bench's YAML: a mapping a line, as logs have them, or definitions and tests. None for others."""
-    into = Collector(path, "YAML of hipBLASLt's or rocBLAS's bench")
+    text = file.text
+    if not any(word in text for word in ("rocblas_function", "matrix_size", "transA")):
+        return None
+    into = Collector(file.path, "YAML of hipBLASLt's or rocBLAS's bench")
     lines = text.split("\n")
     logged = [line for line in lines if _LOGGED.match(line)]
     if logged and "Tests:" not in lines and all("}" in line for line in logged[:-1]):
@@ -81,7 +86,7 @@ def read_yaml(path: Path, text: str) -> Imported | None:
     plain = _INCLUDE.sub("#", text)
     plain = _ALIAS.sub(lambda alias: alias[0] if alias[1] in known else f'"*{alias[1]}"', plain)
     try:
-        document = read_document(path, lambda *_: plain.encode())
+        document = read_document(file.path, lambda *_: plain.encode())
     except ManifestError as error:
         if not logged and "matrix_size" not in text:  # a text of another kind
             return None
@@ -165,19 +170,19 @@ def _problem(call: Call) -> Fields:
     if letter and letter[1] not in blas.LETTERS:
         raise LeftOut(f"{shown(function)}: numbers are complex, or of a type that is not here")
     common = call.get("precision") or (blas.LETTERS[letter[1]] if letter else None)
-    types = {name: _known(call.get(f"{name}_type") or common) for name in "abcd"}
+    types = {name: _unless_alias(call.get(f"{name}_type") or common) for name in "abcd"}
     return blas.problem(
         {"m": call.get("M"), "n": call.get("N"), "k": call.get("K"), "batch": call.get("batch_count")},
         transposed_a=blas.is_transposed("transA", call.get("transA", "N")),
         transposed_b=blas.is_transposed("transB", call.get("transB", "N")),
         types=types,
-        computes_in=str(_known(call.get("compute_type")) or ""),
+        computes_in=str(_unless_alias(call.get("compute_type")) or ""),
         beta=call.get("beta"),
         batching="array" if "batched" in function and "strided" not in function else "",
     )
 
 
-def _known(word: object) -> object:
+def _unless_alias(word: object) -> object:
     """A type, or None where it is what an included file defines."""
     return None if isinstance(word, str) and word.startswith("*") else word
 
@@ -187,14 +192,12 @@ _TUPLE = re.compile(r"make_tuple\s*\(([^()]{0,400})(\)?)")
 _BOOLS = {"true": True, "false": False, "1": True, "0": False}
 
 
-def looks_like_header(text: str) -> bool:
-    """Whether a text is a header with such lists."""
-    return "make_tuple" in text and "std::tuple" in text
-
-
-def read_header(path: Path, text: str) -> Imported:
-    """Problems of a header, column-major as cuBLAS takes them; comments are none of it."""
-    into = Collector(path, "a header of DeepBench")
+def read_header(file: TextFile) -> Imported | None:
+    """Problems of a header, column-major as cuBLAS takes them; comments are none of it. None for other texts."""
+    text = file.text
+    if "make_tuple" not in text or "std::tuple" not in text:
+        return None
+    into = Collector(file.path, "a header of DeepBench")
     code = _COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), text)
     line = last = 0
     for found in _TUPLE.finditer(code):

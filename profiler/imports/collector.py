@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,9 +19,31 @@ MOST_NAMED = 20
 _EXTENTS = ("m", "n", "k", "batch", "groups")
 _MAX_COUNT = 1 << 62
 _MOST_DIGITS = 18
+MAX_JSON = 16 << 20
+"""Most bytes of a JSON text that is read at once: a hundred thousand problems take less."""
+LONGEST_LINE = 20_000
+"""Characters of a line that is read."""
 
 Fields = Mapping[str, int | str]
 """Keywords of a problem as people write them."""
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A text, and what its formats may lack."""
+
+    path: Path
+    """Its place, for messages, and for the one format that has extents in its name."""
+    text: str
+    m: Sequence[int] = ()
+    """Extents M for formats that have none."""
+    k: Sequence[int] = ()
+    """Extents K for formats that have none."""
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """Its lines; empty where one is too long to be read, as patterns could take forever."""
+        return [line if len(line) <= LONGEST_LINE else "" for line in self.text.split("\n")]
 
 
 class LeftOut(Exception):

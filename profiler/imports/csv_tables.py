@@ -6,17 +6,23 @@ import csv
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from pathlib import Path
 
 from gemmill.profiler.imports import blas
 from gemmill.profiler.imports.blas import dtype
-from gemmill.profiler.imports.collector import Collector, Fields, Imported, LeftOut, extent, shown
+from gemmill.profiler.imports.collector import (
+    LONGEST_LINE,
+    Collector,
+    Fields,
+    Imported,
+    LeftOut,
+    TextFile,
+    extent,
+    shown,
+)
 from gemmill.profiler.imports.lists import add_mapping
 
 _LINES_BEFORE = 100_000
 """Lines that may stand before the names: a program prints other things, too."""
-_LONGEST = 20_000
-"""Characters of a line that is a row."""
 _MAJORS: Mapping[str, Mapping[str, str]] = {
     "a": {"row": "k", "column": "mn"},
     "b": {"row": "mn", "column": "k"},
@@ -28,8 +34,9 @@ _MAJORS: Mapping[str, Mapping[str, str]] = {
 Row = Mapping[str, str]
 
 
-def read(path: Path, lines: list[str]) -> Imported | None:
+def read(file: TextFile) -> Imported | None:
     """Problems of a table; None where no line names m, n and k."""
+    path, lines = file.path, file.lines
     if (found := _names(lines)) is None:
         return None
     start, delimiter, names = found
@@ -56,7 +63,7 @@ def _names(lines: list[str]) -> tuple[int, str, list[str]] | None:
     """Index of the line of names, the delimiter, and the names in small letters."""
     for index, line in enumerate(islice(lines, _LINES_BEFORE)):
         for delimiter in ",;\t":
-            if delimiter in line and len(line) <= _LONGEST and (names := _named(line, delimiter)):
+            if delimiter in line and len(line) <= LONGEST_LINE and (names := _named(line, delimiter)):
                 return index, delimiter, names
     return None
 
@@ -73,7 +80,7 @@ def _rows(lines: list[str], start: int, delimiter: str, names: list[str]) -> Ite
         if not line.strip() or line.startswith("#") or _named(line, delimiter):
             continue
         try:
-            cells = _cells(line, delimiter) if len(line) <= _LONGEST else []
+            cells = _cells(line, delimiter) if len(line) <= LONGEST_LINE else []
         except csv.Error:
             cells = []
         yield number, dict(zip(names, cells, strict=True)) if len(cells) == len(names) else None

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from gemmill.profiler.imports import blas
 from gemmill.profiler.imports.blas import dtype, epilogue
-from gemmill.profiler.imports.collector import Collector, Fields, Imported, LeftOut, extent, shown
+from gemmill.profiler.imports.collector import Collector, Fields, Imported, LeftOut, TextFile, extent, shown
 
 _MATMUL = re.compile(r"\[(Trace|Api)\]\[(?:cublasLt\w{0,9}Matmul|rocblaslt_matmul|hipblasLtMatmul)\] ")
 _DESCRIPTOR = re.compile(r"\b([ABCD]|compute)[Dd]esc=\[([^\]]{0,2000})\]")
@@ -30,14 +29,12 @@ _FUNCTIONS: Mapping[str, tuple[str, bool]] = {
 """What an epilogue applies to the sums, and whether it adds a bias to them first."""
 
 
-def looks_like_lt(text: str) -> bool:
-    """Whether a text is a log of cuBLASLt."""
-    return "desc=[type=" in text and _MATMUL.search(text) is not None
-
-
-def read_lt(path: Path, lines: list[str]) -> Imported:
-    """Problems of the matmuls of a log; where calls are logged on two levels, of the one that has all of them."""
-    into = Collector(path, "a log of cuBLASLt or hipBLASLt")
+def read_lt(file: TextFile) -> Imported | None:
+    """Problems of the matmuls of a log; where calls are logged on two levels, of the one that has all of them. None for
+    other texts."""
+    if "desc=[type=" not in file.text or _MATMUL.search(file.text) is None:
+        return None
+    into, lines = Collector(file.path, "a log of cuBLASLt or hipBLASLt"), file.lines
     calls = ((number, _MATMUL.search(line)) for number, line in enumerate(lines, 1) if "Adesc=[" in line)
     found = [(number, call[1]) for number, call in calls if call]
     taken = "Trace" if any(level == "Trace" for _, level in found) else "Api"
@@ -89,15 +86,12 @@ def _of_matmul(parts: Mapping[str, Mapping[str, str]], beta: str | None) -> Fiel
     return fields
 
 
-def looks_like_cublas(text: str) -> bool:
-    """Whether a text is a log of cuBLAS."""
-    return "I! cuBLAS (v" in text
-
-
-def read_cublas(path: Path, lines: list[str]) -> Imported:
-    """Problems of the GEMMs of a log; other functions are none, and not named."""
-    into = Collector(path, "a log of cuBLAS")
-    for number, name, arguments in _calls(lines):
+def read_cublas(file: TextFile) -> Imported | None:
+    """Problems of the GEMMs of a log; other functions are none, and not named. None for other texts."""
+    if "I! cuBLAS (v" not in file.text:
+        return None
+    into = Collector(file.path, "a log of cuBLAS")
+    for number, name, arguments in _calls(file.lines):
         if (found := _GEMM.match(name)) is None:
             continue
         with into.at(number):

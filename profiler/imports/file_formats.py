@@ -7,14 +7,13 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gemmill.library.errors import RecordError
 from gemmill.library.files import read_given
-from gemmill.library.input import strict_json
 from gemmill.profiler.imports import bench, csv_tables, cublas_log, lists, torch_log, vllm
-from gemmill.profiler.imports.collector import Imported
+from gemmill.profiler.imports.collector import Imported, TextFile
 
 MAX_BYTES = 64 << 20
 """Most bytes of a file."""
@@ -22,10 +21,23 @@ MAX_UNPACKED = 256 << 20
 """Most bytes that a compressed file may unpack to."""
 _GZIP = b"\x1f\x8b"
 _MOST_LINES = 2_000_000
-_LONGEST = 20_000
-"""Characters of a line that is read; of longer ones, patterns could take forever."""
 _LOGGED = re.compile(r'\s*\[[^\[\]{}",]{0,200}\]\s*[^\s,\]]')
 """How lines of a log begin that are no JSON: with a time or a number in brackets."""
+Reader = Callable[[TextFile], Imported | None]
+"""What reads the problems of a text; None where it is in another format."""
+JSON_READERS: tuple[Reader, ...] = (torch_log.read_trace, vllm.read_experts, lists.read_json)
+TEXT_READERS: tuple[Reader, ...] = (
+    cublas_log.read_lt,
+    cublas_log.read_cublas,
+    torch_log.read_operators,
+    bench.read_header,
+    vllm.read_shapes,
+    csv_tables.read,
+    bench.read_commands,
+    bench.read_yaml,
+    lists.read_yaml,
+)
+"""Those of texts that are no JSON: the first that takes one."""
 
 
 def read_problems(path: Path, *, m: Sequence[int] = (), k: Sequence[int] = ()) -> Imported | None:
@@ -61,46 +73,12 @@ def problems_of(content: bytes, path: Path, *, m: Sequence[int] = (), k: Sequenc
     start = text.lstrip()[:1]
     if not start:
         return None
-    if start in "[{" and not _LOGGED.match(text):
-        return _of_json(path, text, k)
-    return _of_text(path, text, m)
-
-
-def _of_json(path: Path, text: str, k: Sequence[int]) -> Imported | None:
-    if torch_log.looks_like_trace(text):
-        return torch_log.read_trace(path, text)
-    if '"BLOCK_SIZE_M"' in text and len(text) <= lists.MAX_JSON:
-        try:
-            value = strict_json.parse(text.encode())
-        except ValueError as error:
-            raise RecordError(f"{path}:{getattr(error, 'lineno', 1)}: no JSON: {error}") from None
-        return vllm.read_experts(path, value, k) if vllm.looks_like_experts(value) else None
-    return lists.read_json(path, text)
-
-
-def _of_text(path: Path, text: str, m: Sequence[int]) -> Imported | None:
-    if text.count("\n") > _MOST_LINES:
+    is_json = start in "[{" and not _LOGGED.match(text)
+    if not is_json and text.count("\n") > _MOST_LINES:
         raise RecordError(f"{path}:1: has more than {_MOST_LINES:,} lines; split it")
-    lines = [line if len(line) <= _LONGEST else "" for line in text.split("\n")]
-    if cublas_log.looks_like_lt(text):
-        return cublas_log.read_lt(path, lines)
-    if cublas_log.looks_like_cublas(text):
-        return cublas_log.read_cublas(path, lines)
-    if torch_log.looks_like_operators(text):
-        return torch_log.read_operators(path, lines)
-    if bench.looks_like_header(text):
-        return bench.read_header(path, text)
-    if vllm.looks_like_shapes(text):
-        return vllm.read_shapes(path, text, m)
-    if (found := csv_tables.read(path, lines)) is not None:
-        return found
-    if bench.looks_like_commands(text) and (found := bench.read_commands(path, lines)) is not None:
-        return found
-    if bench.looks_like_yaml(text) and (found := bench.read_yaml(path, text)) is not None:
-        return found
-    words = (line.lstrip() for line in lines)
-    first = next((line for line in words if line and not line.startswith(("#", "---"))), "")
-    return lists.read_yaml(path, text) if first.startswith(("-", "[")) else None
+    file = TextFile(path, text, m, k)
+    contents = (read(file) for read in (JSON_READERS if is_json else TEXT_READERS))
+    return next((imported for imported in contents if imported is not None), None)
 
 
 def _unpacked(path: Path, content: bytes) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import get_args
 
@@ -12,10 +11,18 @@ from gemmill.library.errors import ManifestError, RecordError
 from gemmill.library.input import strict_json
 from gemmill.library.manifest.document import MAX_BYTES, read_document
 from gemmill.profiler.imports.blas import dtype
-from gemmill.profiler.imports.collector import Collector, Fields, Imported, LeftOut, extent, shown, whole
+from gemmill.profiler.imports.collector import (
+    MAX_JSON,
+    Collector,
+    Fields,
+    Imported,
+    LeftOut,
+    TextFile,
+    extent,
+    shown,
+    whole,
+)
 
-MAX_JSON = 16 << 20
-"""Most bytes of a JSON text that is read at once: a hundred thousand problems take less."""
 _CALLED: Mapping[str, str] = MappingProxyType(
     {key: key for key in ("m", "n", "k", "batch", "groups", "expected_rows")}
     | {"l": "batch", "batch_count": "batch", "batch_size": "batch", "batchcount": "batch", "num_groups": "groups"}
@@ -89,8 +96,9 @@ def _listed(item: list[object]) -> Fields:
     return {key: extent(key, value) for key, value in zip(("m", "n", "k", "batch"), item, strict=False)}
 
 
-def read_json(path: Path, text: str) -> Imported | None:
+def read_json(file: TextFile) -> Imported | None:
     """Problems of a JSON text or of JSON Lines; None where it is neither, or holds none."""
+    path, text = file.path, file.text
     into = Collector(path, "a list of JSON")
     if len(text) > MAX_JSON:
         raise into.error(1, f"has more than the {MAX_JSON:,} characters that a list may have; split it")
@@ -100,7 +108,7 @@ def read_json(path: Path, text: str) -> Imported | None:
         value = strict_json.parse(text.encode())
     except ValueError as error:
         if not _is_json(first):
-            return _yaml_or(path, text, into.error(getattr(error, "lineno", 1), f"no JSON: {error}"))
+            return _yaml_or(file, into.error(getattr(error, "lineno", 1), f"no JSON: {error}"))
         return _read_lines(Collector(path, "JSON Lines"), lines)
     if looks_like_one(value) and isinstance(value, dict):
         return _add(Collector(path, "JSON Lines"), [(1, value)])
@@ -133,8 +141,9 @@ def _read_lines(into: Collector, lines: list[str]) -> Imported | None:
     return _add(into, items) if any(looks_like_one(item) for _, item in items) else None
 
 
-def _yaml_or(path: Path, text: str, error: RecordError) -> Imported | None:
+def _yaml_or(file: TextFile, error: RecordError) -> Imported | None:
     """What a text in brackets holds that is no JSON: a list of YAML, another document of it, or damaged JSON."""
+    path, text = file.path, file.text
     document = text if len(text) <= MAX_BYTES else ""
     try:
         read_document(path, lambda *_: document.encode()).check()
@@ -142,12 +151,15 @@ def _yaml_or(path: Path, text: str, error: RecordError) -> Imported | None:
         if text.lstrip().startswith(("[", '{"')):
             raise error from None
         return None
-    return read_yaml(path, text)
+    return read_yaml(file)
 
 
-def read_yaml(path: Path, text: str) -> Imported | None:
+def read_yaml(file: TextFile) -> Imported | None:
     """Problems of a bare YAML list; None where the text is none."""
-    if len(text) > MAX_BYTES:
+    path, text = file.path, file.text
+    words = (line.lstrip() for line in file.lines)
+    first = next((line for line in words if line and not line.startswith(("#", "---"))), "")
+    if not first.startswith(("-", "[", "{")) or len(text) > MAX_BYTES:
         return None
     try:
         document = read_document(path, lambda *_: text.encode())

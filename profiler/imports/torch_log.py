@@ -6,11 +6,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from gemmill.library.dtypes import DTYPES
 from gemmill.profiler.imports.blas import dtype, epilogue
-from gemmill.profiler.imports.collector import Collector, Fields, Imported, LeftOut, extent, shown, whole
+from gemmill.profiler.imports.collector import Collector, Fields, Imported, LeftOut, TextFile, extent, shown, whole
 
 LEAVES = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_int_mm")
 """Operators that compute a product; linear, matmul and einsum call one of them."""
@@ -139,14 +138,14 @@ _TENSOR = re.compile(r"T\(\[([\d, ]*)\], (\w+)(?:, stride=\(([\d, ]*)\))?\)")
 _LOG_TYPES = {"b8": "bool", "i8": "int8", "u8": "uint8", "i16": "int16", "i32": "int32", "i64": "int64"}
 
 
-def looks_like_trace(text: str) -> bool:
-    """Whether a JSON text is a trace: of a mapping with events, or a list of them as older versions wrote."""
-    return _EVENTS.search(text, 0) is not None or (text.lstrip()[:1] == "[" and '"ph"' in text[:4096])
+def read_trace(file: TextFile) -> Imported | None:
+    """Problems of the products that a trace has, by how often they ran; None for other texts.
 
-
-def read_trace(path: Path, text: str) -> Imported:
-    """Problems of the products that a trace has, by how often they ran."""
-    into = Collector(path, "a trace of PyTorch's profiler")
+    A trace is a mapping with events, or a list of them as older versions wrote."""
+    text = file.text
+    if _EVENTS.search(text) is None and not (text.lstrip()[:1] == "[" and '"ph"' in text[:4096]):
+        return None
+    into = Collector(file.path, "a trace of PyTorch's profiler")
     for line, event in _events(into, text):
         name = event.get("name")
         if event.get("cat") not in ("cpu_op", "Operator") or not isinstance(name, str):
@@ -216,16 +215,14 @@ def _numbers(value: object) -> tuple[int, ...] | None:
     return tuple(number for number in numbers if number is not None) if None not in numbers else None
 
 
-def looks_like_operators(text: str) -> bool:
-    """Whether a text is a log of operators, with how often each ran."""
-    return "Operator: aten." in text and "cnt: " in text
-
-
-def read_operators(path: Path, lines: list[str]) -> Imported:
-    """Problems of a log of operators, as TorchBench's are. Strides are written where a tensor is not contiguous."""
-    into = Collector(path, "a log of PyTorch's operators")
+def read_operators(file: TextFile) -> Imported | None:
+    """Problems of a log of operators, as TorchBench's are. Strides are written where a tensor is not contiguous.
+    None for other texts."""
+    if "Operator: aten." not in file.text or "cnt: " not in file.text:
+        return None
+    into = Collector(file.path, "a log of PyTorch's operators")
     operator = ""
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(file.lines, 1):
         if line.startswith("Operator:"):
             found = _OPERATOR.match(line)
             operator = found[1] if found else ""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
+from gemmill.library.input import strict_json
 from gemmill.profiler.imports.blas import dtype
-from gemmill.profiler.imports.collector import Collector, Fields, Imported, LeftOut, shown, whole
+from gemmill.profiler.imports.collector import MAX_JSON, Collector, Fields, Imported, LeftOut, TextFile, shown, whole
 
 _ASSIGNED = re.compile(r"^\w{0,60}?SHAPES\w{0,60}[ \t]*(?::[^={}\n]{0,200})?=[ \t]*(?=\{)", re.MULTILINE)
 _TOKEN = re.compile(r"""\s+|\#[^\n]*|"[^"\\\n]*"|'[^'\\\n]*'|[0-9][0-9_]{0,18}(?![\w.])|[\[{(]|[\]})]|[,:]|//""")
@@ -25,14 +25,13 @@ _OF_GROUPS = "weights of experts are taken as listed, K x N each, and tokens as 
 _MAX_GIVEN = 10_000
 
 
-def looks_like_shapes(text: str) -> bool:
-    """Whether a text is Python that assigns tables of weight shapes."""
-    return _ASSIGNED.search(text) is not None
-
-
-def read_shapes(path: Path, text: str, m: Sequence[int]) -> Imported:
-    """Problems of each weight with each M; lists of four are weights of experts."""
-    into = Collector(path, "a table of vLLM's weight shapes")
+def read_shapes(file: TextFile) -> Imported | None:
+    """Problems of each weight with each M; lists of four are weights of experts. None where a text assigns no
+    such table."""
+    text = file.text
+    if _ASSIGNED.search(text) is None:
+        return None
+    into = Collector(file.path, "a table of vLLM's weight shapes")
     line, last, end = 1, 0, 0
     for found in _ASSIGNED.finditer(text):
         if found.start() < end:
@@ -41,7 +40,7 @@ def read_shapes(path: Path, text: str, m: Sequence[int]) -> Imported:
         end = _end(into, text, found.end())
         for place, name, weight in _weights(into, text[found.end() : end], line):
             with into.at(place):
-                for fields in _of_weight(name, weight, m):
+                for fields in _of_weight(name, weight, file.m):
                     into.add(fields, place)
                     if "groups" in fields:
                         into.note(place, _OF_GROUPS)
@@ -94,17 +93,21 @@ def _of_weight(name: object, weight: object, m: Sequence[int]) -> Iterator[Field
             yield {"m": rows, "n": n, "k": k}
 
 
-def looks_like_experts(value: object) -> bool:
-    """Whether a JSON value is a config of fused experts: by tokens, what tiles to take."""
-    if not isinstance(value, dict):
-        return False
-    tiles = [config for key, config in value.items() if key.isdigit()]
-    return bool(tiles) and all(isinstance(config, dict) and "BLOCK_SIZE_M" in config for config in tiles)
+def read_experts(file: TextFile) -> Imported | None:
+    """The two products of the experts for each number of tokens: up to 2 N, with the gate, and down from N to K.
 
-
-def read_experts(path: Path, value: Mapping[str, object], k: Sequence[int]) -> Imported:
-    """The two products of the experts for each number of tokens: up to 2 N, with the gate, and down from N to K."""
+    None for what is no config: by tokens, what tiles to take."""
+    path, k = file.path, file.k
+    if '"BLOCK_SIZE_M"' not in file.text or len(file.text) > MAX_JSON:
+        return None
     into = Collector(path, "a config of vLLM's fused mixture of experts")
+    try:
+        value = strict_json.parse(file.text.encode())
+    except ValueError as error:
+        raise into.error(getattr(error, "lineno", 1), f"no JSON: {error}") from None
+    tiles = [config for key, config in value.items() if key.isdigit()] if isinstance(value, dict) else []
+    if not tiles or not all(isinstance(config, dict) and "BLOCK_SIZE_M" in config for config in tiles):
+        return None
     with into.at(1):
         if (found := _OF_EXPERTS.match(path.name)) is None:
             raise LeftOut("E and N stand in the file's name alone, as in E=8,N=7168,device_name=...; it has another")

@@ -11,8 +11,8 @@ from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.problem import GemmProblem, Regime
 from gemmill.library.version import __version__
 from gemmill.profiler.baselines.baseline import BASELINES
+from gemmill.profiler.measure.graph_timing import ROUNDS, Timing
 from gemmill.profiler.measure.telemetry import Reading
-from gemmill.profiler.measure.timing import ROUNDS, Timing
 
 Stage = Literal["failed", "screen", "final"]
 

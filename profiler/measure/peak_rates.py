@@ -27,10 +27,10 @@ from gemmill.library.records import Measurement
 from gemmill.library.version import __version__
 from gemmill.profiler.analysis.appender import source_commit
 from gemmill.profiler.analysis.figures import moved_bytes
+from gemmill.profiler.measure.graph_timing import summarise
 from gemmill.profiler.measure.operands import fill_random, torch, torch_dtype
 from gemmill.profiler.measure.telemetry import Reading, Telemetry
 from gemmill.profiler.measure.telemetry import summarise as summarise_readings
-from gemmill.profiler.measure.timing import summarise
 from gemmill.profiler.measure.worker import this_machine
 from gemmill.runtime.launch.kernel import load
 from gemmill.runtime.launch.parameters import ParameterBlock
@@ -137,8 +137,8 @@ def peak_rate_dtype(problem: GemmProblem) -> DTypeName | None:
     Of two types the wider: the other is upconverted before it is multiplied.
     """
     wider = max(problem.a_dtype, problem.b_dtype, key=lambda name: DTYPES[name].bits)
-    like = DTYPES[wider].alike or wider
-    return like if like in MEASURED_DTYPES else None
+    compatible = DTYPES[wider].compatible or wider
+    return compatible if compatible in MEASURED_DTYPES else None
 
 
 class PeakRateLaunch:

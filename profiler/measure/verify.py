@@ -26,7 +26,7 @@ from gemmill.library.config.scales import scale_block
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.evaluation import Bounded
 from gemmill.library.epilogues.parse import LINEAR
-from gemmill.library.families.wgmma.plan import INSTRUCTION_K_BYTES
+from gemmill.library.families.wgmma.wgmma_plan import INSTRUCTION_K_BYTES
 from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.profiler.measure.fused import fused, outputs_of
 from gemmill.profiler.measure.operands import OperandSet, has_groups, torch, torch_dtype
@@ -213,10 +213,10 @@ def summation_loss(problem: GemmProblem) -> float:
     products = INSTRUCTION_K_BYTES * 8 // max(t.bits for t in types)
     lost = 0.0
     if all(t.bits == 8 for t in types):
-        promoted = problem.promote * products or k
-        lost += FP8_EPSILON * SIGMAS / 4 * (min(k, promoted) / products + 1)
-        lost += FP8_EPSILON * SIGMAS**2 / 4 * math.sqrt(min(k, promoted) / 3)
-        products = promoted
+        first_level = problem.promote * products or k
+        lost += FP8_EPSILON * SIGMAS / 4 * (min(k, first_level) / products + 1)
+        lost += FP8_EPSILON * SIGMAS**2 / 4 * math.sqrt(min(k, first_level) / 3)
+        products = first_level
     if "tf32" in (problem.a_dtype, problem.b_dtype):
         lost += SIGMAS * DTYPES["tf32"].epsilon
     steps = -(-k // max(1, products)) + 1

@@ -21,6 +21,14 @@ from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import CompileError, DeviceError, GemmillError, OperandError, UnsupportedProblemError
 from gemmill.library.input.group_sizes import as_full, sizes_of
 from gemmill.profiler.baselines.baseline import BASELINES, absent
+from gemmill.profiler.measure.graph_timing import (
+    Launch,
+    capture,
+    launches_per_replay,
+    replay_seconds,
+    summarise,
+    time_rounds,
+)
 from gemmill.profiler.measure.messages import (
     Fault,
     Machine,
@@ -41,17 +49,9 @@ from gemmill.profiler.measure.operands import (
     poison,
     torch,
 )
-from gemmill.profiler.measure.sustained import likely, time_turns
+from gemmill.profiler.measure.sustained_load import likely, time_turns
 from gemmill.profiler.measure.telemetry import Reading, Telemetry, open_telemetry
 from gemmill.profiler.measure.telemetry import summarise as summarise_readings
-from gemmill.profiler.measure.timing import (
-    Launch,
-    capture,
-    launches_per_replay,
-    replay_seconds,
-    summarise,
-    time_rounds,
-)
 from gemmill.profiler.measure.verify import Reference, reference
 from gemmill.runtime.api.matmul import plan
 from gemmill.runtime.registry import Registry

@@ -111,7 +111,7 @@ class ClusterCompilers:
             worker = self._take([worker for worker, _ in failed])
             try:
                 failure_text, cached, pch, data = self._attempt(worker, name, seconds)
-                artifact = None if failure_text else self._made(data, key)
+                artifact = None if failure_text else self._checked_artifact(data, key)
             except CancelledError:  # the scheduler has gone, and the worker is not to blame
                 self._closed.wait(LOOK_SECONDS)
                 continue
@@ -230,7 +230,7 @@ class ClusterCompilers:
         finally:
             future.release()
 
-    def _made(self, data: bytes, key: str) -> Artifact:
+    def _checked_artifact(self, data: bytes, key: str) -> Artifact:
         """What came from a worker, if it is what would have been compiled here."""
         try:
             artifact = Artifact.from_bytes(data)

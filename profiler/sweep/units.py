@@ -11,7 +11,7 @@ from typing import Any
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.decompositions.sliced_kernel import SLICES, SlicedKernel, in_each_number
-from gemmill.library.decompositions.workspace import PARTIAL_BYTES
+from gemmill.library.decompositions.workspace_layout import PARTIAL_BYTES
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
 from gemmill.library.epilogues.tree import transposed
 from gemmill.library.errors import UnsupportedProblemError
@@ -34,7 +34,7 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
     """The problem that a kernel solves on packed operands of a shape: K-major and n-major where it takes any.
 
     The narrow A of a kernel is the transposed B of the call that the shape describes: weights. Groups are as many as
-    the shape says, and so are the rows that are expected of a slot.
+    the shape says, and so are the rows that are expected of a masked group.
     """
     a, b, c, d, keywords = config.a, config.b, config.c, config.d, dict(shape.keywords)
     m, n = (shape.n, shape.m) if upconverts_a(a.dtype, b.dtype) else (shape.m, shape.n)
@@ -59,7 +59,7 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
         "epilogue": config.epilogue,
         "expected_rows": keywords.get("expected_rows"),
     }
-    return GemmProblem.known(
+    return GemmProblem.unchecked(
         **fields, **packed_aligns(fields)
     )  # a config's fields need no check, and there are thousands
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gemmill.library.arch import gpu_called
+from gemmill.library.arch import full_gpu_name
 from gemmill.library.errors import RecordError
 from gemmill.library.files import publish
 from gemmill.library.problem import Regime
@@ -126,7 +126,7 @@ def _row(gpu: str | None, runs: Runs) -> str:
     if gpu is None:
         raise RecordError(f"name one GPU with --gpu; the records are of: {known}")
     try:
-        return gpu_called(gpu, names)
+        return full_gpu_name(gpu, names)
     except LookupError as error:
         raise RecordError(f"the records have no measurement of --gpu: {error.args[0]}") from None
 

@@ -40,8 +40,8 @@ def grouped_matmul(
       by these rows of ``b``. ``out`` is (groups, M, N); an empty group is 0, or ``beta * c``. ``a`` must be contiguous
       along M and ``b`` along N, as they are in the gradients of weights.
 
-    ``counts`` (int32 or int64, on the GPU) are rows in slots of equal capacity: ``a`` (groups, capacity, K), ``b``
-    (groups, K, N), ``out`` (groups, capacity, N). Rows of a slot beyond its count are neither used nor written.
+    ``counts`` (int32 or int64, on the GPU) are rows in use of masked groups: ``a`` (groups, capacity, K), ``b``
+    (groups, K, N), ``out`` (groups, capacity, N). Rows of a group beyond its count are neither used nor written.
     ``expected_rows`` says how many there are on average, as nobody knows before the launch: the kernel is chosen for
     them, without it for 128, and another may be up to a quarter faster. Results are right with any.
 

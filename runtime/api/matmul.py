@@ -54,7 +54,7 @@ def matmul(
     1, 1) with one for each matrix; each is f32, bf16, f16 or ue8m0. An expression may say where they stand, as in ``"d
     = relu(acc * b_scale[n]) * a_scale[m]"``; else each of its sums is multiplied. Of fp8 operands they may both be of
     blocks of 1 x 128 and 128 x 128 (DeepSeek-V3): (..., M, K/128) and (..., K/128, N/128), rounded up, both f32 or both
-    ue8m0; sums are then always promoted. Any strides will do; scales of blocks are read fastest where they are
+    ue8m0; accumulation is then always two-level. Any strides will do; scales of blocks are read fastest where they are
     contiguous along M.
 
     One operand may be narrower (s8, u8, e4m3, e5m2, s4, u4) than the other's bf16 or f16: weights, K-major, are

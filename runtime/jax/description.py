@@ -12,8 +12,8 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
-from gemmill.library.decompositions.workspace import WorkspaceSize
-from gemmill.library.dtypes import DTYPES, DTypeName, called, default_output
+from gemmill.library.decompositions.workspace_layout import WorkspaceSize
+from gemmill.library.dtypes import DTYPES, DTypeName, find_dtype, default_output
 from gemmill.library.epilogues.parse import PLAIN
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
@@ -121,7 +121,7 @@ class Array(NamedTuple):
                 f"{name} is {dtype}, which XLA lays out as it likes: pass int8 or uint8 that hold two of them a byte, "
                 f"and {name}_dtype={'s4' if dtype == 'int4' else 'u4'!r}"
             )
-        if called(dtype) is None or dtype not in {x.torch for x in DTYPES.values()}:
+        if find_dtype(dtype) is None or dtype not in {x.torch for x in DTYPES.values()}:
             raise OperandError(f"{name} is {dtype}; gemmill takes {', '.join(_TAKEN)}")
         return cls(tuple(array.shape), dtype)
 

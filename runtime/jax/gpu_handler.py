@@ -12,7 +12,7 @@ import functools
 import threading
 from typing import NamedTuple
 
-from gemmill.library.decompositions.workspace import WorkspaceSize
+from gemmill.library.decompositions.workspace_layout import WorkspaceSize
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import OperandError
 from gemmill.library.legality.quantities import TMA_ALIGN

@@ -8,7 +8,7 @@ from typing import Any
 
 from gemmill.library.arch import ARCHS, serving
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.decompositions.workspace import in_slices
+from gemmill.library.decompositions.workspace_layout import in_slices
 from gemmill.library.errors import DeviceError
 from gemmill.runtime.driver import bindings, capability, check, context, current, device_name, overlaps, sm_count
 from gemmill.runtime.storage.artifact import Artifact

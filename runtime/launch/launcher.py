@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
-from gemmill.library.decompositions import workspace
+from gemmill.library.decompositions import workspace_layout
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
-from gemmill.library.decompositions.workspace import WorkspaceSize
+from gemmill.library.decompositions.workspace_layout import WorkspaceSize
 from gemmill.library.epilogues.grammar import MAX_NODES
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.launch import LaunchSpec
@@ -45,9 +45,9 @@ def grid_ctas(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_coun
                 "bound: take a stream kernel"
             )
         max_clusters = min(max_clusters, sm_count // size)
-    tiles = workspace.cluster_tiles(spec, problem)
+    tiles = workspace_layout.cluster_tiles(spec, problem)
     units = tiles * (spec.k_decomposition.splits if spec.k_decomposition else 1)
-    if units > workspace.INT32_MAX - 2 * max_clusters:  # pingpong looks two strides of the grid ahead
+    if units > workspace_layout.INT32_MAX - 2 * max_clusters:  # pingpong looks two strides of the grid ahead
         raise UnsupportedProblemError(
             f"{spec.entry}: {units} output tiles; kernels count up to 2^31: split the problem"
         )
@@ -55,7 +55,7 @@ def grid_ctas(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_coun
         begun = problem.m // (spec.tile[0] * spec.cluster[0]) + problem.batch
         tiles = min(tiles, begun * -(-problem.n // (spec.tile[1] * spec.cluster[1])))
     shares = spec.k_decomposition is not None
-    clusters = workspace.clusters(spec, problem, tiles, max_clusters) if shares else min(tiles, max_clusters)
+    clusters = workspace_layout.clusters(spec, problem, tiles, max_clusters) if shares else min(tiles, max_clusters)
     return clusters * size
 
 

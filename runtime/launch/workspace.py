@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gemmill.library.decompositions.workspace import WorkspaceSize
+from gemmill.library.decompositions.workspace_layout import WorkspaceSize
 from gemmill.library.errors import DeviceError
 from gemmill.library.legality.quantities import align_up
 from gemmill.runtime.driver import CAPTURE_ERRORS, bindings, check, current, fill

@@ -7,7 +7,12 @@ import ctypes
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gemmill.library.decompositions.workspace import WorkspaceSize, partial_matrices, reduction_ctas, workspace_size
+from gemmill.library.decompositions.workspace_layout import (
+    WorkspaceSize,
+    partial_matrices,
+    reduction_ctas,
+    workspace_size,
+)
 from gemmill.library.legality.quantities import align_up
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.kernel import Kernel, PreparedLaunch

@@ -189,10 +189,10 @@ def _expecting(gemm: Gemm, rows: int) -> Gemm:
     """The GEMM with so many rows of a masked group expected to be in use; OperandError where they cannot be."""
     problem = gemm.problem
     if problem.batching != "masked":
-        raise OperandError(f"expected_rows is {rows!r:.80}, without counts: it is for slots, leave it out")
+        raise OperandError(f"expected_rows is {rows!r:.80}, without counts: it is for masked groups, leave it out")
     if type(rows) is not int or not 1 <= rows <= problem.m:
         raise OperandError(
-            f"expected_rows is {rows!r:.80}; it must be a whole number from 1 to {problem.m}, the capacity of a slot"
+            f"expected_rows is {rows!r:.80}; it must be a whole number from 1 to {problem.m}, the capacity of a group"
         )
     return replace(gemm, problem=problem.but(expected_rows=rows))
 
@@ -252,7 +252,7 @@ def _assemble(
     if call.options.tf32:
         formats |= {name: "tf32" for name in ("a_dtype", "b_dtype") if formats[name] == "f32"}
     of_a, of_b = BLOCK_SCALES[scales[0].dtype] if scales else ("none", "none")
-    problem = GemmProblem.known(
+    problem = GemmProblem.unchecked(
         m=m,
         n=n,
         k=k,

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from gemmill.library.dtypes import DTYPES, DTypeName, called, unknown
+from gemmill.library.dtypes import DTYPES, DTypeName, find_dtype, unknown
 from gemmill.library.errors import OperandError
 from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.runtime import driver
@@ -159,7 +159,7 @@ def view(tensor: Any, name: str, stream: int = 0) -> TensorView:
 def dtype_named(dtype: object, argument: str) -> DTypeName:
     """gemmill's name of a dtype that a caller wrote for an argument, as a text or as another library's."""
     name = str(dtype)
-    if (found := called(name)) is None:
+    if (found := find_dtype(name)) is None:
         raise OperandError(f"{argument} is {dtype!r}{unknown(name) or ';'} gemmill knows {', '.join(DTYPES)}")
     return found
 

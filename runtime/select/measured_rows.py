@@ -11,7 +11,7 @@ from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
-from gemmill.library.dtypes import DTYPES, with_alike
+from gemmill.library.dtypes import DTYPES, compatible_types
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.choice import RUNNERS_UP, Choice, in_words
 from gemmill.runtime.select.decisions import Decision
@@ -103,7 +103,7 @@ class MeasuredRows:
         types, scaled = (problem.a_dtype, problem.b_dtype, problem.d_dtype), with_declared_scales(problem)
         if {*types} <= DTYPES.keys():
             outputs = [name for name, dtype in DTYPES.items() if dtype.bits == DTYPES[types[2]].bits]
-            compatible = itertools.product(with_alike(types[0]), with_alike(types[1]), outputs)
+            compatible = itertools.product(compatible_types(types[0]), compatible_types(types[1]), outputs)
             for a, b, d in (types, *compatible):
                 places[formats_of(scaled.but(a_dtype=a, b_dtype=b, d_dtype=d))] = None
         return [place for place in places if place in model.tables]

@@ -18,7 +18,7 @@ from gemmill.library.config.names import parse_name
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.epilogues.parse import canonical
 from gemmill.library.families.gemv import GemvPlan
-from gemmill.library.families.wgmma.plan import WgmmaPlan
+from gemmill.library.families.wgmma.wgmma_plan import WgmmaPlan
 from gemmill.library.legality.quantities import SM_REGISTERS
 from gemmill.library.legality.rules import legal
 from gemmill.runtime.compile.compiler import Compiler

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from gemmill.library.config.field_table import TABLE
 from gemmill.library.config.fields import ConfigView, Value, config_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.scales import block_dtype
-from gemmill.library.config.table import TABLE
-from gemmill.library.decompositions.workspace import WorkspaceSize
+from gemmill.library.decompositions.workspace_layout import WorkspaceSize
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.families import new_plan
 from gemmill.library.legality import aligns

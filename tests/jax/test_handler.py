@@ -21,7 +21,7 @@ from hypothesis import strategies as st  # noqa: E402
 from tests.jax.cases import CASES, double, whole  # noqa: E402
 
 import gemmill.jax  # noqa: E402
-from gemmill.library.decompositions.workspace import WorkspaceSize  # noqa: E402
+from gemmill.library.decompositions.workspace_layout import WorkspaceSize  # noqa: E402
 from gemmill.runtime.jax import ffi  # noqa: E402
 from gemmill.runtime.jax.description import Array, Description, abstract_call, read, written  # noqa: E402  # noqa: E402
 from gemmill.runtime.jax.gpu_handler import places_of  # noqa: E402

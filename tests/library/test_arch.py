@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.cases.manifests import ONE
 
-from gemmill.library.arch import ARCHS, GPUS, gpu_called, serving, unknown
+from gemmill.library.arch import ARCHS, GPUS, full_gpu_name, serving, unknown
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import ConfigError, ManifestError
 from gemmill.library.manifest.load import load_manifest
@@ -60,9 +60,9 @@ def test_gpus_are_served_by_their_own_targets_or_the_nearest_below() -> None:
 def test_gpus_are_called_by_their_whole_names() -> None:
     for name in GPUS:
         for text in (name, name.lower(), name.removeprefix("NVIDIA "), f" {name} "):
-            assert gpu_called(text, GPUS) == name
+            assert full_gpu_name(text, GPUS) == name
     with pytest.raises(LookupError, match="'H100' is part of NVIDIA H100 80GB HBM3 or NVIDIA H100 PCIe"):
-        gpu_called("H100", GPUS)
+        full_gpu_name("H100", GPUS)
     for text in ("", "A100", "NVIDIA H200 NVL"):
         with pytest.raises(LookupError, match="is none of NVIDIA H200, "):
-            gpu_called(text, GPUS)
+            full_gpu_name(text, GPUS)

@@ -12,11 +12,11 @@ import pytest
 import gemmill
 from gemmill.emitters import include_path
 from gemmill.emitters.peak_rate import MEASURED_DTYPES
-from gemmill.library.dtypes import DTYPES, FP8, INT8, NAMES, DTypeName, called
+from gemmill.library.dtypes import DTYPES, FP8, INT8, NAMES, DTypeName, find_dtype
 from gemmill.library.epilogues.function_table import FUNCTIONS
 from gemmill.library.families import gemv, mma, simt
 from gemmill.library.families.shared_rules import D_DTYPES
-from gemmill.library.families.wgmma import rules as wgmma
+from gemmill.library.families.wgmma import wgmma_rules
 
 PACKAGE = Path(gemmill.__file__).parent
 TYPES_HEADER = (include_path() / "gemmill" / "types.cuh").read_text()
@@ -33,7 +33,8 @@ TABLES: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
     ),
     "manifests/schema.json (python -m gemmill.library.manifest.schema)": (re.findall(r'"(\w+)"', SCHEMA), DTYPES),
     "the families' types of A and B (ACCUMULATORS)": (
-        [x for table in (wgmma.ACCUMULATORS, mma.ACCUMULATORS) for pair in table for x in pair] + [*simt.FLOATS, "f64"],
+        [x for table in (wgmma_rules.ACCUMULATORS, mma.ACCUMULATORS) for pair in table for x in pair]
+        + [*simt.FLOATS, "f64"],
         MULTIPLIED,
     ),
     "ACCUMULATORS of library/families/gemv.py": (gemv.ACCUMULATORS, (*FP8, *INT8)),
@@ -42,7 +43,7 @@ TABLES: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
     "XLA's codes (xla)": ([t.name for t in DTYPES.values() if t.xla is not None], HELD),
     "PyTorch's codes (aten)": ([t.name for t in DTYPES.values() if t.aten is not None], {*HELD} - {"ue8m0"}),
     "peak rates that are measured, or those of the compatible type (emitters/peak_rate.py)": (
-        [t.name for t in DTYPES.values() if (t.alike or t.name) in MEASURED_DTYPES],
+        [t.name for t in DTYPES.values() if (t.compatible or t.name) in MEASURED_DTYPES],
         ("bf16", "f16", "tf32", *FP8, *INT8),
     ),
 }
@@ -78,6 +79,6 @@ def test_no_other_module_lists_types_of_eight_bits() -> None:
 def test_names_of_others_mean_one_type_each() -> None:
     words = [name for t in DTYPES.values() for name in (t.name, *t.names.split())]
     assert len({*words}) == len(words)
-    assert (called("torch.float8_e5m2"), called("bfloat16"), called("h")) == ("e5m2", "bf16", None)
+    assert (find_dtype("torch.float8_e5m2"), find_dtype("bfloat16"), find_dtype("h")) == ("e5m2", "bf16", None)
     assert NAMES["int8"] == "s8"
     assert all(t.least < t.largest for t in DTYPES.values() if not t.is_scale)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmill.library.dtypes import DTYPES, called, default_accumulator, unknown
+from gemmill.library.dtypes import DTYPES, default_accumulator, find_dtype, unknown
 from gemmill.library.errors import ProblemError
 from gemmill.library.problem import ASSUMED_ROWS, MAX_EXTENT, GemmProblem
 
@@ -41,12 +41,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"batching": "groupd"}, "batching is 'groupd', did you mean grouped"),
     (
         {"expected_rows": 8},
-        "expected_rows is 8; it is for batching masked, whose slots are in use in part: leave it out",
+        "expected_rows is 8; it is for batching masked, whose groups are in use in part: leave it out",
     ),
     ({"expected_rows": 8, "batching": "grouped", "groups": 4}, "expected_rows is 8; it is for batching masked"),
     (
         {"expected_rows": 65, "batching": "masked"},
-        "expected_rows is 65; it must be from 1 to m = 64, the rows of a slot",
+        "expected_rows is 65; it must be from 1 to m = 64, the rows of a group",
     ),
     ({"expected_rows": 0, "batching": "masked"}, "expected_rows is 0; it must be from 1 to m = 64"),
     ({"expected_rows": 0.5, "batching": "masked"}, "expected_rows is 0.5; it must be a whole number"),
@@ -135,7 +135,7 @@ problems = st.builds(
     batching=st.sampled_from(["strided", "grouped", "masked", "kgrouped", "array"]),
     epilogue=st.sampled_from(["linear", "d = silu(acc + bias[n])", "d = silu(gate) * up", "d = acc; aux = acc"]),
 )
-slots = st.integers(1, 1 << 20).flatmap(
+masked = st.integers(1, 1 << 20).flatmap(
     lambda m: st.builds(
         GemmProblem,
         m=st.just(m),
@@ -148,7 +148,7 @@ slots = st.integers(1, 1 << 20).flatmap(
 )
 
 
-@given(problems | slots)
+@given(problems | masked)
 def test_lines_mappings_and_reprs_rebuild_a_problem(problem: GemmProblem) -> None:
     assert GemmProblem.from_text(str(problem)) == problem
     assert eval(repr(problem)) == problem
@@ -165,15 +165,15 @@ def test_any_line_is_a_problem_or_an_error_of_ours(text: str) -> None:
         assert GemmProblem.from_text(text).m >= 0
 
 
-def test_a_slot_costs_what_the_rows_in_use_do() -> None:
-    slots = GemmProblem.from_text("4096x96x128 bf16 tn masked=8")
-    assert str(slots.but(expected_rows=192)) == "4096x96x128 bf16 tn masked=8 expected_rows=192"
+def test_a_masked_group_costs_what_the_rows_in_use_do() -> None:
+    masked = GemmProblem.from_text("4096x96x128 bf16 tn masked=8")
+    assert str(masked.but(expected_rows=192)) == "4096x96x128 bf16 tn masked=8 expected_rows=192"
     for rows, typical in ((192, 192), (4096, 4096), (None, ASSUMED_ROWS)):
-        asked = slots.but(expected_rows=rows)
+        asked = masked.but(expected_rows=rows)
         assert asked.typical() == GemmProblem(m=typical, n=96, k=128, batch=8)
         assert asked.expected_flops == 2 * 8 * typical * 96 * 128
-        assert asked.flops == slots.flops == 2 * 8 * 4096 * 96 * 128
-    assert slots.but(m=5).typical().m == 5, "a slot has no more"
+        assert asked.flops == masked.flops == 2 * 8 * 4096 * 96 * 128
+    assert masked.but(m=5).typical().m == 5, "a masked group has no more"
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ def test_expected_rows_of_a_file_are_checked(wrong: dict[str, Any]) -> None:
 
 def test_what_is_known_to_be_right_is_not_checked_and_has_the_same_defaults() -> None:
     fields = {name: getattr(GemmProblem(**SIZE), name) for name in GemmProblem.__dataclass_fields__}
-    assert GemmProblem.known(**fields) == GemmProblem(**SIZE)
-    assert GemmProblem.known(**{**fields, "m": 5.5}).m == 5.5
+    assert GemmProblem.unchecked(**fields) == GemmProblem(**SIZE)
+    assert GemmProblem.unchecked(**{**fields, "m": 5.5}).m == 5.5
 
 
 def test_integers_of_any_library_are_integers() -> None:
@@ -198,6 +198,6 @@ def test_integers_of_any_library_are_integers() -> None:
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES.values() if dtype.stored_as is None], ids=lambda d: d.name)
 def test_what_others_call_dtypes_is_understood(dtype: Any) -> None:
-    assert called(f"torch.{dtype.torch}") == dtype.name
+    assert find_dtype(f"torch.{dtype.torch}") == dtype.name
     assert unknown(f"torch.{dtype.torch}") == f", did you mean {dtype.name}?"
     assert GemmProblem(**SIZE, a=f"torch.{dtype.torch}").accumulator == default_accumulator(dtype.name)

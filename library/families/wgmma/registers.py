@@ -53,8 +53,8 @@ of more than two CTAs; stages with rows of 64 bytes; sums of integers."""
 CLUSTER_LIMIT = {(2, True): 128, (2, False): 104, (3, True): 80, (3, False): 80}
 """The same of kernels whose CTAs share K in clusters: sums and shares of them are held side by side for a while."""
 PROMOTED_LIMIT = {2: 192, 3: 128}
-"""The same of promoted kernels without an expression, those that wait for promotion included: these are gone by the
-epilogue, and leave room for it."""
+"""The same with two-level accumulation and no expression, sums that wait for their addition included: these are gone by
+the epilogue, and leave room for it."""
 PROMOTED_SHARED_LIMIT = {
     "cluster": {2: 160, 3: 96},
     "splitk": {2: 168, 3: 128},

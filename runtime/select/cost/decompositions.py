@@ -12,7 +12,7 @@ import numpy as np
 
 from gemmill.library.config.model import DecompositionName, GemmConfig
 from gemmill.library.decompositions.decomposition import decomposition_of
-from gemmill.library.decompositions.workspace import EXCHANGE_STEPS, MIN_SHARE, PARTIAL_BYTES
+from gemmill.library.decompositions.workspace_layout import EXCHANGE_STEPS, MIN_SHARE, PARTIAL_BYTES
 from gemmill.runtime.select.cost.arrays import column
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ NEAR = 1.2
 LEAST_EXTENT = 1024
 """Least M and N of what the term was fitted to. Of layers at 512 rows it named kernels that are slower in long runs too
 than those for bursts (docs/performance/programs.md, "Layers alone")."""
-_TYPE_OF = {name: dtype.alike or dtype.name for name, dtype in DTYPES.items()}
+_TYPE_OF = {name: dtype.compatible or dtype.name for name, dtype in DTYPES.items()}
 """The type whose coefficients a type has."""
 
 

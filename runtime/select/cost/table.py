@@ -13,7 +13,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
-from gemmill.library.decompositions.workspace import PARTIAL_BYTES
+from gemmill.library.decompositions.workspace_layout import PARTIAL_BYTES
 from gemmill.library.legality.aligns import least_aligns
 from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.library.problem import GemmProblem

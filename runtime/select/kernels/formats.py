@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any
 
+from gemmill.library.config.field_table import TABLE
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.scales import in_f32
-from gemmill.library.config.table import TABLE
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import canonical, unstaged
 from gemmill.library.errors import UnsupportedProblemError

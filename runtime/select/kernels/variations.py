@@ -12,7 +12,7 @@ from typing import Any
 
 from gemmill.library.config.model import GemmConfig, ScaleName
 from gemmill.library.config.names import kernel_name
-from gemmill.library.dtypes import DTYPES, with_alike
+from gemmill.library.dtypes import DTYPES, compatible_types
 from gemmill.library.epilogues.parse import LINEAR, unstaged
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.kernels.formats import (
@@ -99,8 +99,8 @@ class Variants:
     Args:
         configs: the kernels that are declared, by name.
         varies: whether they may also be taken with the epilogue of a problem, and with other types, which some of them
-            has, be it for other majors: C and D as asked, A and B in place of types alike, scales of blocks in place
-            of those in f32.
+            has, be it for other majors: C and D as asked, A and B in place of compatible types, scales of blocks in
+            place of those in f32.
     """
 
     def __init__(self, configs: Mapping[str, GemmConfig], varies: bool) -> None:
@@ -143,16 +143,16 @@ class Variants:
 
     def _alike(self, formats: Format) -> Mapping[str, GemmConfig]:
         """The kernels without C for some majors, of those types that most of them have, with the types of some formats
-        in place of theirs: any of D, of A and B their own or one alike."""
+        in place of theirs: any of D, of A and B their own or a compatible type."""
         a_dtype: Any = formats[A]
         b_dtype: Any = formats[B]
         c_dtype, c_major, d_dtype, d_major = formats[OUTPUTS]
         before, between, behind = formats[A + 1 : B], formats[B + 1 : OUTPUTS.start], formats[OUTPUTS.stop :]
-        alike = (
+        compatible = (
             self._declared.get((a, *before, b, *between, None, None, d, d_major, *behind), {})
-            for a, b, d in itertools.product(with_alike(a_dtype), with_alike(b_dtype), DTYPES)
+            for a, b, d in itertools.product(compatible_types(a_dtype), compatible_types(b_dtype), DTYPES)
         )
-        most = max(alike, key=len)
+        most = max(compatible, key=len)
         if d_major == "any" or most is self._declared.get(formats):
             return {}
         return named(with_types(config, a_dtype, b_dtype, c_dtype, c_major, d_dtype) for config in most.values())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from gemmill.library.arch import GPUS, gpu_called
+from gemmill.library.arch import GPUS, full_gpu_name
 from gemmill.library.errors import RecordError
 from gemmill.library.files import make_private, os_error_text, publish
 from gemmill.library.records import read_records
@@ -153,6 +153,6 @@ async def post_model(service: Service, request: Request, _caller: Caller) -> Res
 
 def _gpu(request: Request) -> str:
     try:
-        return gpu_called(str(request.path_params["gpu"]), GPUS)
+        return full_gpu_name(str(request.path_params["gpu"]), GPUS)
     except LookupError as error:
         raise malformed(f"gpu: {error.args[0]}") from None

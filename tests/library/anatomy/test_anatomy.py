@@ -21,7 +21,7 @@ from gemmill.library.drawing.svg import CHARACTER
 from gemmill.library.families.families import plan_of
 from gemmill.library.families.mma import MmaPlan
 from gemmill.library.families.simt import SimtPlan
-from gemmill.library.families.wgmma.plan import WgmmaPlan
+from gemmill.library.families.wgmma.wgmma_plan import WgmmaPlan
 
 SVG = "{http://www.w3.org/2000/svg}"
 CASES = (*WGMMA, *DIRECT, *GOLDEN)

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gemmill.library.config import table
+from gemmill.library.config import field_table
 from gemmill.library.config.domains import WORDS, are_valid
 from gemmill.library.config.field import Field
+from gemmill.library.config.field_table import GROUPS, TABLE, Row
 from gemmill.library.config.fields import FIELD_NAMES, Value, config_of, fields_of, made_of, parts_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import formats, kernel_name, parse_name
-from gemmill.library.config.table import GROUPS, TABLE, Row
 from gemmill.library.errors import ConfigError
 
 NAME = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear"
@@ -149,4 +149,4 @@ def test_the_table_explains_the_words_that_there_are_and_gives_usual_values() ->
 def test_a_field_stands_in_a_part_of_names_that_there_is() -> None:
     hint = Annotated[int, Field(doc="Split.", part="split")]
     with pytest.raises(TypeError, match=r"scheduler\.x stands in part 'split' of names, which is none of arch, A, B"):
-        table._row("scheduler", "x", hint, 1, False)
+        field_table._row("scheduler", "x", hint, 1, False)

@@ -10,7 +10,7 @@ from gemmill.emitters.emit import emit
 from gemmill.library.config.names import is_former, kernel_name, parse_name, present_name
 from gemmill.library.decompositions.decomposition import MAX_SLICES
 from gemmill.library.decompositions.sliced_kernel import SLICES, SlicedKernel, check_slices, in_each_number
-from gemmill.library.decompositions.workspace import in_slices
+from gemmill.library.decompositions.workspace_layout import in_slices
 from gemmill.library.errors import ConfigError, RenamedWarning
 
 NAME = "sm90a_bf16k16_bf16k16_f32_none_bf16n2_128x64x64_1x1_cooperative_s8_m8_{}_linear"

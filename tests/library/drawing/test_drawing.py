@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gemmill.library.drawing.grid import Grid, Picture, as_text
+from gemmill.library.drawing.cells import Grid, Picture, as_text
 from gemmill.library.drawing.latex import as_latex
 from gemmill.library.drawing.svg import CELL, CHARACTER, as_svg
 from gemmill.library.layouts.evaluate import evaluate

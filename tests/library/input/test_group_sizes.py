@@ -53,7 +53,7 @@ def test_rates_count_what_is_multiplied() -> None:
         (GROUPED, "50,50", "sizes has 2 numbers, and 100x64x32 bf16 tn grouped=8 has 8 groups"),
         (GROUPED, [12] * 8, "sizes add up to 96, and m is 100"),
         (GROUPED, [12, "x"], "it must be balanced"),
-        (MASKED, "101,0,0,0", "sizes has 101, and slots of .* hold m = 100 rows"),
+        (MASKED, "101,0,0,0", "sizes has 101, and masked groups of .* hold m = 100 rows"),
         (GemmProblem(8, 8, 8, batch=2), "balanced", "has no groups of sizes of their own: leave it out"),
     ],
 )

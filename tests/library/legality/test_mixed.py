@@ -6,7 +6,7 @@ import pytest
 
 from gemmill.library.config.fields import ConfigView, Value, fields_of
 from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.families.wgmma.plan import WgmmaPlan
+from gemmill.library.families.wgmma.wgmma_plan import WgmmaPlan
 from gemmill.library.legality.rules import legal, verdicts
 
 U4 = "sm90a_u4k16s1x128z_bf16k16_f32_none_bf16m16_64x16x128_2x1_cooperative_s16_m8_k1_linear"
@@ -52,7 +52,7 @@ def test_names_parse_back_and_are_legal(name: str) -> None:
 def test_what_is_refused(name: str, changes: dict[str, Value], rule: str, says: str) -> None:
     by_rule = {verdict.rule: verdict for verdict in verdicts(changed(name, changes))}
     assert rule in by_rule, by_rule
-    assert says in by_rule[rule].says
+    assert says in by_rule[rule].message
     assert by_rule[rule].fix is not None
 
 

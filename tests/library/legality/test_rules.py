@@ -14,7 +14,7 @@ from gemmill.library.config.names import parse_name
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import canonical
 from gemmill.library.families.families import new_plan
-from gemmill.library.families.wgmma.plan import MAX_AUTO_STAGES, WgmmaPlan
+from gemmill.library.families.wgmma.wgmma_plan import MAX_AUTO_STAGES, WgmmaPlan
 from gemmill.library.legality.rule import Rule
 from gemmill.library.legality.rules import DOMAINS, RULES, legal, nearest_fix, verdicts
 
@@ -259,7 +259,7 @@ def test_verdicts_name_the_values_on_both_sides_and_the_way_out(
     base = fields_of(parse_name(WITH_C if "c.dtype" in fields else LEGAL))
     by_rule = {verdict.rule: verdict for verdict in verdicts({**base, **fields})}
     assert rule in by_rule
-    assert says in by_rule[rule].says
+    assert says in by_rule[rule].message
     if fix is not None:
         assert by_rule[rule].fix == fix
         assert all(f"{name} = {value}" in str(by_rule[rule]) for name, value in fix.items())
@@ -269,7 +269,7 @@ def test_three_consumer_warpgroups_have_fewer_registers_each() -> None:
     assert legal(changed(LEGAL, tile_m=192, tile_n=192, stages=2))
     (verdict,) = verdicts(changed(LEGAL, tile_m=192, tile_n=208, stages=2))
     assert verdict.rule == "accumulator-registers"
-    assert "3 consumer warpgroups" in verdict.says
+    assert "3 consumer warpgroups" in verdict.message
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_what_ptxas_spills_is_refused_and_no_more_than_that(
 ) -> None:
     fields = fields_of(parse_name(spills))
     (verdict,) = verdicts(fields)
-    assert says in verdict.says
+    assert says in verdict.message
     assert all(legal({**fields, **change}) for change in compiles)
 
 
@@ -344,7 +344,7 @@ def test_sm70_multiplies_f16_into_what_it_can_convert_to(
     volta = parse_name("sm70_f16k16_f16k16_f32_none_f16n16_128x128x32_1x1_multistage_s2_m8_k1_linear")
     assert legal(volta)
     by_rule = {verdict.rule: verdict for verdict in verdicts({**fields_of(volta), **fields})}
-    assert says in by_rule[rule].says
+    assert says in by_rule[rule].message
     if fix is not None:
         assert by_rule[rule].fix == fix
 
@@ -354,7 +354,7 @@ def test_stages_have_room_for_the_sums_of_slices() -> None:
     assert legal(odd)
     (verdict,) = verdicts({**fields_of(odd), "stages": 2})
     assert verdict.rule == "mma-sync-slices"
-    assert "4 slices of K leave 49,152 bytes of sums where stages were, which have 36,864" in verdict.says
+    assert "4 slices of K leave 49,152 bytes of sums where stages were, which have 36,864" in verdict.message
     assert verdict.fix == {"stages": 3}
 
 

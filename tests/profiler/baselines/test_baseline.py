@@ -16,8 +16,8 @@ from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.baselines.baseline import BASELINES, CUBLAS, CUBLASLT, CUBLASLT_TUNED, PER_TENSOR, TRITON, absent
 from gemmill.profiler.baselines.cublaslt import Stored, column_major, stored, stored_scales
+from gemmill.profiler.measure.graph_timing import capture
 from gemmill.profiler.measure.operands import make_operands, poison
-from gemmill.profiler.measure.timing import capture
 from gemmill.profiler.measure.verify import reference
 
 torch = pytest.importorskip("torch")

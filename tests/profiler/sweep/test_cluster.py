@@ -44,7 +44,7 @@ BODY = f"""
 import os, pickle, signal, time
 from pathlib import Path
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
-from gemmill.profiler.measure.timing import Timing
+from gemmill.profiler.measure.graph_timing import Timing
 from gemmill.profiler.measure.messages import Machine, Outcome, Report, Running
 from gemmill.runtime.storage.artifact import Artifact
 

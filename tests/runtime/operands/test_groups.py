@@ -85,11 +85,14 @@ def test_calls_that_expect_other_rows_are_told_apart_and_may_have_other_kernels(
 @pytest.mark.parametrize(
     ("keywords", "says"),
     [
-        ({"expected_rows": 0}, "expected_rows is 0; it must be a whole number from 1 to 4096, the capacity of a slot"),
+        ({"expected_rows": 0}, "expected_rows is 0; it must be a whole number from 1 to 4096, the capacity of a group"),
         ({"expected_rows": 4097}, "expected_rows is 4097; it must be"),
         ({"expected_rows": 20.0}, "expected_rows is 20.0; it must be"),
         ({"expected_rows": True}, "expected_rows is True; it must be"),
-        ({"a": on_gpu((4096, 64)), "out": on_gpu((4096, 96))}, "expected_rows is 20, without counts: it is for slots"),
+        (
+            {"a": on_gpu((4096, 64)), "out": on_gpu((4096, 96))},
+            "expected_rows is 20, without counts: it is for masked groups",
+        ),
     ],
 )
 def test_rows_that_a_slot_cannot_have_are_refused(keywords: dict[str, Any], says: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.families.wgmma.plan import INSTRUCTION_K_BYTES, SUBTILE_M, WgmmaPlan
+from gemmill.library.families.wgmma.wgmma_plan import INSTRUCTION_K_BYTES, SUBTILE_M, WgmmaPlan
 from gemmill.library.problem import GemmProblem, is_mixed
 from gemmill.runtime.select.cost.arrays import column, eighth_power, eighth_root
 from gemmill.runtime.select.cost.families.family import LATENCY_NS, Family

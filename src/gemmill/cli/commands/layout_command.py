@@ -10,7 +10,7 @@ import typer
 from gemmill.cli import output
 from gemmill.cli.app import app
 from gemmill.cli.options import output_file
-from gemmill.library.drawing.grid import Grid, as_text
+from gemmill.library.drawing.cells import Grid, as_text
 from gemmill.library.drawing.latex import as_latex
 from gemmill.library.drawing.svg import as_svg
 from gemmill.library.errors import LayoutError

@@ -13,10 +13,10 @@ from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.options import Kernel, KernelFilter, argument, kernel, manifest_path
 from gemmill.cli.output import Status
+from gemmill.library.config.field_table import GROUPS, Row
 from gemmill.library.config.fields import Fields, fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
-from gemmill.library.config.table import GROUPS, Row
 from gemmill.library.errors import ManifestError
 from gemmill.library.families.families import plan_of
 from gemmill.library.legality.coverage import schedules, tables
@@ -210,7 +210,7 @@ def explanation(config: GemmConfig, broken: list[Verdict]) -> str:
     for verdict in broken:
         values = ", ".join(f"{field} = {fields[field]}" for field in verdict.fields)
         fix = ", ".join(f"{field} = {value}" for field, value in (verdict.fix or {}).items()) or "none found"
-        lines += [f"refused by {verdict.rule}: {verdict.says}", f"  of: {values}", f"  nearest legal change: {fix}"]
+        lines += [f"refused by {verdict.rule}: {verdict.message}", f"  of: {values}", f"  nearest legal change: {fix}"]
     return "\n".join(lines)
 
 
@@ -236,6 +236,6 @@ def _verdict(verdict: Verdict) -> dict[str, object]:
     return {
         "rule": verdict.rule,
         "fields": list(verdict.fields),
-        "says": verdict.says,
+        "says": verdict.message,
         "fix": None if verdict.fix is None else dict(verdict.fix),
     }

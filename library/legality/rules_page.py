@@ -1,6 +1,6 @@
 """The page of docs that lists every rule, made from the rules themselves.
 
-``python -m gemmill.library.legality.page`` writes ``docs/rules.md``.
+``python -m gemmill.library.legality.rules_page`` writes ``docs/rules.md``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _HEAD = """# Rules
 
 What legal configs obey, and why. `gemmill explain` says which of them a config breaks and the nearest legal change;
 manifests leave out what breaks one. Each stands in `library/legality/rules.py`, or in `library/families/` with its
-family, above the check that it names; this page is made of those by `python -m gemmill.library.legality.page`.
+family, above the check that it names; this page is made of those by `python -m gemmill.library.legality.rules_page`.
 """
 
 
-def says(rule: Rule) -> str:
+def statement(rule: Rule) -> str:
     """What legal configs obey, in a sentence."""
     check = rule.check
     while isinstance(check, functools.partial):
@@ -43,7 +43,7 @@ def _table(rules: Iterable[Rule]) -> list[str]:
     lines = ["", "| rule | legal configs | reads | source |", "|---|---|---|---|"]
     for rule in rules:
         fields = ", ".join(f"`{name}`" for name in rule.fields)
-        lines.append(f"| `{rule.id}` | {says(rule)} | {fields} | {rule.source} |")
+        lines.append(f"| `{rule.id}` | {statement(rule)} | {fields} | {rule.source} |")
     return [*lines, ""]
 
 

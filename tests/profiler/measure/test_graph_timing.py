@@ -1,7 +1,7 @@
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.problem import GemmProblem
+from gemmill.profiler.measure.graph_timing import launches_per_replay, replay_seconds, summarise
 from gemmill.profiler.measure.operands import set_count
-from gemmill.profiler.measure.timing import launches_per_replay, replay_seconds, summarise
 
 
 def problem(m: int, n: int, k: int, dtype: DTypeName = "bf16") -> GemmProblem:

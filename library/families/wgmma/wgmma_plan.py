@@ -36,7 +36,7 @@ INSTRUCTION_K_BYTES = 32
 SUBTILE_M = 64
 """Rows of D that a warpgroup stages at a time: the M extent of one WGMMA."""
 MAX_PROMOTED_N = 192
-"""Most columns of a WGMMA whose sums are promoted."""
+"""Most columns of a WGMMA with two-level accumulation."""
 MAX_EXCHANGED_PROMOTED_N = 160
 """The same where the CTAs of a cluster exchange sums, for which registers have to be left."""
 MIN_STAGES = 2
@@ -195,14 +195,15 @@ class WgmmaPlan(KernelPlan):
 
     @part
     def accumulator_registers(self) -> int:
-        """32-bit accumulator registers of a consumer thread, those of the sums that wait for promotion included."""
+        """32-bit accumulator registers of a consumer thread, those of both levels of accumulation."""
         n, bits = self.config.tile.n, DTYPES[self.config.accumulator].bits
         waiting = SUBTILE_M * n // self.atom_parts if self.config.promote else 0
         return (self.warpgroup_m * n + waiting) * bits // (32 * WARPGROUP)
 
     @member
     def atom_parts(self) -> int:
-        """Parts of tile N that one WGMMA each multiplies: two where sums are promoted and a whole one would not fit."""
+        """Parts of tile N that one WGMMA each multiplies: two where accumulation has two levels and a whole one would
+        not fit."""
         exchanges = self.config.scheduler.decomposition == "cluster"
         widest = MAX_EXCHANGED_PROMOTED_N if exchanges else MAX_PROMOTED_N
         return 2 if self.config.promote and self.config.tile.n > widest else 1
@@ -279,7 +280,8 @@ class WgmmaPlan(KernelPlan):
 
     @part
     def _has_room_for_shares(self) -> bool:
-        """Whether a promoted stream-K kernel with a plain epilogue is as ``PROMOTED_SHARED_LIMIT`` has it."""
+        """Whether a stream-K kernel with two-level accumulation and a plain epilogue is as ``PROMOTED_SHARED_LIMIT``
+        has it."""
         config = self.config
         return (
             config.scheduler.decomposition == "stream"

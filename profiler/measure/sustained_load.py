@@ -1,7 +1,7 @@
 """Timing under sustained load: each candidate alone for a while, at the clock that its own power allows.
 
-In rounds (:mod:`~gemmill.profiler.measure.timing`) candidates share a clock. A program that runs for seconds is held by
-the power limit, and a kernel that spends less energy then runs at a higher clock: what counts is joules a call.
+In rounds (:mod:`~gemmill.profiler.measure.graph_timing`) candidates share a clock. A program that runs for seconds is
+held by the power limit, and a kernel that spends less energy then runs at a higher clock: what counts is joules a call.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from gemmill.library.arch import DEFAULT_GPU
 from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.problem import GemmProblem
+from gemmill.profiler.measure.graph_timing import K
 from gemmill.profiler.measure.operands import torch
 from gemmill.profiler.measure.telemetry import Reading, Telemetry, summarise
-from gemmill.profiler.measure.timing import K
 from gemmill.runtime.select.cost.energy import sustained_us
 from gemmill.runtime.select.cost.table import FeatureTable
 from gemmill.runtime.select.kernels.faults import needs_swap

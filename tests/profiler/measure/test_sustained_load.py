@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.problem import GemmProblem
-from gemmill.profiler.measure.sustained import likely, still_open
+from gemmill.profiler.measure.sustained_load import likely, still_open
 
 NAME = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_{}_k1_linear"
 SMALL, LARGE, SLOW = (

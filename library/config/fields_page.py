@@ -1,6 +1,7 @@
 """What the docs say of fields and names, made from the table that names are parsed by.
 
-``python -m gemmill.library.config.page`` writes ``docs/names.md`` and the table of keys in ``docs/manifests.md``.
+``python -m gemmill.library.config.fields_page`` writes ``docs/names.md``, and the table of keys in
+``docs/manifests.md``.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from gemmill.library.config.field import Value
+from gemmill.library.config.field_table import GROUPS, TABLE, Row
 from gemmill.library.config.fields import Fields, config_of, fields_of
-from gemmill.library.config.names import PARTS, kernel_name, parse_name, said
-from gemmill.library.config.table import GROUPS, TABLE, Row
+from gemmill.library.config.names import PARTS, kernel_name, parse_name, token_of
 from gemmill.library.epilogues.parse import CAPITALS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-BEGIN, END = "<!-- fields: made by python -m gemmill.library.config.page -->\n", "<!-- end of fields -->\n"
+BEGIN, END = "<!-- fields: made by python -m gemmill.library.config.fields_page -->\n", "<!-- end of fields -->\n"
 """What stands around the table of keys in ``docs/manifests.md``."""
 UNUSUAL = {
     "Block scales, promotion, groups": "sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_bf16n16_128x128x128_1x2_pingpong"
@@ -37,9 +38,9 @@ def names_page() -> str:
     lines = [
         "# How a kernel's name is read",
         "",
-        "Made from the table of fields by `python -m gemmill.library.config.page`: names are written and parsed by",
-        "that table. A name says everything that determines the kernel: each config has one, which parses back to",
-        "that config. Records, packs and `gemmill explain` go by names, which are C identifiers.",
+        "Made from the table of fields by `python -m gemmill.library.config.fields_page`: names are written and",
+        "parsed by that table. A name says everything that determines the kernel: each config has one, which parses",
+        "back to that config. Records, packs and `gemmill explain` go by names, which are C identifiers.",
         "[Manifests](manifests.md#keys) has what each field is and can hold.",
         "",
         f"A name has {len(PARTS)} parts between underscores, each the tokens of some fields, one behind the other.",
@@ -85,7 +86,7 @@ def _read(title: str, name: str, usual: Fields) -> Iterator[str]:
 def _token(row: Row, value: Value) -> str:
     if value == row.absent:
         return str(value) if row == GROUPS[row.group][0] else ""
-    return said(row, value)
+    return token_of(row, value)
 
 
 def _tokens(rows: Iterable[Row]) -> str:

@@ -13,7 +13,15 @@ from gemmill.library.config.scales import BLOCK_SCALES
 from gemmill.library.dtypes import FP8, INT8
 from gemmill.library.epilogues.parse import LINEAR, is_gated, staged_formats
 from gemmill.library.families.shared_rules import Accumulators, converted, multiplied
-from gemmill.library.families.wgmma.plan import (
+from gemmill.library.families.wgmma.registers import (
+    COLUMNS_OF_A_MATRIX,
+    EPILOGUE_WORDS,
+    FRAGMENT_LIMIT,
+    MOST_COLUMNS,
+    MOST_MATRICES,
+    read_in_place,
+)
+from gemmill.library.families.wgmma.wgmma_plan import (
     INSTRUCTION_K_BYTES,
     MAX_AUTO_STAGES,
     MAX_SCALED_STAGES,
@@ -22,14 +30,6 @@ from gemmill.library.families.wgmma.plan import (
     SPANS,
     SUBTILE_M,
     WgmmaPlan,
-)
-from gemmill.library.families.wgmma.registers import (
-    COLUMNS_OF_A_MATRIX,
-    EPILOGUE_WORDS,
-    FRAGMENT_LIMIT,
-    MOST_COLUMNS,
-    MOST_MATRICES,
-    read_in_place,
 )
 from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.library.legality.rule import Rule, rule
@@ -50,7 +50,8 @@ ACCUMULATORS: Accumulators = MappingProxyType(
 )
 """Accumulator types by the types of A and B."""
 PROMOTION_K = 128
-"""K that four fp8 WGMMAs multiply, and that shares a scale where blocks have one: the depth of a promoted stage."""
+"""K that four fp8 WGMMAs multiply, and that shares a scale where blocks have one: the depth of a stage with two-level
+accumulation."""
 TRANSPOSED_DEPTHS = (64, 128, 256)
 """Bytes along K of stages that are transposed: what warps deal out among their lanes."""
 ALIGNS = (1, 2, 4, 8, 16)
@@ -304,16 +305,18 @@ def mixed_parts(plan: WgmmaPlan) -> str | None:
     WgmmaPlan,
 )
 def promote(plan: WgmmaPlan) -> str | None:
-    """Promotion is for fp8 summed in f32, in stages of 128 elements along K."""
+    """Two-level accumulation is for fp8 summed in f32, in stages of 128 elements along K."""
     config = plan.config
     if not config.promote:
         return None
     for name, operand in config.inputs.items():
         if operand.dtype not in FP8:
-            return f"{name.upper()} is {operand.dtype}; promotion is for {one_of(FP8)}"
+            return f"{name.upper()} is {operand.dtype}; two-level accumulation (promote) is for {one_of(FP8)}"
     if config.accumulator != "f32":
-        return f"sums of {config.accumulator} are not promoted; accumulate in f32"
-    return None if config.tile.k == PROMOTION_K else f"tile K is {config.tile.k}; promoted stages have {PROMOTION_K}"
+        return f"two-level accumulation (promote) is for sums of f32, not of {config.accumulator}"
+    if config.tile.k == PROMOTION_K:
+        return None
+    return f"tile K is {config.tile.k}; with two-level accumulation (promote) it must be {PROMOTION_K}"
 
 
 @rule(
@@ -323,7 +326,8 @@ def promote(plan: WgmmaPlan) -> str | None:
     WgmmaPlan,
 )
 def block_scales(plan: WgmmaPlan) -> str | None:
-    """A and B have no scales, or promoted fp8 those of 1x128 and 128x128 of one type, or a narrow A those of groups."""
+    """A and B have no scales, or fp8 with two-level accumulation those of 1x128 and 128x128 of one type, or a
+    narrow A those of groups."""
     config = plan.config
     a, b, n = config.a.scale, config.b.scale, config.tile.n
     if (a, b) == ("none", "none"):
@@ -336,7 +340,7 @@ def block_scales(plan: WgmmaPlan) -> str | None:
     if (a, b) not in BLOCK_SCALES.values():
         return f"A is scaled {a} and B {b}; it must be {_SCALE_PAIRS}"
     if not config.promote:
-        return "promote is 0; scales multiply promoted sums, so it must be 4"
+        return "promote is 0; scales need two-level accumulation, so it must be 4"
     if n + PROMOTION_K - math.gcd(n, PROMOTION_K) > 2 * PROMOTION_K:
         return f"tiles of {n} columns meet three blocks of B's scales of {PROMOTION_K} columns; kernels hold two"
     if config.stages > MAX_SCALED_STAGES:
@@ -368,14 +372,14 @@ def tile_m(plan: WgmmaPlan) -> str | None:
     WgmmaPlan,
 )
 def tile_n(plan: WgmmaPlan) -> str | None:
-    """Tile N is a multiple of 8 up to 256, of 16 with promotion and for wide tiles of integers; rows of an mn-major B
-    fit a swizzle."""
+    """Tile N is a multiple of 8 up to 256, of 16 with two-level accumulation and for wide tiles of integers; rows
+    of an mn-major B fit a swizzle."""
     config = plan.config
     n = config.tile.n
     if n not in TILE_N:
         return f"tile N is {n}; it must be a multiple of 8 from {TILE_N[0]} to {TILE_N[-1]}"
     if n % 16 and (config.promote or (config.b.dtype in INT8 and n > 32)):
-        what = "with promotion" if config.promote else f"above 32, of {config.b.dtype},"
+        what = "with two-level accumulation" if config.promote else f"above 32, of {config.b.dtype},"
         return f"tile N is {n}; {what} it must be a multiple of 16"
     row = n * config.b.type.unpacked_bytes
     if config.b.major == "mn" and row % SPANS[-1]:
@@ -563,7 +567,7 @@ def accumulator_registers(plan: WgmmaPlan) -> str | None:
         return None
     if config.promote:
         return (
-            f"{plan.warpgroup_m}x{config.tile.n} sums, and those that wait for promotion, take {registers} "
+            f"{plan.warpgroup_m}x{config.tile.n} sums, and those of two-level accumulation, take {registers} "
             f"registers a thread; {plan.consumer_warpgroups} consumer warpgroups have at most {limit} free"
         )
     epilogue = f"{EPILOGUE_WORDS[plan.epilogue_kind]} {config.d.dtype} D"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gemmill.emitters.emit import emit, launch_spec
 from gemmill.library.config.names import parse_name
-from gemmill.library.decompositions.workspace import (
+from gemmill.library.decompositions.workspace_layout import (
     MIN_SHARE,
     WorkspaceSize,
     clusters,

@@ -1,13 +1,13 @@
 """What the docs say of fields and names is what the table says that names are parsed by."""
 
+from gemmill.library.config.field_table import TABLE
+from gemmill.library.config.fields_page import DOCS, UNUSUAL, manifests_page, names_page, usual
 from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.config.page import DOCS, UNUSUAL, manifests_page, names_page, usual
-from gemmill.library.config.table import TABLE
 from gemmill.library.legality.rules import legal
 
 
 def test_the_docs_are_current() -> None:
-    again = "run: python -m gemmill.library.config.page"
+    again = "run: python -m gemmill.library.config.fields_page"
     assert (DOCS / "names.md").read_text(encoding="utf-8") == names_page(), again
     assert (DOCS / "manifests.md").read_text(encoding="utf-8") == manifests_page(), again
 
