@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from gemmill.library.decompositions.workspace_layout import WorkspaceSize
-from gemmill.library.dtypes import DTYPES, DTypeName, find_dtype, default_output
+from gemmill.library.dtypes import DTYPES, DTypeName, default_output, find_dtype
 from gemmill.library.epilogues.parse import PLAIN
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
