@@ -38,10 +38,10 @@ from gemmill.runtime.api.prepare import launch
 from gemmill.runtime.api.read import Declaration, alpha_of, beta_of
 from gemmill.runtime.api.streams import Stream, allocate, allocator, stream_handle, torch_stream
 from gemmill.runtime.launch.launcher import PreparedCall
+from gemmill.runtime.operands.binding import require_groups
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.call_keywords import Options
 from gemmill.runtime.operands.gemm import Addresses
-from gemmill.runtime.operands.product_shapes import require_groups
 from gemmill.runtime.operands.tensors import TensorView, is_torch
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.torch_dispatch import Dispatch, State, dispatch_of, is_dispatched, trace_instead

@@ -14,10 +14,10 @@ from gemmill.library.epilogues.grammar import SCALES
 from gemmill.library.errors import OperandError
 from gemmill.library.input.keywords import unexpected
 from gemmill.runtime.api.streams import allocate, handle_of
+from gemmill.runtime.operands.binding import shape_of_d, wider
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.call_keywords import DEFAULTS, OPERANDS, OTHERS, Options
 from gemmill.runtime.operands.epilogue_arguments import NO_ARGUMENTS, is_number, read_arguments
-from gemmill.runtime.operands.product_shapes import shape_of_d, wider
 from gemmill.runtime.operands.scaling import scaled_epilogue
 from gemmill.runtime.operands.tensors import TABLES, dtype_named, unpacked, view, view_table
 
@@ -106,8 +106,10 @@ def read_call(arguments: Mapping[str, Any], keywords: Collection[str] = KEYWORDS
     if out is None:
         if "addresses" in tensors:
             raise OperandError("out is missing: with addresses, pass one of the matrices to be written")
-        shape, dtype = shape_of_d(tensors, passed.epilogue), dtype_of_d or default_output(wider(tensors))
-        out = allocate(given["a"], shape, dtype, tensors["a"].device, given.get("stream"))
+        shape, widest = shape_of_d(tensors, passed.epilogue), wider(tensors)
+        out = allocate(
+            given["a"], shape, dtype_of_d or default_output(widest), tensors["a"].device, given.get("stream")
+        )
     tensors["out"] = view(out, "out", stream)
     if dtype_of_d is not None and tensors["out"].dtype != dtype_of_d:
         raise OperandError(

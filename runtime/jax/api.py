@@ -12,9 +12,9 @@ from gemmill.library.errors import KeywordError, OperandError
 from gemmill.runtime.api.read import Declaration, alpha_of, beta_of, declares
 from gemmill.runtime.jax.description import Description, Setting
 from gemmill.runtime.jax.traced_call import run
+from gemmill.runtime.operands.binding import require_groups
 from gemmill.runtime.operands.call_keywords import DEFAULTS, OPERANDS
 from gemmill.runtime.operands.epilogue_arguments import is_number, read_epilogue
-from gemmill.runtime.operands.product_shapes import require_groups
 from gemmill.runtime.operands.tensors import dtype_named
 
 _TENSORS = tuple(name for name in OPERANDS if name not in ("a", "b", "addresses"))

@@ -14,8 +14,8 @@ from gemmill.runtime.jax import ffi
 from gemmill.runtime.jax.description import abstract_call, read, results
 from gemmill.runtime.jax.gpu_handler import arrays_of
 from gemmill.runtime.jax.reference import expression, operands_in_full, stored
+from gemmill.runtime.operands.binding import groups_kind
 from gemmill.runtime.operands.call import GemmCall
-from gemmill.runtime.operands.product_shapes import groups_kind
 
 _runs = False
 

@@ -18,9 +18,9 @@ from gemmill.library.epilogues.parse import PLAIN
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
 from gemmill.runtime.api.read import read_call
+from gemmill.runtime.operands.binding import shape_of_d, wider
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
-from gemmill.runtime.operands.product_shapes import shape_of_d, wider
 from gemmill.runtime.operands.tensors import TABLES, TensorView, dtype_named, unpacked
 
 Setting = str | float | int | bool | None

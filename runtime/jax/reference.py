@@ -21,9 +21,9 @@ from gemmill.library.epilogues.grammar import SCALES
 from gemmill.library.epilogues.tree import Assignment, Kind
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import is_mixed
+from gemmill.runtime.operands.binding import groups_kind
 from gemmill.runtime.operands.call import GemmCall
-from gemmill.runtime.operands.product_shapes import groups_kind
-from gemmill.runtime.operands.scaling import GROUP_SIZES, SCALE_BLOCK
+from gemmill.runtime.operands.matrices import GROUP_SIZES, SCALE_BLOCK
 
 
 def operands_in_full(call: GemmCall, arrays: Mapping[str, Any], xp: Any) -> tuple[Any, Any]:

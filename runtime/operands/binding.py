@@ -9,32 +9,124 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gemmill.library.config.model import BatchingName
 from gemmill.library.config.scales import BLOCK_SCALES
-from gemmill.library.dtypes import DTypeName
+from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import PLAIN, spelling
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import MAX_EXTENT, GemmProblem, is_mixed, upconverts_a
-from gemmill.runtime.operands.bound_arguments import BoundArgument, bind_arguments, fitted, staged
+from gemmill.runtime.operands.bound_arguments import bind_arguments, fitted, staged
 from gemmill.runtime.operands.bound_arguments import stacked as stacked_values
-from gemmill.runtime.operands.gemm import Gemm, Table
+from gemmill.runtime.operands.gemm import FOUND_BY, Gemm, Table
 from gemmill.runtime.operands.matrices import (
     FourMatrices,
+    GroupScales,
     Matrices,
+    Scale,
+    block_scales,
     broadcast,
+    group_scales,
     matrices,
     merge,
+    one_matrix,
     operand,
     refuse_overlap,
-    stacked,
-    stacks,
 )
 from gemmill.runtime.operands.packed_rows import with_packed_rows
-from gemmill.runtime.operands.product_shapes import groups_kind, shape_of_d, wider
-from gemmill.runtime.operands.scaling import GroupScales, Scale, block_scales, group_scales, stacked_scales
 from gemmill.runtime.operands.tensors import TensorView
 
 if TYPE_CHECKING:
     from gemmill.runtime.operands.call import GemmCall
+
+
+_KINDS = tuple(dict.fromkeys(FOUND_BY.values()))
+
+
+def matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of ``a @ b``: vectors lose their extent, batch extents broadcast; OperandError where they do not fit."""
+    if not a or not b:
+        raise OperandError(f"a has shape {a} and b {b}; matmul takes no scalars: multiply with alpha")
+    inner = b[-2] if len(b) > 1 else b[-1]
+    if a[-1] != inner:
+        raise _unequal_k(a, b)
+    longest = max(len(a), len(b)) - 2
+    batch = []
+    for axis in range(longest, 0, -1):
+        extents = {shape[-2 - axis] for shape in (a, b) if len(shape) - 2 >= axis} - {1}
+        if len(extents) > 1:
+            raise OperandError(f"a {a} @ b {b}: batch extents {sorted(extents)} do not broadcast")
+        batch.append(extents.pop() if extents else 1)
+    return (*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
+
+
+def _unequal_k(a: tuple[int, ...], b: tuple[int, ...]) -> OperandError:
+    """The error for operands of several K, with the transpose that has the other's, if one has."""
+    inner = b[-2] if len(b) > 1 else b[-1]
+    turned = "b" if len(b) > 1 and b[-1] == a[-1] else "a" if len(a) > 1 and a[-2] == inner else ""
+    way = f": pass {turned}.mT, whose strides are read as they are" if turned else ""
+    return OperandError(f"a {a} @ b {b}: a has K = {a[-1]} columns, b has K = {inner} rows; they must be equal{way}")
+
+
+def wider(tensors: Mapping[str, TensorView]) -> DTypeName:
+    """The dtype of the wider of A and B."""
+    a, b = tensors["a"].dtype, tensors["b"].dtype
+    return b if DTYPES[b].bits > DTYPES[a].bits else a
+
+
+def require_groups(offsets: object, counts: object, instead: str) -> None:
+    """OperandError for a grouped call without groups; it names the function to call ``instead``."""
+    if offsets is None and counts is None:
+        raise OperandError(f"neither offsets nor counts is given; for a batch of equal matrices call {instead}")
+
+
+def groups_kind(tensors: Mapping[str, TensorView]) -> str:
+    """What the matrices of a call are found by: ``offsets``, ``counts``, ``addresses``, or nothing but strides."""
+    kinds = [kind for kind in _KINDS if kind in tensors]
+    if len(kinds) > 1:
+        raise OperandError(
+            f"{' and '.join(kinds)} are both given; pass offsets for groups one after the other, counts for slots, "
+            "addresses for an array of matrices"
+        )
+    return kinds[0] if kinds else ""
+
+
+def shape_of_d(tensors: Mapping[str, TensorView], epilogue: Epilogue) -> tuple[int, ...]:
+    """Shape of D by A, B and what finds the matrices; OperandError where they do not fit.
+
+    It is that of ``a @ b``. ``offsets``: (M, K) by (groups, K, N) is (M, N), and (M, K) by (K, N) is (groups, M, N).
+    ``counts``: (groups, capacity, K) by (groups, K, N) is (groups, capacity, N). ``addresses``: (M, K) by (K, N) is (M,
+    N). A gated epilogue makes one column of two.
+    """
+    kind, a, b = groups_kind(tensors), tensors["a"].shape, tensors["b"].shape
+    shape = _grouped_shape(a, b, tensors[kind].shape, kind) if kind else matmul_shape(a, b)
+    if not epilogue.gated:
+        return shape
+    if len(b) < 2 or b[-1] % 2:
+        columns = b[-1] if len(b) > 1 else 1
+        raise OperandError(f"b {b} has N = {columns}; a gated epilogue makes one column of two, so N must be even")
+    return (*shape[:-1], shape[-1] // 2)
+
+
+def _grouped_shape(a: tuple[int, ...], b: tuple[int, ...], groups: tuple[int, ...], kind: str) -> tuple[int, ...]:
+    if kind == "addresses":
+        if len(a) != 2 or len(b) != 2:
+            raise OperandError(f"a has shape {a} and b {b}; with addresses, each is one matrix: (M, K) and (K, N)")
+        return matmul_shape(a, b)
+    if len(groups) != 1:
+        raise OperandError(f"{kind} has shape {groups}; it must have one extent, the groups")
+    (count,) = groups
+    forms = {
+        "offsets": f"(M, K) and b ({count}, K, N), or a (M, K) and b (K, N)",
+        "counts": f"({count}, capacity, K) and b ({count}, K, N)",
+    }
+    ranks = len(a), len(b)
+    if ranks not in {"offsets": ((2, 3), (2, 2)), "counts": ((3, 3),)}[kind]:
+        raise OperandError(f"a has shape {a} and b {b}; with {kind} of {count} groups, a is {forms[kind]}")
+    for name, shape in (("a", a), ("b", b)):
+        if len(shape) == 3 and shape[0] != count:
+            raise OperandError(f"{name} has {shape[0]} matrices and {kind} {count} entries; they must be equal")
+    if a[-1] != b[-2]:
+        raise _unequal_k(a, b)
+    return (a[0], b[-1]) if ranks == (2, 3) else (count, a[-2], b[-1])
 
 
 _SCALING = ("a_scale", "b_scale", "a_zero", "b_zero")
@@ -77,7 +169,10 @@ def bind(call: GemmCall) -> Gemm:
             values, d = stack
         groups = gemm.problem.batch if gemm.problem.batching == "grouped" else None
         bound = bind_arguments(epilogue, values, d, row_axis, column_axis, groups)
-        gemm = replace(_with_majors(gemm, epilogue, bound, call.options.batch_invariant), arguments=bound)
+        movable = staged(epilogue, bound, gemm.problem.batching)
+        if movable is not epilogue and not call.options.batch_invariant:  # M, say, decides whether TMA can move them
+            gemm = replace(gemm, problem=gemm.problem.but(epilogue=spelling(movable)))
+        gemm = replace(gemm, arguments=bound)
     if call.options.batch_invariant and not gemm.is_empty:
         gemm = with_packed_rows(gemm)
     return gemm.transposed if upconverts_a(gemm.problem.b_dtype, gemm.problem.a_dtype) else gemm
@@ -134,7 +229,7 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
         scales = block_scales(tensors, (m, n, k), batch_shape, batch_shape)
 
     may_stack = may_stack and not extents.nested and (groups is None or groups.name == "b")
-    if may_stack and (found := _one_matrix(abcd, scales, m, extents.batch)) is not None:
+    if may_stack and (found := one_matrix(abcd, scales, m, extents.batch)) is not None:
         abcd, scales = found
         extents = extents._replace(m=m * extents.batch, batch=1)
     gemm = _assemble(call, extents, abcd, scales, epilogue)
@@ -271,25 +366,6 @@ def _assemble(
     return Gemm(problem, *operands, nested=nested, alpha=alpha, beta=beta)
 
 
-def _with_majors(gemm: Gemm, epilogue: Epilogue, bound: tuple[BoundArgument, ...], batch_invariant: bool) -> Gemm:
-    """The GEMM with an epilogue whose matrices are moved by TMA, where it can move them; where D's bits may not depend
-    on M, as the caller says, since whether it can does."""
-    if not any(x.kind == "matrix" for x in epilogue.arguments):
-        return gemm
-    if gemm.problem.batching != "strided":
-        if epilogue.majors:
-            named = " and ".join(epilogue.majors)
-            raise OperandError(
-                f"the epilogue names a major of {named}, but TMA moves no matrices of groups or of a batch with "
-                "several strides: leave it out"
-            )
-        return gemm
-    movable = staged(epilogue, bound)
-    if batch_invariant:
-        return gemm
-    return replace(gemm, problem=gemm.problem.but(epilogue=spelling(movable)))
-
-
 def _check_devices(tensors: _Tensors) -> None:
     """Refuse operands on several GPUs."""
     device = tensors["a"].device
@@ -309,16 +385,3 @@ def _check_out(a: TensorView, b: TensorView, d: TensorView, shape: tuple[int, ..
 def _spread(c: TensorView, shape: tuple[int, ...]) -> TensorView:
     """C, broadcast to a shape."""
     return replace(c, shape=shape, strides=broadcast("c", c.shape, c.strides, shape))
-
-
-def _one_matrix(
-    abcd: FourMatrices, scales: tuple[Scale, Scale] | None, m: int, batch: int
-) -> tuple[FourMatrices, tuple[Scale, Scale] | None] | None:
-    """A batch as one matrix with M rows of A, C and D for each of the batch, and its scales; None where it has several
-    B, or A, C, D or scales do not lie so."""
-    a, b, c, d = abcd
-    rows, of_rows = m * batch, scales and stacked_scales(*scales, m)
-    fits = 1 < batch <= MAX_EXTENT // max(m, 1) and b.batch_stride == 0
-    if not fits or not all(stacks(x) for x in (a, c, d) if x is not None) or (scales is not None and of_rows is None):
-        return None
-    return (stacked(a, rows), b, None if c is None else stacked(c, rows), stacked(d, rows)), of_rows

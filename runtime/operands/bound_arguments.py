@@ -12,6 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 from gemmill.library.arch import TMA_MAX_STRIDE
+from gemmill.library.config.model import BatchingName
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.grammar import SCALES
 from gemmill.library.epilogues.tree import (
@@ -181,8 +182,18 @@ def bind_arguments(
     return tuple(bound)
 
 
-def staged(epilogue: Epilogue, bound: tuple[BoundArgument, ...]) -> Epilogue:
+def staged(epilogue: Epilogue, bound: tuple[BoundArgument, ...], batching: BatchingName = "strided") -> Epilogue:
     """The epilogue with the majors of its tensors, so that TMA moves what it can; OperandError where it has another."""
+    if not any(x.kind == "matrix" for x in epilogue.arguments):
+        return epilogue
+    if batching != "strided":
+        if epilogue.majors:
+            named = " and ".join(epilogue.majors)
+            raise OperandError(
+                f"the epilogue names a major of {named}, but TMA moves no matrices of groups or of a batch with "
+                "several strides: leave it out"
+            )
+        return epilogue
     majors = {x.name: x.major for x in bound if x.major != "any"}
     for name, wanted in epilogue.majors.items():
         if majors.get(name) != wanted:

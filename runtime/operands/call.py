@@ -16,11 +16,10 @@ from typing import Any
 
 from gemmill.library.dtypes import DTypeName, default_accumulator
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.operands.binding import bind
+from gemmill.runtime.operands.binding import bind, wider
 from gemmill.runtime.operands.call_keywords import DEFAULTS, OPERANDS, Options
 from gemmill.runtime.operands.epilogue_arguments import NO_ARGUMENTS, EpilogueArguments
 from gemmill.runtime.operands.gemm import Addresses, Gemm
-from gemmill.runtime.operands.product_shapes import wider
 from gemmill.runtime.operands.tensors import TensorView, dtype_named
 
 

@@ -11,8 +11,7 @@ from gemmill.library.config.model import BatchingName
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.operands.bound_arguments import BoundArgument
 from gemmill.runtime.operands.call_keywords import OPERANDS, PLACES
-from gemmill.runtime.operands.matrices import Operand
-from gemmill.runtime.operands.scaling import Scale
+from gemmill.runtime.operands.matrices import Operand, Scale
 
 Addresses = tuple[int, ...]
 """Addresses of :data:`~gemmill.runtime.operands.call_keywords.OPERANDS`, 0 where a GEMM lacks one; then of the

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from gemmill.library.errors import OperandError
+from gemmill.runtime.operands.binding import require_groups
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
-from gemmill.runtime.operands.product_shapes import require_groups
 from gemmill.runtime.torch import operators, outputs
 from gemmill.runtime.torch.gradients.autograd import OF_CALLERS
 from gemmill.runtime.torch.option_text import NAMES, written

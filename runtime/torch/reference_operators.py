@@ -14,7 +14,7 @@ import torch
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.evaluation import reduced, values
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
-from gemmill.runtime.operands.scaling import GROUP_SIZES, SCALE_BLOCK
+from gemmill.runtime.operands.matrices import GROUP_SIZES, SCALE_BLOCK
 from gemmill.runtime.operands.tensors import dtype_named
 from gemmill.runtime.torch.outputs import Output, of_batch, of_epilogue, of_groups
 

@@ -33,7 +33,7 @@ from gemmill.library.legality.search import Given, any_legal, draw_legal
 from gemmill.library.problem import is_mixed
 from gemmill.runtime.compile.pool import compile_many
 from gemmill.runtime.compile.toolchain import Toolchain
-from gemmill.runtime.operands.scaling import GROUP_SIZES
+from gemmill.runtime.operands.matrices import GROUP_SIZES
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.store import Store
 

@@ -10,7 +10,7 @@ import torch
 
 from gemmill.library.arch import serving
 from gemmill.library.dtypes import FP8
-from gemmill.runtime.operands.scaling import SCALE_BLOCK
+from gemmill.runtime.operands.matrices import SCALE_BLOCK
 from gemmill.runtime.torch.inductor.shapes import equal, is_empty, place, same
 from gemmill.runtime.torch.option_text import written
 from gemmill.runtime.torch.outputs import torch_dtype

@@ -8,7 +8,7 @@ import torch
 
 from gemmill.library.errors import OperandError
 from gemmill.library.wording import one_of
-from gemmill.runtime.operands.scaling import GROUP_SIZES, SCALE_BLOCK
+from gemmill.runtime.operands.matrices import GROUP_SIZES, SCALE_BLOCK
 from gemmill.runtime.torch.layers.weight_formats import Stored, u4_stored
 
 _COLUMNS_OF_AWQ = (0, 2, 4, 6, 1, 3, 5, 7)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gemmill.library.errors import OperandError
-from gemmill.runtime.operands.scaling import SCALE_BLOCK
+from gemmill.runtime.operands.matrices import SCALE_BLOCK
 
 Stored = dict[str, torch.Tensor]
 """Tensors of a layer: ``weight``, and as its format asks ``weight_scale`` and ``weight_zero``."""

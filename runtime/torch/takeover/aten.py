@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gemmill.library.dtypes import FP8
-from gemmill.runtime.operands.scaling import SCALE_BLOCK
+from gemmill.runtime.operands.matrices import SCALE_BLOCK
 from gemmill.runtime.torch.outputs import torch_dtype
 
 

@@ -22,9 +22,9 @@ from gemmill.library.errors import OperandError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.launch.launcher import grid_ctas
+from gemmill.runtime.operands.binding import groups_kind
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.gemm import Gemm, Table
-from gemmill.runtime.operands.product_shapes import groups_kind
 from gemmill.runtime.operands.tensors import TensorView, view_table
 from gemmill.runtime.select.selector import Selector
 

@@ -15,10 +15,10 @@ from tests.cases.plain import bound
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import OperandError
 from gemmill.runtime.launch.batch_parts import parts_of
+from gemmill.runtime.operands.binding import matmul_shape
 from gemmill.runtime.operands.call_keywords import OPERANDS, PLACES
 from gemmill.runtime.operands.gemm import Addresses, Gemm
 from gemmill.runtime.operands.matrices import Operand
-from gemmill.runtime.operands.product_shapes import matmul_shape
 from gemmill.runtime.operands.tensors import TensorView
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
