@@ -33,7 +33,7 @@ OPEN = 0.02
 have been unlucky."""
 
 
-LIKELY = MappingProxyType({"burst": 0.6, "moved": 0.06, "stages": 0.0, "scale": 1.0, "watts": 700.0})
+LIKELY = MappingProxyType({"burst": 0.6, "moved": 0.06, "stages": 0.0, "stream": 0.0, "scale": 1.0, "watts": 700.0})
 """Roughly what was fitted on the H200 to measured bursts: for what is looked at where no model was fitted."""
 
 
@@ -51,7 +51,7 @@ def likely(problem: GemmProblem, us: Mapping[SlicedKernel, float], count: int) -
     sides = [needs_swap(config, problem) is True for config in configs]
     table = FeatureTable.of(zip(us, configs, sides, strict=True), DEFAULT_GPU)
     burst_us = np.array([*us.values()])
-    times = sustained_us(LIKELY, burst_us, table, problem, DEFAULT_GPU)
+    times = sustained_us(LIKELY, burst_us, burst_us, table, problem, DEFAULT_GPU)
     kernels = [*us]
     return [kernels[i] for i in np.argsort(times, kind="stable")[:count].tolist()]
 

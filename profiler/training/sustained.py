@@ -17,7 +17,7 @@ from gemmill.library.records import Measurement
 from gemmill.profiler.baselines.baseline import THROUGH_TORCH
 from gemmill.profiler.training.judge import folds
 from gemmill.profiler.training.rows import entries_of, is_learnt_from, of_problem, us_of
-from gemmill.runtime.select.cost.energy import WEIGHTS, Energy, padding, sustained_us
+from gemmill.runtime.select.cost.energy import WEIGHTS, Energy, is_stream, padding, sustained_us
 from gemmill.runtime.select.cost.model import times
 from gemmill.runtime.select.cost.table import FeatureTable
 from gemmill.runtime.select.model_file import GpuModel
@@ -56,7 +56,7 @@ class Held(NamedTuple):
 
     def by(self, energy: Energy) -> Any:
         """What the energy term has of them."""
-        return sustained_us(energy, self.analytic_us, self.table, self.problem, self.gpu)
+        return sustained_us(energy, self.model_us, self.analytic_us, self.table, self.problem, self.gpu)
 
     @property
     def padding(self) -> Any:
@@ -99,8 +99,8 @@ def fit(problems: Sequence[Held], others: Sequence[Held] = ()) -> dict[str, floa
     for x, share in (*((x, 1.0) for x in problems), *((x, OTHERS) for x in others)):
         weights = share * np.exp(-SHARPNESS * np.log(x.us / x.us.min()) / 2) / math.sqrt(x.us.size)
         padding, own = x.padding, x.table.columns
-        figures = x.analytic_us / padding, own["moved"], own["stages"]
-        columns = np.log(np.stack(figures, axis=1))
+        figures = np.sqrt(x.model_us * x.analytic_us) / padding, own["moved"], own["stages"]
+        columns = np.column_stack([*np.log(figures), is_stream(x.table)])
         took = np.log(x.us / padding)
         rows.append((columns - columns.mean(axis=0)) * weights[:, np.newaxis])
         wanted.append((took - took.mean()) * weights)

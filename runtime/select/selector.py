@@ -182,10 +182,11 @@ class Selector:
         def times() -> _Times | None:
             table, serving, work = self._times(problem, None)
             near = model.within(NEAR, work["us"], serving)
-            if limit_us < HELD * work["us"].take(near).min():
+            burst_us, analytic_us = (work[name].take(near) for name in ("us", "analytic_us"))
+            if limit_us < HELD * burst_us.min():
                 return None
             us = np.full(work["us"].size, inf)
-            us[near] = sustained_us(energy, work["analytic_us"].take(near), table, typical, self.gpu, near)
+            us[near] = sustained_us(energy, burst_us, analytic_us, table, typical, self.gpu, near)
             return table, near, us
 
         if (found := times()) is None:

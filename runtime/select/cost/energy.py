@@ -3,15 +3,17 @@
 The GPU's clock falls until what is drawn is within the limit, so a kernel that spends less energy a product runs at a
 higher clock. Kernels differ in the elements that they move for a product: those that TMA writes to shared memory, by
 the tile, and those that leave L2, by the cluster, which multicast shares. And they differ in what of their tiles lies
-beyond the problem: such products cost energy as well. The time is a weighted geometric mean of the analytic model's for
-a burst and of the least under the limit for all that is multiplied, and grows with what is moved and with stages:
+beyond the problem: such products cost energy as well. The time is a weighted geometric mean of the model's for a burst
+and of the least under the limit for all that is multiplied, and grows with what is moved, with stages and by stream-K,
+which saves less there than in a burst:
 
     us = scale * burst_us ** burst * (padding * power_us) ** (1 - burst) * (written * fetched) ** moved
-         * stages_of_kernel ** stages
+         * stages_of_kernel ** stages * exp(stream if it is stream-K)
 
-Of the analytic model, since what the network corrects in a burst is in part what the limit takes back. Elements, not
-bytes: a product of wider ones takes more energy as well, so that weights are alike in all types. Fitted to records of
-the regime ``sustained`` by `gemmill train`; docs/performance/sustained.md has how well.
+The model's is the mean of its time and of its analytic part's, since what the network corrects in a burst is in part
+what the limit takes back. Elements, not bytes: a product of wider ones takes more energy as well, so that weights are
+alike in all types. Fitted to records of the regime ``sustained`` by `gemmill train`; docs/performance/sustained.md has
+how well.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import numpy as np
 
 from gemmill.library.dtypes import DTYPES, default_output
 from gemmill.library.problem import GemmProblem
+from gemmill.runtime.select.cost.table import STATIC
 
 if TYPE_CHECKING:
     from gemmill.library.arch import Gpu
@@ -31,9 +34,10 @@ if TYPE_CHECKING:
 
 Energy = Mapping[str, float]
 """Coefficients of one type: ``burst``, the weight of the burst's time, of 1; ``moved``, the power of the elements a
-product that are written to shared memory and of those that leave L2; ``stages``, that of a kernel's stages; ``scale``,
-what is left; ``watts``, what the GPU draws meanwhile, whatever the kernel: the limit, or nearly."""
-WEIGHTS = "burst", "moved", "stages"
+product that are written to shared memory and of those that leave L2; ``stages``, that of a kernel's stages; ``stream``,
+what stream-K adds to the logarithm; ``scale``, what is left; ``watts``, what the GPU draws meanwhile, whatever the
+kernel: the limit, or nearly."""
+WEIGHTS = "burst", "moved", "stages", "stream"
 """Names of those that tell kernels apart."""
 COEFFICIENTS = *WEIGHTS, "scale", "watts"
 """The names of all."""
@@ -64,6 +68,7 @@ def energy_of(problem: GemmProblem, energies: Mapping[str, Energy]) -> Energy | 
 def sustained_us(
     energy: Energy,
     burst_us: Floats,
+    analytic_us: Floats,
     table: FeatureTable,
     problem: GemmProblem,
     gpu: Gpu,
@@ -73,7 +78,8 @@ def sustained_us(
 
     Args:
         energy: the coefficients.
-        burst_us: microseconds of a burst by the analytic model.
+        burst_us: microseconds of a burst.
+        analytic_us: the same by the analytic model alone.
         table: the kernels; or some of them, by their indices ``members``.
         problem: a strided batch.
         gpu: where.
@@ -84,10 +90,14 @@ def sustained_us(
         return figures if members is None else figures.take(members, axis=-1)
 
     held_us = padding(own(table.columns["tile"]), own(table.side), problem) * power_us(problem, gpu)
-    found = (
-        burst_us ** energy["burst"] * held_us ** (1 - energy["burst"]) * own(table.columns["moved"]) ** energy["moved"]
-    )
-    return np.asarray(found * own(table.columns["stages"]) ** energy["stages"] * energy["scale"])
+    found = energy["scale"] * (burst_us * analytic_us) ** (energy["burst"] / 2) * held_us ** (1 - energy["burst"])
+    found = found * own(table.columns["moved"]) ** energy["moved"] * own(table.columns["stages"]) ** energy["stages"]
+    return np.asarray(found * np.exp(energy["stream"] * own(is_stream(table))))
+
+
+def is_stream(table: FeatureTable) -> Floats:
+    """1 of kernels of stream-K, 0 of others."""
+    return np.asarray(table.inputs[:, STATIC.index("stream-K")])
 
 
 def padding(tile: Floats, side: Integers, problem: GemmProblem) -> Floats:

@@ -216,7 +216,6 @@ def _in_raster_order(raster_m: Bools, cluster: Floats, row_bytes: Floats) -> Col
 STATIC = (
     *("bytes", "tile M", "tile N", "tile K bytes", "cluster M", "cluster N", "cluster K", "stages", "splits"),
     *(
-        "swizzle",
         "slots",
         "MMAs",
         "stores",
@@ -235,7 +234,7 @@ STATIC = (
 
 def _inputs(configs: Sequence[GemmConfig], columns: Columns) -> Floats:
     named = "bytes_b", "tile_m", "tile_n", "tile_k", "cluster_m", "cluster_n", "cluster_k", "stages", "splits"
-    sizes = [columns[name] for name in (*named, "swizzle", "slots", "mma_ns", "storing_ns")]
+    sizes = [columns[name] for name in (*named, "slots", "mma_ns", "storing_ns")]
     sizes[3] = sizes[3] * columns["bytes_b"]
     flags = [
         column(configs, lambda c: FAMILIES[c.family].takes_turns(c)),

@@ -157,6 +157,7 @@ def test_the_energy_terms_that_ship_are_physical(gpu: str) -> None:
         assert 0 < energy["burst"] < 1, dtype
         assert energy["moved"] > 0, dtype
         assert energy["stages"] >= 0, dtype
+        assert 0 <= energy["stream"] < 0.1, dtype
 
 
 def test_the_energy_term_that_ships_names_kernels_of_the_set(selector: Selector) -> None:
