@@ -84,10 +84,10 @@ def serving(capability: tuple[int, int]) -> tuple[Arch, ...]:
     """The targets whose kernels are for GPUs of a compute capability: its own or, where it has none, that of the next
     below in its generation, whose cubins run there too (CUDA C++ Programming Guide, "Binary Compatibility"), unless
     they were made for one GPU alone."""
-    own = tuple(arch for arch in ARCHS.values() if arch.capability == capability)
+    exact = tuple(arch for arch in ARCHS.values() if arch.capability == capability)
     portable = [arch for arch in ARCHS.values() if arch.name[-1].isdigit()]
     below = [a for a in portable if a.capability[0] == capability[0] and a.capability[1] < capability[1]]
-    return own or tuple(sorted(below, key=lambda arch: arch.capability)[-1:])
+    return exact or tuple(sorted(below, key=lambda arch: arch.capability)[-1:])
 
 
 def unknown(name: str) -> str:
@@ -95,8 +95,8 @@ def unknown(name: str) -> str:
     number = re.fullmatch(r"(?:sm|compute)?_?(\d{1,3})(\d)[af]?", name.strip().lower())
     if number is None:
         return suggest(name, ARCHS)
-    if (own := name.strip().lower().replace("compute", "sm").replace("_", "")) in ARCHS:
-        return f", did you mean {own}?"
+    if (name_here := name.strip().lower().replace("compute", "sm").replace("_", "")) in ARCHS:
+        return f", did you mean {name_here}?"
     capability = int(number[1]), int(number[2])
     has = f"compute capability {capability[0]}.{capability[1]}"
     if not (served := serving(capability)):
@@ -138,11 +138,11 @@ def full_gpu_name(text: str, names: Collection[str]) -> str:
     Raises:
         LookupError: it is none; says which it is part of, or all.
     """
-    wanted = _plain(text)
+    plain_text = _plain(text)
     for name in names:
-        if wanted in (_plain(name), _plain(name).removeprefix("nvidia ")):
+        if plain_text in (_plain(name), _plain(name).removeprefix("nvidia ")):
             return name
-    near = [name for name in names if wanted and wanted in _plain(name)]
+    near = [name for name in names if plain_text and plain_text in _plain(name)]
     raise LookupError(
         f"{text!r} is {f'part of {one_of(near)}; write one whole' if near else f'none of {one_of([*names])}'}"
     )

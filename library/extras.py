@@ -21,7 +21,7 @@ def install(extra: str, only: Collection[str] = ()) -> str:
         declared = ()
     marked = (requirement.partition(";") for requirement in declared)
     packages = [name.strip() for name, _, marker in marked if re.search(rf"extra\s*==\s*['\"]{extra}['\"]", marker)]
-    wanted = [package for package in packages if not only or re.match(r"[\w.-]+", package)[0] in only]  # type: ignore[index]
-    if not wanted:
+    required = [package for package in packages if not only or re.match(r"[\w.-]+", package)[0] in only]  # type: ignore[index]
+    if not required:
         return f"install gemmill's extra {extra!r}: in its checkout, `pip install '.[{extra}]'`"
-    return f"`pip install {' '.join(map(repr, wanted))}` (gemmill's extra {extra!r})"
+    return f"`pip install {' '.join(map(repr, required))}` (gemmill's extra {extra!r})"

@@ -103,11 +103,11 @@ def _read(path: Path, source: Any, sweeps: Collection[str] | None = None) -> Ite
     for columns in _batches(path, source, sweeps):
         of_problem = {name: columns.pop(name) for name in PROBLEM if name in columns}
         parts = zip(*of_problem.values(), strict=True)
-        for values, own in zip(zip(*columns.values(), strict=True), parts, strict=True):
+        for values, problem_fields in zip(zip(*columns.values(), strict=True), parts, strict=True):
             row += 1
-            if own not in problems:
-                problems[own] = _problem(dict(zip(of_problem, own, strict=True)))
-            if isinstance(problem := problems[own], ValueError):
+            if problem_fields not in problems:
+                problems[problem_fields] = _problem(dict(zip(of_problem, problem_fields, strict=True)))
+            if isinstance(problem := problems[problem_fields], ValueError):
                 faults.add(f"{path}: row {row}: problem: {problem}")
                 continue
             try:

@@ -264,11 +264,11 @@ class _Parser:
     def number(self, node: ast.expr) -> Node:
         return self.typed(node, "number")
 
-    def typed(self, node: ast.expr, wanted: Type) -> Node:
+    def typed(self, node: ast.expr, expected: Type) -> Node:
         tree = self.node(node)
         kind = FUNCTIONS[tree.function].gives if isinstance(tree, Call) else "number"
-        if kind != wanted:
-            has, needs = ("a condition", "a number") if wanted == "number" else ("a number", "a condition")
+        if kind != expected:
+            has, needs = ("a condition", "a number") if expected == "number" else ("a number", "a condition")
             raise self.error(node, f"{ast.unparse(node)!r} is {has}; {needs} belongs here: use where(condition, x, y)")
         return tree
 
@@ -334,13 +334,13 @@ class _Parser:
             raise self.error(
                 node, f"unknown function {name!r}{suggest(name, known) or '; functions: ' + ', '.join(known)}"
             )
-        wanted = function.takes
+        expected = function.takes
         if name in REDUCTIONS and len(arguments) == 1:
             raise self.error(node, f"{name} of one argument makes an output, alone: `top = {name}(acc)`")
-        if len(arguments) < len(wanted) or (len(arguments) > len(wanted) and not function.is_variadic):
-            count = f"{len(wanted)}{' or more' if function.is_variadic else ''}"
+        if len(arguments) < len(expected) or (len(arguments) > len(expected) and not function.is_variadic):
+            count = f"{len(expected)}{' or more' if function.is_variadic else ''}"
             raise self.error(node, f"{name} takes {count} argument{'s'[: count != '1']}, not {len(arguments)}")
-        types = wanted + wanted[-1:] * (len(arguments) - len(wanted))
+        types = expected + expected[-1:] * (len(arguments) - len(expected))
         return Call(name, tuple(self.typed(a, kind) for a, kind in zip(arguments, types, strict=True)))
 
     def value(self, node: ast.Name | ast.Attribute | ast.Subscript) -> Node:

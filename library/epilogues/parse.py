@@ -67,12 +67,12 @@ def unstaged(text: str) -> str:
 
 
 @lru_cache(1024)
-def serves(kernel: str, wanted: str) -> bool:
+def serves(kernel: str, requested: str) -> bool:
     """Whether a kernel's epilogue is the one that is wanted, or the same with fewer matrices that TMA moves."""
-    if kernel == wanted:
+    if kernel == requested:
         return True
-    demands, offers = parse(kernel).majors, parse(wanted).majors
-    return demands.items() <= offers.items() and spelling(with_majors(parse(wanted), demands)) == kernel
+    demands, offers = parse(kernel).majors, parse(requested).majors
+    return demands.items() <= offers.items() and spelling(with_majors(parse(requested), demands)) == kernel
 
 
 @lru_cache(1024)

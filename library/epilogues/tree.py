@@ -192,11 +192,11 @@ def roundings(epilogue: Epilogue, d_dtype: DTypeName) -> dict[str, DTypeName]:
     but functions that pass errors on; ``f32`` else, as in reductions, under other functions, and where it is rounded
     to 8 bits.
     """
-    wanted: dict[str, DTypeName] = {}
+    dtype_by_name: dict[str, DTypeName] = {}
 
     def want(name: str, dtype: DTypeName) -> None:
-        finest = max(_fineness(wanted.get(name, "bf16")), _fineness(dtype))
-        wanted[name] = _FINENESS[finest]  # type: ignore[assignment]
+        finest = max(_fineness(dtype_by_name.get(name, "bf16")), _fineness(dtype))
+        dtype_by_name[name] = _FINENESS[finest]  # type: ignore[assignment]
 
     def read(node: Node, dtype: DTypeName) -> None:
         if isinstance(node, Value):
@@ -208,8 +208,8 @@ def roundings(epilogue: Epilogue, d_dtype: DTypeName) -> dict[str, DTypeName]:
     for a in reversed(epilogue.assignments):
         if a.role != "local":
             want(a.name, d_dtype if a.role == "d" else a.dtype)
-        read(a.value, wanted[a.name])
-    return {a.name: wanted[a.name] for a in epilogue.assignments}
+        read(a.value, dtype_by_name[a.name])
+    return {a.name: dtype_by_name[a.name] for a in epilogue.assignments}
 
 
 def _fineness(dtype: DTypeName) -> int:

@@ -151,7 +151,7 @@ def _types(plan: GemvPlan) -> str | None:
     a, b, accumulator = config.a.dtype, config.b.dtype, config.accumulator
     if a == b and ACCUMULATORS.get(a) == accumulator:
         return None
-    pairs = one_of(tuple(f"{dtype} x {dtype} in {wanted}" for dtype, wanted in ACCUMULATORS.items()))
+    pairs = one_of(tuple(f"{dtype} x {dtype} in {accumulator}" for dtype, accumulator in ACCUMULATORS.items()))
     return f"A x B is {a} x {b}, summed in {accumulator}; gemv kernels take {pairs}"
 
 

@@ -135,8 +135,8 @@ def typed(value: Any, types: Sequence[type], *place: str) -> Any:
     """A value, which must be of one of these types of JSON; RowError names its place."""
     is_odd = (type(value) is int and not 0 <= value <= LARGEST) or (type(value) is str and not value.isprintable())
     if type(value) not in types or is_odd:
-        wanted = " or ".join(_WORDS[each] for each in types)
-        raise RowError(f"{'.'.join(place)} is {value!r:.80}; it must be {wanted}")
+        expected = " or ".join(_WORDS[each] for each in types)
+        raise RowError(f"{'.'.join(place)} is {value!r:.80}; it must be {expected}")
     return value
 
 

@@ -97,19 +97,19 @@ def _of_mode(outer: Layout, extent: int, stride: int) -> Layout:
     """The composition with one integer: every ``stride``-th of what outer counts through, ``extent`` of them."""
     if stride == 0:
         return Layout(extent, 0)
-    said = f"composition of {outer} with {extent}:{stride}"
+    what = f"composition of {outer} with {extent}:{stride}"
     leaves: list[tuple[int, int]] = []
     counted = coalesce(outer).leaves
     for size, step in counted[:-1]:
         if extent > 1 and stride % size and size % stride and (extent - 1) * stride >= size:
             raise LayoutError(
-                f"{said}: stride {stride} and extent {size}, of {coalesce(outer)}, do not divide one another, so no "
+                f"{what}: stride {stride} and extent {size}, of {coalesce(outer)}, do not divide one another, so no "
                 "layout is that function"
             )
         taken = min(max(1, -(-size // stride)), extent)
         if extent % taken:
             raise LayoutError(
-                f"{said}: of extent {extent}, {taken} fit into extent {size} of {coalesce(outer)}, and {taken} does "
+                f"{what}: of extent {extent}, {taken} fit into extent {size} of {coalesce(outer)}, and {taken} does "
                 f"not divide {extent}, so no layout is that function"
             )
         if taken > 1:

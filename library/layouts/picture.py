@@ -142,28 +142,28 @@ def _operand(mma: TiledMma, operand: Operand) -> Grid:
 
 def facts(value: Value) -> dict[str, Any]:
     """What JSON says of a value but for its tables."""
-    said: dict[str, Any] = {"kind": _kind(value), "text": values.text(value)}
+    description: dict[str, Any] = {"kind": _kind(value), "text": values.text(value)}
     match value:
         case Layout():
-            said |= _facts_of(value) | {"cosize": value.cosize}
+            description |= _facts_of(value) | {"cosize": value.cosize}
         case Composed(swizzle, offset, inner):
-            said |= _facts_of(inner) | {"swizzle": [swizzle.bits, swizzle.base, swizzle.shift], "offset": offset}
+            description |= _facts_of(inner) | {"swizzle": [swizzle.bits, swizzle.base, swizzle.shift], "offset": offset}
         case Swizzle(bits, base, shift):
-            said["swizzle"] = [bits, base, shift]
+            description["swizzle"] = [bits, base, shift]
         case MmaAtom():
-            said |= {"shape_mnk": value.shape_mnk, "thread_ids": str(value.thread_ids)}
-            said |= {"layouts": {"A": str(value.a), "B": str(value.b), "C": str(value.c)}}
+            description |= {"shape_mnk": value.shape_mnk, "thread_ids": str(value.thread_ids)}
+            description |= {"layouts": {"A": str(value.a), "B": str(value.b), "C": str(value.c)}}
         case TiledMma():
-            said |= {"atom": value.atom.name, "shape_mnk": value.shape_mnk, "threads": str(value.threads)}
-            said |= {"layouts": {operand: str(value.thread_values(operand)) for operand in MODES}}
-            said["permutations"] = [None if mode is None else str(as_layout(mode)) for mode in value.tile]
+            description |= {"atom": value.atom.name, "shape_mnk": value.shape_mnk, "threads": str(value.threads)}
+            description |= {"layouts": {operand: str(value.thread_values(operand)) for operand in MODES}}
+            description["permutations"] = [None if mode is None else str(as_layout(mode)) for mode in value.tile]
         case CopyAtom():
-            said |= {"bits": value.bits, "layouts": {"source": str(value.source), "target": str(value.target)}}
+            description |= {"bits": value.bits, "layouts": {"source": str(value.source), "target": str(value.target)}}
         case ThreadValues():
-            said |= {"layout": str(value.layout), "tile": value.shape}
+            description |= {"layout": str(value.layout), "tile": value.shape}
         case _:
-            said["value"] = cast("Any", value)
-    return said
+            description["value"] = cast("Any", value)
+    return description
 
 
 def _kind(value: Value) -> str:

@@ -132,9 +132,9 @@ class _Parser:
 
     def expect(self, mark: str, opened: _Token) -> None:
         if not self.take(mark):
-            said = self.next.text or "the end"
+            text = self.next.text or "the end"
             raise LayoutError(
-                f"{said!r} where {mark!r} or ',' belongs: {opened.text!r} at column {opened.column + 1} is still open",
+                f"{text!r} where {mark!r} or ',' belongs: {opened.text!r} at column {opened.column + 1} is still open",
                 self.next.column,
             )
 
@@ -185,8 +185,8 @@ class _Parser:
             items = self.listed(token, ")")
             one = items[0] if len(items) == 1 else None
             return one if isinstance(one, Pair | Call | Composition | Name) else Tuple(items, token.column)
-        said = f"{token.text!r} is in the place of" if token.text else "the text ends before"
-        raise LayoutError(f"{said} a layout, as in (4,2):(2,1), an integer, a tuple or a name", token.column)
+        subject = f"{token.text!r} is in the place of" if token.text else "the text ends before"
+        raise LayoutError(f"{subject} a layout, as in (4,2):(2,1), an integer, a tuple or a name", token.column)
 
 
 def parse(text: str) -> Node:

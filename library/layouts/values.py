@@ -47,7 +47,7 @@ Kind: TypeAlias = Literal[
 ]
 """What a parameter takes: ``swizzled`` is a layout with or without a swizzle, ``outer`` that or a swizzle alone."""
 
-_SAID: dict[Kind, str] = {
+_KINDS_IN_WORDS: dict[Kind, str] = {
     "integer": "an integer",
     "integers": "an integer or a tuple of integers, as (4,(2,2))",
     "coordinate": "a coordinate: an integer or a tuple of integers",
@@ -100,13 +100,13 @@ def checked(value: Value, kind: Kind, parameter: str) -> Any:
     if fits[kind]:
         return value
     hint = ""
-    if "layout" in _SAID[kind] and is_ints(value):
+    if "layout" in _KINDS_IN_WORDS[kind] and is_ints(value):
         hint = f", did you mean make_layout({text(value)})?"
     elif kind == "layout" and isinstance(value, Composed):
         hint = ": this one has no result behind a swizzle"
     elif kind == "atom" and isinstance(value, TiledMma):
         hint = ", did you mean get_layoutC_TV and its like, which take tiled MMAs?"
-    raise LayoutError(f"{parameter} is {_SAID[kind]}, and {text(value)} is none{hint}")
+    raise LayoutError(f"{parameter} is {_KINDS_IN_WORDS[kind]}, and {text(value)} is none{hint}")
 
 
 def as_shape(value: IntTuple) -> IntTuple:

@@ -101,11 +101,11 @@ def _schedulers() -> Iterable[Row]:
 
 
 def _legal_values(
-    names: Sequence[str], given: Mapping[str, Value] | None = None, known: Fields | None = None
+    names: Sequence[str], given: Mapping[str, Value] | None = None, example_before: Fields | None = None
 ) -> Iterable[dict[str, Value]]:
     """Every combination of values of some fields that some legal config has, beside what is ``given``.
 
-    ``known`` is one such config.
+    ``example_before`` is one such config.
     """
     given = given or {}
     if not names:
@@ -113,10 +113,12 @@ def _legal_values(
         return
     name, *rest = names
     for value in DOMAINS[name]:
-        wanted = {**given, name: value}
-        found = known if known is not None and known[name] == value else any_legal(wanted)
-        if found is not None:
-            for others in _legal_values(rest, wanted, found):
+        constraints = {**given, name: value}
+        example = (
+            example_before if example_before is not None and example_before[name] == value else any_legal(constraints)
+        )
+        if example is not None:
+            for others in _legal_values(rest, constraints, example):
                 yield {name: value, **others}
 
 

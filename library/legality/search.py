@@ -50,51 +50,54 @@ _WHOLE: Mapping[str, tuple[Value, ...]] = {
 }
 """All values of each field."""
 
-Given: TypeAlias = Mapping[str, Value | tuple[Value, ...]]
+Constraints: TypeAlias = Mapping[str, Value | tuple[Value, ...]]
 """What some fields must be: one value, or one of several."""
 
 
-def any_legal(given: Given, rules: Sequence[Rule] = RULES) -> Fields | None:
-    """The first config with what is given that keeps the rules; None where there is none."""
-    return _Search(_concerning(rules, given), None).solve(given)
+def any_legal(constraints: Constraints, rules: Sequence[Rule] = RULES) -> Fields | None:
+    """The first config that meets constraints and keeps the rules; None where there is none."""
+    return _Search(_concerning(rules, constraints), None).solve(constraints)
 
 
-def draw_legal(generator: random.Random, given: Given) -> Fields | None:
-    """A random legal config with what is given; None where there is none, or the search has given up.
+def draw_legal(generator: random.Random, constraints: Constraints) -> Fields | None:
+    """A random legal config that meets constraints; None where there is none, or the search has given up.
 
     Each field in turn is drawn evenly from the values that leave a legal config: formats are even, whatever number of
     tiles each has.
     """
-    rules = _concerning(RULES, given)
-    attempts = (_Search(rules, generator, STEPS // RESTARTS).solve(given) for _ in range(RESTARTS))
+    rules = _concerning(RULES, constraints)
+    attempts = (_Search(rules, generator, STEPS // RESTARTS).solve(constraints) for _ in range(RESTARTS))
     return next((fields for fields in attempts if fields is not None), None)
 
 
-def obstacle(given: Given) -> Rule | None:
-    """The rule without which there would be a config with what is given; None where there is one already.
+def obstacle(constraints: Constraints) -> Rule | None:
+    """The rule without which there would be a config that meets constraints; None where there is one already.
 
     Of several that forbid it, the first that suffices; where no single one does, the first of those that together do.
     """
-    fixed = {name: value for name, value in given.items() if not isinstance(value, tuple)}
+    fixed = {name: value for name, value in constraints.items() if not isinstance(value, tuple)}
     for rule in RULES:
         if all(name in fixed for name in rule.fields) and not rule.allows(ConfigView(fixed)):
             return rule
-    search = _Search(_concerning(RULES, given), None)
-    if search.solve(given) is not None:
+    search = _Search(_concerning(RULES, constraints), None)
+    if search.solve(constraints) is not None:
         return None
     for rule in RULES:
         # Without one that struck out nothing, the search would go the same way.
-        if rule in search.refused and any_legal(given, [other for other in RULES if other is not rule]) is not None:
+        if (
+            rule in search.refused
+            and any_legal(constraints, [other for other in RULES if other is not rule]) is not None
+        ):
             return rule
     for count, rule in enumerate(RULES, 1):
-        if any_legal(given, RULES[count:]) is not None:
+        if any_legal(constraints, RULES[count:]) is not None:
             return rule
-    raise ValueError(f"no config has {dict(given)}, whatever the rules")
+    raise ValueError(f"no config has {dict(constraints)}, whatever the rules")
 
 
-def _concerning(rules: Sequence[Rule], given: Given) -> Sequence[Rule]:
-    """The rules that may refuse a config with what is given."""
-    schedule = given.get("schedule")
+def _concerning(rules: Sequence[Rule], constraints: Constraints) -> Sequence[Rule]:
+    """The rules that may refuse a config that meets constraints."""
+    schedule = constraints.get("schedule")
     return [rule for rule in rules if rule.concerns(schedule)] if isinstance(schedule, str) else rules
 
 
@@ -128,25 +131,25 @@ class _Search:
             if len(names) == 1:
                 self._strike(rule, name, {}, self._domains)
 
-    def solve(self, given: Given) -> Fields | None:
-        """A config with what is given, in the order of the names; None if there is none or it takes too long."""
-        found: dict[str, Value] = {}
+    def solve(self, constraints: Constraints) -> Fields | None:
+        """A config that meets constraints, in the order of the names; None if there is none or it takes too long."""
+        decided: dict[str, Value] = {}
         domains = dict(self._domains)
-        fixed = {name: value for name, value in given.items() if not isinstance(value, tuple)}
-        for name, values in given.items():
+        fixed = {name: value for name, value in constraints.items() if not isinstance(value, tuple)}
+        for name, values in constraints.items():
             if isinstance(values, tuple):
                 domains[name] = tuple(value for value in domains[name] if value in values)
         for name, value in fixed.items():
-            found[name] = value
-            narrowed = self._narrowed(found, domains, name)
+            decided[name] = value
+            narrowed = self._narrowed(decided, domains, name)
             if narrowed is None:
                 return None
             domains = narrowed
-        if not self._extend(found, domains, [name for name in ORDER if name not in fixed]):
+        if not self._extend(decided, domains, [name for name in ORDER if name not in fixed]):
             return None
-        return {name: found[name] for name in FIELD_NAMES}
+        return {name: decided[name] for name in FIELD_NAMES}
 
-    def _extend(self, found: dict[str, Value], domains: _Domains, names: Sequence[str]) -> bool:
+    def _extend(self, decided: dict[str, Value], domains: _Domains, names: Sequence[str]) -> bool:
         if not names:
             return True
         # What contradictions were about first, so that the next one shows before anything else is tried.
@@ -156,11 +159,11 @@ class _Search:
             self._steps -= 1
             if self._steps < 0:
                 break
-            found[name] = value
-            narrowed = self._narrowed(found, domains, name)
-            if narrowed is not None and self._extend(found, narrowed, rest):
+            decided[name] = value
+            narrowed = self._narrowed(decided, domains, name)
+            if narrowed is not None and self._extend(decided, narrowed, rest):
                 return True
-            del found[name]
+            del decided[name]
         return False
 
     def _ordered(self, name: str, values: tuple[Value, ...]) -> Sequence[Value]:
@@ -171,18 +174,18 @@ class _Search:
             shuffled.sort(key=lambda value: value != "none")
         return shuffled
 
-    def _narrowed(self, found: Fields, domains: _Domains, name: str) -> _Domains | None:
+    def _narrowed(self, decided: Fields, domains: _Domains, name: str) -> _Domains | None:
         """The domains without what a rule refuses now that ``name`` is decided; None where nothing is left of one."""
         narrowed = dict(domains)
         for rule, names in self._rules_of[name]:
-            undecided = names.difference(found)
+            undecided = names.difference(decided)
             if len(undecided) > 1:
                 continue
             if undecided:
                 (other,) = undecided
-                self._strike(rule, other, found, narrowed)
+                self._strike(rule, other, decided, narrowed)
                 possible = bool(narrowed[other])
-            elif not (possible := rule.allows(ConfigView(found))):
+            elif not (possible := rule.allows(ConfigView(decided))):
                 self.refused.add(rule)
             if not possible:
                 for other in names:
@@ -190,9 +193,9 @@ class _Search:
                 return None
         return narrowed
 
-    def _strike(self, rule: Rule, name: str, found: Fields, domains: _Domains) -> None:
+    def _strike(self, rule: Rule, name: str, decided: Fields, domains: _Domains) -> None:
         """Strikes out the values that a rule refuses of its last undecided field."""
-        allowed = _allowed(rule, name, tuple(map(found.get, rule.fields)))
+        allowed = _allowed(rule, name, tuple(map(decided.get, rule.fields)))
         if not allowed.issuperset(domains[name]):
             self.refused.add(rule)
             domains[name] = tuple(value for value in domains[name] if value in allowed)

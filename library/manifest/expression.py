@@ -80,8 +80,8 @@ def parse(text: str) -> tuple[Expression, ...]:
             body = ast.parse(text.strip().replace("\n", " "), mode="eval").body
         terms: list[Expression] = []
         for term in body.values if isinstance(body, ast.BoolOp) and isinstance(body.op, ast.And) else [body]:
-            own = _compile(text, term, offset)
-            terms.append(replace(own, check=guarded(own.check, [earlier.check for earlier in terms])))
+            expression = _compile(text, term, offset)
+            terms.append(replace(expression, check=guarded(expression.check, [earlier.check for earlier in terms])))
         return tuple(terms)
     except SyntaxError as error:
         raise ExpressionError(error.msg, offset + error.offset - 1 if error.offset else len(text)) from None
@@ -170,7 +170,7 @@ class _Compiler:
         compare = _COMPARE[type(op)]
         return lambda f: compare(left_value(f), right_value(f))
 
-    def membership(self, left: ast.expr, right: ast.expr, wanted: bool) -> Callable[[GemmConfig], bool]:
+    def membership(self, left: ast.expr, right: ast.expr, is_member: bool) -> Callable[[GemmConfig], bool]:
         if not isinstance(right, ast.List | ast.Tuple) or not right.elts:
             raise self.error(right, "`in` takes a list of values, as in `tile.m in [64, 128]`")
         left_type, left_value = self.value(left)
@@ -185,7 +185,7 @@ class _Compiler:
             self.check_word(left, element)
             self.check_word(element, left)
             values.append(element_value)
-        return lambda f: any(left_value(f) == value(f) for value in values) is wanted
+        return lambda f: any(left_value(f) == value(f) for value in values) is is_member
 
     def value(self, node: ast.expr) -> tuple[Type, Callable[[GemmConfig], Value]]:
         match node:

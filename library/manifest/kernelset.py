@@ -135,16 +135,16 @@ class KernelSet:
             _Chosen(candidates, Preset("", others, choice.alternatives), sets[:index])
             for index, (candidates, others) in enumerate(left)
         ]
-        for own in _with_small_ones_together(chosen):
-            candidates = own.candidates
+        for chosen_set in _with_small_ones_together(chosen):
+            candidates = chosen_set.candidates
             for cells in candidates.grid.blocks():
-                mask = own.filtered(cells)
+                mask = chosen_set.filtered(cells)
                 if not mask.any():
                     continue
                 if legal:
                     for _, table in candidates.rules:
                         mask &= table.over(cells)
-                mask &= ~own.repeated(cells)
+                mask &= ~chosen_set.repeated(cells)
                 for fields in candidates.grid.candidates(cells, mask):
                     empty = False
                     yield config_of(fields)
@@ -208,12 +208,12 @@ class KernelSet:
 
 def _with_small_ones_together(sets: Sequence[_Chosen]) -> Iterator[_Chosen]:
     """Sets in order, of which those with few cells that follow each other are one."""
-    for is_small, run in itertools.groupby(sets, lambda own: own.candidates.grid.size <= SMALL):
+    for is_small, run in itertools.groupby(sets, lambda chosen_set: chosen_set.candidates.grid.size <= SMALL):
         if not is_small:
             yield from run
             continue
         first, *others = run
-        if rows := dict.fromkeys(row for own in (first, *others) for row in own.rows()):
+        if rows := dict.fromkeys(row for chosen_set in (first, *others) for row in chosen_set.rows()):
             together = _with_stages(first.candidates.grid.names, rows)
             yield _Chosen(Candidates(together, ()), Preset(), first.before)
 

@@ -48,9 +48,9 @@ def _types(mappings: tuple[object, ...], operand: str) -> set[object]:
     found: set[object] = set()
     for mapping in mappings:
         choices = _listed(mapping.get(operand)) if isinstance(mapping, dict) else []
-        said = [_listed(choice.get("dtype")) if isinstance(choice, dict) else [] for choice in choices]
-        found.update(dtype for types in said for dtype in types if isinstance(dtype, str))
-        if said and all(said):
+        types_of_choices = [_listed(choice.get("dtype")) if isinstance(choice, dict) else [] for choice in choices]
+        found.update(dtype for types in types_of_choices for dtype in types if isinstance(dtype, str))
+        if types_of_choices and all(types_of_choices):
             break
     return found
 
@@ -223,17 +223,17 @@ def _candidates(source: _Source, legal: bool) -> Iterator[Candidates]:
         return
     try:
         heads = [ancestor.head.defaults for ancestor in lineage]
-        defaults = reduce(lambda general, own: resolve.merged(own, general), heads, resolve.BASE)
+        defaults = reduce(lambda general, written: resolve.merged(written, general), heads, resolve.BASE)
     except resolve.TooManyError as error:
         document.fault(("defaults",), str(error))
         return
     for depth, ancestor in enumerate(lineage):
         outer = tuple(p for heir in lineage[depth:] for p in resolve.filters(heir.head.where))
-        for index, own in ancestor.sets.items():
+        for index, written in ancestor.sets.items():
             at: Location = ("sets", index) if ancestor is source else ("extends",)
             which = "" if ancestor is source else f"sets[{index}] of {ancestor.document.path.name}: "
             try:
-                spec = resolve.merged(own, defaults)
+                spec = resolve.merged(written, defaults)
             except resolve.TooManyError as error:
                 document.fault(at, f"{which}{error}")
                 continue
@@ -246,7 +246,7 @@ def _candidates(source: _Source, legal: bool) -> Iterator[Candidates]:
             if says := resolve.contradiction(spec):
                 document.fault(_place_of_key(document, at, "epilogue"), f"{which}{says}")
                 continue
-            parts = [Candidates(grid, resolve.filters(own.where)) for grid in resolve.grids(spec)]
+            parts = [Candidates(grid, resolve.filters(written.where)) for grid in resolve.grids(spec)]
             whole = [Candidates(part.grid, (*part.where, *outer)) for part in parts] if outer else parts
             if ancestor is not source:
                 yield from whole

@@ -56,14 +56,14 @@ def merged(specific: SetSpec, general: SetSpec) -> SetSpec:
     """``specific``, and what it leaves open from ``general``, leaf by leaf; TooManyError before that is too much."""
     parts = {}
     for name in GROUPS:
-        own, other = specific[name], general[name]
-        if own and other and len(own) * len(other) > MAX_VALUES:
-            raise TooManyError(f"{len(own):,} choices of {name} and {len(other):,} defaults; {_MOST}")
-        parts[name] = other if own is None else own if other is None else _filled(own, other)
+        choices, defaults = specific[name], general[name]
+        if choices and defaults and len(choices) * len(defaults) > MAX_VALUES:
+            raise TooManyError(f"{len(choices):,} choices of {name} and {len(defaults):,} defaults; {_MOST}")
+        parts[name] = defaults if choices is None else choices if defaults is None else _filled(choices, defaults)
     return specific.model_copy(update=parts)
 
 
-def _filled(own: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
+def _filled(choices: tuple[Any, ...], defaults: tuple[Any, ...]) -> tuple[Any, ...]:
     def fill(item: Any, default: Any) -> Any:
         if not isinstance(item, Choices) or not isinstance(default, Choices):
             return item
@@ -71,7 +71,7 @@ def _filled(own: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
         given = {leaf: values for leaf in open_leaves if (values := default[leaf]) is not None}
         return item.model_copy(update=given) if given else item
 
-    return tuple(dict.fromkeys(fill(item, default) for item in own for default in other))
+    return tuple(dict.fromkeys(fill(item, default) for item in choices for default in defaults))
 
 
 def missing(spec: SetSpec) -> list[str]:

@@ -29,7 +29,7 @@ from gemmill.library.epilogues.parse import canonical
 from gemmill.library.errors import ConfigError, GemmillError
 from gemmill.library.legality import coverage
 from gemmill.library.legality.rules import DOMAINS, legal
-from gemmill.library.legality.search import Given, any_legal, draw_legal
+from gemmill.library.legality.search import Constraints, any_legal, draw_legal
 from gemmill.library.problem import is_mixed
 from gemmill.runtime.compile.pool import compile_many
 from gemmill.runtime.compile.toolchain import Toolchain
@@ -62,7 +62,7 @@ EXPRESSIONS = (
 )
 
 
-def expressive_configs(generator: random.Random, fixed: Given | None = None) -> Iterator[GemmConfig]:
+def expressive_configs(generator: random.Random, fixed: Constraints | None = None) -> Iterator[GemmConfig]:
     """Different legal configs at random, without end, each with one of :data:`EXPRESSIONS` for its epilogue."""
     for config in legal_configs(generator, fixed):
         changed = replace(config, epilogue=canonical(generator.choice(EXPRESSIONS)))
@@ -70,7 +70,7 @@ def expressive_configs(generator: random.Random, fixed: Given | None = None) -> 
             yield changed
 
 
-def legal_configs(generator: random.Random, fixed: Given | None = None) -> Iterator[GemmConfig]:
+def legal_configs(generator: random.Random, fixed: Constraints | None = None) -> Iterator[GemmConfig]:
     """Different legal configs at random, without end."""
     seen: set[GemmConfig] = set()
     while True:
