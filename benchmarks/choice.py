@@ -1,8 +1,8 @@
 """Host time of a choice: of problems that nobody measured, of mixed types, and the first of a fresh process.
 
 Needs neither a GPU nor PyTorch. ``warm``: rows drawn at random, with the weights of language models in bf16, after 50
-others. ``mixed``: 400 problems of all types and some layouts, in one process whose kernel sets were expanded before by
-another; the first of each type makes its table. ``fresh``: the first choice of a process, imports included.
+others. ``mixed``: 400 problems of all types and some layouts; the first of each type reads its kernels and their table
+from the store, which has those of all problems. ``fresh``: the first choice of a process, imports included.
 
 Reproduces docs/performance/selection.md, "Time of a choice".
 """
@@ -46,7 +46,7 @@ def main() -> None:
         for _ in range(400)
     ]
     expanding = gemmill.Registry(gpu=arguments.gpu)
-    for problem in mixed:  # the store has the names of all sets from here on
+    for problem in (*mixed, *warm):  # the store has the names and tables of all from here on
         expanding.select(problem)
     samples = {
         "warm, nobody measured": _times(gemmill.Registry(gpu=arguments.gpu), warm)[50:],
