@@ -19,8 +19,8 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 BEGIN, END = "<!-- fields: made by python -m gemmill.library.config.fields_page -->\n", "<!-- end of fields -->\n"
 """What stands around the table of keys in ``docs/manifests.md``."""
 UNUSUAL = {
-    "Block scales, promotion, groups": "sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_bf16n16_128x128x128_1x2_pingpong"
-    "_s4_m8grouped_k1_linear",
+    "Block scales, two-level accumulation, groups": "sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_bf16n16"
+    "_128x128x128_1x2_pingpong_s4_m8grouped_k1_linear",
     "Split-K, C, an epilogue": "sm90a_bf16k16_bf16mn16_f32_bf16n16_bf16n16_128x256x64_2x1_cooperative_s4_n4_splitk"
     "_xdEreluPaccAbiasDbf16BnJAcQ",
 }
