@@ -53,8 +53,6 @@ class FeatureTable:
     """(2, kernels): which extents of a problem a kernel has as its M and its N: 0 for M, 1 for N."""
     is_fitted: Bools
     """Whether the network corrects the kernel's time."""
-    aligns: Integers
-    """(kernels, 4): alignments in bytes of A, B, C and D that a problem must have for each kernel."""
     columns: Columns
     """Figures of all kernels, nanoseconds and bytes."""
     parts: Sequence[tuple[Family, slice, Columns]]
@@ -75,19 +73,19 @@ class FeatureTable:
         kernels, configs, swapped = zip(*sorted(entries, key=lambda entry: order.index(entry[1].family)), strict=True)
         swap_ab = np.array(swapped, np.bool_)
         columns = _columns(kernels, configs, swap_ab, gpu)
-        aligns = np.array([least_aligns(config) for config in configs])
+        aligns = np.array([least_aligns(config) for config in configs])  # (kernels, 4): of A, B, C and D, in bytes
         aligns[swap_ab] = aligns[swap_ab][:, [1, 0, 2, 3]]
         families = [FAMILIES[config.family] for config in configs]
         is_fitted = np.array([family.is_fitted(config) for family, config in zip(families, configs, strict=True)])
         inputs = _inputs(configs, columns)
-        columns["all_fitted"] = bool(is_fitted.all())
+        columns |= {"all_fitted": bool(is_fitted.all()), "aligns": aligns}
         parts = []
         for family in FAMILIES.values():
             if own := [i for i, other in enumerate(families) if other is family]:
                 members = slice(own[0], own[-1] + 1)
                 made = family.columns([configs[i] for i in own], swap_ab[members], _part_of(columns, members), gpu)
                 parts.append((family, members, made))
-        return cls.of_columns(kernels, swap_ab, is_fitted, aligns, inputs, columns, parts, gpu, network)
+        return cls.of_columns(kernels, swap_ab, is_fitted, inputs, columns, parts, gpu, network)
 
     @classmethod
     def of_columns(
@@ -95,7 +93,6 @@ class FeatureTable:
         kernels: tuple[SlicedKernel, ...],
         swap_ab: Bools,
         is_fitted: Bools,
-        aligns: Integers,
         inputs: Floats,
         columns: Columns,
         parts: Sequence[tuple[Family, slice, Columns]],
@@ -105,7 +102,7 @@ class FeatureTable:
         """The table of what was read from configs."""
         side = np.stack([swap_ab, ~swap_ab]).astype(np.int64)
         hidden = None if network is None else of_kernels(network, inputs)
-        return cls(kernels, swap_ab, side, is_fitted, aligns, columns, parts, inputs, network, hidden, gpu)
+        return cls(kernels, swap_ab, side, is_fitted, columns, parts, inputs, network, hidden, gpu)
 
     def config(self, index: int) -> GemmConfig:
         """The config of a kernel."""
@@ -117,7 +114,7 @@ class FeatureTable:
         offered = problem.a_align, problem.b_align, problem.c_align, problem.d_align
         if sm_count is None and min(offered) >= TMA_ALIGN:  # no kernel needs more
             return None
-        serves = (self.aligns <= offered).all(axis=1)
+        serves = (self.columns["aligns"] <= offered).all(axis=1)
         if sm_count is not None:
             serves &= ~self.realigned(problem).any(axis=0)
             serves &= (self.columns["ctas"] <= sm_count) & (self.columns["second_ns"] == 0)

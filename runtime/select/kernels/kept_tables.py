@@ -28,7 +28,7 @@ from gemmill.runtime.select.cost.table import FeatureTable
 if TYPE_CHECKING:
     from gemmill.runtime.storage.store import Store
 
-_ARRAYS = "swap_ab", "is_fitted", "aligns", "inputs"
+_ARRAYS = "swap_ab", "is_fitted", "inputs"
 """Members of a table that are an array each."""
 
 
