@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import pytest
@@ -276,8 +275,9 @@ def test_the_key_changes_with_everything_that_decides_the_cubin(source: EmittedS
     launch = replace(source.launch, shared_bytes=1)
     assert key != compiler.key(replace(source, launch=launch), config)
     for piece in ("nvrtc", "cutlass", "cccl", "cudart"):
-        version: dict[str, Any] = {f"{piece}_version": "0.0.1"}
-        other = Compiler(replace(compiler.toolchain, **version))
+        pieces = compiler.toolchain.pieces
+        others = {**pieces, piece: pieces[piece]._replace(version="0.0.1")}
+        other = Compiler(replace(compiler.toolchain, pieces=others))
         assert key != other.key(source, config), piece
 
 
