@@ -8,7 +8,10 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 
 
 def parser_of(description: str | None, rounds: int | None = None) -> ArgumentParser:
@@ -37,12 +40,12 @@ def in_turn(launches: Sequence[Callable[[], object]]) -> Callable[[int], None]:
     return launch
 
 
-def launch_of(problem: Any, operands: Sequence[Any], kernel: str, registry: Any) -> Callable[[int], None]:
-    """A launch of a kernel on each operand set."""
+def launch_of(problem: Any, operands: Sequence[Any], kernel: SlicedKernel, registry: Any) -> Callable[[int], None]:
+    """A launch of a kernel, in its slices of K, on each operand set."""
     from gemmill.profiler.measure.operands import natural_alpha, plan_options
     from gemmill.runtime.api.matmul import plan
 
-    options = {"alpha": natural_alpha(problem), "registry": registry, "kernel": kernel}
+    options = {"alpha": natural_alpha(problem), "registry": registry, "kernel": kernel.name, "slices": kernel.slices}
     return in_turn([plan(x.a, x.b, out=x.d, **options, **plan_options(problem, x)) for x in operands])
 
 

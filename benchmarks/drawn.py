@@ -42,14 +42,14 @@ def main() -> None:
     record, registry = Record("drawn", arguments, seed=arguments.seed), Registry()
     for dtype in arguments.types:
         problems = [*drawn(dtype, arguments.problems, arguments.seed)]
-        names = {problem: registry.select(problem, objective="burst").name for problem in problems}
-        registry.warm([*{*names.values()}])  # in parallel
+        kernels = {problem: registry.select(problem, objective="burst").kernel for problem in problems}
+        registry.warm([*{kernel.name for kernel in kernels.values()}])  # in parallel
         end = time.monotonic() + arguments.budget
         rows: list[dict[str, Any]] = []
         for problem in problems:
             if time.monotonic() > end:
                 break
-            if row := measure(problem, names[problem], registry, arguments.rounds):
+            if row := measure(problem, kernels[problem], registry, arguments.rounds):
                 rows.append(row)
                 record.add(row)
         show(dtype, len(problems), rows)
@@ -83,7 +83,7 @@ def drawn(dtype: str, count: int, seed: int) -> Iterator[Any]:
             yield problem
 
 
-def measure(problem: Any, name: str, registry: Any, rounds: int) -> dict[str, Any] | None:
+def measure(problem: Any, kernel: Any, registry: Any, rounds: int) -> dict[str, Any] | None:
     """What is selected and the baselines on one problem; None where there is no baseline."""
     import torch
     from benchmarks.common import baseline_graphs, check, launch_of, ratios
@@ -94,7 +94,8 @@ def measure(problem: Any, name: str, registry: Any, rounds: int) -> dict[str, An
     operands = make_operands(problem, 0)
     sets, count = len(operands), launches_per_replay(problem, len(operands))
     stream = torch.cuda.Stream()
-    graphs = {name: capture(launch_of(problem, operands, name, registry), sets, count, stream)}
+    name = str(kernel)
+    graphs = {name: capture(launch_of(problem, operands, kernel, registry), sets, count, stream)}
     ours = operands[0].d.clone()
     graphs |= baseline_graphs(problem, operands, count, stream)
     if len(graphs) == 1:

@@ -58,11 +58,11 @@ def main() -> None:
         for dtype in arguments.types
     }
     choices = {
-        problem: {name: registry.select(problem, objective=name).name for name in arguments.objectives}
+        problem: {name: registry.select(problem, objective=name).kernel for name in arguments.objectives}
         for own in problems.values()
         for problem in own
     }
-    registry.warm([*{name for own in choices.values() for name in own.values()}])  # in parallel
+    registry.warm([*{kernel.name for own in choices.values() for kernel in own.values()}])  # in parallel
     for dtype, own in problems.items():
         rows: list[dict[str, Any]] = []
         for problem in own:
@@ -114,7 +114,7 @@ def layer(dtype: str, kind: str, tokens: int, n: int, k: int) -> Any:
 
 
 def measure(
-    problem: Any, names: Mapping[str, str], registry: Any, arguments: argparse.Namespace, telemetry: Any
+    problem: Any, kernels: Mapping[str, Any], registry: Any, arguments: argparse.Namespace, telemetry: Any
 ) -> dict[str, Any]:
     """All candidates on one problem: the kernels by objective, once where they are the same, and cuBLAS."""
     import torch
@@ -126,7 +126,9 @@ def measure(
 
     operands = make_operands(problem, 0)
     sets, count = len(operands), launches_per_replay(problem, len(operands))
-    launches = {name: launch_of(problem, operands, name, registry) for name in dict.fromkeys(names.values())}
+    launches = {
+        str(kernel): launch_of(problem, operands, kernel, registry) for kernel in dict.fromkeys(kernels.values())
+    }
     stream = torch.cuda.Stream()
     if not (baselines := baseline_graphs(problem, operands, count, stream)):
         sys.exit(f"{problem}: there is nothing to compare with; scales in blocks need gemmill's extra cublaslt")
@@ -140,7 +142,10 @@ def measure(
         "us": {name: values for name, (values, _) in found.items()},
         "watts": {name: reading.watts for name, (_, reading) in found.items()},
         "mhz": {name: reading.sm_mhz for name, (_, reading) in found.items()},
-        "selected": {who: compared(found[best], found[name]) | {"kernel": name} for who, name in names.items()},
+        "selected": {
+            objective: compared(found[best], found[str(kernel)]) | {"kernel": str(kernel)}
+            for objective, kernel in kernels.items()
+        },
     }
 
 

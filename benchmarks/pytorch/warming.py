@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gemmill
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.runtime.api import caches, prepare
 from gemmill.runtime.torch.launches import AT_KERNEL
 from gemmill.runtime.torch.operators import LIBRARY, OPERATORS, _adapted, _positional, register_kernels
@@ -52,8 +53,8 @@ class Needed(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
 def _noting(names: set[str]) -> Iterator[None]:
     """Have a call name its kernel in place of loading it. What we do not serve is left to who falls back."""
 
-    def found(_: Any, name: str, *__: Any) -> Any:
-        names.add(name)
+    def found(_: Any, chosen: SlicedKernel, *__: Any) -> Any:
+        names.add(chosen.name)
         raise _Found
 
     loads, patched = prepare._load, vars(prepare)
