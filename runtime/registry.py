@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -256,14 +256,14 @@ class Registry:
     def _selector_of(self, types: Collection[str], configs: Mapping[str, GemmConfig]) -> Selector:
         """A selector over the kernels with A and B of some types: packs alone run as they are, of manifests there may
         be others."""
-        kept = None
+        keep = None
         if self._ships:
-            from gemmill.runtime.select.kernels.kept_tables import KeptTables
+            from gemmill.runtime.select.kernels.kept_tables import kept_table
             from gemmill.runtime.storage.declared_kernels import origin
 
-            kept = KeptTables(self.store, origin(), types, self.gpu)
+            keep = partial(kept_table, self.store, origin(), types, self.gpu)
         varies = self._ships or bool(self.kernel_sets)
-        return Selector(configs, self.gpu, self._decisions, varies=varies, kept=kept)
+        return Selector(configs, self.gpu, self._decisions, varies=varies, keep=keep)
 
     def get(self, kernel: str | GemmConfig) -> Artifact:
         """A compiled kernel, by name or config: loaded before, from a pack, the store or the remote, or compiled

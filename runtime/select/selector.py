@@ -24,13 +24,12 @@ from gemmill.runtime.select.cost.table import FeatureTable
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.gpus import with_at_most
 from gemmill.runtime.select.kernels.faults import is_swapped, runs_transposed
-from gemmill.runtime.select.kernels.tables import Kernels
+from gemmill.runtime.select.kernels.tables import Keep, Kernels
 from gemmill.runtime.select.measured_rows import MeasuredRows, Times
 from gemmill.runtime.select.model_file import model_of
 
 if TYPE_CHECKING:
     from gemmill.runtime.select.cost.arrays import Columns, Floats, Integers
-    from gemmill.runtime.select.kernels.kept_tables import KeptTables
 
 _Times = tuple["FeatureTable", "Integers | None", "Floats"]
 """A table, those of its kernels that count, None for all, and microseconds of each."""
@@ -55,7 +54,7 @@ class Selector:
         varies: whether kernels of the set may also be taken with the epilogue of a problem, and with other types,
             which some kernel of it has, be it for other majors: C and D as requested, A and B in place of compatible
             types. Whoever does so must be able to compile them.
-        kept: the tables of the kernels, where a store has them.
+        keep: keeps tables of the kernels in a store; None: all are made.
     """
 
     def __init__(
@@ -65,14 +64,14 @@ class Selector:
         decisions: Iterable[Decision] = (),
         *,
         varies: bool = False,
-        kept: KeptTables | None = None,
+        keep: Keep | None = None,
     ) -> None:
         self.gpu = gpu
         self.configs = configs
         """The kernels by name."""
         learnt = model_of(gpu.name, gpu.model)
         self._energies = learnt.energies if learnt else {}
-        self._kernels = Kernels(configs, gpu, varies, learnt.network if learnt else None, kept)
+        self._kernels = Kernels(configs, gpu, varies, learnt.network if learnt else None, keep)
         self._measured = MeasuredRows(self._kernels, gpu, learnt, decisions)
         self._times = lru_cache(1)(self._model_times)
         """The last is kept: advice on slow paths begins with it."""

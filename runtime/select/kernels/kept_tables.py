@@ -32,37 +32,40 @@ _ARRAYS = "swap_ab", "is_fitted", "inputs"
 """Members of a table that are an array each."""
 
 
-class KeptTables:
-    """The tables of those kernels that ship and have some types of A and B, on one GPU.
+def kept_table(
+    store: Store,
+    origin: str,
+    types: Collection[str],
+    gpu: Gpu,
+    key: object,
+    network: Network | None,
+    make: Callable[[], FeatureTable | None],
+) -> FeatureTable | None:
+    """A table of kernels that ship: the one that the store has, or what ``make`` makes, which it has from then on.
+    Tables of other manifests, rules or figures, and those that are damaged, are replaced.
 
     Args:
-        store: where they are kept.
+        store: where it is kept.
         origin: digest of what decides which kernels there are.
         types: types of the A and B of the kernels.
         gpu: where the kernels run.
+        key: tells the tables of these types apart.
+        network: what corrects the analytic model of the GPU.
+        make: makes the table; None where there are no such kernels.
     """
+    name = hashlib.sha256(repr((gpu.name, sorted(types), key)).encode()).hexdigest()
 
-    def __init__(self, store: Store, origin: str, types: Collection[str], gpu: Gpu) -> None:
-        self._store, self._origin, self._types, self._gpu = store, origin, sorted(types), gpu
+    def digest(text: str) -> str:
+        return hashlib.sha256("\n".join((origin, _costs(), repr(gpu), text)).encode()).hexdigest()
 
-    def table(
-        self, key: object, network: Network | None, make: Callable[[], FeatureTable | None]
-    ) -> FeatureTable | None:
-        """The table under a key: the one that the store has, or what ``make`` makes, which it has from then on. Tables
-        of other manifests, rules or figures, and those that are damaged, are replaced."""
-        name = hashlib.sha256(repr((self._gpu.name, self._types, key)).encode()).hexdigest()
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            kept = parse(self._store.get_note("tables", name))
-            if kept["digest"] == self._digest(kept["table"]):
-                return _read(parse(kept["table"].encode()), self._gpu, network)
-        table = make()
-        text = json.dumps(_written(table))
-        self._store.put_note("tables", name, json.dumps({"digest": self._digest(text), "table": text}).encode())
-        return table
-
-    def _digest(self, text: str) -> str:
-        """Of a table, and of what decides it."""
-        return hashlib.sha256("\n".join((self._origin, _costs(), repr(self._gpu), text)).encode()).hexdigest()
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        kept = parse(store.get_note("tables", name))
+        if kept["digest"] == digest(kept["table"]):
+            return _read(parse(kept["table"].encode()), gpu, network)
+    table = make()
+    text = json.dumps(_written(table))
+    store.put_note("tables", name, json.dumps({"digest": digest(text), "table": text}).encode())
+    return table
 
 
 @cache

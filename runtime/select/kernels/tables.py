@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,9 +21,8 @@ from gemmill.runtime.select.kernels.faults import is_aligned, refusal
 from gemmill.runtime.select.kernels.formats import Format, check_formats, format_of_problem, serving_formats
 from gemmill.runtime.select.kernels.variations import Variants
 
-if TYPE_CHECKING:
-    from gemmill.runtime.select.kernels.kept_tables import KeptTables
-
+Keep = Callable[[object, Network | None, Callable[[], FeatureTable | None]], FeatureTable | None]
+"""The table under a key: one that is kept, or what a function makes."""
 Found = tuple[FeatureTable, "np.ndarray[tuple[int], np.dtype[np.int64]] | None"]
 """A table, and indices of those of its kernels that serve a problem; None for all."""
 _Families = tuple[FamilyName, ...]
@@ -41,7 +39,7 @@ class Kernels:
         gpu: where; kernels for other compute capabilities are passed over.
         varies: whether kernels may be taken otherwise than they are declared, as :class:`Variants` says.
         network: what corrects the analytic model of the GPU.
-        kept: tables that a store has; None: all are made.
+        keep: keeps tables in a store; None: all are made.
     """
 
     def __init__(
@@ -50,10 +48,10 @@ class Kernels:
         gpu: Gpu,
         varies: bool,
         network: Network | None,
-        kept: KeptTables | None = None,
+        keep: Keep | None = None,
     ) -> None:
         self.configs = configs
-        self._gpu, self._varies, self._network, self._kept = gpu, varies, network, kept
+        self._gpu, self._varies, self._network, self._keep = gpu, varies, network, keep
         self._tables: dict[tuple[Format, bool, _Families], FeatureTable | None] = {}
         """By formats, whether they sum more precisely, and families."""
         self._entries: dict[tuple[Format, bool, FamilyName], list[Entry]] = {}
@@ -113,7 +111,7 @@ class Kernels:
                 if key not in self._tables:  # several threads would make the same
                     check_formats(problem)
                     make = partial(self._table, names, problem, precise)
-                    self._tables[key] = self._kept.table(key, self._network, make) if self._kept else make()
+                    self._tables[key] = self._keep(key, self._network, make) if self._keep else make()
                 if (table := self._tables[key]) is not None:
                     yield table
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 from tests.runtime.select.problems import H200, KERNELS
 
+from gemmill.library.arch import Gpu
 from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.runtime.select.cost.table import FeatureTable
-from gemmill.runtime.select.kernels.kept_tables import KeptTables
+from gemmill.runtime.select.kernels.kept_tables import kept_table
 from gemmill.runtime.select.model_file import model_of
 from gemmill.runtime.storage.store import Store
 
@@ -36,6 +38,10 @@ def refused() -> FeatureTable:
     raise AssertionError("it is not to be made")
 
 
+def kept(folder: Path, make: Callable[[], FeatureTable | None], gpu: Gpu = H200) -> FeatureTable | None:
+    return kept_table(Store(folder), "origin", ("bf16",), gpu, "key", NETWORK, make)
+
+
 def assert_equal(found: Any, expected: Any) -> None:
     if isinstance(expected, dict):
         assert found.keys() == expected.keys()
@@ -52,8 +58,7 @@ def assert_equal(found: Any, expected: Any) -> None:
 
 
 def test_a_table_that_is_kept_equals_the_one_that_was_made(tmp_path: Path) -> None:
-    expected = KeptTables(Store(tmp_path), "origin", ("bf16",), H200).table("key", NETWORK, made)
-    found = KeptTables(Store(tmp_path), "origin", ("bf16",), H200).table("key", NETWORK, refused)
+    expected, found = kept(tmp_path, made), kept(tmp_path, refused)
     assert expected is not None
     assert found is not None
     for field in fields(FeatureTable):
@@ -61,19 +66,17 @@ def test_a_table_that_is_kept_equals_the_one_that_was_made(tmp_path: Path) -> No
 
 
 def test_that_there_are_no_kernels_is_kept(tmp_path: Path) -> None:
-    kept = KeptTables(Store(tmp_path), "origin", ("bf16",), H200)
-    assert kept.table("key", NETWORK, lambda: None) is None
-    assert kept.table("key", NETWORK, refused) is None
+    assert kept(tmp_path, lambda: None) is None
+    assert kept(tmp_path, refused) is None
 
 
 def test_a_table_that_is_damaged_or_of_other_figures_is_made_again(tmp_path: Path) -> None:
-    KeptTables(Store(tmp_path), "origin", ("bf16",), H200).table("key", NETWORK, lambda: None)
-    assert (
-        KeptTables(Store(tmp_path), "origin", ("bf16",), replace(H200, sms=100)).table("key", NETWORK, made) is not None
-    )
+    kept(tmp_path, lambda: None)
+    smaller = replace(H200, sms=100)
+    assert kept(tmp_path, made, smaller) is not None
     [note] = (tmp_path / "tables").iterdir()
     damaged = note.read_bytes().replace(b"128x", b"192x")
     assert damaged != note.read_bytes()
     note.write_bytes(damaged)
     with pytest.raises(AssertionError, match="not to be made"):
-        KeptTables(Store(tmp_path), "origin", ("bf16",), replace(H200, sms=100)).table("key", NETWORK, refused)
+        kept(tmp_path, refused, smaller)
