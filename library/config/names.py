@@ -126,18 +126,24 @@ def is_former(name: str) -> bool:
     return FORMER.search(name) is not None
 
 
-def present_name(name: str) -> tuple[str, int | None]:
-    """A kernel's present name and the slices of K that a former name says, with a warning; any other text as it is."""
+def present_name(name: str, slices: int | None = None) -> tuple[str, int | None]:
+    """A kernel's present name, and the slices of K that are requested, or else those that a former name says, with a
+    warning; any other text as it is. ConfigError where the two differ."""
     if (found := FORMER.search(name)) is None:
-        return name, None
-    former, slices = found[0].strip("_"), int(found[1])
+        return name, slices
+    former, number = found[0].strip("_"), int(found[1])
+    if slices is not None and number not in (1, slices):
+        raise ConfigError(
+            f"slices is {slices}, but {name!r} is a former name that says {number}: leave slices out, or write "
+            f"{SPLIT_K} in place of {former}"
+        )
     warnings.warn(
         f"{former} kernels are replaced by {SPLIT_K} ones, whose slices of K are an argument of the launch (slices=); "
         "the former name is still read",
         RenamedWarning,
         stacklevel=3,
     )
-    return f"{name[: found.start()]}_{SPLIT_K}_{name[found.end() :]}", slices if slices > 1 else None
+    return f"{name[: found.start()]}_{SPLIT_K}_{name[found.end() :]}", number if number > 1 else slices
 
 
 _FORMER_WORDS = (*TABLE["scheduler.decomposition"].field.former_words, SPLIT_K)

@@ -43,12 +43,12 @@ def choose(gemm: Gemm, options: Options, registry: Registry, sm_count: int | Non
 
 def _named(problem: GemmProblem, options: Options, registry: Registry) -> Target:
     """The kernel that a call names, in as many slices of K as the call, or else the model, has."""
-    name, former_slices = present_name(kernel_named(options.kernel))
+    name, requested_slices = present_name(kernel_named(options.kernel), options.slices)
     config = parse_name(plain_name(name))  # which checks a config made by hand as well
     if options.batch_invariant and not sums_in_one_cta(config):
         raise UnsupportedProblemError(
             f"batch_invariant: kernel {kernel_name(config)} shares K between CTAs "
             f"({config.scheduler.decomposition}); name one that does not, or leave out batch_invariant"
         )
-    slices, swap_ab = named_launch(config, options.slices or former_slices, problem, registry.gpu)
+    slices, swap_ab = named_launch(config, requested_slices, problem, registry.gpu)
     return Target(SlicedKernel(name, slices), swap_ab)

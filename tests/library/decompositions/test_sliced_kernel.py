@@ -62,6 +62,13 @@ def test_a_former_name_is_of_the_kernel_that_replaced_its_own(former: str, slice
         assert kernel_name(parse_name(NAME.format(former))) == SPLIT_K
 
 
+def test_a_former_name_and_slices_that_differ_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"slices is 8, but .* is a former name that says 4: leave slices out"):
+        present_name(NAME.format("k4splitk"), 8)
+    with pytest.warns(RenamedWarning):
+        assert present_name(NAME.format("k4splitk"), 4) == present_name(NAME.format("k1anysplit"), 4) == (SPLIT_K, 4)
+
+
 def test_what_was_recorded_with_the_number_in_the_name_is_the_kernel_in_so_many_slices() -> None:
     for name in ("k40splitk", "k40anysplit"):
         assert SlicedKernel.recorded(NAME.format(name)) == SlicedKernel(SPLIT_K, 40)

@@ -90,9 +90,9 @@ class KernelChoice:
         if self.name is not None:
             if self.manifest or self.records or self.tile or self.top != 1:
                 raise typer.BadParameter("--kernel names the kernel: leave out --manifest, --records, --tile and --top")
-            name, former_slices = present_name(self.name)
+            name, requested_slices = present_name(self.name, self.slices)
             config = kernel(name)
-            slices, _ = named_launch(config, self.slices or former_slices, problem, detect())
+            slices, _ = named_launch(config, requested_slices, problem, detect())
             return [SlicedKernel(kernel_name(config), slices)]
         if self.slices is not None:
             raise typer.BadParameter("--slices is of a split-K --kernel, and none is named")
