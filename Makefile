@@ -27,12 +27,12 @@ help:  ## List the commands
 demo: $(VENV)/.demo  ## Show gemmill at work, in under a minute after installation
 	$(BIN)/gemmill demo
 
-# Three tiers. Each test is in one, those of hypothesis in all: with more examples in the last.
+# Three tiers, and pages in a browser. Each test is in one, those of hypothesis in all tiers: with more examples in the last.
 test-fast: lint  ## Check style, types and the tests that take no time: 90 seconds
-	$(PYTEST) -m "not slow and not heavy" --hypothesis-profile brief
+	$(PYTEST) -m "not slow and not heavy and not browser" --hypothesis-profile brief
 
 test: lint  ## Check style, types and tests: 4 minutes on two cores
-	$(PYTEST) -m "not heavy" --hypothesis-profile brief
+	$(PYTEST) -m "not heavy and not browser" --hypothesis-profile brief
 
 test-heavy: $(VENV)/.dev  ## Test more of what `make test` has a sample of
 	$(PYTEST) -m "heavy or hypothesis" --hypothesis-profile gemmill
@@ -51,7 +51,7 @@ test-lowest:  ## Run the tests that take no time with the lowest versions that p
 	$(VENV)-lowest/bin/python -m pip install --quiet --disable-pip-version-check uv
 	$(VENV)-lowest/bin/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct \
 		--editable '.[$(EXTRAS),dev]'
-	$(VENV)-lowest/bin/python -m pytest -n 2 -m "not slow and not heavy" --hypothesis-profile brief
+	$(VENV)-lowest/bin/python -m pytest -n 2 -m "not slow and not heavy and not browser" --hypothesis-profile brief
 
 docs: $(VENV)/.dev  ## Make the site of docs/ in build/site; a link that leads nowhere is an error
 	$(BIN)/python -m sphinx --builder html --fresh-env --quiet --fail-on-warning --keep-going docs build/site
