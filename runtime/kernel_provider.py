@@ -192,10 +192,10 @@ class KernelProvider:
         from gemmill.runtime.storage.remote.protocol import RequestedKernel
 
         start, requested = time.monotonic(), RequestedKernel.of(source)
-        if (kept := requested.kept(self._store)) is not None or self._remote is None:
+        if (kept := requested.find_in(self._store)) is not None or self._remote is None:
             return kept
         with self._store.hold_lock(requested.note):
-            if (kept := requested.kept(self._store)) is not None:
+            if (kept := requested.find_in(self._store)) is not None:
                 return kept
             if isinstance(served := self._request(source, None, start), Artifact):
                 requested.keep(self._store, served)

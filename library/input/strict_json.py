@@ -74,7 +74,7 @@ def row(place: str, value: Any, of: type) -> dict[str, Any]:
     return fields
 
 
-def made(place: str, value: Any, of: type[Row]) -> Row:
+def read_row(place: str, value: Any, of: type[Row]) -> Row:
     """The tuple or dataclass of a mapping, and those within it.
 
     Raises:
@@ -102,13 +102,13 @@ def _reader(hint: Any) -> Callable[[str, Any], Any]:
     if kind is Any:
         return lambda place, value: value
     if is_dataclass(kind) or hasattr(kind, "_fields"):
-        return lambda place, value: made(place, value, cast("type", kind))
+        return lambda place, value: read_row(place, value, cast("type", kind))
     if kind is tuple:
         return functools.partial(_items, _reader(arguments[0]), None if arguments[-1] is ... else len(arguments))
     if kind in (dict, Mapping):
         return functools.partial(_values, _reader(arguments[1]))
     if arguments and is_dataclass(arguments[0]):  # or None, as nothing else is declared
-        return lambda place, value: None if value is None else made(place, value, arguments[0])
+        return lambda place, value: None if value is None else read_row(place, value, arguments[0])
     types, words = _leaf_kinds(hint)
     return lambda place, value: _leaf(types, words, place, value=value)
 

@@ -37,7 +37,7 @@ LIKELY = MappingProxyType({"burst": 0.6, "moved": 0.06, "stages": 0.0, "stream":
 """Roughly what was fitted on the H200 to measured bursts: for what is looked at where no model was fitted."""
 
 
-def likely(problem: GemmProblem, us: Mapping[SlicedKernel, float], count: int) -> list[SlicedKernel]:
+def likely_kernels(problem: GemmProblem, us: Mapping[SlicedKernel, float], count: int) -> list[SlicedKernel]:
     """The kernels that may be the fastest alone, at most ``count``, the likeliest first.
 
     Args:

@@ -49,7 +49,7 @@ from gemmill.profiler.measure.operands import (
     poison,
     torch,
 )
-from gemmill.profiler.measure.sustained_load import likely, time_turns
+from gemmill.profiler.measure.sustained_load import likely_kernels, time_turns
 from gemmill.profiler.measure.telemetry import Reading, Telemetry, open_telemetry
 from gemmill.profiler.measure.telemetry import summarise as summarise_readings
 from gemmill.profiler.measure.verify import Reference, reference
@@ -178,7 +178,7 @@ class _Bench:
         chosen = set(ranked[:last]) | set(unit.pinned)
         if self.options.regime == "sustained" and last is not None:
             looked = {k: outcomes[k].us for k in unit.kernels if k in graphs and not is_edited(k.name)}
-            chosen |= {*likely(unit.problem, looked, last)}
+            chosen |= {*likely_kernels(unit.problem, looked, last)}
         graphs = {kernel: graph for kernel, graph in graphs.items() if kernel in chosen}
         rounds = self.options.final_rounds
         if unit.seconds is not None and graphs:
@@ -188,7 +188,7 @@ class _Bench:
         if self.options.regime == "burst":
             timed(graphs, rounds, "final")
         else:
-            outcomes |= self.alone(graphs, launches_each, frozenset(baselines), outcomes)
+            outcomes |= self.time_alone(graphs, launches_each, frozenset(baselines), outcomes)
         return Report(
             tuple(outcomes.values()),
             summarise_readings(readings) if graphs else None,
@@ -203,7 +203,7 @@ class _Bench:
             graphs[kernel] = capture(launch, sets, launches, self.stream)
         return graphs
 
-    def alone(
+    def time_alone(
         self,
         graphs: dict[SlicedKernel, Any],
         launches: int,

@@ -145,7 +145,7 @@ class ClusterCompilers:
             DeviceError: the scheduler has gone, or has no workers.
         """
         configs, _ = list(configs), self._compiler
-        return in_threads(lambda config: self._kept(config, store), configs, jobs or AT_A_TIME, on_done)
+        return in_threads(lambda config: self._have_in_store(config, store), configs, jobs or AT_A_TIME, on_done)
 
     def close(self) -> None:
         """Leave the cluster, which goes on. What is compiled for this process is given up."""
@@ -167,7 +167,7 @@ class ClusterCompilers:
         """What says keys."""
         return Compiler()
 
-    def _kept(self, config: GemmConfig, store: Store) -> Outcome:
+    def _have_in_store(self, config: GemmConfig, store: Store) -> Outcome:
         """A kernel from the store, or from the workers and then there."""
         try:
             key = self._compiler.key(emit(config), config)

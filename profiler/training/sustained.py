@@ -64,7 +64,7 @@ class Held(NamedTuple):
         return padding(self.table.columns["tile"], self.table.side, self.problem)
 
 
-def held(measurements: Iterable[Measurement], gpu: Gpu, model: GpuModel | None) -> list[Held]:
+def held_problems(measurements: Iterable[Measurement], gpu: Gpu, model: GpuModel | None) -> list[Held]:
     """The problems of one run that the energy term is for."""
     by_problem = of_problem(
         m for m in measurements if m.regime == "sustained" and m.us is not None and m.holds == "time"
@@ -148,9 +148,9 @@ def energies(runs: Iterable[Run], elsewhere: Iterable[Run] = ()) -> dict[str, An
     enough with those of other types and what was measured elsewhere; with how many they were fitted to, and what they
     reach."""
     found: dict[str, list[Held]] = defaultdict(list)
-    for x in (x for run in runs for x in held(*run)):
+    for x in (x for run in runs for x in held_problems(*run)):
         found[x.problem.a_dtype].append(x)
-    more = [x for run in elsewhere for x in held(*run)]
+    more = [x for run in elsewhere for x in held_problems(*run)]
     types: dict[str, Any] = {}
     for dtype, own in sorted(found.items()):
         others = [*more, *(x for other, theirs in found.items() if other != dtype for x in theirs)]

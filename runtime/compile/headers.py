@@ -70,11 +70,11 @@ def _read(places: Sequence[str]) -> tuple[str, Mapping[str, _Status]]:
             digest.update(f"{name}\0{len(content)}\0".encode())
             digest.update(content)
         for system, local in _INCLUDE.findall(content):
-            todo += _found((system or local).decode(errors="replace"), path if local else None, places, watched)
+            todo += _resolve((system or local).decode(errors="replace"), path if local else None, places, watched)
     return digest.hexdigest(), watched
 
 
-def _found(
+def _resolve(
     name: str, beside: str | None, places: Sequence[str], watched: dict[str, _Status]
 ) -> Iterator[tuple[str, str]]:
     """The file that an ``#include`` means, and its name in its folder, which is empty for gemmill's own; none where

@@ -77,12 +77,12 @@ class Frame(NamedTuple):
     @property
     def stream(self) -> int:
         """Handle of the CUDA stream that work goes to."""
-        return _asked(self, "XLA_FFI_Stream_Get", ctypes.c_uint64)
+        return _query(self, "XLA_FFI_Stream_Get", ctypes.c_uint64)
 
     @property
     def device(self) -> int:
         """Ordinal of the GPU."""
-        return _asked(self, "XLA_FFI_DeviceOrdinal_Get", ctypes.c_int32)
+        return _query(self, "XLA_FFI_DeviceOrdinal_Get", ctypes.c_int32)
 
 
 class FrameError(GemmillError):
@@ -108,7 +108,7 @@ def _function(api: int, name: str) -> Callable[[ctypes.c_void_p], int | None]:
     return ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)
 
 
-def _asked(frame: Frame, name: str, kind: type[ctypes.c_uint64] | type[ctypes.c_int32]) -> int:
+def _query(frame: Frame, name: str, kind: type[ctypes.c_uint64] | type[ctypes.c_int32]) -> int:
     """What a function of XLA's writes behind the context that it is asked about."""
     memory = (ctypes.c_uint64 * 4)(32, 0, frame.context, 0)
     if _function(frame.api, name)(ctypes.cast(memory, ctypes.c_void_p)):

@@ -106,7 +106,7 @@ _differentiable.defvjp(_forward, _backward)
 @lru_cache(1024)
 def _batchable(description: Description) -> Any:
     """The call as a function with a rule for ``vmap``: a batch is one launch, whose kernel is chosen for all of it."""
-    call = custom_vmap(partial(_traced, description))
+    call = custom_vmap(partial(_trace, description))
 
     def rule(size: int, are_batched: Sequence[bool], *arrays: jax.Array) -> tuple[Arrays, tuple[bool, ...]]:
         outputs = batched(run, description, size, are_batched, arrays)
@@ -116,7 +116,7 @@ def _batchable(description: Description) -> Any:
     return call
 
 
-def _traced(description: Description, *arrays: jax.Array) -> Arrays:
+def _trace(description: Description, *arrays: jax.Array) -> Arrays:
     """One call of XLA's."""
     shapes = [Array.of(name, x) for name, x in zip(description.operands, arrays, strict=True)]
     made = results(description, shapes)

@@ -45,7 +45,7 @@ class MeasuredRows:
         self._places: dict[tuple[Any, ...], Sequence[tuple[Any, ...]]] = {}
         """Keys of tables by the formats of problems."""
 
-    def given(self, problem: GemmProblem) -> Times:
+    def rows_of_caller(self, problem: GemmProblem) -> Times:
         """The rows of a problem that the caller has: with the rows of a masked group that it expects, or without any.
         Those at length count if there are any: brief ones were at other clocks."""
         if not self._rows:
@@ -57,7 +57,7 @@ class MeasuredRows:
         final = [decision for decision in decisions if decision.final]
         return sorted((decision.us, decision.sliced) for decision in final or decisions)
 
-    def shipped(self, problem: GemmProblem) -> Times:
+    def rows_that_ship(self, problem: GemmProblem) -> Times:
         """The rows of a problem that ship, of bursts, for its types or for compatible ones. They are of a few kernels
         each, and say nothing where the fastest of them is not here."""
         if self._model is None:
@@ -76,7 +76,7 @@ class MeasuredRows:
 
     def times(self, problem: GemmProblem) -> Times:
         """The rows that the caller has or, where there are none, those that ship."""
-        return self.given(problem) or self.shipped(problem)
+        return self.rows_of_caller(problem) or self.rows_that_ship(problem)
 
     def choice(self, problem: GemmProblem, rows: Times) -> Choice:
         """The fastest kernel of a problem's rows."""

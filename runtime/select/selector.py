@@ -101,11 +101,11 @@ class Selector:
             choice = self._for_any_rows(problem, sm_count, invariant_to)
         elif sm_count is not None:
             choice = self._fastest(problem, sm_count)
-        elif rows := self._measured.given(problem):
+        elif rows := self._measured.rows_of_caller(problem):
             choice = self._measured.choice(problem, rows)
         elif held := self._under_power(problem, objective):
             choice = held
-        elif rows := self._measured.shipped(problem):
+        elif rows := self._measured.rows_that_ship(problem):
             choice = self._measured.choice(problem, rows)
         else:
             choice = self._fastest(problem, None)
@@ -119,7 +119,7 @@ class Selector:
             UnsupportedProblemError: no kernel serves it.
         """
         is_empty = min(problem.m, problem.n, problem.k, problem.batch) == 0
-        return None if is_empty or self._measured.given(problem) else self._under_power(problem, "sustained")
+        return None if is_empty or self._measured.rows_of_caller(problem) else self._under_power(problem, "sustained")
 
     def candidates(self, problem: GemmProblem, count: int, sm_count: int | None = None) -> list[Candidate]:
         """The best kernels for a problem whose D is not empty, at most ``count``, the best first: those measured, then

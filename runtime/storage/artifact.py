@@ -17,7 +17,7 @@ from gemmill.library.config.edited import edited_name
 from gemmill.library.config.fields import config_of, fields_of, made_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
-from gemmill.library.input.strict_json import made, parse
+from gemmill.library.input.strict_json import parse, read_row
 from gemmill.library.launch import LaunchSpec
 
 SCHEMA_VERSION = 3
@@ -93,7 +93,7 @@ class Provenance:
             raise ValueError(
                 f"its schema is {schema!r:.20}, made by gemmill {maker!r:.20}; it must be {SCHEMA_VERSION}"
             )
-        return made("provenance", content, cls)
+        return read_row("provenance", content, cls)
 
 
 @dataclass(frozen=True)
@@ -192,14 +192,14 @@ def _read(header: Any, body: memoryview) -> Artifact:
         config = config_of(fields)  # which says what is wrong
     if header.get("edited", True) is not True:
         raise ValueError(f"edited is {header['edited']!r:.20}; it must be true, or left out")
-    launch, cubin = made("launch", header["launch"], LaunchSpec), _decompressed(body, size)
+    launch, cubin = read_row("launch", header["launch"], LaunchSpec), _decompressed(body, size)
     if f"\0{launch.entry}\0".encode() not in cubin:  # another kernel's
         raise ValueError(f"its cubin has no {launch.entry!r:.200}")
     return Artifact(
         config,
         launch,
         cubin,
-        made("resources", header["resources"], Resources),
+        read_row("resources", header["resources"], Resources),
         provenance,
         "edited" in header,
     )

@@ -36,7 +36,7 @@ def declared_kernels(
         expand: makes them from the manifests.
     """
     key = hashlib.sha256(json.dumps([arches, sorted(types)]).encode()).hexdigest()
-    if (kept := _kept(store, key)) is not None:
+    if (kept := _stored_names(store, key)) is not None:
         return _Named(kept)
     configs = {kernel_name(config): config for config in expand()}
     _keep(store, key, configs)
@@ -67,14 +67,14 @@ class _Named(Mapping[str, GemmConfig]):
 def declared_names(store: Store, expand: Callable[[], Iterable[GemmConfig]]) -> Sequence[str]:
     """Names of all kernels, of whatever architecture and types: as :func:`declared_kernels`, but no name is read."""
     key = hashlib.sha256(b"all").hexdigest()
-    if (kept := _kept(store, key)) is not None:
+    if (kept := _stored_names(store, key)) is not None:
         return kept
     names = [*dict.fromkeys(map(kernel_name, expand()))]
     _keep(store, key, names)
     return names
 
 
-def _kept(store: Store, key: str) -> list[str] | None:
+def _stored_names(store: Store, key: str) -> list[str] | None:
     """Names that the store has under a key; None where they are missing, damaged, or do not hold any more."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         kept = parse(store.get_note("declared", key))

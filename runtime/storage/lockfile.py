@@ -17,7 +17,7 @@ from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import GemmillError, LockError
 from gemmill.library.files import is_sha256, publish, read_given
-from gemmill.library.input.strict_json import RowError, made, parse
+from gemmill.library.input.strict_json import RowError, parse, read_row
 from gemmill.library.problem import GemmProblem
 from gemmill.library.version import __version__
 from gemmill.runtime.storage.artifact import Artifact, Provenance, canonical
@@ -152,7 +152,7 @@ def _read(content: Any) -> Lock:
     """The lock of JSON; an error where it is none."""
     if isinstance(content, dict) and content.get("schema") != SCHEMA:
         raise RowError(f"its schema is {content.get('schema')!r:.80}; it must be {SCHEMA!r}")
-    file = made("it", content, _Content)
+    file = read_row("it", content, _Content)
     kernels = {name: _kernel(name, locked) for name, locked in file.kernels.items()}
     problems = {text: SlicedKernel.recorded(name, file.slices.get(text, 1)) for text, name in file.problems.items()}
     for text, kernel in problems.items():

@@ -49,7 +49,7 @@ AT_KERNEL = _launches(None)
 def named_operands(function: Callable[..., Any]) -> Callable[..., Any]:
     """What takes the lists ``operands``, ``numbers`` and ``names`` in place of a mapping ``named``."""
 
-    def called(
+    def launch_with_names(
         operands: Sequence[torch.Tensor], names: Sequence[str], numbers: Sequence[float] = (), **others: Any
     ) -> Any:
         values = (*operands, *numbers)
@@ -60,7 +60,7 @@ def named_operands(function: Callable[..., Any]) -> Callable[..., Any]:
             )
         return function(named=dict(zip(names, values, strict=True)), **others)
 
-    return called
+    return launch_with_names
 
 
 def launch_epilogue(

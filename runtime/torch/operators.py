@@ -136,13 +136,13 @@ def _positional(arguments: str) -> list[str]:
 def _adapted(names: list[str], function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that takes all by keyword, as the dispatcher calls it. What is left at its default is not passed."""
 
-    def called(*positional: Any, options: str = "", **keywords: Any) -> Any:
+    def call_by_keywords(*positional: Any, options: str = "", **keywords: Any) -> Any:
         keywords.update(zip(names, positional, strict=False))
         if options:
             keywords.update(read_options(options))
         return function(**keywords)
 
-    return called
+    return call_by_keywords
 
 
 def _register(name: str, row: Operator) -> None:
@@ -180,10 +180,10 @@ def register_kernels(library: torch.library.Library, device: str) -> None:
 
 
 def _without_result(function: Callable[..., Any]) -> Callable[..., None]:
-    def called(*positional: Any, **keywords: Any) -> None:
+    def call_by_keywords(*positional: Any, **keywords: Any) -> None:
         function(*positional, **keywords)
 
-    return called
+    return call_by_keywords
 
 
 def run_on_cpu() -> None:

@@ -86,13 +86,17 @@ def sustained_us(
         members: as above; None: all.
     """
 
-    def own(figures: Any) -> Any:
+    def of_members(figures: Any) -> Any:
         return figures if members is None else figures.take(members, axis=-1)
 
-    held_us = padding(own(table.columns["tile"]), own(table.side), problem) * power_us(problem, gpu)
+    held_us = padding(of_members(table.columns["tile"]), of_members(table.side), problem) * power_us(problem, gpu)
     found = energy["scale"] * (burst_us * analytic_us) ** (energy["burst"] / 2) * held_us ** (1 - energy["burst"])
-    found = found * own(table.columns["moved"]) ** energy["moved"] * own(table.columns["stages"]) ** energy["stages"]
-    return np.asarray(found * np.exp(energy["stream"] * own(is_stream(table))))
+    found = (
+        found
+        * of_members(table.columns["moved"]) ** energy["moved"]
+        * of_members(table.columns["stages"]) ** energy["stages"]
+    )
+    return np.asarray(found * np.exp(energy["stream"] * of_members(is_stream(table))))
 
 
 def is_stream(table: FeatureTable) -> Floats:

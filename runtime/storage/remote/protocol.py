@@ -337,7 +337,7 @@ class RequestedKernel(NamedTuple):
             raise Miss("driver", f"{self.name} was made with CUDA {made}, and the driver knows {known} at most")
         return manifest
 
-    def kept(self, store: Store) -> Artifact | None:
+    def find_in(self, store: Store) -> Artifact | None:
         """This kernel from a store that had it from a remote, from whatever toolchain; None for a miss."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             key = parse(store.get_note("remote", self.note))["key"]

@@ -13,7 +13,7 @@ from gemmill.library.config.edited import plain_name
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import ConfigError, TrustError
 from gemmill.library.files import is_sha256
-from gemmill.library.input.strict_json import made, parse
+from gemmill.library.input.strict_json import parse, read_row
 from gemmill.library.launch import LaunchSpec
 from gemmill.runtime.storage.artifact import MAX_BYTES, Artifact, Provenance, canonical
 from gemmill.runtime.storage.verification import verify
@@ -86,7 +86,7 @@ class KernelManifest:
     def _read(cls, content: Mapping[str, Any]) -> KernelManifest:
         if (schema := content["schema"]) != _SCHEMA:
             raise ValueError(f"its schema is {schema!r:.20}; it must be {_SCHEMA}")
-        manifest = made("it", {name: value for name, value in content.items() if name != "schema"}, cls)
+        manifest = read_row("it", {name: value for name, value in content.items() if name != "schema"}, cls)
         if not 0 < manifest.bytes <= MAX_BYTES:
             raise ValueError(f"it says {manifest.bytes} bytes; at most {MAX_BYTES:,} are read")
         for name, text in (("key", manifest.key), ("digest", manifest.digest)):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from gemmill.library.errors import TrustError
 from gemmill.library.files import open_regular, os_error_text
-from gemmill.library.input.strict_json import made, parse
+from gemmill.library.input.strict_json import parse, read_row
 from gemmill.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -328,7 +328,7 @@ def open_sealed(data: bytes, kind: str, trusted: TrustedKeys | None) -> bytes:
     if len(data) > MAX_SEALED_BYTES:
         raise TrustError(f"it has {len(data):,} bytes; at most {MAX_SEALED_BYTES:,} are read", "too_large")
     try:
-        envelope = made("it", parse(data), _Envelope)
+        envelope = read_row("it", parse(data), _Envelope)
         if len(envelope.signatures) > _MAX_SIGNATURES:
             raise ValueError(f"it has {len(envelope.signatures):,} signatures; at most {_MAX_SIGNATURES} are looked at")
         payload = _bytes(envelope.payload)

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from gemmill.library.errors import PackError, TrustError
 from gemmill.library.files import publish, read_given
-from gemmill.library.input.strict_json import RowError, made, parse
+from gemmill.library.input.strict_json import RowError, parse, read_row
 from gemmill.library.version import __version__
 from gemmill.runtime.storage.artifact import canonical
 from gemmill.runtime.storage.pack import Pack
@@ -101,7 +101,7 @@ def check_signature(pack: Pack, trusted: TrustedKeys) -> None:
     except OSError as error:
         raise TrustError(f"{place}: {error.strerror or error}") from error
     try:
-        facts = made("it", parse(open_sealed(data, PACK, trusted)), PackFacts)
+        facts = read_row("it", parse(open_sealed(data, PACK, trusted)), PackFacts)
     except TrustError as error:
         raise TrustError(f"{place}: {error}", error.reason) from None
     except ValueError as error:
@@ -281,7 +281,7 @@ class PackIndex:
 
 def _read(content: Any) -> PackIndex:
     """The index of a payload; ValueError where it is none."""
-    index = made("it", content, PackIndex)
+    index = read_row("it", content, PackIndex)
     if len({facts.name for facts in index.packs}) != len(index.packs):
         raise RowError("two packs have one name")
     if wrong := [key for key in index.revoked if not is_id(key)]:
@@ -302,7 +302,7 @@ def _time(text: str) -> datetime:
 def _newest_seen(store: Store, key: str) -> NewestIndex:
     """What was seen of a name; nothing where the note is missing or damaged."""
     try:
-        newest = made("it", parse(store.get_note("indexes", key)), NewestIndex)
+        newest = read_row("it", parse(store.get_note("indexes", key)), NewestIndex)
         if newest.issued:
             _time(newest.issued)
     except (OSError, ValueError):

@@ -55,16 +55,18 @@ class Recorder:
         self.operator, self.rule, self.launch = operator, rule, launch
         self.arguments = [x.name for x in schema if not x.kwarg_only]
         self.defaults = {x.name: x.default_value if x.has_default_value() else None for x in schema}
-        self._wanted: dict[Any, tuple[frozenset[str], list[bool]]] = {}
+        self._needed_gradients: dict[Any, tuple[frozenset[str], list[bool]]] = {}
 
-    def wanted(self, names: tuple[str, ...], are_needed: tuple[bool, ...]) -> tuple[frozenset[str], list[bool]]:
+    def needed_gradients(
+        self, names: tuple[str, ...], are_needed: tuple[bool, ...]
+    ) -> tuple[frozenset[str], list[bool]]:
         """Of the tensors of a call: those whose gradients are wanted, and of each whether these read it."""
-        needs = self._wanted.get((names, are_needed))
+        needs = self._needed_gradients.get((names, are_needed))
         if needs is None:
             mine = frozenset(itertools.compress(names, are_needed))
             reads = self.rule.reads
             kept = {*names} if reads is None else {other for name in mine for other in reads[name]}
-            needs = self._wanted[names, are_needed] = mine, [name in kept for name in names]
+            needs = self._needed_gradients[names, are_needed] = mine, [name in kept for name in names]
         return needs
 
     def recording(self, tensors: Sequence[Any], keywords: dict[str, Any]) -> Callable[..., Any]:
@@ -127,7 +129,7 @@ class _Recorded(_SingleLevelFunction):  # type: ignore[misc]
                 made = of.operator.redispatch(call.keys, *filled, **call.keywords)
         ctx.call = call
         ctx.set_materialize_grads(False)
-        _, kept = of.wanted(call.names, ctx.needs_input_grad[1:])
+        _, kept = of.needed_gradients(call.names, ctx.needs_input_grad[1:])
         ctx.save_for_backward(*itertools.compress(tensors, kept))
         ctx.others = [
             None if is_kept else ShapeAndType(x.shape, x.dtype) for x, is_kept in zip(tensors, kept, strict=True)
@@ -141,7 +143,7 @@ class _Recorded(_SingleLevelFunction):  # type: ignore[misc]
             return (None,) * (1 + len(call.names))
         saved = iter(ctx.saved_tensors)
         tensors = [next(saved) if other is None else other for other in ctx.others]
-        wanted, _ = call.of.wanted(call.names, ctx.needs_input_grad[1:])
+        wanted, _ = call.of.needed_gradients(call.names, ctx.needs_input_grad[1:])
         gradients = call.of.rule.backward(call.by_name(tensors), grads, wanted)
         return (None, *[gradients.get(name) if name in wanted else None for name in call.names])
 

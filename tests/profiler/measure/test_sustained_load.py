@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.problem import GemmProblem
-from gemmill.profiler.measure.sustained_load import likely, still_open
+from gemmill.profiler.measure.sustained_load import likely_kernels, still_open
 
 NAME = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_{}_k1_linear"
 SMALL, LARGE, SLOW = (
@@ -19,10 +19,10 @@ PROBLEM = GemmProblem(m=4096, n=4096, k=4096)
 
 def test_a_large_tile_that_is_little_behind_may_be_the_fastest_alone() -> None:
     looked = {SMALL: 200.0, LARGE: 208.0, SLOW: 260.0}
-    assert likely(PROBLEM, looked, 2) == [LARGE, SMALL]
+    assert likely_kernels(PROBLEM, looked, 2) == [LARGE, SMALL]
     near = {**looked, SLOW: 240.0}
-    assert likely(PROBLEM.but(n=256), near, 2) == [SMALL, SLOW]  # a third of the large tiles lies beyond N
-    assert likely(PROBLEM, {}, 2) == []
+    assert likely_kernels(PROBLEM.but(n=256), near, 2) == [SMALL, SLOW]  # a third of the large tiles lies beyond N
+    assert likely_kernels(PROBLEM, {}, 2) == []
 
 
 def test_who_is_behind_has_no_further_turn() -> None:

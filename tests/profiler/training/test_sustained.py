@@ -16,7 +16,7 @@ from gemmill.library.errors import RecordError
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, read_records
-from gemmill.profiler.training.sustained import held, judge
+from gemmill.profiler.training.sustained import held_problems, judge
 from gemmill.profiler.training.train import train
 from gemmill.runtime.select.cost.energy import COEFFICIENTS, sustained_us
 from gemmill.runtime.select.cost.model import times
@@ -128,6 +128,6 @@ def test_records_of_sustained_load_alone_have_joules() -> None:
 
 
 def test_nothing_is_judged_where_no_k_can_be_held_out(tmp_path: Path) -> None:
-    problems = held(read_records(written(tmp_path / "records.jsonl", 10)), H200, model_of(H200.name))
+    problems = held_problems(read_records(written(tmp_path / "records.jsonl", 10)), H200, model_of(H200.name))
     assert judge(problems).keys() == {"model", "energy"}
     assert judge([x for x in problems if x.problem.k == 2048]) == {}
