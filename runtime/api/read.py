@@ -78,12 +78,12 @@ def read_call(arguments: Mapping[str, Any], keywords: Collection[str] = KEYWORDS
     """
     given = {name: x for name, x in arguments.items() if name in keywords}
     operands = {name: x for name, x in arguments.items() if name not in keywords}
+    options = Options._make([given.get(name, default) for name, default in _DEFAULTS])
+    options = options._replace(alpha=alpha_of(options.alpha), beta=beta_of(options.beta))
     text = given.get("epilogue")
     if operands and text is None:
         what = "an epilogue has operands, as in epilogue='d = acc + x[n]'"
         raise unexpected(next(iter(operands)), keywords, what)
-    options = Options._make([given.get(name, default) for name, default in _DEFAULTS])
-    options = options._replace(alpha=alpha_of(options.alpha), beta=beta_of(options.beta))
     numbers = {name: float(given[name]) for name in SCALES if is_number(given.get(name))}
     stream = handle_of(given["a"], given.get("stream"))
     tensors = {"a": view(given["a"], "a", stream), "b": view(given["b"], "b", stream)}
