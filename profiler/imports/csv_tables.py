@@ -10,7 +10,6 @@ from itertools import islice
 from gemmill.profiler.imports import blas
 from gemmill.profiler.imports.blas import dtype
 from gemmill.profiler.imports.collector import (
-    LONGEST_LINE,
     Collector,
     Fields,
     Imported,
@@ -63,7 +62,7 @@ def _names(lines: list[str]) -> tuple[int, str, list[str]] | None:
     """Index of the line of names, the delimiter, and the names in small letters."""
     for index, line in enumerate(islice(lines, _LINES_BEFORE)):
         for delimiter in ",;\t":
-            if delimiter in line and len(line) <= LONGEST_LINE and (names := _named(line, delimiter)):
+            if delimiter in line and (names := _named(line, delimiter)):
                 return index, delimiter, names
     return None
 
@@ -80,7 +79,7 @@ def _rows(lines: list[str], start: int, delimiter: str, names: list[str]) -> Ite
         if not line.strip() or line.startswith("#") or _named(line, delimiter):
             continue
         try:
-            cells = _cells(line, delimiter) if len(line) <= LONGEST_LINE else []
+            cells = _cells(line, delimiter)
         except csv.Error:
             cells = []
         yield number, dict(zip(names, cells, strict=True)) if len(cells) == len(names) else None

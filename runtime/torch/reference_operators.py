@@ -120,19 +120,9 @@ def _linear(
     return sums + (1.0 if beta is None else beta) * c.to(sums.dtype if sums.is_floating_point() else torch.float32)
 
 
-def _sums(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor | None = None,
-    b_scale: torch.Tensor | None = None,
-    a_zero: torch.Tensor | None = None,
-    b_zero: torch.Tensor | None = None,
-    a_dtype: str | None = None,
-    b_dtype: str | None = None,
-    **_: Any,
-) -> torch.Tensor:
+def _sums(a: torch.Tensor, b: torch.Tensor, **keywords: Any) -> torch.Tensor:
     """The sums of products, and of scales."""
-    a, b, a_scale, b_scale = dequantised(a, b, a_scale, b_scale, a_zero, b_zero, a_dtype, b_dtype)
+    a, b, a_scale, b_scale = dequantised(a, b, **keywords)
     if a_scale is not None and b_scale is not None and have_blocks(a, b, a_scale, b_scale):
         a = a.float() * _spread(a_scale, -1, SCALE_BLOCK, a.shape[-1])
         along_k = _spread(b_scale, -2, SCALE_BLOCK, b.shape[-2])
@@ -155,6 +145,7 @@ def dequantised(
     b_zero: torch.Tensor | None = None,
     a_dtype: str | None = None,
     b_dtype: str | None = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """A and B, unpacked, and what is left of their scales: those of groups of the narrow one are multiplied into it,
     which then has the dtype of the other."""
@@ -191,10 +182,10 @@ def _grouped_sums(
         scale = None if b_scale is None else b_scale[group] if b_scale.dim() == 3 else b_scale
         if offsets is None:
             scale_of_rows = None if a_scale is None else a_scale[group, :end]
-            sums[group, :end] = _sums(a[group, :end], b[group], scale_of_rows, scale)
+            sums[group, :end] = _sums(a[group, :end], b[group], a_scale=scale_of_rows, b_scale=scale)
         elif b.dim() == 3:
             scale_of_rows = None if a_scale is None else a_scale[start:end]
-            sums[start:end] = _sums(a[start:end], b[group], scale_of_rows, scale)
+            sums[start:end] = _sums(a[start:end], b[group], a_scale=scale_of_rows, b_scale=scale)
         else:
             sums[group] = _multiplied(a[:, start:end], b[start:end])
     return sums
