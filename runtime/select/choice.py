@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gemmill.library.config.model import GemmConfig
@@ -51,6 +52,12 @@ class Choice:
         """The same choice, for a problem; faster than ``dataclasses.replace``."""
         fields = self.kernel, self.config, self.explain, self.predicted_us, self.rank, self.source, self.swap_ab
         return Choice(*fields, problem, slow_path)
+
+    def __reduce__(self) -> tuple[type[Choice], tuple[object, ...]]:
+        """With the reason and the runners-up made: a selector does not go to another process."""
+        explain, rank = partial(str, self.reason), partial(tuple, self.runners_up)
+        fields = self.kernel, self.config, explain, self.predicted_us, rank, self.source, self.swap_ab
+        return Choice, (*fields, self.problem, self.slow_path)
 
     @property
     def name(self) -> str:

@@ -1,7 +1,8 @@
-"""A choice: how its kernel runs, by its present and its former name."""
+"""A choice: how its kernel runs, by its present and its former name, and in another process."""
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -32,3 +33,11 @@ def test_the_earlier_name_of_swap_ab_is_still_read(selector: Selector) -> None:
     for found in (selector.select(asked), selector.candidates(asked, 1)[0]):
         with pytest.warns(DeprecationWarning, match="swapped is called swap_ab"):
             assert found.swapped is found.swap_ab
+
+
+def test_a_choice_goes_to_another_process_with_all_that_it_says(selector: Selector) -> None:
+    choice = selector.select(problem(333, 444, 555))
+    copy = pickle.loads(pickle.dumps(choice))
+    assert copy == choice
+    assert (copy.reason, copy.runners_up) == (choice.reason, choice.runners_up)
+    assert choice.runners_up
