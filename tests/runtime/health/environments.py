@@ -25,6 +25,13 @@ NVRTC = Path(str(load_nvidia_dynamic_lib("nvrtc").abs_path))
 WHEELS = "nvidia/{}" if MAJOR == "12" else f"nvidia/cu{MAJOR}"
 
 
+def _link_entries(source: Path, target: Path) -> None:
+    """Link what a folder holds, but not ``__pycache__``: Python would write there what two environments compile."""
+    for entry in source.iterdir():
+        if entry.name != "__pycache__":
+            (target / entry.name).symlink_to(entry)
+
+
 class Environment:
     """A virtual environment of links."""
 
@@ -39,8 +46,7 @@ class Environment:
         shutil.copy(base / "pyvenv.cfg", place)
         self.python = place / "bin" / "python"
         self.python.symlink_to(os.path.realpath(sys.executable))
-        for entry in site.iterdir():
-            (self.site / entry.name).symlink_to(entry)
+        _link_entries(site, self.site)
 
     def own(self, relative: str) -> Path:
         """A path in site-packages whose folders are this environment's own, so that it can be changed."""
@@ -51,8 +57,7 @@ class Environment:
                 target = path.resolve()
                 path.unlink()
                 path.mkdir()
-                for entry in target.iterdir():
-                    (path / entry.name).symlink_to(entry)
+                _link_entries(target, path)
         return path
 
     def remove(self, relative: str) -> None:
