@@ -1,7 +1,7 @@
-"""The published tables: ``docs/performance/results.md``, made from the measurements that the repository keeps.
+"""Writes the published tables, ``docs/performance/results.md``, from the measurements that the repository keeps.
 
-``python -m gemmill.profiler.analysis.published`` writes the page. A table is a row of :data:`TABLES`: sweeps of one
-kind, of which the newest of each type is taken. Every kernel and baseline of a problem was timed in the same rounds.
+``python -m gemmill.profiler.analysis.published`` writes the page. Each row of :data:`TABLES` describes one table: it
+takes the newest sweep of each type. Every kernel and baseline of a problem was timed in the same rounds.
 """
 
 from __future__ import annotations
@@ -22,104 +22,132 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "profiler" / "results"
 PAGE = ROOT / "docs" / "performance" / "results.md"
 TYPES: Mapping[str, str] = {"bf16": "bf16", "f16": "f16", "e4m3": "fp8", "s8": "int8", "tf32": "tf32"}
-"""Types of A and B, and what the names of their sweeps begin with."""
+"""Types of A and B, with the prefix of the names of their sweeps."""
+BASELINES: Mapping[str, str] = {
+    "cublaslt": "cuBLASLt, called directly with the first algorithm of its heuristic",
+    "cublas": "cuBLAS, called through PyTorch",
+}
+"""Names of baselines in the records, with their descriptions on the page."""
 FEWEST_ROUNDS = 9
-"""Below which a row is marked."""
+"""The page marks rows with fewer rounds."""
 
 
 class Table(NamedTuple):
-    """One table."""
+    """One table of the page."""
 
     title: str
     file: str
-    """Of measurements."""
+    """Name of the Parquet file, without its suffix."""
     sweeps: tuple[str, ...]
     """Patterns of names of sweeps, after the type."""
     baseline: str
+    """A key of :data:`BASELINES`."""
     chooser: str
-    """Who named the kernel: :attr:`~gemmill.library.records.Measurement.chosen`."""
+    """The selector whose kernel the table is about: :attr:`~gemmill.library.records.Measurement.chosen`."""
     about: str
 
 
 LAYERS = (
-    "Suites `h200` and `llm`: 20 shapes of all kinds and the projections of eleven public models at one to 16,384 rows."
-    " Of each the four kernels that the selector ranks first were measured, and what it chooses."
+    "Suites `h200` and `llm`: 20 GEMMs of mixed shapes and the projections of eleven public models, with 1 to 16,384"
+    " rows. For each problem the sweep measured the four kernels that the selector ranks first, and its choice."
 )
-DRAWN = "Suite `drawn`: layers and rows at random, which no model and no table was fitted to."
+DRAWN = "Suite `drawn`: random rows and layers. No model and no table was fitted to these problems."
 KMAJOR = ("drawn-20261128T191[789]*", "drawn-20261128T192006Z")
 ROW_MAJOR = ("drawn-20261128T192134Z",)
 H200 = "h200-others"
 TABLES = (
-    Table("Layers of language models, H200", H200, ("h200+llm-*",), "cublaslt", "selected", LAYERS),
-    Table("Layers of language models, H100", "h100-others", ("h200+llm-*",), "cublaslt", "selected", LAYERS),
-    Table("The same beside cuBLAS through PyTorch, H200", H200, ("h200+llm-*",), "cublas", "selected", LAYERS),
-    Table("Problems drawn at random, H200", H200, KMAJOR, "cublaslt", "selected", DRAWN),
-    Table("The same with a row-major B", H200, ROW_MAJOR, "cublaslt", "selected", DRAWN),
     Table(
-        "Gradients of inputs",
+        "Layers of language models, H200, relative to cuBLASLt", H200, ("h200+llm-*",), "cublaslt", "selected", LAYERS
+    ),
+    Table(
+        "Layers of language models, H100, relative to cuBLASLt",
+        "h100-others",
+        ("h200+llm-*",),
+        "cublaslt",
+        "selected",
+        LAYERS,
+    ),
+    Table(
+        "Layers of language models, H200, relative to cuBLAS in PyTorch",
+        H200,
+        ("h200+llm-*",),
+        "cublas",
+        "selected",
+        LAYERS,
+    ),
+    Table("Random problems, H200", H200, KMAJOR, "cublaslt", "selected", DRAWN),
+    Table("Random problems with a row-major B, H200", H200, ROW_MAJOR, "cublaslt", "selected", DRAWN),
+    Table(
+        "Gradients of inputs, H200",
         H200,
         ("input-gradients-*",),
         "cublaslt",
         "selected",
-        "Suite `input-gradients`: B row-major.",
+        "Suite `input-gradients`: B is row-major.",
     ),
     Table(
-        "Gradients of weights",
+        "Gradients of weights, H200",
         H200,
         ("weight-gradients-*",),
         "cublaslt",
         "selected",
-        "Suite `weight-gradients`: A and B contiguous along M and N.",
+        "Suite `weight-gradients`: A is M-major and B is N-major.",
     ),
     Table(
-        "Few rows times row-major weights",
+        "Few rows times row-major weights, H200",
         H200,
         ("row-major-few-*",),
         "cublaslt",
         "selected",
-        "Layers of suite `llm` at 1, 16, 64 and 256 rows.",
+        "Layers of suite `llm` with 1, 16, 64 and 256 rows.",
     ),
     Table(
-        "Batches",
+        "Batched GEMMs, H200",
         H200,
         ("batched-*",),
         "cublaslt",
         "selected",
-        "Suite `batched`: heads of attention, experts.",
+        "Suite `batched`: attention heads and experts.",
     ),
     Table(
-        "Layers in no suite",
+        "Layers outside the suites, H200",
         H200,
         ("unseen-layers-*",),
         "cublaslt",
         "selected",
-        "24 problems of layers that no run had measured before.",
+        "24 problems from layers that no earlier run had measured.",
     ),
     Table(
-        "Rows that TMA cannot move",
+        "Rows that TMA cannot load, H200",
         H200,
         ("unaligned-*",),
         "cublaslt",
         "selected",
-        "Suite `unaligned`, such as K = 4097; where cuBLASLt has no kernel, a problem is left out.",
+        "Suite `unaligned`, for example K = 4097. The table leaves out problems for which cuBLASLt has no kernel.",
     ),
 )
 _HEAD = """# Results
 
-Made from `profiler/results/*.parquet` by `python -m gemmill.profiler.analysis.published`; a test holds the page equal
-to them. Bursts of a millisecond, not seconds at the power limit; [method.md](method.md) says how they are made,
-[reproduce.md](reproduce.md) by which commands. On one NVIDIA H200 or H100 a sweep, named with its day and time.
+This page is for readers who want each published figure together with its record. A test compares the page with
+`profiler/results/*.parquet`. [method.md](method.md) describes the measurements, and [reproduce.md](reproduce.md) lists
+the commands. All tables show burst measurements: launches of about a millisecond at full clock.
+[sustained.md](sustained.md) has the figures at the power limit. Each row is one sweep on one GPU.
 
-A figure is the geometric mean over problems of the baseline's time over the selected kernel's, above 1 is faster; in
-parentheses the same of opposite quartiles over rounds, of one's slow and of the other's fast ones. Where 1 lies between
-these the row is marked ≈: it claims no difference. Then the same of the fastest kernel of all that were measured, the
-least, the 5th and the 95th percentile over problems, how many of them gemmill wins, how near the selected kernel is to
-the fastest, and the fewest rounds that a time of the row is the median of; marked *, where these are less than nine.
+The columns mean:
+
+- **selected**: speed of the kernel that the selector picks, relative to the baseline. It is the baseline's time divided
+  by the kernel's time, as a geometric mean over problems. Above 1, gemmill is faster. The range in parentheses compares
+  opposite quartiles over rounds. If the range contains 1, the row has the mark ≈ and shows no difference.
+- **fastest**: the same for the fastest of all kernels that the sweep measured.
+- **worst**, **5th percentile**, **95th percentile**: the selected kernel's relative speed, over problems.
+- **faster**: share of problems where the selected kernel is faster than the baseline.
+- **selected / fastest**: speed of the selected kernel relative to the fastest, as a geometric mean.
+- **rounds**: each time is the median of at least this many rounds. The mark * shows fewer than nine.
 """
 
 
 class Line(NamedTuple):
-    """What one sweep comes to."""
+    """The figures of one sweep."""
 
     type: str
     sweep: str
@@ -127,21 +155,21 @@ class Line(NamedTuple):
     driver: str
     problems: int
     ratios: Sequence[float]
-    """Speed of the selected kernel relative to the baseline, by problem that both have."""
+    """Speed of the selected kernel relative to the baseline, for each problem that both have."""
     best: Sequence[float]
-    """Speed of the best kernel relative to the baseline, by the same problems."""
+    """Speed of the fastest kernel relative to the baseline, for the same problems."""
     reached: Sequence[float]
-    """Speed of the selected kernel relative to the best."""
+    """Speed of the selected kernel relative to the fastest."""
     between: tuple[Sequence[float], Sequence[float]]
-    """``ratios`` of the selected kernel's slow rounds and the baseline's fast ones, and the other way round: of their
-    quartiles, by problem."""
+    """``ratios`` from opposite quartiles, for each problem: the selected kernel's slow rounds with the baseline's fast
+    rounds, and the reverse."""
     rounds: int
-    """That a time of the selected kernel, the best or the baseline is the median of, at least."""
+    """The fewest rounds behind a time of the selected kernel, the fastest kernel or the baseline."""
 
 
 @cache
 def lines(table: Table) -> Sequence[Line]:
-    """The newest sweep of each type that a table is of."""
+    """The newest sweep of each type, for one table."""
     path = RESULTS / f"{table.file}.parquet"
     found: dict[str, str] = {}
     for sweep in sorted(sweeps_of(path)):
@@ -175,7 +203,7 @@ def _line(name: str, sweep: str, measurements: Sequence[Measurement], table: Tab
 
 
 def _of_quartiles(f: Figures, m: Measurement, baseline: str, *, slow: bool) -> float | None:
-    """Speed of a kernel in its slow rounds relative to a baseline in its fast ones, or the other way round."""
+    """Speed of a kernel in its slow rounds relative to a baseline in its fast rounds, or the reverse."""
     ratio, other = f.over(m, baseline), f.baselines.get(baseline)
     if ratio is None or other is None:
         return None
@@ -192,7 +220,7 @@ def _present_figures(
 
 
 def markdown(tables: Sequence[Table] = TABLES) -> str:
-    """What the page must hold, of all tables or some."""
+    """The text of the page, with all tables or some."""
     return "\n".join([_HEAD, *(text for table in tables for text in _section(table))])
 
 
@@ -202,11 +230,11 @@ def _section(table: Table) -> list[str]:
         "",
         *wrap(table.about, 120),
         "",
-        f"Baseline: `{table.baseline}`.",
+        f"Baseline: {BASELINES[table.baseline]}.",
         "",
-        "| type | selected | best | least, 5th, 95th percentile | wins | of the best | problems | rounds "
-        "| sweep, commit, driver |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| type | selected | fastest | worst | 5th percentile | 95th percentile | faster | selected / fastest "
+        "| problems | rounds | sweep, commit, driver |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for line in lines(table):
         low, *_, high = quantiles(line.ratios, n=20, method="inclusive")
@@ -215,7 +243,7 @@ def _section(table: Table) -> list[str]:
         mark = " ≈" if slow <= 1 <= fast else ""
         rows.append(
             f"| {line.type} | **{_mean(line.ratios)}** ({slow:.3f} to {fast:.3f}){mark} | {_mean(line.best)} "
-            f"| {min(line.ratios):.3f}, {low:.2f}, {high:.2f} | {wins:.0%} | {_mean(line.reached)} "
+            f"| {min(line.ratios):.3f} | {low:.2f} | {high:.2f} | {wins:.0%} | {_mean(line.reached)} "
             f"| {len(line.ratios)} | {line.rounds}{'*' if line.rounds < FEWEST_ROUNDS else ''} "
             f"| `{line.sweep}`, {line.commit[:7]}, {line.driver} |"
         )

@@ -14,7 +14,7 @@ from gemmill.profiler.analysis.figures import geometric_mean
 from gemmill.profiler.analysis.published import PAGE, TABLES, Table, lines, markdown
 
 ROOT = Path(__file__).parents[3]
-SMALL = ("The same with a row-major B", "Those with a K-major B by decision trees", "Layers in no suite")
+SMALL = ("Random problems with a row-major B, H200", "Layers outside the suites, H200")
 """Tables that are made in less than a second; the others are compared in the heavy tier."""
 
 
@@ -53,12 +53,12 @@ TWICE: Mapping[str, tuple[str, Figure]] = {
 }
 """Rows that come twice, for the H200 and for the H100."""
 OTHERS = {
-    "60 drawn at random": "Problems drawn at random, H200",
-    "60 of the first row with a row-major B": "The same with a row-major B",
-    "90 gradients of inputs": "Gradients of inputs",
-    "90 gradients of weights": "Gradients of weights",
-    "180 of 1 to 256 rows": "Few rows times row-major weights",
-    "24 batches": "Batches",
+    "60 drawn at random": "Random problems, H200",
+    "60 of the first row with a row-major B": "Random problems with a row-major B, H200",
+    "90 gradients of inputs": "Gradients of inputs, H200",
+    "90 gradients of weights": "Gradients of weights, H200",
+    "180 of 1 to 256 rows": "Few rows times row-major weights, H200",
+    "24 batches": "Batched GEMMs, H200",
 }
 """Beginnings of rows with means and, in parentheses, the least, and the tables that they are of."""
 
