@@ -15,9 +15,12 @@ ROOT = Path(__file__).parents[2]
 ON_GPU = "<!-- needs a GPU -->"
 """Stands above a block that does."""
 
-_BLOCK = re.compile(rf"(^{ON_GPU}\n)?^```(yaml|sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(rf"(^{ON_GPU}\n)?^```(yaml|sh|bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _REMEMBERED = re.compile(r"^[A-Z]+=.*\n", re.MULTILINE)
 """What a shell is told, and later blocks take from it."""
+
+SHELLS = ("sh", "bash")
+"""Languages of blocks that the shell of this name runs."""
 
 UNRUN: Mapping[tuple[str, str], str] = {
     ("docs/epilogues.md", "_function("): "a row, which tests/library/epilogues/test_functions.py adds",
@@ -33,7 +36,7 @@ def name(page: Path) -> str:
 
 
 def blocks(page: Path) -> list[tuple[bool, str, str]]:
-    """Those of a page that are run: whether a GPU is needed, ``yaml``, ``sh`` or ``python``, the text."""
+    """Those of a page that are run: whether a GPU is needed, the language, the text."""
     unrun = tuple(beginning for of, beginning in UNRUN if of == name(page))
     found = _BLOCK.findall(page.read_text(encoding="utf-8"))
     return [(bool(gpu), kind, text) for gpu, kind, text in found if not (unrun and text.startswith(unrun))]
@@ -57,7 +60,8 @@ def run_page(page: Path, folder: Path, gpu: bool) -> list[str]:
             (named,) = re.findall(r"\Aname: (\w+)$", text, re.MULTILINE)
             (folder / f"{named}.yaml").write_text(text, encoding="utf-8")
             continue
-        command = ["bash", "-c", f"set -e\n{remembered}{text}"] if kind == "sh" else [sys.executable, "-c", text]
+        script = f"set -e\n{remembered}{text}" if kind in SHELLS else text
+        command = [kind if kind in SHELLS else sys.executable, "-c", script]
         done = subprocess.run(
             command, cwd=folder, env=environment, text=True, capture_output=True, timeout=600, check=False
         )
@@ -67,7 +71,7 @@ def run_page(page: Path, folder: Path, gpu: bool) -> list[str]:
                     os.kill(int(process.read_text()), signal.SIGTERM)
         assert not done.returncode, f"{text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         printed.append(done.stdout)
-        remembered += "".join(_REMEMBERED.findall(text)) if kind == "sh" else ""
+        remembered += "".join(_REMEMBERED.findall(text)) if kind in SHELLS else ""
     return printed
 
 

@@ -8,7 +8,7 @@ from textwrap import indent
 from typing import Any
 
 import typer
-from tests.cases.pages import blocks
+from tests.cases.pages import SHELLS, blocks
 
 from gemmill.cli import application
 from gemmill.cli.dsl import WORDS
@@ -42,7 +42,7 @@ def test_manifests_and_suites_in_the_docs_are_such(tmp_path: Path) -> None:
 def test_every_command_and_option_in_the_docs_exists() -> None:
     known = typer.main.get_command(application())
     for file in (ROOT / "README.md", ROOT / "deploy" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
-        fenced = "".join(text for _, kind, text in blocks(file) if kind == "sh")
+        fenced = "".join(text for _, kind, text in blocks(file) if kind in SHELLS)
         shown = f"{file.read_text()}\n{indent(fenced, ' ' * 4)}"
         for line in re.findall(r"^ {4}gemmill (.*)|`gemmill ([^`]+)`", shown, re.MULTILINE):
             words = [WORDS.get(word, word) for word in "".join(line).partition("#")[0].split()]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cases.pages import PAGES, ROOT, UNRUN, name, run_page
+from tests.cases.pages import PAGES, ROOT, SHELLS, UNRUN, name, run_page
 
 WITHOUT_GPU: Mapping[str, int] = {
     "README.md": 2,
@@ -54,7 +54,7 @@ def test_no_block_is_passed_over() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         languages = {*re.findall(r"^```(\S*)[^\n]*\n(?:[^`]|`(?!``))*^```$", text, re.MULTILINE)}
-        known = {"yaml", "sh", "python"} | ({"console"} if name(page) == "docs/layouts.md" else set())
+        known = {"yaml", *SHELLS, "python"} | ({"console"} if name(page) == "docs/layouts.md" else set())
         assert not {word for word in languages - known if not word.startswith("{")}, page
         for of, beginning in UNRUN:
             assert of != name(page) or f"\n{beginning}" in text, f"{of} has no such block any more: {beginning}"
