@@ -40,52 +40,42 @@ def test_the_page_is_what_the_measurements_come_to(table: Table) -> None:
 
 
 Figure = Callable[[Sequence[float]], float | None]
-ROWS: Mapping[str, tuple[int, str, Figure]] = {
-    "**H200**: selected / cuBLASLt (00b13fba; tf32 e2cb6a32)": (0, "ratios", geometric_mean),
-    "selected / PyTorch's cuBLAS": (2, "ratios", geometric_mean),
-    "on 24 problems of layers that nobody had measured": (-2, "ratios", geometric_mean),
-    "**H100**: selected / cuBLASLt (e4d48ab)": (1, "ratios", geometric_mean),
+ROWS: Mapping[str, tuple[int, Figure]] = {
+    "H200: suites": (0, geometric_mean),
+    "H200: worst in suites": (0, min),
+    "H200: relative to cuBLAS in PyTorch": (2, geometric_mean),
+    "H200: 24 layers outside the suites": (-2, geometric_mean),
+    "H100: suites": (1, geometric_mean),
+    "H100: worst in suites": (1, min),
 }
-"""Rows of the summary: of which table, which ratios, and what is said of them."""
-TWICE: Mapping[str, tuple[str, Figure]] = {
-    "best of the set / cuBLASLt": ("best", geometric_mean),
-    "least selected / cuBLASLt": ("ratios", min),
-}
-"""Rows that come twice, for the H200 and for the H100."""
+"""Rows of the summary: the table each is from, and the figure over the selected kernels' ratios."""
 OTHERS = {
-    "60 drawn at random": "Random problems, H200",
-    "60 of the first row with a row-major B": "Random problems with a row-major B, H200",
+    "60 random layers": "Random problems, H200",
+    "the same, B row-major": "Random problems with a row-major B, H200",
     "90 gradients of inputs": "Gradients of inputs, H200",
     "90 gradients of weights": "Gradients of weights, H200",
-    "180 of 1 to 256 rows": "Few rows times row-major weights, H200",
-    "24 batches": "Batched GEMMs, H200",
+    "180 with 1 to 256 rows": "Few rows times row-major weights, H200",
+    "24 batched GEMMs": "Batched GEMMs, H200",
 }
-"""Beginnings of rows with means and, in parentheses, the least, and the tables that they are of."""
+"""Beginnings of rows with means and, in parentheses, the worst problem, and the tables that they are from."""
 
 
 @pytest.mark.slow
 @pytest.mark.heavy
 def test_the_summary_and_the_readme_have_the_figures_of_the_page() -> None:
     summary = (ROOT / "docs" / "performance" / "summary.md").read_text(encoding="utf-8")
-
-    def said(start: str, page: str = summary) -> list[list[float]]:
-        rows = re.findall(rf"^\| {re.escape(start)}[^|]*\|(.*)\|$", page, re.M)
-        return [[float(figure) for figure in re.findall(r"[\d.]+", row)] for row in rows]
-
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    of_suites = [[x for line in lines(TABLES[0]) for x in (geometric_mean(line.ratios), min(line.ratios))]]
-    assert said("bursts: 327 problems", readme) == [pytest.approx(row, abs=6e-4) for row in of_suites]
-    (drawn,), (with_f16,) = (
-        said("300 a type drawn by a seed"),
-        said("bursts: [300 problems a type drawn by a seed]", readme),
-    )
-    assert drawn == pytest.approx([*with_f16[:2], *with_f16[4:]], abs=6e-3)
-    for start, (table, ratios, figure) in ROWS.items():
-        assert said(start) == [pytest.approx([figure(getattr(x, ratios)) for x in lines(TABLES[table])], abs=6e-4)]
-    for start, (ratios, figure) in TWICE.items():
-        of = [[figure(getattr(x, ratios)) for x in lines(TABLES[table])] for table in (0, 1)]
-        assert said(start) == [pytest.approx(row, abs=6e-4) for row in of], start
+
+    def row(start: str, page: str = summary) -> list[float]:
+        (found,) = re.findall(rf"^\| {re.escape(start)}[^|]*\|(.*)\|$", page, re.M)
+        return [float(figure) for figure in re.findall(r"\d+\.\d+", found)]
+
+    suites = [x for line in lines(TABLES[0]) for x in (geometric_mean(line.ratios), min(line.ratios))]
+    assert row("Bursts, 327 layer shapes", readme) == pytest.approx(suites, abs=6e-4)
+    assert row("Bursts, 300 random shapes", readme) == row("H200: selected kernel")
+    for start, (table, figure) in ROWS.items():
+        assert row(start) == pytest.approx([figure(x.ratios) for x in lines(TABLES[table])], abs=6e-4), start
     for start, title in OTHERS.items():
         (own,) = (table for table in TABLES if table.title == title)
         known = [f(x.ratios) for x in lines(own) if x.type != "f16" for f in (geometric_mean, min)]
-        assert said(start) == [pytest.approx(known, abs=6e-3)], start
+        assert row(start) == pytest.approx(known, abs=6e-3), start
