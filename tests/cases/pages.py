@@ -16,6 +16,7 @@ ON_GPU = "<!-- needs a GPU -->"
 """Stands above a block that does."""
 
 _BLOCK = re.compile(rf"(^{ON_GPU}\n)?^```(yaml|sh|bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_SHOWN = re.compile(rf"(^{ON_GPU}\n)?^```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _REMEMBERED = re.compile(r"^[A-Z]+=.*\n", re.MULTILINE)
 """What a shell is told, and later blocks take from it."""
 
@@ -40,6 +41,15 @@ def blocks(page: Path) -> list[tuple[bool, str, str]]:
     unrun = tuple(beginning for of, beginning in UNRUN if of == name(page))
     found = _BLOCK.findall(page.read_text(encoding="utf-8"))
     return [(bool(gpu), kind, text) for gpu, kind, text in found if not (unrun and text.startswith(unrun))]
+
+
+def missing_output(page: Path, printed: str, gpu: bool) -> list[str]:
+    """The ``text`` blocks of a page that its commands did not print. White space counts as one space; ``...`` stands for
+    any text."""
+    shown = [text for on_gpu, text in _SHOWN.findall(page.read_text(encoding="utf-8")) if gpu or not on_gpu]
+    patterns = [re.escape(" ".join(text.split())).replace(r"\.\.\.", ".*") for text in shown]
+    line = " ".join(printed.split())
+    return [text for text, pattern in zip(shown, patterns, strict=True) if not re.search(pattern, line)]
 
 
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if blocks(page)]
@@ -70,7 +80,7 @@ def run_page(page: Path, folder: Path, gpu: bool) -> list[str]:
                 with suppress(ProcessLookupError):
                     os.kill(int(process.read_text()), signal.SIGTERM)
         assert not done.returncode, f"{text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-        printed.append(done.stdout)
+        printed.append(done.stdout + done.stderr)
         remembered += "".join(_REMEMBERED.findall(text)) if kind in SHELLS else ""
     return printed
 

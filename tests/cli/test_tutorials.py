@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cases.pages import PAGES, ROOT, SHELLS, UNRUN, name, run_page
+from tests.cases.pages import PAGES, ROOT, SHELLS, UNRUN, missing_output, name, run_page
 
 WITHOUT_GPU: Mapping[str, int] = {
     "README.md": 2,
@@ -30,12 +30,6 @@ WITHOUT_GPU: Mapping[str, int] = {
 }
 """How many blocks of a page are commands and programs that need none."""
 
-SHOWN: Mapping[str, tuple[str, ...]] = {
-    "docs/editing.md": ("+  static constexpr int kSwizzle = 4;", "edited.pack: 1 kernels, 0 damaged"),
-}
-"""What is printed, besides."""
-
-
 def of_page(page: Path) -> Any:
     tier = pytest.mark.slow if WITHOUT_GPU.get(name(page), 2) < 2 else pytest.mark.heavy
     return pytest.param(page, marks=tier, id=name(page))
@@ -45,7 +39,7 @@ def of_page(page: Path) -> Any:
 def test_a_page_works_from_start_to_end(page: Path, tmp_path: Path) -> None:
     printed = run_page(page, tmp_path, gpu=False)
     assert len(printed) == WITHOUT_GPU[name(page)]
-    assert {text for text in SHOWN.get(name(page), ()) if text not in "".join(printed)} == set()
+    assert missing_output(page, "".join(printed), gpu=False) == []
 
 
 def test_no_block_is_passed_over() -> None:
@@ -54,7 +48,7 @@ def test_no_block_is_passed_over() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         languages = {*re.findall(r"^```(\S*)[^\n]*\n(?:[^`]|`(?!``))*^```$", text, re.MULTILINE)}
-        known = {"yaml", *SHELLS, "python"} | ({"console"} if name(page) == "docs/layouts.md" else set())
+        known = {"yaml", *SHELLS, "python", "text"} | ({"console"} if name(page) == "docs/layouts.md" else set())
         assert not {word for word in languages - known if not word.startswith("{")}, page
         for of, beginning in UNRUN:
             assert of != name(page) or f"\n{beginning}" in text, f"{of} has no such block any more: {beginning}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.cases.pages import PAGES, blocks, name, run_page
+from tests.cases.pages import PAGES, blocks, missing_output, name, run_page
 
 from gemmill.library.errors import ToolchainError
 from gemmill.runtime.compile.disassembly import disassembler
@@ -24,4 +24,4 @@ def test_a_page_works_from_start_to_end(page: Path, tmp_path: Path) -> None:
             disassembler()
         except ToolchainError as error:
             pytest.skip(str(error))
-    run_page(page, tmp_path, gpu=True)
+    assert missing_output(page, "".join(run_page(page, tmp_path, gpu=True)), gpu=True) == []
