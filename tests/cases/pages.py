@@ -44,8 +44,8 @@ def blocks(page: Path) -> list[tuple[bool, str, str]]:
 
 
 def missing_output(page: Path, printed: str, gpu: bool) -> list[str]:
-    """The ``text`` blocks of a page that its commands did not print. White space counts as one space; ``...`` stands for
-    any text."""
+    """The ``text`` blocks of a page that its commands did not print; ``...`` stands for any text, a space for any white
+    space."""
     shown = [text for on_gpu, text in _SHOWN.findall(page.read_text(encoding="utf-8")) if gpu or not on_gpu]
     patterns = [re.escape(" ".join(text.split())).replace(r"\.\.\.", ".*") for text in shown]
     line = " ".join(printed.split())
