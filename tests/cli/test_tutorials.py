@@ -30,6 +30,7 @@ WITHOUT_GPU: Mapping[str, int] = {
 }
 """How many blocks of a page are commands and programs that need none."""
 
+
 def of_page(page: Path) -> Any:
     tier = pytest.mark.slow if WITHOUT_GPU.get(name(page), 2) < 2 else pytest.mark.heavy
     return pytest.param(page, marks=tier, id=name(page))
