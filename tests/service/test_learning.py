@@ -58,7 +58,7 @@ def test_a_model_is_published_that_is_no_worse(tmp_path: Path) -> None:
         refused = server.ask("POST", MODELS, token=tokens["boss"]).json
         assert (refused["published"], refused["number"]) == (False, 0)
         assert 0.5 < refused["reaches"]["new"] < refused["reaches"]["before"] < 1
-        assert refused["says"].startswith("not published: it reaches 0.")
+        assert refused["says"].startswith("not published: the kernels that it selects reach 0.")
         assert server.ask("GET", MODELS, token=tokens["one"]).headers["etag"] == '"0"'
         assert us(server) == shipped
 

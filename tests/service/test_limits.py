@@ -105,6 +105,6 @@ def test_connections_that_are_all_at_work_are_not_ended_for_another(tmp_path: Pa
 
 def test_more_connections_than_files_are_refused_at_once(tmp_path: Path) -> None:
     limited = serving(tmp_path, before=["prlimit", "--nofile=300:300"])
-    says = "1,000 connections take 1,128 open files, and this process may have 300"
+    says = "1,000 connections need 1,128 open files, but the limit of this process is 300"
     with pytest.raises(AssertionError, match=says), limited:
         pass

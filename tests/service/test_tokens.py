@@ -32,18 +32,18 @@ def test_tokens_are_read_again_when_the_file_changes(tmp_path: Path) -> None:
     tokens = Tokens(path)
     assert status(tokens, first, date(2027, 1, 31)) == "first"
     assert "expired on 2027-01-31" in status(tokens, first, date(2027, 2, 1))
-    assert "unknown" in status(tokens, second)
-    assert status(tokens, None) == "401: no token was sent"
+    assert "Unknown" in status(tokens, second)
+    assert status(tokens, None) == "401: Missing token."
     path.write_text(f"{other.line()}\n")
     assert status(tokens, second) == "second"
-    assert "unknown" in status(tokens, first)
+    assert "Unknown" in status(tokens, first)
     path.write_text("nonsense\n")
     assert status(tokens, second) == "second", "a file that is wrong locks nobody out"
     assert not tokens.sound
     os.unlink(path)
     assert status(tokens, second) == "second"
     path.write_text(f"{line.line()}\n")
-    assert "unknown" in status(tokens, second)
+    assert "Unknown" in status(tokens, second)
     assert tokens.sound
 
 
@@ -60,11 +60,11 @@ def test_browsers_send_a_token_as_a_password(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("a read", "2 words; a line is NAME SCOPES SHA256HEX"),
-        ("a/b read " + "0" * 64, "the name 'a/b' must be"),
-        ("a reed " + "0" * 64, "'reed' is no scope; there are read, compile, source, write or admin"),
-        ("a read " + "0" * 63, "is no SHA-256"),
-        ("a read " + "0" * 64 + " tomorrow", "'tomorrow' is no date"),
+        ("a read", "expected NAME SCOPES SHA256HEX .YYYY-MM-DD., found 2 words"),
+        ("a/b read " + "0" * 64, "invalid name 'a/b'"),
+        ("a reed " + "0" * 64, "unknown scope 'reed'; expected read, compile, source, write or admin"),
+        ("a read " + "0" * 63, "must be a SHA-256 in hex"),
+        ("a read " + "0" * 64 + " tomorrow", "invalid date 'tomorrow'; expected a date such as 2027-01-31"),
     ],
 )
 def test_lines_that_are_wrong(line: str, says: str) -> None:
@@ -75,7 +75,7 @@ def test_lines_that_are_wrong(line: str, says: str) -> None:
 def test_names_are_of_one_token_each(tmp_path: Path) -> None:
     lines = [new_token("a", ["read"])[1].line() for _ in range(2)]
     (tmp_path / "tokens").write_text("\n".join(lines))
-    with pytest.raises(SettingError, match="two lines have the name of a"):
+    with pytest.raises(SettingError, match="two lines have the same name: a"):
         Tokens(tmp_path / "tokens")
 
 

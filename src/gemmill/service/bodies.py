@@ -1,4 +1,4 @@
-"""Bodies of requests: read within limits, and as JSON of known members."""
+"""Read the bodies of requests, within limits, and validate their JSON."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from gemmill.service.refusal import Refusal
 from gemmill.service.service_options import ALL_BODIES_BYTES, BODY_BYTES, BODY_TIMEOUTS, ITEMS
 
 Text = Annotated[str, Field(max_length=4096)]
-"""A name, or a problem in a line."""
+"""A kernel name, or a problem as one line."""
 Texts = Annotated[list[Text], Field(max_length=ITEMS)]
 CudaVersion = Annotated[int, Field(ge=0, lt=1000)]
 Body = TypeVar("Body", bound=Frozen)
 
 
 async def read_body(request: Request, most: int = BODY_BYTES) -> bytes:
-    """What a request carries.
+    """The body of a request.
 
     Raises:
-        Refusal: it is more than ``most`` bytes, by its header or in truth (413), does not come in time (408), or other
-            bodies take all the memory that they may (503).
-        ClientDisconnect: the client has gone.
+        Refusal: the body, or its Content-Length, exceeds ``most`` bytes (413), it does not arrive in time (408), or the
+            bodies of all requests use up their memory (503).
+        ClientDisconnect: the client has disconnected.
     """
-    too_large = Refusal(413, "too_large", f"the body has more than {most:,} bytes", "send it in parts")
+    too_large = Refusal(413, "too_large", f"The body exceeds {most:,} bytes.", "split it into several requests")
     service = request.scope["service"]
     stated = request.headers.get("content-length", "")
     if stated.isdecimal() and (len(stated) > 15 or int(stated) > most):
@@ -46,9 +46,9 @@ async def read_body(request: Request, most: int = BODY_BYTES) -> bytes:
                 if size > most:
                     raise too_large
                 if service.body_bytes > ALL_BODIES_BYTES:
-                    raise Refusal(503, "busy", "too many bytes of bodies are on their way", retry_after=1)
+                    raise Refusal(503, "busy", f"Request bodies exceed {ALL_BODIES_BYTES:,} bytes.", retry_after=1)
     except TimeoutError:
-        raise Refusal(408, "slow", f"the body did not come in time; {size:,} bytes did", retry_after=1) from None
+        raise Refusal(408, "slow", f"The body timed out after {size:,} bytes.", retry_after=1) from None
     finally:
         service.body_bytes -= size
     return b"".join(parts)
@@ -63,7 +63,7 @@ class GpuDescription(Frozen):
 
 
 class KernelRequest(Frozen):
-    """What requests of kernels have in common: which gemmill sends them, and for which machine."""
+    """Members of all requests for kernels: the client's version of gemmill, and the machine that runs the kernels."""
 
     gemmill: str | None = None
     headers: str | None = None
@@ -72,25 +72,25 @@ class KernelRequest(Frozen):
 
 
 async def read_json(request: Request, kind: type[Body]) -> Body:
-    """The JSON of a request; Refusal 422 names what is otherwise than it must be."""
+    """The validated JSON of a request; Refusal 422 names the first invalid member."""
     data = await read_body(request)
     try:
         content = parse(data)
-        if b"\\u" in data:  # half of a surrogate pair, which is no text
+        if b"\\u" in data:  # rejects unpaired surrogates, which cannot be encoded
             json.dumps(content, ensure_ascii=False).encode()
     except ValueError as error:
-        raise malformed(f"the body is no JSON: {error}") from None
+        raise malformed(f"The body is not valid JSON: {error}") from None
     if not isinstance(content, dict):
-        raise malformed(f"the body is {content!r:.80}; it must be an object")
+        raise malformed(f"The body must be a JSON object; found {content!r:.80}.")
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         place = ".".join(map(str, fault["loc"]))
         hint = suggest(place, kind.model_fields) if fault["type"] == "extra_forbidden" else ""
-        raise malformed(f"{place[:80]} is {fault['input']!r:.80}: {fault['msg']}{hint}") from None
+        raise malformed(f"Invalid {place[:80]} {fault['input']!r:.80}: {fault['msg']}{hint}") from None
 
 
 def malformed(message: str, hint: str = "") -> Refusal:
-    """422: the request says something that means nothing."""
+    """422: the request is invalid."""
     return Refusal(422, "malformed", message, hint)

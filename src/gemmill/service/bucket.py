@@ -1,7 +1,7 @@
-"""A bucket behind the disk: S3, GCS, Azure, or a folder, through obstore. What it does not answer is a miss.
+"""A bucket that backs the store on disk: S3, GCS, Azure, or a folder, through obstore. Errors count as misses.
 
 Objects have the paths of the protocol, ``v1/kernels/KEY`` and ``v1/blobs/SHA256``, so that a client can read a public
-bucket as it reads a server.
+bucket like a server.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 Kind = Literal["kernels", "blobs"]
 _SECONDS = 10.0
-"""An operation that takes longer, with what obstore repeats of it, has failed."""
+"""Time limit for an operation, including retries."""
 _MISSING_SECONDS = 5.0
-"""What was not there is not asked for again for this long."""
+"""How long a miss is cached."""
 _MISSING = 10_000
-"""Misses that are remembered."""
+"""Maximum number of cached misses."""
 _AT_ONCE = 32
-"""Operations that go on at a time."""
+"""Maximum number of concurrent operations."""
 _log = logging.getLogger(__name__)
 
 
 class Bucket:
-    """A bucket, or a part of one.
+    """A bucket, or a prefix of one.
 
     Args:
-        url: such as ``s3://bucket/prefix``; credentials come from the environment, as those of the provider's tools.
+        url: such as ``s3://bucket/prefix``; credentials come from the environment, as for the provider's own tools.
 
     Raises:
-        SettingError: the URL means nothing.
+        SettingError: the URL is invalid.
     """
 
     def __init__(self, url: str, metrics: Metrics) -> None:
@@ -58,7 +58,7 @@ class Bucket:
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     async def get(self, kind: Kind, name: str) -> bytes | None:
-        """An object; None where it is not there, or cannot be read."""
+        """The content of an object; None if it does not exist or cannot be read."""
         path = f"v1/{kind}/{name}"
         if time.monotonic() - self._missing.get(path, -_MISSING_SECONDS) < _MISSING_SECONDS:
             return None
@@ -74,14 +74,14 @@ class Bucket:
             if len(self._missing) > _MISSING:
                 self._missing.popitem(last=False)
             return None
-        except Exception as error:  # noqa: BLE001 (whatever a network and its library come up with is a miss)
+        except Exception as error:  # noqa: BLE001 (every error of the network or obstore counts as a miss)
             self._failed("get", path, error)
             return None
         self._count("get", "ok")
         return data
 
     async def put(self, kind: Kind, name: str, data: bytes) -> bool:
-        """Whether an object is there now."""
+        """Write an object; returns whether that succeeded."""
         path = f"v1/{kind}/{name}"
         try:
             async with self._turns, asyncio.timeout(_SECONDS):

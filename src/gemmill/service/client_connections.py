@@ -1,8 +1,8 @@
-"""Connections with deadlines and bounds, which uvicorn has not: it keeps half a request for ever.
+"""Connections with timeouts and limits, which uvicorn lacks: it keeps an incomplete request forever.
 
-A connection is closed whose headers, body or reading of the answer take too long, or whose headers are too large. Where
-there are as many connections as may be, the one that has waited longest without a request at work gives way, so that
-those who open connections and say nothing keep nobody out.
+The server closes a connection if its headers or body take too long, if the client reads the response too slowly, or if
+the headers are too large. At the limit of open connections, a new one replaces the connection that has been idle the
+longest, so that idle connections cannot block other clients.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from gemmill.service.metrics import Metrics
 from gemmill.service.service_options import BODY_TIMEOUTS, HEADER_BYTES
 
 READ_TIMEOUTS = 3
-"""Timeouts that a client may pause while it reads."""
+"""How long a client may stop reading, in units of `--timeout`."""
 _LARGE = 64 << 10
-"""Bytes that are not copied to be sent with what follows."""
-_SAYS = b'{"error":{"code":"busy","message":"too many connections are at work","hint":"","retry_after":1}}'
+"""Larger writes are sent at once, since joining would copy them."""
+_SAYS = b'{"error":{"code":"busy","message":"The server has too many active connections.","hint":"","retry_after":1}}'
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Type: application/json\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(_SAYS), _SAYS)
@@ -31,30 +31,30 @@ _BUSY = (
 
 @dataclass
 class Limits:
-    """Bounds of all connections of a server, and those that are open, in the order in which they were last at work."""
+    """The limits of a server's connections, and the state that they share."""
 
     connections: int
     timeout: float
     metrics: Metrics
     idle: OrderedDict[Connection, None] = field(default_factory=OrderedDict)
-    """Those without a request at work, the one that has waited longest first."""
+    """Open connections without an active request, the one that has been idle the longest first."""
     open: int = 0
 
     def protocol(self) -> type[asyncio.Protocol]:
-        """What uvicorn makes one of for each connection."""
+        """The protocol factory that uvicorn calls for each connection."""
         return cast("type[asyncio.Protocol]", partial(Connection, self))
 
     def admit(self) -> bool:
-        """Whether there is room for one more, which another may have to make."""
+        """Whether one more connection may open; closes the oldest idle one if needed."""
         if self.open >= self.connections and self.idle:
             next(iter(self.idle)).end("crowded out")
         return self.open < self.connections
 
 
 class _JoiningTransport:
-    """A transport that sends together what is written together, as uvicorn writes headers and body: a system call less.
+    """A transport that joins small writes, so that headers and body of uvicorn take one system call.
 
-    What was written goes when :meth:`flush` says so, when it is much, or at the latest when the loop comes round.
+    It sends on :meth:`flush`, after a large write, or in the next iteration of the event loop.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -62,7 +62,7 @@ class _JoiningTransport:
         self._parts: list[bytes] = []
 
     def write(self, data: bytes) -> None:
-        """Send bytes, soon."""
+        """Queue bytes to be sent."""
         if not self._parts:
             self._loop.call_soon(self.flush)
         self._parts.append(data)
@@ -70,19 +70,19 @@ class _JoiningTransport:
             self.flush()
 
     def flush(self) -> None:
-        """Send what was written."""
+        """Send the queued bytes."""
         if self._parts:
             data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts = []
             self._transport.write(data)
 
     def close(self) -> None:
-        """Close it once all is sent."""
+        """Close the connection after the queued bytes are sent."""
         self.flush()
         self._transport.close()
 
     def abort(self) -> None:
-        """Close it at once."""
+        """Close the connection at once, without sending the queued bytes."""
         self._parts = []
         self._transport.abort()
 
@@ -91,7 +91,7 @@ class _JoiningTransport:
 
 
 class Connection(HttpToolsProtocol):
-    """One connection."""
+    """One client connection, with timeouts."""
 
     def __init__(self, limits: Limits, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
@@ -100,13 +100,13 @@ class Connection(HttpToolsProtocol):
         self._writing: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._awaited = (0, "")
-        """The number of the request that is coming, and which part of it: headers, body, or none."""
+        """The number of the incoming request, and the part that is expected: headers, body, or none."""
         self._timed = self._awaited
-        """What the timer is for."""
+        """The value of ``_awaited`` that the timer was started for."""
         self._counted = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has connected."""
+        """Admit a new connection, or answer 503 and close it."""
         self._joined = _JoiningTransport(transport, self.loop)
         super().connection_made(cast("asyncio.Transport", self._joined))
         if not self._limits.admit():
@@ -121,7 +121,7 @@ class Connection(HttpToolsProtocol):
         self._expect((0, "headers"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """Cancel the timers of a closed connection."""
         self._cancel()
         if self._writing is not None:
             self._writing.cancel()
@@ -129,7 +129,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come. What came whole needs no timer."""
+        """Process received bytes; a request that arrives at once starts no timer."""
         if self.transport.is_closing():
             return
         before = self._awaited
@@ -137,7 +137,7 @@ class Connection(HttpToolsProtocol):
             self._header_bytes += len(data)
         super().data_received(data)
         awaited = self._awaited
-        if awaited == before and not awaited[1] and self in self._limits.idle:  # line ends, which begin no request
+        if awaited == before and not awaited[1] and self in self._limits.idle:  # blank lines between requests
             awaited = awaited[0], "headers"
         if awaited != self._timed:
             self._expect(awaited)
@@ -145,43 +145,43 @@ class Connection(HttpToolsProtocol):
             self.end("large headers")
 
     def on_message_begin(self) -> None:
-        """A request begins, perhaps behind another that came with it."""
+        """Expect headers; with pipelining, several requests may arrive together."""
         self._awaited = self._awaited[0] + 1, "headers"
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """All headers of a request are there."""
+        """Expect the body; the connection is no longer idle."""
         self._header_bytes = 0
         self._awaited = self._awaited[0], "body"
         self._limits.idle.pop(self, None)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """The whole request is there."""
+        """Expect nothing more of this request."""
         self._awaited = self._awaited[0], ""
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """An answer is whole."""
+        """Send the rest of the response; without further requests, the connection is idle."""
         self._joined.flush()
         if self._counted and not self.pipeline:
             self._limits.idle[self] = None
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than is written."""
+        """Start the timer of a slow reader."""
         self._writing = self.loop.call_later(READ_TIMEOUTS * self._limits.timeout, self.end, "slow reader")
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """Cancel the timer of a slow reader."""
         if self._writing is not None:
             self._writing.cancel()
             self._writing = None
         super().resume_writing()
 
     def end(self, reason: str) -> None:
-        """Close it at once, whatever is still to be written."""
+        """Close the connection at once, without sending the rest of the response."""
         self._limits.metrics.closed.labels(reason).inc()
         self._forget()
         self.transport.abort()

@@ -1,4 +1,4 @@
-"""Measurements that clients send, and the models that the service trains of them and publishes."""
+"""Measurements that clients send, and the models that the service trains on them and publishes."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 
 class Models:
-    """The models of a state's folder."""
+    """The published models, in the state folder."""
 
     def __init__(self, state: Path) -> None:
         self._path = state / "models"
 
     def folder(self, gpu: str) -> Path | None:
-        """The folder of the model in force of a GPU, by the name of its row; None where none was published."""
+        """The folder of the newest model of a GPU, by its full name; None if none was published."""
         folders = [
             path for path in self._of(gpu).glob("[0-9]*") if path.name.isdecimal() and path_of(gpu, path).is_file()
         ]
         return max(folders, key=lambda path: int(path.name), default=None)
 
     def place(self, gpu: str) -> tuple[Path, int]:
-        """Where the next model of a GPU goes, and its number."""
+        """The folder and the number of the next model of a GPU."""
         current = self.folder(gpu)
         number = 1 if current is None else int(current.name) + 1
         return self._of(gpu) / str(number), number
@@ -50,31 +50,34 @@ class Models:
 
 
 STATE_BYTES = 4 << 30
-"""Most bytes of all records."""
+"""Maximum size of all records together."""
 
 
 class Records:
-    """The records of a state's folder: a file for each body that was sent, so that none counts twice."""
+    """The measurements in the state folder: one file per upload, named by its digest so that none counts twice."""
 
     def __init__(self, state: Path) -> None:
         self._path = state / "records"
 
     def files(self) -> list[Path]:
-        """All of them."""
+        """All files of records."""
         return sorted(self._path.glob("*/*.jsonl"))
 
     def take(self, source: str, data: bytes) -> tuple[int, bool]:
-        """Keep JSON Lines of measurements; how many they are, and whether they are new.
+        """Store JSON Lines of measurements; returns their number, and whether they are new.
 
         Raises:
-            Refusal: a line is no measurement, or there is no room.
+            Refusal: a line is not a valid measurement, or the space for records is used up.
         """
         path = self._path / source / f"{hashlib.sha256(data).hexdigest()}.jsonl"
         if path.exists():
             return sum(1 for _ in read_records(path)), False
         if sum(file.stat().st_size for file in self.files()) + len(data) > STATE_BYTES:
             raise Refusal(
-                507, "full", f"the records have more than {STATE_BYTES:,} bytes", "the operator may pack them"
+                507,
+                "full",
+                f"The records on the server would exceed {STATE_BYTES:,} bytes.",
+                "ask the operator to archive old records",
             )
         unread = path.with_suffix(".unread")
         try:
@@ -84,7 +87,7 @@ class Records:
                 count = sum(1 for _ in read_records(unread))
                 lines = sum(1 for line in data.splitlines() if line.strip())
                 if count != lines:
-                    raise Refusal(422, "record", f"{lines - count} of {lines} lines are cut short or no JSON")
+                    raise Refusal(422, "record", f"{lines - count} of {lines} lines are truncated or not JSON.")
                 unread.replace(path)
             except RecordError as error:
                 raise Refusal(422, "record", str(error).replace(f"{unread}:", "line ")) from None
@@ -96,12 +99,12 @@ class Records:
 
 
 MODEL = "gemmill.model/1"
-"""What a model's envelope says it is."""
+"""The type of a model's envelope."""
 _SEND_SECONDS = 60.0
 
 
 async def post_records(service: Service, request: Request, caller: Caller) -> Response:
-    """Take in measurements, as JSON Lines."""
+    """Accept measurements, as JSON Lines."""
     data = await read_body(request, RECORDS_BYTES)
     count, new = await asyncio.to_thread(service.records.take, caller.name, data)
     if new:
@@ -110,12 +113,12 @@ async def post_records(service: Service, request: Request, caller: Caller) -> Re
 
 
 async def get_model(service: Service, request: Request, _: Caller) -> Response:
-    """The model in force of a GPU, signed: its file by name, and its number, 0 of what ships."""
+    """Send the signed model in force of a GPU: its file by name, and its number (0: the model that ships)."""
     gpu = _gpu(request)
     folder = service.models.folder(gpu)
     path = path_of(gpu, folder)
     if not path.is_file():
-        raise not_found(f"a model of {gpu}")
+        raise not_found(f"a model for {gpu}")
     number = int(folder.name) if folder else 0
     files = {path.name: await asyncio.to_thread(path.read_text)}
     payload = json.dumps({"gpu": gpu, "number": number, "files": files}, sort_keys=True).encode()
@@ -126,15 +129,15 @@ async def get_model(service: Service, request: Request, _: Caller) -> Response:
 
 
 async def post_model(service: Service, request: Request, _caller: Caller) -> Response:
-    """Train a model of a GPU on all records, and publish it if it is no worse than the one in force."""
+    """Train a model of a GPU on all records; publish it if it is not worse than the one in force."""
     gpu = _gpu(request)
     if service.training.locked():
-        raise Refusal(503, "busy", "a model is being trained", retry_after=60)
+        raise Refusal(503, "busy", "The server is already training a model.", retry_after=60)
     async with service.training:
         files = await asyncio.to_thread(service.records.files)
         if not files:
             raise Refusal(
-                422, "record", "nobody has sent records", "POST /v1/records takes what `gemmill profile` wrote"
+                422, "record", "No records to train on.", "send records of `gemmill profile` with POST /v1/records"
             )
         job = json.dumps({"gpu": gpu, "state": str(service.options.state), "files": [*map(str, files)]}).encode()
         worker = Worker("gemmill.service.model_training")
@@ -142,7 +145,7 @@ async def post_model(service: Service, request: Request, _caller: Caller) -> Res
         try:
             answer = json.loads(await asyncio.to_thread(worker.receive, None))
         except WorkerError as error:
-            raise Refusal(500, "internal", f"the process that trains {error}", "the server's log has more") from None
+            raise Refusal(500, "internal", f"The training process {error}.", "see the server's log") from None
         finally:
             worker.end()
         worker.kill()
@@ -155,4 +158,4 @@ def _gpu(request: Request) -> str:
     try:
         return full_gpu_name(str(request.path_params["gpu"]), GPUS)
     except LookupError as error:
-        raise malformed(f"gpu: {error.args[0]}") from None
+        raise malformed(f"Invalid gpu: {error.args[0]}") from None

@@ -1,4 +1,4 @@
-"""Kernels by name or problem: which it is and why; and made, what is there at once, what is not as it is compiled."""
+"""Endpoints that select and compile kernels, by name, problem or source."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 class SentSource(Frozen):
-    """A page that somebody edited, and the kernel whose page it was."""
+    """An edited source, and the name of the kernel that it was generated for."""
 
     kernel: str
     source: str
 
 
 class InstantiateRequest(KernelRequest):
-    """Kernels to make."""
+    """The body of ``POST /v1/instantiate``."""
 
     kernels: Texts | None = None
     problems: Texts | None = None
@@ -45,32 +45,32 @@ class InstantiateRequest(KernelRequest):
 
 
 class SelectRequest(KernelRequest):
-    """A problem to choose a kernel for."""
+    """The body of ``POST /v1/select``."""
 
     problem: str = Field(min_length=1)
     sm_count: int | None = None
 
 
 _WAIT_SECONDS = 60.0
-"""How long is waited unless the request says."""
+"""How long a request waits for its kernels by default."""
 
 
 @dataclass
 class Resolution:
-    """What one request asks for, by what it is called there."""
+    """The state of everything that one request asks for."""
 
     resolved: list[tuple[str | None, KeyedKernel]] = field(default_factory=list)
-    """Problems, None of what was named or sent, and their kernels."""
+    """Kernels that exist or compile, each with its problem; None for a kernel requested by name or source."""
     failed: list[tuple[dict[str, str], Refusal]] = field(default_factory=list)
-    """Problems and names that have no kernel, and kernels that are not compiled."""
+    """Items without a valid kernel, and kernels that the queue refused, each with the error."""
     ready: dict[str, Served] = field(default_factory=dict)
-    """By name."""
+    """Compiled kernels, by name."""
     jobs: dict[str, Job] = field(default_factory=dict)
-    """By name."""
+    """Queued and running compilations, by name of the kernel."""
 
 
 async def instantiate(service: Service, request: Request, caller: Caller) -> Response:
-    """Answer with lines of JSON; a refusal of everything that was asked for is a status instead."""
+    """Answer with JSON Lines; if every item must be retried later for the same reason, answer 429 or 503 instead."""
     body = await read_json(request, InstantiateRequest)
     machine = target(body)
     if body.sources:
@@ -78,26 +78,26 @@ async def instantiate(service: Service, request: Request, caller: Caller) -> Res
             raise Refusal(
                 403,
                 "no_source",
-                "this server compiles what configs emit alone",
-                "ask one that was started with --accept-source, or compile here: gemmill build FILE.cu",
+                "This server does not compile edited sources.",
+                "use a server started with --accept-source, or compile locally: gemmill build FILE.cu",
             )
         allowed(caller, "source")
     items = [{"kernel": name} for name in body.kernels or ()]
     items += [{"problem": text} for text in body.problems or ()]
     items += [source.model_dump() for source in body.sources or ()]
     if not 0 < len(items) <= ITEMS:
-        raise malformed(f"{len(items):,} kernels, problems and sources; 1 to {ITEMS:,} are taken in a request")
+        raise malformed(f"{len(items):,} kernels, problems and sources; a request must have 1 to {ITEMS:,}.")
     wait = _WAIT_SECONDS if body.wait is None else body.wait
     resolution = await resolve(service, items, machine, caller)
     if not resolution.ready and not resolution.jobs and resolution.failed:
         statuses = {refusal.status for _, refusal in resolution.failed}
-        if len(statuses) == 1 and statuses & {429, 503}:  # nothing but to ask again later
+        if len(statuses) == 1 and statuses & {429, 503}:  # the client can only retry
             raise resolution.failed[0][1]
     return StreamingResponse(lines(resolution, wait), media_type="application/x-ndjson")
 
 
 async def resolve(service: Service, items: list[dict[str, str]], machine: Target, caller: Caller) -> Resolution:
-    """Resolve names, problems and sources, find what is there, and have compiled what is not."""
+    """Resolve names, problems and sources; find the kernels that exist, and queue the others."""
     resolution = Resolution()
     for one in items:
         try:
@@ -121,7 +121,7 @@ async def resolve(service: Service, items: list[dict[str, str]], machine: Target
 
 
 async def _keyed(service: Service, one: dict[str, str], machine: Target) -> KeyedKernel:
-    """The kernel that is meant by a problem, a source, or a name."""
+    """The kernel of an item: a problem, a source, or a name."""
     if (problem := one.get("problem")) is not None:
         choice = await service.resolver.choice(problem, machine.gpu)
         service.requested_problems.note(machine.gpu.name, choice)
@@ -132,7 +132,7 @@ async def _keyed(service: Service, one: dict[str, str], machine: Target) -> Keye
 
 
 async def lines(resolution: Resolution, wait: float) -> AsyncIterator[bytes]:
-    """What becomes of what was asked for, as it does, until all is done or the time is over."""
+    """Events as JSON Lines, each sent as it happens, until all kernels are done or ``wait`` seconds are over."""
     until = time.monotonic() + wait
     for problem, kernel in resolution.resolved:
         which = {} if problem is None else {"problem": problem}
@@ -184,7 +184,7 @@ def _line(event: str, **more: object) -> bytes:
 
 
 async def select(service: Service, request: Request, _: Caller) -> Response:
-    """The kernel of a problem, its key, why, and the runners-up."""
+    """Answer with the kernel selected for a problem, its key, the reason, and the runners-up."""
     body = await read_json(request, SelectRequest)
     gpu = target(body).gpu
     choice = await service.resolver.choice(body.problem, gpu, body.sm_count)

@@ -1,4 +1,4 @@
-"""Manifests and blobs: read, and taken in."""
+"""Endpoints that send and accept manifests and blobs of kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FOR_EVER = b"public, max-age=31536000, immutable"
 
 
 class _BytesResponse(Response):
-    """What was found, or a part of it, or that a client has it: made of bytes, as a hit should take no time."""
+    """A response that encodes nothing, since most requests are hits and must be fast."""
 
     def __init__(self, body: bytes, status: int, *headers: tuple[bytes, bytes]) -> None:
         self.body, self.status_code, self.background = body, status, None
@@ -33,15 +33,15 @@ class _BytesResponse(Response):
 
 
 def digest_in_path(request: Request, what: str) -> str:
-    """The SHA-256 in the path of a request; Refusal where it is none."""
+    """The SHA-256 in the path of a request; Refusal 422 if it is not valid."""
     value = str(request.path_params[what])
     if not is_sha256(value):
-        raise malformed(f"{value!r:.100} is no {what}, which has 64 hex digits")
+        raise malformed(f"Invalid {what} {value!r:.100}; expected 64 hex digits.")
     return value
 
 
 async def get_kernel(service: Service, request: Request, _: Caller) -> Response:
-    """The signed manifest of a key."""
+    """Send the signed manifest of a key."""
     key = digest_in_path(request, "key")
     served = service.kernels.recent(key) or await service.kernels.find(key)
     (service.metrics.misses if served is None else service.metrics.hits).inc()
@@ -54,7 +54,7 @@ async def get_kernel(service: Service, request: Request, _: Caller) -> Response:
 
 
 async def get_blob(service: Service, request: Request, _: Caller) -> Response:
-    """The bytes of a kernel, or a range of them."""
+    """Send the bytes of a kernel, or a range of them."""
     digest = digest_in_path(request, "sha256")
     blob = await service.kernels.find_blob(digest)
     if blob is None:
@@ -74,7 +74,7 @@ async def get_blob(service: Service, request: Request, _: Caller) -> Response:
 
 
 async def put_blob(service: Service, request: Request, _: Caller) -> Response:
-    """Take in a kernel's bytes, which are served once their manifest has come."""
+    """Accept the bytes of a kernel; clients can download them once the manifest has arrived."""
     digest = digest_in_path(request, "sha256")
     new = await service.kernels.take_blob(digest, await read_body(request, MAX_BYTES))
     if new:
@@ -83,7 +83,7 @@ async def put_blob(service: Service, request: Request, _: Caller) -> Response:
 
 
 async def put_kernel(service: Service, request: Request, _: Caller) -> Response:
-    """Take in a kernel's manifest, whose blob has come before."""
+    """Accept the manifest of a kernel whose blob has arrived before."""
     key = digest_in_path(request, "key")
     new = await service.kernels.take_manifest(key, await read_body(request, MAX_SEALED_BYTES))
     if new:
@@ -92,8 +92,10 @@ async def put_kernel(service: Service, request: Request, _: Caller) -> Response:
 
 
 def _range(request: Request, size: int, etag: str) -> range | None:
-    """The bytes that are asked for; None for all, also where several ranges are, as RFC 9110 allows, or one of what was
-    here before."""
+    """The requested range; None for the whole blob.
+
+    The server ignores requests of several ranges, as RFC 9110 allows, and ranges of another version (``If-Range``).
+    """
     match = _RANGE.fullmatch(request.headers.get("range", ""))
     if match is None or match[0] == "bytes=-" or request.headers.get("if-range", etag) != etag:
         return None
@@ -101,11 +103,11 @@ def _range(request: Request, size: int, etag: str) -> range | None:
 
 
 def _bytes_of(match: re.Match[str], size: int) -> range:
-    """The bytes of a range such as ``0-99``, ``100-`` or ``-100``; Refusal where there are none."""
+    """The positions of a range such as ``0-99``, ``100-`` or ``-100``; Refusal 416 if it is empty."""
     if not match[1]:
         part = range(size - min(size, int(match[2])), size)
     else:
         part = range(int(match[1]), min(size, int(match[2]) + 1) if match[2] else size)
     if not part:
-        raise Refusal(416, "range", f"{match[0]} of {size:,} bytes is none")
+        raise Refusal(416, "range", f"Empty range: {match[0]} of {size:,} bytes.")
     return part

@@ -1,4 +1,4 @@
-"""What the service counts, for Prometheus."""
+"""The metrics that the service exports to Prometheus."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from prometheus_client import (
 )
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
-"""Bounds of times."""
+"""Bucket bounds of the histograms of times."""
 
 
 class Metrics:
-    """The counters of one server, in a registry of their own."""
+    """The metrics of one server, in a separate registry."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, which nobody asks for
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # creation times double the series
         self.registry = CollectorRegistry()
 
         def counter(name: str, says: str, *labels: str) -> Counter:
@@ -32,32 +32,34 @@ class Metrics:
             return Histogram(f"gemmill_{name}", says, labels, registry=self.registry, buckets=_SECONDS)
 
         self.requests = counter("requests", "Requests answered.", "route", "status")
-        self.request_seconds = histogram("request_seconds", "Time until a request was answered whole.", "route")
-        self.sent_bytes = counter("blob_bytes", "Bytes of kernels sent.")
-        self.kernels = counter("kernels", "Kernels asked for: hit (memory, disk, bucket) or miss.", "result")
+        self.request_seconds = histogram("request_seconds", "Time from a request to the end of its response.", "route")
+        self.sent_bytes = counter("blob_bytes", "Kernel bytes sent.")
+        self.kernels = counter("kernels", "Kernels requested: hit (memory, disk or bucket) or miss.", "result")
         self.hits, self.misses = self.kernels.labels("hit"), self.kernels.labels("miss")
-        self.compiles = counter("compiles", "Kernels compiled: ok, failed; found: another process had.", "outcome")
-        self.compile_seconds = histogram("compile_seconds", "Time that a worker took for a kernel.")
-        self.joined = counter("joined", "Requests that waited for a compilation which another had asked for.")
+        self.compiles = counter(
+            "compiles", "Compilations: ok, failed, or found (another process had compiled it).", "outcome"
+        )
+        self.compile_seconds = histogram("compile_seconds", "Compile time of a kernel.")
+        self.joined = counter("joined", "Requests that joined a queued or running compilation.")
         self.refused = counter("refused", "Requests refused, by code.", "code")
-        self.uploads = counter("uploads", "Blobs and manifests taken in.", "kind")
+        self.uploads = counter("uploads", "Uploads accepted, by kind.", "kind")
         self.bucket = counter("bucket_operations", "Requests to the bucket.", "operation", "outcome")
-        self.damaged = counter("damaged", "Kernels found damaged, on disk or in the bucket, and dropped.")
-        self.write_failures = counter("write_failures", "What could not be written to disk.")
+        self.damaged = counter("damaged", "Damaged kernels found on disk or in the bucket, and dropped.")
+        self.write_failures = counter("write_failures", "Failed writes to disk.")
         self.closed = counter("connections_closed", "Connections closed by the server, by reason.", "reason")
-        self.connections = gauge("connections", "Connections open.")
-        self.queued = gauge("queued", "Kernels that wait to be compiled.")
-        self.compiling = gauge("compiling", "Kernels that are being compiled.")
+        self.connections = gauge("connections", "Open connections.")
+        self.queued = gauge("queued", "Kernels waiting to be compiled.")
+        self.compiling = gauge("compiling", "Kernels being compiled.")
         self.draining = gauge("draining", "1 after SIGTERM.")
-        self.tokens_sound = gauge("tokens_sound", "0 where the file of tokens is wrong, and an older one in force.")
-        self.store_bytes = gauge("store_bytes", "Bytes of the store, every minute.")
-        self.store_kernels = gauge("store_kernels", "Kernels of the store, every minute.")
+        self.tokens_sound = gauge("tokens_sound", "0 if the tokens file is invalid and older tokens are in force.")
+        self.store_bytes = gauge("store_bytes", "Size of the store in bytes, updated every minute.")
+        self.store_kernels = gauge("store_kernels", "Kernels in the store, updated every minute.")
 
     def value(self, metric: Counter | Gauge, *labels: str) -> float:
-        """What a counter or gauge has come to."""
+        """The current value of a counter or gauge."""
         [family] = (metric.labels(*labels) if labels else metric).collect()
         return family.samples[0].value
 
     def page(self) -> bytes:
-        """The text that Prometheus reads."""
+        """All metrics in the text format of Prometheus."""
         return generate_latest(self.registry)

@@ -1,6 +1,6 @@
-"""A model from the records of a fleet, published if it is no worse than the one in force.
+"""Train a model on the records of a fleet, and publish it if it is not worse than the one in force.
 
-Runs in a process of its own (:func:`serve`), as it takes minutes and all cores.
+Runs in a separate process (:func:`serve`), since it takes minutes and all cores.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from gemmill.runtime.workers import Parent
 from gemmill.service.fleet_models import Models
 
 WORSE = 0.002
-"""What a new model may lose, as part of the best time, on problems that were held out: less is noise."""
+"""How much a new model may lose on held-out problems, as a fraction of the best throughput; less is noise."""
 
 
 def learn(records: Sequence[Path], gpu: str, state: Path) -> dict[str, Any]:
-    """Train a model of a GPU and publish it, if it is to be; what came of it, as the server answers.
+    """Train a model of a GPU and publish it if it is good enough; returns the response of the server.
 
-    The new model is judged on problems that it was not fitted to, the one in force on all: it may have seen some, which
-    counts for it.
+    The new model is evaluated on held-out problems only, the model in force on all problems. The model in force may
+    have been trained on some of them, so that the comparison favors it.
 
     Raises:
-        RecordError: the records have too little of the GPU.
-        OSError: the state cannot be written.
+        RecordError: the records have too few measurements of the GPU.
+        OSError: the state folder cannot be written.
     """
     models = Models(state)
     place, number = models.place(gpu)
@@ -50,7 +50,8 @@ def learn(records: Sequence[Path], gpu: str, state: Path) -> dict[str, Any]:
         is_published = after >= before - WORSE
         if is_published:
             new.rename(place)
-    says = f"it reaches {after:.4f} of the best, the model in force {'before ' if is_published else ''}{before:.4f}"
+    old = "previous" if is_published else "current"
+    says = f"the kernels that it selects reach {after:.4f} of the best, those of the {old} model {before:.4f}"
     return {
         "published": is_published,
         "number": number if is_published else number - 1,
@@ -60,7 +61,7 @@ def learn(records: Sequence[Path], gpu: str, state: Path) -> dict[str, Any]:
 
 
 def _in_force(records: Sequence[Path], gpu: str, folder: Path | None) -> float:
-    """What the model in force reaches of the best: of kernels that it takes first, the geometric mean over problems."""
+    """Throughput of the kernels that the model in force selects, relative to the best: geometric mean over problems."""
     model = model_of(gpu, folder)
     shares = []
     for (name, _), run in read_runs(records).items():
@@ -71,7 +72,7 @@ def _in_force(records: Sequence[Path], gpu: str, folder: Path | None) -> float:
 
 
 def serve(parent: Parent) -> None:
-    """The body of the process: takes GPU, state and files of records, as JSON, and answers with JSON."""
+    """The body of the process: receives GPU, state folder and files of records as JSON, and sends a JSON result."""
     parent.end_with()
     job = json.loads(parent.receive())
     try:

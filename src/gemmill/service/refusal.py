@@ -1,4 +1,4 @@
-"""What a request is refused with: a status, a code that programs compare, a message and a way out for people."""
+"""Error responses: an HTTP status, a code for programs, and a message and a hint for people."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from starlette.responses import JSONResponse
 
 
 class Refusal(Exception):
-    """A request, or a kernel of one, that is not served.
+    """The error response to a request, or to one kernel of it.
 
     Args:
-        status: of HTTP.
-        code: what programs compare.
-        message: the thing, the value and the rule.
-        hint: the way out; empty where the message has it.
-        retry_after: seconds after which to ask again; None where asking again changes nothing.
+        status: HTTP status.
+        code: a word for programs.
+        message: what is wrong, with the value and the rule.
+        hint: what to do; empty if the message says it.
+        retry_after: seconds after which the client may retry; None if retrying does not help.
     """
 
     def __init__(
@@ -27,20 +27,20 @@ class Refusal(Exception):
         self.retry_after = None if retry_after is None else max(1, math.ceil(retry_after))
 
     def document(self) -> dict[str, Any]:
-        """What stands under ``error``."""
+        """The value of ``error`` in the response."""
         again = {} if self.retry_after is None else {"retry_after": self.retry_after}
         return {"code": self.code, "message": self.message, "hint": self.hint, **again}
 
     def response(self) -> JSONResponse:
-        """The whole answer."""
+        """The HTTP response."""
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         if self.status == 401:
             headers["WWW-Authenticate"] = 'Bearer realm="gemmill", Basic realm="gemmill"'
-        if self.status == 408:  # what is left of the body is not waited for; of one that is too large it is dropped
+        if self.status == 408:  # the rest of the body may never arrive; after 413, uvicorn discards it
             headers["Connection"] = "close"
         return JSONResponse({"error": self.document()}, self.status, headers)
 
 
 def not_found(what: str, hint: str = "") -> Refusal:
-    """404: there is no such thing here."""
-    return Refusal(404, "not_found", f"{what} is not here", hint)
+    """404: the server does not have the thing."""
+    return Refusal(404, "not_found", f"Not found: {what}.", hint)

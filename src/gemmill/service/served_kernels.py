@@ -1,7 +1,7 @@
-"""Kernels as they are served: a signed manifest, and the blob that it names. A manifest without its blob is none.
+"""The kernels of a server: each is a signed manifest and the blob that it names. Both must exist.
 
-They are looked for in memory, in the store on disk, and in the bucket. What is found is checked before it is served,
-and kept where it was missing. A disk that is full or damaged costs no kernel that was just compiled: memory has it.
+The server looks for a kernel in memory, in the store on disk, and in the bucket. It verifies each kernel before it
+sends it, and copies it to the faster places. If the disk is full or damaged, new kernels are still kept in memory.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from gemmill.service.refusal import Refusal, not_found
 from gemmill.service.state_files import UPLOADS_BYTES, Files
 
 MEMORY_BYTES = 64 << 20
-"""Blobs that are kept in memory: a thousand."""
+"""Maximum size of all blobs in memory, about a thousand."""
 _log = logging.getLogger(__name__)
 
 
 class Served(NamedTuple):
-    """A kernel as it is served."""
+    """A kernel, ready to send."""
 
     manifest: KernelManifest
     envelope: bytes
@@ -47,20 +47,20 @@ class Kernels:
         self._store, self._files, self._signing, self._bucket = store, files, signing, bucket
         self._metrics = metrics
         self._recent: OrderedDict[str, Served] = OrderedDict()
-        """By key, the one used least recently first."""
+        """Kernels in memory by key, the least recently used first."""
         self._keys: dict[str, str] = {}
-        """Of those, the key by the blob's digest."""
+        """The keys of the kernels in memory, by the digest of the blob."""
         self._recent_bytes = 0
         self._background: set[asyncio.Task[None]] = set()
 
     def recent(self, key: str) -> Served | None:
-        """A kernel that memory has."""
+        """The kernel of a key if it is in memory, else None."""
         if (served := self._recent.get(key)) is not None:
             self._recent.move_to_end(key)
         return served
 
     async def find(self, key: str) -> Served | None:
-        """The kernel of a key; None where nobody has it."""
+        """The kernel of a key, from memory, disk or bucket; None if it is in none of them."""
         if (served := self.recent(key)) is None:
             served = await asyncio.to_thread(self._from_disk, key) or await self._from_bucket(key)
             if served is not None:
@@ -68,7 +68,7 @@ class Kernels:
         return served
 
     async def find_blob(self, digest: str) -> bytes | None:
-        """The blob of a digest, of kernels that have a manifest."""
+        """The blob of a digest; None if no kernel with a manifest has it."""
         key = self._keys.get(digest)
         if key is None:
             kept = await asyncio.to_thread(self._files.read, "blobs", digest)
@@ -78,33 +78,41 @@ class Kernels:
         return None
 
     async def publish(self, artifact: Artifact) -> Served:
-        """Have a kernel served that was just compiled here."""
+        """Store, sign and upload a kernel that was just compiled."""
         served = await asyncio.to_thread(self._publish, artifact)
         self._keep(served)
         self._upload_later(served)
         return served
 
     async def take_blob(self, digest: str, data: bytes) -> bool:
-        """Keep a blob until its manifest comes; whether it is new. Refusal where it is another, or no kernel."""
+        """Keep an uploaded blob until its manifest arrives; returns whether it is new.
+
+        Raises:
+            Refusal: the digest does not match, or the blob is not a valid kernel.
+        """
         if await self.find_blob(digest) is not None:
             return False
         return await asyncio.to_thread(self._take_blob, digest, data)
 
     async def take_manifest(self, key: str, envelope: bytes) -> bool:
-        """Have a kernel served whose blob was sent before; whether it is new. Refusal where something is wrong."""
+        """Accept the manifest of a blob that was uploaded before; returns whether the kernel is new.
+
+        Raises:
+            Refusal: the signature, key or blob is not valid, or another kernel has the key.
+        """
         try:
             manifest, envelope = await asyncio.to_thread(self._signing.from_outside, envelope)
         except TrustError as error:
             raise Refusal(403, error.reason, str(error), "sign it with a key that the server trusts") from None
         if manifest.key != key:
-            raise Refusal(422, "wrong_key", f"the manifest is of the key {manifest.key}, not of {key}")
+            raise Refusal(422, "wrong_key", f"The manifest has the key {manifest.key}; expected {key}.")
         if (present := await self.find(key)) is not None:
             if present.manifest == manifest:
                 return False
-            raise Refusal(412, "there", f"{key} is here already, with the blob {present.manifest.digest}")
+            raise Refusal(412, "there", f"{key} exists already, with the blob {present.manifest.digest}.")
         blob = await asyncio.to_thread(self._files.read, "uploads", manifest.digest)
         if blob is None:
-            raise Refusal(409, "no_blob", f"the blob {manifest.digest} is not here", "send the blob first")
+            raise Refusal(409, "no_blob", f"Missing blob {manifest.digest}.", "upload the blob before the manifest")
         served = await asyncio.to_thread(self._adopt, manifest, envelope, blob)
         self._keep(served)
         self._upload_later(served)
@@ -112,7 +120,7 @@ class Kernels:
         return True
 
     def sweep(self) -> int:
-        """Remove manifests whose kernels the store has evicted, and what points to them; how many."""
+        """Remove the manifests of kernels that the store has evicted; returns their number."""
         removed = 0
         for key in self._files.names("manifests"):
             if not self._store.holds(key):
@@ -126,7 +134,7 @@ class Kernels:
         return removed
 
     async def settle(self) -> None:
-        """Wait until what is on its way to the bucket has arrived."""
+        """Wait for all uploads to the bucket."""
         if self._background:
             await asyncio.wait(self._background)
 
@@ -145,7 +153,7 @@ class Kernels:
         self._keys.pop(served.manifest.digest, None)
 
     def _from_disk(self, key: str) -> Served | None:
-        """The kernel of an entry of the store, with the manifest that was kept of it, or a new one."""
+        """A kernel from the store, with its stored manifest if that is valid, else a new manifest."""
         try:
             blob = self._store.read(key)
         except OSError:
@@ -158,7 +166,7 @@ class Kernels:
         try:
             verify(artifact := Artifact.from_bytes(blob, key))
         except ValueError as error:
-            _log.error("%s: %s; it is dropped", key, error)
+            _log.error("%s: %s; dropped from the store", key, error)
             self._metrics.damaged.inc()
             with suppress(OSError):
                 self._store.drop(key)
@@ -182,7 +190,7 @@ class Kernels:
         return served
 
     def _adopt(self, manifest: KernelManifest, envelope: bytes, blob: bytes) -> Served:
-        """A kernel from outside, checked and kept; Refusal where the blob is not what the manifest says."""
+        """Verify and store a kernel from a client or the bucket; Refusal if the blob does not match the manifest."""
         try:
             manifest.artifact(blob)
         except TrustError as error:
@@ -199,18 +207,18 @@ class Kernels:
 
     def _take_blob(self, digest: str, data: bytes) -> bool:
         if (actual := hashlib.sha256(data).hexdigest()) != digest:
-            raise Refusal(400, "digest", f"the body's SHA-256 is {actual}, not {digest}", "send it again")
+            raise Refusal(400, "digest", f"The SHA-256 of the body is {actual}; expected {digest}.", "send it again")
         try:
             verify(Artifact.from_bytes(data))
         except ValueError as error:
-            raise Refusal(422, "no_kernel", f"the body is no kernel that this gemmill takes: {error}") from None
+            raise Refusal(422, "no_kernel", f"The body is not a kernel for this version of gemmill: {error}") from None
         if self._files.uploads_bytes() + len(data) > UPLOADS_BYTES:
-            full = f"{UPLOADS_BYTES:,} bytes of blobs wait for their manifests"
-            raise Refusal(507, "full", full, "send manifests", retry_after=60)
+            full = f"Blobs without a manifest would exceed {UPLOADS_BYTES:,} bytes."
+            raise Refusal(507, "full", full, "upload the manifests of earlier blobs", retry_after=60)
         if self._files.read("uploads", digest) is not None:
             return False
         if not self._files.write("uploads", digest, data):
-            raise Refusal(507, "full", "the blob could not be written; the server's log says why", retry_after=60)
+            raise Refusal(507, "full", "Cannot write the blob to disk.", "see the server's log", retry_after=60)
         return True
 
     async def _from_bucket(self, key: str) -> Served | None:
@@ -223,12 +231,12 @@ class Kernels:
                 return None
             return await asyncio.to_thread(self._adopt, manifest, envelope, blob)
         except (Refusal, TrustError) as error:
-            _log.error("%s of the bucket is refused: %s", key, error)
+            _log.error("%s in the bucket is invalid: %s", key, error)
             self._metrics.damaged.inc()
             return None
 
     def _upload_later(self, served: Served) -> None:
-        """Put a kernel into the bucket, behind the request that it is of."""
+        """Upload a kernel to the bucket in the background."""
         if self._bucket is not None:
             task = asyncio.create_task(self._upload(self._bucket, served))
             self._background.add(task)
@@ -240,29 +248,29 @@ class Kernels:
 
 
 def required(served: Served | None, key: str) -> Served:
-    """A kernel that was found; Refusal 404 where it was not."""
+    """The kernel; Refusal 404 if it is None."""
     if served is None:
-        raise not_found(f"the kernel of {key}", "POST /v1/instantiate has it compiled")
+        raise not_found(f"kernel {key}", "POST /v1/instantiate compiles kernels")
     return served
 
 
 @dataclass(frozen=True)
 class Signing:
-    """Keys of a server.
+    """The signing keys and trusted keys of a server.
 
-    What it serves is signed by its own keys. What comes from outside counts if one of its own or of the trusted keys
-    signed it; without any of either, what comes need not be signed, and what is served is as it came.
+    The server signs all manifests with its own keys. It accepts a manifest from a client or a bucket if its own or a
+    trusted key signed it. With neither own nor trusted keys, it accepts unsigned manifests and sends them unchanged.
     """
 
     keys: Sequence[SigningKey]
     own: TrustedKeys | None
-    """The public keys of :attr:`keys`; None where there are none."""
+    """The public keys of :attr:`keys`; None without keys."""
     outside: TrustedKeys | None
-    """Those and the trusted ones; None where there are none."""
+    """The server's own public keys and the trusted ones; None without either."""
 
     @classmethod
     def load(cls, files: Sequence[Path], trust: str) -> Signing:
-        """Keys of files, two while one takes the place of another, and those to trust beside; TrustError as theirs."""
+        """Read private keys from files, and trusted public keys from ``trust``; TrustError if one is invalid."""
         keys = [SigningKey.load(path) for path in files]
         public = tuple(key.public for key in keys)
         trusted = TrustedKeys.read(trust) if trust else TrustedKeys(())
@@ -270,16 +278,19 @@ class Signing:
         return cls(keys, TrustedKeys(public) if public else None, both if both.keys else None)
 
     def seal(self, kind: str, payload: bytes) -> bytes:
-        """An envelope with the signatures of the server's keys, as far as it has any."""
+        """An envelope of the payload, signed with all keys of the server."""
         return seal(kind, payload, self.keys)
 
     def from_outside(self, envelope: bytes) -> tuple[KernelManifest, bytes]:
-        """The manifest of an envelope that came from a client or a bucket, and the envelope to serve it in; TrustError
-        where it is not to be taken."""
+        """Verify an envelope from a client or a bucket; returns its manifest, and the envelope to send.
+
+        Raises:
+            TrustError: the envelope is not signed by a trusted key, or is not valid.
+        """
         payload = open_sealed(envelope, KERNEL, self.outside)
         manifest = KernelManifest.from_bytes(payload)
         return manifest, self.seal(KERNEL, payload) if self.keys else envelope
 
     def from_disk(self, envelope: bytes) -> KernelManifest:
-        """The manifest of an envelope that was kept; TrustError where the server's present keys have not signed it."""
+        """The manifest of a stored envelope; TrustError unless the server's current keys signed it."""
         return KernelManifest.from_bytes(open_sealed(envelope, KERNEL, self.own))

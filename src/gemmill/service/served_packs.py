@@ -1,4 +1,4 @@
-"""Packs of a state's folder: built from problems, signed, and listed in an index."""
+"""Packs in the state folder: built for problems, signed, and listed in an index."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from gemmill.service.service import Service
 
 NAME = r"^[0-9A-Za-z_][0-9A-Za-z_.-]{0,99}\.pack$"
-"""What a pack may be called."""
+"""Pattern of valid pack names."""
 LIFETIME = timedelta(days=7)
-"""How long an index counts."""
+"""How long an index is valid."""
 _INDEX_SECONDS = 3600.0
-"""An index is made anew after this long, and when packs come or go."""
+"""Age at which the index is made again; it is also made again when packs are added or removed."""
 
 
 class Packs:
-    """Packs that are there, and those that are being built."""
+    """The packs in the state folder, and the builds in progress."""
 
     def __init__(
         self, state: Path, resolver: Resolver, kernels: Kernels, queue: CompileQueue, signing: Signing
@@ -47,27 +47,27 @@ class Packs:
         self.folder = state / "packs"
         self._resolver, self._kernels, self._queue, self._signing = resolver, kernels, queue, signing
         self.building: dict[str, asyncio.Task[None]] = {}
-        """By name; those that have failed stay until they are built again."""
+        """Builds by name of the pack; a failed build stays until the pack is built again."""
         self._index = 0.0, 0, b""
-        """When it was made, the time of the folder then, and the index."""
+        """When the index was made, the modification time of the folder then, and the index."""
 
     def names(self) -> list[str]:
-        """What is there."""
+        """The names of all packs."""
         return sorted(path.name for path in self.folder.glob("*.pack") if re.fullmatch(NAME, path.name))
 
     def index(self) -> bytes:
-        """The signed index of what is there. GemmillError where a pack is damaged."""
+        """The signed index of all packs; GemmillError if a pack is damaged."""
         made, at, index = self._index
         changed = self.folder.stat().st_mtime_ns if self.folder.exists() else 10**9
         if at != changed or time.monotonic() - made > _INDEX_SECONDS:
             packs = [Pack.open(self.folder / name) for name in self.names()]
-            # The version is the time of the folder, so that servers which share it say the same.
+            # The version is the modification time of the folder, which all servers that share it agree on.
             index = PackIndex.of(packs, LIFETIME, version=changed // 10**9).seal(self._signing.keys)
             self._index = time.monotonic(), changed, index
         return index
 
     def build(self, name: str, problems: Sequence[str], machine: Target, tenant: str) -> None:
-        """Begin to build a pack, in place of one of its name, for as long as it takes."""
+        """Start to build a pack in the background; it replaces a pack of the same name."""
         self.building[name] = asyncio.create_task(self._build(name, problems, machine, tenant))
 
     async def _build(self, name: str, problems: Sequence[str], machine: Target, tenant: str) -> None:
@@ -81,7 +81,7 @@ class Packs:
         del self.building[name]
 
     async def _compiled(self, keyed: KeyedKernel, tenant: str) -> Served:
-        """A kernel, as soon as the queue takes it; Refusal where it does not compile."""
+        """The compiled kernel; waits while the queue is full. Refusal if it does not compile."""
         while (served := await self._kernels.find(keyed.key)) is None:
             try:
                 result = await (await self._queue.submit(keyed, tenant)).result
@@ -103,17 +103,17 @@ class Packs:
 
 
 def suite_problems(suite: str) -> list[str]:
-    """The problems of a shape suite that ships; Refusal where there is none of the name."""
+    """The problems of a built-in shape suite; Refusal if no suite has the name."""
     if suite not in (suites := shipped_suites()):
-        raise Refusal(422, "malformed", f"suite is {suite!r:.80}; there are {', '.join(suites)}")
+        raise Refusal(422, "malformed", f"Unknown suite {suite!r:.80}; expected one of {', '.join(suites)}.")
     try:
         return [str(shape.problem) for shape in load_shapes(suites[suite]).shapes]
     except GemmillError as error:
-        raise Refusal(422, "malformed", f"suite {suite}: {error}") from None
+        raise Refusal(422, "malformed", f"Suite {suite}: {error}") from None
 
 
 def failure(task: asyncio.Task[None]) -> Refusal | None:
-    """Why a pack could not be built; None while it may still be."""
+    """Why a build failed; None if it has not failed."""
     if not task.done() or task.cancelled():
         return None
     error = task.exception()
@@ -123,7 +123,7 @@ def failure(task: asyncio.Task[None]) -> Refusal | None:
 
 
 class PackRequest(KernelRequest):
-    """A pack to build."""
+    """The body of ``POST /v1/packs``."""
 
     name: str = Field(pattern=NAME)
     problems: Texts | None = None
@@ -131,37 +131,37 @@ class PackRequest(KernelRequest):
 
 
 async def get_index(service: Service, _request: Request, _caller: Caller) -> Response:
-    """The signed index of all packs."""
+    """Send the signed index of all packs."""
     try:
         index = await asyncio.to_thread(service.packs.index)
     except GemmillError as error:
-        raise Refusal(500, "pack", str(error), "remove the pack from the server's state") from None
+        raise Refusal(500, "pack", str(error), "remove the pack from the server's state folder") from None
     return Response(index, headers={"Cache-Control": "no-cache"}, media_type="application/json")
 
 
 async def get_pack(service: Service, request: Request, _: Caller) -> Response:
-    """A pack, or its signature, or what became of it."""
+    """Send a pack or its signature; if its build is running or has failed, answer with an error."""
     name = str(request.path_params["name"])
     pack = name.removesuffix(".sig")
     if not re.fullmatch(NAME, pack):
-        raise malformed(f"{name!r:.120} is no name of a pack such as large.pack")
+        raise malformed(f"Invalid pack name {name!r:.120}; expected a name such as large.pack.")
     if (task := service.packs.building.get(pack)) is not None:
-        raise failure(task) or Refusal(404, "building", f"{pack} is being built", retry_after=5)
+        raise failure(task) or Refusal(404, "building", f"{pack} is still being built.", retry_after=5)
     path = service.packs.folder / name
     if not path.is_file():
-        raise not_found(name, "POST /v1/packs builds packs")
+        raise not_found(f"pack {name}", "POST /v1/packs builds packs")
     return FileResponse(path, media_type="application/octet-stream")
 
 
 async def post_pack(service: Service, request: Request, caller: Caller) -> Response:
-    """Begin to build a pack of the kernels that problems, or a suite that ships, go to."""
+    """Start to build a pack of the kernels that are selected for problems, or for a built-in suite."""
     body = await read_json(request, PackRequest)
     machine, name, problems = target(body), body.name, body.problems or []
     if body.suite is not None:
         problems += await asyncio.to_thread(suite_problems, body.suite)
     if not problems:
-        raise malformed("problems and suite say nothing; a pack is for problems")
+        raise malformed("Missing problems: pass problems, suite, or both.")
     if (task := service.packs.building.get(name)) is not None and not task.done():
-        raise Refusal(409, "building", f"{name} is being built", retry_after=5)
+        raise Refusal(409, "building", f"{name} is already being built.", retry_after=5)
     service.packs.build(name, problems, machine, caller.name)
     return JSONResponse({"name": name, "state": "building"}, 202, {"Location": f"/v1/packs/{name}"})

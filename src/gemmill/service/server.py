@@ -1,7 +1,7 @@
-"""The process: its socket, its signals, and how it ends.
+"""The server process: socket, signals and shutdown.
 
-After SIGTERM or SIGINT ``/readyz`` fails and nothing more is queued; what waits to be compiled is refused, requests at
-work are answered, and then the process ends with status 0, after ``Options.drain`` seconds in any case.
+After SIGTERM or SIGINT, ``/readyz`` fails, the server refuses new and waiting compilations, and it completes the
+running requests. Then the process exits with status 0, after ``Options.drain`` seconds at the latest.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from gemmill.service.service import Service
 from gemmill.service.service_options import Options
 
 _SPARE_FILES = 128
-"""Files that a server has open beside its connections."""
+"""Open files of a server in addition to its connections."""
 _BACKLOG = 2048
 _NOTICE_SECONDS = 1.0
-"""A server that is to end answers new requests for this long, so that what asks /readyz sends no more."""
+"""Time for which a server that shuts down accepts requests, so that load balancers see that /readyz fails."""
 
 
 def run(options: Options, on_ready: Callable[[str], None]) -> None:
-    """Serve until a signal says to end.
+    """Run the server until SIGTERM or SIGINT.
 
     Args:
-        options: what to serve, and where.
-        on_ready: told the URL once the socket is open.
+        options: options of the server.
+        on_ready: called with the URL once the socket is open.
 
     Raises:
-        SettingError: the place cannot be listened at, or the options do not go together.
-        GemmillError: a file of keys, tokens or models is wrong.
+        SettingError: the server cannot listen on the address, or the options contradict each other.
+        GemmillError: a file of keys, tokens or models is invalid.
     """
     _room_for(options.connections)
     service = Service(options)
@@ -49,7 +49,7 @@ def run(options: Options, on_ready: Callable[[str], None]) -> None:
     try:
         listener = socket.create_server((options.host, options.port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise SettingError(f"{options.host}:{options.port} cannot be listened at: {os_error_text(error)}") from None
+        raise SettingError(f"cannot listen on {options.host}:{options.port}: {os_error_text(error)}") from None
     config = uvicorn.Config(
         application(service),
         http=limits.protocol(),
@@ -59,7 +59,7 @@ def run(options: Options, on_ready: Callable[[str], None]) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # who connects is of no account here
+        proxy_headers=False,  # the address of the client is not used
         timeout_keep_alive=75,
         timeout_graceful_shutdown=int(options.drain),
         ssl_certfile=options.certificate,
@@ -69,7 +69,7 @@ def run(options: Options, on_ready: Callable[[str], None]) -> None:
     )
     host = f"[{options.host}]" if family == socket.AF_INET6 else options.host
     scheme = "https" if options.certificate else "http"
-    # Connections inherit it; asyncio sets it on sockets alone that say they are TCP, and these do not.
+    # Connections inherit TCP_NODELAY; asyncio does not set it on the sockets of this listener.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with listener:
         logging.getLogger(__name__).info("store %s, state %s", service.store.path, options.state)
@@ -94,7 +94,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn has it, but the process does not die of the signal when all is done."""
+        """Handle signals like uvicorn, but do not raise the signal again after the shutdown."""
         before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
@@ -103,11 +103,11 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._ending:  # a second one does not wait
+        if self._ending:  # a second signal ends the process at once
             self.should_exit = self.force_exit = True
             return
         self._ending = True
-        asyncio.get_running_loop().call_soon_threadsafe(self._drain)  # not between two steps of something else
+        asyncio.get_running_loop().call_soon_threadsafe(self._drain)  # runs in the loop, not in the signal handler
 
     def _drain(self) -> None:
         self._service.drain()
@@ -118,13 +118,13 @@ class _Server(uvicorn.Server):
 
 
 def _room_for(connections: int) -> None:
-    """Raise the number of files that this process may have open to what connections take."""
+    """Raise the limit of open files of this process to what the connections need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _SPARE_FILES
     if soft < wanted:
         if hard < wanted:
             raise SettingError(
-                f"{connections:,} connections take {wanted:,} open files, and this process may have {hard:,}: lower "
-                "--connections, or raise the limit (systemd: LimitNOFILE)"
+                f"{connections:,} connections need {wanted:,} open files, but the limit of this process is {hard:,}; "
+                "lower --connections, or raise the limit (systemd: LimitNOFILE)"
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

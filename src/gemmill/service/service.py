@@ -1,4 +1,4 @@
-"""One server: what it serves from, what compiles for it, who may ask, and what it counts."""
+"""The parts of one server: storage, compilers, queue, tokens, models, packs and metrics."""
 
 from __future__ import annotations
 
@@ -27,22 +27,27 @@ from gemmill.service.tokens import Tokens
 
 _SWEEP_SECONDS = 60.0
 _PROBE, _PROBE_BYTES = "0" * 64, 1 << 16
-"""An entry that is no kernel's, as large as one, for a moment."""
+"""Key and size of the temporary entry that tests whether the store can be written."""
 _log = logging.getLogger(__name__)
 
 
 class Service:
-    """All parts of a server. GemmillError or OSError where an option does not go."""
+    """All parts of a server.
+
+    Raises:
+        GemmillError: an option is invalid.
+        OSError: a file of the options cannot be read.
+    """
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.metrics = Metrics()
         self.draining = False
-        """Whether a signal has said to end."""
+        """Whether the server has received SIGTERM or SIGINT."""
         self._drained = 0.0
-        """When the time is over that work then has."""
+        """When the drain period ends, by the monotonic clock."""
         self.body_bytes = 0
-        """Bytes of bodies that are being read."""
+        """Bytes of request bodies in memory."""
         self.store = Store(options.store)
         try:
             make_private(options.state)
@@ -56,13 +61,13 @@ class Service:
         bucket = Bucket(options.bucket, self.metrics) if options.bucket else None
         self.kernels = Kernels(self.store, self.files, self.signing, bucket, self.metrics)
         self.compilers: Compilers
-        """Compiles what configs emit."""
+        """Compile the sources that configs emit."""
         if options.scheduler:
             self.compilers = ClusterCompilers(options.scheduler)
         else:
             self.compilers = CompilePool(options.jobs, self.store)
         self.sources = SourceCompiler(self.store, options.state / "empty")
-        """Compiles what clients send, where the options allow it."""
+        """Compiles the sources that clients send, with ``--accept-source``."""
         if options.accept_source:
             self.sources.check()
         self.queue = CompileQueue(
@@ -79,17 +84,19 @@ class Service:
         self.packs = Packs(options.state, self.resolver, self.kernels, self.queue, self.signing)
         self.records = Records(options.state)
         self.training = asyncio.Lock()
-        """Held while a model is trained."""
+        """Held during the training of a model."""
         self._sweeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to work, in the loop that answers requests."""
+        """Start the background tasks in the running event loop."""
         self.queue.start()
         self._sweeping = asyncio.create_task(self._sweep())
 
     async def stop(self) -> None:
-        """End all work: what is being compiled has until the end of the drain, what is on its way to the bucket as long
-        as that takes."""
+        """Stop the background tasks.
+
+        Running compilations have until the end of the drain period. Uploads to the bucket always finish.
+        """
         if self._sweeping is not None:
             self._sweeping.cancel()
         await self.queue.finish(max(0.0, self._drained - time.monotonic()))
@@ -97,29 +104,29 @@ class Service:
         await self.kernels.settle()
 
     def drain(self) -> None:
-        """A signal has said to end: refuse what is new."""
+        """Begin to shut down: refuse new compilations and drop the waiting ones."""
         self.draining = True
         self._drained = time.monotonic() + self.options.drain
         self.metrics.draining.set(1)
         self.queue.drop_waiting()
 
     def readiness(self) -> str:
-        """Why the server is not ready for requests, as far as is known; empty where it is."""
+        """Why the server is not ready; empty if it is."""
         if self.draining:
-            return "the server is about to end"
+            return "The server is shutting down."
         if self.store.problem is not None:
-            return f"the store cannot be written: {self.store.problem}"
+            return f"Cannot write to the store: {self.store.problem}"
         return self.compilers.problem
 
     def try_store(self) -> None:
-        """Find out whether a store that could not be written can be now."""
+        """Test again whether the store can be written."""
         self.store.problem = None
         self.store.write(_PROBE, bytes(_PROBE_BYTES), "a probe")
         with suppress(OSError):
             self.store.drop(_PROBE)
 
     async def _sweep(self) -> None:
-        """Count what the store holds, and remove what points to nothing, every minute."""
+        """Every minute, update the metrics of the store and remove the manifests of evicted kernels."""
         while True:
             try:
                 stats = await asyncio.to_thread(self.store.stats)

@@ -1,4 +1,4 @@
-"""What `gemmill serve` is started with."""
+"""The options of `gemmill serve`, and the limits of the service."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Annotated, Any
 import typer
 
 BODY_BYTES = 1 << 20
-"""Most bytes of a body that is no kernel and no records."""
+"""Maximum size of a body, except kernels and records."""
 RECORDS_BYTES = 64 << 20
-"""Most bytes of records in one request."""
+"""Maximum size of the records in one request."""
 ALL_BODIES_BYTES = 256 << 20
-"""Most bytes of all bodies that are being read."""
+"""Maximum size of all request bodies in memory."""
 BODY_TIMEOUTS = 6
-"""Timeouts that a body may take."""
+"""Time limit for a body, in units of `--timeout`."""
 HEADER_BYTES = 32 << 10
-"""Most bytes of a request's line and headers."""
+"""Maximum size of the request line and headers."""
 SOURCES_CHARACTERS = 64 << 20
-"""Most of all sources that wait to be compiled."""
+"""Maximum length of all sources that wait to be compiled."""
 ITEMS = 1000
-"""Most kernels and problems of one request."""
+"""Maximum number of kernels, problems and sources in one request."""
 WAIT_SECONDS = 600.0
-"""The longest that an instantiation is waited for."""
+"""Maximum time that a request may wait for its kernels."""
 COMPILE_SECONDS = 300.0
-"""A compilation that takes longer is ended."""
+"""Time limit for a compilation."""
 
 
 def _file(says: str, *names: str) -> Any:
@@ -38,67 +38,78 @@ def _count(says: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """The options of `gemmill serve`, but for those that other commands have too."""
+    """The options that only `gemmill serve` has."""
 
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 8470
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 uses a free one.")] = 8470
     state: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Folder of manifests, uploads, packs, records and models; default: beside the store."
+            metavar="FOLDER",
+            help="Folder for manifests, uploads, packs, records and models. Default: next to the store.",
         ),
     ] = None
     bucket: Annotated[
-        str, typer.Option("--bucket", metavar="URL", help="Bucket behind the disk: s3://, gs://, az://.")
+        str, typer.Option("--bucket", metavar="URL", help="Bucket that backs the store: s3://, gs:// or az://.")
     ] = ""
-    tokens: Annotated[Path | None, _file("Tokens, and what each allows; read again when the file changes.")] = None
-    sign: Annotated[list[Path], _file("Private key that signs what is served; two while one replaces the other.")] = (
-        field(default_factory=list)
+    tokens: Annotated[
+        Path | None, _file("Tokens and their scopes. The server reads the file again when it changes.")
+    ] = None
+    sign: Annotated[list[Path], _file("Private key that signs manifests. Pass two while you replace a key.")] = field(
+        default_factory=list
     )
     trust: Annotated[
         str,
-        typer.Option(metavar="KEYS", help="Keys whose uploads are taken, beside its own: as GEMMILL_TRUSTED_KEYS."),
+        typer.Option(
+            metavar="KEYS",
+            help="Public keys whose uploads the server also accepts, in the format of GEMMILL_TRUSTED_KEYS.",
+        ),
     ] = ""
     scheduler: Annotated[
         str,
         typer.Option(
-            metavar="ADDRESS", help="Compile on the workers of this dask scheduler, tls://..., --jobs at a time."
+            metavar="ADDRESS",
+            help="Compile on the workers of this dask scheduler (tls://...), --jobs kernels at a time.",
         ),
     ] = ""
     accept_source: Annotated[
         bool,
         typer.Option(
             "--accept-source",
-            help="Compile edited source, too, for tokens with the scope source, in processes that are confined: needs "
+            help="Also compile edited sources, for tokens with the scope source, in sandboxed processes. Requires "
             "Linux with Landlock.",
         ),
     ] = False
-    queue: Annotated[int, _count("Kernels that may wait to be compiled.")] = 1000
-    quota: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Compile-seconds an hour of each token.")] = (
+    queue: Annotated[int, _count("Maximum number of kernels that wait to be compiled.")] = 1000
+    quota: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Compile seconds per hour for each token.")] = (
         36_000
     )
-    connections: Annotated[int, _count("Connections at a time.")] = 1000
+    connections: Annotated[int, _count("Maximum number of open connections.")] = 1000
     timeout: Annotated[
         float,
         typer.Option(
-            min=0.1, metavar="SECONDS", help="Time for headers; 6 times as much for a body, 3 for a pause in reading."
+            min=0.1,
+            metavar="SECONDS",
+            help="Time limit for headers. A body may take 6 times as long; a client may stop reading 3 times as long.",
         ),
     ] = 10
-    drain: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Time for requests at work after SIGTERM.")] = (
-        20
-    )
-    certificate: Annotated[Path | None, _file("The server's certificate: TLS.", "--tls-cert")] = None
+    drain: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Time limit for running requests after SIGTERM.")
+    ] = 20
+    certificate: Annotated[Path | None, _file("The server's certificate; enables TLS.", "--tls-cert")] = None
     key: Annotated[Path | None, _file("The private key of --tls-cert.", "--tls-key")] = None
-    client_ca: Annotated[Path | None, _file("Clients must show a certificate that one of these signed.")] = None
+    client_ca: Annotated[
+        Path | None, _file("CA certificates; each client must present a certificate that one of them signed.")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(ServeOptions):
-    """What a server is started with."""
+    """All options of a server."""
 
     store: Path | None = None
-    """Folder of compiled kernels; None: the user's."""
+    """Folder of compiled kernels; None uses the user's store."""
     state: Path
-    """Processes that share the store share it."""
+    """Folder of the state; processes that share the store share it."""
     jobs: int = 1
-    """Kernels that are compiled at a time."""
+    """Number of kernels compiled in parallel."""

@@ -1,4 +1,4 @@
-"""The service's folder of state: small files by name, each written whole or not at all."""
+"""Small files in the state folder of the service, written atomically."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from gemmill.runtime.storage.artifact import MAX_BYTES
 from gemmill.service.metrics import Metrics
 
 Kind = Literal["manifests", "blobs", "uploads"]
-"""Folders: envelopes by the key of their kernel, keys of kernels by the digest of their blob, blobs without a manifest
-by their digest."""
+"""Folders. ``manifests``: envelopes, by the key of the kernel. ``blobs``: keys of kernels, by the digest of the blob.
+``uploads``: blobs without a manifest, by digest."""
 UPLOADS_BYTES = 1 << 30
-"""Most bytes of blobs that wait for their manifests."""
+"""Maximum size of all blobs that wait for their manifests."""
 _UPLOADS_SECONDS = 3600
-"""A blob whose manifest has not come for so long is removed."""
+"""Age at which a blob without a manifest is removed."""
 _log = logging.getLogger(__name__)
 
 
 class Files:
-    """Files of the folders of a state, by the SHA-256 that they are of."""
+    """The files in the folders of the state, by SHA-256."""
 
     def __init__(self, state: Path, metrics: Metrics) -> None:
         self.state = state
         self._metrics = metrics
 
     def read(self, kind: Kind, name: str) -> bytes | None:
-        """What a file holds; None where it cannot be read."""
+        """The content of a file; None if it cannot be read."""
         try:
             return read_regular(self._path(kind, name), MAX_BYTES)
         except OSError:
             return None
 
     def write(self, kind: Kind, name: str, data: bytes) -> bool:
-        """Whether a file could be written; a failure is counted, and told in the log."""
+        """Write a file; returns whether that succeeded. Failures are counted and logged."""
         path = self._path(kind, name)
         try:
             make_private(path.parent)
@@ -50,7 +50,7 @@ class Files:
         return True
 
     def remove(self, kind: Kind, name: str) -> None:
-        """Remove a file, if it is there and can be."""
+        """Remove a file; errors are ignored."""
         with suppress(OSError):
             self._path(kind, name).unlink(missing_ok=True)
 
@@ -61,7 +61,7 @@ class Files:
                 yield path.name
 
     def uploads_bytes(self) -> int:
-        """Bytes of the uploads that wait, when those that have waited for too long are removed."""
+        """Remove uploads that are too old; returns the total size of the others in bytes."""
         total = 0
         for name in self.names("uploads"):
             with suppress(OSError):

@@ -1,7 +1,8 @@
-"""Tokens: who may do what. The file holds their digests, never themselves, and is read again when it changes.
+"""Access tokens and their scopes.
 
-A line is ``NAME SCOPES SHA256HEX [EXPIRES]``, with scopes separated by commas and the last as a date, ``2027-01-31``,
-the end of which is meant in UTC. Lines that begin with ``#`` are comments. The name is the tenant that quotas are of.
+The tokens file stores SHA-256 digests, not tokens; the server reads it again when it changes. Each line is
+``NAME SCOPES SHA256HEX [EXPIRES]``: scopes are separated by commas, and the expiry date (``2027-01-31``) is the last
+valid day, in UTC. Lines that begin with ``#`` are comments. Quotas are accounted per name.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from gemmill.library.wording import one_of
 from gemmill.service.refusal import Refusal
 
 SCOPES = ("read", "compile", "source", "write", "admin")
-"""What a token may allow. ``admin`` allows all."""
+"""All scopes. ``admin`` includes every other one."""
 OPEN_SCOPES = frozenset({"read", "compile"})
-"""What everybody may where there are no tokens."""
+"""Scopes of every caller of a server without a tokens file."""
 _MAX_BYTES = 1 << 20
 _NAME = re.compile(r"[\w@-][\w.@-]{0,63}", re.ASCII)
 _log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: a tenant and what it may do."""
+    """The sender of a request: the name of its token, and the scopes."""
 
     name: str
     scopes: Collection[str]
@@ -42,7 +43,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One line of the file."""
+    """One line of the tokens file."""
 
     name: str
     scopes: frozenset[str]
@@ -50,14 +51,18 @@ class Token:
     expires: date | None
 
     def line(self) -> str:
-        """What stands in the file."""
+        """The line as the file contains it."""
         scopes = ",".join(scope for scope in SCOPES if scope in self.scopes)
         expires = f" {self.expires}" if self.expires else ""
         return f"{self.name} {scopes} {self.digest.hex()}{expires}"
 
 
 def new_token(name: str, scopes: Collection[str], expires: date | None = None) -> tuple[str, Token]:
-    """A new secret, which is shown once, and its line; SettingError where name or scopes cannot be."""
+    """Make a token; returns the secret, which is stored nowhere, and the line for the file.
+
+    Raises:
+        SettingError: the name or a scope is invalid.
+    """
     secret = f"gemmill_{secrets.token_urlsafe(32)}"
     digest = hashlib.sha256(secret.encode()).hexdigest()
     words = name or "?", ",".join(scopes) or "?", digest, expires.isoformat() if expires else ""
@@ -65,41 +70,49 @@ def new_token(name: str, scopes: Collection[str], expires: date | None = None) -
 
 
 def read_line(line: str, place: str) -> Token:
-    """The token of a line; SettingError names the place and what is wrong there."""
+    """Parse a line of the tokens file.
+
+    Raises:
+        SettingError: the line is invalid; the message begins with ``place``.
+    """
     words = line.split()
     if len(words) not in (3, 4):
-        raise SettingError(f"{place}: {len(words)} words; a line is NAME SCOPES SHA256HEX [YYYY-MM-DD]")
+        raise SettingError(f"{place}: expected NAME SCOPES SHA256HEX [YYYY-MM-DD], found {len(words)} words")
     name, scopes, digest = words[0], words[1].split(","), words[2]
     if not _NAME.fullmatch(name):
         raise SettingError(
-            f"{place}: the name {name!r:.80} must be of 1 to 64 letters, digits and . _ @ -, and begin with no point"
+            f"{place}: invalid name {name!r:.80}; use 1 to 64 letters, digits and . _ @ -, not beginning with a period"
         )
     if unknown := [scope for scope in scopes if scope not in SCOPES]:
-        raise SettingError(f"{place}: {unknown[0]!r:.80} is no scope; there are {one_of([*SCOPES])}")
+        raise SettingError(f"{place}: unknown scope {unknown[0]!r:.80}; expected {one_of([*SCOPES])}")
     if not is_sha256(digest):
         raise SettingError(
-            f"{place}: the digest of {name} is no SHA-256 in hex; `gemmill serve token new` makes a line"
+            f"{place}: the digest of {name} must be a SHA-256 in hex; `gemmill serve token new` makes a valid line"
         )
     expires = None
     if len(words) == 4:
         try:
             expires = date.fromisoformat(words[3])
         except ValueError:
-            raise SettingError(f"{place}: {words[3]!r:.40} is no date such as 2027-01-31") from None
+            raise SettingError(f"{place}: invalid date {words[3]!r:.40}; expected a date such as 2027-01-31") from None
     return Token(name, frozenset(scopes), bytes.fromhex(digest), expires)
 
 
 class Tokens:
-    """The tokens of a file, or of none.
+    """The tokens of a file; without a file, every caller has :data:`OPEN_SCOPES`.
 
-    A file that has become unreadable or wrong leaves the last that was sound in force, with an error in the log and
-    :attr:`sound` false; SettingError or OSError where there is none at the start.
+    If the file becomes invalid or unreadable, the tokens read before stay in force, an error is logged and
+    :attr:`sound` becomes false.
+
+    Raises:
+        SettingError: the file is invalid at the start.
+        OSError: the file cannot be read at the start.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self.sound = True
-        """Whether the file that is there is the one in force."""
+        """Whether the tokens in force are those of the current file."""
         self._seen: tuple[int, ...] = ()
         self._tokens: list[Token] = []
         if path is not None:
@@ -107,19 +120,19 @@ class Tokens:
             self._tokens = _read(path)
 
     def caller(self, authorization: str | None, today: date | None = None) -> Caller:
-        """Who sends a header ``Authorization``; Refusal 401 where that is nobody."""
+        """The caller that an ``Authorization`` header identifies; Refusal 401 without a valid token."""
         if self._path is None:
             return Caller("anyone", OPEN_SCOPES)
         self._renew(self._path)
         if authorization is None:
-            raise _unauthorised("no token was sent")
+            raise _unauthorised("Missing token.")
         digest = hashlib.sha256(_secret(authorization)).digest()
-        # Each is compared, in constant time: how long it takes tells nothing of which is near.
+        # Compares with every token in constant time, so that the time does not reveal a partial match.
         tokens = [token for token in self._tokens if hmac.compare_digest(token.digest, digest)]
         if not tokens:
-            raise _unauthorised("the token is unknown, or was taken back")
+            raise _unauthorised("Unknown or revoked token.")
         if tokens[0].expires is not None and (today or datetime.now(UTC).date()) > tokens[0].expires:
-            raise _unauthorised(f"the token of {tokens[0].name} expired on {tokens[0].expires}")
+            raise _unauthorised(f"The token of {tokens[0].name} expired on {tokens[0].expires}.")
         return Caller(tokens[0].name, tokens[0].scopes)
 
     def _renew(self, path: Path) -> None:
@@ -130,25 +143,25 @@ class Tokens:
                 self.sound = True
         except (OSError, SettingError) as error:
             if self.sound:
-                _log.error("tokens: %s; those read before stay in force", error)
+                _log.error("tokens: %s; the tokens read before stay in force", error)
             self.sound = False
 
 
 def allowed(caller: Caller, scope: str) -> None:
-    """Refuse, with 403, a caller whose token does not allow what it takes."""
+    """Raise Refusal 403 if the caller does not have the scope."""
     if scope not in caller.scopes and "admin" not in caller.scopes:
         has = ", ".join(sorted(caller.scopes))
         raise Refusal(
-            403, "scope", f"{caller.name} may {has}; this takes the scope {scope}", "ask for a token that has it"
+            403, "scope", f"Missing scope: {scope}. {caller.name} has: {has}.", f"use a token with the scope {scope}"
         )
 
 
 def _unauthorised(why: str) -> Refusal:
-    return Refusal(401, "token", why, "send Authorization: Bearer TOKEN; clients of gemmill take GEMMILL_REMOTE_TOKEN")
+    return Refusal(401, "token", why, "send Authorization: Bearer TOKEN; with gemmill, set GEMMILL_REMOTE_TOKEN")
 
 
 def _secret(authorization: str) -> bytes:
-    """The token of a header: as it is, or as the password that a browser asks for."""
+    """The token of the header: a bearer token, or the password of basic authentication, which browsers send."""
     scheme, _, rest = authorization.partition(" ")
     if scheme.lower() == "basic":
         with suppress(ValueError):
@@ -166,7 +179,7 @@ def _read(path: Path) -> list[Token]:
     for attribute in ("name", "digest"):
         seen = [getattr(token, attribute) for token in tokens]
         if again := next((token for i, token in enumerate(tokens) if seen[i] in seen[:i]), None):
-            raise SettingError(f"{path}: two lines have the {attribute} of {again.name}")
+            raise SettingError(f"{path}: two lines have the same {attribute}: {again.name}; remove one")
     return tokens
 
 
@@ -174,7 +187,7 @@ def _lines(path: Path) -> Iterator[Token]:
     try:
         text = read_regular(path, _MAX_BYTES).decode()
     except UnicodeDecodeError:
-        raise SettingError(f"{path}: is no text in UTF-8") from None
+        raise SettingError(f"{path}: not valid UTF-8") from None
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.lstrip().startswith("#"):
             yield read_line(line, f"{path}:{number}")

@@ -1,1 +1,1 @@
-"""How the service compiles: names become keys, keys become jobs, each once, in worker processes."""
+"""Compilation in the service: resolve names to keys, queue each key once, and compile in worker processes."""

@@ -1,7 +1,7 @@
-"""The body of a process that compiles a source which somebody sent (:mod:`gemmill.service.compiling.sent_sources`).
+"""The body of a sandboxed process that compiles a source from a client (:mod:`gemmill.service.compiling.sent_sources`).
 
-It finds NVRTC and headers, gives up its rights, and only then has NVRTC read the source. It imports little: what begins
-threads, as NumPy does, cannot be confined.
+It finds NVRTC and the headers, gives up its privileges, and only then passes the source to NVRTC. It imports few
+modules, since a process with several threads, which NumPy starts, cannot be sandboxed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from gemmill.runtime.workers import Parent
 from gemmill.service.compiling.confinement import confine
 
 MEMORY_BYTES = 2 << 30
-"""Address space that it may take: seven times what was measured, 290 MB with NVRTC 12.9."""
+"""Limit of the address space; a compilation with NVRTC 12.9 uses about 290 MB."""
 LOG_CHARACTERS = 16 << 10
-"""Most of what NVRTC says that is passed on."""
+"""Maximum length of the NVRTC log that is sent to the client."""
 
 
 def serve(parent: Parent) -> None:
-    """The body of the process: takes one job, as JSON, and answers with a line of JSON that has the error, and the
-    kernel."""
+    """The body of the process: receives one job as JSON, and sends a line of JSON with the error, then the kernel."""
     job = json.loads(parent.receive())
     error, data = "", b""
     try:
@@ -34,23 +33,23 @@ def serve(parent: Parent) -> None:
     except GemmillError as failure:
         error = str(failure)
     except MemoryError:
-        error = f"more than {MEMORY_BYTES >> 20:,} MiB are needed"
-    except Exception as failure:  # noqa: BLE001 (whatever it is, the server learns of it)
+        error = f"the compilation needs more than {MEMORY_BYTES >> 20:,} MiB"
+    except Exception as failure:  # noqa: BLE001 (the server reports every error to the client)
         error = f"{type(failure).__name__}: {failure}"
     parent.send(json.dumps({"error": error[:LOG_CHARACTERS]}).encode() + b"\n" + data)
 
 
 def _compiled(kernel: tuple[str, str] | None, seconds: int, parent: int) -> bytes:
-    from importlib import metadata  # noqa: F401 (a compilation that fails wants it, and finds nothing then)
+    from importlib import metadata  # noqa: F401 (used by a compilation that fails, which cannot import it any more)
 
-    pch.give_up()  # a precompiled header is a file
+    pch.give_up()  # precompiled headers are files, which the sandbox cannot write
     compiler, page = Compiler(), None
     if kernel is not None:
         config = parse_name(kernel[0])
         page = edited(config, kernel[1]), config
-        compiler.key(*page)  # reads headers, and remembers what they say
+        compiler.key(*page)  # reads and caches the headers
     nvrtc = compiler.toolchain.pieces["nvrtc"].place.parent
     confine((include_path(), *compiler.toolchain.include_dirs, nvrtc), MEMORY_BYTES, seconds)
-    if page is None or os.getppid() != parent:  # who has ended before this process was to end with it
+    if page is None or os.getppid() != parent:  # the parent has exited before the death signal was set
         return b""
     return compiler.compile(*page).to_bytes()

@@ -1,8 +1,8 @@
-"""A process gives up its rights, for good, before it looks at what somebody sent.
+"""Sandbox the current process permanently, before it reads untrusted input.
 
-Landlock takes the files away, but for folders that are named, and TCP; seccomp the other ways out: sockets, other
-processes, signals; resource limits what is left, memory and time. What a kernel lacks of it is an error: there is no
-half of a confinement.
+Landlock denies TCP and all files outside the named folders. seccomp denies sockets, other processes and signals.
+Resource limits bound memory and time. If the Linux kernel lacks one of these, the result is an error, never a partial
+sandbox.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from pathlib import Path
 from gemmill.library.errors import InstallationError
 
 FILES = 64
-"""Descriptors that a confined process may have: NVRTC opens headers within headers, some 16."""
+"""Limit of open files; NVRTC opens about 16 nested headers."""
 
-# Of <linux/landlock.h>; the numbers of its calls are the same on all machines.
+# From <linux/landlock.h>; the system call numbers are the same on all architectures.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION, _PATH_BENEATH, _READ_FILE, _READ_DIR = 1, 1, 1 << 2, 1 << 3
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}
-"""Kinds of access to files that a version of Landlock knows, from it on."""
+"""The first version of Landlock with a number of file access rights, and that number."""
 _NET_RIGHTS, _SCOPES = (4, 0b11), (6, 0b11)
-"""The version that knows them, and all there are: TCP; abstract sockets and signals of others."""
+"""The first version of Landlock with these restrictions, and their bits: TCP; abstract sockets and signals."""
 
-# Of <linux/prctl.h>, <linux/seccomp.h>, <linux/bpf_common.h> and <linux/audit.h>.
+# From <linux/prctl.h>, <linux/seccomp.h>, <linux/bpf_common.h> and <linux/audit.h>.
 _NO_NEW_PRIVILEGES, _SET_SECCOMP, _SET_DEATH_SIGNAL, _FILTER = 38, 22, 1, 2
 _LOAD, _IF_EQUAL, _IF_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
-_ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050001  # the last: with EPERM
+_ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050001  # the last one fails with EPERM
 _INSTRUCTION = struct.Struct("=HBBI")
 _X32 = 0x40000000
-"""Numbers from here on are calls of another ABI, which the list below has not."""
+"""System call numbers from here on belong to the x32 ABI, which the list below does not cover."""
 _CALLS = (
     *("socket", "socketpair", "io_uring_setup", "clone", "clone3", "fork", "vfork", "execve", "execveat", "kill"),
     *("tkill", "tgkill", "ptrace", "process_vm_readv", "process_vm_writev", "pidfd_open", "pidfd_send_signal"),
     *("pidfd_getfd", "bpf", "perf_event_open", "add_key", "request_key", "keyctl"),
 )
-"""What fails: all that reaches others, or begins another process or thread."""
+"""Denied system calls: those that reach other processes, and those that create processes or threads."""
 _MACHINES = {
     "x86_64": (
         0xC000003E,
@@ -56,27 +56,27 @@ _MACHINES = {
         *(130, 131, 117, 270, 271, 434, 424, 438, 280, 241, 217, 218, 219),
     ),
 }
-"""What a machine is called in a filter, and the numbers of the calls; None where it has no such call."""
+"""By architecture: its audit number, then the numbers of the calls above; None if it lacks a call."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def confine(readable: Sequence[Path], memory: int, seconds: int) -> None:
-    """Leave this process nothing but to read files of some folders, to compute, and to use what it has open.
+    """Sandbox this process: it can only read files of some folders, compute, and use files that are already open.
 
-    It must have one thread: another would keep its rights.
+    The process must have one thread, since other threads would keep their privileges.
 
     Args:
-        readable: folders.
-        memory: bytes of address space.
-        seconds: of processor time.
+        readable: folders that the process may read.
+        memory: limit of the address space, in bytes.
+        seconds: limit of processor time.
 
     Raises:
-        InstallationError: this machine cannot do it, or what it did does not hold.
+        InstallationError: this machine does not support the sandbox, or the sandbox is not effective.
         OSError: a folder cannot be opened.
     """
     if len(os.listdir("/proc/self/task")) > 1:
-        raise InstallationError("a process of several threads cannot be confined")
+        raise InstallationError("cannot sandbox a process with several threads")
     _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
     _prctl(_NO_NEW_PRIVILEGES, 1)
     limits = {"AS": memory, "CPU": seconds, "NOFILE": FILES, "FSIZE": 0, "CORE": 0, "NPROC": 0}
@@ -90,7 +90,7 @@ def confine(readable: Sequence[Path], memory: int, seconds: int) -> None:
 def _leave_files(readable: Sequence[Path]) -> None:
     version = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
     if version < 1:
-        raise InstallationError("this Linux has no Landlock (5.13 or newer, built in and not disabled)")
+        raise InstallationError("Landlock is not available; it requires Linux 5.13 or newer with Landlock enabled")
     rights = (1 << max(bits for since, bits in _FILE_RIGHTS.items() if since <= version)) - 1
     net, scopes = (all_of if since <= version else 0 for since, all_of in (_NET_RIGHTS, _SCOPES))
     attributes = struct.pack("=QQQ", rights, net, scopes)
@@ -110,7 +110,8 @@ def _leave_files(readable: Sequence[Path]) -> None:
 
 def _leave_calls() -> None:
     if (machine := _MACHINES.get(platform.machine())) is None:
-        raise InstallationError(f"calls of {platform.machine()} cannot be told apart; {' and '.join(_MACHINES)} can")
+        supported = " or ".join(_MACHINES)
+        raise InstallationError(f"the sandbox does not support {platform.machine()}; use {supported}")
     audit, *numbers = machine
     denied = [number for number in numbers if number is not None]
     program = [(_LOAD, 0, 0, 4), (_IF_EQUAL, 1, 0, audit), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
@@ -122,18 +123,18 @@ def _leave_calls() -> None:
 
 
 def _try() -> None:
-    """InstallationError where this process can still do what it has just given up."""
+    """Test the sandbox: InstallationError if a denied operation still works."""
     for what, attempt in (
         ("read files", lambda: os.open(os.path.realpath("/proc/self/maps"), os.O_RDONLY)),
         ("read folders", lambda: os.listdir("/")),
         ("write files", lambda: os.open("left", os.O_WRONLY | os.O_CREAT)),
         ("open sockets", lambda: socket.socket(socket.AF_UNIX)),
         ("send signals", lambda: os.kill(os.getppid(), 0)),
-        ("begin processes", os.fork),
+        ("start processes", os.fork),
     ):
         with suppress(PermissionError):
             attempt()
-            raise InstallationError(f"a process that was confined can {what}")
+            raise InstallationError(f"the sandbox is not effective: the process can still {what}")
 
 
 def _prctl(option: int, *arguments: int | bytes) -> None:

@@ -1,7 +1,7 @@
-"""The queue: kernels that are being compiled or wait for it, each once, in turn for each tenant.
+"""The compile queue: each kernel is queued once, and tenants take turns.
 
-A job belongs to the server, not to who asked for it: a client that leaves changes nothing. What failed is remembered
-for a minute, so that a fleet does not have it compiled a thousand times over.
+A job continues when the clients that asked for it disconnect. A failure is cached for a minute, so that a fleet does
+not compile the same invalid kernel again and again.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from gemmill.service.served_kernels import Kernels, Served
 from gemmill.service.service_options import COMPILE_SECONDS, SOURCES_CHARACTERS
 
 _FIRST_GUESS = 5.0
-"""Seconds that a kernel is expected to take before any was compiled."""
+"""Expected compile time, in seconds, before the first compilation."""
 _WEIGHT = 0.1
-"""Of the last compilation in what the next is expected to take."""
+"""Weight of the last compilation in the moving average of compile times."""
 _FAILED_SECONDS = 60.0
 _FAILED = 1000
-"""Failures that are remembered."""
+"""Maximum number of cached failures."""
 _AGAIN_SECONDS = 5.0
-"""When to ask again where nothing compiles."""
+"""When a client should retry if no worker is available."""
 _FINISHED = 50
-"""Jobs that are remembered after their end."""
+"""Number of finished jobs that the queue page lists."""
 Compilers = CompilePool | ClusterCompilers
-"""What compiles, called from as many threads as kernels are compiled at a time."""
+"""Compilers of emitted sources; the queue calls them from one thread per parallel compilation."""
 _log = logging.getLogger(__name__)
 
 
@@ -48,34 +48,36 @@ class Job:
         self.name, self.key = kernel.name, kernel.key
         self.state: Literal["queued", "compiling", "done"] = "queued"
         self.since = time.monotonic()
-        """When it came into its state."""
+        """When the job entered its current state, by the monotonic clock."""
         self.started = asyncio.Event()
         self.result: asyncio.Future[Served | Refusal] = asyncio.get_running_loop().create_future()
 
 
 class FinishedJob(NamedTuple):
-    """What became of a job."""
+    """The outcome of a job."""
 
     name: str
     key: str
     tenant: str
     error: str
-    """Why it failed; empty where it did not."""
+    """Why the job failed; empty if it succeeded."""
     seconds: float
-    """That it was compiled for."""
+    """Compile time."""
     at: float
-    """When, by the monotonic clock."""
+    """When the job finished, by the monotonic clock."""
 
 
 class CompileQueue:
-    """Jobs, and the tasks that work on them.
+    """Jobs, and the tasks that run them.
 
     Args:
-        jobs: kernels that are compiled at a time.
-        most: jobs that wait at most.
-        compilers: compile what configs emit.
-        sources: compiles kernels that have a source of their own.
-        kernels: where compiled kernels go.
+        jobs: number of kernels compiled in parallel.
+        most: maximum number of waiting jobs.
+        compilers: compile the sources that configs emit.
+        sources: compiles the sources that clients send.
+        quotas: compile seconds of each tenant.
+        kernels: receives the compiled kernels.
+        metrics: counts jobs and compilations.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class CompileQueue:
         self._kernels, self._metrics = kernels, metrics
         self._by_key: dict[str, Job] = {}
         self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()
-        """By tenant; the first is the next to have a turn."""
+        """Waiting jobs by tenant; the first tenant has the next turn."""
         self._there = asyncio.Condition()
         self._failed: OrderedDict[str, tuple[float, Refusal]] = OrderedDict()
         self._threads = ThreadPoolExecutor(jobs, "compile")
@@ -100,22 +102,22 @@ class CompileQueue:
         self._tasks: list[asyncio.Task[None]] = []
         self.closing = False
         self.finished: deque[FinishedJob] = deque(maxlen=_FINISHED)
-        """The last jobs that ended, the most recent last."""
+        """The last finished jobs, the most recent last."""
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the tasks that run jobs."""
         self._tasks = [asyncio.create_task(self._work()) for _ in range(self._jobs)]
 
     def jobs(self) -> list[Job]:
-        """What is compiled, and what waits, in the order of submission."""
+        """All running and waiting jobs, in the order of submission."""
         return [*self._by_key.values()]
 
     async def submit(self, kernel: KeyedKernel, tenant: str) -> Job:
-        """The job of a kernel, which others may have submitted.
+        """Queue a kernel, or join the job that another client has submitted.
 
         Raises:
-            Refusal: it failed a moment ago, the tenant's quota is spent (429), too much waits already, nothing compiles
-                now, or the server is about to end (503).
+            Refusal: the kernel failed less than a minute ago, the tenant's quota is used up (429), the queue is full,
+                no worker is available, or the server is shutting down (503).
         """
         if (job := self._by_key.get(kernel.key)) is not None:
             self._metrics.joined.inc()
@@ -133,12 +135,13 @@ class CompileQueue:
             raise Refusal(
                 503,
                 "busy",
-                f"{waiting:,} kernels wait to be compiled already, and no more may",
+                f"The compile queue is full: {waiting:,} kernels are waiting.",
                 retry_after=min(60.0, waiting * self._expected / self._jobs),
             )
         sent = sum(len(job.kernel.source or "") for job in self._by_key.values())
         if kernel.source and sent + len(kernel.source) > SOURCES_CHARACTERS:
-            raise Refusal(503, "busy", f"sources of {sent:,} characters wait to be compiled already", retry_after=30)
+            full = f"The compile queue is full: sources of {sent:,} characters are waiting."
+            raise Refusal(503, "busy", full, retry_after=30)
         self._quotas.reserve(tenant, self._expected)
         job = self._by_key[kernel.key] = Job(kernel, tenant, self._expected)
         self._waiting.setdefault(tenant, deque()).append(job)
@@ -149,11 +152,11 @@ class CompileQueue:
 
     @property
     def waiting(self) -> int:
-        """Jobs that nobody works on yet."""
+        """Number of waiting jobs."""
         return sum(map(len, self._waiting.values()))
 
     def drop_waiting(self) -> None:
-        """Take no more, and refuse what waits."""
+        """Accept no more jobs, and refuse the waiting ones."""
         self.closing = True
         waiting, self._waiting = [job for jobs in self._waiting.values() for job in jobs], OrderedDict()
         for job in waiting:
@@ -162,12 +165,12 @@ class CompileQueue:
         self._metrics.queued.set(0)
 
     async def finish(self, seconds: float) -> None:
-        """Wait for what is being compiled."""
+        """Wait for the running jobs, at most ``seconds``."""
         if results := [job.result for job in self._by_key.values()]:
             await asyncio.wait(results, timeout=seconds)
 
     async def close(self) -> None:
-        """End all work."""
+        """Stop all jobs and workers."""
         self.drop_waiting()
         for task in self._tasks:
             task.cancel()
@@ -186,7 +189,7 @@ class CompileQueue:
                 result, taken = await self._compiled(job)
             except (DeviceError, InstallationError) as error:
                 result = Refusal(503, "workers", f"{job.name}: {error}", retry_after=_AGAIN_SECONDS)
-            except Exception as error:  # noqa: BLE001 (the worker goes on, and who waits is told)
+            except Exception as error:  # noqa: BLE001 (the task continues, and the clients get the error)
                 _log.exception("%s", job.name)
                 result = Refusal(500, "internal", f"{job.name}: {type(error).__name__}: {error}")
             finally:
@@ -207,8 +210,8 @@ class CompileQueue:
             return job
 
     async def _compiled(self, job: Job) -> tuple[Served | Refusal, float]:
-        """What became of a job, and the seconds that it took."""
-        if (served := await self._kernels.find(job.key)) is not None:  # since it was asked for
+        """The result of a job, and its compile time in seconds."""
+        if (served := await self._kernels.find(job.key)) is not None:  # it may have appeared since it was queued
             return served, 0.0
         outcome = await asyncio.get_running_loop().run_in_executor(self._threads, self._compile, job.kernel)
         self._metrics.compile_seconds.observe(outcome.seconds)
@@ -223,8 +226,8 @@ class CompileQueue:
             return refusal, outcome.seconds
         if outcome.artifact.key != job.key:
             self._metrics.compiles.labels("failed").inc()
-            made = f"{job.name} was compiled by a worker with another toolchain than the server's"
-            return Refusal(503, "workers", made, "install the same on both", retry_after=60), outcome.seconds
+            made = f"{job.name}: the toolchain of the worker differs from that of the server."
+            return Refusal(503, "workers", made, "install the same versions on both", retry_after=60), outcome.seconds
         self._metrics.compiles.labels("found" if outcome.cached else "ok").inc()
         if not outcome.cached:
             self._expected += _WEIGHT * (outcome.seconds - self._expected)
@@ -251,12 +254,12 @@ class CompileQueue:
 
 
 def _ending() -> Refusal:
-    return Refusal(503, "ending", "the server is about to end", "ask another, or again", retry_after=5)
+    return Refusal(503, "ending", "The server is shutting down.", "retry, or use another server", retry_after=5)
 
 
 _HOUR = 3600.0
 _MOST = 10_000
-"""Tenants that are remembered; a token's name is one."""
+"""Maximum number of tenants with an account. A tenant is the name of a token."""
 
 
 @dataclass(slots=True)
@@ -266,10 +269,10 @@ class _Account:
 
 
 class Quotas:
-    """Compile-seconds of tenants.
+    """The compile-time quotas of tenants.
 
     Args:
-        seconds: what each may take in an hour, and at once after an hour without any.
+        seconds: compile seconds per hour of each tenant; an unused hour can be spent at once.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -277,22 +280,25 @@ class Quotas:
         self._accounts: dict[str, _Account] = {}
 
     def reserve(self, tenant: str, seconds: float, now: float | None = None) -> None:
-        """Take what a job is expected to take; Refusal 429, with the time until there is enough, where that is not
-        left."""
+        """Reserve the expected compile time of a job.
+
+        Raises:
+            Refusal: 429, with the time until the quota suffices.
+        """
         account = self._account(tenant, now)
         if account.left < min(seconds, self._seconds):
             wait = (min(seconds, self._seconds) - account.left) * _HOUR / self._seconds
             raise Refusal(
                 429,
                 "quota",
-                f"{tenant} has {max(0.0, account.left):.0f} of {self._seconds:g} compile-seconds an hour left, and "
-                f"this is expected to take {seconds:.0f}",
+                f"Quota exceeded: {tenant} has {max(0.0, account.left):.0f} of {self._seconds:g} compile seconds per "
+                f"hour left; this kernel is expected to take {seconds:.0f}.",
                 retry_after=wait,
             )
         account.left -= seconds
 
     def settle(self, tenant: str, reserved: float, taken: float, now: float | None = None) -> None:
-        """Charge what a job took in place of what it was expected to."""
+        """Replace the reserved time of a job by the time that it took."""
         self._account(tenant, now).left += reserved - taken
 
     def _account(self, tenant: str, now: float | None) -> _Account:

@@ -1,4 +1,4 @@
-"""Names and problems become kernels and keys. The server has the toolchain; whoever asks need not have one."""
+"""Resolve names and problems to kernels and keys. Only the server needs a toolchain; its clients do not."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ from gemmill.service.refusal import Refusal
 
 T = TypeVar("T")
 _KEYS = 1 << 16
-"""Keys that are remembered by name."""
+"""Maximum number of cached keys, by name."""
 _REGISTRIES = 8
-"""Registries that are kept, one for each GPU that is asked for."""
+"""Maximum number of cached registries, one for each GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedKernel:
-    """A kernel and where a store keeps it."""
+    """A kernel and its key in the store."""
 
     name: str
     config: GemmConfig
     key: str
     source: str | None = None
-    """What somebody sent to be compiled in place of what the config emits; None where nobody did."""
+    """The source that a client sent; None to compile the source that the config emits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The machine that kernels are for."""
+    """The machine that runs the kernels."""
 
     gpu: Gpu
     driver_cuda: tuple[int, int] | None
 
 
 class Resolver:
-    """Resolves, one request after the other, in a thread: a first selection takes a second."""
+    """Resolves names and problems in a thread, one after the other, since a first selection takes a second."""
 
     def __init__(self, store: Store, models: Models) -> None:
         self._store, self._models = store, models
@@ -67,11 +67,11 @@ class Resolver:
 
     @cached_property
     def compiler(self) -> Compiler:
-        """What says keys; ToolchainError where nothing can be compiled here."""
+        """Computes keys; ToolchainError without a toolchain."""
         return Compiler(store=self._store)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """What work returns that takes some time; what gemmill raises becomes a Refusal."""
+        """Run work in the thread; a GemmillError becomes a Refusal."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: _with_refusals(work))
 
     async def keyed(self, name: str) -> KeyedKernel:
@@ -84,17 +84,17 @@ class Resolver:
         return kernel
 
     async def sent(self, name: str, source: str) -> KeyedKernel:
-        """The kernel that a source is compiled to, in place of the one that a name means."""
+        """The kernel of an edited source; ``name`` is the kernel that the source was generated for."""
         return await self.in_thread(lambda: self._sent(name, source))
 
     async def choice(self, problem: str, gpu: Gpu, sm_count: int | None = None) -> Choice:
-        """The kernel for a problem, and why."""
+        """The kernel selected for a problem, and the reason."""
         return await self.in_thread(
-            lambda: self.registry(gpu).select(GemmProblem.from_text(problem), sm_count)  # what is wrong is said there
+            lambda: self.registry(gpu).select(GemmProblem.from_text(problem), sm_count)  # raises ProblemError
         )
 
     def registry(self, gpu: Gpu) -> Registry:
-        """The registry of all kernels that ship, for a GPU, with the model that was published for it."""
+        """The registry of all built-in kernels for a GPU, with the model published for it."""
         folder = self._models.folder(gpu.name)
         place = gpu, "" if folder is None else folder.name
         if (registry := self._registries.get(place)) is None:
@@ -104,19 +104,19 @@ class Resolver:
         return registry
 
     def check_target(self, kernel: KeyedKernel, target: Target) -> None:
-        """Refuse a kernel that the machine cannot run."""
+        """Raise Refusal 422 if the machine cannot run the kernel."""
         archs = [arch.name for arch in serving(target.gpu.capability)]
         if kernel.config.arch not in archs:
-            has = f"{target.gpu.name} runs {one_of(archs)}" if archs else f"no kernels run on {target.gpu.name}"
-            raise Refusal(422, "arch", f"{kernel.name} is for {kernel.config.arch}, and {has}")
+            has = f"runs {one_of(archs)}" if archs else "is not supported"
+            raise Refusal(422, "arch", f"{kernel.name} is for {kernel.config.arch}; {target.gpu.name} {has}.")
         made_by = int(self.compiler.toolchain.versions["nvrtc"].partition(".")[0])
         if target.driver_cuda is not None and target.driver_cuda[0] < made_by:
             driver = ".".join(map(str, target.driver_cuda))
             raise Refusal(
                 422,
                 "driver",
-                f"the driver takes CUDA {driver}, and kernels are made with CUDA {made_by} here",
-                "update the driver, or ask a server with an older toolkit",
+                f"The driver supports CUDA {driver}; this server compiles with CUDA {made_by}.",
+                "update the driver, or use a server with an older CUDA",
             )
 
     def _keyed(self, name: str) -> KeyedKernel:
@@ -124,8 +124,8 @@ class Resolver:
             raise Refusal(
                 422,
                 "source",
-                f"{name} is an edited kernel, which its name alone does not tell how to make",
-                "send its source",
+                f"{name} is an edited kernel; its name does not determine its source.",
+                "send the source",
             )
         config = parse_name(name)
         return KeyedKernel(kernel_name(config), config, self.compiler.key(emit(config), config))
@@ -137,10 +137,10 @@ class Resolver:
 
 
 def target(request: KernelRequest) -> Target:
-    """The machine of a request, by default a GPU such as a selector assumes.
+    """The machine of a request; without a GPU, the default GPU of the selector.
 
     Raises:
-        Refusal: the client has another gemmill (409): what it emits for a name may be another kernel.
+        Refusal: 409 if the client has another version of gemmill, in which a name may mean another kernel.
     """
     for what, theirs, ours in (
         ("gemmill", request.gemmill, __version__),
@@ -150,8 +150,8 @@ def target(request: KernelRequest) -> Target:
             raise Refusal(
                 409,
                 "version",
-                f"{what} is {theirs[:64]!r} there and {ours!r} here, so that a name may mean two kernels",
-                "run the same version on both sides",
+                f"Different {what}: the client has {theirs[:64]!r}, the server {ours!r}.",
+                "install the same version of gemmill on client and server",
             )
     if (gpu := request.gpu) is None:
         return Target(DEFAULT_GPU, request.driver_cuda)
@@ -164,6 +164,6 @@ def _with_refusals(work: Callable[[], T]) -> T:
     try:
         return work()
     except ToolchainError as error:
-        raise Refusal(503, "toolchain", str(error), "the server needs gemmill's extra cu12 or cu13") from None
+        raise Refusal(503, "toolchain", str(error), "install gemmill's extra cu12 or cu13 on the server") from None
     except GemmillError as error:
         raise Refusal(422, error.code(), str(error)) from None

@@ -1,7 +1,7 @@
-"""Sources that clients send (``--accept-source``): each compiled by a process that can do nothing else.
+"""Sources that clients send (``--accept-source``): a sandboxed process compiles each of them.
 
-What the process (:mod:`gemmill.service.compiling.confined`) says is bounded, and believed as little as an upload: the
-kernel must be what its config means, under the key that this server computed.
+The server limits the output of the process (:mod:`gemmill.service.compiling.confined`), and does not trust it: the
+kernel must match its config, and the key that this server computed.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from gemmill.service.compiling.confined import LOG_CHARACTERS, MEMORY_BYTES
 from gemmill.service.compiling.resolver import KeyedKernel
 
 SECONDS = 120
-"""What a compilation may take, by the clock and of a processor; those that ship take 2 to 30."""
+"""Time limit of a compilation, in wall time and in processor time; built-in kernels take 2 to 30 seconds."""
 _MAX_REPLY_BYTES = MAX_BYTES + 8 * LOG_CHARACTERS
-"""Most bytes that are read from the process."""
+"""Maximum number of bytes read from the process."""
 _ENVIRONMENT = ("GEMMILL_INCLUDE", "CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "LD_LIBRARY_PATH")
-"""What it has of this process's: where NVRTC and headers are."""
+"""Environment variables that the process inherits, to find NVRTC and the headers."""
 
 
 class SourceCompiler:
-    """Compiles sources, one in each thread that asks.
+    """Compiles sources; each calling thread gets its own process.
 
     Args:
-        store: where kernels are looked up first and kept.
-        folder: an empty one that the processes are in.
-        seconds: what each may take.
+        store: holds the compiled kernels.
+        folder: an empty folder, the working directory of the processes.
+        seconds: time limit of each compilation.
     """
 
     def __init__(self, store: Store, folder: Path, seconds: int = SECONDS) -> None:
@@ -45,7 +45,7 @@ class SourceCompiler:
         self._workers = WorkerPool(self._start)
 
     def check(self) -> None:
-        """Refuse to go on, with SettingError, where processes cannot be confined here."""
+        """Raise SettingError if this machine does not support the sandbox."""
         try:
             make_private(self._folder)
         except OSError as error:
@@ -53,10 +53,10 @@ class SourceCompiler:
         try:
             self._run_worker("--accept-source", None)
         except CompileError as error:
-            raise SettingError(f"{error}; no source can be accepted here") from None
+            raise SettingError(f"{error}; start the server without --accept-source") from None
 
     def compile(self, kernel: KeyedKernel) -> Outcome:
-        """A kernel that has a source; whatever is wrong with it is an outcome with an error."""
+        """Compile a kernel that has a source; if that fails, the outcome has an error."""
         start = time.perf_counter()
         try:
             artifact, cached = self._store.get_or_make(kernel.key, lambda: self._compile(kernel))
@@ -65,7 +65,7 @@ class SourceCompiler:
         return Outcome(kernel.config, artifact, None, cached, time.perf_counter() - start, "")
 
     def close(self) -> None:
-        """End all processes, whatever they are doing."""
+        """Kill all processes."""
         self._workers.close()
 
     def _compile(self, kernel: KeyedKernel) -> Artifact:
@@ -77,7 +77,7 @@ class SourceCompiler:
         return artifact
 
     def _run_worker(self, name: str, kernel: KeyedKernel | None) -> bytes:
-        """What a process has made of a source; nothing where there is none. CompileError says what became of it."""
+        """Compile in a new process; returns the kernel, or no bytes without a kernel to compile (:meth:`check`)."""
         page = None if kernel is None else (kernel_name(kernel.config), kernel.source)
         job = json.dumps({"kernel": page, "seconds": self._seconds}).encode()
         try:
@@ -85,16 +85,14 @@ class SourceCompiler:
                 try:
                     reply, _, data = worker.call(name, job, self._seconds, _MAX_REPLY_BYTES).partition(b"\n")
                 finally:
-                    worker.kill()  # it has given up its rights, and takes no other
+                    worker.kill()  # it is sandboxed, and cannot run another job
             error = parse(reply)["error"]
         except InstallationError as failure:
-            error = f"a process that compiles it cannot be started: {failure}"
+            error = f"cannot start a compile process: {failure}"
         except WorkerError as failure:
-            error = (
-                f"the process that compiled it {failure}: it may take {self._seconds} s and {MEMORY_BYTES >> 20:,} MiB"
-            )
+            error = f"the compile process {failure}; the limits are {self._seconds} s and {MEMORY_BYTES >> 20:,} MiB"
         except (KeyError, TypeError, ValueError):
-            error = "the answer of the process that compiled it cannot be read"
+            error = "the compile process sent an invalid answer"
         if error:
             raise CompileError(f"{name}: {str(error)[:LOG_CHARACTERS].removeprefix(f'{name}: ')}")
         return data

@@ -1,1 +1,1 @@
-"""The pages for people, rendered on the server; they need no scripts."""
+"""The web pages, rendered on the server, without JavaScript."""

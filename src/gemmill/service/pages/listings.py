@@ -1,4 +1,4 @@
-"""What the pages list, in memory: the kernels of a store, and problems that clients have asked for of late."""
+"""The in-memory lists behind the web pages: the kernels of the store, and recently requested problems."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
 
 _READ_AT_ONCE = 300
-"""Kernels that one look at the page reads: half a second."""
+"""Maximum number of kernels read per request of the page; about half a second."""
 _MOST_PROBLEMS = 200
-"""Problems that are remembered."""
+"""Maximum number of remembered problems."""
 FILTERS = {"arch": "Architecture", "types": "Types of A, B, D", "tile": "Tile", "schedule": "Schedule"}
-"""Fields of rows that kernels are filtered by, and what they are called."""
+"""Fields of rows that kernels are filtered by, and their labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Row:
     key: str
     arch: str
     types: str
-    """Of A, B and D."""
+    """Data types of A, B and D."""
     tile: str
     schedule: str
     registers: int
@@ -42,13 +42,13 @@ class Catalogue:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._rows: dict[str, Row | None] = {}
-        """None of an entry that is damaged."""
+        """Rows of the kernels read so far, by key; None for a damaged entry."""
 
     def rows(self, filters: Mapping[str, str]) -> tuple[list[Row], int]:
-        """Kernels that pass, by name, and how many were not looked at yet.
+        """The kernels that pass the filters, sorted by name, and the number of kernels not read yet.
 
         Args:
-            filters: those of :data:`FILTERS`, as rows have them, and ``words``, all of which the name must have.
+            filters: values of the fields in :data:`FILTERS`, and ``words``, all of which the name must contain.
         """
         entries = {entry.key: entry for entry in self._store.list()}
         self._rows = {key: row for key, row in self._rows.items() if key in entries}
@@ -68,7 +68,7 @@ class Catalogue:
         return sorted(rows, key=lambda row: row.name), len(unknown[_READ_AT_ONCE:])
 
     def values(self, field: str) -> list[str]:
-        """What a field of the rows has, to choose from."""
+        """All values of a field, for the choices of a filter."""
         return sorted({str(getattr(row, field)) for row in self._rows.values() if row is not None})
 
 
@@ -89,25 +89,26 @@ def _row(key: str, artifact: Artifact, size: int) -> Row:
 
 @dataclass(slots=True)
 class RequestedProblem:
-    """A problem on a GPU."""
+    """A problem that clients requested for a GPU."""
 
     problem: str
     gpu: str
     choice: Choice
-    """Of the last time."""
+    """The result of the last request."""
     times: int
+    """Number of requests."""
     last: float
-    """When, by the monotonic clock."""
+    """Time of the last request, by the monotonic clock."""
 
 
 class RequestedProblems:
-    """Of each, how often; the least recent go."""
+    """The most recently requested problems, each with its number of requests."""
 
     def __init__(self) -> None:
         self._rows: OrderedDict[tuple[str, str], RequestedProblem] = OrderedDict()
 
     def note(self, gpu: str, choice: Choice) -> None:
-        """Somebody has asked."""
+        """Count a request."""
         key = gpu, str(choice.problem)
         times = self._rows.pop(key).times if key in self._rows else 0
         self._rows[key] = RequestedProblem(key[1], gpu, choice, times + 1, time.monotonic())
@@ -115,5 +116,5 @@ class RequestedProblems:
             self._rows.popitem(last=False)
 
     def rows(self, kernel: str = "") -> list[RequestedProblem]:
-        """All, or those that went to a kernel, the most recent first."""
+        """All problems, or those for which a kernel was selected, the most recent first."""
         return [row for row in reversed(self._rows.values()) if kernel in ("", row.choice.name)]

@@ -1,4 +1,4 @@
-"""The pages: kernels, one kernel, where problems go, and what the server is doing."""
+"""The endpoints of the web pages: kernels, one kernel, problems, and queue and cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PER_PAGE = 100
 _MAP = (16, 64, 256, 1024, 4096, 16384)
 """Extents of the winner map."""
 _NO_FACTS = ("boxes", "offsets")
-"""Members of a LaunchSpec that are tables."""
+"""Members of a LaunchSpec that the page omits, since they are tables."""
 _REFRESH_SECONDS = 5
 _EXAMPLE = "4096x4096x4096 bf16 tn"
 _SAFE = {
@@ -46,11 +46,11 @@ _SAFE = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-"""What the page says came from clients in part: names and problems. Nothing of it can run."""
+"""Headers that forbid scripts, since the pages show names and problems from clients."""
 
 
 async def kernels(service: Service, request: Request, _: Caller) -> Response:
-    """The kernels that are here, with filters."""
+    """The page that lists and filters the kernels of the store."""
     filters = {name: request.query_params.get(name, "")[:200] for name in ("words", *FILTERS)}
     rows, unread = await asyncio.to_thread(service.catalogue.rows, filters)
     text = request.query_params.get("page", "1")
@@ -64,7 +64,7 @@ async def kernels(service: Service, request: Request, _: Caller) -> Response:
 
 
 async def kernel(service: Service, request: Request, _: Caller) -> Response:
-    """One kernel: what it uses, how it is launched, what it was made from, and its source."""
+    """The page of one kernel: resources, launch, provenance and source."""
     key = digest_in_path(request, "key")
     served = required(await service.kernels.find(key), key)
     artifact = await asyncio.to_thread(Artifact.from_bytes, served.blob)
@@ -74,14 +74,14 @@ async def kernel(service: Service, request: Request, _: Caller) -> Response:
     facts = {
         "Resources": asdict(artifact.resources),
         "Launch": {name: x for name, x in asdict(artifact.launch).items() if name not in _NO_FACTS},
-        "Made from": asdict(artifact.provenance),
+        "Provenance": asdict(artifact.provenance),
     }
     more = {"requested": service.requested_problems.rows(artifact.name), "now": time.monotonic()}
     return _page("kernel", artifact.name, manifest=served.manifest, facts=facts, source=source, **more)
 
 
 async def problems(service: Service, request: Request, _: Caller) -> Response:
-    """Which kernel a problem goes to and why, and where problems like it go."""
+    """The page that shows which kernel is selected for a problem, why, and the kernels of similar problems."""
     text = request.query_params.get("problem", "")[:4096]
     gpu = request.query_params.get("gpu", next(iter(GPUS)))[:100]
     content: dict[str, Any] = {"problem": text, "gpu": gpu, "gpus": [*GPUS], "example": _EXAMPLE}
@@ -106,7 +106,7 @@ async def problems(service: Service, request: Request, _: Caller) -> Response:
 
 
 async def queue(service: Service, request: Request, _: Caller) -> Response:
-    """What is compiled, what waits, what has become of the last jobs, and what the cache has come to."""
+    """The page of running, waiting and finished compilations, with figures of the cache."""
     now = time.monotonic()
     jobs = [
         {"name": job.name, "tenant": job.tenant, "state": job.state, "seconds": now - job.since}
@@ -117,15 +117,15 @@ async def queue(service: Service, request: Request, _: Caller) -> Response:
     count = metrics.value
     hits, misses = count(metrics.kernels, "hit"), count(metrics.kernels, "miss")
     figures = {
-        "Asked for": f"{hits + misses:,.0f}",
-        "Found": f"{hits / (hits + misses):.1%}" if hits + misses else "none yet",
+        "Kernels requested": f"{hits + misses:,.0f}",
+        "Hit rate": f"{hits / (hits + misses):.1%}" if hits + misses else "no requests yet",
         "Compiled": f"{count(metrics.compiles, 'ok'):,.0f}",
-        "Failed": f"{count(metrics.compiles, 'failed'):,.0f}",
-        "Waits shared": f"{count(metrics.joined):,.0f}",
-        "Bytes sent": _size(count(metrics.sent_bytes)),
+        "Failed to compile": f"{count(metrics.compiles, 'failed'):,.0f}",
+        "Shared compilations": f"{count(metrics.joined):,.0f}",
+        "Kernel bytes sent": _size(count(metrics.sent_bytes)),
         "Kernels in the store": f"{count(metrics.store_kernels):,.0f}",
-        "Bytes of the store": f"{_size(count(metrics.store_bytes))} of {_size(service.store.max_bytes)}",
-        "Connections": f"{count(metrics.connections):,.0f} of {service.options.connections:,}",
+        "Store size": f"{_size(count(metrics.store_bytes))} of {_size(service.store.max_bytes)}",
+        "Open connections": f"{count(metrics.connections):,.0f} of {service.options.connections:,}",
         "Packs": ", ".join(service.packs.names()) or "none",
     }
     refresh = _REFRESH_SECONDS if "refresh" in request.query_params else None
@@ -134,18 +134,18 @@ async def queue(service: Service, request: Request, _: Caller) -> Response:
 
 
 async def style(_service: Service, _request: Request, _caller: Caller) -> Response:
-    """The style sheet."""
+    """Send the style sheet."""
     return Response(_text("style.css"), headers={"Cache-Control": "max-age=3600"}, media_type="text/css")
 
 
 def _size(count: float) -> str:
-    """Bytes in words."""
+    """A size in bytes as text, with a binary unit."""
     unit = min(3, max(0, int(math.log2(count)) // 10)) if count else 0
     return f"{count / 1024**unit:,.{1 if unit else 0}f} {('bytes', 'KiB', 'MiB', 'GiB')[unit]}"
 
 
 def _map(registry: Registry, text: str) -> list[tuple[int, list[tuple[int, Choice | None]]]]:
-    """Where problems go that differ in M and N alone: a row for each M."""
+    """The kernels selected for problems that differ only in M and N: a row for each M."""
     filters = GemmProblem.from_text(text)
 
     def choice(m: int, n: int) -> Choice | None:
