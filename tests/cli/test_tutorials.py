@@ -17,6 +17,7 @@ WITHOUT_GPU: Mapping[str, int] = {
     "docs/index.md": 0,
     "docs/jax.md": 0,
     "docs/manifests.md": 1,
+    "docs/performance/selection.md": 2,
     "docs/problems.md": 1,
     "docs/reference/api.md": 0,
     "docs/torch.md": 0,

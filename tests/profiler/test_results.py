@@ -84,6 +84,16 @@ def test_what_a_shipped_model_was_fitted_to_is_kept(gpu: str) -> None:
     assert not {*content["fitted to"]} - {*kept()}
 
 
+@pytest.mark.parametrize(("gpu", "short"), [("nvidia-h200", "H200"), ("nvidia-h100-80gb-hbm3", "H100 SXM")])
+def test_the_page_of_selection_has_the_accuracy_of_the_shipped_models(gpu: str, short: str) -> None:
+    content = json.loads((ROOT / "runtime" / "models" / f"{gpu}.json").read_text())
+    (held_out,) = (figures for key, figures in content.items() if key.startswith("held out by K"))
+    page = (ROOT / "docs" / "performance" / "selection.md").read_text()
+    for dtype, of in held_out.items():
+        alone, fitted = (", ".join(f"{x:.3f}" for x in of[key]) for key in ("analytic", "fitted"))
+        assert f"| {short}, {dtype} | {of['problems']:,} | {alone} | **{fitted}** |\n" in page
+
+
 def test_what_is_told_of_sweeps_is_of_some_that_are_kept() -> None:
     with (RESULTS / "sweeps.csv").open(newline="") as file:
         runs = [row["run"] for row in csv.DictReader(file)]
