@@ -1,4 +1,4 @@
-"""The one module that reads environment variables: a value that means nothing raises, a name that does warns."""
+"""Reads environment variables; no other module does. An invalid value raises SettingError, an unknown name warns."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from gemmill.library.errors import SettingError, SettingWarning
 from gemmill.library.wording import suggest
 
 RemoteMode = Literal["read", "readwrite", "only"]
-"""``readwrite`` uploads what is compiled here; in ``only``, nothing is compiled here."""
+"""``readwrite`` also uploads the kernels that this process compiles; ``only`` compiles nothing in this process."""
 _PREFIX = "GEMMILL_"
 _OF_A_SERVICE = re.compile(
     r"GEMMILL_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
-"""What Kubernetes tells every container of a service called gemmill, or gemmill-..., of the same name space."""
+"""Variables that Kubernetes sets in every container of a namespace with a service named gemmill or gemmill-..."""
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{1,4096}=*")
-"""What can stand in a header as a token (RFC 6750)."""
+"""Characters of a bearer token in an HTTP header (RFC 6750)."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def _path(name: str, value: str) -> Path:
     path = Path(value)
     if not path.is_absolute():
-        raise SettingError(f"{name}={value!r}: not an absolute path")
+        raise SettingError(f"{name}={value!r}: expected an absolute path")
     return path
 
 
@@ -39,7 +39,7 @@ def _paths(name: str, value: str) -> tuple[Path, ...]:
 
 
 def _url(name: str, value: str) -> str:
-    from gemmill.runtime.storage.remote.transport import Address  # most processes have no remote
+    from gemmill.runtime.storage.remote.transport import Address  # deferred: most processes use no remote
 
     return str(Address.of(value, name))
 
@@ -48,12 +48,12 @@ def _mode(name: str, value: str) -> RemoteMode:
     for mode in get_args(RemoteMode):
         if value == mode:
             return mode  # type: ignore[no-any-return]
-    raise SettingError(f"{name}={value!r}: not one of {', '.join(get_args(RemoteMode))}")
+    raise SettingError(f"{name}={value!r}: expected one of {', '.join(get_args(RemoteMode))}")
 
 
 def _seconds(name: str, value: str) -> float:
     if not re.fullmatch(r"\d{1,3}(\.\d{1,3})?", value) or not 0.1 <= float(value) <= 600:
-        raise SettingError(f"{name}={value!r}: not a number of seconds from 0.1 to 600")
+        raise SettingError(f"{name}={value!r}: expected a number of seconds from 0.1 to 600")
     return float(value)
 
 
@@ -61,27 +61,31 @@ def _token(name: str, value: str) -> str | Path:
     if value.startswith("@"):
         return _path(f"{name}=@", value[1:])
     if not TOKEN.fullmatch(value):
-        raise SettingError(f"{name} is no token of letters, digits and -._~+/, nor @ and the path of a file with one")
+        raise SettingError(
+            f"{name} is not a valid token: expected letters, digits and -._~+/, or @ and the path of a file with a "
+            "token"
+        )
     return value
 
 
 def _switch(name: str, value: str) -> bool:
     if value not in ("0", "1"):
-        raise SettingError(f"{name}={value!r}: neither 0 nor 1")
+        raise SettingError(f"{name}={value!r}: expected 0 or 1")
     return value == "1"
 
 
 def _count(name: str, value: str) -> int:
     if not re.fullmatch(r"[1-9]\d{0,3}", value):
-        raise SettingError(f"{name}={value!r}: not a whole number from 1 to 9999")
+        raise SettingError(f"{name}={value!r}: expected a whole number from 1 to 9999")
     return int(value)
 
 
 def number_of_bytes(name: str, value: str) -> int:
-    """What ``500M`` or ``10G`` means, in powers of 1,024; SettingError names what has another value."""
+    """Parse a size such as ``500M`` or ``10G`` into bytes; the suffixes are powers of 1,024. SettingError names an
+    invalid value."""
     match = re.fullmatch(r"(\d{1,15})([KMGT]?)", value)
     if not match:
-        raise SettingError(f"{name}={value!r}: not a number of bytes such as 500M or 10G")
+        raise SettingError(f"{name}={value!r}: expected a number of bytes such as 500M or 10G")
     return int(match[1]) * _UNITS[match[2]]
 
 
@@ -90,55 +94,64 @@ def _text(_: str, value: str) -> str:
 
 
 def _row(variable: str, read: Callable[[str, str], Any]) -> dict[str, Any]:
-    """Of a field of :class:`Settings`: its variable, and what makes a value of the variable's name and text."""
+    """Return the metadata of a field of :class:`Settings`: its variable, and a parser that takes the name and the text
+    of it."""
     return {"variable": variable, "read": read}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the environment sets; None where it sets nothing."""
+    """Values of the environment variables; None where one is not set."""
 
     store: Path | None = field(default=None, metadata=_row("GEMMILL_STORE", _path))
-    """``GEMMILL_STORE``: directory of the store."""
+    """``GEMMILL_STORE``: folder of compiled kernels (the store), an absolute path. Default: in the user's cache
+    folder."""
     store_bytes: int | None = field(default=None, metadata=_row("GEMMILL_STORE_BYTES", number_of_bytes))
-    """``GEMMILL_STORE_BYTES``: size cap of the store in bytes; suffixes K, M, G and T are powers of 1,024."""
+    """``GEMMILL_STORE_BYTES``: size limit of the store, such as ``500M`` or ``10G`` (powers of 1,024). Default: 4
+    GiB."""
     jobs: int | None = field(default=None, metadata=_row("GEMMILL_JOBS", _count))
-    """``GEMMILL_JOBS``: processes that compile at the same time."""
+    """``GEMMILL_JOBS``: number of processes that compile at the same time. Default: one per core, as memory and cgroups
+    allow."""
     include: tuple[Path, ...] | None = field(default=None, metadata=_row("GEMMILL_INCLUDE", _paths))
-    """``GEMMILL_INCLUDE``: header directories, separated by ``:``, instead of the CUTLASS, CCCL and CUDA runtime
-    headers that would be found. The store tells headers apart by what they hold."""
+    """``GEMMILL_INCLUDE``: header folders, separated by ``:``, that replace the CUTLASS, CCCL and CUDA runtime headers
+    of the installed packages. Kernels compiled with different headers have different keys in the store."""
     debug: bool = field(default=False, metadata=_row("GEMMILL_DEBUG", _switch))
-    """``GEMMILL_DEBUG``: ``1`` shows the traceback of an error on the command line."""
+    """``GEMMILL_DEBUG``: ``1`` prints tracebacks of errors on the command line."""
     model: Path | None = field(default=None, metadata=_row("GEMMILL_MODEL", _path))
-    """``GEMMILL_MODEL``: folder of a model that `gemmill train` made, instead of the one that ships."""
+    """``GEMMILL_MODEL``: folder of a model from `gemmill train`, which replaces the shipped one."""
     warm_calls: bool = field(default=True, metadata=_row("GEMMILL_WARM_CALLS", _switch))
-    """``GEMMILL_WARM_CALLS``: ``0`` has each call read and checked in full, also one like a call before it."""
+    """``GEMMILL_WARM_CALLS``: ``0`` turns the fast path off: gemmill reads and checks every call in full."""
     trusted_keys: str | None = field(default=None, metadata=_row("GEMMILL_TRUSTED_KEYS", _text))
-    """``GEMMILL_TRUSTED_KEYS``: public keys, or files of such, separated by commas, as
-    :meth:`gemmill.runtime.storage.trust.signatures.TrustedKeys.read` takes them: what they did not sign is refused."""
+    """``GEMMILL_TRUSTED_KEYS``: public keys or files of them, separated by commas; see
+    :meth:`gemmill.runtime.storage.trust.signatures.TrustedKeys.read`. gemmill refuses packs and remote kernels without
+    a signature by one of these keys."""
     remote: str | None = field(default=None, metadata=_row("GEMMILL_REMOTE", _url))
-    """``GEMMILL_REMOTE``: URL of who has kernels compiled already, asked before one is compiled here."""
+    """``GEMMILL_REMOTE``: URL of a server or bucket of compiled kernels. gemmill looks there before it compiles a
+    kernel."""
     remote_mode: RemoteMode = field(default="read", metadata=_row("GEMMILL_REMOTE_MODE", _mode))
-    """``GEMMILL_REMOTE_MODE``: ``read``, ``readwrite`` or ``only``."""
+    """``GEMMILL_REMOTE_MODE``: ``read``; ``readwrite``, which also uploads; or ``only``, which compiles nothing
+    locally."""
     remote_deadline: float | None = field(default=None, metadata=_row("GEMMILL_REMOTE_DEADLINE", _seconds))
-    """``GEMMILL_REMOTE_DEADLINE``: seconds that the remote may cost one kernel, from 0.1 to 600."""
+    """``GEMMILL_REMOTE_DEADLINE``: most seconds that gemmill waits for the remote per kernel, from 0.1 to 600. Default:
+    10."""
     remote_token: str | Path | None = field(default=None, repr=False, metadata=_row("GEMMILL_REMOTE_TOKEN", _token))
-    """``GEMMILL_REMOTE_TOKEN``: what the remote knows this client by; after an ``@``, the file that holds it."""
+    """``GEMMILL_REMOTE_TOKEN``: token that authenticates this client to the remote, or ``@`` and the path of a file
+    with it."""
     remote_certificate: Path | None = field(default=None, metadata=_row("GEMMILL_REMOTE_CERT", _path))
-    """``GEMMILL_REMOTE_CERT``: a file in PEM with the certificate that this client shows the remote, and its key."""
+    """``GEMMILL_REMOTE_CERT``: PEM file with a client certificate for the remote and its private key."""
     remote_sign: Path | None = field(default=None, metadata=_row("GEMMILL_REMOTE_SIGN", _path))
-    """``GEMMILL_REMOTE_SIGN``: the private key (`gemmill key new`) that signs what is uploaded."""
+    """``GEMMILL_REMOTE_SIGN``: file of the private key (`gemmill key new`) that signs uploads."""
 
     def url_of(self, url: str | None) -> str | None:
-        """The URL of a remote, or that of the environment; None where neither names one.
+        """Return the URL of a remote: ``url``, or the one in the environment; None where neither is set.
 
         Raises:
-            SettingError: neither does, and nothing is to be compiled here.
+            SettingError: neither is set, and the mode forbids compiling locally.
         """
         if (named := url or self.remote) is None and self.remote_mode == "only":
             raise SettingError(
-                "GEMMILL_REMOTE_MODE=only has nothing compiled here, and GEMMILL_REMOTE names no remote that serves "
-                "kernels: set it to a URL, or unset the mode"
+                "GEMMILL_REMOTE_MODE=only forbids compiling, but GEMMILL_REMOTE is not set: set it to the URL of a "
+                "remote with kernels, or unset GEMMILL_REMOTE_MODE"
             )
         return named
 
@@ -147,10 +160,10 @@ class Settings:
         """Read the environment.
 
         Raises:
-            SettingError: a variable has a value that does not parse.
+            SettingError: the value of a variable is invalid.
 
         Warns:
-            SettingWarning: one starts with ``GEMMILL_`` and is no setting; once for each.
+            SettingWarning: a variable starts with ``GEMMILL_`` but is not a setting; once per name.
         """
         for name in environ:
             if name.startswith(_PREFIX) and name not in _FIELDS and not _OF_A_SERVICE.fullmatch(name):
@@ -160,14 +173,14 @@ class Settings:
 
 
 _FIELDS = {x.metadata["variable"]: x for x in fields(Settings)}
-"""By variable."""
+"""Fields of :class:`Settings` by variable."""
 
 
 @cache
 def _warn_of(name: str) -> None:
     near = suggest(name.removeprefix(_PREFIX), [x.removeprefix(_PREFIX) for x in _FIELDS], _PREFIX)
-    meant = near or f"; there are {', '.join(_FIELDS)}"
+    meant = near or f"; the settings are {', '.join(_FIELDS)}"
     try:
-        warnings.warn(f"{name} is no setting of gemmill{meant}", SettingWarning, stacklevel=4)
-    except SettingWarning as warning:  # warnings are errors here; what is no setting stops nothing all the same
+        warnings.warn(f"{name} is not a gemmill setting{meant}", SettingWarning, stacklevel=4)
+    except SettingWarning as warning:  # under -W error, an unknown variable still stops nothing
         sys.stderr.write(f"warning: {warning}\n")

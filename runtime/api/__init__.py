@@ -1,1 +1,1 @@
-"""What programs call: matmul, plan, grouped and array matmul."""
+"""The functions that programs call: matmul, plan, grouped_matmul, array_matmul."""

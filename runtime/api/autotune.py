@@ -1,6 +1,7 @@
-"""``autotune=``: the selector's best kernels are timed once for a problem, and the fastest is kept in the store.
+"""Autotuning: ``autotune=N`` times the N kernels that the selector ranks best, once per problem, and stores the
+fastest.
 
-Only calls that ask for it read the answer, so no other call depends on what a store happens to hold.
+Only calls with ``autotune=`` use the stored result, so the content of a store never changes other calls.
 """
 
 from __future__ import annotations
@@ -36,23 +37,24 @@ if TYPE_CHECKING:
     from gemmill.runtime.compile.pool import Outcome
 
 _lock = threading.Lock()
-"""Held while kernels are timed: threads that timed at once would disturb each other."""
+"""Held while kernels are timed, since threads that time at once would disturb each other."""
 
 NewLauncher = Callable[[SlicedKernel, bool], Callable[[], Launches]]
-"""What loads a kernel in slices of K, to run the transposed problem or not, and then makes its launcher."""
+"""Loads a kernel with its slices of K, for the problem or its transpose, and returns a function that makes its
+launcher."""
 
 
 class TimedKernel(Frozen):
-    """One kernel, as it was timed."""
+    """One kernel and its measured time."""
 
     kernel: str
     """Kernel name."""
     slices: int = 1
     """Slices of K of its launch."""
     swap_ab: bool = Field(validation_alias=AliasChoices("swap_ab", "swapped"))
-    """Whether it ran the transposed problem; ``swapped`` in stores of before."""
+    """Whether it ran the transposed problem; older stores call this ``swapped``."""
     digest: str
-    """SHA-256 of its cubin in hex."""
+    """SHA-256 of its cubin, in hex."""
     us: float
     """Median time in microseconds."""
 
@@ -63,15 +65,15 @@ class TimedKernel(Frozen):
 
 
 class Answer(Frozen):
-    """What was found out about one problem."""
+    """The result of autotuning one problem."""
 
     problem: GemmProblem
     gpu: str
-    """Name of the GPU as the driver reports it."""
+    """Name of the GPU from the driver."""
     sm_count: int | None
     """Most SMs that launches used; None for all."""
     kernels: tuple[TimedKernel, ...]
-    """Those timed, the fastest first."""
+    """The timed kernels, fastest first."""
 
 
 def autotuned(
@@ -82,11 +84,11 @@ def autotuned(
     gpu: str,
     time: Callable[[list[Candidate]], Sequence[float | None]],
 ) -> Choice:
-    """The fastest of the best ``count`` kernels for a problem on a GPU of some name.
+    """Return the fastest of the ``count`` best-ranked kernels for a problem on a GPU with the name ``gpu``.
 
-    Known to this process or kept in the registry's store, or else found out by ``time``, which returns the microseconds
-    of each, None of those that cannot run here. An answer holds for these candidates, and as long as the cubin of the
-    fastest is the one that was timed.
+    The result comes from this process, from the registry's store, or from ``time``, which returns the microseconds of
+    each candidate and None for those that cannot run here. A stored result holds for the same candidates, and as long
+    as the cubin of the fastest is the one that was timed.
     """
     candidates = registry.candidates(problem, count, sm_count)
     asked = [asdict(problem), gpu, sm_count, sorted((str(c.kernel), c.swap_ab) for c in candidates)]
@@ -111,7 +113,7 @@ def autotuned(
 
 
 def _read(registry: Registry, key: str, problem: GemmProblem, candidates: Sequence[Candidate]) -> Answer | None:
-    """The answer in a store; None where there is none, or it is damaged, or the kernel has changed since."""
+    """Return the stored result; None where there is none, it is damaged, or its kernel has changed since."""
     try:
         answer = Answer.model_validate_json(registry.store.get_note("autotuned", key))
         best = answer.kernels[0]
@@ -138,14 +140,16 @@ def _choice(answer: Answer) -> Choice:
 def time_kernels(
     call: GemmCall, registry: Registry, new_launcher: NewLauncher, candidates: list[Candidate]
 ) -> list[float | None]:
-    """Microseconds of each of some kernels on the operands of a call, None of those that cannot be built or launched;
-    what they write goes elsewhere. The error of the first where that is all of them."""
+    """Time each kernel on the operands of a call, in microseconds; None for kernels that cannot be built or launched.
+
+    Outputs go to scratch memory. Where no kernel runs, the error of the first is raised.
+    """
     device = call.tensors["a"].device
     if driver.is_capturing(device, call.stream):
         raise CaptureError(
-            f"autotune is to time {len(candidates)} kernels, which cannot be done while the stream is captured into a "
-            "CUDA graph: before the capture, call gemmill.plan(...) or gemmill.matmul(...) once with the same autotune "
-            "and operands of these shapes, strides and dtypes"
+            f"autotune cannot time {len(candidates)} kernels while the stream is captured into a CUDA graph: before "
+            "the capture, call gemmill.plan(...) or gemmill.matmul(...) once with the same autotune and with "
+            "operands of the same shapes, strides and dtypes"
         )
     launchers = _launchers(registry, candidates, new_launcher)
     values = {**call.tensors, **call.arguments.values}
@@ -162,14 +166,15 @@ def time_kernels(
 
 
 def _launchers(registry: Registry, candidates: list[Candidate], new_launcher: NewLauncher) -> dict[Candidate, Launches]:
-    """Launchers of the candidates that can be built and launched; the error of the first where none can."""
+    """Return launchers of the candidates that can be built and launched; where none can, raise the error of the
+    first."""
     failed: dict[str, GemmillError] = {}
 
     def note(outcome: Outcome) -> None:
         if outcome.error is not None:
             failed[outcome.name] = outcome.error
 
-    with suppress(CompileError):  # told below, kernel by kernel
+    with suppress(CompileError):  # the loop below handles the errors one by one
         registry.warm([candidate.name for candidate in candidates], on_done=note)
     launchers: dict[Candidate, Launches] = {}
     errors: list[GemmillError] = []
@@ -181,7 +186,7 @@ def _launchers(registry: Registry, candidates: list[Candidate], new_launcher: Ne
                 continue
             except (CompileError, UnsupportedProblemError, DeviceError) as refusal:
                 error = refusal
-        logging.getLogger(__name__).warning("autotune leaves out %s: %s", candidate.kernel, error)
+        logging.getLogger(__name__).warning("autotune skips %s: %s", candidate.kernel, error)
         errors.append(error)
     if not launchers:
         raise errors[0]

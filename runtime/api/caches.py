@@ -1,11 +1,11 @@
-"""What outlives a call, all in one place, and for how long.
+"""Everything that outlives a call, and for how long.
 
-- **The default registry**: the process. Calls that name none share its selectors and kernels.
-- **Loaded kernels and answers of autotuning**: their registry, held weakly, since another may hold another kernel of
-  the name, or other candidates. Modules of the driver stay loaded for the life of the process all the same, as CUDA
-  graphs may refer to them (:func:`gemmill.runtime.launch.kernel.load`).
-- **Prepared calls**: until :data:`CALLS` other signatures were used since. They hold no tensor; their signature holds
-  the registry that the caller named.
+- **The default registry**: for the life of the process. Calls without ``registry=`` share its selectors and kernels.
+- **Loaded kernels and autotuning results**: as long as their registry, which is held weakly, since another registry may
+  have another kernel with the same name, or other candidates. Driver modules stay loaded for the life of the process,
+  because CUDA graphs may refer to them (:func:`gemmill.runtime.launch.kernel.load`).
+- **Prepared calls**: until :data:`CALLS` other signatures were used since. They hold no tensors; their signature holds
+  the registry that the caller passed.
 - **Recognised calls**, the fast path to prepared calls (:mod:`gemmill.runtime.api.fast_path`): until there are more
   than :data:`CALLS` buckets of them.
 """
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from gemmill.runtime.select.choice import Choice
 
 CALLS = 1024
-"""Signatures that are kept ready; the least recently used goes first."""
+"""Most prepared signatures; the least recently used is dropped first."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Entry(Generic[T]):
-    """The place of a key's value, which is None until there is one."""
+    """A mutable slot for the value of a key; None until it is set."""
 
     value: T | None = None
 
 
 def entries() -> functools._lru_cache_wrapper[Entry[T]]:
-    """The places of :data:`CALLS` keys, each made when first asked for: of all bounded mappings that threads can share,
-    lru_cache looks a key up fastest."""
+    """Return a cache of :data:`CALLS` slots, each created at the first lookup. Of all bounded mappings that threads can
+    share, lru_cache has the fastest lookup."""
 
     def entry(_: Hashable) -> Entry[T]:
         return Entry()
@@ -55,23 +55,24 @@ prepared: functools._lru_cache_wrapper[Entry[PreparedCall]] = entries()
 """Prepared calls by :func:`~gemmill.runtime.operands.call.signature`."""
 
 recognised: dict[Hashable, tuple[RecognisedCall, ...]] = {}
-"""By a bucket of calls, the last in it, with what recognises them; at most :data:`CALLS` buckets."""
+"""Buckets of recently launched calls, each call with its matcher; at most :data:`CALLS` buckets."""
 
 
 def forget_calls() -> None:
-    """Forget all calls, so that the next of each is read, checked and prepared anew. Kernels stay loaded."""
+    """Drop all prepared calls, so that gemmill reads, checks and prepares the next call of each again. Kernels stay
+    loaded."""
     prepared.cache_clear()
     recognised.clear()
 
 
 @dataclass(slots=True)
 class OfRegistry:
-    """What is kept beside a registry."""
+    """Cached state of one registry."""
 
     kernels: dict[tuple[int, SlicedKernel], Kernel] = field(default_factory=dict)
-    """Its kernels that are loaded, by GPU and slices of K."""
+    """Its loaded kernels, by GPU and slices of K."""
     answers: dict[str, Choice] = field(default_factory=dict)
-    """What autotuning has found out, by the key of the question."""
+    """Its autotuning results, by the key of the problem."""
 
 
 _of_registry: WeakKeyDictionary[Registry, OfRegistry] = WeakKeyDictionary()
@@ -79,7 +80,7 @@ _lock = threading.Lock()
 
 
 def of_registry(registry: Registry) -> OfRegistry:
-    """What is kept beside a registry, as long as it lives."""
+    """Return the cached state of a registry, which lives as long as the registry."""
     with _lock:
         return _of_registry.setdefault(registry, OfRegistry())
 
@@ -90,6 +91,6 @@ def _default_registry() -> Registry:
 
 
 def default_registry() -> Registry:
-    """The registry of calls that name none: the shipped manifests and the default store."""
-    with _lock:  # threads at once would make several
+    """Return the registry of calls without ``registry=``: the shipped manifests and the default store."""
+    with _lock:  # concurrent threads would create several
         return _default_registry()

@@ -1,4 +1,4 @@
-"""Which kernel a call goes to: the one that it names, or the one that is selected."""
+"""Chooses the kernel of a call: the one that the call names, or the one that the selector picks."""
 
 from __future__ import annotations
 
@@ -26,14 +26,18 @@ class Target(NamedTuple):
     swap_ab: bool
     """Whether it runs the transposed problem."""
     choice: Choice | None = None
-    """Why it was selected; None where the call names it."""
+    """The selection and its reason; None where the call names the kernel."""
 
 
 def choose(gemm: Gemm, options: Options, registry: Registry, sm_count: int | None) -> Target:
-    """The kernel of a registry that a GEMM goes to. UnsupportedProblemError where there is none, or where the one that
-    the call names does not serve it; for a nested batch likewise where bits may not depend on the batch."""
+    """Return the kernel of a registry for a GEMM.
+
+    Raises:
+        UnsupportedProblemError: there is none, or the named kernel does not support the problem. Also for a nested
+            batch under ``batch_invariant``, or with too many extents.
+    """
     if gemm.nested and (options.batch_invariant or len(gemm.nested) > NESTED_EXTENTS):
-        raise UnsupportedProblemError(f"no kernel takes a batch of {len(gemm.nested)} strides here")
+        raise UnsupportedProblemError(f"a batch with {len(gemm.nested)} strides is not supported here")
     if options.kernel is not None:
         return _named(gemm.problem, options, registry)
     invariant_to = ("n" if gemm.is_transposed else "m") if options.batch_invariant else None
@@ -42,13 +46,13 @@ def choose(gemm: Gemm, options: Options, registry: Registry, sm_count: int | Non
 
 
 def _named(problem: GemmProblem, options: Options, registry: Registry) -> Target:
-    """The kernel that a call names, in as many slices of K as the call, or else the model, has."""
+    """Return the kernel that a call names, with the slices of K that the call names or that the model picks."""
     name, requested_slices = present_name(kernel_named(options.kernel), options.slices)
-    config = parse_name(plain_name(name))  # which checks a config made by hand as well
+    config = parse_name(plain_name(name))  # this also validates a config made by hand
     if options.batch_invariant and not sums_in_one_cta(config):
         raise UnsupportedProblemError(
             f"batch_invariant: kernel {kernel_name(config)} shares K between CTAs "
-            f"({config.scheduler.decomposition}); name one that does not, or leave out batch_invariant"
+            f"({config.scheduler.decomposition}): name a kernel that does not, or leave out batch_invariant"
         )
     slices, swap_ab = named_launch(config, requested_slices, problem, registry.gpu)
     return Target(SlicedKernel(name, slices), swap_ab)

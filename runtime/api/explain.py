@@ -1,4 +1,5 @@
-"""What is said of where a call goes: to whoever asks, and where it is much slower than it need be once a process."""
+"""Reports the choice of a kernel: on request with ``explain=True``, and as a warning, once per process, for a slow
+path."""
 
 from __future__ import annotations
 
@@ -10,29 +11,29 @@ from gemmill.runtime.launch.launcher import PreparedCall
 from gemmill.runtime.select.choice import Choice
 
 _said: set[str] = set()
-"""Kinds of changes that were advised."""
+"""Kinds of changes that a warning has suggested already."""
 
 
 def explain(prepared: PreparedCall) -> None:
-    """Print the problem of a call, its kernel and why it goes there."""
+    """Print the problem of a call, its kernel and the reason of the choice."""
     sys.stdout.write(f"gemmill: {prepared}\n")
 
 
 def warn_of(choice: Choice) -> None:
-    """Warn of a choice whose problem takes a slow path, unless all that would change it was advised before."""
+    """Warn that a problem takes a slow path, unless earlier warnings suggested all the same kinds of changes."""
     if (path := choice.slow_path) is None or {change.kind for change in path.changes} <= _said:
         return
     warnings.warn(
-        f"{choice.problem}: {path}. This is said once a process; plan(...).choice.why, and explain=True, say it of any "
-        "call",
+        f"{choice.problem}: {path}. gemmill warns once per process; plan(...).choice.why and explain=True report this "
+        "for any call",
         SlowPathWarning,
         stacklevel=_callers_level(),
     )
-    _said.update(change.kind for change in path.changes)  # not where the filters made an error of it
+    _said.update(change.kind for change in path.changes)  # not reached where a filter turns the warning into an error
 
 
 def _callers_level() -> int:
-    """How far up the stack, from who asks, whoever called gemmill is."""
+    """Return the stack level of the caller of gemmill, for ``warnings.warn``."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("gemmill."):
         level, frame = level + 1, frame.f_back

@@ -1,25 +1,26 @@
-"""The fast path of a call: what was launched before with PyTorch tensors like these is launched at once.
+"""The fast path of a call: it launches at once what was launched before with similar PyTorch tensors.
 
-Its specification is :func:`~gemmill.runtime.api.read.read_call`, then :func:`~gemmill.runtime.api.prepare.launch`. The
-fast path leads to the same prepared calls and the same errors; a call that it does not recognise is read and launched,
-as is every call under ``GEMMILL_WARM_CALLS=0``. tests/runtime/api/test_fast_path.py holds both equal.
+Its specification is :func:`~gemmill.runtime.api.read.read_call`, followed by
+:func:`~gemmill.runtime.api.prepare.launch`. The fast path leads to the same prepared calls and the same errors. Calls
+that it does not recognise are read and launched in full, as are all calls under ``GEMMILL_WARM_CALLS=0``.
+tests/runtime/api/test_fast_path.py checks that both ways agree.
 
 A launch takes the host 3.5 us; reading, checking and looking up three tensors in Python takes ten times that.
-``benchmarks/dispatch.py`` times ``matmul(out=)`` both ways in one run ("Host side of a call" in docs/performance):
+``benchmarks/dispatch.py`` times ``matmul(out=)`` both ways in one run:
 
-- A few plain values select a bucket: how many elements A and B have, which of C and D are given, options. A bucket
-  holds a few calls, such as those of a square matrix and its transpose, or of a weight that requires gradients and
-  one that does not.
-- Within a bucket the guards of torch.compile compare types, extents, strides, GPU and dispatch keys of all tensors in
-  C++: 0.6 us, where a key of twelve properties takes 2.6. They are private to PyTorch. Where a version has none, and
-  where one tensor is passed twice, the same is compared in Python (:func:`matcher`).
-- Dispatch keys include autocast, transforms, subclasses and modes. What they lack of what PyTorch's dispatcher would
-  do first is read in 0.1 us (:class:`~gemmill.runtime.torch_dispatch.State`).
-- Few parameters, as Python fills in each that a call leaves out: 2.0 us where it took 2.4.
-- The current stream by a function private to PyTorch, in a 35th of the time of ``torch.cuda.current_stream``; which
-  serves where there is none.
-- A call whose gradient is to be recorded is recognised too, and what records it is kept beside its guards: 13 us where
-  the way by the dispatcher takes 63.
+- A few plain values select a bucket: the numbers of elements of A and B, whether C and D are passed, and the options. A
+  bucket holds a few calls, such as those with a square matrix and its transpose, or with a weight that requires
+  gradients and one that does not.
+- Within a bucket, the guards of torch.compile compare types, extents, strides, GPU and dispatch keys of all tensors in
+  C++. This takes 0.6 us; a key of twelve properties takes 2.6 us. The guards are private to PyTorch. Where a version
+  does not have them, or where one tensor is passed twice, :func:`matcher` compares the same in Python.
+- Dispatch keys include autocast, transforms, subclasses and modes. :class:`~gemmill.runtime.torch_dispatch.State`
+  checks, in 0.1 us, what they do not include but PyTorch's dispatcher would do first.
+- The functions have few parameters, because Python fills in each one that a call leaves out: 2.0 us instead of 2.4 us.
+- A function private to PyTorch returns the current stream 35 times as fast as ``torch.cuda.current_stream``, which is
+  the fallback.
+- A call whose gradient must be recorded is recognised too, and its recorder is kept with its guards: 13 us instead of
+  63 us through the dispatcher.
 """
 
 from __future__ import annotations
@@ -50,36 +51,36 @@ _VALUES = frozenset(Options._fields)
 """Keywords that are plain values."""
 
 _BUCKET_CALLS = 8
-"""Calls that a bucket holds; the one that is longest there goes first."""
+"""Most calls in a bucket; the oldest is dropped first."""
 
 
 @dataclass(slots=True, eq=False)
 class RecognisedCall:
-    """A prepared call, with all at hand that launching it on PyTorch tensors takes."""
+    """A prepared call with everything that launching it on PyTorch tensors needs."""
 
     matches: Callable[..., bool]
-    """Whether tensors, as many as it was made of, are like those."""
+    """Whether other tensors, in the same number, are like those of this call."""
     state: State
-    """What must be as usual besides."""
+    """PyTorch state that must be unchanged."""
     launch: Callable[[int, Addresses], None]
-    """Of the launcher that calls like it share: a stream, addresses."""
+    """The shared launcher of such calls; takes a stream and addresses."""
     stream: Callable[[], int]
-    """Returns PyTorch's current stream on its GPU."""
+    """Returns PyTorch's current stream on the GPU of the call."""
     device: int
     shape: tuple[int, ...]
-    """Of a D to be allocated."""
+    """Shape of a D to allocate."""
     dtype: DTypeName
-    """Of a D to be allocated."""
+    """Dtype of a D to allocate."""
     empty: Callable[[], Any]
     """Allocates a D on the current stream."""
     places: tuple[str, ...]
-    """What the caller calls the tensors whose addresses it takes, in order; of numbers it takes 0."""
+    """Names of the tensors whose addresses the launch takes, in order; a number takes the address 0."""
     recorder: Callable[[Any, Any, Any], Any] | None = None
-    """Of A, B and C, where gradients are recorded of calls like it; once there was one."""
+    """Records the gradient of such a call, given A, B and C; None until first needed."""
 
     @classmethod
     def of(cls, call: GemmCall, prepared: PreparedCall, tensors: Sequence[Any], writes: bool) -> RecognisedCall:
-        """That of a call which was launched on these tensors."""
+        """Return the recognised form of a call that was launched on these tensors."""
         d = call.tensors["out"]
         return cls(
             matches=matcher(tensors, lambda given: not is_dispatched(given, writes)),
@@ -95,16 +96,18 @@ class RecognisedCall:
 
 
 def launching(declaration: Declaration) -> Callable[..., Any]:
-    """``matmul`` or ``grouped_matmul``: launches the call that is declared, and returns D. Dynamo traces an operator in
-    its place."""
+    """Implement ``matmul`` or ``grouped_matmul`` from its declaration: launch the call and return D. Dynamo traces an
+    operator instead."""
     name = declaration.name
     path = matmul_path if name == "matmul" else grouped_path
     return trace_instead(path(declaration, dispatch_of(name)), name)
 
 
 def matmul_path(declaration: Declaration, dispatch: Dispatch | None) -> Callable[..., Any]:
-    """The fast path of ``matmul``; ``dispatch`` is what becomes of a call that PyTorch is to see first, None where it
-    has."""
+    """Return the fast path of ``matmul``.
+
+    ``dispatch`` handles calls that PyTorch must see first; None where PyTorch has seen them already.
+    """
 
     def short(a: Any, b: Any, *, out: Any = None, c: Any = None, stream: Any = None, **options: Any) -> Any:
         values = bucket = found = recording = None
@@ -130,7 +133,7 @@ def matmul_path(declaration: Declaration, dispatch: Dispatch | None) -> Callable
             else:
                 given = (a, b, c) if out is None else (a, b, c, out)
             unaligned = (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15
-            shifts = unaligned and tuple([x & 15 for x in pointers])  # which guards do not compare
+            shifts = unaligned and tuple([x & 15 for x in pointers])  # the guards do not compare these
             bucket = a.numel(), b.numel(), c is None, out is None, c is out, shifts, values
             for known in caches.recognised.get(bucket, ()):
                 if known.matches(*given):
@@ -139,7 +142,7 @@ def matmul_path(declaration: Declaration, dispatch: Dispatch | None) -> Callable
                     elif dispatch is not None and known.state.only_records():
                         recording = known
                     break
-        except (AttributeError, RuntimeError, TypeError):  # no PyTorch tensor, a sparse one, or what has no hash
+        except (AttributeError, RuntimeError, TypeError):  # not a PyTorch tensor, a sparse one, or an unhashable option
             bucket = None
         if recording is not None:
             return _record(recording, dispatch, a, b, out, c, stream, options)
@@ -156,7 +159,7 @@ def matmul_path(declaration: Declaration, dispatch: Dispatch | None) -> Callable
 
 
 def grouped_path(declaration: Declaration, dispatch: Dispatch | None) -> Callable[..., Any]:
-    """The fast path of ``grouped_matmul``; ``dispatch`` as for :func:`matmul_path`."""
+    """Return the fast path of ``grouped_matmul``; ``dispatch`` is as in :func:`matmul_path`."""
 
     def short(
         a: Any,
@@ -179,7 +182,7 @@ def grouped_path(declaration: Declaration, dispatch: Dispatch | None) -> Callabl
 def _record(
     known: RecognisedCall, dispatch: Any, a: Any, b: Any, out: Any, c: Any, stream: Any, options: dict[str, Any]
 ) -> Any:
-    """A call like one before it, but that its gradient is to be recorded."""
+    """Run a recognised call and record its gradient."""
     if dispatch.recorder is None or out is not None or stream is not None:
         return dispatch.call(a, b, out=out, c=c, stream=stream, **options)
     if known.recorder is None:
@@ -190,10 +193,10 @@ def _record(
 def _launch_anew(
     declaration: Declaration, dispatch: Dispatch | None, bucket: Hashable, tensors: Sequence[Any], call: dict[str, Any]
 ) -> Any:
-    """Read and launch a call, and have the next like it recognised by its bucket, if it has one; returns D.
+    """Read and launch a call, remember it in its bucket if it has one, and return D.
 
-    Not where an epilogue writes to further tensors, whose addresses are to be checked each time, nor where the call is
-    to be explained.
+    Calls whose epilogue writes further tensors are not remembered, since their addresses need a check each time; nor
+    are calls with ``explain``.
     """
     writes = call["out"] is not None
     if dispatch is not None and is_dispatched(tensors, writes):
@@ -211,17 +214,18 @@ def _launch_anew(
 
 
 def _plain_values(options: dict[str, Any]) -> tuple[Any, ...]:
-    """What tells options from others, once alpha and beta are numbers: a tensor's hash says nothing of its value."""
+    """Return a key of the options, after turning alpha and beta into numbers: the hash of a tensor says nothing about
+    its value."""
     alpha: float = 1.0
     beta: float | None = 1.0
     if "alpha" in options:
         options["alpha"] = alpha = alpha_of(options["alpha"])
     if "beta" in options:
         options["beta"] = beta = beta_of(options["beta"])
-    values = *options.items(), *map(type, options.values())  # 1 and True are equal
+    values = *options.items(), *map(type, options.values())  # types, since 1 and True are equal
     if alpha and beta:
         return values
-    return *values, *(copysign(1, x) for x in (alpha, beta) if x == 0)  # 0.0 and -0.0 are equal
+    return *values, *(copysign(1, x) for x in (alpha, beta) if x == 0)  # signs, since 0.0 and -0.0 are equal
 
 
 def _with_others(
@@ -234,8 +238,10 @@ def _with_others(
     stream: Stream | None,
     options: dict[str, Any],
 ) -> Any:
-    """A call with tensors beside A, B, C and D, such as scales, offsets and an epilogue's: recognised by all of them
-    and by all values, if the tensors are PyTorch's."""
+    """Run a call with further tensors, such as scales, offsets and operands of an epilogue.
+
+    It is recognised by all tensors and all values, if the tensors are PyTorch tensors.
+    """
     for factor, number in (("alpha", alpha_of), ("beta", beta_of)):
         if factor in options:
             options[factor] = number(options[factor])
@@ -243,7 +249,7 @@ def _with_others(
     tensors = {name: x for name, x in (("a", a), ("b", b), ("c", c), ("out", out)) if x is not None} | others
     given = [x for name, x in tensors.items() if name != "c" or c is not out]
     found = bucket = None
-    with suppress(AttributeError, RuntimeError, TypeError):  # no PyTorch tensor, a sparse one, or what has no hash
+    with suppress(AttributeError, RuntimeError, TypeError):  # not a PyTorch tensor, a sparse one, or unhashable
         pointers = {name: x.data_ptr() for name, x in tensors.items()}
         if others.keys().isdisjoint(_VALUES) and not any(pointer & 15 for pointer in pointers.values()):
             values = tuple([(name, x, type(x)) for name, x in options.items() if name not in others])
@@ -269,8 +275,11 @@ def _with_others(
 def matcher(
     tensors: Sequence[Any], holds: Callable[[Collection[Any]], bool] = lambda tensors: True
 ) -> Callable[..., bool]:
-    """Whether other PyTorch tensors are like these: by guards, which want each tensor once, or else in Python, where
-    ``holds`` stands for their dispatch keys."""
+    """Return a function that tells whether other PyTorch tensors are like these.
+
+    It uses PyTorch's guards, which need distinct tensors, or else compares in Python, where ``holds`` checks the
+    dispatch keys.
+    """
     guards = _guards()
     if guards is not None and len(set(map(id, tensors))) == len(tensors):
         check: Callable[..., bool] = guards(*tensors).check
@@ -280,7 +289,8 @@ def matcher(
 
 
 def _layouts(tensors: Sequence[Any]) -> list[Hashable]:
-    """All that guards compare of each tensor but dispatch keys, and which of those before it is the same tensor."""
+    """Return everything that guards compare of each tensor except dispatch keys, and the index of its first
+    occurrence."""
     places = [next(i for i, y in enumerate(tensors) if y is x) for x in tensors]
     return [
         (type(x), x.shape, x.stride(), x.dtype, x.get_device(), x.requires_grad, place)
@@ -290,8 +300,8 @@ def _layouts(tensors: Sequence[Any]) -> list[Hashable]:
 
 @functools.cache
 def _guards() -> Callable[..., Any] | None:
-    """What makes guards: PyTorch's own for torch.compile (torch/csrc/dynamo/guards.cpp). None where a version has none,
-    or makes them otherwise."""
+    """Return the constructor of guards: PyTorch's own for torch.compile (torch/csrc/dynamo/guards.cpp). None where a
+    version does not have it, or has another signature."""
     with suppress(ImportError, AttributeError, TypeError):
         guards = importlib.import_module("torch._C._dynamo.guards").TensorGuards
         make = functools.partial(guards, dynamic_dims_sizes=None, dynamic_dims_strides=None)
@@ -302,11 +312,11 @@ def _guards() -> Callable[..., Any] | None:
 
 @functools.cache
 def is_on() -> bool:
-    """Whether calls like those before may be recognised."""
+    """Whether the fast path is on (``GEMMILL_WARM_CALLS``)."""
     return Settings.read().warm_calls
 
 
 def _is_torch(call: GemmCall) -> bool:
-    """Whether all tensors of a call are PyTorch's."""
+    """Whether all tensors of a call are PyTorch tensors."""
     views = [*call.tensors.values(), *(x for x in call.arguments.values.values() if isinstance(x, TensorView))]
     return all(is_torch(x.owner) for x in views)

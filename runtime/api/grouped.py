@@ -1,4 +1,5 @@
-"""``gemmill.grouped_matmul`` and ``gemmill.array_matmul``: many products in one launch, found by tables on the GPU."""
+"""``gemmill.grouped_matmul`` and ``gemmill.array_matmul``: many matrix products in one launch, located by tables on the
+GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from gemmill.runtime.operands.tensors import Tensor
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.torch_dispatch import refuse_dispatched
 
-# Keywords of one subject stand on one line.
+# Keywords of one subject share a line.
 # fmt: off
 
 
@@ -30,34 +31,47 @@ def grouped_matmul(
     deterministic: bool = False, batch_invariant: bool = False, autotune: int | None = None, explain: bool = False,
     epilogue: str | None = None, **operands: Tensor | float,
 ) -> Any:
-    """``alpha * a @ b + beta * c`` group by group, by the conventions of ``torch._grouped_mm``; returns ``out``.
+    """Multiply groups of matrices of different sizes in one launch, and return ``out``.
 
-    ``offsets`` (int32 or int64, on the GPU) are the ends of groups that lie one after the other; the first starts at 0.
+    It computes ``alpha * a @ b + beta * c`` for each group, in the conventions of ``torch._grouped_mm``. Pass one of
+    ``offsets`` and ``counts``, an int32 or int64 tensor on the GPU:
 
-    * Groups of rows: ``a`` (M, K), ``b`` (groups, K, N): rows ``offsets[i - 1]`` to ``offsets[i]`` of ``a`` are
-      multiplied by ``b[i]``. ``out`` is (M, N); its rows from the last offset on are not written.
-    * Groups along K: ``a`` (M, K), ``b`` (K, N): columns ``offsets[i - 1]`` to ``offsets[i]`` of ``a`` are multiplied
-      by these rows of ``b``. ``out`` is (groups, M, N); an empty group is 0, or ``beta * c``. ``a`` must be contiguous
-      along M and ``b`` along N, as they are in the gradients of weights.
+    - ``offsets``, groups of rows: ``a`` is (M, K), ``b`` is (groups, K, N), ``out`` is (M, N). Rows ``offsets[i - 1]``
+      to ``offsets[i]`` of ``a`` are multiplied by ``b[i]``; the first group starts at row 0. Rows of ``out`` beyond the
+      last offset are not written.
+    - ``offsets``, groups along K: ``a`` is (M, K), ``b`` is (K, N), ``out`` is (groups, M, N). Columns ``offsets[i -
+      1]`` to ``offsets[i]`` of ``a`` are multiplied by the same rows of ``b``. The result of an empty group is 0, or
+      ``beta * c``. ``a`` must be contiguous along M and ``b`` along N, as in gradients of weights.
+    - ``counts``, masked groups: ``a`` is (groups, capacity, K), ``b`` is (groups, K, N), ``out`` is (groups, capacity,
+      N). ``counts[i]`` rows of group i are in use; the other rows are neither used nor written.
 
-    ``counts`` (int32 or int64, on the GPU) are rows in use of masked groups: ``a`` (groups, capacity, K), ``b``
-    (groups, K, N), ``out`` (groups, capacity, N). Rows of a group beyond its count are neither used nor written.
-    ``expected_rows`` says how many there are on average, as nobody knows before the launch: the kernel is chosen for
-    them, without it for 128, and another may be up to a quarter faster. Results are right with any.
+    The call never waits for the GPU and converts nothing, so you can capture it in a CUDA graph and replay it with
+    other values. Kernels clamp offsets to the extent of ``a``, and counts to 0 and the capacity; of 64-bit values they
+    use the low 32 bits. Wrong values give wrong results, but no access outside the tensors. Rows in two groups hold the
+    result of one of them; a group that ends before it starts is empty.
 
-    Nothing waits for the GPU or converts anything, so the launch can be captured in a CUDA graph and replayed with
-    other values. Offsets are clamped to the extent of ``a``, counts to 0 and the capacity, and of 64 bits the low 32
-    count: wrong ones give wrong results, but no access outside the tensors. Rows between groups that overlap hold the
-    result of one of them; an end before its beginning makes an empty group.
+    Example:
+        >>> d = gemmill.grouped_matmul(tokens, experts, torch.tensor([100, 100, 300, 512], device="cuda"))
 
-    Scales are as in :func:`gemmill.matmul`: of rows, columns and matrices ``a_scale`` is (M, 1) or (groups, capacity,
-    1), ``b_scale`` (groups, 1, N) or (groups, 1, 1); of blocks (M, K/128) or (groups, capacity, K/128), and (groups,
-    K/128, N/128).
+    Args:
+        a: A, with the shapes above.
+        b: B, with the shapes above.
+        offsets: End of each group, (groups,).
+        counts: Rows in use of each masked group, (groups,).
+        expected_rows: Rows in use of a masked group on average, which the selector assumes; the default is 128. The
+            result is right with any value, but the kernel for a better one may be up to a quarter faster.
+        a_scale: Scale of rows or matrices, (M, 1) or (groups, capacity, 1), or of blocks, (M, K/128) or (groups,
+            capacity, K/128).
+        b_scale: Scale of columns or matrices, (groups, 1, N) or (groups, 1, 1), or of blocks, (groups, K/128, N/128).
+        epilogue: Expression, as in :func:`gemmill.matmul`, where the groups take the place of the batch: ``bias[n]``
+            may be (N,) or (groups, N), and ``x[batch]`` is (groups,). For groups of rows at offsets, ``x[m]`` is (M,),
+            and matrices are (M, N) like ``out``.
+        batch_invariant: As in :func:`gemmill.matmul`; not supported for groups along K.
 
-    ``epilogue`` and its operands are as in :func:`gemmill.matmul`; the matrices of a batch are the groups: ``bias[n]``
-    may be (N,) or (groups, N), ``x[batch]`` is (groups,). For groups of rows at offsets ``x[m]`` is (M,), and matrices
-    are (M, N), as ``out`` is. There is no ``sm_count``; all else is as in :func:`gemmill.matmul`;
-    ``batch_invariant`` is for groups of rows.
+    All other keywords are as in :func:`gemmill.matmul`. There is no ``sm_count``.
+
+    Raises:
+        The errors of :func:`gemmill.matmul`.
     """
 
 
@@ -78,12 +92,24 @@ def array_matmul(
     stream: Stream | None = None, registry: Registry | None = None, kernel: str | GemmConfig | None = None,
     explain: bool = False,
 ) -> None:
-    """``alpha * a @ b + beta * c`` for matrices at addresses in GPU memory, as ``cublasGemmBatchedEx`` takes them.
+    """Multiply an array of matrices given by their addresses in GPU memory, like ``cublasGemmBatchedEx``.
 
-    ``addresses`` is int64 (3, matrices): the addresses of every A, of every B, of every D, or (4, matrices) with those
-    of every C. Each must be a multiple of 16. ``a`` (M, K), ``b`` (K, N), ``out`` (M, N) and ``c`` are one matrix of
-    each kind: all others have its extents, strides and dtype; only those that are listed are read or written.
+    It computes ``alpha * a @ b + beta * c`` for each matrix. ``a`` (M, K), ``b`` (K, N), ``out`` (M, N) and ``c`` are
+    one matrix of each kind, and all others have its extents, strides and dtype. Kernels read and write only the
+    matrices in ``addresses``.
 
-    Nothing waits for the GPU or checks the addresses: wrong ones read and write wherever they point. All else is as in
-    :func:`gemmill.matmul`.
+    The call never waits for the GPU and does not check the addresses: a wrong one reads or writes whatever is there.
+
+    Args:
+        a: One of the matrices A.
+        b: One of the matrices B.
+        out: One of the matrices D.
+        addresses: int64 (3, matrices) with the addresses of every A, every B and every D, or (4, matrices) with those
+            of every C as well. Each must be a multiple of 16.
+        c: One of the matrices C.
+
+    All other keywords are as in :func:`gemmill.matmul`.
+
+    Raises:
+        The errors of :func:`gemmill.matmul`.
     """

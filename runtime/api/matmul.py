@@ -17,7 +17,7 @@ from gemmill.runtime.operands.tensors import Tensor
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.torch_dispatch import refuse_dispatched
 
-# Keywords of one subject stand on one line.
+# Keywords of one subject share a line.
 # fmt: off
 
 
@@ -34,68 +34,103 @@ def matmul(
     objective: Regime = "sustained", explain: bool = False,
     epilogue: str | None = None, **operands: Tensor | float,
 ) -> Any:
-    """``alpha * a @ b + beta * c`` by the conventions of ``torch.matmul``; returns ``out``.
+    """Compute ``alpha * a @ b + beta * c`` on the GPU, in the conventions of ``torch.matmul``, and return ``out``.
 
-    ``a`` is (..., M, K) or (K,), ``b`` (..., K, N) or (K,); batch extents broadcast, with any strides: views such as
-    attention's (B, S, H, D) transposed to (B, H, S, D) are read where they are. Operands are PyTorch tensors or
-    anything with ``__dlpack__`` or ``__cuda_array_interface__``, all on one GPU, read in place: majorness follows from
-    the strides. What is not aligned to 16 bytes may be copied first, into memory that the stream keeps, where that is
-    faster. ``c`` broadcasts over the batch and may be ``out``; otherwise ``out`` must overlap no operand. ``beta`` is 1
-    where ``c`` is given. With ``beta=0`` the values of ``c`` are not read; with ``alpha=0`` those of ``a`` and ``b``.
+    Operands are PyTorch tensors, or objects with ``__dlpack__`` or ``__cuda_array_interface__``, all on one GPU.
+    gemmill reads them in place with any strides, for example attention's (B, S, H, D) viewed as (B, H, S, D), and
+    derives the majorness of each operand from them. Where it is faster, gemmill first copies an operand that is not
+    aligned to 16 bytes into a workspace of the stream.
 
-    ``out`` is allocated by PyTorch or CuPy where ``a`` is theirs, in ``out_dtype`` (default: that of the wider of
-    ``a`` and ``b``; bf16 for fp8, s32 for 8-bit integers). ``accumulator`` is f32 by default, s32 for integers, f64
-    for f64. f32 operands are multiplied as f32, or with ``tf32`` in the 10 bits of mantissa that tensor cores read.
-    fp8 sums stay in the tensor cores, which keep about 13 bits, or without ``fast_accumulation`` move to f32 registers
-    every 128 products.
+    Example:
+        >>> d = gemmill.matmul(a, b)
+        >>> d = gemmill.matmul(a, b, c=c, beta=0.5, out_dtype="f32")
+        >>> d = gemmill.matmul(a, b, epilogue="d = silu(acc + bias[n])", bias=bias)
+        >>> d = gemmill.matmul(a8, b8, a_scale=row_scales, b_scale=column_scales)
+        >>> d = gemmill.matmul(a, w4.T, b_dtype="u4", b_scale=scales, b_zero=zeros)
 
-    ``a_scale`` and ``b_scale``, either or both, multiply the sums as part of the epilogue: a number, a tensor of one
-    element, (..., M, 1) with one for each row of ``a``, (..., 1, N) or (N,) with one for each column of ``b``, or (...,
-    1, 1) with one for each matrix; each is f32, bf16, f16 or ue8m0. An expression may say where they stand, as in ``"d
-    = relu(acc * b_scale[n]) * a_scale[m]"``; else each of its sums is multiplied. Of fp8 operands they may both be of
-    blocks of 1 x 128 and 128 x 128 (DeepSeek-V3): (..., M, K/128) and (..., K/128, N/128), rounded up, both f32 or both
-    ue8m0; accumulation is then always two-level. Any strides will do; scales of blocks are read fastest where they are
-    contiguous along M.
+    Args:
+        a: A, (..., M, K) or (K,). Batch extents of ``a`` and ``b`` broadcast.
+        b: B, (..., K, N) or (K,).
+        out: D, the tensor to write; it must not overlap an operand other than ``c``. By default PyTorch or CuPy
+            allocates it, where ``a`` is one of their tensors.
+        c: C, which broadcasts to D; it may be ``out``.
+        alpha: Factor of the product. With 0, kernels do not read ``a`` and ``b``.
+        beta: Factor of C; 1 by default where ``c`` is passed. With 0, kernels do not read ``c``.
+        out_dtype: Dtype of a D that gemmill allocates. Default: the dtype of the wider of ``a`` and ``b``; bf16 for
+            fp8, s32 for 8-bit integers.
+        accumulator: Dtype of the sums. Default: f32; s32 for integers, f64 for f64.
+        tf32: Multiply f32 operands as TF32, with 10 bits of mantissa, on tensor cores; otherwise in full f32.
+        fast_accumulation: Keep fp8 sums in the tensor cores, which have about 13 bits. False selects two-level
+            accumulation: the sums move to f32 registers every 128 products.
+        a_scale: Scale of A; see below.
+        b_scale: Scale of B; see below.
+        a_zero: Zero points of a narrow A; see below.
+        b_zero: Zero points of a narrow B; see below.
+        a_dtype: Dtype of the elements of ``a`` where it is a tensor of bytes.
+        b_dtype: Dtype of the elements of ``b`` where it is a tensor of bytes.
+        stream: Stream of the launch. Default: PyTorch's current stream on the GPU of ``a``, or the legacy default
+            stream where ``a`` is not a PyTorch tensor.
+        registry: Registry that kernels come from. Default: the shipped kernel sets.
+        kernel: A kernel by name or config; by default the selector picks one. Either may run the transposed problem,
+            D^T = B^T A^T, on the same memory.
+        slices: Slices of K of a split-K ``kernel``, 1 to 256. By default the model picks the fastest number.
+        sm_count: Most SMs that the launch uses, so that concurrent kernels, such as communication, can use the others.
+        deterministic: Refuse operations whose bits can differ between runs of the same call on the same GPU, such as
+            sums in an epilogue.
+        batch_invariant: In addition, the bits of a row of ``out`` depend neither on the number of rows nor on the
+            number of matrices. One kernel then runs for every M, which can be slower (docs/kernels.md). ``a`` must be
+            contiguous along K, ``c`` and ``out`` along N, and their alignment must be that of packed rows.
+        autotune: Time this many of the best-ranked kernels on these operands, once per problem and GPU, and keep the
+            fastest in the registry's store. Outputs go to scratch memory while kernels are timed.
+        quick: Deprecated, has no effect.
+        objective: ``"sustained"`` picks the fastest kernel for programs that run for seconds, where the power limit may
+            lower the clock; ``"burst"`` for short launches at full clock (docs/performance/sustained.md).
+        explain: Print the problem, its kernel and the reason of the choice, at each call.
+        epilogue: Expression for D and other outputs; see below.
+        **operands: Operands and outputs of the epilogue, by name.
 
-    One operand may be narrower (s8, u8, e4m3, e5m2, s4, u4) than the other's bf16 or f16: weights, K-major, are
-    upconverted in registers. ``b_dtype`` says what a tensor of bytes holds: 4-bit elements lie two in a byte along K,
-    the even one in the low half, so that ``b`` is the transpose of (..., N, K/2). ``b_scale`` (..., K/group, N) and
-    ``b_zero``, in the dtype of ``a`` and contiguous along N, make of them (b - zero) * scale, rounded to that dtype
-    after each step; the group is 128, 64 or 32, whichever K/group, rounded up, tells. ``a_dtype``, ``a_scale`` (...,
-    M, K/group; contiguous along M) and ``a_zero`` do the same for a narrow ``a``.
+    Scales: each is f32, bf16, f16 or ue8m0, with any strides.
 
-    ``epilogue`` says what is stored instead, as in ``"d = gelu(alpha * acc + bias[n])"``, and its operands and outputs
-    follow by name: ``bias=``. ``x[m]`` is a vector (M,) or (..., M), ``x[n]`` (N,) or (..., N), ``x[batch]`` (...),
-    ``x[m, n]`` broadcasts to D, ``x`` is a number or a tensor of one element; each is f32, bf16, f16 or ue8m0, of any
-    strides. Tensors of outputs are given too, and hold the results afterwards. With ``gate`` and ``up``, the sums of
-    columns 2 j and 2 j + 1 of B, D has N / 2 columns. See docs/epilogues.md.
+    - Of an operand, its rows or columns: ``a_scale`` and ``b_scale``, either or both, multiply the sums. Each is a
+      number, a tensor of one element, (..., M, 1) for the rows of ``a``, (..., 1, N) or (N,) for the columns of ``b``,
+      or (..., 1, 1) for each matrix. An expression may use them by name, as in ``"d = relu(acc * b_scale[n]) *
+      a_scale[m]"``; otherwise every sum is multiplied.
+    - Of blocks (fp8 only, as in DeepSeek-V3): ``a_scale`` is (..., M, K/128) and ``b_scale`` is (..., K/128, N/128),
+      rounded up, both f32 or both ue8m0. Accumulation is always two-level. Kernels read ``a_scale`` fastest where it is
+      contiguous along M.
+    - Of groups along K, for weight-only quantization: one operand may be narrower (s8, u8, e4m3, e5m2, s4, u4) than the
+      other's bf16 or f16. It must be K-major; kernels upconvert it in registers. ``b_dtype`` names the elements of a
+      tensor of bytes: two 4-bit elements share a byte along K, the even one in the low half, so ``b`` is the transpose
+      of (..., N, K/2). ``b_scale`` (..., K/group, N) and ``b_zero`` have the dtype of ``a`` and are contiguous along N;
+      the operand becomes (b - zero) * scale, rounded to that dtype after each step. The group is 128, 64 or 32, as
+      follows from K/group, rounded up. ``a_dtype``, ``a_scale`` (..., M, K/group; contiguous along M) and ``a_zero`` do
+      the same for a narrow ``a``.
 
-    ``kernel`` names one kernel instead of selecting one from ``registry`` (default: the shipped kernel sets). Either
-    may run the transposed problem, D^T = B^T A^T, on the same memory. Of a split-K kernel ``slices`` says in how many
-    slices of K the launch goes, 1 to 256; by default as many as the model has as the fastest.
-    ``sm_count`` bounds the SMs that the launch uses, so that kernels beside it, of communication say, have the others.
+    Epilogues: ``epilogue`` is an expression such as ``"d = gelu(alpha * acc + bias[n])"``, and you pass ``bias=``.
+    ``x[m]`` is (M,) or (..., M), ``x[n]`` is (N,) or (..., N), ``x[batch]`` is (...), ``x[m, n]`` broadcasts to D, and
+    ``x`` is a number or a tensor of one element. Each is f32, bf16, f16 or ue8m0, with any strides. You pass the
+    tensors of further outputs too; the kernel writes them. With ``gate`` and ``up``, the sums of columns 2 j and 2 j +
+    1 of B, D has N / 2 columns. See docs/epilogues.md.
 
-    ``deterministic`` refuses what could give other bits when the same call runs again on the same GPU: sums in an
-    epilogue. ``batch_invariant`` promises besides that the bits of a row of ``out`` depend neither on how many rows nor
-    on how many matrices there are: one kernel serves every M, a compromise (docs/kernels.md). ``a`` must be contiguous
-    along K, ``c`` and ``out`` along N, and they must be aligned as packed rows are. ``autotune`` times the best so many
-    kernels on these operands, once for a problem and GPU, and keeps the fastest in the registry's store; D and other
-    outputs are written elsewhere meanwhile. ``objective`` says what the kernel is to be the fastest in: a program that
-    runs for seconds, which the power limit may hold, or, ``"burst"``, a lone launch at full clock
-    (docs/performance/sustained.md). ``quick`` has no effect any more: every choice is as quick.
+    Slow paths: where the dtype, layout or alignment of an operand makes a call much slower than a similar one,
+    ``explain`` and ``plan(...).choice.why`` report the predicted cost and what to change. The first call of each kind
+    in a process also gives a SlowPathWarning.
 
-    ``explain`` prints the problem, its kernel and why that was selected, each time. Where an operand's dtype, layout or
-    alignment makes a call much slower than one like it, that says what it costs and what to change; so do
-    ``plan(...).choice.why`` and, once a process for each kind of reason, a SlowPathWarning when a call is made ready.
+    PyTorch: where PyTorch must record gradients, cast, transform or observe the call, gemmill runs it as one of the
+    operators in docs/torch.md, which take no ``stream`` and no ``registry``.
 
-    Work goes to ``stream``, by default PyTorch's current stream on the GPU of ``a``, or the legacy default stream where
-    ``a`` is no PyTorch tensor. Where PyTorch is to record gradients, to cast, to transform or to watch the call, it
-    goes by the operators of docs/torch.md, which take no ``stream`` and no ``registry``.
+    Returns:
+        ``out``.
 
-    Raises OperandError for operands that do not fit, KeywordError for keywords that neither it nor the epilogue has,
-    UnsupportedProblemError where no kernel serves the problem, ConfigError where ``kernel`` names none, CompileError,
-    ToolchainError or PackError where it cannot be built or read, DeviceError where the GPU cannot run it, CaptureError
-    where the kernel is not loaded yet, or kernels are to be timed, and the stream is being captured.
+    Raises:
+        OperandError: the operands or options do not fit.
+        KeywordError: a keyword belongs neither to this function nor to the epilogue.
+        UnsupportedProblemError: no kernel supports the problem.
+        ConfigError: ``kernel`` is not the name of a kernel.
+        CompileError, ToolchainError, PackError: the kernel cannot be compiled or read.
+        DeviceError: the GPU cannot run the kernel.
+        CaptureError: the stream is being captured into a CUDA graph, and the kernel is not loaded yet or kernels must
+            be timed.
     """
 
 
@@ -124,13 +159,23 @@ def plan(  # type: ignore[empty-body]
     objective: Regime = "sustained", explain: bool = False,
     epilogue: str | None = None, **operands: Tensor | float,
 ) -> Plan:
-    """Everything that :func:`matmul` does short of the launch, done once; ``plan()`` then launches.
+    """Prepare a call: select, compile and load its kernel once. The returned plan only launches: ``plan()``.
 
-    Takes and raises what :func:`matmul` does, with ``offsets`` or ``counts`` what :func:`gemmill.grouped_matmul` does,
-    with ``addresses`` what :func:`gemmill.array_matmul` does. Without ``stream``, each launch goes to the stream that
-    is PyTorch's current one by then, or to the legacy default stream where ``a`` is not PyTorch's.
+    It takes the keywords of :func:`matmul`; ``offsets``, ``counts`` and ``expected_rows`` as in
+    :func:`gemmill.grouped_matmul`; and ``addresses`` as in :func:`gemmill.array_matmul`. Without ``stream``, each
+    launch uses the PyTorch stream that is current at that time, or the legacy default stream where ``a`` is not a
+    PyTorch tensor.
 
-    A plan launches and does nothing else: it multiplies in the types of its operands under ``torch.autocast`` too, and
-    OperandError refuses operands that require gradients while these are recorded, or that a transform, a mode or a
-    subclass of PyTorch is to see.
+    A plan ignores ``torch.autocast``: it multiplies in the dtypes of its operands. It records no gradients.
+
+    Example:
+        >>> plan = gemmill.plan(a, b, out=d)
+        >>> plan()  # launches
+        >>> plan.rebind(a=a2)()  # the same shapes with another tensor
+        >>> print(plan.choice.why)
+
+    Raises:
+        OperandError: also where gradients of an operand must be recorded, or where a transform, mode or subclass of
+            PyTorch must see the call.
+        The other errors of :func:`matmul`.
     """

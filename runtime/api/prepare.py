@@ -1,5 +1,5 @@
-"""From a call to its launch: checked, its kernel chosen, built, loaded and encoded, once for all calls of its
-signature."""
+"""Prepares a call for its launch: checks it, chooses, compiles and loads its kernel, and encodes its parameters. This
+happens once for all calls with the same signature."""
 
 from __future__ import annotations
 
@@ -33,17 +33,19 @@ _FLAGS = ("tf32", "fast_accumulation", "deterministic", "batch_invariant", "quic
 
 
 def prepare(call: GemmCall) -> PreparedCall:
-    """A call made ready to launch: as one before it of the same signature, or now. Says of it what the call asks.
+    """Return a prepared call: the cached one of the same signature, or a new one. Prints the choice where the call says
+    ``explain``.
 
-    Raises what :func:`gemmill.matmul` does.
+    Raises:
+        The errors of :func:`gemmill.matmul`.
     """
     if call.arguments.outputs:
         _check_determinism(call.arguments.epilogue)
-    if call.options.quick is True:  # at each call, also where one like it was made ready before
+    if call.options.quick is True:  # warn at each call, cached or not
         warn_of_quick()
     try:
         entry = caches.prepared(call.signature)
-    except TypeError:  # what has no hash is no option
+    except TypeError:  # an unhashable value is not a valid option
         _check_options(call.options)
         raise
     if entry.value is None:
@@ -55,22 +57,26 @@ def prepare(call: GemmCall) -> PreparedCall:
 
 
 def launch(call: GemmCall) -> PreparedCall:
-    """Launch a call on its stream, made ready if need be."""
+    """Launch a call on its stream, and prepare it first if it is not cached."""
     prepared = prepare(call)
     prepared.launcher.launch(call.stream, call.addresses)
     return prepared
 
 
 def check(call: GemmCall) -> None:
-    """OperandError where an option of a call is no value of its kind, where options contradict each other, or where the
-    epilogue or the operands cannot keep to them."""
+    """Check the options of a call.
+
+    Raises:
+        OperandError: an option has an invalid value, options contradict each other, or the epilogue or operands do not
+            allow them.
+    """
     _check_options(call.options)
     _check_promises(call)
     _check_factors(call)
 
 
 def _check_options(options: Options) -> None:
-    """OperandError where an option is no value of its kind."""
+    """Raise OperandError for an option with an invalid value."""
     for name in _FLAGS:
         if (value := getattr(options, name)) not in (True, False):
             raise OperandError(f"{name} is {value!r:.80}; it must be True or False")
@@ -85,13 +91,15 @@ def _check_options(options: Options) -> None:
                 f"slices is {slices!r:.80}; it must be a positive integer, or None for the model's choice"
             )
         if options.kernel is None:
-            raise OperandError("slices is of the split-K kernel that kernel names, and none is named: pass kernel=")
+            raise OperandError(
+                "slices is for a split-K kernel that the call names, and kernel is missing: pass kernel="
+            )
     if not isinstance(options.registry, Registry | None):
-        raise OperandError(f"registry is {options.registry!r:.80}; it must be a gemmill.Registry, or None")
+        raise OperandError(f"registry is {options.registry!r:.80}; it must be a gemmill.Registry or None")
 
 
 def _check_promises(call: GemmCall) -> None:
-    """OperandError where options contradict each other, or an epilogue cannot keep what they promise."""
+    """Raise OperandError where options contradict each other, or where the epilogue cannot give what they guarantee."""
     options = call.options
     for option in ("deterministic", "batch_invariant"):
         if getattr(options, option):
@@ -104,35 +112,40 @@ def _check_autotune(call: GemmCall) -> None:
     options = call.options
     count = options.autotune
     if type(count) is not int or count < 1:
-        raise OperandError(f"autotune is {count!r}; it must be a positive integer, how many kernels to time, or None")
+        raise OperandError(
+            f"autotune is {count!r}; it must be a positive integer (the number of kernels to time) or None"
+        )
     if options.kernel is not None:
-        raise OperandError("kernel names the kernel, and autotune looks for the fastest: pass one of them")
+        raise OperandError(
+            "kernel and autotune are both passed; autotune searches for the fastest kernel: pass one of them"
+        )
     for option in ("deterministic", "batch_invariant"):
         if getattr(options, option):
             raise OperandError(
-                f"autotune and {option} are both given, but kernels sum in different orders, and which of them is the "
-                "fastest may change with the timing and with M: pass one of them, or kernel="
+                f"autotune and {option} are both passed; the fastest kernel may change with the timing and with M, and "
+                "kernels sum in different orders: pass one of them, or kernel="
             )
     if "addresses" in call.tensors:
         raise OperandError(
-            "autotune is given with addresses, but while kernels are timed results must be written elsewhere than "
-            "addresses says: leave out autotune"
+            "autotune is not supported with addresses: kernels are timed on scratch outputs, but addresses locates the "
+            "outputs. Leave out autotune"
         )
 
 
 def _refuse_atomic_sums(epilogue: Epilogue, option: str) -> None:
-    """OperandError where the last bits of an epilogue's outputs change from run to run; ``option`` forbids that."""
+    """Raise OperandError where the last bits of the epilogue's outputs change between runs, which ``option``
+    forbids."""
     for output in epilogue.outputs:
         if output.role == "sum":
             raise OperandError(
-                f"{option}: `{output}` adds up atomically, in an order that changes from run to run; write what it "
-                f"sums to a matrix, as in `{output.name}[m, n] = ...`, and sum that (max and min are allowed)"
+                f"{option}: `{output}` sums atomically, in an order that changes between runs: write the values to a "
+                f"matrix, as in `{output.name}[m, n] = ...`, and sum that (max and min are allowed)"
             )
 
 
 def _check_determinism(epilogue: Epilogue) -> None:
-    """Under ``torch.use_deterministic_algorithms(True)``: OperandError, or a warning where PyTorch is to warn only, for
-    what ``deterministic`` refuses."""
+    """Apply ``torch.use_deterministic_algorithms(True)``: raise OperandError for what ``deterministic`` refuses, or
+    warn where PyTorch is set to warn only."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.are_deterministic_algorithms_enabled():
         return
@@ -145,8 +158,8 @@ def _check_determinism(epilogue: Epilogue) -> None:
 
 
 def _check_factors(call: GemmCall) -> None:
-    """OperandError where C, alpha or beta is passed and not read, or C is missing, or where a factor or a bound has a
-    value that no kernel takes."""
+    """Raise OperandError where C, alpha or beta is passed but not read, where C is missing, or where a factor or
+    ``sm_count`` is out of range."""
     options, epilogue, has_c = call.options, call.arguments.epilogue, "c" in call.tensors
     if call.arguments.text is not None and epilogue.reads_c != has_c:
         if has_c:
@@ -162,7 +175,7 @@ def _check_factors(call: GemmCall) -> None:
     takes_doubles = call.accumulator == "f64"
     for name, value in factors:
         if not takes_doubles and isfinite(value) and abs(value) > MAX_FLOAT32:
-            raise OperandError(f"{name} is {value}; kernels take a float32, at most {MAX_FLOAT32:.4g}")
+            raise OperandError(f"{name} is {value}; it must fit in a float32, at most {MAX_FLOAT32:.4g}")
     sm_count = options.sm_count
     if sm_count is not None and (type(sm_count) is not int or sm_count < 1):
         raise OperandError(f"sm_count is {sm_count!r}; it must be a positive integer, or None for all SMs")
@@ -170,7 +183,7 @@ def _check_factors(call: GemmCall) -> None:
         for name, value in factors:
             if not value.is_integer() or abs(value) >= 1 << 31:
                 raise OperandError(
-                    f"{name} is {value}; an s32 D is exact and takes whole numbers below 2^31: use out_dtype='f32'"
+                    f"{name} is {value}; for an s32 D it must be a whole number below 2^31: use out_dtype='f32'"
                 )
 
 
@@ -183,7 +196,7 @@ def _prepared(call: GemmCall) -> PreparedCall:
     registry = _registry(options)
     sm_count = options.sm_count
     if sm_count is not None and sm_count >= driver.sm_count(device):
-        sm_count = None  # no bound
+        sm_count = None  # no limit
     new: Callable[..., Launches] = functools.partial(Launcher, memory=memory)
     parts = ""
     try:
@@ -191,14 +204,14 @@ def _prepared(call: GemmCall) -> PreparedCall:
     except UnsupportedProblemError:
         if not gemm.nested:
             raise
-        from gemmill.runtime.launch.batch_parts import PartLaunches, parts_of  # as few calls need it
+        from gemmill.runtime.launch.batch_parts import PartLaunches, parts_of  # deferred: few calls need it
 
         strides = len(gemm.nested)
         gemm, shifts = parts_of(gemm)
         target = choose(gemm, options, registry, sm_count)
         new = functools.partial(PartLaunches, shifts=shifts, memory=memory)
         each = f"{len(shifts)} launches of {gemm.problem.batch}"
-        parts = f"; in {each}, as no kernel here takes a batch of {strides} strides as it is asked for"
+        parts = f"; in {each}, because no kernel supports a batch with {strides} strides with these options"
 
     def launcher(chosen: SlicedKernel, swap_ab: bool) -> Callable[[], Launches]:
         oriented = gemm.transposed if swap_ab else gemm
@@ -221,11 +234,13 @@ def _prepared(call: GemmCall) -> PreparedCall:
 
 
 def kernel_for(call: GemmCall) -> SlicedKernel | None:
-    """The kernel, and the slices of K, that a call is to name so as to get what would be selected for it, with or
-    without a GPU: nothing is compiled or loaded. None where none is to be named: D is empty, a batch may go in parts,
-    or the name does not say whether the transpose is computed.
+    """Return the kernel and slices of K that would be selected for a call, so that another call can name them.
 
-    Raises what :func:`gemmill.matmul` does before it compiles.
+    It works with or without a GPU: nothing is compiled or loaded. None where no name gives the same launch: D is empty,
+    a batch may run in parts, or the name does not determine whether the transpose is computed.
+
+    Raises:
+        The errors of :func:`gemmill.matmul` that come before compilation.
     """
     check(call)
     if call.options.quick:
@@ -245,19 +260,23 @@ def _registry(options: Options) -> Registry:
 
 
 def _load(registry: Registry, chosen: SlicedKernel, problem: GemmProblem, device: int, stream: int) -> Kernel:
-    """A kernel of a registry on a GPU, compiled and loaded if need be, as is the kernel that copies unaligned operands;
-    but not while the stream is being captured: CaptureError."""
+    """Return a loaded kernel of a registry on a GPU, compiling it if needed, and load the kernel that copies unaligned
+    operands where the problem needs it.
+
+    Raises:
+        CaptureError: something is not loaded yet and the stream is being captured.
+    """
     kernels = caches.of_registry(registry).kernels
     kernel = kernels.get((device, chosen))
     missing = f"kernel {chosen}" if kernel is None else ""
     if kernel is not None and realigned(kernel.config, problem):
-        from gemmill.runtime.launch.realign import is_loaded  # as few launches need it
+        from gemmill.runtime.launch.realign import is_loaded  # deferred: few launches need it
 
-        missing = "" if is_loaded(device) else "the kernel that copies operands that are not aligned"
+        missing = "" if is_loaded(device) else "the kernel that copies unaligned operands"
     if missing and driver.is_capturing(device, stream):
         raise CaptureError(
-            f"{missing} is not loaded on GPU {device} yet, and cannot be while the stream is captured into a CUDA "
-            "graph: before the capture, call gemmill.plan(...) or gemmill.matmul(...) once with operands of these "
+            f"{missing} is not loaded on GPU {device} and cannot be loaded while the stream is captured into a CUDA "
+            "graph: before the capture, call gemmill.plan(...) or gemmill.matmul(...) once with operands of the same "
             "shapes, strides and dtypes"
         )
     if kernel is None:

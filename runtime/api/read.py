@@ -1,4 +1,5 @@
-"""From the arguments of a call to a :class:`~gemmill.runtime.operands.call.GemmCall`: options, views of tensors, D."""
+"""Reads the arguments of a call into a :class:`~gemmill.runtime.operands.call.GemmCall`: options, tensor views and
+D."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from gemmill.runtime.operands.tensors import TABLES, dtype_named, unpacked, view
 _DEFAULTS = tuple(DEFAULTS._asdict().items())
 _MORE_TENSORS = tuple(name for name in OPERANDS if name not in ("a", "b", "out"))
 KEYWORDS = frozenset((*OPERANDS, *Options._fields, *OTHERS))
-"""All that a call may be passed, but for operands of its epilogue."""
+"""All keywords of a call, except operands of its epilogue."""
 
 
 Call = ParamSpec("Call")
@@ -33,23 +34,23 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What a public function declares: its name, and what it takes."""
+    """The name and the keywords of a public function."""
 
     name: str
     keywords: frozenset[str]
-    """Names of all that it takes, but for operands of an epilogue."""
+    """Names of all its parameters, except operands of an epilogue."""
     takes_operands: bool
     """Whether any other keyword is an operand of an epilogue."""
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Declaration:
-        """That of a function by its signature."""
+        """Return the declaration of a function from its signature."""
         parameters = inspect.signature(function).parameters.values()
         named = frozenset(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
         return cls(function.__name__, named, len(named) < len(parameters))
 
     def read(self, arguments: Mapping[str, Any]) -> GemmCall:
-        """The call of the function with these arguments."""
+        """Return the call of the function with these arguments."""
         if not self.takes_operands:
             for name in arguments:
                 if name not in self.keywords:
@@ -60,8 +61,11 @@ class Declaration:
 def declares(
     implement: Callable[[Declaration], Callable[..., Any]],
 ) -> Callable[[Callable[Call, Made]], Callable[Call, Made]]:
-    """A decorator of a function that has a signature and a docstring, and no body: makes of its declaration what
-    computes its calls. Each argument that is not A, B or their like by position comes by keyword, if it is passed."""
+    """Decorate a function that has a signature and a docstring but no body: ``implement`` makes its implementation.
+
+    The implementation receives A, B and similar arguments by position, and all others by keyword, if the caller passes
+    them.
+    """
 
     def decorate(declared: Callable[Call, Made]) -> Callable[Call, Made]:
         function: Callable[Call, Made] = functools.wraps(declared)(implement(Declaration.of(declared)))
@@ -72,9 +76,12 @@ def declares(
 
 
 def read_call(arguments: Mapping[str, Any], keywords: Collection[str] = KEYWORDS) -> GemmCall:
-    """A call by its arguments, as ``matmul`` and its like name them; what they leave out has its default.
+    """Read a call from its arguments, by the names of ``matmul`` and its variants; missing ones have their defaults.
 
-    What is none of the ``keywords`` is an operand of the epilogue. OperandError names the argument that cannot be read.
+    Arguments that are not in ``keywords`` are operands of the epilogue.
+
+    Raises:
+        OperandError: an argument cannot be read; the message names it.
     """
     given = {name: x for name, x in arguments.items() if name in keywords}
     operands = {name: x for name, x in arguments.items() if name not in keywords}
@@ -82,7 +89,7 @@ def read_call(arguments: Mapping[str, Any], keywords: Collection[str] = KEYWORDS
     options = options._replace(alpha=alpha_of(options.alpha), beta=beta_of(options.beta))
     text = given.get("epilogue")
     if operands and text is None:
-        what = "an epilogue has operands, as in epilogue='d = acc + x[n]'"
+        what = "for an operand of an epilogue, pass epilogue= too, as in epilogue='d = acc + x[n]'"
         raise unexpected(next(iter(operands)), keywords, what)
     numbers = {name: float(given[name]) for name in SCALES if is_number(given.get(name))}
     stream = handle_of(given["a"], given.get("stream"))
@@ -105,7 +112,7 @@ def read_call(arguments: Mapping[str, Any], keywords: Collection[str] = KEYWORDS
     passed = NO_ARGUMENTS if text is None else read_arguments(text, operands, stream, keywords)
     if out is None:
         if "addresses" in tensors:
-            raise OperandError("out is missing: with addresses, pass one of the matrices to be written")
+            raise OperandError("out is missing: with addresses, pass one of the output matrices")
         shape, widest = shape_of_d(tensors, passed.epilogue), wider(tensors)
         out = allocate(
             given["a"], shape, dtype_of_d or default_output(widest), tensors["a"].device, given.get("stream")
@@ -113,22 +120,22 @@ def read_call(arguments: Mapping[str, Any], keywords: Collection[str] = KEYWORDS
     tensors["out"] = view(out, "out", stream)
     if dtype_of_d is not None and tensors["out"].dtype != dtype_of_d:
         raise OperandError(
-            f"out is {tensors['out'].dtype} and out_dtype {dtype_of_d}; they must be equal: out says its dtype itself, "
-            "leave out_dtype out"
+            f"out is {tensors['out'].dtype} and out_dtype is {dtype_of_d}; they must be equal: leave out out_dtype, or "
+            "pass another out"
         )
     return GemmCall(tensors, options, passed, out, stream, bool(given.get("explain")))
 
 
 def beta_of(beta: Any) -> float | None:
-    """``beta`` as :class:`Options` holds it: a number, since a tensor's hash says nothing of its value."""
-    try:  # it costs a warm call nothing
+    """Return ``beta`` as a number for :class:`Options`, since the hash of a tensor says nothing about its value."""
+    try:  # try costs a warm call nothing
         return None if beta is None else float(beta)
     except (TypeError, ValueError) as error:
         raise _no_number("beta", beta, error) from None
 
 
 def alpha_of(alpha: Any) -> float:
-    """``alpha`` as :class:`Options` holds it, likewise."""
+    """Return ``alpha`` as a number for :class:`Options`."""
     try:
         return float(alpha)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Streams as callers have them, as handles; and a new D on one, from the library that A comes from."""
+"""Reads streams as handles, and allocates D on a stream with the library of A."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gemmill.runtime.operands.tensors import is_torch
 
 
 class SupportsCudaStream(Protocol):
-    """What tells a stream by the protocol of cuda.core, as streams of CuPy do too."""
+    """A stream with the protocol of cuda.core, as in CuPy."""
 
     def __cuda_stream__(self) -> Any: ...
 
@@ -24,7 +24,7 @@ class HasCudaStream(Protocol):
 
     @property
     def cuda_stream(self) -> int:
-        """Its handle."""
+        """Handle of the stream."""
 
 
 Stream = int | SupportsCudaStream | HasCudaStream
@@ -32,7 +32,7 @@ Stream = int | SupportsCudaStream | HasCudaStream
 
 
 def stream_handle(stream: Stream) -> int:
-    """The ``CUstream`` of a stream as an int."""
+    """Return the ``CUstream`` handle of a stream as an int."""
     if isinstance(stream, int) and not isinstance(stream, bool):
         return stream
     if hasattr(stream, "__cuda_stream__"):
@@ -40,19 +40,22 @@ def stream_handle(stream: Stream) -> int:
     if hasattr(stream, "cuda_stream"):
         return int(stream.cuda_stream)
     raise OperandError(
-        f"stream is {stream!r}; pass a CUstream handle as an int, a torch.cuda.Stream or an object with __cuda_stream__"
+        f"stream is {stream!r}; it must be a CUstream handle as an int, a torch.cuda.Stream, or an object with "
+        "__cuda_stream__"
     )
 
 
 def handle_of(a: Any, stream: Stream | None) -> int:
-    """The stream that a call goes to, as an int: PyTorch's current one where none is named and ``a`` is its tensor."""
+    """Return the handle of the stream of a call: ``stream``, or PyTorch's current stream where ``a`` is a PyTorch
+    tensor."""
     if stream is not None:
         return stream_handle(stream)
     return torch_stream()(a.get_device()) if is_torch(a) and a.is_cuda else 0
 
 
 def stream_to_follow(call: GemmCall, stream: Stream | None) -> Callable[[], int]:
-    """What gives the stream of launches to come: where none was named and A is PyTorch's, its current one."""
+    """Return a function that gives the stream of each later launch: PyTorch's current one, where no stream was named
+    and A is a PyTorch tensor."""
     a = call.tensors["a"]
     if stream is None and is_torch(a.owner):
         return functools.partial(torch_stream(), a.device)
@@ -60,34 +63,34 @@ def stream_to_follow(call: GemmCall, stream: Stream | None) -> Callable[[], int]
 
 
 def _fixed_stream(handle: int, _stream: Stream | None) -> int:
-    """A plan's stream, bound together with the object it was given as, which may destroy the stream when it goes."""
+    """Return a plan's stream. The stream object is bound as well, since it may destroy the stream when it is freed."""
     return handle
 
 
 @functools.cache
 def torch_stream() -> Callable[[int], int]:
-    """PyTorch's current stream on a GPU: private to it, as ``torch.cuda.current_stream`` costs 35 times as much; which
-    serves where there is no such function."""
+    """Return the function that gives PyTorch's current stream on a GPU. It is private to PyTorch, and 35 times as fast
+    as ``torch.cuda.current_stream``, which is the fallback."""
     torch = importlib.import_module("torch")
     get: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return get or (lambda device: int(torch.cuda.current_stream(device).cuda_stream))
 
 
 def allocate(a: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, stream: Stream | None) -> Any:
-    """A packed tensor of PyTorch or CuPy where ``a`` is theirs, for a stream that is to write it; OperandError
-    elsewhere."""
+    """Allocate a packed tensor with the library of ``a``, PyTorch or CuPy, for a stream that will write it;
+    OperandError for other libraries."""
     if is_torch(a):
         empty = _torch_empty(dtype)
         if stream is None or (handle := stream_handle(stream)) == torch_stream()(device):
             return empty(shape, device=a.device)
-        # PyTorch reuses memory in the order of the stream it was allocated on.
+        # PyTorch reuses memory in the order of the stream on which it was allocated.
         cuda = importlib.import_module("torch").cuda
         with cuda.stream(cuda.ExternalStream(handle, device=a.device)):
             return empty(shape, device=a.device)
     typestr = DTYPES[dtype].typestr
     if type(a).__module__.partition(".")[0] == "cupy" and typestr is not None:
         cupy = importlib.import_module("cupy")
-        # CuPy, too, reuses memory in the order of a stream: here of the one that is to write it.
+        # CuPy also reuses memory in stream order: allocate on the stream that will write it.
         with a.device, cupy.cuda.ExternalStream(handle_of(a, stream)):
             return cupy.empty(shape, dtype=typestr)
     raise OperandError(f"out is missing, and gemmill cannot allocate {dtype} for a {type(a).__qualname__}: pass out=")
@@ -95,14 +98,17 @@ def allocate(a: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, stre
 
 @functools.cache
 def _torch_empty(dtype: DTypeName) -> Callable[..., Any]:
-    """``torch.empty`` of one dtype."""
+    """Return ``torch.empty`` for one dtype."""
     torch = importlib.import_module("torch")
     return functools.partial(torch.empty, dtype=getattr(torch, DTYPES[dtype].torch))
 
 
 def allocator(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, like: Any) -> Callable[[], Any]:
-    """What allocates tensors of PyTorch beside one of them, on its current stream: by a function that is private to
-    PyTorch, in a third of the time of the public one, where there is one. It knows the current GPU alone."""
+    """Return a function that allocates PyTorch tensors like another one, on its current stream.
+
+    It uses a function private to PyTorch where there is one, which takes a third of the time of the public one but
+    allocates only on the current GPU.
+    """
     device, ordinal = like.device, like.get_device()
     empty_strided, quick, get_device = _private(like.is_cuda)
     current = get_device or (lambda: ordinal)
@@ -118,8 +124,8 @@ def allocator(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, like
 
 @functools.cache
 def _private(on_gpu: bool) -> tuple[Callable[..., Any], Callable[..., Any] | None, Callable[[], int] | None]:
-    """What allocates tensors of PyTorch's; what does so quickly on the current GPU, or on the CPU; what tells that GPU.
-    None for what a version has not."""
+    """Return PyTorch's allocator of strided tensors, its fast private allocator for the current GPU or the CPU, and a
+    function that returns the current GPU. None for those that a version does not have."""
     torch = importlib.import_module("torch")
     guards = importlib.import_module("torch._C._dynamo.guards")
     quick = getattr(guards, "_empty_strided_cuda" if on_gpu else "_empty_strided_cpu", None)

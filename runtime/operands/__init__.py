@@ -1,1 +1,1 @@
-"""Tensors of any library as operands of a GEMM."""
+"""Reads tensors of any library as the operands of a GEMM."""

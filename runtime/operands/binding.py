@@ -1,4 +1,5 @@
-"""A call bound to memory: its tensors, by the conventions of ``torch.matmul`` or of groups, as those of a GEMM."""
+"""Binds a call to memory: turns tensors in the conventions of ``torch.matmul`` or of groups into the operands of a
+GEMM."""
 
 from __future__ import annotations
 
@@ -42,9 +43,15 @@ _KINDS = tuple(dict.fromkeys(FOUND_BY.values()))
 
 
 def matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of ``a @ b``: vectors lose their extent, batch extents broadcast; OperandError where they do not fit."""
+    """Return the shape of ``a @ b``: vectors lose their extent and batch extents broadcast.
+
+    Raises:
+        OperandError: the shapes do not fit.
+    """
     if not a or not b:
-        raise OperandError(f"a has shape {a} and b {b}; matmul takes no scalars: multiply with alpha")
+        raise OperandError(
+            f"a has shape {a} and b has shape {b}; matmul does not take scalars: pass the factor as alpha"
+        )
     inner = b[-2] if len(b) > 1 else b[-1]
     if a[-1] != inner:
         raise _unequal_k(a, b)
@@ -53,48 +60,60 @@ def matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     for axis in range(longest, 0, -1):
         extents = {shape[-2 - axis] for shape in (a, b) if len(shape) - 2 >= axis} - {1}
         if len(extents) > 1:
-            raise OperandError(f"a {a} @ b {b}: batch extents {sorted(extents)} do not broadcast")
+            raise OperandError(
+                f"a {a} @ b {b}: batch extents {sorted(extents)} do not broadcast; they must be equal or 1"
+            )
         batch.append(extents.pop() if extents else 1)
     return (*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
 
 
 def _unequal_k(a: tuple[int, ...], b: tuple[int, ...]) -> OperandError:
-    """The error for operands of several K, with the transpose that has the other's, if one has."""
+    """Return the error for operands with different K. Its hint names the operand whose transpose would fit, if there is
+    one."""
     inner = b[-2] if len(b) > 1 else b[-1]
     turned = "b" if len(b) > 1 and b[-1] == a[-1] else "a" if len(a) > 1 and a[-2] == inner else ""
-    way = f": pass {turned}.mT, whose strides are read as they are" if turned else ""
+    way = f": pass {turned}.mT (gemmill reads its strides, without a copy)" if turned else ""
     return OperandError(f"a {a} @ b {b}: a has K = {a[-1]} columns, b has K = {inner} rows; they must be equal{way}")
 
 
 def wider(tensors: Mapping[str, TensorView]) -> DTypeName:
-    """The dtype of the wider of A and B."""
+    """Return the dtype of the wider of A and B."""
     a, b = tensors["a"].dtype, tensors["b"].dtype
     return b if DTYPES[b].bits > DTYPES[a].bits else a
 
 
 def require_groups(offsets: object, counts: object, instead: str) -> None:
-    """OperandError for a grouped call without groups; it names the function to call ``instead``."""
+    """Raise OperandError for a grouped call without groups; the message names the function to call ``instead``."""
     if offsets is None and counts is None:
-        raise OperandError(f"neither offsets nor counts is given; for a batch of equal matrices call {instead}")
+        raise OperandError(
+            f"offsets and counts are both missing: pass one; for a batch of equal matrices use {instead}"
+        )
 
 
 def groups_kind(tensors: Mapping[str, TensorView]) -> str:
-    """What the matrices of a call are found by: ``offsets``, ``counts``, ``addresses``, or nothing but strides."""
+    """Return how the call locates its matrices: ``offsets``, ``counts``, ``addresses``, or an empty text for strides
+    alone."""
     kinds = [kind for kind in _KINDS if kind in tensors]
     if len(kinds) > 1:
         raise OperandError(
-            f"{' and '.join(kinds)} are both given; pass offsets for groups one after the other, counts for slots, "
-            "addresses for an array of matrices"
+            f"{' and '.join(kinds)} are both passed; pass one: offsets for consecutive groups, counts for masked "
+            "groups, addresses for an array of matrices"
         )
     return kinds[0] if kinds else ""
 
 
 def shape_of_d(tensors: Mapping[str, TensorView], epilogue: Epilogue) -> tuple[int, ...]:
-    """Shape of D by A, B and what finds the matrices; OperandError where they do not fit.
+    """Return the shape of D from A, B and what locates the matrices.
 
-    It is that of ``a @ b``. ``offsets``: (M, K) by (groups, K, N) is (M, N), and (M, K) by (K, N) is (groups, M, N).
-    ``counts``: (groups, capacity, K) by (groups, K, N) is (groups, capacity, N). ``addresses``: (M, K) by (K, N) is (M,
-    N). A gated epilogue makes one column of two.
+    - Without groups it is the shape of ``a @ b``.
+    - ``offsets``: (M, K) by (groups, K, N) gives (M, N), and (M, K) by (K, N) gives (groups, M, N).
+    - ``counts``: (groups, capacity, K) by (groups, K, N) gives (groups, capacity, N).
+    - ``addresses``: (M, K) by (K, N) gives (M, N).
+
+    A gated epilogue combines each pair of columns into one.
+
+    Raises:
+        OperandError: the shapes do not fit.
     """
     kind, a, b = groups_kind(tensors), tensors["a"].shape, tensors["b"].shape
     shape = _grouped_shape(a, b, tensors[kind].shape, kind) if kind else matmul_shape(a, b)
@@ -102,17 +121,19 @@ def shape_of_d(tensors: Mapping[str, TensorView], epilogue: Epilogue) -> tuple[i
         return shape
     if len(b) < 2 or b[-1] % 2:
         columns = b[-1] if len(b) > 1 else 1
-        raise OperandError(f"b {b} has N = {columns}; a gated epilogue makes one column of two, so N must be even")
+        raise OperandError(f"b {b} has N = {columns}; a gated epilogue combines pairs of columns, so N must be even")
     return (*shape[:-1], shape[-1] // 2)
 
 
 def _grouped_shape(a: tuple[int, ...], b: tuple[int, ...], groups: tuple[int, ...], kind: str) -> tuple[int, ...]:
     if kind == "addresses":
         if len(a) != 2 or len(b) != 2:
-            raise OperandError(f"a has shape {a} and b {b}; with addresses, each is one matrix: (M, K) and (K, N)")
+            raise OperandError(
+                f"a has shape {a} and b has shape {b}; with addresses, each must be one matrix: (M, K) and (K, N)"
+            )
         return matmul_shape(a, b)
     if len(groups) != 1:
-        raise OperandError(f"{kind} has shape {groups}; it must have one extent, the groups")
+        raise OperandError(f"{kind} has shape {groups}; it must be (groups,)")
     (count,) = groups
     forms = {
         "offsets": f"(M, K) and b ({count}, K, N), or a (M, K) and b (K, N)",
@@ -120,10 +141,12 @@ def _grouped_shape(a: tuple[int, ...], b: tuple[int, ...], groups: tuple[int, ..
     }
     ranks = len(a), len(b)
     if ranks not in {"offsets": ((2, 3), (2, 2)), "counts": ((3, 3),)}[kind]:
-        raise OperandError(f"a has shape {a} and b {b}; with {kind} of {count} groups, a is {forms[kind]}")
+        raise OperandError(
+            f"a has shape {a} and b has shape {b}; with {kind} of {count} groups, a must be {forms[kind]}"
+        )
     for name, shape in (("a", a), ("b", b)):
         if len(shape) == 3 and shape[0] != count:
-            raise OperandError(f"{name} has {shape[0]} matrices and {kind} {count} entries; they must be equal")
+            raise OperandError(f"{name} has {shape[0]} matrices and {kind} has {count} entries; they must be equal")
     if a[-1] != b[-2]:
         raise _unequal_k(a, b)
     return (a[0], b[-1]) if ranks == (2, 3) else (count, a[-2], b[-1])
@@ -131,24 +154,27 @@ def _grouped_shape(a: tuple[int, ...], b: tuple[int, ...], groups: tuple[int, ..
 
 _SCALING = ("a_scale", "b_scale", "a_zero", "b_zero")
 _Tensors = Mapping[str, TensorView]
-"""Operands and D by the names of :data:`~gemmill.runtime.operands.call_keywords.OPERANDS`."""
+"""Operands and D, by their names in :data:`~gemmill.runtime.operands.call_keywords.OPERANDS`."""
 
 
 class _Extents(NamedTuple):
-    """M, N, K and batch, as :class:`GemmProblem` has them."""
+    """M, N, K and batch, as in :class:`GemmProblem`."""
 
     m: int
     n: int
     k: int
     batch: int
     nested: tuple[int, ...] = ()
-    """Those of a batch with several strides, the outermost first."""
+    """Extents of a batch with several strides, the outermost first."""
 
 
 def bind(call: GemmCall) -> Gemm:
-    """What a kernel is to compute for a call; OperandError names what does not fit, and the way out.
+    """Return the GEMM that a kernel computes for a call.
 
-    Where B is to be upconverted that is the transpose, as kernels upconvert A alone.
+    Kernels can upconvert only A, so where B is upconverted the result is the transposed GEMM.
+
+    Raises:
+        OperandError: the operands do not fit; the message says what to change.
     """
     epilogue, values, stack = call.arguments.epilogue, call.arguments.values, None
     tensors, kind = _read_tensors(call), groups_kind(call.tensors)
@@ -170,7 +196,7 @@ def bind(call: GemmCall) -> Gemm:
         groups = gemm.problem.batch if gemm.problem.batching == "grouped" else None
         bound = bind_arguments(epilogue, values, d, row_axis, column_axis, groups)
         movable = staged(epilogue, bound, gemm.problem.batching)
-        if movable is not epilogue and not call.options.batch_invariant:  # M, say, decides whether TMA can move them
+        if movable is not epilogue and not call.options.batch_invariant:  # TMA's limits may depend on M
             gemm = replace(gemm, problem=gemm.problem.but(epilogue=spelling(movable)))
         gemm = replace(gemm, arguments=bound)
     if call.options.batch_invariant and not gemm.is_empty:
@@ -179,13 +205,15 @@ def bind(call: GemmCall) -> Gemm:
 
 
 def _read_tensors(call: GemmCall) -> _Tensors:
-    """The tensors that a kernel reads and writes. With alpha = 0 no element of A and B: as in BLAS, it makes no NaN of
-    them."""
+    """Return the tensors that a kernel reads and writes.
+
+    With alpha = 0 the kernel reads no element of A and B, so NaN there does not reach D, as in BLAS.
+    """
     a, b, alpha = call.tensors["a"], call.tensors["b"], call.options.alpha
     inner = b.shape[-2:-1] or b.shape
     if alpha or not call.arguments.epilogue.sums_are_scaled or a.shape[-1:] != inner:
         return call.tensors
-    one = wider(call.tensors) if is_mixed(a.dtype, b.dtype) else None  # and nothing to upconvert
+    one = wider(call.tensors) if is_mixed(a.dtype, b.dtype) else None  # then gemmill upconverts nothing
     others = {name: x for name, x in call.tensors.items() if name not in _SCALING}
     b_axis = -2 if len(b.shape) > 1 else -1
     return {**others, "a": _without_k(a, -1, one or a.dtype), "b": _without_k(b, b_axis, one or b.dtype)}
@@ -198,10 +226,11 @@ def _without_k(tensor: TensorView, axis: int, dtype: DTypeName) -> TensorView:
 
 
 def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_stack: bool) -> Gemm:
-    """The GEMM of matrices at strides: ``a`` is (..., M, K) or (K,), ``b`` (..., K, N) or (K,), ``c`` broadcasts to D.
+    """Return the GEMM of strided matrices: ``a`` is (..., M, K) or (K,), ``b`` (..., K, N) or (K,), ``c`` broadcasts to
+    D.
 
-    Scales are as :func:`gemmill.matmul` takes them, with batch extents that collapse to one stride. With ``may_stack``
-    a batch that shares ``b`` may become one matrix.
+    Scales are as in :func:`gemmill.matmul`, with batch extents that collapse to one stride. With ``may_stack``, a batch
+    that shares ``b`` may become one matrix.
     """
     _check_devices(tensors)
     a, b, c, d = tensors["a"], tensors["b"], tensors.get("c"), tensors["out"]
@@ -224,7 +253,10 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
         narrow, wide = (abcd[0], b) if upconverts_a(a.dtype, b.dtype) else (abcd[1], a)
         groups = group_scales(narrow, wide, tensors, batch_shape)
     elif "a_zero" in tensors or "b_zero" in tensors:
-        raise OperandError(f"zero points are for operands narrower than the other; a is {a.dtype} and b {b.dtype}")
+        raise OperandError(
+            f"zero points need one operand narrower than the other; a is {a.dtype} and b is {b.dtype}: leave out "
+            "a_zero and b_zero"
+        )
     else:
         scales = block_scales(tensors, (m, n, k), batch_shape, batch_shape)
 
@@ -237,37 +269,38 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
 
 
 def _with_group_scales(gemm: Gemm, groups: GroupScales, epilogue: Epilogue) -> Gemm:
-    """A GEMM whose narrower operand is upconverted."""
+    """Return the GEMM with the scales of its upconverted operand."""
     if groups.name == "b" and epilogue.gated:
         raise OperandError(
-            f"the epilogue `{epilogue}` pairs columns of b, and kernels that upconvert b compute the transpose: "
-            "apply it to the result, or upconvert b beforehand"
+            f"the epilogue `{epilogue}` pairs columns of b, which is not supported where b is upconverted: apply it to "
+            "the result, or upconvert b before the call"
         )
     problem = gemm.problem.but(**{f"{groups.name}_scale": groups.scaling})
     return replace(gemm, problem=problem, scale=groups.scale, zero=groups.zero)
 
 
 def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogue) -> Gemm:
-    """The GEMM of groups or of an array, of the shapes that :func:`shape_of_d` names; ``c`` broadcasts to D.
+    """Return the GEMM of groups or of an array, with the shapes in :func:`shape_of_d`; ``c`` broadcasts to D.
 
-    The values of offsets, counts and addresses are on the GPU and are not read here. Addresses, (3 or 4, matrices), are
-    pairs of s32.
+    The values of offsets, counts and addresses stay on the GPU; this function does not read them. Addresses, (3 or 4,
+    matrices), are pairs of s32.
     """
     a, b, c, d, groups = tensors["a"], tensors["b"], tensors.get("c"), tensors["out"], tensors[kind]
     if is_mixed(a.dtype, b.dtype) or "a_zero" in tensors or "b_zero" in tensors:
-        raise OperandError(f"a is {a.dtype} and b {b.dtype}; with {kind}, kernels upconvert neither: pass one width")
+        raise OperandError(
+            f"a is {a.dtype} and b is {b.dtype}; upconverting is not supported with {kind}: pass both with the same "
+            "width"
+        )
     _check_devices(tensors)
     is_array = kind == "addresses"
     if is_array and epilogue is not PLAIN:
-        raise OperandError(f"an epilogue is passed beside {kind}; kernels of arrays have none but alpha and beta")
+        raise OperandError(f"an epilogue is not supported with {kind}: use alpha and beta")
     shape = shape_of_d(tensors, epilogue)
     count, stride = (_matrices_of_array(groups, 3 if c is None else 4), 1) if is_array else _groups(groups, kind)
     _check_out(a, b, d, shape)
     batching = _batching(kind, len(b.shape))
     if batching in ("kgrouped", "array") and ("a_scale" in tensors or "b_scale" in tensors):
-        raise OperandError(
-            f"block scales are given with {kind}, which here leave no way to find them: pass a and b unscaled"
-        )
+        raise OperandError(f"block scales are not supported with {kind} here: pass a and b without scales")
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
 
     def read(name: str, tensor: TensorView, rows: int, columns: int) -> Matrices:
@@ -281,10 +314,14 @@ def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogu
 
 
 def _expecting(gemm: Gemm, rows: int) -> Gemm:
-    """The GEMM with so many rows of a masked group expected to be in use; OperandError where they cannot be."""
+    """Return the GEMM with the expected number of rows in use of a masked group; OperandError where it is out of
+    range."""
     problem = gemm.problem
     if problem.batching != "masked":
-        raise OperandError(f"expected_rows is {rows!r:.80}, without counts: it is for masked groups, leave it out")
+        raise OperandError(
+            f"expected_rows is {rows!r:.80} and counts is missing; expected_rows is for masked groups: leave it out, "
+            "or pass counts"
+        )
     if type(rows) is not int or not 1 <= rows <= problem.m:
         raise OperandError(
             f"expected_rows is {rows!r:.80}; it must be a whole number from 1 to {problem.m}, the capacity of a group"
@@ -299,25 +336,28 @@ def _batching(kind: str, rank_b: int) -> BatchingName:
 
 
 def _groups(groups: TensorView, kind: str) -> tuple[int, int]:
-    """How many groups there are, and the stride of what finds them, in words of 32 bits; OperandError for offsets or
-    counts that a kernel cannot read."""
+    """Return the number of groups, and the stride of their table in 32-bit words.
+
+    Raises:
+        OperandError: a kernel cannot read these offsets or counts.
+    """
     if groups.dtype != "s32":
         raise OperandError(f"{kind} is {groups.dtype}; it must be s32: pass {kind}.int()")
     (count,), (stride,) = groups.shape, groups.strides
     if not -1 << 31 <= stride < 1 << 31:
-        raise OperandError(f"{kind} has stride {stride}; kernels count up to 2^31: pass {kind}.contiguous()")
+        raise OperandError(f"{kind} has stride {stride}; it must be below 2^31: pass {kind}.contiguous()")
     return count, stride
 
 
 def _matrices_of_array(addresses: TensorView, rows: int) -> int:
-    """How many matrices a table of addresses has."""
+    """Return the number of matrices in a table of addresses."""
     shape = addresses.shape
     if addresses.dtype != "s32" or len(shape) != 2 or shape[0] != rows or shape[1] % 2:
         raise OperandError(
-            f"addresses is not int64 ({rows}, matrices): a row each for a, b, out{' and c' if rows == 4 else ''}"
+            f"addresses must be int64 ({rows}, matrices): one row each for a, b, out{' and c' if rows == 4 else ''}"
         )
     if 0 not in shape and addresses.strides != (shape[1], 1):
-        raise OperandError("addresses is not packed: pass addresses.contiguous()")
+        raise OperandError("addresses is not contiguous: pass addresses.contiguous()")
     return shape[1] // 2
 
 
@@ -329,15 +369,15 @@ def _assemble(
     epilogue: Epilogue,
     batching: BatchingName = "strided",
 ) -> Gemm:
-    """The GEMM of matrices, with the options of a call."""
+    """Return the GEMM of matrices, with the options of a call."""
     a, b, c, d = abcd
     m, n, k, batch, nested = extents
     for name, value in (("M", m), ("N", n), ("K", k), ("batch", batch)):
         if value > MAX_EXTENT:
-            raise OperandError(f"{name} is {value}; kernels count up to {MAX_EXTENT}: split the problem")
+            raise OperandError(f"{name} is {value}; the largest supported is {MAX_EXTENT}: split the problem")
     each = nested or (batch,)
     operand_d = operand(d, each, "n", "m", first="n")
-    first = "mn" if batching == "kgrouped" else "k"  # kernels with groups along K take no other
+    first = "mn" if batching == "kgrouped" else "k"  # kernels with groups along K support no other
     operand_a = operand(a, each, "k", "mn", first)
     operand_b = operand(b, each, "mn", "k", first)
     operand_c = operand(c, each, "n", "m", first=operand_d.major) if c else None
@@ -367,21 +407,23 @@ def _assemble(
 
 
 def _check_devices(tensors: _Tensors) -> None:
-    """Refuse operands on several GPUs."""
+    """Raise OperandError where operands lie on several GPUs."""
     device = tensors["a"].device
     for name, tensor in tensors.items():
         if tensor.device != device:
-            raise OperandError(f"{name} is on GPU {tensor.device} and a on GPU {device}; all must be on one")
+            raise OperandError(f"{name} is on GPU {tensor.device} and a is on GPU {device}; all must be on one GPU")
 
 
 def _check_out(a: TensorView, b: TensorView, d: TensorView, shape: tuple[int, ...]) -> None:
-    """Refuse a D that cannot hold a product of this shape."""
+    """Raise OperandError where D cannot hold a result of this shape."""
     if d.shape != shape:
-        raise OperandError(f"out has shape {d.shape}; a {a.shape} @ b {b.shape} has {shape}: pass one of that shape")
+        raise OperandError(
+            f"out has shape {d.shape}; a {a.shape} @ b {b.shape} has shape {shape}: pass an out of that shape"
+        )
     if not d.writable:
-        raise OperandError("out is read-only: pass memory that may be written to")
+        raise OperandError("out is read-only: pass writable memory")
 
 
 def _spread(c: TensorView, shape: tuple[int, ...]) -> TensorView:
-    """C, broadcast to a shape."""
+    """Return C, broadcast to a shape."""
     return replace(c, shape=shape, strides=broadcast("c", c.shape, c.strides, shape))

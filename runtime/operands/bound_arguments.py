@@ -1,7 +1,8 @@
-"""An epilogue's arguments fitted to how kernels read them, and bound to the place where a kernel reads or writes each.
+"""Fits the arguments of an epilogue to the forms that kernels read, and binds each to its place.
 
-Kernels read a vector's elements as neighbours. Where they are not, the call's expression says what serves it: one value
-for all where the stride is 0, else a matrix that repeats the vector, which is read at any strides.
+Kernels read the elements of a vector contiguously. For a vector that is not contiguous, gemmill changes the kind of the
+operand in the expression: a single value where the stride is 0, otherwise a matrix that repeats the vector, since a
+matrix may have any strides.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from gemmill.runtime.operands.tensors import TensorView
 def fitted(
     epilogue: Epilogue, values: Mapping[str, Value], a: TensorView, b: TensorView, *, keep_rows: bool, shares_d: bool
 ) -> tuple[Epilogue, Mapping[str, Value]]:
-    """An epilogue and its values as kernels take them.
+    """Return an epilogue and its values in the forms that kernels support.
 
-    With ``keep_rows`` vectors along M stay as they are, so that M does not decide; where groups share D so do those
-    of which each group has one, as no matrix repeats them.
+    With ``keep_rows``, vectors along M keep their kind, so that the result does not depend on M. Where groups share D,
+    a vector for each group keeps its kind too, since no matrix can repeat it.
     """
     kinds: dict[str, Kind] = {}
     fits = dict(values)
@@ -62,7 +63,7 @@ def fitted(
 
 
 def _as_vector(kind: Kind, value: TensorView, has_both: bool) -> tuple[Kind, TensorView]:
-    """A vector as a kernel reads it, and as what; ``has_both``: D has rows and columns."""
+    """Return the kind and the view by which a kernel reads a vector. ``has_both``: D has rows and columns."""
     shape, strides = value.shape, value.strides
     if not shape or shape[-1] < 2 or strides[-1] == 1:
         return kind, value
@@ -71,7 +72,7 @@ def _as_vector(kind: Kind, value: TensorView, has_both: bool) -> tuple[Kind, Ten
         if all(step == 0 for extent, step in zip(outer.shape, outer.strides, strict=True) if extent > 1):
             return "scalar", replace(value, shape=(), strides=())
         return "batch", outer
-    if has_both:  # along the other extent there is one
+    if has_both:  # insert an extent of 1 along the other axis
         at = len(shape) if kind == "row" else len(shape) - 1
         shape, strides = (*shape[:at], 1, *shape[at:]), (*strides[:at], 0, *strides[at:])
     return "matrix", replace(value, shape=shape, strides=strides)
@@ -80,8 +81,10 @@ def _as_vector(kind: Kind, value: TensorView, has_both: bool) -> tuple[Kind, Ten
 def stacked(
     epilogue: Epilogue, values: Mapping[str, Value], d: TensorView, column_axis: bool
 ) -> tuple[Mapping[str, Value], TensorView] | None:
-    """The values of an epilogue, and D, (..., M, N) or (..., M), where all of a batch is one matrix of more rows; None
-    where they do not lie so, or where there is one for each matrix."""
+    """Return the values of an epilogue and D, (..., M, N) or (..., M), with the whole batch as one matrix of more rows.
+
+    None where their strides do not allow it, or where there is a value for each matrix.
+    """
     axis = len(d.shape) - column_axis
     rows, columns = d.shape[:axis], d.shape[axis:]
     flat: dict[str, Value] = {}
@@ -105,7 +108,7 @@ def _stacked(kind: Kind, value: TensorView, rows: tuple[int, ...], columns: tupl
     columns = columns if kind == "matrix" else ()
     try:
         strides = broadcast("", value.shape, value.strides, (*rows, *columns))
-    except OperandError:  # which binding tells by its name
+    except OperandError:  # binding raises the error, with the name
         return None
     step = one_stride(rows, strides[: len(rows)])
     if step is None or (kind == "row" and step != 1):
@@ -114,31 +117,31 @@ def _stacked(kind: Kind, value: TensorView, rows: tuple[int, ...], columns: tupl
 
 
 _IDENTITY = {"max": 0xFF800000, "min": 0x7F800000, "sum": 0}
-"""Bits of what a reduction starts from: -inf, inf, 0."""
+"""Bits of the value that each reduction starts from: -inf, inf, 0."""
 
 
 class BoundArgument(NamedTuple):
-    """One operand or output, as the launcher writes it: the address, and what follows it
+    """One operand or output of an epilogue as the launcher writes it: the address and the fields that follow it
     (emitters/epilogue/text.py)."""
 
     name: str
     address: int
-    """0 for a host's value."""
+    """0 for a host value."""
     value: float
-    """The host's value of a scalar."""
+    """Host value of a scalar."""
     strides: tuple[int, ...]
-    """In elements: along M, N and the batch for matrices, along the batch for all else but scalars."""
+    """In elements: along M, N and the batch for a matrix; along the batch for a vector; empty for a scalar."""
     reset: tuple[int, int] | None = None
-    """32-bit word, and their number, that an output is filled with before each launch."""
+    """32-bit word that fills an output before each launch, and how many of them."""
     major: Major = "any"
-    """Of a matrix that TMA can move: its contiguous extent."""
+    """Contiguous extent of a matrix that TMA can move."""
 
     element_bytes: int = 0
-    """Size of an element of a tensor."""
+    """Size of one element of a tensor, in bytes."""
 
     @property
     def transposed(self) -> BoundArgument:
-        """With the rows of a matrix called columns."""
+        """The argument with the rows and columns of a matrix exchanged."""
         if len(self.strides) < 3:
             return self
         row, column, batch = self.strides
@@ -153,11 +156,15 @@ def bind_arguments(
     column_axis: bool,
     groups: int | None = None,
 ) -> tuple[BoundArgument, ...]:
-    """Operands and outputs bound to their places; OperandError names what does not fit.
+    """Bind operands and outputs to their places.
 
-    ``out`` is D; the axes say which of its last extents are M and N. ``x[m]`` is (M,) or (..., M), ``x[n]`` (N,) or
-    (..., N) with the N of D, ``x[batch]`` (...), ``x[m, n]`` broadcasts to D; an output matrix has D's shape. Where D
-    is one matrix that so many ``groups`` of rows share, these take the place of its batch; ``x[m]`` is then (M,).
+    ``out`` is D; ``row_axis`` and ``column_axis`` say whether its last extents are M and N. ``x[m]`` is (M,) or (...,
+    M), ``x[n]`` is (N,) or (..., N) with the N of D, ``x[batch]`` is (...), ``x[m, n]`` broadcasts to D; an output
+    matrix has D's shape. With ``groups``, D is one matrix that this many groups of rows share: the groups take the
+    place of the batch, and ``x[m]`` is (M,).
+
+    Raises:
+        OperandError: an argument does not fit.
     """
     axes = row_axis + column_axis
     rank = len(out.shape) - axes
@@ -170,10 +177,12 @@ def bind_arguments(
             bound.append(BoundArgument(o.name, 0, value, ()))
             continue
         if value.device != out.device:
-            raise OperandError(f"{o.name} is on GPU {value.device} and out on GPU {out.device}; all must be on one")
+            raise OperandError(
+                f"{o.name} is on GPU {value.device} and out is on GPU {out.device}; all must be on one GPU"
+            )
         output = outputs.get(o.name)
         if output is not None and not value.writable:
-            raise OperandError(f"{o.name} is read-only")
+            raise OperandError(f"{o.name} is read-only: pass writable memory")
         if o.kind == "matrix":
             bound.append(_matrix(o.name, value, out, m, n, row_axis, column_axis, output is not None))
         else:
@@ -183,24 +192,28 @@ def bind_arguments(
 
 
 def staged(epilogue: Epilogue, bound: tuple[BoundArgument, ...], batching: BatchingName = "strided") -> Epilogue:
-    """The epilogue with the majors of its tensors, so that TMA moves what it can; OperandError where it has another."""
+    """Return the epilogue with the majors of its tensors, so that kernels can move them with TMA.
+
+    Raises:
+        OperandError: the expression names a major that a tensor does not have.
+    """
     if not any(x.kind == "matrix" for x in epilogue.arguments):
         return epilogue
     if batching != "strided":
         if epilogue.majors:
             named = " and ".join(epilogue.majors)
             raise OperandError(
-                f"the epilogue names a major of {named}, but TMA moves no matrices of groups or of a batch with "
-                "several strides: leave it out"
+                f"the epilogue names a major of {named}, but TMA cannot move matrices of groups or of a batch with "
+                "several strides: leave out the major"
             )
         return epilogue
     majors = {x.name: x.major for x in bound if x.major != "any"}
     for name, wanted in epilogue.majors.items():
         if majors.get(name) != wanted:
             raise OperandError(
-                f"{name} is {wanted}-major in the epilogue, so that TMA moves it: it must be contiguous along "
-                f"{wanted.upper()}, with an address and all other strides (of an output also the extent) that are "
-                f"multiples of {TMA_ALIGN} bytes; leave out the major"
+                f"{name} is {wanted}-major in the epilogue, so TMA must be able to move it: it must be contiguous "
+                f"along {wanted.upper()}, and its address and other strides (and the extent of an output) must be "
+                f"multiples of {TMA_ALIGN} bytes; otherwise leave out the major"
             )
     return with_majors(epilogue, majors)
 
@@ -209,7 +222,7 @@ def _matrix(
     name: str, value: TensorView, out: TensorView, m: int, n: int, row_axis: bool, column_axis: bool, output: bool
 ) -> BoundArgument:
     if output and value.shape != out.shape:
-        raise OperandError(f"{name} has shape {value.shape}; it is written as out is, which has {out.shape}")
+        raise OperandError(f"{name} has shape {value.shape}; it must have the shape of out, {out.shape}")
     strides = broadcast(name, value.shape, value.strides, out.shape)
     spread = replace(value, shape=out.shape, strides=strides)
     outer = len(out.shape) - row_axis - column_axis
@@ -223,10 +236,10 @@ def _matrix(
 
 
 def _major(value: TensorView, extents: tuple[int, int, int], strides: tuple[int, int, int], output: bool) -> Major:
-    """The contiguous extent of a matrix that TMA can move, or ``any``.
+    """Return the contiguous extent of a matrix that TMA can move, or ``any``.
 
-    What TMA stores beside the last whole 16 bytes is zeros, so an output must end with them. It can read one matrix for
-    all of a batch, but not one row for all rows.
+    TMA pads the last 16 bytes of a row of an output with zeros, so the rows of an output must fill them. TMA can read
+    one matrix for the whole batch, but cannot read one row for all rows.
     """
     if value.dtype not in OUTPUT_DTYPES:
         return "any"
@@ -251,14 +264,15 @@ def _major(value: TensorView, extents: tuple[int, int, int], strides: tuple[int,
 def _vector(
     name: str, kind: Kind, value: TensorView, batch: tuple[int, ...], extent: int | None, output: Assignment | None
 ) -> BoundArgument:
-    """A scalar in memory, or a value for each row, column or matrix."""
+    """Bind a scalar in memory, or a vector with a value for each row, column or matrix."""
     tail = () if extent is None else (extent,)
     shape = (*((1,) if kind == "scalar" else batch), *tail) if kind in ("scalar", "batch") else tail
     count = prod(value.shape)
     if kind == "scalar":
         if count != 1:
             raise OperandError(
-                f"{name} has shape {value.shape}; it has no index, so it is one element: {name}[n] has N"
+                f"{name} has shape {value.shape}; without an index it must have one element: write {name}[n] for a "
+                "vector of N"
             )
         stride = 0
     else:
@@ -266,12 +280,12 @@ def _vector(
         if tail:
             if own[-1:] != tail:
                 full = f"{shape}" + (f" or {(*batch, *tail)}" if batch else "")
-                raise OperandError(f"{name} has shape {own}; {name}{INDEX[kind]} takes {full}")
+                raise OperandError(f"{name} has shape {own}; {name}{INDEX[kind]} must be {full}")
             if extent is not None and extent > 1 and strides[-1] != 1:
-                raise OperandError(f"{name} has stride {strides[-1]}; its elements must be neighbours: .contiguous()")
+                raise OperandError(f"{name} has stride {strides[-1]}; it must be contiguous: pass {name}.contiguous()")
             own, strides = own[:-1], strides[:-1]
         if output is not None and own not in (batch, ()):
-            raise OperandError(f"{name} has shape {value.shape}; it takes {(*batch, *tail)}")
+            raise OperandError(f"{name} has shape {value.shape}; it must be {(*batch, *tail)}")
         stride = collapse(name, batch, broadcast(name, own, strides, batch))
     reset = None
     if output is not None:

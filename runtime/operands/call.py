@@ -1,9 +1,8 @@
-"""One call, whoever makes it: ``matmul``, a plan, an operator of PyTorch, a handler of JAX, a test.
+"""One call, from whichever caller: ``matmul``, a plan, an operator of PyTorch, a handler of JAX, a test.
 
-A :class:`GemmCall` is what was read of its arguments. From there on nothing else is passed along: binding, selecting,
-preparing and launching ask it, and prepared calls are kept by its :attr:`~GemmCall.signature`. Who has no tensors, such
-as the
-command line, starts from a :class:`~gemmill.library.problem.GemmProblem`.
+A :class:`GemmCall` holds what was read from its arguments. Binding, selecting, preparing and launching take nothing
+else, and prepared calls are cached by its :attr:`~GemmCall.signature`. Callers without tensors, such as the command
+line, start from a :class:`~gemmill.library.problem.GemmProblem`.
 """
 
 from __future__ import annotations
@@ -25,52 +24,52 @@ from gemmill.runtime.operands.tensors import TensorView, dtype_named
 
 @dataclass(frozen=True, eq=False)
 class GemmCall:
-    """What is asked for, and of which tensors: ``D = alpha * A @ B + beta * C``, or what an epilogue says."""
+    """The operation and its tensors: ``D = alpha * A @ B + beta * C``, or the expression of an epilogue."""
 
     tensors: Mapping[str, TensorView]
-    """Operands, and D as ``out``, by the names of :data:`~gemmill.runtime.operands.call_keywords.OPERANDS`."""
+    """Operands, and D as ``out``, by their names in :data:`~gemmill.runtime.operands.call_keywords.OPERANDS`."""
     options: Options = DEFAULTS
     arguments: EpilogueArguments = NO_ARGUMENTS
-    """The epilogue, and what is passed to it."""
+    """The epilogue and its arguments."""
     out: Any = None
-    """D as its library knows it."""
+    """D as an object of the caller's library."""
     stream: int = 0
-    """Handle of the stream that work goes to; 0: the legacy default stream."""
+    """Handle of the stream of the launch; 0 is the legacy default stream."""
     explain: bool = False
-    """Whether to say where it goes, and why."""
+    """Whether to print the chosen kernel and the reason."""
 
     @cached_property
     def bound(self) -> Gemm:
-        """What a kernel is to compute for it; OperandError names what does not fit."""
+        """The GEMM that a kernel computes; raises OperandError where the operands do not fit."""
         return bind(self)
 
     @property
     def problem(self) -> GemmProblem:
-        """What is to be solved; OperandError as for :attr:`bound`."""
+        """The problem of the GEMM; raises OperandError like :attr:`bound`."""
         return self.bound.problem
 
     @property
     def accumulator(self) -> DTypeName:
-        """Dtype of the sums; OperandError where the caller asks for one that there is not."""
+        """Dtype of the sums; raises OperandError where the caller passed an unknown one."""
         asked = self.options.accumulator
         return default_accumulator(wider(self.tensors)) if asked is None else dtype_named(asked, "accumulator")
 
     @property
     def scales_c(self) -> bool:
-        """Whether beta is a factor of anything."""
+        """Whether beta scales anything."""
         epilogue = self.arguments.epilogue
         return "beta" in epilogue.factors and ("c" in self.tensors or not epilogue.reads_c)
 
     @property
     def factors(self) -> tuple[float, float]:
-        """Alpha and beta of a kernel."""
+        """Alpha and beta of the kernel."""
         alpha, beta = self.options.alpha, self.options.beta
         return alpha, float(self.scales_c) if beta is None else beta
 
     @property
     def signature(self) -> Hashable:
-        """All that a prepared call depends on: layouts and dtypes of tensors, of addresses the alignment; options; the
-        epilogue and its arguments. Not addresses and streams, which are a launch's."""
+        """Everything that a prepared call depends on: layouts, dtypes and alignments of the tensors, the options, and
+        the epilogue with its arguments. Addresses and streams are not part of it; each launch takes them."""
         layouts = tuple([(name, *tensor.layout) for name, tensor in self.tensors.items()])
         alpha, beta = self.options.alpha, self.options.beta
         signs = copysign(1, alpha), beta is not None and copysign(1, beta)  # 0.0 and -0.0 are equal
@@ -78,11 +77,11 @@ class GemmCall:
 
     @property
     def addresses(self) -> Addresses:
-        """Where a launch finds what it reads and writes."""
+        """Addresses that a launch reads and writes."""
         own = [self.tensors[name].ptr if name in self.tensors else 0 for name in OPERANDS]
         return (*own, *self.arguments.addresses)
 
     @property
     def places(self) -> tuple[str, ...]:
-        """What the caller calls those at :attr:`addresses`; nothing where that is 0 for want of one."""
+        """The caller's names of :attr:`addresses`; empty for an operand that the call does not have."""
         return (*[name if name in self.tensors else "" for name in OPERANDS], *self.arguments.values)

@@ -1,7 +1,7 @@
-"""The keywords of calls, declared once: what each is, and which calls take it.
+"""Declares the keywords of calls once: what each means, and which calls take it.
 
-``matmul``, ``grouped_matmul``, ``array_matmul``, ``plan``, and the first two of ``gemmill.jax`` declare them again, for
-people and type checkers; tests hold their signatures equal to these.
+``matmul``, ``grouped_matmul``, ``array_matmul``, ``plan`` and the first two of ``gemmill.jax`` repeat them in their
+signatures, for readers and type checkers; a test checks that they agree.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from gemmill.runtime.registry import Registry
 
 MATRICES = frozenset({"matmul", "plan", "jax.matmul"})
-"""Calls for matrices at strides."""
+"""Calls on strided matrices."""
 GROUPS = frozenset({"grouped_matmul", "plan", "jax.grouped_matmul"})
-"""Calls for groups."""
+"""Calls on groups."""
 ARRAYS = frozenset({"array_matmul", "plan"})
-"""Calls for matrices at addresses."""
+"""Calls on matrices at addresses."""
 JAX = frozenset({"jax.matmul", "jax.grouped_matmul"})
-"""Calls for arrays of JAX."""
+"""Calls on JAX arrays."""
 EVERY = MATRICES | GROUPS | ARRAYS
 
 OPERANDS: Mapping[str, frozenset[str]] = MappingProxyType(
@@ -42,60 +42,61 @@ OPERANDS: Mapping[str, frozenset[str]] = MappingProxyType(
         "addresses": ARRAYS,
     }
 )
-"""What the caller calls the tensors of a GEMM, in the order in which a launch takes their addresses; and the calls that
-take each."""
+"""Tensors of a GEMM by their keyword, in the order of the addresses of a launch, and the calls that take each."""
 PLACES = {name: place for place, name in enumerate(OPERANDS)}
 
 
 class Options(NamedTuple):
-    """The keywords of ``matmul``, ``grouped_matmul``, ``array_matmul`` and ``plan`` that are plain values: their
-    types, the calls that take them and their defaults, in the order in which each declares those that it takes."""
+    """The keywords of ``matmul``, ``grouped_matmul``, ``array_matmul`` and ``plan`` that are plain values.
+
+    Each field has its type, the calls that take it and its default. The order is that of the signatures.
+    """
 
     alpha: Annotated[float, EVERY] = 1.0
-    """Factor of the product."""
+    """Factor of the product A @ B."""
     beta: Annotated[float | None, EVERY] = None
-    """Factor of C; None: 1 where there is a C."""
+    """Factor of C; None means 1 where C is passed."""
     out_dtype: Annotated[Any, MATRICES | GROUPS] = None
-    """Dtype of D, in gemmill's words or PyTorch's; None: that of the wider of A and B, bf16 for fp8, s32 for 8-bit
-    integers."""
+    """Dtype of D, as a gemmill or PyTorch dtype; None means the dtype of the wider of A and B, bf16 for fp8, s32 for
+    8-bit integers."""
     accumulator: Annotated[DTypeName | None, EVERY] = None
-    """Dtype of the sums; None: f32, s32 for integers, f64 for f64."""
+    """Dtype of the sums; None means f32, s32 for integers, f64 for f64."""
     tf32: Annotated[bool, EVERY] = False
-    """Whether f32 operands are multiplied in the 10 bits of mantissa that tensor cores read."""
+    """Whether tensor cores multiply f32 operands as TF32, with 10 bits of mantissa."""
     fast_accumulation: Annotated[bool, EVERY] = True
-    """Whether sums of fp8 stay in the tensor cores, which keep about 13 bits."""
+    """Whether sums of fp8 stay in the tensor cores, which keep about 13 bits; False selects two-level accumulation."""
     a_dtype: Annotated[Any, MATRICES] = None
-    """What an A of bytes holds."""
+    """Dtype of the elements of A where A is a tensor of bytes."""
     b_dtype: Annotated[Any, MATRICES] = None
-    """What a B of bytes holds."""
+    """Dtype of the elements of B where B is a tensor of bytes."""
     expected_rows: Annotated[int | None, GROUPS] = None
-    """Rows of a slot that are in use on average, which its kernel is chosen for; None: see
+    """Rows of a masked group that are in use on average, which the selector assumes; None: see
     :attr:`~gemmill.library.problem.GemmProblem.expected_rows`."""
     registry: Annotated[Registry | None, EVERY - JAX] = None
-    """Where kernels come from; None: the shipped kernel sets."""
+    """Registry that kernels come from; None means the shipped kernel sets."""
     kernel: Annotated[str | GemmConfig | None, EVERY] = None
-    """A kernel by name or config, in place of selecting one."""
+    """A kernel by name or config; None lets the selector pick one."""
     slices: Annotated[int | None, MATRICES] = None
-    """Slices of K of that kernel's launch, where it is a split-K kernel; None: as many as the model has as the best."""
+    """Slices of K of the launch, where ``kernel`` is a split-K kernel; None lets the model pick the number."""
     sm_count: Annotated[int | None, MATRICES] = None
-    """Most SMs that a launch uses; None: all."""
+    """Most SMs that a launch uses; None means all."""
     deterministic: Annotated[bool, MATRICES | GROUPS] = False
-    """Whether what could give other bits when the call runs again is refused."""
+    """Whether to refuse operations whose bits can differ when the same call runs again."""
     batch_invariant: Annotated[bool, MATRICES | GROUPS] = False
-    """Whether the bits of a row of D may depend neither on how many rows nor on how many matrices there are."""
+    """Whether the bits of a row of D must not depend on the number of rows or of matrices."""
     autotune: Annotated[int | None, (MATRICES | GROUPS) - JAX] = None
-    """How many of the best kernels are timed; None: none."""
+    """How many of the best kernels gemmill times; None times none."""
     quick: Annotated[bool, MATRICES] = False
-    """Has no effect; deprecated."""
+    """Deprecated: has no effect."""
     objective: Annotated[Regime, MATRICES] = "sustained"
-    """What the kernel is to be the fastest in."""
+    """The load for which the selector picks the fastest kernel: ``sustained`` or ``burst``."""
 
 
 DEFAULTS = Options()
-"""What a call asks for that says nothing."""
+"""Options of a call that passes none."""
 
 
 OTHERS: Mapping[str, frozenset[str]] = MappingProxyType(
     {"stream": EVERY - JAX, "explain": EVERY, "epilogue": MATRICES | GROUPS}
 )
-"""All other keywords, and the calls that take each, but for operands of an epilogue."""
+"""All other keywords except operands of an epilogue, and the calls that take each."""

@@ -1,4 +1,4 @@
-"""What a launch computes: a problem, and where in memory all that it reads and writes is."""
+"""A GEMM as a launch computes it: a problem, and the place in memory of everything that the kernel reads and writes."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ from gemmill.runtime.operands.call_keywords import OPERANDS, PLACES
 from gemmill.runtime.operands.matrices import Operand, Scale
 
 Addresses = tuple[int, ...]
-"""Addresses of :data:`~gemmill.runtime.operands.call_keywords.OPERANDS`, 0 where a GEMM lacks one; then of the
-arguments of its epilogue."""
+"""Addresses of :data:`~gemmill.runtime.operands.call_keywords.OPERANDS`, 0 for those that a GEMM does not have; then of
+the arguments of its epilogue."""
 
 FOUND_BY: Mapping[BatchingName, str] = MappingProxyType(
     {"grouped": "offsets", "kgrouped": "offsets", "masked": "counts", "array": "addresses"}
 )
-"""What the matrices of a batch are found by, other than strides."""
+"""The operand that locates the matrices of a batch, where that is not strides."""
 
 
 class Table(NamedTuple):
     """Offsets or counts of groups, or addresses of matrices."""
 
     name: str
-    """What the caller calls it."""
+    """The caller's keyword for it."""
     ptr: int
     stride: int
-    """From one of the offsets or counts to the next, in words of 32 bits."""
+    """From one offset or count to the next, in 32-bit words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """A problem and the memory it is solved on, as a kernel takes them; each operand has the name that the caller calls
-    it by. Kernels upconvert A alone: with a narrow B the transpose is computed."""
+    """A problem and the memory of its operands, as a kernel takes them; each operand carries the caller's name for it.
+
+    Kernels can upconvert only A: with a narrow B, the GEMM is the transposed one.
+    """
 
     problem: GemmProblem
     a: Operand
@@ -48,9 +50,9 @@ class Gemm:
     scale: Operand | None = None
     """Scales of groups of narrow A: a matrix, M by K / group."""
     zero: Operand | None = None
-    """Their zero points."""
+    """Zero points of groups of narrow A."""
     groups: Table | None = None
-    """What the matrices of a batch are found by; None where that is strides."""
+    """The table that locates the matrices of a batch; None for strides."""
     nested: tuple[int, ...] = ()
     """Extents of a nested batch, the outermost first."""
     arguments: tuple[BoundArgument, ...] = ()
@@ -58,27 +60,27 @@ class Gemm:
     alpha: float = 1.0
     beta: float = 0.0
     is_transposed: bool = False
-    """Whether it computes the transpose of what the caller asked for: its A is the caller's b."""
+    """Whether it computes the transpose of the caller's operation: its A is the caller's b."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether D has no elements, so that nothing is to be launched."""
+        """Whether D has no elements, so that there is nothing to launch."""
         return 0 in (self.problem.m, self.problem.n, self.problem.batch)
 
     @property
     def operands(self) -> dict[str, Operand | Scale]:
-        """Those that it has, by what the kernel calls them."""
+        """The operands that it has, by the kernel's names."""
         names = ("a", "b", "c", "d", "a_scale", "b_scale", "scale", "zero")
         return {name: x for name in names if (x := getattr(self, name)) is not None}
 
     @property
     def located(self) -> dict[str, Operand | Scale | Table]:
-        """All but the epilogue's that lies at an address."""
+        """Everything that has an address, except the arguments of the epilogue."""
         return {**self.operands, **({} if self.groups is None else {"groups": self.groups})}
 
     @property
     def addresses(self) -> Addresses:
-        """Where it lies in memory."""
+        """Addresses of its operands."""
         found = [0] * len(OPERANDS)
         for operand in self.located.values():
             found[PLACES[operand.name]] = operand.ptr
@@ -86,7 +88,7 @@ class Gemm:
 
     @property
     def transposed(self) -> Gemm:
-        """The same work as D^T = B^T A^T: see :attr:`GemmProblem.transposed`."""
+        """The same operation as D^T = B^T A^T: see :attr:`GemmProblem.transposed`."""
         return replace(
             self,
             problem=self.problem.transposed,

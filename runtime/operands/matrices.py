@@ -1,5 +1,8 @@
-"""Strided tensors as batches of matrices, and these as A, B, C or D of a kernel: which extent is contiguous, how far
-apart neighbours are, how well all of it is aligned. Likewise scales of blocks and of groups along K."""
+"""Reads strided tensors as batches of matrices, and these as A, B, C or D of a kernel.
+
+It finds which extent is contiguous, the strides of the others, and the alignment of all of them. Scales of blocks and
+of groups along K are read likewise.
+"""
 
 from __future__ import annotations
 
@@ -22,35 +25,38 @@ class Operand:
     """A, B, C or D in memory: matrices at one batch stride."""
 
     name: str
-    """What the caller calls it."""
+    """The caller's name for it."""
     ptr: int
     """Address of the first element."""
     dtype: DTypeName
     major: str
-    """The contiguous extent, as configs name it: ``k`` or ``mn`` for A and B, ``n`` or ``m`` for C and D. ``any``:
-    there is none, or neighbours along the other extent are not a positive number of elements apart."""
+    """The contiguous extent by its name in configs: ``k`` or ``mn`` for A and B, ``n`` or ``m`` for C and D. ``any``:
+    no extent is contiguous, or the stride of the other extent is not a positive number of elements."""
     stride: int
-    """Elements between neighbours along the other extent; without meaning where it is 0 or 1, or for ``any``."""
+    """Elements between neighbours along the other extent. Without meaning where that extent is 0 or 1, or for
+    ``any``."""
     batch_stride: int
-    """Elements between matrices; 0 where all of the batch share one. Of a nested batch what divides all its strides."""
+    """Elements between matrices; 0 where the whole batch shares one. For a nested batch, the greatest common divisor of
+    its strides."""
     align: int
-    """Largest power of two up to 16 that divides address and strides in bytes."""
+    """Largest power of two up to 16 that divides the address and all strides, in bytes."""
     row_stride: int = 0
-    """Elements between neighbouring rows (A is M x K, B K x N, C and D M x N); 0 where there is but one."""
+    """Elements between neighbouring rows (A is M x K, B is K x N, C and D are M x N); 0 where there is only one row."""
     column_stride: int = 0
-    """Elements between neighbouring columns; 0 where there is but one."""
+    """Elements between neighbouring columns; 0 where there is only one column."""
     batch_steps: tuple[int, ...] = ()
-    """Of a nested batch: how many times ``batch_stride`` lies between matrices along each of its extents."""
+    """For a nested batch: the stride of each extent, in multiples of ``batch_stride``."""
 
     def places(self, batch: int, nested: tuple[int, ...]) -> int:
-        """How many places ``batch_stride`` apart the matrices of a batch take up, some of which may hold none."""
+        """Return how many places ``batch_stride`` apart the matrices of a batch span; some places may hold no
+        matrix."""
         if nested:
             return 1 + sum((extent - 1) * step for extent, step in zip(nested, self.batch_steps, strict=True))
         return batch if self.batch_stride else 1
 
     @property
     def transposed(self) -> Operand:
-        """With its rows called columns. The majors of A and B are named relative to K, and stay."""
+        """The operand with rows and columns exchanged. The majors of A and B are named relative to K, so they stay."""
         major = {"n": "m", "m": "n"}.get(self.major, self.major)
         return replace(self, major=major, row_stride=self.column_stride, column_stride=self.row_stride)
 
@@ -66,11 +72,11 @@ class Matrices:
     row_stride: int
     column_stride: int
     batch_strides: tuple[int, ...] = ()
-    """Along the extents of the batch: one, or of a nested batch several."""
+    """Strides along the extents of the batch: one, or several for a nested batch."""
 
     @property
     def batch_stride(self) -> int:
-        """Elements between matrices of a batch with one stride; 0 where they share one."""
+        """Elements between the matrices of a batch with one stride; 0 where they share one."""
         return self.batch_strides[0] if self.batch_strides else 0
 
 
@@ -98,7 +104,8 @@ def matrices(
 
 
 def merge(batch: tuple[int, ...], operands: Sequence[Matrices | None]) -> tuple[tuple[int, ...], Any]:
-    """The fewest extents that a batch has for all of some operands, and these with a stride along each."""
+    """Merge the extents of a batch into the fewest that fit all operands; return them and the operands with a stride
+    for each."""
     if not batch:
         return batch, tuple(operands)
     extents, strides = _joined(batch, [x.batch_strides for x in operands if x is not None])
@@ -107,14 +114,14 @@ def merge(batch: tuple[int, ...], operands: Sequence[Matrices | None]) -> tuple[
 
 
 def one_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
-    """The stride at which elements along several extents follow one another; None where there is no one."""
+    """Return the one stride at which elements along several extents follow one another; None where there is none."""
     extents, (own,) = _joined(shape, [strides])
     return None if len(extents) > 1 else own[0] if own else 0
 
 
 def _joined(shape: Sequence[int], given: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """The fewest extents that go with all of some strides, and these: neighbours along which all follow one another
-    are one, and those of 1 none."""
+    """Return the fewest extents that fit all the given strides, and the strides for them. Neighbouring extents along
+    which all tensors are contiguous become one; extents of 1 disappear."""
     extents: list[int] = []
     strides: list[list[int]] = [[] for _ in given]
     for i, extent in enumerate(shape):
@@ -133,7 +140,7 @@ def _joined(shape: Sequence[int], given: Sequence[Sequence[int]]) -> tuple[tuple
 
 
 def broadcast(name: str, own: tuple[int, ...], strides: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of extents expanded to a shape: 0 along those that are lacking."""
+    """Return the strides of a tensor broadcast to a shape: 0 along the extents that it does not have."""
     missing = len(shape) - len(own)
     if missing < 0 or any(e not in (1, f) for e, f in zip(own, shape[missing:], strict=True)):
         raise OperandError(f"{name} has shape {own}, which does not broadcast to {shape}")
@@ -142,17 +149,21 @@ def broadcast(name: str, own: tuple[int, ...], strides: tuple[int, ...], shape: 
 
 
 def collapse(name: str, shape: Sequence[int], strides: Sequence[int]) -> int:
-    """The one stride of several batch extents; OperandError where they have several."""
+    """Return the one stride of several batch extents.
+
+    Raises:
+        OperandError: the extents have several strides.
+    """
     if (stride := one_stride(shape, strides)) is None:
         raise OperandError(
-            f"{name}: batch extents {tuple(shape)} with strides {tuple(strides)} (0: broadcast) do not "
+            f"{name}: batch extents {tuple(shape)} with strides {tuple(strides)} (0: broadcast) must "
             f"collapse to one stride: pass {name}.expand(...).contiguous(), or loop over the outer extents"
         )
     return stride
 
 
 def stacks(matrices: Matrices) -> bool:
-    """Whether the rows of the whole batch lie at one stride, and along one of the extents contiguously."""
+    """Whether the rows of the whole batch lie at one stride and are contiguous along one extent."""
     x = matrices
     if x.rows > 1:
         return x.batch_stride != 0 and x.batch_stride == x.rows * x.row_stride
@@ -160,26 +171,26 @@ def stacks(matrices: Matrices) -> bool:
 
 
 def stacked(matrices: Matrices, rows: int) -> Matrices:
-    """The whole batch as one matrix."""
+    """Return the whole batch as one matrix."""
     step = matrices.batch_stride if matrices.rows == 1 else matrices.row_stride
     return replace(matrices, rows=rows, row_stride=step, batch_strides=())
 
 
 def operand(x: Matrices, batch: tuple[int, ...], columns_contiguous: str, rows_contiguous: str, first: str) -> Operand:
-    """Decide which extent is contiguous: where both could be, the better aligned, and on a tie ``first``."""
+    """Find the contiguous extent of an operand: where both could be, the better aligned, and on a tie ``first``."""
     strides = x.batch_strides
     tensor, bits = x.tensor, DTYPES[x.tensor.dtype].bits
     if 0 in (x.rows, x.columns, *batch):
-        # Nothing will be read; kernels run no K tile, or do not run.
+        # A kernel reads nothing here: it runs no K tile, or does not run.
         return Operand(x.name, tensor.ptr, tensor.dtype, first, 128 // bits, 0, 16)
-    # One stride, and of a nested batch how many of it lie along each extent.
+    # The batch has one stride; a nested batch has multiples of it along each extent.
     steps: tuple[int, ...] = ()
     batch_stride = x.batch_stride if batch != (1,) else 0
     if len(strides) > 1:
         batch_stride = gcd(*strides)
         steps = tuple(stride // (batch_stride or 1) for stride in strides)
     last = sum((extent - 1) * step for extent, step in zip(batch, steps, strict=True)) if steps else 0
-    # An operand with strides that are too long for TMA counts as one without a contiguous extent.
+    # An operand whose strides are too long for TMA counts as one without a contiguous extent.
     movable = not strides or (
         all(0 <= stride * bits < 8 * TMA_MAX_STRIDE for stride in (*strides, batch_stride)) and last <= MAX_EXTENT
     )
@@ -207,7 +218,7 @@ def operand(x: Matrices, batch: tuple[int, ...], columns_contiguous: str, rows_c
 
 
 def refuse_overlap(x: Matrices, batch: tuple[int, ...]) -> None:
-    """Elements of D, or of another output, that share an address would be written by several CTAs."""
+    """Raise OperandError where elements of an output share an address: several CTAs would write them."""
     extents = ((x.rows, x.row_stride), (x.columns, x.column_stride), *zip(batch, x.batch_strides, strict=True))
     if 0 in (x.rows, x.columns, *batch):
         return
@@ -215,7 +226,8 @@ def refuse_overlap(x: Matrices, batch: tuple[int, ...]) -> None:
     for stride, extent in sorted((abs(stride), extent) for extent, stride in extents if extent > 1):
         if stride <= reach:
             raise OperandError(
-                f"{x.name} has strides {x.tensor.strides} for shape {x.tensor.shape}: its elements overlap"
+                f"{x.name} has strides {x.tensor.strides} for shape {x.tensor.shape}, so its elements overlap: pass "
+                "memory with a place for each element"
             )
         reach += (extent - 1) * stride
 
@@ -232,7 +244,7 @@ class Scale(NamedTuple):
     """Block scales of A or B in memory; strides in elements."""
 
     name: str
-    """What the caller calls them."""
+    """The caller's name for them."""
     ptr: int
     """Address of the first scale."""
     stride: int
@@ -240,7 +252,7 @@ class Scale(NamedTuple):
     k_stride: int
     """From a block of K to the next."""
     batch_stride: int
-    """From a matrix to the next; 0 where all of the batch share their scales."""
+    """From a matrix to the next; 0 where the whole batch shares its scales."""
     dtype: DTypeName
     """A key of :data:`BLOCK_SCALES`."""
 
@@ -255,15 +267,15 @@ class GroupScales(NamedTuple):
 
 
 def block_shapes(a: TensorView, b: TensorView) -> dict[str, tuple[int, ...]]:
-    """The last two extents of scales of blocks."""
+    """Return the last two extents of block scales."""
     m, n, k = a.shape[-2] if len(a.shape) > 1 else 1, b.shape[-1] if len(b.shape) > 1 else 1, a.shape[-1]
     blocks = -(-k // SCALE_BLOCK)
     return {"a_scale": (m, blocks), "b_scale": (blocks, -(-n // SCALE_BLOCK))}
 
 
 def has_groups(name: str, tensors: Mapping[str, TensorView]) -> bool:
-    """Whether a call has scales of groups along K of its narrow operand, ``a`` or ``b``: they have the wider operand's
-    type, or zero points beside them."""
+    """Whether a call has scales of groups along K for its narrow operand, ``a`` or ``b``: scales with the dtype of the
+    wider operand, or with zero points."""
     scale, shape = tensors.get(f"{name}_scale"), tensors[name].shape
     if f"{name}_zero" in tensors or scale is None or len(shape) < 2:
         return scale is not None or f"{name}_zero" in tensors
@@ -273,7 +285,8 @@ def has_groups(name: str, tensors: Mapping[str, TensorView]) -> bool:
 
 
 def _group_size(name: str, scale: TensorView, rows: int, k: int) -> int | None:
-    """How many elements along K of ``a`` or ``b`` share a scale; None where the scales have another shape."""
+    """Return how many elements of ``a`` or ``b`` along K share a scale; None where the shape of the scales does not
+    fit."""
     if len(scale.shape) < 2:
         return None
     along, across = scale.shape[-2:][:: -1 if name == "a" else 1]
@@ -287,15 +300,16 @@ def block_scales(
     batch_a: tuple[int, ...],
     batch_b: tuple[int, ...],
 ) -> tuple[Scale, Scale] | None:
-    """Read the scales of A and B, which have one type, or None where neither has any; ``extents`` are M, N and K."""
+    """Read the block scales of A and B, which must have one dtype; None where neither has any. ``extents`` are M, N and
+    K."""
     m, n, k = extents
     a_scale, b_scale = tensors.get("a_scale"), tensors.get("b_scale")
     if a_scale is not None and b_scale is not None:
         if a_scale.dtype != b_scale.dtype and a_scale.dtype in BLOCK_SCALES and b_scale.dtype in BLOCK_SCALES:
             narrow = "b" if b_scale.dtype != "f32" else "a"
             raise OperandError(
-                f"a_scale is {a_scale.dtype} and b_scale {b_scale.dtype}; scales of blocks of both have one type: pass "
-                f"{narrow}_scale.float()"
+                f"a_scale is {a_scale.dtype} and b_scale is {b_scale.dtype}; block scales must have the same dtype: "
+                f"pass {narrow}_scale.float()"
             )
         blocks = -(-k // SCALE_BLOCK)
         return (
@@ -304,26 +318,30 @@ def block_scales(
         )
     if a_scale is not b_scale:
         given, wanting = ("b", "a") if a_scale is None else ("a", "b")
-        raise OperandError(f"{given} has scales and {wanting} has none; pass {wanting}_scale as well")
+        raise OperandError(
+            f"{given}_scale is passed without {wanting}_scale; block scales need both: pass {wanting}_scale"
+        )
     return None
 
 
 def _scale(name: str, tensor: TensorView, batch: tuple[int, ...], shape: tuple[int, int], k_axis: int) -> Scale:
-    """Read the scales of blocks; ``shape`` is what the last two extents must be."""
+    """Read block scales; ``shape`` is what their last two extents must be."""
     if tensor.dtype not in BLOCK_SCALES:
         raise OperandError(
-            f"{name} is {tensor.dtype}; scales of blocks are {one_of(tuple(BLOCK_SCALES))}: pass {name}.float()"
+            f"{name} is {tensor.dtype}; block scales must be {one_of(tuple(BLOCK_SCALES))}: pass {name}.float()"
         )
     if tensor.shape[-2:] != shape:
-        raise OperandError(f"{name} has shape {tensor.shape}; its last extents must be {shape}, one for each block")
+        raise OperandError(
+            f"{name} has shape {tensor.shape}; its last extents must be {shape}, one scale for each block"
+        )
     batch_stride = collapse(name, batch, broadcast(name, tensor.shape[:-2], tensor.strides[:-2], batch))
     strides = tensor.strides[-2:]
     return Scale(name, tensor.ptr, strides[1 - k_axis], strides[k_axis], batch_stride, tensor.dtype)
 
 
 def stacked_scales(a_scale: Scale, b_scale: Scale, m: int) -> tuple[Scale, Scale] | None:
-    """The scales of a batch as those of one matrix of more rows, M in each of the batch; None where they do not lie
-    so."""
+    """Return the scales of a batch as those of one matrix with M rows for each matrix of the batch; None where their
+    strides do not allow it."""
     step = a_scale.batch_stride if m == 1 else a_scale.stride
     if b_scale.batch_stride or not a_scale.batch_stride or a_scale.batch_stride != m * step:
         return None
@@ -333,18 +351,19 @@ def stacked_scales(a_scale: Scale, b_scale: Scale, m: int) -> tuple[Scale, Scale
 def group_scales(
     narrow: Matrices, wide: TensorView, tensors: Mapping[str, TensorView], batch: tuple[int, ...]
 ) -> GroupScales:
-    """Read what scales the narrow operand."""
+    """Read the scales and zero points of the narrow operand."""
     name, other = (narrow.name, "b") if narrow.name == "a" else (narrow.name, "a")
     rows, k = (narrow.rows, narrow.columns) if name == "a" else (narrow.columns, narrow.rows)
     for kind in ("scale", "zero"):
         if f"{other}_{kind}" in tensors:
             raise OperandError(
-                f"{other} is {wide.dtype}, the wider operand; only {name} takes a {kind} of groups along K"
+                f"{other} is {wide.dtype}, the wider operand; only {name} can have a {kind} for groups along K: leave "
+                f"out {other}_{kind}"
             )
     scale, zero = tensors.get(f"{name}_scale"), tensors.get(f"{name}_zero")
     if scale is None:
         if zero is not None:
-            raise OperandError(f"{name}_zero is given without {name}_scale; pass both")
+            raise OperandError(f"{name}_zero is passed without {name}_scale: pass both")
         return GroupScales(name, "none")
     k_axis = -1 if name == "a" else -2
     size = _group_size(name, scale, rows, k)
@@ -353,7 +372,7 @@ def group_scales(
             str((rows, g) if name == "a" else (g, rows)) for g in (-(-k // size) for size in GROUP_SIZES)
         )
         raise OperandError(
-            f"{name}_scale has shape {scale.shape}; its last extents must be {wanted}: one for each "
+            f"{name}_scale has shape {scale.shape}; its last extents must be {wanted}: one scale for each "
             f"{'row' if name == 'a' else 'column'} and group of {', '.join(map(str, GROUP_SIZES))} along K = {k}"
         )
     operands: list[Operand | None] = []
@@ -363,20 +382,21 @@ def group_scales(
             continue
         if tensor.dtype != wide.dtype or tensor.shape != scale.shape:
             raise OperandError(
-                f"{name}_{kind} is {tensor.dtype} {tensor.shape}; it must be {wide.dtype} {scale.shape}, as {other} is"
+                f"{name}_{kind} is {tensor.dtype} {tensor.shape}; it must be {wide.dtype} {scale.shape}, with the "
+                f"dtype of {other}"
             )
         called = f"{name}_{kind}"
         batch_stride = collapse(called, batch, broadcast(called, tensor.shape[:-2], tensor.strides[:-2], batch))
         along_rows, along_k = tensor.strides[-2 if name == "a" else -1], tensor.strides[k_axis]
         if bool(batch_stride) != bool(narrow.batch_stride):
             raise OperandError(
-                f"{name}_{kind} has shape {tensor.shape} and {name} {narrow.tensor.shape}; each matrix of a batch has "
-                f"its own, and a shared matrix shares it: pass {name}_{kind}.expand(...).contiguous()"
+                f"{name}_{kind} has shape {tensor.shape} and {name} has shape {narrow.tensor.shape}; both must be "
+                f"shared by the batch, or neither: pass {name}_{kind}.expand(...).contiguous()"
             )
         if rows > 1 and along_rows != 1:
             raise OperandError(
-                f"{name}_{kind} has strides {tensor.strides}; neighbours of one group must be contiguous, as in "
-                f"{'(K / group, M).T' if name == 'a' else '(K / group, N)'}"
+                f"{name}_{kind} has strides {tensor.strides}; it must be contiguous along "
+                f"{'M: pass the transpose of (K / group, M)' if name == 'a' else 'N: pass a contiguous (K / group, N)'}"
             )
         operands.append(Operand(called, tensor.ptr, tensor.dtype, "m", along_k, batch_stride, 16))
     return GroupScales(name, f"1x{size}" + ("z" if zero else ""), *operands)
@@ -385,8 +405,10 @@ def group_scales(
 def one_matrix(
     abcd: FourMatrices, scales: tuple[Scale, Scale] | None, m: int, batch: int
 ) -> tuple[FourMatrices, tuple[Scale, Scale] | None] | None:
-    """A batch as one matrix with M rows of A, C and D for each of the batch, and its scales; None where it has several
-    B, or A, C, D or scales do not lie so."""
+    """Return a batch as one matrix, with M rows of A, C and D for each matrix of the batch, and its scales.
+
+    None where the batch has several B, or where the strides of A, C, D or the scales do not allow it.
+    """
     a, b, c, d = abcd
     rows, of_rows = m * batch, scales and stacked_scales(*scales, m)
     fits = 1 < batch <= MAX_EXTENT // max(m, 1) and b.batch_stride == 0

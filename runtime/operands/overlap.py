@@ -1,4 +1,5 @@
-"""Memory that would be written twice, or while it is read: outputs that share bytes with other tensors of a call."""
+"""Finds memory that a call would write twice, or write while it reads it: outputs that share bytes with other
+tensors."""
 
 from __future__ import annotations
 
@@ -13,19 +14,19 @@ from gemmill.runtime.operands.gemm import Addresses
 from gemmill.runtime.operands.tensors import LEAST_ADDRESS, TensorView, reach, without_memory
 
 _MAX_WORK = 100_000
-"""Most steps of NumPy's search for a common byte, some milliseconds; what takes more is refused."""
+"""Limit of NumPy's search for a common byte, some milliseconds of work; beyond it, gemmill refuses the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The bytes of a tensor that has elements, wherever its address is."""
+    """The bytes of a tensor that has elements, relative to its address."""
 
     name: str
-    """What the caller calls it."""
+    """The caller's name for it."""
     place: int
-    """Its place among the addresses of a call."""
+    """Its index in the addresses of a call."""
     before: int
-    """Bytes before its address that it reaches back to."""
+    """Bytes that it spans before its address."""
     behind: int
     """Bytes from its address to its end."""
     extents: tuple[tuple[int, int], ...]
@@ -33,13 +34,13 @@ class Footprint:
 
     @classmethod
     def of(cls, name: str, place: int, tensor: TensorView) -> Footprint:
-        """That of a tensor."""
+        """Return the footprint of a tensor."""
         extents = tensor.byte_extents
         return cls(name, place, *reach(extents), extents)
 
     def shares(self, address: int, other: Footprint, others: int) -> bool:
-        """Whether one byte belongs to both, at these addresses."""
-        import numpy as np  # which takes longer to import than a pack to load: few calls come here
+        """Whether the two share a byte at these addresses."""
+        import numpy as np  # importing it takes longer than loading a pack, and few calls come here
 
         most: Any = _MAX_WORK
         try:
@@ -52,7 +53,7 @@ class Footprint:
 
 
 class _Bytes:
-    """Bytes as NumPy takes them for an array, which is never read."""
+    """Bytes in the form of a NumPy array, whose elements nobody reads."""
 
     def __init__(self, address: int, shape: Sequence[int], strides: Sequence[int]) -> None:
         data = address, True
@@ -60,10 +61,10 @@ class _Bytes:
 
 
 class MemoryCheck:
-    """Refuses calls like one whose outputs lie where other tensors of the call do, or whose tensors have no memory.
+    """Refuses a call whose outputs overlap other tensors of the call, or whose tensors have no memory.
 
-    C, and a matrix that the epilogue reads, may be D: each element is read by the thread that writes it. Of an array
-    of matrices nobody but the GPU knows where they are: only their table is looked at.
+    C, and a matrix that the epilogue reads, may be D, since the thread that writes an element also reads it. The
+    addresses of an array of matrices are only on the GPU, so only their table is checked.
     """
 
     def __init__(self, call: GemmCall) -> None:
@@ -87,7 +88,7 @@ class MemoryCheck:
         )
 
     def __call__(self, addresses: Addresses) -> None:
-        """OperandError names what shares memory with what, at the addresses of :attr:`GemmCall.places`."""
+        """Check the addresses of :attr:`GemmCall.places`; OperandError names the tensors that overlap."""
         for one in self._prints:
             if addresses[one.place] < LEAST_ADDRESS:
                 raise without_memory(one.name)
@@ -103,5 +104,5 @@ def _refused(one: Footprint, x: int, other: Footprint, y: int, is_read: bool) ->
         f"{n.name} from {address - n.before:#x} to {address + n.behind - 1:#x}" for n, address in ((one, x), (other, y))
     )
     why = f"{one.name} is written while {other.name} is read" if is_read else "both are written"
-    way = f"pass other memory for {one.name}" if is_read else "pass other memory for one"
-    return OperandError(f"{one.name} and {other.name} share memory, {lies}, and {why}: {way}")
+    way = f"pass other memory for {one.name}" if is_read else "pass other memory for one of them"
+    return OperandError(f"{one.name} and {other.name} overlap in memory ({lies}), and {why}: {way}")

@@ -1,9 +1,9 @@
-"""What a problem is chosen for whatever its M and batch (``batch_invariant``).
+"""Makes the selection of a kernel independent of M and the batch (``batch_invariant``).
 
-A kernel sums each element in an order of its own, the same in every run. So a result changes with M only if the kernel
-does, or if CTAs share K by what M leaves them. The selector therefore picks one kernel for every M, in which a CTA
-sums all of K, and here whatever else of a problem may change with M is put at what packed operands of any M have, or is
-refused.
+Each kernel sums an element in its own order, which is the same in every run. A result therefore changes with M only if
+the kernel changes, or if how CTAs share K depends on M. The selector picks one kernel for every M, in which one CTA
+sums all of K. This module sets every other property of a problem that may change with M to that of packed operands, or
+refuses it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.operands.matrices import Operand
 
 _ALIGN = 16
-"""The alignment in bytes that counts most."""
+"""The largest alignment that matters, in bytes."""
 
 
 def with_packed_rows(gemm: Gemm) -> Gemm:
-    """The GEMM as it is chosen for whatever its M and batch: of A, C and D majors and alignments that all M have.
+    """Return the GEMM with majors and alignments of A, C and D that hold for every M.
 
-    OperandError where the operands have other ones, as the kernel would then be another.
+    Raises:
+        OperandError: the operands have other layouts, so that the kernel would depend on M.
     """
     problem, given = packed_rows(gemm.problem), gemm.problem
     if given.batching == "kgrouped":
         raise OperandError(
-            "batch_invariant: groups along K share the K of the call, so a group's kernel depends on the others: call "
-            "gemmill.matmul for each group, or leave out batch_invariant"
+            "batch_invariant is not supported for groups along K: they share the K of the call, so the kernel of a "
+            "group would depend on the others. Call gemmill.matmul for each group, or leave out batch_invariant"
         )
     a = _rows(gemm.a, given.k, "k", problem.a_align)
     d = _rows(gemm.d, given.d_columns, "n", problem.d_align)
@@ -39,7 +40,8 @@ def with_packed_rows(gemm: Gemm) -> Gemm:
 
 
 def packed_rows(problem: GemmProblem) -> GemmProblem:
-    """The problem with A, C and D row-major and aligned as packed rows are, however many; and B as in any batch."""
+    """Return the problem with A, C and D row-major and aligned like packed rows, whatever their number; B as in any
+    batch."""
 
     def align(dtype: DTypeName | None, elements: int) -> int:
         return gcd(_ALIGN, -(-elements * DTYPES[dtype].bits // 8)) if dtype else _ALIGN
@@ -56,18 +58,17 @@ def packed_rows(problem: GemmProblem) -> GemmProblem:
 
 
 def _rows(x: Operand, columns: int, major: str, align: int) -> Operand:
-    """A, C or D as rows of so many elements, contiguous and aligned to so many bytes."""
+    """Return A, C or D as contiguous rows of ``columns`` elements, with an alignment of ``align`` bytes."""
     if x.major == major:
         if x.align < align:
             raise OperandError(
-                f"batch_invariant: address or strides of {x.name} are multiples of no more than {x.align} bytes, "
-                f"those of packed rows of {align}: lay it out as {x.name}.contiguous().clone() is, or leave out "
-                "batch_invariant"
+                f"batch_invariant: {x.name} is aligned to {x.align} bytes (address and strides); packed rows are "
+                f"aligned to {align}: pass {x.name}.contiguous().clone(), or leave out batch_invariant"
             )
         return replace(x, align=align)
     if columns > 1:
         raise OperandError(
-            f"batch_invariant: {x.name} is not contiguous along {major.upper()}, or its rows overlap, so which kernels "
-            f"serve it depends on M: lay it out as {x.name}.contiguous() is, or leave out batch_invariant"
+            f"batch_invariant: {x.name} must be contiguous along {major.upper()} with rows that do not overlap, or the "
+            f"choice of the kernel depends on M: pass {x.name}.contiguous(), or leave out batch_invariant"
         )
     return replace(x, major=major, stride=x.row_stride, align=align)

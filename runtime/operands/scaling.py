@@ -1,7 +1,7 @@
-"""Scales that are factors of the sums, and so operands of the epilogue: of whole operands, rows of A and columns of B.
+"""Turns scales of whole operands, of rows of A and of columns of B into operands of the epilogue.
 
-``a_scale`` and ``b_scale`` are what ``a * a_scale`` and ``b * b_scale`` would broadcast, such that a row of A or a
-column of B has one value. An expression may say itself where they stand; else they multiply each sum.
+``a_scale`` and ``b_scale`` have the shapes that broadcast in ``a * a_scale`` and ``b * b_scale``, with one value for a
+row of A or a column of B. An expression may use them by name; otherwise they multiply each sum.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from gemmill.runtime.operands.tensors import TensorView
 def _kinds_of_scales(
     tensors: Mapping[str, TensorView], numbers: Collection[str], named: Mapping[str, Kind], batch_invariant: bool
 ) -> dict[str, Kind]:
-    """What each scale that is a factor of the sums has one value for, a_scale first; the others are of blocks or of
-    groups along K, and not of the epilogue.
+    """Return the kind of each scale that multiplies sums, a_scale first. Scales of blocks and of groups along K are
+    left out, since they are not part of the epilogue.
 
-    ``numbers`` are scales of the host, ``named`` those that the expression names itself, with their kinds. OperandError
-    names a scale that is of neither sort.
+    ``numbers`` are scales that are host values; ``named`` are those that the expression uses, with their kinds.
+
+    Raises:
+        OperandError: the shape of a scale fits neither sort.
     """
     if "addresses" in tensors:
         return {}
@@ -57,15 +59,16 @@ def _kinds_of_scales(
 
 @lru_cache(1024)
 def _with_scales(text: str | None, kinds: tuple[tuple[str, Kind], ...], has_c: bool) -> str:
-    """An epilogue whose sums are multiplied by scales, but by those that it names itself; None: the plain one."""
+    """Return an epilogue whose sums are multiplied by the scales that it does not use itself; None is the plain
+    epilogue."""
     linear = "d = alpha * acc + beta * c" if has_c else "d = alpha * acc"
     epilogue = read_epilogue(linear if text is None else text)
     named = {operand.name for operand in epilogue.operands}
     factors = [EpilogueOperand(name, kind, "f32") for name, kind in kinds if name not in named]
     if epilogue.gated and any(factor.kind == "column" for factor in factors):
         raise OperandError(
-            f"b_scale has one for each column of b, and the epilogue `{epilogue}` pairs columns: pass those of gate "
-            "and of up by names of their own, as in epilogue='d = silu(gate * g[n]) * (up * u[n])', "
+            f"b_scale has one value for each column of b, and the epilogue `{epilogue}` pairs columns: pass the "
+            "scales of gate and up as two operands, as in epilogue='d = silu(gate * g[n]) * (up * u[n])', "
             "g=b_scale[..., 0::2].contiguous(), u=b_scale[..., 1::2].contiguous()"
         )
     return str(scaled(epilogue, factors))
@@ -74,9 +77,12 @@ def _with_scales(text: str | None, kinds: tuple[tuple[str, Kind], ...], has_c: b
 def scaled_epilogue(
     text: str | None, tensors: Mapping[str, TensorView], numbers: Collection[str], batch_invariant: bool
 ) -> tuple[str | None, Collection[str]]:
-    """The epilogue of a call with scales, and which of them are its operands; ``numbers`` are those of the host.
+    """Return the epilogue of a call with scales, and the names of the scales that are its operands.
 
-    Without an expression numbers are none, as alpha takes them in. OperandError names a scale that does not fit.
+    ``numbers`` are scales that are host values; without an expression they become part of alpha instead.
+
+    Raises:
+        OperandError: a scale does not fit.
     """
     epilogue = None if text is None else read_epilogue(text)
     named = {} if epilogue is None else {o.name: o.kind for o in epilogue.operands if o.name in SCALES}
@@ -85,8 +91,10 @@ def scaled_epilogue(
 
 
 def scale_kind(name: str, scale: TensorView, operand: TensorView) -> tuple[Kind, TensorView] | None:
-    """What a scale of an operand has one value for, and the scale without the extents of 1 along which it broadcasts;
-    None where that is neither the operand, nor a matrix of its batch, nor a row of A or a column of B."""
+    """Return the kind of a scale, and the scale without the extents of 1 along which it broadcasts.
+
+    None where it scales neither the whole operand, nor a matrix of its batch, nor a row of A, nor a column of B.
+    """
     shape, is_matrix = scale.shape, len(operand.shape) > 1
     if is_matrix and name == "a_scale" and shape[-2:] == (operand.shape[-2], 1):
         return "row", _without(scale, -1)
@@ -98,34 +106,34 @@ def scale_kind(name: str, scale: TensorView, operand: TensorView) -> tuple[Kind,
 
 
 def _without(tensor: TensorView, axis: int) -> TensorView:
-    """A view without an extent of 1."""
+    """Return a view without one extent, which must be 1."""
     shape, strides = list(tensor.shape), list(tensor.strides)
     del shape[axis], strides[axis]
     return replace(tensor, shape=tuple(shape), strides=tuple(strides))
 
 
 def _refuse_one_row(scale: TensorView, found: tuple[Kind, TensorView] | None) -> None:
-    """OperandError where M decides whether a scale is of a row or of all rows, and with it the kernel."""
+    """Raise OperandError where M decides whether a scale is for a row or for all rows, and with that the kernel."""
     if found and found[0] in ("scalar", "batch") and len(scale.shape) > 1:
         raise OperandError(
-            f"batch_invariant: a_scale has shape {scale.shape}, which is that of a row where M is 1: pass one for "
-            "all rows as a_scale.reshape(()), or one for each row"
+            f"batch_invariant: a_scale has shape {scale.shape}, which for M = 1 is also that of one scale a row: pass "
+            "a_scale.reshape(()) for one scale for all rows, or one scale for each row"
         )
 
 
 def _refused(name: str, tensors: Mapping[str, TensorView], blocks: Mapping[str, tuple[int, ...]]) -> OperandError:
-    """What to say of a scale that scales neither blocks nor all of a row or column."""
+    """Return the error for a scale that fits neither blocks nor whole operands, rows or columns."""
     own, operand = tensors[name].shape, tensors[name[0]].shape
     each = (operand[-2], 1) if name == "a_scale" else (1, operand[-1])
     other = "b_scale" if name == "a_scale" else "a_scale"
     of = "row" if name == "a_scale" else "column"
-    says = f"one value, or {each}: one for each {of}" if len(operand) > 1 else "one value"
+    says = f"one value, or {each} with one value for each {of}" if len(operand) > 1 else "one value"
     if own[-2:] == blocks[name]:
-        way = f"these are of blocks, beside which {other} is of blocks too: {blocks[other]}"
+        way = f"this is the shape of block scales, which need {other} of shape {blocks[other]} too"
     elif own == operand[-2:-1]:
         way = f"pass {name}.unsqueeze(-1)"
     elif own[-2:] == each[::-1]:
         way = f"pass {name}.mT"
     else:
-        way = f"of blocks it is {blocks[name]}, and {other} {blocks[other]}"
+        way = f"block scales have shapes {blocks[name]} for {name} and {blocks[other]} for {other}"
     return OperandError(f"{name} has shape {own}; it must be {says}. {way[0].upper()}{way[1:]}")

@@ -1,4 +1,4 @@
-"""Strided tensors in GPU memory, of any library, read as they are and without a copy: PyTorch, DLPack,
+"""Reads strided tensors in GPU memory from any library without a copy: PyTorch, DLPack,
 ``__cuda_array_interface__``."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gemmill.runtime import driver
 
 
 class SupportsDLPack(Protocol):
-    """What exports its memory by DLPack, as PyTorch, CuPy and JAX do."""
+    """A tensor that exports its memory by DLPack, as in PyTorch, CuPy and JAX."""
 
     def __dlpack__(self, *arguments: Any, **keywords: Any) -> Any: ...
 
@@ -25,7 +25,7 @@ class SupportsDLPack(Protocol):
 
 
 class SupportsCudaArrayInterface(Protocol):
-    """What exports its memory by the CUDA array interface, as CuPy and Numba do."""
+    """A tensor that exports its memory by the CUDA array interface, as in CuPy and Numba."""
 
     @property
     def __cuda_array_interface__(self) -> Mapping[str, Any]: ...
@@ -35,10 +35,10 @@ Tensor = SupportsDLPack | SupportsCudaArrayInterface
 """A tensor of any library, in GPU memory."""
 
 TORCH_DTYPES: Mapping[str, DTypeName] = {t.torch: t.name for t in DTYPES.values() if t.stored_as is None}
-"""gemmill's dtype by the name of PyTorch's."""
+"""gemmill's dtypes by PyTorch's names."""
 
 LEAST_ADDRESS = 1 << 32
-"""No GPU memory lies below: of a tensor whose storage is gone, PyTorch tells its offset there for an address."""
+"""No GPU memory has a lower address. For a tensor whose storage is gone, PyTorch reports its offset as the address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,14 @@ class TensorView:
     device: int
     """Ordinal of the GPU that holds it."""
     writable: bool = True
-    """Whether its owner lets others write to it."""
+    """Whether the owner allows writing."""
     owner: object = None
-    """What keeps the memory alive."""
+    """Object that keeps the memory alive."""
 
     @property
     def byte_extents(self) -> tuple[tuple[int, int], ...]:
-        """Extents, and bytes between neighbours along them, of its bytes: along those of an element too. Elements
-        narrower than a byte share one along the stride of 1."""
+        """Extents of the tensor in bytes, and bytes between neighbours along them; the last is the bytes of one
+        element. Elements narrower than a byte share bytes along the extent with stride 1."""
         bits = DTYPES[self.dtype].bits
         extents = [
             (-(-extent * bits // 8), 1) if bits < 8 and stride == 1 else (extent, stride * bits // 8)
@@ -71,11 +71,11 @@ class TensorView:
 
     @property
     def layout(self) -> tuple[Hashable, ...]:
-        """All of it that decides how a kernel reads it: of its address the alignment."""
+        """Everything that decides how a kernel reads the tensor; of its address only the alignment."""
         return self.shape, self.strides, self.dtype, self.device, self.writable, self.ptr % TMA_ALIGN
 
     def same_layout(self, other: TensorView) -> bool:
-        """Whether another tensor differs in nothing but its address. Strides along extents of 0 and 1 do not count."""
+        """Whether another tensor differs only in its address. Strides along extents of 0 and 1 do not count."""
         return (
             self.shape == other.shape
             and self.dtype == other.dtype
@@ -88,8 +88,8 @@ class TensorView:
 
 
 def reach(byte_extents: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Bytes before its first element, and from there on, in which a tensor that has elements lies, by its
-    :attr:`TensorView.byte_extents`."""
+    """Return how many bytes a tensor with elements spans before its first element, and how many from there on, given
+    its :attr:`TensorView.byte_extents`."""
     before, behind = 0, 1
     for extent, step in byte_extents:
         last = (extent - 1) * step
@@ -98,31 +98,32 @@ def reach(byte_extents: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 
 def is_torch(tensor: object) -> bool:
-    """Whether this is a PyTorch tensor. PyTorch is not imported: it is there if the caller has one."""
+    """Whether this is a PyTorch tensor. The function does not import PyTorch: a caller with a tensor has done so."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(tensor, torch.Tensor)
 
 
 def without_memory(name: str) -> OperandError:
-    """What to say of a tensor that has elements and no address."""
+    """Return the error for a tensor that has elements and no address."""
     return OperandError(
-        f"{name} has no memory of its own: it is a fake, meta or functional tensor, a wrapper around other tensors, or "
-        "its storage was freed: pass a tensor whose elements lie in GPU memory"
+        f"{name} has no memory: it is a fake, meta or functional tensor, a wrapper around other tensors, or its "
+        "storage was freed: pass a tensor whose elements are in GPU memory"
     )
 
 
-# Of dtypes that others write alike, the first: a caller says what else bytes hold.
+# Several dtypes may share a code of other libraries; the first in the table counts. Callers name the others, as with
+# b_dtype.
 _OF_TYPESTR = {dtype.typestr: dtype for dtype in reversed([*DTYPES.values()]) if dtype.typestr}
 _OF_DLPACK = {dtype.dlpack: dtype for dtype in reversed([*DTYPES.values()]) if dtype.dlpack}
 
 TABLES = ("offsets", "counts", "addresses")
-"""Operands that say where matrices are."""
+"""Operands that locate matrices."""
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
-"""Type codes of DLPack, as dtypes are called."""
+"""Names of DLPack's type codes."""
 _CONVERTED = {
     "scale": "; scales are floating-point: pass {}.float()",
 }
-"""What to do about dtypes that gemmill has not, where the name of the argument tells."""
+"""Advice for an unsupported dtype, by the last word of the argument's name."""
 
 _DLPACK_HOST = 1
 _DLPACK_CUDA = 2
@@ -131,11 +132,11 @@ _DLPACK_READ_ONLY = 1
 
 
 def view(tensor: Any, name: str, stream: int = 0) -> TensorView:
-    """Read a tensor; ``name`` is what errors call it.
+    """Read a tensor; ``name`` is its name in errors.
 
-    DLPack producers other than PyTorch are told the stream (0: the legacy default stream) that will use the tensor and
-    order their pending work before it. The ``stream`` entry of ``__cuda_array_interface__`` is not read: there the
-    caller orders the streams. What is a view already stays as it is.
+    DLPack producers other than PyTorch get the stream that will use the tensor (0: the legacy default stream) and order
+    their pending work before it. The function does not read the ``stream`` entry of ``__cuda_array_interface__``:
+    callers order the streams themselves. A view is returned unchanged.
     """
     if isinstance(tensor, TensorView):
         return tensor
@@ -148,35 +149,35 @@ def view(tensor: Any, name: str, stream: int = 0) -> TensorView:
         pointer = int(interface["data"][0])
         device = driver.device_of(pointer) if pointer else 0
         if device is None:
-            raise OperandError(f"{name}: {pointer:#x} is no address of GPU memory")
+            raise OperandError(f"{name}: {pointer:#x} is not an address in GPU memory")
         return from_cuda_array_interface(interface, name, device, tensor)
     raise OperandError(
-        f"{name} is a {type(tensor).__module__}.{type(tensor).__qualname__}; gemmill takes tensors of PyTorch, or any "
-        "object with __dlpack__ or __cuda_array_interface__"
+        f"{name} is a {type(tensor).__module__}.{type(tensor).__qualname__}; it must be a PyTorch tensor, or an object "
+        "with __dlpack__ or __cuda_array_interface__"
     )
 
 
 def dtype_named(dtype: object, argument: str) -> DTypeName:
-    """gemmill's name of a dtype that a caller wrote for an argument, as a text or as another library's."""
+    """Return gemmill's name of a dtype that a caller passed as a text or as an object of another library."""
     name = str(dtype)
     if (found := find_dtype(name)) is None:
-        raise OperandError(f"{argument} is {dtype!r}{unknown(name) or ';'} gemmill knows {', '.join(DTYPES)}")
+        raise OperandError(f"{argument} is {dtype!r}{unknown(name) or ';'} supported dtypes are {', '.join(DTYPES)}")
     return found
 
 
 def view_table(tensor: Any, name: str, stream: int = 0) -> TensorView:
-    """Read offsets, counts or addresses as words of 32 bits, which are a dtype of the table.
+    """Read offsets, counts or addresses as 32-bit words.
 
-    Offsets and counts of int64 are the low words, at twice the stride: what they say is below 2^31. ``addresses``, of
-    int64, are twice as many words. :func:`view` says the rest.
+    For int64 offsets and counts, these are the low words, at twice the stride, since the values are below 2^31. For
+    ``addresses``, which are int64, the result has twice as many words. All else is as in :func:`view`.
     """
     if isinstance(tensor, TensorView):
         return tensor
     dtype = str(getattr(tensor, "dtype", "")).removeprefix("torch.")
     if name == "addresses":
         if dtype != "int64":
-            has = dtype or f"that of a {type(tensor).__qualname__}"
-            raise OperandError(f"{name} has dtype {has}; it must be int64: addresses have 64 bits")
+            has = dtype or f"of a {type(tensor).__qualname__}"
+            raise OperandError(f"{name} has dtype {has}; it must be int64, since addresses have 64 bits")
         return view(_as_words(tensor, name), name, stream)
     if dtype in ("", "int32"):
         return view(tensor, name, stream)
@@ -189,24 +190,27 @@ def view_table(tensor: Any, name: str, stream: int = 0) -> TensorView:
 
 
 def _as_words(tensor: Any, name: str) -> Any:
-    """A tensor of integers of PyTorch, CuPy or any library whose tensors are viewed as another dtype, as int32."""
+    """Return an integer tensor as int32 words; PyTorch, CuPy or any library whose tensors have ``view``."""
     try:
         return tensor.view(sys.modules["torch"].int32 if is_torch(tensor) else "int32")
     except (AttributeError, RuntimeError, ValueError):
-        raise OperandError(f"{name} is not packed: pass {name}.contiguous()") from None
+        raise OperandError(f"{name} is not contiguous: pass {name}.contiguous()") from None
 
 
 def unpacked(name: str, tensor: TensorView, dtype: DTypeName, k: int) -> TensorView:
-    """``a`` or ``b`` in bytes as what those hold: ``dtype``, of 8 bits, or of 4 and then two a byte along K.
+    """Return ``a`` or ``b``, a tensor of bytes, as the elements that they hold: one of 8 bits, or two of 4 bits along
+    K.
 
-    ``k`` is the other operand's; where the last byte holds but one element, it decides.
+    ``k`` is the K of the other operand; it decides where the last byte holds only one element.
     """
     bits = DTYPES[dtype].bits
     axis = -2 if name == "b" and len(tensor.shape) > 1 else -1
-    if dtype == tensor.dtype or not tensor.shape:  # a scalar is refused later
+    if dtype == tensor.dtype or not tensor.shape:  # later code refuses a scalar
         return tensor
     if bits > 8 or DTYPES[tensor.dtype].bits != 8:
-        raise OperandError(f"{name} is {tensor.dtype}, and cannot be read as {dtype}: pass int8 or uint8 that hold it")
+        raise OperandError(
+            f"{name} is {tensor.dtype}; to read it as {dtype} it must be a tensor of bytes: pass int8 or uint8"
+        )
     if bits == 8:
         return replace(tensor, dtype=dtype)
     count = 2 * tensor.shape[axis]
@@ -214,7 +218,7 @@ def unpacked(name: str, tensor: TensorView, dtype: DTypeName, k: int) -> TensorV
         count = k
     if tensor.shape[axis] > 1 and tensor.strides[axis] != 1:
         raise OperandError(
-            f"{name} has strides {tensor.strides}; two {dtype} lie in a byte along K, which must be contiguous: pack "
+            f"{name} has strides {tensor.strides}; two {dtype} share a byte along K, so K must be contiguous: pack "
             "(N, K / 2) and pass its transpose"
         )
     shape, strides = list(tensor.shape), [2 * step for step in tensor.strides]
@@ -223,13 +227,11 @@ def unpacked(name: str, tensor: TensorView, dtype: DTypeName, k: int) -> TensorV
 
 
 def _refuse_cpu(name: str, where: str) -> OperandError:
-    return OperandError(
-        f"{name} is {where}; gemmill takes tensors in GPU memory: copy it there first, as with {name}.cuda()"
-    )
+    return OperandError(f"{name} is {where}; it must be in GPU memory: pass {name}.cuda()")
 
 
 def _refuse_dtype(name: str, dtype: str) -> OperandError:
-    wanted = _CONVERTED.get(name.rpartition("_")[2], "; gemmill knows " + ", ".join(DTYPES) + ": convert it first")
+    wanted = _CONVERTED.get(name.rpartition("_")[2], f"; supported dtypes are {', '.join(DTYPES)}: convert it first")
     return OperandError(f"{name} has dtype {dtype}{wanted.format(name)}")
 
 
@@ -238,16 +240,16 @@ def _from_torch(tensor: Any, name: str) -> TensorView:
     if device.type != "cuda":
         raise _refuse_cpu(name, f"on {device}")
     if tensor.layout is not sys.modules["torch"].strided:
-        raise OperandError(f"{name} has layout {tensor.layout}; gemmill takes dense tensors: {name}.to_dense()")
+        raise OperandError(f"{name} has layout {tensor.layout}; it must be dense (strided): pass {name}.to_dense()")
     dtype = _of_torch(tensor.dtype)
     if dtype is None:
         raise _refuse_dtype(name, str(tensor.dtype))
     if tensor.is_neg():
-        raise OperandError(f"{name} is a view that negates what lies in memory: pass {name}.resolve_neg()")
+        raise OperandError(f"{name} is a lazily negated view: pass {name}.resolve_neg()")
     try:
         has_memory = bool(tensor.untyped_storage().data_ptr()) or not tensor.numel()
         address = tensor.data_ptr() if has_memory else 0
-    except (NotImplementedError, RuntimeError):  # of a tensor that only says what it would be
+    except (NotImplementedError, RuntimeError):  # a tensor without data
         has_memory = False
     if not has_memory:
         raise without_memory(name)
@@ -263,14 +265,14 @@ def _from_torch(tensor: Any, name: str) -> TensorView:
 
 @functools.cache
 def _of_torch(dtype: Any) -> DTypeName | None:
-    """gemmill's name of a dtype of PyTorch's; None where it has none."""
+    """Return gemmill's name of a PyTorch dtype; None for an unsupported one."""
     return TORCH_DTYPES.get(str(dtype).removeprefix("torch."))
 
 
 def from_cuda_array_interface(interface: Mapping[str, Any], name: str, device: int, owner: object) -> TensorView:
     """Read version 2 or 3 of the CUDA array interface (Numba's documentation, "CUDA Array Interface")."""
     if interface.get("mask") is not None:
-        raise OperandError(f"{name} is masked; gemmill takes dense tensors")
+        raise OperandError(f"{name} has a mask; masked arrays are not supported: pass a dense one")
     dtype = _OF_TYPESTR.get(interface["typestr"])
     if dtype is None:
         raise _refuse_dtype(name, f"{interface['typestr']!r} (bf16 has no typestr: pass an object with __dlpack__)")
@@ -279,7 +281,9 @@ def from_cuda_array_interface(interface: Mapping[str, Any], name: str, device: i
     if in_bytes is None:
         strides = _row_major(shape)
     elif any(step % dtype.bytes for step in in_bytes):
-        raise OperandError(f"{name} has strides of {tuple(in_bytes)} bytes; its elements have {dtype.bytes}")
+        raise OperandError(
+            f"{name} has strides of {tuple(in_bytes)} bytes; they must be multiples of the element size, {dtype.bytes}"
+        )
     else:
         strides = tuple(int(step) // dtype.bytes for step in in_bytes)
     pointer, read_only = interface["data"]
@@ -327,8 +331,10 @@ def _from_dlpack(tensor: Any, name: str, stream: int) -> TensorView:
     try:
         return _from_capsule(tensor, name, stream)
     except (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        # What is traced, deleted, or somebody else's mistake.
-        raise OperandError(f"{name}, a {type(tensor).__qualname__}, gives no DLPack capsule: {error}") from error
+        # The producer failed: a traced or deleted tensor, or an error of its library.
+        raise OperandError(
+            f"{name}, a {type(tensor).__qualname__}, failed to export a DLPack capsule: {error}"
+        ) from error
 
 
 def _from_capsule(tensor: Any, name: str, stream: int) -> TensorView:
@@ -338,32 +344,32 @@ def _from_capsule(tensor: Any, name: str, stream: int) -> TensorView:
     consumer = stream or 1  # DLPack writes the legacy default stream as 1
     try:
         capsule = tensor.__dlpack__(stream=consumer, max_version=(1, 0))
-    except TypeError:  # a producer from before DLPack 1.0
+    except TypeError:  # the producer is older than DLPack 1.0
         capsule = tensor.__dlpack__(stream=consumer)
     read_only = False
     if _capsule_is_valid(capsule, b"dltensor_versioned"):
         managed = _DLManagedTensorVersioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
         if managed.major != 1:
-            raise OperandError(f"{name} comes with DLPack {managed.major}.{managed.minor}; gemmill reads version 1")
+            raise OperandError(f"{name} uses DLPack {managed.major}.{managed.minor}; supported is version 1")
         read_only = bool(managed.flags & _DLPACK_READ_ONLY)
         dl = managed.tensor
     elif _capsule_is_valid(capsule, b"dltensor"):
         dl = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     else:
-        raise OperandError(f"{name}: its __dlpack__ returned {capsule!r}, which is no DLPack capsule")
+        raise OperandError(f"{name}: its __dlpack__ returned {capsule!r}, which is not a DLPack capsule")
     dtype = _OF_DLPACK.get((dl.code, dl.bits))
     if dtype is None or dl.lanes != 1:
         kind = _KINDS.get(dl.code, f"DLPack code {dl.code} of bits ")
         raise _refuse_dtype(name, f"{kind}{dl.bits}" + (f" in vectors of {dl.lanes}" if dl.lanes != 1 else ""))
     shape = tuple(dl.shape[: dl.ndim])
     strides = tuple(dl.strides[: dl.ndim]) if dl.strides else _row_major(shape)
-    # The capsule stays unconsumed: dropping it with the view releases the tensor.
+    # The capsule stays unconsumed, so the tensor is released with the view.
     owner = (tensor, capsule)
     return TensorView((dl.data or 0) + dl.byte_offset, shape, strides, _name(dtype.name), device, not read_only, owner)
 
 
 def _name(name: str) -> DTypeName:
-    """A name of the dtype table, as its literal type."""
+    """Return a name of the dtype table as its literal type."""
     return name  # type: ignore[return-value]
 
 

@@ -33,7 +33,7 @@ BAD_CALLS = (
         "an operand in host memory",
         lambda torch, a, b: {"a": a.cpu()},
         OperandError,
-        "^a is on cpu; gemmill takes tensors in GPU memory",
+        "^a is on cpu; it must be in GPU memory",
     ),
     BadCall(
         "cpu-out",
@@ -48,7 +48,7 @@ BAD_CALLS = (
         "a dtype that gemmill has not",
         lambda torch, a, b: {"a": torch.complex(a.float(), b.float())},
         OperandError,
-        r"^a has dtype torch\.complex64; gemmill",
+        r"^a has dtype torch\.complex64; supported dtypes are",
     ),
     BadCall(
         "integer-dtype",
@@ -102,7 +102,7 @@ BAD_CALLS = (
     BadCall("beta", "beta without C", lambda torch, a, b: {"beta": 1.0}, OperandError, "there is no c"),
     BadCall(
         "overlapping-out",
-        "D whose elements share memory",
+        "D whose elements overlap in memory",
         lambda torch, a, b: {"out": a[:1].expand(64, 64)},
         OperandError,
         "overlap",
@@ -126,7 +126,7 @@ BAD_CALLS = (
         "a scalar that no float32 holds",
         lambda torch, a, b: {"alpha": 1e39},
         OperandError,
-        r"alpha is 1e\+39; kernels take a float32",
+        r"alpha is 1e\+39; it must fit in a float32",
     ),
     BadCall(
         "f16-accumulator",
@@ -163,7 +163,7 @@ BAD_CALLS = (
         "operands on two GPUs",
         lambda torch, a, b: {"b": b.to("cuda:1")},
         OperandError,
-        "b is on GPU 1 and a on GPU 0",
+        "b is on GPU 1 and a is on GPU 0",
         gpus=2,
     ),
 )

@@ -351,7 +351,7 @@ def test_a_pack_for_shapes_has_the_kernels_that_they_need(tmp_path: Path) -> Non
         (("--regret", "0.1"), "--regret, --budget, --objective and --gpu need --shapes"),
         (("--gpu", "H200"), "--regret, --budget, --objective and --gpu need --shapes"),
         (("--objective", "burst"), "--regret, --budget, --objective and --gpu need --shapes"),
-        (("--shapes", shapes, "--budget", "many"), "not a number of bytes such as 500M"),
+        (("--shapes", shapes, "--budget", "many"), "expected a number of bytes such as 500M"),
         (("--shapes", "none"), "neither a file nor a suite that ships"),
         (("--problem", "64x64 bf16"), "'64x64' is no MxNxK"),
         (("--problem", "64x64x64 bf16", "--shapes", shapes), "both say what is multiplied: give one"),

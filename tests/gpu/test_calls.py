@@ -38,7 +38,7 @@ def functional(x: Any) -> Any:
 
 
 LOST: dict[Callable[[Any], Any], tuple[type[Exception], str]] = {
-    freed: (OperandError, "{} has no memory of its own"),
+    freed: (OperandError, "{} has no memory"),
     fake: (AssertionError, "convert all Tensors to FakeTensors"),  # PyTorch's own words, of any of its operators
     functional: (RuntimeError, "custom .non-ATen. operator"),
 }

@@ -494,7 +494,7 @@ def test_rebind_refuses_an_output_in_the_memory_of_another() -> None:
     out, aux = torch.empty(2, 64, 128, device="cuda", dtype=torch.bfloat16)
     with gemmill.plan(a, b, out=out, epilogue="d = acc; aux = acc", aux=aux) as launch:
         for changes in ({"aux": out}, {"out": aux}):
-            with pytest.raises(OperandError, match=r"^out and aux share memory"):
+            with pytest.raises(OperandError, match=r"^out and aux overlap in memory"):
                 launch.rebind(**changes)
         launch.rebind(out=aux, aux=out)
 
@@ -506,9 +506,9 @@ def test_rebind_refuses_an_output_in_the_memory_of_another() -> None:
         (
             "d = acc + bias[n]",
             {"bais": 1},
-            "bais is passed, but the epilogue `d = acc .* does not name it, did you mean bias",
+            "bais is passed, but the epilogue `d = acc .* does not use it, did you mean bias",
         ),
-        ("d = acc + bias[n]", {"bias": 1.0}, "is a tensor in GPU memory"),
+        ("d = acc + bias[n]", {"bias": 1.0}, "must be a tensor in GPU memory"),
         ("d = acc + bias[n]", {"bias": (64,)}, r"bias has shape \(64,\); bias\[n\] takes \(128,\)"),
         ("d = acc + bias.f16[n]", {"bias": (128,)}, r"bias is f32, but bias.f16 in the epilogue"),
         ("d = acc + r[m, n]", {"r": (3, 128)}, "does not broadcast"),

@@ -51,9 +51,9 @@ def test_calls_like_one_before_overlap_nothing() -> None:
     kept = a.clone()
     for name in ("a", "b"):
         wrong = {"a": a, "b": b}[name]
-        with pytest.raises(gemmill.OperandError, match=f"out and {name} share memory"):
+        with pytest.raises(gemmill.OperandError, match=f"out and {name} overlap in memory"):
             gemmill.matmul(a, b, out=wrong)
-        with pytest.raises(gemmill.OperandError, match=f"out and {name} share memory"):
+        with pytest.raises(gemmill.OperandError, match=f"out and {name} overlap in memory"):
             plan.rebind(out=wrong)
     plan()
     torch.cuda.synchronize()

@@ -206,19 +206,19 @@ def test_bad_calls_are_refused_by_name() -> None:
     good = {"b": b.T, "b_dtype": "u4", "b_scale": scale}
     cases: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "not packed along K": ({"b": torch.zeros(128, 64, device="cuda").byte()}, OperandError, "must be contiguous"),
-        "wide": ({"b": b.T.bfloat16()}, OperandError, "cannot be read as u4"),
+        "wide": ({"b": b.T.bfloat16()}, OperandError, "to read it as u4 it must be a tensor of bytes"),
         "K": ({"b": b[:, :96].T}, OperandError, "b has K = 192 rows"),
         "groups": ({"b_scale": scale.repeat(2, 1)[:3]}, OperandError, r"must be \(2, 64\) or \(4, 64\) or \(8, 64\)"),
         "columns": ({"b_scale": scale[:, :32]}, OperandError, r"b_scale has shape \(2, 32\)"),
         "dtype": ({"b_scale": scale.half()}, OperandError, "b_scale is f16 .* must be bf16"),
         "zero alone": ({"b_scale": None, "b_zero": scale}, OperandError, "without b_scale"),
         "zero shape": ({"b_zero": scale[:1]}, OperandError, "b_zero is bf16"),
-        "strides": ({"b_scale": scale.T.contiguous().T}, OperandError, "must be contiguous, as in"),
+        "strides": ({"b_scale": scale.T.contiguous().T}, OperandError, "must be contiguous along N"),
         "wide operand": ({"a_scale": scale}, OperandError, "the wider operand; only b takes a scale"),
         "batch": (
             {"b": b.T.expand(2, 128, 64).contiguous(), "b_dtype": "e4m3", "a": a[:, :128]},
             OperandError,
-            "each matrix of a batch has its own",
+            "both must be shared by the batch, or neither",
         ),
         "unscaled zero": (
             {"b": a.T, "b_dtype": None, "b_scale": None, "b_zero": scale},

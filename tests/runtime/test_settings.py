@@ -61,7 +61,7 @@ def test_settings_of_a_remote_are_read() -> None:
         ("GEMMILL_REMOTE_MODE", "write", "read, readwrite, only"),
         ("GEMMILL_REMOTE_DEADLINE", "0", "0.1 to 600"),
         ("GEMMILL_REMOTE_DEADLINE", "10s", "0.1 to 600"),
-        ("GEMMILL_REMOTE_TOKEN", "two\nlines", "no token"),
+        ("GEMMILL_REMOTE_TOKEN", "two\nlines", "not a valid token"),
         ("GEMMILL_REMOTE_TOKEN", "@token", "absolute path"),
         ("GEMMILL_STORE", "relative", "absolute path"),
         ("GEMMILL_STORE", "", "absolute path"),
@@ -69,8 +69,8 @@ def test_settings_of_a_remote_are_read() -> None:
         ("GEMMILL_STORE_BYTES", "-1", "500M or 10G"),
         ("GEMMILL_JOBS", "0", "1 to 9999"),
         ("GEMMILL_JOBS", "two", "1 to 9999"),
-        ("GEMMILL_DEBUG", "", "neither 0 nor 1"),
-        ("GEMMILL_WARM_CALLS", "no", "neither 0 nor 1"),
+        ("GEMMILL_DEBUG", "", "expected 0 or 1"),
+        ("GEMMILL_WARM_CALLS", "no", "expected 0 or 1"),
     ],
 )
 def test_settings_that_mean_nothing_raise(name: str, value: str, rule: str) -> None:
@@ -81,7 +81,7 @@ def test_settings_that_mean_nothing_raise(name: str, value: str, rule: str) -> N
 def test_a_machine_on_which_nothing_is_compiled_names_a_remote() -> None:
     found = Settings.read({"GEMMILL_REMOTE_MODE": "only"})
     assert found.url_of("https://kernels.example") == "https://kernels.example"
-    with pytest.raises(SettingError, match=r"MODE=only.*GEMMILL_REMOTE names no remote"):
+    with pytest.raises(SettingError, match=r"MODE=only.*GEMMILL_REMOTE is not set"):
         found.url_of(None)
 
 
@@ -93,7 +93,7 @@ def test_a_service_of_the_same_name_changes_nothing(recwarn: pytest.WarningsReco
 @pytest.mark.parametrize("strict", [(), ("-W", "error")])
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("GEMMILL_STOER", "did you mean GEMMILL_STORE?"), ("GEMMILL_XYZZY", "; there are GEMMILL_STORE, ")],
+    [("GEMMILL_STOER", "did you mean GEMMILL_STORE?"), ("GEMMILL_XYZZY", "; the settings are GEMMILL_STORE, ")],
 )
 def test_an_unknown_setting_is_one_warning(name: str, says: str, strict: tuple[str, ...]) -> None:
     code = "from gemmill.runtime.settings import Settings\nfor _ in range(3): print(Settings.read().jobs)"
@@ -101,5 +101,5 @@ def test_an_unknown_setting_is_one_warning(name: str, says: str, strict: tuple[s
     environ = {**os.environ, name: "x", "GEMMILL_JOBS": "3"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["3"] * 3
-    assert done.stderr.count(f"{name} is no setting of gemmill") == 1
+    assert done.stderr.count(f"{name} is not a gemmill setting") == 1
     assert says in done.stderr

@@ -264,7 +264,7 @@ def test_what_an_epilogue_writes_is_looked_at_each_time(launched: list[tuple[Res
     calls = [sound] * 4 + [sound | {"low": sound["top"].view(N).as_subclass(torch.on_gpu)}] + [sound]
     found = outcomes(gemmill.matmul, calls, launched)
     assert found == outcomes(plainly(gemmill.matmul), calls, launched)
-    assert "share memory" in found[4][1]
+    assert "overlap in memory" in found[4][1]
 
 
 @pytest.mark.parametrize("beside", [{}, {"epilogue": "d = acc + bias[n]", "bias": (N,)}, {"b_scale": (1, N)}])

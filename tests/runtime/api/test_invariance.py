@@ -86,7 +86,7 @@ def test_without_a_kernel_that_keeps_k_together_the_error_says_so() -> None:
     with pytest.raises(UnsupportedProblemError, match="whatever M: all 1 that would share K between CTAs"):
         Selector({name: shared}, H200).select(problem, None, "m")
     gemm = bound(packed(64, 64), packed(64, 64, transposed=True), packed(64, 64))
-    with pytest.raises(UnsupportedProblemError, match=rf"{name} shares K between CTAs \(cluster\); name one"):
+    with pytest.raises(UnsupportedProblemError, match=rf"{name} shares K between CTAs \(cluster\): name a kernel"):
         choose(gemm, Options(kernel=name, batch_invariant=True), Registry(), None)
 
 
@@ -131,15 +131,13 @@ def test_layouts_that_depend_on_m_are_refused() -> None:
         bound(**(operands | changes), batch_invariant=True)
 
     binding()
-    with pytest.raises(
-        OperandError, match=r"a is not contiguous along K, or its rows overlap, .* depends on M: lay it"
-    ):
+    with pytest.raises(OperandError, match=r"a must be contiguous along K .* depends on M: pass"):
         binding(a=tensor("bf16", 64, 8, t=True))
-    with pytest.raises(OperandError, match="out is not contiguous along N"):
+    with pytest.raises(OperandError, match="out must be contiguous along N"):
         binding(d=tensor("bf16", 32, 8, t=True))
-    with pytest.raises(OperandError, match="c is not contiguous along N"):
+    with pytest.raises(OperandError, match="c must be contiguous along N"):
         binding(c=tensor("bf16", 32))
-    with pytest.raises(OperandError, match="of a are multiples of no more than 2 bytes, those of packed rows of 16"):
+    with pytest.raises(OperandError, match=r"a is aligned to 2 bytes .*; packed rows are aligned to 16"):
         binding(a=tensor("bf16", 8, 64, at=2))
 
 
@@ -161,7 +159,7 @@ OPERANDS = Few(0, 8), Few(8, 8)
 def test_sums_in_an_epilogue_are_refused(call: Any, option: str) -> None:
     arguments: dict[str, Any] = {"out": Few(0, 8), "rows": Few(0, type="<f4"), option: True}
     with pytest.raises(
-        OperandError, match=rf"{option}: `rows\[m\] = sum\(d\)` adds up atomically, .* as in `rows\[m, n\]"
+        OperandError, match=rf"{option}: `rows\[m\] = sum\(d\)` sums atomically, .* as in `rows\[m, n\]"
     ):
         call(*OPERANDS, epilogue="d = acc; rows[m] = sum(d)", **arguments)
 
@@ -177,9 +175,9 @@ def test_maxima_and_minima_are_deterministic() -> None:
     [
         ({"autotune": 0}, "autotune is 0; it must be a positive integer"),
         ({"autotune": True}, "autotune is True"),
-        ({"autotune": 4, "deterministic": True}, "autotune and deterministic are both given, but kernels sum in"),
-        ({"autotune": 4, "batch_invariant": True}, "autotune and batch_invariant are both given"),
-        ({"autotune": 4, "kernel": "x"}, "kernel names the kernel, and autotune looks for the fastest"),
+        ({"autotune": 4, "deterministic": True}, "autotune and deterministic are both passed; .* kernels sum in"),
+        ({"autotune": 4, "batch_invariant": True}, "autotune and batch_invariant are both passed"),
+        ({"autotune": 4, "kernel": "x"}, "kernel and autotune are both passed; autotune searches for the fastest"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], says: str) -> None:
@@ -194,5 +192,5 @@ def test_groups_along_k_are_refused_and_groups_of_rows_are_not() -> None:
     invariant = bound_groups("offsets", 4, *rows, batch_invariant=True)
     assert invariant.problem == bound_groups("offsets", 4, *rows).problem
     along_k = packed(64, 300, transposed=True), packed(300, 80), packed(4, 64, 80)
-    with pytest.raises(OperandError, match="groups along K share the K of the call"):
+    with pytest.raises(OperandError, match="groups along K: they share the K of the call"):
         bound_groups("offsets", 4, *along_k, batch_invariant=True)

@@ -49,55 +49,79 @@ def nothing() -> gemmill.Plan:
 Call = Callable[[], object]
 MISTAKES: dict[str, list[tuple[Call, str]]] = {
     "dtype": [
-        (lambda: matmul(odd(COMPLEX, 64), B, out=OUT), r"^a has dtype complex64; gemmill knows bf16.*convert it first"),
-        (lambda: matmul(A, odd(INT, 16), out=OUT), r"^b has dtype int16; gemmill knows bf16.*convert it first"),
-        (lambda: matmul([[1.0]], B, out=OUT), r"^a is a builtins.list; gemmill takes tensors of PyTorch"),  # type: ignore[arg-type]
-        (lambda: matmul(A, np.zeros((64, 64), np.float16), out=OUT), r"^b is in host memory; .* as with b.cuda\(\)"),
+        (
+            lambda: matmul(odd(COMPLEX, 64), B, out=OUT),
+            r"^a has dtype complex64; supported dtypes are bf16.*convert it first",
+        ),
+        (lambda: matmul(A, odd(INT, 16), out=OUT), r"^b has dtype int16; supported dtypes are bf16.*convert it first"),
+        (lambda: matmul([[1.0]], B, out=OUT), r"^a is a builtins.list; it must be a PyTorch tensor"),  # type: ignore[arg-type]
+        (lambda: matmul(A, np.zeros((64, 64), np.float16), out=OUT), r"^b is in host memory; .* pass b.cuda\(\)"),
         (lambda: matmul(A, B, out=OUT, out_dtype="bf61"), "^out_dtype is 'bf61', did you mean bf16"),
-        (lambda: matmul(A, B, out=OUT, out_dtype="f32"), "^out is bf16 and out_dtype f32; .*leave out_dtype out"),
+        (lambda: matmul(A, B, out=OUT, out_dtype="f32"), "^out is bf16 and out_dtype is f32; .*leave out out_dtype"),
         (lambda: matmul(A, B, out=OUT, accumulator="f46"), "^accumulator is 'f46', did you mean f64"),  # type: ignore[arg-type]
-        (lambda: matmul(WIDE, NARROW, out=OUT, b_dtype="f32"), "^b is s8, and cannot be read as f32: pass int8"),
+        (lambda: matmul(WIDE, NARROW, out=OUT, b_dtype="f32"), "^b is s8; to read it as f32 .*: pass int8"),
         (lambda: grouped_matmul(A, GROUPS, on_gpu((4,), "f32"), out=OUT), r"^offsets is f32; .* pass offsets.int\(\)"),
         (lambda: array_matmul(A, B, OUT, on_gpu((3, 8), "s32")), "^addresses has dtype .*; it must be int64"),
-        (lambda: fused("d = acc + x[n]", x=on_gpu((64,), "s8")), r"^x is s8; here it may be f32.*pass x.float\(\)"),
+        (lambda: fused("d = acc + x[n]", x=on_gpu((64,), "s8")), r"^x is s8; it must be one of f32.*pass x.float\(\)"),
         (lambda: GemmProblem(m=1, n=1, k=1, a="bf61"), "^a is 'bf61', did you mean bf16"),
     ],
     "shape": [
         (lambda: matmul(A, on_gpu((72, 64)), out=OUT), "a has K = 64 columns, b has K = 72 rows; they must be equal"),
         (lambda: matmul(WIDE, on_gpu((96, 128)), out=OUT), "K = 128 .* K = 96 rows; they must be equal: pass b.mT"),
         (lambda: matmul(WIDE, on_gpu((64, 96)), out=OUT), "K = 128 .* K = 64 rows; they must be equal: pass a.mT"),
-        (lambda: matmul(A, B, out=WIDE), r"^out has shape \(64, 128\); .* has \(64, 64\): pass one of that shape"),
-        (lambda: matmul(on_gpu(()), B, out=OUT), r"^a has shape \(\) .* multiply with alpha"),
+        (
+            lambda: matmul(A, B, out=WIDE),
+            r"^out has shape \(64, 128\); .* has shape \(64, 64\): pass an out of that shape",
+        ),
+        (lambda: matmul(on_gpu(()), B, out=OUT), r"^a has shape \(\) .* pass the factor as alpha"),
         (lambda: matmul(on_gpu((2, 8, 8)), on_gpu((3, 8, 8)), out=OUT), r"batch extents \[2, 3\] do not broadcast"),
-        (lambda: fused("d = acc + x[n]", x=on_gpu((72,))), r"^x has shape \(72,\); x\[n\] takes \(64,\)"),
-        (lambda: fused("d = acc * x", x=ROW), r"^x has shape \(64,\); it has no index, so .* x\[n\] has N"),
-        (lambda: fused("d = acc * x[n]", x=2.0), r"^x is 2.0, but x\[n\] is a tensor in GPU memory"),
-        (lambda: fused("d = gate * up"), r"^out has shape \(64, 64\); .* has \(64, 32\)"),
+        (lambda: fused("d = acc + x[n]", x=on_gpu((72,))), r"^x has shape \(72,\); x\[n\] must be \(64,\)"),
+        (
+            lambda: fused("d = acc * x", x=ROW),
+            r"^x has shape \(64,\); without an index .* write x\[n\] for a vector of N",
+        ),
+        (
+            lambda: fused("d = acc * x[n]", x=2.0),
+            r"^x is 2.0, but x\[n\] in the epilogue must be a tensor in GPU memory",
+        ),
+        (lambda: fused("d = gate * up"), r"^out has shape \(64, 64\); .* has shape \(64, 32\)"),
         (lambda: matmul(A, B, out=OUT, c=on_gpu((72, 64))), "^c has shape .* does not broadcast to"),
-        (lambda: grouped_matmul(GROUPS, GROUPS, ENDS, out=OUT), r"with offsets of 4 groups, a is \(M, K\) and b"),
-        (lambda: grouped_matmul(A, GROUPS, out=OUT), "^neither offsets nor counts .* call gemmill.matmul"),
-        (lambda: array_matmul(A, B, OUT, Words(2, 4)), r"^addresses is not int64 \(3, matrices\): a row each for a, b"),
+        (lambda: grouped_matmul(GROUPS, GROUPS, ENDS, out=OUT), r"with offsets of 4 groups, a must be \(M, K\) and b"),
+        (lambda: grouped_matmul(A, GROUPS, out=OUT), "^offsets and counts are both missing.* use gemmill.matmul"),
+        (
+            lambda: array_matmul(A, B, OUT, Words(2, 4)),
+            r"^addresses must be int64 \(3, matrices\): one row each for a, b",
+        ),
         (lambda: GemmProblem(m=1.5, n=1, k=1), "^m is 1.5; it must be a whole number"),  # type: ignore[arg-type]
         (lambda: GemmProblem.from_text("64*64*64 bf16"), "is no MxNxK or MxNxKxBATCH, such as 4096x4096x4096"),
     ],
     "scale": [
-        (lambda: scaled(a_scale=SCALES), r"^a_scale has shape .* beside which b_scale is of blocks too: \(2, 1\)"),
+        (
+            lambda: scaled(a_scale=SCALES),
+            r"^a_scale has shape .* block scales, which need b_scale of shape \(2, 1\) too",
+        ),
         (lambda: scaled(a_scale=on_gpu((64, 3), "f32"), b_scale=SCALES_B), r"^a_scale has shape \(64, 3\)"),
         (
             lambda: scaled(a_scale=SCALES, b_scale=on_gpu((3, 3), "f32")),
-            r"beside which b_scale is of blocks too: \(2, 1\)",
+            r"block scales, which need b_scale of shape \(2, 1\) too",
         ),
         (lambda: scaled(a_scale=odd(INT, 64, (64, 2)), b_scale=SCALES_B), r"^a_scale .* int64; .*a_scale.float\(\)"),
         (
             lambda: scaled(a_scale=SCALES, b_scale=on_gpu((2, 1), "ue8m0")),
-            r"^a_scale is f32 and b_scale ue8m0; scales of blocks of both have one type: pass b_scale.float\(\)",
+            r"^a_scale is f32 and b_scale is ue8m0; block scales must have the same dtype: pass b_scale.float\(\)",
         ),
         (lambda: scaled(a_scale=on_gpu((64, 2), "f32", gpu=1), b_scale=SCALES_B), "^a_scale is on GPU 1 .* be on one"),
-        (lambda: scaled(a_scale=np.ones((64, 2), "f4"), b_scale=SCALES_B), r"^a_scale is in host .* a_scale.cuda\(\)"),
-        (lambda: scaled(a_scale="1x128", b_scale=SCALES_B), "^a_scale is a builtins.str; gemmill takes tensors"),
-        (lambda: scaled(b_zero=SCALES_B), "^zero points are for operands narrower than the other; a is e4m3"),
-        (lambda: upconverted(b_zero=on_gpu((1, 64))), "^b_zero is given without b_scale; pass both"),
-        (lambda: upconverted(a_scale=on_gpu((64, 2))), "^a is bf16, the wider operand; only b takes a scale of groups"),
+        (
+            lambda: scaled(a_scale=np.ones((64, 2), "f4"), b_scale=SCALES_B),
+            r"^a_scale is in host .* pass a_scale.cuda\(\)",
+        ),
+        (lambda: scaled(a_scale="1x128", b_scale=SCALES_B), "^a_scale is a builtins.str; it must be a PyTorch tensor"),
+        (lambda: scaled(b_zero=SCALES_B), "^zero points need one operand narrower than the other; a is e4m3"),
+        (lambda: upconverted(b_zero=on_gpu((1, 64))), "^b_zero is passed without b_scale: pass both"),
+        (
+            lambda: upconverted(a_scale=on_gpu((64, 2))),
+            "^a is bf16, the wider operand; only b can have a scale for groups",
+        ),
         (lambda: upconverted(b_scale=on_gpu((3, 64))), r"^b_scale has shape \(3, 64\); .* must be \(1, 64\) or"),
         (lambda: GemmProblem(m=64, n=64, k=64, a_scale="128x1"), "^a_scale is '128x1', did you mean 128x128"),
     ],
@@ -106,8 +130,11 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
         (lambda: plan(A, B, out=OUT, sm_cuont=8), "^unexpected argument 'sm_cuont', did you mean sm_count"),
         (lambda: grouped_matmul(A, GROUPS, ofsets=ENDS, counts=ENDS), "^unexpected .*'ofsets', did you mean offsets"),
         (lambda: array_matmul(A, B, OUT, Words(3, 4), betta=1.0), "^unexpected argument 'betta', did you mean beta"),  # type: ignore[call-arg]
-        (lambda: matmul(A, B, out=OUT, x=ROW), "^unexpected argument 'x'; an epilogue has operands, as in"),
-        (lambda: fused("d = acc + bias[n]", bais=ROW), "^bais is passed, .* does not name it, did you mean bias"),
+        (
+            lambda: matmul(A, B, out=OUT, x=ROW),
+            "^unexpected argument 'x'; for an operand of an epilogue, pass epilogue= too, as in",
+        ),
+        (lambda: fused("d = acc + bias[n]", bais=ROW), "^bais is passed, .* does not use it, did you mean bias"),
         (lambda: nothing().rebind(bais=ROW), "^unexpected argument 'bais', did you mean bias"),
         (lambda: Registry(manifest=["bf16"]), "^unexpected argument 'manifest', did you mean manifests"),  # type: ignore[call-arg]
         (lambda: Registry(manifests=()).select(PROBLEM, smcount=8), "^unexpected .*'smcount', did you mean sm_count"),  # type: ignore[call-arg]
@@ -125,14 +152,14 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
         (lambda: fused("acc"), "'acc' is no assignment, as `d = acc` is"),
         (lambda: fused("d = acc + c"), "reads c: pass c="),
         (lambda: fused("d = acc", alpha=2.0), "^alpha is 2.0, but the epilogue `d = acc` does not read it"),
-        (lambda: fused(5), "^epilogue is 5; it must be a text such as 'd = silu"),
+        (lambda: fused(5), "^epilogue is 5; it must be a str such as 'd = silu"),
     ],
     "value": [
         (lambda: matmul(A, B, out=OUT, kernel=5), "^kernel is 5; it must be the name of a kernel or a GemmConfig"),  # type: ignore[arg-type]
         (lambda: matmul(A, B, out=OUT, kernel="bf16"), "^'bf16' is not a kernel name: .* a name has 13: arch, A"),
         (lambda: matmul(A, B, out=OUT, registry="bf16"), "^registry is 'bf16'; it must be a gemmill.Registry"),  # type: ignore[arg-type]
         (lambda: matmul(A, B, out=OUT, registry=[]), r"^registry is \[\]; it must be a gemmill.Registry"),  # type: ignore[arg-type]
-        (lambda: matmul(A, B, out=OUT, stream="default"), "^stream is 'default'; pass a CUstream handle"),  # type: ignore[arg-type]
+        (lambda: matmul(A, B, out=OUT, stream="default"), "^stream is 'default'; it must be a CUstream handle"),  # type: ignore[arg-type]
         (lambda: matmul(A, B, out=OUT, quick="no"), "^quick is 'no'; it must be True or False"),  # type: ignore[arg-type]
         (lambda: matmul(A, B, out=OUT, autotune=True), "^autotune is True; it must be a positive integer"),
         (lambda: matmul(A, B, out=OUT, alpha="two"), "^alpha is 'two'; it must be a number"),  # type: ignore[arg-type]

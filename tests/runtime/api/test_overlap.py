@@ -28,28 +28,31 @@ ITSELF = there((64, 64), strides=(1, 1))
 Arguments = dict[str, Any]
 OVERLAPS: dict[str, list[tuple[Arguments, str]]] = {
     "matmul": [
-        ({"a": there((64, 64)), "b": B}, "out and a share memory"),
-        ({"a": A, "b": there((64, 64), strides=(1, 64))}, "out and b share memory"),
+        ({"a": there((64, 64)), "b": B}, "out and a overlap in memory"),
+        ({"a": A, "b": there((64, 64), strides=(1, 64))}, "out and b overlap in memory"),
         ({"a": A, "b": B, "out": ITSELF}, "out has strides .* its elements overlap"),
         ({"a": on_gpu((4, 64, 64)), "b": B, "out": there((4, 64, 64), strides=(0, 64, 1))}, "its elements overlap"),
-        ({"a": A, "b": B, "c": there((64, 64), strides=(1, 64))}, "out and c share memory"),
-        ({"a": A, "b": B, "c": there((64,))}, "out and c share memory"),
-        ({"a": A, "b": B, "epilogue": "d = acc + x[n]", "x": there((64,))}, "out and x share memory"),
-        ({"a": A, "b": B, "epilogue": "aux[m, n] = acc; d = acc", "aux": there((64, 64))}, "out and aux share memory"),
-        ({"a": A, "b": B, "epilogue": "aux[m, n] = acc; d = acc", "aux": A}, "aux and a share memory"),
+        ({"a": A, "b": B, "c": there((64, 64), strides=(1, 64))}, "out and c overlap in memory"),
+        ({"a": A, "b": B, "c": there((64,))}, "out and c overlap in memory"),
+        ({"a": A, "b": B, "epilogue": "d = acc + x[n]", "x": there((64,))}, "out and x overlap in memory"),
+        (
+            {"a": A, "b": B, "epilogue": "aux[m, n] = acc; d = acc", "aux": there((64, 64))},
+            "out and aux overlap in memory",
+        ),
+        ({"a": A, "b": B, "epilogue": "aux[m, n] = acc; d = acc", "aux": A}, "aux and a overlap in memory"),
         ({"a": A, "b": B, "epilogue": "aux[m, n] = acc; d = acc", "aux": ITSELF}, "aux has strides .* overlap"),
-        ({"a": A, "b": B, "epilogue": "d = acc; top[n] = max(acc)", "top": there((64,), "f32")}, "out and top share"),
+        ({"a": A, "b": B, "epilogue": "d = acc; top[n] = max(acc)", "top": there((64,), "f32")}, "out and top overlap"),
     ],
     "grouped_matmul": [
-        ({"a": there((64, 64)), "b": GROUPS, "offsets": ENDS}, "out and a share memory"),
-        ({"a": A, "b": GROUPS, "offsets": there((4,), "s32")}, "out and offsets share memory"),
+        ({"a": there((64, 64)), "b": GROUPS, "offsets": ENDS}, "out and a overlap in memory"),
+        ({"a": A, "b": GROUPS, "offsets": there((4,), "s32")}, "out and offsets overlap in memory"),
         ({"a": A, "b": GROUPS, "offsets": ENDS, "out": ITSELF}, "its elements overlap"),
-        ({"a": GROUPS, "b": GROUPS, "counts": there((4,), "s32"), "out": there((4, 64, 64))}, "out and counts share"),
+        ({"a": GROUPS, "b": GROUPS, "counts": there((4,), "s32"), "out": there((4, 64, 64))}, "out and counts overlap"),
         ({"a": A_ALONG_M, "b": B, "offsets": ENDS, "out": there((4, 64, 64), strides=(64, 64, 1))}, "overlap"),
     ],
     "array_matmul": [
         ({"a": A, "b": B, "addresses": Words(3, 4), "out": ITSELF}, "its elements overlap"),
-        ({"a": A, "b": B, "addresses": Words(3, 4, address=0)}, "addresses has no memory of its own"),
+        ({"a": A, "b": B, "addresses": Words(3, 4, address=0)}, "addresses has no memory"),
     ],
 }
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -86,11 +89,11 @@ def test_calls_of_one_signature_are_looked_at_each_time(filled: list[int]) -> No
     fused: Arguments = {"a": on_gpu((0, 64)), "b": B, "out": on_gpu((0, 64)), "epilogue": text}
     for _ in range(2):
         matmul(**fused, t=top, l=low)
-        with pytest.raises(OperandError, match=r"t and l share memory, .* both are written"):
+        with pytest.raises(OperandError, match=r"t and l overlap in memory .* both are written"):
             matmul(**fused, t=top, l=top)
     assert len(filled) == 4, "two calls fill two outputs each, and what is refused fills none"
     launch = plan(**fused, t=top, l=low)
-    with pytest.raises(OperandError, match="t and l share memory"):
+    with pytest.raises(OperandError, match="t and l overlap in memory"):
         launch.rebind(l=top)
     launch()
     assert len(filled) == 6

@@ -198,12 +198,12 @@ def test_addresses_are_packed_words_of_64_bits(dtype: str, says: str) -> None:
 
 def test_factors_are_bounded_by_what_kernels_take() -> None:
     plan(array(0, "<f8"), array(8, "<f8"), out=array(0, "<f8"), c=array(0, "<f8"), alpha=1e39, beta=-1e39)
-    with pytest.raises(OperandError, match=r"beta is -1e\+39; kernels take a float32, at most 3\.403e\+38"):
+    with pytest.raises(OperandError, match=r"beta is -1e\+39; it must fit in a float32, at most 3\.403e\+38"):
         plan(Empty(), Weights(), out=Empty(), c=Empty(), beta=-1e39)
 
 
 @pytest.mark.parametrize("call", [matmul, plan])
 def test_host_arrays_are_refused(call: object) -> None:
     a = np.zeros((16, 16), np.float16)
-    with pytest.raises(OperandError, match=r"^a is in host memory; gemmill takes tensors in GPU memory"):
+    with pytest.raises(OperandError, match=r"^a is in host memory; it must be in GPU memory"):
         call(a, a)  # type: ignore[operator]

@@ -66,7 +66,7 @@ def test_vectors_of_a_d_that_is_one() -> None:
 
 
 def test_m_decides_no_layout_of_what_does_not_depend_on_it() -> None:
-    with pytest.raises(OperandError, match="x has stride 5; its elements must be neighbours"):
+    with pytest.raises(OperandError, match="x has stride 5; it must be contiguous"):
         _ = call(epilogue="d = acc + x[m]", x=Array(64, strides=(5,)), batch_invariant=True).problem
 
 
@@ -202,7 +202,7 @@ def test_what_a_kernel_is_told_is_what_the_call_says(data: st.DataObject) -> Non
     try:
         gemm = GemmCall({"a": a, "b": b, "out": out}, arguments=passed).bound
     except OperandError as error:
-        if "do not collapse to one stride" not in str(error):
+        if "must collapse to one stride" not in str(error):
             raise
         reject()
     p = gemm.problem

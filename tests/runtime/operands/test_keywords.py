@@ -24,7 +24,7 @@ MISSPELT = [
 def test_a_misspelt_keyword_is_answered_by_the_right_one(wrong: str, meant: str) -> None:
     with pytest.raises(TypeError, match=f"unexpected argument '{wrong}', did you mean {meant}?"):
         read_call({wrong: 1}, KEYWORDS)
-    with pytest.raises(OperandError, match=f"{wrong} is passed, .* does not name it, did you mean {meant}?"):
+    with pytest.raises(OperandError, match=f"{wrong} is passed, .* does not use it, did you mean {meant}?"):
         read_arguments("d = acc + x", {"x": 1.0, wrong: 1}, 0, KEYWORDS)
 
 
@@ -33,7 +33,9 @@ def test_what_the_epilogue_names_is_an_operand() -> None:
 
 
 def test_a_keyword_like_none_is_answered_by_epilogues() -> None:
-    with pytest.raises(TypeError, match="unexpected argument 'bias'; an epilogue has operands"):
+    with pytest.raises(
+        TypeError, match="unexpected argument 'bias'; for an operand of an epilogue, pass epilogue= too"
+    ):
         read_call({"bias": 1}, KEYWORDS)
 
 

@@ -88,7 +88,7 @@ def test_the_group_follows_from_the_scales(k: int, count: int, scaling: str) -> 
     [
         ({"b_scale": tensor("bf16", 3, 64)}, r"must be \(2, 64\) or \(4, 64\) or \(8, 64\)"),
         ({"b_scale": tensor("f16", 4, 64)}, "must be bf16"),
-        ({"b_scale": tensor("bf16", 64, 4, t=True)}, "neighbours of one group must be contiguous"),
+        ({"b_scale": tensor("bf16", 64, 4, t=True)}, "it must be contiguous along N"),
         ({"b_scale": tensor("bf16", 2, 4, 64)}, "does not broadcast"),
         ({"b_scale": None, "b_zero": tensor("bf16", 4, 64)}, "without b_scale"),
         ({"b_zero": tensor("bf16", 2, 64)}, "b_zero is bf16"),
@@ -106,7 +106,7 @@ def test_a_batch_of_weights_has_a_batch_of_scales() -> None:
     batched = unpacked("b", tensor("u8", 3, 64, 128, t=True), "u4", 256)
     found = gemm(a=a, b=batched, d=d, b_scale=tensor("bf16", 3, 4, 64))
     assert (found.problem.batch, found.scale and found.scale.batch_stride) == (3, 256)
-    with pytest.raises(OperandError, match="each matrix of a batch has its own"):
+    with pytest.raises(OperandError, match="both must be shared by the batch, or neither"):
         gemm(a=a, b=batched, d=d)
     # Shared weights: the batch is more rows of the activations.
     shared = gemm(a=a, d=d)
@@ -116,8 +116,8 @@ def test_a_batch_of_weights_has_a_batch_of_scales() -> None:
 @pytest.mark.parametrize(
     ("view", "dtype", "says"),
     [
-        (tensor("bf16", 64, 128), "u4", "cannot be read as u4"),
-        (tensor("u8", 64, 128), "bf16", "cannot be read as bf16"),
+        (tensor("bf16", 64, 128), "u4", "to read it as u4 it must be a tensor of bytes"),
+        (tensor("u8", 64, 128), "bf16", "to read it as bf16 it must be a tensor of bytes"),
         (tensor("u8", 128, 64), "u4", "must be contiguous"),
     ],
 )

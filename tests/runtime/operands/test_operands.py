@@ -177,7 +177,7 @@ def test_shapes_follow_matmul(a: tuple[int, ...], b: tuple[int, ...], shape: tup
     [
         ((3, 4), (5, 6), "K = 4 columns, b has K = 5 rows"),
         ((2, 3, 4), (3, 4, 5), r"batch extents \[2, 3\] do not broadcast"),
-        ((), (3,), "matmul takes no scalars"),
+        ((), (3,), "matmul does not take scalars"),
     ],
 )
 def test_shapes_that_do_not_fit(a: tuple[int, ...], b: tuple[int, ...], says: str) -> None:
@@ -259,8 +259,8 @@ A, B, D = read(empty(8, 16)), read(empty(16, 32)), read(empty(8, 32))
 @pytest.mark.parametrize(
     ("tensors", "says"),
     [
-        ((A, B, read(empty(8, 31)), None), r"out has shape \(8, 31\); .* has \(8, 32\)"),
-        ((A, read(empty(16, 32), device=1), D, None), "b is on GPU 1 and a on GPU 0"),
+        ((A, B, read(empty(8, 31)), None), r"out has shape \(8, 31\); .* has shape \(8, 32\)"),
+        ((A, read(empty(16, 32), device=1), D, None), "b is on GPU 1 and a is on GPU 0"),
         ((A, B, read(empty(8, 32), writable=False), None), "out is read-only"),
         ((A, B, read(empty(8, 32), strides=(0, 1)), None), "overlap"),
         ((A, B, read(empty(8, 32), strides=(16, 1)), None), "overlap"),

@@ -110,26 +110,32 @@ def test_calls_whose_scales_differ_in_kind_differ() -> None:
     [
         (
             {"a_scale": Array(64)},
-            r"a_scale has shape \(64,\); .*\(64, 1\): one for each row.* Pass a_scale\.unsqueeze",
+            r"a_scale has shape \(64,\); .*\(64, 1\) with one value for each row.* Pass a_scale\.unsqueeze",
         ),
         ({"a_scale": Array(1, 64)}, r"Pass a_scale\.mT"),
-        ({"b_scale": Array(256, 1)}, r"one value, or \(1, 256\): one for each column\. Pass b_scale\.mT"),
-        ({"a_scale": Array(64, 4)}, r"of blocks, beside which b_scale is of blocks too: \(4, 2\)"),
+        ({"b_scale": Array(256, 1)}, r"one value, or \(1, 256\) with one value for each column\. Pass b_scale\.mT"),
+        ({"a_scale": Array(64, 4)}, r"shape of block scales, which need b_scale of shape \(4, 2\) too"),
         (
             {"a_scale": ROWS, "b_scale": Array(4, 2)},
-            r"b_scale has shape.* a_scale is of blocks too: \(64, 4\)",
+            r"b_scale has shape.* need a_scale of shape \(64, 4\) too",
         ),
-        ({"a_scale": Array(64, 3), "b_scale": Array(4, 2)}, r"Of blocks it is \(64, 4\), and b_scale \(4, 2\)"),
+        (
+            {"a_scale": Array(64, 3), "b_scale": Array(4, 2)},
+            r"Block scales have shapes \(64, 4\) for a_scale and \(4, 2\) for b_scale",
+        ),
         ({"a_scale": Array(3, 64, 1)}, "does not broadcast"),
-        ({"a_scale": Array(64, 1, dtype="s32")}, "a_scale is s32; here it may be"),
+        ({"a_scale": Array(64, 1, dtype="s32")}, "a_scale is s32; it must be one of"),
         ({"a_scale": Array(64, 4, dtype="f16"), "b_scale": Array(4, 2)}, r"f32 or ue8m0: pass a_scale\.float"),
         ({"a_scale": True}, "a_scale is a builtins.bool"),
-        ({"a_scale": Array(1, 1), "batch_invariant": True}, r"that of a row where M is 1: .*reshape\(\(\)\)"),
+        (
+            {"a_scale": Array(1, 1), "batch_invariant": True},
+            r"for M = 1 is also that of one scale a row: .*reshape\(\(\)\)",
+        ),
         (
             {"b_scale": COLUMNS, "epilogue": "d = silu(gate) * up", "out": Array(64, 128, dtype="f16")},
             r"pairs columns: .*gate \* g\[n\]",
         ),
-        ({"a_scale": 1e39, "epilogue": "d = relu(acc)"}, "a_scale is 1e[+]39; kernels take a float32"),
+        ({"a_scale": 1e39, "epilogue": "d = relu(acc)"}, "a_scale is 1e[+]39; it must fit in a float32"),
         ({"epilogue": "d = acc * a_scale[m]"}, "a_scale is missing"),
     ],
 )

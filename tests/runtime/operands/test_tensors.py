@@ -47,12 +47,12 @@ def test_read_only_dlpack_is_not_writable() -> None:
 @pytest.mark.parametrize(
     ("exporter", "says"),
     [
-        (Exporter(code=FLOAT, bits=128), "has dtype float128; gemmill knows .*: convert it first"),
+        (Exporter(code=FLOAT, bits=128), "has dtype float128; supported dtypes are .*: convert it first"),
         (Exporter(code=INT, bits=16), "has dtype int16"),
         (Exporter(lanes=4), "in vectors of 4"),
         (Exporter(version=(2, 0)), "DLPack 2.0"),
-        (Exporter(device=CPU), "copy it there first"),
-        (np.zeros((4, 4), np.float16), "copy it there first"),
+        (Exporter(device=CPU), "it must be in GPU memory"),
+        (np.zeros((4, 4), np.float16), "it must be in GPU memory"),
         ([[1.0]], r"builtins\.list"),
     ],
 )
