@@ -1,1 +1,1 @@
-"""The kernel families: for each, the values its fields may take and the rules its configs obey."""
+"""The kernel families, each with the values that its fields can have and the rules that its configs meet."""

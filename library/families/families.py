@@ -15,18 +15,18 @@ from gemmill.library.families.wgmma import wgmma_plan, wgmma_rules
 from gemmill.library.legality.rule import Rule
 
 MIN_STAGES = 2
-"""The least stages of a pipeline."""
+"""Fewest stages of a pipeline."""
 
 
 class Family(NamedTuple):
     """One kernel template."""
 
     plan: type[KernelPlan]
-    """The plans of its kernels."""
+    """The class that computes the resources of its kernels."""
     rules: tuple[Rule, ...]
     """Its legality rules, in the order of reports."""
     domains: Mapping[str, tuple[Value, ...]]
-    """The values it takes, of the fields that have no words."""
+    """The values that it supports, for each integer field."""
 
 
 FAMILIES: Mapping[FamilyName, Family] = MappingProxyType(
@@ -37,25 +37,25 @@ FAMILIES: Mapping[FamilyName, Family] = MappingProxyType(
         "gemv": Family(gemv.GemvPlan, gemv.RULES, gemv.DOMAINS),
     }
 )
-"""Every family, in the order in which their rules are reported."""
+"""Every family, in the order in which rules are reported."""
 
 
 def family_of(config: GemmConfig) -> type[KernelPlan]:
-    """The plans of the kernels of a config's schedule."""
+    """The plan class of a config's schedule."""
     return FAMILIES[config.family].plan
 
 
 @lru_cache(1024)
 def plan_of(config: GemmConfig) -> KernelPlan:
-    """The plan of a config's kernel."""
+    """The plan of a config's kernel. Cached."""
     return new_plan(config)
 
 
 def new_plan(config: GemmConfig) -> KernelPlan:
-    """The same of a config whose fields may change, or of which not all are known."""
+    """The plan of a config that may change later or that lacks some fields. Not cached."""
     return family_of(config)(config)
 
 
 def resolved_stages(config: GemmConfig) -> int:
-    """Stages that ``stages: auto`` stands for: at least 2, so that a rule can say what does not fit."""
+    """The number of stages for ``stages: auto``; at least 2, so that a rule can report a tile that does not fit."""
     return max(MIN_STAGES, new_plan(config).auto_stages)

@@ -1,4 +1,4 @@
-"""Dot products for 8, 16 or 32 rows of A a tile (sm_80 and later): B is read once, at the speed of memory."""
+"""The gemv family: dot products for 8, 16 or 32 rows of A per tile (sm_80 and later), limited by reading B once."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ from gemmill.library.legality.rule import Rule, rule
 ACCUMULATORS: Mapping[str, str] = MappingProxyType(
     {**dict.fromkeys(("bf16", "f16", *FP8), "f32"), **dict.fromkeys(INT8, "s32")}
 )
-"""Accumulator by the type of A and B: those whose MMA takes words of 16- or 8-bit elements."""
+"""Accumulator type by the type of A and B: the types whose MMAs read words of 16- or 8-bit elements."""
 MMA_M = 8
-"""Rows of A that an MMA takes, whose N they are."""
+"""Rows of A per MMA. They are the N extent of the MMA instruction."""
 TILE_M = (8, 16, 32)
-"""Rows of A that a tile may have."""
+"""Supported rows of A per tile."""
 STAGES = (2, 4, 8, 16)
 AUTO_STAGES = 8
-"""With fewer loads a thread, an SM has too little in flight; with more, too few threads."""
+"""With fewer loads per thread, an SM has too few bytes in flight; with more, too few threads fit."""
 UNCACHED_BYTES = 8
-"""Least vectors of B that do not stay in L1 (``copy/stream.cuh``)."""
+"""Smallest vectors of B that bypass L1 (``copy/stream.cuh``)."""
 MAX_THREADS = 1024
 SM_PARTS = 4
-"""Parts of an SM, among which registers and warps are divided."""
+"""Partitions of an SM; each has its own registers and warps."""
 OTHER_REGISTERS = 36
-"""Registers of a thread beside operands and sums, for which ptxas was seen not to spill."""
+"""Registers of a thread other than operands and sums. With this many ptxas did not spill."""
 PAIRING_REGISTERS = 12
-"""As many more where B is mn-major, and to convert 8-bit types."""
+"""Additional registers if B is mn-major or has an 8-bit type to convert."""
 GATHERING_REGISTERS = 48
-"""As many more where A is read element by element."""
+"""Additional registers if A is read element by element."""
 ROWS_REGISTERS = 8
-"""As many more for each eight rows of A beyond the first; twice as many to convert 8-bit types."""
+"""Additional registers for each 8 rows of A beyond the first 8; twice as many for an 8-bit type to convert."""
 EXPRESSION_REGISTERS = 8
-"""As many more for an expression."""
+"""Additional registers for an epilogue expression."""
 MAX_GATHERED = 64
-"""Elements of A that a thread may read one by one for a step: twice as many, of 8 bits, do not fit its registers."""
+"""Most elements of A that a thread reads one by one per step. Twice as many 8-bit elements do not fit its registers."""
 MIN_REGISTERS = 64
-"""Registers that a thread has in any case."""
+"""Registers that every thread has at least."""
 
 
 class GemvPlan(DirectPlan):
-    """The plan of a kernel of dot products. The formulas are those of ``kernel/gemv.cuh``."""
+    """The plan of a gemv kernel. It uses the same formulas as ``kernel/gemv.cuh``."""
 
     family = "gemv"
     archs = ("sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")
 
     @member
     def vector(self) -> int:
-        """Elements of B that a thread loads at once."""
+        """Elements of B that a thread loads with one instruction."""
         return max(1, self.config.b.align // self.config.b.type.unpacked_bytes)
 
     @member
     def thread_k(self) -> int:
-        """Elements along K that a thread holds of each of its columns, of which it has two where B is K-major."""
+        """Elements along K that a thread holds for each of its columns. It has two columns if B is K-major."""
         stages = self.config.stages
         return stages // 2 * self.vector if self.config.b.major == "k" else stages
 
@@ -71,27 +71,27 @@ class GemvPlan(DirectPlan):
 
     @member
     def warp_k(self) -> int:
-        """Elements along K that a warp reads at a time."""
+        """Elements along K that a warp reads per step."""
         return 4 * self.thread_k
 
     @member
     def threads(self) -> int:
-        """Threads of a CTA: its warps split tile N and tile K between them."""
+        """Threads of a CTA: its warps divide tile N and tile K among them."""
         return 32 * (self.config.tile.n // self.warp_n) * (self.config.tile.k // max(1, self.warp_k))
 
     @member
     def stage_bytes(self) -> tuple[int, int]:
-        """Shared memory of a stage of A and of B: none, they go straight to registers."""
+        """Shared memory of a stage of A and of B: none, because threads load both directly to registers."""
         return 0, 0
 
     @member
     def mmas_m(self) -> int:
-        """MMAs that take an element of B: one for each eight rows of A."""
+        """MMAs per element of B: one for each 8 rows of A."""
         return max(1, self.config.tile.m // MMA_M)
 
     @member
     def accumulator_registers(self) -> int:
-        """32-bit accumulator registers of a thread: four for each MMA of 16 columns of D."""
+        """32-bit accumulator registers of a thread: four for each MMA, which covers 16 columns of D."""
         return self.mmas_m * (4 if self.config.b.major == "k" else 4 * -(-self.vector // 2))
 
     @member
@@ -101,17 +101,17 @@ class GemvPlan(DirectPlan):
 
     @member
     def regions(self) -> tuple[Region, ...]:
-        """The parts of that shared memory."""
+        """The regions of that shared memory."""
         return (Region("sums of warps", 1, self.shared_bytes),)
 
     @member
     def auto_stages(self) -> int:
-        """Stages that ``stages: auto`` stands for."""
+        """Stages for ``stages: auto``."""
         return AUTO_STAGES
 
     @member
     def registers(self) -> int:
-        """Registers that a thread needs: vectors of B, elements of A, sums and the rest."""
+        """Registers that a thread needs for vectors of B, elements of A, sums and everything else."""
         b, size = self.config.b, self.config.b.type.unpacked_bytes
         words = self.config.stages * -(-self.vector * size // 4) + self.mmas_m * self.thread_k * size // 4
         others = OTHER_REGISTERS + (PAIRING_REGISTERS if size == 1 or b.major != "k" else 0)
@@ -122,17 +122,17 @@ class GemvPlan(DirectPlan):
 
     @member
     def gathers(self) -> bool:
-        """Whether A is read element by element: it has any strides, or is aligned to less than a word of the MMA."""
+        """Whether A is read element by element: its strides are arbitrary, or its alignment is less than 4 bytes."""
         return self.config.a.major != "k" or self.config.a.align < 4
 
     @member
     def resident_warps(self) -> int:
-        """Warps that an SM has registers for: each of its four parts holds whole warps only."""
+        """Warps whose registers fit an SM. Each of its four partitions holds whole warps."""
         return SM_PARTS * (SM_REGISTERS // SM_PARTS // (32 * self.registers))
 
     @member
     def ctas_per_sm(self) -> int:
-        """CTAs that an SM holds at a time."""
+        """CTAs that an SM runs concurrently."""
         return max(1, self.resident_warps // max(1, self.threads // 32))
 
 
@@ -146,50 +146,54 @@ _SHAPE = ("stages", "b.align", "b.major", "b.dtype")
     GemvPlan,
 )
 def _types(plan: GemvPlan) -> str | None:
-    """A and B are of one type, which the kernels sum in the accumulator asked for."""
+    """A and B must have the same type, and the accumulator must be f32 for floats and s32 for integers."""
     config = plan.config
     a, b, accumulator = config.a.dtype, config.b.dtype, config.accumulator
     if a == b and ACCUMULATORS.get(a) == accumulator:
         return None
     pairs = one_of(tuple(f"{dtype} x {dtype} in {accumulator}" for dtype, accumulator in ACCUMULATORS.items()))
-    return f"A x B is {a} x {b}, summed in {accumulator}; gemv kernels take {pairs}"
+    return f"A x B is {a} x {b} with accumulator {accumulator}; gemv kernels support {pairs}"
 
 
-@rule("gemv-majors", ("a.major", "b.major", "b.dtype"), "gemmill: B is loaded in vectors", GemvPlan)
+@rule("gemv-majors", ("a.major", "b.major", "b.dtype"), "gemmill: threads load B in vectors", GemvPlan)
 def _majors(plan: GemvPlan) -> str | None:
-    """A is read along K, or at any strides; B is contiguous, elements of 8 bits along K."""
+    """A must be K-major or have major ``any``; B must be K-major, or mn-major if its elements have 16 bits."""
     config = plan.config
     if config.a.major not in ("k", "any"):
-        return f"A's major is {config.a.major}; gemv kernels read A along K, or with any strides: it must be k or any"
+        return f"A's major is {config.a.major}; for gemv kernels it must be k or any"
     if config.b.major == "any":
-        return "B's major is any; vectors of B need it to be k or mn"
+        return "B's major is any; gemv kernels load vectors of B, so it must be k or mn"
     if config.b.type.unpacked_bytes == 1 and config.b.major != "k":
         return (
-            f"B is {config.b.dtype} and {config.b.major}-major; only 16-bit elements are paired along K: it must be k"
+            f"B is {config.b.dtype} and {config.b.major}-major; gemv kernels need a K-major B of 8-bit elements, so "
+            "its major must be k"
         )
     return None
 
 
-@rule("gemv-tile-m", ("tile.m",), "PTX ISA, mma: N, which the rows of A are, is 8", GemvPlan)
+@rule("gemv-tile-m", ("tile.m",), "PTX ISA, mma: N is 8; rows of A are the N of the MMA", GemvPlan)
 def _tile_m(plan: GemvPlan) -> str | None:
-    """Tile M is 8, 16 or 32."""
+    """Tile M must be 8, 16 or 32."""
     m = plan.config.tile.m
-    return None if m in TILE_M else f"tile M is {m}; gemv kernels take {one_of(TILE_M)}"
+    return None if m in TILE_M else f"tile M is {m}; for gemv kernels it must be {one_of(TILE_M)}"
 
 
 @rule("gemv-stages", _SHAPE, "PTX ISA, mma: fragments of A and B", GemvPlan)
 def _stages(plan: GemvPlan) -> str | None:
-    """Stages are vectors of B in flight, of whole words and as many elements as instructions pair along K."""
+    """Stages, which are the vectors of B that a thread has in flight, must fill whole MMAs along K."""
     config = plan.config
     if config.stages not in STAGES:
-        return f"stages is {config.stages}; gemv kernels have {one_of(STAGES)} vectors of B in flight a thread"
+        return (
+            f"stages is {config.stages}; gemv kernels support {one_of(STAGES)}, the vectors of B that a thread has in "
+            "flight"
+        )
     size = config.b.type.unpacked_bytes
     if size == 1 and config.b.align < 4:
-        return f"B is aligned to {config.b.align} bytes; a word of {config.b.dtype} needs 4"
+        return f"B is {config.b.dtype} and aligned to {config.b.align} bytes; it must be aligned to at least 4"
     if plan.thread_k * size % 8:
         return (
-            f"{config.stages} vectors of {config.b.align} bytes hold {plan.thread_k * size} bytes along K; a thread's "
-            "part of an MMA is 8"
+            f"{config.stages} stages of {config.b.align}-byte vectors hold {plan.thread_k * size} bytes of B along K; "
+            "an MMA needs a multiple of 8 bytes per thread"
         )
     return None
 
@@ -197,45 +201,45 @@ def _stages(plan: GemvPlan) -> str | None:
 @rule(
     "gemv-gathered",
     (*_SHAPE, "tile.m", "a.major", "a.align"),
-    "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
+    "CUDA Programming Guide, Compute Capabilities: 255 registers per thread",
     GemvPlan,
 )
 def _gathered(plan: GemvPlan) -> str | None:
-    """Rows of A that are gathered fit the registers of a thread."""
+    """If A is read element by element, the elements of a step must fit the registers of a thread."""
     config = plan.config
     if not plan.gathers or (gathered := plan.mmas_m * plan.thread_k) <= MAX_GATHERED:
         return None
     return (
-        f"A is read element by element, {gathered} by a thread at a time with {config.stages} stages; it may hold "
-        f"{MAX_GATHERED}"
+        f"A is read element by element, and with {config.stages} stages a thread holds {gathered} of its elements; it "
+        f"must hold at most {MAX_GATHERED}"
     )
 
 
-@rule("gemv-warps", ("tile.n", "tile.k", *_SHAPE), "gemmill: a CTA is whole warps", GemvPlan)
+@rule("gemv-warps", ("tile.n", "tile.k", *_SHAPE), "gemmill: a CTA has whole warps", GemvPlan)
 def _warps(plan: GemvPlan) -> str | None:
-    """A tile is shared by whole warps."""
+    """Tile N and tile K must be multiples of what a warp covers."""
     tile = plan.config.tile
     for name, extent, covered in (("tile.n", tile.n, plan.warp_n), ("tile.k", tile.k, plan.warp_k)):
         if extent % max(1, covered):
-            return f"{name} is {extent}; a warp covers {covered}, of which it must be a multiple"
+            return f"{name} is {extent}; it must be a multiple of {covered}, which a warp covers"
     return None
 
 
 @rule(
     "gemv-threads",
     ("tile.m", "tile.n", "tile.k", *_SHAPE, "a.major", "a.align", "epilogue"),
-    "CUDA Programming Guide, Compute Capabilities: 1,024 threads a CTA, 65,536 registers an SM",
+    "CUDA Programming Guide, Compute Capabilities: 1,024 threads per CTA, 65,536 registers per SM",
     GemvPlan,
 )
 def _threads(plan: GemvPlan) -> str | None:
-    """Threads and registers of a CTA fit an SM."""
+    """The threads and registers of a CTA must fit an SM."""
     config = plan.config
     found, limit = plan.threads, min(MAX_THREADS, 32 * plan.resident_warps)
     if 0 < found <= limit:
         return None
     return (
-        f"a {config.tile.n}x{config.tile.k} tile of B has {found} threads that load {plan.warp_k} x {plan.warp_n} "
-        f"elements a warp; with {plan.registers} registers each a CTA has 32 to {limit}"
+        f"a {config.tile.n}x{config.tile.k} tile of B needs {found} threads, as a warp covers {plan.warp_n} x "
+        f"{plan.warp_k} elements; with {plan.registers} registers per thread a CTA must have 32 to {limit} threads"
     )
 
 
@@ -249,7 +253,7 @@ RULES: tuple[Rule, ...] = (
     _warps,
     _threads,
 )
-"""The rules of the family, in the order of reports."""
+"""The rules of the family in the order of reports."""
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     {
@@ -260,4 +264,4 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
         "stages": STAGES,
     }
 )
-"""The values that the family takes, of the fields that have no words."""
+"""The values that the family supports, for each integer field."""

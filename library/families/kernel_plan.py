@@ -1,4 +1,4 @@
-"""What the plan of every kernel has."""
+"""The plan of a kernel: the threads, registers and shared memory that its config implies."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Region(NamedTuple):
 
     name: str
     parts: int
-    """Equal parts of it."""
+    """The number of equal parts."""
     size: int
-    """Bytes of one."""
+    """Bytes of one part."""
 
     @property
     def bytes(self) -> int:
@@ -25,18 +25,18 @@ class Region(NamedTuple):
 
 
 class KernelPlan:
-    """What a kernel takes of an SM, made of its config alone. Each family has a plan of its own.
+    """The resources of an SM that a kernel uses, computed from its config. Each family has its own subclass.
 
-    Members are computed when they are first read, and read few members of the config each: rules read plans of
-    configs of which few fields are known (:class:`~gemmill.library.config.fields.ConfigView`).
+    Members are computed when they are first read, and each reads only a few fields. Rules can therefore use plans of
+    configs that lack some fields (:class:`~gemmill.library.config.fields.ConfigView`).
     """
 
     family: ClassVar[FamilyName | None] = None
-    """The family whose kernels have such plans; None: all, of which only the config is known."""
+    """The family that the plan belongs to; None for this base class, which only holds the config."""
     archs: ClassVar[tuple[str, ...]]
-    """The targets that they are compiled for."""
+    """The targets that the family supports."""
     batchings: ClassVar[tuple[str, ...]] = ("strided",)
-    """The kinds of batches that they have."""
+    """The kinds of batching that the family supports."""
     threads: member[int]
     """Threads of a CTA."""
     stage_bytes: member[tuple[int, int]]
@@ -44,27 +44,27 @@ class KernelPlan:
     shared_bytes: member[int]
     """Dynamic shared memory of a CTA."""
     accumulator_registers: member[int]
-    """32-bit accumulator registers of a thread that multiplies."""
+    """32-bit accumulator registers of a thread that issues MMAs or FMAs."""
     auto_stages: member[int]
-    """Stages that ``stages: auto`` stands for: the most that fit, up to :attr:`max_auto_stages`; may be below 2."""
+    """Stages for ``stages: auto``: as many as fit, up to :attr:`max_auto_stages`; can be below 2."""
 
     def __init__(self, config: GemmConfig) -> None:
         self.config = config
 
     @member
     def decompositions(self) -> tuple[str, ...]:
-        """The decompositions of K that kernels of the schedule have."""
+        """The decompositions of K that the schedule supports."""
         return ("tiles",)
 
     @member
     def regions(self) -> tuple[Region, ...]:
-        """The parts of shared memory, in the order in which they lie: the stages of A and of B."""
+        """The regions of shared memory in address order: the stages of A, then those of B."""
         names = ("A stages", "B stages")
         return tuple(Region(*each) for each in zip(names, (self.config.stages,) * 2, self.stage_bytes, strict=True))
 
     @member
     def max_auto_stages(self) -> int:
-        """Deepest pipeline that ``stages: auto`` stands for."""
+        """Most stages for ``stages: auto``."""
         return self.auto_stages
 
     @member
@@ -74,12 +74,12 @@ class KernelPlan:
 
     @member
     def lacks_for_epilogue(self) -> str | None:
-        """What the config's expression needs that the family, or its target, lacks; None where it has all."""
+        """Why the family or the target does not support the epilogue expression; None if it does."""
         return None
 
     @member
     def resources(self) -> Mapping[str, int]:
-        """What a CTA takes, by name with unit."""
+        """The resources of a CTA, by name with unit."""
         return {
             "threads a CTA": self.threads,
             "accumulator registers a thread": self.accumulator_registers,

@@ -1,4 +1,7 @@
-"""mma.sync behind a cp.async pipeline, on sm_70 behind registers: tensor cores for any strides and any alignment."""
+"""The mma family: mma.sync with a cp.async pipeline, for operands of any strides and any alignment.
+
+sm_70 has no cp.async: there, loads pass through registers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from gemmill.library.families.shared_rules import DIRECT_DOMAINS, Accumulators, 
 from gemmill.library.legality.rule import Rule, rule
 
 QUADPAIR_ARCHS = ("sm70",)
-"""Targets whose tensor cores multiply f16 alone, a quadpair at a time, and that have no cp.async."""
+"""Targets without cp.async whose tensor cores support only f16; a quadpair (8 threads) executes each MMA."""
 ACCUMULATORS: Accumulators = MappingProxyType(
     {
         ("bf16", "bf16"): ("f32",),
@@ -30,34 +33,34 @@ ACCUMULATORS: Accumulators = MappingProxyType(
 """Accumulator types by the types of A and B."""
 TILE_MN = (16, 32, 64, 128, 256)
 TILE_K_BYTES = (32, 64, 128, 256)
-"""Depths of a stage: whole MMAs."""
+"""Depths of a stage in bytes: whole MMAs."""
 MMA_K_BYTES = 32
-"""Bytes of K of one MMA."""
+"""Bytes along K of one MMA."""
 MIN_WARPS = 4
-"""Of a CTA, one for each of an SM's tensor cores, where its tile and the depth of its stages have work for them."""
+"""Fewest warps of a CTA, one for each tensor core of an SM, if its tile and stage depth have work for them."""
 MAX_WARPS = 8
-"""Of those that share the sums of a tile."""
+"""Most warps that share the sums of a tile."""
 SWIZZLE_BYTES = 32
-"""The least swizzle span: a tile's contiguous extent is a multiple of it."""
+"""Smallest swizzle span: the contiguous extent of a tile is a multiple of it."""
 MIN_STAGES = 2
 MAX_AUTO_STAGES = 4
-"""Deepest pipeline that ``stages: auto`` asks for; more stages would leave room for fewer CTAs on an SM."""
+"""Most stages for ``stages: auto``. With more, fewer CTAs fit on an SM."""
 MAX_REGISTERS = 128
-"""Most accumulator registers of a thread: a warp's 64 x 64 sums of 32 bits."""
+"""Most accumulator registers of a thread: those of a warp with 64 x 64 sums of 32 bits."""
 MAX_REGISTERS_BESIDE = 64
-"""The same beside what else takes registers: part of a stage that is loaded through them, converted fp8, and so on."""
+"""The limit if something else needs registers, such as loads through registers or conversions from fp8."""
 MAX_F64_K_BYTES = 128
-"""Depth of a stage up to which f64 sums may take all of those registers."""
+"""Deepest stage, in bytes along K, for which f64 sums can use all of :data:`MAX_REGISTERS`."""
 MAX_BYTES_IN_REGISTERS = 32
-"""Most bytes of a stage of that operand that a thread loads."""
+"""Most bytes per thread of a stage that is loaded through registers."""
 ASYNC_BYTES = 4
-"""The least that cp.async copies."""
+"""Fewest bytes that cp.async copies."""
 SHIFTED_BYTES = 16
-"""What a stage has for each row that is copied as it lies, beside what is multiplied (copy/shifted.cuh)."""
+"""Bytes of padding per row of a stage whose rows are copied without realignment (copy/shifted.cuh)."""
 
 
 class MmaPlan(DirectPlan):
-    """The plan of a kernel that multiplies by mma.sync what threads copy into shared memory."""
+    """The plan of a multistage kernel: threads copy operands to shared memory, and mma.sync multiplies them."""
 
     family = "mma"
     archs = ("sm70", "sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")
@@ -68,14 +71,17 @@ class MmaPlan(DirectPlan):
         return self.config.arch in QUADPAIR_ARCHS
 
     def is_shifted(self, operand: InputName) -> bool:
-        """Whether rows of an operand are copied as they lie, and words are put together as they are read."""
+        """Whether rows of an operand are copied without realignment; threads assemble words when they read them."""
         its = self.config.inputs[operand]
         return its.major == "k" and not self.has_quadpairs and its.align < ASYNC_BYTES
 
     @part
     def through_registers(self) -> tuple[InputName, ...]:
-        """The operands that are loaded through registers: all without cp.async, else those that have no unit long
-        enough and are not K-major."""
+        """The operands that are loaded through registers.
+
+        Without cp.async these are A and B. With it, these are operands that are not K-major and whose contiguous units
+        are shorter than a copy of cp.async.
+        """
 
         def loaded(operand: InputOperand) -> bool:
             unit = operand.type.unpacked_bytes if operand.major == "any" else operand.align
@@ -85,33 +91,38 @@ class MmaPlan(DirectPlan):
 
     @member
     def is_deep(self) -> bool:
-        """Whether operands of f64 have stages too deep to leave as many registers."""
+        """Whether the stages of f64 operands are so deep that fewer registers remain for sums."""
         a = self.config.a
         return a.dtype == "f64" and self.config.tile.k * a.type.unpacked_bytes > MAX_F64_K_BYTES
 
     @member
     def converts(self) -> bool:
-        """Whether fp8 is converted to f16 for its MMAs."""
+        """Whether fp8 operands are converted to f16 before the MMA."""
         return self.config.a.dtype in FP8 and self.config.arch.startswith("sm90")
 
     @member
     def rounds(self) -> bool:
-        """Whether f32 is rounded to tf32 in more than one instruction."""
+        """Whether rounding f32 to tf32 takes more than one instruction."""
         return self.config.a.dtype == "tf32" and self.config.target.capability < (9, 0)
 
     @member
     def _is_slow_to_read(self) -> bool:
-        """Whether words of A and of B are put together, so that they take longer to read than to multiply, and threads
-        have registers for more sums: beside fp8 that is converted, and beside an expression, they have not."""
+        """Whether threads assemble the words of both A and B, so that reading takes longer than multiplying.
+
+        Larger warp tiles then pay off, if registers suffice: not with fp8 conversions or an epilogue expression.
+        """
         shifted = self.is_shifted("a") and self.is_shifted("b")
         return shifted and not self.converts and self.config.epilogue == LINEAR
 
     @part
     def warps(self) -> tuple[int, int, int]:
-        """Warps along M and N: eight or fewer, of 32 x 32 or more where the tile is as large, or of 64 x 64, which read
-        fewer words for each MMA; of f64 no more than four where those would be smaller than 64 x 32. And along K: where
-        these are fewer than four, others compute the same for other slices of a stage, and the first adds their sums to
-        its own."""
+        """Warps along M, N and K.
+
+        Up to 8 warps divide the tile along M and N, each with at least 32 x 32 sums if the tile is that large, or with
+        64 x 64, which reads fewer words per MMA. For f64 there are at most 4 if more would have less than 64 x 32.
+        If there are fewer than 4, further warps along K compute the same sums for other slices of a stage, and the
+        first slice adds them up.
+        """
         a, tile = self.config.a, self.config.tile
         span = 64 if self._is_slow_to_read else 32
         most = max(MIN_WARPS, min(MAX_WARPS, tile.m * tile.n // (64 * 32))) if a.dtype == "f64" else MAX_WARPS
@@ -122,7 +133,7 @@ class MmaPlan(DirectPlan):
 
     @member
     def slice_threads(self) -> int:
-        """Threads that share the sums of a tile: those of one slice."""
+        """Threads that share the sums of a tile: those of one slice along K."""
         along_m, along_n, _ = self.warps
         return 32 * along_m * along_n
 
@@ -153,12 +164,12 @@ class MmaPlan(DirectPlan):
 
     @member
     def max_auto_stages(self) -> int:
-        """Deepest pipeline that ``stages: auto`` stands for."""
+        """Most stages for ``stages: auto``."""
         return MIN_STAGES if self.has_quadpairs else MAX_AUTO_STAGES
 
     @part
     def auto_stages(self) -> int:
-        """Stages that ``stages: auto`` stands for: the most that fit, up to :attr:`max_auto_stages`; may be below 2."""
+        """Stages for ``stages: auto``: as many as fit, up to :attr:`max_auto_stages`; can be below 2."""
         return min(self.max_auto_stages, self.config.target.shared_bytes // sum(self.stage_bytes))
 
 
@@ -169,29 +180,29 @@ AUTO_STAGES_FIELDS = ("tile.m", "tile.n", "tile.k", *_STAGED, "arch")
 @rule(
     "mma-sync-quadpair",
     ("a.dtype", "b.dtype", "arch"),
-    "PTX ISA, mma: of the shapes, sm_70 has m8n8k4 of .f16 alone",
+    "PTX ISA, mma: sm_70 supports only m8n8k4 of .f16",
     MmaPlan,
 )
 def _quadpair_types(plan: MmaPlan) -> str | None:
-    """On sm_70 A and B are f16."""
+    """On sm_70, A and B must be f16."""
     a, b = plan.config.a.dtype, plan.config.b.dtype
     if not plan.has_quadpairs or (a, b) == ("f16", "f16"):
         return None
-    return f"A x B is {a} x {b}; the tensor cores of {plan.config.arch} multiply f16 x f16 alone"
+    return f"A x B is {a} x {b}; on {plan.config.arch} multistage kernels support only f16 x f16"
 
 
-@rule("mma-sync-tile", ("tile.m", "tile.n"), "PTX ISA, mma: m16n8; gemmill: warps share a tile evenly", MmaPlan)
+@rule("mma-sync-tile", ("tile.m", "tile.n"), "PTX ISA, mma: m16n8; gemmill: warps divide a tile evenly", MmaPlan)
 def _tile(plan: MmaPlan) -> str | None:
-    """Tile M and N are extents that the warps share evenly."""
+    """Tile M and N must be 16, 32, 64, 128 or 256, so that warps divide the tile evenly."""
     for name, extent in (("M", plan.config.tile.m), ("N", plan.config.tile.n)):
         if extent not in TILE_MN:
-            return f"tile {name} is {extent}; multistage kernels take {one_of(TILE_MN)}"
+            return f"tile {name} is {extent}; for multistage kernels it must be {one_of(TILE_MN)}"
     return None
 
 
 @rule("mma-sync-tile-k", ("tile.k", "a.dtype"), "PTX ISA, mma: K is 32 bytes", MmaPlan)
 def _tile_k(plan: MmaPlan) -> str | None:
-    """Tile K is whole instructions."""
+    """Tile K must be 32, 64, 128 or 256 bytes: whole MMA instructions."""
     config = plan.config
     k, size = config.tile.k, config.a.type.unpacked_bytes
     allowed = tuple(depth // size for depth in TILE_K_BYTES)
@@ -205,13 +216,13 @@ def _tile_k(plan: MmaPlan) -> str | None:
     MmaPlan,
 )
 def _swizzle(plan: MmaPlan) -> str | None:
-    """Rows of mn-major stages are long enough for a swizzle."""
+    """A row of a stage of an mn-major operand must have at least 32 bytes, the smallest swizzle span."""
     config = plan.config
     for name, operand, field, extent in (("A", config.a, "m", config.tile.m), ("B", config.b, "n", config.tile.n)):
         if operand.major == "mn" and extent * operand.type.unpacked_bytes < SWIZZLE_BYTES:
             return (
-                f"rows of {name}'s stages are tile.{field} = {extent} elements of {operand.dtype}; "
-                f"they must have at least {SWIZZLE_BYTES} bytes"
+                f"tile.{field} is {extent}; a row of {extent} {operand.dtype} elements of {name} must have at least "
+                f"{SWIZZLE_BYTES} bytes"
             )
     return None
 
@@ -219,69 +230,69 @@ def _swizzle(plan: MmaPlan) -> str | None:
 @rule(
     "mma-sync-registers",
     ("tile.n", "tile.m", "tile.k", "accumulator", "c.major", "d.major", "epilogue", *_STAGED, "arch"),
-    "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
+    "CUDA Programming Guide, Compute Capabilities: 255 registers per thread",
     MmaPlan,
 )
 def _registers(plan: MmaPlan) -> str | None:
-    """Sums and fragments fit the registers of a thread."""
+    """Accumulators and fragments must fit the registers of a thread."""
     config = plan.config
     registers, why = plan.accumulator_registers, ""
     is_m_major = config.outputs["c"].major == config.d.major == "m"
     loaded, wide = plan.through_registers, max(TILE_MN) in (config.tile.m, config.tile.n)
     if config.a.dtype in FP8:
-        why = ", as their MMAs of fp8 are several of f16 on sm_90"
+        why = ", because on sm_90 an fp8 MMA becomes several f16 MMAs"
     elif loaded:
-        why = f", as {' and '.join(loaded).upper()} is loaded through registers"
+        why = f", because {' and '.join(loaded).upper()} is loaded through registers"
     elif plan.rounds:
-        why = ", as words are rounded to tf32 in several instructions before sm_90"
+        why = ", because before sm_90 rounding to tf32 takes several instructions"
     elif plan.is_deep:
-        why = f" beside fragments of stages deeper than {MAX_F64_K_BYTES} bytes"
+        why = f" with f64 stages deeper than {MAX_F64_K_BYTES} bytes"
     elif config.accumulator == "f64" and config.epilogue != LINEAR:
-        why = " beside an expression of f64"
+        why = " with an f64 epilogue expression"
     elif config.b.dtype == "f64" and config.b.major == "mn" and config.b.align == 8 and config.tile.n == max(TILE_MN):
         # ptxas spills them with four stages and more.
-        why = f" beside the addresses of rows of {config.tile.n} elements of B that are copied 8 bytes at a time"
+        why = f" with an mn-major B of {config.tile.n} columns that is copied 8 bytes at a time"
     elif config.accumulator == "f64" and is_m_major and config.tile.n == max(TILE_MN):
-        why = f" beside {config.tile.n} columns of an m-major C and D"
+        why = f" with {config.tile.n} columns of an m-major C and D"
     elif config.epilogue != LINEAR and wide:
-        why = f" beside a tile of {max(TILE_MN)} rows or columns"
+        why = f" with an epilogue expression and {max(TILE_MN)} rows or columns"
     limit = MAX_REGISTERS_BESIDE if why else MAX_REGISTERS
     if config.epilogue != LINEAR and (plan.converts or plan.is_deep or wide):
-        limit, why = limit // 2, f"{why}; an expression leaves half"
+        limit, why = limit // 2, f"{why}; the epilogue expression halves it"
     if registers <= limit:
         return None
     return (
-        f"{plan.slice_threads} threads hold a {config.tile.m}x{config.tile.n} tile of {config.accumulator} in "
-        f"{registers} registers each; they have {limit}{why}"
+        f"a {config.tile.m}x{config.tile.n} {config.accumulator} accumulator takes {registers} registers of each of "
+        f"{plan.slice_threads} threads; the limit is {limit}{why}"
     )
 
 
 @rule(
     "mma-sync-loaded-bytes",
     ("tile.k", "tile.m", "tile.n", *_STAGED, "arch"),
-    "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
+    "CUDA Programming Guide, Compute Capabilities: 255 registers per thread",
     MmaPlan,
 )
 def _loaded_bytes(plan: MmaPlan) -> str | None:
-    """What a thread loads through registers fits them."""
+    """If threads load an operand through registers, a thread must load at most 32 bytes of a stage."""
     stages = dict(zip("ab", plan.stage_bytes, strict=True))
     for operand in plan.through_registers:
         if (held := stages[operand] // plan.threads) > MAX_BYTES_IN_REGISTERS:
             return (
                 f"each of {plan.threads} threads loads {held} bytes of a stage of {operand.upper()} through registers; "
-                f"they hold {MAX_BYTES_IN_REGISTERS}"
+                f"the limit is {MAX_BYTES_IN_REGISTERS}"
             )
     return None
 
 
-@rule("mma-sync-stages", ("stages", "arch"), "gemmill: one stage is multiplied while another is filled", MmaPlan)
+@rule("mma-sync-stages", ("stages", "arch"), "gemmill: threads multiply one stage while they fill another", MmaPlan)
 def _stages(plan: MmaPlan) -> str | None:
-    """There are at least two stages; on sm_70 two."""
+    """``stages`` must be at least 2; on sm_70, exactly 2."""
     config = plan.config
     stages = config.stages
     if plan.has_quadpairs and stages > MIN_STAGES:
-        return f"stages is {stages}; {config.arch} has no cp.async, and so {MIN_STAGES}: the next waits in registers"
-    return None if stages >= MIN_STAGES else f"stages is {stages}; the pipeline needs at least {MIN_STAGES}"
+        return f"stages is {stages}; {config.arch} has no cp.async, so it must be {MIN_STAGES}"
+    return None if stages >= MIN_STAGES else f"stages is {stages}; it must be at least {MIN_STAGES}"
 
 
 @rule(
@@ -291,29 +302,29 @@ def _stages(plan: MmaPlan) -> str | None:
     MmaPlan,
 )
 def _shared_memory(plan: MmaPlan) -> str | None:
-    """Stages fit the shared memory that a CTA can have."""
+    """The stages must fit the shared memory of a CTA."""
     config = plan.config
     needed, capacity = plan.shared_bytes, config.target.shared_bytes
     if needed <= capacity:
         return None
-    return f"{config.stages} stages take {needed:,} bytes of shared memory; a CTA has {capacity:,} on {config.arch}"
+    return f"{config.stages} stages take {needed:,} bytes of shared memory; on {config.arch} a CTA has {capacity:,}"
 
 
 @rule(
     "mma-sync-slices",
     ("stages", "accumulator", *AUTO_STAGES_FIELDS, "epilogue"),
-    "gemmill: the sums of a tile's slices along K are added up where its stages were",
+    "gemmill: warps of different K slices add their sums in the shared memory of the stages",
     MmaPlan,
 )
 def _slices(plan: MmaPlan) -> str | None:
-    """The sums of a tile's slices along K fit where its stages were."""
+    """If warps divide a stage along K, their sums must fit the shared memory of the stages."""
     config = plan.config
     *_, slices = plan.warps
     sums = (slices - 1) * config.tile.m * config.tile.n * DTYPES[config.accumulator].bits // 8
     if sums <= plan.shared_bytes:
         return None
     return (
-        f"all but the first of {slices} slices of K leave {sums:,} bytes of sums where stages were, which have "
+        f"the sums of {slices} K slices take {sums:,} bytes of shared memory; the stages that they overwrite have "
         f"{plan.shared_bytes:,}"
     )
 
@@ -337,7 +348,7 @@ RULES: tuple[Rule, ...] = (
     _shared_memory,
     _slices,
 )
-"""The rules of the family, in the order of reports."""
+"""The rules of the family in the order of reports."""
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     {
@@ -348,4 +359,4 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
         "stages": tuple(range(MIN_STAGES, 9)),
     }
 )
-"""The values that the family takes, of the fields that have no words."""
+"""The values that the family supports, for each integer field."""

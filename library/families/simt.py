@@ -1,4 +1,4 @@
-"""FMAs in f32, f64 or s32 (every target): operands of any strides and any alignment."""
+"""The simt family: FMAs in f32, f64 or s32 on every target, for operands of any strides and any alignment."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ FLOATS = ("f32", "tf32", "bf16", "f16", *FP8)
 INPUTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"f32": (*FLOATS, *INT8), "s32": INT8, "f64": ("f64", *FLOATS, *INT8)}
 )
-"""Types of A and B, each converted to the accumulator's as it is loaded, by the accumulator's."""
+"""Types of A and B by the accumulator's type, to which each element is converted when it is loaded."""
 SIDE = 16
 """Threads of a CTA along M and along N."""
 TILE_MN = (32, 64, 128, 256)
 TILE_K = (8, 16)
 STAGES = 2
-"""One is multiplied while the other is written."""
+"""Threads multiply one stage while they fill the other."""
 MAX_REGISTERS = 128
-"""Most accumulator registers of a thread, which holds as much again of operands and addresses."""
+"""Most accumulator registers of a thread, which needs as many again for operands and addresses."""
 MAX_REGISTERS_BESIDE = 64
-"""The same beside an expression, and of f64 sums beside stages more than 8 deep or in a tile of 256 rows or columns."""
+"""The limit with an epilogue expression; also for f64 sums if tile K exceeds 8 or tile M or N is 256."""
 
 
 class SimtPlan(DirectPlan):
-    """The plan of a kernel of fused multiply-adds."""
+    """The plan of a simt kernel, which uses fused multiply-adds."""
 
     family = "simt"
     archs = ("sm70", "sm80", "sm86", "sm89", "sm90", "sm90a", "sm120")
@@ -53,7 +53,7 @@ class SimtPlan(DirectPlan):
 
     @member
     def stage_bytes(self) -> tuple[int, int]:
-        """Bytes of a stage of A and of B: values of the accumulator's type, K by K, with 16 bytes between rows."""
+        """Bytes of a stage of A and of B. A row holds the values of one K in the accumulator's type, plus 16 bytes."""
         size, tile = self.value_bytes, self.config.tile
         return (tile.m * size + 16) * tile.k, (tile.n * size + 16) * tile.k
 
@@ -64,43 +64,43 @@ class SimtPlan(DirectPlan):
 
     @member
     def auto_stages(self) -> int:
-        """Stages that ``stages: auto`` stands for."""
+        """Stages for ``stages: auto``."""
         return STAGES
 
 
-@rule("simt-types", ("accumulator", "a.dtype", "b.dtype"), "gemmill: conversions the loads have", SimtPlan)
+@rule("simt-types", ("accumulator", "a.dtype", "b.dtype"), "gemmill: conversions that loads support", SimtPlan)
 def _types(plan: SimtPlan) -> str | None:
-    """A and B are of types that loads convert to the accumulator's, and both tf32 or neither."""
+    """A and B must have types that convert to the accumulator's type; if one is tf32, the other must be too."""
     config, accumulator = plan.config, plan.config.accumulator
     if accumulator not in INPUTS:
-        return f"sums are {accumulator}; simt kernels sum in {one_of(tuple(INPUTS))}"
+        return f"accumulator is {accumulator}; for simt kernels it must be {one_of(tuple(INPUTS))}"
     for name, operand in config.inputs.items():
         if operand.dtype not in INPUTS[accumulator]:
             inputs = one_of(INPUTS[accumulator])
-            return f"{name.upper()} is {operand.dtype} where sums are {accumulator}; it must be {inputs}"
+            return f"{name.upper()} is {operand.dtype} with accumulator {accumulator}; it must be {inputs}"
     if (config.a.dtype == "tf32") != (config.b.dtype == "tf32"):
-        return f"A is {config.a.dtype} and B {config.b.dtype}; callers ask for tf32 of both operands, or of none"
+        return f"A is {config.a.dtype} and B is {config.b.dtype}; either both or neither must be tf32"
     return None
 
 
-@rule("simt-tile", ("tile.m", "tile.n", "tile.k"), "gemmill: 16 x 16 threads share every tile evenly", SimtPlan)
+@rule("simt-tile", ("tile.m", "tile.n", "tile.k"), "gemmill: 16 x 16 threads divide every tile evenly", SimtPlan)
 def _tile(plan: SimtPlan) -> str | None:
-    """A tile is shared evenly by 16 x 16 threads."""
+    """Tile M and N must be 32, 64, 128 or 256, and tile K 8 or 16, so that 16 x 16 threads divide the tile evenly."""
     tile = plan.config.tile
     for name, extent, allowed in (("M", tile.m, TILE_MN), ("N", tile.n, TILE_MN), ("K", tile.k, TILE_K)):
         if extent not in allowed:
-            return f"tile {name} is {extent}; simt kernels take {one_of(allowed)}"
+            return f"tile {name} is {extent}; for simt kernels it must be {one_of(allowed)}"
     return None
 
 
 @rule(
     "simt-registers",
     ("tile.m", "tile.n", "tile.k", "accumulator", "epilogue"),
-    "CUDA Programming Guide, Compute Capabilities: 255 registers a thread",
+    "CUDA Programming Guide, Compute Capabilities: 255 registers per thread",
     SimtPlan,
 )
 def _registers(plan: SimtPlan) -> str | None:
-    """Sums and fragments fit the registers of a thread."""
+    """Accumulators and fragments must fit the registers of a thread."""
     config, tile = plan.config, plan.config.tile
     registers, limit = plan.accumulator_registers, MAX_REGISTERS
     wide = max(TILE_MN) in (tile.m, tile.n)
@@ -108,18 +108,18 @@ def _registers(plan: SimtPlan) -> str | None:
         limit = MAX_REGISTERS_BESIDE
     if registers <= limit:
         return None
-    beside = "" if config.epilogue == LINEAR else " and an expression"
+    beside = "" if config.epilogue == LINEAR else " and an epilogue expression"
     return (
-        f"{plan.threads} threads hold a {tile.m}x{tile.n} tile of {config.accumulator} in {registers} registers "
-        f"each; with tile K of {tile.k}{beside} they have {limit}"
+        f"a {tile.m}x{tile.n} {config.accumulator} accumulator takes {registers} registers of each of {plan.threads} "
+        f"threads; with tile K {tile.k}{beside} the limit is {limit}"
     )
 
 
-@rule("simt-stages", ("stages",), "gemmill: one stage is multiplied while the other is written", SimtPlan)
+@rule("simt-stages", ("stages",), "gemmill: threads multiply one stage while they fill the other", SimtPlan)
 def _stages(plan: SimtPlan) -> str | None:
-    """There are two stages."""
+    """``stages`` must be 2."""
     stages = plan.config.stages
-    return None if stages == STAGES else f"stages is {stages}; simt kernels have {STAGES}"
+    return None if stages == STAGES else f"stages is {stages}; for simt kernels it must be {STAGES}"
 
 
 RULES: tuple[Rule, ...] = (
@@ -129,9 +129,9 @@ RULES: tuple[Rule, ...] = (
     _stages,
     _registers,
 )
-"""The rules of the family, in the order of reports."""
+"""The rules of the family in the order of reports."""
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     {**DIRECT_DOMAINS, "tile.m": TILE_MN, "tile.n": TILE_MN, "tile.k": TILE_K, "stages": (STAGES,)}
 )
-"""The values that the family takes, of the fields that have no words."""
+"""The values that the family supports, for each integer field."""

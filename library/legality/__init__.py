@@ -1,1 +1,1 @@
-"""Which configs are kernels: rules, resources, and the nearest legal config."""
+"""Legality: the rules that a config must meet to become a kernel, and the search for the nearest legal config."""

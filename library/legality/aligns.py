@@ -1,4 +1,4 @@
-"""Alignments that a kernel's operands must have, at the least."""
+"""The minimum alignment that a kernel needs from each operand."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from gemmill.library.config.model import FamilyName, GemmConfig
 from gemmill.library.decompositions.decomposition import decomposition_of
 
 BY_TMA: frozenset[FamilyName] = frozenset({"wgmma"})
-"""Families whose operands TMA moves. It stands here, as who serves from a pack loads no family with its rules."""
+"""Families that load operands by TMA. It is defined here so that programs that load packs need not import the rules."""
 
 
 def least_aligns(config: GemmConfig) -> tuple[int, int, int, int]:
-    """Alignments in bytes that A, B, C and D must have at least, 0 where there is no C: those of the operands, or of an
-    element where they are realigned beforehand, or threads store the D that TMA cannot. C is not where a second
-    kernel reads it, by its own address."""
+    """Minimum alignments in bytes of A, B, C and D; 0 if there is no C.
+
+    The minimum is the operand's ``align`` in the config. It is one element where gemmill can copy a misaligned operand
+    to an aligned buffer before the launch, and for a D that threads can store without TMA. C is not copied for
+    split-K kernels, because their second kernel reads it in place.
+    """
     a, b, c, d, batching = config.a, config.b, config.c, config.d, config.scheduler.batching
     tma = config.family in BY_TMA
     by_element = tma and batching != "array"

@@ -1,5 +1,6 @@
-"""What the kernel families cover, and which rule names each hole: found by search of the legal space, not written down.
+"""Coverage tables: which operand types and layouts each schedule supports, and which rule excludes the others.
 
+The tables are computed by a search of the legal configs.
 ``python -m gemmill.library.legality.coverage`` writes ``docs/coverage.md``.
 """
 
@@ -17,20 +18,19 @@ from gemmill.library.legality.rules import DOMAINS
 from gemmill.library.legality.search import any_legal, obstacle
 
 OK = "ok"
-"""Stands in a cell for which there are kernels; otherwise the id of a rule does."""
+"""The text of a cell with at least one legal kernel. Other cells hold the id of the rule that excludes it."""
 MAJORS = (*itertools.product(("k", "mn"), repeat=2), ("any", "any"))
-"""Majors of A and B; ``any``: strides along both extents."""
+"""Majors of A and B. ``any`` means arbitrary strides along both extents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is asked of every schedule, and what the rules answer."""
+    """Requested field values, and for each schedule whether a legal kernel has them."""
 
     given: Mapping[str, Value]
-    """The fields that are asked for. ``a.major`` and ``b.major`` are those of a problem, which kernels for ``any``
-    strides serve too."""
+    """The requested fields. ``a.major`` and ``b.major`` describe a problem: kernels for ``any`` strides count."""
     cells: Mapping[str, str]
-    """:data:`OK` or the id of a rule, by schedule."""
+    """By schedule: :data:`OK` or the id of a rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,17 @@ class Table:
     rows: tuple[Row, ...]
 
     def merged(self) -> list[tuple[str, ...]]:
-        """The rows as text, those with equal answers in one."""
+        """The rows as text. Rows with equal cells are merged."""
         return [(*labels, *cells) for labels, cells in _LABELS[self.title](self.rows)]
 
 
 def schedules() -> tuple[str, ...]:
-    """The columns: every schedule, in the order of the families."""
+    """The columns of each table: every schedule, in the order of the families."""
     return tuple(FAMILIES)
 
 
 def tables() -> tuple[Table, ...]:
-    """All views: operands by type and majorness, outputs by type, targets, batches and decompositions of K."""
+    """All tables: operands by type and majorness, outputs by type, targets, and batches by decomposition of K."""
     return (
         Table("Operands", ("A x B", "sums in", "A, B major"), tuple(_operands())),
         Table("Outputs", ("sums in", "D"), tuple(_outputs())),
@@ -103,9 +103,9 @@ def _schedulers() -> Iterable[Row]:
 def _legal_values(
     names: Sequence[str], given: Mapping[str, Value] | None = None, example_before: Fields | None = None
 ) -> Iterable[dict[str, Value]]:
-    """Every combination of values of some fields that some legal config has, beside what is ``given``.
+    """Every combination of values of the named fields for which a legal config with the ``given`` fields exists.
 
-    ``example_before`` is one such config.
+    ``example_before`` is a known legal config with the ``given`` fields; it saves searches.
     """
     given = given or {}
     if not names:
@@ -126,7 +126,7 @@ _Labelled = Iterable[tuple[tuple[str, ...], tuple[str, ...]]]
 
 
 def _operand_labels(rows: Sequence[Row]) -> _Labelled:
-    """Pairings whose answers are equal for all majors share their rows; of those, equal ones are one, for all sums."""
+    """Merge pairs of types with equal cells for all majors; then merge equal rows across accumulators."""
     answers: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         pairing = f"{row.given['a.dtype']} x {row.given['b.dtype']}"
@@ -145,7 +145,7 @@ def _operand_labels(rows: Sequence[Row]) -> _Labelled:
 
 
 def _sums(given: Mapping[str, Value]) -> str:
-    """The accumulator, and its two-level accumulation and scales."""
+    """The accumulator type, with two-level accumulation and scales if used."""
     scales = [str(given[f"{operand}.scale"]) for operand in "ab"]
     two_level = ", two-level" if given["promote"] else ""
     scaled = f", scaled {' by '.join(scale for scale in scales if scale != 'none')}" if set(scales) != {"none"} else ""
@@ -153,7 +153,7 @@ def _sums(given: Mapping[str, Value]) -> str:
 
 
 def _product(pairings: Sequence[str]) -> str:
-    """``a x b`` and the like as few products of lists: left sides with equal right sides in one."""
+    """Pairs ``a x b`` written as few products of lists: left sides with equal right sides are merged."""
     rights: dict[str, list[str]] = {}
     for pairing in pairings:
         left, right = pairing.split(" x ")
@@ -174,7 +174,7 @@ def _output_labels(rows: Sequence[Row]) -> _Labelled:
 
 
 def _target_labels(rows: Sequence[Row]) -> _Labelled:
-    """Types whose answers are equal share a row of their target, and targets with equal rows one."""
+    """Merge types with equal cells within a target; then merge targets with equal rows."""
     alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for row in rows:
         alike.setdefault((str(row.given["arch"]), tuple(row.cells.values())), []).append(str(row.given["a.dtype"]))
@@ -205,9 +205,9 @@ def markdown() -> str:
         "# Coverage",
         "",
         "Made from the legality rules by `python -m gemmill.library.legality.coverage`; `gemmill list --coverage`",
-        "prints it. A cell is `ok` where some tile, cluster and number of stages make a legal kernel, and otherwise",
-        "names the rule without which there would be one (`gemmill explain NAME` says what a rule wants of a kernel).",
-        "No kernel multiplies types that no row pairs.",
+        "prints it. A cell is `ok` if at least one tile, cluster and number of stages make a legal kernel. Otherwise",
+        "the cell names the rule that excludes them all (`gemmill explain NAME` describes a rule).",
+        "No kernel supports a pair of types that no row lists.",
     ]
     for table in tables():
         heads = (*table.columns, *schedules())

@@ -1,4 +1,4 @@
-"""The nearest change that mends a broken rule."""
+"""Search for the smallest change of a config after which it meets a broken rule."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from gemmill.library.legality.rule import Rule
 
 
 class _Choice(NamedTuple):
-    """A value that a field may have."""
+    """A candidate value of a field."""
 
     distance: float
-    """How far it is from the old one."""
+    """Its distance from the old value."""
     place: int
-    """Where it stands in the field's domain; :data:`_KEPT` for the old value."""
+    """Its index in the field's domain; :data:`_KEPT` for the old value."""
     value: Value
 
 
 _KEPT = -1
 _Open = dict[str, tuple[_Choice, ...]]
-"""Fields that are not decided, and what is left for them: the old value, unless struck out, and others by distance."""
+"""Undecided fields and their remaining candidates: the old value first, unless it is ruled out, then by distance."""
 
 
 def nearest_change(
     rule: Rule, fields: Fields, keep: Sequence[Rule], domains: Mapping[str, tuple[Value, ...]]
 ) -> dict[str, Value] | None:
-    """The smallest change of a broken rule's fields after which it holds, and ``keep`` still do; None without one.
+    """The smallest change of a broken rule's fields after which that rule and ``keep`` hold; None if none exists.
 
-    The fewest fields; of changes of as many the nearest; of equally near ones that of the fields the rule names first.
+    A change of fewer fields is smaller. Among changes of equally many fields the nearest one wins; among equally near
+    ones, the one that changes the fields that the rule names first.
     """
     search = _Search(rule, fields, keep, domains)
     changes = (search.of_size(size) for size in range(1, 1 + len(search.names)))
@@ -39,10 +40,10 @@ def nearest_change(
 
 
 class _Search:
-    """Search from what is broken: of a rule that a change breaks, some other field must change as well.
+    """Search that starts from the broken rules: if a change breaks a rule, another field of that rule must change too.
 
-    Each field is changed or kept in turn. A rule of which one field is still open strikes out the values that it
-    refuses (forward checking), often the old one: then that field must change.
+    Each field is changed or kept in turn. A rule with one open field rules out the values that violate it (forward
+    checking). If that includes the old value, the field must change.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class _Search:
         self._open = self._narrowed(touched, {name: _choices(name, fields[name], domains[name]) for name in self.names})
 
     def of_size(self, size: int) -> dict[str, Value] | None:
-        """The nearest change of so many fields, where no change of fewer does."""
+        """The nearest change of ``size`` fields, given that no change of fewer fields suffices."""
         self._best: tuple[float, list[int], list[int]] | None = None
         self._found: dict[str, Value] | None = None
         if self._open is not None:
@@ -65,7 +66,7 @@ class _Search:
         return self._found
 
     def _extend(self, made: dict[str, _Choice], broken: list[Rule], free: _Open, left: int) -> None:
-        """Makes at most ``left`` more changes to ``free`` fields, for what is broken after those ``made``."""
+        """Try up to ``left`` more changes of ``free`` fields to repair the rules ``broken`` by the changes ``made``."""
         if not broken:
             self._compare(made)
             return
@@ -88,22 +89,22 @@ class _Search:
             self._fields[name] = old
             kept = self._narrowed(rules, free) if left > 1 else free
             if choices[0].place != _KEPT or kept is None:
-                break  # it had to change
+                break  # this field must change
             free = kept
 
     def _suspects(self, broken: list[Rule], free: _Open, left: int) -> list[str]:
-        """Fields of which one must change, those with the fewest values first; none where that takes too many."""
+        """Fields of which at least one must change, fewest candidates first; none if more than ``left`` must change."""
         musts = [name for name, choices in free.items() if choices[0].place != _KEPT]
         if len(musts) > left or not left:
             return []
         suspects = [[name for name in rule.fields if name in free] for rule in broken]
         chosen = musts[:1] or min(suspects, key=len)
-        if left == 1:  # a single change has to mend them all
+        if left == 1:  # a single change has to repair all of them
             chosen = [name for name in chosen if all(name in others for others in suspects)]
         return sorted(chosen, key=lambda name: len(free[name]))
 
     def _narrowed(self, rules: Iterable[Rule], free: _Open) -> _Open | None:
-        """What is left once the rules of which one field is free have struck out values; None where that is nothing."""
+        """``free`` without the values that rules with one free field rule out; None if a field has no value left."""
         narrowed = dict(free)
         for rule in rules:
             if "schedule" not in free and not rule.concerns(self._config.schedule):
@@ -125,7 +126,7 @@ class _Search:
         return rule.allows(self._config)
 
     def _compare(self, made: dict[str, _Choice]) -> None:
-        """Keeps the nearest change."""
+        """Keep this change if it is nearer than the best one so far."""
         changes = [(at, made[name]) for at, name in enumerate(self.names) if name in made]
         key = sum(c.distance for _, c in changes), [at for at, _ in changes], [c.place for _, c in changes]
         if self._best is None or key < self._best:
@@ -133,14 +134,14 @@ class _Search:
 
 
 def _choices(name: str, old: Value, domain: Sequence[Value]) -> tuple[_Choice, ...]:
-    """The old value of a field and the others of its domain, the nearest first."""
+    """The old value of a field, then the other values of its domain, nearest first."""
     others = (_Choice(_distance(name, old, new), place, new) for place, new in enumerate(domain) if new != old)
     return (_Choice(0, _KEPT, old), *sorted(others, key=lambda choice: choice.distance))
 
 
 def _distance(name: str, old: Value, new: Value) -> float:
-    """How far a change is: tuning is near, another tile or schedule farther, another GEMM, or sums in another order,
-    farthest."""
+    """The cost of a change: low for tuning fields, higher for tile and schedule, highest for fields that change the
+    GEMM or the order of summation."""
     weights = {"stages": 1, "scheduler": 1, "scheduler.decomposition": 8, "tile": 2, "cluster": 2, "schedule": 2}
     weight = weights.get(name, weights.get(name.partition(".")[0], 8))
     if isinstance(old, int) and isinstance(new, int):

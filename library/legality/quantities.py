@@ -1,13 +1,13 @@
-"""Quantities that rules of all families count in."""
+"""Constants and arithmetic shared by the rules of all families."""
 
 from __future__ import annotations
 
 SM_REGISTERS = 65536
 """Registers of an SM (CUDA Programming Guide, Compute Capabilities)."""
 TMA_ALIGN = 16
-"""Bytes that TMA needs base addresses and strides to be a multiple of."""
+"""TMA needs base addresses and strides that are multiples of this many bytes."""
 
 
 def align_up(value: int, multiple: int) -> int:
-    """The least multiple of ``multiple`` that is not below ``value``."""
+    """``value`` rounded up to a multiple of ``multiple``."""
     return -(-value // multiple) * multiple

@@ -1,4 +1,4 @@
-"""What a legality rule is."""
+"""The type of a legality rule."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Plan = TypeVar("Plan", bound="KernelPlan")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """One fact that legal configs obey."""
+    """One condition that every legal config meets."""
 
     id: str
     """Stable kebab-case name."""
     fields: tuple[str, ...]
-    """The fields that it reads, the one to change first in front; ``schedule`` is added where the rule has a family."""
+    """The fields that it reads, the first to change first. ``schedule`` is added for rules of a family."""
     check: Callable[[Any], str | None]
-    """What is wrong, with the values on both sides, with a kernel of such a plan; None when the rule is kept."""
+    """Takes a plan; returns what is wrong, with the actual and the allowed values, or None if the rule is met."""
     source: str
-    """Where the fact is from."""
+    """The document or source file that states the condition."""
     plan: type[KernelPlan]
-    """The plans that the check reads."""
+    """The type of plan that the check takes."""
 
     def __post_init__(self) -> None:
         if self.family is not None and "schedule" not in self.fields:
@@ -35,24 +35,24 @@ class Rule:
 
     @property
     def family(self) -> FamilyName | None:
-        """The kernel family that the rule is for; None: all."""
+        """The kernel family that the rule applies to; None means all families."""
         return self.plan.family
 
     def finding(self, config: GemmConfig) -> str | None:
-        """What is wrong; None when the rule is kept or is for other kernels."""
+        """What is wrong; None if the config meets the rule or the rule does not apply to its family."""
         return self.check(self.plan(config)) if self.family is None or config.family == self.family else None
 
     def concerns(self, schedule: str) -> bool:
-        """Whether the rule is for kernels of a schedule."""
+        """Whether the rule applies to kernels of ``schedule``."""
         return self.family is None or FAMILIES[schedule] == self.family
 
     def allows(self, config: GemmConfig) -> bool:
-        """Whether the rule is kept."""
+        """Whether ``config`` meets the rule."""
         return self.finding(config) is None
 
 
 def rule(
     name: str, fields: tuple[str, ...], source: str, plan: type[Plan]
 ) -> Callable[[Callable[[Plan], str | None]], Rule]:
-    """Makes a rule of the check that follows, whose docstring says what legal configs obey."""
+    """Decorator that makes a rule from a check. The check's docstring is the text of the rule."""
     return lambda check: Rule(name, fields, check, source, plan)

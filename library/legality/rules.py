@@ -1,8 +1,9 @@
-"""Legality: every reason for which a config cannot become a kernel, each stated once and with a stable id.
+"""The legality rules: every reason why a config cannot become a kernel, each with a stable id.
 
-A rule is plain Python over the few fields that it declares. Loader, expander, selector and docs all use these; kernel
-sets evaluate a rule once for each distinct combination of its fields (:mod:`gemmill.library.manifest.grid`). What
-holds for all kernels is here, the rest with its family (:mod:`gemmill.library.families`).
+A rule is a Python function of the few fields that it declares. The manifest loader, the selector and the docs all use
+the same rules. Kernel sets evaluate a rule once for each distinct combination of its fields
+(:mod:`gemmill.library.manifest.grid`). This module holds the rules for all kernels; the rules of a kernel family are in
+:mod:`gemmill.library.families`.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ SWIZZLES = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why a rule refuses a config, and the nearest legal change."""
+    """A rule that a config breaks, the reason, and the nearest legal change."""
 
     rule: str
     """Id of the rule."""
     fields: tuple[str, ...]
-    """The fields the rule reads."""
+    """The fields that the rule reads."""
     message: str
-    """What is wrong, with the values on both sides."""
+    """What is wrong, with the actual and the allowed values."""
     fix: Mapping[str, Value] | None
-    """The fields to change, and to what, for a config that breaks no rule at all; None when none was found."""
+    """The fields to change, with their new values, so that the config breaks no rule; None if no change was found."""
 
     def __str__(self) -> str:
         if self.fix is None:
@@ -47,21 +48,21 @@ class Verdict:
         return f"{self.rule}: {self.message}; nearest legal change: {changes}"
 
 
-@rule("family", ("schedule", "arch"), "gemmill: the kernel templates in emitters/include/gemmill/kernel", KernelPlan)
+@rule("family", ("schedule", "arch"), "gemmill: kernel templates in emitters/include/gemmill/kernel", KernelPlan)
 def _family(plan: KernelPlan) -> str | None:
-    """There are kernels of the schedule, and they are made for the target."""
+    """The target architecture must support the schedule."""
     schedule, arch, archs = plan.config.schedule, plan.config.arch, family_of(plan.config).archs
-    return None if arch in archs else f"{schedule} kernels are made for {one_of(archs)}, not for {arch}"
+    return None if arch in archs else f"arch is {arch}; {schedule} kernels support {one_of(archs)}"
 
 
 @rule(
     "scheduler-swizzle",
     ("scheduler.swizzle_size",),
-    "gemmill: sizes of the groups that the tile scheduler walks",
+    "gemmill: group sizes of the tile scheduler",
     KernelPlan,
 )
 def _swizzle(plan: KernelPlan) -> str | None:
-    """The swizzle size is a power of two up to 16."""
+    """The swizzle size must be a power of two up to 16."""
     config = plan.config
     swizzle = config.scheduler.swizzle_size
     return None if swizzle in SWIZZLES else f"swizzle_size is {swizzle}; it must be {one_of(SWIZZLES)}"
@@ -74,57 +75,59 @@ def _swizzle(plan: KernelPlan) -> str | None:
     KernelPlan,
 )
 def _splits(plan: KernelPlan) -> str | None:
-    """Splits are as many as the decomposition takes, and one where it does not share K."""
+    """``splits`` must be 2 to 4 for the cluster decomposition, and 1 for all others."""
     splits, decomposition = plan.config.scheduler.splits, plan.config.scheduler.decomposition
     allowed = decomposition_of(plan.config).splits
     if splits in allowed:
         return None
     if len(allowed) == 1:
-        return f"splits is {splits}; it must be {allowed[0]} where the decomposition is {decomposition}"
-    return f"splits is {splits}; {decomposition} kernels take {allowed[0]} to {allowed[-1]}"
+        return f"splits is {splits}; it must be {allowed[0]} when the decomposition is {decomposition}"
+    return f"splits is {splits}; {decomposition} kernels support {allowed[0]} to {allowed[-1]}"
 
 
 @rule(
     "decomposition",
     ("scheduler.decomposition", "schedule"),
-    "gemmill: the tile schedulers that exist; stream-K's units differ in K, so pingpong's turns would not be even",
+    "gemmill: available tile schedulers; stream-K work units differ in K, so pingpong warpgroups would not alternate",
     KernelPlan,
 )
 def _decomposition(plan: KernelPlan) -> str | None:
-    """The decomposition of K is one that the schedule has."""
+    """The schedule must support the decomposition of K."""
     config = plan.config
     decomposition, known = config.scheduler.decomposition, new_plan(config).decompositions
     if decomposition in known:
         return None
-    return f"there is no {decomposition} decomposition of {config.schedule} kernels; it must be {one_of(known)}"
+    return f"decomposition is {decomposition}; {config.schedule} kernels support only {one_of(known)}"
 
 
-@rule("batching", ("scheduler.batching", "schedule"), "gemmill: the tile schedulers that exist", KernelPlan)
+@rule("batching", ("scheduler.batching", "schedule"), "gemmill: available tile schedulers", KernelPlan)
 def _batching(plan: KernelPlan) -> str | None:
-    """Batches are of a kind that the family has."""
+    """The kernel family must support the batching."""
     batching, known = plan.config.scheduler.batching, family_of(plan.config).batchings
     if batching in known:
         return None
-    return f"{plan.config.schedule} kernels have no {batching} batching, only {one_of(known)}"
+    return f"batching is {batching}; {plan.config.schedule} kernels support only {one_of(known)}"
 
 
-@rule("epilogue-c", ("c.dtype", "epilogue"), "gemmill: C is loaded where an expression reads it", KernelPlan)
+@rule("epilogue-c", ("c.dtype", "epilogue"), "gemmill: a kernel loads C only if its epilogue reads it", KernelPlan)
 def epilogue_c(plan: KernelPlan) -> str | None:
-    """There is a C if and only if the epilogue reads one."""
+    """A config must have a C if its epilogue reads C, and no C otherwise."""
     config = plan.config
     epilogue, has_c = config.epilogue, config.c is not None
     if epilogue == LINEAR or parse(epilogue).reads_c == has_c:
         return None
-    return f"there is {'a' if has_c else 'no'} C, which the epilogue {'never reads' if has_c else 'reads'}: {epilogue}"
+    if has_c:
+        return f"the config has a C, which the epilogue does not read: {epilogue}"
+    return f"the epilogue reads C, but the config has none: {epilogue}"
 
 
 @rule("epilogue-integers", ("d.dtype", "epilogue"), "gemmill: expressions compute in f32", KernelPlan)
 def _epilogue_integers(plan: KernelPlan) -> str | None:
-    """A D of integers has the linear epilogue."""
+    """If D is s32, the epilogue must be linear."""
     config = plan.config
     if config.epilogue == LINEAR or config.d.dtype != "s32":
         return None
-    return f"D is s32, which only the linear epilogue writes exactly; expressions compute in f32: {config.epilogue}"
+    return f"D is s32; expressions compute in f32, so the epilogue must be linear: {config.epilogue}"
 
 
 @rule(
@@ -134,62 +137,68 @@ def _epilogue_integers(plan: KernelPlan) -> str | None:
     KernelPlan,
 )
 def _epilogue_family(plan: KernelPlan) -> str | None:
-    """An epilogue asks for nothing that the family, or its target, lacks."""
+    """The kernel family and the target must support every operation of the epilogue."""
     return new_plan(plan.config).lacks_for_epilogue if plan.config.epilogue != LINEAR else None
 
 
 @rule(
     "epilogue-groups",
     ("scheduler.batching", "epilogue"),
-    "gemmill: TMA clips where a matrix ends, not where a group does; arrays list the addresses of A to D alone",
+    "gemmill: TMA clips at the end of a matrix, not of a group; array batching has addresses of A, B, C and D only",
     KernelPlan,
 )
 def _epilogue_groups(plan: KernelPlan) -> str | None:
-    """All but strided batches have epilogues without matrices that TMA moves, arrays the linear one."""
+    """Only strided batching supports epilogue matrices moved by TMA; array batching needs the linear epilogue."""
     config = plan.config
     batching, epilogue = config.scheduler.batching, config.epilogue
     if epilogue == LINEAR or batching == "strided":
         return None
     if batching == "array":
-        return f"array kernels have the linear epilogue only: {epilogue}"
+        return f"array batching supports only the linear epilogue, not {epilogue}"
     if any(staged_formats(epilogue)):
-        return f"{batching} kernels move no matrices of an epilogue by TMA; leave out their majors: {epilogue}"
+        return (
+            f"{batching} batching does not support epilogue matrices moved by TMA; write x[m, n] without a major: "
+            f"{epilogue}"
+        )
     return None
 
 
 @rule(
     "epilogue-gated",
     ("tile.n", "scheduler.decomposition", "epilogue"),
-    "gemmill: partial sums have the columns of D",
+    "gemmill: the partial sums of split-K have as many columns as D",
     KernelPlan,
 )
 def _epilogue_gated(plan: KernelPlan) -> str | None:
-    """Where an epilogue pairs columns, tile N is a multiple of 16 and no second kernel applies it."""
+    """If the epilogue pairs columns, tile N must be a multiple of 16 and the decomposition must not be split-K."""
     config = plan.config
     if not is_gated(config.epilogue):
         return None
     if config.tile.n % 16:
-        return f"tile N is {config.tile.n}, and the epilogue pairs columns: it must be a multiple of 16"
+        return f"tile N is {config.tile.n}; for an epilogue that pairs columns it must be a multiple of 16"
     if not decomposition_of(config).has_second_kernel:
         return None
-    return f"the epilogue pairs columns, which the second kernel of split-K does not: {config.epilogue}"
+    return f"split-K does not support an epilogue that pairs columns: {config.epilogue}"
 
 
 @rule(
     "epilogue-scales",
     ("a.scale", "b.scale", "epilogue"),
-    "gemmill: a call passes scales of an operand once, as a_scale or b_scale",
+    "gemmill: a_scale and b_scale each name one argument of a call",
     KernelPlan,
 )
 def _epilogue_scales(plan: KernelPlan) -> str | None:
-    """An epilogue has no ``a_scale`` or ``b_scale`` where the main loop reads scales by that name."""
+    """The epilogue must not use the name ``a_scale`` or ``b_scale`` if the main loop reads scales with that name."""
     config = plan.config
     if config.epilogue == LINEAR:
         return None
     names = [operand.name for operand in parse(config.epilogue).operands]
     for name, scale in zip(SCALES, (config.a.scale, config.b.scale), strict=True):
         if name in names and scale != "none":
-            return f"{name} is the {scale} scale of the main loop; name it otherwise in the epilogue: {config.epilogue}"
+            return (
+                f"{name} already names the {scale} scales that the main loop reads; use another name in the epilogue: "
+                f"{config.epilogue}"
+            )
     return None
 
 
@@ -207,11 +216,11 @@ RULES: tuple[Rule, ...] = (
     _epilogue_family,
     *itertools.chain.from_iterable(family.rules for family in FAMILIES.values()),
 )
-"""Every legality rule, in the order in which they are reported: what holds for all kernels, then family by family."""
+"""Every legality rule in the order of reports: first the rules for all kernels, then those of each family."""
 
 
 def _merged_domains() -> dict[str, tuple[Value, ...]]:
-    """The values that any family takes, of the fields that have no words."""
+    """The values that at least one family supports, for each integer field."""
     merged: dict[str, dict[Value, None]] = {}
     for family in FAMILIES.values():
         for name, values in family.domains.items():
@@ -227,17 +236,17 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
         "scheduler.splits": (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256),
     }
 )
-"""The values a fix may give to a field."""
+"""The values that a fix may assign to each field."""
 
 
 def verdicts(config: GemmConfig | Fields) -> list[Verdict]:
-    """All rules that a config breaks, each with the nearest legal change. Empty for a legal config."""
+    """All rules that a config breaks, each with the nearest legal change; empty for a legal config."""
     fields = fields_of(config) if isinstance(config, GemmConfig) else config
     return [Verdict(rule.id, rule.fields, finding, nearest_fix(rule, fields)) for rule, finding in broken(config)]
 
 
 def broken(config: GemmConfig | Fields) -> list[tuple[Rule, str]]:
-    """The rules that a config breaks, and what is wrong; without the search for legal changes."""
+    """The rules that a config breaks, each with its message; unlike :func:`verdicts`, without legal changes."""
     plan = plan_of(config) if isinstance(config, GemmConfig) else new_plan(ConfigView(config))
     findings = ((rule, rule.check(plan)) for rule in RULES if rule.family in (None, plan.family))
     return [(rule, finding) for rule, finding in findings if finding is not None]
@@ -250,9 +259,9 @@ def legal(config: GemmConfig | Fields) -> bool:
 
 
 def nearest_fix(rule: Rule, fields: Fields) -> Mapping[str, Value] | None:
-    """The smallest change after which a config that breaks ``rule`` breaks no rule at all; None when none was found.
+    """The smallest change after which a config that breaks ``rule`` breaks no rule; None if no change was found.
 
-    Changes as few of the rule's own fields as it can. What else is broken, or breaks by that, is mended in turn.
+    It changes as few of the rule's own fields as possible, then repairs each other rule that is or becomes broken.
     """
     fixed = dict(fields)
     config = ConfigView(fixed)
@@ -267,7 +276,7 @@ def nearest_fix(rule: Rule, fields: Fields) -> Mapping[str, Value] | None:
         fixed.update(change)
     if not legal(config):
         return None
-    # A later change may have made an earlier one needless, and to take one back may make another so.
+    # A later change can make an earlier one unnecessary, and undoing one can make another unnecessary.
     while needless := [n for n in fixed if fixed[n] != fields[n] and legal({**fixed, n: fields[n]})]:
         fixed[needless[0]] = fields[needless[0]]
     return {name: value for name, value in fixed.items() if value != fields[name]}

@@ -1,4 +1,4 @@
-"""The page of docs that lists every rule, made from the rules themselves.
+"""Generates the docs page that lists every rule.
 
 ``python -m gemmill.library.legality.rules_page`` writes ``docs/rules.md``.
 """
@@ -17,14 +17,15 @@ from gemmill.library.legality.rules import RULES
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
 _HEAD = """# Rules
 
-What legal configs obey, and why. `gemmill explain` says which of them a config breaks and the nearest legal change;
-manifests leave out what breaks one. Each stands in `library/legality/rules.py`, or in `library/families/` with its
-family, above the check that it names; this page is made of those by `python -m gemmill.library.legality.rules_page`.
+This page is for authors of kernel sets. It lists every rule that a legal config meets, with its source.
+`gemmill explain` reports the rules that a config breaks and the nearest legal change; manifests skip configs that break
+a rule. The rules are defined in `library/legality/rules.py` and `library/families/`;
+`python -m gemmill.library.legality.rules_page` writes this page.
 """
 
 
 def statement(rule: Rule) -> str:
-    """What legal configs obey, in a sentence."""
+    """The text of a rule: what legal configs meet, in a sentence."""
     check = rule.check
     while isinstance(check, functools.partial):
         check = check.func

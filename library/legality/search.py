@@ -1,8 +1,8 @@
-"""Search of the legal space: some fields given, the others tried until every rule is kept.
+"""Search for legal configs with given values of some fields.
 
-Coverage tables ask whether there is any such config, random tests draw one. Fields are tried one after the other, each
-value looked ahead one step (forward checking): a rule of which one field is still open strikes out the values that it
-refuses, so a contradiction shows where it arises.
+Coverage tables test whether such a config exists; random tests draw one. The search assigns one field after another
+with forward checking: a rule with one open field rules out the values that violate it, so that contradictions show
+early.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _FIRST: tuple[str, ...] = (
     *("scheduler.raster", "scheduler.swizzle_size", "epilogue", "stages"),
 )
 ORDER = (*_FIRST, *(name for name in FIELD_NAMES if name not in _FIRST))
-"""The fields in the order in which they are decided: what is multiplied first, and what a rule ties together nearby."""
+"""The order in which the search assigns fields: operand types first, and fields that share a rule close together."""
 STEPS = 20_000
-"""Values tried before a search gives up."""
+"""Values that a search tries before it gives up."""
 RESTARTS = 50
-"""Times that a draw starts anew, with its share of the steps: after an unlucky start, that beats going on."""
+"""Attempts of a random draw, each with an equal share of the steps: a new start recovers from unlucky choices."""
 
 _ABSENT: Mapping[str, Value] = {row.name: row.absent for row in TABLE.values() if row.absent is not None}
 
 
 def _whole_c(name: str, plan: KernelPlan) -> str | None:
     is_absent = getattr(plan.config.outputs["c"], name) == _ABSENT[f"c.{name}"]
-    return None if is_absent == (plan.config.c is None) else "C is there or not"
+    return None if is_absent == (plan.config.c is None) else "the fields of C must either all be set or all be absent"
 
 
 _C_RULES = tuple(
@@ -48,22 +48,22 @@ _Domains: TypeAlias = dict[str, tuple[Value, ...]]
 _WHOLE: Mapping[str, tuple[Value, ...]] = {
     name: (*DOMAINS[name], _ABSENT[name]) if name in _ABSENT else DOMAINS[name] for name in ORDER
 }
-"""All values of each field."""
+"""All values of each field, including those of an absent C."""
 
 Constraints: TypeAlias = Mapping[str, Value | tuple[Value, ...]]
-"""What some fields must be: one value, or one of several."""
+"""For some fields, the required value or a tuple of allowed values."""
 
 
 def any_legal(constraints: Constraints, rules: Sequence[Rule] = RULES) -> Fields | None:
-    """The first config that meets constraints and keeps the rules; None where there is none."""
+    """The first config found that meets the constraints and the rules; None if there is none."""
     return _Search(_concerning(rules, constraints), None).solve(constraints)
 
 
 def draw_legal(generator: random.Random, constraints: Constraints) -> Fields | None:
-    """A random legal config that meets constraints; None where there is none, or the search has given up.
+    """A random legal config that meets the constraints; None if there is none or the search gives up.
 
-    Each field in turn is drawn evenly from the values that leave a legal config: formats are even, whatever number of
-    tiles each has.
+    Each field is drawn uniformly from the values that still allow a legal config. All formats are therefore equally
+    likely, regardless of how many tiles each has.
     """
     rules = _concerning(RULES, constraints)
     attempts = (_Search(rules, generator, STEPS // RESTARTS).solve(constraints) for _ in range(RESTARTS))
@@ -71,9 +71,10 @@ def draw_legal(generator: random.Random, constraints: Constraints) -> Fields | N
 
 
 def obstacle(constraints: Constraints) -> Rule | None:
-    """The rule without which there would be a config that meets constraints; None where there is one already.
+    """The rule that excludes every config that meets the constraints; None if a legal config exists.
 
-    Of several that forbid it, the first that suffices; where no single one does, the first of those that together do.
+    It is the first rule whose removal alone allows a config. If there is no such rule, it is the last of the shortest
+    prefix of the rules whose removal allows one.
     """
     fixed = {name: value for name, value in constraints.items() if not isinstance(value, tuple)}
     for rule in RULES:
@@ -83,7 +84,7 @@ def obstacle(constraints: Constraints) -> Rule | None:
     if search.solve(constraints) is not None:
         return None
     for rule in RULES:
-        # Without one that struck out nothing, the search would go the same way.
+        # Removing a rule that ruled out nothing would not change the search.
         if (
             rule in search.refused
             and any_legal(constraints, [other for other in RULES if other is not rule]) is not None
@@ -96,14 +97,14 @@ def obstacle(constraints: Constraints) -> Rule | None:
 
 
 def _concerning(rules: Sequence[Rule], constraints: Constraints) -> Sequence[Rule]:
-    """The rules that may refuse a config that meets constraints."""
+    """The rules that apply to configs that meet the constraints."""
     schedule = constraints.get("schedule")
     return [rule for rule in rules if rule.concerns(schedule)] if isinstance(schedule, str) else rules
 
 
 @lru_cache(1 << 18)
 def _allowed(rule: Rule, name: str, values: tuple[Value | None, ...]) -> frozenset[Value]:
-    """The values of a field that a rule allows beside those of its other fields: one search after the other asks."""
+    """The values of a field that a rule allows, given its other fields. Cached across searches."""
     fields = {other: value for other, value in zip(rule.fields, values, strict=True) if value is not None}
     config, allowed = ConfigView(fields), []
     for value in _WHOLE[name]:
@@ -123,7 +124,7 @@ class _Search:
         self._rules_of: dict[str, list[tuple[Rule, frozenset[str]]]] = {name: [] for name in ORDER}
         self._domains: _Domains = dict(_WHOLE)
         self.refused: set[Rule] = set()
-        """The rules that have struck out anything."""
+        """The rules that have ruled out at least one value."""
         for rule in (*_C_RULES, *rules):
             names = frozenset(rule.fields)
             for name in names:
@@ -132,7 +133,7 @@ class _Search:
                 self._strike(rule, name, {}, self._domains)
 
     def solve(self, constraints: Constraints) -> Fields | None:
-        """A config that meets constraints, in the order of the names; None if there is none or it takes too long."""
+        """A config that meets the constraints, in the order of the fields; None if none exists or the steps run out."""
         decided: dict[str, Value] = {}
         domains = dict(self._domains)
         fixed = {name: value for name, value in constraints.items() if not isinstance(value, tuple)}
@@ -152,7 +153,7 @@ class _Search:
     def _extend(self, decided: dict[str, Value], domains: _Domains, names: Sequence[str]) -> bool:
         if not names:
             return True
-        # What contradictions were about first, so that the next one shows before anything else is tried.
+        # Fields of earlier contradictions first, so that the next contradiction shows early.
         name = names[0] if self._generator else max(names, key=self._contradicted.__getitem__)
         rest = [other for other in names if other != name]
         for value in self._ordered(name, domains[name]):
@@ -170,12 +171,12 @@ class _Search:
         if self._generator is None:
             return values
         shuffled = self._generator.sample(values, len(values))
-        if name == "c.dtype" and self._generator.random() < 0.5:  # or one in a dozen would do without C
+        if name == "c.dtype" and self._generator.random() < 0.5:  # otherwise only one config in a dozen has no C
             shuffled.sort(key=lambda value: value != "none")
         return shuffled
 
     def _narrowed(self, decided: Fields, domains: _Domains, name: str) -> _Domains | None:
-        """The domains without what a rule refuses now that ``name`` is decided; None where nothing is left of one."""
+        """The domains without the values that rules refuse once ``name`` is decided; None if a domain becomes empty."""
         narrowed = dict(domains)
         for rule, names in self._rules_of[name]:
             undecided = names.difference(decided)
@@ -194,7 +195,7 @@ class _Search:
         return narrowed
 
     def _strike(self, rule: Rule, name: str, decided: Fields, domains: _Domains) -> None:
-        """Strikes out the values that a rule refuses of its last undecided field."""
+        """Remove the values that a rule refuses from the domain of its last undecided field."""
         allowed = _allowed(rule, name, tuple(map(decided.get, rule.fields)))
         if not allowed.issuperset(domains[name]):
             self.refused.add(rule)

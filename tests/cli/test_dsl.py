@@ -27,7 +27,7 @@ def test_kernels_of_a_tile_have_the_formats_of_the_problem() -> None:
 
 
 def test_a_tile_that_cannot_be_is_refused_by_its_rule() -> None:
-    with pytest.raises(UnsupportedProblemError, match=r"no kernel has a tile of 256x256x64: .*registers a thread"):
+    with pytest.raises(UnsupportedProblemError, match=r"no kernel has a tile of 256x256x64: .*registers per thread"):
         kernels_of(GemmProblem(m=300, n=300, k=64, a="bf16"), (256, 256, 64), (1, 1))
 
 

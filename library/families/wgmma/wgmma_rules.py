@@ -1,4 +1,4 @@
-"""The rules of WGMMA kernels: operands, tiles, clusters and stages that they take, registers and memory that hold."""
+"""The rules of WGMMA kernels: supported operands, tiles, clusters and stages, and limits of registers and memory."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.library.legality.rule import Rule, rule
 
 NARROW = (*INT8, *FP8, "s4", "u4")
-"""Types of A that kernels upconvert to B's."""
+"""Types of A that kernels upconvert to the type of B."""
 GROUP_SCALES = tuple(f"1x{group}{zeros}" for zeros in ("", "z") for group in (32, 64, 128))
-"""Scales of groups of narrow A along K, without and with zero points."""
+"""Group scales of a narrow A along K, without and with zero points."""
 ACCUMULATORS: Accumulators = MappingProxyType(
     {
         ("bf16", "bf16"): ("f32",),
@@ -50,25 +50,24 @@ ACCUMULATORS: Accumulators = MappingProxyType(
 )
 """Accumulator types by the types of A and B."""
 PROMOTION_K = 128
-"""K that four fp8 WGMMAs multiply, and that shares a scale where blocks have one: the depth of a stage with two-level
-accumulation."""
+"""Tile K with two-level accumulation: the K extent of four fp8 WGMMAs, and of a block of scales."""
 TRANSPOSED_DEPTHS = (64, 128, 256)
-"""Bytes along K of stages that are transposed: what warps deal out among their lanes."""
+"""Supported depths in bytes along K of transposed stages: those that warps can divide among their lanes."""
 ALIGNS = (1, 2, 4, 8, 16)
-"""Alignments that the reduction kernel takes of C and D, which it accesses without TMA."""
+"""Alignments of C and D that the reduction kernel supports. It accesses them without TMA."""
 MIXED_TILE_K = (64, 128, 256)
-"""Depths of a stage with a narrow A."""
+"""Tile K of kernels with a narrow A."""
 NARROW_ROW = 128
-"""Most bytes of a row of such a stage: one swizzle span."""
+"""Most bytes of a row of a stage of a narrow A: one swizzle span."""
 NARROW_CHUNK = 16
-"""Bytes along K of its rows that a lane reads at a time."""
+"""Bytes along K of such a row that a lane reads at a time."""
 TILE_M: Mapping[str, tuple[int, ...]] = MappingProxyType({"cooperative": (128, 192, 256), "pingpong": (64, 128)})
-"""Rows of a tile by schedule: one or two WGMMAs of 64 rows for each consumer warpgroup."""
+"""Tile M by schedule: one or two WGMMAs of 64 rows for each consumer warpgroup."""
 TILE_N = tuple(range(8, 257, 8))
 TILE_K_BYTES = tuple(range(SHALLOW_K_BYTES, 513, 32))
-"""Depths of a stage: whole WGMMAs, and rows that a swizzle of 32 bytes or more fits."""
+"""Depths of a stage in bytes: whole WGMMAs, with rows that fit a swizzle of at least 32 bytes."""
 SHARE_COLUMNS = 8
-"""Columns of D that one fragment of a warp has: what a CTA of a cluster stores is made of whole ones."""
+"""Columns of D in one fragment of a warp. A CTA of a cluster stores whole fragments."""
 CLUSTER = (1, 2, 4)
 """CTAs of a cluster along M and along N."""
 CLUSTER_CTAS = 8
@@ -76,8 +75,8 @@ CLUSTER_CTAS = 8
 TMA_BOX = 256
 """Most elements of a TMA box along any extent."""
 TMA_TARGET = 128
-"""Bytes that addresses in shared memory that TMA writes to are a multiple of. Swizzles go by address, so that a slice
-of an operand may begin inside a swizzle's period."""
+"""TMA writes to shared memory addresses that are multiples of this many bytes. Swizzles depend on the address, so a
+slice of an operand can begin inside the period of a swizzle."""
 
 
 _SCALE_PAIRS = ", or ".join(f"{a} and {b}" for a, b in (("none", "none"), *BLOCK_SCALES.values()))
@@ -90,44 +89,47 @@ _SCALE_PAIRS = ", or ".join(f"{a} and {b}" for a, b in (("none", "none"), *BLOCK
     WgmmaPlan,
 )
 def majors(plan: WgmmaPlan) -> str | None:
-    """A, B, C and D are contiguous along one of their extents."""
+    """A, B, C and D must each be contiguous along one extent."""
     loose = [name.upper() for name, operand in plan.config.operands.items() if operand.major == "any"]
-    return f"{' and '.join(loose)} may have any strides; TMA needs one contiguous extent" if loose else None
+    if not loose:
+        return None
+    return f"the major of {' and '.join(loose)} is any; TMA needs one contiguous extent"
 
 
 @rule(
     "row-groups",
     ("d.major", "a.major", "c.major", "scheduler.batching"),
-    "CUDA driver API, cuTensorMapEncodeTiled: strides, and so places of a window, are multiples of 16 bytes",
+    "CUDA driver API, cuTensorMapEncodeTiled: strides, and therefore group starts, are multiples of 16 bytes",
     WgmmaPlan,
 )
 def row_groups(plan: WgmmaPlan) -> str | None:
-    """In groups of rows D is n-major; where a group may begin at any row, A is K-major and C n-major."""
+    """With grouped and masked batching D must be n-major; with grouped batching A must be K-major and C n-major."""
     config = plan.config
     batching = config.scheduler.batching
     if batching not in ("grouped", "masked"):
         return None
     if config.d.major == "m":
         return (
-            f"D is m-major with {batching} batching; a group ends at any row, where TMA clips D only if it is n-major"
+            f"D is m-major; with {batching} batching it must be n-major, because TMA cannot clip an m-major D at the "
+            "end of a group"
         )
     along_m = ["A"] * (config.a.major == "mn") + ["C"] * (config.outputs["c"].major == "m")
     if batching == "masked" or not along_m:
         return None
     return (
-        f"{' and '.join(along_m)} is contiguous along M with grouped batching; a group begins at any row, and a TMA "
-        "load at multiples of 16 bytes"
+        f"{' and '.join(along_m)} is contiguous along M; with grouped batching A must be K-major and C n-major, "
+        "because a group can begin at any row but a TMA load only at a multiple of 16 bytes"
     )
 
 
 @rule(
     "k-groups",
     ("a.major", "b.major", "scheduler.batching"),
-    "CUDA driver API, cuTensorMapEncodeTiled: strides, and so places of a window, are multiples of 16 bytes",
+    "CUDA driver API, cuTensorMapEncodeTiled: strides, and therefore group starts, are multiples of 16 bytes",
     WgmmaPlan,
 )
 def k_groups(plan: WgmmaPlan) -> str | None:
-    """In groups along K neither A nor B is K-major."""
+    """With kgrouped batching A and B must be mn-major."""
     config = plan.config
     if config.scheduler.batching != "kgrouped":
         return None
@@ -135,19 +137,19 @@ def k_groups(plan: WgmmaPlan) -> str | None:
     if not k_major:
         return None
     return (
-        f"{' and '.join(k_major)} is K-major with kgrouped batching; a group ends at any K, where TMA clips only "
-        "operands that are mn-major"
+        f"the major of {' and '.join(k_major)} is k; with kgrouped batching it must be mn, because TMA cannot clip "
+        "K-major operands at the end of a group"
     )
 
 
 @rule(
     "array-panels",
     ("tile.k", "a.major", "b.major", "a.dtype", "b.dtype", "scheduler.batching"),
-    "measured on an H200: TMA reads at the start of a tensor for a box that lies wholly outside it",
+    "measured on an H200: for a box completely outside a tensor, TMA reads at the start of the tensor",
     WgmmaPlan,
 )
 def array(plan: WgmmaPlan) -> str | None:
-    """In arrays a row of a K-major tile is one TMA box."""
+    """With array batching a row of a stage of a K-major operand must be one TMA box of 32, 64 or 128 bytes."""
     config = plan.config
     if config.scheduler.batching != "array":
         return None
@@ -155,8 +157,8 @@ def array(plan: WgmmaPlan) -> str | None:
         row = config.tile.k * operand.type.unpacked_bytes
         if operand.major == "k" and row not in SPANS:
             return (
-                f"a row of {name.upper()}'s tile has {row} bytes; with array batching it must be one box of "
-                f"{one_of(SPANS[::-1])} bytes: others may lie wholly beyond K"
+                f"a row of {name.upper()}'s tile has {row} bytes; with array batching it must have "
+                f"{one_of(SPANS[::-1])} bytes, so that no TMA box lies completely beyond K"
             )
     return None
 
@@ -164,53 +166,56 @@ def array(plan: WgmmaPlan) -> str | None:
 @rule(
     "array-clusters",
     ("cluster.m", "cluster.n", "scheduler.batching"),
-    "measured on an H200: TMA reads at the start of a tensor for a box that lies wholly outside it",
+    "measured on an H200: for a box completely outside a tensor, TMA reads at the start of the tensor",
     WgmmaPlan,
 )
 def descriptor_start(plan: WgmmaPlan) -> str | None:
-    """Arrays and groups along K have no clusters."""
+    """With array and kgrouped batching the cluster must be 1x1."""
     config = plan.config
     batching, ctas = config.scheduler.batching, config.cluster.m * config.cluster.n
     if batching not in ("array", "kgrouped") or ctas == 1:
         return None
     return (
-        f"cluster is {config.cluster.m}x{config.cluster.n}; with {batching} batching it must be 1x1: slices may lie "
-        "wholly beyond K, where TMA reads at the start of a descriptor, which is no memory of the operand"
+        f"cluster is {config.cluster.m}x{config.cluster.n}; with {batching} batching it must be 1x1, because TMA reads "
+        "memory outside the operand for a slice that lies completely beyond K"
     )
 
 
 @rule(
     "mixed-batching",
     ("scheduler.batching", "a.dtype", "b.dtype"),
-    "gemmill: what the narrow operand's loads are made for",
+    "gemmill: loads of a narrow A support only one stride",
     WgmmaPlan,
 )
 def mixed_batching(plan: WgmmaPlan) -> str | None:
-    """A narrow A comes in strided batches alone."""
+    """A mixed-input GEMM with a narrow A supports only strided batching."""
     config = plan.config
     if config.scheduler.batching == "strided" or not plan.is_mixed:
         return None
-    return f"A is {config.a.dtype} and B {config.b.dtype}; kernels that upconvert A have strided batching alone"
+    return (
+        f"batching is {config.scheduler.batching}; kernels that upconvert A ({config.a.dtype} to {config.b.dtype}) "
+        "support only strided batching"
+    )
 
 
 @rule(
     "mma-majors",
     ("a.major", "b.major", "tile.k", "a.dtype", "b.dtype"),
-    "PTX ISA, wgmma.mma_async: imm-trans-a and imm-trans-b exist for .f16 and .bf16 alone; gemmill: what the "
-    "transposing warps deal out",
+    "PTX ISA, wgmma.mma_async: imm-trans-a and imm-trans-b exist only for .f16 and .bf16; gemmill: stage depths that "
+    "the transposing warps support",
     WgmmaPlan,
 )
 def mma_majors(plan: WgmmaPlan) -> str | None:
-    """A narrow A is K-major; stages that are transposed in shared memory are as deep as warps can deal out."""
+    """A narrow A must be K-major; a stage that is transposed in shared memory must be 64, 128 or 256 bytes deep."""
     config = plan.config
     if plan.is_mixed and config.a.major == "mn":
-        return f"A is {config.a.dtype} and mn-major; a narrow A must be K-major"
+        return f"A is {config.a.dtype} and mn-major; an A narrower than B must be K-major"
     for name, operand in config.inputs.items():
         depth = config.tile.k * operand.type.unpacked_bytes
         if plan.transposes(name) and depth not in TRANSPOSED_DEPTHS:
             return (
-                f"{name.upper()} is {operand.dtype} and mn-major, in stages of {depth} bytes along K; to be "
-                f"transposed those must be {one_of(TRANSPOSED_DEPTHS)}"
+                f"{name.upper()} is {operand.dtype} and mn-major, so the kernel transposes its stages; tile K is "
+                f"{depth} bytes and must be {one_of(TRANSPOSED_DEPTHS)} bytes"
             )
     return None
 
@@ -222,14 +227,14 @@ def mma_majors(plan: WgmmaPlan) -> str | None:
     WgmmaPlan,
 )
 def alignment(plan: WgmmaPlan) -> str | None:
-    """What TMA moves is aligned to 16 bytes: all operands, of split-K kernels A and B."""
+    """Operands that TMA moves must be aligned to 16 bytes: all operands; for split-K kernels only A and B."""
     config = plan.config
     wrong = [
         f"{name.upper()} is aligned to {operand.align} bytes"
         for name, operand in (config.inputs if plan.has_second_kernel else config.operands).items()
         if operand.align != TMA_ALIGN and not (name == "c" and config.c is None)
     ]
-    return f"{' and '.join(wrong)}; TMA takes alignment {TMA_ALIGN}" if wrong else None
+    return f"{' and '.join(wrong)}; TMA needs an alignment of {TMA_ALIGN} bytes" if wrong else None
 
 
 @rule(
@@ -239,7 +244,7 @@ def alignment(plan: WgmmaPlan) -> str | None:
     WgmmaPlan,
 )
 def reduction_alignment(plan: WgmmaPlan) -> str | None:
-    """C and D of split-K kernels are aligned to a power of two that is at least an element."""
+    """C and D of split-K kernels must be aligned to a power of two from one element to 16 bytes."""
     if not plan.has_second_kernel:
         return None
     for name, operand in plan.config.outputs.items():
@@ -247,54 +252,61 @@ def reduction_alignment(plan: WgmmaPlan) -> str | None:
             continue
         allowed = [align for align in ALIGNS if align >= operand.type.unpacked_bytes]
         if operand.align not in allowed:
-            return f"{name.upper()} is {operand.dtype} aligned to {operand.align} bytes; it must be {one_of(allowed)}"
+            return (
+                f"{name.upper()} is {operand.dtype} and aligned to {operand.align} bytes; its alignment must be "
+                f"{one_of(allowed)}"
+            )
     return None
 
 
 @rule(
     "sums-of-parts",
     ("scheduler.decomposition", "accumulator"),
-    "gemmill: parts are added in f32 or s32, whatever the tensor cores accumulate in",
+    "gemmill: partial sums are added in f32 or s32",
     WgmmaPlan,
 )
 def sums(plan: WgmmaPlan) -> str | None:
-    """Kernels that add partial sums up in accumulators have accumulators of 32 bits."""
+    """Stream-K and cluster split-K kernels must not accumulate in f16."""
     config = plan.config
     decomposition = config.scheduler.decomposition
     if decomposition in ("stream", "cluster") and config.accumulator == "f16":
-        return f"sums of {decomposition} kernels are added up in accumulators, which must not be f16: use splitk"
+        return (
+            f"accumulator is f16; {decomposition} kernels add partial sums in the accumulator, which must not be f16: "
+            "use splitk"
+        )
     return None
 
 
 @rule(
     "parts-batching",
     ("scheduler.decomposition", "scheduler.batching"),
-    "gemmill: the tile schedulers that exist",
+    "gemmill: available tile schedulers",
     WgmmaPlan,
 )
 def parts_batching(plan: WgmmaPlan) -> str | None:
-    """Kernels whose CTAs share K take strided batches."""
+    """Split-K, stream-K and cluster split-K kernels support only strided batching."""
     config = plan.config
     decomposition, batching = config.scheduler.decomposition, config.scheduler.batching
     if decomposition == "tiles" or batching == "strided":
         return None
-    return f"{decomposition} kernels take strided batches, not {batching} ones"
+    return f"batching is {batching}; {decomposition} kernels support only strided batching"
 
 
 @rule(
     "mixed-parts",
     ("scheduler.decomposition", "a.dtype", "b.dtype"),
-    "gemmill: no register is left to add parts beside upconverted fragments",
+    "gemmill: upconverted fragments leave no registers to add partial sums",
     WgmmaPlan,
 )
 def mixed_parts(plan: WgmmaPlan) -> str | None:
-    """A narrow A goes with data-parallel and split-K kernels alone."""
+    """Kernels with a narrow A support only the data-parallel (``tiles``) and split-K (``splitk``) decompositions."""
     config = plan.config
     decomposition = config.scheduler.decomposition
     if decomposition == "tiles" or plan.has_second_kernel or not plan.is_mixed:
         return None
     return (
-        f"{decomposition} kernels take operands of equal width; A is {config.a.dtype}, B {config.b.dtype}: use splitk"
+        f"A is {config.a.dtype} and B is {config.b.dtype}; {decomposition} kernels need operands of equal width: use "
+        "tiles or splitk"
     )
 
 
@@ -305,15 +317,15 @@ def mixed_parts(plan: WgmmaPlan) -> str | None:
     WgmmaPlan,
 )
 def promote(plan: WgmmaPlan) -> str | None:
-    """Two-level accumulation is for fp8 summed in f32, in stages of 128 elements along K."""
+    """Two-level accumulation (``promote``) needs fp8 operands, an f32 accumulator and tile K 128."""
     config = plan.config
     if not config.promote:
         return None
     for name, operand in config.inputs.items():
         if operand.dtype not in FP8:
-            return f"{name.upper()} is {operand.dtype}; two-level accumulation (promote) is for {one_of(FP8)}"
+            return f"{name.upper()} is {operand.dtype}; with two-level accumulation (promote) it must be {one_of(FP8)}"
     if config.accumulator != "f32":
-        return f"two-level accumulation (promote) is for sums of f32, not of {config.accumulator}"
+        return f"accumulator is {config.accumulator}; with two-level accumulation (promote) it must be f32"
     if config.tile.k == PROMOTION_K:
         return None
     return f"tile K is {config.tile.k}; with two-level accumulation (promote) it must be {PROMOTION_K}"
@@ -322,12 +334,12 @@ def promote(plan: WgmmaPlan) -> str | None:
 @rule(
     "block-scales",
     ("a.scale", "b.scale", "promote", "tile.n", "a.dtype", "b.dtype", "stages"),
-    "DeepSeek-V3 technical report, 3.3: A scaled 1 x 128, B 128 x 128; gemmill: a thread holds two scales a row",
+    "DeepSeek-V3 technical report, 3.3: A scaled 1 x 128, B 128 x 128; gemmill: a thread holds two scales per row",
     WgmmaPlan,
 )
 def block_scales(plan: WgmmaPlan) -> str | None:
-    """A and B have no scales, or fp8 with two-level accumulation those of 1x128 and 128x128 of one type, or a
-    narrow A those of groups."""
+    """fp8 operands with two-level accumulation can have scales of 1x128 (A) and 128x128 (B), both of the same type; a
+    narrow A can have group scales; other operands must have no scales."""
     config = plan.config
     a, b, n = config.a.scale, config.b.scale, config.tile.n
     if (a, b) == ("none", "none"):
@@ -336,15 +348,20 @@ def block_scales(plan: WgmmaPlan) -> str | None:
         if a in ("none", *GROUP_SCALES) and b == "none":
             return None
         types = f"{config.a.dtype} x {config.b.dtype}"
-        return f"A is scaled {a} and B {b}; of {types} A may be {one_of(GROUP_SCALES)}, B none"
+        return (
+            f"the scales of A and B are {a} and {b}; for {types} B must have none, and A none, {one_of(GROUP_SCALES)}"
+        )
     if (a, b) not in BLOCK_SCALES.values():
-        return f"A is scaled {a} and B {b}; it must be {_SCALE_PAIRS}"
+        return f"the scales of A and B are {a} and {b}; they must be {_SCALE_PAIRS}"
     if not config.promote:
-        return "promote is 0; scales need two-level accumulation, so it must be 4"
+        return "promote is 0; block scales need two-level accumulation, so it must be 4"
     if n + PROMOTION_K - math.gcd(n, PROMOTION_K) > 2 * PROMOTION_K:
-        return f"tiles of {n} columns meet three blocks of B's scales of {PROMOTION_K} columns; kernels hold two"
+        return (
+            f"tile N is {n}; such tiles can span three {PROMOTION_K}-column blocks of B's scales, and kernels support "
+            "at most two"
+        )
     if config.stages > MAX_SCALED_STAGES:
-        return f"stages is {config.stages}; block scales have named barriers for {MAX_SCALED_STAGES}"
+        return f"stages is {config.stages}; with block scales it must be at most {MAX_SCALED_STAGES}"
     return None
 
 
@@ -356,34 +373,34 @@ def block_scales(plan: WgmmaPlan) -> str | None:
     WgmmaPlan,
 )
 def tile_m(plan: WgmmaPlan) -> str | None:
-    """Tile M is one or two WGMMAs of 64 rows for each consumer warpgroup; four share 64 rows of a narrow A."""
+    """Tile M must be 128, 192 or 256 for cooperative kernels (also 64 with a narrow A), and 64 or 128 for pingpong."""
     config = plan.config
     schedule, m = config.schedule, config.tile.m
     allowed = TILE_M[schedule]
     if schedule == "cooperative" and plan.is_mixed:
         allowed = (SUBTILE_M, *allowed)
-    return None if m in allowed else f"tile M is {m}; {schedule} kernels take {one_of(allowed)}"
+    return None if m in allowed else f"tile M is {m}; for {schedule} kernels it must be {one_of(allowed)}"
 
 
 @rule(
     "tile-n",
     ("tile.n", "b.major", "b.dtype", "promote"),
-    "PTX ISA, wgmma.mma_async: N is 8 to 256 in steps of 8, of integers above 32 in steps of 16; swizzling modes",
+    "PTX ISA, wgmma.mma_async: N is 8 to 256 in steps of 8, for integers above 32 in steps of 16; swizzling modes",
     WgmmaPlan,
 )
 def tile_n(plan: WgmmaPlan) -> str | None:
-    """Tile N is a multiple of 8 up to 256, of 16 with two-level accumulation and for wide tiles of integers; rows
-    of an mn-major B fit a swizzle."""
+    """Tile N must be a multiple of 8 up to 256; with two-level accumulation, and above 32 for integers, a multiple of
+    16; with an mn-major B, a multiple of 32 bytes."""
     config = plan.config
     n = config.tile.n
     if n not in TILE_N:
         return f"tile N is {n}; it must be a multiple of 8 from {TILE_N[0]} to {TILE_N[-1]}"
     if n % 16 and (config.promote or (config.b.dtype in INT8 and n > 32)):
-        what = "with two-level accumulation" if config.promote else f"above 32, of {config.b.dtype},"
+        what = "with two-level accumulation" if config.promote else f"above 32 for {config.b.dtype}"
         return f"tile N is {n}; {what} it must be a multiple of 16"
     row = n * config.b.type.unpacked_bytes
     if config.b.major == "mn" and row % SPANS[-1]:
-        return f"tile N is {n}: rows of {row} bytes where B is mn-major; a swizzle spans at least {SPANS[-1]}"
+        return f"tile N is {n}, or {row} bytes; with an mn-major B it must be a multiple of {SPANS[-1]} bytes"
     return None
 
 
@@ -394,7 +411,8 @@ def tile_n(plan: WgmmaPlan) -> str | None:
     WgmmaPlan,
 )
 def tile_k(plan: WgmmaPlan) -> str | None:
-    """Tile K is whole WGMMAs, in rows that a swizzle fits."""
+    """Tile K must be a multiple of 32 bytes from 64 to 512 bytes; with a narrow A, 64, 128 or 256 elements, depending
+    on A's type."""
     config = plan.config
     k, size = config.tile.k, config.b.type.unpacked_bytes
     if plan.is_mixed:
@@ -402,8 +420,8 @@ def tile_k(plan: WgmmaPlan) -> str | None:
         depths = [d for d in MIXED_TILE_K if d * bits <= 8 * NARROW_ROW and d * bits % (8 * NARROW_CHUNK * slices) == 0]
         if k in depths:
             return None
-        shared = f", shared by {slices} warpgroups," if slices > 1 else ""
-        return f"tile K is {k}; with {config.a.dtype} A{shared} it must be {one_of(tuple(depths))}"
+        shared = f" that {slices} warpgroups share" if slices > 1 else ""
+        return f"tile K is {k}; with a {config.a.dtype} A{shared} it must be {one_of(tuple(depths))}"
     if k * size in TILE_K_BYTES:
         return None
     low, high, step = (depth // size for depth in (TILE_K_BYTES[0], TILE_K_BYTES[-1], INSTRUCTION_K_BYTES))
@@ -413,11 +431,11 @@ def tile_k(plan: WgmmaPlan) -> str | None:
 @rule(
     "cluster-shape",
     ("cluster.m", "cluster.n"),
-    "CUDA Programming Guide, thread block clusters: at most 8 blocks are portable",
+    "CUDA Programming Guide, thread block clusters: a portable cluster has at most 8 blocks",
     WgmmaPlan,
 )
 def cluster(plan: WgmmaPlan) -> str | None:
-    """A cluster has one, two or four CTAs along M and along N, and at most eight."""
+    """A cluster must have 1, 2 or 4 CTAs along M and along N, and at most 8 in total."""
     config = plan.config
     m, n = config.cluster.m, config.cluster.n
     if m not in CLUSTER or n not in CLUSTER:
@@ -432,23 +450,24 @@ def cluster(plan: WgmmaPlan) -> str | None:
     WgmmaPlan,
 )
 def cluster_splits(plan: WgmmaPlan) -> str | None:
-    """A cluster that shares K of a tile is 1x1, and each of its CTAs stores whole fragments of columns."""
+    """With the cluster decomposition the cluster shape must be 1x1, and each of the ``splits`` CTAs must store a
+    multiple of 8 columns of D."""
     config = plan.config
     if config.scheduler.decomposition != "cluster":
         return None
     if (config.cluster.m, config.cluster.n) != (1, 1):
-        return f"cluster is {config.cluster.m}x{config.cluster.n}; where its CTAs share K of a tile it must be 1x1"
+        return f"cluster is {config.cluster.m}x{config.cluster.n}; with the cluster decomposition it must be 1x1"
     columns = config.scheduler.splits * SHARE_COLUMNS * (2 if is_gated(config.epilogue) else 1)
     if config.tile.n % columns:
         return (
-            f"tile N is {config.tile.n}; {config.scheduler.splits} CTAs store a share of its columns of D each, which "
-            f"must be a multiple of {SHARE_COLUMNS}: take a multiple of {columns}"
+            f"tile N is {config.tile.n}; it must be a multiple of {columns}, so that each of {config.scheduler.splits} "
+            f"CTAs stores a multiple of {SHARE_COLUMNS} columns of D"
         )
     return None
 
 
 def _slices(plan: WgmmaPlan) -> Iterator[tuple[InputName, str, int, int]]:
-    """Operand, the tile extent along which its stage has rows, that extent, and the CTAs that share the rows."""
+    """For A and B: the name, the tile extent along which a stage has rows, its value, and the CTAs that share them."""
     a, b, tile, cluster = plan.config.a, plan.config.b, plan.config.tile, plan.config.cluster
     yield "a", *(("tile.k", tile.k) if a.major == "mn" else ("tile.m", tile.m)), cluster.n
     yield "b", *(("tile.k", tile.k) if b.major == "mn" else ("tile.n", tile.n)), cluster.m
@@ -458,17 +477,17 @@ def _slices(plan: WgmmaPlan) -> Iterator[tuple[InputName, str, int, int]]:
     "multicast-slice",
     ("tile.n", "tile.m", "tile.k", "cluster.m", "cluster.n", "a.major", "b.major", "a.dtype", "b.dtype"),
     "CUDA Programming Guide, tensor memory access: addresses in shared memory are multiples of 128 bytes; swizzles "
-    "go by address",
+    "depend on the address",
     WgmmaPlan,
 )
 def multicast_slice(plan: WgmmaPlan) -> str | None:
-    """The slices of an operand that the CTAs of a cluster load for each other begin where TMA can write."""
+    """A multicast operand's slice per CTA must begin at a multiple of 128 bytes of shared memory."""
     for operand, extent, rows, ctas in _slices(plan):
         least = TMA_TARGET // plan.swizzle(operand)  # rows
         if ctas > 1 and rows % (ctas * least):
             return (
-                f"{operand.upper()} is multicast to {ctas} CTAs that load a slice of its rows along {extent} each; "
-                f"{extent} is {rows}, not a multiple of {ctas} x {least}"
+                f"{extent} is {rows}; {operand.upper()} is multicast to {ctas} CTAs that each load a slice, so it must "
+                f"be a multiple of {ctas} x {least}"
             )
     return None
 
@@ -480,10 +499,10 @@ def multicast_slice(plan: WgmmaPlan) -> str | None:
     WgmmaPlan,
 )
 def tma_box(plan: WgmmaPlan) -> str | None:
-    """A TMA box of A or B has at most 256 rows."""
+    """A TMA box of A or B must have at most 256 rows."""
     for operand, extent, rows, ctas in _slices(plan):
         if rows // ctas > TMA_BOX:
-            return f"{operand.upper()}'s TMA box has {rows // ctas} rows along {extent}; a box has at most {TMA_BOX}"
+            return f"{operand.upper()}'s TMA box has {rows // ctas} rows along {extent}; the limit is {TMA_BOX}"
     return None
 
 
@@ -493,15 +512,18 @@ def tma_box(plan: WgmmaPlan) -> str | None:
         *("tile.n", "d.dtype", "d.major", "c.dtype", "c.major", "scheduler.decomposition", "scheduler.splits"),
         *("accumulator", "epilogue"),
     ),
-    "CUDA driver API, cuTensorMapEncodeTiled: the first box extent is a multiple of 16 bytes",
+    "CUDA driver API, cuTensorMapEncodeTiled: the inner box extent is a multiple of 16 bytes",
     WgmmaPlan,
 )
 def epilogue_box(plan: WgmmaPlan) -> str | None:
-    """Rows of n-major subtiles of C and D are multiples of 16 bytes."""
+    """A row of an n-major subtile of C or D must be a multiple of 16 bytes."""
     for staged in (*plan.loaded, *plan.stored):
         row = plan.dividing_n * staged.bytes
         if staged.major == "n" and row % TMA_ALIGN:
-            return f"the TMA box of {staged.dtype} has rows of {row} bytes; they must be a multiple of {TMA_ALIGN}"
+            return (
+                f"the epilogue's TMA box of {staged.dtype} has rows of {row} bytes; they must be a multiple of "
+                f"{TMA_ALIGN} bytes"
+            )
     return None
 
 
@@ -512,9 +534,9 @@ def epilogue_box(plan: WgmmaPlan) -> str | None:
     WgmmaPlan,
 )
 def min_stages(plan: WgmmaPlan) -> str | None:
-    """The pipeline has at least two stages."""
+    """``stages`` must be at least 2."""
     stages = plan.config.stages
-    return None if stages >= MIN_STAGES else f"stages is {stages}; the pipeline needs at least {MIN_STAGES}"
+    return None if stages >= MIN_STAGES else f"stages is {stages}; it must be at least {MIN_STAGES}"
 
 
 @rule(
@@ -524,22 +546,20 @@ def min_stages(plan: WgmmaPlan) -> str | None:
     WgmmaPlan,
 )
 def epilogue_matrices(plan: WgmmaPlan) -> str | None:
-    """An epilogue reads few matrices and vectors in place; of split-K kernels it moves none by TMA."""
+    """An epilogue can read at most 2 matrices at any strides and 12 vectors along N, where a matrix counts as 4
+    vectors; in split-K kernels TMA must not move its matrices."""
     epilogue = plan.config.epilogue
     if plan.has_second_kernel:
         if not any(staged_formats(epilogue)):
             return None
-        return (
-            "the second kernel of split-K, which has no TMA, reads and writes matrices at any strides; "
-            f"leave out their majors: {epilogue}"
-        )
+        return f"split-K does not support epilogue matrices moved by TMA; write x[m, n] without a major: {epilogue}"
     matrices, columns = read_in_place(epilogue)
     if matrices <= MOST_MATRICES and columns + COLUMNS_OF_A_MATRIX * matrices <= MOST_COLUMNS:
         return None
     return (
-        f"the epilogue reads {matrices} matrices at any strides and {columns} vectors along N, for which a thread that "
-        f"holds sums has no registers; it may read {MOST_MATRICES} of the former, {MOST_COLUMNS} of the latter, each "
-        f"matrix in place of {COLUMNS_OF_A_MATRIX}, and matrices that TMA moves (x.n[m, n], x.m[m, n]): {epilogue}"
+        f"the epilogue reads {matrices} matrices at any strides and {columns} vectors along N; the limit is "
+        f"{MOST_MATRICES} matrices, and {MOST_COLUMNS} vectors less {COLUMNS_OF_A_MATRIX} for each matrix. Let TMA "
+        f"move matrices instead (x.n[m, n] or x.m[m, n]): {epilogue}"
     )
 
 
@@ -550,11 +570,11 @@ def epilogue_matrices(plan: WgmmaPlan) -> str | None:
         *("c.dtype", "d.major", "d.dtype", "a.dtype", "b.dtype", "a.major", "b.major", "a.scale", "epilogue"),
         *("cluster.m", "cluster.n", "scheduler.batching"),
     ),
-    "PTX ISA, setmaxnreg, and wgmma.mma_async: register fragments of D; CUTLASS lets such a config spill",
+    "PTX ISA, setmaxnreg, and wgmma.mma_async: register fragments of D; measured: larger accumulators spill",
     WgmmaPlan,
 )
 def accumulator_registers(plan: WgmmaPlan) -> str | None:
-    """The sums of a thread fit the registers that ptxas leaves them without spilling."""
+    """The accumulators of a thread must fit its registers without spilling."""
     config = plan.config
     registers = plan.accumulator_registers
     if plan.multiplies_from_registers:
@@ -567,20 +587,20 @@ def accumulator_registers(plan: WgmmaPlan) -> str | None:
         return None
     if config.promote:
         return (
-            f"{plan.warpgroup_m}x{config.tile.n} sums, and those of two-level accumulation, take {registers} "
-            f"registers a thread; {plan.consumer_warpgroups} consumer warpgroups have at most {limit} free"
+            f"a {plan.warpgroup_m}x{config.tile.n} accumulator with two levels takes {registers} registers per thread; "
+            f"the limit for {plan.consumer_warpgroups} consumer warpgroups is {limit}"
         )
     epilogue = f"{EPILOGUE_WORDS[plan.epilogue_kind]} {config.d.dtype} D"
     if config.scheduler.batching == "masked":
-        epilogue += " of masked groups" + " beside a transposed B" * plan.transposes_for_masked_groups
+        epilogue += " of masked groups" + " and a transposed B" * plan.transposes_for_masked_groups
     return (
-        f"a {plan.warpgroup_m}x{config.tile.n} {config.accumulator} accumulator takes {registers} registers a "
-        f"thread; {plan.consumer_warpgroups} consumer warpgroups with {epilogue} have at most {limit} free"
+        f"a {plan.warpgroup_m}x{config.tile.n} {config.accumulator} accumulator takes {registers} registers per "
+        f"thread; the limit for {plan.consumer_warpgroups} consumer warpgroups {epilogue} is {limit}"
     )
 
 
 def _fragments(plan: WgmmaPlan, accumulators: int) -> str | None:
-    """What is wrong with sums beside fragments of A in the registers of a thread."""
+    """Why accumulators and fragments of A do not fit the registers of a thread; None if they fit."""
     config = plan.config
     fragments, consumers = plan.fragment_registers, plan.consumer_warpgroups
     limit = next((FRAGMENT_LIMIT.get((consumers, most), 0) for most in (32, 64) if fragments <= most), 0)
@@ -596,8 +616,8 @@ def _fragments(plan: WgmmaPlan, accumulators: int) -> str | None:
     if accumulators + fragments <= limit:
         return None
     return (
-        f"{plan.warpgroup_m}x{config.tile.n} sums and two stages of A take {accumulators + fragments} "
-        f"registers a thread; {consumers} consumer warpgroups have at most {limit} free for them"
+        f"a {plan.warpgroup_m}x{config.tile.n} accumulator and two stages of A take {accumulators + fragments} "
+        f"registers per thread; the limit for {consumers} consumer warpgroups is {limit}"
     )
 
 
@@ -606,22 +626,22 @@ AUTO_STAGES_FIELDS = (
     *("d.dtype", "d.major", "c.dtype", "c.major", "a.dtype", "a.major", "a.scale", "b.dtype", "b.major", "arch"),
     *("scheduler.decomposition", "scheduler.splits", "accumulator", "epilogue"),
 )
-"""The fields that the number of stages that fit depends on."""
+"""The fields that determine how many stages fit."""
 
 
 @rule(
     "shared-memory",
     ("stages", *AUTO_STAGES_FIELDS),
-    "CUDA Programming Guide, Compute Capabilities: 227 KiB of shared memory a CTA on 9.0",
+    "CUDA Programming Guide, Compute Capabilities: 227 KiB of shared memory per CTA on 9.0",
     WgmmaPlan,
 )
 def memory_of_a_cta(plan: WgmmaPlan) -> str | None:
-    """Stages, subtiles of the epilogue and mbarriers fit the shared memory that a CTA can have."""
+    """Stages, epilogue subtiles and mbarriers must fit the shared memory of a CTA."""
     needed, capacity = plan.shared_bytes, plan.config.target.shared_bytes
     if needed <= capacity:
         return None
     return (
-        f"{plan.config.stages} x {sum(plan.stage_bytes):,} bytes of stages and the epilogue take {needed:,} bytes of "
+        f"{plan.config.stages} stages of {sum(plan.stage_bytes):,} bytes and the epilogue take {needed:,} bytes of "
         f"shared memory; a CTA has {capacity:,}"
     )
 
@@ -662,7 +682,7 @@ RULES: tuple[Rule, ...] = (
     accumulator_registers,
     memory_of_a_cta,
 )
-"""The rules of the family, in the order of reports: single choices first, what several add up to last."""
+"""The rules of the family in the order of reports: first those on single fields, then those on totals."""
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     {
@@ -676,4 +696,4 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
         "stages": tuple(range(MIN_STAGES, MAX_AUTO_STAGES + 1)),
     }
 )
-"""The values that the family takes, of the fields that have no words."""
+"""The values that the family supports, for each integer field."""

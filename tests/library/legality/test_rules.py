@@ -165,10 +165,20 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
     ("fields", "rule", "says", "fix"),
     [
         ({"b.dtype": "f16"}, "mma-types", "bf16 x f16", {"b.dtype": "bf16"}),
-        ({"accumulator": "f16"}, "mma-types", "cannot accumulate in f16, only in f32", {"accumulator": "f32"}),
-        ({"c.dtype": "f16"}, "epilogue-types", "C is f16 where D is bf16", None),
+        (
+            {"accumulator": "f16"},
+            "mma-types",
+            "accumulator is f16; for bf16 x bf16 it must be f32",
+            {"accumulator": "f32"},
+        ),
+        ({"c.dtype": "f16"}, "epilogue-types", "C is f16; with D bf16 it must be bf16 or f32", None),
         ({"a.align": 8, "d.align": 4}, "tma-alignment", "A is aligned to 8 bytes and D is aligned to 4", None),
-        ({"tile.m": 100}, "tile-m", "tile M is 100; cooperative kernels take 128, 192 or 256", {"tile.m": 128}),
+        (
+            {"tile.m": 100},
+            "tile-m",
+            "tile M is 100; for cooperative kernels it must be 128, 192 or 256",
+            {"tile.m": 128},
+        ),
         ({"tile.m": 64}, "tile-m", "tile M is 64", {"tile.m": 128}),
         ({"tile.n": 250}, "tile-n", "tile N is 250; it must be a multiple of 8 from 8 to 256", {"tile.n": 248}),
         ({"tile.n": 264}, "tile-n", "tile N is 264", {"tile.n": 256}),
@@ -180,46 +190,46 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         (
             {"scheduler.splits": 4, "scheduler.decomposition": "splitk"},
             "scheduler-splits",
-            "splits is 4; it must be 1 where the decomposition is splitk",
+            "splits is 4; it must be 1 when the decomposition is splitk",
             {"scheduler.splits": 1},
         ),
         (
             {"schedule": "pingpong", "tile.n": 128, "scheduler.decomposition": "stream"},
             "decomposition",
-            "no stream decomposition of pingpong kernels; it must be tiles, splitk or cluster",
+            "decomposition is stream; pingpong kernels support only tiles, splitk or cluster",
             None,
         ),
         (
             {"d.align": 1, "scheduler.decomposition": "splitk"},
             "reduction-alignment",
-            "D is bf16 aligned to 1 bytes; it must be 2, 4, 8 or 16",
+            "D is bf16 and aligned to 1 bytes; its alignment must be 2, 4, 8 or 16",
             {"d.align": 2},
         ),
         (
             {"scheduler.batching": "grouped", "scheduler.decomposition": "splitk"},
             "parts-batching",
-            "splitk kernels take strided batches, not grouped ones",
+            "batching is grouped; splitk kernels support only strided batching",
             {"scheduler.batching": "strided"},
         ),
         (
             {"scheduler.decomposition": "cluster", "scheduler.splits": 6, "cluster.m": 1, "tile.n": 192, "stages": 2},
             "scheduler-splits",
-            "splits is 6; cluster kernels take 2 to 4",
+            "splits is 6; cluster kernels support 2 to 4",
             {"scheduler.splits": 4},
         ),
         (
             {"scheduler.decomposition": "cluster", "scheduler.splits": 2, "tile.n": 128},
             "cluster-parts",
-            "cluster is 2x1; where its CTAs share K of a tile it must be 1x1",
+            "cluster is 2x1; with the cluster decomposition it must be 1x1",
             {"cluster.m": 1},
         ),
         (
             {"scheduler.decomposition": "cluster", "scheduler.splits": 4, "cluster.m": 1, "tile.n": 112},
             "cluster-parts",
-            "tile N is 112; 4 CTAs store a share of its columns of D each",
+            "tile N is 112; it must be a multiple of 32, so that each of 4 CTAs stores a multiple of 8 columns",
             {"tile.n": 128},
         ),
-        ({"stages": 1}, "min-stages", "stages is 1; the pipeline needs at least 2", {"stages": 2}),
+        ({"stages": 1}, "min-stages", "stages is 1; it must be at least 2", {"stages": 2}),
         (
             {"epilogue": "d = acc + x[m, n] + y[m, n] + z[m, n]"},
             "epilogue-matrices",
@@ -229,26 +239,31 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         (
             {"epilogue": canonical("d = x[m, n] + y[m, n] + acc * v[n] * w[n] * f[n] * g[n] * h[n]")},
             "epilogue-matrices",
-            "it may read 2 of the former, 12 of the latter, each matrix in place of 4",
+            "the limit is 2 matrices, and 12 vectors less 4 for each matrix",
             None,
         ),
         (
             {"a.scale": "1x128", "epilogue": canonical("d = acc * a_scale[m]")},
             "epilogue-scales",
-            "a_scale is the 1x128 scale of the main loop; name it otherwise",
+            "a_scale already names the 1x128 scales that the main loop reads; use another name",
             None,
         ),
-        ({"stages": 5}, "shared-memory", "5 x 49,152 bytes", {"stages": 4}),
-        ({"tile.n": 1000, "stages": 2}, "tma-box", "500 rows along tile.n; a box has at most 256", None),
-        ({"b.major": "mn", "tile.k": 41}, "multicast-slice", "tile.k is 41, not a multiple of 2 x 1", None),
-        ({"d.major": "m", "scheduler.batching": "grouped"}, "row-groups", "D is m-major with grouped batching", None),
+        ({"stages": 5}, "shared-memory", "5 stages of 49,152 bytes", {"stages": 4}),
+        ({"tile.n": 1000, "stages": 2}, "tma-box", "500 rows along tile.n; the limit is 256", None),
+        ({"b.major": "mn", "tile.k": 41}, "multicast-slice", "it must be a multiple of 2 x 1", None),
+        (
+            {"d.major": "m", "scheduler.batching": "grouped"},
+            "row-groups",
+            "D is m-major; with grouped batching it must",
+            None,
+        ),
         ({"scheduler.batching": "kgrouped"}, "array-clusters", "cluster is 2x1; with kgrouped batching it must", None),
         ({"scheduler.batching": "array", "tile.k": 48}, "array-panels", "a row of A's tile has 96 bytes", None),
-        ({"scheduler.batching": "kgrouped"}, "k-groups", "A and B is K-major with kgrouped batching", None),
+        ({"scheduler.batching": "kgrouped"}, "k-groups", "the major of A and B is k; with kgrouped batching", None),
         (
             {"tile.m": 256, "stages": 2},
             "accumulator-registers",
-            "2 consumer warpgroups with no C and an n-major bf16 D have at most 192",
+            "the limit for 2 consumer warpgroups without C and with n-major bf16 D is 192",
             {"tile.n": 192},
         ),
     ],
@@ -277,27 +292,27 @@ def test_three_consumer_warpgroups_have_fewer_registers_each() -> None:
     [
         (
             "sm90a_f16k16_f16k16_f32_f32n16_f32n16_128x176x64_2x1_pingpong_s4_m8_k1_linear",
-            "with C and a f32 D have at most 160",
+            "with C and f32 D is 160",
             ({"tile.n": 160}, {"c.dtype": "none", "d.major": "m"}, {"c.dtype": "none", "tile.n": 192}),
         ),
         (
             "sm90a_e4m3k16_e4m3k16_f32_none_e4m3m16_128x176x128_1x1_pingpong_s5_m8_k1_linear",
-            "with no C and an m-major e4m3 D have at most 160",
+            "without C and with m-major e4m3 D is 160",
             ({"tile.n": 160}, {"d.major": "n"}, {"d.dtype": "bf16"}),
         ),
         (
             "sm90a_u8k16_u8mn16_s32_none_f32n16_128x192x128_1x1_pingpong_s2_m8masked_k1_linear",
-            "an n-major f32 D of masked groups beside a transposed B have at most 160",
+            "n-major f32 D of masked groups and a transposed B is 160",
             ({"tile.n": 160}, {"b.major": "k"}, {"d.dtype": "bf16"}, {"scheduler.batching": "grouped"}),
         ),
         (
             "sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x192x64_1x2_cooperative_s3_m8masked_k1_linear",
-            "an n-major bf16 D of masked groups have at most 176",
+            "n-major bf16 D of masked groups is 176",
             ({"tile.n": 176}, {"scheduler.batching": "grouped"}),
         ),
         (
             "sm90a_f64k16_f64k16_f64_f64m8_f64m8_32x256x16_1x1_multistage_s2_m8_k1_linear",
-            "in 128 registers each; they have 64 beside 256 columns of an m-major C and D",
+            "takes 128 registers of each of 128 threads; the limit is 64 with 256 columns of an m-major C and D",
             ({"tile.n": 128}, {"c.major": "n"}, {"d.major": "n"}),
         ),
     ],
@@ -323,19 +338,24 @@ def test_f16_accumulators_take_half_the_registers() -> None:
         (
             {"a.dtype": "bf16", "b.dtype": "bf16"},
             "mma-sync-quadpair",
-            "A x B is bf16 x bf16; the tensor cores of sm70 multiply f16 x f16 alone",
+            "A x B is bf16 x bf16; on sm70 multistage kernels support only f16 x f16",
             {"arch": "sm80"},
         ),
         (
             {"accumulator": "f16"},
             "mma-sync-types",
-            "f16 x f16 cannot accumulate in f16, only in f32",
+            "accumulator is f16; for f16 x f16 it must be f32",
             {"accumulator": "f32"},
         ),
-        ({"d.dtype": "bf16"}, "mma-conversion", "D is bf16, to which sm70 cannot convert", {"d.dtype": "f16"}),
-        ({"stages": 3}, "mma-sync-stages", "stages is 3; sm70 has no cp.async, and so 2", {"stages": 2}),
+        (
+            {"d.dtype": "bf16"},
+            "mma-conversion",
+            "D is bf16, which sm70 does not support; arch must be sm80",
+            {"d.dtype": "f16"},
+        ),
+        ({"stages": 3}, "mma-sync-stages", "stages is 3; sm70 has no cp.async, so it must be 2", {"stages": 2}),
         ({"tile.k": 64}, "mma-sync-loaded-bytes", "256 threads loads 64 bytes of a stage of A", {"tile.k": 32}),
-        ({"schedule": "gemv"}, "family", "gemv kernels are made for sm80", None),
+        ({"schedule": "gemv"}, "family", "arch is sm70; gemv kernels support sm80", None),
     ],
 )
 def test_sm70_multiplies_f16_into_what_it_can_convert_to(
@@ -354,7 +374,10 @@ def test_stages_have_room_for_the_sums_of_slices() -> None:
     assert legal(odd)
     (verdict,) = verdicts({**fields_of(odd), "stages": 2})
     assert verdict.rule == "mma-sync-slices"
-    assert "4 slices of K leave 49,152 bytes of sums where stages were, which have 36,864" in verdict.message
+    assert (
+        "the sums of 4 K slices take 49,152 bytes of shared memory; the stages that they overwrite have 36,864"
+        in verdict.message
+    )
     assert verdict.fix == {"stages": 3}
 
 
