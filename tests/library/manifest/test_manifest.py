@@ -198,11 +198,11 @@ def test_a_child_s_filter_holds_for_inherited_sets_and_presets_that_it_empties_g
         (GOOD + "    where: |\n      64 == tile.q\n", ["10:12: sets[0].where: unknown field 'tile.q', did you"]),
         (
             GOOD + "    c: [none, same]\n    epilogue: d = alpha*acc\n",
-            ["11:15: sets[0].epilogue: there is a C, which the epilogue never reads: d = alpha * acc; drop c, write +"],
+            ["11:15: sets[0].epilogue: the config has a C, which the epilogue does not read: d = alpha * acc; drop c, write +"],
         ),
         (
             GOOD.replace("sets:", "  epilogue: d = alpha * acc + beta * c\nsets:"),
-            ["9:5: sets[0]: there is no C, which the epilogue reads: d = alpha * acc + beta * c; add c, drop beta * c"],
+            ["9:5: sets[0]: the epilogue reads C, but the config has none: d = alpha * acc + beta * c; add c, drop beta * c"],
         ),
         (GOOD + "    where: &w 'arch != ''sm80'' and tile.q == 1'\n", ["10:37: sets[0].where: unknown field 'tile.q'"]),
         (GOOD + '    epilogue: !!str "d =\\x20acc + bar(acc)"\n', ["10:35: sets[0].epilogue: unknown function 'bar'"]),
@@ -285,7 +285,7 @@ def test_manifests_that_extend_each_other_in_a_circle(tmp_path: Path) -> None:
 
 def test_a_child_that_leaves_no_inherited_kernel_is_told_why(tmp_path: Path) -> None:
     (line,) = faults(tmp_path, "name: x\nextends: bf16\ndefaults: {a: {dtype: f16}}\n")
-    assert "every candidate is refused, the first one by mma-types: no WGMMA multiplies f16 x bf16" in line
+    assert "every candidate is refused, the first one by mma-types: WGMMA does not support f16 x bf16" in line
 
 
 def test_a_manifest_of_refused_candidates_loads_where_one_wants_to_know_why(tmp_path: Path) -> None:
