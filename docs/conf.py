@@ -111,7 +111,7 @@ def _context(command: Any, name: str, parent: Any = None) -> Any:
 
 def codes_of_errors() -> Iterator[str]:
     """A table of every error that gemmill raises, with its code in JSON."""
-    yield from ("| error | code | is |", "|---|---|---|")
+    yield from ("| error | code | meaning |", "|---|---|---|")
     for name, found in inspect.getmembers(errors, inspect.isclass):
         if issubclass(found, errors.GemmillError) and found is not errors.GemmillError:
             told = " ".join((inspect.getdoc(found) or "").split()).replace("``", "`").replace("|", "\\|")
