@@ -1,4 +1,4 @@
-"""What the docs say of fields and names, made from the table that names are parsed by.
+"""Pages of docs about fields and names, generated from the table of fields.
 
 ``python -m gemmill.library.config.fields_page`` writes ``docs/names.md``, and the table of keys in
 ``docs/manifests.md``.
@@ -17,65 +17,65 @@ from gemmill.library.epilogues.parse import CAPITALS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BEGIN, END = "<!-- fields: made by python -m gemmill.library.config.fields_page -->\n", "<!-- end of fields -->\n"
-"""What stands around the table of keys in ``docs/manifests.md``."""
+"""The lines before and after the table of keys in ``docs/manifests.md``."""
 UNUSUAL = {
     "Block scales, two-level accumulation, groups": "sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_bf16n16"
     "_128x128x128_1x2_pingpong_s4_m8grouped_k1_linear",
     "Split-K, C, an epilogue": "sm90a_bf16k16_bf16mn16_f32_bf16n16_bf16n16_128x256x64_2x1_cooperative_s4_n4_splitk"
     "_xdEreluPaccAbiasDbf16BnJAcQ",
 }
-"""Names that the page reads beside the usual one, by what is unusual."""
+"""Further names that the page explains, by heading."""
 
 
 def usual() -> str:
-    """The name of a kernel with the examples of the table of fields, without C."""
+    """The name of a kernel without C that has the example value of each field."""
     fields = {row.name: row.example if row.absent is None else row.absent for row in TABLE.values()}
     return kernel_name(config_of(fields))
 
 
 def names_page() -> str:
-    """What ``docs/names.md`` must hold."""
+    """The text of ``docs/names.md``."""
     lines = [
-        "# How a kernel's name is read",
+        "# How to read a kernel's name",
         "",
-        "Made from the table of fields by `python -m gemmill.library.config.fields_page`: names are written and",
-        "parsed by that table. A name says everything that determines the kernel: each config has one, which parses",
-        "back to that config. Records, packs and `gemmill explain` go by names, which are C identifiers.",
-        "[Manifests](manifests.md#keys) has what each field is and can hold.",
+        "This page is for readers of kernel names: in `--why`, in records and in packs. A name contains everything",
+        "that determines the kernel. Each config has exactly one name, and gemmill parses it back to that config.",
+        "Names are C identifiers. [Manifests](manifests.md#keys) lists the fields and their values. The tables come",
+        "from the table of fields (`python -m gemmill.library.config.fields_page`).",
         "",
-        f"A name has {len(PARTS)} parts between underscores, each the tokens of some fields, one behind the other.",
-        "In brackets: left out where the field has its default.",
+        f"A name has {len(PARTS)} parts, separated by underscores. Each part is a sequence of tokens, one per field.",
+        "Tokens in brackets are left out if the field has its default.",
         "",
         *_table(
             ("part", "tokens", "example"), ((part.name, _tokens(part.rows), f"`{part.example}`") for part in PARTS)
         ),
         "",
-        *_read("A usual name", usual(), {}),
+        *_read("A typical name", usual(), {}),
         *(line for title, name in UNUSUAL.items() for line in _read(title, name, fields_of(parse_name(usual())))),
         "## Epilogues",
         "",
-        "An epilogue that is not `linear` is spelled out behind an `x`, without spaces but those between words. What",
-        "is no letter or digit is a capital letter:",
+        "An epilogue other than `linear` follows an `x`, without optional spaces. A capital letter replaces each",
+        "character that is not a letter or digit:",
         "",
-        *_table(("", *(_code(character) for character in CAPITALS)), [("in names", *CAPITALS.values())]),
+        *_table(("", *(_code(character) for character in CAPITALS)), [("in the name", *CAPITALS.values())]),
     ]
     return "\n".join(lines) + "\n"
 
 
 def keys_table() -> str:
     """The table of a set's keys in ``docs/manifests.md``."""
-    return "\n".join(_fields(("key", "holds", "default", "is"))) + "\n"
+    return "\n".join(_fields(("key", "values", "default", "meaning"))) + "\n"
 
 
 def _read(title: str, name: str, usual: Fields) -> Iterator[str]:
-    """A name read token by token, but for what it has in common with the usual one."""
+    """A table of the tokens of a name, without those that it shares with the usual one."""
     yield from (f"## {title}", "", f"    {name}", "")
     values = fields_of(parse_name(name))
     rows = ((part.name, row, _token(row, values[row.name])) for part in PARTS for row in part.rows)
     yield from _table(
-        ("part", "token", "says"),
+        ("part", "token", "field"),
         (
-            (part, f"`{token}`", f"`{row.name}` is `{values[row.name]}`")
+            (part, f"`{token}`", f"`{row.name}: {values[row.name]}`")
             for part, row, token in rows
             if token and usual.get(row.name) != values[row.name]
         ),
@@ -90,19 +90,19 @@ def _token(row: Row, value: Value) -> str:
 
 
 def _tokens(rows: Iterable[Row]) -> str:
-    """The tokens of a part, with the names of fields for their values."""
+    """The tokens of a part, with field names in place of values."""
     tokens = [(row, row.field.token.format(f"<{row.leaf or row.name}>")) for row in rows]
     text = "".join(f"[{token}]" if row.field.unsaid else token for row, token in tokens)
     return f"`{text}`" + (" or `none`" if any(row.absent is not None for row, _ in tokens) else "")
 
 
 def _fields(heads: tuple[str, ...]) -> Iterator[str]:
-    """A row for each field; fields that are alike, as those of A and B are, share one."""
+    """One row per field. Equal fields, such as those of A and B, share a row."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for row in TABLE.values():
         holds = "a text" if row.is_open else ", ".join(f"`{value}`" for value in row.values) or "a number"
         default = "auto" if row.field.auto else row.default
-        words = "".join(f"<br>`{word}`: {meaning}" for word, meaning in row.field.means.items())
+        words = "".join(f" <br>`{word}`: {meaning}." for word, meaning in row.field.means.items())
         says = holds, "" if default is None else f"`{default}`", row.field.doc + words
         alike.setdefault(says, []).append(f"`{row.name}`")
     order = {f"`{row.name}`": place for place, row in enumerate(TABLE.values())}
@@ -126,7 +126,7 @@ def _code(character: str) -> str:
 
 
 def manifests_page() -> str:
-    """What ``docs/manifests.md`` must hold: the page as it is, with the table of keys as it should be."""
+    """The text of ``docs/manifests.md``, with an up-to-date table of keys."""
     before, rest = (DOCS / "manifests.md").read_text(encoding="utf-8").split(BEGIN)
     return f"{before}{BEGIN}\n{keys_table()}\n{END}{rest.partition(END)[2]}"
 

@@ -44,7 +44,7 @@ class InputOperand:
         MajorAB,
         Field(
             doc="The contiguous extent.",
-            means={"mn": "M for A, N for B", "any": "none need be: strides along both extents are read"},
+            means={"mn": "M for A, N for B", "any": "any strides along both extents"},
             example="k",
             format=True,
         ),
@@ -52,15 +52,15 @@ class InputOperand:
     align: Annotated[
         Positive,
         Field(
-            doc="Alignment in bytes of base address and strides as the kernel reads it. Operands of less are realigned "
-            "first where the kernel has TMA."
+            doc="Alignment in bytes of base address and strides. For a kernel with TMA, gemmill first copies operands "
+            "that are less aligned."
         ),
     ] = 16
     scale: Annotated[
         ScaleName,
         Field(
-            doc="Block scales that multiply it: how many elements along M or N, and along K, share one; e8: of ue8m0, "
-            "not f32; z: and a zero point.",
+            doc="Block scales: how many elements along M or N, and along K, share one. `e8`: ue8m0 scales instead of "
+            "f32. `z`: with zero points.",
             token="s{}",
             unsaid=True,
             format=True,
@@ -82,14 +82,14 @@ class OutputOperand:
         MajorCD,
         Field(
             doc="The contiguous extent.",
-            means={"n": "row-major", "m": "column-major", "any": "none need be: strides along both are followed"},
+            means={"n": "row-major", "m": "column-major", "any": "any strides along both extents"},
             example="n",
             format=True,
         ),
     ]
     align: Annotated[
         Positive,
-        Field(doc="Alignment in bytes of base address and strides as the kernel reads C, or writes D at its best."),
+        Field(doc="Alignment in bytes of base address and strides. D may have less."),
     ] = 16
 
     @property
@@ -113,15 +113,15 @@ class Tile:
 
     m: Annotated[Positive, Field(doc="Rows of the output tile.", example=128)]
     n: Annotated[Positive, Field(doc="Columns of the output tile.", example=256, token="x{}")]
-    k: Annotated[Positive, Field(doc="Depth of a stage of the pipeline.", example=64, token="x{}")]
+    k: Annotated[Positive, Field(doc="Elements along K of a pipeline stage.", example=64, token="x{}")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """CTAs of a cluster along M and N. A is multicast along N, B along M."""
 
-    m: Annotated[Positive, Field(doc="CTAs along M, to which B is multicast.", example=2)] = 1
-    n: Annotated[Positive, Field(doc="CTAs along N, to which A is multicast.", token="x{}")] = 1
+    m: Annotated[Positive, Field(doc="CTAs along M, which share B by multicast.", example=2)] = 1
+    n: Annotated[Positive, Field(doc="CTAs along N, which share A by multicast.", token="x{}")] = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,14 +131,14 @@ class Scheduler:
     raster: Annotated[
         RasterName,
         Field(
-            doc="Raster order: the extent along which consecutive tiles lie.",
+            doc="Raster order: the extent along which consecutive tiles follow each other.",
             cpp="gemmill::Raster kRaster = gemmill::Raster::{}",
         ),
     ] = "m"
     swizzle_size: Annotated[
         Positive,
         Field(
-            doc="Swizzle size: tiles across the raster order that are walked as one group, for L2 reuse.",
+            doc="Swizzle size: tiles across the raster order in one group, for L2 reuse.",
             example=8,
             cpp="int kSwizzle = {}",
             was=("swizzle",),
@@ -147,7 +147,7 @@ class Scheduler:
     splits: Annotated[
         Positive,
         Field(
-            doc="CTAs of a cluster that share K. The slices of a splitk kernel are an argument of the launch.",
+            doc="Slices of K of a `cluster` kernel. For `splitk` the number is an argument of the launch.",
             token="k{}",
             part="splits",
         ),
@@ -157,11 +157,10 @@ class Scheduler:
         Field(
             doc="How CTAs share K.",
             means={
-                "tiles": "data-parallel: a CTA sums all of K of its tiles",
-                "splitk": "split-K: as many slices of K as a launch has, which a second kernel adds up",
-                "stream": "stream-K: CTAs without a tile of the last wave take shares of the others' K",
-                "cluster": "cluster split-K: as many CTAs as slices form a cluster, add up through its shared memory, "
-                "and store a share each",
+                "tiles": "data-parallel: one CTA sums all of K of a tile",
+                "splitk": "split-K: a second kernel adds the partial sums of 1 to 256 slices",
+                "stream": "stream-K: CTAs share the tiles of a partial last wave",
+                "cluster": "cluster split-K: the CTAs of a cluster share the K of one tile",
             },
             unsaid=True,
             part="splits",
@@ -171,14 +170,14 @@ class Scheduler:
     batching: Annotated[
         BatchingName,
         Field(
-            doc="How the matrices of a batch are found.",
+            doc="How the kernel finds the matrices of a batch.",
             means={
                 "strided": "at one stride",
-                "nested": "at a stride for each of up to three batch extents",
+                "nested": "at one stride for each of up to three batch extents",
                 "array": "at an array of addresses",
-                "grouped": "A and D one after the other along M, at offsets",
-                "masked": "in groups of equal capacity along M, with counts of rows",
-                "kgrouped": "A and B one after the other along K, at offsets",
+                "grouped": "groups along M of A and D, at offsets",
+                "masked": "groups of equal capacity along M, with row counts",
+                "kgrouped": "groups along K of A and B, at offsets",
             },
             unsaid=True,
             format=True,
@@ -197,12 +196,11 @@ class GemmConfig:
     arch: Annotated[ArchName, Field(doc="Compilation target.")] = "sm90a"
     a: InputOperand
     b: InputOperand
-    accumulator: Annotated[DTypeName, Field(doc="Type the products are summed in.", example="f32", format=True)]
+    accumulator: Annotated[DTypeName, Field(doc="Type in which the kernel sums products.", example="f32", format=True)]
     promote: Annotated[
         Promotion,
         Field(
-            doc="WGMMAs after which fp8 sums, which the tensor cores keep in 14 bits or so, move to f32 registers; 0: "
-            "never.",
+            doc="Two-level accumulation: fp8 sums move to f32 registers after this many WGMMAs; 0: never.",
             token="p{}",
             unsaid=True,
             format=True,
@@ -219,11 +217,11 @@ class GemmConfig:
         Field(
             doc="How the warps of a CTA share the work.",
             means={
-                "cooperative": "two or three consumer warpgroups share a tile",
-                "pingpong": "two consumer warpgroups take turns, a tile each",
-                "multistage": "mma.sync behind a pipeline of cp.async",
-                "simt": "multiply-adds",
-                "gemv": "dot products, for a few rows",
+                "cooperative": "consumer warpgroups share a tile",
+                "pingpong": "two consumer warpgroups alternate, each with its own tile",
+                "multistage": "mma.sync with a cp.async pipeline",
+                "simt": "FMA instructions",
+                "gemv": "for a few rows",
             },
             example="cooperative",
         ),
@@ -231,7 +229,7 @@ class GemmConfig:
     stages: Annotated[
         Positive,
         Field(
-            doc="Stages of the shared-memory pipeline of A and B tiles (gemv: vectors of B in flight a thread).",
+            doc="Stages of the shared-memory pipeline (gemv: vectors of B in flight per thread).",
             example=4,
             token="s{}",
             auto=True,
@@ -240,7 +238,7 @@ class GemmConfig:
     scheduler: Scheduler = Scheduler()
     epilogue: Annotated[
         EpilogueText,
-        Field(doc="What is done to each sum before it is stored; linear: D = alpha * A @ B + beta * C.", format=True),
+        Field(doc="Operation on each sum before the store. `linear`: D = alpha * A @ B + beta * C.", format=True),
     ] = LINEAR
 
     @property
