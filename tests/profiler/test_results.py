@@ -66,7 +66,7 @@ def test_the_index_is_keyed_by_pages_and_folders_that_exist() -> None:
     assert not [key for key in index if not (ROOT / key).exists()]
 
 
-@pytest.mark.parametrize("page", ["profiler/results/README.md", "docs/performance*", "docs/tuning.md"])
+@pytest.mark.parametrize("page", ["profiler/results/README.md", "docs/performance*"])
 def test_what_a_page_says_of_sweeps_and_files_is_of_some_that_are_kept(page: str) -> None:
     """A name with a day, in backticks, as a whole or but for its ends; a sweep's may be that of its file."""
     pages = [own for path in ROOT.glob(page) for own in ([path] if path.is_file() else path.rglob("*.md"))]
