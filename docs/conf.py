@@ -1,7 +1,7 @@
-"""How Sphinx makes the site of these pages (``make docs``).
+"""The configuration of Sphinx, which builds the site from these pages (``make docs``).
 
-What pages tell of code is made of it at each build: the help of every command, and every error. Pages outside this
-folder are parts of the site by what ``project`` holds.
+Each build generates parts of pages from code (:data:`PARTS`): the help of commands, errors, rules, coverage. Files in
+``project`` include pages from outside this folder.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import gemmill
 from gemmill.cli import application
 from gemmill.cli.output import MEANS
 from gemmill.library import errors
+from gemmill.library.legality.coverage import coverage_tables
+from gemmill.library.legality.rules_page import rule_tables
 
 DOCS = Path(__file__).resolve().parent
 
@@ -123,5 +125,11 @@ def exit_codes() -> Iterator[str]:
     yield from ("| code | means |", "|---|---|", *(f"| {status} | {means} |" for status, means in MEANS.items()))
 
 
-PARTS = {"commands": commands, "errors": codes_of_errors, "exit codes": exit_codes}
-"""What is made of code at each build, by the comment that stands for it in a page."""
+PARTS = {
+    "commands": commands,
+    "coverage": coverage_tables,
+    "errors": codes_of_errors,
+    "exit codes": exit_codes,
+    "rules": rule_tables,
+}
+"""Generators of page parts. In a page, the comment ``<!-- made: NAME -->`` marks the place."""

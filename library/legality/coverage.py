@@ -1,15 +1,14 @@
 """Coverage tables: which operand types and layouts each schedule supports, and which rule excludes the others.
 
-The tables are computed by a search of the legal configs.
-``python -m gemmill.library.legality.coverage`` writes ``docs/coverage.md``.
+The tables are computed by a search of the legal configs. ``gemmill list --coverage`` prints them, and the docs page
+``coverage`` is generated from them (``docs/conf.py``).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from gemmill.library.config.domains import WORDS
 from gemmill.library.config.fields import Fields, Value
@@ -199,26 +198,12 @@ _LABELS = {
 }
 
 
-def markdown() -> str:
-    """What ``docs/coverage.md`` must hold."""
-    lines = [
-        "# Coverage",
-        "",
-        "Made from the legality rules by `python -m gemmill.library.legality.coverage`; `gemmill list --coverage`",
-        "prints it. A cell is `ok` if at least one tile, cluster and number of stages make a legal kernel. Otherwise",
-        "the cell names the rule that excludes them all (`gemmill explain NAME` describes a rule).",
-        "No kernel supports a pair of types that no row lists.",
-    ]
+def coverage_tables() -> Iterator[str]:
+    """The lines of all tables in Markdown, under a heading each. Takes some twenty seconds."""
     for table in tables():
         heads = (*table.columns, *schedules())
-        lines += ["", f"## {table.title}", "", _line(heads), "|" + "---|" * len(heads)]
-        lines += [_line(row) for row in table.merged()]
-    return "\n".join(lines) + "\n"
+        yield from (f"## {table.title}", "", _line(heads), "|" + "---|" * len(heads), *map(_line, table.merged()), "")
 
 
 def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
-
-
-if __name__ == "__main__":
-    (Path(__file__).resolve().parents[2] / "docs" / "coverage.md").write_text(markdown(), encoding="utf-8")

@@ -1,27 +1,14 @@
-"""Generates the docs page that lists every rule.
-
-``python -m gemmill.library.legality.rules_page`` writes ``docs/rules.md``.
-"""
+"""Tables of every rule, from which the docs page ``rules`` is generated (``docs/conf.py``)."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 from gemmill.library.families.families import FAMILIES
 from gemmill.library.legality.rule import Rule
 from gemmill.library.legality.rules import RULES
-
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
-_HEAD = """# Rules
-
-This page is for authors of kernel sets. It lists every rule that a legal config meets, with its source.
-`gemmill explain` reports the rules that a config breaks and the nearest legal change; manifests skip configs that break
-a rule. The rules are defined in `library/legality/rules.py` and `library/families/`;
-`python -m gemmill.library.legality.rules_page` writes this page.
-"""
 
 
 def statement(rule: Rule) -> str:
@@ -32,21 +19,16 @@ def statement(rule: Rule) -> str:
     return " ".join(inspect.getdoc(check).split()) if inspect.getdoc(check) else ""  # type: ignore[union-attr]
 
 
-def markdown() -> str:
-    """What ``docs/rules.md`` must hold."""
-    parts = [_HEAD, "## All kernels", *_table(rule for rule in RULES if rule.family is None)]
+def rule_tables() -> Iterator[str]:
+    """The lines of the tables: rules of all kernels, then those of each family, under a heading each."""
+    yield from ("## All kernels", *_table(rule for rule in RULES if rule.family is None))
     for name in FAMILIES:
-        parts += [f"## {name}", *_table(rule for rule in RULES if rule.family == name)]
-    return "\n".join(parts)
+        yield from (f"## {name}", *_table(rule for rule in RULES if rule.family == name))
 
 
-def _table(rules: Iterable[Rule]) -> list[str]:
-    lines = ["", "| rule | legal configs | reads | source |", "|---|---|---|---|"]
+def _table(rules: Iterable[Rule]) -> Iterator[str]:
+    yield from ("", "| rule | legal configs | reads | source |", "|---|---|---|---|")
     for rule in rules:
         fields = ", ".join(f"`{name}`" for name in rule.fields)
-        lines.append(f"| `{rule.id}` | {statement(rule)} | {fields} | {rule.source} |")
-    return [*lines, ""]
-
-
-if __name__ == "__main__":
-    DOCS.write_text(markdown(), encoding="utf-8")
+        yield f"| `{rule.id}` | {statement(rule)} | {fields} | {rule.source} |"
+    yield ""
