@@ -1,4 +1,4 @@
-"""Every kind of problem by the commands that need no GPU: cells of the table in docs/problems.md, and that table."""
+"""Every kind of problem by the commands that need no GPU: rows of the table in docs/problems.md, and that table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of problem by the commands that need a GPU: the cells of the table in docs/problems.md."""
+"""Every kind of problem by the commands that need a GPU: the rows of the table in docs/problems.md."""
 
 from __future__ import annotations
 
