@@ -208,7 +208,7 @@ def test_outputs_are_neither_inputs_nor_each_other(manifest: Path, tmp_path: Pat
     for command in (("emit", manifest, "-o", manifest), ("pack", manifest, "-o", manifest)):
         result = gemmill(*command)
         assert result.exit_code == 2
-        assert "name another file" in result.stderr
+        assert "use another file name" in result.stderr
     assert manifest.read_text() == text
     records = tmp_path / "records.jsonl"
     records.write_text("")
@@ -249,7 +249,7 @@ def test_a_store_that_keeps_nothing_is_an_error_of_build(manifest: Path, tmp_pat
     (tmp_path / "file").touch()
     result = gemmill("build", manifest, "--store", tmp_path / "file")
     assert result.exit_code == 1
-    assert "compiled, but not kept" in result.stderr
+    assert "the store did not keep 1 of 1 kernels after compilation" in result.stderr
 
 
 @pytest.mark.slow
@@ -336,25 +336,25 @@ def test_a_pack_for_shapes_has_the_kernels_that_they_need(tmp_path: Path) -> Non
     said = ok("pack", manifest, "--shapes", shapes, "-o", to)
     (kernel,) = json.loads(ok("pack", "inspect", to, "--json"))["kernels"]
     assert "_64x64x64_" in kernel["name"]
-    assert "2 problems lose 0.0% of time at most" in said
+    assert "slowdown of 2 problems relative to the fastest kernel: at most 0.0%" in said
     assert ok("select", "--mnkl", "4096,8192,4096", "--pack", to).strip() == kernel["name"]
     before = to.read_bytes()
     result = gemmill("pack", manifest, "--shapes", shapes, "--budget", "1K", "-o", to)
     assert result.exit_code == 1
-    assert "a pack of 1K leaves 2 of 2 problems without a kernel: raise --budget" in result.stderr
+    assert "--budget 1K leaves 2 of 2 problems without a kernel; raise --budget" in result.stderr
     assert to.read_bytes() == before
     size = f"{to.stat().st_size}"
     ok("pack", manifest, "--shapes", shapes, "--budget", size, "-o", tmp_path / "same.pack")
     assert (tmp_path / "same.pack").read_bytes() == before
     for arguments, says in (
-        (("--budget", "1M"), "--regret, --budget, --objective and --gpu need --shapes"),
-        (("--regret", "0.1"), "--regret, --budget, --objective and --gpu need --shapes"),
-        (("--gpu", "H200"), "--regret, --budget, --objective and --gpu need --shapes"),
-        (("--objective", "burst"), "--regret, --budget, --objective and --gpu need --shapes"),
+        (("--budget", "1M"), "--regret, --budget, --objective and --gpu need --shapes or --problem"),
+        (("--regret", "0.1"), "--regret, --budget, --objective and --gpu need --shapes or --problem"),
+        (("--gpu", "H200"), "--regret, --budget, --objective and --gpu need --shapes or --problem"),
+        (("--objective", "burst"), "--regret, --budget, --objective and --gpu need --shapes or --problem"),
         (("--shapes", shapes, "--budget", "many"), "expected a number of bytes such as 500M"),
-        (("--shapes", "none"), "neither a file nor a suite that ships"),
+        (("--shapes", "none"), "neither a file nor a shipped suite"),
         (("--problem", "64x64 bf16"), "'64x64' is no MxNxK"),
-        (("--problem", "64x64x64 bf16", "--shapes", shapes), "both say what is multiplied: give one"),
+        (("--problem", "64x64x64 bf16", "--shapes", shapes), "both --shapes and --problem are given; pass only one"),
     ):
         result = gemmill("pack", manifest, *arguments, "-o", to)
         assert result.exit_code == 2
@@ -373,7 +373,7 @@ def test_what_ran_most_often_comes_first_into_a_pack(tmp_path: Path) -> None:
         shapes.write_text(f"shapes: [{few}, {many}, {again}]")
         ok(*pack)
         assert len(Pack.open(to).names()) == 2
-        assert "in the mean of all runs" in ok(*pack, "--budget", str(to.stat().st_size - 1))
+        assert "on average over all runs" in ok(*pack, "--budget", str(to.stat().st_size - 1))
         (name,) = Pack.open(to).names()
         assert tile in name
 
@@ -481,7 +481,7 @@ def test_a_store_that_cannot_be_read_is_not_called_empty(command: str, tmp_path:
     for store in (tmp_path / "file", tmp_path / "file" / "store"):
         result = gemmill("store", command, "--store", store)
         assert result.exit_code == 1
-        assert f"the store cannot be read: {store}: Not a directory" in result.stderr
+        assert f"cannot read the store: {store}: Not a directory" in result.stderr
         assert result.stdout == ""
     ok("store", command, "--store", tmp_path / "not there yet")
 
@@ -494,7 +494,10 @@ def test_select_ranks_kernels_and_says_why() -> None:
     assert len(times) == 3
     config = parse_name(report["name"])
     assert (config.a.major, config.b.major) == ("mn", "mn")
-    assert ok(*arguments, "--why").splitlines() == [report["name"], report["reason"]]
+    name, gpu, reason = ok(*arguments, "--why").splitlines()
+    assert (name, reason) == (report["name"], report["reason"])
+    assert re.fullmatch(r"GPU: NVIDIA .+, .+; --gpu selects another", gpu)
+    assert "GPU: NVIDIA H200, from --gpu\n" in ok(*arguments, "--why", "--gpu", "h200")
 
 
 def test_select_quick_has_no_effect() -> None:
@@ -569,7 +572,7 @@ def test_what_the_machine_lacks_or_a_new_process_finds_wrong(
 @pytest.mark.parametrize(
     ("arguments", "environment", "status", "says"),
     [
-        (("build", "MANIFEST", "--store", ""), {}, 2, "is empty; name a folder"),
+        (("build", "MANIFEST", "--store", ""), {}, 2, "is empty; pass a directory"),
         (("build", "MANIFEST", "--store", "STORE"), {"GEMMILL_STORE_BYTES": "1K"}, 1, "too many for its cap of 1,024"),
         (("list",), {"GEMMILL_JOBS": "many"}, 2, "GEMMILL_JOBS"),
     ],
@@ -739,9 +742,9 @@ def test_select_names_the_kernels_of_a_list(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("select", "--mnkl", "1,2"), "usage", "'1,2' is not M,N,K"),
+        (("select", "--mnkl", "1,2"), "usage", "--mnkl is '1,2'; it must be M,N,K"),
         (("select", "--nothing"), "usage", "No such option"),
-        (("validate", "nosuch.yaml"), "usage", "neither a file nor a manifest"),
+        (("validate", "nosuch.yaml"), "usage", "neither a file nor a shipped manifest"),
         (("list", "{bad}"), "manifest", "bad.yaml:2:1: YAML:"),
         (("pack", "inspect", "{bad}"), "pack", "is no pack|not a pack|pack"),
         (("select", "--mnkl", "64,64,64", "--a", "s4", "--b", "u4"), "unsupported_problem", "no kernel serves"),
@@ -766,7 +769,7 @@ def test_a_pack_serves_the_problems_of_a_trace_that_its_manifest_can(tmp_path: P
     (shapes := tmp_path / "l.json").write_text(f'[{{{extents}, "a": "bf16"}}, {{{extents}, "a": "e4m3"}}]')
     done = gemmill("pack", path, "--shapes", shapes, "-o", tmp_path / "o.pack", "--json")
     assert done.exit_code == 0
-    assert "no kernel here has the formats of 1 of 2 shapes, which are left out: 64x96x64 e4m3 tn" in done.stderr
+    assert "left out 1 of 2 shapes, because no kernel supports their formats: 64x96x64 e4m3 tn" in done.stderr
     assert [*json.loads(done.stdout)["losses"]] == ["64x96x64 bf16 tn"]
     shapes.write_text(f'[{{{extents}, "a": "bf16"}}, {{{extents}, "epilogue": "d = acc + bias.bf16[n]", "a": "bf16"}}]')
     done = gemmill("pack", path, "--shapes", shapes, "-o", tmp_path / "o.pack")
@@ -778,12 +781,12 @@ def test_a_pack_serves_the_problems_of_a_trace_that_its_manifest_can(tmp_path: P
     shapes.write_text(f'[{{{extents}, "a": "e4m3"}}]')
     done = gemmill("pack", path, "--shapes", shapes, "-o", tmp_path / "o.pack")
     assert done.exit_code == 1
-    assert "such as 64x96x64 e4m3 tn. What was understood of the file, as YAML: gemmill shapes FILE" in done.stderr
+    assert "such as 64x96x64 e4m3 tn; `gemmill shapes` prints how a file is read" in done.stderr
 
 
 def test_profile_is_told_what_to_measure() -> None:
     for arguments, says in (
-        ((), "nothing to measure: --shapes FILE or --problem TEXT"),
+        ((), "no problem is given; pass --shapes FILE or --problem TEXT"),
         (("--problem", "64x64x64 bf16 grouped=4", "--sizes", "zipf"), "it must be balanced, zipf:S"),
         (("--problem", "64x64x64 bf16 a_scal=1x128"), "did you mean a_scale"),
     ):
@@ -792,7 +795,7 @@ def test_profile_is_told_what_to_measure() -> None:
         assert says in " ".join(result.stderr.split())
     result = gemmill("profile", "int8", "--problem", "64x64x64 bf16")
     assert result.exit_code == 1
-    assert "no kernel here has the formats of the shapes of --problem, such as 64x64x64 bf16 tn" in result.stderr
+    assert "no kernel supports the formats of the shapes of --problem, such as 64x64x64 bf16 tn" in result.stderr
 
 
 def test_shapes_lists_the_suites_that_ship() -> None:

@@ -27,7 +27,9 @@ def test_kernels_of_a_tile_have_the_formats_of_the_problem() -> None:
 
 
 def test_a_tile_that_cannot_be_is_refused_by_its_rule() -> None:
-    with pytest.raises(UnsupportedProblemError, match=r"no kernel has a tile of 256x256x64: .*registers per thread"):
+    with pytest.raises(
+        UnsupportedProblemError, match=r"no legal kernel has the tile 256x256x64: .*registers per thread"
+    ):
         kernels_of(GemmProblem(m=300, n=300, k=64, a="bf16"), (256, 256, 64), (1, 1))
 
 
@@ -37,5 +39,5 @@ def test_the_example_s_options_are_read_to_the_end() -> None:
     result = gemmill(*EXAMPLE)
     assert (result.exit_code, "profiling needs PyTorch" in result.output) == (3, True)
     assert "No such option: --d_dtype" in gemmill(*EXAMPLE, "--d_dtype", "Float16").output
-    assert "--cluster is of a --tile" in gemmill("run", "--mnkl", "64,64,64", "--cluster_shape_mn", "2,1").output
-    assert "'128,256' is not 3 numbers above 0" in gemmill("run", "--mnkl", "64,64,64", "--tile", "128,256").output
+    assert "--cluster needs --tile" in gemmill("run", "--mnkl", "64,64,64", "--cluster_shape_mn", "2,1").output
+    assert "'128,256'; it must be 3 numbers" in gemmill("run", "--mnkl", "64,64,64", "--tile", "128,256").output

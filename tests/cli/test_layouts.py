@@ -70,9 +70,9 @@ def test_whatever_has_a_value_has_its_json(name: str) -> None:
         (("17", "--format", "svg"), "17 has no picture"),
         (("Sw<3,4,3>", "--format", "svg"), "compose it with a layout"),
         (("make_layout((10000,1000))",), "10,000,000 cells, and at most 32,768"),
-        (("8:1", "-o", "a.png"), r"a.png ends in none of .txt, .tex, .svg, .json"),
-        (("8:1", "--brief", "--format", "svg"), "--brief leaves out the tables"),
-        (("8:1", "--json", "--format", "latex"), "--json prints JSON"),
+        (("8:1", "-o", "a.png"), "a.png must end in .txt, .tex, .svg or .json"),
+        (("8:1", "--brief", "--format", "svg"), "--brief omits the tables"),
+        (("8:1", "--json", "--format", "latex"), "--json and --format latex conflict"),
         (("8:1", "--format", "png"), "is not one of"),
     ],
 )

@@ -17,21 +17,21 @@ def test_a_lock_is_made_again_the_same_and_warmed(tmp_path: Path) -> None:
     (manifest := tmp_path / "one.yaml").write_text(ONE)
     lock, pack, store = tmp_path / "kernels.lock", tmp_path / "one.pack", tmp_path / "store"
     said = ok("lock", "--problem", TEXT, "--problem", TEXT, "--manifest", manifest, "--gpu", "H200", "-o", lock)
-    assert said.endswith("kernels.lock: 1 problems on NVIDIA H200 go to 1 kernels\n")
+    assert said.endswith("kernels.lock: 1 kernels for 1 problems on NVIDIA H200\n")
     before = lock.read_bytes()
     (shapes := tmp_path / "shapes.yaml").write_text("name: mine\nshapes:\n  - {m: 512, n: 512, k: 512}\n")
     report = json.loads(ok("lock", shapes, "--manifest", manifest, "--gpu", "H200", "-o", lock, "--json"))
     assert [*report["problems"]] == [TEXT]
     assert lock.read_bytes() == before
     ok("pack", manifest, "-o", pack)
-    assert "1 kernels as locked: 1 from packs" in ok("warm", lock, "--pack", pack, "--store", store)
+    assert "1 locked kernels: 1 from packs" in ok("warm", lock, "--pack", pack, "--store", store)
     (row,) = json.loads(ok("warm", lock, "--store", store, "--json"))["items"]
     assert row["source"] == "store"
     assert row["key"] in ok("store", "list", "--store", store, "--json")
 
     (tmp_path / "file").touch()
     lost = gemmill("warm", lock, "--pack", pack, "--store", tmp_path / "file")
-    assert (lost.exit_code, "the store does not keep everything" in lost.stderr) == (1, True)
+    assert (lost.exit_code, "the store did not keep all kernels" in lost.stderr) == (1, True)
 
     content = json.loads(before)
     for kernel in content["kernels"].values():

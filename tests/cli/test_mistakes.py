@@ -25,16 +25,19 @@ MISTAKES: dict[str, list[tuple[tuple[str, ...], str]]] = {
         (("list", "bf16", "--where", "a.dtype == 'bf61'"), "a.dtype is never 'bf61', did you mean bf16"),
     ],
     "shape": [
-        (("select",), "no problem is given: --mnkl M,N,K.,L. or --problem TEXT"),
-        (("select", "--mnkl", "64,64"), "'64,64' is not M,N,K or M,N,K,L, such as 4096,4096,4096,1"),
-        (("select", "--mnkl", "64x64x64"), "'64x64x64' is not M,N,K or M,N,K,L, such as"),
-        (("select", "--mnkl", "64,64,-1"), "'64,64,-1' is not M,N,K or M,N,K,L, such as"),
-        (("select", "--mnkl", "64,64,1.5"), "'64,64,1.5' is not M,N,K or M,N,K,L, such as"),
-        (("select", "--mnkl", "64,64,99999999999"), "extents are at most 2,147,479,552; split the problem"),
+        (("select",), "no problem is given; pass --mnkl M,N,K.,L. or --problem TEXT"),
+        (("select", "--mnkl", "64,64"), "--mnkl is '64,64'; it must be M,N,K or M,N,K,L, such as 4096,4096,4096,1"),
+        (("select", "--mnkl", "64x64x64"), "--mnkl is '64x64x64'; it must be M,N,K or M,N,K,L, such as"),
+        (("select", "--mnkl", "64,64,-1"), "--mnkl is '64,64,-1'; it must be M,N,K or M,N,K,L, such as"),
+        (("select", "--mnkl", "64,64,1.5"), "--mnkl is '64,64,1.5'; it must be M,N,K or M,N,K,L, such as"),
+        (
+            ("select", "--mnkl", "64,64,99999999999"),
+            "has 99999999999; an extent must be at most 2,147,479,552; split",
+        ),
         ((*PROBLEM, "64,64,64 bf16"), "'64,64,64' is no MxNxK or MxNxKxBATCH, such as 4096x4096x4096"),
         ((*SELECT, "--groups", "4"), "groups is 4; it is for batching grouped, masked"),
         (("select", "--manifest", "bf16", "--mnkl", "64,63,64", "--epilogue", "d = gate * up"), "n is 63; .* even"),
-        (("run", "--kernel", KERNEL, "--mnkl", "1,2"), "'1,2' is not M,N,K or M,N,K,L, such as"),
+        (("run", "--kernel", KERNEL, "--mnkl", "1,2"), "--mnkl is '1,2'; it must be M,N,K or M,N,K,L, such as"),
     ],
     "scale": [
         ((*SELECT, "--a-scale", "128x1"), "a_scale is '128x1', did you mean 128x128"),
@@ -67,7 +70,7 @@ MISTAKES: dict[str, list[tuple[tuple[str, ...], str]]] = {
     "file": [
         (
             (*SELECT, "--manifest", "none.yaml"),
-            "'none.yaml' is neither a file nor a manifest that ships; these",
+            "'none.yaml' is neither a file nor a shipped manifest; shipped manifests: bf16, ",
         ),
         ((*SELECT, "--manifest", "typo.yaml"), "typo.yaml:2:1: stes: unknown field, did you mean sets"),
         ((*SELECT, "--pack", "none.pack"), "(?i)file 'none.pack' does not exist"),
@@ -77,11 +80,11 @@ MISTAKES: dict[str, list[tuple[tuple[str, ...], str]]] = {
         ((*SELECT, "--model", "none"), "(?i)dir(?:ectory)? 'none' does not exist"),
         (
             ("select", "--shapes", "none.yaml"),
-            "'none.yaml' is neither a file nor a suite that ships; these",
+            "'none.yaml' is neither a file nor a shipped suite; shipped suites: attention, ",
         ),
         (("select", "--shapes", "short.yaml"), r"short.yaml:1:10: shapes.0.: a shape is \[m, n, k\]"),
         (("select", "--shapes", "typo.yaml"), "typo.yaml:2:1: stes: unknown key; allowed: name, defaults, shapes"),
-        (("select", "--shapes", "."), "'.' is neither a file nor a suite that ships"),
+        (("select", "--shapes", "."), "'.' is neither a file nor a shipped suite"),
         (("validate", "typo.yaml"), "typo.yaml:2:1: stes: unknown field, did you mean sets"),
     ],
 }

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import termios
 from pathlib import Path
 from typing import Any
 
@@ -95,19 +94,33 @@ def test_a_table_in_a_pipe_has_a_line_for_each_row() -> None:
     ]
 
 
-def test_a_table_in_a_narrow_terminal_keeps_names_whole() -> None:
-    """What has spaces is folded, so that the row fits."""
+def table_in_a_terminal(columns: int) -> list[str]:
+    """The lines of the table in a terminal of this width."""
     ours, theirs = os.openpty()
-    termios.tcsetwinsize(theirs, (40, 100))
-    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    subprocess.run([sys.executable, "-c", TABLE], stdout=theirs, check=True, env=environment | {"TERM": "dumb"})
+    environment = os.environ | {"TERM": "dumb", "COLUMNS": str(columns)}
+    subprocess.run([sys.executable, "-c", TABLE], stdout=theirs, check=True, env=environment)
     os.close(theirs)
     lines = os.read(ours, 1 << 16).decode().splitlines()
     os.close(ours)
+    return lines
+
+
+def test_a_table_in_a_narrow_terminal_keeps_names_whole() -> None:
+    """Cells with spaces wrap, so that the row fits."""
+    lines = table_in_a_terminal(100)
     assert sum("k" * 70 in line for line in lines) == 1
     assert max(map(len, lines)) <= 100
     words = {"64x64x64", "bf16", "tn", "k" * 70, "1.5", "a", "word", "and", "some", "more", "of", "them"}
     assert {*" ".join(lines[1:]).split()} == words
+
+
+def test_a_name_too_long_for_the_terminal_gets_its_own_line() -> None:
+    assert table_in_a_terminal(80) == [
+        "kernel",
+        "  problem            us  says",
+        "k" * 70,
+        "  64x64x64 bf16 tn  1.5  a word and some more of them",
+    ]
 
 
 EXITS = [
@@ -207,4 +220,4 @@ def test_times_have_quartiles_and_rounds_and_a_ratio_only_beside_cublas(capsys: 
     assert re.split("  +", first) == [*measured, "200.0", "199.0 to 202.0", "32", "687", "0.95", "0.25"]
     assert re.split("  +", second) == [*measured, "200.0", "4", "687", "0.25"]
     assert other.startswith("NVIDIA H100"), "figures of another GPU are in a table of their own"
-    assert "kernels without a ratio had a brief look" in told.err
+    assert "kernels without a ratio were timed only in the first short pass" in told.err

@@ -48,11 +48,11 @@ def test_what_a_page_is_of_can_be_said_where_it_does_not_say_it(page: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--preset", "quick"), "a page is one kernel"),
-        (("--mnkl", "64,64,64", "--problem", "64x64x64"), "give one"),
-        (("--mnkl", "64,64"), "is not M,N,K"),
+        (("--preset", "quick"), "k.cu is one source file"),
+        (("--mnkl", "64,64,64", "--problem", "64x64x64"), "pass only one"),
+        (("--mnkl", "64,64"), "it must be M,N,K"),
         (("--problem", "64x64x"), "is no MxNxK"),
-        (("-o", "k.cu"), "name another file"),
+        (("-o", "k.cu"), "use another file name"),
     ],
 )
 def test_a_wrong_command_line_of_a_page_compiles_nothing(
@@ -74,7 +74,7 @@ def test_options_of_pages_are_refused_with_a_manifest(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(MANIFEST)
     result = gemmill("build", tmp_path / "small.yaml", "-o", tmp_path / "k.pack")
     assert result.exit_code == Status.USAGE
-    assert "gemmill pack packs" in result.stderr
+    assert "use `gemmill pack`" in result.stderr
 
 
 def test_a_page_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
@@ -82,4 +82,4 @@ def test_a_page_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "binary.cu").write_bytes(b"// \xff")
     result = gemmill("build", tmp_path / "binary.cu")
     assert result.exit_code == Status.WRONG
-    assert "byte 3 is no UTF-8" in result.stderr
+    assert "byte 3 is not UTF-8" in result.stderr

@@ -44,7 +44,7 @@ def test_sweeps_of_one_name_are_refused(sweeps: list[Path], tmp_path: Path) -> N
     same = sweeps[1].rename(tmp_path / "other" / "monday.jsonl")
     result = gemmill("records", "pack", sweeps[0], same, "-o", tmp_path / "week.parquet")
     assert result.exit_code == 1
-    assert "both have measurements of sweep 'monday'" in result.stderr
+    assert "both have measurements of a sweep 'monday'" in result.stderr
     assert not (tmp_path / "week.parquet").exists()
 
 

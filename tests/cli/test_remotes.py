@@ -50,10 +50,10 @@ def test_a_store_is_pushed_and_pulled(tmp_path: Path, artifact: Artifact, key: S
         assert "1 stored of 1 kernels" in gemmill(*arguments).stdout
         assert json.loads(gemmill(*arguments, "--json").stdout)["there"] == 1
         done = gemmill("store", "pull", KERNEL, "--remote", server.url, "--store", tmp_path / "two")
-        assert "of 1 kernels 1 fetched" in done.stdout
+        assert "1 kernels, 1 fetched" in done.stdout
         assert Store(tmp_path / "two").get(artifact.key) == artifact
         done = gemmill("store", "pull", KERNEL, "--remote", server.url, "--store", tmp_path / "two")
-        assert "0 fetched, 1 were in the store" in done.stdout
+        assert "0 fetched, 1 already in the store" in done.stdout
 
 
 def test_what_is_not_kept_is_not_pulled(tmp_path: Path, artifact: Artifact, server: Server) -> None:
@@ -64,14 +64,14 @@ def test_what_is_not_kept_is_not_pulled(tmp_path: Path, artifact: Artifact, serv
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert done.exit_code == 1
-    assert "the store does not keep everything" in done.stderr
+    assert "the store did not keep all kernels" in done.stderr
     assert not Store(tmp_path).list()
 
 
 def test_what_is_not_served_is_named(tmp_path: Path, server: Server) -> None:
     done = gemmill("store", "pull", OTHER, "--remote", server.url, "--store", tmp_path)
     assert done.exit_code == 1
-    assert f"does not serve 1 of 1 kernels:\n{OTHER}: {server.url} cannot make" in done.stderr
+    assert f"did not deliver 1 of 1 kernels:\n{OTHER}: {server.url} cannot make" in done.stderr
 
 
 def test_what_is_not_taken_is_named(tmp_path: Path, artifact: Artifact) -> None:
@@ -79,14 +79,14 @@ def test_what_is_not_taken_is_named(tmp_path: Path, artifact: Artifact) -> None:
     with Server(lambda request: [http(401)]) as server:
         done = gemmill("store", "push", "--remote", server.url, "--store", tmp_path)
     assert done.exit_code == 1
-    assert "did not take 1 of 1 kernels" in done.stderr
+    assert "refused 1 of 1 kernels" in done.stderr
     assert "GEMMILL_REMOTE_TOKEN is missing, wrong or expired" in done.stderr
 
 
 def test_no_remote(tmp_path: Path) -> None:
     done = gemmill("store", "push", "--store", tmp_path)
     assert done.exit_code == 2
-    assert "--remote URL, or GEMMILL_REMOTE" in done.stderr
+    assert "pass --remote URL or set GEMMILL_REMOTE" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,8 @@ def test_line_information_names_lines_of_the_page_and_of_the_headers(tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--ptx", "--cubin"), "--ptx and --cubin exclude each other"),
-        (("--cubin", "--json"), "name a file for it with -o FILE"),
+        (("--ptx", "--cubin"), "both --ptx and --cubin are given"),
+        (("--cubin", "--json"), "write it to a file with -o FILE"),
     ],
 )
 def test_emit_refuses_what_cannot_be_written(arguments: tuple[str, ...], says: str) -> None:
@@ -71,7 +71,7 @@ def test_a_cubin_is_not_written_to_a_terminal_that_nobody_asked_to_have_it() -> 
     os.close(theirs)
     os.close(terminal)
     assert result.returncode == Status.USAGE
-    assert "name a file with -o FILE, or write it here with -o -" in result.stderr
+    assert "write it to a file with -o FILE, or pass -o -" in result.stderr
 
 
 def without_disassembler(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -105,7 +105,7 @@ def test_diff_says_what_differs_of_two_configs() -> None:
     assert found["fields"] == {"tile.n": {"a": 32, "b": 64}}
     assert found["resources"]["accumulator registers a thread"] == {"a": 16, "b": 32}
     artifact = Registry(manifests=()).get(SMALL)
-    assert found["resources"]["registers a thread at launch"]["a"] == artifact.resources.registers
+    assert found["resources"]["registers per thread at launch"]["a"] == artifact.resources.registers
     a, b = ({name: of[side] for name, of in found["instructions"].items()} for side in "ab")
     for counts in (a, b):
         assert counts.pop("all") == sum(counts.values())
@@ -122,13 +122,13 @@ def test_diff_takes_an_edited_page(tmp_path: Path) -> None:
     assert "fields that differ" not in said
     assert f"{SMALL}+src." in said
     assert "\n-  static constexpr int kSwizzle = 1;\n+  static constexpr int kSwizzle = 2;\n" in said
-    assert "the sources are the same" in ok("diff", SMALL, SMALL)
+    assert "the sources are equal" in ok("diff", SMALL, SMALL)
 
 
 @pytest.mark.slow
 def test_diff_says_which_tool_is_missing() -> None:
     found = json.loads(without_disassembler("diff", SMALL, OTHER, "--json").stdout)
     assert found["instructions"] == {}
-    assert found["resources"]["registers a thread at launch"]["a"] > 0
+    assert found["resources"]["registers per thread at launch"]["a"] > 0
     (says,) = found["missing"]
-    assert says.startswith("no instructions are counted: there is no disassembler here")
+    assert says.startswith("no instruction counts: there is no disassembler here")

@@ -1,4 +1,4 @@
-"""The command ``gemmill``: a file for each group of commands."""
+"""The command line ``gemmill``; ``commands`` has one module per group of commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def application() -> typer.Typer:
     """The application with all its commands."""
-    # Importing a module of commands adds them to the application.
+    # Importing a module registers its commands.
     from gemmill.cli.app import app
     from gemmill.cli.commands import (  # noqa: F401
         compiling,
@@ -41,36 +41,38 @@ def application() -> typer.Typer:
 
 
 def _end(number: int, _: object) -> NoReturn:
-    """End as after Ctrl-C, with nothing left behind, whatever else is sent meanwhile."""
+    """Exit as after Ctrl-C, so that cleanup runs; ignore further signals of this kind."""
     signal.signal(number, signal.SIG_IGN)
     sys.exit(128 + number)
 
 
 def _lost() -> str:
-    """Send what stdout still holds; where that fails, drop it, and say so."""
+    """Flush stdout; if that fails, discard its buffer and return an error message."""
     try:
         if sys.stdout:
             sys.stdout.flush()
     except (OSError, ValueError) as error:
         with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter would try again, and show a traceback
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), 1
+            )  # otherwise the interpreter flushes again at exit and prints a traceback
         return f"error: stdout: {error}"
     return ""
 
 
 def main() -> None:
-    """Run the command line; what comes before a command, or behind it, shows no traceback either."""
+    """Run the command line. Errors before and after the command are reported without a traceback too."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:  # not where it is ignored, as by nohup
+        if signal.getsignal(number) == signal.SIG_DFL:  # keep SIG_IGN, which nohup sets
             signal.signal(number, _end)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        if isinstance(sys.stdout.buffer, io.RawIOBase):  # PYTHONUNBUFFERED: what is written in part, it would lose
+        if isinstance(sys.stdout.buffer, io.RawIOBase):  # PYTHONUNBUFFERED: a partial write would lose text
             sys.stdout = open(1, "w", encoding=sys.stdout.encoding, closefd=False)  # noqa: SIM115
-        sys.stdout.reconfigure(errors="replace")  # what its encoding lacks
+        sys.stdout.reconfigure(errors="replace")  # characters that its encoding lacks
     status: str | int | None = 0
     try:
         application()(prog_name="gemmill")
-    except KeyboardInterrupt:  # before there is a command
+    except KeyboardInterrupt:  # before a command starts
         status = 130
         if "--json" in sys.argv:
             from gemmill.cli import output

@@ -1,11 +1,11 @@
-"""The application: its help, and what becomes of errors."""
+"""The application: its help, and how it reports errors."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, get_type_hints
@@ -21,21 +21,30 @@ from gemmill.library.files import os_error_text
 from gemmill.runtime.settings import Settings
 
 _CODES = "\n".join(f"  {status:<4} {means}" for status, means in MEANS.items())
-HELP = f"""Mill GEMM kernels: from a YAML manifest to validated configs, CUDA C++, cubins and the best kernel per shape.
+HELP = """Generate, compile, select and measure GEMM kernels for NVIDIA Hopper GPUs.
 
-A MANIFEST is a file or the name of one that ships, such as bf16; a KERNEL is a kernel name or a manifest with exactly
-one config.
-
-\b
+MANIFEST is a manifest file, or the name of a shipped manifest such as bf16. KERNEL is a kernel name, or a manifest with
+exactly one config. `gemmill COMMAND --help` describes a command and its options.
+"""
+EXIT_CODES = f"""\b
 Exit codes:
 {_CODES}
 
-GEMMILL_DEBUG=1 shows the traceback of an error.
+GEMMILL_DEBUG=1 prints the traceback of an error.
 """
+SECTIONS: Mapping[str, Sequence[str]] = {
+    "Explore": ("demo", "list", "explain", "select", "shapes", "emit", "diff", "draw", "layout"),
+    "Build": ("validate", "build"),
+    "Run and measure": ("run", "profile", "report", "roofline", "records", "train"),
+    "Ship": ("pack", "key", "lock", "warm"),
+    "Serve": ("serve",),
+    "Maintain": ("store", "doctor"),
+}
+"""The sections of `gemmill --help`, each with its commands in order."""
 
 
 def _show_each_once() -> Callable[..., None]:
-    """What shows warnings as a user wants them: each text once, without the line of code it comes from."""
+    """A replacement for warnings.showwarning: prints each text once, without its place in the code."""
     shown: set[str] = set()
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
@@ -47,11 +56,10 @@ def _show_each_once() -> Callable[..., None]:
 
 
 class Commands(TyperGroup):
-    """A group in which no error reaches the user as a traceback."""
+    """A command group that reports each error as a message instead of a traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a command line; what is wrong with it is shown without control characters, too, and with --json as JSON
-        as well."""
+        """Run a command line. Errors in it are printed without control characters, and with --json also as JSON."""
         given = kwargs.get("args", args[0] if args else None)
         with output.only_printable():
             if "--json" not in (sys.argv[1:] if given is None else given):
@@ -59,7 +67,7 @@ class Commands(TyperGroup):
             with output.answer_as_json():
                 try:
                     status = super().main(*args, **{**kwargs, "standalone_mode": False})
-                except typer.Abort:  # Ctrl-C, while the command line is read
+                except typer.Abort:  # Ctrl-C while the command line is parsed
                     output.print_error("interrupted", "interrupted")
                     sys.exit(Status.INTERRUPTED)
                 except SystemExit as end:
@@ -67,7 +75,7 @@ class Commands(TyperGroup):
                         output.print_error("terminated", MEANS[Status(end.code)])
                     raise
                 except Exception as error:
-                    if not hasattr(error, "format_message"):  # which those about a command line have
+                    if not hasattr(error, "format_message"):  # only errors in a command line have it
                         raise
                     error.show()  # type: ignore[attr-defined]
                     output.print_error("usage", error.format_message())
@@ -75,7 +83,7 @@ class Commands(TyperGroup):
                 sys.exit(status if isinstance(status, int) else Status.OK)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the chosen command; turn errors into a message on stderr and an exit code."""
+        """Run the command; report an error as a message on stderr and an exit code."""
         warnings.showwarning = _show_each_once()
         try:
             debug = Settings.read().debug
@@ -83,12 +91,12 @@ class Commands(TyperGroup):
             raise _reported(Status.USAGE, "setting", str(error)) from None
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # the reader has what it wanted, as `head` does
+        except BrokenPipeError:  # the reader closed the pipe, as `head` does
             raise
         except KeyboardInterrupt:
             raise _reported(Status.INTERRUPTED, "interrupted", "interrupted", "") from None
         except Exception as error:
-            # Exit, Abort and usage errors are typer's own business.
+            # typer reports Exit, Abort and usage errors itself.
             if debug or type(error).__module__.startswith(("typer", "click")):
                 raise
             if isinstance(error, GemmillError):
@@ -98,24 +106,26 @@ class Commands(TyperGroup):
                 end = _reported(Status.WRONG, "system", os_error_text(error))
             else:
                 end = _reported(Status.WRONG, "bug", f"{type(error).__name__}: {error}")
-                output.complain("This is a bug in gemmill; GEMMILL_DEBUG=1 shows the traceback.")
+                output.complain("This is a bug in gemmill. Set GEMMILL_DEBUG=1 to print the traceback, and report it.")
             raise end from None
 
 
 def _reported(status: Status, code: str, message: str, prefix: str = "error: ") -> typer.Exit:
-    """How a command ends whose error is printed."""
+    """Print an error, and return the exception that ends the command."""
     output.complain(f"{prefix}{message}")
     output.print_error(code, message)
     return typer.Exit(status)
 
 
 _JSON = "as_json"
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def _with_options(command: Callable[..., None], *, has_json: bool) -> Callable[..., None]:
-    """A command with the fields of dataclasses of options as its parameters, in place of those that are such; and with
-    --json, if it has a result (:func:`gemmill.cli.output.is_json`)."""
+    """Replace each parameter that is a dataclass of options by parameters for its fields.
+
+    A command with a result also gets --json (:func:`gemmill.cli.output.is_json`).
+    """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters = []
@@ -145,18 +155,18 @@ def _with_options(command: Callable[..., None], *, has_json: bool) -> Callable[.
 
 
 class Application(typer.Typer):
-    """A group of commands. A parameter of a command that is a dataclass of options stands for all of these."""
+    """A group of commands. Where a command's parameter is a dataclass of options, its fields become options."""
 
     def __init__(self, text: str, cls: type[Commands] = Commands, **more: Any) -> None:
         shows_help = not more.get("invoke_without_command", False)
         super().__init__(cls=cls, help=text, rich_markup_mode=None, no_args_is_help=shows_help, **more)
 
     def command(self, name: str | None = None, *, has_json: bool = True, **more: Any) -> Callable[..., Any]:
-        """Make a function a command of the group, whose result is JSON where --json is given."""
+        """Register a function as a command of the group; ``has_json`` adds --json."""
         return _registering(super().command(name, **more), has_json=has_json)
 
     def callback(self, **more: Any) -> Callable[..., Any]:
-        """Make a function what runs before the commands of the group, with options of its own."""
+        """Register a function that runs before the commands of the group, with its own options."""
         return _registering(super().callback(**more), has_json=False)
 
 
@@ -170,8 +180,29 @@ def _registering(
     return registered
 
 
+class TopCommands(Commands):
+    """The commands of `gemmill`, which its help lists in sections."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all commands, by section; a command without a section comes last."""
+        ordered = [name for names in SECTIONS.values() for name in names]
+        return sorted(self.commands, key=lambda name: ordered.index(name) if name in ordered else len(ordered))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands of each section with their summaries, in aligned columns."""
+        width = max(map(len, self.commands))
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                limit = formatter.width - width - 6
+                formatter.write_dl(
+                    [(name.ljust(width), self.commands[name].get_short_help_str(limit)) for name in names]
+                )
+
+
 app = Application(
     HELP,
+    TopCommands,
+    epilog=EXIT_CODES,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
@@ -189,4 +220,4 @@ def gemmill(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Options before the command."""
+    """Handle the options before a command."""

@@ -1,6 +1,6 @@
-"""What shells complete: kernels, manifests, suites, GPUs and dtypes, and the files that may stand in their places.
+"""Shell completion of kernels, manifests, suites, GPUs and types, and of the files that are accepted instead.
 
-A shell asks with each press of a key, so nothing is said where nothing is found, whatever the reason.
+A shell runs this on each key press, so errors and warnings are suppressed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import GemmillError
 
 _MOST = 40
-"""Kernels that are shown by whole names; of more, only the next part of each."""
+"""Maximum number of kernels shown by their whole names. For more, only the next part of each name is shown."""
 _MANIFESTS = (".yaml", ".yml")
 _PAGES = (".cu",)
 _SUITES = (*_MANIFESTS, ".json", ".jsonl", ".csv")
 
 
 def _quietly(complete: Callable[[str], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Have what completes a word find nothing where it would fail or warn."""
+    """Make a completion return nothing where it would fail, and suppress its warnings."""
 
     @wraps(complete)
     def quiet(incomplete: str) -> list[str]:
@@ -43,7 +43,7 @@ def dtypes(incomplete: str) -> Iterable[str]:
 
 @_quietly
 def manifests(incomplete: str) -> Iterable[str]:
-    """Manifests that ship, and files."""
+    """Shipped manifests, and files."""
     from gemmill.library.manifest.load import shipped_manifests
 
     yield from _beginning(incomplete, shipped_manifests())
@@ -52,14 +52,14 @@ def manifests(incomplete: str) -> Iterable[str]:
 
 @_quietly
 def buildable(incomplete: str) -> Iterable[str]:
-    """What `build` takes: a manifest, or a page."""
+    """Arguments of `build`: a manifest, or a source file."""
     yield from manifests(incomplete)
     yield from _files(incomplete, _PAGES)
 
 
 @_quietly
 def suites(incomplete: str) -> Iterable[str]:
-    """Shape suites that ship, and files."""
+    """Shipped shape suites, and files."""
     from gemmill.profiler.sweep.shape_suites import shipped_suites
 
     yield from _beginning(incomplete, shipped_suites())
@@ -68,15 +68,15 @@ def suites(incomplete: str) -> Iterable[str]:
 
 @_quietly
 def gpus(incomplete: str) -> Iterable[str]:
-    """GPUs with figures of their own, with the maker's name where that is being typed, and without blanks."""
+    """GPUs in library/arch.py, with hyphens instead of blanks; with the prefix NVIDIA if the user types it."""
     names = [name.replace(" ", "-") for name in GPUS]
     return _beginning(incomplete, [name.removeprefix("NVIDIA-") for name in names] + (names if incomplete else []))
 
 
 @_quietly
 def kernels(incomplete: str) -> Iterable[str]:
-    """Kernels that the manifests which ship declare, and files with a config or a page: the next part of names, until
-    few are left."""
+    """Kernels of the shipped manifests, by the next part of their names until few are left; manifests and source
+    files."""
     from gemmill.runtime.storage.declared_kernels import declared_names
     from gemmill.runtime.storage.store import Store
 
@@ -85,8 +85,10 @@ def kernels(incomplete: str) -> Iterable[str]:
 
 
 def next_parts(names: Iterable[str], typed: str) -> list[str]:
-    """The names that begin with what was typed; of many, only as far as they are alike up to a next underscore: never
-    one alone that is no whole name, behind which shells would put a blank."""
+    """The names that begin with the typed text; if there are many, their prefixes up to the next underscore.
+
+    The result is never a single prefix, because a shell would add a blank after it.
+    """
     matches = _beginning(typed, names)
     end = len(typed)
     while len(matches) > _MOST:
@@ -109,7 +111,7 @@ def _beginning(incomplete: str, words: Iterable[str]) -> list[str]:
 
 
 def _files(incomplete: str, endings: tuple[str, ...]) -> Iterator[str]:
-    """Files with one of these endings in the folder that is being typed."""
+    """Files with one of these endings in the directory that is being typed."""
     folder, _, begun = incomplete.rpartition("/")
     for path in sorted(Path(f"{folder}/" if "/" in incomplete else ".").iterdir()):
         if path.name.startswith(begun) and path.name.endswith(endings):

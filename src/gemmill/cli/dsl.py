@@ -1,5 +1,5 @@
-"""What CuTe DSL's example of a Hopper GEMM (dense_gemm.py) is told, as ``gemmill run`` takes it: a tile and a cluster
-in place of a kernel, and the example's spelling of options."""
+"""The options of CuTe DSL's Hopper GEMM example (dense_gemm.py), for ``gemmill run``: a tile and a cluster instead of a
+kernel, and the example's spelling of options."""
 
 from __future__ import annotations
 
@@ -27,23 +27,25 @@ WORDS = {
     "--tile_shape_mnk": "--tile",
     "--cluster_shape_mn": "--cluster",
 }
-"""The example's options, and ours of the same meaning: what it calls C is written, and so D here."""
+"""The example's options and the equivalent ones of gemmill. The example's C is the output, which is D here."""
 
 
 class DslCommand(TyperCommand):
-    """A command that takes the example's options too."""
+    """A command that also accepts the example's options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Called with the command line."""
+        """Translate the example's options, and parse the command line."""
         parted = [arg.partition("=") for arg in args]
         return super().parse_args(ctx, [f"{WORDS.get(name, name)}{is_}{value}" for name, is_, value in parted])
 
 
-def _numbers(count: int, example: str) -> Any:
+def _numbers(option: str, count: int, example: str) -> Any:
     def read(text: str) -> tuple[int, ...]:
         parts = text.split(",")
         if len(parts) != count or not all(part.strip().isdecimal() and 0 < int(part) < 1 << 16 for part in parts):
-            raise typer.BadParameter(f"{text!r} is not {count} numbers above 0 such as {example}")
+            raise typer.BadParameter(
+                f"{option} is {text!r}; it must be {count} numbers from 1 to 65,535, such as {example}"
+            )
         return tuple(map(int, parts))
 
     return read
@@ -52,21 +54,24 @@ def _numbers(count: int, example: str) -> Any:
 TileShape = Annotated[
     Any,
     typer.Option(
-        parser=_numbers(3, "128,256,64"),
+        parser=_numbers("--tile", 3, "128,256,64"),
         metavar="M,N,K",
-        help="Not the kernel that is selected, but the best with this tile of a CTA, declared or not.",
+        help="Run the best legal kernel with this CTA tile, in elements, instead of the selected kernel.",
     ),
 ]
 ClusterShape = Annotated[
-    Any, typer.Option(parser=_numbers(2, "2,1"), metavar="M,N", help="CTAs of its cluster. Default: 1,1.")
+    Any,
+    typer.Option(
+        parser=_numbers("--cluster", 2, "2,1"), metavar="M,N", help="With --tile: cluster size in CTAs. Default: 1,1."
+    ),
 ]
 
 
 def kernels_of(problem: GemmProblem, tile: tuple[int, ...], cluster: tuple[int, ...]) -> KernelSet:
-    """All legal kernels of a problem's formats with a tile and a cluster.
+    """All legal kernels for a problem's formats with this CTA tile, in elements, and cluster, in CTAs.
 
     Raises:
-        UnsupportedProblemError: no rule lets one be; the message says which refuses.
+        UnsupportedProblemError: the rules refuse all of them; the message lists the rules.
     """
     formats = {
         x: {"dtype": getattr(problem, f"{x}_dtype"), "major": getattr(problem, f"{x}_major")}
@@ -88,4 +93,4 @@ def kernels_of(problem: GemmProblem, tile: tuple[int, ...], cluster: tuple[int, 
             return load_manifest(path)
         except ManifestError as error:
             why = "; ".join(line.partition("sets[0]")[2].lstrip(".: ") for line in str(error).splitlines())
-            raise UnsupportedProblemError(f"no kernel has a tile of {'x'.join(map(str, tile))}: {why}") from None
+            raise UnsupportedProblemError(f"no legal kernel has the tile {'x'.join(map(str, tile))}: {why}") from None

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and what they are turned into."""
+"""Arguments and options that several commands share, and the functions that resolve their values."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from gemmill.runtime.registry import Registry
 
 
 def argument(metavar: str, says: str, complete: Callable[[str], list[str]]) -> Any:
-    """An argument that shells complete."""
+    """An argument with shell completion."""
     return typer.Argument(metavar=metavar, help=says, autocompletion=complete)
 
 
 def input_argument(says: str, metavar: str = "FILE") -> Any:
-    """An argument of files that must be there."""
+    """An argument for files that must exist."""
     return typer.Argument(metavar=metavar, exists=True, dir_okay=False, help=says or None)
 
 
 def input_file(says: str, *names: str, metavar: str = "FILE") -> Any:
-    """An option of a file that must be there."""
+    """An option for a file that must exist."""
     return typer.Option(*names, metavar=metavar, exists=True, dir_okay=False, help=says)
 
 
 def output_file(says: str, metavar: str | None = None, *names: str) -> Any:
-    """An option of a file to write; by default -o."""
+    """An option for a file to write; its default name is -o."""
     return typer.Option(*(names or ("--output", "-o")), metavar=metavar, dir_okay=False, help=says)
 
 
@@ -58,34 +58,39 @@ def _filter(text: str | None) -> str | None:
 
 Manifest = Annotated[
     str,
-    argument("MANIFEST", "A manifest file, or the name of one that ships.", completion.manifests),
+    argument("MANIFEST", "Manifest file, or name of a shipped manifest.", completion.manifests),
 ]
 Kernel = Annotated[
     str,
-    argument("KERNEL", "A kernel name, or a manifest with exactly one config.", completion.kernels),
+    argument("KERNEL", "Kernel name, or manifest with exactly one config.", completion.kernels),
 ]
 Page = Annotated[
     str,
     argument(
-        "KERNEL", "A kernel name, a manifest with exactly one config, or an edited page, FILE.cu.", completion.kernels
+        "KERNEL", "Kernel name, manifest with exactly one config, or edited source file, FILE.cu.", completion.kernels
     ),
 ]
 
 
 def _folder(text: str) -> Path:
     if not text:
-        raise typer.BadParameter("is empty; name a folder, or leave the option out")
+        raise typer.BadParameter("--store is empty; pass a directory, or omit the option")
     return Path(text)
 
 
 StorePath = Annotated[
     Path | None,
-    typer.Option("--store", metavar="FOLDER", parser=_folder, help="Folder of compiled kernels; default: the user's."),
+    typer.Option(
+        "--store",
+        metavar="DIR",
+        parser=_folder,
+        help="Directory of the kernel store. Default: GEMMILL_STORE, or the user's cache.",
+    ),
 ]
 
 
 def _gpu(text: str) -> Gpu:
-    """The row of library/arch.py of this name, whatever the case, with or without the maker's."""
+    """The GPU of this name in library/arch.py. Case is ignored, and the prefix NVIDIA is optional."""
     try:
         return gpu_named(text)
     except LookupError as error:
@@ -93,16 +98,23 @@ def _gpu(text: str) -> Gpu:
 
 
 Objective = Annotated[
-    Regime, typer.Option(help="Fastest in a program that runs for seconds, or in a lone launch at full clock.")
+    Regime,
+    typer.Option(
+        help="`sustained`: fastest in a program that runs for seconds under the power limit. `burst`: fastest in a "
+        "single launch at full clock."
+    ),
 ]
+
+
+def gpu_option(says: str) -> Any:
+    """The option --gpu, which takes the name of a GPU."""
+    return typer.Option("--gpu", metavar="NAME", parser=_gpu, autocompletion=completion.gpus, help=says)
+
+
 OnGpu = Annotated[
     Gpu | None,
-    typer.Option(
-        "--gpu",
-        metavar="NAME",
-        parser=_gpu,
-        autocompletion=completion.gpus,
-        help="Choose for this GPU, such as H200 or H100-PCIe; default: that of this machine, or an H200.",
+    gpu_option(
+        "Select kernels for this GPU, such as H200 or H100-PCIe. Default: the GPU of this machine, else an H200."
     ),
 ]
 Jobs = Annotated[
@@ -112,7 +124,7 @@ Jobs = Annotated[
         "-j",
         min=1,
         metavar="N",
-        help="Processes that compile; default: one a core, fewer with little memory.",
+        help="Compile N kernels in parallel. Default: one per core, fewer if memory is short.",
     ),
 ]
 Manifests = Annotated[
@@ -120,28 +132,31 @@ Manifests = Annotated[
     typer.Option(
         "--manifest",
         metavar="MANIFEST",
-        help="Consider the kernels of this manifest; may be repeated.",
+        help="Select from this manifest instead of the shipped ones. Repeatable.",
         autocompletion=completion.manifests,
     ),
 ]
 Packs = Annotated[
     list[Path],
-    input_file("Consider the kernels of this pack; may be repeated.", "--pack"),
+    input_file("Use the compiled kernels of this pack. Repeatable.", "--pack"),
 ]
 Sign = Annotated[
     list[Path],
-    input_file("Sign with this private key (gemmill key new); may be repeated.", "--sign", metavar="KEY"),
+    input_file("Sign with this private key, from gemmill key new. Repeatable.", "--sign", metavar="KEY"),
 ]
-RecordsFiles = Annotated[list[Path], input_argument("", "RECORDS...")]
+RecordsFiles = Annotated[
+    list[Path],
+    input_argument("Records files, from gemmill profile or gemmill records pack.", "RECORDS..."),
+]
 Records = Annotated[
     list[Path],
-    input_file("Prefer these measurements to the model.", "--records"),
+    input_file("Prefer the measurements in this records file to the model. Repeatable.", "--records"),
 ]
 
 
 def _sizes(text: str) -> str:
     if not text:
-        raise typer.BadParameter("is empty; it takes balanced, zipf:S or a list of sizes")
+        raise typer.BadParameter("--sizes is empty; it must be balanced, zipf:S or a list such as 128,64,0,64")
     return text
 
 
@@ -151,61 +166,65 @@ Sizes = Annotated[
         "--sizes",
         metavar="SIZES",
         parser=_sizes,
-        help="Sizes of groups: balanced, zipf:1.1, or 128,64,0,64. Default: balanced.",
+        help="Group sizes: balanced, zipf:S with exponent S, or a list such as 128,64,0,64. Default: balanced.",
     ),
 ]
 
 
 def _is_file(source: str) -> bool:
-    """Whether this names a file, or a pipe that holds what one would."""
+    """Whether this names an existing file or pipe."""
     return os.path.exists(source) and not os.path.isdir(source)
 
 
 def refuse_overwriting(outputs: Iterable[Path | None], inputs: Iterable[Path | str] = ()) -> None:
-    """Refuse outputs that are each other, or what is read."""
+    """Refuse an output file that is also an input or another output."""
     taken = {Path(source).resolve() for source in inputs if _is_file(str(source))}
     for path in filter(None, outputs):
         if path.resolve() in taken and (path.is_file() or not path.exists()):
-            raise typer.BadParameter(f"{path} is read by this command, or is another of its outputs: name another file")
+            raise typer.BadParameter(
+                f"{path} is also an input or another output of this command; use another file name"
+            )
         taken.add(path.resolve())
 
 
 def is_manifest(source: str) -> bool:
-    """Whether a MANIFEST argument means a file, or one that ships."""
+    """Whether a MANIFEST argument names an existing file or a shipped manifest."""
     return _is_file(source) or source in shipped_manifests()
 
 
 def manifest_path(source: str) -> Path:
-    """The file that a MANIFEST argument means."""
+    """The file that a MANIFEST argument refers to."""
     if _is_file(source):
         return Path(source)
     if source in shipped_manifests():
         return shipped_manifest(source)
     raise typer.BadParameter(
-        f"{source!r} is neither a file nor a manifest that ships; these do: {', '.join(shipped_manifests())}"
+        f"{source!r} is neither a file nor a shipped manifest; shipped manifests: {', '.join(shipped_manifests())}"
     )
 
 
 def kernel_set(source: str) -> KernelSet:
-    """The kernel set that a MANIFEST argument means."""
+    """The kernel set of a MANIFEST argument."""
     return load_manifest(manifest_path(source))
 
 
 def kernel(source: str) -> GemmConfig:
-    """The config that a KERNEL argument means; it may break a legality rule."""
+    """The config of a KERNEL argument; it may break a legality rule."""
     if not is_manifest(source):
         if "/" in source or source.endswith((".yaml", ".yml")):
-            what = f"{source!r} is a folder, and a manifest is a file" if Path(source).is_dir() else None
-            raise typer.BadParameter(what or f"there is no file {source!r}")
+            what = "is a directory" if Path(source).is_dir() else "does not exist"
+            raise typer.BadParameter(f"{source!r} {what}; pass a kernel name or a manifest file")
         return parse_name(source)
     configs = list(itertools.islice(load_manifest(manifest_path(source), legal=False).expand(legal=False), 2))
     if len(configs) > 1:
-        raise typer.BadParameter(f"{source} holds more than one config; name one (gemmill list {source})")
+        raise typer.BadParameter(
+            f"manifest {source} has more than one config; pass one kernel name from `gemmill list {source}`"
+        )
     return configs[0]
 
 
 def read_problem(text: str) -> GemmProblem:
-    """The problem of a line."""
+    """The problem that a line describes."""
     try:
         return GemmProblem.from_text(text)
     except ProblemError as error:
@@ -213,28 +232,34 @@ def read_problem(text: str) -> GemmProblem:
 
 
 def measurable(problem: GemmProblem) -> GemmProblem:
-    """The same work on operands that measuring makes, with narrow weights as A; ProblemError where it makes none."""
+    """An equivalent problem that the profiler can make operands for: narrow weights are A.
+
+    Raises:
+        ProblemError: the profiler cannot make operands for it.
+    """
     refuse_nested(problem)
     problem = problem.with_narrow_a
     return problem.transposed if upconverts_a(problem.b_dtype, problem.a_dtype) else problem
 
 
 _MOST_SHOWN = 3
-"""Things left out of a list that are printed; `gemmill shapes FILE --json` prints all."""
+"""Entries left out of a list that are printed; `gemmill shapes FILE --json` prints all."""
 
 
 def shape_suite(source: str, m: Sequence[int] = (), k: Sequence[int] = ()) -> ShapeSuite:
-    """The shapes of a file, or of the suite that ships under a name; what else a file has is complained of."""
+    """The shapes of a file or of a shipped suite; prints to stderr which entries of a file are left out."""
     if _is_file(source):
         suite = load_shapes(Path(source), m=m, k=k)
         for says in suite.left_out[:_MOST_SHOWN]:
             output.complain(f"left out: {says}")
         if (more := len(suite.left_out) - _MOST_SHOWN) > 0:
-            output.complain(f"left out: {more} things more; all of them: gemmill shapes {source} --json")
+            output.complain(f"left out: {more} more; `gemmill shapes {source} --json` lists all")
         return suite
     shipped = shipped_suites()
     if source not in shipped:
-        raise typer.BadParameter(f"{source!r} is neither a file nor a suite that ships; these do: {', '.join(shipped)}")
+        raise typer.BadParameter(
+            f"{source!r} is neither a file nor a shipped suite; shipped suites: {', '.join(shipped)}"
+        )
     return load_shapes(shipped[source])
 
 
@@ -242,29 +267,32 @@ Shapes = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="Many problems: a suite, by file or name, or another tool's list (gemmill shapes).",
+        help="Many problems: a suite (file or shipped name), or another tool's file that gemmill shapes reads.",
         autocompletion=completion.suites,
     ),
 ]
-ProblemLine = Annotated[str | None, typer.Option(metavar="TEXT", help="A problem in a line: '4096x7168x2048 bf16 tn'.")]
+ProblemLine = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Problem in one line, such as '4096x7168x2048 bf16 tn'.")
+]
 
 
 @dataclass(frozen=True)
 class SuiteOptions:
-    """Problems of a suite, or in lines."""
+    """Problems of a suite, or one per line."""
 
     shapes: Shapes = None
     problem: Annotated[
         list[str],
         typer.Option(
-            metavar="TEXT", help="A problem in a line, in place of --shapes: '4096x7168x2048 bf16 tn'. Repeats."
+            metavar="TEXT",
+            help="Problem in one line, instead of --shapes: '4096x7168x2048 bf16 tn'. Repeatable.",
         ),
     ] = field(default_factory=list)
 
     def suite(self) -> ShapeSuite | None:
-        """The shapes of the file, or those of the lines, each once with a count; None where neither is given."""
+        """The shapes of --shapes or --problem, without duplicates, with counts; None if neither option is given."""
         if self.shapes is not None and self.problem:
-            raise typer.BadParameter("--shapes and --problem both say what is multiplied: give one")
+            raise typer.BadParameter("both --shapes and --problem are given; pass only one")
         if not self.problem:
             return None if self.shapes is None else shape_suite(self.shapes)
         problems = map(read_problem, self.problem)
@@ -273,27 +301,29 @@ class SuiteOptions:
 
     @property
     def files(self) -> list[str]:
-        """What is read."""
+        """Input files."""
         return [] if self.shapes is None else [self.shapes]
 
 
 @dataclass(frozen=True)
 class KernelFilter:
-    """Which kernels of a manifest are taken."""
+    """Options that select kernels of a manifest."""
 
-    preset: Annotated[str | None, typer.Option(help="A preset of the manifest, such as quick.", metavar="NAME")] = None
+    preset: Annotated[
+        str | None, typer.Option(help="Use only the configs of this preset, such as quick.", metavar="NAME")
+    ] = None
     where: Annotated[
         str | None,
         typer.Option(
             metavar="FILTER",
             callback=_filter,
-            help="Keep configs for which this holds, such as \"tile.n >= 128 and schedule == 'pingpong'\".",
+            help="Use only configs that match, such as \"tile.n >= 128 and schedule == 'pingpong'\".",
         ),
     ] = None
 
     @property
     def is_set(self) -> bool:
-        """Whether any is."""
+        """Whether either option is given."""
         return (self.preset, self.where) != (None, None)
 
     def configs(self, manifest: str) -> list[GemmConfig]:
@@ -303,7 +333,7 @@ class KernelFilter:
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """How kernels are compiled, and where they are kept."""
+    """How many kernels compile in parallel, and the store that keeps them."""
 
     jobs: Jobs = None
     store: StorePath = None
@@ -311,7 +341,7 @@ class CompileOptions:
 
 @dataclass(frozen=True)
 class RegistryOptions:
-    """Kernels and measurements to choose by."""
+    """Kernels, measurements and model for the selector."""
 
     manifest: Manifests = field(default_factory=list)
     pack: Packs = field(default_factory=list)
@@ -323,17 +353,17 @@ class RegistryOptions:
             metavar="DIR",
             exists=True,
             file_okay=False,
-            help="Choose by this model, which gemmill train made, instead of the one that ships.",
+            help="Select with the model in this directory, from gemmill train. Default: the shipped model.",
         ),
     ] = None
 
     @property
     def files(self) -> list[str | Path]:
-        """What is read."""
+        """Input files."""
         return [*self.manifest, *self.pack, *self.records]
 
     def registry(self, store: Path | None = None) -> Registry:
-        """A registry over them; without any manifest or pack, over the manifests that ship."""
+        """A registry over these manifests and packs; without any, over the shipped manifests."""
         return Registry(
             manifests=[manifest_path(source) for source in self.manifest] or None,
             packs=self.pack,
@@ -345,11 +375,12 @@ class RegistryOptions:
 
 
 def served_shapes(configs: Sequence[GemmConfig], suite: ShapeSuite) -> tuple[Shape, ...]:
-    """The shapes whose formats some of the kernels have, be it with another expression; that there are others is
-    complained of.
+    """The shapes whose formats at least one kernel supports, with any epilogue expression.
+
+    The other shapes are listed on stderr.
 
     Raises:
-        UnsupportedProblemError: no kernel has the formats of any.
+        UnsupportedProblemError: no kernel supports the formats of any shape.
     """
     without = dict.fromkeys(unserved(configs, suite.shapes, varies=True))
     if without:
@@ -358,12 +389,12 @@ def served_shapes(configs: Sequence[GemmConfig], suite: ShapeSuite) -> tuple[Sha
 
 
 def warn_unserved(without: Sequence[Shape], suite: ShapeSuite) -> None:
-    """Complain of shapes whose formats no kernel has; UnsupportedProblemError where those are all."""
+    """List on stderr the shapes whose formats no kernel supports; UnsupportedProblemError if these are all shapes."""
     some = "; ".join(map(str, without[:3]))
     if len(without) == len(suite.shapes):
         raise UnsupportedProblemError(
-            f"no kernel here has the formats of the shapes of {suite.name}, such as {some}. What was understood of the "
-            "file, as YAML: gemmill shapes FILE"
+            f"no kernel supports the formats of the shapes of {suite.name}, such as {some}; "
+            f"`gemmill shapes` prints how a file is read"
         )
     of, more = f"{len(without):,} of {len(suite.shapes):,} shapes", " ..." if len(without) > 3 else ""
-    output.complain(f"no kernel here has the formats of {of}, which are left out: {some}{more}")
+    output.complain(f"left out {of}, because no kernel supports their formats: {some}{more}")

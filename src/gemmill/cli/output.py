@@ -1,4 +1,4 @@
-"""Where commands write: results to stdout as text, tables or JSON; progress and complaints to stderr."""
+"""Output of commands: results to stdout as text, tables or JSON; progress, warnings and errors to stderr."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gemmill.library.files import naming
 
 
 class Status(IntEnum):
-    """Exit codes; :data:`MEANS` says of what. They stay as they are."""
+    """Exit codes, with their meanings in :data:`MEANS`. They are a stable interface."""
 
     OK = 0
     WRONG = 1
@@ -35,40 +35,40 @@ class Status(IntEnum):
 
 
 MEANS = {
-    Status.OK: "done",
-    Status.WRONG: "what was checked is wrong, or what was asked for failed",
-    Status.USAGE: "the command line, or a setting, is wrong",
-    Status.MISSING: "this machine lacks something: a toolchain, a GPU, PyTorch (see: gemmill doctor)",
-    Status.HUNG_UP: "the terminal was closed (SIGHUP)",
+    Status.OK: "success",
+    Status.WRONG: "the command failed, or a check found errors",
+    Status.USAGE: "invalid command line or setting",
+    Status.MISSING: "something is missing: a toolchain, a GPU or PyTorch; run gemmill doctor",
+    Status.HUNG_UP: "terminal closed (SIGHUP)",
     Status.INTERRUPTED: "interrupted (Ctrl-C)",
     Status.TERMINATED: "terminated (SIGTERM)",
 }
-"""What exit codes mean: the help and docs/output.md say it in these words."""
+"""The meaning of each exit code, as printed in the help and in docs/output.md."""
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""What moves the cursor, sets titles and colours or turns text around, but for line ends and tabs."""
+"""Characters that move the cursor, set titles and colours or change text direction, except newlines and tabs."""
 
 
 def printable(text: str) -> str:
-    """A text with control characters as Python writes them: names may come from files of others."""
+    """A text with control characters escaped as in Python; names may come from untrusted files."""
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class _Stream:
-    """A stream whose errors say which it is."""
+    """A stream whose errors contain its name."""
 
     def __init__(self, stream: TextIO, name: str) -> None:
         self.raw, self.name = stream, name
 
     def write(self, text: str) -> int:
-        """Write a text; how long it was."""
+        """Write a text and return its length in characters."""
         with naming(self.name):
             self.raw.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Send what was written."""
+        """Flush the stream."""
         with naming(self.name):
             self.raw.flush()
 
@@ -77,17 +77,17 @@ class _Stream:
 
 
 class _Printable(_Stream):
-    """A stream that shows control characters instead of sending them."""
+    """A stream that writes control characters in escaped form."""
 
     def write(self, text: str) -> int:
-        """Write a text; how long it was."""
+        """Write a text and return its length in characters."""
         super().write(printable(text))
         return len(text)
 
 
 @contextmanager
 def only_printable() -> Iterator[None]:
-    """Have whatever is written to stdout and stderr, by whom it may be, show control characters."""
+    """Escape control characters in all output to stdout and stderr."""
     with (
         redirect_stdout(cast("TextIO", _Printable(sys.stdout, "stdout")) if sys.stdout else None),
         redirect_stderr(cast("TextIO", _Printable(sys.stderr, "stderr")) if sys.stderr else None),
@@ -96,24 +96,24 @@ def only_printable() -> Iterator[None]:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on the stream as it is now."""
+    """A Rich console on the current stdout or stderr."""
     stream = sys.stderr if stderr else sys.stdout
-    # Rich sends colours, of its own.
+    # Without the wrapper, because Rich writes its own control characters for colours.
     file = cast("TextIO", _Stream(stream.raw, stream.name)) if isinstance(stream, _Printable) else stream
     return Console(file=file, highlight=False, emoji=False)
 
 
 def _watched(stream: TextIO | None) -> bool:
-    """Whether a terminal shows what goes to a stream, which may be closed."""
+    """Whether a stream is a terminal; False for None, a closed stream."""
     return stream is not None and stream.isatty()
 
 
 JSON_VERSION = 1
-"""Grows when a form of JSON loses or renames something."""
+"""Incremented when a JSON schema loses or renames a key."""
 
 
 class _Answer:
-    """What --json promises: one document on stdout, whatever happens."""
+    """Whether the one JSON document that --json guarantees has been printed."""
 
     def __init__(self) -> None:
         self.given = False
@@ -122,24 +122,24 @@ class _Answer:
 _answer: ContextVar[_Answer | None] = ContextVar("answer_as_json", default=None)
 _PLACE = re.compile(r"(\S+:\d+(?::\d+)?): ")
 _HINT = re.compile(r"(?:; |, (?=did you mean )|: (?=(?:run|raise|pass|name|split|keep|free|`pip|pip) ))(?!.*; )(.*)$")
-"""What to do, at the end of a message."""
+"""The advice at the end of a message."""
 
 
 def as_json(form: str, value: Mapping[str, object] | Sequence[object]) -> str:
-    """A JSON document, which says its form and version; a list stands under ``items``. Numbers that JSON has no word
-    for, such as NaN, are null."""
+    """A JSON document with its schema and version. A list is stored under ``items``. NaN and infinities, which JSON
+    lacks, become null."""
     content = value if isinstance(value, Mapping) else {"items": value}
     document = {"schema": f"gemmill.{form}/{JSON_VERSION}", **content}
     return json.dumps(_finite(document), indent=2, allow_nan=False)
 
 
 def is_json() -> bool:
-    """Whether --json was given: what a command prints is one document then."""
+    """Whether --json is given, so that the command prints one JSON document."""
     return _answer.get() is not None
 
 
 def print_result(form: str, value: Mapping[str, object] | Sequence[object], text: str | Callable[[], object]) -> None:
-    """A result: JSON where it was asked for, else a text, or what prints it."""
+    """Print a result: JSON with --json, otherwise a text or the output of a function."""
     if is_json():
         print_json(form, value)
     elif isinstance(text, str):
@@ -149,7 +149,7 @@ def print_result(form: str, value: Mapping[str, object] | Sequence[object], text
 
 
 def print_faults(form: str, report: Mapping[str, object], faults: Sequence[str], text: str) -> None:
-    """What was checked, and what is wrong with it; ends the command with 1 where something is."""
+    """Print the result of a check and its faults; exit with 1 if there are any."""
     if not is_json():
         for fault in faults:
             complain(fault)
@@ -159,7 +159,7 @@ def print_faults(form: str, report: Mapping[str, object], faults: Sequence[str],
 
 
 def print_json(form: str, value: Mapping[str, object] | Sequence[object]) -> None:
-    """The one JSON document on stdout, as :func:`as_json` makes it."""
+    """Print the JSON document of :func:`as_json` on stdout."""
     text = as_json(form, value)
     if answer := _answer.get():
         answer.given = True
@@ -168,7 +168,7 @@ def print_json(form: str, value: Mapping[str, object] | Sequence[object]) -> Non
 
 @contextmanager
 def answer_as_json() -> Iterator[None]:
-    """Have errors told on stdout as well, unless the command has given its document by then."""
+    """Print an error as JSON on stdout too, unless the command has already printed its document."""
     token = _answer.set(_Answer())
     try:
         yield
@@ -177,13 +177,15 @@ def answer_as_json() -> Iterator[None]:
 
 
 def print_error(code: str, message: str) -> None:
-    """An error as JSON on stdout, where JSON was asked for and nothing has been printed: its place, if it is one of a
-    file, and what to do, as far as the message ends with it."""
+    """Print an error as JSON on stdout, with --json and if no document has been printed.
+
+    ``where`` is its place in a file, and ``hint`` the advice at the end of the message; null where there is none.
+    """
     answer = _answer.get()
     if answer and not answer.given:
         place, hint = _PLACE.match(message), _HINT.search(message)
         error = {"code": code, "message": message, "where": place and place[1], "hint": hint and hint[1]}
-        with suppress(OSError):  # stdout may be what failed, and stderr has it already
+        with suppress(OSError):  # stdout itself may have failed, and stderr already has the message
             print_json("error", {"error": error})
 
 
@@ -196,32 +198,38 @@ def _finite(value: object) -> object:
 
 
 _GAP = "  "
-"""Between two columns of a table."""
+"""Separates two columns of a table."""
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """A table on stdout, a line for each row; columns whose name starts with ``>`` are aligned to the right.
+    """Print a table on stdout, one line per row. Columns whose name starts with ``>`` are right-aligned.
 
-    In a terminal that is too narrow, cells are folded at their spaces; what has none, such as a kernel's name, stays
-    whole however narrow it is.
+    In a terminal that is too narrow, cells wrap at spaces. A word, such as a kernel's name, is never split: where the
+    row still does not fit, the column with the longest word gets its own line above the rest of the row.
     """
     names = [column.removeprefix(">") for column in columns]
     cells = [names, *([" ".join(printable(str(cell)).split()) for cell in row] for row in rows)]
     widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
-    to = console()
+    right = [column.startswith(">") for column in columns]
+    to, apart, indent = console(), list[str](), ""
     if _watched(sys.stdout):
         least = [max(cell_len(word) for cell in column for word in cell.split() or [""]) for column in zip(*cells)]  # noqa: B905
-        widths = _narrowed(widths, least, to.width - len(_GAP) * (len(widths) - 1))
-    right = [column.startswith(">") for column in columns]
+        room = to.width - len(_GAP) * (len(columns) - 1)
+        if len(columns) > 1 and sum(least) > room:
+            longest, indent = least.index(max(least)), _GAP
+            apart = [row.pop(longest) for row in cells]
+            for each in (widths, least, right):
+                del each[longest]
+        widths = _narrowed(widths, least, room)
     if title:
         to.print(printable(title), style="bold", markup=False, soft_wrap=True)
     for number, row in enumerate(cells):
-        for line in _lines(row, widths, right):
+        for line in (*apart[number : number + 1], *(indent + line for line in _lines(row, widths, right))):
             to.print(line, style="bold" if number == 0 else "", markup=False, soft_wrap=True)
 
 
 def _narrowed(widths: list[int], least: Sequence[int], room: int) -> list[int]:
-    """Widths of columns of which the widest that can be folded, one after the other, give way until all have room."""
+    """Column widths that fit into ``room`` characters: repeatedly narrow the widest column that can still wrap."""
     widths = widths.copy()
     while sum(widths) > room and (wide := [i for i, width in enumerate(widths) if width > least[i]]):
         widths[max(wide, key=lambda i: widths[i])] -= 1
@@ -229,7 +237,7 @@ def _narrowed(widths: list[int], least: Sequence[int], room: int) -> list[int]:
 
 
 def _lines(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> Iterator[str]:
-    """The lines that a row takes."""
+    """The lines of a row after wrapping."""
     folded = [
         textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False) if cell_len(cell) > width else [cell]
         for cell, width in zip(row, widths, strict=True)
@@ -243,18 +251,18 @@ def _lines(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> 
 
 
 def number(value: float | None, digits: int) -> str:
-    """A number as a cell; empty where there is none."""
+    """A number as the text of a cell; empty for None."""
     return "" if value is None else f"{value:.{digits}f}"
 
 
 def complain(message: str) -> None:
-    """A message on stderr."""
+    """Print a message on stderr."""
     typer.echo(message, err=True)
 
 
 @contextmanager
 def progress(**totals: int) -> Iterator[Callable[[str], None]]:
-    """A progress bar on stderr for each kind of step, while a terminal watches; yields what to call after a step."""
+    """Show a progress bar per kind of step if stderr is a terminal; yields a function to call after each step."""
     if not _watched(sys.stderr):
         yield lambda kind: None
         return

@@ -1,4 +1,4 @@
-"""Pages that somebody edited: read, compiled, checked, packed, and run beside the kernel that they were."""
+"""Edited source files: read, compile, check and pack them, and compare them with the original kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from gemmill.cli import completion, output
 from gemmill.cli.commands.problems import table_columns, table_row
-from gemmill.cli.options import ProblemLine, kernel, measurable, output_file, read_problem, refuse_overwriting
+from gemmill.cli.options import kernel, measurable, output_file, read_problem, refuse_overwriting
 from gemmill.cli.output import Status
 from gemmill.cli.problem_options import extents
 from gemmill.emitters.edited_page import MAX_BYTES, config_of_page, edited
@@ -32,12 +32,12 @@ from gemmill.runtime.storage.pack import write_pack
 
 
 def is_page(argument: str) -> bool:
-    """Whether an argument names a page of CUDA C++, as `emit` writes it."""
+    """Whether an argument names a CUDA C++ file, such as `emit` writes."""
     return argument.endswith(".cu")
 
 
 def source(argument: str) -> tuple[EmittedSource, GemmConfig]:
-    """The source that a KERNEL argument means: what a config emits, or a page that somebody edited."""
+    """The source of a KERNEL argument: emitted from a config, or an edited file; and the config."""
     if not is_page(argument):
         config = kernel(argument)
         return emit(config), config
@@ -47,38 +47,45 @@ def source(argument: str) -> tuple[EmittedSource, GemmConfig]:
 
 
 def compiled(page: EmittedSource, config: GemmConfig) -> Artifact:
-    """The kernel of a source, from the store, or compiled and stored."""
+    """The compiled kernel of a source, from the store or newly compiled and stored."""
     registry = Registry(manifests=[])
     return registry.add_source(config, page.text) if page.is_edited else registry.get(config)
 
 
 @dataclass(frozen=True)
 class PageOptions:
-    """What a page was, and what is done with its kernel."""
+    """Options for an edited source file: its original kernel, the problem to run, and the pack to write."""
 
     of: Annotated[
         str | None,
         typer.Option(
             "--kernel",
             metavar="KERNEL",
-            help="Of a page: the kernel, where it does not say it.",
+            help="With FILE.cu: name of the original kernel, if the file does not contain it.",
             autocompletion=completion.kernels,
         ),
     ] = None
     mnkl: Annotated[
         str | None,
-        typer.Option(metavar="M,N,K[,L]", help="Of a page: run it on these extents, in its formats, beside KERNEL."),
+        typer.Option(
+            metavar="M,N,K[,L]", help="With FILE.cu: verify and time it on this problem, in the formats of KERNEL."
+        ),
     ] = None
-    problem: ProblemLine = None
-    to: Annotated[Path | None, output_file("Of a page: pack it.", "PACK")] = None
+    problem: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="With FILE.cu: verify and time it on this problem, such as '4096x7168x2048 bf16 tn'."
+        ),
+    ] = None
+    to: Annotated[Path | None, output_file("With FILE.cu: write the kernel to this pack.", "PACK")] = None
 
     def config(self, content: str) -> GemmConfig:
-        """The kernel that the page was."""
+        """The original kernel of the file."""
         return kernel(self.of) if self.of is not None else config_of_page(content)
 
 
 def build_page(file: str, page: PageOptions, store: Path | None) -> None:
-    """What `gemmill build FILE.cu` does; exits with 1 where a result is wrong."""
+    """Run `gemmill build FILE.cu`; exit with 1 if a result is wrong."""
     to = page.to
     refuse_overwriting([to], [file])
     content = _read(file)
@@ -92,7 +99,7 @@ def build_page(file: str, page: PageOptions, store: Path | None) -> None:
         used, threads = artifact.resources, artifact.launch.threads
         typer.echo(
             f"{used.registers} registers, no spills, {used.dynamic_shared_bytes:,} bytes of shared memory, {threads} "
-            "threads; launched as its kernel is"
+            "threads; same launch as the original kernel"
         )
         if to is not None:
             typer.echo(f"{to}: 1 kernel, {size:,} bytes")
@@ -111,17 +118,17 @@ def build_page(file: str, page: PageOptions, store: Path | None) -> None:
 
 
 def _read(file: str) -> str:
-    """The text of a page."""
+    """The text of a source file."""
     try:
         return read_given(Path(file), MAX_BYTES).decode()
     except UnicodeDecodeError as error:
-        raise CompileError(f"{file}: byte {error.start} is no UTF-8, which pages are in") from None
+        raise CompileError(f"{file}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
 
 
 def _problem(config: GemmConfig, mnkl: str | None, text: str | None) -> GemmProblem | None:
-    """The problem that a kernel is to run, in operands that measuring makes; None where there is none."""
+    """The problem to verify and time a kernel on; None if no option gives one."""
     if mnkl is not None and text is not None:
-        raise typer.BadParameter("--mnkl and --problem both say what is multiplied: give one")
+        raise typer.BadParameter("both --mnkl and --problem are given; pass only one")
     if mnkl is None and text is None:
         return None
     if mnkl is not None:
@@ -136,7 +143,7 @@ def _problem(config: GemmConfig, mnkl: str | None, text: str | None) -> GemmProb
 
 
 def _print_beside(measurements: Sequence[Measurement], artifact: Artifact) -> None:
-    """A table of a page's kernel and of the one that it was, with their spread."""
+    """Print a table of the edited and the original kernel, with the quartiles of their times."""
     times = {measurement.kernel: measurement.us for measurement in measurements}
     original = next((us for name, us in times.items() if name != artifact.name), None)
     rows = [table_row(m, output.number(original / m.us if m.us and original else None, 3)) for m in measurements]

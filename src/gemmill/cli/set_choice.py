@@ -1,4 +1,4 @@
-"""Which kernels a pack needs, so that given problems lose little to all kernels of a manifest."""
+"""The choice of the few kernels that a pack needs to run given problems nearly as fast as a whole manifest."""
 
 from __future__ import annotations
 
@@ -25,41 +25,54 @@ from gemmill.runtime.select.set_cover import set_cover
 
 
 class Conditions(NamedTuple):
-    """What says how fast kernels are."""
+    """The measurements, GPU and objective that times are predicted for."""
 
     decisions: Sequence[Decision]
-    """Measurements that were given."""
+    """Measurements from --records."""
     gpu: Gpu
     objective: Regime
 
 
 class SuiteTimes(NamedTuple):
-    """The problems that a pack is for."""
+    """The problems that a pack is made for, with the times of kernels on them."""
 
     times: dict[GemmProblem, dict[str, float]]
-    """What kernels take on each."""
+    """Microseconds of each kernel on each problem."""
     counts: Mapping[GemmProblem, int]
-    """How often each ran, or is listed."""
+    """How often each problem ran or is listed."""
     shipped: list[Decision]
-    """Measurements of them that ship."""
+    """Shipped measurements of the problems."""
 
 
 def kernels_for(
     configs: Sequence[GemmConfig], suite: ShapeSuite, under: Conditions, regret: float
 ) -> tuple[list[GemmConfig], SuiteTimes]:
-    """About as few kernels as solve every shape of a suite nearly as fast as all, those first that serve what runs most
-    often; and what kernels take on each problem. Shapes that say more than kernels of matrices alone do, an epilogue or
-    groups, get the kernel each that a registry over the manifest would take."""
+    """Choose few kernels that run every problem of a suite within ``regret`` of the fastest kernel.
+
+    A problem with an epilogue expression, groups or arrays gets the kernel that a registry over the manifest selects.
+
+    Args:
+        configs: the kernels to choose from.
+        suite: the problems, with counts.
+        under: what times are predicted for.
+        regret: maximum slowdown of a problem, as a fraction of the time of its fastest kernel.
+
+    Returns:
+        The kernels, first those for the most frequent problems, and the times of all kernels on the problems.
+
+    Raises:
+        PackError: the suite has plain problems, but there is no plain kernel.
+    """
     plain = list(filter(is_plain, configs))
     others = dict.fromkeys(unserved(plain, suite.shapes))
     special = _special(configs, [shape.problem for shape in others], under)
     if missing := [shape for shape in others if shape.problem not in special]:
         warn_unserved(missing, suite)
     if (left := sum(not is_plain(config) for config in configs)) and not others:
-        output.complain(f"{left} kernels are left out: they are for groups or arrays, or have an expression")
+        output.complain(f"left out {left} kernels for groups, arrays or expressions, because no problem needs them")
     rest = [shape for shape in suite.shapes if shape not in others]
     if rest and not plain:
-        raise PackError("no kernel is left that shapes alone say what to run; leave out --shapes")
+        raise PackError(f"no kernel supports {rest[0]}: all need groups, arrays or an expression; omit --shapes")
     counts: Counter[GemmProblem] = Counter()
     for shape in rest:
         counts.update(dict.fromkeys((unit.problem for unit in units(plain, [shape])), suite.counts.get(shape, 1)))
@@ -77,8 +90,8 @@ def kernels_for(
 def _special(
     configs: Sequence[GemmConfig], problems: Sequence[GemmProblem], under: Conditions
 ) -> dict[GemmProblem, Choice]:
-    """What a registry over these kernels would take for each problem that it can serve: with an expression that none
-    of them has, the nearest one with it."""
+    """The kernel that a registry over these kernels selects for each problem that it supports. If no kernel has the
+    expression of a problem, this is the closest kernel with that expression."""
     if not problems:
         return {}
     selector = Selector({kernel_name(config): config for config in configs}, under.gpu, under.decisions, varies=True)
@@ -92,8 +105,15 @@ def _special(
 def _times(
     configs: Sequence[GemmConfig], problems: Sequence[GemmProblem], under: Conditions
 ) -> tuple[dict[GemmProblem, dict[str, float]], dict[GemmProblem, dict[str, float]], list[Decision]]:
-    """Times on a GPU of the kernels on every problem of a suite: of all kernels; of those alone that were measured on
-    it, if any were, or that are the best in a long run; and which measurements are none of the decisions."""
+    """Predict the time of each kernel on every problem of a suite.
+
+    Returns:
+        Times of all kernels; times of only the measured kernels, or of the best kernels of a long run, where there are
+        some; and the shipped measurements that are not among the decisions.
+
+    Raises:
+        UnsupportedProblemError: no kernel supports a problem.
+    """
     selector = Selector({kernel_name(config): config for config in configs}, under.gpu, under.decisions)
     recorded = {(d.problem, d.sliced) for d in under.decisions if figures(d.gpu).name == selector.gpu.name}
     times: dict[GemmProblem, dict[str, float]] = {}
@@ -112,12 +132,12 @@ def _times(
         )
     if not times or not all(times.values()):
         unserved = next((str(problem) for problem, row in times.items() if not row), "the suite")
-        raise UnsupportedProblemError(f"no kernel of the manifest for {selector.gpu.name} solves {unserved}")
+        raise UnsupportedProblemError(f"no kernel of the manifest supports {unserved} on {selector.gpu.name}")
     return times, measured_times, shipped
 
 
 def _of_cubins(times: Mapping[SlicedKernel, float]) -> dict[str, float]:
-    """The least time of each kernel, in whatever slices."""
+    """The shortest time of each kernel over its numbers of K slices."""
     least: dict[str, float] = {}
     for kernel, us in times.items():
         least[kernel.name] = min(us, least.get(kernel.name, us))
@@ -125,8 +145,8 @@ def _of_cubins(times: Mapping[SlicedKernel, float]) -> dict[str, float]:
 
 
 def _completed(measured: dict[SlicedKernel, float], modelled: dict[SlicedKernel, float]) -> dict[SlicedKernel, float]:
-    """Times of all kernels: those measured, or said of long runs, and of others the model's, scaled to the fastest of
-    these, but no less than the slowest of them."""
+    """Complete measured times with times of the model for the other kernels. The model's times are scaled to match the
+    fastest measured kernel, and are at least the time of the slowest one."""
     if not measured:
         return modelled
     fastest, slowest = min(measured, key=lambda kernel: measured[kernel]), max(measured.values())

@@ -45,8 +45,8 @@ class ServeOptions:
     state: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER",
-            help="Folder for manifests, uploads, packs, records and models. Default: next to the store.",
+            metavar="DIR",
+            help="Directory for manifests, uploads, packs, records and models. Default: next to the store.",
         ),
     ] = None
     bucket: Annotated[

@@ -185,7 +185,7 @@ def test_what_cannot_be_reported_is_refused(tmp_path: Path) -> None:
     empty.write_text("")
     result = gemmill("report", empty, "-o", tmp_path / "page.html")
     assert (result.exit_code, list(tmp_path.iterdir())) == (1, [empty])
-    assert "no measurement: run gemmill profile" in result.stderr
+    assert "no measurement; run gemmill profile" in result.stderr
     result = gemmill("report", SCALED)
     assert result.exit_code == 2
     assert "pass --output, --csv, --junit or --json" in result.stderr

@@ -107,17 +107,17 @@ def test_a_report_names_the_gpu_whose_peak_rates_are_missing(file: Path, tmp_pat
     result = gemmill("report", SCALED, "--ceilings", file, "--csv", tmp_path / "table.csv")
     assert "--ceilings is now called --peak-rates" in result.stderr
     assert result.exit_code == 0
-    assert "none of the files of peak rates is of NVIDIA H200: run gemmill roofline there" in result.stderr
+    assert "--peak-rates has no file for NVIDIA H200; run `gemmill roofline -o FILE` on that GPU" in result.stderr
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     result = gemmill("roofline", "--dtypes", "bf16,f32")
     assert result.exit_code == 2
-    assert "'f32' has no peak rate of its own; these have: bf16, f16, tf32, e4m3, s8" in " ".join(result.stderr.split())
+    assert "--dtypes has 'f32'; each type must be bf16, f16, tf32, e4m3 or s8" in " ".join(result.stderr.split())
     assert gemmill("roofline", "--dtypes", "bf16,bf16").exit_code == 2
     (tmp_path / "empty.jsonl").write_text("")
     result = gemmill("roofline", "--records", tmp_path / "empty.jsonl")
-    assert (result.exit_code, "no measurement: run gemmill profile" in result.stderr) == (1, True)
+    assert (result.exit_code, "no measurement; run gemmill profile" in result.stderr) == (1, True)
 
     without_gpu = process("roofline", "-o", tmp_path / "peak-rates.json", CUDA_VISIBLE_DEVICES="")
     _, complaint = without_gpu.communicate(timeout=120)

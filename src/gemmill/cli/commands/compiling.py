@@ -1,4 +1,4 @@
-"""build: from configs, and from edited pages, to compiled kernels."""
+"""build: compile the kernels of a manifest, or an edited source file."""
 
 from __future__ import annotations
 
@@ -23,21 +23,25 @@ from gemmill.runtime.storage.store import Store
 def build(
     manifest: Annotated[
         str,
-        argument("MANIFEST", "A manifest file, the name of one that ships, or a page, FILE.cu.", completion.buildable),
+        argument(
+            "MANIFEST",
+            "Manifest file, name of a shipped manifest, or edited source file, FILE.cu.",
+            completion.buildable,
+        ),
     ],
     kernels: KernelFilter,
     compiling: CompileOptions,
     page: PageOptions,
 ) -> None:
-    """Compile the kernels of a manifest into the store, and say what each uses; or an edited page.
+    """Compile the kernels of a manifest into the store.
 
-    Compiles only what the store lacks; Ctrl-C leaves the store sound, and what was compiled in it. Exits with 1 if any
-    kernel fails.
+    Prints the registers, spills, shared memory and threads of each kernel. Kernels that are already in the store are
+    not compiled again. After Ctrl-C the store is valid and keeps the finished kernels. Exits with 1 if a kernel fails.
 
-    Of a page that `gemmill emit KERNEL -o FILE.cu` wrote and somebody edited, the kernel must be launched as KERNEL
-    is: symbol, exported constants, threads, parameters and shared memory are compared. It is called KERNEL+src.DIGEST
-    from then on. With --mnkl or --problem, which need a GPU and PyTorch, it is verified, and timed beside KERNEL
-    (docs/editing.md).
+    build also compiles a source file that `gemmill emit KERNEL -o FILE.cu` wrote and you edited. Its entry symbol,
+    exported constants, threads, parameters and shared memory must match those of KERNEL. The edited kernel is named
+    KERNEL+src.DIGEST. With --mnkl or --problem, gemmill verifies it on the GPU and compares its time with that of
+    KERNEL; this needs PyTorch. See docs/editing.md.
 
     \b
     Examples:
@@ -48,13 +52,13 @@ def build(
     """
     if is_page(manifest):
         if kernels.is_set or compiling.jobs is not None:
-            raise typer.BadParameter("--preset, --where and --jobs are of manifests, and a page is one kernel")
+            raise typer.BadParameter(f"--preset, --where and --jobs need a manifest, but {manifest} is one source file")
         build_page(manifest, page, compiling.store)
         return
     if page != PageOptions():
         raise typer.BadParameter(
-            f"--kernel, --mnkl, --problem and -o are of pages, and {manifest} is no FILE.cu; gemmill pack packs "
-            "the kernels of a manifest"
+            f"--kernel, --mnkl, --problem and -o need a source file, FILE.cu, but {manifest} is a manifest; "
+            "use `gemmill pack` to pack the kernels of a manifest"
         )
     store = Store(compiling.store)
     outcomes = compile_all(kernels.configs(manifest), compiling.jobs, store)
@@ -65,13 +69,13 @@ def build(
 
 
 def compile_all(configs: Sequence[GemmConfig], jobs: int | None, store: Store) -> list[Outcome]:
-    """Compile configs, or find them in the store, with a progress bar; one outcome for each, in order."""
+    """Compile configs that are not in the store, with a progress bar. Returns one outcome per config, in order."""
     with output.progress(compiling=len(configs)) as step:
         return compile_many(configs, jobs=jobs, store=store, on_done=lambda outcome: step("compiling"))
 
 
 def print_resources(outcomes: Sequence[Outcome]) -> None:
-    """A table of what each compiled kernel uses, and how many there are."""
+    """Print a table of the resources of each compiled kernel, and the counts of :func:`tally`."""
     rows = [
         (
             outcome.name,
@@ -90,7 +94,7 @@ def print_resources(outcomes: Sequence[Outcome]) -> None:
 
 
 def tally(outcomes: Sequence[Outcome]) -> str:
-    """How many kernels were compiled, found and failed."""
+    """How many kernels were compiled, found in the store, and failed."""
     cached = sum(outcome.cached for outcome in outcomes)
     failed = sum(outcome.error is not None for outcome in outcomes)
     text = f"{len(outcomes) - cached - failed} compiled, {cached} already in the store"
@@ -98,7 +102,7 @@ def tally(outcomes: Sequence[Outcome]) -> str:
 
 
 def report_failures(outcomes: Iterable[Outcome]) -> None:
-    """CompileError that names every kernel that failed, if there is one."""
+    """Raise a CompileError that lists every failed kernel, if there are any."""
     if failures := [str(outcome.error) for outcome in outcomes if outcome.error is not None]:
         raise CompileError("\n".join(failures))
 
@@ -112,11 +116,11 @@ def _outcome(outcome: Outcome) -> dict[str, object]:
 
 
 def _check_kept(store: Store, made: Sequence[Artifact]) -> None:
-    """Tell of kernels that a store does not hold once they are compiled; StoreError where it cannot."""
+    """Raise a StoreError if the store cannot keep the compiled kernels; report kernels that were removed."""
     if not (lost := [a for a in made if not store.holds(artifact_key(a.config, a.launch, a.provenance))]):
         return
     count = f"{len(lost)} of {len(made)} kernels"
     if store.problem or not store.has_room_for(lost):
-        why = store.problem or f"the store holds at most {store.max_bytes:,} bytes; raise GEMMILL_STORE_BYTES"
-        raise StoreError(f"compiled, but not kept: {count}; {why}")
-    output.complain(f"another process has removed {count} from the store since they were compiled")
+        why = store.problem or f"the size limit of the store is {store.max_bytes:,} bytes; raise GEMMILL_STORE_BYTES"
+        raise StoreError(f"the store did not keep {count} after compilation: {why}")
+    output.complain(f"another process has removed {count} from the store after compilation")

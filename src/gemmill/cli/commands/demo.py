@@ -1,4 +1,4 @@
-"""demo: the whole way from a manifest to a pack, and to a verified and timed run where there is a GPU."""
+"""demo: a tour from a manifest to a pack, and to a verified and timed run if there is a GPU."""
 
 from __future__ import annotations
 
@@ -35,10 +35,13 @@ def demo(
     compiling: CompileOptions,
     manifest: Annotated[
         str,
-        argument("MANIFEST", "A manifest with a preset `quick`.", completion.manifests),
+        argument("MANIFEST", "Manifest file or shipped manifest with a preset `quick`.", completion.manifests),
     ] = "bf16",
 ) -> None:
-    """Show gemmill at work: validate, explain, compile, select, pack; run and time where there is a GPU.
+    """Show what gemmill does, in six steps.
+
+    The steps are: validate a manifest, explain a refused config, compile, select kernels, pack, and run. The last step
+    verifies and times the kernels; it needs a Hopper GPU and PyTorch, and is skipped without them.
 
     \b
     Examples:
@@ -52,7 +55,7 @@ def demo(
     with tempfile.TemporaryDirectory() as folder:
         _pack(configs, Store(compiling.store), Path(folder) / "quick.pack")
         _run(configs, compiling, Path(folder) / "records.jsonl")
-    typer.echo(f"\nDone in {time.monotonic() - started:.0f} s. `gemmill --help` lists every command.")
+    typer.echo(f"\nDone in {time.monotonic() - started:.0f} s. Run `gemmill --help` for all commands.")
 
 
 def _heading(number: int, text: str) -> None:
@@ -66,20 +69,20 @@ def _validate(manifest: str) -> list[GemmConfig]:
     refused = sum(count.refused_by_rule.values())
     typer.echo(f"{kernels.description} {count.candidates} candidates, {refused} refused, {count.legal} kernels.")
     configs = list(kernels.expand(PRESET))
-    typer.echo(f"The preset {PRESET} has {len(configs)}, each with a name that says everything about it:")
+    typer.echo(f"The preset {PRESET} has {len(configs)} of them. A name contains every field of the config:")
     for config in configs:
         typer.echo(f"  {kernel_name(config)}")
     return configs
 
 
 def _explain(config: GemmConfig) -> None:
-    _heading(2, "Explain why a config is refused")
+    _heading(2, "Explain why a rule refuses a config")
     large = replace(config, tile=replace(config.tile, m=256, n=256))
     typer.echo(explanation(large, verdicts(large)))
 
 
 def _compile(configs: list[GemmConfig], options: CompileOptions) -> None:
-    _heading(3, f"Compile the preset {PRESET} with NVRTC, into the store {Store(options.store).path}")
+    _heading(3, f"Compile the preset {PRESET} with NVRTC into the store {Store(options.store).path}")
     started = time.monotonic()
     outcomes = compile_all(configs, options.jobs, Store(options.store))
     print_resources(outcomes)
@@ -89,27 +92,27 @@ def _compile(configs: list[GemmConfig], options: CompileOptions) -> None:
 
 def _select(manifest: str, like: GemmConfig) -> None:
     registry = Registry(manifests=[manifest_path(manifest)])
-    _heading(4, f"Select a kernel for a handful of shapes on {registry.gpu.name}")
+    _heading(4, f"Select kernels for some problems on {registry.gpu.name}")
     for shape in shape_suite("quick").shapes:
         choice = registry.select(problem_of(like, shape))
         typer.echo(f"{shape}: {choice.kernel}\n  {choice.reason}")
 
 
 def _pack(configs: list[GemmConfig], store: Store, path: Path) -> None:
-    _heading(5, "Pack the kernels into one file and read it back")
+    _heading(5, "Pack the kernels into one file, and verify it")
     write_pack(path, Registry(store=store).warm(configs))
     pack = Pack.open(path)
     faults = pack.verify()
     typer.echo(f"{len(pack.names())} kernels in {path.stat().st_size:,} bytes, {len(faults)} damaged")
     shape = Shape(4096, 4096, 4096)
     choice = Registry(packs=[path]).select(problem_of(configs[0], shape))
-    typer.echo(f"A registry of this pack alone, which never compiles, sends {shape} to {choice.kernel}")
+    typer.echo(f"A registry with only this pack never compiles; for {shape} it selects {choice.kernel}")
 
 
 def _run(configs: list[GemmConfig], options: CompileOptions, records: Path) -> None:
-    _heading(6, "Run the kernels: verified against float64, timed beside cuBLAS")
+    _heading(6, "Run the kernels: verify against float64, and compare with cuBLAS")
     try:
-        driver.device_count()  # without a driver there is no need to ask for PyTorch
+        driver.device_count()  # raises before PyTorch is needed
         found = measure(units(configs, [Shape(4096, 4096, 4096)]), records, options)
     except DeviceError as error:
         typer.echo(f"skipped: {error}")

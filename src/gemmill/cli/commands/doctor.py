@@ -1,4 +1,4 @@
-"""doctor: what is installed, what clashes, what to install."""
+"""doctor: check the installation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gemmill.runtime.health.examination import Finding, examination
 
 @app.command()
 def doctor(store: StorePath = None) -> None:
-    """Say what is installed, where it came from, what is wrong with it, and what to install.
+    """Check the installation, and print what to fix or install.
 
-    Compiles one small kernel of each family into a scratch store and, where there is a GPU, runs it there: some ten
-    seconds. Exits with 1 when something is wrong. What is merely missing (a GPU, a toolchain, PyTorch) is listed with
-    what it would be needed for.
+    doctor compiles one small kernel of each family into a temporary store, and runs it if there is a GPU. This takes
+    about ten seconds. Exits with 1 if something is wrong. A missing GPU, toolchain or PyTorch is not an error: doctor
+    lists which features need it.
 
     \b
     Examples:

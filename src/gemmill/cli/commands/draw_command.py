@@ -1,4 +1,4 @@
-"""draw: a kernel's anatomy on a page."""
+"""draw: a picture of how a kernel works."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from typing import Annotated
 import typer
 
 from gemmill.cli.app import app
-from gemmill.cli.options import Kernel, OnGpu, ProblemLine, Sizes, kernel, output_file, read_problem, refuse_overwriting
+from gemmill.cli.options import (
+    Kernel,
+    ProblemLine,
+    Sizes,
+    gpu_option,
+    kernel,
+    output_file,
+    read_problem,
+    refuse_overwriting,
+)
 from gemmill.emitters.emit import facts
 from gemmill.library.anatomy import kernel_page, sheet
 from gemmill.library.anatomy.raster import Matrix, Waves
@@ -28,16 +37,20 @@ _FORMS = {".svg": kernel_page.as_svg, ".html": kernel_page.as_html}
 @app.command(has_json=False)
 def draw(
     name: Kernel,
-    to: Annotated[Path, output_file("The page to write: .svg or .html.", "FILE")],
+    to: Annotated[Path, output_file("Write the picture to this .svg or .html file.", "FILE")],
     problem: ProblemLine = None,
-    gpu: OnGpu = None,
+    gpu: Annotated[
+        Gpu | None,
+        gpu_option("With --problem: show the waves on this GPU, such as H200 or H100-PCIe. Default: H200."),
+    ] = None,
     sizes: Sizes = None,
 ) -> None:
-    """Draw how a kernel works: its tile, shared memory, who holds what, epilogue, roles, raster and K.
+    """Draw how a kernel works, as SVG or HTML.
 
-    Everything is from the kernel's launch facts and the tables that emit it; no GPU is needed. With --problem, the
-    order of its tiles is drawn, with waves of the GPU that --gpu names and what the last of them loses; in HTML a
-    slider walks through it. Pages are light or dark as the reader's system is, and need no network.
+    The picture shows the tile, shared memory, the fragments that each thread holds, the epilogue, warp roles, raster
+    order and the loop over K. No GPU is needed. With --problem, it also shows the order of the output tiles, the waves
+    on the GPU of --gpu, and the loss in the last wave; in HTML a slider steps through the waves. HTML files need no
+    network.
 
     \b
     Examples:
@@ -45,20 +58,20 @@ def draw(
       gemmill draw KERNEL --problem "8192x8192x4096 bf16 tn" -o kernel.html
     """
     if to.suffix not in _FORMS:
-        raise typer.BadParameter(f"{to} ends in neither .svg nor .html: name a file that does")
+        raise typer.BadParameter(f"the file name {to} must end in .svg or .html")
     refuse_overwriting([to], [name])
     config = kernel(name)
     launch, _ = facts(config)
     config = parse_name(kernel_name(config))
     drawn = sheet.Kernel(kernel_name(config), plan_of(config), launch)
     if problem is None and sizes is not None:
-        raise typer.BadParameter("--sizes is of the groups of a problem: say which with --problem")
+        raise typer.BadParameter("--sizes needs a problem with groups; pass --problem TEXT")
     waves = None if problem is None else _waves(config, problem, gpu, sizes)
     publish(to, [_FORMS[to.suffix](drawn, waves).encode()])
 
 
 def _waves(config: GemmConfig, text: str, gpu: Gpu | None, sizes: str | None) -> Waves:
-    """How a problem fills a GPU with a kernel's clusters; UnsupportedProblemError where it does not serve it."""
+    """How the clusters of a kernel fill a GPU on a problem; UnsupportedProblemError if the kernel cannot run it."""
     from gemmill.runtime.select.cost.model import analytic
     from gemmill.runtime.select.cost.table import FeatureTable
     from gemmill.runtime.select.kernels.faults import is_swapped

@@ -1,4 +1,4 @@
-"""layout: an expression of CuTe's layout algebra, and what it is worth."""
+"""layout: evaluate an expression of CuTe's layout algebra."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from gemmill.library.layouts import picture
 from gemmill.library.layouts.evaluate import evaluate
 from gemmill.library.layouts.layout import Composed, Layout
 from gemmill.library.layouts.values import Value
+from gemmill.library.wording import one_of
 
 Form = Literal["text", "latex", "svg", "json"]
 
@@ -27,23 +28,25 @@ _ENDINGS: dict[str, Form] = {".txt": "text", ".tex": "latex", ".svg": "svg", ".j
 
 @app.command()
 def layout(
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="An expression, in quotes: '(4,(2,2)):(1,(4,8))'.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Expression, in quotes: '(4,(2,2)):(1,(4,8))'.")],
     form: Annotated[
         Form | None,
-        typer.Option("--format", help="What to print; default: what FILE's ending says, else text."),
+        typer.Option("--format", help="Output format. Default: that of the ending of FILE, else text."),
     ] = None,
     to: Annotated[
         Path | None,
-        output_file("Write it to this file: .txt, .tex, .svg or .json.", "FILE"),
+        output_file("Write the output to this .txt, .tex, .svg or .json file.", "FILE"),
     ] = None,
-    brief: Annotated[bool, typer.Option("--brief", help="Only the value, as text or JSON, without tables.")] = False,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="Print only the value, as text or JSON, without tables.")
+    ] = False,
 ) -> None:
-    """Evaluate an expression of CuTe's layout algebra: a layout, an atom, who holds what.
+    """Evaluate an expression of CuTe's layout algebra.
 
-    A layout is SHAPE:STRIDE, as CuTe prints it; `A o B` composes; L(3), L(1,2) and L(_,2) are a layout at a coordinate,
-    and a slice of it; functions and atoms have the names that they have in CUTLASS. What there is: docs/layouts.md.
-    A layout is shown as a table of its indices, as print_layout shows it; an MMA or copy atom as tables of who
-    (T, thread) holds which of its values (V).
+    A layout is written as SHAPE:STRIDE, as CuTe prints it. `A o B` composes two layouts. L(3) and L(1,2) evaluate a
+    layout at a coordinate, and L(_,2) is a slice. Functions and atoms have the same names as in CUTLASS, and
+    docs/layouts.md lists them. A layout prints as a table of indices, as print_layout does. An MMA or copy atom prints
+    as tables of the threads (T) and the values (V) that they hold.
 
     \b
     Examples:
@@ -56,7 +59,7 @@ def layout(
     printed, written = _forms(form, to, brief)
     try:
         value = evaluate(text)
-        # What has no picture is said before anything is printed or written.
+        # Raises for values without a picture before anything is printed or written.
         shown = {which: _shown(value, which, brief) for which in (printed, written) if which}
     except LayoutError as error:
         raise typer.BadParameter(_pointed(text, error)) from None
@@ -69,27 +72,27 @@ def layout(
 
 
 def _forms(form: Form | None, to: Path | None, brief: bool) -> tuple[Form | None, Form | None]:
-    """What to print, and what to write to a file."""
+    """The format to print, and the format to write to a file; None for neither."""
     is_json = output.is_json()
     if to is None:
         if is_json and form not in (None, "json"):
             raise typer.BadParameter(
-                f"--json prints JSON: write {form} to a file with -o FILE, or leave one of them out"
+                f"--json and --format {form} conflict; write {form} to a file with -o FILE, or omit one of them"
             )
         forms: tuple[Form | None, Form | None] = ("json" if is_json else form or "text", None)
     else:
         ending = _ENDINGS.get(to.suffix)
         if form is None and ending is None:
-            raise typer.BadParameter(f"{to} ends in none of {', '.join(_ENDINGS)}: say what to write with --format")
+            raise typer.BadParameter(f"the file name {to} must end in {one_of([*_ENDINGS])}; or pass --format")
         forms = ("json" if is_json else None, form or ending)
     for which in forms:
         if brief and which in ("svg", "latex"):
-            raise typer.BadParameter(f"--brief leaves out the tables that {which} consists of: leave one of them out")
+            raise typer.BadParameter(f"--brief omits the tables, which are all that {which} shows; omit one of them")
     return forms
 
 
 def _shown(value: Value, form: Form, brief: bool) -> str:
-    """A value in a form."""
+    """A value in a format."""
     if form == "svg":
         return as_svg(picture.picture(value))
     if form == "latex":
@@ -115,7 +118,7 @@ def _grids(value: Value, brief: bool) -> list[Grid]:
 
 
 def _pointed(text: str, error: LayoutError) -> str:
-    """What is wrong with a text, below the line of it where it is wrong."""
+    """An error message with the wrong line of a text and a mark below the wrong column."""
     column = error.column or 0
     start = text.rfind("\n", 0, column) + 1
     line = text[start:].partition("\n")[0]

@@ -1,4 +1,4 @@
-"""lock, warm: the same kernels, to the bit, where they are built, kept and run."""
+"""lock, warm: pin the kernels of problems in a lock file, and get exactly these kernels."""
 
 from __future__ import annotations
 
@@ -29,26 +29,31 @@ from gemmill.runtime.storage.lockfile import Lock
 
 @dataclass(frozen=True)
 class LockedProblems(SuiteOptions):
-    """Problems of a suite, as an argument, or in lines."""
+    """Problems: a suite as an argument, or one per line."""
 
     shapes: Annotated[
         str | None,
-        argument("[PROBLEMS]", "A suite, by file or name, or another tool's list (gemmill shapes).", completion.suites),
+        argument(
+            "[PROBLEMS]",
+            "Suite (file or shipped name), or another tool's file that gemmill shapes reads.",
+            completion.suites,
+        ),
     ] = None
 
 
 @app.command()
 def lock(
-    to: Annotated[Path, output_file("The lock file to write.")],
+    to: Annotated[Path, output_file("Lock file to write.")],
     problems: LockedProblems,
     sources: RegistryOptions,
     compiling: CompileOptions,
 ) -> None:
-    """Write down which kernels problems go to: name, key in stores, digest of the machine code, what it was made from.
+    """Pin the selected kernel of each problem in a lock file.
 
-    Kernels are selected as `gemmill select` does it, and compiled where neither packs nor the store have them. Equal
-    problems, kernels and toolchains give equal files, so a second run and a diff say whether anything has changed.
-    `gemmill warm` gets exactly these kernels. Exits with 1 if a problem has none.
+    lock selects kernels as `gemmill select` does, and compiles those that are not in a pack or the store. The file
+    records each kernel's name, store key, digest of its machine code, and the versions that it was built from. Equal
+    problems, kernels and toolchains give equal files, so a diff shows every change. `gemmill warm` gets exactly these
+    kernels. Exits with 1 if no kernel supports a problem.
 
     \b
     Examples:
@@ -57,7 +62,7 @@ def lock(
       gemmill lock --problem "4096x4096x4096 bf16 tn" --pack quick.pack -o kernels.lock
     """
     if (suite := problems.suite()) is None:
-        raise typer.BadParameter("no problem is given: PROBLEMS, a file or suite, or --problem TEXT says what to lock")
+        raise typer.BadParameter("no problem is given; pass PROBLEMS, a file or shipped suite, or --problem TEXT")
     refuse_overwriting([to], [*sources.files, *problems.files])
     registry = sources.registry(compiling.store)
     shapes = [*dict.fromkeys(shape.problem for shape in suite.shapes)]
@@ -67,20 +72,21 @@ def lock(
     output.print_result(
         "lock",
         {"file": str(to), **made.content},
-        f"{to}: {len(made.problems)} problems on {made.gpu} go to {len(made.kernels)} kernels",
+        f"{to}: {len(made.kernels)} kernels for {len(made.problems)} problems on {made.gpu}",
     )
 
 
 @app.command()
 def warm(
-    file: Annotated[Path, input_argument("A lock file.")],
+    file: Annotated[Path, input_argument("Lock file, from gemmill lock.")],
     compiling: CompileOptions,
     pack: Packs = [],  # noqa: B006 (typer copies it)
 ) -> None:
-    """Have exactly the kernels of a lock file in the store: from packs, from GEMMILL_REMOTE, or compiled.
+    """Fetch or compile the kernels of a lock file.
 
-    Exits with 1 if what comes is not, to the bit, what the file names, and says what differs: versions of NVRTC, of
-    headers, options; and if the store cannot be written.
+    warm takes each kernel from a pack, the store or the remote GEMMILL_REMOTE, or compiles it, and keeps it in the
+    store. Exits with 1 if a kernel is not bit-identical to the locked one, and prints the difference: NVRTC version,
+    headers or options. Also exits with 1 if the store cannot be written.
 
     \b
     Examples:
@@ -96,6 +102,6 @@ def warm(
     output.print_result(
         "warm",
         [{"name": artifact.name, "key": artifact.key, "source": source} for artifact, source in fetched],
-        f"{len(fetched)} kernels as locked: {counts['pack']} from packs, {counts['store']} already in the store, "
+        f"{len(fetched)} locked kernels: {counts['pack']} from packs, {counts['store']} already in the store, "
         f"{counts['remote']} from the remote, {counts['compiled']} compiled",
     )

@@ -1,4 +1,4 @@
-"""validate, list, explain: what manifests declare and what the rules make of it."""
+"""validate, list, explain: the kernels that manifests declare, and the rules that refuse configs."""
 
 from __future__ import annotations
 
@@ -35,14 +35,18 @@ def _schema(show: bool) -> None:
 def validate(
     files: Annotated[
         list[str],
-        argument("MANIFEST...", "Files, or names of manifests that ship.", completion.manifests),
+        argument("MANIFEST...", "Manifest files, or names of shipped manifests.", completion.manifests),
     ],
     schema: Annotated[
         bool,
-        typer.Option("--schema", callback=_schema, is_eager=True, help="Print where the JSON Schema for editors is."),
+        typer.Option(
+            "--schema", callback=_schema, is_eager=True, help="Print the path of the JSON Schema for editors."
+        ),
     ] = False,
 ) -> None:
-    """Check manifests: every error of every file, as file:line:column.
+    """Check manifests, and print every error as file:line:column.
+
+    Prints the number of kernels and the presets of each valid manifest. Exits with 1 if a manifest has an error.
 
     \b
     Examples:
@@ -58,7 +62,7 @@ def validate(
         except typer.BadParameter as error:
             absent.append(str(error))
     if output.is_json():
-        if not absent:  # which is told as JSON itself
+        if not absent:  # a missing file is itself reported as JSON
             output.print_json("validate", [asdict(found) for found in checked])
     else:
         for found in checked:
@@ -74,7 +78,7 @@ def validate(
 
 @dataclass(frozen=True, slots=True)
 class _Validation:
-    """What `validate` says of one file."""
+    """The result of `validate` for one file."""
 
     file: str
     errors: list[str]
@@ -95,15 +99,21 @@ def list_(
     kernels: KernelFilter,
     manifest: Annotated[
         str | None,
-        argument("[MANIFEST]", "A file or a name; without it, the manifests that ship.", completion.manifests),
+        argument("[MANIFEST]", "Manifest file or shipped name. Without it: list the manifests.", completion.manifests),
     ] = None,
-    count: Annotated[bool, typer.Option("--count", help="Only what becomes of the candidates, by rule.")] = False,
-    refused: Annotated[bool, typer.Option("--refused", help="The refused configs, each with the rule.")] = False,
+    count: Annotated[
+        bool, typer.Option("--count", help="Print only counts: candidates, refused by each rule, kernels.")
+    ] = False,
+    refused: Annotated[
+        bool, typer.Option("--refused", help="List the refused configs with the rules that refuse them.")
+    ] = False,
     coverage: Annotated[
-        bool, typer.Option("--coverage", help="What kernels there can be, by type, majorness and schedule.")
+        bool, typer.Option("--coverage", help="Print which types, majornesses and schedules gemmill supports.")
     ] = False,
 ) -> None:
-    """List the kernels of a manifest, one name a line.
+    """List the kernels of a manifest, or the shipped manifests.
+
+    Prints one kernel name per line.
 
     \b
     Examples:
@@ -114,15 +124,15 @@ def list_(
       gemmill list --coverage
     """
     if count and refused:
-        raise typer.BadParameter("--count and --refused exclude each other")
+        raise typer.BadParameter("both --count and --refused are given; pass only one")
     if coverage:
         if manifest is not None or kernels.is_set or count or refused:
-            raise typer.BadParameter("--coverage is of all kernels there can be: it goes with --json alone")
+            raise typer.BadParameter("--coverage is for all manifests; omit MANIFEST and all options except --json")
         _print_coverage()
         return
     if manifest is None:
         if kernels.is_set or count or refused:
-            raise typer.BadParameter("--preset, --where, --count and --refused need a MANIFEST")
+            raise typer.BadParameter("--preset, --where, --count and --refused need a manifest; pass MANIFEST")
         _list_shipped()
         return
     declared = load_manifest(manifest_path(manifest), legal=not (count or refused))
@@ -171,7 +181,7 @@ def _print_count(count: Count) -> None:
     refused = [(f"refused by {rule}", number) for rule, number in count.refused_by_rule.items()]
     rows = [
         ("candidates", count.candidates),
-        ("left out by filters", count.filtered),
+        ("excluded by filters", count.filtered),
         *refused,
         ("duplicates", count.duplicates),
         ("kernels", count.legal),
@@ -185,7 +195,10 @@ def _print_count(count: Count) -> None:
 
 @app.command()
 def explain(name_or_file: Kernel) -> None:
-    """Say what a kernel is and needs, or which rule refuses it and the nearest legal change.
+    """Describe a kernel, or the rule that refuses it.
+
+    Prints the fields of the config and the resources that it needs. If a rule refuses the config, prints the rule and
+    the nearest legal change, and exits with 1.
 
     \b
     Examples:
@@ -202,7 +215,7 @@ def explain(name_or_file: Kernel) -> None:
 
 
 def explanation(config: GemmConfig, broken: list[Verdict]) -> str:
-    """What `explain` says of a config, given the rules it breaks."""
+    """The text that `explain` prints for a config and the rules that it breaks."""
     fields = fields_of(config)
     lines = [kernel_name(config), *filter(None, (_group_line(rows, fields) for rows in GROUPS.values()))]
     if not broken:
@@ -210,12 +223,16 @@ def explanation(config: GemmConfig, broken: list[Verdict]) -> str:
     for verdict in broken:
         values = ", ".join(f"{field} = {fields[field]}" for field in verdict.fields)
         fix = ", ".join(f"{field} = {value}" for field, value in (verdict.fix or {}).items()) or "none found"
-        lines += [f"refused by {verdict.rule}: {verdict.message}", f"  of: {values}", f"  nearest legal change: {fix}"]
+        lines += [
+            f"refused by {verdict.rule}: {verdict.message}",
+            f"  with: {values}",
+            f"  nearest legal change: {fix}",
+        ]
     return "\n".join(lines)
 
 
 def _group_line(rows: Sequence[Row], fields: Fields) -> str:
-    """The line of one member of a config, each field with what its value means; without those that names leave out."""
+    """One line for a group of fields, each with the meaning of its value; without fields at their default."""
     leaves = []
     for row in rows:
         value = fields[row.name]
@@ -228,7 +245,7 @@ def _group_line(rows: Sequence[Row], fields: Fields) -> str:
 
 
 def resource_table(config: GemmConfig) -> Mapping[str, int]:
-    """What a legal config asks of an SM, by name with unit."""
+    """The SM resources that a legal config needs; each name contains the unit."""
     return {**plan_of(config).resources, "bytes of shared memory a CTA can have": config.target.shared_bytes}
 
 

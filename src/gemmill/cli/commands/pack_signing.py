@@ -1,4 +1,4 @@
-"""key, pack sign, pack index: keys that sign packs and kernels, who made packs, and which of them count now."""
+"""key, pack sign, pack index: keys, signatures of packs, and signed lists of the packs that are valid now."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from gemmill.runtime.storage.trust.signatures import PublicKey, SigningKey, Trus
 from gemmill.runtime.storage.trust.signed_packs import PackIndex, sign_pack, signature_path
 
 key_app = Application(
-    """Make and show keys: a private one signs, and who trusts its public one takes what it signed.
+    """Make and show keys that sign packs and kernels.
+
+    A private key signs. Machines that list its public key in GEMMILL_TRUSTED_KEYS accept what it signed.
 
     \b
     Examples:
@@ -32,11 +34,14 @@ app.add_typer(key_app, name="key")
 
 @key_app.command()
 def new(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The private key to write; never replaced.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Private key to write. An existing file is not replaced.")
+    ],
 ) -> None:
-    """Make a private key of Ed25519, in a file that nobody else may read, and print its public key.
+    """Make a private key, and print its public key.
 
-    The public key goes into GEMMILL_TRUSTED_KEYS of those who shall take what this key signs.
+    The key is an Ed25519 key in a file that only you can read. Add the public key to GEMMILL_TRUSTED_KEYS on every
+    machine that should accept what this key signs.
 
     \b
     Examples:
@@ -49,9 +54,11 @@ def new(
 
 @key_app.command()
 def show(
-    file: Annotated[Path, input_argument("A private key.")],
+    file: Annotated[Path, input_argument("Private key, from gemmill key new.")],
 ) -> None:
-    """Print the public key of a private one, and behind it its id, which signatures and revocations name it by.
+    """Print the public key and the id of a private key.
+
+    Signatures and revocations refer to a key by its id.
 
     \b
     Examples:
@@ -70,9 +77,10 @@ _MOST_DAYS = 3650
 
 @pack_app.command(name="sign")
 def sign_(file: PackFile, sign: Sign) -> None:
-    """Sign a pack that is there, in FILE.sig beside it, in place of what was signed before.
+    """Sign a pack: write its signature to FILE.sig.
 
-    With --sign twice, either key counts: so one takes the place of another.
+    An existing signature is replaced. Pass --sign twice to sign with two keys, for example to replace an old key: a
+    machine that trusts either of them accepts the pack.
 
     \b
     Examples:
@@ -90,21 +98,22 @@ def sign_(file: PackFile, sign: Sign) -> None:
 
 @pack_app.command()
 def index(
-    files: Annotated[list[Path], input_argument("Signed packs.", "FILE...")],
-    to: Annotated[Path, output_file("The index to write.")],
+    files: Annotated[list[Path], input_argument("Signed packs to list.", "FILE...")],
+    to: Annotated[Path, output_file("Index to write.")],
     sign: Sign,
     days: Annotated[
-        int, typer.Option("--days", min=1, max=_MOST_DAYS, metavar="N", help="How long it counts; then it is refused.")
+        int,
+        typer.Option("--days", min=1, max=_MOST_DAYS, metavar="N", help="Days until the index expires and is refused."),
     ] = 30,
-    name: Annotated[str, typer.Option(help="Which registry's index: versions of one name are compared.")] = "default",
-    revoke: Annotated[
-        list[str], typer.Option(metavar="ID", help="A key that does not count any more; may be repeated.")
-    ] = [],  # noqa: B006 (typer copies it)
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of the index. Only versions of one name are compared.")
+    ] = "default",
+    revoke: Annotated[list[str], typer.Option(metavar="ID", help="Id of a key to revoke. Repeatable.")] = [],  # noqa: B006 (typer copies it)
 ) -> None:
-    """Write a signed index of packs: those that count now. `gemmill pack verify --index` compares a pack with it.
+    """Write a signed index of the packs that are valid now.
 
-    Its version is the time in seconds. Who has taken one takes no older one, and none that has expired: make a new one
-    before that.
+    `gemmill pack verify --index` checks that an index lists a pack. The version of an index is its time in seconds. A
+    machine that has accepted an index refuses older ones, and refuses an expired index: write a new one before that.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""pack: ship compiled kernels in one file."""
+"""pack: write, inspect and verify packs, which hold compiled kernels in one file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PackCommands(Commands):
     """``pack MANIFEST`` is short for ``pack make MANIFEST``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Put ``make`` in front of what starts with no command of this group, but for one that is misspelt."""
+        """Insert ``make`` unless the first word is a command of this group; report a misspelt command."""
         if args and args[0] not in (*self.commands, "--help", "-h"):
             if (meant := suggest(args[0], self.commands)) and not is_manifest(args[0]):
                 ctx.fail(f"{args[0]!r} is neither a command nor a manifest{meant}")
@@ -57,16 +57,16 @@ class PackCommands(Commands):
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """What may come first: a command of this group, or a manifest."""
+        """Complete a command of this group, or a manifest."""
         manifest = next(each for each in self.commands["make"].params if each.name == "manifest")
         return [*super().shell_complete(ctx, incomplete), *manifest.shell_complete(ctx, incomplete)]
 
 
 pack_app = Application(
-    """Ship compiled kernels in one file: `gemmill pack MANIFEST -o FILE`.
+    """Write compiled kernels to one file, to ship them.
 
-    A process that opens the file runs its kernels without NVRTC and headers:
-    gemmill.Registry(packs=["quick.pack"]).
+    `gemmill pack MANIFEST -o FILE` writes a pack. A process that opens it runs the kernels without NVRTC and headers:
+    `gemmill.Registry(packs=["quick.pack"])`.
 
     \b
     Examples:
@@ -78,43 +78,47 @@ pack_app = Application(
 )
 app.add_typer(pack_app, name="pack")
 REGRET = 0.03
-"""What a shape may lose where no option says."""
-PackFile = Annotated[Path, input_argument("A pack.")]
+"""Default of --regret."""
+PackFile = Annotated[Path, input_argument("Pack, from gemmill pack.")]
 
 
 @dataclass(frozen=True)
 class PackOutput:
     """The file to write, and the keys that sign it."""
 
-    to: Annotated[Path, output_file("The pack to write.")]
+    to: Annotated[Path, output_file("Pack to write.")]
     sign: Sign = field(default_factory=list)
 
     def keys(self) -> list[SigningKey]:
-        """The keys."""
+        """Load the keys of --sign."""
         return [SigningKey.load(path) for path in self.sign]
 
     @property
     def files(self) -> list[Path]:
-        """What is written."""
+        """Output files."""
         return [self.to, signature_path(self.to)] if self.sign else [self.to]
 
 
 @dataclass(frozen=True)
 class WorthOptions:
-    """How many kernels the problems of a suite are worth, and on which GPU."""
+    """How many kernels a pack keeps for the problems of a suite, and for which GPU."""
 
     regret: Annotated[
         float | None,
-        typer.Option(min=0, help="With --shapes: the most that a shape may lose, as part of the least time (0.03)."),
+        typer.Option(
+            min=0,
+            metavar="FRACTION",
+            help="With --shapes: maximum slowdown of a problem relative to its fastest kernel. Default: 0.03, for 3%.",
+        ),
     ] = None
     budget: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="With --shapes: the most that the file may take, such as 20M.")
+        str | None, typer.Option(metavar="BYTES", help="With --shapes: maximum size of the pack, such as 20M.")
     ] = None
     objective: Objective = "sustained"
     gpu: OnGpu = None
 
     def most_bytes(self) -> int | None:
-        """Most bytes of the file."""
+        """The maximum size of the pack, in bytes; None without --budget."""
         try:
             return None if self.budget is None else number_of_bytes("--budget", self.budget)
         except SettingError as error:
@@ -131,17 +135,20 @@ def make(
     worth: WorthOptions,
     records: Records = [],  # noqa: B006 (typer copies it)
 ) -> None:
-    """Write a pack of a manifest's kernels, compiling what the store lacks. The command `pack` alone means this.
+    """Write a pack; `gemmill pack` is short for this.
 
-    With --records, measurements of these kernels go along, and the selector prefers them to its model. With --shapes or
-    --problem, the pack has about as few kernels as solve every shape of a suite, or of another tool's list, within
-    --regret of the fastest of the manifest: by the measurements of --records where there are some, by those that ship
-    with gemmill where it has some of the shape, which go along too, and elsewhere by the model, for the GPU of --gpu;
-    where its power limit holds a shape, for long runs, unless --objective is burst. A shape that says an expression or
-    groups gets the kernel that a registry over the manifest would take; without such shapes, kernels for groups or
-    arrays, or with an expression, are left out. With --budget, those come first that serve the most shapes, each
-    counted as often as it ran or is listed, as many as fit; what shapes then lose is printed. With --sign, FILE.sig is
-    written beside it: who trusts the key (GEMMILL_TRUSTED_KEYS) takes no other pack.
+    The pack has the kernels of a manifest; gemmill compiles those that are not in the store. With --records, the pack
+    also contains the measurements of its kernels, and the selector prefers them to its model.
+
+    With --shapes or --problem, the pack has only the few kernels that run each problem within --regret of the fastest
+    kernel of the manifest. Times come from --records, else from the shipped measurements, else from the model, for the
+    GPU of --gpu. The pack then contains the shipped measurements, too. By default, times are those of a long run at the
+    power limit; see --objective. A problem with groups, arrays or an epilogue expression gets the kernel that the
+    selector picks. Without such problems, the pack has no kernels for them.
+
+    With --budget, the pack keeps as many kernels as fit, first those for the most frequent problems, and prints the
+    slowdown of the problems. With --sign, gemmill also writes the signature FILE.sig. A machine that sets
+    GEMMILL_TRUSTED_KEYS accepts only packs signed by one of these keys.
 
     \b
     Examples:
@@ -155,7 +162,7 @@ def make(
     """
     suite = problems.suite()
     if suite is None and worth != WorthOptions():
-        raise typer.BadParameter("--regret, --budget, --objective and --gpu need --shapes: what kernels are worth")
+        raise typer.BadParameter("--regret, --budget, --objective and --gpu need --shapes or --problem")
     most, keys = worth.most_bytes(), target.keys()
     refuse_overwriting(target.files, [manifest, *records, *target.sign, *problems.files])
     configs = kernels.configs(manifest)
@@ -175,10 +182,10 @@ def make(
     lost = regrets(times.times, (artifact.name for artifact in artifacts))
     if unserved := sum(loss is None for loss in lost.values()):
         left = f"{unserved} of {len(lost)} problems without a kernel"
-        raise PackError(f"a pack of {worth.budget} leaves {left}: raise --budget")
+        raise PackError(f"--budget {worth.budget} leaves {left}; raise --budget")
     packed = _of(artifacts, decisions)
     if left_out := len(decisions) - len(packed):
-        output.complain(f"{left_out} of {len(decisions)} measurements are left out: the pack has not their kernels")
+        output.complain(f"left out {left_out} of {len(decisions)} measurements, because the pack lacks their kernels")
     size = write_pack(target.to, artifacts, packed)
     if keys:
         sign_pack(target.to, keys)
@@ -191,18 +198,18 @@ def make(
 
 
 def _print_losses(lost: Mapping[GemmProblem, float | None], counts: Mapping[GemmProblem, int]) -> None:
-    """Say what problems lose, in the mean of all that ran."""
+    """Print the maximum and the mean slowdown of the problems, weighted by how often each runs."""
     if losses := {problem: loss for problem, loss in lost.items() if loss is not None}:
         mean = sum(loss * counts[problem] for problem, loss in losses.items()) / sum(map(counts.__getitem__, losses))
-        runs = " of all runs" if len({*counts.values()}) > 1 else ""
+        runs = " over all runs" if len({*counts.values()}) > 1 else ""
         typer.echo(
-            f"{len(losses)} problems lose {max(losses.values()):.1%} of time at most, {mean:.1%} in the mean{runs}, by "
-            "the model where nothing was measured"
+            f"slowdown of {len(losses)} problems relative to the fastest kernel: at most {max(losses.values()):.1%}, "
+            f"{mean:.1%} on average{runs}; from the model where there is no measurement"
         )
 
 
 def _bytes(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> int:
-    """Bytes of a pack of these kernels."""
+    """The size in bytes of a pack of these kernels."""
     return sum(map(len, pack_parts(artifacts, _of(artifacts, decisions))))
 
 
@@ -214,7 +221,7 @@ def _of(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> list[De
 
 @pack_app.command()
 def inspect(file: PackFile) -> None:
-    """List the kernels of a pack, and what they were made with.
+    """List the kernels of a pack, and their NVRTC and CUTLASS versions.
 
     \b
     Examples:
@@ -238,14 +245,15 @@ def verify(
     file: PackFile,
     index: Annotated[
         Path | None,
-        input_file("A signed index (gemmill pack index) that must list it."),
+        input_file("Signed index, from gemmill pack index, that must list the pack."),
     ] = None,
     store: StorePath = None,
 ) -> None:
-    """Read every kernel of a pack and check it; exits with 1 if any is damaged.
+    """Read and check every kernel of a pack.
 
-    Where GEMMILL_TRUSTED_KEYS names keys, one of them must have signed the pack. With --index, one must have signed
-    that as well, it must not have expired nor be older than one that this store has seen, and must list the pack.
+    Exits with 1 if a kernel is damaged. If GEMMILL_TRUSTED_KEYS is set, one of its keys must have signed the pack. With
+    --index, one of them must also have signed the index, and the index must list the pack. The index must not have
+    expired, and must not be older than one that this store has accepted.
 
     \b
     Examples:
@@ -256,7 +264,7 @@ def verify(
     pack = Pack.open(file, trusted=trusted)
     if index is not None:
         if trusted is None:
-            raise typer.BadParameter("--index needs GEMMILL_TRUSTED_KEYS: whose signatures count")
+            raise typer.BadParameter("--index needs trusted keys; set GEMMILL_TRUSTED_KEYS")
         PackIndex.accept(read_given(index, MAX_SEALED_BYTES), trusted, Store(store)).check(pack, trusted)
     faults = pack.verify()
     report = {"file": str(file), "kernels": len(pack.names()), "faults": faults}

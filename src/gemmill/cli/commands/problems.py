@@ -1,4 +1,4 @@
-"""run, profile: how fast the kernels for problems are."""
+"""run, profile: verify and time kernels on the GPU."""
 
 from __future__ import annotations
 
@@ -49,33 +49,35 @@ from gemmill.runtime.select.selector import named_launch
 from gemmill.runtime.storage.store import Store
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
-Top = Annotated[int, typer.Option(min=1, max=5, metavar="N", help="Show N kernels, the best first; at most 5.")]
+Top = Annotated[int, typer.Option(min=1, max=5, metavar="N", help="Use the N best kernels, best first.")]
 
 
 def _duration(text: str) -> float:
-    """Seconds of a duration such as 90s."""
+    """The seconds of a duration such as 90s or 10m."""
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smh])", text)
     if not match or not float(match[1]):
-        raise typer.BadParameter(f"{text!r} is not a time such as 90s, 10m or 1.5h")
+        raise typer.BadParameter(f"--budget is {text!r}; it must be a time such as 90s, 10m or 1.5h")
     return float(match[1]) * _SECONDS[match[2]]
 
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """The kernels that a problem runs on: one by name, the best with a tile, or the selected ones."""
+    """The kernels to run: one by name, the best with a tile, or the selected ones."""
 
     name: Annotated[
         str | None,
         typer.Option(
             "--kernel",
             metavar="KERNEL",
-            help="Run this kernel, not the selected one.",
+            help="Run this kernel (name or manifest with one config) instead of the selected one.",
             autocompletion=completion.kernels,
         ),
     ] = None
     slices: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Slices of K of a split-K --kernel; by default the model's number."),
+        typer.Option(
+            min=1, metavar="N", help="Number of K slices for a split-K --kernel. Default: chosen by the model."
+        ),
     ] = None
     tile: TileShape = None
     cluster: ClusterShape = None
@@ -84,20 +86,20 @@ class KernelChoice:
     top: Top = 1
 
     def kernels(self, problem: GemmProblem) -> list[SlicedKernel]:
-        """The kernels for a problem, the best first."""
+        """The kernels for a problem, best first."""
         if self.cluster and not self.tile:
-            raise typer.BadParameter("--cluster is of a --tile, and none is given")
+            raise typer.BadParameter("--cluster needs --tile; pass --tile M,N,K")
         if self.name is not None:
             if self.manifest or self.records or self.tile or self.top != 1:
-                raise typer.BadParameter("--kernel names the kernel: leave out --manifest, --records, --tile and --top")
+                raise typer.BadParameter("--kernel selects the kernel; omit --manifest, --records, --tile and --top")
             name, requested_slices = present_name(self.name, self.slices)
             config = kernel(name)
             slices, _ = named_launch(config, requested_slices, problem, detect())
             return [SlicedKernel(kernel_name(config), slices)]
         if self.slices is not None:
-            raise typer.BadParameter("--slices is of a split-K --kernel, and none is named")
+            raise typer.BadParameter("--slices needs a split-K kernel; pass --kernel KERNEL")
         if self.tile and (self.manifest or self.records):
-            raise typer.BadParameter("--tile says which kernels there are: leave out --manifest and --records")
+            raise typer.BadParameter("--tile selects among all legal kernels; omit --manifest and --records")
         if self.tile:
             registry = Registry([kernels_of(problem, self.tile, self.cluster or (1, 1))])
         else:
@@ -108,14 +110,15 @@ class KernelChoice:
 
 @app.command(cls=DslCommand)
 def run(options: ProblemOptions, choice: KernelChoice, sizes: Sizes = None, store: StorePath = None) -> None:
-    """Run one problem on the GPU: verify the result against float64 and time it beside what else multiplies here.
+    """Run one problem: verify, time, compare with cuBLAS.
 
-    Operands are random, those of an expression and of scales too, and aligned as the problem says; the operands of one
-    launch are not in the L2 cache when the next one starts. Groups have the sizes of --sizes, and the rate counts what
-    is really multiplied. Needs a Hopper GPU and PyTorch. Exits with 1 if a result is wrong.
+    run selects a kernel, verifies its result against float64, and compares its time with the installed baselines, such
+    as cuBLAS. All operands are random, also scales and operands of the epilogue, and aligned as the problem says. They
+    are not in the L2 cache when a launch starts. For groups, TFLOP/s counts only the rows of --sizes. Needs a Hopper
+    GPU and PyTorch. Exits with 1 if a result is wrong.
 
-    The options of CuTe DSL's Hopper example are taken as it spells them: --tile_shape_mnk, --cluster_shape_mn,
-    --a_dtype, --acc_dtype, --a_major and so on; its C is what is written, D here.
+    run also accepts the options of CuTe DSL's Hopper example as spelled there: --tile_shape_mnk, --cluster_shape_mn,
+    --a_dtype, --acc_dtype, --a_major and so on. The example's C is the output, which is D here.
 
     \b
     Examples:
@@ -132,7 +135,7 @@ def run(options: ProblemOptions, choice: KernelChoice, sizes: Sizes = None, stor
     with tempfile.TemporaryDirectory() as folder:
         found = measure([unit], Path(folder) / "records.jsonl", CompileOptions(store=store))
     if not found:
-        raise UnsupportedProblemError(f"nothing was measured of {problem}")
+        raise UnsupportedProblemError(f"no kernel was measured on {problem}")
     report_measurements(found)
 
 
@@ -145,30 +148,33 @@ def _checked_sizes(problem: GemmProblem, said: str | None) -> str:
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """For how long, how, and on groups of which sizes kernels are timed."""
+    """How long and in which regime kernels are timed, and the sizes of groups."""
 
     budget: Annotated[
         float | None,
-        typer.Option(
-            parser=_duration, metavar="TIME", help="Time to measure for, such as 10m; compilation not counted."
-        ),
+        typer.Option(parser=_duration, metavar="TIME", help="Total time to measure, such as 10m, without compilation."),
     ] = None
     exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", help="Time every kernel at length, not only the best of a brief look.")
+        bool,
+        typer.Option("--exhaustive", help="Time every kernel in all rounds, not only the best of a first short pass."),
     ] = False
     regime: Annotated[
-        Regime, typer.Option(help="How the GPU is kept at work: `sustained`, each kernel alone, held by its power.")
+        Regime,
+        typer.Option(
+            help="`burst`: short launches at full clock. `sustained`: each kernel runs alone until the power limit "
+            "throttles it."
+        ),
     ] = "burst"
     sizes: Sizes = None
 
     def options(self) -> Options:
-        """What those who measure take."""
+        """The options of the measuring processes."""
         if self.exhaustive and self.budget is not None:
-            raise typer.BadParameter("--exhaustive takes as long as it takes; leave out --budget")
+            raise typer.BadParameter("--exhaustive has no time limit; omit --budget")
         return Options(finalists=None if self.exhaustive else DEFAULT_OPTIONS.finalists, regime=self.regime)
 
     def sized(self, shape: Shape) -> Shape:
-        """A shape with the sizes of groups that are given, where they would be balanced."""
+        """A shape with the group sizes of --sizes, unless the shape has its own."""
         if self.sizes is None or shape.sizes != BALANCED:
             return shape
         return replace(shape, sizes=_checked_sizes(shape.problem, self.sizes))
@@ -176,26 +182,26 @@ class TimingOptions:
 
 @dataclass(frozen=True)
 class GpuOptions:
-    """The GPUs that measure."""
+    """The GPUs to measure on."""
 
     gpus: Annotated[
-        str | None, typer.Option(metavar="N|all", help="GPUs of this machine to measure on; default: 1.")
+        str | None, typer.Option(metavar="N|all", help="Number of GPUs of this machine to measure on. Default: 1.")
     ] = None
     scheduler: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Measure on the GPUs of this dask cluster's workers.")
+        str | None, typer.Option(metavar="ADDRESS", help="Measure on the GPUs of the workers of this Dask scheduler.")
     ] = None
 
     def workers(self) -> GpuPool:
-        """The processes that measure."""
+        """The pool of measuring processes."""
         if self.scheduler is not None:
             if not self.scheduler:
-                raise typer.BadParameter("--scheduler is empty; it takes the address of a dask scheduler")
+                raise typer.BadParameter("--scheduler is empty; pass the address of a Dask scheduler")
             if self.gpus is not None:
-                raise typer.BadParameter("--gpus is of this machine, and --scheduler has the GPUs of others: give one")
+                raise typer.BadParameter("both --gpus and --scheduler are given; pass only one")
             return Cluster(self.scheduler)
         gpus = self.gpus
         if gpus is not None and gpus != "all" and not (gpus.isdecimal() and len(gpus) < 5 and int(gpus)):
-            raise typer.BadParameter(f"--gpus {gpus}: neither all nor a number of at least 1")
+            raise typer.BadParameter(f"--gpus is {gpus!r}; it must be all, or a number from 1 to 9999")
         return LocalGpus(local_gpus(None if gpus == "all" else int(gpus)) if gpus not in (None, "1") else ())
 
 
@@ -208,28 +214,34 @@ def profile(
     gpus: GpuOptions,
     compiling: CompileOptions,
     records: Annotated[
-        Path, typer.Option(metavar="FILE", dir_okay=False, help="Append measurements to this file.")
+        Path, typer.Option(metavar="FILE", dir_okay=False, help="Records file to append measurements to.")
     ] = Path("records.jsonl"),
 ) -> None:
-    """Verify and time every kernel of a manifest on every shape of a suite, and append the measurements to a file.
+    """Verify and time the kernels of a manifest.
 
-    Kernels without an expression are measured with that of a shape too. Kernels for groups or arrays are measured on
-    shapes that say so; --sizes is of the groups that the file leaves balanced.
-    What the file holds for this GPU already is not measured again, so an interrupted sweep goes on where it stopped.
-    With --budget, each shape gets its share of that time: kernels are tried in the selector's order (what ships as
-    measured, then by its model), the slower half drops out again and again, and what there was no time for is left for
-    the next sweep.
-    With --regime sustained the best of a brief look run for a while each, on the problems that the power limit holds:
-    at that speed a program runs that multiplies for seconds.
-    The selector prefers these measurements to its model: gemmill select --records FILE, Registry(records=[FILE]).
-    Several GPUs measure a shape each at a time; they must be of one model.
-    --scheduler needs gemmill's extra cluster. Workers of other machines are started for each GPU, one with every i, as
+    profile runs every kernel on every problem of a suite that it supports, and appends the measurements to a records
+    file. Measurements that the file already has for this GPU are not repeated, so a second call continues an
+    interrupted sweep. Needs a Hopper GPU and PyTorch. Exits with 1 if a kernel fails.
+
+    To use the measurements, pass `gemmill select --records FILE` or `gemmill.Registry(records=[FILE])`. The selector
+    prefers them to its model.
+
+    A kernel without an epilogue expression is also measured with the expression of a problem. --sizes applies to
+    groups whose sizes the suite does not set.
+
+    With --budget, each problem gets an equal share of the time. profile tries the kernels in the order of the selector,
+    and drops the slower half of them repeatedly. The next sweep measures what did not fit.
+
+    With --regime sustained, profile measures only problems on which the GPU reaches its power limit. The best kernels
+    of a first short pass each run alone at that limit.
+
+    Several GPUs measure different problems at the same time; they must be of one model. --scheduler needs the extra
+    `cluster`. Start one worker per GPU i on the other machines, with the same TLS options as the scheduler:
 
     \b
       CUDA_VISIBLE_DEVICES=i dask worker ADDRESS --nthreads 1 --resources GPU=1
 
-    and with certificates, as its scheduler. Workers without a GPU compile; where there are none, this machine does.
-    Needs a Hopper GPU and PyTorch. Exits with 1 if any kernel failed.
+    Workers without a GPU compile; if there are none, this machine compiles.
 
     \b
     Examples:
@@ -242,12 +254,12 @@ def profile(
       gemmill profile projections.yaml --preset quick --shapes my_shapes.yaml --records records.jsonl
     """
     if (suite := problems.suite()) is None:
-        raise typer.BadParameter("nothing to measure: --shapes FILE or --problem TEXT says what is multiplied")
+        raise typer.BadParameter("no problem is given; pass --shapes FILE or --problem TEXT")
     configs = kernels.configs(manifest)
     chosen = units(configs, dict.fromkeys(map(timing.sized, served_shapes(configs, suite))), varies=True)
     options, workers = timing.options(), gpus.workers()
     if others := {*map(kernel_name, configs)} - {kernel.name for unit in chosen for kernel in unit.kernels}:
-        output.complain(f"{len(others)} kernels are not measured: no shape has their formats, groups or expression")
+        output.complain(f"left out {len(others)} kernels, because no problem has their formats, groups or expression")
     found = measure(chosen, records, compiling, options=options, budget=timing.budget, workers=workers)
     report_measurements(found)
 
@@ -286,7 +298,7 @@ def measure(
         output.complain(says)
     if untried:
         output.complain(
-            f"no time was left for {sum(untried)} measurements on {len(untried)} problems; another sweep goes on there"
+            f"--budget left no time for {sum(untried)} measurements on {len(untried)} problems; run the command again"
         )
     return found
 
@@ -300,7 +312,7 @@ def report_measurements(found: Sequence[Measurement]) -> None:
 
 
 def _print(found: Sequence[Measurement]) -> None:
-    """A table for each GPU; the ratio to cuBLAS of those alone that were timed beside it."""
+    """Print a table per GPU and regime. Only kernels timed in the same rounds as cuBLAS have a ratio to it."""
     columns = ("problem", *table_columns("cuBLAS"))
     for gpu, regime in dict.fromkeys((m.gpu, m.regime) for m in found):
         rows = [
@@ -314,21 +326,22 @@ def _print(found: Sequence[Measurement]) -> None:
         output.print_table(columns, rows, title=f"{gpu}: medians over rounds, regime {regime}")
     if any(m.stage == "screen" for m in found):
         output.complain(
-            "kernels without a ratio had a brief look alone, not beside cuBLAS: their times rank them, no more"
+            "kernels without a ratio were timed only in the first short pass, without cuBLAS; use their times only for "
+            "ranking"
         )
 
 
 def table_row(m: Measurement, ratio: str) -> tuple[str, ...]:
-    """The cells of a kernel that was measured, from its name on."""
+    """The cells of a measured kernel, from its name on."""
     figures = output.number(m.us, 1), spread(m), str(m.samples or ""), output.number(m.tflops, 0)
     return str(m.sliced), *figures, ratio, output.number(m.error, 2), m.says
 
 
 def table_columns(beside: str) -> tuple[str, ...]:
-    """The columns of :func:`table_row`, whose ratio is to something."""
+    """The columns of :func:`table_row`; its ratio is the speed relative to ``beside``."""
     return "kernel", ">us", "quartiles", ">rounds", ">TFLOP/s", f">x {beside}", ">error/bound", ""
 
 
 def spread(m: Measurement | None) -> str:
-    """The quartiles of a time, as in ``93.1 to 93.6``; nothing where they were not kept."""
+    """The quartiles of a time in microseconds, such as ``93.1 to 93.6``; empty if they were not recorded."""
     return "" if m is None or m.low_us is None or m.high_us is None else f"{m.low_us:.1f} to {m.high_us:.1f}"

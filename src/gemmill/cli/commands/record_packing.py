@@ -1,4 +1,4 @@
-"""records: pack the measurements of many sweeps into one file."""
+"""records: combine records files into one Parquet file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gemmill.library.parquet import write_parquet
 from gemmill.library.records import Measurement, read_records
 
 records_app = Application(
-    """Pack the measurements of many sweeps into one file.
+    """Combine records files into one Parquet file.
 
     \b
     Examples:
@@ -27,19 +27,19 @@ app.add_typer(records_app, name="records")
 
 @records_app.callback()
 def _records() -> None:
-    """Keeps `pack` a command of its own, while it is the only one."""
+    """Keep `pack` a subcommand although it is the only one."""
 
 
 @records_app.command()
 def pack(
     records: RecordsFiles,
-    to: Annotated[Path, output_file("The file to write, .parquet.", "FILE")],
+    to: Annotated[Path, output_file("Parquet file to write; its name must end in .parquet.", "FILE")],
 ) -> None:
-    """Write measurements of several files to one Parquet file, typed and compressed.
+    """Write several records files to one Parquet file.
 
-    RECORDS are files that `gemmill profile` wrote, or packed ones; they stay. Each measurement names the sweep that it
-    is of, its file's name where it names none yet. What is written is read back and compared before it takes its place.
-    `report`, `select`, `train` and DuckDB read it as it is. Needs PyArrow: gemmill's extra records.
+    The file is typed and compressed; the input files stay unchanged. Each measurement keeps the name of its sweep, or
+    gets the name of its file. gemmill reads the new file back and compares it before it replaces an old one. `report`,
+    `select`, `train` and DuckDB read it. Needs PyArrow: install gemmill with the extra `records`.
 
     \b
     Examples:
@@ -47,7 +47,7 @@ def pack(
       duckdb -c "select kernel, min(us) from 'week.parquet' where m = 4096 group by kernel order by 2 limit 5"
     """
     if to.suffix != ".parquet":
-        raise typer.BadParameter(f"{to} is to be read as Parquet, which files are called .parquet", param_hint="-o")
+        raise typer.BadParameter(f"the file name {to} must end in .parquet", param_hint="-o")
     refuse_overwriting([to], records)
     measurements: list[Measurement] = []
     files: dict[str, Path] = {}
@@ -56,8 +56,8 @@ def pack(
         for run in dict.fromkeys(m.run for m in own):
             if (other := files.setdefault(run, path)) is not path:
                 raise RecordError(
-                    f"{path} and {other} both have measurements of sweep {run!r}, which names one sweep in a packed "
-                    "file: rename one of the two, or leave it out"
+                    f"{path} and {other} both have measurements of a sweep {run!r}, but a packed file must not "
+                    "have two sweeps with one name; rename one of the files, or omit it"
                 )
     try:
         write_parquet(to, measurements)
@@ -71,6 +71,6 @@ def pack(
 
 
 def _of_runs(path: Path) -> list[Measurement]:
-    """The measurements of a file, each with the name of its sweep: the file's, where it has none."""
+    """The measurements of a file; those without the name of a sweep get the name of the file."""
     run = path.name.partition(".")[0]
     return [m if m.run else m.model_copy(update={"run": run}) for m in read_records(path)]

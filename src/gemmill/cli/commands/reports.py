@@ -1,4 +1,4 @@
-"""report, roofline: measurements as a page, as CSV and as JUnit XML, and beside what the GPU could do."""
+"""report, roofline: measurements as HTML, CSV and JUnit XML, and relative to the peak rates of the GPU."""
 
 from __future__ import annotations
 
@@ -16,26 +16,31 @@ from gemmill.library.errors import RecordError
 from gemmill.library.files import publish
 from gemmill.library.manifest.renamed import warn
 from gemmill.library.records import Measurement, read_records
+from gemmill.library.wording import one_of
 from gemmill.profiler.analysis.figures import Figures, figures, formats
 from gemmill.profiler.analysis.populations import Choices
 from gemmill.profiler.analysis.report import as_csv, as_html, as_junit, rows
 from gemmill.profiler.measure.peak_rates import COPY, PeakRates, measure_peak_rates, read_peak_rates
 
-Output = Annotated[Path | None, output_file("The page to write, HTML.", "FILE")]
-Csv = Annotated[Path | None, output_file("Write a line a problem as well.", "FILE", "--csv")]
-Junit = Annotated[Path | None, output_file("Write a test case a kernel and problem as well.", "FILE", "--junit")]
+Output = Annotated[Path | None, output_file("HTML report to write.", "FILE")]
+Csv = Annotated[Path | None, output_file("CSV file to write, one line per problem.", "FILE", "--csv")]
+Junit = Annotated[
+    Path | None, output_file("JUnit XML to write, one test case per kernel and problem.", "FILE", "--junit")
+]
 
-PeakRatesOutput = Annotated[Path | None, output_file("Write the peak rates, as JSON.", "FILE")]
-RecordsOption = Annotated[list[Path], input_file("Compare these measurements; may be repeated.", "--records")]
+PeakRatesOutput = Annotated[Path | None, output_file("JSON file to write the peak rates to.", "FILE")]
+RecordsOption = Annotated[
+    list[Path], input_file("Compare the measurements in this records file. Repeatable.", "--records")
+]
 PeakRatesFiles = Annotated[
     list[Path],
-    input_file("Peak rates of a GPU, from gemmill roofline -o FILE; may be repeated for others.", "--peak-rates"),
+    input_file("Peak rates of a GPU, from gemmill roofline -o FILE. Repeatable, for other GPUs.", "--peak-rates"),
 ]
 
 FormerPeakRatesFiles = Annotated[
     list[Path], typer.Option("--ceilings", metavar="FILE", exists=True, dir_okay=False, hidden=True)
 ]
-"""What --peak-rates was called."""
+"""The former name of --peak-rates."""
 
 ALL_DTYPES = ",".join(MEASURED_DTYPES)
 
@@ -43,16 +48,14 @@ ALL_DTYPES = ",".join(MEASURED_DTYPES)
 def _dtypes(text: str) -> str:
     names = text.split(",")
     if unknown := [name for name in names if name not in MEASURED_DTYPES]:
-        raise typer.BadParameter(
-            f"{unknown[0]!r} has no peak rate of its own; these have: {', '.join(MEASURED_DTYPES)}"
-        )
+        raise typer.BadParameter(f"--dtypes has {unknown[0]!r}; each type must be {one_of(MEASURED_DTYPES)}")
     if len(set(names)) < len(names):
-        raise typer.BadParameter(f"{text!r} names a type twice")
+        raise typer.BadParameter(f"--dtypes is {text!r}; it must not contain a type twice")
     return text
 
 
 Dtypes = Annotated[
-    str, typer.Option(metavar="TYPE,...", callback=_dtypes, help="Types of A and B to measure WGMMAs of.")
+    str, typer.Option(metavar="TYPE,...", callback=_dtypes, help="Types of A and B to measure the WGMMA rate for.")
 ]
 
 
@@ -65,15 +68,17 @@ def report(
     peak_rates: PeakRatesFiles = [],  # noqa: B006
     former: FormerPeakRatesFiles = [],  # noqa: B006
 ) -> None:
-    """Show measurements: roofline, winners, speed relative to baselines, the selector's regret, a table to filter.
+    """Write measurements as HTML, CSV or JUnit XML.
 
-    RECORDS are files that `gemmill profile` wrote, .xz as well. The page opens without a network, in any width, light
-    or dark, and prints whole; it needs Jinja: gemmill's extra report. Menus on it choose the formats and the baseline,
-    of those in the records, cublaslt at first; CSV and JSON, which have the same columns, have BASELINE_us, its
-    quartiles and BASELINE_ratio (speed of the best kernel relative to it) of each. Means and curves are of problems
-    alone where all that is compared was timed in the same rounds; how many that are of how many stands beside them. The
-    selector's regret is that of its model alone, as if nothing had been measured. With --peak-rates, it is also said
-    what part of the nearer roof of its GPU each problem reaches.
+    The HTML report shows a roofline, the fastest kernels, the speed relative to baselines, the selector's regret, and a
+    table with filters. It needs no network. You choose the formats and the baseline in menus; the first baseline is
+    cuBLASLt. HTML needs Jinja: install gemmill with the extra `report`.
+
+    CSV and JSON have the same columns. For each baseline these include BASELINE_us, its quartiles, and BASELINE_ratio,
+    the speed of the best kernel relative to the baseline. Means and curves include only problems on which all compared
+    kernels were timed in the same rounds; the report prints how many these are. The selector's regret is that of the
+    model alone, without measurements. With --peak-rates, the report also shows the fraction of the roofline that each
+    problem reaches.
 
     \b
     Examples:
@@ -82,7 +87,7 @@ def report(
       gemmill report records.jsonl --peak-rates h200.peak-rates.json -o report.html
     """
     if to is as_tests is as_table is None and not output.is_json():
-        raise typer.BadParameter("nothing to write: pass --output, --csv, --junit or --json")
+        raise typer.BadParameter("no output is given; pass --output, --csv, --junit or --json")
     if former:
         warn("--ceilings is now called --peak-rates")
         peak_rates = [*peak_rates, *former]
@@ -102,7 +107,9 @@ def report(
     if output.is_json():
         output.print_json("report", rows(found, choices, measured))
     if missing := sorted({f.run.gpu for f in found} - set(measured)) if peak_rates else ():
-        output.complain(f"none of the files of peak rates is of {', '.join(missing)}: run gemmill roofline there")
+        output.complain(
+            f"--peak-rates has no file for {', '.join(missing)}; run `gemmill roofline -o FILE` on that GPU"
+        )
 
 
 @app.command()
@@ -111,13 +118,16 @@ def roofline(
     records: RecordsOption = [],  # noqa: B006
     to: PeakRatesOutput = None,
 ) -> None:
-    """Measure how fast this GPU could be: its tensor cores on what lies in shared memory, and copies of its memory.
+    """Measure the peak rates of this GPU.
 
-    Each is kept at work for 1.5 seconds, on data like that of gemmill profile: tensor cores are bound by power, and how
-    much they draw depends on the data. With --records, the best kernel of every problem as a part of the nearer
-    roof: the time that its operations take at the rate of WGMMA, or its operands, each moved once, at that of a
-    copy, whichever is longer. What reads far more than it writes can be faster than a copy. GPUs of one model differ by
-    several per cent: compare records of the same machine. Needs a Hopper GPU and PyTorch.
+    roofline measures the WGMMA rate of the tensor cores on operands in shared memory, and the rate of memory copies.
+    Each test runs for 1.5 seconds on data like that of `gemmill profile`, because power depends on the data and limits
+    the tensor cores. Needs a Hopper GPU and PyTorch.
+
+    With --records, roofline also prints the fraction of the roofline that the best kernel of each problem reaches. The
+    roofline is the longer of two times: the operations at the WGMMA rate, and one move of each operand at the copy
+    rate. A kernel that reads much more than it writes can exceed the copy rate. GPUs of one model differ by several
+    percent, so compare records of the same machine.
 
     \b
     Examples:
@@ -141,16 +151,16 @@ def roofline(
         if here:
             _print_problems(here, peak_rates)
     if elsewhere := sorted({f.run.gpu for f in found} - {peak_rates.gpu}):
-        says = f"{len(found) - len(here)} of {len(found)} problems were measured on {', '.join(elsewhere)}"
+        count = f"{len(found) - len(here)} of {len(found)} problems"
         raise RecordError(
-            f"{says}, of which the peak rates of {peak_rates.gpu} say nothing: run gemmill roofline there"
+            f"{count} were measured on {', '.join(elsewhere)}, not on {peak_rates.gpu}; run gemmill roofline there"
         )
 
 
 def _figures(records: list[Path]) -> list[Figures]:
     problems = figures(measurement for path in records for measurement in read_records(path))
     if not problems:
-        raise RecordError(f"{', '.join(map(str, records))}: no measurement: run gemmill profile")
+        raise RecordError(f"{', '.join(map(str, records))}: no measurement; run gemmill profile")
     return problems
 
 
@@ -168,7 +178,7 @@ def _print_peak_rates(peak_rates: PeakRates) -> None:
 
 
 def _reached(problem: Figures, peak_rates: PeakRates) -> dict[str, Any]:
-    """What the best kernel of a problem, and cuBLAS, reach of the nearer roof."""
+    """The fraction of the roofline that the best kernel of a problem and cuBLAS reach."""
     best, cublas, roof = problem.best, problem.baseline, peak_rates.roof(problem.run.problem)
     return {
         "problem": problem.run.problem.extents,
@@ -205,8 +215,8 @@ def _print_problems(problems: list[Figures], peak_rates: PeakRates) -> None:
         )
         for f, row in ((f, _reached(f, peak_rates)) for f in problems)
     ]
-    columns = ("problem", "best kernel", ">us", "quartiles", ">rounds", ">TFLOP/s", "nearer roof", ">of it")
-    output.print_table((*columns, ">cuBLAS of it"), rows)
+    columns = ("problem", "best kernel", ">us", "quartiles", ">rounds", ">TFLOP/s", "roof", ">fraction")
+    output.print_table((*columns, ">cuBLAS fraction"), rows)
     without = sorted({formats(f.run.problem) for f in problems if peak_rates.roof(f.run.problem) is None})
     if without:
-        output.complain(f"no peak rate was measured for {'; '.join(without)}")
+        output.complain(f"no peak rate was measured for {'; '.join(without)}; add their types to --dtypes")

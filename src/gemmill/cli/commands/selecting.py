@@ -1,4 +1,4 @@
-"""select, shapes: which kernels problems go to, and which problems a file has."""
+"""select, shapes: the best kernel for a problem, and the problems in a file."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from gemmill.cli.options import Objective, RegistryOptions, argument, shape_suit
 from gemmill.cli.output import Status
 from gemmill.cli.problem_options import ProblemsOptions
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
-from gemmill.library.errors import UnsupportedProblemError
+from gemmill.library.errors import DeviceError, UnsupportedProblemError
 from gemmill.library.input.group_sizes import BALANCED
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
 from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite, load_shapes, shipped_suites
+from gemmill.runtime import driver
 from gemmill.runtime.operands.packed_rows import packed_rows
+from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice, Rows
 
 
 @dataclass(frozen=True)
 class SelectionOptions:
-    """What is asked of a choice beside its speed."""
+    """Requirements on the selected kernel."""
 
     batch_invariant: Annotated[
-        bool, typer.Option("--batch-invariant", help="One kernel, and one order of summation, for every M and batch.")
+        bool, typer.Option("--batch-invariant", help="Same kernel and same order of summation for every M and batch.")
     ] = False
     quick: Annotated[bool, typer.Option("--quick", hidden=True, help="Has no effect.")] = False
     objective: Objective = "sustained"
@@ -43,9 +45,17 @@ def select(
     sources: RegistryOptions,
     how: SelectionOptions,
     top: Top = 1,
-    why: Annotated[bool, typer.Option("--why", help="Say why it won, and what makes it slow.")] = False,
+    why: Annotated[
+        bool,
+        typer.Option(
+            "--why", help="Print why the kernel is the fastest, for which GPU, and what slows the problem down."
+        ),
+    ] = False,
 ) -> None:
-    """Name the kernel that a problem goes to, or each of many: --shapes. Exits with 1 if one has none.
+    """Select the fastest kernel for a problem, or for many.
+
+    The selector uses measurements where there are some, else the model of the GPU. It needs no GPU. With --shapes,
+    select prints one kernel per problem, without --top and --why. Exits with 1 if no kernel supports a problem.
 
     \b
     Examples:
@@ -62,11 +72,13 @@ def select(
     """
     problems = options.all(options.shapes)
     if how.quick:
-        output.complain("--quick has no effect: every choice is as quick now")
+        output.complain("--quick has no effect; omit it")
     if how.batch_invariant:
         for problem in problems:
             if (problem.a_major, problem.c_major or "n", problem.d_major) != ("k", "n", "n"):
-                raise typer.BadParameter("--batch-invariant needs --a-major k, and n as --c-major and --d-major")
+                raise typer.BadParameter(
+                    f"--batch-invariant needs --a-major k, --c-major n and --d-major n; this is {problem}"
+                )
         problems = [*map(packed_rows, problems)]
     invariant_to: Rows | None = "m" if how.batch_invariant else None
     registry = sources.registry()
@@ -91,11 +103,23 @@ def select(
         ]
         output.print_table(("kernel", ">us", ">TFLOP/s"), rows)
     if why:
-        typer.echo(choice.why)
+        typer.echo(f"{_gpu(registry, is_given=sources.gpu is not None)}\n{choice.why}")
+
+
+def _gpu(registry: Registry, *, is_given: bool) -> str:
+    """The GPU that a registry selects kernels for, and where that comes from."""
+    if is_given:
+        return f"GPU: {registry.gpu.name}, from --gpu"
+    try:
+        driver.device_name(0)
+        found = "the GPU of this machine"
+    except DeviceError:
+        found = "assumed, because no GPU was found"
+    return f"GPU: {registry.gpu.name}, {found}; --gpu selects another"
 
 
 def _select_many(problems: Sequence[GemmProblem], chosen: Callable[[GemmProblem], Choice]) -> None:
-    """Print the kernel of each problem; exits with 1 if one has none."""
+    """Print the kernel of each problem; exit with 1 if no kernel supports one of them."""
     choices: list[Choice | UnsupportedProblemError] = []
     for problem in problems:
         try:
@@ -145,7 +169,7 @@ def _report(problem: GemmProblem, choice: Choice, top: int) -> dict[str, Any]:
 def _numbers(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.strip().isdecimal() and len(part) < 12 and 1 <= int(part) <= MAX_EXTENT for part in parts):
-        raise typer.BadParameter(f"{text!r} is no list of extents such as 1,16,4096")
+        raise typer.BadParameter(f"{text!r:.80} is not a list of extents; pass numbers such as 1,16,4096")
     return tuple(map(int, parts))
 
 
@@ -153,17 +177,28 @@ def _numbers(text: str) -> tuple[int, ...]:
 def shapes(
     file: Annotated[
         str | None,
-        argument("[FILE]", "A suite, by file or name, or another tool's list; without: what ships.", completion.suites),
+        argument(
+            "[FILE]",
+            "Suite (file or shipped name), or another tool's file. Without it: list the shipped suites.",
+            completion.suites,
+        ),
     ] = None,
-    m: Annotated[str | None, typer.Option(metavar="M,...", help="Extents M for lists that lack them.")] = None,
-    k: Annotated[str | None, typer.Option(metavar="K,...", help="Extents K for lists that lack them.")] = None,
+    m: Annotated[str | None, typer.Option(metavar="M,...", help="Values of M for files without M.")] = None,
+    k: Annotated[str | None, typer.Option(metavar="K,...", help="Values of K for files without K.")] = None,
 ) -> None:
-    """Print the problems that a file has, as a suite of ours, and on stderr what is left out of it, and why.
+    """Print the problems in a file, as a suite in YAML.
 
-    Known by what they hold: lists in JSON, JSON Lines, YAML and CSV (the CUTLASS profiler's among them), DeepBench's
-    headers, vLLM's weight shapes (with --m) and fused-MoE configs (with --k), benchmarks and logs of hipBLASLt and
-    rocBLAS, logs of cuBLAS and cuBLASLt, traces of PyTorch's profiler and its logs of operators. Nothing is run.
-    Without FILE, the suites that ship are listed.
+    Entries that gemmill cannot use are listed on stderr, with the reason. shapes detects the format from the content:
+
+    \b
+      - lists in JSON, JSON Lines, YAML and CSV, also from the CUTLASS profiler
+      - DeepBench headers
+      - vLLM weight shapes (pass --m) and fused-MoE configs (pass --k)
+      - hipBLASLt and rocBLAS benchmarks and logs
+      - cuBLAS and cuBLASLt logs
+      - PyTorch profiler traces and operator logs
+
+    Without FILE, shapes lists the shipped suites.
 
     \b
     Examples:
@@ -183,14 +218,14 @@ def shapes(
 
 
 def _list_suites() -> None:
-    """Print the suites that ship: how many shapes each has, and what the comment on top of its file says."""
+    """Print the shipped suites: the number of shapes, and the comment at the top of each file."""
     suites = []
     for name, path in shipped_suites().items():
         comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
         says = " ".join(line.lstrip("# ") for line in comment)
         suites.append({"name": name, "shapes": len(load_shapes(path).shapes), "says": says})
     rows = [(name, str(count), str(says).partition(". ")[0]) for name, count, says in map(dict.values, suites)]
-    output.print_result("suites", suites, lambda: output.print_table(("suite", ">shapes", "what it has"), rows))
+    output.print_result("suites", suites, lambda: output.print_table(("suite", ">shapes", "content"), rows))
 
 
 def _words(shape: Shape) -> dict[str, Any]:
@@ -199,7 +234,7 @@ def _words(shape: Shape) -> dict[str, Any]:
 
 
 def _as_yaml(suite: ShapeSuite) -> list[str]:
-    """A suite as a file of ours; JSON in a line is YAML."""
+    """A suite as the lines of a suite file. Each shape is JSON, which is valid YAML."""
     lines = [f"# {suite.format}", f"name: {json.dumps(suite.name)}", "shapes:"]
     for shape in suite.shapes:
         count = suite.counts.get(shape, 1)

@@ -1,4 +1,4 @@
-"""serve: kernels for a fleet, over HTTP."""
+"""serve: a service that compiles and delivers kernels over HTTP."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ from gemmill.runtime.storage.store import Store
 from gemmill.service.service_options import Options, ServeOptions
 
 serve_app = Application(
-    """Serve kernels to a fleet: compile, keep, select and hand them out over HTTP. Needs gemmill's extra service.
+    """Compile and deliver kernels over HTTP.
 
-    Without --tokens everybody who reaches the server may read and have compiled, so it listens on the loopback
-    interface alone. SIGTERM ends it when requests at work are answered.
+    The service compiles, stores, selects and delivers kernels for many machines. Clients set GEMMILL_REMOTE to its URL.
+    Install gemmill with the extra `service`.
+
+    Without --tokens, everyone who can connect may read and compile; the service then listens only on the loopback
+    interface. After SIGTERM, it finishes the open requests and exits.
 
     \b
     Examples:
@@ -42,7 +45,7 @@ serve_app = Application(
 )
 app.add_typer(serve_app, name="serve")
 token_app = Application(
-    """Make tokens for clients of a server.
+    """Make tokens for clients of the service.
 
     \b
     Examples:
@@ -54,21 +57,23 @@ serve_app.add_typer(token_app, name="token")
 
 @serve_app.callback()
 def serve(context: typer.Context, options: ServeOptions, compiling: CompileOptions) -> None:
-    """Serve, unless a command follows."""
+    """Start the service, unless a subcommand follows."""
     if context.invoked_subcommand is not None:
         return
     if (options.certificate is None) != (options.key is None) or (options.client_ca and not options.certificate):
-        raise typer.BadParameter("--tls-cert and --tls-key go together, and --client-ca needs both")
+        raise typer.BadParameter("--tls-cert needs --tls-key, --tls-key needs --tls-cert, and --client-ca needs both")
     if options.tokens is None and not _is_loopback(options.host):
-        raise typer.BadParameter(f"--host {options.host} can be reached by others: name who may do what with --tokens")
+        raise typer.BadParameter(
+            f"--host is {options.host}, which other machines can reach; pass --tokens FILE to limit access"
+        )
     if options.accept_source and options.tokens is None:
-        raise typer.BadParameter("--accept-source: name who may send source, the scope source, with --tokens")
+        raise typer.BadParameter("--accept-source needs --tokens FILE with a token that has the scope source")
     if options.accept_source and options.scheduler:
-        raise typer.BadParameter("--accept-source compiles on this machine, in confinement, and --scheduler on others")
+        raise typer.BadParameter("both --accept-source and --scheduler are given; pass only one")
     with _needing_the_extra():
         from gemmill.service.server import run
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # Where the log is on the disk that is full, a line of it is lost; a warning that cannot be shown would be an error.
+    # A log line that cannot be written is dropped, but a warning that cannot be shown raises: send warnings to the log.
     warnings.showwarning = lambda message, *_, **__: logging.getLogger("gemmill").warning("%s", message)
     store = Store(compiling.store).path
     values: dict[str, Any] = {option.name: getattr(options, option.name) for option in fields(options)}
@@ -82,13 +87,18 @@ def serve(context: typer.Context, options: ServeOptions, compiling: CompileOptio
 
 @token_app.command(has_json=False)
 def new(
-    name: Annotated[str, typer.Argument(help="Whose it is; quotas are by name.")],
+    name: Annotated[str, typer.Argument(help="Name of the client. Quotas apply per name.")],
     scopes: Annotated[
-        str, typer.Option(metavar="SCOPE,...", help="Of read, compile, source, write and admin.")
+        str, typer.Option(metavar="SCOPE,...", help="Scopes: read, compile, source, write and admin.")
     ] = "read,compile",
-    days: Annotated[int | None, typer.Option(min=1, max=36_500, help="Days until it expires.")] = None,
+    days: Annotated[
+        int | None, typer.Option(min=1, max=36_500, metavar="N", help="Days until the token expires. Default: never.")
+    ] = None,
 ) -> None:
-    """Print the line of a new token for the server's file on stdout, and the token itself, once, on stderr.
+    """Make a token for a client of the service.
+
+    Prints the line for the service's --tokens file on stdout, and the token itself on stderr. The token is not shown
+    again.
 
     \b
     Examples:
@@ -99,7 +109,7 @@ def new(
         from gemmill.service.tokens import new_token
     expires = None if days is None else datetime.now(UTC).date() + timedelta(days)
     secret, token = new_token(name, scopes.split(","), expires)
-    output.complain(f"the token of {name}, which is not shown again: {secret}")
+    output.complain(f"token of {name}, shown only once: {secret}")
     typer.echo(token.line())
 
 
@@ -110,7 +120,7 @@ def _needing_the_extra() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("gemmill"):
             raise
-        raise InstallationError(f"serving needs {error.name}: {install('service')}") from None
+        raise InstallationError(f"gemmill serve needs {error.name}; {install('service')}") from None
 
 
 def _print_url(url: str) -> None:

@@ -1,4 +1,4 @@
-"""emit, diff: what a kernel is made of, from CUDA C++ to machine code, and what tells two apart."""
+"""emit, diff: the source and machine code of a kernel, and the differences between two kernels."""
 
 from __future__ import annotations
 
@@ -28,18 +28,21 @@ Form = Literal["source", "ptx", "sass", "cubin"]
 @app.command()
 def emit(
     name_or_file: Page,
-    ptx: Annotated[bool, typer.Option("--ptx", help="The PTX that NVRTC makes of it.")] = False,
-    sass: Annotated[bool, typer.Option("--sass", help="Its machine code as text; needs nvdisasm.")] = False,
-    cubin: Annotated[bool, typer.Option("--cubin", help="Its machine code: an ELF file.")] = False,
+    ptx: Annotated[bool, typer.Option("--ptx", help="Print PTX, from NVRTC.")] = False,
+    sass: Annotated[bool, typer.Option("--sass", help="Print machine code as text; needs nvdisasm.")] = False,
+    cubin: Annotated[bool, typer.Option("--cubin", help="Write machine code as an ELF file.")] = False,
     lineinfo: Annotated[
-        bool, typer.Option("--lineinfo", help="Compile with -lineinfo, for profilers; without --ptx or --sass a cubin.")
+        bool,
+        typer.Option(
+            "--lineinfo", help="Compile with -lineinfo, for profilers. Without --ptx or --sass: write a cubin."
+        ),
     ] = False,
-    to: Annotated[Path | None, output_file("Write it to this file; - is stdout.")] = None,
+    to: Annotated[Path | None, output_file("Write the output to this file; - is stdout.")] = None,
 ) -> None:
-    """Print the CUDA C++ of a kernel, or what it is compiled to.
+    """Print the CUDA C++, PTX, SASS or cubin of a kernel.
 
-    All but the source needs a toolchain, and none a GPU. A cubin is not written to a terminal unless -o - says
-    so. An edited page is compiled as `gemmill build` does it (docs/editing.md).
+    Only the CUDA C++ needs no toolchain. No GPU is needed. emit writes a cubin to a terminal only with -o -. You can
+    edit the CUDA C++ and compile it with `gemmill build FILE.cu`; see docs/editing.md.
 
     \b
     Examples:
@@ -51,15 +54,15 @@ def emit(
     """
     forms = [form for form, is_set in (("ptx", ptx), ("sass", sass), ("cubin", cubin)) if is_set]
     if len(forms) > 1:
-        raise typer.BadParameter(f"{' and '.join(f'--{form}' for form in forms)} exclude each other: give one")
+        raise typer.BadParameter(f"both {' and '.join(f'--{form}' for form in forms)} are given; pass only one")
     form: Form = forms[0] if forms else "cubin" if lineinfo else "source"  # type: ignore[assignment]
     to_stdout = to is None or str(to) == "-"
     if form == "cubin" and to_stdout:
         if output.is_json():
-            raise typer.BadParameter("a cubin has no place in JSON: name a file for it with -o FILE")
+            raise typer.BadParameter("--json cannot contain a cubin; write it to a file with -o FILE")
         if to is None and sys.stdout.isatty():
             raise typer.BadParameter(
-                "a cubin is no text, and this is a terminal: name a file with -o FILE, or write it here with -o -"
+                "a cubin is binary, and stdout is a terminal; write it to a file with -o FILE, or pass -o -"
             )
     refuse_overwriting([None if to_stdout else to], [name_or_file])
     emitted, config = source(name_or_file)
@@ -80,14 +83,14 @@ def emit(
 
 
 def _rendered(form: Form, emitted: EmittedSource, config: GemmConfig, lineinfo: bool) -> bytes:
-    """A source, or what it is compiled to."""
+    """The source, or its compiled form, as bytes."""
     if form == "source":
         return emitted.text.encode()
     from gemmill.runtime.compile.compiler import Compiler
     from gemmill.runtime.compile.disassembly import disassembled, disassembler
 
     if form == "sass":
-        disassembler()  # what is missing is said before anything is compiled
+        disassembler()  # raises before compilation if nvdisasm is missing
     if form == "ptx":
         return Compiler().ptx(emitted, config, lineinfo).encode()
     cubin = (Compiler().compile(emitted, config, lineinfo) if lineinfo else compiled(emitted, config)).cubin
@@ -95,15 +98,15 @@ def _rendered(form: Form, emitted: EmittedSource, config: GemmConfig, lineinfo: 
 
 
 _Pair = tuple[object, object]
-"""A value of each of two kernels; None where one has it not."""
+"""The values of two kernels; None for a kernel without the value."""
 
 
 @app.command()
 def diff(first: Page, second: Page) -> None:
-    """Say what tells two kernels apart: fields, resources, instructions, source.
+    """Compare two kernels.
 
-    Either may be an edited page. Fields and lines of source are those that differ. Registers, cubins and instructions
-    are there where kernels can be compiled and nvdisasm is found; what is missing otherwise is told.
+    Prints the fields and the lines of source that differ, and the resources and instruction counts of both. Registers
+    and cubin sizes need a toolchain, instruction counts also need nvdisasm; diff prints which of them is missing.
 
     \b
     Examples:
@@ -131,34 +134,34 @@ def diff(first: Page, second: Page) -> None:
             output.print_table((title, ">A", ">B", ">B - A"), rows)
     for says in missing:
         output.complain(says)
-    typer.echo("\n".join(lines) or "the sources are the same")
+    typer.echo("\n".join(lines) or "the sources are equal")
 
 
 def _compiled(
     sides: Sequence[tuple[EmittedSource, GemmConfig]],
 ) -> tuple[list[Mapping[str, object]], list[Mapping[str, object]], list[str]]:
-    """What each kernel uses, and its instructions by class; empty where a tool is missing, and which."""
+    """The resources and the instructions by class of each kernel, and messages about missing tools."""
     from gemmill.runtime.compile.disassembly import counts, disassembled
     from gemmill.runtime.select.cost.families import FAMILIES
 
     held = [FAMILIES[config.family].ctas_per_sm(config) for _, config in sides]
-    uses: list[Mapping[str, object]] = [{"CTAs an SM, by the config": ctas} for ctas in held]
+    uses: list[Mapping[str, object]] = [{"CTAs per SM, by the config": ctas} for ctas in held]
     try:
         artifacts = [compiled(*side) for side in sides]
     except ToolchainError as error:
-        return uses, [{}, {}], [f"not compiled, so nothing is said of registers and instructions: {error}"]
+        return uses, [{}, {}], [f"no registers and instructions, because the kernels cannot be compiled: {error}"]
     for place, artifact in enumerate(artifacts):
         used = artifact.resources
         uses[place] = {
             **uses[place],
-            "registers a thread at launch": used.registers,
+            "registers per thread at launch": used.registers,
             "bytes of static shared memory": used.static_shared_bytes,
             "bytes of the cubin": len(artifact.cubin),
         }
     try:
         counted = [counts(disassembled(artifact.cubin)) for artifact in artifacts]
     except ToolchainError as error:
-        return uses, [{}, {}], [f"no instructions are counted: {error}"]
+        return uses, [{}, {}], [f"no instruction counts: {error}"]
     return uses, [{"all": sum(each.values()), **each} for each in counted], []
 
 

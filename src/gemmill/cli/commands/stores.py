@@ -1,4 +1,4 @@
-"""store: look into the cache of compiled kernels, check it, shrink it, share it with a remote."""
+"""store: list, check and shrink the cache of compiled kernels, and exchange kernels with a remote."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from gemmill.runtime.storage.store import Store
 from gemmill.runtime.storage.trust.signatures import SigningKey
 
 store_app = Application(
-    """Look into the store of compiled kernels, check it, shrink it, share it.
+    """List, check, shrink and share compiled kernels.
+
+    The store is a directory with the compiled kernels of this user. `gemmill store path` prints where it is.
 
     \b
     Examples:
@@ -35,35 +37,39 @@ app.add_typer(store_app, name="store")
 
 
 def open_store(path: Path | None) -> Store:
-    """A store whose folders can be read, if there are any: to the runtime all others are empty, since they must never
-    cost it a kernel."""
+    """A store, after a check that its folders can be read. The runtime treats an unreadable folder as empty instead,
+    so that it can still compile.
+
+    Raises:
+        StoreError: a folder cannot be read.
+    """
     store = Store(path)
     for folder in (store.path, *filter(os.path.isdir, store.path.glob("??"))):
         try:
-            os.listdir(f"{folder}/.")  # which takes the right to search the folder, too
-        except FileNotFoundError:  # made when first written to, or just evicted
+            os.listdir(f"{folder}/.")  # the dot also needs the right to search the folder
+        except FileNotFoundError:  # not written to yet, or just evicted
             continue
         except OSError as error:
             raise StoreError(
-                f"the store cannot be read: {folder}: {error.strerror or error}; check the folder and its permissions, "
-                "or name another with --store or GEMMILL_STORE"
+                f"cannot read the store: {folder}: {error.strerror or error}; check the permissions of the directory, "
+                "or pass another with --store or GEMMILL_STORE"
             ) from error
     return store
 
 
 def check_kept(store: Store) -> None:
-    """StoreError where a store did not keep what it was given, which programs do without and a command that fills it
-    does not."""
+    """Raise a StoreError if a store did not keep a kernel. Programs run without it, but a command that fills a store
+    must fail."""
     if store.problem is not None:
         raise StoreError(
-            f"the store does not keep everything: {store.problem}; make room or give rights, or name another with "
-            "--store or GEMMILL_STORE"
+            f"the store did not keep all kernels: {store.problem}; free disk space or change permissions, or pass "
+            "another directory with --store or GEMMILL_STORE"
         )
 
 
 @store_app.command(has_json=False)
 def path(store: StorePath = None) -> None:
-    """Print where the store is.
+    """Print the directory of the store.
 
     \b
     Examples:
@@ -74,7 +80,9 @@ def path(store: StorePath = None) -> None:
 
 @store_app.command(name="list")
 def list_(store: StorePath = None) -> None:
-    """List the kernels in the store, the one used least recently first. Damaged entries are named as such.
+    """List the kernels in the store.
+
+    The least recently used kernel comes first. Damaged entries are marked.
 
     \b
     Examples:
@@ -97,7 +105,7 @@ def list_(store: StorePath = None) -> None:
 
 @store_app.command()
 def stats(store: StorePath = None) -> None:
-    """Print the number of entries, their size and the size cap.
+    """Print the number of kernels, their size and the limit.
 
     \b
     Examples:
@@ -110,7 +118,9 @@ def stats(store: StorePath = None) -> None:
 
 @store_app.command()
 def verify(store: StorePath = None) -> None:
-    """Read every entry and check it; exits with 1 if any is damaged. Damaged entries are never used, only replaced.
+    """Read and check every kernel in the store.
+
+    Exits with 1 if a kernel is damaged. gemmill never uses a damaged kernel; it replaces it.
 
     \b
     Examples:
@@ -128,10 +138,10 @@ def verify(store: StorePath = None) -> None:
 
 @store_app.command(has_json=False)
 def clear(store: StorePath = None) -> None:
-    """Remove every kernel from the store, what autotuning found, and the names of kernels that ship.
+    """Remove all kernels and cached results from the store.
 
-    Nothing else in the folder is removed, and nothing at all where it holds other files and no mark of gemmill's
-    (CACHEDIR.TAG).
+    clear removes the kernels, the results of autotuning, and the cached names of shipped kernels. It keeps other files
+    in the directory. It removes nothing from a directory that has other files but no CACHEDIR.TAG of gemmill.
 
     \b
     Examples:
@@ -140,12 +150,15 @@ def clear(store: StorePath = None) -> None:
     opened = open_store(store)
     typer.echo(f"{opened.clear()} kernels removed")
     if left := opened.stats().entries:
-        raise StoreError(f"{opened.path}: {left} kernels could not be removed; check the permissions of the folder")
+        raise StoreError(f"{opened.path}: cannot remove {left} kernels; check the permissions of the directory")
 
 
 @store_app.command(has_json=False)
 def prune(store: StorePath = None) -> None:
-    """Remove what killed writers left and, above the size cap, the kernels used least recently.
+    """Remove incomplete files and old kernels.
+
+    prune removes files of interrupted writers. If the store exceeds its size limit (GEMMILL_STORE_BYTES), it also
+    removes the least recently used kernels.
 
     \b
     Examples:
@@ -154,16 +167,14 @@ def prune(store: StorePath = None) -> None:
     typer.echo(f"{open_store(store).prune()} kernels removed")
 
 
-Url = Annotated[
-    str | None, typer.Option("--remote", metavar="URL", help="The remote; default: that of GEMMILL_REMOTE.")
-]
+Url = Annotated[str | None, typer.Option("--remote", metavar="URL", help="URL of the remote. Default: GEMMILL_REMOTE.")]
 _MOST_SHOWN = 3
-"""Kernels of which the message says why they did not get through; --json has all."""
+"""Failed kernels that a message lists; --json has all."""
 
 
 def _remote(url: str | None) -> Remote:
     if (remote := Remote.of_settings(url)) is None:
-        raise typer.BadParameter("no remote is named: --remote URL, or GEMMILL_REMOTE, says where it is")
+        raise typer.BadParameter("no remote is given; pass --remote URL or set GEMMILL_REMOTE")
     return remote
 
 
@@ -175,9 +186,9 @@ def push(
 ) -> None:
     """Upload the kernels of the store to a remote.
 
-    Whose signatures a server takes, its --trust says; clients of a plain bucket trust the key of --sign itself. By
-    default that of GEMMILL_REMOTE_SIGN signs. Edited and damaged kernels stay, and are counted. Exits with 1 if any is
-    not taken.
+    A kernel is signed with the key of --sign, or of GEMMILL_REMOTE_SIGN. A server accepts keys of its option --trust;
+    clients of a plain bucket must trust the key themselves. push does not upload edited and damaged kernels, and prints
+    their number. Exits with 1 if the remote refuses a kernel.
 
     \b
     Examples:
@@ -204,23 +215,24 @@ def push(
     shown = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     text = f"{to.url}: {shown or 'nothing'} of {len(entries)} kernels"
     output.print_result("store.push", {"remote": to.url, **counts, "refused": refused}, text)
-    _complain(refused, len(entries), f"{to.url} did not take")
+    _complain(refused, len(entries), f"{to.url} refused")
 
 
 @store_app.command()
 def pull(
     source: Annotated[
         str,
-        argument("MANIFEST", "A manifest file, the name of one that ships, or a kernel name.", completion.buildable),
+        argument("MANIFEST", "Manifest file, name of a shipped manifest, or kernel name.", completion.buildable),
     ],
     kernels: KernelFilter,
     remote: Url = None,
     gpu: OnGpu = None,
     store: StorePath = None,
 ) -> None:
-    """Fetch kernels from a remote into the store; nothing is compiled here.
+    """Fetch kernels from a remote into the store.
 
-    Exits with 1 if any is not served, or not kept.
+    pull compiles nothing on this machine. Exits with 1 if the remote does not deliver a kernel, or the store does not
+    keep it.
 
     \b
     Examples:
@@ -237,14 +249,14 @@ def pull(
     output.print_result(
         "store.pull",
         {"remote": remote_store.url, "fetched": fetched, "there": present, "missing": missing},
-        f"{remote_store.url}: of {len(kernels_by_name)} kernels {fetched} fetched, {present} were in the store",
+        f"{remote_store.url}: {len(kernels_by_name)} kernels, {fetched} fetched, {present} already in the store",
     )
     check_kept(local)
-    _complain(missing, len(kernels_by_name), f"{remote_store.url} does not serve")
+    _complain(missing, len(kernels_by_name), f"{remote_store.url} did not deliver")
 
 
 def _complain(faults: dict[str, str], count: int, what: str) -> None:
-    """RemoteError where there are faults."""
+    """Raise a RemoteError if there are faults."""
     if faults:
         named = "".join(f"\n{name}: {says}" for name, says in list(faults.items())[:_MOST_SHOWN])
         more = f"\nand {len(faults) - _MOST_SHOWN} more" if len(faults) > _MOST_SHOWN else ""

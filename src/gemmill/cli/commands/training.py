@@ -1,4 +1,4 @@
-"""train: from records to the model of a GPU."""
+"""train: fit the selector's model of a GPU to measurements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gemmill.profiler.training.train import train as train_model
 def train(
     records: RecordsFiles,
     to: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", file_okay=False, help="The folder to write the model to.")
+        Path, typer.Option("--output", "-o", metavar="DIR", file_okay=False, help="Directory to write the model to.")
     ],
     gpu: Annotated[
         str | None,
@@ -26,17 +26,16 @@ def train(
             "--gpu",
             metavar="NAME",
             autocompletion=completion.gpus,
-            help="The GPU to train for, such as H200 or H100-PCIe; default: that of the records.",
+            help="Train for this GPU, such as H200 or H100-PCIe. Default: the GPU of the records.",
         ),
     ] = None,
 ) -> None:
-    """Train the selector's model of a GPU on measurements: yours, of your GPU.
+    """Train the selector's model on measurements of your GPU.
 
-    RECORDS are files that `gemmill profile` wrote, or packed ones. What the model reaches on problems that it was not
-    fitted to is printed, and kept beside it. Records of other GPUs may be among them: the model learns from them as
-    well, with less weight.
+    train prints how well the model selects kernels for problems that it was not fitted to, and stores these figures
+    with the model. RECORDS may include other GPUs; the model also learns from these, with less weight.
 
-    A folder takes effect with gemmill select --model DIR, gemmill.Registry(model=DIR) or GEMMILL_MODEL=DIR.
+    To use the model, pass `gemmill select --model DIR` or `gemmill.Registry(model=DIR)`, or set GEMMILL_MODEL=DIR.
 
     \b
     Examples:
