@@ -115,4 +115,4 @@ def test_the_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "gemmill key show" in finding.advice
     monkeypatch.setenv("GEMMILL_REMOTE_MODE", "reed")
     (finding,) = remote()
-    assert "not one of read, readwrite, only" in finding.advice
+    assert "expected one of read, readwrite, only" in finding.advice
