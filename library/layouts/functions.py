@@ -165,7 +165,7 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "size": _row(lambda of: tuples.product(_shape(of)), "of:any", "the number of coordinates"),
         "cosize": _row(lambda of: of.cosize, "layout:swizzled", "one more than the greatest index"),
         "rank": _row(lambda of: tuples.rank(_shape(of)), "of:any", "the number of modes"),
-        "depth": _row(lambda of: tuples.depth(_shape(of)), "of:any", "how deep the shape is nested"),
+        "depth": _row(lambda of: tuples.depth(_shape(of)), "of:any", "the nesting depth of the shape"),
         "shape": _row(lambda of: of.shape, "layout:swizzled", "its shape"),
         "stride": _row(lambda of: of.stride, "layout", "its strides"),
         "get": _row(_get, "of:any i:integer j:integer? k:integer?", "mode i; of that, mode j, and so on"),
@@ -173,13 +173,13 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
             _make_layout,
             (),
             0,
-            "of a shape and strides, column-major without; or of layouts, which are its modes",
+            "from a shape and strides (default: column-major), or with layouts as modes",
             "make_layout(shape[, stride]) or make_layout(layout, layout, ...)",
         ),
         "make_ordered_layout": _row(
             lambda shape, order: algebra.ordered(as_shape(shape), order),
             "shape:integers order:integers",
-            "compact; the mode of the smallest number varies fastest",
+            "a compact layout; the mode with the smallest number varies fastest",
         ),
         "idx2crd": _row(
             lambda index, shape: tuples.idx2crd(index, as_shape(shape)),
@@ -190,15 +190,19 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
             _crd2idx, "coordinate shape:integers stride:integers?", "the index of a coordinate of a shape and strides"
         ),
         "get_hier_coord": _row(_hier_coord, "layout:swizzled index:integer", "the natural coordinate of an index"),
-        "get_flat_coord": _row(_flat_coord, "layout:swizzled index:integer", "its coordinate, an integer a mode"),
-        "get_1d_coord": _row(_1d_coord, "layout:swizzled index:integer", "its coordinate, an integer"),
+        "get_flat_coord": _row(
+            _flat_coord, "layout:swizzled index:integer", "the coordinate of an index, one integer per mode"
+        ),
+        "get_1d_coord": _row(_1d_coord, "layout:swizzled index:integer", "the coordinate of an index as one integer"),
         "coalesce": _row(
             _inside(algebra.coalesce), "layout:swizzled profile:integers?", "the same function with fewer integers"
         ),
         "flatten": _row(_inside(algebra.flattened), "layout:swizzled", "the same integers without nesting"),
-        "filter": _row(algebra.filtered, "layout", "without what does not move the index; coalesced"),
+        "filter": _row(algebra.filtered, "layout", "without modes of stride 0; coalesced"),
         "composition": _row(compose, "outer inner:tiler", "c -> outer(inner(c)): outer o inner"),
-        "complement": _row(algebra.complement, "layout cosize:integers?", "what a layout leaves out, up to a cosize"),
+        "complement": _row(
+            algebra.complement, "layout cosize:integers?", "the indices that a layout leaves out, up to a cosize"
+        ),
         "right_inverse": _row(algebra.right_inverse, "layout", "R with layout(R(i)) = i"),
         "left_inverse": _row(algebra.left_inverse, "layout", "R with R(layout(i)) = i"),
         "upcast": _row(algebra.upcast, "layout n:integer", "in units of n elements"),
@@ -221,9 +225,9 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "tile_to_shape": _row(
             _inside(algebra.tile_to_shape),
             "block:swizzled shape:integers order:integers?",
-            "a block repeated until it fills a shape; the mode of the smallest number in order first",
+            "a block repeated until it fills a shape, the mode with the smallest number in order first",
         ),
-        "ThrID": _row(lambda atom: atom.thread_ids, "atom", "threads of an atom -> those of the warp or warpgroup"),
+        "ThrID": _row(lambda atom: atom.thread_ids, "atom", "thread of an atom -> thread of the warp or warpgroup"),
         "Shape_MNK": _row(lambda mma: mma.shape_mnk, "mma", "M, N and K"),
         "ALayout": _row(lambda atom: atom.a, "atom", "(thread, value) -> m + k M"),
         "BLayout": _row(lambda atom: atom.b, "atom", "(thread, value) -> n + k N"),
@@ -235,12 +239,16 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
             )
             for operand in "ABC"
         },
-        "SrcLayout": _row(lambda copy: cast(CopyAtom, copy).source, "copy", "(thread, value) -> what is read"),
-        "DstLayout": _row(lambda copy: cast(CopyAtom, copy).target, "copy", "(thread, value) -> what is written"),
+        "SrcLayout": _row(lambda copy: cast(CopyAtom, copy).source, "copy", "(thread, value) -> source index"),
+        "DstLayout": _row(lambda copy: cast(CopyAtom, copy).target, "copy", "(thread, value) -> destination index"),
         "make_layout_tv": _row(
             _layout_tv, "threads:layout values:layout", "(thread, value) -> coordinate of a tiled copy"
         ),
-        "tv": _row(_tv, "layout shape:integers", "who holds what of a tile: the inverse of a TV layout, drawn"),
+        "tv": _row(
+            _tv,
+            "layout shape:integers",
+            "the thread and value of each element of a tile: a drawn inverse of a TV layout",
+        ),
     }
 )
 """Every function, by its name."""
