@@ -10,7 +10,7 @@ batch fits the launch queue, so no call waits for the GPU. Then first calls with
 kernels that are loaded: problem, choice and descriptors are new. Needs an NVIDIA GPU and
 PyTorch.
 
-Reproduces docs/performance/host.md, "Host side of a call".
+Reproduces docs/performance/summary.md, "Host time of a call".
 """
 
 from __future__ import annotations

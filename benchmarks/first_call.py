@@ -6,7 +6,7 @@ alone; with a kernel that the registry has loaded; with one that it reads from t
 were verified before; and these three by the kernel's name, without the choice. Needs neither a GPU nor PyTorch, but a
 toolchain.
 
-Reproduces docs/performance/host.md, "Host side of a call".
+Reproduces docs/performance/summary.md, "First call".
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ REGIMES: tuple[Regime, ...] = get_args(Regime)
 """Both."""
 ASSUMED_ROWS = 128
 """Rows of a masked group that are taken to be in use where nobody says how many. Over 32 problems that use 20 to 1,024
-rows of 4,096 it loses 1 to 9%; taking groups for full loses 4 to 35% (docs/performance/layouts.md, "Groups")."""
+rows of 4,096 it loses 1 to 9%; taking groups for full loses 4 to 35% (H200)."""
 _TRANSPOSED: Mapping[MajorCD, MajorCD] = MappingProxyType({"n": "m", "m": "n", "any": "any"})
 """The major of C and D once their rows are called columns."""
 

@@ -47,6 +47,7 @@ class Table(NamedTuple):
     about: str
 
 
+AS_ABOVE = "The problems of the first table."
 LAYERS = (
     "Suites `h200` and `llm`: 20 GEMMs of mixed shapes and the projections of eleven public models, with 1 to 16,384"
     " rows. For each problem the sweep measured the four kernels that the selector ranks first, and its choice."
@@ -65,7 +66,7 @@ TABLES = (
         ("h200+llm-*",),
         "cublaslt",
         "selected",
-        LAYERS,
+        AS_ABOVE,
     ),
     Table(
         "Layers of language models, H200, relative to cuBLAS in PyTorch",
@@ -73,7 +74,7 @@ TABLES = (
         ("h200+llm-*",),
         "cublas",
         "selected",
-        LAYERS,
+        AS_ABOVE,
     ),
     Table("Random problems, H200", H200, KMAJOR, "cublaslt", "selected", DRAWN),
     Table("Random problems with a row-major B, H200", H200, ROW_MAJOR, "cublaslt", "selected", DRAWN),

@@ -48,7 +48,7 @@ def fastest(runs: Iterable[Iterable[Measurement]]) -> dict[str, Any]:
     kernel and did not measure it at length, it counts as its slowest that it did. Measurements without a cubin are
     passed over, runs that did not look at the kernel that was the fastest before and found none as fast, and problems
     whose operands are copied first, where kernels of other sets may be faster. A number of slices that was compiled in
-    counts for the kernel of any number that ships in its place (docs/performance/decompositions.md: 1.017 of its time).
+    counts for the kernel of any number that ships in its place (1.017 of its time).
     """
     kernels: dict[SlicedKernel, int] = {}
     tables: dict[Any, dict[str, list[float]]] = defaultdict(dict)

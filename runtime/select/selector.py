@@ -39,8 +39,8 @@ TYPICAL_ROWS = (1, 16, 128, 1024, 8192)
 """Rows, M, that a batch-invariant choice is made for: from one token to a long prompt."""
 LONG_US = 1000.0
 """A burst of groups that takes so long is held by the power limit as a long run is: of groups in bf16, those of 1.6 to
-4 ms were 1 to 5% faster by the kernel for a long run, those of 0.7 and 0.8 ms were not (H200,
-docs/performance/layouts.md, "Groups"). Of matrices the network has learnt as much."""
+4 ms were 1 to 5% faster by the kernel for a long run, those of 0.7 and 0.8 ms were not (H200). Of matrices the
+network has learnt as much."""
 
 
 class Selector:

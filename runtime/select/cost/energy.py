@@ -47,7 +47,7 @@ NEAR = 1.2
 """How far behind the fastest in a burst a kernel may be by the model: what was measured was within it."""
 LEAST_EXTENT = 1024
 """Least M and N of what the term was fitted to. Of layers at 512 rows it named kernels that are slower in long runs too
-than those for bursts (docs/performance/programs.md, "Layers alone")."""
+than those for bursts."""
 _TYPE_OF = {name: dtype.compatible or dtype.name for name, dtype in DTYPES.items()}
 """The type whose coefficients a type has."""
 

@@ -2,7 +2,7 @@
 plans. Registered when this module is imported.
 
 An operator without a lowering is called by PyTorch's dispatcher and allocates what it returns; what either costs is in
-docs/performance/programs.md. Ahead-of-time code, which is C++, calls the operator.
+docs/performance/summary.md. Ahead-of-time code, which is C++, calls the operator.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kernels of ``aten`` operators overridden in the dispatcher, below autograd, as long as somebody asks for it.
 
 The dispatcher was chosen over functions such as ``torch.nn.functional.linear`` in place of PyTorch's: it is one place
-for what Python, C++, autograd and compiled programs call, and costs a call a microsecond (docs/performance/host.md).
+for what Python, C++, autograd and compiled programs call, and costs a call a microsecond.
 """
 
 from __future__ import annotations

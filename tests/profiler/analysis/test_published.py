@@ -41,12 +41,12 @@ def test_the_page_is_what_the_measurements_come_to(table: Table) -> None:
 
 Figure = Callable[[Sequence[float]], float | None]
 ROWS: Mapping[str, tuple[int, Figure]] = {
-    "H200: suites": (0, geometric_mean),
-    "H200: worst in suites": (0, min),
+    "H200: all problems": (0, geometric_mean),
+    "H200: worst problem": (0, min),
     "H200: relative to cuBLAS in PyTorch": (2, geometric_mean),
-    "H200: 24 layers outside the suites": (-2, geometric_mean),
-    "H100: suites": (1, geometric_mean),
-    "H100: worst in suites": (1, min),
+    "H200: 24 other layers": (-2, geometric_mean),
+    "H100: all problems": (1, geometric_mean),
+    "H100: worst problem": (1, min),
 }
 """Rows of the summary: the table each is from, and the figure over the selected kernels' ratios."""
 OTHERS = {

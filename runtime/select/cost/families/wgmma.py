@@ -39,7 +39,7 @@ WIDE_ROW = 128
 """Bytes of a row of a box at most."""
 _CROWDED_ROWS, _CROWDED_EXPONENT = 4.6, 0.24
 """Rows of boxes that L2 serves all SMs in a clock, of an mn-major operand: what they ask for together lies in few lines
-where it is short, so this times a power of the bytes from one of K to the next (docs/performance/layouts.md)."""
+where it is short, so this times a power of the bytes from one of K to the next."""
 _SHORT_ROW = 2048
 """Bytes from which on the rate of L2 says as much."""
 _TRANSPOSING_CYCLES = 250.0
