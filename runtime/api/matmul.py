@@ -177,5 +177,5 @@ def plan(  # type: ignore[empty-body]
     Raises:
         OperandError: also where gradients of an operand must be recorded, or where a transform, mode or subclass of
             PyTorch must see the call.
-        The other errors of :func:`matmul`.
+        GemmillError: any other error of :func:`matmul`.
     """
