@@ -44,7 +44,8 @@ def names_page() -> str:
         "from the table of fields (`python -m gemmill.library.config.fields_page`).",
         "",
         f"A name has {len(PARTS)} parts, separated by underscores. Each part is a sequence of tokens, one per field.",
-        "Tokens in brackets are left out if the field has its default.",
+        "Tokens in brackets are left out if the field has its default. The further tables list only differences",
+        "from the typical name.",
         "",
         *_table(
             ("part", "tokens", "example"), ((part.name, _tokens(part.rows), f"`{part.example}`") for part in PARTS)
@@ -71,15 +72,17 @@ def _read(title: str, name: str, usual: Fields) -> Iterator[str]:
     """A table of the tokens of a name, without those that it shares with the usual one."""
     yield from (f"## {title}", "", f"    {name}", "")
     values = fields_of(parse_name(name))
-    rows = ((part.name, row, _token(row, values[row.name])) for part in PARTS for row in part.rows)
-    yield from _table(
-        ("part", "token", "field"),
-        (
-            (part, f"`{token}`", f"`{row.name}: {values[row.name]}`")
-            for part, row, token in rows
-            if token and usual.get(row.name) != values[row.name]
-        ),
-    )
+    rows = []
+    for part in PARTS:
+        tokens = {
+            row.name: token
+            for row in part.rows
+            if usual.get(row.name) != values[row.name] and (token := _token(row, values[row.name]))
+        }
+        if tokens:
+            fields = ", ".join(f"`{name}: {values[name]}`" for name in tokens)
+            rows.append((part.name, " ".join(f"`{token}`" for token in tokens.values()), fields))
+    yield from _table(("part", "tokens", "fields"), rows)
     yield ""
 
 
