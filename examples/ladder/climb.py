@@ -84,11 +84,11 @@ class Step(NamedTuple):
         launch = emit(config).launch
         return {
             "threads": f"{launch.threads}",
-            "shared KiB": f"{launch.shared_bytes / 1024:.0f}",
-            "KiB ahead": f"{(config.stages - 1) * ELEMENT * (m + n) * k / 1024:.0f}",
-            "MACs an instruction": f"{reading.instruction:,}",
-            "a byte from L2": f"{m * n / asked:.1f}",
-            "a byte from shared": f"{reading.m * reading.n / read:.1f}",
+            "shared, KiB": f"{launch.shared_bytes / 1024:.0f}",
+            "in flight, KiB": f"{(config.stages - 1) * ELEMENT * (m + n) * k / 1024:.0f}",
+            "MACs per instruction": f"{reading.instruction:,}",
+            "MACs per L2 byte": f"{m * n / asked:.1f}",
+            "MACs per shared byte": f"{reading.m * reading.n / read:.1f}",
         }
 
 
@@ -204,15 +204,14 @@ def resource_table(steps: Sequence[Step], besides: Sequence[Mapping[str, str]] =
 
 
 def time_table(results: Mapping[str, Any], kernels: bool = True) -> str:
-    """A Markdown table of what :func:`results` made, with kernels or without, and a line on where that was measured."""
+    """A Markdown table of what :func:`results` made, with kernels and changes or without, and where it was measured."""
     rows = [
         {
             "step": row["step"],
-            **({"kernel": brief(row["kernel"])} if kernels else {}),
-            "changed": row["changed"],
+            **({"kernel": brief(row["kernel"]), "changed": row["changed"]} if kernels else {}),
             **_told(row),
-            "x the step before": _number(row["of_step_before"], 2),
-            "x torch.mm": _number(row["of_torch"], 3),
+            "vs step before": _number(row["of_step_before"], 2),
+            "vs torch.mm": _number(row["of_torch"], 3),
         }
         for row in results["steps"]
     ]
@@ -293,7 +292,7 @@ def main() -> None:
             if wrong := [f"{record.kernel}: {record.says}" for record in own if not record.verified]:
                 sys.exit("\n".join(wrong))
     except DeviceError as error:
-        parser.exit(3, f"to climb takes a Hopper GPU and PyTorch ({error}); without: {parser.prog} --dry\n")
+        parser.exit(3, f"timing needs a Hopper GPU and PyTorch ({error}); without them, run {parser.prog} --dry\n")
     except GemmillError as error:
         parser.exit(1, f"{error}\n")
 

@@ -66,7 +66,7 @@ def test_the_last_step_halves_what_a_wave_reads_as_the_page_says() -> None:
 def test_without_a_gpu_it_says_what_it_needs() -> None:
     done = run()
     assert done.returncode == 3
-    assert done.stderr.startswith("to climb takes a Hopper GPU and PyTorch")
+    assert done.stderr.startswith("timing needs a Hopper GPU and PyTorch")
     assert done.stderr.count("\n") == 1
 
 

@@ -25,7 +25,7 @@ WITHOUT_GPU: Mapping[str, int] = {
     "docs/tutorials/frameworks.md": 0,
     "docs/tutorials/kernel-set.md": 3,
     "docs/tutorials/kernel.md": 4,
-    "docs/tutorials/ladder.md": 5,
+    "docs/tutorials/ladder.md": 4,
     "docs/tutorials/pack.md": 3,
     "docs/tutorials/service.md": 5,
 }
