@@ -1,8 +1,8 @@
-"""Host time of a choice: of problems that nobody measured, of mixed types, and the first of a fresh process.
+"""Host time of a selection: for problems without measurements, for mixed types, and for the first one of a process.
 
-Needs neither a GPU nor PyTorch. ``warm``: rows drawn at random, with the weights of language models in bf16, after 50
-others. ``mixed``: 400 problems of all types and some layouts; the first of each type reads its kernels and their table
-from the store, which has those of all problems. ``fresh``: the first choice of a process, imports included.
+``warm``: random numbers of rows with the weights of language models in bf16, after 50 other selections. ``mixed``: 400
+problems of all types and several layouts; the first of each type reads its kernels and their table from the store.
+``fresh``: the first selection of a process, including imports. Needs neither a GPU nor PyTorch.
 
 Reproduces docs/performance/selection.md, "Time of a choice".
 """
@@ -20,7 +20,7 @@ from statistics import quantiles
 from typing import Any
 
 WEIGHTS = ((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (8192, 8192), (10240, 8192), (8192, 28672))
-"""N and K of layers."""
+"""N and K of layers of language models."""
 TYPES: tuple[dict[str, Any], ...] = (
     *({"a": dtype} for dtype in ("bf16", "f16", "tf32", "e4m3", "s8")),
     {"a": "bf16", "b_major": "mn"},
@@ -31,11 +31,11 @@ FRESH = "import gemmill; gemmill.Registry(gpu={gpu!r}).select(gemmill.GemmProble
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--gpu", default="H200", help="GPU that is chosen for (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw (%(default)s)")
+    parser.add_argument("--gpu", default="H200", help="GPU to select for (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
     arguments = parser.parse_args()
     import gemmill
 
@@ -46,10 +46,10 @@ def main() -> None:
         for _ in range(400)
     ]
     expanding = gemmill.Registry(gpu=arguments.gpu)
-    for problem in (*mixed, *warm):  # the store has the names and tables of all from here on
+    for problem in (*mixed, *warm):  # fills the store with the names and tables of all kernels
         expanding.select(problem)
     samples = {
-        "warm, nobody measured": _times(gemmill.Registry(gpu=arguments.gpu), warm)[50:],
+        "warm, not measured": _times(gemmill.Registry(gpu=arguments.gpu), warm)[50:],
         "mixed types": _times(gemmill.Registry(gpu=arguments.gpu), mixed),
         "fresh process": [_fresh(arguments.gpu) for _ in range(5)],
     }
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _times(registry: Any, problems: list[Any]) -> list[float]:
-    """Microseconds of each choice."""
+    """Microseconds of each selection."""
     found = []
     gc.disable()
     for problem in problems:
@@ -78,7 +78,7 @@ def _times(registry: Any, problems: list[Any]) -> list[float]:
 
 
 def _fresh(gpu: str) -> float:
-    """Microseconds of a process that makes one choice."""
+    """Microseconds of a process that makes one selection."""
     start = time.perf_counter_ns()
     subprocess.run([sys.executable, "-c", FRESH.format(gpu=gpu)], check=True)
     return (time.perf_counter_ns() - start) / 1000

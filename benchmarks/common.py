@@ -1,4 +1,4 @@
-"""What the benchmarks that make their own candidates share: timing side by side, and results with their origin."""
+"""Shared parts of the benchmarks: options, launches, baselines, and result files."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 def parser_of(description: str | None, rounds: int | None = None) -> ArgumentParser:
-    """A parser with the options that all programs have; ``rounds``: as many as sweeps take, if None."""
+    """A parser with the common options of all programs; ``rounds`` is the default number, None: that of sweeps."""
     from gemmill.profiler.measure.graph_timing import ROUNDS
 
     parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=rounds or ROUNDS, help="rounds over all candidates (%(default)s)")
-    parser.add_argument("--commit", help="commit that the results name; default: the repository's")
-    parser.add_argument("--out", type=Path, default=Path(), help="folder for the results (the working directory)")
+    parser.add_argument("--commit", help="commit to record in the results; default: that of the repository")
+    parser.add_argument("--out", type=Path, default=Path(), help="folder for the results; default: working directory")
     return parser
 
 
 def check(what: str, found: Any, wanted: Any, most: float = 0.01) -> None:
-    """Assert that no element is off by that part of the largest; one that was never written, NaN, is."""
+    """Assert that the error of each element, relative to the largest element, is below ``most``; NaN fails."""
     error = (found.to(wanted.dtype) - wanted).abs().max() / wanted.abs().max()
-    assert error < most, f"{what} is wrong: off by {error:.3f} of the largest element"
+    assert error < most, f"{what} is wrong: the error is {error:.3f} of the largest element; it must be below {most}"
 
 
 def in_turn(launches: Sequence[Callable[[], object]]) -> Callable[[int], None]:
-    """The launch of each operand set."""
+    """A function that launches on the operand set of an index."""
 
     def launch(index: int) -> None:
         launches[index]()
@@ -41,7 +41,7 @@ def in_turn(launches: Sequence[Callable[[], object]]) -> Callable[[int], None]:
 
 
 def launch_of(problem: Any, operands: Sequence[Any], kernel: SlicedKernel, registry: Any) -> Callable[[int], None]:
-    """A launch of a kernel, in its slices of K, on each operand set."""
+    """The launch of a kernel, with its number of split-K slices, on each operand set."""
     from gemmill.profiler.measure.operands import natural_alpha, plan_options
     from gemmill.runtime.api.matmul import plan
 
@@ -50,8 +50,8 @@ def launch_of(problem: Any, operands: Sequence[Any], kernel: SlicedKernel, regis
 
 
 def baseline_graphs(problem: Any, operands: Sequence[Any], count: int, stream: Any) -> dict[str, Any]:
-    """Captured graphs of PyTorch's cuBLAS, and of cuBLASLt called directly where it can be had; the latter alone has
-    scales in blocks. Which of them lacks a GEMM, and why, is printed."""
+    """Captured graphs of cuBLAS through PyTorch, and of cuBLASLt, if available. Only cuBLASLt supports block scaling.
+    Prints which baseline does not support a GEMM, and why."""
     from gemmill.library.errors import GemmillError
     from gemmill.profiler.baselines.baseline import BASELINES, CUBLAS, CUBLASLT, absent
     from gemmill.profiler.measure.graph_timing import capture
@@ -69,7 +69,7 @@ def baseline_graphs(problem: Any, operands: Sequence[Any], count: int, stream: A
 
 
 def problem_of(dtype: str, m: int, n: int, k: int, a_major: str = "k", b_major: str = "k") -> Any:
-    """A problem on packed operands of a type; ``-scaled`` behind it: with scales in blocks."""
+    """A problem on packed operands of a type; the suffix ``-scaled`` adds block scaling."""
     from gemmill.library.dtypes import default_accumulator, default_output
     from gemmill.library.problem import GemmProblem
 
@@ -83,7 +83,7 @@ def problem_of(dtype: str, m: int, n: int, k: int, a_major: str = "k", b_major: 
 
 
 def ratios(reference: Sequence[float], candidate: Sequence[float]) -> tuple[float, float, float]:
-    """Median and quartiles of how much faster a candidate is, round by round."""
+    """Speed of a candidate relative to a reference: median and quartiles over rounds."""
     from gemmill.profiler.measure.graph_timing import summarise
 
     found = summarise([before / us for before, us in zip(reference, candidate, strict=True)])
@@ -91,7 +91,7 @@ def ratios(reference: Sequence[float], candidate: Sequence[float]) -> tuple[floa
 
 
 def _claimed(folder: Path, name: str) -> Path:
-    """A new file, by a name and the second: who comes later in a second waits for the next."""
+    """Create a new file, named by the program and the second; waits if the name is taken."""
     folder.mkdir(parents=True, exist_ok=True)
     while True:
         path = folder / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
@@ -104,12 +104,12 @@ def _claimed(folder: Path, name: str) -> Path:
 
 
 class Record:
-    """Results as JSON, with GPU, driver and commit. The file is whole after each row: what was measured is kept.
+    """Results as JSON, with GPU, driver and commit. The file is complete after each row, so that no row is lost.
 
     Args:
-        name: what its name begins with.
-        arguments: of the command line.
-        facts: what else the file holds beside its rows.
+        name: the beginning of the file name.
+        arguments: arguments of the command line.
+        facts: further members of the file.
     """
 
     def __init__(self, name: str, arguments: Namespace, **facts: Any) -> None:
@@ -120,7 +120,7 @@ class Record:
 
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         self.telemetry = open_telemetry(f"GPU-{properties.uuid}")
-        """The GPU's."""
+        """Telemetry of the GPU."""
         self.path = _claimed(arguments.out, name)
         self._rows: list[dict[str, Any]] = []
         self._content = {
@@ -136,7 +136,7 @@ class Record:
         self.add()
 
     def add(self, *rows: dict[str, Any]) -> None:
-        """Add rows, and write all."""
+        """Add rows, and write the file."""
         from gemmill.library.files import publish
 
         self._rows += rows

@@ -1,16 +1,15 @@
-"""gemmill beside DeepGEMM, as the library ``deep_gemm``, in bursts and under sustained load.
+"""gemmill compared with DeepGEMM (the library ``deep_gemm``), in bursts and under sustained load.
 
-Dense products over the fifteen shapes of DeepGEMM's figures, groups of rows at offsets and slots of fixed capacity
-("masked") over those of its tests; in bf16, and in e4m3 with scales of blocks (A 1 x 128, B 128 x 128); D in bf16. Both
-read the same operands, in turn through sets of them, and their results are compared. gemmill's kernel is what
-``gemmill.plan`` selects with the regime as its objective; DeepGEMM chooses its own, and has programmatic dependent
-launch as it ships, which is off. Of slots both are told how many rows are in use on average (``expected_rows``,
-``expected_m``). Groups at offsets have multiples of 128 rows, as DeepGEMM asks for, and scales the layout that each
-reads without a conversion.
+Dense GEMMs use the fifteen shapes of DeepGEMM's figures; grouped GEMMs (rows at offsets) and masked grouped GEMMs
+(groups of fixed capacity) use those of its tests. Types are bf16, and e4m3 with block scaling (A 1 x 128, B 128 x 128);
+D is bf16. Both libraries read the same operands, rotating over sets of them, and their results are compared. gemmill
+selects a kernel with the regime as the objective; DeepGEMM selects its own, with its default of no programmatic
+dependent launch. For masked groups, both get the average number of rows (``expected_rows``, ``expected_m``). Groups at
+offsets have multiples of 128 rows, as DeepGEMM requires, and each library gets the scales in its native layout.
 
-A burst is a CUDA graph of a millisecond, the two in rounds; sustained, each runs alone for a turn, of which the second
-half counts. Ratios of rounds and of turns, DeepGEMM's time over gemmill's, with quartiles; results to a file (JSON).
-Needs an NVIDIA GPU, PyTorch and deep_gemm.
+A burst is a CUDA graph of a millisecond, in interleaved rounds. Under sustained load, each library runs alone for a
+turn, of which the second half is timed. The program prints DeepGEMM's time divided by gemmill's, with quartiles over
+rounds or turns; results are written as JSON. Needs an NVIDIA GPU, PyTorch and deep_gemm.
 """
 
 from __future__ import annotations
@@ -40,22 +39,22 @@ DENSE = (
 WEIGHTS = ((6144, 7168), (7168, 3072), (4096, 4096), (4096, 2048))
 """N and K of each group."""
 CAPACITY = 4096
-"""Rows of a slot, of which few are in use."""
+"""Capacity of a masked group in rows."""
 ALIGNED = 128
-"""What the rows of DeepGEMM's groups at offsets are a multiple of."""
+"""The rows of DeepGEMM's groups at offsets must be a multiple of this."""
 COMPILING = 8
-"""Processes in which DeepGEMM compiles its kernels, into its cache on disk, before any is timed."""
+"""Number of processes in which DeepGEMM compiles its kernels, into its cache on disk, before the timing."""
 
 
 class Kind(NamedTuple):
-    """Products that have a function of DeepGEMM in common."""
+    """The GEMMs that one function of DeepGEMM supports."""
 
     function: str
-    """Its name, with the type to put in."""
+    """Name of the function, with a placeholder for the type."""
     batching: Any
     types: tuple[str, ...]
     shapes: tuple[tuple[int, int, int, int], ...]
-    """Groups, mean rows of one, N and K."""
+    """Groups, average rows per group, N and K."""
 
 
 KINDS = {
@@ -73,30 +72,30 @@ KINDS = {
 
 
 class Case(NamedTuple):
-    """What both are asked for."""
+    """A GEMM that both libraries compute."""
 
     kind: str
     dtype: str
     problem: Any
     sizes: tuple[int, ...]
-    """Rows of its groups; none of a dense product."""
+    """Rows of its groups; empty for a dense GEMM."""
     rows: int
-    """Their mean, which both are told of slots."""
+    """Average rows per group."""
 
     def __str__(self) -> str:
         return f"{self.problem}, {self.rows} rows each" if self.sizes else str(self.problem)
 
 
 def main() -> None:
-    """Measure, write and print."""
+    """Run the benchmark: write records, and print figures."""
     from benchmarks.common import Record, parser_of
 
     parser = parser_of(__doc__, rounds=9)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS], help="(all)")
     parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=REGIMES, help="(both)")
-    parser.add_argument("--problems", type=int, help="the first of each kind (all)")
-    parser.add_argument("--turns", type=int, default=3, help="of each, sustained (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=0.3, help="of a turn (%(default)s)")
+    parser.add_argument("--problems", type=int, help="number of problems of each kind (all)")
+    parser.add_argument("--turns", type=int, default=3, help="turns of each library under sustained load (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.3, help="length of a turn (%(default)s)")
     arguments = parser.parse_args()
 
     library = deep_gemm()
@@ -118,18 +117,18 @@ def main() -> None:
 
 
 def deep_gemm() -> Any:
-    """The library; where there is none, the program ends with what to install."""
+    """The module ``deep_gemm``; exits with an error if it is not installed."""
     try:
         return import_module("deep_gemm")
-    except (ImportError, AssertionError) as error:  # of a toolkit that it does not find
+    except (ImportError, AssertionError) as error:  # AssertionError: it does not find the CUDA toolkit
         sys.exit(
-            f"deep_gemm cannot be imported ({error}): build https://github.com/deepseek-ai/DeepGEMM (commit 54e2261 is"
-            " what docs/performance compares with) for this Python and PyTorch, where nvcc is, and put it on PYTHONPATH"
+            f"cannot import deep_gemm ({error}); build https://github.com/deepseek-ai/DeepGEMM (docs/performance uses "
+            "commit 54e2261) for this Python and PyTorch, with nvcc, and add it to PYTHONPATH"
         )
 
 
 def cases_of(kind: str) -> list[Case]:
-    """All of a kind."""
+    """All cases of a kind."""
     from benchmarks.common import problem_of
 
     _, batching, types, shapes = KINDS[kind]
@@ -148,7 +147,7 @@ def cases_of(kind: str) -> list[Case]:
 
 
 def compile_first(cases: Sequence[Case], regimes: Sequence[str], registry: Any) -> None:
-    """Compile the kernels of both in parallel. What fails here fails again where it is measured, and is told there."""
+    """Compile the kernels of both libraries in parallel. Errors occur again in the measurement, which reports them."""
     from gemmill.library.errors import UnsupportedProblemError
 
     names = set()
@@ -160,11 +159,11 @@ def compile_first(cases: Sequence[Case], regimes: Sequence[str], registry: Any) 
     with ProcessPoolExecutor(min(COMPILING, len(cases)), mp_context=spawn) as pool:
         for future in [pool.submit(compile_theirs, case) for case in cases]:
             if (error := future.exception()) is not None:
-                print(f"{THEIRS} compiled ahead of time: {error}", file=sys.stderr)
+                print(f"{THEIRS} failed to compile ahead of time: {error}", file=sys.stderr)
 
 
 def compile_theirs(case: Case) -> None:
-    """Launch DeepGEMM's kernel once; in a process of its own, as it compiles one at a time."""
+    """Launch DeepGEMM's kernel once, in a separate process, since a process compiles one kernel at a time."""
     import torch
 
     from gemmill.profiler.measure.operands import make_operands
@@ -173,13 +172,13 @@ def compile_theirs(case: Case) -> None:
         theirs(case, make_operands(case.problem, 0, sets=1, sizes=case.sizes or None)[0])()
         torch.cuda.synchronize()
     finally:
-        torch.cuda.empty_cache()  # which other processes need
+        torch.cuda.empty_cache()  # free the memory for other processes
 
 
 def theirs(case: Case, operands: Any) -> Callable[[], object]:
     """DeepGEMM's launch on a set of operands.
 
-    A is (M, K) and B (N, K), or such of each group; scales of A are contiguous along M, of B along K.
+    A is (M, K) and B is (N, K), for each group if grouped. The scales of A are contiguous along M, those of B along K.
     """
     import torch
 
@@ -195,7 +194,7 @@ def theirs(case: Case, operands: Any) -> Callable[[], object]:
 
 
 def measure(case: Case, registry: Any, arguments: argparse.Namespace, telemetry: Any) -> Iterator[dict[str, Any]]:
-    """A row for each regime; where something fails, with what and how in place of times."""
+    """A row for each regime; after an error, the row contains the error instead of times."""
     from gemmill.library.errors import GemmillError
 
     measured = Measured(case, registry)
@@ -209,21 +208,21 @@ def measure(case: Case, registry: Any, arguments: argparse.Namespace, telemetry:
 
 
 class Measured:
-    """A case on operands that its regimes share.
+    """Measures a case, with the same operands for all regimes.
 
     Args:
-        case: what it is.
+        case: the GEMM.
         registry: the kernels of gemmill.
     """
 
     def __init__(self, case: Case, registry: Any) -> None:
         self.doing = "operands"
-        """What is to blame for an error."""
+        """The current step, which an error is attributed to."""
         self._case, self._registry = case, registry
         self._operands: list[Any] = []
 
     def run(self, regime: str, arguments: argparse.Namespace, telemetry: Any) -> dict[str, Any]:
-        """What is selected, times of a launch by round or turn, and the ratio of DeepGEMM's over gemmill's."""
+        """The selected kernel, times of a launch by round or turn, and DeepGEMM's time divided by gemmill's."""
         import torch
         from benchmarks.common import ratios
 
@@ -232,7 +231,7 @@ class Measured:
 
         case, problem = self._case, self._case.problem
         if not self._operands:
-            torch.cuda.empty_cache()  # of the case before
+            torch.cuda.empty_cache()  # free the operands of the previous case
             self._operands = make_operands(problem, 0, sizes=case.sizes or None)
         at_work = problem.but(m=case.rows) if problem.batching == "masked" else problem
         count, stream = launches_per_replay(at_work, len(self._operands)), torch.cuda.Stream()
@@ -262,7 +261,7 @@ class Measured:
         ]
 
     def _graph(self, launches: Sequence[Callable[[], object]], count: int, stream: Any) -> Any:
-        """So many launches; they have run, on results that nobody wrote."""
+        """Capture launches on a poisoned result in a graph, and run it once."""
         from benchmarks.common import in_turn
 
         from gemmill.profiler.measure.graph_timing import capture
@@ -271,29 +270,29 @@ class Measured:
         return capture(in_turn(launches), len(self._operands), count, stream)
 
     def _result(self) -> Any:
-        """The rows that the first operand set has of D, or their copy."""
+        """A copy of the valid rows of D in the first operand set."""
         import torch
 
         d, groups = self._operands[0].d, self._operands[0].groups
-        if self._case.problem.batching == "masked":  # what lies beyond is nobody's
+        if self._case.problem.batching == "masked":  # other rows are not written
             return d[torch.arange(d.shape[1], device=d.device) < groups["counts"][:, None]]
         return d.clone()
 
     def _check(self, ours: Any) -> None:
         from benchmarks.common import check
 
-        check(f"{OURS}'s D beside {THEIRS}'s", ours, self._result().float())
+        check(f"{OURS}'s D compared with {THEIRS}'s", ours, self._result().float())
 
 
 def timed(
     graphs: dict[str, Any], count: int, regime: str, arguments: argparse.Namespace, telemetry: Any
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Microseconds of a launch by round, or by turn with watts and clocks."""
+    """Microseconds of a launch in each round, or in each turn with watts and clocks."""
     from gemmill.profiler.measure.graph_timing import time_rounds
     from gemmill.profiler.measure.sustained_load import time_turns
 
     if regime == "burst":
-        time_rounds(graphs, count, 2)  # until clocks have settled
+        time_rounds(graphs, count, 2)  # lets the clocks settle
         return time_rounds(graphs, count, arguments.rounds), {}
     found = time_turns(graphs, count, arguments.seconds, arguments.turns, telemetry, frozenset(graphs))
     state = {"watts": {x: own.watts for x, (_, own) in found.items()}}
@@ -302,7 +301,7 @@ def timed(
 
 
 def show(row: dict[str, Any]) -> None:
-    """Print what was measured of a problem, or what failed."""
+    """Print the result of a problem, or its error."""
     what = f"{row['kind']:8} {row['problem']:74} {row['regime']:9}"
     if "error" in row:
         print(f"{what} {row['failed']} failed: {row['error'].splitlines()[0]}", flush=True)
@@ -314,11 +313,12 @@ def show(row: dict[str, Any]) -> None:
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> None:
-    """Print the mean of each kind, type and regime, and how many are behind by more than their quartiles."""
+    """Print the geometric mean of each kind, type and regime, and how many problems are slower beyond quartiles."""
     for kind, dtype, regime in dict.fromkeys((row["kind"], row["dtype"], row["regime"]) for row in rows):
         own = [row for row in rows if (row["kind"], row["dtype"], row["regime"]) == (kind, dtype, regime)]
         found = [row["ratio"] for row in own if "ratio" in row]
-        mean = f"{statistics.geometric_mean([middle for middle, _, _ in found]):.4f} of {THEIRS}" if found else "none"
+        mean = f"{statistics.geometric_mean([middle for middle, _, _ in found]):.4f}" if found else "none"
         behind = sum(high < 1 for _, _, high in found)
-        told = f"{behind} behind by more than quartiles, {len(own) - len(found)} failed"
-        print(f"{kind} {dtype}, {regime}, {len(found)} of {len(own)} problems: {mean}, {told}")
+        told = f"{behind} slower with an upper quartile below 1, {len(own) - len(found)} failed"
+        what = f"geometric mean relative to {THEIRS} {mean}"
+        print(f"{kind} {dtype}, {regime}, {len(found)} of {len(own)} problems: {what}, {told}")

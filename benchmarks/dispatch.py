@@ -1,14 +1,11 @@
 """Host time of a launch: a bare ``cuLaunchKernelEx``, a warm plan, ``gemmill.matmul(out=)`` and ``torch.mm(out=)``.
 
-``matmul`` also read anew each time, as under ``GEMMILL_WARM_CALLS=0``: what the fast path gains.
+``matmul`` is also measured without its fast path, as with ``GEMMILL_WARM_CALLS=0``. If Triton is installed, its
+launcher is measured with an empty kernel that has the arguments of a GEMM: three tensors, three extents, six strides.
 
-Where Triton is installed, also its launcher, of a kernel that does nothing and takes what a GEMM takes: three tensors,
-three extents and six strides.
-
-All in one run, in turns: a batch of calls of each, then the next round. The stream is drained between batches, and a
-batch fits the launch queue, so no call waits for the GPU. Then first calls with another M, as serving has them, of
-kernels that are loaded: problem, choice and descriptors are new. Needs an NVIDIA GPU and
-PyTorch.
+Candidates take turns: a batch of calls of each, then the next round. The stream is drained between batches, and a batch
+fits the launch queue, so that no call waits for the GPU. Finally, the program measures first calls with another M on
+loaded kernels, for which problem, selection and descriptors are new. Needs an NVIDIA GPU and PyTorch.
 
 Reproduces docs/performance/summary.md, "Host time of a call".
 """
@@ -30,10 +27,10 @@ from typing import Any
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--batches", type=int, default=300, help="batches of each (%(default)s)")
+    parser.add_argument("--batches", type=int, default=300, help="batches of each candidate (%(default)s)")
     parser.add_argument("--calls", type=int, default=100, help="calls in a batch (%(default)s)")
     parser.add_argument("--extent", type=int, default=256, help="M, N and K of the GEMM (%(default)s)")
     arguments = parser.parse_args()
@@ -57,9 +54,9 @@ def main() -> None:
         "cuLaunchKernelEx": _bare(plan),
         "plan()": plan,
         "gemmill.matmul(out=)": lambda: gemmill.matmul(a, weight, out=out),
-        "gemmill.matmul(out=), read anew": lambda: launch(read_call({"a": a, "b": weight, "out": out})),
+        "gemmill.matmul(out=), no fast path": lambda: launch(read_call({"a": a, "b": weight, "out": out})),
         "gemmill.matmul(out=), a bias": lambda: gemmill.matmul(a, weight, out=out, epilogue=biased, bias=bias),
-        "gemmill.matmul(out=), scales of rows": lambda: gemmill.matmul(rows8, weight8, out=out, **scales),
+        "gemmill.matmul(out=), row scales": lambda: gemmill.matmul(rows8, weight8, out=out, **scales),
         "torch.mm(out=)": lambda: torch.mm(a, weight, out=out),
         "torch.addmm(out=), a bias": lambda: torch.addmm(bias, a, weight, out=out),
         "an empty lambda": lambda: None,
@@ -76,16 +73,16 @@ def main() -> None:
         versions = {"gpu": properties.name, "torch": torch.__version__, "python": sys.version.split()[0]}
         print(json.dumps({"us": figures, "kernel": plan.choice and plan.choice.name, **versions}, indent=2))
         return
-    print(f"{'host microseconds a call':36}{'median':>8}{'quartiles':>18}")
+    print(f"{'host microseconds per call':36}{'median':>8}{'quartiles':>18}")
     for name, figure in figures.items():
         print(f"{name:36}{figure['median']:>8.2f}{figure['low']:>9.2f}{figure['high']:>9.2f}")
 
 
 def _bare(plan: Any) -> Callable[[], None]:
-    """The driver call that a plan ends in, with the plan's own kernel and parameters: the floor of any launch."""
+    """The driver call of a plan, with its kernel and parameters; the lower bound of any launch."""
     from cuda.bindings.driver import cuLaunchKernelEx
 
-    launch = plan._launcher._prepared  # nobody but this comparison needs it
+    launch = plan._launcher._prepared  # private; needed only here
     config, function, parameters = launch._config, launch._function, launch._arguments
 
     def bare() -> None:
@@ -95,7 +92,7 @@ def _bare(plan: Any) -> Callable[[], None]:
 
 
 def _triton(a: Any, b: Any, out: Any) -> Callable[[], Any]:
-    """A launch of a Triton kernel that does nothing, on as many CTAs as there are tiles of 128 x 128."""
+    """A launch of an empty Triton kernel, with one CTA per tile of 128 x 128."""
     import triton
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -112,7 +109,7 @@ def _triton(a: Any, b: Any, out: Any) -> Callable[[], Any]:
 
 
 def _first_calls(layer: int = 4096, calls: int = 300) -> dict[str, list[float]]:
-    """Microseconds of first calls with rows drawn at random, of square weights in bf16."""
+    """Microseconds of first calls with random numbers of rows and square weights in bf16."""
     import torch
 
     import gemmill
@@ -125,7 +122,7 @@ def _first_calls(layer: int = 4096, calls: int = 300) -> dict[str, list[float]]:
     kernels = loading.warm({*chosen.values()})
     ways: dict[str, Callable[[int], dict[str, Any]]] = {
         "": lambda m: {},
-        ", its kernel named": lambda m: {"kernel": chosen[m]},
+        ", kernel given": lambda m: {"kernel": chosen[m]},
     }
     samples: dict[str, list[float]] = {}
     for how, options in ways.items():
@@ -135,20 +132,20 @@ def _first_calls(layer: int = 4096, calls: int = 300) -> dict[str, list[float]]:
         for i, m in enumerate(rows):
             a, out = x[:m], d[:m]
             ours = functools.partial(gemmill.matmul, a, weight, out=out, registry=registry, **options(m))
-            timed: dict[str, Callable[[], object]] = {f"first gemmill.matmul(out=) of an M{how}": ours}
+            timed: dict[str, Callable[[], object]] = {f"first gemmill.matmul(out=), new M{how}": ours}
             if not how:
-                timed["first torch.mm(out=) of an M"] = functools.partial(torch.mm, a, weight, out=out)
+                timed["first torch.mm(out=), new M"] = functools.partial(torch.mm, a, weight, out=out)
             torch.cuda.synchronize()
             for name, call in timed.items():
                 start = time.perf_counter_ns()
                 call()
-                if i >= calls:  # those before load kernels and expand sets, which is no call's own
+                if i >= calls:  # earlier calls load kernels and expand sets
                     samples.setdefault(name, []).append((time.perf_counter_ns() - start) / 1000)
     return samples
 
 
 def _problem(m: int, n: int, k: int) -> Any:
-    """Of bf16, both operands K-major."""
+    """A bf16 problem with K-major operands."""
     from gemmill.library.problem import GemmProblem
 
     return GemmProblem(m, n, k)
@@ -157,7 +154,7 @@ def _problem(m: int, n: int, k: int) -> Any:
 def _measure(
     candidates: dict[str, Callable[[], Any]], batches: int, calls: int, drain: Callable[[], None]
 ) -> dict[str, list[float]]:
-    """Microseconds a call, one value for each batch."""
+    """Microseconds per call, one value for each batch."""
     for call in candidates.values():
         for _ in range(calls):
             call()

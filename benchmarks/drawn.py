@@ -1,10 +1,11 @@
-"""Problems drawn by a seed, in bursts: what is selected beside PyTorch's cuBLAS and cuBLASLt called directly.
+"""Random problems in bursts: the selected kernel relative to cuBLAS through PyTorch, and to cuBLASLt.
 
-Half are layers of public models, whole or shared out among two, four or eight GPUs, half of any extents; rows are
-uniform in their logarithm from 1 to 16,384, a twentieth of the problems has extents that TMA cannot move. 8 bits are
-K-major, as the others are half the time. Candidates go through operand sets in turn, in CUDA graphs of a millisecond
-and in rounds; their results are compared. Ratios of rounds with quartiles; the furthest behind, and how many are behind
-by more than their quartiles; results to a file (JSON). Needs an NVIDIA GPU and PyTorch.
+Half of the problems are layers of public models, whole or divided among two, four or eight GPUs; the others have random
+extents. The logarithm of M is uniform from 1 to 16,384. One problem in twenty has extents that TMA does not support.
+8-bit operands are K-major, and so are half of the others. Candidates run in CUDA graphs of a millisecond, which rotate
+over operand sets, in interleaved rounds; their results are compared. The program prints ratios with quartiles over
+rounds, the slowest problems, and how many are slower by more than their quartiles; results are written as JSON. Needs
+an NVIDIA GPU and PyTorch.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ from typing import Any
 
 TYPES = ("bf16", "f16", "e4m3", "tf32", "s8")
 MAJORS = (("k", "k"), ("k", "mn"), ("mn", "mn"), ("mn", "k"))
-"""Of A and B; of 16 bits and tf32 drawn with the weights 5, 3, 1, 1."""
+"""Majorness of A and B; for 16-bit types and tf32 drawn with the weights 5, 3, 1, 1."""
 MOST_FLOPS, MOST_ELEMENTS = 2e12, 5e8
-"""Of a problem, and of each of its matrices."""
+"""Maximum FLOP of a problem, and maximum elements of each matrix."""
 OFF = {"e4m3": 0.05}
-"""How far results may be apart: tensor cores keep few bits of sums of 8-bit floats, whose order differs."""
+"""Maximum difference of results; tensor cores have few bits for sums of fp8, and the order of additions differs."""
 BEHIND, SHOWN = 0.95, 40
-"""A ratio that is behind, and how many of the furthest are printed."""
+"""The ratio below which a problem counts as slower, and the number of slowest problems to print."""
 
 
 def main() -> None:
-    """Measure, write and print."""
+    """Run the benchmark: write records, and print figures."""
     from benchmarks.common import Record, parser_of
 
     from gemmill.runtime.registry import Registry
 
     parser = parser_of(__doc__)
     parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES, help="(all)")
-    parser.add_argument("--problems", type=int, default=300, help="of each type (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw (%(default)s)")
-    parser.add_argument("--budget", type=float, default=math.inf, help="seconds to measure each type for (no end)")
+    parser.add_argument("--problems", type=int, default=300, help="problems of each type (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
+    parser.add_argument("--budget", type=float, default=math.inf, help="seconds for each type (no limit)")
     arguments = parser.parse_args()
     record, registry = Record("drawn", arguments, seed=arguments.seed), Registry()
     for dtype in arguments.types:
@@ -57,7 +58,7 @@ def main() -> None:
 
 
 def drawn(dtype: str, count: int, seed: int) -> Iterator[Any]:
-    """So many problems of a type, none twice."""
+    """Distinct random problems of a type."""
     from benchmarks.common import problem_of
     from benchmarks.sustained import LAYERS
 
@@ -75,7 +76,7 @@ def drawn(dtype: str, count: int, seed: int) -> Iterator[Any]:
         m = int(2 ** found.uniform(0, 14))
         n, k = n // step * step, k // step * step
         if a_major == "mn":
-            m = max(m // step, 2) * step  # one row alone would be of either layout
+            m = max(m // step, 2) * step  # a single row has both layouts
         problem = problem_of(dtype, m, n, k, a_major, b_major)
         sizes = (problem.m * problem.k, problem.n * problem.k, problem.m * problem.n)
         if problem.flops <= MOST_FLOPS and max(sizes) <= MOST_ELEMENTS and problem not in seen:
@@ -84,7 +85,7 @@ def drawn(dtype: str, count: int, seed: int) -> Iterator[Any]:
 
 
 def measure(problem: Any, kernel: Any, registry: Any, rounds: int) -> dict[str, Any] | None:
-    """What is selected and the baselines on one problem; None where there is no baseline."""
+    """Measure the selected kernel and the baselines on one problem; None without any baseline."""
     import torch
     from benchmarks.common import baseline_graphs, check, launch_of, ratios
 
@@ -101,7 +102,7 @@ def measure(problem: Any, kernel: Any, registry: Any, rounds: int) -> dict[str, 
     if len(graphs) == 1:
         return None
     check(str(problem), ours.double(), operands[0].d.double(), OFF.get(problem.a_dtype, 0.01))
-    time_rounds(graphs, count, 1)  # until clocks have settled
+    time_rounds(graphs, count, 1)  # lets the clocks settle
     us = time_rounds(graphs, count, rounds)
     against = {other: ratios(values, us[name]) for other, values in us.items() if other != name}
     faster = min(against, key=lambda other: statistics.median(us[other]))
@@ -110,15 +111,17 @@ def measure(problem: Any, kernel: Any, registry: Any, rounds: int) -> dict[str, 
 
 
 def show(dtype: str, asked: int, rows: Sequence[dict[str, Any]]) -> None:
-    """Print the furthest behind the faster baseline, and the figures of a type."""
+    """Print the slowest problems relative to the faster baseline, and the figures of a type."""
     rows = sorted(rows, key=lambda row: row["ratios"][row["faster"]][0])
     for row in rows[:SHOWN]:
         middle, low, high = row["ratios"][row["faster"]]
-        print(f"{row['problem']:32} {middle:.3f} ({low:.3f} to {high:.3f}) of {row['faster']:8} {row['kernel']}")
+        ratio = f"{middle:.3f} ({low:.3f} to {high:.3f})"
+        print(f"{row['problem']:32} {ratio} relative to {row['faster']:8} {row['kernel']}")
     for what in ("cublas", "faster"):
         found = (row["ratios"].get(row["faster"] if what == "faster" else what) for row in rows)
         if own := sorted(ratio for ratio in found if ratio):
             mean = statistics.geometric_mean([middle for middle, _, _ in own])
             behind = sum(high < BEHIND for _, _, high in own) / len(own)
-            told = f"{mean:.4f}, least {own[0][0]:.3f}, {behind:.1%} below {BEHIND} by more than quartiles"
-            print(f"{dtype}, {len(own)} of {asked} problems, of {what}: {told}", flush=True)
+            other = "the faster of both" if what == "faster" else what
+            told = f"geometric mean {mean:.4f}, worst {own[0][0]:.3f}, {behind:.1%} with upper quartile below {BEHIND}"
+            print(f"{dtype}, {len(own)} of {asked} problems, relative to {other}: {told}", flush=True)

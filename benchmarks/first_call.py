@@ -1,10 +1,9 @@
-"""Host time of the first call of a signature, up to the driver: the choice, and the kernel from memory, store and pack.
+"""Host time of the first call of a signature, up to the driver: selection, and loading the kernel.
 
-Signatures are drawn at random, rows of activations with the weights of language models in bf16, and none occurs twice.
-What is chosen for them is compiled beforehand. Each is then asked for in one way, as the first of its kind: the choice
-alone; with a kernel that the registry has loaded; with one that it reads from the store, or from a pack whose kernels
-were verified before; and these three by the kernel's name, without the choice. Needs neither a GPU nor PyTorch, but a
-toolchain.
+Signatures are random: numbers of rows with the weights of language models in bf16, all different. The selected kernels
+are compiled before. The program measures seven ways, each with other signatures: only the selection; selection and a
+kernel from memory, from the store, or from a pack whose kernels were verified before; and these three with the kernel
+given by name, without the selection. Needs a toolchain, but neither a GPU nor PyTorch.
 
 Reproduces docs/performance/summary.md, "First call".
 """
@@ -24,16 +23,16 @@ from statistics import quantiles
 from typing import Any
 
 WEIGHTS = ((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (8192, 8192), (10240, 8192), (8192, 28672))
-"""N and K of layers."""
+"""N and K of layers of language models."""
 MOST_ROWS = 8192
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--signatures", type=int, default=300, help="signatures of each way (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw (%(default)s)")
+    parser.add_argument("--signatures", type=int, default=300, help="signatures for each way (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
     arguments = parser.parse_args()
 
     import gemmill
@@ -51,15 +50,15 @@ def main() -> None:
         for artifact in choosing.warm(names):
             loaded.add(artifact)
         ways: dict[str, Callable[[Any], Any]] = {
-            "the choice": loaded.select,
-            "kernel loaded": lambda problem: loaded.get(loaded.select(problem).name),
+            "only the selection": loaded.select,
+            "kernel in memory": lambda problem: loaded.get(loaded.select(problem).name),
             "kernel in the store": lambda problem: stored.get(stored.select(problem).name),
             "kernel in a pack": lambda problem: packed.get(packed.select(problem).name),
-            "kernel loaded, by its name": lambda problem: loaded.get(chosen[problem]),
-            "kernel in the store, by its name": lambda problem: stored.get(chosen[problem]),
-            "kernel in a pack, by its name": lambda problem: packed.get(chosen[problem]),
+            "kernel in memory, by name": lambda problem: loaded.get(chosen[problem]),
+            "kernel in the store, by name": lambda problem: stored.get(chosen[problem]),
+            "kernel in a pack, by name": lambda problem: packed.get(chosen[problem]),
         }
-        for name in names:  # verified, and the files in memory
+        for name in names:  # verify the kernels, and fill the file cache
             packed.get(name)
             stored.get(name)
         figures = _measured(ways, problems, (stored, packed))
@@ -72,7 +71,7 @@ def main() -> None:
 
 
 def _drawn(count: int, chance: random.Random) -> list[Any]:
-    """Problems, no two alike."""
+    """Distinct random problems."""
     from gemmill.library.problem import GemmProblem
 
     drawn = {(chance.randint(1, MOST_ROWS), *chance.choice(WEIGHTS)): None for _ in range(2 * count)}
@@ -82,7 +81,7 @@ def _drawn(count: int, chance: random.Random) -> list[Any]:
 def _measured(
     ways: dict[str, Callable[[Any], Any]], problems: list[Any], forgetting: tuple[Any, ...]
 ) -> dict[str, dict[str, float]]:
-    """Microseconds of each way, in turns: each problem goes one way."""
+    """Microseconds of each way; the ways take turns, and each problem is used once."""
     first, *others = problems
     samples: dict[str, list[float]] = {name: [] for name in ways}
     for way in ways.values():
@@ -91,7 +90,7 @@ def _measured(
     for i, problem in enumerate(others):
         name = [*ways][i % len(ways)]
         for registry in forgetting:
-            registry._loaded.clear()  # nobody but this comparison needs a kernel to be read anew
+            registry._loaded.clear()  # force the registry to read the kernel again
         start = time.perf_counter_ns()
         ways[name](problem)
         samples[name].append((time.perf_counter_ns() - start) / 1000)

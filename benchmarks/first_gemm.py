@@ -1,14 +1,13 @@
-"""How soon a fresh process has its first GEMM, by where the kernel comes from: the process compiles it, a server
-compiles it or has it, the process's own store or a pack has it.
+"""Time until the first GEMM of a new process, by the source of the kernel: compiled by the process, compiled by a
+server, or loaded from a server, from the local store or from a pack.
 
-Each round starts a server with an empty store, and a process for each of the five, which imports PyTorch and makes
-operands, and with them the CUDA context; then they run one after the other, while nothing else does. Those that a
-server serves cannot import NVRTC or find headers, and compile nothing (``GEMMILL_REMOTE_MODE=only``). The clock begins
-before gemmill is imported: ``selected`` is when a kernel is, of all that ship, which takes longer the first time with a
-store; ``kernel`` when it is at hand, ``launched`` when ``gemmill.matmul`` returns, ``done`` when the GPU has finished;
-what it computed is compared with PyTorch's. A first round does not count: it finds cold file caches, and writes
-bytecode. Needs an NVIDIA GPU, PyTorch, and gemmill's extra ``service``; without a GPU it says so, and times what comes
-before a launch.
+Each round starts a server with an empty store, and five processes, one for each source. They import PyTorch and make
+operands, which creates the CUDA context, and then run one after the other. The clients of the server have no NVRTC and
+no headers, and compile nothing (``GEMMILL_REMOTE_MODE=only``). The clock starts before gemmill is imported.
+``selected``: a kernel is selected from all built-in ones, which takes longer with a new store. ``kernel``: the kernel
+is loaded. ``launched``: ``gemmill.matmul`` has returned. ``done``: the GPU has finished; the result is compared with
+PyTorch's. The first round, with cold file caches and without bytecode, does not count. Needs an NVIDIA GPU, PyTorch,
+and gemmill's extra ``service``; without a GPU, the program only measures the steps before the launch.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from statistics import quantiles
 from typing import Any
 
 FROM = {
-    "compiled": "the process compiles it",
-    "server, cold": "a server compiles it",
-    "server, warm": "a server has it",
-    "store": "the store has it",
-    "pack": "a pack has it",
+    "compiled": "compiled by the process",
+    "server, cold": "compiled by a server",
+    "server, warm": "stored on a server",
+    "store": "in the local store",
+    "pack": "in a pack",
 }
-"""Where the kernel comes from, in the order of a round."""
+"""The sources of the kernel, in the order of a round."""
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src"
 TOKEN = "secret-of-the-benchmark"
@@ -43,17 +42,17 @@ TOOLCHAIN = ("cuda.bindings.nvrtc", "cutlass_library", "nvidia.cuda_nvrtc")
 
 
 class Gone:
-    """Has modules not found, as where no toolchain is installed."""
+    """An import hook that hides the modules of the toolchain."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Of the import system."""
+        """Raise ModuleNotFoundError for the modules of the toolchain."""
         if name.startswith(TOOLCHAIN):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 @contextmanager
 def service(folder: Path) -> Iterator[int]:
-    """`gemmill serve` with an empty store and one compiler, which signs and requires tokens, as in use: its port."""
+    """Run `gemmill serve` with an empty store, one compile process, tokens and signatures; yields its port."""
     from gemmill.runtime.storage.trust.signatures import SigningKey
 
     SigningKey.new().save(folder / "server.key")
@@ -75,14 +74,14 @@ def service(folder: Path) -> Iterator[int]:
 
 
 def environment(store: Path) -> dict[str, str]:
-    """The environment of a process of gemmill that has a store of its own, and no settings of the caller."""
+    """The environment of a process with a separate store, without the caller's gemmill settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GEMMILL_")}
     path = os.pathsep.join([str(SOURCES), *filter(None, [kept.get("PYTHONPATH")])])
     return {**kept, "PYTHONPATH": path, "GEMMILL_STORE": str(store)}
 
 
 def write_kernel_pack(path: Path, extents: tuple[int, int, int], gpu: str | None) -> None:
-    """Write a pack of the kernel that is selected."""
+    """Write a pack with the selected kernel."""
     import gemmill
     from gemmill.runtime.storage.pack import write_pack
 
@@ -98,7 +97,7 @@ def problem_of(extents: tuple[int, int, int]) -> Any:
 
 
 def child(extents: tuple[int, int, int], has_gpu: bool, is_served: bool) -> dict[str, float]:
-    """Milliseconds until each step is done, from a line of the parent on, which has more of the environment."""
+    """Milliseconds until each step is done, since the parent has sent a line with the rest of the environment."""
     m, n, k = extents
     if has_gpu:
         import torch
@@ -124,7 +123,7 @@ def child(extents: tuple[int, int, int], has_gpu: bool, is_served: bool) -> dict
         ms["launched"] = 1000 * (time.perf_counter() - start)
         torch.cuda.synchronize()
         ms["done"] = 1000 * (time.perf_counter() - start)
-        assert torch.equal(d, (a.double() @ b.double()).bfloat16()), "sums of small whole numbers are exact"
+        assert torch.equal(d, (a.double() @ b.double()).bfloat16()), "sums of small integers are exact"
     if is_served:
         assert registry.remote is not None
         assert registry.remote.counters()["hits"] == 1, registry.remote
@@ -132,7 +131,7 @@ def child(extents: tuple[int, int, int], has_gpu: bool, is_served: bool) -> dict
 
 
 def measured_round(folder: Path, pack: Path, options: list[str]) -> dict[str, dict[str, float]]:
-    """What a process for each of :data:`FROM` tells."""
+    """The results of a process for each source in :data:`FROM`."""
     from gemmill.runtime.storage.trust.signatures import SigningKey
 
     stores = {"compiled": "own", "server, cold": "first", "server, warm": "second", "store": "own", "pack": "third"}
@@ -156,27 +155,27 @@ def measured_round(folder: Path, pack: Path, options: list[str]) -> dict[str, di
         more = {"server, cold": remote, "server, warm": remote, "pack": {"PACK": str(pack)}}
         for process in processes.values():
             assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n", "see what the process printed"
+            assert process.stdout.readline() == "ready\n", "the process failed; see its output"
         told = {}
         for name, process in processes.items():
             out, _ = process.communicate(json.dumps(more.get(name, {})) + "\n")
-            assert not process.returncode, "see what the process printed"
+            assert not process.returncode, "the process failed; see its output"
             told[name] = json.loads(out)
     return told
 
 
 def gpu() -> str:
-    """Its name; empty where there is none that PyTorch can use."""
+    """The name of the GPU; empty if PyTorch has none."""
     code = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     return done.stdout.strip()
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each source instead of a table")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds that count (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds (%(default)s)")
     parser.add_argument("--extents", type=int, nargs=3, default=(4096, 4096, 4096), help="M, N and K (%(default)s)")
     parser.add_argument("--child", choices=("alone", "served"), help=argparse.SUPPRESS)
     parser.add_argument("--no-gpu", action="store_true", help=argparse.SUPPRESS)
@@ -185,10 +184,10 @@ def main() -> None:
         print(json.dumps(child(arguments.extents, not arguments.no_gpu, arguments.child == "served")))
         return
     if arguments.rounds < 2:
-        parser.error("at least 2 rounds count, as quartiles are told")
+        parser.error("--rounds must be at least 2, for quartiles")
     options = ["--extents", *map(str, arguments.extents)]
     if not (name := gpu()):
-        print("no GPU, or no PyTorch, here: what comes before a launch is timed, and nothing runs", file=sys.stderr)
+        print("no GPU or no PyTorch: measuring only the steps before the launch", file=sys.stderr)
         options.append("--no-gpu")
     rows: dict[str, dict[str, list[float]]] = {source: {} for source in FROM}
     with tempfile.TemporaryDirectory() as packs:

@@ -1,9 +1,9 @@
-"""The best kernel of a set against cuBLAS and cuBLASLt, and the selected kernel against the best, in one run.
+"""Sweep the kernels of sets over suites of shapes: the fastest and the selected kernel relative to cuBLAS and cuBLASLt.
 
-Appends the records (JSON Lines) to a file in the working directory, unless ``--out`` names a folder; `gemmill records
-pack` adds them to others, `gemmill report` draws them. Needs an NVIDIA GPU and PyTorch.
+Writes records (JSON Lines) to a file in the working directory, or in the folder of ``--out``. `gemmill report` draws
+them, and `gemmill records pack` adds them to other records. Needs an NVIDIA GPU and PyTorch.
 
-Reproduces docs/performance/results.md, by the commands of docs/performance/reproduce.md.
+Reproduces docs/performance/results.md with the commands of docs/performance/reproduce.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PLAIN = (
     "a.major == 'k' and b.major == 'k' and c.dtype == 'none' and "
     "scheduler.batching == 'strided' and epilogue == 'linear'"
 )
-"""The layout of the comparison: A and B K-major, D n-major. Kernels with an m-major D solve the transposed problem."""
+"""The layout of the comparison: A and B K-major, D N-major. Kernels with an M-major D solve the transposed problem."""
 FORMATS = {
     **{
         name: f"a.dtype == '{name}' and b.dtype == '{name}' and accumulator == 'f32' and d.dtype == '{d}'"
@@ -39,11 +39,11 @@ FORMATS = {
         )
     },
 }
-"""Types of the operands and of D, as filters, by name."""
+"""Filters for the types of operands and D, by name."""
 
 
 def main() -> None:
-    """Measure, write and print."""
+    """Run the benchmark: write records, and print figures."""
     from gemmill.library.errors import ManifestError, RecordError
     from gemmill.profiler.baselines.baseline import BASELINES, absent
     from gemmill.profiler.sweep.shape_suites import load_shapes, shipped_suites
@@ -51,7 +51,7 @@ def main() -> None:
     parser = _parser()
     arguments = parser.parse_args()
     if unknown := set(arguments.baselines or ()) - set(BASELINES):
-        parser.error(f"no baseline is called {', '.join(sorted(unknown))}; there are {', '.join(BASELINES)}")
+        parser.error(f"unknown baseline {', '.join(sorted(unknown))}; expected {', '.join(BASELINES)}")
     lacking = absent() if arguments.baselines else {}
     if missing := [name for name in arguments.baselines or () if name in lacking]:
         parser.error(f"cannot compare with {missing[0]}: {lacking[missing[0]]}")
@@ -61,8 +61,8 @@ def main() -> None:
     except (ManifestError, RecordError) as error:
         parser.error(str(error))
     if nameless := [first.name for first, *_ in sets if (arguments.formats or first.name) not in FORMATS]:
-        parser.error(f"no formats are known for manifest {nameless[0]}; pass --formats")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whatever ends a run early, it has a summary
+        parser.error(f"the manifest {nameless[0]} has no default formats; pass --formats")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # print a summary also if the run is interrupted
     try:
         for kernels in sets:
             measure(kernels, suites, arguments)
@@ -77,27 +77,27 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = parser_of(__doc__, DEFAULT_OPTIONS.final_rounds)
     parser.add_argument(
-        "--manifest", nargs="+", default=["bf16"], help="files, or shipped manifests (bf16); bf16+mma: both as one set"
+        "--manifest", nargs="+", default=["bf16"], help="files or built-in manifests (bf16); bf16+mma: both as one set"
     )
-    parser.add_argument("--shapes", nargs="+", default=["large"], help="shipped shape suites, or files (large)")
+    parser.add_argument("--shapes", nargs="+", default=["large"], help="built-in shape suites or files (large)")
     parser.add_argument("--formats", choices=FORMATS, help="types of the operands; default: by each manifest's name")
-    parser.add_argument("--where", default=PLAIN, help="further filter of the kernels: %(default)s")
+    parser.add_argument("--where", default=PLAIN, help="additional filter of the kernels: %(default)s")
     parser.add_argument(
-        "--finalists", type=int, default=DEFAULT_OPTIONS.finalists, help="kernels timed at length (%(default)s)"
+        "--finalists", type=int, default=DEFAULT_OPTIONS.finalists, help="kernels in the final stage (%(default)s)"
     )
     parser.add_argument(
-        "--likely", type=int, metavar="N", help="the N kernels that the selector ranks first for each problem alone"
+        "--likely", type=int, metavar="N", help="measure only the N kernels that the selector ranks first"
     )
-    parser.add_argument("--baselines", nargs="+", help="compare with these alone (default: with all)")
-    parser.add_argument("--gpus", action="store_true", help="on all GPUs here, each a problem at a time")
+    parser.add_argument("--baselines", nargs="+", help="baselines to compare with (default: all)")
+    parser.add_argument("--gpus", action="store_true", help="use all GPUs, with one problem per GPU at a time")
     parser.add_argument(
-        "--budget", type=float, help="seconds to measure each manifest for, in the selector's order (default: all)"
+        "--budget", type=float, help="seconds for each manifest, in the selector's order (default: no limit)"
     )
     return parser
 
 
 def _manifests(named: str) -> list[Any]:
-    """What is measured as one set: a file, or shipped manifests, joined by ``+``."""
+    """The manifests of one set: a file, or built-in manifests joined by ``+``."""
     from gemmill.library.manifest.load import load_manifest, shipped_manifest
 
     if Path(named).is_file():
@@ -106,8 +106,8 @@ def _manifests(named: str) -> list[Any]:
 
 
 def measure(sets: Sequence[Any], suites: Sequence[Any], arguments: argparse.Namespace) -> None:
-    """Measure the kernels of sets, as one that has the first's name, at suites of shapes, and print what the records
-    come to, also of a run that is cut short."""
+    """Measure the kernels of several manifests as one set, on suites of shapes, and print a summary, also if the run is
+    interrupted. The first manifest determines the default formats."""
     from gemmill.library.config.names import kernel_name
     from gemmill.library.records import read_records
     from gemmill.profiler.baselines.baseline import BASELINES
@@ -148,7 +148,7 @@ def measure(sets: Sequence[Any], suites: Sequence[Any], arguments: argparse.Name
 
 
 def _selected(selector: Any) -> Callable[[Any], dict[str, Any]]:
-    """What gives the kernel that the selector takes for a problem, by what ships."""
+    """A function that returns the kernel selected for a problem, with the built-in model and measurements."""
     from gemmill.library.errors import UnsupportedProblemError
 
     def selected(problem: Any) -> dict[str, Any]:
@@ -162,22 +162,22 @@ def _selected(selector: Any) -> Callable[[Any], dict[str, Any]]:
 
 
 def _chosen(found: Any) -> Any:
-    """The measurement of the selected kernel; None where it was not timed at length."""
+    """The final measurement of the selected kernel; None if it was not a finalist."""
     return next((m for m in found.finalists.values() if "selected" in m.chosen), None)
 
 
 def _show(_: Any, measurements: Sequence[Any]) -> None:
-    """Print the figures of a problem. Finalists alone count: they and the baselines were timed side by side."""
+    """Print the figures of a problem, for finalists and baselines, which were timed in the same rounds."""
     from gemmill.profiler.analysis.figures import figures
 
     (found,) = figures(measurements)
-    timed = {**found.baselines, "best": found.best, "selected": _chosen(found)}
+    timed = {**found.baselines, "fastest": found.best, "selected": _chosen(found)}
     rates = "  ".join(f"{name} {m.tflops:.1f}" for name, m in timed.items() if m is not None)
     print(f"{found.run.problem.extents:20} TFLOP/s: {rates}  {found.best and found.best.sliced}", flush=True)
 
 
 def _summary(measurements: Sequence[Any], asked: int) -> Iterator[str]:
-    """What records come to, line by line."""
+    """Lines of a summary of records."""
     from gemmill.profiler.analysis.figures import figures, geometric_mean
     from gemmill.profiler.baselines.baseline import BASELINES
 
@@ -185,12 +185,13 @@ def _summary(measurements: Sequence[Any], asked: int) -> Iterator[str]:
     yield f"{first.gpu}, driver {first.driver}, CUDA {first.cuda}, commit {first.commit}"
     reached = [x for f in found if (m := _chosen(f)) and (x := f.reached([m.sliced]))]
     if reached:
-        yield f"geometric means of {len(reached)} of {asked} problems: selected over best {geometric_mean(reached):.3f}"
+        mean = geometric_mean(reached)
+        yield f"geometric means over {len(reached)} of {asked} problems: selected / fastest {mean:.3f}"
     for name in BASELINES:
         best = [x for f in found if (x := f.over(f.best, name))]
         if selected := [x for f in found if (x := f.over(_chosen(f), name))]:
-            means = f"best {geometric_mean(best):.3f}, selected {geometric_mean(selected):.3f}"
-            yield f"over {name}, which has {len(best)}: {means}; the least selected {min(selected):.3f}"
+            means = f"fastest {geometric_mean(best):.3f}, selected {geometric_mean(selected):.3f}"
+            yield f"relative to {name}, {len(best)} problems: {means}; selected, worst problem {min(selected):.3f}"
     failed = [m for m in measurements if m.stage == "failed" and m.kernel not in BASELINES]
     yield f"{len(failed)} of {len(measurements)} measurements failed"
     yield from sorted({f"  {m.says[:200]}" for m in failed})[:5]

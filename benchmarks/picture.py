@@ -1,5 +1,8 @@
-"""A picture of what the program ``sustained`` recorded: choices for long runs, and for lone launches where these
-were timed, beside cuBLAS, a line for each problem, by type, with quartiles over turns. An SVG; needs no GPU."""
+"""Draw the records of the program ``sustained`` as an SVG: the speed of the selected kernels relative to cuBLAS.
+
+Each problem has a line, grouped by type, with the kernels selected for sustained load and, if timed, for bursts, and
+with quartiles over turns. Needs no GPU.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from gemmill.library.drawing.svg import document, element, label
 
 LEFT, TOP, WIDTH, ROW = 250, 80, 460, 20
 LOW, HIGH, STEP = 0.90, 1.25, 0.05
-OBJECTIVES = {"burst": ("for lone launches", "s1"), "sustained": ("for long runs", "s2")}
-"""What a kernel was chosen for, and the colour of its marks."""
+OBJECTIVES = {"burst": ("for bursts", "s1"), "sustained": ("for sustained load", "s2")}
+"""The objectives of the selection, with the colors of their marks."""
 
 
 def main() -> None:
-    """Draw records."""
+    """Draw records, and write the SVG."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("records", type=Path, nargs="+", help="what it wrote, of one GPU")
+    parser.add_argument("records", type=Path, nargs="+", help="files of sustained, of one GPU")
     parser.add_argument("-o", "--output", type=Path, required=True, help="SVG to write")
     arguments = parser.parse_args()
     records = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.records]
@@ -29,17 +32,17 @@ def main() -> None:
 
 
 def drawn(records: Sequence[Mapping[str, Any]]) -> str:
-    """The picture."""
+    """The SVG of some records."""
     (gpu,) = {record["gpu"].removeprefix("NVIDIA ") for record in records}
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in (row for record in records for row in record["rows"]):
         groups.setdefault(_type(row["problem"]), []).append(row)
-    title = f"Rates at the power limit of an {gpu}, of cuBLAS's"
+    title = f"Speed relative to cuBLAS at the power limit, {gpu}"
     height = ROW * sum(1 + len(rows) for rows in groups.values())
     parts, told, y = [label(12, 24, title, "t"), *_axis(height), *_key()], [], TOP + ROW / 2
     for words, rows in groups.items():
         mean = statistics.geometric_mean([_mean(row) for row in rows])
-        told.append(f"{words}, {len(rows)} problems: {mean:.3f} in the mean")
+        told.append(f"{words}, {len(rows)} problems: geometric mean {mean:.3f}")
         parts.append(label(12, y + 4, f"{words}: {mean:.3f}", "t"))
         for row in sorted(rows, key=_mean):
             y += ROW
@@ -48,16 +51,17 @@ def drawn(records: Sequence[Mapping[str, Any]]) -> str:
                 *_marks(row["selected"], y),
             ]
         y += ROW
-    return document(LEFT + WIDTH + 30, TOP + height + 30, title, f"Chosen for long runs: {'; '.join(told)}", *parts)
+    description = f"Selected for sustained load: {'; '.join(told)}"
+    return document(LEFT + WIDTH + 30, TOP + height + 30, title, description, *parts)
 
 
 def _type(problem: str) -> str:
-    """What a problem's operands are, in words."""
-    return problem.split()[1] + (" in blocks" if " a_scale=" in problem else "")
+    """The type of a problem's operands, and whether they have block scaling."""
+    return problem.split()[1] + (", block scaling" if " a_scale=" in problem else "")
 
 
 def _mean(row: Mapping[str, Any]) -> float:
-    """The rate of what is chosen for long runs, of cuBLAS's."""
+    """Speed relative to cuBLAS of the kernel selected for sustained load."""
     return float(row["selected"]["sustained"]["mean"])
 
 
@@ -76,7 +80,7 @@ def _key() -> Iterator[str]:
     for number, (words, shade) in enumerate(OBJECTIVES.values()):
         x = LEFT + number * 270
         yield element("circle", cx=x, cy=50, r=6, class_=f"{shade} line", style=f"fill:var(--{shade})")
-        yield label(x + 12, 54, f"chosen {words}")
+        yield label(x + 12, 54, f"selected {words}")
 
 
 def _marks(selected: Mapping[str, Mapping[str, Any]], y: float) -> Iterator[str]:

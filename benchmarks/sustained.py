@@ -1,12 +1,12 @@
-"""What is selected for long runs, and what for lone launches, beside cuBLAS, each alone under sustained load.
+"""Sustained load: the kernels selected for sustained load and for bursts, relative to cuBLAS, each running alone.
 
-Problems are layers of public models at 1,024 to 16,384 tokens, forward and of gradients, drawn by a seed; none that the
-power limit does not hold, by the model. A turn is a fraction of a second of one candidate, of which the second half
-counts; the order is drawn anew each time. cuBLAS is the faster of PyTorch's and cuBLASLt called directly, where the
-latter is installed; of scales in blocks it is cuBLASLt's GEMM with such scales. Ratios of turns with quartiles, joules
-a launch; results to a file (JSON). Needs an NVIDIA GPU and PyTorch, for scales in blocks gemmill's extra cublaslt.
+Problems are random layers of public models with 1,024 to 16,384 tokens, forward and gradients, which the power limit
+throttles according to the model. In a turn, one candidate runs for a fraction of a second, of which the second half is
+timed; the order is random in each round. cuBLAS is the faster of cuBLAS through PyTorch and cuBLASLt, if installed; for
+block scaling, it is cuBLASLt. The program prints ratios with quartiles over turns, and joules per launch; results are
+written as JSON. Needs an NVIDIA GPU and PyTorch, and for block scaling gemmill's extra cublaslt.
 
-It judges the choices that docs/performance/sustained.md tells of.
+Reproduces docs/performance/sustained.md.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ LAYERS = (
     *((7168, 2048), (2112, 7168), (7168, 16384), (4096, 7168), (24576, 1536), (4608, 4608), (18432, 4608)),
     *((4608, 18432), (1024, 4096), (6400, 1600), (1600, 6400), (128256, 4096), (152064, 3584), (32000, 4096)),
 )
-"""N and K of weights: Llama, Qwen2.5, Phi-3, DeepSeek-V3, StarCoder2, GPT-2 XL; heads of vocabularies."""
+"""N and K of weights of Llama, Qwen2.5, Phi-3, DeepSeek-V3, StarCoder2 and GPT-2 XL, and of output layers."""
 TOKENS = (1024, 2048, 4096, 8192, 16384)
 KINDS = ("forward", "input", "weight")
-"""Products of a layer: A and B K-major; the gradient of its input, B row-major; of its weight, both mn-major."""
+"""Products of a layer: forward with K-major A and B; gradient of the input with row-major B; gradient of the weight
+with MN-major A and B."""
 TYPES = ("bf16", "f16", "e4m3", "e4m3-scaled", "tf32", "s8")
 MOST_ELEMENTS, MOST_FLOPS, LEAST_FLOPS = 1.2e9, 14e12, 20e9
-"""Of D, and of a problem."""
+"""Maximum elements of D; maximum and minimum FLOP of a problem."""
 OBJECTIVES = ("sustained", "burst")
 
 
 def main() -> None:
-    """Measure, write and print."""
+    """Run the benchmark: write records, and print figures."""
     from benchmarks.common import Record, parser_of
 
     from gemmill.runtime.registry import Registry
@@ -44,11 +45,11 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--types", nargs="+", choices=TYPES, default=["bf16"], help="(bf16)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="(all; 8 bits and tf32: forward)")
-    parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=OBJECTIVES, help="of choices (both)")
-    parser.add_argument("--problems", type=int, default=20, help="of each type (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw (%(default)s)")
-    parser.add_argument("--turns", type=int, default=9, help="of each candidate (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=0.4, help="of a turn (%(default)s)")
+    parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=OBJECTIVES, help="objectives (both)")
+    parser.add_argument("--problems", type=int, default=20, help="problems of each type (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
+    parser.add_argument("--turns", type=int, default=9, help="turns of each candidate (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.4, help="length of a turn (%(default)s)")
     arguments = parser.parse_args()
     told = {name: getattr(arguments, name) for name in ("seed", "turns", "seconds")}
     record = Record("sustained", arguments, **told)
@@ -77,12 +78,13 @@ def main() -> None:
             means = {
                 x: statistics.geometric_mean([row["selected"][name][x] for row in rows]) for x in ("mean", "joules")
             }
-            print(f"{dtype}, {len(rows)} problems, {name}: {means['mean']:.4f} of cuBLAS, joules {means['joules']:.4f}")
+            figures = f"speed {means['mean']:.4f}, joules {means['joules']:.4f}"
+            print(f"{dtype}, {len(rows)} problems, {name}: geometric means relative to cuBLAS: {figures}")
     print(f"records: {record.path}")
 
 
 def drawn(dtype: str, kinds: Sequence[str], count: int, seed: int, registry: Any) -> Iterator[Any]:
-    """So many problems of a type that the power limit holds; fewer where there are no more."""
+    """At most ``count`` random problems of a type that the power limit throttles."""
     from gemmill.runtime.host_gpu import detect
     from gemmill.runtime.select.cost.energy import HELD, power_us
 
@@ -116,7 +118,7 @@ def layer(dtype: str, kind: str, tokens: int, n: int, k: int) -> Any:
 def measure(
     problem: Any, kernels: Mapping[str, Any], registry: Any, arguments: argparse.Namespace, telemetry: Any
 ) -> dict[str, Any]:
-    """All candidates on one problem: the kernels by objective, once where they are the same, and cuBLAS."""
+    """Measure the selected kernels and cuBLAS on one problem."""
     import torch
     from benchmarks.common import baseline_graphs, launch_of
 
@@ -131,9 +133,9 @@ def measure(
     }
     stream = torch.cuda.Stream()
     if not (baselines := baseline_graphs(problem, operands, count, stream)):
-        sys.exit(f"{problem}: there is nothing to compare with; scales in blocks need gemmill's extra cublaslt")
+        sys.exit(f"{problem}: no baseline is available; block scaling requires gemmill's extra cublaslt")
     graphs = {name: capture(launch, sets, count, stream) for name, launch in launches.items()} | baselines
-    always = frozenset(graphs)  # nobody drops out: turns are compared one by one
+    always = frozenset(graphs)  # no candidate drops out, since turns are compared one by one
     found = time_turns(graphs, count, arguments.seconds, arguments.turns, telemetry, always)
     best = min(baselines, key=lambda name: statistics.median(found[name][0]))
     return {
@@ -150,8 +152,8 @@ def measure(
 
 
 def compared(baseline: tuple[Sequence[float], Any], own: tuple[Sequence[float], Any]) -> dict[str, Any]:
-    """How much faster a candidate is, turn by turn: median and quartiles, and of medians; and its joules a launch over
-    the baseline's."""
+    """Speed relative to the baseline (median and quartiles over turns, and ratio of medians), and joules per launch
+    relative to the baseline."""
     from benchmarks.common import ratios
 
     (theirs, their_state), (ours, state) = baseline, own

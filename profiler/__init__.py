@@ -1,1 +1,1 @@
-"""Measures kernels on a GPU: operands, verification, timing, telemetry, sweeps and their records."""
+"""Measure kernels on a GPU: operands, verification, timing, telemetry, sweeps, records, reports and training."""

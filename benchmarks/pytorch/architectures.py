@@ -1,6 +1,6 @@
-"""Public architectures of transformers by their configs, so that nothing is downloaded; weights are random.
+"""Architectures of public models, built from transformers configs with random weights, so that nothing is downloaded.
 
-Widths are those of the models. Layers are fewer, so that a run takes minutes: ratios are of a step with so many layers.
+The widths are those of the models. The number of layers is reduced, so that a run takes minutes.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import torch
 
 
 class Architecture(NamedTuple):
-    """A model as its config has it."""
+    """The config of a model."""
 
     config: str
-    """Class of transformers."""
+    """Config class of transformers."""
     fields: Mapping[str, Any]
-    """What it takes."""
+    """Arguments of the config."""
     layers: int = 4
-    """So many, where nobody asks for others."""
+    """Default number of layers."""
     is_decoder: bool = True
 
 
 _LLAMA = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "intermediate_size": 14336}
 
 _POSITIONS = {"max_position_embeddings": 2048}
-"""As many as prompts have tokens, for models that have fewer."""
+"""The length of prompts, for models with fewer positions."""
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "Llama-3.1-8B": Architecture("LlamaConfig", {**_LLAMA, "vocab_size": 128256}),
@@ -83,7 +83,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         is_decoder=False,
     ),
 }
-"""By the name of the model."""
+"""Architectures by the name of the model."""
 
 _TINY = {
     "hidden_size": 64,
@@ -95,18 +95,18 @@ _TINY = {
     "n_embd": 64,
     "n_head": 4,
 }
-"""Fields of a model that a CPU runs in no time."""
+"""Fields of a small model for CPUs."""
 
 
 def build(name: str, layers: int | None, device: str, tiny: bool) -> Any:
-    """A model in bf16 with weights drawn with one seed; ``tiny``: of two layers, as wide as :data:`_TINY` says."""
+    """A model in bf16 with random weights of a fixed seed; ``tiny``: two layers with the widths of :data:`_TINY`."""
     import transformers
 
     row = ARCHITECTURES[name]
     fields = {key: _TINY.get(key, value) if tiny else value for key, value in row.fields.items()}
     fields["n_layer" if row.config == "GPT2Config" else "num_hidden_layers"] = 2 if tiny else layers or row.layers
     config = getattr(transformers, row.config)(**fields, attn_implementation="sdpa")
-    if "num_local_experts" in config.to_dict():  # one call for all experts, which a graph can hold
+    if "num_local_experts" in config.to_dict():  # one call for all experts, which CUDA graphs support
         config._experts_implementation = "grouped_mm"
     kind = transformers.AutoModelForCausalLM if row.is_decoder else transformers.AutoModel
     torch.manual_seed(0)
@@ -116,5 +116,5 @@ def build(name: str, layers: int | None, device: str, tiny: bool) -> Any:
 
 
 def takes(model: Any, name: str) -> bool:
-    """Whether a model takes an argument: versions of transformers differ."""
+    """Whether a model has an argument, which depends on the version of transformers."""
     return name in inspect.signature(model.forward).parameters

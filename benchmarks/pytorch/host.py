@@ -1,10 +1,10 @@
-"""Host time of a call by every way in: ``gemmill.matmul``, its operators, ``torch.mm`` and ``linear`` plain and under
-``enabled()``, with gradients, and compiled.
+"""Host time of a call from PyTorch: ``gemmill.matmul``, its operators, and ``torch.mm`` and ``linear`` with and without
+``enabled()``; also with gradients, and compiled.
 
-All in one run, in turns: a batch of calls of each, then the next round; whatever a context costs to enter is outside.
-The stream is drained between batches, and a batch fits the launch queue, so no call waits for the GPU. JSON Lines, one
-for each way in, with quartiles over batches, in microseconds. Needs an NVIDIA GPU, but with ``--device cpu``, which
-tries the program.
+Calls take turns: a batch of each, then the next round. The time to enter a context is not included. The stream is
+drained between batches, and a batch fits the launch queue, so that no call waits for the GPU. Writes JSON Lines, one
+for each call, with quartiles over batches in microseconds. Needs an NVIDIA GPU; ``--device cpu`` tries the program
+without one.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Call = Callable[[], Any]
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, default=200, help="batches of each (%(default)s)")
+    parser.add_argument("--batches", type=int, default=200, help="batches of each call (%(default)s)")
     parser.add_argument("--calls", type=int, default=100, help="calls in a batch (%(default)s)")
     parser.add_argument("--extent", type=int, default=256, help="M, N and K of the GEMM (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=120, help="of the whole run (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=120, help="time limit of the run (%(default)s)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--commit", help="that the results name")
-    parser.add_argument("--out", type=Path, help="file that lines are added to")
+    parser.add_argument("--commit", help="commit to record in the results")
+    parser.add_argument("--out", type=Path, help="file to append lines to")
     arguments = parser.parse_args()
     if arguments.device == "cpu":
         gemmill.torch.run_on_cpu()
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _ways(extent: int, device: str) -> dict[str, tuple[str, Call]]:
-    """By name: the side in whose context it is called, and the call."""
+    """Calls by name, each with the side whose context it runs in."""
     x, weight = (torch.randn(extent, extent, device=device, dtype=torch.bfloat16) for _ in range(2))
     out, bias, b = torch.empty_like(x), torch.randn_like(x[0]), weight.t()
     to_learn = weight.clone().requires_grad_()
@@ -103,7 +103,7 @@ def _ways(extent: int, device: str) -> dict[str, tuple[str, Call]]:
 
 
 def _measure(ways: dict[str, tuple[str, Call]], batches: int, calls: int, lines: Lines) -> dict[str, list[float]]:
-    """Microseconds a call, one value for each batch; fewer batches where time runs out."""
+    """Microseconds per call, one value for each batch; fewer batches if the time is up."""
     samples: dict[str, list[float]] = {name: [] for name in ways}
     repeat = range(calls)
     gc.disable()

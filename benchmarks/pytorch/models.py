@@ -1,12 +1,12 @@
-"""``gemmill.torch.enabled()`` on public model architectures, beside PyTorch alone: time, accuracy, what is served.
+"""``gemmill.torch.enabled()`` on public model architectures, compared with PyTorch alone: time, accuracy, coverage.
 
-Of each model (transformers, random weights, real widths, few layers) prefill and decoding of one token, eagerly,
-compiled, captured into a CUDA graph, and compiled and captured. Ours and PyTorch's take turns in one run; a ratio below
-1 is ours faster. Accuracy: the distance of the logits from those of float64, ours to PyTorch's. Served: the share of
-the FLOPs by ``stats()``, and of the time of GEMM kernels by PyTorch's profiler.
+For each model (transformers, random weights, real widths, few layers), the program measures prefill and decoding of one
+token: eager, compiled, captured in a CUDA graph, and both. gemmill and PyTorch take turns; a time ratio below 1 means
+that gemmill is faster. Accuracy is the distance of the logits from those of float64, for gemmill relative to PyTorch.
+Coverage is gemmill's share of the FLOP by ``stats()``, and of the time of GEMM kernels by PyTorch's profiler.
 
-JSON Lines, one a measurement, as they come. What there was no time for, or failed, has a line that says so. Needs
-transformers, and an NVIDIA GPU but with ``--device cpu --tiny``, which tries the program.
+Writes JSON Lines as results arrive, with a line for each failed or skipped measurement, too. Needs transformers and an
+NVIDIA GPU; ``--device cpu --tiny`` tries the program without one.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 FORMS = ("eager", "captured", "compiled", "both")
 GEMM = re.compile(r"gemm|gemv|nvjet|xmma|cutlass|cublas|splitk", re.IGNORECASE)
-"""Names of kernels that multiply matrices; ours begin with ``gemmill_``."""
+"""Pattern of the names of GEMM kernels; gemmill's begin with ``gemmill_``."""
 
 
 def main() -> None:
-    """Measure and print: each model in a process of its own, as what fails in a capture may leave a context broken."""
+    """Run the benchmark, each model in a separate process, since an error in a capture may break the context."""
     arguments = _arguments()
     if len(arguments.models) > 1:
         end = time.monotonic() + arguments.seconds
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _options(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """These arguments as a command line has them."""
+    """The arguments as words of a command line."""
     for name, value in arguments.items():
         if value is not None and value is not False:
             yield f"--{name}"
@@ -77,16 +77,18 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=ARCHITECTURES, default=[*ARCHITECTURES], help="(all)")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS, help="(all)")
-    parser.add_argument("--seconds", type=float, default=540, help="of the whole run (%(default)s)")
-    parser.add_argument("--least", type=float, default=10, help="seconds a model is started with (%(default)s)")
-    parser.add_argument("--layers", type=int, help="of each model (2 to 8, as the model)")
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 16, 64], help="decoded at once (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=540, help="time limit of the run (%(default)s)")
+    parser.add_argument("--least", type=float, default=10, help="seconds that must be left for a model (%(default)s)")
+    parser.add_argument("--layers", type=int, help="layers of each model (2 to 8, by model)")
+    parser.add_argument(
+        "--batches", nargs="+", type=int, default=[1, 16, 64], help="batch sizes of decoding (%(default)s)"
+    )
     parser.add_argument("--prefill", nargs="*", default=["1x2048"], help="prompts x tokens (%(default)s)")
     parser.add_argument("--rounds", type=int, default=10, help="turns of each side (%(default)s)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="two layers 64 wide, of a few tokens")
-    parser.add_argument("--commit", help="that the results name")
-    parser.add_argument("--out", type=Path, help="file that lines are added to")
+    parser.add_argument("--tiny", action="store_true", help="two layers of width 64, few tokens")
+    parser.add_argument("--commit", help="commit to record in the results")
+    parser.add_argument("--out", type=Path, help="file to append lines to")
     arguments = parser.parse_args()
     if arguments.tiny:
         arguments.batches, arguments.prefill, arguments.rounds = [1, 4], ["2x16"], 2
@@ -98,13 +100,13 @@ def _layers(model: Any) -> int:
 
 
 class Model:
-    """One model's measurements.
+    """The measurements of one model.
 
     Args:
-        name: its row.
-        model: it.
-        lines: where results go.
-        arguments: of the command line.
+        name: key of :data:`ARCHITECTURES`.
+        model: the model.
+        lines: receives the results.
+        arguments: arguments of the command line.
     """
 
     def __init__(self, name: str, model: Any, lines: Lines, arguments: argparse.Namespace) -> None:
@@ -121,7 +123,7 @@ class Model:
         self._compiled_steps: dict[tuple[str, str], steps.Step] = {}
 
     def measure(self) -> None:
-        """All, the cheap before the dear, so that what there is no time for is the least."""
+        """Run all measurements, the fast ones first, so that as few as possible are skipped for lack of time."""
         for step in [*self._steps]:
             if not self._tried(partial(self._prepared, step), step=step, what="warm-up"):
                 self._steps.pop(step)
@@ -139,7 +141,7 @@ class Model:
         return self._lines.tried(measure, needs=needs, model=self._name, **of)
 
     def _prepared(self, step: str) -> dict[str, Any]:
-        """Make a step, and the kernels of it."""
+        """Make a step, and compile its kernels."""
         self._made[step] = run = self._steps[step](self._model)
         with Needed() as needed:
             run()
@@ -169,10 +171,10 @@ class Model:
         }
 
     def _accuracy(self) -> dict[str, Any]:
-        """Distances of the logits from those that the same weights give in float64, relative to these."""
+        """Relative distances of the logits from those of the same weights in float64."""
         found = {}
         exact = copy.deepcopy(self._model).double()
-        exact.config._experts_implementation = "eager"  # as no grouped product takes float64
+        exact.config._experts_implementation = "eager"  # grouped GEMMs do not support float64
         for step, make in self._steps.items():
             logits = {}
             for side, context in SIDES.items():
@@ -183,7 +185,7 @@ class Model:
         return {"errors": found}
 
     def _errors(self, step: str, logits: Mapping[str, torch.Tensor]) -> dict[str, float]:
-        """Of both sides, and ours to PyTorch's; nothing where the exact ones are not known."""
+        """Errors of both sides, and their ratio; empty if the exact logits are not known."""
         if (wanted := self._exact.get(step)) is None:
             return {}
         found = {side: float((made - wanted).norm() / wanted.norm()) for side, made in logits.items()}
@@ -202,7 +204,8 @@ class Model:
         return {**in_turns(calls, self._arguments.rounds), "errors": self._errors(step, made)}
 
     def _compiled(self, step: str, side: str) -> steps.Step:
-        """A step compiled for a side, in whose context this is called; kept, and its kernels compiled in parallel."""
+        """A step compiled for a side, with its kernels compiled in parallel; cached. Must be called in the side's
+        context."""
         if (run := self._compiled_steps.get((step, side))) is None:
             run = self._compiled_steps[step, side] = steps.compiled(self._made[step], side)
             if side == "ours":

@@ -1,4 +1,4 @@
-"""Ours and PyTorch's in turns, in one run: rounds of a few calls of each, and results line by line."""
+"""Time gemmill and PyTorch in turns, and write results line by line."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ import gemmill.torch
 Side = Callable[[], AbstractContextManager[Any]]
 
 SIDES: Mapping[str, Side] = {"torch": nullcontext, "ours": lambda: gemmill.torch.enabled()}
-"""What a step runs in, by the side's name."""
+"""The context of each side: PyTorch alone, and gemmill enabled."""
 
 
 class Lines:
-    """A file of JSON Lines that is whole after each, and the same on standard output.
+    """Writes JSON Lines to a file and to standard output; the file is complete after each line.
 
     Args:
-        path: the file; what it holds already stays.
-        seconds: of the whole program, from now.
+        path: file to append to; None: only standard output.
+        seconds: time limit of the program, from now.
     """
 
     def __init__(self, path: Path | None, seconds: float) -> None:
@@ -42,7 +42,7 @@ class Lines:
                 file.write(line + "\n")
 
     def head(self, **facts: Any) -> None:
-        """Write what ran where."""
+        """Write a line with the GPU, versions and other facts."""
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
         self.add(gpu=gpu, torch=str(torch.__version__), python=sys.version.split()[0], **facts)
 
@@ -52,14 +52,23 @@ class Lines:
         return self._end - time.monotonic()
 
     def tried(self, measure: Callable[[], dict[str, Any]], needs: float = 0, **of: Any) -> bool:
-        """Write what a measurement gives; where it fails or there is no time left for it, that. Whether it worked."""
+        """Run a measurement and write its result, its error, or that the time left is too short.
+
+        Args:
+            measure: returns the members of the line.
+            needs: minimum number of seconds left to start.
+            of: further members of the line.
+
+        Returns:
+            Whether the measurement succeeded.
+        """
         if self.left < needs:
-            self.add(**of, skipped=f"{self.left:.0f} s are left; it starts with {needs:.0f}")
+            self.add(**of, skipped=f"{self.left:.0f} s left; {needs:.0f} s needed")
             return False
         start = time.monotonic()
         try:
             found = measure()
-        except Exception as error:  # noqa: BLE001 - whatever a model raises is a result, and the next is measured
+        except Exception as error:  # noqa: BLE001 - every error of a model is a result, and the program continues
             where = traceback.extract_tb(error.__traceback__)[-1]
             says = f"{type(error).__name__}: {error}"[:600]
             self.add(**of, error=says, at=f"{where.filename}:{where.lineno}", took=round(time.monotonic() - start, 1))
@@ -69,13 +78,13 @@ class Lines:
 
 
 def synchronize() -> None:
-    """Wait for the GPU, where there is one."""
+    """Wait for the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def milliseconds(call: Callable[[], object], count: int) -> float:
-    """Milliseconds of a call, by the clock on the wall, from an idle GPU to an idle GPU."""
+    """Milliseconds of a call in wall time, from an idle GPU to an idle GPU."""
     synchronize()
     start = time.perf_counter()
     for _ in range(count):
@@ -85,12 +94,12 @@ def milliseconds(call: Callable[[], object], count: int) -> float:
 
 
 def in_turns(calls: Mapping[str, Callable[[], object]], rounds: int, least: float = 30.0) -> dict[str, Any]:
-    """Milliseconds of a call of each side, and the ratio of ours to PyTorch's: medians and quartiles over rounds.
+    """Milliseconds of a call of each side, and gemmill's time divided by PyTorch's: medians and quartiles over rounds.
 
     Args:
-        calls: by side; each runs in its side's context.
-        rounds: in which each side has a turn; the side that begins changes.
-        least: milliseconds that a turn takes, by so many calls.
+        calls: a call for each side, which runs in the side's context.
+        rounds: number of rounds; each side has a turn in a round, and the first side alternates.
+        least: minimum time of a turn in milliseconds, which determines the number of calls.
     """
     counts, samples = {}, {name: [] for name in calls}  # type: dict[str, int], dict[str, list[float]]
     for name, call in calls.items():
@@ -101,7 +110,7 @@ def in_turns(calls: Mapping[str, Callable[[], object]], rounds: int, least: floa
     for number in range(rounds):
         for name in sorted(calls, reverse=number % 2 == 1):
             with SIDES[name]():
-                calls[name]()  # whatever the first call in a context costs
+                calls[name]()  # the first call in a context may be slower
                 samples[name].append(milliseconds(calls[name], count))
     ratios = [ours / theirs for ours, theirs in zip(samples["ours"], samples["torch"], strict=True)]
     return {
@@ -113,7 +122,7 @@ def in_turns(calls: Mapping[str, Callable[[], object]], rounds: int, least: floa
 
 
 def _figures(values: list[float]) -> list[float]:
-    """Lower quartile, median, upper quartile."""
+    """Lower quartile, median and upper quartile."""
     if len(values) < 2:
         return [round(median(values), 5)] * 3
     low, middle, high = quantiles(values, method="inclusive")

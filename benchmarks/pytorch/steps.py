@@ -1,4 +1,4 @@
-"""Steps of a model: prefill of a prompt, and decoding one token with a static cache of keys and values."""
+"""Steps of a model: prefill of a prompt, and decoding of one token with a static cache of keys and values."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from benchmarks.pytorch.architectures import takes
 Step = Callable[[], Any]
 
 POSITION, LENGTH = 512, 1024
-"""Tokens in the cache when one more is decoded, and room in it."""
+"""Number of tokens in the cache before a decoding step, and its capacity."""
 
 
 def prefill(model: Any, batch: int, tokens: int) -> Step:
-    """Logits of the last token of each prompt; of an encoder, the hidden states of all."""
+    """A step that returns the logits of the last token of each prompt; for an encoder, the hidden states of all
+    tokens."""
     ids = _ids(model, batch, tokens)
     last = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
     cache = {"use_cache": False} if takes(model, "use_cache") else {}
@@ -29,13 +30,14 @@ def prefill(model: Any, batch: int, tokens: int) -> Step:
 
 
 def decode(model: Any, batch: int, position: int = POSITION, length: int = LENGTH) -> Step:
-    """Logits of one more token of each sequence, always of the same: the step may be repeated, and captured."""
+    """A step that returns the logits of the next token of each sequence, always at the same position, so that it can be
+    repeated and captured."""
     from transformers import StaticCache
 
     ids = _ids(model, batch, 1)
     cache = StaticCache(config=model.config, max_cache_len=length)
     where = torch.full((1,), position, device=ids.device)
-    # Of its length, an older transformers is told by a position and a newer one keeps it in the cache.
+    # Older versions of transformers take the length as a position; newer ones keep it in the cache.
     given = {"cache_position": where} if takes(model, "cache_position") else {}
     given |= {"position_ids": where[None]} if takes(model, "position_ids") else {}
     given["cache" if takes(model, "cache") else "past_key_values"] = cache
@@ -51,12 +53,12 @@ def decode(model: Any, batch: int, position: int = POSITION, length: int = LENGT
     for layer in cache.layers:
         for kept in (layer.keys, layer.values):
             drawn = torch.randn(kept.shape, generator=draw, device=kept.device, dtype=torch.float32)
-            kept.copy_(drawn.bfloat16())  # the same, whatever the model computes in
+            kept.copy_(drawn.bfloat16())  # the same values for all types of the model
     return step
 
 
 def _set_length(layer: Any, position: int) -> None:
-    """Of what a layer of the cache holds, as versions that keep it there do."""
+    """Set the length of a cache layer, for versions of transformers that keep it there."""
     for name in ("cumulative_length", "cumulative_length_int"):
         length = getattr(layer, name, None)
         if isinstance(length, torch.Tensor):
@@ -72,8 +74,8 @@ def _ids(model: Any, batch: int, tokens: int) -> torch.Tensor:
 
 
 def compiled(step: Any, of: str) -> Any:
-    """A step compiled by torch.compile, apart from the same step compiled for another side: Dynamo keeps what it
-    compiled by the code object, so each has one of its own."""
+    """Compile a step with torch.compile, separately for each side. Dynamo caches by code object, so each side gets a
+    copy of it."""
     assert isinstance(step, types.FunctionType)
     code = step.__code__.replace(co_name=f"{step.__code__.co_name}_{of}")
     own = types.FunctionType(code, step.__globals__, code.co_name, None, step.__closure__)
@@ -81,7 +83,7 @@ def compiled(step: Any, of: str) -> Any:
 
 
 def captured(step: Step) -> Step:
-    """A step as a CUDA graph, after three runs of it on the stream that is captured."""
+    """Capture a step in a CUDA graph, after three runs on the same stream."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -1,12 +1,12 @@
-"""Training steps of a Llama of 1.2 billion parameters, ours beside PyTorch's: time, and curves of the loss.
+"""Training of a Llama with 1.2 billion parameters, with gemmill and with PyTorch alone: step time and loss curves.
 
-Time of a step (forward, backward, AdamW) in bf16 by autocast, eagerly and compiled, in turns in one run. Then curves:
-PyTorch's, ours, and PyTorch's again with the reductions of its GEMMs in float32 by another library, all from the same
-weights on the same batches; how far ours is from the first, beside how far PyTorch is from itself. The text is this
-repository's pages, byte by byte.
+The step (forward, backward, AdamW; bf16 autocast) is timed eagerly and compiled, in turns. The loss curves start from
+the same weights and use the same batches: PyTorch, gemmill, and PyTorch with cuBLASLt and float32 reductions. The
+difference between gemmill and PyTorch is compared with that between the two PyTorch runs. The text is the bytes of this
+repository's documentation.
 
-JSON Lines as they come. Needs transformers, and an NVIDIA GPU, but with ``--device cpu --tiny``, which tries the
-program.
+Writes JSON Lines as results arrive. Needs transformers and an NVIDIA GPU; ``--device cpu --tiny`` tries the program
+without one.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ TINY = {
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--forms", nargs="*", choices=("eager", "compiled"), default=["eager", "compiled"])
-    parser.add_argument("--seconds", type=float, default=300, help="of the whole run (%(default)s)")
-    parser.add_argument("--batch", type=int, default=4, help="sequences of a step (%(default)s)")
-    parser.add_argument("--tokens", type=int, default=2048, help="of a sequence (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=300, help="time limit of the run (%(default)s)")
+    parser.add_argument("--batch", type=int, default=4, help="sequences per step (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens per sequence (%(default)s)")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each side (%(default)s)")
-    parser.add_argument("--steps", type=int, default=80, help="of a curve (%(default)s)")
+    parser.add_argument("--steps", type=int, default=80, help="steps of a loss curve (%(default)s)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="two layers 64 wide")
-    parser.add_argument("--commit", help="that the results name")
-    parser.add_argument("--out", type=Path, help="file that lines are added to")
+    parser.add_argument("--tiny", action="store_true", help="two layers of width 64")
+    parser.add_argument("--commit", help="commit to record in the results")
+    parser.add_argument("--out", type=Path, help="file to append lines to")
     arguments = parser.parse_args()
     if arguments.device == "cpu":
         gemmill.torch.run_on_cpu()
@@ -89,11 +89,11 @@ def main() -> None:
 
 
 class Training:
-    """A model, what it learns from, and how a step is taken.
+    """A model, its training text, and its steps.
 
     Args:
-        model: in float32.
-        arguments: of the command line.
+        model: the model in float32.
+        arguments: arguments of the command line.
     """
 
     def __init__(self, model: Any, arguments: argparse.Namespace) -> None:
@@ -103,7 +103,7 @@ class Training:
         self._text = torch.tensor([*text], dtype=torch.int64, device=arguments.device)
 
     def batch(self, number: int) -> torch.Tensor:
-        """Windows of the text, drawn by the number of the step."""
+        """Random windows of the text, determined by the number of the step."""
         arguments, draw = self._arguments, torch.Generator().manual_seed(number)
         starts = torch.randint(0, len(self._text) - arguments.tokens, (arguments.batch,), generator=draw)
         return torch.stack([self._text[i : i + arguments.tokens] for i in starts.tolist()])
@@ -120,7 +120,7 @@ class Training:
         return torch.optim.AdamW(model.parameters(), lr=3e-4, fused=self._arguments.device == "cuda")
 
     def warmed(self) -> dict[str, Any]:
-        """Compile what a step needs eagerly."""
+        """Compile the kernels of an eager step."""
         with Needed() as needed:
             self._loss(self._model)(self.batch(0)).backward()
         self._model.zero_grad()
@@ -159,7 +159,7 @@ class Training:
             warm(kernels)
 
     def curves(self, lines: Lines) -> dict[str, Any]:
-        """Losses of three runs from the same weights, and how far they are apart."""
+        """Losses of three runs from the same weights, and their differences."""
         runs: dict[str, AbstractContextManager[Any]] = {
             "torch": SIDES["torch"](),
             "ours": SIDES["ours"](),
@@ -184,7 +184,7 @@ class Training:
     def _curve(self) -> list[float]:
         model = copy.deepcopy(self._model)
         draw = torch.Generator(self._arguments.device).manual_seed(3)
-        with torch.no_grad():  # timed steps have moved the weights: all runs begin with the same new ones
+        with torch.no_grad():  # timed steps have changed the weights; all runs start from the same new ones
             for weight in model.parameters():
                 if weight.dim() > 1:
                     weight.normal_(0, 0.02, generator=draw)
@@ -207,7 +207,7 @@ def _backward(loss: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor) -
 
 @contextmanager
 def _other_reductions() -> Iterator[None]:
-    """PyTorch's GEMMs with their reductions in float32, by cuBLASLt: as right as before, and differently rounded."""
+    """PyTorch's GEMMs with cuBLASLt and float32 reductions, which round differently but are equally correct."""
     matmul = torch.backends.cuda.matmul
     reduced, matmul.allow_bf16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction, False
     library = torch.backends.cuda.preferred_blas_library()

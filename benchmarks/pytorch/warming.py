@@ -1,7 +1,7 @@
-"""Kernels that steps need, compiled in parallel before any step is timed.
+"""Compile the kernels of a step in parallel, before the step is timed.
 
-A run is asked which kernels it would load: of an eager step the products that PyTorch dispatches, of a compiled one the
-calls of our operators, which for that one run launch nothing.
+A run records the kernels that it would load. In an eager step, these are the kernels of the products that PyTorch
+dispatches; in a compiled step, those of gemmill's operators, which launch nothing in this run.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _CALLS: dict[Any, Callable[..., Any]] = {
     _aten.baddbmm.default: lambda c, a, b, beta=1, alpha=1: gemmill.matmul(a, b, c=c, alpha=alpha, beta=beta),
     _aten._grouped_mm.default: lambda a, b, ends=None, *_, **__: gemmill.grouped_matmul(a, b, ends),
 }
-"""Our calls for what PyTorch dispatches."""
+"""gemmill's calls for the operators that PyTorch dispatches."""
 
 
 class _Found(Exception):
-    """Instead of a kernel that would be loaded."""
+    """Raised instead of loading a kernel."""
 
 
 class Needed(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
-    """Notes the kernel of each product that is dispatched in it; the products themselves run as ever."""
+    """Records the kernel of each product dispatched in this mode; PyTorch computes the products as usual."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Needed(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
 
 @contextmanager
 def _noting(names: set[str]) -> Iterator[None]:
-    """Have a call name its kernel in place of loading it. What we do not serve is left to who falls back."""
+    """Make calls record their kernel instead of loading it. Unsupported calls are ignored, since they fall back."""
 
     def found(_: Any, chosen: SlicedKernel, *__: Any) -> Any:
         names.add(chosen.name)
@@ -68,8 +68,8 @@ def _noting(names: set[str]) -> Iterator[None]:
 
 @contextmanager
 def without_launches(device: str, names: set[str]) -> Iterator[None]:
-    """Have our operators, and the calls in code of Inductor, note their kernels and launch nothing: what they return is
-    not initialised."""
+    """Make gemmill's operators, and its calls in Inductor's code, record their kernels without a launch. They return
+    uninitialized tensors."""
 
     def noted(name: str, mutates: bool) -> Callable[..., Any]:
         row = OPERATORS[name]
@@ -101,7 +101,7 @@ def without_launches(device: str, names: set[str]) -> Iterator[None]:
     try:
         for name in public:
             setattr(gemmill, name, called(name))
-        for name in OPERATORS:  # which launch at Autograd already; what is compiled records nothing there
+        for name in OPERATORS:  # they launch at the Autograd key; compiled code records no graph there
             for key in (device.upper(), f"Autograd{device.upper()}"):
                 library.impl(name, noted(name, False), key, allow_override=True)
                 library.impl(f"{name}_out", noted(name, True), key, allow_override=True)
@@ -111,10 +111,10 @@ def without_launches(device: str, names: set[str]) -> Iterator[None]:
             setattr(gemmill, name, function)
         library._destroy()
         if device == "cuda":
-            # For fake tensors PyTorch calls what a key was last given in Python, also once that is gone.
+            # For fake tensors, PyTorch still calls the last Python kernel of a key, so register the original again.
             register_kernels(LIBRARY, "CUDA")
 
 
 def warm(names: set[str]) -> None:
-    """Have kernels compiled, in parallel."""
+    """Compile kernels in parallel."""
     caches.default_registry().warm(sorted(names))

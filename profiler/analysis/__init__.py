@@ -1,1 +1,1 @@
-"""What records say: figures and reports."""
+"""Figures and reports of records."""

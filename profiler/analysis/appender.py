@@ -1,4 +1,4 @@
-"""Records on disk: JSON Lines, appended whole and synced at once, so that a killed sweep keeps what it had."""
+"""Append records to a file as JSON Lines, synced after each append, so that a killed sweep loses nothing."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gemmill.library.records import Measurement
 
 
 class Appender:
-    """A records file, open for more. The file and its folder are made if they are not there.
+    """A records file, open for appending. The file and its folder are created if missing.
 
     Raises:
-        RecordError: it cannot be written, or is compressed or packed.
+        RecordError: the file cannot be written, or has a format that cannot be appended to (.xz, .parquet).
     """
 
     def __init__(self, path: Path) -> None:
         if path.suffix in (".xz", ".parquet"):
             raise RecordError(
-                f"{path}: nothing can be appended to a {path.suffix} file; name one of JSON Lines, such as "
+                f"{path}: cannot append to a {path.suffix} file; use JSON Lines, such as "
                 f"{path.name.partition('.')[0]}.jsonl"
             )
         try:
@@ -29,26 +29,26 @@ class Appender:
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             size = os.fstat(self._file).st_size
             if size and os.pread(self._file, 1, size - 1) != b"\n":
-                # A killed writer left half a line. End it, so that readers skip it alone.
+                # A killed writer left an incomplete line. End it, so that readers skip only this line.
                 os.write(self._file, b"\n")
         except OSError as error:
-            raise RecordError(f"{path}: cannot be written: {error.strerror or error}") from error
+            raise RecordError(f"{path}: cannot write the file: {error.strerror or error}") from error
         self._path = path
 
     def append(self, *measurements: Measurement) -> None:
-        """Write records and wait until they are on disk.
+        """Append records and wait until they are on disk.
 
         Raises:
-            RecordError: they cannot be written, because the disk is full for instance.
+            RecordError: the records cannot be written, for example because the disk is full.
         """
         lines = b"".join(measurement.model_dump_json().encode() + b"\n" for measurement in measurements)
         try:
-            written = os.write(self._file, lines)  # one call: records of two sweeps never mix
+            written = os.write(self._file, lines)  # one call, so that records of two sweeps do not interleave
             os.fsync(self._file)
         except OSError as error:
-            raise RecordError(f"{self._path}: cannot be written: {error.strerror or error}") from error
+            raise RecordError(f"{self._path}: cannot write the file: {error.strerror or error}") from error
         if written != len(lines):
-            raise RecordError(f"{self._path}: only {written} of {len(lines)} bytes of records fit; free some space")
+            raise RecordError(f"{self._path}: wrote only {written} of {len(lines)} bytes; free some disk space")
 
     def close(self) -> None:
         """Close the file."""
@@ -64,8 +64,8 @@ class Appender:
 
 
 def source_commit() -> str:
-    """Commit that gemmill's sources are at, with ``-dirty`` if they were changed since; empty where no repository holds
-    them, though one may lie around the environment that they are installed in."""
+    """The commit of gemmill's sources, with ``-dirty`` if they were changed. Empty if no repository tracks them, even
+    if they are installed inside a repository."""
     source = Path(__file__).resolve()
     git = ["git", "-C", str(source.parent)]
     described = ["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]

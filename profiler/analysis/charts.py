@@ -1,4 +1,4 @@
-"""The charts of a report: what is drawn where, in percent of the plot, so that a page draws them at any width."""
+"""The charts of a report, with positions in percent of the plot, so that a page can draw them at any width."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from gemmill.profiler.measure.peak_rates import PeakRates, peak_rate_dtype
 from gemmill.runtime.select import gpus
 
 COLOURS = 4
-"""Colours of series; the page has as many, and grey."""
+"""Number of colors of series on the page, without grey."""
 SHAPES = ("dot", "square", "diamond")
-"""Marks of series, once the colours are used up."""
+"""Marks of series; the next one is used when all colors are used up."""
 OTHERS = "others"
-"""Instead of a colour: grey."""
+"""The color grey."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """From where to where values lie, and on which scale."""
+    """The range and scale of an axis."""
 
     label: str
     low: float
@@ -39,7 +39,7 @@ class Axis:
 
     @classmethod
     def over(cls, label: str, values: Iterable[float], *, log: bool = False) -> Axis:
-        """An axis with room for all values."""
+        """An axis that contains all values, with a margin."""
         values = [value for value in values if value > 0 or not log] or [1.0]
         low, high = min(values), max(values)
         if log:
@@ -48,13 +48,13 @@ class Axis:
         return cls(label, low - margin, high + margin, log)
 
     def at(self, value: float) -> float:
-        """Where a value lies, in percent of the axis."""
+        """The position of a value, in percent of the axis."""
         low, high, value = map(math.log, (self.low, self.high, value)) if self.log else (self.low, self.high, value)
         return round(100 * (value - low) / (high - low), 2)
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
-        """Where numbers stand, and which; few enough for a phone."""
+        """Positions and texts of the ticks; few enough for the width of a phone."""
         for steps in ((1, 2, 5), (1, 3), (1,)) if self.log else ():
             decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             values = [step * 10.0**decade for decade in decades for step in steps]
@@ -67,7 +67,7 @@ class Axis:
 
 
 def _step(length: float) -> float:
-    """A round step of which three to seven cover a length."""
+    """A round step that divides a length into three to seven parts."""
     power = 10.0 ** math.floor(math.log10(length / 3))
     return next(step * power for step in (5, 2, 1) if step * power <= length / 3)
 
@@ -77,29 +77,29 @@ def _number(value: float) -> str:
 
 
 class Point(NamedTuple):
-    """A mark, and what it says."""
+    """A mark with its tooltip."""
 
     x: float
     y: float
     says: str
     k: int | None = None
-    """K of its problem, where a menu chooses one."""
+    """K of its problem, if the chart has a menu for K."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Marks, a line, or both, of one kind."""
+    """Marks, a line, or both, with one entry in the legend."""
 
     name: str
     colour: str
-    """``c0`` and so on, or :data:`OTHERS`."""
+    """``c0``, ``c1`` and so on, or :data:`OTHERS`."""
     shape: str = ""
-    """One of :data:`SHAPES`; none: no marks."""
+    """One of :data:`SHAPES`; empty: no marks."""
     points: tuple[Point, ...] = ()
     line: str = ""
-    """The corners of a line as SVG has them, of a plot of 100 by 100; empty: no line."""
+    """The points of an SVG polyline in a plot of 100 by 100; empty: no line."""
     other: bool = False
-    """Hollow marks, and a dashed line: what the series before is compared with."""
+    """Whether the series is drawn with hollow marks and a dashed line, for example a baseline."""
     group: int | None = None
     baseline: str | None = None
 
@@ -114,12 +114,12 @@ class Chart:
     y: Axis
     series: list[Series] = field(default_factory=list)
     ks: tuple[int, ...] = ()
-    """Extents K among which a menu chooses."""
+    """The values of K in the menu."""
     one: float | None = None
-    """Where on the x axis 1 stands, if a line marks it."""
+    """Position of the value 1 on the x axis, if a line marks it."""
 
     def corners(self, points: Iterable[tuple[float, float]]) -> str:
-        """A line through points."""
+        """The points of an SVG polyline through values."""
         return " ".join(f"{self.x.at(x):g},{100 - self.y.at(y):g}" for x, y in points)
 
 
@@ -132,15 +132,16 @@ def _shape(index: int) -> str:
 
 
 def roofline(groups: Sequence[Group], peak_rates: Mapping[str, PeakRates]) -> Chart:
-    """Rates over arithmetic intensity, under what the GPU's memory allows and, where it is known, its tensor cores."""
+    """Throughput by arithmetic intensity, with the limits of memory and, if measured, of the tensor cores."""
     found = [f for group in groups for f in group.found]
     timed = [(f, m) for f in found for m in (f.best, *f.baselines.values()) if m is not None]
     xs, ys = [intensity(f.run.problem) for f, _ in timed], [m.tflops or 0 for _, m in timed]
     roofs = {gpu: _roofs(gpu, found, peak_rates.get(gpu)) for gpu in sorted({f.run.gpu for f, _ in timed})}
     ridges = [2 * rate / bandwidth for bandwidth, rates in roofs.values() for rate in rates.values()]
-    x = Axis.over("operations a byte of A, B, C and D", [*xs, *ridges], log=True)
+    x = Axis.over("arithmetic intensity, FLOP per byte of A, B, C and D", [*xs, *ridges], log=True)
     y = Axis.over("TFLOP/s", [*ys, *(rate for _, rates in roofs.values() for rate in rates.values())], log=True)
-    chart = Chart("Roofline", "The best kernel of each problem, and the baseline.", x, y)
+    says = "Throughput of the fastest kernel of each problem, and of the baseline. Dashed lines are limits of the GPU."
+    chart = Chart("Roofline", says, x, y)
     for gpu, (bandwidth, rates) in roofs.items():
         memory = "copy" if gpu in peak_rates else "DRAM"
         tops = {f"WGMMA {name}, {rate:.0f} TFLOP/s": rate for name, rate in rates.items()}
@@ -157,14 +158,14 @@ def roofline(groups: Sequence[Group], peak_rates: Mapping[str, PeakRates]) -> Ch
                 for f in group.found
                 if (m := f.baselines.get(baseline) if baseline else f.best) and m.tflops
             )
-            name, other = f"{group.label}: {baseline or 'best kernel'}", baseline is not None
+            name, other = f"{group.label}: {baseline or 'fastest kernel'}", baseline is not None
             if points:
                 chart.series.append(Series(name, _colour(index), _shape(index), points, "", other, index, baseline))
     return chart
 
 
 def _roofs(gpu: str, found: Sequence[Figures], measured: PeakRates | None) -> tuple[float, Mapping[str, float]]:
-    """TB/s of a GPU's memory, and TFLOP/s of the WGMMAs that its problems need, as far as they were measured."""
+    """TB/s of a GPU's memory, and TFLOP/s of the WGMMA types of its problems, as far as measured."""
     if measured is None:
         return gpus.figures(gpu).dram_gbps / 1000, {}
     dtypes = {peak_rate_dtype(f.run.problem) for f in found if f.run.gpu == gpu}
@@ -173,12 +174,12 @@ def _roofs(gpu: str, found: Sequence[Figures], measured: PeakRates | None) -> tu
 
 
 def winners(groups: Sequence[Group]) -> Chart:
-    """The tile that wins at each M and N; a menu chooses K."""
+    """The tile of the fastest kernel by M and N, with a menu for K."""
     best = [(f.run.problem, _tile(f.best.sliced)) for group in groups for f in group.found if f.best]
     x = Axis.over("N", (problem.n for problem, _ in best), log=True)
     y = Axis.over("M", (problem.m for problem, _ in best), log=True)
-    says = "Tile, schedule and split of the fastest kernel, in colour those that win most often."
-    chart = Chart("Winners", says, x, y, ks=tuple(sorted({problem.k for problem, _ in best})))
+    says = "Tile, schedule and decomposition of the fastest kernel of each problem. The most frequent ones have colors."
+    chart = Chart("Fastest tiles by M and N", says, x, y, ks=tuple(sorted({problem.k for problem, _ in best})))
     often = [tile for tile, _ in Counter(tile for _, tile in best).most_common(COLOURS)]
     kinds = [(tile, _colour(i), "square", (tile,)) for i, tile in enumerate(often)]
     rest = tuple({tile for _, tile in best} - {*often})
@@ -194,7 +195,7 @@ def winners(groups: Sequence[Group]) -> Chart:
 
 
 def distribution(groups: Sequence[Group], choices: Choices) -> Chart:
-    """How large a part of the problems is at most so fast, relative to each baseline."""
+    """Cumulative distribution of the speed relative to each baseline, over problems."""
     curves = [
         (index, baseline, group.compared(choices, baseline))
         for index, group in enumerate(groups)
@@ -202,27 +203,29 @@ def distribution(groups: Sequence[Group], choices: Choices) -> Chart:
     ]
     ratios = [ratio for _, _, pairs in curves for ratio in (*pairs.best, *pairs.selected)]
     x = Axis.over("speed relative to the baseline", [1.0, *ratios], log=True)
-    y = Axis("part of the problems", 0.0, 1.0, percent=True)
+    y = Axis("share of the problems", 0.0, 1.0, percent=True)
     says = (
-        "Right of 1 is faster. Both curves are of the same problems: those where both were timed beside the baseline."
+        "Cumulative distribution over problems; values above 1 are faster than the baseline. Both curves use the same "
+        "problems: those where the fastest kernel, the selected kernel and the baseline were timed in the same rounds."
     )
     chart = Chart("Speed relative to a baseline", says, x, y, one=x.at(1.0))
     for index, baseline, pairs in curves:
-        for what, values in (("best", pairs.best), ("selected", pairs.selected)):
+        for what, values in (("fastest", pairs.best), ("selected", pairs.selected)):
             if not values:
                 continue
             steps = [(x.low, 0.0)]
             for i, ratio in enumerate(sorted(values)):
                 steps += [(ratio, i / len(values)), (ratio, (i + 1) / len(values))]
             line = chart.corners([*steps, (x.high, 1.0)])
-            name = f"{groups[index].label}: {what} / {baseline}, {len(values)} of {len(groups[index].found)}"
+            problems = f"{len(values)} of {len(groups[index].found)} problems"
+            name = f"{groups[index].label}: {what} / {baseline}, {problems}"
             other = what == "selected"
             chart.series.append(Series(name, _colour(index), line=line, other=other, group=index, baseline=baseline))
     return chart
 
 
 def regret(groups: Sequence[Group], choices: Choices) -> Chart:
-    """What trying the k best of the selector would reach."""
+    """Speed of the fastest of the selector's first k kernels, relative to the fastest measured kernel."""
     counts = range(1, CHOICES + 1)
     curves: list[tuple[int, str, list[float], int]] = []
     for index, group in enumerate(groups):
@@ -232,25 +235,25 @@ def regret(groups: Sequence[Group], choices: Choices) -> Chart:
             means = [geometric_mean(values) or math.nan for values in reached]
             low = [float(np.percentile(values, 5)) for values in reached]
             curves += [(index, "geometric mean", means, len(of)), (index, "5th percentile", low, len(of))]
-    x = Axis("kernels tried, in the selector's order", 0.8, CHOICES + 0.2)
-    y = Axis.over("speed relative to the best measured", [1.0, *(v for _, _, values, _ in curves for v in values)])
+    x = Axis("k, number of kernels tried in the selector's order", 0.8, CHOICES + 0.2)
+    y = Axis.over("speed relative to the fastest", [1.0, *(v for _, _, values, _ in curves for v in values)])
     says = (
-        "The selector's model alone: neither these measurements nor those that ship, though it may have been fitted to "
-        f"them. Of {CHOICES} kernels that it names, the fastest of the first k; for every k over the same problems, "
-        "those whose first was timed at length."
+        f"Speed of the fastest of the first k kernels that the selector ranks (at most {CHOICES}), relative to the "
+        "fastest measured kernel. The selector uses only its model, which may have been fitted to these measurements, "
+        "and no measured tables. All k use the same problems: those where the selected kernel was a finalist."
     )
-    chart = Chart("Regret of the selector", says, x, y)
+    chart = Chart("Selector regret", says, x, y)
     for index, what, values, count in curves:
         points = tuple(Point(x.at(k), y.at(v), f"{k}: {v:.3f}") for k, v in zip(counts, values, strict=True))
         line = chart.corners(zip(counts, values, strict=True))
-        name = f"{groups[index].label}: {what}, {count} of {len(groups[index].found)}"
+        name = f"{groups[index].label}: {what}, {count} of {len(groups[index].found)} problems"
         shape = _shape(index)
         chart.series.append(Series(name, _colour(index), shape, points, line, what != "geometric mean", index))
     return chart
 
 
 def _tile(kernel: SlicedKernel) -> str:
-    """What tells kernels of one format apart, without stages and raster."""
+    """Tile, schedule and decomposition of a kernel."""
     try:
         config = parse_name(kernel.name)
     except ConfigError:

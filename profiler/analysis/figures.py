@@ -1,4 +1,4 @@
-"""What records say of each problem: the best kernel, the baselines, and how good the selector's choice was."""
+"""The figures of each problem in records: the fastest kernel, the baselines, and the loss of the selector's choice."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gemmill.profiler.measure.operands import argument_bytes
 
 
 class Run(NamedTuple):
-    """Where times may be compared: one problem on one GPU, by one state of the sources, in one sweep, taken alike."""
+    """The context in which times are comparable: one problem, GPU, commit, sweep and method of measurement."""
 
     problem: GemmProblem
     gpu: str
     commit: str
     sweep: str
-    """``Measurement.run``: empty in what a sweep appends, as there the file is the sweep."""
+    """``Measurement.run``; empty in the file of a single sweep."""
     regime: str
     method: int
     sizes: str = ""
@@ -32,20 +32,20 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one run says of its problem. Finalists and baselines were timed side by side; the rest was timed briefly."""
+    """The figures of one run. Finalists and baselines were timed in the same rounds; other kernels only briefly."""
 
     run: Run
     finalists: Mapping[SlicedKernel, Measurement]
-    """Kernels timed at length."""
+    """Kernels of the final stage."""
     screened: Mapping[SlicedKernel, Measurement]
-    """Kernels that were only timed briefly, and were slower then."""
+    """Kernels that were only timed in the screening stage, in which they were slower."""
     failed: tuple[Measurement, ...]
     baselines: Mapping[str, Measurement]
-    """Those that have such a GEMM, by name."""
+    """Baselines that support the GEMM, by name."""
 
     @property
     def baseline(self) -> Measurement | None:
-        """cuBLAS through PyTorch, which ratios are to; None where it has no such GEMM."""
+        """cuBLAS through PyTorch, which ratios refer to; None if it does not support the GEMM."""
         return next((self.baselines[name] for name in THROUGH_TORCH if name in self.baselines), None)
 
     @property
@@ -54,9 +54,9 @@ class Figures:
         return min(self.finalists.values(), key=_costs(self.finalists.values()), default=None)
 
     def over(self, kernel: Measurement | None, baseline: str) -> float | None:
-        """Speed of a kernel relative to a baseline, above 1 is faster; None where either was not timed.
+        """Speed of a kernel relative to a baseline, above 1 if faster; None if either was not timed.
 
-        Both count relative to cuBLAS where it was timed, as two sweeps of one problem run at different clocks.
+        Times are divided by cuBLAS's if it was timed, since two sweeps of one problem run at different clocks.
         """
         other = self.baselines.get(baseline)
         if kernel is None or kernel.us is None or other is None:
@@ -67,7 +67,7 @@ class Figures:
     def reached(self, kernels: Sequence[SlicedKernel]) -> float | None:
         """Speed of the fastest of some kernels relative to the best: 1 if it is among them, None if none was timed.
 
-        Finalists count first: what was timed briefly was timed at other clocks.
+        Screened kernels count only if no finalist is among the kernels, since their clocks were different.
         """
         known = [stage[kernel] for stage in (self.finalists, self.screened) for kernel in kernels if kernel in stage]
         if self.best is None or not known:
@@ -78,8 +78,8 @@ class Figures:
 
 
 def _costs(measurements: Iterable[Measurement]) -> Callable[[Measurement], float]:
-    """What measurements of one problem are ranked by: times over cuBLAS's beside them where all have such, since those
-    of two sweeps were at other clocks."""
+    """The cost that measurements of one problem are ranked by: the time relative to cuBLAS in the same rounds if all
+    measurements have it, since two sweeps run at different clocks; else the time."""
     return _over_cublas if all(m.ratio for m in measurements) else _us
 
 
@@ -92,7 +92,7 @@ def _us(measurement: Measurement) -> float:
 
 
 def figures(measurements: Iterable[Measurement]) -> list[Figures]:
-    """The figures of every run, in the order of the measurements; of two of one kernel the later counts."""
+    """The figures of each run, in the order of the measurements. The last measurement of a kernel counts."""
     runs: dict[Run, dict[SlicedKernel, Measurement]] = {}
     for m in measurements:
         runs.setdefault(Run(m.problem, m.gpu, m.commit, m.run, m.regime, m.method, m.sizes), {})[m.sliced] = m
@@ -113,14 +113,14 @@ def figures(measurements: Iterable[Measurement]) -> list[Figures]:
 
 
 def formats(problem: GemmProblem, sizes: str = "") -> str:
-    """The text of a problem without its extents, as in ``bf16 tn`` or ``e4m3 tn grouped=64 a_scale=1x128``, and the
+    """The text of a problem without its extents, such as ``bf16 tn`` or ``e4m3 tn grouped=64 a_scale=1x128``, with the
     sizes of its groups."""
     return f"{str(problem).partition(' ')[2]} {sizes and f'sizes={sizes}'}".rstrip()
 
 
 def moved_bytes(problem: GemmProblem) -> float:
-    """Bytes of A, B, C, D and the epilogue's tensors, each moved once; of groups, as if all were of one size, of masked
-    groups, as if they were full."""
+    """Bytes of A, B, C, D and the epilogue's tensors, each moved once. Assumes groups of equal size, and full masked
+    groups."""
     p = as_full(problem).typical()
     matrices = [(p.a_dtype, p.m * p.k), (p.b_dtype, p.k * p.n), (p.d_dtype, p.m * p.d_columns)]
     if p.c_dtype is not None:
@@ -129,11 +129,11 @@ def moved_bytes(problem: GemmProblem) -> float:
 
 
 def intensity(problem: GemmProblem) -> float:
-    """Operations a byte of A, B, C and D, each moved once."""
+    """Arithmetic intensity in FLOP per byte, with each operand moved once."""
     return problem.flops / moved_bytes(problem)
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
-    """None of no values."""
+    """The geometric mean; None without values."""
     logs = [math.log(value) for value in values]
     return math.exp(sum(logs) / len(logs)) if logs else None

@@ -1,4 +1,4 @@
-"""Which problems of a report compare with each other: those of one GPU and of like formats, where all was timed."""
+"""Group the problems of a report into those whose figures may be averaged: same GPU, similar formats, all timed."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from gemmill.runtime.select.choice import RUNNERS_UP
 from gemmill.runtime.select.selector import Selector
 
 CHOICES = 1 + RUNNERS_UP
-"""Kernels that a selector names for a problem, and so the longest list that the regret curve tries."""
+"""Number of kernels that a selector returns for a problem, which is the maximum k of the regret curve."""
 
 
 class Choices:
-    """What the selector's model would take of the kernels that were measured, were none of them measured."""
+    """The choices of the selector's model among the measured kernels, without use of the measurements."""
 
     def __init__(self, found: Sequence[Figures]) -> None:
         configs: dict[str, dict[str, GemmConfig]] = defaultdict(dict)
         self._measured: dict[str, set[SlicedKernel]] = defaultdict(set)
         self.unknown: set[str] = set()
-        """Names of kernels that were measured, and that gemmill would no longer make."""
+        """Names of measured kernels that the current version does not support."""
         for figures in found:
             for kernel in (*figures.finalists, *figures.screened):
                 self._measured[figures.run.gpu].add(kernel)
@@ -42,7 +42,7 @@ class Choices:
         self._known: dict[Run, tuple[SlicedKernel, ...]] = {}
 
     def of(self, figures: Figures) -> tuple[SlicedKernel, ...]:
-        """Kernels for the problem of a run, the best first; none where no kernel serves it."""
+        """Kernels for the problem of a run, the best first; none if no kernel supports it."""
         if figures.run not in self._known:
             selector = self._selectors.get(figures.run.gpu)
             times = selector.times(figures.run.problem) if selector else {}
@@ -52,7 +52,7 @@ class Choices:
 
 
 def _config(name: str) -> GemmConfig | None:
-    """The config of a kernel name; None where rules refuse it, or it is no name any more."""
+    """The config of a kernel name; None if the name is invalid, or the rules forbid the config."""
     try:
         config = parse_name(name)
     except ConfigError:
@@ -61,32 +61,34 @@ def _config(name: str) -> GemmConfig | None:
 
 
 def baselines(found: Sequence[Figures]) -> list[str]:
-    """Names of the baselines that any run was compared with."""
+    """Names of the baselines of all runs."""
     return [name for name in BASELINES if any(name in figures.baselines for figures in found)]
 
 
 class Compared(NamedTuple):
-    """Speeds relative to a baseline, of the same problems; without ``selected`` where none was timed at length."""
+    """Speeds relative to a baseline, over the same problems; ``selected`` and ``part`` are empty without finalists."""
 
     best: list[float]
+    """Speeds of the fastest kernels."""
     selected: list[float]
+    """Speeds of the selected kernels."""
     part: list[float]
-    """The selected kernel's relative to the best's."""
+    """Speeds of the selected kernels relative to the fastest kernels."""
 
 
 class Group(NamedTuple):
-    """Problems of one GPU and of like formats, whose ratios may be averaged."""
+    """Problems of one GPU and of similar formats, whose ratios may be averaged."""
 
     label: str
     found: list[Figures]
 
     def chosen(self, choices: Choices) -> list[Figures]:
-        """Those whose selected kernel was timed at length, beside the best."""
+        """The problems whose selected kernel was a finalist."""
         return [f for f in self.found if f.best and next(iter(choices.of(f)), None) in f.finalists]
 
     def compared(self, choices: Choices, baseline: str) -> Compared:
-        """The best and the selected kernel relative to a baseline: of the problems that have all three, or else of
-        those that have the best."""
+        """The fastest and the selected kernel relative to a baseline, over the problems that have all three; if there
+        are none, over the problems that have the fastest kernel and the baseline."""
         whole = [f for f in self.chosen(choices) if baseline in f.baselines]
         of = whole or [f for f in self.found if f.best and baseline in f.baselines]
         best = [ratio for f in of if (ratio := f.over(f.best, baseline)) is not None]
@@ -96,8 +98,8 @@ class Group(NamedTuple):
 
 
 def grouped(found: Sequence[Figures]) -> list[Group]:
-    """Groups in the order of the runs; how many groups a batch has makes no other group, and a GPU is named where there
-    are several."""
+    """Groups in the order of the runs. The number of groups of a grouped GEMM is ignored. Labels contain the GPU if
+    there are several."""
     groups: dict[tuple[str, str], list[Figures]] = defaultdict(list)
     for figures in found:
         like = re.sub(r"\b(grouped|masked|kgrouped|array)=\d+", r"\1", formats(figures.run.problem, figures.run.sizes))

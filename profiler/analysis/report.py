@@ -1,6 +1,4 @@
-"""Records as a table, as CSV for spreadsheets, as JUnit XML for CI, and as a page: one file that opens offline, in any
-width, light or dark, and on paper.
-"""
+"""Reports of records: a table, CSV for spreadsheets, JUnit XML for CI, and a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -27,17 +25,17 @@ from gemmill.profiler.baselines.baseline import CUBLASLT, THROUGH_TORCH
 from gemmill.profiler.measure.peak_rates import PeakRates
 
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML 1.0 has no place for."""
+"""Characters that XML 1.0 does not allow."""
 
 
 def rows(
     found: Sequence[Figures], choices: Choices, peak_rates: Mapping[str, PeakRates]
 ) -> list[dict[str, str | float | None]]:
-    """A row by column for every problem of every run, None for what was not measured; all have the same columns.
+    """A row for each problem of each run, by column; all rows have the same columns, with None for missing values.
 
-    Times are medians, ``low_us`` and ``high_us`` their quartiles, over so many rounds. For each baseline of any run,
-    ``<baseline>_us`` is its time, with quartiles likewise, and ``<baseline>_ratio`` the speed of the best kernel
-    relative to it. ``peak_rates`` are by GPU, as far as they are known.
+    ``us`` is the median over ``rounds``; ``low_us`` and ``high_us`` are the quartiles. For each baseline of any run,
+    ``<baseline>_us`` is its time, also with quartiles, and ``<baseline>_ratio`` the speed of the fastest kernel
+    relative to it. ``peak_rates`` are by GPU, as far as known.
     """
     present = baselines(found)
     return [_row(figures, choices.of(figures), peak_rates.get(figures.run.gpu), present) for figures in found]
@@ -81,12 +79,12 @@ def _row(
 
 
 def _time(measurement: Measurement | None) -> dict[str, float | None]:
-    """Median and quartiles."""
+    """Median and quartiles of the time."""
     return {name: getattr(measurement, name, None) for name in ("us", "low_us", "high_us")}
 
 
 def as_csv(found: Sequence[Figures], choices: Choices, peak_rates: Mapping[str, PeakRates]) -> str:
-    """A line for every problem of every run, under a line of names (RFC 4180)."""
+    """CSV with a header line and a line for each problem of each run (RFC 4180)."""
     text = io.StringIO()
     table = rows(found, choices, peak_rates)
     writer = csv.DictWriter(text, next(iter(table), {}))
@@ -96,12 +94,12 @@ def as_csv(found: Sequence[Figures], choices: Choices, peak_rates: Mapping[str, 
 
 
 def _cell(value: object) -> object:
-    """A cell that no spreadsheet takes for a formula: such a text begins with an apostrophe."""
+    """A cell; text that a spreadsheet would read as a formula gets an apostrophe in front."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def as_junit(found: Sequence[Figures]) -> str:
-    """A test case for every kernel on every problem, which fails where the kernel did; times are of one launch."""
+    """A test case for each kernel on each problem, which fails if the kernel failed; times are of one launch."""
     root = ElementTree.Element("testsuites", name="gemmill")
     for figures in found:
         run = figures.run
@@ -125,16 +123,15 @@ def _xml(text: str) -> str:
 
 
 def as_html(found: Sequence[Figures], choices: Choices, peak_rates: Mapping[str, PeakRates]) -> str:
-    """One page with everything it needs inside. Menus on it choose the baseline and the formats.
+    """A self-contained HTML page, with menus for the baseline and the formats.
 
     Raises:
         RecordError: Jinja is not installed.
-
     """
     try:
         jinja = importlib.import_module("jinja2")
     except ImportError as error:
-        raise RecordError(f"a page needs Jinja ({error}); {install('report')}") from error
+        raise RecordError(f"an HTML report requires Jinja ({error}); {install('report')}") from error
     groups, present = grouped(found), baselines(found)
     of = {id(f): index for index, group in enumerate(groups) for f in group.found}
     plots = (
@@ -175,7 +172,7 @@ def as_html(found: Sequence[Figures], choices: Choices, peak_rates: Mapping[str,
 
 
 def _machines(found: Sequence[Figures]) -> list[tuple[Any, ...]]:
-    """Where and how finalists were measured: each a row, with how many problems and in how many rounds."""
+    """The machines and methods of the finalists, a row for each, with the number of rounds and problems."""
     kinds: dict[tuple[Any, ...], list[Measurement]] = {}
     for figures in found:
         for m in figures.finalists.values():
@@ -192,7 +189,7 @@ def _from_to(values: Iterable[int]) -> str:
 
 
 class _Mean(NamedTuple):
-    """What a group comes to beside a baseline."""
+    """The averages of a group relative to a baseline."""
 
     group: int
     label: str
@@ -200,10 +197,11 @@ class _Mean(NamedTuple):
     problems: int
     of: int
     best: tuple[float, ...]
-    """Geometric mean, quartiles and the least; nothing of no problems."""
+    """Geometric mean, quartiles and minimum for the fastest kernels; empty without problems."""
     selected: tuple[float, ...]
+    """The same for the selected kernels."""
     part: float | None
-    """Of the selected kernel, relative to the best."""
+    """Geometric mean of the selected kernels relative to the fastest."""
 
 
 def _mean(index: int, group: Group, choices: Choices, baseline: str) -> _Mean:

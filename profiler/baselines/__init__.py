@@ -1,1 +1,1 @@
-"""What kernels are measured beside: cuBLAS, cuBLASLt, Triton, nvMatmulHeuristics."""
+"""Baselines that kernels are compared with: cuBLAS, cuBLASLt and Triton."""

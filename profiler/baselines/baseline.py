@@ -1,4 +1,4 @@
-"""What kernels are compared with: the same GEMM by other libraries."""
+"""All baselines: the same GEMM by other libraries."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from gemmill.profiler.baselines.cublas import Baseline
 from gemmill.profiler.measure.operands import OperandSet
 
 Prepare = Callable[[GemmProblem, Sequence[OperandSet]], Baseline | None]
-"""Prepares a GEMM on each operand set; None where the library has none of these types. GemmillError or RuntimeError
-where it then lacks this one, also at the first launch."""
+"""Prepares a GEMM on each operand set; None if the library does not support the types. If it does not support the
+shape, it raises GemmillError or RuntimeError, possibly at the first launch."""
 
 CUBLAS = "cublas"
-"""Stands where a kernel's name would: cuBLAS through PyTorch."""
+"""cuBLAS through PyTorch."""
 PER_TENSOR = "cublas-per-tensor"
-"""The same for fp8 operands of which each has one scale, in place of block scales."""
+"""cuBLAS through PyTorch, for fp8 operands with one scale per tensor instead of block scales."""
 CUBLASLT = "cublaslt"
-"""cuBLASLt with the first algorithm of its heuristic, block scales included."""
+"""cuBLASLt with the first algorithm of its heuristic; supports block scales."""
 CUBLASLT_TUNED = "cublaslt-tuned"
-"""cuBLASLt with the fastest of the algorithms that its heuristic puts first."""
+"""cuBLASLt with the fastest of the first algorithms of its heuristic."""
 TRITON = "triton"
-"""A persistent Triton kernel with the fastest of a handful of tiles."""
+"""A persistent Triton kernel with the fastest of several tiles."""
 
 BASELINES: Mapping[str, Prepare] = MappingProxyType(
     {
@@ -34,12 +34,12 @@ BASELINES: Mapping[str, Prepare] = MappingProxyType(
         TRITON: triton_matmul.tuned,
     }
 )
-"""All baselines by name."""
+"""All baselines by name. The names stand in records in place of a kernel's name."""
 THROUGH_TORCH = (CUBLAS, PER_TENSOR)
-"""Those that ratios in records are to; a problem has one of them at most."""
+"""The baselines that ratios in records refer to; at most one of them applies to a problem."""
 
 
 def absent() -> dict[str, str]:
-    """Baselines that cannot be had in this process, and why."""
+    """Baselines that are not available in this process, and why."""
     lacking = {cublaslt.missing(): (CUBLASLT, CUBLASLT_TUNED), triton_matmul.missing(): (TRITON,)}
     return {name: why for why, names in lacking.items() if why for name in names}

@@ -1,4 +1,4 @@
-"""The same GEMM by cuBLAS, through torch, or the nearest that it has."""
+"""The same GEMM by cuBLAS through torch, or the most similar GEMM that it supports."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ class Baseline:
     """A GEMM of another library on the operands of a problem."""
 
     problem: GemmProblem
-    """What it solves; it may lack the block scales, or have D in another type."""
+    """The problem that the library solves: without block scales, or with another type of D, if it lacks these."""
     operands: Sequence[OperandSet]
-    """What it reads and writes."""
+    """Its operands."""
     launch: Launch
 
 
 _FP8_PAIRS = (("e4m3", "e4m3"), ("e4m3", "e5m2"), ("e5m2", "e4m3"))
-"""What cuBLASLt multiplies of fp8 (cuBLAS documentation, ``cublasLtMatmul``)."""
+"""Combinations of fp8 types that cuBLASLt supports (cuBLAS documentation, ``cublasLtMatmul``)."""
 
 
 def lacking(problem: GemmProblem) -> str:
-    """What of a problem none of the baselines has; empty where some may have it."""
+    """The properties of a problem that no baseline supports; empty if a baseline may support it."""
     majors = (problem.a_major, problem.b_major, problem.c_major, problem.d_major)
     others = (
         (problem.batching != "strided", f"{problem.batching} matrices"),
-        (problem.epilogue != LINEAR, "an expression"),
-        (is_mixed(problem.a_dtype, problem.b_dtype), f"{problem.a_dtype} operands beside {problem.b_dtype}"),
-        ("any" in majors, "matrices that are contiguous along no extent"),
+        (problem.epilogue != LINEAR, "epilogue expressions"),
+        (is_mixed(problem.a_dtype, problem.b_dtype), f"{problem.a_dtype} operands with {problem.b_dtype}"),
+        ("any" in majors, "matrices without a contiguous extent"),
     )
     return " and ".join(what for applies, what in others if applies)
 
 
 def nearest(problem: GemmProblem) -> GemmProblem | None:
-    """What cuBLAS and cuBLASLt can solve in a problem's place: itself, or the same with D in another type.
+    """The problem that cuBLAS and cuBLASLt solve instead: the problem itself, or with another type of D.
 
-    8-bit integers give s32 whatever D is, and D of fp8 is bf16: the nearest there is. None where there is nothing near,
-    as for groups, arrays and expressions.
+    D is s32 for 8-bit integers, and bf16 instead of fp8. None if no similar problem is supported, for example for
+    groups, pointer arrays and epilogue expressions.
     """
     if lacking(problem):
         return None
@@ -61,7 +61,7 @@ def nearest(problem: GemmProblem) -> GemmProblem | None:
 
 
 def with_d(problem: GemmProblem, solved: GemmProblem, operands: Sequence[OperandSet]) -> Sequence[OperandSet]:
-    """The operands of a problem with a D for what is solved in its place."""
+    """The operands of a problem with a new D if the solved problem has another type of D."""
     if solved.d_dtype == problem.d_dtype:
         return operands
     device, by_rows = operands[0].d.device, problem.d_major == "n"
@@ -71,9 +71,9 @@ def with_d(problem: GemmProblem, solved: GemmProblem, operands: Sequence[Operand
 
 
 def unscaled(problem: GemmProblem, operands: Sequence[OperandSet]) -> Baseline | None:
-    """cuBLAS on each operand set, or None where torch has no such GEMM.
+    """cuBLAS on each operand set; None if torch does not support the GEMM.
 
-    torch may still refuse a shape or a layout with a RuntimeError at the first launch.
+    torch may still raise RuntimeError for a shape or a layout at the first launch.
     """
     solved = nearest(problem)
     if solved is None or problem.a_scale != "none":
@@ -89,7 +89,7 @@ def unscaled(problem: GemmProblem, operands: Sequence[OperandSet]) -> Baseline |
 
 
 def per_tensor(problem: GemmProblem, operands: Sequence[OperandSet]) -> Baseline | None:
-    """cuBLAS with one scale, 1, for each operand, and fast accumulation, in place of block scales."""
+    """cuBLAS with one scale of 1 per operand instead of block scales, and with fast accumulation."""
     solved = nearest(problem)
     if solved is None or problem.a_scale == "none" or problem.batch > 1 or problem.c_dtype is not None:
         return None
@@ -99,10 +99,9 @@ def per_tensor(problem: GemmProblem, operands: Sequence[OperandSet]) -> Baseline
 
 
 def _matmul(problem: GemmProblem, operands: Sequence[OperandSet]) -> Launch:
-    """``torch.mm`` and its like.
+    """``torch.mm``, ``bmm``, ``addmm`` or ``baddbmm``.
 
-    torch adds C in place: with another tensor for C it would copy C to D first. So D stands for C, which moves the same
-    bytes.
+    torch adds C in place; it would first copy a separate C to D. So C is D itself, which moves as many bytes.
     """
     options: dict[str, Any] = {}
     if problem.d_dtype != ("f32" if problem.a_dtype == "tf32" else problem.a_dtype):
@@ -138,7 +137,7 @@ def _scaled_mm(operands: Sequence[OperandSet], fast: bool) -> Launch:
 
 @contextmanager
 def _precision(problem: GemmProblem) -> Iterator[None]:
-    """torch's global switches as the problem asks, and back."""
+    """Set torch's global precision switches for a problem, and restore them."""
     settings = torch().backends.cuda.matmul
     half, single = settings.allow_fp16_accumulation, torch().get_float32_matmul_precision()
     settings.allow_fp16_accumulation = problem.accumulator == "f16"

@@ -1,6 +1,6 @@
-"""The same GEMM by cuBLASLt itself: by the algorithm that its heuristic names first, or the fastest of the first few.
+"""The same GEMM by cuBLASLt: with the first algorithm of its heuristic, or the fastest of the first few.
 
-It is called through the bindings of nvmath-python, which are treated as ``Any`` and imported where they are needed.
+It is called through the bindings of nvmath-python, which are typed as ``Any`` and imported only where needed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gemmill.profiler.measure.graph_timing import Launch, fastest
 from gemmill.profiler.measure.operands import BETA, OperandSet, torch
 
 CANDIDATES = 16
-"""Algorithms that are asked for and timed."""
+"""Number of algorithms requested and timed."""
 WORKSPACE_BYTES = 32 << 20
-"""Workspace that an algorithm may use, as much as PyTorch gives cuBLASLt on Hopper."""
+"""Workspace of an algorithm, as large as PyTorch's for cuBLASLt on Hopper."""
 
 _SUMS = {
     "f16": ("COMPUTE_16F", np.float16),
@@ -39,7 +39,7 @@ _SCALES = {"1x128": "VEC128_32F", "128x128": "BLK128x128_32F"}
 
 
 class Stored(NamedTuple):
-    """A matrix as it lies in memory, in cuBLASLt's terms: column-major, to be transposed first or not."""
+    """The memory layout of a matrix in cuBLASLt's terms: column-major, optionally transposed before the product."""
 
     rows: int
     columns: int
@@ -51,7 +51,7 @@ class Stored(NamedTuple):
 
 
 def stored(tensor: Any, row_major: bool) -> Stored:
-    """How a matrix, or a batch of them, lies in memory: rows one after the other are columns of its transpose."""
+    """The memory layout of a matrix, or a batch of them; a row-major matrix is its column-major transpose."""
     rows, columns = tensor.shape[-2:]
     stride = tensor.stride(0) if tensor.dim() == 3 else 0
     if row_major:
@@ -60,7 +60,7 @@ def stored(tensor: Any, row_major: bool) -> Stored:
 
 
 def column_major(problem: GemmProblem, operands: OperandSet) -> tuple[GemmProblem, OperandSet]:
-    """The same work with D m-major: itself, or D^T = B^T A^T. All that cuBLASLt has for every type is column-major."""
+    """The same problem with an M-major D: itself, or D^T = B^T A^T. cuBLASLt supports all types only column-major."""
     if problem.d_major == "m":
         return problem, operands
 
@@ -74,9 +74,9 @@ def column_major(problem: GemmProblem, operands: OperandSet) -> tuple[GemmProble
 
 
 def stored_scales(scales: Any, scale: str) -> Any:
-    """A copy of block scales, (rows, blocks of K), as cuBLASLt reads them.
+    """A copy of block scales (rows, blocks of K) in the layout of cuBLASLt.
 
-    Of vectors those of neighbouring rows are neighbours. Of squares those along K are, in lines of a multiple of four
+    1x128 scales are contiguous along the rows. 128x128 scales are contiguous along K, padded to a multiple of four
     (cuBLAS documentation, "1D and 2D block scaling for FP8 data types").
     """
     if scale == "1x128":
@@ -85,7 +85,7 @@ def stored_scales(scales: Any, scale: str) -> Any:
 
 
 class _Library(NamedTuple):
-    """What all calls share."""
+    """The modules, handle and workspace of all calls."""
 
     lt: Any
     """The module ``nvmath.bindings.cublasLt``."""
@@ -110,21 +110,21 @@ def _library() -> _Library:
 
 
 def missing() -> str:
-    """Why cuBLASLt cannot be called in this process; empty where it can."""
+    """Why cuBLASLt is not available in this process; empty if it is."""
     try:
         _library()
     except ImportError as error:
-        return f"nvmath-python cannot be imported ({error}); {install('cublaslt')}"
+        return f"cannot import nvmath-python ({error}); {install('cublaslt')}"
     except RuntimeError as error:  # no library, or none for this driver
-        return f"nvmath-python has no cuBLASLt to call: {error}"
+        return f"nvmath-python cannot load cuBLASLt: {error}"
     return ""
 
 
 def first(problem: GemmProblem, operands: Sequence[OperandSet]) -> Baseline | None:
-    """cuBLASLt with the first algorithm of its heuristic; None where it has no such types.
+    """cuBLASLt with the first algorithm of its heuristic; None if it does not support the types.
 
     Raises:
-        UnsupportedProblemError: it has no algorithm; launches raise it too.
+        UnsupportedProblemError: cuBLASLt has no algorithm; launches raise it, too.
     """
     solved = _solved(problem)
     if solved is None:
@@ -135,10 +135,10 @@ def first(problem: GemmProblem, operands: Sequence[OperandSet]) -> Baseline | No
 
 
 def tuned(problem: GemmProblem, operands: Sequence[OperandSet]) -> Baseline | None:
-    """cuBLASLt with the fastest of the algorithms that its heuristic puts first, each timed briefly.
+    """cuBLASLt with the fastest of the first algorithms of its heuristic, each timed briefly.
 
     Raises:
-        UnsupportedProblemError: as for :func:`first`.
+        UnsupportedProblemError: cuBLASLt has no algorithm; launches raise it, too.
     """
     solved = _solved(problem)
     if solved is None:
@@ -147,12 +147,12 @@ def tuned(problem: GemmProblem, operands: Sequence[OperandSet]) -> Baseline | No
         matmul = _Matmul(solved, with_d(problem, solved, operands))
         launches = [launch for algorithm in matmul.algorithms(CANDIDATES) if _runs(launch := matmul.launch(algorithm))]
         if not launches:
-            raise UnsupportedProblemError(f"none of cuBLASLt's algorithms for {solved} can be launched")
+            raise UnsupportedProblemError(f"cuBLASLt cannot launch any of its algorithms for {solved}")
         return Baseline(solved, matmul.operands, launches[fastest(launches, solved, len(operands))])
 
 
 def _runs(launch: Launch) -> bool:
-    """Whether cuBLASLt takes an algorithm at its launch as well."""
+    """Whether cuBLASLt can launch an algorithm; its heuristic may return others."""
     try:
         launch(0)
     except UnsupportedProblemError:
@@ -161,7 +161,8 @@ def _runs(launch: Launch) -> bool:
 
 
 def _solved(problem: GemmProblem) -> GemmProblem | None:
-    """What cuBLASLt can solve in a problem's place; C must have the major of D, block scales be f32 without a batch."""
+    """The problem that cuBLASLt solves instead; None unless C has the majorness of D, and block scales are f32 without
+    a batch."""
     solved = nearest(problem)
     scaled = problem.a_scale != "none"
     if solved is None or problem.c_major not in (None, problem.d_major):
@@ -173,15 +174,15 @@ def _solved(problem: GemmProblem) -> GemmProblem | None:
 
 @contextmanager
 def _refusals(problem: GemmProblem) -> Iterator[None]:
-    """Errors of cuBLASLt as ours, with the problem."""
+    """Convert errors of cuBLASLt to UnsupportedProblemError with the problem."""
     try:
         yield
     except _library().lt.cuBLASLtError as error:
-        raise UnsupportedProblemError(f"cuBLASLt refuses {problem}: {error}") from None
+        raise UnsupportedProblemError(f"cuBLASLt does not support {problem}: {error}") from None
 
 
 class _Matmul:
-    """What describes one GEMM to cuBLASLt, on some operand sets."""
+    """cuBLASLt's descriptors of one GEMM, and the pointers of its operand sets."""
 
     def __init__(self, problem: GemmProblem, operands: Sequence[OperandSet]) -> None:
         self.problem, self.operands = problem, operands
@@ -202,7 +203,7 @@ class _Matmul:
             return result
 
         self._a, self._b = layout(a, swapped.a_dtype), layout(b, swapped.b_dtype)
-        # One layout for C and D: without a C, D stands there and beta is 0.
+        # One layout for C and D; without a C, D is passed as C and beta is 0.
         self._d = layout(stored(o.d, False), swapped.d_dtype)
 
         sums, factor = _SUMS[problem.accumulator]
@@ -241,10 +242,11 @@ class _Matmul:
         self._describe("B_SCALE_POINTER", b.data_ptr())
 
     def algorithms(self, count: int) -> list[Any]:
-        """So many algorithms of cuBLASLt's heuristic, or as many as it has: those first that it takes for the fastest.
+        """At most ``count`` algorithms of cuBLASLt's heuristic, the fastest by its estimate first.
 
         Raises:
-            UnsupportedProblemError: it has none that can run; cuBLASLt's own error where it says so itself.
+            UnsupportedProblemError: cuBLASLt returns no usable algorithm.
+            cuBLASLtError: cuBLASLt fails.
         """
         lt = _library().lt
         found, returned = lt.MatmulHeuristicResult(count), np.zeros(1, np.int32)
@@ -263,7 +265,7 @@ class _Matmul:
         return usable
 
     def launch(self, algorithm: Any) -> Launch:
-        """A launch by one of :meth:`algorithms`: its first member is what cuBLASLt wants."""
+        """A launch with one of :meth:`algorithms`; cuBLASLt reads the first member of the struct."""
         lt, _, _, handle, workspace = _library()
 
         def launch(index: int) -> None:

@@ -7,7 +7,7 @@ import triton.language as tl
 
 BAND = tl.constexpr(8)
 TILE_K_BITS = tl.constexpr(1024)
-"""The widest swizzle of TMA."""
+"""K of a stage in bits: the widest swizzle of TMA, 128 bytes."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -21,10 +21,10 @@ def multiply(  # type: ignore[no-untyped-def]  # Triton evaluates annotations
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
 ):
-    """D (M, N) = A (M, K) B^T of B (N, K), given as TMA descriptors. Persistent: a program takes tile after tile.
+    """D (M, N) = A (M, K) B^T with B (N, K), all given as TMA descriptors. Persistent: each program loops over tiles.
 
-    Tiles are walked in groups of BAND rows of tiles, column by column: neighbours share them in L2. A stage has
-    TILE_K_BITS of K.
+    Programs process groups of BAND rows of tiles, column by column, so that concurrent tiles share operands in L2. A
+    stage has TILE_K_BITS of K.
     """
     SUMS: tl.constexpr = tl.int32 if a.dtype == tl.int8 else tl.float32
     TILE_K: tl.constexpr = TILE_K_BITS // a.dtype.primitive_bitwidth

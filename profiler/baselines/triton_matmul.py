@@ -1,6 +1,6 @@
-"""The same GEMM by a persistent Triton kernel, the fastest of a handful of tiles.
+"""The same GEMM by a persistent Triton kernel, with the fastest of several tiles.
 
-Triton, which comes with PyTorch, is treated as ``Any`` and imported where it is needed.
+Triton, which comes with PyTorch, is typed as ``Any`` and imported only where needed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gemmill.profiler.measure.graph_timing import Launch, fastest
 from gemmill.profiler.measure.operands import OperandSet, torch
 
 TILE_K_BYTES = 128
-"""A stage's K, as the kernel has it: the widest swizzle of TMA."""
+"""K of a stage in bytes: the widest swizzle of TMA."""
 TILES = (
     # M, N, warps, stages
     (128, 256, 8, 3),
@@ -29,26 +29,27 @@ TILES = (
     (64, 128, 4, 5),
     (64, 64, 4, 6),
 )
-"""What is tried."""
+"""The candidate tiles."""
 
 
 def missing() -> str:
-    """Why Triton cannot be used in this process; empty where it can."""
+    """Why Triton is not available in this process; empty if it is."""
     try:
         importlib.import_module("gemmill.profiler.baselines.triton_kernel")
         importlib.import_module("triton.tools.tensor_descriptor")
     except ImportError as error:
-        return f"Triton cannot be imported ({error}); {install('torch')}"
-    return "" if torch().cuda.get_device_capability() >= (9, 0) else "its kernel needs TMA, a Hopper GPU or newer"
+        return f"cannot import Triton ({error}); {install('torch')}"
+    return "" if torch().cuda.get_device_capability() >= (9, 0) else "its kernel requires TMA (Hopper or newer)"
 
 
 def tuned(problem: GemmProblem, operands: Sequence[OperandSet]) -> Baseline | None:
-    """The fastest tile's kernel on each operand set; None for what the kernel is not written for.
+    """The kernel with the fastest tile, on each operand set; None if the kernel does not support the problem.
 
-    It has bf16, f16 and 8-bit types with sums in 32 bits, fp8 with fast accumulation; A and B K-major, no C, no batch.
+    It supports bf16, f16 and 8-bit types with 32-bit accumulators, and fp8 with fast accumulation. A and B must be
+    K-major; C and batches are not supported.
 
     Raises:
-        UnsupportedProblemError: rows are not multiples of 16 bytes, no tile fits, or Triton does not compile it.
+        UnsupportedProblemError: rows are not multiples of 16 bytes, no tile fits, or Triton cannot compile the kernel.
     """
     a, d = problem.a_dtype, problem.d_dtype
     exact, fp8 = a == "s8", a in FP8
@@ -63,18 +64,18 @@ def tuned(problem: GemmProblem, operands: Sequence[OperandSet]) -> Baseline | No
     ):
         return None
     if min(problem.a_align, problem.b_align, problem.d_align) < 16:
-        raise UnsupportedProblemError(f"TMA needs rows of a multiple of 16 bytes; {problem} has others")
+        raise UnsupportedProblemError(f"{problem}: TMA requires rows of a multiple of 16 bytes")
     triton = importlib.import_module("triton")
     launches: list[Launch] = []
     for tile in TILES:
         launch = _launch(problem, operands, *tile)
         try:
             launch(0)
-        except triton.OutOfResources:  # of shared memory: D in 32 bits takes more
+        except triton.OutOfResources:  # shared memory; a 32-bit D needs more
             continue
         except triton.TritonError as error:
             says = f"{type(error).__name__}: {error}".partition("\n")[0]
-            raise UnsupportedProblemError(f"Triton does not compile the kernel for {problem}: {says}") from None
+            raise UnsupportedProblemError(f"Triton cannot compile the kernel for {problem}: {says}") from None
         launches.append(launch)
     if not launches:
         raise UnsupportedProblemError(f"no tile of the Triton kernel fits {problem}")
@@ -82,7 +83,7 @@ def tuned(problem: GemmProblem, operands: Sequence[OperandSet]) -> Baseline | No
 
 
 def arguments(problem: GemmProblem, operands: OperandSet) -> tuple[Any, Any, Any]:
-    """What the kernel multiplies, (rows, K), and what it writes: of an m-major D its transpose, B^T A^T."""
+    """The operands of the kernel, both (rows, K), and its output; for an M-major D, it computes D^T = B^T A^T."""
     left, right, d = operands.a, operands.b.mT, operands.d
     return (left, right, d) if problem.d_major == "n" else (right, left, d.mT)
 

@@ -1,1 +1,1 @@
-"""Problems from files that people already have: lists, tables, headers, logs and traces, read as data."""
+"""Read problems from files of other tools: lists, tables, headers, logs and traces. No code of a file is executed."""

@@ -1,5 +1,5 @@
-"""Problems of benchmarks: of hipBLASLt's and rocBLAS's benches (YAML, lines that logs have of it, command lines), and
-of DeepBench's headers, C++ lists of ``std::make_tuple(m, n, k, a_t, b_t)``.
+"""Problems of benchmarks: YAML files, logs and command lines of hipblaslt-bench and rocblas-bench, and the C++ headers
+of DeepBench, which are lists of ``std::make_tuple(m, n, k, a_t, b_t)``.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ Call = Mapping[str, object]
 
 
 def read_commands(file: TextFile) -> Imported | None:
-    """Problems of command lines, wherever they stand in a line; those behind # are left alone. None where none is."""
+    """Problems of command lines, anywhere in a line, except comments; None if the text has no command lines."""
     text = file.text
     if not ("hipblaslt-bench" in text or "rocblas-bench" in text) or not (" -m " in text or "--sizem" in text):
         return None
-    into = Collector(file.path, "command lines of hipBLASLt's or rocBLAS's bench")
+    into = Collector(file.path, "command lines of hipblaslt-bench or rocblas-bench")
     for number, line in enumerate(file.lines, 1):
         if line.lstrip().startswith("#") or (found := _COMMAND.search(line)) is None:
             continue
@@ -68,27 +68,28 @@ def read_commands(file: TextFile) -> Imported | None:
 
 
 def read_yaml(file: TextFile) -> Imported | None:
-    """Problems of a bench's YAML: a mapping a line, as logs have them, or definitions and tests. None for others."""
+    """Problems of a benchmark's YAML: one mapping per line, as in logs, or definitions and tests. None for other
+    texts."""
     text = file.text
     if not any(word in text for word in ("rocblas_function", "matrix_size", "transA")):
         return None
-    into = Collector(file.path, "YAML of hipBLASLt's or rocBLAS's bench")
+    into = Collector(file.path, "YAML of hipblaslt-bench or rocblas-bench")
     lines = text.split("\n")
     logged = [line for line in lines if _LOGGED.match(line)]
     if logged and "Tests:" not in lines and all("}" in line for line in logged[:-1]):
         return _read_logged(into, lines)
     if len(text) > MAX_BYTES:
-        raise into.error(1, f"has {len(text):,} characters, more than the {MAX_BYTES:,} YAML may have; split it")
+        raise into.error(1, f"has {len(text):,} characters; YAML can have at most {MAX_BYTES:,}; split the file")
     for number, written in enumerate(lines, 1):
         if found := _INCLUDE.match(written):
-            into.note(number, f"include: {shown(found[1])} is not followed; what it defines is not known")
+            into.note(number, f"include: {shown(found[1])} is not read, so its definitions are missing")
     known = set(_ANCHOR.findall(text))
     plain = _INCLUDE.sub("#", text)
     plain = _ALIAS.sub(lambda alias: alias[0] if alias[1] in known else f'"*{alias[1]}"', plain)
     try:
         document = read_document(file.path, lambda *_: plain.encode())
     except ManifestError as error:
-        if not logged and "matrix_size" not in text:  # a text of another kind
+        if not logged and "matrix_size" not in text:  # another format
             return None
         raise RecordError(str(error)) from None
     root = document.data
@@ -103,7 +104,7 @@ def read_yaml(file: TextFile) -> Imported | None:
         line = document.values[location][0]
         with into.at(line):
             if not isinstance(test, dict):
-                raise LeftOut("a test that is no mapping")
+                raise LeftOut("a test must be a mapping")
             calls = _calls(into, test, line, left)
             left -= len(calls)
             for call in calls:
@@ -117,7 +118,7 @@ def _read_logged(into: Collector, lines: list[str]) -> Imported:
         if not _LOGGED.match(line):
             continue
         if "}" not in line:
-            raise into.error(number, "the mapping is not closed; remove or complete the line")
+            raise into.error(number, "the mapping is not closed; complete or remove the line")
         call = {key: double or single or bare for key, double, single, bare in _PAIR.findall(line) if key in _KEYS}
         with into.at(number):
             into.add(_problem(call), number, extent("call_count", call.get("call_count", 1)))
@@ -125,7 +126,7 @@ def _read_logged(into: Collector, lines: list[str]) -> Imported:
 
 
 def _calls(into: Collector, test: Mapping[str, object], line: int, most: int) -> list[Call]:
-    """The calls of a test: every combination of what its keys list."""
+    """The calls of a test: all combinations of the values of its keys."""
     choices: list[list[Call]] = []
     for key, value in test.items():
         found: dict[str, Call] = {}
@@ -136,18 +137,18 @@ def _calls(into: Collector, test: Mapping[str, object], line: int, most: int) ->
         if any(found.values()):
             choices.append([*found.values()])
     if math.prod(map(len, choices)) > most:
-        raise into.error(line, f"a file may stand for {MAX_PROBLEMS:,} problems, and this has more; split it")
+        raise into.error(line, f"the file has more than {MAX_PROBLEMS:,} problems; split it")
     return [{key: value for part in parts for key, value in part.items()} for parts in itertools.product(*choices)]
 
 
 def _flat(value: object) -> list[object]:
-    """A value, or those of a list and of the lists in it."""
+    """The values of a list, flattened by one level; a single value as a list."""
     listed = value if isinstance(value, list) else [value]
     return [part for item in listed for part in (item if isinstance(item, list) else [item])]
 
 
 def _functions(value: object) -> list[object]:
-    """Functions, by name or as ``name: types``, as a call for each of their types."""
+    """Calls of functions, which are given as names or as ``name: types``: one call for each type."""
     found: list[object] = []
     for item in _flat(value):
         named = item if isinstance(item, dict) else {str(item): {}}
@@ -158,17 +159,17 @@ def _functions(value: object) -> list[object]:
 
 
 def _problem(call: Call) -> Fields:
-    """The problem of a call by the names that the benches have; LeftOut for what is no GEMM of real numbers."""
+    """The problem of a call, with the names of the benchmarks; LeftOut if it is not a GEMM of real numbers."""
     function = str(call.get("rocblas_function") or call.get("function") or "gemm")
     if "gemm" not in function and function != "matmul" and not function.startswith("*"):
-        raise LeftOut(f"the function is {shown(function)}; only GEMMs are read")
+        raise LeftOut(f"the function {shown(function)} is not supported; only GEMMs are")
     if str(call.get("grouped_gemm", "0")) not in ("0", "false"):
-        raise LeftOut("a grouped GEMM, whose groups are not read")
+        raise LeftOut("grouped GEMMs are not supported in this format")
     if call.get("activation_type", "none") != "none":
-        raise LeftOut(f"the activation is {shown(call['activation_type'])}; none is read")
+        raise LeftOut(f"the activation {shown(call['activation_type'])} is not supported in this format")
     letter = _LETTER.match(function)
     if letter and letter[1] not in blas.LETTERS:
-        raise LeftOut(f"{shown(function)}: numbers are complex, or of a type that is not here")
+        raise LeftOut(f"{shown(function)}: complex numbers and this type are not supported")
     common = call.get("precision") or (blas.LETTERS[letter[1]] if letter else None)
     types = {name: _unless_alias(call.get(f"{name}_type") or common) for name in "abcd"}
     return blas.problem(
@@ -183,7 +184,7 @@ def _problem(call: Call) -> Fields:
 
 
 def _unless_alias(word: object) -> object:
-    """A type, or None where it is what an included file defines."""
+    """A type; None if it is an alias that an included file defines."""
     return None if isinstance(word, str) and word.startswith("*") else word
 
 
@@ -193,23 +194,23 @@ _BOOLS = {"true": True, "false": False, "1": True, "0": False}
 
 
 def read_header(file: TextFile) -> Imported | None:
-    """Problems of a header, column-major as cuBLAS takes them; comments are none of it. None for other texts."""
+    """Problems of a header, column-major as in cuBLAS, without comments; None for other texts."""
     text = file.text
     if "make_tuple" not in text or "std::tuple" not in text:
         return None
-    into = Collector(file.path, "a header of DeepBench")
+    into = Collector(file.path, "a DeepBench header")
     code = _COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), text)
     line = last = 0
     for found in _TUPLE.finditer(code):
         line, last = line + code.count("\n", last, found.start()), found.start()
         if not found[2]:
-            raise into.error(line + 1, "a tuple is not closed; write std::make_tuple(m, n, k, a_t, b_t)")
+            raise into.error(line + 1, "the tuple is not closed; expected std::make_tuple(m, n, k, a_t, b_t)")
         with into.at(line + 1):
             values = [value.strip() for value in found[1].split(",")]
             if len(values) != 5 or values[3] not in _BOOLS or values[4] not in _BOOLS:
-                raise LeftOut(f"a tuple of {len(values)}; a GEMM is m, n, k, a_t, b_t, and others are not read")
+                raise LeftOut(f"a tuple of {len(values)} values; only GEMMs (m, n, k, a_t, b_t) are supported")
             if any(whole(value) is None for value in values[:3]):
-                raise LeftOut(f"{shown(', '.join(values[:3]))}: m, n and k must be whole numbers")
+                raise LeftOut(f"{shown(', '.join(values[:3]))}: m, n and k must be integers")
             fields = blas.problem(
                 dict(zip("mnk", values, strict=False)),
                 transposed_a=_BOOLS[values[3]],

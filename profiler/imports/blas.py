@@ -1,7 +1,8 @@
-"""What others call dtypes and what is done after a product, and BLAS calls as problems here.
+"""Convert names of dtypes, epilogues and BLAS calls of other libraries to gemmill's problems.
 
-BLAS is column-major: it computes C (m x n) = op(A) (m x k) op(B) (k x n). The same bytes read by rows are the product
-of the transposes, so its B is A here and its A is B, m is N and n is M, and D is row-major as PyTorch's is.
+BLAS is column-major: it computes C (m x n) = op(A) (m x k) op(B) (k x n). Read as row-major, the same bytes are the
+product of the transposes. Therefore the B of BLAS becomes A and its A becomes B, m becomes N and n becomes M, and D is
+row-major, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ _PREFIXES = ("torch.", "c10::", "cuda_", "hip_", "r_")
 
 
 def dtype(word: object, what: str) -> DTypeName:
-    """The dtype that a word of another library means; LeftOut where it is none that kernels here take."""
+    """The dtype for a word of another library; LeftOut if gemmill does not support it."""
     key = word.strip().lower().replace(" ", "_") if isinstance(word, str) else ""
     for prefix in _PREFIXES:
         key = key.removeprefix(prefix)
     name = NAMES.get(key)
     if name is None or DTYPES[name].is_scale:
-        raise LeftOut(f"the type of {what} is {shown(word)}; those here are {', '.join(DTYPES)}")
+        raise LeftOut(f"the type of {what}, {shown(word)}, is not supported; expected {', '.join(DTYPES)}")
     return name
 
 
 def compute(word: str) -> tuple[DTypeName | None, bool]:
-    """The accumulator that a BLAS compute type means, if it says one, and whether it multiplies f32 as TF32."""
+    """The accumulator of a BLAS compute type, or None if it has none, and whether f32 operands are used as TF32."""
     key = word.strip().lower().removeprefix("cublas_").removeprefix("compute_").removeprefix("c_")
     key = key.replace("_pedantic", "")
     if "tf32" in key or "xf32" in key:
@@ -44,7 +45,7 @@ _SUFFIX: Mapping[str, str] = MappingProxyType({name: f".{name}" for name in DTYP
 
 
 def epilogue(function: str, bias: DTypeName | None, *, adds_c: bool = False) -> str | None:
-    """The epilogue that applies a function to a product, to which a bias of N elements was added; None for none."""
+    """The epilogue that adds a bias of N elements and applies a function; None without both."""
     if not function and bias is None:
         return None
     value = "alpha * acc" + (" + beta * c" if adds_c else "") + (f" + bias{_SUFFIX[bias]}[n]" if bias else "")
@@ -52,22 +53,22 @@ def epilogue(function: str, bias: DTypeName | None, *, adds_c: bool = False) -> 
 
 
 LETTERS: Mapping[str, str] = {"s": "f32_r", "d": "f64_r", "h": "f16_r"}
-"""Types by the letter in a function's name."""
+"""Types by the letter in the name of a BLAS function."""
 
 
 def is_transposed(name: str, value: object) -> bool:
-    """Whether an operation is a transpose: ``T``, ``OP_T``, ``CUBLAS_OP_T(1)``, or ``C``, the same for real numbers."""
+    """Whether an operation is a transpose: ``T``, ``OP_T``, ``CUBLAS_OP_T(1)``, or ``C``, which is equal for reals."""
     word = str(value).strip().upper().removeprefix("CUBLAS_").removeprefix("OP_").partition("(")[0]
     if word not in ("N", "T", "C"):
-        raise LeftOut(f"{name} is {shown(value)}; allowed: N, T or C")
+        raise LeftOut(f"{name} is {shown(value)}; it must be N, T or C")
     return word != "N"
 
 
 def adds_c(beta: object) -> bool:
-    """Whether C is added: beta is a number that is not 0."""
+    """Whether C is added: beta is a number other than 0."""
     try:
         return float(str(beta)) != 0
-    except ValueError:  # not said, or an address
+    except ValueError:  # missing, or an address
         return False
 
 
@@ -84,13 +85,13 @@ def problem(
     """The problem of a BLAS call.
 
     Args:
-        extents: its ``m``, ``n``, ``k`` and, where there is one, ``batch``.
+        extents: ``m``, ``n``, ``k`` and optionally ``batch`` of the call.
         transposed_a: whether op(A) is a transpose.
-        transposed_b: whether op(B) is.
-        types: of ``a`` to ``d`` as BLAS calls them, where they are said.
-        computes_in: its compute type, where that is said.
+        transposed_b: whether op(B) is a transpose.
+        types: types of ``a`` to ``d`` with their names in BLAS, as far as known.
+        computes_in: compute type; empty if unknown.
         beta: factor of C.
-        batching: how the batch is found, unless at one stride.
+        batching: batching of the problem; empty for a strided batch.
     """
     fields: dict[str, int | str] = {
         "m": extent("n", extents.get("n")),

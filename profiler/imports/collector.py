@@ -1,4 +1,4 @@
-"""What a reader collects: the problems of a file, each once with a count, and what had to be left out, and why."""
+"""Collect the distinct problems of a file with their counts, and the reasons for skipped entries."""
 
 from __future__ import annotations
 
@@ -13,70 +13,70 @@ from gemmill.library.errors import RecordError
 from gemmill.library.problem import MAX_EXTENT
 
 MAX_PROBLEMS = 100_000
-"""Most different problems of a file."""
+"""Maximum number of distinct problems in a file."""
 MOST_NAMED = 20
-"""Reasons to leave something out that are named; what else there is, is counted."""
+"""Maximum number of listed reasons for skipped entries; the others are only counted."""
 _EXTENTS = ("m", "n", "k", "batch", "groups")
 _MAX_COUNT = 1 << 62
 _MOST_DIGITS = 18
 MAX_JSON = 16 << 20
-"""Most bytes of a JSON text that is read at once: a hundred thousand problems take less."""
+"""Maximum size of a JSON text; a hundred thousand problems take less."""
 LONGEST_LINE = 20_000
-"""Characters of a line that is read."""
+"""Maximum length of a line; longer lines are skipped."""
 
 Fields = Mapping[str, int | str]
-"""Keywords of a problem as people write them."""
+"""Keywords of a problem, as in its text form."""
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """A text, and what its formats may lack."""
+    """A text, with extents that its format may lack."""
 
     path: Path
-    """Its place, for messages, and for the one format that has extents in its name."""
+    """Path of the file, for messages; one format has extents in the name of the file."""
     text: str
     m: Sequence[int] = ()
-    """Extents M for formats that have none."""
+    """Values of M for formats without M."""
     k: Sequence[int] = ()
-    """Extents K for formats that have none."""
+    """Values of K for formats without K."""
 
     @cached_property
     def lines(self) -> list[str]:
-        """Its lines; empty where one is too long to be read, as patterns could take forever."""
+        """The lines of the text. Lines that are too long are empty, since patterns could take forever on them."""
         return [line if len(line) <= LONGEST_LINE else "" for line in self.text.split("\n")]
 
 
 class LeftOut(Exception):
-    """Something that a file has cannot be served, or is incomplete; the message says what and why."""
+    """Raised for an entry of a file that is skipped, since it is not supported or incomplete."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedProblem:
-    """A problem as a file has it."""
+    """A problem of a file."""
 
     fields: Fields
-    """What the file says of it: ``m``, ``n``, ``k``, ``batch``, dtypes ``a`` to ``d``, majors, ``accumulator``, scales,
-    ``batching``, ``groups``, ``epilogue``. What is not there, the file leaves open."""
+    """The keywords in the file: ``m``, ``n``, ``k``, ``batch``, dtypes ``a`` to ``d``, majors, ``accumulator``, scales,
+    ``batching``, ``groups``, ``epilogue``. Missing keywords are unknown."""
     count: int = 1
-    """How often it ran, or is listed."""
+    """How often the problem ran, or is listed."""
     where: str = ""
-    """``file:line`` where it stands first."""
+    """``file:line`` of its first occurrence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What was understood of a file."""
+    """The problems of a file."""
 
     format: str
-    """The format in words, as in ``a table of hipBLASLt's or rocBLAS's benchmark``."""
+    """Description of the format, such as ``a table of hipblaslt-bench or rocblas-bench``."""
     problems: tuple[ListedProblem, ...]
-    """Different problems, in the order in which they occur first."""
+    """Distinct problems, in the order of their first occurrence."""
     left_out: tuple[str, ...]
-    """What is not among the problems, or was assumed of them: place and reason, each reason once, with a count."""
+    """Notes on skipped entries and on assumptions: place and reason, each reason once, with a count."""
 
 
 class Collector:
-    """Problems of one file. Equal ones are merged, and so are equal reasons to leave something out."""
+    """Collects the problems of one file and the notes on it; merges equal problems and equal notes."""
 
     def __init__(self, path: Path, form: str) -> None:
         self.path = path
@@ -86,26 +86,26 @@ class Collector:
         self._unnamed = 0
 
     def place(self, line: int) -> str:
-        """``file:line``."""
+        """The location ``file:line``."""
         return f"{self.path}:{line}"
 
     def add(self, fields: Fields, line: int, count: int = 1) -> None:
-        """Take a problem; LeftOut where an extent is missing or none that a kernel takes."""
+        """Add a problem; LeftOut if an extent is missing or out of range."""
         if missing := [key for key in _EXTENTS[:3] if key not in fields]:
-            raise LeftOut(f"{', '.join(missing)} missing")
+            raise LeftOut(f"missing {', '.join(missing)}")
         for key in _EXTENTS:
             if key in fields and not 1 <= int(fields[key]) <= MAX_EXTENT:
-                raise LeftOut(f"{key} is {fields[key]}; allowed: from 1 to {MAX_EXTENT:,}")
+                raise LeftOut(f"{key} is {fields[key]}; it must be from 1 to {MAX_EXTENT:,}")
         if not 1 <= count <= _MAX_COUNT:
-            raise LeftOut(f"a count of {count:,}")
+            raise LeftOut(f"the count is {count:,}; it must be from 1 to {_MAX_COUNT:,}")
         identity = tuple(sorted((key, value) for key, value in fields.items() if (key, value) != ("batch", 1)))
         before, where = self._problems.get(identity, (0, self.place(line)))
         self._problems[identity] = before + count, where
         if len(self._problems) > MAX_PROBLEMS:
-            raise self.error(line, f"there are more than {MAX_PROBLEMS:,} different problems; split the file")
+            raise self.error(line, f"the file has more than {MAX_PROBLEMS:,} distinct problems; split it")
 
     def note(self, line: int, why: str) -> None:
-        """Say that something is left out or assumed, and why."""
+        """Add a note on a skipped entry or an assumption."""
         if why in self._reasons or len(self._reasons) < MOST_NAMED:
             before, where = self._reasons.get(why, (0, self.place(line)))
             self._reasons[why] = before + 1, where
@@ -114,18 +114,18 @@ class Collector:
 
     @contextmanager
     def at(self, line: int) -> Iterator[None]:
-        """Read what stands in a line; it is left out where that says so."""
+        """Context for reading an entry; LeftOut becomes a note."""
         try:
             yield
         except LeftOut as reason:
             self.note(line, str(reason))
 
     def error(self, line: int, message: str) -> RecordError:
-        """The error of a damaged file."""
+        """The error for a damaged file."""
         return RecordError(f"{self.path}:{line}: {message}")
 
     def result(self) -> Imported:
-        """All that was collected."""
+        """All problems and notes."""
         problems = (
             ListedProblem(MappingProxyType(dict(fields)), count, where)
             for fields, (count, where) in self._problems.items()
@@ -139,7 +139,7 @@ class Collector:
 
 
 def whole(value: object) -> int | None:
-    """A whole number that a file has, as such, as text or as a float without a fraction; None for anything else."""
+    """An integer, also as text or as a float without a fraction; None for other values."""
     if isinstance(value, bool):
         return None
     if isinstance(value, float):
@@ -151,14 +151,14 @@ def whole(value: object) -> int | None:
 
 
 def extent(name: str, value: object) -> int:
-    """A number that must be there; LeftOut where it is none."""
+    """A required integer; LeftOut if it is missing or invalid."""
     number = whole(value)
     if number is None:
-        raise LeftOut(f"{name} is {shown(value)}, no whole number" if value is not None else f"{name} missing")
+        raise LeftOut(f"{name} is {shown(value)}; it must be an integer" if value is not None else f"missing {name}")
     return number
 
 
 def shown(value: object) -> str:
-    """A value of a file as messages show it: one line, not too long."""
+    """A value of a file for messages: one line, shortened."""
     text = value if isinstance(value, str) else type(value).__name__ if isinstance(value, dict | list) else str(value)
     return repr(text[:40]) + ("..." if len(text) > 40 else "")

@@ -1,4 +1,4 @@
-"""Tables with a line of names: plain ones, those of CUTLASS's profiler, and of hipBLASLt's and rocBLAS's bench."""
+"""CSV tables with a header line: plain tables, and those of CUTLASS's profiler, hipblaslt-bench and rocblas-bench."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from gemmill.profiler.imports.collector import (
 from gemmill.profiler.imports.lists import add_mapping
 
 _LINES_BEFORE = 100_000
-"""Lines that may stand before the names: a program prints other things, too."""
+"""Maximum number of lines before the header line, since programs print other output, too."""
 _MAJORS: Mapping[str, Mapping[str, str]] = {
     "a": {"row": "k", "column": "mn"},
     "b": {"row": "mn", "column": "k"},
     "c": {"row": "n", "column": "m"},
     "d": {"row": "n", "column": "m"},
 }
-"""What CUTLASS's layouts of M x K, K x N and M x N make contiguous."""
+"""The contiguous extent of CUTLASS's layouts of M x K, K x N and M x N matrices."""
 
 Row = Mapping[str, str]
 
 
 def read(file: TextFile) -> Imported | None:
-    """Problems of a table; None where no line names m, n and k."""
+    """Problems of a table; None if no header line contains m, n and k."""
     path, lines = file.path, file.lines
     if (found := _names(lines)) is None:
         return None
@@ -42,24 +42,24 @@ def read(file: TextFile) -> Imported | None:
     if "operation" in names and "provider" in names:
         return _cutlass(Collector(path, "a table of CUTLASS's profiler"), _rows(lines, start, delimiter, names))
     if {"transa", "transb"} <= set(names):
-        return _bench(Collector(path, "a table of hipBLASLt's or rocBLAS's bench"), lines, start, delimiter, names)
+        return _bench(Collector(path, "a table of hipblaslt-bench or rocblas-bench"), lines, start, delimiter, names)
     into = Collector(path, "a table")
     for number, row in _rows(lines, start, delimiter, names):
         if row is None:
-            raise into.error(number, f"the row has not the {len(names)} columns of the table; complete or remove it")
+            raise into.error(number, f"the row must have {len(names)} columns, as the header; complete or remove it")
         with into.at(number):
             add_mapping(into, row, number)
     result = into.result()
-    return result if result.problems or result.left_out else None  # a line that only looks like names
+    return result if result.problems or result.left_out else None  # not a header line after all
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
-    """What stands between delimiters; csv.Error where quotes are wrong."""
+    """The cells of a line; csv.Error for invalid quotes."""
     return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter, strict=True), [])]
 
 
 def _names(lines: list[str]) -> tuple[int, str, list[str]] | None:
-    """Index of the line of names, the delimiter, and the names in small letters."""
+    """Index of the header line, the delimiter, and the names in lower case."""
     for index, line in enumerate(islice(lines, _LINES_BEFORE)):
         for delimiter in ",;\t":
             if delimiter in line and (names := _named(line, delimiter)):
@@ -68,13 +68,13 @@ def _names(lines: list[str]) -> tuple[int, str, list[str]] | None:
 
 
 def _named(line: str, delimiter: str) -> list[str]:
-    """The names in a line, in small letters; empty unless m, n and k are among them."""
+    """The names in a header line, in lower case; empty unless they include m, n and k."""
     names = [cell.strip().strip('"').lower() for cell in re.sub(r"^\s*\[\d+\]:", "", line).split(delimiter)]
     return names if {"m", "n", "k"} <= set(names) else []
 
 
 def _rows(lines: list[str], start: int, delimiter: str, names: list[str]) -> Iterator[tuple[int, Row | None]]:
-    """The rows below the names, with their lines; None for one with other columns."""
+    """The rows below the header with their line numbers; None for a row with another number of columns."""
     for number, line in enumerate(islice(lines, start + 1, None), start + 2):
         if not line.strip() or line.startswith("#") or _named(line, delimiter):
             continue
@@ -86,10 +86,10 @@ def _rows(lines: list[str], start: int, delimiter: str, names: list[str]) -> Ite
 
 
 def _cutlass(into: Collector, rows: Iterator[tuple[int, Row | None]]) -> Imported:
-    """Each problem once, however many kernels were run on it."""
+    """Read a table of CUTLASS's profiler; it has several rows per problem, one for each kernel."""
     seen: set[tuple[tuple[str, int | str], ...]] = set()
     for number, row in rows:
-        if row is None:  # what else the profiler prints
+        if row is None:  # other output of the profiler
             continue
         with into.at(number):
             fields = _cutlass_problem(row)
@@ -102,9 +102,9 @@ def _cutlass(into: Collector, rows: Iterator[tuple[int, Row | None]]) -> Importe
 def _cutlass_problem(row: Row) -> Fields:
     kind = row.get("operationkind", "gemm")
     if kind != "gemm":
-        raise LeftOut(f"the operation is {shown(kind)}; only gemm is read")
+        raise LeftOut(f"the operation {shown(kind)} is not supported; only gemm is")
     if "grouped" in row.get("gemm_kind", ""):
-        raise LeftOut("a grouped GEMM, whose groups the table does not have")
+        raise LeftOut("a grouped GEMM; the table does not contain the groups")
     fields: dict[str, int | str] = {key: extent(key, row[key]) for key in ("m", "n", "k")}
     if row.get("batch_count"):
         fields["batch"] = extent("batch", row["batch_count"])
@@ -114,7 +114,7 @@ def _cutlass_problem(row: Row) -> Fields:
         if not word or (name == "c" and (word == "void" or not with_c)):
             continue
         if layout not in majors:
-            raise LeftOut(f"the layout of {name.upper()} is {shown(layout)}; allowed: row or column")
+            raise LeftOut(f"the layout of {name.upper()} is {shown(layout)}; it must be row or column")
         fields |= {name: dtype(word, name.upper()), f"{name}_major": majors[layout]}
     if row.get("accum"):
         fields["accumulator"] = dtype(row["accum"], "sums")
@@ -122,15 +122,15 @@ def _cutlass_problem(row: Row) -> Fields:
 
 
 def _bench(into: Collector, lines: list[str], start: int, delimiter: str, names: list[str]) -> Imported:
-    """Rows have N or T first; other lines are what else the program prints."""
+    """Read a table of hipblaslt-bench or rocblas-bench. Rows begin with N, T or C; other lines are skipped."""
     for number, row in _rows(lines, start, delimiter, names):
         if row is None:
             if re.match(r"\s*[NTC],[NTC],", lines[number - 1]):
-                into.note(number, f"the row has not the {len(names)} columns of the table")
+                into.note(number, f"the row must have {len(names)} columns, as the header")
             continue
         with into.at(number):
             if row.get("grouped_gemm", "0") not in ("0", "false"):
-                raise LeftOut("a grouped GEMM, whose groups the table does not have")
+                raise LeftOut("a grouped GEMM; the table does not contain the groups")
             extents = {key: row.get(key) for key in ("m", "n", "k")} | {"batch": row.get("batch_count")}
             fields = blas.problem(
                 extents,
@@ -141,6 +141,6 @@ def _bench(into: Collector, lines: list[str], start: int, delimiter: str, names:
                 beta=row.get("beta"),
             )
             if row.get("activation_type", "none") != "none" or row.get("bias_vector", "0") != "0":
-                into.note(number, "activation and bias are not read")
+                into.note(number, "activation and bias are ignored")
             into.add(fields, number)
     return into.result()

@@ -1,4 +1,4 @@
-"""Logs of cuBLASLt and hipBLASLt, a matmul a line, and of cuBLAS, a call in a block of lines."""
+"""Logs of cuBLASLt and hipBLASLt, with one matmul per line, and of cuBLAS, with a block of lines per call."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _FUNCTIONS: Mapping[str, tuple[str, bool]] = {
     "GELU": ("gelu_tanh", False),
     "GELU_BIAS": ("gelu_tanh", True),
 }
-"""What an epilogue applies to the sums, and whether it adds a bias to them first."""
+"""The function of each cuBLASLt epilogue, and whether it adds a bias first."""
 
 
 def read_lt(file: TextFile) -> Imported | None:
-    """Problems of the matmuls of a log; where calls are logged on two levels, of the one that has all of them. None for
-    other texts."""
+    """Problems of the matmuls in a log; None for other texts. If calls are logged on two levels, only the complete
+    level (trace) counts."""
     if "desc=[type=" not in file.text or _MATMUL.search(file.text) is None:
         return None
     into, lines = Collector(file.path, "a log of cuBLASLt or hipBLASLt"), file.lines
@@ -43,7 +43,7 @@ def read_lt(file: TextFile) -> Imported | None:
             continue
         parts = {name: dict(_PAIR.findall(pairs)) for name, pairs in _DESCRIPTOR.findall(lines[number - 1])}
         if missing := [name for name in ("A", "B", "D", "compute") if name not in parts]:
-            raise into.error(number, f"the line lacks {', '.join(missing)}desc; remove or complete it")
+            raise into.error(number, f"the line lacks {', '.join(missing)}desc; complete or remove it")
         with into.at(number):
             beta = re.search(r"\bbeta=(\S+)", lines[number - 1])
             into.add(_of_matmul(parts, beta[1] if beta else None), number)
@@ -54,7 +54,7 @@ def _of_matmul(parts: Mapping[str, Mapping[str, str]], beta: str | None) -> Fiel
     a, d, call = parts["A"], parts["D"], parts["compute"]
     for name, layout in parts.items():
         if "order" in layout and not layout["order"].endswith("COL"):
-            raise LeftOut(f"the order of {name} is {shown(layout['order'])}; only columns are read")
+            raise LeftOut(f"the order {shown(layout['order'])} of {name} is not supported; it must be column-major")
     transposed_a = blas.is_transposed("transa", call.get("transa", call.get("transA", "N")))
     transposed_b = blas.is_transposed("transb", call.get("transb", call.get("transB", "N")))
     k = a.get("rows") if transposed_a else a.get("cols")
@@ -73,13 +73,13 @@ def _of_matmul(parts: Mapping[str, Mapping[str, str]], beta: str | None) -> Fiel
     for ours, theirs in (("a_scale", "bScaleMode"), ("b_scale", "aScaleMode")):
         if (mode := call.get(theirs)) and mode not in _NO_BLOCKS:
             if mode not in _SCALES:
-                raise LeftOut(f"{theirs} is {shown(mode)}; block scales here are float32")
+                raise LeftOut(f"{theirs} {shown(mode)} is not supported; expected {' or '.join(_SCALES)}")
             fields[ours] = _SCALES[mode]
     name = call.get("epilogue", "DEFAULT").removeprefix("EPILOGUE_")
     if name not in _FUNCTIONS:
-        raise LeftOut(f"the epilogue is {shown(name)}; those that are read are {', '.join(_FUNCTIONS)}")
+        raise LeftOut(f"the epilogue {shown(name)} is not supported; expected one of {', '.join(_FUNCTIONS)}")
     function, has_bias = _FUNCTIONS[name]
-    default = "R_16BF" if "_8F_" in d.get("type", "") else d.get("type")  # of fp8 D as of others where nothing is said
+    default = "R_16BF" if "_8F_" in d.get("type", "") else d.get("type")  # the default type of the bias
     bias = dtype(call.get("biasDataType", default), "the bias") if has_bias else None
     if text := epilogue(function, bias, adds_c="c" in fields):
         fields["epilogue"] = text
@@ -87,7 +87,7 @@ def _of_matmul(parts: Mapping[str, Mapping[str, str]], beta: str | None) -> Fiel
 
 
 def read_cublas(file: TextFile) -> Imported | None:
-    """Problems of the GEMMs of a log; other functions are none, and not named. None for other texts."""
+    """Problems of the GEMMs in a log, without notes on other functions; None for other texts."""
     if "I! cuBLAS (v" not in file.text:
         return None
     into = Collector(file.path, "a log of cuBLAS")
@@ -100,7 +100,7 @@ def read_cublas(file: TextFile) -> Imported | None:
 
 
 def _calls(lines: list[str]) -> Iterator[tuple[int, str, dict[str, str]]]:
-    """Line, function and arguments of every call."""
+    """Line, function and arguments of each call."""
     start, name, arguments = 0, "", dict[str, str]()
     for number, line in enumerate(lines, 1):
         if found := _CALL.search(line):
@@ -118,12 +118,12 @@ def _calls(lines: list[str]) -> Iterator[tuple[int, str, dict[str, str]]]:
 def _of_call(name: str, letter: str, suffix: str, arguments: Mapping[str, str]) -> Fields:
     letter = letter.lower()
     if letter and letter not in blas.LETTERS:
-        raise LeftOut(f"{name}: numbers are complex, or of a type that is not here")
+        raise LeftOut(f"{name}: complex numbers and this type are not supported")
     if "Grouped" in suffix:
-        raise LeftOut(f"{name}: groups are given by arrays, which the log does not have")
+        raise LeftOut(f"{name}: the log does not contain the arrays that define the groups")
     for argument in ("m", "n", "k", "transa", "transb"):
         if argument not in arguments:
-            raise LeftOut(f"{name}: {argument} missing")
+            raise LeftOut(f"{name}: missing {argument}")
     types: dict[str, object] = {key: arguments.get(f"{key.upper()}type", "").partition("(")[0] for key in "abc"}
     if letter in blas.LETTERS:
         types = {key: types[key] or blas.LETTERS[letter] for key in "abc"}

@@ -1,4 +1,4 @@
-"""Lists of problems: JSON, JSON Lines and YAML, of mappings or of ``[m, n, k]`` and ``[m, n, k, batch]``."""
+"""Lists of problems in JSON, JSON Lines and YAML: mappings, ``[m, n, k]`` or ``[m, n, k, batch]``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _COUNTS = ("count", "counts", "calls", "num_calls", "call_count", "cnt", "freq", "frequency", "occurrences")
 _SIZES = ("sizes", "group_sizes")
 _UNREAD = ("transa", "transb", "trans_a", "trans_b", "ta", "tb", "layout", "bias", "activation")
-"""What would change a problem if a list said what it means by it."""
+"""Keys that are ignored, since their meaning differs between lists."""
 
 
 def looks_like_one(item: object) -> bool:
@@ -52,7 +52,7 @@ def looks_like_one(item: object) -> bool:
 
 
 def add_mapping(into: Collector, item: Mapping[str, object], line: int) -> None:
-    """Take a problem whose keys are m, n, k and what else people write, in any case."""
+    """Add a problem from a mapping with the keys m, n, k and common names of other keywords, in any letter case."""
     fields: dict[str, int | str] = {}
     count = 1
     for written, value in item.items():
@@ -67,7 +67,7 @@ def add_mapping(into: Collector, item: Mapping[str, object], line: int) -> None:
                     fields[name] = dtype(value, name.upper() if len(name) == 1 else "sums")
         elif key in _WORDS:
             if value not in _WORDS[key]:
-                raise LeftOut(f"{key} is {shown(value)}; allowed: {', '.join(_WORDS[key])}")
+                raise LeftOut(f"{key} is {shown(value)}; it must be one of {', '.join(_WORDS[key])}")
             fields[key] = str(value)
         elif key == "epilogue" and isinstance(value, str):
             fields[key] = value
@@ -76,7 +76,7 @@ def add_mapping(into: Collector, item: Mapping[str, object], line: int) -> None:
         elif key in _COUNTS:
             count = extent("count", value)
         elif key in _UNREAD:
-            into.note(line, f"{written} is not read: write a_major, b_major or epilogue")
+            into.note(line, f"{written} is ignored; use a_major, b_major or epilogue")
     into.add(fields, line, count)
 
 
@@ -84,7 +84,7 @@ def _add(into: Collector, items: Iterable[tuple[int, object]]) -> Imported:
     for line, item in items:
         with into.at(line):
             if not looks_like_one(item):
-                raise LeftOut("no problem: neither [m, n, k], [m, n, k, batch] nor a mapping with m, n and k")
+                raise LeftOut("expected [m, n, k], [m, n, k, batch] or a mapping with m, n and k")
             if isinstance(item, dict):
                 add_mapping(into, item, line)
             elif isinstance(item, list):
@@ -97,18 +97,18 @@ def _listed(item: list[object]) -> Fields:
 
 
 def read_json(file: TextFile) -> Imported | None:
-    """Problems of a JSON text or of JSON Lines; None where it is neither, or holds none."""
+    """Problems of a JSON text or of JSON Lines; None if it is neither, or has no problems."""
     path, text = file.path, file.text
-    into = Collector(path, "a list of JSON")
+    into = Collector(path, "a JSON list")
     if len(text) > MAX_JSON:
-        raise into.error(1, f"has more than the {MAX_JSON:,} characters that a list may have; split it")
+        raise into.error(1, f"the list has more than {MAX_JSON:,} characters; split it")
     lines = text.split("\n")
     first = next(line for line in lines if line.strip())
     try:
         value = strict_json.parse(text.encode())
     except ValueError as error:
         if not _is_json(first):
-            return _yaml_or(file, into.error(getattr(error, "lineno", 1), f"no JSON: {error}"))
+            return _yaml_or(file, into.error(getattr(error, "lineno", 1), f"invalid JSON: {error}"))
         return _read_lines(Collector(path, "JSON Lines"), lines)
     if looks_like_one(value) and isinstance(value, dict):
         return _add(Collector(path, "JSON Lines"), [(1, value)])
@@ -118,7 +118,7 @@ def read_json(file: TextFile) -> Imported | None:
 
 
 def _lines_of(lines: list[str], items: int) -> list[int]:
-    """Lines of the items of a list: of one item each where there are as many that open one, else all the first."""
+    """Line numbers of the items of a list; 1 for all if the items are not on separate lines."""
     opening = [number for number, line in enumerate(lines, 1) if line.strip()[:1] in "[{" and line.strip()[1:]]
     return opening if len(opening) == items else [1] * items
 
@@ -137,12 +137,12 @@ def _read_lines(into: Collector, lines: list[str]) -> Imported | None:
             try:
                 items.append((number, strict_json.parse(line.encode())))
             except ValueError as error:
-                raise into.error(number, f"no JSON: {error}; remove or complete the line") from None
+                raise into.error(number, f"invalid JSON: {error}; complete or remove the line") from None
     return _add(into, items) if any(looks_like_one(item) for _, item in items) else None
 
 
 def _yaml_or(file: TextFile, error: RecordError) -> Imported | None:
-    """What a text in brackets holds that is no JSON: a list of YAML, another document of it, or damaged JSON."""
+    """Problems of a text in brackets that is not JSON, if it is a YAML list; raises the error for damaged JSON."""
     path, text = file.path, file.text
     document = text if len(text) <= MAX_BYTES else ""
     try:
@@ -155,7 +155,7 @@ def _yaml_or(file: TextFile, error: RecordError) -> Imported | None:
 
 
 def read_yaml(file: TextFile) -> Imported | None:
-    """Problems of a bare YAML list; None where the text is none."""
+    """Problems of a YAML list; None for other texts."""
     path, text = file.path, file.text
     words = (line.lstrip() for line in file.lines)
     first = next((line for line in words if line and not line.startswith(("#", "---"))), "")
@@ -172,4 +172,4 @@ def read_yaml(file: TextFile) -> Imported | None:
     except ManifestError as error:
         raise RecordError(str(error)) from None
     lines = (document.values[index,][0] for index in range(len(document.data)))
-    return _add(Collector(path, "a list of YAML"), zip(lines, document.data, strict=True))
+    return _add(Collector(path, "a YAML list"), zip(lines, document.data, strict=True))

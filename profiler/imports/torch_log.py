@@ -1,4 +1,4 @@
-"""PyTorch's matrix products: of traces of its profiler, an event at a time, and of logs of the operators of a model."""
+"""PyTorch's matrix products: from traces of its profiler, and from logs of the operators of a model."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from gemmill.profiler.imports.blas import dtype, epilogue
 from gemmill.profiler.imports.collector import Collector, Fields, Imported, LeftOut, TextFile, extent, shown, whole
 
 LEAVES = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_int_mm")
-"""Operators that compute a product; linear, matmul and einsum call one of them."""
+"""Operators that compute a product; linear, matmul and einsum call one of these."""
 UNREAD = ("_scaled_grouped_mm", "_addmm_activation", "addbmm")
-"""Others that compute one."""
+"""Operators that compute a product but are not supported."""
 _SCALAR_TYPES = {str(t.aten): t.name for t in DTYPES.values() if t.aten is not None}
-"""Dtypes by the numbers that traces have of them."""
-BALANCED = "the sizes of groups are not recorded; they count as equal"
+"""Dtypes by their numbers in traces."""
+BALANCED = "the sizes of groups are not recorded; assuming equal sizes"
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An operand as a trace has it."""
+    """An operand in a trace."""
 
     dims: tuple[int, ...]
     type: str
     strides: tuple[int, ...] | None
-    """None where they are not recorded."""
+    """None if the strides are not recorded."""
 
 
 def problem(name: str, tensors: Sequence[Tensor | None], output: str = "") -> Fields:
@@ -35,8 +35,8 @@ def problem(name: str, tensors: Sequence[Tensor | None], output: str = "") -> Fi
 
     Args:
         name: the operator, without ``aten::``.
-        tensors: its arguments in order; None for what is no tensor.
-        output: number of the dtype that was asked for, where it is recorded.
+        tensors: its arguments in order; None for arguments other than tensors.
+        output: number of the output dtype, if recorded.
     """
     adds = name in ("addmm", "baddbmm")
     a, b = _tensor(tensors, int(adds), "A"), _tensor(tensors, 1 + adds, "B")
@@ -58,28 +58,31 @@ def problem(name: str, tensors: Sequence[Tensor | None], output: str = "") -> Fi
 def _tensor(tensors: Sequence[Tensor | None], index: int, what: str) -> Tensor:
     tensor = tensors[index] if index < len(tensors) else None
     if tensor is None or not tensor.dims:
-        raise LeftOut(f"{what} has no recorded dims")
+        raise LeftOut(f"the dims of {what} are not recorded")
     return tensor
 
 
 def _plain(a: Tensor, b: Tensor, rank: int) -> dict[str, int | str]:
     if len(a.dims) != rank or len(b.dims) != rank or a.dims[-1] != b.dims[-2] or a.dims[:-2] != b.dims[:-2]:
-        raise LeftOut(f"A {shown(str([*a.dims]))} and B {shown(str([*b.dims]))} do not go together")
+        raise LeftOut(f"the dims of A {shown(str([*a.dims]))} and B {shown(str([*b.dims]))} do not match")
     fields: dict[str, int | str] = {"m": a.dims[-2], "n": b.dims[-1], "k": a.dims[-1]}
     return fields | {"batch": a.dims[0]} if rank == 3 else fields
 
 
 def _grouped(a: Tensor, b: Tensor) -> dict[str, int | str]:
-    """Groups along M (A of two dims, B of three) or along K (both of two); how many of the latter is not recorded."""
+    """Groups along M (A of two dims, B of three); groups along K are not supported, since their number is not
+    recorded."""
     if len(a.dims) == 2 and len(b.dims) == 3 and a.dims[1] == b.dims[1]:
         return {"m": a.dims[0], "n": b.dims[2], "k": a.dims[1], "batching": "grouped", "groups": b.dims[0]}
     if len(a.dims) == len(b.dims) == 3:
         return _plain(a, b, 3)
-    raise LeftOut(f"groups of A {shown(str([*a.dims]))} and B {shown(str([*b.dims]))}; those along M are read")
+    raise LeftOut(
+        f"groups of A {shown(str([*a.dims]))} and B {shown(str([*b.dims]))} are not supported; only those along M are"
+    )
 
 
 def _majors(a: Tensor, b: Tensor) -> dict[str, int | str]:
-    """What is contiguous of A and B, where strides are recorded. Of others, PyTorch multiplies contiguous copies."""
+    """The majorness of A and B, if strides are recorded. PyTorch copies operands that are not contiguous."""
     found: dict[str, int | str] = {}
     if a.strides is not None:
         found["a_major"] = "mn" if _is_transposed(a) else "k"
@@ -89,7 +92,7 @@ def _majors(a: Tensor, b: Tensor) -> dict[str, int | str]:
 
 
 def _is_transposed(tensor: Tensor) -> bool:
-    """Whether elements of a column lie side by side, not those of a row."""
+    """Whether a matrix is contiguous along its columns instead of its rows."""
     rows, columns = tensor.dims[-2:]
     if tensor.strides is None or len(tensor.strides) < 2:
         return False
@@ -98,24 +101,25 @@ def _is_transposed(tensor: Tensor) -> bool:
 
 
 def _added(tensor: Tensor, m: int, n: int) -> dict[str, int | str]:
-    """C, or a bias: a row that is added to every row."""
+    """C, or a bias of N elements that is added to each row."""
     name = dtype(tensor.type, "the added matrix")
     if tensor.dims in ((n,), (1, n)):
         text = epilogue("", name)
         return {"epilogue": text} if text else {}
     if tensor.dims[-2:] != (m, n):
-        raise LeftOut(f"the added matrix is {shown(str([*tensor.dims]))}, neither M x N nor a row of N")
+        raise LeftOut(f"the added matrix is {shown(str([*tensor.dims]))}; it must be M x N, or a row of N")
     return {"c": name, "c_major": "m" if _is_transposed(tensor) else "n"}
 
 
 def _scales(tensors: Sequence[Tensor | None], fields: Fields) -> dict[str, int | str]:
-    """Block scales by how many scales there are; those of a tensor or of rows are applied to the sums, and no field."""
+    """Block scales, recognized by their extents. Scales per tensor or per row are applied to the accumulators, and are
+    not part of the problem."""
     given = [tensor for tensor in tensors[2:4] if tensor is not None]
     if len(given) != 2:
         return {}
     (of_a, of_b), (m, n, k) = given, (int(fields[key]) for key in "mnk")
     if "e8m0" in of_a.type.lower() or "float8" in of_a.type.lower():
-        raise LeftOut(f"scales of the type {shown(of_a.type)}; block scales here are float32")
+        raise LeftOut(f"scales of the type {shown(of_a.type)} are not supported; block scales must be float32")
     if any(len(scale.dims) == 0 or scale.dims in ((1,), (1, 1)) for scale in given):
         return {}
     if (of_a.dims, of_b.dims) == ((m, 1), (1, n)):
@@ -123,15 +127,17 @@ def _scales(tensors: Sequence[Tensor | None], fields: Fields) -> dict[str, int |
     blocks = -(-k // 128)
     if of_a.dims == (m, blocks) and of_b.dims in ((blocks, -(-n // 128)), (blocks, n)):
         return {"a_scale": "1x128", "b_scale": "1x128" if of_b.dims[1] == n else "128x128"}
-    raise LeftOut(f"scales of {shown(str([*of_a.dims]))} and {shown(str([*of_b.dims]))}; 1x128 and 128x128 are read")
+    raise LeftOut(
+        f"scales of {shown(str([*of_a.dims]))} and {shown(str([*of_b.dims]))} are not supported; use 1x128 or 128x128"
+    )
 
 
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _SPACE = re.compile(r"[\s,]*")
 _USUAL, _LARGEST = 1 << 16, 1 << 22
-"""Characters of an event: of most, and of any that is read."""
+"""Length of an event in characters: of usual ones, and the maximum."""
 _OUTPUTS: Mapping[str, int] = {"_scaled_mm": 6, "_grouped_mm": 4}
-"""Which argument is the dtype of the output."""
+"""Index of the argument with the output dtype."""
 _OPERATOR = re.compile(r"Operator: aten\.(\w+)\.\w+\s*$")
 _COUNTED = re.compile(r"cnt: (\d{1,18}), \((.*)\)\s*$")
 _TENSOR = re.compile(r"T\(\[([\d, ]*)\], (\w+)(?:, stride=\(([\d, ]*)\))?\)")
@@ -139,9 +145,9 @@ _LOG_TYPES = {"b8": "bool", "i8": "int8", "u8": "uint8", "i16": "int16", "i32": 
 
 
 def read_trace(file: TextFile) -> Imported | None:
-    """Problems of the products that a trace has, by how often they ran; None for other texts.
+    """Problems of the products in a trace, with their counts; None for other texts.
 
-    A trace is a mapping with events, or a list of them as older versions wrote."""
+    A trace is a mapping with events, or a list of events in older versions."""
     text = file.text
     if _EVENTS.search(text) is None and not (text.lstrip()[:1] == "[" and '"ph"' in text[:4096]):
         return None
@@ -152,7 +158,7 @@ def read_trace(file: TextFile) -> Imported | None:
             continue
         operator = name.removeprefix("aten::")
         if operator in UNREAD:
-            into.note(line, f"aten::{operator} is not read")
+            into.note(line, f"aten::{operator} is not supported")
         if operator not in LEAVES or operator == name:
             continue
         with into.at(line):
@@ -168,7 +174,7 @@ def read_trace(file: TextFile) -> Imported | None:
 
 
 def _events(into: Collector, text: str) -> Iterator[tuple[int, dict[str, object]]]:
-    """Events with their lines: each is decoded and dropped, since a trace as one value takes gigabytes."""
+    """Events with their line numbers, decoded one at a time, since a whole trace would take gigabytes."""
     found = _EVENTS.search(text)
     place = found.end() if found else text.index("[") + 1
     decoder, line, last = json.JSONDecoder(), 1, 0
@@ -183,10 +189,10 @@ def _events(into: Collector, text: str) -> Iterator[tuple[int, dict[str, object]
                 event, length = decoder.raw_decode(text[place : place + most])
                 break
             except RecursionError:
-                raise into.error(line, "an event nests too deeply") from None
+                raise into.error(line, "the event is nested too deeply; remove it") from None
             except ValueError:
                 if most == _LARGEST or len(text) - place <= most:
-                    raise into.error(line, "the trace is cut short or damaged here; record it anew") from None
+                    raise into.error(line, "the trace is truncated or damaged here; record it again") from None
         place += length
         if isinstance(event, dict):
             yield line, event
@@ -196,7 +202,7 @@ def _tensors(args: Mapping[str, object]) -> list[Tensor | None]:
     dims = args.get("Input Dims", args.get("Input dims"))
     types, strides = args.get("Input type"), args.get("Input Strides")
     if not isinstance(dims, list) or not isinstance(types, list) or len(types) < len(dims):
-        raise LeftOut("products without dims; record the trace with record_shapes=True")
+        raise LeftOut("the dims of products are not recorded; record the trace with record_shapes=True")
     steps = strides if isinstance(strides, list) and len(strides) >= len(dims) else [None] * len(dims)
     found: list[Tensor | None] = []
     for each, type_, step in zip(dims, types, steps, strict=False):
@@ -208,7 +214,7 @@ def _tensors(args: Mapping[str, object]) -> list[Tensor | None]:
 
 
 def _numbers(value: object) -> tuple[int, ...] | None:
-    """Dims or strides; None for what is neither, such as those of a list of tensors."""
+    """Dims or strides; None for other values, such as those of a list of tensors."""
     if not isinstance(value, list):
         return None
     numbers = [whole(number) for number in value]
@@ -216,8 +222,8 @@ def _numbers(value: object) -> tuple[int, ...] | None:
 
 
 def read_operators(file: TextFile) -> Imported | None:
-    """Problems of a log of operators, as TorchBench's are. Strides are written where a tensor is not contiguous.
-    None for other texts."""
+    """Problems of a log of operators, in the format of TorchBench, which has strides only for tensors that are not
+    contiguous. None for other texts."""
     if "Operator: aten." not in file.text or "cnt: " not in file.text:
         return None
     into = Collector(file.path, "a log of PyTorch's operators")
@@ -228,7 +234,7 @@ def read_operators(file: TextFile) -> Imported | None:
             operator = found[1] if found else ""
         elif operator in LEAVES and line.startswith("cnt:"):
             if (counted := _COUNTED.match(line)) is None:
-                raise into.error(number, "no `cnt: 1, ((T([..], f16), ..), {})`; remove or complete the line")
+                raise into.error(number, "expected `cnt: 1, ((T([..], f16), ..), {})`; complete or remove the line")
             with into.at(number):
                 tensors = [_logged(*found.groups()) for found in _TENSOR.finditer(counted[2])]
                 into.add(problem(operator, tensors), number, extent("cnt", counted[1]))

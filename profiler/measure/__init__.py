@@ -1,1 +1,1 @@
-"""How one kernel on one problem is measured and verified."""
+"""Measure and verify one kernel on one problem."""

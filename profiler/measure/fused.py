@@ -1,7 +1,7 @@
-"""What an epilogue makes of the sums, and the bound of each value, part by part.
+"""Reference results of epilogues, with an error bound for each value, computed part by part.
 
-:mod:`gemmill.library.epilogues.evaluation` follows each operation of an expression; here it is given the operands of a
-part of D, and what parts say of the outputs is put together.
+:mod:`gemmill.library.epilogues.evaluation` evaluates an expression and its error. This module passes it the operands of
+one part of D, and combines the outputs of all parts.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from gemmill.profiler.measure.operands import argument_shape, torch
 from gemmill.profiler.measure.parts import Part
 
 _START: Mapping[str, float] = {"max": -math.inf, "min": math.inf, "sum": 0.0}
-"""What reductions start from."""
+"""Initial values of reductions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """An output beside D as it is put together: (matrices, M, columns), (matrices, M), (groups, columns) and so on."""
+    """An output of the epilogue other than D; its shape depends on its kind (:func:`argument_shape`)."""
 
     what: Assignment
     value: Any
-    """Float64; NaN where nothing is written."""
+    """Expected values in float64; NaN where no kernel writes."""
     error: Any
-    """How far the kernel's arithmetic may be from it; infinite where nothing is written."""
+    """Error bounds of the kernel's arithmetic; infinite where no kernel writes."""
 
     @classmethod
     def of(cls, problem: GemmProblem, what: Assignment, device: Any) -> Output:
-        """One of which nothing is known yet."""
+        """An output without any results yet."""
         shape = argument_shape(problem, what)
         reduced = what.is_reduction and what.kind != "row"
         start, error = (_START[what.role], 0.0) if reduced else (math.nan, math.inf)
         return cls(what, *(torch().full(shape, x, dtype=torch().float64, device=device) for x in (start, error)))
 
     def add(self, part: Part, rows: slice, found: Bounded, share: float) -> None:
-        """What some rows of a part, which are so much of all that is reduced, say of it."""
+        """Add the results of some rows of a part; ``share`` is their fraction of everything that is reduced."""
         value, error = (self._place(tensor, part, rows) for tensor in (self.value, self.error))
         own, own_error = found.value.reshape(value.shape), found.error.reshape(value.shape)
         if not self.what.is_reduction or self.what.kind == "row":
@@ -50,7 +50,7 @@ class Output:
             error.copy_(own_error)
         elif self.what.role == "sum":
             value += own
-            error += own_error / share  # bounds of sums grow with how much is added up, here a share of it
+            error += own_error / share  # the bound of a sum grows with the number of its terms
         else:
             value.copy_((torch().maximum if self.what.role == "max" else torch().minimum)(value, own))
             error.copy_(torch().maximum(error, own_error))
@@ -68,7 +68,7 @@ class Output:
 
 
 def outputs_of(problem: GemmProblem, device: Any) -> dict[str, Output]:
-    """The outputs of a problem's epilogue beside D, by name."""
+    """The outputs of a problem's epilogue other than D, by name."""
     return {x.name: Output.of(problem, x, device) for x in parse(problem.epilogue).outputs}
 
 
@@ -81,19 +81,19 @@ def fused(
     arguments: Mapping[str, Any],
     factors: tuple[float, float],
 ) -> dict[str, Bounded]:
-    """D and the other outputs of some rows of a part, before they are rounded to their types.
+    """D and the other outputs of some rows of a part, before rounding to their types.
 
     Args:
-        problem: its epilogue says what is done.
+        problem: the problem with its epilogue.
         part: the product.
         rows: rows of D's matrix.
-        sums: of the products, (rows, N).
-        c: those rows of C; None without.
+        sums: accumulators of these rows, (rows, N).
+        c: the same rows of C; None without C.
         arguments: operands of the epilogue by name.
         factors: alpha and beta.
     """
     epilogue = parse(problem.epilogue)
-    if DTYPES[problem.accumulator].is_integer:  # to f32
+    if DTYPES[problem.accumulator].is_integer:  # converted to f32
         sums = Bounded(sums.value, sums.error + EPSILON / 2 * sums.value.abs())
     known: dict[str, Any] = {"acc": sums}
     if epilogue.gated:
@@ -108,7 +108,7 @@ def fused(
 
 
 def _operand(x: Operand, tensor: Any, part: Part, rows: slice) -> Any:
-    """An operand of the epilogue as it broadcasts to some rows of a part."""
+    """An operand of the epilogue, shaped to broadcast to some rows of a part."""
     match x.kind:
         case "matrix":
             return tensor.reshape(-1, *tensor.shape[-2:])[part.at, rows]

@@ -1,8 +1,8 @@
-"""Timing of launches inside CUDA graphs, candidates interleaved in rounds.
+"""Timing of launches inside CUDA graphs, with candidates interleaved in rounds.
 
-Each candidate's launches, one for every operand set in turn, are captured once into a graph. A round replays every
-candidate's graph once, so clocks, power and temperature drift alike for all of them; in an order drawn anew, since what
-follows a candidate that draws little power finds a higher clock.
+The launches of each candidate, which rotate over the operand sets, are captured once into a graph. A round replays each
+graph once, so that drifts of clock, power and temperature affect all candidates equally. The order is random in each
+round, since a candidate runs at a higher clock after one that draws little power.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from gemmill.profiler.measure.operands import set_bytes, torch
 from gemmill.runtime.launch_times import no_collection
 
 REPLAY_US = 1000.0
-"""Least time a replay should take: far above the microseconds that a graph launch costs and events resolve."""
+"""Minimum time of a replay: far above the launch overhead of a graph and the resolution of events."""
 ROUNDS = 32
-"""Rounds in which what figures are of is timed, unless a caller or a budget says otherwise; a record says how many."""
+"""Default number of rounds of final timings. Records contain the actual number."""
 PEAK_FLOPS = 800e12
-"""Rate of 16-bit tensor cores, for the estimate of how many launches fill a replay; 8 bits have twice as much, tf32
+"""Rate of 16-bit tensor cores, to estimate how many launches fill a replay. 8-bit types have twice the rate, tf32
 half."""
 FMA_FLOPS = 67e12
-"""The same of f32 and f64."""
+"""Rate of f32 and f64, for the same estimate."""
 PEAK_BYTES = 4e12
 """DRAM bandwidth, for the same estimate."""
 
 TUNING_ROUNDS = 5
-"""Replays of each launch of which the fastest is sought."""
+"""Replays of each launch in :func:`fastest`."""
 
 K = TypeVar("K")
-"""What a candidate is called."""
+"""Identifier of a candidate."""
 Launch = Callable[[int], None]
-"""Launches a kernel on torch's current stream, on the operand set of this index."""
+"""Launches a kernel on torch's current stream with the operand set of the given index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,49 +51,49 @@ class Timing:
     high: float
     """The upper quartile."""
     samples: int
-    """Replays timed, one a round."""
+    """Number of timed replays, one per round."""
     launches: int = 1
-    """Launches in each."""
+    """Number of launches in each replay."""
 
 
 def launches_per_replay(problem: GemmProblem, sets: int) -> int:
-    """Launches in a graph: whole turns through the operand sets that take at least :data:`REPLAY_US`."""
+    """Number of launches in a graph: a multiple of the operand sets that takes at least :data:`REPLAY_US`."""
     return math.ceil(REPLAY_US / (_least_us(problem) * sets)) * sets
 
 
 def replay_seconds(problem: GemmProblem, sets: int) -> float:
-    """Seconds that a replay of :func:`launches_per_replay` takes at least."""
+    """Minimum time, in seconds, of a replay of :func:`launches_per_replay`."""
     return launches_per_replay(problem, sets) * _least_us(problem) / 1e6
 
 
 def _least_us(problem: GemmProblem) -> float:
-    """Microseconds that a launch takes at least."""
+    """Minimum time, in microseconds, of a launch."""
     bits = max(DTYPES[dtype].bits for dtype in (problem.a_dtype, problem.b_dtype))
     peak = FMA_FLOPS if problem.a_dtype in ("f32", "f64") else PEAK_FLOPS * 16 / bits
     return 2.0 + 1e6 * max(problem.flops / peak, set_bytes(problem) / PEAK_BYTES)
 
 
 def capture(launch: Launch, sets: int, launches: int, stream: Any) -> Any:
-    """A CUDA graph of ``launches`` launches in turn over the operand sets, replayed once.
+    """Capture launches, which rotate over the operand sets, in a CUDA graph, and replay it once.
 
     Args:
         launch: the candidate.
-        sets: operand sets it rotates over.
-        launches: launches in the graph.
-        stream: a torch stream for captures. One for all: cuBLAS keeps a workspace for each stream it has seen.
+        sets: number of operand sets.
+        launches: number of launches in the graph.
+        stream: a torch stream for captures. Use one stream for all, since cuBLAS keeps a workspace for each stream.
     """
     graph = torch().cuda.CUDAGraph()
     stream.wait_stream(torch().cuda.current_stream())
     # capture_begin rather than torch.cuda.graph: that collects garbage and empties torch's cache, 0.1 s each time.
     with torch().cuda.stream(stream), no_collection():
-        launch(0)  # loads and allocates what cannot be loaded or allocated during a capture
+        launch(0)  # loads the module and allocates memory, which a capture does not allow
         stream.synchronize()
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             for index in range(launches):
                 launch(index % sets)
         except BaseException:
-            with suppress(RuntimeError):  # which would say that the capture broke, and not why
+            with suppress(RuntimeError):  # its error would hide the cause
                 graph.capture_end()
             raise
         graph.capture_end()
@@ -109,14 +109,14 @@ def time_rounds(
     before: Callable[[K], None] = lambda name: None,
     after_round: Callable[[int], None] = lambda index: None,
 ) -> dict[K, list[float]]:
-    """Replay every graph once a round, in random order, and return microseconds of a launch, one for each round.
+    """Replay each graph once per round, in random order; returns the microseconds of a launch in each round.
 
     Args:
         graphs: captured graphs by candidate.
-        launches: launches in each graph.
-        rounds: replays of each.
-        before: told which candidate is about to run.
-        after_round: told the index of the round that is over, while the GPU is still warm.
+        launches: number of launches in each graph.
+        rounds: number of replays of each graph.
+        before: called with each candidate before it runs.
+        after_round: called with the index of each round after it, before the GPU cools down.
     """
     start, end = (torch().cuda.Event(enable_timing=True) for _ in range(2))
     samples: dict[K, list[float]] = {name: [] for name in graphs}
@@ -128,7 +128,7 @@ def time_rounds(
             start.record()
             graphs[name].replay()
             end.record()
-            # A fault must show here, while it is known whose it is.
+            # Wait here, so that a fault is attributed to this candidate.
             end.synchronize()
             samples[name].append(start.elapsed_time(end) * 1000.0 / launches)
         after_round(index)
@@ -136,7 +136,7 @@ def time_rounds(
 
 
 def fastest(launches: Sequence[Launch], problem: GemmProblem, sets: int) -> int:
-    """Which of some launches solves a problem in the least time, by a few interleaved rounds over all operand sets."""
+    """Index of the fastest launch, timed in a few interleaved rounds over all operand sets."""
     each, stream = launches_per_replay(problem, sets), torch().cuda.Stream()
     graphs = {index: capture(launch, sets, each, stream) for index, launch in enumerate(launches)}
     samples = time_rounds(graphs, each, TUNING_ROUNDS)
@@ -144,7 +144,7 @@ def fastest(launches: Sequence[Launch], problem: GemmProblem, sets: int) -> int:
 
 
 def summarise(samples: Sequence[float], launches: int = 1) -> Timing:
-    """Median and quartiles of samples, each the mean of so many launches. Needs at least one sample."""
+    """Median and quartiles of samples, each the mean of ``launches`` launches. Needs at least one sample."""
     if len(samples) == 1:
         return Timing(samples[0], samples[0], samples[0], 1, launches)
     low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")

@@ -1,4 +1,4 @@
-"""What a sweep and the processes that measure for it tell each other: a machine, a unit of work, what became of it."""
+"""The messages between a sweep and its measuring processes: machines, units of work, and results."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ Stage = Literal["failed", "screen", "final"]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How thoroughly to measure."""
+    """How candidates are timed."""
 
     screen_rounds: int = 4
-    """Replays of every kernel's graph in the first stage."""
+    """Replays of each kernel's graph in the screening stage."""
     finalists: int | None = 8
-    """Kernels that the last stage measures again, beside the baselines; None: all."""
+    """Number of kernels that the final stage measures again, in addition to the baselines; None: all."""
     final_rounds: int = ROUNDS
-    """Replays of each in the last stage."""
+    """Replays of each kernel's graph in the final stage."""
     seed: int = 0
     """Seed of the operands."""
     regime: Regime = "burst"
-    """How the last stage keeps the GPU at work."""
+    """Timing of the final stage. ``burst``: interleaved short replays. ``sustained``: each candidate runs alone until
+    the power limit determines its clock."""
     seconds: float = 0.4
-    """Of a candidate's turn in the regime ``sustained``, whose second half counts."""
+    """Length of a candidate's turn in the regime ``sustained``; only its second half is timed."""
     turns: int = 3
-    """Of each candidate in that regime, while it may be the fastest."""
+    """Maximum number of turns of each candidate in the regime ``sustained``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Machine:
     """The GPU that is measured."""
 
     gpu: str
-    """Name that the driver reports."""
+    """Name of the GPU as the driver reports it."""
     uuid: str
     driver: str
     """Version of the driver."""
@@ -51,31 +52,31 @@ class Machine:
     torch: str
     """Version of torch."""
     gemmill: str = __version__
-    """Version of gemmill in the process that measures."""
+    """Version of gemmill in the measuring process."""
     capability: tuple[int, int] = DEFAULT_GPU.capability
     """Compute capability."""
     absent: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Baselines that cannot be had there, and why."""
+    """Baselines that are not available on the machine, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One problem and the kernels to be measured on it, side by side."""
+    """One problem and the kernels to compare on it."""
 
     problem: GemmProblem
     kernels: tuple[SlicedKernel, ...]
-    """The likely best first, where time is limited."""
+    """Kernels to measure; with a time limit, the most promising first."""
     pinned: tuple[SlicedKernel, ...] = ()
-    """Kernels that are finalists however slow they look at first."""
+    """Kernels that are always finalists, even if they are slow in the screening stage."""
     seconds: float | None = None
-    """Time for all of it; None: as long as it takes."""
+    """Time limit for the unit; None: no limit."""
     artifacts: Mapping[str, bytes] = field(default_factory=dict, repr=False, hash=False)
-    """The compiled kernels by name, in their form on disk: what is measured is what the sweep knows the digest of,
-    whatever compilers and stores there are where it is measured."""
+    """The compiled kernels by name, as stored on disk. The sweep sends them, so that the measured binaries do not
+    depend on the compilers and stores of the measuring machine."""
     baselines: tuple[str, ...] = tuple(BASELINES)
-    """What they are compared with: names of :data:`~gemmill.profiler.baselines.baseline.BASELINES`."""
+    """Names of :data:`~gemmill.profiler.baselines.baseline.BASELINES` to compare with."""
     sizes: str = ""
-    """Sizes of its groups (library/input/group_sizes.py); empty where it has none."""
+    """Sizes of the groups (library/input/group_sizes.py); empty without groups."""
 
     @property
     def candidates(self) -> tuple[SlicedKernel, ...]:
@@ -85,56 +86,56 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one kernel, or of a baseline, on a problem."""
+    """The result of one kernel or baseline on a problem."""
 
     kernel: SlicedKernel
     """The kernel, or one of :data:`~gemmill.profiler.baselines.baseline.BASELINES`."""
     stage: Stage
-    """``screen``: timed briefly; ``final``: timed again, at length; ``failed``: not timed."""
+    """``screen``: timed briefly; ``final``: timed thoroughly; ``failed``: not timed."""
     timing: Timing | None = None
-    """None where it failed."""
+    """None if it failed."""
     verified: bool = False
-    """Whether every element of D was within its bound."""
+    """Whether every element of D was within its error bound."""
     error: float | None = None
-    """Largest error in multiples of an element's bound; None where it was not verified."""
+    """Largest error, as a multiple of the element's bound; None if the result was not verified."""
     says: str = ""
     """Why it failed."""
     reading: Reading | None = None
-    """The GPU's state under this one alone; None where candidates shared one."""
+    """The state of the GPU during this candidate's turns; None if candidates were interleaved."""
 
     @property
     def us(self) -> float:
-        """Microseconds of a launch; 0 where it was not timed."""
+        """Microseconds of a launch; 0 if it was not timed."""
         return self.timing.median if self.timing else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All outcomes of a unit, and the state of the GPU meanwhile."""
+    """All outcomes of a unit, and the state of the GPU during the measurement."""
 
     outcomes: tuple[Outcome, ...]
     reading: Reading | None
-    """None where nothing was timed."""
+    """None if nothing was timed."""
     untried: int = 0
-    """Kernels for which there was no time."""
+    """Number of kernels that were skipped because of the time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Word of which kernel is about to run; None while none is."""
+    """Announces the kernel that runs next; None if no kernel runs."""
 
     kernel: SlicedKernel | None
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The worker cannot start: no GPU, no torch. Nothing can be measured."""
+    """The worker cannot start, for example without GPU or PyTorch."""
 
     says: str
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The GPU or the host gave an error that this process cannot go on from."""
+    """An error of the GPU or the host after which the process cannot continue."""
 
     says: str

@@ -1,6 +1,6 @@
-"""Random operands of a problem, enough sets of them that a launch never finds its operands in the L2 cache.
+"""Random operands of a problem, in enough sets that launches do not find their operands in the L2 cache.
 
-torch is treated as ``Any`` and imported where it is needed: everything else of gemmill works without it.
+torch is typed as ``Any`` and imported only where needed, since the rest of gemmill works without it.
 """
 
 from __future__ import annotations
@@ -27,71 +27,73 @@ from gemmill.runtime.operands.gemm import FOUND_BY
 BETA = 1.0
 """Beta of every measurement with a C; alpha is :func:`natural_alpha`."""
 ROTATED_BYTES = 256 << 20
-"""Bytes that all sets together exceed: more than twice the L2 of any Hopper (60 MB), with room to spare."""
+"""All sets together exceed this size, which is more than twice the L2 cache of any Hopper GPU (60 MB)."""
 MAX_SETS = 1024
-"""Most sets: a problem below 256 KB is bound by its launch, and finding it in L2 is how it is used."""
+"""Maximum number of sets. Problems below 256 KB are bound by the launch, and applications find them in L2, too."""
 _OF_EACH_GROUP: Mapping[BatchingName, str] = MappingProxyType({"grouped": "b", "kgrouped": "cd"})
-"""Operands of which each group has a matrix of its own, where not all are such."""
+"""By batching, the operands of which each group has a separate matrix; all operands for other batchings."""
 
 
 def torch() -> Any:
     """The module ``torch``.
 
     Raises:
-        DeviceError: it is not installed.
-
+        DeviceError: PyTorch is not installed.
     """
     try:
         return importlib.import_module("torch")
     except ImportError as error:
         raise DeviceError(
-            f"profiling needs PyTorch ({error}); {install('torch')}, which goes with CUDA 13 (extra cu13)"
+            f"profiling needs PyTorch ({error}); {install('torch')}, which uses CUDA 13 (extra cu13)"
         ) from error
 
 
 def torch_dtype(name: str) -> Any:
-    """torch's dtype for one of ours."""
+    """The torch dtype for a gemmill dtype."""
     return getattr(torch(), DTYPES[name].torch)
 
 
 @dataclass(frozen=True, slots=True)
 class OperandSet:
-    """Tensors of one launch: A (M, K), B (K, N), C and D (M, N), each with a leading batch extent where batch > 1; of
-    groups as :func:`gemmill.grouped_matmul` takes them, and of arrays with a leading extent."""
+    """The tensors of one launch: A (M, K), B (K, N), C and D (M, N).
+
+    Each has a leading batch extent if batch > 1; pointer arrays also have a leading extent. Tensors of groups have the
+    layout of :func:`gemmill.grouped_matmul`.
+    """
 
     a: Any
     b: Any
     c: Any
-    """None for a problem without C."""
+    """None if the problem has no C."""
     d: Any
     a_scale: Any = None
-    """Block scales of A in float32, an element for each block of A in the order of A's extents, contiguous along M;
-    None without. Of narrow A: scales of groups in B's dtype."""
+    """Block scales of A in float32, (M blocks, K blocks), contiguous along M; None without block scaling. For narrow A:
+    scales of groups of elements, in B's dtype."""
     b_scale: Any = None
-    """The same of B: along K first, then along N."""
+    """Block scales of B in float32, (K blocks, N blocks); None without block scaling."""
     a_zero: Any = None
-    """Zero points of the groups of narrow A."""
+    """Zero points of the groups of elements of narrow A."""
     groups: Mapping[str, Any] = field(default_factory=dict)
-    """``offsets`` or ``counts`` of groups, or ``addresses`` of matrices, by that name."""
+    """``offsets`` or ``counts`` of the groups, or ``addresses`` of the matrices."""
     sizes: tuple[int, ...] = ()
-    """Rows (or K) of the groups."""
+    """Extents of the groups along M, or along K."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Operands of the epilogue, and its outputs, by name."""
+    """Operands and outputs of the epilogue, by name."""
 
     def tensors(self) -> dict[str, Any]:
-        """All of them by the keywords of :func:`gemmill.plan`; of arrays the first matrices, those of the table."""
+        """All tensors by the keywords of :func:`gemmill.plan`; for pointer arrays, the first matrix of each operand."""
         matrices = {"a": self.a, "b": self.b, "c": self.c, "out": self.d}
         if "addresses" in self.groups:
             matrices = {name: None if tensor is None else tensor[0] for name, tensor in matrices.items()}
         return {**matrices, **self.beside()}
 
     def beside(self) -> dict[str, Any]:
-        """Those beside A, B, C and D."""
+        """All tensors except A, B, C and D."""
         scales = {"a_scale": self.a_scale, "b_scale": self.b_scale, "a_zero": self.a_zero}
         return {**scales, **self.groups, **self.arguments}
 
     def poison_outputs(self, problem: GemmProblem) -> None:
-        """Fill D, and what the epilogue writes beside it, with what no kernel writes."""
+        """Fill D and the other outputs with values that no kernel writes."""
         for tensor in (self.d, *(self.arguments[x.name] for x in parse(problem.epilogue).outputs)):
             poison(tensor)
 
@@ -106,10 +108,17 @@ def matrix(
     align: int | None = None,
     step: int = 1,
 ) -> Any:
-    """An uninitialised matrix (rows, columns), or (batch, rows, columns), contiguous along columns or along rows.
+    """An uninitialized matrix, (rows, columns) or (batch, rows, columns), contiguous along columns or along rows.
 
-    4-bit elements lie two in a byte along the contiguous extent. ``align`` is the largest power of two, in bytes up to
-    16, that divides address and strides; None: without padding. ``step`` elements lie between neighbours.
+    Args:
+        rows: extent; 4-bit elements are packed two per byte along the contiguous extent.
+        columns: extent.
+        batch: number of matrices; 1 omits the leading extent.
+        row_major: whether the matrix is contiguous along columns.
+        dtype: gemmill dtype.
+        device: torch device.
+        align: the exact alignment of address and strides, a power of two up to 16 bytes; None: no padding.
+        step: stride of the innermost extent, in elements.
     """
     outer, inner = (rows, columns) if row_major else (columns, rows)
     count = -(-inner * min(8, DTYPES[dtype].bits) // 8)
@@ -126,12 +135,12 @@ def matrix(
 
 
 def fill_random(tensor: Any, dtype: str, generator: Any) -> None:
-    """Standard normal floats; integers uniform over all of 8 bits, or over 21 of 32 so that sums with them fit.
+    """Fill with standard normal floats, or with uniform integers: 8 bits, or 21 of 32 bits to avoid overflows of sums.
 
-    Never zeros or small integers: they draw less power and run faster than real data.
+    Zeros and small integers would draw less power and run faster than real data.
     """
     if not DTYPES[dtype].is_integer:
-        # torch draws no fp8; an fp8 number keeps its relative precision from 2^-6 to 448 and more.
+        # torch has no random fp8; fp8 formats keep their relative precision from 2^-6 to at least 448.
         fp8 = DTYPES[dtype].bits == 8
         drawn = torch().empty_like(tensor, dtype=torch().float32) if fp8 else tensor
         drawn.normal_(generator=generator)
@@ -145,7 +154,7 @@ def fill_random(tensor: Any, dtype: str, generator: Any) -> None:
 
 
 def poison(tensor: Any) -> None:
-    """Fill with what no kernel writes: NaN, or integers of bytes 0xA5, which an 8-bit D holds at one place in 256."""
+    """Fill with NaN, or with integers of bytes 0xA5; a correct 8-bit D contains the latter at one element in 256."""
     if tensor.dtype.is_floating_point:
         tensor.fill_(math.nan)
     else:
@@ -155,17 +164,17 @@ def poison(tensor: Any) -> None:
 
 
 def random_scales(shape: tuple[int, ...], generator: Any, device: Any) -> Any:
-    """Block scales from 1/2 to 2, none like another, as far as their type allows."""
+    """Random block scales from 1/2 to 2."""
     return torch().empty(shape, dtype=torch().float32, device=device).uniform_(-1, 1, generator=generator).exp2_()
 
 
 def random_zeros(shape: tuple[int, ...], generator: Any, device: Any) -> Any:
-    """Zero points about the middle of 4 unsigned bits."""
+    """Random zero points from 4 to 12, around the middle of the range of 4-bit unsigned integers."""
     return torch().empty(shape, dtype=torch().float32, device=device).uniform_(4, 12, generator=generator).round_()
 
 
 def has_groups(problem: GemmProblem, operand: str) -> bool:
-    """Whether each matrix of the batch, or each group, has an operand of its own."""
+    """Whether each matrix of the batch, or each group, has a separate matrix of the operand."""
     return operand in _OF_EACH_GROUP.get(problem.batching, "abcd")
 
 
@@ -179,7 +188,7 @@ def scale_shape(problem: GemmProblem, operand: str) -> tuple[int, ...]:
 
 
 def argument_shape(problem: GemmProblem, argument: Operand | Assignment) -> tuple[int, ...]:
-    """Extents of an operand or output of the epilogue, with a value for each matrix of the batch, or each group."""
+    """Extents of an operand or output of the epilogue, including the batch or the groups."""
     groups = (problem.batch,) if problem.batch > 1 or problem.batching != "strided" else ()
     rows = groups if has_groups(problem, "d") else ()
     return {
@@ -192,8 +201,7 @@ def argument_shape(problem: GemmProblem, argument: Operand | Assignment) -> tupl
 
 
 def set_bytes(problem: GemmProblem, sizes: Sequence[int] = ()) -> int:
-    """Bytes of A, B, C, D, block scales and what the epilogue reads and writes; of groups of some sizes, those that are
-    used."""
+    """Bytes of A, B, C, D, block scales, and operands and outputs of the epilogue; with group sizes, the used bytes."""
     m, n, k = problem.m, problem.n, problem.k
     rows = sum(sizes) / max(1, problem.batch * m) if sizes and problem.batching == "masked" else 1
     filled = sum(size > 0 for size in sizes) / problem.batch if sizes and problem.batching != "kgrouped" else 1
@@ -210,22 +218,22 @@ def set_bytes(problem: GemmProblem, sizes: Sequence[int] = ()) -> int:
 
 
 def argument_bytes(problem: GemmProblem) -> int:
-    """Bytes of what the epilogue reads and writes beside C and D."""
+    """Bytes of the operands and outputs of the epilogue other than C and D."""
     arguments = () if problem.epilogue == LINEAR else parse(problem.epilogue).arguments
     return sum(DTYPES[x.dtype].bytes * math.prod(argument_shape(problem, x)) for x in arguments)
 
 
 def set_count(problem: GemmProblem, sizes: Sequence[int] = ()) -> int:
-    """Operand sets that together exceed :data:`ROTATED_BYTES`: at least two, at most :data:`MAX_SETS`."""
+    """Number of operand sets that exceed :data:`ROTATED_BYTES` together: at least 2, at most :data:`MAX_SETS`."""
     return min(MAX_SETS, max(2, ROTATED_BYTES // max(1, set_bytes(problem, sizes)) + 1))
 
 
 def make_operands(
     problem: GemmProblem, seed: int, device: Any = "cuda", sets: int | None = None, sizes: Sequence[int] | None = None
 ) -> list[OperandSet]:
-    """Sets of random operands (:func:`fill_random`), aligned as the problem says; every D is poisoned.
+    """Make sets of random operands (:func:`fill_random`) with the problem's alignment; each D is poisoned.
 
-    ``sizes`` are those of its groups; None: as equal as they can be.
+    ``sizes`` are the sizes of the groups; None: as equal as possible.
     """
     generator = torch().Generator(device=device).manual_seed(seed)
     sizes = sizes_of(problem) if sizes is None else tuple(sizes)
@@ -241,7 +249,7 @@ def _operand_set(problem: GemmProblem, generator: Any, device: Any, sizes: Seque
         if tensor is not None and dtype is not None:
             fill_random(tensor, dtype, generator)
     if problem.epilogue != LINEAR and b.dtype.is_floating_point and DTYPES[problem.b_dtype].bits > 8:
-        # As in networks, sums are of order 1: of larger ones functions say nothing, or overflow.
+        # Scale the sums to order 1, as in neural networks; activation functions saturate or overflow on larger values.
         depth = problem.k / (problem.batch if problem.batching == "kgrouped" else 1)
         b.mul_(2.0 ** -round(math.log2(max(1.0, depth)) / 2))
     poison(d)
@@ -259,7 +267,7 @@ def _operand_set(problem: GemmProblem, generator: Any, device: Any, sizes: Seque
 
 
 def _matrix(problem: GemmProblem, operand: str, device: Any) -> Any:
-    """A, B, C or D, uninitialised; None for the C that a problem lacks."""
+    """A, B, C or D, uninitialized; None for C if the problem has none."""
     dtype, major, align = (getattr(problem, f"{operand}_{what}") for what in ("dtype", "major", "align"))
     if dtype is None:
         return None
@@ -278,19 +286,19 @@ def _block_scales(problem: GemmProblem, operand: str, draw: Callable[..., Any], 
     dtype = torch_dtype(block_dtype(getattr(problem, f"{operand}_scale")) or "f32")
     if operand == "b":
         return draw(shape, generator, device).to(dtype)
-    # Neighbours along M, as cuBLAS and DeepGEMM demand: a stage's are then read in whole sectors.
+    # Contiguous along M, as cuBLAS and DeepGEMM require: a stage then reads whole sectors.
     return draw((*shape[:-2], shape[-1], shape[-2]), generator, device).to(dtype).mT
 
 
 def _group_scales(problem: GemmProblem, operand: str, draw: Callable[..., Any], generator: Any, device: Any) -> Any:
-    """Scales or zero points of the groups of narrow A."""
+    """Scales or zero points of the groups of elements of narrow A."""
     shape = scale_shape(problem, operand)
     stored = draw((*shape[:-2], shape[-1], shape[-2]), generator, device)
     return stored.to(torch_dtype(problem.b_dtype)).mT
 
 
 def _table(problem: GemmProblem, matrices: Sequence[Any], sizes: Sequence[int], device: Any) -> dict[str, Any]:
-    """What groups, or the matrices of an array, are found by."""
+    """The table of a grouped problem or a pointer array: offsets, counts or addresses."""
     kind = FOUND_BY.get(problem.batching)
     if kind is None:
         return {}
@@ -306,7 +314,7 @@ def _table(problem: GemmProblem, matrices: Sequence[Any], sizes: Sequence[int], 
 
 
 def _arguments(problem: GemmProblem, generator: Any, device: Any) -> dict[str, Any]:
-    """What the epilogue takes beside C: operands from 1/2 to 2, of which every function is finite; poisoned outputs."""
+    """Operands of the epilogue, random from 1/2 to 2 where all functions are finite, and poisoned outputs."""
     if problem.epilogue == LINEAR:
         return {}
     epilogue, made = parse(problem.epilogue), {}
@@ -325,23 +333,23 @@ def _arguments(problem: GemmProblem, generator: Any, device: Any) -> dict[str, A
 
 
 def natural_alpha(problem: GemmProblem) -> float:
-    """1, or the power of two that brings the sums of random integers to about 64 where D is too narrow for them."""
+    """Alpha of measurements: 1, or a power of two that scales sums of random integers to about 64 for a narrow D."""
     if not DTYPES[problem.accumulator].is_integer or problem.d_dtype not in ("f16", *FP8, *INT8):
         return 1.0
-    # Uniform 8-bit integers have a root mean square of 74 with a sign; without one their sums grow along K.
+    # Signed uniform 8-bit integers have a root mean square of 74; the sums of unsigned ones grow linearly with K.
     typical = problem.k * 128**2 if problem.a_dtype == problem.b_dtype == "u8" else math.sqrt(problem.k) * 74**2
     return 2.0 ** (6 - math.ceil(math.log2(max(1.0, typical))))
 
 
 def factors(problem: GemmProblem) -> tuple[float, float]:
-    """Alpha and beta of its measurements: what the epilogue does not read is 1, and 0."""
+    """Alpha and beta of measurements: 1 and 0 if the epilogue does not read them."""
     epilogue, has_c = parse(problem.epilogue), problem.c_dtype is not None
     scales_c = "beta" in epilogue.factors and (has_c or not epilogue.reads_c)
     return natural_alpha(problem) if "alpha" in epilogue.factors else 1.0, BETA if scales_c else 0.0
 
 
 def plan_options(problem: GemmProblem, operands: OperandSet) -> dict[str, Any]:
-    """What tells :func:`gemmill.plan` of a problem beside its tensors A, B, C and D."""
+    """The keywords of :func:`gemmill.plan` for a problem, except A, B, C and D."""
     return {
         "accumulator": problem.accumulator,
         "tf32": problem.a_dtype == "tf32",

@@ -1,4 +1,4 @@
-"""A problem as the matrices that are multiplied: those of the batch, or the groups, however they lie in memory."""
+"""Split a problem into single matrix products: the matrices of a batch, or the groups, of any layout."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from gemmill.profiler.measure.operands import OperandSet, torch
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One matrix product, and where in D it goes."""
+    """One matrix product, and its place in D (matrices, M, columns)."""
 
     index: int
-    """Matrix of the batch, or group."""
+    """Index of the matrix in the batch, or of the group."""
     at: int
-    """Matrix of D: (matrices, M, columns)."""
+    """Index of the matrix in D."""
     rows: slice
-    """Rows of that."""
+    """Rows of that matrix."""
     a: Any
     """(rows, K)."""
     b: Any
     """(K, N)."""
     a_scale: Any = None
-    """Of the blocks of A, (row blocks, K blocks)."""
+    """Block scales of A, (row blocks, K blocks)."""
     b_scale: Any = None
-    """(K blocks, column blocks)."""
+    """Block scales of B, (K blocks, column blocks)."""
 
     def scaled(self, problem: GemmProblem, rows: slice) -> tuple[Any, Any]:
-        """Copies of some rows of A, and of B, in float64, with their block scales."""
+        """Copies of some rows of A, and of B, in float64, multiplied by their block scales."""
         left, right = (x.to(torch().float64, copy=True) for x in (self.a[rows], self.b))
         k, n = self.b.shape
         if self.a_scale is not None:
@@ -47,7 +47,7 @@ class Part:
 
 
 def parts(problem: GemmProblem, operands: OperandSet) -> Iterator[Part]:
-    """The products that a problem consists of, empty groups left out; narrow operands must be upconverted."""
+    """The products of a problem, without empty groups. Narrow operands must be upconverted before."""
     o, batch = operands, problem.batch
     ends = [*accumulate(o.sizes)]
     for i in range(batch):
@@ -71,5 +71,5 @@ def parts(problem: GemmProblem, operands: OperandSet) -> Iterator[Part]:
 
 
 def _matrix(tensor: Any, index: int) -> Any:
-    """A matrix of a batch, or the one that there is."""
+    """A matrix of a batch; the tensor itself if it has no batch extent."""
     return None if tensor is None else tensor[index] if tensor.dim() == 3 else tensor

@@ -1,8 +1,8 @@
-"""The peak rates of a GPU, measured: how fast its tensor cores multiply, and how fast its memory copies.
+"""Measure the peak rates of a GPU: tensor core throughput and memory bandwidth.
 
-Tensor cores at work are bound by power before anything else, so by how many bits flip: the data is what the profiler
-multiplies as well (:func:`~gemmill.profiler.measure.operands.fill_random`), and the load lasts until clocks have
-settled. Zeros or small integers would give a peak that no real GEMM comes near.
+Power limits tensor cores first, and power depends on how many bits toggle. So the data is that of the profiler
+(:func:`~gemmill.profiler.measure.operands.fill_random`), and the load lasts until the clocks are stable. Zeros or small
+integers would give a peak that no real GEMM reaches.
 """
 
 from __future__ import annotations
@@ -36,59 +36,59 @@ from gemmill.runtime.launch.kernel import load
 from gemmill.runtime.launch.parameters import ParameterBlock
 
 _MAX_BYTES = 1 << 20
-"""Most bytes of a file of peak rates."""
+"""Maximum size of a file of peak rates."""
 COPY = "copy"
-"""Stands where a dtype would, for the bandwidth of memory."""
+"""Name of the memory bandwidth where other roofs have a dtype."""
 
 WARM_WINDOWS = 25
-"""Windows that only bring clocks and power to where they stay, half a second."""
+"""Windows, half a second in all, in which clocks and power settle."""
 WINDOWS = 50
-"""Windows that are timed, a second."""
+"""Timed windows, a second in all."""
 STEPS = 64
-"""Stages of 128 bytes along K that a tile sums: 4,096 elements of 16 bits."""
+"""Stages of 128 bytes along K per tile: 4,096 elements of 16 bits."""
 TILES = 500
-"""Tiles that a CTA computes in a window: 20 ms on an H200, of which copying the operands takes 10 us."""
+"""Tiles of a CTA per window: 20 ms on an H200, of which the copy of the operands takes 10 us."""
 COPY_BYTES = 1 << 30
-"""Size of the buffer that is copied: many times any L2."""
+"""Size of the copied buffer, much larger than any L2 cache."""
 COPIES = 36
-"""Copies of a window, 20 ms on an H200."""
+"""Copies per window: 20 ms on an H200."""
 WINDOWS_AHEAD = 10
-"""Windows that are queued before the host waits: the GPU works on while clocks and power are read."""
+"""Windows queued before the host waits, so that the GPU stays busy while the host reads clocks and power."""
 READ_EVERY = 10
-"""Windows between two readings."""
+"""Windows per reading of clocks and power."""
 SEED = 0
 
 
 class Rate(Frozen):
-    """A rate that a GPU sustains, in the unit of whoever holds it, and the GPU's state meanwhile."""
+    """A sustained rate, in the unit of the containing field, and the state of the GPU during the measurement."""
 
     median: float = Field(gt=0, allow_inf_nan=False)
-    """Of all windows."""
+    """Median of all windows."""
     low: float = Field(gt=0, allow_inf_nan=False)
     """Lower quartile."""
     high: float = Field(gt=0, allow_inf_nan=False)
     """Upper quartile."""
     windows: int = Field(gt=0)
-    """Windows that these are of."""
+    """Number of timed windows."""
     sm_mhz: int
-    """SM clock."""
+    """SM clock in MHz."""
     memory_mhz: int
-    """Memory clock."""
+    """Memory clock in MHz."""
     watts: float
-    """Power."""
+    """Power in watts."""
     celsius: int
-    """GPU temperature."""
+    """GPU temperature in degrees Celsius."""
     throttle: tuple[str, ...] = Field(default=(), strict=False)
-    """Reasons for which the clocks were held down."""
+    """Reasons for which the clocks were throttled."""
 
 
 class Roof(NamedTuple):
-    """What holds a problem back first."""
+    """The peak rate that limits a problem."""
 
     name: str
-    """The dtype whose WGMMAs do, or :data:`COPY`."""
+    """The dtype of the limiting WGMMAs, or :data:`COPY`."""
     us: float
-    """Microseconds that the problem takes at that rate."""
+    """Time of the problem, in microseconds, at that rate."""
 
 
 class PeakRates(Frozen):
@@ -109,14 +109,14 @@ class PeakRates(Frozen):
     time: AwareDatetime = Field(strict=False)
     """When the run began."""
     compute_tflops: dict[str, Rate]
-    """TFLOP/s of WGMMA alone, by the type of A and B; only of those that were measured."""
+    """TFLOP/s of WGMMA alone, by the type of A and B; only the measured types."""
     copy_tbps: Rate
-    """TB/s of a copy from memory to memory, read and written bytes both counted."""
+    """TB/s of a copy from device memory to device memory; reads and writes both count."""
 
     def roof(self, problem: GemmProblem) -> Roof | None:
-        """The roof that a problem meets first; None where that of its type was not measured, or it has none.
+        """The rate that limits a problem; None if the rate of its type was not measured, or it does not use WGMMA.
 
-        Each operand is moved once at the rate of a copy: a problem that reads far more than it writes can be faster.
+        Assumes that each operand is moved once at the rate of a copy; a problem that mostly reads can be faster.
         """
         dtype = peak_rate_dtype(problem)
         if dtype is None or dtype not in self.compute_tflops:
@@ -126,15 +126,15 @@ class PeakRates(Frozen):
         return max(compute, memory, key=lambda roof: roof.us)
 
     def fraction(self, measurement: Measurement) -> float | None:
-        """How much of the nearer roof a measurement reaches; None where there is none, or it has no time."""
+        """The measured rate relative to the limiting rate; None without a limiting rate or without a time."""
         roof = self.roof(measurement.as_full)
         return None if roof is None or measurement.us is None else roof.us / measurement.us
 
 
 def peak_rate_dtype(problem: GemmProblem) -> DTypeName | None:
-    """The type whose WGMMAs bound a problem; None where tensor cores of Hopper have no WGMMA for it (f32, f64).
+    """The type whose WGMMAs limit a problem; None for types without WGMMA (f32, f64).
 
-    Of two types the wider: the other is upconverted before it is multiplied.
+    If A and B differ, it is the wider type, since the narrower one is upconverted before the MMA.
     """
     wider = max(problem.a_dtype, problem.b_dtype, key=lambda name: DTYPES[name].bits)
     compatible = DTYPES[wider].compatible or wider
@@ -142,25 +142,25 @@ def peak_rate_dtype(problem: GemmProblem) -> DTypeName | None:
 
 
 class PeakRateLaunch:
-    """A launch of the WGMMAs of a type, and nothing else, on every SM of GPU 0.
+    """A kernel that runs only WGMMAs of a type, on every SM of GPU 0.
 
     Args:
         dtype: one of :data:`~gemmill.emitters.peak_rate.MEASURED_DTYPES`.
-        tiles: tiles that a CTA computes, one after the other.
-        steps: stages that it multiplies for each, those in shared memory in turn.
+        tiles: number of tiles that each CTA computes, one after the other.
+        steps: number of stages per tile; they rotate over those in shared memory.
         fill: fills an operand.
 
     Raises:
         DeviceError: there is no GPU, or it has no WGMMA.
-        ToolchainError, CompileError: the kernel cannot be compiled here.
+        ToolchainError, CompileError: the kernel cannot be compiled.
     """
 
     def __init__(self, dtype: DTypeName, tiles: int, steps: int, fill: Callable[[Any], None]) -> None:
-        from gemmill.runtime.compile.compiler import Compiler  # the rest of the module needs no toolchain
+        from gemmill.runtime.compile.compiler import Compiler  # only this class needs a toolchain
 
         config = peak_rate_config(dtype)
         kernel = load(0, Compiler().compile(emit_peak_rate(config), config))
-        ctas = kernel.max_clusters  # one on each SM, whose shared memory it fills
+        ctas = kernel.max_clusters  # one per SM, since a CTA uses all shared memory
         tile, spec = config.tile, kernel.spec
 
         def tensor(dtype: str, *shape: int) -> Any:
@@ -171,7 +171,7 @@ class PeakRateLaunch:
         self.b = tensor(dtype, config.stages, tile.n, tile.k)
         """Stages of B: (stages, N, K)."""
         self.sums = tensor(config.accumulator, ctas, spec.threads)
-        """What a launch leaves: for each thread of each CTA the sum of its part of the tile."""
+        """Output of a launch: (CTAs, threads), the sum of each thread's part of the tile."""
         fill(self.a)
         fill(self.b)
         self._parameters = ParameterBlock(spec.params_bytes)
@@ -184,10 +184,10 @@ class PeakRateLaunch:
         self._prepared = kernel.prepare(ctas, self._parameters.arguments)
 
     def repeat(self, tiles: int) -> None:
-        """From the next launch on, compute so many tiles a CTA."""
+        """Set the number of tiles per CTA, from the next launch on."""
         self._parameters.write(self._tiles_at, "i", tiles)
         self.flops = self._tile_flops * tiles
-        """Operations of a launch."""
+        """Floating point operations of a launch."""
 
     def __call__(self) -> None:
         """Launch on torch's current stream."""
@@ -201,12 +201,12 @@ def measure_peak_rates(
 
     Raises:
         DeviceError: there is no GPU, no torch, or the GPU has no WGMMA.
-        ToolchainError, CompileError: a kernel cannot be compiled here.
+        ToolchainError, CompileError: a kernel cannot be compiled.
     """
     machine, telemetry = this_machine()
     began = datetime.now(UTC)
     generator = torch().Generator(device="cuda:0").manual_seed(SEED)
-    # All kernels are compiled first: the GPU does not cool down between two of them.
+    # Compile all kernels first, so that the GPU does not cool down between measurements.
     launches = {
         dtype: PeakRateLaunch(dtype, TILES, STEPS, partial(fill_random, dtype=dtype, generator=generator))
         for dtype in dtypes
@@ -231,7 +231,7 @@ def measure_peak_rates(
 
 
 def _copy(telemetry: Telemetry) -> Rate:
-    """TB/s of torch's copy."""
+    """TB/s of torch's device-to-device copy."""
     source, target = (torch().empty(COPY_BYTES, dtype=torch().uint8, device="cuda:0") for _ in range(2))
     source.random_(0, 256)
 
@@ -243,7 +243,7 @@ def _copy(telemetry: Telemetry) -> Rate:
 
 
 def _sustained(window: Callable[[], None], work: float, telemetry: Telemetry) -> Rate:
-    """The rate of windows of so much work each, one after the other without a pause: ``work`` a second."""
+    """The rate, in ``work`` per second, of windows that run one after the other without a pause."""
     ends = [torch().cuda.Event(enable_timing=True) for _ in range(WARM_WINDOWS + WINDOWS + 1)]
     readings: list[Reading] = []
     ends[0].record()
@@ -266,16 +266,16 @@ def _sustained(window: Callable[[], None], work: float, telemetry: Telemetry) ->
 
 
 def read_peak_rates(path: Path) -> PeakRates:
-    """The peak rates of a file that ``gemmill roofline`` wrote.
+    """Read a file of peak rates that ``gemmill roofline`` wrote.
 
     Raises:
-        RecordError: the file cannot be read, or holds something else.
+        RecordError: the file cannot be read or is not valid.
     """
     try:
         return PeakRates.model_validate_json(read_given(path, _MAX_BYTES))
     except OSError as error:
-        raise RecordError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise RecordError(f"{path}: cannot read the file: {error.strerror or error}") from None
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         field = ".".join(map(str, fault["loc"])) or "peak_rates"
-        raise RecordError(f"{path}: {field}: {fault['msg']}; gemmill roofline -o FILE writes such files") from None
+        raise RecordError(f"{path}: {field}: {fault['msg']}; pass a file written by gemmill roofline -o FILE") from None

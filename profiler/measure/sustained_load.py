@@ -1,7 +1,8 @@
-"""Timing under sustained load: each candidate alone for a while, at the clock that its own power allows.
+"""Timing under sustained load: each candidate runs alone, at the clock that its power allows.
 
-In rounds (:mod:`~gemmill.profiler.measure.graph_timing`) candidates share a clock. A program that runs for seconds is
-held by the power limit, and a kernel that spends less energy then runs at a higher clock: what counts is joules a call.
+In interleaved rounds (:mod:`~gemmill.profiler.measure.graph_timing`), all candidates run at the same clock. In a
+program that runs for seconds, the power limit lowers the clock, and a kernel that needs less energy per call runs at a
+higher clock.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ from gemmill.runtime.select.cost.table import FeatureTable
 from gemmill.runtime.select.kernels.faults import needs_swap
 
 HANDFUL = 8
-"""Replays between two readings, of a millisecond or more each."""
+"""Replays per reading; each takes at least a millisecond."""
 OPEN = 0.02
-"""How far behind the fastest so far a candidate may be and get another turn; wider after the first, whose order may
-have been unlucky."""
+"""Candidates slower than the fastest by more than this fraction get no further turn. Twice as much after the first
+turn, since its order affects the times."""
 
 
 LIKELY = MappingProxyType({"burst": 0.6, "moved": 0.06, "stages": 0.0, "stream": 0.0, "scale": 1.0, "watts": 700.0})
-"""Roughly what was fitted on the H200 to measured bursts: for what is looked at where no model was fitted."""
+"""Approximate parameters of the energy model, fitted to measurements on the H200; used before a model is fitted."""
 
 
 def likely_kernels(problem: GemmProblem, us: Mapping[SlicedKernel, float], count: int) -> list[SlicedKernel]:
-    """The kernels that may be the fastest alone, at most ``count``, the likeliest first.
+    """The kernels that are predicted to be the fastest under sustained load, the fastest first.
 
     Args:
-        problem: what they solve.
-        us: microseconds of a brief look at each.
-        count: of them.
+        problem: the problem.
+        us: microseconds of each kernel in the screening stage.
+        count: maximum number of kernels.
     """
     if not us:
         return []
@@ -57,15 +58,15 @@ def likely_kernels(problem: GemmProblem, us: Mapping[SlicedKernel, float], count
 
 
 def turn(graph: Any, launches: int, seconds: float, telemetry: Telemetry) -> tuple[float, Reading]:
-    """Microseconds of a launch and the GPU's state, medians over the second half of a turn.
+    """Microseconds of a launch and the state of the GPU: medians over the second half of a turn.
 
-    Replays are timed by the handful, so that what the host takes for a reading does not count.
+    Each sample times :data:`HANDFUL` replays, so that the host's reading of clocks and power does not count.
 
     Args:
         graph: a captured graph.
-        launches: launches in it.
-        seconds: that it is replayed for.
-        telemetry: of the GPU.
+        launches: number of launches in the graph.
+        seconds: length of the turn.
+        telemetry: telemetry of the GPU.
     """
     start, end = (torch().cuda.Event(enable_timing=True) for _ in range(2))
     times: list[float] = []
@@ -76,7 +77,7 @@ def turn(graph: Any, launches: int, seconds: float, telemetry: Telemetry) -> tup
         for _ in range(HANDFUL):
             graph.replay()
         end.record()
-        reading = telemetry.read()  # while the GPU is at work
+        reading = telemetry.read()  # while the GPU is busy
         end.synchronize()
         if passed >= seconds / 2:
             times.append(start.elapsed_time(end) * 1000 / (HANDFUL * launches))
@@ -93,19 +94,19 @@ def time_turns(
     always: frozenset[K] = frozenset(),
     before: Callable[[K], None] = lambda name: None,
 ) -> dict[K, tuple[list[float], Reading]]:
-    """Microseconds of a launch, one for each turn that a candidate had, and the GPU's state under it.
+    """Microseconds of a launch in each turn of a candidate, and the state of the GPU.
 
-    All have a first turn, in an order drawn anew each time, as the heat of one is the next one's. Those that are behind
-    the fastest by more than :data:`OPEN`, twice as much after the first turn, have no further one.
+    The order is random, since each candidate heats the GPU for the next. All candidates have a first turn. Those slower
+    than the fastest by more than :data:`OPEN`, twice as much after the first turn, get no further turn.
 
     Args:
         graphs: captured graphs by candidate.
-        launches: launches in each graph.
-        seconds: of a turn.
-        turns: of each, at most.
-        telemetry: of the GPU.
-        always: candidates that have all turns, such as baselines.
-        before: told which candidate is about to run.
+        launches: number of launches in each graph.
+        seconds: length of a turn.
+        turns: maximum number of turns of each candidate.
+        telemetry: telemetry of the GPU.
+        always: candidates that get all turns, such as baselines.
+        before: called with each candidate before it runs.
     """
     found: dict[K, list[tuple[float, Reading]]] = {name: [] for name in graphs}
     left, order = list(graphs), random.Random(0)
@@ -120,6 +121,6 @@ def time_turns(
 
 
 def still_open(us: Mapping[K, float], behind: float, always: frozenset[K]) -> list[K]:
-    """Candidates that may be the fastest yet: those that are not behind by more than a part of the least time."""
+    """Candidates that may still be the fastest: those slower than the fastest by at most the fraction ``behind``."""
     limit = min(us.values(), default=0.0) * (1 + behind)
     return [name for name, value in us.items() if value <= limit or name in always]

@@ -1,6 +1,6 @@
-"""What the GPU does while it is measured: clocks, power, temperature, throttle reasons.
+"""Telemetry of a GPU: clocks, power, temperature, throttle reasons.
 
-Through NVML where ``nvidia-ml-py`` is installed, else through ``nvidia-smi``; read only, no setting is ever changed.
+Reads NVML if ``nvidia-ml-py`` is installed, else ``nvidia-smi``. It never changes a setting.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ THROTTLE_REASONS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
-"""Reasons for which a GPU runs below its clocks (nvml.h, ``nvmlClocksEventReason*``); idle and set clocks are none."""
+"""Throttle reasons by bit (nvml.h, ``nvmlClocksEventReason*``), without idle and application clocks."""
 SMI_FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_throttle_reasons.active")
 
 
@@ -35,7 +35,7 @@ class Reading:
     watts: float
     celsius: int
     throttle: tuple[str, ...]
-    """Why the clocks are held down; empty when nothing does."""
+    """Throttle reasons; empty without throttling."""
 
 
 class Telemetry(Protocol):
@@ -45,14 +45,14 @@ class Telemetry(Protocol):
         """Version of the driver."""
 
     def read(self) -> Reading:
-        """The GPU's state now."""
+        """The current state of the GPU."""
 
 
 def open_telemetry(uuid: str) -> Telemetry:
-    """The telemetry of a GPU, named ``GPU-...`` as the driver does.
+    """The telemetry of a GPU with a UUID such as ``GPU-...``.
 
     Raises:
-        DeviceError: neither NVML nor nvidia-smi answers for this GPU.
+        DeviceError: neither NVML nor nvidia-smi can read this GPU.
     """
     try:
         return _Nvml(importlib.import_module("pynvml"), uuid)
@@ -61,7 +61,7 @@ def open_telemetry(uuid: str) -> Telemetry:
 
 
 def summarise(readings: Sequence[Reading]) -> Reading:
-    """Medians of the numbers, and every throttle reason that was seen. Needs at least one reading."""
+    """Medians of the numbers, and all throttle reasons. Needs at least one reading."""
     return Reading(
         round(median(r.sm_mhz for r in readings)),
         round(median(r.memory_mhz for r in readings)),
@@ -72,7 +72,7 @@ def summarise(readings: Sequence[Reading]) -> Reading:
 
 
 def throttle_reasons(mask: int) -> tuple[str, ...]:
-    """The reasons that NVML's bit mask names."""
+    """The throttle reasons in NVML's bit mask."""
     return tuple(reason for bit, reason in THROTTLE_REASONS.items() if mask & bit)
 
 
@@ -83,7 +83,7 @@ class _Nvml:
             nvml.nvmlInit()
             self.handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         except nvml.NVMLError as error:
-            raise DeviceError(f"NVML does not know GPU {uuid}: {error}") from error
+            raise DeviceError(f"NVML cannot open GPU {uuid}: {error}") from error
 
     def driver(self) -> str:
         return str(self.nvml.nvmlSystemGetDriverVersion())
@@ -99,7 +99,7 @@ class _Nvml:
         )
 
     def ask(self, query: Callable[..., int], *arguments: int) -> int:
-        """A query's answer, or 0 where the GPU has none; virtual machines hide some."""
+        """The result of a query; 0 if the GPU does not support it, as in some virtual machines."""
         try:
             return query(self.handle, *arguments)
         except self.nvml.NVMLError:
@@ -123,13 +123,13 @@ class _Smi:
             done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
         except (OSError, subprocess.SubprocessError) as error:
             raise DeviceError(
-                f"no telemetry of GPU {self.uuid}: nvidia-smi: {error}; `pip install nvidia-ml-py`"
+                f"cannot read telemetry of GPU {self.uuid}: nvidia-smi: {error}; run `pip install nvidia-ml-py`"
             ) from error
         return [value.strip() for value in done.stdout.strip().split(",")]
 
 
 def parse_smi(values: Sequence[str]) -> Reading:
-    """A reading from nvidia-smi's answer for :data:`SMI_FIELDS`; what a GPU does not report (``[N/A]``) reads as 0."""
+    """A reading from nvidia-smi's output for :data:`SMI_FIELDS`; values that a GPU lacks (``[N/A]``) are 0."""
     numbers = [0.0 if value.startswith("[") else float(value) for value in values[:4]]
     mask = 0 if values[4].startswith("[") else int(values[4], 16)
     return Reading(int(numbers[0]), int(numbers[1]), numbers[2], int(numbers[3]), throttle_reasons(mask))

@@ -1,18 +1,18 @@
-"""Verification against float64 with a bound for every element.
+"""Verification against float64, with an error bound for each element.
 
-For D = round(alpha * acc + beta * C) an element may differ from its float64 value by
+An element of D = round(alpha * acc + beta * C) may differ from its float64 value by the sum of
 
-- what the tensor cores lose: :func:`summation_loss`;
-- the arithmetic of the epilogue, in f32 but for f64 accumulators: an ulp of alpha * acc and of beta * C;
-- half an ulp of D's format; D saturates in 8 bits.
+- the error of the accumulation on tensor cores: :func:`summation_loss`;
+- the error of the epilogue: an ulp of alpha * acc and of beta * C, in f32 (in f64 with f64 accumulators);
+- half an ulp of D's format; 8-bit formats saturate.
 
-Integer sums are exact, in float64 as well (below 2^53), and with D in s32 so is the epilogue: D has one right value.
-Of an expression, :mod:`gemmill.profiler.measure.fused` follows each operation, for D and for every output beside it.
+Integer sums are exact, also in float64 (below 2^53). With D in s32 the epilogue is exact, too, so D has one correct
+value. For expressions, :mod:`gemmill.profiler.measure.fused` bounds each operation, for D and all other outputs.
 
-The sums of random operands of both signs stay within ``SIGMAS * sqrt(sum (a b)^2)`` (Hoeffding and Levy: a failure has
-probability below 1e-12). The usual ``gamma_K * (|A| @ |B|)`` grows with K instead of its square root: at K = 8192 it
-would let a missing product pass. The price: the bound holds for random operands such as
-:mod:`gemmill.profiler.measure.operands` makes, not for any.
+Sums of random operands of both signs stay within ``SIGMAS * sqrt(sum (a b)^2)`` (Hoeffding and Levy: the probability of
+a failure is below 1e-12). The usual bound ``gamma_K * (|A| @ |B|)`` grows with K, not with its square root: at K = 8192
+it would not detect a missing product. In return, this bound is valid only for random operands, such as those of
+:mod:`gemmill.profiler.measure.operands`.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ from gemmill.profiler.measure.operands import OperandSet, has_groups, torch, tor
 from gemmill.profiler.measure.parts import Part, parts
 
 SIGMAS = 8.0
-"""Standard deviations that no partial sum exceeds."""
+"""Largest magnitude of partial sums, in standard deviations."""
 FP8_EPSILON = 2.0**-13
-"""What the fp8 tensor cores of Hopper keep of a sum, relative to its largest term: products and running sum are aligned
-to that term and cut off below 13 fraction bits (DeepSeek-V3 technical report, 3.3.2; 14 bits with the leading one).
-Summed so, 32 products at a time, nine of ten results of cuBLAS on an H200 come out bit for bit."""
+"""Relative precision of sums on Hopper's fp8 tensor cores. They align products and running sum to the largest term and
+truncate below 13 fraction bits (DeepSeek-V3 technical report, 3.3.2; 14 bits with the leading one). A model that sums
+32 products at a time in this way reproduces nine of ten cuBLAS results on an H200 bit for bit."""
 CHUNK = 1 << 26
-"""Elements compared at a time: bounds the memory for float64 temporaries to about 2 GB."""
+"""Maximum number of elements compared at a time, which limits float64 temporaries to about 2 GB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Outcome of one verification."""
+    """Result of a verification."""
 
     passed: bool
     error: float
-    """Largest error, as a multiple of the element's bound; infinite where an element is NaN or was never written."""
+    """Largest error, as a multiple of the element's bound; infinite if an element is NaN or was not written."""
     says: str
-    """The worst element and how many exceed their bound; empty when all is well."""
+    """The number of elements that exceed their bound, and the worst one; empty if all elements pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Expected D in float64 and the permitted error of each element, both (matrices, M, columns): infinite where
-    nothing is written."""
+    """Expected D in float64, and the error bound of each element, both (matrices, M, columns). Bounds are infinite
+    where no kernel writes."""
 
     expected: Any
     bound: Any
     outputs: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """The same of what an epilogue writes beside D, by name."""
+    """Expected values and bounds of the other outputs of the epilogue, by name."""
 
     def compare(self, d: Any, arguments: Mapping[str, Any] | None = None) -> Comparison:
-        """Hold a computed D, and outputs of the epilogue by name, against every element's bound."""
+        """Compare a computed D, and the other outputs by name, with the bound of each element."""
         found = _compared("D", d if d.dim() == 3 else d.unsqueeze(0), self.expected, self.bound)
         for name, (expected, bound) in self.outputs.items():
             shape = (1, -1, expected.shape[-1] if expected.dim() else 1)
@@ -76,7 +76,7 @@ class Reference:
 
 
 def _compared(name: str, actual: Any, expected: Any, bound: Any) -> Comparison:
-    """Compare (matrices, rows, columns) with what is expected."""
+    """Compare (matrices, rows, columns) with the expected values."""
     wrong, worst, place = 0, 0.0, (0, 0, 0)
     for batch, rows in _chunks(actual.shape):
         error = _errors(actual[batch, rows], expected[batch, rows], bound[batch, rows])
@@ -97,10 +97,10 @@ def _compared(name: str, actual: Any, expected: Any, bound: Any) -> Comparison:
 
 
 def _errors(actual: Any, expected: Any, bound: Any) -> Any:
-    """Errors in multiples of each element's bound; none where nothing need be written."""
+    """Errors as multiples of each element's bound; 0 where no kernel writes."""
     error = (actual.double() - expected).abs_() / bound
     if not error.isfinite().all():
-        # A NaN, or an infinity that the reference does not have, is infinitely wrong.
+        # A NaN or infinity that the reference does not have is an infinite error.
         rounded, found = expected.to(actual.dtype).double(), actual.double()
         agrees = bound.isinf() | (found.isinf() & (rounded == found)) | (found.isnan() & expected.isnan())
         error = error.nan_to_num_(nan=math.inf, posinf=math.inf).masked_fill_(agrees, 0.0)
@@ -108,8 +108,8 @@ def _errors(actual: Any, expected: Any, bound: Any) -> Any:
 
 
 def reference(problem: GemmProblem, operands: OperandSet, alpha: float, beta: float) -> Reference:
-    """Compute alpha * A @ B + beta * C, or what the epilogue says, in float64 on the operands' device, and each
-    element's bound; of groups, those of the operands' sizes."""
+    """Compute alpha * A @ B + beta * C, or the epilogue expression, in float64 on the operands' device, with the bound
+    of each element. The groups have the sizes of the operands."""
     if upconverts_a(problem.a_dtype, problem.b_dtype):
         operands = replace(operands, a=upconverted(problem, operands), a_scale=None)
     shape = (problem.batch if has_groups(problem, "d") else 1, problem.m, problem.d_columns)
@@ -135,13 +135,13 @@ def reference(problem: GemmProblem, operands: OperandSet, alpha: float, beta: fl
 
 
 def _rows(part: Part, elements: int) -> Iterator[slice]:
-    """Rows of D that are computed at a time: so many elements, fewer with an expression, which has many temporaries."""
+    """Split the rows of a part into pieces of at most ``elements`` elements of D."""
     for _, rows in _chunks((1, part.rows.stop - part.rows.start, part.b.shape[1]), elements):
         yield slice(part.rows.start + rows.start, part.rows.start + rows.stop)
 
 
 def _sums(problem: GemmProblem, part: Part, rows: slice) -> Bounded:
-    """Sums of products of some rows of D, and how far tensor cores may be from them."""
+    """Accumulators of some rows of D, with the error bound of tensor cores."""
     left, right = part.scaled(problem, slice(rows.start - part.rows.start, rows.stop - part.rows.start))
     sums = left @ right
     lost = summation_loss(problem if part.b.shape[0] == problem.k else problem.but(k=part.b.shape[0]))
@@ -162,13 +162,13 @@ def _linear(problem: GemmProblem, sums: Bounded, c: Any, alpha: float, beta: flo
 
 
 def _stored(found: Bounded, dtype: str) -> tuple[Any, Any]:
-    """A value as it is stored in a type, not yet rounded, and its bound."""
+    """A value saturated to a type but not rounded, and its bound including the rounding."""
     value = saturated(found.value, dtype)
     return value, (found.error + half_ulp(value.abs() + found.error, dtype)).float()
 
 
 def upconverted(problem: GemmProblem, operands: OperandSet) -> Any:
-    """Narrow A in B's dtype, as kernels compute it: (q - zero) * scale, rounded after each step."""
+    """Narrow A upconverted to B's dtype as in kernels: (q - zero) * scale, rounded after each operation."""
     narrow, wide = problem.a_dtype, torch_dtype(problem.b_dtype)
     if DTYPES[narrow].bits == 4:
         nibbles = torch().stack((operands.a & 15, operands.a >> 4 & 15), dim=-1).flatten(-2)[..., : problem.k].int()
@@ -188,21 +188,23 @@ def upconverted(problem: GemmProblem, operands: OperandSet) -> Any:
 
 
 def summation_loss(problem: GemmProblem) -> float:
-    """What the products' sum loses, as a multiple of ``sqrt(sum (a b)^2)``.
+    """Error bound of the accumulation, as a multiple of ``sqrt(sum (a b)^2)``.
 
-    A tensor core adds the products of an instruction to a running sum: 32 bytes of K.
+    A tensor core adds the products of an instruction, 32 bytes of K, to a running sum.
 
-    - f32 sums: an ulp of the sum each time. They are truncated, so errors may all have one sign and add up along K.
-    - f16: the same ulp, but rounded to nearest, so that errors grow with the square root of K (Fasi et al., "Numerical
-      behavior of NVIDIA tensor cores", 2021).
-    - tf32: before that, each operand loses 13 of its 23 fraction bits, rounded or truncated: a root mean square below
-      2^-10 of a product for both operands, and products of both signs.
-    - fp8: the running sum is truncated as above, at :data:`FP8_EPSILON`, and so is each product, with its own sign:
-      half an ulp on average, of a sum that is on average half of what it becomes. Sum and error are independent: both
-      at many sigmas at once is as rare as their squares together, so their product stays within SIGMAS^2 / 2, and
-      half of that for the same reason. Promotion confines this to a few instructions; the slices of K then add up in
-      f32, and their errors like random numbers. (cuBLAS on an H200: a million sums reach a fifth of this bound.)
-    - f32 and f64 operands: each product and sum is rounded to nearest, by the kernel and, of f64, by the reference.
+    - f32 accumulators: an ulp of the sum per instruction. The sums are truncated, so all errors may have the same sign
+      and grow linearly with K.
+    - f16 accumulators: the same ulp, but rounded to nearest, so that errors grow with the square root of K (Fasi et
+      al., "Numerical behavior of NVIDIA tensor cores", 2021).
+    - tf32: in addition, each operand loses 13 of its 23 fraction bits, rounded or truncated. For both operands, the
+      root mean square of this error is below 2^-10 of a product, and products have both signs.
+    - fp8: the running sum is truncated as above, at :data:`FP8_EPSILON`. Each product is truncated, too, with its own
+      sign: half an ulp on average, of a sum that is on average half of its final value. Sum and error are independent.
+      Many sigmas of both at once are as improbable as the sum of their squares, so their product stays within
+      SIGMAS^2 / 2, and within half of that for the same reason. Two-level accumulation limits this to a few
+      instructions; the partial sums along K are then added in f32, and their errors behave like random numbers. (For
+      cuBLAS on an H200, a million sums reach a fifth of this bound.)
+    - f32 and f64 operands: the kernel rounds each product and sum to nearest; for f64, the reference does as well.
     """
     if DTYPES[problem.accumulator].is_integer:
         return 0.0
@@ -221,41 +223,41 @@ def summation_loss(problem: GemmProblem) -> float:
         lost += SIGMAS * DTYPES["tf32"].epsilon
     steps = -(-k // max(1, products)) + 1
     if problem.b_scale != "none":
-        steps *= 3  # two roundings more: of the product of the scales, and of what it multiplies
+        steps *= 3  # two more roundings: the product of the scales, and its product with the sum
     return lost + SIGMAS * epsilon * (math.sqrt(steps) if problem.accumulator == "f16" else steps)
 
 
 def _epilogue_epsilon(problem: GemmProblem) -> float:
-    """What the epilogue loses of each of its terms."""
+    """Relative error of the epilogue for each of its terms."""
     if problem.accumulator == problem.d_dtype == "s32":
         return 0.0
     return DTYPES["f64" if problem.accumulator == "f64" else "f32"].epsilon
 
 
 def saturated(values: Any, dtype: str) -> Any:
-    """Values clamped to the range of an integer or an 8-bit format; others overflow to infinity."""
+    """Values clamped to the range of an integer or 8-bit format; other formats overflow to infinity."""
     info = _info(dtype)
     return values.clamp(info.min, info.max) if info.bits == 8 or DTYPES[dtype].is_integer else values
 
 
 def half_ulp(magnitude: Any, dtype: str) -> Any:
-    """Half the distance between the numbers of a format around each magnitude; subnormals included."""
+    """Half an ulp of a format at each magnitude, including subnormals."""
     if DTYPES[dtype].is_integer:
         return torch().full_like(magnitude, 0.5)
     info = _info(dtype)
-    # frexp's mantissa lies in [0.5, 1): the binade of x is 2^(e-1), and its ulp epsilon times that. 2 * tiny, not tiny,
-    # keeps the f32 bound of a zero from vanishing.
+    # frexp's mantissa lies in [0.5, 1): the binade of x is 2^(e-1), and its ulp epsilon times that. 2 * tiny instead of
+    # tiny, so that the bound of a zero in f32 is not 0.
     exponent = torch().frexp(magnitude.clamp(min=2 * info.tiny)).exponent
     return torch().ldexp(torch().full_like(magnitude, info.eps / 4), exponent)
 
 
 def _info(dtype: str) -> Any:
-    """torch's limits of a format."""
+    """torch's numerical limits of a format."""
     return (torch().iinfo if DTYPES[dtype].is_integer else torch().finfo)(torch_dtype(dtype))
 
 
 def _chunks(shape: Any, elements: int | None = None) -> Iterator[tuple[int, slice]]:
-    """Batch index and rows of parts of at most so many elements, :data:`CHUNK` by default, at least a row."""
+    """Batch index and rows of pieces of at most ``elements`` elements, :data:`CHUNK` by default, but at least a row."""
     batch, m, n = shape
     step = max(1, (elements or CHUNK) // max(1, n))
     for index in range(batch):

@@ -1,8 +1,8 @@
-"""The process that a sweep measures in: a kernel that faults or hangs takes it along, and nothing else.
+"""The process that measures kernels for a sweep, so that a kernel that faults or hangs ends only this process.
 
-The sweep sends a :class:`Unit` at a time. The worker says which kernel it is about to run (:class:`Running`), so that
-the sweep knows after a crash whose it was, and at last gives a :class:`Report`. A CUDA fault poisons the process's
-context: the worker says what it knows (:class:`Fault`) and ends.
+The sweep sends one :class:`Unit` at a time. The worker announces each kernel before it runs (:class:`Running`), so that
+the sweep can attribute a crash, and finally sends a :class:`Report`. A CUDA fault makes the context of the process
+unusable: the worker sends a :class:`Fault` and exits.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.workers import Parent
 
 READ_EVERY = 4
-"""Rounds between two readings of clocks and power."""
+"""Rounds per reading of clocks and power."""
 
 
 def this_machine() -> tuple[Machine, Telemetry]:
-    """The GPU that torch calls 0, and its telemetry.
+    """torch's GPU 0, and its telemetry.
 
     Raises:
         DeviceError: there is no GPU, no torch, or no telemetry.
     """
     if not torch().cuda.is_available():
-        raise DeviceError("profiling needs a GPU, and PyTorch finds none; gemmill doctor says more")
+        raise DeviceError("profiling needs a GPU, but PyTorch finds none; run gemmill doctor")
     properties = torch().cuda.get_device_properties(0)
     uuid = f"GPU-{properties.uuid}"
     telemetry = open_telemetry(uuid)
@@ -79,12 +79,12 @@ def this_machine() -> tuple[Machine, Telemetry]:
 
 
 def serve(parent: Parent) -> None:
-    """Body of the process: takes :class:`Options` and then units from the sweep, until that ends."""
+    """Body of the process: receives :class:`Options` and then units from the sweep, until the sweep ends."""
 
     def send(message: Running | Machine | Report | Refusal | Fault) -> None:
         parent.send(pickle.dumps(message))
 
-    parent.end_with()  # while a kernel hangs nothing reads the socket, and the GPU must not stay occupied
+    parent.end_with()  # while a kernel hangs, nothing reads the socket; the GPU must become free anyway
     with suppress(EOFError):
         options: Options = pickle.loads(parent.receive())
         try:
@@ -97,14 +97,14 @@ def serve(parent: Parent) -> None:
             unit: Unit = pickle.loads(parent.receive())
             try:
                 report = bench.measure(unit)
-            except (GemmillError, RuntimeError) as error:  # torch's errors, CUDA's among them, are RuntimeErrors
+            except (GemmillError, RuntimeError) as error:  # torch raises RuntimeError, also for CUDA errors
                 send(Fault(f"{type(error).__name__}: {error}".partition("\n")[0]))
                 return
             send(report)
 
 
 class _Clock:
-    """Seconds that a unit may take, and those that are left."""
+    """The time limit of a unit, and the time left."""
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = math.inf if seconds is None else seconds
@@ -116,7 +116,7 @@ class _Clock:
 
 
 class _Bench:
-    """Measures units in this process."""
+    """Measures units in the current process."""
 
     def __init__(self, options: Options, send: Callable[[Running], None]) -> None:
         self.machine, self.telemetry = this_machine()
@@ -127,19 +127,19 @@ class _Bench:
         self.stream = torch().cuda.Stream()
 
     def runs(self, kernel: SlicedKernel | None) -> None:
-        """Leave word of which kernel is about to run."""
+        """Announce the kernel that runs next."""
         self.send(Running(kernel))
 
     def measure(self, unit: Unit) -> Report:
-        """Verify every kernel, time all that are right, then the best of them and the baselines.
+        """Verify all kernels, screen the correct ones, then time the best and the baselines.
 
-        Where its seconds are limited, half of them may go to verifying all kernels and a first look at them: those that
-        come last are then left out. While there is time for it, the slower half drops out and the rest is timed for
-        twice as many rounds (successive halving: Jamieson and Talwalkar, AISTATS 2016), down to the finalists.
+        With a time limit, verification and screening may take half of it; the last kernels of the unit are skipped if
+        they do not fit. While time permits, the slower half is dropped and the rest is timed with twice as many rounds
+        (successive halving: Jamieson and Talwalkar, AISTATS 2016), down to the finalists.
         """
         clock = _Clock(unit.seconds)
         self.runs(None)
-        torch().cuda.empty_cache()  # operands of another size
+        torch().cuda.empty_cache()  # the operands of the last unit had other sizes
         operands = make_operands(unit.problem, self.options.seed, sizes=sizes_of(unit.problem, unit.sizes))
         launches, outcomes = self.verified(unit, operands, clock)
         baselines = {b: launches.pop(b) for b in map(SlicedKernel, unit.baselines) if b in launches}
@@ -147,13 +147,13 @@ class _Bench:
         readings: list[Reading] = []
 
         def timed(graphs: dict[SlicedKernel, Any], rounds: int, stage: Stage) -> list[SlicedKernel]:
-            """Time candidates, note their outcomes, and return them, the fastest first."""
+            """Time candidates and record their outcomes; returns them, the fastest first."""
             if not graphs:
                 return []
 
             def read(round_: int) -> None:
                 if round_ % READ_EVERY == 0:
-                    next(iter(graphs.values())).replay()  # the reading shows a GPU at work
+                    next(iter(graphs.values())).replay()  # keeps the GPU busy during the reading
                     self.runs(None)
                     readings.append(self.telemetry.read())
                     torch().cuda.synchronize()
@@ -164,7 +164,7 @@ class _Bench:
             return sorted(samples, key=lambda kernel: statistics.median(samples[kernel]))
 
         def seconds(kernels: Iterable[SlicedKernel]) -> float:
-            """What a round of these takes."""
+            """Time of a round of these kernels, in seconds."""
             return sum(outcomes[kernel].us for kernel in kernels) * launches_each / 1e6
 
         graphs = self.captured(launches, len(operands), launches_each)
@@ -196,7 +196,7 @@ class _Bench:
         )
 
     def captured(self, candidates: dict[SlicedKernel, Launch], sets: int, launches: int) -> dict[SlicedKernel, Any]:
-        """Graphs of so many launches each, over so many operand sets."""
+        """Capture graphs of ``launches`` launches each, over ``sets`` operand sets."""
         graphs = {}
         for kernel, launch in candidates.items():
             self.runs(kernel)
@@ -210,7 +210,7 @@ class _Bench:
         always: frozenset[SlicedKernel],
         outcomes: dict[SlicedKernel, Outcome],
     ) -> dict[SlicedKernel, Outcome]:
-        """Outcomes of candidates timed each alone, ``always`` those that have all turns."""
+        """Time each candidate alone, under sustained load; those in ``always`` get all turns."""
         options = self.options
         found = time_turns(graphs, launches, options.seconds, options.turns, self.telemetry, always, self.runs)
         return {
@@ -221,28 +221,29 @@ class _Bench:
     def verified(
         self, unit: Unit, operands: list[OperandSet], clock: _Clock
     ) -> tuple[dict[SlicedKernel, Launch], dict[SlicedKernel, Outcome]]:
-        """Run kernels once against the reference: launches of those that are right, and all outcomes so far.
+        """Run each kernel once and compare it with the reference; returns the launches to time, and all outcomes.
 
-        All kernels, or where time is limited as many as there are finalists, and more while half of it is left once
-        they have been looked at.
+        With a time limit, verify at least as many kernels as there are finalists, and more while verification and
+        screening take at most half of the time.
 
-        The baselines that have this GEMM are among them, right or not: cuBLAS may sum in halves of lower precision.
+        Baselines that support the GEMM are timed even if they exceed the bound, since cuBLAS may use accumulators of
+        lower precision.
         """
         expected = reference(unit.problem, operands[0], *factors(unit.problem))
         launches: dict[SlicedKernel, Launch] = {}
         outcomes: dict[SlicedKernel, Outcome] = {}
-        # A capture and the first rounds.
+        # A capture and the screening rounds.
         screening = (1 + self.options.screen_rounds) * replay_seconds(as_full(unit.problem, unit.sizes), len(operands))
         for kernel in unit.kernels:
             left = clock.left - len(launches) * screening
-            tried = launches if clock.left > 0 else outcomes  # those that fail take time as well
+            tried = launches if clock.left > 0 else outcomes  # kernels that fail also take time
             if left < clock.seconds / 2 and len(tried) >= (self.options.finalists or 0):
                 break
             self.runs(kernel)
             try:
                 launch = self.launch(kernel, unit, operands)
             except (UnsupportedProblemError, OperandError, CompileError, DeviceError) as error:
-                torch().cuda.synchronize()  # a fault of the GPU is its own, and ends this process
+                torch().cuda.synchronize()  # raises if the GPU has a fault, which ends this process
                 outcomes[kernel] = Outcome(kernel, "failed", says=str(error).partition("\n")[0])
                 continue
             operands[0].poison_outputs(unit.problem)
@@ -267,23 +268,23 @@ class _Bench:
                     first.d.copy_(first.c)  # torch's cuBLAS adds to D
                 outcomes[kernel] = self.compared(kernel, baseline.launch, references[solved], first)
                 launches[kernel] = baseline.launch
-            except (GemmillError, RuntimeError) as error:  # it lacks the shape, or the combination of types
-                torch().cuda.synchronize()  # a fault of the GPU is its own, and ends this process
+            except (GemmillError, RuntimeError) as error:  # the shape or the types are not supported
+                torch().cuda.synchronize()  # raises if the GPU has a fault, which ends this process
                 outcomes[kernel] = Outcome(kernel, "failed", says=str(error).partition("\n")[0])
         self.runs(None)
         return launches, outcomes
 
     def compared(self, kernel: SlicedKernel, launch: Launch, expected: Reference, operands: OperandSet) -> Outcome:
-        """Launch on the first operand set, and compare with the reference."""
+        """Launch with the first operand set, and compare with the reference."""
         launch(0)
         torch().cuda.synchronize()
-        self.runs(None)  # memory that the comparison lacks is not the kernel's fault
+        self.runs(None)  # a lack of memory in the comparison is not an error of the kernel
         found = expected.compare(operands.d, operands.arguments)
         stage: Stage = "screen" if found.passed else "failed"
         return Outcome(kernel, stage, None, found.passed, found.error, found.says and f"wrong result: {found.says}")
 
     def launch(self, kernel: SlicedKernel, unit: Unit, operands: list[OperandSet]) -> Launch:
-        """A launch of one kernel on each operand set; GemmillError where it does not fit the problem."""
+        """The launch of one kernel on each operand set; GemmillError if the kernel does not support the problem."""
         problem, first = unit.problem, operands[0]
         if kernel.name not in self.kernels:
             self.kernels.add(kernel.name)

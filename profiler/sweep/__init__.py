@@ -1,1 +1,1 @@
-"""Many kernels on many problems, on one GPU or many."""
+"""Sweeps: measure many kernels on many problems, on one GPU or several."""

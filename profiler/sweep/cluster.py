@@ -1,9 +1,8 @@
-"""Sweeps over many GPUs: units go to the workers of a dask cluster, one a GPU.
+"""Sweeps over several GPUs with the workers of a dask cluster, one worker per GPU.
 
-A dask worker never touches CUDA. It owns the process that measures, as a sweep of one GPU does, so that a kernel that
-faults or hangs costs its record and that process; the dask worker lives on. One that dies all the same has its unit
-measured by another. Compiled kernels travel with the units, and the sweep writes the records:
-workers need neither compiler nor store nor a common file system.
+A dask worker never uses CUDA itself. It starts a measuring process, like a sweep on one GPU, so that a kernel that
+faults or hangs ends only that process. If a dask worker dies anyway, another one measures its unit. Units contain the
+compiled kernels, and the sweep writes the records, so workers need no compiler, no store and no shared file system.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from gemmill.runtime.compile import pool
 from gemmill.runtime.storage.store import Store
 
 POLL_SECONDS = 30.0
-"""How often a sweep whose units take long looks whether there are workers left."""
+"""How often a waiting sweep checks whether workers remain."""
 
 
 class Cluster:
-    """The dask workers of a cluster that have a GPU each.
+    """The dask workers of a cluster that have a GPU.
 
     Args:
         scheduler: address of a running scheduler, such as ``tls://host:8786``.
-        process: makes the process that measures.
+        process: makes the measuring process.
     """
 
     def __init__(self, scheduler: str, process: Callable[[Options], MeasuringProcess] = MeasuringProcess) -> None:
@@ -47,15 +46,15 @@ class Cluster:
 
     @property
     def gpus(self) -> int:
-        """Workers that are there now; at least one, as a dask worker that died may be starting again."""
+        """Number of workers, but at least one, since a worker that died may be restarting."""
         return max(1, len(self._workers()))
 
     def start(self, options: Options) -> Machine:
-        """Start the process that measures on every worker; what their GPUs have in common.
+        """Start a measuring process on each worker; returns the machine of the first.
 
         Raises:
-            DeviceError: dask is not installed or not reached, there is no worker with a GPU, one cannot measure, or
-                their GPUs are of several models.
+            DeviceError: dask is not installed, the scheduler does not answer, no worker has a GPU, a worker cannot
+                measure, or the GPUs are of several models.
         """
         self._dask: Any = dask()
         self._client = self._stack.enter_context(connected(self._scheduler))
@@ -63,9 +62,9 @@ class Cluster:
         workers = self._workers()
         if not workers or max(workers.values()) > 1:
             address = self._client.scheduler.address
-            has = f"{max(workers, key=workers.__getitem__)} has more than one" if workers else "none has one"
+            has = f"{max(workers, key=workers.__getitem__)} has several GPUs" if workers else "no worker has a GPU"
             raise DeviceError(
-                f"workers of the dask scheduler at {address} need a GPU each, and {has}; start one for each GPU: "
+                f"each worker of the dask scheduler at {address} must have one GPU, but {has}; start one for each GPU: "
                 f"CUDA_VISIBLE_DEVICES=0 dask worker {address} --nthreads 1 --resources {RESOURCE}=1"
             )
         futures = {worker: self._submit(_machine, self._start_once, workers=[worker]) for worker in workers}
@@ -75,12 +74,10 @@ class Cluster:
             try:
                 machines[worker] = future.result(timeout=START_SECONDS)
             except TimeoutError:
-                why = f"no answer in {START_SECONDS:.0f} s; it has gone, or another sweep keeps it busy"
+                why = f"no answer within {START_SECONDS:.0f} s; the worker is gone, or busy with another sweep"
                 raise DeviceError(f"{worker}: {why}") from None
             except (ImportError, RuntimeError) as error:
-                why = (
-                    f"cannot measure: {error}; its extras cluster and torch must be installed for scheduler and workers"
-                )
+                why = f"cannot measure: {error}; install gemmill's extras cluster and torch for scheduler and workers"
                 raise DeviceError(f"{worker}: {why}") from error
         self._machine = next(iter(machines.values()))
         check_machines(machines)
@@ -88,7 +85,7 @@ class Cluster:
         for worker, machine in machines.items():
             if (other := users.setdefault(machine.uuid, worker)) != worker:
                 raise DeviceError(
-                    f"{other} and {worker} share {machine.uuid}: start each with CUDA_VISIBLE_DEVICES, one for each GPU"
+                    f"{other} and {worker} share {machine.uuid}; set CUDA_VISIBLE_DEVICES to another GPU for each"
                 )
         return self._machine
 
@@ -100,17 +97,18 @@ class Cluster:
         store: Store,
         on_done: Callable[[pool.Outcome], None] | None,
     ) -> list[pool.Outcome]:
-        """Compile by those workers of the scheduler that have no GPU; where there are none, on this machine."""
+        """Compile on the workers without a GPU; if there are none, on this machine."""
         with ClusterCompilers(self._scheduler) as compilers:
             if not compilers.problem:
                 return compilers.compile_many(configs, jobs=jobs, store=store, on_done=on_done)
         return pool.compile_many(configs, jobs=jobs, store=store, on_done=on_done)
 
     def measure(self, units: Iterator[Unit], faulty: dict[SlicedKernel, str]) -> Iterator[Measured]:
-        """Measure units, as many at a time as there are workers.
+        """Measure units, one per worker at a time.
 
-        One whose worker dies goes to another. Dask gives up a task after some deaths, and blames those of a worker on
-        whatever was to run there; such units are therefore measured again in the end, one by one.
+        If a worker dies, another one measures its unit. Dask gives up a task after several such deaths, and counts the
+        death of a worker against all of its tasks. The sweep therefore measures such units again at the end, one by
+        one.
         """
         futures: dict[Any, Unit] = {}
         suspects: list[Unit] = []
@@ -135,7 +133,7 @@ class Cluster:
                 if not alone:
                     suspects.append(unit)
                     continue
-                why = f"{error.allowed_failures + 1} dask workers died while they measured {unit.problem} alone"
+                why = f"{error.allowed_failures + 1} dask workers died while they measured only {unit.problem}"
                 outcomes = (Outcome(kernel, "failed", says=why) for kernel in unit.kernels)
                 yield Measured(unit, Report(tuple(outcomes), None), self._machine)
                 continue
@@ -144,7 +142,7 @@ class Cluster:
             yield Measured(unit, report, machine)
 
     def _workers(self) -> dict[str, float]:
-        """Addresses of the workers that have GPUs, and how many."""
+        """Addresses of the workers with GPUs, and their number of GPUs."""
         try:
             workers = self._client.scheduler_info(n_workers=-1)["workers"]
         except OSError as error:
@@ -155,7 +153,7 @@ class Cluster:
         return self._client.submit(function, *arguments, workers=workers, resources={RESOURCE: 1}, pure=False)
 
     def _first(self, futures: list[Any]) -> Any:
-        """The first that is done."""
+        """The first future that is done."""
         deserted = False
         while True:
             try:
@@ -164,19 +162,21 @@ class Cluster:
             except TimeoutError:
                 if self._workers():
                     deserted = False
-                elif deserted:  # one that was just restarting is back by now
-                    raise DeviceError("all dask workers have gone; start others, and the sweep again") from None
+                elif deserted:  # a worker that restarts would be back by now
+                    raise DeviceError("all dask workers are gone; start workers, then run the sweep again") from None
                 else:
                     deserted = True
             except (CancelledError, OSError) as error:
                 raise self._gone(error) from error
 
     def _gone(self, error: BaseException) -> DeviceError:
-        return DeviceError(f"the dask scheduler has gone ({type(error).__name__}); start it, and the sweep again")
+        return DeviceError(
+            f"lost the dask scheduler ({type(error).__name__}); start the scheduler, then run the sweep again"
+        )
 
     def _stop(self) -> None:
-        """Have the processes that measure ended, each after the unit that it may be at."""
-        with suppress(DeviceError):  # there is no scheduler any more
+        """End the measuring processes, each after its current unit."""
+        with suppress(DeviceError):  # the scheduler is gone
             self._dask.fire_and_forget(
                 [self._submit(_stop, self._sweep, workers=[worker]) for worker in self._workers()]
             )
@@ -192,11 +192,11 @@ class Cluster:
 
 # What follows runs in dask workers, one task at a time.
 _started: dict[str, MeasuringProcess] = {}
-"""The process that measures here, by its sweep."""
+"""The measuring process of this worker, by sweep."""
 
 
 def _start_once(sweep: str, process: Callable[[], MeasuringProcess]) -> MeasuringProcess:
-    """The process that measures for a sweep; that of a sweep before, which may have been killed, ends."""
+    """The measuring process of a sweep; ends that of an earlier sweep, which may have been killed."""
     if sweep not in _started:
         for other in list(_started):
             _stop(other)
@@ -219,7 +219,7 @@ def _machine(start_once: Callable[[], MeasuringProcess]) -> Machine:
 def _measure(
     start_once: Callable[[], MeasuringProcess], unit: Unit, faulty: dict[SlicedKernel, str]
 ) -> tuple[str, Machine, Report, dict[SlicedKernel, str]]:
-    """This worker, its GPU, the report of a unit, and the kernels that crashed."""
+    """Measure a unit; returns the address of this worker, its machine, the report, and the kernels that crashed."""
     with _named() as address:
         worker = start_once()
         report = measure(worker, unit, faulty)
@@ -228,7 +228,7 @@ def _measure(
 
 @contextmanager
 def _named() -> Iterator[str]:
-    """The address of this worker, which errors then begin with."""
+    """The address of this worker, which is also prepended to errors."""
     address: str = importlib.import_module("distributed").get_worker().address
     try:
         yield address

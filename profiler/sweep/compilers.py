@@ -1,9 +1,9 @@
-"""Kernels compiled by the workers of a dask cluster that have no GPU: for sweeps, and for a server alike.
+"""Compile kernels on the workers of a dask cluster that have no GPU, for sweeps and for the service.
 
-A dask worker has a process of its own compile, so that a kernel that takes down its compiler costs that process alone.
-What is lost all the same, with the process, the dask worker or its machine, goes elsewhere, once more, and then fails.
-Dask itself would run what kills workers on one after the other, up to a limit that its scheduler has for all. So each
-job is bound to one worker, and who submitted it looks whether that is still there.
+A dask worker compiles in a separate process, so that a kernel that crashes the compiler ends only that process. If a
+process, dask worker or machine dies, another worker compiles the kernel once more; after a second loss it fails. Dask
+itself would retry such a job on one worker after the other, up to a global limit. Therefore each job is bound to one
+worker, and this module checks whether the worker is alive.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
 
 AT_A_TIME = 64
-"""Kernels that a cluster is given at a time unless it is said; with fewer threads it has them wait."""
+"""Default number of kernels submitted at a time; a cluster with fewer threads queues them."""
 LOOK_SECONDS = 1.0
-"""How often it is looked which workers there are."""
+"""How often the list of workers is updated."""
 SILENT_SECONDS = 30.0
-"""A worker that has not been heard of for so long hangs, and a scheduler that is away has gone; those that restart are
-back by then."""
+"""A worker without a sign of life for this long hangs, and a scheduler that cannot be reached for this long is gone.
+Restarts take less."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
-    """A dask worker. One that restarts, perhaps at the same address, has another folder."""
+    """A dask worker. After a restart, it may have the same address but has another folder."""
 
     address: str
     folder: str
@@ -54,24 +54,24 @@ class _Worker:
 
 
 class _LastSeen(NamedTuple):
-    """When a worker was last heard of: by the scheduler's clock, and by ours when that had changed."""
+    """The last sign of life of a worker: by the scheduler's clock, and by the local clock when that value changed."""
 
     theirs: float
     ours: float
 
 
 class _LostError(Exception):
-    """A worker lost a job that another may do."""
+    """A worker lost a job; another worker may retry it."""
 
 
 class ClusterCompilers:
-    """The workers of a scheduler that have no GPU. Threads may share it; use it as a context manager.
+    """The workers of a scheduler that have no GPU. Thread-safe; use it as a context manager.
 
     Args:
-        scheduler: its address, ``tls://host:8786``; certificates are those of dask's settings.
+        scheduler: address of the scheduler, ``tls://host:8786``; the certificates are those of dask's settings.
 
     Raises:
-        DeviceError: dask is missing, the address is one that anybody may talk to, or nobody answers.
+        DeviceError: dask is not installed, the address does not use TLS, or the scheduler does not answer.
     """
 
     def __init__(self, scheduler: str) -> None:
@@ -87,24 +87,24 @@ class ClusterCompilers:
 
     @property
     def problem(self) -> str:
-        """Why nothing can be compiled now; empty where it can."""
+        """Why no kernel can be compiled now; empty if workers are available."""
         if self._problem or self._alive():
             return self._problem
         return (
-            f"no worker of the dask scheduler at {self._scheduler} compiles: start some, dask worker "
-            f"{self._scheduler}, without the resource {RESOURCE}, which those that measure have"
+            f"no worker of the dask scheduler at {self._scheduler} compiles; start workers without the resource "
+            f"{RESOURCE}: dask worker {self._scheduler}"
         )
 
     def compile(self, config: GemmConfig, seconds: float) -> Outcome:
-        """One kernel, which may take so many seconds of a worker; what one loses goes to another, once.
+        """Compile a kernel, within a time limit; if a worker dies, retry once on another.
 
         Raises:
-            DeviceError: the scheduler has gone, or has no workers.
+            DeviceError: the scheduler is gone, or has no workers.
         """
         return self._compiled(config, self._compiler.key(emit(config), config), seconds)
 
     def _compiled(self, config: GemmConfig, key: str, seconds: float) -> Outcome:
-        """:meth:`compile`, of a kernel whose key is known."""
+        """:meth:`compile`, for a kernel with a known key."""
         name, start = kernel_name(config), time.perf_counter()
         failed: list[tuple[_Worker, str]] = []
         while len(failed) < 2:
@@ -112,7 +112,7 @@ class ClusterCompilers:
             try:
                 failure_text, cached, pch, data = self._attempt(worker, name, seconds)
                 artifact = None if failure_text else self._checked_artifact(data, key)
-            except CancelledError:  # the scheduler has gone, and the worker is not to blame
+            except CancelledError:  # the scheduler is gone; this does not count against the worker
                 self._closed.wait(LOOK_SECONDS)
                 continue
             except _LostError as error:
@@ -126,7 +126,7 @@ class ClusterCompilers:
             failure = CompileError(failure_text) if failure_text else None
             return Outcome(config, artifact, failure, cached, time.perf_counter() - start, pch)
         reports = "; then ".join(f"{worker.address}: {why}" for worker, why in failed)
-        lost = CompileError(f"{name}: two workers of the cluster lost it: {reports}")
+        lost = CompileError(f"{name}: failed on two workers of the cluster: {reports}")
         return Outcome(config, None, lost, False, time.perf_counter() - start, "", lost=True)
 
     def compile_many(
@@ -137,18 +137,18 @@ class ClusterCompilers:
         store: Store,
         on_done: Callable[[Outcome], None] | None,
     ) -> list[Outcome]:
-        """As :func:`~gemmill.runtime.compile.pool.compile_many`: what the store lacks is compiled by the workers, so
-        many at a time, and kept there.
+        """Compile the kernels that the store lacks, ``jobs`` at a time, and store them; the interface is that of
+        :func:`~gemmill.runtime.compile.pool.compile_many`.
 
         Raises:
-            ToolchainError: there is none here, which says what workers must make.
-            DeviceError: the scheduler has gone, or has no workers.
+            ToolchainError: this machine has no toolchain, which determines the keys of kernels.
+            DeviceError: the scheduler is gone, or has no workers.
         """
         configs, _ = list(configs), self._compiler
         return in_threads(lambda config: self._have_in_store(config, store), configs, jobs or AT_A_TIME, on_done)
 
     def close(self) -> None:
-        """Leave the cluster, which goes on. What is compiled for this process is given up."""
+        """Disconnect from the cluster; running compilations for this process are abandoned."""
         self._closed.set()
         with self._news:
             self._news.notify_all()
@@ -164,11 +164,11 @@ class ClusterCompilers:
 
     @cached_property
     def _compiler(self) -> Compiler:
-        """What says keys."""
+        """Computes keys."""
         return Compiler()
 
     def _have_in_store(self, config: GemmConfig, store: Store) -> Outcome:
-        """A kernel from the store, or from the workers and then there."""
+        """A kernel from the store, or compiled by the workers and then stored."""
         try:
             key = self._compiler.key(emit(config), config)
         except ConfigError as error:
@@ -181,7 +181,7 @@ class ClusterCompilers:
         return outcome
 
     def _take(self, failed: Sequence[_Worker]) -> _Worker:
-        """A worker with a free thread: one that has not failed, if there is one, and rather on another machine."""
+        """A worker with a free thread; prefers workers that have not failed, and other machines than theirs."""
         until = time.monotonic() + SILENT_SECONDS
         with self._news:
             while not self._closed.is_set():
@@ -197,16 +197,16 @@ class ClusterCompilers:
                 elif time.monotonic() > until:
                     break
                 self._news.wait(LOOK_SECONDS)
-        raise DeviceError(self.problem or "the cluster is left")
+        raise DeviceError(self.problem or "disconnected from the cluster")
 
     def _attempt(self, worker: _Worker, name: str, seconds: float) -> tuple[str, bool, str, bytes]:
-        """What :func:`compiled` returns on a worker. CancelledError where the scheduler has gone."""
-        # Never the result of a job before: the store knows what there is. Other clients may be before this one there.
+        """Run :func:`compiled` on a worker. CancelledError if the scheduler is gone."""
+        # Not pure: dask must not return an old result. The time limit includes jobs of other clients on the worker.
         until = time.monotonic() + 2 * seconds + SILENT_SECONDS
         bound = {"workers": [worker.address], "allow_other_workers": False, "pure": False, "retries": 0}
         try:
             future = self._client.submit(compiled, name, seconds, worker.folder, **bound)
-        except Exception as error:  # of a client that has just been closed
+        except Exception as error:  # the client has just been closed
             raise CancelledError from error
         try:
             while True:
@@ -218,34 +218,34 @@ class ClusterCompilers:
                 if self._closed.is_set():
                     raise CancelledError
                 if worker not in self._workers:
-                    raise _LostError("it died, or was ended")
+                    raise _LostError("the worker died or was stopped")
                 if worker not in self._alive():
-                    raise _LostError(f"it has not been heard of for {SILENT_SECONDS:.0f} s")
+                    raise _LostError(f"no sign of life for {SILENT_SECONDS:.0f} s")
                 if time.monotonic() > until:
-                    raise _LostError(f"it had no answer after {2 * seconds + SILENT_SECONDS:.0f} s")
+                    raise _LostError(f"no answer within {2 * seconds + SILENT_SECONDS:.0f} s")
         except (CancelledError, _LostError):
             raise
-        except Exception as error:  # what a worker raises: it lacks gemmill, or has another
+        except Exception as error:  # raised by the worker, for example if it lacks gemmill or has another version
             raise _LostError(f"{type(error).__name__}: {error!s:.300}") from error
         finally:
             future.release()
 
     def _checked_artifact(self, data: bytes, key: str) -> Artifact:
-        """What came from a worker, if it is what would have been compiled here."""
+        """The kernel that a worker sent, if its key is that of this machine's toolchain."""
         try:
             artifact = Artifact.from_bytes(data)
         except ValueError as error:
-            raise _LostError(f"what it sent is damaged: {error}") from error
+            raise _LostError(f"the worker sent a damaged kernel: {error}") from error
         if artifact.key != key:
             theirs, ours = artifact.provenance.nvrtc_version, self._compiler.toolchain.versions["nvrtc"]
             raise _LostError(
-                f"its toolchain (NVRTC {theirs}) is another than the one here ({ours}): install the same versions, of "
-                "gemmill as well"
+                f"the worker has another toolchain (NVRTC {theirs}) than this machine ({ours}); install the same "
+                "versions of NVRTC and gemmill"
             )
         return artifact
 
     def _alive(self) -> list[_Worker]:
-        """The workers that are there, and were heard of."""
+        """The workers with a recent sign of life."""
         oldest = time.monotonic() - SILENT_SECONDS
         return [worker for worker, last_seen in self._workers.copy().items() if last_seen.ours > oldest]
 
@@ -254,16 +254,16 @@ class ClusterCompilers:
             self._look()
 
     def _look(self) -> None:
-        """Find out which workers there are; connect again where the scheduler was away."""
+        """Update the list of workers; reconnect if the scheduler was gone."""
         try:
             if self._client.status == "closed" and listens(self._scheduler):
                 self._client = connected(self._scheduler)
             if self._client.status != "running":
-                raise DeviceError("nothing answers there")
+                raise DeviceError("no answer")
             call = self._client.scheduler.identity
             reports = self._client.sync(call, n_workers=-1, callback_timeout=SILENT_SECONDS)["workers"]
-        except Exception as error:  # noqa: BLE001 - whatever has happened, who compiles is told, and it is looked again
-            why = f"the dask scheduler at {self._scheduler} has gone ({type(error).__name__}: {error})"
+        except Exception as error:  # noqa: BLE001 (every error is reported to callers, and retried)
+            why = f"lost the dask scheduler at {self._scheduler} ({type(error).__name__}: {error})"
             if not (self._problem or self._closed.is_set()):
                 _log.warning("%s", why)
             with self._news:
@@ -276,7 +276,7 @@ class ClusterCompilers:
             self._news.notify_all()
 
     def _last_seen(self, reports: Mapping[str, Mapping[str, Any]]) -> dict[_Worker, _LastSeen]:
-        """The workers that a scheduler tells of, and when each was heard of."""
+        """The workers in a report of the scheduler, and the last sign of life of each."""
         found, now = {}, time.monotonic()
         for address, facts in reports.items():
             if facts["resources"].get(RESOURCE) or facts["status"] != "running":
@@ -293,11 +293,11 @@ _pools: list[CompilePool] = []
 
 
 def compiled(name: str, seconds: float, folder: str) -> tuple[str, bool, bool, str, bytes]:
-    """Compile a kernel, once: error, whether the kernel is not to blame, whether the store had it, what became of the
-    header, the kernel."""
+    """Compile a kernel; returns the error, whether the worker rather than the kernel caused it, whether the store had
+    the kernel, the state of the precompiled header, and the kernel."""
     worker = dask().get_worker()
     if worker.local_directory != folder:
-        return "it has restarted", True, False, "", b""
+        return "the worker has restarted", True, False, "", b""
     with _pool_lock:
         if not _pools:
             _pools.append(CompilePool(worker.state.nthreads, Store()))

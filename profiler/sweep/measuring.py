@@ -1,6 +1,6 @@
-"""What measures the units of a sweep: a process on each GPU of this machine, or the workers of a cluster.
+"""Measure the units of a sweep, with a process for each GPU of this machine.
 
-Those are in :mod:`gemmill.profiler.sweep.cluster`.
+The workers of a cluster, which have the same interface, are in :mod:`gemmill.profiler.sweep.cluster`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ from gemmill.runtime.storage.store import Store
 from gemmill.runtime.workers import Worker, WorkerError
 
 START_SECONDS = 120.0
-"""A process that has not started after so long hangs: importing PyTorch takes a tenth."""
+"""Time limit for the start of a process; importing PyTorch takes a tenth of it."""
 SILENCE_SECONDS = 120.0
-"""A kernel that runs for so long hangs."""
+"""Time limit for a kernel."""
 
 
 class MeasuringProcess:
-    """The process that measures, started again when it is needed after a crash. A context manager: it ends with the
-    block.
+    """A measuring process, which restarts after a crash. A context manager: the process ends with the block.
 
     Args:
-        options: how thoroughly it measures.
-        silence_seconds: how long a kernel may run.
-        module: the module whose ``serve`` is its body.
-        gpu: the one GPU that it sees, as ``CUDA_VISIBLE_DEVICES`` names it; by default all that this process does.
+        options: how candidates are timed.
+        silence_seconds: time limit for a kernel.
+        module: the module whose ``serve`` is the body of the process.
+        gpu: the only visible GPU, as in ``CUDA_VISIBLE_DEVICES``; by default, all that the current process sees.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class MeasuringProcess:
         gpu: str | None = None,
     ) -> None:
         self.machine: Machine
-        """What it measures on; there once it was started."""
+        """The GPU of the process; set by :meth:`start`."""
         self._options = options
         self._silence_seconds = silence_seconds
         self._module, self._gpu = module, gpu
@@ -59,7 +58,7 @@ class MeasuringProcess:
         """Start the process.
 
         Raises:
-            DeviceError: it cannot measure anything here.
+            DeviceError: the process cannot start or cannot measure on this machine.
         """
         environment = None if self._gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": self._gpu}
         try:
@@ -68,7 +67,7 @@ class MeasuringProcess:
                 self._worker.end()
             answer = self._answer(self._worker, self._options, START_SECONDS)
         except (InstallationError, WorkerError) as error:
-            raise DeviceError(f"the measuring process did not start: {error}") from None
+            raise DeviceError(f"cannot start the measuring process: {error}") from None
         if isinstance(answer, Machine):
             self.machine = answer
             return answer
@@ -76,12 +75,12 @@ class MeasuringProcess:
         raise DeviceError(answer.says if isinstance(answer, Refusal | Fault) else f"unexpected answer: {answer}")
 
     def measure(self, unit: Unit) -> Report:
-        """Have a unit measured.
+        """Measure a unit in the process.
 
         Raises:
-            WorkerError: the process died, hangs, or cannot go on; its item is the kernel that was running, empty if
-                none was. The next call starts another.
-            DeviceError: another process cannot be started.
+            WorkerError: the process died, hangs, or cannot continue; ``item`` is the kernel that was running, or empty.
+                The next call starts a new process.
+            DeviceError: a new process cannot be started.
         """
         if self._worker is None or not self._worker.is_alive:
             self.start()
@@ -94,18 +93,18 @@ class MeasuringProcess:
         raise WorkerError(self._worker.item, says)
 
     def stop(self) -> None:
-        """End the process, whatever it is doing."""
+        """Kill the process."""
         if self._worker is not None:
             self._worker.kill()
 
     def close(self) -> None:
-        """End the process for good, also while another thread has it measure."""
+        """End the process permanently; another thread may be waiting for a measurement."""
         self._is_closed = True
         if self._worker is not None:
             self._worker.end()
 
     def _answer(self, worker: Worker, request: Options | Unit, seconds: float) -> Machine | Report | Refusal | Fault:
-        """The answer to a request. Each message before it may take ``seconds``."""
+        """The answer to a request; ``seconds`` is the time limit for each message."""
         worker.send("", pickle.dumps(request), seconds)
         try:
             while isinstance(message := pickle.loads(worker.receive(seconds)), Running):
@@ -126,7 +125,7 @@ class MeasuringProcess:
 
 
 class Measured(NamedTuple):
-    """A unit that was measured, what came out, and where."""
+    """A measured unit, with its report and the machine that measured it."""
 
     unit: Unit
     report: Report
@@ -134,17 +133,17 @@ class Measured(NamedTuple):
 
 
 class GpuPool(Protocol):
-    """Measures units, on one GPU or several of one model. A context manager: its processes end with the block."""
+    """Measures units on one or several GPUs of one model. A context manager: its processes end with the block."""
 
     @property
     def gpus(self) -> int:
-        """Units that are measured at the same time."""
+        """Number of units measured in parallel."""
 
     def start(self, options: Options) -> Machine:
-        """Get ready to measure; what the GPUs have in common.
+        """Start the measuring processes; returns the machine of the first.
 
         Raises:
-            DeviceError: nothing can be measured.
+            DeviceError: no GPU can measure.
         """
 
     def compile_many(
@@ -155,17 +154,17 @@ class GpuPool(Protocol):
         store: Store,
         on_done: Callable[[pool.Outcome], None] | None,
     ) -> list[pool.Outcome]:
-        """As :func:`~gemmill.runtime.compile.pool.compile_many`, wherever kernels are compiled."""
+        """Compile kernels; the interface is that of :func:`~gemmill.runtime.compile.pool.compile_many`."""
 
     def measure(self, units: Iterator[Unit], faulty: dict[SlicedKernel, str]) -> Iterator[Measured]:
-        """Measure units, each taken only when a GPU is free for it; they come back as they are done.
+        """Measure units; each is consumed when a GPU is free, and yielded when it is done.
 
         Args:
-            units: what to measure.
-            faulty: kernels that are not run, and why. Those that crash are added.
+            units: the units to measure.
+            faulty: kernels to skip, with the reason. Kernels that crash are added.
 
         Raises:
-            DeviceError: no measuring process can be started any more.
+            DeviceError: a measuring process cannot be restarted.
         """
 
     def __enter__(self) -> Self: ...
@@ -176,11 +175,11 @@ class GpuPool(Protocol):
 
 
 class LocalGpus:
-    """GPUs of this machine, each with a process that measures.
+    """GPUs of this machine, each with a measuring process.
 
     Args:
-        gpus: as ``CUDA_VISIBLE_DEVICES`` names them; none: the first that this process sees.
-        process: makes the process that measures.
+        gpus: GPUs as in ``CUDA_VISIBLE_DEVICES``; empty: the first that the current process sees.
+        process: makes a measuring process.
     """
 
     compile_many = staticmethod(pool.compile_many)
@@ -192,14 +191,14 @@ class LocalGpus:
 
     @property
     def gpus(self) -> int:
-        """Units that are measured at the same time."""
+        """Number of units measured in parallel."""
         return len(self._names)
 
     def start(self, options: Options) -> Machine:
-        """Start the processes; what their GPUs have in common.
+        """Start the processes; returns the machine of the first.
 
         Raises:
-            DeviceError: one cannot measure, or the GPUs are of several models.
+            DeviceError: a GPU cannot measure, or the GPUs are of several models.
         """
         self._processes = [self._make(options, gpu=gpu) for gpu in self._names]
         with ThreadPoolExecutor(self.gpus, "start") as threads:
@@ -237,32 +236,32 @@ class LocalGpus:
 
 
 def local_gpus(count: int | None) -> tuple[str, ...]:
-    """The first so many GPUs that CUDA shows here, as ``CUDA_VISIBLE_DEVICES`` names them; None: all.
+    """The first ``count`` GPUs of this machine, as in ``CUDA_VISIBLE_DEVICES``; None: all.
 
     Raises:
-        DeviceError: there are fewer.
+        DeviceError: the machine has fewer.
     """
     present = driver.device_count()
     if not present or (count is not None and count > present):
-        raise DeviceError(f"{count or 'all'} GPUs are asked for, and there are {present}; gemmill doctor says more")
+        wanted = "all GPUs were" if count is None else f"{count} GPU{'s were' if count > 1 else ' was'}"
+        raise DeviceError(f"{wanted} requested, but {present} found; run gemmill doctor")
     return tuple(driver.uuid(device) for device in range(count or present))
 
 
 def check_machines(machines: Mapping[str, Machine]) -> None:
-    """DeviceError unless machines, by name, have one model of GPU and one gemmill: what a file has is measured in one
-    way."""
+    """Raise DeviceError unless all machines have the same model of GPU and the same version of gemmill."""
     first = next(iter(machines.values()))
     if any((m.gpu, m.gemmill) != (first.gpu, first.gemmill) for m in machines.values()):
         listed = "; ".join(f"{name} has {m.gpu} and gemmill {m.gemmill}" for name, m in machines.items())
         raise DeviceError(
-            f"a sweep measures on one model of GPU and with one version of gemmill: {listed}; sweep one model after "
-            "the other, into one file if you like"
+            f"a sweep requires one model of GPU and one version of gemmill, but {listed}; run a sweep for each model "
+            "(they may write to the same file)"
         )
 
 
 def measure(process: MeasuringProcess, unit: Unit, faulty: dict[SlicedKernel, str]) -> Report:
-    """Measure a unit without the kernels and baselines that are known to be ``faulty``; those that crash are added, and
-    what they took of its seconds is gone."""
+    """Measure a unit without the kernels and baselines in ``faulty``; those that crash are added to it. The time limit
+    of the unit includes the time of crashes."""
     begin = time.monotonic()
     while True:
         failed = tuple(Outcome(x, "failed", says=faulty[x]) for x in unit.candidates if x in faulty)

@@ -1,4 +1,4 @@
-"""How to reach the dask scheduler of others: with certificates alone, for sweeps and for a server alike."""
+"""Connect to a dask scheduler, always with TLS and certificates; used by sweeps and the service."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from gemmill.library.extras import install
 from gemmill.library.files import os_error_text
 
 RESOURCE = "GPU"
-"""What a dask worker that measures has one of; units ask for it, so that one runs at a time. Workers without it
+"""The dask resource of workers that measure. Each has one, so that it runs one unit at a time. Workers without it
 compile."""
 _PROBE_SECONDS = 2.0
 
 
 def dask() -> Any:
-    """The package.
+    """The package ``distributed``.
 
     Raises:
-        DeviceError: it is missing.
+        DeviceError: it is not installed.
     """
     try:
         return importlib.import_module("distributed")
     except ImportError as error:
-        raise DeviceError(f"a cluster needs dask distributed ({error}); {install('cluster')}") from error
+        raise DeviceError(f"a cluster requires dask distributed ({error}); {install('cluster')}") from error
 
 
 def connected(scheduler: str) -> Any:
     """A client of the scheduler at an address, with the certificates of dask's settings.
 
     Raises:
-        DeviceError: dask is missing, the address is one that anybody may talk to, or nobody answers.
+        DeviceError: dask is not installed, the address does not use TLS, or the scheduler does not answer.
     """
     distributed = dask()
     refuse_open(scheduler)
     check_certificate()
-    try:  # a client that fails to connect to what is no address cannot be closed
+    try:  # check the address first: a client with an invalid address cannot be closed
         distributed.comm.get_address_host_port(scheduler, strict=True)
     except ValueError as error:
-        raise DeviceError(f"{scheduler!r:.200} is no address such as tls://host:8786: {error}") from error
+        raise DeviceError(f"invalid address {scheduler!r:.200}; expected tls://host:8786: {error}") from error
     try:
         return distributed.Client(scheduler, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
@@ -50,7 +50,7 @@ def connected(scheduler: str) -> Any:
 
 
 def listens(scheduler: str) -> bool:
-    """Whether anything does, at an address. To find out without a client, of which those that fail are kept."""
+    """Whether a server listens at an address; checked without a client, since failed clients are never freed."""
     try:
         place = dask().comm.get_address_host_port(scheduler, strict=True)
         socket.create_connection(place, _PROBE_SECONDS).close()
@@ -60,40 +60,41 @@ def listens(scheduler: str) -> bool:
 
 
 _failed: list[BaseException] = []
-"""Why clients could not connect, which keeps these clients: where one is collected while another starts, dask (2026.8)
-holds a lock that it then waits for."""
+"""Errors of clients that could not connect. They keep these clients alive: if a client is collected while another one
+starts, dask (2026.8) deadlocks."""
 
 
 _SETTINGS = "DASK_DISTRIBUTED__COMM__"
-"""What dask's settings of connections are called as environment variables."""
+"""Prefix of the environment variables for dask's connection settings."""
 _OWN = {
     "tls_ca_file": f"{_SETTINGS}TLS__CA_FILE",
     "tls_client_cert": f"{_SETTINGS}TLS__CLIENT__CERT",
     "tls_client_key": f"{_SETTINGS}TLS__CLIENT__KEY",
 }
-"""What names the certificate of a client: members of dask's ``Security``, and environment variables."""
+"""Settings of a client's certificate: attributes of dask's ``Security``, and their environment variables."""
 
 
 def refuse_open(scheduler: str) -> None:
-    """DeviceError for the address of a scheduler that does not ask who talks to it."""
+    """Raise DeviceError for the address of a scheduler without TLS."""
     if not scheduler.startswith("tls://"):
         raise DeviceError(
-            f"the dask scheduler at {scheduler} runs what anyone sends it who reaches it: give it and its workers "
-            "certificates (dask scheduler --tls-ca-file CA --tls-cert CERT --tls-key KEY, dask worker likewise), name "
-            f"those of this process in {', '.join(_OWN.values())}, and pass its address, tls://..."
+            f"the dask scheduler at {scheduler} does not use TLS, so anyone who reaches it can run code on it; start "
+            "scheduler and workers with certificates (dask scheduler --tls-ca-file CA --tls-cert CERT --tls-key KEY), "
+            f"set {', '.join(_OWN.values())} for this process, and pass the address tls://..."
         )
 
 
 def check_certificate() -> None:
-    """DeviceError where dask's settings do not name a certificate of this process that is one, and which variable
-    does."""
+    """Raise DeviceError if dask's settings have no valid certificate for this process; the message names the
+    variable."""
     security = importlib.import_module("distributed.security").Security()
     files = []
     for attribute, variable in _OWN.items():
         if not (value := getattr(security, attribute)):
-            says = "the dask scheduler asks who talks to it by certificates"
-            raise DeviceError(f"{says}: name this process's in {', '.join(_OWN.values())}; {variable} is not set")
-        if "\n" in value:  # it is what a file would hold
+            raise DeviceError(
+                f"{variable} is not set; the dask scheduler requires a certificate: set {', '.join(_OWN.values())}"
+            )
+        if "\n" in value:  # the content of a file instead of its path
             continue
         files.append(f"{variable}={value}")
         try:
@@ -104,4 +105,6 @@ def check_certificate() -> None:
         security.get_connection_args("client")
     except OSError as error:
         which = f": {', '.join(files)}" if files else ""
-        raise DeviceError(f"not an authority, a certificate and its key, in PEM ({error}){which}") from error
+        raise DeviceError(
+            f"invalid certificate: expected an authority, a certificate and its key in PEM ({error}){which}"
+        ) from error

@@ -1,12 +1,12 @@
-"""Shapes that a sweep measures, a pack serves, a selection is asked for: suites, and the lists that people have.
+"""Shape suites: lists of shapes to profile, to pack or to select kernels for, in gemmill's or other tools' formats.
 
 A suite is ``{name: large, shapes: [[4096, 4096, 4096], [128, 128, 4096, 16], {m: 1000, n: 3000, k: 1024}]}``. Each
-shape is a list ``[m, n, k]`` or ``[m, n, k, batch]``, or a mapping with those keys; batch is 1 unless given. A mapping
-may have the other keywords of a problem, too (library/input/problem_words.py), ``sizes`` of its groups
-(library/input/group_sizes.py) and a ``count``; lists in it are cross products, as in manifests: ``{m: [1, 16, 4096], n:
-6144, k: 4096, a: [bf16, f16]}`` is six shapes; but a list of numbers for ``sizes`` is one choice of them. A suite may
-have ``defaults``, a mapping of such keywords for shapes that do not say them. One shape that stands twice counts as
-often. Lists of other tools are told apart by what they hold (profiler/imports).
+shape is a list ``[m, n, k]`` or ``[m, n, k, batch]``, or a mapping with these keys; batch defaults to 1. A mapping may
+also contain other keywords of a problem (library/input/problem_words.py), ``sizes`` of its groups
+(library/input/group_sizes.py) and a ``count``. Lists in a mapping are cross products, as in manifests:
+``{m: [1, 16, 4096], n: 6144, k: 4096, a: [bf16, f16]}`` is six shapes. Only a list of numbers for ``sizes`` is a single
+value. ``defaults`` of a suite is a mapping of keywords for all shapes that do not set them. The counts of equal shapes
+are added. Formats of other tools are recognized by their content (profiler/imports).
 """
 
 from __future__ import annotations
@@ -34,40 +34,40 @@ EXTENTS = ("m", "n", "k", "batch")
 KEYS = (*KEYWORDS, "sizes", "count")
 """Keys of a shape's mapping."""
 MAX_SHAPES = 100_000
-"""Most shapes of a file."""
-FORMS = "a shape is [m, n, k], [m, n, k, batch] or a mapping with those keys"
+"""Maximum number of shapes in a file."""
+FORMS = "a shape must be [m, n, k], [m, n, k, batch] or a mapping with these keys"
 MAX_COUNT = 1 << 62
 _OURS = "a shape suite"
-_LIKE_OURS = "a suite of ours is YAML: {name: mine, shapes: [[4096, 4096, 4096], {m: 16, n: 4096, k: 7168, a: e4m3}]}"
+_LIKE_OURS = "a shape suite is YAML: {name: mine, shapes: [[4096, 4096, 4096], {m: 16, n: 4096, k: 7168, a: e4m3}]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Extents of a GEMM, and what is said of its formats."""
+    """Extents of a GEMM, and any other keywords of its problem."""
 
     m: int
     n: int
     k: int
     batch: int = 1
     keywords: tuple[tuple[str, Any], ...] = ()
-    """Other keywords of its problem, sorted by name; what is not among them, whoever measures it chooses."""
+    """Other keywords of its problem, sorted by name; a sweep chooses those that are not set."""
     sizes: str = ""
-    """Sizes of its groups; empty where it has none."""
+    """Sizes of its groups; empty without groups."""
 
     @classmethod
     def of(cls, problem: GemmProblem, sizes: str = "") -> Shape:
-        """The shape that says all of a problem, also that it has no C."""
+        """The shape with all keywords of a problem, including a missing C."""
         keywords = tuple(sorted((name, getattr(problem, name)) for name in FIELDS if name not in EXTENTS))
         return cls(problem.m, problem.n, problem.k, problem.batch, keywords, sizes)
 
     @property
     def problem(self) -> GemmProblem:
-        """Its problem, with defaults for what is not said; ProblemError where what is said cannot be."""
+        """Its problem, with defaults for missing keywords; ProblemError for invalid combinations."""
         words = dict(self.keywords)
         return GemmProblem(self.m, self.n, self.k, **({} if "groups" in words else {"batch": self.batch}), **words)
 
     def __str__(self) -> str:
-        """``MxNxK``, and ``xBATCH`` where there is more than one; its problem where more is said."""
+        """``MxNxK`` or ``MxNxKxBATCH``; with other keywords, the problem as text."""
         if self.keywords:
             return str(self.problem) + (f" sizes={self.sizes}" if self.sizes not in ("", BALANCED) else "")
         return f"{self.m}x{self.n}x{self.k}" + (f"x{self.batch}" if self.batch != 1 else "")
@@ -75,33 +75,38 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class ShapeSuite:
-    """Shapes of a file, in its order, each once."""
+    """The distinct shapes of a file, in its order."""
 
     name: str
     shapes: tuple[Shape, ...]
     counts: Mapping[Shape, int] = field(default_factory=dict)
-    """How often each ran, or is listed."""
+    """How often each shape ran, or is listed."""
     format: str = _OURS
-    """The format of the file, in words."""
+    """The format of the file."""
     left_out: tuple[str, ...] = ()
-    """What the file has beside them, or leaves open, and why."""
+    """Notes on entries of the file that were skipped, or on information that is missing."""
 
 
 def shipped_suites() -> dict[str, Path]:
-    """The files of the shape suites that ship, by name."""
+    """The files of the built-in shape suites, by name."""
     return {path.stem: path for path in sorted((SHIPPED / "shapes").glob("*.yaml"))}
 
 
 def load_shapes(path: Path, *, m: Sequence[int] = (), k: Sequence[int] = ()) -> ShapeSuite:
-    """Read a shape suite, or the list of another tool; ``m`` and ``k`` are for lists that lack these extents.
+    """Read a shape suite, or a list of another tool.
+
+    Args:
+        path: the file.
+        m: values of M for lists that lack it.
+        k: values of K for lists that lack it.
 
     Raises:
-        RecordError: the file cannot be read or is wrong; one ``file:line:column: field: ...`` line for each fault.
+        RecordError: the file cannot be read or is invalid, with a line ``file:line:column: field: ...`` for each fault.
     """
     try:
         content = read_given(path, MAX_BYTES)
     except (OSError, ValueError) as error:
-        raise RecordError(f"{path}:1:1: file: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise RecordError(f"{path}:1:1: file: cannot read: {getattr(error, 'strerror', None) or error}") from None
     try:
         if (found := problems_of(content, path, m=m, k=k)) is not None:
             return _imported(path, found)
@@ -110,7 +115,7 @@ def load_shapes(path: Path, *, m: Sequence[int] = (), k: Sequence[int] = ()) -> 
 
     def again(path: Path, limit: int) -> bytes:
         if len(content) > limit:
-            has = f"has {len(content):,} bytes, more than the {limit:,} it may have"
+            has = f"has {len(content):,} bytes; at most {limit:,} are allowed"
             raise OSError(errno.EFBIG, has, str(path))
         return content
 
@@ -137,7 +142,7 @@ def _imported(path: Path, found: Imported) -> ShapeSuite:
         counts[shape] = min(MAX_COUNT, counts.get(shape, 0) + asked.count)
     if not counts:
         why = f": {left_out[0]}" if left_out else ""
-        raise RecordError(f"{path}: {found.format}, with no problem that can be served{why}")
+        raise RecordError(f"{path}: {found.format}, without any supported problem{why}")
     return ShapeSuite(path.stem, tuple(counts), counts, found.format, tuple(left_out))
 
 
@@ -150,15 +155,15 @@ def _of_asked(asked: ListedProblem) -> Shape:
 def _suite(document: Document) -> ShapeSuite:
     root = document.data
     if not isinstance(root, dict):
-        document.fault((), "a shape suite is a mapping with name and shapes")
+        document.fault((), "a shape suite must be a mapping with name and shapes")
         return ShapeSuite("", ())
     _refuse_unknown(document, (), root, ("name", "defaults", "shapes"))
     name, items = root.get("name", document.path.stem), root.get("shapes")
     if name is not INVALID and not isinstance(name, str):
-        document.fault(("name",), f"{name!r} is not text")
+        document.fault(("name",), f"must be text, not {name!r}")
     if not isinstance(items, list) or not items:
         if items is not INVALID:
-            document.fault(("shapes",), f"must be a list with at least one shape; {FORMS}")
+            document.fault(("shapes",), f"must be a list of at least one shape; {FORMS}")
         return ShapeSuite(str(name), ())
     defaults = root.get("defaults", {})
     if not isinstance(defaults, dict):
@@ -175,7 +180,7 @@ def _suite(document: Document) -> ShapeSuite:
 def _shapes(
     document: Document, location: Location, item: object, defaults: Mapping[str, object], most: int
 ) -> Iterator[tuple[Shape, int]]:
-    """The shapes of an item, and how often each counts; none where it is wrong, or they are more than ``most``."""
+    """The shapes of an item with their counts; none if it is invalid or has more than ``most`` shapes."""
     given: Mapping[str, object]
     places: dict[str, Location]
     if isinstance(item, list) and len(item) in (3, 4):
@@ -192,7 +197,7 @@ def _shapes(
     given = {key: value for key, value in defaults.items() if key in KEYS} | dict(given)
     places = {key: ("defaults", key) for key in given} | places
     if missing := [key for key in EXTENTS[:3] if key not in given]:
-        document.fault(location, f"{', '.join(missing)} missing; {FORMS}")
+        document.fault(location, f"missing {', '.join(missing)}; {FORMS}")
     found: dict[str, list[Any]] = {}
     for key, value in given.items():
         values: dict[Location, object] = {places[key]: value}
@@ -200,14 +205,14 @@ def _shapes(
         if may_be_many and isinstance(value, list) and not (key == "sizes" and _are_sizes(value)):
             values = {(*places[key], index): one for index, one in enumerate(value)}
         if not values:
-            document.fault(places[key], f"{key} is an empty list; it needs a number")
+            document.fault(places[key], f"{key} is an empty list; expected at least one value")
         for place, one in values.items():
             if key not in (*EXTENTS, "count") or (type(one) is int and 1 <= one <= MAX_EXTENT):
                 found.setdefault(key, []).append(one)
             elif one is not INVALID:
-                document.fault(place, f"{key} is {one!r}; allowed: a whole number from 1 to {MAX_EXTENT}")
+                document.fault(place, f"{key} is {one!r}; it must be an integer from 1 to {MAX_EXTENT}")
     if (product := math.prod(map(len, found.values()))) > most:
-        document.fault(location, f"stands for {product:,} shapes; a file may for {MAX_SHAPES:,}")
+        document.fault(location, f"expands to {product:,} shapes; a file can have at most {MAX_SHAPES:,}")
     elif len(found) == len(given) and not missing and INVALID not in itertools.chain(*found.values()):
         for combination in itertools.product(*found.values()):
             words = dict(zip(found, combination, strict=True))
@@ -216,7 +221,7 @@ def _shapes(
             try:
                 shape = Shape(**extents, keywords=tuple(sorted(words.items())))
                 shape = replace(shape, sizes=checked_sizes(shape.problem, sizes))
-            except (ProblemError, TypeError) as error:  # the latter: a mapping in place of a word
+            except (ProblemError, TypeError) as error:  # TypeError: a mapping instead of a word
                 document.fault(location, str(error))
                 return
             yield shape, count

@@ -1,9 +1,9 @@
-"""Sweeps: every kernel verified and timed on every shape, the results appended to a records file.
+"""Sweeps: verify and time all kernels on all shapes, and append the results to a records file.
 
-Two stages keep a sweep short: all kernels are timed briefly, then the best and the baselines, at length, and the kernel
-that the selector would take, so that what it loses is known. A sweep with a budget spends it where the choice
-is still open. Kernels run in processes of their own (:mod:`gemmill.profiler.sweep.measuring`), one a GPU: one that
-faults or hangs costs its own record and a restart. Records are appended here, problem by problem, as they are done.
+Two stages keep a sweep short. The screening stage times all kernels briefly. The final stage times the best kernels,
+the baselines and the selector's choice thoroughly, so that the loss of the selector is known. Kernels run in separate
+processes, one per GPU (:mod:`gemmill.profiler.sweep.measuring`), so that a kernel that faults or hangs costs only its
+own record and a restart. The records of each problem are appended as soon as it is done.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ DEFAULT_OPTIONS = Options()
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Hears of a sweep's progress."""
+    """Callbacks for the progress of a sweep."""
 
     compiled: Callable[[pool.Outcome], None] = lambda outcome: None
-    """A kernel is compiled, or was refused."""
+    """A kernel was compiled, or failed to compile."""
     measured: Callable[[GemmProblem, Sequence[Measurement]], None] = lambda problem, records: None
-    """A problem is done; these are its new records."""
+    """A problem is done, with its new records."""
     untried: Callable[[GemmProblem, int], None] = lambda problem, kernels: None
-    """There was no time for so many kernels on a problem."""
+    """A number of kernels was skipped on a problem because of the budget."""
     left_out: Callable[[str], None] = lambda says: None
-    """Kernels, or baselines, are not measured, and why; said once."""
+    """Kernels or baselines are not measured, with the reason; called once per reason."""
 
 
 SILENT = Listener()
@@ -60,18 +60,18 @@ SILENT = Listener()
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a sweep measures besides the kernels that it is for, and for how long."""
+    """Baselines, pinned kernels and budget of a sweep."""
 
     baselines: Sequence[str] = tuple(BASELINES)
-    """Names of those to compare with."""
+    """Names of the baselines to compare with."""
     pinned: Callable[[GemmProblem], Mapping[str, SlicedKernel]] = lambda problem: {}
-    """Kernels that are to be measured at length on a problem, beside the best and the selected one, by what would take
-    them: ``Measurement.chosen``."""
+    """Kernels that are always finalists on a problem, in addition to the best and the selected one, by the chooser that
+    selects them (``Measurement.chosen``)."""
     budget: float | None = None
-    """Seconds to spend on measuring, on however many GPUs, compilation apart; None: as long as it takes. Each problem
-    gets its share of what is left, and tries kernels in the selector's order."""
+    """Seconds to measure, without compilation, on any number of GPUs; None: no limit. Each problem gets a share of the
+    time left, and tries kernels in the selector's order."""
     commit: str | None = None
-    """Commit of gemmill that the records name; None: the repository's, if this is one."""
+    """Commit of gemmill in the records; None: that of the repository, if any."""
 
 
 DEFAULT_SCOPE = Scope()
@@ -88,48 +88,48 @@ def sweep(
     workers: GpuPool | None = None,
     listener: Listener = SILENT,
 ) -> list[Measurement]:
-    """Verify and time kernels on every shape, with the baselines beside them, and append what comes out to a file.
+    """Verify and time kernels and baselines on all shapes, and append the measurements to a file.
 
-    What the file holds already for this GPU, by cubin and problem, is not measured again; what failed is tried again,
-    unless the kernel does not serve the problem.
+    Measurements that the file already contains for this GPU, by cubin and problem, are not repeated. Failed ones are
+    repeated, unless the kernel does not support the problem.
 
     Args:
-        chosen: problems and kernels that solve them, such as :func:`units` of shapes.
-        records: file that measurements are appended to, one JSON line each.
-        store: where kernels are kept; None means the default store.
-        jobs: processes that compile; default: one a core.
-        options: how thoroughly to measure.
-        scope: what is measured besides, and for how long.
-        workers: what measures; None: a process on GPU 0 of this machine.
-        listener: hears of progress.
+        chosen: problems, each with kernels that solve it, such as :func:`units` of shapes.
+        records: file to append measurements to, as JSON Lines.
+        store: store of compiled kernels; None: the default store.
+        jobs: number of compile processes; default: one per core.
+        options: how candidates are timed.
+        scope: baselines, pinned kernels and budget.
+        workers: GPUs that measure; None: a process on GPU 0 of this machine.
+        listener: callbacks for progress.
 
     Returns:
-        The new measurements, failed ones among them.
+        The new measurements, including failed ones.
 
     Raises:
         RecordError: there is nothing to measure, or the records file cannot be read or written.
         DeviceError: there is no GPU or no PyTorch.
-        ToolchainError: kernels are missing in the store and cannot be compiled.
+        ToolchainError: the store lacks kernels, and they cannot be compiled.
     """
     besides = {unit.problem: scope.pinned(unit.problem) for unit in chosen}
     wanted = frozenset(k for unit in chosen for k in (*unit.kernels, *besides[unit.problem].values()))
     if not wanted:
-        raise RecordError("nothing to profile: no kernel is left for any shape; check the filter and the shapes")
+        raise RecordError("nothing to profile: no kernel matches any shape; check the filter and the shapes")
     past = _Past.read(records, options)
     new: list[Measurement] = []
     with ExitStack() as stack:
         workers = stack.enter_context(workers or LocalGpus())
-        machine = workers.start(options)  # first: without a GPU nothing need be compiled
+        machine = workers.start(options)  # before the compilation, which is useless without a GPU
         appender = stack.enter_context(Appender(records))
         kernels = _Kernels.compiled(wanted, machine, workers, store or Store(), jobs, listener)
         if large := sum(too_large(kernel, unit.problem) for unit in chosen for kernel in unit.kernels):
             listener.left_out(
-                f"{large} measurements of split kernels are left out: partial sums of over {MAX_PARTIAL_BYTES:,} bytes"
+                f"skipped {large} measurements of split-K kernels: partial sums exceed {MAX_PARTIAL_BYTES:,} bytes"
             )
         todo = _due(chosen, kernels, past)
         if options.regime == "sustained":
             todo = _held_by_power(todo, kernels, listener)
-        if workers.gpus > 1:  # what takes longest comes first: the last would keep one GPU busy alone
+        if workers.gpus > 1:  # the longest units first, so that all GPUs finish at about the same time
             todo.sort(key=lambda unit: len(unit.kernels) * unit.problem.flops, reverse=True)
         shares = Shares(scope.budget, workers.gpus)
         handed_out = _handed_out(todo, kernels, past, besides, shares, tuple(scope.baselines), listener)
@@ -152,19 +152,19 @@ def sweep(
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """What a records file holds already, by the keys of its measurements."""
+    """The measurements that a records file already contains, by key."""
 
     known: frozenset[str]
     failed: frozenset[str]
     sustained: frozenset[GemmProblem]
-    """Problems measured under sustained load, by whichever kernels got so far."""
+    """Problems already measured under sustained load."""
 
     @classmethod
     def read(cls, records: Path, options: Options) -> _Past:
         past = [r for r in (read_records(records) if records.exists() else ()) if r.digest]
         at_length = options.finalists is None
         failed = frozenset(r.key for r in past if r.us is None)
-        if options.regime == "sustained":  # a brief look says which kernels get so far, and is taken again
+        if options.regime == "sustained":  # the screening is repeated, since it determines the finalists
             return cls(frozenset(), failed, frozenset(r.problem for r in past if r.regime == "sustained"))
         known = (r.key for r in past if r.us is not None and (r.stage == "final" or not at_length))
         return cls(frozenset(known), failed, frozenset())
@@ -172,20 +172,20 @@ class _Past:
 
 @dataclass(frozen=True, slots=True)
 class _Kernels:
-    """The kernels of a sweep that its GPUs can run."""
+    """The kernels of a sweep that its GPUs can run, and their compiled artifacts."""
 
     gpu: str
     kernels: frozenset[SlicedKernel]
     configs: Mapping[str, GemmConfig]
-    """By name."""
+    """Configs by name."""
     digests: Mapping[str, str]
-    """Of the cubins of those that are compiled, by name."""
+    """Digests of the compiled cubins, by name."""
     packed: Callable[[str], bytes]
-    """Gives the artifact of one that is."""
+    """Returns the compiled artifact of a kernel, by name."""
     faulty: dict[SlicedKernel, str]
-    """Those that could not be compiled, and why. Those that crash are added."""
+    """Kernels that failed to compile, and why. Kernels that crash are added."""
     selector: Selector
-    """What ranks them: by what ships; what the sweep's file holds does not."""
+    """Ranks the kernels with the built-in model and measurements, without those of the sweep's file."""
 
     @classmethod
     def compiled(
@@ -201,7 +201,7 @@ class _Kernels:
         targets = serving(machine.capability)
         foreign = Counter(config.arch for config in configs.values() if config.target not in targets)
         for arch, count in foreign.items():
-            listener.left_out(f"{count} kernels are not measured: they are for {arch}, which {machine.gpu} is not")
+            listener.left_out(f"skipped {count} kernels for {arch}, which {machine.gpu} does not support")
         configs = {name: config for name, config in configs.items() if config.arch not in foreign}
         kernels = frozenset(kernel for kernel in kernels if kernel.name in configs)
         made = workers.compile_many(configs.values(), jobs=jobs, store=store, on_done=listener.compiled)
@@ -218,31 +218,32 @@ class _Kernels:
         )
 
     def is_due(self, kernel: SlicedKernel, unit: Unit, past: _Past) -> bool:
-        """Whether a kernel is to be measured on a unit's problem: the GPU can run it, and it has not been."""
+        """Whether to measure a kernel on the problem of a unit: the GPU supports it, and it is not measured yet."""
         problem, sizes = unit.problem, unit.sizes
         if kernel not in self.kernels or too_large(kernel, problem):
             return False
         if (digest := self.digests.get(kernel.name)) is None:
             return True
         key = measurement_key(digest, problem, self.gpu, sizes=sizes, slices=kernel.slices)
-        # What a problem lacks for a kernel it will lack again; what went wrong otherwise may not.
+        # Repeat failed measurements, unless the kernel does not support the problem.
         return key not in past.known and not (
             key in past.failed and needs_swap(self.configs[kernel.name], problem) is None
         )
 
 
 def _due(chosen: Iterable[Unit], kernels: _Kernels, past: _Past) -> list[Unit]:
-    """The units with the kernels that are due; those without any are left out."""
+    """The units with only the kernels that are due, without empty units."""
     todo = (replace(u, kernels=tuple(k for k in u.kernels if kernels.is_due(k, u, past))) for u in chosen)
     return [unit for unit in todo if unit.kernels and unit.problem not in past.sustained]
 
 
 def _held_by_power(todo: Iterable[Unit], kernels: _Kernels, listener: Listener) -> list[Unit]:
-    """The units in which a long run is held by the power limit: others run as in bursts."""
+    """The units that the power limit throttles in a long run; others run at the same clock as in a burst."""
     units = [*todo]
     held = [unit for unit in units if power_binds(unit.problem, kernels.selector)]
     if len(held) < len(units):
-        listener.left_out(f"{len(units) - len(held)} problems are left out: power does not hold them, by the model")
+        skipped = len(units) - len(held)
+        listener.left_out(f"skipped {skipped} problems that the power limit does not throttle, as predicted")
     return held
 
 
@@ -255,7 +256,7 @@ def _handed_out(
     baselines: tuple[str, ...],
     listener: Listener,
 ) -> Iterator[Unit]:
-    """The units as workers take them, each with its time, its kernels ranked, and what they are compiled to."""
+    """The units for the workers, each with its time limit, ranked kernels and their artifacts."""
     for done, unit in enumerate(todo):
         seconds = shares.take(unit.problem, len(todo) - done)
         if seconds is not None and seconds <= 0:
@@ -271,8 +272,12 @@ def _handed_out(
 
 
 class Shares:
-    """Time to measure in, shared out evenly among the problems that are left, as many at work at once as there are
-    workers; ``seconds`` is None where there is no end to it."""
+    """The time budget, shared evenly among the remaining problems.
+
+    Args:
+        seconds: total time; None: no limit.
+        workers: number of problems measured in parallel.
+    """
 
     def __init__(self, seconds: float | None, workers: int) -> None:
         self._end = None if seconds is None else time.monotonic() + seconds
@@ -280,7 +285,7 @@ class Shares:
         self._ends: dict[GemmProblem, float] = {}
 
     def take(self, problem: GemmProblem, problems: int) -> float | None:
-        """Seconds for a problem, the first of so many that are left; none or fewer once the time is up."""
+        """Seconds for a problem, the first of ``problems`` remaining ones; at most 0 after the end of the budget."""
         if self._end is None:
             return None
         now = time.monotonic()
@@ -291,14 +296,14 @@ class Shares:
         return share
 
     def give_back(self, problem: GemmProblem) -> None:
-        """A problem is done: what it did not use of its share is for the others."""
+        """Mark a problem as done; the unused part of its share goes to the others."""
         self._ends.pop(problem, None)
 
 
 def _not_compared(unit: Unit, machine: Machine) -> list[tuple[str, list[str]]]:
-    """Why a unit is not compared with some baselines, and with which: they cannot be had, or have no such GEMM."""
+    """The baselines that a unit is not compared with, by reason: not available, or the GEMM is not supported."""
     if unit.baselines and (what := lacking(unit.problem)):
-        return [(f"they have no GEMM of {what}", [*unit.baselines])]
+        return [(f"they do not support {what}", [*unit.baselines])]
     whys = sorted({*machine.absent.values()})
     return [(why, [name for name, own in machine.absent.items() if own == why]) for why in whys]
 
@@ -311,7 +316,7 @@ def measurements(
     commit: str,
     chosen: Mapping[str, SlicedKernel],
 ) -> list[Measurement]:
-    """The records of a report."""
+    """The records of a report; ``chosen`` are the kernels of each chooser (:attr:`Scope.pinned`)."""
     choosers: dict[SlicedKernel, tuple[str, ...]] = {}
     for who, kernel in chosen.items():
         choosers[kernel] = (*choosers.get(kernel, ()), who)
@@ -354,9 +359,9 @@ def measurements(
 
 
 def measured_beside(problem: GemmProblem, artifacts: Sequence[Artifact]) -> list[Measurement]:
-    """Verify kernels against the float64 reference and time those that are right in the same rounds, on GPU 0.
+    """Verify kernels against the float64 reference, and time the correct ones in the same rounds, on GPU 0.
 
-    In a process of its own, as sweeps do: a kernel that faults or hangs is a measurement that says so.
+    Runs in a separate process, so that a kernel that faults or hangs becomes a failed measurement.
 
     Raises:
         DeviceError: there is no GPU or no PyTorch.

@@ -1,4 +1,4 @@
-"""What a sweep measures: the problems of shapes, and of each the kernels that solve it, likely fast ones first."""
+"""The units of a sweep: the problems of all shapes, each with the kernels that solve it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from gemmill.runtime.select.kernels.variations import with_epilogue
 from gemmill.runtime.select.selector import Selector
 
 MAX_PARTIAL_BYTES = 1 << 30
-"""Most memory for partial sums: with more, moving them takes longer than the product of the largest matrices."""
+"""Maximum size of partial sums; above it, moving them takes longer than the largest products."""
 TRANSPOSED_ROWS = 1024
-"""Up to so many rows, which a tile's columns may fit better than its rows, problems are measured transposed as well."""
+"""Problems with at most this number of rows are also measured transposed, since they may fit the tile's columns better
+than its rows."""
 
 
 def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
-    """The problem that a kernel solves on packed operands of a shape: K-major and n-major where it takes any.
+    """The problem that a kernel solves on packed operands of a shape; K-major and n-major if it supports any majorness.
 
-    The narrow A of a kernel is the transposed B of the call that the shape describes: weights. Groups are as many as
-    the shape says, and so are the rows that are expected of a masked group.
+    For kernels with a narrow A, the shape describes the transposed call, whose narrow operand (weights) is B. The
+    number of groups and the expected rows of masked groups are those of the shape.
     """
     a, b, c, d, keywords = config.a, config.b, config.c, config.d, dict(shape.keywords)
     m, n = (shape.n, shape.m) if upconverts_a(a.dtype, b.dtype) else (shape.m, shape.n)
@@ -61,7 +62,7 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
     }
     return GemmProblem.unchecked(
         **fields, **packed_aligns(fields)
-    )  # a config's fields need no check, and there are thousands
+    )  # the fields of a config are valid; checking them again for thousands of configs is slow
 
 
 _SWAPPED = {"a": "b", "b": "a"}
@@ -69,8 +70,10 @@ _MEANS = {"acc": "accumulator", "a": "a_dtype", "b": "b_dtype", "c": "c_dtype", 
 
 
 def _formats_of(shape: Shape) -> dict[str, Any]:
-    """What a shape says of the formats of the problem that a kernel solves on it, and of alignments; nothing of groups
-    says that there are none. ValueError where the operand that kernels upconvert has no transpose."""
+    """The formats and alignments that a shape specifies, as fields of the problem that a kernel solves.
+
+    Without groups in the shape, the problem has none. ValueError if the narrow operand cannot be transposed.
+    """
     if not shape.keywords:
         return {"batching": "strided"}
     problem = shape.problem
@@ -85,13 +88,13 @@ def _formats_of(shape: Shape) -> dict[str, Any]:
 
 
 def _aligns(formats: Mapping[str, Any]) -> dict[str, int]:
-    """The alignments among what a shape says."""
+    """The alignments among the formats of a shape."""
     return {name: value for name, value in formats.items() if name.endswith("_align")}
 
 
 def _problems(configs: Iterable[GemmConfig], shape: Shape) -> Iterator[tuple[GemmConfig, GemmProblem]]:
-    """The kernels whose formats are what a shape says, each with its problem on it; of few rows also those that solve
-    it transposed only."""
+    """The kernels that match the formats of a shape, each with its problem; for few rows, also the kernels that only
+    solve the transposed problem."""
     try:
         formats = _formats_of(shape)
     except ValueError:
@@ -111,7 +114,7 @@ def _problems(configs: Iterable[GemmConfig], shape: Shape) -> Iterator[tuple[Gem
 
 
 def _swapped(config: GemmConfig, shape: Shape, aligns: Mapping[str, int]) -> GemmProblem | None:
-    """The problem on a shape of few rows that a kernel solves transposed only; None where there is none."""
+    """The problem of a shape with few rows, if the kernel solves only its transpose; else None."""
     if shape.m > TRANSPOSED_ROWS:
         return None
     turned = problem_of(config, replace(shape, m=shape.n, n=shape.m))
@@ -120,27 +123,27 @@ def _swapped(config: GemmConfig, shape: Shape, aligns: Mapping[str, int]) -> Gem
 
 
 def refuse_nested(problem: GemmProblem) -> None:
-    """UnsupportedProblemError for a nested batch: a problem does not tell its strides, so no operands can be made."""
+    """Raise UnsupportedProblemError for a nested batch, since a problem does not contain the strides of operands."""
     if problem.batching == "nested":
         raise UnsupportedProblemError(
-            f"{problem}: only a call has the strides of a nested batch; measure batch={problem.batch} with one stride, "
-            "whose kernels it has, or gemmill.plan on tensors of your own"
+            f"{problem}: cannot make operands for a nested batch, whose strides are known only in a call; measure "
+            f"batch={problem.batch} with one stride, which uses the same kernels, or time gemmill.plan on your tensors"
         )
 
 
 def is_plain(config: GemmConfig) -> bool:
-    """Whether a kernel is for matrices alone: a strided batch, no expression."""
+    """Whether a kernel has a strided batch and no epilogue expression."""
     return config.scheduler.batching == "strided" and config.epilogue == LINEAR
 
 
 def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape], varies: bool = False) -> list[Unit]:
-    """What to measure: for every shape the kernels by the problem they solve on it, in the order of the configs.
-    Kernels for groups or arrays are for shapes that say so. With ``varies``, kernels without an expression are also
-    taken with the one that a shape says, as a registry would take them. Split-K kernels are measured in each number
-    of slices that is chosen among.
+    """The units to measure: the kernels of each shape, grouped by the problem that they solve, in the order of the
+    configs.
 
-    Where there are few rows, the kernels follow that solve the problem transposed only
-    (:attr:`GemmProblem.transposed`).
+    Kernels for groups or pointer arrays are used only for shapes with groups or pointer arrays. With ``varies``, a
+    kernel without an epilogue expression is also used with the expression of the shape, as in a registry. Split-K
+    kernels are measured with each number of slices of the selector. For few rows, the kernels that only solve the
+    transposed problem (:attr:`GemmProblem.transposed`) come last.
     """
     configs = list(configs)
     groups: dict[tuple[GemmProblem, str], list[GemmConfig]] = {}
@@ -160,16 +163,16 @@ def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape], varies: bool =
 
 
 def unserved(configs: Iterable[GemmConfig], shapes: Iterable[Shape], varies: bool = False) -> list[Shape]:
-    """Shapes that say of their formats what none of the kernels has; ``varies`` is as for :func:`units`."""
+    """The shapes whose formats no kernel supports; ``varies`` is as for :func:`units`."""
     configs = list(configs)
     return [shape for shape in shapes if next(_problems(_offered(configs, shape, varies), shape), None) is None]
 
 
 def _offered(configs: Sequence[GemmConfig], shape: Shape, varies: bool) -> list[GemmConfig]:
-    """The kernels for a shape: those of the set and, where it says an expression, its linear ones with that, or where
-    there are few rows with that of the transposed problem."""
+    """The kernels for a shape: the configs and, if the shape has an epilogue expression, the linear kernels with this
+    expression; for few rows, also with the expression of the transposed problem."""
     offered = dict.fromkeys(configs)
-    with suppress(ValueError):  # what has no transpose, and so no kernel
+    with suppress(ValueError):  # no kernel supports a problem that has no transpose
         text = _formats_of(shape).get("epilogue", LINEAR) if varies else LINEAR
         if text != LINEAR:
             texts = {text: None}
@@ -181,14 +184,16 @@ def _offered(configs: Sequence[GemmConfig], shape: Shape, varies: bool) -> list[
 
 @lru_cache(1 << 16)
 def _varied(config: GemmConfig, text: str) -> GemmConfig | None:
-    """A linear kernel with an expression; None where rules refuse it, or it has another."""
+    """A linear kernel with an expression; None if the rules forbid it, or the kernel has another expression."""
     return with_epilogue(config, text) if config.epilogue == LINEAR else None
 
 
 def likely_first(unit: Unit, selector: Selector, besides: Iterable[SlicedKernel] = ()) -> Unit:
-    """The unit with its kernels as the selector ranks them, behind those that are finalists anyhow: the first of that
-    rank and those ``besides``, also where the unit lacks them: transposed, of many rows. Kernels that the selector
-    passes over come last."""
+    """The unit with its kernels sorted as the selector ranks them.
+
+    The pinned kernels come first: the selector's choice and those in ``besides``, even if the unit lacks them, for
+    example transposed kernels for many rows. Kernels that the selector does not rank come last.
+    """
     likely = _ranked(unit.problem, selector, len(SLICES) * len(selector.configs))
     pinned = tuple(dict.fromkeys((*likely[:1], *besides)))
     places = {kernel: place for place, kernel in enumerate(dict.fromkeys((*pinned, *likely)))}
@@ -198,13 +203,13 @@ def likely_first(unit: Unit, selector: Selector, besides: Iterable[SlicedKernel]
 
 
 def likely_alone(unit: Unit, selector: Selector, count: int) -> Unit:
-    """The unit with the kernels alone that the selector ranks first, at most ``count``, also where the unit lacks them;
-    with none where no kernel serves it."""
+    """The unit with only the ``count`` kernels that the selector ranks first, even if the unit lacks them; without
+    kernels if none supports the problem."""
     return replace(unit, kernels=tuple(_ranked(unit.problem, selector, count)))
 
 
 def _ranked(problem: GemmProblem, selector: Selector, count: int) -> list[SlicedKernel]:
-    """The kernels that the selector ranks first for a burst, at most so many; none where no kernel serves."""
+    """The ``count`` kernels that the selector ranks first for a burst; none if no kernel supports the problem."""
     try:
         return [candidate.kernel for candidate in selector.candidates(problem, count)]
     except UnsupportedProblemError:
@@ -212,12 +217,12 @@ def _ranked(problem: GemmProblem, selector: Selector, count: int) -> list[Sliced
 
 
 def power_binds(problem: GemmProblem, selector: Selector) -> bool:
-    """Whether a long run of a problem is held by the power limit, by the model."""
+    """Whether the model predicts that the power limit throttles a long run of a problem."""
     times = selector.times(problem)
     return bool(times) and power_us(problem, selector.gpu) > HELD * min(times.values())
 
 
 def too_large(kernel: SlicedKernel, problem: GemmProblem) -> bool:
-    """Whether the partial sums of several slices take more than :data:`MAX_PARTIAL_BYTES`."""
+    """Whether the partial sums of a split-K kernel exceed :data:`MAX_PARTIAL_BYTES`."""
     partial_bytes = kernel.slices * problem.batch * problem.m * problem.n * PARTIAL_BYTES
     return kernel.slices > 1 and partial_bytes > MAX_PARTIAL_BYTES

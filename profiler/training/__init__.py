@@ -1,1 +1,1 @@
-"""Models trained on records: the network, its energy term, tables of the fastest kernels."""
+"""Train models on records: the network, its energy term, and tables of the fastest kernels."""

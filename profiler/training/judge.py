@@ -1,8 +1,8 @@
-"""The network judged on what it was not fitted to.
+"""Evaluate the network on held-out problems.
 
-Problems are held out by K, a fold of all its values at a time, so that no weight matrix is on both sides. Selected over
-best, geometric mean and 5th percentile over problems, and the best of the first eight over the best, for the analytic
-model alone and as the network corrects it.
+Folds are made by K, so that no weight matrix is in both training and test problems. The figures are the throughput of
+the selected kernel relative to the best, as geometric mean and 5th percentile over problems, and that of the best of
+the first eight kernels, both for the analytic model alone and with the correction of the network.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ FOLDS = 10
 
 
 def folds(problems: Iterable[GemmProblem], count: int) -> dict[int, int]:
-    """The fold of each K of some problems, of at most ``count``: no weight matrix is in two."""
+    """Assign each K to one of at most ``count`` folds, so that no weight matrix is in two folds."""
     return {k: i % count for i, k in enumerate(sorted({problem.k for problem in problems}))}
 
 
 def judge(rows: Sequence[Rows], gpu: str) -> dict[str, dict[str, Any]]:
-    """Figures of a GPU's problems held out, once for each run, by the type of A and over all."""
+    """Figures of a GPU's problems, held out once for each run, by the type of A and for all types."""
     fold, problems = folds((r.problem for r in rows), FOLDS), merged(rows)
     shares: dict[str, list[tuple[float, ...]]] = defaultdict(list)
     for which in sorted({*fold.values()}):
@@ -47,12 +47,12 @@ def judge(rows: Sequence[Rows], gpu: str) -> dict[str, dict[str, Any]]:
 
 
 def _summary(first: Any, of_eight: Any) -> list[float]:
-    """Geometric mean and 5th percentile of the first kernel's share, geometric mean of that of the best of eight."""
+    """Geometric mean and 5th percentile for the first kernel, and geometric mean for the best of the first eight."""
     return [round(float(x), 4) for x in (geometric_mean(first), np.percentile(first, 5), geometric_mean(of_eight))]
 
 
 def reached(rows: Rows, predicted: Any) -> tuple[float, float]:
-    """Time of the best kernel over that of the one predicted best, and over the best of the first eight."""
+    """Time of the best kernel divided by that of the predicted best, and by that of the best of the first eight."""
     first: dict[SlicedKernel, float] = {}
     for i in np.argsort(predicted, kind="stable"):
         first.setdefault(rows.kernels[i], float(rows.measured[i]))

@@ -1,8 +1,8 @@
-"""The network of the model fitted (``runtime/select/cost/network.py``): by gradient descent on what choices lose, and
-on the logarithm of measured over modelled time.
+"""Fit the network of the model (``runtime/select/cost/network.py``) by gradient descent.
 
-Inputs are whitened, so that small differences of large logarithms, as of the part of a tile that lies in a problem,
-count as much as others; that is undone in the weights as they are written.
+The loss is the sum of two terms: the expected loss of a choice among the kernels of a problem, and the squared error of
+the logarithm of measured over modeled time. Inputs are whitened, so that small differences of large logarithms (such as
+the fraction of a tile inside the problem) have the same scale as others. The written weights include the whitening.
 """
 
 from __future__ import annotations
@@ -18,33 +18,36 @@ from gemmill.profiler.training.rows import Rows
 from gemmill.runtime.select.model_file import INPUTS
 
 WIDTHS = (64, 64)
-"""Of the hidden layers."""
+"""Widths of the hidden layers."""
 EPOCHS = 20
-"""How often each problem is seen."""
+"""Number of passes over all problems."""
 BATCH = 32
-"""Problems of a step."""
+"""Problems per step."""
 RATE = 3e-3
-"""Of learning, at first; it falls to 0 as a cosine (Adam: Kingma and Ba, ICLR 2015)."""
+"""Initial learning rate; it falls to 0 as a cosine (Adam: Kingma and Ba, ICLR 2015)."""
 DECAY = 0.6
-"""Of weights in a step, over the rate (Loshchilov and Hutter, ICLR 2019)."""
+"""Weight decay of a step, relative to the learning rate (Loshchilov and Hutter, ICLR 2019)."""
 TUNED_EPOCHS, TUNED_RATE = 6, 2e-3
-"""The same of a network that was fitted to the problems of other GPUs before."""
+"""Epochs and learning rate for a network that was fitted to the problems of other GPUs before."""
 TEMPERATURE = 0.015
-"""Kernels count for a choice by how near they are to the fastest of a problem: e^-1 that much behind."""
+"""Temperature of the softmax over predicted log times: a kernel slower by this fraction has the weight 1/e."""
 MOST_LOST = 0.5
-"""What a choice loses at most, as it counts."""
+"""Upper bound of the loss of a choice, as a fraction of the best time."""
 LEAST_VARIANCE = 0.06
-"""Directions in which inputs vary less are not scaled up: what few kernels have, as a swizzle of 16, would count for
-many times what it is."""
+"""Minimum variance for whitening. Directions with less variance, in which few kernels differ (such as a swizzle of
+16), would otherwise be amplified."""
 SEED = 1
 
 Layers = list[tuple[Any, Any]]
-"""Weights and biases."""
+"""Weights and biases of each layer."""
 
 
 def fit(rows: Sequence[Rows], gpu: str) -> Layers:
-    """The layers of a network of measured over analytic time, logarithms, for a GPU, from problems that each GPU has
-    once: fitted to those of other GPUs first, if there are any, and then to its own."""
+    """Fit a network that predicts the logarithm of measured over analytic time on a GPU.
+
+    It is first fitted to the problems of other GPUs, if any, then to those of this GPU. Each problem must occur once
+    per GPU (:func:`~gemmill.profiler.training.rows.merged`).
+    """
     others, own = [r for r in rows if r.gpu != gpu], [r for r in rows if r.gpu == gpu]
     if not others:
         return _descend(own, None, EPOCHS, RATE)
@@ -52,7 +55,7 @@ def fit(rows: Sequence[Rows], gpu: str) -> Layers:
 
 
 def _descend(rows: Sequence[Rows], start: Layers | None, epochs: int, rate: float) -> Layers:
-    """Layers fitted to problems, from others or from random ones."""
+    """Fit layers to problems, starting from given or random layers."""
     inputs = np.concatenate([r.features for r in rows])
     mean, whitener = _whitening(inputs)
     white = ((inputs - mean) @ whitener).astype(np.float32)
@@ -91,12 +94,12 @@ def _descend(rows: Sequence[Rows], start: Layers | None, epochs: int, rate: floa
 
 
 def predict(layers: Layers, inputs: Any) -> Any:
-    """Logarithms of measured over modelled time: (kernels, inputs) to (kernels)."""
+    """Predicted logarithms of measured over modeled time, (kernels), from inputs (kernels, inputs)."""
     return _forward(layers, inputs)[-1][:, 0]
 
 
 def content(layers: Layers) -> dict[str, Any]:
-    """The network as the file has it."""
+    """The network in the format of the model file."""
     written = [
         {"weights": np.asarray(weights, np.float32).tolist(), "biases": np.asarray(bias, np.float32).tolist()}
         for weights, bias in layers
@@ -105,21 +108,21 @@ def content(layers: Layers) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    """Numbers with six digits, which are as good as those that were fitted."""
+    """Numbers rounded to six digits, which does not change the predictions noticeably."""
     if isinstance(value, dict):
         return {name: _rounded(own) for name, own in value.items()}
     return [_rounded(own) for own in value] if isinstance(value, list) else float(f"{value:.6g}")
 
 
 def _whitening(inputs: Any) -> tuple[Any, Any]:
-    """The mean of inputs, and what makes their differences from it independent and of about equal size."""
+    """The mean of inputs, and the matrix that decorrelates and scales their differences from it."""
     mean = inputs.mean(axis=0)
     variances, directions = np.linalg.eigh(np.cov((inputs - mean).T))
     return mean, directions / np.sqrt(np.maximum(variances, LEAST_VARIANCE))
 
 
 def _initial(chance: np.random.Generator, widths: Sequence[int]) -> Layers:
-    """Layers of random weights (He et al., ICCV 2015), the last small."""
+    """Layers with random weights (He et al., ICCV 2015); those of the last layer are smaller."""
     layers = []
     for i, (width, following) in enumerate(pairwise(widths)):
         scale = math.sqrt(2 / width) * (0.1 if i == len(widths) - 2 else 1)
@@ -129,7 +132,7 @@ def _initial(chance: np.random.Generator, widths: Sequence[int]) -> Layers:
 
 
 def _forward(layers: Layers, inputs: Any) -> list[Any]:
-    """The values of each layer, the inputs first."""
+    """The outputs of each layer, preceded by the inputs."""
     values = [inputs]
     for i, (weights, bias) in enumerate(layers):
         inputs = inputs @ weights + bias
@@ -138,7 +141,7 @@ def _forward(layers: Layers, inputs: Any) -> list[Any]:
 
 
 def _gradients(layers: Layers, values: Sequence[Any], slope: Any) -> list[Any]:
-    """Of all weights and biases in turn, where the slope of what is to fall is given by kernel."""
+    """Gradients of all weights and biases, from the derivative of the loss by the output for each kernel."""
     found: list[Any] = []
     slope = slope[:, np.newaxis]
     for i in reversed(range(len(layers))):
@@ -149,8 +152,8 @@ def _gradients(layers: Layers, values: Sequence[Any], slope: Any) -> list[Any]:
 
 
 def _choices(predicted: Any, lost: Any, first: Any, counts: Any) -> Any:
-    """Slopes, by the predicted time of each kernel, of what a choice among the kernels of each problem loses, if each
-    is chosen the more often the faster it is predicted."""
+    """Derivatives, by the predicted time of each kernel, of the expected loss of a choice among the kernels of each
+    problem. The probability of a choice is a softmax over the predicted times."""
     chances = np.exp((np.repeat(np.minimum.reduceat(predicted, first), counts) - predicted) / TEMPERATURE)
     chances /= np.repeat(np.add.reduceat(chances, first), counts)
     expected = np.repeat(np.add.reduceat(chances * lost, first), counts)
@@ -158,7 +161,7 @@ def _choices(predicted: Any, lost: Any, first: Any, counts: Any) -> Any:
 
 
 def _adam(layers: Layers, steps: int, rate: float) -> Callable[[list[Any]], None]:
-    """What moves weights and biases against their gradients."""
+    """The optimizer step (Adam with weight decay) for weights and biases."""
     moved = [x for layer in layers for x in layer]
     mean, square = [np.zeros_like(x) for x in moved], [np.zeros_like(x) for x in moved]
     count = 0

@@ -1,7 +1,4 @@
-"""Measurements as a model is trained on them.
-
-Of each problem of a run its kernels, with what the analytic model says of them and how long they took.
-"""
+"""Training data from measurements: the kernels of each problem of a run, with model features and measured times."""
 
 from __future__ import annotations
 
@@ -27,15 +24,15 @@ from gemmill.runtime.select.cost.table import Entry, FeatureTable
 from gemmill.runtime.select.kernels.faults import needs_swap
 
 COMPILED_IN, SUMMED_INSIDE = re.compile(r"_k\d+split_"), re.compile(r"_k\d+fused_")
-"""Names of split-K kernels in records of before the number of slices was an argument: those whose number was compiled
-in, and those that summed without a second kernel. Such as the latter there are none today, and they are not learnt
-from."""
+"""Names of split-K kernels in old records, from before the number of slices was a kernel argument: those with a
+compiled-in number, and those that reduced without a second kernel. The latter no longer exist and are not used for
+training."""
 OF_ARGUMENT = 1.017
-"""Time of a split-K kernel over that of one with a number that is compiled in, the median of 27 pairs."""
+"""Time of a split-K kernel relative to one with a compiled-in number of slices: the median of 27 pairs."""
 _ROUNDS = 6
-"""Of the least squares of times by kernel and run."""
+"""Iterations of the least squares fit of times by kernel and run."""
 SHARPNESS = 5.0
-"""How much less a kernel weighs the slower it is: those that are e^(1/5) times as slow as the best weigh 1/e."""
+"""How the weight of a kernel decreases with its time: a kernel e^(1/5) times as slow as the best weighs 1/e of it."""
 
 
 @dataclass(frozen=True)
@@ -45,35 +42,36 @@ class Rows:
     problem: GemmProblem
     kernels: tuple[SlicedKernel, ...]
     features: Any
-    """(kernels, inputs of the network), in the order of ``model_file.INPUTS``."""
+    """Inputs of the network, (kernels, inputs), in the order of ``model_file.INPUTS``."""
     analytic: Any
-    """Logarithms of the analytic model's times; so the measured ones."""
+    """Logarithms of the analytic model's times."""
     measured: Any
+    """Logarithms of the measured times."""
     best: float
-    """Least measured time at length, logarithm."""
+    """Logarithm of the least final time."""
     gpu: str
-    """Name of its row."""
+    """Full name of the GPU."""
 
     @property
     def weights(self) -> Any:
-        """Of each kernel, in all 1."""
+        """Weight of each kernel; the sum is 1."""
         weights = np.exp(-SHARPNESS * (self.measured - self.measured.min()))
         return weights / weights.sum()
 
 
 def us_of(measurement: Measurement) -> float:
-    """The time of a kernel that was timed."""
+    """The time of a measurement that has one, in microseconds."""
     assert measurement.us is not None
     return measurement.us
 
 
 def _us_today(measurement: Measurement) -> float:
-    """The time that a kernel takes whose number of slices is an argument."""
+    """The time of a kernel, corrected for compiled-in numbers of slices."""
     return us_of(measurement) * (OF_ARGUMENT if COMPILED_IN.search(measurement.kernel) else 1)
 
 
 def of_problem(measurements: Iterable[Measurement]) -> dict[GemmProblem, dict[SlicedKernel, Measurement]]:
-    """Measurements by problem and kernel; of a kernel measured again, the last."""
+    """Measurements by problem and kernel; of several for one kernel, the last."""
     times: dict[GemmProblem, dict[SlicedKernel, Measurement]] = defaultdict(dict)
     for m in measurements:
         times[m.problem][m.sliced] = m
@@ -81,11 +79,11 @@ def of_problem(measurements: Iterable[Measurement]) -> dict[GemmProblem, dict[Sl
 
 
 def rows_of(measurements: Iterable[Measurement], gpu: Gpu) -> Iterator[Rows]:
-    """The kernels of each problem that the residual model is for, of one run: times of several do not compare. Times
-    with copies of operands are none that it corrects, and of those that hold no more there are none.
+    """The kernels of each problem of one run that the network is trained on; times of different runs are not
+    comparable. Excluded are problems whose operands are copied first, and measurements that are no longer valid.
 
-    Brief measurements were at other clocks: they are scaled so that none seems faster than the finalists, of which the
-    slowest two may have been pinned.
+    Screening times were measured at other clocks. They are scaled so that none appears faster than the finalists,
+    except for the slowest two, which may have been pinned.
     """
     times = of_problem(m for m in measurements if is_learnt_from(m))
     for problem, own in times.items():
@@ -95,7 +93,7 @@ def rows_of(measurements: Iterable[Measurement], gpu: Gpu) -> Iterator[Rows]:
         brief = [us_of(m) for m in own.values() if m.stage != "final"]
         scale = max(1.0, finalists[-3:][0] / min(brief)) if brief else 1.0
         us = {kernel: _us_today(m) * (1 if m.stage == "final" else scale) for kernel, m in own.items()}
-        if not (entries := entries_of(us, problem)):  # the rules have changed, and none runs it any more
+        if not (entries := entries_of(us, problem)):  # no kernel supports the problem any more
             continue
         table = FeatureTable.of(entries, gpu)
         work, fitted = analytic(table, problem, gpu), np.flatnonzero(table.is_fitted)
@@ -107,8 +105,8 @@ def rows_of(measurements: Iterable[Measurement], gpu: Gpu) -> Iterator[Rows]:
 
 
 def merged(rows: Iterable[Rows]) -> list[Rows]:
-    """Each problem of a GPU once, with what all its runs measured: a run's times differ from those of another by a
-    factor, as hosts and clocks do, which least squares take out of the logarithms."""
+    """Merge all runs of each problem on a GPU. Times of two runs differ by a factor, because of hosts and clocks; a
+    least squares fit of the logarithms removes it."""
     runs: dict[tuple[str, GemmProblem], list[Rows]] = defaultdict(list)
     for row in rows:
         runs[row.gpu, row.problem].append(row)
@@ -116,7 +114,7 @@ def merged(rows: Iterable[Rows]) -> list[Rows]:
 
 
 def _of_runs(runs: Sequence[Rows]) -> Rows:
-    """One problem as several runs measured it."""
+    """Merge several runs of one problem."""
     index = {kernel: i for i, kernel in enumerate(dict.fromkeys(kernel for run in runs for kernel in run.kernels))}
     kernel = np.array([index[kernel] for run in runs for kernel in run.kernels])
     run = np.repeat(np.arange(len(runs)), [len(own.kernels) for own in runs])
@@ -136,18 +134,18 @@ def _of_runs(runs: Sequence[Rows]) -> Rows:
 
 
 def entries_of(kernels: Iterable[SlicedKernel], problem: GemmProblem) -> list[Entry]:
-    """Kernels that run a problem, as it is or transposed."""
+    """The kernels that support a problem or its transpose."""
     sides = ((kernel, config := parse_name(kernel.name), needs_swap(config, problem)) for kernel in kernels)
     return [(kernel, config, swap_ab) for kernel, config, swap_ab in sides if swap_ab is not None]
 
 
 def is_learnt_from(m: Measurement) -> bool:
-    """Whether a measurement is of a kernel that was timed, on a problem that models are for."""
+    """Whether a measurement has a time, is of a kernel, and is of a problem that models are trained on."""
     if m.us is None or m.kernel in BASELINES or m.holds != "time" or SUMMED_INSIDE.search(m.kernel):
         return False
     return (m.problem.batching, m.problem.epilogue) == ("strided", LINEAR) and not is_realigned(m.problem)
 
 
 def is_realigned(problem: GemmProblem) -> bool:
-    """Whether operands are copied into aligned memory, as none is that is aligned as TMA needs it."""
+    """Whether gemmill copies operands into aligned memory, since they are not aligned for TMA."""
     return any(align < ALIGNMENT for align in (problem.a_align, problem.b_align, problem.c_align))

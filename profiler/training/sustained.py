@@ -1,4 +1,4 @@
-"""The energy term fitted (runtime/select/cost/energy.py), to records of the regime ``sustained``."""
+"""Fit the energy term (runtime/select/cost/energy.py) to records of the regime ``sustained``."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from gemmill.runtime.select.model_file import GpuModel
 
 FOLDS = 8
 SHARPNESS = 8.0
-"""How much less a kernel weighs the slower it is: the choice is among the fast ones."""
+"""How the weight of a kernel decreases with its time, since the selector chooses among the fast kernels."""
 FEWEST = 12
-"""Problems that the term of a type is fitted to, at least."""
+"""Minimum number of problems to fit the term of a type."""
 OTHERS = 0.6
-"""What a problem of another type or GPU counts as, there and in the fit: what elements cost is alike in all."""
+"""Weight of a problem of another type or GPU, in this number and in the fit; the energy per element is similar."""
 
 HELD_OUT = "held out by K"
-"""What a type's term reaches of the best and of cuBLAS on problems that it was not fitted to."""
+"""Key of the figures on held-out problems: throughput relative to the best kernel and to cuBLAS."""
 
 Run = tuple[Sequence[Measurement], Gpu, GpuModel | None]
-"""Measurements, where they were made, and the model of that GPU."""
+"""Measurements, their GPU, and the model of that GPU."""
 
 
 class Held(NamedTuple):
@@ -44,28 +44,28 @@ class Held(NamedTuple):
     gpu: Gpu
     table: FeatureTable
     model_us: Any
-    """What the model has of a burst."""
+    """Times of a burst, predicted by the model."""
     analytic_us: Any
-    """What its analytic part alone has of it."""
+    """Times of a burst, predicted by the analytic part of the model."""
     us: Any
-    """Measured."""
+    """Measured times."""
     baseline_us: float | None
-    """Of PyTorch's cuBLAS."""
+    """Time of cuBLAS through PyTorch."""
     watts: float
-    """That the GPU drew, in the median over kernels."""
+    """Power of the GPU, median over kernels."""
 
     def by(self, energy: Energy) -> Any:
-        """What the energy term has of them."""
+        """Times under sustained load, predicted with the energy term."""
         return sustained_us(energy, self.model_us, self.analytic_us, self.table, self.problem, self.gpu)
 
     @property
     def padding(self) -> Any:
-        """Elements of D that tiles cover, over those that the problem has."""
+        """Elements of D that tiles cover, relative to those of the problem."""
         return padding(self.table.columns["tile"], self.table.side, self.problem)
 
 
 def held_problems(measurements: Iterable[Measurement], gpu: Gpu, model: GpuModel | None) -> list[Held]:
-    """The problems of one run that the energy term is for."""
+    """The problems of one run that the energy term applies to."""
     by_problem = of_problem(
         m for m in measurements if m.regime == "sustained" and m.us is not None and m.holds == "time"
     )
@@ -93,8 +93,11 @@ def held_problems(measurements: Iterable[Measurement], gpu: Gpu, model: GpuModel
 
 
 def fit(problems: Sequence[Held], others: Sequence[Held] = ()) -> dict[str, float]:
-    """Coefficients by least squares of logarithms: the weights by what differs between kernels of a problem, of this
-    type or of others, then the scale and the watts of this one. No weight is negative."""
+    """Fit the coefficients by least squares of logarithms.
+
+    The weights, which are not negative, are fitted to the differences between kernels of a problem, of this type
+    (``problems``) and of other types or GPUs (``others``). Scale and watts are fitted to this type only.
+    """
     rows, wanted = [], []
     for x, share in (*((x, 1.0) for x in problems), *((x, OTHERS) for x in others)):
         weights = share * np.exp(-SHARPNESS * np.log(x.us / x.us.min()) / 2) / math.sqrt(x.us.size)
@@ -112,7 +115,7 @@ def fit(problems: Sequence[Held], others: Sequence[Held] = ()) -> dict[str, floa
 
 
 def _at_least_0(rows: Any, wanted: Any) -> list[float]:
-    """Least squares without the columns whose weights would be negative: theirs are 0."""
+    """Least squares with weights of at least 0: columns with negative weights are removed."""
     weights, kept = np.full(rows.shape[1], -1.0), np.ones(rows.shape[1], bool)
     while (weights < 0).any():
         weights = np.zeros(kept.size)
@@ -122,8 +125,8 @@ def _at_least_0(rows: Any, wanted: Any) -> list[float]:
 
 
 def judge(problems: Sequence[Held], others: Sequence[Held] = ()) -> dict[str, Any]:
-    """What the kernel that is first reaches, held out by K: of the best measured and of cuBLAS, geometric means, by the
-    model of a burst and with the energy term. Nothing where all have one K, and none can be held out."""
+    """Throughput of the first kernel relative to the best and to cuBLAS, as geometric means over problems held out by
+    K, for the burst model and with the energy term. Empty if all problems have the same K."""
     fold = folds((x.problem for x in problems), FOLDS)
     found: dict[str, list[tuple[float, float | None]]] = defaultdict(list)
     for which in sorted({*fold.values()} if len(fold) > 1 else ()):
@@ -144,9 +147,8 @@ def judge(problems: Sequence[Held], others: Sequence[Held] = ()) -> dict[str, An
 
 
 def energies(runs: Iterable[Run], elsewhere: Iterable[Run] = ()) -> dict[str, Any]:
-    """Coefficients of the energy term of each type of A and B that was measured on a GPU, where there are problems
-    enough with those of other types and what was measured elsewhere; with how many they were fitted to, and what they
-    reach."""
+    """Coefficients of the energy term for each type of A and B with enough problems, including those of other types and
+    GPUs, which weigh less; with the number of problems, and the figures on held-out problems."""
     found: dict[str, list[Held]] = defaultdict(list)
     for x in (x for run in runs for x in held_problems(*run)):
         found[x.problem.a_dtype].append(x)

@@ -1,4 +1,4 @@
-"""Which kernels were the fastest at the shapes of the suites: tables that a selector asks before its model.
+"""Tables of the fastest measured kernels for the shapes of the suites, which the selector uses before its model.
 
 ``runtime/select/model_file.py`` reads them.
 """
@@ -24,31 +24,32 @@ SUITES = (
     *("h200", "llm", "deepseek", "uneven", "heads", "batched", "decimal"),
     *("input-gradients", "weight-gradients", "m-major", "deep-narrow"),
 )
-"""Whose shapes ship with what was measured of them."""
+"""Suites whose shapes are in the tables."""
 SETS = ("bf16", "f16", "fp8", "int8", "tf32")
-"""Whose kernels."""
+"""Kernel sets whose kernels are in the tables."""
 RECENT = 4
-"""Runs of a problem, at most, that tell which kernels were the fastest there."""
+"""Maximum number of runs of a problem that determine its fastest kernels."""
 FASTEST = 5
-"""How many kernels of a problem: what a choice names, its runners-up among them."""
+"""Number of kernels of a problem: the choice and its runners-up."""
 
 
 class _OfRun(NamedTuple):
-    """The kernels of a problem in one run, and the fastest of those measured at length."""
+    """The kernels of a problem in one run, and the fastest finalist."""
 
     own: dict[SlicedKernel, Measurement]
     first: Measurement
 
 
 def fastest(runs: Iterable[Iterable[Measurement]]) -> dict[str, Any]:
-    """What a model's file has of measurements: of each problem the fastest kernels of the shipped sets.
+    """The tables in a model's file: for each problem, the fastest kernels of the built-in sets.
 
-    They are of those measured at length in the last run that has the problem, in the order of their times over the
-    fastest's, the geometric mean of that run and up to three before: one alone may be lucky. Where a run looked at a
-    kernel and did not measure it at length, it counts as its slowest that it did. Measurements without a cubin are
-    passed over, runs that did not look at the kernel that was the fastest before and found none as fast, and problems
-    whose operands are copied first, where kernels of other sets may be faster. A number of slices that was compiled in
-    counts for the kernel of any number that ships in its place (1.017 of its time).
+    The kernels are the finalists of the last run of the problem. They are ranked by their time relative to the fastest,
+    as a geometric mean over that run and up to three earlier runs, since a single run may be an outlier. A kernel that
+    was only screened in a run counts as its slowest finalist. Kernels with a compiled-in number of slices count as the
+    kernel that replaces them.
+
+    Not used: measurements without a cubin; runs without the previously fastest kernel, unless they found one at least
+    as fast; and problems whose operands are copied first, for which kernels of other sets may be faster.
     """
     kernels: dict[SlicedKernel, int] = {}
     tables: dict[Any, dict[str, list[float]]] = defaultdict(dict)
@@ -67,7 +68,7 @@ def fastest(runs: Iterable[Iterable[Measurement]]) -> dict[str, Any]:
 
 
 def _by_problem(runs: Iterable[Iterable[Measurement]]) -> dict[GemmProblem, list[dict[SlicedKernel, Measurement]]]:
-    """What runs found of each problem of the suites: kernels of the sets, with times as they count."""
+    """The measurements of each problem of the suites in each run, for kernels of the sets, with adjusted times."""
     shipped = shipped_suites()
     suites = {(s.m, s.n, s.k) for suite in SUITES for s in load_shapes(shipped[suite]).shapes}
     found: dict[GemmProblem, list[dict[SlicedKernel, Measurement]]] = defaultdict(list)
@@ -89,19 +90,19 @@ def _by_problem(runs: Iterable[Iterable[Measurement]]) -> dict[GemmProblem, list
 
 @cache
 def _kernels() -> frozenset[SlicedKernel]:
-    """The kernels that tables may name."""
+    """The kernels that tables may contain."""
     configs = (config for name in SETS for config in load_manifest(shipped_manifest(name)).expand())
     return frozenset(kernel for c in configs for kernel in in_each_number(kernel_name(c), c))
 
 
 def _shipped(kernel: SlicedKernel) -> SlicedKernel | None:
-    """The kernel, or the one that ships in its place; None where there is neither."""
+    """The kernel, or the one that replaces it; None without either."""
     present = kernel._replace(name=COMPILED_IN.sub(f"_{SPLIT_K}_", kernel.name))
     return present if present in _kernels() else None
 
 
 def _ranked(runs: Sequence[dict[SlicedKernel, Measurement]]) -> list[tuple[SlicedKernel, float]]:
-    """Kernels and microseconds of the last run, the fastest first."""
+    """Kernels of the last run with their microseconds, the fastest first."""
     telling: list[_OfRun] = []
     for own in sorted(runs, key=lambda own: max(m.time for m in own.values())):
         first = min((m for m in own.values() if m.stage == "final"), key=us_of)

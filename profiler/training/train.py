@@ -1,4 +1,4 @@
-"""Training: records of sweeps become the model of a GPU, such a file as ships for GPUs that were measured."""
+"""Train the model of a GPU on the records of sweeps, and write it to a file in the format of the built-in models."""
 
 from __future__ import annotations
 
@@ -21,30 +21,29 @@ from gemmill.runtime.select.model_file import VERSION, GpuModel, content_of, mod
 _FITTED_TO = "fitted to"
 _HELD_OUT = "held out by K: problems, once for each run; selected / best, its 5th percentile, best of 8 / best"
 Runs = Mapping[tuple[str, str], Sequence[Measurement]]
-"""Measurements by the name of a GPU's row and the run."""
+"""Measurements by the full name of a GPU and the run."""
 
 
 def train(
     records: Iterable[Path], gpu: str | None, folder: Path, *, listener: Callable[[str], None] = lambda says: None
 ) -> str:
-    """Fit and judge the model of a GPU, rank the fastest kernels, and write all to one file in a folder; where there
-    are records of sustained load its energy term as well. What the records do not have, bursts or sustained load, the
-    model keeps of the file in that folder or, without one, of the one that ships.
+    """Fit and evaluate the model of a GPU, rank the fastest kernels, and write the result to a file in a folder.
 
-    A model of a GPU with few records learns from those of its kin as well, which weigh less; it is judged, and the
-    tables are made, by its own alone.
+    With records of sustained load, the energy term is fitted, too. If the records lack bursts or sustained load, the
+    model keeps this part of the file in the folder or, without a file, of the built-in model. Records of other GPUs are
+    also used for training, with less weight, but not for the evaluation and the tables.
 
     Args:
         records: files of measurements.
-        gpu: which GPU of the records, by its name or a part of it; None: that of the records.
-        folder: made if it is not there; files of other GPUs in it are left alone.
-        listener: called with the figures as they come.
+        gpu: GPU of the records, by its name or a part of it; None: the only GPU of the records.
+        folder: created if missing; the files of other GPUs in it are not changed.
+        listener: called with lines of figures.
 
     Returns:
-        The name of the GPU's row.
+        The full name of the GPU.
 
     Raises:
-        RecordError: a file cannot be read, or nothing in them is of the GPU.
+        RecordError: a file cannot be read, or has no usable measurement of the GPU.
         OSError: the folder cannot be written.
     """
     every = read_runs(records)
@@ -58,7 +57,7 @@ def train(
     elif "network" in before:
         content |= {key: before[key] for key in (_FITTED_TO, _HELD_OUT, "network", "measured")}
     else:
-        raise RecordError(f"{gpu}: all records are of sustained load; a model needs those of bursts as well")
+        raise RecordError(f"{gpu}: all records have the regime sustained; a model also needs records of bursts")
     learnt = GpuModel.of(content | {"energy": {}})
     content["energy"] = _of_sustained(sustained, gpu, learnt, listener) if sustained else before["energy"]
     text = json.dumps(content | {"measured": content.pop("measured")}, indent=1)
@@ -72,10 +71,10 @@ def _of_regime(regime: Regime, runs: Runs) -> Runs:
 
 
 def _of_bursts(runs: Runs, gpu: str, listener: Callable[[str], None]) -> dict[str, Any]:
-    """Network, what it reaches, and the tables."""
+    """Fit the network; returns it with its evaluation and the tables."""
     rows = [row for (name, _), own in runs.items() for row in rows_of(own, gpus.figures(name))]
     if not any(row.gpu == gpu for row in rows):
-        raise RecordError(f"{gpu}: no kernel was timed at length on a problem that the model is for; sweep more shapes")
+        raise RecordError(f"{gpu}: no finalists on problems that the model supports; profile more shapes")
     judged = judge.judge(rows, gpu)
     for types, figures in judged.items():
         means = (f"{key} {', '.join(f'{x:.4f}' for x in figures[key])}" for key in ("analytic", "fitted"))
@@ -89,7 +88,7 @@ def _of_bursts(runs: Runs, gpu: str, listener: Callable[[str], None]) -> dict[st
 
 
 def _of_sustained(runs: Runs, gpu: str, learnt: GpuModel, listener: Callable[[str], None]) -> dict[str, Any]:
-    """Coefficients of the energy term by type; RecordError where there are too few records of sustained load."""
+    """Coefficients of the energy term by type; RecordError if there are too few records of sustained load."""
     row = gpus.figures(gpu)
     others = ((own, gpus.figures(name)) for (name, _), own in runs.items() if name != gpu)
     found = sustained.energies(
@@ -100,14 +99,14 @@ def _of_sustained(runs: Runs, gpu: str, learnt: GpuModel, listener: Callable[[st
         listener(f"{dtype} under sustained load: {own['problems']} problems, {own[sustained.HELD_OUT]}")
     if not found:
         raise RecordError(
-            f"{gpu}: fewer than {sustained.FEWEST} problems were measured under sustained load, which the energy term "
-            "needs; sweep more shapes with --regime sustained, or leave these records out"
+            f"{gpu}: fewer than {sustained.FEWEST} problems were measured under sustained load, too few for the energy "
+            "term; profile more shapes with --regime sustained, or remove these records"
         )
     return found
 
 
 def read_runs(records: Iterable[Path]) -> Runs:
-    """The measurements of files by GPU and run, in order; a file whose measurements name no run is one."""
+    """The measurements of files by GPU and run, in order. Measurements without a run use the name of the file."""
     runs: dict[tuple[str, str], list[Measurement]] = {}
     for path in records:
         for m in read_records(path):
@@ -116,22 +115,22 @@ def read_runs(records: Iterable[Path]) -> Runs:
 
 
 def _row(gpu: str | None, runs: Runs) -> str:
-    """The name of the GPU to train for."""
+    """The full name of the GPU to train for."""
     names = list(dict.fromkeys(name for name, _ in runs))
     if not names:
-        raise RecordError("the records have no measurement: run gemmill profile")
+        raise RecordError("the records have no measurements; run gemmill profile")
     known = ", ".join(names)
     if gpu is None and len(names) == 1:
         return names[0]
     if gpu is None:
-        raise RecordError(f"name one GPU with --gpu; the records are of: {known}")
+        raise RecordError(f"the records have several GPUs ({known}); choose one with --gpu")
     try:
         return full_gpu_name(gpu, names)
     except LookupError as error:
-        raise RecordError(f"the records have no measurement of --gpu: {error.args[0]}") from None
+        raise RecordError(f"the records have no measurements for --gpu: {error.args[0]}") from None
 
 
 def _compact(text: str) -> str:
-    """JSON with lists of numbers and pairs on one line each."""
+    """JSON text with lists of numbers, and pairs, on one line each."""
     text = re.sub(r"\[\s+(\"[^\"]*\"),\s+([^\s\[\]]+)\s+\]", r"[\1, \2]", text)
     return re.sub(r"\[[^\[\]{}]*\]", lambda m: " ".join(m[0].split()), text)

@@ -157,7 +157,7 @@ def test_a_chain_of_manifests_is_counted(tmp_path: Path) -> None:
 def test_shapes_are_counted_before_they_are_made(tmp_path: Path) -> None:
     item = f"  - {{m: {numbers(300)}, n: {numbers(300)}, k: 1}}\n"
     (path := tmp_path / "s.yaml").write_text("shapes:\n" + item + item.replace("k: 1", "k: 2"))
-    with pytest.raises(RecordError, match="stands for 90,000 shapes; a file may for 100,000"):
+    with pytest.raises(RecordError, match="expands to 90,000 shapes; a file can have at most 100,000"):
         load_shapes(path)
 
 

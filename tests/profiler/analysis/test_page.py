@@ -148,7 +148,7 @@ def test_menus_filter_and_order_work(page: Browser) -> None:
 
     page.value("filter.value = '8192x4096x7168 GROUPED=64'; filter.dispatchEvent(new Event('input'))")
     assert seen("#problems tbody tr") == 1
-    assert page.value("shown.textContent") == f"1 of {rows}"
+    assert page.value("shown.textContent") == f"1 of {rows} rows"
     page.value("filter.value = ''; filter.dispatchEvent(new Event('input'))")
     column = page.value("[...table.tHead.rows[0].cells].findIndex(x => x.textContent.startsWith('us'))")
     page.value(f"table.tHead.rows[0].cells[{column}].querySelector('button').click()")

@@ -78,7 +78,7 @@ def test_a_killed_writers_half_line_costs_that_line_alone(
 
 @pytest.mark.parametrize("name", ["records.jsonl.xz", "records.parquet"])
 def test_nothing_is_appended_to_a_compressed_file(tmp_path: Path, name: str) -> None:
-    with pytest.raises(RecordError, match=rf"{name}: nothing can be appended to .* such as records\.jsonl$"):
+    with pytest.raises(RecordError, match=rf"{name}: cannot append to .* such as records\.jsonl$"):
         Appender(tmp_path / name)
     assert not (tmp_path / name).exists()
 
@@ -102,12 +102,12 @@ def test_records_of_two_processes_do_not_mix(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RecordError, match=r"records\.jsonl: cannot be written: "):
+    with pytest.raises(RecordError, match=r"records\.jsonl: cannot write the file: "):
         Appender(tmp_path / "file" / "records.jsonl")
 
 
 def test_a_full_disk_is_no_silent_loss() -> None:
-    with Appender(Path("/dev/full")) as appender, pytest.raises(RecordError, match="cannot be written: No space"):
+    with Appender(Path("/dev/full")) as appender, pytest.raises(RecordError, match="cannot write the file: No space"):
         appender.append(record("lost"))
 
 

@@ -103,8 +103,8 @@ def test_what_is_lost_goes_elsewhere_once_more_and_then_fails(cluster: DaskClust
             lost = pool.compile(KERNELS[2], 60)
         one, other = victims
         assert lost.lost
-        told = f"{one}: it died, or was ended; then {other}: it died, or was ended"
-        assert str(lost.error) == f"{lost.name}: two workers of the cluster lost it: {told}"
+        told = f"{one}: the worker died or was stopped; then {other}: the worker died or was stopped"
+        assert str(lost.error) == f"{lost.name}: failed on two workers of the cluster: {told}"
         assert pool.compile(KERNELS[2], 60).artifact is not None
 
     # A sweep's kernels are compiled by what is left: one worker, and one with a GPU, which does not.
