@@ -1,1 +1,1 @@
-"""Which kernel a problem goes to, and why."""
+"""Selects the kernel for a problem, and gives the reason."""

@@ -1,4 +1,4 @@
-"""What a selector answers: the kernel that a problem goes to, and why."""
+"""A choice: the kernel that the selector picked for a problem, and the reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gemmill.runtime.select.slow_path import SlowPath
 
 RUNNERS_UP = 4
-"""Most runners-up that a choice names."""
+"""Most runners-up in a choice."""
 
 RunnersUp = tuple[tuple[SlicedKernel, float], ...]
 Rows = Literal["m", "n"]
@@ -26,35 +26,38 @@ Rows = Literal["m", "n"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Choice:
-    """The kernel that a problem goes to."""
+    """The kernel that the selector picked for a problem.
+
+    Print ``why`` for the reason in words. ``kernel``, ``config``, ``predicted_us`` and ``runners_up`` are for programs.
+    """
 
     kernel: SlicedKernel
     """The kernel and the slices of K of its launch."""
     config: GemmConfig
     explain: Callable[[], str] = field(compare=False)
-    """Makes :attr:`reason`, which few read."""
+    """Makes :attr:`reason` on demand."""
     predicted_us: float
-    """Time to expect, in microseconds: measured or modelled, as ``source`` says."""
+    """Expected time in microseconds: measured or predicted by the model, see ``source``."""
     rank: Callable[[], RunnersUp] = field(compare=False)
-    """Makes :attr:`runners_up`, likewise."""
+    """Makes :attr:`runners_up` on demand."""
     source: Literal["measured", "model"]
-    """What the choice rests on."""
+    """Where ``predicted_us`` comes from: measurements or the model."""
     swap_ab: bool = False
-    """Whether the kernel is to run the transposed problem, D^T = B^T A^T: see :attr:`GemmProblem.transposed`."""
+    """Whether the kernel runs the transposed problem, D^T = B^T A^T: see :attr:`GemmProblem.transposed`."""
 
     problem: GemmProblem | None = None
-    """What it is to solve; None of a choice that no selector has answered yet."""
+    """The problem; None for a choice that no selector has returned yet."""
     slow_path: SlowPath | None = None
-    """What the problem loses to one of other formats that fast kernels are made for; None where that is nothing
-    much."""
+    """What the problem loses relative to one with other dtypes, layouts or alignments, for which there are fast
+    kernels. None where the loss is small."""
 
     def answering(self, problem: GemmProblem, slow_path: SlowPath | None) -> Choice:
-        """The same choice, for a problem; faster than ``dataclasses.replace``."""
+        """Return the same choice for a problem; faster than ``dataclasses.replace``."""
         fields = self.kernel, self.config, self.explain, self.predicted_us, self.rank, self.source, self.swap_ab
         return Choice(*fields, problem, slow_path)
 
     def __reduce__(self) -> tuple[type[Choice], tuple[object, ...]]:
-        """With the reason and the runners-up made: a selector does not go to another process."""
+        """Pickle with the reason and the runners-up computed, since a selector cannot go to another process."""
         explain, rank = partial(str, self.reason), partial(tuple, self.runners_up)
         fields = self.kernel, self.config, explain, self.predicted_us, rank, self.source, self.swap_ab
         return Choice, (*fields, self.problem, self.slow_path)
@@ -66,7 +69,8 @@ class Choice:
 
     @property
     def reason(self) -> str:
-        """Why it won, in a sentence; and which operands are copied into aligned memory before it."""
+        """Why the selector picked this kernel, in a sentence, and which operands gemmill copies into aligned memory
+        first."""
         return self.explain()
 
     @property
@@ -76,17 +80,17 @@ class Choice:
 
     @property
     def slices(self) -> int:
-        """Slices of K of the launch of a split-K kernel; 1 of others."""
+        """Slices of K of the launch of a split-K kernel; 1 for other kernels."""
         return self.kernel.slices
 
     @property
     def of_transposed(self) -> Choice:
-        """The same choice, which speaks of operands as the transposed problem has them."""
+        """The same choice with the names of operands in the transposed problem."""
         return self if self.slow_path is None else replace(self, slow_path=self.slow_path.transposed)
 
     @property
     def why(self) -> str:
-        """The reason, and where a problem like it would be much faster what that costs, and what to change."""
+        """The reason; on a slow path also the predicted cost and what to change."""
         return self.reason if self.slow_path is None else f"{self.reason}; {self.slow_path}"
 
     def __repr__(self) -> str:
@@ -94,7 +98,7 @@ class Choice:
 
     @property
     def swapped(self) -> bool:
-        """The earlier name of :attr:`swap_ab`."""
+        """Deprecated name of :attr:`swap_ab`."""
         return _renamed(self)
 
 
@@ -106,7 +110,7 @@ class Candidate(NamedTuple):
     swap_ab: bool
     """As :attr:`Choice.swap_ab`."""
     us: float
-    """Microseconds to expect."""
+    """Expected time in microseconds."""
 
     @property
     def name(self) -> str:
@@ -115,26 +119,26 @@ class Candidate(NamedTuple):
 
     @property
     def swapped(self) -> bool:
-        """The earlier name of :attr:`swap_ab`."""
+        """Deprecated name of :attr:`swap_ab`."""
         return _renamed(self)
 
 
 def in_words(config: GemmConfig, problem: GemmProblem, swap_ab: bool) -> str:
-    """What a reason adds for a kernel that runs the transposed problem, or realigned operands."""
-    words = "; it runs D^T = B^T A^T, with A and B swapped" if swap_ab else ""
+    """Return what a reason adds for a kernel that runs the transposed problem, or that needs operands copied."""
+    words = "; it runs the transposed problem D^T = B^T A^T" if swap_ab else ""
     if is_aligned(problem):
         return words
     names, problem = ("BAC", problem.transposed) if swap_ab else ("ABC", problem)
     if found := sorted(names["abc".index(x)] for x in realigned(config, problem)):
-        words += f"; {' and '.join(found)}, which TMA cannot move, {'is' if len(found) == 1 else 'are'} copied first"
+        words += f"; gemmill first copies {' and '.join(found)} into aligned memory for TMA"
     return words
 
 
 def warn_of_quick() -> None:
-    """DeprecationWarning of a call that still has ``quick``: decision trees chose for it while the model was slow."""
-    warnings.warn("quick has no effect: every choice is as quick; leave it out", DeprecationWarning, stacklevel=3)
+    """Give a DeprecationWarning for ``quick``, which selected with decision trees in earlier versions."""
+    warnings.warn("quick has no effect: leave it out", DeprecationWarning, stacklevel=3)
 
 
 def _renamed(found: Choice | Candidate) -> bool:
-    warnings.warn(f"{type(found).__name__}.swapped is called swap_ab", DeprecationWarning, stacklevel=3)
+    warnings.warn(f"{type(found).__name__}.swapped is deprecated: use swap_ab", DeprecationWarning, stacklevel=3)
     return found.swap_ab

@@ -1,5 +1,5 @@
-"""Decisions: measured times of kernels on problems. Packs carry them, the selector prefers them to its model. Those
-that it cannot use are logged, with counts."""
+"""Decisions: measured times of kernels on problems. Packs carry them, and the selector prefers them to its model. The
+log counts those that it cannot use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Decision:
 
     problem: GemmProblem
     gpu: str
-    """Name of the GPU it was measured on, as the driver reports it."""
+    """Name of the GPU of the measurement, from the driver."""
     kernel: str
     """Kernel name."""
     slices: int = 1
@@ -30,7 +30,7 @@ class Decision:
     us: float
     """Median time in microseconds."""
     final: bool = True
-    """False for a brief measurement; those count only where a problem has no other."""
+    """False for a brief measurement, which counts only where a problem has no other."""
 
     @property
     def sliced(self) -> SlicedKernel:
@@ -39,14 +39,16 @@ class Decision:
 
 
 def read_decisions(paths: Iterable[Path]) -> list[Decision]:
-    """The verified times in files of measurements; of a kernel measured again, the last that is not brief. Those of
-    which nothing holds any more, as the kernel has changed since, are passed over, and those of bursts where a problem
-    was measured under sustained load.
+    """Return the verified times in files of measurements.
+
+    Of several measurements of a kernel, the last that is not brief counts. Records that no longer hold, because the
+    kernel has changed since, are skipped, and so are burst measurements of problems that were measured under sustained
+    load.
 
     Raises:
-        RecordError: a file cannot be read, or a line is no record.
+        RecordError: a file cannot be read, or a line is not a record.
     """
-    from gemmill.library.records import read_records  # a program that reads none starts faster
+    from gemmill.library.records import read_records  # programs without records start faster
 
     decisions: dict[tuple[GemmProblem, str, SlicedKernel], Decision] = {}
     sustained: dict[tuple[GemmProblem, str], set[SlicedKernel]] = defaultdict(set)
@@ -54,7 +56,7 @@ def read_decisions(paths: Iterable[Path]) -> list[Decision]:
         for record in read_records(path):
             if record.holds == "nothing":
                 continue
-            if record.verified and record.us is not None and record.digest:  # without a cubin it is cuBLAS
+            if record.verified and record.us is not None and record.digest:  # a record without a cubin is of cuBLAS
                 key = record.problem, record.gpu, record.sliced
                 kernels = sustained[key[:2]]
                 if record.regime == "sustained":
@@ -75,28 +77,31 @@ def read_decisions(paths: Iterable[Path]) -> list[Decision]:
 
 
 def usable(decisions: Sequence[Decision], gpu: Gpu) -> list[Decision]:
-    """The measurements of a GPU and of kernels that this version of gemmill knows; a warning in the log of others."""
+    """Return the measurements on a GPU of kernels that this version of gemmill supports; the log warns of the
+    others."""
     here = [decision for decision in decisions if figures(decision.gpu).name == gpu.name]
     others = dict.fromkeys(decision.gpu for decision in decisions if figures(decision.gpu).name != gpu.name)
-    _warn_of(len(decisions) - len(here), len(decisions), f"were taken on other GPUs than {gpu.name}", [*others])
+    _warn_of(len(decisions) - len(here), len(decisions), f"are from other GPUs than {gpu.name}", [*others])
     known = {name: _is_known(name) for name in dict.fromkeys(decision.kernel for decision in here)}
     found = [decision for decision in here if known[decision.kernel]]
     unknown = [name for name, is_known in known.items() if not is_known]
-    _warn_of(len(here) - len(found), len(decisions), "are of kernels unknown to this version of gemmill", unknown)
+    _warn_of(
+        len(here) - len(found), len(decisions), "are of kernels that this version of gemmill does not support", unknown
+    )
     return found
 
 
 def warn_of_absent(decisions: Sequence[Decision], kernels: Collection[str], types: Collection[str]) -> None:
-    """Warn in the log of those measurements of kernels for some types of A and B whose kernels are not at hand.
+    """Warn in the log of measurements of kernels that are missing, among those for some types of A and B.
 
     Args:
-        decisions: those that are :func:`usable`.
-        kernels: names of the kernels that there are for these types.
+        decisions: the :func:`usable` measurements.
+        kernels: names of the available kernels for these types.
         types: names of the types.
     """
     of_types = [decision for decision in decisions if {*formats(decision.kernel)[1:]} <= {*types}]
     absent = [decision.kernel for decision in of_types if decision.kernel not in kernels]
-    _warn_of(len(absent), len(decisions), "are of kernels that are not among those to choose from", absent)
+    _warn_of(len(absent), len(decisions), "are of kernels that are not in this registry", absent)
 
 
 def _is_known(name: str) -> bool:
@@ -109,8 +114,8 @@ def _is_known(name: str) -> bool:
 
 def _warn_of(count: int, total: int, what: str, names: Sequence[str]) -> None:
     if count:
-        import logging  # a program that has nothing to warn of starts faster
+        import logging  # programs without such warnings start faster
 
         logging.getLogger(__name__).warning(
-            "%d of %d measurements are not used: they %s, such as %r", count, total, what, names[0]
+            "ignoring %d of %d measurements: they %s, such as %r", count, total, what, names[0]
         )

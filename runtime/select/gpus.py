@@ -1,4 +1,4 @@
-"""The figures of GPUs, slices of them and parts, for the selector."""
+"""Properties of GPUs, and of MIG slices and parts of them, for the selector."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from dataclasses import replace
 from gemmill.library.arch import DEFAULT_GPU, GPUS, Gpu
 
 _MIG = " MIG "
-"""In the names of slices."""
+"""Part of the names of MIG slices."""
 
 
 def figures(name: str, capability: tuple[int, int] = DEFAULT_GPU.capability) -> Gpu:
-    """The row of a GPU by the name the driver reports; the default's rates under its own name if there is no row. A
-    slice of a GPU (MIG) has the rates of the whole, but a name of its own: what was measured of one is not the other's.
+    """Return the row of a GPU by the name from the driver. A GPU without a row gets the default's rates under its own
+    name.
+
+    A slice of a GPU (MIG) has the rates of the whole GPU but its own name, so that measurements of one do not apply to
+    the other.
     """
     rows = [gpu for prefix, gpu in GPUS.items() if name.startswith(prefix)]
     if not rows:
@@ -22,8 +25,8 @@ def figures(name: str, capability: tuple[int, int] = DEFAULT_GPU.capability) -> 
 
 
 def with_sms(gpu: Gpu, sms: int, name: str) -> Gpu:
-    """A GPU with other SMs than its row has: what they do together in proportion, and a name of its own, as nothing
-    was measured of it. Of a slice's memory there is as much less."""
+    """Return a GPU with another number of SMs than its row: shared rates in proportion, and another name, since there
+    are no measurements of it. The memory of a MIG slice scales too."""
     if sms == gpu.sms:
         return gpu
     memory = sms if _MIG in name else gpu.sms
@@ -41,7 +44,7 @@ def with_sms(gpu: Gpu, sms: int, name: str) -> Gpu:
 
 
 def with_at_most(gpu: Gpu, sm_count: int | None) -> Gpu:
-    """A GPU for a kernel that takes at most some of its SMs; None: all."""
+    """Return a GPU for a kernel that uses at most ``sm_count`` of its SMs; None: all."""
     if sm_count is None:
         return gpu
     of_4, of_8 = min(gpu.clusters_of_4, sm_count // 4), min(gpu.clusters_of_8, sm_count // 8)

@@ -1,4 +1,4 @@
-"""Measured rows: how long kernels took on a problem, as a caller's records or the shipped model has it."""
+"""Measured rows: times of kernels on a problem, from the caller's records or from the shipped model."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Times = list[tuple[float, SlicedKernel]]
 
 
 class MeasuredRows:
-    """What was measured, on all SMs of a GPU.
+    """Measurements on all SMs of a GPU.
 
     Args:
-        kernels: the kernels that there are.
-        gpu: where.
-        model: whose tables are the rows that ship; None: there are none.
-        decisions: measured times; those of other GPUs and of kernels that are not here are passed over.
+        kernels: the available kernels.
+        gpu: the GPU.
+        model: the model whose tables hold the shipped rows; None: there are none.
+        decisions: measured times; those of other GPUs and of unavailable kernels are ignored.
     """
 
     def __init__(self, kernels: Kernels, gpu: Gpu, model: GpuModel | None, decisions: Iterable[Decision]) -> None:
@@ -46,8 +46,10 @@ class MeasuredRows:
         """Keys of tables by the formats of problems."""
 
     def rows_of_caller(self, problem: GemmProblem) -> Times:
-        """The rows of a problem that the caller has: with the rows of a masked group that it expects, or without any.
-        Those at length count if there are any: brief ones were at other clocks."""
+        """Return the caller's rows for a problem: with the expected rows of a masked group, or else without.
+
+        Brief measurements count only where there are no others, since they ran at other clocks.
+        """
         if not self._rows:
             return []
         rows = self._rows.get(problem)
@@ -58,8 +60,8 @@ class MeasuredRows:
         return sorted((decision.us, decision.sliced) for decision in final or decisions)
 
     def rows_that_ship(self, problem: GemmProblem) -> Times:
-        """The rows of a problem that ship, of bursts, for its types or for compatible ones. They are of a few kernels
-        each, and say nothing where the fastest of them is not here."""
+        """Return the shipped burst rows for a problem, for its types or compatible ones. Each has only a few kernels,
+        so it counts only where the fastest of them is available."""
         if self._model is None:
             return []
         key = formats_of(problem)
@@ -75,11 +77,11 @@ class MeasuredRows:
         return []
 
     def times(self, problem: GemmProblem) -> Times:
-        """The rows that the caller has or, where there are none, those that ship."""
+        """Return the caller's rows or, where there are none, the shipped ones."""
         return self.rows_of_caller(problem) or self.rows_that_ship(problem)
 
     def choice(self, problem: GemmProblem, rows: Times) -> Choice:
-        """The fastest kernel of a problem's rows."""
+        """Return the fastest kernel of a problem's rows as a choice."""
         (us, best), *others = rows
         config = self.config(best.name)
         swap_ab = runs_transposed(config, problem)
@@ -93,12 +95,12 @@ class MeasuredRows:
         return Choice(best, config, explain, us, lambda: runners_up, "measured", swap_ab)
 
     def config(self, name: str) -> GemmConfig:
-        """The kernel of a name, which may be none of those that there are."""
+        """Return the config of a kernel name, which may be unavailable."""
         return self._configs.get(name) or parse_name(name)
 
     def _places_of(self, model: GpuModel, problem: GemmProblem) -> Sequence[tuple[Any, ...]]:
-        """Keys of the tables that may have rows for problems of some formats: their own, and those of compatible
-        types, of scales as well, and a D as wide."""
+        """Return the keys of the tables that may have rows for problems with some formats: their own, and those with
+        compatible types and scales and a D of the same width."""
         places = {formats_of(problem): None}
         types, scaled = (problem.a_dtype, problem.b_dtype, problem.d_dtype), with_declared_scales(problem)
         if {*types} <= DTYPES.keys():
@@ -109,8 +111,8 @@ class MeasuredRows:
         return [place for place in places if place in model.tables]
 
     def _rows_of(self, model: GpuModel, problem: GemmProblem, measured: GemmProblem) -> Times:
-        """Rows of a problem that was measured, with the types of another in the place of its own where kernels may be
-        taken with them."""
+        """Return the rows of a measured problem, with the types of another problem where the kernels may be used with
+        them."""
         rows = model.times(measured)
         if rows[0][1].name not in self._configs:
             return []

@@ -1,5 +1,5 @@
-"""The model of a GPU, one file: what `gemmill train` made of measurements. Those that ship are in ``runtime/models``; a
-program may name a folder of its own (``Registry(model=)``, ``GEMMILL_MODEL``)."""
+"""The model of a GPU: one file that `gemmill train` makes from measurements. The shipped models are in
+``runtime/models``; a program may use its own folder (``Registry(model=)``, ``GEMMILL_MODEL``)."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ from gemmill.runtime.select.cost.network import DYNAMIC, Network, network_of
 from gemmill.runtime.select.cost.table import STATIC
 
 FOLDER = Path(__file__).parents[1] / "models"
-"""Where those are that ship."""
+"""Folder of the shipped models."""
 VERSION = 4
-"""Of the files."""
+"""Version of the file format."""
 INPUTS = (*DYNAMIC, *STATIC)
 """Names of the network's inputs."""
 FORMATS = tuple(field.name for field in fields(GemmProblem) if field.name not in ("m", "n", "k", "expected_rows"))
-"""What the problems of a table of measurements have in common, in the order of its key. It does not tell how many rows
-of a masked group are expected."""
+"""Properties that all problems in a table of measurements share, in the order of its key. The expected rows of masked
+groups are not part of it."""
 formats_of = attrgetter(*FORMATS)
-"""The key of a problem's table."""
+"""Returns the key of a problem's table."""
 _MAX_BYTES = 64 << 20
-"""Most bytes of a file; those that ship have less than one."""
-_AGAIN = "train it again: gemmill train RECORDS... --gpu NAME -o DIR"
+"""Largest size of a file; the shipped ones have less than 1 MB."""
+_AGAIN = "train a new one: gemmill train RECORDS... --gpu NAME -o DIR"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuModel:
-    """What was learnt from measurements of a GPU."""
+    """What `gemmill train` fitted to measurements of a GPU."""
 
     network: Network
     """Corrects the analytic model."""
     energies: Mapping[str, Energy]
-    """Coefficients of the energy term by the type of A and B; empty where nothing was measured under sustained load."""
+    """Coefficients of the energy term by the type of A and B; empty without measurements under sustained load."""
     kernels: Sequence[SlicedKernel]
     """The kernels that :attr:`tables` refer to."""
     tables: Mapping[tuple[Any, ...], Mapping[str, Sequence[float]]]
-    """Measured times by formats, then by a problem's extents: a kernel's index and its microseconds in turn, the
+    """Measured times by formats, then by the extents of a problem: alternating kernel indices and microseconds, the
     fastest first."""
     types: frozenset[tuple[str, str, str]]
-    """Types of A, B and D that there are tables of."""
+    """Types of A, B and D for which there are tables."""
 
     def times(self, problem: GemmProblem) -> list[tuple[float, SlicedKernel]]:
-        """Microseconds of the kernels measured on a problem, and these, the fastest first; none for most."""
+        """Return the measured microseconds and kernels of a problem, the fastest first; empty for most problems."""
         table = self.tables.get(formats_of(problem))
         if table is None or (row := table.get(problem.extents)) is None:
             return []
@@ -63,7 +63,7 @@ class GpuModel:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> GpuModel:
-        """The model of a file's content."""
+        """Return the model from the content of a file."""
         measured = content["measured"]
         tables = measured["tables"]
         return cls(
@@ -76,17 +76,17 @@ class GpuModel:
 
 
 def path_of(gpu: str, folder: Path | None = None) -> Path:
-    """The file of a GPU, by the name of its row in library/arch.py."""
+    """Return the file of a GPU, by the name of its row in library/arch.py."""
     return (folder or FOLDER) / f"{gpu.lower().replace(' ', '-').replace('/', '-')}.json"
 
 
 @cache
 def model_of(gpu: str, folder: Path | None = None) -> GpuModel | None:
-    """The model of a GPU, by the name of its row in library/arch.py, in a folder of models, by default of those that
-    ship; None where nobody has measured it.
+    """Return the model of a GPU, by the name of its row in library/arch.py, from a folder of models or from the shipped
+    ones; None where there is none.
 
     Raises:
-        RecordError: the file cannot be read, is damaged, of another GPU or of another version.
+        RecordError: the file cannot be read, is damaged, or is for another GPU or version.
     """
     content = content_of(gpu, folder)
     with sound(path_of(gpu, folder)):
@@ -94,7 +94,7 @@ def model_of(gpu: str, folder: Path | None = None) -> GpuModel | None:
 
 
 def content_of(gpu: str, folder: Path | None = None) -> dict[str, Any] | None:
-    """What the file of a GPU holds; None where there is none.
+    """Return the content of a GPU's file; None where there is none.
 
     Raises:
         RecordError: as for :func:`model_of`.
@@ -109,36 +109,38 @@ def content_of(gpu: str, folder: Path | None = None) -> dict[str, Any] | None:
     except OSError as error:
         raise RecordError(f"{path}: cannot be read: {error.strerror or error}") from None
     if found != (VERSION, gpu):
-        raise RecordError(f"{path}: version {found[0]!r:.20} for {found[1]!s:.80}, not {VERSION} for {gpu}; {_AGAIN}")
+        raise RecordError(
+            f"{path}: has version {found[0]!r:.20} for {found[1]!s:.80}; expected version {VERSION} for {gpu}; {_AGAIN}"
+        )
     return content
 
 
 @contextmanager
 def sound(path: Path) -> Iterator[None]:
-    """While the content of a model's file is read: RecordError where it is not what it should be."""
+    """Turn errors while reading the content of a model file into RecordError."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise RecordError(f"{path}: is damaged, or no model of a GPU ({error!r:.200}); {_AGAIN}") from None
+        raise RecordError(f"{path}: is damaged, or not a model of a GPU ({error!r:.200}); {_AGAIN}") from None
 
 
 def with_model(gpu: Gpu, folder: Path) -> Gpu:
-    """A GPU whose model is in a folder, not among those that ship.
+    """Return a GPU with its model from a folder instead of the shipped one.
 
     Raises:
         RecordError: the folder has no model of it.
     """
     if not (path := path_of(gpu.name, folder)).is_file():
         others = sorted(path.stem for path in folder.glob("*.json"))
-        has = f"it has models of: {', '.join(others)}" if others else "the folder has no model"
+        has = f"the folder has models of {', '.join(others)}" if others else "the folder has no model"
         raise RecordError(f"model {folder}: {path.name} is missing; {has}; {_AGAIN}")
     return replace(gpu, model=folder)
 
 
 def origin(gpu: Gpu) -> str:
-    """In words, where the model of a GPU is and what it was trained on."""
+    """Return, in words, where the model of a GPU comes from and what it was trained on."""
     if (content := content_of(gpu.name, gpu.model)) is None:
-        return f"none was trained for {gpu.name}: the analytic model alone decides"
+        return f"none for {gpu.name}: gemmill selects by the analytic model alone"
     with sound(path_of(gpu.name, gpu.model)):
         runs = len(content["fitted to"])
-    return f"{gpu.model or 'ships'}: of {gpu.name}, trained on {runs} sweeps"
+    return f"{gpu.model or 'shipped'}: for {gpu.name}, trained on {runs} sweeps"

@@ -1,5 +1,5 @@
-"""The selector: which kernel a problem goes to, and why: to the fastest of its measured rows if there are any, else to
-the least of one model over the kernels that may run it."""
+"""The selector: picks the kernel for a problem and gives the reason. It takes the fastest of the measured rows of the
+problem; where there are none, the kernel with the least time by the model."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ if TYPE_CHECKING:
     from gemmill.runtime.select.cost.arrays import Columns, Floats, Integers
 
 _Times = tuple["FeatureTable", "Integers | None", "Floats"]
-"""A table, those of its kernels that count, None for all, and microseconds of each."""
+"""A table, the indices of its kernels to choose from (None for all), and microseconds of each."""
 _CACHED = 4096
-"""Problems whose choice is remembered."""
+"""Most problems whose choice is cached."""
 TYPICAL_ROWS = (1, 16, 128, 1024, 8192)
-"""Rows, M, that a batch-invariant choice is made for: from one token to a long prompt."""
+"""Rows (M) for which a batch-invariant kernel is chosen: from one token to a long prompt."""
 LONG_US = 1000.0
-"""A burst of groups that takes so long is held by the power limit as a long run is: of groups in bf16, those of 1.6 to
-4 ms were 1 to 5% faster by the kernel for a long run, those of 0.7 and 0.8 ms were not (H200). Of matrices the
-network has learnt as much."""
+"""Least microseconds of a burst of groups for which the power limit applies as under sustained load. bf16 groups of 1.6
+to 4 ms were 1 to 5% faster with the kernel for sustained load, groups of 0.7 and 0.8 ms were not (H200). For single
+matrices, the network includes this effect."""
 
 
 class Selector:
-    """Chooses among a fixed set of kernels on one GPU.
+    """Selects among a fixed set of kernels on one GPU.
 
     Args:
         configs: the kernels by name.
-        gpu: the GPU's figures.
-        decisions: measured times; those of other GPUs and of kernels that are not here are passed over. Problems
-            without any have those that ship.
-        varies: whether kernels of the set may also be taken with the epilogue of a problem, and with other types,
-            which some kernel of it has, be it for other majors: C and D as requested, A and B in place of compatible
-            types. Whoever does so must be able to compile them.
-        keep: keeps tables of the kernels in a store; None: all are made.
+        gpu: properties of the GPU.
+        decisions: measured times; those of other GPUs and of unavailable kernels are ignored. For problems without any,
+            the selector uses the shipped ones.
+        varies: whether kernels of the set may also be used with the epilogue of a problem and with other types: any C
+            and D, and compatible types of A and B. Some kernel must have the types, though possibly with other majors.
+            The caller must be able to compile the variations.
+        keep: caches tables of the kernels in a store; None: no cache.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Selector:
         self._kernels = Kernels(configs, gpu, varies, learnt.network if learnt else None, keep)
         self._measured = MeasuredRows(self._kernels, gpu, learnt, decisions)
         self._times = lru_cache(1)(self._model_times)
-        """The last is kept: advice on slow paths begins with it."""
+        """Caches one result, with which advice on slow paths begins."""
         self._ranked = lru_cache(_CACHED)(self._rank_for_any_rows)
         self.select = lru_cache(_CACHED)(self._select)
         """The kernel for a problem; see :meth:`_select`."""
@@ -86,13 +86,14 @@ class Selector:
         invariant_to: Rows | None = None,
         objective: Regime = "sustained",
     ) -> Choice:
-        """The kernel for a problem, on at most ``sm_count`` SMs. Measured times are of all SMs, and only count there.
+        """Return the kernel for a problem, on at most ``sm_count`` SMs. Measured times count only for all SMs.
 
-        ``invariant_to`` names the extent, the caller's M, that the kernel must not depend on; nor does it on the batch.
-        With the ``objective`` ``burst``, or either of these, it is the fastest for a lone launch.
+        ``invariant_to`` names the extent, the caller's M, that the kernel must not depend on; it must not depend on the
+        batch either. With this, with ``sm_count`` or with the ``objective`` ``burst``, it is the kernel that is fastest
+        in a single launch.
 
         Raises:
-            UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
+            UnsupportedProblemError: no kernel supports it; names the constraint and the nearest kernel.
         """
         sm_count = self._bound(sm_count)
         if min(problem.m, problem.n, problem.k, problem.batch) == 0:
@@ -112,21 +113,21 @@ class Selector:
         return choice.answering(problem, self._slow_path(choice, problem, sm_count, invariant_to))
 
     def under_power(self, problem: GemmProblem) -> Choice | None:
-        """The kernel for a long run, with the next best ones, where the power limit holds the problem and no
-        measurements of it were given; None elsewhere.
+        """Return the kernel for sustained load with its runners-up, where the power limit applies to the problem and
+        the caller gave no measurements of it; None elsewhere.
 
         Raises:
-            UnsupportedProblemError: no kernel serves it.
+            UnsupportedProblemError: no kernel supports it.
         """
         is_empty = min(problem.m, problem.n, problem.k, problem.batch) == 0
         return None if is_empty or self._measured.rows_of_caller(problem) else self._under_power(problem, "sustained")
 
     def candidates(self, problem: GemmProblem, count: int, sm_count: int | None = None) -> list[Candidate]:
-        """The best kernels for a problem whose D is not empty, at most ``count``, the best first: those measured, then
-        by the model.
+        """Return the ``count`` best kernels for a problem with a D that is not empty, the best first: the measured
+        ones, then by the model.
 
         Raises:
-            UnsupportedProblemError: no kernel serves it.
+            UnsupportedProblemError: no kernel supports it.
         """
         sm_count = self._bound(sm_count)
         first: dict[SlicedKernel, Candidate] = {}
@@ -140,12 +141,12 @@ class Selector:
         return [*first.values()][:count]
 
     def measured_on(self, problem: GemmProblem) -> Times:
-        """Microseconds measured on a problem, and kernels, the fastest first: those given or, where there are none,
-        those that ship."""
+        """Return the measured microseconds and kernels of a problem, the fastest first: the caller's or, where there
+        are none, the shipped ones."""
         return self._measured.times(problem)
 
     def times(self, problem: GemmProblem) -> dict[SlicedKernel, float]:
-        """Microseconds that the model has of the kernels that serve a problem; none where no kernel does."""
+        """Return the predicted microseconds of the kernels that support a problem; empty where none does."""
         found: dict[SlicedKernel, float] = {}
         if self._kernels.find(problem, None):
             table, serving, work = self._times(problem, None)
@@ -154,12 +155,12 @@ class Selector:
         return found
 
     def _model_times(self, problem: GemmProblem, sm_count: int | None) -> tuple[FeatureTable, Integers | None, Columns]:
-        """The kernels for a problem, those of them that serve it, and what the model has of them."""
+        """Return the kernels for a problem, those that support it, and the model's prediction."""
         table, serving = self._kernels.serving(problem, sm_count)
         return table, serving, model.times(table, problem, with_at_most(self.gpu, sm_count), serving)
 
     def _fastest(self, problem: GemmProblem, sm_count: int | None) -> Choice:
-        """The kernel with the least time by the model."""
+        """Return the kernel with the least predicted time."""
 
         def times() -> _Times:
             table, serving, work = self._times(problem, sm_count)
@@ -168,7 +169,8 @@ class Selector:
         return self._least(times, times(), problem, sm_count)
 
     def _under_power(self, problem: GemmProblem, objective: Regime) -> Choice | None:
-        """The kernel with the least time in a long run by the model, where the power limit holds the problem."""
+        """Return the kernel with the least predicted time under sustained load, where the power limit applies to the
+        problem."""
         if objective == "burst" and problem.batching == "strided":
             return None
         if (energy := energy_of(problem, self._energies)) is None:
@@ -191,10 +193,10 @@ class Selector:
         if (found := times()) is None:
             return None
         least = found[2].min()
-        if objective == "burst" and least < LONG_US:  # over before the limit holds it
+        if objective == "burst" and least < LONG_US:  # it ends before the limit applies
             return None
         joules = energy["watts"] * least / 1e6
-        why = f"in a long run, which the power limit holds at {energy['watts']:.0f} W, {joules:.3g} J a launch: "
+        why = f"under sustained load, at the power limit of {energy['watts']:.0f} W ({joules:.3g} J per launch): "
         return self._least(times, found, problem, None, why)
 
     def _least(
@@ -205,7 +207,7 @@ class Selector:
         sm_count: int | None,
         why: str = "",
     ) -> Choice:
-        """The kernel with the least of some times, which are made once more for its runners-up."""
+        """Return the kernel with the least time; ``times`` computes them again for its runners-up."""
         table, members, us = found
 
         def rank() -> RunnersUp:
@@ -217,13 +219,13 @@ class Selector:
         return self._chosen(table, best, float(us[best]), rank, problem, sm_count, why)
 
     def _for_any_rows(self, problem: GemmProblem, sm_count: int | None, rows: Rows) -> Choice:
-        """The kernel for problems that differ in M and batch alone, with its time for this one."""
+        """Return the kernel for all problems that differ only in M and batch, with its time for this one."""
         table, order = self._ranked(_with_rows(problem, rows, 1), sm_count, rows)
         members = np.array(order)
         us = model.times(table, problem, with_at_most(self.gpu, sm_count), members)["us"]
         why = (
-            "batch-invariant: of the kernels in which one CTA sums all of K, the one with the least geometric mean "
-            f"of times over M = {', '.join(map(str, TYPICAL_ROWS))}; here "
+            "batch-invariant: among kernels in which one CTA sums all of K, this one has the least geometric mean "
+            f"of times over M = {', '.join(map(str, TYPICAL_ROWS))}; for this problem: "
         )
         runners_up = _runners_up(table, order, us)
         return self._chosen(table, order[0], float(us[order[0]]), lambda: runners_up, problem, sm_count, why)
@@ -231,16 +233,19 @@ class Selector:
     def _rank_for_any_rows(
         self, of_one_row: GemmProblem, sm_count: int | None, rows: Rows
     ) -> tuple[FeatureTable, list[int]]:
-        """The best kernels whatever M and batch, as indices, by the geometric mean of their times over
-        :data:`TYPICAL_ROWS`. Kernels that share K between CTAs are filtered out: stream-K shares it as M has it, and
-        the workspaces of the others grow with M."""
+        """Return the best kernels for any M and batch, as indices, by the geometric mean of their times over
+        :data:`TYPICAL_ROWS`.
+
+        Kernels that share K between CTAs are left out: how stream-K shares it depends on M, and the workspaces of the
+        others grow with M.
+        """
         gpu = with_at_most(self.gpu, sm_count)
         table, serving = self._kernels.serving(of_one_row, sm_count)
         members = _members(table, serving)
         alone = np.array([i for i in members.tolist() if sums_in_one_cta(table.config(i))], np.int64)
         if not alone.size:
             raise UnsupportedProblemError(
-                f"no kernel serves {of_one_row} whatever M: all {members.size} that would share K between CTAs "
+                f"no kernel supports {of_one_row} for every M: all {members.size} candidates share K between CTAs "
                 "(docs/kernels.md); leave out batch_invariant"
             )
         typical = [_with_rows(of_one_row, rows, m) for m in TYPICAL_ROWS]
@@ -248,7 +253,7 @@ class Selector:
         return table, _ranked(table, alone, np.asarray(means), 1 + RUNNERS_UP)
 
     def _of_empty(self, problem: GemmProblem, sm_count: int | None, rows: Rows | None) -> Choice:
-        """The first kernel for a problem whose D is empty; the fastest for one that has nothing to sum."""
+        """Return the first kernel for a problem whose D is empty; for K = 0, the fastest."""
         if min(problem.m, problem.n, problem.batch) > 0:
             of_one = problem.but(k=1)
             return self._fastest(of_one, sm_count) if rows is None else self._for_any_rows(of_one, sm_count, rows)
@@ -267,7 +272,7 @@ class Selector:
         sm_count: int | None,
         why: str,
     ) -> Choice:
-        """One of some kernels, which takes so many microseconds; ``why`` begins the reason."""
+        """Return a choice of the kernel ``best``; ``why`` is the start of its reason."""
         config, swap_ab, gpu = table.config(best), bool(table.swap_ab[best]), with_at_most(self.gpu, sm_count)
 
         def explain() -> str:
@@ -278,7 +283,8 @@ class Selector:
     def _slow_path(
         self, choice: Choice, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None
     ) -> slow_path.SlowPath | None:
-        """What a problem loses to one with other formats, by the model, whether or not rows decided."""
+        """Return the predicted loss of a problem relative to one with other formats, also where rows decided the
+        choice."""
 
         def us(other: GemmProblem, invariant: bool) -> float:
             try:
@@ -294,24 +300,24 @@ class Selector:
         return slow_path.slow_path(problem, choice.config, invariant_to is not None, us)
 
     def _bound(self, sm_count: int | None) -> int | None:
-        """A number of SMs, or None where it is no bound."""
+        """Return ``sm_count``, or None where it is no limit."""
         if sm_count is not None and (type(sm_count) is not int or sm_count < 1):
-            raise UnsupportedProblemError(f"sm_count is {sm_count!r}; it must be an integer of at least 1")
+            raise UnsupportedProblemError(f"sm_count is {sm_count!r}; it must be a positive integer")
         return None if sm_count is None or sm_count >= self.gpu.sms else sm_count
 
 
 def sums_in_one_cta(config: GemmConfig) -> bool:
-    """Whether one CTA sums all of K of an element, so that the order depends on nothing but K."""
+    """Whether one CTA sums all of K of an element, so that the order of the sum depends only on K."""
     return decomposition_of(config).is_data_parallel
 
 
 def named_launch(config: GemmConfig, slices: int | None, problem: GemmProblem, gpu: Gpu) -> tuple[int, bool]:
-    """In how many slices of K a kernel that a caller names runs a problem whose D is not empty, as the caller or else
-    the model has it, and whether it runs the transposed problem.
+    """Return the slices of K of a kernel that a caller names, from the caller or else from the model, and whether it
+    runs the transposed problem.
 
     Raises:
-        UnsupportedProblemError: the kernel does not serve the problem.
-        ConfigError: it does not take so many slices.
+        UnsupportedProblemError: the kernel does not support the problem.
+        ConfigError: it does not support this number of slices.
     """
     swap_ab = is_swapped(config, problem)
     if slices is not None:
@@ -327,18 +333,18 @@ def named_launch(config: GemmConfig, slices: int | None, problem: GemmProblem, g
 
 
 def _runners_up(table: FeatureTable, order: Sequence[int], us: Floats) -> RunnersUp:
-    """All but the first of some kernels."""
+    """Return all kernels except the first, with their times."""
     return tuple((table.kernels[i], float(us[i])) for i in order[1:])
 
 
 def _members(table: FeatureTable, serving: Integers | None) -> Integers:
-    """Indices of the kernels that serve a problem."""
+    """Return the indices of the kernels that support a problem."""
     return np.arange(len(table.kernels)) if serving is None else serving
 
 
 def _ranked(table: FeatureTable, members: Integers | None, us: Floats, count: int) -> list[int]:
-    """The fastest of some kernels, each once, as indices. Of equal times the first wins: the first family, the problem
-    as it is, exact formats, then names, in order."""
+    """Return the indices of the fastest distinct kernels. On equal times the first wins: in order of families, the
+    direct problem before its transpose, exact formats, then names."""
     own = us if members is None else us.take(members)
     if 4 * count < own.size:
         fewest = np.sort(own.argpartition(2 * count)[: 2 * count])
@@ -349,7 +355,7 @@ def _ranked(table: FeatureTable, members: Integers | None, us: Floats, count: in
 
 
 def _with_rows(problem: GemmProblem, rows: Rows, m: int) -> GemmProblem:
-    """One matrix of a problem, of so many of the caller's rows; a masked group is full."""
+    """Return one matrix of a problem with ``m`` of the caller's rows; a masked group is full."""
     if rows == "n":
         return problem.but(batch=1, n=m)
     return problem.but(batch=1, m=m, expected_rows=m if problem.batching == "masked" else None)

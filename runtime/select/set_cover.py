@@ -1,4 +1,4 @@
-"""The fewest kernels that solve given problems nearly as fast as all kernels would."""
+"""Finds the fewest kernels that run given problems nearly as fast as all kernels would."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Problem = TypeVar("Problem", bound=Hashable)
 def set_cover(
     times: Mapping[Problem, Mapping[str, float]], regret: float, weights: Mapping[Problem, float] = MappingProxyType({})
 ) -> list[str]:
-    """Kernels of which one takes at most ``1 + regret`` times as long as the fastest on every problem, those first that
-    serve the most.
+    """Return kernels such that on every problem one of them takes at most ``1 + regret`` times the fastest time.
+    Kernels that are good for the most problems come first.
 
-    Greedy: next comes the kernel that serves the most problems well that no earlier one does; of equal ones the faster
-    over these problems, then the first by name. At most ln(problems) + 1 times as many as there need be (Chvatal, "A
-    greedy heuristic for the set-covering problem", 1979). Weights do not choose among kernels, but put those that are
-    chosen in order.
+    The algorithm is greedy: next comes the kernel that is good for the most problems without a good kernel so far; on
+    ties the faster one over these problems, then the first by name. It returns at most ln(problems) + 1 times as many
+    kernels as necessary (Chvatal, "A greedy heuristic for the set-covering problem", 1979). Weights do not change which
+    kernels are chosen, only their order.
 
     Args:
-        times: of each problem the times of the kernels that solve it, at least one.
-        regret: what a problem may lose, as part of the least time.
-        weights: how much a problem counts; 1 where nothing is said.
+        times: for each problem the times of the kernels that support it, at least one.
+        regret: what a problem may lose, relative to the least time.
+        weights: weights of problems; 1 for those that are missing.
     """
     good = {p: {k: us / min(own.values()) for k, us in own.items()} for p, own in times.items()}
     good = {p: {k: over for k, over in own.items() if over <= 1 + regret} for p, own in good.items()}
@@ -33,7 +33,7 @@ def set_cover(
 
 
 def _greedy(good: Mapping[Problem, Mapping[str, float]], weights: Mapping[Problem, float]) -> list[str]:
-    """Kernels until each problem has one of those that are good for it, next those of most weight."""
+    """Return kernels until each problem has one that is good for it, in order of weight."""
     chosen: list[str] = []
     while good:
         gains: dict[str, tuple[float, float]] = {}
@@ -48,7 +48,8 @@ def _greedy(good: Mapping[Problem, Mapping[str, float]], weights: Mapping[Proble
 
 
 def regrets(times: Mapping[Problem, Mapping[str, float]], kernels: Iterable[str]) -> dict[Problem, float | None]:
-    """What each problem loses with these kernels alone, as part of the least time; None where none solves it."""
+    """Return what each problem loses with only these kernels, relative to the least time; None where none supports
+    it."""
     kept = set(kernels)
     lost: dict[Problem, float | None] = {}
     for problem, own in times.items():

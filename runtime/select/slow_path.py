@@ -1,4 +1,5 @@
-"""Slow paths: what a problem loses to the nearest like it that the fast kernels are made for, and what to change."""
+"""Slow paths: what a problem loses relative to the nearest problem for which there are fast kernels, and what to
+change."""
 
 from __future__ import annotations
 
@@ -15,39 +16,39 @@ from gemmill.runtime.select.cost.families import FAMILIES
 from gemmill.runtime.select.kernels.faults import is_aligned
 
 MUCH = 1.3
-"""How many times as long a problem takes before it is said: less is within what models err."""
+"""Least slowdown that is reported; less is within the error of the model."""
 _ALIKE = 1.05
-"""Changes that gain less than this are left out of the advice."""
+"""Changes that gain less than this factor are left out of the advice."""
 _ANY = "any"
 
 Kind = Literal["types", "layout", "alignment", "batch_invariant"]
 Time = Callable[[GemmProblem, bool], float]
-"""Microseconds by the model of a problem, batch-invariant or not; infinity where no kernel serves it."""
+"""Predicted microseconds of a problem, batch-invariant or not; infinity where no kernel supports it."""
 
 
 class Change(NamedTuple):
-    """One thing that would have to be otherwise."""
+    """One change that would make a problem faster."""
 
     kind: Kind
     operand: str
     """``a``, ``b``, ``c`` or ``out``; empty for ``batch_invariant``."""
     to: str
-    """Dtype, or the extent that is to be contiguous, or the alignment in bytes."""
+    """A dtype, the extent to make contiguous, or an alignment in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowPath:
-    """What a problem loses, and to what change."""
+    """The slowdown of a problem, and the changes that avoid it."""
 
     factor: float
-    """How many times as long it takes."""
+    """Predicted time relative to the time with the changes."""
     us: float
-    """Microseconds that it would take, by the model."""
+    """Predicted microseconds with the changes."""
     changes: tuple[Change, ...]
 
     @property
     def transposed(self) -> SlowPath:
-        """The same of the transposed problem, whose ``a`` and ``b`` have changed places."""
+        """The same for the transposed problem, with ``a`` and ``b`` exchanged."""
         names = {"a": "b", "b": "a"}
         return replace(self, changes=tuple(x._replace(operand=names.get(x.operand, x.operand)) for x in self.changes))
 
@@ -60,24 +61,29 @@ class SlowPath:
         return "; ".join(_WAYS[kind].format(" and ".join(names), to) for (kind, to), names in ways.items())
 
     def __str__(self) -> str:
-        return (
-            f"it takes {self.factor:.1f} times as long as it need, by the model {self.us:.1f} us if you {self.advice}"
-        )
+        instead = " and ".join(dict.fromkeys(_INSTEAD[change.kind] for change in self.changes))
+        return f"predicted {self.factor:.1f}x slower than {instead} ({self.us:.1f} us): {self.advice}"
 
 
+_INSTEAD: dict[Kind, str] = {
+    "types": "with equal dtypes",
+    "layout": "with contiguous operands",
+    "alignment": "with 16-byte alignment",
+    "batch_invariant": "without batch_invariant",
+}
 _WAYS: dict[Kind, str] = {
-    "types": "convert {} to {}, so that a and b have one type",
+    "types": "convert {} to {}, so that a and b have the same dtype",
     "layout": "make {} contiguous along {}",
-    "alignment": "align {} to {} bytes: the address of the first element, and every stride, by padding rows",
+    "alignment": "align {} to {} bytes (the address and every stride), for example by padding rows",
     "batch_invariant": "leave out batch_invariant",
 }
 
 
 def slow_path(problem: GemmProblem, config: GemmConfig, invariant: bool, time: Time) -> SlowPath | None:
-    """What a problem that a kernel was chosen for loses; None where that is nothing much, or where nothing tells.
+    """Return what a problem loses with its kernel; None where the loss is small or unknown.
 
     Args:
-        problem: what is to be solved, whose extents are all at least 1.
+        problem: the problem, with all extents at least 1.
         config: the kernel.
         invariant: whether it was chosen for every M.
         time: the model.
@@ -104,14 +110,15 @@ def slow_path(problem: GemmProblem, config: GemmConfig, invariant: bool, time: T
 
 
 def _is_read_as_it_lies(problem: GemmProblem) -> bool:
-    """Whether TMA moves all operands and tensor cores read them: those of 16 bits in either major, others along K."""
+    """Whether TMA can move all operands and tensor cores can read them: 16-bit operands with either major, others
+    K-major."""
     read = ((problem.a_dtype, problem.a_major), (problem.b_dtype, problem.b_major))
     moved = is_aligned(problem) and _ANY not in (problem.a_major, problem.b_major, problem.c_major, problem.d_major)
     return moved and all(major == "k" or DTYPES[dtype].bits == 16 for dtype, major in read)
 
 
 def _moves(problem: GemmProblem, invariant: bool) -> Iterator[tuple[Change, dict[str, Any]]]:
-    """Changes to what fast kernels take, and the fields that each sets; one after the other they add up."""
+    """Yield changes towards what fast kernels support, with the fields that each sets; they are cumulative."""
     if invariant:
         yield Change("batch_invariant", "", ""), {}
     a, b = problem.a_dtype, problem.b_dtype

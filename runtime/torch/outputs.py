@@ -63,7 +63,7 @@ def of_groups(
     **_: Any,
 ) -> list[Output]:
     """D of groups, as :func:`gemmill.grouped_matmul` tells them apart."""
-    torch._check(offsets is not None or counts is not None, lambda: "neither offsets nor counts is given")
+    torch._check(offsets is not None or counts is not None, lambda: "offsets and counts are both missing: pass one")
     ranks = a.dim(), b.dim()
     if counts is not None:
         _check_ranks(ranks == (3, 3), a, b, "(groups, capacity, K) and (groups, K, N)")

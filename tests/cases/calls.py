@@ -62,7 +62,7 @@ BAD_CALLS = (
         "dtypes that no kernel multiplies",
         lambda torch, a, b: {"a": a.double()},
         UnsupportedProblemError,
-        "no kernel serves",
+        "no kernel supports",
     ),
     BadCall(
         "k",
@@ -149,7 +149,7 @@ BAD_CALLS = (
             "kernel": "sm90a_bf16mn16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear"
         },
         UnsupportedProblemError,
-        r"needs A's major mn \(it has k\)",
+        r"needs A's major mn \(the problem has k\)",
     ),
     BadCall(
         "batches",

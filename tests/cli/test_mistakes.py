@@ -20,7 +20,7 @@ MISTAKES: dict[str, list[tuple[tuple[str, ...], str]]] = {
         ((*SELECT, "--accumulator", "f46"), "accumulator is 'f46', did you mean f64"),
         ((*PROBLEM, "64x64x64 bf61"), "'bf61', did you mean bf16. it must be a type such as bf16 or s4.bf16"),
         ((*PROBLEM, "64x64x64 bf16*fp61"), "'bf16.fp61'.* it must be a type such as bf16 or s4.bf16"),
-        ((*SELECT, "--manifest", "bf16", "--a", "f64"), "no kernel serves 64x64x64 f64.*, needs A's dtype bf16"),
+        ((*SELECT, "--manifest", "bf16", "--a", "f64"), "no kernel supports 64x64x64 f64.*, needs A's dtype bf16"),
         (("emit", KERNEL.replace("bf16k16", "bf61k16", 1)), "'bf61k16' is no A, which looks like bf16k16"),
         (("list", "bf16", "--where", "a.dtype == 'bf61'"), "a.dtype is never 'bf61', did you mean bf16"),
     ],
@@ -51,7 +51,7 @@ MISTAKES: dict[str, list[tuple[tuple[str, ...], str]]] = {
         ((*PROBLEM, "64x64x64 e4m3 a_scale=1x128 a_scale=1x128"), "says a_scale a second time"),
         (
             (*PROBLEM, "64x64x64 bf16 a_scale=1x128 b_scale=128x128", "--manifest", "fp8"),
-            "no kernel serves 64x64x64 bf16 .*, needs A's dtype e4m3",
+            "no kernel supports 64x64x64 bf16 .*, needs A's dtype e4m3",
         ),
     ],
     "keyword": [

@@ -67,7 +67,7 @@ def test_a_wrong_command_line_of_a_page_compiles_nothing(
 def test_a_problem_that_the_kernel_does_not_serve_is_told_before_it_is_compiled(page: Path) -> None:
     result = gemmill("build", page, "--problem", "64x64x64 f16 tn")
     assert result.exit_code == Status.WRONG
-    assert "it needs A's dtype bf16 (it has f16)" in result.stderr
+    assert "it needs A's dtype bf16 (the problem has f16)" in result.stderr
 
 
 def test_options_of_pages_are_refused_with_a_manifest(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_why_says_what_a_slow_path_costs_and_what_to_change(tmp_path: Path) -> N
     slow = report["slow_path"]
     assert slow["factor"] > 3
     assert slow["us"] * slow["factor"] == pytest.approx(report["ranking"][0]["us"], rel=0.01)
-    assert slow["advice"] == "convert b to bf16, so that a and b have one type"
+    assert slow["advice"] == "convert b to bf16, so that a and b have the same dtype"
     *_, why = ok(*mixed, "--why").splitlines()
     assert why.startswith(report["reason"])
     assert why.endswith(slow["advice"])

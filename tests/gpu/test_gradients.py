@@ -219,7 +219,7 @@ def test_deterministic_mode_gives_the_same_bits() -> None:
     try:
         first = matmul(a, b)
         assert all(torch.equal(matmul(a, b), first) for _ in range(20))
-        with pytest.raises(gemmill.OperandError, match="adds up atomically"):
+        with pytest.raises(gemmill.OperandError, match="sums atomically"):
             matmul(a, b, epilogue="d = acc; total = sum(acc)", total=total)
     finally:
         torch.use_deterministic_algorithms(False)

@@ -54,7 +54,7 @@ def test_a_plan_follows_its_operands() -> None:
     with gemmill.plan(a, b, out=out) as launch:
         assert launch.realigned == {"a", "b"}
         assert launch.choice is not None
-        assert "A and B, which TMA cannot move, are copied first" in launch.choice.reason
+        assert "gemmill first copies A and B into aligned memory for TMA" in launch.choice.reason
         launch()
         assert torch.equal(out, (a.float() @ b.float()).bfloat16())
         a.copy_(odd(4096, 1001))  # what is copied is what is there at the launch

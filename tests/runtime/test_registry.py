@@ -208,7 +208,7 @@ def test_files_that_are_wrong_are_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_a_registry_without_kernels_for_a_problem_says_so(pack: Path) -> None:
-    with pytest.raises(UnsupportedProblemError, match="B's major k \\(it has mn\\)"):
+    with pytest.raises(UnsupportedProblemError, match="B's major k \\(the problem has mn\\)"):
         Registry(packs=[pack]).select(GemmProblem(512, 256, 128, 1, "bf16", "k", "bf16", "mn", "f32", "bf16", "n"))
 
 
@@ -284,7 +284,7 @@ def test_a_pack_has_edited_kernels_beside_those_of_their_configs(
     assert registry.get(artifact.name) == artifact
     assert registry.get(mine.name) == mine
     write_pack(path, [mine])
-    with pytest.raises(UnsupportedProblemError, match="edited kernels run by their names alone"):
+    with pytest.raises(UnsupportedProblemError, match="Edited kernels run only by name"):
         Registry(packs=[path]).select(PROBLEM)
 
 

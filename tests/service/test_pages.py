@@ -96,7 +96,7 @@ def test_what_clients_asked_for_and_what_became_of_jobs_is_shown(shown: Running)
 @pytest.mark.slow
 def test_problems_say_why_and_what_is_wrong(shown: Running) -> None:
     page = shown.ask("GET", PAGES["problem"]).body.decode()
-    assert "in a long run, which the power limit holds at " in page
+    assert "under sustained load, at the power limit of " in page
     assert page.count("<small>") == 36
     wrong = shown.ask("GET", "/problems?problem=%3Cscript%3Ealert(1)%3C/script%3E&gpu=x").body.decode()
     assert "<script" not in wrong

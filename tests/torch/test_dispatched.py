@@ -209,12 +209,12 @@ def test_deterministic_mode_refuses_sums_or_warns(launches: list[Any]) -> None:
         torch.use_deterministic_algorithms(True)
         call("max")
         with pytest.raises(
-            gemmill.OperandError, match=r"use_deterministic_algorithms\(True\): `total = sum\(acc\)` adds"
+            gemmill.OperandError, match=r"use_deterministic_algorithms\(True\): `total = sum\(acc\)` sums"
         ):
             call("sum")
         assert len(launches) == 2
         torch.use_deterministic_algorithms(True, warn_only=True)
-        with pytest.warns(UserWarning, match="adds up atomically"):
+        with pytest.warns(UserWarning, match="sums atomically"):
             call("sum")
     finally:
         torch.use_deterministic_algorithms(False)

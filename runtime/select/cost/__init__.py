@@ -1,1 +1,1 @@
-"""What a kernel costs on a problem: the analytic model and what corrects it."""
+"""The time of a kernel on a problem: the analytic model and its corrections."""

@@ -1,4 +1,4 @@
-"""Figures of kernels as arrays, whose last axis are the kernels."""
+"""Properties of kernels as arrays; the last axis runs over the kernels."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     Bools = npt.NDArray[np.bool_]
 
 Columns = dict[str, Any]
-"""Arrays by name; a float where all kernels have it equal."""
+"""Arrays by name; a float where all kernels have the same value."""
 
 
 def column(configs: Iterable[GemmConfig], figure: Callable[[GemmConfig], float]) -> Floats:
-    """A figure of each kernel."""
+    """Return one property of each kernel as an array."""
     return np.array([figure(config) for config in configs], dtype=np.float64)
 
 
 def soft_maximum(times: Iterable[Floats | float]) -> Floats:
-    """The maximum of times that compete and so delay each other where they are about as slow: their 8-norm, of squares
-    and square roots, which are a tenth of the cost of other powers."""
+    """Return a soft maximum of times that overlap and delay each other where they are similar: their 8-norm. It uses
+    squares and square roots, which cost a tenth of other powers."""
     total: Any = 0.0
     for time in times:
         total = total + eighth_power(time)
@@ -35,24 +35,24 @@ def soft_maximum(times: Iterable[Floats | float]) -> Floats:
 
 
 def twelfth_power(times: Floats | float) -> Any:
-    """Times to the power of twelve."""
+    """Return times to the power of twelve."""
     squares = times * times
     fourths = squares * squares
     return fourths * fourths * fourths
 
 
 def twelfth_root(powers: Floats) -> Floats:
-    """What :func:`twelfth_power` was taken of."""
+    """Return the inverse of :func:`twelfth_power`."""
     return np.asarray(np.sqrt(np.sqrt(np.cbrt(powers))))
 
 
 def eighth_power(times: Floats | float) -> Any:
-    """Times to the power of eight."""
+    """Return times to the power of eight."""
     squares = times * times
     squares = squares * squares
     return squares * squares
 
 
 def eighth_root(powers: Floats) -> Floats:
-    """What :func:`eighth_power` was taken of."""
+    """Return the inverse of :func:`eighth_power`."""
     return np.asarray(np.sqrt(np.sqrt(np.sqrt(powers))))

@@ -1,19 +1,19 @@
-"""The model's energy term: how the power limit slows kernels in a program that runs for seconds.
+"""The energy term of the model: how the power limit slows kernels under sustained load.
 
-The GPU's clock falls until what is drawn is within the limit, so a kernel that spends less energy a product runs at a
-higher clock. Kernels differ in the elements that they move for a product: those that TMA writes to shared memory, by
-the tile, and those that leave L2, by the cluster, which multicast shares. And they differ in what of their tiles lies
-beyond the problem: such products cost energy as well. The time is a weighted geometric mean of the model's for a burst
-and of the least under the limit for all that is multiplied, and grows with what is moved, with stages and by stream-K,
-which saves less there than in a burst:
+The GPU lowers its clock until its power is within the limit, so a kernel that uses less energy per multiply-add runs at
+a higher clock. Kernels differ in the elements that they move per multiply-add: the elements that TMA writes to shared
+memory depend on the tile, and those that leave L2 depend on the cluster, which shares them by multicast. Kernels also
+differ in how much of their tiles lies outside the problem, which costs energy as well. The time is a weighted geometric
+mean of the burst time and of the least time under the limit for all multiply-adds. It grows with the elements moved and
+with the stages; stream-K saves less than in a burst:
 
     us = scale * burst_us ** burst * (padding * power_us) ** (1 - burst) * (written * fetched) ** moved
          * stages_of_kernel ** stages * exp(stream if it is stream-K)
 
-The model's is the mean of its time and of its analytic part's, since what the network corrects in a burst is in part
-what the limit takes back. Elements, not bytes: a product of wider ones takes more energy as well, so that weights are
-alike in all types. Fitted to records of the regime ``sustained`` by `gemmill train`; docs/performance/sustained.md has
-how well.
+The burst time is the geometric mean of the model's time and of its analytic part, since the limit takes back part of
+what the network corrects in a burst. The term counts elements, not bytes, because multiply-adds of wider elements use
+more energy too; the coefficients are therefore similar for all types. `gemmill train` fits them to records with the
+regime ``sustained``; docs/performance/sustained.md shows the accuracy.
 """
 
 from __future__ import annotations
@@ -33,29 +33,31 @@ if TYPE_CHECKING:
     from gemmill.runtime.select.cost.table import FeatureTable
 
 Energy = Mapping[str, float]
-"""Coefficients of one type: ``burst``, the weight of the burst's time, of 1; ``moved``, the power of the elements a
-product that are written to shared memory and of those that leave L2; ``stages``, that of a kernel's stages; ``stream``,
-what stream-K adds to the logarithm; ``scale``, what is left; ``watts``, what the GPU draws meanwhile, whatever the
-kernel: the limit, or nearly."""
+"""Coefficients of one type: ``burst``, the weight of the burst time, out of 1; ``moved``, the exponent of the elements
+per multiply-add that are written to shared memory and that leave L2; ``stages``, the exponent of the stages;
+``stream``, what stream-K adds to the logarithm; ``scale``, the remaining factor; ``watts``, the power of the GPU during
+the run, which is about the limit for every kernel."""
 WEIGHTS = "burst", "moved", "stages", "stream"
-"""Names of those that tell kernels apart."""
+"""Coefficients that distinguish kernels."""
 COEFFICIENTS = *WEIGHTS, "scale", "watts"
-"""The names of all."""
+"""All coefficients."""
 HELD = 0.6
-"""The power limit holds a long run from this share on of the time that the model has of a burst."""
+"""Least ratio of the time under the power limit to the model's burst time for which the limit applies to a long run."""
 NEAR = 1.2
-"""How far behind the fastest in a burst a kernel may be by the model: what was measured was within it."""
+"""Largest predicted burst time of a candidate relative to the fastest; the measured kernels were within it."""
 LEAST_EXTENT = 1024
-"""Least M and N of what the term was fitted to. Of layers at 512 rows it named kernels that are slower in long runs too
-than those for bursts."""
+"""Least M and N of the measurements that the term was fitted to. At 512 rows it picked kernels that were slower under
+sustained load too."""
 _TYPE_OF = {name: dtype.compatible or dtype.name for name, dtype in DTYPES.items()}
-"""The type whose coefficients a type has."""
+"""The type whose coefficients apply to each type."""
 
 
 def energy_of(problem: GemmProblem, energies: Mapping[str, Energy]) -> Energy | None:
-    """The coefficients for a problem; None where none hold for it: they do for a matrix each of :data:`LEAST_EXTENT`
-    rows and columns or more, or groups of as many on average, A and B of one type, or of compatible types, D of that
-    which it has unless another is requested."""
+    """Return the coefficients for a problem; None where none apply.
+
+    They apply to one matrix of at least :data:`LEAST_EXTENT` rows and columns, or to groups of that size on average,
+    with A and B of the same or compatible types, and with the default type of D.
+    """
     a, b = _TYPE_OF.get(problem.a_dtype), _TYPE_OF.get(problem.b_dtype)
     if a is None or a != b or a not in energies or problem.d_dtype != default_output(a):
         return None
@@ -74,16 +76,16 @@ def sustained_us(
     gpu: Gpu,
     members: Integers | None = None,
 ) -> Floats:
-    """Microseconds of kernels in a long run.
+    """Return the microseconds of kernels under sustained load.
 
     Args:
         energy: the coefficients.
-        burst_us: microseconds of a burst.
+        burst_us: microseconds in a burst.
         analytic_us: the same by the analytic model alone.
-        table: the kernels; or some of them, by their indices ``members``.
+        table: the kernels.
         problem: a strided batch.
-        gpu: where.
-        members: as above; None: all.
+        gpu: the GPU.
+        members: indices of the kernels in ``table`` that the times are for; None: all.
     """
 
     def of_members(figures: Any) -> Any:
@@ -100,25 +102,26 @@ def sustained_us(
 
 
 def is_stream(table: FeatureTable) -> Floats:
-    """1 of kernels of stream-K, 0 of others."""
+    """Return 1 for stream-K kernels and 0 for others."""
     return np.asarray(table.inputs[:, STATIC.index("stream-K")])
 
 
 def padding(tile: Floats, side: Integers, problem: GemmProblem) -> Floats:
-    """Elements of D that tiles cover, over those that a problem has, whose extents kernels have by ``side``."""
+    """Return the elements of D that tiles cover, relative to those of the problem; ``side`` maps its extents to each
+    kernel's."""
     extents = np.array((problem.m, problem.n), np.float64).take(side)
     covered = np.ceil(extents / tile) * tile
     return np.asarray(covered[0] * covered[1] / (problem.m * problem.n))
 
 
 def power_us(problem: GemmProblem, gpu: Gpu) -> float:
-    """Least microseconds under the power limit, whatever the kernel."""
+    """Return the least microseconds under the power limit, for any kernel."""
     widest = max(DTYPES[problem.a_dtype].bits, DTYPES[problem.b_dtype].bits) / 8
     return problem.expected_flops * widest / 2 / gpu.power_tflops / 1e6
 
 
 def least_us(problem: GemmProblem, gpu: Gpu) -> float:
-    """Microseconds that DRAM takes to bring A and B once and take D: no kernel needs fewer."""
+    """Return the microseconds in which DRAM can read A and B once and write D: a lower bound for any kernel."""
     a, b, d = (DTYPES[dtype].bits for dtype in (problem.a_dtype, problem.b_dtype, problem.d_dtype))
     bits = problem.k * (problem.m * a + problem.n * b) + problem.m * problem.n * d
     return problem.batch * bits / 8 / gpu.dram_gbps / 1000

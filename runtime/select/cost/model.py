@@ -1,11 +1,10 @@
-"""The model: how long each of many kernels takes for one problem.
+"""The model: predicts the time of many kernels for one problem.
 
-Analytic, from the GPU's rates: the tiles of a problem take waves on the SMs, what a tile takes its family says
-(:mod:`~gemmill.runtime.select.cost.families`), and DRAM and power bound the whole. Where a GPU was measured, a network
-that was fitted to measurements corrects the kernels that could be the fastest
-(:mod:`~gemmill.runtime.select.cost.network`). For programs that run for seconds the energy term
-(:mod:`~gemmill.runtime.select.cost.energy`) says how the power limit slows them. All are array operations over the
-kernels.
+The analytic part uses the rates of the GPU. The tiles of a problem take waves on the SMs, a family gives the time of a
+tile (:mod:`~gemmill.runtime.select.cost.families`), and DRAM and power bound the whole. For GPUs with measurements, a
+network fitted to them corrects the kernels that may be the fastest (:mod:`~gemmill.runtime.select.cost.network`). For
+sustained load, the energy term (:mod:`~gemmill.runtime.select.cost.energy`) predicts how the power limit slows kernels.
+All are array operations over the kernels.
 """
 
 from __future__ import annotations
@@ -32,35 +31,36 @@ if TYPE_CHECKING:
     from gemmill.runtime.select.cost.network import Network
 
 BEHIND = 1.7
-"""How far behind the analytically fastest kernel the network is still evaluated: the best of 6,328 problems was never
-as far."""
+"""Largest time relative to the analytically fastest kernel for which the network is evaluated: the best of 6,328
+measured problems was always within it."""
 MOST = 64
-"""Of how many kernels at most, the analytically fastest."""
+"""Most kernels for which the network is evaluated, the analytically fastest first."""
 _OF_FAMILIES = "m", "inside_a", "inside_b", "active", "load_ns", "steps", "waves", "store_ns", "sharing"
-"""What families take of the work of kernels."""
+"""Work of kernels that families use."""
 _FITTED = "strided", "nested"
-"""Batching that the network was fitted to, or that costs as much."""
+"""Batching that the network was fitted to, or with the same cost."""
 _LAUNCH_NS = 310.0
-"""A launch in a train of launches."""
+"""Time of a launch in a sequence of launches."""
 _STORES_SEEN = 0.5
-"""Part of the SM's time from which on stores set its pace."""
+"""Share of the SM's time from which on stores count as the bound."""
 _ROWS_OF_MASKED = np.linspace(0.7, 1.3, 7)[:, np.newaxis]
-"""Rows in use of masked groups, over those that are expected, as DeepGEMM's tests draw them."""
+"""Rows in use of masked groups relative to the expected rows, with the distribution of DeepGEMM's tests."""
 _L2_SHARE = 0.85
-"""Part of L2 that operands can stay in. Fitted to measurements on an H200, like the next."""
+"""Share of L2 that operands can stay in. Fitted to measurements on an H200, like the next constant."""
 _REALIGNED_KEPT = 0.45
-"""Part of the time of writing a realigned operand that is regained where it stays in L2."""
+"""Share of the time of writing a realigned operand that is saved where it stays in L2."""
 
 
 def times(table: FeatureTable, problem: GemmProblem, gpu: Gpu, serving: Integers | None = None) -> Columns:
-    """Microseconds of every kernel of a table, ``us``, for one problem whose extents are all at least 1, those by the
-    analytic model alone, ``analytic_us``, and what it has of them.
+    """Return the microseconds of every kernel of a table for one problem, with all extents at least 1.
+
+    The result has ``us``, ``analytic_us`` (by the analytic model alone), and the work that they follow from.
 
     Args:
         table: the kernels.
-        problem: what they are to solve.
-        gpu: where; that of the table, or of fewer SMs.
-        serving: indices of the kernels that can; None: all.
+        problem: the problem.
+        gpu: the GPU of the table, or one with fewer SMs.
+        serving: indices of the kernels that support the problem; None: all.
     """
     work = analytic(table, problem, gpu)
     us = work["us"]
@@ -75,7 +75,7 @@ def times(table: FeatureTable, problem: GemmProblem, gpu: Gpu, serving: Integers
 
 
 def _corrected(network: Network, table: FeatureTable, work: Columns, serving: Integers | None) -> Floats:
-    """Microseconds, those of the kernels that could be the fastest as the network corrects them."""
+    """Return microseconds, with the network's corrections of the kernels that may be the fastest."""
     us: Floats = work["us"]
     members = within(BEHIND, us, serving)
     if not table.columns["all_fitted"]:
@@ -88,29 +88,30 @@ def _corrected(network: Network, table: FeatureTable, work: Columns, serving: In
     factors = np.exp(corrections(network, hidden, figures))
     found = us.copy()
     found[members] = corrected = us.take(members) * factors
-    # What the fastest of these loses, as to slow memory, those that the network was not fitted to lose as well.
+    # The slowdown of the fastest of these, for example by slow memory, also applies to kernels that the network was not
+    # fitted to.
     if not table.columns["all_fitted"] and (lost := factors[corrected.argmin()]) > 1:
         np.multiply(found, lost, out=found, where=~table.is_fitted)
     return found
 
 
 def within(behind: float, us: Floats, serving: Integers | None) -> Integers:
-    """Indices of the kernels that serve and take at most so many times as long as the fastest of them."""
+    """Return the indices of the supported kernels whose time is at most ``behind`` times the fastest."""
     found = us if serving is None else us.take(serving)
     near: Integers = (found <= behind * found[found.argmin()]).nonzero()[0]
     return near if serving is None else serving.take(near)
 
 
 def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Columns:
-    """The analytic model alone: ``us`` of each kernel, and what it is made of, ``figures`` (in the order of
-    :data:`~gemmill.runtime.select.cost.network.DYNAMIC`) among them."""
+    """Apply the analytic model alone. The result has ``us`` of each kernel and its parts, among them ``figures`` in the
+    order of :data:`~gemmill.runtime.select.cost.network.DYNAMIC`."""
     own, typical = table.columns, problem.typical()
     work = _tiles(table, problem, typical, gpu)
     _add_loads(work, own, typical, gpu, problem.batching in _FITTED)
     _add_stores(work, own, problem, gpu)
     sm_ns, dram_ns, us = work["sm_ns"], work["dram_ns"], work["us"]
     sm_ns[:] = _busiest_ns(table, work, typical, gpu)
-    if (stream := own["stream"]) is not None:  # and the rest of a store that a part of a wave has whole
+    if (stream := own["stream"]) is not None:  # a part of a wave still has a whole store
         sm_ns[stream] += work["exchange_ns"] + work["rest"] * work["store_ns"][stream]
     of_dram_ns = _dram_bytes(own, work, typical, gpu) / own["dram_gbps"]
     dram_ns[:] = of_dram_ns
@@ -126,7 +127,7 @@ def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Columns:
 
 
 def _tiles(table: FeatureTable, problem: GemmProblem, typical: GemmProblem, gpu: Gpu) -> Columns:
-    """What a problem makes of the tiles of kernels: clusters of them, waves, CTAs that are active, steps along K."""
+    """Return how the tiles of the kernels cover a problem: clusters, waves, active CTAs, steps along K."""
     own, figures = table.columns, np.empty((len(DYNAMIC), len(table.kernels)))
     m, _, along_m, along_n, waves, active, steps, load_ns, sm_ns, dram_ns, us, k, batch = figures
     extents, along = figures[:2], figures[2:4]
@@ -174,7 +175,8 @@ def _tiles(table: FeatureTable, problem: GemmProblem, typical: GemmProblem, gpu:
 
 
 def _add_loads(work: Columns, own: Columns, problem: GemmProblem, gpu: Gpu, ends: bool) -> None:
-    """Add the time of the loads of a step from L2; of boxes that end with the operands, or are whole."""
+    """Add the time of the loads of a step from L2. With ``ends``, boxes end with the operands; otherwise they are
+    whole."""
     loaded, load_ns = own["loaded_whole"], work["load_ns"]
     if ends and min(problem.m, problem.n) < own["largest_tile"]:
         inside = work["figures"][:2] / own["tile"]
@@ -187,15 +189,15 @@ def _add_loads(work: Columns, own: Columns, problem: GemmProblem, gpu: Gpu, ends
 
 
 def features(table: FeatureTable, work: Columns) -> Floats:
-    """(kernels, inputs): what the network takes of each kernel, from what :func:`analytic` returns."""
+    """Return the inputs of the network for each kernel, (kernels, inputs), from the result of :func:`analytic`."""
     return np.concatenate([np.log(work["figures"]).T, table.inputs], axis=1)
 
 
 def _vary(along: Floats, extents: Floats, own: Columns, problem: GemmProblem, typical: GemmProblem) -> Floats | bool:
-    """Put the mean of the tiles of groups along M, whose rows are known on average alone, in place of those of the mean
-    rows. Returns for which kernels groups differ in their tiles."""
+    """Replace the tiles of average groups along M by the average of the tiles of groups, whose rows are known only on
+    average. Return for which kernels the groups differ in tiles."""
     rows = own["cluster_tile"][0]
-    if problem.batching == "grouped":  # as if their rows were spread exponentially
+    if problem.batching == "grouped":  # as for an exponential distribution of rows
         along[0] = -1 / np.expm1(-rows / extents[0])
         return True
     tiles = np.ceil(np.minimum(_ROWS_OF_MASKED * typical.m, problem.m) / rows)
@@ -206,7 +208,7 @@ def _vary(along: Floats, extents: Floats, own: Columns, problem: GemmProblem, ty
 
 
 def _slots(table: FeatureTable, gpu: Gpu) -> Floats:
-    """Clusters that the GPU holds of each kernel."""
+    """Return how many clusters of each kernel fit the GPU."""
     own = table.columns
     if gpu is table.gpu:
         slots: Floats = own["slots"]
@@ -216,7 +218,7 @@ def _slots(table: FeatureTable, gpu: Gpu) -> Floats:
 
 
 def _add_stores(work: Columns, own: Columns, problem: GemmProblem, gpu: Gpu) -> None:
-    """Add the time of a tile from the end of its loop over K to the next, and the CTAs that an SM has at a time."""
+    """Add the time of a tile from the end of its loop over K to the next tile, and the CTAs that share an SM."""
     work["store_ns"] = own["store_ns"]
     if own["ctas_per_sm"] is not None:
         work["sharing"] = sharing = np.minimum(own["ctas_per_sm"], np.ceil(work["clusters"] / gpu.sms))
@@ -226,7 +228,7 @@ def _add_stores(work: Columns, own: Columns, problem: GemmProblem, gpu: Gpu) -> 
 
 
 def _busiest_ns(table: FeatureTable, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats:
-    """Nanoseconds of the busiest SM under each kernel, as its family says."""
+    """Return the nanoseconds of the busiest SM with each kernel, from its family."""
     if len(table.parts) == 1:
         ((family, members, own),) = table.parts
         found: Floats = family.busiest_ns(own, work, problem, gpu)
@@ -243,9 +245,9 @@ def _busiest_ns(table: FeatureTable, work: Columns, problem: GemmProblem, gpu: G
 
 
 def _dram_bytes(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats | float:
-    """Bytes that cross DRAM: every operand once, and A and B anew in each wave if they outgrow L2.
+    """Return the bytes that cross DRAM: every operand once, and A and B again in each wave if they do not fit L2.
 
-    The tiles of a wave are as many as the swizzle size across the raster order, and go along it.
+    A wave covers as many tiles as the swizzle size across the raster order, and extends along it.
     """
     inputs = problem.k * (problem.m * _bytes(problem.a_dtype) + problem.n * _bytes(problem.b_dtype)) * problem.batch
     outputs = problem.m * problem.n * _output_bytes(problem) * problem.batch
@@ -255,7 +257,7 @@ def _dram_bytes(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> 
     width = np.minimum(own["swizzle"], across)
     length = np.minimum(np.ceil(work["active"] / width), along)
     width = np.minimum(np.maximum(width, work["active"] / length), across)
-    moved: Floats = own["across"] / length + own["along"] / width  # of each K of a tile
+    moved: Floats = own["across"] / length + own["along"] / width  # per element of K of a tile
     moved *= across * along
     moved *= problem.k * problem.batch
     np.maximum(moved, inputs, out=moved)
@@ -264,8 +266,8 @@ def _dram_bytes(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> 
 
 
 def _realignment_us(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Floats:
-    """Microseconds in which operands that are less aligned than a kernel reads them are realigned first: of what is
-    read and written, as the launch of the kernel hides behind it."""
+    """Return the microseconds in which operands with less alignment than a kernel needs are copied first. Only the
+    bytes count, since the launch of the kernel overlaps with the copy."""
     sizes = [(_realigned_bytes(problem, name),) for name in "abc"]
     size = np.where(table.realigned(problem), sizes, 0).sum(axis=0) * problem.batch
     kept = np.where(size <= _L2_SHARE * gpu.l2_bytes, _REALIGNED_KEPT, 0)
@@ -273,7 +275,7 @@ def _realignment_us(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Floa
 
 
 def _realigned_bytes(problem: GemmProblem, operand: str) -> int:
-    """Bytes of a copy of a matrix of an operand, in sectors; 0 where there is no C."""
+    """Return the bytes of a copy of a matrix of an operand, in sectors; 0 where there is no C."""
     if (dtype := getattr(problem, f"{operand}_dtype")) is None:
         return 0
     columns, rows = problem.extents_of(operand)
@@ -281,7 +283,7 @@ def _realigned_bytes(problem: GemmProblem, operand: str) -> int:
 
 
 def _output_bytes(problem: GemmProblem) -> float:
-    """Bytes of an element of C, if there is one, and of D together."""
+    """Return the bytes of an element of D, plus those of C if there is one."""
     return (_bytes(problem.c_dtype) if problem.c_dtype else 0) + _bytes(problem.d_dtype)
 
 
@@ -290,7 +292,7 @@ def _bytes(dtype: DTypeName) -> float:
 
 
 def in_words(table: FeatureTable, index: int, us: float, problem: GemmProblem, gpu: Gpu) -> str:
-    """What the model has of one kernel that takes so many microseconds: its tiles, waves and what bounds it."""
+    """Describe the prediction for one kernel in words: its tiles, waves and bound."""
     config, work = table.config(index), analytic(table, problem, gpu)
     along_k = cluster_k(config)
     slices = table.kernels[index].slices
@@ -303,18 +305,18 @@ def in_words(table: FeatureTable, index: int, us: float, problem: GemmProblem, g
     tiles = int(work["clusters"][index] / slices) * config.cluster.m * config.cluster.n
     waves = int(work["waves"][index])
     useful = _utilisation(table, index, work, typical, gpu)
-    rate = f"{problem.expected_flops / us / 1e6:.0f} TFLOP/s by the model"
+    rate = f"{problem.expected_flops / us / 1e6:.0f} TFLOP/s"
     if problem.batching == "masked":
-        rate += f", with {typical.m} rows of a masked group in use"
+        rate += f", with {typical.m} rows in use per masked group"
     return (
         f"{tiles} tile{'s'[: tiles > 1]} of {config.tile.m}x{config.tile.n} {clusters} take "
-        f"{max(waves, 1)} wave{'s'[: waves > 1]} on {gpu.sms} SMs ({useful:.0%} of them useful), bound by "
-        f"{_bound(config, index, work)}: {us:.1f} us, {rate}"
+        f"{max(waves, 1)} wave{'s'[: waves > 1]} on {gpu.sms} SMs ({useful:.0%} utilised), bound by "
+        f"{_bound(config, index, work)}: predicted {us:.1f} us ({rate})"
     )
 
 
 def _utilisation(table: FeatureTable, index: int, work: Columns, problem: GemmProblem, gpu: Gpu) -> float:
-    """Part of the SMs' waves that compute something inside the problem."""
+    """Return the share of the SMs' waves that computes elements inside the problem."""
     config = table.config(index)
     sharing = work["sharing"] if isinstance(work["sharing"], float) else work["sharing"][index]
     held = max(float(sharing), float(table.columns["counted_ctas"][index]))
@@ -325,7 +327,7 @@ def _utilisation(table: FeatureTable, index: int, work: Columns, problem: GemmPr
 
 
 def _bound(config: GemmConfig, index: int, work: Columns) -> str:
-    """What sets the pace of a kernel."""
+    """Return what bounds a kernel."""
     sm_ns, dram_ns = float(work["sm_ns"][index]), float(work["dram_ns"][index])
     if sm_ns < max(dram_ns, work["power_ns"]):
         return "DRAM" if dram_ns >= work["power_ns"] else "power"

@@ -1,4 +1,4 @@
-"""Feature tables: figures of the kernels that a problem may go to, as columns that are made once."""
+"""Feature tables: properties of the candidate kernels of a problem, as columns that are computed once."""
 
 from __future__ import annotations
 
@@ -28,52 +28,55 @@ if TYPE_CHECKING:
     from gemmill.runtime.select.cost.families.family import Family
     from gemmill.runtime.select.cost.network import Network
 
-# Fitted to measurements on an H200, together with its row of library/arch.py (docs/performance).
+# Fitted to measurements on an H200, together with its row in library/arch.py.
 _MULTICAST_COST = 0.26
-"""Part of a load that multicast does not save."""
+"""Share of a load that multicast does not save."""
 _TILE_NS = 1020.0
 """Draining the pipeline and starting the next tile."""
 _STORE_BYTES_PER_CYCLE = 16
-"""What one SM's epilogue moves from registers through shared memory to L2, or back."""
+"""Bytes per clock that the epilogue of one SM moves from registers through shared memory to L2, or back."""
 _ELEMENTS_PER_CYCLE = 1.5
-"""What a CTA stores of a D that TMA cannot store."""
+"""Elements per clock that a CTA stores where TMA cannot store D."""
 
 Entry = tuple[SlicedKernel, GemmConfig, bool]
-"""A candidate: a kernel in slices of K, its config, and whether it runs the transposed problem."""
+"""A candidate: a kernel with its slices of K, its config, and whether it runs the transposed problem."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeatureTable:
-    """Candidates for problems of the same formats: kernels, each as it is, for the transposed problem, or both."""
+    """Candidates for problems with the same formats: each kernel for the problem, for the transposed problem, or
+    both."""
 
     kernels: tuple[SlicedKernel, ...]
     swap_ab: Bools
-    """Whether each runs the transposed problem."""
+    """Whether each candidate runs the transposed problem."""
     side: Integers
-    """(2, kernels): which extents of a problem a kernel has as its M and its N: 0 for M, 1 for N."""
+    """(2, kernels): which extents of a problem are a kernel's M and N: 0 for M, 1 for N."""
     is_fitted: Bools
     """Whether the network corrects the kernel's time."""
     columns: Columns
-    """Figures of all kernels, nanoseconds and bytes."""
+    """Properties of all kernels, in nanoseconds and bytes."""
     parts: Sequence[tuple[Family, slice, Columns]]
-    """Of each family which kernels are its own, which lie together, and its columns."""
+    """For each family the range of its kernels, which are consecutive, and its own columns."""
     inputs: Floats
-    """(kernels, inputs): those of the network that a kernel has whatever the problem, :data:`STATIC`."""
+    """(kernels, inputs): inputs of the network that do not depend on the problem, :data:`STATIC`."""
     network: Network | None
-    """What corrects times; None: nothing does."""
+    """The network that corrects times; None: there is none."""
     hidden: Any
     """What each kernel adds to the network's first hidden layer."""
     gpu: Gpu
-    """Where."""
+    """The GPU."""
 
     @classmethod
     def of(cls, entries: Iterable[Entry], gpu: Gpu, network: Network | None = None) -> FeatureTable:
-        """The table of some candidates, family by family, else in their order, on a GPU."""
+        """Return the table of candidates on a GPU, family by family, otherwise in their order."""
         order = [*FAMILIES]
         kernels, configs, swapped = zip(*sorted(entries, key=lambda entry: order.index(entry[1].family)), strict=True)
         swap_ab = np.array(swapped, np.bool_)
         columns = _columns(kernels, configs, swap_ab, gpu)
-        aligns = np.array([least_aligns(config) for config in configs])  # (kernels, 4): of A, B, C and D, in bytes
+        aligns = np.array(
+            [least_aligns(config) for config in configs]
+        )  # (kernels, 4): alignments of A, B, C and D in bytes
         aligns[swap_ab] = aligns[swap_ab][:, [1, 0, 2, 3]]
         families = [FAMILIES[config.family] for config in configs]
         is_fitted = np.array([family.is_fitted(config) for family, config in zip(families, configs, strict=True)])
@@ -99,18 +102,18 @@ class FeatureTable:
         gpu: Gpu,
         network: Network | None,
     ) -> FeatureTable:
-        """The table of what was read from configs."""
+        """Return the table from the properties of its configs."""
         side = np.stack([swap_ab, ~swap_ab]).astype(np.int64)
         hidden = None if network is None else of_kernels(network, inputs)
         return cls(kernels, swap_ab, side, is_fitted, columns, parts, inputs, network, hidden, gpu)
 
     def config(self, index: int) -> GemmConfig:
-        """The config of a kernel."""
+        """Return the config of a kernel."""
         return parse_name(self.kernels[index].name)
 
     def serving(self, problem: GemmProblem, sm_count: int | None) -> Integers | None:
-        """Indices of the kernels whose alignments a problem meets and which stay within some SMs, which copies and
-        second kernels do not; None for all."""
+        """Return the indices of the kernels whose alignments a problem meets and which stay within ``sm_count`` SMs;
+        None for all. Copies and second kernels do not stay within a number of SMs."""
         offered = problem.a_align, problem.b_align, problem.c_align, problem.d_align
         if sm_count is None and min(offered) >= TMA_ALIGN:  # no kernel needs more
             return None
@@ -121,12 +124,13 @@ class FeatureTable:
         return np.flatnonzero(serves)
 
     def realigned(self, problem: GemmProblem) -> Bools:
-        """Whether A, B and C, the rows, are copied into aligned memory before each kernel, if it runs the problem."""
+        """Return whether A, B and C (rows) are copied into aligned memory before each kernel, if it runs the
+        problem."""
         offered = np.array(((problem.a_align,), (problem.b_align,), (problem.c_align,)))
         return np.asarray(offered < self.columns["loaded_aligns"])
 
     def first(self, order: Iterable[int], count: int) -> list[int]:
-        """The first few kernels of an order, each once."""
+        """Return the first ``count`` distinct kernels of an order."""
         found: dict[SlicedKernel, int] = {}
         for i in order:
             found.setdefault(self.kernels[i], i)
@@ -150,7 +154,7 @@ def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swa
     stream = np.flatnonzero([decomposition_of(config).has_shares for config in configs])
     second_ns, second_element_ns = second_kernel(configs, slices)
     storing_ns = storing * elements * column(configs, _stored_bytes) / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz)
-    added_ns = _TILE_NS + tile_ns(configs)  # whatever is stored
+    added_ns = _TILE_NS + tile_ns(configs)  # independent of what is stored
     dram_gbps = gpu.dram_gbps * np.array([family.dram_share for family, _ in each], np.float64)
     loaded_aligns = np.array([(c.a.align, c.b.align, c.c.align if c.c else 0) for c in configs], np.float64).T
     return {
@@ -172,8 +176,8 @@ def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swa
         "slots": resident_clusters(gpu).take(ctas.astype(np.int64)) * ctas_per_sm,
         "ctas_per_sm": ctas_per_sm if ctas_per_sm.max() > 1 else None,
         "counted_ctas": np.array([family.counted_ctas(config) for family, config in each], np.float64),
-        "clusters": slices,  # that K of a tile is split among
-        "step_k": slices * along_k * tile_k,  # of K, that all of these cover in a step
+        "clusters": slices,  # clusters that K of a tile is split among
+        "step_k": slices * along_k * tile_k,  # extent of K that all of these cover in a step
         "stream": stream if stream.size else None,
         "stream_tile": (tile_m * tile_n)[stream],
         "mma_ns": mma_cycles(tile_m, tile_n, tile_k * np.maximum(bytes_a, bytes_b)) / gpu.clock_ghz,
@@ -191,14 +195,14 @@ def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swa
         "dram_gbps": float(dram_gbps[0]) if (dram_gbps == dram_gbps[0]).all() else dram_gbps,
         "swizzle": column(configs, lambda c: c.scheduler.swizzle_size),
         **_in_raster_order(raster_m, cluster, rows),
-        # elements to shared memory for a product, times those out of L2
+        # elements to shared memory per multiply-add, times those out of L2
         "moved": (tile_m + tile_n) * (tile_m / cluster_n + tile_n / cluster_m) / (tile_m * tile_n) ** 2,
     }
 
 
 def _in_raster_order(raster_m: Bools, cluster: Floats, row_bytes: Floats) -> Columns:
-    """Places of the tiles along M and N, the CTAs of clusters, and the bytes of a tile for each of K, as (2, kernels):
-    across the raster order, then along it."""
+    """Return tiles along M and N, CTAs of clusters, and bytes of a tile per element of K, as (2, kernels): across the
+    raster order, then along it."""
     places = np.arange(cluster.size).reshape(cluster.shape)
     across, along = np.where(raster_m, row_bytes[::-1], row_bytes)
     return {
@@ -226,7 +230,7 @@ STATIC = (
     ),
     *("D m-major", "transposed"),
 )
-"""Names of the network's inputs that a kernel has whatever the problem: logarithms, then flags."""
+"""Inputs of the network that do not depend on the problem: logarithms, then flags."""
 
 
 def _inputs(configs: Sequence[GemmConfig], columns: Columns) -> Floats:
@@ -248,21 +252,21 @@ def _inputs(configs: Sequence[GemmConfig], columns: Columns) -> Floats:
 
 
 def _stored_bytes(config: GemmConfig) -> int:
-    """Bytes of an element of a tile that is stored, or loaded of C."""
+    """Return the bytes that are stored per element of a tile, plus those that are loaded from C."""
     if decomposition_of(config).has_second_kernel:
         return PARTIAL_BYTES
     return (config.c.type.bytes if config.c else 0) + config.d.type.bytes
 
 
 def resident_clusters(gpu: Gpu) -> Floats:
-    """Clusters that a GPU holds, one CTA an SM, by the CTAs of one: at most 16 (CUDA Programming Guide, "Thread Block
-    Clusters")."""
+    """Return how many clusters a GPU holds, with one CTA per SM, by their CTAs: at most 16 (CUDA Programming Guide,
+    "Thread Block Clusters")."""
     ctas = np.maximum(np.arange(17), 1)
     large = np.where(ctas <= 4, np.floor(gpu.clusters_of_4 * 4 / ctas), gpu.clusters_of_8)
     return np.maximum(np.where(ctas <= 2, np.floor(gpu.sms / ctas), large), 1)
 
 
 def _part_of(columns: Columns, members: slice) -> Columns:
-    """The figures of some kernels; those that are no single number of each as they are."""
+    """Return the columns of some kernels; values that are not one number per kernel stay as they are."""
     shape = columns["ctas"].shape
     return {name: x[members] if isinstance(x, np.ndarray) and x.shape == shape else x for name, x in columns.items()}

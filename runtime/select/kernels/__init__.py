@@ -1,1 +1,1 @@
-"""Which kernels may serve a problem: by formats, as they are or varied, and what the others want."""
+"""Which kernels may support a problem: by their formats, as declared or varied; and why others do not."""

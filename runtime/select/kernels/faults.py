@@ -1,4 +1,5 @@
-"""What a kernel needs and a problem lacks, and whether it serves the problem as it is, transposed, or realigned."""
+"""What a kernel needs and a problem does not have, and whether the kernel supports the problem directly, transposed, or
+with realigned operands."""
 
 from __future__ import annotations
 
@@ -19,67 +20,71 @@ _ALIGNS = ("a_align", "b_align", "c_align", "d_align")
 
 
 def faults(config: GemmConfig, problem: GemmProblem) -> list[str]:
-    """What a kernel needs and a problem lacks, in words; empty where the kernel serves the problem."""
+    """Return, in words, what a kernel needs and a problem does not have; empty where the kernel supports the
+    problem."""
     found = []
     for field, wanted in zip(FIELDS, format_of(config), strict=True):
         given = getattr(problem, field)
         if given != wanted and not (wanted == "any" and given) and not (field == "epilogue" and serves(wanted, given)):
-            found.append(f"{_words(field)} {_value(wanted)} (it has {_value(given)})")
+            found.append(f"{_words(field)} {_value(wanted)} (the problem has {_value(given)})")
     for field, align in zip(_ALIGNS, least_aligns(config), strict=True):
         if (given := getattr(problem, field)) < align:
-            found.append(f"{_words(field)} of at least {align} bytes (it has {given})")
+            found.append(f"{_words(field)} of at least {align} bytes (the problem has {given})")
     return found
 
 
 def needs_swap(config: GemmConfig, problem: GemmProblem) -> bool | None:
-    """Whether a kernel serves a problem only transposed; None where it does not serve it at all."""
+    """Return whether a kernel supports a problem only transposed; None where it does not support it at all."""
     if not faults(config, problem):
         return False
     return True if problem.can_transpose and not faults(config, problem.transposed) else None
 
 
 def is_swapped(config: GemmConfig, problem: GemmProblem) -> bool:
-    """Whether a kernel that a caller names serves a problem transposed; UnsupportedProblemError where it does not serve
-    it at all."""
+    """Return whether a kernel that a caller names supports a problem only transposed.
+
+    Raises:
+        UnsupportedProblemError: it does not support it at all.
+    """
     if (swapped := needs_swap(config, problem)) is None:
         lacks = " and ".join(faults(config, problem))
-        raise UnsupportedProblemError(f"{kernel_name(config)} does not fit {problem}: it needs {lacks}")
+        raise UnsupportedProblemError(f"{kernel_name(config)} does not support {problem}: it needs {lacks}")
     return swapped
 
 
 def runs_transposed(config: GemmConfig, problem: GemmProblem) -> bool:
-    """Whether a kernel that was measured on a problem, and keeps enough of the sums, ran its transpose: D's major says
-    so, but of kernels for any."""
+    """Whether a kernel that was measured on a problem ran its transpose: D's major decides, except for kernels that
+    take any."""
     major = config.d.major
     return needs_swap(config, problem) is True if major == "any" else major != problem.d_major
 
 
 def realigned(config: GemmConfig, problem: GemmProblem) -> tuple[str, ...]:
-    """Which of ``a``, ``b`` and ``c`` of a problem are copied into aligned memory before a kernel that runs it as it
-    is; ``problem.transposed`` for one that runs the transpose."""
+    """Return which of ``a``, ``b`` and ``c`` of a problem are copied into aligned memory before a kernel that runs it
+    directly; pass ``problem.transposed`` for one that runs the transpose."""
     operands = zip("abc", (config.a, config.b, config.c), strict=True)
     return tuple(x for x, operand in operands if operand and getattr(problem, f"{x}_align") < operand.align)
 
 
 def is_aligned(problem: GemmProblem) -> bool:
-    """Whether all operands are aligned as TMA wants them."""
+    """Whether all operands have the alignment that TMA needs."""
     return min(problem.a_align, problem.b_align, problem.c_align, problem.d_align) >= TMA_ALIGN
 
 
 def refusal(configs: Mapping[str, GemmConfig], problem: GemmProblem, gpu: Gpu) -> UnsupportedProblemError:
-    """The error for a problem that none of some kernels serves on a GPU: names what the nearest wants otherwise."""
-    from gemmill.library.legality.rules import verdicts  # a program whose problems are served starts faster
+    """Return the error for a problem that no kernel supports on a GPU; it names what the nearest kernel needs."""
+    from gemmill.library.legality.rules import verdicts  # programs without refusals start faster
 
     if not configs:
         return UnsupportedProblemError(
-            f"no kernel serves {problem}: there is none to choose from; edited kernels run by their names alone: "
+            f"no kernel supports {problem}: this registry has none to select. Edited kernels run only by name: pass "
             "kernel=NAME"
         )
     targets = serving(gpu.capability)
     if not any(config.target in targets for config in configs.values()):
         target = ".".join(map(str, gpu.capability))
         return UnsupportedProblemError(
-            f"none of {len(configs)} kernels is made for {gpu.name} (compute capability {target})"
+            f"none of {len(configs)} kernels supports {gpu.name} (compute capability {target})"
         )
     plain = with_declared_scales(problem.but(epilogue=LINEAR))
     wanting = {name: faults(config, plain) for name, config in configs.items()}
@@ -88,19 +93,19 @@ def refusal(configs: Mapping[str, GemmConfig], problem: GemmProblem, gpu: Gpu) -
         found = configs[nearest]
         a, b = replace(found.a, scale=problem.a_scale), replace(found.b, scale=problem.b_scale)
         if refusals := verdicts(replace(found, a=a, b=b, epilogue=problem.epilogue)):
-            return UnsupportedProblemError(f"no kernel serves {problem}: {nearest} would, but {refusals[0]}")
+            return UnsupportedProblemError(f"no kernel supports {problem}: {nearest} is the nearest, but {refusals[0]}")
         others = [] if problem.epilogue in (LINEAR, found.epilogue) else ["this epilogue"]
         others += [] if (a, b) == (found.a, found.b) else ["scales of this type"]
         changed = " and ".join(others)
         return UnsupportedProblemError(
-            f"no kernel serves {problem}: {nearest} would with {changed} in place of its own, but the kernels here run "
-            f"as they are; name a manifest besides the packs, or pack kernels with {changed}"
+            f"no kernel supports {problem}: {nearest} needs {changed}, but kernels of packs run "
+            f"as they are: pass a manifest in addition to the packs, or pack kernels with {changed}"
         )
     needs = " and ".join(wanting[nearest])
     if "alignment" in needs:
-        needs += ": pad the contiguous extents, or copy the operands into aligned memory"
+        needs += ": pad the contiguous extents to a multiple of it, or copy the operands into aligned memory"
     return UnsupportedProblemError(
-        f"no kernel serves {problem}: the nearest of {len(wanting)}, {nearest}, needs {needs}"
+        f"no kernel supports {problem}: the nearest of {len(wanting)}, {nearest}, needs {needs}"
     )
 
 
@@ -109,6 +114,6 @@ def _value(value: str | int | None) -> str:
 
 
 def _words(field: str) -> str:
-    """``a_major`` as ``A's major``."""
+    """Return ``a_major`` as ``A's major``."""
     operand, _, property_ = field.partition("_")
     return f"{operand.upper()}'s {'alignment' if property_ == 'align' else property_}" if property_ else field

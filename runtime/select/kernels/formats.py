@@ -1,4 +1,4 @@
-"""Formats: what a problem and a kernel that serves it have in common, and what kernels a problem may go to by it."""
+"""Formats: the properties that a kernel and a problem that it supports have in common, and the kernels for a format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Format = tuple[str | int | None, ...]
 """Values of :data:`FIELDS`."""
 _ROWS = tuple(row for row in TABLE.values() if row.field.format)
 FIELDS = tuple(row.of_problem for row in _ROWS)
-"""Fields of a problem that a kernel must have equal, or have ``any`` major."""
+"""Fields that a kernel and a problem must have equal; a kernel may also have ``any`` as a major."""
 A, B = FIELDS.index("a_dtype"), FIELDS.index("b_dtype")
 OUTPUTS = slice(FIELDS.index("c_dtype"), FIELDS.index("d_major") + 1)
 EPILOGUE = FIELDS.index("epilogue")
@@ -35,31 +35,31 @@ _without_c = attrgetter(*(row.name if row.absent is None else row.group for row 
 
 
 def format_of(config: GemmConfig) -> Format:
-    """What a problem must have equal for a kernel."""
+    """Return the formats that a problem must have for a kernel."""
     formats: Format = _with_c(config) if config.c else _without_c(config)
     return formats
 
 
 def types_of(formats: Format) -> Format:
-    """Formats without majors."""
+    """Return formats without majors."""
     return tuple(value for field, value in zip(FIELDS, formats, strict=True) if not field.endswith("_major"))
 
 
 def declared_scales(formats: Format) -> Format:
-    """Formats with scales as sets declare them: those of blocks in f32."""
+    """Return formats with scales as kernel sets declare them: block scales in f32."""
     scales: Any = formats[A_SCALE], formats[B_SCALE]
     changed = dict(zip((A_SCALE, B_SCALE), in_f32(*scales), strict=True))
     return tuple(changed.get(place, value) for place, value in enumerate(formats))
 
 
 def with_declared_scales(problem: GemmProblem) -> GemmProblem:
-    """A problem with scales likewise."""
+    """Return a problem with scales as kernel sets declare them."""
     a_scale, b_scale = in_f32(problem.a_scale, problem.b_scale)
     return problem.but(a_scale=a_scale, b_scale=b_scale)
 
 
 def serving_formats(problem: GemmProblem) -> Iterator[Format]:
-    """The formats of kernels that serve a problem: its own, and those that read an operand whatever its majorness."""
+    """Return the formats of kernels that support a problem: its own, and those that take an operand with any major."""
     choices = []
     for field in FIELDS:
         value = getattr(problem, field)
@@ -69,7 +69,7 @@ def serving_formats(problem: GemmProblem) -> Iterator[Format]:
 
 
 def check_formats(problem: GemmProblem) -> None:
-    """Refuse what no kernel could have, and what a kernel's name would spell otherwise.
+    """Check that the formats of a problem exist and have their canonical spelling.
 
     Raises:
         UnsupportedProblemError: names the field and its value.
@@ -79,6 +79,8 @@ def check_formats(problem: GemmProblem) -> None:
             raise UnsupportedProblemError(f"{field} is {value!r}; it must be one of {', '.join(DTYPES)}")
     if (problem.c_dtype is None) != (problem.c_major is None) or problem.c_dtype not in (None, *DTYPES):
         c = f"c_dtype is {problem.c_dtype!r} and c_major {problem.c_major!r}"
-        raise UnsupportedProblemError(f"{c}; C has a type and a major, or there is none and both are None")
+        raise UnsupportedProblemError(f"{c}; with C both must be set, without C both must be None")
     if (text := canonical(problem.epilogue)) != problem.epilogue:
-        raise UnsupportedProblemError(f"the epilogue is {problem.epilogue!r}; problems have its one spelling, {text!r}")
+        raise UnsupportedProblemError(
+            f"the epilogue is {problem.epilogue!r}; it must have the canonical spelling {text!r}"
+        )

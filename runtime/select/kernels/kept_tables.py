@@ -1,6 +1,5 @@
-"""Tables of the kernels that ship, kept in the store: to make one, names are parsed and variants checked by rules,
-which takes hundreds of times as long as to read it.
-"""
+"""Caches tables of the shipped kernels in the store. Building a table parses names and checks variants against rules,
+which takes hundreds of times as long as reading it."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from gemmill.runtime.storage.store import Store
 
 _ARRAYS = "swap_ab", "is_fitted", "inputs"
-"""Members of a table that are an array each."""
+"""Fields of a table that are one array each."""
 
 
 def kept_table(
@@ -41,17 +40,18 @@ def kept_table(
     network: Network | None,
     make: Callable[[], FeatureTable | None],
 ) -> FeatureTable | None:
-    """A table of kernels that ship: the one that the store has, or what ``make`` makes, which it has from then on.
-    Tables of other manifests, rules or figures, and those that are damaged, are replaced.
+    """Return a table of shipped kernels: from the store, or from ``make``, whose result is then stored.
+
+    Tables for other manifests, rules or GPU properties, and damaged ones, are replaced.
 
     Args:
-        store: where it is kept.
-        origin: digest of what decides which kernels there are.
-        types: types of the A and B of the kernels.
-        gpu: where the kernels run.
-        key: tells the tables of these types apart.
-        network: what corrects the analytic model of the GPU.
-        make: makes the table; None where there are no such kernels.
+        store: the store.
+        origin: digest of everything that decides which kernels there are.
+        types: types of A and B of the kernels.
+        gpu: the GPU.
+        key: distinguishes the tables for these types.
+        network: the network for the GPU.
+        make: makes the table; returns None where there are no such kernels.
     """
     name = hashlib.sha256(repr((gpu.name, sorted(types), key)).encode()).hexdigest()
 
@@ -70,12 +70,12 @@ def kept_table(
 
 @cache
 def _costs() -> str:
-    """SHA-256, in hex, of the code that makes tables."""
+    """Return the SHA-256, in hex, of the code that makes tables."""
     return digest_of(Path(__file__).parents[1], "**/*.py")
 
 
 def _written(table: FeatureTable | None) -> Any:
-    """A table as a value of JSON: its arrays one after the other, compressed."""
+    """Return a table as a JSON value; its arrays are concatenated and compressed."""
     if table is None:
         return None
     figures = {name: getattr(table, name) for name in _ARRAYS} | table.columns
@@ -101,7 +101,7 @@ def _written(table: FeatureTable | None) -> Any:
 
 
 def _read(content: Any, gpu: Gpu, network: Network | None) -> FeatureTable | None:
-    """The table that :func:`_written` wrote."""
+    """Return the table that :func:`_written` wrote."""
     if content is None:
         return None
     data, at = zlib.decompress(b64decode(content["data"])), 0

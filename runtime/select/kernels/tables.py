@@ -1,4 +1,4 @@
-"""The kernels of a set as tables of candidates: those that a problem may go to, by its formats."""
+"""The kernels of a set as tables of candidates: those that may support a problem, by its formats."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from gemmill.runtime.select.kernels.formats import Format, check_formats, format
 from gemmill.runtime.select.kernels.variations import Variants
 
 Keep = Callable[[object, Network | None, Callable[[], FeatureTable | None]], FeatureTable | None]
-"""The table under a key: one that is kept, or what a function makes."""
+"""Returns the table for a key: a cached one, or the result of a function."""
 Found = tuple[FeatureTable, "np.ndarray[tuple[int], np.dtype[np.int64]] | None"]
-"""A table, and indices of those of its kernels that serve a problem; None for all."""
+"""A table, and the indices of its kernels that support a problem; None for all."""
 _Families = tuple[FamilyName, ...]
 _ALL: _Families = tuple(FAMILIES)
 _SUMMED_IN_F16 = frozenset(("f16", *FP8))
-"""Types of A and B whose sums tensor cores can keep in f16."""
+"""Types of A and B for which tensor cores can accumulate in f16."""
 
 
 class Kernels:
-    """The kernels of a set that serve a problem on a GPU.
+    """The kernels of a set for one GPU.
 
     Args:
         configs: the kernels by name.
-        gpu: where; kernels for other compute capabilities are passed over.
-        varies: whether kernels may be taken otherwise than they are declared, as :class:`Variants` says.
-        network: what corrects the analytic model of the GPU.
-        keep: keeps tables in a store; None: all are made.
+        gpu: the GPU; kernels for other compute capabilities are left out.
+        varies: whether kernels may be varied, as :class:`Variants` describes.
+        network: the network that corrects the analytic model of the GPU.
+        keep: caches tables in a store; None: no cache.
     """
 
     def __init__(
@@ -55,21 +55,21 @@ class Kernels:
         self._tables: dict[tuple[Format, bool, _Families], FeatureTable | None] = {}
         """By formats, whether they sum more precisely, and families."""
         self._entries: dict[tuple[Format, bool, FamilyName], list[Entry]] = {}
-        """Likewise, of one family: they take milliseconds."""
+        """The same for one family: making them takes milliseconds."""
 
     @cached_property
     def variants(self) -> Variants:
-        """The kernels by their formats, all of which are parsed."""
+        """The kernels by their formats; parses all of them."""
         targets = serving(self._gpu.capability)
         here = {name: config for name, config in self.configs.items() if config.target in targets}
         return Variants(here, self._varies)
 
     def serving(self, problem: GemmProblem, sm_count: int | None) -> Found:
-        """A table for the formats of a problem, and which of its kernels serve it: of those that sum as requested or,
-        where none does, more precisely.
+        """Return a table for the formats of a problem, and which of its kernels support it. The kernels accumulate as
+        requested or, where none does, more precisely.
 
         Raises:
-            UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
+            UnsupportedProblemError: no kernel supports it; names the constraint and the nearest kernel.
         """
         if (found := self.find(problem, sm_count)) is not None:
             return found
@@ -77,38 +77,40 @@ class Kernels:
             table, members = found
             ctas = table.columns["ctas"] if members is None else table.columns["ctas"][members]
             raise UnsupportedProblemError(
-                f"no kernel serves {problem} on {sm_count} SMs: those that serve it are in clusters of at least "
-                f"{ctas.min():.0f} CTAs, or reduce in a second kernel or copy operands first, which keeps to no "
-                "bound; raise sm_count or leave it out"
+                f"no kernel supports {problem} on {sm_count} SMs: those that support it have clusters of at least "
+                f"{ctas.min():.0f} CTAs, or reduce in a second kernel or copy operands first, which sm_count does "
+                "not limit; raise sm_count or leave it out"
             )
         raise refusal(self.configs, problem, self._gpu)
 
     def find(self, problem: GemmProblem, sm_count: int | None) -> Found | None:
-        """As :meth:`serving`, or None.
+        """Return the same as :meth:`serving`, or None.
 
         Raises:
-            UnsupportedProblemError: no kernel could serve it.
+            UnsupportedProblemError: no kernel could support it.
         """
         for value in (problem.m, problem.n, problem.k, problem.batch):
             if type(value) is not int or not 0 <= value <= MAX_EXTENT:
                 _refuse_extents(problem)
         if problem.n % 2 and is_gated(problem.epilogue):
-            raise UnsupportedProblemError(f"n is {problem.n}; an epilogue of pairs of columns needs an even one")
+            raise UnsupportedProblemError(
+                f"n is {problem.n}; a gated epilogue combines pairs of columns, so it must be even"
+            )
         for table in self._tables_for(problem):
             if (members := table.serving(problem, sm_count)) is None or members.size:
                 return table, members
         return None
 
     def _tables_for(self, problem: GemmProblem) -> Iterator[FeatureTable]:
-        """Tables for problems of the same formats, the first first: of kernels that sum as requested, then of those
-        that keep more of the sums; of each, where all operands are aligned, of preferred families for as many rows
-        before all."""
+        """Yield tables for the formats of a problem, in order of preference: kernels that accumulate as requested, then
+        those that accumulate more precisely. Within each, where all operands are aligned, the preferred families for
+        its number of rows come before all families."""
         formats = format_of_problem(problem)
         families = (_preferred(min(problem.m, problem.n)), _ALL) if is_aligned(problem) else (_ALL,)
         for precise in (False, True):
             for names in families:
                 key = formats, precise, names
-                if key not in self._tables:  # several threads would make the same
+                if key not in self._tables:  # concurrent threads would make the same one
                     check_formats(problem)
                     make = partial(self._table, names, problem, precise)
                     self._tables[key] = self._keep(key, self._network, make) if self._keep else make()
@@ -116,12 +118,12 @@ class Kernels:
                     yield table
 
     def _table(self, families: _Families, problem: GemmProblem, precise: bool) -> FeatureTable | None:
-        """The table of the kernels of some families for the formats of a problem; None where there are none."""
+        """Return the table of the kernels of some families for the formats of a problem; None where there are none."""
         entries = [entry for name in families for entry in self._of_family(name, problem, precise)]
         return FeatureTable.of(entries, self._gpu, self._network) if entries else None
 
     def _of_family(self, family: FamilyName, problem: GemmProblem, precise: bool) -> list[Entry]:
-        """The kernels of a family for the formats of a problem."""
+        """Return the kernels of a family for the formats of a problem."""
         key = format_of_problem(problem), precise, family
         if key not in self._entries:
             make = self._more_precise if precise else self._either_way
@@ -129,14 +131,14 @@ class Kernels:
         return self._entries[key]
 
     def _either_way(self, problem: GemmProblem, family: FamilyName) -> list[Entry]:
-        """The kernels of a family for a problem, and for its transpose where that is the same."""
+        """Return the kernels of a family for a problem, and those for its transpose where that is equivalent."""
         entries = [(kernel, config, False) for kernel, config in self._members(problem, family)]
         if problem.can_transpose:
             entries += [(kernel, config, True) for kernel, config in self._members(problem.transposed, family)]
         return entries
 
     def _more_precise(self, problem: GemmProblem, family: FamilyName) -> list[Entry]:
-        """Kernels of a family that keep more of the sums than is requested."""
+        """Return kernels of a family that accumulate more precisely than requested."""
         entries: list[Entry] = []
         if problem.accumulator == "f16" and {problem.a_dtype, problem.b_dtype} <= _SUMMED_IN_F16:
             entries += self._either_way(problem.but(accumulator="f32"), family)
@@ -145,8 +147,8 @@ class Kernels:
         return entries
 
     def _members(self, problem: GemmProblem, family: FamilyName) -> Iterator[tuple[SlicedKernel, GemmConfig]]:
-        """Kernels of a family for the formats of a problem, in each number of slices that is chosen among: those of
-        just these formats first, then those that take any majors."""
+        """Yield the kernels of a family for the formats of a problem, with each number of slices to choose from:
+        kernels with exactly these formats first, then those that take any major."""
         for formats in serving_formats(problem):
             for name, config in self.variants.of(formats, problem.epilogue).items():
                 if config.family == family:
@@ -161,7 +163,7 @@ def _refuse_extents(problem: GemmProblem) -> None:
 
 
 def _preferred(rows: int) -> _Families:
-    """The families that are looked at alone, of those that serve, for so many rows of the shorter side of D."""
+    """Return the families that are considered first for this many rows of the shorter side of D."""
     return _FEW_ROWS if rows <= _MOST_ROWS else _MANY_ROWS
 
 

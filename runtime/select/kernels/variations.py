@@ -1,6 +1,6 @@
-"""Moves that make a kernel of another: with other types, those of scales among them, another epilogue, or for nested
-batches. One check of legality is behind all, so that whoever takes a kernel otherwise than it is declared, by the
-model, a measurement or a decision tree, takes the same one."""
+"""Variations that derive a kernel from another: with other types or scale types, with another epilogue, or for nested
+batches. All go through one check of legality, so that the model, measurements and autotuning derive the same
+kernels."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from gemmill.runtime.select.kernels.formats import (
 
 
 def with_epilogue(config: GemmConfig, epilogue: str) -> GemmConfig | None:
-    """A linear kernel with an epilogue in place of its own; None where rules refuse it.
+    """Return a linear kernel with another epilogue; None where rules refuse it.
 
-    Matrices that TMA cannot move for it are read and written at any strides. Stages are as :func:`_refitted` says.
+    Matrices that TMA cannot move for it are read and written at any strides. :func:`_refitted` describes the stages.
     """
     for text in dict.fromkeys((epilogue, unstaged(epilogue))):
         if changed := _refitted(config, replace(config, epilogue=text)):
@@ -45,9 +45,9 @@ def with_epilogue(config: GemmConfig, epilogue: str) -> GemmConfig | None:
 def with_types(
     config: GemmConfig, a_dtype: Any, b_dtype: Any, c_dtype: Any, c_major: Any, d_dtype: Any
 ) -> GemmConfig | None:
-    """A kernel with other types of A, B and D and another C, None for none; None where rules refuse it.
+    """Return a kernel with other types of A, B and D and another C (None for none); None where rules refuse it.
 
-    C is aligned as D is. Stages are as :func:`_refitted` says.
+    C has the alignment of D. :func:`_refitted` describes the stages.
     """
     a, b = replace(config.a, dtype=a_dtype), replace(config.b, dtype=b_dtype)
     d = replace(config.d, dtype=d_dtype)
@@ -56,23 +56,23 @@ def with_types(
 
 
 def with_types_of(config: GemmConfig, problem: GemmProblem) -> GemmConfig | None:
-    """A kernel with the types of A, B, their scales and D of a problem that it runs as it is, and its C."""
+    """Return a kernel with the types, scales and C of a problem that it runs directly."""
     p = problem
     changed = with_types(config, p.a_dtype, p.b_dtype, p.c_dtype, p.c_major, p.d_dtype)
     return changed and with_scales(changed, p.a_scale, p.b_scale)
 
 
 def with_scales(config: GemmConfig, a_scale: ScaleName, b_scale: ScaleName) -> GemmConfig | None:
-    """A kernel with scales of another type; None where rules refuse it."""
+    """Return a kernel with other types of scales; None where rules refuse it."""
     if (a_scale, b_scale) == (config.a.scale, config.b.scale):
         return config
     return _refitted(config, replace(config, a=replace(config.a, scale=a_scale), b=replace(config.b, scale=b_scale)))
 
 
 def _refitted(config: GemmConfig, changed: GemmConfig) -> GemmConfig | None:
-    """A changed kernel that has no more stages than ``stages: auto`` then gives, unless it was deeper than that before
-    and still fits; None where rules refuse it."""
-    # Imported where they are asked, so that a program whose problems its kernels serve as they are starts faster.
+    """Return a changed kernel with at most the stages of ``stages: auto``, unless it had more before and still fits;
+    None where rules refuse it."""
+    # Imported on demand, so that programs start faster whose kernels need no variation.
     from gemmill.library.families.families import new_plan
     from gemmill.library.legality.rules import legal
 
@@ -84,23 +84,24 @@ def _refitted(config: GemmConfig, changed: GemmConfig) -> GemmConfig | None:
 
 
 def nested(config: GemmConfig) -> GemmConfig | None:
-    """A kernel for batches with one stride, for those with several; None where rules refuse it."""
+    """Return a kernel for batches with several strides, from one for batches with one stride; None where rules refuse
+    it."""
     return _refitted(config, replace(config, scheduler=replace(config.scheduler, batching="nested")))
 
 
 def named(configs: Iterable[GemmConfig | None]) -> dict[str, GemmConfig]:
-    """Those that there are, by name."""
+    """Return the kernels that are not None, by name."""
     return {kernel_name(config): config for config in configs if config is not None}
 
 
 class Variants:
-    """Kernels by their formats, those that are declared and those that these may be taken as.
+    """Kernels by their formats: the declared ones, and their variations.
 
     Args:
-        configs: the kernels that are declared, by name.
-        varies: whether they may also be taken with the epilogue of a problem, and with other types, which some of them
-            has, be it for other majors: C and D as asked, A and B in place of compatible types, scales of blocks in
-            place of those in f32.
+        configs: the declared kernels by name.
+        varies: whether they may also be used with the epilogue of a problem and with other types: any C and D,
+            compatible types of A and B, and other types of block scales than f32. Some declared kernel must have the
+            types, though possibly with other majors.
     """
 
     def __init__(self, configs: Mapping[str, GemmConfig], varies: bool) -> None:
@@ -111,15 +112,16 @@ class Variants:
         self._types = {types_of(key) for key in members} if varies else set()
         self.varies = varies
         self._found: dict[Format, Mapping[str, GemmConfig]] = {}
-        """As they are asked for."""
+        """Filled on demand."""
 
     def has_types_of(self, problem: GemmProblem) -> bool:
-        """Whether kernels may be taken with the types of a problem."""
+        """Whether kernels may be used with the types of a problem."""
         return types_of(declared_scales(format_of_problem(problem))) in self._types
 
     def of(self, formats: Format, epilogue: str) -> Mapping[str, GemmConfig]:
-        """The kernels of some formats, by name in order: for the epilogue of a problem those declared with it, or else,
-        where kernels may vary, the linear ones with it in place of theirs, as far as rules allow."""
+        """Return the kernels with some formats, by name, in order. For the epilogue of a problem these are the kernels
+        declared with it; without any, and where kernels may vary, the linear ones with that epilogue, as far as rules
+        allow."""
         declared = self._declared.get(formats, {})
         if not self.varies or formats[EPILOGUE] != epilogue or (declared and epilogue != LINEAR):
             return declared
@@ -142,8 +144,8 @@ class Variants:
         return self._found[formats]
 
     def _alike(self, formats: Format) -> Mapping[str, GemmConfig]:
-        """The kernels without C for some majors, of those types that most of them have, with the types of some formats
-        in place of theirs: any of D, of A and B their own or a compatible type."""
+        """Return kernels without C for some majors, with the types of ``formats`` in place of their own. They come from
+        the types with the most kernels: A and B of the same or compatible types, and any type of D."""
         a_dtype: Any = formats[A]
         b_dtype: Any = formats[B]
         c_dtype, c_major, d_dtype, d_major = formats[OUTPUTS]

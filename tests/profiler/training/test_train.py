@@ -50,7 +50,7 @@ def test_a_model_is_judged_written_and_chosen_by(model: Path, monkeypatch: pytes
     assert own["ranking"] != shipped["ranking"], "times are of another model"
     monkeypatch.setenv("GEMMILL_MODEL", str(model))
     assert json.loads(ok(*asked)) == own
-    assert f"{model}: of {GPU}, trained on 1 sweeps" in examination.model().detail
+    assert f"{model}: for {GPU}, trained on 1 sweeps" in examination.model().detail
 
 
 def measured_at(us: float, kernel: str, like: Measurement, **changes: object) -> Measurement:
@@ -132,20 +132,20 @@ def test_a_model_that_is_damaged_or_of_another_gpu_is_refused(tmp_path: Path) ->
     damaged = tmp_path / "damaged"
     shutil.copytree(model_file.FOLDER, damaged)
     path_of(GPU, damaged).write_text('{"version": 3')
-    with pytest.raises(RecordError, match=r"h200.json: is damaged, or no model of a GPU .*; train it again"):
+    with pytest.raises(RecordError, match=r"h200.json: is damaged, or not a model of a GPU .*; train a new one"):
         content_of(GPU, damaged)
     renamed = tmp_path / "renamed"
     renamed.mkdir()
     shutil.copy(path_of(GPU), path_of("NVIDIA H100 PCIe", renamed))
-    with pytest.raises(RecordError, match=r"for NVIDIA H200, not \d+ for NVIDIA H100 PCIe"):
+    with pytest.raises(RecordError, match=r"for NVIDIA H200; expected version \d+ for NVIDIA H100 PCIe"):
         content_of("NVIDIA H100 PCIe", renamed)
-    with pytest.raises(RecordError, match=r"nvidia-h200.json is missing; it has models of: nvidia-h100-pcie"):
+    with pytest.raises(RecordError, match=r"nvidia-h200.json is missing; the folder has models of nvidia-h100-pcie"):
         with_model(DEFAULT_GPU, renamed)
-    with pytest.raises(RecordError, match="the folder has no model; train it again"):
+    with pytest.raises(RecordError, match="the folder has no model; train a new one"):
         _ = Registry(manifests=["bf16"], gpu=DEFAULT_GPU, model=tmp_path).gpu
     result = gemmill("select", "--mnkl", "512,512,512", "--gpu", "H200", "--model", renamed)
     assert result.exit_code == 1
-    assert "is missing; it has models of: nvidia-h100-pcie" in result.stderr
+    assert "is missing; the folder has models of nvidia-h100-pcie" in result.stderr
 
 
 def test_what_cannot_be_trained_is_said(tmp_path: Path) -> None:

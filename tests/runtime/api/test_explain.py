@@ -28,7 +28,7 @@ def test_one_warning_a_process_for_each_kind() -> None:
     registry = gemmill.Registry(gpu="H200")
     mixed, strided, both = (registry.select(problem(*x)) for x in (("f16",), ("bf16", "any"), ("f16", "any")))
     with pytest.warns(
-        gemmill.SlowPathWarning, match=r"512x512x512 bf16\*f16 tn: it takes .* convert b to bf16"
+        gemmill.SlowPathWarning, match=r"512x512x512 bf16\*f16 tn: predicted .* convert b to bf16"
     ) as first:
         explain.warn_of(mixed)
     assert first[0].filename == __file__, "whoever calls is warned"

@@ -83,7 +83,7 @@ def test_without_a_kernel_that_keeps_k_together_the_error_says_so() -> None:
     name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x128x64_1x1_pingpong_s8_m8_k4cluster_linear"
     shared = parse_name(name)
     problem = GemmProblem(64, 64, 64, 1, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
-    with pytest.raises(UnsupportedProblemError, match="whatever M: all 1 that would share K between CTAs"):
+    with pytest.raises(UnsupportedProblemError, match="for every M: all 1 candidates share K between CTAs"):
         Selector({name: shared}, H200).select(problem, None, "m")
     gemm = bound(packed(64, 64), packed(64, 64, transposed=True), packed(64, 64))
     with pytest.raises(UnsupportedProblemError, match=rf"{name} shares K between CTAs \(cluster\): name a kernel"):

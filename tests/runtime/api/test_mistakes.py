@@ -182,7 +182,7 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
         (lambda: Registry(records=["bad.jsonl"]), "^bad.jsonl:1:1: kernel: Input should be a valid string"),
         (lambda: Registry(records=Path("bad.jsonl")), r"^records is 'bad.jsonl'; it must be a list"),  # type: ignore[arg-type]
         (lambda: Registry(store=5), "^store is 5; it must be the name of a folder"),  # type: ignore[arg-type]
-        (lambda: Registry(gpu="H200", model="none").gpu, "^model none: .* train it again: gemmill train"),
+        (lambda: Registry(gpu="H200", model="none").gpu, "^model none: .* train a new one: gemmill train"),
     ],
 }
 TABLE = [pytest.param(kind, *row, id=f"{kind}-{i}") for kind, rows in MISTAKES.items() for i, row in enumerate(rows)]

@@ -19,7 +19,7 @@ def test_a_kernel_that_serves_only_the_transpose_is_chosen_as_such() -> None:
     choice = Selector({name: config}, H200).select(problem(5, 4096, 4096))
     assert (choice.name, choice.swap_ab) == (name, True)
     assert "64 tiles of 64x8" in choice.reason
-    assert "swapped" in choice.reason
+    assert "transposed" in choice.reason
     as_it_is = replace(problem(4096, 5, 4096), d_major="m")
     assert not Selector({name: config}, H200).select(as_it_is).swap_ab
     assert needs_swap(config, problem(5, 4096, 4096)) is True
@@ -31,7 +31,7 @@ def test_a_kernel_that_serves_only_the_transpose_is_chosen_as_such() -> None:
 def test_the_earlier_name_of_swap_ab_is_still_read(selector: Selector) -> None:
     asked = problem(333, 444, 555)
     for found in (selector.select(asked), selector.candidates(asked, 1)[0]):
-        with pytest.warns(DeprecationWarning, match="swapped is called swap_ab"):
+        with pytest.warns(DeprecationWarning, match="swapped is deprecated: use swap_ab"):
             assert found.swapped is found.swap_ab
 
 

@@ -62,7 +62,7 @@ def test_slots_go_to_kernels_for_the_rows_that_are_expected(everything: Selector
     assert (few.config.tile.m, many.config.tile.m) == (64, 128)
     two = everything.select(slots.but(expected_rows=192))  # tiles of each slot, which read the same of B: a cluster
     assert (two.config.tile.m, two.config.cluster.m, many.config.cluster.m) == (128, 2, 1)
-    assert "with 20 rows of a masked group in use" in few.reason
+    assert "with 20 rows in use per masked group" in few.reason
     assert unsaid.name == everything.select(slots.but(expected_rows=128)).name
     for size in (slots.but(m=100), slots.but(m=100, expected_rows=100)):
         assert (
@@ -107,7 +107,7 @@ def test_only_elements_of_d_need_be_aligned(everything: Selector, size: tuple[in
     assert choice.predicted_us > 0.99 * everything.select(aligned).predicted_us
     array = replace(problem(*size), batching="array")
     assert everything.select(array).config.family == "wgmma"
-    with pytest.raises(UnsupportedProblemError, match="no kernel serves"):
+    with pytest.raises(UnsupportedProblemError, match="no kernel supports"):
         everything.select(replace(array, d_align=2))
 
 
@@ -123,7 +123,7 @@ def test_operands_that_tma_cannot_move_are_copied_where_that_pays(everything: Se
     aligned, misaligned = problem(4096, 4096, 4096), replace(problem(4096, 4096, 4096), a_align=2, b_align=8)
     choice = everything.select(misaligned, objective="burst")
     assert choice.config.family == "wgmma"
-    assert choice.reason.endswith("; A and B, which TMA cannot move, are copied first")
+    assert choice.reason.endswith("; gemmill first copies A and B into aligned memory for TMA")
     copies = 2 * 2 * 4096 * 4096 * 2 / 3.95e6
     assert choice.predicted_us == pytest.approx(min(everything.times(aligned).values()) + copies, rel=0.05)
     for rows in (8, 16, 32):
@@ -167,7 +167,7 @@ def test_few_rows_or_columns_are_bound_by_memory(selector: Selector, rows: int, 
     if choice.config.family == "gemv":
         assert choice.swap_ab == columns_few
     elif align == 2:
-        assert choice.reason.endswith(", which TMA cannot move, is copied first")
+        assert choice.reason.endswith(" into aligned memory for TMA")
 
 
 @pytest.mark.parametrize("shape", [(1152, 1152, 64), (2048, 8192, 8192), (8192, 1088, 28672)])

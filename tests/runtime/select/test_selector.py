@@ -150,7 +150,7 @@ def registry() -> Registry:
         ({"k": 1 << 33}, None, "k is 8589934592"),
         ({"a_dtype": "bf17"}, None, "a_dtype is 'bf17'"),
         ({"c_dtype": "bf16"}, None, "c_major None"),
-        ({"epilogue": "d = alpha * acc"}, None, "its? one spelling, 'linear'"),
+        ({"epilogue": "d = alpha * acc"}, None, "the canonical spelling 'linear'"),
         ({"n": 511, "epilogue": "d = silu(gate) * up"}, None, "n is 511"),
         ({}, 1.5, "sm_count is 1.5"),
         ({}, 0, "sm_count is 0"),

@@ -41,7 +41,7 @@ def selector(kernels: Mapping[str, GemmConfig]) -> Selector:
 
 def test_under_the_limit_fewer_bytes_for_a_product_win(selector: Selector) -> None:
     held, alone = selector.select(LARGE), selector.select(LARGE, objective="burst")
-    said = re.match(r"in a long run, which the power limit holds at 691 W, ([\d.]+) J a launch: ", held.reason)
+    said = re.match(r"under sustained load, at the power limit of 691 W \(([\d.]+) J per launch\): ", held.reason)
     assert said
     assert float(said[1]) == pytest.approx(691e-6 * held.predicted_us, rel=1e-2)
     assert moved(held.config) < moved(alone.config)
@@ -80,8 +80,8 @@ def test_groups_of_many_rows_are_held_as_a_matrix_of_as_many_is(rows: dict[str, 
     each = GemmProblem(m=2048, n=4096, k=2048)
     groups = each.but(m=16384, batch=8, **rows)
     held, alone = registry.select(groups), registry.select(groups, objective="burst")
-    assert "in a long run, which the power limit holds at" in held.reason
-    assert "in a long run" not in alone.reason
+    assert "under sustained load, at the power limit of" in held.reason
+    assert "under sustained load" not in alone.reason
     assert moved(held.config) <= moved(alone.config)
     assert power_us(groups, H200) == pytest.approx(8 * power_us(each, H200))
 
@@ -101,18 +101,18 @@ def test_each_type_has_its_energy_term_for_the_d_that_nobody_requests(dtype: DTy
     d, sums = default_output(dtype), default_accumulator(dtype)
     problem = LARGE.but(a_dtype=dtype, b_dtype=dtype, d_dtype=d, accumulator=sums)
     assert energy_of(problem, model.energies) is model.energies[dtype]
-    assert Registry(gpu=H200).select(problem).reason.startswith("in a long run")
+    assert Registry(gpu=H200).select(problem).reason.startswith("under sustained load")
 
 
 def test_compatible_types_have_one_energy_term() -> None:
     registry = Registry(gpu=H200)
     problem = LARGE.but(a_dtype="e4m3", b_dtype="e4m3")
     held = registry.select(problem)
-    assert held.reason.startswith("in a long run")
+    assert held.reason.startswith("under sustained load")
     for a, b in (("e5m2", "e4m3"), ("e4m3", "e5m2")):
         alike = registry.select(problem.but(a_dtype=a, b_dtype=b))
         assert alike.predicted_us == pytest.approx(held.predicted_us, rel=0.1)
-        assert alike.reason.startswith("in a long run")
+        assert alike.reason.startswith("under sustained load")
 
 
 @pytest.mark.parametrize("options", [{"sm_count": 100}, {"invariant_to": "m"}])
@@ -143,7 +143,7 @@ def test_a_damaged_energy_term_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     assert content is not None
     changed = content | {"gpu": "NVIDIA Next", "energy": {"bf16": [0.5]}}
     model_file.path_of("NVIDIA Next").write_text(json.dumps(changed))
-    with pytest.raises(RecordError, match="is damaged, or no model of a GPU"):
+    with pytest.raises(RecordError, match="is damaged, or not a model of a GPU"):
         model_file.model_of("NVIDIA Next")
 
 

@@ -1,4 +1,4 @@
-"""What each kernel family costs, by the name of the family."""
+"""The cost of each kernel family, by its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the model needs of a kernel family."""
+"""The interface of a kernel family to the model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from gemmill.runtime.select.cost.arrays import Bools, Columns, Floats
 
 DIRECT_DRAM = 0.95
-"""Part of DRAM's rate that copies by threads reach, in place of TMA."""
+"""Share of DRAM's rate that copies by threads reach, relative to TMA."""
 LATENCY_NS = 1430.0
-"""From the request of a stage to its arrival, under load. Fitted to measurements on an H200, with its row of
+"""Time from the request of a stage to its arrival, under load. Fitted to measurements on an H200, with its row in
 library/arch.py."""
 
 
@@ -34,36 +34,37 @@ def _never(config: GemmConfig) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A kernel family, to the model."""
+    """A kernel family as the model uses it."""
 
     columns: Callable[[Sequence[GemmConfig], Bools, Columns, Gpu], Columns]
-    """Makes the family's own columns of kernels, from whether each runs the transposed problem and the common columns
+    """Makes the family's own columns from whether each kernel runs the transposed problem, and from the common columns
     (:mod:`~gemmill.runtime.select.cost.table`)."""
     busiest_ns: Callable[[Columns, Columns, GemmProblem, Gpu], Floats]
-    """Nanoseconds of the busiest SM, from the first load to the last store: of the family's columns and the work that a
-    strided batch has for each kernel (:func:`~gemmill.runtime.select.cost.model.analytic`). Adds ``paces`` to the
-    work: times of a step along K by tensor cores, loads from L2 and the latency of loads."""
+    """Nanoseconds of the busiest SM, from the first load to the last store, from the family's columns and the work of a
+    strided batch for each kernel (:func:`~gemmill.runtime.select.cost.model.analytic`). Adds ``paces`` to the work: the
+    times per step along K of the tensor cores, of loads from L2 and of the latency of loads."""
     is_fitted: Callable[[GemmConfig], bool] = _never
-    """Whether the network corrects a kernel. Others do what these cannot, or compete among themselves."""
+    """Whether the network corrects a kernel. The other kernels run problems that these cannot, or compete among
+    themselves."""
     ctas_per_sm: Callable[[GemmConfig], int] = _one
-    """CTAs that share an SM where the problem has as many."""
+    """CTAs that share an SM where the problem has enough of them."""
     counted_ctas: Callable[[GemmConfig], int] = _one
-    """Those that utilisation counts where the problem has fewer."""
+    """CTAs per SM in the utilisation where the problem has fewer."""
     storing: Callable[[GemmConfig], float] = _once
-    """How many times as long a tile takes to store as it does by TMA."""
+    """Time to store a tile relative to a store by TMA."""
     is_preferred: bool = False
-    """Whether the others are left out where all operands are aligned and a kernel of it, or of another such family,
-    runs the problem: they are slower then."""
+    """Whether kernels of other families are left out where all operands are aligned and a kernel of this or another
+    preferred family supports the problem: the others are slower then."""
     most_rows: int = MAX_EXTENT
-    """The most rows, the fewer of M and N, with which its kernels are looked at where all operands are aligned and
-    others run the problem."""
+    """Most rows (the smaller of M and N) for which its kernels are considered where all operands are aligned and other
+    families support the problem."""
     sums_exactly: bool = False
-    """Whether two-level accumulation adds nothing to its sums."""
+    """Whether two-level accumulation makes no difference, because its sums are exact anyway."""
     multiplies_by: str = "tensor cores"
-    """What multiplies."""
+    """The units that multiply, for messages."""
     takes_turns: Callable[[GemmConfig], bool] = _never
-    """Whether its consumers take turns at the tensor cores, each with a tile of its own."""
+    """Whether its consumer warpgroups alternate on the tensor cores, each with its own tile."""
     streams: bool = False
-    """Whether it does nothing that takes time but move B."""
+    """Whether its time is only that of moving B."""
     dram_share: float = 1.0
-    """Part of DRAM's rate that its loads reach."""
+    """Share of DRAM's rate that its loads reach."""

@@ -1,6 +1,6 @@
-"""Kernels that move B from memory to registers, for a few rows of A, and do nothing else that takes time.
+"""Cost of kernels that move B from memory to registers for a few rows of A, and whose time is only that of moving B.
 
-From 3,345 measurements of them (11% off in the mean, weighted by kind and nearness to the best).
+Fitted to 3,345 measurements (11% mean error, weighted by kind and by distance from the best).
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ from gemmill.runtime.select.cost.families.wgmma import transposed_operands
 if TYPE_CHECKING:
     from gemmill.runtime.select.cost.arrays import Bools, Columns, Floats
 
-# The library's module of the family comes with all rules: a program without such kernels starts faster, so it is
-# imported where it is asked.
+# The library's module of the family imports all rules, so functions import it on demand: programs without such kernels
+# start faster.
 
 _STREAM_NS = 727.0
-"""From the loads of a step to its end, where nothing else takes longer."""
+"""Time from the loads of a step to its end, where nothing else takes longer."""
 _STREAM_GBPS = 38.6
-"""The most of B that one SM takes in."""
+"""Most bytes of B that one SM receives, in GB/s."""
 _STREAM_A = 0.8
-"""What a byte of A counts beside it, in tiles of more rows than an MMA has: what smaller ones take is in the rest."""
+"""Weight of a byte of A relative to one of B, in tiles with more rows than an MMA has. For smaller tiles, the other
+constants include it."""
 _MMA_ROWS = 8
-"""Rows of A of an MMA."""
+"""Rows of A in an MMA."""
 _VECTOR_CYCLES = 5.8
-"""Clocks of an SM in which a warp loads a vector of B for each of its threads, however wide."""
+"""Clocks of an SM in which a warp loads one vector of B for each of its threads, of any width."""
 _GATHER_CYCLES = 7.4
-"""The same for an element of A, where it is read element by element."""
+"""The same for an element of A, where A is read element by element."""
 _MORE_ROWS_CYCLES = 3.8
-"""The same for a word of A of each MMA along M beyond the first, and the MMA."""
+"""The same for a word of A of each MMA along M beyond the first, and for that MMA."""
 _CROSSING_SECTORS = 0.63
-"""Sectors more of the adjacent vectors of four threads, where these do not stay in L1 and rows do not begin sectors."""
+"""Additional sectors for the adjacent vectors of four threads, where these do not stay in L1 and rows do not start at
+sectors."""
 
 
 def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, common: Columns, gpu: Gpu) -> Columns:
@@ -59,7 +61,7 @@ def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, common: Columns, gpu
 def _busiest_ns(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats:
     sharing, moved_ns = work["sharing"], own["stream_ns"]
     is_unaligned = min(problem.a_align, problem.b_align) < TMA_ALIGN
-    if is_unaligned or problem.k % (2 * L2_SECTOR):  # elements have half a byte or more
+    if is_unaligned or problem.k % (2 * L2_SECTOR):  # an element has at least half a byte
         crosses = problem.k * own["bytes_b"] % L2_SECTOR > 0
         if is_unaligned:
             crosses |= np.where(own["swap_ab"], problem.a_align, problem.b_align) < TMA_ALIGN
@@ -72,7 +74,7 @@ def _busiest_ns(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> 
 
 
 def _issue_cycles(config: GemmConfig) -> float:
-    """Clocks in which a CTA issues the loads of a step."""
+    """Return the clocks in which a CTA issues the loads of a step."""
     from gemmill.library.families.gemv import GemvPlan
 
     plan = GemvPlan(config)
@@ -83,7 +85,7 @@ def _issue_cycles(config: GemmConfig) -> float:
 
 
 def _crossing(config: GemmConfig) -> float:
-    """Part of B that is loaded once more where its rows do not begin sectors."""
+    """Return the share of B that is loaded twice where its rows do not start at sectors."""
     from gemmill.library.families.gemv import UNCACHED_BYTES
 
     crosses = config.b.major == "k" and config.b.align >= UNCACHED_BYTES
@@ -97,7 +99,7 @@ def _ctas_per_sm(config: GemmConfig) -> int:
 
 
 def _is_fitted(config: GemmConfig) -> bool:
-    """Those with tiles of eight rows that multiply what they load."""
+    """Whether a kernel has tiles of eight rows and neither upconverts nor transposes its operands."""
     from gemmill.library.families.gemv import GemvPlan
 
     is_changed = is_mixed(config.a.dtype, config.b.dtype) or transposed_operands(config)

@@ -1,8 +1,8 @@
-"""Kernels that multiply by mma.sync what threads copy into shared memory.
+"""Cost of kernels that multiply by mma.sync from shared memory, which threads fill.
 
-Rough: they are for what TMA cannot move, or no others run, and compete with those of simt and with
-realigned operands. Fitted, but for registers, scattered stores and DRAM, to 2,555 measurements on an H200, of 124
-kernels at 122 problems of five types (docs/performance, "Few rows times such weights").
+The estimates are rough: these kernels run what TMA cannot load, or what no other kernel supports. They compete with
+simt kernels and with realigned operands. All constants except registers, scattered stores and DRAM are fitted to 2,555
+measurements on an H200, of 124 kernels on 122 problems of five types.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from gemmill.runtime.select.cost.families.family import DIRECT_DRAM, LATENCY_NS,
 if TYPE_CHECKING:
     from gemmill.runtime.select.cost.arrays import Bools, Columns, Floats
 
-# The library's module of the family comes with all rules: a program without such kernels starts faster, so it is
-# imported where it is asked.
+# The library's module of the family imports all rules, so functions import it on demand: programs without such kernels
+# start faster.
 
 _MULTIPLY_ADDS = 955.0
-"""Multiply-adds that an SM finishes in a clock, on 16 bits."""
+"""Multiply-adds per clock of an SM, for 16-bit types."""
 _RATES: Mapping[DTypeName, float] = {
     **dict.fromkeys(INT8, 2.1),
     **dict.fromkeys(FP8, 0.8),  # multiplied as f16
     "tf32": 0.495,
     "f64": 0.144,
 }
-"""Other types' part of it."""
+"""Rate of other types relative to it."""
 _COPY_CYCLES: Mapping[int, float] = {16: 0.173, 8: 0.224, 4: 0.176, 2: 0.243, 1: 0.243}
-"""Clocks for a copy of so many bytes into a stage; below 4 through registers."""
+"""Clocks to copy this many bytes into a stage; below 4 bytes through registers."""
 _SHIFTED_CYCLES = 1.04
-"""The same for 16 bytes of rows that begin anywhere, and for putting their words together."""
+"""The same for 16 bytes of rows that start anywhere, including the shifts that assemble their words."""
 _COPY_A = 0.78
-"""What copies of A count of that: other CTAs have brought it to L2."""
+"""Relative cost of copies of A: other CTAs have brought it into L2."""
 _COPY_OUTSIDE = 0.4
-"""What rows of a tile that lie outside of the problem take of that all the same."""
+"""Relative cost of rows of a tile outside the problem."""
 _STEP_CYCLES = 100.0
-"""Clocks in which a CTA that has an SM alone turns to the next stage; others hide them."""
+"""Clocks in which a CTA alone on an SM advances to the next stage; with several CTAs the others hide them."""
 _RESERVED_BYTES = 1024
-"""Shared memory that each CTA takes for the system, and an SM has for as many CTAs of one."""
+"""Shared memory that the system reserves for each CTA; an SM has one such reserve beyond its capacity."""
 _REGISTERS = 100
-"""Registers of a thread beside its sums."""
+"""Registers of a thread besides its accumulators."""
 _LOAD_NS = 880.0
-"""What the loads of a step take."""
+"""Time of the loads of a step."""
 _SCATTERED = 2.0
-"""Times as long that a D of any strides takes to store, element by element."""
+"""Relative time to store a D of any strides, element by element."""
 
 
 def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, common: Columns, gpu: Gpu) -> Columns:
@@ -82,7 +82,7 @@ def _multiply_cycles(config: GemmConfig) -> float:
 
 
 def _copy_cycles(config: GemmConfig) -> tuple[float, float]:
-    """Clocks in which the threads of a kernel copy the stages of A and of B."""
+    """Return the clocks in which the threads of a kernel copy the stages of A and of B."""
     from gemmill.library.families.mma import SHIFTED_BYTES, MmaPlan
 
     plan = MmaPlan(config)
@@ -97,7 +97,7 @@ def _copy_cycles(config: GemmConfig) -> tuple[float, float]:
 
 
 def _ctas_per_sm(config: GemmConfig) -> int:
-    """As many as shared memory and registers have room for."""
+    """Return how many CTAs fit the shared memory and registers of an SM."""
     from gemmill.library.families.mma import MmaPlan
 
     plan = MmaPlan(config)

@@ -1,4 +1,5 @@
-"""Kernels that multiply by FMAs. Rough: they are for what no others run, and compete with those of mma.sync."""
+"""Cost of kernels that multiply by FMAs. The estimates are rough: these kernels run what no other kernel supports, and
+compete with mma.sync kernels."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
     from gemmill.runtime.select.cost.arrays import Bools, Columns, Floats
 
 _MULTIPLY_ADDS: Mapping[DTypeName, float] = {"f32": 104, "s32": 60, "f64": 45}
-"""Multiply-adds that an SM finishes in a clock, by accumulator."""
+"""Multiply-adds per clock of an SM, by accumulator."""
 _SMALL_TILE, _LARGE_TILE = 0.8, 1.09
-"""Times as many that tiles of 64 x 64 reach, and of 128 x 256: the wider, the less of shared memory's bandwidth a
-multiply-add takes."""
+"""Relative rates of tiles of 64 x 64 and of 128 x 256: a wider tile needs less shared memory bandwidth per
+multiply-add."""
 
 
 def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, common: Columns, gpu: Gpu) -> Columns:
@@ -34,7 +35,7 @@ def _busiest_ns(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> 
 
 
 def _multiply_cycles(config: GemmConfig) -> float:
-    """Clocks in which an SM multiplies a step."""
+    """Return the clocks in which an SM multiplies a step."""
     tile = config.tile
     elements = tile.m * tile.n
     share = _SMALL_TILE if elements <= 64 * 64 else _LARGE_TILE if elements >= 128 * 256 else 1

@@ -1,7 +1,7 @@
-"""Kernels that multiply by WGMMA what TMA loads.
+"""Cost of kernels that multiply by WGMMA from tiles that TMA loads.
 
-A tile is a loop over K, in which the tensor cores, the loads from L2 and the latency of those loads compete and the
-slowest sets the pace, and an epilogue, which pingpong hides behind the other warpgroup's loop.
+A tile is a loop over K and an epilogue. In the loop, the tensor cores, the loads from L2 and the latency of those loads
+compete, and the slowest sets the pace. Pingpong hides the epilogue behind the loop of the other warpgroup.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from gemmill.runtime.select.cost.families.family import LATENCY_NS, Family
 if TYPE_CHECKING:
     from gemmill.runtime.select.cost.arrays import Bools, Columns, Floats
 
-# Of Hopper's SM, per clock.
+# Properties of Hopper's SM, per clock.
 SHARED_BYTES_PER_CYCLE = 128
-"""What an SM reads or writes of shared memory in a clock: WGMMA its operands, and what is loaded."""
+"""Shared memory bandwidth of an SM, for the operands of WGMMA and for loads."""
 _MMA_COLUMNS_PER_CYCLE = 2
-"""Columns of a 64-row WGMMA that the tensor cores of an SM finish in a clock."""
+"""Columns of a 64-row WGMMA that the tensor cores of an SM finish per clock."""
 
-# Fitted to measurements on an H200, together with its row of library/arch.py (docs/performance).
+# Fitted to measurements on an H200, together with its row in library/arch.py.
 _SUSTAINED = 0.84
-"""Part of the tensor cores' rate that a loop of WGMMAs reaches."""
+"""Share of the tensor cores' peak rate that a loop of WGMMAs reaches."""
 _ROW_CYCLES = 2.2
-"""What TMA takes for a row of a box, of 32 bytes as of 128 (docs/performance)."""
+"""Clocks of TMA for a row of a box, of any length from 32 to 128 bytes."""
 _CROSSING_CYCLES = {16: 4.4, 32: 3.3, 64: 2.7}
-"""The same for a row that may lie across two lines, by the bytes that its address is a multiple of."""
+"""The same for a row that may cross a line, by the alignment of its address in bytes."""
 WIDE_ROW = 128
-"""Bytes of a row of a box at most."""
+"""Most bytes of a row of a box."""
 _CROWDED_ROWS, _CROWDED_EXPONENT = 4.6, 0.24
-"""Rows of boxes that L2 serves all SMs in a clock, of an mn-major operand: what they ask for together lies in few lines
-where it is short, so this times a power of the bytes from one of K to the next."""
+"""Rows of boxes per clock that L2 delivers to all SMs, for an mn-major operand: this factor times a power of the bytes
+between neighbours along K. Where the operand is short, the SMs request few different lines together."""
 _SHORT_ROW = 2048
-"""Bytes from which on the rate of L2 says as much."""
+"""Bytes from which on the rate of L2 alone is the bound."""
 _TRANSPOSING_CYCLES = 250.0
-"""What transposing a stage takes beside the bytes: waiting for it, a fence and a barrier, one stage after the other."""
+"""Cost of transposing a stage in addition to its bytes: a wait, a fence and a barrier per stage."""
 _TRANSPOSED_BYTES_PER_CYCLE = 32.0
-"""What three warps transpose in shared memory."""
+"""Bytes per clock that three warps transpose in shared memory."""
 
 
 def mma_cycles(tile_m: Floats, tile_n: Floats, step_bytes: Floats) -> Floats:
-    """Clocks in which an SM alone multiplies a step along K, of tiles of so many rows and columns."""
+    """Return the clocks in which an SM multiplies a step along K of a tile."""
     instruction = np.maximum(
         tile_n / _MMA_COLUMNS_PER_CYCLE, (SUBTILE_M + tile_n) * INSTRUCTION_K_BYTES / SHARED_BYTES_PER_CYCLE
     )
@@ -85,9 +85,9 @@ def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, common: Columns, gpu
 
 
 def _busiest_ns(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats:
-    """Pingpong computes one tile while it stores another: of the stores the last alone is seen, if they are shorter."""
+    """Pingpong computes one tile while it stores another: if stores are shorter, only the last one takes time."""
     if (load_ns := _load_ns(own, work, problem, gpu)) is not work["load_ns"]:
-        np.copyto(work["load_ns"], load_ns)  # in the figures of the network as well
+        np.copyto(work["load_ns"], load_ns)  # also for the network
     work["paces"] = own["multiply_ns"], load_ns, own["latency_ns"]
     step_ns = eighth_power(load_ns)
     step_ns += own["but_loads"]
@@ -103,10 +103,10 @@ def _busiest_ns(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> 
 
 
 def _load_ns(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats:
-    """Time to load a step.
+    """Return the time to load a step.
 
-    TMA loads the rows of its boxes one by one, which counts as far as the constants, which were fitted to wide rows
-    within lines, do not have it. Operands are taken for packed, but those that are realigned: their rows begin lines.
+    TMA loads the rows of its boxes one by one. This matters where rows are narrow or cross lines, since the constants
+    are fitted to wide rows within lines. Operands count as packed, except realigned ones, whose rows start at lines.
     """
     load_ns: Floats = work["load_ns"]
     strides = _stride(problem, "a"), _stride(problem, "b")
@@ -124,8 +124,8 @@ def _load_ns(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Flo
 
 
 def _crowded_ns(own: Columns, work: Columns, operand: str, stride: int, gpu: Gpu) -> Floats:
-    """Time in which L2 delivers a step of a problem's mn-major operand, so many bytes from one of K to the next, to all
-    SMs."""
+    """Return the time in which L2 delivers a step of an mn-major operand to all SMs; ``stride`` is the bytes between
+    neighbours along K."""
     is_b = own["swap_ab"] ^ (operand == "b")  # of the kernel
     panels, inside = (
         np.where(is_b, own["panels"][1], own["panels"][0]),
@@ -136,21 +136,23 @@ def _crowded_ns(own: Columns, work: Columns, operand: str, stride: int, gpu: Gpu
 
 
 def transposed_operands(config: GemmConfig) -> int:
-    """How many of A and B are transposed on their way, in shared memory or to registers: the tensor cores take all but
-    16-bit ones K-major alone."""
+    """Return how many of A and B the kernel transposes, in shared memory or in registers: tensor cores take operands
+    other than 16-bit ones only K-major."""
     return sum(operand.major == "mn" and operand.type.bits != 16 for operand in (config.a, config.b))
 
 
 def _row_bytes(config: GemmConfig) -> tuple[int, int]:
-    """Bytes of a row of the boxes of A and of B."""
+    """Return the bytes of a row of the boxes of A and of B."""
     plan = WgmmaPlan(config)
     return plan.swizzle("a"), plan.swizzle("b")
 
 
 def _transposing_cycles(config: GemmConfig) -> float:
-    """Clocks in which a stage is transposed in shared memory, where it is: by warps, or what is read and written there.
+    """Return the clocks in which a stage is transposed in shared memory, bound by the warps or by shared memory
+    bandwidth.
 
-    The latter are what TMA writes, what transposing reads and writes, and what WGMMAs of 64 rows read: A once, B each.
+    The bandwidth covers what TMA writes, what the transposition reads and writes, and what WGMMAs of 64 rows read: A
+    once, and B for each of them.
     """
     if config.a.major == config.b.major == "k":
         return 0.0
@@ -165,19 +167,19 @@ def _transposing_cycles(config: GemmConfig) -> float:
 
 
 def _stride(problem: GemmProblem, operand: str) -> int:
-    """Bytes from one row of packed A or B to the next, along its contiguous extent."""
+    """Return the bytes from one row of packed A or B to the next, along its contiguous extent."""
     if operand == "a":
         return (problem.m if problem.a_major == "mn" else problem.k) * DTYPES[problem.a_dtype].bits // 8
     return (problem.n if problem.b_major == "mn" else problem.k) * DTYPES[problem.b_dtype].bits // 8
 
 
 def _crossing_cycles(stride: int) -> float:
-    """Clocks that TMA takes for a row where rows are so many bytes apart; 0 where all begin lines."""
+    """Return the clocks that TMA takes for a row, by the bytes between rows; 0 where all rows start at lines."""
     return _CROSSING_CYCLES.get(stride & -stride, 0.0)
 
 
 def _is_fitted(config: GemmConfig) -> bool:
-    """All but those that upconvert an operand."""
+    """All kernels except those that upconvert an operand."""
     return not is_mixed(config.a.dtype, config.b.dtype)
 
 

@@ -48,7 +48,7 @@ def test_blocks_of_mma_share_an_sm_where_there_are_more_than_sms() -> None:
     alone, shared = (analytic(table, problem(16, n, 4100), H200) for n in (2048, 4096))
     assert alone["waves"] == shared["waves"] == 1
     for work, n in ((alone, 2048), (shared, 4096)):
-        assert "(97% of them useful)" in in_words(table, 0, float(work["us"][0]), problem(16, n, 4100), H200)
+        assert "(97% utilised)" in in_words(table, 0, float(work["us"][0]), problem(16, n, 4100), H200)
     assert alone["us"] < shared["us"] < 2 * alone["us"]
 
 

@@ -29,7 +29,7 @@ def test_any_epilogue_is_served_by_the_linear_kernels(varied: Selector) -> None:
     assert fused.config.epilogue == f"d = gelu(acc + bias[{'m' if fused.swap_ab else 'n'}])"
     assert fused.name == kernel_name(fused.config)
     assert replace(fused.config, epilogue="linear") in varied.configs.values()
-    with pytest.raises(UnsupportedProblemError, match="epilogue-c: there is no C, which the epilogue reads"):
+    with pytest.raises(UnsupportedProblemError, match="epilogue-c: the epilogue reads C"):
         varied.select(replace(plain, epilogue="d = acc + c"))
 
 
@@ -162,5 +162,5 @@ def test_a_fixed_set_runs_as_it_is() -> None:
     declared = replace(linear, epilogue="d = silu(acc + r.bf16[m, n])")
     fixed = Selector({kernel_name(config): config for config in (linear, declared)}, H200)
     assert fixed.select(replace(plain, epilogue="d = silu(acc + r.bf16.n[m, n])")).config == declared
-    with pytest.raises(UnsupportedProblemError, match="the kernels here run as they are; name a manifest"):
+    with pytest.raises(UnsupportedProblemError, match="kernels of packs run as they are: pass a manifest"):
         fixed.select(replace(plain, epilogue="d = gelu(acc)"))
