@@ -140,7 +140,7 @@ The columns mean:
   by the kernel's time, as a geometric mean over problems. Above 1, gemmill is faster. The range in parentheses compares
   opposite quartiles over rounds. If the range contains 1, the row has the mark ≈ and shows no difference.
 - **fastest**: the same for the fastest of all kernels that the sweep measured.
-- **worst**, **5th percentile**, **95th percentile**: the selected kernel's relative speed, over problems.
+- **worst**, **p5**, **p95**: the lowest value, the 5th and the 95th percentile of that speed over problems.
 - **faster**: share of problems where the selected kernel is faster than the baseline.
 - **selected / fastest**: speed of the selected kernel relative to the fastest, as a geometric mean.
 - **rounds**: each time is the median of at least this many rounds. The mark * shows fewer than nine.
@@ -233,7 +233,7 @@ def _section(table: Table) -> list[str]:
         "",
         f"Baseline: {BASELINES[table.baseline]}.",
         "",
-        "| type | selected | fastest | worst | 5th percentile | 95th percentile | faster | selected / fastest "
+        "| type | selected | fastest | worst | p5 | p95 | faster | selected / fastest "
         "| problems | rounds | sweep, commit, driver |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
