@@ -1,10 +1,10 @@
-"""A transformers Llama fine-tuned on gemmill's kernels, and on PyTorch's: both losses, side by side.
+"""Fine-tune a transformers Llama with gemmill and with PyTorch alone, and compare the losses.
 
     python examples/finetune_llama.py                       # on a GPU: a model of 1.2 billion parameters
-    python examples/finetune_llama.py --model PATH          # a checkpoint of yours
-    python examples/finetune_llama.py --device cpu --tiny   # no GPU: tries the program
+    python examples/finetune_llama.py --model PATH          # your checkpoint
+    python examples/finetune_llama.py --device cpu --tiny   # without a GPU: tries the program
 
-Forward and backward run inside `gemmill.torch.enabled()`, in bf16 by autocast. Prints the losses of both, step by step.
+Forward and backward run inside `gemmill.torch.enabled()`, with bf16 autocast. Prints the losses of both runs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import gemmill.torch
 
 
 def main() -> None:
-    """Fine-tune twice."""
+    """Fine-tune with both, and print the losses."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a checkpoint; without, weights are drawn")
-    parser.add_argument("--steps", type=int, default=40, help="(%(default)s)")
+    parser.add_argument("--model", help="checkpoint; default: random weights")
+    parser.add_argument("--steps", type=int, default=40, help="training steps (%(default)s)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="two layers 64 wide")
+    parser.add_argument("--tiny", action="store_true", help="two layers of width 64")
     arguments = parser.parse_args()
     if arguments.device == "cpu":
         gemmill.torch.run_on_cpu()
@@ -44,7 +44,8 @@ def main() -> None:
     for step in range(0, arguments.steps, max(1, arguments.steps // 10)):
         print(f"{step:4} {losses['PyTorch'][step]:9.4f} {losses['gemmill'][step]:9.4f}")
     apart = max(abs(x - y) for x, y in zip(losses["PyTorch"], losses["gemmill"], strict=True))
-    print(f"from {losses['gemmill'][0]:.4f} to {losses['gemmill'][-1]:.4f}, at most {apart:.4f} from PyTorch's")
+    first, last = losses["gemmill"][0], losses["gemmill"][-1]
+    print(f"gemmill: from {first:.4f} to {last:.4f}, at most {apart:.4f} difference to PyTorch")
     print(gemmill.torch.stats())
 
 
@@ -61,7 +62,7 @@ def load(path: str | None, device: str, tiny: bool) -> Any:
 
 
 def windows(steps: int, batch: int, tokens: int, device: str) -> list[torch.Tensor]:
-    """Batches of this program's own pages, byte by byte."""
+    """Batches of bytes from this repository's documentation."""
     pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
     text = torch.tensor([*b"".join(page.read_bytes() for page in pages)])
     draw = torch.Generator().manual_seed(0)
@@ -70,7 +71,7 @@ def windows(steps: int, batch: int, tokens: int, device: str) -> list[torch.Tens
 
 
 def finetune(model: Any, batches: list[torch.Tensor]) -> list[float]:
-    """The loss of each step."""
+    """Train a model; returns the loss of each step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 if model.config.hidden_size < 1000 else 3e-4)
     losses = []
     for ids in batches:

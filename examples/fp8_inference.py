@@ -1,10 +1,10 @@
-"""A model with its weights in fp8 or four bits: `gemmill.torch.convert`, its memory, its outputs, its time.
+"""Inference with fp8 or 4-bit weights: memory, errors and time of a model after `gemmill.torch.convert`.
 
     python examples/fp8_inference.py                        # on a GPU
-    python examples/fp8_inference.py --device cpu --tiny    # no GPU: tries the program
+    python examples/fp8_inference.py --device cpu --tiny    # without a GPU: tries the program
 
-Needs PyTorch alone. Prints, of each way to keep the weights, their bytes, how far the outputs are from those of bf16
-weights, and milliseconds of a forward pass.
+Needs only PyTorch. For each format of the weights, prints their size, the error of the outputs relative to bf16
+weights, and the milliseconds of a forward pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WEIGHTS = ("e4m3_rows", "e4m3_blocks", "u4_g128")
 
 
 class Gated(nn.Module):
-    """A gated layer of perceptrons, as in a Llama."""
+    """A gated MLP with a residual connection, as in a Llama."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -30,18 +30,18 @@ class Gated(nn.Module):
         self.down = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(tokens, width), and so again."""
+        """Apply the layer to x (tokens, width)."""
         y = self.norm(x)
         made: torch.Tensor = x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
         return made
 
 
 def main() -> None:
-    """Convert, run, compare."""
+    """Convert the model to each format, and compare the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=16, help="of a forward pass (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=16, help="tokens of a forward pass (%(default)s)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="two layers 128 wide")
+    parser.add_argument("--tiny", action="store_true", help="two layers of width 128")
     arguments = parser.parse_args()
     if arguments.device == "cpu":
         gemmill.torch.run_on_cpu()
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def report(name: str, model: nn.Module, x: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Print a line of one model."""
+    """Print the size, error and time of a model."""
     kept = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
     error = float((model(x).double() - wanted).norm() / wanted.norm())
     start, times = time.perf_counter(), 10
@@ -66,7 +66,7 @@ def report(name: str, model: nn.Module, x: torch.Tensor, wanted: torch.Tensor) -
         made = model(x)
     made.sum().item()  # waits for the GPU
     spent = (time.perf_counter() - start) / times
-    print(f"{name:12} {kept / 1e6:9.2f} MB {error:9.4f} from bf16's {1000 * spent:8.3f} ms")
+    print(f"{name:12} {kept / 1e6:9.2f} MB {error:9.4f} from bf16 {1000 * spent:8.3f} ms")
 
 
 if __name__ == "__main__":

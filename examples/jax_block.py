@@ -1,10 +1,10 @@
-"""A transformer block in JAX, trained under `jit` and `grad`: XLA's products, then gemmill's.
+"""Train a transformer block in JAX with `jit` and `grad`: first with XLA's GEMMs, then with gemmill's.
 
-    python examples/jax_block.py                        # on a GPU: 2048 tokens 2048 wide
-    python examples/jax_block.py --device cpu --tiny    # no GPU: tries the program
+    python examples/jax_block.py                        # on a GPU: 2048 tokens of width 2048
+    python examples/jax_block.py --device cpu --tiny    # without a GPU: tries the program
 
-Needs JAX alone. Products of the forward and the backward pass are gemmill's; biases, the activation and the residuals
-are part of them. Prints losses and milliseconds a step.
+Needs only JAX. gemmill computes the products of the forward and the backward pass, with biases, activations and
+residuals in their epilogues. Prints losses and milliseconds per step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Parameters = dict[str, Any]
 
 
 def block(linear: Callable[..., Any], x: Any, p: Parameters, heads: int) -> Any:
-    """Attention and a layer of perceptrons, each beside what it is given: (batch, tokens, width), and so again."""
+    """Attention and an MLP with residual connections, applied to x (batch, tokens, width)."""
 
     def norm(x: Any) -> Any:
         x32 = x.astype(jnp.float32)
@@ -37,7 +37,7 @@ def block(linear: Callable[..., Any], x: Any, p: Parameters, heads: int) -> Any:
 
 
 def with_xla(x: Any, w: Any, bias: Any = None, residual: Any = None) -> Any:
-    """A layer by XLA."""
+    """A linear layer with XLA."""
     d = x @ w
     if bias is not None:
         d = jax.nn.silu(d + bias)
@@ -45,14 +45,14 @@ def with_xla(x: Any, w: Any, bias: Any = None, residual: Any = None) -> Any:
 
 
 def with_gemmill(x: Any, w: Any, bias: Any = None, residual: Any = None) -> Any:
-    """The same by gemmill, in one kernel."""
+    """The same layer with gemmill, in one kernel."""
     if bias is not None:
         return gemmill.jax.matmul(x, w, epilogue="d = silu(acc + bias[n])", bias=bias)
     return gemmill.jax.matmul(x, w, c=residual)
 
 
 def train(linear: Callable[..., Any], steps: int, shape: tuple[int, int, int], heads: int) -> tuple[list[float], float]:
-    """Losses, and milliseconds of the median step but the first."""
+    """Train the block; returns the losses, and the median milliseconds of a step, without the first."""
     batch, tokens, width = shape
     keys = jax.random.split(jax.random.key(0), 6)
 
@@ -89,11 +89,11 @@ def train(linear: Callable[..., Any], steps: int, shape: tuple[int, int, int], h
 
 
 def main() -> None:
-    """Train twice."""
+    """Train with both, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--tiny", action="store_true", help="sizes that a CPU manages")
+    parser.add_argument("--tiny", action="store_true", help="small sizes for a CPU")
     given = parser.parse_args()
     if given.device == "cpu":
         jax.config.update("jax_platforms", "cpu")
@@ -101,7 +101,7 @@ def main() -> None:
     shape, heads = ((2, 16, 64), 2) if given.tiny else ((4, 512, 2048), 16)
     found = {name: train(f, given.steps, shape, heads) for name, f in (("XLA", with_xla), ("gemmill", with_gemmill))}
     for name, (losses, milliseconds) in found.items():
-        print(f"{name:8} loss {losses[0]:.4f} -> {losses[-1]:.4f}, {milliseconds:.2f} ms a step")
+        print(f"{name:8} loss {losses[0]:.4f} -> {losses[-1]:.4f}, {milliseconds:.2f} ms per step")
 
 
 if __name__ == "__main__":

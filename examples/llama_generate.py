@@ -1,10 +1,11 @@
-"""A transformers Llama that generates text on gemmill's kernels: `enabled()` alone, and compiled.
+"""Generate text with a transformers Llama inside `enabled()`, eager and compiled.
 
     python examples/llama_generate.py                       # on a GPU: 8 layers of Llama-3.1-8B's widths
-    python examples/llama_generate.py --model PATH          # a checkpoint of yours
-    python examples/llama_generate.py --device cpu --tiny   # no GPU: tries the program
+    python examples/llama_generate.py --model PATH          # your checkpoint
+    python examples/llama_generate.py --device cpu --tiny   # without a GPU: tries the program
 
-Not a line of the model changes. Prints what the tokens cost, that they are PyTorch's own, and what was served.
+The model is unchanged. Prints the speed, how many tokens and how close the logits are equal to PyTorch's, and which
+calls used gemmill.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ import gemmill.torch
 
 
 def main() -> None:
-    """Generate with and without."""
+    """Generate with PyTorch alone and with gemmill, and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a checkpoint; without, weights are drawn")
-    parser.add_argument("--tokens", type=int, default=64, help="to generate (%(default)s)")
+    parser.add_argument("--model", help="checkpoint; default: random weights")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens to generate (%(default)s)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="two layers 64 wide")
+    parser.add_argument("--tiny", action="store_true", help="two layers of width 64")
     arguments = parser.parse_args()
     if arguments.device == "cpu":
         gemmill.torch.run_on_cpu()
@@ -38,17 +39,17 @@ def main() -> None:
     for name, context in sides.items():
         with context:
             made[name], seconds = generate(model, prompt, arguments.tokens)
-        print(f"{name:20} {made[name].numel() / seconds:8.0f} tokens a second")
+        print(f"{name:20} {made[name].numel() / seconds:8.0f} tokens per second")
     same = (made["PyTorch"] == made["enabled()"]).float().mean()
-    print(f"{same:.0%} of the tokens are equal: where two are as likely, rounding decides")
+    print(f"{same:.0%} of the tokens are equal; rounding decides between equally likely tokens")
 
-    # Greedy tokens part for good at the first tie, so logits say more of how close both are.
+    # After the first tie, greedy sequences differ for good, so logits are a better comparison.
     with torch.no_grad():
         plain = model(prompt).logits[:, -1].double()
         with gemmill.torch.enabled():
             ours = model(prompt).logits[:, -1].double()
         forward = torch.compile(lambda ids: model(ids).logits[:, -1])
-        with gemmill.torch.enabled():  # what is compiled in it has our operators, and what follows them, fused
+        with gemmill.torch.enabled():  # compiled code uses gemmill's operators, with fused epilogues
             compiled = forward(prompt).double()
     for name, logits in (("enabled()", ours), ("enabled(), compiled", compiled)):
         print(f"{name:20} logits are {float((logits - plain).norm() / plain.norm()):.1e} from PyTorch's")

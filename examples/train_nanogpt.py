@@ -1,10 +1,10 @@
-"""A GPT of nanoGPT's size, written out here, trained compiled: PyTorch's GEMMs, then gemmill's.
+"""Train a GPT of nanoGPT's size with `torch.compile`: first with PyTorch's GEMMs, then with gemmill's.
 
-    python examples/train_nanogpt.py                        # on a GPU: 12 layers 768 wide
-    python examples/train_nanogpt.py --device cpu --tiny    # no GPU: tries the program
+    python examples/train_nanogpt.py                        # on a GPU: 12 layers of width 768
+    python examples/train_nanogpt.py --device cpu --tiny    # without a GPU: tries the program
 
-Needs PyTorch alone. `torch.compile` inside `gemmill.torch.enabled()` gives our operators the products, of the backward
-pass too, and folds biases and activations into them. Prints losses and milliseconds a step.
+Needs only PyTorch. Inside `gemmill.torch.enabled()`, `torch.compile` uses gemmill's operators for the products of the
+forward and the backward pass, and fuses biases and activations into them. Prints losses and milliseconds per step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import gemmill.torch
 
 
 class Block(nn.Module):
-    """Attention and a layer of perceptrons, each beside what it is given."""
+    """Attention and an MLP, each with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, tokens, width), and so again."""
+        """Apply the block to x (batch, tokens, width)."""
         q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(self.norms[0](x)).chunk(3, -1))
         mixed = scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.project(mixed)
@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Bytes to what the next byte is."""
+    """A language model that predicts the next byte."""
 
     def __init__(self, layers: int, width: int, heads: int, tokens: int, vocabulary: int = 256) -> None:
         super().__init__()
@@ -51,18 +51,18 @@ class GPT(nn.Module):
         self.apply(lambda x: isinstance(x, nn.Linear | nn.Embedding) and nn.init.normal_(x.weight, 0, 0.02))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """The loss of predicting each byte of (batch, tokens) from those before it."""
+        """The loss of the prediction of each byte of ids (batch, tokens) from the bytes before it."""
         x = self.embed(ids) + self.places.weight[: ids.shape[1]]
         logits = self.head(self.norm(self.blocks(x)))[:, :-1]
         return cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
 def main() -> None:
-    """Train twice."""
+    """Train with both, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=100, help="(%(default)s)")
+    parser.add_argument("--steps", type=int, default=100, help="training steps (%(default)s)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="two layers 64 wide")
+    parser.add_argument("--tiny", action="store_true", help="two layers of width 64")
     arguments = parser.parse_args()
     if arguments.device == "cpu":
         gemmill.torch.run_on_cpu()
@@ -71,18 +71,18 @@ def main() -> None:
     text = torch.tensor([*b"".join(page.read_bytes() for page in pages)])
     sides: dict[str, AbstractContextManager[Any]] = {"PyTorch": nullcontext(), "gemmill": gemmill.torch.enabled()}
     for name, context in sides.items():
-        torch.compiler.reset()  # so that nothing of the other is reused
+        torch.compiler.reset()  # do not reuse compiled code of the other run
         torch.manual_seed(0)
         model = GPT(layers, width, heads, tokens).to(arguments.device)
         with context:
             losses, seconds = train(model, text, arguments.steps, batch, tokens)
         shown = ", ".join(f"{losses[i]:.3f}" for i in range(0, len(losses), max(1, len(losses) // 5)))
-        print(f"{name}: losses {shown} ... {losses[-1]:.3f}; {1000 * seconds:.1f} ms a step")
+        print(f"{name}: losses {shown} ... {losses[-1]:.3f}; {1000 * seconds:.1f} ms per step")
     print(gemmill.torch.stats())
 
 
 def train(model: GPT, text: torch.Tensor, steps: int, batch: int, tokens: int) -> tuple[list[float], float]:
-    """The loss of each step, and seconds a step of the second half."""
+    """Train a model; returns the loss of each step, and the seconds per step in the second half."""
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     compiled = torch.compile(model)

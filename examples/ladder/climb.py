@@ -1,12 +1,12 @@
-"""Eight kernels, from a naive one to the best for large matrices: each verified, timed, and set beside torch.mm.
+"""Eight kernels, from a naive one to the fastest for large matrices: verified, timed, and compared with torch.mm.
 
     python examples/ladder/climb.py                            # a Hopper GPU and PyTorch
     python examples/ladder/climb.py --mnk 4096,4096,4096 --json times.json
-    python examples/ladder/climb.py --dry                      # no GPU: what each step is, and is compiled to
+    python examples/ladder/climb.py --dry                      # without a GPU: resources and registers
     python examples/ladder/climb.py --page                     # write the tables of docs/tutorials/ladder.md
 
-A step is a manifest beside this file, which declares one kernel and changes one thing of the step before. The page's
-times are of the newest `ladder-*.json` in `profiler/results`.
+Each step is a manifest in this folder. It declares one kernel, and changes one thing relative to the previous step. The
+times of the page are those of the newest `ladder-*.json` in `profiler/results`.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ PAGE = ROOT / "docs" / "tutorials" / "ladder.md"
 RESULTS = ROOT / "profiler" / "results"
 MNK = (8192, 8192, 8192)
 TORCH = "cublas"
-"""What records call ``torch.mm``."""
+"""The name of ``torch.mm`` in records."""
 ELEMENT = 2
 """Bytes of a bf16."""
 
 
 class Reading(NamedTuple):
-    """What is multiplied with what it takes from shared memory once."""
+    """The work of an instruction, and the data that its threads read from shared memory."""
 
     instruction: int
-    """Multiply-adds of an instruction, by all threads that issue it together."""
+    """Multiply-adds of an instruction, over all threads that issue it together."""
     m: int
     n: int
-    """Sums of those threads that each value is multiplied into."""
+    """Extents of the accumulators of these threads."""
     bytes: int
-    """Of a value in shared memory."""
+    """Size of an element in shared memory."""
 
 
 def _by_warps(config: GemmConfig) -> Reading:
@@ -63,23 +63,23 @@ READS: Mapping[str, Callable[[GemmConfig], Reading]] = {
     "multistage": _by_warps,  # m16n8k16
     "pingpong": lambda config: Reading(64 * config.tile.n * 16, 64, config.tile.n, ELEMENT),  # a warpgroup
 }
-"""By schedule; those that the ladder has."""
+"""By schedule, for the schedules of the ladder."""
 
 
 class Step(NamedTuple):
-    """A rung: a manifest's one kernel."""
+    """A step of the ladder: the kernel of a manifest."""
 
     name: str
     config: GemmConfig
     changed: str
-    """Fields that the step before has otherwise."""
+    """Fields that differ from the previous step."""
 
     @property
     def resources(self) -> dict[str, str]:
-        """What a CTA takes and reads, by heading."""
+        """The resources and data reuse of a CTA, by heading of the table."""
         config, reading = self.config, READS[self.config.schedule](self.config)
         m, n, k = config.tile.m, config.tile.n, config.tile.k
-        asked = ELEMENT * (m / config.cluster.n + n / config.cluster.m)  # of L2, for a step along K
+        asked = ELEMENT * (m / config.cluster.n + n / config.cluster.m)  # bytes from L2 per element of K
         read = reading.bytes * (reading.m + reading.n)
         launch = emit(config).launch
         return {
@@ -93,11 +93,11 @@ class Step(NamedTuple):
 
 
 def ladder() -> list[Step]:
-    """The steps, lowest first.
+    """The steps, the slowest first.
 
     Raises:
-        ManifestError: a manifest is wrong.
-        ValueError: one declares more kernels than one.
+        ManifestError: a manifest is invalid.
+        ValueError: a manifest declares several kernels.
     """
     steps: list[Step] = []
     for path in sorted(HERE.glob("*.yaml")):
@@ -107,7 +107,7 @@ def ladder() -> list[Step]:
 
 
 def brief(kernel: str) -> str:
-    """What of a kernel's name tells the steps apart."""
+    """The part of a kernel's name that differs between steps."""
     return "_".join(kernel.split("_")[6:11])
 
 
@@ -142,15 +142,15 @@ def climb(steps: Sequence[Step], mnk: tuple[int, int, int], rounds: int, commit:
     Args:
         steps: the ladder.
         mnk: extents of the problem.
-        rounds: in which each is timed.
-        commit: that the records name; None: the repository's.
+        rounds: number of rounds.
+        commit: commit to record; None: that of the repository.
 
     Returns:
-        Records by kernel, those that failed among them.
+        Records by kernel, including failed ones.
 
     Raises:
         DeviceError: there is no GPU or no PyTorch.
-        ToolchainError: kernels are not in the store, and cannot be compiled.
+        ToolchainError: the store lacks kernels, and they cannot be compiled.
     """
     from gemmill.profiler.measure.messages import Options
     from gemmill.profiler.sweep.shape_suites import Shape
@@ -168,7 +168,7 @@ def climb(steps: Sequence[Step], mnk: tuple[int, int, int], rounds: int, commit:
 def results(
     steps: Sequence[Step], records: Mapping[str, Measurement], mnk: tuple[int, int, int], rounds: int
 ) -> dict[str, Any]:
-    """What ``--json`` writes: times in milliseconds and ratios, with GPU, driver and commit."""
+    """The content of ``--json``: times in milliseconds and ratios, with GPU, driver and commit."""
     own, torch = [records[kernel_name(step.config)] for step in steps], records[TORCH]
     rows = [
         {
@@ -187,24 +187,24 @@ def results(
 
 
 def times(record: Measurement) -> dict[str, float | None]:
-    """Median and quartiles of a launch in milliseconds, and the rate; None where it failed."""
+    """Median and quartiles of a launch in milliseconds, and the throughput; None if it failed."""
     own = {"ms": record.us, "low_ms": record.low_us, "high_ms": record.high_us}
     return {**{name: us and us / 1000 for name, us in own.items()}, "tflops": record.tflops}
 
 
 def ratio(before: Measurement | None, after: Measurement) -> float | None:
-    """How many times as fast the second is; None where either has no time."""
+    """Speed of the second relative to the first; None if either has no time."""
     return before.us / after.us if before and before.us and after.us else None
 
 
 def resource_table(steps: Sequence[Step], besides: Sequence[Mapping[str, str]] = ()) -> str:
-    """A Markdown table of what each step takes, and what else is known of each."""
+    """A Markdown table of the resources of each step, with additional columns."""
     rows = [{"step": step.name, **step.resources} for step in steps]
     return table([{**row, **more} for row, more in zip(rows, besides or [{}] * len(rows), strict=True)])
 
 
 def time_table(results: Mapping[str, Any], kernels: bool = True) -> str:
-    """A Markdown table of what :func:`results` made, with kernels and changes or without, and where it was measured."""
+    """A Markdown table of :func:`results`, optionally with kernels and changes, and a line on the measurement."""
     rows = [
         {
             "step": row["step"],
@@ -234,7 +234,7 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Rows by heading as Markdown, aligned, so that a terminal shows it as well."""
+    """A Markdown table, aligned so that it is readable in a terminal."""
     wide = {head: max(len(head), *(len(row[head]) for row in rows)) for head in rows[0]}
 
     def line(cells: Iterable[str]) -> str:
@@ -245,7 +245,7 @@ def table(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def page(text: str) -> str:
-    """The text of the page with its tables made anew."""
+    """The text of the page with its tables generated again."""
     found = sorted(RESULTS.glob("ladder-*.json"))
     made = {"resources": resource_table(ladder()), "times": ""}
     if found:
@@ -259,7 +259,7 @@ def page(text: str) -> str:
 
 
 def extents(text: str) -> tuple[int, int, int]:
-    """M, N and K of a command line; ValueError for anything else."""
+    """M, N and K from text; ValueError if it is invalid."""
     m, n, k = map(int, text.split(","))
     if min(m, n, k) < 1:
         raise ValueError(text)
@@ -267,13 +267,13 @@ def extents(text: str) -> tuple[int, int, int]:
 
 
 def main() -> None:
-    """Climb."""
+    """Run the ladder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mnk", type=extents, default=MNK, metavar="M,N,K", help="extents (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=12, help="rounds in which each is timed (%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the times to this file as well")
-    parser.add_argument("--commit", help="commit that the times name; default: the repository's")
-    parser.add_argument("--dry", action="store_true", help="run nothing: what each step takes, and its registers")
+    parser.add_argument("--rounds", type=int, default=12, help="rounds of timing (%(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the times to this file")
+    parser.add_argument("--commit", help="commit to record; default: that of the repository")
+    parser.add_argument("--dry", action="store_true", help="only compile: print resources and registers")
     parser.add_argument("--page", action="store_true", help="write the tables of docs/tutorials/ladder.md")
     arguments = parser.parse_args()
     try:
@@ -292,7 +292,7 @@ def main() -> None:
             if wrong := [f"{record.kernel}: {record.says}" for record in own if not record.verified]:
                 sys.exit("\n".join(wrong))
     except DeviceError as error:
-        parser.exit(3, f"timing needs a Hopper GPU and PyTorch ({error}); without them, run {parser.prog} --dry\n")
+        parser.exit(3, f"timing needs a Hopper GPU and PyTorch ({error}); without them, use {parser.prog} --dry\n")
     except GemmillError as error:
         parser.exit(1, f"{error}\n")
 

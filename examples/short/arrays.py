@@ -1,9 +1,9 @@
-"""The same without PyTorch: memory of the driver's, handed over by `__cuda_array_interface__`.
+"""Matrix products without PyTorch, on memory of the CUDA driver with `__cuda_array_interface__`.
 
     python examples/short/arrays.py
 
-Needs a GPU and NumPy. Arrays of CuPy, Numba and JAX are passed as they are: they have this or `__dlpack__`. D is
-made by gemmill where A is PyTorch's or CuPy's, and passed as `out` elsewhere.
+Needs a GPU and NumPy. You can pass arrays of CuPy, Numba and JAX directly, since they have this interface or
+`__dlpack__`. gemmill allocates D if A is an array of PyTorch or CuPy; for other arrays, pass `out`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import gemmill
 
 
 def check(answer: tuple[Any, ...]) -> Any:
-    """What a call of the driver returns, or an error."""
+    """The result of a driver call; RuntimeError if it failed."""
     if answer[0]:
         raise RuntimeError(answer[0])
     return answer[1] if len(answer) > 1 else None
 
 
 class Matrix:
-    """A row-major matrix in memory of the GPU, as a program in C++ might have it."""
+    """A row-major matrix in GPU memory, as a C++ program would allocate it."""
 
     def __init__(self, values: np.ndarray[Any, Any]) -> None:
         self.values = values
@@ -36,11 +36,11 @@ class Matrix:
             "shape": values.shape,
             "strides": None,  # row-major
             "typestr": values.dtype.str,
-            "data": (self.address, False),  # may be written to
+            "data": (self.address, False),  # not read-only
         }
 
     def read(self) -> np.ndarray[Any, Any]:
-        """What it holds now."""
+        """Copy the matrix to the host."""
         check(driver.cuMemcpyDtoH(self.values.ctypes.data, self.address, self.values.nbytes))
         return self.values
 
@@ -54,15 +54,15 @@ left, right, d = Matrix(a), Matrix(b), Matrix(np.zeros((512, 768), np.float16))
 
 gemmill.matmul(left, right, out=d)  # on the legacy default stream, or on `stream=`
 check(driver.cuCtxSynchronize())
-print("memory of the driver's:", "right" if (same := np.array_equal(d.read(), wanted)) else "wrong")
+print("driver memory:", "correct" if (same := np.array_equal(d.read(), wanted)) else "wrong result")
 assert same
 
 if find_spec("cupy"):
     import cupy
 
-    made = gemmill.matmul(cupy.asarray(left), cupy.asarray(right))  # a view of the same memory; D is CuPy's
+    made = gemmill.matmul(cupy.asarray(left), cupy.asarray(right))  # views of the same memory; D is a CuPy array
     cupy.cuda.runtime.deviceSynchronize()
     print("CuPy:", type(made).__name__, made.shape)
     assert np.array_equal(cupy.asnumpy(made), wanted)
 else:
-    print("CuPy is not installed here; its arrays are passed in the same way")
+    print("CuPy is not installed; you can pass its arrays in the same way")

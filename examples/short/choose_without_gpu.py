@@ -1,9 +1,9 @@
-"""Kernels chosen where there is no GPU, as a compiler does it: a table from shapes to kernels, in JSON.
+"""Select kernels without a GPU, as a compiler would: writes a JSON table from shapes to kernels.
 
     python examples/short/choose_without_gpu.py > table.json
 
-Needs nothing but gemmill. For each layer of a model the rows that a program may meet are divided into ranges that one
-kernel serves; each entry has what a call of it needs, and the time to expect. On stderr, what it shows.
+Needs only gemmill. For each layer of a model, the table divides the numbers of rows into ranges with the same kernel.
+Each entry has the arguments of a call, and the predicted times. A summary is printed on stderr.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ registry = gemmill.Registry(gpu="H100 80GB HBM3")
 
 
 def chosen(n: int, k: int, rows: int) -> gemmill.Choice:
-    """The kernel of a layer for so many tokens."""
+    """The kernel selected for a layer and a number of tokens."""
     return registry.select(gemmill.GemmProblem(m=rows, n=n, k=k, a="bf16"))
 
 
 def ranges(n: int, k: int) -> list[dict[str, Any]]:
-    """Neighbouring rows that go to one kernel, with that kernel."""
+    """Ranges of rows with the same kernel."""
     choices = {rows: chosen(n, k, rows) for rows in ROWS}
     found = []
     for (kernel, swap_ab), group in groupby(ROWS, key=lambda rows: (choices[rows].kernel, choices[rows].swap_ab)):
@@ -44,9 +44,9 @@ print(text := json.dumps(table, indent=1))
 
 layers = json.loads(text)["layers"]
 kernels = {entry["kernel"] for layer in layers.values() for entry in layer}
-print(f"{len(LAYERS) * len(ROWS)} problems go to {len(kernels)} kernels", file=sys.stderr)
+print(f"{len(LAYERS) * len(ROWS)} problems use {len(kernels)} kernels", file=sys.stderr)
 print(chosen(*LAYERS["down"], 2048).why, file=sys.stderr)
 for layer in layers.values():
     assert [int(rows) for entry in layer for rows in entry["us"]] == [*ROWS], "a range is missing"
 for name in kernels:
-    assert kernel_name(parse_name(name)) == name, "a name does not tell its config"
+    assert kernel_name(parse_name(name)) == name, "the name does not match its config"

@@ -1,9 +1,9 @@
-"""Plan once, launch many: two layers as plans, other tensors, and both in a CUDA graph.
+"""Plan once, launch often: two layers as plans, with other tensors, and in a CUDA graph.
 
     python examples/short/cuda_graph.py
 
-Needs a GPU and PyTorch. `gemmill.plan` selects, compiles, loads and encodes; calling the plan launches and does nothing
-else, so that it can be captured at once.
+Needs a GPU and PyTorch. `gemmill.plan` selects, compiles and loads a kernel, and encodes its descriptors. A call of the
+plan only launches, so you can capture it directly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ y = torch.empty_like(x)
 
 
 def error(x: torch.Tensor, y: torch.Tensor) -> float:
-    """How far y is from both layers in float64."""
+    """The error of y relative to both layers in float64."""
     wanted = (x.double() @ w1.double().T).relu() @ w2.double().T
     return float((y.double() - wanted).norm() / wanted.norm())
 
@@ -45,7 +45,7 @@ with torch.cuda.graph(graph):
     up()
     down()
 for step in range(3):
-    other.copy_(torch.randn_like(x))  # what is replayed reads and writes the same memory
+    other.copy_(torch.randn_like(x))  # a replay reads and writes the same memory
     y.fill_(float("nan"))
     graph.replay()
     print(f"replayed, step {step}: {error(other, y):.1e}")

@@ -1,8 +1,8 @@
-"""A mixture of experts: tokens in groups of any size, two grouped products, no padding and no loop.
+"""A mixture of experts with two grouped GEMMs: groups of any size, no padding, no loop over experts.
 
     python examples/short/experts.py
 
-Needs a GPU and PyTorch. Where groups end is known to the GPU alone, so nothing waits for it.
+Needs a GPU and PyTorch. The offsets of the groups stay on the GPU, so the host does not synchronize.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ TOKENS, WIDTH, INNER, EXPERTS = 3000, 512, 1024, 16
 torch.manual_seed(0)
 x = torch.randn(TOKENS, WIDTH, device="cuda", dtype=torch.bfloat16)
 gate, up = torch.randn(2, EXPERTS, INNER, WIDTH, device="cuda", dtype=torch.bfloat16) / WIDTH**0.5
-gate_up = torch.stack((gate, up), dim=2).reshape(EXPERTS, 2 * INNER, WIDTH)  # their rows in turn
+gate_up = torch.stack((gate, up), dim=2).reshape(EXPERTS, 2 * INNER, WIDTH)  # interleaved rows
 down = torch.randn(EXPERTS, WIDTH, INNER, device="cuda", dtype=torch.bfloat16) / INNER**0.5
 
 popular = torch.linspace(1, 0, EXPERTS, device="cuda")  # the last expert gets no token
 expert = torch.multinomial(popular.expand(TOKENS, -1), 1).flatten()
 
-# Tokens of an expert side by side; offsets are where each group ends.
+# Sort the tokens by expert; the offsets are the ends of the groups.
 order = expert.argsort(stable=True)
 offsets = torch.bincount(expert, minlength=EXPERTS).cumsum(0, dtype=torch.int32)
 hidden = gemmill.grouped_matmul(x[order], gate_up.mT, offsets, epilogue="d = silu(gate) * up")
@@ -36,6 +36,6 @@ for e in range(EXPERTS):
     inner = functional.silu(mine @ gate[e].double().T) * (mine @ up[e].double().T)
     wanted[expert == e] = inner @ down[e].double().T
 error = float((y.double() - wanted).norm() / wanted.norm())
-print("tokens of each expert:", torch.bincount(expert, minlength=EXPERTS).tolist())
-print(f"outputs are {error:.1e} from float64, expert by expert")
-assert error < 2**-7, "a kernel is wrong"
+print("tokens per expert:", torch.bincount(expert, minlength=EXPERTS).tolist())
+print(f"error of the outputs relative to float64: {error:.1e}")
+assert error < 2**-7, "wrong result"

@@ -1,8 +1,8 @@
-"""What follows a product, in its kernel: bias, GELU and residual; SwiGLU. Beside the same in PyTorch, op by op.
+"""Fused epilogues: bias, GELU and residual; SwiGLU; a maximum. Compared with separate PyTorch operators.
 
     python examples/short/fused_epilogue.py
 
-Needs a GPU and PyTorch. An expression is compiled into the kernel, so that D is written once and never read again.
+Needs a GPU and PyTorch. gemmill compiles the expression into the kernel, so D is written once and not read again.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ w = torch.randn(4096, 1024, device="cuda", dtype=torch.bfloat16) / 32
 bias = torch.randn(4096, device="cuda", dtype=torch.bfloat16)
 residual = torch.randn(2048, 4096, device="cuda", dtype=torch.bfloat16)
 gate, up = w[:2048], w[2048:]
-pairs = torch.stack((gate, up), dim=1).reshape(4096, 1024)  # rows of gate and up in turn: once, with the weights
+pairs = torch.stack((gate, up), dim=1).reshape(4096, 1024)  # interleave the rows of gate and up once
 
 GELU = "d = gelu(acc + bias[n]) + residual[m, n]"
-SWIGLU = "d = silu(gate) * up"  # of the sums of columns 2 j and 2 j + 1
+SWIGLU = "d = silu(gate) * up"  # gate and up are the accumulators of columns 2 j and 2 j + 1
 WAYS: dict[str, tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]] = {
     GELU: (
         lambda: gemmill.matmul(x, w.T, epilogue=GELU, bias=bias, residual=residual),
@@ -38,7 +38,7 @@ WAYS: dict[str, tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]] =
 
 
 def microseconds(call: Callable[[], torch.Tensor], times: int = 50) -> float:
-    """Of one call, among many: with the time that the host takes."""
+    """Average time of a call, including host time."""
     call()
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -56,11 +56,11 @@ exact = {
 }
 for text, (fused, unfused) in WAYS.items():
     errors = [float((way().double() - exact[text]).norm() / exact[text].norm()) for way in (fused, unfused)]
-    print(f"{text}\n  fused   {microseconds(fused):7.1f} us, {errors[0]:.1e} from float64")
-    print(f"  unfused {microseconds(unfused):7.1f} us, {errors[1]:.1e}: each op rounds to bf16")
-    assert errors[0] < 2**-8, "a kernel is wrong"
+    print(f"{text}\n  fused   {microseconds(fused):7.1f} us, error {errors[0]:.1e}")
+    print(f"  unfused {microseconds(unfused):7.1f} us, error {errors[1]:.1e}, since each operator rounds to bf16")
+    assert errors[0] < 2**-8, "wrong result"
 
 largest = torch.empty(1, device="cuda")
-gemmill.matmul(x, w.T, epilogue="d = acc; largest = max(abs(acc))", largest=largest)  # written beside D
-print(f"greatest magnitude, from the same kernel: {float(largest):.3f}")
+gemmill.matmul(x, w.T, epilogue="d = acc; largest = max(abs(acc))", largest=largest)  # a second output
+print(f"largest magnitude, computed by the same kernel: {float(largest):.3f}")
 assert abs(float(largest) / float(sums.abs().max()) - 1) < 1e-3

@@ -1,8 +1,8 @@
-"""A client of the service: kernels that one server compiles, checked by its key, in a process that compiles nothing.
+"""A client of the service: a server compiles kernels, and the client accepts those that are signed with its key.
 
     python examples/short/service_client.py
 
-Needs no GPU, but gemmill's extra `service` for the server, which it starts itself on a free port and ends.
+Needs gemmill's extra `service`, but no GPU. The program starts a server on a free port, and ends it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from urllib.request import Request, urlopen
 
 import gemmill
 
-KERNEL = "sm90_f32k16_f32k16_f32_none_f32n16_128x128x8_1x1_simt_s2_m8_k1_linear"  # compiles soon
+KERNEL = "sm90_f32k16_f32k16_f32_none_f32n16_128x128x8_1x1_simt_s2_m8_k1_linear"  # compiles fast
 PROBLEM = "4096x4096x4096 bf16 tn"
 
 
 def events(url: str, **body: object) -> list[str]:
-    """What the server tells, line by line, of kernels that it is to have ready."""
+    """The events of a request for kernels."""
     request = Request(f"{url}/v1/instantiate", json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urlopen(request, timeout=300) as answer:
         return [json.loads(line)["event"] for line in answer]
@@ -42,11 +42,11 @@ with TemporaryDirectory() as name:
         url = found[0]
 
         first, again = events(url, kernels=[KERNEL]), events(url, kernels=[KERNEL])
-        print(f"asked once: {', '.join(first)}\nasked again: {', '.join(again)}")
+        print(f"first request: {', '.join(first)}\nsecond request: {', '.join(again)}")
         assert "compiling" in first
         assert again == ["resolved", "ready", "done"]
 
-        # What a pod has in its environment: who compiles, and whose signature counts.
+        # The environment of a client: the server, and the key that it trusts.
         os.environ |= {"GEMMILL_REMOTE": url, "GEMMILL_TRUSTED_KEYS": key, "GEMMILL_REMOTE_MODE": "only"}
         registry = gemmill.Registry(store=folder / "client", gpu="H200")
         artifact = registry.get(KERNEL)  # on a GPU: gemmill.matmul(a, b, registry=registry)

@@ -1,8 +1,8 @@
-"""A pack: made and signed on one machine, read on another that compiles nothing and trusts one key.
+"""Make and sign a pack on one machine, and load it on another one that compiles nothing and trusts one key.
 
     python examples/short/ship_a_pack.py
 
-Needs no GPU. The second machine is a process of its own, with a store that is empty and the settings of such a machine.
+Needs no GPU. The second machine is a separate process with an empty store and its own settings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys, gemmill
 try:
     registry = gemmill.Registry(packs=["served.pack"], gpu="H200")
 except gemmill.TrustError as error:
-    sys.exit(f"refused: {error}")
+    sys.exit(f"rejected: {error}")
 for text in sys.argv[1:]:
     choice = registry.select(gemmill.GemmProblem.from_text(text))
     artifact = registry.get(choice.name)  # on a GPU: gemmill.matmul(a, b, registry=registry)
@@ -29,18 +29,18 @@ try:
 except gemmill.SettingError as error:
     print(f"not in the pack: {error}")
 else:
-    sys.exit("a kernel that is not in the pack was compiled")
+    sys.exit("the process compiled a kernel that is not in the pack")
 """
 
 
 def gemmill(folder: Path, *arguments: str) -> str:
-    """What a command prints."""
+    """Run a command; returns its output."""
     command = [sys.executable, "-m", "gemmill", *arguments]
     return subprocess.run(command, cwd=folder, check=True, text=True, stdout=subprocess.PIPE).stdout
 
 
 def there(folder: Path, key: str) -> subprocess.CompletedProcess[str]:
-    """The program of the other machine."""
+    """Run the program of the second machine."""
     settings = {"GEMMILL_STORE": str(folder / "empty"), "GEMMILL_REMOTE_MODE": "only", "GEMMILL_TRUSTED_KEYS": key}
     command = [sys.executable, "-c", THERE, *PROBLEMS]
     return subprocess.run(command, cwd=folder, env=os.environ | settings, check=False, text=True, capture_output=True)
@@ -63,4 +63,4 @@ with TemporaryDirectory() as name:
     refused = there(folder, stranger)
     print(refused.stderr)
     assert refused.returncode == 1
-    assert refused.stderr.startswith("refused: ")
+    assert refused.stderr.startswith("rejected: ")

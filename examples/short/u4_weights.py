@@ -1,9 +1,9 @@
-"""Weights in 4 bits, activations in bf16: quantised in groups of 128, packed, multiplied as they are.
+"""4-bit weights and bf16 activations: quantize in groups of 128, pack, and multiply.
 
     python examples/short/u4_weights.py
 
-Needs a GPU and PyTorch. The kernel makes bf16 of the weights in registers, so that memory has a quarter of the bytes to
-bring: what counts where few tokens are decoded.
+Needs a GPU and PyTorch. The kernel upconverts the weights to bf16 in registers, so it loads only a quarter of the
+bytes. This matters for decoding with few tokens, which memory bandwidth limits.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ torch.manual_seed(0)
 x = torch.randn(M, K, device="cuda", dtype=torch.bfloat16)
 w = torch.randn(N, K, device="cuda", dtype=torch.bfloat16) / K**0.5
 
-# A scale and a zero point for each group along K: (K / GROUP, N), contiguous along N, in the type of x.
+# A scale and a zero point for each group along K: (K / GROUP, N), contiguous along N, with the type of x.
 groups = w.float().reshape(N, K // GROUP, GROUP)
 least, greatest = groups.amin(2), groups.amax(2)
 scale = ((greatest - least) / 15).bfloat16()
 zero = (-least / scale.float()).round().clamp(0, 15).bfloat16()
 q = (groups / scale.float()[..., None] + zero.float()[..., None]).round().clamp(0, 15).to(torch.uint8)
 
-# Two in a byte along K, the even one in the low half.
+# Pack two elements per byte along K, the even one in the low half.
 q = q.reshape(N, K)
 packed = q[:, 0::2] | q[:, 1::2] << 4  # (N, K / 2)
 
@@ -33,13 +33,13 @@ d = gemmill.matmul(
     x, packed.T, b_dtype="u4", b_scale=scale.T.contiguous(), b_zero=zero.T.contiguous()
 )  # (M, N), in bf16
 
-small = (q.reshape(groups.shape).bfloat16() - zero[..., None]) * scale[..., None]  # as the kernel rounds
+small = (q.reshape(groups.shape).bfloat16() - zero[..., None]) * scale[..., None]  # rounds like the kernel
 wanted = x.double() @ small.reshape(N, K).double().T
 exact = x.double() @ w.double().T
 of_kernel = float((d.double() - wanted).norm() / wanted.norm())
 in_all = float((d.double() - exact).norm() / exact.norm())
 kept = packed.nbytes + scale.nbytes + zero.nbytes
-print(f"{kept:,} bytes in place of {w.nbytes:,}")
-print(f"{of_kernel:.1e} from what the 4 bits stand for, {in_all:.1e} from the weights they were made of")
-assert of_kernel < 2**-8, "the kernel is wrong"
+print(f"{kept:,} bytes instead of {w.nbytes:,}")
+print(f"error of the kernel {of_kernel:.1e}, total error {in_all:.1e}")
+assert of_kernel < 2**-8, "wrong result"
 assert in_all < 0.2
