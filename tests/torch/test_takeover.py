@@ -170,19 +170,23 @@ def complaint(call: Callable[[], Any]) -> str:
 @pytest.mark.parametrize(
     ("operator", "reason", "call"),
     [
-        ("mm", "float32 in full precision", lambda: torch.mm(A.float(), B.float())),
-        ("mm", "float64", lambda: torch.mm(A.double(), B.double())),
-        ("mm", "int32", lambda: torch.mm(A.int(), B.int())),
-        ("mm", "complex64", lambda: torch.mm(A.to(torch.complex64), B.to(torch.complex64))),
-        ("mm", "empty", lambda: torch.mm(A[:0], B)),
-        ("mm", "empty", lambda: torch.mm(A[:, :0], B[:0])),
-        ("mm", "shapes that do not fit", lambda: torch.mm(A, A)),
-        ("bmm", "shapes that do not fit", lambda: torch.bmm(A, B)),
-        ("mm", "operands of several dtypes", lambda: torch.mm(A, B.float())),
-        ("mm.out", "out of another dtype or shape", lambda: torch.mm(A, B, out=torch.empty(0, dtype=A.dtype))),
-        ("addmm", "C that broadcasts otherwise than along M", lambda: torch.addmm(C[:, :1], A, B)),
-        ("_grouped_mm", "groups along N", lambda: torch._grouped_mm(X, wide(8, 16), offs=ends(8, 16))),
-        ("_grouped_mm", "shapes that do not fit", lambda: torch._grouped_mm(A, Y)),
+        ("mm", "float32 without tf32", lambda: torch.mm(A.float(), B.float())),
+        ("mm", "float64 is not supported", lambda: torch.mm(A.double(), B.double())),
+        ("mm", "int32 is not supported", lambda: torch.mm(A.int(), B.int())),
+        ("mm", "complex64 is not supported", lambda: torch.mm(A.to(torch.complex64), B.to(torch.complex64))),
+        ("mm", "an operand is empty", lambda: torch.mm(A[:0], B)),
+        ("mm", "an operand is empty", lambda: torch.mm(A[:, :0], B[:0])),
+        ("mm", "shapes do not match", lambda: torch.mm(A, A)),
+        ("bmm", "shapes do not match", lambda: torch.bmm(A, B)),
+        ("mm", "A and B have different dtypes", lambda: torch.mm(A, B.float())),
+        ("mm.out", "out has another dtype or shape than D", lambda: torch.mm(A, B, out=torch.empty(0, dtype=A.dtype))),
+        ("addmm", "C is neither a matrix like D nor a vector along N", lambda: torch.addmm(C[:, :1], A, B)),
+        (
+            "_grouped_mm",
+            "groups along N are not supported",
+            lambda: torch._grouped_mm(X, wide(8, 16), offs=ends(8, 16)),
+        ),
+        ("_grouped_mm", "shapes do not match", lambda: torch._grouped_mm(A, Y)),
     ],
 )
 def test_the_rest_is_left_to_pytorch(operator: str, reason: str, call: Callable[[], Any]) -> None:
@@ -207,7 +211,7 @@ def test_float32_follows_the_precision_that_the_program_sets() -> None:
     finally:
         torch.set_float32_matmul_precision(before)
     assert served()["mm"] == 3
-    assert gemmill.torch.stats().fallback["mm"]["float32 in full precision"].calls >= 1
+    assert gemmill.torch.stats().fallback["mm"]["float32 without tf32"].calls >= 1
 
 
 def test_entries_are_counted_and_the_last_exit_restores() -> None:
@@ -316,7 +320,7 @@ def test_ever_new_signatures_are_forgotten_but_counted(monkeypatch: Any) -> None
 
 
 def test_stats_print_and_become_json() -> None:
-    assert str(gemmill.torch.stats()) == "no product yet"
+    assert str(gemmill.torch.stats()) == "No matmuls counted yet."
     with CPU.within():
         torch.mm(A, B)
         aten._grouped_mm(wide(6, 8, dtype=torch.float64).bfloat16(), wide(3, 8, 8), ends(2, 2, 6))
@@ -325,7 +329,7 @@ def test_stats_print_and_become_json() -> None:
     one = 2 * 5 * 8 * 3
     assert found["served"]["mm"] == {"reference": {"problems": 1, "calls": 1, "flops": one}}
     assert found["served"]["_grouped_mm"]["reference"]["flops"] == 2 * 6 * 8 * 8
-    assert found["fallback"]["mm"]["float64"] == {"problems": 1, "calls": 1, "flops": one}
+    assert found["fallback"]["mm"]["float64 is not supported"] == {"problems": 1, "calls": 1, "flops": one}
     assert "PyTorch: float64" in str(gemmill.torch.stats())
     gemmill.torch.reset_stats()
     assert gemmill.torch.stats().as_dict() == {"share": None, "served": {}, "fallback": {}}

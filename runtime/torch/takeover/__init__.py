@@ -1,1 +1,1 @@
-"""Products of eager PyTorch by our kernels, without a line changed: kernels of ``aten`` operators overridden."""
+"""Overrides of PyTorch's ``aten`` matmul operators, so that unchanged programs run on gemmill's kernels."""

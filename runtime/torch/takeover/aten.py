@@ -1,7 +1,7 @@
-"""Calls of PyTorch's own operators as calls of ours: a row for each operator, and what we leave to PyTorch, and why.
+"""Translates calls of PyTorch's ``aten`` operators into calls of gemmill, or gives the reason for a fallback.
 
-A call is written down in names, not in tensors: it holds for all calls of one signature, whose tensors are looked up in
-it each time.
+:data:`ROWS` has a row for each operator. A :class:`Call` names tensors instead of holding them, so one :class:`Call` is
+valid for all calls with the same signature; each call looks up its own tensors by these names.
 """
 
 from __future__ import annotations
@@ -17,57 +17,59 @@ from gemmill.runtime.torch.outputs import torch_dtype
 
 
 def overload(name: str) -> Any:
-    """An overload of PyTorch's operators by its name, such as ``mm.out``; without a form, the default."""
+    """The ``aten`` overload of this name, such as ``mm.out``; a name without a dot means the default overload."""
     packet, _, form = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), form or "default")
 
 
 Arguments = Mapping[str, Any]
-"""Arguments of a call by the names of its schema."""
+"""Arguments of an operator call, by their names in the operator's schema."""
 
 
 class Unserved(Exception):
-    """A call that is left to PyTorch, and with ``always`` all others of its signature."""
+    """This call falls back to PyTorch. With ``always``, so do all later calls with the same signature."""
 
     def __init__(self, reason: str, always: bool = True) -> None:
         super().__init__(reason)
         self.reason = reason
-        """A few words, that calls are counted under."""
+        """A few words; ``stats()`` counts fallbacks by this text."""
         self.always = always
 
 
 class Call(NamedTuple):
-    """A call of ``matmul`` or ``grouped_matmul`` on the tensors of a call of an operator."""
+    """The call of ``matmul`` or ``grouped_matmul`` that replaces a call of an ``aten`` operator."""
 
     tensors: dict[str, str]
-    """What each operand of ours is called by the operator."""
+    """For each operand of gemmill, the name of the operator's argument that holds it."""
     values: dict[str, Any]
-    """Keywords that are no tensors."""
+    """The keywords of gemmill that are not tensors."""
     shape: tuple[int, ...]
-    """Of D."""
+    """Shape of D."""
     dtype: torch.dtype
+    """Dtype of D."""
     strides: tuple[int, ...]
-    """Of a D to be allocated."""
+    """Strides in elements of D, if gemmill allocates it."""
     out: str | None = None
-    """What the operator calls a D that is given."""
+    """Name of the operator's argument that D is written to; None if gemmill allocates D."""
     grouped: bool = False
+    """True for ``grouped_matmul``."""
 
 
 class Row(NamedTuple):
-    """An operator that we override."""
+    """An ``aten`` operator that gemmill overrides: the names of its arguments, and how to translate a call."""
 
     a: str
     b: str
     read: Callable[[Row, Arguments], Call]
-    """Writes a call down, or raises :class:`Unserved`."""
+    """Translates a call, or raises :class:`Unserved`."""
     c: str = ""
     out: str = ""
     rank: int = 2
-    """Of A and B; of ``_grouped_mm`` either."""
+    """Number of dimensions of A and B; ``_grouped_mm`` ignores it."""
 
 
 def tf32_is_allowed() -> bool:
-    """Whether PyTorch multiplies float32 matrices in tf32, as the program has set it, in either of two ways."""
+    """Whether the program allows PyTorch to multiply float32 matrices in tf32, by either of PyTorch's two settings."""
     return bool(_float32_precision("cuda", "matmul") == "tf32")
 
 
@@ -75,29 +77,29 @@ _float32_precision = torch._C._get_fp32_precision_getter
 
 
 def flops(row: Row, arguments: Arguments) -> int:
-    """Floating-point operations of a call, the same whether we serve it or not."""
+    """Floating-point operations of a call, by the same formula whether it runs on gemmill or falls back."""
     a, b = arguments[row.a], arguments[row.b]
     if 0 in (a.dim(), b.dim()):
         return 0
-    if a.dim() == 3 and b.dim() == 2:  # of groups along N
+    if a.dim() == 3 and b.dim() == 2:  # groups along N
         return int(2 * a.shape[-2] * b.numel())
     return int(2 * a.numel() * b.shape[-1])
 
 
 def _dense(row: Row, arguments: Arguments) -> Call:
-    """``mm``, ``addmm``, ``bmm``, ``baddbmm``, in all their forms."""
+    """Translate ``mm``, ``addmm``, ``bmm`` and ``baddbmm``, in all their overloads."""
     a, b, out = arguments[row.a], arguments[row.b], arguments.get(row.out)
     values = _of_dtype(a, b)
     shape = _d_shape(a, b, row.rank)
     dtype = arguments.get("out_dtype", a.dtype)
     if out is not None and (out.dtype is not dtype or out.shape != shape):
-        raise Unserved("out of another dtype or shape")
+        raise Unserved("out has another dtype or shape than D")
     call = Call({"a": row.a, "b": row.b}, values, shape, dtype, _packed(shape), row.out or None)
     return _with_c(row, arguments, call) if row.c else call
 
 
 def _with_c(row: Row, arguments: Arguments, call: Call) -> Call:
-    """A call with its C: a matrix, or a vector along N, which kernels read as part of an epilogue."""
+    """The call with its C: a matrix of D's shape, or a vector along N, which becomes an operand of the epilogue."""
     c, alpha, beta = arguments[row.c], _number(arguments, "alpha"), _number(arguments, "beta")
     factors = {} if alpha == beta == 1 else {"alpha": alpha, "beta": beta}
     if beta == 0:
@@ -109,27 +111,28 @@ def _with_c(row: Row, arguments: Arguments, call: Call) -> Call:
         text = "d = alpha * acc + beta * bias[n]" if factors else "d = acc + bias[n]"
         values = {**call.values, **factors, "epilogue": text}
         return call._replace(tensors={**call.tensors, "bias": row.c}, values=values)
-    raise Unserved("C that broadcasts otherwise than along M")
+    raise Unserved("C is neither a matrix like D nor a vector along N")
 
 
 def _scaled(row: Row, arguments: Arguments) -> Call:
-    """``_scaled_mm`` of e4m3 and e5m2, with scales of all, of rows and columns, or of 1 x 128 and 128 x 128."""
+    """Translate ``_scaled_mm`` of e4m3 and e5m2. Scales are one value each, one for each row and column, or one for
+    each block of 1 x 128 of A and 128 x 128 of B."""
     a, b, out, bias = arguments[row.a], arguments[row.b], arguments.get(row.out), arguments.get("bias")
     dtype = (a.dtype if out is None else out.dtype) if arguments.get("out_dtype") is None else arguments["out_dtype"]
     if not {a.dtype, b.dtype} <= {*map(torch_dtype, FP8)}:
-        raise Unserved(f"scaled products of {_name(a)} and {_name(b)}")
+        raise Unserved(f"scaled products of {_name(a)} and {_name(b)} are not supported")
     if arguments.get("scale_result") is not None:
-        raise Unserved("scale_result")
+        raise Unserved("scale_result is not supported")
     shape = _d_shape(a, b, row.rank)
     if a.stride(1) != 1 or b.stride(0) != 1 or (out is not None and (out.shape != shape or out.dtype is not dtype)):
-        raise Unserved("scaled products of other layouts")
+        raise Unserved("layout of a scaled product is not supported")
     of_a, of_b = arguments["scale_a"], arguments["scale_b"]
     (m, k), n = a.shape, b.shape[1]
     blocks = -(-k // SCALE_BLOCK)
     forms = [((m, 1), (1, n)), ((m, blocks), (blocks, -(-n // SCALE_BLOCK)))]
     one_each = of_a.numel() == of_b.numel() == 1
     if not (one_each or (tuple(of_a.shape), tuple(of_b.shape)) in forms) or {of_a.dtype, of_b.dtype} != {torch.float32}:
-        raise Unserved("scales of other forms")
+        raise Unserved("shape or dtype of the scales is not supported")
     values: dict[str, Any] = {"fast_accumulation": bool(arguments.get("use_fast_accum", False))}
     tensors = {"a": row.a, "b": row.b, "a_scale": "scale_a", "b_scale": "scale_b"}
     if bias is not None:
@@ -138,27 +141,27 @@ def _scaled(row: Row, arguments: Arguments) -> Call:
 
 
 def _grouped(row: Row, arguments: Arguments) -> Call:
-    """``_grouped_mm``: groups of rows, groups along K, and a batch."""
+    """Translate ``_grouped_mm``: groups of rows, groups along K, or a batch."""
     a, b, offsets = arguments[row.a], arguments[row.b], arguments.get("offs")
     dtype = arguments.get("out_dtype") or a.dtype
     values = _of_dtype(a, b)
     if arguments.get("bias") is not None:
-        raise Unserved("bias of groups")
+        raise Unserved("a bias of a grouped product is not supported")
     ranks = a.dim(), b.dim()
     if not {*ranks} <= {2, 3} or a.shape[-1] != b.shape[-2] or (offsets is None) != (ranks == (3, 3)):
-        raise Unserved("shapes that do not fit")
+        raise Unserved("shapes do not match")
     if offsets is not None and offsets.dim() != 1:
-        raise Unserved("shapes that do not fit")
+        raise Unserved("shapes do not match")
     if 0 in (*a.shape, *b.shape):
-        raise Unserved("empty")
-    if ranks == (3, 2):  # groups of rows of the transpose, with a column-major D, which no kernel has
-        raise Unserved("groups along N")
+        raise Unserved("an operand is empty")
+    if ranks == (3, 2):  # the transpose is groups of rows with a column-major D, which no kernel writes
+        raise Unserved("groups along N are not supported")
     shape: tuple[int, ...] = (a.shape[-2], b.shape[-1])
     if offsets is None:
         shape = _d_shape(a, b, 3)
     elif ranks == (2, 2):
         shape = (offsets.shape[0], *shape)
-    # PyTorch pads rows of D to 16 bytes.
+    # As PyTorch does, pad the rows of D to a multiple of 16 bytes.
     width = -(-shape[-1] * dtype.itemsize // 16) * 16 // dtype.itemsize
     strides = (width, 1) if len(shape) == 2 else (shape[-2] * width, width, 1)
     call = Call({"a": row.a, "b": row.b}, values, shape, dtype, strides)
@@ -168,21 +171,21 @@ def _grouped(row: Row, arguments: Arguments) -> Call:
 
 
 def _of_dtype(a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
-    """Options that the dtype of operands asks for."""
+    """The options that the operands' dtype requires; raises :class:`Unserved` for unsupported dtypes."""
     if a.dtype is not b.dtype:
-        raise Unserved("operands of several dtypes")
+        raise Unserved("A and B have different dtypes")
     if a.dtype is torch.float32 and tf32_is_allowed():
         return {"tf32": True}
     if a.dtype not in (torch.bfloat16, torch.float16):
-        raise Unserved("float32 in full precision" if a.dtype is torch.float32 else _name(a))
+        raise Unserved("float32 without tf32" if a.dtype is torch.float32 else f"{_name(a)} is not supported")
     return {}
 
 
 def _d_shape(a: torch.Tensor, b: torch.Tensor, rank: int) -> tuple[int, ...]:
     if {a.dim(), b.dim()} != {rank} or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
-        raise Unserved("shapes that do not fit")  # of which PyTorch is to complain
+        raise Unserved("shapes do not match")  # PyTorch raises its own error
     if 0 in (*a.shape, *b.shape):
-        raise Unserved("empty")
+        raise Unserved("an operand is empty")
     return (*a.shape[:-1], b.shape[-1])
 
 
@@ -196,7 +199,7 @@ def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _number(arguments: Arguments, name: str) -> float:
     value = arguments.get(name, 1)
     if isinstance(value, complex):
-        raise Unserved("complex factors")
+        raise Unserved("alpha or beta is complex")
     return float(value)
 
 
@@ -223,4 +226,4 @@ ROWS: Mapping[str, Row] = {
     "_scaled_mm.out": Row("self", "mat2", _scaled, "bias", "out"),
     "_grouped_mm": Row("self", "mat2", _grouped, "bias"),
 }
-"""By operator. ``linear`` and ``matmul`` are made of these, on every path, and so are their gradients."""
+"""By operator. PyTorch computes ``linear``, ``matmul`` and all their gradients with these operators."""

@@ -1,4 +1,4 @@
-"""What computes a call that is served: a kernel, launched on the tensors of the call."""
+"""Prepares an overridden call: selects and loads its kernel, and makes the function that launches it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from gemmill.runtime.operands.gemm import Addresses
 from gemmill.runtime.torch.takeover.aten import Arguments, Call, Unserved
 
 Compute = Callable[[tuple[Any, ...]], Any]
-"""D, of the tensors of a call."""
+"""Computes D from the tensors of a call."""
 Backend = Callable[[Call, Arguments, list[str]], tuple[Compute, str]]
-"""Makes a call ready, of its arguments and the names of the tensors among them: what computes it and others like it,
-and the family of what that launches."""
+"""Prepares a call, given its arguments and the names of the tensors among them. Returns the function that computes this
+call and all others with its signature, and the family of the kernel."""
 
 _MATMUL, _GROUPED_MATMUL = Declaration.of(matmul), Declaration.of(grouped_matmul)
 _TMA_ALIGN = 16
@@ -31,14 +31,14 @@ _address = torch.Tensor.data_ptr
 
 
 def kernels(call: Call, arguments: Arguments, names: list[str]) -> tuple[Compute, str]:
-    """By kernels: selected, compiled and loaded now, then nothing but an allocation and a launch."""
+    """Select, compile and load a kernel now; later calls only allocate D and launch. Raises :class:`Unserved`."""
     if any(arguments[name].data_ptr() % _TMA_ALIGN for name in names):
         raise _unaligned()
-    ours = gemm_call(call, arguments, arguments[call.out] if call.out else _empty(call, arguments[names[0]])())
-    if "any" in (ours.problem.a_major, ours.problem.b_major, ours.problem.c_major, ours.problem.d_major):
-        raise Unserved("contiguous along neither extent")  # which PyTorch copies first, and kernels are slow for
-    prepared = prepare(ours)
-    compute = launching(call, arguments[names[0]], names, ours.places, prepared.launcher.launch, torch_stream())
+    gemm = gemm_call(call, arguments, arguments[call.out] if call.out else _empty(call, arguments[names[0]])())
+    if "any" in (gemm.problem.a_major, gemm.problem.b_major, gemm.problem.c_major, gemm.problem.d_major):
+        raise Unserved("a matrix is contiguous along neither extent")  # PyTorch copies it; gemmill's kernel is slower
+    prepared = prepare(gemm)
+    compute = launching(call, arguments[names[0]], names, gemm.places, prepared.launcher.launch, torch_stream())
     return compute, "" if prepared.kernel is None else parse_name(plain_name(prepared.kernel.name)).family
 
 
@@ -50,16 +50,24 @@ def launching(
     launch: Callable[[int, Addresses], None],
     stream: Callable[[int], int],
 ) -> Compute:
-    """What allocates a D, if none is given, and launches: an operand beside which D lies, the names of the call's
-    tensors, what we call those at the addresses of a launch, a launcher and the current stream of a GPU."""
+    """Make the function that allocates D, unless the caller passes one, and launches the kernel.
+
+    Args:
+        call: the translated call.
+        like: an operand; D is allocated on its device.
+        names: names of the call's tensors, in the order in which the function receives them.
+        places: names of gemmill's operands, in the order of the addresses of a launch.
+        launch: launches the kernel on a stream, with the addresses.
+        stream: returns the handle of a device's current stream.
+    """
     device, empty = like.get_device(), _empty(call, like)
-    places_of = {ours: names.index(theirs) for ours, theirs in call.tensors.items()} | {"out": len(names)}
+    places_of = {name: names.index(argument) for name, argument in call.tensors.items()} | {"out": len(names)}
     given_out = names.index(call.out) if call.out else -1
     in_order = itemgetter(*[places_of.get(place, len(names) + 1) for place in places])
 
     def launched(tensors: tuple[Any, ...]) -> Any:
         d = empty() if given_out < 0 else tensors[given_out]
-        pointers = [*map(_address, tensors), d.data_ptr(), 0]  # the last for places that have no tensor
+        pointers = [*map(_address, tensors), d.data_ptr(), 0]  # 0 is for places without a tensor
         bits = 0
         for pointer in pointers:
             bits |= pointer
@@ -72,18 +80,18 @@ def launching(
 
 
 def gemm_call(call: Call, arguments: Arguments, out: torch.Tensor) -> GemmCall:
-    """The call of ``matmul`` or ``grouped_matmul`` that an operator stands for."""
+    """The call of ``matmul`` or ``grouped_matmul``, with its tensors bound."""
     declaration = _GROUPED_MATMUL if call.grouped else _MATMUL
     return declaration.read({**operands_of(call, arguments), **call.values, "out": out})
 
 
 def _unaligned() -> Unserved:
-    return Unserved(f"an address that is not aligned to {_TMA_ALIGN} bytes", always=False)
+    return Unserved(f"an address is not aligned to {_TMA_ALIGN} bytes", always=False)
 
 
 def operands_of(call: Call, arguments: Arguments) -> dict[str, Any]:
-    """The tensors of a call by the names that ``matmul`` has for them, a bias as a vector."""
-    operands = {ours: arguments[theirs] for ours, theirs in call.tensors.items()}
+    """The tensors of a call by the names of ``matmul``'s arguments; a bias becomes a vector (N,)."""
+    operands = {name: arguments[argument] for name, argument in call.tensors.items()}
     if "bias" in operands:
         operands["bias"] = operands["bias"][(0,) * (operands["bias"].dim() - 1)]
     return operands

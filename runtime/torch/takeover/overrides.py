@@ -1,7 +1,7 @@
-"""Kernels of ``aten`` operators overridden in the dispatcher, below autograd, as long as somebody asks for it.
+"""Overrides ``aten`` operators in PyTorch's dispatcher, below autograd, while :func:`enabled` or :func:`install` holds.
 
-The dispatcher was chosen over functions such as ``torch.nn.functional.linear`` in place of PyTorch's: it is one place
-for what Python, C++, autograd and compiled programs call, and costs a call a microsecond.
+Overriding the dispatcher covers calls from Python, C++, autograd and compiled programs at one place, for about a
+microsecond a call. Replacing functions such as ``torch.nn.functional.linear`` would miss most of these.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from gemmill.runtime.torch.takeover.kernel_backend import Backend, Compute, kern
 from gemmill.runtime.torch.takeover.stats import Route, Run
 
 _MOST_ROUTES = 8
-"""Signatures that may have operands of as many elements; one more, and all are forgotten."""
+"""The most signatures in a bucket, that is, with the same numbers of elements. One more clears all routes."""
 _SIGNATURES = 1024
-"""Sets of such signatures that an operator may have."""
+"""The most buckets of an operator. One more clears all routes."""
 
 
 class Override:
-    """An operator with a kernel of ours, which recognises calls like one before by PyTorch's own guards."""
+    """An overridden operator. It recognises calls with an earlier call's signature by PyTorch's own guards."""
 
     def __init__(self, name: str, row: Row, takeover: Takeover) -> None:
         schema = overload(name)._schema
@@ -43,13 +43,13 @@ class Override:
         self._names = [x.name for x in schema.arguments]
         leading = [str(x.type) == "Tensor" for x in schema.arguments]
         self._tensors = leading.index(False) if False in leading else len(leading)
-        """How many tensors come first."""
+        """How many leading arguments are tensors."""
         self._routes: dict[Hashable, tuple[Route, ...]] = {}
         self._lock = threading.Lock()
         self._original = _original(name, takeover.key)
 
     def register(self, library: torch.library.Library) -> None:
-        """Take the place of the kernel that is there, and leave calls to it."""
+        """Register this override in the dispatcher; fallbacks call the kernel that it replaces."""
         library.impl(self.name, self._kernel(), self._takeover.key, allow_override=True)
 
     def _kernel(self) -> Callable[..., Any]:
@@ -61,7 +61,7 @@ class Override:
             values: Hashable = None
             if not keywords and len(positional) <= leading:
                 tensors = positional
-            elif len(keywords) == 1 and "out" in keywords and len(positional) <= leading:  # as compiled programs call
+            elif len(keywords) == 1 and "out" in keywords and len(positional) <= leading:  # how compiled programs call
                 tensors = (*positional, keywords["out"])
             else:
                 arguments = (*positional, *keywords.values())
@@ -77,7 +77,7 @@ class Override:
         return kernel
 
     def _meet(self, bucket: Hashable, positional: tuple[Any, ...], keywords: dict[str, Any], tensors: Any) -> Any:
-        """Compute a call of a signature that is new, and keep what becomes of the next."""
+        """Compute a call with a new signature, and keep its route for the next ones."""
         named = dict(zip(self._names, positional, strict=False)) | keywords
         names = [name for name, x in named.items() if isinstance(x, torch.Tensor)]
         route = Route(self.name, "", False, flops(self._row, named), self._run_original, _matcher(tensors))
@@ -113,25 +113,25 @@ class Override:
         return run
 
     def _leave(self, route: Route, positional: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """One call to PyTorch, for a reason that does not hold for all like it."""
+        """Run one call on PyTorch, for a reason that may not hold for the next call with this signature."""
         stats.count(self.name, route.by, route.flops)
         return self._run_original(positional, keywords)
 
 
 @functools.cache
 def _original(name: str, key: str) -> Any:
-    """PyTorch's own kernel, as it was when first overridden: what stands there later may be one of ours that passes
-    calls on, and two of these would pass them to each other."""
+    """PyTorch's own kernel, as it was at the first override. Reading it again later could return one of gemmill's
+    kernels that passes calls on, and two such kernels would call each other forever."""
     return torch.library.get_kernel(f"aten::{name}", key)
 
 
 class Takeover:
-    """The overrides of one dispatch key, and how many are within them.
+    """The overrides of one dispatch key, and how many ``enabled`` blocks are active.
 
-    Once nobody is, they pass calls on to PyTorch's kernels, and are taken out of the dispatcher as soon as no other
-    thread can be on its way into one, which PyTorch would free under it: when somebody leaves and no other thread has
-    a Python frame, as those have too that wait in C++, for a gradient perhaps; or at the end of the process, before
-    modules are torn down that they are made of.
+    After the last block, the overrides pass all calls on to PyTorch's kernels. Removing them from the dispatcher frees
+    them, so no other thread may be about to call one. They are therefore removed on an exit at which no other thread
+    has a Python frame (threads that wait in C++, for a gradient for example, have one too), or at the end of the
+    process, before Python tears down the modules that they use.
     """
 
     def __init__(self, key: str = "CUDA", backend: Backend = kernels) -> None:
@@ -143,7 +143,7 @@ class Takeover:
 
     @functools.cached_property
     def _overrides(self) -> list[Override]:
-        """Kept from one time to the next, with all signatures. Not of operators that this PyTorch lacks."""
+        """One for each operator that this PyTorch has. They keep their routes between ``enabled`` blocks."""
         return [
             Override(name, row, self)
             for name, row in ROWS.items()
@@ -151,13 +151,13 @@ class Takeover:
         ]
 
     def enter(self) -> None:
-        """Override, unless somebody has."""
+        """Count one more block, and override the operators unless they already are."""
         with self._lock:
             if self._library is None:
                 library = torch.library.Library("aten", "IMPL")
                 try:
                     with warnings.catch_warnings():
-                        warnings.simplefilter("ignore")  # it says that kernels are overridden
+                        warnings.simplefilter("ignore")  # PyTorch warns of each overridden kernel
                         for override in self._overrides:
                             override.register(library)
                 except BaseException:
@@ -168,7 +168,7 @@ class Takeover:
             self.entries += 1
 
     def leave(self) -> None:
-        """Have PyTorch's kernels back, if nobody else is within."""
+        """Count one block less; after the last, restore PyTorch's kernels."""
         with self._lock:
             self.entries -= 1
             if not self.entries:
@@ -187,7 +187,7 @@ class Takeover:
 
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
-        """Override meanwhile."""
+        """Override the operators while a block runs."""
         self.enter()
         try:
             yield
@@ -200,19 +200,25 @@ _CUDA = Takeover()
 
 @contextlib.contextmanager
 def enabled() -> Iterator[None]:
-    """While inside, PyTorch's own products of CUDA tensors run on gemmill's kernels: ``mm``, ``addmm``, ``bmm``,
-    ``baddbmm``, ``_scaled_mm`` and ``_grouped_mm``, and so ``linear``, ``matmul``, ``@`` and their gradients, also
-    where a compiled program calls them; and what Inductor compiles meanwhile has gemmill's operators in their place,
-    with what follows them folded in. What is not served (float32 unless the program allows tf32, float64, layouts
-    that kernels are slow for) runs as before, and :func:`stats` says why.
+    """Run PyTorch's matmuls of CUDA tensors on gemmill while the ``with`` block runs.
 
-    It holds for all threads, and may be nested. The first entry and the last exit change PyTorch's dispatcher: that
-    takes a millisecond, so enter once, around a loop, and for the first time before other threads call operators. An
-    exit while there are other threads leaves kernels behind that pass calls on, until an exit without, or the end of
-    the process. A product that is new is selected, and compiled if need be, when it is first met: warm up
-    before a CUDA graph is captured, as what is first met in a capture is left to PyTorch.
+    gemmill overrides ``mm``, ``addmm``, ``bmm``, ``baddbmm``, ``_scaled_mm`` and ``_grouped_mm``. ``linear``,
+    ``matmul``, ``@`` and their gradients are made of these, so they use gemmill too, also inside compiled programs.
+    Programs that Inductor compiles within the block call gemmill's operators, with the pointwise operations that
+    follow fused into the epilogue.
+
+    Everything else falls back to PyTorch: float32 unless the program allows tf32, float64, integers, and layouts that
+    gemmill's kernels are slow for. :func:`stats` counts fallbacks by reason. Errors are PyTorch's own.
+
+    The block applies to all threads and can be nested. Entering and leaving it changes PyTorch's dispatcher, which
+    takes about a millisecond: put it around a loop, not inside, and enter it before other threads call operators. If
+    other Python threads exist when the last block ends, each matmul stays 2 to 3 microseconds slower until a block
+    ends without them.
+
+    The first call of each problem (shapes, strides, dtypes) selects a kernel, and compiles it if the store lacks it.
+    Run a warm-up before you capture a CUDA graph: a problem that is new during a capture falls back to PyTorch.
     """
-    from gemmill.runtime.torch.inductor.installation import passes  # which takes a second to import
+    from gemmill.runtime.torch.inductor.installation import passes  # importing Inductor takes a second
 
     with passes(), _CUDA.within():
         yield
@@ -220,7 +226,10 @@ def enabled() -> Iterator[None]:
 
 @functools.cache
 def install() -> None:
-    """:func:`enabled` from here to the end of the process. Further calls do nothing."""
+    """Run PyTorch's matmuls of CUDA tensors on gemmill, as :func:`enabled` does, until the process ends.
+
+    Further calls do nothing.
+    """
     from gemmill.runtime.torch.inductor import installation
 
     installation.install()
@@ -228,8 +237,8 @@ def install() -> None:
 
 
 def _matcher(tensors: tuple[Any, ...]) -> Callable[..., bool]:
-    """Whether other tensors are as these; of float32, while as much precision is asked for. None under
-    ``GEMMILL_WARM_CALLS=0``."""
+    """A check of whether other tensors match these; for float32, also whether the tf32 setting is the same. With
+    ``GEMMILL_WARM_CALLS=0`` nothing matches."""
     if not fast_path.is_on():
         return lambda *others: False
     check = fast_path.matcher(tensors)
@@ -240,13 +249,14 @@ def _matcher(tensors: tuple[Any, ...]) -> Callable[..., bool]:
 
 
 def _reason(error: Unserved | GemmillError) -> str:
+    """The reason of a fallback, as :func:`stats` counts it."""
     match error:
         case Unserved():
             return error.reason
         case CaptureError():
-            return "first met while a stream is captured"
+            return "new problem during a CUDA graph capture"
         case UnsupportedProblemError():
-            return "no kernel serves it"
+            return "no kernel supports the problem"
         case OperandError():
-            return "operands that kernels do not take"
+            return "the operands are not supported"
     return f"{type(error).__name__}: {error}"
