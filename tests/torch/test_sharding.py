@@ -188,7 +188,7 @@ def epilogues_of_shards(mesh: Any) -> None:
     try:
         gemmill.matmul(placed(a, 0), placed(b, None), epilogue="d = acc + bias[n]", bias=more["bias"])
     except OperandError as error:
-        assert "bias (8,) is no DTensor" in str(error)  # noqa: PT017 - in a process of its own
+        assert "bias (8,) is not a DTensor" in str(error)  # noqa: PT017 - in a process of its own
     else:
         raise AssertionError("a bias that is no DTensor was taken")
 

@@ -1,1 +1,1 @@
-"""Gradients of the operators: how they are recorded, and of what they are made."""
+"""Gradients of the operators: how autograd records them, and the rules that compute them."""

@@ -1,9 +1,8 @@
-"""How gradients of the operators are recorded: a kernel of each for the dispatcher's Autograd keys.
+"""Records gradients of the operators, by a kernel of each operator for the dispatcher's Autograd keys.
 
-``torch.library.register_autograd`` would do, but for ``torch.func``, which it does not take, and forward-mode tangents,
-which it drops. What is here is one function of PyTorch's autograd for all operators, and for each a rule
-(product_rules.py, epilogue_rule.py), which is plain PyTorch and operators again, so that whatever
-transforms a call transforms its gradient.
+``torch.library.register_autograd`` does not support ``torch.func`` and drops forward-mode tangents. This module has
+one autograd function for all operators, and each operator has a rule (product_rules.py, epilogue_rule.py). Rules call
+PyTorch and the operators, so transforms of a call also transform its gradient.
 """
 
 from __future__ import annotations
@@ -25,30 +24,32 @@ from gemmill.runtime.torch_dispatch import has_tangent, needs_gradients
 
 Launch = Callable[..., Any]
 Arguments = dict[str, Any]
-"""Arguments of an operator by name, defaults included; operands of an epilogue under their own names too."""
+"""Arguments of an operator by name, with defaults. Operands of an epilogue are also there under their own names."""
 
 
 class ShapeAndType(NamedTuple):
-    """What is kept of a tensor that no gradient reads."""
+    """Saved for backward in place of a tensor whose values no gradient reads."""
 
     shape: torch.Size
     dtype: torch.dtype
 
 
 class Rule(NamedTuple):
-    """The gradient of an operator."""
+    """How to compute the gradient of an operator."""
 
     backward: Callable[[Arguments, Sequence[Any], frozenset[str]], Mapping[str, Any]]
-    """Of arguments, gradients of the outputs (None where there is none) and names of the tensors whose gradients are
-    wanted; returns these by name."""
+    """Takes the arguments, the gradients of the outputs (None for outputs without one) and the names of the tensors
+    that need a gradient. Returns the gradients by name."""
     reads: Mapping[str, tuple[str, ...]] | None = None
-    """Names of the tensors that each one's gradient reads; of others the :class:`ShapeAndType` is kept. None: all."""
+    """For each tensor, the names of the tensors that its gradient reads. Only the :class:`ShapeAndType` of other
+    tensors is saved. None: every gradient reads all tensors."""
     is_linear_in: tuple[str, ...] = ()
-    """Names of tensors in each of which it is linear with the others at rest, C aside; where forward mode has it."""
+    """Names of the tensors, except C, in each of which the operator is linear. Forward mode supports only operators
+    that have such names."""
 
 
 class Recorder:
-    """What is known of an operator once and for all."""
+    """The facts about an operator that all calls share, and how to record a call."""
 
     def __init__(self, operator: Any, rule: Rule, launch: Launch | None) -> None:
         schema = operator._schema.arguments
@@ -60,17 +61,17 @@ class Recorder:
     def needed_gradients(
         self, names: tuple[str, ...], are_needed: tuple[bool, ...]
     ) -> tuple[frozenset[str], list[bool]]:
-        """Of the tensors of a call: those whose gradients are wanted, and of each whether these read it."""
+        """The names of a call's tensors that need a gradient, and for each tensor whether these gradients read it."""
         needs = self._needed_gradients.get((names, are_needed))
         if needs is None:
-            mine = frozenset(itertools.compress(names, are_needed))
+            wanted = frozenset(itertools.compress(names, are_needed))
             reads = self.rule.reads
-            kept = {*names} if reads is None else {other for name in mine for other in reads[name]}
-            needs = self._needed_gradients[names, are_needed] = mine, [name in kept for name in names]
+            kept = {*names} if reads is None else {other for name in wanted for other in reads[name]}
+            needs = self._needed_gradients[names, are_needed] = wanted, [name in kept for name in names]
         return needs
 
     def recording(self, tensors: Sequence[Any], keywords: dict[str, Any]) -> Callable[..., Any]:
-        """Of tensors like these, by position: the result, whose gradient is recorded."""
+        """A function that computes calls with tensors like these, by position, and records their gradients."""
         keys = functools.reduce(lambda x, y: x | y, map(torch._C._dispatch_keys, tensors))
         return functools.partial(
             _Recorded.apply, _Call(self, keys & torch._C._after_autograd_keyset, tensors, keywords)
@@ -78,22 +79,22 @@ class Recorder:
 
 
 class _Call:
-    """A call of an operator, less its tensors."""
+    """A call of an operator without its tensors."""
 
     __slots__ = ("keys", "keywords", "names", "of", "positional")
 
     def __init__(self, of: Recorder, keys: Any, positional: Sequence[Any], keywords: dict[str, Any]) -> None:
         self.of = of
         self.keys = keys
-        """Of the dispatcher, of what comes after Autograd."""
+        """The dispatch keys that come after Autograd."""
         self.positional = tuple(map(_hollow, positional))
-        """With stand-ins for tensors."""
+        """The positional arguments, with placeholders for tensors."""
         self.keywords = keywords
         self.names = tuple(_names(of.arguments, positional))
-        """Of tensors, in order."""
+        """Names of the tensors, in order."""
 
     def filled(self, tensors: Sequence[Any]) -> list[Any]:
-        """Its positional arguments with these tensors."""
+        """The positional arguments, with these tensors in place of the placeholders."""
         left = iter(tensors)
         return [
             [next(left) for _ in x] if isinstance(x, _List) else next(left) if x is _TENSOR else x
@@ -101,32 +102,32 @@ class _Call:
         ]
 
     def by_name(self, tensors: Sequence[Any]) -> Arguments:
-        """All its arguments by name, with these tensors."""
+        """All arguments by name, with these tensors."""
         positional = zip(self.of.arguments, self.filled(tensors), strict=False)
         named = zip(self.names, tensors, strict=True)
         return {**self.of.defaults, **dict(positional), **self.keywords, **dict(named)}
 
 
 class _List(list[None]):
-    """Stands for a list of tensors, as long as it."""
+    """Placeholder for a list of tensors, of the same length."""
 
 
 _TENSOR = object()
-"""Stands for a tensor."""
+"""Placeholder for a tensor."""
 
 
 class _Recorded(_SingleLevelFunction):  # type: ignore[misc]
-    """A call whose gradient is recorded. At one level of ``torch.func``, as PyTorch's own kernels are: each level's
-    dispatcher comes here anew."""
+    """A call whose gradient is recorded. It handles one level of ``torch.func``, as PyTorch's own kernels do: the
+    dispatcher calls it once for each level."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: Any) -> Any:
-        of, filled, made = call.of, call.filled(tensors), NotImplemented
+        of, filled, outputs = call.of, call.filled(tensors), NotImplemented
         if of.launch is not None and not torch._C._are_functorch_transforms_active():
-            made = of.launch(*filled, **call.keywords)
-        if made is NotImplemented:
+            outputs = of.launch(*filled, **call.keywords)
+        if outputs is NotImplemented:
             with torch._C._AutoDispatchBelowAutograd(), _recorded_further_out():
-                made = of.operator.redispatch(call.keys, *filled, **call.keywords)
+                outputs = of.operator.redispatch(call.keys, *filled, **call.keywords)
         ctx.call = call
         ctx.set_materialize_grads(False)
         _, kept = of.needed_gradients(call.names, ctx.needs_input_grad[1:])
@@ -134,7 +135,7 @@ class _Recorded(_SingleLevelFunction):  # type: ignore[misc]
         ctx.others = [
             None if is_kept else ShapeAndType(x.shape, x.dtype) for x, is_kept in zip(tensors, kept, strict=True)
         ]
-        return tuple(made) if isinstance(made, list | tuple) else made
+        return tuple(outputs) if isinstance(outputs, list | tuple) else outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
@@ -150,8 +151,8 @@ class _Recorded(_SingleLevelFunction):  # type: ignore[misc]
 
 @contextmanager
 def _recorded_further_out() -> Iterator[None]:
-    """Where a transform of ``torch.func`` lies within another, the outer one records too what the inner one does: a
-    function of PyTorch's autograd turns that off."""
+    """Under nested transforms of ``torch.func``, let the outer one record what the inner one computes. An autograd
+    function of PyTorch turns that off."""
     if not torch._C._are_functorch_transforms_active():
         yield
         return
@@ -160,8 +161,8 @@ def _recorded_further_out() -> Iterator[None]:
 
 
 def register(library: torch.library.Library, name: str, key: str, rule: Rule, launch: Launch | None = None) -> Recorder:
-    """Register what records the gradient of an operator, under a key of the dispatcher. ``launch`` computes a call at
-    once, or gives NotImplemented."""
+    """Register the kernel that records an operator's gradient, under a key of the dispatcher. ``launch`` computes calls
+    that need no recording at once, and returns NotImplemented for all others."""
     operator, modes = getattr(torch.ops.gemmill, name).default, torch._C._len_torch_dispatch_stack
     lists = _places_of_lists(operator)
     recorder = Recorder(operator, rule, launch)
@@ -171,8 +172,8 @@ def register(library: torch.library.Library, name: str, key: str, rule: Rule, la
     def kernel(keys: Any, *positional: Any, **keywords: Any) -> Any:
         if lists:
             positional = _with_lists(positional, lists)
-        if launch is not None and not modes() and (made := launch(*positional, **keywords)) is not NotImplemented:
-            return made
+        if launch is not None and not modes() and (outputs := launch(*positional, **keywords)) is not NotImplemented:
+            return outputs
         if "torch.distributed.tensor" in sys.modules:
             shard()
         below = keys & torch._C._after_autograd_keyset
@@ -185,10 +186,10 @@ def register(library: torch.library.Library, name: str, key: str, rule: Rule, la
         call = _Call(recorder, below, positional, keywords)
         if torch._C._are_functorch_transforms_active():
             with enable_single_level_autograd_function():
-                made = _Recorded.apply(call, *tensors)
+                outputs = _Recorded.apply(call, *tensors)
         else:
-            made = _Recorded.apply(call, *tensors)
-        return [*made] if returns_list else made
+            outputs = _Recorded.apply(call, *tensors)
+        return [*outputs] if returns_list else outputs
 
     library.impl(name, kernel, key, with_keyset=True)
     return recorder
@@ -196,13 +197,14 @@ def register(library: torch.library.Library, name: str, key: str, rule: Rule, la
 
 @functools.cache
 def shard() -> None:
-    """Have DTensors multiplied where they are, once a program has imported them."""
+    """Register the operators for DTensors, if the program has imported DTensor."""
     importlib.import_module("gemmill.runtime.torch.transforms.sharding")
 
 
 def register_mutating(library: torch.library.Library, name: str, key: str, launch: Launch | None = None) -> None:
-    """Register what refuses to record gradients of an operator that writes to tensors of its caller, and tells
-    autograd that it wrote to them. ``launch`` as for :func:`register`."""
+    """Register the Autograd kernel of a mutating operator, which writes to the caller's tensors. It raises OperandError
+    if a gradient would be recorded, and increases the version of the tensors that it writes. ``launch`` is as for
+    :func:`register`."""
     operator, modes = getattr(torch.ops.gemmill, name).default, torch._C._len_torch_dispatch_stack
     out = [x.name for x in operator._schema.arguments].index("out")
     lists = _places_of_lists(operator)
@@ -223,49 +225,50 @@ def register_mutating(library: torch.library.Library, name: str, key: str, launc
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, **keywords: Any) -> torch.Tensor:
-    """``a @ b`` by the operator of their ranks."""
+    """Compute ``a @ b`` by ``mm`` for two matrices, else by ``bmm``."""
     operators = torch.ops.gemmill
     product: torch.Tensor = (operators.mm if a.dim() == b.dim() == 2 else operators.bmm)(a, b, **keywords)
     return product
 
 
 OF_CALLERS = (
-    "an operand requires a gradient, and results that are written to tensors of the caller have none: leave out the "
-    "tensors, or call under torch.no_grad()"
+    "an operand requires a gradient, but a call that writes to the caller's tensors has no gradient: leave out those "
+    "tensors (out=), or call under torch.no_grad()"
 )
-"""What is said of gradients of a call with ``out``."""
+"""The error for gradients of calls with ``out`` or other tensors to write to."""
 
 
 def _with_tangents(operator: Any, rule: Rule, arguments: Arguments, keywords: dict[str, Any]) -> Any:
-    """The result and its tangent in forward mode: the sum of what each operand's tangent makes of the others."""
+    """The output with its tangent in forward mode: the sum, over operands, of the product with the operand's tangent in
+    its place."""
     levels = torch.autograd.forward_ad
     if not rule.is_linear_in:
         raise OperandError(
-            f"{operator.name()} has no derivative in forward mode (torch.func.jvp); mm, addmm, bmm and baddbmm have: "
-            "use reverse mode, as torch.func.vjp does"
+            f"{operator.name()} does not support forward-mode derivatives (torch.func.jvp); only mm, addmm, bmm and "
+            "baddbmm do: use reverse mode, for example torch.func.vjp"
         )
     parts = {name: levels.unpack_dual(x) for name, x in arguments.items()}
     plain = {name: x.primal for name, x in parts.items()}
-    made = operator(*plain.values(), **keywords)
-    of_products = {name: x for name, x in keywords.items() if name != "beta"} | {"out_dtype": made.dtype}
+    d = operator(*plain.values(), **keywords)
+    of_products = {name: x for name, x in keywords.items() if name != "beta"} | {"out_dtype": d.dtype}
     tangents = []
     for name in rule.is_linear_in:
         if parts[name].tangent is not None:
             varied = plain | {name: parts[name].tangent}
             tangents.append(multiply(varied["a"], varied["b"], **of_products))
     if "c" in parts and parts["c"].tangent is not None:
-        tangents.append((parts["c"].tangent * keywords.get("beta", 1.0)).to(made.dtype).expand(made.shape))
-    return levels.make_dual(made, sum(tangents[1:], start=tangents[0]))
+        tangents.append((parts["c"].tangent * keywords.get("beta", 1.0)).to(d.dtype).expand(d.shape))
+    return levels.make_dual(d, sum(tangents[1:], start=tangents[0]))
 
 
 def _places_of_lists(operator: Any) -> list[int]:
-    """Where among its positional arguments an operator takes lists."""
+    """The positions of an operator's positional arguments that are lists."""
     arguments = enumerate(operator._schema.arguments)
     return [place for place, x in arguments if not x.kwarg_only and str(x.type).startswith("List")]
 
 
 def _with_lists(positional: tuple[Any, ...], lists: Sequence[int]) -> tuple[Any, ...]:
-    """Arguments with empty lists for what packages of AOTInductor give in their place: None, which no schema takes."""
+    """The arguments, with empty lists in place of None, which AOTInductor packages pass for them against the schema."""
     if all(positional[place] is not None for place in lists):
         return positional
     return tuple([[] if x is None and place in lists else x for place, x in enumerate(positional)])
@@ -280,7 +283,7 @@ def _tensors(positional: Sequence[Any]) -> Iterator[Any]:
 
 
 def _names(arguments: Sequence[str], positional: Sequence[Any]) -> Iterator[str]:
-    """Names of the tensors of :func:`_tensors`: of those in the list ``operands``, those in the list ``names``."""
+    """Names of the tensors that :func:`_tensors` yields. Those in the list ``operands`` are named by ``names``."""
     by_name = dict(zip(arguments, positional, strict=False))
     for name, x in by_name.items():
         if isinstance(x, torch.Tensor):
@@ -290,7 +293,7 @@ def _names(arguments: Sequence[str], positional: Sequence[Any]) -> Iterator[str]
 
 
 def _hollow(argument: Any) -> Any:
-    """A positional argument, with what stands for tensors in their place."""
+    """A positional argument, with placeholders for tensors."""
     if isinstance(argument, torch.Tensor):
         return _TENSOR
     if isinstance(argument, list | tuple) and any(isinstance(x, torch.Tensor) for x in argument):

@@ -1,6 +1,6 @@
-"""The gradient of an epilogue: its sums are made anew, by one plain product, and PyTorch differentiates its expression.
+"""The gradient of ``epilogue``: one plain product recomputes the sums, and PyTorch differentiates the expression.
 
-Kept are the operands alone, so that no matrix of sums is held between the passes.
+Forward saves only the operands, so no matrix of sums stays in memory until backward.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gemmill.runtime.torch.reference_operators import AXES, Spread, dequantised,
 
 
 def _rounded(x: torch.Tensor, dtype: DTypeName) -> torch.Tensor:
-    """To a type and back; gradients pass as they are."""
+    """Round to a type and back. Gradients pass through unchanged."""
     if dtype == "f32":
         return x
     return x.to(torch_dtype(dtype)).to(x.dtype).detach() + torch.where(x.isfinite(), x - x.detach(), 0)
@@ -45,12 +45,13 @@ ARRAYS = Arrays(
     gelu_tanh=partial(torch.nn.functional.gelu, approximate="tanh"),
     silu=torch.nn.functional.silu,
 )
-"""What expressions are differentiated over. The gradient of PyTorch's own functions is one kernel each."""
+"""The functions through which PyTorch differentiates expressions. PyTorch's own activations have a one-kernel
+gradient."""
 _SCALES = ("a_scale", "b_scale")
 
 
 def backward(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:
-    """Of D, and of matrices and sums that an expression writes beside it."""
+    """Gradients of the operands, from those of D and of further outputs that are matrices or sums."""
     epilogue = read_epilogue(arguments["expression"])
     _refuse_parts(epilogue, grads)
     named = dict(zip(arguments["names"], [*arguments["operands"], *arguments["numbers"]], strict=True))
@@ -88,12 +89,12 @@ def backward(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str])
 def _differentiated(
     epilogue: Epilogue, inputs: Mapping[str, Any], wanted: frozenset[str], reached: Mapping[str, Any], like: Any
 ) -> dict[str, Any]:
-    """Gradients of the inputs that are wanted, of the shape of ``like``, by those of what is assigned."""
+    """Gradients of the wanted inputs, in the shape of ``like``, from those of the assigned values (``reached``)."""
     primals = {name: x.expand(like.shape) for name, x in inputs.items() if name in wanted}
 
     def assigned(some: Mapping[str, Any]) -> list[Any]:
-        made = values(epilogue, {**inputs, **some}, ARRAYS, partial(like.new_full, ()))
-        return [made[name].expand(like.shape) for name in reached]
+        results = values(epilogue, {**inputs, **some}, ARRAYS, partial(like.new_full, ()))
+        return [results[name].expand(like.shape) for name in reached]
 
     if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():  # differentiated again, or transformed
         _, pull = torch.func.vjp(assigned, primals)
@@ -101,8 +102,8 @@ def _differentiated(
         return dict(gradients)
     with torch.enable_grad():
         leaves = {name: x.detach().requires_grad_() for name, x in primals.items()}
-        made = assigned(leaves)
-    of_leaves = torch.autograd.grad(made, [*leaves.values()], [*reached.values()], materialize_grads=True)
+        results = assigned(leaves)
+    of_leaves = torch.autograd.grad(results, [*leaves.values()], [*reached.values()], materialize_grads=True)
     return dict(zip(leaves, of_leaves, strict=True))
 
 
@@ -112,42 +113,51 @@ RULE = Rule(backward)
 def _refuse_parts(epilogue: Epilogue, grads: Sequence[Any]) -> None:
     for x, g in zip(epilogue.outputs, grads[1:], strict=True):
         if g is not None and x.role in ("max", "min"):
-            raise OperandError(f"gemmill::epilogue: `{x}` has no gradient, as no {x.role} has; use PyTorch's of D")
+            raise OperandError(
+                f"gemmill::epilogue: `{x}` has no gradient, because {x.role} outputs are not differentiable: compute "
+                f"the {x.role} of D with PyTorch"
+            )
     for x in epilogue.assignments:
         applied = [FUNCTIONS[node.function] for node in walk(x.value) if isinstance(node, Call)]
         if name := next((row.name for row in applied if not row.has_derivative), None):
             raise OperandError(
-                f"gemmill::epilogue: `{x}` has no gradient, as {name} has none: call it under torch.no_grad(), or "
-                f"leave {name} to PyTorch"
+                f"gemmill::epilogue: `{x}` has no gradient, because {name} is not differentiable: call it under "
+                f"torch.no_grad(), or apply {name} with PyTorch"
             )
 
 
 def _factors(
     epilogue: Epilogue, arguments: Arguments, named: Mapping[str, Any], wanted: frozenset[str], is_grouped: bool
 ) -> tuple[Arguments, dict[str, Any]]:
-    """Arguments of the product that makes the sums; and scales that multiply these, as no name in the expression
-    stands for them."""
-    mine = {x.name for x in epilogue.operands}
-    scales = {name: named[name] for name in _SCALES if name in named and name not in mine}
+    """Arguments of the product that recomputes the sums, and the scales that multiply the sums because the expression
+    does not name them."""
+    in_expression = {x.name for x in epilogue.operands}
+    scales = {name: named[name] for name in _SCALES if name in named and name not in in_expression}
     a, b = arguments["a"], arguments["b"]
     if is_grouped and scales:
-        raise OperandError("gemmill::epilogue has no gradient beside scales of groups; name them in the expression")
+        raise OperandError(
+            "gemmill::epilogue has no gradient for groups with a_scale or b_scale; use the scales as operands of the "
+            "expression"
+        )
     tensors = {name: x for name, x in scales.items() if isinstance(x, torch.Tensor)}
     if not is_grouped:
         of_weights = {x: tensors.get(x) for x in _SCALES} | {x: named.get(x) for x in ("a_zero", "b_zero")}
         a, b, *left = dequantised(a, b, **of_weights, a_dtype=arguments["a_dtype"], b_dtype=arguments["b_dtype"])
         if have_blocks(a, b, left[0], left[1]):
-            raise OperandError("gemmill::epilogue has no gradient beside scales of blocks: pass operands .detach()ed")
+            raise OperandError(
+                "gemmill::epilogue has no gradient with block scales: call it under torch.no_grad(), or pass "
+                "operand.detach()"
+            )
         for name, x in zip(_SCALES, left, strict=True):
-            if x is None and name in tensors:  # of groups, now in what they scale
+            if x is None and name in tensors:  # scales of groups are already multiplied into A or B
                 del scales[name]
         wide = a.dtype if a.dtype.itemsize >= b.dtype.itemsize else b.dtype
         a, b = a.to(wide), b.to(wide)
-    differentiable = {"a", "b", "c", *scales, *mine}
+    differentiable = {"a", "b", "c", *scales, *in_expression}
     if others := wanted - differentiable:
         raise OperandError(
-            f"gemmill::epilogue has no gradient of {', '.join(sorted(others))}, which is of narrow weights: pass it "
-            ".detach()ed"
+            f"gemmill::epilogue has no gradient of {', '.join(sorted(others))} of narrow weights: pass it with "
+            ".detach()"
         )
     nothing = {"c": None, "beta": None, "a_scale": None, "b_scale": None, "alpha": 1.0}
     originals = {"original_a": arguments["a"], "original_b": arguments["b"]}
@@ -156,7 +166,8 @@ def _factors(
 
 
 def _sums(factors: Arguments, offsets: Any, counts: Any) -> torch.Tensor:
-    """In float32, or in float64. Of groups, kernels write D in the type of A and B alone."""
+    """Recompute the sums, in float64 for float64 operands, else in float32. Sums of groups first have the type of A and
+    B, the only type in which kernels write them."""
     a, b = factors["a"], factors["b"]
     dtype = torch.float64 if a.dtype == torch.float64 else torch.float32
     text = for_gradient(factors["options"])
@@ -175,7 +186,7 @@ def _of_sums(
     is_grouped: bool,
     gated: bool,
 ) -> Gradients:
-    """Of A, B and the scales of the sums."""
+    """Gradients of A, B and the scales, from those of the sums."""
     g = torch.stack((gradients["gate"], gradients["up"]), -1).flatten(-2) if gated else gradients["acc"]
     of_factors_and_scales = of_scales(scales, g, sums, wanted & {*scales})
     for scale in scales.values():
@@ -187,23 +198,24 @@ def _of_sums(
         for name in sorted(inner):
             if factors[f"original_{name}"].dtype.itemsize == 1:
                 raise OperandError(
-                    f"{name} is {factors[f'original_{name}'].dtype}, which has no gradient: pass it .detach()ed"
+                    f"{name} is {factors[f'original_{name}'].dtype}; 8-bit operands have no gradient: pass "
+                    f"{name}.detach()"
                 )
         of_factors_and_scales |= of_factors(factors, g, inner)
     return of_factors_and_scales
 
 
 class _Spread(Spread):
-    """The same, and gradients of D's shape as operands', to which rows of no group add nothing."""
+    """Also reduces gradients of D's shape to the shapes of operands. Rows outside of all groups add nothing."""
 
     def __init__(self, like: torch.Tensor, offsets: torch.Tensor | None, counts: torch.Tensor | None) -> None:
         super().__init__(like, offsets)
         is_grouped = offsets is not None or counts is not None
         self.is_used = rows_in_use(like, offsets, counts) if is_grouped else None
-        """Whether a row is of a group."""
+        """Whether each row belongs to a group; None without groups."""
 
     def back(self, kind: str, g: Any, x: torch.Tensor) -> torch.Tensor:
-        """The gradient of an operand by that of D's shape."""
+        """Reduce a gradient of D's shape to the shape of an operand."""
         if self.is_used is not None:
             g = torch.where(self.is_used, g, 0)
         if self.is_of_groups(kind, x):
@@ -212,10 +224,12 @@ class _Spread(Spread):
         return summed_to(g, self(kind, x).shape).reshape(x.shape).to(x.dtype)
 
     def of_output(self, x: Assignment, g: torch.Tensor) -> torch.Tensor:
-        """The gradient of D's shape by that of an output."""
+        """Broadcast the gradient of an output to D's shape."""
         if x.is_reduction:
             if self.group is not None and x.kind in ("column", "batch"):
-                raise OperandError(f"gemmill::epilogue: `{x}` has no gradient in groups of rows: sum D with PyTorch")
+                raise OperandError(
+                    f"gemmill::epilogue: `{x}` has no gradient for groups of rows: compute this sum of D with PyTorch"
+                )
             for at in AXES.get(x.kind, (-2,)):
                 g = g.unsqueeze(at)
         return g.to(self.like.dtype).expand(self.like.shape)

@@ -1,7 +1,8 @@
-"""Gradients of products: of ``a @ b`` that of A is ``g @ b.mT``, that of B ``a.mT @ g``, in groups group by group.
+"""Gradients of products. For ``a @ b``, the gradient of A is ``g @ b.mT`` and that of B is ``a.mT @ g``; for groups,
+the same in each group.
 
-Transposes are views, whose strides kernels read as they are, so that no operand is copied; and as the products of a
-gradient are operators too, they can be differentiated again.
+Transposes are views whose strides kernels read, so nothing is copied. These products are operators too, so gradients
+can be differentiated again.
 """
 
 from __future__ import annotations
@@ -17,21 +18,24 @@ from gemmill.runtime.torch.option_text import for_gradient
 from gemmill.runtime.torch.reference_operators import dequantised, have_blocks
 
 Gradients = dict[str, Any]
-"""By the name of the tensor that each is of."""
+"""Gradients by the name of the tensor."""
 
 _OF_WEIGHTS = ("a", "b", "a_scale", "b_scale", "a_zero", "b_zero", "a_dtype", "b_dtype")
 
 
 def of_product(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:
-    """Of ``alpha * a @ b``, perhaps ``+ beta * c``."""
+    """Gradients of ``alpha * a @ b``, optionally ``+ beta * c``."""
     (g,) = grads
     gradients = _of_c(arguments, g) if "c" in wanted else {}
     return gradients | of_factors(arguments, g, wanted & {"a", "b"})
 
 
 def of_scaled(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:
-    """Of ``alpha * (a @ b) * a_scale * b_scale + beta * c``, A or B perhaps narrow. Not of what is narrow, of zero
-    points, nor of scales of blocks or groups. Narrow weights are made wide in memory."""
+    """Gradients of ``alpha * (a @ b) * a_scale * b_scale + beta * c``, where A or B may be narrow.
+
+    Narrow operands, zero points, and scales of blocks or groups have no gradient: OperandError. Narrow weights are
+    upconverted in memory.
+    """
     (g,) = grads
     gradients = _of_c(arguments, g) if "c" in wanted else {}
     if not (wanted := wanted - {"c"}):
@@ -39,8 +43,8 @@ def of_scaled(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]
     a, b, *left = dequantised(*[arguments.get(name) for name in _OF_WEIGHTS])
     scales = {name: x for name, x in zip(("a_scale", "b_scale"), left, strict=True) if x is not None}
     if have_blocks(a, b, *left):
-        _refuse("scaled_mm", wanted, "beside scales of blocks")
-    _refuse("mixed_mm", wanted - {"a", "b", *scales}, "which is of narrow weights")
+        _refuse("scaled_mm", wanted, "with block scales")
+    _refuse("mixed_mm", wanted - {"a", "b", *scales}, "of narrow weights")
     wide = a.dtype if a.dtype.itemsize >= b.dtype.itemsize else b.dtype
     factors = arguments | {"a": a.to(wide), "b": b.to(wide)}
     scaled = g
@@ -60,7 +64,7 @@ def of_scaled(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]
 
 
 def of_scales(scales: Mapping[str, Any], g: torch.Tensor, sums: torch.Tensor, wanted: Iterable[str]) -> Gradients:
-    """Of scales that are wanted, tensors or numbers, of ``sums * a_scale * b_scale``."""
+    """Gradients of the wanted scales in ``sums * a_scale * b_scale``, from that of the product, ``g``."""
     gradients: Gradients = {}
     for name in sorted(wanted):
         product = g * sums
@@ -72,16 +76,19 @@ def of_scales(scales: Mapping[str, Any], g: torch.Tensor, sums: torch.Tensor, wa
 
 
 def summed_to(g: torch.Tensor, shape: Sequence[Any]) -> torch.Tensor:
-    """``g`` summed to a shape that broadcasts to its own."""
+    """Sum ``g`` to a shape that broadcasts to the shape of ``g``."""
     padded = (*[1] * (g.dim() - len(shape)), *shape)
     return g.sum_to_size(padded).reshape(tuple(shape))
 
 
 def of_groups(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:
-    """Of groups of rows, along K or in slots, without scales; 0 for rows of no group, which are not written."""
+    """Gradients of groups of rows, along K or masked, without scales; 0 in rows outside of all groups.
+
+    Kernels do not write these rows, so they are masked here.
+    """
     (g,) = grads
     if any(arguments[name] is not None for name in ("a_scale", "b_scale")):
-        _refuse("grouped_mm", wanted - {"c"}, "beside scales")
+        _refuse("grouped_mm", wanted - {"c"}, "with a_scale or b_scale")
     a, b, offsets, counts = (arguments[name] for name in ("a", "b", "offsets", "counts"))
     is_along_k = offsets is not None and g.dim() == 3
 
@@ -93,7 +100,7 @@ def of_groups(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]
     gradients = _of_c(arguments, g) if "c" in wanted else {}
     for name in sorted(wanted & {"a", "b"}):
         _refuse_narrow(name, arguments[name])
-    g = g.to(a.dtype).contiguous()  # kernels of groups read rows that are
+    g = g.to(a.dtype).contiguous()  # kernels of groups need contiguous rows
     keywords = {"alpha": arguments["alpha"], "out_dtype": a.dtype, "options": for_gradient(arguments["options"])}
 
     def multiply_groups(x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -109,25 +116,25 @@ def of_groups(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]
 
 
 def rows_in_use(x: torch.Tensor, offsets: torch.Tensor | None, counts: torch.Tensor | None) -> torch.Tensor:
-    """Whether each row is of a group, as a column beside ``x``."""
+    """Whether each row of ``x`` belongs to a group, as a column that broadcasts to ``x``."""
     ends: Any = offsets[-1] if offsets is not None else counts[:, None, None]  # type: ignore[index]
     return torch.arange(x.shape[-2], device=x.device)[:, None] < ends
 
 
 def of_factors(arguments: Arguments, g: torch.Tensor, wanted: Iterable[str]) -> Gradients:
-    """Of A and B of ``alpha * a @ b``, where these are wanted."""
+    """The wanted gradients of A and B in ``alpha * a @ b``."""
     a, b = arguments["a"], arguments["b"]
     keywords = {"alpha": arguments["alpha"], "options": for_gradient(arguments["options"])}
-    if 1 not in g.stride()[-2:]:  # as that of a sum is, which is one value expanded: kernels read it element by element
+    if 1 not in g.stride()[-2:]:  # the gradient of a sum is one expanded value, which kernels would read slowly
         g = g.contiguous()
     gradients = {}
-    for name in sorted(wanted):  # the same in all processes, which may have to talk about it
+    for name in sorted(wanted):  # in the same order in all processes: a DTensor's product may communicate
         _refuse_narrow(name, arguments[name])
         dtype = arguments[name].dtype
-        g = g.to(dtype)  # products are of operands of one type
+        g = g.to(dtype)  # both operands must have one dtype
         if name == "a":
             gradients[name] = multiply(g, b.mT, out_dtype=dtype, **keywords).sum_to_size(a.shape)
-        elif len(b.shape) == 2 and a.dim() > 2:  # one product, not one a matrix and their sum
+        elif len(b.shape) == 2 and a.dim() > 2:  # one product instead of one for each matrix and a sum
             gradients[name] = multiply(a.flatten(0, -2).mT, g.flatten(0, -2), out_dtype=a.dtype, **keywords)
         else:
             gradients[name] = multiply(a.mT, g, out_dtype=a.dtype, **keywords).sum_to_size(b.shape)
@@ -142,15 +149,15 @@ def _of_c(arguments: Arguments, g: torch.Tensor) -> Gradients:
 def _refuse_narrow(name: str, operand: Any) -> None:
     if operand.dtype.itemsize == 1:
         raise OperandError(
-            f"{name} is {operand.dtype}, and requires a gradient, which nothing of 8 bits has: pass it .detach()ed"
+            f"{name} is {operand.dtype} and requires a gradient; 8-bit operands have no gradient: pass {name}.detach()"
         )
 
 
 def _refuse(operator: str, names: Iterable[str], why: str) -> None:
     if names:
         raise OperandError(
-            f"gemmill::{operator} has no gradient of {', '.join(sorted(names))}, {why}: call it under torch.no_grad(), "
-            "or pass operands .detach()ed"
+            f"gemmill::{operator} has no gradient of {', '.join(sorted(names))} {why}: call it under "
+            "torch.no_grad(), or pass operand.detach()"
         )
 
 
@@ -169,4 +176,4 @@ GROUPED = Rule(
         "b_scale": (),
     },
 )
-"""Rules of the operators."""
+"""The rules of all operators except ``epilogue``."""

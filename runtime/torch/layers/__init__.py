@@ -1,1 +1,1 @@
-"""Layers whose weights are stored as kernels take them, and models converted to them."""
+"""``gemmill.torch.Linear``, a layer with quantised weights, and ``convert``, which puts it into models."""

@@ -20,21 +20,27 @@ def convert(
     skip: Iterable[str] = (),
     inplace: bool = True,
 ) -> torch.nn.Module:
-    """A model whose linear layers are :class:`Linear`.
+    """Replace the linear layers of a model by :class:`Linear`.
 
-    Layers that a checkpoint holds quantised keep their weights: e4m3 ``weight`` with ``weight_scale`` or
-    ``weight_scale_inv`` of all, of rows, or of 128 x 128 blocks (compressed-tensors, DeepSeek), and ``qweight``,
-    ``qzeros`` and ``scales`` of 4 bits in groups of 128, 64 or 32 (AWQ, GPTQ). ``torch.nn.Linear`` itself is quantised
-    to ``weights``, or left alone where that is None; classes derived from it are left alone unless quantised.
+    ``convert`` quantises each ``torch.nn.Linear`` to ``weights``, but not subclasses of it. Layers that a checkpoint
+    already holds quantised keep their values: e4m3 ``weight`` with ``weight_scale`` or ``weight_scale_inv`` of one
+    value, of rows, or of 128 x 128 blocks (compressed-tensors, DeepSeek), and 4-bit ``qweight``, ``qzeros`` and
+    ``scales`` in groups of 128, 64 or 32 along K (AWQ, GPTQ).
 
     Args:
-        model: whose layers are replaced; itself returned, a new layer if it is one.
-        weights: as for :class:`Linear`.
-        skip: names of layers to leave as they are, as ``model.named_modules()`` has them, with ``*`` and ``?``:
+        model: the model whose layers are replaced.
+        weights: the format, as for :class:`Linear`. None converts only layers that are already quantised. Default:
+            ``e4m3_rows``.
+        skip: names of layers to leave unchanged, as in ``model.named_modules()``, with the wildcards ``*`` and ``?``:
             ``("lm_head", "*.gate")``.
-        inplace: False leaves ``model`` as it is and returns a copy.
+        inplace: True (default) changes ``model``. False changes a copy.
 
-    OperandError where ``weights`` is none, a layer is quantised otherwise, or a name in ``skip`` fits no module.
+    Returns:
+        ``model`` or its copy; a new layer if ``model`` is itself a linear layer.
+
+    Raises:
+        OperandError: ``weights`` is not a format, a layer has an unsupported quantisation scheme, or a name in
+            ``skip`` matches no module. The message names the layer. No layer is replaced.
     """
     if weights is not None:
         format_named(weights)
@@ -47,14 +53,14 @@ def convert(
     for pattern in skip:
         fitting = {module for module, aliases in names.items() if any(fnmatchcase(name, pattern) for name in aliases)}
         if not fitting:
-            raise OperandError(f"skip has {pattern!r}, and no module is called so: print(model) shows their names")
+            raise OperandError(f"{pattern!r} in skip matches no module; print(model) shows the names of its modules")
         skipped |= fitting
     replacements: dict[torch.nn.Module, Linear] = {}
-    for module, aliases in names.items():  # all are read before any is replaced
+    for module, aliases in names.items():  # read all layers before replacing any, so that an error changes nothing
         if module not in skipped and not isinstance(module, Linear):
-            made = _converted(aliases[0], module, weights)
-            if made is not None:
-                replacements[module] = made.train(module.training)
+            converted = _converted(aliases[0], module, weights)
+            if converted is not None:
+                replacements[module] = converted.train(module.training)
     if model in replacements:
         return replacements[model]
     for parent in list(model.modules()):
@@ -65,7 +71,7 @@ def convert(
 
 
 def _converted(name: str, module: torch.nn.Module, weights: str | None) -> Linear | None:
-    quantised = read(name or "the model", module)
+    quantised = read(f"layer {name!r}" if name else "the model", module)
     if quantised is not None:
         return Linear.of(quantised[0], getattr(module, "bias", None), quantised[1])
     if weights is None or type(module) is not torch.nn.Linear:

@@ -1,4 +1,4 @@
-"""How a layer stores its weights: a row for each format, with what it makes of weights and of activations."""
+"""The weight formats of ``Linear``: how each stores weights, and which operands it passes to ``matmul``."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.matrices import SCALE_BLOCK
 
 Stored = dict[str, torch.Tensor]
-"""Tensors of a layer: ``weight``, and as its format asks ``weight_scale`` and ``weight_zero``."""
+"""Tensors of a layer: ``weight``, and ``weight_scale`` and ``weight_zero`` if its format has them."""
 
 _E4M3 = torch.float8_e4m3fn
 _LEAST = 1e-12
-"""The least scale: of zeros."""
+"""The smallest scale, which rows or blocks of zeros get."""
 
 
 class Format(NamedTuple):
-    """Weights (N, K) in memory."""
+    """A way to store weights (N, K)."""
 
     stored: Callable[[torch.Tensor, torch.dtype], Stored]
-    """Of weights, and the dtype of activations."""
+    """Makes the stored tensors from weights (N, K) and the dtype of activations."""
     operands: Callable[[torch.Tensor, Any], dict[str, Any]]
-    """Keywords of ``matmul`` for activations (M, K) and a layer."""
+    """Makes the arguments of ``matmul`` from activations (M, K) and a layer."""
     keeps_dtype: bool = False
-    """Whether ``Module.to(dtype)`` leaves its tensors as they are."""
+    """Whether ``Module.to(dtype)`` does not convert its tensors."""
 
 
 def _wide(dtype: torch.dtype) -> Format:
@@ -81,37 +81,42 @@ def _u4(group: int) -> Format:
 
 
 def u4_stored(values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> Stored:
-    """Of values 0 to 15, (N, K), and scales and zero points, (N, K / group): two values in a byte along K, the even one
-    in the low half; scales and zero points (K / group, N)."""
+    """Pack values 0 to 15 (N, K), with scales and zero points (N, K / group).
+
+    A byte of the packed weight (N, K / 2) holds two values along K, the even one in the low half. The stored scales and
+    zero points are (K / group, N). Raises OperandError if K is odd.
+    """
     if values.shape[1] % 2:
-        raise OperandError(f"K is {values.shape[1]}; two weights of 4 bits lie in a byte along it: it must be even")
+        raise OperandError(
+            f"K is {values.shape[1]}; it must be even, because a byte holds two 4-bit weights along K: pad K, or use "
+            "another format"
+        )
     values = values.to(torch.uint8)
     packed = values[:, 0::2] | values[:, 1::2] << 4
     return {"weight": packed.contiguous(), "weight_scale": scale.mT.contiguous(), "weight_zero": zero.mT.contiguous()}
 
 
 def quantised_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows (M, K) in e4m3, with a scale each, (M, 1)."""
+    """Quantise (M, K) to e4m3 with a scale for each row, (M, 1)."""
     scale = _scale(x, -1)[..., None]
     return (x / scale).to(_E4M3), scale
 
 
 def quantised_blocks(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows (M, K) in e4m3, with a scale for each 128 elements of one, (M, K / 128)."""
+    """Quantise (M, K) to e4m3 with a scale for each 128 elements of a row, (M, K / 128) rounded up."""
     blocks = _padded(x).unflatten(-1, (-1, SCALE_BLOCK))
     scale = _scale(blocks, -1)
     return (blocks / scale[..., None]).to(_E4M3).flatten(-2)[..., : x.shape[-1]], scale
 
 
 def _scale(x: torch.Tensor, axes: int | tuple[int, ...]) -> torch.Tensor:
-    """Such that the greatest magnitude along some axes becomes the greatest of e4m3: f32, by which bf16 becomes f32
-    when it is divided."""
-    most = torch.linalg.vector_norm(x, float("inf"), axes, dtype=torch.float32)
-    return (most / torch.finfo(_E4M3).max).clamp(min=_LEAST)
+    """The float32 scale that maps the largest magnitude along some axes to the largest e4m3 value."""
+    largest = torch.linalg.vector_norm(x, float("inf"), axes, dtype=torch.float32)
+    return (largest / torch.finfo(_E4M3).max).clamp(min=_LEAST)
 
 
 def _padded(x: torch.Tensor, multiple: int = SCALE_BLOCK) -> torch.Tensor:
-    """With zeros behind, so that the extent along the last axis is a multiple."""
+    """``x`` with zeros appended along the last axis, up to a multiple."""
     extent = x.shape[-1]
     return x if extent % multiple == 0 else torch.nn.functional.pad(x, (0, -extent % multiple))
 
@@ -123,6 +128,6 @@ FORMATS: Mapping[str, Format] = {
     "e4m3_blocks": _e4m3(_blocks, quantised_blocks),
     **{f"u4_g{group}": _u4(group) for group in (128, 64, 32)},
 }
-"""By name: weights in bf16 or f16; e4m3 with a scale for each row or each 128 x 128 block, beside which activations are
-quantised as they come, by row or by 128 elements of one; and 4 bits in groups of so many along K that share a scale and
-a zero point."""
+"""The formats by name. ``e4m3_rows`` has a scale for each row of weights and activations. ``e4m3_blocks`` has a scale
+for each 128 x 128 block of weights and for each 128 elements of an activation row. ``u4_gG`` has 4-bit weights, and a
+scale and a zero point for each group of G elements along K."""

@@ -1,1 +1,1 @@
-"""What else PyTorch makes of a call of an operator: vmap, autocast, DTensors."""
+"""The operators under ``torch.vmap`` and ``torch.autocast``, and on DTensors."""

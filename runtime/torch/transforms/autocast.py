@@ -1,5 +1,8 @@
-"""The operators under ``torch.autocast``: floating-point A, B and C of 16 and 32 bits in its dtype, as ``torch.mm`` has
-them. What is of 64 or 8 bits, or of integers, stays as it is, and so do scales and an expression's operands."""
+"""The operators under ``torch.autocast``: A, B and C of 16 or 32 floating-point bits are cast to autocast's dtype.
+
+``torch.mm`` does the same. Scales, operands of an expression, and calls with float64, 8-bit or integer operands are not
+cast.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from typing import Any
 import torch
 
 NAMES = ("mm", "addmm", "bmm", "baddbmm", "grouped_mm", "epilogue")
-"""Operators of which it casts operands. Others say by scales and narrow types what they multiply; and so do those that
-write to tensors of the caller."""
+"""Operators whose operands autocast casts. For the others, scales and narrow dtypes fix the dtypes of the operands.
+Autocast also leaves the mutating operators alone."""
 
 _CAST = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
 
 def register(library: torch.library.Library, name: str) -> None:
-    """Register what an operator is under ``torch.autocast`` of either device."""
+    """Register an operator's kernels for ``torch.autocast`` on CUDA and CPU."""
     operator = getattr(torch.ops.gemmill, name).default
     names = [x.name for x in operator._schema.arguments if not x.kwarg_only]
     for device in ("cuda", "cpu"):

@@ -1,7 +1,7 @@
-"""The operators under ``torch.vmap``: products of matrices become those of a batch, all others one call a slice.
+"""The operators under ``torch.vmap``: products of matrices become one batched product, all others one call per slice.
 
-What is not mapped over stays as it is, and broadcasts: kernels read it at a stride of 0, or, where A alone is mapped
-over, all of its rows as those of one matrix.
+Tensors that are not mapped over broadcast without a copy: kernels read them with stride 0. If only A is mapped over,
+kernels read the rows of the whole batch as one matrix.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _OF_BATCHES: Mapping[str, str] = MappingProxyType(
         "mixed_mm": "mixed_mm",
     }
 )
-"""By operator, the one of a batch."""
+"""For each operator of matrices, the operator that computes a batch of them."""
 
 
 def register(library: torch.library.Library, name: str) -> None:
-    """Register what an operator is under ``torch.vmap``."""
+    """Register an operator's rule for ``torch.vmap``."""
     operator = getattr(torch.ops.gemmill, name).default
     names = [x.name for x in operator._schema.arguments if not x.kwarg_only]
 
@@ -36,29 +36,29 @@ def register(library: torch.library.Library, name: str) -> None:
         axis_of = dict(zip(names, axes, strict=False))
         ranks = {x: tensors[x].dim() - (axis_of[x] is not None) for x in ("a", "b")}
         rank = max(ranks.values())
-        if axis_of["a"] is None and axis_of["b"] is None:  # C or a scale is mapped over
+        if axis_of["a"] is None and axis_of["b"] is None:  # only C or a scale is mapped over
             tensors["a"], axis_of["a"] = tensors["a"].expand(info.batch_size, *tensors["a"].shape), 0
         batched = [x if axis_of[name] is None else _in_front(x, axis_of[name], rank) for name, x in tensors.items()]
         return multiply(*batched, **keywords), 0
 
     def one_by_one(info: Any, axes: Sequence[Any], *positional: Any, **keywords: Any) -> tuple[Any, Any]:
-        made = [operator(*_slice(positional, axes, i), **keywords) for i in range(info.batch_size)]
-        if isinstance(made[0], torch.Tensor):
-            return torch.stack(made), 0
-        return [torch.stack(x) for x in zip(*made, strict=True)], [0] * len(made[0])
+        slices = [operator(*_slice(positional, axes, i), **keywords) for i in range(info.batch_size)]
+        if isinstance(slices[0], torch.Tensor):
+            return torch.stack(slices), 0
+        return [torch.stack(x) for x in zip(*slices, strict=True)], [0] * len(slices[0])
 
     rule = as_batch if name in _OF_BATCHES else one_by_one
     torch.library.register_vmap(f"gemmill::{name}", rule, lib=library)
 
 
 def _in_front(x: torch.Tensor, axis: int, rank: int) -> torch.Tensor:
-    """A tensor with the axis that is mapped over in front of as many as D has."""
+    """Move the mapped axis to the front, and insert axes of 1 after it until the other axes number ``rank``."""
     front = x.movedim(axis, 0)
     return front[(slice(None), *[None] * (rank - front.dim() + 1))]
 
 
 def _slice(arguments: Sequence[Any], axes: Any, index: int) -> list[Any]:
-    """One slice of what is mapped over, in lists too."""
+    """The arguments of one slice: tensors, also those in lists, are indexed along their mapped axes."""
     if axes is None:
         return [*arguments]
     return [

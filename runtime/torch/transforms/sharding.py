@@ -1,11 +1,12 @@
-"""Operators on PyTorch's DTensors: each process computes the shard of D that its shards of the operands give.
+"""The operators on PyTorch's DTensors: each process computes a shard of D from its shards of the operands.
 
-Along each dimension of a mesh D is in shards as the larger of A and B is, else as the other is. Where one is in shards
-along K, processes hold parts of D's sums. Otherwise all is whole. What lies otherwise is sent.
+For each dimension of the mesh, D is sharded as the larger of A and B is; if that one is not sharded along an axis of D,
+as the other is. If A or B is sharded along K, each process holds partial sums of D. In all other cases D is replicated.
+Operands with other placements are redistributed first.
 
-DTensor's own rules of placements (``register_sharding``) take no operator that returns a list, so this takes the place
-of its dispatch. Importing the module does so. It imports ``torch.distributed.tensor``, and is therefore imported where
-a program has done that (:func:`gemmill.runtime.torch.gradients.autograd.shard`).
+DTensor's sharding rules (``register_sharding``) do not support operators that return lists, so this module replaces
+DTensor's dispatch of the operators when it is imported. It imports ``torch.distributed.tensor``; gemmill imports it
+only after the program has done so (:func:`gemmill.runtime.torch.gradients.autograd.shard`).
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from gemmill.runtime.torch.operators import LIBRARY, OPERATORS
 
 Extents = tuple[int, ...]
 Axis = int | Literal["K"] | None
-"""What is in shards along a dimension of a mesh: an axis of D, K, or nothing."""
+"""What a dimension of a mesh shards: an axis of D, K, or nothing."""
 _WITH_ROWS = ("a_scale", "a_zero", "c")
-"""Tensors that may have the rows of A."""
+"""Tensors that may have a value for each row of A."""
 
 
 def dispatch(_: Any, operator: Any, __: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A call in which a tensor is a DTensor; OperandError where another of several elements is none."""
+    """Compute a call with DTensors. Raises OperandError if another tensor of several elements is not a DTensor."""
     schema = operator._schema
     row = OPERATORS[schema.name.partition("::")[2]]
     arguments = dict(zip((x.name for x in schema.arguments), args, strict=False))
@@ -56,15 +57,15 @@ def dispatch(_: Any, operator: Any, __: Any, args: Sequence[Any], kwargs: Mappin
             for name, x in tensors.items()
         }
         if "c" in local and any(axis == "K" and at for axis, at in zip(axes, mesh.get_coordinate(), strict=True)):
-            local["c"] = torch.zeros_like(local["c"])  # one of the parts of a sum has C
+            local["c"] = torch.zeros_like(local["c"])  # only one of the partial sums adds C
         arguments |= {name: x for name, x in local.items() if name in arguments}
         if expression is not None:
             arguments["operands"] = [local[name] for name in arguments["names"] if name in local]
-        made = operator(*arguments.values(), **kwargs)
+        shards = operator(*arguments.values(), **kwargs)
         placements = [[*map(partial(_of_output, x, shape), axes)] for x in (None, *epilogue.outputs)]
         distributed = [
             DTensor.from_local(x, mesh, placed, run_check=False, shape=torch.Size(out.shape), stride=_packed(out.shape))
-            for x, placed, out in zip(made if row.several else [made], placements, outs, strict=True)
+            for x, placed, out in zip(shards if row.several else [shards], placements, outs, strict=True)
         ]
     return distributed if row.several else distributed[0]
 
@@ -75,24 +76,25 @@ def _distributed(name: str, x: torch.Tensor, mesh: Any) -> Any:
     if x.numel() == 1:
         return DTensor.from_local(x, mesh, [Replicate()] * mesh.ndim, run_check=False)
     raise OperandError(
-        f"{name} {tuple(x.shape)} is no DTensor, and others are: pass distribute_tensor({name}, mesh, placements)"
+        f"{name} {tuple(x.shape)} is not a DTensor but other tensors are; all must be: pass "
+        f"distribute_tensor({name}, mesh, placements)"
     )
 
 
 def _extents(tensors: Mapping[str, Any], epilogue: Epilogue, shape: Extents) -> dict[str, Extents]:
-    """The extents of tensors along D's axes. None of scales of blocks or of groups along K, of zero points, and of what
-    tells groups apart."""
+    """The extents of tensors along D's axes. Scales of blocks or of groups along K, zero points, offsets and counts
+    have no such extents and are left out."""
     a, b = tensors["a"], tensors["b"]
     extents: dict[str, Extents] = {"a": (*a.shape[:-1], 1), "b": (*b.shape[:-2], 1, b.shape[-1])}
     kinds = {x.name: x.kind for x in epilogue.operands} | {"c": "matrix"}
     kinds |= {x: "matrix" for x in SCALES if x not in kinds and x in tensors and _broadcasts(tensors[x].shape, shape)}
     for name in tensors.keys() & kinds.keys():
-        own_shape = tuple(tensors[name].shape)
+        operand_shape = tuple(tensors[name].shape)
         extents[name] = {
-            "matrix": own_shape,
-            "row": (*own_shape, 1),
-            "column": (*own_shape[:-1], 1, *own_shape[-1:]),
-            "batch": (*own_shape, 1, 1),
+            "matrix": operand_shape,
+            "row": (*operand_shape, 1),
+            "column": (*operand_shape[:-1], 1, *operand_shape[-1:]),
+            "batch": (*operand_shape, 1, 1),
             "scalar": (),
         }[kinds[name]]
     return extents
@@ -101,8 +103,11 @@ def _extents(tensors: Mapping[str, Any], epilogue: Epilogue, shape: Extents) -> 
 def _axes_of_products(
     tensors: Mapping[str, Any], extents: dict[str, Extents], shape: Extents, is_narrow: bool
 ) -> tuple[tuple[Axis, ...], dict[str, Extents]]:
-    """What of a product without an expression may be in shards, and the extents of its tensors along D's axes: of
-    groups of rows columns and K; beside what has no such extents, and of narrow weights, rows."""
+    """The axes along which a product without an expression can be sharded, and its tensors' extents along D's axes.
+
+    Groups of rows can be sharded along columns and K. With narrow weights, or tensors without such extents, only rows
+    can be sharded.
+    """
     rank, m = len(shape), shape[-2]
     if not tensors.keys().isdisjoint(("offsets", "counts")):
         is_alone = tensors.keys() <= {"a", "b", "offsets", "counts"} and tensors["b"].ndim == 3
@@ -110,7 +115,7 @@ def _axes_of_products(
     if is_narrow or extents.keys() != tensors.keys():
         with_rows = [x for x in _WITH_ROWS if x in tensors and tensors[x].ndim == 2 and tensors[x].shape[0] == m]
         return (0,) if rank == 2 else (), dict.fromkeys(("a", *with_rows), (m, 1))
-    if "c" in tensors and not tensors.keys().isdisjoint(SCALES):  # parts of sums are scaled, and C is added once
+    if "c" in tensors and not tensors.keys().isdisjoint(SCALES):  # scales multiply partial sums, C is added once
         return tuple(range(rank)), extents
     return (*range(rank), "K"), extents
 
@@ -118,7 +123,7 @@ def _axes_of_products(
 def _axis_in_shards(
     tensors: Mapping[str, Any], dimension: int, shape: Extents, allowed: Sequence[Axis], gated: bool
 ) -> Axis:
-    """What is in shards along a dimension of the mesh."""
+    """What one dimension of the mesh shards."""
     a, b = tensors["a"], tensors["b"]
     factors = sorted([(a, a.ndim - 1), (b, b.ndim - 2)], key=lambda factor: factor[0].numel(), reverse=True)
     placed = [(x, k, x.placements[dimension]) for x, k in factors]
@@ -134,7 +139,7 @@ def _axis_in_shards(
 
 
 def _placement(name: str, x: Any, extents: Mapping[str, Extents], shape: Extents, axis: Axis) -> Any:
-    """Placement of an operand along a dimension of a mesh."""
+    """The placement that an operand needs along one dimension of the mesh."""
     if axis == "K":
         return {"a": Shard(x.ndim - 1), "b": Shard(x.ndim - 2)}.get(name, Replicate())
     along_d = extents.get(name, ())
@@ -143,22 +148,25 @@ def _placement(name: str, x: Any, extents: Mapping[str, Extents], shape: Extents
 
 
 def _of_output(output: Assignment | None, shape: Extents, axis: Axis) -> Any:
-    """Placement of D, of None, or of what an expression writes beside it: in shards as D is, or, of what is made of
-    elements along the axis of shards, parts of a sum, or of a greatest or least value."""
+    """The placement of D (``output`` is None) or of a further output of an expression.
+
+    A further output is sharded as D is. If it reduces D along the sharded axis, it is a partial sum, maximum or
+    minimum.
+    """
     if axis is None:
         return Replicate()
     if axis == "K":
         return Partial()
-    behind = axis - (len(shape) - 2)  # 0 for rows, 1 for columns, less for batch extents
+    behind = axis - (len(shape) - 2)  # 0 for rows, 1 for columns, negative for batch extents
     if output is None or output.kind == "matrix" or (behind < 0 and output.kind != "scalar"):
         return Shard(axis)
     if (output.kind, behind) in (("row", 0), ("column", 1)):
-        return Shard(len(shape) - 2)  # the last axis of both, behind those of the batch
+        return Shard(len(shape) - 2)  # the last axis of both, after the batch axes
     return Partial(output.role)
 
 
 def _broadcasts(scale: Extents, shape: Extents) -> bool:
-    """Whether scales are one for all, one for each row, or one for each column."""
+    """Whether a scale has one value for all of D, for each row, or for each column."""
     padded = (*[1] * (len(shape) - len(scale)), *scale)
     return 1 in padded[-2:] and all(x in (1, extent) for x, extent in zip(padded, shape, strict=True))
 
