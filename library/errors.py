@@ -1,4 +1,4 @@
-"""Exceptions and warnings a user can meet. Each message names the thing, the value, the rule and the way out."""
+"""Exceptions and warnings of gemmill. Each message states the subject, the value, the rule and what to do."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ TrustReason = Literal[
     "expired",
     "replayed",
 ]
-"""Why something is not trusted, in a word that programs compare and counters are named by."""
+"""Why a signed file is not trusted. Programs compare these words, and counters are named after them."""
 
 
 class GemmillError(Exception):
-    """Base of every error that gemmill raises on purpose."""
+    """Base of every error that gemmill raises."""
 
     @classmethod
     def code(cls) -> str:
-        """What programs compare: ``unsupported_problem`` of UnsupportedProblemError."""
+        """A stable code for programs, such as ``unsupported_problem`` for UnsupportedProblemError."""
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__.removesuffix("Error")).lower()
 
 
 class InstallationError(GemmillError):
-    """gemmill is installed, or runs, in a way in which something cannot work: from an archive, in a frozen program."""
+    """The installation of gemmill lacks files, for example in a zip archive or a frozen program."""
 
 
 class ManifestError(GemmillError):
-    """A manifest is wrong. The message holds one ``file:line:column: field: ...`` line for each fault."""
+    """A manifest is invalid. The message has a ``file:line:column: field: ...`` line for each fault."""
 
 
 class ConfigError(GemmillError):
@@ -42,43 +42,44 @@ class ConfigError(GemmillError):
 
 
 class ProblemError(GemmillError):
-    """What a problem is described with has a wrong type, range or count."""
+    """The description of a problem has a value of a wrong type, range or count."""
 
 
 class UnsupportedProblemError(GemmillError):
-    """No kernel serves a problem. The message names the constraint and the nearest kernel."""
+    """No kernel supports a problem. The message names the constraint and the nearest kernel."""
 
 
 class OperandError(GemmillError):
-    """A tensor handed to gemmill has a wrong device, dtype, shape, stride or alignment."""
+    """A tensor argument has a wrong device, dtype, shape, stride or alignment."""
 
 
 class KeywordError(OperandError, ProblemError, TypeError):
-    """A keyword that a function, a registry or a problem does not take; the message names the nearest that it does.
+    """An unexpected keyword argument of a function, registry or problem. The message suggests the nearest valid
+    keyword.
 
-    As Python has it, it is a TypeError; so that whoever catches what else is wrong with a call or a problem catches it
-    too, it is an OperandError and a ProblemError as well.
+    It is a TypeError, as in Python. It is also an OperandError and a ProblemError, so that handlers of these classes
+    catch every error in a call or a problem.
     """
 
 
 class ToolchainError(GemmillError):
-    """NVRTC or headers are missing, or their versions clash."""
+    """NVRTC or CUDA headers are missing, or their versions are incompatible."""
 
 
 class CompileError(GemmillError):
-    """A kernel did not compile, spilled, serialised its WGMMAs, or disagrees with its LaunchSpec."""
+    """A kernel did not compile, spills registers, has serialised WGMMAs, or does not match its LaunchSpec."""
 
 
 class StoreError(GemmillError):
-    """The store cannot do what was asked of it."""
+    """An operation of the store failed."""
 
 
 class PackError(GemmillError):
-    """A pack is missing, damaged, or does not hold what was asked for."""
+    """A pack is missing or damaged, or does not contain a requested kernel."""
 
 
 class TrustError(GemmillError):
-    """What comes from elsewhere is not what a trusted key signed, or a key is none. ``reason`` says why in a word."""
+    """A file from another place has no valid signature of a trusted key, or a key is invalid. ``reason`` is a code."""
 
     def __init__(self, message: str, reason: TrustReason = "malformed") -> None:
         super().__init__(message)
@@ -86,27 +87,27 @@ class TrustError(GemmillError):
 
 
 class LockError(GemmillError):
-    """A lock file is wrong, or a kernel is not the one that it names."""
+    """A lock file is invalid, or a kernel differs from its entry in the lock file."""
 
 
 class RemoteError(GemmillError):
-    """A remote does not serve what only it may serve, or did not take what it was to take."""
+    """A remote did not provide a kernel that cannot come from elsewhere, or refused an upload."""
 
 
 class DeviceError(GemmillError):
-    """The CUDA driver refused, or no suitable GPU is there."""
+    """A CUDA driver call failed, or there is no suitable GPU."""
 
 
 class CaptureError(GemmillError):
-    """Something that cannot be done while a stream is being captured into a CUDA graph."""
+    """An operation is not possible while a stream is captured into a CUDA graph."""
 
 
 class RecordError(GemmillError):
-    """A records or shapes file is wrong."""
+    """A file of records or shapes is invalid."""
 
 
 class ExpressionError(GemmillError):
-    """A ``where`` filter or an epilogue is wrong. ``column`` counts from 0 and points into its text."""
+    """A ``where`` filter or an epilogue is invalid. ``column`` counts from 0 and points into its text."""
 
     def __init__(self, message: str, column: int = 0) -> None:
         super().__init__(message)
@@ -114,8 +115,8 @@ class ExpressionError(GemmillError):
 
 
 class LayoutError(GemmillError):
-    """A layout is none, or an operation has no layout for a result. ``column`` counts from 0 and points into the text
-    of an expression; None where there is no text."""
+    """A layout is invalid, or the result of an operation is not a layout. ``column`` counts from 0 and points into the
+    text of an expression; None if there is no text."""
 
     def __init__(self, message: str, column: int | None = None) -> None:
         super().__init__(message)
@@ -123,29 +124,29 @@ class LayoutError(GemmillError):
 
 
 class SettingError(GemmillError):
-    """An environment variable has a value that means nothing."""
+    """An environment variable has an invalid value."""
 
 
 class GemmillWarning(UserWarning):
-    """Base of every warning that gemmill gives: Python's filters silence them, or make errors of them."""
+    """Base of every warning of gemmill. Python's warning filters silence them or turn them into errors."""
 
 
 class SlowPathWarning(GemmillWarning):
-    """A call takes a path that is much slower than that of a call like it. The message says what it costs and what to
-    change; given once a process for each kind of reason."""
+    """A call is much slower than a similar call would be. The message states the cost and what to change. Each process
+    warns once per kind of reason."""
 
 
 class SettingWarning(GemmillWarning):
-    """An environment variable is called ``GEMMILL_`` something that is no setting."""
+    """The name of an environment variable starts with ``GEMMILL_``, but is not a setting."""
 
 
 class RenamedWarning(GemmillWarning, FutureWarning):
-    """Something is called by a former name, which is still read. The message says the present one."""
+    """A former name was used. It is still accepted; the message gives the present name."""
 
 
 class StoreWarning(GemmillWarning):
-    """The store is skipped; kernels are compiled again in every process."""
+    """The store cannot be used, so every process compiles its kernels again."""
 
 
 class RemoteWarning(GemmillWarning):
-    """A remote does not serve a kernel, which is compiled here instead; given for the first miss of a process."""
+    """A remote does not provide a kernel, so gemmill compiles it locally. Each process warns at the first miss."""

@@ -1,4 +1,4 @@
-"""One GEMM to be solved: D (M x N) = alpha * A (M x K) @ B (K x N) + beta * C, for each of a batch."""
+"""The description of a GEMM: D (M x N) = alpha * A (M x K) @ B (K x N) + beta * C, for each matrix of a batch."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from gemmill.library.input import problem_words
 from gemmill.library.input.problem_words import MAX_EXTENT as MAX_EXTENT
 
 MIN_US, MAX_US = 1e-3, 1e12
-"""Microseconds between which measured times of a launch are."""
+"""Bounds in microseconds of measured times of a launch."""
 Regime = Literal["sustained", "burst"]
-"""How a GPU is kept at work, in what is measured and in what a kernel is to be the fastest in. ``burst``: a lone launch
-at full clock, measured as a millisecond of one candidate and then of the next, so that all share a clock.
-``sustained``: a program that runs for seconds, which the power limit may hold, measured as each candidate alone for a
-fraction of a second, whose second half counts. Times of two regimes do not compare."""
+"""The load of the GPU during a measurement, or the load for which a kernel is selected. ``burst``: short launches at
+full clock; candidates alternate every millisecond, so that all run at the same clock. ``sustained``: the GPU is busy
+for seconds, and the power limit can throttle it; each candidate runs alone for a fraction of a second, and the second
+half counts. Times of different regimes are not comparable."""
 REGIMES: tuple[Regime, ...] = get_args(Regime)
-"""Both."""
+"""Both regimes."""
 ASSUMED_ROWS = 128
-"""Rows of a masked group that are taken to be in use where nobody says how many. Over 32 problems that use 20 to 1,024
-rows of 4,096 it loses 1 to 9%; taking groups for full loses 4 to 35% (H200)."""
+"""Rows of a masked group that are assumed to be in use if the caller does not pass ``expected_rows``. Over 32 problems
+that use 20 to 1,024 of 4,096 rows, this assumption costs 1 to 9%; the assumption that groups are full costs 4 to
+35%."""
 _TRANSPOSED: Mapping[MajorCD, MajorCD] = MappingProxyType({"n": "m", "m": "n", "any": "any"})
-"""The major of C and D once their rows are called columns."""
+"""The major of C and D after transposition."""
 
 
 def upconverts_a(a: str, b: str) -> bool:
-    """Whether operands of types ``a`` and ``b`` are a narrower A, which is upconverted, and a B of 16 bits."""
+    """Whether a kernel upconverts A for operands of types ``a`` and ``b``: A has at most 8 bits and B has 16."""
     return DTYPES[a].bits <= 8 and DTYPES[b].bits == 16
 
 
 def is_mixed(a: DTypeName, b: DTypeName) -> bool:
-    """Whether one operand is upconverted to the other's type."""
+    """Whether a GEMM of these types is mixed-input: one operand is upconverted to the type of the other."""
     return upconverts_a(a, b) or upconverts_a(b, a)
 
 
@@ -45,14 +46,14 @@ def is_mixed(a: DTypeName, b: DTypeName) -> bool:
 class GemmProblem:
     """Extents and operand formats of a GEMM.
 
-    ``GemmProblem(m=4096, n=4096, k=7168)`` is one of bf16; keywords say what else differs: the fields below, and for
-    ``a_dtype`` and so on also ``a``, ``b``, ``c``, ``d`` and ``acc``; ``groups`` for ``batch`` where ``batching`` says
-    what groups are. Types may be written as PyTorch, NumPy and CUTLASS write them. Defaults: A's type for B; f32, s32
-    or f64 for sums; D as wide as A and B, of 8 bits and fewer bf16 or s32; D's major for C; the alignment of operands
-    without padding; two-level accumulation with block scales only.
+    ``GemmProblem(m=4096, n=4096, k=7168)`` is a bf16 GEMM. Keywords set the fields below. ``a``, ``b``, ``c``, ``d``
+    and ``acc`` are short for ``a_dtype``, ..., ``accumulator``; ``groups`` replaces ``batch`` for batchings with
+    groups. Types can have the names that PyTorch, NumPy and CUTLASS use. Defaults: B has the type of A; the accumulator
+    is f32, s32 or f64; D is as wide as A and B (bf16 or s32 for operands of at most 8 bits); C has the major of D;
+    alignments are those of operands without padding; two-level accumulation is used only with block scales.
 
     Raises:
-        ProblemError: names a keyword, its value and what is allowed.
+        ProblemError: names the keyword, its value and the allowed values.
     """
 
     m: int
@@ -70,7 +71,7 @@ class GemmProblem:
     """None for a GEMM without C."""
     c_major: MajorCD | None = None
     a_align: int = 16
-    """Largest power of two up to 16, in bytes, that divides base address and strides of A."""
+    """Largest power of two up to 16, in bytes, that divides the base address and the strides of A."""
     b_align: int = 16
     c_align: int = 16
     d_align: int = 16
@@ -78,38 +79,39 @@ class GemmProblem:
     """Block scales of A; see :class:`~gemmill.library.config.model.InputOperand`."""
     b_scale: ScaleName = "none"
     promote: Literal[0, 4] = 0
-    """The least two-level accumulation that the caller accepts; see
+    """Two-level accumulation that the caller requires at least; see
     :class:`~gemmill.library.config.model.GemmConfig`."""
     batching: BatchingName = "strided"
-    """How the matrices of the batch are found; see :class:`~gemmill.library.config.model.Scheduler`. ``m`` is the rows
-    of all groups for ``grouped``, and of one group for ``masked``; ``k`` is that of all groups for ``kgrouped``."""
+    """How the kernel finds the matrices of the batch; see :class:`~gemmill.library.config.model.Scheduler`. ``m`` is
+    the total number of rows of all groups for ``grouped``, and the capacity of one group for ``masked``; ``k`` is the
+    total of all groups for ``kgrouped``."""
     epilogue: str = LINEAR
-    """What is done to each sum before it is stored: the canonical text of an epilogue. Gated ones halve D's columns."""
+    """The canonical text of the operation on each sum before it is stored. A gated epilogue halves the columns of D."""
     expected_rows: int | None = None
-    """Rows of a masked group that are in use on average, for ``masked``: a kernel is chosen for so many, and any other
-    number comes out right as well. None: :data:`ASSUMED_ROWS`, or all of fewer."""
+    """For ``masked``: the average number of rows in use per group, for which the selector picks a kernel. Results are
+    correct for any number. None: :data:`ASSUMED_ROWS`, or the capacity if it is smaller."""
 
     def __init__(self, m: int, n: int, k: int, *positional: Any, **words: Any) -> None:
         for name, value in zip(_REST, positional, strict=False):
             if name in words:
-                raise ProblemError(f"{name} is given twice")
+                raise ProblemError(f"{name} is passed twice")
             words[name] = value
         if len(positional) > len(_REST):
-            raise ProblemError(f"a problem has {3 + len(_REST)} fields; {3 + len(positional)} were given")
+            raise ProblemError(f"a problem has {3 + len(_REST)} fields, but {3 + len(positional)} values were passed")
         for name, value in problem_words.checked({"m": m, "n": n, "k": k, **words}).items():
             _SET[name](self, value)
 
     @classmethod
     def unchecked(cls, **fields: Any) -> GemmProblem:
-        """A problem of fields that need no check: how the API makes one for each new signature. Fields that are left
-        out have the defaults of the class, above."""
+        """A problem from fields that need no check, which the API creates for each new signature. Omitted fields have
+        the defaults of the class."""
         problem = object.__new__(cls)
         for name, put in _SET.items():
             put(problem, fields[name] if name in fields else _DEFAULTS[name])
         return problem
 
     def but(self, **changes: Any) -> GemmProblem:
-        """The same problem with other fields, which need no check."""
+        """The same problem with changed fields, which are not checked."""
         problem = object.__new__(GemmProblem)
         for name, put in _SET.items():
             put(problem, changes[name] if name in changes else getattr(self, name))
@@ -117,26 +119,27 @@ class GemmProblem:
 
     @classmethod
     def from_text(cls, text: str) -> GemmProblem:
-        """The problem of a line such as ``4096x7168x2048 e4m3 tn grouped=64``: what ``str`` gives (problem_words.py).
+        """The problem of a line such as ``4096x7168x2048 e4m3 tn grouped=64``, as ``str`` returns it
+        (problem_words.py).
 
         Raises:
-            ProblemError: names the part that cannot be.
+            ProblemError: names the invalid part.
         """
         return cls(**problem_words.read_text(text))
 
     @classmethod
     def from_dict(cls, words: Mapping[str, Any]) -> GemmProblem:
-        """The problem of a mapping of keywords; ProblemError as for the class."""
+        """The problem with the keywords of a mapping; ProblemError as for the class."""
         if missing := [name for name in ("m", "n", "k") if name not in words]:
-            raise ProblemError(f"{', '.join(missing)} missing of a problem's extents m, n and k")
+            raise ProblemError(f"missing {', '.join(missing)}: a problem needs the extents m, n and k")
         return cls(**words)
 
     def to_dict(self) -> dict[str, Any]:
-        """Keywords that make this problem, without those that have their defaults; all can be written as JSON."""
+        """The keywords of this problem without those that have their default; all values can be written as JSON."""
         return problem_words.words_of(self)
 
     def check(self) -> None:
-        """ValueError where extents, epilogue or expected rows cannot be those of a measurement."""
+        """Raises ValueError if extents, epilogue or expected rows are invalid for a measurement."""
         for name in ("m", "n", "k", "batch"):
             if not 1 <= (extent := getattr(self, name)) <= MAX_EXTENT:
                 written = extent if extent.bit_length() <= 128 else f"a number of {extent.bit_length()} bits"
@@ -151,12 +154,12 @@ class GemmProblem:
 
     @property
     def d_columns(self) -> int:
-        """Columns of D: N, or half of it where the epilogue is gated."""
+        """Columns of D: N, or N / 2 if the epilogue is gated."""
         return self.n // 2 if is_gated(self.epilogue) else self.n
 
     @property
     def extents(self) -> str:
-        """M, N, K and the batch, as in ``4096x4096x4096``."""
+        """M, N, K and the batch if it is not 1, as in ``4096x4096x4096``."""
         return f"{self.m}x{self.n}x{self.k}" + (f"x{self.batch}" if self.batch != 1 else "")
 
     def __str__(self) -> str:
@@ -166,25 +169,25 @@ class GemmProblem:
         return f"GemmProblem({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
 
     def extents_of(self, operand: str) -> tuple[int, int]:
-        """The contiguous extent of ``a``, ``b``, ``c`` or ``d``, and the other one; for any strides in either order."""
+        """The contiguous and the other extent of ``a``, ``b``, ``c`` or ``d``; in any order for major ``any``."""
         row, column = {"a": (self.m, self.k), "b": (self.n, self.k)}.get(operand, (self.m, self.d_columns))
         major = getattr(self, f"{operand}_major")
         return (column, row) if major in ("k", "n") else (row, column)
 
     @property
     def flops(self) -> int:
-        """Floating-point operations: 2 M N K, for each of a batch but where its matrices share the M or K rows."""
+        """Floating-point operations: 2 M N K for each matrix of the batch; grouped matrices share M or K in total."""
         each = 1 if self.batching in ("grouped", "kgrouped") else self.batch
         return 2 * self.m * self.n * self.k * each
 
     @property
     def expected_flops(self) -> int:
-        """:attr:`flops`, but of masked groups those of the rows that are expected to be in use."""
+        """:attr:`flops`; for masked groups only those of the rows that are expected to be in use."""
         return self.typical().flops if self.batching == "masked" else self.flops
 
     def typical(self) -> GemmProblem:
-        """The strided batch of equal matrices that costs about as much: groups as large as they are on average,
-        masked ones of the rows that are expected to be in use."""
+        """A strided batch of equal matrices with about the same cost: groups have their average size, and masked groups
+        the rows that are expected to be in use."""
         if self.batching == "masked":
             rows = self.expected_rows or min(self.m, ASSUMED_ROWS)
             return self.but(m=rows, batching="strided", expected_rows=None)
@@ -196,8 +199,8 @@ class GemmProblem:
 
     @property
     def with_narrow_a(self) -> GemmProblem:
-        """Its transpose where B is narrow and has scales of groups: kernels upconvert A alone, and apply its scales.
-        Itself where there is no such thing: groups and gates have no transpose."""
+        """The transpose if B is narrow and has group scales, because kernels upconvert and scale only A. Otherwise, and
+        for groups and gated epilogues, which cannot be transposed, the problem itself."""
         has_transpose = self.batching == "strided" and not is_gated(self.epilogue)
         if upconverts_a(self.b_dtype, self.a_dtype) and self.b_scale != "none" and has_transpose:
             return self.transposed
@@ -205,15 +208,15 @@ class GemmProblem:
 
     @property
     def can_transpose(self) -> bool:
-        """Whether :attr:`transposed` can stand in for it: groups, block scales and gates have no transpose."""
+        """Whether :attr:`transposed` is equivalent: not for groups, block scales and gated epilogues."""
         plain = self.batching in ("strided", "nested") and self.a_scale == self.b_scale == "none"
         return plain and not is_gated(self.epilogue)
 
     @property
     def transposed(self) -> GemmProblem:
-        """The same work as D^T = B^T A^T: A and B change places, as do M and N, and with them the majors of C and D.
+        """The same work as D^T = B^T A^T: A and B are swapped, as are M and N and the majors of C and D.
 
-        The majors of A and B stay, being named relative to K.
+        The majors of A and B remain, because they are named relative to K.
         """
         return self.but(
             m=self.n,
@@ -233,7 +236,7 @@ class GemmProblem:
 
 
 _SET = MappingProxyType({name: getattr(GemmProblem, name).__set__ for name in problem_words.FIELDS})
-"""Sets a field of a problem that is being made: for a frozen class, what ``object.__setattr__`` does, but faster."""
+"""Sets a field during construction of a frozen problem; faster than ``object.__setattr__``."""
 _REST = problem_words.FIELDS[3:]
 _DEFAULTS = MappingProxyType(
     {field.name: field.default for field in fields(GemmProblem) if field.default is not MISSING}

@@ -1,18 +1,19 @@
-"""How errors speak of words: what was meant, and what is allowed."""
+"""Parts of error messages: suggestions and lists of allowed words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 _LONGEST = 200
-"""Characters of what can be meant for another word."""
+"""Most characters of a word for which a suggestion is searched."""
 
 
 def suggest(word: str, allowed: Iterable[str], prefix: str = "") -> str:
-    """``", did you mean x?"`` where one of the allowed words is close, else nothing; all lack a prefix."""
+    """``", did you mean x?"`` if an allowed word is similar, otherwise ``""``. ``prefix`` is added to the
+    suggestion."""
     if len(word) > _LONGEST:
         return ""
-    import difflib  # where nothing is wrong, it is left alone
+    import difflib  # imported here, because only errors need it
 
     close = difflib.get_close_matches(word, allowed, n=1)
     return f", did you mean {prefix}{close[0]}?" if close else ""

@@ -1,1 +1,1 @@
-"""The config of one kernel: its fields, their values, its name."""
+"""The config of a kernel: its fields, their values and its name."""

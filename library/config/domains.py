@@ -1,4 +1,4 @@
-"""What each field can hold, and whether fields have values that they can have."""
+"""The allowed values of each field, and a check of fields against them."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         if row.type is str
     }
 )
-"""What each field of text can hold. All other fields are integers."""
+"""The allowed words of each text field. All other fields are integers."""
 
 OPEN = frozenset(row.name for row in TABLE.values() if row.is_open)
-"""Fields whose words are only the usual ones: an epilogue may be any expression."""
+"""Fields that allow texts other than those in :data:`WORDS`: an epilogue can be any expression."""
 
 _LISTED = {row.name: frozenset(row.values) for row in TABLE.values() if row.values and not row.is_open}
 
 
 def meant(field: str, word: str, allowed: Iterable[str]) -> str:
-    """What an error adds where a field can never hold a word: what was meant, or nothing."""
+    """The hint of an error about an invalid word: the word that was probably meant, or an empty text."""
     if field == "arch":
         return arch.unknown(word)
     return dtypes.unknown(word) if field.endswith(("dtype", "accumulator")) else suggest(word, allowed)
 
 
 def are_valid(fields: Fields) -> bool:
-    """Whether fields, all or some of a config's, have values that they can have; what pydantic finds, told without it.
+    """Whether some or all fields of a config have allowed values. Equivalent to pydantic's checks, without importing
+    it.
 
-    C's are not looked at where there is no C.
+    Fields of C are not checked if there is no C.
     """
     has_c = fields.get("c.dtype") != "none"
     return all(_is_valid(name, value) for name, value in fields.items() if has_c or not name.startswith("c."))

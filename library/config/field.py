@@ -1,7 +1,8 @@
-"""What a row of the table of fields says, and the types of fields that are no plain words.
+"""The metadata of a config field, and the field types that pydantic does not provide.
 
-The row of a field is its declaration in :mod:`gemmill.library.config.model`: ``Annotated[type, Field(...)] = default``.
-:mod:`gemmill.library.config.field_table` reads the rows; names, manifests, filters, checks and docs read the table.
+A field is declared in :mod:`gemmill.library.config.model` as ``Annotated[type, Field(...)] = default``.
+:mod:`gemmill.library.config.field_table` collects these declarations in a table. Kernel names, manifests, filters,
+checks and docs are all derived from that table.
 """
 
 from __future__ import annotations
@@ -22,35 +23,36 @@ Value = str | int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """What is said of a field beside its type and its default."""
+    """The metadata of a field other than its type and default."""
 
     doc: str
-    """What it is, with its unit: in the docs, and in the JSON Schema of manifests."""
+    """What the field is, with its unit. The docs and the JSON Schema of manifests print it."""
     means: Mapping[str, str] = field(default_factory=dict)
-    """What each of its words means, where that needs saying."""
+    """The meaning of each value that needs an explanation."""
     example: Value | None = None
-    """A usual value, where there is no default or that is not usual."""
+    """A typical value, if there is no default or the default is not typical."""
     token: str = "{}"
-    """How its value stands in a kernel's name."""
+    """The format of its value in a kernel's name."""
     unsaid: bool = False
-    """Whether names leave its default out."""
+    """Whether names omit its default."""
     part: str | None = None
-    """The part of a kernel's name that it stands in, where that is not called as the part of the config."""
+    """The part of a kernel's name that contains it, if that differs from the part of the config."""
     format: bool = False
-    """Whether a problem has it, and goes to kernels that have the same, or ``any`` major."""
+    """Whether problems have this field too. A kernel then supports problems with the same value, or has major
+    ``any``."""
     auto: bool = False
-    """Whether a manifest may say ``auto``, which is then its default."""
+    """Whether a manifest can use ``auto``, which is then the default."""
     cpp: str | None = None
-    """The member of a kernel's ``Config`` that says it in C++, with ``{}`` for the value, words in capitals; None where
-    an emitter says it otherwise."""
+    """The C++ member of a kernel's ``Config`` for this field, with ``{}`` for the value (words in capitals); None if an
+    emitter generates it in another way."""
     was: tuple[str, ...] = ()
-    """Its former keys in manifests, filters and stored configs, which are still read."""
+    """Former names in manifests, filters and stored configs. gemmill still accepts them."""
     former_words: Mapping[str, str] = field(default_factory=dict)
-    """The present words by former ones, which kernel names and manifests may still have."""
+    """Present values by former ones. Kernel names and manifests can still contain the former ones."""
 
 
 class _AtLeastOne:
-    """Has pydantic take integers of at least 1, and nothing else for one."""
+    """A pydantic schema of integers of at least 1, without conversion from other types."""
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
         from pydantic_core import core_schema
@@ -59,7 +61,7 @@ class _AtLeastOne:
 
 
 class _Canonical:
-    """Has pydantic take canonical texts of epilogues."""
+    """A pydantic schema of canonical epilogue texts."""
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
         from pydantic_core import PydanticCustomError, core_schema

@@ -1,9 +1,9 @@
-"""Fields of configs by name, as manifests, names and diagnostics have them; and configs that trace what is read.
+"""Fields of configs by name, and views of configs that record which fields a rule reads.
 
-A kernel set is a grid over its axes, so a rule is evaluated once for each distinct combination of the fields that it
-reads and its verdict broadcast over the rest: two million candidates cost a few thousand evaluations of plain Python.
-A rule reads members of a config, here of a :class:`ConfigView`, which finds their values by name and so knows which
-were read. What a rule adds up of many fields, it reads as a :class:`part` of a plan, each of which reads few.
+A kernel set is a grid over its axes. gemmill evaluates a rule once for each distinct combination of the fields that the
+rule reads, and broadcasts the result: two million candidates cost a few thousand evaluations in Python. A rule reads a
+:class:`ConfigView`, which looks values up by name and so determines which fields are read. A quantity that depends on
+many fields is computed as :class:`part` members of a plan, each of which reads few fields.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gemmill.library.config.field_table import FORMER, GROUPS, PARTS, TABLE, Row
 from gemmill.library.config.model import GemmConfig, OutputName, OutputOperand
 
 Fields = Mapping[str, Value]
-"""Values by field name; a rule may be given only the fields it declares."""
+"""Values by field name. It can be limited to the fields that a rule declares."""
 
 _Result = TypeVar("_Result")
 
 
 class UnreadError(LookupError):
-    """A field or a part is read in which the candidates of a group may differ."""
+    """A function read a field or a part in which the candidates of a group can differ."""
 
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader)
@@ -32,20 +32,20 @@ class UnreadError(LookupError):
 
 
 class GroupFields(dict[Any, Any]):
-    """The fields and parts in which the candidates of a group are equal."""
+    """The fields and parts that all candidates of a group have in common."""
 
     def __missing__(self, reader: Reader) -> Any:
         raise UnreadError(reader)
 
     def having(self, reader: Reader, value: Any) -> GroupFields:
-        """Those of a smaller group, in which a further field or part has a value."""
+        """The fields of a subgroup in which one more field or part has a common value."""
         fields = GroupFields(self)
         fields[reader] = value
         return fields
 
 
 class member(Generic[_Result]):
-    """Makes a method a member that is computed when it is first read; ``cached_property`` takes a lock for that."""
+    """Decorator for a member that is computed on first access; like ``cached_property``, but without a lock."""
 
     def __init__(self, function: Callable[[Any], _Result]) -> None:
         self.function = function
@@ -67,9 +67,9 @@ class member(Generic[_Result]):
 
 
 class part(member[_Result]):
-    """Makes a method of a plan such a member, which a grid evaluates by itself, over the few fields that it reads.
+    """A :class:`member` of a plan that a grid evaluates separately, over the few fields that it reads.
 
-    What reads it is then evaluated once for each of its results, however many combinations of fields have the same.
+    A rule that reads it is then evaluated once for each distinct result, not for each combination of fields.
     """
 
     @overload
@@ -86,15 +86,15 @@ class part(member[_Result]):
         return super().__get__(holder, owner)
 
     def __call__(self, config: GemmConfig) -> _Result:
-        """The part of the plan of a config."""
+        """The value of the part for ``config``."""
         return self.function(self.owner(config))
 
 
 Reader = str | part[Any]
-"""What is read of a config: a field, by its name, or a part of its plan."""
+"""What a function can read: the name of a field, or a part of a plan."""
 
 FIELD_NAMES: tuple[str, ...] = tuple(TABLE)
-"""Every leaf of a config in the order of its members; C's are ``"none"`` and 0 where a config has no C."""
+"""Every leaf of a config in the order of its members. Without C, the fields of C are ``"none"`` and 0."""
 
 
 def _reader(row: Row) -> Callable[[GemmConfig], Value]:
@@ -104,11 +104,11 @@ def _reader(row: Row) -> Callable[[GemmConfig], Value]:
 
 
 READERS: Mapping[str, Callable[[GemmConfig], Value]] = {row.name: _reader(row) for row in TABLE.values()}
-"""What reads a field of a config, by its name; of C, what stands for none where there is none."""
+"""A function by field name that reads the field from a config; for an absent C it returns the placeholder."""
 
 
 class ConfigView(GemmConfig):
-    """A config whose members are found in fields, all or some of a config's, when they are read."""
+    """A config whose members are looked up in a mapping of fields, which can be incomplete, when they are read."""
 
     fields: Fields
 
@@ -117,29 +117,29 @@ class ConfigView(GemmConfig):
 
     @property
     def c(self) -> OutputOperand | None:
-        """The added matrix; None where there is none."""
+        """The added matrix; None if there is none."""
         return None if self.fields["c.dtype"] == "none" else self.outputs["c"]
 
     @member
     def outputs(self) -> Mapping[OutputName, OutputOperand]:
-        """C and D by their names; whether there is a C is not read."""
+        """C and D by name; this does not read whether there is a C."""
         return {"c": _VIEWS["c"](self.fields), "d": self.d}
 
 
 def _field_property(row: Row) -> property:
-    """A member of a view that is found in its fields."""
+    """A property of a view that looks up a field."""
     name = row.name
     return property(lambda view: view.fields[name])
 
 
 def _view(group: str) -> type:
-    """The class of views of a part of a config."""
+    """The view class of a part of a config."""
     members = {row.leaf: _field_property(row) for row in GROUPS[group]}
     return type(f"{PARTS[group].__name__}View", (PARTS[group],), {"__init__": ConfigView.__init__, **members})
 
 
 def _part_view(group: str) -> member[Any]:
-    """The view of a part of a config."""
+    """The member of :class:`ConfigView` for a part of a config."""
     view = member(lambda config: _VIEWS[group](config.fields))
     view.name = group
     return view
@@ -158,16 +158,16 @@ def fields_of(config: GemmConfig) -> dict[str, Value]:
 
 
 def config_of(fields: Fields) -> GemmConfig:
-    """The config that has these fields; the inverse of :func:`fields_of`.
+    """The config with these fields; the inverse of :func:`fields_of`.
 
     Raises:
-        pydantic.ValidationError: some have values that they cannot have; names each.
+        pydantic.ValidationError: lists each field with an invalid value.
     """
     return _validator()(parts_of({name: fields[name] for name in FIELD_NAMES}))
 
 
 def parts_of(fields: Fields) -> dict[str, Any]:
-    """Fields, all or some of a config's, as nested mappings; C is None where there is none."""
+    """Some or all fields of a config as nested mappings; C is None if it is absent."""
     parts: dict[str, Any] = {}
     for name, value in fields.items():
         row = TABLE[name]
@@ -181,14 +181,16 @@ def parts_of(fields: Fields) -> dict[str, Any]:
 
 
 def made_of(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of :class:`GemmConfig` from nested mappings, as ``dataclasses.asdict`` makes them: the parts that have
-    classes become those. Nothing is checked but the names of fields, former ones included; TypeError for one that is
-    missing or unknown."""
+    """Arguments of :class:`GemmConfig` from nested mappings, as ``dataclasses.asdict`` returns them.
+
+    Nested parts become instances of their classes. Only field names are checked: former names are accepted, and a
+    missing or unknown name is a TypeError.
+    """
     return {name: PARTS[name](**_present(name, part)) if type(part) is dict else part for name, part in parts.items()}
 
 
 def _present(group: str, leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves by their present names."""
+    """The leaves of a part with former names replaced by present ones."""
     present = _PRESENT[group]
     return {present.get(leaf, leaf): value for leaf, value in leaves.items()}
 
@@ -201,11 +203,11 @@ _PRESENT: Mapping[str, Mapping[str, str]] = {
     }
     for group in PARTS
 }
-"""Present names of the leaves of each group by their former ones."""
+"""For each group, the present names of its leaves by former names."""
 
 
 @cache
 def _validator() -> Callable[[object], GemmConfig]:
-    from pydantic import TypeAdapter  # a program that reads no manifests starts faster
+    from pydantic import TypeAdapter  # imported here so that programs that read no manifests start faster
 
     return TypeAdapter(GemmConfig).validate_python

@@ -1,8 +1,8 @@
-"""The config of one kernel: frozen, hashable, split by decision. A config that validates may still break a rule.
+"""The config of one kernel: frozen and hashable. A config that validates can still break a legality rule.
 
-Its members are the rows of the table of fields (:mod:`gemmill.library.config.field_table`): each says type, default,
-doc, place in a kernel's name. The classes are plain dataclasses, which pydantic validates where configs come in
-(:func:`gemmill.library.config.fields.config_of`): a program whose kernels come from packs starts without it.
+Each member is a row of the table of fields (:mod:`gemmill.library.config.field_table`), with its type, default, doc and
+place in a kernel's name. The classes are plain dataclasses, which pydantic validates only on input
+(:func:`gemmill.library.config.fields.config_of`), so that a program with kernels from packs does not import pydantic.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FamilyName = Literal["wgmma", "mma", "simt", "gemv"]
 FAMILIES: Mapping[str, FamilyName] = MappingProxyType(
     {"cooperative": "wgmma", "pingpong": "wgmma", "multistage": "mma", "simt": "simt", "gemv": "gemv"}
 )
-"""Kernel family by schedule: a family is a kernel template, an emitter and rules."""
+"""Kernel family by schedule. A family has its own kernel template, emitter and rules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class InputOperand:
 
     @property
     def type(self) -> DType:
-        """Row of the dtype table."""
+        """The row of the dtype table."""
         return DTYPES[self.dtype]
 
 
@@ -94,22 +94,22 @@ class OutputOperand:
 
     @property
     def type(self) -> DType:
-        """Row of the dtype table; KeyError for :data:`NO_C`."""
+        """The row of the dtype table; KeyError for :data:`NO_C`."""
         return DTYPES[self.dtype]
 
     @property
     def is_there(self) -> bool:
-        """Whether it is a matrix; :data:`NO_C` is none."""
+        """Whether it is a matrix; false for :data:`NO_C`."""
         return self.dtype in DTYPES
 
 
 NO_C = OutputOperand(dtype=cast("DTypeName", "none"), major=cast("MajorCD", "none"), align=0)
-"""Stands for the C of configs that have none."""
+"""The placeholder for C in configs without C."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """Output tile of one CTA (of one warpgroup under pingpong) along M and N, and depth of a stage along K."""
+    """Output tile of one CTA along M and N (for pingpong, of one warpgroup), and depth of a stage along K."""
 
     m: Annotated[Positive, Field(doc="Rows of the output tile.", example=128)]
     n: Annotated[Positive, Field(doc="Columns of the output tile.", example=256, token="x{}")]
@@ -118,7 +118,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """CTAs of a cluster along M and N. A is multicast along N, B along M."""
+    """CTAs of a cluster along M and N. TMA multicasts A along N and B along M."""
 
     m: Annotated[Positive, Field(doc="CTAs along M, which share B by multicast.", example=2)] = 1
     n: Annotated[Positive, Field(doc="CTAs along N, which share A by multicast.", token="x{}")] = 1
@@ -126,7 +126,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
-    """Order in which persistent CTAs walk the output tiles, and how they share K and batches."""
+    """The order in which persistent CTAs process output tiles, and how they share K and batches."""
 
     raster: Annotated[
         RasterName,
@@ -189,8 +189,8 @@ class Scheduler:
 class GemmConfig:
     """Everything that determines one kernel: D = epilogue(A @ B, C), with A (M x K), B (K x N), C and D (M x N).
 
-    Making one checks nothing: :func:`gemmill.library.config.fields.config_of` does, and :class:`gemmill.Registry` of
-    what it is asked for.
+    The constructor checks nothing. :func:`gemmill.library.config.fields.config_of` checks values, and
+    :class:`gemmill.Registry` checks the configs that a caller requests.
     """
 
     arch: Annotated[ArchName, Field(doc="Compilation target.")] = "sm90a"
@@ -208,7 +208,7 @@ class GemmConfig:
         ),
     ] = 0
     c: OutputOperand | None = None
-    """The added matrix; None for kernels that take no C."""
+    """The added matrix; None for kernels without C."""
     d: OutputOperand
     tile: Tile
     cluster: Cluster = Cluster()
@@ -248,21 +248,21 @@ class GemmConfig:
 
     @property
     def inputs(self) -> Mapping[InputName, InputOperand]:
-        """A and B by their names."""
+        """A and B by name."""
         return {"a": self.a, "b": self.b}
 
     @property
     def outputs(self) -> Mapping[OutputName, OutputOperand]:
-        """C, or :data:`NO_C`, and D by their names."""
+        """C, or :data:`NO_C`, and D by name."""
         return {"c": self.c or NO_C, "d": self.d}
 
     @property
     def operands(self) -> Mapping[str, InputOperand | OutputOperand]:
-        """A, B, C, or :data:`NO_C`, and D by their names."""
+        """A, B, C (or :data:`NO_C`) and D by name."""
         outputs = self.outputs
         return {"a": self.a, "b": self.b, "c": outputs["c"], "d": outputs["d"]}
 
     @property
     def target(self) -> Arch:
-        """Row of the arch table."""
+        """The row of the arch table."""
         return ARCHS[self.arch]

@@ -1,10 +1,10 @@
 """Kernel names: every config has exactly one, and a name parses back to exactly that config.
 
-``sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear``: parts between underscores, each
-the tokens of some fields as the table of fields has them (``docs/names.md``). What is unusual is appended to its part:
-block scales of an operand (``e4m3k16s1x128``), promotion (``f32p4``), batching (``m8grouped``), the decomposition of K
-(``k4cluster``). An epilogue other than ``linear`` is spelled out, with capital letters for what is no letter or digit
-(``xdEreluPaccQ``). Names are C identifiers.
+``sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear`` consists of parts separated by
+underscores. Each part holds the tokens of some fields (``docs/names.md``). Values other than the default are appended
+to a part: block scales of an operand (``e4m3k16s1x128``), two-level accumulation (``f32p4``), batching (``m8grouped``),
+the decomposition of K (``k4cluster``). An epilogue other than ``linear`` is spelled out, with capital letters in place
+of punctuation (``xdEreluPaccQ``). Names are C identifiers.
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ from gemmill.library.epilogues.parse import PATTERN, decode, encode
 from gemmill.library.errors import ConfigError, ExpressionError, RenamedWarning
 
 ABSENT = "none"
-"""The part of a name of an operand that is not there."""
+"""The part of a name for an absent C."""
 SPLIT_K = "splitk"
-"""The part of a name of a split-K kernel, whose number of slices is an argument of the launch."""
+"""The part of the name of a split-K kernel. The number of slices is an argument of the launch, not part of the name."""
 _ONE_SLICE = f"k1{SPLIT_K}"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a name: what stands between two underscores."""
+    """A part of a name: the text between two underscores."""
 
     name: str
     rows: tuple[Row, ...]
-    """The fields whose tokens it joins."""
+    """The fields whose tokens it contains."""
 
     @property
     def group(self) -> str:
-        """The member of a config that it tells of."""
+        """The member of a config that it describes."""
         return self.rows[0].group
 
     @property
     def is_optional(self) -> bool:
-        """Whether it may be :data:`ABSENT`."""
+        """Whether it can be :data:`ABSENT`."""
         return self.rows[0].absent is not None
 
     @property
     def pattern(self) -> str:
-        """The regular expression of it, with a group for each field."""
+        """Its regular expression, with a group for each field."""
         tokens = "".join(map(_pattern, self.rows, (*self.rows[1:], None)))
         return f"(?:{ABSENT}|{tokens})" if self.is_optional else tokens
 
     @property
     def example(self) -> str:
-        """It in the name of a usual kernel."""
+        """An example from the name of a typical kernel."""
         usual = "".join(token_of(row, row.example) for row in self.rows)
         return f"{ABSENT} or {usual}" if self.is_optional else usual
 
@@ -73,7 +73,8 @@ def token_of(row: Row, value: Value) -> str:
 
 
 def _pattern(row: Row, following: Row | None) -> str:
-    """The regular expression of a token. Of the last word of a part it is loose: a wrong one is refused by name."""
+    """The regular expression of a token. It is loose for the last word of a part, so that an error can name the
+    word."""
     if row.is_open:
         value = PATTERN
     elif row.type is int:
@@ -92,7 +93,7 @@ def _grouped() -> Iterator[Part]:
 
 
 PARTS: tuple[Part, ...] = tuple(_grouped())
-"""The parts of a name, in their order."""
+"""The parts of a name, in order."""
 _PATTERNS = tuple(part.pattern for part in PARTS)
 
 
@@ -102,7 +103,7 @@ def kernel_name(config: GemmConfig) -> str:
 
 
 def _reader(part: Part) -> Callable[[GemmConfig], Any]:
-    """What reads the fields of a part of a config; None where it is not there."""
+    """A function that reads the fields of a part from a config; it returns None if the part is absent."""
     read = attrgetter(*(row.name for row in part.rows))
     is_there = attrgetter(part.group)
     return (lambda config: None if is_there(config) is None else read(config)) if part.is_optional else read
@@ -113,7 +114,7 @@ _READ = tuple((place, _reader(part)) for place, part in enumerate(PARTS))
 
 @lru_cache(4096)
 def _part_text(place: int, values: Any) -> str:
-    """The part of a name at a place that says these values, or this one."""
+    """The part of a name at index ``place`` for these values, or this one."""
     if values is None:
         return ABSENT
     rows = PARTS[place].rows
@@ -122,24 +123,26 @@ def _part_text(place: int, values: Any) -> str:
 
 
 def is_former(name: str) -> bool:
-    """Whether a kernel's name is one of the past: of a kernel which another has replaced, or with its slices of K."""
+    """Whether a kernel's name is a former one, which contains a number of slices of K."""
     return FORMER.search(name) is not None
 
 
 def present_name(name: str, slices: int | None = None) -> tuple[str, int | None]:
-    """A kernel's present name, and the slices of K that are requested, or else those that a former name says, with a
-    warning; any other text as it is. ConfigError where the two differ."""
+    """The present name of a kernel and the slices of K: ``slices``, or those that a former name contains.
+
+    A former name gives a warning; any other text is returned unchanged. ConfigError if the two numbers differ.
+    """
     if (found := FORMER.search(name)) is None:
         return name, slices
     former, number = found[0].strip("_"), int(found[1])
     if slices is not None and number not in (1, slices):
         raise ConfigError(
-            f"slices is {slices}, but {name!r} is a former name that says {number}: leave slices out, or write "
-            f"{SPLIT_K} in place of {former}"
+            f"slices is {slices}, but the former name {name!r} contains {number}: omit slices, or write {SPLIT_K} "
+            f"instead of {former}"
         )
     warnings.warn(
-        f"{former} kernels are replaced by {SPLIT_K} ones, whose slices of K are an argument of the launch (slices=); "
-        "the former name is still read",
+        f"{former} kernels are replaced by {SPLIT_K} kernels, which take the number of slices as an argument "
+        "(slices=); the former name is still accepted",
         RenamedWarning,
         stacklevel=3,
     )
@@ -148,21 +151,20 @@ def present_name(name: str, slices: int | None = None) -> tuple[str, int | None]
 
 _FORMER_WORDS = (*TABLE["scheduler.decomposition"].field.former_words, SPLIT_K)
 FORMER = re.compile(rf"_k([0-9]{{1,4}})({'|'.join(_FORMER_WORDS)})_")
-"""What stood in names of split-K kernels in place of :data:`SPLIT_K`: the slices of K, and a word."""
+"""The text in former names of split-K kernels in place of :data:`SPLIT_K`: the slices of K and a word."""
 
 
 @lru_cache(4096)
 def parse_name(name: str) -> GemmConfig:
-    """The config that has this name, or that replaces the one which a former name was of. The config may break a
-    legality rule.
+    """The config with this name; for a former name, the config that replaces it. It can break a legality rule.
 
     Raises:
-        ConfigError: the name is not one that :func:`kernel_name` makes; the message names the part.
+        ConfigError: the name is not one that :func:`kernel_name` produces; the message names the invalid part.
     """
     if is_edited(name):
         raise ConfigError(
-            f"{name!r} is an edited kernel, which {plain_name(name)} does not emit: only a registry has it that was "
-            "given its page (Registry.add_source) or its pack (gemmill build FILE.cu -o FILE.pack)"
+            f"{name!r} is an edited kernel, which gemmill cannot generate from {plain_name(name)}: add its source to "
+            "the registry (Registry.add_source), or a pack that has it (gemmill build FILE.cu -o FILE.pack)"
         )
     try:
         parts = _parts(present_name(name)[0])
@@ -177,7 +179,7 @@ def parse_name(name: str) -> GemmConfig:
 
 
 def formats(name: str) -> tuple[Value, Value, Value]:
-    """Arch and the types of A and B that a kernel name says, of which no more is read. ConfigError as for
+    """The arch and the types of A and B of a kernel name; the rest is not parsed. ConfigError as for
     :func:`parse_name`."""
     try:
         return _formats(*_parts(name)[:3])
@@ -189,15 +191,15 @@ def _parts(name: str) -> list[str]:
     parts = name.split("_")
     if len(parts) != len(PARTS):
         raise ConfigError(
-            f"it has {len(parts)} parts between underscores; a name has {len(PARTS)}: "
+            f"it has {len(parts)} parts separated by underscores; a kernel name has {len(PARTS)}: "
             + ", ".join(part.name for part in PARTS)
         )
     return parts
 
 
 def _pieces() -> Iterator[tuple[int, int]]:
-    """Parts of a name that :func:`_piece` reads together: those that tell of one member of a config, and of formats, of
-    which a set of kernels has few, all."""
+    """Index ranges of the parts that :func:`_piece` reads together: the parts of one member of a config, and all parts
+    of the operand formats, of which a kernel set has few combinations."""
     whole = next(place for place, part in enumerate(PARTS) if part.group == "d") + 1
     yield 0, whole
     for _, places in itertools.groupby(range(whole, len(PARTS)), key=lambda place: PARTS[place].group):
@@ -210,8 +212,10 @@ _PIECES = tuple(_pieces())
 
 @lru_cache(4096)
 def _piece(first: int, *parts: str) -> dict[str, Any] | None:
-    """Arguments of :class:`GemmConfig` that parts of a name say, from the one at a place on; None where they are not
-    valid. Kernels have most pieces of their names in common."""
+    """Arguments of :class:`GemmConfig` from parts of a name that start at index ``first``; None if they are invalid.
+
+    Cached, because kernels share most pieces of their names.
+    """
     fields = _fields(first, parts)
     return made_of(parts_of(fields)) if are_valid(fields) else None
 
@@ -223,7 +227,7 @@ def _formats(arch: str, a: str, b: str) -> tuple[Value, Value, Value]:
 
 
 def _refused(parts: Sequence[str]) -> GemmConfig:
-    """Has pydantic say what is wrong with the fields of a name."""
+    """Raise a ConfigError with pydantic's description of the invalid fields of a name."""
     from pydantic import ValidationError
 
     try:
@@ -238,7 +242,7 @@ def _refused(parts: Sequence[str]) -> GemmConfig:
 
 
 def _fields(first: int, parts: Sequence[str]) -> dict[str, Value]:
-    """The fields that parts of a name say, from the one at a place on."""
+    """The fields from parts of a name that start at index ``first``."""
     fields: dict[str, Value] = {}
     for place, part in enumerate(parts, first):
         fields |= _fields_of_part(place, part)
@@ -249,20 +253,20 @@ def _fields_of_part(place: int, text: str) -> dict[str, Value]:
     part = PARTS[place]
     match = re.fullmatch(_PATTERNS[place], _ONE_SLICE if text == SPLIT_K else text)
     if match is None or text == _ONE_SLICE:
-        raise ConfigError(f"{text!r} is no {part.name}, which looks like {part.example}")
+        raise ConfigError(f"{part.name} is {text!r}; it must look like {part.example}")
     if part.is_optional and text == ABSENT:
         return {row.name: row.absent for row in part.rows if row.absent is not None}
     return {row.name: _value(row, token, text) for row, token in zip(part.rows, match.groups(), strict=True)}
 
 
 def _value(row: Row, token: str | None, part: str) -> Value:
-    """The value that a token says, None for one that is left out."""
+    """The value of a token; the default if ``token`` is None."""
     if token is None:
-        assert row.default is not None, f"{row.name} stands in each name"
+        assert row.default is not None, f"every name contains {row.name}"
         return row.default
     if row.field.unsaid and token == str(row.default):
-        raise ConfigError(f"{part!r} spells out {token!r}, which names leave out")
+        raise ConfigError(f"{part!r} contains the default {token!r}, which names must omit")
     try:
         return decode(token) if row.is_open else row.type(token)
     except ExpressionError as error:
-        raise ConfigError(f"its {row.name} {part!r}: {error}") from None
+        raise ConfigError(f"{row.name} {part!r}: {error}") from None

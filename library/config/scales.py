@@ -1,4 +1,4 @@
-"""What the words for scales say: how many elements share one, and of blocks of A and B its type."""
+"""The meaning of scale names: how many elements share a scale, and the type of block scales."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gemmill.library.dtypes import DTypeName
 BLOCK_SCALES: Mapping[DTypeName, tuple[ScaleName, ScaleName]] = MappingProxyType(
     {"f32": ("1x128", "128x128"), "ue8m0": ("1x128e8", "128x128e8")}
 )
-"""Scales of blocks of A and of B, by the type that both have. Sets declare the first."""
+"""Block scales of A and of B by their type. Kernel sets declare the first pair."""
 
 _DTYPES: Mapping[str, DTypeName] = MappingProxyType(
     {word: dtype for dtype, words in BLOCK_SCALES.items() for word in words}
@@ -20,16 +20,16 @@ _DTYPES: Mapping[str, DTypeName] = MappingProxyType(
 
 
 def scale_block(scale: str) -> tuple[int, int]:
-    """Elements along M (of A) or N (of B), and along K, that share a scale: of ``128x128e8`` 128 and 128."""
+    """Elements along M (for A) or N (for B), and along K, that share a scale: 128 and 128 for ``128x128e8``."""
     across, along_k = re.findall("[0-9]+", scale)[:2]
     return int(across), int(along_k)
 
 
 def block_dtype(scale: str) -> DTypeName | None:
-    """The type of scales of blocks; None for none."""
+    """The type of block scales; None for other scales."""
     return _DTYPES.get(scale)
 
 
 def in_f32(a_scale: ScaleName, b_scale: ScaleName) -> tuple[ScaleName, ScaleName]:
-    """Scales of A and B as sets declare them: those of blocks in f32."""
+    """The scales of A and B as kernel sets declare them: block scales become those of type f32."""
     return next(iter(BLOCK_SCALES.values())) if (a_scale, b_scale) in BLOCK_SCALES.values() else (a_scale, b_scale)

@@ -1,1 +1,1 @@
-"""Epilogues as expressions: what is done to each sum of products before it is stored, and what else is stored."""
+"""Epilogues as expressions: the operation on each sum of products before it is stored, and additional outputs."""

@@ -1,7 +1,7 @@
-"""What an epilogue computes: its values, and in float64 with how far the kernel's float32 may be from them.
+"""Reference evaluation of epilogues: the values, and in float64 also a bound on the error of a kernel's float32 result.
 
-Each bounded value travels with a bound of its error: kernels round each operation to float32 (half an ulp), and
-functions are as exact as their rows say. Works on arrays of NumPy, PyTorch and JAX: ``xp`` is the module, or its
+Each value carries a bound of its error. Kernels round each operation to float32 (half an ulp), and the table of
+functions states the error of each function. Works on arrays of NumPy, PyTorch and JAX: ``xp`` is the module or its
 :class:`Arrays`.
 """
 
@@ -29,18 +29,18 @@ from gemmill.library.epilogues.tree import (
 EPSILON = 2.0**-23
 """An ulp of float32, relative."""
 SMALLEST = 2.0**-126
-"""The least normal float32."""
+"""The smallest normal float32."""
 
 
 def values(epilogue: Epilogue, inputs: Mapping[str, Any], xp: Any, number: Callable[[float], Any]) -> dict[str, Any]:
-    """What each assignment has for each element, by name, before it is reduced or rounded to its type.
+    """The value of each assignment per element, by name, before reductions and before rounding to its type.
 
     Args:
-        epilogue: what is evaluated.
+        epilogue: the epilogue to evaluate.
         inputs: ``acc``, or ``gate`` and ``up``; ``c``; the operands, ``alpha`` and ``beta``: arrays that broadcast to
             (..., M, columns of D).
         xp: the module of the arrays, or its :class:`Arrays`.
-        number: an array of a constant.
+        number: makes an array of a constant.
     """
     arrays = xp if isinstance(xp, Arrays) else Arrays(xp)
     known = dict(inputs)
@@ -61,7 +61,7 @@ def values(epilogue: Epilogue, inputs: Mapping[str, Any], xp: Any, number: Calla
 
 
 def reduced(assignment: Assignment, x: Any, xp: Any) -> Any:
-    """An output of a value of D's shape; batch extents stay."""
+    """The output of an assignment whose value is ``x``: reduced if it is a reduction. Batch extents remain."""
     axes = _axes(assignment.kind, x)
     match assignment.role:
         case "max":
@@ -79,17 +79,17 @@ def _axes(kind: Kind, x: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """A value and the most by which the kernel's may differ from it."""
+    """A value and a bound of the difference of the kernel's value from it."""
 
     value: Any
     error: Any
 
 
 def evaluate(epilogue: Epilogue, inputs: Mapping[str, Any], xp: Any, d_dtype: DTypeName = "f32") -> dict[str, Bounded]:
-    """D and the other outputs by name, before they are rounded to their types; that of D is ``d_dtype``.
+    """D and the other outputs by name, with error bounds, before they are rounded to their types.
 
-    ``inputs`` are those of :func:`values`, in float64; each may be a :class:`Bounded`. Row sums and the like keep batch
-    extents.
+    ``inputs`` are those of :func:`values`, in float64; each can be a :class:`Bounded`. ``d_dtype`` is the type of D.
+    Reductions keep batch extents.
     """
     arrays = Arrays(xp)
     known = {name: x if isinstance(x, Bounded) else Bounded(x, 0.0 * x) for name, x in inputs.items()}
@@ -100,7 +100,7 @@ def evaluate(epilogue: Epilogue, inputs: Mapping[str, Any], xp: Any, d_dtype: DT
         known[a.name] = result
         if a.role == "local":
             continue
-        if a.is_reduction:  # over all of D, of whatever there is one value for
+        if a.is_reduction:  # broadcast to all of D first
             all_of_d = xp.zeros_like(known["acc" if "acc" in known else "gate"].value)
             result = _reduced(a, Bounded(result.value + all_of_d, result.error + all_of_d), xp)
         outputs[a.name] = result
@@ -108,7 +108,7 @@ def evaluate(epilogue: Epilogue, inputs: Mapping[str, Any], xp: Any, d_dtype: DT
 
 
 def _value(node: Node, known: Mapping[str, Bounded], xp: Arrays, rounded_to: DTypeName = "f32") -> Bounded:
-    """A node's value, which is on its way to a type: see :func:`roundings`."""
+    """The value of a node that is eventually rounded to ``rounded_to``; see :func:`roundings`."""
     match node:
         case Number(value):
             like = 0.0 * next(iter(known.values())).value
@@ -129,7 +129,7 @@ def _value(node: Node, known: Mapping[str, Bounded], xp: Arrays, rounded_to: DTy
 
 
 def _condition(node: Node, known: Mapping[str, Bounded], xp: Arrays) -> tuple[Any, Any]:
-    """Whether a condition holds, and whether rounding could decide it otherwise."""
+    """Whether a condition holds, and whether rounding can change that."""
     assert isinstance(node, Call)
     holds = partial(FUNCTIONS[node.function].array, xp)
     if FUNCTIONS[node.function].takes[0] == "condition":
@@ -141,7 +141,7 @@ def _condition(node: Node, known: Mapping[str, Bounded], xp: Arrays) -> tuple[An
 
 
 def _applied(row: Function, x: list[Bounded], xp: Arrays, form: DTypeName) -> Bounded:
-    """A function of bounded values; ``form``: the type that the result is on its way to."""
+    """A function of bounded values. ``form`` is the type to which the result is eventually rounded."""
     arguments, errors = [each.value for each in x], [each.error for each in x]
     function = partial(row.array, xp)
     value, magnitude = function(*arguments), abs(arguments[0])
@@ -168,6 +168,6 @@ def _reduced(a: Assignment, x: Bounded, xp: Any) -> Bounded:
     count = 1
     for axis in axes:
         count *= x.value.shape[axis]
-    # Any order of additions: each of the count - 1 loses half an ulp of a partial sum.
+    # For any order of additions: each of the count - 1 additions loses at most half an ulp of a partial sum.
     lost = count * EPSILON / 2 * (abs(x.value) + x.error).sum(axes)
     return Bounded(value, x.error.sum(axes) + lost)

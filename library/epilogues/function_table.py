@@ -1,7 +1,7 @@
-"""The functions of epilogues: one row each, from which syntax, CUDA, reference, gradients and Inductor's pass follow.
+"""The table of epilogue functions. Syntax, CUDA code, reference, gradients and Inductor's pass are derived from it.
 
-A row's ``array`` is written over a module of arrays (:class:`Arrays`): NumPy and PyTorch evaluate it in float64 for the
-reference, PyTorch and JAX differentiate it. docs/epilogues.md says how a row is added.
+The ``array`` of a row uses a module of arrays (:class:`Arrays`): NumPy and PyTorch evaluate it in float64 for the
+reference; PyTorch and JAX differentiate it. docs/epilogues.md describes how to add a row.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Type = Literal["number", "condition"]
 
 
 class Arrays:
-    """A module of arrays, as rows are written over it: NumPy's functions, ``erf``, ``sigmoid`` and ``rounded``.
+    """A module of arrays with NumPy's functions, ``erf``, ``sigmoid`` and ``rounded``, as rows use it.
 
-    Others of ``functions`` take the place of a row's implementation, by its name: what the module has in one piece.
+    Entries of ``functions`` replace the implementation of the row with the same name, if the module has that function.
     """
 
     def __init__(self, module: Any, **functions: Callable[..., Any]) -> None:
@@ -32,7 +32,7 @@ class Arrays:
         self._functions = own | functions
 
     def applied(self, row: Function, *x: Any) -> Any:
-        """What a row's function makes of its arguments."""
+        """The result of a row's function."""
         own = self._functions.get(row.name) if row.takes == _X else None
         return own(*x) if own else row.array(self, *x)
 
@@ -56,8 +56,8 @@ def rounded(value: Any, dtype: str, xp: Any) -> Any:
 
 
 def _erf(x: Any) -> Any:
-    """NumPy has none; the standard library's, element by element."""
-    import numpy  # only where arrays are NumPy's
+    """The standard library's erf, element by element: NumPy has none."""
+    import numpy  # only if the arrays are NumPy's
 
     return numpy.vectorize(math.erf, otypes=[float])(x)
 
@@ -70,7 +70,7 @@ def _sigmoid(x: Any) -> Any:
 
 
 Spread = Callable[[Any, list[Any], list[Any], Any], Any]
-"""Of arrays, values and errors of the arguments and the result: how far the former move the latter."""
+"""Takes arrays, the values and errors of the arguments, and the result; returns the error that the arguments cause."""
 
 
 def _sum(_: Any, __: list[Any], errors: list[Any], ___: Any) -> Any:
@@ -91,67 +91,69 @@ def _largest(xp: Any, _: list[Any], errors: list[Any], __: Any) -> Any:
 
 
 def _slope(steepest: float) -> Spread:
-    """Of functions of one argument that are not monotone: its error times the steepest slope."""
+    """The spread of a function of one argument that is not monotone: the argument's error times the steepest slope."""
     return lambda _, __, errors, ___: steepest * errors[0]
 
 
 class Short(NamedTuple):
-    """The shorter form of a function, for what is on its way to a type of 16 bits (``math::NAME<gemmill::bf16>``)."""
+    """A faster form of a function for results that are rounded to a 16-bit type (``math::NAME<gemmill::bf16>``)."""
 
     error: float
     """Relative error; less than a quarter of half an ulp of the type."""
     beside: Callable[[Any], Any] = lambda x: 0.0 * x
-    """What is added to it, by the argument."""
+    """Additional absolute error as a function of the argument."""
 
 
 class Exponential(NamedTuple):
-    """How a function is made with ``exp``, whose argument is rounded and whose results below the normal range are 0."""
+    """How a function uses ``exp``, which rounds its argument and flushes results below the normal range to 0."""
 
     exponent: Callable[[Any], Any]
-    """What ``exp`` is taken of, by the magnitude of the argument."""
+    """The argument of ``exp`` as a function of the magnitude of the argument."""
     factor: Callable[[Any], Any] = lambda _: 1.0
-    """What it is multiplied by, likewise."""
+    """The factor of ``exp`` as a function of the magnitude of the argument."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Function:
-    """What may be called, operators included. Columns without a default are those that every row has."""
+    """A function or operator that epilogues can use. Every row must set the columns without a default."""
 
     name: str
     takes: tuple[Type, ...]
     """Types of the arguments."""
     cpp: str
-    """CUDA C++ of ``{0}``, ``{1}``, ...; of ``math::`` are the functions of emitters/include/gemmill/epilogue/math.cuh,
-    whose ``{short}`` form may be taken. ``{all}``: all arguments of a variadic one."""
+    """CUDA C++ code with ``{0}``, ``{1}``, ... for the arguments. ``math::`` functions are defined in
+    emitters/include/gemmill/epilogue/math.cuh; ``{short}`` selects their faster form. ``{all}``: all arguments of a
+    variadic function."""
     array: Callable[..., Any]
-    """The function of arrays: of :class:`Arrays`, then the arguments."""
+    """The function over arrays. It takes :class:`Arrays`, then the arguments."""
     ulps: float
-    """Error in ulps of the result: half of one where it is rounded correctly, none where it is exact, else the maximum
-    error of the CUDA Math API (single precision, intrinsics) and the roundings around it."""
+    """Error in ulps of the result: 0.5 if it is correctly rounded, 0 if it is exact, otherwise the maximum error of the
+    CUDA Math API (single precision, intrinsics) plus the roundings around it."""
     registers: Literal["few", "many"]
-    """Cost: how many a thread of a WGMMA kernel holds for it beside its sums (library/families/wgmma/registers.py)."""
+    """How many registers a thread of a WGMMA kernel needs for it (library/families/wgmma/registers.py)."""
     aten: tuple[str, ...]
-    """PyTorch's overloads that are this function, argument by argument, as ``maximum.default``."""
+    """The overloads of PyTorch with the same arguments and result, such as ``maximum.default``."""
     decompositions: tuple[str, ...] = ()
-    """What Inductor makes of it, as expressions of ``x``, ``y`` and so on; numbers need agree to 1e-6."""
+    """Inductor's decompositions of it, as expressions of ``x``, ``y``, ...; constants must agree to 1e-6."""
     gives: Type = "number"
     is_variadic: bool = False
-    """Whether the last argument may be repeated."""
+    """Whether the last argument can be repeated."""
     symbol: str = ""
-    """How an operator is written."""
+    """The symbol of an operator."""
     precedence: int = 0
-    """How tightly an operator binds; 0 for functions, which need no parentheses around them."""
+    """The precedence of an operator; 0 for functions, which need no parentheses."""
     passes_error: bool = False
-    """Whether it passes on a small error of an argument as it is, at most scaled as the argument itself."""
+    """Whether it does not amplify a small relative error of an argument."""
     spread: Spread | None = None
-    """How errors of arguments reach the result; None where it is monotone, and evaluated at both ends."""
+    """How errors of arguments affect the result; None for monotone functions, which are evaluated at both ends."""
     is_exact_by_argument: bool = False
-    """Whether the ulps are those of the argument."""
+    """Whether ``ulps`` counts ulps of the argument, not of the result."""
     short: Mapping[DTypeName, Short] = field(default_factory=dict)
-    """Its shorter forms, by the type that the result is on its way to."""
+    """Its faster forms, by the type to which the result is rounded."""
     exponential: Exponential | None = None
     has_derivative: bool = True
-    """Whether PyTorch's operators differentiate it; those of a function that is flat nearly everywhere refuse."""
+    """Whether PyTorch's operators differentiate it; the operators of a function that is flat almost everywhere do
+    not."""
 
 
 _X: tuple[Type, ...] = ("number",)
@@ -160,7 +162,7 @@ _FLOATS: tuple[DTypeName, ...] = ("f32", "bf16", "f16")
 
 
 def _operator(symbol: str, precedence: int, name: str, array: Callable[..., Any], **columns: Any) -> Function:
-    """An operator of two, which CUDA C++ writes as it is written here, or of conditions. Comparisons are exact."""
+    """The row of a binary operator with the same symbol in CUDA C++, or of an operator of conditions."""
     common: dict[str, Any] = {
         "takes": _XY,
         "gives": "condition",
@@ -178,7 +180,7 @@ def _without_module(array: Callable[..., Any], _: Any, *x: Any) -> Any:
 
 
 def _function(name: str, array: Callable[..., Any], ulps: float, **columns: Any) -> Function:
-    """A function of one number, which math.cuh and PyTorch have under the same name."""
+    """The row of a function of one number with the same name in math.cuh and PyTorch."""
     common = {"takes": _X, "cpp": f"math::{name}({{0}})", "registers": "few", "aten": (f"{name}.default",)}
     return Function(name=name, array=array, ulps=ulps, **common | columns)
 
@@ -270,8 +272,8 @@ _ROWS = (
         spread=_slope(1.13),
         is_exact_by_argument=True,
         short={
-            # Fitted to 2^-11.62 and 2^-15.73, or 2^-20 of that where gelu is less. Below -6 that for f16 is not fitted
-            # and falls to 0, where the magnitude of gelu is 6e-9.
+            # Fitted to relative errors of 2^-11.62 and 2^-15.73, or 2^-20 of that where gelu is smaller. Below -6 the
+            # f16 form is not fitted and returns 0, where the magnitude of gelu is 6e-9.
             "bf16": Short(2.0**-11.5, lambda _: 2.0**-31.5),
             "f16": Short(2.0**-15.6, lambda x: 2.0**-35.6 + 6e-9 * (x < -6)),
         },
@@ -320,4 +322,4 @@ _ROWS = (
     ),
 )
 FUNCTIONS: Mapping[str, Function] = MappingProxyType({row.name: row for row in _ROWS})
-"""Functions by name. ``gelu`` is the form with erf. Names of dtypes convert, and saturate to 8 bits."""
+"""Functions by name. ``gelu`` is the form with erf. The names of dtypes convert; 8-bit types saturate."""

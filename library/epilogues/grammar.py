@@ -1,4 +1,4 @@
-"""The grammar of epilogues: Python's through ``ast``, never ``eval``, into a tree whose names and types are checked."""
+"""The parser of epilogues. It uses Python's grammar through ``ast``, never ``eval``, and checks names and types."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from gemmill.library.errors import ExpressionError
 from gemmill.library.wording import one_of, suggest
 
 MAX_NODES, MAX_DEPTH = 512, 64
-"""Most operators, functions and names of an epilogue; and how many of them may lie within one another."""
+"""Most operators, functions and names of an epilogue, and most levels of nesting."""
 RESERVED = frozenset(
     (
         *("a", "b", "c", "d", "m", "n", "k", "batch", "acc", "gate", "up", "alpha", "beta", "out", "inf", "nan"),
@@ -72,8 +72,8 @@ RESERVED = frozenset(
         ),
     )
 )
-"""Names that no operand but :data:`SCALES`, local value or output has: they mean something, here or as arguments of
-``matmul``."""
+"""Names that operands (except :data:`SCALES`), local values and outputs cannot have, because they have a meaning in
+epilogues or are arguments of ``matmul``."""
 
 _KINDS: Mapping[tuple[str, ...], Kind] = MappingProxyType(
     {("m",): "row", ("n",): "column", ("batch",): "batch", ("m", "n"): "matrix"}
@@ -99,29 +99,29 @@ _BINARY = {kind: _OPERATORS[symbol] for kind, symbol in _SYMBOLS.items()}
 _MAJORS: Mapping[str, Major] = MappingProxyType({"n": "n", "m": "m"})
 _NAME = re.compile("[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 SCALES = ("a_scale", "b_scale")
-"""What scales A and B, as arguments of ``matmul`` and as operands of an expression."""
+"""The scales of A and B, both as arguments of ``matmul`` and as operands of an expression."""
 _FACTORS = ("alpha", "beta")
 SUMS = ("acc", "gate", "up")
-"""Sums of products: of an element, or of an even column and the odd one after it."""
+"""The sums of products: ``acc`` of an element; ``gate`` and ``up`` of an even column and the odd column after it."""
 GIVEN = (*SUMS, "c", *_FACTORS)
-"""Names that stand for something in every epilogue; nobody passes them as its operands."""
+"""Names with a fixed meaning in every epilogue. Callers do not pass them as operands."""
 
 
 def read(text: str) -> Epilogue:
-    """The epilogue that a text says, from its statements.
+    """Parse the statements of an epilogue.
 
     Raises:
-        ExpressionError: the text is not an epilogue; the column says where.
-        RecursionError: it is nested too deeply.
+        ExpressionError: the text is not an epilogue; the column points at the error.
+        RecursionError: the text is nested too deeply.
     """
     strange = next((i for i, x in enumerate(text) if not ((x.isascii() and x.isprintable()) or x == "\n")), None)
     if strange is not None:
-        raise ExpressionError(f"{text[strange]!r} is no character of an epilogue", strange)
+        raise ExpressionError(f"the character {text[strange]!r} is not allowed in an epilogue", strange)
     if "#" in text:
-        raise ExpressionError("an epilogue holds no comments", text.index("#"))
+        raise ExpressionError("comments are not allowed in an epilogue", text.index("#"))
     statements = [(_statement(source, start), source, start) for start, source in _split(text)]
     if not statements:
-        raise ExpressionError("the epilogue is empty; the least is `d = acc`")
+        raise ExpressionError("the epilogue is empty; it must assign to d, for example `d = acc`")
     read = [{node.id for node in ast.walk(s.value) if isinstance(node, ast.Name)} for s, *_ in statements]
     parser = _Parser()
     for index, (statement, source, start) in enumerate(statements):
@@ -129,15 +129,15 @@ def read(text: str) -> Epilogue:
         parser.source, parser.start = source, start
         parser.assignment(statement, later)
     if not any(a.role == "d" for a in parser.assignments):
-        raise ExpressionError("nothing is assigned to d; the least is `d = acc`", len(text.rstrip()))
+        raise ExpressionError("d is not assigned; add an assignment such as `d = acc`", len(text.rstrip()))
     if not parser.read & {*SUMS}:
         near = next(filter(None, (suggest(name, SUMS) for name in parser.operands)), "")
-        raise ExpressionError(f"the sums of products are not read: acc, or gate and up, must stand somewhere{near}")
+        raise ExpressionError(f"the epilogue must read the sums of products: acc, or gate and up{near}")
     return Epilogue(tuple(parser.assignments))
 
 
 def _split(text: str) -> Iterator[tuple[int, str]]:
-    """Statements, and where they start: semicolons and, outside brackets, line ends part them."""
+    """The statements and their start columns. Semicolons, and line ends outside brackets, separate statements."""
     start, depth = 0, 0
     for index, character in enumerate(f"{text};"):
         depth += (character in "([{") - (character in ")]}")
@@ -149,7 +149,7 @@ def _split(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _is_function(name: str) -> bool:
-    """Whether a name is one that an epilogue can call; operators have names of their own, which it cannot."""
+    """Whether an epilogue can call a name. It cannot call the internal names of operators."""
     return name in REDUCTIONS or (name in FUNCTIONS and not FUNCTIONS[name].symbol)
 
 
@@ -163,12 +163,12 @@ def _statement(source: str, start: int) -> ast.Assign:
     except (ValueError, RecursionError, MemoryError) as error:
         raise ExpressionError(f"cannot be read: {error}", start) from None
     if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
-        raise ExpressionError(f"{source!r} is no assignment, as `d = acc` is", start)
+        raise ExpressionError(f"{source!r} is not an assignment; write for example `d = acc`", start)
     return statement
 
 
 def _as_float32(value: float) -> float:
-    """A number rounded to float32, infinite beyond it."""
+    """A number rounded to float32; infinite if it is too large."""
     try:
         (rounded,) = struct.unpack("<f", struct.pack("<f", float(value)))
     except OverflowError:
@@ -177,7 +177,7 @@ def _as_float32(value: float) -> float:
 
 
 class _Parser:
-    """Turns syntax into the tree, statement by statement."""
+    """Converts Python's syntax tree to the tree of an epilogue, statement by statement."""
 
     def __init__(self) -> None:
         self.source, self.start = "", 0
@@ -194,13 +194,13 @@ class _Parser:
         name, dtype, kind, major = self.reference(target)
         if name == "d":
             if dtype or kind or major:
-                raise self.error(target, "d is D: its type is that of the tensor, and it takes no index")
+                raise self.error(target, "write d without an index or type: it has the type and shape of D")
         elif name in RESERVED or _is_function(name):
-            raise self.error(target, f"{name!r} cannot be assigned to: the name has a meaning; choose another")
+            raise self.error(target, f"{name!r} is a reserved name; choose another")
         if any(a.name == name for a in self.assignments):
             raise self.error(target, f"{name!r} is assigned twice")
         if name in self.operands:
-            raise self.error(target, f"{name!r} has been read as an operand; assign it before it is read")
+            raise self.error(target, f"{name!r} is read before it is assigned; move the assignment to the front")
         value, role = statement.value, "local"
         match value:
             case ast.Call(ast.Name(reduction), [argument], []) if reduction in REDUCTIONS and (
@@ -215,11 +215,11 @@ class _Parser:
             self.check_reduction(statement, name, dtype, kind, later)
             kind = kind or "scalar"
             if major:
-                raise self.error(target, f"{name} is a reduction; only a matrix is {major}-major")
+                raise self.error(target, f"{name} is a reduction; only a matrix can be {major}-major")
         elif kind not in (None, "matrix"):
-            raise self.error(target, f"an output of fewer values than D is a reduction, as `{name}[m] = sum(acc)` is")
+            raise self.error(target, f"an output smaller than D must be a reduction, such as `{name}[m] = sum(acc)`")
         if dtype not in (None, *OUTPUT_DTYPES):
-            raise self.error(target, f"{name} is an output, whose type is {one_of(OUTPUT_DTYPES)}")
+            raise self.error(target, f"{name} is {dtype}; the type of an output must be {one_of(OUTPUT_DTYPES)}")
         tree = self.number(value)
         kind, dtype = kind or "matrix", dtype or OPERAND_DTYPES[0]
         self.assignments.append(Assignment(name, _role(role), kind, dtype, tree, major or "any"))
@@ -228,13 +228,15 @@ class _Parser:
         self, statement: ast.Assign, name: str, dtype: DTypeName | None, kind: Kind | None, later: frozenset[str]
     ) -> None:
         if name == "d":
-            raise self.error(statement.value, "d has a value for each element; a reduction needs a name of its own")
+            raise self.error(statement.value, "d must not be a reduction; assign the reduction to another name")
         if dtype not in (None, "f32"):
-            raise self.error(statement.targets[0], f"{name} is a reduction, whose type is f32")
+            raise self.error(statement.targets[0], f"{name} is {dtype}; the type of a reduction must be f32")
         if kind == "matrix":
-            raise self.error(statement.targets[0], f"{name} is a reduction: it has no value for each m and n")
+            raise self.error(
+                statement.targets[0], f"{name} is a reduction; its index must be [m], [n] or [batch], or omitted"
+            )
         if name in later:
-            raise self.error(statement.targets[0], f"{name} is a reduction, known only at the end: nothing reads it")
+            raise self.error(statement.targets[0], f"{name} is a reduction; the epilogue cannot read its result")
 
     def reference(self, node: ast.expr) -> tuple[str, DTypeName | None, Kind | None, Major | None]:
         """Name, element type, kind and major of ``name.dtype.major[index]``."""
@@ -246,19 +248,21 @@ class _Parser:
             names = tuple(part.id if isinstance(part, ast.Name) else "?" for part in index)
             if names not in _KINDS:
                 raise self.error(
-                    node.slice, f"[{ast.unparse(node.slice)}] is no index; there are [m], [n], [m, n], [batch]"
+                    node.slice, f"the index is [{ast.unparse(node.slice)}]; it must be [m], [n], [m, n] or [batch]"
                 )
             kind, node = _KINDS[names], node.value
         if isinstance(node, ast.Attribute) and node.attr in _MAJORS:
             major, node = _MAJORS[node.attr], node.value
         if isinstance(node, ast.Attribute):
             if node.attr not in OPERAND_DTYPES:
-                raise self.error(node, f"{node.attr!r} is no type of an operand; it is {one_of(OPERAND_DTYPES)}")
+                raise self.error(node, f"the type is {node.attr!r}; it must be {one_of(OPERAND_DTYPES)}")
             dtype, node = node.attr, node.value
         if not isinstance(node, ast.Name):
-            raise self.error(node, f"{ast.unparse(node)!r} is no name")
+            raise self.error(node, f"{ast.unparse(node)!r} is not a name")
         if not _NAME.fullmatch(node.id):
-            raise self.error(node, f"{node.id!r} is no name here: lower-case letters, digits and single underscores")
+            raise self.error(
+                node, f"the name {node.id!r} must consist of lower-case letters, digits and single underscores"
+            )
         return node.id, dtype, kind, major
 
     def number(self, node: ast.expr) -> Node:
@@ -269,11 +273,11 @@ class _Parser:
         kind = FUNCTIONS[tree.function].gives if isinstance(tree, Call) else "number"
         if kind != expected:
             has, needs = ("a condition", "a number") if expected == "number" else ("a number", "a condition")
-            raise self.error(node, f"{ast.unparse(node)!r} is {has}; {needs} belongs here: use where(condition, x, y)")
+            raise self.error(node, f"{ast.unparse(node)!r} is {has}; expected {needs}. Use where(condition, x, y)")
         return tree
 
     def is_zero(self, node: ast.Constant) -> bool:
-        """Whether a number is 0 as it is written."""
+        """Whether the text of a number is 0."""
         mantissa, *_ = re.split("[eE]", ast.get_source_segment(self.source, node) or "")
         return not re.search("[1-9]", mantissa)
 
@@ -283,7 +287,7 @@ class _Parser:
             raise self.error(node, f"the epilogue has more than {MAX_NODES} operators, functions and names")
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise self.error(node, f"operators and functions within one another are more than {MAX_DEPTH} deep")
+            raise self.error(node, f"operators and functions are nested more than {MAX_DEPTH} deep")
         tree = self.tree(node)
         self.depth -= 1
         return tree
@@ -293,9 +297,13 @@ class _Parser:
             case ast.Constant(int() | float() as value) if not isinstance(value, bool):
                 rounded = _as_float32(value)
                 if math.isinf(rounded):
-                    raise self.error(node, f"a number is beyond float32, at most {MAX_FLOAT32:.4g}")
+                    raise self.error(
+                        node, f"the number exceeds float32; its magnitude must be at most {MAX_FLOAT32:.4g}"
+                    )
                 if rounded == 0 and not self.is_zero(node):
-                    raise self.error(node, "a number is not 0, but nearer to it than any of float32, at least 1.4e-45")
+                    raise self.error(
+                        node, "the number is too small for float32; its magnitude must be 0 or at least 1.4e-45"
+                    )
                 return Number(float(value))
             case ast.UnaryOp(ast.USub(), operand):
                 tree = self.number(operand)
@@ -314,29 +322,37 @@ class _Parser:
             case ast.Compare(left, [comparison], [right]) if type(comparison) in _BINARY:
                 return Call(_BINARY[type(comparison)], (self.number(left), self.number(right)))
             case ast.Compare(_, [_, _, *_]):
-                raise self.error(node, "compare two numbers at a time; join comparisons with `and`")
+                raise self.error(node, "chained comparisons are not supported; join comparisons with `and`")
             case ast.Call(ast.Name(name), arguments, []):
                 return self.call(node, name, arguments)
             case ast.Name() | ast.Attribute() | ast.Subscript():
                 return self.value(node)
             case ast.BinOp(_, ast.Pow(), _):
-                raise self.error(node, "there is no power operator; write x * x, sqrt(x) or exp(y * log(x))")
+                raise self.error(node, "the power operator is not supported; use x * x, sqrt(x) or exp(y * log(x))")
             case ast.IfExp():
-                raise self.error(node, "a choice is written where(condition, x, y)")
-        raise self.error(node, f"{ast.unparse(node)!r} is not allowed; there are numbers, names, operators, functions")
+                raise self.error(node, "`if` is not supported; use where(condition, x, y)")
+        raise self.error(
+            node, f"{ast.unparse(node)!r} is not allowed; use numbers, names, operators and function calls"
+        )
 
     def call(self, node: ast.Call, name: str, arguments: list[ast.expr]) -> Node:
         function = FUNCTIONS.get(name)
         if function is None or function.symbol:
             known = [*(name for name, f in FUNCTIONS.items() if not f.symbol), "sum"]
             if name == "sum":
-                raise self.error(node, "sum makes an output and stands alone, as in `total = sum(acc)`")
+                raise self.error(
+                    node, "sum must be the whole right side of an assignment, for example `total = sum(acc)`"
+                )
             raise self.error(
                 node, f"unknown function {name!r}{suggest(name, known) or '; functions: ' + ', '.join(known)}"
             )
         expected = function.takes
         if name in REDUCTIONS and len(arguments) == 1:
-            raise self.error(node, f"{name} of one argument makes an output, alone: `top = {name}(acc)`")
+            raise self.error(
+                node,
+                f"{name} of one argument is a reduction; it must be the whole right side of an assignment, for example "
+                f"`top = {name}(acc)`",
+            )
         if len(arguments) < len(expected) or (len(arguments) > len(expected) and not function.is_variadic):
             count = f"{len(expected)}{' or more' if function.is_variadic else ''}"
             raise self.error(node, f"{name} takes {count} argument{'s'[: count != '1']}, not {len(arguments)}")
@@ -348,28 +364,30 @@ class _Parser:
         assigned = next((a for a in self.assignments if a.name == name), None)
         if name in (*SUMS, "c") or assigned is not None:
             if dtype or kind or major:
-                raise self.error(node, f"{name!r} is a value of this element: it takes no type and no index")
+                raise self.error(node, f"{name!r} is the value of an element; write it without an index or type")
             self.read.add(name)
             if "acc" in self.read and self.read & {"gate", "up"}:
-                raise self.error(node, "acc cannot stand beside gate and up, which are the sums of two columns")
+                raise self.error(node, "an epilogue cannot read both acc and gate or up")
             return Value(name)
         if name in _FACTORS and (dtype or kind or major):
-            raise self.error(node, f"{name!r} is a factor that the caller gives: it takes no type and no index")
+            raise self.error(node, f"{name!r} is a scalar that the caller passes; write it without an index or type")
         if name == "d":
             raise self.error(node, "d is read before it is assigned")
         if name in ("m", "n", "batch"):
-            raise self.error(node, f"{name!r} is an index: it stands in brackets, as in bias[n]")
+            raise self.error(node, f"{name!r} is an index; use it in brackets, for example bias[n]")
         if _is_function(name):
-            raise self.error(node, f"{name!r} is a function, and has no value")
+            raise self.error(node, f"{name!r} is a function; call it, for example {name}(acc)")
         if name in RESERVED and name not in (*_FACTORS, *SCALES):
-            raise self.error(node, f"{name!r} cannot name an operand: the name has a meaning; choose another")
+            raise self.error(node, f"{name!r} is a reserved name and cannot name an operand; choose another")
         if major and dtype not in (None, *OUTPUT_DTYPES):
-            raise self.error(node, f"{name!r} is {dtype}, of which TMA moves no matrices here: leave out the major")
+            raise self.error(node, f"{name!r} is {dtype}; TMA does not support it here, so omit the major")
         if major and kind != "matrix":
-            raise self.error(node, f"{name!r} has no [m, n]; only a matrix is {major}-major")
+            raise self.error(node, f"{name!r} has no index [m, n]; only a matrix can be {major}-major")
         operand = Operand(name, kind or "scalar", dtype or OPERAND_DTYPES[0], major or "any")
         if self.operands.setdefault(name, operand) != operand:
-            raise self.error(node, f"{name!r} stood with another index, type or major before; it must have one of each")
+            raise self.error(
+                node, f"{name!r} has another index, type or major earlier; use the same one in every place"
+            )
         return operand
 
 

@@ -1,12 +1,18 @@
-"""Epilogues as text: read, spelled in the one way, as parts of kernel names, and what can be asked of them.
+"""Epilogues as text: parsing, canonical spelling, encoding in kernel names, and queries.
 
-``d = silu(alpha * acc * scale_a[m] * scale_b[n] + beta * c + bias.bf16[n])``: assignments between semicolons or line
-ends. ``acc`` is the sum of products, ``c`` the added matrix, ``gate`` and ``up`` the sums of an even column and the odd
-one after it; ``alpha`` and ``beta`` are the caller's factors. Any other name is an operand that the caller passes: its
-index says what it has one value for, an attribute its element type (f32 without one), and of matrices a further one
-that TMA moves them (``x.bf16.n[m, n]``: N is contiguous). Of the assigned names ``d`` is
-D, in the caller's type; one that is read later is a local value; any other, and any with an index or a type, is an
-output, a matrix unless its value is ``max``, ``min`` or ``sum`` of one argument.
+An epilogue such as ``d = silu(alpha * acc * scale_a[m] * scale_b[n] + beta * c + bias.bf16[n])`` is a list of
+assignments separated by semicolons or line ends.
+
+- ``acc`` is the sum of products and ``c`` the added matrix. ``gate`` and ``up`` are the sums of an even column and of
+the
+  odd column after it. ``alpha`` and ``beta`` are factors that the caller passes.
+- Any other name is an operand that the caller passes. Its index states whether it has a value per row, column, matrix
+or
+  element. An attribute gives the element type (default f32). A second attribute of a matrix makes TMA move it
+  (``x.bf16.n[m, n]``: contiguous along N).
+- An assignment to ``d`` defines D. A name that is read later is a local value. Any other name, and any name with an
+index
+  or a type, is an output: a matrix, or a reduction if its value is ``max``, ``min`` or ``sum`` of one argument.
 """
 
 from __future__ import annotations
@@ -21,15 +27,15 @@ from gemmill.library.epilogues.tree import Epilogue, Major, with_majors
 from gemmill.library.errors import ExpressionError
 
 LINEAR = "linear"
-"""Canonical text of ``d = alpha * acc + beta * c``; where there is no C, of ``d = alpha * acc``."""
+"""Canonical text of ``d = alpha * acc + beta * c``; without C, of ``d = alpha * acc``."""
 
 
 @lru_cache(1024)
 def parse(text: str) -> Epilogue:
-    """The epilogue that a text says.
+    """Parse an epilogue.
 
     Raises:
-        ExpressionError: the text is not an epilogue; the column says where.
+        ExpressionError: the text is not an epilogue; the column points at the error.
     """
     try:
         return parse("d = alpha * acc + beta * c") if text == LINEAR else grammar.read(text)
@@ -39,14 +45,14 @@ def parse(text: str) -> Epilogue:
 
 @lru_cache(1024)
 def is_gated(text: str) -> bool:
-    """Whether the epilogue that a text says is gated: asked once for each of millions of candidates."""
+    """Whether the epilogue is gated. Cached, because it is queried for millions of candidates."""
     return parse(text).gated
 
 
 @lru_cache(1024)
 def is_repeatable(text: str) -> bool:
-    """Whether elements may be computed and written twice: no matrix, which D may overwrite, is read, nothing is added
-    up, and nothing but D is written."""
+    """Whether a kernel can compute and store elements twice: the epilogue reads no matrix, since D can overwrite it,
+    has no reduction, and writes only D."""
     if text == LINEAR:
         return True
     found = parse(text)
@@ -55,20 +61,20 @@ def is_repeatable(text: str) -> bool:
 
 @lru_cache(1024)
 def staged_formats(text: str) -> tuple[tuple[tuple[DTypeName, Major], ...], tuple[tuple[DTypeName, Major], ...]]:
-    """Dtype and major of the matrices that TMA moves for the epilogue that a text says: operands, outputs."""
+    """Dtype and major of the matrices that TMA moves for an epilogue: operands, outputs."""
     inputs, outputs = parse(text).staged
     return tuple((x.dtype, x.major) for x in inputs), tuple((x.dtype, x.major) for x in outputs)
 
 
 @lru_cache(1024)
 def unstaged(text: str) -> str:
-    """The text of the same epilogue with matrices at any strides, which every kernel takes that takes epilogues."""
+    """The text of the same epilogue without TMA for its matrices, which every kernel with an epilogue supports."""
     return spelling(with_majors(parse(text), {}))
 
 
 @lru_cache(1024)
 def serves(kernel: str, requested: str) -> bool:
-    """Whether a kernel's epilogue is the one that is wanted, or the same with fewer matrices that TMA moves."""
+    """Whether a kernel's epilogue equals the requested one, except that TMA can move fewer of its matrices."""
     if kernel == requested:
         return True
     demands, offers = parse(kernel).majors, parse(requested).majors
@@ -77,7 +83,8 @@ def serves(kernel: str, requested: str) -> bool:
 
 @lru_cache(1024)
 def canonical(text: str) -> str:
-    """The one spelling of an epilogue: ``linear``, or the text of its tree. ExpressionError as for :func:`parse`."""
+    """The canonical spelling of an epilogue: ``linear`` or the text of its tree. ExpressionError as for
+    :func:`parse`."""
     return spelling(parse(text))
 
 
@@ -89,14 +96,14 @@ def spelling(epilogue: Epilogue) -> str:
 
 _PREFIX = "x"
 PATTERN = f"{LINEAR}|{_PREFIX}[a-zA-Z0-9]+"
-"""The regular expression that such parts match."""
+"""The regular expression of an epilogue in a kernel name."""
 CAPITALS: Mapping[str, str] = dict(zip(" _.,;=()[]+-*/<>!", "SUDKZEPQBJAMTVLGN", strict=True))
-"""The letter that a character becomes."""
+"""The capital letter that stands for each character in a kernel name."""
 _CHARACTERS = {capital: character for character, capital in CAPITALS.items()}
 
 
 def encode(text: str) -> str:
-    """A canonical text as part of a kernel name, which is a C identifier. Spaces go, but those between words."""
+    """Encode a canonical text as part of a kernel name, which is a C identifier. Only spaces between words remain."""
     if text == LINEAR:
         return text
     packed = re.sub(r"(?<![a-z0-9_]) +| +(?![a-z0-9_])", "", text)
@@ -104,14 +111,14 @@ def encode(text: str) -> str:
 
 
 def decode(part: str) -> str:
-    """The canonical text of a part of a kernel name; ExpressionError where it is none."""
+    """The canonical text of a part of a kernel name; ExpressionError if the part is not an epilogue."""
     if not part.startswith(_PREFIX):
         return part
     text = canonical("".join(_CHARACTERS.get(character, character) for character in part[len(_PREFIX) :]))
     if encode(text) != part:
-        raise ExpressionError(f"is spelled {encode(text)}")
+        raise ExpressionError(f"must be spelled {encode(text)}")
     return text
 
 
 PLAIN = parse(LINEAR)
-"""What is done where nothing is said."""
+"""The default epilogue."""

@@ -1,4 +1,4 @@
-"""The typed tree of an epilogue, its one canonical text, and the problem it becomes when M and N are swapped."""
+"""The typed tree of an epilogue, its canonical text, and its transposition (M and N swapped)."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from gemmill.library.dtypes import DTypeName
 from gemmill.library.epilogues.function_table import FUNCTIONS
 
 Kind = Literal["scalar", "row", "column", "batch", "matrix"]
-"""What an operand or output has one value for: the problem, a row, a column, a matrix of the batch, an element."""
+"""The shape of an operand or output: one value for the problem, per row, per column, per matrix of the batch, or per
+element."""
 
 INDEX: Mapping[Kind, str] = {"scalar": "", "row": "[m]", "column": "[n]", "batch": "[batch]", "matrix": "[m, n]"}
-"""How each kind is written."""
+"""The index of each kind in the text of an epilogue."""
 
 Major = Literal["any", "n", "m"]
-"""How an epilogue's matrices are read or written: element by element, at any strides; or by TMA, like C and D, in which
-case N or M is contiguous and all else of the tensor a multiple of 16 bytes."""
+"""How a kernel reads or writes a matrix of an epilogue. ``any``: element by element, at any strides. ``n`` and ``m``:
+by TMA; the matrix is contiguous along N or M, and its address and other strides are multiples of 16 bytes."""
 
 OUTPUT_DTYPES: tuple[DTypeName, ...] = ("f32", "bf16", "f16")
-"""Element types of outputs; the first is what a name without one has."""
+"""Element types of outputs; the first is the default."""
 
 OPERAND_DTYPES: tuple[DTypeName, ...] = (*OUTPUT_DTYPES, "ue8m0")
-"""Element types of operands. TMA moves matrices of those that outputs have."""
+"""Element types of operands. TMA supports only matrices of :data:`OUTPUT_DTYPES`."""
 
 
 REDUCTIONS = ("max", "min", "sum")
-"""What an output of fewer values than D has is made with."""
+"""The reductions, which compute outputs that are smaller than D."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor or scalar that the caller passes; ``alpha`` and ``beta`` among them."""
+    """A tensor or scalar that the caller passes, including ``alpha`` and ``beta``."""
 
     name: str
     kind: Kind
@@ -51,14 +52,14 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """``acc``, ``c``, ``gate``, ``up``, or what an earlier assignment has computed."""
+    """``acc``, ``c``, ``gate``, ``up``, or the result of an earlier assignment."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function or operator applied."""
+    """A call of a function or operator."""
 
     function: str
     arguments: tuple[Node, ...]
@@ -78,23 +79,23 @@ class Assignment:
 
     name: str
     role: Role
-    """``d``; a local value; an output matrix; or the reduction that an output is made with."""
+    """``d``, a local value, an output matrix (``store``), or the reduction that computes an output."""
     kind: Kind
-    """What an output has one value for; ``matrix`` for D and locals."""
+    """The shape of an output; ``matrix`` for D and locals."""
     dtype: DTypeName
-    """Element type of an output; f32 for D, whose type the config says, and locals."""
+    """Element type of an output; f32 for locals and for D, whose type is in the config."""
     value: Node
     major: Major = "any"
     """Of an output matrix."""
 
     @property
     def is_reduction(self) -> bool:
-        """Whether it is made of many elements."""
+        """Whether it reduces many elements to one."""
         return self.role in REDUCTIONS
 
     @property
     def is_output(self) -> bool:
-        """Whether the caller passes a tensor that it is written to; D aside."""
+        """Whether it writes a tensor other than D that the caller passes."""
         return self.role not in ("d", "local")
 
     def __str__(self) -> str:
@@ -105,8 +106,10 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """An epilogue that has been checked: names exist, types agree, D is assigned once. What follows from its
-    assignments is worked out once, as every call asks."""
+    """A checked epilogue: names exist, types agree, and D is assigned once.
+
+    Its properties are cached, because every call of ``matmul`` reads them.
+    """
 
     assignments: tuple[Assignment, ...]
 
@@ -115,23 +118,23 @@ class Epilogue:
 
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
-        """What the caller passes, less ``alpha`` and ``beta``, in the order of first use."""
+        """The operands that the caller passes, without ``alpha`` and ``beta``, in the order of first use."""
         named = {node.name: node for node in self._nodes() if isinstance(node, Operand)}
         return tuple(operand for operand in named.values() if operand.name not in ("alpha", "beta"))
 
     @cached_property
     def outputs(self) -> tuple[Assignment, ...]:
-        """What is written beside D."""
+        """The outputs other than D."""
         return tuple(assignment for assignment in self.assignments if assignment.is_output)
 
     @cached_property
     def arguments(self) -> tuple[Operand | Assignment, ...]:
-        """Operands, then outputs: whatever the caller gives by name."""
+        """Everything that the caller passes by name: operands, then outputs."""
         return (*self.operands, *self.outputs)
 
     @cached_property
     def staged(self) -> tuple[tuple[Operand, ...], tuple[Assignment, ...]]:
-        """Matrices that pass through shared memory: operands, outputs."""
+        """Matrices that TMA moves through shared memory: operands, outputs."""
         inputs = tuple(operand for operand in self.operands if operand.major != "any")
         return inputs, tuple(output for output in self.outputs if output.major != "any")
 
@@ -143,36 +146,36 @@ class Epilogue:
 
     @cached_property
     def factors(self) -> frozenset[str]:
-        """Which of ``alpha`` and ``beta`` are read."""
+        """The ones of ``alpha`` and ``beta`` that it reads."""
         return frozenset(n.name for n in self._nodes() if isinstance(n, Operand)) & {"alpha", "beta"}
 
     @cached_property
     def functions(self) -> frozenset[str]:
-        """Names of the functions and operators that it applies."""
+        """Names of the functions and operators that it calls."""
         return frozenset(node.function for node in self._nodes() if isinstance(node, Call))
 
     @cached_property
     def gated(self) -> bool:
-        """Whether pairs of neighbouring columns, ``gate`` and ``up``, become one, so that D has N / 2 columns."""
+        """Whether it combines pairs of adjacent columns, ``gate`` and ``up``, so that D has N / 2 columns."""
         return bool({Value("gate"), Value("up")} & set(self._nodes()))
 
     @cached_property
     def reads_c(self) -> bool:
-        """Whether C is read."""
+        """Whether it reads C."""
         return Value("c") in self._nodes()
 
     @cached_property
     def c_is_scaled(self) -> bool:
-        """Whether C stands nowhere but in ``beta * c``, so that it need not be read where beta is 0."""
+        """Whether C occurs only as ``beta * c``, so that a kernel need not read it if beta is 0."""
         return self._is_scaled("beta", {Value("c")})
 
     @cached_property
     def sums_are_scaled(self) -> bool:
-        """Whether sums of products stand nowhere but beside ``alpha *``, so that none need be made where it is 0."""
+        """Whether sums of products occur only as ``alpha * sum``, so that they need not be computed if alpha is 0."""
         return self._is_scaled("alpha", SUMS)
 
     def _is_scaled(self, factor: str, values: Set[Node]) -> bool:
-        """Whether some values stand nowhere but in products with ``alpha`` or ``beta``."""
+        """Whether the values occur only in products with ``factor``."""
         by = Operand(factor, "scalar", "f32")
         pairs = [node.arguments for node in self._nodes() if isinstance(node, Call) and node.function == "mul"]
         scaled = sum(by in pair and not values.isdisjoint(pair) for pair in pairs)
@@ -186,11 +189,11 @@ _FINENESS = ("bf16", "f16", "f32")
 
 
 def roundings(epilogue: Epilogue, d_dtype: DTypeName) -> dict[str, DTypeName]:
-    """What the value of each assignment is on its way to, by name.
+    """By name, the type to which the value of each assignment is eventually rounded.
 
-    ``bf16`` or ``f16`` where all that is made of it is rounded to one of them (the finer, where to both) after nothing
-    but functions that pass errors on; ``f32`` else, as in reductions, under other functions, and where it is rounded
-    to 8 bits.
+    It is ``bf16`` or ``f16`` (the finer one, if both apply) if every use of the value is rounded to one of them and
+    passes only through functions that do not amplify errors. It is ``f32`` otherwise: in reductions, in other
+    functions, and if the value is rounded to 8 bits.
     """
     dtype_by_name: dict[str, DTypeName] = {}
 
@@ -213,12 +216,12 @@ def roundings(epilogue: Epilogue, d_dtype: DTypeName) -> dict[str, DTypeName]:
 
 
 def _fineness(dtype: DTypeName) -> int:
-    """Place in the order of fineness. Types of 8 bits count as f32: what is quantised is made as exact as it can be."""
+    """Rank by precision. 8-bit types count as f32, so that values are computed precisely before they are quantised."""
     return _FINENESS.index(dtype) if dtype in _FINENESS else len(_FINENESS) - 1
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """A node and all below it, from left to right."""
+    """A node and all its descendants, from left to right."""
     yield node
     if isinstance(node, Call):
         for argument in node.arguments:
@@ -226,7 +229,7 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def expression(node: Node) -> str:
-    """The canonical text of a node: single spaces, no parentheses but those that change the meaning."""
+    """The canonical text of a node: single spaces, and only the necessary parentheses."""
     match node:
         case Number(value):
             return repr(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
@@ -240,14 +243,14 @@ def expression(node: Node) -> str:
                 return f"{name}({', '.join(map(expression, arguments))})"
             if len(arguments) == 1:
                 return ("not " if name == "not" else "-") + _within(arguments[0], function.precedence)
-            # Comparisons do not chain; the others are left-associative.
+            # Comparisons do not chain; the other operators are left-associative.
             left = function.precedence + (function.precedence == 4)
             first, second = _within(arguments[0], left), _within(arguments[1], function.precedence + 1)
             return f"{first} {function.symbol} {second}"
 
 
 def _within(node: Node, precedence: int) -> str:
-    """A node as an operand of an operator."""
+    """The text of a node as an operand of an operator, in parentheses if necessary."""
     text = expression(node)
     binding = FUNCTIONS[node.function].precedence if isinstance(node, Call) else 0
     return f"({text})" if 0 < binding < precedence else text
@@ -271,7 +274,7 @@ def with_dtypes(epilogue: Epilogue, dtypes: Mapping[str, DTypeName]) -> Epilogue
 
 
 def with_majors(epilogue: Epilogue, majors: Mapping[str, Major]) -> Epilogue:
-    """The epilogue with other majors of its matrices; ``any`` for those that are not named."""
+    """The epilogue with other majors of its matrices; ``any`` for matrices that are not named."""
 
     def change(x: Argument) -> Argument:
         return replace(x, major=majors.get(x.name, "any"))
@@ -285,7 +288,7 @@ def with_kinds(epilogue: Epilogue, kinds: Mapping[str, Kind]) -> Epilogue:
 
 
 def scaled(epilogue: Epilogue, factors: Sequence[Operand]) -> Epilogue:
-    """The epilogue with each sum of products multiplied by some operands, behind a factor that it has."""
+    """The epilogue with each sum of products multiplied by ``factors``, after a factor that it already has."""
 
     def changed(node: Node) -> Node:
         if node in SUMS or (isinstance(node, Call) and node.function == "mul" and _is_simple(node.arguments)):
@@ -298,14 +301,14 @@ def scaled(epilogue: Epilogue, factors: Sequence[Operand]) -> Epilogue:
 
 
 def _is_simple(arguments: tuple[Node, ...]) -> bool:
-    """Whether a product is of one sum and a number or operand."""
+    """Whether a product has one sum of products and a number or operand."""
     return sum(x in SUMS for x in arguments) == 1 and any(isinstance(x, Number | Operand) for x in arguments)
 
 
 def transposed(epilogue: Epilogue) -> Epilogue:
-    """The epilogue of the problem with M and N swapped: rows become columns. ValueError for a gated one."""
+    """The epilogue of the problem with M and N swapped: rows become columns. ValueError for a gated epilogue."""
     if epilogue.gated:
-        raise ValueError("a gated epilogue pairs columns, which a transposed problem has as rows")
+        raise ValueError("a gated epilogue pairs columns, so it cannot be transposed")
     kinds: dict[Kind, Kind] = {"row": "column", "column": "row"}
     majors: dict[Major, Major] = {"n": "m", "m": "n"}
 
@@ -318,7 +321,7 @@ def transposed(epilogue: Epilogue) -> Epilogue:
 def _changed(
     epilogue: Epilogue, operand: Callable[[Operand], Operand], output: Callable[[Assignment], Assignment]
 ) -> Epilogue:
-    """The epilogue with its operands and outputs changed."""
+    """The epilogue with ``operand`` applied to its operands and ``output`` to its outputs."""
 
     def changed(node: Node) -> Node:
         if isinstance(node, Operand):

@@ -1,1 +1,1 @@
-"""Input from files that anybody may have written: what is read of it, and no more than can be meant."""
+"""Readers of untrusted input, with limits on size and checks of every value."""

@@ -1,12 +1,12 @@
-"""Sizes of the groups of a problem, as people say them: ``balanced``, ``zipf:1.1``, or a list, ``128,64,0,64``.
+"""Sizes of the groups of a problem as text: ``balanced``, ``zipf:1.1``, or a list such as ``128,64,0,64``.
 
-A problem says how many groups there are, and of how many rows (or how much K) together; which kernel it goes to depends
-on no more. What a launch costs depends on the sizes too, so that measurements say them.
+A problem states the number of groups and their total rows (or total K); the selector uses only these. The cost of a
+launch also depends on the sizes, so measurements record them.
 
-- ``balanced``: as equal as they can be; masked groups are full.
-- ``zipf:S``: in proportion to 1, 2^-S, 3^-S, ..., as tokens choose experts; which group has which rank is drawn, with
-  the seed :data:`SEED`. Of masked groups the fullest is full.
-- a list: a size for each group. Groups of rows have all of M, groups along K all of K.
+- ``balanced``: sizes are as equal as possible; masked groups are full.
+- ``zipf:S``: sizes are proportional to 1, 2^-S, 3^-S, ..., as when tokens select experts. The order of the groups is
+  random, with the seed :data:`SEED`. The largest masked group is full.
+- a list: the size of each group. Sizes add up to M for groups of rows, and to K for groups along K.
 """
 
 from __future__ import annotations
@@ -24,41 +24,43 @@ if TYPE_CHECKING:
 
 BALANCED = "balanced"
 SEED = 0
-"""Seed of the order in which groups are larger and smaller."""
+"""Seed of the random order of the groups."""
 WITH_SIZES = ("grouped", "masked", "kgrouped")
-"""Batchings whose matrices differ in size."""
+"""Batchings whose matrices can differ in size."""
 MAX_EXPONENT = 10.0
 _FORMS = "it must be balanced, zipf:S such as zipf:1.1, or a size for each group such as 128,64,0,64"
 
 
 def checked_sizes(problem: GemmProblem, sizes: str | Sequence[int] | None) -> str:
-    """What is said of the sizes of a problem's groups, in the one spelling; empty where it has none.
+    """The sizes of a problem's groups in canonical spelling; empty if it has no groups.
 
     Raises:
-        ProblemError: the problem has no sizes to choose, or not these.
+        ProblemError: the problem has no groups of different sizes, or the sizes do not match it.
     """
     if problem.batching not in WITH_SIZES:
         if sizes is None or sizes == "":
             return ""
-        raise ProblemError(f"sizes is {sizes!r:.80}; {problem} has no groups of sizes of their own: leave it out")
+        raise ProblemError(f"sizes is {sizes!r:.80}, but {problem} has no groups; omit sizes")
     text = BALANCED if sizes is None or sizes == "" else sizes if isinstance(sizes, str) else _joined(sizes)
     if text == BALANCED:
         return text
     if (zipf := re.fullmatch(r"zipf:(\d{1,2}(?:\.\d{1,6})?)", text)) is not None:
         if float(zipf[1]) > MAX_EXPONENT:
-            raise ProblemError(f"sizes is {text!r}; the exponent of zipf is at most {MAX_EXPONENT:g}")
+            raise ProblemError(f"sizes is {text!r}; the exponent of zipf must be at most {MAX_EXPONENT:g}")
         return f"zipf:{float(zipf[1]):g}"
     if not re.fullmatch(r"\d{1,10}(,\d{1,10})*", text):
         raise ProblemError(f"sizes is {text!r:.80}; {_FORMS}")
     numbers = [*map(int, text.split(","))]
     if len(numbers) != problem.batch:
-        raise ProblemError(f"sizes has {len(numbers)} numbers, and {problem} has {problem.batch} groups: {_FORMS}")
+        raise ProblemError(f"sizes has {len(numbers)} numbers, but {problem} has {problem.batch} groups; {_FORMS}")
     if problem.batching == "masked":
         if max(numbers) > problem.m:
-            raise ProblemError(f"sizes has {max(numbers)}, and masked groups of {problem} hold m = {problem.m} rows")
+            raise ProblemError(
+                f"sizes contains {max(numbers)}; a masked group of {problem} has at most m = {problem.m} rows"
+            )
     elif sum(numbers) != (extent := _extent(problem)):
         name = "k" if problem.batching == "kgrouped" else "m"
-        raise ProblemError(f"sizes add up to {sum(numbers)}, and {name} is {extent}, that of all groups")
+        raise ProblemError(f"sizes add up to {sum(numbers)}; they must add up to {name} = {extent}")
     return ",".join(map(str, numbers))
 
 
@@ -69,13 +71,13 @@ def _joined(sizes: Sequence[int]) -> str:
 
 
 def _extent(problem: GemmProblem) -> int:
-    """What groups share: rows, or K."""
+    """The extent that all groups add up to: M or K."""
     return problem.k if problem.batching == "kgrouped" else problem.m
 
 
 @lru_cache(256)
 def sizes_of(problem: GemmProblem, sizes: str = BALANCED) -> tuple[int, ...]:
-    """The sizes of the groups of a problem, of what :func:`checked_sizes` gives; none where it has no groups."""
+    """The size of each group of a problem, from the text of :func:`checked_sizes`; empty if it has no groups."""
     if problem.batching not in WITH_SIZES:
         return ()
     groups, extent = problem.batch, _extent(problem)
@@ -93,7 +95,7 @@ def sizes_of(problem: GemmProblem, sizes: str = BALANCED) -> tuple[int, ...]:
 
 
 def _apportioned(total: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """Whole parts of a number in proportion to shares: what rounding down leaves goes to the largest remainders."""
+    """Integers in proportion to ``shares`` that add up to ``total``, by the largest-remainder method."""
     scale = total / sum(shares) if shares else 0.0
     sizes = [int(share * scale) for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda i: sizes[i] - shares[i] * scale)
@@ -103,15 +105,14 @@ def _apportioned(total: int, shares: Sequence[float]) -> tuple[int, ...]:
 
 
 def flops_of(problem: GemmProblem, sizes: str = BALANCED) -> int:
-    """Floating-point operations of a problem with groups of these sizes: of masked groups, those of the rows
-    that are used."""
+    """Floating-point operations of a problem with groups of these sizes; for masked groups only those of used rows."""
     if problem.batching != "masked":
         return problem.flops
     return 2 * sum(sizes_of(problem, sizes)) * problem.n * problem.k
 
 
 def as_full(problem: GemmProblem, sizes: str = BALANCED) -> GemmProblem:
-    """The problem, its masked groups as large as they are full on average with groups of these sizes."""
+    """The problem with the capacity of masked groups reduced to the average of these sizes."""
     if problem.batching != "masked":
         return problem
     rows = max(1, -(-sum(sizes_of(problem, sizes)) // max(1, problem.batch)))

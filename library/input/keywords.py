@@ -1,4 +1,4 @@
-"""Keywords that nobody takes: named, with the nearest that is taken."""
+"""Errors for unexpected keyword arguments, with a suggestion."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _Result = TypeVar("_Result")
 
 
 def unexpected(name: str, known: Collection[str], what: str = "") -> KeywordError:
-    """The error for a keyword; ``what`` says what there is where none is near, by default all that is known."""
-    hint = suggest(name, known) or f"; {what or 'there are ' + ', '.join(known)}"
+    """The error for a keyword. ``what`` is the hint if no known keyword is similar; by default it lists all of them."""
+    hint = suggest(name, known) or f"; {what or 'expected ' + ', '.join(known)}"
     return KeywordError(f"unexpected argument {name!r}{hint}")
 
 
 def strict(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """A function that refuses keywords it does not take by :func:`unexpected`, where Python names no other."""
+    """Decorator that raises :func:`unexpected` for unknown keywords, since Python's TypeError suggests no other."""
     known = [name for name in inspect.signature(function).parameters if name != "self"]
 
     @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""Files of lines, compressed or not, read a piece at a time: however large they claim to be, memory is bounded."""
+"""Reading of line-based files, compressed or not, in pieces, with bounded memory."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from gemmill.library.errors import RecordError
 from gemmill.library.files import open_given
 
 MAX_BYTES = 2 << 30
-"""Most bytes of a file, and of what it decompresses to: two million records."""
+"""Most bytes of a file, compressed and decompressed: about two million records."""
 MAX_LINES = 10_000_000
 """Most lines of a file."""
 MAX_LINE_BYTES = 1 << 20
 """Most bytes of a line."""
 MOST_NAMED = 5
-"""Faults of a file that are named; others are counted."""
+"""Faults of a file that an error lists; further faults are only counted."""
 _MOST_FAULTS = 1000
-"""Faults after which nothing more is read."""
+"""Faults after which reading stops."""
 _PIECE = 1 << 16
-"""Bytes that are read, or decompressed, at a time."""
+"""Bytes that are read or decompressed at a time."""
 _DECOMPRESSOR_BYTES = 256 << 20
-"""Memory that decompressing may take; ``xz -9`` makes files that take a quarter."""
+"""Most memory for decompression; files of ``xz -9`` need a quarter of it."""
 
 
 class Faults:
-    """What is wrong with a file, of which the first are named."""
+    """The faults of a file. An error lists the first ones and counts the others."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -35,12 +35,12 @@ class Faults:
         self._count = 0
 
     def add(self, fault: str) -> None:
-        """Note a fault; RecordError where there are so many that the file is of something else."""
+        """Add a fault; RecordError after so many faults that the file is probably of another kind."""
         self._count += 1
         if self._count <= MOST_NAMED:
             self._named.append(fault)
         if self._count == _MOST_FAULTS:
-            self._named.append(f"{self._path}: and so on: {self._count:,} faults, and not read further")
+            self._named.append(f"{self._path}: {self._count:,} faults; reading stopped here")
             raise RecordError("\n".join(self._named))
 
     def check(self) -> None:
@@ -52,11 +52,10 @@ class Faults:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file or a pipe that are not blank, with their numbers; of one whose name ends in ``.xz``, of what
-    it decompresses to.
+    """The non-blank lines of a file or pipe with their numbers. A file whose name ends in ``.xz`` is decompressed.
 
     Raises:
-        RecordError: the file cannot be read, or holds more than the limits above.
+        RecordError: the file cannot be read, or exceeds the limits above.
     """
     total, number, rest = 0, 0, b""
     try:
@@ -65,27 +64,28 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 total += len(piece)
                 *whole, rest = (rest + piece).split(b"\n")
                 if number + len(whole) > MAX_LINES:
-                    raise RecordError(f"{path}: has more than {MAX_LINES:,} lines; split it")
+                    raise RecordError(f"{path}: the file has more than {MAX_LINES:,} lines; split it")
                 if total > MAX_BYTES:
-                    raise RecordError(f"{path}: has more than {MAX_BYTES:,} bytes; split it")
+                    raise RecordError(f"{path}: the file has more than {MAX_BYTES:,} bytes; split it")
                 for line in whole:
                     number += 1
                     if line and not line.isspace():
                         yield number, line
                 if len(rest) > MAX_LINE_BYTES:
-                    raise RecordError(f"{path}:{number + 1}:1: a line of more than {MAX_LINE_BYTES:,} bytes")
+                    raise RecordError(f"{path}:{number + 1}:1: the line has more than {MAX_LINE_BYTES:,} bytes")
             if rest and not rest.isspace():
                 yield number + 1, rest
     except lzma.LZMAError as error:
         if "memory" in str(error).lower():
-            raise RecordError(f"{path}: decompressing it takes more than {_DECOMPRESSOR_BYTES:,} bytes") from None
-        raise RecordError(f"{path}: its name ends in .xz, but it is not all compressed by xz") from None
+            raise RecordError(f"{path}: decompression needs more than {_DECOMPRESSOR_BYTES:,} bytes") from None
+        raise RecordError(f"{path}: the name ends in .xz, but the content is not valid xz data") from None
     except OSError as error:
         raise RecordError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
 def _decompressed(file: BinaryIO) -> Iterator[bytes]:
-    """What xz streams hold, one after the other; LZMAError where one is cut short, or anything else follows."""
+    """The decompressed data of concatenated xz streams; LZMAError if a stream is truncated or followed by other
+    data."""
     decompressor: lzma.LZMADecompressor | None = None
     behind = b""
     while data := behind or file.read(_PIECE):

@@ -1,8 +1,8 @@
-"""Problems as people write them: keywords with defaults, checked, and one line of text.
+"""Problems as keywords with defaults, and as a line of text.
 
-``4096x7168x2048 e4m3*e5m2 tn d=f16 grouped=64 epilogue='d = silu(acc)'``: M, N, K and, of strided batches, how many;
-the types of A and B (one where they are equal); their majors as BLAS has them (A is K-major where it is ``t``, B where
-it is ``n``); then what differs from what would be taken anyhow.
+``4096x7168x2048 e4m3*e5m2 tn d=f16 grouped=64 epilogue='d = silu(acc)'`` consists of M, N, K and, for strided batches,
+their number; the types of A and B (one type if they are equal); their majors in BLAS notation (``t`` is a K-major A,
+``n`` a K-major B); and the keywords that differ from the defaults.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from gemmill.library.problem import GemmProblem
 
 MAX_EXTENT = (1 << 31) - 4096
-"""Largest extent: kernels count in int32, and round up to whole clusters of tiles."""
+"""Largest extent: kernels use int32, and round extents up to whole clusters of tiles."""
 _LAYOUTS: Mapping[str, tuple[MajorAB, MajorAB]] = MappingProxyType(
     {"tn": ("k", "k"), "tt": ("k", "mn"), "nn": ("mn", "k"), "nt": ("mn", "mn")}
 )
-"""Majors of A and B, as BLAS and CUTLASS write them."""
+"""Majors of A and B in the notation of BLAS and CUTLASS."""
 _SHORT = MappingProxyType({"a": "a_dtype", "b": "b_dtype", "c": "c_dtype", "d": "d_dtype", "acc": "accumulator"})
-"""Keywords that people write for fields."""
+"""Short keywords of fields."""
 _NO_C = (("c", "none"), ("c_dtype", "none"))
-"""How a problem says that it has no C where leaving it out would say nothing, as in a suite."""
+"""Explicit statements that a problem has no C, for example to override a default of a suite."""
 _GROUPS = ("grouped", "masked", "kgrouped", "array", "nested")
 _MAJORS: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = MappingProxyType(
     {
@@ -42,46 +42,48 @@ _MAJORS: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = MappingProxyT
         "d_major": (get_args(MajorCD), {}),
     }
 )
-"""What each may be, and other words for it."""
+"""The allowed values of each major, and synonyms."""
 FIELDS = (
     *("m", "n", "k", "batch", "a_dtype", "a_major", "b_dtype", "b_major", "accumulator", "d_dtype", "d_major"),
     *("c_dtype", "c_major", "a_align", "b_align", "c_align", "d_align", "a_scale", "b_scale", "promote"),
     *("batching", "epilogue", "expected_rows"),
 )
-"""Fields of a problem, in its order."""
+"""Fields of a problem, in order."""
 KEYWORDS = (*FIELDS, *_SHORT, "groups")
 _NAMES = (*KEYWORDS, *_GROUPS)
-"""What stands before ``=`` in the line of a problem."""
+"""The names before ``=`` in the line of a problem."""
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of keywords; those that are left out, or None, have defaults.
+    """The fields of a problem from keywords. Keywords that are omitted or None have defaults.
 
     Raises:
-        ProblemError: names a keyword, its value and what is allowed.
+        ProblemError: names the keyword, its value and the allowed values.
     """
     if unknown_words := [word for word in given if word not in KEYWORDS]:
         word = unknown_words[0]
         hint = suggest(word, KEYWORDS) or ";"
-        raise KeywordError(f"a problem has no {word!r}{hint} it has: {', '.join(KEYWORDS)}")
+        raise KeywordError(f"unknown keyword {word!r} of a problem{hint} keywords: {', '.join(KEYWORDS)}")
     words = {word: value for word, value in given.items() if value is not None and (word, value) not in _NO_C}
     for short, field in _SHORT.items():
         if short in words:
             if field in words:
-                raise ProblemError(f"{short} and {field} are the same: give one")
+                raise ProblemError(f"{short} and {field} are the same keyword; pass one of them")
             words[field] = words.pop(short)
     fields: dict[str, Any] = {name: _extent(name, words.get(name)) for name in ("m", "n", "k")}
     if "groups" in words:
         if "batch" in words or words.get("batching", "strided") == "strided":
             raise ProblemError(
-                f"groups is {words['groups']!r}; it is for batching grouped, masked, kgrouped, array "
-                "or nested, in place of batch"
+                f"groups is {words['groups']!r}; it replaces batch only if batching is grouped, masked, kgrouped, "
+                "array or nested"
             )
         words["batch"] = words["groups"]
     for name, usual in _USUAL.items():
         fields[name] = _READ[name](name, words[name]) if name in words else usual(fields)
     if fields["c_major"] and not fields["c_dtype"]:
-        raise ProblemError(f"c_major is {words['c_major']!r}, but there is no C: name its type, c, or leave it out")
+        raise ProblemError(
+            f"c_major is {words['c_major']!r}, but there is no C; pass the type of C as c, or omit c_major"
+        )
     for name, usual_align in aligns(fields).items():
         fields[name] = _align(name, words.get(name, usual_align))
     check_expected_rows(fields["expected_rows"], fields["batching"], fields["m"])
@@ -89,25 +91,25 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_expected_rows(rows: int | None, batching: str, m: int) -> None:
-    """ProblemError where a batch has no masked groups, or none of so many rows."""
+    """Raises ProblemError if a batch has no masked groups, or if their capacity is less than ``rows``."""
     if rows is None:
         return
     if batching != "masked":
         raise ProblemError(
-            f"expected_rows is {rows}; it is for batching masked, whose groups are in use in part: leave it out"
+            f"expected_rows is {rows}, but batching is {batching}; omit expected_rows, or use batching masked"
         )
     if not 1 <= rows <= m:
-        raise ProblemError(f"expected_rows is {rows}; it must be from 1 to m = {m}, the rows of a group")
+        raise ProblemError(f"expected_rows is {rows}; it must be from 1 to m = {m}, the capacity of a group")
 
 
 def merged(words: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords, with others that stand for them where they say the same thing."""
+    """``words`` updated with ``over``; short and long forms of a keyword count as the same."""
     taken = {_SHORT.get(word, word) for word in over} | ({"batch"} if "groups" in over else set())
     return {word: value for word, value in words.items() if _SHORT.get(word, word) not in taken} | dict(over)
 
 
 def aligns(fields: Mapping[str, Any]) -> dict[str, int]:
-    """Alignments of operands without padding, which lie anywhere that is a multiple of 16 bytes."""
+    """Alignments of operands without padding whose base addresses are multiples of 16 bytes."""
     m, n, k, batch = (fields[name] for name in ("m", "n", "k", "batch"))
     columns = n // 2 if is_gated(fields["epilogue"]) else n
     places = {"a": (m, k), "b": (n, k), "c": (m, columns), "d": (m, columns)}
@@ -117,13 +119,13 @@ def aligns(fields: Mapping[str, Any]) -> dict[str, int]:
         contiguous, strided = (column, row) if fields[f"{operand}_major"] in ("k", "n") else (row, column)
         has_strides = dtype is not None and (strided > 1 or batch > 1)
         bits = contiguous * DTYPES[dtype].bits if has_strides else 0
-        # A row of an odd number of 4-bit elements ends in a byte.
+        # A row with an odd number of 4-bit elements is padded to a whole byte.
         found[f"{operand}_align"] = gcd(16 * 8, bits) // 8 or 1
     return found
 
 
 def words_of(problem: GemmProblem) -> dict[str, Any]:
-    """The keywords that make a problem, without those that have their defaults; all can be written as JSON."""
+    """The keywords of a problem without those that have their default; all values can be written as JSON."""
     fields = {name: getattr(problem, name) for name in FIELDS}
     usual = {name: usual(fields) for name, usual in _USUAL.items()} | aligns(fields)
     words: dict[str, Any] = {"m": problem.m, "n": problem.n, "k": problem.k}
@@ -149,43 +151,43 @@ def text_of(problem: GemmProblem) -> str:
         words.pop("a_major", None), words.pop("b_major", None)
     if (batching := words.pop("batching", None)) is not None:
         parts.append(f"{batching}={words.pop('groups', problem.batch)}")
-    import shlex  # as problems are rarely told
+    import shlex  # imported here, because texts of problems are rarely needed
 
     parts += [f"{name}={shlex.quote(str(value))}" for name, value in words.items()]
     return " ".join(parts)
 
 
 def read_text(text: str) -> dict[str, Any]:
-    """The keywords of a line.
+    """The keywords of a problem's line.
 
     Raises:
-        ProblemError: names the part of the line that cannot be.
+        ProblemError: names the invalid part of the line.
     """
     import shlex
 
     try:
         extents, *rest = shlex.split(text)
     except ValueError as error:
-        says = "is empty" if "unpack" in str(error) else f"cannot be read: {error}"
-        raise ProblemError(f"a problem that {says}; it must be such as '4096x4096x4096 bf16 tn'") from None
+        says = "is empty" if "unpack" in str(error) else f"cannot be parsed: {error}"
+        raise ProblemError(f"the problem {says}; write for example '4096x4096x4096 bf16 tn'") from None
     if not re.fullmatch(r"\d{1,10}(x\d{1,10}){2,3}", extents):
-        raise ProblemError(f"{extents!r} is no MxNxK or MxNxKxBATCH, such as 4096x4096x4096")
+        raise ProblemError(f"the extents are {extents!r}; write MxNxK or MxNxKxBATCH, for example 4096x4096x4096")
     words: dict[str, Any] = dict(zip(("m", "n", "k", "batch"), map(int, extents.split("x")), strict=False))
     for part in rest:
         name, equals, value = part.partition("=")
         if equals and name not in _NAMES:
-            raise KeywordError(f"{part!r} names nothing{suggest(name, _NAMES) or ';'} names are {', '.join(_NAMES)}")
+            raise KeywordError(f"unknown name in {part!r}{suggest(name, _NAMES) or ';'} names: {', '.join(_NAMES)}")
         found = _part(part) if not equals else {"batching": name, "groups": value} if name in _GROUPS else {name: value}
         for word, given in found.items():
             if word in words:
-                raise ProblemError(f"{part!r} says {word} a second time")
+                raise ProblemError(f"{part!r} sets {word} a second time")
             is_number = isinstance(given, str) and given.isdecimal() and len(given) < 12
             words[word] = int(given) if is_number else given
     return words
 
 
 def _part(part: str) -> dict[str, Any]:
-    """What a part without a name says: types or majors."""
+    """The keywords of a part without a name: types or majors."""
     if part in _LAYOUTS:
         return dict(zip(("a_major", "b_major"), _LAYOUTS[part], strict=True))
     a, _, b = part.partition("*")
@@ -200,7 +202,7 @@ def _part(part: str) -> dict[str, Any]:
 
 def _extent(name: str, value: object) -> int:
     if not isinstance(value, SupportsIndex) or isinstance(value, bool) or not 0 <= index(value) <= MAX_EXTENT:
-        bits = value.bit_length() if isinstance(value, int) else 0  # Python writes no number of more than 4,300 digits
+        bits = value.bit_length() if isinstance(value, int) else 0  # Python cannot print more than 4,300 digits
         written = f"a number of {bits} bits" if bits > 64 else f"{value!r:.80}"
         raise ProblemError(f"{name} is {written}; it must be a whole number from 0 to {MAX_EXTENT:,}")
     return index(value)
@@ -245,13 +247,13 @@ def _promote(name: str, value: object) -> int:
 
 def _align(name: str, value: object) -> int:
     if type(value) is not int or value not in (1, 2, 4, 8, 16):
-        raise ProblemError(f"{name} is {value!r:.80}; it must be 1, 2, 4, 8 or 16: bytes that divide addresses")
+        raise ProblemError(f"{name} is {value!r:.80}; it must be 1, 2, 4, 8 or 16 bytes")
     return value
 
 
 def _epilogue(name: str, value: object) -> str:
     if not isinstance(value, str):
-        raise ProblemError(f"{name} is {value!r:.80}; it must be a text such as 'd = silu(acc + bias[n])'")
+        raise ProblemError(f"{name} is {value!r:.80}; it must be a str such as 'd = silu(acc + bias[n])'")
     try:
         return LINEAR if value == LINEAR else spelling(parse(value))
     except ExpressionError as error:
@@ -291,7 +293,7 @@ _USUAL: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType(
         "expected_rows": lambda _: None,
     }
 )
-"""What a field is if it is left out, by those before it; of alignments, :func:`aligns` tells."""
+"""The default of each field as a function of the fields before it; :func:`aligns` computes those of alignments."""
 _READ: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
     {
         **dict.fromkeys(("batch", "expected_rows"), _extent),
@@ -303,4 +305,4 @@ _READ: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
         "epilogue": _epilogue,
     }
 )
-"""Reads what is given for a field; ProblemError where it cannot be."""
+"""Converts and checks the value of a field; ProblemError if it is invalid."""

@@ -1,5 +1,6 @@
-"""JSON from files that somebody else may have written: a value, or a ValueError, whatever the bytes are; rows of it,
-read as tuples and dataclasses say, or refused by their place.
+"""Strict JSON for untrusted files: any input gives a value or a ValueError, never another error.
+
+Rows are converted to tuples and dataclasses by their type hints; an error names the location of an invalid value.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from gemmill.library.wording import one_of
 
 
 def parse(data: bytes) -> Any:
-    """The value of a JSON text in UTF-8. Its size is for the caller to bound.
+    """The value of a JSON text in UTF-8. The caller must limit its size.
 
     Raises:
-        ValueError: it is no JSON: the words NaN and Infinity are none, nor is what nests too deeply to be read.
+        ValueError: the text is not JSON, contains NaN or Infinity, or is nested too deeply.
     """
     try:
         return _DECODER.decode(data.decode())
     except RecursionError:
-        raise ValueError("lists and mappings nest too deeply") from None
+        raise ValueError("lists and mappings are nested too deeply") from None
 
 
 def _refuse(word: str) -> Any:
-    raise ValueError(f"{word} is no number")
+    raise ValueError(f"{word} is not a number in JSON")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 LARGEST = 1 << 62
-"""Whole numbers are at most this, so that sums of two can be offsets in a file."""
+"""Largest integer, so that the sum of two of them can be an offset in a file."""
 _WORDS: Mapping[type, str] = MappingProxyType(
     {
         str: "a printable text",
@@ -46,25 +47,25 @@ _WORDS: Mapping[type, str] = MappingProxyType(
         dict: "a mapping",
     }
 )
-"""The types of JSON in words."""
+"""The types of JSON as words in messages."""
 Row = TypeVar("Row")
 
 
 class RowError(ValueError):
-    """A value has another type, or is another word, than its place takes; the message names the place."""
+    """A value has a wrong type or is not an allowed word; the message names its location."""
 
 
 def rows(place: str, value: Any, of: type) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows of a list, each with its place; RowError as for :func:`row`."""
+    """The rows of a list, each with its location; RowError as for :func:`row`."""
     for i, each in enumerate(typed(value, (list,), place)):
         yield f"{place}[{i}]", row(f"{place}[{i}]", each, of)
 
 
 def row(place: str, value: Any, of: type) -> dict[str, Any]:
-    """A mapping to make a tuple or dataclass of, whose fields are for the caller to count.
+    """A mapping for a tuple or dataclass. It is not checked for missing or unknown fields.
 
     Raises:
-        RowError: names the place of a value of another type, or of another word where there are few.
+        RowError: names the location of a value with a wrong type, or that is not an allowed word.
     """
     kinds = _kinds(of)
     fields: dict[str, Any] = typed(value, (dict,), place)
@@ -75,29 +76,29 @@ def row(place: str, value: Any, of: type) -> dict[str, Any]:
 
 
 def read_row(place: str, value: Any, of: type[Row]) -> Row:
-    """The tuple or dataclass of a mapping, and those within it.
+    """The tuple or dataclass of a mapping, including nested ones.
 
     Raises:
-        RowError: names the place of a value of another type, or of another word where there are few, and of a mapping
-            that lacks a field or has an unknown one.
+        RowError: names the location of a value with a wrong type, of a value that is not an allowed word, or of a
+            mapping with a missing or unknown field.
     """
     readers = _readers(cast("Hashable", of))
     fields: dict[str, Any] = typed(value, (dict,), place)
     read = {name: readers[name](f"{place}.{name}", each) for name, each in fields.items() if name in readers}
     try:
         return of(**{**fields, **read})
-    except TypeError as error:  # which begins with the name of the function
+    except TypeError as error:  # its text begins with the name of the function
         raise RowError(f"{place}: {str(error).partition('() ')[2] or error}") from None
 
 
 @functools.cache
 def _readers(of: Hashable) -> Mapping[str, Callable[[str, Any], Any]]:
-    """What reads the fields of a tuple or dataclass."""
+    """The readers of the fields of a tuple or dataclass."""
     return {name: _reader(hint) for name, hint in get_type_hints(of).items()}
 
 
 def _reader(hint: Any) -> Callable[[str, Any], Any]:
-    """What reads a value of a type at a place."""
+    """The reader of values of a type; it takes the location and the value."""
     kind, arguments = get_origin(hint) or hint, get_args(hint)
     if kind is Any:
         return lambda place, value: value
@@ -107,7 +108,7 @@ def _reader(hint: Any) -> Callable[[str, Any], Any]:
         return functools.partial(_items, _reader(arguments[0]), None if arguments[-1] is ... else len(arguments))
     if kind in (dict, Mapping):
         return functools.partial(_values, _reader(arguments[1]))
-    if arguments and is_dataclass(arguments[0]):  # or None, as nothing else is declared
+    if arguments and is_dataclass(arguments[0]):  # an optional dataclass: no other union is declared
         return lambda place, value: None if value is None else read_row(place, value, arguments[0])
     types, words = _leaf_kinds(hint)
     return lambda place, value: _leaf(types, words, place, value=value)
@@ -132,7 +133,7 @@ def _leaf(types: Sequence[type], words: Sequence[Any], *place: str, value: Any) 
 
 
 def typed(value: Any, types: Sequence[type], *place: str) -> Any:
-    """A value, which must be of one of these types of JSON; RowError names its place."""
+    """The value itself, if it has one of these JSON types; otherwise a RowError with its location."""
     is_odd = (type(value) is int and not 0 <= value <= LARGEST) or (type(value) is str and not value.isprintable())
     if type(value) not in types or is_odd:
         expected = " or ".join(_WORDS[each] for each in types)
@@ -142,7 +143,7 @@ def typed(value: Any, types: Sequence[type], *place: str) -> Any:
 
 @functools.cache
 def _kinds(of: type) -> Mapping[str, tuple[Sequence[type], Sequence[Any]]]:
-    """The types that JSON has for the fields of a tuple or dataclass; and the only values, where these are listed."""
+    """For each field of a tuple or dataclass, its JSON types, and its allowed values if they are listed."""
     return {name: _leaf_kinds(hint) for name, hint in get_type_hints(of).items()}
 
 
@@ -156,7 +157,7 @@ def _leaf_kinds(hint: Any) -> tuple[Sequence[type], Sequence[Any]]:
 
 
 def _leaves(hint: Any) -> Iterator[Any]:
-    """The types of a union, and the words of a Literal."""
+    """The types of a union, or the words of a Literal."""
     if arguments := get_args(hint):
         for argument in arguments:
             yield from _leaves(argument)

@@ -1,1 +1,1 @@
-"""Manifests: from a YAML document to a set of kernels."""
+"""Manifests: from a YAML document to a kernel set."""

@@ -1,4 +1,4 @@
-"""YAML files read with the position of every value; what YAML 1.1 would silently change is refused."""
+"""Reading of YAML files with the position of every value. Values that YAML 1.1 would silently convert are errors."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ Location = tuple[str | int, ...]
 """Keys and list indices from the root to a value."""
 
 INVALID = object()
-"""Stands for a value that a fault has been recorded for."""
+"""The placeholder for a value with a recorded fault."""
 
 _INT = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _OPENING = re.compile("""(?:[&!]\\S*\\s+)*(?P<quote>['"]?)""")
 _CHARACTERS = {"": re.compile("."), "'": re.compile("''|."), '"': re.compile(r"\\(?:x..|u.{4}|U.{8}|.)|.")}
 MAX_BYTES = 1 << 20
-"""Most bytes of a file: forty times what the largest that ships has."""
+"""Most bytes of a file: forty times the size of the largest manifest of gemmill."""
 MOST_NAMED = 20
-"""Faults of a file that are named; others are counted."""
+"""Faults of a file that an error lists; further faults are only counted."""
 _MAX_NODES = 200_000
 _MAX_DEPTH = 50
 _MOST_WORDED = 500
-"""Faults that are put in words, which takes longer than to find them."""
+"""Faults that get a message; further ones are only counted, because messages take longer than detection."""
 _TAG = "tag:yaml.org,2002:"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fault:
-    """One thing that is wrong in a file; lines and columns count from 1."""
+    """One error in a file. Lines and columns count from 1."""
 
     line: int
     column: int
@@ -45,7 +45,7 @@ class Fault:
 
 @dataclass
 class Document:
-    """The data of a YAML file, where each value stands, and what is wrong with it."""
+    """The data of a YAML file, the position of each value, and the faults."""
 
     path: Path
     data: object = None
@@ -54,22 +54,22 @@ class Document:
     keys: dict[Location, tuple[int, int]] = field(default_factory=dict)
     """Line and column of each key of a mapping."""
     source: str = ""
-    """What the file holds."""
+    """The content of the file."""
     written: dict[Location, slice] = field(default_factory=dict)
-    """Where in the source text of one line stands, with anchor, quotes and escapes."""
+    """The range in the source of each single-line text, including anchor, quotes and escapes."""
     invalid: set[Location] = field(default_factory=set)
-    """Where :data:`INVALID` stands."""
+    """The locations with value :data:`INVALID`."""
     faults: list[Fault] = field(default_factory=list)
     uncounted: int = 0
-    """Faults beyond those, which are not put in words."""
+    """The number of faults beyond those in ``faults``."""
 
     @property
     def is_full_of_faults(self) -> bool:
-        """Whether further faults are but counted."""
+        """Whether further faults are only counted."""
         return len(self.faults) >= _MOST_WORDED
 
     def fault(self, location: Location, message: str, *, key: bool = False, column: int | None = None) -> None:
-        """Records a fault at a value, at its key, or at a column (from 0) of its text."""
+        """Record a fault at a value, at its key, or at a column (from 0) of its text."""
         position = self.keys.get(location) if key else None
         known = location
         while known not in self.values and known:
@@ -80,8 +80,8 @@ class Document:
         self.faults.append(Fault(line, start, dotted(location), message))
 
     def report(self) -> str:
-        """The first faults in the order of the file, one ``file:line:column: field: message`` line for each, and how
-        many more there are."""
+        """The first faults in file order, each as a line ``file:line:column: field: message``, and the number of
+        further faults."""
         found = sorted(set(self.faults))
         lines = [f"{self.path}:{f.line}:{f.column}: {f.field}: {f.message}" for f in found[:MOST_NAMED]]
         if more := len(found) + self.uncounted - len(lines):
@@ -89,24 +89,24 @@ class Document:
         return "\n".join(lines)
 
     def check(self) -> None:
-        """Raises ManifestError if there are faults."""
+        """Raise ManifestError if there are faults."""
         if self.faults:
             raise ManifestError(self.report())
 
 
 def dotted(location: Location) -> str:
-    """A location as users write it: ``sets[0].tile.m``."""
+    """A location as text, for example ``sets[0].tile.m``."""
     names = [part if isinstance(part, int) or part.isprintable() else repr(part) for part in location]
     text = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in names)
     return text.removeprefix(".") or "manifest"
 
 
 def read_document(path: Path, read: Callable[[Path, int], bytes] = read_given) -> Document:
-    """Reads one YAML document; faults within it are recorded in the result.
+    """Read one YAML document; faults within it are recorded in the result.
 
     Args:
-        path: its file, or by default a pipe.
-        read: reads it, at most so many bytes.
+        path: its file; with the default of ``read``, also a pipe.
+        read: a function that reads the file, up to a number of bytes.
 
     Raises:
         ManifestError: the file cannot be read, is too large, is not UTF-8, or is not YAML.
@@ -117,7 +117,7 @@ def read_document(path: Path, read: Callable[[Path, int], bytes] = read_given) -
         _check_size(text)
         node = yaml.compose(text, Loader=yaml.CSafeLoader)
         if node is None:
-            document.fault((), "the file is empty")
+            document.fault((), "the file is empty; write a manifest")
         else:
             converter = _Converter(document)
             document.data = converter.convert(node, ())
@@ -133,18 +133,18 @@ def read_document(path: Path, read: Callable[[Path, int], bytes] = read_given) -
 
 
 def _check_size(text: str) -> None:
-    """Refuses what libyaml's recursive composer would overflow the C stack with, or take much memory for."""
+    """Reject input that would overflow the C stack of libyaml's recursive composer, or need much memory."""
     try:
         _walk(text, yaml.CSafeLoader)
     except yaml.MarkedYAMLError as error:
-        # That of PyYAML 6.0.4 refuses a thousand levels where it has looked ahead to: the slower parser does not.
+        # PyYAML 6.0.4's C parser rejects a thousand levels while it looks ahead; the slower parser does not.
         if "nesting" not in str(error.problem):
             raise
         _walk(text, yaml.SafeLoader)
 
 
 def _walk(text: str, loader: type[yaml.CSafeLoader | yaml.SafeLoader]) -> None:
-    """Refuses lists and mappings that nest too deeply, and too many values."""
+    """Reject too deeply nested lists and mappings, and too many values."""
     depth = nodes = 0
     for event in yaml.parse(text, Loader=loader):
         if isinstance(event, yaml.CollectionEndEvent):
@@ -153,7 +153,7 @@ def _walk(text: str, loader: type[yaml.CSafeLoader | yaml.SafeLoader]) -> None:
             nodes += 1
             depth += isinstance(event, yaml.CollectionStartEvent)
         if depth > _MAX_DEPTH or nodes > _MAX_NODES:
-            deep = f"lists and mappings nest deeper than {_MAX_DEPTH}"
+            deep = f"lists and mappings are nested more than {_MAX_DEPTH} deep"
             problem = deep if depth > _MAX_DEPTH else f"there are more than {_MAX_NODES:,} values"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=cast(yaml.Mark, event.start_mark))
 
@@ -175,7 +175,7 @@ def _text(document: Document, read: Callable[[Path, int], bytes]) -> str:
 
 
 def _refuse_at(document: Document, before: str, message: str) -> None:
-    """Raises for what follows the text ``before``."""
+    """Raise ManifestError with a fault at the end of the text ``before``."""
     position = before.count("\n") + 1, len(before) - before.rfind("\n")
     document.faults.append(Fault(*position, "file", message))
     document.check()
@@ -185,11 +185,11 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, line: int, column: int) -> s
     lines = text.splitlines()
     if line < len(lines) and lines[line][column : column + 1] == "\t":
         return "a tab cannot indent YAML; use spaces"
-    return f"{error.problem or 'cannot be read'}{f' ({error.context})' if error.context else ''}"
+    return f"{error.problem or 'cannot be parsed'}{f' ({error.context})' if error.context else ''}"
 
 
 class _Converter:
-    """Turns nodes into dicts, lists, strings and integers, and records where each stands."""
+    """Converts nodes to dicts, lists, strings and integers, and records the position of each."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
@@ -200,17 +200,17 @@ class _Converter:
         self.document.values[location] = _position(node)
         self.nodes += 1
         if id(node) in self.active:
-            return self.refuse(node, location, "an alias may not stand inside its own anchor")
+            return self.refuse(node, location, "an alias must not be inside its own anchor")
         if self.nodes > _MAX_NODES:
             return INVALID
         if len(self.active) > _MAX_DEPTH:
-            return self.refuse(node, location, f"aliases nest deeper than {_MAX_DEPTH}")
+            return self.refuse(node, location, f"aliases are nested more than {_MAX_DEPTH} deep")
         self.active.add(id(node))
         try:
             if isinstance(node, yaml.ScalarNode):
                 return self.scalar(node, location)
             if node.tag not in (f"{_TAG}map", f"{_TAG}seq"):
-                return self.refuse(node, location, f"the tag {_short(node.tag)} has no meaning here; remove it")
+                return self.refuse(node, location, f"the tag {_short(node.tag)} is not supported; remove it")
             if isinstance(node, yaml.SequenceNode):
                 return [self.convert(item, (*location, index)) for index, item in enumerate(node.value)]
             return self.mapping(node, location)
@@ -221,7 +221,7 @@ class _Converter:
         result: dict[str, object] = {}
         for key_node, value_node, merged in self.pairs(node, location):
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != f"{_TAG}str":
-                self.complain(key_node, location, f"the key {_excerpt(key_node)} is not text; keys are field names")
+                self.complain(key_node, location, f"the key {_excerpt(key_node)} is not text; keys must be field names")
                 continue
             key = key_node.value
             if key not in result:
@@ -229,11 +229,11 @@ class _Converter:
                 result[key] = self.convert(value_node, (*location, key))
             elif not merged:
                 line, _ = self.document.keys[(*location, key)]
-                self.complain(key_node, (*location, key), f"the key stands twice; the first is in line {line}")
+                self.complain(key_node, (*location, key), f"duplicate key; the first one is in line {line}")
         return result
 
     def pairs(self, node: yaml.Node, location: Location) -> Iterator[tuple[yaml.Node, yaml.Node, bool]]:
-        """Keys and values of a mapping, then those that ``<<`` merges into it."""
+        """The keys and values of a mapping, then those that ``<<`` merges into it, which are marked True."""
         merges: list[yaml.Node] = []
         for key, value in node.value:
             if key.tag == f"{_TAG}merge":
@@ -242,10 +242,10 @@ class _Converter:
                 yield key, value, False
         for source in merges:
             if not isinstance(source, yaml.MappingNode) or id(source) in self.active:
-                self.complain(source, location, "`<<` takes the alias of another mapping")
+                self.complain(source, location, "the value of `<<` must be an alias of another mapping")
                 continue
             if len(self.active) > _MAX_DEPTH:
-                self.complain(source, location, f"aliases nest deeper than {_MAX_DEPTH}")
+                self.complain(source, location, f"aliases are nested more than {_MAX_DEPTH} deep")
                 continue
             self.active.add(id(source))
             for key, value, _ in self.pairs(source, location):
@@ -267,17 +267,17 @@ class _Converter:
         if kind == "int" and re.fullmatch("-?[0-9]{19,}", text):
             message = f"{written} is out of range"
         elif kind == "int":
-            message = f"YAML 1.1 reads {written} as {_yaml_int(node)}; write a plain decimal, or quote it to mean text"
+            message = f"YAML 1.1 reads {written} as {_yaml_int(node)}; write a plain decimal, or quote it for text"
         elif kind == "bool":
-            message = f"YAML 1.1 reads {written} as a truth value; quote it to mean text"
+            message = f"YAML 1.1 reads {written} as a truth value; quote it for text"
         elif kind == "null":
             message = "has no value; write one or remove the key"
         elif kind == "float":
             message = f"{written} is not an integer"
         elif kind == "timestamp":
-            message = f"YAML 1.1 reads {written} as a date; quote it to mean text"
+            message = f"YAML 1.1 reads {written} as a date; quote it for text"
         else:
-            message = f"the tag {_short(node.tag)} has no meaning here; remove it"
+            message = f"the tag {_short(node.tag)} is not supported; remove it"
         return self.refuse(node, location, message)
 
     def refuse(self, node: yaml.Node, location: Location, message: str) -> object:
@@ -294,9 +294,9 @@ def _position(node: yaml.Node) -> tuple[int, int]:
 
 
 def _width(written: str, characters: int) -> int:
-    """Columns that the first characters of a text take where it is written, with what stands before them."""
+    """The columns in the source before a character of a text, including anchor and quotes."""
     opening = _OPENING.match(written)
-    assert opening is not None, "it matches nothing, too"
+    assert opening is not None, "the pattern also matches an empty text"
     units = _CHARACTERS[opening["quote"]].findall(written, opening.end())
     return opening.end() + len("".join(units[:characters]))
 

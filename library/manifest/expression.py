@@ -1,4 +1,4 @@
-"""The ``where`` language: Python's syntax for comparisons and integer arithmetic over field names, never ``eval``.
+"""The ``where`` language: comparisons and integer arithmetic over field names in Python's syntax, without ``eval``.
 
 ``tile.m * tile.n <= 128 * 256 and schedule == 'pingpong'`` · ``cluster.m in [1, 2]`` · ``c.dtype == d.dtype``
 """
@@ -49,30 +49,31 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = MappingPro
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A filter that has been checked: names exist, types agree, words are among those a field can hold."""
+    """A checked filter: names exist, types agree, and fields are compared with values that they can have."""
 
     text: str
     """The filter as written."""
     fields: tuple[str, ...]
-    """The fields it reads; where it divides by zero, those of the operands of ``and`` before it as well."""
+    """The fields that it reads. After a division by zero, ``check`` also reads those of earlier operands of ``and``."""
     check: Callable[[GemmConfig], bool]
-    """Whether a config passes. Raises ExpressionError when it divides by zero and all operands before it hold."""
+    """Whether a config passes. Raises ExpressionError if it divides by zero and all earlier operands of ``and``
+    hold."""
 
 
 def parse(text: str) -> tuple[Expression, ...]:
-    """The filters that a ``where`` is the conjunction of: one for each operand of its outermost ``and``.
+    """The filters of a ``where``: one for each operand of its outermost ``and``.
 
     Raises:
-        ExpressionError: the text is not a filter; the column says where.
+        ExpressionError: the text is not a filter; the column points at the error.
     """
     if not text.strip():
         raise ExpressionError("the filter is empty")
     if len(text) > MAX_CHARACTERS:
-        raise ExpressionError(f"the filter has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read")
+        raise ExpressionError(f"the filter has {len(text):,} characters; the limit is {MAX_CHARACTERS:,}")
     if "#" in text:
-        raise ExpressionError("a filter holds no comments", text.index("#"))
-    if "\0" in text:  # versions of Python differ in what they raise
-        raise ExpressionError("a filter holds no null bytes", text.index("\0"))
+        raise ExpressionError("comments are not allowed in a filter", text.index("#"))
+    if "\0" in text:  # versions of Python raise different errors
+        raise ExpressionError("null bytes are not allowed in a filter", text.index("\0"))
     offset = len(text) - len(text.lstrip())
     try:
         with warnings.catch_warnings():
@@ -92,9 +93,9 @@ def parse(text: str) -> tuple[Expression, ...]:
 def guarded(
     check: Callable[[GemmConfig], bool], guards: Sequence[Callable[[GemmConfig], bool]]
 ) -> Callable[[GemmConfig], bool]:
-    """A filter that is false, instead of dividing by zero, where one of those before it is false.
+    """A filter that returns False instead of a division by zero if an earlier filter (``guards``) is False.
 
-    These are asked only where it divides by zero, so that a grid evaluates it apart from what they read.
+    The guards are evaluated only after a division by zero, so that a grid can evaluate the filter independently.
     """
 
     def ask(config: GemmConfig) -> bool:
@@ -112,22 +113,22 @@ def _compile(text: str, term: ast.expr, offset: int) -> Expression:
     compiler = _Compiler(text.strip(), offset)
     evaluate = compiler.boolean(term)
     if not compiler.fields:
-        raise compiler.error(term, "reads no field")
+        raise compiler.error(term, f"{ast.unparse(term)!r} reads no field")
 
     def check(config: GemmConfig) -> bool:
         try:
             return bool(evaluate(config))
         except ZeroDivisionError:
             values = ", ".join(f"{name} = {READERS[name](config)}" for name in compiler.fields)
-            raise ExpressionError(f"{ast.unparse(term)!r} divides by zero where {values}", offset) from None
+            raise ExpressionError(f"{ast.unparse(term)!r} divides by zero for {values}", offset) from None
         except RecursionError:
-            raise ExpressionError("is nested too deeply", offset) from None
+            raise ExpressionError("the filter is nested too deeply", offset) from None
 
     return Expression(text, tuple(compiler.fields), check)
 
 
 class _Compiler:
-    """Turns syntax nodes into closures over fields, checking types on the way."""
+    """Converts syntax nodes to functions of a config, and checks their types."""
 
     def __init__(self, source: str, offset: int) -> None:
         self.source = source.encode()
@@ -157,14 +158,15 @@ class _Compiler:
         if isinstance(op, ast.In | ast.NotIn):
             return self.membership(left, right, isinstance(op, ast.In))
         if type(op) not in _COMPARE:
-            raise self.error(left, "compare with ==, !=, <, <=, >, >=, in or not in")
+            raise self.error(left, "the comparison must be ==, !=, <, <=, >, >=, in or not in")
         (left_type, left_value), (right_type, right_value) = self.value(left), self.value(right)
         if left_type != right_type:
             raise self.error(
-                right, f"{ast.unparse(left)!r} is {_kind(left_type)}, {ast.unparse(right)!r} is {_kind(right_type)}"
+                right,
+                f"{ast.unparse(left)!r} is {_kind(left_type)}, but {ast.unparse(right)!r} is {_kind(right_type)}",
             )
         if left_type == "str" and not isinstance(op, ast.Eq | ast.NotEq):
-            raise self.error(left, f"{ast.unparse(left)!r} is text: compare it with ==, !=, in or not in")
+            raise self.error(left, f"{ast.unparse(left)!r} is text; compare it with ==, !=, in or not in")
         self.check_word(left, right)
         self.check_word(right, left)
         compare = _COMPARE[type(op)]
@@ -172,7 +174,7 @@ class _Compiler:
 
     def membership(self, left: ast.expr, right: ast.expr, is_member: bool) -> Callable[[GemmConfig], bool]:
         if not isinstance(right, ast.List | ast.Tuple) or not right.elts:
-            raise self.error(right, "`in` takes a list of values, as in `tile.m in [64, 128]`")
+            raise self.error(right, "`in` needs a list of values, for example `tile.m in [64, 128]`")
         left_type, left_value = self.value(left)
         values = []
         for element in right.elts:
@@ -180,7 +182,8 @@ class _Compiler:
             if element_type != left_type:
                 raise self.error(
                     element,
-                    f"{ast.unparse(left)!r} is {_kind(left_type)}, {ast.unparse(element)!r} is {_kind(element_type)}",
+                    f"{ast.unparse(left)!r} is {_kind(left_type)}, but {ast.unparse(element)!r} is "
+                    f"{_kind(element_type)}",
                 )
             self.check_word(left, element)
             self.check_word(element, left)
@@ -202,9 +205,7 @@ class _Compiler:
             case ast.BinOp(left, op, right) if type(op) in _ARITHMETIC:
                 first, second, apply = self.integer(left), self.integer(right), _ARITHMETIC[type(op)]
                 return "int", lambda f: apply(first(f), second(f))
-        raise self.error(
-            node, f"{ast.unparse(node)!r} is not allowed here; values are fields, integers, text, + - * // %"
-        )
+        raise self.error(node, f"{ast.unparse(node)!r} is not allowed here; use fields, integers, text, and + - * // %")
 
     def integer(self, node: ast.expr) -> Callable[[GemmConfig], int]:
         kind, value = self.value(node)
@@ -219,7 +220,7 @@ class _Compiler:
             name = FORMER[name]
         if name not in FIELD_NAMES:
             if any(name in words for words in WORDS.values()):
-                raise self.error(node, f"{name!r} is no field; text takes quotes: '{name}'")
+                raise self.error(node, f"{name!r} is not a field; quote text: '{name}'")
             leaves = tuple(field for field in FIELD_NAMES if field.startswith(f"{name}."))
             hint = f", did you mean {' or '.join(leaves)}?" if leaves else suggest(name, FIELD_NAMES)
             raise self.error(node, f"unknown field {name!r}{hint or '; fields: ' + ', '.join(FIELD_NAMES)}")
@@ -227,7 +228,7 @@ class _Compiler:
         return name
 
     def check_word(self, field: ast.expr, word: ast.expr) -> None:
-        """Refuses a text constant that the field on the other side can never hold."""
+        """Raise ExpressionError for a text constant that the field on the other side cannot have."""
         if isinstance(field, ast.Name | ast.Attribute) and isinstance(word, ast.Constant):
             name, value = ast.unparse(field), word.value
             allowed = WORDS.get(name)
@@ -235,7 +236,7 @@ class _Compiler:
                 self.check_epilogue(word, str(value))
             elif allowed and value not in allowed:
                 hint = meant(name, str(value), allowed)
-                raise self.error(word, f"{name} is never {value!r}{hint or ';'} it is {one_of(allowed)}")
+                raise self.error(word, f"{name} is never {value!r}{hint or ';'} allowed: {one_of(allowed)}")
 
     def check_epilogue(self, word: ast.expr, text: str) -> None:
         try:
@@ -243,7 +244,7 @@ class _Compiler:
         except ExpressionError as error:
             raise self.error(word, f"epilogue is never {text!r}: {error}") from None
         if spelling != text:
-            raise self.error(word, f"epilogue is never {text!r}; it is spelled {spelling!r}")
+            raise self.error(word, f"epilogue is never {text!r}; write the canonical {spelling!r}")
 
 
 def _kind(kind: Type) -> str:

@@ -1,9 +1,8 @@
-"""Grids of candidate configs: the cross product of axes, never written out, judged by broadcasting.
+"""Grids of candidate configs: cross products of axes, which are evaluated by broadcasting instead of enumeration.
 
-A predicate reads a few members of a config, and parts of its plan (:class:`gemmill.library.config.fields.part`), as
-evaluating it shows. It is
-evaluated once for each distinct combination of what it reads that the grid holds, and the outcome broadcast over the
-rest. ``stages`` may be ``"auto"`` alone: it then is
+A predicate reads a few members of a config, and parts of its plan (:class:`gemmill.library.config.fields.part`).
+Evaluation discovers which. The predicate is evaluated once for each distinct combination of the values that it reads,
+and the result is broadcast over the grid. If ``stages`` is ``"auto"``, its value is
 :func:`gemmill.library.families.families.resolved_stages`.
 """
 
@@ -25,35 +24,36 @@ from gemmill.library.errors import ExpressionError
 from gemmill.library.families.families import resolved_stages
 
 BLOCK_CELLS = 1 << 20
-"""Most cells of a grid that are held in memory at a time."""
+"""Most cells of a grid in memory at a time."""
 
 MAX_READ = 1 << 21
-"""Most combinations of values of the fields that one predicate reads: each may take an evaluation."""
+"""Most combinations of values of the fields that one predicate reads. Each can need an evaluation."""
 Cells = tuple[slice, ...]
 """A block of cells: a slice of each axis."""
 Predicate = Callable[[GemmConfig], bool]
-"""A yes or no that reads a few fields of a config."""
+"""A condition on a few fields of a config."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Fields that vary together, and the values they take."""
+    """Fields that vary together, and their combinations of values."""
 
     names: tuple[str, ...]
     values: tuple[tuple[Value, ...], ...]
 
 
 AUTO = Axis(("stages",), (("auto",),))
-"""The axis of a grid whose candidates have as many stages as fit."""
+"""The axis of a grid whose candidates use as many stages as fit."""
 
 
 class _Column(NamedTuple):
-    """What is read in the cells of a grid."""
+    """The values of a field or part over a grid."""
 
     values: list[Any]
-    """Each one once."""
+    """The distinct values."""
     places: npt.NDArray[np.intp]
-    """Where in :attr:`values`, with one dimension an axis; of length 1 where the axis makes no difference."""
+    """Indices into :attr:`values`, with one dimension per axis; its length is 1 if the value does not depend on the
+    axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +61,24 @@ class Table:
     """A predicate, or another function of fields, evaluated over a whole grid."""
 
     entries: npt.NDArray[Any]
-    """Outcomes, with one dimension an axis; of length 1 where the axis makes no difference."""
+    """Results, with one dimension per axis; its length is 1 if the result does not depend on the axis."""
 
     def over(self, cells: Cells) -> npt.NDArray[Any]:
-        """Outcomes of a block of cells, broadcastable to its shape."""
+        """The results for a block of cells, broadcastable to its shape."""
         lengths = self.entries.shape
         return self.entries[tuple(cut if length > 1 else slice(1) for cut, length in zip(cells, lengths, strict=True))]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The cross product of axes, the last one varying fastest."""
+    """The cross product of axes. The last axis varies fastest."""
 
     axes: tuple[Axis, ...]
     _columns: dict[Reader, _Column] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Values of each axis."""
+        """The number of values of each axis."""
         return tuple(len(axis.values) for axis in self.axes)
 
     @property
@@ -93,17 +93,17 @@ class Grid:
 
     @cached_property
     def _positions(self) -> dict[str, tuple[int, int]]:
-        """The axis of each field, and its place among the fields of that axis."""
+        """For each field, the index of its axis and its index within that axis."""
         return {name: (index, place) for index, axis in enumerate(self.axes) for place, name in enumerate(axis.names)}
 
     def values(self, name: str) -> set[Value]:
-        """The values that a field takes."""
+        """The values of a field."""
         index, place = self._positions[name]
         return {value[place] for value in self.axes[index].values}
 
     @cached_property
     def _common(self) -> GroupFields:
-        """The fields in which all candidates are equal, and such parts once they are evaluated."""
+        """The fields that all candidates have in common, and parts in common once they are evaluated."""
         common = GroupFields()
         for axis in self.axes:
             if axis != AUTO:
@@ -112,8 +112,8 @@ class Grid:
         return common
 
     def meets(self, other: Grid) -> bool:
-        """Whether two grids over the same fields may share candidates: where they have the same axes, whether they
-        share values of every one."""
+        """Whether two grids can share candidates. False only if they have the same axes and share no value of an
+        axis."""
         if self._positions != other._positions:
             return True
         return all(
@@ -123,12 +123,11 @@ class Grid:
 
     @cached_property
     def _values(self) -> list[frozenset[tuple[Value, ...]]]:
-        """The values of each axis."""
+        """The set of values of each axis."""
         return [frozenset(axis.values) for axis in self.axes]
 
     def narrowed(self, predicate: Predicate) -> Grid | None:
-        """The part of the grid that passes a predicate, where that reads but fields of one axis; None where it reads
-        more."""
+        """The part of the grid that passes a predicate that reads fields of one axis; None if it reads more axes."""
         along = None
         try:
             predicate(ConfigView(GroupFields()))
@@ -148,13 +147,13 @@ class Grid:
         return Grid(tuple(Axis(axis.names, tuple(kept)) if axis is along else axis for axis in self.axes))
 
     def tabulate(self, function: Callable[[GemmConfig], Any]) -> Table:
-        """Evaluates a predicate, or another function of fields, over the grid; ExpressionError where the fields that it
-        reads take more than :data:`MAX_READ` combinations of values."""
+        """Evaluate a predicate or another function of fields over the grid. ExpressionError if the fields that it reads
+        have more than :data:`MAX_READ` combinations of values."""
         values, places = self._evaluated(function)
         return Table(np.array(values)[places])
 
     def _column(self, reader: Reader) -> _Column:
-        """A field or a part over the grid."""
+        """The values of a field or part over the grid."""
         if reader not in self._columns:
             if reader == "stages" and AUTO in self.axes:
                 column = self._evaluated(resolved_stages)
@@ -171,7 +170,7 @@ class Grid:
         return _distinct(values, np.arange(len(values)).reshape(shape))
 
     def _evaluated(self, function: Callable[[GemmConfig], Any]) -> _Column:
-        """Evaluates a function once for each group of candidates that what it reads does not tell apart."""
+        """Evaluate a function once for each group of candidates that are equal in everything that it reads."""
         groups, places = [self._common], np.zeros([1] * len(self.axes), dtype=np.intp)
         while True:
             try:
@@ -184,13 +183,13 @@ class Grid:
                     fields[reader] = values[0]
                 continue
             if math.prod(np.broadcast_shapes(places.shape, places_of_values.shape)) > MAX_READ:
-                raise ExpressionError(f"fields read together take more than {MAX_READ:,} combinations of values")
+                raise ExpressionError(f"the fields that it reads have more than {MAX_READ:,} combinations of values")
             pairs, where = np.unique(keys := places * len(values) + places_of_values, return_inverse=True)
             split = (divmod(pair, len(values)) for pair in pairs.tolist())
             groups, places = [groups[g].having(reader, values[v]) for g, v in split], where.reshape(keys.shape)
 
     def blocks(self, cells: int = BLOCK_CELLS) -> Iterator[Cells]:
-        """Cuts the grid, in order, into blocks of at most ``cells`` cells."""
+        """Divide the grid, in order, into blocks of at most ``cells`` cells."""
         return _blocks(self.shape, cells)
 
     def candidates(self, cells: Cells, chosen: npt.NDArray[np.bool_]) -> Iterator[dict[str, Value]]:
@@ -207,7 +206,7 @@ class Grid:
 
 
 def _distinct(values: Sequence[Any], places: npt.NDArray[np.intp]) -> _Column:
-    """The column of these values at these places, some of which may be equal."""
+    """The column with these values at these places, with equal values merged."""
     if len(values) == 1:
         return _Column([*values], np.zeros([1] * places.ndim, dtype=np.intp))
     indices = {value: index for index, value in enumerate(dict.fromkeys(values))}

@@ -1,6 +1,7 @@
-"""Kernel sets: grids of candidates, filtered, judged by the rules, freed of duplicates, expanded lazily.
+"""Kernel sets: grids of candidates that are filtered, checked by the rules, deduplicated, and expanded lazily.
 
-Same manifest, same order, everywhere: grids in the order of the manifest, the last field of a config varying fastest.
+The order of the configs depends only on the manifest: grids follow the order of the manifest, and the last field of a
+config varies fastest.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What became of a kernel set's candidates: ``filtered``, refused, ``duplicates`` and ``legal`` add up to them."""
+    """How many candidates of a kernel set are filtered, refused, duplicates and legal; these numbers add up to all."""
 
     candidates: int
     """Cells of all grids."""
     filtered: int
-    """Candidates that a ``where`` or the preset left out."""
+    """Candidates that a ``where`` filter or the preset excludes."""
     refused_by_rule: Mapping[str, int]
-    """Refused candidates by the id of the first rule they break; only rules that refused any."""
+    """Refused candidates by the id of the first rule that they break; without rules that refuse none."""
     legal: int
     """Kernels."""
     duplicates: int
-    """Legal candidates that had come before."""
+    """Legal candidates that are equal to an earlier one."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +51,19 @@ class Candidates:
     """One set of a manifest: a grid and its filters."""
 
     grid: Grid
-    """The cross product; ``stages`` is an axis of numbers, or ``auto`` alone: both could name one kernel twice."""
+    """The cross product. ``stages`` is an axis of numbers, or only ``auto``, so that no kernel occurs twice."""
     where: tuple[Predicate, ...]
-    """A candidate must pass all of these."""
+    """The filters. A candidate must pass all of them."""
 
     @cached_property
     def passing(self) -> tuple[Table, ...]:
-        """The filters over the grid."""
+        """The filters, evaluated over the grid."""
         return tuple(self.grid.tabulate(predicate) for predicate in self.where)
 
     @cached_property
     def rules(self) -> tuple[tuple[Rule, Table], ...]:
-        """The rules that refuse any cell of the grid, over the grid: true where they are kept."""
+        """The rules that refuse at least one cell of the grid, evaluated over the grid: true if a cell meets the
+        rule."""
         schedules = [str(schedule) for schedule in self.grid.values("schedule")]
         concerning = (rule for rule in RULES if any(map(rule.concerns, schedules)))
         tables = ((rule, self.grid.tabulate(rule.allows)) for rule in concerning)
@@ -69,13 +71,13 @@ class Candidates:
 
     @cached_property
     def members(self) -> tuple[Predicate, ...]:
-        """What a config fulfils to be one of these candidates."""
+        """Predicates that a config meets if and only if it is one of these candidates."""
         axes = [member(axis.names, axis.values) for axis in self.grid.axes]
-        # Asked over grids of other sets: what divides by zero there alone is none of these candidates.
+        # Evaluated over grids of other sets: a config for which a filter divides by zero is no candidate of this set.
         return (*axes, *(expression.guarded(predicate, axes) for predicate in self.where))
 
     def narrowed(self, predicates: Sequence[Predicate]) -> tuple[Candidates, tuple[Predicate, ...]]:
-        """The candidates on the values of axes that pass predicates, and those of these that read more than an axis."""
+        """The candidates with axes limited to values that pass, and the predicates that read more than one axis."""
         grid, others = self.grid, []
         for predicate in predicates:
             if (part := grid.narrowed(predicate)) is None:
@@ -85,14 +87,15 @@ class Candidates:
         return self if grid is self.grid else Candidates(grid, self.where), tuple(others)
 
     def any(self, rules: bool = True) -> bool:
-        """Whether any candidate passes the filters and, with ``rules``, breaks none of them."""
+        """Whether any candidate passes the filters and, with ``rules``, meets all rules."""
         tables = [*self.passing, *(table for _, table in (self.rules if rules else ()))]
         return not tables or any(_all(tables, cells).any() for cells in self.grid.blocks())
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named part of a kernel set: what passes the filters and matches one of the alternatives, if there are any."""
+    """A named part of a kernel set: kernels that pass the filters and match one of the alternatives, if there are
+    any."""
 
     description: str = ""
     where: tuple[Predicate, ...] = ()
@@ -112,16 +115,16 @@ class KernelSet:
         return f"<KernelSet {self.name} with presets {', '.join(self.presets)}>"
 
     def expand(self, preset: str | None = None, where: str | None = None, legal: bool = True) -> Iterator[GemmConfig]:
-        """The configs, one at a time, in the same order everywhere, each once.
+        """Generate the configs, each once, in an order that depends only on the manifest.
 
         Args:
-            preset: only those of this preset.
-            where: only those that pass this filter (:mod:`gemmill.library.manifest.expression`).
-            legal: only those that break no rule.
+            preset: only configs of this preset.
+            where: only configs that pass this filter (:mod:`gemmill.library.manifest.expression`).
+            legal: only configs that break no rule.
 
         Raises:
-            ManifestError: there is no such preset, or nothing is left to yield.
-            ExpressionError: ``where`` is no filter.
+            ManifestError: there is no such preset, or no config is left.
+            ExpressionError: ``where`` is not a filter.
         """
         choice = self._choice(preset, where)
         return self._expand(choice, legal, f"preset {preset}" if preset else "the set", where)
@@ -151,15 +154,15 @@ class KernelSet:
         if empty:
             suffix = f" passes {where!r}" if where else " is legal"
             raise ManifestError(
-                f"{self.name}: no kernel of {whole}{suffix}; `gemmill list --count` says how many others there are"
+                f"{self.name}: no kernel of {whole}{suffix}; run `gemmill list --count` to see the kernels"
             )
 
     def count(self, preset: str | None = None, where: str | None = None) -> Count:
-        """How many candidates there are and what becomes of them, without making a single config.
+        """Count candidates, filtered, refused, duplicate and legal ones, without creating configs.
 
         Raises:
             ManifestError: there is no such preset.
-            ExpressionError: ``where`` is no filter.
+            ExpressionError: ``where`` is not a filter.
         """
         choice = self._choice(preset, where)
         filtered = legal = duplicates = 0
@@ -188,7 +191,7 @@ class KernelSet:
         )
 
     def holds(self, preset: Preset) -> bool:
-        """Whether any kernel is in a preset."""
+        """Whether a preset contains any kernel."""
         for candidates in self.sets:
             chosen = _Chosen(candidates, preset, ())
             for cells in candidates.grid.blocks():
@@ -201,13 +204,13 @@ class KernelSet:
         if preset is not None and preset not in self.presets:
             known = ", ".join(self.presets) or "none"
             hint = suggest(preset, self.presets) or ";"
-            raise ManifestError(f"{self.name} has no preset {preset!r}{hint} its presets: {known}")
+            raise ManifestError(f"{self.name} has no preset {preset!r}{hint} presets: {known}")
         chosen = self.presets[preset] if preset is not None else Preset()
         return Preset(chosen.description, (*chosen.where, *predicates(where)), chosen.alternatives)
 
 
 def _with_small_ones_together(sets: Sequence[_Chosen]) -> Iterator[_Chosen]:
-    """Sets in order, of which those with few cells that follow each other are one."""
+    """The sets in order, with runs of consecutive small sets merged into one."""
     for is_small, run in itertools.groupby(sets, lambda chosen_set: chosen_set.candidates.grid.size <= SMALL):
         if not is_small:
             yield from run
@@ -219,7 +222,7 @@ def _with_small_ones_together(sets: Sequence[_Chosen]) -> Iterator[_Chosen]:
 
 
 def _with_stages(names: tuple[str, ...], rows: Iterable[tuple[Value, ...]]) -> Grid:
-    """Candidates along one axis, in order and each once, of which some may have ``auto`` stages."""
+    """A grid with one axis of the rows, each once and in order, with ``auto`` stages resolved."""
     at = names.index("stages")
     autos = [row for row in rows if row[at] == "auto"]
     others = Axis((*names[:at], *names[at + 1 :]), tuple((*row[:at], *row[at + 1 :]) for row in autos))
@@ -235,7 +238,7 @@ def predicates(where: str | None) -> tuple[Predicate, ...]:
 
 
 def member(names: tuple[str, ...], values: tuple[tuple[Value, ...], ...]) -> Predicate:
-    """Whether fields have one of the values; for ``stages`` these may include ``"auto"``."""
+    """The predicate that fields have one of the values; for ``stages`` these can include ``"auto"``."""
     allowed = frozenset(values)
     if names == ("stages",) and ("auto",) in allowed:
         return lambda config: (config.stages,) in allowed or config.stages == resolved_stages(config)
@@ -244,7 +247,7 @@ def member(names: tuple[str, ...], values: tuple[tuple[Value, ...], ...]) -> Pre
 
 
 class _Chosen:
-    """The filters of a preset over one set, and which of the set's candidates had come before."""
+    """The filters of a preset for one set, and which candidates of the set are duplicates of earlier sets."""
 
     def __init__(self, candidates: Candidates, preset: Preset, before: tuple[Candidates, ...]) -> None:
         self.candidates, self.before, grid = candidates, before, candidates.grid
@@ -253,12 +256,12 @@ class _Chosen:
 
     @cached_property
     def earlier(self) -> list[list[Table]]:
-        """What candidates of earlier sets fulfil, over the grid."""
+        """The membership predicates of earlier sets, evaluated over the grid."""
         grid = self.candidates.grid
         return [[grid.tabulate(p) for p in other.members] for other in self.before if other.grid.meets(grid)]
 
     def rows(self) -> Iterator[tuple[Value, ...]]:
-        """The values of candidates that pass, of a grid that is small, in the order of :attr:`Grid.names`."""
+        """The values of the candidates of a small grid that pass, in the order of :attr:`Grid.names`."""
         (cells,) = (grid := self.candidates.grid).blocks()
         chosen = itertools.compress(itertools.product(*(axis.values for axis in grid.axes)), self.filtered(cells).flat)
         return (tuple(itertools.chain.from_iterable(cell)) for cell in chosen)

@@ -1,4 +1,4 @@
-"""Loading manifests: YAML -> schema -> kernel set, with every fault of a file reported at its place."""
+"""Loading of manifests: YAML -> schema -> kernel set, with the location of every fault."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from gemmill.library.wording import suggest
 
 @dataclass(frozen=True, slots=True)
 class TypeFilter:
-    """What sets must hold to be types."""
+    """A filter of the sets of a manifest by the types of A and B."""
 
     types: frozenset[str]
-    """Types of A and of B."""
+    """The types of A and B."""
     defaults: tuple[object, ...] = ()
-    """Defaults around sets, as they are written, those that go before others first."""
+    """The unparsed defaults of the sets, highest precedence first."""
 
     def within(self, defaults: object) -> TypeFilter:
-        """The same of sets with further defaults, which those so far go before."""
+        """The filter for sets with further defaults of lower precedence."""
         return replace(self, defaults=(*self.defaults, defaults))
 
     def has(self, item: object) -> bool:
-        """Whether a set, as it is written, may have A and B of these types."""
+        """Whether an unparsed set can have A and B of these types."""
         return all(not self.types.isdisjoint(_types((item, *self.defaults), operand)) for operand in ("a", "b"))
 
 
 def _types(mappings: tuple[object, ...], operand: str) -> set[object]:
-    """The types that an operand may have: those of the first mappings, up to one whose every choice says its types."""
+    """The types that an operand can have: those of the mappings up to the first one whose choices all give types."""
     found: set[object] = set()
     for mapping in mappings:
         choices = _listed(mapping.get(operand)) if isinstance(mapping, dict) else []
@@ -60,28 +60,28 @@ def _listed(value: object) -> list[object]:
 
 
 SHIPPED = Path(__file__).parents[2] / "manifests"
-"""The folder of the manifests that ship."""
+"""The folder of the built-in manifests."""
 
 
 MAX_FILES = 16
-"""Most files of a chain of manifests of which each extends the next."""
+"""Most files in a chain of manifests in which each extends the next."""
 MAX_SETS = 300
-"""Most sets of a manifest, with those that it inherits: each is compared with those before it."""
+"""Most sets of a manifest, including inherited ones. Each is compared with all earlier ones."""
 MAX_PARTS = 100_000
-"""Most pairs of a set and a preset, or one of its matches: each is tried."""
+"""Most pairs of a set with a preset or one of its matches. Each pair is evaluated."""
 
 
 def shipped_manifests() -> list[str]:
-    """Names of the manifests that ship."""
+    """The names of the built-in manifests."""
     return sorted(path.stem for path in shipped(SHIPPED).glob("*.yaml"))
 
 
 def shipped_manifest(name: str) -> Path:
-    """The file of a manifest that ships. Raises ManifestError for any other name."""
+    """The file of a built-in manifest. Raises ManifestError for any other name."""
     names = shipped_manifests()
     if name not in names:
         hint = suggest(name, names) or ";"
-        raise ManifestError(f"no manifest {name!r} ships{hint} those that do: {', '.join(names)}")
+        raise ManifestError(f"there is no built-in manifest {name!r}{hint} built-in manifests: {', '.join(names)}")
     return SHIPPED / f"{name}.yaml"
 
 
@@ -90,25 +90,25 @@ def load_manifest(path: str | Path, legal: bool = True) -> KernelSet:
     """The kernel set that a manifest declares.
 
     Args:
-        path: a YAML file, or as a string the name of a manifest that ships, such as ``bf16``.
-        legal: refuse sets and presets without a single legal kernel. Without it, one can ask what refuses them.
+        path: a YAML file, or the name of a built-in manifest as a string, such as ``bf16``.
+        legal: reject sets and presets without a legal kernel. Pass False to find out which rules refuse them.
 
     Raises:
-        ManifestError: the manifest is wrong; the message has a ``file:line:column: field: ...`` line for each fault.
+        ManifestError: the manifest is invalid; the message has a ``file:line:column: field: ...`` line for each fault.
     """
     ships = isinstance(path, str) and path in shipped_manifests()
     source = _read(shipped_manifest(str(path)) if ships else Path(path), ())
     sets = tuple(_candidates(source, legal))
-    source.document.check()  # without all sets, presets cannot be judged
+    source.document.check()  # presets can only be checked with all sets
     kernel_set = KernelSet(source.head.name, source.head.description, sets, dict(_presets(source, sets, legal)))
     source.document.check()
     return kernel_set
 
 
 def shipped_sets(types: Collection[str]) -> Iterator[KernelSet]:
-    """The kernel sets of all manifests that ship: of each the sets that may have A and B of some types, no presets.
+    """The kernel sets of all built-in manifests, without presets, limited to sets that can have A and B of some types.
 
-    That they hold legal kernels, the tests have seen. What a set says of its types is looked at before all else is.
+    The types are checked before the rest of a set is parsed. Legal kernels are not checked for: tests do that.
     """
     for name in shipped_manifests():
         source = _read(shipped_manifest(name), (), TypeFilter(frozenset(types)))
@@ -119,7 +119,7 @@ def shipped_sets(types: Collection[str]) -> Iterator[KernelSet]:
 
 @dataclass
 class _Source:
-    """One file: its head, and those of its sets and presets that have no faults."""
+    """One file: its head, and its valid sets and presets."""
 
     document: Document
     head: Manifest
@@ -128,27 +128,29 @@ class _Source:
     parent: _Source | None = None
 
     def lineage(self) -> list[_Source]:
-        """The files it extends, the farthest first, and itself."""
+        """The files that it extends, the farthest ancestor first, and itself."""
         return [*(self.parent.lineage() if self.parent else ()), self]
 
 
 def _read(path: Path, chain: tuple[Path, ...], types: TypeFilter | None = None) -> _Source:
-    """Reads a file and those it extends; with ``types`` without presets, and without the sets that this refuses.
+    """Read a file and the files that it extends. With ``types``, skip presets, and sets that the filter rejects.
 
-    Faults within its sets and presets are recorded in the document; with any other the file means nothing, and they
-    are raised together as a ManifestError.
+    Faults within sets and presets are recorded in the document. Any other fault is raised as a ManifestError, together
+    with all recorded ones.
     """
     document = read_document(path, read_regular if chain else read_given)
     rename(document)
     data = document.data
     if not isinstance(data, dict):
         if not document.faults:
-            document.fault((), f"is not a manifest: a mapping of {', '.join(Manifest.model_fields)}")
+            document.fault(
+                (), f"is not a manifest; it must be a mapping with the keys {', '.join(Manifest.model_fields)}"
+            )
         document.check()
         raise AssertionError("a document without a mapping has a fault")
     rest = {key: value for key, value in data.items() if key not in ("sets", "presets")}
     head = validated(document, Manifest, rest, ())
-    if head is None:  # what the sets inherit may be sound all the same
+    if head is None:  # the keys that affect sets can still be valid
         with suppress(ValidationError):
             inherited = {key: rest[key] for key in ("extends", "defaults") if key in rest}
             head = Manifest.model_validate({"name": "?", **inherited})
@@ -163,14 +165,14 @@ def _read(path: Path, chain: tuple[Path, ...], types: TypeFilter | None = None) 
         if preset := validated(document, PresetSpec, item, ("presets", name)):
             source.presets[name] = preset
     if "extends" not in rest and not data.get("sets"):
-        document.fault(("sets",), "there are no kernels: list sets, or name a manifest to extend")
+        document.fault(("sets",), "the manifest has no sets; add sets, or extend another manifest")
     target = _extended(document, rest.get("extends"), (*chain, path))
     if target:
         try:
             source.parent = _read(target, (*chain, path), types)
             source.parent.document.check()
         except ManifestError as error:
-            document.fault(("extends",), f"{target} has faults")
+            document.fault(("extends",), f"{target} is invalid")
             raise ManifestError(f"{error}\n{document.report()}") from None
     if head is None or (head.extends is not None and target is None):
         document.check()
@@ -187,8 +189,8 @@ def _items(document: Document, data: dict[str, object], key: str, kind: type[Any
 
 
 def _extended(document: Document, name: object, chain: tuple[Path, ...]) -> Path | None:
-    """The file that a manifest extends; None, with a fault, where there is no such file."""
-    if not isinstance(name, str):  # it extends none, or the schema has found the fault
+    """The file that a manifest extends; None, with a recorded fault, if there is no such file."""
+    if not isinstance(name, str):  # it extends none, or the schema has recorded the fault
         return None
     if name in shipped_manifests():
         target = shipped_manifest(name)
@@ -197,11 +199,14 @@ def _extended(document: Document, name: object, chain: tuple[Path, ...]) -> Path
     else:
         shipped = shipped_manifests()
         hint = suggest(name, shipped) or ";"
-        message = f"no manifest {name!r} ships{hint} those that do: {', '.join(shipped)}; a file's name ends in .yaml"
+        message = (
+            f"there is no built-in manifest {name!r}{hint} built-in manifests: {', '.join(shipped)}; the name of a "
+            "file must end in .yaml"
+        )
         document.fault(("extends",), message)
         return None
     if len(chain) >= MAX_FILES:
-        document.fault(("extends",), f"manifests extend each other in a chain of more than {MAX_FILES} files")
+        document.fault(("extends",), f"the chain of extended manifests has more than {MAX_FILES} files")
         return None
     try:
         circular = target.resolve(strict=True) in [path.resolve() for path in chain]
@@ -210,16 +215,16 @@ def _extended(document: Document, name: object, chain: tuple[Path, ...]) -> Path
         return None
     if circular:
         circle = " -> ".join(path.name for path in (*chain, target))
-        document.fault(("extends",), f"manifests extend each other in a circle: {circle}")
+        document.fault(("extends",), f"manifests extend each other in a cycle: {circle}")
         return None
     return target
 
 
 def _candidates(source: _Source, legal: bool) -> Iterator[Candidates]:
-    """The sets of a manifest and of those it extends; contradictions become faults of the manifest."""
+    """The sets of a manifest and of the manifests that it extends; contradictions become faults of the manifest."""
     lineage, document = source.lineage(), source.document
     if (number := sum(len(ancestor.sets) for ancestor in lineage)) > MAX_SETS:
-        document.fault(("sets",), f"there are {number:,} sets, with those inherited; at most {MAX_SETS}")
+        document.fault(("sets",), f"there are {number:,} sets including inherited ones; the limit is {MAX_SETS}")
         return
     try:
         heads = [ancestor.head.defaults for ancestor in lineage]
@@ -238,7 +243,7 @@ def _candidates(source: _Source, legal: bool) -> Iterator[Candidates]:
                 document.fault(at, f"{which}{error}")
                 continue
             if open_fields := resolve.missing(spec):
-                document.fault(at, f"{which}{', '.join(open_fields)} missing; give a value here or in defaults")
+                document.fault(at, f"{which}missing {', '.join(open_fields)}; set a value here or in defaults")
                 continue
             if crowd := resolve.crowded(spec):
                 document.fault(at, f"{which}{crowd}")
@@ -252,50 +257,51 @@ def _candidates(source: _Source, legal: bool) -> Iterator[Candidates]:
                 yield from whole
             elif _sound(document, parts, at, legal):
                 if outer and _is_emptied(whole):
-                    document.fault(("where",), f"no candidate passes of sets[{index}]")
+                    document.fault(("where",), f"no candidate of sets[{index}] passes")
                 else:
                     yield from whole
 
 
 def _is_emptied(parts: Sequence[Candidates]) -> bool:
-    """Whether filters leave no candidate; not where they cannot be evaluated, which is a fault of its own."""
+    """Whether filters leave no candidate; False if they cannot be evaluated, which is a separate fault."""
     with suppress(ExpressionError):
         return not any(part.any(rules=False) for part in parts)
     return False
 
 
 def _place_of_key(document: Document, at: Location, key: str) -> Location:
-    """Where a set gives a key, or the set, if it is inherited."""
+    """The location of a key of a set, or of the set if the key is inherited."""
     return (*at, key) if (*at, key) in document.values else at
 
 
 def _sound(document: Document, parts: Sequence[Candidates], at: Location, legal: bool) -> bool:
-    """Whether sets hold a candidate, or with ``legal`` a kernel; if not, a fault says what is in the way."""
+    """Whether sets contain a candidate or, with ``legal``, a legal kernel. Otherwise a fault states the reason."""
     where = _place_of_key(document, at, "where")
     try:
         passing = [part for part in parts if part.any(rules=False)]
         if not passing:
-            document.fault(where, "no candidate passes")
+            document.fault(where, "no candidate passes the filter")
         elif not legal:
             return True
-        else:  # the first candidate of most sets is a kernel, which is seen without judging all
+        else:  # the first candidate of most sets is legal, so check it before all others
             first = next(KernelSet("", "", (passing[0],), {}).expand(legal=False))
             if is_legal(first) or any(part.any() for part in parts):
                 return True
-            document.fault(at, f"every candidate is refused, the first one by {verdicts(first)[0]}")
+            document.fault(at, f"no candidate is legal; the first one breaks {verdicts(first)[0]}")
     except ExpressionError as error:
         document.fault(where, str(error))
     return False
 
 
 def _presets(source: _Source, sets: tuple[Candidates, ...], legal: bool) -> Iterator[tuple[str, Preset]]:
-    """A manifest's presets, and inherited ones that keep a kernel here; an own one that keeps none is a fault."""
+    """The presets of a manifest, and inherited ones that contain a kernel. A preset of the manifest without kernels is
+    a fault."""
     document, kernels = source.document, KernelSet("", "", sets, {})
     if not _sound(document, sets, (), legal):
         return
     specs = {name: spec for ancestor in source.lineage() for name, spec in ancestor.presets.items()}
     if (pairs := len(sets) * sum(1 + len(spec.match or ()) for spec in specs.values())) > MAX_PARTS:
-        document.fault(("presets",), f"they are {pairs:,} pairs with the sets; at most {MAX_PARTS:,} are tried")
+        document.fault(("presets",), f"presets and sets make {pairs:,} pairs; the limit is {MAX_PARTS:,}")
         return
     for name, spec in specs.items():
         at: Location = ("presets", name)
@@ -304,9 +310,9 @@ def _presets(source: _Source, sets: tuple[Candidates, ...], legal: bool) -> Iter
             if not legal or kernels.holds(preset):
                 yield name, preset
             elif name in source.presets:
-                document.fault(at, "no kernel of the manifest is in the preset")
+                document.fault(at, "the preset contains no kernel of the manifest")
             for index, alternative in enumerate(preset.alternatives if legal and name in source.presets else ()):
                 if not kernels.holds(Preset(alternatives=(alternative,))):
-                    document.fault((*at, "match", index), "no kernel of the manifest matches")
+                    document.fault((*at, "match", index), "this match contains no kernel of the manifest")
         except ExpressionError as error:
             document.fault((*at, "where") if name in source.presets else ("extends",), f"preset {name}: {error}")

@@ -1,5 +1,4 @@
-"""Former names of fields, and former words of them, in manifests: read as the present ones, with a warning that says
-which."""
+"""Former names and values of fields in manifests: they are replaced by the present ones, with a warning."""
 
 from __future__ import annotations
 
@@ -12,13 +11,13 @@ from gemmill.library.errors import RenamedWarning
 from gemmill.library.manifest.document import Document, Location
 
 _BEFORE: Mapping[str, int] = {"defaults": 1, "sets": 1, "presets": 3}
-"""Keys on the way from the root of a manifest to the choices of a set, by the first."""
+"""By the first key, the number of keys from the root of a manifest to the choices of a set."""
 
 
 def rename(document: Document) -> None:
-    """Gives fields that a document calls by former names their present ones, where they stand.
+    """Replace former names of fields in a document by present ones.
 
-    One warning for each former name says where it first stands. A field that has both is a fault.
+    One warning for each former name gives its first location. A field with both names is a fault.
     """
     _rename_words(document)
     places: dict[str, list[tuple[int, int]]] = {}
@@ -29,23 +28,23 @@ def rename(document: Document) -> None:
         places.setdefault(name, []).append(document.keys[location])
         present = moves[location] = FORMER[name].rpartition(".")[2]
         if (*location[:-1], present) in document.keys:
-            document.fault(location, f"is the former name of {present}, which stands here too; remove it", key=True)
+            document.fault(location, f"is the former name of {present}, which is also set here; remove it", key=True)
     if moves:
         _move(document, moves)
     for name, found in places.items():
         line, column = found[0]
-        others = f", as in {len(found) - 1} other places" if len(found) > 1 else ""
+        others = f" (and in {len(found) - 1} other places)" if len(found) > 1 else ""
         warn(f"{document.path}:{line}:{column}: {name} is now called {FORMER[name]}{others}")
 
 
 def _field(location: Location) -> str:
-    """The field whose value or choices stand at a location, or what is no name of a field."""
+    """The name of the field at a location; a text that is not a field name for other locations."""
     keys = [key for key in location if isinstance(key, str)]
     return ".".join(keys[_BEFORE.get(keys[0], len(keys)) :]) if keys else ""
 
 
 def _rename_words(document: Document) -> None:
-    """Gives fields their present words. Beside a word whose kernels had a number of slices each, that number goes."""
+    """Replace former values of fields by present ones. A former split-K value also drops ``splits``."""
     for location, (line, column) in document.values.items():
         row = TABLE.get(_field(location))
         if row is None or not row.field.former_words:
@@ -62,13 +61,13 @@ def _rename_words(document: Document) -> None:
 
 
 def warn(message: str) -> None:
-    """Warns of a former name; Python shows equal warnings once."""
-    warnings.warn(f"{message}; the former name is still read", RenamedWarning, stacklevel=2)
+    """Warn about a former name. Python shows equal warnings once."""
+    warnings.warn(f"{message}; the former name is still accepted", RenamedWarning, stacklevel=2)
 
 
 def _move(document: Document, moves: Mapping[Location, str]) -> None:
-    """Gives what stands at some keys other keys."""
-    for old in sorted(moves, key=len, reverse=True):  # the innermost first, while those around it have their names
+    """Rename the keys at some locations."""
+    for old in sorted(moves, key=len, reverse=True):  # innermost first, while the outer keys still have their old names
         holder: Any = document.data
         for key in old[:-1]:
             holder = holder[key]

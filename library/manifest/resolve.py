@@ -1,4 +1,4 @@
-"""From the schema to grids and predicates: defaults filled in, choices multiplied out."""
+"""Conversion of a validated manifest to grids and predicates, with defaults filled in."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from gemmill.library.manifest.schema import PART_MODELS, Choices, PresetSpec, Se
 MAX_CANDIDATES = 10**8
 """Most candidates of one set."""
 MAX_VALUES = 10**5
-"""Most values that the fields of one part of a set take together, and most that defaults are filled into."""
+"""Most combinations of values of the fields of one part of a set, before and after defaults are filled in."""
 
 
 class TooManyError(ValueError):
-    """A part of a set would have more values than :data:`MAX_VALUES`."""
+    """A part of a set has more than :data:`MAX_VALUES` combinations of values."""
 
 
 def _base(group: str) -> tuple[Any, ...] | None:
-    """The choice for a member of a config where nothing is said; None where something must be."""
+    """The default choice for a member of a config; None if the manifest must give one."""
     rows = GROUPS[group]
     if rows[0].absent is not None:
         return (rows[0].absent,)
@@ -39,26 +39,26 @@ def _base(group: str) -> tuple[Any, ...] | None:
 
 
 def _defaults(row: Row) -> tuple[Value, ...]:
-    """The choices for a field where nothing is said; none where something must be."""
+    """The default choices for a field; empty if the manifest must give a value."""
     return ("auto",) if row.field.auto else () if row.default is None else (row.default,)
 
 
 BASE = SetSpec(**{group: _base(group) for group in GROUPS})
-"""What a set falls back to where it and its manifest's defaults say nothing; leaves fall back by themselves."""
+"""The defaults for members that neither a set nor its manifest's defaults give. Leaves have their own defaults."""
 
 _NEEDED = tuple(row for row in TABLE.values() if not _defaults(row))
 _NAMES = {group: tuple(row.name for row in rows) for group, rows in GROUPS.items()}
-_MOST = f"at most {MAX_VALUES:,} are multiplied out"
+_MOST = f"the limit is {MAX_VALUES:,} combinations"
 _NO_C = tuple(row.absent for row in GROUPS["c"])
 
 
 def merged(specific: SetSpec, general: SetSpec) -> SetSpec:
-    """``specific``, and what it leaves open from ``general``, leaf by leaf; TooManyError before that is too much."""
+    """``specific`` with missing leaves filled in from ``general``; TooManyError if there are too many combinations."""
     parts = {}
     for name in GROUPS:
         choices, defaults = specific[name], general[name]
         if choices and defaults and len(choices) * len(defaults) > MAX_VALUES:
-            raise TooManyError(f"{len(choices):,} choices of {name} and {len(defaults):,} defaults; {_MOST}")
+            raise TooManyError(f"{name} has {len(choices):,} choices and {len(defaults):,} defaults; {_MOST}")
         parts[name] = defaults if choices is None else choices if defaults is None else _filled(choices, defaults)
     return specific.model_copy(update=parts)
 
@@ -75,7 +75,7 @@ def _filled(choices: tuple[Any, ...], defaults: tuple[Any, ...]) -> tuple[Any, .
 
 
 def missing(spec: SetSpec) -> list[str]:
-    """The fields that a merged set gives no value."""
+    """The required fields without a value in a merged set."""
     return [row.name for row in _NEEDED if _is_open(spec[row.group], row.leaf)]
 
 
@@ -84,26 +84,26 @@ def _is_open(parts: tuple[Any, ...] | None, leaf: str) -> bool:
 
 
 def contradiction(spec: SetSpec) -> str | None:
-    """What is wrong with a merged set that writes out the linear epilogue otherwise than one of its C has it."""
+    """Why an explicit linear epilogue of a merged set does not match one of its choices of C; None if all match."""
     for text, c in itertools.product(spec["epilogue"] or (), spec["c"] or ()):
         if says := _misread(text, "none" if c == "none" else "same"):
-            change = "add c, drop beta * c" if c == "none" else "drop c, write + beta * c"
-            return f"{says}; {change}, or write {LINEAR}, which adds beta * C where there is a C"
+            change = "add c, remove beta * c" if c == "none" else "remove c, add + beta * c"
+            return f"{says}; {change}, or write {LINEAR}, which adds beta * C if there is a C"
     return None
 
 
 def _misread(text: str, c_dtype: Value) -> str | None:
-    """What is wrong with the linear epilogue as it is written out; a config says ``linear`` and cannot tell."""
+    """Why an explicit linear epilogue does not match C. A config only has ``linear`` and cannot show the difference."""
     return epilogue_c.finding(ConfigView({"epilogue": text, "c.dtype": c_dtype})) if canonical(text) == LINEAR else None
 
 
 def crowded(spec: SetSpec) -> str:
-    """What a merged set without missing fields has too many of; empty where that is nothing."""
+    """The message for a merged set with too many candidates or combinations; empty if there are not too many."""
     counts = {name: _count(name, spec[name] or ()) for name in GROUPS}
     if (number := math.prod(counts.values())) > MAX_CANDIDATES:
-        return f"holds {number:,} candidates; at most {MAX_CANDIDATES:,}"
+        return f"the set has {number:,} candidates; the limit is {MAX_CANDIDATES:,}"
     together = {**counts, "c with d": counts["c"] * counts["d"], "epilogue with c": counts["epilogue"] * counts["c"]}
-    return next((f"{count:,} values of {name}; {_MOST}" for name, count in together.items() if count > MAX_VALUES), "")
+    return next((f"{name} has {count:,} values; {_MOST}" for name, count in together.items() if count > MAX_VALUES), "")
 
 
 def _count(group: str, parts: tuple[Any, ...]) -> int:
@@ -111,7 +111,7 @@ def _count(group: str, parts: tuple[Any, ...]) -> int:
 
 
 def grids(spec: SetSpec) -> Iterator[Grid]:
-    """The grids of a merged set: one for each run of numbers in ``stages``, and one for ``auto``."""
+    """The grids of a merged set: one for each run of numbers in ``stages``, and one for each ``auto``."""
     for _, stages in itertools.groupby(spec["stages"] or (), key=lambda value: value == "auto"):
         yield Grid(tuple(_axes(spec, tuple(stages))))
 
@@ -120,7 +120,7 @@ def _axes(spec: SetSpec, stages: tuple[Value, ...]) -> Iterator[Axis]:
     for name in GROUPS:
         parts: tuple[Any, ...] = stages if name == "stages" else spec[name] or ()
         if name == "c":
-            continue  # an axis together with D, since C may be as D
+            continue  # shares an axis with D, since C can be the same as D
         if name == "d":
             values = [(*(d if c == "same" else c), *d) for d in _values("d", parts) for c in _c_values(spec["c"] or ())]
             yield Axis((*_NAMES["c"], *_NAMES["d"]), tuple(dict.fromkeys(values)))
@@ -143,7 +143,7 @@ def _c_values(parts: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def _choices(group: str, part: Any) -> list[tuple[Value, ...]]:
-    """The choices for each leaf of one part; of the words ``none`` and ``same``, one choice."""
+    """The choices for each leaf of a part; a single choice for the words ``none`` and ``same``."""
     if not isinstance(part, Choices):
         return [(part,)]
     return [part[row.leaf] or _defaults(row) for row in GROUPS[group]]
@@ -160,7 +160,7 @@ def preset(spec: PresetSpec) -> Preset:
 
 
 def matching(spec: SetSpec) -> tuple[Predicate, ...]:
-    """What a config fulfils to have, in every part that ``spec`` gives, one of the values given."""
+    """Predicates that a config meets if, in every part that ``spec`` gives, it has one of the given values."""
     found = []
     for name in GROUPS:
         parts = spec[name]
@@ -176,7 +176,7 @@ def matching(spec: SetSpec) -> tuple[Predicate, ...]:
 
 
 def _any_epilogue(texts: tuple[str, ...]) -> Predicate:
-    """Whether a config has one of these epilogues, and C as it is written."""
+    """The predicate that a config has one of these epilogues, and a C if the text of the epilogue reads one."""
     c_dtype = READERS["c.dtype"]
     return lambda config: any(canonical(x) == config.epilogue and not _misread(x, c_dtype(config)) for x in texts)
 

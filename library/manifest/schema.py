@@ -1,7 +1,7 @@
-"""The schema of manifests: what the keys of the YAML mean. Editors get it as JSON Schema.
+"""The schema of manifests: the meaning of the YAML keys, also available to editors as JSON Schema.
 
-Wherever one value is expected a list may stand, and the set holds the cross product. Optional parts fall back to the
-manifest's ``defaults``, then to gemmill's own. Parts of a config and their leaves are those of the table of fields.
+Each value can be a list, and a set contains the cross product of all lists. Missing parts have the values of the
+manifest's ``defaults``, then those of gemmill. The parts of a config and their leaves come from the table of fields.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class _OneOrMore:
-    """JSON Schema of a list that may be written as its only item."""
+    """The JSON Schema of a list that can be written as its only item."""
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         items = handler(schema)["items"]
@@ -55,11 +55,11 @@ def _listed(value: object) -> object:
 
 def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
     if not values:
-        raise PydanticCustomError("empty_list", "the list is empty, so the set holds no kernel; list a value")
+        raise PydanticCustomError("empty_list", "the list is empty, so there are no kernels; add a value")
     seen: set[T] = set()
     for value in values:
         if value in seen:
-            raise PydanticCustomError("duplicate", "the list holds {value} twice", {"value": _text(value)})
+            raise PydanticCustomError("duplicate", "the list contains {value} twice", {"value": _text(value)})
         seen.add(value)
     return values
 
@@ -91,7 +91,7 @@ Stages = Annotated[
 
 def _where(value: object) -> tuple[Expression, ...]:
     if not isinstance(value, str):
-        raise PydanticCustomError("where", "must be text, as in `where: tile.m * tile.n <= 32768`")
+        raise PydanticCustomError("where", "must be text, for example `where: tile.m * tile.n <= 32768`")
     try:
         return expression.parse(value)
     except ExpressionError as error:
@@ -104,7 +104,7 @@ Where = Annotated[tuple[Expression, ...], PlainValidator(_where), WithJsonSchema
 
 def _epilogue(value: object) -> str:
     if not isinstance(value, str):
-        raise PydanticCustomError("epilogue", "must be text, as in `epilogue: d = relu(acc + bias[n])`")
+        raise PydanticCustomError("epilogue", "must be text, for example `epilogue: d = relu(acc + bias[n])`")
     try:
         return value if value == LINEAR else str(parse(value))
     except ExpressionError as error:
@@ -112,18 +112,18 @@ def _epilogue(value: object) -> str:
 
 
 EpilogueSpec = Annotated[str, PlainValidator(_epilogue), WithJsonSchema({"type": "string"})]
-"""``linear``, or assignments such as ``d = silu(alpha * acc + bias[n])``. Those that ``linear`` stands for remain as
-they are written, since they say whether there is a C."""
+"""``linear``, or assignments such as ``d = silu(alpha * acc + bias[n])``. The explicit forms of ``linear`` are kept as
+written, because they state whether there is a C."""
 
 
 class Spec(BaseModel):
-    """Base of the schema's models."""
+    """Base class of the schema's models."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Choices(Spec):
-    """Base of the models that are made of the table of fields: a tuple of choices for each member, or None."""
+    """Base class of the models generated from the table of fields: each member is a tuple of choices, or None."""
 
     def __getitem__(self, name: str) -> tuple[Any, ...] | None:
         choices: tuple[Any, ...] | None = getattr(self, name)
@@ -131,7 +131,7 @@ class Choices(Spec):
 
 
 class Extents(Choices):
-    """Base of those that may be written as one word, ``2x1``, as in the name of a kernel."""
+    """Base class of models that can be written as one word, such as ``2x1``, as in a kernel's name."""
 
     @model_validator(mode="before")
     @classmethod
@@ -142,7 +142,7 @@ class Extents(Choices):
         if not re.fullmatch("x".join(["[1-9][0-9]{0,8}"] * len(names)), value):
             raise PydanticCustomError(
                 "extents",
-                "is {value}; it must be {word}, or a mapping of {names}",
+                "is {value}; it must be {word}, or a mapping with the keys {names}",
                 {"value": repr(value), "word": "x".join(name.upper() for name in names), "names": ", ".join(names)},
             )
         return dict(zip(names, map(int, value.split("x")), strict=True))
@@ -158,12 +158,14 @@ def _no_matrix(value: object) -> object:
     if value in ("none", "same"):
         return value
     raise PydanticCustomError(
-        "c", "is {value}; it must be none, same (as D) or a mapping of dtype, major, align", {"value": repr(value)}
+        "c",
+        "is {value}; it must be none, same (as D), or a mapping with the keys dtype, major, align",
+        {"value": repr(value)},
     )
 
 
 def _or_word(part: type[Spec]) -> Any:
-    """A part that need not be there: ``none``; ``same``: as D; or a mapping."""
+    """The type of an optional part: ``none``, ``same`` (as D), or a mapping."""
     word = Annotated[
         Literal["none", "same"],
         PlainValidator(_no_matrix),
@@ -175,7 +177,7 @@ def _or_word(part: type[Spec]) -> Any:
 
 
 def _choice(row: Row) -> Any:
-    """What a manifest may say of a field."""
+    """The type of a field in a manifest."""
     if row.is_open:
         return EpilogueSpec
     if row.field.auto:
@@ -184,20 +186,20 @@ def _choice(row: Row) -> Any:
 
 
 def _info(row: Row) -> FieldInfo:
-    """What editors get told of a field: its doc with its default, and its former names, which they accept."""
+    """The description of a field for editors, with its default, and its former names, which are accepted."""
     default = "auto" if row.field.auto else row.default
     doc = row.doc if default is None else f"{row.doc} Default: {default}."
     return FieldInfo(description=doc, json_schema_extra={"was": [*row.field.was]})
 
 
 def _choices_model(name: str, base: type[Choices], doc: str, types: Mapping[str, tuple[Any, FieldInfo]]) -> Any:
-    """The model of choices of these types."""
+    """A model whose members are choices of these types."""
     members = {key: (Annotated[OneOrMore[kind] | None, info], None) for key, (kind, info) in types.items()}  # type: ignore[valid-type]
     return create_model(name, __base__=base, __doc__=doc, **members)  # type: ignore[call-overload]
 
 
 def _part(kind: type) -> type[Choices]:
-    """The model of a class of the config's that has leaves. Where all are extents, a word will do."""
+    """The model of a nested class of the config. If all leaves are extents, it can be written as a word."""
     rows = next(rows for group, rows in GROUPS.items() if PARTS.get(group) is kind)
     extents = all(row.field.token in ("{}", "x{}") and row.type is int for row in rows)
     doc, example = inspect.cleandoc(kind.__doc__ or ""), "".join(token_of(row, row.example) for row in rows)
@@ -229,16 +231,16 @@ else:
     SetSpec = _choices_model(
         "SetSpec",
         Choices,
-        "Choices for each part of a config. Left out: the default, or any where a preset matches.",
+        "Choices for each part of a config. An omitted part has its default; in a preset's match, any value.",
         {group: _member(group, rows) for group, rows in GROUPS.items()},
     )
 
 
 class FilteredSet(SetSpec):
-    """The cross product of its choices, less what ``where`` filters out."""
+    """The cross product of its choices, filtered by ``where``."""
 
     where: Where | None = Field(
-        None, description="Keeps the candidates for which this holds, as in ``tile.m * tile.n <= 32768``."
+        None, description="Keeps the candidates that meet this condition, for example ``tile.m * tile.n <= 32768``."
     )
 
 
@@ -246,30 +248,32 @@ class PresetSpec(Spec):
     """A named part of the manifest's kernels."""
 
     description: str = ""
-    where: Where | None = Field(None, description="Keeps the kernels for which this holds.")
+    where: Where | None = Field(None, description="Keeps the kernels that meet this condition.")
     match: OneOrMore[SetSpec] | None = Field(
-        None, description="Keeps the kernels that match one of these; what a match leaves out may be anything."
+        None, description="Keeps the kernels that match one of these. A part that a match omits can have any value."
     )
 
 
 class Manifest(Spec):
     """A set of GEMM kernels."""
 
-    name: str = Field(min_length=1, description="What the set is called.")
+    name: str = Field(min_length=1, description="The name of the kernel set.")
     description: str = ""
     extends: str | None = Field(
         None,
-        description="Another manifest, by path relative to this one or by the name it ships under, whose sets and "
+        description="Another manifest, as a path relative to this one or the name of a built-in manifest. Its sets and "
         "presets come first.\nThis manifest's ``defaults`` override the other's.",
     )
-    defaults: SetSpec = Field(SetSpec(), description="What sets fall back to.")
-    where: Where | None = Field(None, description="Keeps the candidates, of inherited sets too, for which this holds.")
+    defaults: SetSpec = Field(SetSpec(), description="Defaults of all sets.")
+    where: Where | None = Field(
+        None, description="Keeps the candidates, including those of inherited sets, that meet this condition."
+    )
     sets: list[FilteredSet] = Field([], description="The kernels: the union of these sets.")
     presets: dict[str, PresetSpec] = Field({}, description="Named parts of the kernels.")
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of manifests, in the draft that YAML editors know."""
+    """The JSON Schema of manifests, in the draft that YAML editors support."""
     schema = _terse(Manifest.model_json_schema(ref_template="#/definitions/{model}"))
     definitions = schema.pop("$defs")
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "gemmill manifest"}
@@ -277,7 +281,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _terse(node: Any) -> Any:
-    """Without generated titles, without null, which manifests do not hold, and with former names of fields."""
+    """A schema without generated titles and without null, which manifests do not allow, and with former field names."""
     if isinstance(node, list):
         return [_terse(item) for item in node]
     if not isinstance(node, dict):
@@ -298,7 +302,7 @@ def _generated(key: str, value: object) -> bool:
 
 
 def schema_text() -> str:
-    """What ``manifests/schema.json`` must hold; ``python -m gemmill.library.manifest.schema`` writes it."""
+    """The content of ``manifests/schema.json``; ``python -m gemmill.library.manifest.schema`` writes it."""
     return json.dumps(json_schema(), indent=2) + "\n"
 
 

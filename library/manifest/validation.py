@@ -1,4 +1,4 @@
-"""Parts of a document checked against the schema's models; what pydantic objects to becomes faults with a place."""
+"""Validation of parts of a document with the schema's models. Pydantic's errors become faults with a location."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _MODELS: dict[str, type[schema.Spec]] = {
     "match": schema.SetSpec,
     **schema.PART_MODELS,
 }
-"""The model of the mappings under a key."""
+"""The model of mappings by the key that contains them."""
 
 
 def validated(document: Document, model: type[Model], data: object, at: Location) -> Model | None:
-    """``data``, which stands at ``at``, as a model; None when it has faults, which are then recorded."""
+    """``data`` at location ``at`` as a model; None if it is invalid, in which case its faults are recorded."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -55,15 +55,15 @@ def _message(detail: ErrorDetails, location: Location) -> str:
     match kind:
         case "extra_forbidden":
             allowed = tuple(_model(location[:-1]).model_fields)
-            return f"unknown field{suggest(str(location[-1]), allowed) or ','} allowed: {', '.join(allowed)}"
+            return f"unknown field{suggest(str(location[-1]), allowed) or ';'} allowed: {', '.join(allowed)}"
         case "missing":
-            return f"{detail['loc'][-1]} is missing"
+            return f"missing {detail['loc'][-1]}"
         case "literal_error":
             words = re.findall(r"[\w.-]+", context["expected"].replace(" or ", " "))
             hint = meant(str(location[-1]), str(value), words)
             return f"is {written}{hint or ';'} it must be {one_of(words)}"
         case "int_type" if isinstance(value, str) and value.isdecimal():
-            return f"is the text {written}; it must be an integer, so remove the quotes"
+            return f"is the text {written}; it must be an integer: remove the quotes"
         case "int_type":
             return f"is {written}; it must be an integer"
         case "greater_than":
@@ -73,7 +73,7 @@ def _message(detail: ErrorDetails, location: Location) -> str:
         case "string_too_short":
             return "is empty"
         case "model_type":
-            return f"is {written}; it must be a mapping of {', '.join(_model(location).model_fields)}"
+            return f"is {written}; it must be a mapping with the keys {', '.join(_model(location).model_fields)}"
     return detail["msg"]
 
 

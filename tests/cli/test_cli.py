@@ -731,7 +731,7 @@ def test_select_names_the_kernels_of_a_list(tmp_path: Path) -> None:
     assert "run takes one" in gemmill("run", "--mnkl", "64,64,64", "--mnkl", "64,64,128").stderr
     done = gemmill("run", "--problem", "64x64x64 bf16 grouped=4", "--sizes", "60,4")
     assert done.exit_code == 2
-    assert "sizes has 2 numbers, and 64x64x64 bf16 tn grouped=4 has 4 groups" in " ".join(done.stderr.split())
+    assert "sizes has 2 numbers, but 64x64x64 bf16 tn grouped=4 has 4 groups" in " ".join(done.stderr.split())
     done = gemmill(
         "select", "--mnkl", "64,64,64", "--b", "u4", "--b-scale", "1x128", "--epilogue", "d = silu(gate) * up"
     )

@@ -85,7 +85,7 @@ def test_the_picture_of_the_docs_is_what_is_drawn(tmp_path: Path) -> None:
     ("arguments", "says", "status"),
     [
         (("-o", "a.png"), "a.png must end in .svg or .html", Status.USAGE),
-        (("-o", "a.svg", "--problem", "4096x bf16"), "is no MxNxK", Status.USAGE),
+        (("-o", "a.svg", "--problem", "4096x bf16"), "write MxNxK or MxNxKxBATCH", Status.USAGE),
         (("-o", "a.svg", "--problem", "4096x4096x4096 e4m3 tn"), "does not fit .* it needs", Status.WRONG),
     ],
 )

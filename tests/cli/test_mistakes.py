@@ -21,7 +21,7 @@ MISTAKES: dict[str, list[tuple[tuple[str, ...], str]]] = {
         ((*PROBLEM, "64x64x64 bf61"), "'bf61', did you mean bf16. it must be a type such as bf16 or s4.bf16"),
         ((*PROBLEM, "64x64x64 bf16*fp61"), "'bf16.fp61'.* it must be a type such as bf16 or s4.bf16"),
         ((*SELECT, "--manifest", "bf16", "--a", "f64"), "no kernel supports 64x64x64 f64.*, needs A's dtype bf16"),
-        (("emit", KERNEL.replace("bf16k16", "bf61k16", 1)), "'bf61k16' is no A, which looks like bf16k16"),
+        (("emit", KERNEL.replace("bf16k16", "bf61k16", 1)), "A is 'bf61k16'; it must look like bf16k16"),
         (("list", "bf16", "--where", "a.dtype == 'bf61'"), "a.dtype is never 'bf61', did you mean bf16"),
     ],
     "shape": [
@@ -34,8 +34,11 @@ MISTAKES: dict[str, list[tuple[tuple[str, ...], str]]] = {
             ("select", "--mnkl", "64,64,99999999999"),
             "has 99999999999; an extent must be at most 2,147,479,552; split",
         ),
-        ((*PROBLEM, "64,64,64 bf16"), "'64,64,64' is no MxNxK or MxNxKxBATCH, such as 4096x4096x4096"),
-        ((*SELECT, "--groups", "4"), "groups is 4; it is for batching grouped, masked"),
+        (
+            (*PROBLEM, "64,64,64 bf16"),
+            "the extents are '64,64,64'; write MxNxK or MxNxKxBATCH, for example 4096x4096x4096",
+        ),
+        ((*SELECT, "--groups", "4"), "groups is 4; it replaces batch only if batching is grouped, masked"),
         (("select", "--manifest", "bf16", "--mnkl", "64,63,64", "--epilogue", "d = gate * up"), "n is 63; .* even"),
         (("run", "--kernel", KERNEL, "--mnkl", "1,2"), "--mnkl is '1,2'; it must be M,N,K or M,N,K,L, such as"),
     ],
@@ -45,10 +48,10 @@ MISTAKES: dict[str, list[tuple[tuple[str, ...], str]]] = {
         ((*SELECT, "--b-scale", "block"), "b_scale is 'block'; it must be none, 1x128, 128x128"),
         ((*SELECT, "--b-scale", ""), "b_scale is ''; it must be none, 1x128"),
         ((*SELECT, "--b", "u4", "--b-zero"), "--b-zero needs --b-scale"),
-        ((*PROBLEM, "64x64x64 e4m3 a_scael=1x128"), "'a_scael=1x128' names nothing, did you mean a_scale"),
+        ((*PROBLEM, "64x64x64 e4m3 a_scael=1x128"), "unknown name in 'a_scael=1x128', did you mean a_scale"),
         ((*PROBLEM, "64x64x64 e4m3 b_scale=1X128"), "b_scale is '1X128', did you mean 1x128"),
         ((*PROBLEM, "64x64x64 e4m3 promote=3"), "promote is 3; it must be 0 or 4"),
-        ((*PROBLEM, "64x64x64 e4m3 a_scale=1x128 a_scale=1x128"), "says a_scale a second time"),
+        ((*PROBLEM, "64x64x64 e4m3 a_scale=1x128 a_scale=1x128"), "sets a_scale a second time"),
         (
             (*PROBLEM, "64x64x64 bf16 a_scale=1x128 b_scale=128x128", "--manifest", "fp8"),
             "no kernel supports 64x64x64 bf16 .*, needs A's dtype e4m3",
@@ -64,8 +67,8 @@ MISTAKES: dict[str, list[tuple[tuple[str, ...], str]]] = {
         ((*SELECT, "--batching", "groupd"), "'--batching': .*'groupd' is not one of 'strided'.*'grouped'"),
         ((*SELECT, "--top", "many"), "'--top': .*valid integer"),
         ((*SELECT, "--epilogue", "d = sliu(acc)"), "unknown function 'sliu', did you mean silu"),
-        ((*PROBLEM, "64x64x64 bf16 gruoped=4"), "'gruoped=4' names nothing, did you mean grouped"),
-        (("explain", "sm90a_foo"), "'sm90a_foo' is not a kernel name: .* a name has 13: arch, A, B"),
+        ((*PROBLEM, "64x64x64 bf16 gruoped=4"), "unknown name in 'gruoped=4', did you mean grouped"),
+        (("explain", "sm90a_foo"), "'sm90a_foo' is not a kernel name: .* a kernel name has 13: arch, A, B"),
     ],
     "file": [
         (

@@ -51,7 +51,7 @@ def test_what_a_page_is_of_can_be_said_where_it_does_not_say_it(page: Path) -> N
         (("--preset", "quick"), "k.cu is one source file"),
         (("--mnkl", "64,64,64", "--problem", "64x64x64"), "pass only one"),
         (("--mnkl", "64,64"), "it must be M,N,K"),
-        (("--problem", "64x64x"), "is no MxNxK"),
+        (("--problem", "64x64x"), "write MxNxK or MxNxKxBATCH"),
         (("-o", "k.cu"), "use another file name"),
     ],
 )

@@ -30,14 +30,14 @@ def test_a_name_says_its_config_and_its_page() -> None:
     ],
 )
 def test_what_stands_behind_a_name_is_read_strictly(rest: str) -> None:
-    with pytest.raises(ConfigError, match=r"is no kernel name: behind it stands"):
+    with pytest.raises(ConfigError, match=r"is not a kernel name: it ends in"):
         plain_name(NAME + rest)
-    with pytest.raises(ConfigError, match=r"is no kernel name: behind it stands"):
+    with pytest.raises(ConfigError, match=r"is not a kernel name: it ends in"):
         parse_name(NAME + rest)
 
 
 def test_no_config_has_the_name_of_an_edited_kernel() -> None:
     with pytest.raises(
-        ConfigError, match=rf"is an edited kernel, which {NAME} does not emit: .*add_source.* or its pack"
+        ConfigError, match=rf"is an edited kernel, which gemmill cannot generate from {NAME}: .*add_source.*, or a pack"
     ):
         parse_name(edited_name(NAME, DIGEST))

@@ -97,22 +97,22 @@ def test_the_documented_name() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ("", "1 parts between underscores; a name has 13"),
+        ("", "1 parts separated by underscores; a kernel name has 13"),
         ("gemm_kernel", "2 parts"),
         (NAME + "_x", "14 parts"),
         (NAME.replace("sm90a", "sm81"), "arch is 'sm81'"),
-        (NAME.replace("bf16k16_bf16k16", "bf16n16_bf16k16"), "'bf16n16' is no A, which looks like bf16k16"),
-        (NAME.replace("none", "bf16k16"), "'bf16k16' is no C, which looks like none or bf16n16"),
-        (NAME.replace("128x256x64", "128x256"), "'128x256' is no tile"),
-        (NAME.replace("128x256x64", "0128x256x64"), "'0128x256x64' is no tile"),
-        (NAME.replace("128x256x64", "128x256x٦٤"), "is no tile"),
-        (NAME.replace("128x256x64", "9" * 5000 + "x256x64"), "is no tile"),
-        (NAME.replace("s4", "s0"), "'s0' is no stages"),
-        (NAME.replace("s4", "s4\n"), "is no stages"),
+        (NAME.replace("bf16k16_bf16k16", "bf16n16_bf16k16"), "A is 'bf16n16'; it must look like bf16k16"),
+        (NAME.replace("none", "bf16k16"), "C is 'bf16k16'; it must look like none or bf16n16"),
+        (NAME.replace("128x256x64", "128x256"), "tile is '128x256'; it must look like 128x256x64"),
+        (NAME.replace("128x256x64", "0128x256x64"), "tile is '0128x256x64'"),
+        (NAME.replace("128x256x64", "128x256x٦٤"), "it must look like 128x256x64"),
+        (NAME.replace("128x256x64", "9" * 5000 + "x256x64"), "it must look like 128x256x64"),
+        (NAME.replace("s4", "s0"), "stages is 's0'"),
+        (NAME.replace("s4", "s4\n"), "it must look like s4"),
         (NAME.replace("cooperative", "pingpnog"), "schedule is 'pingpnog'"),
-        (NAME.replace("k1_", "k1tiles_"), "'k1tiles' spells out 'tiles', which names leave out"),
-        (NAME.replace("m8_", "m8strided_"), "'m8strided' spells out 'strided'"),
-        (NAME.upper(), "'SM90A' is no arch"),
+        (NAME.replace("k1_", "k1tiles_"), "'k1tiles' contains the default 'tiles', which names must omit"),
+        (NAME.replace("m8_", "m8strided_"), "'m8strided' contains the default 'strided'"),
+        (NAME.upper(), "arch is 'SM90A'"),
     ],
 )
 def test_other_names_are_refused_with_the_part_that_is_wrong(wrong: str, says: str) -> None:
@@ -148,5 +148,5 @@ def test_the_table_explains_the_words_that_there_are_and_gives_usual_values() ->
 
 def test_a_field_stands_in_a_part_of_names_that_there_is() -> None:
     hint = Annotated[int, Field(doc="Split.", part="split")]
-    with pytest.raises(TypeError, match=r"scheduler\.x stands in part 'split' of names, which is none of arch, A, B"):
+    with pytest.raises(TypeError, match=r"scheduler\.x: part is 'split'; it must be one of arch, A, B"):
         field_table._row("scheduler", "x", hint, 1, False)

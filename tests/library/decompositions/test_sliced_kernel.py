@@ -55,7 +55,7 @@ def test_slices_change_the_launch_facts_of_split_k_alone(slices: int) -> None:
 def test_a_former_name_is_of_the_kernel_that_replaced_its_own(former: str, slices: int | None) -> None:
     assert is_former(NAME.format(former))
     assert not is_former(SPLIT_K)
-    with pytest.warns(RenamedWarning, match=rf"{former} kernels are replaced by splitk ones, .* is still read"):
+    with pytest.warns(RenamedWarning, match=rf"{former} kernels are replaced by splitk kernels, .* is still accepted"):
         assert present_name(NAME.format(former)) == (SPLIT_K, slices)
     parse_name.cache_clear()
     with pytest.warns(RenamedWarning):
@@ -63,7 +63,7 @@ def test_a_former_name_is_of_the_kernel_that_replaced_its_own(former: str, slice
 
 
 def test_a_former_name_and_slices_that_differ_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"slices is 8, but .* is a former name that says 4: leave slices out"):
+    with pytest.raises(ConfigError, match=r"slices is 8, but the former name .* contains 4: omit slices"):
         present_name(NAME.format("k4splitk"), 8)
     with pytest.warns(RenamedWarning):
         assert present_name(NAME.format("k4splitk"), 4) == present_name(NAME.format("k1anysplit"), 4) == (SPLIT_K, 4)

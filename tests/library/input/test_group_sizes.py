@@ -49,12 +49,12 @@ def test_rates_count_what_is_multiplied() -> None:
     [
         (GROUPED, "even", "sizes is 'even'; it must be balanced, zipf:S such as zipf:1.1, or"),
         (GROUPED, "zipf:-1", "sizes is 'zipf:-1'; it must be"),
-        (GROUPED, "zipf:11", "the exponent of zipf is at most 10"),
-        (GROUPED, "50,50", "sizes has 2 numbers, and 100x64x32 bf16 tn grouped=8 has 8 groups"),
-        (GROUPED, [12] * 8, "sizes add up to 96, and m is 100"),
+        (GROUPED, "zipf:11", "the exponent of zipf must be at most 10"),
+        (GROUPED, "50,50", "sizes has 2 numbers, but 100x64x32 bf16 tn grouped=8 has 8 groups"),
+        (GROUPED, [12] * 8, "sizes add up to 96; they must add up to m = 100"),
         (GROUPED, [12, "x"], "it must be balanced"),
-        (MASKED, "101,0,0,0", "sizes has 101, and masked groups of .* hold m = 100 rows"),
-        (GemmProblem(8, 8, 8, batch=2), "balanced", "has no groups of sizes of their own: leave it out"),
+        (MASKED, "101,0,0,0", "sizes contains 101; a masked group of .* has at most m = 100 rows"),
+        (GemmProblem(8, 8, 8, batch=2), "balanced", "has no groups; omit sizes"),
     ],
 )
 def test_what_cannot_be_says_why(problem: GemmProblem, said: object, says: str) -> None:

@@ -63,12 +63,15 @@ HOSTILE = {
         + f"sets:\n  - schedule: pingpong\n    tile: {{m: {numbers(90)}, n: {numbers(90)}, k: 64}}\n"
         + f"    cluster: {{m: {numbers(40)}, n: 1}}\n    stages: {numbers(40, 2)}\n"
         + "    where: tile.m * tile.n * cluster.m * stages == 7\n",
-        "fields read together take more than 2,097,152 combinations",
+        "the fields that it reads have more than 2,097,152 combinations",
     ),
-    "a thousand equal sets": (HEAD + "sets:\n" + SET * 1000, "there are 1,000 sets, with those inherited; at most 300"),
+    "a thousand equal sets": (
+        HEAD + "sets:\n" + SET * 1000,
+        "there are 1,000 sets including inherited ones; the limit is 300",
+    ),
     "a thousand presets": (
         HEAD + "sets:\n" + SET * 200 + "presets:\n" + "".join(f"  p{i}: {{where: tile.m > 1}}\n" for i in range(1000)),
-        "200,000 pairs with the sets; at most 100,000",
+        "200,000 pairs; the limit is 100,000",
     ),
     "a long filter": (HEAD + f"where: {'tile.m * ' * 20_000}tile.m == 1\nsets:\n" + SET, "at most 10,000 are read"),
     "a product of long numbers": (
@@ -150,7 +153,7 @@ def test_a_chain_of_manifests_is_counted(tmp_path: Path) -> None:
     last = tmp_path / f"{MAX_FILES}.yaml"
     last.write_text(HEAD + "sets:\n" + SET)
     assert load_manifest(tmp_path / "1.yaml").count().legal == 1
-    with pytest.raises(ManifestError, match=f"in a chain of more than {MAX_FILES} files"):
+    with pytest.raises(ManifestError, match=f"the chain of extended manifests has more than {MAX_FILES} files"):
         load_manifest(tmp_path / "0.yaml")
 
 

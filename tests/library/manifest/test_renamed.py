@@ -37,10 +37,10 @@ def test_former_keys_mean_what_the_present_ones_mean(tmp_path: Path) -> None:
     assert [*former.expand()] == [*present.expand()]
     assert [*former.expand("some")] == [*present.expand("some")]
     line = 1 + FORMER[: FORMER.index("swizzle")].count("\n")
-    now, still = "is now called scheduler.swizzle_size", "the former name is still read"
+    now, still = "is now called scheduler.swizzle_size", "the former name is still accepted"
     says = [str(warning.message) for warning in warned]
     assert says == [
-        f"{tmp_path / 'x.yaml'}:{line}:15: scheduler.swizzle {now}, as in 2 other places; {still}",
+        f"{tmp_path / 'x.yaml'}:{line}:15: scheduler.swizzle {now} (and in 2 other places); {still}",
         f"scheduler.swizzle in 'scheduler.swizzle < 9' {now}; {still}",
     ]
 
@@ -63,7 +63,7 @@ def test_faults_of_a_former_key_are_where_it_stands(tmp_path: Path) -> None:
 
 def test_a_field_has_one_name_at_a_time(tmp_path: Path) -> None:
     path = write(tmp_path, PRESENT.replace("swizzle_size: 8", "swizzle: 4, swizzle_size: 8"))
-    says = "defaults.scheduler.swizzle: is the former name of swizzle_size, which stands here too; remove it"
+    says = "defaults.scheduler.swizzle: is the former name of swizzle_size, which is also set here; remove it"
     with pytest.warns(RenamedWarning), pytest.raises(ManifestError, match=says):
         load_manifest(path)
 

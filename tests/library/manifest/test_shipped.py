@@ -26,7 +26,7 @@ VALIDATOR = jsonschema.Draft7Validator(json_schema())
 def test_the_manifests_that_ship() -> None:
     assert shipped_manifests() == NAMES
     assert all(shipped_manifest(name).is_file() for name in NAMES)
-    with pytest.raises(ManifestError, match=r"no manifest 'bf61' ships, did you mean bf16\?"):
+    with pytest.raises(ManifestError, match=r"there is no built-in manifest 'bf61', did you mean bf16\?"):
         shipped_manifest("bf61")
 
 

@@ -141,7 +141,11 @@ def test_every_list_of_extents_is_read_as_written(
         ("shapes:\n- {m: 1, n: 2, k: 3, a: bf17}\n", "2:3: shapes[0]", "a is 'bf17', did you mean bf16"),
         ("shapes:\n- {m: 1, n: 2, k: 3, count: 0}\n", "2:29: shapes[0].count", "count is 0"),
         ("shapes:\n- {m: 1, n: 2, k: 3, epilogue: {}}\n", "2:3: shapes[0]", "epilogue is {}"),
-        ("shapes:\n- {m: 1, n: 2, k: 3, groups: 4}\n", "2:3: shapes[0]", "groups is 4; it is for batching"),
+        (
+            "shapes:\n- {m: 1, n: 2, k: 3, groups: 4}\n",
+            "2:3: shapes[0]",
+            "groups is 4; it replaces batch only if batching",
+        ),
         ("shapes: [[1, 2\n", "2:1", ""),
     ],
 )

@@ -93,7 +93,7 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
             r"^addresses must be int64 \(3, matrices\): one row each for a, b",
         ),
         (lambda: GemmProblem(m=1.5, n=1, k=1), "^m is 1.5; it must be a whole number"),  # type: ignore[arg-type]
-        (lambda: GemmProblem.from_text("64*64*64 bf16"), "is no MxNxK or MxNxKxBATCH, such as 4096x4096x4096"),
+        (lambda: GemmProblem.from_text("64*64*64 bf16"), "write MxNxK or MxNxKxBATCH, for example 4096x4096x4096"),
     ],
     "scale": [
         (
@@ -139,24 +139,30 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
         (lambda: Registry(manifest=["bf16"]), "^unexpected argument 'manifest', did you mean manifests"),  # type: ignore[call-arg]
         (lambda: Registry(manifests=()).select(PROBLEM, smcount=8), "^unexpected .*'smcount', did you mean sm_count"),  # type: ignore[call-arg]
         (lambda: gemmill.load_manifest("bf16", leagl=True), "^unexpected argument 'leagl', did you mean legal"),  # type: ignore[call-arg]
-        (lambda: GemmProblem(m=1, n=1, k=1, epilog="d = acc"), "^a problem has no 'epilog', did you mean epilogue"),
-        (lambda: GemmProblem.from_text("64x64x64 gruoped=4"), "^'gruoped=4' names nothing, did you mean grouped"),
+        (
+            lambda: GemmProblem(m=1, n=1, k=1, epilog="d = acc"),
+            "^unknown keyword 'epilog' of a problem, did you mean epilogue",
+        ),
+        (lambda: GemmProblem.from_text("64x64x64 gruoped=4"), "^unknown name in 'gruoped=4', did you mean grouped"),
     ],
     "name in an epilogue": [
         (lambda: fused("d = silu(gate) * upp"), "^upp is missing: .*did you mean up. names .* are acc, gate, up, c"),
         (lambda: fused("d = acc * alhpa"), "^alhpa is missing: .*did you mean alpha"),
         (lambda: fused("twice = acc * 2; d = twcie + twice"), "^twcie is missing: .*did you mean twice"),
-        (lambda: fused("d = accc + x[n]", x=ROW), "sums of products are not read: .*did you mean acc"),
+        (lambda: fused("d = accc + x[n]", x=ROW), "must read the sums of products: .*did you mean acc"),
         (lambda: fused("d = sliu(acc)"), "unknown function 'sliu', did you mean silu"),
-        (lambda: fused("d = acc + a_zero[m]"), "'a_zero' cannot name an operand: .*choose another"),
-        (lambda: fused("acc"), "'acc' is no assignment, as `d = acc` is"),
+        (lambda: fused("d = acc + a_zero[m]"), "'a_zero' is a reserved name .*choose another"),
+        (lambda: fused("acc"), "'acc' is not an assignment; write for example `d = acc`"),
         (lambda: fused("d = acc + c"), "reads c: pass c="),
         (lambda: fused("d = acc", alpha=2.0), "^alpha is 2.0, but the epilogue `d = acc` does not read it"),
         (lambda: fused(5), "^epilogue is 5; it must be a str such as 'd = silu"),
     ],
     "value": [
         (lambda: matmul(A, B, out=OUT, kernel=5), "^kernel is 5; it must be the name of a kernel or a GemmConfig"),  # type: ignore[arg-type]
-        (lambda: matmul(A, B, out=OUT, kernel="bf16"), "^'bf16' is not a kernel name: .* a name has 13: arch, A"),
+        (
+            lambda: matmul(A, B, out=OUT, kernel="bf16"),
+            "^'bf16' is not a kernel name: .* a kernel name has 13: arch, A",
+        ),
         (lambda: matmul(A, B, out=OUT, registry="bf16"), "^registry is 'bf16'; it must be a gemmill.Registry"),  # type: ignore[arg-type]
         (lambda: matmul(A, B, out=OUT, registry=[]), r"^registry is \[\]; it must be a gemmill.Registry"),  # type: ignore[arg-type]
         (lambda: matmul(A, B, out=OUT, stream="default"), "^stream is 'default'; it must be a CUstream handle"),  # type: ignore[arg-type]
