@@ -47,16 +47,16 @@ HOSTILE = {
     "as many unknown keys": ("name: x\n" + "".join(f"k{i}: 1\n" for i in range(90_000)), "and 89,9"),
     "three extents, all long": (
         HEAD + f"sets:\n  - schedule: pingpong\n    tile: {{{MNK}}}\n",
-        "64,000,000 values of tile; at most 100,000 are multiplied out",
+        "tile has 64,000,000 values; the limit is 100,000",
     ),
     "parts filled into parts": (
         HEAD + f"  tile: {tiles(3000, 'n')}\nsets:\n  - schedule: pingpong\n    tile: {tiles(3000)}\n",
-        "2,999 choices of tile and 2,999 defaults; at most 100,000 are multiplied out",
+        "tile has 2,999 choices and 2,999 defaults; the limit is 100,000",
     ),
     "C by D": (
         HEAD.replace("d: {dtype: bf16, major: n}", f"d: {D}")
         + f"sets:\n  - {{tile: 64x64x64, schedule: pingpong, c: {C}}}\n",
-        "540,000 values of c with d; at most 100,000",
+        "c with d has 540,000 values; the limit is 100,000",
     ),
     "a filter that reads all fields": (
         HEAD
@@ -73,7 +73,7 @@ HOSTILE = {
         HEAD + "sets:\n" + SET * 200 + "presets:\n" + "".join(f"  p{i}: {{where: tile.m > 1}}\n" for i in range(1000)),
         "200,000 pairs; the limit is 100,000",
     ),
-    "a long filter": (HEAD + f"where: {'tile.m * ' * 20_000}tile.m == 1\nsets:\n" + SET, "at most 10,000 are read"),
+    "a long filter": (HEAD + f"where: {'tile.m * ' * 20_000}tile.m == 1\nsets:\n" + SET, "the limit is 10,000"),
     "a product of long numbers": (
         HEAD + f"where: {' * '.join(['9' * 900] * 10)} * tile.m == 1\nsets:\n" + SET,
         "no candidate passes",
