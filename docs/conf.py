@@ -32,6 +32,7 @@ exclude_patterns = ["README.md"]
 html_theme = "furo"
 html_title = f"gemmill {release}"
 html_copy_source = False
+html_show_copyright = False
 copybutton_exclude = ".linenos, .gp, .go"
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
