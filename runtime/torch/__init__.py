@@ -1,1 +1,2 @@
-"""gemmill in PyTorch: operators for torch.compile and export, their gradients. Imported by who asks for it."""
+"""gemmill for PyTorch: the operators, their gradients, ``enabled``, ``convert``. ``import gemmill`` does not import
+it."""

@@ -1,6 +1,7 @@
-"""Calls of ``gemmill.matmul`` and ``gemmill.grouped_matmul`` as calls of operators: which, and with what.
+"""Translates calls of ``gemmill.matmul`` and ``gemmill.grouped_matmul`` into calls of operators.
 
-Dynamo traces what is here, so it is plain Python on tensors and constants; what reads texts is a constant to it.
+Dynamo traces this module, so it is plain Python on tensors and constants. Functions that parse text are marked as
+constant results.
 """
 
 from __future__ import annotations
@@ -26,34 +27,37 @@ _torch_dtype = torch.compiler.assume_constant_result(outputs.torch_dtype)
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _epilogue_facts(expression: str) -> tuple[tuple[str, ...], bool]:
-    """Names of what an expression writes beside D, and whether it is gated."""
+    """Names of an expression's further outputs, and whether it is gated."""
     epilogue = read_epilogue(expression)
     return tuple(x.name for x in epilogue.outputs), epilogue.gated
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _lower_if_compiling() -> None:
-    """Have Inductor know the operators, if it is what may compile this."""
+    """Register the operators' lowerings if Inductor is loaded, because it may compile this call."""
     if "torch._inductor" in sys.modules:
         importlib.import_module("gemmill.runtime.torch.inductor.lowering")
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, **keywords: Any) -> torch.Tensor:
-    """:func:`gemmill.matmul` by operators. OperandError where a call has what they do not take: a stream, a registry,
-    vectors beside an epilogue, scales or narrow operands."""
+    """Compute :func:`gemmill.matmul` by operators. They do not support ``stream``, ``registry``, and vectors with an
+    epilogue, scales or narrow operands: OperandError."""
     _lower_if_compiling()
     arguments = {name: x for name, x in keywords.items() if x is not None}
     if a.dim() > 1 and b.dim() > 1:
         return _matrices(a, b, arguments)
     if any(name in arguments for name in (*_SCALES, "a_dtype", "b_dtype", "epilogue")):
-        raise OperandError("a or b is a vector: where PyTorch traces, pass matrices, as a[None] or b[:, None] are")
+        raise OperandError(
+            "a or b is a vector, which is not supported with scales, narrow operands or an epilogue in calls that "
+            "PyTorch traces or differentiates: pass matrices, a[None] or b[:, None]"
+        )
     return _vectors(a, b, arguments)
 
 
 def grouped_matmul(
     a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None = None, **keywords: Any
 ) -> torch.Tensor:
-    """:func:`gemmill.grouped_matmul` by operators; OperandError as for :func:`matmul`."""
+    """Compute :func:`gemmill.grouped_matmul` by operators; raises OperandError as :func:`matmul` does."""
     _lower_if_compiling()
     arguments = {name: x for name, x in keywords.items() if x is not None}
     counts = arguments.pop("counts", None)
@@ -78,12 +82,12 @@ def _matrices(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any]) -> to
         return _call("scaled_mm", (a, b), tensors, out, {**values, **options})
     name, first = _plain(a, b, c)
     if c is None:
-        values.pop("beta", None)  # there is nothing that it multiplies
+        values.pop("beta", None)  # without C it has no effect
     return _call(name, first, [], out, {**values, **options})
 
 
 def _plain(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> tuple[str, tuple[torch.Tensor, ...]]:
-    """The operator of a plain product of matrices, and its tensors."""
+    """The name of the operator for a plain product of matrices, and its tensors."""
     are_two = a.dim() == b.dim() == 2
     if c is None:
         return "mm" if are_two else "bmm", (a, b)
@@ -91,8 +95,8 @@ def _plain(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> tuple[st
 
 
 def matmul_recorder(a: Any, b: Any, c: Any, options: dict[str, Any]) -> Callable[[Any, Any, Any], Any]:
-    """What computes calls like this one, and records their gradients, while nothing else of PyTorch's is to see them:
-    plain products without asking its dispatcher."""
+    """A function that computes calls like this one and records their gradients, for calls that need nothing else of
+    PyTorch. Plain products skip the dispatcher."""
     if min(a.dim(), b.dim()) < 2 or a.dtype.itemsize != b.dtype.itemsize:
         return lambda a, b, c: matmul(a, b, c=c, **options)
     values, _, text = _parted({name: x for name, x in options.items() if x is not None})
@@ -104,7 +108,7 @@ def matmul_recorder(a: Any, b: Any, c: Any, options: dict[str, Any]) -> Callable
 
 
 def _vectors(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
-    """A product of which A is a row, or B a column: views as matrices, and D without these extents."""
+    """Compute a product in which A or B is a vector, by views as matrices. D does not have the vector's extent."""
     for axis, is_vector in ((-2, a.dim() == 1), (-1, b.dim() == 1)):
         for name in ("c", "out"):
             if is_vector and name in arguments and (name == "out" or arguments[name].dim() > (axis == -2)):
@@ -128,11 +132,16 @@ def _epilogue(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any]) -> to
     lists = list(tensors.values()), names
     keywords: dict[str, Any] = {"numbers": list(numbers.values()), **narrow, **options}
     if len(written_to) != len(beside):
-        raise OperandError(f"the epilogue `{expression}` writes {', '.join(beside)}: pass a tensor for each")
+        raise OperandError(
+            f"the epilogue `{expression}` writes {', '.join(beside)}; {len(written_to)} of these are passed: pass a "
+            "tensor for each by its name"
+        )
     if out is None and not beside:
         wanted = None if out_dtype is None else _torch_dtype(out_dtype)
-        made: list[torch.Tensor] = torch.ops.gemmill.epilogue(expression, a, b, *lists, out_dtype=wanted, **keywords)
-        return made[0]
+        outputs_of_epilogue: list[torch.Tensor] = torch.ops.gemmill.epilogue(
+            expression, a, b, *lists, out_dtype=wanted, **keywords
+        )
+        return outputs_of_epilogue[0]
     if out is None:
         grouped = "offsets" in tensors or "counts" in tensors
         shape = outputs.grouped_shape(a, b, tensors.get("offsets")) if grouped else outputs.d_shape(a, b)
@@ -150,20 +159,21 @@ def _narrow_dtypes(narrow: Mapping[str, str]) -> tuple[str | None, str | None]:
 def _call(
     name: str, first: tuple[torch.Tensor, ...], tensors: list[Any], out: torch.Tensor | None, keywords: dict[str, Any]
 ) -> torch.Tensor:
-    """An operator, or its mutating form where D is given; ``first`` ends with B."""
+    """Call an operator, or its mutating form if ``out`` is given. The last tensor of ``first`` is B."""
     if out is None:
-        made: torch.Tensor = getattr(torch.ops.gemmill, name)(*first, *tensors, **keywords)
-        return made
+        d: torch.Tensor = getattr(torch.ops.gemmill, name)(*first, *tensors, **keywords)
+        return d
     wanted = keywords.pop("out_dtype", None)
     if wanted is not None and wanted != out.dtype:
-        raise OperandError(f"out is {out.dtype} and out_dtype {wanted}; they must be equal: leave out_dtype out")
+        raise OperandError(f"out is {out.dtype} and out_dtype is {wanted}; they must be equal: leave out out_dtype")
     _refuse_gradients([*first, *tensors])
     getattr(torch.ops.gemmill, f"{name}_out")(*first, out, *tensors, **keywords)
     return out
 
 
 def _parted(arguments: dict[str, Any]) -> tuple[dict[str, Any], torch.Tensor | None, dict[str, str]]:
-    """Arguments of operators by name, with scales that are numbers in ``alpha``; ``out``; and options."""
+    """Split the arguments of a call into arguments of operators, with number scales multiplied into ``alpha``; ``out``;
+    and options."""
     options, out = _options(arguments), arguments.pop("out", None)
     for name in ("a_scale", "b_scale"):
         if name in arguments and not isinstance(arguments[name], torch.Tensor):
@@ -177,18 +187,18 @@ def _parted(arguments: dict[str, Any]) -> tuple[dict[str, Any], torch.Tensor | N
 
 
 def _options(arguments: dict[str, Any]) -> dict[str, str]:
-    """Options as operators take them, taken out of what is given."""
+    """Remove the options from the arguments, and return them as operators take them."""
     for name in ("stream", "registry"):
         if name in arguments:
             raise OperandError(
-                f"{name} is given, and cannot be part of what PyTorch traces, casts or records gradients of: leave it "
-                "out, or call outside of it"
+                f"{name} is not supported in calls that PyTorch traces, casts or records gradients of: leave "
+                f"{name} out, or make the call outside of torch.compile, autocast and gradients"
             )
     values = {name: arguments.pop(name) for name in NAMES if name in arguments}
     if "accumulator" in values:
         values["accumulator"] = str(values["accumulator"])
     if "kernel" in values and not isinstance(values["kernel"], str):
-        raise OperandError("kernel is a config; where PyTorch traces, pass its name")
+        raise OperandError("kernel is a config; a call that PyTorch traces needs its name: pass kernel=config.name")
     return {"options": written(values)} if values else {}
 
 

@@ -1,6 +1,7 @@
-"""What launches calls of operators, within PyTorch's dispatcher: the short ways of ``matmul`` and ``grouped_matmul``.
+"""Launches calls of operators from within PyTorch's dispatcher, by the fast paths of ``matmul`` and ``grouped_matmul``.
 
-As callers have these, they would ask what PyTorch has to do first, and come back as operators.
+The public functions are not suitable: they first check whether PyTorch must see a call, and would call the operators
+again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gemmill.runtime.torch_dispatch import Dispatch
 
 
 class Launches(NamedTuple):
-    """Both, at one place of the dispatcher."""
+    """The two functions, for one place in the dispatcher."""
 
     matmul: Callable[..., Any]
     grouped_matmul: Callable[..., Any]
@@ -40,14 +41,14 @@ def _not_yet(*_: Any, **__: Any) -> Any:
 
 
 AT_AUTOGRAD = _launches(Dispatch(_not_yet))
-"""Where gradients are recorded: NotImplemented if this is one to be recorded, or something else is to see the call
-before its kernel."""
+"""For the Autograd key. They return NotImplemented if a gradient must be recorded, or anything else in PyTorch must see
+the call before its kernel."""
 AT_KERNEL = _launches(None)
-"""Below all of that, where nothing is to be seen first."""
+"""For the CUDA key, below everything that could intervene."""
 
 
 def named_operands(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What takes the lists ``operands``, ``numbers`` and ``names`` in place of a mapping ``named``."""
+    """Wrap a function of a mapping ``named`` to take the lists ``operands``, ``numbers`` and ``names`` instead."""
 
     def launch_with_names(
         operands: Sequence[torch.Tensor], names: Sequence[str], numbers: Sequence[float] = (), **others: Any
@@ -55,8 +56,8 @@ def named_operands(function: Callable[..., Any]) -> Callable[..., Any]:
         values = (*operands, *numbers)
         if len(values) != len(names):
             raise OperandError(
-                f"epilogue: {len(operands)} operands and {len(numbers)} numbers have {len(names)} names; they must be "
-                "as many"
+                f"epilogue: there are {len(operands)} operands and {len(numbers)} numbers, but {len(names)} names: "
+                "pass a name for each operand, then for each number"
             )
         return function(named=dict(zip(names, values, strict=True)), **others)
 
@@ -72,15 +73,15 @@ def launch_epilogue(
     out: list[torch.Tensor] | None = None,
     **others: Any,
 ) -> list[torch.Tensor]:
-    """D and what the expression writes beside it; ``out`` are these, to be written to. NotImplemented as ``launches``
-    give it."""
+    """Launch an epilogue. Returns D and the further outputs, which are those in ``out`` if given, or NotImplemented if
+    ``launches`` returns it."""
     beside = [x.name for x in read_epilogue(expression).outputs]
     if out is None and beside:
         shapes = of_epilogue(expression, a, b, named, **others)
-        made = [x.empty(a) for x in shapes[1:]]
+        further = [x.empty(a) for x in shapes[1:]]
     else:
-        made = out[1:] if out else []
-    written = dict(zip(beside, made, strict=True))
+        further = out[1:] if out else []
+    written = dict(zip(beside, further, strict=True))
     multiply = launches.grouped_matmul if named.keys() & {"offsets", "counts"} else launches.matmul
     d = multiply(a, b, out=out[0] if out else None, epilogue=expression, **named, **written, **others)
-    return NotImplemented if d is NotImplemented else [d, *made]
+    return NotImplemented if d is NotImplemented else [d, *further]

@@ -1,8 +1,8 @@
-"""The operators ``gemmill::*``: one table, from which all is registered when this module is imported.
+"""The operators ``gemmill::*``: one table, from which they are registered when this module is imported.
 
-Arguments of an operator have the names that :func:`gemmill.matmul` and :func:`gemmill.grouped_matmul` give them, so
-that one rule serves all: what launches, what tells the outputs, what computes them on the CPU takes these by keyword.
-Raw ``torch.library`` registrations, as ``custom_op`` costs three times the host time of a call.
+Arguments of an operator have the names of the arguments of :func:`gemmill.matmul` and :func:`gemmill.grouped_matmul`.
+The functions that launch kernels, compute output shapes and compute on the CPU take these arguments by keyword. The
+module uses raw ``torch.library`` registrations, because ``custom_op`` triples the host time of a call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gemmill.runtime.torch.option_text import read as read_options
 from gemmill.runtime.torch.transforms import autocast, batching
 
 _SCALES = "Tensor? a_scale=None, Tensor? b_scale=None"
-_C = "Tensor? c=None, *, float alpha=1.0, float? beta=None"  # tensors by position, as gradients are not for keywords
+_C = "Tensor? c=None, *, float alpha=1.0, float? beta=None"  # tensors are positional: keyword tensors have no gradients
 _NARROW = "str? a_dtype=None, str? b_dtype=None"
 _TAIL = "ScalarType? out_dtype=None, str options=''"
 
@@ -31,13 +31,13 @@ class Operator(NamedTuple):
     """A row of the table."""
 
     arguments: str
-    """Of its schema, less dtype of D and options."""
+    """Arguments of its schema, without ``out_dtype`` and ``options``."""
     outputs: Callable[..., list[outputs.Output]]
-    """What it returns; the fake is made of it."""
+    """Shapes and dtypes of what it returns, also for the fake kernel."""
     launch: Callable[[Launches], Callable[..., Any]]
-    """What computes it on a GPU."""
+    """Makes the function that computes it on a GPU."""
     reference: Callable[..., list[torch.Tensor]]
-    """Computes it anywhere, by plain PyTorch."""
+    """Computes it on any device, with PyTorch."""
     gradient: autograd.Rule
     returns: str = "Tensor"
 
@@ -48,7 +48,7 @@ class Operator(NamedTuple):
 
     @property
     def arguments_out(self) -> str:
-        """Arguments of its mutating form, less options."""
+        """Arguments of its mutating form, without ``options``."""
         out = "Tensor(a!)[] out" if self.several else "Tensor(a!) out"
         return self.arguments.replace("Tensor b", f"Tensor b, {out}", 1)
 
@@ -112,20 +112,22 @@ OPERATORS: dict[str, Operator] = {
         returns="Tensor[]",
     ),
 }
-"""By name. Beside each there is a mutating form with ``_out`` behind its name: it takes D, as ``out``, behind B, and
-returns nothing. ``epilogue`` takes any tensor that ``matmul`` takes by keyword among its ``operands``: ``names`` are
-theirs, and then those of ``numbers``; it takes and returns D, then what the expression writes beside it, in its
-order."""
+"""By name. Each has a mutating form, with the suffix ``_out``, which takes D as ``out`` after B and returns nothing.
+
+``epilogue`` takes in ``operands`` any tensor that ``matmul`` takes by keyword. ``names`` are the names of ``operands``,
+then those of ``numbers``. It returns D, then the further outputs in the order of the expression; its mutating form
+takes them in ``out`` in the same order.
+"""
 
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
-"""Of all operators: Inductor keeps eager's strides, which say what is K-major."""
+"""Tags of all operators. Inductor keeps the strides of eager mode, because they decide whether operands are K-major."""
 
 LIBRARY = torch.library.Library("gemmill", "DEF")
 """Keeps the operators alive."""
 
 
 RECORDERS: dict[str, autograd.Recorder] = {}
-"""What records gradients of operators by kernels, by name."""
+"""By operator, what records the gradients of calls on CUDA tensors."""
 
 
 def _positional(arguments: str) -> list[str]:
@@ -134,7 +136,8 @@ def _positional(arguments: str) -> list[str]:
 
 
 def _adapted(names: list[str], function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that takes all by keyword, as the dispatcher calls it. What is left at its default is not passed."""
+    """Wrap a function of keywords so that the dispatcher can call it. Arguments left at their default are not
+    passed."""
 
     def call_by_keywords(*positional: Any, options: str = "", **keywords: Any) -> Any:
         keywords.update(zip(names, positional, strict=False))
@@ -149,8 +152,8 @@ def _register(name: str, row: Operator) -> None:
     names, names_out = _positional(row.arguments), _positional(row.arguments_out)
 
     def fake(**arguments: Any) -> Any:
-        made = [x.empty(arguments["a"]) for x in row.outputs(**arguments)]
-        return made if row.several else made[0]
+        empty = [x.empty(arguments["a"]) for x in row.outputs(**arguments)]
+        return empty if row.several else empty[0]
 
     def checked(**arguments: Any) -> None:
         arguments.pop("out")
@@ -168,8 +171,10 @@ def _register(name: str, row: Operator) -> None:
 
 
 def register_kernels(library: torch.library.Library, device: str) -> None:
-    """Have the operators launch kernels on the tensors of a device, ``CUDA``: at once where gradients are recorded, if
-    nothing is to be, and in a mutating form without what it returns."""
+    """Register the functions that launch kernels, for the tensors of a device (``CUDA``).
+
+    The Autograd kernel launches at once if no gradient needs recording. Mutating forms return nothing.
+    """
     for name, row in OPERATORS.items():
         names, names_out = _positional(row.arguments), _positional(row.arguments_out)
         early, late = row.launch(AT_AUTOGRAD), row.launch(AT_KERNEL)
@@ -187,8 +192,11 @@ def _without_result(function: Callable[..., Any]) -> Callable[..., None]:
 
 
 def run_on_cpu() -> None:
-    """Have the operators run on CPU tensors too, by plain PyTorch with float32 sums: for tests, and to try on a machine
-    without GPU what is to run on another. Once a process; further calls do nothing."""
+    """Let the operators ``torch.ops.gemmill.*`` also run on CPU tensors, with PyTorch and float32 sums.
+
+    Use it for tests, or to try a program on a machine without a GPU. It is slow. It applies to the whole process;
+    further calls do nothing. Eager calls of ``gemmill.matmul`` still need CUDA tensors.
+    """
     if torch._C._dispatch_has_kernel_for_dispatch_key("gemmill::mm", "CPU"):
         return
     for name, row in OPERATORS.items():
@@ -198,16 +206,16 @@ def run_on_cpu() -> None:
 
 
 def _on_cpu(row: Operator) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """Both forms of an operator by its reference."""
+    """The two forms of an operator, computed by its reference."""
 
     def functional(**arguments: Any) -> Any:
-        made = row.reference(**arguments)
-        return made if row.several else made[0]
+        results = row.reference(**arguments)
+        return results if row.several else results[0]
 
     def mutating(out: Any, **arguments: Any) -> None:
         outs = out if row.several else [out]
-        for x, made in zip(outs, row.reference(**arguments, out_dtype=outs[0].dtype), strict=True):
-            x.copy_(made)
+        for x, result in zip(outs, row.reference(**arguments, out_dtype=outs[0].dtype), strict=True):
+            x.copy_(result)
 
     return functional, mutating
 

@@ -1,7 +1,7 @@
-"""Plain options of a call as one text, which an operator takes: a constant of what is compiled.
+"""The text in which operators take the options of a call, which is a constant of a compiled program.
 
-``"tf32=True;kernel='sm90a_…'"``: what differs from the defaults, by name, as Python writes the values. Operators have
-arguments of their own for what tensors and gradients depend on.
+``"tf32=True;kernel='sm90a_…'"`` names the options that differ from the defaults, with their values as Python literals.
+Options that affect outputs or gradients are arguments of the operators instead.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from gemmill.runtime.operands.call_keywords import Options
 
 _ARGUMENTS = ("alpha", "beta", "out_dtype", "a_dtype", "b_dtype", "registry")
 NAMES = (*(name for name in Options._fields if name not in _ARGUMENTS), "explain")
-"""Options that such a text may hold: all but those that operators have arguments for, and registries."""
+"""Options that the text may contain: all except ``registry`` and those that are arguments of the operators."""
 
 _OF_ONE_PROBLEM = frozenset(("expected_rows", "kernel", "slices", "sm_count", "batch_invariant", "autotune", "explain"))
-"""Those that say nothing of the products of a gradient."""
+"""Options that do not apply to the products of a gradient."""
 
 
 def written(options: dict[str, Any]) -> str:
-    """The text of options, in the order in which they are given. Traced by Dynamo, so as simple as can be."""
+    """The text of some options, in their order. Dynamo traces this function, so it is simple."""
     return ";".join([f"{name}={value!r}" for name, value in options.items()])
 
 
 @lru_cache(256)
 def read(text: str) -> dict[str, Any]:
-    """The options that a text holds; OperandError where it cannot be read."""
+    """Parse the text into options by name. Raises OperandError for invalid texts and unknown options."""
     try:
         pairs = [part.split("=", 1) for part in text.split(";")] if text else []
         options = {name: ast.literal_eval(value) for name, value in pairs}
     except (ValueError, SyntaxError) as error:
-        raise OperandError(f'options are {text!r}; they must be as in "tf32=True;sm_count=100": {error}') from None
+        raise OperandError(f'options is {text!r}; expected a text like "tf32=True;sm_count=100": {error}') from None
     for name in options:
         if name not in NAMES:
-            raise OperandError(f"options are {text!r}; {name} is none, there are {', '.join(NAMES)}")
+            raise OperandError(f"options is {text!r}; {name} is not an option, expected {', '.join(NAMES)}")
     return options
 
 
 @lru_cache(256)
 def for_gradient(text: str) -> str:
-    """The options that hold for the products of a gradient too."""
+    """The text of those options that also apply to the products of a gradient."""
     return written({name: value for name, value in read(text).items() if name not in _OF_ONE_PROBLEM})

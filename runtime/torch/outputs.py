@@ -1,7 +1,7 @@
-"""What operators return: shape and dtype of each output, by rules that hold for symbolic extents too.
+"""Shapes and dtypes of the operators' outputs, also for symbolic extents.
 
-Fakes are made of them, and so are real outputs that ``matmul`` does not allocate itself: packed, on the GPU of A. No
-rule asks whether extents are equal but where the product demands it, as each question is a guard of what is compiled.
+Fake kernels use them, and so do real outputs that ``matmul`` does not allocate: packed tensors on A's device. Extents
+are compared only where a product requires it, because each comparison becomes a guard of the compiled program.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.operands.tensors import dtype_named
 
 Extents = tuple[Any, ...]
-"""Of a tensor: int or SymInt."""
+"""The shape of a tensor; extents are int or SymInt."""
 
 
 class Output(NamedTuple):
-    """A tensor to be allocated."""
+    """Shape and dtype of a tensor to allocate."""
 
     shape: Extents
     dtype: torch.dtype
 
     def empty(self, like: torch.Tensor) -> torch.Tensor:
-        """It, packed, beside another tensor."""
+        """Allocate it packed, on the device of another tensor."""
         return like.new_empty(self.shape, dtype=self.dtype)
 
 
 def of_two(a: torch.Tensor, b: torch.Tensor, *, out_dtype: torch.dtype | None = None, **_: Any) -> list[Output]:
-    """D of two matrices, (M, K) and (K, N)."""
+    """D (M, N) of two matrices, (M, K) and (K, N)."""
     _check_ranks(a.dim() == 2 and b.dim() == 2, a, b, "(M, K) and (K, N)")
     _check_k(a, b)
     return [Output(d_shape(a, b), out_dtype or d_dtype(a.dtype, b.dtype))]
@@ -47,7 +47,7 @@ def of_batch(
     b_dtype: str | None = None,
     **_: Any,
 ) -> list[Output]:
-    """D of (..., M, K) and (..., K, N), whose batch extents broadcast."""
+    """D (..., M, N) of (..., M, K) and (..., K, N), whose batch extents broadcast."""
     _check_ranks(a.dim() >= 2 and b.dim() >= 2, a, b, "(..., M, K) and (..., K, N)")
     _check_k(a, b, a_dtype, b_dtype)
     return [Output(d_shape(a, b), out_dtype or d_dtype(a.dtype, b.dtype, a_dtype, b_dtype))]
@@ -62,7 +62,7 @@ def of_groups(
     out_dtype: torch.dtype | None = None,
     **_: Any,
 ) -> list[Output]:
-    """D of groups, as :func:`gemmill.grouped_matmul` tells them apart."""
+    """D of a grouped product, as in :func:`gemmill.grouped_matmul`."""
     torch._check(offsets is not None or counts is not None, lambda: "offsets and counts are both missing: pass one")
     ranks = a.dim(), b.dim()
     if counts is not None:
@@ -84,18 +84,18 @@ def of_epilogue(
     b_dtype: str | None = None,
     **_: Any,
 ) -> list[Output]:
-    """D, and what an expression writes beside it, in its order."""
+    """D, then an expression's further outputs in its order."""
     epilogue = read_epilogue(expression)
     if "offsets" in named or "counts" in named:
         ((shape, dtype),) = of_groups(a, b, named.get("offsets"), named.get("counts"), out_dtype=out_dtype)
     else:
         ((shape, dtype),) = of_batch(a, b, out_dtype=out_dtype, a_dtype=a_dtype, b_dtype=b_dtype)
     if epilogue.gated:
-        torch._check(shape[-1] % 2 == 0, lambda: f"N is {shape[-1]}; a gated epilogue makes one column of two")
+        torch._check(shape[-1] % 2 == 0, lambda: f"N is {shape[-1]}; a gated epilogue needs an even N")
         shape = (*shape[:-1], shape[-1] // 2)
     groups = None
     if "offsets" in named and b.dim() == 3:
-        groups = b.shape[0]  # which share D
+        groups = b.shape[0]  # the groups share one D
     return [Output(shape, dtype), *_beside_d(epilogue, shape, groups)]
 
 
@@ -113,26 +113,26 @@ def _beside_d(epilogue: Epilogue, d: Extents, groups: Any) -> list[Output]:
 
 
 def d_shape(a: torch.Tensor, b: torch.Tensor) -> Extents:
-    """Shape of ``a @ b``, of matrices, unchecked."""
+    """Shape of ``a @ b``; does not check that shapes match."""
     batch = a.shape[:-2] if b.dim() == 2 else torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return (*batch, a.shape[-2], b.shape[-1])
 
 
 def grouped_shape(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None) -> Extents:
-    """Shape of the D of groups, unchecked."""
+    """Shape of D of a grouped product; does not check that shapes match."""
     if offsets is None or b.dim() == 3:
         return (*a.shape[:-1], b.shape[-1])
     return (offsets.shape[0], a.shape[0], b.shape[1])
 
 
 def d_dtype(a: torch.dtype, b: torch.dtype, a_dtype: object = None, b_dtype: object = None) -> torch.dtype:
-    """Dtype of a D that nobody asked a dtype of, by those of A and B and what these are said to hold."""
+    """Default dtype of D, from the dtypes of A and B, or from ``a_dtype`` and ``b_dtype`` if given."""
     held = dtype_named(a_dtype or a, "a"), dtype_named(b_dtype or b, "b")
     return torch_dtype(default_output(max(held, key=lambda dtype: DTYPES[dtype].bits)))
 
 
 def torch_dtype(dtype: object) -> torch.dtype:
-    """PyTorch's dtype, of what a caller wrote for it."""
+    """The ``torch.dtype`` for a dtype in any form that callers may pass."""
     if isinstance(dtype, torch.dtype):
         return dtype
     converted: torch.dtype = getattr(torch, DTYPES[dtype_named(dtype, "out_dtype")].torch)
@@ -140,18 +140,21 @@ def torch_dtype(dtype: object) -> torch.dtype:
 
 
 def _check_ranks(right: bool, a: torch.Tensor, b: torch.Tensor, wanted: str) -> None:
-    torch._check(right, lambda: f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; they must be {wanted}")
+    torch._check(right, lambda: f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; expected {wanted}")
 
 
 def _check_k(a: torch.Tensor, b: torch.Tensor, a_dtype: str | None = None, b_dtype: str | None = None) -> None:
     k_of_a, k_of_b = a.shape[-1], b.shape[-2]
-    if _lie_two_in_a_byte(a_dtype):  # in the last one perhaps one
+    if _lie_two_in_a_byte(a_dtype):  # the last byte may hold only one
         k_of_b = (k_of_b + 1) // 2
     if _lie_two_in_a_byte(b_dtype):
         k_of_a = (k_of_a + 1) // 2
     torch._check(
         k_of_a == k_of_b,
-        lambda: f"a {tuple(a.shape)} @ b {tuple(b.shape)}: the columns of a and the rows of b must be equal",
+        lambda: (
+            f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; the number of columns of a must equal the number of "
+            "rows of b"
+        ),
     )
 
 

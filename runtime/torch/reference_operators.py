@@ -1,7 +1,8 @@
-"""What operators compute, by plain PyTorch on any device: sums in float32, of f64 in f64, of integers exactly.
+"""Computes the operators with PyTorch on any device. Sums are float32, float64 for f64 operands, and exact for
+integers.
 
-For tests, and for machines without GPU (:func:`gemmill.runtime.torch.operators.run_on_cpu`). Arguments are those of
-``matmul`` and ``grouped_matmul``; options that say how a kernel computes are ignored.
+This is for tests and for machines without a GPU (:func:`gemmill.runtime.torch.operators.run_on_cpu`). Arguments are
+those of ``matmul`` and ``grouped_matmul``; options that affect only how a kernel computes are ignored.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def grouped_matmul(
     counts: torch.Tensor | None = None,
     **keywords: Any,
 ) -> list[torch.Tensor]:
-    """The same group by group. What no group holds is 0."""
+    """``alpha * a @ b + beta * c`` for each group; 0 outside of all groups."""
     (d,) = of_groups(a, b, offsets, counts, **keywords)
     return [_stored(_linear(_grouped_sums(a, b, offsets, counts, **keywords), **keywords), d)]
 
@@ -42,7 +43,7 @@ def grouped_matmul(
 def epilogue(
     expression: str, a: torch.Tensor, b: torch.Tensor, named: dict[str, Any], **keywords: Any
 ) -> list[torch.Tensor]:
-    """What an expression makes of the sums: D, then what it writes beside."""
+    """Apply an expression to the sums. Returns D, then the further outputs."""
     parsed = read_epilogue(expression)
     wanted = of_epilogue(expression, a, b, named, **keywords)
     mainloop: dict[str, Any] = {x: named[x] for x in ("a_zero", "b_zero") if x in named}
@@ -55,9 +56,9 @@ def epilogue(
     else:
         sums = _sums(a, b, **keywords, **mainloop)
     sums = sums.double()
-    mine = {x.name for x in parsed.operands}
+    in_expression = {x.name for x in parsed.operands}
     for name in ("a_scale", "b_scale"):
-        if name in named and name not in mine and name not in mainloop:
+        if name in named and name not in in_expression and name not in mainloop:
             sums = sums * torch.as_tensor(named[name]).double()
     inputs = {"gate": sums[..., 0::2], "up": sums[..., 1::2]} if parsed.gated else {"acc": sums}
     like = next(iter(inputs.values()))
@@ -73,24 +74,25 @@ def epilogue(
 
 
 AXES = {"row": (-1,), "batch": (-1, -1), "matrix": (), "scalar": ()}
-"""Axes that operands of each kind lack of D, less columns, which lack one where they have more than one extent."""
+"""For each kind of operand, the axes of D that it lacks. Columns are not here: they lack axis -2 if they have a
+batch."""
 
 
 class Spread:
-    """Operands as what broadcasts to D. Of groups of rows at ``offsets``, whose D is one matrix, what has a value for
-    each group is looked up for each row."""
+    """Reshapes operands so that they broadcast to D. For groups of rows at ``offsets``, which share one D, an operand
+    with a value for each group is expanded to a value for each row."""
 
     def __init__(self, like: torch.Tensor, offsets: torch.Tensor | None) -> None:
         self.like = like
         self.group = None if offsets is None else groups_of_rows(offsets, like.shape[0])
-        """Of each row."""
+        """The group of each row; None without groups of rows."""
 
     def is_of_groups(self, kind: str, x: torch.Tensor) -> bool:
         """Whether an operand has a value for each group of rows."""
         return self.group is not None and (kind == "batch" or (kind == "column" and x.dim() > 1))
 
     def __call__(self, kind: str, x: Any) -> Any:
-        """An operand of a kind, tensor or number."""
+        """Reshape an operand (a tensor or a number) of a kind."""
         if not isinstance(x, torch.Tensor):
             return self.like.new_full((), x)
         wide = x.to(self.like.dtype)
@@ -105,7 +107,7 @@ class Spread:
 
 
 def groups_of_rows(offsets: torch.Tensor, rows: Any) -> torch.Tensor:
-    """For each row, the group that it is of; the last, if it is of none."""
+    """The group of each row; the last group for rows after all groups."""
     row_numbers = torch.arange(rows, device=offsets.device)
     return torch.searchsorted(offsets.long(), row_numbers, right=True).clamp(max=offsets.shape[0] - 1)
 
@@ -121,7 +123,7 @@ def _linear(
 
 
 def _sums(a: torch.Tensor, b: torch.Tensor, **keywords: Any) -> torch.Tensor:
-    """The sums of products, and of scales."""
+    """``a @ b`` with scales and zero points applied."""
     a, b, a_scale, b_scale = dequantised(a, b, **keywords)
     if a_scale is not None and b_scale is not None and have_blocks(a, b, a_scale, b_scale):
         a = a.float() * _spread(a_scale, -1, SCALE_BLOCK, a.shape[-1])
@@ -147,8 +149,8 @@ def dequantised(
     b_dtype: str | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """A and B, unpacked, and what is left of their scales: those of groups of the narrow one are multiplied into it,
-    which then has the dtype of the other."""
+    """A and B unpacked, and the scales that are not applied yet. Scales of groups are multiplied into the narrow
+    operand, which then has the other's dtype."""
     a = _unpacked(a.mT, a_dtype, b.shape[-2]).mT if a_dtype else a
     b = _unpacked(b, b_dtype, a.shape[-1]) if b_dtype else b
     if a.dtype.itemsize < b.dtype.itemsize and _has_groups(a_scale, a_zero, a.mT, b.dtype):
@@ -159,7 +161,7 @@ def dequantised(
 
 
 def _multiplied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``a @ b`` in the type of its sums."""
+    """``a @ b`` in the dtype of the sums: int32, float64 or float32."""
     if not (a.is_floating_point() or b.is_floating_point()):
         return torch.matmul(a.long(), b.long()).int()
     dtype = torch.float64 if torch.float64 in (a.dtype, b.dtype) else torch.float32
@@ -192,7 +194,7 @@ def _grouped_sums(
 
 
 def _has_groups(scale: torch.Tensor | None, zero: torch.Tensor | None, narrow: torch.Tensor, wide: torch.dtype) -> bool:
-    """Whether a scale, (K / group, N) or its transpose, is of groups along K of a narrow (K, N)."""
+    """Whether a scale, (K / group, N) or its transpose, belongs to groups along K of a narrow (K, N)."""
     if scale is None or scale.dim() < 2 or (zero is None and scale.dtype != wide):
         return False
     sizes = {-(-narrow.shape[-2] // size) for size in GROUP_SIZES}
@@ -202,7 +204,7 @@ def _has_groups(scale: torch.Tensor | None, zero: torch.Tensor | None, narrow: t
 def _scaled_groups(
     narrow: torch.Tensor, scale: torch.Tensor | None, zero: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """``(narrow - zero) * scale`` of groups along K, the last extent but one, rounded after each step."""
+    """``(narrow - zero) * scale`` of groups along K, the second last extent, rounded after each step."""
     assert scale is not None
     k = narrow.shape[-2]
     size = next(size for size in GROUP_SIZES if -(-k // size) == scale.shape[-2])
@@ -213,7 +215,7 @@ def _scaled_groups(
 
 
 def have_blocks(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor | None, b_scale: torch.Tensor | None) -> bool:
-    """Whether scales of operands of one width are of blocks of 1 x 128 and 128 x 128."""
+    """Whether the scales of operands of equal width are scales of 1 x 128 and 128 x 128 blocks."""
     if a_scale is None or b_scale is None or a.dtype.itemsize != b.dtype.itemsize:
         return False
     blocks = -(-a.shape[-1] // SCALE_BLOCK)
@@ -222,7 +224,7 @@ def have_blocks(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor | None, 
 
 
 def _spread(scales: torch.Tensor, axis: int, size: int, extent: int) -> torch.Tensor:
-    """A scale for each element along an axis."""
+    """Repeat scales along an axis, to one for each element."""
     return scales.repeat_interleave(size, dim=axis).narrow(axis, 0, extent)
 
 
@@ -231,7 +233,7 @@ def _turned(scale: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _unpacked(packed: torch.Tensor, dtype: str, k: int) -> torch.Tensor:
-    """Bytes of (..., K, N) as what they hold: along K two elements of 4 bits, the even one in the low half."""
+    """Unpack the bytes of (..., K, N). Two 4-bit elements along K share a byte, the even one in the low half."""
     held = DTYPES[dtype_named(dtype, "dtype")]
     if held.bits == 8:
         return packed.view(getattr(torch, held.torch))
@@ -243,7 +245,7 @@ def _unpacked(packed: torch.Tensor, dtype: str, k: int) -> torch.Tensor:
 
 
 def _stored(value: torch.Tensor, d: Output) -> torch.Tensor:
-    """Sums as D holds them: packed, rounded, saturated to 8 bits."""
+    """Convert sums to D: packed, rounded to its dtype, and saturated if D has 8 bits."""
     if d.dtype.itemsize == 1:
         limits = torch.finfo(d.dtype) if d.dtype.is_floating_point else torch.iinfo(d.dtype)
         value = (value if d.dtype.is_floating_point else value.round()).clamp(limits.min, limits.max)

@@ -1,7 +1,7 @@
-"""gemmill in JAX: products under ``jit``, ``grad``, ``vmap`` and ``shard_map``, exported and in command buffers.
+"""gemmill for JAX: ``matmul`` and ``grouped_matmul``, which work under ``jit``, ``grad``, ``vmap`` and ``shard_map``.
 
-Importing this imports JAX and registers the target ``gemmill_gemm`` of XLA's foreign function interface, which a
-program that loads an exported one needs.
+Importing this module imports JAX and registers the target ``gemmill_gemm`` of XLA's foreign function interface. A
+process that loads an exported program must import it first.
 """
 
 from __future__ import annotations

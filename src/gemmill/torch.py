@@ -1,6 +1,8 @@
-"""gemmill in PyTorch: importing this registers the operators ``torch.ops.gemmill.*``.
+"""gemmill for PyTorch: ``enabled`` and ``install`` run a program's matmuls on gemmill, ``stats`` counts them,
+``convert`` and ``Linear`` quantise layers.
 
-A program that compiles calls of ``gemmill.matmul`` needs no import of it; one that loads an exported program does.
+Importing this module registers the operators ``torch.ops.gemmill.*``. A process that loads an exported program must
+import it first. A program that compiles its own calls of ``gemmill.matmul`` need not.
 """
 
 from __future__ import annotations
