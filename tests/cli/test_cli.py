@@ -105,6 +105,16 @@ def test_every_command_explains_itself_with_an_example() -> None:
         assert f"gemmill {' '.join(path).replace('pack make', 'pack')}" in group + text, path
 
 
+def test_help_lists_every_command_once_with_a_whole_summary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    root: Any = typer.main.get_command(application())
+    text = ok("--help")
+    for name in root.commands:
+        assert len(re.findall(rf"^  {name} ", text, re.MULTILINE)) == 1, name
+    groups = [(), *((name,) for name, command in root.commands.items() if hasattr(command, "commands"))]
+    assert not [line for group in groups for line in ok(*group, "--help").splitlines() if line.endswith("...")]
+
+
 def test_validate_reports_every_error_of_every_file_at_its_place(manifest: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(MANIFEST.replace("stages: 4}", "stages: 4, tilde: 1}").replace("f32", "f33"))
@@ -354,7 +364,7 @@ def test_a_pack_for_shapes_has_the_kernels_that_they_need(tmp_path: Path) -> Non
         (("--shapes", shapes, "--budget", "many"), "expected a number of bytes such as 500M"),
         (("--shapes", "none"), "neither a file nor a shipped suite"),
         (("--problem", "64x64 bf16"), "'64x64' is no MxNxK"),
-        (("--problem", "64x64x64 bf16", "--shapes", shapes), "both --shapes and --problem are given; pass only one"),
+        (("--problem", "64x64x64 bf16", "--shapes", shapes), "both a suite and --problem are given; pass only one"),
     ):
         result = gemmill("pack", manifest, *arguments, "-o", to)
         assert result.exit_code == 2
@@ -572,7 +582,7 @@ def test_what_the_machine_lacks_or_a_new_process_finds_wrong(
 @pytest.mark.parametrize(
     ("arguments", "environment", "status", "says"),
     [
-        (("build", "MANIFEST", "--store", ""), {}, 2, "is empty; pass a directory"),
+        (("build", "MANIFEST", "--store", ""), {}, 2, "an empty name is not a directory"),
         (("build", "MANIFEST", "--store", "STORE"), {"GEMMILL_STORE_BYTES": "1K"}, 1, "too many for its cap of 1,024"),
         (("list",), {"GEMMILL_JOBS": "many"}, 2, "GEMMILL_JOBS"),
     ],

@@ -40,4 +40,4 @@ def test_the_example_s_options_are_read_to_the_end() -> None:
     assert (result.exit_code, "profiling needs PyTorch" in result.output) == (3, True)
     assert "No such option: --d_dtype" in gemmill(*EXAMPLE, "--d_dtype", "Float16").output
     assert "--cluster needs --tile" in gemmill("run", "--mnkl", "64,64,64", "--cluster_shape_mn", "2,1").output
-    assert "'128,256'; it must be 3 numbers" in gemmill("run", "--mnkl", "64,64,64", "--tile", "128,256").output
+    assert "'128,256' must be 3 numbers" in gemmill("run", "--mnkl", "64,64,64", "--tile", "128,256").output

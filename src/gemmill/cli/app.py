@@ -97,7 +97,8 @@ class Commands(TyperGroup):
             raise _reported(Status.INTERRUPTED, "interrupted", "interrupted", "") from None
         except Exception as error:
             # typer reports Exit, Abort and usage errors itself.
-            if debug or type(error).__module__.startswith(("typer", "click")):
+            is_typer = isinstance(error, typer.BadParameter) or type(error).__module__.startswith(("typer", "click"))
+            if debug or is_typer:
                 raise
             if isinstance(error, GemmillError):
                 missing = isinstance(error, ToolchainError | DeviceError | InstallationError)

@@ -39,13 +39,11 @@ class DslCommand(TyperCommand):
         return super().parse_args(ctx, [f"{WORDS.get(name, name)}{is_}{value}" for name, is_, value in parted])
 
 
-def _numbers(option: str, count: int, example: str) -> Any:
+def _numbers(count: int, example: str) -> Any:
     def read(text: str) -> tuple[int, ...]:
         parts = text.split(",")
         if len(parts) != count or not all(part.strip().isdecimal() and 0 < int(part) < 1 << 16 for part in parts):
-            raise typer.BadParameter(
-                f"{option} is {text!r}; it must be {count} numbers from 1 to 65,535, such as {example}"
-            )
+            raise typer.BadParameter(f"{text!r:.80} must be {count} numbers from 1 to 65,535, such as {example}")
         return tuple(map(int, parts))
 
     return read
@@ -54,16 +52,14 @@ def _numbers(option: str, count: int, example: str) -> Any:
 TileShape = Annotated[
     Any,
     typer.Option(
-        parser=_numbers("--tile", 3, "128,256,64"),
+        parser=_numbers(3, "128,256,64"),
         metavar="M,N,K",
         help="Run the best legal kernel with this CTA tile, in elements, instead of the selected kernel.",
     ),
 ]
 ClusterShape = Annotated[
     Any,
-    typer.Option(
-        parser=_numbers("--cluster", 2, "2,1"), metavar="M,N", help="With --tile: cluster size in CTAs. Default: 1,1."
-    ),
+    typer.Option(parser=_numbers(2, "2,1"), metavar="M,N", help="With --tile: cluster size in CTAs. Default: 1,1."),
 ]
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from gemmill.cli import completion, output
+from gemmill.cli.output import UsageError
 from gemmill.library.arch import Gpu, gpu_named
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
@@ -42,7 +43,7 @@ def input_file(says: str, *names: str, metavar: str = "FILE") -> Any:
     return typer.Option(*names, metavar=metavar, exists=True, dir_okay=False, help=says)
 
 
-def output_file(says: str, metavar: str | None = None, *names: str) -> Any:
+def output_file(says: str, metavar: str = "FILE", *names: str) -> Any:
     """An option for a file to write; its default name is -o."""
     return typer.Option(*(names or ("--output", "-o")), metavar=metavar, dir_okay=False, help=says)
 
@@ -64,17 +65,17 @@ Kernel = Annotated[
     str,
     argument("KERNEL", "Kernel name, or manifest with exactly one config.", completion.kernels),
 ]
-Page = Annotated[
-    str,
-    argument(
-        "KERNEL", "Kernel name, manifest with exactly one config, or edited source file, FILE.cu.", completion.kernels
-    ),
-]
+
+
+def kernel_or_source(metavar: str) -> Any:
+    """An argument for a kernel or an edited source file."""
+    says = "Kernel name, manifest with exactly one config, or edited source file, FILE.cu."
+    return argument(metavar, says, completion.kernels)
 
 
 def _folder(text: str) -> Path:
     if not text:
-        raise typer.BadParameter("--store is empty; pass a directory, or omit the option")
+        raise typer.BadParameter("an empty name is not a directory; pass one, or omit the option")
     return Path(text)
 
 
@@ -146,7 +147,7 @@ Sign = Annotated[
 ]
 RecordsFiles = Annotated[
     list[Path],
-    input_argument("Records files, from gemmill profile or gemmill records pack.", "RECORDS..."),
+    input_argument("Records files, from gemmill profile or gemmill records pack.", "RECORDS"),
 ]
 Records = Annotated[
     list[Path],
@@ -156,7 +157,7 @@ Records = Annotated[
 
 def _sizes(text: str) -> str:
     if not text:
-        raise typer.BadParameter("--sizes is empty; it must be balanced, zipf:S or a list such as 128,64,0,64")
+        raise typer.BadParameter("'' must be balanced, zipf:S or a list such as 128,64,0,64")
     return text
 
 
@@ -181,9 +182,7 @@ def refuse_overwriting(outputs: Iterable[Path | None], inputs: Iterable[Path | s
     taken = {Path(source).resolve() for source in inputs if _is_file(str(source))}
     for path in filter(None, outputs):
         if path.resolve() in taken and (path.is_file() or not path.exists()):
-            raise typer.BadParameter(
-                f"{path} is also an input or another output of this command; use another file name"
-            )
+            raise UsageError(f"{path} is also an input or another output of this command; use another file name")
         taken.add(path.resolve())
 
 
@@ -198,7 +197,7 @@ def manifest_path(source: str) -> Path:
         return Path(source)
     if source in shipped_manifests():
         return shipped_manifest(source)
-    raise typer.BadParameter(
+    raise UsageError(
         f"{source!r} is neither a file nor a shipped manifest; shipped manifests: {', '.join(shipped_manifests())}"
     )
 
@@ -213,11 +212,11 @@ def kernel(source: str) -> GemmConfig:
     if not is_manifest(source):
         if "/" in source or source.endswith((".yaml", ".yml")):
             what = "is a directory" if Path(source).is_dir() else "does not exist"
-            raise typer.BadParameter(f"{source!r} {what}; pass a kernel name or a manifest file")
+            raise UsageError(f"{source!r} {what}; pass a kernel name or a manifest file")
         return parse_name(source)
     configs = list(itertools.islice(load_manifest(manifest_path(source), legal=False).expand(legal=False), 2))
     if len(configs) > 1:
-        raise typer.BadParameter(
+        raise UsageError(
             f"manifest {source} has more than one config; pass one kernel name from `gemmill list {source}`"
         )
     return configs[0]
@@ -228,7 +227,7 @@ def read_problem(text: str) -> GemmProblem:
     try:
         return GemmProblem.from_text(text)
     except ProblemError as error:
-        raise typer.BadParameter(str(error)) from None
+        raise UsageError(str(error)) from None
 
 
 def measurable(problem: GemmProblem) -> GemmProblem:
@@ -257,9 +256,7 @@ def shape_suite(source: str, m: Sequence[int] = (), k: Sequence[int] = ()) -> Sh
         return suite
     shipped = shipped_suites()
     if source not in shipped:
-        raise typer.BadParameter(
-            f"{source!r} is neither a file nor a shipped suite; shipped suites: {', '.join(shipped)}"
-        )
+        raise UsageError(f"{source!r} is neither a file nor a shipped suite; shipped suites: {', '.join(shipped)}")
     return load_shapes(shipped[source])
 
 
@@ -285,14 +282,14 @@ class SuiteOptions:
         list[str],
         typer.Option(
             metavar="TEXT",
-            help="Problem in one line, instead of --shapes: '4096x7168x2048 bf16 tn'. Repeatable.",
+            help="Problem in one line, such as '4096x7168x2048 bf16 tn'. Repeatable.",
         ),
     ] = field(default_factory=list)
 
     def suite(self) -> ShapeSuite | None:
         """The shapes of --shapes or --problem, without duplicates, with counts; None if neither option is given."""
         if self.shapes is not None and self.problem:
-            raise typer.BadParameter("both --shapes and --problem are given; pass only one")
+            raise UsageError("both a suite and --problem are given; pass only one")
         if not self.problem:
             return None if self.shapes is None else shape_suite(self.shapes)
         problems = map(read_problem, self.problem)

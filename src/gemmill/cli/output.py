@@ -46,6 +46,14 @@ MEANS = {
 """The meaning of each exit code, as printed in the help and in docs/output.md."""
 
 
+class UsageError(typer.BadParameter):
+    """An error in the command line that is not about the value of one option."""
+
+    def format_message(self) -> str:
+        """The message alone; typer would put "Invalid value:" before it."""
+        return self.message
+
+
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Characters that move the cursor, set titles and colours or change text direction, except newlines and tabs."""
 

@@ -12,7 +12,7 @@ import typer
 from gemmill.cli import completion, output
 from gemmill.cli.commands.problems import table_columns, table_row
 from gemmill.cli.options import kernel, measurable, output_file, read_problem, refuse_overwriting
-from gemmill.cli.output import Status
+from gemmill.cli.output import Status, UsageError
 from gemmill.cli.problem_options import extents
 from gemmill.emitters.edited_page import MAX_BYTES, config_of_page, edited
 from gemmill.emitters.emit import EmittedSource, emit
@@ -128,7 +128,7 @@ def _read(file: str) -> str:
 def _problem(config: GemmConfig, mnkl: str | None, text: str | None) -> GemmProblem | None:
     """The problem to verify and time a kernel on; None if no option gives one."""
     if mnkl is not None and text is not None:
-        raise typer.BadParameter("both --mnkl and --problem are given; pass only one")
+        raise UsageError("both --mnkl and --problem are given; pass only one")
     if mnkl is None and text is None:
         return None
     if mnkl is not None:

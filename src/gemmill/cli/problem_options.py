@@ -10,6 +10,7 @@ import typer
 
 from gemmill.cli import completion
 from gemmill.cli.options import Shapes, shape_suite
+from gemmill.cli.output import UsageError
 from gemmill.library.config.model import BatchingName, MajorCD
 from gemmill.library.dtypes import DTYPES, FP8
 from gemmill.library.errors import ProblemError
@@ -94,9 +95,7 @@ class ProblemOptions:
     def single(self) -> GemmProblem:
         """The problem of the options, for a command that takes one problem."""
         if len(self.mnkl) > 1:
-            raise typer.BadParameter(
-                f"--mnkl is given {len(self.mnkl)} times; pass it once, because run takes one problem"
-            )
+            raise UsageError(f"--mnkl is given {len(self.mnkl)} times; pass it once, because run takes one problem")
         return self.all()[0]
 
     def all(self, shapes: str | None = None) -> list[GemmProblem]:
@@ -104,9 +103,9 @@ class ProblemOptions:
         sources = (("--mnkl", self.mnkl), ("--problem", self.problem), ("--shapes", shapes))
         named = [name for name, value in sources if value]
         if not named:
-            raise typer.BadParameter("no problem is given; pass --mnkl M,N,K[,L] or --problem TEXT")
+            raise UsageError("no problem is given; pass --mnkl M,N,K[,L] or --problem TEXT")
         if len(named) > 1:
-            raise typer.BadParameter(f"both {' and '.join(named)} are given; pass only one")
+            raise UsageError(f"both {' and '.join(named)} are given; pass only one")
         try:
             if shapes:
                 words = [shape.problem.to_dict() for shape in shape_suite(shapes).shapes]
@@ -114,7 +113,7 @@ class ProblemOptions:
                 words = [problem_words.read_text(self.problem)] if self.problem else [*map(extents, self.mnkl)]
             return [self._problem(keywords) for keywords in words]
         except ProblemError as error:
-            raise typer.BadParameter(str(error)) from None
+            raise UsageError(str(error)) from None
 
     def _problem(self, words: Mapping[str, Any]) -> GemmProblem:
         """The problem of these keywords, overridden by the options."""
@@ -123,7 +122,7 @@ class ProblemOptions:
         for x in "ab":
             if options.pop(f"{x}_zero"):
                 if not options[f"{x}_scale"]:
-                    raise typer.BadParameter(f"--{x}-zero needs --{x}-scale: each scale block has one zero point")
+                    raise UsageError(f"--{x}-zero needs --{x}-scale: each scale block has one zero point")
                 options[f"{x}_scale"] += "z"
         if block_scaled:
             options |= {"a_scale": "1x128", "b_scale": "128x128"}
@@ -134,7 +133,7 @@ class ProblemOptions:
         for option, is_given in (("--promote", promote), ("--block-scaled", block_scaled)):
             if is_given and not {problem.a_dtype, problem.b_dtype} <= {*FP8}:
                 types = f"A is {problem.a_dtype} and B is {problem.b_dtype}"
-                raise typer.BadParameter(f"{option} is for fp8, but {types}; both must be {one_of(FP8)}")
+                raise UsageError(f"{option} is for fp8, but {types}; both must be {one_of(FP8)}")
         return problem
 
 
@@ -149,8 +148,8 @@ def extents(text: str) -> dict[str, int]:
     """The extents m, n, k, and batch if given, of the text M,N,K[,L]."""
     parts = text.split(",")
     if len(parts) not in (3, 4) or not all(part.strip().isdecimal() for part in parts):
-        raise typer.BadParameter(f"--mnkl is {text!r:.80}; it must be M,N,K or M,N,K,L, such as 4096,4096,4096,1")
+        raise UsageError(f"--mnkl is {text!r:.80}; it must be M,N,K or M,N,K,L, such as 4096,4096,4096,1")
     if too_large := [part.strip() for part in parts if len(part.strip()) > 10 or int(part) > MAX_EXTENT]:
         shown = f"{', '.join(too_large):.80}"
-        raise typer.BadParameter(f"--mnkl has {shown}; an extent must be at most {MAX_EXTENT:,}; split the problem")
+        raise UsageError(f"--mnkl has {shown}; an extent must be at most {MAX_EXTENT:,}; split the problem")
     return dict(zip(("m", "n", "k", "batch"), map(int, parts), strict=False))

@@ -40,8 +40,10 @@ def _count(says: str) -> Any:
 class ServeOptions:
     """The options that only `gemmill serve` has."""
 
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 uses a free one.")] = 8470
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 uses a free one.")] = (
+        8470
+    )
     state: Annotated[
         Path | None,
         typer.Option(

@@ -11,6 +11,7 @@ import typer
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.options import CompileOptions, KernelFilter, argument
+from gemmill.cli.output import UsageError
 from gemmill.cli.pages import PageOptions, build_page, is_page
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import CompileError, StoreError
@@ -52,11 +53,11 @@ def build(
     """
     if is_page(manifest):
         if kernels.is_set or compiling.jobs is not None:
-            raise typer.BadParameter(f"--preset, --where and --jobs need a manifest, but {manifest} is one source file")
+            raise UsageError(f"--preset, --where and --jobs need a manifest, but {manifest} is one source file")
         build_page(manifest, page, compiling.store)
         return
     if page != PageOptions():
-        raise typer.BadParameter(
+        raise UsageError(
             f"--kernel, --mnkl, --problem and -o need a source file, FILE.cu, but {manifest} is a manifest; "
             "use `gemmill pack` to pack the kernels of a manifest"
         )

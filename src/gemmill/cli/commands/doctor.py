@@ -34,7 +34,7 @@ def doctor(store: StorePath = None) -> None:
 
 
 def _print(findings: Sequence[Finding]) -> None:
-    output.print_table(("", "state", "detail"), [(f.what, f.state, f.detail) for f in findings])
+    output.print_table(("component", "state", "detail"), [(f.what, f.state, f.detail) for f in findings])
     for finding in findings:
         if finding.advice:
             typer.echo(f"{finding.what}: {finding.advice}")

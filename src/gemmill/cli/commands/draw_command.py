@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from gemmill.cli.app import app
 from gemmill.cli.options import (
     Kernel,
@@ -19,6 +17,7 @@ from gemmill.cli.options import (
     read_problem,
     refuse_overwriting,
 )
+from gemmill.cli.output import UsageError
 from gemmill.emitters.emit import facts
 from gemmill.library.anatomy import kernel_page, sheet
 from gemmill.library.anatomy.raster import Matrix, Waves
@@ -37,7 +36,7 @@ _FORMS = {".svg": kernel_page.as_svg, ".html": kernel_page.as_html}
 @app.command(has_json=False)
 def draw(
     name: Kernel,
-    to: Annotated[Path, output_file("Write the picture to this .svg or .html file.", "FILE")],
+    to: Annotated[Path, output_file("Write the picture to this .svg or .html file.")],
     problem: ProblemLine = None,
     gpu: Annotated[
         Gpu | None,
@@ -58,14 +57,14 @@ def draw(
       gemmill draw KERNEL --problem "8192x8192x4096 bf16 tn" -o kernel.html
     """
     if to.suffix not in _FORMS:
-        raise typer.BadParameter(f"the file name {to} must end in .svg or .html")
+        raise UsageError(f"the file name {to} must end in .svg or .html")
     refuse_overwriting([to], [name])
     config = kernel(name)
     launch, _ = facts(config)
     config = parse_name(kernel_name(config))
     drawn = sheet.Kernel(kernel_name(config), plan_of(config), launch)
     if problem is None and sizes is not None:
-        raise typer.BadParameter("--sizes needs a problem with groups; pass --problem TEXT")
+        raise UsageError("--sizes needs a problem with groups; pass --problem TEXT")
     waves = None if problem is None else _waves(config, problem, gpu, sizes)
     publish(to, [_FORMS[to.suffix](drawn, waves).encode()])
 
@@ -80,7 +79,7 @@ def _waves(config: GemmConfig, text: str, gpu: Gpu | None, sizes: str | None) ->
     try:
         of_groups = sizes_of(problem, checked_sizes(problem, sizes))
     except ProblemError as error:
-        raise typer.BadParameter(str(error)) from None
+        raise UsageError(str(error)) from None
     swapped = is_swapped(config, problem)
     found = gpu or DEFAULT_GPU
     table = FeatureTable.of([(SlicedKernel(kernel_name(config)), config, swapped)], found)

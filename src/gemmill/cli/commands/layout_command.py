@@ -10,6 +10,7 @@ import typer
 from gemmill.cli import output
 from gemmill.cli.app import app
 from gemmill.cli.options import output_file
+from gemmill.cli.output import UsageError
 from gemmill.library.drawing.cells import Grid, as_text
 from gemmill.library.drawing.latex import as_latex
 from gemmill.library.drawing.svg import as_svg
@@ -35,7 +36,7 @@ def layout(
     ] = None,
     to: Annotated[
         Path | None,
-        output_file("Write the output to this .txt, .tex, .svg or .json file.", "FILE"),
+        output_file("Write the output to this .txt, .tex, .svg or .json file."),
     ] = None,
     brief: Annotated[
         bool, typer.Option("--brief", help="Print only the value, as text or JSON, without tables.")
@@ -62,7 +63,7 @@ def layout(
         # Raises for values without a picture before anything is printed or written.
         shown = {which: _shown(value, which, brief) for which in (printed, written) if which}
     except LayoutError as error:
-        raise typer.BadParameter(_pointed(text, error)) from None
+        raise UsageError(_pointed(text, error)) from None
     if to is not None and written:
         publish(to, [shown[written].encode()])
     if printed == "json":
@@ -76,18 +77,18 @@ def _forms(form: Form | None, to: Path | None, brief: bool) -> tuple[Form | None
     is_json = output.is_json()
     if to is None:
         if is_json and form not in (None, "json"):
-            raise typer.BadParameter(
+            raise UsageError(
                 f"--json and --format {form} conflict; write {form} to a file with -o FILE, or omit one of them"
             )
         forms: tuple[Form | None, Form | None] = ("json" if is_json else form or "text", None)
     else:
         ending = _ENDINGS.get(to.suffix)
         if form is None and ending is None:
-            raise typer.BadParameter(f"the file name {to} must end in {one_of([*_ENDINGS])}; or pass --format")
+            raise UsageError(f"the file name {to} must end in {one_of([*_ENDINGS])}; or pass --format")
         forms = ("json" if is_json else None, form or ending)
     for which in forms:
         if brief and which in ("svg", "latex"):
-            raise typer.BadParameter(f"--brief omits the tables, which are all that {which} shows; omit one of them")
+            raise UsageError(f"--brief omits the tables, which are all that {which} shows; omit one of them")
     return forms
 
 

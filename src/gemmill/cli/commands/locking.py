@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.commands.stores import check_kept
@@ -22,6 +20,7 @@ from gemmill.cli.options import (
     output_file,
     refuse_overwriting,
 )
+from gemmill.cli.output import UsageError
 from gemmill.runtime import kernel_lock
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.lockfile import Lock
@@ -34,7 +33,7 @@ class LockedProblems(SuiteOptions):
     shapes: Annotated[
         str | None,
         argument(
-            "[PROBLEMS]",
+            "PROBLEMS",
             "Suite (file or shipped name), or another tool's file that gemmill shapes reads.",
             completion.suites,
         ),
@@ -62,7 +61,7 @@ def lock(
       gemmill lock --problem "4096x4096x4096 bf16 tn" --pack quick.pack -o kernels.lock
     """
     if (suite := problems.suite()) is None:
-        raise typer.BadParameter("no problem is given; pass PROBLEMS, a file or shipped suite, or --problem TEXT")
+        raise UsageError("no problem is given; pass PROBLEMS, a file or shipped suite, or --problem TEXT")
     refuse_overwriting([to], [*sources.files, *problems.files])
     registry = sources.registry(compiling.store)
     shapes = [*dict.fromkeys(shape.problem for shape in suite.shapes)]

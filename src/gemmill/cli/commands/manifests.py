@@ -12,7 +12,7 @@ import typer
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.options import Kernel, KernelFilter, argument, kernel, manifest_path
-from gemmill.cli.output import Status
+from gemmill.cli.output import Status, UsageError
 from gemmill.library.config.field_table import GROUPS, Row
 from gemmill.library.config.fields import Fields, fields_of
 from gemmill.library.config.model import GemmConfig
@@ -35,7 +35,7 @@ def _schema(show: bool) -> None:
 def validate(
     files: Annotated[
         list[str],
-        argument("MANIFEST...", "Manifest files, or names of shipped manifests.", completion.manifests),
+        argument("MANIFEST", "Manifest files, or names of shipped manifests.", completion.manifests),
     ],
     schema: Annotated[
         bool,
@@ -59,7 +59,7 @@ def validate(
     for file in files:
         try:
             checked.append(_Validation.of(manifest_path(file)))
-        except typer.BadParameter as error:
+        except UsageError as error:
             absent.append(str(error))
     if output.is_json():
         if not absent:  # a missing file is itself reported as JSON
@@ -71,7 +71,7 @@ def validate(
             else:
                 typer.echo(f"{found.file}: ok: {found.kernels} kernels; presets: {', '.join(found.presets) or 'none'}")
     if absent:
-        raise typer.BadParameter("; ".join(absent))
+        raise UsageError("; ".join(absent))
     if any(found.errors for found in checked):
         raise typer.Exit(Status.WRONG)
 
@@ -99,7 +99,7 @@ def list_(
     kernels: KernelFilter,
     manifest: Annotated[
         str | None,
-        argument("[MANIFEST]", "Manifest file or shipped name. Without it: list the manifests.", completion.manifests),
+        argument("MANIFEST", "Manifest file or shipped name. Without it: list the manifests.", completion.manifests),
     ] = None,
     count: Annotated[
         bool, typer.Option("--count", help="Print only counts: candidates, refused by each rule, kernels.")
@@ -124,15 +124,15 @@ def list_(
       gemmill list --coverage
     """
     if count and refused:
-        raise typer.BadParameter("both --count and --refused are given; pass only one")
+        raise UsageError("both --count and --refused are given; pass only one")
     if coverage:
         if manifest is not None or kernels.is_set or count or refused:
-            raise typer.BadParameter("--coverage is for all manifests; omit MANIFEST and all options except --json")
+            raise UsageError("--coverage is for all manifests; omit MANIFEST and all options except --json")
         _print_coverage()
         return
     if manifest is None:
         if kernels.is_set or count or refused:
-            raise typer.BadParameter("--preset, --where, --count and --refused need a manifest; pass MANIFEST")
+            raise UsageError("--preset, --where, --count and --refused need a manifest; pass MANIFEST")
         _list_shipped()
         return
     declared = load_manifest(manifest_path(manifest), legal=not (count or refused))

@@ -98,7 +98,7 @@ def sign_(file: PackFile, sign: Sign) -> None:
 
 @pack_app.command()
 def index(
-    files: Annotated[list[Path], input_argument("Signed packs to list.", "FILE...")],
+    files: Annotated[list[Path], input_argument("Signed packs to list.")],
     to: Annotated[Path, output_file("Index to write.")],
     sign: Sign,
     days: Annotated[

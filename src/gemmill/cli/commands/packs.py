@@ -29,6 +29,7 @@ from gemmill.cli.options import (
     output_file,
     refuse_overwriting,
 )
+from gemmill.cli.output import UsageError
 from gemmill.cli.set_choice import Conditions, SuiteTimes, kernels_for
 from gemmill.library.errors import PackError, SettingError
 from gemmill.library.files import read_given
@@ -122,7 +123,7 @@ class WorthOptions:
         try:
             return None if self.budget is None else number_of_bytes("--budget", self.budget)
         except SettingError as error:
-            raise typer.BadParameter(str(error)) from None
+            raise UsageError(str(error)) from None
 
 
 @pack_app.command()
@@ -162,7 +163,7 @@ def make(
     """
     suite = problems.suite()
     if suite is None and worth != WorthOptions():
-        raise typer.BadParameter("--regret, --budget, --objective and --gpu need --shapes or --problem")
+        raise UsageError("--regret, --budget, --objective and --gpu need --shapes or --problem")
     most, keys = worth.most_bytes(), target.keys()
     refuse_overwriting(target.files, [manifest, *records, *target.sign, *problems.files])
     configs = kernels.configs(manifest)
@@ -264,7 +265,7 @@ def verify(
     pack = Pack.open(file, trusted=trusted)
     if index is not None:
         if trusted is None:
-            raise typer.BadParameter("--index needs trusted keys; set GEMMILL_TRUSTED_KEYS")
+            raise UsageError("--index needs trusted keys; set GEMMILL_TRUSTED_KEYS")
         PackIndex.accept(read_given(index, MAX_SEALED_BYTES), trusted, Store(store)).check(pack, trusted)
     faults = pack.verify()
     report = {"file": str(file), "kernels": len(pack.names()), "faults": faults}

@@ -28,7 +28,7 @@ from gemmill.cli.options import (
     measurable,
     served_shapes,
 )
-from gemmill.cli.output import Status
+from gemmill.cli.output import Status, UsageError
 from gemmill.cli.problem_options import ProblemOptions
 from gemmill.library.config.names import kernel_name, present_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
@@ -49,14 +49,14 @@ from gemmill.runtime.select.selector import named_launch
 from gemmill.runtime.storage.store import Store
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
-Top = Annotated[int, typer.Option(min=1, max=5, metavar="N", help="Use the N best kernels, best first.")]
+Top = Annotated[int, typer.Option(min=1, max=5, metavar="N", help="Number of kernels to print or run, best first.")]
 
 
 def _duration(text: str) -> float:
     """The seconds of a duration such as 90s or 10m."""
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smh])", text)
     if not match or not float(match[1]):
-        raise typer.BadParameter(f"--budget is {text!r}; it must be a time such as 90s, 10m or 1.5h")
+        raise typer.BadParameter(f"{text!r:.80} must be a time such as 90s, 10m or 1.5h")
     return float(match[1]) * _SECONDS[match[2]]
 
 
@@ -88,18 +88,18 @@ class KernelChoice:
     def kernels(self, problem: GemmProblem) -> list[SlicedKernel]:
         """The kernels for a problem, best first."""
         if self.cluster and not self.tile:
-            raise typer.BadParameter("--cluster needs --tile; pass --tile M,N,K")
+            raise UsageError("--cluster needs --tile; pass --tile M,N,K")
         if self.name is not None:
             if self.manifest or self.records or self.tile or self.top != 1:
-                raise typer.BadParameter("--kernel selects the kernel; omit --manifest, --records, --tile and --top")
+                raise UsageError("--kernel selects the kernel; omit --manifest, --records, --tile and --top")
             name, requested_slices = present_name(self.name, self.slices)
             config = kernel(name)
             slices, _ = named_launch(config, requested_slices, problem, detect())
             return [SlicedKernel(kernel_name(config), slices)]
         if self.slices is not None:
-            raise typer.BadParameter("--slices needs a split-K kernel; pass --kernel KERNEL")
+            raise UsageError("--slices needs a split-K kernel; pass --kernel KERNEL")
         if self.tile and (self.manifest or self.records):
-            raise typer.BadParameter("--tile selects among all legal kernels; omit --manifest and --records")
+            raise UsageError("--tile selects among all legal kernels; omit --manifest and --records")
         if self.tile:
             registry = Registry([kernels_of(problem, self.tile, self.cluster or (1, 1))])
         else:
@@ -143,7 +143,7 @@ def _checked_sizes(problem: GemmProblem, said: str | None) -> str:
     try:
         return checked_sizes(problem, said)
     except ProblemError as error:
-        raise typer.BadParameter(f"--sizes: {error}") from None
+        raise UsageError(f"--{error}") from None
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class TimingOptions:
     def options(self) -> Options:
         """The options of the measuring processes."""
         if self.exhaustive and self.budget is not None:
-            raise typer.BadParameter("--exhaustive has no time limit; omit --budget")
+            raise UsageError("--exhaustive has no time limit; omit --budget")
         return Options(finalists=None if self.exhaustive else DEFAULT_OPTIONS.finalists, regime=self.regime)
 
     def sized(self, shape: Shape) -> Shape:
@@ -195,13 +195,13 @@ class GpuOptions:
         """The pool of measuring processes."""
         if self.scheduler is not None:
             if not self.scheduler:
-                raise typer.BadParameter("--scheduler is empty; pass the address of a Dask scheduler")
+                raise UsageError("--scheduler is empty; pass the address of a Dask scheduler")
             if self.gpus is not None:
-                raise typer.BadParameter("both --gpus and --scheduler are given; pass only one")
+                raise UsageError("both --gpus and --scheduler are given; pass only one")
             return Cluster(self.scheduler)
         gpus = self.gpus
         if gpus is not None and gpus != "all" and not (gpus.isdecimal() and len(gpus) < 5 and int(gpus)):
-            raise typer.BadParameter(f"--gpus is {gpus!r}; it must be all, or a number from 1 to 9999")
+            raise UsageError(f"--gpus is {gpus!r}; it must be all, or a number from 1 to 9999")
         return LocalGpus(local_gpus(None if gpus == "all" else int(gpus)) if gpus not in (None, "1") else ())
 
 
@@ -254,7 +254,7 @@ def profile(
       gemmill profile projections.yaml --preset quick --shapes my_shapes.yaml --records records.jsonl
     """
     if (suite := problems.suite()) is None:
-        raise typer.BadParameter("no problem is given; pass --shapes FILE or --problem TEXT")
+        raise UsageError("no problem is given; pass --shapes FILE or --problem TEXT")
     configs = kernels.configs(manifest)
     chosen = units(configs, dict.fromkeys(map(timing.sized, served_shapes(configs, suite))), varies=True)
     options, workers = timing.options(), gpus.workers()

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from gemmill.cli import output
 from gemmill.cli.app import Application, app
 from gemmill.cli.options import RecordsFiles, output_file, refuse_overwriting
+from gemmill.cli.output import UsageError
 from gemmill.library.errors import RecordError
 from gemmill.library.parquet import write_parquet
 from gemmill.library.records import Measurement, read_records
@@ -33,7 +32,7 @@ def _records() -> None:
 @records_app.command()
 def pack(
     records: RecordsFiles,
-    to: Annotated[Path, output_file("Parquet file to write; its name must end in .parquet.", "FILE")],
+    to: Annotated[Path, output_file("Parquet file to write; its name must end in .parquet.")],
 ) -> None:
     """Write several records files to one Parquet file.
 
@@ -47,7 +46,7 @@ def pack(
       duckdb -c "select kernel, min(us) from 'week.parquet' where m = 4096 group by kernel order by 2 limit 5"
     """
     if to.suffix != ".parquet":
-        raise typer.BadParameter(f"the file name {to} must end in .parquet", param_hint="-o")
+        raise UsageError(f"the file name {to} must end in .parquet", param_hint="-o")
     refuse_overwriting([to], records)
     measurements: list[Measurement] = []
     files: dict[str, Path] = {}

@@ -11,6 +11,7 @@ from gemmill.cli import output
 from gemmill.cli.app import app
 from gemmill.cli.commands.problems import spread
 from gemmill.cli.options import RecordsFiles, input_file, output_file, refuse_overwriting
+from gemmill.cli.output import UsageError
 from gemmill.emitters.peak_rate import MEASURED_DTYPES
 from gemmill.library.errors import RecordError
 from gemmill.library.files import publish
@@ -22,13 +23,13 @@ from gemmill.profiler.analysis.populations import Choices
 from gemmill.profiler.analysis.report import as_csv, as_html, as_junit, rows
 from gemmill.profiler.measure.peak_rates import COPY, PeakRates, measure_peak_rates, read_peak_rates
 
-Output = Annotated[Path | None, output_file("HTML report to write.", "FILE")]
+Output = Annotated[Path | None, output_file("HTML report to write.")]
 Csv = Annotated[Path | None, output_file("CSV file to write, one line per problem.", "FILE", "--csv")]
 Junit = Annotated[
     Path | None, output_file("JUnit XML to write, one test case per kernel and problem.", "FILE", "--junit")
 ]
 
-PeakRatesOutput = Annotated[Path | None, output_file("JSON file to write the peak rates to.", "FILE")]
+PeakRatesOutput = Annotated[Path | None, output_file("JSON file to write the peak rates to.")]
 RecordsOption = Annotated[
     list[Path], input_file("Compare the measurements in this records file. Repeatable.", "--records")
 ]
@@ -48,9 +49,9 @@ ALL_DTYPES = ",".join(MEASURED_DTYPES)
 def _dtypes(text: str) -> str:
     names = text.split(",")
     if unknown := [name for name in names if name not in MEASURED_DTYPES]:
-        raise typer.BadParameter(f"--dtypes has {unknown[0]!r}; each type must be {one_of(MEASURED_DTYPES)}")
+        raise typer.BadParameter(f"each type must be {one_of(MEASURED_DTYPES)}, not {unknown[0]!r}")
     if len(set(names)) < len(names):
-        raise typer.BadParameter(f"--dtypes is {text!r}; it must not contain a type twice")
+        raise typer.BadParameter(f"{text!r} must not contain a type twice")
     return text
 
 
@@ -87,7 +88,7 @@ def report(
       gemmill report records.jsonl --peak-rates h200.peak-rates.json -o report.html
     """
     if to is as_tests is as_table is None and not output.is_json():
-        raise typer.BadParameter("no output is given; pass --output, --csv, --junit or --json")
+        raise UsageError("no output is given; pass --output, --csv, --junit or --json")
     if former:
         warn("--ceilings is now called --peak-rates")
         peak_rates = [*peak_rates, *former]
@@ -125,7 +126,7 @@ def roofline(
     the tensor cores. Needs a Hopper GPU and PyTorch.
 
     With --records, roofline also prints the fraction of the roofline that the best kernel of each problem reaches. The
-    roofline is the longer of two times: the operations at the WGMMA rate, and one move of each operand at the copy
+    roofline time is the longer of two times: the operations at the WGMMA rate, and one move of each operand at the copy
     rate. A kernel that reads much more than it writes can exceed the copy rate. GPUs of one model differ by several
     percent, so compare records of the same machine.
 

@@ -15,7 +15,7 @@ from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.commands.problems import Top
 from gemmill.cli.options import Objective, RegistryOptions, argument, shape_suite
-from gemmill.cli.output import Status
+from gemmill.cli.output import Status, UsageError
 from gemmill.cli.problem_options import ProblemsOptions
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import DeviceError, UnsupportedProblemError
@@ -76,9 +76,7 @@ def select(
     if how.batch_invariant:
         for problem in problems:
             if (problem.a_major, problem.c_major or "n", problem.d_major) != ("k", "n", "n"):
-                raise typer.BadParameter(
-                    f"--batch-invariant needs --a-major k, --c-major n and --d-major n; this is {problem}"
-                )
+                raise UsageError(f"--batch-invariant needs --a-major k, --c-major n and --d-major n; this is {problem}")
         problems = [*map(packed_rows, problems)]
     invariant_to: Rows | None = "m" if how.batch_invariant else None
     registry = sources.registry()
@@ -166,10 +164,10 @@ def _report(problem: GemmProblem, choice: Choice, top: int) -> dict[str, Any]:
     return {"problem": asdict(problem), "text": str(problem), **report, "ranking": ranking, "slow_path": slow}
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
+def _extents(option: str, text: str | None) -> tuple[int, ...]:
+    parts = text.split(",") if text else []
     if not all(part.strip().isdecimal() and len(part) < 12 and 1 <= int(part) <= MAX_EXTENT for part in parts):
-        raise typer.BadParameter(f"{text!r:.80} is not a list of extents; pass numbers such as 1,16,4096")
+        raise UsageError(f"{option} is {text!r:.80}; it must be a list of extents such as 1,16,4096")
     return tuple(map(int, parts))
 
 
@@ -178,7 +176,7 @@ def shapes(
     file: Annotated[
         str | None,
         argument(
-            "[FILE]",
+            "FILE",
             "Suite (file or shipped name), or another tool's file. Without it: list the shipped suites.",
             completion.suites,
         ),
@@ -211,7 +209,7 @@ def shapes(
     if file is None:
         _list_suites()
         return
-    suite = shape_suite(file, m=_numbers(m) if m else (), k=_numbers(k) if k else ())
+    suite = shape_suite(file, m=_extents("--m", m), k=_extents("--k", k))
     rows = [_words(shape) | {"count": suite.counts.get(shape, 1)} for shape in suite.shapes]
     report = {"name": suite.name, "format": suite.format, "shapes": rows, "left_out": suite.left_out}
     output.print_result("shapes", report, "\n".join(_as_yaml(suite)))

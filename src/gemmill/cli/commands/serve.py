@@ -17,6 +17,7 @@ import typer
 from gemmill.cli import output
 from gemmill.cli.app import Application, app
 from gemmill.cli.options import CompileOptions
+from gemmill.cli.output import UsageError
 from gemmill.library.errors import InstallationError, SettingError
 from gemmill.library.extras import install
 from gemmill.library.files import os_error_text
@@ -61,15 +62,15 @@ def serve(context: typer.Context, options: ServeOptions, compiling: CompileOptio
     if context.invoked_subcommand is not None:
         return
     if (options.certificate is None) != (options.key is None) or (options.client_ca and not options.certificate):
-        raise typer.BadParameter("--tls-cert needs --tls-key, --tls-key needs --tls-cert, and --client-ca needs both")
+        raise UsageError("--tls-cert needs --tls-key, --tls-key needs --tls-cert, and --client-ca needs both")
     if options.tokens is None and not _is_loopback(options.host):
-        raise typer.BadParameter(
+        raise UsageError(
             f"--host is {options.host}, which other machines can reach; pass --tokens FILE to limit access"
         )
     if options.accept_source and options.tokens is None:
-        raise typer.BadParameter("--accept-source needs --tokens FILE with a token that has the scope source")
+        raise UsageError("--accept-source needs --tokens FILE with a token that has the scope source")
     if options.accept_source and options.scheduler:
-        raise typer.BadParameter("both --accept-source and --scheduler are given; pass only one")
+        raise UsageError("both --accept-source and --scheduler are given; pass only one")
     with _needing_the_extra():
         from gemmill.service.server import run
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -87,7 +88,7 @@ def serve(context: typer.Context, options: ServeOptions, compiling: CompileOptio
 
 @token_app.command(has_json=False)
 def new(
-    name: Annotated[str, typer.Argument(help="Name of the client. Quotas apply per name.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client. Quotas apply per name.")],
     scopes: Annotated[
         str, typer.Option(metavar="SCOPE,...", help="Scopes: read, compile, source, write and admin.")
     ] = "read,compile",

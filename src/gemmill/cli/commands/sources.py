@@ -14,7 +14,8 @@ import typer
 from gemmill.cli import output
 from gemmill.cli.app import app
 from gemmill.cli.commands.manifests import resource_table
-from gemmill.cli.options import Page, output_file, refuse_overwriting
+from gemmill.cli.options import kernel_or_source, output_file, refuse_overwriting
+from gemmill.cli.output import UsageError
 from gemmill.cli.pages import compiled, source
 from gemmill.emitters.emit import EmittedSource
 from gemmill.library.config.fields import fields_of
@@ -27,7 +28,7 @@ Form = Literal["source", "ptx", "sass", "cubin"]
 
 @app.command()
 def emit(
-    name_or_file: Page,
+    name_or_file: Annotated[str, kernel_or_source("KERNEL")],
     ptx: Annotated[bool, typer.Option("--ptx", help="Print PTX, from NVRTC.")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="Print machine code as text; needs nvdisasm.")] = False,
     cubin: Annotated[bool, typer.Option("--cubin", help="Write machine code as an ELF file.")] = False,
@@ -54,14 +55,14 @@ def emit(
     """
     forms = [form for form, is_set in (("ptx", ptx), ("sass", sass), ("cubin", cubin)) if is_set]
     if len(forms) > 1:
-        raise typer.BadParameter(f"both {' and '.join(f'--{form}' for form in forms)} are given; pass only one")
+        raise UsageError(f"both {' and '.join(f'--{form}' for form in forms)} are given; pass only one")
     form: Form = forms[0] if forms else "cubin" if lineinfo else "source"  # type: ignore[assignment]
     to_stdout = to is None or str(to) == "-"
     if form == "cubin" and to_stdout:
         if output.is_json():
-            raise typer.BadParameter("--json cannot contain a cubin; write it to a file with -o FILE")
+            raise UsageError("--json cannot contain a cubin; write it to a file with -o FILE")
         if to is None and sys.stdout.isatty():
-            raise typer.BadParameter(
+            raise UsageError(
                 "a cubin is binary, and stdout is a terminal; write it to a file with -o FILE, or pass -o -"
             )
     refuse_overwriting([None if to_stdout else to], [name_or_file])
@@ -102,7 +103,7 @@ _Pair = tuple[object, object]
 
 
 @app.command()
-def diff(first: Page, second: Page) -> None:
+def diff(first: Annotated[str, kernel_or_source("A")], second: Annotated[str, kernel_or_source("B")]) -> None:
     """Compare two kernels.
 
     Prints the fields and the lines of source that differ, and the resources and instruction counts of both. Registers

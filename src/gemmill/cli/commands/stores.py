@@ -13,6 +13,7 @@ import typer
 from gemmill.cli import completion, output
 from gemmill.cli.app import Application, app
 from gemmill.cli.options import KernelFilter, OnGpu, Sign, StorePath, argument, is_manifest, kernel
+from gemmill.cli.output import UsageError
 from gemmill.library.errors import RemoteError, StoreError
 from gemmill.runtime.host_gpu import detect
 from gemmill.runtime.kernel_provider import KernelProvider
@@ -174,7 +175,7 @@ _MOST_SHOWN = 3
 
 def _remote(url: str | None) -> Remote:
     if (remote := Remote.of_settings(url)) is None:
-        raise typer.BadParameter("no remote is given; pass --remote URL or set GEMMILL_REMOTE")
+        raise UsageError("no remote is given; pass --remote URL or set GEMMILL_REMOTE")
     return remote
 
 
