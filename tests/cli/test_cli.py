@@ -363,7 +363,7 @@ def test_a_pack_for_shapes_has_the_kernels_that_they_need(tmp_path: Path) -> Non
         (("--objective", "burst"), "--regret, --budget, --objective and --gpu need --shapes or --problem"),
         (("--shapes", shapes, "--budget", "many"), "expected a number of bytes such as 500M"),
         (("--shapes", "none"), "neither a file nor a shipped suite"),
-        (("--problem", "64x64 bf16"), "'64x64' is no MxNxK"),
+        (("--problem", "64x64 bf16"), "the extents are '64x64'; write MxNxK"),
         (("--problem", "64x64x64 bf16", "--shapes", shapes), "both a suite and --problem are given; pass only one"),
     ):
         result = gemmill("pack", manifest, *arguments, "-o", to)

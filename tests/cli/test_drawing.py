@@ -86,7 +86,7 @@ def test_the_picture_of_the_docs_is_what_is_drawn(tmp_path: Path) -> None:
     [
         (("-o", "a.png"), "a.png must end in .svg or .html", Status.USAGE),
         (("-o", "a.svg", "--problem", "4096x bf16"), "write MxNxK or MxNxKxBATCH", Status.USAGE),
-        (("-o", "a.svg", "--problem", "4096x4096x4096 e4m3 tn"), "does not fit .* it needs", Status.WRONG),
+        (("-o", "a.svg", "--problem", "4096x4096x4096 e4m3 tn"), "does not support .* it needs", Status.WRONG),
     ],
 )
 def test_mistakes_are_answered(tmp_path: Path, arguments: tuple[str, ...], says: str, status: Status) -> None:
