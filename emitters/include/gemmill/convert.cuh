@@ -1,4 +1,4 @@
-/// Elements of any type to the types that are computed in (float, double, int32_t), and back.
+/// Conversion of elements of any type to the types that kernels compute in (float, double, int32_t), and back.
 #pragma once
 
 #include <cuda/std/type_traits>
@@ -7,7 +7,7 @@
 
 namespace gemmill {
 
-/// `Count` elements that one access moves.
+/// `Count` elements, aligned so that one access moves them all.
 template <class Element, int Count>
 struct alignas(sizeof(Element) * Count) Pack {
   Element elements[Count];
@@ -23,7 +23,7 @@ __device__ inline float native(Element value) {
   return to_float(value);
 }
 
-/// An element as a value to compute with.
+/// Converts an element to the type `Compute`.
 template <class Compute, class Element>
 __device__ inline Compute load_as(Element value) {
   return static_cast<Compute>(native(value));
@@ -40,7 +40,7 @@ __device__ inline f16 narrowed(f16, float value) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(value));
   return narrow;
 }
-/// 8-bit types, saturated.
+/// 8-bit types saturate.
 template <class Element>
 __device__ inline Element narrowed(Element type, float value) {
   static_assert(sizeof(Element) == 1, "one element of a pair of bytes");
@@ -50,7 +50,7 @@ __device__ inline Element narrowed(Element type, float value) {
   return narrow;
 }
 
-/// A computed value as an element: rounded to nearest, ties to even; integers and 8-bit types saturate.
+/// Converts a computed value to an element type. Rounds to nearest, ties to even; integers and 8-bit types saturate.
 template <class Element, class Compute>
 __device__ inline Element store_as(Compute value) {
   constexpr bool kToInteger = cuda::std::is_integral_v<Element>;

@@ -1,11 +1,11 @@
-/// What a kernel exports for the host, which computes it as well, to compare: by name, wherever it stands.
+/// Facts: values that a kernel exports and the host computes too, so that the compiler can compare both by name.
 #pragma once
 
 #include <cuda/std/cstdint>
 
 namespace gemmill {
 
-/// A fact: the CRC-32 of its name, as zlib has it, and its value (emitters/emit.py).
+/// A named value. `name` is the CRC-32 of the fact's name, as zlib computes it (emitters/emit.py).
 struct Fact {
   uint32_t name, value;
 };

@@ -1,11 +1,12 @@
-/// Element types, majorness and the few numeric helpers that every role shares.
+/// Element types, enumerations and small numeric helpers that all headers share.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
 
 namespace gemmill {
 
-/// Floats that C++ lacks are bits here: WGMMA and TMA interpret them, and conversions are single PTX instructions.
+/// Element types that C++ lacks, held as raw bits. WGMMA and TMA interpret the bits; each conversion below is one or a
+/// few PTX instructions.
 struct bf16 {
   uint16_t bits;
 };
@@ -21,11 +22,11 @@ struct e4m3 {
 struct e5m2 {
   uint8_t bits;
 };
-/// A power of two, 2^(bits - 127); 255 is NaN.
+/// An exponent-only scale: 2^(bits - 127). 255 is NaN.
 struct ue8m0 {
   uint8_t bits;
 };
-/// Two 4-bit integers, the even one in the low half: signed, and unsigned.
+/// Two signed (s4) or unsigned (u4) 4-bit integers in one byte, the element of even index in the low half.
 struct s4 {
   uint8_t bits;
 };
@@ -33,16 +34,17 @@ struct u4 {
   uint8_t bits;
 };
 
-/// The contiguous extent of an input: K, or the other one (M for A, N for B); ANY: strides along both are followed.
+/// Which extent of an input is contiguous: K, or the other one (M of A, N of B). ANY: neither; the kernel uses the
+/// strides of both.
 enum class MajorIn { K, MN, ANY };
-/// The contiguous extent of C and D; ANY: strides along both are followed.
+/// Which extent of C or D is contiguous. ANY: neither; the kernel uses the strides of both.
 enum class MajorOut { N, M, ANY };
-/// Which extent consecutive tiles lie along.
+/// The extent along which consecutive tiles lie.
 enum class Raster { M, N };
-/// Cooperative: the consumer warpgroups share a tile. Pingpong: each has a tile of its own.
+/// Cooperative: the consumer warpgroups share one tile. Pingpong: each consumer warpgroup has its own tile.
 enum class Schedule { Cooperative, Pingpong };
 
-/// Stands in for the dtype of an absent C.
+/// The element type of a C that is absent.
 struct None {};
 
 constexpr int ceil_div(int value, int divisor) { return (value + divisor - 1) / divisor; }
@@ -50,8 +52,8 @@ constexpr int align_up(int value, int multiple) { return ceil_div(value, multipl
 constexpr int min_of(int a, int b) { return a < b ? a : b; }
 constexpr int max_of(int a, int b) { return a > b ? a : b; }
 
-/// Two values of a type of at most 16 bits, the first in the low half: rounded to nearest, ties to even, and 8-bit ones
-/// saturated (PTX ISA, `cvt`). The first argument names the type.
+/// Packs two values into a type of at most 16 bits, the first in the low half. Rounds to nearest, ties to even; 8-bit
+/// types saturate (PTX ISA, `cvt`). The first argument only selects the type.
 __device__ inline uint32_t pack(bf16, float low, float high) {
   uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
@@ -102,19 +104,20 @@ __device__ inline float to_float(e4m3 value) {
   return to_float(f16{uint16_t(pair)});
 }
 __device__ inline float to_float(e5m2 value) { return to_float(f16{uint16_t(value.bits << 8)}); }
-__device__ inline float to_float(ue8m0 value) {  // as float has it, but for the least, a subnormal, and NaN
+__device__ inline float to_float(ue8m0 value) {  // a shift of the exponent, except for 0 (2^-127, a subnormal) and NaN
   return __uint_as_float(value.bits == 0 ? 1u << 22 : value.bits == 255 ? 0x7fffffffu : uint32_t(value.bits) << 23);
 }
 
-/// A value as an epilogue computes with it; the first argument names that type. Integers stay exact.
+/// Converts a value to the type in which an epilogue computes; the first argument selects that type. int32_t to int32_t
+/// is exact.
 template <class Element>
 __device__ inline float to_compute(float, Element value) {
   return to_float(value);
 }
 __device__ inline int32_t to_compute(int32_t, int32_t value) { return value; }
 
-/// An address or offset of which the compiler forgets how it came about: what is added to it becomes an instruction's
-/// offset, and it is kept in place of being computed again for each.
+/// Hides from the compiler how an address or offset was computed. The compiler then keeps it in a register and folds
+/// constants that are added to it into the offsets of instructions, instead of recomputing each sum.
 __device__ inline uint32_t opaque(uint32_t address) {
   asm("" : "+r"(address));
   return address;
@@ -124,7 +127,7 @@ __device__ inline int64_t opaque(int64_t offset) {
   return offset;
 }
 
-/// Size of an element; 0 for an absent C.
+/// Bytes of an element; 0 for an absent C.
 template <class Element>
 inline constexpr int size_of = sizeof(Element);
 template <>

@@ -1,4 +1,5 @@
-/// The collective epilogue of one consumer warpgroup: accumulators to D through a ring of subtiles in shared memory.
+/// The collective epilogue of one consumer warpgroup: it stores accumulators to D through a ring of subtiles in shared
+/// memory.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -12,7 +13,8 @@
 
 namespace gemmill {
 
-/// Accumulator `index` of a fragment, as an epilogue computes with it: a register, or half of an f16x2 one.
+/// Accumulator `index` of a fragment, in the type in which the epilogue computes. f16 accumulators lie in pairs in
+/// uint32_t.
 template <class Compute, class Register>
 __device__ inline Compute accumulator_value(Register const* registers, int index) {
   return to_compute(Compute{}, registers[index]);
@@ -22,38 +24,45 @@ __device__ inline float accumulator_value<float, uint32_t>(uint32_t const* regis
   return to_float(f16{uint16_t(registers[index / 2] >> (index % 2 * 16))});
 }
 
-/// Stages D (and C, where there is one) subtile by subtile, so that stores overlap the conversion of what follows. A buffer
-/// of D holds a subtile of each matrix that an expression writes by TMA as well, one of C of each that it reads.
+/// Stages D subtile by subtile, and C if the kernel has one, so that TMA stores overlap the conversion of the next
+/// subtile. A buffer of D also holds a subtile of each further matrix that an expression writes by TMA. A buffer of C
+/// also holds a subtile of each matrix that it reads by TMA.
 ///
-/// One thread of the warpgroup issues every TMA copy. A single barrier a subtile orders three things: D's subtile is
-/// written, C's has been read, and the D buffer that comes next has left shared memory. Where there is a single D buffer, a
-/// second one waits until it has left; where the buffers hold a whole tile, one before its first subtile waits until all
-/// have left, and one behind its last serves them all.
-/// `TileN` are columns of D; where `SubtileN` does not divide them, the last subtile writes anew what it shares with the one
-/// before (library/legality/resources.py, subtile_n).
+/// One thread of the warpgroup issues all TMA copies. Usually one barrier for each subtile is enough. It ensures that
+/// D's subtile is written, that C's subtile has been read, and that the next D buffer is free. There are two
+/// exceptions:
+/// * With a single D buffer, a second barrier waits until the buffer is free.
+/// * If the buffers hold a whole tile, one barrier before the first subtile waits for the earlier copies, and one after
+///   the last subtile covers all of this tile.
+///
+/// `TileN` counts columns of D. If `SubtileN` does not divide it, the last subtile begins earlier, and writes the
+/// columns that it shares with the previous one a second time (WgmmaPlan.subtile_n in
+/// library/families/wgmma/wgmma_plan.py).
 template <class Operation, class SubtileC, class SubtileD, int Blocks, int TileN, int SubtileN, int BuffersC, int BuffersD>
 struct CollectiveEpilogue {
   using Inputs = Subtiles<typename Operation::Inputs, SubtileN>;
   using Outputs = Subtiles<typename Operation::Outputs, SubtileN>;
-  /// Bytes of a buffer of C and of D.
+  /// Bytes of one buffer of C and of D.
   static constexpr int kBytesC = SubtileC::kBytes + Inputs::kBytes, kBytesD = SubtileD::kBytes + Outputs::kBytes;
   static constexpr bool kHasC = SubtileC::kBytes > 0;
   static constexpr bool kLoads = kBytesC > 0;
   static constexpr bool kPartial = Operation::kIsPartial;
-  /// Whether a thread's two columns lie next to each other.
+  /// Whether the two columns that a thread holds are adjacent in D.
   static constexpr bool kNeighbours = !Operation::kGated;
   static constexpr int kColumns = ceil_div(TileN, SubtileN);
   static constexpr int kSubtiles = Blocks * kColumns;
   static_assert(BuffersD >= 1);
   static_assert(TileN % SubtileN == 0 || (TileN > SubtileN && !kLoads && Outputs::kBytes == 0),
                 "columns may be written twice, but C is read in place");
-  /// Whether the few columns of a tile go from registers to global memory: past shared memory and TMA, which take longer
-  /// than sectors that are half empty.
+  /// Whether a tile of eight columns goes from registers straight to global memory. Staging and TMA take longer than
+  /// writing half-filled sectors.
   enum : bool { kBypassesShared = TileN == 8 && !kLoads && Outputs::kBytes == 0 && !kPartial };
-  /// Whether the buffers hold all of a tile, whose copies then start together: one round of fences and barriers, not one for
-  /// each subtile. (Expressions, which take longer beside another warpgroup's MMAs, are the slower for it.)
+  /// Whether the D buffers hold a whole tile. Its copies then start together, after one round of fences and barriers
+  /// instead of one for each subtile. Expressions are excluded: they take longer beside another warpgroup's MMAs, and
+  /// were slower this way.
   enum : bool { kCopiesWholeTile = BuffersD == kSubtiles && BuffersD > 1 && !kLoads && !kBypassesShared && !Operation::kIsExpression };
-  /// Whether the buffers do not hold a tile, and what would.
+  /// Whether more memory (`whole_tile` of `store`) would help, because the buffers hold less than a tile; and the bytes
+  /// it takes.
   enum : bool { kWholeTileHelps = BuffersD < kSubtiles && !kBypassesShared };
   static constexpr int kWholeTileBytes = kSubtiles * kBytesD;
   using FullC = cutlass::arch::ClusterTransactionBarrier;
@@ -62,25 +71,25 @@ struct CollectiveEpilogue {
   typename Operation::Params const& operation_params;
   char* buffers_c;
   char* buffers_d;
-  /// One mbarrier for each C buffer.
+  /// One mbarrier for each buffer of C.
   uint64_t* full_c;
   /// The named barrier of this warpgroup.
   int barrier;
   RingPosition<BuffersD> at_d{};
   RingPosition<max_of(BuffersC, 1)> at_c{};
 
-  // Cheaper to compute anew than to keep in registers beside the accumulators.
+  // Recomputed at each use: that costs less than registers beside the accumulators.
   __device__ static bool is_leader() { return threadIdx.x % 128 == 0; }
   __device__ static int warp() { return threadIdx.x / 32 % 4; }
   __device__ static int lane() { return threadIdx.x % 32; }
-  /// Where a thread's first or second column lies in a group of eight.
+  /// Offset of a thread's first or second column within a group of eight.
   __device__ static int column_of(int j) {
     if constexpr (Operation::kGated) return FragmentEpilogue<Operation, SubtileN>::column_of(j);
     return lane() % 4 * 2 + j;
   }
 
-  /// Starts loading the first C subtiles of a tile, and what an expression reads; call it before the mainloop, which
-  /// hides the latency.
+  /// Starts loading the first subtiles of C and what an expression reads. Call it before the mainloop, which hides the
+  /// latency.
   template <BatchMode Mode>
   __device__ void prefetch(int m, int n, int batch, int place_c) {
     if constexpr (Operation::kIsExpression)
@@ -93,10 +102,11 @@ struct CollectiveEpilogue {
     }
   }
 
-  /// Writes the tile at (m, n) of D's matrix `batch`: m is the first row of this warpgroup's part. Matrices that are cut
-  /// end at row `end`. An expression's operands have the index `group`, which is D's but where groups share D. A nested
-  /// C's matrix is at `place_c`. `whole_tile`: kWholeTileBytes that this warpgroup alone uses, or null. No subtile then waits for
-  /// another's copy.
+  /// Writes one tile to matrix `batch` of D. (m, n) is the origin of this warpgroup's part. In grouped modes along M,
+  /// rows from `end` on are not written. `group` is the batch index of an expression's operands; it differs from
+  /// `batch` where groups share one D, and in nested batches. `place_c` is the place of C's matrix in a nested batch.
+  /// `whole_tile` is null, or points to kWholeTileBytes that no other warpgroup uses; then no subtile waits for the
+  /// copy of another.
   template <BatchMode Mode, class Accumulators>
   __device__ void store(Accumulators const& accumulators, int m, int n, int batch, int end, int group, int place_c,
                         char* whole_tile) {
@@ -130,7 +140,7 @@ struct CollectiveEpilogue {
         convert<1>(operation, registers, first, SubtileN - 8, n, subtile_c, needs_c, target);
       if constexpr (Operation::kIsExpression) {
         if (i % kColumns == kColumns - 1) operation.end_rows();
-        // Loads that the barrier hides.
+        // The barrier hides the latency of these loads.
         if (i + 1 < kSubtiles) operation.begin_columns(n + first_column(i + 1));
       }
 
@@ -140,7 +150,7 @@ struct CollectiveEpilogue {
           if (!whole_tile && is_leader()) cute::tma_store_wait<BuffersD - 2>();
         }
         named_barrier::sync(barrier, 128);
-        // A group of its own: the wait above counts one a subtile.
+        // One bulk group for each subtile, because the wait above counts groups.
         copy<Mode>(i, subtile_d, m, n, batch, end, true);
       }
       if constexpr (!kCopiesWholeTile) at_d.advance();
@@ -159,25 +169,25 @@ struct CollectiveEpilogue {
     if constexpr (Operation::kIsExpression) operation.end_tile();
   }
 
-  /// Waits until the stores have read shared memory; a block must not exit before.
+  /// Waits until all stores have read shared memory. A CTA must not exit before.
   __device__ void finish() {
     if (is_leader()) cute::tma_store_wait<0>();
   }
 
  private:
-  /// Waits until what this warpgroup's copies to D read may be overwritten.
+  /// Waits until this warpgroup's copies to D have read their buffers, which may then be overwritten.
   __device__ void wait_for_copies() const {
     if (is_leader()) cute::tma_store_wait<0>();
     named_barrier::sync(barrier, 128);
   }
 
-  /// Columns of D.
+  /// The number of columns of D.
   __device__ int n_end() const { return Operation::kGated ? params.n / 2 : params.n; }
 
-  /// Where subtile i begins: the last one where it still lies within the tile.
+  /// The first column of subtile i. The last subtile begins early enough to end with the tile.
   __device__ static constexpr int first_column(int i) { return min_of(i % kColumns * SubtileN, TileN - SubtileN); }
 
-  /// What applies the operation to the fragments of a tile.
+  /// The object that applies the operation to the fragments of a tile.
   __device__ auto begin_tile(int group, int m_end) const {
     if constexpr (Operation::kIsExpression) {
       static_assert(TileN % SubtileN == 0 || Operation::kReductions == 0, "reductions count columns once");
@@ -187,7 +197,7 @@ struct CollectiveEpilogue {
     }
   }
 
-  /// First element of a matrix of D.
+  /// The first element of a matrix of D.
   template <BatchMode Mode>
   __device__ typename SubtileD::Element* matrix_d(int batch) const {
     using Element = typename SubtileD::Element;
@@ -198,7 +208,7 @@ struct CollectiveEpilogue {
     }
   }
 
-  /// Bytes that a buffer of C waits for.
+  /// The number of bytes that one buffer of C waits for.
   __device__ int bytes_to_load() const {
     bool const needs_c = kHasC && Operation(operation_params).needs_c();
     return (needs_c ? SubtileC::kDataBytes : 0) + Inputs::kDataBytes;
@@ -233,14 +243,14 @@ struct CollectiveEpilogue {
     }
   }
 
-  /// Where a subtile goes: to a buffer, or straight to the rows of a matrix D from `m` on.
+  /// Where a subtile goes: to a buffer, or, if `subtile` is null, straight to the rows of a matrix of D from `m` on.
   struct Target {
     char* subtile;
     typename SubtileD::Element* d = nullptr;
     int m = 0, m_end = 0;
   };
 
-  /// Starts to copy subtile i of a tile from its buffer to global memory; `last`: of a group of copies, which may have none.
+  /// Starts to copy subtile i from its buffer to global memory. `last` closes the bulk group, which may be empty.
   template <BatchMode Mode>
   __device__ void copy(int i, char const* subtile_d, int m, int n, int batch, int end, bool last) {
     int const first = first_column(i);

@@ -7,8 +7,8 @@
 
 namespace gemmill {
 
-/// `load`, `load_scales` and `transpose` run in warps of the producer warpgroup; the others in a consumer warpgroup.
-/// They are functions, not an object that holds references, of which the compiler makes other machine code.
+/// `load`, `load_scales` and `transpose` run in warps of the producer warpgroup, the others in a consumer warpgroup.
+/// They are static functions, because an object that holds references compiles to different machine code.
 template <class Traits>
 struct CollectiveMainloop {
   using Storage = WgmmaStorage<Traits>;
@@ -34,13 +34,14 @@ struct CollectiveMainloop {
 
   // Producer.
 
-  /// One thread issues the loads; where a warp shares the scheduler, the others follow it.
+  /// The producer loop. One thread issues the loads. With groups along M the whole warp runs the loop, because the
+  /// scheduler uses warp votes.
   __device__ static void load(Params const& params, Storage storage, Scheduler& scheduler) {
     StagePipeline& pipeline = storage.pipeline();
     bool const issues = !Traits::kGroupedM || cute::elect_one_sync();
     int const m = scheduler.rank % Config::kClusterM;
     int const n = scheduler.rank / Config::kClusterM;
-    // A is shared by the CTAs of a row of the cluster (same m), B by those of a column (same n).
+    // The CTAs of one row of the cluster (same m) share A; those of one column (same n) share B.
     uint32_t row = 0;
     for (int i = 0; i < Config::kClusterN; ++i) row |= 1u << (m + i * Config::kClusterM);
     uint32_t const column = ((1u << Config::kClusterM) - 1) << (n * Config::kClusterM);
@@ -67,7 +68,7 @@ struct CollectiveMainloop {
         if (waits) wait_for_prerequisites();
         waits = false;
         if constexpr (Traits::kGroupedK) {
-          // A window of tile K rows: what is beyond the group's end arrives as zeros.
+          // A window of tile K rows that ends with the group. TMA fills what lies beyond the window with zeros.
           int const rows = min(work.end - work.begin - k, Config::kTileK);
           int const place = work.begin + k + rows;
           load_a(tile_a, full, stage_a, Config::kTileK - rows, place, 0);
@@ -85,16 +86,18 @@ struct CollectiveMainloop {
       }
     }
     if (issues) launch_dependents();
-    // Peers arrive at this CTA's barriers until they have read its last stages: it must not end before. (All else that
-    // reaches its shared memory, loads of peers and sums of other slices of K, it has waited for.)
+    // Peers arrive at this CTA's barriers until they have read its last stages, so this CTA must not exit before. It
+    // has already waited for everything else that reaches its shared memory: the loads of peers and the sums of other
+    // slices of K.
     if constexpr (StagePipeline::kPeers > 1) {
       for (int i = 0; issues && i < Config::kStages; ++i, at.advance()) pipeline.wait_empty(at);
     }
   }
 
-  /// One warp: fills the scales of each stage, beside `load`. A full barrier has seen all arrivals of one lap before the
-  /// readers of that lap release its scales. Those of a byte are upconverted some stages after their copies have started, so
-  /// that as many are on their way, and within their tile, so that none waits for a stage of the next.
+  /// Runs in one warp beside `load`, and fills the scales of each stage. A full barrier has received all arrivals of
+  /// one lap before the readers of that lap release its scales. One-byte scales are converted to f32 kLag stages after
+  /// their copies start, so that as many copies are in flight. The lag ends with each tile, so that no conversion waits
+  /// for a stage of the next tile.
   __device__ static void load_scales(Params const& params, Storage storage, Scheduler& scheduler) {
     using Load = ScaleLoad<Config::kTileM, typename Config::Scale>;
     constexpr int kLag = Load::kBytewise ? Config::kStages / 2 : 0;
@@ -124,11 +127,11 @@ struct CollectiveMainloop {
         }
       }
     }
-    // No barrier is left half arrived at.
+    // Completes the barriers on which the consumers of the last stages have arrived.
     for (int stage = 0; stage < (again ? Config::kStages : at.stage); ++stage) Scales::acquire(stage);
   }
 
-  /// Warps of the producer warpgroup that do not load: transpose each stage as it arrives.
+  /// Runs in the producer warpgroup's warps that do not load. Transposes each stage as it arrives.
   __device__ static void transpose(Storage storage, Scheduler& scheduler, int warp) {
     StagePipeline& pipeline = storage.pipeline();
     TransposeBarriers& transposed = storage.transposed();
@@ -150,7 +153,7 @@ struct CollectiveMainloop {
 
   // Consumer.
 
-  /// The stages as two-level accumulation walks them.
+  /// The interface through which TwoLevelAccumulators waits for stages and releases them.
   struct Stages {
     StagePipeline& pipeline;
     TransposeBarriers& transposed;
@@ -168,13 +171,13 @@ struct CollectiveMainloop {
   };
   using Release = cute::conditional_t<Config::kPromote, NoRelease, StageRelease<StagePipeline>>;
 
-  /// Waits until a stage can be multiplied.
+  /// Waits until a stage is ready for MMAs: loaded, and transposed if necessary.
   __device__ static void wait(StagePipeline& pipeline, TransposeBarriers& transposed, Position at) {
     pipeline.wait_full(at);
     if constexpr (Traits::kTransposes) transposed.wait(at);
   }
 
-  /// What scales a warpgroup's part of a tile, which begins at row m of it and at column n of D.
+  /// The scales of a warpgroup's part of a tile. `m` is its first row within the tile, `n` its first column within D.
   __device__ static ThreadScales scales(char const* shared, int m, int n) {
     if constexpr (Traits::kBlockScales) {
       return {shared + Storage::kOffsetScales, m, n};
@@ -183,28 +186,29 @@ struct CollectiveMainloop {
     }
   }
 
-  /// Multiplies A and B from shared memory.
+  /// The mainloop with both operands in shared memory.
   __device__ static void mma(Accumulator& accumulators, MatrixDescriptors<A> const& a,
                                      MatrixDescriptors<B> const& b, StagePipeline& pipeline, TransposeBarriers& transposed, Position& at,
                                      Release const& release, int k_tiles) {
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       wait(pipeline, transposed, at);
       accumulators.multiply(a, b, at.stage, k_tile == 0);
-      // One batch of MMAs stays in flight; the one before it has read its stage.
+      // One batch of MMAs stays in flight. The previous one has finished reading its stage.
       wgmma_wait<1>();
       if (k_tile > 0) release(at.previous());
       at.advance();
     }
   }
 
-  /// Waits for the last MMAs of a tile, and gives their stage back.
+  /// Waits for the last MMAs of a tile and releases their stage.
   __device__ static void mma_tail(Accumulator& accumulators, Release const& release, Position const& at, int k_tiles) {
     wgmma_wait<0>();
     accumulators.fence();
     if (k_tiles > 0) release(at.previous());
   }
 
-  /// Multiplies a stage, A from a fragment: one set of them is read from shared memory while MMAs read the other.
+  /// Multiplies one stage with A in registers. It loads one fragment from shared memory while MMAs read the other
+  /// (`before`).
   template <class OperandA, class Fragment>
   __device__ static void mma_step(Accumulator& accumulators, OperandA const& a, Fragment& fragment, Fragment& before,
                               MatrixDescriptors<B> const& b, StagePipeline& pipeline, TransposeBarriers& transposed, Position& at,
@@ -218,8 +222,9 @@ struct CollectiveMainloop {
     at.advance();
   }
 
-  /// Takes steps, whose fragments alternate. No branch lies between MMAs in flight and the next: ptxas would serialise
-  /// them. (With the step in here, kernels took 1 to 3% longer on an H200.)
+  /// Runs `step` for every stage, with two fragments that alternate. There is no branch between MMAs in flight and the
+  /// next MMAs, because ptxas would serialise them. The step is a parameter because kernels with an inlined step took 1
+  /// to 3% longer on an H200.
   template <class Fragment, class Step>
   __device__ static void alternate(Fragment& even, Fragment& odd, int k_tiles, Step const& step) {
     int k_tile = 0;
@@ -230,7 +235,8 @@ struct CollectiveMainloop {
     if (k_tile < k_tiles) step(even, odd, k_tile == 0);
   }
 
-  /// A as a warpgroup loads it into registers, from its first row and its first k of a stage.
+  /// The operand A of a warpgroup that multiplies from registers; `first_row` and `first_k` are its origin within a
+  /// stage.
   __device__ static auto operand(char* shared, int first_row, [[maybe_unused]] int first_k) {
     if constexpr (Traits::kMixed) {
       return typename Traits::Narrow(shared + Storage::kOffsetA, shared + Storage::kOffsetScales, first_row, first_k);

@@ -1,25 +1,27 @@
-/// An M-major A of 32 bits as WGMMA's operand from registers: from shared memory WGMMA reads 32 bits K-major alone.
+/// An M-major A of 32-bit elements, read into registers for WGMMA. From shared memory WGMMA reads 32-bit operands
+/// K-major only.
 #pragma once
 
 #include <gemmill/mma/wgmma.cuh>
 
 namespace gemmill {
 
-/// Where one thread finds its part of every stage, which lies as TMA wrote it.
+/// Finds one thread's elements of A in each stage, which has the layout that TMA wrote.
 ///
-/// A lane needs, of two rows 8 apart, elements l % 4 and l % 4 + 4 of every eight along K (PTX ISA, "Register fragments
-/// for wgmma.mma_async.m64nNk8", A). Rows of eight lanes lie in two chunks of 16 bytes; lanes of the second read the
-/// later element first, whose line is swizzled otherwise, so that no two lanes of a warp meet in a bank.
+/// A lane needs two rows that are 8 apart. Of each it needs elements l % 4 and l % 4 + 4 of every eight along K (PTX
+/// ISA, "Register fragments for wgmma.mma_async.m64nNk8", A). The eight rows of a warp's lanes lie in two chunks of 16
+/// bytes. Lanes of the second chunk read the later element first. Its line has another swizzle, so no two lanes of a
+/// warp access the same bank.
 template <class Layout, int Blocks, int K>
 struct ColumnOperand {
   static_assert(Layout::kMajor == MajorIn::MN && Layout::kSpan == 128, "panels of 32 rows of A, a line for each k");
   using Fragment = RegisterFragments<Blocks, K / 8>;
 
-  /// Of the first and the second element along K that this lane reads, in the first stage.
+  /// Addresses, in the first stage, of the first and the second element along K that this lane reads.
   char const* elements[2];
   bool later_first;
 
-  /// `m` is the first row of the warpgroup in the tile.
+  /// `m` is the warpgroup's first row within the tile.
   __device__ ColumnOperand(char const* stages, int m) : later_first(threadIdx.x % 32 / 16) {
     int const row = m + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
@@ -31,7 +33,8 @@ struct ColumnOperand {
     for (int block = 0; block < Blocks; ++block) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        // Rows 8 further on are two chunks further on, in the same eight chunks: one bit of the address.
+        // Rows that are 8 apart are two chunks apart within the same swizzle span, so their addresses differ in one
+        // bit.
         char const* const first = flipped(elements[0], half * 32) + stage * Layout::kBytes;
         char const* const second = flipped(elements[1], half * 32) + stage * Layout::kBytes;
 #pragma unroll

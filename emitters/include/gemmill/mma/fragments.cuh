@@ -1,8 +1,8 @@
-/// Operands of mma.sync from a stage in shared memory to registers, whatever the type and the majorness.
+/// Operands of mma.sync: reads them from a stage in shared memory to registers, for any type and majorness.
 ///
-/// Every mma.sync of the shapes m16n8 reads A as 16 rows of 32 bytes along K and B as 8 columns of them: 8 words of 32
-/// bits, elements that are neighbours along K, or 4 words of one f64. Lane l holds word l % 4 of rows l / 4 and l / 4 + 8,
-/// and where there are 8 also word l % 4 + 4 (PTX ISA, "Matrix fragments for mma.m16n8k8", "m16n8k4" and the like).
+/// Every mma.sync of shape m16n8 reads A as 16 rows, and B as 8 columns, of 32 bytes along K. These are 8 words of 32
+/// bits, each with adjacent elements along K, or 4 words of one f64. Lane l holds word l % 4 of rows l / 4 and l / 4 +
+/// 8. With 8 words it also holds word l % 4 + 4 (PTX ISA, "Matrix fragments for mma.m16n8k8", "m16n8k4" and similar).
 #pragma once
 
 #include <gemmill/copy/shifted.cuh>
@@ -11,7 +11,8 @@ namespace gemmill {
 
 enum class Side { A, B };
 
-/// To the nearest tf32: of two as near the even one where that is one instruction, else (before sm_90) the larger one.
+/// Rounds to the nearest tf32. Ties go to even on sm_90 and later, and away from zero before, where no single
+/// instruction rounds to even.
 __device__ inline uint32_t to_tf32(float x) {
   uint32_t rounded;
 #if __CUDA_ARCH__ >= 900
@@ -22,11 +23,12 @@ __device__ inline uint32_t to_tf32(float x) {
   return rounded;
 }
 
-/// Words that a lane holds of each row.
+/// The number of words of each row that a lane holds.
 template <class Word>
 inline constexpr int kLaneWords = 8 / int(sizeof(Word));
 
-/// The group of eight rows and the half of a step of K that word j of 16 rows has, and its place; `Words`: of each row.
+/// Maps word j of 16 rows to its group of eight rows and its half of a step of K, and back. `Words` is the number of
+/// words per row.
 template <Side kSide, int Words>
 struct FragmentOrder {
   __device__ static constexpr int group_of(int j) { return kSide == Side::A ? j % 2 : j / Words; }
@@ -36,7 +38,7 @@ struct FragmentOrder {
   }
 };
 
-/// What MMAs take of words as they were read: f32 is rounded.
+/// Rounds the words of a tf32 operand, which are f32 in memory. Other types stay as they are.
 template <class Element, class Word, int Count>
 __device__ inline void round_words(Word (&words)[Count]) {
   if constexpr (cuda::std::is_same_v<Element, tf32>) {
@@ -45,11 +47,12 @@ __device__ inline void round_words(Word (&words)[Count]) {
   }
 }
 
-/// Reads rows (M or N) x 32 bytes of a stage, 16 rows at a time: words[i] has a lane's words of rows l / 4 of two groups of
-/// eight, in the order in which MMAs take them: of A two groups side by side, of B the words of one.
+/// Reads rows (M or N) x 32 bytes of a stage, 16 rows at a time. words[i] has a lane's words of rows l / 4 of two
+/// groups of eight, in the order in which MMAs take them: for A the two groups interleaved, for B one group after the
+/// other.
 ///
-/// Where memory's neighbours along M or N are bytes, a lane reads four of them at once, from four rows along K, and
-/// transposes: of 32 rows, group g then holds rows g, g + 4, g + 8 and so on.
+/// If bytes are adjacent along M or N, a lane reads four adjacent bytes from each of four rows along K and transposes
+/// them. Of 32 rows, group g then holds rows g, g + 4, g + 8 and so on.
 template <class Layout, class Word, Side kSide>
 struct Fragments {
   using Element = typename Layout::Element;
@@ -57,12 +60,12 @@ struct Fragments {
   static constexpr int kStepK = 32 / int(sizeof(Element));
   static constexpr bool kPermuted = Layout::kMajor == MajorIn::MN && sizeof(Element) == 1;
 
-  /// Where row `row` of group `group` of eight rows lies in the tile.
+  /// The row, within the warp's tile, of row `row` of group `group` of eight rows.
   __device__ static int position(int group, int row) {
     return kPermuted ? group / 4 * 32 + row * 4 + group % 4 : group * 8 + row;
   }
 
-  /// Of a warp whose rows begin at `mn`, words at `k`.
+  /// The warp's rows begin at `mn` within the tile, and its K at `k`.
   __device__ Fragments(int mn, int k) {
     int const lane = threadIdx.x % 32;
     if constexpr (kMatrices) {
@@ -76,7 +79,7 @@ struct Fragments {
     }
   }
 
-  /// Reads what lies `k` further along K, from the stage at that address.
+  /// Reads the words `k` elements further along K, from the stage at shared-memory address `stage`.
   template <int Count, int Words>
   __device__ void load(uint32_t stage, int k, Word (&words)[Count][Words]) const {
     static_assert(!kPermuted || Count % 2 == 0, "bytes are transposed 32 rows at a time");
@@ -91,12 +94,12 @@ struct Fragments {
   }
 
  private:
-  /// Whether ldmatrix serves.
+  /// Whether ldmatrix can load the words.
   static constexpr bool kMatrices = Layout::kMajor == MajorIn::K ? sizeof(Word) == 4 : sizeof(Element) == 2;
 
   using Order = FragmentOrder<kSide, kLaneWords<Word>>;
 
-  /// Where the lane's first words lie in a stage.
+  /// Byte offset of the lane's first words within a stage.
   int base;
 
   __device__ uint32_t address(uint32_t stage, int mn, int k) const {
@@ -123,7 +126,7 @@ struct Fragments {
       Word line[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) line[i] = load_shared<Word>(address(stage, mn, k + half * 16 + i));
-      // Bytes 0 and 1, then 2 and 3, of two lines each, side by side; then of all four.
+      // Interleaves bytes 0 and 1, then 2 and 3, of two lines each; then combines all four lines.
       Word const first[2] = {__byte_perm(line[0], line[1], 0x5140), __byte_perm(line[2], line[3], 0x5140)};
       Word const second[2] = {__byte_perm(line[0], line[1], 0x7362), __byte_perm(line[2], line[3], 0x7362)};
       low[Order::place_of(0, half)] = __byte_perm(first[0], first[1], 0x5410);
@@ -134,7 +137,7 @@ struct Fragments {
   }
 };
 
-/// The same of rows that begin anywhere: a word lies across two of shared memory.
+/// The same for rows that begin at any byte: a word may span two words of shared memory.
 template <class Element, int Align, int TileMN, int TileK, class Word, Side kSide>
 struct Fragments<ShiftedLayout<Element, Align, TileMN, TileK>, Word, kSide> {
   using Layout = ShiftedLayout<Element, Align, TileMN, TileK>;
@@ -144,8 +147,8 @@ struct Fragments<ShiftedLayout<Element, Align, TileMN, TileK>, Word, kSide> {
 
   __device__ static int position(int group, int row) { return group * 8 + row; }
 
-  /// Of a warp whose rows begin at `mn`, words at `k`; the tile's first row begins at `matrix`, `stride` bytes lie from
-  /// each to the next.
+  /// The warp's rows begin at `mn`, its K at `k`. `matrix` is the global address of the tile's first row; rows are
+  /// `stride` bytes apart.
   __device__ Fragments(int mn, int k, char const* matrix, int64_t stride) {
     int const row = mn + threadIdx.x % 32 / 4;
 #pragma unroll
@@ -171,15 +174,15 @@ struct Fragments<ShiftedLayout<Element, Align, TileMN, TileK>, Word, kSide> {
   }
 
  private:
-  /// Rows 16 apart have one shift, and those 8 apart where strides are even; the bits beyond whole words are of all rows
-  /// of a lane the same.
+  /// Rows 16 apart have the same shift; with even strides also rows 8 apart. The shift within a word, in bits, is the
+  /// same for all rows of a lane.
   static constexpr int kShifts = Align % 2 == 0 ? 1 : 2;
   static_assert(sizeof(Element) < sizeof(Word), "words are put together of elements");
 
   int bases[kShifts], bits;
 };
 
-/// How a warp of sm_80 or later multiplies 16 x 16 of D, in two MMAs of 16 x 8.
+/// How a warp multiplies 16 x 16 of D on sm_80 and later: two MMAs of 16 x 8.
 struct WarpMma {
   /// Whether the target has cp.async.
   static constexpr bool kHasAsync = true;
@@ -188,11 +191,12 @@ struct WarpMma {
   template <class Layout, class Word>
   using FragmentsB = Fragments<Layout, Word, Side::B>;
 
-  /// Where a lane's sums lie in a group of eight rows, and of eight columns of which it has two neighbours.
+  /// A lane's row within a group of eight rows, and the first of its two adjacent columns within a group of eight
+  /// columns.
   __device__ static int sum_row(int lane) { return lane / 4; }
   __device__ static int sum_column(int lane) { return lane % 4 * 2; }
 
-  /// `left` and `right`: sums of eight columns each, of two groups of eight rows.
+  /// `left` and `right` are the sums of eight columns each, for two groups of eight rows.
   template <class Atom, class Word, class Sum, int Words>
   __device__ static void multiply(Word const (&a)[Words], Word const (&b)[Words], Sum (&left)[4], Sum (&right)[4]) {
     if constexpr (kLaneWords<Word> == 1) {

@@ -1,11 +1,11 @@
-/// MMAs of fp8 for a target whose mma.sync has none of its own (sm_90): of the f16 that its elements are exactly.
+/// fp8 MMAs for targets whose mma.sync has no fp8 (sm_90). They convert the elements to f16, which is exact.
 #pragma once
 
 #include <gemmill/types.cuh>
 
 namespace gemmill {
 
-/// The first and the last two of four elements.
+/// Converts four elements: the first two to pairs[0], the last two to pairs[1].
 __device__ inline void to_halves(e4m3, uint32_t word, uint32_t (&pairs)[2]) {
   asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high; }"
       : "=r"(pairs[0]), "=r"(pairs[1])
@@ -17,9 +17,9 @@ __device__ inline void to_halves(e5m2, uint32_t word, uint32_t (&pairs)[2]) {
   pairs[1] = __byte_perm(word, 0, 0x3424);
 }
 
-/// 16 x 8 x 32 elements of A and B by two of HalfAtom's 16 x 8 x 16 of f16, the first two elements of each word and the
-/// last two: the order of K is free as long as both operands have the same. ptxas, asked for fp8, would sum up from zero
-/// and add that to the accumulators.
+/// Multiplies 16 x 8 x 32 elements with two f16 MMAs of 16 x 8 x 16: one takes the first two elements of each word, the
+/// other the last two. The order of K is free as long as both operands have the same. This replaces ptxas's own
+/// emulation of fp8, which sums from zero and adds that sum to the accumulators.
 template <class HalfAtom, class A, class B>
 struct HalvesAtom {
   using Word = uint32_t;
@@ -37,7 +37,7 @@ struct HalvesAtom {
   }
 };
 
-/// Whether an atom is one of these.
+/// Whether an atom is a HalvesAtom.
 template <class Atom>
 inline constexpr bool kIsHalves = false;
 template <class HalfAtom, class A, class B>

@@ -1,4 +1,5 @@
-/// A narrow A (weights) as WGMMA's operand from registers: read as it lies in shared memory, upconverted, scaled by group.
+/// A narrow A (weights), read into registers for WGMMA: it is loaded from the stage, upconverted and multiplied by its
+/// group's scale.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -11,17 +12,18 @@
 
 namespace gemmill {
 
-/// Scales, and zero points, of one stage: for each group of `Group` elements along K (0: there are none) one of each row.
+/// Scales and zero points of one stage: for each group of `Group` elements along K, one value for each row. Group 0:
+/// there are none.
 template <class Wide, int Group, bool Zeros, int TileM, int TileK>
 struct GroupLayout {
   static constexpr int kGroup = Group;
   static constexpr bool kHasZeros = Zeros;
   static constexpr int kGroups = Group == 0 ? 0 : max_of(1, TileK / max_of(1, Group));
-  /// Of the scales; the zero points follow, as many.
+  /// Bytes of the scales. The zero points follow and take as many.
   static constexpr int kScaleBytes = kGroups * TileM * int(sizeof(Wide));
   static constexpr int kBytes = kScaleBytes * (Zeros ? 2 : 1);
 
-  /// One thread: loads the groups of a stage; `full` counts kBytes.
+  /// Called by one thread. Loads the groups of a stage; barrier `full` counts kBytes for them.
   template <class Params>
   __device__ static void load(Params const& params, uint64_t& full, char* stage, int m, int k, int batch) {
     constexpr uint64_t hint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
@@ -29,19 +31,19 @@ struct GroupLayout {
     if constexpr (Zeros) cute::SM90_TMA_LOAD_3D::copy(&params.zero, &full, hint, stage + kScaleBytes, m, k / Group, batch);
   }
 
-  /// Twice the value of a group and a row.
+  /// The value of a group and row, in both halves of a word.
   __device__ static uint32_t pair(char const* values, int group, int row) {
     return *reinterpret_cast<uint16_t const*>(values + (group * TileM + row) * int(sizeof(Wide))) * 0x10001u;
   }
 };
 
-/// Where one thread finds its part of every stage. `Layout` is A's in bytes, one panel; `K` what a warpgroup multiplies of
-/// a stage, which may be a slice of it.
+/// Finds one thread's elements of A in each stage. `Layout` is A's layout in bytes, one panel. `K` is the K that a
+/// warpgroup multiplies of a stage, which may be a slice of it.
 ///
-/// A lane needs elements 2 * quad and 2 * quad + 1 of every eight along K, of two rows (PTX ISA, "Register fragments for
-/// wgmma.mma_async.m64nNk16", A). The four lanes of a quad read the same 16 bytes of a row, which is one conflict-free
-/// access of the warp whatever the swizzle, and each keeps its elements: the round trip through shared memory that a
-/// upconverted tile would take costs eight times the bytes of a 4-bit one.
+/// A lane needs elements 2 * quad and 2 * quad + 1 of every eight along K, of two rows (PTX ISA, "Register fragments
+/// for wgmma.mma_async.m64nNk16", A). The four lanes of a quad read the same 16 bytes of a row, and each keeps its own
+/// elements. That is one access of the warp without bank conflicts, whatever the swizzle. Writing an upconverted tile
+/// to shared memory and reading it back would move eight times the bytes of a 4-bit tile.
 template <class Narrow, class Wide, class Layout, class Groups, int Blocks, int K>
 struct NarrowOperand {
   static constexpr int kBits = bits_of<Narrow>;
@@ -58,12 +60,12 @@ struct NarrowOperand {
   uint32_t swizzle;
   uint32_t select;
 
-  /// `m` is the first row of the warpgroup in the tile, `k` its first element along K.
+  /// `m` and `k` are the warpgroup's first row and first element along K within the tile.
   __device__ NarrowOperand(char const* stages, char const* group_stages, int m, int k)
       : groups(group_stages), row(m + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4) {
     int const byte = row * Layout::kSpan;
     rows = stages + byte;
-    // Rows 8 apart are swizzled alike, and a slice of K starts at a power of two that no chunk of it reaches.
+    // Rows 8 apart have the same swizzle. A slice of K starts at a power of two that no chunk of the slice reaches.
     swizzle = (swizzled<Layout::kSpan>(byte) ^ byte) ^ (k * kBits / 8);
     first_group = k / max_of(1, Groups::kGroup);
     select = Upconvert<Narrow, Wide>::select(threadIdx.x % 4);
@@ -103,15 +105,16 @@ struct NarrowOperand {
   }
 };
 
-/// Adds up what `Slices` warpgroups summed over their slices of K, always in the same order; the first holds the result.
+/// Adds the sums that `Slices` warpgroups have for their slices of K, always in the same order. The result is in the
+/// first warpgroup.
 ///
-/// `scratch` holds an accumulator tile of each but the first. All of the warpgroups call it.
+/// `scratch` holds an accumulator tile for each warpgroup but the first. All of these warpgroups must call it.
 template <int Slices, class Accumulators>
 __device__ void reduce_slices(Accumulators& accumulators, char* scratch, int warpgroup, int barrier) {
   constexpr int kValues = sizeof(accumulators.values) / sizeof(float);
   auto* const values = reinterpret_cast<float*>(scratch) + threadIdx.x % 128;
   auto& sums = reinterpret_cast<float(&)[kValues]>(accumulators.values);
-  // The first warpgroup has read the tile before.
+  // Before this barrier the first warpgroup has read the previous tile's sums.
   named_barrier::sync(barrier, 128 * Slices);
   if (warpgroup > 0) {
 #pragma unroll

@@ -1,4 +1,5 @@
-/// Stages of 8- and 32-bit operands that are not K-major, transposed in shared memory: WGMMA reads those K-major alone.
+/// Transposes stages of 8- and 32-bit operands that are not K-major in shared memory, because WGMMA reads these types
+/// K-major only.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -11,35 +12,37 @@
 
 namespace gemmill {
 
-/// Whether a stage is transposed where it lies: its panels are squares, and as many bytes into it before as after.
+/// Whether a stage is transposed in place: its panels are squares, and the transposed stage has the same panels.
 template <class Tma, class Mma>
 constexpr bool kInPlace = Mma::kPanels == 1 && Tma::kSpan == Mma::kSpan;
 
-/// Reads a stage as TMA wrote it (`Tma`, MN-major) and writes it as WGMMA reads it (`Mma`, K-major), by `Warps` warps.
+/// Reads a stage as TMA wrote it (`Tma`, MN-major) and writes it as WGMMA reads it (`Mma`, K-major), with `Warps`
+/// warps.
 ///
-/// A warp reads all that it is about to write over before it writes. Neither side has bank conflicts, but that of words
-/// in rows of less than 128 bytes. Places of what a lane reads and writes differ by constants under exclusive or, which
-/// swizzles are linear in: addresses cost little.
+/// A warp reads everything that it will overwrite before it writes. Neither reads nor writes have bank conflicts,
+/// except writes of 32-bit words in rows of less than 128 bytes. The addresses of a lane differ by constants under
+/// exclusive or, because swizzles are linear under it, so they cost few instructions.
 template <class Tma, class Mma, int Warps, int Size = sizeof(typename Tma::Element)>
 struct StageTranspose;
 
-/// Bytes, in blocks of 16 x 16: ldmatrix transposes pairs of bytes, two byte permutations finish two of its registers, and
-/// stmatrix writes them (FlashAttention-3 does so for V: arXiv:2407.08608, section 3.3).
+/// 8-bit elements, in blocks of 16 x 16. ldmatrix transposes pairs of bytes, two byte permutations finish two of its
+/// registers, and stmatrix writes them. FlashAttention-3 does the same for V (arXiv:2407.08608, section 3.3).
 ///
-/// Block (i, j), i along K and j along MN, becomes block (j, i). Blocks (i, i ^ d) and (i ^ d, i) of a square change places
-/// at once; where d is 0, two of the diagonal are transposed at once.
+/// Block (i, j), i along K and j along MN, becomes block (j, i). One step swaps blocks (i, i ^ d) and (i ^ d, i) of a
+/// square. If d is 0, one step transposes two blocks of the diagonal.
 template <class Tma, class Mma, int Warps>
 struct StageTranspose<Tma, Mma, Warps, 1> {
-  /// Blocks of a span of either, and of a square's side; squares of a panel of Tma along K and along MN.
+  /// Blocks in a span of each layout, and in the side of a square; squares in a panel of Tma along K and along MN.
   static constexpr unsigned kTmaBlocks = Tma::kSpan / 16, kMmaBlocks = Mma::kSpan / 16;
   static constexpr unsigned kSide = kTmaBlocks < kMmaBlocks ? kTmaBlocks : kMmaBlocks;
   static constexpr unsigned kSquaresK = Tma::kRows / 16 / kSide, kSquaresMN = kTmaBlocks / kSide;
 
-  /// Warp `warp` of `Warps` does its share.
+  /// Does the share of warp `warp` of `Warps`.
   __device__ static void run(char const* source_stage, char* target_stage, int warp) {
     unsigned const lane = threadIdx.x % 32;
-    // The row of a block that this lane names. The eight of a matrix lie in as many groups of banks if half of them are
-    // of the matrix's own rows and half of its neighbour's, which the permutations make good.
+    // The row of a block whose address this lane passes to ldmatrix. The eight rows of a matrix lie in different bank
+    // groups if half of them come from the matrix itself and half from its neighbour; the byte permutations put them
+    // right.
     unsigned const row = lane % 8;
     unsigned const neighbour = lane / 8 % 2 ^ row / 4;
     unsigned const source = swizzled<Tma::kSpan>((row / 2 * 4 + neighbour * 2 + row % 2) * Tma::kSpan);
@@ -55,12 +58,12 @@ struct StageTranspose<Tma, Mma, Warps, 1> {
       char const* const panel_source = source_stage + panel * Tma::kPanelBytes;
       char* const panel_target =
           target_stage + panel * Tma::kPanelExtent * Mma::kSpan + square_k / kMmaBlocks * Mma::kPanelBytes;
-      // Half of the lanes name rows of a pair's second block, (i ^ other, i ^ other ^ d).
+      // Half of the lanes address rows of the second block of a pair, (i ^ other, i ^ other ^ d).
       unsigned const other = d == 0 ? kSide / 2 : d;
       unsigned const mine = lane < 16 ? 0 : other;
       unsigned const block_source = source ^ from(square_k ^ mine, square_mn ^ mine ^ d);
       unsigned const block_target = target ^ to(square_k % kMmaBlocks ^ mine, square_mn ^ mine ^ d);
-      // The i of which i ^ other is not one: sums of two powers of two.
+      // Enumerates each i whose pair i ^ other does not occur: sums of two powers of two.
       unsigned const first = other % 2 == 0 ? 1 : 2, second = other % 4 == 0 ? 2 : 4;
       uint32_t words[kSide / 2][4];
 #pragma unroll
@@ -80,29 +83,29 @@ struct StageTranspose<Tma, Mma, Warps, 1> {
   }
 
  private:
-  /// Byte of block (i, j) in a panel of Tma; of what it becomes in a panel of Mma, whose first block along MN is 0.
+  /// Byte offset of block (i, j) in a panel of Tma, and of the block that it becomes in a panel of Mma whose first
+  /// block along MN is 0.
   __device__ static constexpr unsigned from(unsigned i, unsigned j) { return i * 16 * Tma::kSpan ^ j * 16; }
   __device__ static constexpr unsigned to(unsigned i, unsigned j) { return j * 16 * Mma::kSpan ^ i * 16; }
 };
 
-/// Words, in blocks of 4 x 4: a lane reads four rows of 16 bytes and writes four.
+/// 32-bit elements, in blocks of 4 x 4: a lane reads four rows of 16 bytes and writes four.
 template <class Tma, class Mma, int Warps>
 struct StageTranspose<Tma, Mma, Warps, 4> {
-  /// Chunks of four rows along K, those of a panel of Mma; blocks of a row.
+  /// Chunks of four rows along K in a panel of Tma, and in a panel of Mma; blocks in a row.
   static constexpr int kChunks = Tma::kRows / 4;
   static constexpr int kPanelChunks = Mma::kSpan / 16;
   static constexpr int kRowBlocks = Tma::kSpan / 16;
-  /// Chunks that a warp reads at once, of one panel of Mma. (Where these are fewer than lanes for them, two lanes do the
-  /// same.)
+  /// Chunks that a warp reads at once, of one panel of Mma. If there are more lanes than work, two lanes do the same.
   static constexpr int kLaneChunks = kPanelChunks < 32 / kRowBlocks ? kPanelChunks : 32 / kRowBlocks;
   static_assert((kChunks & (kChunks - 1)) == 0, "chunks along K are dealt out to lanes");
 
-  /// Warp `warp` of `Warps` does its share.
+  /// Does the share of warp `warp` of `Warps`.
   __device__ static void run(char const* source_stage, char* target_stage, int warp) {
     int const lane = threadIdx.x % 32;
     int const block = lane % kRowBlocks;
-    // Lanes whose blocks are neighbours work on different chunks: they write 16 bytes each into different banks. Those
-    // of a row's second half take the panel's second half, so that with a block its mirror image is read.
+    // Lanes with adjacent blocks work on different chunks, so their 16-byte writes go to different banks. Lanes of a
+    // row's second half take the second half of the panel, so that a block and its mirror image are read together.
     int const first_chunk = (lane / kRowBlocks ^ block / 2 ^ block / 4 * 4) % kPanelChunks;
     int const source = from(first_chunk, 0) ^ block * 16;
     int const target = to(first_chunk, block * 4);
@@ -132,17 +135,17 @@ struct StageTranspose<Tma, Mma, Warps, 4> {
   }
 
  private:
-  /// Byte in a panel of Tma of the first element of a row of a chunk along K.
+  /// Byte offset, in a panel of Tma, of the first element of row `row` of chunk `chunk` along K.
   __device__ static constexpr int from(int chunk, int row) {
     return swizzled<Tma::kSpan>((chunk * 4 + row) * Tma::kSpan);
   }
-  /// Byte in a panel of Mma of a chunk along K, the panel's own.
+  /// Byte offset, in a panel of Mma, of chunk `chunk` along K in row `mn`.
   __device__ static constexpr int to(int chunk, int mn) {
     return swizzled<Mma::kSpan>(mn * Mma::kSpan + chunk * 16);
   }
 };
 
-/// Tells consumers that a stage has been transposed.
+/// Mbarriers that tell consumers that a stage has been transposed.
 template <int Stages, int Warps>
 struct TransposeBarriers {
   using Barrier = cutlass::arch::ClusterBarrier;
@@ -152,7 +155,8 @@ struct TransposeBarriers {
   __device__ void init() {
     for (uint64_t& barrier : barriers) Barrier::init(&barrier, Warps);
   }
-  /// Every lane of a warp, after its writes: WGMMA reads through the asynchronous proxy.
+  /// Every lane of a warp calls it after its writes. The fence is needed because WGMMA reads through the asynchronous
+  /// proxy.
   __device__ void arrive(RingPosition<Stages> at) {
     cute::tma_store_fence();
     __syncwarp();
@@ -161,13 +165,14 @@ struct TransposeBarriers {
   __device__ void wait(RingPosition<Stages> at) { Barrier::wait(&barriers[at.stage], at.phase); }
 };
 
-/// An operand's stages as they are loaded and as they are multiplied; both are one where WGMMA takes them as they are.
+/// The layouts of an operand's stages as TMA writes them and as WGMMA reads them. They are the same unless stages are
+/// transposed.
 template <class Element, MajorIn Major, int TileMN, int TileK, bool Transposes>
 struct OperandStages {
   static constexpr bool kTransposed = Transposes && Major == MajorIn::MN && sizeof(Element) != 2;
   using TmaLayout = StageLayout<Element, Major, TileMN, TileK>;
   using MmaLayout = StageLayout<Element, kTransposed ? MajorIn::K : Major, TileMN, TileK>;
-  /// Shared memory of a stage as it is loaded, beside that of what is multiplied.
+  /// Bytes of a stage as TMA writes it, where it does not share memory with the transposed stage.
   static constexpr int kExtraBytes = kTransposed && !kInPlace<TmaLayout, MmaLayout> ? TmaLayout::kBytes : 0;
 };
 

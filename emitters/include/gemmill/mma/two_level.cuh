@@ -1,7 +1,8 @@
-/// fp8 sums that move from the tensor cores to f32 registers after every stage, scaled or not.
+/// Two-level accumulation of fp8: after every stage, the sums move from the tensor cores to f32 registers, with or
+/// without scales.
 ///
-/// Hopper's tensor cores keep 13 bits or so of fp8 sums; what leaves them every 128 products loses nothing along K
-/// (DeepSeek-V3 technical report, 3.3.2).
+/// Hopper's tensor cores keep about 13 bits of an fp8 sum. Adding the sums of every 128 products in f32 keeps the
+/// precision along K (DeepSeek-V3 technical report, 3.3.2).
 #pragma once
 
 #include <gemmill/copy/scales.cuh>
@@ -9,34 +10,34 @@
 
 namespace gemmill {
 
-/// Sums of one consumer warpgroup: `Blocks` stacked 64 x N fragments, of which `Atom` multiplies one or a part at a time.
-/// While one warpgroup adds what it multiplied, the tensor cores work for the other.
+/// Sums of one consumer warpgroup: `Blocks` stacked 64 x N fragments. One batch of MMAs (`Atom`) computes one fragment,
+/// or a part of its columns. While one warpgroup adds, the tensor cores work for the other.
 template <class Atom, class LayoutA, class LayoutB, class Scales, int Blocks, int TileN, int TileK>
 struct TwoLevelAccumulators {
   static constexpr int kRegisters = TileN / 2;
   static constexpr int kParts = kRegisters / Atom::kRegisters;
-  /// Of each pair of sums that are moved as a vector, which comes first. Vectors are aligned, as what MMAs leave is: a sum
-  /// would lie in the same register bank as what is added to it.
+  /// Which sum of a pair goes first when sums are moved as a vector. Vectors and the results of MMAs are aligned
+  /// registers; without the swap, a sum would lie in the same register bank as the value that is added to it.
   static constexpr int kFirst = 1;
   static_assert(TileK == 4 * Atom::kK, "a stage holds the K of four MMAs");
 
   float values[Blocks][kRegisters];
-  /// What one batch of MMAs leaves.
+  /// The result of one batch of MMAs.
   float partial[Atom::kRegisters];
 
-  /// Issues the first part of the current stage.
+  /// Waits for the current stage, and issues the MMAs of its first part.
   template <class Stages>
   __device__ void begin(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, Stages stages) {
     int const stage = stages.index();
-    // Made before the wait: nothing but the wait stands between a stage's arrival and its MMAs.
+    // Computed before the wait, so that nothing else delays the MMAs of a stage that has arrived.
     MatrixDescriptors<LayoutA> const a_stage = a.advanced(stage * LayoutA::kBytes);
     MatrixDescriptors<LayoutB> const b_stage = b.advanced(stage * LayoutB::kBytes);
     stages.wait();
     issue(a_stage, b_stage, 0);
   }
 
-  /// Multiplies `count` stages from the current one on. `Begun`: where there are some, `begin` was called before, for MMAs
-  /// that run beside what comes in between.
+  /// Multiplies `count` stages from the current one on. `Begun`: the caller has called `begin` if count > 0, so that
+  /// the first MMAs overlapped with what it did in between.
   template <bool Begun, class Stages>
   __device__ void multiply(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, Stages stages, int count,
                            Scales scales) {
@@ -45,7 +46,7 @@ struct TwoLevelAccumulators {
 #pragma unroll
       for (auto& value : block) value = 0;
     if constexpr (Begun) {
-      // The branch at a stage's end is behind the MMAs of the next. (Unrolled, the loop is up to 3% slower.)
+      // Each iteration issues the next stage's MMAs before it branches. (Unrolled, the loop is up to 3% slower.)
 #pragma unroll 1
       for (int i = 1; i < count; ++i) {
         add(a, b, stages, scales);
@@ -61,7 +62,7 @@ struct TwoLevelAccumulators {
     }
   }
 
-  /// Waits for what was issued.
+  /// Waits for the MMAs that were issued.
   __device__ void wait() {
     wgmma_wait<0>();
 #pragma unroll
@@ -79,7 +80,7 @@ struct TwoLevelAccumulators {
     wgmma_commit();
   }
 
-  /// Adds up the current stage, whose first part is issued.
+  /// Adds the current stage to the sums. `begin` has issued its first part; this issues the others.
   template <class Stages>
   __device__ void add(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, Stages& stages, Scales& scales) {
     int const stage = stages.index();

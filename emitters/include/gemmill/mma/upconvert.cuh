@@ -1,16 +1,16 @@
-/// Narrow weights to pairs of 16-bit floats, in registers and without rounding.
+/// Upconverts narrow weights to pairs of 16-bit floats, in registers and exactly.
 ///
-/// Integers become the low bits of the mantissa of a float whose exponent makes those bits worth 1 ("magic number"), from
-/// which the magic is then subtracted (Kim et al., "Who Says Elephants Can't Run", 2022; FasterTransformer; Frantar et
-/// al., "MARLIN", 2024). A bf16 mantissa has 7 bits, one too few for bytes: there the sign bit, or bit 7, becomes the
-/// lowest bit of the exponent of a second magic number, 128 or 256.
+/// The bits of an integer become the low mantissa bits of a float whose exponent gives those bits the weight 1 (the
+/// "magic number"). Subtracting the magic number leaves the value (Kim et al., "Who Says Elephants Can't Run", 2022;
+/// FasterTransformer; Frantar et al., "MARLIN", 2024). A bf16 mantissa has 7 bits, one too few for bytes. There the
+/// sign bit, or bit 7, becomes the lowest exponent bit of a second magic number, 128 or 256.
 #pragma once
 
 #include <gemmill/types.cuh>
 
 namespace gemmill {
 
-// Arithmetic on pairs of 16-bit floats. The rounding modifier forbids contraction to fma (PTX ISA, `sub`).
+// Arithmetic on pairs of 16-bit floats. The rounding modifier prevents contraction to fma (PTX ISA, `sub`).
 #define GEMMILL_PAIR_ARITHMETIC(NAME)                                                       \
   __device__ inline uint32_t NAME##_pair(bf16, uint32_t a, uint32_t b) {                    \
     uint32_t result;                                                                        \
@@ -27,21 +27,21 @@ GEMMILL_PAIR_ARITHMETIC(sub)
 GEMMILL_PAIR_ARITHMETIC(mul)
 #undef GEMMILL_PAIR_ARITHMETIC
 
-/// (bits & mask) ^ magic as one instruction: the compiler would make two of it, with an immediate operand each.
+/// (bits & mask) ^ magic in one instruction. The compiler would use two, each with an immediate operand.
 __device__ inline uint32_t masked(uint32_t bits, uint32_t mask, uint32_t magic) {
   uint32_t result;
   asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(result) : "r"(bits), "r"(mask), "r"(magic));
   return result;
 }
 
-/// How the elements 2 * quad and 2 * quad + 1 of eight, which lie in `Bits` bytes, become a pair of `Wide`.
+/// Upconverts elements 2 * quad and 2 * quad + 1 of eight, which take `Bits` bytes, to a pair of `Wide`.
 ///
-/// `select` is the byte permutation that picks a lane's two elements, the same for all of its fragments; `pair` takes the
-/// words that hold the eight elements (4-bit ones: `high` is 0).
+/// `select(quad)` is the byte permutation that picks a lane's two elements; it is the same for all fragments of the
+/// lane. `pair` takes the words that hold the eight elements; for 4-bit elements it ignores `high`.
 template <class Narrow, class Wide>
 struct Upconvert;
 
-/// Bytes 2 * quad and 2 * quad + 1 in bytes 0 and 2.
+/// Puts bytes 2 * quad and 2 * quad + 1 into bytes 0 and 2.
 struct SelectBytes {
   __device__ static uint32_t select(int quad) { return 0x0100 * (2 * quad + 1) + 2 * quad; }
 };
@@ -82,7 +82,7 @@ struct Upconvert<uint8_t, bf16> : SelectBytes {
 
 template <>
 struct Upconvert<e4m3, f16> {
-  /// The two bytes side by side.
+  /// Puts the two bytes side by side.
   __device__ static uint32_t select(int quad) { return 0x10 * (2 * quad + 1) + 2 * quad; }
   __device__ static uint32_t pair(uint32_t low, uint32_t high, uint32_t select) {
     uint32_t values;
@@ -93,14 +93,14 @@ struct Upconvert<e4m3, f16> {
 
 template <>
 struct Upconvert<e5m2, f16> {
-  /// Bytes 1 and 3: an e5m2 is the upper half of an f16.
+  /// Puts the bytes into bytes 1 and 3: an e5m2 is the upper half of an f16.
   __device__ static uint32_t select(int quad) { return 0x1000 * (2 * quad + 1) + 0x10 * (2 * quad); }
   __device__ static uint32_t pair(uint32_t low, uint32_t high, uint32_t select) {
     return __byte_perm(low, high, select) & 0xff00ff00;
   }
 };
 
-/// fp8 to bf16, by way of f16.
+/// fp8 to bf16, through f16 and f32.
 template <class Narrow>
 struct UpconvertHalves : Upconvert<Narrow, f16> {
   __device__ static uint32_t pair(uint32_t low, uint32_t high, uint32_t select) {
@@ -114,10 +114,10 @@ struct Upconvert<e4m3, bf16> : UpconvertHalves<e4m3> {};
 template <>
 struct Upconvert<e5m2, bf16> : UpconvertHalves<e5m2> {};
 
-/// 4 bits to f16: 1024 + low nibble, and 1024 + 16 * high nibble, which lies 4 bits further up.
+/// 4 bits to f16: 1024 + low nibble, and 1024 + 16 * high nibble, because the high nibble lies 4 bits further up.
 template <uint32_t Flip, uint32_t Magic>
 struct UpconvertNibbles {
-  /// Byte `quad` four times.
+  /// Replicates byte `quad` four times.
   __device__ static uint32_t select(int quad) { return 0x1111 * quad; }
   __device__ static uint32_t pair(uint32_t low, uint32_t, uint32_t select) {
     uint32_t const nibbles = masked(__byte_perm(low, 0, select), 0x00f0000f, Flip);
@@ -135,10 +135,10 @@ struct Upconvert<s4, f16> : UpconvertNibbles<0x64806408, 0xd480e408> {};  // min
 /// 4 bits to bf16: 128 + nibble.
 template <uint32_t Magic>
 struct UpconvertNibblesShifted {
-  /// Byte `quad`, and three bytes of the second word.
+  /// Byte `quad`, and three bytes of the second word, which is 0.
   __device__ static uint32_t select(int quad) { return 0x4440 + quad; }
   __device__ static uint32_t pair(uint32_t low, uint32_t, uint32_t select) {
-    // The high nibble moves from bit 4 to bit 16.
+    // Moves the high nibble from bit 4 to bit 16.
     uint32_t const nibbles = __byte_perm(low, 0, select) * 0x1001;
     return sub_pair(bf16{}, masked(nibbles, 0x000f000f, Magic), Magic);
   }

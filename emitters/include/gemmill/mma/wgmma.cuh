@@ -1,4 +1,4 @@
-/// WGMMA on shared-memory descriptors built by hand. The instruction itself is emitted (emitters/wgmma_atom.py).
+/// WGMMA on shared-memory descriptors that this header builds. emitters/wgmma_atom.py emits the instruction itself.
 #pragma once
 
 #include <gemmill/copy/layout.cuh>
@@ -6,10 +6,10 @@
 namespace gemmill {
 
 /// Matrix descriptors of a ring of stages (PTX ISA, "Matrix descriptor format"; canonical layouts: CUTLASS
-/// cute/atom/mma_traits_sm90_gmma.hpp, make_gmma_desc). Only the low word depends on the address, so only it is held.
+/// cute/atom/mma_traits_sm90_gmma.hpp, make_gmma_desc). It holds only the low word; the high word is a constant.
 template <class Layout>
 struct MatrixDescriptors {
-  /// Bytes between panels along MN; a K-major operand never crosses a panel inside one instruction.
+  /// Distance of panels along MN, in units of 16 bytes. One instruction reads a K-major operand from a single panel.
   static constexpr uint32_t kLeading = Layout::kMajor == MajorIn::MN ? Layout::kPanelBytes >> 4 : 1;
   static constexpr uint32_t kStride = (8 * Layout::kSpan) >> 4;
   static constexpr uint32_t kSwizzle = Layout::kSpan == 128 ? 1 : Layout::kSpan == 64 ? 2 : 3;
@@ -17,14 +17,15 @@ struct MatrixDescriptors {
 
   uint32_t low;
 
-  /// `byte` is where in the first stage the operand starts.
+  /// `byte` is the offset of the operand within the first stage.
   __device__ MatrixDescriptors(char const* stages, int byte)
       : low(((cute::cast_smem_ptr_to_uint(stages) + byte) & 0x3ffff) >> 4 | kLeading << 16) {}
 
   /// The descriptor of the operand `byte` bytes further on.
   __device__ uint64_t at(int byte) const { return kHigh | (low + (byte >> 4)); }
 
-  /// Descriptors that start `byte` bytes further on, computed here and not where they are used.
+  /// Descriptors that start `byte` bytes further on. The asm statement makes the compiler compute them here and not at
+  /// their use.
   __device__ MatrixDescriptors advanced(int byte) const {
     MatrixDescriptors further = *this;
     further.low += byte >> 4;
@@ -33,7 +34,7 @@ struct MatrixDescriptors {
   }
 };
 
-// Ordering of the asynchronous MMAs (PTX ISA, "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group").
+// Ordering of asynchronous MMAs (PTX ISA, "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group").
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 /// Waits until at most `InFlight` committed batches are unfinished.
@@ -46,13 +47,13 @@ __device__ inline void pin(float& value) { asm volatile("" : "+f"(value)::"memor
 __device__ inline void pin(uint32_t& value) { asm volatile("" : "+r"(value)::"memory"); }
 __device__ inline void pin(int32_t& value) { asm volatile("" : "+r"(value)::"memory"); }
 
-/// The fragments of A that one thread holds of one stage where MMAs read A from registers: `Blocks` of 64 rows by `Steps`
-/// of 32 bytes along K.
+/// The fragments of A that one thread holds of one stage, for kernels whose MMAs read A from registers: `Blocks` of 64
+/// rows by `Steps` of 32 bytes along K.
 template <int Blocks, int Steps>
 struct RegisterFragments {
   uint32_t values[Blocks][Steps][4];
 
-  /// Keeps the registers from being used for anything else before this point.
+  /// Keeps the compiler from reusing the registers before this point.
   __device__ void pin() {
 #pragma unroll
     for (auto& block : values)
@@ -63,13 +64,13 @@ struct RegisterFragments {
   }
 };
 
-/// Accumulators of one consumer warpgroup: `Blocks` stacked 64 x N fragments, and the MMAs that fill them.
+/// The accumulators of one consumer warpgroup, `Blocks` stacked 64 x N fragments, and the MMAs that add to them.
 template <class Atom, class LayoutA, class LayoutB, int Blocks, int TileK>
 struct Accumulators {
   static_assert(TileK % Atom::kK == 0, "tile K must be a multiple of the instruction's K");
 
   typename Atom::Register values[Blocks][Atom::kRegisters];
-  /// Of each pair of sums that are moved as a vector, which comes first.
+  /// Which sum of a pair goes first when sums are moved as a vector.
   static constexpr int kFirst = 0;
 
   __device__ void clear() {
@@ -86,7 +87,7 @@ struct Accumulators {
       for (auto& value : block) pin(value);
   }
 
-  /// Issues and commits the MMAs of one stage; `first` overwrites the accumulators instead of adding to them.
+  /// Issues and commits the MMAs of one stage. `first` overwrites the accumulators instead of adding to them.
   __device__ void multiply(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, int stage, bool first) {
     fence();
     wgmma_fence();
@@ -101,7 +102,8 @@ struct Accumulators {
     fence();
   }
 
-  /// The same with A in registers, which must keep their values until the MMAs are done; `b` is where they start in a stage.
+  /// The same with A in registers, which must keep their values until the MMAs have finished. `b` is where the operand
+  /// starts in the first stage.
   template <class Fragments>
   __device__ void multiply(Fragments const& a, MatrixDescriptors<LayoutB> b, int stage, bool first) {
     fence();

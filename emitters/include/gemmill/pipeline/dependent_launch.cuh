@@ -1,16 +1,17 @@
-/// Programmatic dependent launch (PTX ISA, "griddepcontrol"): without it in the launch, and before sm_90, nothing happens.
+/// Programmatic dependent launch (PTX ISA, "griddepcontrol"). Both functions do nothing before sm_90, or if the launch
+/// does not have the attribute.
 #pragma once
 
 namespace gemmill {
 
-/// Holds a thread back until the kernels before this one in the stream are done and what they wrote can be seen.
+/// Blocks the thread until all earlier kernels of the stream have finished and their writes are visible.
 __device__ inline void wait_for_prerequisites() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-/// Lets the kernel after this one start its prologue.
+/// Allows the next kernel of the stream to start its prologue.
 __device__ inline void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -7,7 +7,7 @@
 
 namespace gemmill {
 
-/// Position in a ring of `Stages`: a stage, and the parity of the lap.
+/// A position in a ring of `Stages` stages: the stage, and the parity of the lap.
 template <int Stages>
 struct RingPosition {
   int stage = 0;
@@ -19,7 +19,7 @@ struct RingPosition {
       phase ^= 1;
     }
   }
-  /// The stage before this one.
+  /// The index of the stage before this one.
   __device__ int previous() const { return stage == 0 ? Stages - 1 : stage - 1; }
   __device__ void advance(int count) {
     int const laps = (stage + count) / Stages;
@@ -29,15 +29,14 @@ struct RingPosition {
 };
 
 /// A full and an empty mbarrier for each stage.
-///
-/// full: an arrival by this CTA's producer, `MoreArrivals` by others who fill the stage, and the bytes of A and B from
-/// every CTA that multicasts here.
-/// empty: one arrival for each consumer warp of every CTA that this CTA's producer writes to.
+/// full: counts one arrival of this CTA's producer, `MoreArrivals` arrivals of other threads that fill the stage, and
+/// the bytes of A and B from every CTA that multicasts to this one.
+/// empty: counts one arrival of each consumer warp of every CTA that reads what this CTA's producer loads.
 template <int Stages, int ClusterM, int ClusterN, int ConsumerWarps, int MoreArrivals = 0>
 struct Pipeline {
   using Full = cutlass::arch::ClusterTransactionBarrier;
   using Empty = cutlass::arch::ClusterBarrier;
-  /// CTAs in this CTA's row and column of the cluster, itself counted once.
+  /// The CTAs in this CTA's row and column of the cluster; this CTA counts once.
   static constexpr int kPeers = ClusterM + ClusterN - 1;
 
   uint64_t full[Stages];
@@ -51,20 +50,20 @@ struct Pipeline {
     }
   }
 
-  /// Producer: waits until every peer has emptied the stage.
+  /// Producer: waits until every peer has released the stage.
   __device__ void wait_empty(RingPosition<Stages> at) { Empty::wait(&empty[at.stage], at.phase ^ 1); }
 
-  /// Producer: waits until every peer has emptied the stage, and announces the bytes to come.
+  /// Producer: waits until every peer has released the stage, and announces how many bytes the stage will receive.
   __device__ void acquire(RingPosition<Stages> at, uint32_t bytes) {
     wait_empty(at);
     Full::arrive_and_expect_tx(&full[at.stage], bytes);
   }
 
-  /// Consumer: waits until the stage is filled.
+  /// Consumer: waits until the stage is full.
   __device__ void wait_full(RingPosition<Stages> at) { Full::wait(&full[at.stage], at.phase); }
 
-  /// The CTA that a lane tells. Lanes below ClusterM take this CTA's column of the cluster, the next ones the rest of
-  /// its row.
+  /// The rank of the CTA that lane `lane` signals; `rank` is this CTA's. Lanes below ClusterM signal the CTAs of this
+  /// CTA's column of the cluster, the following lanes the other CTAs of its row.
   __device__ static int peer(int lane, int rank) {
     int const m = rank % ClusterM;
     int const n = rank / ClusterM;
@@ -73,26 +72,27 @@ struct Pipeline {
   }
 };
 
-/// Consumer, every lane of a warp: tells all peers that this warp has read a stage, with one instruction. What does not
-/// depend on the stage is made once: a warp that worked it out at each would issue the next MMAs too late where stages are
-/// small.
+/// Consumer, called by every lane of a warp: tells all peers with one instruction that this warp has read a stage. The
+/// constructor computes whatever does not depend on the stage. If a warp computed it for each stage, it would issue the
+/// next MMAs too late where stages are small.
 template <class Pipeline>
 struct StageRelease {
-  /// The first empty barrier of the CTA that this lane tells, if it tells one.
+  /// Shared-memory address of the first empty barrier of the CTA that this lane signals.
   uint32_t empty;
-  /// Whether it does.
+  /// Whether this lane signals a CTA.
   int tells;
 
   __device__ StageRelease(Pipeline& pipeline, int lane, int rank)
       : empty(cute::cast_smem_ptr_to_uint(&pipeline.empty[0])) {
-    // Worked out for each tile: kept from tile to tile, it would take a register that epilogues have not.
+    // Keeps the compiler from hoisting this out of the loop over tiles: it would hold a register that epilogues need.
     asm volatile("" : "+r"(lane));
     tells = lane < Pipeline::kPeers;
     if constexpr (Pipeline::kPeers > 1)
       asm("mapa.shared::cluster.u32 %0, %1, %2;"
           : "=r"(empty)
           : "r"(empty), "r"(tells ? Pipeline::peer(lane, rank) : rank));
-    // Where registers are scarce, they would be worked out anew at each stage; what comes from a shuffle cannot be.
+    // With few registers free, the compiler would recompute both values at each stage. It cannot recompute the result
+    // of a shuffle.
     asm volatile("" : "+r"(tells));
     if constexpr (Pipeline::kPeers > 1) empty = __shfl_sync(~0u, empty, lane);
   }
@@ -106,19 +106,19 @@ struct StageRelease {
   }
 };
 
-/// The order in which pingpong's two consumer warpgroups enter their mainloops.
-///
-/// It keeps the tensor cores on one tile while the other is stored, and no warpgroup more than one lap behind the
-/// producer: an mbarrier's parity tells only two laps apart.
+/// The order in which the two consumer warpgroups of a pingpong kernel enter their mainloops.
+/// While one warpgroup stores its tile, the tensor cores work on the tile of the other. The order also keeps each
+/// warpgroup within one lap of the producer, because the parity of an mbarrier distinguishes only two laps.
 struct PingpongOrder {
   uint64_t ready[2];
 
   __device__ void init() {
     for (uint64_t& barrier : ready) cutlass::arch::ClusterBarrier::init(&barrier, 4);
   }
-  /// Waits for this warpgroup's turn. The phase starts at 1 for warpgroup 0, whose first turn is free, and at 0 for 1.
+  /// Waits for this warpgroup's turn. `phase` starts at 1 for warpgroup 0, whose first turn needs no wait, and at 0 for
+  /// warpgroup 1.
   __device__ void wait(int warpgroup, uint32_t phase) { cutlass::arch::ClusterBarrier::wait(&ready[warpgroup], phase); }
-  /// Hands over to the other warpgroup; every warp calls it.
+  /// Gives the turn to the other warpgroup. Every warp calls it.
   __device__ void pass(int warpgroup, int lane) {
     if (lane == 0) cutlass::arch::ClusterBarrier::arrive(&ready[1 - warpgroup]);
   }
