@@ -1,4 +1,4 @@
-/// What the kernels without TMA share: the walk over output tiles, and the epilogue of one.
+/// Shared by the kernels without TMA: the loop over output tiles, and the epilogue of one tile.
 #pragma once
 
 #include <gemmill/epilogue/direct.cuh>
@@ -11,14 +11,14 @@ namespace gemmill {
 
 template <class Config>
 struct DirectGemm {
-  /// Plain quotients: with others ptxas puts gemv's loads of A between those of B, which is 3% slower.
+  /// Plain division: with a cached quotient, ptxas puts gemv's loads of A between those of B, which is 3% slower.
   using Order = TileOrder<Config::kTileM, Config::kTileN, 1, 1, Config::kRaster, Config::kSwizzle, PlainQuotient>;
   using Scheduler = PersistentScheduler<Order, Config::kTileK, DirectParams>;
   using MatrixC = OutputMatrix<typename Config::C, Config::kMajorC, Config::kAlignC>;
   using MatrixD = OutputMatrix<typename Config::D, Config::kMajorD, Config::kAlignD>;
   using Epilogue = DirectEpilogue<typename Config::Epilogue, MatrixC, MatrixD>;
 
-  /// Calls `compute(work)` for every tile of this CTA.
+  /// Calls `compute(work)` for every tile of this CTA. All threads must call it.
   template <class Compute>
   __device__ static void for_each_tile(DirectParams const& params, Compute const& compute) {
     Scheduler scheduler(params, 0);

@@ -1,4 +1,4 @@
-/// What the host hands to a kernel that reads and writes through plain addresses, without TMA.
+/// Launch parameters of kernels that read and write through plain addresses, without TMA.
 #pragma once
 
 #include <cuda/std/cstddef>
@@ -8,7 +8,7 @@
 
 namespace gemmill {
 
-/// A batch of matrices; strides in elements, 0 or negative where the caller's are. A is M x K, B K x N, C and D M x N.
+/// A batch of matrices. Strides are in elements; they may be 0 or negative. A is M x K, B is K x N, C and D are M x N.
 struct StridedMatrix {
   char* pointer;
   int64_t row_stride, column_stride, batch_stride;
@@ -19,14 +19,14 @@ struct StridedMatrix {
   }
 };
 
-/// The kernel's only parameter.
+/// The kernel's only parameter, unless its epilogue is an expression (ExpressionParams).
 struct DirectParams {
   StridedMatrix a, b, c, d;
   double alpha, beta;
   int m, n, k, batch;
 };
 
-/// Facts that the host computes as well; the compiler refuses a kernel where the two disagree (emitters/direct_kernels.py).
+/// Values that the host computes too. The compiler rejects a kernel if the two differ (emitters/direct_kernels.py).
 struct DirectSpec {
   Fact facts[18];
 };

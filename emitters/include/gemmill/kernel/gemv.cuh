@@ -1,10 +1,11 @@
-/// GEMM with 8, 16 or 32 rows of A a tile: every element of B is loaded once, straight into registers, at the speed of
-/// memory.
+/// GEMM with 8, 16 or 32 rows of A for each tile. It loads every element of B once, straight into registers, at the
+/// speed of memory.
 ///
-/// The columns of D are the rows of the MMA (16 x 8 x 32 bytes), and the rows of A its columns, so one MMA takes in 16
-/// columns of B. The order of K within an MMA is free as long as both operands agree on it, so a thread's part of an MMA is what it
-/// can load in whole vectors: nothing of A or B passes through shared memory. The warps of a CTA split N and K
-/// between them; what those along K have summed is added up in their order, so results do not change from run to run.
+/// Columns of D are the rows of the MMA (16 x 8 x 32 bytes) and rows of A its columns, so one MMA covers 16 columns of
+/// B. The order of K within an MMA is free as long as both operands have the same. A thread's part of an MMA is
+/// therefore whatever it can load in whole vectors, and neither A nor B passes through shared memory. The warps of a
+/// CTA split tile N and tile K. The sums of the warps along K are added in a fixed order, so results do not change from
+/// run to run.
 #pragma once
 
 #include <gemmill/copy/stream.cuh>
@@ -20,12 +21,12 @@ struct Gemv {
   using B = typename Config::B;
   using Sum = typename Config::Accumulator;
   static constexpr int kTileM = Config::kTileM, kTileN = Config::kTileN, kTileK = Config::kTileK;
-  /// MMAs along M, each with as many rows of A as an MMA has columns.
+  /// MMAs along M. Each has eight columns, one for each row of A.
   static constexpr int kMmasM = kTileM / 8;
   static_assert(kMmasM * 8 == kTileM, "the columns of MMAs");
-  /// Whether vectors of B lie along K; otherwise along N.
+  /// Whether vectors of B lie along K. Otherwise they lie along N.
   static constexpr bool kAlongK = Config::kMajorB == MajorIn::K;
-  /// Elements of B that a thread loads at once.
+  /// Elements of B in one load of a thread.
   static constexpr int kVector = Config::kAlignB / int(sizeof(B));
   /// Elements in a word of the MMA's fragments.
   static constexpr int kPerWord = 4 / int(sizeof(B));
@@ -34,7 +35,8 @@ struct Gemv {
   /// Vectors of B that a thread has in flight.
   static constexpr int kLoads = Config::kStages;
 
-  // A thread's K: kGroups runs of kRun adjacent elements, four times as far apart as they are long.
+  // A thread's K within kWarpK: kGroups runs of kRun adjacent elements. Runs are 4 * kRun apart; the four threads of a
+  // quad fill the gaps.
   static constexpr int kGroups = kAlongK ? kLoads / 2 : 1;
   static constexpr int kRun = kAlongK ? kVector : kLoads;
   static constexpr int kThreadK = kGroups * kRun;
@@ -51,7 +53,7 @@ struct Gemv {
   static constexpr int kThreads = 32 * kWarpsN * kWarpsK;
   static constexpr int kSharedBytes = kThreads * kSums * int(sizeof(Sum));
   static_assert(kWarpsN * kWarpN == kTileN && kWarpsK * kWarpK == kTileK, "whole warps");
-  /// CTAs on an SM at a time, which bounds the registers of a thread.
+  /// CTAs per SM at a time, for `__launch_bounds__`, which limits the registers of a thread.
   static constexpr int kBlocks = Config::kBlocks;
 
   __device__ static void run(DirectParams const& params) {
@@ -72,7 +74,7 @@ struct Gemv {
       for (int k = work.k_tile * kTileK + warp_k * kWarpK; k < end; k += kTileK)
         step(params, operands, k + lane % 4 * kRun, accumulators);
 
-      __syncthreads();  // the sums of the tile before have been read
+      __syncthreads();  // all threads have read the previous tile's sums
 #pragma unroll
       for (int i = 0; i < kSums; ++i)
         sums[(warp * kSums + i) * 32 + lane] = accumulators[i / (4 * kMmasN)][i / 4 % kMmasN][i % 4];
@@ -82,18 +84,19 @@ struct Gemv {
   }
 
  private:
-  /// How much of K lies in whole runs of A and whole vectors of B, of which the last row of B has none to spare. What
-  /// remains is added element by element.
+  /// The part of K that whole runs of A and whole vectors of B cover; `store` adds the rest element by element. If N is
+  /// not a multiple of a vector, the last vector of a row of B reaches into the next row, so the last row of B is left
+  /// out.
   __device__ static int whole_k(DirectParams const& params) {
     bool const ragged = !kAlongK && params.n % kVector != 0;
     return (params.k - ragged) / kRun * kRun;
   }
 
-  /// Where a thread's elements of A and B are at K = 0. Beyond the last row and column it loads others once more; their
-  /// sums are not stored.
+  /// Addresses of a thread's elements of A and B at K = 0. Threads beyond the last row or column load other elements of
+  /// the operand; their sums are not stored.
   struct Operands {
     A const* a[kMmasM];
-    /// Of two columns of D, or of as many as a vector has elements.
+    /// For two columns of D, or for as many as a vector has elements.
     B const* b[kAlongK ? 2 : 1];
 
     __device__ Operands(DirectParams const& params, Work const& work, int warp_n, int lane) {
@@ -109,7 +112,7 @@ struct Gemv {
     }
   };
 
-  /// Multiplies kTileK elements of K, of which this thread's first is `k`.
+  /// Multiplies kTileK elements along K; `k` is this thread's first.
   __device__ static void step(DirectParams const& params, Operands const& operands, int k,
                               Sum (&accumulators)[kMmasM][kMmasN][4]) {
     int const end = whole_k(params);
@@ -139,7 +142,7 @@ struct Gemv {
         uint32_t weights[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          // Rows 0 to 7 and 8 to 15 in turn, for one word along K and then the next.
+          // Rows 0 to 7 and 8 to 15 alternate, first for one word along K, then for the next.
           int const word = slice * 2 + j / 2;
           if constexpr (kAlongK && kVector >= kPerWord) {
             constexpr int kWords = kVector / kPerWord;
@@ -158,7 +161,7 @@ struct Gemv {
     }
   }
 
-  /// kRun elements of A from K = `k` on, as elements `first` and on of `a`; zeros if they are not `present`.
+  /// Loads kRun elements of A from K = `k` on into elements `first` and on of `a`; zeros unless `present`.
   __device__ static void load_run(DirectParams const& params, A const* row, int k, bool present, int first,
                                   uint32_t (&a)[kThreadK / kPerWord]) {
     constexpr int kPiece = Config::kMajorA == MajorIn::K ? min_of(Config::kAlignA / int(sizeof(A)), kRun) : 1;
@@ -180,7 +183,7 @@ struct Gemv {
     }
   }
 
-  /// Adds up what the warps along K have summed, and what is left of K, and stores it.
+  /// Adds the sums of the warps along K and the products of the rest of K, applies the epilogue and stores D.
   __device__ static void store(DirectParams const& params, Work const& work, Sum const* sums) {
     auto const epilogue = Direct::epilogue(params, work);
     for (int index = threadIdx.x; index < kWarpsN * kSums * 32; index += kThreads) {

@@ -1,5 +1,5 @@
-/// The mma.sync GEMM: tensor cores behind a cp.async pipeline (sm_80 and later), or behind two stages that are filled
-/// through registers (sm_70), on operands of any strides.
+/// The mma.sync GEMM, for operands of any strides. On sm_80 and later a ring of stages is filled by cp.async; on sm_70
+/// two stages are filled through registers.
 ///
 /// Every warp loads and multiplies. Shared memory: | A stages | B stages |, swizzled (copy/layout.cuh).
 #pragma once
@@ -24,16 +24,17 @@ struct MmaSyncGemm {
   static constexpr int kStages = Config::kStages;
   static constexpr bool kShiftedA = kIsShifted<Config::kMajorA, Config::kAlignA, Mma::kHasAsync>;
   static constexpr bool kShiftedB = kIsShifted<Config::kMajorB, Config::kAlignB, Mma::kHasAsync>;
-  /// A warp computes up to 64 x 64, and reads fewer words for each MMA than with 32 x 32: where words of A and of B are put
-  /// together of two, they take longer to read than to multiply. But sums and what an expression needs, or converted fp8,
-  /// do not fit into 255 registers.
+  /// A warp computes 32 x 32, or up to 64 x 64 if both operands are shifted. Words of shifted operands are put together
+  /// from two, which takes longer than the MMAs, and a larger warp tile reads fewer words for each MMA. With an
+  /// expression or with fp8 that is converted, 64 x 64 would need more than 255 registers.
   static constexpr int kWarpSpan =
       kShiftedA && kShiftedB && !kIsHalves<Atom> && !Config::Epilogue::kIsExpression ? 64 : 32;
-  /// Of f64, whose words are longer, a warp computes 64 x 32 where that leaves four.
+  /// For f64, whose words are longer, a warp computes 64 x 32 if that leaves at least four warps.
   static constexpr int kMaxWarps = sizeof(Word) == 8 ? max_of(4, min_of(8, kTileM * kTileN / (64 * 32))) : 8;
   static constexpr int kWarpsN = max_of(1, min_of(kTileN / kWarpSpan, kTileM <= 128 ? 4 : 2));
   static constexpr int kWarpsM = max_of(1, min_of(kTileM / kWarpSpan, kMaxWarps / kWarpsN));
-  /// Where these are fewer than four, others compute the same for other slices of a stage along K.
+  /// If the tile has fewer than four warps, further warps compute the same part of D for other slices of each stage
+  /// along K.
   static constexpr int kSlices =
       max_of(1, min_of(4 / (kWarpsM * kWarpsN), kTileK * int(sizeof(A)) / 32));
   static constexpr int kSliceK = kTileK / kSlices;
@@ -42,7 +43,7 @@ struct MmaSyncGemm {
   static constexpr int kBlocks = 1;
   static constexpr int kWarpM = kTileM / kWarpsM, kWarpN = kTileN / kWarpsN;
   static constexpr int kAtomsM = kWarpM / 16, kAtomsN = kWarpN / 8;
-  /// A lane's words of 16 rows or columns.
+  /// Words of 16 rows or columns that a lane holds.
   static constexpr int kWords = 16 / int(sizeof(Word));
 
   using CopyA = OperandCopy<A, Config::kMajorA, Config::kAlignA, kTileM, kTileK, kThreads, Mma::kHasAsync>;
@@ -63,7 +64,8 @@ struct MmaSyncGemm {
   }
 
  private:
-  /// Whether what else a thread holds are few addresses; or not as few, but of neighbours.
+  /// Estimates of a thread's registers beside sums and words. kSimple: a few addresses. kOrdered: more addresses, but
+  /// each of several adjacent elements.
   static constexpr bool kSimple = Config::kMajorA == MajorIn::K && Config::kMajorB == MajorIn::K &&
                                   min_of(Config::kAlignA, Config::kAlignB) >= 8 &&
                                   size_of<typename Config::C> == 0 && !Config::Epilogue::kIsExpression;
@@ -72,9 +74,10 @@ struct MmaSyncGemm {
   static constexpr int kPrefetchBytes =
       kAtomsM * kAtomsN * 4 * int(sizeof(Accumulator)) + 2 * (kAtomsM + kAtomsN / 2) * kWords * int(sizeof(Word));
   static constexpr int kStepK = FragmentsA::kStepK, kSteps = kSliceK / kStepK;
-  /// Whether words are put together of two where sums and words are not all that takes registers.
+  /// Whether words are put together from two, and registers hold more than sums and words.
   static constexpr bool kFull = (kShiftedA || kShiftedB) && (kIsHalves<Atom> || Config::Epilogue::kIsExpression);
-  /// Whether words are loaded, and copies begun, between the MMAs of the step before: where ptxas does not spill for it.
+  /// The most bytes of sums and words with which a thread loads the next step's words, and starts copies, during the
+  /// MMAs of a step. Above these bounds ptxas spills.
   static constexpr int kMaxPrefetchBytes = kFull                             ? (kSteps <= 4 ? 256 : 0)
                                         : (kSimple || sizeof(Word) == 8) && __CUDA_ARCH__ >= 900 ? 768
                                         : kSimple || kOrdered             ? 640
@@ -92,7 +95,7 @@ struct MmaSyncGemm {
     CopyA a;
     CopyB b;
 
-    /// Tiles that lie within K, with what is read behind them.
+    /// The number of tiles from K = 0 that lie within K, together with the elements that are read behind each.
     __device__ int whole_tiles(int k) const {
       return a.is_whole() && b.is_whole() ? (k - max_of(CopyA::kBehind, CopyB::kBehind)) / kTileK : 0;
     }
@@ -107,7 +110,7 @@ struct MmaSyncGemm {
     }
   };
 
-  /// What a warp multiplies in one step along K.
+  /// The words of one step along K that a warp multiplies.
   struct Words {
     Word rows[kAtomsM][kWords], columns[kAtomsN / 2][kWords];
 
@@ -115,7 +118,7 @@ struct MmaSyncGemm {
       a.load(shared_address(stage_a(shared, stage)), k, rows);
       b.load(shared_address(stage_b(shared, stage)), k, columns);
     }
-    /// Rows 16 * i to 16 * i + 15.
+    /// Multiplies rows 16 * i to 16 * i + 15.
     __device__ void multiply(int i, Sums& sums) const {
 #pragma unroll
       for (int j = 0; j < kAtomsN; j += 2) {
@@ -124,7 +127,7 @@ struct MmaSyncGemm {
     }
   };
 
-  /// Until the next tile has arrived, for every thread, and all are done with the one before.
+  /// Waits until the next tile has arrived, and until all threads have finished with the previous one.
   __device__ static void wait_for_tile() {
     if constexpr (Mma::kHasAsync) wait_for_copies<kStages - 2>();
     __syncthreads();
@@ -145,8 +148,8 @@ struct MmaSyncGemm {
     int stage = 0;
     wait_for_tile();
     if constexpr (kPrefetchesFragments) words.load(a, b, shared, stage, 0);
-    // Multiplies a tile, while the one that is kStages - 1 ahead is copied into the stage of the tile before: between
-    // MMAs, where it is whole.
+    // Multiplies one tile. Meanwhile it copies the tile that is kStages - 1 ahead into the stage of the previous tile;
+    // if that tile lies wholly within K, the copies are issued between MMAs.
     auto const step = [&](int tile, auto whole) {
       constexpr bool kWhole = decltype(whole)::value;
       constexpr int kParts = kWhole && kPrefetchesFragments && kSteps > 1 ? (kSteps - 1) * kAtomsM : 1;
@@ -191,7 +194,7 @@ struct MmaSyncGemm {
     store(params, work, warp_m, warp_n, lane, sums);
   }
 
-  /// Begins the copies of the first tiles, all stages but one.
+  /// Starts the copies of the first tiles, into all stages but one.
   __device__ static void fill_stages(DirectParams const& params, Work const& work, Copies& copies, char* shared,
                                      int whole_tiles) {
 #pragma unroll 1
@@ -214,7 +217,7 @@ struct MmaSyncGemm {
         Direct::epilogue(params, work)
             .from(work.m + warp_m + FragmentsA::position(0, Mma::sum_row(lane)),
                   work.n + warp_n + FragmentsB::position(0, Mma::sum_column(lane)));
-    // What lies side by side in D: two columns of an atom, or a column of each of four.
+    // Elements of a run, which are adjacent in D: two columns of an atom, or one column of each of four atoms.
     constexpr int kRun = FragmentsB::kPermuted ? 4 : 2;
 #pragma unroll
     for (int i = 0; i < 2 * kAtomsM; ++i) {
@@ -234,8 +237,8 @@ struct MmaSyncGemm {
     }
   }
 
-  /// Adds the sums of the other slices to those of the first, through the stages, which are free before and after.
-  /// Whether this is the first one, which has the tile's then.
+  /// Adds the sums of the other slices to those of the first, through the memory of the stages. No stage is in use
+  /// before or after. Returns whether this thread belongs to the first slice, which then has the tile's sums.
   __device__ static bool add_slices(Accumulator* shared, int slice, Sums& sums) {
     constexpr int kCount = sizeof(Sums) / sizeof(Accumulator);
     Accumulator* const own = &sums[0][0][0];

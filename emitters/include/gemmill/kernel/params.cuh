@@ -1,62 +1,65 @@
-/// What the host hands to a kernel.
+/// Launch parameters of the WGMMA kernels, which the host fills.
 #pragma once
 
 #include <cute/arch/copy_sm90_desc.hpp>
 
 namespace gemmill {
 
-/// Scales of blocks of A or B: `Config::Scale`, strides in elements.
+/// Block scales of A or B, of type `Config::Scale`. Strides are in elements.
 struct ScaleParams {
   void const* pointer;
-  /// From a row of A or a block of columns of B to the next, from a block of K to the next, from a matrix to the next.
+  /// Strides from one row of A or block of columns of B to the next, from one block of K to the next, and between
+  /// matrices.
   int64_t stride, k_stride, batch_stride;
 };
 
-/// Of `GemmParams::batched`: D is not as aligned as TMA needs it, and has no descriptor.
+/// The bit of `GemmParams::batched` that says that D has less alignment than TMA requires, and no descriptor.
 inline constexpr uint32_t kUnalignedD = 1u << 31;
 
-/// What every GEMM takes. Descriptors first: they need 64-byte alignment.
+/// The parameters of every WGMMA kernel. Descriptors come first, because they need 64-byte alignment.
 struct GemmParams {
   cute::TmaDescriptor a, b, c, d;
-  /// Of the rows that boxes of A and B leave over.
+  /// Descriptors of the last boxes of A and B, which have fewer rows (see StageLoad::tail).
   cute::TmaDescriptor a_tail, b_tail;
   int m, n, k, batch;
-  /// Bit 0: A has a batch extent, bit 1: B, bit 2: C, further ones: matrices that the epilogue reads by TMA. A clear bit
-  /// broadcasts the operand over the batch. The last is kUnalignedD.
+  /// Bit 0: A has a batch extent. Bit 1: B. Bit 2: C. The following bits: the matrices that the epilogue reads by TMA.
+  /// A clear bit broadcasts the operand over the batch. The highest bit is kUnalignedD.
   uint32_t batched;
-  /// Words of 32 bits from an entry of `groups` to the next: 2 where entries have 64, of which the low half is read.
+  /// Distance of entries of `groups` in 32-bit words: 1, or 2 for 64-bit entries, of which the kernel reads the low
+  /// half.
   int groups_stride;
-  /// Address of D, and strides in elements of its strided extent and its batch.
+  /// Address of D, and the strides in elements of its strided extent and of its batch.
   char* d_pointer;
   int64_t d_stride, d_batch_stride;
   ScaleParams a_scale, b_scale;
-  /// Ends of groups, or counts of their rows (int32, int64); or addresses of matrices (int64): all of A, of B, of D, of C.
+  /// Depending on the scheduler: ends of groups, or counts of their rows (int32 or int64); or addresses of matrices
+  /// (int64), first all of A, then B, D and C.
   void const* groups;
 };
 
-/// What kernels take that sum slices of K.
+/// Parameters of kernels that sum slices of K through a workspace.
 struct PartialParams : GemmParams {
-  /// Partial sums in a workspace: matrices as long as D, or one cluster tile after the other.
+  /// Partial sums in the workspace. Split-K: one matrix with D's extents for each slice. Stream-K: cluster tiles.
   char* partials;
-  /// One for each consumer warpgroup of each slot, 0 between launches.
+  /// Stream-K: one flag for each consumer warpgroup of each partial cluster tile; 0 between launches.
   uint32_t* flags;
-  /// Like D's: the reduction kernel reads C without TMA.
+  /// Address and strides of C for the reduction kernel, which reads C without TMA.
   char const* c_pointer;
   int64_t c_stride, c_batch_stride;
 };
 
-/// What split-K kernels take: in how many slices of K the launch goes.
+/// Parameters of split-K kernels; `splits` is the number of slices of K in this launch.
 struct SplitKParams : PartialParams {
   int splits;
 };
 
-/// With scales, and zero points, of groups of narrow A's elements along K.
+/// Adds descriptors of the scales and zero points of a narrow A, for groups of elements along K.
 template <class Base>
 struct GroupParams : Base {
   cute::TmaDescriptor scale, zero;
 };
 
-/// The kernel's only parameter: all of the above that it takes, and what its epilogue takes.
+/// The kernel's only parameter: one of the structs above, and the parameters of the epilogue.
 template <class Base, class Epilogue>
 struct KernelParams : Base {
   alignas(64) typename Epilogue::Params epilogue;

@@ -1,7 +1,7 @@
-/// The mainloop of the sm_90a GEMM with everything taken away but its WGMMAs: as fast as a GEMM could be.
+/// The mainloop of the sm_90a GEMM, reduced to its WGMMAs: an upper bound for the speed of a GEMM.
 ///
-/// A CTA copies its stages of A and B to shared memory once; its warpgroups then multiply them over and over, as a
-/// GEMM whose loads cost nothing would. How much power that draws, and so at which clock it runs, depends on the data.
+/// A CTA copies its stages of A and B to shared memory once. Its warpgroups then multiply them again and again, like a
+/// GEMM whose loads cost nothing. The data determine how much power this draws, and therefore the clock.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -19,13 +19,13 @@ namespace gemmill {
 struct PeakRateParams {
   /// A (stages, tile M, tile K) and B (stages, tile N, tile K), contiguous.
   char const *a, *b;
-  /// For each thread the sum of its accumulators, those of the last tile: what the MMAs are for.
+  /// The sum of each thread's accumulators of the last tile. Storing it keeps the compiler from removing the MMAs.
   void* sums;
-  /// Tiles that a CTA computes, and stages that it multiplies for each.
+  /// The number of tiles that a CTA computes, and of stages that it multiplies for each.
   int tiles, steps;
 };
 
-/// Facts that the host computes as well; the compiler refuses a kernel where the two disagree (emitters/peak_rate.py).
+/// Values that the host computes too. The compiler rejects a kernel if the two differ (emitters/peak_rate.py).
 struct PeakRateSpec {
   Fact facts[10];
 };
@@ -67,7 +67,7 @@ struct PeakRate {
     MatrixDescriptors<B> const b(shared, kOffsetB);
     Accumulator accumulators;
     accumulators.clear();
-    // Each tile starts from zero: sums that only grew would soon lose most bits of each product, and draw less power.
+    // Each tile starts from zero. Sums that only grew would soon lose most bits of each product, and draw less power.
     int stage = 0, step = 0;
     for (int left = params.tiles * params.steps; left > 0; --left) {
       accumulators.multiply(a, b, stage, step == 0);
@@ -87,7 +87,7 @@ struct PeakRate {
   }
 
  private:
-  /// Copies all stages of an operand to where WGMMA reads them, 16 bytes at a time.
+  /// Copies all stages of an operand to the layout that WGMMA reads, 16 bytes at a time.
   template <class Layout>
   __device__ static void copy(char* stages, char const* matrix) {
     constexpr int kRowChunks = Config::kTileK * sizeof(typename Layout::Element) / 16;

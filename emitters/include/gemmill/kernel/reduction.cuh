@@ -1,4 +1,4 @@
-/// The second kernel of split-K: adds up the splits and applies the epilogue.
+/// The second kernel of split-K: it adds the slices and applies the epilogue.
 #pragma once
 
 #include <gemmill/epilogue/linear.cuh>
@@ -8,14 +8,17 @@
 
 namespace gemmill {
 
-/// Stands in where there is no second kernel.
+/// Takes the place of Reduction for kernels that have no second kernel.
 struct NoReduction {
   static constexpr int kThreads = 0, kVectors = 0;
 };
 
-/// Partial sums are matrices with D's majorness, their contiguous extent padded to whole vectors of four, one after the
-/// other: [slice][batch][strided][contiguous]. Each thread sums up to eight slices of a vector, and where the launch has
-/// more, two, four or eight threads share a vector; the order of summation is that of the number of slices.
+/// Adds partial sums of all slices, applies the epilogue and stores D.
+///
+/// Partial sums are matrices with D's majorness, one after the other: [slice][batch][strided][contiguous]. The
+/// contiguous extent is padded to whole vectors of four. One thread adds the slices of a vector. With more than 8, 16
+/// or 32 slices, two, four or eight threads share a vector. The order of summation depends only on the number of
+/// slices.
 template <class Config>
 struct Reduction {
   using D = typename Config::D;
@@ -23,11 +26,11 @@ struct Reduction {
   using Operation = typename Config::Epilogue;
   using Compute = typename Operation::Compute;
   static constexpr int kThreads = 256;
-  /// Vectors that a CTA computes where no threads share one.
+  /// Vectors that a CTA computes when threads do not share vectors.
   static constexpr int kVectors = kThreads;
-  /// Most sums that threads leave to others: those of eight that share a vector.
+  /// The most sums that threads pass to others through shared memory: with eight threads for each vector.
   static constexpr int kLeft = kThreads - kThreads / 8;
-  /// Slices that a thread has under way.
+  /// Slices that a thread loads at the same time.
   static constexpr int kLoadsInFlight = 8;
   static constexpr bool kRows = Config::kMajorD == MajorOut::N;
 
@@ -35,7 +38,7 @@ struct Reduction {
     Partial values[4];
   };
 
-  /// Of a matrix of partial sums, its contiguous extent also in vectors.
+  /// Extents of a matrix of partial sums; `vectors` is the contiguous extent in vectors.
   struct Extents {
     uint32_t contiguous, strided, vectors;
 
@@ -85,7 +88,7 @@ struct Reduction {
   }
 
  private:
-  /// Applies the epilogue to a vector, four neighbours along the contiguous extent of D, and stores what is inside.
+  /// Applies the epilogue to a vector, four adjacent elements along D's contiguous extent, and stores those inside D.
   template <class Params>
   __device__ static void store(Params const& params, Vector const& sum, Extents const& extents, uint32_t index) {
     uint32_t const row = index / extents.vectors;
@@ -123,7 +126,7 @@ struct Reduction {
     }
     D* const d = reinterpret_cast<D*>(params.d_pointer) + batch * params.d_batch_stride +
                  across * params.d_stride + along;
-    // Elsewhere than the kernel was made for, one by one.
+    // A D with less alignment than the kernel's is written element by element.
     if (params.batched & kUnalignedD)
       copy<int(sizeof(D))>(d, out.elements, inside);
     else
@@ -146,7 +149,7 @@ struct Reduction {
     }
   }
 
-  /// Copies the first `inside` of four elements, `Align` bytes at a time where all are.
+  /// Copies the first `inside` of four elements: all four `Align` bytes at a time, fewer one by one.
   template <int Align, class Element>
   __device__ static void copy(Element* to, Element const* from, int inside) {
     constexpr int kBytes = min_of(Align, 4 * int(sizeof(Element)));

@@ -1,7 +1,8 @@
-/// The SIMT GEMM: fused multiply-adds in float, double or int32_t on operands of any type, strides and alignment.
+/// The SIMT GEMM: fused multiply-adds in float, double or int32_t, on operands of any type, strides and alignment.
 ///
-/// A CTA of 16 x 16 threads computes a tile, each thread a part of (M / 16) x (N / 16). Two stages of A and B lie in
-/// shared memory as values of the accumulator's type, K by K; the next stage waits in registers meanwhile.
+/// A CTA of 16 x 16 threads computes a tile; each thread computes (M / 16) x (N / 16) elements. Shared memory holds two
+/// stages of A and B as values of the accumulator's type, one row for each k. Meanwhile registers receive the next
+/// stage.
 #pragma once
 
 #include <gemmill/copy/vectors.cuh>
@@ -9,12 +10,12 @@
 
 namespace gemmill {
 
-/// A stage of A or B in shared memory: TileK rows of TileMN values, and 16 bytes between rows against bank conflicts.
+/// A stage of A or B in shared memory: TileK rows of TileMN values, padded by 16 bytes to avoid bank conflicts.
 template <class Value, class Element, MajorIn Major, int Align, int TileMN, int TileK, int Threads>
 struct SimtStage {
   static constexpr int kPitch = TileMN + 16 / int(sizeof(Value));
   static constexpr int kBytes = kPitch * TileK * int(sizeof(Value));
-  /// Elements a load moves: what the alignment allows, and at most what each thread has of a tile.
+  /// Elements of one load: as many as the alignment allows, but at most a thread's share of the tile.
   static constexpr int kVector =
       Major == MajorIn::ANY ? 1 : min_of(max_of(1, Align / int(sizeof(Element))), TileMN * TileK / Threads);
   using Vectors = TileVectors<Element, Major, TileMN, TileK, kVector, kVector, Threads>;
@@ -23,16 +24,16 @@ struct SimtStage {
   Vectors vectors;
   Pack<Element, kVector> loaded[Vectors::kCount];
 
-  /// Reads the next tile along K into registers.
+  /// Loads the next tile along K into registers.
   __device__ void load(int k_left) {
 #pragma unroll
     for (int i = 0; i < Vectors::kCount; ++i) loaded[i] = vectors.load(i, k_left);
     vectors.advance();
   }
 
-  /// Writes what was read to shared memory.
+  /// Converts the loaded elements and writes them to shared memory.
   __device__ void store(Value* stage) const {
-    // One address, and constants from it on.
+    // One address; the others differ from it by constants.
     Value* const first = stage + place(vectors.row, vectors.inner);
 #pragma unroll
     for (int i = 0; i < Vectors::kCount; ++i)
@@ -53,13 +54,15 @@ struct SimtGemm {
   static constexpr int kTileM = Config::kTileM, kTileN = Config::kTileN, kTileK = Config::kTileK;
   static constexpr int kSide = 16;
   static constexpr int kThreads = kSide * kSide;
-  /// Elements of D of a thread, in groups that a load of 16 bytes from shared memory brings.
+  /// Rows and columns of a thread's part of D. They lie in groups, each of which is one 16-byte load from shared
+  /// memory.
   static constexpr int kRows = kTileM / kSide, kColumns = kTileN / kSide;
   static constexpr int kGroupM = min_of(kRows, 16 / int(sizeof(Accumulator)));
   static constexpr int kGroupN = min_of(kColumns, 16 / int(sizeof(Accumulator)));
-  /// CTAs on an SM at a time, which bounds the registers of a thread: 128 hold 192 bytes of sums and of what is loaded
-  /// for a stage, 128 beside an expression; 8 x 8 sums of 32 bits just fit with operands of 32 bits, the plain epilogue
-  /// and no C. 8 x 16 sums take all that a thread can have.
+  /// CTAs per SM at a time, for `__launch_bounds__`, which limits the registers of a thread. With two CTAs a thread has
+  /// 128 registers. These suffice for 192 bytes of sums and loads of a stage, or 128 bytes with an expression. Sums of
+  /// 8 x 8 in 32 bits just fit with 32-bit operands, the plain epilogue and no C. Sums of 8 x 16 need all registers
+  /// that a thread can have.
   static constexpr int kSumBytes = kRows * kColumns * int(sizeof(Accumulator));
   static constexpr int kLoadBytes = (kTileM + kTileN) * kTileK / kThreads * int(sizeof(Accumulator));
   static constexpr bool kFits =
@@ -82,8 +85,8 @@ struct SimtGemm {
   }
 
  private:
-  /// Whether a thread reads what it multiplies next, across stages; where there are two CTAs, one hides what the other
-  /// waits for.
+  /// Whether a thread loads the operands of its next products in advance, across stages. With two CTAs per SM, one
+  /// hides the latency of the other instead.
   static constexpr bool kPrefetchesFragments = kBlocks == 1;
 
   __device__ static Accumulator* stage_a(char* shared, int stage) {
@@ -94,7 +97,8 @@ struct SimtGemm {
   }
 
   __device__ static void compute(DirectParams const& params, Work work, char* shared) {
-    // A warp is 4 x 8 threads, neighbours interleaved so that the lanes of a load from shared memory meet few addresses.
+    // A warp has 4 x 8 threads. Adjacent ones are interleaved, so that the lanes of a load from shared memory access
+    // few addresses.
     int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int const thread_m = warp % 4 * 4 + lane / 16 * 2 + lane % 2;
     int const thread_n = warp / 4 * 8 + lane / 2 % 8;
@@ -105,7 +109,7 @@ struct SimtGemm {
               work.n, params.n}};
     Accumulator sums[kRows][kColumns] = {};
     uint32_t const first_m = thread_m * kGroupM, first_n = thread_n * kGroupN;
-    // Of row `k` of a stage.
+    // Reads row `k` of a stage.
     auto const read = [&](Values& values, int stage, int k) {
       values.read(stage_a(shared, stage) + first_m + k * StageA::kPitch,
                   stage_b(shared, stage) + first_n + k * StageB::kPitch);
@@ -118,7 +122,7 @@ struct SimtGemm {
     store(params, work, thread_m, thread_n, sums);
   }
 
-  /// Adds up the products of all tiles along K.
+  /// Adds the products of all tiles along K to `sums`.
   template <class Read>
   __device__ static void add(StageA& a, StageB& b, char* shared, int k_extent, int k_tiles, Read const& read,
                              Accumulator (&sums)[kRows][kColumns]) {
@@ -143,7 +147,8 @@ struct SimtGemm {
     }
   }
 
-  /// The same, with what is multiplied next read before, across stages. Behind the last tile lie zeros.
+  /// The same, but loads the operands of the next products in advance, across stages. The stage after the last tile
+  /// holds zeros.
   template <class Read>
   __device__ static void add_ahead(StageA& a, StageB& b, char* shared, int k_extent, int k_tiles, Read const& read,
                                    Accumulator (&sums)[kRows][kColumns]) {
@@ -193,17 +198,17 @@ struct SimtGemm {
     }
   }
 
-  /// Where element `index` of a thread lies in the tile.
+  /// The row or column, within the tile, of element `index` of a thread.
   template <int Group>
   __device__ static int position(int thread, int index) {
     return (index / Group * kSide + thread) * Group + index % Group;
   }
 
-  /// What a thread multiplies of one K.
+  /// The values of A and B that a thread multiplies for one k.
   struct Values {
     Accumulator column[kRows], row[kColumns];
 
-    /// From this thread's first value in a row of a stage of A and one of B on.
+    /// Reads them; `a` and `b` point to this thread's first value in a row of a stage.
     __device__ void read(Accumulator const* a, Accumulator const* b) {
       read<kGroupM>(a, column);
       read<kGroupN>(b, row);

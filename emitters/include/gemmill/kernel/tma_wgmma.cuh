@@ -1,7 +1,7 @@
-/// The sm_90a GEMM: TMA + WGMMA, warp-specialised, persistent; cooperative or pingpong.
+/// The sm_90a GEMM: TMA and WGMMA, warp-specialised and persistent, cooperative or pingpong.
 ///
-/// Warpgroup 0 loads; the others multiply and store. The collective mainloop and the collective epilogue are under
-/// collective/, the tile schedulers under scheduler/; traits, storage, exported facts and the consumer loop under kernel/wgmma/.
+/// Warpgroup 0 loads; the others multiply and store. The mainloop and the epilogue are under collective/, the tile
+/// schedulers under scheduler/. Traits, shared memory, exported facts and the consumer loop are under kernel/wgmma/.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -47,7 +47,8 @@ struct TmaWgmmaGemm : WgmmaSpec<WgmmaTraits<Config_>> {
       cutlass::arch::fence_barrier_init();
     }
     sync_cluster();
-    // What comes before a wait may overlap the end of the kernel before: a load waits once it is transposed to be issued.
+    // Everything before the wait may overlap the end of the previous kernel. The producer therefore waits only before
+    // its first load.
     if constexpr (Traits::kReadsGroups) wait_for_prerequisites();
 
     Scheduler scheduler(params, rank);

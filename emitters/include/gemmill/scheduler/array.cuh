@@ -1,4 +1,4 @@
-/// A batch of matrices at addresses that only the GPU knows.
+/// Scheduling over a batch of matrices whose addresses are in the GPU's memory.
 #pragma once
 
 #include <gemmill/scheduler/persistent.cuh>
@@ -11,10 +11,10 @@ struct ArrayScheduler : PersistentScheduler<Order, TileK, GemmParams, SchedulerT
   using Base::Base;
 };
 
-/// The operands, in the order of the rows of a table of addresses.
+/// The operands, in the order of their rows in the table of addresses.
 enum class Operand { A, B, D, C };
 
-/// Where a matrix lies: its address, which is also two coordinates of a descriptor whose tensor is all of memory
+/// The address of a matrix. `low` and `high` are its coordinates in a descriptor whose tensor is all of memory
 /// (library/launch.py, TmaBox.anywhere).
 struct ArrayMatrix {
   int64_t address;

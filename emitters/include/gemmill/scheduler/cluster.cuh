@@ -1,4 +1,4 @@
-/// CTAs of a cluster that share K of an output tile.
+/// Cluster split-K: the CTAs of a cluster share the K of an output tile.
 #pragma once
 
 #include <gemmill/scheduler/persistent.cuh>
@@ -6,14 +6,14 @@
 
 namespace gemmill {
 
-/// Work of a CTA that multiplies one split of K of its cluster's tile, and stores that share of the columns.
+/// A unit of work: the CTA multiplies split `split` of K of its cluster's tile, and stores that share of the columns.
 struct ClusterWork : Work {
   int split;
 };
 
-/// Like the persistent scheduler, with a cluster of `Splits` CTAs in place of each CTA: the CTA of rank r multiplies
-/// split r of K. The first splits have a K tile more where their number does not divide K; splits beyond the K tiles are
-/// empty.
+/// Like the persistent scheduler, with a cluster of `Splits` CTAs for each tile. The CTA of rank r multiplies split r
+/// of K. If `Splits` does not divide the K tiles, the first splits have one K tile more. If there are fewer K tiles
+/// than splits, the last splits are empty.
 template <class Order, int TileK, int Splits>
 struct ClusterScheduler
     : PersistentScheduler<Order, TileK, GemmParams, SchedulerTraits<BatchMode::Strided, false, Splits>> {
@@ -22,7 +22,7 @@ struct ClusterScheduler
 
   int split;
 
-  /// No CTA shares loads with another, so that each has rank 0 as far as tiles go.
+  /// The CTAs do not share loads, so each has rank 0 within its cluster tile.
   __device__ ClusterScheduler(typename Base::Params const& params, int rank) : Base(params, 0), split(rank) {}
 
   __device__ static int first() { return blockIdx.x / Splits; }

@@ -1,6 +1,6 @@
-/// Persistent scheduling over groups whose sizes only the GPU knows: an array of offsets or counts in its memory.
+/// Persistent scheduling over groups whose sizes are in the GPU's memory, as offsets or counts.
 ///
-/// Whatever the array holds, no group reaches beyond the tensors: what is read from it is clamped to their extent.
+/// Entries are clamped to the extents of the tensors, so no entry can make a group reach beyond them.
 #pragma once
 
 #include <gemmill/kernel/params.cuh>
@@ -8,21 +8,22 @@
 
 namespace gemmill {
 
-/// Entry of the array of groups, clamped; 0 in front of the first, for ends of groups one after the other.
+/// Entry `group` of the array, clamped to `extent`. Entry -1 is 0: with offsets, the first group begins there.
 __device__ inline int group_entry(GemmParams const& params, int group, int extent) {
   int const* const entries = static_cast<int const*>(params.groups);
   return group < 0 ? 0 : min(max(entries[group * int64_t(params.groups_stride)], 0), extent);
 }
 
-/// A tile of a group of rows: what lies beyond `end` is computed from other rows, or none, and must not be written.
+/// A tile of a group of rows. Rows from `end` on do not belong to the group and must not be written.
 struct RowGroupWork : Work {
   int end;
 };
 
-/// Groups along M: one after the other, ended by offsets, or (`Masked`) in slots of equal capacity with counts of rows.
+/// Groups along M: consecutive groups with offsets of their ends, or, if `Masked`, slots of equal capacity with counts
+/// of rows.
 ///
-/// Each lane of a warp holds one of 32 groups, so finding a tile takes a ballot, and an empty group nothing. Indices must
-/// rise from call to call, and the whole warp must make each.
+/// Each lane of a warp holds one of 32 groups, so that one ballot finds a tile, and empty groups cost nothing. Indices
+/// must increase from call to call. The whole warp must make each call.
 template <class Order, int TileK, bool Masked>
 struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
   using Params = GemmParams;
@@ -30,7 +31,8 @@ struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
   GemmParams const& params;
   int rank;
   int total = 0;
-  /// The group that lane 0 holds; this lane's rows; the cluster tiles up to their end.
+  /// The group of lane 0; the rows of this lane's group; the number of cluster tiles up to the end of this lane's
+  /// group.
   int chunk = 0, begin, end, tiles;
 
   __device__ RowGroupScheduler(GemmParams const& params_, int rank_) : params(params_), rank(rank_) {
@@ -63,7 +65,7 @@ struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
  private:
   __device__ static int lane() { return threadIdx.x % 32; }
 
-  /// Reads the rows of a group, and returns its cluster tiles.
+  /// Reads the rows of a group, and returns its number of cluster tiles.
   __device__ int count(int group) {
     bool const exists = group < params.batch;
     end = exists ? group_entry(params, group, params.m) : 0;
@@ -71,7 +73,7 @@ struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
     return Order(end - begin, params.n).count();
   }
 
-  /// Gives each lane one of the groups from `first` on, which `before` cluster tiles precede.
+  /// Gives each lane one of the groups from `first` on. `before` is the number of cluster tiles of all earlier groups.
   __device__ void hold(int first, int before) {
     chunk = first;
     tiles = count(first + lane());
@@ -84,12 +86,12 @@ struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
   }
 };
 
-/// A tile of the product over one group's part of K, in elements.
+/// A tile of one group's product; [begin, end) is the group's part of K, in elements.
 struct KGroupWork : Work {
   int begin, end;
 };
 
-/// Groups along K, one after the other, ended by offsets: each is a matrix of D.
+/// Groups along K: consecutive groups with offsets of their ends. Each group has its own matrix of D.
 template <class Order, int TileK>
 struct KGroupScheduler : SchedulerTraits<BatchMode::GroupedK> {
   using Params = GemmParams;

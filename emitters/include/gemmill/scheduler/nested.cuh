@@ -1,18 +1,20 @@
-/// A batch of up to three extents with a stride each, as views of attention's (B, S, H, D) have.
+/// Scheduling over a batch with up to three extents, each with its own stride, such as views of attention's (B, S, H,
+/// D).
 #pragma once
 
 #include <gemmill/scheduler/persistent.cuh>
 
 namespace gemmill {
 
-/// What kernels take whose batch is nested.
+/// Parameters of kernels with a nested batch.
 ///
-/// The matrices of an operand are found by their place in its descriptor's batch, or from D's address on: the greatest
-/// stride that divides those along all extents goes to the descriptor, and what is left of these are steps.
+/// The place of an operand's matrix is its index in the descriptor's batch extent; for D it counts from D's address.
+/// The stride of that batch extent is the greatest one that divides the strides of all extents. `steps` are the strides
+/// of the extents in units of it.
 struct NestedParams : GemmParams {
-  /// The innermost extent, and the next; 1 where there is none.
+  /// The innermost extent and the middle one; 1 if absent.
   int inner, middle;
-  /// Of A, B, C and D: steps from a matrix to the next along the innermost extent, the next, and the outermost.
+  /// For A, B, C and D: steps between matrices along the innermost, the middle and the outermost extent.
   int steps[4][3];
 };
 

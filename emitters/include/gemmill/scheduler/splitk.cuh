@@ -1,4 +1,4 @@
-/// Split-K: every output tile once for each of a number of slices of K.
+/// Split-K: every output tile occurs once for each slice of K.
 #pragma once
 
 #include <gemmill/kernel/params.cuh>
@@ -6,15 +6,16 @@
 
 namespace gemmill {
 
-/// All tiles of the first slice of K, then all of the second, and so on: neighbours share operands. Slice p of matrix b
-/// is matrix `p * batch + b` of D, which holds partial sums; a second kernel adds them up. The launch says how many
-/// slices there are.
+/// All tiles of the first slice of K come first, then those of the second, and so on, so that adjacent tiles share
+/// operands. Slice p of matrix b is matrix `p * batch + b` of the partial sums, which take D's place. A second kernel
+/// adds them. The number of slices is a launch parameter.
 ///
-/// The first slices have a K tile more where their number does not divide K; slices beyond the K tiles are empty.
+/// If the number of slices does not divide the K tiles, the first slices have one K tile more. If there are fewer K
+/// tiles than slices, the last slices are empty.
 template <class Order, int TileK>
 struct SplitKScheduler : SchedulerTraits<> {
   using Params = SplitKParams;
-  /// What the cubin states; each launch has its own number.
+  /// The exported fact `splits`. Each launch passes its own number.
   static constexpr int kSplits = 1;
 
   Order order;
@@ -53,7 +54,7 @@ struct SplitKScheduler : SchedulerTraits<> {
   }
 
  private:
-  /// K tiles of a slice.
+  /// K tiles of slice `split`.
   __device__ int k_tiles_of(int split) const { return least + (split < longer); }
 };
 

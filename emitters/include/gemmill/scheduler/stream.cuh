@@ -1,4 +1,5 @@
-/// Stream-K (Osama et al., "Stream-K", PPoPP 2023), with CTAs abreast: every cluster multiplies about as many K tiles.
+/// Stream-K (Osama et al., "Stream-K", PPoPP 2023), with clusters that advance along K together. All clusters multiply
+/// about as many K tiles.
 #pragma once
 
 #include <gemmill/kernel/params.cuh>
@@ -6,20 +7,20 @@
 
 namespace gemmill {
 
-/// The tiles that would leave clusters idle in the last wave are shared, and come first; whole waves of whole tiles follow.
-/// Where that would save less than it costs, nothing is shared.
+/// Clusters share the tiles that would form a partial last wave. These tiles come first; full waves of whole tiles
+/// follow. If sharing would save less than it costs, no tile is shared.
 ///
-/// The paper lays the K tiles of shared tiles end to end and cuts them into equal shares. Clusters then stand at
-/// different places along K and have little in common in L2: a step took half as long again. Here each shared tile has an
-/// owner, and all owners begin at the same place; so do the other clusters, which multiply the rest of K:
-/// * where there are twice as many clusters as shared tiles, or more, the K of each tile is cut into equal splits;
-/// * otherwise each of the others, the helpers, multiplies the last of K for as many tiles, one after the other, as lets
-///   owners and helpers end together.
+/// The paper lays the K tiles of the shared tiles end to end and cuts them into equal shares. Clusters are then at
+/// different places along K and share little in L2: a step took half as long again. Here each shared tile has an owner.
+/// All owners begin at the same k. The other clusters, the helpers, multiply the rest of K:
+/// * With at least twice as many clusters as shared tiles, the K of each shared tile is cut into equal splits.
+/// * With fewer clusters, each helper multiplies the end of K of several tiles, one after the other. Their number and
+///   the cut are such that owners and helpers finish together.
 ///
-/// To hand over the sums of a tile counts as much as to multiply so many K tiles, ``ExchangeSteps``.
+/// Handing over the sums of a tile counts as multiplying `ExchangeSteps` K tiles.
 ///
-/// Share s is the owner of tile s, where there is such a tile. Higher shares are of lower clusters: a cluster waits only
-/// for what clusters of lower index do first of all. So no wait is circular, however few clusters are resident.
+/// Share s owns tile s, if there is such a tile. Clusters of lower index have higher shares. A cluster therefore waits
+/// only for work that clusters of lower index do first, so no wait is circular, however few clusters are resident.
 template <class Order, int TileK, int ExchangeSteps>
 struct StreamScheduler : SchedulerTraits<BatchMode::Strided, true> {
   using Params = PartialParams;
@@ -28,11 +29,11 @@ struct StreamScheduler : SchedulerTraits<BatchMode::Strided, true> {
   Order order;
   int k_extent;
   int rank;
-  /// Output tiles of the whole batch that are shared; they come first.
+  /// Shared output tiles of the whole batch. They come first.
   int shared;
-  /// Shares of such tiles that this cluster multiplies, and the K tiles of each: the first one, and how many.
+  /// How many shares of such tiles this cluster multiplies; the first K tile of each, and the number of its K tiles.
   int segments, begin, length;
-  /// The output tile of unit 0, were it a whole tile as those behind the segments are.
+  /// The output tile that unit 0 would have if it were a whole tile, like the units after the segments.
   int origin;
   int total;
 
@@ -74,14 +75,15 @@ struct StreamScheduler : SchedulerTraits<BatchMode::Strided, true> {
 
  private:
   __device__ static int cluster() { return blockIdx.x / Order::kClusterSize; }
-  /// Read anew each time: ptxas would rather spill the number than read it again.
+  /// Reads the grid's size at each call. Without the asm statement, ptxas spills the number instead of reading it
+  /// again.
   __device__ static int clusters() {
     int blocks;
     asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(blocks));
     return blocks / Order::kClusterSize;
   }
   __device__ static int share() { return clusters() - 1 - cluster(); }
-  /// Of each shared tile.
+  /// The number of splits of each shared tile.
   __device__ int splits() const { return max(clusters() / shared, 2); }
 
   __device__ void share_out() {

@@ -1,4 +1,4 @@
-/// The consumer warpgroups of the WGMMA kernel: turns, mainloop, sums of slices of K, epilogue.
+/// The loop of a consumer warpgroup of the WGMMA kernel: pingpong order, mainloop, sums of slices of K, epilogue.
 #pragma once
 
 #include <gemmill/collective/mainloop.cuh>
@@ -32,7 +32,7 @@ struct WgmmaConsumer {
     int const warpgroup = consumer_warp / 4, lane = threadIdx.x % 32;
     wait_for_prerequisites();
     Epilogue epilogue = epilogue_of(params, storage, warpgroup);
-    // What this warpgroup computes of a tile, and of the K of a stage.
+    // The origin of this warpgroup's part: its first row of a tile, and its first k of a stage.
     int const first_row = Traits::kPingpong || Traits::kSlices > 1 ? 0 : warpgroup * Traits::kWarpgroupM;
     int const first_k = Traits::kSlices > 1 ? warpgroup * Traits::kSliceK : 0;
     MatrixDescriptors<A> const a(shared + Storage::kOffsetA, A::offset(first_row, 0));
@@ -90,7 +90,7 @@ struct WgmmaConsumer {
   __device__ static bool is_stored(Work const&) { return true; }
   __device__ static bool is_stored(SharedWork const& work) { return work.split == 0; }
 
-  /// Where C's matrix is, if that is not its index in the batch.
+  /// The place of C's matrix, for batches in which that is not its index.
   __device__ static int place_c(Work const&) { return 0; }
   __device__ static int place_c(NestedWork const& work) { return work.place_c; }
 
@@ -100,10 +100,10 @@ struct WgmmaConsumer {
       epilogue.template prefetch<Traits::kMode>(m, n, work.batch, place_c(work));
   }
 
-  /// Whether a warpgroup stores, where several sum slices of K.
+  /// Whether a warpgroup stores D. If several warpgroups sum slices of K, only the first does.
   __device__ static bool stores(int warpgroup) { return Traits::kSlices == 1 || warpgroup == 0; }
 
-  /// Where a tile begins in D, or this CTA's share of it.
+  /// The first column in D of a tile, or of this CTA's share of the tile.
   __device__ static int column_of_d(Unit const& work) {
     int n = work.n / (Config::Epilogue::kGated ? 2 : 1);
     if constexpr (Traits::kClusterSplits > 1) n += work.split * Traits::kTileColumnsD;
@@ -120,7 +120,7 @@ struct WgmmaConsumer {
             named_barrier::kWarpgroups + warpgroup};
   }
 
-  /// Adds up what others summed of a tile, and stores it where this warpgroup is to.
+  /// Adds the sums that others have for the tile. Then stores the tile, if this warpgroup is the one that stores it.
   __device__ static void finish(Params const& params, char* shared, Scheduler& scheduler, Epilogue& epilogue,
                                 Sums& sums, Accumulator& accumulators, Unit const& work, int m, int n_d, int warpgroup,
                                 int index, int stride) {
@@ -135,7 +135,8 @@ struct WgmmaConsumer {
     if constexpr (Traits::kGroupedM) row_end = work.end;
     char* whole_tile = nullptr;
     if constexpr (Storage::kAliasesStages) {
-      // The other warpgroup has no tile behind this one, and had read its last where this one has filled all stages.
+      // The other warpgroup has no tile after this one. It had read its last stages before this tile filled all stages
+      // again.
       if (index + stride / 2 >= scheduler.total && work.k_tiles >= Config::kStages) {
         named_barrier::sync(named_barrier::kWarpgroups + warpgroup, 128);
         whole_tile = shared + Storage::kOffsetA;

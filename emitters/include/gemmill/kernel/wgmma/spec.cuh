@@ -1,4 +1,4 @@
-/// The facts that a WGMMA kernel exports, which the host computes as well.
+/// The facts that a WGMMA kernel exports and that the host computes too.
 #pragma once
 
 #include <gemmill/fact.cuh>
@@ -7,30 +7,30 @@
 
 namespace gemmill {
 
-/// Facts that the host computes as well; the compiler refuses a kernel where the two disagree (emitters/emit.py).
+/// Values that the host computes too. The compiler rejects a kernel if the two differ (emitters/emit.py).
 struct KernelSpec {
   Fact facts[51];
 };
 
-/// The same of a kernel that sums slices of K, and of its reduction kernel.
+/// The same for a kernel that sums slices of K through a workspace, with its reduction kernel.
 struct DecompositionSpec {
   KernelSpec kernel;
   Fact facts[10];
 };
 
-/// The same of a split-K kernel.
+/// The same for a split-K kernel.
 struct SplitKSpec {
   DecompositionSpec decomposition;
   Fact offset_splits;
 };
 
-/// The same of a kernel that sums slices of K in the CTAs of a cluster.
+/// The same for a kernel whose clusters split K among their CTAs.
 struct ClusterSpec {
   KernelSpec kernel;
   Fact splits;
 };
 
-/// The same of a kernel whose batch is nested.
+/// The same for a kernel with a nested batch.
 struct NestedSpec {
   KernelSpec kernel;
   Fact facts[2];

@@ -1,14 +1,16 @@
-/// Where each region of the WGMMA kernel's shared memory begins.
+/// The layout of the WGMMA kernel's shared memory.
 #pragma once
 
 #include <gemmill/kernel/wgmma/traits.cuh>
 
 namespace gemmill {
 
-/// Regions of the kernel's shared memory, in order:
-/// | D subtiles | C subtiles | A stages | B stages | scales of stages | sums of slices or of a cluster's CTAs | mbarriers |
-/// as library/legality/resources.py lays them out for the host; stages of an operand that is transposed are followed by
-/// what they are made of.
+/// The regions of a CTA's shared memory, in order:
+/// | D subtiles | C subtiles | A stages | B stages | scales of stages | sums of slices or of a cluster's CTAs |
+/// mbarriers |
+///
+/// The host computes the same sizes (library/families/wgmma/wgmma_plan.py). If an operand is transposed and not in
+/// place, its transposed stages come first, and the stages that TMA writes follow.
 template <class Traits>
 struct WgmmaStorage {
   using Config = typename Traits::Config;
@@ -32,12 +34,12 @@ struct WgmmaStorage {
   static constexpr int kOffsetB = kOffsetA + Config::kStages * (A::kBytes + StagesA::kExtraBytes);
   static constexpr int kOffsetTmaB = kOffsetB + Config::kStages * StagesB::kExtraBytes;
   static constexpr int kOffsetScales = kOffsetB + Config::kStages * (B::kBytes + StagesB::kExtraBytes);
-  /// TMA and WGMMA swizzle by address: eight rows are a period.
+  /// TMA and WGMMA swizzle by address; eight rows are a period.
   static_assert(kOffsetA % (8 * A::kSpan) == 0 && kOffsetTmaA % (8 * TmaLayoutA::kSpan) == 0 &&
                     kOffsetB % (8 * B::kSpan) == 0 && kOffsetTmaB % (8 * TmaLayoutB::kSpan) == 0,
                 "stages begin where their swizzle does");
-  /// Whether the last tile of D that a CTA stores is staged where A and B were: no subtile then waits for another's
-  /// copy. Cooperative warpgroups, which store at the same time, are slower so.
+  /// Whether the last tile that a CTA stores is staged in the memory of A and B. Then no subtile waits for the copy of
+  /// another. Cooperative warpgroups, which store at the same time, are slower this way.
   enum : bool {
     kAliasesStages = Traits::kPingpong && Epilogue::kWholeTileHelps && !Traits::kSharesTiles && Traits::kClusterSplits == 1 &&
               Epilogue::kWholeTileBytes <= kOffsetScales - kOffsetA
@@ -60,7 +62,7 @@ struct WgmmaStorage {
   char* base;
 
   __device__ StagePipeline& pipeline() const { return *reinterpret_cast<StagePipeline*>(base + kOffsetBarriers); }
-  /// Of C's buffers, warpgroup by warpgroup.
+  /// The barriers of C's buffers, warpgroup by warpgroup.
   __device__ uint64_t* full_c() const { return reinterpret_cast<uint64_t*>(&pipeline() + 1); }
   __device__ PingpongOrder& pingpong_order() const { return *reinterpret_cast<PingpongOrder*>(base + kOffsetPingpongOrder); }
   __device__ TransposeBarriers& transposed() const { return *reinterpret_cast<TransposeBarriers*>(base + kOffsetTransposed); }

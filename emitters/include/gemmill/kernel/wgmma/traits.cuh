@@ -1,4 +1,4 @@
-/// What a config of the WGMMA kernel makes of operands, tile and schedule: types, and flags named for what they bound.
+/// Types and constants that the WGMMA kernel derives from its config: operands, tile and schedule.
 #pragma once
 
 #include <gemmill/collective/epilogue.cuh>
@@ -26,10 +26,10 @@ namespace gemmill {
 template <class Config_>
 struct WgmmaTraits {
   using Config = Config_;
-  /// A is upconverted to B's type on its way to the tensor cores; its stages are bytes.
+  /// Whether A is upconverted to B's type before the MMAs. The stages of A then hold bytes.
   static constexpr bool kMixed = bits_of<typename Config::A> < bits_of<typename Config::B>;
   static constexpr int kBitsA = bits_of<typename Config::A>;
-  /// An M-major A of 32 bits goes to the tensor cores from registers, as A does that is upconverted.
+  /// Whether A is M-major with 32-bit elements. WGMMA then reads A from registers, as it does an upconverted A.
   static constexpr bool kColumns = kBitsA == 32 && Config::kMajorA == MajorIn::MN;
   static constexpr bool kRegistersA = kMixed || kColumns;
   using StagesA =
@@ -41,19 +41,20 @@ struct WgmmaTraits {
   using TmaLayoutB = typename StagesB::TmaLayout;
   using A = typename StagesA::MmaLayout;
   using B = typename StagesB::MmaLayout;
-  /// Whether blocks of A and B have scales, of type Config::Scale.
+  /// Whether A and B have block scales, of type Config::Scale.
   static constexpr bool kBlockScales = !cute::is_same_v<typename Config::Scale, None>;
   static constexpr bool kPingpong = Config::kSchedule == Schedule::Pingpong;
   static constexpr int kConsumers = Config::kConsumers;
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  /// Tiles of 64 rows: the consumers split the K of each stage instead.
+  /// The number of consumer warpgroups that split the K of each stage: all of them for mixed input in tiles of 64 rows,
+  /// else 1.
   static constexpr int kSlices = kMixed && !kPingpong && Config::kTileM == 64 ? kConsumers : 1;
   static constexpr int kStorers = kSlices > 1 ? 1 : kConsumers;
   static constexpr int kSliceK = Config::kTileK / kSlices;
   static constexpr int kWarpgroupM = kPingpong || kSlices > 1 ? Config::kTileM : Config::kTileM / kConsumers;
   static constexpr int kBlocks = kWarpgroupM / 64;
-  /// Beside 192 accumulators cooperative kernels have no register left to remember a quotient in, nor have four consumers;
-  /// pingpong's have.
+  /// Whether schedulers cache quotients. Cooperative kernels with 192 accumulators have no register left for one, nor
+  /// do kernels with four consumers. Pingpong kernels have.
   static constexpr bool kCachesQuotient = kSlices == 1 && (kPingpong || kBlocks * Config::kTileN < 2 * 192);
   using Order = TileOrder<Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN, Config::kRaster,
                           Config::kSwizzle, Quotient<kCachesQuotient>>;
@@ -61,13 +62,13 @@ struct WgmmaTraits {
   enum : int { kClusterSplits = Scheduler::kClusterSplits };
   static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN * kClusterSplits;
   static constexpr int kTileWarpgroups = kPingpong ? 1 : kConsumers;
-  /// The named barrier of the warpgroups that add up slices; the epilogues have the ones below.
+  /// The named barrier of the warpgroups that add slices. The barriers below it belong to the epilogues.
   static constexpr int kSliceBarrier = named_barrier::kWarpgroups + kConsumers;
   static_assert(!kBlockScales || named_barrier::kScales + Config::kStages <= named_barrier::kEnd,
                 "a stage of scales has a named barrier");
   static_assert(kWarpgroupM % 64 == 0, "a consumer warpgroup computes a multiple of 64 rows");
 
-  /// Columns of D that a CTA stores of a tile.
+  /// Columns of D that a CTA stores of each tile.
   static constexpr int kTileColumnsD = Config::kTileN / (Config::Epilogue::kGated ? 2 : 1) / kClusterSplits;
   static_assert(kTileColumnsD % 8 == 0 || kClusterSplits == 1, "CTAs of a cluster store whole fragments");
   using SubtileC = Subtile<typename Config::C, Config::kMajorC, Config::kSubtileN>;
@@ -84,7 +85,8 @@ struct WgmmaTraits {
       Accumulators<typename Config::Atom, A, B, kBlocks, kSliceK>>;
   using Groups = GroupLayout<typename Config::B, Config::kGroup, Config::kZeros, Config::kTileM, Config::kTileK>;
   using Narrow = NarrowOperand<typename Config::A, typename Config::B, A, Groups, kBlocks, kSliceK>;
-  /// The kernel's only parameter: GemmParams, or what a scheduler adds to it, group scales to that, and the epilogue's.
+  /// The kernel's only parameter: GemmParams or the scheduler's struct derived from it, the descriptors of group scales
+  /// if there are any, and the epilogue's parameters.
   using Params = KernelParams<
       cute::conditional_t<(Groups::kGroups > 0), GroupParams<typename Scheduler::Params>, typename Scheduler::Params>,
       typename Config::Epilogue>;
@@ -95,16 +97,17 @@ struct WgmmaTraits {
   using SumsBarriers = ClusterSumsBarriers<kClusterSplits>;
   using StagePipeline = Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * kTileWarpgroups,
                                  kBlockScales ? Scales::kArrivals : 0>;
-  /// Groups along M: a warp shares the scheduler, and tiles end at the last row of their group.
+  /// Groups along M: the whole producer warp runs the scheduler, and tiles end at the last row of their group.
   static constexpr bool kGroupedM = Scheduler::kIsGroupedM;
-  /// Groups along K: A and B are read through windows, which end where the group does.
+  /// Groups along K: A and B are loaded through windows that end with the group.
   static constexpr bool kGroupedK = Scheduler::kIsGroupedK;
   static constexpr int kWindowK = kGroupedK ? Config::kTileK : 0;
   static constexpr bool kArray = Scheduler::kIsArray;
   static constexpr bool kNested = Scheduler::kIsNested;
-  /// Whether work is found in memory that the kernel before may have written.
+  /// Whether the scheduler reads memory that the previous kernel may have written.
   enum : bool { kReadsGroups = kGroupedM || kGroupedK || kArray };
-  /// Descriptors of A and B begin outside them. Every box then holds some of their K.
+  /// Whether the descriptors of A and B begin outside the operands, so that boxes must be shifted into them. Each box
+  /// must then hold some of the operand's K.
   static constexpr bool kShiftsBoxes = kGroupedK || kArray;
   using LoadA = StageLoad<TmaLayoutA, Config::kClusterN, kShiftsBoxes ? BoxBounds::Shift : kGroupedM ? BoxBounds::Overrun : BoxBounds::Clip>;
   using LoadB = StageLoad<TmaLayoutB, Config::kClusterM, kShiftsBoxes ? BoxBounds::Shift : BoxBounds::Clip>;
@@ -114,11 +117,12 @@ struct WgmmaTraits {
                 "a panel may lie wholly beyond K");
   static constexpr BatchMode kMode = BatchMode(int(Scheduler::kMode));
   static_assert(!kMixed || kMode == BatchMode::Strided, "narrow A has no groups");
-  /// Whether the first MMAs of a tile run beside the epilogue of the one before, which sums that are added up elsewhere
-  /// allow. (Pingpong's other warpgroup multiplies meanwhile.)
+  /// Whether the first MMAs of a tile overlap the epilogue of the previous one. This requires that the sums are in
+  /// other registers than the MMAs' results. (In pingpong kernels, the other warpgroup multiplies meanwhile.)
   enum : bool { kOverlapsEpilogue = kBlockScales && !kPingpong };
   using Position = RingPosition<Config::kStages>;
-  /// Warps of the producer warpgroup transpose; the first one loads, the second fills block scales where there are some.
+  /// The first warp of the producer warpgroup that transposes. Warp 0 loads, and warp 1 fills block scales if there are
+  /// any.
   static constexpr int kFirstTransposer = kBlockScales ? 2 : 1;
   static constexpr int kTransposers = 4 - kFirstTransposer;
   using TransposeBarriers = gemmill::TransposeBarriers<Config::kStages, kTransposers>;
