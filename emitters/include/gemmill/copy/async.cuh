@@ -1,4 +1,5 @@
-/// Stages of A and B filled through plain addresses: by cp.async where target and alignment allow, or through registers.
+/// Fills stages of A and B through plain addresses: with cp.async if the target and the alignment allow it, else
+/// through registers.
 #pragma once
 
 #include <gemmill/copy/layout.cuh>
@@ -7,7 +8,7 @@
 
 namespace gemmill {
 
-/// Copies `Bytes` bytes, or zeroes them without reading the source (PTX ISA, "cp.async": ignore-src).
+/// Copies `Bytes` bytes if `copied`; else zeroes them without reading the source (PTX ISA, "cp.async": ignore-src).
 template <int Bytes>
 __device__ inline void copy_or_zero_async(uint32_t target, void const* source, bool copied) {
   if constexpr (Bytes == 16) {
@@ -25,7 +26,8 @@ __device__ inline void copy_or_zero_async(uint32_t target, void const* source, b
   }
 }
 
-/// Copies `valid` of `Bytes` bytes and zeroes the rest; without valid bytes the source is not read (PTX ISA, "cp.async").
+/// Copies `valid` of `Bytes` bytes and zeroes the rest. If `valid` is 0, it does not read the source (PTX ISA,
+/// "cp.async").
 template <int Bytes>
 __device__ inline void copy_async(uint32_t target, void const* source, int valid) {
   if constexpr (Bytes == 16) {
@@ -40,7 +42,7 @@ __device__ inline void copy_async(uint32_t target, void const* source, int valid
 
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-/// Waits until at most `Pending` of the groups that this thread committed are under way.
+/// Waits until at most `Pending` of the copy groups that this thread committed are unfinished.
 template <int Pending>
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
@@ -48,12 +50,12 @@ __device__ inline void wait_for_copies() {
 
 /// One thread's part in filling stages of A or B, tile by tile along K.
 ///
-/// The lanes of a warp take neighbouring units of a row: taking 16 bytes each in four copies of 4 looks up four times as
-/// many lines in L1, and meets bank conflicts in shared memory. Through registers a lane has 8 bytes, and 16 of what has
-/// no contiguous extent.
+/// The lanes of a warp take adjacent units of a row. If each lane copied its own 16 bytes in four copies of 4, L1 would
+/// look up four times as many lines, and shared memory would have bank conflicts. Through registers, a lane has 8
+/// bytes, or 16 of an operand without a contiguous extent.
 ///
-/// `begin` before the MMAs of an earlier stage and `finish` after them hide the latency of loads through registers;
-/// cp.async needs no `finish`. `HasAsync`: whether the target has cp.async (sm_80 and later).
+/// Call `begin` before the MMAs of an earlier stage and `finish` after them, which hides the latency of loads through
+/// registers. cp.async needs no `finish`. `HasAsync`: whether the target has cp.async (sm_80 and later).
 template <class Element, MajorIn Major, int Align, int TileMN, int TileK, int Threads, bool HasAsync>
 struct StageCopy {
   using Layout = StageLayout<Element, Major == MajorIn::ANY ? MajorIn::K : Major, TileMN, TileK>;
@@ -65,41 +67,43 @@ struct StageCopy {
   static constexpr int kVector = Major == MajorIn::ANY ? 16 / kSize : max_of(kLane, kInner / Threads);
   using Vectors = TileVectors<Element, Major, TileMN, TileK, kVector, kUnit, Threads>;
   using Vector = Pack<Element, Vectors::kVector>;
-  /// Elements that are read behind a tile.
+  /// Elements that `begin` reads beyond the end of a tile along K.
   static constexpr int kBehind = 0;
 
   Vectors vectors;
-  /// How far the first vector of the next tile is from a tile's last, and where the latest is that was copied.
+  /// Distance, in elements, from a tile's last vector to the first vector of the next tile; the source of the latest
+  /// copy.
   int64_t to_next_tile;
   Element const* source;
-  /// Where the first vector lies in a stage.
+  /// Byte offset of the first vector within a stage.
   int base;
   Vector loaded[kAsync ? 1 : Vectors::kCount];
 
-  /// Of the matrix from row (M or N) `mn` on; strides in elements.
+  /// Begins at row (M or N) `mn` of `matrix`. Strides are in elements.
   __device__ StageCopy(Element const* matrix, int64_t mn_stride, int64_t k_stride, int mn, int mn_extent)
       : vectors(matrix, mn_stride, k_stride, mn, mn_extent),
         to_next_tile(vectors.tile_step - (Vectors::kCount - 1) * vectors.row_step),
         source(vectors.pointer - to_next_tile),
         base(Vectors::kInnerMN ? Layout::at(vectors.inner, vectors.row) : Layout::at(vectors.row, vectors.inner)) {}
 
-  /// Whether units lie in the operand or outside, but never across its end, in tiles of which K has all.
+  /// Whether each unit lies wholly inside or wholly outside the operand, for tiles that lie within K.
   __device__ bool is_whole() const {
     return !Vectors::kInnerMN || vectors.mn_left % kUnit == 0 || vectors.mn_left >= TileMN;
   }
 
-  /// The words of a warp's rows from `mn` on, from `k` on.
+  /// The fragments of a warp whose rows begin at `mn` within the tile, and its K at `k`.
   template <class Fragments>
   __device__ Fragments fragments(int mn, int k) const {
     return Fragments(mn, k);
   }
 
-  /// Begins one of `Parts` parts of a tile, in their order. `Whole`: K has all of the tile, and units are whole.
+  /// Starts part `part` of the `Parts` parts of a tile; call it for the parts in order. `Whole`: the tile lies within
+  /// K, and `is_whole()`.
   template <bool Whole, int Parts>
   __device__ void begin(char* stage, int k_left, int part) {
     int const first = part * Vectors::kCount / Parts, end = (part + 1) * Vectors::kCount / Parts;
     if constexpr (kAsync && (!Whole || Vectors::kCount * Vectors::kVector / kUnit > 32)) {
-      // At the end of K, and where they are many, few instructions and registers are worth more than speed.
+      // At the end of K, and with many vectors, few instructions and registers matter more than speed.
 #pragma unroll 1
       for (int i = first; i < end && !outside(i); ++i) begin_vector<Whole>(stage, k_left, i);
     } else {
@@ -125,7 +129,7 @@ struct StageCopy {
   template <bool Whole>
   __device__ void begin_vector(char* stage, int k_left, int index) {
     if constexpr (kAsync) {
-      // Before the copy, not after it: a register that a copy reads is free to be written only some time later.
+      // Advances before the copy, not after it: a register that a copy reads can be written only some time later.
       source += index == 0 ? to_next_tile : vectors.row_step;
 #pragma unroll
       for (int element = 0; element < Vectors::kVector; element += kUnit) {
@@ -143,11 +147,11 @@ struct StageCopy {
       if (index == Vectors::kCount - 1) vectors.advance();
     }
   }
-  /// Whether the tile has fewer rows than the threads fill at once, and none for this thread.
+  /// Whether the tile has fewer rows than the threads fill at once, and this thread has none.
   __device__ bool outside(int index) const {
     return Vectors::kRows % Vectors::kRowStep != 0 && vectors.row_of(index) >= Vectors::kRows;
   }
-  /// Where a vector goes in the stage at that address.
+  /// Address of a vector in the stage at address `stage`.
   __device__ uint32_t target(uint32_t stage, int index) const {
     int const further = index * Vectors::kRowStep;
     int const mn = Vectors::kInnerMN ? 0 : further, k = Vectors::kInnerMN ? further : 0;

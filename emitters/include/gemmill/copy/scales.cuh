@@ -1,4 +1,4 @@
-/// Scales of blocks of A and B, on their way to the sums they multiply.
+/// Block scales of A and B: copies them to shared memory and applies them to sums.
 #pragma once
 
 #include <gemmill/kernel/params.cuh>
@@ -6,46 +6,46 @@
 
 namespace gemmill {
 
-/// K that shares a scale; a stage is as deep.
+/// Elements along K that share a scale. A stage has the same K.
 inline constexpr int kScaleBlock = 128;
 
-/// The scales of one stage in shared memory: A's, one for each row of the tile, and B's, for the two blocks of columns
-/// that a tile meets at most (rule `block-scales`).
+/// The scales of one stage in shared memory, in f32. There is one scale of A for each row of the tile. There are two
+/// scales of B, because a tile overlaps at most two blocks of columns (rule `block-scales`).
 ///
-/// It is filled anew when all threads that read it have arrived at its named barrier: racecheck follows those, but no lane
-/// that arrives at an mbarrier for its warp.
+/// The stage is refilled when all threads that read it have arrived at its named barrier. It is not an mbarrier,
+/// because racecheck does not follow a lane that arrives at an mbarrier for its whole warp.
 template <int TileM, int Readers>
 struct ScaleStage {
-  static constexpr int kBytes = (TileM + 4) * int(sizeof(float));  // f32, whatever the scales are in memory
+  static constexpr int kBytes = (TileM + 4) * int(sizeof(float));  // f32, whatever the type of the scales in memory
   static constexpr int kArrivals = 32;
-  /// Those that read, and the warp that fills.
+  /// Threads of the named barrier: the readers and the warp that fills.
   static constexpr int kThreads = Readers + 32;
 
-  /// Every reader, when it has read the stage.
+  /// Every reader calls it after it has read the stage.
   __device__ static void release(int stage) { named_barrier::arrive(named_barrier::kScales + stage, kThreads); }
-  /// The warp that fills, before it fills the stage anew.
+  /// The warp that fills calls it before it refills the stage.
   __device__ static void acquire(int stage) { named_barrier::sync(named_barrier::kScales + stage, kThreads); }
 };
 
-/// Copies the scales of one tile, stage by stage. One warp does, with cp.async, 4 bytes at a time, so that scales of any
-/// strides come straight from where the caller has them. Each lane arrives at the stage's full barrier. Addresses are made
-/// once a tile: they took as long as the MMAs of a stage.
+/// Copies the scales of one tile, stage by stage. One warp uses cp.async, 4 bytes at a time, so scales may have any
+/// strides in global memory. Each lane arrives at the stage's full barrier. Addresses are computed once for each tile:
+/// computing them takes as long as the MMAs of a stage.
 ///
-/// Of scales of a byte (ue8m0) the aligned word around each is copied, as cp.async takes words alone.
-/// When it is there, the lane that copied it writes f32 in its place.
+/// For one-byte scales (ue8m0) it copies the aligned word around each scale, because cp.async copies no fewer than 4
+/// bytes. When the word has arrived, the lane that copied it replaces it with the scale in f32.
 template <int TileM, class Scale>
 struct ScaleLoad {
   static constexpr bool kBytewise = sizeof(Scale) == 1;
 
   Scale const* row;
   Scale const* column;
-  /// Elements from a row of this lane to its next, and from a block of K to the next.
+  /// Strides in elements: between the rows of this lane, and from one block of K to the next for A and for B.
   int64_t row_stride, row_step, column_step;
-  /// Rows of the tile from this lane's first on that lie inside the problem.
+  /// Rows of the tile that lie inside the problem, counted from this lane's first row.
   int rows;
-  /// Bytes of a word to read of this lane's block of columns: 4 or 0.
+  /// Bytes to copy of this lane's block of columns: 4, or 0 if it lies outside the problem.
   int column_bytes;
-  /// Of scales of a byte: the low bits of the addresses of those that are to be upconverted next.
+  /// One-byte scales: the low bits of the addresses of the scales that `upconvert` converts next.
   uint32_t row_place, column_place;
 
   __device__ ScaleLoad(GemmParams const& params, int m, int n, int k_block, int batch) {
@@ -64,8 +64,8 @@ struct ScaleLoad {
     column_place = uint32_t(reinterpret_cast<uintptr_t>(column));
   }
 
-  /// Starts to fill a stage with the scales of the next block of K. Of f32 nothing else remains to be done: each lane
-  /// arrives when its copies have (PTX ISA, "cp.async.mbarrier.arrive").
+  /// Starts to fill a stage with the scales of the next block of K. For f32 scales it also makes each lane arrive when
+  /// its copies have finished (PTX ISA, "cp.async.mbarrier.arrive").
   __device__ void operator()(uint32_t stage, uint32_t full) {
     int const lane = threadIdx.x % 32;
     uint32_t const target = stage + lane * 4;
@@ -79,11 +79,11 @@ struct ScaleLoad {
       asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(full) : "memory");
   }
 
-  /// Ends what copies have been started since the last call.
+  /// Closes the group of copies that were started since the last call.
   __device__ static void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-  /// Scales of a byte: upconverts the stage that was started `Lag` commits ago, when its words are there, and arrives. An
-  /// arrival releases what its thread wrote (PTX ISA, "mbarrier.arrive").
+  /// One-byte scales: waits for the stage that was started `Lag` commits ago, converts it to f32 and arrives. The
+  /// arrival releases what this thread wrote (PTX ISA, "mbarrier.arrive").
   template <int Lag>
   __device__ void upconvert(uint32_t stage, uint32_t full) {
     int const lane = threadIdx.x % 32;
@@ -105,14 +105,14 @@ struct ScaleLoad {
   static_assert(TileM % 32 == 0, "each lane copies the scales of as many rows");
   static_assert(kBytewise || sizeof(Scale) == 4, "cp.async copies 4 bytes");
 
-  /// The aligned word that a scale lies in. It may reach 3 bytes beyond the tensor, never beyond its memory: what
-  /// cudaMalloc gives begins and ends at multiples of 256 bytes.
+  /// The address of the aligned word that contains a scale. The word may extend up to 3 bytes beyond the tensor, but
+  /// never beyond its allocation: cudaMalloc's allocations begin and end at multiples of 256 bytes.
   __device__ static Scale const* word(Scale const* scale) {
     if constexpr (kBytewise) return reinterpret_cast<Scale const*>(reinterpret_cast<uintptr_t>(scale) & ~uintptr_t(3));
     return scale;
   }
 
-  /// 4 bytes, or where there are 0 none, and zeros in place.
+  /// Copies `bytes` (4 or 0) bytes and zeroes the rest.
   __device__ static void copy(uint32_t target, Scale const* source, int bytes) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
   }
@@ -123,32 +123,34 @@ struct ScaleLoad {
     return word;
   }
 
-  /// Writes f32 in place of the word around a scale at an address with these low bits.
+  /// Replaces a word by the scale in it, in f32. The low bits of `place` select the byte.
   __device__ static void store(uint32_t target, uint32_t word, uint32_t place) {
     float const scale = to_float(Scale{uint8_t(word >> place % 4 * 8)});
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(target), "f"(scale) : "memory");
   }
 };
 
-/// No scales: sums move as they are.
+/// Takes the place of BlockScales in kernels without block scales.
 struct NoScales {
   __device__ void read(int) {}
   __device__ void release(int) {}
   __device__ float operator()(int, int) const { return 1.0f; }
 };
 
-/// The scales of one thread's sums: of two rows in each of `Blocks` blocks of 64, and of two blocks of columns.
+/// The scales of one thread's sums: those of two rows in each of `Blocks` blocks of 64 rows, for up to two blocks of
+/// columns.
 template <class Stage, int Blocks, int TileM, int TileN>
 struct BlockScales {
-  /// Blocks of columns that a tile may meet.
+  /// Blocks of columns that a tile can overlap.
   static constexpr int kColumns = kScaleBlock % TileN == 0 ? 1 : 2;
-  /// Columns that lie in one block, wherever the tile begins: the largest power of two in tile N, at most 128.
+  /// Columns that certainly lie in one block, wherever the tile begins: the largest power of two that divides tile N,
+  /// at most 128.
   static constexpr int kStep = min_of(TileN & -TileN, kScaleBlock);
 
   char const* stages;
   /// This thread's first row within the tile.
   int row;
-  /// Columns of the tile in its first block of columns.
+  /// Columns of the tile that lie in its first block of columns.
   int first;
   float scales[2 * Blocks][kColumns] = {};
 
@@ -159,8 +161,8 @@ struct BlockScales {
 
   /// Reads the scales of a stage.
   __device__ void read(int stage) {
-    // It costs nothing and keeps the loads behind the MMAs before: ptxas would issue the last MMA when they are done, and
-    // MMAs of another warpgroup come in between.
+    // This costs nothing and keeps the loads after the previous MMAs. Otherwise ptxas would issue the last MMA after
+    // the loads, and MMAs of another warpgroup would come between.
     __syncwarp();
     float const* const values = reinterpret_cast<float const*>(stages + stage * Stage::kBytes);
     float columns[kColumns];
@@ -174,7 +176,7 @@ struct BlockScales {
     }
   }
 
-  /// Lets the stage be filled anew, once `read`. The warp calls it together.
+  /// Allows the stage to be refilled, after `read`. All lanes of the warp call it together.
   __device__ void release(int stage) { Stage::release(stage); }
 
   /// The scale of register `index` of a fragment (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk32").

@@ -1,4 +1,4 @@
-/// Shared memory's addresses, and 8 x 8 matrices of 16-bit elements between it and a warp's registers.
+/// Shared-memory addresses, loads from them, ldmatrix and stmatrix.
 #pragma once
 
 #include <gemmill/types.cuh>
@@ -9,7 +9,7 @@ __device__ inline uint32_t shared_address(void const* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-/// Reads 4, 8 or 16 bytes.
+/// Loads 4, 8 or 16 bytes.
 template <class Value>
 __device__ inline Value load_shared(uint32_t address) {
   static_assert(sizeof(Value) == 4 || sizeof(Value) == 8 || sizeof(Value) == 16);
@@ -26,7 +26,8 @@ __device__ inline Value load_shared(uint32_t address) {
   return reinterpret_cast<Value const&>(words);
 }
 
-/// Four matrices (PTX ISA, "ldmatrix"); lanes 8i to 8i + 7 give the addresses of the rows of matrix i.
+/// Loads four 8 x 8 matrices of 16-bit elements (PTX ISA, "ldmatrix"). Lanes 8i to 8i + 7 pass the addresses of the
+/// rows of matrix i.
 template <bool Transposed>
 __device__ inline void load_matrices(uint32_t row, uint32_t (&words)[4]) {
   if constexpr (Transposed) {
@@ -40,7 +41,7 @@ __device__ inline void load_matrices(uint32_t row, uint32_t (&words)[4]) {
   }
 }
 
-/// The other way round (PTX ISA, "stmatrix": sm_90 and later).
+/// Stores four such matrices (PTX ISA, "stmatrix": sm_90 and later).
 template <bool Transposed>
 __device__ inline void store_matrices(void* row, uint32_t const (&words)[4]) {
   if constexpr (Transposed) {
@@ -54,7 +55,7 @@ __device__ inline void store_matrices(void* row, uint32_t const (&words)[4]) {
   }
 }
 
-/// Two matrices, of lanes 0 to 15.
+/// Stores two matrices; lanes 0 to 15 pass the addresses.
 template <bool Transposed>
 __device__ inline void store_matrices(void* row, uint32_t const (&words)[2]) {
   if constexpr (Transposed) {

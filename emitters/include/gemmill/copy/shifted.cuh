@@ -1,33 +1,35 @@
-/// Stages of K-major operands whose rows begin anywhere: copied as they lie, 16 aligned bytes at a time.
+/// Stages of K-major operands whose rows begin at any address. They are copied in aligned chunks of 16 bytes, without
+/// realignment.
 ///
-/// A row of a tile then begins up to 15 bytes into its first 16: its shift. cp.async copies no less than 4 bytes, and
-/// through registers such rows would pass element by element; here words are put together as fragments are read
-/// (mma/fragments.cuh). Rows that are aligned to 4 bytes could be copied so too, but their words, unlike those of a
-/// swizzled stage, meet in banks: 4 bytes at a time is faster.
+/// A row of a tile then begins up to 15 bytes into its first chunk: this is its shift. Fragments are put together when
+/// they are read (mma/fragments.cuh). The alternatives are worse: cp.async copies no fewer than 4 bytes, and through
+/// registers such rows would pass element by element. Rows that are aligned to 4 bytes could be copied the same way,
+/// but 4 bytes at a time is faster, because a swizzled stage has no bank conflicts.
 #pragma once
 
 #include <gemmill/copy/async.cuh>
 
 namespace gemmill {
 
-/// One stage: rows along K, each from the multiple of 16 bytes on at or before which it begins. `Align`: of rows, in bytes.
+/// One stage: rows along K, each from the 16-byte boundary at or before its beginning. `Align`: alignment of rows in
+/// bytes.
 template <class Element, int Align, int TileMN, int TileK>
 struct ShiftedLayout {
   static constexpr int kRowBytes = TileK * int(sizeof(Element));
-  /// From a row to the next; as an odd number of 16 bytes it spreads eight rows over all banks.
+  /// Bytes from a row to the next: an odd multiple of 16, which spreads eight rows over all banks.
   static constexpr int kPitch = kRowBytes + 16;
   static constexpr int kBytes = TileMN * kPitch;
 };
 
-/// One thread's part in filling stages, tile by tile along K; as StageCopy's.
+/// One thread's part in filling stages, tile by tile along K. It has the interface of StageCopy.
 template <class Element, int Align, int TileMN, int TileK, int Threads>
 struct ShiftedCopy {
   using Layout = ShiftedLayout<Element, Align, TileMN, TileK>;
   static constexpr bool kAsync = true;
   static constexpr int kSize = sizeof(Element);
-  /// Elements that are read behind a tile.
+  /// Elements that `begin` reads beyond the end of a tile along K.
   static constexpr int kBehind = 16 / kSize;
-  /// Lanes take neighbouring chunks of 16 bytes, of as many rows as there are threads for.
+  /// Lanes take adjacent chunks of 16 bytes, of as many rows as there are threads for.
   static constexpr int kChunks = Layout::kPitch / 16;
   static constexpr int kRowStep = Threads / kChunks;
   static constexpr int kCount = ceil_div(TileMN, kRowStep);
@@ -35,13 +37,14 @@ struct ShiftedCopy {
   char const* matrix;
   int64_t stride;
   int mn_left;
-  /// The row of this thread's first chunk, and its place in the row.
+  /// The row of this thread's first chunk, and the chunk's index within the row.
   int row, chunk;
-  /// Its row's shift beyond where the latest chunk that was copied begins; how far the next tile's first is from there.
+  /// The address of the latest chunk, plus the shift of its row; the distance from there to the first chunk of the next
+  /// tile.
   char const* source;
   int64_t to_next_tile;
 
-  /// Of the matrix from row (M or N) `mn` on; strides in elements.
+  /// Begins at row (M or N) `mn` of `operand`. Strides are in elements.
   __device__ ShiftedCopy(Element const* operand, int64_t mn_stride, int64_t, int mn, int mn_extent)
       : matrix(reinterpret_cast<char const*>(operand + mn * mn_stride)),
         stride(mn_stride * kSize),
@@ -54,13 +57,14 @@ struct ShiftedCopy {
 
   __device__ bool is_whole() const { return true; }
 
-  /// The words of a warp's rows from `mn` on, from `k` on.
+  /// The fragments of a warp whose rows begin at `mn` within the tile, and its K at `k`.
   template <class Fragments>
   __device__ Fragments fragments(int mn, int k) const {
     return Fragments(mn, k, matrix, stride);
   }
 
-  /// Begins one of `Parts` parts of a tile, in their order. `Whole`: K has the tile and what is read behind it.
+  /// Starts part `part` of the `Parts` parts of a tile; call it for the parts in order. `Whole`: the tile and the
+  /// elements read behind it lie within K.
   template <bool Whole, int Parts>
   __device__ void begin(char* stage, int k_left, int part) {
     int const first = part * kCount / Parts, end = (part + 1) * kCount / Parts;
@@ -78,7 +82,7 @@ struct ShiftedCopy {
  private:
   template <bool Whole>
   __device__ void begin_chunk(char* stage, int k_left, int index) {
-    // Before the copy, not after it: a register that a copy reads is free to be written only some time later.
+    // Advances before the copy, not after it: a register that a copy reads can be written only some time later.
     source += index == 0 ? to_next_tile : kRowStep * stride;
     int const at = row + index * kRowStep;
     if (at >= TileMN) return;
@@ -93,7 +97,7 @@ struct ShiftedCopy {
   }
 };
 
-/// Whether an operand is copied so: where rows are K-major and cp.async cannot copy as little as they are aligned to.
+/// Whether an operand uses ShiftedCopy: its rows are K-major, and cp.async cannot copy units of their alignment.
 template <MajorIn Major, int Align, bool HasAsync>
 inline constexpr bool kIsShifted = HasAsync && Major == MajorIn::K && Align < 4;
 

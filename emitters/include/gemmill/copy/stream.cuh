@@ -5,15 +5,15 @@
 
 namespace gemmill {
 
-/// `Count` adjacent elements of 8 or 16 bits, packed into words in their order.
+/// `Count` adjacent elements of 8 or 16 bits, packed into words in order.
 template <class Element, int Count>
 struct alignas(max_of(Count * int(sizeof(Element)), 4)) Vector {
   static constexpr int kBytes = Count * int(sizeof(Element));
   static_assert(kBytes == 2 || kBytes == 4 || kBytes == 8 || kBytes == 16);
   uint32_t words[ceil_div(kBytes, 4)];
 
-  /// Loads what is read only once and need not stay in L1; zeros where `present` is false. A predicate, not a branch: the
-  /// loads of a thread are issued one after the other and wait together.
+  /// Loads data that is read only once and need not stay in L1; zeros if `present` is false. It uses a predicate
+  /// instead of a branch, so that the loads of a thread are issued one after the other and are in flight together.
   __device__ void stream(Element const* from, bool present) {
     if constexpr (kBytes == 16) {
       asm volatile(
@@ -42,14 +42,14 @@ struct alignas(max_of(Count * int(sizeof(Element)), 4)) Vector {
   }
 };
 
-/// An element as it is in memory.
+/// The bits of an element in memory.
 template <class Element>
 __device__ uint32_t raw_bits(Element const& element) {
   if constexpr (sizeof(Element) == 1) return reinterpret_cast<uint8_t const&>(element);
   if constexpr (sizeof(Element) == 2) return reinterpret_cast<uint16_t const&>(element);
 }
 
-/// Element `i` of one vector and element `j` of another, of 16 bits, in one word.
+/// Packs element `i` of one vector and element `j` of another, of 16 bits each, into one word.
 template <class Element, int Count>
 __device__ uint32_t pair(Vector<Element, Count> const& low, int i, Vector<Element, Count> const& high, int j) {
   static_assert(sizeof(Element) == 2);

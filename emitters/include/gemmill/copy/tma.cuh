@@ -1,5 +1,5 @@
-/// Bulk tensor copies between global and shared memory. Descriptors are as library/launch.py, TmaBox, has them: contiguous
-/// extent, strided extent, and outer ones: batch, or place of the window and batch.
+/// TMA loads of stages. Descriptors have the extents that TmaBox in library/launch.py gives them: contiguous, strided,
+/// then outer extents (the batch, or the place of a window and the batch).
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -8,44 +8,44 @@
 
 namespace gemmill {
 
-/// What happens to a box of A or B that would reach beyond the operand along MN. TMA writes zeros for rows outside, and
-/// takes two to three times as long for one as for a row that it reads.
+/// Where a box of A or B ends that would reach beyond the operand along MN. TMA writes zeros for rows outside, but
+/// takes two to three times as long for such a row as for one that it reads.
 enum class BoxBounds {
-  /// The box ends with the operand. The rest of the stage keeps what was there before; it ends in rows or columns of D
+  /// The box ends with the operand. The rest of the stage keeps stale data, which affects only rows or columns of D
   /// that are not stored.
   Clip,
-  /// The box reaches into other groups, and loads their rows.
+  /// The box reaches into other groups and loads their rows.
   Overrun,
-  /// The box is moved into the operand, and what it loads must not be used: where a box lies wholly outside, TMA reads
-  /// at the start of the descriptor's tensor, and that is no memory of the operand.
+  /// The box is moved into the operand, and its data must not be used. This is necessary because TMA reads at the start
+  /// of the descriptor's tensor if a box lies wholly outside, and that address may not belong to the operand.
   Shift,
 };
 
 /// Loads this CTA's share of one stage of A or B, and multicasts it to the `Peers` CTAs that need the same tile.
 ///
-/// Each peer loads 1/Peers of the rows of every panel; `slice` is this CTA's index among them, `mask` their ranks in
-/// the cluster. The full barrier of each receiving CTA counts the bytes.
+/// Each peer loads 1/Peers of the rows of every panel. `slice` is this CTA's index among the peers, `mask` the set of
+/// their ranks in the cluster. The full barrier of each receiving CTA counts the bytes.
 ///
-/// What happens beyond the operand's `extent` along MN `BoxBounds` says. Peers release stages to each other, and none
-/// may be a lap ahead, which waiting for a load of each of the others ensures: a slice beyond the operand is loaded from
-/// its start, and the first panel always.
+/// `BoxBounds` selects what happens beyond the operand's `extent` along MN. Peers release stages to each other, and
+/// none may be a lap ahead. To ensure this, each peer waits for a load of every other peer, so every peer must always
+/// load something. A slice beyond the operand is loaded from the operand's start, and the first panel is always loaded.
 template <class Layout, int Peers, BoxBounds Bounds>
 struct StageLoad {
   static constexpr bool kAlongK = Layout::kMajor == MajorIn::K;
   static constexpr int kRows = Layout::kRows / Peers;
-  /// Swizzles go by address, so a slice may begin anywhere in a swizzle's period.
+  /// A slice may begin anywhere within a swizzle's period, because swizzles depend on the address.
   static_assert(Layout::kRows % Peers == 0 && kRows * Layout::kSpan % 128 == 0, "TMA writes to multiples of 128 bytes");
-  /// Whether some boxes have fewer rows, and so a descriptor of their own.
+  /// Whether the last box may have fewer rows, and therefore needs its own descriptor.
   static constexpr bool kTails = Bounds == BoxBounds::Clip && kAlongK;
 
   cute::TmaDescriptor const& whole;
-  /// Of boxes of the rows that are left beyond whole ones; of none where there are no `kTails`.
+  /// The descriptor of the box of the remaining rows, after the whole boxes; unused without `kTails`.
   cute::TmaDescriptor const& tail;
   int slice;
   uint16_t mask;
   int extent;
 
-  /// What arrives in a stage of the tile at `mn`, from all peers.
+  /// Bytes that arrive in a stage of the tile at `mn`, from all peers.
   __device__ int bytes(int mn) const {
     if constexpr (Bounds != BoxBounds::Clip) return Layout::kBytes;
     int const inside = max(min(extent - mn, Layout::kTileMN), 0);
@@ -54,10 +54,10 @@ struct StageLoad {
     return (inside + elsewhere) * (Layout::kBytes / Layout::kTileMN);
   }
 
-  /// What the loads of one tile have in common.
+  /// Values that all loads of one tile share.
   struct Tile {
     cute::TmaDescriptor const* descriptor;
-    /// Along MN, where boxes begin; whether there are any.
+    /// The coordinate along MN at which boxes begin, and whether there is a box to load.
     int mn;
     bool loads;
   };
@@ -79,7 +79,7 @@ struct StageLoad {
     int const row = kAlongK ? tile.mn : k + slice * kRows;
     cute::TmaDescriptor const& descriptor = *tile.descriptor;
     constexpr uint64_t hint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-    // Many narrow panels, unrolled, would cost the producer more registers than it has.
+    // The producer does not have enough registers to unroll many narrow panels.
     constexpr int kUnroll = Layout::kPanels <= 4 ? Layout::kPanels : 1;
 #pragma unroll kUnroll
     for (int panel = 0; panel < Layout::kPanels; ++panel) {

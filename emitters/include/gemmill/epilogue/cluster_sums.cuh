@@ -1,4 +1,4 @@
-/// Partial sums on their way between the CTAs of a cluster that share K of a tile, through distributed shared memory.
+/// Exchanges partial sums through distributed shared memory, between the CTAs of a cluster that share the K of a tile.
 #pragma once
 
 #include <cute/arch/cluster_sm90.hpp>
@@ -8,12 +8,12 @@
 
 namespace gemmill {
 
-/// The mbarriers of a warpgroup that takes part.
+/// The mbarriers of one consumer warpgroup.
 template <int Splits>
 struct ClusterSumsBarriers {
-  /// The bytes that all other CTAs send.
+  /// Counts the bytes that all other CTAs send.
   uint64_t full;
-  /// One arrival for each warp of the same warpgroup of every other CTA, which has read what this one sent.
+  /// Counts one arrival for each warp of the same warpgroup of every other CTA, after it has read what this one sent.
   uint64_t empty;
 
   __device__ void init() {
@@ -22,37 +22,38 @@ struct ClusterSumsBarriers {
   }
 };
 
-/// One consumer warpgroup's end of the exchange. CTA r of the cluster has sums of the whole tile over split r of K, and
-/// leaves with those of share r of its columns over all of K, added up in the order of the splits. The same warpgroups of
-/// the CTAs exchange with each other and with no one else; their threads hold the same elements.
+/// One consumer warpgroup's side of the exchange. CTA r of the cluster has sums of the whole tile over split r of K.
+/// After the exchange it has the sums of share r of the columns over all of K, added in the order of the splits. A
+/// warpgroup exchanges only with the same warpgroup of the other CTAs. Its threads hold the same elements as theirs.
 ///
-/// A share lies in the owner's buffer as its threads hold it: [source][vector of four registers][thread], the owner
-/// itself left out of the sources, so that every access is contiguous.
+/// The owner's buffer holds a share as its threads hold it: [source][vector of four registers][thread], without the
+/// owner itself as a source. Every access is therefore contiguous.
 ///
 /// Ordering (PTX ISA, "st.async" and "mbarrier"): the bytes that arrive complete a phase of `full` with a release at
-/// cluster scope, which readers acquire; they release `empty` of every sender, which acquires it before it sends again.
+/// cluster scope, which readers acquire. Readers release `empty` of every sender, which acquires it before it sends
+/// again.
 template <class Accumulators, int Splits>
 struct ClusterSums {
   using Register = cute::remove_cvref_t<decltype(Accumulators::values[0][0])>;
   static constexpr int kBlocks = sizeof(Accumulators::values) / sizeof(Accumulators::values[0]);
   static constexpr int kRegisters = sizeof(Accumulators::values[0]) / sizeof(Register);
-  /// Registers of a share, in each stacked fragment, and vectors of four of them.
+  /// Registers of a share in each stacked fragment, and vectors of four of them in all.
   static constexpr int kShare = kRegisters / Splits;
   static constexpr int kVectors = kBlocks * kShare / 4;
   static constexpr int kFirst = Accumulators::kFirst;
-  /// What a source sends, and the buffer of this warpgroup.
+  /// Bytes that one source sends, and bytes of this warpgroup's buffer.
   static constexpr int kShareBytes = kVectors * 128 * 16;
   static constexpr int kBytes = (Splits - 1) * kShareBytes;
   static_assert(sizeof(Register) == 4 && kRegisters % (4 * Splits) == 0, "shares are moved 16 bytes at a time");
 
-  /// Sums of a share of the columns.
+  /// The sums of one share of the columns.
   struct Share {
     Register values[kBlocks][kShare];
   };
 
-  /// Shared memory addresses of this warpgroup's buffer and barriers, which lie alike in all CTAs.
+  /// Shared-memory addresses of this warpgroup's buffer and barriers; they are the same in all CTAs.
   uint32_t buffer, full, empty;
-  /// Parity of the exchange to come.
+  /// Parity of the next exchange.
   uint32_t phase = 0;
 
   __device__ ClusterSums(char* buffers, ClusterSumsBarriers<Splits>* barriers, int warpgroup)
@@ -60,9 +61,10 @@ struct ClusterSums {
         full(cute::cast_smem_ptr_to_uint(&barriers[warpgroup].full)),
         empty(cute::cast_smem_ptr_to_uint(&barriers[warpgroup].empty)) {}
 
-  /// Adds up this CTA's share. `more`: whether another tile follows. Every warp of every CTA calls it alike.
+  /// Adds up this CTA's share. `more`: whether another tile follows. All warps of all CTAs of the cluster call it.
   __device__ Share add_up(Accumulators const& accumulators, bool more) {
-    // Read anew each time: as an invariant the compiler would make a loop over tiles, with its MMAs, for each rank.
+    // Reads the rank at each call. If it were an invariant, the compiler would make a loop over tiles, with its MMAs,
+    // for each rank.
     int const split = int(cute::block_rank_in_cluster());
     if (threadIdx.x % 128 == 0)
       asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(kBytes) : "memory");
@@ -70,14 +72,15 @@ struct ClusterSums {
     send(accumulators, split);
     wait(full, phase);
     Share const share = sum(accumulators, split);
-    // The last one is not awaited: no arrival is then under way when a CTA ends.
+    // The last exchange is not released, because no one waits for it: an arrival must not be in flight when a CTA
+    // exits.
     if (more) release(split);
     phase ^= 1;
     return share;
   }
 
  private:
-  /// Sends to all by turns: CTAs that sent to one after the other would all wait for the same one.
+  /// Alternates between the receivers. CTAs that sent to one receiver after the other would all wait for the same one.
   __device__ void send(Accumulators const& accumulators, int split) const {
     uint32_t targets[Splits], barriers[Splits];
 #pragma unroll
@@ -96,10 +99,10 @@ struct ClusterSums {
     }
   }
 
-  /// Splits in their order, this CTA's own among them.
+  /// Adds the splits in order, this CTA's own among them.
   __device__ Share sum(Accumulators const& accumulators, int split) const {
     Share share;
-    // A branch for each share: no accumulator is then selected from several.
+    // One branch for each share, so that registers are indexed by constants.
 #pragma unroll
     for (int own = 0; own < Splits; ++own) {
       if (own != split) continue;
@@ -129,12 +132,12 @@ struct ClusterSums {
       asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(peer(empty, lane)) : "memory");
   }
 
-  /// Vector i of a share, as accumulators.
+  /// Vector i of a share, in the accumulators.
   __device__ static Register const* vector(Accumulators const& accumulators, int share, int i) {
     return &accumulators.values[4 * i / kShare][share * kShare + 4 * i % kShare];
   }
 
-  /// Where a thread finds what `from` sends to `to`, in the buffer of `to`.
+  /// Offset, in the buffer of `to`, of what `from` sends to this thread.
   __device__ static uint32_t offset(int from, int to) {
     return (from - (from > to)) * kShareBytes + threadIdx.x % 128 * 16;
   }
@@ -158,7 +161,7 @@ struct ClusterSums {
         : "memory");
   }
 
-  // By type: casts of accumulators would be moved to between the MMAs.
+  // Overloads by type, because the compiler would move casts of accumulators between the MMAs.
   __device__ static void put(uint32_t to, uint32_t barrier, float a, float b, float c, float d) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
                  "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
@@ -183,7 +186,7 @@ struct ClusterSums {
   }
 };
 
-/// One CTA sums all of K.
+/// No exchange: one CTA sums all of K.
 template <class Accumulators>
 struct ClusterSums<Accumulators, 1> {
   enum : int { kBytes = 0 };

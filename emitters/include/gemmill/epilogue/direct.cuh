@@ -1,26 +1,27 @@
-/// The epilogue without shared memory: from registers to D wherever it lies, element by element or in small vectors.
+/// The epilogue without shared memory: it writes D from registers, element by element or in small vectors, with any
+/// strides.
 #pragma once
 
 #include <gemmill/convert.cuh>
 
 namespace gemmill {
 
-/// C or D of one matrix of a batch, rows of N elements; strides in elements, along a contiguous extent unread.
+/// C or D of one matrix of a batch. Strides are in elements; the stride of a contiguous extent is not read.
 ///
-/// `Align`: bytes that address and strides are a multiple of.
+/// `Align`: address and strides are multiples of so many bytes.
 template <class Element_, MajorOut Major, int Align>
 struct OutputMatrix {
   using Element = Element_;
-  /// Elements along N that one access can move.
+  /// Adjacent elements along N that one access can move.
   static constexpr int kVector = Major == MajorOut::N ? max_of(1, Align / max_of(1, size_of<Element>)) : 1;
 
   Element* pointer;
   int64_t row_stride, column_stride;
-  /// Of the first element.
+  /// Offset of the part's first element from `pointer`.
   int64_t offset = 0;
 
   __device__ Element* at(int m, int n) const { return pointer + (offset + offset_of(m, n)); }
-  /// The part from (m, n) on.
+  /// The part of the matrix from (m, n) on.
   __device__ OutputMatrix from(int m, int n) const {
     return {pointer, row_stride, column_stride, opaque(offset + offset_of(m, n))};
   }
@@ -33,10 +34,10 @@ struct OutputMatrix {
   }
 };
 
-/// Computes and stores runs of elements along N; what lies outside D is neither read nor written.
+/// Computes and stores runs of elements along N. It neither reads nor writes elements outside D.
 ///
-/// Operation: `needs_c()`, and `operator()(Compute sum, Compute c, int m, int n, int batch)`. For an absent C, MatrixC is
-/// an OutputMatrix of None.
+/// Operation: `needs_c()`, and `operator()(Compute sum, Compute c, int m, int n, int batch)`. If C is absent, MatrixC
+/// is an OutputMatrix of None.
 template <class Operation, class MatrixC, class MatrixD>
 struct DirectEpilogue {
   using Compute = typename Operation::Compute;
@@ -45,17 +46,19 @@ struct DirectEpilogue {
   Operation operation;
   MatrixC c;
   MatrixD d;
-  /// Extents of D, and the index of its matrix in the batch.
+  /// Extents of D from the part's origin on, and the index of its matrix in the batch.
   int m_extent, n_extent, batch;
-  /// Where c and d begin in their matrices.
+  /// Origin of the part within its matrix.
   int first_m = 0, first_n = 0;
 
-  /// The same for the part of D from (m, n) on: what is stored at constant places in it shares their addresses.
+  /// The epilogue of the part of D from (m, n) on. Elements at constant places within a part share one computed
+  /// address.
   __device__ DirectEpilogue from(int m, int n) const {
     return {operation, c.from(m, n), d.from(m, n), m_extent - m, n_extent - n, batch, first_m + m, first_n + n};
   }
 
-  /// Element (m, n + i) of D from `sums[i]`. n is a multiple of the greatest power of two that divides Count.
+  /// Computes and stores element (m, n + i) of D from `sums[i]`. n must be a multiple of the largest power of two that
+  /// divides Count.
   template <int Count, class Accumulator>
   __device__ void store(Accumulator const (&sums)[Count], int m, int n) const {
     if (m >= m_extent) return;
@@ -78,7 +81,7 @@ struct DirectEpilogue {
       if constexpr (kHasC) {
         if (i < valid && operation.needs_c()) added = load_as<Compute>(*c.at(m, n + i));
       }
-      // An expression reads and writes at its place, which must lie inside D.
+      // An expression accesses other operands at this element, which must therefore lie inside D.
       if (!Operation::kIsExpression || i < valid)
         values.elements[i] = store_as<Element>(operation(static_cast<Compute>(sums[i]), added, first_m + m, first_n + n + i, batch));
     }

@@ -1,9 +1,11 @@
-/// Epilogues emitted from expressions (emitters/epilogue/text.py): their place in other kernels, and in a warpgroup's fragments.
+/// Epilogues that are emitted from expressions (emitters/epilogue/text.py): how kernels call them, and how a warpgroup
+/// applies them to its fragments.
 ///
-/// An emitted epilogue loads what depends on nothing (`uniform`), on the row (`row`), on the column (`column`, `columns`)
-/// and on the element (`element`, `elements`), computes D's element and the other outputs from that (`compute`), and stores the latter
-/// (`store`). Matrices with a major pass through shared memory: `input` and `output` name their places in what is loaded and
-/// stored. `kTotals`, `kRowTotals` and `kColumnTotals` count its reductions, which `reductions` has in this order.
+/// An emitted epilogue loads operands that depend on nothing (`uniform`), on the row (`row`), on the column (`column`,
+/// `columns`) or on the element (`element`, `elements`). From these it computes D's element and the other outputs
+/// (`compute`), and stores the latter (`store`). Matrices with a major pass through shared memory; `input` and `output`
+/// give access to their elements. `kTotals`, `kRowTotals` and `kColumnTotals` count its reductions; `reductions` has
+/// them in this order.
 #pragma once
 
 #include <gemmill/epilogue/linear.cuh>
@@ -11,7 +13,7 @@
 
 namespace gemmill {
 
-/// One element on its own.
+/// Computes one element of D from its place, and stores the other outputs.
 template <class Epilogue, class Compute>
 __device__ Compute evaluate(Epilogue const& epilogue, Compute accumulator, Compute c, int m, int n, int batch) {
   typename Epilogue::Extras extras;
@@ -28,7 +30,7 @@ __device__ Compute evaluate(Epilogue const& epilogue, Compute accumulator, Compu
   return d;
 }
 
-/// What a kernel without TMA takes with an expression, and the epilogue that finds its own part there.
+/// The parameters of a kernel without TMA whose epilogue is an expression, and the epilogue that reads them.
 template <class Epilogue>
 struct ExpressionParams : DirectParams {
   typename Epilogue::Params epilogue;
@@ -41,14 +43,14 @@ struct DirectExpression : Epilogue {
 
 /// The epilogue of one warpgroup on one tile: 64-row blocks of WGMMA fragments, subtile by subtile.
 ///
-/// A thread holds, of each 16 x 8 fragment, two neighbouring columns of rows r and r + 8. In a gated epilogue they are
-/// `gate` and `up`, so it holds one column of D of each of two fragments, four apart; the four threads of a row exchange
-/// their results, so that D is written as always.
+/// Of each 16 x 8 fragment, a thread holds two adjacent columns of rows r and r + 8. In a gated epilogue these are
+/// `gate` and `up`, so a thread has one column of D from each of two fragments, and they are four columns apart. The
+/// four threads of a row then exchange their results, so that each has two adjacent columns and D is written as usual.
 template <class Operation, int SubtileN>
 struct FragmentEpilogue {
   using Compute = typename Operation::Compute;
   using Column = typename Operation::Column;
-  /// A warp holds the columns of eight fragments at a time.
+  /// Columns of D whose operands the lanes of a warp hold in one element of `columns`: those of eight fragments.
   static constexpr int kHeld = 64;
   static constexpr int kReductions = Operation::kReductions;
   static constexpr int kFirstRow = Operation::kTotals;
@@ -57,20 +59,20 @@ struct FragmentEpilogue {
   Operation const operation;
   typename Operation::Uniform const uniform;
   typename Operation::Row rows[2];
-  /// What the subtile's columns have, loaded once and dealt out over the warp: lane 4 p + q holds the columns that thread q
-  /// of any row needs of fragments p, p + 8, ...
+  /// The operands of the subtile's columns, loaded once and distributed over the warp. Lane 4 p + q holds the columns
+  /// that thread q of any row needs of fragments p, p + 8, ...
   Column columns[ceil_div(SubtileN, kHeld)][2];
-  /// D's extents, and the first of this thread's two rows.
+  /// D's extents. `m` is the first of this thread's two rows.
   int const m_end, n_end;
   int batch;
   int m = 0;
   float totals[Operation::kTotals + 1];
-  /// Of each of this thread's two rows: its share of all totals but those of columns.
+  /// For each of this thread's two rows: its share of all reductions except those over columns.
   float row_totals[kFirstColumn + 1][2];
 
   __device__ FragmentEpilogue(typename Operation::Params const& params, int m_end_, int n_end_, int batch_)
       : operation(params), uniform(operation.uniform(batch_)), m_end(m_end_), n_end(n_end_), batch(batch_) {
-    // All that is loaded below depends on this, and so on the wait for the kernel before.
+    // All loads below depend on this value, so the compiler cannot move them above the wait for the previous kernel.
     asm volatile("" : "+r"(batch));
 #pragma unroll
     for (int i = 0; i < Operation::kTotals; ++i) totals[i] = identity_of(Operation::reduce(i));
@@ -87,9 +89,9 @@ struct FragmentEpilogue {
     }
   }
 
-  /// Starts loading what the columns of the subtile at column n have.
+  /// Starts loading the operands of the columns of the subtile at column n.
   __device__ void begin_columns(int n) {
-    // Anew for each block of rows: kept, it would fill the registers.
+    // Loads them again for each block of rows: kept, they would take too many registers.
     asm("" : "+r"(n) : "r"(m));
 #pragma unroll
     for (int i = 0; i < ceil_div(SubtileN, kHeld); ++i) {
@@ -98,15 +100,16 @@ struct FragmentEpilogue {
     }
   }
 
-  /// Four elements of D of one fragment: rows m and m + 8, two columns that `column_of` names, of the eight that begin at
-  /// column `offset` of the subtile and n of D. `sum` has them in the order of the fragment, in a gated epilogue those of
-  /// two fragments. `elements` hold what has been staged; `staged(i, j)` takes element j of output i that is to be.
+  /// Computes four elements of D of one fragment: two columns of rows m and m + 8. The fragment's eight columns begin
+  /// at column `offset` of the subtile and at column n of D; `column_of` selects the two. `sum(i)` is the fragment's
+  /// i-th sum; in a gated epilogue the sums of two fragments. `elements` hold the inputs from shared memory. `staged(i,
+  /// j)` refers to element j of output i, which goes there.
   template <class Sums, class Staged>
   __device__ void apply(Sums const& sum, int offset, int n, Compute const (&c)[4],
                         typename Operation::Element (&elements)[4], Compute* values, Staged const& staged) {
     constexpr bool kGated = Operation::kGated;
     int const left = n_end - n;
-    // Addresses are computed anew for each fragment: kept, they would fill the registers.
+    // Recomputes addresses for each fragment: kept, they would take too many registers.
     if constexpr (Operation::kAddresses || Operation::kColumnTotals > 0) asm volatile("" : "+r"(n));
     int const n0 = n + column_of(0), n1 = n + column_of(1);
     Column const own[2] = {held(offset, 0), held(offset, 1)};
@@ -125,7 +128,8 @@ struct FragmentEpilogue {
         values[half * 2 + j] = operation.compute(Compute(sum(first)), Compute(sum(first + kGated)), c[half * 2 + j],
                                                  uniform, rows[half], own[j], elements[half * 2 + j], extras[j]);
         if constexpr (kReductions > 0) {
-          // What lies outside takes no part: columns here; rows here in totals of columns, in all others at their end.
+          // Elements outside D are left out: columns here; rows here in reductions over columns, in all others in
+          // `end_rows`.
 #pragma unroll
           for (int i = 0; i < kReductions; ++i) {
             bool const of_column = i >= kFirstColumn;
@@ -159,7 +163,7 @@ struct FragmentEpilogue {
     }
   }
 
-  /// Ends the rows that `begin_rows` began.
+  /// Ends the rows that `begin_rows` started, and combines their reductions.
   __device__ void end_rows() {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -185,7 +189,7 @@ struct FragmentEpilogue {
     }
   }
 
-  /// Where a thread's first or second column of D lies in a group of eight.
+  /// Offset of a thread's first or second column of D within a group of eight.
   __device__ static int column_of(int j) {
     int const quad = threadIdx.x % 4;
     return Operation::kGated ? quad + j * 4 : quad * 2 + j;
@@ -197,7 +201,7 @@ struct FragmentEpilogue {
       reduce_into(Operation::reduce(i), operation.params.reductions[i].at(index, batch), total);
   }
 
-  /// What the thread of this lane's place in its row holds of the fragment at column `offset` of the subtile.
+  /// The operands of this thread's first or second column (`j`) of the fragment at column `offset` of the subtile.
   __device__ Column held(int offset, int j) const {
     static_assert(sizeof(Compute) == 4, "words are exchanged");
     Column const& mine = columns[offset / kHeld][j];
@@ -206,27 +210,28 @@ struct FragmentEpilogue {
     auto* const to = reinterpret_cast<uint32_t*>(&result);
 #pragma unroll
     for (int i = 0; i < int(sizeof(Column) / 4); ++i)
-      // Segments of lanes that are equal modulo 4 (PTX ISA, "shfl.sync": bits 8 to 12 are the mask of segments).
+      // Exchanges among lanes that are equal modulo 4 (PTX ISA, "shfl.sync": bits 8 to 12 are the segment mask).
       asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x31f, 0xffffffff;"
                    : "=r"(to[i]) : "r"(from[i]), "r"(offset % kHeld / 8 * 4));
     return result;
   }
 
-  /// From columns q and q + 4 of the thread at q, to 2 q and 2 q + 1: in each of two rounds, every thread of the four
-  /// sends one value and receives one.
+  /// Redistributes columns among the four threads of a row: from q and q + 4 in thread q to 2 q and 2 q + 1. In each of
+  /// two rounds, every thread sends one value and receives one.
   __device__ static void exchange(Compute& low, Compute& high) {
     int const quad = threadIdx.x % 4;
     bool const odd = quad % 2;
-    // First the even threads' low and the odd ones' high columns travel: 0, 2 to threads 0, 1, and 5, 7 to 2, 3.
+    // First round: even threads send the low column, odd threads the high one. Columns 0, 2 go to threads 0, 1; columns
+    // 5, 7 to 2, 3.
     int const base = threadIdx.x % 32 - quad;
     Compute const first = __shfl_sync(~0u, odd ? high : low, base + (quad < 2 ? quad * 2 : quad * 2 - 3));
-    // Then the others: 1, 3 to threads 0, 1, and 4, 6 to 2, 3.
+    // Second round: columns 1, 3 go to threads 0, 1; columns 4, 6 to 2, 3.
     Compute const second = __shfl_sync(~0u, odd ? low : high, base + (quad < 2 ? quad * 2 + 1 : quad * 2 - 4));
     low = quad < 2 ? first : second;
     high = quad < 2 ? second : first;
   }
 
-  /// Combines lanes whose numbers differ in the bits from `From` to below `To`.
+  /// Combines the values of lanes whose numbers differ only in the bits from `From` to below `To`.
   template <int From, int To>
   __device__ static float combine_lanes(Reduce reduce, float value) {
 #pragma unroll

@@ -1,8 +1,8 @@
-/// The plain epilogue, and what every epilogue offers to the kernels.
+/// The linear epilogue, and the interface of all epilogues.
 ///
-/// `Params` is what the host passes; `Compute` the type of the arithmetic; `needs_c()` whether C must be loaded; the call
-/// takes a sum, the element of C (anything where it is not needed) and its place, and returns the element of D. What else
-/// an epilogue writes it writes then: the place must lie inside D, and be visited once.
+/// `Params`: what the host passes. `Compute`: the type of the arithmetic. `needs_c()`: whether C must be loaded. The
+/// call operator takes a sum, the element of C (ignored unless needed) and its place, and returns the element of D. It
+/// also writes the other outputs of an epilogue, so the place must lie inside D and each place must be visited once.
 #pragma once
 
 #include <gemmill/kernel/direct_params.cuh>
@@ -10,7 +10,7 @@
 
 namespace gemmill {
 
-/// A matrix that an epilogue reads or writes by TMA, beside C and D.
+/// A matrix beside C and D that an epilogue reads or writes by TMA.
 template <class Element_, MajorOut Major>
 struct Format {
   using Element = Element_;
@@ -20,7 +20,7 @@ template <class... All>
 struct Formats {
   static constexpr int kCount = sizeof...(All);
 };
-/// What every epilogue says of them.
+/// The lists of these matrices, which every epilogue declares.
 template <class Inputs_, class Outputs_>
 struct StagedMatrices {
   using Inputs = Inputs_;
@@ -28,7 +28,8 @@ struct StagedMatrices {
 };
 using NoMatrices = StagedMatrices<Formats<>, Formats<>>;
 
-/// D = alpha * acc + beta * C, computed in one type: float, double, or int32_t, in which whole alpha and beta are exact.
+/// D = alpha * acc + beta * C, computed in one type: float, double or int32_t. In int32_t, whole alpha and beta are
+/// exact.
 template <class Compute_>
 struct Linear : NoMatrices {
   using Compute = Compute_;
@@ -45,11 +46,11 @@ struct Linear : NoMatrices {
   __device__ explicit Linear(Params const& params) : alpha(params.alpha), beta(params.beta) {}
   __device__ explicit Linear(DirectParams const& params) : alpha(Compute(params.alpha)), beta(Compute(params.beta)) {}
 
-  /// C is neither loaded nor read when this is false, so it may hold NaN or be unmapped.
+  /// If false, C is neither loaded nor read, so it may hold NaN or be unmapped.
   __device__ bool needs_c() const { return beta != Compute(0); }
   __device__ Compute operator()(Compute accumulator) const { return alpha * accumulator; }
   __device__ Compute operator()(Compute accumulator, Compute c) const { return alpha * accumulator + beta * c; }
-  /// The same for one element of D, by its position.
+  /// The same for one element of D, with its place.
   __device__ Compute operator()(Compute accumulator, Compute c, int, int, int) const {
     return alpha * accumulator + beta * c;
   }
@@ -58,7 +59,7 @@ struct Linear : NoMatrices {
 using LinearEpilogue = Linear<float>;
 using IntegerEpilogue = Linear<int32_t>;
 
-/// The accumulator itself: a partial sum, stored in a workspace whose contiguous extent is whole units of 16 bytes. The
+/// Returns the accumulator: a partial sum, which goes to a workspace whose contiguous extent is padded to 16 bytes. The
 /// parameters are those of the epilogue that the second kernel applies.
 template <class Compute_, class Epilogue>
 struct Raw : NoMatrices {

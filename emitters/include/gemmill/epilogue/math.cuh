@@ -1,14 +1,15 @@
-/// The functions of epilogue expressions. Single precision takes the fast hardware instructions where they are exact to
-/// a few ulps; double precision takes CUDA's. What is on its way to 16 bits may be `gelu<bf16>(x)`: the shorter form, whose
-/// error is small beside the rounding to that type. Multiplications and additions cost more than they seem: they share
-/// the registers' bandwidth, and the power, with another warpgroup's MMAs. library/epilogues/function_table.py has the bounds of both.
+/// The functions of epilogue expressions. In f32 they use fast hardware instructions where these are accurate to a few
+/// ulps; in f64 they use CUDA's functions. A result that will be rounded to 16 bits may use a shorter form such as
+/// `gelu<bf16>(x)`, whose error is small compared with that rounding. library/epilogues/function_table.py has the error
+/// bounds of both. Multiplications and additions cost more than their count suggests: they share register bandwidth and
+/// power with another warpgroup's MMAs.
 #pragma once
 
 #include <gemmill/types.cuh>
 
 namespace gemmill::math {
 
-/// NaN if either is, as PyTorch and numpy have it (PTX ISA, "max.NaN").
+/// NaN if either argument is NaN, as in PyTorch and NumPy (PTX ISA, "max.NaN").
 __device__ inline float max(float x, float y) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
@@ -46,7 +47,7 @@ __device__ inline float sqrt(float x) {
   return result;
 }
 __device__ inline float rsqrt(float x) { return rsqrtf(x); }
-/// The same of normal numbers: one instruction.
+/// The same for normal numbers, in one instruction.
 __device__ inline float rsqrt_of_normal(float x) {
   float result;
   asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
@@ -98,7 +99,7 @@ __device__ inline T silu(T x) {
 }
 __device__ inline double gelu(double x) { return 0.5 * x * (1 + ::erf(x * 0.70710678118654752)); }
 /// max(x, 0) - |x| erfc(|x| / sqrt(2)) / 2, with erfc to 1.5e-7 (Abramowitz and Stegun, "Handbook of Mathematical
-/// Functions", 7.1.26): half the instructions of erff.
+/// Functions", 7.1.26). It takes half as many instructions as erff.
 __device__ inline float gelu(float x) {
   float const magnitude = fabsf(x);
   float const t = reciprocal(1 + 0.3275911f * 0.70710678f * magnitude);
@@ -106,7 +107,7 @@ __device__ inline float gelu(float x) {
       t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
   return max(x, 0.0f) - 0.5f * magnitude * series * exp(-0.5f * x * x);
 }
-/// 0.5 x (1 + tanh(u)) = x sigmoid(2 u), which loses no digits where tanh(u) is near -1.
+/// 0.5 x (1 + tanh(u)) = x sigmoid(2 u). The right-hand side loses no digits where tanh(u) is near -1.
 __device__ inline double gelu_tanh(double x) {
   return x * sigmoid(2 * 0.79788456080286536 * (x + 0.044715 * x * x * x));
 }
@@ -115,7 +116,7 @@ __device__ inline float gelu_tanh(float x) {
   return x * reciprocal(1 + exp2(x * fmaf(0.044715f * kLinear, x * x, kLinear)));
 }
 
-/// A polynomial in y, the coefficient of its highest power first.
+/// A polynomial in y; coefficients from the highest power down.
 template <class... Coefficients>
 __device__ inline float polynomial(float y, float first, Coefficients... others) {
   float sum = first;
@@ -124,10 +125,10 @@ __device__ inline float polynomial(float y, float first, Coefficients... others)
 }
 template <class Element>
 __device__ inline float gelu(float x);
-/// x P(x), P the normal distribution function as 1 / (1 + 2^(x s)). With y = x^2 + c and r = 1 / sqrt(y),
-/// s = a + (b y + d + e r) r has the even symmetry that makes P(x) + P(-x) = 1, and grows as |x|, as the logarithm of
-/// P(-|x|) does over x. Fitted for the least error of x P(x), relative to it or to 2^-20 where it is less: 2^-11.6.
-/// Rounded down, y is finite for every finite x; where x is infinite, the result is NaN.
+/// x P(x), with the normal distribution function P as 1 / (1 + 2^(x s)). Let y = x^2 + c and r = 1 / sqrt(y). Then s =
+/// a + (b y + d + e r) r is an even function of x, so P(x) + P(-x) = 1. It grows as |x|, like the logarithm of P(-|x|)
+/// over x. The coefficients minimise the error of x P(x), relative to the greater of its value and 2^-20: it is
+/// 2^-11.6. Rounding y down keeps it finite for every finite x. If x is infinite, the result is NaN.
 template <>
 __device__ inline float gelu<gemmill::bf16>(float x) {
   float const y = __fmaf_rz(x, x, 6.90058951f);
@@ -135,8 +136,8 @@ __device__ inline float gelu<gemmill::bf16>(float x) {
   float const s = fmaf(r, fmaf(r, -4.82557057f, fmaf(y, -0.677805019f, 2.66573566f)), -0.839269856f);
   return x * reciprocal(1 + exp2(x * s));
 }
-/// max(x, 0) - |x| P(-|x|), with log2 of P as a polynomial: fitted up to |x| = 6, where it is below -29, to 2^-15.7 in the same
-/// sense. It falls below -95 between 6 and 12.
+/// max(x, 0) - |x| P(-|x|), with log2 of P as a polynomial. It is fitted up to |x| = 6, where it is below -29, to an
+/// error of 2^-15.7 in the same sense. Between 6 and 12 it falls below -95.
 template <>
 __device__ inline float gelu<gemmill::f16>(float x) {
   float const t = fminf(fabsf(x), 12.0f);
@@ -146,7 +147,7 @@ __device__ inline float gelu<gemmill::f16>(float x) {
 }
 template <class Element>
 __device__ inline float tanh(float x);
-/// To 2^-11 (PTX ISA, `tanh.approx.f32`).
+/// Accurate to 2^-11 (PTX ISA, `tanh.approx.f32`).
 template <>
 __device__ inline float tanh<gemmill::bf16>(float x) {
   float result;
@@ -154,7 +155,7 @@ __device__ inline float tanh<gemmill::bf16>(float x) {
   return result;
 }
 
-/// Conversions to a narrower type and back: the nearest value, ties to even; saturated to 8 bits.
+/// Conversions to a narrower type and back: to the nearest value, ties to even; 8-bit types saturate.
 template <class T>
 __device__ inline T f32(T x) {
   return T(float(x));

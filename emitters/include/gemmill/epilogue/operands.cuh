@@ -5,14 +5,14 @@
 
 namespace gemmill {
 
-/// One value: the host's, or where there is an address the one that lies there.
+/// A single value: the one at address `data`, or `value` from the host if `data` is null.
 template <class Element, class Compute>
 struct Scalar {
   Element const* data;
   Compute value;
 };
 
-/// A value for each row or column, or with an extent of 1 for each matrix of the batch.
+/// One value for each row or column, or for each matrix of the batch if the extent is 1.
 template <class Element>
 struct Values {
   Element* data;
@@ -21,7 +21,7 @@ struct Values {
   __device__ Element* at(int index, int batch) const { return data + (batch * batch_stride + index); }
 };
 
-/// A value for each element.
+/// One value for each element.
 template <class Element>
 struct Matrix {
   Element* data;
@@ -32,7 +32,7 @@ struct Matrix {
   }
 };
 
-// Volatile, so that none of them moves above the wait for the kernel before.
+// Volatile, so that the compiler does not move these loads above the wait for the previous kernel.
 __device__ inline float load_element(float const* at) {
   float value;
   asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(at));
@@ -50,9 +50,9 @@ __device__ float load_element(Element const* at) {
   return to_float(Element{bits});
 }
 
-/// Two elements, those of zero bits where a flag is not set: with `as_one` neighbours in a single access. Predicates
-/// instead of branches, and not volatile, so that many loads can be in flight; addresses must depend on something
-/// volatile (see above).
+/// Loads two elements, each zero if its flag is not set. `as_one` loads two adjacent elements in one access. It uses
+/// predicates instead of branches, and is not volatile, so that many loads can be in flight. The addresses must
+/// therefore depend on something volatile (see above).
 __device__ inline float2 load_two(float const* first, float const* second, bool as_one, bool has_first, bool has_second) {
   float2 x;
   asm("{\n.reg .pred p, q, r;\nsetp.ne.s32 p, %4, 0;\nsetp.ne.s32 q, %5, 0;\nsetp.ne.s32 r, %6, 0;\n"
@@ -94,13 +94,13 @@ __device__ Compute load(Matrix<Element const> const& x, int m, int n, int batch)
   return load_element(x.at(m, n, batch));
 }
 
-/// True where two elements may be accessed as one.
+/// Whether two adjacent elements may be accessed as one.
 template <class Element>
 __device__ bool is_pair(Element const* at) {
   return reinterpret_cast<uintptr_t>(at) % (2 * sizeof(Element)) == 0;
 }
 
-/// The elements of two columns, 0 from column `end` on: as one where they are neighbours in memory.
+/// Loads the elements of two columns; 0 from column `end` on. One access suffices if they are adjacent in memory.
 template <class Compute, class Element>
 __device__ void load_two(Values<Element const> const& x, int n0, int n1, int end, int batch, Compute& first,
                          Compute& second) {
@@ -119,7 +119,7 @@ __device__ void load_two(Matrix<Element const> const& x, int m, int n0, int n1, 
   second = both.y;
 }
 
-/// Brings the sector of an element into L1.
+/// Brings the 32-byte sector of an element into L1.
 template <class Element>
 __device__ void touch(Element const* at) {
   uint32_t unused;
@@ -135,7 +135,7 @@ template <class Element, class Compute>
 __device__ void touch(Scalar<Element, Compute> const& x, int thread) {
   if (thread == 0 && x.data) touch(x.data);
 }
-/// The same for `count` elements from `index` on, a sector for each thread.
+/// The same for `count` elements from `index` on; each thread loads one sector.
 template <class Element>
 __device__ void touch(Values<Element const> const& x, int index, int count, int end, int batch, int thread) {
   constexpr int kSector = 32 / sizeof(Element);
@@ -153,7 +153,7 @@ __device__ void store(Matrix<Element> const& x, int m, int n, int batch, Compute
   store_element(x.at(m, n, batch), float(value));
 }
 
-/// Stores the elements of two columns, what lies before `end`: as one where they are neighbours in memory.
+/// Stores the elements of two columns that lie before `end`, in one access if they are adjacent in memory.
 template <class Element, class Compute>
 __device__ void store_two(Matrix<Element> const& x, int m, int n0, int n1, int end, int batch, Compute first,
                           Compute second) {
@@ -170,10 +170,10 @@ __device__ void store_two(Matrix<Element> const& x, int m, int n0, int n1, int e
   }
 }
 
-/// What an output of few values is made of many with.
+/// How a reduction combines values.
 enum class Reduce { Max, Min, Sum };
 
-/// What changes nothing.
+/// The neutral element of a reduction.
 __device__ inline float identity_of(Reduce reduce) {
   return reduce == Reduce::Sum ? 0.0f : __int_as_float(reduce == Reduce::Max ? 0xff800000 : 0x7f800000);
 }
@@ -181,14 +181,15 @@ __device__ inline float combine(Reduce reduce, float x, float y) {
   return reduce == Reduce::Max ? math::max(x, y) : reduce == Reduce::Min ? math::min(x, y) : x + y;
 }
 
-/// Combines a value with the one in memory. The bits of floats are ordered as integers are, those of negative ones the
-/// other way round, so maxima and minima do not depend on the order; sums do, in their last bits.
+/// Combines a value with the one in memory, atomically. The bits of positive floats are ordered like integers, those of
+/// negative floats in reverse. Maxima and minima do not depend on the order of calls; sums do, in their last bits.
 __device__ inline void reduce_into(Reduce reduce, float* at, float value) {
   if (reduce == Reduce::Sum) {
     atomicAdd(at, value);
     return;
   }
-  // No -0, and a NaN that wins: of the greatest magnitude, positive for maxima, negative for minima.
+  // Replaces -0 by 0, and NaN by the NaN of greatest magnitude, positive for maxima and negative for minima, which
+  // wins.
   bool const largest = reduce == Reduce::Max;
   int const bits = value != value ? (largest ? 0x7fffffff : -1) : __float_as_int(value + 0.0f);
   auto* const as_signed = reinterpret_cast<int*>(at);

@@ -1,4 +1,4 @@
-/// Partial sums on their way, through a workspace, from the CTA that computed them to the one that stores the tile.
+/// Passes partial sums through the workspace, from the CTA that computed them to the CTA that stores the tile.
 #pragma once
 
 #include <gemmill/kernel/params.cuh>
@@ -7,13 +7,13 @@
 
 namespace gemmill {
 
-/// One consumer warpgroup's end of the exchange. The workspace holds the accumulators of a cluster tile as the threads
-/// have them, so that every access is contiguous; each warpgroup waits for the same warpgroup of the same CTA of another
-/// cluster, and for nothing else.
+/// One consumer warpgroup's side of the exchange. The workspace holds the accumulators of a cluster tile as the threads
+/// hold them, so every access is contiguous. A warpgroup waits only for the same warpgroup of the same CTA of another
+/// cluster.
 ///
-/// Ordering (PTX ISA, "Memory Consistency Model"): the giver's stores, a barrier, a release of the flag; an acquire of
-/// the flag, a barrier, the taker's loads. A flag has one writer and one reader a launch; the reader clears it for the
-/// next launch, which touches nothing before this one has ended.
+/// Ordering (PTX ISA, "Memory Consistency Model"): the giver stores its sums, syncs at a barrier and releases the flag.
+/// The taker acquires the flag, syncs at a barrier and loads the sums. In one launch, a flag has one writer and one
+/// reader. The reader clears it for the next launch, which accesses nothing before this launch has ended.
 template <class Accumulators, int Warpgroups>
 struct PartialTiles {
   static constexpr int kWarpgroups = Warpgroups;
@@ -23,12 +23,12 @@ struct PartialTiles {
   static constexpr int kTileBytes = kWarpgroupBytes * Warpgroups;
 
   PartialParams const& params;
-  /// Of the warpgroups that compute a cluster tile.
+  /// Index among the consumer warpgroups that compute a cluster tile.
   int warpgroup;
   /// The named barrier of this warpgroup.
   int barrier;
 
-  /// Does this split's share of adding up a tile (SharedWork); false where another CTA stores it.
+  /// Adds up this split's share of a tile (see SharedWork). Returns false if another CTA stores the tile.
   __device__ bool add_up(Accumulators& accumulators, SharedWork const& work, int partial_stride) const {
     constexpr int kBranches = SharedWork::kBranches;
     for (int step = 1; work.split % (kBranches * step) == 0 && work.split + step < work.splits; step *= kBranches)
@@ -39,7 +39,7 @@ struct PartialTiles {
   }
 
  private:
-  /// Hands the accumulators over.
+  /// Writes the accumulators to the workspace and sets the flag.
   __device__ void give(Accumulators const& accumulators, int tile) const {
     static_assert(kRegisters % 4 == 0, "accumulators are moved 16 bytes at a time");
     auto const* const registers = &accumulators.values[0][0];

@@ -1,4 +1,5 @@
-/// Subtiles of C, D and their like in shared memory: 64 rows by some columns, between a warpgroup's fragments and TMA.
+/// Subtiles of C, D and other matrices in shared memory: 64 rows by some columns, between a warpgroup's fragments and
+/// TMA.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -10,11 +11,11 @@
 
 namespace gemmill {
 
-/// Rows of a subtile: the M extent of one WGMMA.
+/// Rows of a subtile: the M of one WGMMA.
 inline constexpr int kSubtileM = 64;
 
-/// Layout of one subtile. n-major: rows of N elements. m-major: columns of 128 bytes (8-bit: 64), in one panel or, with
-/// elements of 32 bits, two.
+/// The layout of one subtile. n-major: rows of N elements. m-major: columns of 128 bytes (64 bytes for 8-bit elements),
+/// in one panel, or in two for 32-bit elements.
 template <class Element_, MajorOut Major, int N>
 struct Subtile {
   using Element = Element_;
@@ -40,15 +41,15 @@ struct Subtile {
     }
   }
 
-  /// Writes `Units` (1 or 2) adjacent 16 x 8 fragments of a warp; `values` are a thread's four elements of each:
-  /// (row, 2 columns), (row + 8, 2 columns) (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16").
+  /// Writes `Units` (1 or 2) adjacent 16 x 8 fragments of a warp. `values` are a thread's four elements of each: two
+  /// columns of its row, then two columns of row + 8 (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16").
   template <int Units, class Compute>
   __device__ static void write(char* subtile, int warp, int lane, int column, Compute const (&values)[4 * Units]) {
     if constexpr (sizeof(Element) == 2) {
       uint32_t packed[2 * Units];
 #pragma unroll
       for (int i = 0; i < 2 * Units; ++i) packed[i] = pack(Element{}, values[2 * i], values[2 * i + 1]);
-      // Each lane names one row (n-major) or column (m-major) of one of the 8 x 8 matrices of stmatrix.
+      // Each lane passes the address of one row (n-major) or column (m-major) of one of stmatrix's 8 x 8 matrices.
       int const half = lane / 8 % 2 * 8;
       int const unit = Units == 2 ? lane / 16 * 8 : 0;
       int const at = Major == MajorOut::N ? offset(warp * 16 + half + lane % 8, column + unit)
@@ -71,8 +72,8 @@ struct Subtile {
     }
   }
 
-  /// Writes the same straight to a matrix, of which the warpgroup's part begins at row m and the fragments at column n: what
-  /// lies before `m_end` and `n_end`.
+  /// Writes the same fragments straight to a matrix, without shared memory. The warpgroup's part begins at row m, the
+  /// fragments at column n. Elements from `m_end` and `n_end` on are not written.
   template <int Units, class Compute>
   __device__ static void write_through(Element* matrix, int64_t stride, int warp, int lane, int m, int n, int m_end,
                                        int n_end, Compute const (&values)[4 * Units]) {
@@ -89,8 +90,8 @@ struct Subtile {
     }
   }
 
-  /// Reads a thread's four elements of one 16 x 8 fragment, in the order of `write`; `first` and `second`: its columns,
-  /// which with `Neighbours` are an even one and the next.
+  /// Reads a thread's four elements of one 16 x 8 fragment, in the order of `write`. `first` and `second` are its
+  /// columns; with `Neighbours` an even one and the next.
   template <bool Neighbours, class Compute>
   __device__ static void read(char const* subtile, int warp, int lane, int first, int second, Compute (&values)[4]) {
 #pragma unroll
@@ -108,8 +109,8 @@ struct Subtile {
     }
   }
 
-  /// One thread: copies a subtile to global memory; what lies outside the tensor is clipped. `outer` are the coordinates
-  /// of the matrix.
+  /// Called by one thread: copies a subtile to global memory by TMA, which clips what lies outside the tensor. `outer`
+  /// are the coordinates of the matrix.
   template <class... Outer>
   __device__ static void store(cute::TmaDescriptor const& descriptor, char const* subtile, int m, int n, Outer... outer) {
 #pragma unroll
@@ -120,7 +121,7 @@ struct Subtile {
     }
   }
 
-  /// One thread: the same where no row from `end` on may be written; D's descriptor has a window of a subtile's rows.
+  /// Called by one thread: the same, but writes no row from `end` on. D's descriptor has a window of a subtile's rows.
   __device__ static void store_rows(cute::TmaDescriptor const& descriptor, char const* subtile, int m, int n, int batch,
                                     int end) {
     static_assert(Major == MajorOut::N, "only a strided extent can be clipped at any row");
@@ -128,16 +129,16 @@ struct Subtile {
     if (rows > 0) store(descriptor, subtile, kSubtileM - rows, n, m + rows, batch);
   }
 
-  /// Whether a subtile reaches beyond a D whose contiguous extent TMA cannot clip: it clips to 16 bytes, and would write
-  /// zeros beside a D that ends within them.
+  /// Whether a subtile reaches beyond a D whose contiguous extent TMA cannot clip. TMA clips to 16 bytes, so it would
+  /// write zeros beside a D that ends within 16 bytes.
   __device__ static bool is_ragged(int m_end, int n_end, int m, int n) {
     int const extent = Major == MajorOut::N ? n_end : m_end;
     int const end = Major == MajorOut::N ? n + N : m + kSubtileM;
     return end > extent && extent % (16 / int(sizeof(Element))) != 0;
   }
 
-  /// Every thread of a warpgroup: copies what lies inside the matrix D, before `m_end` and `n_end`, element by element. A
-  /// warp takes a row of neighbours in memory at a time, or as many short ones as it has lanes for.
+  /// Called by every thread of a warpgroup: copies the elements before `m_end` and `n_end` to the matrix D, one by one.
+  /// A warp takes one line that is contiguous in memory at a time, or several short ones.
   __device__ static void store_elements(GemmParams const& params, char const* subtile, int m, int n, Element* d,
                                         int m_end, int n_end) {
     constexpr bool kRows = Major == MajorOut::N;
@@ -162,8 +163,8 @@ struct Subtile {
     }
   }
 
-  /// One thread: starts the copy of a subtile from global memory; `full` counts kDataBytes. Boxes beyond the last
-  /// coordinates are moved back to them (see StageLoad).
+  /// Called by one thread: starts the TMA load of a subtile; barrier `full` counts kDataBytes. Boxes beyond the last
+  /// coordinates are moved back to them (BoxBounds::Shift in copy/tma.cuh).
   template <class... Outer>
   __device__ static void load(cute::TmaDescriptor const& descriptor, uint64_t& full, char* subtile, int m, int n,
                               int last_m, int last_n, Outer... outer) {
@@ -178,7 +179,7 @@ struct Subtile {
   }
 
  private:
-  /// Neighbours along N, as fragments hold them.
+  /// Two elements that are adjacent along N, as fragments hold them.
   union alignas(2 * sizeof(Element)) Pair {
     Element elements[2];
     cute::conditional_t<sizeof(Element) == 1, uint16_t, uint32_t> bits;
@@ -197,7 +198,7 @@ struct Subtile {
   }
 };
 
-/// An absent C: no storage, nothing to load.
+/// An absent C: no storage, and nothing to load.
 template <MajorOut Major, int N>
 struct Subtile<None, Major, N> {
   static constexpr int kBytes = 0, kDataBytes = 0, kBoxContiguous = 0, kBoxStrided = 0, kSpan = 0;
@@ -218,7 +219,8 @@ struct Subtiles<Formats<First, Others...>, N> {
   static constexpr int kBytes = Own::kBytes + Rest::kBytes;
   static constexpr int kDataBytes = Own::kDataBytes + Rest::kDataBytes;
 
-  /// Calls `visit(subtile, index, offset)` with an object of each one's type, its place in the list and in memory.
+  /// Calls `visit(subtile, index, offset)` for each matrix, with an object of its subtile type, its index in the list
+  /// and its byte offset.
   template <int Index = 0, int Offset = 0, class Visitor>
   __device__ static void each(Visitor const& visit) {
     visit(Own{}, Index, Offset);
