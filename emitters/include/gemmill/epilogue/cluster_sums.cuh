@@ -104,18 +104,18 @@ struct ClusterSums {
     Share share;
     // One branch for each share, so that registers are indexed by constants.
 #pragma unroll
-    for (int own = 0; own < Splits; ++own) {
-      if (own != split) continue;
+    for (int rank = 0; rank < Splits; ++rank) {
+      if (rank != split) continue;
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
         Register* const sums = &share.values[0][0] + 4 * i;
 #pragma unroll
         for (int from = 0; from < Splits; ++from) {
           Register values[4];
-          if (from != own) get(buffer + offset(from, own) + i * 128 * 16, values);
+          if (from != rank) get(buffer + offset(from, rank) + i * 128 * 16, values);
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            Register const value = from == own ? vector(accumulators, own, i)[j] : values[j ^ kFirst];
+            Register const value = from == rank ? vector(accumulators, rank, i)[j] : values[j ^ kFirst];
             sums[j] = from == 0 ? value : sums[j] + value;
           }
         }

@@ -112,7 +112,7 @@ struct FragmentEpilogue {
     // Recomputes addresses for each fragment: kept, they would take too many registers.
     if constexpr (Operation::kAddresses || Operation::kColumnTotals > 0) asm volatile("" : "+r"(n));
     int const n0 = n + column_of(0), n1 = n + column_of(1);
-    Column const own[2] = {held(offset, 0), held(offset, 1)};
+    Column const held_columns[2] = {held(offset, 0), held(offset, 1)};
     float column_totals[Operation::kColumnTotals + 1][2];
 #pragma unroll
     for (int i = 0; i < Operation::kColumnTotals; ++i)
@@ -126,7 +126,8 @@ struct FragmentEpilogue {
       for (int j = 0; j < 2; ++j) {
         int const first = kGated ? j * 4 + half * 2 : half * 2 + j;
         values[half * 2 + j] = operation.compute(Compute(sum(first)), Compute(sum(first + kGated)), c[half * 2 + j],
-                                                 uniform, rows[half], own[j], elements[half * 2 + j], extras[j]);
+                                                 uniform, rows[half], held_columns[j], elements[half * 2 + j],
+                                                 extras[j]);
         if constexpr (kReductions > 0) {
           // Elements outside D are left out: columns here; rows here in reductions over columns, in all others in
           // `end_rows`.

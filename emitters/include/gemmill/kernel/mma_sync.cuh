@@ -241,18 +241,18 @@ struct MmaSyncGemm {
   /// before or after. Returns whether this thread belongs to the first slice, which then has the tile's sums.
   __device__ static bool add_slices(Accumulator* shared, int slice, Sums& sums) {
     constexpr int kCount = sizeof(Sums) / sizeof(Accumulator);
-    Accumulator* const own = &sums[0][0][0];
+    Accumulator* const values = &sums[0][0][0];
     Accumulator* const first = shared + threadIdx.x % kSliceThreads;
     if (slice > 0) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) first[((slice - 1) * kCount + i) * kSliceThreads] = own[i];
+      for (int i = 0; i < kCount; ++i) first[((slice - 1) * kCount + i) * kSliceThreads] = values[i];
     }
     __syncthreads();
     if (slice == 0) {
 #pragma unroll
       for (int other = 0; other < kSlices - 1; ++other)
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) own[i] += first[(other * kCount + i) * kSliceThreads];
+        for (int i = 0; i < kCount; ++i) values[i] += first[(other * kCount + i) * kSliceThreads];
     }
     __syncthreads();
     return slice == 0;
