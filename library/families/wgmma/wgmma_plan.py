@@ -1,15 +1,15 @@
-"""The plan of a WGMMA kernel: its warpgroups, their registers, stages, subtiles and shared memory.
+"""The plan of a WGMMA kernel: warpgroups, registers, stages, subtiles and shared memory.
 
-The kernel headers compute the same quantities from the same template arguments and export them; the compiler refuses a
-cubin whose constants differ from what stands here.
+The kernel headers compute the same quantities from the same template arguments and export them. The compiler rejects a
+cubin whose constants differ from this plan.
 
 The regions of shared memory are aligned to 1,024 bytes each (the period of the 128-byte swizzle)::
 
     | D subtiles: consumer warpgroups x buffers | C subtiles | A stages | B stages | scales of stages |
     | sums of slices or of a cluster's CTAs | mbarriers |
 
-A subtile of D is followed by those of the matrices that an epilogue writes by TMA beside it, one of C by those that it
-reads.
+A buffer of D also holds a subtile of each matrix that the epilogue writes by TMA, and a buffer of C one of each matrix
+that it reads by TMA.
 """
 
 from __future__ import annotations
@@ -32,44 +32,45 @@ from gemmill.library.legality.quantities import TMA_ALIGN, align_up
 WARPGROUP = 128
 """Threads of a warpgroup."""
 INSTRUCTION_K_BYTES = 32
-"""Bytes along K that one WGMMA multiplies (PTX ISA, "wgmma.mma_async": K is 16 for 16-bit types)."""
+"""Bytes along K of one WGMMA (PTX ISA, "wgmma.mma_async": K is 16 for 16-bit types)."""
 SUBTILE_M = 64
-"""Rows of D that a warpgroup stages at a time: the M extent of one WGMMA."""
+"""Rows of a subtile of D: the M extent of one WGMMA."""
 MAX_PROMOTED_N = 192
 """Most columns of a WGMMA with two-level accumulation."""
 MAX_EXCHANGED_PROMOTED_N = 160
-"""The same where the CTAs of a cluster exchange sums, for which registers have to be left."""
+"""The same in cluster split-K kernels, where exchanging sums needs registers."""
 MIN_STAGES = 2
 MAX_AUTO_STAGES = 16
-"""Deepest pipeline that ``stages: auto`` stands for; more hides no further latency."""
+"""Most stages for ``stages: auto``. More stages would not hide more latency."""
 MAX_SCALED_STAGES = 12
-"""The same with block scales: named barriers for stages (emitters/include/gemmill/pipeline/named_barrier.cuh)."""
+"""The same with block scales: each stage needs a named barrier
+(emitters/include/gemmill/pipeline/named_barrier.cuh)."""
 MAX_SUBTILE_N = 128
 """Most columns of a subtile."""
 MAX_STAGED_N = 32
-"""The same where an epilogue's matrices are staged as well: two matrices then take the shared memory of one, and cost
-no stage. And where the CTAs of a cluster exchange sums, for which a stage or two have to go already."""
+"""The same if matrices of the epilogue are staged too: two matrices then take the shared memory of one, and no stage is
+lost. It also holds in cluster split-K kernels, whose receive buffers already take a stage or two."""
 REWRITTEN_N = 64
-"""Most columns of a subtile where the last one overlaps the one before: a row of 16-bit elements is a swizzle span, and
-ptxas spills of 128 of 8 bits beside 176 sums."""
+"""Most columns of a subtile if the last subtile overlaps the previous one. A row of 16-bit elements is then one swizzle
+span. With 128 columns of 8 bits, ptxas spills beside 176 sums."""
 FAR_FEWER = 0.6
-"""What wider subtiles, of which the last overlaps the one before, have to leave of their number to be worth it."""
+"""Overlapping subtiles are used if they reduce the number of subtiles to this fraction or less."""
 MIN_D_BUFFERS = 1
-"""Fewest D subtiles of a warpgroup: with one, each is stored before the next is written."""
+"""Fewest D buffers of a warpgroup. With one, each subtile is stored before the next is written."""
 AUTO_D_BUFFERS = 2
-"""Those that ``stages: auto`` leaves room for: one is written while another is stored."""
+"""D buffers for which ``stages: auto`` leaves room: one is written while the other is stored."""
 PRODUCER_REGISTERS = 56
-"""Registers of a producer thread after ``setmaxnreg``: with fewer the producer of a multicasting kernel spills."""
+"""Registers of a producer thread after ``setmaxnreg``. With fewer, the producer of a multicasting kernel spills."""
 CONSUMER_REGISTERS: Mapping[int, int] = {2: 224, 3: 152, 4: 104}
-"""Those of a consumer thread, by consumer warpgroups (PTX ISA, ``setmaxnreg``)."""
+"""Registers of a consumer thread, by number of consumer warpgroups (PTX ISA, ``setmaxnreg``)."""
 SHALLOW_K_BYTES = 64
 """Bytes along K of the shallowest stages."""
 SPANS = (128, 64, 32)
-"""Bytes of the swizzle spans, the widest first."""
+"""Swizzle spans in bytes, widest first."""
 
 
 class Format(NamedTuple):
-    """How C, D, or an epilogue's matrix lies in memory."""
+    """Type and major of C, D or a matrix of the epilogue."""
 
     dtype: DTypeName
     major: MajorCD
@@ -86,7 +87,7 @@ class Format(NamedTuple):
 
 
 class WgmmaPlan(KernelPlan):
-    """The plan of a kernel that multiplies by WGMMA what TMA loads."""
+    """The plan of a kernel that uses TMA and WGMMA."""
 
     family = "wgmma"
     archs = ("sm90a",)
@@ -94,7 +95,7 @@ class WgmmaPlan(KernelPlan):
 
     @member
     def decompositions(self) -> tuple[str, ...]:
-        """The decompositions of K that kernels of the schedule have."""
+        """The decompositions of K that the schedule supports."""
         stream = () if self.config.schedule == "pingpong" else ("stream",)
         return ("tiles", "splitk", *stream, "cluster")
 
@@ -102,12 +103,12 @@ class WgmmaPlan(KernelPlan):
 
     @part
     def is_mixed(self) -> bool:
-        """Whether A is narrower than B, and upconverted to B's type on its way to the tensor cores."""
+        """Whether A is narrower than B, so that the kernel upconverts it to B's type before the MMAs."""
         return self.config.a.type.bits <= 8 and self.config.b.type.bits == 16
 
     @member
     def group_size(self) -> int:
-        """Elements of narrow A along K that share a scale; 0 where they have none."""
+        """Elements of a narrow A along K that share a scale; 0 without group scales."""
         scale = self.config.a.scale
         if scale == "none" or not self.is_mixed:
             return 0
@@ -126,22 +127,22 @@ class WgmmaPlan(KernelPlan):
 
     @member
     def has_block_scales(self) -> bool:
-        """Whether blocks of A and B have scales."""
+        """Whether A and B have block scales."""
         return self.config.a.scale != "none" and not self.is_mixed
 
     @member
     def block_scale_dtype(self) -> DTypeName | None:
-        """The type of these scales in memory; None without them."""
+        """The type of the block scales in memory; None without them."""
         return block_dtype(self.config.a.scale) if self.has_block_scales else None
 
     @part
     def multiplies_from_registers(self) -> bool:
-        """Whether WGMMA takes A from registers: a narrow one, upconverted, and one of 32 bits that is not K-major."""
+        """Whether WGMMA reads A from registers: if A is upconverted, or has 32 bits and is not K-major."""
         return self.is_mixed or (self.config.a.major == "mn" and self.config.a.type.bits == 32)
 
     def transposes(self, operand: InputName) -> bool:
-        """Whether an operand's stages are transposed in shared memory, from where WGMMA reads all but 16-bit ones
-        K-major alone."""
+        """Whether the kernel transposes an operand's stages in shared memory. WGMMA reads operands of other than 16
+        bits from there K-major only."""
         in_registers = operand == "a" and self.multiplies_from_registers
         its = self.config.inputs[operand]
         return its.major == "mn" and its.type.bits != 16 and not in_registers
@@ -150,21 +151,22 @@ class WgmmaPlan(KernelPlan):
 
     @member
     def slices(self) -> int:
-        """Parts of a stage's K that consumer warpgroups multiply each for itself: 4 where they share 64 rows."""
+        """Slices of each stage's K, one for each consumer warpgroup: 4 for mixed input in cooperative tiles of 64 rows,
+        else 1."""
         shared = self.config.schedule == "cooperative" and self.config.tile.m == SUBTILE_M
         return 4 if shared and self.is_mixed else 1
 
     @member
     def consumer_warpgroups(self) -> int:
-        """Warpgroups that issue WGMMAs: two, three sharing a tile of 192 rows, or as many as share the K of its
-        stages."""
+        """Warpgroups that issue WGMMAs: one for each slice of a stage's K, else three for tiles of 192 rows, else
+        two."""
         if self.slices > 1:
             return self.slices
         return 3 if self.config.schedule == "cooperative" and self.config.tile.m == 192 else 2
 
     @member
     def storing_warpgroups(self) -> int:
-        """Consumer warpgroups that store D: one where they share its rows."""
+        """Consumer warpgroups that store D: one if they split the K of stages."""
         return 1 if self.slices > 1 else self.consumer_warpgroups
 
     @member
@@ -187,7 +189,8 @@ class WgmmaPlan(KernelPlan):
 
     @member
     def fragment_registers(self) -> int:
-        """Registers of a consumer thread for A, where MMAs read it there: of the stage they read and of the next."""
+        """Registers of a consumer thread for fragments of A, if MMAs read A from registers: those of two stages,
+        because the thread loads the next one during the MMAs."""
         if not self.multiplies_from_registers:
             return 0
         depth = self.config.tile.k // self.slices
@@ -195,24 +198,24 @@ class WgmmaPlan(KernelPlan):
 
     @part
     def accumulator_registers(self) -> int:
-        """32-bit accumulator registers of a consumer thread, those of both levels of accumulation."""
+        """32-bit accumulator registers of a consumer thread; with two-level accumulation those of both levels."""
         n, bits = self.config.tile.n, DTYPES[self.config.accumulator].bits
         waiting = SUBTILE_M * n // self.atom_parts if self.config.promote else 0
         return (self.warpgroup_m * n + waiting) * bits // (32 * WARPGROUP)
 
     @member
     def atom_parts(self) -> int:
-        """Parts of tile N that one WGMMA each multiplies: two where accumulation has two levels and a whole one would
-        not fit."""
+        """Parts of tile N, one for each WGMMA: two if a whole one would not fit with two-level accumulation, else
+        one."""
         exchanges = self.config.scheduler.decomposition == "cluster"
         widest = MAX_EXCHANGED_PROMOTED_N if exchanges else MAX_PROMOTED_N
         return 2 if self.config.promote and self.config.tile.n > widest else 1
 
     @member
     def multiply_add_chain(self) -> int:
-        """Multiply-adds by one scale of a block that a warp issues before it yields; 0 without such scales.
+        """Multiply-adds by one block scale that a warp issues before it yields; 0 without block scales.
 
-        Lengths of 5 to 16 are within a per cent of one another, 4 is slower with two warpgroups (docs/performance).
+        Lengths from 5 to 16 are equally fast to within 1%. A length of 4 is slower with two warpgroups.
         """
         return 8 if self.has_block_scales else 0
 
@@ -225,12 +228,12 @@ class WgmmaPlan(KernelPlan):
 
     @member
     def has_expression(self) -> bool:
-        """Whether the kernel that sums evaluates one; of split kernels the second does."""
+        """Whether the main kernel evaluates an expression. In split-K kernels the second kernel does."""
         return self.config.epilogue != LINEAR and not self.has_second_kernel
 
     @part
     def epilogue_kind(self) -> EpilogueKind:
-        """What the epilogue of the kernel that sums has."""
+        """The kind of the main kernel's epilogue."""
         if self.has_expression:
             return "many values" if registers.is_demanding(self.config.epilogue) else "expression"
         if self.config.c is not None and not self.has_second_kernel:
@@ -266,10 +269,10 @@ class WgmmaPlan(KernelPlan):
         return min(limits)
 
     def _limits_of_shared_k(self, plain: bool, shallow: bool, otherwise: int) -> list[int]:
-        """The limits of kernels whose CTAs share K."""
+        """The additional limits of kernels whose CTAs share K."""
         config, consumers, n = self.config, self.consumer_warpgroups, self.config.tile.n
         match config.scheduler.decomposition:
-            case "cluster":  # four consumers are for upconverted A, refused elsewhere
+            case "cluster":  # only mixed input has four consumers, and it is rejected here
                 return [registers.CLUSTER_LIMIT.get((consumers, plain), otherwise)]
             case "stream":
                 integers = config.accumulator == "s32"
@@ -280,8 +283,7 @@ class WgmmaPlan(KernelPlan):
 
     @part
     def _has_room_for_shares(self) -> bool:
-        """Whether a stream-K kernel with two-level accumulation and a plain epilogue is as ``PROMOTED_SHARED_LIMIT``
-        has it."""
+        """Whether a stream-K kernel meets the conditions under which ``PROMOTED_SHARED_LIMIT`` does not apply."""
         config = self.config
         return (
             config.scheduler.decomposition == "stream"
@@ -294,7 +296,7 @@ class WgmmaPlan(KernelPlan):
 
     @member
     def transposes_for_masked_groups(self) -> bool:
-        """Whether B is transposed for a D of 32 bits in masked groups."""
+        """Whether B is transposed, groups are masked and D has 32 bits."""
         wide = self.stored_d.bytes == 4
         return wide and self.config.scheduler.batching == "masked" and self.transposes("b")
 
@@ -302,23 +304,24 @@ class WgmmaPlan(KernelPlan):
 
     @member
     def has_second_kernel(self) -> bool:
-        """Whether the kernel stores partial sums, which a second kernel adds up."""
+        """Whether the main kernel stores partial sums, which a second kernel adds up."""
         return decomposition_of(self.config).has_second_kernel
 
     @member
     def partial_dtype(self) -> DTypeName:
-        """The dtype of the partial sums of a split kernel."""
+        """The type of partial sums."""
         return "s32" if self.config.accumulator == "s32" else "f32"
 
     @member
     def cluster_splits(self) -> int:
-        """CTAs of a cluster that share K of a tile, and store a share of its columns each."""
+        """CTAs of a cluster that share the K of a tile. Each stores a share of its columns."""
         scheduler = self.config.scheduler
         return scheduler.splits if scheduler.decomposition == "cluster" else 1
 
     @member
     def partial_tile_flags(self) -> int:
-        """Flags of a cluster tile in the workspace: one for each warpgroup of a cluster that accumulates rows of it."""
+        """Flags of a cluster tile in the workspace: one for each consumer warpgroup of the cluster that accumulates a
+        part of the tile."""
         warpgroups = 1 if self.config.schedule == "pingpong" else self.consumer_warpgroups
         return self.config.cluster.m * self.config.cluster.n * warpgroups
 
@@ -330,14 +333,14 @@ class WgmmaPlan(KernelPlan):
     # Stages.
 
     def swizzle(self, operand: InputName) -> int:
-        """Swizzle span in bytes of A's or B's stages; 16 means none."""
+        """Swizzle span in bytes of the stages of A or B; 16 means none."""
         tile, its = self.config.tile, self.config.inputs[operand]
         extent = tile.k if its.major != "mn" else tile.m if operand == "a" else tile.n
         return swizzle_bytes(extent * its.type.bits // 8)
 
     @part
     def stage_bytes(self) -> tuple[int, int]:
-        """Bytes of one stage of A and of B; one that is not transposed in its place lies there twice."""
+        """Bytes of one stage of A and of B. A stage that is transposed, but not in place, counts twice."""
         tile, a, b = self.config.tile, self.config.a, self.config.b
         return (
             tile.m * tile.k * a.type.bits // 8 * (2 if self._is_copied("a") else 1),
@@ -345,7 +348,8 @@ class WgmmaPlan(KernelPlan):
         )
 
     def _is_copied(self, operand: InputName) -> bool:
-        """Whether an operand is transposed to another place: its panels are not as deep along K as they are wide."""
+        """Whether an operand is transposed to other memory: not in place, because its panels are not as deep along K as
+        they are wide."""
         depth = self.config.tile.k * self.config.inputs[operand].type.bits // 8
         return self.transposes(operand) and depth != self.swizzle(operand)
 
@@ -353,8 +357,8 @@ class WgmmaPlan(KernelPlan):
     def scale_bytes(self) -> int:
         """Bytes of the scales of one stage.
 
-        Of blocks: one f32 for each row of A's tile, and four for B's blocks of columns. Of groups of narrow A: one of
-        B's type for each row and group, and as many zero points.
+        Block scales: one f32 for each row of A's tile, and four for B's blocks of columns. Group scales of a narrow A:
+        one value of B's type for each row and group, and as many zero points if there are any.
         """
         m = self.config.tile.m
         if self.is_mixed:
@@ -363,58 +367,61 @@ class WgmmaPlan(KernelPlan):
 
     @part
     def bytes_per_stage(self) -> int:
-        """Shared memory that a stage takes: A, B, scales and mbarriers."""
+        """Shared memory of a stage: A, B, scales and mbarriers."""
         mbarriers = 3 if self.transposes("a") or self.transposes("b") else 2
         return sum(self.stage_bytes) + self.scale_bytes + 8 * mbarriers
 
     @member
     def max_auto_stages(self) -> int:
-        """Deepest pipeline that ``stages: auto`` stands for."""
+        """Most stages for ``stages: auto``."""
         return MAX_SCALED_STAGES if self.has_block_scales else MAX_AUTO_STAGES
 
     # Subtiles of D, and of what its epilogue reads and writes by TMA.
 
     @member
     def stored_c(self) -> Format | None:
-        """C as the kernel that sums sees it; None where there is none, and in split kernels, which take none."""
+        """Type and major of the C that the main kernel reads. None without C and in split-K kernels, whose second
+        kernel reads it."""
         c = None if self.has_second_kernel else self.config.c
         return None if c is None else Format(c.dtype, c.major)
 
     @member
     def stored_d(self) -> Format:
-        """D as the kernel that sums sees it: split kernels store partial sums in its place."""
+        """Type and major of what the main kernel stores: D, or partial sums in split-K kernels."""
         dtype = self.partial_dtype if self.has_second_kernel else self.config.d.dtype
         return Format(dtype, self.config.d.major)
 
     @member
     def _matrices(self) -> tuple[tuple[Format, ...], tuple[Format, ...]]:
-        """The matrices of the main kernel's epilogue; in split kernels the second one applies it."""
+        """The matrices that the main kernel's epilogue reads and writes by TMA. Split-K kernels have none: the second
+        kernel applies the epilogue."""
         read, written = ((), ()) if self.has_second_kernel else staged_formats(self.config.epilogue)
         return tuple(Format(*each) for each in read), tuple(Format(*each) for each in written)
 
     @member
     def loaded(self) -> tuple[Format, ...]:
-        """What is staged of C, where there is one, and of the matrices that the epilogue reads by TMA."""
+        """The matrices in a buffer of C: C, if there is one, and those that the epilogue reads by TMA."""
         return (*((self.stored_c,) if self.stored_c else ()), *self._matrices[0])
 
     @member
     def stored(self) -> tuple[Format, ...]:
-        """What is staged of D, and of the matrices that the epilogue writes by TMA."""
+        """The matrices in a buffer of D: D, and those that the epilogue writes by TMA."""
         return (self.stored_d, *self._matrices[1])
 
     @member
     def columns_d(self) -> int:
-        """Columns of D that a CTA stores of a tile: a gated epilogue makes one of two."""
+        """Columns of D that a CTA stores of a tile. A gated epilogue computes one from two columns of sums."""
         return self.config.tile.n // (2 if is_gated(self.config.epilogue) else 1) // self.cluster_splits
 
     @part
     def subtile_n(self) -> int:
-        """Columns of the subtiles that a warpgroup stages at a time.
+        """Columns of the subtiles in which a warpgroup stages D.
 
-        n-major: a warp accesses rows without bank conflicts if they are a swizzle span or an odd multiple of 16 bytes
-        long. m-major: always swizzled; a subtile has at most 8 KiB. Handing one to TMA takes some 300 clocks, however
-        wide it is (docs/performance): where no such width divides the tile well, subtiles are wider, if that costs no
-        stage, and the last one begins earlier and writes anew what it shares with the one before.
+        An n-major D has no bank conflicts if its rows are a swizzle span or an odd multiple of 16 bytes long. An
+        m-major D is always swizzled, and its subtiles have at most 8 KiB. Handing a subtile to TMA takes some 300
+        clocks, whatever its width. If only narrow widths divide the tile, wider subtiles are used unless they cost a
+        stage. The last one then begins earlier, and writes the columns that it shares with the previous one a second
+        time.
         """
         n = self.dividing_n
         if self.loaded or not is_repeatable(self.config.epilogue):
@@ -424,9 +431,11 @@ class WgmmaPlan(KernelPlan):
 
     @part
     def dividing_n(self) -> int:
-        """The widest subtiles that divide D and suit all that is staged. Rows of 8 columns of 16 bits would fill no
-        sector of L2: a plain D has whole swizzle spans then, though they divide it no better, and may cost a stage. (8
-        columns of 8 bits are not the 16 bytes at whose multiples TMA stores.)"""
+        """The widest subtiles that divide the columns of D and suit all staged matrices.
+
+        Rows of 8 columns of 16 bits would not fill a sector of L2. A plain D then has whole swizzle spans instead, even
+        if they do not divide its columns or cost a stage. Rows of 8 columns of 8 bits are not legal.
+        """
         exchanges, columns = self.cluster_splits > 1, self.columns_d
         most = MAX_STAGED_N if any(self._matrices) or exchanges else MAX_SUBTILE_N
         n = _dividing_n(columns, most, *self.loaded, *self.stored)
@@ -442,31 +451,31 @@ class WgmmaPlan(KernelPlan):
         return row if row in SPANS else 16
 
     def subtile_box(self, staged: Format) -> tuple[int, int]:
-        """TMA box of a subtile in elements: contiguous, strided. m-major f32 takes two boxes a subtile."""
+        """TMA box of a subtile in elements: contiguous, strided. An m-major f32 subtile consists of two boxes."""
         if staged.major == "m":
             return staged.column_bytes // staged.bytes, self.subtile_n
         return self.subtile_n, SUBTILE_M
 
     @part
     def subtiles(self) -> int:
-        """Subtiles that a warpgroup stores of a tile."""
+        """Subtiles of a tile that a warpgroup stores."""
         return self.warpgroup_m // SUBTILE_M * -(-self.columns_d // self.subtile_n)
 
     @member
     def c_buffers(self) -> int:
-        """C subtiles a warpgroup has in flight, and as many of each matrix that the epilogue reads by TMA."""
+        """Buffers of C for each warpgroup. Each also holds the matrices that the epilogue reads by TMA."""
         return min(2, self.subtiles) if self.loaded else 0
 
     @member
     def d_buffers(self) -> int:
-        """D subtiles a warpgroup has in flight: as many as the stages leave room for, up to two or all of a tile."""
+        """Buffers of D for each warpgroup: as many as fit beside the stages, up to two or all subtiles of a tile."""
         left = self._stages_room - self.config.stages * self.bytes_per_stage
         more = max(0, left) // self.bytes_per_d_buffer
         return min(max(AUTO_D_BUFFERS, self.subtiles), MIN_D_BUFFERS + more)
 
     def _depths(self, n: int) -> tuple[int, int]:
-        """Stages of a kernel without C beside the fewest D subtiles of n columns that there are, and those of
-        ``auto``."""
+        """Stages of a kernel without C, for subtiles of n columns: the most that are possible, and those of ``stages:
+        auto``."""
         subtiles_d = self.storing_warpgroups * _subtile_bytes(n, self.stored)
         room = self.config.target.shared_bytes - self.sums_bytes
         fewest, auto = ((room - x * subtiles_d) // self.bytes_per_stage for x in (MIN_D_BUFFERS, AUTO_D_BUFFERS))
@@ -476,39 +485,38 @@ class WgmmaPlan(KernelPlan):
 
     @part
     def sums_bytes(self) -> int:
-        """Shared memory of sums of other warpgroups and CTAs, and of the mbarriers of turns."""
+        """Shared memory for the sums of other warpgroups and CTAs, and for pingpong's two mbarriers."""
         turns = 2 if self.config.schedule == "pingpong" else 0
         sums = (self.slices - 1) * self.config.tile.m * self.config.tile.n * 4
         return sums + self._cluster_sums_bytes + 8 * turns
 
     @member
     def _cluster_sums_bytes(self) -> int:
-        """Sums that the other CTAs of a cluster send of this one's share of a tile, and two mbarriers, by warpgroup."""
+        """Shared memory for the sums that the other CTAs of a cluster send, with two mbarriers for each warpgroup."""
         parts = self.cluster_splits
         share = self.warpgroup_m * self.config.tile.n * 4 // parts
         return self.consumer_warpgroups * ((parts - 1) * share + 16) if parts > 1 else 0
 
     @part
     def bytes_per_d_buffer(self) -> int:
-        """Shared memory that a D subtile of every warpgroup that stores takes."""
+        """Shared memory of one buffer of D of all storing warpgroups."""
         return self.storing_warpgroups * _subtile_bytes(self.subtile_n, self.stored)
 
     @part
     def fixed_bytes(self) -> int:
-        """Shared memory beside stages and D subtiles: C subtiles, sums of others, and mbarriers of those and of
-        turns."""
+        """Shared memory beside stages and buffers of D: buffers of C with their mbarriers, and :attr:`sums_bytes`."""
         per_c_buffer = self.storing_warpgroups * (_subtile_bytes(self.subtile_n, self.loaded) + 8)
         return self.c_buffers * per_c_buffer + self.sums_bytes
 
     @member
     def _stages_room(self) -> int:
-        """Shared memory for stages beside the fewest D subtiles; below 0 where these do not fit."""
+        """Shared memory for stages beside the fewest buffers of D; below 0 if these do not fit."""
         return self.config.target.shared_bytes - self.fixed_bytes - MIN_D_BUFFERS * self.bytes_per_d_buffer
 
     @part
     def auto_stages(self) -> int:
-        """Stages that ``stages: auto`` stands for: the most that fit beside two D subtiles, up to
-        :attr:`max_auto_stages`; may be below 2."""
+        """Stages for ``stages: auto``: the most that fit beside two buffers of D, up to :attr:`max_auto_stages`; can be
+        below 2."""
         room = self._stages_room - (AUTO_D_BUFFERS - MIN_D_BUFFERS) * self.bytes_per_d_buffer
         return max(0, min(self.max_auto_stages, room // self.bytes_per_stage))
 
@@ -520,7 +528,7 @@ class WgmmaPlan(KernelPlan):
 
     @member
     def regions(self) -> tuple[Region, ...]:
-        """The parts of that shared memory, in the order in which they lie."""
+        """The regions of shared memory in address order."""
         writers, n = self.storing_warpgroups, self.subtile_n
         regions = (
             Region("D subtiles", writers * self.d_buffers, _subtile_bytes(n, self.stored)),
@@ -534,7 +542,7 @@ class WgmmaPlan(KernelPlan):
 
     @member
     def resources(self) -> Mapping[str, int]:
-        """What a CTA takes, by name with unit."""
+        """The resources of a CTA, by name with unit."""
         return {
             **super().resources,
             "registers a producer thread": PRODUCER_REGISTERS,
@@ -544,21 +552,24 @@ class WgmmaPlan(KernelPlan):
 
 
 def swizzle_bytes(contiguous_bytes: int) -> int:
-    """The widest swizzle span (128, 64, 32; 16 means none) that divides a contiguous extent."""
+    """The widest swizzle span (128, 64 or 32 bytes; 16 means none) that divides a contiguous extent."""
     return next((span for span in SPANS if contiguous_bytes % span == 0), 16)
 
 
 @cache
 def _dividing_n(columns: int, most: int, *staged: Format) -> int:
-    """The most columns of a subtile that divide those of D that a CTA stores, and suit all that is staged."""
+    """The most columns of a subtile that divide the columns of D that a CTA stores, and suit all staged matrices."""
     widths = range(min(columns, most) // 8 * 8, 8, -8)
     return next((n for n in widths if columns % n == 0 and all(_suits(n, each) for each in staged)), 8)
 
 
 @cache
 def _wider_n(columns: int, n: int, staged: Format) -> tuple[int, ...]:
-    """Columns of which a CTA's D has far fewer subtiles than of n, the fewest first. n-major, they divide D's or are
-    whole swizzle spans, as TMA takes two lines for other rows, and the last one begins at a multiple of 16 bytes."""
+    """Widths that need far fewer subtiles than width n, fewest subtiles first.
+
+    An n-major D allows widths that divide its columns, and whole swizzle spans whose last subtile begins at a multiple
+    of 16 bytes. TMA writes two lines for each row of other widths.
+    """
     found = []
     for x in range(8, min(columns, REWRITTEN_N) + 1, 8):
         left, spans = -(-columns // x) / -(-columns // n), staged.major == "n" and _is_span(x, staged)
@@ -570,7 +581,7 @@ def _wider_n(columns: int, n: int, staged: Format) -> tuple[int, ...]:
 
 
 def _suits(n: int, staged: Format) -> bool:
-    """Whether subtiles of n columns are staged without bank conflicts, n-major, or in 8 KiB, m-major."""
+    """Whether a subtile of n columns can be staged: n-major without bank conflicts, m-major in 8 KiB."""
     size = n * staged.bytes
     return size <= 128 if staged.major == "m" else _is_span(n, staged) or size % 32 == 16
 
