@@ -128,4 +128,4 @@ def test_a_suite_says_sizes(tmp_path: Path) -> None:
     )
     suite = load_shapes(path)
     assert [shape.sizes for shape in suite.shapes] == ["60,4"]
-    assert "sizes add up to 65, and m is 64" in suite.left_out[0]
+    assert "sizes add up to 65; they must add up to m = 64" in suite.left_out[0]
