@@ -2,10 +2,11 @@
 
 Dense GEMMs use the fifteen shapes of DeepGEMM's figures; grouped GEMMs (rows at offsets) and masked grouped GEMMs
 (groups of fixed capacity) use those of its tests. Types are bf16, and e4m3 with block scaling (A 1 x 128, B 128 x 128);
-D is bf16. Both libraries read the same operands, rotating over sets of them, and their results are compared. gemmill
-selects a kernel with the regime as the objective; DeepGEMM selects its own, with its default of no programmatic
-dependent launch. For masked groups, both get the average number of rows (``expected_rows``, ``expected_m``). Groups at
-offsets have multiples of 128 rows, as DeepGEMM requires, and each library gets the scales in its native layout.
+D is bf16. Both libraries read the same operands, rotating over sets of them, and the program compares their results.
+gemmill selects a kernel with the regime as the objective. DeepGEMM selects its own, without programmatic dependent
+launch, which is its default. For masked groups, both get the average number of rows (``expected_rows``,
+``expected_m``). Groups at offsets have multiples of 128 rows, as DeepGEMM requires, and each library gets the scales in
+its native layout.
 
 A burst is a CUDA graph of a millisecond, in interleaved rounds. Under sustained load, each library runs alone for a
 turn, of which the second half is timed. The program prints DeepGEMM's time divided by gemmill's, with quartiles over

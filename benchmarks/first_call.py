@@ -1,9 +1,9 @@
 """Host time of the first call of a signature, up to the driver: selection, and loading the kernel.
 
 Signatures are random: numbers of rows with the weights of language models in bf16, all different. The selected kernels
-are compiled before. The program measures seven ways, each with other signatures: only the selection; selection and a
-kernel from memory, from the store, or from a pack whose kernels were verified before; and these three with the kernel
-given by name, without the selection. Needs a toolchain, but neither a GPU nor PyTorch.
+are compiled before. The program measures only the selection, and the selection with a kernel from memory, from the
+store, or from a pack whose kernels were verified before. It also measures these three without the selection, with the
+kernel given by name. Each way uses other signatures. Needs a toolchain, but neither a GPU nor PyTorch.
 
 Reproduces docs/performance/summary.md, "First call".
 """

@@ -2,7 +2,7 @@
 
 Problems are random layers of public models with 1,024 to 16,384 tokens, forward and gradients, which the power limit
 throttles according to the model. In a turn, one candidate runs for a fraction of a second, of which the second half is
-timed; the order is random in each round. cuBLAS is the faster of cuBLAS through PyTorch and cuBLASLt, if installed; for
+timed. The order is random in each round. cuBLAS is the faster of cuBLAS through PyTorch and cuBLASLt, if installed; for
 block scaling, it is cuBLASLt. The program prints ratios with quartiles over turns, and joules per launch; results are
 written as JSON. Needs an NVIDIA GPU and PyTorch, and for block scaling gemmill's extra cublaslt.
 

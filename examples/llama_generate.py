@@ -66,12 +66,12 @@ def load(path: str | None, device: str, tiny: bool) -> Any:
     torch.manual_seed(0)
     with torch.device(device):
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields))
-    model.generation_config.eos_token_id = None  # random weights would end where they please
+    model.generation_config.eos_token_id = None  # with random weights, the end token may appear anywhere
     return model.to(torch.bfloat16).eval()
 
 
 def generate(model: Any, prompt: torch.Tensor, tokens: int) -> tuple[torch.Tensor, float]:
-    """New tokens by greedy decoding, and seconds, of a second run: the first compiles kernels."""
+    """Greedy decoding; returns the new tokens, and the seconds of a second run, since the first compiles kernels."""
     for _ in range(2):
         start = time.perf_counter()
         with torch.no_grad():

@@ -1,9 +1,10 @@
 """``gemmill.torch.enabled()`` on public model architectures, compared with PyTorch alone: time, accuracy, coverage.
 
-For each model (transformers, random weights, real widths, few layers), the program measures prefill and decoding of one
-token: eager, compiled, captured in a CUDA graph, and both. gemmill and PyTorch take turns; a time ratio below 1 means
-that gemmill is faster. Accuracy is the distance of the logits from those of float64, for gemmill relative to PyTorch.
-Coverage is gemmill's share of the FLOP by ``stats()``, and of the time of GEMM kernels by PyTorch's profiler.
+Models are those of transformers, with random weights, real widths and few layers. The program measures prefill and
+decoding of one token: eager, compiled, captured in a CUDA graph, and compiled and captured. gemmill and PyTorch take
+turns; a time ratio below 1 means that gemmill is faster. Accuracy is the distance of the logits from those of float64,
+for gemmill relative to PyTorch. Coverage is gemmill's share of the FLOP by ``stats()``, and of the time of GEMM kernels
+by PyTorch's profiler.
 
 Writes JSON Lines as results arrive, with a line for each failed or skipped measurement, too. Needs transformers and an
 NVIDIA GPU; ``--device cpu --tiny`` tries the program without one.

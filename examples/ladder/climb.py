@@ -38,7 +38,7 @@ MNK = (8192, 8192, 8192)
 TORCH = "cublas"
 """The name of ``torch.mm`` in records."""
 ELEMENT = 2
-"""Bytes of a bf16."""
+"""Bytes of a bf16 element."""
 
 
 class Reading(NamedTuple):

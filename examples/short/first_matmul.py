@@ -2,8 +2,8 @@
 
     python examples/short/first_matmul.py
 
-Needs a GPU and PyTorch. gemmill reads operands in place, with any strides. At the first call
-for a problem, it loads a kernel from the store, or compiles it.
+Needs a GPU and PyTorch. gemmill reads operands in place, with any strides. At the first call for a problem, it loads a
+kernel from the store, or compiles it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random operands of a problem, in enough sets that launches do not find their operands in the L2 cache.
+"""Make random operands of a problem. There are enough sets of them that launches do not find operands in the L2 cache.
 
 torch is typed as ``Any`` and imported only where needed, since the rest of gemmill works without it.
 """

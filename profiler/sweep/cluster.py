@@ -190,7 +190,7 @@ class Cluster:
         self._stack.close()
 
 
-# What follows runs in dask workers, one task at a time.
+# The following functions run in dask workers, one task at a time.
 _started: dict[str, MeasuringProcess] = {}
 """The measuring process of this worker, by sweep."""
 

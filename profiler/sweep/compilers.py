@@ -287,7 +287,7 @@ class ClusterCompilers:
         return found
 
 
-# What follows runs in dask workers.
+# The following function runs in dask workers.
 _pool_lock = threading.Lock()
 _pools: list[CompilePool] = []
 

@@ -78,9 +78,9 @@ def refuse_open(scheduler: str) -> None:
     """Raise DeviceError for the address of a scheduler without TLS."""
     if not scheduler.startswith("tls://"):
         raise DeviceError(
-            f"the dask scheduler at {scheduler} does not use TLS, so anyone who reaches it can run code on it; start "
-            "scheduler and workers with certificates (dask scheduler --tls-ca-file CA --tls-cert CERT --tls-key KEY), "
-            f"set {', '.join(_OWN.values())} for this process, and pass the address tls://..."
+            f"the dask scheduler at {scheduler} does not use TLS, so anyone who reaches it can run code on it. Start "
+            "scheduler and workers with certificates: dask scheduler --tls-ca-file CA --tls-cert CERT --tls-key KEY. "
+            f"For this process, set {', '.join(_OWN.values())}, and pass the address tls://..."
         )
 
 

@@ -1,8 +1,8 @@
 """Evaluate the network on held-out problems.
 
-Folds are made by K, so that no weight matrix is in both training and test problems. The figures are the throughput of
-the selected kernel relative to the best, as geometric mean and 5th percentile over problems, and that of the best of
-the first eight kernels, both for the analytic model alone and with the correction of the network.
+Folds are made by K, so that no weight matrix is in both training and test problems. The figures are throughputs
+relative to the best kernel: for the selected kernel, as geometric mean and 5th percentile over problems, and for the
+best of the first eight kernels. They are computed for the analytic model alone, and with the network's correction.
 """
 
 from __future__ import annotations

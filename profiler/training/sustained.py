@@ -147,8 +147,8 @@ def judge(problems: Sequence[Held], others: Sequence[Held] = ()) -> dict[str, An
 
 
 def energies(runs: Iterable[Run], elsewhere: Iterable[Run] = ()) -> dict[str, Any]:
-    """Coefficients of the energy term for each type of A and B with enough problems, including those of other types and
-    GPUs, which weigh less; with the number of problems, and the figures on held-out problems."""
+    """Coefficients of the energy term for each type of A and B, with the number of problems and the figures on held-out
+    problems. A type needs enough problems, among which those of other types and GPUs count less."""
     found: dict[str, list[Held]] = defaultdict(list)
     for x in (x for run in runs for x in held_problems(*run)):
         found[x.problem.a_dtype].append(x)

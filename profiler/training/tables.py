@@ -48,8 +48,9 @@ def fastest(runs: Iterable[Iterable[Measurement]]) -> dict[str, Any]:
     was only screened in a run counts as its slowest finalist. Kernels with a compiled-in number of slices count as the
     kernel that replaces them.
 
-    Not used: measurements without a cubin; runs without the previously fastest kernel, unless they found one at least
-    as fast; and problems whose operands are copied first, for which kernels of other sets may be faster.
+    The tables omit measurements without a cubin, and problems whose operands are copied first, for which kernels of
+    other sets may be faster. They also omit runs without the previously fastest kernel, unless these found a kernel
+    that is at least as fast.
     """
     kernels: dict[SlicedKernel, int] = {}
     tables: dict[Any, dict[str, list[float]]] = defaultdict(dict)

@@ -1,1 +1,1 @@
-"""The instantiation service: one command that compiles, keeps, selects and serves kernels for a fleet."""
+"""The kernel service: a server that compiles, stores, selects and distributes kernels for a fleet."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _PER_PAGE = 100
 _MAP = (16, 64, 256, 1024, 4096, 16384)
-"""Extents of the winner map."""
+"""Values of M and N in the table of kernels by M and N."""
 _NO_FACTS = ("boxes", "offsets")
 """Members of a LaunchSpec that the page omits, since they are tables."""
 _REFRESH_SECONDS = 5
