@@ -208,7 +208,7 @@ def distribution(groups: Sequence[Group], choices: Choices) -> Chart:
         "Cumulative distribution over problems; values above 1 are faster than the baseline. Both curves use the same "
         "problems: those where the fastest kernel, the selected kernel and the baseline were timed in the same rounds."
     )
-    chart = Chart("Speed relative to a baseline", says, x, y, one=x.at(1.0))
+    chart = Chart("Distribution of the speed", says, x, y, one=x.at(1.0))
     for index, baseline, pairs in curves:
         for what, values in (("fastest", pairs.best), ("selected", pairs.selected)):
             if not values:
