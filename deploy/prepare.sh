@@ -1,5 +1,5 @@
 #!/bin/sh
-# What compose.yaml needs before its server starts: a key, a token and a bucket. What is there is kept.
+# Prepares compose.yaml: makes a key, a token and a bucket, unless they exist.
 #   prepare.sh SERVER_FOLDER CLIENT_FOLDER BUCKET_URL
 set -eu
 umask 077
@@ -14,7 +14,7 @@ if [ ! -e "$client/token" ]; then
     mv "$client/token.new" "$client/token"
 fi
 
-# The stand-in for a bucket starts empty, and takes whoever asks.
+# The stand-in bucket starts empty, and accepts all requests.
 python - "$bucket" << 'END'
 import sys, time, urllib.error, urllib.request
 for attempts_left in reversed(range(30)):
@@ -22,7 +22,7 @@ for attempts_left in reversed(range(30)):
         urllib.request.urlopen(urllib.request.Request(sys.argv[1], method="PUT"), timeout=10).close()
         break
     except urllib.error.HTTPError as error:
-        sys.exit(None if error.code == 409 else f"{sys.argv[1]}: {error}")  # 409: there
+        sys.exit(None if error.code == 409 else f"{sys.argv[1]}: {error}")  # 409: exists
     except OSError as error:
         if not attempts_left:
             sys.exit(f"{sys.argv[1]}: {error}")
