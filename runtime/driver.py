@@ -1,7 +1,7 @@
-"""The CUDA driver: what it knows of GPUs and memory, contexts, capture state, errors that say what was being done.
+"""The CUDA driver: properties of GPUs and memory, contexts, capture state, and errors that name the failed operation.
 
-Nothing here touches the driver before it is called, so the module imports where there is no GPU. Contexts are the
-primary contexts that the CUDA runtime, and so PyTorch and CuPy, use.
+Importing this module does not need a GPU; only calls use the driver. Contexts are the primary contexts, which the CUDA
+runtime, and so PyTorch and CuPy, use too.
 """
 
 from __future__ import annotations
@@ -15,27 +15,29 @@ from typing import Any
 from gemmill.library.errors import CaptureError, DeviceError
 
 CAPTURE_ERRORS = range(900, 909)
-"""``CUresult`` values that say a call clashed with a stream capture (cuda.h, ``CUDA_ERROR_STREAM_CAPTURE_*``)."""
+"""``CUresult`` values for calls that conflict with a stream capture (cuda.h, ``CUDA_ERROR_STREAM_CAPTURE_*``)."""
 
 
 @functools.cache
 def bindings() -> Any:
-    """``cuda.bindings.driver``, initialised; DeviceError where there is no driver."""
+    """Return ``cuda.bindings.driver``, initialised; DeviceError where there is no driver."""
     try:
         driver = importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
-        raise DeviceError(f"cuda.bindings cannot be imported ({error}): `pip install cuda-bindings`") from error
+        raise DeviceError(f"cuda.bindings cannot be imported ({error}): run `pip install cuda-bindings`") from error
     try:
         (status,) = driver.cuInit(0)
     except RuntimeError as error:
-        raise DeviceError(f"no CUDA driver: {error}") from error
+        raise DeviceError(f"the CUDA driver cannot be loaded: {error}; install NVIDIA's driver") from error
     if status:
-        raise DeviceError(f"the CUDA driver does not start: {status.name}; nvidia-smi says whether it sees a GPU")
+        raise DeviceError(
+            f"the CUDA driver cannot be initialised: {status.name}; check with nvidia-smi whether it finds a GPU"
+        )
     return driver
 
 
 def check(result: tuple[Any, ...], what: str) -> Any:
-    """The value a driver call returned, or an exception that says what was being done when it failed."""
+    """Return the value of a driver call, or raise an exception that names the failed operation."""
     status, *values = result
     if status:
         raise failure(status, what)
@@ -43,36 +45,36 @@ def check(result: tuple[Any, ...], what: str) -> Any:
 
 
 def failure(status: Any, what: str) -> CaptureError | DeviceError:
-    """The exception for a driver status other than success."""
+    """Return the exception for a driver status other than success."""
     if int(status) in CAPTURE_ERRORS:
-        return CaptureError(f"{what}: {status.name}; do it before a stream capture begins")
-    fork = "; a process forked after CUDA was initialised cannot use it: start workers with spawn"
+        return CaptureError(f"{what}: {status.name}; run it before a stream capture starts")
+    fork = "; a process that was forked after CUDA was initialised cannot use CUDA: start workers with spawn"
     return DeviceError(f"{what}: {status.name}{fork if int(status) == 3 else ''}")
 
 
 @functools.cache
 def cuda_version() -> tuple[int, int]:
-    """The newest CUDA that the driver knows, major and minor version."""
+    """Return the newest CUDA version that the driver supports, major and minor."""
     version = int(check(bindings().cuDriverGetVersion(), "reading the driver's version"))
     return version // 1000, version // 10 % 100
 
 
 @functools.cache
 def device_count() -> int:
-    """GPUs the driver shows to this process."""
+    """Return how many GPUs this process sees."""
     return int(check(bindings().cuDeviceGetCount(), "counting GPUs"))
 
 
 @functools.cache
 def device_name(device: int) -> str:
-    """Name of a GPU as the driver reports it."""
-    raw: bytes = check(bindings().cuDeviceGetName(256, _handle(device)), f"naming GPU {device}")
+    """Return the name of a GPU from the driver."""
+    raw: bytes = check(bindings().cuDeviceGetName(256, _handle(device)), f"reading the name of GPU {device}")
     return raw.split(b"\0", 1)[0].decode()
 
 
 @functools.cache
 def capability(device: int) -> tuple[int, int]:
-    """Compute capability of a GPU."""
+    """Return the compute capability of a GPU."""
     what = f"reading the capability of GPU {device}"
     major, minor = (_attribute(device, f"COMPUTE_CAPABILITY_{part}", what) for part in ("MAJOR", "MINOR"))
     return major, minor
@@ -80,21 +82,21 @@ def capability(device: int) -> tuple[int, int]:
 
 @functools.cache
 def uuid(device: int) -> str:
-    """What names a GPU on its machine, whichever of them CUDA shows: ``GPU-...``."""
-    from uuid import UUID  # the path to the first launch has no use for it
+    """Return the id of a GPU that is unique on its machine, independent of which GPUs CUDA shows: ``GPU-...``."""
+    from uuid import UUID  # deferred: the path to the first launch does not need it
 
-    raw = check(bindings().cuDeviceGetUuid(_handle(device)), f"identifying GPU {device}")
+    raw = check(bindings().cuDeviceGetUuid(_handle(device)), f"reading the UUID of GPU {device}")
     return f"GPU-{UUID(bytes=raw.bytes)}"
 
 
 @functools.cache
 def sm_count(device: int) -> int:
-    """How many SMs a GPU, or the slice of one that CUDA shows, has."""
+    """Return the number of SMs of a GPU, or of the slice of one that CUDA shows."""
     return _attribute(device, "MULTIPROCESSOR_COUNT", f"counting the SMs of GPU {device}")
 
 
 def _attribute(device: int, name: str, what: str) -> int:
-    """``CU_DEVICE_ATTRIBUTE_<name>`` of a GPU."""
+    """Return ``CU_DEVICE_ATTRIBUTE_<name>`` of a GPU."""
     driver = bindings()
     attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
     return int(check(driver.cuDeviceGetAttribute(attribute, _handle(device)), what))
@@ -105,22 +107,22 @@ def _handle(device: int) -> Any:
 
 
 def overlaps(device: int) -> bool:
-    """Whether a GPU has programmatic dependent launch, and with it thread block clusters: both came with 9.0."""
+    """Whether a GPU has programmatic dependent launch and thread block clusters: both came with 9.0."""
     return capability(device) >= (9, 0)
 
 
 @functools.cache
 def context(device: int) -> Any:
-    """The primary context of a GPU, retained for the life of the process."""
+    """Return the primary context of a GPU, retained for the life of the process."""
     what = f"retaining the primary context of GPU {device}"
     return check(bindings().cuDevicePrimaryCtxRetain(_handle(device)), what)
 
 
 @contextmanager
 def current(device: int) -> Iterator[None]:
-    """Make a GPU's primary context current in this thread, and restore what was current before.
+    """Make a GPU's primary context current in this thread, and restore the previous one afterwards.
 
-    A thread that had no context keeps this one, as it would after its first call of the CUDA runtime.
+    A thread without a context keeps this one, as after its first call of the CUDA runtime.
     """
     driver = bindings()
     mine = context(device)
@@ -134,13 +136,13 @@ def current(device: int) -> Iterator[None]:
 
 
 def device_of(pointer: int) -> int | None:
-    """The GPU that holds the memory at an address; None for memory that CUDA does not know."""
+    """Return the GPU that holds the memory at an address; None for memory that is not CUDA's."""
     driver = bindings()
     attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
     status, device = driver.cuPointerGetAttribute(attribute, pointer)
     if int(status) == 1 or (not status and int(device) < 0):  # CUDA_ERROR_INVALID_VALUE: not CUDA's
         return None
-    return int(check((status, device), f"asking which GPU holds address {pointer:#x}"))
+    return int(check((status, device), f"reading which GPU holds address {pointer:#x}"))
 
 
 def is_capturing(device: int, stream: int) -> bool:
@@ -150,7 +152,7 @@ def is_capturing(device: int, stream: int) -> bool:
         status, capture = driver.cuStreamIsCapturing(stream)
     if int(status) in CAPTURE_ERRORS:
         return True
-    check((status,), f"asking whether stream {stream:#x} is being captured")
+    check((status,), f"reading whether stream {stream:#x} is being captured")
     return bool(capture)
 
 
@@ -161,10 +163,10 @@ def fill(device: int, stream: int, address: int, word: int, count: int) -> None:
 
 
 def compiled(device: int, ptx: str, entry: str, purpose: str) -> Any:
-    """A kernel of a text in PTX, which the driver compiles for a GPU; it stays for the life of the process. Errors name
-    its purpose."""
+    """Return a kernel from PTX, which the driver compiles for a GPU; it stays loaded for the life of the process.
+    Errors name its purpose."""
     driver = bindings()
-    what = f"having the driver compile {entry}, {purpose}, for GPU {device}"
+    what = f"compiling {entry}, {purpose}, for GPU {device}"
     with current(device):
         module = check(driver.cuModuleLoadData(ptx.encode() + b"\0"), what)
         return check(driver.cuModuleGetFunction(module, entry.encode()), f"finding {entry}")

@@ -1,4 +1,4 @@
-"""The GPU of this machine, as far as kernels are chosen for it."""
+"""The GPU of this machine, as the selector uses it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def detect(device: int = 0) -> Gpu:
-    """Figures of a GPU of this machine, with the SMs that it has; ``DEFAULT_GPU`` where there is none."""
+    """Return the properties of a GPU of this machine, with its number of SMs; ``DEFAULT_GPU`` where there is none."""
     try:
         name = driver.device_name(device)
         return with_sms(figures(name, driver.capability(device)), driver.sm_count(device), name)
@@ -23,7 +23,7 @@ def detect(device: int = 0) -> Gpu:
 
 
 def machine(gpu: Gpu) -> Machine:
-    """What a remote is told of a GPU, and of the driver of this machine."""
+    """Return the description of a GPU and of this machine's driver for requests to a remote."""
     from gemmill.runtime.storage.remote.protocol import Machine
 
     try:

@@ -1,4 +1,4 @@
-"""Kernels of a lock file: exactly those, from wherever they are, or an error that names what differs."""
+"""Fetches exactly the kernels of a lock file, from any source, or raises an error that names the differences."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Source = Literal["pack", "store", "remote", "compiled"]
 
 
 class Fetched(NamedTuple):
-    """A kernel of a lock."""
+    """A kernel of a lock file."""
 
     artifact: Artifact
     source: Source
-    """Where it was: in a pack, in the store, at the remote, or nowhere, so that it was made."""
+    """Where the kernel came from."""
 
 
 def lock(
@@ -33,7 +33,7 @@ def lock(
     jobs: int | None = None,
     on_done: Callable[[Outcome], None] | None = None,
 ) -> Lock:
-    """The lock of the kernels that a registry selects for problems; compiles what it has not.
+    """Return the lock of the kernels that a registry selects for problems; compiles those that are missing.
 
     Raises:
         UnsupportedProblemError, CompileError, ToolchainError, PackError: as for :meth:`Registry.warm`.
@@ -49,34 +49,36 @@ def fetch(
     jobs: int | None = None,
     on_done: Callable[[Outcome], None] | None = None,
 ) -> list[Fetched]:
-    """Have exactly the kernels of a lock at hand in a registry, and in its store.
+    """Load exactly the kernels of a lock into a registry and its store.
 
-    Each is looked for by its key in the packs, in the store and at the remote, then made as the registry makes kernels
-    that it has not; what comes must be, to the bit, what the lock names.
+    Each kernel is looked up by its key in the packs, the store and the remote; otherwise the registry compiles it. The
+    result must have the bits that the lock names.
 
     Args:
-        registry: its packs and store are looked into, and it has the kernels at hand from then on.
+        registry: the registry whose packs and store are searched, and that has the kernels loaded afterwards.
         locked: the lock.
         jobs: processes that compile.
-        on_done: called for each kernel that is nowhere, as it finishes.
+        on_done: called for each kernel that was not found, as it finishes.
 
     Returns:
         The kernels, in the order of the lock.
 
     Raises:
-        LockError: some are not what the lock names; says of each what differs. None is at hand then.
-        ToolchainError, RemoteError: some are nowhere, and cannot be compiled here.
-        CompileError: some do not compile.
+        LockError: some kernels differ from the lock; names each difference. Then none is loaded.
+        ToolchainError, RemoteError: some kernels were not found and cannot be compiled here.
+        CompileError: some kernels do not compile.
     """
     kernels = {name: fetched for name, kernel in locked.kernels.items() if (fetched := _find(registry, kernel))}
     if missing := [name for name in locked.kernels if name not in kernels]:
-        # A registry of its own: in the packs of the other one kernels of these names have other bits.
+        # A separate registry, since the packs of the other one may have kernels of these names with other bits.
         plain = Registry(manifests=(), store=registry.store, gpu=registry.gpu, remote=registry.remote)
         try:
             artifacts = plain.warm(missing, jobs=jobs, on_done=on_done)
         except ToolchainError as error:
-            which = f"{len(missing)} of {len(locked.kernels)} kernels, {missing[0]} the first,"
-            raise ToolchainError(f"no pack and no store has {which} as locked, and here: {error}") from error
+            which = f"{len(missing)} of {len(locked.kernels)} locked kernels, such as {missing[0]},"
+            raise ToolchainError(
+                f"{which} are in no pack and no store, and cannot be compiled here: {error}"
+            ) from error
         kernels |= {artifact.name: Fetched(artifact, "compiled") for artifact in artifacts}
     differences = [
         f"{name}: {difference}"
@@ -85,7 +87,7 @@ def fetch(
     ]
     if differences:
         raise LockError(
-            f"{len(differences)} of {len(locked.kernels)} kernels are not as locked:\n" + "\n".join(differences)
+            f"{len(differences)} of {len(locked.kernels)} kernels differ from the lock:\n" + "\n".join(differences)
         )
     for kernel in locked.kernels.values():
         registry.add(artifact := kernels[kernel.name].artifact)
@@ -95,10 +97,10 @@ def fetch(
 
 
 def _find(registry: Registry, kernel: LockedKernel) -> Fetched | None:
-    """A kernel that a pack, or the store, has as locked."""
+    """Return a kernel that matches the lock, from a pack, the store or the remote."""
     for pack in registry.packs:
         if kernel.name in pack:
-            with suppress(PackError):  # another pack may have it sound
+            with suppress(PackError):  # another pack may have it undamaged
                 if not kernel.difference(artifact := pack.get(kernel.name)):
                     return Fetched(artifact, "pack")
     kept = registry.store.get(kernel.key)
@@ -109,7 +111,7 @@ def _find(registry: Registry, kernel: LockedKernel) -> Fetched | None:
 
 
 def _request(registry: Registry, kernel: LockedKernel) -> Artifact | None:
-    """A kernel from the remote, by the key that the lock names: no toolchain is needed to know it."""
+    """Return a kernel from the remote by the key in the lock, which needs no toolchain."""
     if registry.remote is None:
         return None
     from gemmill.runtime.storage.remote.protocol import RequestedKernel

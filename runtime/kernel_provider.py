@@ -1,7 +1,8 @@
-"""A kernel from where it is cheapest: the store, a remote, the compiler.
+"""Provides a kernel from the cheapest source: the store, a remote or the compiler.
 
-With a toolchain a kernel's key is known, and only what has that key is taken: the very bits that would be compiled
-here. Without one a remote is asked for the kernel by name, and what any toolchain made of the same source is taken.
+With a toolchain, gemmill computes the key of a kernel and accepts only a kernel with that key: exactly the bits that it
+would compile. Without one, it requests the kernel from a remote by name and accepts what any toolchain made from the
+same source.
 """
 
 from __future__ import annotations
@@ -29,40 +30,41 @@ if TYPE_CHECKING:  # most processes have no remote, and do without HTTP and sign
     from gemmill.runtime.storage.remote.misses import Miss
 
 _AT_A_TIME = 8
-"""Kernels that a remote is asked for at the same time."""
+"""Concurrent requests to a remote."""
 
 
 class KernelProvider:
-    """Where kernels come from that are in no pack. Threads may share one.
+    """The source of kernels that are in no pack. Threads may share one.
 
     Args:
-        store: looked into first; it keeps what comes from elsewhere.
-        remote: who is asked next.
-        gpu: what the kernels are to run on.
-        packs: how many packs were looked into before.
+        store: searched first; keeps kernels from other sources.
+        remote: searched next.
+        gpu: the GPU that the kernels run on.
+        packs: how many packs were searched before, for messages.
     """
 
     def __init__(self, store: Store, remote: Remote | None, gpu: Gpu, packs: int = 0) -> None:
         self._store, self._remote, self._gpu, self._packs = store, remote, gpu, packs
 
     def find(self, name: str) -> Artifact | None:
-        """The kernel of a name that the store has by its key, without emitting its text; None where it has none, or no
-        key of it is remembered. Headers are looked at once."""
+        """Return the kernel of a name from the store by its key, without emitting its source; None where the store does
+        not have it, or its key is not recorded. Headers are checked once."""
         return None if self._keys is None else self._keys.find(name)
 
     @cached_property
     def _keys(self) -> KernelKeys | None:
-        """None where nothing is compiled."""
+        """None where nothing can be compiled."""
         with suppress(RemoteError, ToolchainError):
             return KernelKeys(self._store, self._compiler())
         return None
 
     def provide(self, source: EmittedSource, config: GemmConfig) -> Artifact:
-        """The kernel of a source.
+        """Return the kernel of a source.
 
         Raises:
-            ToolchainError: it is nowhere, and NVRTC or headers are missing, clash, or have dropped its target.
-            RemoteError: it is nowhere, and nothing is to be compiled here.
+            ToolchainError: no source has it, and NVRTC or headers are missing, conflict, or no longer support its
+                target.
+            RemoteError: no source has it, and the mode of the remote forbids compiling.
             CompileError: it does not compile.
         """
         try:
@@ -73,7 +75,7 @@ class KernelProvider:
                 return served
             name, packs = source.name, self._packs
             places = f"none of the {packs} packs holds {name}" if packs else f"{name} is not loaded"
-            remote = f", the remote does not serve it ({served.says})" if served else ""
+            remote = f", the remote does not have it ({served.says})" if served else ""
             raise type(error)(f"{places}{remote}, and it cannot be compiled here: {error}") from error
         start, left = time.monotonic(), 0.0
 
@@ -94,7 +96,7 @@ class KernelProvider:
     def provide_many(
         self, configs: Sequence[GemmConfig], jobs: int | None, on_done: Callable[[Outcome], None] | None
     ) -> tuple[dict[str, Artifact], list[str]]:
-        """Kernels by name, and what is wrong with those that do not compile.
+        """Return kernels by name, and the errors of those that do not compile.
 
         Args:
             configs: the kernels.
@@ -102,7 +104,7 @@ class KernelProvider:
             on_done: called for each kernel as it finishes.
 
         Raises:
-            RemoteError, ToolchainError: as for :meth:`provide`; names each that is nowhere.
+            RemoteError, ToolchainError: as for :meth:`provide`; names each missing kernel.
         """
         from gemmill.runtime.compile.pool import Outcome, compile_many
 
@@ -122,7 +124,7 @@ class KernelProvider:
         return artifacts, [str(outcome.error) for outcome in outcomes if outcome.error is not None]
 
     def _check(self, fetched: Mapping[str, Artifact | Miss | None]) -> None:
-        """RemoteError or ToolchainError where kernels were not served, and none can be compiled here."""
+        """Raise RemoteError or ToolchainError where the remote does not have kernels and none can be compiled here."""
         missing = [
             f"{name}: {result.says}" for name, result in fetched.items() if result and not isinstance(result, Artifact)
         ]
@@ -132,12 +134,12 @@ class KernelProvider:
             except (RemoteError, ToolchainError) as error:
                 reasons = "\n".join(missing)
                 raise type(error)(
-                    f"{error}; of {len(fetched)} kernels the remote does not serve {len(missing)}:\n{reasons}"
+                    f"{error}; the remote does not have {len(missing)} of {len(fetched)} kernels:\n{reasons}"
                 ) from error
 
     def fetch(self, configs: Sequence[GemmConfig]) -> dict[str, Artifact | Miss | None]:
-        """Have kernels in the store that the remote serves: each by its name, or why it was not served. None where it
-        was in the store, and can be read from there by who knows its key."""
+        """Fetch kernels from the remote into the store. Return each by its name, or the reason why the remote does not
+        have it; None where the store has it already."""
         from concurrent.futures import ThreadPoolExecutor
 
         try:
@@ -158,25 +160,26 @@ class KernelProvider:
             return dict(zip(map(kernel_name, configs), threads.map(fetched, configs), strict=True))
 
     def _remember(self, compiler: Compiler, source: EmittedSource, key: str) -> None:
-        """Have the store find a kernel by its name from now on; what somebody wrote has its page alone to go by."""
+        """Record the key of a kernel, so that the store finds it by name. Edited kernels are only found by their
+        source."""
         if self._keys is not None and not source.is_edited:
             self._keys.add(compiler, source.name, key)
 
     def _upload(self, artifact: Artifact, seconds: float | None = None) -> None:
-        """Hand over to the remote, if it takes any, what was compiled here from a config."""
+        """Upload a kernel that was compiled here from a config, if the remote accepts uploads."""
         if self._remote is not None and self._remote.mode == "readwrite" and not artifact.is_edited:
             self._remote.put(artifact, seconds=seconds)
 
     def _compiler(self) -> Compiler:
         if self._remote is not None and self._remote.mode == "only":
             raise RemoteError(
-                "the mode of the remote is only, in which nothing is compiled; GEMMILL_REMOTE_MODE=read compiles what "
-                "it lacks"
+                "the remote's mode is only, which forbids compiling; set GEMMILL_REMOTE_MODE=read to compile kernels "
+                "that the remote does not have"
             )
         return Compiler(store=self._store)
 
     def _by_key(self, source: EmittedSource, key: str) -> Artifact | Miss | None:
-        """The kernel of a key from the remote; None where the store has it."""
+        """Return the kernel of a key from the remote; None where the store has it."""
         start = time.monotonic()
         if self._store.holds(key):
             return None
@@ -188,7 +191,8 @@ class KernelProvider:
             return served
 
     def _by_name(self, source: EmittedSource) -> Artifact | Miss | None:
-        """A kernel of a source that any toolchain made, from the store or from the remote; None where there is none."""
+        """Return a kernel that any toolchain made from a source, from the store or the remote; None where there is
+        none."""
         from gemmill.runtime.storage.remote.protocol import RequestedKernel
 
         start, requested = time.monotonic(), RequestedKernel.of(source)
@@ -202,7 +206,7 @@ class KernelProvider:
             return served
 
     def _request(self, source: EmittedSource, key: str | None, start: float) -> Artifact | Miss | None:
-        """What the remote says, if there is one; nobody else is asked to compile what somebody wrote."""
+        """Request a kernel from the remote, if there is one. Edited kernels are never requested."""
         if self._remote is None or source.is_edited:
             return None
         from gemmill.runtime.storage.remote.protocol import RequestedKernel
@@ -212,6 +216,6 @@ class KernelProvider:
         )
 
     def _seconds_left(self, start: float) -> float:
-        """Seconds of the remote's deadline that are left of what began at a time: waiting for another process that
-        asks counts, too."""
+        """Return the seconds left of the remote's deadline since ``start``; waiting for another process that requests
+        the same kernel counts too."""
         return 0.0 if self._remote is None else self._remote.deadline - (time.monotonic() - start)

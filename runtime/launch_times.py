@@ -1,4 +1,4 @@
-"""Times of launches that compete for one problem, and memory for what they would write."""
+"""Times launches that compete for one problem, and provides scratch memory for their outputs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from gemmill.runtime.operands.tensors import TensorView, reach
 ROUNDS = 11
 """Samples of each candidate."""
 SAMPLE_US = 300.0
-"""What a sample should take: far above the microseconds that a graph launch costs and events resolve."""
+"""Target duration of a sample: far above the cost of a graph launch and the resolution of events, which are
+microseconds."""
 MAX_LAUNCHES = 100
 """Most launches of a sample."""
 _ADDRESS_BYTES = 256
-"""Addresses of scratch memory agree with those it stands for modulo this: kernels rely on no more."""
+"""Scratch addresses equal the original ones modulo this number, which is all that kernels rely on."""
 
 Launch = Callable[[int], None]
 """Launches a kernel on a stream."""
 
 
 def time_launches(device: int, after: int, launches: Sequence[Launch], expected_us: Sequence[float]) -> list[float]:
-    """The median time of one launch of each, in microseconds.
+    """Return the median time of one launch of each candidate, in microseconds.
 
-    Each has a CUDA graph of as many launches as should take :data:`SAMPLE_US`, back to back on the same operands. Every
-    round replays each graph once between two events, another first each time, so clocks and temperature drift alike for
-    all. What was under way on the stream ``after`` is waited for.
+    Each candidate has a CUDA graph with enough launches for about :data:`SAMPLE_US`, back to back on the same operands.
+    Every round replays each graph once between two events. The order rotates, so that clock and temperature drift
+    affect all candidates equally. The function first waits for pending work on the stream ``after``.
     """
     driver = bindings()
     with current(device), ExitStack() as stack:
@@ -61,7 +62,7 @@ def time_launches(device: int, after: int, launches: Sequence[Launch], expected_
 
 
 def _graph(stream: Any, launch: Launch, count: int) -> Any:
-    """An executable graph of ``count`` launches."""
+    """Return an executable graph of ``count`` launches."""
     driver = bindings()
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
     check(driver.cuStreamBeginCapture(stream, mode), "capturing launches to be timed")
@@ -80,7 +81,7 @@ def _graph(stream: Any, launch: Launch, count: int) -> Any:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """No garbage is collected meanwhile: graphs and memory of CUDA may go with it, which breaks a capture."""
+    """Disable garbage collection: it could free CUDA graphs and memory, which breaks a capture."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -92,9 +93,11 @@ def no_collection() -> Iterator[None]:
 
 @contextmanager
 def scratch(device: int, tensors: Sequence[TensorView]) -> Iterator[list[int]]:
-    """Memory in which tensors of the same layouts fit, until the end of the block: the addresses of first elements.
+    """Allocate memory for tensors of the same layouts until the end of the block; yields the addresses of first
+    elements.
 
-    DeviceError where there is not enough.
+    Raises:
+        DeviceError: there is not enough memory.
     """
     driver = bindings()
     with current(device), ExitStack() as stack:
@@ -105,10 +108,10 @@ def scratch(device: int, tensors: Sequence[TensorView]) -> Iterator[list[int]]:
             status, memory = driver.cuMemAlloc(size)
             if int(status) == 2:  # CUDA_ERROR_OUT_OF_MEMORY
                 raise DeviceError(
-                    f"autotune: no {size:,} bytes of GPU memory to write results to while timing; free memory (PyTorch "
-                    "keeps what it has freed: torch.cuda.empty_cache()), or leave out autotune"
+                    f"autotune: {size:,} bytes of GPU memory for outputs while timing are not available: free memory "
+                    "(PyTorch keeps freed memory: torch.cuda.empty_cache()), or leave out autotune"
                 )
-            start = int(check((status, memory), f"allocating {size:,} bytes to write results to"))
+            start = int(check((status, memory), f"allocating {size:,} bytes for outputs"))
             stack.callback(driver.cuMemFree, start)
             lowest = tensor.ptr - before
             addresses.append(start + (lowest - start) % _ADDRESS_BYTES + before)

@@ -1,7 +1,6 @@
-"""The registry: every kernel a program may use, found where it is cheapest, and the selector over them.
+"""The registry: every kernel that a program may use, from the cheapest source, and the selector over them.
 
-A registry of packs alone needs neither NVRTC nor headers, manifests nor a store: what they take is imported when first
-needed.
+A registry of packs alone needs no NVRTC, headers, manifests or store: it imports modules for them on demand.
 """
 
 from __future__ import annotations
@@ -61,24 +60,27 @@ _registries: WeakSet[Registry] = WeakSet()
 
 
 class Registry:
-    """Kernels of manifests and packs. Threads may share one.
+    """Kernels of manifests and packs, and the selector over them. Threads may share one.
+
+    Example:
+        >>> registry = gemmill.Registry(packs=["model.pack"])
+        >>> gemmill.matmul(a, b, registry=registry)
+        >>> registry.select(gemmill.GemmProblem(m=4096, n=4096, k=4096)).why
 
     Args:
-        manifests: kernel sets: files, names of manifests that ship, or loaded sets. By default every manifest that
-            ships, or none if there are packs.
-        packs: files of compiled kernels; the first that has a kernel serves it. Where the environment names trusted
-            keys (``GEMMILL_TRUSTED_KEYS``), one of them must have signed each.
-        store: where compiled kernels are kept, or its directory; by default the user's store.
-        remote: who has kernels compiled already, or its URL; by default the one that the environment names
-            (``GEMMILL_REMOTE``), with all else as the environment has it (docs/service/client.md).
-        gpu: the GPU that problems are selected for, or its name, such as "H200"; by default GPU 0, or an H200 where
-            there is none.
-        records: files of measurements that the selector prefers over its model.
-        model: folder of what `gemmill train` made of measurements of the GPU; by default the one that the environment
-            names (``GEMMILL_MODEL``), or what ships.
+        manifests: kernel sets: files, names of shipped manifests, or loaded sets. Default: all shipped manifests, or
+            none if there are packs.
+        packs: files of compiled kernels. The first pack with a kernel provides it. If ``GEMMILL_TRUSTED_KEYS`` is set,
+            one of those keys must have signed each pack.
+        store: folder of compiled kernels, or a Store. Default: the user's store (``GEMMILL_STORE``).
+        gpu: the GPU to select for, or its name, such as "H200". Default: GPU 0, or an H200 where there is no GPU.
+        records: files of measurements, which the selector prefers to its model.
+        model: folder of models from `gemmill train`. Default: ``GEMMILL_MODEL``, or the shipped models.
+        remote: URL of a server or bucket of compiled kernels, or a Remote. Default: ``GEMMILL_REMOTE``. Other settings
+            of the remote come from the environment (docs/service/client.md).
 
     Raises:
-        ManifestError, PackError, RecordError: a file is missing, wrong or damaged.
+        ManifestError, PackError, RecordError: a file is missing, invalid or damaged.
         TrustError: a pack is not signed by a trusted key.
     """
 
@@ -97,7 +99,7 @@ class Registry:
         check_files(manifests=manifests, packs=packs, records=records)
         self.packs = opened_packs(packs, checked_place(store))
         self._ships = manifests is None and not self.packs
-        if not self._ships:  # what is wrong with them is said at once
+        if not self._ships:  # report their errors now
             self.kernel_sets = () if manifests is None else tuple(kernel_sets(manifests))
         self._store, self._remote = store, remote
         self._gpu = checked_gpu(gpu)
@@ -109,25 +111,25 @@ class Registry:
         _registries.add(self)
 
     def __repr__(self) -> str:
-        """Where its kernels come from, without looking for any."""
+        """Name its sources of kernels, without loading any."""
         named = "" if self._ships else ", ".join(kernel_set.name for kernel_set in self.kernel_sets)
-        sets = "the manifests that ship" if self._ships else named or "no manifest"
+        sets = "the shipped manifests" if self._ships else named or "no manifest"
         packs = "".join(f", {pack.path}" for pack in self.packs)
-        gpu = self._gpu.name if self._gpu else "the GPU at hand"
+        gpu = self._gpu.name if self._gpu else "the GPU of this machine"
         remote = self.__dict__.get("remote") or self._remote
         return f"<Registry of {sets}{packs} for {gpu}{f', and {remote}' if remote else ''}>"
 
     @cached_property
     def kernel_sets(self) -> tuple[KernelSet, ...]:
-        """The kernel sets of the manifests: those that ship, unless others were named."""
+        """The kernel sets of the manifests: the shipped ones, unless others were named."""
         return tuple(kernel_sets(None))
 
     @cached_property
     def gpu(self) -> Gpu:
-        """The GPU that problems are selected for, with its model.
+        """The GPU to select for, with its model.
 
         Raises:
-            RecordError: the folder that was named has no model of it.
+            RecordError: the model folder has no model of it.
         """
         gpu = self._gpu or detect()
         model = self._model or (None if gpu.model else Settings.read().model)
@@ -135,33 +137,33 @@ class Registry:
 
     @cached_property
     def _decisions(self) -> list[Decision]:
-        """What packs and records measured."""
+        """Measurements from packs and records."""
         packed = [decision for pack in self.packs for decision in pack.decisions]
         return packed + self._usable
 
     @cached_property
     def _usable(self) -> list[Decision]:
-        """Of the records that were given, those of kernels that are known, on this GPU."""
+        """The given records that apply: of supported kernels, on this GPU."""
         return usable(self._recorded, self.gpu)
 
     @cached_property
     def store(self) -> Store:
-        """Where compiled kernels are kept."""
+        """The store of compiled kernels."""
         from gemmill.runtime.storage.store import Store
 
         return self._store if isinstance(self._store, Store) else Store(self._store)
 
     @cached_property
     def remote(self) -> Remote | None:
-        """What is searched for kernels that neither packs nor the store hold.
+        """The remote that is searched for kernels that neither packs nor the store have.
 
         Raises:
-            SettingError: a variable means nothing.
+            SettingError: an environment variable has an invalid value.
         """
         return remote_of(self._remote)
 
     def configs(self) -> dict[str, GemmConfig]:
-        """Every kernel by name: those of the packs, then those of the manifests. Manifests are expanded once."""
+        """Return every kernel by name: those of the packs, then those of the manifests. Manifests are expanded once."""
         return dict(self._configs)
 
     @cached_property
@@ -176,18 +178,18 @@ class Registry:
 
     @cached_property
     def selector(self) -> Selector:
-        """The selector over the kernels that run on this GPU."""
+        """The selector over all kernels that run on this GPU."""
         return self._selector_of(DTYPES, self._selectable(DTYPES) or self._configs)
 
     def _selectable(self, types: Collection[str]) -> Mapping[str, GemmConfig]:
-        """The kernels for the GPU at hand with A and B of some types: of the others, which manifests hold for every
-        architecture, none is made."""
+        """Return the kernels for this GPU with A and B of some types. Manifests declare kernels for every architecture;
+        those for others are not expanded."""
         targets = [arch.name for arch in serving(self.gpu.capability)]
 
         def expanded() -> Iterator[GemmConfig]:
             where = f"arch in {targets} and a.dtype in {[*types]} and b.dtype in {[*types]}"
             for kernel_set in kernel_sets(None, types) if self._ships else self.kernel_sets:
-                with suppress(ManifestError):  # it has none of these
+                with suppress(ManifestError):  # the set has no such kernel
                     yield from kernel_set.expand(where=where)
 
         if targets and self._ships:
@@ -210,15 +212,19 @@ class Registry:
         quick: bool = False,
         objective: Regime = "sustained",
     ) -> Choice:
-        """The kernel for a problem, and why; with ``sm_count``, for that many SMs of the GPU.
+        """Return the kernel for a problem, and the reason.
 
-        With ``invariant_to``, ``"m"`` (``"n"`` where the problem is the transpose of what is asked for), the kernel
-        depends on neither that extent nor the batch; nor does the order in which it sums K. ``quick`` has no effect any
-        more. By default it is the fastest in a program that runs for seconds,
-        where measurements say how the power limit holds it; with the ``objective`` ``burst`` in a lone launch.
+        Args:
+            problem: the problem.
+            sm_count: most SMs that the launch may use; None: all.
+            invariant_to: ``"m"`` (or ``"n"``, where the problem is the transpose of the call) for a kernel that depends
+                neither on that extent nor on the batch; nor does the order in which it sums K.
+            quick: deprecated, has no effect.
+            objective: ``"sustained"`` for the fastest kernel in programs that run for seconds, where measurements show
+                how the power limit slows kernels; ``"burst"`` for a single launch.
 
         Raises:
-            UnsupportedProblemError: no kernel serves it; names the constraint and the nearest kernel.
+            UnsupportedProblemError: no kernel supports it; names the constraint and the nearest kernel.
         """
         if quick:
             warn_of_quick()
@@ -232,30 +238,30 @@ class Registry:
         try:
             choice = self._selector_for(problem).select(problem, *options)
         except UnsupportedProblemError:
-            # which says what the nearest of all kernels wants
+            # All kernels are searched, so that the error names what the nearest of them needs.
             choice = self.selector.select(problem, *options)
         return choice if problem is original else choice.of_transposed
 
     @strict
     def candidates(self, problem: GemmProblem, count: int, sm_count: int | None = None) -> list[Candidate]:
-        """The best kernels for a problem: :meth:`Selector.candidates`."""
+        """Return the best kernels for a problem: :meth:`Selector.candidates`."""
         problem = checked_problem(problem).with_narrow_a
         with suppress(UnsupportedProblemError):
             return self._selector_for(problem).candidates(problem, count, sm_count)
         return self.selector.candidates(problem, count, sm_count)
 
     def _selector_for(self, problem: GemmProblem) -> Selector:
-        """The selector over the kernels for the types of A and B of a problem."""
+        """Return the selector over the kernels for the types of A and B of a problem."""
         types = frozenset((problem.a_dtype, problem.b_dtype))
-        if (selector := self._selectors.get(types)) is None:  # several threads at once would make the same
+        if (selector := self._selectors.get(types)) is None:  # concurrent threads would make the same one
             with_others = {compatible for dtype in types if dtype in DTYPES for compatible in compatible_types(dtype)}
             selector = self._selectors[types] = self._selector_of(with_others, self._selectable(with_others))
             warn_of_absent(self._usable, selector.configs, types)
         return selector
 
     def _selector_of(self, types: Collection[str], configs: Mapping[str, GemmConfig]) -> Selector:
-        """A selector over the kernels with A and B of some types: packs alone run as they are, of manifests there may
-        be others."""
+        """Return a selector over the kernels with A and B of some types. Kernels of packs alone run as they are;
+        kernels of manifests may be varied."""
         keep = None
         if self._ships:
             from gemmill.runtime.select.kernels.kept_tables import kept_table
@@ -266,15 +272,16 @@ class Registry:
         return Selector(configs, self.gpu, self._decisions, varies=varies, keep=keep)
 
     def get(self, kernel: str | GemmConfig) -> Artifact:
-        """A compiled kernel, by name or config: loaded before, from a pack, the store or the remote, or compiled
-        now.
+        """Return a compiled kernel by name or config: a loaded one, or one from a pack, the store or the remote;
+        otherwise compile it.
 
-        Any legal kernel may be asked for, whether or not a manifest declares it.
+        Any legal kernel works, whether or not a manifest declares it.
 
         Raises:
             ConfigError: the name does not parse, or the config breaks a rule.
-            ToolchainError: it must be compiled, and NVRTC or headers are missing, clash, or have dropped its target.
-            RemoteError: the mode of the remote is ``only``, and it does not serve it.
+            ToolchainError: it must be compiled, and NVRTC or headers are missing, conflict, or no longer support its
+                target.
+            RemoteError: the mode of the remote is ``only``, and it does not have the kernel.
             CompileError: it does not compile.
             PackError: the pack that holds it is damaged.
         """
@@ -284,21 +291,21 @@ class Registry:
         return self._single_flight.get(name, lambda: self._emitted(name))[0]
 
     def add_source(self, config: str | GemmConfig, text: str) -> Artifact:
-        """Compile a page of CUDA C++ that somebody edited, check it, and have its kernel at hand.
+        """Compile and check an edited CUDA C++ source, and load its kernel.
 
-        The kernel is launched as what the config emits would be, so it must have that kernel's symbol, export the same
-        constants, and take the same threads, parameters and shared memory. It has a name of its own, the config's with
-        a digest of the page behind it (:mod:`gemmill.library.config.edited`), and nobody gets it who does not name it:
+        The kernel is launched like the one that the config emits, so it must have that kernel's symbol, export the same
+        constants, and use the same threads, parameters and shared memory. Its name is the config's name followed by a
+        digest of the source (:mod:`gemmill.library.config.edited`). The selector never picks it; you name it:
         ``gemmill.matmul(a, b, kernel=artifact.name, registry=registry)``.
 
         Args:
-            config: the kernel whose page was edited, by name or config.
-            text: the page, as :func:`gemmill.emitters.emit.emit` makes it and somebody edited it.
+            config: the kernel whose source was edited, by name or config.
+            text: the edited source, from :func:`gemmill.emitters.emit.emit`.
 
         Raises:
             ConfigError: the name does not parse, or the config breaks a rule.
-            ToolchainError: NVRTC or headers are missing, clash, or have dropped its target.
-            CompileError: it does not compile, or is not launched as the config's kernel.
+            ToolchainError: NVRTC or headers are missing, conflict, or no longer support its target.
+            CompileError: it does not compile, or its launch differs from that of the config's kernel.
         """
         from gemmill.emitters.edited_page import edited
 
@@ -308,7 +315,7 @@ class Registry:
         return artifact
 
     def add(self, artifact: Artifact) -> None:
-        """Have a compiled kernel at hand, whatever packs and store hold."""
+        """Load a compiled kernel, which takes precedence over packs and the store."""
         with self._lock:
             self._loaded[artifact.name] = artifact
 
@@ -319,10 +326,10 @@ class Registry:
         jobs: int | None = None,
         on_done: Callable[[Outcome], None] | None = None,
     ) -> list[Artifact]:
-        """Have kernels compiled before they are needed: in parallel, and outside stream captures.
+        """Compile kernels in parallel before they are needed, for example before a stream capture.
 
         Args:
-            kernels: names, configs, or problems, which stand for the kernels selected for them.
+            kernels: names, configs or problems; a problem stands for the kernel selected for it.
             jobs: worker processes (:func:`~gemmill.runtime.compile.pool.compile_many`).
             on_done: called for each kernel that packs do not hold, as it finishes.
 
@@ -330,11 +337,11 @@ class Registry:
             The kernels, in order.
 
         Raises:
-            CompileError: some did not compile; names each. The others are warm all the same.
+            CompileError: some did not compile; names each. The others are loaded nevertheless.
             ToolchainError, ConfigError, PackError, UnsupportedProblemError: as for :meth:`get` and :meth:`select`.
         """
         if isinstance(kernels, str | GemmConfig | GemmProblem):
-            raise ConfigError(f"kernels is {kernels!r:.200}; it must be a list, also of one")
+            raise ConfigError(f"kernels is {kernels!r:.200}; it must be a list: pass [kernel]")
         names = [self._name(kernel) for kernel in kernels]
         if missing := [parse_name(name) for name in dict.fromkeys(names) if self._at_hand(name) is None]:
             artifacts, errors = self._provider.provide_many(missing, jobs, on_done)
@@ -349,7 +356,7 @@ class Registry:
         return present_name(kernel_named(kernel))[0]
 
     def _at_hand(self, name: str) -> Artifact | None:
-        """A kernel that was loaded before, or from the first pack that has it sound."""
+        """Return a kernel that is loaded, or that the first pack has undamaged."""
         if (artifact := self._loaded.get(name)) is not None:
             return artifact
         damage: PackError | None = None
@@ -365,7 +372,7 @@ class Registry:
         return None
 
     def _emitted(self, name: str) -> Artifact:
-        """What a kernel's config emits, compiled, if another thread has not loaded it meanwhile."""
+        """Return the compiled kernel of a config, unless another thread has loaded it in the meantime."""
         if (artifact := self._loaded.get(name) or self._provider.find(name)) is None:
             from gemmill.emitters.emit import emit
 
@@ -384,7 +391,7 @@ class Registry:
 
 
 def _renew_locks() -> None:
-    """In a forked process nobody would ever let go of a lock that another thread held."""
+    """Renew locks in a forked process, where nobody would release a lock that another thread held."""
     for registry in _registries:
         registry._renew_locks()
 

@@ -1,4 +1,4 @@
-"""What callers hand to a registry: refused where it is of another kind, with the way to write it."""
+"""Checks what callers pass to a registry; errors say how to pass it."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
     from gemmill.runtime.storage.store import Store
 
 _NO_LIST = {"manifests": ManifestError, "packs": PackError, "records": RecordError}
-"""Errors of files of each kind."""
+"""Errors by kind of file."""
 
 
 def checked_problem(problem: object) -> GemmProblem:
-    """A problem that a caller passes; ProblemError where it is none."""
+    """Return a problem that a caller passed; ProblemError for anything else."""
     if not isinstance(problem, GemmProblem):
         raise ProblemError(
-            f"problem is {problem!r:.80}; it must be a gemmill.GemmProblem, as GemmProblem(m=4096, n=4096, k=4096) and "
-            "GemmProblem.from_text('4096x4096x4096 bf16') are"
+            f"problem is {problem!r:.80}; it must be a gemmill.GemmProblem, such as GemmProblem(m=4096, n=4096, "
+            "k=4096) or GemmProblem.from_text('4096x4096x4096 bf16')"
         )
     return problem
 
 
 def checked_gpu(gpu: Gpu | str | None) -> Gpu | None:
-    """A GPU, perhaps by its name, as ``--gpu`` takes it; DeviceError where it is none that has figures."""
+    """Return a GPU, also by its name as ``--gpu`` takes it; DeviceError for an unknown one."""
     if gpu is None or isinstance(gpu, Gpu):
         return gpu
     if not isinstance(gpu, str):
         raise DeviceError(
-            f"gpu is {gpu!r:.80}; it must be a name such as 'H200', or None for GPU 0 of this machine; on which GPU a "
-            "call runs, its tensors say"
+            f"gpu is {gpu!r:.80}; it must be a name such as 'H200', or None for GPU 0 of this machine. Calls run on "
+            "the GPU of their tensors"
         )
     try:
         return gpu_named(gpu)
@@ -58,22 +58,22 @@ def checked_gpu(gpu: Gpu | str | None) -> Gpu | None:
 
 
 def checked_place(store: Store | str | Path | None) -> Path | None:
-    """The folder of a store; StoreError where it is neither a folder's name nor a Store."""
+    """Return the folder of a store; StoreError for anything that is neither the name of a folder nor a Store."""
     if not (store is None or isinstance(store, str | Path) or hasattr(store, "path")):
-        raise StoreError(f"store is {store!r:.80}; it must be the name of a folder, or a Store")
+        raise StoreError(f"store is {store!r:.80}; it must be the name of a folder or a Store")
     return Path(store) if isinstance(store, str | Path) else store.path if store else None
 
 
 def check_files(**files: object) -> None:
-    """Refuse one file where there must be a list of them: ManifestError, PackError or RecordError."""
+    """Raise ManifestError, PackError or RecordError for one file in place of a list of files."""
     for name, value in files.items():
         if isinstance(value, str | Path):
-            raise _NO_LIST[name](f"{name} is {str(value)!r}; it must be a list: {name}=[{str(value)!r}]")
+            raise _NO_LIST[name](f"{name} is {str(value)!r}; it must be a list: pass {name}=[{str(value)!r}]")
 
 
 def opened_packs(packs: Iterable[str | Path], store: Path | None) -> tuple[Pack, ...]:
-    """Packs, opened: signed by a trusted key where the environment names any. TrustError, PackError: as for
-    :meth:`Pack.open`."""
+    """Open packs; where the environment names trusted keys, one of them must have signed each. Raises TrustError and
+    PackError like :meth:`Pack.open`."""
     if not (files := [*packs]):
         return ()
     from gemmill.runtime.storage.pack import Pack
@@ -84,7 +84,8 @@ def opened_packs(packs: Iterable[str | Path], store: Path | None) -> tuple[Pack,
 
 
 def kernel_named(kernel: object) -> str:
-    """The name of a kernel, by name or config; ConfigError where it is neither, or a config that breaks a rule."""
+    """Return the name of a kernel that is given by name or config; ConfigError for anything else, or for a config that
+    breaks a rule."""
     if isinstance(kernel, str):
         return kernel
     if isinstance(kernel, GemmConfig):
@@ -93,19 +94,20 @@ def kernel_named(kernel: object) -> str:
 
 
 def check_remote(remote: object) -> None:
-    """Refuse what is neither a URL nor a Remote: SettingError."""
+    """Raise SettingError for what is neither a URL nor a Remote."""
     if isinstance(remote, str):
         from gemmill.runtime.storage.remote.transport import Address
 
         Address.of(remote)
     elif not (remote is None or hasattr(remote, "kernel")):
-        raise SettingError(f"remote is {remote!r:.80}; it must be a URL such as 'https://kernels.example', or a Remote")
+        raise SettingError(f"remote is {remote!r:.80}; it must be a URL such as 'https://kernels.example' or a Remote")
 
 
 def remote_of(remote: Remote | str | None) -> Remote | None:
-    """A remote, that of a URL, or that of the environment; SettingError where a variable means nothing."""
+    """Return a remote, the one of a URL, or the one in the environment; SettingError where a variable has an invalid
+    value."""
     if remote is None and Settings.read().url_of(None) is None:
-        return None  # and nothing of HTTP is imported
+        return None  # without importing HTTP modules
     from gemmill.runtime.storage.remote.client import Remote
 
     return Remote.of_settings(remote) if remote is None or isinstance(remote, str) else remote
@@ -114,8 +116,8 @@ def remote_of(remote: Remote | str | None) -> Remote | None:
 def kernel_sets(
     manifests: Iterable[str | Path | KernelSet] | None, types: Collection[str] | None = None
 ) -> Iterable[KernelSet]:
-    """The kernel sets of manifests; for None of all that ship, with ``types`` only what may have such A and B. That
-    they hold legal kernels, the tests have seen."""
+    """Return the kernel sets of manifests; for None, of all shipped ones, and with ``types`` only those that may have
+    such A and B. Shipped sets are not checked, since the tests check that their kernels are legal."""
     from gemmill.library.manifest.load import load_manifest, shipped_manifests, shipped_sets
 
     if manifests is None and types is not None:

@@ -1,10 +1,10 @@
-"""Worker processes: fresh interpreters that work for this process, each on one item at a time.
+"""Worker processes: new interpreters that each process one item at a time for this process.
 
-Builds, sweeps, the service and its training use them alike. A worker has this process's modules and none of the working
-directory's. It is no ``multiprocessing`` process: that imports the caller's main module again, which runs scripts
-without a main guard twice. Messages are bytes over a pair of sockets, a length before each. A worker that dies or takes
-too long costs the item that it worked on, which the error names; one whose parent dies ends. Its stdout and stderr are
-this process's, so that tracebacks are seen.
+Builds, sweeps, the service and its training use them. A worker can import this process's modules, but nothing from the
+working directory. It is not a ``multiprocessing`` process, which would import the caller's main module again and so run
+scripts without a main guard twice. Messages are bytes over a pair of sockets, each after its length. A worker that dies
+or takes too long fails only its current item, which the error names. A worker whose parent dies exits. Workers share
+this process's stdout and stderr, so that you see their tracebacks.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from gemmill.library.errors import InstallationError
 from gemmill.library.files import os_error_text
 
 MAX_MESSAGE_BYTES = 1 << 32
-"""Most bytes of a message unless its receiver takes fewer."""
+"""Most bytes of a message, unless its receiver sets a lower limit."""
 _ENDING_SECONDS = 10.0
-"""A worker that has closed its socket gets this long to print its traceback and to end by itself."""
+"""Time for a worker that has closed its socket to print its traceback and exit."""
 _PAUSE_SECONDS = 0.2
 _LENGTH = struct.Struct("<Q")
-# -P: nothing is imported from the working directory, which may hold modules of the same names as the library's.
+# -P: import nothing from the working directory, which may hold modules with the same names as the library's.
 _BOOT = "import sys; n = int(sys.argv[1]) + 2; sys.path[:] = sys.argv[2:n]; del sys.argv[1:n]\n"
 _BODY = """
 import importlib
@@ -42,12 +42,12 @@ importlib.import_module(module).serve(Parent(int(descriptor), int(parent)))
 
 
 class WorkerError(Exception):
-    """A worker died, took too long or sent too much, and has been ended.
+    """A worker died, took too long or sent too much, and was stopped.
 
     Args:
-        item: what it worked on.
+        item: its current item.
         how: how it ended, such as ``died (SIGSEGV)``.
-        status: its exit status, negative for a signal; None where this process ended it.
+        status: its exit status, negative for a signal; None where this process stopped it.
     """
 
     def __init__(self, item: str, how: str, status: int | None = None) -> None:
@@ -56,17 +56,17 @@ class WorkerError(Exception):
 
 
 class Worker:
-    """One worker process. Starts with the object, ends with :meth:`kill`; no two threads use it at the same time.
+    """One worker process, from construction until :meth:`kill`. Only one thread may use it at a time.
 
     Args:
-        module: the module whose ``serve(parent: Parent)`` is its body.
+        module: the module whose ``serve(parent: Parent)`` it runs.
         environment: its environment; by default this process's.
         folder: its working directory; by default this process's.
-        is_silent: whether what it prints is dropped.
+        is_silent: whether to drop its output.
 
     Raises:
         InstallationError: there is no interpreter to start.
-        OSError: no process can be started.
+        OSError: the process cannot be started.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class Worker:
         is_silent: bool = False,
     ) -> None:
         self.item = ""
-        """What it works on."""
+        """Its current item."""
         arguments = command(_BODY)
         self._socket, theirs = socket.socketpair()
         output = subprocess.DEVNULL if is_silent else None
         try:
             with theirs:
-                # A group of its own: Ctrl-C reaches this process alone, which then ends its workers.
+                # A separate process group: Ctrl-C reaches only this process, which then stops its workers.
                 self._process = subprocess.Popen(
                     [*arguments, module, str(theirs.fileno()), str(os.getpid())],
                     pass_fds=[theirs.fileno()],
@@ -105,7 +105,7 @@ class Worker:
         return self._socket.fileno() >= 0
 
     def call(self, item: str, message: bytes, seconds: float, most: int = MAX_MESSAGE_BYTES) -> bytes:
-        """The answer to a message about an item, which may take so many seconds and have so many bytes.
+        """Send a message about an item and return the answer, within a limit of seconds and bytes.
 
         Raises:
             WorkerError: no such answer came.
@@ -114,14 +114,15 @@ class Worker:
         return self.receive(seconds, most)
 
     def send(self, item: str, message: bytes, seconds: float) -> None:
-        """Send a message about an item; a worker that does not take it gives no answer to it either."""
+        """Send a message about an item. Where the worker does not accept it, :meth:`receive` reports the error."""
         self.item = item
         with suppress(OSError):
             self._socket.settimeout(seconds)
             self._socket.sendall(_LENGTH.pack(len(message)) + message)
 
     def receive(self, seconds: float | None, most: int = MAX_MESSAGE_BYTES) -> bytes:
-        """The next message; WorkerError where none comes in so many seconds (None: ever), or one of more bytes."""
+        """Return the next message; WorkerError where none comes within ``seconds`` (None: no limit), or where it is too
+        long."""
         end = None if seconds is None else time.monotonic() + seconds
         try:
             (length,) = _LENGTH.unpack(_received(self._socket, _LENGTH.size, end))
@@ -129,7 +130,7 @@ class Worker:
                 return _received(self._socket, length, end)
         except TimeoutError:
             self.kill()
-            raise WorkerError(self.item, f"took longer than {seconds:g} s, and was ended") from None
+            raise WorkerError(self.item, f"took longer than {seconds:g} s and was stopped") from None
         except (EOFError, OSError):
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_ENDING_SECONDS)
@@ -138,15 +139,15 @@ class Worker:
             how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
             raise WorkerError(self.item, f"died ({how})", status) from None
         self.kill()
-        raise WorkerError(self.item, f"sent more than {most:,} bytes, and was ended")
+        raise WorkerError(self.item, f"sent more than {most:,} bytes and was stopped")
 
     def kill(self) -> None:
-        """End it, whatever it is doing."""
+        """Stop it immediately."""
         self.end()
         self._socket.close()
 
     def end(self) -> None:
-        """End it as :meth:`kill` does, for another thread than the one that uses it, which then sees the end."""
+        """Stop it like :meth:`kill`, from another thread than the one that uses it, which then sees it end."""
         self._process.kill()
         self._process.wait()
 
@@ -155,10 +156,10 @@ W = TypeVar("W", bound=Worker)
 
 
 class WorkerPool(Generic[W]):
-    """Workers that threads share: each has one for itself while it works, and leaves it to the next.
+    """Workers that threads share: a thread has a worker for itself and then returns it.
 
     Args:
-        start: starts a worker when there is none to spare.
+        start: starts a worker when none is idle.
     """
 
     def __init__(self, start: Callable[[], W]) -> None:
@@ -166,17 +167,17 @@ class WorkerPool(Generic[W]):
         self._change = threading.Condition()
         self._idle: list[W] = []
         self.busy: set[W] = set()
-        """Those at work."""
+        """Workers in use."""
         self.is_closed = False
 
     @contextmanager
     def worker(self) -> Iterator[W]:
-        """A worker for the block; one that lives at its end is kept.
+        """Provide a worker for the block; a worker that is alive at its end is kept.
 
-        Where the system starts no more processes, this waits for one that is at work.
+        Where the system cannot start more processes, this waits for a worker in use.
 
         Raises:
-            InstallationError: none can be started, and none is at work; or the pool is closed.
+            InstallationError: none can be started and none is in use; or the pool is closed.
         """
         worker = self._take()
         try:
@@ -189,7 +190,7 @@ class WorkerPool(Generic[W]):
                 self._change.notify()
 
     def close(self) -> None:
-        """End all workers, whatever they are doing."""
+        """Stop all workers immediately."""
         with self._change:
             self.is_closed = True
             self._change.notify_all()
@@ -213,7 +214,7 @@ class WorkerPool(Generic[W]):
                         ) from error
                 self.busy.add(worker)
                 return worker
-        raise InstallationError("its workers have been ended")
+        raise InstallationError("the worker pool is closed")
 
 
 class Parent:
@@ -228,7 +229,7 @@ class Parent:
         self._socket, self.pid = socket.socket(fileno=descriptor), pid
 
     def receive(self) -> bytes:
-        """The next message; EOFError when the parent has closed its side."""
+        """Return the next message; EOFError when the parent has closed its side."""
         try:
             (length,) = _LENGTH.unpack(_received(self._socket, _LENGTH.size, None))
             return _received(self._socket, length, None)
@@ -243,8 +244,8 @@ class Parent:
             raise EOFError from None
 
     def end_with(self, last: Callable[[], None] = lambda: None) -> None:
-        """Have this process end, and do something last, once its parent has ended in whatever way; where no thread can
-        be started to see that, it ends when its work does."""
+        """Make this process run ``last`` and exit once its parent has ended. Where no thread can be started to watch
+        the parent, it exits when its work is done."""
 
         def watch() -> None:
             while os.getppid() == self.pid:
@@ -257,16 +258,17 @@ class Parent:
 
 
 def command(code: str, *arguments: str) -> list[str]:
-    """The command line of a fresh interpreter that runs some code, which finds the arguments from ``sys.argv[1]`` on.
+    """Return the command line of a new interpreter that runs some code, with the arguments from ``sys.argv[1]`` on.
 
     Raises:
-        InstallationError: this process is a frozen program, or an interpreter inside another, and has none to start.
+        InstallationError: this process is a frozen program or an embedded interpreter, and there is no interpreter to
+            start.
     """
     if not sys.executable or getattr(sys, "frozen", False):
         what = f"{sys.executable} is a frozen program" if sys.executable else "sys.executable is empty"
         raise InstallationError(
-            f"compiling many kernels, and measuring, start Python interpreters, and there is none to start: {what}. "
-            "Compile with `gemmill build` or `gemmill pack` where Python is installed, or one kernel at a time with "
+            f"compiling several kernels and measuring need to start Python interpreters, but none was found: {what}. "
+            "Run `gemmill build` or `gemmill pack` where Python is installed, or compile one kernel at a time with "
             "Registry.get, which compiles in this process"
         )
     root = str(Path(__file__).parents[2])
@@ -277,8 +279,8 @@ def command(code: str, *arguments: str) -> list[str]:
 
 
 def _received(connection: socket.socket, size: int, end: float | None) -> bytes:
-    """So many bytes; TimeoutError where they do not come by ``end``, of the monotonic clock, EOFError where the other
-    side closes before."""
+    """Receive ``size`` bytes; TimeoutError where they do not arrive by ``end`` (monotonic clock), EOFError where the
+    other side closes first."""
     data = bytearray()
     while len(data) < size:
         connection.settimeout(None if end is None else max(1e-3, end - time.monotonic()))

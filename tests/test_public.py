@@ -96,8 +96,8 @@ def test_what_is_printed_is_one_line_that_says_which(tmp_path: Path) -> None:
     choice = registry.select(gemmill.GemmProblem(m=512, n=512, k=512))
     assert repr(choice) == f"<Choice {choice.name} for 512x512x512 bf16 tn: {choice.reason}>"
     assert repr(registry) == "<Registry of one for NVIDIA H200>"
-    assert repr(gemmill.Registry()) == "<Registry of the manifests that ship for the GPU at hand>"
+    assert repr(gemmill.Registry()) == "<Registry of the shipped manifests for the GPU of this machine>"
     with gemmill.plan(on_gpu((0, 64)), on_gpu((64, 64)), out=on_gpu((0, 64))) as plan:
-        assert repr(plan) == "<Plan of 0x64x64 bf16 tt: D is empty, and no kernel is launched>"
+        assert repr(plan) == "<Plan of 0x64x64 bf16 tt: D is empty, so there is no launch>"
     assert repr(plan) == "<Plan of 0x64x64 bf16 tt, closed>"
     assert repr(gemmill.load_manifest("bf16")).startswith("<KernelSet bf16 with presets ")

@@ -1,1 +1,1 @@
-"""From emitted source to a cubin that is what was meant."""
+"""Compiles emitted source into a checked cubin."""

@@ -1,4 +1,4 @@
-"""The body of a process that compiles kernels for :mod:`gemmill.runtime.compile.pool`."""
+"""The body of a worker process that compiles kernels for :mod:`gemmill.runtime.compile.pool`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gemmill.runtime.storage.store import Store
 from gemmill.runtime.workers import Parent
 
 _LAST_SECONDS = 10
-"""A parent that has closed its socket ends within this time, or ends this process."""
+"""A parent that has closed its socket ends within this time, or kills this process."""
 
 
 def serve(parent: Parent) -> None:
-    """Take kernel names from the parent and answer with artifacts, until it ends."""
-    warnings.simplefilter("ignore")  # the parent warns, once for all workers
+    """Receive kernel names from the parent and answer with artifacts, until the parent ends."""
+    warnings.simplefilter("ignore")  # the parent warns once for all workers
     try:
         settings = json.loads(parent.receive())
         parent.end_with(lambda: _clean(settings["directory"]))
@@ -34,7 +34,7 @@ def serve(parent: Parent) -> None:
         compiler = Compiler(store=store)
         while True:
             parent.send(answer(compiler, parse_name(parent.receive().decode()), store))
-    except EOFError:  # the parent is gone, or about to end this process
+    except EOFError:  # the parent is gone, or about to kill this process
         time.sleep(_LAST_SECONDS)
 
 
@@ -44,7 +44,7 @@ def _clean(directory: str | None) -> None:
 
 
 def answer(compiler: Compiler, config: GemmConfig, store: Store | None) -> bytes:
-    """What became of one kernel: a line of JSON, then its artifact's form on disk, if there is one."""
+    """Compile one kernel; return a line of JSON, followed by the artifact's file format, if there is one."""
     compiler.stats = None
     error, lost, data = "", "", b""
     try:
@@ -57,7 +57,7 @@ def answer(compiler: Compiler, config: GemmConfig, store: Store | None) -> bytes
         error = lost = f"{kernel_name(config)}: {str(failure) or 'out of memory'}"
     facts = {
         "error": error,
-        "lost": lost,  # by this machine, where another may compile it
+        "lost": lost,  # failures of this machine, where another may succeed
         "pch": compiler.stats.pch if compiler.stats else "",
         "problem": (store.problem if store else None) or "",
     }
@@ -65,7 +65,7 @@ def answer(compiler: Compiler, config: GemmConfig, store: Store | None) -> bytes
 
 
 def _compiled(compiler: Compiler, config: GemmConfig, store: Store | None) -> Artifact:
-    """One kernel, from the store if it is there."""
+    """Return one kernel, from the store if it is there."""
     from gemmill.emitters.emit import emit
 
     if store is None:

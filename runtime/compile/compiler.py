@@ -1,7 +1,7 @@
-"""Compiles emitted kernels with NVRTC, in process, and refuses every cubin that is not what was meant.
+"""Compiles emitted kernels with NVRTC, in process, and refuses every cubin that does not pass its checks.
 
-NVRTC is called through cuda.bindings: cuda.core's ``Program`` cannot report whether a precompiled header was made or
-used. No GPU and no driver are needed.
+NVRTC is called through cuda.bindings, because cuda.core's ``Program`` cannot report whether a precompiled header was
+created or used. Neither a GPU nor a driver is needed.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ from gemmill.runtime.storage.store import Store
 from gemmill.runtime.storage.verification import check_facts, verify
 
 PchOutcome = Literal["created", "used", "heap exhausted", "none"]
-"""What became of the precompiled header: ``heap exhausted`` and ``none`` cost time, never the kernel."""
+"""State of the precompiled header. ``heap exhausted`` and ``none`` only cost time."""
 
-# -default-device: CUTLASS headers hold functions without annotation.
+# -default-device: CUTLASS headers have functions without annotation.
 _OPTIONS = ("--std=c++17", "-default-device", *(f"-D{macro}" for macro in DEFINES))
-# no-cache: an NVRTC that answers from its own cache logs no registers and spills.
+# no-cache: if NVRTC answers from its own cache, it does not log registers and spills.
 _UNRECORDED = ("--ptxas-options=-v", "--no-cache")
 _SERIALISED = re.compile(r"^.*(?:Potential Performance Loss|\bC75\d\d\b|setmaxnreg).*$", re.MULTILINE)
 _CATASTROPHE = re.compile(r"(?i)catastrophic error: .*|NVRTC: NVRTC_ERROR_\w+")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
-_lock = threading.RLock()  # NVRTC gains nothing from threads, and its precompiled headers are per process
-# A process that is forked while NVRTC compiles would find NVRTC's own locks held for ever.
+_lock = threading.RLock()  # NVRTC gains nothing from threads, and precompiled headers are per process
+# A process forked while NVRTC compiles would find NVRTC's own locks held forever.
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 @dataclass(frozen=True, slots=True)
 class CompileStats:
-    """How one compilation went."""
+    """Statistics of one compilation."""
 
     seconds: float
-    """Wall time of the NVRTC call."""
+    """Wall time of the NVRTC call, in seconds."""
     pch: PchOutcome
-    """What became of the precompiled header."""
+    """State of the precompiled header."""
     log: str
-    """What NVRTC and ptxas said."""
+    """Log of NVRTC and ptxas."""
 
 
 class _Code(NamedTuple):
-    """What a source was compiled to, by way of which PTX, and how that went."""
+    """The cubin and PTX of a source, and statistics of the compilation."""
 
     cubin: bytes
     ptx: str
@@ -74,20 +74,20 @@ class Compiler:
 
     Args:
         toolchain: NVRTC and headers; by default those of this process.
-        store: remembers what the headers hold, which otherwise is read anew.
+        store: caches the digest of the headers, which are read again otherwise.
 
     Raises:
-        ToolchainError: NVRTC or headers are missing or clash.
+        ToolchainError: NVRTC or headers are missing or conflict.
     """
 
     def __init__(self, toolchain: Toolchain | None = None, store: Store | None = None) -> None:
         self.toolchain = toolchain or Toolchain.find()
         self._store = store
         self.stats: CompileStats | None = None
-        """How the last compilation went."""
+        """Statistics of the last compilation."""
 
     def provenance(self, source: EmittedSource, config: GemmConfig, lineinfo: bool = False) -> Provenance:
-        """What the cubin of a source will have been made from."""
+        """Return the provenance of the cubin that a source will give."""
         return Provenance(
             source_digest=source.digest,
             headers_digest=source.headers_digest,
@@ -104,21 +104,21 @@ class Compiler:
 
     @cached_property
     def toolkit_digest(self) -> str:
-        """SHA-256 of the headers of CUTLASS, CCCL and CUDA, as they are when it is first asked for."""
+        """SHA-256 of the CUTLASS, CCCL and CUDA headers, at the time of the first access."""
         return toolkit_digest(include_path(), self.toolchain.include_dirs, self._store)
 
     def key(self, source: EmittedSource, config: GemmConfig) -> str:
-        """Where a store keeps the artifact of a source."""
+        """Return the key of a source's artifact in a store."""
         return artifact_key(config, source.launch, self.provenance(source, config), source.is_edited)
 
     def compile(self, source: EmittedSource, config: GemmConfig, lineinfo: bool = False) -> Artifact:
-        """Compile one kernel; with ``lineinfo``, so that profilers and disassemblers know the lines of its source.
+        """Compile one kernel. ``lineinfo`` adds source lines for profilers and disassemblers.
 
         Raises:
-            ToolchainError: this NVRTC does not compile for the config's target.
-            CompileError: NVRTC refused it, registers spilled, WGMMAs were serialised, or a constant that the kernel
-                exports differs from the one that its LaunchSpec was computed with; of an edited page also where
-                threads, parameters or shared memory are others. The message ends with the log.
+            ToolchainError: this NVRTC does not support the config's target.
+            CompileError: NVRTC refused the source, registers spilled, WGMMAs were serialised, or a constant that the
+                kernel exports differs from its LaunchSpec; for an edited source also where threads, parameters or
+                shared memory differ. The message ends with the log.
         """
         made = self._code(source, config, lineinfo)
         cubin = _stripped(source, made)
@@ -126,13 +126,15 @@ class Compiler:
         try:
             code = parsed.code(source.entry)
         except CompileError:
-            raise CompileError(f'{source.name}: its source defines no extern "C" kernel {source.entry}') from None
+            raise CompileError(
+                f'{source.name}: its source does not define an extern "C" kernel {source.entry}'
+            ) from None
         if source.chain:
             cubin = chain_multiply_adds(cubin, code, source.chain)
         provenance = self.provenance(source, config, lineinfo)
         resources = _resources(source, parsed, made.stats.log)
         artifact = Artifact(config, source.launch, cubin, resources, provenance, source.is_edited)
-        if source.is_edited:  # of what is emitted, tests know
+        if source.is_edited:  # tests verify emitted kernels
             try:
                 verify(artifact)
             except ValueError as error:
@@ -140,11 +142,11 @@ class Compiler:
         return artifact
 
     def ptx(self, source: EmittedSource, config: GemmConfig, lineinfo: bool = False) -> str:
-        """The PTX that NVRTC makes of a source, of which nothing is checked; errors of it as of :meth:`compile`."""
+        """Return the PTX of a source without checking it; errors are those of :meth:`compile`."""
         return self._code(source, config, lineinfo).ptx
 
     def _code(self, source: EmittedSource, config: GemmConfig, lineinfo: bool) -> _Code:
-        """What a source is compiled to; how that went is in :attr:`stats`."""
+        """Compile a source, and set :attr:`stats`."""
         self.toolchain.check_target(config.target)
         includes = [f"-I{path}" for path in (include_path(), *self.toolchain.include_dirs)]
         with _lock:
@@ -157,28 +159,29 @@ class Compiler:
         return made
 
     def _explained(self, error: CompileError) -> GemmillError:
-        """What NVRTC says, after what is wrong with its headers, if anything is."""
-        if os.strerror(errno.EMFILE) in str(error):  # which leaves nothing else to open either
+        """Return NVRTC's error, preceded by what is wrong with the headers, if anything."""
+        if os.strerror(errno.EMFILE) in str(error):  # then nothing else can be opened either
             return CompileError(f"{limits.too_few_files()}\n{error}")
         if any(piece.via == "GEMMILL_INCLUDE" for piece in self.toolchain.pieces.values()):
             folders = ", ".join(map(str, self.toolchain.include_dirs))
-            return CompileError(f"{error}\nThe headers are those of GEMMILL_INCLUDE, {folders}: unset it to use others")
+            return CompileError(f"{error}\nThe headers come from GEMMILL_INCLUDE ({folders}): unset it to use others")
         culprits = [fault.says for fault in damaged_wheels()]
         return ToolchainError("\n".join([*culprits, str(error)])) if culprits else error
 
 
 @cache
 def _patch_digest(name: str) -> str:
-    """SHA-256 of the code that rewrites cubins in one way."""
+    """Return the SHA-256 of the code that makes one kind of change to cubins."""
     return digest_of(Path(__file__).parent / "patch", f"{name}.py")
 
 
 def _stripped(source: EmittedSource, made: _Code) -> bytes:
-    """A cubin without variables that no code reads, or with them where they must stay, which is no fault of it."""
+    """Return a cubin without variables that no code reads. Where they must stay, which is no error, the cubin is
+    unchanged."""
     try:
         return stripped(made.cubin, made.ptx)
     except CompileError as error:
-        logging.getLogger(__name__).info("%s: all variables stay in its cubin: %s", source.name, error)
+        logging.getLogger(__name__).info("%s: unused variables stay in its cubin: %s", source.name, error)
         return made.cubin
 
 
@@ -187,13 +190,14 @@ def _options(config: GemmConfig, lineinfo: bool) -> tuple[str, ...]:
 
 
 def _compiled(source: EmittedSource, config: GemmConfig, options: list[str]) -> _Code:
-    """With a precompiled header, or without where one cannot be."""
+    """Compile with a precompiled header, or without one where that is not possible."""
     if (folder := pch.folder(config.target.nvrtc, source.text)) is not None:
         try:
             _set_heap()
             return _nvrtc(source, [*options, "-pch", f"-pch-dir={folder}"])
         except CompileError as error:
-            # Memory that cannot be mapped, a header that cannot be written; of a source, one that cannot be opened.
+            # Memory that cannot be mapped, a header that cannot be written, or a header of the source that cannot be
+            # opened.
             if (why := _CATASTROPHE.search(str(error))) is None:
                 raise
             pch.give_up(why[0])
@@ -218,7 +222,7 @@ def _nvrtc(source: EmittedSource, options: list[str]) -> _Code:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [os.fsencode(option) for option in options])
         seconds = time.perf_counter() - start
         output = _output(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
-        log = output.rstrip(b"\0").decode(errors="replace")  # it names directories, which need not be UTF-8
+        log = output.rstrip(b"\0").decode(errors="replace")  # it names folders, which need not be UTF-8
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompileError(f"{source.name}: {status.name}\n{log}")
         stats = CompileStats(seconds, _pch_outcome(nvrtc.nvrtcGetPCHCreateStatus(program)[0], log), log)
@@ -233,7 +237,7 @@ _heap_is_set = False
 
 
 def _checked(result: Any) -> Any:
-    """The value of an NVRTC call that has no reason to fail."""
+    """Return the value of an NVRTC call that should not fail."""
     if result[0].value != 0:
         raise CompileError(f"NVRTC: {result[0].name}")
     return result[1] if len(result) == 2 else None
@@ -241,13 +245,14 @@ def _checked(result: Any) -> Any:
 
 def _output(program: Any, size_of: Any, get: Any) -> bytes:
     buffer = bytes(_checked(size_of(program)))
-    if len(buffer) > 1:  # shorter bytes are shared by the whole interpreter and must not be written to
+    if len(buffer) > 1:  # shorter bytes are shared by the whole interpreter and must not be overwritten
         _checked(get(program, buffer))
     return buffer
 
 
 def _pch_outcome(status: Any, log: str) -> PchOutcome:
-    """A compilation that used a header reports the same status as one that had none; only the log tells."""
+    """Return the state of the precompiled header. Only the log distinguishes a compilation that used one from one
+    without."""
     if "using precompiled header file" in log:
         return "used"
     if status.name == "NVRTC_SUCCESS":
@@ -256,17 +261,17 @@ def _pch_outcome(status: Any, log: str) -> PchOutcome:
 
 
 def _resources(source: EmittedSource, cubin: Cubin, log: str) -> Resources:
-    """Resources of a cubin that passes every check."""
+    """Return the resources of a cubin, after all checks."""
     if serialised := _SERIALISED.search(log):
-        raise CompileError(f"{source.name}: ptxas says: {serialised[0].strip()}\n{log}")
+        raise CompileError(f"{source.name}: ptxas reports: {serialised[0].strip()}\n{log}")
     frames = [tuple(map(int, frame)) for frame in _FRAME.findall(log)]
     if not frames:
-        raise CompileError(f"{source.name}: ptxas logged no registers and spills\n{log}")
+        raise CompileError(f"{source.name}: the log of ptxas has no registers and spills\n{log}")
     stack, stores, loads = (sum(column) for column in zip(*frames, strict=True))
     if stack or stores or loads:
         raise CompileError(
             f"{source.name}: {stack} bytes of stack frame, {stores} bytes of spill stores and {loads} bytes of spill "
-            f"loads a thread; choose a smaller tile\n{log}"
+            f"loads per thread; registers must not spill: use a smaller tile\n{log}"
         )
     check_facts(cubin, source.entry, source.constants)
     return Resources(

@@ -1,4 +1,4 @@
-"""SASS of a cubin, by NVIDIA's disassembler, and how many instructions of each class it has."""
+"""Disassembles a cubin to SASS with NVIDIA's disassembler, and counts its instructions by class."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from types import MappingProxyType
 from gemmill.library.errors import ToolchainError
 
 WHEEL = "nvidia-cuda-nvdisasm"
-"""The wheel that holds the disassembler."""
+"""The wheel with the disassembler."""
 _SECONDS = 300
-"""The largest kernels take a few seconds."""
+"""Time limit; the largest kernels take a few seconds."""
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z0-9_]+)", re.MULTILINE)
 """Opcode of an instruction, without its modifiers."""
 CLASSES: Mapping[str, str] = MappingProxyType(
@@ -36,13 +36,13 @@ CLASSES: Mapping[str, str] = MappingProxyType(
         "control": r"BRA|BRXU?|JM[PX]|CALL|RET|EXIT|BSSY|BSYNC|BREAK|NOP|BPT|KILL|YIELD|NANOSLEEP",
     }
 )
-"""Classes of instructions by the opcodes that are in them; the first that has an opcode counts it."""
+"""Classes of instructions by their opcodes; the first class with an opcode counts it."""
 OTHERS = "others"
 _PATTERNS = {name: re.compile(pattern) for name, pattern in CLASSES.items()}
 
 
 def disassembler() -> Path:
-    """The disassembler, ``nvdisasm``: of a wheel, a CUDA toolkit or PATH.
+    """Find the disassembler, ``nvdisasm``, in a wheel, a CUDA toolkit or PATH.
 
     Raises:
         ToolchainError: there is none; says what to install.
@@ -52,20 +52,19 @@ def disassembler() -> Path:
         from cuda.pathfinder import find_nvidia_binary_utility
 
         path = find_nvidia_binary_utility("nvdisasm")
-    except ImportError:  # an older cuda-bindings comes without
+    except ImportError:  # older versions of cuda-bindings do not include it
         pass
     if not (path := path or shutil.which("nvdisasm")):
-        raise ToolchainError(
-            f"there is no disassembler here: nvdisasm is in no wheel, toolkit or folder of PATH; pip install {WHEEL}"
-        )
+        raise ToolchainError(f"nvdisasm was not found in a wheel, a CUDA toolkit or PATH; run pip install {WHEEL}")
     return Path(path)
 
 
 def disassembled(cubin: bytes, lineinfo: bool = False) -> str:
-    """The SASS of a cubin as text; with ``lineinfo``, where it has that, the source lines between instructions.
+    """Return the SASS of a cubin as text; with ``lineinfo``, with source lines between instructions, if the cubin has
+    them.
 
     Raises:
-        ToolchainError: there is no disassembler, or it does not know the cubin's architecture.
+        ToolchainError: there is no disassembler, or it does not support the cubin's architecture.
     """
     tool = disassembler()
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -76,14 +75,14 @@ def disassembled(cubin: bytes, lineinfo: bool = False) -> str:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
         except subprocess.CalledProcessError as error:
             message = (error.stderr.strip().splitlines() or [f"exit status {error.returncode}"])[-1]
-            raise ToolchainError(f"{tool} refuses the cubin: {message}") from None
+            raise ToolchainError(f"{tool} cannot disassemble the cubin: {message}") from None
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise ToolchainError(f"{tool} does not run: {error}") from None
+            raise ToolchainError(f"{tool} failed: {error}") from None
     return done.stdout
 
 
 def counts(listing: str) -> dict[str, int]:
-    """Instructions of a listing by :data:`CLASSES`, and :data:`OTHERS`."""
+    """Return the numbers of instructions in a listing by :data:`CLASSES`, and :data:`OTHERS`."""
     by_class = dict.fromkeys((*CLASSES, OTHERS), 0)
     for opcode, count in Counter(_INSTRUCTION.findall(listing)).items():
         by_class[class_of(opcode)] += count
@@ -91,5 +90,5 @@ def counts(listing: str) -> dict[str, int]:
 
 
 def class_of(opcode: str) -> str:
-    """The class of an opcode."""
+    """Return the class of an opcode."""
     return next((name for name, pattern in _PATTERNS.items() if pattern.fullmatch(opcode)), OTHERS)

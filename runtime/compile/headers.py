@@ -1,9 +1,9 @@
-"""What is in the headers that kernels are compiled with, wherever they come from: versions do not tell of edits.
+"""Digests the headers that kernels are compiled with, since their version numbers do not reveal edits.
 
-Of CUTLASS, CCCL and CUDA kernels include some 250 files of 2,600. These are found by following ``#include`` as the
-preprocessor does, whatever its conditions, and digested; that takes a tenth of a second. The store remembers the digest
-with inode, size and time of each file, and of the folders in which another would be found first; looking at those takes
-two milliseconds.
+Kernels include some 250 of the 2,600 files of CUTLASS, CCCL and CUDA. This module finds them by following ``#include``
+like the preprocessor, ignoring conditions, and digests them, which takes a tenth of a second. The store caches the
+digest with the inode, size and time of each file, and of the folders in which another file would be found first;
+checking those takes two milliseconds.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from gemmill.runtime.storage.store import Store
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*(?:<([^>\n]+)>|"([^"\n]+)")', re.MULTILINE)
 _SETTLED_SECONDS = 2
-"""A file that changed less than this ago may change again without another time."""
+"""A file that changed more recently than this may change again with the same time."""
 
 _Status = tuple[int, int, int]
-"""Inode, size, and nanoseconds of the last change."""
+"""Inode, size, and time of the last change in nanoseconds."""
 
 
 def toolkit_digest(kernel_headers: Path, folders: Sequence[Path], store: Store | None) -> str:
-    """SHA-256, free of paths, of the headers in some folders that those in gemmill's own folder include.
+    """Return the SHA-256, independent of paths, of the headers that gemmill's own headers include from other folders.
 
     Args:
-        kernel_headers: the folder of gemmill's headers, which are not part of it.
-        folders: where others are searched, in this order.
-        store: what remembers it; without one, headers are read once in a process.
+        kernel_headers: the folder of gemmill's headers, which are not part of the digest.
+        folders: folders that are searched for others, in this order.
+        store: caches the digest; without one, headers are read once per process.
     """
     places = tuple(map(os.path.normpath, (kernel_headers, *folders)))
     if store is None:
@@ -45,7 +45,7 @@ def toolkit_digest(kernel_headers: Path, folders: Sequence[Path], store: Store |
         kept = parse(store.get_note("headers", key))
         if all(list(_status(path)) == status for path, status in kept["watched"].items()):
             return str(kept["digest"])
-    _read.cache_clear()  # what the store knows has changed, if it knew anything
+    _read.cache_clear()  # the cached state has changed, if there was any
     digest, watched = _read(places)
     if all(time.time() - changed / 1e9 > _SETTLED_SECONDS for _, _, changed in watched.values()):
         store.put_note("headers", key, json.dumps({"digest": digest, "watched": watched}).encode())
@@ -54,7 +54,7 @@ def toolkit_digest(kernel_headers: Path, folders: Sequence[Path], store: Store |
 
 @lru_cache
 def _read(places: Sequence[str]) -> tuple[str, Mapping[str, _Status]]:
-    """The digest, and what it rests on."""
+    """Return the digest, and the files and folders that it depends on."""
     watched: dict[str, _Status] = {}
     names: dict[str, str] = {}
     todo = [(path, "") for path in sorted(str(path) for path in Path(places[0]).rglob("*.cuh"))]
@@ -77,8 +77,8 @@ def _read(places: Sequence[str]) -> tuple[str, Mapping[str, _Status]]:
 def _resolve(
     name: str, beside: str | None, places: Sequence[str], watched: dict[str, _Status]
 ) -> Iterator[tuple[str, str]]:
-    """The file that an ``#include`` means, and its name in its folder, which is empty for gemmill's own; none where
-    there is none. Folders where it was looked for before are watched from then on."""
+    """Yield the file of an ``#include`` and its name in its folder, which is empty for gemmill's own; nothing where it
+    is not found. Folders that were searched before are watched."""
     beside_it = [] if beside is None else [os.path.dirname(beside)]
     for folder in (*beside_it, *places):
         path = os.path.normpath(os.path.join(folder, name))
@@ -92,7 +92,7 @@ def _resolve(
 
 
 def _name(path: str, places: Sequence[str]) -> str:
-    """The name of a header in the folder that has it."""
+    """Return the name of a header relative to its folder."""
     return next((os.path.relpath(path, place) for place in places if path.startswith(place + os.sep)), path)
 
 

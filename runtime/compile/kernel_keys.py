@@ -1,9 +1,9 @@
-"""Keys of kernels by their names, which the store keeps: who has one finds a kernel there without emitting its text.
+"""Keys of kernels by name, in the store: with a key, a kernel is found without emitting its source.
 
-A key rests on the text of the kernel's source, which takes longer to emit than the kernel to read. What a name leads to
-is decided by the code that emits it and computes keys, by all headers and by the toolchain: names are kept in a file of
-the store that is called by a digest of these, so that none outlives what it rests on. The digest is made once for each
-:class:`KernelKeys`: once in a registry; where kernels are compiled for each of them, which so has what others added.
+A key depends on the source of the kernel, which takes longer to emit than the kernel to read. The key of a name depends
+on the code that emits it and computes keys, on all headers and on the toolchain. The store keeps names in a file named
+by a digest of these, so that no entry outlives them. The digest is computed once for each :class:`KernelKeys`: once per
+registry, and in workers once per kernel, so that they see what others added.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from gemmill.runtime.storage.store import Store
 
 
 class KernelKeys:
-    """Where a store has the kernels that a compiler makes.
+    """Locates the kernels of a compiler in a store.
 
     Args:
-        store: keeps keys, and the kernels.
-        compiler: makes the kernels.
+        store: holds the keys and the kernels.
+        compiler: compiles the kernels.
 
     Raises:
         OSError: a header cannot be read.
@@ -35,31 +35,31 @@ class KernelKeys:
 
     def __init__(self, store: Store, compiler: Compiler) -> None:
         self._store, self._build = store, build_of(compiler)
-        self._lines = NoteLines(store.path, "keys", self._build)  # a line for each kernel
+        self._lines = NoteLines(store.path, "keys", self._build)  # one line per kernel
         pairs = (line.split(" ") for line in self._lines.lines)
         self._keys = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
     def find(self, name: str) -> Artifact | None:
-        """The kernel of a name; None where the store does not have it, or has something else under its key."""
+        """Return the kernel of a name; None where the store does not have it, or has another one under its key."""
         key = self._keys.get(name)
         artifact = None if key is None else self._store.get(key)
         return artifact if artifact is not None and artifact.name == name else None
 
     def add(self, compiler: Compiler, name: str, key: str) -> None:
-        """Remember the key of a kernel that a compiler made, or found: one that looked at the same headers."""
+        """Record the key of a kernel from a compiler with the same headers."""
         if self._keys.get(name) != key and build_of(compiler) == self._build:
             self._keys[name] = key
             self._lines.add(f"{name} {key}")
 
 
 def build_of(compiler: Compiler) -> str:
-    """SHA-256, in hex, of all that decides what key the kernel of a name has."""
+    """Return the SHA-256, in hex, of everything that decides the key of a kernel's name."""
     decides = origin(), _code(), headers_digest(), compiler.toolkit_digest, compiler.toolchain.versions
     return hashlib.sha256(canonical(decides)).hexdigest()
 
 
 @cache
 def _code() -> str:
-    """Digest of the code that emits, compiles and computes keys, beside that of ``library/``."""
+    """Return the digest of the code that emits, compiles and computes keys, other than ``library/``."""
     root = Path(gemmill.library.__path__[0]).parent
     return digest_of(root, "emitters/**/*.py", "runtime/compile/**/*.py", "runtime/storage/artifact.py")

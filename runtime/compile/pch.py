@@ -1,12 +1,12 @@
-"""Precompiled headers: one private directory and one NVRTC heap for each process, a folder for each kind of source.
+"""Precompiled headers: one private folder and one NVRTC heap per process, with a subfolder for each kind of source.
 
-NVRTC makes no precompiled header, and does not say so, when its heap is too small: CuTe needs 278 MiB and the default
-is 256. A precompiled header belongs to the process that made it (NVRTC maps it at a fixed address), so directories are
-never shared. NVRTC keeps one header a folder and makes it anew when the next source is for another target or includes
-other headers; so each target and set of headers has a folder of its own.
+NVRTC silently makes no precompiled header when its heap is too small: CuTe needs 278 MiB, and the default is 256 MiB. A
+precompiled header belongs to the process that made it, because NVRTC maps it at a fixed address, so processes do not
+share folders. NVRTC keeps one header per folder and replaces it when the next source has another target or includes
+other headers; so each target and set of headers has its own folder.
 
-NVRTC maps a file in TMPDIR while it compiles with one, and is ended by SIGBUS, with its process, where that is full.
-So there is a look first; where there is no room, or anything else is in the way, kernels are compiled without.
+While NVRTC compiles with a header, it maps a file in TMPDIR; where that is full, SIGBUS kills the process. So gemmill
+checks the free space first. Without enough space, or after any other problem, it compiles without precompiled headers.
 """
 
 from __future__ import annotations
@@ -24,26 +24,24 @@ from pathlib import Path
 from gemmill.runtime.compile import temporary
 
 HEAP_BYTES = 1 << 30
-"""Address space for precompiled headers; pages are used only as far as headers fill them."""
+"""Address space for precompiled headers, in bytes; headers only use the pages that they fill."""
 ROOM_BYTES = 384 << 20
-"""Room in TMPDIR that compiling with a header takes: 249 MB were measured where that is memory, half for the header and
-half for the file that NVRTC maps, with NVRTC 12.9; and what may come meanwhile."""
+"""Free bytes in TMPDIR for compiling with a header. 249 MB were measured with NVRTC 12.9, half for the header and half
+for the file that NVRTC maps; the rest is a margin."""
 KEPT = 4
-"""Precompiled headers that a process keeps, of some 115 MiB each: one for each family of kernels that a GPU has."""
+"""Precompiled headers that a process keeps, of some 115 MiB each: one for each kernel family of a GPU."""
 
 _given_up = False
 
 
 def directory() -> Path:
-    """The precompiled-header directory of this process: empty at first, removed when the process ends."""
-    return _directory(os.getpid())  # a forked process gets one of its own
+    """Return the precompiled-header folder of this process, which is removed when the process ends."""
+    return _directory(os.getpid())  # a forked process gets another one
 
 
 def folder(target: str, text: str) -> Path | None:
-    """Where the header of a target and of what a source's text includes is, or will be; the least recent one may go.
-
-    None where there is none to be.
-    """
+    """Return the folder of the header for a target and the includes of a source; the least recently used one may be
+    removed. None where precompiled headers are off."""
     if _given_up:
         return None
     includes = [line for line in text.splitlines() if line.startswith("#include")]
@@ -68,7 +66,7 @@ def folder(target: str, text: str) -> Path | None:
 
 
 def room_in(path: Path | str) -> int:
-    """Bytes that may be written to files of a folder; OSError where that cannot be told."""
+    """Return the bytes that may be written to files in a folder; OSError where that is unknown."""
     status = os.statvfs(path)
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     room = status.f_bavail * status.f_frsize
@@ -76,23 +74,23 @@ def room_in(path: Path | str) -> int:
 
 
 def no_room(room: int) -> str:
-    """In words that TMPDIR has too little room."""
+    """Return the message for too little space in TMPDIR."""
     place = tempfile.gettempdir()
-    return f"{place} has room for {room >> 20:,} MiB, and each takes {ROOM_BYTES >> 20}; set TMPDIR to a larger folder"
+    return f"{place} has {room >> 20:,} MiB free, and each needs {ROOM_BYTES >> 20} MiB; set TMPDIR to a larger folder"
 
 
 def give_up(why: str = "") -> None:
-    """Compile without precompiled headers in this process from now on, and say why."""
+    """Turn precompiled headers off in this process, and log the reason."""
     global _given_up
     _given_up = True
     if why:
-        logging.getLogger(__name__).warning("kernels compile without precompiled headers, which takes longer: %s", why)
+        logging.getLogger(__name__).warning("compiling without precompiled headers, which takes longer: %s", why)
 
 
 @cache
 def _directory(_pid: int) -> Path:
     temporary.sweep()
     made = temporary.TemporaryFolder("pch")
-    # Finalize runs in multiprocessing's children too, where atexit does not.
+    # Finalize also runs in multiprocessing's children, where atexit does not.
     Finalize(None, made.remove, exitpriority=0)
     return made.path

@@ -1,8 +1,8 @@
-"""Compiles many kernels in worker processes, each with a precompiled header of its own.
+"""Compiles many kernels in worker processes, each with its own precompiled header.
 
-A kernel travels to its worker as a name, the artifact comes back in its form on disk; nothing is pickled. A worker that
-dies or hangs takes down no kernel but its own, which another tries once more; one whose parent dies ends, and removes
-what the parent cannot (:mod:`gemmill.runtime.workers`).
+A kernel goes to its worker as a name, and the artifact comes back in its file format; nothing is pickled. A worker that
+dies or hangs fails only its current kernel, which another worker tries once more. A worker whose parent dies exits, and
+removes what the parent cannot (:mod:`gemmill.runtime.workers`).
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from gemmill.runtime.storage.store import Store
 from gemmill.runtime.workers import Worker, WorkerError, WorkerPool
 
 MEMORY_BYTES = 512 << 20
-"""Memory that a worker is reckoned to take: 242 MB were measured with NVRTC 12.9, and as much again in TMPDIR, which
-may be memory too."""
+"""Assumed memory of a worker in bytes: 242 MB were measured with NVRTC 12.9, and as much again in TMPDIR, which may
+also be memory."""
 HANGS_SECONDS = 1800.0
-"""A worker of :func:`compile_many` that takes so long over a kernel, most of which take a core 2 to 30, hangs."""
+"""Seconds per kernel after which a worker of :func:`compile_many` counts as hanging; most kernels take one core 2 to 30
+s."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one kernel."""
+    """Result of compiling one kernel."""
 
     config: GemmConfig
     """The kernel."""
@@ -52,12 +53,11 @@ class Outcome:
     cached: bool
     """Whether the store had it."""
     seconds: float
-    """Time from handing the kernel to a worker until its result was back."""
+    """Seconds from sending the kernel to a worker until its result."""
     pch: str
-    """What became of the precompiled header (:data:`~gemmill.runtime.compile.compiler.PchOutcome`); empty if not
-    compiled."""
+    """State of the precompiled header (:data:`~gemmill.runtime.compile.compiler.PchOutcome`); empty if not compiled."""
     lost: bool = False
-    """Whether it failed by the process that compiled it, or by the machine, and not by what the kernel is."""
+    """Whether the failure is due to the worker process or the machine, not to the kernel."""
 
     @property
     def name(self) -> str:
@@ -73,39 +73,39 @@ def compile_many(
     on_done: Callable[[Outcome], None] | None = None,
     seconds: float = HANGS_SECONDS,
 ) -> list[Outcome]:
-    """Compile kernels in parallel; in this process where no other can be started.
+    """Compile kernels in parallel, or in this process where no worker can be started.
 
     Args:
         configs: the kernels.
         jobs: worker processes; by default ``GEMMILL_JOBS`` or :func:`default_jobs`.
-        store: where kernels are looked up first and kept; None compiles all and keeps none.
-        on_done: called in this thread for each kernel as it finishes, in whatever order.
-        seconds: how long one may take; a worker that takes longer is ended.
+        store: searched first, and keeps the kernels; None compiles all kernels and keeps none.
+        on_done: called in this thread for each kernel as it finishes, in any order.
+        seconds: time limit per kernel; a worker that takes longer is stopped.
 
     Returns:
-        An outcome for each config, in order. A kernel that fails, or that two workers died of, is an outcome with an
-        error.
+        An outcome for each config, in order. A kernel that fails, or that killed two workers, has an outcome with an
+            error.
 
     Raises:
-        ToolchainError: NVRTC or headers are missing or clash.
-        ValueError: fewer than one worker process is asked for.
+        ToolchainError: NVRTC or headers are missing or conflict.
+        ValueError: ``jobs`` is less than 1.
     """
     if jobs is not None and jobs < 1:
-        raise ValueError(f"jobs={jobs}: at least 1 process must compile; None takes one for each processor")
+        raise ValueError(f"jobs={jobs}: must be at least 1, or None for one process per processor")
     configs = list(configs)
     if not configs:
         return []
-    Compiler()  # an incomplete toolchain is reported here, once, rather than by every worker
+    Compiler()  # report an incomplete toolchain once, instead of in every worker
     jobs = min(jobs or default_jobs(), len(configs))
     with closing(CompilePool(jobs, store)) as pool:
 
         def compile_one(config: GemmConfig) -> Outcome:
             try:
                 return pool.compile(config, seconds)
-            except InstallationError as error:  # limits, no interpreter
+            except InstallationError as error:  # limits of the system, or no interpreter
                 if pool.is_closed:
                     return _lost(config, str(error), time.perf_counter())
-                _log.warning("a process that compiles cannot be started: %s", error)
+                _log.warning("a compile worker cannot be started: %s", error)
                 return pool.compile_here(config)
 
         return in_threads(compile_one, configs, jobs, on_done, pool.close)
@@ -118,8 +118,8 @@ def in_threads(
     on_done: Callable[[Outcome], None] | None,
     give_up: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
-    """Outcomes of kernels, in order, so many at a time; ``on_done`` is called in this thread, and ``give_up`` where an
-    exception ends it."""
+    """Return the outcomes of kernels, in order, compiling ``jobs`` at a time. ``on_done`` is called in this thread;
+    ``give_up`` is called when an exception ends the loop."""
     threads = _Threads(jobs, "compile")
     try:
         futures = [threads.submit(compile_one, config) for config in configs]
@@ -135,7 +135,7 @@ def in_threads(
 
 
 class _Threads(ThreadPoolExecutor):
-    """Makes do with the threads that it has where the system starts no more."""
+    """A thread pool that continues with its current threads where the system cannot start more."""
 
     def _adjust_thread_count(self) -> None:
         try:
@@ -146,8 +146,8 @@ class _Threads(ThreadPoolExecutor):
 
 
 def default_jobs() -> int:
-    """Worker processes by default: one for each processor that this process may keep busy, and no more than
-    fit into the memory that is left to it."""
+    """Return the default number of worker processes: one per processor that this process may use, but no more than fit
+    the free memory."""
     if jobs := Settings.read().jobs:
         return jobs
     memory = limits.memory()
@@ -155,63 +155,63 @@ def default_jobs() -> int:
 
 
 class CompilePool:
-    """Processes that compile for as long as a program runs; :meth:`compile` keeps one busy, and threads share them.
+    """Compile workers for the life of a program; threads share them, and each call of :meth:`compile` uses one.
 
     Args:
-        jobs: processes at most, which is how many threads call it; one is started when it is first needed.
-        store: where kernels are looked up first and kept; None compiles all and keeps none.
+        jobs: most worker processes, which is also the number of threads that call it; workers start on demand.
+        store: searched first, and keeps the kernels; None compiles all kernels and keeps none.
     """
 
     def __init__(self, jobs: int, store: Store | None) -> None:
         self._jobs, self._store = jobs, store
         self._stack = ExitStack()
         self._directory: Path | None = None
-        self._headers: int | None = None  # until the first process is started
+        self._headers: int | None = None  # until the first worker is started
         self._workers = WorkerPool(self._start)
         self._here = threading.Lock()
 
     problem = ""
-    """Why nothing can be compiled now: there is nothing."""
+    """Why nothing can be compiled now; always empty here."""
 
     @property
     def is_closed(self) -> bool:
-        """Whether its processes have been ended."""
+        """Whether its workers have been stopped."""
         return self._workers.is_closed
 
     def compile(self, config: GemmConfig, seconds: float) -> Outcome:
-        """One kernel; where a process dies of it, or takes longer than so many seconds, another tries once more.
+        """Compile one kernel. Where its worker dies or exceeds the time limit, another one tries once more.
 
         Raises:
-            InstallationError: no process can be started.
+            InstallationError: no worker can be started.
         """
         first = self.attempt(config, seconds)
         if not first.lost or self.is_closed:
             return first
-        _log.warning("%s; it is tried once more", first.error)
+        _log.warning("%s; trying once more", first.error)
         second = self.attempt(config, seconds)
         if not second.lost:
             return second
         causes = [str(outcome.error).removeprefix(f"{outcome.name}: ") for outcome in (first, second)]
         what = f"each time {causes[0]}" if causes[0] == causes[1] else "; then ".join(causes)
-        return replace(second, error=CompileError(f"{first.name}: tried twice: {what}"))
+        return replace(second, error=CompileError(f"{first.name}: failed twice: {what}"))
 
     def attempt(self, config: GemmConfig, seconds: float) -> Outcome:
-        """One kernel, tried once; InstallationError where no process can be started."""
+        """Try to compile one kernel once; InstallationError where no worker can be started."""
         name = kernel_name(config)
         with self._workers.worker() as worker:
             start = time.perf_counter()
             try:
                 reply = worker.call(name, name.encode(), seconds)
             except WorkerError as error:
-                if error.status == -signal.SIGBUS:  # TMPDIR, which had room for its header, is full by now
+                if error.status == -signal.SIGBUS:  # TMPDIR had enough space for its header, but is full now
                     self._headers = 0
                 if error.status is None:
-                    return _lost(config, f"compiling took longer than {seconds:g} s, and was ended", start)
+                    return _lost(config, f"compiling took longer than {seconds:g} s and was stopped", start)
                 return _lost(config, _how_it_died(str(error), error.status, len(self._workers.busy)), start)
             return self._outcome(config, reply, start)
 
     def compile_here(self, config: GemmConfig) -> Outcome:
-        """One kernel, compiled by this process."""
+        """Compile one kernel in this process."""
         from gemmill.runtime.compile.compile_worker import answer
 
         with self._here:
@@ -219,7 +219,7 @@ class CompilePool:
             return self._outcome(config, answer(Compiler(store=self._store), config, self._store), start)
 
     def close(self) -> None:
-        """End all processes, whatever they are doing, and remove what they have written beside the store."""
+        """Stop all workers immediately, and remove their temporary files."""
         self._workers.close()
         self._stack.close()
 
@@ -242,10 +242,10 @@ class CompilePool:
 
 
 class _CompileWorker(Worker):
-    """A process that compiles, with or without a precompiled header."""
+    """A worker that compiles, with or without a precompiled header."""
 
     def __init__(self, directory: Path | None, has_header: bool, store: Store | None) -> None:
-        # TMPDIR: what a killed worker leaves, precompiled headers above all, goes when the parent removes it.
+        # TMPDIR: the parent removes what a killed worker leaves, mainly precompiled headers.
         environment = {**os.environ, "TMPDIR": str(directory)} if directory else None
         super().__init__("gemmill.runtime.compile.compile_worker", environment=environment)
         self.has_header = has_header
@@ -260,12 +260,13 @@ class _CompileWorker(Worker):
 
 @contextmanager
 def _directory(jobs: int) -> Iterator[tuple[Path | None, int]]:
-    """The folder in which workers have theirs, None if there can be none; how many have room there for headers."""
+    """Yield the folder for the workers' folders, or None, and how many workers have space there for precompiled
+    headers."""
     temporary.sweep()
     try:
         folder = temporary.TemporaryFolder("pool")
     except OSError as error:
-        _log.warning("kernels compile without precompiled headers, which takes longer: %s", os_error_text(error))
+        _log.warning("compiling without precompiled headers, which takes longer: %s", os_error_text(error))
         yield None, 0
         return
     try:
@@ -283,10 +284,10 @@ def _how_it_died(how: str, status: int, jobs: int) -> str:
     why = ""
     if status == -signal.SIGKILL:
         why = (
-            f": the system does that where memory runs out. {jobs} compiled at a time, of up to "
-            f"{MEMORY_BYTES >> 20} MiB each; --jobs or GEMMILL_JOBS makes them fewer"
+            f": the system kills processes when memory runs out. {jobs} processes were compiling, with up to "
+            f"{MEMORY_BYTES >> 20} MiB each; reduce --jobs or GEMMILL_JOBS"
         )
-    return f"the process that compiled it {how}; other kernels went on{why}"
+    return f"its compile worker {how}; other kernels are not affected{why}"
 
 
 def _lost(config: GemmConfig, why: str, start: float) -> Outcome:

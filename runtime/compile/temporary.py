@@ -1,4 +1,5 @@
-"""Temporary folders: of their owner alone, locked as long as their process lives, removed with it or by a later one."""
+"""Temporary folders: private to their owner, locked while their process lives, and removed with it or by a later
+process."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from typing import Literal
 from gemmill.runtime.storage import file_locks
 
 LOCK = "gemmill.lock"
-"""The file that marks such a folder, and that its process has locked."""
+"""The file that marks such a folder, and that its process locks."""
 _NAME = re.compile(r"gemmill-(?:pch|pool)-[a-z0-9_]{8}")
 _WITHIN = re.compile(rf"{_NAME.pattern}|[0-9a-f]{{16}}|gemmill\.pch|edg\d+_\d+")
-"""What such folders hold: folders of other processes and of headers, headers, and what NVRTC writes meanwhile."""
+"""Content of such folders: folders of other processes and of headers, headers, and temporary files of NVRTC."""
 _TRIES = 3
-"""How often a folder is tried to be removed: what a network's file system answers once, it need not answer again."""
+"""Attempts to remove a folder: errors of network file systems may be temporary."""
 _SETTLED_SECONDS = 60
 """A folder younger than this may belong to a process that has not locked it yet."""
 
@@ -30,7 +31,7 @@ class TemporaryFolder:
     """A new folder in TMPDIR, kept until :meth:`remove`.
 
     Raises:
-        OSError: none can be made.
+        OSError: it cannot be created.
     """
 
     def __init__(self, kind: Literal["pch", "pool"]) -> None:
@@ -38,25 +39,25 @@ class TemporaryFolder:
             try:
                 self._make(kind)
                 return
-            except FileNotFoundError:  # swept by a process with another clock, before it was locked
+            except FileNotFoundError:  # removed by a process with another clock before it was locked
                 if not left:
                     raise
 
     def _make(self, kind: str) -> None:
-        # As mkdtemp does, but with a name that is known when a signal ends this process while the folder is made.
+        # Like mkdtemp, but with a name that is known even if a signal ends this process while the folder is created.
         self.path = Path(tempfile.gettempdir(), f"gemmill-{kind}-{secrets.token_hex(4)}")
         try:
             self.path.mkdir(0o700)
-            self.path.chmod(0o700)  # the umask may have taken more away
+            self.path.chmod(0o700)  # the umask may have removed more
             self._lock = file_locks.acquire(self.path / LOCK)
-        except FileExistsError:  # another's, by chance
+        except FileExistsError:  # another process's, by chance
             raise
         except BaseException:
             remove(self.path)
             raise
 
     def remove(self) -> None:
-        """Remove the folder and all that is in it."""
+        """Remove the folder and everything in it."""
         remove(self.path)
         if self._lock is not None:
             lock, self._lock = self._lock, None
@@ -65,21 +66,21 @@ class TemporaryFolder:
 
 
 def remove(path: Path) -> None:
-    """Remove the folder that a :class:`TemporaryFolder` of this process, or of the one that started it, has made."""
+    """Remove the folder of a :class:`TemporaryFolder` of this process, or of the one that started it."""
     interruption: BaseException | None = None
     for _ in range(_TRIES):
         try:
             shutil.rmtree(path, ignore_errors=True)
-        except OSError:  # which rmtree does not ignore from all of its calls
+        except OSError:  # rmtree does not ignore errors of all of its calls
             continue
-        except BaseException as end:  # noqa: BLE001 (a signal: raised when the folder is gone)
+        except BaseException as end:  # noqa: BLE001 (a signal: raised again when the folder is gone)
             interruption = end
     if interruption is not None:
         raise interruption
 
 
 def sweep() -> None:
-    """Remove what processes of this user that were killed have left."""
+    """Remove the folders of this user's killed processes."""
     with suppress(OSError):
         folder = tempfile.gettempdir()
         for name in filter(_NAME.fullmatch, os.listdir(folder)):
@@ -92,7 +93,7 @@ def sweep() -> None:
 
 
 def _sweep(path: str) -> None:
-    """Remove a folder unless its process lives; what such folders do not hold stays, and the folder with it."""
+    """Remove a folder unless its process lives. Files that such folders do not contain stay, and so does the folder."""
     lock = os.path.join(path, LOCK)
     if os.path.lexists(lock):
         if (handle := file_locks.acquire(lock)) is None:

@@ -1,4 +1,4 @@
-"""NVRTC and headers as one: what compiles kernels here, and what of it is known not to go together."""
+"""The toolchain: NVRTC and headers, and which combinations of them are known not to work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from importlib import metadata
 
 OLDEST_NVRTC = (12, 8)
-"""Precompiled headers, without which each kernel takes seconds, came with it."""
+"""The first NVRTC with precompiled headers, without which each kernel takes seconds longer."""
 HEADERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "cutlass": ("cutlass/version.h", "cutlass/cutlass.h", "cute/tensor.hpp"),
@@ -35,7 +35,7 @@ HEADERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 class Fault(NamedTuple):
-    """What is wrong with a piece of a toolchain."""
+    """A fault of a piece of a toolchain."""
 
     piece: str
     says: str
@@ -49,51 +49,51 @@ class Toolchain:
     pieces: Mapping[str, Piece]
     """``nvrtc``, ``cutlass``, ``cccl`` (``cuda::std``) and ``cudart``, the headers of the CUDA runtime."""
     include_dirs: tuple[Path, ...]
-    """Header directories, in the order they are searched."""
+    """Header folders, in search order."""
     bindings_version: str
     """Version of cuda-bindings, through which NVRTC is called."""
 
     @classmethod
     def of(cls, pieces: Mapping[str, Piece]) -> Toolchain:
-        """That of some pieces, whether or not they go together."""
+        """Return the toolchain of some pieces, without checking that they are compatible."""
         include_dirs = dict.fromkeys(path for piece in pieces.values() for path in piece.include)
         return cls(pieces, tuple(include_dirs), toolchain_pieces.bindings_version())
 
     @property
     def versions(self) -> dict[str, str]:
-        """The versions that decide what a source compiles to: ``12.9.86`` of NVRTC, ``12.9`` of the CUDA runtime."""
+        """Versions that affect what a source compiles to: ``12.9.86`` for NVRTC, ``12.9`` for the CUDA runtime."""
         return {name: piece.version for name, piece in self.pieces.items()}
 
     def described(self, name: str) -> str:
-        """A piece as errors name it: with version, origin and place."""
+        """Return a piece for messages: its version, origin and location."""
         piece, words = self.pieces[name], "CUDA headers" if name == "cudart" else NAMES[name]
         return f"{words} {piece.version} ({piece.via}: {piece.place})"
 
     def compiles_for(self, target: Arch) -> bool:
-        """Whether this NVRTC still compiles for a target."""
+        """Whether this NVRTC still supports a target."""
         return target.last_cuda is None or numbers(self.versions["nvrtc"])[0] <= target.last_cuda
 
     def check_target(self, target: Arch) -> None:
-        """Refuse a target that this NVRTC no longer compiles for.
+        """Raise an error for a target that this NVRTC no longer supports.
 
         Raises:
             ToolchainError: names both, and what to install.
         """
         if not self.compiles_for(target):
             raise ToolchainError(
-                f"{self.described('nvrtc')} does not compile for {target.nvrtc}: CUDA {target.last_cuda} is the last "
-                f"that does. In an environment of its own, {install(f'cu{target.last_cuda}')}"
+                f"{self.described('nvrtc')} does not support {target.nvrtc}; CUDA {target.last_cuda} is the last "
+                f"version that does. In a separate environment, {install(f'cu{target.last_cuda}')}"
             )
 
     @staticmethod
     @cache
     def find() -> Toolchain:
-        """The toolchain of this process; needs neither a GPU nor a driver. Found once.
+        """Return the toolchain of this process, found once. Needs neither a GPU nor a driver.
 
         Raises:
-            ToolchainError: a piece is missing or pieces clash; names them and what to install.
+            ToolchainError: a piece is missing or pieces conflict; names them and what to install.
         """
-        nvrtc = toolchain_pieces.nvrtc()  # first: its errors name missing packages that the search for headers imports
+        nvrtc = toolchain_pieces.nvrtc()  # first: its errors name packages that the search for headers imports
         headers = {name: toolchain_pieces.headers(name) for name in HEADERS}
         toolchain = Toolchain.of({"nvrtc": nvrtc, **headers})
         check(toolchain)
@@ -101,38 +101,39 @@ class Toolchain:
 
 
 def check(toolchain: Toolchain) -> None:
-    """Refuse combinations that do not compile.
+    """Raise an error for combinations that do not compile.
 
     Raises:
-        ToolchainError: says all that is wrong.
+        ToolchainError: names all faults.
     """
     if messages := [fault.says for fault in faults(toolchain)]:
         raise ToolchainError("\n".join(messages))
 
 
 def faults(toolchain: Toolchain) -> Iterator[Fault]:
-    """What is known not to compile: pieces that are too old, clash, or are not whole. It takes a millisecond."""
+    """Yield what is known not to compile: pieces that are too old, incompatible or incomplete. It takes a
+    millisecond."""
     nvrtc, cutlass, cccl, cudart = map(numbers, toolchain.versions.values())
     bindings = numbers(toolchain.bindings_version)
     described = toolchain.described
     if nvrtc < OLDEST_NVRTC:
         oldest = ".".join(map(str, OLDEST_NVRTC))
-        yield Fault("nvrtc", f"{described('nvrtc')} is too old: kernels need {oldest} or newer; {way_out('nvrtc')}")
+        yield Fault("nvrtc", f"{described('nvrtc')} is too old; gemmill needs {oldest} or newer: {way_out('nvrtc')}")
     if nvrtc[0] != bindings[0]:
-        says = f"{described('nvrtc')} and cuda-bindings {toolchain.bindings_version} are of different major versions"
-        yield Fault("nvrtc", f"{says}; {way_out('nvrtc')}")
+        says = f"{described('nvrtc')} and cuda-bindings {toolchain.bindings_version} have different major versions"
+        yield Fault("nvrtc", f"{says}: {way_out('nvrtc')}")
     if cudart[0] != bindings[0]:
-        says = f"{described('nvrtc')} and {described('cudart')} are of different major versions"
+        says = f"{described('nvrtc')} and {described('cudart')} have different major versions"
         yield Fault("cudart", f"{says}. Install both from one extra: {way_out()}")
     # cute/container/array.hpp of CUTLASS 4.2 does not compile with the CCCL of CUDA 13.2 (CCCL 3.2) or newer.
     if cutlass[:2] <= (4, 2) and cccl[:2] >= (3, 2):
-        says = f"{described('cutlass')} does not compile with {described('cccl')}: it needs CCCL below 3.2"
-        yield Fault("cccl", f"{says}. Install 'nvidia-cuda-cccl<13.2'")
+        says = f"{described('cutlass')} does not compile with {described('cccl')}; it needs CCCL older than 3.2"
+        yield Fault("cccl", f"{says}: install 'nvidia-cuda-cccl<13.2'")
     yield from _incomplete(toolchain)
 
 
 def _incomplete(toolchain: Toolchain) -> Iterator[Fault]:
-    """Pieces whose headers are not all in one place, the first that is searched."""
+    """Yield pieces whose headers are not all in one folder, the first that is searched."""
     for piece, wanted in HEADERS.items():
         for header in wanted:
             first = next((root for root in toolchain.include_dirs if (root / header).is_file()), None)
@@ -142,28 +143,28 @@ def _incomplete(toolchain: Toolchain) -> Iterator[Fault]:
 
 
 def _is_like(toolchain: Toolchain, piece: str, place: Path | None) -> bool:
-    """Whether a folder has the same version of a piece, as wheels beside a toolkit may."""
+    """Whether a folder has the same version of a piece, as where wheels are installed next to a toolkit."""
     with suppress(ToolchainError, OSError):
         return place is not None and toolchain_pieces.version_in(place, piece) == toolchain.versions[piece]
     return False
 
 
 def _misplaced(toolchain: Toolchain, piece: str, header: str, first: Path | None) -> Fault:
-    """The fault of a header that is found elsewhere, or nowhere."""
+    """Return the fault of a header that is found in another folder, or not at all."""
     what = f"{header} of {toolchain.described(piece)}"
     if first is None:
-        return Fault(piece, f"{what} is missing: it is not whole. Install it again: {way_out(piece)}")
-    says = f"{what} is found in {first} first, which is another's"
+        return Fault(piece, f"{what} is missing, so the installation is incomplete. Install it again: {way_out(piece)}")
+    says = f"{what} is found first in {first}, which belongs to another installation"
     if toolchain.pieces[piece].via == "GEMMILL_INCLUDE":
-        return Fault(piece, f"{says}: name one whole set of headers first, or unset GEMMILL_INCLUDE")
+        return Fault(piece, f"{says}: put one complete set of headers first in GEMMILL_INCLUDE, or unset it")
     owner = next((other for other, x in toolchain.pieces.items() if first in (x.place, x.place.parent)), piece)
-    where = f", where {toolchain.described(owner)} lies" if owner != piece else ""
-    return Fault(owner, f"{says}{where}. Install it from where the rest is: {way_out(owner)}")
+    where = f", with {toolchain.described(owner)}" if owner != piece else ""
+    return Fault(owner, f"{says}{where}. Install both from the same source: {way_out(owner)}")
 
 
 def damaged_wheels() -> Iterator[Fault]:
-    """Wheels that lack files which they were installed with, or have others in their place, by size."""
-    from importlib import metadata  # where nothing fails, it is left alone
+    """Yield wheels with files that are missing, or that differ in size from what was installed."""
+    from importlib import metadata  # deferred: only needed after a failure
 
     for piece, names in WHEELS.items():
         for name in names:
@@ -171,13 +172,13 @@ def damaged_wheels() -> Iterator[Fault]:
                 wheel = metadata.distribution(name)
             except metadata.PackageNotFoundError:
                 continue
-            # __init__.py is in several wheels.
+            # Several wheels have an __init__.py.
             files = [file for file in wheel.files or () if file.size and file.name != "__init__.py"]
             if lost := [file for file in files if _size(wheel, file) != file.size]:
                 yield Fault(
                     piece,
-                    f"{len(lost)} of {len(files)} files of {name} {wheel.version} are missing or changed, {lost[0]} "
-                    f"first; pip install --force-reinstall --no-deps '{name}=={wheel.version}'",
+                    f"{len(lost)} of {len(files)} files of {name} {wheel.version} are missing or changed, such as "
+                    f"{lost[0]}; run pip install --force-reinstall --no-deps '{name}=={wheel.version}'",
                 )
 
 

@@ -1,7 +1,7 @@
-"""Finds NVRTC and the headers that kernels are compiled with, each with its version and where it lies.
+"""Finds NVRTC and the headers for compiling kernels, each with its version and location.
 
-What fits cuda-bindings is taken: beside wheels of CUDA 12 those of 13 may lie, as beside a PyTorch for CUDA 13, and
-cuda.pathfinder would take the newest.
+It picks what matches cuda-bindings: wheels of CUDA 12 and 13 may be installed next to each other, for example with a
+PyTorch for CUDA 13, and cuda.pathfinder would pick the newest.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from gemmill.runtime.settings import Settings
 VERSION_HEADERS: Mapping[str, str] = MappingProxyType(
     {"cutlass": "cutlass/version.h", "cccl": "cuda/std/__cccl/version.h", "cudart": "cuda_runtime_api.h"}
 )
-"""The header that tells the version of each piece of headers."""
+"""The header with the version of each piece."""
 NAMES: Mapping[str, str] = MappingProxyType(
     {"nvrtc": "NVRTC", "cutlass": "CUTLASS", "cccl": "CCCL", "cudart": "the CUDA runtime"}
 )
-"""What errors call the pieces."""
+"""Names of the pieces in errors."""
 WHEELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "nvrtc": ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc"),
@@ -38,9 +38,9 @@ WHEELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "cudart": ("nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime", "nvidia-cuda-crt"),
     }
 )
-"""The wheels that hold each piece."""
+"""The wheels with each piece."""
 _FOLDERS = {12: {"nvrtc": "cuda_nvrtc", "cccl": "cuda_cccl", "cudart": "cuda_runtime"}}
-"""Folders below ``nvidia/`` that the wheels of a major version of CUDA fill; later ones share ``cu13`` and so on."""
+"""Folders below ``nvidia/`` of the wheels of a major version of CUDA; later versions share ``cu13`` and so on."""
 
 
 class Piece(NamedTuple):
@@ -52,54 +52,55 @@ class Piece(NamedTuple):
     place: Path
     """The library, or the folder of headers."""
     include: tuple[Path, ...] = ()
-    """Folders of headers, in the order they are searched."""
+    """Folders of headers, in search order."""
 
 
 def bindings_version() -> str:
-    """Version of cuda-bindings; ToolchainError where they cannot be imported."""
+    """Return the version of cuda-bindings; ToolchainError where they cannot be imported."""
     try:
         from cuda.bindings import __version__
     except ImportError as error:
-        raise ToolchainError(f"cuda-bindings cannot be imported ({error}); {way_out()}") from error
+        raise ToolchainError(f"cuda-bindings cannot be imported ({error}): {way_out()}") from error
     return str(__version__)
 
 
 def way_out(piece: str = "") -> str:
-    """What to install, all or a piece, for the CUDA of cuda-bindings; without these, for CUDA 12."""
+    """Return what to install, everything or one piece, for the CUDA version of cuda-bindings; without these, for CUDA
+    12."""
     try:
         from cuda.bindings import __version__
     except ImportError:
-        return f"{install('cu12')}, or extra 'cu13' beside a PyTorch built for CUDA 13"
+        return f"{install('cu12')}, or extra 'cu13' with a PyTorch built for CUDA 13"
     return install(f"cu{numbers(__version__)[0]}", WHEELS.get(piece, ()))
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """``12.9.86`` as integers, as far as there are."""
+    """Return ``12.9.86`` as integers; any number of parts."""
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
 def nvrtc() -> Piece:
-    """NVRTC, which is loaded.
+    """Load NVRTC.
 
     Raises:
-        ToolchainError: there is none, or it does not work.
+        ToolchainError: it is missing, or does not work.
     """
     major = numbers(bindings_version())[0]
     try:
         from cuda.bindings import nvrtc as library
         from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
     except ImportError as error:
-        raise ToolchainError(f"cuda-bindings cannot be imported ({error}); {way_out()}") from error
+        raise ToolchainError(f"cuda-bindings cannot be imported ({error}): {way_out()}") from error
     wheel = _loaded_from_wheel(major)
     try:
         library_file = load_nvidia_dynamic_lib("nvrtc")
         place = Path(library_file.abs_path or "libnvrtc")
         via = "site-packages" if wheel and place == wheel else library_file.found_via
         if library_file.was_already_loaded_from_elsewhere and place != wheel:
-            via = "loaded before by another part of this process"
-        # nvrtcVersion leaves out the patch level; the PTX of an empty program names it.
+            via = "loaded earlier by another part of this process"
+        # nvrtcVersion omits the patch level; the PTX of an empty program has it.
         _, program = library.nvrtcCreateProgram(b"", b"version.cu", 0, [], [])
-        # The first compilation has handlers of its own for a while, which end the process without a word.
+        # The first compilation temporarily installs its own signal handlers, which end the process silently.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             library.nvrtcCompileProgram(program, 0, [])
@@ -113,50 +114,51 @@ def nvrtc() -> Piece:
         library.nvrtcGetProgramLog(program, log)
         library.nvrtcDestroyProgram(program)
     except (DynamicLibNotFoundError, RuntimeError) as error:
-        raise ToolchainError(f"NVRTC was not found, or does not load ({_brief(error)}); {way_out('nvrtc')}") from error
+        raise ToolchainError(
+            f"NVRTC was not found or cannot be loaded ({_brief(error)}): {way_out('nvrtc')}"
+        ) from error
     match = re.search(rb"Cuda compilation tools, release [\d.]+, V([\d.]+)", ptx)
     if match is None:
-        message = log.rstrip(b"\0").decode(errors="replace").strip() or "it does not tell its version"
-        raise ToolchainError(
-            f"NVRTC ({via}: {place}) compiles nothing: {message}; install it whole: {way_out('nvrtc')}"
-        )
+        message = log.rstrip(b"\0").decode(errors="replace").strip() or "its output has no version"
+        raise ToolchainError(f"NVRTC ({via}: {place}) cannot compile: {message}. Install it again: {way_out('nvrtc')}")
     return Piece(match[1].decode(), via, place)
 
 
 def _loaded_from_wheel(major: int) -> Path | None:
-    """Loads NVRTC of a major version from its wheel, unless the process has one; None where there is no such wheel."""
+    """Load NVRTC of a major version from its wheel, unless the process has loaded one; None where there is no such
+    wheel."""
     name = f"libnvrtc.so.{major}"
     with suppress(OSError):
         ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         return None
     if (path := _in_wheel("nvrtc", major, f"lib/{name}")) is not None:
-        with suppress(OSError):  # pathfinder, which looks elsewhere too, then says why there is none
+        with suppress(OSError):  # pathfinder, which searches other places too, then reports the error
             for builtins in sorted(path.parent.glob("libnvrtc-builtins.so.*")):
-                ctypes.CDLL(str(builtins))  # which the NVRTC of some wheels, such as 13.0.88, does not look for here
+                ctypes.CDLL(str(builtins))  # the NVRTC of some wheels, such as 13.0.88, does not search here
             ctypes.CDLL(str(path))
             return path
     return None
 
 
 def _in_wheel(piece: str, major: int, relative: str) -> Path | None:
-    """What lies in the wheel of a piece for a major version of CUDA; None where there is nothing."""
+    """Return a path in the wheel of a piece for a major version of CUDA; None where it does not exist."""
     folder = _FOLDERS.get(major, {}).get(piece, f"cu{major}")
     places = (Path(os.path.abspath(root)) / "nvidia" / folder / relative for root in sys.path if root)
     return next((place for place in places if place.exists()), None)
 
 
 def headers(piece: str) -> Piece:
-    """A piece of headers: of ``cutlass``, ``cccl`` or ``cudart``.
+    """Find a piece of headers: ``cutlass``, ``cccl`` or ``cudart``.
 
     Raises:
-        ToolchainError: they were not found, or do not tell their version.
+        ToolchainError: they were not found, or have no version.
     """
     include = Settings.read().include
     roots, via = _roots(piece) if include is None else (include, "GEMMILL_INCLUDE")
     header = VERSION_HEADERS[piece]
     place = next((root for root in roots if (root / header).is_file()), None)
     if place is None:
-        unset = "GEMMILL_INCLUDE names where to look: unset it, or add the folder that has it"
+        unset = "unset GEMMILL_INCLUDE, or add the folder with this header to it"
         raise ToolchainError(
             f"{header} of {NAMES[piece]} was not found in {', '.join(map(str, roots))}; "
             f"{way_out(piece) if include is None else unset}"
@@ -165,21 +167,21 @@ def headers(piece: str) -> Piece:
 
 
 def version_in(place: Path, piece: str) -> str:
-    """Version of a piece whose headers lie in a folder.
+    """Return the version of a piece from its headers in a folder.
 
     Raises:
-        ToolchainError: they do not tell it.
-        OSError: they do not lie there, or cannot be read.
+        ToolchainError: they have no version.
+        OSError: they are not there, or cannot be read.
     """
     return _VERSIONS[piece]((place / VERSION_HEADERS[piece]).read_text(encoding="utf-8", errors="replace"))
 
 
 def _roots(piece: str) -> tuple[tuple[Path, ...], str]:
-    """Folders of the headers of a piece, and how they were found."""
+    """Return the folders with the headers of a piece, and how they were found."""
     from cuda.pathfinder import locate_nvidia_header_directory
 
     if piece == "cutlass":
-        # pathfinder looks into site-packages only; the import system knows every place a wheel may lie in.
+        # pathfinder searches only site-packages; the import system knows every place where a wheel may be.
         spec = importlib.util.find_spec("cutlass_library")
         for package in (spec.submodule_search_locations or ()) if spec else ():
             root = Path(package) / "source" / "include"
@@ -193,9 +195,9 @@ def _roots(piece: str) -> tuple[tuple[Path, ...], str]:
     else:
         located = locate_nvidia_header_directory(piece)
         if located is None or located.abs_path is None:
-            raise ToolchainError(f"the headers of {NAMES[piece]} were not found; {way_out(piece)}")
+            raise ToolchainError(f"the headers of {NAMES[piece]} were not found: {way_out(piece)}")
         root, via = Path(located.abs_path), located.found_via
-    # CUDA 13 keeps CCCL's headers in a folder of their own; its headers include each other both ways.
+    # CUDA 13 has CCCL's headers in a separate folder; the two sets of headers include each other.
     if root.name == "cccl":
         return (root, root.parent), via
     return ((root, root / "cccl") if (root / "cccl").is_dir() else (root,)), via
@@ -204,7 +206,7 @@ def _roots(piece: str) -> tuple[tuple[Path, ...], str]:
 def _define(text: str, macro: str) -> int:
     match = re.search(rf"^\s*#\s*define\s+{macro}\s+(\d+)", text, re.MULTILINE)
     if match is None:
-        raise ToolchainError(f"headers do not define {macro}, which tells their version; {way_out()}")
+        raise ToolchainError(f"the headers do not define {macro}, which has their version: {way_out()}")
     return int(match[1])
 
 

@@ -1,1 +1,1 @@
-"""What is there, where it came from, and what is wrong with it."""
+"""Examines the installation: what is installed, where it comes from, and what is wrong with it."""

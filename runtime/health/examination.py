@@ -1,4 +1,5 @@
-"""What is there, where it came from, and what is wrong with it: what `gemmill doctor` reports."""
+"""Examines the installation: what is installed, where it comes from, and what is wrong with it. `gemmill doctor` prints
+the findings."""
 
 from __future__ import annotations
 
@@ -38,14 +39,14 @@ class Finding:
 
     what: str
     state: Literal["ok", "missing", "wrong"]
-    """``missing``: something gemmill works without, as far as that goes. ``wrong``: something that does not work."""
+    """``missing``: optional, and its feature is not available. ``wrong``: does not work."""
     detail: str
     advice: str = ""
     """What to install or change."""
 
 
 def examination(store: Path | None = None) -> Iterator[Finding]:
-    """What is there and what is wrong with it; kernels are compiled where nothing that they need is.
+    """Yield the findings about this installation. Where nothing that compilation needs is wrong, compile trial kernels.
 
     Args:
         store: folder of the store; None: the user's.
@@ -55,11 +56,11 @@ def examination(store: Path | None = None) -> Iterator[Finding]:
     findings = [*gpus(), model(), pytorch(), *places(store), *trusted_keys(), *remote(), caches()]
     yield from findings
     if culprits := [f.what for f in (*compiling, *findings) if f.state == "wrong" and f.what in _NEEDED]:
-        yield Finding("kernels", "missing", f"not tried, as of what they need this is wrong: {', '.join(culprits)}")
+        yield Finding("kernels", "missing", f"not tried, because these do not work: {', '.join(culprits)}")
     elif any(finding.what == "toolchain" for finding in compiling):
-        yield Finding("kernels", "missing", "not tried, as nothing compiles here")
+        yield Finding("kernels", "missing", "not tried, because there is no toolchain")
     else:
-        from gemmill.runtime.health.trial_kernels import kernels  # it needs all of the above
+        from gemmill.runtime.health.trial_kernels import kernels  # deferred: it needs all of the above
 
         yield from kernels()
 
@@ -69,7 +70,7 @@ _NEEDED = ("gemmill", "cuda-bindings", "nvrtc", "cutlass", "cccl", "cudart", "te
 
 
 def packages() -> Iterator[Finding]:
-    """gemmill itself, and the Python packages that compiling and launching need."""
+    """Examine gemmill itself, and the Python packages that compiling and launching need."""
     yield _python()
     yield _bindings()
 
@@ -77,7 +78,7 @@ def packages() -> Iterator[Finding]:
 def _python() -> Finding:
     detail = f"gemmill {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     if sys.platform != "linux":
-        return Finding("gemmill", "wrong", detail, "kernels are compiled and run on Linux")
+        return Finding("gemmill", "wrong", detail, "gemmill compiles and runs kernels only on Linux")
     try:
         workers.command("")
     except InstallationError as error:
@@ -86,7 +87,7 @@ def _python() -> Finding:
 
 
 def version(distribution: str) -> str | None:
-    """Version of an installed distribution; None where there is none."""
+    """Return the version of an installed distribution; None where it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -94,21 +95,26 @@ def version(distribution: str) -> str | None:
 
 
 def _bindings() -> Finding:
-    """cuda-bindings by whether they can be imported, which is what counts."""
+    """Examine whether cuda-bindings can be imported."""
     name = "cuda-bindings"
     try:
         package = importlib.import_module("cuda.bindings")
     except Exception as error:  # noqa: BLE001 - whatever a broken package raises
         says = f"{version(name) or 'not installed'}: {type(error).__name__}: {error}"
-        return Finding(name, "wrong", says, f"install what gemmill depends on: `pip install {name}`")
+        return Finding(name, "wrong", says, f"run `pip install {name}`")
     return Finding(name, "ok", f"{version(name)}, {package.__file__}")
 
 
 def pytorch() -> Finding:
-    """PyTorch, and whether it goes with cuda-bindings."""
+    """Examine PyTorch, and whether it is compatible with cuda-bindings."""
     installed = version("torch")
     if installed is None:
-        return Finding("PyTorch", "missing", "`run` and `profile` need it", f"{install('torch')}, with extra 'cu13'")
+        return Finding(
+            "PyTorch",
+            "missing",
+            "not installed; `gemmill run` and `gemmill profile` need it",
+            f"{install('torch')}, with extra 'cu13'",
+        )
     bindings = version("cuda-bindings") or ""
     wanted = next((r for r in metadata.requires("torch") or () if r.startswith("cuda-bindings")), "")
     major = re.search(r"(?:==|>=|~=)\s*(\d+)", wanted)
@@ -117,13 +123,13 @@ def pytorch() -> Finding:
             "PyTorch",
             "wrong",
             f"{installed} requires {wanted.partition(';')[0].strip()}; cuda-bindings is {bindings}",
-            f"beside this PyTorch, {install(f'cu{major[1]}')}",
+            f"for this PyTorch, {install(f'cu{major[1]}')}",
         )
     return Finding("PyTorch", "ok", installed)
 
 
 def toolchain() -> Iterator[Finding]:
-    """Every piece; one line where a machine has none, which runs packs."""
+    """Examine every piece; a single line on machines without any, which can only run packs."""
     search: dict[str, Callable[[], toolchain_pieces.Piece]] = {
         "nvrtc": toolchain_pieces.nvrtc,
         **{piece: partial(toolchain_pieces.headers, piece) for piece in HEADERS},
@@ -136,7 +142,9 @@ def toolchain() -> Iterator[Finding]:
         except GemmillError as error:
             missing[name] = str(error)
     if missing and not any(version(wheel) for piece in search for wheel in toolchain_pieces.WHEELS[piece]):
-        yield Finding("toolchain", "missing", "cannot compile kernels; packs need none", next(iter(missing.values())))
+        yield Finding(
+            "toolchain", "missing", "kernels cannot be compiled; packs work without it", next(iter(missing.values()))
+        )
         return
     wrong = {name: [says] for name, says in missing.items()}
     if not missing:
@@ -146,26 +154,28 @@ def toolchain() -> Iterator[Finding]:
         wrong.setdefault(fault.piece, []).append(fault.says)
     for name in search:
         piece = pieces.get(name)
-        detail = f"{piece.version}, found via {piece.via}: {piece.place}" if piece else "not found, or does not work"
+        detail = f"{piece.version}, found via {piece.via}: {piece.place}" if piece else "not found or not working"
         yield Finding(name, "wrong" if name in wrong else "ok", detail, "; ".join(wrong.get(name, ())))
 
 
 def gpus() -> Iterator[Finding]:
-    """The driver, and every GPU that it shows."""
+    """Examine the driver, and every GPU that it shows."""
     try:
         cuda = driver.cuda_version()
         count = driver.device_count()
     except DeviceError as error:
-        yield Finding("GPU", "missing", "kernels cannot run here; compiling needs none", str(error))
+        yield Finding("GPU", "missing", "kernels cannot run here; compiling works without a GPU", str(error))
         return
     bindings = (version("cuda-bindings") or "").partition(".")[0]
     if bindings.isdecimal() and int(bindings) > cuda[0]:
-        detail = f"runs CUDA {cuda[0]}.{cuda[1]}; cuda-bindings is {bindings}"
-        yield Finding("driver", "wrong", detail, f"a newer driver, or {install(f'cu{cuda[0]}')}")
+        detail = f"supports CUDA {cuda[0]}.{cuda[1]}; cuda-bindings is for CUDA {bindings}"
+        yield Finding("driver", "wrong", detail, f"install a newer driver, or {install(f'cu{cuda[0]}')}")
     else:
-        yield Finding("driver", "ok", f"runs CUDA {cuda[0]}.{cuda[1]}")
+        yield Finding("driver", "ok", f"supports CUDA {cuda[0]}.{cuda[1]}")
     if count == 0:
-        yield Finding("GPU", "missing", "the driver shows none; kernels cannot run here, compiling needs none")
+        yield Finding(
+            "GPU", "missing", "the driver shows no GPU; kernels cannot run here, compiling works without a GPU"
+        )
     for device in range(count):
         name, capability = driver.device_name(device), driver.capability(device)
         detail = f"{name}, compute capability {capability[0]}.{capability[1]}"
@@ -173,27 +183,27 @@ def gpus() -> Iterator[Finding]:
             yield Finding(f"GPU {device}", "ok", detail)
         else:
             needed = ", ".join(f"{major}.{minor}" for major, minor in sorted({a.capability for a in ARCHS.values()}))
-            yield Finding(f"GPU {device}", "missing", detail, f"kernels need compute capability {needed}")
+            yield Finding(f"GPU {device}", "missing", detail, f"gemmill needs compute capability {needed}")
 
 
 def model() -> Finding:
-    """What kernels are chosen by."""
+    """Examine the model that selects kernels."""
     try:
         return Finding("model", "ok", origin(Registry(manifests=[]).gpu))
     except RecordError as error:
-        return Finding("model", "wrong", "GEMMILL_MODEL names none of this GPU", str(error))
+        return Finding("model", "wrong", "GEMMILL_MODEL has no model of this GPU", str(error))
 
 
 STORE_BYTES = 16 << 20
-"""Room for a hundred kernels."""
+"""Space for a hundred kernels, in bytes."""
 
 
 def places(store: Path | None) -> Iterator[Finding]:
-    """The folder of temporary files, and the store."""
+    """Examine the folder of temporary files, and the store."""
     try:
         folder = Path(tempfile.gettempdir())
     except OSError as error:
-        yield Finding("temporary files", "wrong", str(error), "set TMPDIR to a folder that can be written")
+        yield Finding("temporary files", "wrong", str(error), "set TMPDIR to a writable folder")
     else:
         fault = _fault(folder, pch.ROOM_BYTES)
         advice = f"{fault}; set TMPDIR to another folder" if fault else ""
@@ -201,7 +211,7 @@ def places(store: Path | None) -> Iterator[Finding]:
     try:
         yield _store(store)
     except (GemmillError, OSError) as error:
-        yield Finding("store", "wrong", str(store or ""), f"{error}; set GEMMILL_STORE to a folder that can be written")
+        yield Finding("store", "wrong", str(store or ""), f"{error}; set GEMMILL_STORE to a writable folder")
 
 
 def _store(path: Path | None) -> Finding:
@@ -209,64 +219,68 @@ def _store(path: Path | None) -> Finding:
     detail = f"{stats.path}: {stats.entries} kernels, {stats.bytes:,} of at most {stats.max_bytes:,} bytes"
     existing = next(folder for folder in (store.path, *store.path.parents) if os.path.lexists(folder))
     if fault := _fault(existing, STORE_BYTES):
-        advice = f"{fault}, so nothing is kept; set GEMMILL_STORE to another folder"
+        advice = f"{fault}, so compiled kernels are not kept; set GEMMILL_STORE to another folder"
         return Finding("store", "wrong", detail, advice)
     return Finding("store", "ok", detail)
 
 
 def _fault(folder: Path, room: int) -> str:
-    """What is wrong with a folder that is to be written; empty where nothing is. Leaves nothing there."""
+    """Return what is wrong with a folder that must be writable; empty if nothing. Leaves nothing behind."""
     try:
         with tempfile.TemporaryDirectory(prefix="gemmill-doctor-", dir=folder) as scratch:
             try:
                 if (handle := file_locks.acquire(Path(scratch) / "lock")) is not None:
                     file_locks.release(handle)
             except OSError as error:
-                return f"files in {folder} cannot be locked ({error}): several processes would compile one kernel"
+                return f"files in {folder} cannot be locked ({error}), so several processes may compile the same kernel"
         free = pch.room_in(folder)
     except OSError as error:
         return f"{folder} cannot be written ({error.strerror or error})"
     if free < room:
-        return f"{folder} has room for {free >> 20} MiB only; {room >> 20} are needed"
+        return f"{folder} has only {free >> 20} MiB free; {room >> 20} MiB are needed"
     return ""
 
 
 def caches() -> Finding:
-    """What functions of this process remember."""
+    """Report the sizes of this process's function caches."""
     sizes = {name: cache.cache_info().currsize for name, cache in process_caches().items()}
     largest = max(sizes, key=sizes.__getitem__)
-    detail = f"{len(sizes)} functions remember {sum(sizes.values()):,} results, {largest} most"
+    detail = f"{len(sizes)} functions cache {sum(sizes.values()):,} results, most in {largest}"
     return Finding("caches of this process", "ok", f"{detail} ({sizes[largest]:,})")
 
 
 def trusted_keys() -> Iterator[Finding]:
-    """The keys of ``GEMMILL_TRUSTED_KEYS``; nothing where it is not set."""
+    """Examine the keys of ``GEMMILL_TRUSTED_KEYS``; nothing where it is not set."""
     try:
         keys = TrustedKeys.of_settings()
     except TrustError as error:
-        yield Finding("trusted keys", "wrong", "GEMMILL_TRUSTED_KEYS", f"{error}; nothing that is signed can be opened")
+        yield Finding(
+            "trusted keys", "wrong", "GEMMILL_TRUSTED_KEYS", f"{error}; signed packs and remote kernels cannot be used"
+        )
         return
     if keys is not None:
         counting = [key.id for key in keys.keys if key.id not in keys.revoked]
         detail = ", ".join(counting) or "none"
         if keys.revoked:
             detail += f"; revoked: {', '.join(sorted(keys.revoked))}"
-        advice = "" if counting else "each key is revoked, so nothing that is signed can be opened: add the new one"
+        advice = (
+            "" if counting else "every key is revoked, so signed packs and remote kernels cannot be used: add a new key"
+        )
         yield Finding("trusted keys", "ok" if counting else "wrong", detail, advice)
 
 
 _ADVICE = {
     "no keys": "set GEMMILL_TRUSTED_KEYS to the server's public key, as `gemmill key show` prints it",
-    "unauthorised": "set GEMMILL_REMOTE_TOKEN to a token that may read",
-    "token": "GEMMILL_REMOTE_TOKEN=@FILE names a file that holds a token",
-    "unreachable": "start the server, or set GEMMILL_REMOTE to where it is",
-    "tls": "SSL_CERT_FILE names the authorities that are trusted, GEMMILL_REMOTE_CERT the certificate to show",
+    "unauthorised": "set GEMMILL_REMOTE_TOKEN to a token with the scope read",
+    "token": "set GEMMILL_REMOTE_TOKEN to a token, or to @FILE for a file with a token",
+    "unreachable": "start the server, or set GEMMILL_REMOTE to its address",
+    "tls": "set SSL_CERT_FILE to the trusted authorities, and GEMMILL_REMOTE_CERT to the client certificate",
 }
 """What to do, by the reason of a miss."""
 
 
 def remote() -> Iterator[Finding]:
-    """One line; none where no remote is named."""
+    """Examine the remote; nothing where none is set."""
     try:
         if Settings.read().url_of(None) is None:
             return
@@ -274,14 +288,16 @@ def remote() -> Iterator[Finding]:
 
         client = Remote.of_settings()
     except SettingError as error:
-        yield Finding("remote", "wrong", "its settings mean nothing", str(error))
+        yield Finding("remote", "wrong", "its settings are invalid", str(error))
         return
     assert client is not None
     start = time.monotonic()
     miss = client.probe()
-    detail = f"{client.url}, mode {client.mode}, at most {client.deadline:g} s a kernel"
+    detail = f"{client.url}, mode {client.mode}, at most {client.deadline:g} s per kernel"
     if miss is None:
-        yield Finding("remote", "ok", f"{detail}; it answers in {1000 * (time.monotonic() - start):.0f} ms")
+        yield Finding("remote", "ok", f"{detail}; answers in {1000 * (time.monotonic() - start):.0f} ms")
     else:
         where = "" if client.mode == "only" else "; kernels are compiled here instead"
-        yield Finding("remote", "wrong", f"{detail}: {miss.says}{where}", _ADVICE.get(miss.reason, "see the server"))
+        yield Finding(
+            "remote", "wrong", f"{detail}: {miss.says}{where}", _ADVICE.get(miss.reason, "check the log of the server")
+        )

@@ -1,4 +1,5 @@
-"""One kernel of each family: compiled into a scratch store and, where there is a GPU, loaded, run and compared."""
+"""Compiles one kernel of each family into a scratch store and, where there is a GPU, loads it, runs it and checks its
+result."""
 
 from __future__ import annotations
 
@@ -28,13 +29,13 @@ KERNELS = (
     "sm90_f16any2_f16any2_f32_none_f16any2_64x64x16_1x1_simt_s2_m8_k1_linear",
     "sm90a_f16k16_f16k16_f32_none_f16any2_8x16x128_1x1_gemv_s2_m1_k1_linear",
 )
-"""A small kernel of each family, which compiles fast; on other GPUs the same for these."""
+"""A small kernel of each family, which compiles fast; other GPUs use the same for their architectures."""
 EXTENTS = 8, 64, 256
-"""M, N and K of a problem that all of them solve."""
+"""M, N and K of a problem that all of them support."""
 
 
 def kernels() -> Iterator[Finding]:
-    """What becomes of each family here."""
+    """Yield a finding for each family."""
     try:
         devices = [device for device in range(driver.device_count()) if serving(driver.capability(device))]
     except DeviceError:
@@ -52,7 +53,7 @@ def kernels() -> Iterator[Finding]:
                 try:
                     ran = [_run(outcome.config, device, store) for device in devices]
                 except GemmillError as error:
-                    yield Finding(what, "wrong", f"{outcome.name} compiles and does not run", str(error))
+                    yield Finding(what, "wrong", f"{outcome.name} compiles but does not run", str(error))
                     continue
                 yield Finding(what, "ok", ", ".join([f"{outcome.name} compiles", *ran]))
     except (GemmillError, OSError) as error:
@@ -60,7 +61,7 @@ def kernels() -> Iterator[Finding]:
 
 
 def _for(targets: Sequence[Any]) -> Iterator[GemmConfig]:
-    """The kernels of families that some targets have."""
+    """Yield the kernels of families that some targets have."""
     for name in KERNELS:
         for target in targets:
             if not verdicts(config := replace(parse_name(name), arch=target.name)):
@@ -69,7 +70,7 @@ def _for(targets: Sequence[Any]) -> Iterator[GemmConfig]:
 
 
 def _run(config: GemmConfig, device: int, store: Store) -> str:
-    """Runs a kernel on a GPU; what to say of it. DeviceError where the result is wrong."""
+    """Run a kernel on a GPU, and return a text for the report; DeviceError where the result is wrong."""
     m, n, k = EXTENTS
     chance = np.random.default_rng(0)
     a, b = (chance.integers(-2, 3, shape).astype(np.float16) for shape in ((m, k), (n, k)))
@@ -92,7 +93,7 @@ def _run(config: GemmConfig, device: int, store: Store) -> str:
 
 
 class _Array:
-    """An array's like in GPU memory."""
+    """A copy of an array in GPU memory."""
 
     def __init__(self, array: Any, address: int) -> None:
         self.address = address

@@ -1,1 +1,1 @@
-"""From a kernel and operands to a launch."""
+"""Launches a kernel on operands."""

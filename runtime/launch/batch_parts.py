@@ -1,4 +1,4 @@
-"""A nested batch where no kernel takes one: a launch for each part of it that has one stride, one after the other."""
+"""Launches a nested batch that no kernel supports in parts: one launch for each part with one stride, in sequence."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from gemmill.runtime.operands.matrices import Operand
 
 
 class PartLaunches:
-    """Launches of one kernel on parts of a batch; ``arguments`` are those of a :class:`Launcher`, and ``shifts`` how
-    many bytes each part's addresses lie from those of the first. ``memory`` refuses addresses that no call may have."""
+    """Launches of one kernel on the parts of a batch.
+
+    ``arguments`` are those of a :class:`Launcher`. ``shifts`` are the byte offsets of each part's addresses from those
+    of the first. ``memory`` refuses invalid addresses.
+    """
 
     def __init__(self, *arguments: Any, shifts: Sequence[Addresses], memory: Callable[[Addresses], None]) -> None:
         self.each = Launcher(*arguments, memory=_checked_before)
@@ -34,15 +37,16 @@ class PartLaunches:
 
 
 def parts_of(gemm: Gemm) -> tuple[Gemm, tuple[Addresses, ...]]:
-    """The first part of a nested batch, along the longest of its extents, and how many bytes each part's addresses lie
+    """Return the first part of a nested batch, along its longest extent, and the byte offsets of each part's addresses
     from those of the first.
 
-    OperandError where an epilogue has outputs that each launch would set anew.
+    Raises:
+        OperandError: the epilogue has outputs that each launch would reset.
     """
     nested = gemm.nested
     if reset := [argument.name for argument in gemm.arguments if argument.reset]:
         raise OperandError(
-            f"{' and '.join(reset)}: no kernel here reduces over a batch of {len(nested)} strides; make the "
+            f"{' and '.join(reset)}: no kernel here reduces over a batch with {len(nested)} strides: make the "
             "operands contiguous, or loop over the outer extents"
         )
     along = max(range(len(nested)), key=nested.__getitem__)
@@ -77,4 +81,4 @@ def parts_of(gemm: Gemm) -> tuple[Gemm, tuple[Addresses, ...]]:
 
 
 def _checked_before(_: Addresses) -> None:
-    """The addresses of a part are not those of its tensors."""
+    """A part's addresses need no check, since :class:`PartLaunches` checks those of the call."""

@@ -1,4 +1,4 @@
-"""Kernels loaded on a GPU, and launches of them with everything set but the stream."""
+"""Kernels loaded on a GPU, and launches that are complete except for the stream."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from gemmill.runtime.storage.artifact import Artifact
 _lock = threading.Lock()
 _kernels: dict[tuple[int, str, GemmConfig, int], Kernel] = {}
 _modules: dict[tuple[int, str], Any] = {}
-"""What kernels are of, by GPU and digest: several that differ in the slices of K of their launches."""
+"""Loaded modules by GPU and digest; several kernels, with different slices of K, may share one."""
 
 
 def load(device: int, artifact: Artifact, slices: int = 1) -> Kernel:
-    """Load a kernel on a GPU for launches in so many slices of K, once; it stays for the life of the process, since
-    CUDA graphs may refer to it.
+    """Load a kernel on a GPU for launches with some slices of K, once. It stays loaded for the life of the process,
+    since CUDA graphs may refer to it.
 
-    DeviceError where the GPU cannot run it; CaptureError where the driver refuses because of a stream capture.
+    Raises:
+        DeviceError: the GPU cannot run it.
+        CaptureError: the driver refuses because of a stream capture.
     """
     key = device, artifact.digest, artifact.config, slices
     with _lock:
@@ -33,7 +35,7 @@ def load(device: int, artifact: Artifact, slices: int = 1) -> Kernel:
 
 
 class Kernel:
-    """A kernel loaded on one GPU, ready to be launched there in so many slices of K."""
+    """A kernel loaded on one GPU, for launches with a fixed number of slices of K."""
 
     def __init__(self, device: int, artifact: Artifact, slices: int) -> None:
         self.device = device
@@ -44,7 +46,7 @@ class Kernel:
         if target not in serving(capability(device)):
             have, need = (".".join(map(str, pair)) for pair in (capability(device), target.capability))
             raise DeviceError(
-                f"{spec.entry} is compiled for {target.nvrtc} (compute capability {need}); GPU {device}, "
+                f"{spec.entry} was compiled for {target.nvrtc} (compute capability {need}); GPU {device}, "
                 f"{device_name(device)}, has {have}"
             )
         driver = bindings()
@@ -56,7 +58,7 @@ class Kernel:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(
                 driver.cuFuncSetAttribute(self.function, attribute, spec.shared_bytes),
-                f"giving {spec.entry} {spec.shared_bytes} bytes of shared memory",
+                f"reserving {spec.shared_bytes} bytes of shared memory for {spec.entry}",
             )
             self.reduction = None
             if spec.k_decomposition and spec.k_decomposition.reduction:
@@ -66,14 +68,14 @@ class Kernel:
         if self.max_clusters < 1:
             raise DeviceError(
                 f"{spec.entry}: no cluster of {spec.cluster_ctas} CTAs fits GPU {device}, "
-                f"{device_name(device)}; take a kernel with a smaller cluster"
+                f"{device_name(device)}: use a kernel with a smaller cluster"
             )
 
     def _max_active_clusters(self) -> int:
-        """Clusters that the whole GPU holds at a time."""
+        """Return how many clusters the whole GPU holds at a time."""
         driver = bindings()
         if not overlaps(self.device):
-            what = f"asking how many CTAs of {self.spec.entry} an SM of GPU {self.device} holds"
+            what = f"reading how many CTAs of {self.spec.entry} fit an SM of GPU {self.device}"
             ctas = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 self.function, self.spec.threads, self.spec.shared_bytes
             )
@@ -84,16 +86,17 @@ class Kernel:
         cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = size, 1, 1
         config = _launch_config(size, self.spec.threads, self.spec.shared_bytes)
         config.attrs, config.numAttrs = [cluster], 1
-        what = f"asking how many clusters of {self.spec.entry} GPU {self.device} holds"
+        what = f"reading how many clusters of {self.spec.entry} fit GPU {self.device}"
         return int(check(driver.cuOccupancyMaxActiveClusters(self.function, config), what))
 
     def prepare(self, ctas: int, arguments: int) -> PreparedLaunch:
-        """A launch of ``ctas`` CTAs; ``arguments`` is the address of the ``void*`` that points at the struct."""
+        """Return a launch of ``ctas`` CTAs; ``arguments`` is the address of the ``void*`` that points at the
+        parameters."""
         spec = self.spec
         return PreparedLaunch(self.device, spec.entry, self.function, ctas, spec.threads, spec.shared_bytes, arguments)
 
     def prepare_reduction(self, ctas: int, arguments: int) -> PreparedLaunch:
-        """The same for the second kernel of a split kernel, which takes the same parameters."""
+        """Return the same for the second kernel of a split-K kernel, which takes the same parameters."""
         reduction = self.spec.k_decomposition and self.spec.k_decomposition.reduction
         assert reduction, f"{self.spec.entry} has no second kernel"
         return PreparedLaunch(self.device, reduction.entry, self.reduction, ctas, reduction.threads, 0, arguments)
@@ -109,7 +112,7 @@ def _launch_config(ctas: int, threads: int, shared_bytes: int) -> Any:
 
 @functools.cache
 def _overlap() -> Any:
-    """The attribute of programmatic dependent launch, which all launches share."""
+    """Return the launch attribute of programmatic dependent launch, which all launches share."""
     driver = bindings()
     overlap = driver.CUlaunchAttribute()
     overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -118,10 +121,12 @@ def _overlap() -> Any:
 
 
 class PreparedLaunch:
-    """A launch with everything set but the stream. One thread at a time: the stream is written into shared state.
+    """A launch that is complete except for the stream. Use it from one thread at a time: it writes the stream into
+    shared state.
 
-    The kernel's prologue may overlap the end of the kernel before it in the stream (programmatic dependent launch); it
-    waits for that kernel before it touches global memory. ``arguments`` is the address of its ``kernelParams``.
+    With programmatic dependent launch, the prologue of the kernel may overlap the end of the previous kernel in the
+    stream; it waits for that kernel before it accesses global memory. ``arguments`` is the address of its
+    ``kernelParams``.
     """
 
     __slots__ = ("_arguments", "_config", "_device", "_entry", "_function", "_launch", "_stream")
@@ -140,7 +145,7 @@ class PreparedLaunch:
         self._stream = 0
 
     def launch(self, stream: int) -> None:
-        """Launch on a stream of the kernel's GPU. The parameters are copied before this returns."""
+        """Launch on a stream of the kernel's GPU. CUDA copies the parameters before this returns."""
         if stream != self._stream:
             self._config.hStream = self._stream = stream
         (status,) = self._launch(self._config, self._function, self._arguments, 0)
@@ -148,7 +153,8 @@ class PreparedLaunch:
             self._relaunch(status)
 
     def _relaunch(self, status: Any) -> None:
-        """Launch in the right context; asking for the current one before each launch would slow all of them."""
+        """Launch again in the right context. Reading the current context before each launch would slow down all of
+        them."""
         driver = bindings()
         here = check(driver.cuCtxGetCurrent(), "reading the current context")
         if int(here) != int(context(self._device)):

@@ -1,5 +1,5 @@
-"""One kernel bound to one memory layout: parameters encoded once, then nothing but ``cuLaunchKernelEx``. What is kept
-for all calls of one signature."""
+"""One kernel bound to one memory layout, with encoded parameters: a launch is only ``cuLaunchKernelEx``. This is the
+state that all calls with one signature share."""
 
 from __future__ import annotations
 
@@ -31,27 +31,31 @@ if TYPE_CHECKING:
 
 
 def grid_ctas(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_count: int | None = None) -> int:
-    """CTAs of a persistent launch: a cluster for each cluster tile, but no more than the GPU holds at a time.
+    """Return the CTAs of a persistent launch: a cluster for each cluster tile, but at most as many as the GPU holds at
+    a time.
 
-    With ``sm_count``, no more CTAs than that: an SM may hold several, but CTAs spread before they share one.
+    ``sm_count`` limits the number of CTAs. An SM may hold several, but CTAs spread over free SMs first.
     """
     size = spec.cluster_ctas
     if sm_count is not None:
         if sm_count < size:
-            raise UnsupportedProblemError(f"sm_count is {sm_count}; {spec.entry} runs in clusters of {size} SMs")
+            raise UnsupportedProblemError(
+                f"sm_count is {sm_count}; {spec.entry} runs in clusters of {size} SMs: raise sm_count, or use another "
+                "kernel"
+            )
         if spec.k_decomposition and spec.k_decomposition.reduction:
             raise UnsupportedProblemError(
-                f"sm_count is {sm_count}; the second kernel of {spec.entry}, which sums its slices of K, keeps to no "
-                "bound: take a stream kernel"
+                f"sm_count is {sm_count}; it does not limit the second kernel of {spec.entry}, which sums its slices "
+                "of K: use a stream-K kernel"
             )
         max_clusters = min(max_clusters, sm_count // size)
     tiles = workspace_layout.cluster_tiles(spec, problem)
     units = tiles * (spec.k_decomposition.splits if spec.k_decomposition else 1)
-    if units > workspace_layout.INT32_MAX - 2 * max_clusters:  # pingpong looks two strides of the grid ahead
+    if units > workspace_layout.INT32_MAX - 2 * max_clusters:  # pingpong computes two strides of the grid ahead
         raise UnsupportedProblemError(
-            f"{spec.entry}: {units} output tiles; kernels count up to 2^31: split the problem"
+            f"{spec.entry}: {units} output tiles; at most 2^31 are supported: split the problem"
         )
-    if problem.batching == "grouped":  # a group begins a tile of its own, and may end one
+    if problem.batching == "grouped":  # each group starts with a new tile, and may end with a partial one
         begun = problem.m // (spec.tile[0] * spec.cluster[0]) + problem.batch
         tiles = min(tiles, begun * -(-problem.n // (spec.tile[1] * spec.cluster[1])))
     shares = spec.k_decomposition is not None
@@ -60,59 +64,59 @@ def grid_ctas(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_coun
 
 
 class Launches(Protocol):
-    """What is launched again and again: a kernel, or where D is empty what resets outputs of an epilogue."""
+    """Something that is launched repeatedly: a kernel, or, where D is empty, the reset of an epilogue's outputs."""
 
     def launch(self, stream: int, addresses: Addresses) -> None:
-        """Launch on a stream, on operands at some addresses, aligned as those it was made for."""
+        """Launch on a stream, on operands at other addresses with the same alignment."""
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedCall:
-    """What a call needs for its launch, whichever tensors of its signature it has; it holds none of them."""
+    """Everything that a call needs for its launch, for any tensors with its signature; it holds no tensors."""
 
     problem: GemmProblem
-    """What it solves."""
+    """The problem of the call."""
     kernel: SlicedKernel | None
-    """Its kernel and the slices of K of the launch; None where D is empty."""
+    """The kernel and the slices of K of the launch; None where D is empty."""
     choice: Choice | None
-    """Why its kernel was selected; None where the caller named the kernel or D is empty."""
+    """The selection and its reason; None where the caller named the kernel or D is empty."""
     memory: Callable[[Addresses], None]
-    """Refuses addresses at which what is written lies where something else is, or nothing at all."""
+    """Refuses addresses where outputs overlap other tensors, and missing addresses."""
     new_launcher: Callable[[], Launches]
-    """Makes a launcher of its own for a plan, so that plans on other tensors of the signature do not move its addresses
-    to and fro."""
+    """Makes a separate launcher for a plan. Plans on different tensors of one signature would otherwise keep changing
+    the addresses in a shared launcher."""
 
     def __str__(self) -> str:
         if self.kernel is None:
-            return f"{self.problem}: D is empty, and no kernel is launched"
-        why = "the call names it" if self.choice is None else self.choice.why
-        return f"{self.problem} goes to {self.kernel}: {why}"
+            return f"{self.problem}: D is empty, so there is no launch"
+        why = "named by the call" if self.choice is None else self.choice.why
+        return f"{self.problem} uses {self.kernel}: {why}"
 
     @cached_property
     def launcher(self) -> Launches:
-        """The launcher that calls of the signature share, made for the first."""
+        """The launcher that all calls with this signature share, made for the first."""
         return self.new_launcher()
 
 
 _UNKNOWN: Addresses = (-1,) * (len(OPERANDS) + MAX_NODES)
-"""No addresses, as many as there can be."""
+"""Placeholder for unknown addresses, of the maximum length."""
 
 
 class Resets:
-    """Sets outputs of reductions to what they start from: before each launch, and where D is empty instead of one."""
+    """Sets outputs of reductions to their start values: before each launch, or instead of one where D is empty."""
 
     def __init__(
         self, device: int, arguments: Sequence[BoundArgument], memory: Callable[[Addresses], None] | None = None
     ) -> None:
         self._device = device
         self._memory = memory
-        """Refuses addresses that no call may have, unless whoever launches has asked already."""
+        """Refuses invalid addresses; None where the caller has checked them already."""
         self._fills = tuple(
             (len(OPERANDS) + i, *argument.reset) for i, argument in enumerate(arguments) if argument.reset
         )
 
     def launch(self, stream: int, addresses: Addresses) -> None:
-        """Fill the outputs on a stream, unless the addresses are refused."""
+        """Check the addresses and fill the outputs on a stream."""
         if self._memory is not None:
             self._memory(addresses)
         self.fill(stream, addresses)
@@ -125,10 +129,10 @@ class Resets:
 
 
 class Launcher:
-    """One kernel bound to one memory layout; addresses may change from launch to launch. Threads may share it.
+    """One kernel bound to one memory layout; addresses may change between launches. Threads may share it.
 
-    The kernel must serve the problem as it is: see :func:`gemmill.runtime.select.kernels.faults.needs_swap`. ``memory``
-    refuses addresses that no call may have.
+    The kernel must support the problem directly, not its transpose: see
+    :func:`gemmill.runtime.select.kernels.faults.needs_swap`. ``memory`` refuses invalid addresses.
     """
 
     def __init__(
@@ -141,20 +145,20 @@ class Launcher:
     ) -> None:
         self._memory = memory
         self.gemm = gemm
-        """What it computes."""
+        """The GEMM that it computes."""
         spec = kernel.spec
         names = realigned(kernel.config, gemm.problem)
         self.realigned = frozenset(getattr(gemm, name).name for name in names)
-        """Operands that are copied into aligned memory before each launch, as the caller calls them."""
+        """The caller's names of the operands that are copied into aligned memory before each launch."""
         if names and sm_count is not None:
             raise UnsupportedProblemError(
-                f"sm_count is {sm_count}; {spec.entry} needs {' and '.join(sorted(self.realigned))} aligned to "
-                f"{tma.ALIGNMENT} bytes, and copying them keeps to no bound: pass aligned operands, or leave it out"
+                f"sm_count is {sm_count}; it does not limit the copy of {' and '.join(sorted(self.realigned))}, which "
+                f"{spec.entry} needs aligned to {tma.ALIGNMENT} bytes: pass aligned operands, or leave out sm_count"
             )
         self._addresses = gemm.addresses
         moved: dict[int, RealignedOperand] = {}
         if names:
-            from gemmill.runtime.launch.realign import realign  # as few launches need it
+            from gemmill.runtime.launch.realign import realign  # deferred: few launches need it
 
             gemm, into = realign(gemm, names)
             moved = {PLACES[getattr(gemm, operand.name).name]: operand for operand in into}
@@ -177,7 +181,7 @@ class Launcher:
         self._resets = Resets(kernel.device, gemm.arguments) if any(x.reset for x in gemm.arguments) else None
         self._in_workspace = None
         if spec.k_decomposition or moved:
-            from gemmill.runtime.launch.workspace_launch import WorkspaceLaunch  # likewise
+            from gemmill.runtime.launch.workspace_launch import WorkspaceLaunch  # deferred likewise
 
             following = (x for x in descriptors if x.place in moved)
             self._in_workspace = WorkspaceLaunch(gemm, kernel, block, self.ctas, moved, following)
@@ -186,15 +190,15 @@ class Launcher:
 
     @property
     def workspace(self) -> WorkspaceSize:
-        """Bytes of workspace that a launch takes."""
+        """Bytes of workspace that a launch needs."""
         return self._in_workspace.size if self._in_workspace else WorkspaceSize(0, 0)
 
     def launch(self, stream: int, addresses: Addresses) -> None:
-        """Launch on a stream of the kernel's GPU. The addresses must be aligned as the problem says."""
+        """Launch on a stream of the kernel's GPU. The addresses must have the alignment in the problem."""
         with self._lock:
             if addresses is not self._addresses and addresses != self._addresses:
                 self._memory(addresses)
-                before, self._addresses = self._addresses, _UNKNOWN  # should one be refused
+                before, self._addresses = self._addresses, _UNKNOWN  # in case one is refused
                 for index, descriptor, shift in self._descriptors:
                     if addresses[index] != before[index]:
                         tma.replace_address(descriptor, addresses[index] + shift, self.kernel.device)

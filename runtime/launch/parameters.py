@@ -1,5 +1,5 @@
-"""Parameters of a kernel: the memory that they are passed in, the values that do not follow an operand, and TMA
-descriptors: what they describe, how L2 fetches it, which of them follow an operand."""
+"""Parameters of a kernel: their memory, the values that do not depend on an operand's address, and TMA descriptors,
+with the L2 fetch size of each and the operand that it follows."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gemmill.runtime.operands.call_keywords import PLACES
 from gemmill.runtime.operands.gemm import Gemm
 
 _UNALIGNED_D = 31
-"""The bit of ``batched`` that says so (kernel/params.cuh)."""
+"""The bit of ``batched`` for it (kernel/params.cuh)."""
 
 _SCALARS = {layout: struct.Struct("<" + layout) for layout in "iIqQfd"}
-"""How parameters lie in memory, by their characters in :mod:`struct`."""
+"""Memory formats of parameters, by their characters in :mod:`struct`."""
 
 _STRIDED = (
     ("pointer", "Q", "ptr"),
@@ -28,22 +28,22 @@ _STRIDED = (
     ("column_stride", "q", "column_stride"),
     ("batch_stride", "q", "batch_stride"),
 )
-"""Parameters of an operand that is read through plain addresses: member, layout, attribute of the operand."""
+"""Parameters of an operand that is read through plain addresses: member, format, attribute of the operand."""
 
 
 class EncodedDescriptor(NamedTuple):
     """A descriptor that follows an operand."""
 
     place: int
-    """The operand's, among :data:`~gemmill.runtime.operands.gemm.Addresses`."""
+    """Index of the operand in :data:`~gemmill.runtime.operands.gemm.Addresses`."""
     address: int
-    """The descriptor's."""
+    """Address of the descriptor."""
     shift: int
-    """How far from the operand's address it begins."""
+    """Offset of its start from the operand's address, in bytes."""
 
 
 class ParameterBlock:
-    """A kernel's parameter struct in host memory, aligned for the descriptors it holds."""
+    """A kernel's parameter struct in host memory, aligned for the descriptors in it."""
 
     def __init__(self, size: int) -> None:
         alignment = tma.DESCRIPTOR_ALIGNMENT
@@ -75,16 +75,17 @@ class ParameterBlock:
             raise ValueError(f"offset {offset} is outside the {self._size} bytes of the parameters")
 
     def integer(self, offset: int) -> ctypes.c_uint64:
-        """The 64 bits at an offset, to be written again and again."""
+        """Return the 64 bits at an offset, for repeated writes."""
         return ctypes.c_uint64.from_address(self.address + offset)
 
     def read(self) -> bytes:
-        """The struct's bytes."""
+        """Return the bytes of the struct."""
         return ctypes.string_at(self.address, self._size)
 
 
 def scalars(gemm: Gemm, staged: Iterable[BoundArgument]) -> Iterator[tuple[str, str, float]]:
-    """Parameters other than descriptors: member, layout, value. A kernel has some of them. TMA moves what is staged."""
+    """Yield the parameters other than descriptors: member, format, value. A kernel has some of them. TMA moves the
+    ``staged`` arguments."""
     problem, factor = gemm.problem, _factor_layout(gemm.problem)
     for extent in ("m", "n", "k", "batch"):
         yield extent, "i", getattr(problem, extent)
@@ -121,7 +122,7 @@ def scalars(gemm: Gemm, staged: Iterable[BoundArgument]) -> Iterator[tuple[str, 
 
 
 def write_argument(argument: BoundArgument, problem: GemmProblem, spec: LaunchSpec, block: ParameterBlock) -> None:
-    """Writes what is passed to the epilogue: an address, then strides or, of a scalar, its value."""
+    """Write an argument of the epilogue: an address, then strides or, for a scalar, its value."""
     at = spec.offsets[f"epilogue.{argument.name}"]
     block.write(at, "Q", argument.address)
     for i, stride in enumerate(argument.strides):
@@ -131,18 +132,18 @@ def write_argument(argument: BoundArgument, problem: GemmProblem, spec: LaunchSp
 
 
 def _factor_layout(problem: GemmProblem) -> str:
-    """The type of alpha, beta and scalars of the epilogue."""
+    """Return the format of alpha, beta and scalars of the epilogue."""
     return "i" if problem.d_dtype == "s32" else "d" if problem.accumulator == "f64" else "f"
 
 
 FEW_ROWS = 64
-"""Most rows of D that B is read for, or columns that A is, for the pace of memory to be what matters."""
+"""Most rows of D (for B) or columns of D (for A) for which memory bandwidth is the bound."""
 
 
 def encode_descriptors(
     gemm: Gemm, kernel: Kernel, block: ParameterBlock, arguments: Mapping[str, tuple[int, BoundArgument]]
 ) -> Iterator[EncodedDescriptor]:
-    """Writes the TMA descriptors; those that follow an operand."""
+    """Write the TMA descriptors, and yield those that follow an operand."""
     problem = gemm.problem
     for box in kernel.spec.boxes:
         if box.operand == "partials":
@@ -154,7 +155,7 @@ def encode_descriptors(
             yield EncodedDescriptor(place, block.address + box.offset, 0)
             continue
         operand = getattr(gemm, box.operand)
-        # Without a K tile A and B are not read, and may have no address.
+        # Without a K tile, the kernel does not read A and B, and they may have no address.
         unread = problem.k == 0 and box.operand not in ("c", "d")
         n = problem.d_columns if box.operand in ("c", "d") else problem.n
         sizes = {"m": problem.m, "n": n, "k": problem.k}
@@ -171,7 +172,7 @@ def encode_descriptors(
 
 
 def _describe_matrix(box: TmaBox, matrix: BoundArgument, problem: GemmProblem) -> tma.Descriptor:
-    """The descriptor of an epilogue's matrix."""
+    """Return the descriptor of an epilogue's matrix."""
     row, column, outer = matrix.strides
     sizes = {"m": problem.m, "n": problem.d_columns}
     batch = problem.batch if outer else 1
@@ -181,12 +182,12 @@ def _describe_matrix(box: TmaBox, matrix: BoundArgument, problem: GemmProblem) -
 
 
 def fetched_bytes(box: TmaBox, problem: GemmProblem, stride: int) -> int:
-    """Bytes by which L2 fetches an operand from memory, whose rows are ``stride`` bytes apart; "Few rows, few columns"
-    in docs/kernels.md has why.
+    """Return the bytes that L2 fetches at a time for an operand whose rows are ``stride`` bytes apart
+    (docs/kernels.md).
 
-    Two lines where K is contiguous: a later stage finds the second in L2. One where the second is another tile's, where
-    rows begin within sectors, and where an operand is multiplied with few rows or columns: fetching two costs memory up
-    to a tenth of its pace.
+    It is two lines where K is contiguous, since a later stage then finds the second line in L2. It is one line where
+    the second belongs to another tile, where rows start within sectors, and where an operand meets few rows or columns:
+    fetching two lines then costs up to a tenth of the memory bandwidth.
     """
     met = problem.n if box.operand == "a" else problem.m
     if problem.batching == "grouped" and box.operand == "b":

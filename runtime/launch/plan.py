@@ -1,4 +1,4 @@
-"""``gemmill.Plan``: a call made ready on given tensors, so that calling it is nothing but a launch."""
+"""``gemmill.Plan``: a prepared call on given tensors, which only launches."""
 
 from __future__ import annotations
 
@@ -19,10 +19,16 @@ T = TypeVar("T")
 
 
 class Plan:
-    """A GEMM on given tensors, selected, compiled, loaded and encoded: calling it is nothing but a launch.
+    """A GEMM on given tensors, selected, compiled, loaded and encoded. Calling the plan only launches.
 
-    It keeps its tensors alive until it is closed. Made by :func:`gemmill.plan`; ``stream`` gives the stream of a
-    launch.
+    :func:`gemmill.plan` makes plans. A plan keeps its tensors alive until you close it, with :meth:`close` or at the
+    end of a ``with`` block. ``rebind`` replaces tensors.
+
+    Example:
+        >>> plan = gemmill.plan(a, b, out=d)
+        >>> plan()
+        >>> plan.rebind(a=a2)
+        >>> plan()
     """
 
     def __init__(self, call: GemmCall, prepared: PreparedCall, stream: Callable[[], int]) -> None:
@@ -31,21 +37,22 @@ class Plan:
         each = getattr(launcher, "each", launcher)  # of a batch that is launched in parts
         kernel = each if isinstance(each, Launcher) else None
         self.problem = prepared.problem
-        """What it solves."""
+        """The problem."""
         self.choice = prepared.choice
-        """Why its kernel was selected; None where the caller named the kernel or D is empty."""
+        """The selection and its reason; None where the caller named the kernel or D is empty."""
         self.kernel = kernel.kernel.config if kernel else None
-        """Config of its kernel; None where D is empty and no kernel is launched."""
+        """Config of its kernel; None where D is empty and nothing is launched."""
         self.slices = kernel.kernel.slices if kernel else 1
-        """Slices of K of a launch of a split-K kernel; 1 of others."""
+        """Slices of K of a launch of a split-K kernel; 1 for other kernels."""
         self.ctas = kernel.ctas if kernel else 0
-        """CTAs that a launch has, and so the most SMs that it uses."""
+        """CTAs of a launch, which is also the most SMs that it uses."""
         self.swap_ab = kernel.gemm.is_transposed if kernel else False
         """Whether the kernel runs the transposed problem, D^T = B^T A^T."""
         self.realigned: frozenset[str] = kernel.realigned if kernel else frozenset()
-        """Which of ``a``, ``b`` and ``c`` TMA cannot move: they are copied into aligned memory before each launch."""
+        """Which of ``a``, ``b`` and ``c`` are copied into aligned memory before each launch, because TMA cannot load
+        them in place."""
         self.out = call.out
-        """The tensor it writes."""
+        """The tensor that it writes."""
         self._said, self._device = str(prepared), call.tensors["out"].device
         self._aligns = _alignments(kernel) if kernel else {}
         self._memory = prepared.memory
@@ -68,11 +75,15 @@ class Plan:
         launcher.launch(self._stream(), self._addresses)
 
     def rebind(self, **given: Tensor | None) -> None:
-        """Use other tensors from the next call on: ``a``, ``b``, ``c``, ``out``, scales, zero points, ``offsets``,
-        ``counts``, ``addresses`` and those of the epilogue, by their names. Each has the shape, strides, dtype and GPU
-        of the one it replaces.
+        """Use other tensors from the next call on.
 
-        OperandError where one has not, KeywordError where there is none of its name; the plan is then unchanged.
+        Pass any of ``a``, ``b``, ``c``, ``out``, the scales, zero points, ``offsets``, ``counts``, ``addresses`` and
+        operands of the epilogue, by name. Each must have the shape, strides, dtype and GPU of the tensor that it
+        replaces.
+
+        Raises:
+            OperandError: a tensor does not fit; the plan is unchanged.
+            KeywordError: the plan has no operand of this name; the plan is unchanged.
         """
         if self._call is None:
             raise _closed()
@@ -95,37 +106,37 @@ class Plan:
         self.out = self._call.out
 
     def _rebound(self, name: str, tensor: Any, old: TensorView | float | None) -> TensorView:
-        """Another tensor read, in place of one of the plan; OperandError where it cannot stand there."""
+        """Read a tensor that replaces another; OperandError where it does not fit."""
         assert self._call is not None
         if isinstance(old, float):
             raise OperandError(
-                f"{name}: this plan was made with a number; for another make a new plan, or one with a tensor of one "
-                "element, which may be written to"
+                f"{name}: this plan was made with a number, which cannot change: make a new plan, or make it with a "
+                "tensor of one element and write to that"
             )
         if old is None and name not in OPERANDS:
             raise unexpected(name, [*OPERANDS, *self._call.arguments.values])
         if old is None:
             raise OperandError(
-                f"{name}: this plan was made without one; make a new plan with gemmill.plan(..., {name}={name})"
+                f"{name}: this plan was made without {name}: make a new plan with gemmill.plan(..., {name}={name})"
             )
         options = self._call.options
         new = (view_table if name in TABLES else view)(tensor, name, self._stream())
-        if {"a": options.a_dtype, "b": options.b_dtype}.get(name) is not None:  # its tensor does not tell
+        if {"a": options.a_dtype, "b": options.b_dtype}.get(name) is not None:  # its tensor does not have the dtype
             new = unpacked(name, new, old.dtype, old.shape[-2 if name == "b" and len(old.shape) > 1 else -1])
         if not new.same_layout(old):
-            raise OperandError(f"{name} is {new}; this plan is for {old}: make a new plan with gemmill.plan")
+            raise OperandError(f"{name} is {new}; the plan needs {old}: make a new plan with gemmill.plan")
         if (name == "out" or name in self._call.arguments.outputs) and not new.writable:
-            raise OperandError(f"{name} is read-only")
+            raise OperandError(f"{name} is read-only: pass writable memory")
         align = self._aligns.get(name)
         if align and 0 not in new.shape and (new.ptr % align or new.ptr == 0):
             raise OperandError(
-                f"{name}: its first element is at {new.ptr:#x}; the kernel needs a multiple of {align} bytes: "
+                f"{name}: its first element is at {new.ptr:#x}, but the kernel needs a multiple of {align} bytes: "
                 f"start the view at an aligned element, pass {name}.clone(), or make a new plan with gemmill.plan"
             )
         return new
 
     def close(self) -> None:
-        """Let go of tensors and parameters; a later call raises. Launches under way finish."""
+        """Release tensors and parameters; later calls raise an error. Running launches finish."""
         self._call = None
         self._launcher = None
         self.out = None
@@ -138,32 +149,32 @@ class Plan:
 
     @property
     def blocks(self) -> int:
-        """The earlier name of :attr:`ctas`."""
+        """Deprecated name of :attr:`ctas`."""
         return self._renamed("blocks", "ctas", self.ctas)
 
     @property
     def copied(self) -> frozenset[str]:
-        """The earlier name of :attr:`realigned`."""
+        """Deprecated name of :attr:`realigned`."""
         return self._renamed("copied", "realigned", self.realigned)
 
     @property
     def swapped(self) -> bool:
-        """The earlier name of :attr:`swap_ab`."""
+        """Deprecated name of :attr:`swap_ab`."""
         return self._renamed("swapped", "swap_ab", self.swap_ab)
 
     @staticmethod
     def _renamed(old: str, new: str, value: T) -> T:
-        warnings.warn(f"Plan.{old} is called {new}", DeprecationWarning, stacklevel=3)
+        warnings.warn(f"Plan.{old} is deprecated: use {new}", DeprecationWarning, stacklevel=3)
         return value
 
 
 def _closed() -> GemmillError:
-    return GemmillError("this plan is closed; make a new one with gemmill.plan")
+    return GemmillError("this plan is closed: make a new one with gemmill.plan")
 
 
 def _alignments(launcher: Launcher) -> dict[str, int]:
-    """Bytes that the address of each tensor must be a multiple of, by what the caller calls it; of tensors that any
-    address serves, 0 or nothing."""
+    """Return the alignment in bytes that each tensor's address must have, by the caller's name; 0 or no entry where any
+    address is valid."""
     gemm, config = launcher.gemm, launcher.kernel.config
     moved = {box.operand for box in launcher.kernel.spec.boxes}
     aligns = {x.name: tma.ALIGNMENT for x in gemm.arguments if f"epilogue.{x.name}" in moved}

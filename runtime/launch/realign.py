@@ -1,4 +1,4 @@
-"""Realigned operands, which TMA cannot move where they are: where rows lie, where in aligned memory they are copied to,
+"""Realigned operands: operands that TMA cannot load in place, their rows, the layout of their copies in aligned memory,
 and the launch of the kernel that copies them (emitters/copies.py)."""
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gemmill.runtime.launch.parameters import ParameterBlock
 from gemmill.runtime.operands.gemm import Gemm
 
 BEGIN = 256
-"""Realigned operands begin at multiples of this many bytes."""
+"""Copies start at multiples of this many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RealignedOperand:
-    """Matrices of rows, in bytes, as they are and as they are copied."""
+    """Matrices of an operand in bytes, in place and as copied."""
 
     name: str
     """``a``, ``b`` or ``c`` of the GEMM."""
@@ -33,33 +33,33 @@ class RealignedOperand:
     stride: int
     """From a row to the next."""
     offset: int
-    """Where the copy begins in its memory."""
+    """Offset of the copy in its memory."""
 
     @property
     def realigned_stride(self) -> int:
-        """From a row of the copy to the next: whole lines of L2, as rows of boxes should not lie across two."""
+        """From a row of the copy to the next: whole L2 lines, since rows of boxes should not cross lines."""
         return align_up(self.row_bytes, tma.LINE)
 
     @property
     def end(self) -> int:
-        """Where the copy ends in its memory."""
+        """End of the copy in its memory."""
         return self.offset + self.matrices * self.rows * self.realigned_stride
 
     @property
     def vectors(self) -> int:
-        """Vectors that a row of the copy is written in."""
+        """Vectors per row of the copy."""
         return -(-self.row_bytes // VECTOR)
 
     def job(self, begin: int) -> bytes:
-        """What the kernel is told of it, but for two addresses: they are counted from the operand's and from that of
-        the copies' memory. ``begin``: the first of its CTAs."""
+        """Return the job of the kernel for this operand, except for two addresses; ``begin`` is the first of its CTAs.
+        Offsets are relative to the operand and to the memory of the copies."""
         strides = self.stride, self.realigned_stride, self.matrix_stride
         counts = self.matrices * self.rows, self.rows, self.vectors
         return JOB.pack(0, self.offset, *strides, self.row_bytes, *counts, begin)
 
 
 class RealignLaunch:
-    """The launch that copies operands to be realigned, by their places among addresses. One thread at a time."""
+    """The launch that copies operands, by their index in the addresses. Use it from one thread at a time."""
 
     def __init__(self, device: int, copies: Mapping[int, RealignedOperand]) -> None:
         block = ParameterBlock(JOBS * JOB.size)
@@ -89,16 +89,16 @@ class RealignLaunch:
 
 
 _kernels: dict[int, Any] = {}
-"""The kernel that copies, on each GPU that needed it; a second one, of two threads that come first, does no harm."""
+"""The copy kernel on each GPU that needed it. If two threads load it at once, the second does no harm."""
 
 
 def is_loaded(device: int) -> bool:
-    """Whether the kernel that copies is on a GPU already, so that a launch can be made while a stream is captured."""
+    """Whether the copy kernel is loaded on a GPU, so that a launch can be prepared during a stream capture."""
     return device in _kernels
 
 
 def _kernel(device: int) -> Any:
-    """The kernel that copies, on a GPU."""
+    """Return the copy kernel on a GPU."""
     if device not in _kernels:
         purpose = f"which copies operands that are not aligned to {tma.ALIGNMENT} bytes"
         _kernels[device] = driver.compiled(device, emit_copies(driver.overlaps(device)), ENTRY, purpose)
@@ -106,8 +106,8 @@ def _kernel(device: int) -> Any:
 
 
 def realign(gemm: Gemm, names: Iterable[str]) -> tuple[Gemm, tuple[RealignedOperand, ...]]:
-    """The GEMM with some operands as they will be in aligned memory that begins at :data:`tma.ALIGNMENT`, and the
-    copies that bring them there."""
+    """Return the GEMM with some operands as they will lie in aligned memory, which starts at :data:`tma.ALIGNMENT`, and
+    the copies that move them there."""
     turned = {"a": "mn", "b": "k", "c": "m"}
     copies: list[RealignedOperand] = []
     for name in names:

@@ -1,6 +1,6 @@
-"""TMA descriptors (``CUtensorMap``), encoded straight into memory of the caller's.
+"""TMA descriptors (``CUtensorMap``), encoded directly into the caller's memory.
 
-``cuda.bindings`` returns descriptors that may not be 64-byte aligned, so the driver is called through ctypes.
+Descriptors from ``cuda.bindings`` may not be 64-byte aligned, so this module calls the driver through ctypes.
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.runtime import driver
 
 ALIGNMENT = TMA_ALIGN
-"""Bytes that address and strides of a tensor must be a multiple of."""
+"""Required alignment of the address and strides of a tensor, in bytes."""
 DESCRIPTOR_ALIGNMENT = 64
-"""Bytes that the address of a descriptor must be a multiple of."""
+"""Required alignment of a descriptor's address, in bytes."""
 MAX_STRIDE = TMA_MAX_STRIDE
-"""Strides in bytes are below this."""
+"""Upper bound of strides in bytes, exclusive."""
 MAX_EXTENT = 1 << 32
-"""Extents are at most this."""
+"""Largest extent."""
 ANYWHERE = 1 << 31, 1 << 13
-"""Extents that reach every address below 2^48: steps of 16 bytes, as many as a coordinate counts, and the rest."""
+"""Extents that reach every address below 2^48: steps of 16 bytes, as many as a coordinate can count, and the rest."""
 
 _DATA_TYPES = {"UINT8": 0, "INT32": 3, "FLOAT16": 6, "FLOAT32": 7, "FLOAT64": 8, "BFLOAT16": 9, "TFLOAT32": 11}
-"""``CUtensorMapDataType`` (cuda.h), the part that :data:`~gemmill.library.dtypes.DTYPES` names."""
+"""``CUtensorMapDataType`` (cuda.h) for the names in :data:`~gemmill.library.dtypes.DTYPES`."""
 _SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
 """``CUtensorMapSwizzle`` by span in bytes; 16 means none."""
 _INVALID_CONTEXT = 201
 """``CUDA_ERROR_INVALID_CONTEXT``."""
 LINE, SECTOR = L2_LINE, L2_SECTOR
-"""Bytes of a line of L2, and of its sectors."""
+"""Bytes of an L2 line, and of its sectors."""
 _PROMOTIONS = {LINE: 2, 2 * LINE: 3}
 """``CUtensorMapL2promotion`` by bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """The arguments of ``cuTensorMapEncodeTiled``, checked: one operand as a tensor of matrices."""
+    """The checked arguments of ``cuTensorMapEncodeTiled``: one operand as a tensor of matrices."""
 
     box: TmaBox
-    """The box and swizzle that the kernel was compiled for."""
+    """Box and swizzle of the compiled kernel."""
     rows: int
-    """Rows of the box, which may be cut."""
+    """Rows of the box, which may be fewer."""
     address: int
-    """Address of the first element, or where the window starts."""
+    """Address of the first element, or of the start of the window."""
     extents: tuple[int, ...]
-    """Elements along the contiguous and strided extents (rows of the window, and its places), and matrices in the
+    """Elements along the contiguous and the strided extent (rows of the window, and its places), and matrices in the
     batch; none is 0."""
     strides: tuple[int, ...]
-    """Bytes between neighbours along all extents but the first."""
+    """Bytes between neighbours along all extents except the first."""
 
     def encode(self, destination: int, device: int, fetched: int = LINE) -> None:
-        """Write the descriptor's 128 bytes, for a GPU, to an address, which must be a multiple of 64.
+        """Write the 128 bytes of the descriptor, for a GPU, to an address that is a multiple of 64.
 
-        What L2 lacks is fetched by so many bytes: a line, or two.
+        ``fetched`` is the number of bytes that L2 fetches from memory at a time: one line, or two.
         """
         box, rank = self.box, len(self.extents)
         extents, strides, boxes, ones = _arrays(rank)
@@ -81,12 +81,12 @@ class Descriptor:
             0,  # CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: zeros beyond the extents
         )
         if status:
-            raise DeviceError(f"cuTensorMapEncodeTiled refused {self} with status {status}")
+            raise DeviceError(f"cuTensorMapEncodeTiled failed for {self} with status {status}")
 
 
 @functools.cache
 def _arrays(rank: int) -> tuple[Any, Any, Any, Any]:
-    """The types of extents, strides and boxes of a rank, and ones."""
+    """Return the types of extents, strides and boxes for a rank, and ones."""
     boxes = ctypes.c_uint32 * rank
     return ctypes.c_uint64 * rank, ctypes.c_uint64 * (rank - 1), boxes, boxes(*(1,) * rank)
 
@@ -101,11 +101,14 @@ def describe(
     batch_stride: int,
     name: str | None = None,
 ) -> Descriptor:
-    """The descriptor of one operand; OperandError names the rule of TMA that it breaks.
+    """Return the descriptor of one operand.
 
-    ``contiguous``, ``strided`` and ``batch`` are extents; ``stride`` and ``batch_stride`` are elements between
-    neighbours along the last two. Along an extent of 0 or 1 a stride is never followed, and any value will do. Packed
-    elements are bytes to TMA. ``name`` is what errors call the operand.
+    ``contiguous``, ``strided`` and ``batch`` are extents; ``stride`` and ``batch_stride`` are the elements between
+    neighbours along the last two. A stride along an extent of 0 or 1 has no effect, so any value is valid. Packed
+    elements are bytes to TMA. ``name`` is the operand's name in errors.
+
+    Raises:
+        OperandError: the operand breaks a rule of TMA; the message names it.
     """
     bits = DTYPES[box.dtype].bits
     size = max(8, bits) // 8
@@ -125,7 +128,7 @@ def describe(
             )
     for along, extent in zip((box.contiguous, box.strided, "batch"), extents, strict=True):
         if extent > MAX_EXTENT:
-            raise OperandError(f"{name}: extent {along} is {extent}; TMA takes at most 2^32")
+            raise OperandError(f"{name}: extent {along} is {extent}; the limit of TMA is 2^32")
     rows = box.rows(extents[1])
     if box.anywhere:
         return Descriptor(box, rows, 0, (*extents[:2], *ANYWHERE), (row_stride, ALIGNMENT, ANYWHERE[0] * ALIGNMENT))
@@ -133,31 +136,33 @@ def describe(
         return Descriptor(box, rows, address, extents, (row_stride, matrix_stride))
     start = address - box.window * row_stride
     if start <= 0:
-        raise OperandError(f"{name}: {box.window} rows of {row_stride} bytes reach from {address:#x} below address 0")
+        raise OperandError(
+            f"{name}: {box.window} rows of {row_stride} bytes start below address 0, counted back from {address:#x}"
+        )
     places = extents[0], box.window, extents[1] + 1, extents[2]
     return Descriptor(box, rows, start, places, (row_stride, row_stride, matrix_stride))
 
 
 def check_address(name: str, address: int) -> None:
-    """Refuse an operand whose first element is not where TMA can read it."""
+    """Raise OperandError where TMA cannot read an operand's first element."""
     if address % ALIGNMENT or address == 0:
         raise OperandError(
-            f"{name}: its first element is at {address:#x}; TMA needs a multiple of {ALIGNMENT} bytes: "
+            f"{name}: its first element is at {address:#x}, but TMA needs a multiple of {ALIGNMENT} bytes: "
             f"start the view at an aligned element, or pass {name}.clone()"
         )
 
 
 def replace_address(destination: int, address: int, device: int) -> None:
-    """Point an encoded descriptor, for a GPU, at another tensor of the same extents and strides."""
+    """Point an encoded descriptor, for a GPU, at another tensor with the same extents and strides."""
     move = _libcuda().cuTensorMapReplaceAddress
-    # On the way of every launch of tensors that have moved: nothing more is called unless this fails.
+    # Every launch with new addresses takes this path, so it makes no other call unless this one fails.
     status = move(destination, address) and _in_context(device, move, destination, address)
     if status:
-        raise DeviceError(f"cuTensorMapReplaceAddress refused {address:#x} with status {status}")
+        raise DeviceError(f"cuTensorMapReplaceAddress failed for {address:#x} with status {status}")
 
 
 def _in_context(device: int, call: Callable[..., int], *arguments: Any) -> int:
-    """The status of a call that asks for a current context: a thread may have none before its first launch."""
+    """Return the status of a call that needs a current context: a thread may have none before its first launch."""
     status = call(*arguments)
     if status == _INVALID_CONTEXT:
         with driver.current(device):
@@ -167,11 +172,11 @@ def _in_context(device: int, call: Callable[..., int], *arguments: Any) -> int:
 
 @functools.cache
 def _libcuda() -> ctypes.PyDLL:
-    """libcuda without the release of the GIL around each call: encoding is a microsecond of arithmetic."""
+    """Load libcuda such that calls keep the GIL: encoding is a microsecond of arithmetic."""
     try:
         libcuda = ctypes.PyDLL("libcuda.so.1")
     except OSError as error:
-        raise DeviceError(f"no CUDA driver: {error}; install NVIDIA's driver") from error
+        raise DeviceError(f"the CUDA driver cannot be loaded: {error}; install NVIDIA's driver") from error
     pointer, u32, u64 = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
     libcuda.cuTensorMapEncodeTiled.argtypes = [
         pointer,

@@ -1,13 +1,14 @@
-"""GPU memory that partial sums and copies of operands go through: a workspace for each stream, and each capture of one.
+"""Workspaces: GPU memory for partial sums and for copies of operands, one for each stream and for each capture of it.
 
-Launches on one stream follow each other, so they share a workspace; it grows on demand and is kept. A CUDA graph may be
-replayed at any time, beside anything: what is captured has a workspace of its own, one for each stream of the capture,
-which the graph holds on to as a user object and which serves later captures when the graph is gone. Who allocates for
-launches of its own, as XLA does, lends them that memory.
+Launches on one stream run in sequence, so they share a workspace, which grows on demand and is never freed. A CUDA
+graph may be replayed at any time, concurrently with anything. A captured launch therefore has another workspace, one
+for each stream of the capture, which the graph keeps as a user object; later captures reuse it when the graph is gone.
+Callers that allocate memory for their launches, such as XLA, lend it.
 
-Flags in a workspace are 0 between launches; kernels leave them so.
+Flags in a workspace are 0 between launches; kernels reset them.
 
-A stream is known by its handle: destroy no stream that has work under way, as the next one may get its handle.
+Streams are distinguished by their handles. Do not destroy a stream with pending work, since the next stream may get the
+same handle.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from gemmill.library.legality.quantities import align_up
 from gemmill.runtime.driver import CAPTURE_ERRORS, bindings, check, current, fill
 
 _GRANULE = 2 << 20
-"""Workspaces are multiples of this many bytes."""
+"""Sizes of workspaces are multiples of this many bytes."""
 _FLAGS_ALIGN = 256
-"""Flags in memory that is lent begin at multiples of this many bytes."""
+"""Flags in lent memory start at multiples of this many bytes."""
 _SEMAPHORE_BYTES = 64
 """At least the size of a ``sem_t``."""
 _PER_THREAD_STREAM = 2
-"""``CU_STREAM_PER_THREAD``: a handle that stands for another stream in every thread."""
+"""``CU_STREAM_PER_THREAD``: a handle for a different stream in every thread."""
 
 _lock = threading.Lock()
 _of_stream: dict[tuple[int, int, int], Workspace] = {}
@@ -41,17 +42,17 @@ _thread = threading.local()
 
 
 class Workspace:
-    """Two buffers on one GPU. Hold :attr:`lock` from :meth:`reserve` until the launch that uses the addresses."""
+    """Two buffers on one GPU. Hold :attr:`lock` from :meth:`reserve` until after the launch that uses the addresses."""
 
     def __init__(self, device: int, stream: int | None = None) -> None:
         self.device = device
         self.stream = stream
-        """The stream whose launches use it; None where a graph holds it, which allows no waiting."""
+        """The stream whose launches use it; None where a graph holds it, which rules out waiting."""
         self.lock = threading.Lock()
         self.buffer = 0
-        """Address of the memory for partial sums and copies of operands; 0 while there is none."""
+        """Address of the memory for partial sums and copies of operands; 0 before it is allocated."""
         self.flags = 0
-        """Address of the flags; 0 while there are none."""
+        """Address of the flags; 0 before they are allocated."""
         self._has = WorkspaceSize(0, 0)
 
     def holds(self, needed: WorkspaceSize) -> bool:
@@ -59,7 +60,7 @@ class Workspace:
         return needed.buffer <= self._has.buffer and needed.flags <= self._has.flags
 
     def reserve(self, needed: WorkspaceSize, what: str) -> None:
-        """Make it large enough, once the launches before are through; DeviceError where there is no memory for it."""
+        """Make it large enough, after waiting for earlier launches; DeviceError where there is not enough memory."""
         if self.holds(needed):
             return
         with current(self.device), while_capturing():
@@ -78,8 +79,8 @@ class Workspace:
 
 @contextmanager
 def lent(device: int, stream: int, address: int, size: WorkspaceSize) -> Iterator[None]:
-    """Let launches of this thread on a stream use memory that their caller allocated, if it is large enough: the flags
-    lie behind the buffer, at a multiple of 256 bytes, and are cleared here."""
+    """Let launches of this thread on a stream use memory that the caller allocated, if it is large enough. The flags
+    follow the buffer at a multiple of 256 bytes; this function clears them."""
     space = Workspace(device, stream)
     space.buffer, space.flags, space._has = address, address + align_up(size.buffer, _FLAGS_ALIGN), size
     if size.flags:
@@ -92,13 +93,16 @@ def lent(device: int, stream: int, address: int, size: WorkspaceSize) -> Iterato
 
 
 def lent_bytes(size: WorkspaceSize) -> int:
-    """Bytes of memory to lend."""
+    """Return the bytes of memory to lend."""
     return align_up(size.buffer, _FLAGS_ALIGN) + size.flags
 
 
 class _Lease:
-    """A graph's hold on a workspace. CUDA posts a semaphore when the graph and all that was made of it are gone: its
-    callbacks may come at any time, even after Python's end, so they must not be Python."""
+    """A graph's hold on a workspace.
+
+    CUDA posts a semaphore when the graph and everything made from it are gone. Its callbacks may run at any time, even
+    after Python has ended, so they must not be Python code.
+    """
 
     def __init__(self, workspace: Workspace, capture: tuple[int, int], graph: int) -> None:
         self.workspace = workspace
@@ -112,10 +116,10 @@ class _Lease:
         status = cuda.cuUserObjectCreate(ctypes.byref(held), self._semaphore, post, 1, 1)
         status = status or cuda.cuGraphRetainUserObject(graph, held, 1, 1)
         if status:
-            raise DeviceError(f"giving a workspace to a CUDA graph: status {status}")
+            raise DeviceError(f"attaching a workspace to a CUDA graph failed with status {status}")
 
     def is_over(self) -> bool:
-        """Whether the graph is gone; to be asked until it is."""
+        """Whether the graph is gone. Call it only until it returns True."""
         over = bool(_libc().sem_trywait(self._semaphore) == 0)
         if over:
             _libc().free(self._semaphore)
@@ -123,8 +127,8 @@ class _Lease:
 
 
 def workspace(device: int, stream: int, needed: WorkspaceSize) -> Workspace:
-    """The workspace that the caller lends, of a stream, or of the graph that the stream is being captured into; perhaps
-    still too small."""
+    """Return the workspace that the caller lends, or that of the stream, or that of the graph into which the stream is
+    being captured. It may still be too small."""
     own: Workspace | None = getattr(_thread, "lent", None)
     if own is not None and own.holds(needed):
         return own
@@ -137,14 +141,14 @@ def workspace(device: int, stream: int, needed: WorkspaceSize) -> Workspace:
 
 
 def _captured(device: int, capture: tuple[int, int], graph: int, needed: WorkspaceSize) -> Workspace:
-    """The workspace of a stream in a capture. Launches captured before keep theirs, so it must not grow."""
+    """Return the workspace of a stream in a capture. It must not grow, since launches captured earlier use it too."""
     for lease in _leases:
         if lease.capture == capture and lease.workspace.holds(needed):
             return lease.workspace
     for lease in [lease for lease in _leases if lease.is_over()]:
         _leases.remove(lease)
         _idle.append(lease.workspace)
-    # Of those that are free, rather one that needed not grow.
+    # Prefer an idle workspace that is large enough.
     idle = sorted((free for free in _idle if free.device == device), key=lambda free: not free.holds(needed))
     chosen = idle[0] if idle else Workspace(device)
     lease = _Lease(chosen, capture, graph)
@@ -155,24 +159,24 @@ def _captured(device: int, capture: tuple[int, int], graph: int, needed: Workspa
 
 
 def _capture(device: int, stream: int) -> tuple[int, int] | None:
-    """Id of the capture under way on a stream, and the graph; None where there is none."""
+    """Return the id of the running capture of a stream, and the graph; None where there is none."""
     driver = bindings()
     status, capturing = driver.cuStreamIsCapturing(stream)
     if int(status) in CAPTURE_ERRORS:
         return None  # another stream is being captured, in a mode that will refuse the launch
     if status:  # the legacy stream, in a thread that has no context yet
         with current(device):
-            capturing = check(driver.cuStreamIsCapturing(stream), f"asking whether stream {stream:#x} is captured")
+            capturing = check(driver.cuStreamIsCapturing(stream), f"reading whether stream {stream:#x} is captured")
     if not capturing:
         return None
     status, _, identity, graph, *_ = driver.cuStreamGetCaptureInfo(stream)
-    check((status,), f"asking what stream {stream:#x} is captured into")
+    check((status,), f"reading the graph that stream {stream:#x} is captured into")
     return int(identity), int(graph)
 
 
 @contextmanager
 def while_capturing() -> Iterator[None]:
-    """Let this thread allocate while any stream is being captured; it touches none of them."""
+    """Let this thread allocate memory while any stream is being captured; the allocation is not part of a capture."""
     driver = bindings()
     relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     before = check(driver.cuThreadExchangeStreamCaptureMode(relaxed), "relaxing the capture mode")
@@ -183,7 +187,7 @@ def while_capturing() -> Iterator[None]:
 
 
 def _reallocate(address: int, size: int, what: str) -> tuple[int, int]:
-    """Free a buffer, if there is one, and allocate another of at least ``size`` bytes; its address and size."""
+    """Free a buffer, if there is one, and allocate another of at least ``size`` bytes; return its address and size."""
     driver = bindings()
     if address:
         check(driver.cuMemFree(address), "freeing a workspace")
@@ -191,15 +195,15 @@ def _reallocate(address: int, size: int, what: str) -> tuple[int, int]:
     status, pointer = driver.cuMemAlloc(size)
     if int(status) == 2:  # CUDA_ERROR_OUT_OF_MEMORY
         raise DeviceError(
-            f"{what}: no {size:,} bytes of GPU memory for partial sums or copies of operands; take a kernel with "
-            "fewer slices, align operands to 16 bytes, or free memory (PyTorch keeps what it has freed: "
+            f"{what}: {size:,} bytes of GPU memory for partial sums or copies of operands are not available: use a "
+            "kernel with fewer slices, align operands to 16 bytes, or free memory (PyTorch keeps freed memory: "
             "torch.cuda.empty_cache())"
         )
     return int(check((status, pointer), f"allocating a workspace of {size:,} bytes")), size
 
 
 def _clear(address: int, size: int) -> None:
-    """Set a buffer to zeros, on a stream of its own: the legacy stream may not be used during a capture."""
+    """Set a buffer to zeros on a new stream, since the legacy stream may not be used during a capture."""
     driver = bindings()
     stream = check(driver.cuStreamCreate(1), "creating a stream")  # CU_STREAM_NON_BLOCKING
     try:
@@ -211,7 +215,7 @@ def _clear(address: int, size: int) -> None:
 
 @functools.cache
 def _libc() -> Any:
-    """The C library, for memory and semaphores that outlive Python."""
+    """Return the C library, for memory and semaphores that outlive Python."""
     libc = ctypes.CDLL(None)
     size, pointer = ctypes.c_size_t, ctypes.c_void_p
     libc.calloc.argtypes, libc.calloc.restype = [size, size], pointer
@@ -222,7 +226,7 @@ def _libc() -> Any:
 
 @functools.cache
 def _libcuda() -> Any:
-    """libcuda with the calls that take a C function, which ``cuda.bindings`` wraps in Python."""
+    """Return libcuda with the calls that take a C function, which ``cuda.bindings`` wraps in Python."""
     cuda = ctypes.CDLL("libcuda.so.1")
     pointer, u32 = ctypes.c_void_p, ctypes.c_uint32
     cuda.cuUserObjectCreate.argtypes = [pointer, pointer, pointer, u32, u32]

@@ -1,5 +1,5 @@
-"""Launches that take a workspace: of kernels whose CTAs sum slices of K, which leave partial sums there and may have a
-second kernel, and of those before which operands are realigned."""
+"""Launches that need a workspace: of kernels whose CTAs sum slices of K through partial sums, possibly with a second
+kernel, and of kernels whose operands are realigned first."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from gemmill.runtime.operands.gemm import Gemm
 
 
 class WorkspaceLaunch:
-    """What a launch needs besides where it takes a workspace. One thread at a time.
+    """What a launch needs besides its prepared launch where it uses a workspace. Use it from one thread at a time.
 
-    Its layout: partial sums, and behind them the operands that are ``realigned``, by their places among addresses;
-    their ``descriptors`` follow them there. Flags have memory of their own.
+    The workspace holds partial sums, followed by the ``realigned`` operands, by their index in the addresses. Their
+    ``descriptors`` follow them there. Flags have separate memory.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class WorkspaceLaunch:
         self._following = tuple((x.address, realigned[x.place].offset + x.shift) for x in descriptors)
         size = workspace_size(spec, problem, ctas // spec.cluster_ctas) if spec.k_decomposition else WorkspaceSize(0, 0)
         self._realigned_at = align_up(size.buffer, BEGIN)
-        """Where realigned operands begin."""
+        """Offset of the realigned operands."""
         ends = (self._realigned_at + operand.end for operand in realigned.values())
         self.size = size._replace(buffer=max(ends, default=size.buffer))
-        """Bytes that a launch takes."""
+        """Bytes that a launch needs."""
         self._buffer = 0
         self._pointers: tuple[ctypes.c_uint64, ...] = ()
         self._descriptor: tma.Descriptor | None = None

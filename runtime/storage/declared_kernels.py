@@ -1,7 +1,7 @@
-"""The kernels that the manifests which ship declare: their names are kept in the store.
+"""The names of the kernels that the shipped manifests declare, cached in the store.
 
-Expanding the manifests takes a process longer than all else before its first launch, and comes out the same until
-manifests or rules change. Names are read as those in packs are.
+Expanding the manifests takes longer than everything else before the first launch of a process, and the result only
+changes with manifests or rules. The names are read like those in packs.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from gemmill.runtime.storage.store import Store
 def declared_kernels(
     store: Store, arches: Sequence[str], types: Iterable[str], expand: Callable[[], Iterable[GemmConfig]]
 ) -> Mapping[str, GemmConfig]:
-    """Kernels by name: those whose names the store has, or what ``expand`` makes, whose names it has from then on. Each
-    name is parsed when its kernel is first needed.
+    """Return kernels by name, from the names in the store or from ``expand``, whose names are then stored. Each name is
+    parsed when its kernel is first needed.
 
-    Names of other manifests or of other rules, and those that are damaged, are replaced.
+    Names for other manifests or rules, and damaged ones, are replaced.
 
     Args:
-        store: where names are kept.
+        store: the store.
         arches: architectures of the kernels.
         types: types of their A and B.
-        expand: makes them from the manifests.
+        expand: makes the kernels from the manifests.
     """
     key = hashlib.sha256(json.dumps([arches, sorted(types)]).encode()).hexdigest()
     if (kept := _stored_names(store, key)) is not None:
@@ -44,7 +44,7 @@ def declared_kernels(
 
 
 class _Named(Mapping[str, GemmConfig]):
-    """Kernels by their names."""
+    """Kernels by name, parsed on demand."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = dict.fromkeys(names)
@@ -65,7 +65,8 @@ class _Named(Mapping[str, GemmConfig]):
 
 
 def declared_names(store: Store, expand: Callable[[], Iterable[GemmConfig]]) -> Sequence[str]:
-    """Names of all kernels, of whatever architecture and types: as :func:`declared_kernels`, but no name is read."""
+    """Return the names of all kernels, of any architecture and types: like :func:`declared_kernels`, but without
+    parsing."""
     key = hashlib.sha256(b"all").hexdigest()
     if (kept := _stored_names(store, key)) is not None:
         return kept
@@ -75,7 +76,7 @@ def declared_names(store: Store, expand: Callable[[], Iterable[GemmConfig]]) -> 
 
 
 def _stored_names(store: Store, key: str) -> list[str] | None:
-    """Names that the store has under a key; None where they are missing, damaged, or do not hold any more."""
+    """Return the names in the store under a key; None where they are missing, damaged or outdated."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         kept = parse(store.get_note("declared", key))
         if kept["digest"] == _digest(kept["kernels"]):
@@ -89,11 +90,11 @@ def _keep(store: Store, key: str, names: Iterable[str]) -> None:
 
 
 def _digest(names: Iterable[str]) -> str:
-    """Of names, and of what decides them."""
+    """Return the digest of names and of everything that decides them."""
     return hashlib.sha256("\n".join((origin(), *names)).encode()).hexdigest()
 
 
 @cache
 def origin() -> str:
-    """SHA-256, in hex, of the manifests that ship, and of the code that expands them: all of ``library/``."""
+    """Return the SHA-256, in hex, of the shipped manifests and of the code that expands them: all of ``library/``."""
     return digest_of(Path(gemmill.library.__path__[0]).parent, "library/**/*.py", "manifests/*.yaml")

@@ -1,4 +1,4 @@
-"""Locks between processes: ``flock`` of a file, which the system drops with the process that holds it."""
+"""Locks between processes: ``flock`` of a file, which the system releases when the process that holds it ends."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _PAUSE_SECONDS = 0.05
 
 
 def acquire(path: Path | str, *, seconds: float = 0, folder: int | None = None) -> int | None:
-    """Take a lock; its file is made if it is not there, and stays.
+    """Take a lock. The lock file is created if necessary, and is never removed.
 
     Args:
-        path: place of the file.
-        seconds: how long to wait for whoever holds it.
+        path: the lock file.
+        seconds: how long to wait for another holder.
         folder: descriptor of the folder that the path is relative to.
 
     Returns:
-        What :func:`release` takes; None where it is held by another for so long.
+        A handle for :func:`release`; None where another process holds the lock for that long.
 
     Raises:
-        OSError: it cannot be made or locked, or is no regular file.
+        OSError: the file cannot be created or locked, or is not a regular file.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     handle = os.open(path, flags, 0o600, dir_fd=folder)
@@ -49,7 +49,7 @@ def acquire(path: Path | str, *, seconds: float = 0, folder: int | None = None) 
 
 
 def release(handle: int) -> None:
-    """Let go of a lock, also where processes forked meanwhile have inherited it."""
+    """Release a lock, even if forked processes have inherited it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_UN)
     finally:

@@ -1,7 +1,8 @@
-"""The folder of a store: which files in it are gemmill's, and what may be done to them.
+"""The folder of a store: which files in it belong to gemmill, and what may be done to them.
 
-It bears a mark. Without one nothing in it is changed; with it, nothing but what has exactly the names that gemmill
-gives. No link within it is followed: folders are opened one in the other, and files named relative to them.
+A mark identifies the folder. Without the mark, gemmill changes nothing in the folder; with it, only files with exactly
+the names that gemmill uses. It follows no links inside: it opens each folder relative to its parent, and files relative
+to their folders.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Literal
 from gemmill.library.files import make_private, publish_private, read_regular
 
 MARK = "CACHEDIR.TAG"
-"""A file that says whose a folder is; backups leave out folders with one (https://bford.info/cachedir/)."""
+"""A file that marks a folder as a cache; backups skip folders with one (https://bford.info/cachedir/)."""
 _SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55\n# gemmill: compiled kernels"
 _TEXT = _SIGNATURE + b", made again where they are missing. `gemmill store` looks into this folder.\n"
 ENTRIES = re.compile(r"(?P<folder>[0-9a-f]{2})/(?P=folder)[0-9a-f]{62}\.gemmill")
@@ -29,23 +30,23 @@ ENTRIES = re.compile(r"(?P<folder>[0-9a-f]{2})/(?P=folder)[0-9a-f]{62}\.gemmill"
 NOTES = re.compile(
     r"(?:autotuned|declared|headers|indexes|remote|tables)/[0-9a-f]{64}\.json|(?:keys|verified)/[0-9a-f]{64}"
 )
-"""What is kept beside them."""
+"""Notes: further data that the store keeps."""
 _FOLDERS_OF_NOTES = "autotuned|declared|headers|indexes|keys|remote|tables|verified"
 _TEMPORARY = re.compile(rf"(?:\.|[0-9a-f]{{2}}|{_FOLDERS_OF_NOTES})/\.tmp-[0-9a-f]{{16}}")
-"""What is being written, or was when its writer was killed."""
+"""Files that are being written, or whose writer was killed."""
 _LOCKS = re.compile(r"locks/[0-9a-f]{3}\.lock")
 _FOLDERS = re.compile(rf"[0-9a-f]{{2}}|{_FOLDERS_OF_NOTES}|locks")
 _OF_FILE_SYSTEMS = re.compile(r"\./(?:lost\+found|\.nfs[0-9a-f]+)")
-"""What file systems put into folders by themselves."""
+"""Entries that file systems create in folders."""
 MAX_LINES_BYTES = 256 << 20
-"""Most bytes of a file of lines: more than a million kernels take."""
+"""Largest file of lines, in bytes: enough for more than a million kernels."""
 _STALE_SECONDS = 3600
-"""A temporary file this old was left by a killed writer."""
+"""A temporary file of this age was left by a killed writer."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFile:
-    """What has the name of a file of a store."""
+    """An entry of the folder with the name of a store's file."""
 
     folder: str
     name: str
@@ -53,46 +54,46 @@ class StoreFile:
 
 
 class StoreFolder:
-    """The folder of a store, which need not be there.
+    """The folder of a store, which need not exist.
 
-    Every method raises OSError where the file system does not do what it takes.
+    Every method raises OSError where an operation of the file system fails.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def check(self) -> None:
-        """Raises OSError where it holds something that gemmill did not put there, and bears no mark.
+        """Raise OSError where the folder has no mark and holds anything that gemmill did not put there.
 
-        Stores of before bear none: those that hold nothing else pass.
+        Older stores have no mark; they pass if they hold nothing else.
         """
         with self._root() as root:
-            # The mark is looked for last: another process may just be putting it there, and it is among the names.
+            # Check the mark last: another process may be creating it right now, and its file is among the names.
             if (foreign := _foreign(root)) and not self._is_marked():
                 raise OSError(
                     errno.ENOTEMPTY,
-                    f"is no store of gemmill's, and holds {foreign}; name a folder that is empty or not there yet",
+                    f"is not a gemmill store: it holds {foreign}; use an empty or a new folder",
                     str(self.path),
                 )
 
     def write(self, folder: str, name: str, data: bytes) -> None:
-        """Write a file, in place of what has its name, into a folder within."""
+        """Write a file into a subfolder, replacing a file of the same name."""
         with self.opened(folder) as handle:
             publish_private(handle, name, data, _temporary_name())
 
     def append(self, folder: str, name: str, line: str) -> None:
-        """Write a line behind those of a file, which is made if it is not there, into a folder within."""
+        """Append a line to a file in a subfolder, creating the file if necessary."""
         with self.opened(folder) as handle:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             file = os.open(name, flags, 0o600, dir_fd=handle)
             try:
-                os.write(file, f"\n{line}\n".encode())  # whole lines, whatever a killed writer left
+                os.write(file, f"\n{line}\n".encode())  # complete lines, whatever a killed writer left
             finally:
                 os.close(file)
 
     @contextmanager
     def opened(self, folder: str) -> Iterator[int]:
-        """Descriptor of a folder within; both are made and marked if they are not there."""
+        """Open a subfolder and yield its descriptor, creating and marking the folders if necessary."""
         make_private(self.path)
         if not self._is_marked():
             self.check()
@@ -101,12 +102,13 @@ class StoreFolder:
         with self._root() as root:
             with suppress(FileExistsError):
                 os.mkdir(folder, 0o700, dir_fd=root)
-                os.chmod(folder, 0o700, dir_fd=root)  # the umask may have taken more away
+                os.chmod(folder, 0o700, dir_fd=root)  # the umask may have removed more
             with _within(root, folder) as handle:
                 yield handle
 
     def find(self, names: re.Pattern[str], on_error: Callable[[OSError, Path], object]) -> list[StoreFile]:
-        """What has names of one kind. What cannot be read, a folder or a file's status, is told to ``on_error``."""
+        """Return the entries with names of one kind. ``on_error`` receives the errors of folders and files that cannot
+        be read."""
         files = []
         with self._root() as root:
             for folder in (".", *filter(_FOLDERS.fullmatch, sorted(os.listdir(root)))):
@@ -116,15 +118,15 @@ class StoreFolder:
                             if names.fullmatch(f"{folder}/{name}"):
                                 with suppress(FileNotFoundError):  # another process may be evicting
                                     files.append(StoreFile(folder, name, os.lstat(name, dir_fd=handle)))
-                except (FileNotFoundError, NotADirectoryError):  # no folder of the store
+                except (FileNotFoundError, NotADirectoryError):  # not a folder of the store
                     continue
                 except OSError as error:
-                    if error.errno != errno.ELOOP:  # a link is none either
+                    if error.errno != errno.ELOOP:  # neither is a link
                         on_error(error, self.path / folder)
         return files
 
     def remove(self, folder: str, name: str) -> None:
-        """Remove a file, a link, or an empty folder, unless another process was first."""
+        """Remove a file, a link or an empty folder, unless another process was first."""
         with suppress(FileNotFoundError), self._root() as root, _within(root, folder) as handle:
             try:
                 os.unlink(name, dir_fd=handle)
@@ -132,7 +134,7 @@ class StoreFolder:
                 os.rmdir(name, dir_fd=handle)
 
     def sweep(self, on_error: Callable[[OSError, Path], object]) -> None:
-        """Remove what killed writers left."""
+        """Remove the files of killed writers."""
         for file in self.find(_TEMPORARY, on_error):
             if abs(time.time() - file.status.st_mtime) > _STALE_SECONDS:
                 try:
@@ -156,7 +158,8 @@ class StoreFolder:
 
 
 class NoteLines:
-    """Lines of a file of a store, which only grows. Where it cannot be read or written they are this process's alone.
+    """Lines of a file of a store, which only grows. Where the file cannot be read or written, the lines exist only in
+    this process.
 
     Args:
         store: path of the store.
@@ -171,7 +174,7 @@ class NoteLines:
             self.lines = read_regular(store / folder / name, MAX_LINES_BYTES, private=True).decode().split("\n")
 
     def add(self, line: str) -> None:
-        """Have one line more."""
+        """Add one line."""
         self.lines.append(line)
         with suppress(OSError):
             self._folder.append(*self._place, line)
@@ -187,7 +190,7 @@ def _within(root: int, folder: str) -> Iterator[int]:
 
 
 def _foreign(root: int) -> str:
-    """Something in a folder that does not have a name of gemmill's; empty where there is nothing."""
+    """Return an entry of a folder whose name is not gemmill's; empty where there is none."""
     patterns = (ENTRIES, NOTES, _TEMPORARY, _LOCKS, _OF_FILE_SYSTEMS)
     for name in sorted(os.listdir(root)):
         inner = [f"./{name}"]
@@ -205,14 +208,15 @@ def _temporary_name() -> str:
 
 
 def default_path() -> Path:
-    """The user's cache directory; a private one under the temporary directory where the user has no home."""
+    """Return the folder in the user's cache directory; where the user has no home, a private one in the temporary
+    directory."""
     with suppress(RuntimeError):  # a user id without a passwd entry and without HOME, as in containers
         path = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "gemmill"
         if path.is_absolute():
             return path
     import tempfile
 
-    # Somebody else may have taken a name; what they file there is not ours to run.
+    # Another user may own a folder of this name; gemmill must not run what they put there.
     user = Path(tempfile.gettempdir()) / f"gemmill-{os.getuid()}"
     for path in (user, *(user.with_name(f"{user.name}-{i}") for i in range(1, 100))):
         with suppress(OSError):
@@ -221,4 +225,4 @@ def default_path() -> Path:
             status = path.lstat()
             if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
                 return path
-    return user  # that it cannot be made, the first write will say
+    return user  # the first write reports that it cannot be created

@@ -1,6 +1,6 @@
-"""Lock files: the kernels that problems go to, to the bit, so that one machine builds what another runs.
+"""Lock files: the kernels for problems, bit for bit, so that one machine builds what another runs.
 
-Text to be kept beside a program: equal problems, kernels and toolchains give equal bytes, and a change shows in a diff.
+Keep them under version control: equal problems, kernels and toolchains give equal bytes, and changes show in a diff.
 """
 
 from __future__ import annotations
@@ -24,36 +24,37 @@ from gemmill.runtime.storage.artifact import Artifact, Provenance, canonical
 
 SCHEMA = "gemmill.lockfile/1"
 MAX_LOCK_BYTES = 64 << 20
-"""Most bytes of a lock file: ten thousand kernels."""
+"""Largest lock file, in bytes: ten thousand kernels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockedKernel:
-    """Which bits a kernel has."""
+    """The exact bits of a kernel."""
 
     name: str
     key: str
-    """:attr:`Artifact.key`, under which stores and servers keep it."""
+    """:attr:`Artifact.key`, the key of the kernel in stores and servers."""
     cubin: str
-    """:attr:`Artifact.digest`: SHA-256, in hex, of its machine code. Its form on disk may differ where zstandard or
-    gemmill are of other versions, and runs no differently."""
+    """:attr:`Artifact.digest`: SHA-256, in hex, of its machine code. Its file may still differ between versions of
+    zstandard or gemmill, which does not affect how it runs."""
     provenance: Provenance
-    """What it was made from: what differs where keys do."""
+    """What it was made from; names the difference where keys differ."""
 
     @classmethod
     def of(cls, artifact: Artifact) -> LockedKernel:
-        """What a lock says of a compiled kernel."""
+        """Return the lock of a compiled kernel."""
         return cls(name=artifact.name, key=artifact.key, cubin=artifact.digest, provenance=artifact.provenance)
 
     def difference(self, artifact: Artifact) -> str:
-        """What another compiled kernel has otherwise; empty where it is this one."""
+        """Return how another compiled kernel differs; empty where it is the same."""
         if artifact.name != self.name:
-            return f"what has its key is {artifact.name}"
+            return f"the kernel with its key is {artifact.name}"
         if artifact.key == self.key:
             if artifact.digest == self.cubin:
                 return ""
             return (
-                f"made from the same, its machine code has the digest {artifact.digest[:12]}, locked {self.cubin[:12]}"
+                f"made from the same inputs, but the digest of its machine code is {artifact.digest[:12]}, locked "
+                f"{self.cubin[:12]}"
             )
         locked, actual = asdict(self.provenance), asdict(artifact.provenance)
         others = [name for name in locked if actual[name] != locked[name] and name != "gemmill_version"]
@@ -63,20 +64,20 @@ class LockedKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
-    """Problems, and the kernels that they go to on a GPU."""
+    """Problems, and their kernels on a GPU."""
 
     gpu: str
     """Name of the GPU that kernels were selected for."""
     problems: Mapping[str, SlicedKernel]
-    """Kernels and slices of K by problem, as ``str(problem)`` writes it."""
+    """Kernels and slices of K by problem, in the form of ``str(problem)``."""
     kernels: Mapping[str, LockedKernel]
     """Kernels by name."""
     gemmill: str = __version__
-    """Version of gemmill that made it."""
+    """Version of the gemmill that made it."""
 
     @classmethod
     def of(cls, gpu: str, problems: Mapping[GemmProblem, SlicedKernel], artifacts: Iterable[Artifact]) -> Lock:
-        """The lock of compiled kernels, and of problems that go to them."""
+        """Return the lock of compiled kernels and of the problems that use them."""
         return cls(
             gpu=gpu,
             problems={str(problem): kernel for problem, kernel in problems.items()},
@@ -85,13 +86,14 @@ class Lock:
 
     @property
     def content(self) -> dict[str, Any]:
-        """The GPU, names of kernels by problem, and slices of K of those that go in several, as JSON has them."""
+        """The GPU, the names of kernels by problem, and the slices of K where there are several, in the form of
+        JSON."""
         names = {problem: kernel.name for problem, kernel in self.problems.items()}
         slices = {problem: kernel.slices for problem, kernel in self.problems.items() if kernel.slices > 1}
         return {"gpu": self.gpu, "problems": names} | ({"slices": slices} if slices else {})
 
     def to_bytes(self) -> bytes:
-        """As JSON, a line for each value."""
+        """Return the lock as JSON, with one line per value."""
         kernels = {name: asdict(kernel) for name, kernel in self.kernels.items()}
         for fields in kernels.values():
             del fields["name"]
@@ -100,37 +102,39 @@ class Lock:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Lock:
-        """The inverse of :meth:`to_bytes`.
+        """Read what :meth:`to_bytes` wrote.
 
         Raises:
-            LockError: it is no lock of this version of gemmill.
+            LockError: it is not a lock file of this version of gemmill.
         """
         try:
             return _read(parse(data))
         except (GemmillError, KeyError, TypeError, ValueError) as error:
-            raise LockError(f"no lock file of this version of gemmill: {error}; `gemmill lock` makes one") from None
+            raise LockError(
+                f"not a lock file of this version of gemmill: {error}; create one with `gemmill lock`"
+            ) from None
 
     def write(self, path: Path) -> None:
-        """Write it into a file, whole or not at all; OSError where that fails."""
+        """Write it to a file, completely or not at all; OSError where that fails."""
         publish(path, [self.to_bytes()])
 
     @classmethod
     def read(cls, path: Path) -> Lock:
-        """The lock of a file.
+        """Read the lock in a file.
 
         Raises:
-            LockError: it cannot be read, or is none; names the file.
+            LockError: it cannot be read, or is not a lock file; names the file.
         """
         try:
             return cls.from_bytes(read_given(path, MAX_LOCK_BYTES))
         except OSError as error:
-            raise LockError(f"{path}: {error.strerror or error}; `gemmill lock` makes one") from error
+            raise LockError(f"{path}: {error.strerror or error}; create one with `gemmill lock`") from error
         except LockError as error:
             raise LockError(f"{path}: {error}") from None
 
 
 class _LockedAs(NamedTuple):
-    """A kernel as the file has it, by its name."""
+    """A kernel in the file, by its name."""
 
     key: str
     cubin: str
@@ -138,7 +142,7 @@ class _LockedAs(NamedTuple):
 
 
 class _Content(NamedTuple):
-    """What the file has."""
+    """Content of the file."""
 
     schema: str
     gemmill: str
@@ -149,7 +153,7 @@ class _Content(NamedTuple):
 
 
 def _read(content: Any) -> Lock:
-    """The lock of JSON; an error where it is none."""
+    """Return the lock from JSON; raises an error where it is invalid."""
     if isinstance(content, dict) and content.get("schema") != SCHEMA:
         raise RowError(f"its schema is {content.get('schema')!r:.80}; it must be {SCHEMA!r}")
     file = read_row("it", content, _Content)
@@ -157,9 +161,9 @@ def _read(content: Any) -> Lock:
     problems = {text: SlicedKernel.recorded(name, file.slices.get(text, 1)) for text, name in file.problems.items()}
     for text, kernel in problems.items():
         if str(GemmProblem.from_text(text)) != text:
-            raise RowError(f"problems has {text!r:.200}, which is not how gemmill writes a problem")
+            raise RowError(f"problems has {text!r:.200}, which is not the canonical form of a problem")
         if kernel.name not in kernels:
-            raise RowError(f"problems.{text} is {kernel.name!r:.200}, which is none of its kernels")
+            raise RowError(f"problems.{text} is {kernel.name!r:.200}, which is not one of its kernels")
     return Lock(gpu=file.gpu, problems=problems, kernels=kernels, gemmill=file.gemmill)
 
 
@@ -167,11 +171,11 @@ def _kernel(name: str, locked: _LockedAs) -> LockedKernel:
     parse_name(plain_name(name))
     for what, text in (("key", locked.key), ("cubin", locked.cubin)):
         if not is_sha256(text):
-            raise RowError(f"kernels.{name}.{what} is {text!r:.80}, which is no SHA-256 in hex")
+            raise RowError(f"kernels.{name}.{what} is {text!r:.80}, which is not a SHA-256 in hex")
     return LockedKernel(name=name, key=locked.key, cubin=locked.cubin, provenance=Provenance.of(locked.provenance))
 
 
 def _brief(value: object) -> str:
-    """A value of a provenance for people: of a digest a dozen digits."""
+    """Return a value of a provenance for messages; digests are cut to twelve digits."""
     text = value if isinstance(value, str) else canonical(value).decode()
     return text[:12] if is_sha256(text) else text

@@ -1,8 +1,8 @@
-"""Packs: compiled kernels, a decision table and provenance in one file, for machines that have no toolkit.
+"""Packs: compiled kernels, a table of measured decisions and provenance in one file, for machines without a toolkit.
 
-Layout: a fixed prefix, the index (JSON), then the members (artifacts in their form on disk) back to back. The index
-gives each member's name, offset, size and SHA-256; the prefix gives the index's. Opening a pack reads the index only; a
-kernel is verified when it is read for the first time (:mod:`gemmill.runtime.storage.verification`).
+Layout: a fixed prefix, the index (JSON), then the members (artifacts in their file format) back to back. The index has
+each member's name, offset, size and SHA-256; the prefix has those of the index. Opening a pack reads only the index. A
+kernel is verified when it is first read (:mod:`gemmill.runtime.storage.verification`).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _MAGIC = b"gempack\x01"
 _PREFIX = struct.Struct("<8sQ32s")
 """Magic, bytes of the index, SHA-256 of the index."""
 MAX_PACK_BYTES = 16 << 30
-"""Most bytes of a pack: a hundred thousand kernels."""
+"""Largest pack, in bytes: a hundred thousand kernels."""
 MAX_INDEX_BYTES = 32 << 20
-"""Most bytes of its index."""
+"""Largest index, in bytes."""
 
 
 class Member(NamedTuple):
-    """Where one kernel lies in a pack."""
+    """Location of one kernel in a pack."""
 
     name: str
     """Kernel name."""
@@ -55,7 +55,8 @@ class Member(NamedTuple):
 
 
 class _Index(NamedTuple):
-    """What the index of a pack has, unread; made of its JSON, where a missing or unknown member is a TypeError."""
+    """Content of a pack's index, not yet read. Made from its JSON, where a missing or unknown member gives a
+    TypeError."""
 
     gemmill: Any
     signature: Any
@@ -64,11 +65,12 @@ class _Index(NamedTuple):
 
 
 def write_pack(path: Path | str, artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()) -> int:
-    """Write a pack, and return its bytes; it appears whole or not at all. Equal input gives equal bytes.
+    """Write a pack and return its size in bytes. The file appears completely or not at all. Equal inputs give equal
+    bytes.
 
     Raises:
-        PackError: two artifacts have one name, there are none, a decision names a kernel that is not among them, or the
-            file cannot be written.
+        PackError: two artifacts have the same name, there are none, a decision names a kernel that is not among them,
+            or the file cannot be written.
     """
     path = Path(path)
     try:
@@ -81,7 +83,7 @@ def write_pack(path: Path | str, artifacts: Iterable[Artifact], decisions: Seque
 
 
 def pack_parts(artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()) -> list[bytes]:
-    """What a pack's file holds, one after the other; PackError as for :func:`write_pack`."""
+    """Return the parts of a pack's file in order; PackError as for :func:`write_pack`."""
     members: list[Member] = []
     contents: list[bytes] = []
     offset = 0
@@ -93,11 +95,11 @@ def pack_parts(artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()
         contents.append(data)
         offset += len(data)
     if not members:
-        raise PackError("a pack without kernels serves nobody")
+        raise PackError("a pack must have at least one kernel")
     if odd := sorted({decision.kernel for decision in decisions if is_edited(decision.kernel)}):
-        raise PackError(f"the decision table names edited kernels, which no selector takes: {', '.join(odd)}")
+        raise PackError(f"the decision table names edited kernels, which the selector never picks: {', '.join(odd)}")
     if missing := {decision.kernel for decision in decisions} - {member.name for member in members}:
-        raise PackError(f"the decision table names kernels that the pack lacks: {', '.join(sorted(missing))}")
+        raise PackError(f"the decision table names kernels that are not in the pack: {', '.join(sorted(missing))}")
     content = {
         "gemmill": __version__,
         "signature": None,
@@ -109,10 +111,10 @@ def pack_parts(artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()
 
 
 class Pack:
-    """An opened pack. Members are read, and their checksums compared, when asked for; the file stays open.
+    """An opened pack. It reads members on demand and checks their checksums; the file stays open.
 
-    Made by :meth:`open`, of the index's rows: a field that is missing or unknown is a TypeError or KeyError, one of
-    another type or value a RowError.
+    :meth:`open` makes packs. Invalid rows of the index give errors: TypeError or KeyError for a missing or unknown
+    field, RowError for a field with a wrong type or value.
     """
 
     def __init__(
@@ -125,53 +127,55 @@ class Pack:
         index: _Index,
     ) -> None:
         self.path = path
-        self._file = os.dup(file.fileno())  # what was opened stays, whatever takes its place
+        self._file = os.dup(file.fileno())  # keeps this file open even if another replaces it
         weakref.finalize(self, os.close, self._file)
         self._start = start
-        # What is verified is known by the index's digest, which gives that of each kernel, wherever the file lies. What
-        # another version of gemmill verified, which computes launches otherwise, does not count.
+        # Verified kernels are recorded by the digest of the index, which covers that of each kernel, wherever the file
+        # is. Verification by another version of gemmill does not count, since it may compute launches differently.
         verified = _sha256(f"{__version__} {SCHEMA_VERSION} {checksum.hex()}".encode())
         self._verified = NoteLines(store or Settings.read().store or default_path(), "verified", verified)
         self._sound = {*self._verified.lines}
         self.digest = checksum.hex()
-        """SHA-256, in hex, of its index, which has that of each kernel: what a pack is known by."""
+        """SHA-256, in hex, of its index, which has that of each kernel: the identity of a pack."""
         self.bytes = os.fstat(self._file).st_size
-        """Bytes of the file."""
+        """Size of the file in bytes."""
         if index.signature is not None:
-            raise PackError(f"{path}: it is signed, and this version of gemmill can check no signature")
+            raise PackError(f"{path}: it has an embedded signature, which this version of gemmill cannot check")
         self._members: dict[str, Member] = {}
         end = 0
         for place, fields in rows("members", index.members, Member):
             member = Member(**fields)
             if member.name in self._members or member.offset != end:
-                raise RowError(f"{place} has the name of another, or does not begin where that before it ends")
+                raise RowError(f"{place} has the name of another member, or does not start where the previous one ends")
             self._members[member.name] = member
             end += member.bytes
         self.decisions = tuple(
             _decision(place, fields, self._members) for place, fields in rows("decisions", index.decisions, Decision)
         )
-        """The decision table."""
+        """The table of measured decisions."""
 
     def __repr__(self) -> str:
         return f"<Pack {self.path} of {len(self._members):,} kernels>"
 
     @classmethod
     def open(cls, path: Path | str, store: Path | None = None, trusted: TrustedKeys | None = None) -> Pack:
-        """Read the index of a pack: of a file, or of a pipe, whose content is kept in a temporary file.
+        """Open a pack and read its index, from a file or from a pipe, whose content goes to a temporary file.
 
         Args:
             path: the file.
-            store: the folder of the store that remembers which kernels were verified; by default the user's.
-            trusted: one of these must have signed it, in ``PATH.sig`` beside it; None takes it as it is.
+            store: folder of the store that records which kernels were verified; by default the user's.
+            trusted: keys, one of which must have signed the pack in ``PATH.sig``; None checks no signature.
 
         Raises:
-            PackError: there is no such file, it is no pack of this version, or its index is damaged.
-            TrustError: it is unsigned, or signed otherwise.
+            PackError: the file does not exist, is not a pack of this version, or has a damaged index.
+            TrustError: it is unsigned, or signed by other keys.
         """
         path = Path(path)
         pack = cls._open(path, store)
         if trusted is not None:
-            from gemmill.runtime.storage.trust.signed_packs import check_signature  # not for who trusts the file
+            from gemmill.runtime.storage.trust.signed_packs import (
+                check_signature,
+            )  # deferred: not needed without trusted keys
 
             check_signature(pack, trusted)
         return pack
@@ -182,10 +186,12 @@ class Pack:
             with open_given(path, MAX_PACK_BYTES) as file:
                 prefix = file.read(_PREFIX.size)
                 if len(prefix) < _PREFIX.size or not prefix.startswith(_MAGIC):
-                    raise PackError(f"{path}: no pack of this version of gemmill; make one with `gemmill pack`")
+                    raise PackError(
+                        f"{path}: not a pack of this version of gemmill; create one with `gemmill pack make`"
+                    )
                 _, size, checksum = _PREFIX.unpack(prefix)
                 if size > MAX_INDEX_BYTES:
-                    raise PackError(f"{path}: its index has {size:,} bytes; at most {MAX_INDEX_BYTES:,} are read")
+                    raise PackError(f"{path}: its index has {size:,} bytes; the limit is {MAX_INDEX_BYTES:,}")
                 index = file.read(size)
                 if len(index) != size:
                     raise PackError(f"{path}: truncated: the index has {len(index)} of {size} bytes")
@@ -194,30 +200,30 @@ class Pack:
                 content = typed(parse(index), (dict,), "it")
                 return cls(path, file, _PREFIX.size + size, checksum, store, _Index(**content))
         except OSError as error:
-            way = "; `gemmill pack` makes one" if isinstance(error, FileNotFoundError) else ""
+            way = "; create one with `gemmill pack make`" if isinstance(error, FileNotFoundError) else ""
             raise PackError(f"{path}: {error.strerror or error}{way}") from error
         except RowError as error:
             raise PackError(f"{path}: the index is damaged: {error}") from None
         except (KeyError, TypeError, ValueError) as error:
             raise PackError(
-                f"{path}: written by another version of gemmill: {error}; `gemmill pack` makes it anew"
+                f"{path}: written by another version of gemmill: {error}; create it again with `gemmill pack make`"
             ) from error
 
     def names(self) -> list[str]:
-        """Names of the kernels, sorted."""
+        """Return the names of the kernels, sorted."""
         return list(self._members)
 
     def __contains__(self, name: object) -> bool:
         return name in self._members
 
     def configs(self, where: Callable[[str], bool] = lambda name: True) -> dict[str, GemmConfig]:
-        """The configs of kernels by name, without reading any cubin: of those whose names pass ``where``.
+        """Return the configs of kernels by name, for names that pass ``where``, without reading a cubin.
 
-        Edited kernels are not among them: nobody gets one who does not ask for it by its name. Nor are those with
-        former names, which other kernels have replaced.
+        Edited kernels are left out, since only callers that name them use them; so are kernels with former names, which
+        others have replaced.
 
         Raises:
-            PackError: a name means nothing to this version of gemmill.
+            PackError: a name is not valid in this version of gemmill.
         """
         try:
             return {
@@ -229,11 +235,11 @@ class Pack:
             raise PackError(f"{self.path}: {error}") from error
 
     def get(self, name: str) -> Artifact:
-        """One kernel, verified.
+        """Return one kernel, verified.
 
         Raises:
-            PackError: the pack has no such kernel, the file was truncated or damaged there, or the kernel is not what
-                its name says.
+            PackError: the pack has no such kernel, the file is truncated or damaged there, or the kernel does not match
+                its name.
         """
         artifact = self._read(name)
         if name not in self._sound:
@@ -241,7 +247,7 @@ class Pack:
         return artifact
 
     def verify(self) -> dict[str, str]:
-        """What is wrong with each damaged kernel; empty if the pack is sound. Reads and verifies everything."""
+        """Read and verify everything. Return the fault of each damaged kernel; empty if the pack is sound."""
         faults = {}
         for name in self._members:
             try:
@@ -251,23 +257,23 @@ class Pack:
         return faults
 
     def _verify(self, name: str, artifact: Artifact) -> None:
-        """Refuse a kernel that is not what its config says, and remember one that is."""
-        from gemmill.runtime.storage.verification import verify  # not for kernels that are known
+        """Raise PackError for a kernel that does not match its config, and record one that does."""
+        from gemmill.runtime.storage.verification import verify  # deferred: not needed for verified kernels
 
         try:
             verify(artifact)
         except ValueError as error:
-            raise PackError(f"{self.path}: {name} is not what its config says: {error}") from error
+            raise PackError(f"{self.path}: {name} does not match its config: {error}") from error
         self._sound.add(name)
         self._verified.add(name)
 
     def _read(self, name: str) -> Artifact:
-        """One kernel as its checksum says."""
+        """Return one kernel after checking its checksum."""
         if name not in self._members:
-            raise PackError(f"{self.path}: no kernel {name} among its {len(self._members)}")
+            raise PackError(f"{self.path}: it has no kernel {name} among its {len(self._members)}")
         member = self._members[name]
         if member.bytes > MAX_BYTES:
-            raise PackError(f"{self.path}: {name} has {member.bytes:,} bytes; at most {MAX_BYTES:,} are read")
+            raise PackError(f"{self.path}: {name} has {member.bytes:,} bytes; the limit is {MAX_BYTES:,}")
         try:
             data = os.pread(self._file, member.bytes, self._start + member.offset)
         except OSError as error:
@@ -281,12 +287,12 @@ class Pack:
         except ValueError as error:
             raise PackError(f"{self.path}: {name}: {error}") from error
         if artifact.name != name:
-            raise PackError(f"{self.path}: the member called {name} is {artifact.name}")
+            raise PackError(f"{self.path}: the member {name} holds {artifact.name}")
         return artifact
 
 
 def _decision(place: str, fields: dict[str, Any], members: Mapping[str, Member]) -> Decision:
-    """A row of the decision table; RowError where it cannot be true."""
+    """Return a row of the decision table; RowError where it is invalid."""
     problem = GemmProblem.unchecked(**row(f"{place}.problem", fields["problem"], GemmProblem))
     try:
         problem.check()
@@ -296,9 +302,9 @@ def _decision(place: str, fields: dict[str, Any], members: Mapping[str, Member])
         raise RowError(f"{place}.us is {fields['us']!r:.30}; it must be from {MIN_US:g} to {MAX_US:g}")
     kernel = SlicedKernel.recorded(fields["kernel"], fields.get("slices", 1))
     if kernel.name not in members:
-        raise RowError(f"{place}.kernel is {kernel.name!r:.200}, which is no member")
+        raise RowError(f"{place}.kernel is {kernel.name!r:.200}, which is not in the pack")
     if is_edited(kernel.name):
-        raise RowError(f"{place}.kernel is {kernel.name!r:.200}, an edited kernel, which no selector takes")
+        raise RowError(f"{place}.kernel is {kernel.name!r:.200}, an edited kernel, which the selector never picks")
     return Decision(**{**fields, "kernel": kernel.name, "slices": kernel.slices, "problem": problem})
 
 

@@ -1,4 +1,4 @@
-"""Of threads that want the same thing at the same time one makes it, and the others get what it got."""
+"""Lets one of several concurrent threads make something, and gives the others its result."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ T = TypeVar("T")
 
 
 class SingleFlight(Generic[T]):
-    """What is being made, by name. Threads share one; a forked process needs its own, as nobody there would end what
-    another thread had begun."""
+    """Things being made, by name. Threads share one; a forked process needs another, since nobody there would finish
+    what another thread started."""
 
     def __init__(self) -> None:
         self._flights: dict[str, _Flight[T]] = {}
 
     def get(self, name: str, make: Callable[[], T], seconds: float | None = None) -> tuple[T, bool]:
-        """What ``make`` returns, here or in the thread that came first; and whether it was here.
+        """Return the result of ``make``, from this thread or the one that came first, and whether it was this one.
 
         Args:
-            name: of what is made; ``make`` must not ask for it again.
-            make: makes it. What it raises, all who wait raise, unless its thread was interrupted: then the next makes.
+            name: name of the thing; ``make`` must not request it again.
+            make: makes it. If it raises, all waiting threads raise the same, unless its thread was interrupted: then
+                the next thread makes it.
             seconds: how long to wait for another thread.
 
         Raises:
@@ -30,7 +31,7 @@ class SingleFlight(Generic[T]):
         flight: _Flight[T] = _Flight()
         while (other := self._flights.setdefault(name, flight)) is not flight:
             if not other.is_over.wait(seconds):
-                raise TimeoutError(f"another thread takes longer than {seconds} s for {name}")
+                raise TimeoutError(f"another thread needs more than {seconds} s for {name}")
             if other.error is not None:
                 raise other.error
             for result in other.results:

@@ -1,9 +1,10 @@
-"""The store: compiled kernels on disk, content-addressed, shared by processes, never trusted and never in the way.
+"""The store: compiled kernels on disk, content-addressed and shared by processes.
 
-Nothing that happens to the directory may cost a kernel. An entry that is truncated, damaged, foreign, no regular file,
-another user's or filed under another kernel's key is a miss and is replaced; a directory that cannot be written, or is
-full, is left alone after one warning. Entries appear whole (temporary file, fsync, rename), so readers need no lock;
-the lock of a key only keeps processes from compiling the same kernel twice.
+The store is never trusted, and no problem with its folder may cost a kernel. An entry that is truncated, damaged,
+foreign, not a regular file, owned by another user or stored under another kernel's key counts as missing and is
+replaced. A folder that cannot be written, or is full, is not used after one warning. Entries appear completely or not
+at all (temporary file, fsync, rename), so readers need no lock; the lock of a key only keeps processes from compiling
+the same kernel twice.
 """
 
 from __future__ import annotations
@@ -26,20 +27,21 @@ from gemmill.runtime.storage.artifact import MAX_BYTES, Artifact
 from gemmill.runtime.storage.folder import ENTRIES, NOTES, StoreFolder, default_path
 
 DEFAULT_MAX_BYTES = 4 << 30
-"""Size cap unless ``GEMMILL_STORE_BYTES`` says otherwise: some hundred thousand kernels."""
+"""Size limit unless ``GEMMILL_STORE_BYTES`` is set: some hundred thousand kernels."""
 _SUFFIX = ".gemmill"
 Notes = Literal["autotuned", "declared", "headers", "indexes", "keys", "remote", "tables", "verified"]
-"""Folders of what is kept beside kernels: what autotuning found, names of the kernels that manifests declare, digests
-of headers (runtime/compile/headers.py), which index of packs is the newest (trust/signed_packs.py), keys of kernels by
-name (runtime/compile/kernel_keys.py) and of those that came from a remote (remote/protocol.py), tables of kernels that
-problems may go to (runtime/select/kernels/kept_tables.py), kernels of packs that were verified (pack.py)."""
+"""Folders of notes: results of autotuning, names of the kernels that manifests declare, digests of headers
+(runtime/compile/headers.py), the newest index of packs (trust/signed_packs.py), keys of kernels by name
+(runtime/compile/kernel_keys.py) and of those from a remote (remote/protocol.py), tables of candidate kernels
+(runtime/select/kernels/kept_tables.py), and verified kernels of packs (pack.py)."""
 _LOCK_SECONDS = 15
-"""A compilation takes a few seconds: whoever holds the lock for longer is stuck, or as slow as we would be."""
+"""Most seconds to wait for a lock. A compilation takes a few seconds, so a longer holder is stuck, or as slow as this
+process."""
 _OnError = Callable[[OSError, Path], object]
 _AHEAD_SECONDS = 86400
-"""A time of use that is further ahead of this clock is none: the entry counts as the oldest."""
+"""A time of use further in the future than this is invalid: the entry counts as the oldest."""
 _LOW_WATER = 0.9
-"""Part of the cap that is kept when it is exceeded, so that not every further entry evicts."""
+"""Share of the limit that is kept when it is exceeded, so that not every new entry evicts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Entry:
     path: Path
     bytes: int
     used: float
-    """Time of the last use, in seconds since the epoch; 0 where the file has one that cannot be."""
+    """Time of the last use, in seconds since the epoch; 0 where the file's time is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,12 @@ class StoreStats:
 
 
 class Store:
-    """A directory of artifacts.
+    """A folder of artifacts.
 
     Args:
-        path: the directory, made when first written to; by default ``GEMMILL_STORE`` or the user's cache directory.
-        max_bytes: size cap; entries used least recently are evicted. By default ``GEMMILL_STORE_BYTES`` or 4 GiB.
+        path: the folder, created at the first write; by default ``GEMMILL_STORE``, or the user's cache directory.
+        max_bytes: size limit; the least recently used entries are evicted. By default ``GEMMILL_STORE_BYTES``, or 4
+            GiB.
     """
 
     def __init__(self, path: Path | str | None = None, max_bytes: int | None = None) -> None:
@@ -77,19 +80,19 @@ class Store:
         caps = (max_bytes, settings.store_bytes, DEFAULT_MAX_BYTES)
         self.max_bytes = next(cap for cap in caps if cap is not None)
         self.problem: str | None = None
-        """Why the store is not written to; None while it is."""
+        """Why nothing is written to the store; None while it is written."""
         self._folder = StoreFolder(self.path)
         self._until_prune = 0
 
     def get(self, key: str) -> Artifact | None:
-        """The artifact of a key; None for a miss, and whatever is wrong with an entry is a miss."""
+        """Return the artifact of a key; None where there is no valid entry."""
         try:
             return Artifact.from_bytes(self.read(key), key)
         except (OSError, ValueError):
             return None
 
     def read(self, key: str) -> bytes:
-        """What an entry holds, byte for byte and unchecked; that counts as a use. OSError where there is none."""
+        """Return the bytes of an entry, unchecked, and record the use. OSError where there is none."""
         with open_regular(self._file(key), MAX_BYTES, private=True) as file:
             data = file.read()
             with suppress(OSError):  # the time of use only orders evictions
@@ -97,27 +100,27 @@ class Store:
             return data
 
     def drop(self, key: str) -> None:
-        """Remove the entry of a key, which its reader found to be wrong; OSError where that fails."""
+        """Remove the entry of a key that its reader found invalid; OSError where that fails."""
         path = self._file(key)
         self._folder.remove(path.parent.name, path.name)
 
     def holds(self, key: str) -> bool:
-        """Whether there is an entry of a key, sound or not."""
+        """Whether there is an entry of a key, valid or not."""
         return self._file(key).is_file()
 
     def has_room_for(self, artifacts: Iterable[Artifact]) -> bool:
-        """Whether its cap allows artifacts besides what it holds."""
+        """Whether the size limit allows these artifacts in addition to the current entries."""
         return self.stats().bytes + sum(len(artifact.to_bytes()) for artifact in artifacts) <= self.max_bytes
 
     def put(self, key: str, artifact: Artifact) -> None:
-        """Keep an artifact; a failure to write is a warning, once."""
+        """Store an artifact; the first failure to write gives a warning."""
         self.write(key, artifact.to_bytes(), artifact.name)
 
     def write(self, key: str, data: bytes, name: str) -> None:
-        """Keep the bytes of an artifact as they are, which the caller has checked; otherwise as :meth:`put`."""
+        """Store the bytes of an artifact, which the caller has checked; otherwise like :meth:`put`."""
         if len(data) > self.max_bytes:
             if self.max_bytes:
-                self.report(f"{name} has {len(data):,} bytes, too many for its cap of {self.max_bytes:,}")
+                self.report(f"{name} has {len(data):,} bytes, more than the store's limit of {self.max_bytes:,}")
         elif self._write(self._file(key), data):
             self._until_prune -= len(data)
             if self._until_prune < 0:
@@ -127,9 +130,9 @@ class Store:
                     self._report(error, self.path)
 
     def get_or_make(self, key: str, make: Callable[[], Artifact]) -> tuple[Artifact, bool]:
-        """The artifact of a key, made and kept if it is missing; and whether it was there.
+        """Return the artifact of a key, made and stored if it is missing, and whether it was there.
 
-        Of several processes that miss the same key one makes it and the others wait. What ``make`` raises is raised.
+        Of several processes that miss the same key, one makes it and the others wait. Errors of ``make`` propagate.
         """
         if (artifact := self.get(key)) is not None:
             return artifact, True
@@ -142,16 +145,16 @@ class Store:
 
     @contextmanager
     def hold_lock(self, key: str) -> Iterator[None]:
-        """Hold the lock of a key against other processes; go on without where locks cannot be made or their holder is
-        stuck."""
-        # 4,096 lock files at most: they cannot be removed safely, so one for each key would pile up.
+        """Hold the lock of a key against other processes. Continue without it where locks cannot be created or the
+        holder is stuck."""
+        # At most 4,096 lock files: they cannot be removed safely, so one per key would accumulate.
         name = f"{key[:3]}.lock"
         handle = None
         with suppress(OSError), self._folder.opened("locks") as folder:
             handle = file_locks.acquire(name, seconds=_LOCK_SECONDS, folder=folder)
             if handle is None:
                 logging.getLogger(__name__).warning(
-                    "%s: another process has held this lock of the store for %d s; the kernel is compiled here, too",
+                    "%s: another process has held this lock of the store for %d s; compiling the kernel here too",
                     *(self.path / "locks" / name, _LOCK_SECONDS),
                 )
         try:
@@ -162,22 +165,23 @@ class Store:
                     file_locks.release(handle)
 
     def get_note(self, kind: Notes, key: str) -> bytes:
-        """What was kept under a key beside the kernels; OSError where nothing is."""
+        """Return the note of a key; OSError where there is none."""
         return read_regular(self._note(kind, key), MAX_BYTES, private=True)
 
     def put_note(self, kind: Notes, key: str, data: bytes) -> None:
-        """Keep a little, as JSON, in place of what had this key, until the store is cleared; a failure is a warning,
-        once."""
+        """Store a note, a small JSON text, replacing the one of the same key, until the store is cleared; the first
+        failure gives a warning."""
         self._write(self._note(kind, key), data)
 
     def report(self, problem: str) -> None:
-        """Warn that the store is skipped, the first time."""
+        """Warn that the store is not used, the first time."""
         if self.problem is None:
             self.problem = problem
-            _warn(f"the store is skipped: {problem}")
+            _warn(f"the store is not used: {problem}")
 
     def list(self) -> list[Entry]:
-        """Every entry, the one used least recently first; what cannot be read is left out after a warning."""
+        """Return every entry, the least recently used first; entries that cannot be read give a warning and are left
+        out."""
         try:
             return [*self._entries(self._warn_of)]
         except (FileNotFoundError, NotADirectoryError):  # nothing was written yet
@@ -187,30 +191,30 @@ class Store:
             return []
 
     def load(self, entry: Entry) -> Artifact:
-        """The artifact of an entry, without counting as a use.
+        """Return the artifact of an entry, without recording a use.
 
         Raises:
             ValueError: the entry is damaged.
-            OSError: it cannot be read, or is none of this user's or root's files.
+            OSError: it cannot be read, or belongs to neither this user nor root.
         """
         return Artifact.from_bytes(read_regular(entry.path, MAX_BYTES, private=True), entry.key)
 
     def stats(self) -> StoreStats:
-        """Count and size of the entries."""
+        """Return the number and the size of the entries."""
         entries = self.list()
         return StoreStats(self.path, len(entries), sum(entry.bytes for entry in entries), self.max_bytes)
 
     def verify(self) -> dict[Path, str]:
-        """What is wrong with each damaged entry; empty if the store is sound. Reads and verifies every entry."""
+        """Read and verify every entry. Return the fault of each damaged one; empty if the store is sound."""
         from gemmill.runtime.storage.verification import (
-            verify,  # nobody else needs it here: who compiled it had it verified
+            verify,  # deferred: entries are otherwise verified when they are compiled
         )
 
         faults = {}
         for entry in self.list():
             try:
                 verify(self.load(entry))
-            except FileNotFoundError:  # evicted meanwhile
+            except FileNotFoundError:  # evicted in the meantime
                 continue
             except OSError as error:
                 faults[entry.path] = f"cannot be read: {error.strerror or error}"
@@ -219,11 +223,11 @@ class Store:
         return faults
 
     def clear(self) -> int:
-        """Remove every entry, and what is kept beside them; the number of entries removed.
+        """Remove every entry and note; return the number of entries removed.
 
         Raises:
-            StoreError: the folder is no store.
-            OSError: it cannot be read. What cannot be removed is a warning.
+            StoreError: the folder is not a store.
+            OSError: it cannot be read. Files that cannot be removed give a warning.
         """
         if not self._is_there():
             return 0
@@ -232,7 +236,7 @@ class Store:
         return sum(self._remove(entry.path, self._warn_of) for entry in self._entries(self._warn_of))
 
     def prune(self) -> int:
-        """Remove what killed writers left, and entries, least recently used first, if the cap is exceeded.
+        """Remove the files of killed writers and, if the limit is exceeded, the least recently used entries.
 
         Returns:
             The number of entries removed.
@@ -243,7 +247,7 @@ class Store:
         return self._prune("", self._warn_of) if self._is_there() else 0
 
     def _is_there(self) -> bool:
-        """Whether there is a store; StoreError where there is something else."""
+        """Whether the store exists; StoreError where the folder holds something else."""
         try:
             self._folder.check()
         except (FileNotFoundError, NotADirectoryError):
@@ -255,7 +259,7 @@ class Store:
         return True
 
     def _prune(self, keep: str, on_error: _OnError) -> int:
-        """Remove what is too much, but not the entry of one key."""
+        """Remove entries beyond the limit, except the one of a key."""
         self._folder.sweep(on_error)
         entries = self._entries(on_error)
         total = sum(entry.bytes for entry in entries)
@@ -267,7 +271,8 @@ class Store:
                 if entry.key != keep and self._remove(entry.path, on_error):
                     removed += 1
                     total -= entry.bytes
-        # Other processes write too: look again after a sixteenth of the cap, not only when this one has filled it.
+        # Other processes write too: check again after a sixteenth of the limit, not only after this process has filled
+        # it.
         self._until_prune = max(0, min(self.max_bytes - total, self.max_bytes // 16))
         return removed
 
@@ -285,7 +290,7 @@ class Store:
         return tuple(sorted(entries, key=lambda entry: (entry.used, entry.key)))
 
     def _remove(self, path: Path, on_error: _OnError) -> bool:
-        """Whether a file is gone."""
+        """Remove a file; return whether it is gone."""
         try:
             self._folder.remove(path.parent.name, path.name)
         except OSError as error:
@@ -295,10 +300,10 @@ class Store:
 
     def _warn_of(self, error: OSError, path: Path) -> None:
         """Warn that a part of the store could not be read or removed."""
-        _warn(f"the store's {path}: {error.strerror or error}")
+        _warn(f"the store cannot access {path}: {error.strerror or error}")
 
     def _write(self, path: Path, data: bytes) -> bool:
-        """Whether it could be written."""
+        """Write a file; return whether that succeeded."""
         try:
             self._folder.write(path.parent.name, path.name, data)
         except OSError as error:
@@ -320,5 +325,5 @@ class Store:
 def _warn(message: str) -> None:
     try:
         warnings.warn(message, StoreWarning, stacklevel=4)
-    except StoreWarning:  # where warnings are errors: no kernel is to be lost for one
+    except StoreWarning:  # under -W error, no kernel may be lost for a warning
         logging.getLogger(__name__).warning(message)

@@ -1,7 +1,7 @@
-"""Code is verified before it runs: an artifact against its config, computed anew, and against its own cubin.
+"""Verifies code before it runs: compares an artifact with its recomputed config, and with its own cubin.
 
-The emitters say what a config's kernel is launched with and which facts it exports; the cubin tells what it exports and
-uses. Takes milliseconds, and the import of the emitters, so those who read artifacts do it once for each
+The emitters compute the launch and the exported facts of a config's kernel; the cubin holds what it exports and uses.
+Verification takes milliseconds plus the import of the emitters, so readers do it once per artifact
 (:mod:`gemmill.runtime.storage.pack`).
 """
 
@@ -18,12 +18,12 @@ from gemmill.runtime.storage.cubin import Cubin
 
 
 def verify(artifact: Artifact) -> None:
-    """Refuse an artifact that is not what the kernel of its config would be.
+    """Check that an artifact is the kernel of its config.
 
     Raises:
-        ValueError: names the first thing that is wrong.
+        ValueError: names the first fault.
     """
-    from gemmill.emitters.emit import facts  # a process that starts from a known pack does without
+    from gemmill.emitters.emit import facts  # deferred: processes that use verified packs do not need it
 
     try:
         launch, constants = facts(artifact.config)
@@ -38,24 +38,24 @@ def verify(artifact: Artifact) -> None:
 
 
 def check_facts(cubin: Cubin, entry: str, constants: Mapping[str, int]) -> None:
-    """Compare what a kernel exports with what was computed in Python, by name.
+    """Compare the facts that a kernel exports with those computed in Python, by name.
 
     Raises:
-        CompileError: a fact is missing, unknown, or another.
+        CompileError: a fact is missing, unknown or different.
     """
     exported = cubin.facts(f"{entry}_spec")
     expected = {zlib.crc32(name.encode()): (name, value) for name, value in constants.items()}
     for crc, (name, value) in expected.items():
         if crc not in exported:
-            raise CompileError(f"{entry} exports no {name}, which its LaunchSpec has")
+            raise CompileError(f"{entry} does not export {name}, which is in its LaunchSpec")
         if exported[crc] != value:
-            raise CompileError(f"{entry}: the kernel computes {name} = {exported[crc]}, its LaunchSpec says {value}")
+            raise CompileError(f"{entry}: the kernel computes {name} = {exported[crc]}, but its LaunchSpec has {value}")
     if unknown := exported.keys() - expected.keys():
-        raise CompileError(f"{entry} exports {len(unknown)} facts that its LaunchSpec has not")
+        raise CompileError(f"{entry} exports {len(unknown)} facts that are not in its LaunchSpec")
 
 
 def _check_uses(artifact: Artifact, cubin: Cubin, launch: LaunchSpec) -> None:
-    """Compare what is said of a cubin with what its own tables say."""
+    """Compare the description of a cubin with the tables in it."""
     entry = launch.entry
     cubin.code(entry)
     used = {"threads": cubin.threads(entry), "params_bytes": cubin.params_bytes(entry)}
@@ -72,7 +72,7 @@ def _check_uses(artifact: Artifact, cubin: Cubin, launch: LaunchSpec) -> None:
 
 
 def _same(what: str, actual: Mapping[str, object], expected: Mapping[str, object]) -> None:
-    """ValueError where a field is not, type included, what it must be."""
+    """Raise ValueError where a field differs in value or type from what it must be."""
     for name, value in expected.items():
         if canonical(actual[name]) != canonical(value):
-            raise ValueError(f"{what} says {name} = {actual[name]!r:.80}, its config means {value!r:.80}")
+            raise ValueError(f"{what} has {name} = {actual[name]!r:.80}, but its config gives {value!r:.80}")

@@ -584,7 +584,7 @@ def test_what_the_machine_lacks_or_a_new_process_finds_wrong(
     ("arguments", "environment", "status", "says"),
     [
         (("build", "MANIFEST", "--store", ""), {}, 2, "an empty name is not a directory"),
-        (("build", "MANIFEST", "--store", "STORE"), {"GEMMILL_STORE_BYTES": "1K"}, 1, "too many for its cap of 1,024"),
+        (("build", "MANIFEST", "--store", "STORE"), {"GEMMILL_STORE_BYTES": "1K"}, 1, "the store's limit of 1,024"),
         (("list",), {"GEMMILL_JOBS": "many"}, 2, "GEMMILL_JOBS"),
     ],
 )

@@ -77,7 +77,10 @@ MISTAKES: dict[str, list[tuple[tuple[str, ...], str]]] = {
         ),
         ((*SELECT, "--manifest", "typo.yaml"), "typo.yaml:2:1: stes: unknown field, did you mean sets"),
         ((*SELECT, "--pack", "none.pack"), "(?i)file 'none.pack' does not exist"),
-        ((*SELECT, "--pack", "bad.pack"), "bad.pack: no pack of this version .* make one with `gemmill pack`"),
+        (
+            (*SELECT, "--pack", "bad.pack"),
+            "bad.pack: not a pack of this version .* create one with `gemmill pack make`",
+        ),
         ((*SELECT, "--records", "none.jsonl"), "(?i)file 'none.jsonl' does not exist"),
         ((*SELECT, "--records", "bad.jsonl"), "bad.jsonl:1:1: kernel: Input should be a valid string"),
         ((*SELECT, "--model", "none"), "(?i)dir(?:ectory)? 'none' does not exist"),

@@ -71,7 +71,7 @@ def test_what_is_not_kept_is_not_pulled(tmp_path: Path, artifact: Artifact, serv
 def test_what_is_not_served_is_named(tmp_path: Path, server: Server) -> None:
     done = gemmill("store", "pull", OTHER, "--remote", server.url, "--store", tmp_path)
     assert done.exit_code == 1
-    assert f"did not deliver 1 of 1 kernels:\n{OTHER}: {server.url} cannot make" in done.stderr
+    assert f"did not deliver 1 of 1 kernels:\n{OTHER}: {server.url} cannot compile" in done.stderr
 
 
 def test_what_is_not_taken_is_named(tmp_path: Path, artifact: Artifact) -> None:
@@ -94,7 +94,7 @@ def test_no_remote(tmp_path: Path) -> None:
     [
         (404, "ok", "answers in"),
         (403, "ok", "answers in"),
-        (401, "wrong", "a token that may read"),
+        (401, "wrong", "a token with the scope read"),
         (500, "wrong", "500"),
     ],
 )

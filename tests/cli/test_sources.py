@@ -131,4 +131,4 @@ def test_diff_says_which_tool_is_missing() -> None:
     assert found["instructions"] == {}
     assert found["resources"]["registers per thread at launch"]["a"] > 0
     (says,) = found["missing"]
-    assert says.startswith("no instruction counts: there is no disassembler here")
+    assert says.startswith("no instruction counts: nvdisasm was not found")

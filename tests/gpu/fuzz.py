@@ -194,7 +194,7 @@ def main() -> int:
     toolchain = Toolchain.find()
     targets = tuple(name for name, arch in ARCHS.items() if toolchain.compiles_for(arch))
     if dropped := ", ".join(name for name in ARCHS if name not in targets):
-        print(f"none for {dropped}: NVRTC {toolchain.versions['nvrtc']} does not compile for it")
+        print(f"none for {dropped}: NVRTC {toolchain.versions['nvrtc']} does not support it")
     fixed: dict[str, Value | tuple[Value, ...]] = {"arch": arguments.arch or targets}
     if arguments.schedule:
         fixed["schedule"] = arguments.schedule

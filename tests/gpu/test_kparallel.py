@@ -297,7 +297,9 @@ def test_no_memory_is_an_error_that_says_so(registry: Registry) -> None:
     a = torch.zeros(1 << 16, 64, device="cuda", dtype=torch.bfloat16)
     out = torch.empty(1 << 16, 1 << 16, device="cuda", dtype=torch.bfloat16)
     launch = gemmill.plan(a, a.T, out=out, registry=registry, kernel=split("64x64x64", "pingpong"), slices=100)
-    says = r"bytes of GPU memory for partial sums or copies of operands; take a kernel with fewer slices"
+    says = (
+        r"bytes of GPU memory for partial sums or copies of operands are not available: use a kernel with fewer slices"
+    )
     with pytest.raises(DeviceError, match=says):
         launch()
     small = product(128, 128, 512)

@@ -109,7 +109,9 @@ def test_a_machine_without_a_toolkit_takes_what_its_store_has(
     )
     full, empty = done.stdout.splitlines()
     assert full == "store store"
-    assert re.match(r"no pack and no store has 2 of 2 kernels, sm90a_\w+ the first, as locked, and here: ", empty)
+    assert re.match(
+        r"2 of 2 locked kernels, such as sm90a_\w+, are in no pack and no store, and cannot be compiled here: ", empty
+    )
 
 
 @pytest.mark.slow
@@ -123,7 +125,7 @@ def test_other_bits_are_refused_and_named(tmp_path: Path, artifacts: tuple[Artif
     first, last = artifacts
     other = lock_of(PROBLEMS, (other_build(first), last))
     registry = Registry(manifests=())
-    with pytest.raises(LockError, match="1 of 2 kernels are not as locked") as refused:
+    with pytest.raises(LockError, match="1 of 2 kernels differ from the lock") as refused:
         kernel_lock.fetch(registry, other)
     assert f"{first.name}: nvrtc_version is 12.9.86, locked 12.8.93" in str(refused.value)
     assert not registry._loaded, "not even what is as locked"
@@ -137,12 +139,14 @@ def test_a_name_that_was_exchanged_in_the_lock_is_refused(
         store.put(artifact.key, artifact)
     first, last = artifacts
     text = lock.to_bytes().decode().replace(first.name, "?").replace(last.name, first.name).replace("?", last.name)
-    with pytest.raises(LockError, match="2 of 2 kernels are not as locked"):
+    with pytest.raises(LockError, match="2 of 2 kernels differ from the lock"):
         kernel_lock.fetch(Registry(manifests=(), store=store), Lock.from_bytes(text.encode()))
 
 
 def test_machine_code_that_was_exchanged_in_the_lock_is_refused(lock: Lock, artifacts: tuple[Artifact, ...]) -> None:
     content = json.loads(lock.to_bytes())
     content["kernels"][artifacts[0].name]["cubin"] = "0" * 64
-    with pytest.raises(LockError, match=r"made from the same, its machine code has the digest \w{12}, locked 0{12}"):
+    with pytest.raises(
+        LockError, match=r"made from the same inputs, but the digest of its machine code is \w{12}, locked 0{12}"
+    ):
         kernel_lock.fetch(Registry(manifests=()), Lock.from_bytes(json.dumps(content).encode()))

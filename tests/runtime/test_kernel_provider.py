@@ -166,12 +166,12 @@ def test_only_compiles_nothing_and_says_what_is_missing(
         assert requests(again.remote) == {}, "from the store, without knowing its key"
         with (
             pytest.warns(RemoteWarning),
-            pytest.raises(RemoteError, match=rf"{missing.name} is not loaded.*cannot make"),
+            pytest.raises(RemoteError, match=rf"{missing.name} is not loaded.*cannot compile"),
         ):
             registry.get(missing.name)
-        with pytest.raises(RemoteError, match=rf"not serve 1:\n{missing.name}: a moment ago"):
+        with pytest.raises(RemoteError, match=rf"not have 1 of 1 kernels:\n{missing.name}: failed a moment ago"):
             registry.warm([there.name, missing.name])
-        with pytest.raises(RemoteError, match="mode of the remote is only"):
+        with pytest.raises(RemoteError, match="remote's mode is only"):
             registry.add_source(there.config, edited(there.config, "").text)
         assert not compiled
         assert requests(remote) == {"hits": 1, "failed": 1, "remembered": 1, "requests": 3}
@@ -208,7 +208,7 @@ def test_what_is_compiled_is_uploaded_and_served_to_others(
         remote = Remote(server.url, trusted=None, mode="readwrite")
         registry = Registry(manifests=(), store=tmp_path / "one", remote=remote)
         done: list[Outcome] = []
-        with pytest.warns(RemoteWarning, match="cannot make"):
+        with pytest.warns(RemoteWarning, match="cannot compile"):
             assert registry.warm([first.name, second.name], on_done=done.append) == [first, second]
         assert [(outcome.name, outcome.cached) for outcome in done] == [(first.name, True), (second.name, False)]
         assert requests(remote) == {"hits": 1, "failed": 1, "uploads": 1, "requests": 7}
@@ -235,7 +235,7 @@ def test_without_trusted_keys_nothing_is_asked(
     monkeypatch.delenv("GEMMILL_TRUSTED_KEYS", raising=False)
     with Server(Honest([artifact], [])) as server:
         registry = Registry(manifests=(), store=tmp_path, remote=server.url)
-        with pytest.warns(RemoteWarning, match="GEMMILL_TRUSTED_KEYS names no key"):
+        with pytest.warns(RemoteWarning, match="GEMMILL_TRUSTED_KEYS is not set"):
             assert registry.get(artifact.name) == artifact
         assert not server.requests
         assert registry.remote is Registry(manifests=(), remote=server.url).remote, "one breaker a process"

@@ -293,14 +293,14 @@ def test_a_pack_has_edited_kernels_beside_those_of_their_configs(
     ("before", "after", "says"),
     [
         ("kTileM = 64", "kTileM = 128", "the kernel computes shared_bytes = "),
-        ("kStages = 4", "kStages = 5", "the kernel computes .* its LaunchSpec says"),
+        ("kStages = 4", "kStages = 5", "the kernel computes .* its LaunchSpec has"),
         (
             "__grid_constant__ Kernel::Params const params",
             "__grid_constant__ Kernel::Params const params, int more",
             "params_bytes",
         ),
         ("__launch_bounds__(Kernel::kThreads, 1)", "__launch_bounds__(512, 1)", "its cubin says threads = 512"),
-        ('extern "C" __global__', "__global__", 'defines no extern "C" kernel'),
+        ('extern "C" __global__', "__global__", 'does not define an extern "C" kernel'),
         ("Kernel::run(params);", "Kernel::walk(params);", 'class .* has no member "walk"'),
     ],
 )

@@ -122,7 +122,7 @@ def test_an_archive_is_told_to_be_unpacked(command: tuple[str, ...], tmp_path: P
 def test_programs_without_an_interpreter_compile_themselves_and_say_why(tmp_path: Path, before: str, says: str) -> None:
     done = run(sys.executable, "-c", f"{before}\n{MANY}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "a process that compiles cannot be started" in done.stderr
+    assert "a compile worker cannot be started" in done.stderr
     assert says in done.stderr
 
 
@@ -167,8 +167,8 @@ def test_a_worker_answers_and_its_end_names_the_item(body: str) -> None:
     for message, how, status in (
         (b"die", "died (SIGSEGV)", -11),
         (b"leave", "died (exit status 3)", 3),
-        (b"hang", "took longer than 0.5 s, and was ended", None),
-        (b"x" * 40, "sent more than 100 bytes, and was ended", None),
+        (b"hang", "took longer than 0.5 s and was stopped", None),
+        (b"x" * 40, "sent more than 100 bytes and was stopped", None),
     ):
         worker = Worker(body)
         assert worker.call("first", b"ab", 60) == b"ababab"
@@ -197,7 +197,7 @@ def test_threads_share_workers_and_wait_where_no_more_can_be_started(body: str) 
         assert list(threads.map(triple, range(8))) == [b"%d" % number * 3 for number in range(8)]
     assert len(started) == 2
     pool.close()
-    with pytest.raises(InstallationError, match="ended"), pool.worker():
+    with pytest.raises(InstallationError, match="the worker pool is closed"), pool.worker():
         pass
     assert [worker._process.returncode for worker in started] == [-9, -9]
 

@@ -89,7 +89,7 @@ def test_a_kernel_that_kills_what_compiles_it_takes_down_two_processes_a_minute(
             done.set()
             thread.join()
         assert failed["code"] == "workers"
-        assert f"{KERNEL}: tried twice: each time the process that compiled it died (SIGKILL)" in failed["message"]
+        assert f"{KERNEL}: failed twice: each time its compile worker died (SIGKILL)" in failed["message"]
         assert (again.status, again.code, again.json["error"]["message"]) == (503, "workers", failed["message"])
         assert len(killed) == 2
         assert server.instantiate(OTHER).events[-1]["ready"] == 1, "others are compiled"

@@ -1,1 +1,1 @@
-"""What is done to a cubin after NVRTC made it."""
+"""Changes to a cubin after NVRTC."""

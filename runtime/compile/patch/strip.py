@@ -1,12 +1,12 @@
-"""Takes out of a cubin the variables that no code reads: four fifths of what NVRTC makes of CUTLASS's headers.
+"""Removes variables that no code reads from a cubin: four fifths of what NVRTC makes of CUTLASS's headers.
 
-``-default-device``, which CUTLASS needs, makes a variable in device memory of every constexpr one, a thousand of them,
-each with a symbol, a place in ``.nv.constant4`` for its address and a relocation that writes it there. Code has their
-values as immediates; the driver allocates and relocates them all the same.
+``-default-device``, which CUTLASS needs, turns every constexpr variable into a variable in device memory: a thousand of
+them, each with a symbol, a place in ``.nv.constant4`` for its address and a relocation that writes it there. Code has
+their values as immediates, but the driver allocates and relocates them anyway.
 
-Nothing is renumbered: a section that goes leaves an inactive header (``SHT_NULL``), a symbol an undefined one without
-a name. So whatever refers to sections and symbols by number, known to us or not, stays true, and what stays has its
-bytes.
+Nothing is renumbered: a removed section leaves an inactive header (``SHT_NULL``), and a removed symbol leaves an
+undefined one without a name. So all references to sections and symbols by number, known or not, stay valid, and the
+remaining sections keep their bytes.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from gemmill.runtime.storage.cubin import HEADER, NO_BITS, SECTION, SYMBOL, Cubi
 
 _VARIABLES = (".nv.global", ".nv.global.init")
 _ADDRESSES = ".nv.constant4"
-"""Constant bank of what code reads the address of a variable from: eight bytes for each."""
+"""Constant bank with the addresses of variables: eight bytes each."""
 _ADDRESS_BYTES = 8
 _RELOCATIONS = {4: struct.Struct("<QQq"), 9: struct.Struct("<QQ")}
-"""Relocations of a section of either type: offset, index of a symbol in the high half of the second field."""
+"""Relocations of a section, by its type: offset, and the index of a symbol in the high half of the second field."""
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _TABLES_AT = 32
-"""Where the file's header says where the headers of segments are, and those of sections."""
+"""Offset in the file's header of the offsets of the segment headers and of the section headers."""
 _TABLES = struct.Struct("<QQ")
 _TABLES_ALIGN = 8
 _MOST_ALIGN = 4096
-"""Bytes that a section is aligned to, at most."""
+"""Largest alignment of a section, in bytes."""
 _WRITE, _ALLOC = 1, 2
-"""Flags of a section; a segment's flag of what can be written is the other."""
+"""Flags of a section; ``_WRITABLE`` is the flag of a writable segment."""
 _WRITABLE = 2
 _TOKEN = re.compile(r"[\w$]+")
 
@@ -88,32 +88,31 @@ _NO_SECTION, _NO_SEGMENT, _NO_SYMBOL = _Section(*[0] * 10), _Segment(*[0] * 8), 
 
 
 def stripped(cubin: bytes, ptx: str) -> bytes:
-    """A cubin without variables that no code reads; as it is where it has none.
+    """Return a cubin without variables that no code reads; unchanged where it has none.
 
     Args:
-        cubin: what NVRTC made.
-        ptx: the PTX that it made the cubin of. A variable whose name stands there once, where it is declared, is not
-            read.
+        cubin: the cubin from NVRTC.
+        ptx: its PTX. A variable whose name occurs there only once, in its declaration, is not read.
 
     Raises:
-        CompileError: all must stay, and why: code reads one, or the bytes are no cubin, or laid out as none that is
-            known.
+        CompileError: the variables must stay; says why: code reads one, or the bytes are not a cubin or have an unknown
+            layout.
     """
-    Cubin(cubin)  # which refuses what is none
+    Cubin(cubin)  # raises for anything else
     try:
         return _Elf(cubin).stripped(ptx)
     except (struct.error, ValueError, IndexError, KeyError, OverflowError) as error:
-        raise CompileError(f"the cubin is laid out as none that is known: {error}") from error
+        raise CompileError(f"the layout of the cubin is unknown: {error}") from error
 
 
 class _Elf:
-    """A cubin as its tables have it."""
+    """The tables of a cubin."""
 
     def __init__(self, cubin: bytes) -> None:
         self._cubin = cubin
         *_, segments, sections, _, size, segment_size, segment_count, _, count, names = HEADER.unpack_from(cubin)
         if (size, segment_size) != (HEADER.size, _SEGMENT.size):
-            raise ValueError(f"its headers have {size} and {segment_size} bytes")
+            raise ValueError(f"its headers have unexpected sizes, {size} and {segment_size} bytes")
         self._sections = [_Section(*row) for row in _rows(SECTION, cubin, sections, count)]
         self._segments = [_Segment(*row) for row in _rows(_SEGMENT, cubin, segments, segment_count)]
         self._segments_at, texts = segments, self._bytes(names)
@@ -124,7 +123,7 @@ class _Elf:
         self._texts = self._bytes(self._sections[self._table].link)
 
     def stripped(self, ptx: str) -> bytes:
-        """The file without what goes."""
+        """Return the file without unused variables."""
         going = {self._numbers[name] for name in (*_VARIABLES, _ADDRESSES) if name in self._numbers}
         if not going:
             return self._cubin
@@ -135,12 +134,12 @@ class _Elf:
         return self._without(going, symbols)
 
     def _check_layout(self) -> None:
-        """ValueError where there is more to the file than sections, one after the other, and one table of symbols: such
-        as the second form of sm_120's code, in sections that share bytes and texts with those of the first."""
+        """Raise ValueError where the file has more than consecutive sections and one symbol table, such as the second
+        form of sm_120's code, in sections that share bytes and texts with those of the first."""
         end = HEADER.size
         for number, section in enumerate(self._sections):
             if section.link == self._sections[self._table].link and number != self._table:
-                raise ValueError(f"{self._names[number]} takes texts from the table of the symbols")
+                raise ValueError(f"{self._names[number]} uses the string table of the symbols")
             if not section.kind:
                 continue
             between = self._cubin[end : section.offset]
@@ -149,16 +148,16 @@ class _Elf:
             end = max(end, section.offset + section.file_bytes)
 
     def _check_symbols(self, going: Set[int], ptx: str) -> None:
-        """CompileError where one is not what PTX declares and nothing reads."""
+        """Raise CompileError where a symbol is not an unused variable in the PTX."""
         tokens = Counter(_TOKEN.findall(ptx))
         for symbol in (self._symbols[number] for number in going):
             name = text_at(self._texts, symbol.name)
             if not symbol.is_section and tokens[name] != 1:
-                raise CompileError(f"PTX says {name} {tokens[name]} times; a variable that nothing reads is there once")
+                raise CompileError(f"{name} occurs {tokens[name]} times in the PTX; an unused variable occurs once")
 
     def _check_relocations(self, going: Set[int]) -> set[int]:
-        """The sections of relocations that go: those of all addresses, and of nothing else. CompileError where others
-        need a symbol that goes."""
+        """Return the relocation sections to remove: those of all addresses, and only those. CompileError where others
+        need a removed symbol."""
         addresses = self._numbers.get(_ADDRESSES)
         variables = {self._numbers.get(name) for name in _VARIABLES}
         sections, places = set(), []
@@ -177,7 +176,7 @@ class _Elf:
         return sections
 
     def _without(self, going: Set[int], symbols: Set[int]) -> bytes:
-        """The file without some sections and symbols."""
+        """Return the file without some sections and symbols."""
         texts, rows = bytearray(1), []
         for number, symbol in enumerate(self._symbols):
             if number in symbols:
@@ -209,12 +208,12 @@ class _Elf:
         return bytes(data)
 
     def _moved(self, segment: _Segment, sections: list[_Section], segments_at: int) -> _Segment:
-        """A segment of the same sections, where these are now; ValueError where it is more than its sections."""
-        if segment.offset == self._segments_at:  # of these headers themselves
+        """Return a segment with the new locations of its sections; ValueError where it is more than its sections."""
+        if segment.offset == self._segments_at:  # the segment of these headers themselves
             return segment._replace(offset=segments_at)
         numbers = [number for number, section in enumerate(self._sections) if _is_in(section, segment)]
         if _extent([self._sections[number] for number in numbers]) != segment.extent:
-            raise ValueError(f"its segment at {segment.offset} is not of whole sections")
+            raise ValueError(f"its segment at {segment.offset} does not consist of whole sections")
         left = [sections[number] for number in numbers if sections[number].kind]
         if not left:
             return _NO_SEGMENT
@@ -231,14 +230,14 @@ def _rows(layout: struct.Struct, data: bytes, start: int, count: int) -> Iterato
 
 
 def _is_in(section: _Section, segment: _Segment) -> bool:
-    """Whether a segment loads a section. What takes no room in the file is where the segment ends there."""
+    """Whether a segment loads a section. A section without bytes in the file is where the segment ends there."""
     is_alike = section.flags & _ALLOC and bool(section.flags & _WRITE) == bool(segment.flags & _WRITABLE)
     end = section.offset + section.file_bytes
     return bool(is_alike and segment.offset <= section.offset and end <= segment.offset + segment.file_bytes)
 
 
 def _extent(sections: list[_Section]) -> tuple[int, int, int]:
-    """Offset, bytes in the file and bytes in memory of the segment of sections."""
+    """Return the offset, the bytes in the file and the bytes in memory of the segment of some sections."""
     if not sections:
         raise ValueError("a segment has no section")
     start = min(section.offset for section in sections)

@@ -1,2 +1,2 @@
-"""A remote: kernels over HTTP, from who has compiled them already. Nothing that it does costs a call more than its
-deadline, or has a byte run that no trusted key has signed."""
+"""A remote: compiled kernels over HTTP. A remote never costs a call more than its deadline, and its kernels only run
+with a signature by a trusted key."""

@@ -1,8 +1,8 @@
-"""A remote that has kernels: asked by key or by name, believed only as far as trusted keys have signed, and left alone
-while it fails.
+"""A client of a remote. It requests kernels by key or by name, accepts only what trusted keys have signed, and pauses
+while the remote fails.
 
-By key it is asked ``GET /v1/kernels/KEY`` and ``GET /v1/blobs/SHA256``, which any server of files answers; what is not
-there, and a kernel whose key is not known for want of a toolchain, ``POST /v1/instantiate``, which has it made.
+By key, it sends ``GET /v1/kernels/KEY`` and ``GET /v1/blobs/SHA256``, which any file server can answer. For a missing
+kernel, and for one whose key is unknown without a toolchain, it sends ``POST /v1/instantiate``, which compiles it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from gemmill.runtime.storage.single_flight import SingleFlight
 from gemmill.runtime.storage.trust.signatures import SigningKey, TrustedKeys
 
 DEADLINE_SECONDS = 10.0
-"""What a remote may cost one kernel unless ``GEMMILL_REMOTE_DEADLINE`` says otherwise."""
+"""Most seconds per kernel, unless ``GEMMILL_REMOTE_DEADLINE`` is set."""
 _AGAIN_SECONDS = 1.0
-"""When a remote that is busy is asked again, where it does not say."""
+"""Seconds until the next request to a busy remote that does not say when to retry."""
 _SOONEST_SECONDS = 0.1
-"""When it is asked again at the earliest."""
+"""Least seconds until the next request to a busy remote."""
 _INSTANTIATE = "POST /v1/instantiate"
-"""What is remembered of a remote that makes nothing, or nothing for this client."""
+"""Key under which a miss is remembered where the remote compiles nothing, or nothing for this client."""
 _OF_ENDPOINTS = ("absent", "forbidden", "version")
-"""Reasons that are not of the kernel that it was asked for."""
+"""Reasons that do not depend on the requested kernel."""
 _PUT = "PUT"
-"""What is remembered of a remote that takes nothing from this client."""
+"""Key under which a miss is remembered where the remote accepts no uploads from this client."""
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -49,19 +49,20 @@ _remotes: WeakSet[Remote] = WeakSet()
 
 
 class Remote:
-    """One remote. Threads, and registries, may share it.
+    """One remote. Threads and registries may share it.
 
     Args:
-        url: where it is, such as ``https://kernels.example``.
-        mode: ``read``; ``readwrite``, which uploads what is compiled here; ``only``, in which nothing is compiled.
-        deadline: seconds that it may cost one kernel.
-        trusted: whose signatures count. None takes what nobody has signed, too: for a server of one's own.
-        token: sent with every request; a path names the file that holds it, which is read each time.
-        certificate: a file in PEM with the certificate that this client shows, and its private key.
-        sign: a file with the private key that signs what is uploaded.
+        url: its URL, such as ``https://kernels.example``.
+        mode: ``read``; ``readwrite``, which also uploads kernels that are compiled here; or ``only``, which compiles
+            nothing.
+        deadline: most seconds per kernel.
+        trusted: the keys whose signatures count. None accepts unsigned kernels too, for your own server.
+        token: sent with every request; a path names a file with the token, which is read each time.
+        certificate: PEM file with the client certificate and its private key.
+        sign: file with the private key that signs uploads.
 
     Raises:
-        SettingError: the URL is none.
+        SettingError: the URL is invalid.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Remote:
         self.mode, self.deadline = mode, deadline
         self._trusted, self._token, self._certificate, self._sign = trusted, token, certificate, sign
         self.problem: Miss | None = None
-        """Why it is not asked for kernels; None where it is."""
+        """Why it is never asked for kernels; None where it is."""
         self._has_warned = False
         self._renew()
         _remotes.add(self)
@@ -91,17 +92,17 @@ class Remote:
 
     @staticmethod
     def of_settings(url: str | None = None) -> Remote | None:
-        """The remote of the environment, or the one of another URL with all else as the environment has it; the same
-        one whenever a process asks. None where no URL is named.
+        """Return the remote from the environment, or one with another URL and the other settings of the environment;
+        always the same object in a process. None where no URL is set.
 
         Raises:
-            SettingError: a variable means nothing, or nothing is to be compiled and no remote is named.
+            SettingError: a variable is invalid, or the mode forbids compiling and no remote is set.
         """
         settings = Settings.read()
         if (address := settings.url_of(url)) is None:
             return None
         deadline = DEADLINE_SECONDS if settings.remote_deadline is None else settings.remote_deadline
-        with _lock:  # so that threads which ask at the same time share it as well
+        with _lock:  # so that concurrent threads share it too
             return _remote_of(
                 *(address, settings.remote_mode, deadline, settings.remote_token, settings.remote_certificate),
                 *(settings.remote_sign, settings.trusted_keys),
@@ -110,13 +111,13 @@ class Remote:
     def kernel(
         self, requested: RequestedKernel, machine: Machine, seconds: float | None = None, patient: bool = False
     ) -> Artifact | Miss:
-        """A kernel, verified; or why it did not come. Raises nothing.
+        """Return a verified kernel, or the reason for a miss. Raises nothing.
 
         Args:
             requested: the kernel.
-            machine: what it is to run on.
-            seconds: most that it may take; by default the deadline.
-            patient: whether a remote that is busy is worth waiting for, as nothing else makes kernels here.
+            machine: the machine that it runs on.
+            seconds: time limit; by default the deadline.
+            patient: whether to wait for a busy remote, because kernels cannot be compiled here.
         """
         name, is_first_request = requested.key or requested.note, True
         limit = self.deadline if seconds is None else seconds
@@ -126,7 +127,7 @@ class Remote:
                 name, lambda: self._request(name, requested, machine, limit, patient), limit
             )
         except TimeoutError:
-            result = Miss("timeout", f"another thread still waits for {requested.name} from {self.url}")
+            result = Miss("timeout", f"another thread is still waiting for {requested.name} from {self.url}")
         if isinstance(result, Miss):
             self._warn_once(result)
         self._count("joined" if not is_first_request else result.reason if isinstance(result, Miss) else "hits")
@@ -135,12 +136,12 @@ class Remote:
     def put(
         self, artifact: Artifact, keys: Sequence[SigningKey] | None = None, seconds: float | None = None
     ) -> Put | Miss:
-        """Upload a kernel; or why it could not be. Raises nothing.
+        """Upload a kernel, or return the reason for a miss. Raises nothing.
 
         Args:
             artifact: the kernel.
-            keys: who signs its manifest; by default the key that the remote was made with.
-            seconds: most that it may take; by default the deadline.
+            keys: keys that sign its manifest; by default the ``sign`` key of the remote.
+            seconds: time limit; by default the deadline.
         """
         deadline = Deadline(self.deadline if seconds is None else seconds)
         done: Put | Miss
@@ -155,24 +156,28 @@ class Remote:
         return done
 
     def probe(self) -> Miss | None:
-        """Ask for what nobody has, whatever was before: None where the remote answers as it should."""
+        """Request a kernel that nobody has, regardless of earlier failures. None where the remote answers as
+        expected."""
         return self.problem or self._attempt(lambda: self._protocol.probe(Deadline(self.deadline)))
 
     def counters(self) -> dict[str, int]:
-        """What has happened in this process, by name: ``hits``, ``joined`` (threads that waited for the request of
-        another), the reasons of misses (:data:`~gemmill.runtime.storage.remote.misses.REASONS`), ``uploads`` and
-        ``uploads REASON`` of those that failed, ``requests``, ``bytes`` received. What is 0 is left out."""
+        """Return counters of this process by name, without zeros: ``hits``, ``joined`` (threads that waited for the
+        request of another), the reasons of misses (:data:`~gemmill.runtime.storage.remote.misses.REASONS`),
+        ``uploads``, ``uploads REASON`` for failed ones, ``requests``, and ``bytes`` received."""
         with self._lock:
             return dict(sorted(self._counters.items()))
 
     def _request(
         self, name: str, requested: RequestedKernel, machine: Machine, seconds: float, patient: bool
     ) -> Artifact | Miss:
-        """A kernel, from few requests; and what follows for others."""
+        """Return a kernel with few requests, and record the consequences of a miss."""
         if self.problem is not None:
             return self.problem
         if seconds <= 0:
-            return Miss("timeout", f"waiting for another process left no time to ask {self.url} for {requested.name}")
+            return Miss(
+                "timeout",
+                f"no time was left to request {requested.name} from {self.url} after waiting for another process",
+            )
         deadline = Deadline(seconds)
         if patient and 0 < (pause := self._breaker.seconds()) < seconds:
             time.sleep(pause)
@@ -188,7 +193,7 @@ class Remote:
         return result
 
     def _fetch(self, requested: RequestedKernel, machine: Machine, deadline: Deadline) -> Artifact:
-        """A kernel that is there, or is made for this client."""
+        """Return a kernel that the remote has, or that it compiles for this client."""
         absent: Miss | None = None
         if requested.key is not None:
             try:
@@ -211,24 +216,24 @@ class Remote:
         return self._protocol.blob(manifest, deadline)
 
     def _keys(self) -> Sequence[SigningKey]:
-        """Who signs what is uploaded."""
+        """Return the keys that sign uploads."""
         try:
             return [] if self._sign is None else [SigningKey.load(self._sign)]
         except TrustError as error:
             raise Miss("signing", f"nothing is uploaded to {self.url}: {error}") from error
 
     def _hindrance(self, name: str) -> Miss | None:
-        """Why no request is sent of something."""
+        """Return why no request is sent now for a kernel or endpoint; None where one may be sent."""
         with self._lock:
             if (remembered := self._misses.get(name)) is not None:
-                return Miss("remembered", f"a moment ago: {remembered.says}")
+                return Miss("remembered", f"failed a moment ago: {remembered.says}")
             if not self._breaker.passes():
                 cause, seconds = self._breaker.cause, self._breaker.seconds()
-                return Miss("paused", f"{self.url} is left alone for {seconds:.0f} s more: {cause and cause.says}")
+                return Miss("paused", f"{self.url} is paused for another {seconds:.0f} s: {cause and cause.says}")
         return None
 
     def _attempt(self, call: Callable[[], T]) -> T | Miss:
-        """What a call returns, or why it failed."""
+        """Return the result of a call, or why it failed."""
         try:
             return call()
         except Miss as miss:
@@ -239,7 +244,7 @@ class Remote:
             return Miss("error", f"{self.url}: {error!r:.200}")
 
     def _remember(self, name: str, result: object) -> None:
-        """What follows from an answer for what is asked next."""
+        """Record the consequences of an answer for later requests."""
         with self._lock:
             if not isinstance(result, Miss):
                 self._breaker.succeeded()
@@ -250,17 +255,18 @@ class Remote:
                 self._misses.add(name, result)
 
     def _warn_once(self, miss: Miss) -> None:
-        """Warn of the first miss, and log each."""
+        """Warn of the first miss, and log every one."""
         _log.info("%s", miss)
         with self._lock:
             has_warned, self._has_warned = self._has_warned, True
         if not has_warned:
             warning = (
-                f"the remote is skipped: {miss.says}. Further misses are counted alone: Registry.remote.counters()"
+                f"the remote was skipped: {miss.says}. Further misses only increase the counters of "
+                "Registry.remote.counters()"
             )
             try:
                 warnings.warn(warning, RemoteWarning, stacklevel=5)
-            except RemoteWarning:  # where warnings are errors: no kernel is to be lost for one
+            except RemoteWarning:  # under -W error, no kernel may be lost for a warning
                 _log.warning("%s", warning)
 
     def _count(self, name: str, count: int = 1) -> None:
@@ -268,8 +274,8 @@ class Remote:
             self._counters[name] += count
 
     def _renew(self) -> None:
-        """Begin anew, as a forked process must: nobody there lets go of a lock that another thread held, and its
-        connections are its parent's."""
+        """Reset the state, as a forked process must: nobody there would release a lock that another thread held, and
+        its connections belong to the parent."""
         self._lock = threading.Lock()
         self._counters: Counter[str] = Counter()
         self._breaker, self._misses = Breaker(), Misses()
@@ -279,8 +285,8 @@ class Remote:
 
 
 def _has_waited(miss: Miss, deadline: Deadline) -> bool:
-    """Whether a remote that is busy was given the time that it wants, with some more, so that not all who wait come
-    back at the same moment."""
+    """Wait as long as a busy remote asked, plus a random part, so that not all clients come back at once. Return
+    whether there was time for that."""
     if miss.reason != "busy":
         return False
     pause = _AGAIN_SECONDS if miss.pause is None else max(_SOONEST_SECONDS, miss.pause)
@@ -304,16 +310,16 @@ def _remote_of(
     sign: Path | None,
     keys: str | None,
 ) -> Remote:
-    """The one remote of a process with these settings."""
+    """Return the one remote of a process with these settings."""
     trusted, problem = None, None
     try:
         trusted = TrustedKeys.of_settings()
         if trusted is None:
-            problem = "GEMMILL_TRUSTED_KEYS names no key whose signatures count, so nothing from elsewhere is run"
+            problem = "GEMMILL_TRUSTED_KEYS is not set, and remote kernels need a signature by a trusted key"
     except TrustError as error:
         problem = str(error)
     remote = Remote(url, trusted=trusted, mode=mode, deadline=deadline, token=token, certificate=certificate, sign=sign)
-    remote.problem = Miss("no keys", f"{remote.url} is not asked: {problem}") if problem else None
+    remote.problem = Miss("no keys", f"{remote.url} is not used: {problem}") if problem else None
     return remote
 
 

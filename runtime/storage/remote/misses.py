@@ -1,4 +1,4 @@
-"""Why a remote did not serve a kernel: a table of reasons, and what follows from each."""
+"""Why a remote did not provide a kernel: a table of reasons with their consequences."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import NamedTuple
 
 
 class Reason(NamedTuple):
-    """What follows from one reason."""
+    """Consequences of one reason."""
 
     opens: bool
-    """Whether nothing is asked of the remote for a while, as the next kernel would fare no better. Otherwise the same
-    kernel is not asked for again for a while."""
+    """Whether all requests pause for a while, since other kernels would fail too. Otherwise only the same kernel is not
+    requested again for a while."""
     again: bool = False
-    """Whether it is asked once more at once, over a fresh connection: it may have been an accident."""
+    """Whether to retry once immediately on a new connection, since the failure may be accidental."""
 
 
 REASONS: Mapping[str, Reason] = MappingProxyType(
     {
-        # of the remote as a whole
+        # about the remote as a whole
         "unreachable": Reason(opens=True),
         "timeout": Reason(opens=True),
         "tls": Reason(opens=True),
@@ -33,7 +33,7 @@ REASONS: Mapping[str, Reason] = MappingProxyType(
         "server error": Reason(opens=True),
         "token": Reason(opens=True),
         "error": Reason(opens=True),
-        # of one kernel
+        # about one kernel
         "absent": Reason(opens=False),
         "forbidden": Reason(opens=False),
         "redirected": Reason(opens=False),
@@ -47,13 +47,13 @@ REASONS: Mapping[str, Reason] = MappingProxyType(
         "failed": Reason(opens=False),
         "full": Reason(opens=False),
         "signing": Reason(opens=False),
-        # of neither, and without a request
+        # about neither, without a request
         "remembered": Reason(opens=False),
         "paused": Reason(opens=False),
         "no keys": Reason(opens=False),
     }
 )
-"""Every reason, as counters name it."""
+"""Every reason, by its name in counters."""
 
 
 class Miss(Exception):
@@ -61,8 +61,8 @@ class Miss(Exception):
 
     Args:
         reason: one of :data:`REASONS`.
-        says: what happened, for people.
-        pause: seconds that the remote wants to be left alone.
+        says: what happened, for messages.
+        pause: seconds until the remote accepts requests again.
     """
 
     def __init__(self, reason: str, says: str, pause: float | None = None) -> None:
@@ -71,27 +71,28 @@ class Miss(Exception):
 
     @property
     def follows(self) -> Reason:
-        """What follows from it."""
+        """The consequences."""
         return REASONS[self.reason]
 
 
 PAUSE_SECONDS = 60.0
-"""How long a remote that failed is left alone, and for how long it is remembered what it does not have."""
+"""Pause after a failure of the remote, and how long a missing kernel is remembered."""
 LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 3600.0
-"""The shortest and the longest that a remote can ask to be left alone."""
+"""The shortest and the longest pause that a remote can ask for."""
 _JITTER = 0.5
-"""Pauses are up to this part longer, so that a fleet does not come back at the same moment."""
+"""Pauses are longer by up to this fraction, so that not all clients come back at once."""
 _MOST_MISSES = 10_000
-"""Most misses that are remembered; then all are forgotten."""
+"""Most remembered misses; beyond this, all are dropped."""
 
 
 class Breaker:
-    """Lets requests pass until one fails; then none for a while; then one, which decides for the others.
+    """A circuit breaker: it lets requests pass until one fails, then none during a pause, then one, which decides about
+    the others.
 
-    Not for several threads at once: who uses it holds a lock.
+    Not thread-safe: its user holds a lock.
 
     Args:
-        clock: seconds that only grow.
+        clock: a monotonic clock in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -102,11 +103,11 @@ class Breaker:
         """The miss that opened it; None while it is closed."""
 
     def seconds(self) -> float:
-        """How long no request may pass; 0 where one may."""
+        """Return the seconds until a request may pass; 0 where one may pass now."""
         return 0.0 if self._until is None else max(0.0, self._until - self._clock())
 
     def passes(self) -> bool:
-        """Whether a request may be sent now. While the one after a pause is under way, no other may."""
+        """Whether a request may be sent now. While the first request after a pause is running, no other may."""
         if self._until is None:
             return True
         if self.seconds() > 0:
@@ -115,23 +116,23 @@ class Breaker:
         return True
 
     def succeeded(self) -> None:
-        """An answer came."""
+        """Record an answer."""
         self._until = self.cause = None
 
     def failed(self, miss: Miss) -> None:
-        """None came, or one that says to stay away: for :data:`PAUSE_SECONDS`, or as long as the remote wants."""
+        """Record a failure: pause for :data:`PAUSE_SECONDS`, or as long as the remote asked."""
         pause = PAUSE_SECONDS if miss.pause is None else max(LEAST_PAUSE_SECONDS, min(miss.pause, MOST_PAUSE_SECONDS))
         self._pause = pause * (1 + _JITTER * random.random())
         self._until, self.cause = self._clock() + self._pause, miss
 
 
 class Misses:
-    """What the remote did not have a moment ago.
+    """Recent misses of a remote.
 
-    Not for several threads at once: who uses it holds a lock.
+    Not thread-safe: its user holds a lock.
 
     Args:
-        clock: seconds that only grow.
+        clock: a monotonic clock in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -145,7 +146,7 @@ class Misses:
         self._known[what] = self._clock() + PAUSE_SECONDS, miss
 
     def get(self, what: str) -> Miss | None:
-        """The miss of something that is remembered."""
+        """Return the remembered miss of a kernel or endpoint."""
         until, miss = self._known.get(what, (0.0, None))
         if miss is not None and until <= self._clock():
             del self._known[what]

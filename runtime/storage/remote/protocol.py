@@ -1,4 +1,4 @@
-"""The requests of the protocol, one function each, and what each answer means."""
+"""The requests of the protocol, one function each, and the meaning of each answer."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from gemmill.runtime.storage.trust.kernel_manifest import KERNEL, KernelManifest
 from gemmill.runtime.storage.trust.signatures import MAX_SEALED_BYTES, SigningKey, TrustedKeys, open_sealed, seal
 
 Put = Literal["stored", "there"]
-"""What became of a kernel that was uploaded."""
+"""Result of an upload."""
 _NO_KEY: Final = "0" * 64
-"""A key that nothing has: who asks for it learns whether the remote answers."""
+"""A key that no kernel has, for checking whether the remote answers."""
 _MAX_ERROR_BYTES = 64 << 10
-"""Most bytes that are read of an answer that is an error; of others the connection is closed."""
+"""Most bytes read from an error answer; for longer ones the connection is closed."""
 _MAX_EVENTS_BYTES = 2 * MAX_SEALED_BYTES
 _WAIT = 0.8
-"""Part of the time that is left in which the remote is to have a kernel made, or to say that it is not."""
+"""Share of the remaining time in which the remote must answer whether it compiled a kernel."""
 _STATUS: Mapping[int, str] = {
     401: "unauthorised",
-    403: "forbidden",  # what servers of files say of what is not there to who may not list
+    403: "forbidden",  # also the answer of file servers for a missing file without permission to list
     404: "absent",
     405: "absent",
     409: "version",
@@ -48,19 +48,19 @@ _STATUS: Mapping[int, str] = {
     503: "busy",
     507: "full",
 }
-"""Reasons by status, besides whole hundreds."""
+"""Reasons by status, in addition to those for whole hundreds."""
 _HUNDREDS: Mapping[int, str] = {3: "redirected", 5: "server error"}
 
 
 class Protocol:
-    """What can be asked of one remote. Every method raises Miss where the answer is another than the one it wants.
+    """The requests to one remote. Every method raises Miss for any other answer than the one that it expects.
 
     Args:
-        url: of the remote, for messages.
-        connections: to it.
-        token: sent with every request; of a file, that it holds at the time.
-        trusted: whose signatures count; None: whatever comes counts.
-        count: told the requests sent and the bytes received.
+        url: URL of the remote, for messages.
+        connections: connections to it.
+        token: sent with every request; a file is read each time.
+        trusted: the keys whose signatures count; None: no signature is needed.
+        count: receives the requests sent and the bytes received.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class Protocol:
         self._url, self._connections, self._token, self._trusted, self._count = url, connections, token, trusted, count
 
     def manifest(self, requested: RequestedKernel, machine: Machine, deadline: Deadline) -> KernelManifest:
-        """The manifest of a kernel whose key is known."""
+        """Return the manifest of a kernel whose key is known."""
         with self._answer("GET", f"/v1/kernels/{requested.key}", deadline) as response:
             sealed = self._body(response, MAX_SEALED_BYTES)
         return requested.manifest(sealed, self._trusted, machine)
 
     def blob(self, manifest: KernelManifest, deadline: Deadline) -> Artifact:
-        """The kernel of a manifest, verified."""
+        """Return the kernel of a manifest, verified."""
         with self._answer("GET", f"/v1/blobs/{manifest.digest}", deadline) as response:
             blob = self._body(response, manifest.bytes)
         try:
@@ -89,7 +89,7 @@ class Protocol:
             raise Miss("damaged", f"{self._url}: {error}") from error
 
     def instantiate(self, requested: RequestedKernel, machine: Machine, deadline: Deadline) -> KernelManifest:
-        """The manifest of a kernel that the remote has, or makes while this waits."""
+        """Return the manifest of a kernel that the remote has, or compiles during this call."""
         arch = formats(requested.name)[0]
         gpu = {"name": machine.gpu, "arch": machine.archs[-1], "sm_count": machine.sms} if arch in machine.archs else {}
         request = {
@@ -97,7 +97,7 @@ class Protocol:
             "problems": [],
             "gemmill": __version__,
             "headers": requested.headers_digest,
-            "gpu": gpu or {"name": arch, "arch": arch},  # a kernel that is to run elsewhere
+            "gpu": gpu or {"name": arch, "arch": arch},  # a kernel for another machine
             "driver_cuda": machine.cuda,
             "wait": round(_WAIT * deadline.left(), 3),
         }
@@ -106,12 +106,12 @@ class Protocol:
             for event in self._events(response):
                 kind = event.get("event")
                 if kind == "done":
-                    continue  # to the end, so that the connection can be kept
+                    continue  # read to the end, so that the connection can be reused
                 if event.get("kernel") != requested.name:
-                    raise Miss("another", f"{self._url} was asked for {requested.name} and speaks of something else")
+                    raise Miss("another", f"{self._url} answered a request for {requested.name} with another kernel")
                 if requested.key and event.get("key", requested.key) != requested.key:
                     raise Miss(
-                        "version", f"{self._url} makes {requested.name} with another toolchain than there is here"
+                        "version", f"{self._url} compiles {requested.name} with another toolchain than this machine"
                     )
                 if kind == "failed":
                     raise self._failed(requested, event.get("error"))
@@ -119,11 +119,12 @@ class Protocol:
                     sealed = json.dumps(event.get("manifest")).encode()
                     manifest = requested.manifest(sealed, self._trusted, machine)
         if manifest is None:
-            raise Miss("pending", f"{self._url} did not have {requested.name} made in time")
+            raise Miss("pending", f"{self._url} did not compile {requested.name} in time")
         return manifest
 
     def put(self, artifact: Artifact, keys: Sequence[SigningKey], deadline: Deadline) -> Put:
-        """Upload a kernel that the remote lacks: its blob, then its manifest, so that no manifest is without one."""
+        """Upload a kernel that the remote does not have: first the blob, then the manifest, so that every manifest has
+        a blob."""
         with self._request("GET", f"/v1/kernels/{artifact.key}", deadline) as response:
             is_there = response.status == 200
             self._drain(response)
@@ -135,13 +136,13 @@ class Protocol:
             self._put(f"/v1/kernels/{manifest.key}", seal(KERNEL, manifest.to_bytes(), keys), deadline)
         except Miss as miss:
             if miss.reason == "forbidden" and not keys:
-                says = f"{miss.says}; no key signed it: GEMMILL_REMOTE_SIGN, or --sign, names one"
+                says = f"{miss.says}; the upload is unsigned: set GEMMILL_REMOTE_SIGN, or pass --sign"
                 raise Miss(miss.reason, says, miss.pause) from None
             raise
         return "stored"
 
     def probe(self, deadline: Deadline) -> None:
-        """Whether the remote answers as it should to who asks for what nobody has."""
+        """Check that the remote answers a request for a kernel that nobody has as expected."""
         with self._request("GET", f"/v1/kernels/{_NO_KEY}", deadline) as response:
             if (miss := self._refusal(response)) is not None and miss.reason not in ("absent", "forbidden"):
                 raise miss
@@ -149,13 +150,13 @@ class Protocol:
     def _put(self, path: str, body: bytes, deadline: Deadline) -> None:
         with self._request("PUT", path, deadline, body) as response:
             miss = self._refusal(response)
-            if miss is not None and response.status != 412:  # which says that it is there
+            if miss is not None and response.status != 412:  # 412: it is there already
                 raise miss
             self._drain(response)
 
     @contextmanager
     def _answer(self, method: str, path: str, deadline: Deadline, body: bytes | None = None) -> Iterator[HTTPResponse]:
-        """An answer that is no refusal."""
+        """Send a request and yield the answer, which is not a refusal."""
         with self._request(method, path, deadline, body) as response:
             if (miss := self._refusal(response)) is not None:
                 raise miss
@@ -175,66 +176,67 @@ class Protocol:
             yield response
 
     def _body(self, response: HTTPResponse, most: int) -> bytes:
-        """All that an answer holds."""
+        """Return the body of an answer."""
         if (response.length or 0) > most:
-            raise Miss("too large", f"{self._url} sends {response.length:,} bytes where {most:,} are the most")
+            raise Miss("too large", f"{self._url} sends {response.length:,} bytes; the limit is {most:,}")
         data = response.read(most + 1)
         self._count("bytes", len(data))
         if len(data) > most:
-            raise Miss("too large", f"{self._url} sends more than {most:,} bytes")
+            raise Miss("too large", f"{self._url} sends more than the limit of {most:,} bytes")
         if response.length:
             raise Miss("closed", f"{self._url} closed the connection {response.length:,} bytes before the end")
         return data
 
     def _events(self, response: HTTPResponse) -> Iterator[dict[str, Any]]:
-        """The lines of an answer, each a mapping; the last says done."""
+        """Yield the events of an answer, one mapping per line; the last is ``done``."""
         left, is_done = _MAX_EVENTS_BYTES, False
         while line := response.readline(left + 1):
             self._count("bytes", len(line))
             if (left := left - len(line)) < 0:
-                raise Miss("too large", f"{self._url} sends more than {_MAX_EVENTS_BYTES:,} bytes")
+                raise Miss("too large", f"{self._url} sends more than the limit of {_MAX_EVENTS_BYTES:,} bytes")
             try:
                 event = parse(line)
             except ValueError as error:
-                raise Miss("garbage", f"{self._url} sends events that are no JSON: {error}") from error
+                raise Miss("garbage", f"{self._url} sends events that are not JSON: {error}") from error
             if not isinstance(event, dict):
                 raise Miss("garbage", f"{self._url} sends {event!r:.80} as an event")
             is_done = event.get("event") == "done"
             yield event
         if not is_done:
-            raise Miss("closed", f"{self._url} closed the connection amid its events")
+            raise Miss("closed", f"{self._url} closed the connection before the last event")
 
     def _refusal(self, response: HTTPResponse) -> Miss | None:
-        """The miss that an answer's status means; None where it means success. Reads what it then says."""
+        """Return the miss for an answer's status, with the message of its body; None for success."""
         status = response.status
         if 200 <= status < 300:
             return None
         reason = _STATUS.get(status) or _HUNDREDS.get(status // 100, "unexpected")
         says = f"{self._url} answers {status}"
         if reason == "redirected":
-            says = f"{says}, to {response.getheader('Location', '')!r:.120}: name that place itself, if it is right"
+            where = f"{response.getheader('Location', '')!r:.120}"
+            says = f"{says}, to {where}: set GEMMILL_REMOTE to that address if it is right"
         elif reason == "unauthorised":
             says = f"{says}: GEMMILL_REMOTE_TOKEN is missing, wrong or expired"
         error = _error(self._drain(response))
         return Miss(reason, f"{says}{error}", pause=_pause(response.getheader("Retry-After")))
 
     def _failed(self, requested: RequestedKernel, error: Any) -> Miss:
-        """The miss of a kernel that the remote says it cannot make, perhaps not now."""
+        """Return the miss for a kernel that the remote cannot compile, or cannot compile now."""
         fields = error if isinstance(error, dict) else {}
         pause = fields.get("retry_after")
         if isinstance(pause, int | float) and math.isfinite(pause):
-            return Miss("busy", f"{self._url} makes no {requested.name} now{_words(fields)}", max(0.0, pause))
-        return Miss("failed", f"{self._url} cannot make {requested.name}{_words(fields)}")
+            return Miss("busy", f"{self._url} cannot compile {requested.name} now{_words(fields)}", max(0.0, pause))
+        return Miss("failed", f"{self._url} cannot compile {requested.name}{_words(fields)}")
 
     def _drain(self, response: HTTPResponse) -> bytes:
-        """The rest of a short answer, so that the connection can be kept."""
+        """Read the rest of a short answer, so that the connection can be reused."""
         data = response.read(_MAX_ERROR_BYTES)
         self._count("bytes", len(data))
         return data
 
 
 def _token(token: str | Path) -> str:
-    """The text of a token, which a file may hold."""
+    """Return the text of a token, possibly from a file."""
     if isinstance(token, str):
         return token
     try:
@@ -242,12 +244,12 @@ def _token(token: str | Path) -> str:
     except (OSError, ValueError) as error:
         raise Miss("token", f"the token in {token} cannot be read: {error}") from error
     if not TOKEN.fullmatch(text):
-        raise Miss("token", f"what {token} holds is no token, which has letters, digits and -._~+/ alone")
+        raise Miss("token", f"{token} does not hold a valid token: expected letters, digits and -._~+/")
     return text
 
 
 def _pause(text: str | None) -> float | None:
-    """The seconds of a Retry-After header; None where it has none, or means nothing."""
+    """Return the seconds of a Retry-After header; None where it is missing or invalid."""
     if text is None:
         return None
     if re.fullmatch(r"\d{1,9}", text.strip()):
@@ -259,7 +261,7 @@ def _pause(text: str | None) -> float | None:
 
 
 def _error(body: bytes) -> str:
-    """What the body of a refusal says, where it is as the protocol has it."""
+    """Return the message in the body of a refusal, where it follows the protocol."""
     try:
         fields = parse(body)
     except ValueError:
@@ -268,7 +270,8 @@ def _error(body: bytes) -> str:
 
 
 def _words(error: Any) -> str:
-    """Code and message of an error, as the end of a sentence. Escaped: a remote may write to no terminal."""
+    """Return code and message of an error, as the end of a sentence. They are escaped, since a remote must not control
+    the terminal."""
     if not isinstance(error, dict):
         return ""
     code, message = (str(error.get(name, "")) for name in ("code", "message"))
@@ -276,69 +279,73 @@ def _words(error: Any) -> str:
 
 
 class Machine(NamedTuple):
-    """What kernels are to run on."""
+    """The machine that kernels run on."""
 
     gpu: str
     """Name of the GPU."""
     archs: tuple[str, ...]
     """Architectures whose kernels run on it, such as ``sm90a``; the last is its own."""
     sms: int
-    """Its SMs."""
+    """Number of SMs."""
     cuda: tuple[int, int] | None
-    """The newest CUDA that its driver knows, major and minor version; None where there is no driver."""
+    """The newest CUDA version that its driver supports, major and minor; None where there is no driver."""
 
 
 class RequestedKernel(NamedTuple):
-    """One kernel, with all that decides what it must have been made from."""
+    """One kernel with everything that determines what it must be made from."""
 
     name: str
-    """Its name."""
+    """Kernel name."""
     source_digest: str
-    """SHA-256 of its text."""
+    """SHA-256 of its source."""
     headers_digest: str
     """SHA-256 of gemmill's own headers."""
     key: str | None
-    """Where a store keeps it: known to who has the toolchain. None takes it from any toolchain."""
+    """Its key in a store, which needs the toolchain to compute. None accepts the kernel from any toolchain."""
 
     @classmethod
     def of(cls, source: EmittedSource, key: str | None = None) -> RequestedKernel:
-        """The kernel of a source."""
+        """Return the request for the kernel of a source."""
         return cls(source.name, source.digest, source.headers_digest, key)
 
     @property
     def note(self) -> str:
-        """Under what the store keeps where a kernel from any toolchain is."""
+        """Key of the note in which the store records where a kernel from any toolchain is."""
         text = f"{SCHEMA_VERSION} {self.name} {self.source_digest} {self.headers_digest}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     def fits(self, name: str, key: str, provenance: Provenance) -> bool:
-        """Whether a kernel is this one: of another gemmill it has another text."""
+        """Whether a kernel is the requested one; other versions of gemmill have other sources."""
         made_from = provenance.source_digest, provenance.headers_digest
         return name == self.name and self.key in (None, key) and made_from == (self.source_digest, self.headers_digest)
 
     def manifest(self, sealed: bytes, trusted: TrustedKeys | None, machine: Machine) -> KernelManifest:
-        """What an envelope says of this kernel.
+        """Return the manifest of this kernel in an envelope.
 
         Raises:
-            Miss: no trusted key signed it, it is of another kernel, or the machine cannot load it.
+            Miss: no trusted key signed it, it is for another kernel, or the machine cannot load the kernel.
         """
         try:
             manifest = KernelManifest.from_bytes(open_sealed(sealed, KERNEL, trusted))
         except TrustError as error:
-            raise Miss("untrusted", f"the manifest of {self.name} is not to be trusted: {error}") from error
+            raise Miss("untrusted", f"the manifest of {self.name} is not trusted: {error}") from error
         if not self.fits(manifest.kernel, manifest.key, manifest.provenance):
             made = (
                 f"made by gemmill {manifest.provenance.gemmill_version} with NVRTC {manifest.provenance.nvrtc_version}"
             )
             reason = "version" if manifest.kernel == self.name else "another"
-            raise Miss(reason, f"what came for {self.name} is {manifest.kernel}, {made}, and not what is made here")
+            raise Miss(
+                reason,
+                f"the remote sent {manifest.kernel}, {made}, for {self.name}, which differs from what this machine "
+                "would compile",
+            )
         if machine.cuda is not None and manifest.cuda[0] > machine.cuda[0]:
             made, known = (".".join(map(str, version)) for version in (manifest.cuda, machine.cuda))
-            raise Miss("driver", f"{self.name} was made with CUDA {made}, and the driver knows {known} at most")
+            raise Miss("driver", f"{self.name} was compiled with CUDA {made}, but the driver supports at most {known}")
         return manifest
 
     def find_in(self, store: Store) -> Artifact | None:
-        """This kernel from a store that had it from a remote, from whatever toolchain; None for a miss."""
+        """Return this kernel from a store that fetched it from a remote, from any toolchain; None for a miss."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             key = parse(store.get_note("remote", self.note))["key"]
             artifact = store.get(key) if isinstance(key, str) else None
@@ -347,6 +354,6 @@ class RequestedKernel(NamedTuple):
         return None
 
     def keep(self, store: Store, artifact: Artifact) -> None:
-        """Have a store find this kernel without a toolchain."""
+        """Store this kernel so that it is found without a toolchain."""
         store.put(artifact.key, artifact)
         store.put_note("remote", self.note, json.dumps({"kernel": self.name, "key": artifact.key}).encode())

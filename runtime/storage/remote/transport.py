@@ -1,7 +1,7 @@
-"""HTTP/1.1 over connections that are kept, none of which waits beyond a deadline, whatever the other side does.
+"""HTTP/1.1 over persistent connections that never wait beyond a deadline, whatever the server does.
 
-Python's own client waits for each piece of an answer as long as its timeout says, so a side that sends a byte now and
-then keeps it for ever. Here each piece is waited for until the deadline of the whole.
+Python's own client applies its timeout to each piece of an answer, so a server that sends a byte now and then can keep
+it waiting forever. Here, all pieces share one deadline.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from gemmill.library.errors import SettingError
 from gemmill.runtime.storage.remote.misses import Miss
 
 CONNECT_SECONDS = 1.0
-"""Most that looking up a name and opening a connection take together."""
+"""Most seconds for looking up a name and opening a connection together."""
 _MOST_KEPT = 8
-"""Most connections that are kept while nothing is asked over them."""
+"""Most idle connections that are kept."""
 
 
 class Connections:
-    """Connections to one remote, of one process. Threads share it, and each has a connection of its own while it asks.
+    """Connections of one process to one remote. Threads may share it; each uses its own connection during a request.
 
     Args:
         address: the remote.
-        certificate: a file in PEM with the certificate that this client shows, and its private key.
+        certificate: PEM file with the client certificate and its private key.
     """
 
     def __init__(self, address: Address, certificate: Path | None = None) -> None:
@@ -47,10 +47,10 @@ class Connections:
     def answer(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, deadline: Deadline
     ) -> Iterator[http.client.HTTPResponse]:
-        """Send a request, and read what the caller reads of its answer.
+        """Send a request and yield its answer.
 
         Raises:
-            Miss: no answer came, or what came is no HTTP.
+            Miss: no answer came, or it is not HTTP.
         """
         with _misses(self._address):
             try:
@@ -71,7 +71,7 @@ class Connections:
                 raise
             if is_read and connection.sock is not None and len(self._kept) < _MOST_KEPT:
                 self._kept.append(connection)
-            else:  # not read to its end: what is left must not pass for the next answer
+            else:  # not read completely: the rest must not be taken for the next answer
                 connection.close()
 
     def _context(self) -> ssl.SSLContext | None:
@@ -80,51 +80,51 @@ class Connections:
             if self._certificate is not None:
                 try:
                     tls.load_cert_chain(self._certificate)
-                except OSError as error:  # no such file, or none with a certificate and a key
+                except OSError as error:  # no such file, or no certificate and key in it
                     why = error.strerror or error
-                    raise Miss("tls", f"the certificate in {self._certificate} cannot be shown: {why}") from error
+                    raise Miss("tls", f"the client certificate in {self._certificate} cannot be used: {why}") from error
             self._tls = tls
         return self._tls
 
 
 @contextmanager
 def _misses(address: Address) -> Iterator[None]:
-    """Say in one word what went wrong."""
+    """Turn errors into misses."""
     try:
         yield
     except TimeoutError as error:
         raise Miss("timeout", f"{address} did not answer in time ({error})") from error
     except ssl.SSLCertVerificationError as error:
-        says = f"{error.verify_message}; SSL_CERT_FILE names the authorities that are trusted"
+        says = f"{error.verify_message}; set SSL_CERT_FILE to a file of trusted authorities"
         raise Miss("tls", f"the certificate of {address} is not trusted: {says}") from error
     except ssl.SSLError as error:
-        plain = "; it may speak http, without TLS" if error.reason == "WRONG_VERSION_NUMBER" else ""
+        plain = "; the server may use http, without TLS" if error.reason == "WRONG_VERSION_NUMBER" else ""
         raise Miss("tls", f"{address}: {error.strerror or error}{plain}") from error
     except (http.client.RemoteDisconnected, http.client.IncompleteRead, ConnectionError) as error:
         if isinstance(error, ConnectionRefusedError):
             raise Miss("unreachable", f"{address} refuses connections") from error
         if isinstance(error, http.client.RemoteDisconnected):
-            secure = "; it may speak https" if address.scheme == "http" else ""
+            secure = "; the server may use https" if address.scheme == "http" else ""
             raise Miss("closed", f"{address} closed the connection before it answered{secure}") from error
-        raise Miss("closed", f"{address} closed the connection amid an answer") from error
+        raise Miss("closed", f"{address} closed the connection during an answer") from error
     except (http.client.HTTPException, ValueError) as error:
-        raise Miss("garbage", f"{address} does not speak HTTP: {error!r:.200}") from error
+        raise Miss("garbage", f"{address} does not answer with HTTP: {error!r:.200}") from error
     except OSError as error:
         raise Miss("unreachable", f"{address}: {error.strerror or error}") from error
 
 
 class _Connection(http.client.HTTPConnection):
-    """One connection; its deadline is set anew for each request."""
+    """One connection; each request sets its deadline."""
 
     deadline: Deadline
 
     def __init__(self, address: Address, tls: ssl.SSLContext | None) -> None:
         super().__init__(address.host, address.port)
         self._tls = tls
-        self.default_port = 443 if tls else 80  # which the Host header leaves out
+        self.default_port = 443 if tls else 80  # the Host header omits it
 
     def connect(self) -> None:
-        """Open it: within :data:`CONNECT_SECONDS`, but for TLS."""
+        """Open the connection within :data:`CONNECT_SECONDS`, not counting TLS."""
         opening = Deadline(self.deadline.left(CONNECT_SECONDS))
         plain = _opened(self.host, self.port, opening)
         try:
@@ -138,14 +138,14 @@ class _Connection(http.client.HTTPConnection):
 
 
 class _Socket:
-    """As much of a socket as :mod:`http.client` needs, bound to the deadline of its connection."""
+    """The part of a socket that :mod:`http.client` uses, bound to the deadline of its connection."""
 
     def __init__(self, sock: socket.socket, connection: _Connection) -> None:
         self._sock, self._connection = sock, connection
 
     def sendall(self, data: Any) -> None:
         self._sock.settimeout(self._connection.deadline.left())
-        self._sock.sendall(data)  # whose timeout is for all of it
+        self._sock.sendall(data)  # the timeout covers all of it
 
     def makefile(self, mode: str) -> io.BufferedReader:
         return io.BufferedReader(_Incoming(self._sock, self._connection))
@@ -155,7 +155,7 @@ class _Socket:
 
 
 class _Incoming(io.RawIOBase):
-    """What a socket receives."""
+    """Incoming bytes of a socket."""
 
     def __init__(self, sock: socket.socket, connection: _Connection) -> None:
         self._sock, self._connection = sock, connection
@@ -179,13 +179,15 @@ def _close(connections: list[_Connection]) -> None:
 
 
 def _opened(host: str, port: int, deadline: Deadline) -> socket.socket:
-    """A connection to the first address of a host that takes one."""
+    """Return a connection to the first address of a host that accepts one."""
     places = _places(host, port, deadline)
     error: OSError | None = None
     for tried, (family, kind, protocol, _, place) in enumerate(places):
         sock = socket.socket(family, kind, protocol)
         try:
-            sock.settimeout(deadline.left() / (len(places) - tried))  # so that a silent one leaves time for the next
+            sock.settimeout(
+                deadline.left() / (len(places) - tried)
+            )  # an address that does not answer leaves time for the next
             sock.connect(place)
         except OSError as failure:
             error = failure
@@ -199,10 +201,10 @@ def _opened(host: str, port: int, deadline: Deadline) -> socket.socket:
 
 
 def _places(host: str, port: int, deadline: Deadline) -> list[Any]:
-    """The addresses of a host. The system takes as long as it likes to look a name up, so a thread waits for it."""
+    """Return the addresses of a host. The system's lookup has no time limit, so it runs in a thread."""
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    except socket.gaierror:  # a name
+    except socket.gaierror:  # it is a name
         pass
     results: list[Any] = []
 
@@ -216,7 +218,7 @@ def _places(host: str, port: int, deadline: Deadline) -> list[Any]:
     thread.start()
     thread.join(deadline.left())
     if not results:
-        raise TimeoutError(f"looking up {host} takes longer")
+        raise TimeoutError(f"looking up {host} took too long")
     if isinstance(results[0], Exception):
         raise OSError(f"{host} cannot be looked up: {results[0]}")
     return list(results[0])
@@ -227,46 +229,43 @@ _PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a remote is.
-
-    Made by :meth:`of`.
-    """
+    """The address of a remote, from :meth:`of`."""
 
     scheme: str
     """``http`` or ``https``."""
     host: str
     port: int
     path: str
-    """What comes before ``/v1/`` in every request; empty or begins with a slash."""
+    """Path before ``/v1/`` in every request; empty, or starts with a slash."""
 
     @classmethod
     def of(cls, text: str, name: str = "remote") -> Address:
-        """The address that a URL says.
+        """Parse the URL of a remote.
 
         Args:
             text: such as ``https://kernels.example`` or ``http://10.0.0.7:8080/gemmill``.
-            name: what errors call it.
+            name: name of the setting in errors.
 
         Raises:
-            SettingError: it is no URL of this kind.
+            SettingError: the URL is invalid.
         """
         setting = f"{name}={text!r:.200}"
         try:
             parts = urlsplit(text)
             host, port = parts.hostname or "", parts.port
         except ValueError as error:
-            raise SettingError(f"{setting}: {error}; write https://HOST[:PORT]") from None
+            raise SettingError(f"{setting}: {error}; expected https://HOST[:PORT]") from None
         if parts.username is not None or parts.password is not None:
-            # Not repeated: it may be a password.
-            raise SettingError(f"{name} names a user or a password; GEMMILL_REMOTE_TOKEN takes a token")
+            # The message does not repeat it: it may be a password.
+            raise SettingError(f"{name} must not contain a user or a password: use a token in GEMMILL_REMOTE_TOKEN")
         is_plain = text.isascii() and text.isprintable() and " " not in text
         if parts.scheme not in _PORTS or not host or not is_plain or parts.query or parts.fragment or port == 0:
-            raise SettingError(f"{setting}: not a URL such as https://HOST[:PORT], of https or http, without ? and #")
+            raise SettingError(f"{setting}: expected an https or http URL such as https://HOST[:PORT], without ? and #")
         return cls(parts.scheme, host, port or _PORTS[parts.scheme], parts.path.rstrip("/"))
 
     @property
     def authority(self) -> str:
-        """Host and port, as the Host header has them."""
+        """Host and port, as in the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -275,18 +274,18 @@ class Address:
 
 
 class Deadline:
-    """A time by which something has ended.
+    """A point in time by which something must end.
 
     Args:
-        seconds: from now.
+        seconds: time from now.
     """
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
 
     def left(self, most: float | None = None) -> float:
-        """Seconds that are left, above 0; at most ``most``. TimeoutError where none are."""
+        """Return the seconds left, above 0 and at most ``most``; TimeoutError where none are left."""
         left = self._end - time.monotonic()
         if left <= 0:
-            raise TimeoutError("the deadline is over")
+            raise TimeoutError("the deadline has passed")
         return left if most is None else min(left, most)

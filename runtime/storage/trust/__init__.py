@@ -1,1 +1,1 @@
-"""Who made what comes from elsewhere: keys, signatures, and what is signed."""
+"""Trust: keys, signatures, and the signed descriptions of kernels and packs from elsewhere."""

@@ -1,4 +1,5 @@
-"""A kernel's manifest: small, signed, and enough to decide whether to fetch a kernel and to check what then comes."""
+"""A kernel's manifest: small, signed, and sufficient to decide whether to fetch the kernel and to check it
+afterwards."""
 
 from __future__ import annotations
 
@@ -19,27 +20,27 @@ from gemmill.runtime.storage.artifact import MAX_BYTES, Artifact, Provenance, ca
 from gemmill.runtime.storage.verification import verify
 
 KERNEL: Final = "gemmill.kernel/1"
-"""What its envelope says it is."""
+"""Type of its envelope."""
 _SCHEMA = 1
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(\.\d{1,4})*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelManifest:
-    """What is said of one kernel."""
+    """The description of one kernel."""
 
     kernel: str
-    """Its name."""
+    """Kernel name."""
     key: str
-    """Where a store keeps it: :attr:`Artifact.key`."""
+    """Its key in a store: :attr:`Artifact.key`."""
     digest: str
     """SHA-256, in hex, of its blob: :meth:`Artifact.to_bytes`."""
     bytes: int
     """Bytes of the blob."""
     arch: str
-    """Architecture that its machine code is for, such as ``sm90a``."""
+    """Architecture of its machine code, such as ``sm90a``."""
     cuda: tuple[int, int]
-    """Version of the compiler that made it, which the driver must be able to load."""
+    """Version of the compiler, which the driver must be able to load."""
     launch: LaunchSpec
     """How it is launched."""
     provenance: Provenance
@@ -47,7 +48,7 @@ class KernelManifest:
 
     @classmethod
     def of(cls, artifact: Artifact) -> KernelManifest:
-        """The manifest of a compiled kernel."""
+        """Return the manifest of a compiled kernel."""
         return cls._of(artifact, artifact.to_bytes())
 
     @classmethod
@@ -64,22 +65,22 @@ class KernelManifest:
         )
 
     def to_bytes(self) -> builtins.bytes:
-        """As JSON; equal manifests have equal bytes."""
+        """Return the manifest as JSON; equal manifests have equal bytes."""
         return canonical({"schema": _SCHEMA, **asdict(self)})
 
     @classmethod
     def from_bytes(cls, data: builtins.bytes) -> KernelManifest:
-        """The inverse of :meth:`to_bytes`.
+        """Read what :meth:`to_bytes` wrote.
 
         Raises:
-            TrustError: it is no manifest of this version of gemmill.
+            TrustError: it is not a manifest of this version of gemmill.
         """
         try:
             manifest = cls._read(parse(data))
             if manifest.to_bytes() != data:
-                raise ValueError("it is not as gemmill writes it")
+                raise ValueError("it is not in canonical form")
         except (AttributeError, ConfigError, KeyError, RecursionError, TypeError, ValueError) as error:
-            raise TrustError(f"no manifest of a kernel that this version of gemmill reads: {error!r:.300}") from None
+            raise TrustError(f"not a kernel manifest of this version of gemmill: {error!r:.300}") from None
         return manifest
 
     @classmethod
@@ -88,27 +89,29 @@ class KernelManifest:
             raise ValueError(f"its schema is {schema!r:.20}; it must be {_SCHEMA}")
         manifest = read_row("it", {name: value for name, value in content.items() if name != "schema"}, cls)
         if not 0 < manifest.bytes <= MAX_BYTES:
-            raise ValueError(f"it says {manifest.bytes} bytes; at most {MAX_BYTES:,} are read")
+            raise ValueError(f"bytes is {manifest.bytes}; it must be from 1 to {MAX_BYTES:,}")
         for name, text in (("key", manifest.key), ("digest", manifest.digest)):
             if not is_sha256(text):
-                raise ValueError(f"{name} is {text!r:.80}, which is no SHA-256 in hex")
+                raise ValueError(f"{name} is {text!r:.80}, which is not a SHA-256 in hex")
         if manifest.arch != parse_name(plain_name(manifest.kernel)).arch or manifest.cuda != _cuda(manifest.provenance):
-            raise ValueError("arch and cuda are not those of its kernel and provenance")
+            raise ValueError("arch and cuda do not match its kernel and provenance")
         return manifest
 
     def artifact(self, blob: builtins.bytes) -> Artifact:
-        """The kernel of a blob, which is what this manifest says and what its config means: it may be launched.
+        """Return the kernel of a blob, after checking that it matches this manifest and its config. It may be launched.
 
         Raises:
-            TrustError: the blob is another, damaged, or made for another version of gemmill; ``reason`` is
+            TrustError: the blob is another one, damaged, or made for another version of gemmill; ``reason`` is
                 ``tampered``.
         """
         try:
             if len(blob) != self.bytes or hashlib.sha256(blob).hexdigest() != self.digest:
-                raise ValueError(f"{len(blob):,} bytes came, which are not the {self.bytes:,} of its digest")
+                raise ValueError(
+                    f"received {len(blob):,} bytes that do not match the digest of the expected {self.bytes:,} bytes"
+                )
             artifact = Artifact.from_bytes(blob)
             if KernelManifest._of(artifact, blob) != self:
-                raise ValueError(f"its blob holds {artifact.name}, of which its manifest says something else")
+                raise ValueError(f"its blob holds {artifact.name}, which does not match its manifest")
             verify(artifact)
         except (RecursionError, ValueError) as error:
             raise TrustError(f"{self.kernel}: {error}", "tampered") from None
@@ -116,7 +119,7 @@ class KernelManifest:
 
 
 def _cuda(provenance: Provenance) -> tuple[int, int]:
-    """Major and minor version of NVRTC; ValueError where it has none."""
+    """Return the major and minor version of NVRTC; ValueError where there is none."""
     if not (version := _VERSION.fullmatch(provenance.nvrtc_version)):
-        raise ValueError(f"nvrtc_version is {provenance.nvrtc_version!r:.40}, which is no version")
+        raise ValueError(f"nvrtc_version is {provenance.nvrtc_version!r:.40}, which is not a version")
     return int(version[1]), int(version[2])

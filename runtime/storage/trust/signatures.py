@@ -1,8 +1,8 @@
-"""Keys of Ed25519, and envelopes: bytes of a kind, and who signed them.
+"""Ed25519 keys, and envelopes: typed bytes with signatures.
 
-The package that computes signatures, cryptography, is imported by who signs or checks. Envelopes are after DSSE
-(https://github.com/secure-systems-lab/dsse): the signature is of the bytes as they are and of their kind, so nothing is
-parsed before it is checked, and what was signed as one thing is never read as another.
+Only code that signs or checks imports cryptography, the package that computes signatures. Envelopes follow DSSE
+(https://github.com/secure-systems-lab/dsse): the signature covers the raw bytes and their type. So nothing is parsed
+before it is checked, and bytes that were signed as one type are never read as another.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PREFIX = "ed25519:"
 _ID = re.compile(r"[0-9a-f]{16}")
 _MAX_PRIVATE_BYTES = 4 << 10
 _MAX_FILE_BYTES = 1 << 20
-"""Most bytes of a file of public keys: ten thousand of them."""
+"""Largest file of public keys, in bytes: ten thousand keys."""
 _SMALL_ORDER = frozenset(
     bytes.fromhex(text)
     for text in (
@@ -46,7 +46,7 @@ _SMALL_ORDER = frozenset(
         "ee" + "ff" * 30 + "7f",
     )
 )
-"""Public keys, but for the sign bit, under which anybody can sign: points of order 8 or less."""
+"""Public keys, ignoring the sign bit, for which anybody can make signatures: points of order 8 or less."""
 
 
 @dataclass(frozen=True)
@@ -60,20 +60,20 @@ class PublicKey:
     raw: bytes
 
     def __str__(self) -> str:
-        """As :meth:`read` takes it."""
+        """Return the key in the form that :meth:`read` takes."""
         return _PREFIX + base64.b64encode(self.raw).decode()
 
     @cached_property
     def id(self) -> str:
-        """What signatures and revocations name it by: the first 16 hex digits of the SHA-256 of its bytes."""
+        """The name of the key in signatures and revocations: the first 16 hex digits of the SHA-256 of its bytes."""
         return hashlib.sha256(self.raw).hexdigest()[:16]
 
     @classmethod
     def read(cls, text: str) -> PublicKey:
-        """The key of ``ed25519:BASE64``.
+        """Parse a key of the form ``ed25519:BASE64``.
 
         Raises:
-            TrustError: it is none, or one under which anybody can sign.
+            TrustError: it is not a key, or one for which anybody can make signatures.
         """
         raw = b""
         if text.startswith(_PREFIX):
@@ -81,10 +81,13 @@ class PublicKey:
                 raw = base64.b64decode(text.removeprefix(_PREFIX), validate=True)
         if len(raw) != 32 or str(key := cls(raw)) != text:
             raise TrustError(
-                f"{text!r:.100} is no public key; it must be ed25519:BASE64, of 32 bytes, as `gemmill key show` prints"
+                f"{text!r:.100} is not a public key; expected ed25519:BASE64 with 32 bytes, as `gemmill key show` "
+                "prints"
             )
         if raw[:31] + bytes([raw[31] & 0x7F]) in _SMALL_ORDER:
-            raise TrustError(f"{text!r} is a public key under which anybody can sign; `gemmill key new` makes one")
+            raise TrustError(
+                f"{text!r} is a public key for which anybody can make signatures; create a key with `gemmill key new`"
+            )
         return key
 
     def verifies(self, signature: bytes, message: bytes) -> bool:
@@ -100,7 +103,7 @@ class PublicKey:
 
 
 class SigningKey:
-    """A private key. Made by :meth:`new` and :meth:`load`; nothing prints it."""
+    """A private key, from :meth:`new` or :meth:`load`; it is never printed."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
@@ -112,17 +115,17 @@ class SigningKey:
 
     @classmethod
     def new(cls) -> SigningKey:
-        """A new key."""
+        """Return a new key."""
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def load(cls, path: Path | str) -> SigningKey:
-        """The key of a file: PKCS8 in PEM, without a password.
+        """Load a key from a file: PKCS8 in PEM, without a password.
 
         Raises:
-            TrustError: there is no such file, others may read it, or it holds something else.
+            TrustError: the file does not exist, others may read it, or it is not such a key.
         """
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -131,24 +134,24 @@ class SigningKey:
         try:
             data, mode = _read_with_mode(path, _MAX_PRIVATE_BYTES)
         except OSError as error:
-            raise TrustError(f"{os_error_text(error)}; `gemmill key new FILE` makes a key") from error
+            raise TrustError(f"{os_error_text(error)}; create a key with `gemmill key new FILE`") from error
         if mode & stat.S_IRWXO:
-            raise TrustError(f"{path}: others may read this private key (mode {mode:03o}); chmod 600 {path}")
+            raise TrustError(f"{path}: others may read this private key (mode {mode:03o}); run chmod 600 {path}")
         try:
             key = load_pem_private_key(data, password=None)
-        except (TypeError, ValueError, UnsupportedAlgorithm):  # the first: it has a password
+        except (TypeError, ValueError, UnsupportedAlgorithm):  # TypeError: it has a password
             key = None
         if not isinstance(key, Ed25519PrivateKey):
             raise TrustError(
-                f"{path}: no private key of Ed25519 in PEM without a password; `gemmill key new` makes one"
+                f"{path}: not an Ed25519 private key in PEM without a password; create one with `gemmill key new`"
             )
         return cls(key)
 
     def save(self, path: Path | str) -> None:
-        """Write it into a new file that nobody else may read.
+        """Write the key to a new file that nobody else may read.
 
         Raises:
-            TrustError: the file is there already, or cannot be written.
+            TrustError: the file exists already, or cannot be written.
         """
         from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
@@ -157,7 +160,7 @@ class SigningKey:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 with os.fdopen(handle, "wb") as file:
-                    os.fchmod(handle, 0o600)  # the umask may have taken more away
+                    os.fchmod(handle, 0o600)  # the umask may have removed more
                     file.write(data)
                     file.flush()
                     os.fsync(handle)
@@ -166,31 +169,34 @@ class SigningKey:
                     os.unlink(path)
                 raise
         except FileExistsError:
-            raise TrustError(f"{path} is there already, and a private key is not replaced: name another file") from None
+            raise TrustError(
+                f"{path} exists already, and private keys are not replaced: use another file name"
+            ) from None
         except OSError as error:
             raise TrustError(f"{path}: cannot be written: {error.strerror or error}") from error
 
     def sign(self, message: bytes) -> bytes:
-        """Its signature, 64 bytes; equal messages have equal ones."""
+        """Return the signature of a message, 64 bytes; equal messages have equal signatures."""
         return self._key.sign(message)
 
 
 @dataclass(frozen=True)
 class TrustedKeys:
-    """The keys whose signatures count: several, so that one can take the place of another."""
+    """The keys whose signatures count; several allow replacing one by another."""
 
     keys: tuple[PublicKey, ...]
     revoked: frozenset[str] = frozenset()
-    """Ids of keys whose signatures do not count any more, also of keys above."""
+    """Ids of keys whose signatures no longer count, including keys above."""
 
     @classmethod
     def read(cls, text: str) -> TrustedKeys:
-        """The keys of ``GEMMILL_TRUSTED_KEYS``: separated by commas, keys and absolute paths of files of keys.
+        """Parse the keys of ``GEMMILL_TRUSTED_KEYS``: keys and absolute paths of files of keys, separated by commas.
 
-        A line of a file is a key, ``ed25519:BASE64`` and perhaps a comment; ``revoked ID``; or a comment after ``#``.
+        A line of a file is a key, ``ed25519:BASE64`` with an optional comment; ``revoked ID``; or a comment after
+        ``#``.
 
         Raises:
-            TrustError: one is no key, a file cannot be read or may be written to by others, or no key is named.
+            TrustError: a key is invalid, a file cannot be read or others may write to it, or there is no key.
         """
         found = cls(())
         for part in filter(None, map(str.strip, text.split(","))):
@@ -198,7 +204,7 @@ class TrustedKeys:
                 found = found._with(part)
             elif not os.path.isabs(part):
                 raise TrustError(
-                    f"{part!r:.100} is neither a key (ed25519:BASE64) nor the absolute path of a file of keys"
+                    f"{part!r:.100} is neither a key (ed25519:BASE64) nor an absolute path of a file of keys"
                 )
             else:
                 for number, line in enumerate(_lines(part), 1):
@@ -207,12 +213,12 @@ class TrustedKeys:
                     except TrustError as error:
                         raise TrustError(f"{part}:{number}: {error}") from None
         if not found.keys:
-            raise TrustError(f"{text!r:.100} names no key, so nothing could be trusted")
+            raise TrustError(f"{text!r:.100} has no key: add at least one public key")
         return found
 
     @classmethod
     def of_settings(cls) -> TrustedKeys | None:
-        """The keys that the environment names; None where it names none, and local files go unchecked.
+        """Return the keys in the environment; None where it sets none, so that local files are not checked.
 
         Raises:
             TrustError: as for :meth:`read`.
@@ -224,11 +230,11 @@ class TrustedKeys:
             raise TrustError(f"GEMMILL_TRUSTED_KEYS: {error}") from None
 
     def revoking(self, ids: frozenset[str]) -> TrustedKeys:
-        """These keys, less those of some ids."""
+        """Return these keys without those with some ids."""
         return TrustedKeys(self.keys, self.revoked | ids)
 
     def key(self, key_id: str) -> PublicKey:
-        """The key of an id.
+        """Return the key with an id.
 
         Raises:
             TrustError: none of the keys has it, or it is revoked.
@@ -239,18 +245,22 @@ class TrustedKeys:
             if key.id == key_id:
                 return key
         ids = ", ".join(key.id for key in self.keys)
-        raise TrustError(f"signed by the key {key_id!r:.40}, which is not trusted; trusted are {ids}", "unknown_key")
+        raise TrustError(
+            f"signed by the key {key_id!r:.40}, which is not trusted; trusted keys are {ids}", "unknown_key"
+        )
 
     def _with(self, line: str) -> TrustedKeys:
-        """These and what a line says."""
+        """Return these keys with the content of a line."""
         first, _, rest = line.partition("#")[0].strip().partition(" ")
         if not first:
             return self
         if first != "revoked":
-            key = PublicKey.read(first)  # what follows is a comment
+            key = PublicKey.read(first)  # the rest is a comment
             return self if key in self.keys else TrustedKeys((*self.keys, key), self.revoked)
         if not is_id(key_id := rest.strip()):
-            raise TrustError(f"revoked {key_id!r:.40}: the id of a key has 16 hex digits, as `gemmill key show` prints")
+            raise TrustError(
+                f"revoked {key_id!r:.40}: expected the id of a key, 16 hex digits as `gemmill key show` prints"
+            )
         return self.revoking(frozenset({key_id}))
 
 
@@ -260,31 +270,31 @@ def is_id(text: str) -> bool:
 
 
 def _read_with_mode(path: Path | str, limit: int) -> tuple[bytes, int]:
-    """What a file holds, and its permissions."""
+    """Return the content of a file, and its permissions."""
     with open_regular(Path(path), limit) as file:
         return file.read(), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
 
 
 def _lines(path: str) -> list[str]:
-    """The lines of a file of public keys."""
+    """Return the lines of a file of public keys."""
     try:
         data, mode = _read_with_mode(path, _MAX_FILE_BYTES)
     except OSError as error:
         raise TrustError(os_error_text(error)) from error
     if mode & stat.S_IWOTH:
-        raise TrustError(f"{path}: anybody may add keys to it (mode {mode:03o}); chmod o-w {path}")
+        raise TrustError(f"{path}: anybody may add keys to it (mode {mode:03o}); run chmod o-w {path}")
     try:
         return data.decode().splitlines()
     except UnicodeDecodeError:
-        raise TrustError(f"{path}: no text in UTF-8") from None
+        raise TrustError(f"{path}: not a UTF-8 text") from None
 
 
 MAX_SEALED_BYTES: Final = 4 << 20
-"""Most bytes of an envelope."""
+"""Largest envelope, in bytes."""
 _MAX_SIGNATURES = 8
-"""Keys that sign at the same time while one takes the place of another; each costs who checks 0.2 ms."""
+"""Most signatures, for replacing keys; checking one takes 0.2 ms."""
 _WORST = ("bad_signature", "revoked", "unknown_key")
-"""Of several signatures that do not count, what is said is of the first of these."""
+"""Where no signature counts, the error has the first of these reasons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,12 +311,12 @@ class _Envelope:
 
 
 def seal(kind: str, payload: bytes, keys: Iterable[SigningKey]) -> bytes:
-    """An envelope: JSON that :func:`open_sealed` takes. Equal input gives equal bytes.
+    """Return an envelope: JSON that :func:`open_sealed` takes. Equal inputs give equal bytes.
 
     Args:
-        kind: what the payload is, and its version: ``gemmill.kernel/1``.
+        kind: type and version of the payload, such as ``gemmill.kernel/1``.
         payload: any bytes.
-        keys: who signs; none leaves it unsigned.
+        keys: keys that sign it; none leaves it unsigned.
     """
     message = _message(kind, payload)
     signatures = [{"key": key.public.id, "signature": _text(key.sign(message))} for key in keys]
@@ -314,42 +324,44 @@ def seal(kind: str, payload: bytes, keys: Iterable[SigningKey]) -> bytes:
 
 
 def open_sealed(data: bytes, kind: str, trusted: TrustedKeys | None) -> bytes:
-    """The payload of an envelope that a trusted key signed; one such signature is enough.
+    """Return the payload of an envelope that a trusted key signed; one such signature is enough.
 
     Args:
         data: the envelope.
-        kind: what it must hold.
-        trusted: whose signatures count; with None it may be unsigned, and no signature is looked at.
+        kind: the expected type.
+        trusted: the keys whose signatures count; None checks no signature.
 
     Raises:
-        TrustError: it has too many bytes, is no envelope or one of another kind, is unsigned, or is signed by unknown
-            or revoked keys alone, or by none that signed these bytes; ``reason`` says which.
+        TrustError: it is too large, not an envelope, of another type, unsigned, or signed only by unknown or revoked
+            keys or for other bytes; see ``reason``.
     """
     if len(data) > MAX_SEALED_BYTES:
-        raise TrustError(f"it has {len(data):,} bytes; at most {MAX_SEALED_BYTES:,} are read", "too_large")
+        raise TrustError(f"it has {len(data):,} bytes; the limit is {MAX_SEALED_BYTES:,}", "too_large")
     try:
         envelope = read_row("it", parse(data), _Envelope)
         if len(envelope.signatures) > _MAX_SIGNATURES:
-            raise ValueError(f"it has {len(envelope.signatures):,} signatures; at most {_MAX_SIGNATURES} are looked at")
+            raise ValueError(f"it has {len(envelope.signatures):,} signatures; the limit is {_MAX_SIGNATURES}")
         payload = _bytes(envelope.payload)
         signatures = [(row.key, _bytes(row.signature)) for row in envelope.signatures]
-    except ValueError as error:  # a UnicodeDecodeError and a binascii.Error are such
-        raise TrustError(f"it is no signed envelope: {error!r:.200}", "malformed") from None
+    except ValueError as error:  # includes UnicodeDecodeError and binascii.Error
+        raise TrustError(f"it is not a signed envelope: {error!r:.200}", "malformed") from None
     if envelope.type != kind:
-        raise TrustError(f"it is signed as {envelope.type!r:.80}, and must be {kind!r}", "wrong_kind")
+        raise TrustError(f"it is signed as {envelope.type!r:.80}; it must be {kind!r}", "wrong_kind")
     if trusted is not None:
         _check(_message(kind, payload), signatures, trusted)
     return payload
 
 
 def _check(message: bytes, signatures: list[tuple[str, bytes]], trusted: TrustedKeys) -> None:
-    """TrustError where no signature counts."""
+    """Raise TrustError where no signature counts."""
     refused: list[TrustError] = []
     for key_id, signature in signatures:
         try:
             if trusted.key(key_id).verifies(signature, message):
                 return
-            refused.append(TrustError(f"the key {key_id} signed something else", "bad_signature"))
+            refused.append(
+                TrustError(f"the signature by the key {key_id} is not valid for this content", "bad_signature")
+            )
         except TrustError as error:
             refused.append(error)
     if not refused:
@@ -358,7 +370,7 @@ def _check(message: bytes, signatures: list[tuple[str, bytes]], trusted: Trusted
 
 
 def _message(kind: str, payload: bytes) -> bytes:
-    """What is signed: lengths stand first, so that no two pairs of kind and payload have the same."""
+    """Return the signed message. Lengths come first, so that no two pairs of type and payload give the same message."""
     name = kind.encode()
     return b"gemmill %d %s %d %s" % (len(name), name, len(payload), payload)
 
@@ -368,11 +380,11 @@ def _text(data: bytes) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    """The inverse of :func:`_text`; ValueError for anything that it does not make."""
+    """Return the inverse of :func:`_text`; ValueError for anything that it does not make."""
     try:
         data = base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise ValueError(str(error)) from None
     if _text(data) != text:
-        raise ValueError("the base64 is not as an encoder writes it")
+        raise ValueError("the base64 is not in canonical form")
     return data

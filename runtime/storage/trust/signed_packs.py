@@ -1,11 +1,12 @@
-"""Signatures of packs, and the index of packs: which packs of a registry count now.
+"""Signatures of packs, and the index of packs: which packs of a registry are current.
 
-A small file beside a pack has its signature: of the digest of the pack's index, which has that of each kernel. So
-opening a signed pack reads no more than opening any other, and no kernel of it is read that was not signed.
+The signature of a pack is a small file next to it. It covers the digest of the pack's index, which has the digest of
+each kernel. So opening a signed pack reads no more than opening an unsigned one, and no unsigned kernel of it is ever
+read.
 
-A signature alone does not say that there is nothing newer. An index of packs has a version that grows, the time it was
-issued and the time it expires; who takes one remembers, in the store and before using it, the newest that was taken,
-and takes no older one (The Update Framework, https://theupdateframework.io, calls these rollback and freeze). So
+A signature alone does not prove that there is nothing newer. An index of packs has a growing version, a time of issue
+and a time of expiry. Before using an index, a client records in the store the newest one that it has accepted, and it
+refuses older ones (The Update Framework, https://theupdateframework.io, calls these attacks rollback and freeze). So
 neither an old pack nor a revoked key comes back.
 """
 
@@ -28,48 +29,48 @@ from gemmill.runtime.storage.store import Store
 from gemmill.runtime.storage.trust.signatures import MAX_SEALED_BYTES, SigningKey, TrustedKeys, is_id, open_sealed, seal
 
 PACK: Final = "gemmill.pack/1"
-"""What the envelope says it is."""
+"""Type of the envelope."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackFacts:
-    """What is signed of a pack."""
+    """The signed description of a pack."""
 
     name: str
-    """What its file was called; for people, as a pack may be renamed."""
+    """Original name of its file, for information, since a pack may be renamed."""
     digest: str
     """:attr:`Pack.digest`."""
     bytes: int
-    """Bytes of its file."""
+    """Size of its file in bytes."""
     gemmill: str
-    """Version of gemmill that said so; for people."""
+    """Version of the gemmill that signed it, for information."""
 
     @classmethod
     def of(cls, pack: Pack) -> PackFacts:
-        """What there is to say of an opened pack."""
+        """Return the description of an opened pack."""
         return cls(name=pack.path.name, digest=pack.digest, bytes=pack.bytes, gemmill=__version__)
 
     def check(self, pack: Pack) -> None:
-        """Refuse another pack.
+        """Raise an error for another pack.
 
         Raises:
-            TrustError: its content is another; ``reason`` is ``tampered``.
+            TrustError: its content differs; ``reason`` is ``tampered``.
         """
         if (pack.digest, pack.bytes) != (self.digest, self.bytes):
             raise TrustError(
-                f"{pack.path}: its {pack.bytes:,} bytes of digest {pack.digest[:12]} are not the {self.bytes:,} of "
-                f"{self.digest[:12]} that were signed as {self.name}",
+                f"{pack.path}: its {pack.bytes:,} bytes with digest {pack.digest[:12]} differ from the {self.bytes:,} "
+                f"bytes with digest {self.digest[:12]} that were signed as {self.name}",
                 "tampered",
             )
 
 
 def signature_path(path: Path) -> Path:
-    """Where the signature of a pack is."""
+    """Return the path of a pack's signature."""
     return path.with_name(f"{path.name}.sig")
 
 
 def sign_pack(path: Path, keys: Sequence[SigningKey]) -> PackFacts:
-    """Sign a pack: write ``PATH.sig``, in place of what was signed before.
+    """Sign a pack: write ``PATH.sig``, replacing an earlier signature.
 
     Raises:
         PackError: it cannot be read, or the signature cannot be written.
@@ -84,18 +85,18 @@ def sign_pack(path: Path, keys: Sequence[SigningKey]) -> PackFacts:
 
 
 def check_signature(pack: Pack, trusted: TrustedKeys) -> None:
-    """Refuse a pack that no trusted key signed.
+    """Check that a trusted key signed a pack.
 
     Raises:
-        TrustError: it is unsigned, or signed otherwise; names the file and the way out.
+        TrustError: it is unsigned, or signed by other keys; names the file and what to do.
     """
     place = signature_path(pack.path)
     try:
         data = read_given(place, MAX_SEALED_BYTES)
     except FileNotFoundError:
         raise TrustError(
-            f"{pack.path}: it is unsigned (there is no {place.name} beside it), and GEMMILL_TRUSTED_KEYS asks for a "
-            f"signature; who made it signs it with `gemmill pack sign`",
+            f"{pack.path}: it is unsigned (there is no {place.name} next to it), but GEMMILL_TRUSTED_KEYS requires a "
+            f"signature: sign it with `gemmill pack sign`",
             "unsigned",
         ) from None
     except OSError as error:
@@ -110,36 +111,36 @@ def check_signature(pack: Pack, trusted: TrustedKeys) -> None:
 
 
 INDEX: Final = "gemmill.index/1"
-"""What its envelope says it is."""
+"""Type of its envelope."""
 _AHEAD = timedelta(days=1)
-"""An index that is issued further ahead of this clock is refused: one of the two clocks is wrong."""
+"""An index issued further in the future than this is refused: one of the two clocks is wrong."""
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
 @dataclass(frozen=True, slots=True)
 class NewestIndex:
-    """The newest index that was taken."""
+    """The newest accepted index."""
 
     version: int = 0
     issued: str = ""
-    """When it was issued, as :class:`PackIndex` has it; empty where none was taken."""
+    """Time of issue, as in :class:`PackIndex`; empty where none was accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackIndex:
-    """The packs of a registry at a time."""
+    """The packs of a registry at one time."""
 
     name: str
-    """Which registry's: versions of one name are compared."""
+    """Name of the registry; versions of one name are compared."""
     version: int
-    """Grows with each that is issued."""
+    """Grows with each issue."""
     issued: str
-    """When it was made, in UTC: ``2026-11-27T15:00:00Z``."""
+    """Time of issue in UTC: ``2026-11-27T15:00:00Z``."""
     expires: str
-    """From when on it is refused, in UTC."""
+    """Time in UTC from which on it is refused."""
     packs: tuple[PackFacts, ...]
     revoked: tuple[str, ...] = ()
-    """Ids of keys whose signatures do not count any more, for this index and its packs."""
+    """Ids of keys whose signatures no longer count, for this index and its packs."""
 
     @classmethod
     def of(
@@ -152,18 +153,18 @@ class PackIndex:
         revoked: Iterable[str] = (),
         now: datetime | None = None,
     ) -> PackIndex:
-        """The index of opened packs.
+        """Return the index of opened packs.
 
         Args:
-            packs: what it lists.
-            lifetime: how long it counts.
-            name: which registry's it is.
-            version: more than that of the one before; by default the seconds since the epoch, which grow by themselves.
-            revoked: ids of keys that do not count any more.
+            packs: the packs in it.
+            lifetime: how long it is valid.
+            name: name of the registry.
+            version: more than that of the previous one; by default the seconds since the epoch, which always grow.
+            revoked: ids of keys that no longer count.
             now: the time; by default this machine's.
 
         Raises:
-            TrustError: two packs have one name, or a revoked id is none.
+            TrustError: two packs have the same name, or a revoked id is invalid.
         """
         issued = (now or datetime.now(UTC)).astimezone(UTC)
         listed = sorted(map(PackFacts.of, packs), key=lambda facts: facts.name)
@@ -178,45 +179,45 @@ class PackIndex:
         try:
             return _read(parse(index._payload()))
         except ValueError as error:
-            raise TrustError(f"no index can say this: {error}") from None
+            raise TrustError(f"the index would be invalid: {error}") from None
 
     def seal(self, keys: Sequence[SigningKey]) -> bytes:
-        """The signed index, as :meth:`open` takes it."""
+        """Return the signed index, in the form that :meth:`open` takes."""
         return seal(INDEX, self._payload(), keys)
 
     @classmethod
     def open(
         cls, data: bytes, trusted: TrustedKeys | None, seen: NewestIndex = NewestIndex(), now: datetime | None = None
     ) -> PackIndex:
-        """A signed index that counts now.
+        """Return a signed index that is currently valid.
 
         Args:
-            data: what was fetched or read.
-            trusted: whose signatures count; None takes an unsigned one, too.
-            seen: the newest one of its name that was taken.
-            now: the time; by default this machine's. Where ``seen`` was issued later, that time counts: a clock that
-                went back makes no expired index count again.
+            data: the signed index.
+            trusted: the keys whose signatures count; None also accepts an unsigned index.
+            seen: the newest accepted index of the same name.
+            now: the time; by default this machine's. If ``seen`` was issued later, that time counts instead, so that a
+                clock that went back does not make an expired index valid again.
 
         Raises:
-            TrustError: it is unsigned or signed otherwise, also by a key that it revokes itself; ``malformed``;
-                ``expired``, or issued more than a day ahead of the clock; ``replayed``, older than the one seen.
+            TrustError: it is unsigned or signed by other keys, including keys that it revokes itself; ``malformed``;
+                ``expired``, or issued more than a day in the future; ``replayed``, older than the one seen.
         """
         payload = open_sealed(data, INDEX, trusted)
         try:
             index = _read(parse(payload))
         except ValueError as error:
-            raise TrustError(f"no index of packs that this version of gemmill reads: {error}") from None
+            raise TrustError(f"not an index of packs of this version of gemmill: {error}") from None
         if trusted is not None and index.revoked:
             open_sealed(data, INDEX, index.trusted(trusted))
         what = f"version {index.version} of the index of packs {index.name!r}"
         if index.version < seen.version:
-            raise TrustError(f"{what} is older than version {seen.version}, which was seen already", "replayed")
+            raise TrustError(f"{what} is older than version {seen.version}, which was accepted before", "replayed")
         clock = (now or datetime.now(UTC)).astimezone(UTC)
         issued, expires = _time(index.issued), _time(index.expires)
         if issued > clock + _AHEAD:
             raise TrustError(
-                f"{what} was issued at {index.issued}, and this machine's clock is at {clock.strftime(_TIME)}: one of "
-                "both clocks is wrong; set it",
+                f"{what} was issued at {index.issued}, but this machine's clock is at {clock.strftime(_TIME)}: set the "
+                "clock that is wrong",
                 "expired",
             )
         if max(clock, _time(seen.issued) if seen.issued else clock) >= expires:
@@ -229,17 +230,17 @@ class PackIndex:
 
     @classmethod
     def accept(cls, data: bytes, trusted: TrustedKeys, store: Store, now: datetime | None = None) -> PackIndex:
-        """A signed index, as :meth:`open` takes it, no older than any that this store knows of; it is remembered there
-        before it is returned.
+        """Return a signed index like :meth:`open`, no older than any that this store has recorded, and record it.
 
-        Clearing the store forgets what was seen, and so do other trusted keys. Where it cannot be written, nothing is
-        remembered, after a warning.
+        Clearing the store or changing the trusted keys drops the record. Where the store cannot be written, nothing is
+        recorded, after a warning.
 
         Raises:
             TrustError: as for :meth:`open`.
         """
         name = cls.open(data, trusted, now=now).name
-        # With the keys: what a stolen one signed, as of the version 2^62, is forgotten with that key.
+        # The record depends on the keys: what a stolen key signed, such as version 2^62, is dropped together with that
+        # key.
         counting = sorted({key.id for key in trusted.keys} - trusted.revoked)
         key = hashlib.sha256(canonical([name, counting])).hexdigest()
         with store.hold_lock(key):
@@ -251,26 +252,26 @@ class PackIndex:
             return index
 
     def trusted(self, trusted: TrustedKeys) -> TrustedKeys:
-        """Trusted keys, less those that this index revokes."""
+        """Return trusted keys without those that this index revokes."""
         return trusted.revoking(frozenset(self.revoked))
 
     def check(self, pack: Pack, trusted: TrustedKeys) -> None:
-        """Refuse a pack that this index does not list, or lists otherwise.
+        """Check that this index lists a pack.
 
         Args:
-            pack: an opened pack, whatever its file is called; it must be signed as well.
-            trusted: whose signatures count, less what this index revokes.
+            pack: an opened pack, with any file name; it must be signed as well.
+            trusted: the keys whose signatures count, except those that this index revokes.
 
         Raises:
-            TrustError: it is not listed, has another content, or is signed otherwise.
+            TrustError: it is not listed, has other content, or is signed by other keys.
         """
         if not any(facts.digest == pack.digest for facts in self.packs):
             for facts in self.packs:
                 if facts.name == pack.path.name:
                     facts.check(pack)
             raise TrustError(
-                f"{pack.path}: version {self.version} of the index of packs {self.name!r} lists no such pack; it lists "
-                f"{', '.join(facts.name for facts in self.packs) or 'none'}",
+                f"{pack.path}: version {self.version} of the index of packs {self.name!r} does not list this pack; it "
+                f"lists {', '.join(facts.name for facts in self.packs) or 'none'}",
                 "tampered",
             )
         check_signature(pack, self.trusted(trusted))
@@ -280,27 +281,29 @@ class PackIndex:
 
 
 def _read(content: Any) -> PackIndex:
-    """The index of a payload; ValueError where it is none."""
+    """Return the index of a payload; ValueError where it is invalid."""
     index = read_row("it", content, PackIndex)
     if len({facts.name for facts in index.packs}) != len(index.packs):
-        raise RowError("two packs have one name")
+        raise RowError("two packs have the same name")
     if wrong := [key for key in index.revoked if not is_id(key)]:
-        raise RowError(f"revoked has {wrong[0]!r:.40}; the id of a key has 16 hex digits, as `gemmill key show` prints")
+        raise RowError(
+            f"revoked has {wrong[0]!r:.40}; expected the id of a key, 16 hex digits as `gemmill key show` prints"
+        )
     if _time(index.issued) >= _time(index.expires):
-        raise RowError(f"it is issued at {index.issued}, and expires at {index.expires}, no later")
+        raise RowError(f"it expires at {index.expires}, which must be later than its issue at {index.issued}")
     return index
 
 
 def _time(text: str) -> datetime:
-    """A time; ValueError where it is not written as :data:`_TIME` has it."""
+    """Parse a time; ValueError where it does not have the form of :data:`_TIME`."""
     time = datetime.strptime(text, _TIME).replace(tzinfo=UTC)
     if time.strftime(_TIME) != text:
-        raise ValueError(f"{text!r:.40} is no time such as 2026-11-27T15:00:00Z")
+        raise ValueError(f"{text!r:.40} is not a time such as 2026-11-27T15:00:00Z")
     return time
 
 
 def _newest_seen(store: Store, key: str) -> NewestIndex:
-    """What was seen of a name; nothing where the note is missing or damaged."""
+    """Return the recorded index of a name; an empty one where the note is missing or damaged."""
     try:
         newest = read_row("it", parse(store.get_note("indexes", key)), NewestIndex)
         if newest.issued:

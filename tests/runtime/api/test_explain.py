@@ -57,7 +57,7 @@ def test_explain_prints_with_every_call(capsys: pytest.CaptureFixture[str]) -> N
     a, b, out = on_gpu((0, 512)), on_gpu((512, 512)), on_gpu((0, 512))
     for call in (gemmill.matmul, gemmill.matmul, gemmill.plan):
         call(a, b, out=out, explain=True)
-        assert capsys.readouterr().out == "gemmill: 0x512x512 bf16 tt: D is empty, and no kernel is launched\n"
+        assert capsys.readouterr().out == "gemmill: 0x512x512 bf16 tt: D is empty, so there is no launch\n"
     gemmill.matmul(a, b, out=out)
     assert not capsys.readouterr().out
 
@@ -68,8 +68,8 @@ def test_a_prepared_call_says_where_it_goes() -> None:
     def nothing(_: object) -> None: ...
 
     told = str(PreparedCall(problem("f16"), choice.kernel, choice, nothing, lambda: pytest.fail("not launched")))
-    assert told == f"512x512x512 bf16*f16 tn goes to {choice.kernel}: {choice.why}"
+    assert told == f"512x512x512 bf16*f16 tn uses {choice.kernel}: {choice.why}"
     named = str(
         PreparedCall(problem(), SlicedKernel("some_kernel", 4), None, nothing, lambda: pytest.fail("not launched"))
     )
-    assert named == "512x512x512 bf16 tn goes to some_kernel in 4 slices: the call names it"
+    assert named == "512x512x512 bf16 tn uses some_kernel in 4 slices: named by the call"

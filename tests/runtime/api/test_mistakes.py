@@ -179,11 +179,17 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
     ],
     "file": [
         (lambda: Registry(manifests=["bf61"]), "^bf61:1:1: file: cannot be read: No such file"),
-        (lambda: Registry(manifests="bf16"), r"^manifests is 'bf16'; it must be a list: manifests=\['bf16'\]"),
+        (lambda: Registry(manifests="bf16"), r"^manifests is 'bf16'; it must be a list: pass manifests=\['bf16'\]"),
         (lambda: Registry(manifests=["typo.yaml"]), "typo.yaml:2:1: stes: unknown field, did you mean sets"),
-        (lambda: Registry(packs=["none.pack"]), "^none.pack: No such file or directory; `gemmill pack` makes one"),
-        (lambda: Registry(packs="some.pack"), r"^packs is 'some.pack'; it must be a list: packs=\['some.pack'\]"),
-        (lambda: Registry(packs=["bad.pack"]), "^bad.pack: no pack of this version .* make one with `gemmill pack`"),
+        (
+            lambda: Registry(packs=["none.pack"]),
+            "^none.pack: No such file or directory; create one with `gemmill pack make`",
+        ),
+        (lambda: Registry(packs="some.pack"), r"^packs is 'some.pack'; it must be a list: pass packs=\['some.pack'\]"),
+        (
+            lambda: Registry(packs=["bad.pack"]),
+            "^bad.pack: not a pack of this version .* create one with `gemmill pack make`",
+        ),
         (lambda: Registry(records=["none.jsonl"]), "^none.jsonl: cannot be read: No such file or directory"),
         (lambda: Registry(records=["bad.jsonl"]), "^bad.jsonl:1:1: kernel: Input should be a valid string"),
         (lambda: Registry(records=Path("bad.jsonl")), r"^records is 'bad.jsonl'; it must be a list"),  # type: ignore[arg-type]

@@ -249,16 +249,16 @@ def test_slow_code_is_an_error(
 
 def test_a_constant_that_differs_is_named(written: Callable[[str], EmittedSource], config: GemmConfig) -> None:
     wrong = replace(written(PLAIN), constants={"threads": 128, "stages": 8})
-    with pytest.raises(CompileError, match=r"the kernel computes stages = 7, its LaunchSpec says 8"):
+    with pytest.raises(CompileError, match=r"the kernel computes stages = 7, but its LaunchSpec has 8"):
         Compiler().compile(wrong, config)
     short = replace(written(PLAIN), constants={"threads": 128})
-    with pytest.raises(CompileError, match="exports 1 facts that its LaunchSpec has not"):
+    with pytest.raises(CompileError, match="exports 1 facts that are not in its LaunchSpec"):
         Compiler().compile(short, config)
     renamed = replace(written(PLAIN), constants={"threads": 128, "steps": 7})
-    with pytest.raises(CompileError, match="exports no steps, which its LaunchSpec has"):
+    with pytest.raises(CompileError, match="does not export steps, which is in its LaunchSpec"):
         Compiler().compile(renamed, config)
     missing = replace(written(PLAIN), entry="other")
-    with pytest.raises(CompileError, match='defines no extern "C" kernel other'):
+    with pytest.raises(CompileError, match='does not define an extern "C" kernel other'):
         Compiler().compile(missing, config)
 
 
@@ -374,8 +374,8 @@ def test_nothing_to_compile() -> None:
     ("number", "times", "says"),
     [
         (signal.SIGKILL, 1, ""),
-        (signal.SIGKILL, 2, r"tried twice: each time the process that compiled it died \(SIGKILL\).*memory runs out"),
-        (signal.SIGSTOP, 2, "tried twice: each time compiling took longer than 3 s, and was ended"),
+        (signal.SIGKILL, 2, r"failed twice: each time its compile worker died \(SIGKILL\).*memory runs out"),
+        (signal.SIGSTOP, 2, "failed twice: each time compiling took longer than 3 s and was stopped"),
     ],
 )
 def test_a_kernel_whose_process_dies_or_hangs_is_tried_once_more(

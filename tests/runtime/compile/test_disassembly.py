@@ -43,5 +43,5 @@ def test_every_instruction_of_a_kernel_is_counted_once(artifact: Artifact) -> No
 
 
 def test_a_cubin_that_the_disassembler_does_not_read_is_an_error() -> None:
-    with pytest.raises(ToolchainError, match=r"nvdisasm refuses the cubin: .*not.*ELF|refuses the cubin"):
+    with pytest.raises(ToolchainError, match=r"nvdisasm cannot disassemble the cubin"):
         disassembled(b"no cubin at all")

@@ -129,11 +129,8 @@ def test_where_no_process_starts_and_no_header_has_room_this_process_compiles_wi
 ) -> None:
     done = python(MANY, artifact.name, "no processes", "no room", TMPDIR=str(tmp_path))
     assert done.stdout.split() == [artifact.digest, "none"], done.stderr
-    assert "a process that compiles cannot be started" in done.stderr
-    assert (
-        f"1 of 1 processes compile without precompiled headers, which takes longer: {tmp_path} has room for"
-        in done.stderr
-    )
+    assert "a compile worker cannot be started" in done.stderr
+    assert f"1 of 1 processes compile without precompiled headers, which takes longer: {tmp_path} has " in done.stderr
     assert "set TMPDIR to a larger folder" in done.stderr
     assert not list(tmp_path.iterdir())
 

@@ -111,7 +111,7 @@ def test_targets_that_cuda_has_dropped_are_refused() -> None:
         if name != "sm70":
             new.check_target(arch)
     config = parse_name("sm70_f32k16_f32k16_f32_none_f32n16_64x64x16_1x1_simt_s2_m8_k1_linear")
-    with pytest.raises(ToolchainError, match=r"NVRTC 13\.0\.88 .*sm_70: CUDA 12 is the last.*extra 'cu12'"):
+    with pytest.raises(ToolchainError, match=r"NVRTC 13\.0\.88 .*sm_70; CUDA 12 is the last.*extra 'cu12'"):
         Compiler(new).compile(emit(config), config)
 
 

@@ -21,5 +21,5 @@ def test_the_doctor_says_whose_signatures_count(monkeypatch: pytest.MonkeyPatch)
         ("wrong", f"none; revoked: {key.id}"),
         ("wrong", "GEMMILL_TRUSTED_KEYS"),
     ]
-    assert "each key is revoked" in said["wrong", f"none; revoked: {key.id}"]
+    assert "every key is revoked" in said["wrong", f"none; revoked: {key.id}"]
     assert "'/nowhere': No such file" in said["wrong", "GEMMILL_TRUSTED_KEYS"]

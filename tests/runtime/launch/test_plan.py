@@ -134,7 +134,7 @@ def test_a_plan_keeps_its_stream_alive() -> None:
 @pytest.mark.parametrize(("former", "name"), [("blocks", "ctas"), ("copied", "realigned"), ("swapped", "swap_ab")])
 def test_former_names_are_read_with_a_warning(former: str, name: str) -> None:
     launch = plan(Empty(), Weights(), out=Empty())
-    with pytest.warns(DeprecationWarning, match=f"Plan.{former} is called {name}"):
+    with pytest.warns(DeprecationWarning, match=f"Plan.{former} is deprecated: use {name}"):
         assert getattr(launch, former) == getattr(launch, name)
 
 

@@ -76,7 +76,7 @@ def test_whole_boxes_and_the_tail_are_the_operand(rows: int) -> None:
 
 
 def test_a_window_below_address_0_is_refused() -> None:
-    with pytest.raises(OperandError, match="a: 64 rows of 208 bytes reach from 0x1000 below address 0"):
+    with pytest.raises(OperandError, match="a: 64 rows of 208 bytes start below address 0, counted back from 0x1000"):
         describe(replace(BOX, window=64), 4096, 100, 50, 3, 104, 104 * 50)
 
 

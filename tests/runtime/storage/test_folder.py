@@ -57,9 +57,9 @@ def test_a_folder_of_somebodys_files_is_neither_emptied_nor_written_to(
 ) -> None:
     before = sorted(store.path.rglob("*"))
     for change in (store.clear, store.prune):
-        with pytest.raises(StoreError, match=r"is no store of gemmill's, and holds .*; nothing was removed"):
+        with pytest.raises(StoreError, match=r"is not a gemmill store: it holds .*; nothing was removed"):
             change()
-    with pytest.warns(StoreWarning, match="is no store of gemmill's.*name a folder that is empty"):
+    with pytest.warns(StoreWarning, match="is not a gemmill store.*use an empty or a new folder"):
         assert store.get_or_make(artifact.key, lambda: artifact) == (artifact, False)
     assert sorted(store.path.rglob("*")) == before
     assert untouched(mine)
@@ -225,7 +225,7 @@ def test_absurd_times_are_the_oldest_and_what_was_just_written_stays(
 
 def test_a_kernel_larger_than_the_cap_is_said_to_be(store: Store, entry: Path, artifact: Artifact) -> None:
     small = Store(store.path, max_bytes=entry.stat().st_size - 1)
-    with pytest.warns(StoreWarning, match=f"too many for its cap of {small.max_bytes:,}"):
+    with pytest.warns(StoreWarning, match=f"more than the store's limit of {small.max_bytes:,}"):
         small.put(artifact.key, artifact)
 
 
@@ -270,7 +270,7 @@ def test_where_warnings_are_errors_the_kernel_comes_all_the_same(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert Store(tmp_path / "file").get_or_make(artifact.key, lambda: artifact) == (artifact, False)
-    assert "the store is skipped" in caplog.text
+    assert "the store is not used" in caplog.text
 
 
 def test_a_store_that_goes_away_is_made_again(store: Store, entry: Path, artifact: Artifact) -> None:

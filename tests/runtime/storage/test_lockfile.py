@@ -51,7 +51,7 @@ def test_a_difference_is_named(artifact: Artifact) -> None:
     newer = replace(artifact, provenance=replace(artifact.provenance, gemmill_version="9.9"))
     assert not kernel.difference(newer), "the same bits"
     said = kernel.difference(replace(artifact, cubin=artifact.cubin[:-1] + b"\1"))
-    assert said.startswith("made from the same, its machine code has the digest ")
+    assert said.startswith("made from the same inputs, but the digest of its machine code is ")
     assert "its key is" in kernel.difference(replace(artifact, launch=replace(artifact.launch, threads=1)))
 
 
@@ -62,8 +62,8 @@ def test_a_difference_is_named(artifact: Artifact) -> None:
         ({"more": 1}, "it: got an unexpected .*'more'"),
         ({"gpu": "\x1b"}, "gpu is"),
         ({"problems": {"4096x4096": "a"}}, "4096x4096"),
-        ({"problems": {"4096x4096x4096 tn bf16": "a"}}, "is not how gemmill writes a problem"),
-        ({"problems": {"4096x4096x4096 bf16 tn": "a"}}, "is 'a', which is none of its kernels"),
+        ({"problems": {"4096x4096x4096 tn bf16": "a"}}, "is not the canonical form of a problem"),
+        ({"problems": {"4096x4096x4096 bf16 tn": "a"}}, "is 'a', which is not one of its kernels"),
         ({"slices": {"4096x4096x4096 bf16 tn": 257}}, "slices is 257; it must be from 1 to 256"),
         ({"kernels": []}, r"kernels is \[\]; it must be a mapping"),
         ({"kernels": {"sm90a": {}}}, "missing 3 required .*'key', 'cubin'"),
@@ -74,16 +74,16 @@ def test_other_locks_are_refused(
 ) -> None:
     content = json.loads(locked(artifacts).to_bytes()) | change
     (path := tmp_path / "kernels.lock").write_text(json.dumps(content))
-    with pytest.raises(LockError, match=f"{path}: no lock file .*{says}"):
+    with pytest.raises(LockError, match=f"{path}: not a lock file .*{says}"):
         Lock.read(path)
 
 
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("key", "../../x", "key is '../../x', which is no SHA-256 in hex"),
+        ("key", "../../x", "key is '../../x', which is not a SHA-256 in hex"),
         ("key", 7, "key is 7; it must be a printable text"),
-        ("cubin", "0" * 63, "which is no SHA-256 in hex"),
+        ("cubin", "0" * 63, "which is not a SHA-256 in hex"),
         ("more", 7, "unexpected keyword argument 'more'"),
         ("name", "sm90a", "unexpected keyword argument 'name'"),
         ("provenance", {}, "schema_version"),
@@ -99,7 +99,7 @@ def test_other_kernels_in_locks_are_refused(
 
 
 def test_files_that_are_no_locks_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(LockError, match=r"No such file.*`gemmill lock` makes one"):
+    with pytest.raises(LockError, match=r"No such file.*create one with `gemmill lock`"):
         Lock.read(tmp_path / "none")
     with pytest.raises(LockError, match="is a folder"):
         Lock.read(tmp_path)

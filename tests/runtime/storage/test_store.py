@@ -121,7 +121,7 @@ def test_a_store_that_cannot_be_written_warns_once_and_is_skipped(
     path = tmp_path / "file"
     path.write_text("a file where the store should be")
     store = Store(path)
-    with pytest.warns(StoreWarning, match=f"the store is skipped: {path}") as caught:
+    with pytest.warns(StoreWarning, match=f"the store is not used: {path}") as caught:
         assert store.get_or_make(artifact.key, lambda: artifact) == (artifact, False)
     assert len(caught) == 1
     with warnings.catch_warnings():

@@ -128,12 +128,12 @@ def test_variables_that_a_page_reads_stay_with_all_others_and_it_is_said(caplog:
     with caplog.at_level(logging.INFO, "gemmill.runtime.compile.compiler"):
         artifact = Compiler().compile(source, config)
     assert {".nv.global", ".nv.constant4"} < {section[0] for section in sections(artifact.cubin)}
-    assert f"{source.name}: all variables stay in its cubin: PTX says table 2 times" in caplog.text
+    assert f"{source.name}: unused variables stay in its cubin: table occurs 2 times in the PTX" in caplog.text
 
 
 def test_a_second_form_of_the_code_is_left_alone() -> None:
     kernel = made(SM120)
-    with pytest.raises(CompileError, match=r"laid out as none that is known: \.nv\.merc\.\S+ "):
+    with pytest.raises(CompileError, match=r"the layout of the cubin is unknown: \.nv\.merc\.\S+ "):
         stripped(kernel.cubin, kernel.ptx)
 
 

@@ -45,7 +45,7 @@ def test_a_certificate_must_be_signed_and_of_the_name(authority: Authority, tmp_
         miss = Remote(server.url, trusted=None, deadline=5).probe()
         assert miss is not None
         assert miss.reason == "tls"
-        assert "SSL_CERT_FILE names the authorities that are trusted" in miss.says
+        assert "set SSL_CERT_FILE to a file of trusted authorities" in miss.says
 
 
 def test_a_server_without_tls_or_that_says_nothing(authority: Authority) -> None:

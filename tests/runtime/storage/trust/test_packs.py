@@ -47,7 +47,7 @@ def test_a_registry_with_trusted_keys_takes_signed_packs_alone(
     assert Registry(packs=[path]).get(artifact.name) == artifact
     unsigned = path.with_name("unsigned.pack")
     shutil.copy(path, unsigned)
-    with pytest.raises(TrustError, match=r"unsigned.pack: it is unsigned \(there is no unsigned.pack.sig beside it\)"):
+    with pytest.raises(TrustError, match=r"unsigned.pack: it is unsigned \(there is no unsigned.pack.sig next to it\)"):
         Registry(packs=[path, unsigned])
     monkeypatch.setenv("GEMMILL_TRUSTED_KEYS", str(foreign.public))
     with pytest.raises(
