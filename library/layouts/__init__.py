@@ -1,1 +1,1 @@
-"""CuTe's layouts: their algebra, atoms and tilings by CUTLASS's names, and a language of expressions over them."""
+"""CuTe layouts: the algebra, atoms and tilings with CUTLASS's names, and a language of layout expressions."""

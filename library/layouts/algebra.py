@@ -1,6 +1,6 @@
-"""CuTe's algebra: coalesce, composition, complement and inverses, each checked where CuTe has a static_assert.
+"""CuTe's layout algebra: coalesce, composition, complement, inverses and more, with CuTe's static_asserts as errors.
 
-``docs/layouts.md`` says why this is not ``pycute``, which the tests hold it against.
+``docs/layouts.md`` explains why gemmill does not use ``pycute``; tests compare the two.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from gemmill.library.layouts.layout import AnyLayout, Composed, Layout, Swizzle,
 from gemmill.library.layouts.tuples import IntTuple
 
 Tiler: TypeAlias = "int | Layout | tuple[Tiler, ...] | None"
-"""What divides or multiplies a layout: a layout, n for ``n:1``, or one of these for each mode; None leaves a mode."""
+"""A tiler: a layout, n for ``n:1``, or a tuple of tilers for the modes; None leaves a mode unchanged."""
 
 
 Slice: TypeAlias = "int | tuple[Slice, ...] | None"
-"""A coordinate in which None stands for every one of a mode."""
+"""A coordinate in which None selects all of a mode."""
 
 
 def _of_leaves(leaves: list[tuple[int, int]]) -> Layout:
-    """A layout of extents and strides: flat, an integer where there is one, ``1:0`` where there is none."""
+    """A flat layout of extents and strides; an integer layout for one pair, ``1:0`` for none."""
     if len(leaves) < 2:
         return Layout(*(leaves or [(1, 0)])[0])
     return Layout(tuple(extent for extent, _ in leaves), tuple(stride for _, stride in leaves))
 
 
 def coalesce(layout: Layout, profile: IntTuple | None = None) -> Layout:
-    """The same function with as few integers as can be; with a profile, mode by mode as that is nested."""
+    """The same function with as few integers as possible; with a profile, separately for each of its modes."""
     if isinstance(profile, tuple):
         return join(
             mode if number >= len(profile) else coalesce(mode, profile[number])
@@ -47,40 +47,40 @@ def coalesce(layout: Layout, profile: IntTuple | None = None) -> Layout:
 
 
 def filtered(layout: Layout) -> Layout:
-    """Coalesced, without the integers that do not move the index (``filter``)."""
+    """The coalesced layout without modes of stride 0 (``filter``)."""
     return coalesce(_of_leaves([(extent, stride) for extent, stride in layout.leaves if stride]))
 
 
 def flattened(layout: Layout) -> Layout:
-    """The same integers without nesting; an integer stays one (``flatten``)."""
+    """The same integers without nesting (``flatten``)."""
     if isinstance(layout.shape, int):
         return layout
     return Layout(tuples.flat(layout.shape), tuples.flat(layout.stride))
 
 
 def _as_deep(layout: Layout, tiler: tuple[object, ...]) -> Layout:
-    """A layout that has a mode for each of a tiler's."""
+    """The layout itself, if it has at least as many modes as a tiler."""
     if layout.rank < len(tiler):
-        raise LayoutError(f"{layout} has {layout.rank} of the {len(tiler)} modes that are asked for: name fewer modes")
+        raise LayoutError(f"{layout} has {layout.rank} modes, but {len(tiler)} were passed; pass at most {layout.rank}")
     return layout
 
 
 def by_mode(layout: Layout, tiler: tuple[Tiler, ...]) -> list[tuple[Layout, Tiler]]:
-    """Each mode of a layout with the tiler that is for it."""
+    """Each mode of a layout with its tiler."""
     rest: tuple[Tiler, ...] = (None,) * (layout.rank - len(tiler))
     return [*zip(_as_deep(layout, tiler).modes, (*tiler, *rest), strict=True)]
 
 
 def as_layout(tiler: int | Layout) -> Layout:
-    """A layout; ``n:1`` of n."""
+    """A tiler as a layout: ``n:1`` for an integer n."""
     return Layout(tiler, 1) if isinstance(tiler, int) else tiler
 
 
 def composition(outer: Layout, inner: Tiler) -> Layout:
-    """R with R(c) = outer(inner(c)), shaped as inner; a tuple composes mode by mode.
+    """R with R(c) = outer(inner(c)) and the shape of inner; a tuple composes mode by mode.
 
     Raises:
-        LayoutError: no layout is that function, because a stride or an extent falls between those of outer.
+        LayoutError: that function is not a layout, because strides or extents do not divide those of outer.
     """
     if inner is None:
         return outer
@@ -94,7 +94,7 @@ def composition(outer: Layout, inner: Tiler) -> Layout:
 
 
 def _of_mode(outer: Layout, extent: int, stride: int) -> Layout:
-    """The composition with one integer: every ``stride``-th of what outer counts through, ``extent`` of them."""
+    """The composition with ``extent:stride``: every ``stride``-th coordinate of outer, ``extent`` of them."""
     if stride == 0:
         return Layout(extent, 0)
     what = f"composition of {outer} with {extent}:{stride}"
@@ -103,14 +103,14 @@ def _of_mode(outer: Layout, extent: int, stride: int) -> Layout:
     for size, step in counted[:-1]:
         if extent > 1 and stride % size and size % stride and (extent - 1) * stride >= size:
             raise LayoutError(
-                f"{what}: stride {stride} and extent {size}, of {coalesce(outer)}, do not divide one another, so no "
-                "layout is that function"
+                f"{what}: stride {stride} and extent {size} of {coalesce(outer)} do not divide one another, so the "
+                "result is not a layout"
             )
         taken = min(max(1, -(-size // stride)), extent)
         if extent % taken:
             raise LayoutError(
-                f"{what}: of extent {extent}, {taken} fit into extent {size} of {coalesce(outer)}, and {taken} does "
-                f"not divide {extent}, so no layout is that function"
+                f"{what}: {taken} of extent {extent} fit into extent {size} of {coalesce(outer)}, but {taken} does "
+                f"not divide {extent}, so the result is not a layout"
             )
         if taken > 1:
             leaves.append((taken, stride * step))
@@ -122,18 +122,18 @@ def _of_mode(outer: Layout, extent: int, stride: int) -> Layout:
 
 
 def complement(layout: Layout, cosize: IntTuple = 1) -> Layout:
-    """The layout that counts through the indices which a layout leaves out, up to a cosize; coalesced.
+    """The coalesced layout of the indices that a layout leaves out, up to a cosize.
 
     Raises:
-        LayoutError: the layout takes an index twice, or its strides do not nest.
+        LayoutError: the layout has an index twice, or its strides are not multiples of one another.
     """
     leaves: list[tuple[int, int]] = []
     reached = 1
     for stride, extent in sorted((stride, extent) for extent, stride in layout.leaves if stride and extent > 1):
         if stride % reached:
             raise LayoutError(
-                f"complement of {layout}: stride {stride} is no multiple of {reached}, which smaller strides reach, so "
-                "that its indices overlap or leave uneven gaps"
+                f"complement of {layout}: stride {stride} is not a multiple of {reached}, which the smaller strides "
+                "cover, so indices overlap or leave uneven gaps"
             )
         leaves.append((stride // reached, reached))
         reached = extent * stride
@@ -142,7 +142,7 @@ def complement(layout: Layout, cosize: IntTuple = 1) -> Layout:
 
 
 def right_inverse(layout: Layout) -> Layout:
-    """R with layout(R(i)) = i, for as many i from 0 as the layout reaches without a gap; coalesced."""
+    """The coalesced R with layout(R(i)) = i, for the longest range of i from 0 that the layout covers without gaps."""
     leaves: list[tuple[int, int]] = []
     reached = 1
     for stride, extent, step in _by_stride(layout):
@@ -153,7 +153,7 @@ def right_inverse(layout: Layout) -> Layout:
 
 
 def _by_stride(layout: Layout) -> list[tuple[int, int, int]]:
-    """Stride, extent and step along the coordinate of each integer that moves the index, by strides."""
+    """Stride, extent and coordinate step of each integer with nonzero stride, sorted by stride."""
     simple = coalesce(layout)
     steps = tuples.flat(tuples.compact(simple.shape))
     found = [(stride, extent, step) for (extent, stride), step in zip(simple.leaves, steps, strict=True)]
@@ -161,18 +161,18 @@ def _by_stride(layout: Layout) -> list[tuple[int, int, int]]:
 
 
 def left_inverse(layout: Layout) -> Layout:
-    """R with R(layout(i)) = i for every i, but for modes of stride 0, which R leaves at 0; coalesced.
+    """The coalesced R with R(layout(i)) = i for every i, except that R returns 0 for modes of stride 0.
 
     Raises:
-        LayoutError: the layout takes an index twice, or its strides do not nest.
+        LayoutError: the layout has an index twice, or its strides are not multiples of one another.
     """
     leaves: list[tuple[int, int]] = []
     reached, last, of_last = 1, 1, 0
     for stride, extent, step in _by_stride(layout):
         if stride < reached or stride % last:
             raise LayoutError(
-                f"left_inverse of {layout}: stride {stride} is no multiple of stride {last}, or below {reached}, which "
-                "the smaller strides reach: an index is taken twice, or no layout undoes it"
+                f"left_inverse of {layout}: stride {stride} must be at least {reached} and a multiple of {last}; "
+                "otherwise the inverse is not a layout"
             )
         leaves.append((stride // last, of_last))
         reached, last, of_last = extent * stride, stride, step
@@ -180,13 +180,13 @@ def left_inverse(layout: Layout) -> Layout:
 
 
 def upcast(layout: Layout, count: int) -> Layout:
-    """The layout in units of ``count`` elements, such as of bits in those of a type.
+    """The layout in units of ``count`` elements, for example a layout of bits in units of a type.
 
     Raises:
-        LayoutError: an element would be cut, or the count is below 1.
+        LayoutError: a unit would be split, or the count is below 1.
     """
     if count < 1:
-        raise LayoutError(f"upcast of {layout}: units of {count} elements; a unit has 1 or more")
+        raise LayoutError(f"upcast of {layout}: n is {count}; it must be at least 1")
 
     def leaf(extent: int, stride: int) -> tuple[int, int]:
         if stride and stride % count and count % stride:
@@ -206,7 +206,7 @@ def upcast(layout: Layout, count: int) -> Layout:
 
 
 def sliced(layout: AnyLayout, coordinate: Slice) -> AnyLayout:
-    """The layout of the modes at which a coordinate is None, from where the others point."""
+    """The layout of the modes at which a coordinate is None, with the offset of the other modes."""
     inner = layout.inner if isinstance(layout, Composed) else layout
     kept: list[Layout] = []
     offset = _slice(inner, coordinate, kept)
@@ -224,21 +224,22 @@ def _slice(layout: Layout, coordinate: Slice, kept: list[Layout]) -> int:
         return layout(coordinate)
     if isinstance(layout.shape, int) or layout.rank != len(coordinate):
         raise LayoutError(
-            f"a coordinate of {len(coordinate)} modes is none of {layout}, which has {layout.rank}: give one for each"
+            f"the coordinate has {len(coordinate)} modes, but {layout} has {layout.rank}; pass one value per mode"
         )
     return sum(_slice(mode, within, kept) for mode, within in zip(layout.modes, coordinate, strict=True))
 
 
 def moved(layout: Layout, offset: int) -> AnyLayout:
-    """A layout whose indices begin at an offset: behind a swizzle that changes nothing, where that is not 0."""
+    """A layout with an offset. If the offset is not 0, the result has a swizzle that changes nothing."""
     return Composed(Swizzle(0, 4, 3), offset, layout) if offset else layout
 
 
 def ordered(shape: IntTuple, order: IntTuple) -> Layout:
-    """The compact layout whose modes vary the faster the smaller their numbers in an order: ``make_ordered_layout``."""
+    """The compact layout in which modes with smaller numbers in ``order`` vary faster (``make_ordered_layout``)."""
     if not tuples.congruent(shape, order):
         raise LayoutError(
-            f"shape {tuples.text(shape)} and order {tuples.text(order)} are not nested alike: give each mode a number"
+            f"shape {tuples.text(shape)} and order {tuples.text(order)} have different nesting; pass one number for "
+            "each extent"
         )
     extents, numbers = tuples.flat(shape), tuples.flat(order)
     strides = dict.fromkeys(range(len(extents)), 1)
@@ -255,7 +256,7 @@ def ordered(shape: IntTuple, order: IntTuple) -> Layout:
 
 
 def logical_divide(layout: Layout, tiler: Tiler) -> Layout:
-    """(tile, rest): what a tiler picks of a layout, and how often; a tuple divides mode by mode."""
+    """(tile, rest): the part of a layout that a tiler selects, and its repetitions; a tuple divides mode by mode."""
     if tiler is None:
         return layout
     if isinstance(tiler, tuple):
@@ -265,7 +266,7 @@ def logical_divide(layout: Layout, tiler: Tiler) -> Layout:
 
 
 def logical_product(block: Layout, tiler: Tiler) -> Layout:
-    """(block, tiler): a layout, and where its copies lie; a tuple multiplies mode by mode."""
+    """(block, tiler): a layout and the layout of its copies; a tuple multiplies mode by mode."""
     if tiler is None:
         return block
     if isinstance(tiler, tuple):
@@ -278,7 +279,7 @@ Split = Callable[[Layout, Tiler], Layout]
 
 
 def zipped(split: Split, layout: Layout, tiler: Tiler) -> Layout:
-    """((tiles), (rests)): a divide or product by mode, whose first parts are gathered, and its second."""
+    """((tiles), (rests)): a divide or product by mode, with the first parts and the second parts gathered."""
     if tiler is None:
         return join([Layout(1, 0), layout])
     if not isinstance(tiler, tuple):
@@ -289,19 +290,19 @@ def zipped(split: Split, layout: Layout, tiler: Tiler) -> Layout:
 
 
 def tiled(split: Split, layout: Layout, tiler: Tiler) -> Layout:
-    """((tiles), rest, rest, ...): as :func:`zipped`, with a mode for each rest."""
+    """((tiles), rest, rest, ...): like :func:`zipped`, with a mode for each rest."""
     result = zipped(split, layout, tiler)
     return join([result[0], *result[1].modes])
 
 
 def flat(split: Split, layout: Layout, tiler: Tiler) -> Layout:
-    """(tile, tile, ..., rest, rest, ...): as :func:`zipped`, with a mode for each part."""
+    """(tile, tile, ..., rest, rest, ...): like :func:`zipped`, with a mode for each part."""
     result = zipped(split, layout, tiler)
     return join([*result[0].modes, *result[1].modes])
 
 
 def _appended(layout: Layout, rank: int) -> Layout:
-    """A layout with modes ``1:0`` behind its own, up to a rank."""
+    """A layout padded with modes ``1:0`` to a rank."""
     return join([*layout.modes, *[Layout(1, 0)] * (rank - layout.rank)])
 
 
@@ -326,15 +327,15 @@ def raked_product(block: Layout, tiler: Layout) -> Layout:
 
 
 def tile_to_shape(block: Layout, shape: IntTuple, order: IntTuple | None = None) -> Layout:
-    """A block repeated until it fills a shape, in the first mode first unless an order says otherwise.
+    """A block repeated until it fills a shape: along the first mode first, or in the given order.
 
     Raises:
-        LayoutError: the block has more modes than the shape, or an extent that does not divide its own there.
+        LayoutError: the block has more modes than the shape, or an extent that does not divide that of the shape.
     """
     targets = [tuples.product(mode) for mode in tuples.modes(shape)]
     if block.rank > len(targets):
         raise LayoutError(
-            f"tile_to_shape: {block} has {block.rank} modes, and shape {tuples.text(shape)} has {len(targets)}"
+            f"tile_to_shape: {block} has {block.rank} modes, but shape {tuples.text(shape)} has only {len(targets)}"
         )
     padded = _appended(block, len(targets))
     extents = [mode.size for mode in padded.modes]

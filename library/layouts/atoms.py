@@ -1,7 +1,8 @@
-"""MMA and copy atoms by CUTLASS's names: which thread holds which element, as layouts (thread, value) -> coordinate.
+"""MMA and copy atoms with CUTLASS's names: which thread holds which element, as layouts (thread, value) -> coordinate.
 
-The fragments are those of the PTX ISA ("Matrix fragments for mma", "Register fragments for wgmma.mma_async"), as
-``MMA_Traits`` and ``Copy_Traits`` of CUTLASS 4.2 write them; a coordinate (m,n) is m + n M, one of a copy a bit.
+The fragments are those of the PTX ISA ("Matrix fragments for mma", "Register fragments for wgmma.mma_async"), in the
+form of ``MMA_Traits`` and ``Copy_Traits`` of CUTLASS 4.2. A coordinate (m,n) is m + n M; a coordinate of a copy is a
+bit.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ Operand = Literal["A", "B", "C"]
 
 @dataclass(frozen=True)
 class MmaAtom:
-    """An instruction D = A B + C of some threads."""
+    """An MMA instruction D = A B + C that a group of threads executes."""
 
     name: str
     shape_mnk: tuple[int, int, int]
     thread_ids: Layout
-    """From threads of the atom to those of the warp or warpgroup (``ThrID``)."""
+    """Thread of the atom -> thread of the warp or warpgroup (``ThrID``)."""
     a: Layout
-    """(thread, value) -> m + k M; threads have stride 0 where A is in shared memory, which all see whole."""
+    """(thread, value) -> m + k M. If A is in shared memory, threads have stride 0: all of them access all of A."""
     b: Layout
-    """(thread, value) -> n + k N; as A."""
+    """(thread, value) -> n + k N; see ``a``."""
     c: Layout
     """(thread, value) -> m + n M."""
 
@@ -43,14 +44,14 @@ class MmaAtom:
 
 @dataclass(frozen=True)
 class CopyAtom:
-    """An instruction that moves elements between threads' views of them."""
+    """A copy instruction that a group of threads executes."""
 
     name: str
     thread_ids: Layout
     source: Layout
-    """(thread, value) -> element, of the side that is read."""
+    """(thread, value) -> element of the source."""
     target: Layout
-    """(thread, value) -> element, of the side that is written."""
+    """(thread, value) -> element of the destination."""
     bits: int
     """Bits of an element."""
 
@@ -70,18 +71,20 @@ TYPE_BITS: Mapping[str, int] = MappingProxyType(
         "uint128_t": 128,
     }
 )
-"""Bits of an element, by CUTLASS's names of types and ours."""
+"""Bits of an element, by CUTLASS's and gemmill's names of types."""
 
 
 def type_bits(name: str) -> int:
-    """Bits of an element of a type; LayoutError for a name of none."""
+    """Bits of an element of a type; LayoutError for an unknown type."""
     if name in TYPE_BITS:
         return TYPE_BITS[name]
-    raise LayoutError(f"{name!r} is no type of an element{suggest(name, TYPE_BITS) or ', as half_t or float is'}")
+    raise LayoutError(
+        f"{name!r} is not an element type{suggest(name, TYPE_BITS) or '; use for example half_t or float'}"
+    )
 
 
 def _modes(*modes: tuple[int, int]) -> tuple[IntTuple, IntTuple]:
-    """Shape and stride of a mode of these integers, without those of extent 1; an integer where there is one."""
+    """Shape and stride of a mode of these pairs without those of extent 1; integers for a single pair."""
     kept = [mode for mode in modes if mode[0] > 1] or [(1, 0)]
     if len(kept) == 1:
         return kept[0]
@@ -94,7 +97,8 @@ def _fragment(threads: tuple[tuple[int, int], ...], *values: tuple[int, int]) ->
 
 
 def _warp(m: int, n: int, k: int, bits: int) -> tuple[Layout, Layout, Layout]:
-    """A, B and C of ``mma.sync`` m8 or m16, n8: quads of threads hold rows, a register 32 bits of K (of f64, one)."""
+    """A, B and C of ``mma.sync`` m8 or m16, n8: a quad of threads holds a row; a register holds 32 bits along K, or one
+    f64."""
     word = max(1, 32 // bits)
     beyond = k // (4 * word)
 
@@ -107,7 +111,7 @@ def _warp(m: int, n: int, k: int, bits: int) -> tuple[Layout, Layout, Layout]:
 
 
 def _warpgroup(m: int, n: int, k: int, bits: int, a_in_registers: bool) -> tuple[Layout, Layout, Layout]:
-    """A, B and C of ``wgmma``: four warps of 16 rows each; what is in shared memory is seen whole by all threads."""
+    """A, B and C of ``wgmma``: four warps of 16 rows each; all threads access all of an operand in shared memory."""
 
     def whole(extent: int) -> Layout:
         return Layout((128, (extent, k)), (0, (1, extent)))
@@ -128,7 +132,7 @@ _QUADPAIR_C: Mapping[str, Layout] = MappingProxyType(
 
 
 def _quadpair(name: str, found: re.Match[str]) -> MmaAtom:
-    """``mma.sync.m8n8k4`` of Volta: eight threads, of two quads; K-major operands lie along the threads."""
+    """Volta's ``mma.sync.m8n8k4``: eight threads in two quads; each thread holds a row of a K-major operand."""
     a = _QUADPAIR_ALONG if found["a"] == "T" else _QUADPAIR_ACROSS
     b = _QUADPAIR_ALONG if found["b"] == "N" else _QUADPAIR_ACROSS
     return MmaAtom(name, (8, 8, 4), _QUADPAIR, a, b, _QUADPAIR_C[found["d"]])
@@ -148,12 +152,12 @@ _WARP_SHAPES: Mapping[tuple[str, str], tuple[tuple[int, int, int], ...]] = Mappi
         ("SM90", "F64"): ((16, 8, 4), (16, 8, 8), (16, 8, 16)),
     }
 )
-"""Shapes of ``mma.sync`` of each architecture and type of A."""
+"""Shapes of ``mma.sync`` by architecture and type of A."""
 
 _WARPGROUP_K: Mapping[str, int] = MappingProxyType(
     {"F16": 16, "BF16": 16, "TF32": 8, **dict.fromkeys(("E4M3", "E5M2", "S8", "U8"), 32)}
 )
-"""K of ``wgmma`` of each type of A: 32 bytes."""
+"""K of ``wgmma`` by type of A: 32 bytes."""
 
 _TYPE = "F16|BF16|F32|TF32|F64|E4M3|E5M2|S8|U8|S4|U4|S32"
 _MNK = r"(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)"
@@ -165,7 +169,9 @@ def _mnk(found: re.Match[str]) -> tuple[int, int, int]:
 
 
 def _refused(name: str, shapes: list[str]) -> LayoutError:
-    return LayoutError(f"no instruction is called {name}: with its types and architecture, MxNxK is {one_of(shapes)}")
+    return LayoutError(
+        f"there is no instruction {name}: for these types and this architecture MxNxK must be {one_of(shapes)}"
+    )
 
 
 _ACCUMULATORS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -176,17 +182,17 @@ _ACCUMULATORS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "F64": ("F64",),
     }
 )
-"""Types of D, of each type of A."""
+"""Types of D by type of A."""
 _KINDS = (("F16",), ("BF16",), ("TF32",), ("F64",), ("E4M3", "E5M2"), ("S8", "U8"), ("S4", "U4"))
-"""Types that A and B may be of together."""
+"""Groups of types. A and B must be of the same group."""
 
 
 def _check_types(name: str, found: re.Match[str]) -> None:
     a, b, d = found["ta"], found["tb"], found["d"]
     if not any(a in kind and b in kind for kind in _KINDS):
-        raise LayoutError(f"no instruction is called {name}: none multiplies {a} and {b}")
+        raise LayoutError(f"there is no instruction {name}: {a} x {b} is not supported")
     if d not in _ACCUMULATORS[a]:
-        raise LayoutError(f"no instruction is called {name}: sums of {a} are {one_of(_ACCUMULATORS[a])}, not {d}")
+        raise LayoutError(f"there is no instruction {name}: D is {d}; for {a} it must be {one_of(_ACCUMULATORS[a])}")
 
 
 def _of_warp(name: str, found: re.Match[str]) -> MmaAtom:
@@ -222,8 +228,8 @@ _MMAS: Mapping[str, Callable[[str, re.Match[str]], MmaAtom]] = MappingProxyType(
         rf"SM90_{_MNK}_{_TYPES}(?P=d)_TN": _of_warpgroup,
     }
 )
-"""What makes an atom of each form of name; the first that fits is taken. The last is how CuTe's page on MMA atoms calls
-warpgroup MMAs whose operands are in shared memory."""
+"""For each pattern of names, the function that makes the atom; the first match counts. CuTe's documentation of MMA
+atoms uses the last pattern for warpgroup MMAs with operands in shared memory."""
 
 MMA_EXAMPLES = (
     "UniversalFMA",
@@ -233,20 +239,20 @@ MMA_EXAMPLES = (
     *("SM90_16x8x8_F64F64F64F64_TN", "SM90_64x128x16_F32BF16BF16_SS", "SM90_64x128x16_F32F16F16_RS"),
     *("SM90_64x128x8_F32TF32TF32_SS_TN", "SM90_64x256x32_F32E4M3E4M3_SS_TN", "SM90_64x64x32_S32S8S8_SS_TN"),
 )
-"""Names of each form, as suggestions and in docs."""
+"""Example names of each pattern, for suggestions and docs."""
 
 
 def mma_atom(name: str) -> MmaAtom | None:
-    """The MMA of a name; None where the name has the form of no MMA's.
+    """The MMA atom of a name; None if the name does not match the pattern of an MMA.
 
     Raises:
-        LayoutError: no instruction has these types, or this shape.
+        LayoutError: no instruction has these types or this shape.
     """
     words = name.removeprefix("SM90::GMMA::").removeprefix("GMMA::")
     words = f"SM90_{words.removeprefix('MMA_')}" if words.startswith("MMA_") else words
     for form, make in _MMAS.items():
         if found := re.fullmatch(form, words):
-            # The last form's fourth type could be taken for the architecture's own mma.sync: m 64 is a warpgroup's.
+            # The last pattern also matches names of SM90's mma.sync; M = 64 means a warpgroup MMA.
             if make is _of_warp and found["m"] == "64":
                 continue
             return make(words, found)
@@ -254,7 +260,8 @@ def mma_atom(name: str) -> MmaAtom | None:
 
 
 def _matrices(count: int, transposed: bool) -> tuple[Layout, Layout]:
-    """``ldmatrix`` of 8x8 matrices of 16 bits: rows of 128 bits that threads name, and the bits each then has."""
+    """``ldmatrix`` of 8x8 matrices of 16 bits: the 128-bit rows that threads address, and the bits that each
+    receives."""
     threads = 8 * count
     names = Layout(32, 128) if threads == 32 else Layout((threads, 32 // threads), (128, 0))
     source = Layout((names.shape, 128), (names.stride, 1))
@@ -276,21 +283,21 @@ _COPIES: Mapping[str, tuple[Layout, Layout]] = MappingProxyType(
         **{f"SM90_U16x{2 * count}_STSM_T": _matrices(count, transposed=True)[::-1] for count in (1, 2, 4)},
     }
 )
-"""Bits on both sides of copies of matrices by a warp."""
+"""Bit layouts of source and destination of matrix copies by a warp."""
 _BY_TYPE = ("UniversalCopy", "SM80_CP_ASYNC_CACHEALWAYS", "SM80_CP_ASYNC_CACHEGLOBAL")
-"""Copies of one thread, whose bits are those of the type that stands between their angle brackets."""
+"""Copies by one thread of an element of the type in angle brackets."""
 COPY_NAMES = (*_COPIES, *(f"{name}<uint128_t>" for name in _BY_TYPE))
 
 
 def copy_atom(name: str, of: str | None) -> CopyAtom | None:
-    """The copy of a name, in elements of a type, or in bits without one; None where no copy has the name.
+    """The copy atom of a name, in elements of a type, or in bits without a type; None if there is no such copy.
 
     Raises:
-        LayoutError: the copy cuts elements of the type, or needs a type.
+        LayoutError: the copy would split elements of the type, or needs a type.
     """
     if name in _BY_TYPE:
         if of is None:
-            raise LayoutError(f"{name} copies a type: write it, as in {name}<uint128_t>")
+            raise LayoutError(f"{name} needs a type, for example {name}<uint128_t>")
         return CopyAtom(f"{name}<{of}>", Layout(1, 0), *_element_by_element(1), type_bits(of))
     if name not in _COPIES:
         return None
@@ -304,19 +311,22 @@ SHARED_NAMES = tuple(f"Layout_{major}_{mode}_Atom" for major in ("K", "MN") for 
 
 
 def shared_atom(name: str, of: str) -> Composed | None:
-    """``GMMA::Layout_K_SW128_Atom<half_t>`` and the like: what shared memory of a warpgroup MMA is made of, in elements
-    of a type, the swizzle too (CUTLASS prints that of bytes). None where nothing has the name."""
+    """Shared-memory layout atoms of warpgroup MMAs, such as ``GMMA::Layout_K_SW128_Atom<half_t>``; None for other
+    names.
+
+    Layout and swizzle are in units of elements; CUTLASS prints the swizzle in bytes.
+    """
     if name not in SHARED_NAMES:
         return None
     _, major, mode, _ = name.split("_")
     bits, log = _SHARED_BITS[mode], type_bits(of).bit_length() - 1
     across = (128 << bits) >> log
     if log > 6:
-        raise LayoutError(f"{name}<{of}>: elements have at most 64 bits")
+        raise LayoutError(f"{name}<{of}>: elements must have at most 64 bits")
     inner = Layout((8, across), (across, 1)) if major == "K" else Layout((across, 8), (1, across))
     return Composed(Swizzle(bits, 7 - log, 3), 0, inner)
 
 
 def is_whole(threads: Layout) -> bool:
-    """Whether the threads all see the same, as those of an operand in shared memory."""
+    """Whether all threads access the same elements, as for an operand in shared memory."""
     return threads.size > 1 and not any(tuples.flat(threads.stride))

@@ -1,4 +1,4 @@
-"""What an expression of layouts is worth."""
+"""Evaluation of layout expressions."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _NAMES = (*FUNCTIONS, *atoms.MMA_EXAMPLES, *atoms.COPY_NAMES, *atoms.SHARED_NAME
 
 
 def evaluate(text: str) -> Value:
-    """The value of a text.
+    """The value of an expression.
 
     Raises:
-        LayoutError: the text is no expression, or it has no value; the column says where.
+        LayoutError: the text is not an expression, or it has no value; the column points at the error.
     """
     return _value(parse(text))
 
 
 @contextmanager
 def _at(node: Node) -> Iterator[None]:
-    """Have an error that has no place yet be at that of a node."""
+    """Set the column of an error without one to that of a node."""
     try:
         yield
     except LayoutError as error:
@@ -63,7 +63,7 @@ def _layout(shape: Node, stride: Node, node: Node) -> Layout:
         value = _value(part)
         with _at(part):
             if not values.is_ints(value):
-                raise LayoutError(f"{values.text(value)} is in the place of {what}: an integer or a tuple of integers")
+                raise LayoutError(f"{values.text(value)} is not {what}; it must be an integer or a tuple of integers")
         parts.append(value)
     with _at(shape):
         values.as_shape(parts[0])  # type: ignore[arg-type]
@@ -72,16 +72,16 @@ def _layout(shape: Node, stride: Node, node: Node) -> Layout:
 
 
 def _named(node: Name) -> Value:
-    """An atom, a swizzle, or what CUTLASS has as a template."""
+    """The atom, swizzle, or CUTLASS template with a name."""
     name, parameters = node.name.removeprefix("cute::"), node.parameters or ()
     bare = name.removeprefix("SM90::").removeprefix("GMMA::")
     with _at(node):
         if function := FUNCTIONS.get(name):
-            raise LayoutError(f"{name} is a function: {function.signature(name)}")
+            raise LayoutError(f"{name} is a function; call it: {function.signature(name)}")
         if name in _SWIZZLES:
             numbers = [*map(_value, parameters)]
             if len(numbers) != 3 or not all(isinstance(number, int) for number in numbers):
-                raise LayoutError(f"a swizzle is {name}<B,M,S>, three integers, as Sw<3,4,3>")
+                raise LayoutError(f"a swizzle must be {name}<B,M,S> with three integers, for example Sw<3,4,3>")
             return Swizzle(*cast("list[int]", numbers))
         if name == "Copy_Atom":
             return _copy(node, *_words(parameters, 2, "Copy_Atom<SM75_U32x4_LDSM_N, half_t>"))
@@ -94,33 +94,33 @@ def _named(node: Name) -> Value:
 
 
 def _words(parameters: Sequence[Node], count: int, form: str) -> list[str]:
-    """Names between angle brackets."""
+    """The names in angle brackets."""
     if len(parameters) != count or not all(isinstance(word, Name) for word in parameters):
-        raise LayoutError(f"angle brackets hold names here{form and f', as in {form}'}")
+        raise LayoutError(f"angle brackets must contain names here{form and f', for example {form}'}")
     return [word.name for word in parameters if isinstance(word, Name)]
 
 
 def _check_parameters(mma: atoms.MmaAtom, parameters: Sequence[Node]) -> None:
-    """Refuse what changes nothing about an MMA, but for what its template takes in CUTLASS."""
+    """Reject template parameters that CUTLASS's template of the MMA does not have."""
     for word in _words(parameters, len(parameters), ""):
         if mma.name == "UniversalFMA":
             atoms.type_bits(word)
         elif mma.thread_ids.size != 128 or word.removeprefix("SM90::") not in _MAJORS:
-            raise LayoutError(f"{mma} takes no {word} between angle brackets")
+            raise LayoutError(f"{mma} has no template parameter {word}; remove it")
 
 
 def _copy(node: Name, name: str, *of: str) -> Value:
     copy = atoms.copy_atom(name, of[0] if of else None)
     if copy is None:
         raise LayoutError(
-            f"{name!r} is no function, atom or swizzle{suggest(name, _NAMES)}"
-            f"{'' if suggest(name, _NAMES) else '; all of them: docs/layouts.md'}"
+            f"{name!r} is not a function, atom or swizzle{suggest(name, _NAMES)}"
+            f"{'' if suggest(name, _NAMES) else '; docs/layouts.md lists all of them'}"
         )
     return copy
 
 
 def _composed(node: Composition) -> Value:
-    """``a o b o c``, from the left; an integer behind a swizzle is the offset of what follows."""
+    """``a o b o c``, evaluated from the left. An integer after a swizzle is the offset of the next term."""
     terms = [_value(term) for term in node.terms]
     result, rest = terms[0], [*zip(terms[1:], node.terms[1:], strict=True)]
     with _at(node):
@@ -130,9 +130,11 @@ def _composed(node: Composition) -> Value:
             if isinstance(result, Swizzle) and isinstance(at, Number) and rest:
                 offset, (inner, at) = at.value, rest.pop(0)
             with _at(node.terms[0]):
-                outer = values.checked(result, "outer", "what stands left of 'o'")
+                outer = values.checked(result, "outer", "the left side of 'o'")
             with _at(at):
-                tiler = inner if isinstance(inner, Composed) else values.checked(inner, "tiler", "what follows 'o'")
+                tiler = (
+                    inner if isinstance(inner, Composed) else values.checked(inner, "tiler", "the right side of 'o'")
+                )
             result = compose(outer, tiler, offset)
     return result
 
@@ -149,14 +151,14 @@ def _evaluate_call(node: Call) -> Value:
 
 
 def _checked(name: str, function: Function, node: Call, arguments: list[Value]) -> list[Value]:
-    """The arguments of a function; LayoutError for their number, or for what one is."""
+    """The arguments of a function; LayoutError if their number or the kind of one is wrong."""
     if not function.parameters:
         if not arguments:
-            raise LayoutError(f"{name} has no argument: {function.signature(name)}")
+            raise LayoutError(f"{name} has no arguments; expected {function.signature(name)}")
         return arguments
     if not function.required <= len(arguments) <= len(function.parameters):
         raise LayoutError(
-            f"{name} has {len(arguments)} argument{'s' * (len(arguments) != 1)}: {function.signature(name)}"
+            f"{name} has {len(arguments)} argument{'s' * (len(arguments) != 1)}; expected {function.signature(name)}"
         )
     for argument, (parameter, kind), at in zip(arguments, function.parameters, node.arguments, strict=False):
         with _at(at):
@@ -165,19 +167,20 @@ def _checked(name: str, function: Function, node: Call, arguments: list[Value]) 
 
 
 def _applied(called: Value, arguments: list[Value], node: Call) -> Value:
-    """A layout at a coordinate, or the part of it that ``_`` leaves; a swizzle at an index."""
+    """A layout applied to a coordinate, or its slice if the coordinate contains ``_``; a swizzle applied to an
+    index."""
     coordinate = arguments[0] if len(arguments) == 1 else tuple(arguments)
     if isinstance(called, Swizzle):
         with _at(node.arguments[0] if arguments else node):
-            return called(values.checked(coordinate, "integer", "what a swizzle maps"))
+            return called(values.checked(coordinate, "integer", "the argument of a swizzle"))
     if not isinstance(called, Layout | Composed):
-        raise LayoutError(f"{values.text(called)} is no layout, so it is not at a coordinate")
+        raise LayoutError(f"{values.text(called)} is not a layout, so it cannot be applied to a coordinate")
     if not arguments:
-        raise LayoutError(f"{called} needs a coordinate, as 3 or (1,2); '_' stands for all of a mode")
+        raise LayoutError(f"{called} needs a coordinate such as 3 or (1,2); '_' selects all of a mode")
     with _at(node.arguments[0]):
         if _slices(coordinate):
             return algebra.sliced(called, cast("algebra.Slice", coordinate))
-        return called(values.checked(coordinate, "coordinate", "what a layout maps"))
+        return called(values.checked(coordinate, "coordinate", "the argument of a layout"))
 
 
 def _slices(coordinate: Value) -> bool:

@@ -1,4 +1,4 @@
-"""The functions of the language, by CuTe's names: a row for each."""
+"""The table of functions of the language, with CuTe's names."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from gemmill.library.layouts.values import Kind, ThreadValues, Value, as_shape
 
 @dataclass(frozen=True)
 class Function:
-    """What a name stands for."""
+    """A function of the language."""
 
     call: Callable[..., Value]
     parameters: tuple[tuple[str, Kind], ...]
     required: int
     says: str
-    """What it returns, in a line."""
+    """What it returns, in one line."""
     written: str = ""
-    """How it is called, where the call checks its arguments itself."""
+    """The signature, if the function checks its arguments itself."""
 
     def signature(self, name: str) -> str:
         """``complement(layout[, cosize])``."""
@@ -40,14 +40,14 @@ class Function:
 
 
 def _row(call: Callable[..., Value], parameters: str, says: str) -> Function:
-    """A function from its parameters, ``layout:swizzled cosize:integers?``; those with a question mark may lack."""
+    """A function with parameters such as ``layout:swizzled cosize:integers?``. A question mark means optional."""
     names = [word.rstrip("?").partition(":") for word in parameters.split()]
     kinds = tuple((name, cast("Kind", kind or name)) for name, _, kind in names)
     return Function(call, kinds, sum(not word.endswith("?") for word in parameters.split()), says)
 
 
 def _inside(function: Callable[..., Layout]) -> Callable[..., AnyLayout]:
-    """A function of layouts as one that works behind a swizzle, which stays in front."""
+    """Extend a function of layouts to layouts with a swizzle, which it applies to the inner layout."""
 
     def applied(layout: AnyLayout, *rest: Any) -> AnyLayout:
         if isinstance(layout, Composed):
@@ -58,29 +58,29 @@ def _inside(function: Callable[..., Layout]) -> Callable[..., AnyLayout]:
 
 
 def compose(outer: AnyLayout | Swizzle, inner: Tiler | Composed, offset: int = 0) -> AnyLayout:
-    """What maps c to outer(offset + inner(c)).
+    """The function c -> outer(offset + inner(c)).
 
     Raises:
-        LayoutError: no layout, with one swizzle in front of it, is that function.
+        LayoutError: that function is not a layout with at most one swizzle in front of it.
     """
     if isinstance(inner, Composed):
         if isinstance(outer, Layout) and not inner.swizzle.bits:
-            raise LayoutError(f"{outer} o {inner}: a layout does not go through an offset; give it to a slice instead")
-        raise LayoutError(f"{outer} o {inner}: one swizzle stands in front of a layout, and none behind one")
+            raise LayoutError(f"{outer} o {inner}: a layout cannot be composed with an offset layout")
+        raise LayoutError(f"{outer} o {inner}: a swizzle must be the leftmost term, and there can be only one")
     if isinstance(outer, Swizzle):
         if inner is None or isinstance(inner, tuple):
-            raise LayoutError(f"{outer} is in front of a layout, and {values.text(cast('Value', inner))} is none")
+            raise LayoutError(f"{values.text(cast('Value', inner))} follows {outer}; it must be a layout")
         return Composed(outer, offset, algebra.as_layout(inner))
     return _inside(algebra.composition)(outer, inner)
 
 
 def _make_layout(first: Value, *rest: Value) -> Layout:
-    """``make_layout(shape[, stride])``, or of layouts that are its modes."""
+    """``make_layout(shape[, stride])``, or ``make_layout(layout, ...)`` with layouts as modes."""
     if isinstance(first, Layout):
         return join(values.checked(mode, "layout", "each mode") for mode in (first, *rest))
     shape = as_shape(values.checked(first, "integers", "shape"))
     if len(rest) > 1:
-        raise LayoutError("make_layout takes a shape and a stride, or layouts")
+        raise LayoutError(f"make_layout has {1 + len(rest)} arguments; pass a shape and a stride, or layouts")
     return Layout(shape, values.checked(rest[0], "integers", "stride")) if rest else column_major(shape)
 
 
@@ -88,7 +88,7 @@ def _get(of: Value, *modes: int) -> Value:
     for mode in modes:
         within = tuples.rank(of.shape) if isinstance(of, Layout | Composed) else tuples.rank(cast("IntTuple", of))
         if not 0 <= mode < within:
-            raise LayoutError(f"{values.text(of)} has no mode {mode}; its modes are 0 to {within - 1}")
+            raise LayoutError(f"{values.text(of)} has no mode {mode}; the mode must be from 0 to {within - 1}")
         if isinstance(of, Composed):
             of = Composed(of.swizzle, of.offset, of.inner[mode])
         else:
@@ -109,9 +109,9 @@ def _hier_coord(layout: AnyLayout, index: int) -> IntTuple:
     layout.refuse_many("the search for an index")
     found = [each for each in range(layout.size) if layout(each) == index]
     if len(found) != 1:
-        many = f"{len(found)} coordinates have it, {', '.join(map(str, found[:3]))} ... among them"
+        many = f"{len(found)} coordinates have it, such as {', '.join(map(str, found[:3]))}"
         raise LayoutError(
-            f"index {index} of {layout} has no coordinate of its own: {many if found else 'no one has it'}"
+            f"index {index} of {layout} has no unique coordinate: {many if found else 'no coordinate has it'}"
         )
     return tuples.idx2crd(found[0], layout.shape)
 
@@ -125,14 +125,14 @@ def _flat_coord(layout: AnyLayout, index: int) -> IntTuple:
 
 
 def _tiled_mma(mma: MmaAtom, atoms: Tiler = None, tile: Tiler = None) -> TiledMma:
-    """Of a layout of atoms in M, N and K, or its shape; and extents or permutations of M, N and K."""
+    """A tiled MMA from a layout of atoms along M, N and K, or its shape, and extents or permutations of M, N and K."""
     if isinstance(atoms, tuple):
         atoms = column_major(as_shape(values.checked(cast("Value", atoms), "integers", "atoms")))
     laid = Layout((1, 1, 1), (0, 0, 0)) if atoms is None else algebra.as_layout(atoms)
     laid = join([*laid.modes, *[Layout(1, 0)] * (3 - laid.rank)])
     modes: list[Tiler] = [None] * 3 if tile is None else [*tile] if isinstance(tile, tuple) else [tile]
     if len(modes) > 3 or any(isinstance(mode, tuple) for mode in modes):
-        raise LayoutError("tile is (M,N,K), each an extent, a permutation as (4,4,2):(1,8,4), or '_'")
+        raise LayoutError("tile must be (M,N,K), each an extent, a permutation such as (4,4,2):(1,8,4), or '_'")
     modes += [None] * (3 - len(modes))
     return TiledMma(mma, laid, cast("Any", tuple(modes)))
 
@@ -142,7 +142,7 @@ def _thread_values(operand: Operand, mma: MmaAtom | TiledMma) -> Layout:
 
 
 def _layout_tv(threads: Layout, held: Layout) -> Layout:
-    """Where values of threads lie, for a copy of ``threads`` with ``held`` each: (thread, value) -> coordinate."""
+    """The TV layout of a tiled copy of ``threads`` with ``held`` values each: (thread, value) -> coordinate."""
     inverse = algebra.right_inverse(algebra.raked_product(threads, held))
     return algebra.composition(inverse, column_major((threads.size, held.size)))
 
@@ -150,7 +150,7 @@ def _layout_tv(threads: Layout, held: Layout) -> Layout:
 def _tv(layout: Layout, shape: IntTuple) -> ThreadValues:
     extents = [*map(tuples.product, tuples.modes(as_shape(shape)))]
     if len(extents) != 2:
-        raise LayoutError(f"a tile has two modes, (rows,columns), and {tuples.text(shape)} has {len(extents)}")
+        raise LayoutError(f"{tuples.text(shape)} has {len(extents)} modes; a tile must have two: (rows,columns)")
     return ThreadValues(layout, (extents[0], extents[1]))
 
 

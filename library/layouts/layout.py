@@ -1,4 +1,4 @@
-"""What maps coordinates to indices: a layout, a swizzle, and a layout behind a swizzle."""
+"""Functions from coordinates to indices: layouts, swizzles, and layouts with a swizzle."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gemmill.library.layouts import tuples
 from gemmill.library.layouts.tuples import IntTuple
 
 MOST_CELLS = 32_768
-"""Most coordinates of a layout that are walked or drawn, one by one."""
+"""Most coordinates of a layout that are enumerated or drawn."""
 
 
 class _Modes:
-    """What layouts with and without a swizzle have in common."""
+    """Common properties of layouts with and without a swizzle."""
 
     shape: IntTuple
 
@@ -31,15 +31,15 @@ class _Modes:
 
     @property
     def depth(self) -> int:
-        """How deep its shape is nested."""
+        """The nesting depth of its shape."""
         return tuples.depth(self.shape)
 
     def refuse_many(self, what: str) -> None:
-        """LayoutError where it has more than :data:`MOST_CELLS` coordinates."""
+        """Raise LayoutError if it has more than :data:`MOST_CELLS` coordinates."""
         if self.size > MOST_CELLS:
             raise LayoutError(
-                f"{what} of {self} has {self.size:,} cells, and at most {MOST_CELLS:,} are gone through: take a slice "
-                "of it, as in L(_,0), or a part, as in zipped_divide(L, (64,64))((_,0))"
+                f"{what} of {self} has {self.size:,} cells; the limit is {MOST_CELLS:,}. Use a slice such as L(_,0), "
+                "or a part such as zipped_divide(L, (64,64))((_,0))"
             )
 
 
@@ -57,28 +57,28 @@ class Layout(_Modes):
     def __post_init__(self) -> None:
         if not tuples.congruent(self.shape, self.stride):
             raise LayoutError(
-                f"shape {tuples.text(self.shape)} and stride {tuples.text(self.stride)} are not nested alike: "
-                "each integer of the shape needs its stride"
+                f"shape {tuples.text(self.shape)} and stride {tuples.text(self.stride)} have different nesting; "
+                "pass one stride for each extent"
             )
         if min(tuples.flat(self.shape), default=1) < 1:
-            raise LayoutError(f"shape {tuples.text(self.shape)} has an extent below 1; extents are 1 or more")
+            raise LayoutError(f"shape {tuples.text(self.shape)} has an extent below 1; extents must be at least 1")
         if min(tuples.flat(self.stride), default=0) < 0:
-            raise LayoutError(f"stride {tuples.text(self.stride)} goes backwards; strides are 0 or more here")
+            raise LayoutError(f"stride {tuples.text(self.stride)} is negative; strides must be at least 0")
 
     def __str__(self) -> str:
         return f"{tuples.text(self.shape)}:{tuples.text(self.stride)}"
 
     def __call__(self, coordinate: IntTuple) -> int:
-        """The index of a coordinate, as :func:`tuples.crd2idx`."""
+        """The index of a coordinate; see :func:`tuples.crd2idx`."""
         return tuples.crd2idx(coordinate, self.shape, self.stride)
 
     def __getitem__(self, mode: int) -> Layout:
-        """A mode, as a layout."""
+        """A mode as a layout."""
         return Layout(tuples.modes(self.shape)[mode], tuples.modes(self.stride)[mode])
 
     @cached_property
     def modes(self) -> tuple[Layout, ...]:
-        """All modes, as layouts."""
+        """All modes as layouts."""
         return tuple(self[mode] for mode in range(self.rank))
 
     @property
@@ -88,16 +88,16 @@ class Layout(_Modes):
 
     @property
     def cosize(self) -> int:
-        """One more than the greatest index."""
+        """One more than the largest index."""
         return sum((extent - 1) * stride for extent, stride in self.leaves) + 1
 
 
 @dataclass(frozen=True)
 class Swizzle:
-    """``Sw<B,M,S>``: an index with B bits, which begin at bit M, xored with the B bits that lie S bits above.
+    """``Sw<B,M,S>``: XORs B bits of an index, starting at bit M, with the B bits that are S bits higher.
 
     Raises:
-        LayoutError: the bits would overlap, or reach beyond 32.
+        LayoutError: the two groups of bits overlap, or exceed 32 bits.
     """
 
     bits: int
@@ -106,31 +106,31 @@ class Swizzle:
 
     def __post_init__(self) -> None:
         if abs(self.shift) < self.bits:
-            raise LayoutError(f"{self}: |S| is below B, so that bits would change themselves; |S| is B or more")
+            raise LayoutError(f"{self}: |S| must be at least B, so that the two groups of bits do not overlap")
         if self.bits + self.base + abs(self.shift) > 32:
-            raise LayoutError(f"{self}: B + M + |S| is above 32, the bits of an index")
+            raise LayoutError(f"{self}: B + M + |S| must be at most 32, the bits of an index")
 
     def __str__(self) -> str:
         return f"Sw<{self.bits},{self.base},{self.shift}>"
 
     def __call__(self, index: int) -> int:
-        """The index that takes the place of another; each is the other's."""
+        """The swizzled index. The swizzle is its own inverse."""
         low = self.base + max(-self.shift, 0)
         high = self.base + max(self.shift, 0)
         mask = (1 << self.bits) - 1
-        # Bits at M + S move those at M where S is positive, the other way round where it is negative.
+        # For positive S, bits at M + S change those at M; for negative S, the other way round.
         source, target = (high, self.base) if self.shift >= 0 else (self.base, low)
         return index ^ ((index >> source & mask) << target)
 
     @property
     def size(self) -> int:
-        """The least number of indices, from 0, that it maps to themselves as a whole."""
+        """The smallest range of indices from 0 that the swizzle permutes."""
         return 1 << (self.bits + self.base + abs(self.shift))
 
 
 @dataclass(frozen=True)
 class Composed(_Modes):
-    """``Sw<B,M,S> o offset o layout``: what a layout says, moved, then swizzled."""
+    """``Sw<B,M,S> o offset o layout``: the index of a layout, plus an offset, swizzled."""
 
     swizzle: Swizzle
     offset: int
@@ -145,12 +145,12 @@ class Composed(_Modes):
 
     @property
     def shape(self) -> IntTuple:  # type: ignore[override]
-        """Of the layout inside."""
+        """The shape of the inner layout."""
         return self.inner.shape
 
     @property
     def cosize(self) -> int:
-        """One more than the greatest index; LayoutError where there are too many to look."""
+        """One more than the largest index; LayoutError if there are too many coordinates to enumerate."""
         self.refuse_many("the codomain")
         return max(map(self, range(self.size))) + 1
 
@@ -159,11 +159,11 @@ AnyLayout = Layout | Composed
 
 
 def join(layouts: Iterable[Layout]) -> Layout:
-    """The layout whose modes are these (``make_layout``)."""
+    """The layout with these modes (``make_layout``)."""
     found = [*layouts]
     return Layout(tuple(layout.shape for layout in found), tuple(layout.stride for layout in found))
 
 
 def column_major(shape: IntTuple) -> Layout:
-    """The compact layout of a shape whose leftmost integer varies fastest."""
+    """The compact column-major layout of a shape: the leftmost integer varies fastest."""
     return Layout(shape, tuples.compact(shape))

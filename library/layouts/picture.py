@@ -1,4 +1,4 @@
-"""Values of expressions as tables of cells, and as what JSON holds."""
+"""Values of expressions as tables of cells, and as JSON."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from gemmill.library.layouts.tiled import MODES, Owner, TiledMma
 from gemmill.library.layouts.values import ThreadValues, Value
 
 _PLACES: dict[Operand, tuple[int, int]] = {"A": (1, 0), "B": (0, 1), "C": (1, 1)}
-"""As in D = A B: A at the left of C, B above."""
+"""The places of operands in a picture of D = A B: A left of C, B above C."""
 
 
 def picture(value: Value) -> Picture:
-    """A value as tables.
+    """The picture of a value.
 
     Raises:
-        LayoutError: it has none, or too many cells.
+        LayoutError: the value has no picture, or too many cells.
     """
     return Picture(title(value), tuple(grids(value)))
 
 
 def title(value: Value) -> str:
-    """The line above everything: the value as the language writes it."""
+    """The title of a picture: the text of the value in the language."""
     return values.text(value)
 
 
 def has_picture(value: Value) -> bool:
-    """Whether a value is more than its line of text."""
+    """Whether a value has a picture."""
     return isinstance(value, Layout | Composed | MmaAtom | TiledMma | CopyAtom | ThreadValues)
 
 
 def grids(value: Value) -> list[Grid]:
-    """The tables of a value: the indices of a layout, who holds what of an atom.
+    """The tables of a value: the indices of a layout, or the owners of the elements of an atom.
 
     Raises:
-        LayoutError: as :func:`picture`.
+        LayoutError: as for :func:`picture`.
     """
     match value:
         case Layout() | Composed():
@@ -56,13 +56,13 @@ def grids(value: Value) -> list[Grid]:
             _refuse_many(value)
             return [_operand(value, operand) for operand in _PLACES]
         case Swizzle():
-            raise LayoutError(f"{value} has no picture: compose it with a layout, as in {value} o (8,64):(64,1)")
+            raise LayoutError(f"{value} has no picture; compose it with a layout, for example {value} o (8,64):(64,1)")
         case _:
-            raise LayoutError(f"{values.text(value)} has no picture: its text is all there is")
+            raise LayoutError(f"{values.text(value)} has no picture; only layouts and atoms have one")
 
 
 def _indices(layout: AnyLayout) -> Grid:
-    """Indices at coordinates: one row of a layout of one mode, the first mode down and the others across else."""
+    """The indices of a layout: one row for a layout of one mode; otherwise the first mode down, the others across."""
     layout.refuse_many("a table")
     modes = tuples.modes(layout.shape)
     rows = tuples.product(modes[0]) if len(modes) > 1 else 1
@@ -77,7 +77,7 @@ def _strings(rows: list[list[int]]) -> tuple[tuple[str, ...], ...]:
 
 
 def _grid(name: str, owners: dict[int, list[Owner]], rows: int, columns: int, place: tuple[int, int]) -> Grid:
-    """Each cell with its first owner, coloured by thread; what nobody holds is empty."""
+    """Each cell with its first owner, coloured by thread; cells without an owner are empty."""
     cells, shades = [], []
     for row in range(rows):
         first = [next(iter(owners.get(row + column * rows, ())), None) for column in range(columns)]
@@ -87,7 +87,7 @@ def _grid(name: str, owners: dict[int, list[Owner]], rows: int, columns: int, pl
 
 
 def _owners(layout: Layout) -> dict[int, list[Owner]]:
-    """Who holds each coordinate of a layout (thread, value)."""
+    """The owners of each coordinate of a layout (thread, value) -> coordinate."""
     layout.refuse_many("a table of (thread, value)")
     found: dict[int, list[Owner]] = {}
     threads = [layout[0](thread) for thread in range(layout[0].size)]
@@ -105,7 +105,7 @@ def _held(layout: Layout, shape: tuple[int, int]) -> Grid:
 
 
 def _copied(side: str, layout: Layout, copy: CopyAtom, number: int) -> Grid:
-    """A side of a copy: a row for each 128 bits, of elements or bits."""
+    """One side of a copy, with a row for each 128 bits, in elements or bits."""
     columns = min(max(1, 128 // copy.bits), layout.cosize)
     rows = -(-layout.cosize // columns)
     owners = {where // columns + where % columns * rows: who for where, who in _owners(layout).items()}
@@ -118,8 +118,8 @@ def _refuse_many(mma: TiledMma) -> None:
         cells = mma.shape_mnk[rows] * mma.shape_mnk[columns]
         if cells > MOST_CELLS:
             raise LayoutError(
-                f"operand {operand} of {mma} has {cells:,} cells, and at most {MOST_CELLS:,} are drawn: name a smaller "
-                "tile, or ask for get_layoutC_TV and the like"
+                f"operand {operand} of {mma} has {cells:,} cells; the limit is {MOST_CELLS:,}. Use a smaller tile, or "
+                f"get_layout{operand}_TV"
             )
 
 
@@ -127,7 +127,7 @@ _DOWN_ACROSS: dict[Operand, str] = {"A": "M down, K across", "B": "K down, N acr
 
 
 def _operand(mma: TiledMma, operand: Operand) -> Grid:
-    """An operand; B with K down, so that its columns are those of C."""
+    """The table of an operand. B has K down, so that its columns align with those of C."""
     rows, columns = (mma.shape_mnk[mode] for mode in MODES[operand])
     owners = mma.owners(operand)
     if operand == "B":
@@ -137,11 +137,11 @@ def _operand(mma: TiledMma, operand: Operand) -> Grid:
     if not is_whole(mma.fragments(operand)[0][0]):
         return found
     cells = tuple(tuple(cell[cell.index("V") :] for cell in row) for row in found.cells)
-    return replace(found, title=f"{found.title}; in shared memory, seen by all threads", cells=cells)
+    return replace(found, title=f"{found.title}; in shared memory, accessed by all threads", cells=cells)
 
 
 def facts(value: Value) -> dict[str, Any]:
-    """What JSON says of a value but for its tables."""
+    """The JSON of a value without its tables."""
     description: dict[str, Any] = {"kind": _kind(value), "text": values.text(value)}
     match value:
         case Layout():

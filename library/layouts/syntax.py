@@ -1,10 +1,11 @@
-"""The text of an expression of layouts as a tree: ``composition((8,(2,2)):(2,(1,16)), 4:1) o 2:1``.
+"""The parser of layout expressions such as ``composition((8,(2,2)):(2,(1,16)), 4:1) o 2:1``.
 
     expression := term { "o" term }
     term       := primary [ ":" primary ] { "(" [ expression { "," expression } ] ")" }
     primary    := integer | "_" | name [ "<" primary { "," primary } ">" ] | "(" [ expression { "," expression } ] ")"
 
-Parentheses around integers make a tuple, of one as of many, as CuTe prints it; around anything else, one groups.
+Parentheses around integers make a tuple, even of one integer, as CuTe prints it. Around a single other expression they
+only group.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gemmill.library.errors import LayoutError
 
 MOST_CHARACTERS = 4_000
 MOST_NESTED = 40
-"""How deep parentheses are nested, at most."""
+"""Most levels of nested brackets."""
 _MOST_DIGITS = 18
 
 
@@ -46,11 +47,11 @@ class Tuple:
 
 @dataclass(frozen=True)
 class Name:
-    """A function, an atom, or what CUTLASS has as a template."""
+    """The name of a function, an atom, or a CUTLASS template."""
 
     name: str
     parameters: tuple[Node, ...] | None
-    """What stands between angle brackets; None without any."""
+    """The arguments in angle brackets; None without brackets."""
     column: int
 
 
@@ -65,7 +66,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Call:
-    """``f(a,b)``, or a layout at a coordinate."""
+    """``f(a,b)``, or a layout applied to a coordinate."""
 
     called: Node
     arguments: tuple[Node, ...]
@@ -78,7 +79,7 @@ class Composition:
 
     terms: tuple[Node, ...]
     column: int
-    """Of the first ``o``."""
+    """The column of the first ``o``."""
 
 
 Node: TypeAlias = "Number | Everything | Tuple | Name | Pair | Call | Composition"
@@ -102,11 +103,11 @@ def _tokens(text: str) -> list[_Token]:
         if not (token := _TOKEN.match(text, end)):
             column = end + len(text[end:]) - len(text[end:].lstrip())
             raise LayoutError(
-                f"{text[column]!r} is nothing here; there are integers, names, '_', 'o' and ( ) , : < >", column
+                f"{text[column]!r} is not allowed here; use integers, names, '_', 'o' and ( ) , : < >", column
             )
         kind = token.lastgroup or ""
         if kind == "number" and len(token[kind]) > _MOST_DIGITS:
-            raise LayoutError(f"an integer has at most {_MOST_DIGITS} digits", token.start(kind))
+            raise LayoutError(f"an integer must have at most {_MOST_DIGITS} digits", token.start(kind))
         found.append(_Token(kind, token[kind], token.start(kind)))
         end = token.end()
     return [*found, _Token("end", "", len(text.rstrip()))]
@@ -123,7 +124,7 @@ class _Parser:
         return self.tokens[self.at]
 
     def take(self, mark: str) -> _Token | None:
-        """The next token, if it is this one; then the one behind it is next."""
+        """The next token, which is consumed, if it is ``mark``; otherwise None."""
         token = self.next
         if token.kind in ("mark", "name") and token.text == mark:
             self.at += 1
@@ -134,7 +135,7 @@ class _Parser:
         if not self.take(mark):
             text = self.next.text or "the end"
             raise LayoutError(
-                f"{text!r} where {mark!r} or ',' belongs: {opened.text!r} at column {opened.column + 1} is still open",
+                f"{text!r} instead of {mark!r} or ',': {opened.text!r} at column {opened.column + 1} is not closed",
                 self.next.column,
             )
 
@@ -155,15 +156,15 @@ class _Parser:
         return found
 
     def listed(self, opened: _Token, closing: str) -> tuple[Node, ...]:
-        """Expressions between brackets, of which the opening one was taken."""
+        """The expressions between brackets, after the opening bracket was consumed."""
         self.nested += 1
         if self.nested > MOST_NESTED:
-            raise LayoutError(f"brackets are nested at most {MOST_NESTED} deep", opened.column)
+            raise LayoutError(f"brackets are nested more than {MOST_NESTED} deep", opened.column)
         items: list[Node] = []
         while not self.take(closing):
             if items:
                 self.expect(",", opened)
-                if self.take(closing):  # behind a comma, as Python writes a tuple of one
+                if self.take(closing):  # after a comma, as in Python's tuple of one item
                     break
             items.append(self.expression())
             if self.next.text not in (",", closing):
@@ -185,23 +186,25 @@ class _Parser:
             items = self.listed(token, ")")
             one = items[0] if len(items) == 1 else None
             return one if isinstance(one, Pair | Call | Composition | Name) else Tuple(items, token.column)
-        subject = f"{token.text!r} is in the place of" if token.text else "the text ends before"
-        raise LayoutError(f"{subject} a layout, as in (4,2):(2,1), an integer, a tuple or a name", token.column)
+        subject = f"found {token.text!r}" if token.text else "the text ends"
+        raise LayoutError(
+            f"{subject}; expected a layout such as (4,2):(2,1), an integer, a tuple or a name", token.column
+        )
 
 
 def parse(text: str) -> Node:
-    """The tree of an expression.
+    """Parse an expression.
 
     Raises:
-        LayoutError: the text is none; the column says where.
+        LayoutError: the text is not an expression; the column points at the error.
     """
     if len(text) > MOST_CHARACTERS:
-        raise LayoutError(f"the text has {len(text):,} characters; at most {MOST_CHARACTERS:,} are read", 0)
+        raise LayoutError(f"the text has {len(text):,} characters; the limit is {MOST_CHARACTERS:,}", 0)
     parser = _Parser(text)
     tree = parser.expression()
     if parser.next.kind != "end":
         raise LayoutError(
-            f"{parser.next.text!r} follows a whole expression; 'o' composes two, ',' stands between arguments",
+            f"{parser.next.text!r} follows a complete expression; write 'o' between layouts, or ',' between arguments",
             parser.next.column,
         )
     return tree

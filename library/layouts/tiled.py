@@ -1,4 +1,4 @@
-"""Tiled MMAs: an atom repeated over threads and values, and the order in which M, N and K are taken."""
+"""Tiled MMAs: an atom repeated over threads and values, with optional permutations of M, N and K."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from gemmill.library.layouts.atoms import MmaAtom, Operand, is_whole
 from gemmill.library.layouts.layout import Layout, column_major, join
 
 MODES: Mapping[Operand, tuple[int, int]] = {"A": (0, 2), "B": (1, 2), "C": (0, 1)}
-"""Which of M, N and K the rows and the columns of an operand are."""
+"""The indices in (M, N, K) of the rows and of the columns of each operand."""
 
 
 @dataclass(frozen=True, order=True)
 class Owner:
-    """Who holds an element."""
+    """The thread and value that hold an element."""
 
     thread: int
     value: int
@@ -39,23 +39,24 @@ class TiledMma:
     """``make_tiled_mma(atom, layout of atoms, tile)``.
 
     Raises:
-        LayoutError: the layout of atoms has more than three modes, or a tile is no multiple of what the atoms take.
+        LayoutError: the layout of atoms does not have three modes, or a tile is not a multiple of the atoms' extent.
     """
 
     atom: MmaAtom
     atoms: Layout
-    """Where copies of the atom lie in M, N and K."""
+    """The layout of copies of the atom along M, N and K."""
     tile: tuple[int | Layout | None, int | Layout | None, int | Layout | None]
-    """Extent in M, N and K, or the permutation of one; None where atoms say it."""
+    """For each of M, N and K an extent or a permutation; None for the extent of the atoms."""
 
     def __post_init__(self) -> None:
         if self.atoms.rank != 3:
-            raise LayoutError(f"atoms lie in M, N and K, and {self.atoms} has {self.atoms.rank} modes; write (M,N,K)")
+            raise LayoutError(f"atoms is {self.atoms} with {self.atoms.rank} modes; it must have three: (M,N,K)")
         for number, given in enumerate(self.tile):
             size = self.core[number] if given is None else as_layout(given).size
             if size % self.core[number]:
                 raise LayoutError(
-                    f"a tile of {size} in {'MNK'[number]} is no multiple of {self.core[number]}, which its atoms take"
+                    f"the tile's {'MNK'[number]} is {size}; it must be a multiple of {self.core[number]}, the extent "
+                    "of its atoms"
                 )
 
     def __str__(self) -> str:
@@ -64,19 +65,19 @@ class TiledMma:
 
     @property
     def core(self) -> tuple[int, ...]:
-        """M, N and K that the atoms take side by side, once."""
+        """M, N and K of the atoms side by side, without repetition."""
         return tuple(extent * mode.size for extent, mode in zip(self.atom.shape_mnk, self.atoms.modes, strict=True))
 
     @property
     def shape_mnk(self) -> tuple[int, ...]:
-        """M, N and K of the whole."""
+        """M, N and K of the tiled MMA."""
         return tuple(
             extent if mode is None else as_layout(mode).size for extent, mode in zip(self.core, self.tile, strict=True)
         )
 
     @cached_property
     def threads(self) -> Layout:
-        """(thread of the atom, atom's m, n, k) -> thread."""
+        """(thread of the atom, m, n, k of the atom) -> thread."""
         return tiled(logical_product, self.atom.thread_ids, self.atoms)
 
     def _permutation(self, mode: int) -> Layout:
@@ -84,8 +85,8 @@ class TiledMma:
         return Layout(self.core[mode], 1) if given is None else as_layout(given)
 
     def fragments(self, operand: Operand) -> Layout:
-        """((thread of the atom, (atom's row, column)), (value of the atom, (rest of rows, of columns))) -> coordinate,
-        rows + columns * number of rows."""
+        """((thread of the atom, (row, column of the atom)), (value of the atom, (remaining rows, columns))) ->
+        coordinate, which is row + column * rows."""
         rows, columns = MODES[operand]
         whole = column_major((self.shape_mnk[rows], self.shape_mnk[columns]))
         permuted = logical_divide(whole, (self._permutation(rows), self._permutation(columns)))
@@ -96,8 +97,10 @@ class TiledMma:
         return join([join([held[0], atoms[0]]), join([held[1], atoms[1]])])
 
     def thread_values(self, operand: Operand) -> Layout:
-        """(thread, value) -> coordinate (``get_layoutC_TV`` and its like). Where the atom's threads leave gaps, those
-        in between are shown as holding what its first thread holds."""
+        """(thread, value) -> coordinate, as ``get_layoutC_TV`` etc. return it.
+
+        If the threads of an atom leave gaps, the threads in between map to the elements of the first one.
+        """
         rows, columns = MODES[operand]
         held = self.fragments(operand)
         of_atoms = {rows: held[0][1][0], columns: held[0][1][1]}
@@ -108,11 +111,11 @@ class TiledMma:
         return join([composition(by_atom, of_thread), held[1]])
 
     def owners(self, operand: Operand) -> dict[int, list[Owner]]:
-        """Who holds the element of each coordinate (row + column * rows), lowest thread first. Of what is in shared
-        memory, where all threads see all, thread 0 of each atom.
+        """The owners of the element at each coordinate (row + column * rows), lowest thread first. For an operand in
+        shared memory, which all threads access, thread 0 of each atom.
 
         Raises:
-            LayoutError: there are too many.
+            LayoutError: there are too many elements.
         """
         rows, columns = MODES[operand]
         (other,) = {0, 1, 2} - {rows, columns}

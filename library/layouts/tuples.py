@@ -1,4 +1,4 @@
-"""Nested tuples of integers: shapes, strides and coordinates of layouts, in CuTe's words (``IntTuple``)."""
+"""Nested tuples of integers (CuTe's ``IntTuple``): shapes, strides and coordinates of layouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IntTuple: TypeAlias = "int | tuple[IntTuple, ...]"
 
 
 def text(value: IntTuple) -> str:
-    """As CuTe prints it: ``(4,(2,2))``."""
+    """The text of a tuple as CuTe prints it, such as ``(4,(2,2))``."""
     return str(value) if isinstance(value, int) else f"({','.join(map(text, value))})"
 
 
@@ -27,22 +27,22 @@ def product(value: IntTuple) -> int:
 
 
 def rank(value: IntTuple) -> int:
-    """The number of modes; 1 of an integer."""
+    """The number of modes; 1 for an integer."""
     return 1 if isinstance(value, int) else len(value)
 
 
 def depth(value: IntTuple) -> int:
-    """How deep tuples are nested; 0 of an integer."""
+    """The depth of nesting; 0 for an integer."""
     return 0 if isinstance(value, int) else 1 + max(map(depth, value), default=0)
 
 
 def modes(value: IntTuple) -> tuple[IntTuple, ...]:
-    """The modes at the top; an integer is its own one."""
+    """The top-level modes; an integer is its own only mode."""
     return (value,) if isinstance(value, int) else value
 
 
 def congruent(a: IntTuple, b: IntTuple) -> bool:
-    """Whether two are nested alike."""
+    """Whether two tuples have the same nesting."""
     if isinstance(a, int) or isinstance(b, int):
         return isinstance(a, int) and isinstance(b, int)
     return len(a) == len(b) and all(map(congruent, a, b))
@@ -63,15 +63,16 @@ def compact(shape: IntTuple, first: int = 1) -> IntTuple:
 
 
 def crd2idx(coordinate: IntTuple, shape: IntTuple, stride: IntTuple) -> int:
-    """The index of a coordinate: an integer counts through a mode column by column, a tuple has one for each mode.
+    """The index of a coordinate. An integer counts through a mode in column-major order; a tuple has an item per mode.
 
     Raises:
-        LayoutError: the coordinate is nested deeper than the shape, or lies outside of it.
+        LayoutError: the coordinate is nested deeper than the shape, or is outside the shape.
     """
     if isinstance(coordinate, int):
         if not 0 <= coordinate < product(shape):
             raise LayoutError(
-                f"{coordinate} is no coordinate of a mode of shape {text(shape)}; those are 0 to {product(shape) - 1}"
+                f"coordinate {coordinate} is outside a mode of shape {text(shape)}; it must be from 0 to "
+                f"{product(shape) - 1}"
             )
         of_leaves = zip(flat(shape), flat(stride), strict=True)
         index = 0
@@ -81,8 +82,8 @@ def crd2idx(coordinate: IntTuple, shape: IntTuple, stride: IntTuple) -> int:
         return index
     if isinstance(shape, int) or isinstance(stride, int) or len(coordinate) != len(shape):
         raise LayoutError(
-            f"{text(coordinate)} has {_modes(coordinate)}, and shape {text(shape)} has "
-            f"{'none inside' if isinstance(shape, int) else rank(shape)}; give one for each mode, or an integer"
+            f"coordinate {text(coordinate)} has {_modes(coordinate)}, but shape {text(shape)} has "
+            f"{'no nested modes' if isinstance(shape, int) else rank(shape)}; pass one value per mode, or an integer"
         )
     return sum(map(crd2idx, coordinate, shape, stride))
 
@@ -92,14 +93,16 @@ def _modes(value: tuple[IntTuple, ...]) -> str:
 
 
 def idx2crd(index: IntTuple, shape: IntTuple) -> IntTuple:
-    """The coordinate, congruent with a shape, of an index that counts column by column; of a tuple, mode by mode.
+    """The coordinate, congruent with a shape, of an index in column-major order; mode by mode for a tuple.
 
     Raises:
-        LayoutError: as :func:`crd2idx`.
+        LayoutError: as for :func:`crd2idx`.
     """
     if isinstance(index, int):
         if not 0 <= index < product(shape):
-            raise LayoutError(f"{index} is no index of shape {text(shape)}; those are 0 to {product(shape) - 1}")
+            raise LayoutError(
+                f"index {index} is outside shape {text(shape)}; it must be from 0 to {product(shape) - 1}"
+            )
         if isinstance(shape, int):
             return index
         coordinate = []
@@ -108,11 +111,11 @@ def idx2crd(index: IntTuple, shape: IntTuple) -> IntTuple:
             index //= product(mode)
         return tuple(coordinate)
     if isinstance(shape, int) or len(index) != len(shape):
-        crd2idx(index, shape, compact(shape))  # says what is wrong
+        crd2idx(index, shape, compact(shape))  # raises the error
         raise AssertionError
     return tuple(map(idx2crd, index, shape))
 
 
 def coordinates(shape: IntTuple) -> Iterator[IntTuple]:
-    """Every natural coordinate of a shape, column by column."""
+    """Every natural coordinate of a shape, in column-major order."""
     return (idx2crd(index, shape) for index in range(product(shape)))

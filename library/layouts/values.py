@@ -1,4 +1,4 @@
-"""What expressions of layouts are worth, and what functions take."""
+"""The values of layout expressions, and checks of function arguments."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from gemmill.library.layouts.tuples import IntTuple
 
 @dataclass(frozen=True)
 class ThreadValues:
-    """Who holds what of a tile: the inverse of a layout (thread, value) -> coordinate.
+    """Which thread holds which element of a tile: the inverse of a layout (thread, value) -> coordinate.
 
     Raises:
-        LayoutError: the layout has not two modes, or leaves the tile.
+        LayoutError: the layout does not have two modes, or exceeds the tile.
     """
 
     layout: Layout
     shape: tuple[int, int]
-    """Rows and columns of the tile; a coordinate is row + column * rows."""
+    """Rows and columns of the tile. A coordinate is row + column * rows."""
 
     def __post_init__(self) -> None:
         if self.layout.rank != 2:
-            raise LayoutError(f"{self.layout} has {self.layout.rank} modes, and a TV layout two: (thread, value)")
+            raise LayoutError(f"{self.layout} has {self.layout.rank} modes; a TV layout must have two: (thread, value)")
         if self.layout.cosize > self.shape[0] * self.shape[1]:
             raise LayoutError(
-                f"{self.layout} reaches coordinate {self.layout.cosize - 1}, and a tile of {self.shape[0]}x"
-                f"{self.shape[1]} ends at {self.shape[0] * self.shape[1] - 1}: name a larger tile"
+                f"{self.layout} reaches coordinate {self.layout.cosize - 1}, but a tile of {self.shape[0]}x"
+                f"{self.shape[1]} ends at {self.shape[0] * self.shape[1] - 1}; pass a larger tile"
             )
 
     def __str__(self) -> str:
@@ -45,25 +45,25 @@ Value: TypeAlias = (
 Kind: TypeAlias = Literal[
     "integer", "integers", "coordinate", "layout", "swizzled", "outer", "tiler", "atom", "mma", "copy", "any"
 ]
-"""What a parameter takes: ``swizzled`` is a layout with or without a swizzle, ``outer`` that or a swizzle alone."""
+"""The kind of a parameter. ``swizzled``: a layout with or without a swizzle; ``outer``: that or only a swizzle."""
 
 _KINDS_IN_WORDS: dict[Kind, str] = {
     "integer": "an integer",
-    "integers": "an integer or a tuple of integers, as (4,(2,2))",
+    "integers": "an integer or a tuple of integers such as (4,(2,2))",
     "coordinate": "a coordinate: an integer or a tuple of integers",
-    "layout": "a layout, as (4,2):(2,1)",
-    "swizzled": "a layout, as (4,2):(2,1)",
+    "layout": "a layout such as (4,2):(2,1)",
+    "swizzled": "a layout such as (4,2):(2,1)",
     "outer": "a layout or a swizzle",
     "tiler": "a layout, an integer, '_', or a tuple of these",
-    "atom": "an MMA atom, as SM80_16x8x16_F32F16F16F32_TN",
+    "atom": "an MMA atom such as SM80_16x8x16_F32F16F16F32_TN",
     "mma": "an MMA atom or make_tiled_mma(...)",
-    "copy": "a copy atom, as SM75_U32x4_LDSM_N",
+    "copy": "a copy atom such as SM75_U32x4_LDSM_N",
     "any": "a layout, a tuple or an integer",
 }
 
 
 def is_ints(value: object) -> bool:
-    """Whether a value is an integer or a tuple of such."""
+    """Whether a value is an integer or a nested tuple of integers."""
     return isinstance(value, int) or (isinstance(value, tuple) and all(map(is_ints, value)))
 
 
@@ -72,17 +72,17 @@ def _is_tiler(value: object) -> bool:
 
 
 def text(value: Value) -> str:
-    """A value as the language writes it."""
+    """The text of a value in the language."""
     if value is None:
         return "_"
     return f"({','.join(map(text, value))})" if isinstance(value, tuple) else str(value)
 
 
 def checked(value: Value, kind: Kind, parameter: str) -> Any:
-    """A value that a parameter takes.
+    """The value itself, if it has the kind of a parameter.
 
     Raises:
-        LayoutError: it takes none such.
+        LayoutError: it has another kind.
     """
     fits = {
         "integer": isinstance(value, int),
@@ -103,18 +103,18 @@ def checked(value: Value, kind: Kind, parameter: str) -> Any:
     if "layout" in _KINDS_IN_WORDS[kind] and is_ints(value):
         hint = f", did you mean make_layout({text(value)})?"
     elif kind == "layout" and isinstance(value, Composed):
-        hint = ": this one has no result behind a swizzle"
+        hint = "; this function does not support a swizzle"
     elif kind == "atom" and isinstance(value, TiledMma):
-        hint = ", did you mean get_layoutC_TV and its like, which take tiled MMAs?"
-    raise LayoutError(f"{parameter} is {_KINDS_IN_WORDS[kind]}, and {text(value)} is none{hint}")
+        hint = ", did you mean get_layoutA_TV, get_layoutB_TV or get_layoutC_TV?"
+    raise LayoutError(f"{parameter} is {text(value)}; it must be {_KINDS_IN_WORDS[kind]}{hint}")
 
 
 def as_shape(value: IntTuple) -> IntTuple:
-    """A tuple that is a shape: extents of 1 or more.
+    """The value itself, if it is a shape: all extents are at least 1.
 
     Raises:
-        LayoutError: it has an extent below.
+        LayoutError: an extent is less than 1.
     """
     if min(tuples.flat(value), default=1) < 1:
-        raise LayoutError(f"{tuples.text(value)} is no shape: extents are 1 or more")
+        raise LayoutError(f"the shape {tuples.text(value)} has an extent below 1; extents must be at least 1")
     return value

@@ -148,12 +148,12 @@ def test_shared_memory_of_a_warpgroup_is_swizzled_by_rows_of_bytes() -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("SM80_16x8x17_F32F16F16F32_TN", "MxNxK is 16x8x8 or 16x8x16"),
-        ("SM75_16x8x32_S32S8S8S32_TN", "MxNxK is 8x8x16"),
+        ("SM80_16x8x17_F32F16F16F32_TN", "MxNxK must be 16x8x8 or 16x8x16"),
+        ("SM75_16x8x32_S32S8S8S32_TN", "MxNxK must be 8x8x16"),
         ("SM75_16x8x16_F32BF16BF16F32_TN", "SM80_16x8x8 or SM80_16x8x16"),
         ("SM90_64x100x16_F32F16F16_SS", "64xNx16 with N = 8, 16, ..., 256"),
-        ("SM80_16x8x16_F16BF16BF16F16_TN", "sums of BF16 are F32, not F16"),
-        ("SM80_16x8x16_F32F16BF16F32_TN", "none multiplies F16 and BF16"),
+        ("SM80_16x8x16_F16BF16BF16F16_TN", "D is F16; for BF16 it must be F32"),
+        ("SM80_16x8x16_F32F16BF16F32_TN", "F16 x BF16 is not supported"),
     ],
 )
 def test_a_name_of_no_instruction_says_what_there_is(name: str, says: str) -> None:
