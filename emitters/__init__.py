@@ -1,4 +1,4 @@
-"""Configs to CUDA C++: pure functions from a config to text. They know nothing of NVRTC or GPUs."""
+"""Emitters: pure functions from a config to CUDA C++ text. They use neither NVRTC nor a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gemmill.library.files import digest_of, shipped
 
 
 def include_path() -> Path:
-    """The folder that holds ``gemmill/**.cuh``; InstallationError where there is none."""
+    """The folder with ``gemmill/**.cuh``; InstallationError if it is missing."""
     return shipped(Path(__file__).resolve().parent / "include")
 
 

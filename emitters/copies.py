@@ -1,11 +1,13 @@
-"""The kernel that copies operands into aligned memory, in PTX: the driver compiles it where it runs, as machines that
-run packs have no NVRTC, and every WGMMA kernel would have to carry a copy of it otherwise.
+"""The kernel that copies misaligned operands to aligned memory, as PTX.
 
-A thread copies two vectors of 16 bytes, each put together of the two aligned ones that it lies across, by funnel
-shifts. Nothing is read but vectors that hold bytes of the operand. What a row's last vector has behind its end is
-stored with it: rows of a copy are whole lines, of which TMA reads what the operand's extents say.
+The driver compiles the PTX on the target machine, because machines that run packs have no NVRTC; otherwise every WGMMA
+kernel would have to contain the copy kernel.
 
-A launch has up to :data:`JOBS` of these copies, each with CTAs of its own, as :data:`JOB` describes it.
+A thread copies two vectors of 16 bytes. It assembles each from two aligned vectors by funnel shifts, and reads only
+vectors that contain bytes of the operand. The bytes after the end of a row are copied with its last vector: rows of the
+copy are whole lines, and TMA reads only the extents of the operand.
+
+A launch performs up to :data:`JOBS` copies, each with its own CTAs, as described by :data:`JOB`.
 """
 
 from __future__ import annotations
@@ -14,19 +16,19 @@ import struct
 from string import Template
 
 ENTRY = "gemmill_copies"
-"""Name of the kernel."""
+"""Symbol of the kernel."""
 JOBS = 3
-"""Copies that a launch has at most: of A, B and C."""
+"""Most copies of a launch: A, B and C."""
 JOB = struct.Struct("<QQqQqQIIII")
-"""A copy in the kernel's parameters: addresses of the operand and of its copy; bytes from a row to the next, of both;
-from a matrix to the next, of the operand; of a row; how many rows in all, rows of a matrix, and vectors of a row; the
-first of its CTAs. Without rows a copy has no CTAs."""
+"""The parameters of a copy: addresses of the operand and of its copy; bytes between rows of the operand and of the
+copy; bytes between matrices of the operand; bytes of a row; total number of rows, rows of a matrix, vectors of a row;
+index of its first CTA. A copy without rows has no CTAs."""
 THREADS = 128
 """Threads of a CTA."""
 VECTOR = 16
-"""Bytes of what is loaded and stored at once."""
+"""Bytes of a vector, which one instruction loads or stores."""
 _VECTORS = "ab"
-"""The vectors of a thread, as registers are named after them."""
+"""The suffixes of register names for the two vectors of a thread."""
 BLOCK = THREADS * len(_VECTORS)
 """Vectors of a CTA."""
 
@@ -127,7 +129,7 @@ _LOAD = Template("""\
 
 
 def _store(i: str) -> str:
-    """A vector shifted together, by eight bytes, by four, by bits; and stored."""
+    """The code that aligns a vector by shifts of 8 bytes, 4 bytes and bits, and stores it."""
     lines = [f"and.b32 %x, %shift{i}, 8;", f"setp.ne.u32 %eight{i}, %x, 0;"]
     lines += [f"and.b32 %x, %shift{i}, 4;", f"setp.ne.u32 %four{i}, %x, 0;", f"shl.b32 %shift{i}, %shift{i}, 3;"]
     lines += [f"selp.b32 %v{i}{word}, %u{i}{word + 2}, %u{i}{word}, %eight{i};" for word in range(6)]
@@ -138,9 +140,12 @@ def _store(i: str) -> str:
 
 
 def emit_copies(overlaps: bool) -> str:
-    """The PTX of the kernel; ``overlaps``: for sm_90 and later, where a kernel may begin before the one before it in
-    the stream ends (programmatic dependent launch), else from sm_70 on. It takes :data:`JOBS` times :data:`JOB`, for
-    CTAs of :data:`THREADS`, each of which copies :data:`BLOCK` vectors."""
+    """The PTX of the kernel. Its parameters are :data:`JOBS` times :data:`JOB`.
+
+    CTAs have :data:`THREADS` threads and copy :data:`BLOCK` vectors. With ``overlaps`` the kernel is for sm_90 and
+    later and uses programmatic dependent launch: it can start before the previous kernel of the stream ends. Otherwise
+    it is for sm_70 and later.
+    """
 
     def each(template: Template) -> str:
         return "\n".join(template.substitute(i=i, ahead=place * THREADS) for place, i in enumerate(_VECTORS))

@@ -1,5 +1,5 @@
-"""Sources of the kernels that need no TMA: thin instantiations of kernel/{gemv,mma_sync,simt}.cuh, two of which are
-around one PTX instruction."""
+"""Sources of kernels without TMA: instantiations of kernel/{gemv,mma_sync,simt}.cuh. gemv and mma_sync use one MMA
+instruction, which is emitted as PTX."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ struct Atom {
 };
 
 """
-"""Before sm_90 the only f64 MMA is 8 x 8 x 4."""
+"""Before sm_90 the only f64 MMA shape is 8 x 8 x 4."""
 
 _QUADPAIR = Template("""\
 struct Atom {
@@ -108,12 +108,12 @@ struct Atom {
 };
 
 """)
-"""8 x 8 x 4 a quadpair; operands that are not K-major are read as they lie."""
+"""8 x 8 x 4 per quadpair; operands that are not K-major are not transposed."""
 
 _STRIDED = ("pointer", "row_stride", "column_stride", "batch_stride")
-"""Members of ``StridedMatrix``, each of 8 bytes."""
+"""Members of ``StridedMatrix``, 8 bytes each."""
 _SCALARS = {"alpha64": 8, "beta64": 8, "m": 4, "n": 4, "k": 4, "batch": 4}
-"""Bytes of what follows the four matrices in ``DirectParams``."""
+"""Sizes in bytes of the members of ``DirectParams`` after the four matrices."""
 
 
 def _offsets() -> dict[str, int]:
@@ -145,7 +145,7 @@ def launch_spec(plan: DirectPlan) -> LaunchSpec:
 
 
 def constants(launch: LaunchSpec) -> dict[str, int]:
-    """What the kernel must export, by name: ``gemmill::DirectSpec``."""
+    """The constants that the kernel must export, by name (``gemmill::DirectSpec``)."""
     return {
         "threads": launch.threads,
         "shared_bytes": launch.shared_bytes,
@@ -183,7 +183,7 @@ def text(plan: DirectPlan, launch: LaunchSpec) -> str:
 
 
 def _instance(plan: DirectPlan) -> tuple[str, str, str, str]:
-    """The header with the class template, its name, the instruction, members of the kernel's ``Config``."""
+    """The header of the class template, its name, the MMA instruction, and members of the kernel's ``Config``."""
     atom = "  using Atom = ::Atom;\n"
     match plan:
         case GemvPlan():
@@ -197,7 +197,7 @@ def _instance(plan: DirectPlan) -> tuple[str, str, str, str]:
 
 
 def _mma_atom(config: GemmConfig) -> str:
-    """``struct Atom``: 16 x 8 x 32 bytes, on sm_70 8 x 8 x 4 elements (PTX ISA, "mma")."""
+    """``struct Atom``: 16 x 8 x 32 bytes; on sm_70, 8 x 8 x 4 elements (PTX ISA, "mma")."""
     if config.target.capability < (8, 0):
         along_mn = config.a.major == "mn", config.b.major == "mn"
         return _QUADPAIR.substitute(a="col" if along_mn[0] else "row", b="row" if along_mn[1] else "col")

@@ -1,4 +1,4 @@
-"""A config to the CUDA C++ of its kernel, with everything the compiler checks and the launcher needs."""
+"""Emission of a config's kernel as CUDA C++, with the constants that are checked and the facts for the launcher."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gemmill.library.launch import LaunchSpec
 from gemmill.library.legality.rules import broken
 
 DEFINES: tuple[str, ...] = ("NDEBUG",)
-"""Macros the headers need: an ``assert`` makes ptxas serialise WGMMA."""
+"""Macros that the headers need. Without NDEBUG, an ``assert`` makes ptxas serialise WGMMA."""
 
 
 @dataclass(frozen=True)
 class EmittedSource:
-    """The source of one kernel. Equal configs and headers give equal text, byte for byte."""
+    """The source of one kernel. Equal configs and headers give identical text."""
 
     name: str
     """Kernel name."""
@@ -31,15 +31,16 @@ class EmittedSource:
     entry: str
     """``extern "C"`` symbol of the kernel."""
     constants: Mapping[str, int]
-    """The facts that the kernel exports, as an array of ``gemmill::Fact`` called ``ENTRY_spec``, by name."""
+    """The constants that the kernel exports by name, in an array of ``gemmill::Fact`` with the symbol
+    ``ENTRY_spec``."""
     launch: LaunchSpec
     headers_digest: str
-    """SHA-256 of the headers the text includes."""
+    """SHA-256 of the headers that the text includes."""
     chain: int = 0
-    """Multiply-adds by one register that its machine code issues together (``runtime/compile/patch/sass.py``); 0: as
-    ptxas has it."""
+    """Multiply-adds by one register that the machine code issues in sequence (``runtime/compile/patch/sass.py``); 0
+    keeps ptxas's order."""
     is_edited: bool = False
-    """Whether somebody edited the text (:mod:`gemmill.emitters.edited_page`); the name then tells of it."""
+    """Whether a user edited the text (:mod:`gemmill.emitters.edited_page`); the name then has a digest."""
 
     @property
     def digest(self) -> str:
@@ -48,16 +49,16 @@ class EmittedSource:
 
 
 class Emitter(Protocol):
-    """What a kernel family's module offers. All three are pure, and are called for legal configs only."""
+    """The interface of a kernel family's emitter: three pure functions, which are called only for legal configs."""
 
     def launch_spec(self, plan: Any) -> LaunchSpec:
         """The launch facts of the kernel."""
 
     def constants(self, launch: LaunchSpec) -> dict[str, int]:
-        """What the kernel must export, by name."""
+        """The constants that the kernel must export, by name."""
 
     def text(self, plan: Any, launch: LaunchSpec) -> str:
-        """CUDA C++."""
+        """The CUDA C++ source."""
 
 
 _EMITTERS: Mapping[FamilyName, Emitter] = {
@@ -67,7 +68,7 @@ _EMITTERS: Mapping[FamilyName, Emitter] = {
 
 
 def emit(config: GemmConfig) -> EmittedSource:
-    """The source of a config's kernel; ConfigError where a field's value or a legality rule refuses the config."""
+    """The source of a config's kernel; ConfigError if a field is invalid or the config breaks a legality rule."""
     name = kernel_name(config)
     plan = _legal_plan(name)
     emitter = _EMITTERS[plan.config.family]
@@ -84,7 +85,7 @@ def emit(config: GemmConfig) -> EmittedSource:
 
 
 def facts(config: GemmConfig) -> tuple[LaunchSpec, Mapping[str, int]]:
-    """The launch facts of a config's kernel, and what it must export; ConfigError as for :func:`emit`."""
+    """The launch facts of a config's kernel and its exported constants; ConfigError as for :func:`emit`."""
     launch = launch_spec(_legal_plan(kernel_name(config)).config)
     return launch, _EMITTERS[config.family].constants(launch)
 
@@ -95,8 +96,8 @@ def launch_spec(config: GemmConfig) -> LaunchSpec:
 
 
 def _legal_plan(name: str) -> KernelPlan:
-    """The plan of the kernel of a name; ConfigError where it is not legal."""
-    config = parse_name(name)  # making a config checks nothing
+    """The plan of the kernel of a name; ConfigError if it is not legal."""
+    config = parse_name(name)  # checks field values, which the constructor of a config does not
     if findings := broken(config):
         raise ConfigError(f"{name}: " + "; ".join(f"[{rule.id}] {finding}" for rule, finding in findings))
     return plan_of(config)

@@ -1,4 +1,4 @@
-"""What kernels have besides whose CTAs sum slices of K: a scheduler, parameters, constants, a second kernel."""
+"""The additional source of kernels whose CTAs share K: scheduler, parameters, constants, and the second kernel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _SCHEDULERS = {
 }
 
 PARAMETERS = ("partials", "flags", "c_pointer", "c_stride", "c_batch_stride")
-"""What ``gemmill::PartialParams`` adds to ``GemmParams``, 8 bytes each; ``gemmill::SplitKParams`` adds ``splits``."""
+"""The members that ``gemmill::PartialParams`` adds to ``GemmParams``, 8 bytes each; ``gemmill::SplitKParams`` also adds
+``splits``."""
 
 _REDUCTION = Template("""
 struct ReductionConfig {
@@ -42,24 +43,24 @@ $entry(__grid_constant__ Kernel::Params const params) {
 
 
 def scheduler(config: GemmConfig) -> str:
-    """The C++ scheduler of a config, as a template over order and tile K."""
+    """The C++ scheduler of a config, a template of the order and tile K."""
     return _SCHEDULERS[config.scheduler.decomposition].format(splits=config.scheduler.splits)
 
 
 def parameters(config: GemmConfig) -> tuple[str, ...]:
-    """The parameters, of up to 8 bytes each, of a kernel whose CTAs leave partial sums in a workspace."""
+    """The additional parameters, of up to 8 bytes each, of a kernel whose CTAs store partial sums in a workspace."""
     return (*PARAMETERS, "splits") if decomposition_of(config).has_second_kernel else PARAMETERS
 
 
 def spec(config: GemmConfig) -> tuple[str, str]:
-    """The type and the value in C++ of what such a kernel exports."""
+    """The C++ type and value of the constants that such a kernel exports."""
     if decomposition_of(config).has_second_kernel:
         return "gemmill::SplitKSpec", "Kernel::splitk_spec<Reduction>()"
     return "gemmill::DecompositionSpec", "Kernel::decomposition_spec<gemmill::NoReduction>()"
 
 
 def k_decomposition(plan: WgmmaPlan, entry: str) -> KDecomposition | None:
-    """What the launcher of a kernel with this entry must know; None where one CTA or cluster sums all of K."""
+    """The launch facts of a kernel whose CTAs share K; None if one CTA or cluster sums all of K."""
     split = plan.has_second_kernel
     if not decomposition_of(plan.config).has_workspace:
         return None
@@ -79,8 +80,8 @@ def k_decomposition(plan: WgmmaPlan, entry: str) -> KDecomposition | None:
 
 
 def constants(shared: KDecomposition, offsets: dict[str, int]) -> dict[str, int]:
-    """What the kernel must export besides its ``KernelSpec``, by name: ``gemmill::DecompositionSpec``, or
-    ``gemmill::SplitKSpec``."""
+    """The constants that the kernel must export in addition to its ``KernelSpec``, by name
+    (``gemmill::DecompositionSpec`` or ``gemmill::SplitKSpec``)."""
     reduction = shared.reduction
     return {
         **{f"offset_{name}": offsets[name] for name in (*PARAMETERS, "splits") if name in offsets},

@@ -1,7 +1,7 @@
-"""The source of the kernel of a peak rate: a thin instantiation of kernel/peak_rate.cuh around one WGMMA instruction.
+"""The source of kernels that measure a peak rate: instantiations of kernel/peak_rate.cuh with one WGMMA instruction.
 
-A peak rate is no GEMM, so no manifest can declare one. It is what is left of a GEMM's kernel without loads and stores,
-so the config of that GEMM says what it is made of.
+Such a kernel is a GEMM kernel without loads and stores. Manifests cannot declare it; the config of that GEMM kernel
+defines its instruction and tile.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from gemmill.library.families.wgmma.wgmma_plan import INSTRUCTION_K_BYTES, WARPG
 from gemmill.library.launch import LaunchSpec
 
 MEASURED_DTYPES: tuple[DTypeName, ...] = ("bf16", "f16", "tf32", "e4m3", "s8")
-"""Types of A and B whose instructions differ in rate."""
+"""Types of A and B with different peak rates."""
 
 STAGES = 4
-"""Stages of A and B that lie in shared memory: nearly all of it, so that the data repeats as late as can be."""
+"""Stages of A and B in shared memory. They fill nearly all of it, so that data repeats as late as possible."""
 
 _TEMPLATE = Template("""\
 #include <gemmill/kernel/peak_rate.cuh>
@@ -54,7 +54,7 @@ _PARAMS_BYTES = 32
 
 
 def peak_rate_config(dtype: DTypeName) -> GemmConfig:
-    """The GEMM whose mainloop such a kernel repeats: two warpgroups with 64 x 256 of each tile, K-major operands."""
+    """The config whose main loop such a kernel repeats: K-major operands, two warpgroups with 64 x 256 of each tile."""
     output = default_output(dtype)
     accumulator = default_accumulator(dtype)
     tile_k = 4 * INSTRUCTION_K_BYTES // DTYPES[dtype].bytes
@@ -65,7 +65,7 @@ def peak_rate_config(dtype: DTypeName) -> GemmConfig:
 
 
 def emit_peak_rate(config: GemmConfig) -> EmittedSource:
-    """The source of the kernel of a peak rate of a config that :func:`peak_rate_config` made."""
+    """The source of the peak-rate kernel for a config from :func:`peak_rate_config`."""
     plan = WgmmaPlan(config)
     entry = f"gemmill_peak_rate_{config.a.dtype}"
     launch = LaunchSpec(

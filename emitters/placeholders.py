@@ -1,4 +1,4 @@
-"""What the templates of all families' sources have placeholders for."""
+"""The placeholders that the source templates of all families share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gemmill.library.launch import LaunchSpec
 
 
 def placeholders(config: GemmConfig, launch: LaunchSpec) -> dict[str, object]:
-    """Operands, tile, stages, members made of fields, and symbols, by the names of their placeholders."""
+    """The values of placeholders by name: operands, tile, stages, members generated from fields, and symbols."""
     c = config.c or config.d
     return {
         "summary": f"{config.d.dtype} D = {config.a.dtype} A x {config.b.dtype} B, accumulated in {config.accumulator}",
@@ -34,7 +34,7 @@ def placeholders(config: GemmConfig, launch: LaunchSpec) -> dict[str, object]:
 
 
 def _members(config: GemmConfig) -> Iterator[str]:
-    """Members of the kernel's ``Config`` as the table of fields declares them."""
+    """The members of the kernel's ``Config`` that the table of fields declares."""
     for row in TABLE.values():
         if row.field.cpp:
             yield f"  static constexpr {row.field.cpp.format(str(READERS[row.name](config)).upper())};"

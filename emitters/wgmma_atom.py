@@ -1,7 +1,7 @@
-"""The WGMMA instruction of a config as a C++ struct around one PTX statement.
+"""The WGMMA instruction of a config as a C++ struct with one PTX statement.
 
-CuTe has the same atoms, thousands of them in 77,000 lines: parsing those took a third of a cold compilation and made
-the precompiled header twice as large (docs/performance).
+CuTe has the same atoms, but in 77,000 lines. Parsing them took a third of a cold compilation and doubled the size of
+the precompiled header.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ $operands
 
 
 A_REGISTERS = 4
-"""Registers of a thread that hold 64 x 32 bytes of A."""
+"""Registers of a thread for 64 x 32 bytes of A."""
 _REGISTERS = {"f32": ("float", "f"), "f16": ("uint32_t", "r"), "s32": ("int32_t", "r")}
-"""C++ type and asm constraint of an accumulator register, by accumulator type; f16 accumulators lie there in pairs."""
+"""C++ type and asm constraint of an accumulator register, by accumulator type. A register holds two f16
+accumulators."""
 
 
 def wgmma_atom(plan: WgmmaPlan) -> str:
-    """``struct Atom``: 64 x tile N, or a part of it, x 32 bytes of K (PTX ISA, "wgmma.mma_async").
+    """``struct Atom``: 64 x tile N (or a part of it) x 32 bytes of K (PTX ISA, "wgmma.mma_async").
 
-    A and B come from shared memory, but A from registers where :attr:`WgmmaPlan.multiplies_from_registers`; one that is
-    narrower than B has been upconverted.
+    B is in shared memory. A is in shared memory, or in registers if :attr:`WgmmaPlan.multiplies_from_registers`; a
+    narrow A has already been upconverted to the type of B.
     """
     config, from_registers = plan.config, plan.multiplies_from_registers
     words = A_REGISTERS if from_registers else 1
@@ -74,14 +75,14 @@ def wgmma_atom(plan: WgmmaPlan) -> str:
 
 
 def _modifiers(config: GemmConfig) -> tuple[int, ...]:
-    """What follows the predicate: signs of A and B but for integers, and majors of 16-bit operands in shared memory."""
+    """The immediates after the predicate: signs of A and B except for integers, and majors of 16-bit operands."""
     signs = () if config.b.type.is_integer else (1, 1)
     majors = tuple(int(x.major == "mn") for x in (config.a, config.b) if x.type.bits == config.b.type.bits == 16)
     return signs + majors
 
 
 def _wrapped(items: Iterable[str], opening: str, closing: str) -> list[str]:
-    """A comma-separated list in lines that stay below 120 columns with their quotes and indentation."""
+    """A comma-separated list, wrapped so that lines stay below 120 columns with quotes and indentation."""
     return textwrap.wrap(opening + ", ".join(items) + closing, 106, break_long_words=False, break_on_hyphens=False)
 
 

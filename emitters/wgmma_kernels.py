@@ -1,4 +1,4 @@
-"""The source of a TMA + WGMMA kernel: a thin instantiation of kernel/tma_wgmma.cuh."""
+"""The source of TMA + WGMMA kernels: instantiations of kernel/tma_wgmma.cuh."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _SCHEDULERS = {
     "array": "ArrayScheduler<Order, TileK>",
     "nested": "NestedScheduler<Order, TileK>",
 }
-"""The C++ scheduler of each kind of batch but the strided one, whose scheduler depends on the decomposition of K."""
+"""The C++ scheduler by batching. For strided batching, the scheduler depends on the decomposition of K instead."""
 
 _PARAMETERS = {
     **dict.fromkeys(("m", "n", "k", "batch", "batched", "groups_stride"), 4),
@@ -84,17 +84,17 @@ _PARAMETERS = {
     **{f"{x}_scale_{y}": 8 for x in "ab" for y in ("pointer", "stride", "k_stride", "batch_stride")},
     "groups_pointer": 8,
 }
-"""Bytes of each scalar of ``GemmParams``, in their order after the descriptors."""
+"""Size in bytes of each scalar of ``GemmParams`` after the descriptors, in order."""
 
 _NESTED = ("inner", "middle", *(f"{x}_step_{i}" for x in "abcd" for i in range(NESTED_EXTENTS)))
-"""What ``gemmill::NestedParams`` adds to them, 4 bytes each."""
+"""The scalars that ``gemmill::NestedParams`` adds, 4 bytes each."""
 
 _DESCRIPTORS = ("a", "b", "c", "d", "a_tail", "b_tail")
-"""The descriptors of ``GemmParams``, in their order."""
+"""The descriptors of ``GemmParams``, in order."""
 
 
 def _offsets(config: GemmConfig) -> dict[str, int]:
-    """Byte offset of each scalar: naturally aligned, as C++ lays them out."""
+    """The byte offset of each scalar, naturally aligned as in C++."""
     offsets, end = {}, len(_DESCRIPTORS) * TMA_BYTES
     for name, size in _PARAMETERS.items():
         offsets[name] = align_up(end, size)
@@ -104,23 +104,24 @@ def _offsets(config: GemmConfig) -> dict[str, int]:
         added, size = _NESTED, 4
     elif decomposition_of(config).has_workspace:
         added, size = k_decomposition.parameters(config), 8
-    derived = align_up(end, 64)  # as aligned as its descriptors
+    derived = align_up(end, 64)  # the alignment of the descriptors
     offsets |= {name: derived + size * i for i, name in enumerate(added)}
     return offsets
 
 
 def _at(descriptor: str) -> int:
-    """Byte offset of a descriptor of ``GemmParams``."""
+    """The byte offset of a descriptor of ``GemmParams``."""
     return _DESCRIPTORS.index(descriptor) * TMA_BYTES
 
 
 def _boxes(plan: WgmmaPlan, name: InputName) -> Iterator[TmaBox]:
-    """Boxes of an input: one panel, this CTA's slice of its rows; and what these leave of the operand's rows."""
+    """The TMA boxes of A or B: one panel of this CTA's slice of rows, and a box for the remaining rows of the
+    operand."""
     config, operand, span = plan.config, plan.config.inputs[name], plan.swizzle(name)
     mn: Literal["m", "n"] = "m" if name == "a" else "n"
     peers = config.cluster.n if name == "a" else config.cluster.m
     k_major, batching = operand.major == "k", config.scheduler.batching
-    # The rows of a group have neighbours, which boxes reach into, and those of arrays and along K are found otherwise.
+    # Boxes of grouped rows can overlap the next group, and arrays and groups along K use other descriptors.
     cut = k_major and batching in ("strided", "nested", *(("grouped", "masked") if name == "b" else ()))
     rows = config.tile.k if not k_major else config.tile.m if name == "a" else config.tile.n
     box = TmaBox(
@@ -141,7 +142,7 @@ def _boxes(plan: WgmmaPlan, name: InputName) -> Iterator[TmaBox]:
 
 
 def _group_box(plan: WgmmaPlan, operand: Literal["scale", "zero"], offset: int) -> TmaBox:
-    """Box of the scales or zero points of narrow A, (K / group, M): the groups of a stage, the rows of a tile."""
+    """The TMA box of scales or zero points of a narrow A, (K / group, M): the groups of a stage, the rows of a tile."""
     return TmaBox(
         operand=operand,
         dtype=plan.config.b.dtype,
@@ -155,7 +156,7 @@ def _group_box(plan: WgmmaPlan, operand: Literal["scale", "zero"], offset: int) 
 
 
 def _output_boxes(plan: WgmmaPlan) -> Iterator[TmaBox]:
-    """Boxes of C and D, or of the partial sums stored in D's place: one panel of a subtile each."""
+    """The TMA boxes of C and D, or of the partial sums in place of D: one panel of a subtile each."""
     batching = plan.config.scheduler.batching
     anywhere = batching == "array"
     if plan.stored_c:
@@ -166,7 +167,7 @@ def _output_boxes(plan: WgmmaPlan) -> Iterator[TmaBox]:
 
 
 def _staged_box(plan: WgmmaPlan, name: str, staged: Format, offset: int) -> TmaBox:
-    """Box of a matrix of D's shape, whose descriptor lies at an offset in the parameters."""
+    """The TMA box of a matrix with the shape of D. ``offset`` is that of its descriptor in the parameters."""
     return TmaBox(
         operand=name,
         dtype=staged.dtype,
@@ -190,7 +191,7 @@ def launch_spec(plan: WgmmaPlan) -> LaunchSpec:
         if plan.has_zeros:
             boxes.append(_group_box(plan, "zero", params_bytes + TMA_BYTES))
         params_bytes += 2 * TMA_BYTES
-    # KernelParams aligns the epilogue's own parameters so that they begin here, with the descriptors of its matrices.
+    # KernelParams aligns the epilogue's parameters, so they begin here, with the descriptors of its matrices.
     for i, x in enumerate(staged_matrices(config)):
         boxes.append(_staged_box(plan, f"epilogue.{x.name}", Format(x.dtype, x.major), params_bytes + i * TMA_BYTES))
     offsets |= {name: params_bytes + offset for name, offset in epilogue_offsets(config).items()}
@@ -210,7 +211,7 @@ def launch_spec(plan: WgmmaPlan) -> LaunchSpec:
 
 
 def constants(launch: LaunchSpec) -> dict[str, int]:
-    """What the kernel must export, by name: ``gemmill::KernelSpec``."""
+    """The constants that the kernel must export, by name (``gemmill::KernelSpec``)."""
     constants = {
         "threads": launch.threads,
         "shared_bytes": launch.shared_bytes,

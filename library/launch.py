@@ -1,4 +1,4 @@
-"""What a launcher needs to know of a kernel: grid, cluster, shared memory, TMA boxes, parameter layout."""
+"""The launch facts of a kernel: threads, cluster, shared memory, TMA boxes and parameter layout."""
 
 from __future__ import annotations
 
@@ -11,85 +11,87 @@ from gemmill.library.dtypes import DTypeName
 TMA_BYTES = 128
 """Size of a ``CUtensorMap``."""
 NESTED_EXTENTS = 3
-"""Most extents of a batch that a kernel with nested batching takes."""
+"""Most batch extents of a kernel with nested batching."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TmaBox:
     """How one operand's TMA descriptor is encoded (CUDA driver API, ``cuTensorMapEncodeTiled``).
 
-    A descriptor has rank 3: contiguous extent, strided extent, batch; or rank 4. The box is 1 along all extents but the
-    first two.
+    A descriptor has rank 3 (contiguous extent, strided extent, batch) or rank 4. The box is 1 along all extents except
+    the first two.
     """
 
     operand: str
-    """``a``, ``b``, ``c``, ``d``. ``partials``: matrices of partial sums that a split kernel stores, of D's majorness.
-    ``scale`` and ``zero``: of narrow A's groups. ``epilogue.x``: the matrix x of an epilogue's expression."""
+    """``a``, ``b``, ``c``, ``d``. ``partials``: the partial sums of a split-K kernel, which have the major of D.
+    ``scale`` and ``zero``: group scales and zero points of a narrow A. ``epilogue.x``: the matrix x of the epilogue."""
     dtype: DTypeName
     contiguous: Literal["m", "n", "k"]
     """The problem extent that is contiguous in memory."""
     strided: Literal["m", "n", "k"]
     """The other extent."""
     box: tuple[int, int]
-    """Box extents in elements, packed ones in bytes: contiguous, strided."""
+    """Box extents in elements (in bytes for packed types): contiguous, strided."""
     swizzle: int
-    """Swizzle span in bytes; 16 means none."""
+    """Swizzle span in bytes; 16 means no swizzle."""
     offset: int
     """Byte offset of the descriptor in the parameter struct."""
     group: int = 1
-    """How much of the strided extent one element stands for: that of a group where groups share scales."""
+    """Units of the problem extent per element of the strided extent: the group size for group scales, otherwise 1."""
     window: int = 0
-    """Where not 0, the kernel clips boxes at any row, not only at the tensor's last: the strided extent is this many
-    rows, and a third one slides them over the tensor, starting that many rows before it. A box at row ``window - v`` of
-    the window that starts ``i + v`` rows on has rows ``i``, ``i + 1``, …, and TMA clips all but the first ``v``."""
+    """If not 0, the kernel can clip boxes at any row, not only at the end of the tensor. The strided extent then has
+    this many rows, and a third extent slides this window over the tensor, starting ``window`` rows before it. A box at
+    row ``window - v`` of the window at ``i + v`` covers rows ``i``, ``i + 1``, …, and TMA clips all but the first
+    ``v``."""
     part: Literal["", "whole", "tail"] = ""
-    """Boxes that end with the operand, since a row beyond it takes TMA as long as three of its rows, have two
-    descriptors: ``whole`` boxes, of which the strided extent may have none, and the ``tail`` of rows that these leave,
-    if they do. What a cut box leaves of a stage is not written, and nothing that is stored depends on it."""
+    """TMA needs as long for a row beyond an operand as for three rows within it. Boxes therefore end with the operand
+    and have two descriptors: ``whole`` boxes (possibly none along the strided extent), and the ``tail`` for the
+    remaining rows, if any. A smaller box leaves part of a stage unwritten, and no stored result depends on that
+    part."""
     anywhere: bool = False
-    """Whether the matrices lie at addresses that the kernel knows. The descriptor then has rank 4 and begins at address
-    0: its third extent steps 16 bytes, its fourth 2^35."""
+    """Whether the kernel gets the addresses of matrices at run time. The descriptor then has rank 4 and starts at
+    address 0; its third extent has steps of 16 bytes, its fourth of 2^35 bytes."""
 
     def rows(self, strided: int) -> int:
-        """Rows of the box where the operand has so many; 0 where no box is like this."""
+        """Rows of the box if the operand has ``strided`` rows; 0 if there is no such box."""
         rows = self.box[1]
         return {"": rows, "whole": rows if strided >= rows else 0, "tail": strided % rows}[self.part]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """The second kernel of split-K: it adds up partial sums and stores D; it takes the same parameters."""
+    """The second kernel of split-K, which adds partial sums and stores D. It has the same parameters."""
 
     entry: str
     """``extern "C"`` symbol."""
     threads: int
     """Threads of a CTA."""
     vectors: int
-    """Vectors of four neighbours along D's contiguous extent that a CTA computes."""
+    """Vectors of four adjacent elements along D's contiguous extent that a CTA computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KDecomposition:
-    """How CTAs share K of a tile, and the workspace that they leave partial sums in."""
+    """How CTAs share K of a tile, and the workspace for their partial sums."""
 
     name: DecompositionName
     """See :class:`~gemmill.library.config.model.Scheduler`."""
     splits: int = 1
-    """Slices of K of every tile of a launch of ``splitk``; 1 as it is compiled, and for ``stream``, which shares tiles
-    by the size of the grid."""
+    """Slices of K of every tile in a launch of ``splitk``. 1 before a launch sets it, and for ``stream``, which divides
+    work by the size of the grid."""
     tile_k: int
     """K of one step."""
     tile_bytes: int
-    """Bytes of the partial sums of a cluster tile; 0 for ``splitk``, which stores matrices."""
+    """Bytes of the partial sums of a cluster tile; 0 for ``splitk``, which stores whole matrices."""
     tile_flags: int
     """32-bit flags of a cluster tile in the workspace; 0 for ``splitk``."""
     reduction: Reduction | None = None
-    """The second kernel, of ``splitk``."""
+    """The second kernel of ``splitk``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
-    """Launch facts of one kernel, computed in Python and checked against constants that the kernel exports."""
+    """The launch facts of one kernel, computed in Python and checked against constants that the kernel exports."""
 
     entry: str
     """``extern "C"`` symbol."""
@@ -100,11 +102,11 @@ class LaunchSpec:
     cluster_k: int = 1
     """CTAs of a cluster that share K of a tile."""
     shared_bytes: int
-    """Dynamic shared memory."""
+    """Dynamic shared memory in bytes."""
     tile: tuple[int, int]
-    """Extents along M and N of the output tile that the scheduler hands out."""
+    """Extents along M and N of the scheduler's output tiles."""
     k_decomposition: KDecomposition | None = None
-    """None where one CTA, or one cluster, sums all of K for a tile."""
+    """None if one CTA or one cluster sums all of K for a tile."""
     boxes: tuple[TmaBox, ...]
     """TMA descriptors. Those of A and B come first."""
     params_bytes: int
@@ -128,5 +130,5 @@ class LaunchSpec:
 
     @property
     def cluster_ctas(self) -> int:
-        """CTAs of a cluster. The grid is one-dimensional: a multiple of them."""
+        """CTAs of a cluster. The grid is one-dimensional and a multiple of it."""
         return self.cluster[0] * self.cluster[1] * self.cluster_k

@@ -1,7 +1,7 @@
-"""Measurement records: one kernel on one problem, and what a figure needs to be believed.
+"""Measurement records: the time of one kernel on one problem, with the conditions of the measurement.
 
-The profiler appends them, as JSON Lines; the selector and reports read them. What is to be kept and published is packed
-into Parquet (:mod:`gemmill.library.parquet`), which is read alike.
+The profiler appends records as JSON Lines; the selector and reports read them. Published records are packed into
+Parquet (:mod:`gemmill.library.parquet`), which the same functions read.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from gemmill.library.input.lines import MOST_NAMED, Faults, read_lines
 from gemmill.library.problem import MAX_US, MIN_US, GemmProblem, Regime
 
 METHOD = 3
-"""Version of how times are taken, and of what a launch is besides its cubin. A change of operands, rotation, graphs,
-statistics or descriptors raises it, and older records no longer count as measured. (1: candidates had the same
-neighbours in every round. 2: L2 fetched two lines also of rows that begin within sectors.)"""
+"""Version of the method of measurement, including everything about a launch except its cubin. It increases when
+operands, rotation, graphs, statistics or descriptors change; older records then no longer count as measured. (1:
+candidates had the same neighbours in every round. 2: L2 fetched two lines even for rows that begin within sectors.)"""
 
 _DERIVED = ("key", "tflops", "ratio", "joules")
 
 
 class Measurement(Frozen):
-    """What became of one kernel on one problem."""
+    """The measurement of one kernel on one problem."""
 
     kernel: str
-    """Kernel name, or that of a baseline, as ``cublas`` or ``cublaslt-tuned``."""
+    """Kernel name, or the name of a baseline such as ``cublas`` or ``cublaslt-tuned``."""
     slices: int = Field(default=1, ge=1, le=MAX_SLICES)
-    """Slices of K of the launch of a split-K kernel; 1 of others. Names had the number in the past."""
+    """Slices of K of the launch of a split-K kernel; 1 for other kernels."""
     digest: str
-    """SHA-256 of the cubin in hex; empty for baselines, and where there is no cubin."""
+    """SHA-256 of the cubin in hex; empty for baselines, and if there is no cubin."""
     problem: GemmProblem
     gpu: str
     """Name of the GPU as the driver reports it."""
@@ -58,37 +58,37 @@ class Measurement(Frozen):
     time: AwareDatetime = Field(strict=False)
     """When it was measured."""
     sizes: str = ""
-    """Sizes of the problem's groups (library/input/group_sizes.py); empty where it has none."""
+    """Sizes of the problem's groups (library/input/group_sizes.py); empty without groups."""
     run: str = ""
-    """Which sweep it is of, where a file holds several: times of one run compare."""
+    """The sweep of the record, if a file contains several. Times of one run are comparable."""
     chosen: tuple[str, ...] = Field(default=(), strict=False)
-    """What would have taken this kernel for the problem before it was measured: ``selected``, the selector; in the past
-    also ``quick``, its decision trees, and ``heuristics``, nvMatmulHeuristics."""
+    """What would have picked this kernel for the problem before it was measured: ``selected`` (the selector); in older
+    records also ``quick`` (its decision trees) and ``heuristics`` (nvMatmulHeuristics)."""
     holds: Literal["time", "rank", "nothing"] = "time"
-    """What still holds of it where kernels or launches have changed since: its time, its rank among the fastest, or
-    nothing. Models are trained on times, tables of the fastest kernels on ranks as well."""
+    """What is still valid if kernels or launches have changed since: the time, the rank among the fastest kernels, or
+    nothing. Models are trained on times; tables of the fastest kernels also use ranks."""
     stage: Literal["failed", "screen", "final"]
     """``screen``: timed briefly; ``final``: timed again, at length; ``failed``: not timed."""
     us: float | None = Field(default=None, ge=MIN_US, le=MAX_US)
-    """Median time of one launch in microseconds; None where it failed."""
+    """Median time of one launch in microseconds; None if it failed."""
     low_us: float | None = Field(default=None, ge=MIN_US, le=MAX_US)
     """Lower quartile."""
     high_us: float | None = Field(default=None, ge=MIN_US, le=MAX_US)
     """Upper quartile."""
     samples: int = Field(default=0, ge=0)
-    """Replays that median and quartiles are of: one in each round, so many rounds."""
+    """Number of replays in the median and quartiles: one per round."""
     launches: int = Field(default=0, ge=0)
-    """Launches in a replay, of which a sample is the mean; 0 where that was not noted."""
+    """Launches per replay; a sample is their mean. 0 if it was not recorded."""
     regime: Regime = "burst"
-    """How the GPU was kept at work; clocks and power are this kernel's own where it is ``sustained``."""
+    """The load of the GPU. For ``sustained``, clocks and power are those of this kernel alone."""
     baseline_us: float | None = Field(default=None, ge=MIN_US, le=MAX_US)
-    """Median time of PyTorch's cuBLAS, interleaved in the same run; None where it was not timed."""
+    """Median time of PyTorch's cuBLAS, interleaved in the same run; None if it was not timed."""
     verified: bool
     """Whether every element of D was within its bound of a float64 reference."""
     error: float | None = Field(default=None, allow_inf_nan=False)
-    """Largest error in multiples of an element's bound; None where it was not verified, or not finite."""
+    """Largest error in multiples of an element's bound; None if it was not verified or is not finite."""
     says: str = ""
-    """Why it failed."""
+    """Why the measurement failed."""
     sm_mhz: int | None = None
     """SM clock under load."""
     memory_mhz: int | None = None
@@ -98,17 +98,17 @@ class Measurement(Frozen):
     celsius: int | None = None
     """GPU temperature."""
     throttle: tuple[str, ...] = Field(default=(), strict=False)
-    """Reasons for which the clocks were held down."""
+    """Reasons for throttled clocks."""
 
-    @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorated properties
+    @computed_field  # type: ignore[prop-decorator]  # mypy does not support decorated properties
     @property
     def key(self) -> str:
-        """What makes a measurement the same measurement: :func:`measurement_key`."""
+        """The identity of the measurement; see :func:`measurement_key`."""
         return measurement_key(self.digest, self.problem, self.gpu, self.method, self.sizes, self.regime, self.slices)
 
     @property
     def sliced(self) -> SlicedKernel:
-        """The kernel and the slices of K that it was measured in."""
+        """The kernel with its number of slices of K."""
         return SlicedKernel(self.kernel, self.slices)
 
     @computed_field  # type: ignore[prop-decorator]
@@ -119,7 +119,7 @@ class Measurement(Frozen):
 
     @property
     def as_full(self) -> GemmProblem:
-        """The problem, of masked groups only as many rows as are used on average."""
+        """The problem; the capacity of masked groups is reduced to the average number of used rows."""
         return as_full(self.problem, self.sizes)
 
     @computed_field  # type: ignore[prop-decorator]
@@ -131,7 +131,7 @@ class Measurement(Frozen):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def joules(self) -> float | None:
-        """Energy of a launch: watts by its time; None where candidates shared a clock."""
+        """Energy of a launch: power times time; None if candidates alternated and so shared clock and power."""
         if self.regime != "sustained" or self.us is None or self.watts is None:
             return None
         return self.watts * self.us / 1e6
@@ -139,8 +139,8 @@ class Measurement(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _without_derived(cls, data: Any) -> Any:
-        """Derived values are written for those who query the file, and computed anew when it is read. A
-        kernel has its present name, unless another has replaced it: times of that one are none of the other."""
+        """Drop derived values, which are written for queries of the file and recomputed here. Convert former kernel
+        names, except those of kernels that have been replaced, since their times do not apply to the replacement."""
         if not isinstance(data, dict):
             return data
         data = {name: data[name] for name in data if name not in _DERIVED}
@@ -158,29 +158,29 @@ def measurement_key(
     regime: Regime = "burst",
     slices: int = 1,
 ) -> str:
-    """SHA-256 in hex over cubin digest, problem, GPU, method, sizes of groups that are not balanced, a regime other
-    than bursts, and slices of K if there are several: nothing else makes a kernel worth measuring again."""
+    """SHA-256 in hex over cubin digest, problem, GPU, method, group sizes unless balanced, regime unless burst, and
+    slices of K unless 1. A measurement with an equal key need not be repeated."""
     others: list[str | int] = [] if sizes in ("", BALANCED) else [sizes]
     others += [] if regime == "burst" else [regime]
     others += [] if slices == 1 else [slices]
     fields = asdict(problem)
     if problem.expected_rows is None:
-        del fields["expected_rows"]  # as it was before there were any
+        del fields["expected_rows"]  # keeps the keys of records from before this field existed
     text = json.dumps([digest, fields, gpu, method, *others], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_records(path: Path) -> Iterator[Measurement]:
-    """The measurements of a file or a pipe, in its order: JSON Lines, ``.xz`` or not, or ``.parquet``.
+    """The measurements of a file or pipe, in order: JSON Lines, optionally ``.xz``, or ``.parquet``.
 
-    A line that is cut short, as a killed writer leaves it, or no JSON otherwise is skipped, with a word in the log.
+    A line that is not complete JSON, for example because its writer was killed, is skipped with a warning in the log.
 
     Raises:
-        RecordError: the file cannot be read, is larger than can be meant, or lines are no records: the first of them
-            are named, and the others counted, when the sound ones have been yielded.
+        RecordError: the file cannot be read or is too large; or lines are not records. The latter is raised after all
+            valid records; the error lists the first invalid lines and counts the others.
     """
     if path.suffix == ".parquet":
-        from gemmill.library.parquet import read_parquet  # which knows what a measurement is
+        from gemmill.library.parquet import read_parquet  # imported here, because it imports this module
 
         yield from read_parquet(path)
         return

@@ -1,1 +1,1 @@
-"""What is done to each sum before it is stored, as CUDA C++."""
+"""Emission of epilogues as CUDA C++."""

@@ -1,8 +1,8 @@
-"""The source of an epilogue: ``LinearEpilogue``, or a functor emitted from an expression; and how its parameters lie.
+"""The source of an epilogue (``LinearEpilogue``, or a functor emitted from an expression), and its parameter layout.
 
-Every epilogue's parameters begin with alpha and beta; then come an expression's operands, its output matrices and its
-reductions, in that order, each a struct of epilogue/operands.cuh. Before all of them stand the TMA descriptors of the
-matrices that have a major: operands, then outputs.
+The parameters start with the TMA descriptors of matrices with a major: operands, then outputs. Then follow alpha and
+beta, and the expression's operands, output matrices and reductions, in that order, each as a struct of
+epilogue/operands.cuh.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gemmill.library.launch import TMA_BYTES
 from gemmill.library.legality.quantities import align_up
 
 _BYTES: Mapping[Kind, int] = {"scalar": 16, "row": 16, "column": 16, "batch": 16, "matrix": 32}
-"""Bytes of the struct that an operand of each kind is passed in: an address, then a value or strides."""
+"""Size in bytes of the parameter struct of each kind of operand: an address, then a value or strides."""
 
 _TEMPLATE = Template("""\
 // $expression
@@ -82,14 +82,14 @@ static_assert(sizeof(Epilogue::Params) == $bytes, "the host lays out the same me
 
 
 def compute_type(config: GemmConfig) -> DTypeName:
-    """The dtype that a kernel's epilogue computes in: f32; f64 where the sums are; s32 where sums and D are."""
+    """The dtype in which a kernel's epilogue computes: f64 for f64 sums, s32 for a linear s32 D, otherwise f32."""
     if config.accumulator == "f64":
         return "f64"
     return "s32" if config.accumulator == config.d.dtype == "s32" and config.epilogue == LINEAR else "f32"
 
 
 def epilogue_type(config: GemmConfig) -> str:
-    """C++ type of a config's epilogue."""
+    """The C++ type of a config's epilogue."""
     if config.epilogue != LINEAR:
         return "::Epilogue"
     compute = compute_type(config)
@@ -98,10 +98,11 @@ def epilogue_type(config: GemmConfig) -> str:
 
 
 def epilogue_offsets(config: GemmConfig) -> dict[str, int]:
-    """Byte offsets within the epilogue's parameters: of ``epilogue`` itself, ``alpha``, ``beta``, ``epilogue.NAME``.
+    """Byte offsets within the epilogue's parameters of ``epilogue`` itself, ``alpha``, ``beta`` and ``epilogue.NAME``.
 
-    At each of these lies an address; 8 bytes on, of scalars the value for when the address is 0, of matrices the
-    strides along M, N and the batch, of all else the stride along the batch, in elements.
+    At ``epilogue.NAME`` is an address. After it, at 8 bytes, follows for scalars the value that applies if the address
+    is 0; for matrices the strides along M, N and the batch; for other kinds the stride along the batch, all in
+    elements.
     """
     size = DTYPES[compute_type(config)].bytes
     start = TMA_BYTES * len(staged_matrices(config))
@@ -113,26 +114,26 @@ def epilogue_offsets(config: GemmConfig) -> dict[str, int]:
 
 
 def epilogue_bytes(config: GemmConfig) -> int:
-    """Size of the epilogue's parameters."""
+    """The size in bytes of the epilogue's parameters."""
     passed, descriptors = _passed(parse(config.epilogue)), TMA_BYTES * len(staged_matrices(config))
     size = 2 * DTYPES[compute_type(config)].bytes + sum(_BYTES[kind] for _, kind in passed)
     return align_up(descriptors + size, 64) if descriptors else size
 
 
 def staged_matrices(config: GemmConfig) -> list[Operand | Assignment]:
-    """The matrices that have descriptors, in their order: operands, then outputs."""
+    """The matrices with TMA descriptors, in order: operands, then outputs."""
     inputs, outputs = parse(config.epilogue).staged
     return [*inputs, *outputs]
 
 
 class _Parts(NamedTuple):
-    """An epilogue's operands and outputs, by how the functor handles them."""
+    """An epilogue's operands and outputs, grouped by how the functor handles them."""
 
     epilogue: Epilogue
     kinds: Mapping[Kind, Sequence[Operand]]
     """Operands by kind."""
     factors: Sequence[str]
-    """Of alpha and beta, those that are read."""
+    """The ones of alpha and beta that the epilogue reads."""
     inputs: Sequence[Operand]
     """Matrices that TMA loads."""
     outputs: Sequence[Assignment]
@@ -147,27 +148,27 @@ class _Parts(NamedTuple):
 
     @property
     def uniform(self) -> list[Operand]:
-        """What all elements of a matrix have in common."""
+        """Operands with one value for a whole matrix."""
         return [*self.kinds["scalar"], *self.kinds["batch"]]
 
     @property
     def elements(self) -> list[Operand]:
-        """Matrices that are read in place."""
+        """Matrices that threads read without TMA."""
         return [o for o in self.kinds["matrix"] if o not in self.inputs]
 
     @property
     def stores(self) -> list[Assignment]:
-        """Outputs of which each element is stored."""
+        """Outputs with a value per element."""
         return [a for a in self.epilogue.outputs if not a.is_reduction]
 
     @property
     def direct(self) -> list[Assignment]:
-        """Those that are written in place."""
+        """Outputs that threads write without TMA."""
         return [a for a in self.stores if a not in self.outputs]
 
 
 def epilogue_text(config: GemmConfig) -> str:
-    """The functor of an expression, to stand before the config; nothing for ``linear``."""
+    """The source of an expression's functor, which precedes the config; empty for ``linear``."""
     if config.epilogue == LINEAR:
         return ""
     parts = _Parts.of(parse(config.epilogue))
@@ -194,7 +195,7 @@ def epilogue_text(config: GemmConfig) -> str:
 
 
 def _statements(parts: _Parts, config: GemmConfig) -> list[str]:
-    """The body of the functor: a constant for each assignment, then what is kept of them."""
+    """The body of the functor: a constant for each assignment, then the values to store or reduce."""
     epilogue, kinds = parts.epilogue, parts.kinds
     names: dict[str, str] = {x: x for x in ("acc", "c", "gate", "up")}
     names |= {a.name: f"{a.name}_" for a in epilogue.assignments}
@@ -218,7 +219,7 @@ def _statements(parts: _Parts, config: GemmConfig) -> list[str]:
 
 
 def _reduced(parts: _Parts) -> dict[str, object]:
-    """What the functor says of its reductions."""
+    """The placeholders for the functor's reductions."""
     roles = (f"i == {i} ? gemmill::Reduce::{a.role.capitalize()} : " for i, a in enumerate(parts.reductions))
     return {
         "totals": sum(a.kind in ("scalar", "batch") for a in parts.reductions),
@@ -229,7 +230,7 @@ def _reduced(parts: _Parts) -> dict[str, object]:
 
 
 def _structs(parts: _Parts) -> dict[str, str]:
-    """Members of what threads hold: of a matrix, of a row, of a column, of an element."""
+    """The members of the structs that a thread holds per matrix, per row, per column and per element."""
     stores, count = parts.stores, len(parts.reductions)
     reduced = f" Compute reduced[{count}];" if count else ""
     return {
@@ -242,7 +243,7 @@ def _structs(parts: _Parts) -> dict[str, str]:
 
 
 def _loads(parts: _Parts) -> dict[str, str]:
-    """How operands are loaded, and touched beforehand."""
+    """The code that loads operands, and that prefetches them."""
     kinds, elements = parts.kinds, parts.elements
     uniform = (
         *(f"params.{name}" for name in parts.factors),
@@ -268,7 +269,7 @@ def _loads(parts: _Parts) -> dict[str, str]:
 
 
 def _stores(parts: _Parts) -> dict[str, str]:
-    """How outputs are stored in place."""
+    """The code that stores outputs without TMA."""
     two = "gemmill::store_two(params.{0}_, m, n0, n1, end, batch, first.{0}_, second.{0}_);"
     return {
         "store": _block(f"gemmill::store(params.{a.name}_, m, n, batch, extras.{a.name}_);" for a in parts.direct),
@@ -277,19 +278,19 @@ def _stores(parts: _Parts) -> dict[str, str]:
 
 
 def _reductions(epilogue: Epilogue) -> list[Assignment]:
-    """Reductions in the order in which they are passed: of all, of rows, of columns."""
+    """Reductions in the order of their parameters: totals, row reductions, column reductions."""
     order = ("scalar", "batch", "row", "column")
     return sorted((a for a in epilogue.outputs if a.is_reduction), key=lambda a: max(1, order.index(a.kind)))
 
 
 def _members(epilogue: Epilogue) -> list[tuple[str, Kind]]:
-    """What has a struct of its own name."""
+    """Operands and outputs with their own parameter struct: those without a major."""
     stores = [(a.name, a.kind) for a in epilogue.outputs if not a.is_reduction and a.major == "any"]
     return [(o.name, o.kind) for o in epilogue.operands if o.major == "any"] + stores
 
 
 def _passed(epilogue: Epilogue) -> list[tuple[str, Kind]]:
-    """Name and kind of all that is passed, in order."""
+    """Name and kind of every parameter struct, in order."""
     if str(epilogue) == "d = alpha * acc + beta * c":
         return []
     return _members(epilogue) + [(a.name, a.kind) for a in _reductions(epilogue)]
@@ -315,13 +316,13 @@ def _parameters(epilogue: Epilogue) -> str:
 
 
 def _formats(matrices: Iterable[Operand | Assignment]) -> str:
-    """The C++ list of what TMA moves."""
+    """The C++ list of the formats of matrices that TMA moves."""
     formats = (f"gemmill::Format<{DTYPES[x.dtype].cpp}, gemmill::MajorOut::{x.major.upper()}>" for x in matrices)
     return f"gemmill::Formats<{', '.join(formats)}>"
 
 
 def _place(function: str, struct: str, matrices: Iterable[Operand | Assignment]) -> str:
-    """The function that finds matrix i in a struct of values."""
+    """The C++ function that returns the value of matrix i from a struct of values."""
     names = [x.name for x in matrices]
     if not names:
         return ""
@@ -330,19 +331,19 @@ def _place(function: str, struct: str, matrices: Iterable[Operand | Assignment])
 
 
 def _struct(members: Iterable[str]) -> str:
-    """The members of a struct."""
+    """The C++ members of a struct."""
     listed = list(members)
     return f" Compute {', '.join(listed)}; " if listed else ""
 
 
 def _block(statements: Iterable[str]) -> str:
-    """The inside of a function's braces."""
+    """The text between the braces of a C++ function."""
     lines = "".join(f"\n    {statement}" for statement in statements)
     return f"{lines}\n  " if lines else ""
 
 
 def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str], rounded: DTypeName) -> str:
-    """A node in C++, every operator in parentheses; ``rounded``: what its value is on its way to."""
+    """A node as fully parenthesised C++. ``rounded`` is the type to which its value is eventually rounded."""
     match node:
         case Number(value):
             return f"Compute({value!r})"
@@ -351,7 +352,7 @@ def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str], rounde
         case Value(name):
             return names[name]
         case Call("mul"):
-            # What rows have in common is multiplied once a row.
+            # Factors that are constant within a row come first, so that they are multiplied once per row.
             factors = sorted(_factors(node), key=lambda factor: not _precedes_elements(factor))
             first, *others = (_cpp(factor, names, places, rounded) for factor in factors)
             return "(" * len(others) + first + "".join(f" * {text})" for text in others)
@@ -364,7 +365,7 @@ def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str], rounde
 
 
 def _factors(node: Node) -> list[Node]:
-    """What a product, or a product of products, multiplies."""
+    """The factors of a product, including those of nested products."""
     match node:
         case Call("mul", (left, right)):
             return [*_factors(left), *_factors(right)]
@@ -373,7 +374,7 @@ def _factors(node: Node) -> list[Node]:
 
 
 def _precedes_elements(node: Node) -> bool:
-    """Whether all elements of a row have the value in common."""
+    """Whether the value of a node is the same for all elements of a row."""
     match node:
         case Number():
             return True

@@ -1,1 +1,1 @@
-"""How the K of a tile is shared among CTAs: workspace and grid of each way."""
+"""Decompositions of K: how CTAs share the K of a tile, and the resulting workspace and grid."""

@@ -1,8 +1,8 @@
-"""K decompositions: how the CTAs of a kernel share K of an output tile, and where their partial sums meet.
+"""Decompositions of K: how the CTAs of a kernel share K of an output tile, and where they add partial sums.
 
-In the field's words: ``tiles`` is data-parallel; ``splitk`` is split-K whose partial sums a second kernel adds up, in
-as many slices as a launch has; ``stream`` is stream-K (Osama et al., Stream-K, PPoPP 2023); ``cluster`` is split-K
-among the CTAs of a cluster.
+``tiles`` is data-parallel. ``splitk`` is split-K: the launch sets the number of slices, and a second kernel adds the
+partial sums. ``stream`` is stream-K (Osama et al., Stream-K, PPoPP 2023). ``cluster`` is split-K among the CTAs of a
+cluster.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ class Decomposition:
     """How CTAs share K of an output tile."""
 
     splits: range = range(1, 2)
-    """Among how many they can share it, as they are compiled."""
+    """The allowed values of ``scheduler.splits``, which is fixed at compile time."""
     is_data_parallel: bool = False
-    """Whether one CTA sums all of K of a tile."""
+    """Whether one CTA sums all of K for a tile."""
     has_second_kernel: bool = False
-    """Whether a CTA stores partial sums, which a second kernel adds up. One cubin serves any number of slices of K,
-    which is an argument of the launch."""
+    """Whether CTAs store partial sums that a second kernel adds. The number of slices of K is an argument of the
+    launch, so one cubin supports any number."""
     has_shares: bool = False
-    """Whether CTAs take equal shares of all steps in place of tiles, and hand over accumulators in global memory."""
+    """Whether CTAs process equal shares of all K steps instead of tiles, and exchange accumulators in global memory."""
     is_shared_in_clusters: bool = False
-    """Whether the CTAs that share K of a tile are a cluster."""
+    """Whether the CTAs that share K of a tile form a cluster."""
 
     @property
     def has_workspace(self) -> bool:
-        """Whether sums meet in global memory: not where one CTA, or one cluster, sums all of K."""
+        """Whether partial sums go through global memory. They do not if one CTA or one cluster sums all of K."""
         return self.has_second_kernel or self.has_shares
 
 
 MAX_SLICES = 256
-"""Most slices of K of a launch of a split-K kernel."""
+"""Most slices of K in a launch of a split-K kernel."""
 DECOMPOSITIONS: Mapping[DecompositionName, Decomposition] = MappingProxyType(
     {
         "tiles": Decomposition(is_data_parallel=True),
@@ -46,7 +46,7 @@ DECOMPOSITIONS: Mapping[DecompositionName, Decomposition] = MappingProxyType(
         "cluster": Decomposition(range(2, 5), is_shared_in_clusters=True),
     }
 )
-"""By the word of a config's ``scheduler.decomposition``."""
+"""Decompositions by the value of ``scheduler.decomposition``."""
 
 
 def decomposition_of(config: GemmConfig) -> Decomposition:

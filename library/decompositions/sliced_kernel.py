@@ -1,6 +1,6 @@
-"""A kernel and the slices of K of its launch: what is selected, measured, recorded, locked and launched.
+"""A kernel together with the number of slices of K: the unit of selection, measurement, records, locks and launches.
 
-The number of slices is an argument of the launch of split-K kernels, which are compiled, stored and packed once.
+The number of slices is a launch argument of split-K kernels, which are compiled, stored and packed once.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from gemmill.library.errors import ConfigError
 from gemmill.library.input.strict_json import RowError
 
 SLICES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Numbers that are chosen among: each at most half as many again as the one before."""
+"""The numbers of slices that the selector considers. Each is at most 1.5 times the next smaller one, from 2 on."""
 
 
 class SlicedKernel(NamedTuple):
-    """A kernel and the slices of K of its launch."""
+    """A kernel and the number of slices of K of its launch."""
 
     name: str
     """Kernel name."""
     slices: int = 1
-    """Slices of K; 1 of all but split-K kernels."""
+    """Slices of K; 1 except for split-K kernels."""
 
     def __str__(self) -> str:
         return self.name if self.slices == 1 else f"{self.name} in {self.slices} slices"
 
     @classmethod
     def recorded(cls, name: str, slices: int = 1) -> SlicedKernel:
-        """What a file says of a kernel. Names of split-K kernels had the number of slices in the past; of those that
-        others have replaced they are kept. RowError where no kernel takes so many slices."""
+        """The kernel of a record in a file. Former names of split-K kernels contain the number of slices; names of
+        kernels that have since been replaced are kept. RowError if the number of slices is out of range."""
         if slices == 1 and (former := FORMER.search(name)):
             slices = int(former[1])
             if former[2] in ("anysplit", SPLIT_K):
@@ -42,17 +42,17 @@ class SlicedKernel(NamedTuple):
 
 
 def in_each_number(name: str, config: GemmConfig) -> list[SlicedKernel]:
-    """A kernel in each number of slices that is chosen among."""
+    """A kernel with each number of slices that the selector considers."""
     return [SlicedKernel(name, slices) for slices in (SLICES if decomposition_of(config).has_second_kernel else (1,))]
 
 
 def check_slices(config: GemmConfig, slices: int) -> None:
-    """Refuse a number of slices that a kernel does not take.
+    """Check the number of slices for a kernel.
 
     Raises:
-        ConfigError: it is no split-K kernel, or takes no so many.
+        ConfigError: the number is out of range, or the kernel is not a split-K kernel and the number is not 1.
     """
     most = MAX_SLICES if decomposition_of(config).has_second_kernel else 1
     if not 1 <= slices <= most:
-        takes = f"1 to {most}" if most > 1 else f"one alone: leave slices out, or name a split-K kernel ({SPLIT_K})"
-        raise ConfigError(f"slices is {slices}; {kernel_name(config)} takes {takes}")
+        rule = f"it must be from 1 to {most}" if most > 1 else f"omit slices, or use a split-K kernel ({SPLIT_K})"
+        raise ConfigError(f"slices is {slices} for {kernel_name(config)}; {rule}")

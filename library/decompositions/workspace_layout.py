@@ -1,4 +1,4 @@
-"""Grids and workspaces of kernels whose CTAs sum slices of K: what the host must know of their schedulers."""
+"""Grids and workspaces of kernels whose CTAs share K: the parts of their schedulers that the host needs."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from gemmill.library.problem import GemmProblem
 
 INT32_MAX = (1 << 31) - 1
 VECTOR = 4
-"""Partial sums that the reduction kernel reads at a time; matrices of them are padded to whole vectors."""
+"""Partial sums that the reduction kernel reads at a time. Rows of partial sums are padded to whole vectors."""
 PARTIAL_BYTES = 4
 FLAG_BYTES = 4
 MIN_SHARE = 8
-"""Fewest steps along K that stream-K gives a cluster, where there are fewer tiles than clusters: adding up twice as
-many partial sums takes about as long as five steps (H200)."""
+"""Fewest steps along K per cluster in stream-K if there are fewer tiles than clusters. On an H200, adding twice as many
+partial sums takes about as long as five steps."""
 
 
 EXCHANGE_STEPS = 4
-"""Steps along K that stream-K counts for handing the sums of a tile to another cluster."""
+"""The cost, in steps along K, that stream-K assumes for passing the sums of a tile to another cluster."""
 REDUCTION_THREADS = 256
 """Threads of a CTA of the reduction kernel."""
 
 
 def reduction_vectors(splits: int) -> int:
-    """Vectors that a CTA of the reduction kernel computes; threads share one where there are many splits."""
+    """Vectors that a CTA of the reduction kernel computes. If there are many splits, several threads share a vector."""
     groups = next((groups for most, groups in ((8, 1), (16, 2), (32, 4)) if splits <= most), 8)
     return REDUCTION_THREADS // groups
 
 
 def in_slices(spec: LaunchSpec, slices: int) -> LaunchSpec:
-    """The launch facts of a split-K kernel for a launch in so many slices of K; of another as they are."""
+    """The launch facts of a split-K kernel for a number of slices of K; unchanged for other kernels."""
     if (shared := spec.k_decomposition) is None or shared.reduction is None:
         return spec
     reduction = replace(shared.reduction, vectors=reduction_vectors(slices))
@@ -41,36 +41,37 @@ def in_slices(spec: LaunchSpec, slices: int) -> LaunchSpec:
 
 
 class WorkspaceSize(NamedTuple):
-    """Bytes of workspace that a launch takes."""
+    """The workspace of a launch in bytes."""
 
     buffer: int
-    """For partial sums, and copies of operands."""
+    """For partial sums and copies of operands."""
     flags: int
 
 
 @dataclass(frozen=True, slots=True)
 class PartialMatrices:
-    """Extents of the matrices of partial sums of a split-K kernel: of D's majorness, padded, one after the other."""
+    """Extents of the padded, consecutive matrices of partial sums of a split-K kernel, which have the major of D."""
 
     contiguous: int
     strided: int
     count: int
-    """One for each split of each matrix of the batch, split by split."""
+    """The number of matrices: one per split and matrix of the batch, ordered by split."""
 
     @property
     def elements(self) -> int:
-        """Partial sums in all."""
+        """The total number of partial sums."""
         return self.contiguous * self.strided * self.count
 
 
 def cluster_tiles(spec: LaunchSpec, problem: GemmProblem) -> int:
-    """Output tiles of whole clusters; of groups along M, were each as long as all of them."""
+    """The number of output tiles of whole clusters. For groups along M, an upper bound: each group counts with all
+    M."""
     along_m, along_n = spec.tile[0] * spec.cluster[0], spec.tile[1] * spec.cluster[1]
     return -(-problem.m // along_m) * -(-problem.n // along_n) * problem.batch
 
 
 def partial_matrices(shared: KDecomposition, problem: GemmProblem) -> PartialMatrices:
-    """The matrices that a split kernel stores."""
+    """The matrices of partial sums that a split-K kernel stores."""
     contiguous, strided = (problem.n, problem.m) if problem.d_major == "n" else (problem.m, problem.n)
     return PartialMatrices(-(-contiguous // VECTOR) * VECTOR, strided, shared.splits * problem.batch)
 
@@ -82,22 +83,24 @@ def reduction_ctas(spec: LaunchSpec, problem: GemmProblem) -> int:
     vectors = partial_matrices(shared, problem).elements // shared.splits // VECTOR
     if vectors > INT32_MAX:
         raise UnsupportedProblemError(
-            f"{spec.entry}: D has {vectors * VECTOR} elements; the reduction counts up to 2^33: split the problem"
+            f"{spec.entry}: D has {vectors * VECTOR} elements; split-K supports fewer than 2^33: split the problem"
         )
     return -(-vectors // shared.reduction.vectors)
 
 
 def clusters(spec: LaunchSpec, problem: GemmProblem, tiles: int, max_clusters: int) -> int:
-    """Clusters of the persistent grid for ``tiles`` cluster tiles on a GPU that holds ``max_clusters``.
+    """Clusters of the persistent grid for ``tiles`` cluster tiles on a GPU that runs ``max_clusters`` at a time.
 
-    Stream-K takes fewer where shares would be so small that adding them up takes longer than they do.
+    Stream-K uses fewer clusters if shares would be so small that adding them takes longer than computing them.
     """
     shared = _k_decomposition(spec)
     if not DECOMPOSITIONS[shared.name].has_shares:
         return min(tiles * shared.splits, max_clusters)
     steps = -(-problem.k // shared.tile_k)
     if 2 * max_clusters * steps > INT32_MAX:
-        raise UnsupportedProblemError(f"{spec.entry}: K is {problem.k}; stream-K counts its steps up to 2^31")
+        raise UnsupportedProblemError(
+            f"{spec.entry}: K is {problem.k}; its number of steps exceeds the 2^31 that stream-K supports"
+        )
     return min(max(tiles, tiles * steps // MIN_SHARE), max_clusters)
 
 

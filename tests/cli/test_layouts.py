@@ -69,7 +69,7 @@ def test_whatever_has_a_value_has_its_json(name: str) -> None:
         (("(4,2):\n (1,2) x",), r"column 15 .*\n   \(1,2\) x\n {9}\^\n'x' follows"),
         (("17", "--format", "svg"), "17 has no picture"),
         (("Sw<3,4,3>", "--format", "svg"), "compose it with a layout"),
-        (("make_layout((10000,1000))",), "10,000,000 cells, and at most 32,768"),
+        (("make_layout((10000,1000))",), "10,000,000 cells; the limit is 32,768"),
         (("8:1", "-o", "a.png"), "a.png must end in .txt, .tex, .svg or .json"),
         (("8:1", "--brief", "--format", "svg"), "--brief omits the tables"),
         (("8:1", "--json", "--format", "latex"), "--json and --format latex conflict"),

@@ -40,7 +40,7 @@ def test_what_a_page_is_of_can_be_said_where_it_does_not_say_it(page: Path) -> N
     page.write_text(page.read_text().replace(f"gemmill_{SMALL}", "ENTRY"))
     result = gemmill("build", page)
     assert result.exit_code == Status.WRONG
-    assert "say which it is of: --kernel NAME" in result.stderr
+    assert "pass --kernel NAME" in result.stderr
     result = gemmill("build", page, "--kernel", SMALL.replace("_64x32x64_", "_64x32x63_"))
     assert result.exit_code == Status.WRONG
 

@@ -29,8 +29,8 @@ def test_a_page_says_whose_it_is(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (TEXT.replace("_spec", "_facts"), "the page names no kernel"),
-        (TEXT + emit(parse_name(NAMES[1])).text, "the page names 2 kernels"),
+        (TEXT.replace("_spec", "_facts"), "the source defines no kernel"),
+        (TEXT + emit(parse_name(NAMES[1])).text, "the source defines 2 kernels"),
         (TEXT.replace("_64x32x64_", "_64x32_"), "is not a kernel name"),
     ],
 )
@@ -51,7 +51,7 @@ def test_an_edited_page_is_launched_as_its_kernel_and_called_otherwise() -> None
     ['#include "mine.cuh"', "#include </etc/passwd>", "# include <gemmill/../../x.h>", "#include MINE", "  #include"],
 )
 def test_a_page_includes_nothing_that_its_digest_does_not_tell_of(line: str) -> None:
-    with pytest.raises(CompileError, match=r"line 2: '#.*paste what it needs into the page"):
+    with pytest.raises(CompileError, match=r"line 2: '#.*copy other code into the source"):
         edited(CONFIG, f"// mine\n{line}\n{TEXT}")
 
 
@@ -59,5 +59,5 @@ def test_a_page_is_all_compiled_and_of_bounded_size() -> None:
     edited(CONFIG, f"#include <cute/tensor.hpp>  // more\n{TEXT}")
     with pytest.raises(CompileError, match="NUL"):
         edited(CONFIG, TEXT + "\0")
-    with pytest.raises(CompileError, match=f"at most {MAX_BYTES:,}"):
+    with pytest.raises(CompileError, match=f"the limit is {MAX_BYTES:,}"):
         edited(CONFIG, TEXT + " " * MAX_BYTES)

@@ -30,9 +30,9 @@ def test_kernels_take_slices_as_they_are() -> None:
     for name, slices in ((SPLIT_K, 1), (SPLIT_K, 37), (SPLIT_K, MAX_SLICES), (STREAM_K, 1)):
         check_slices(parse_name(name), slices)
     for name, slices, says in (
-        (SPLIT_K, 257, "slices is 257; .*_splitk_linear takes 1 to 256"),
-        (SPLIT_K, 0, "slices is 0; .*_splitk_linear takes 1 to 256"),
-        (STREAM_K, 2, "slices is 2; .*_k1stream_linear takes one alone: leave slices out, or name a split-K kernel"),
+        (SPLIT_K, 257, "slices is 257 for .*_splitk_linear; it must be from 1 to 256"),
+        (SPLIT_K, 0, "slices is 0 for .*_splitk_linear; it must be from 1 to 256"),
+        (STREAM_K, 2, "slices is 2 for .*_k1stream_linear; omit slices, or use a split-K kernel"),
     ):
         with pytest.raises(ConfigError, match=says):
             check_slices(parse_name(name), slices)
