@@ -58,8 +58,8 @@ struct CollectiveEpilogue {
   /// writing half-filled sectors.
   enum : bool { kBypassesShared = TileN == 8 && !kLoads && Outputs::kBytes == 0 && !kPartial };
   /// Whether the D buffers hold a whole tile. Its copies then start together, after one round of fences and barriers
-  /// instead of one for each subtile. Expressions are excluded: they take longer beside another warpgroup's MMAs, and
-  /// were slower this way.
+  /// instead of one for each subtile. Expressions are excluded: they take longer while another warpgroup runs MMAs,
+  /// and were slower this way.
   enum : bool { kCopiesWholeTile = BuffersD == kSubtiles && BuffersD > 1 && !kLoads && !kBypassesShared && !Operation::kIsExpression };
   /// Whether more memory (`whole_tile` of `store`) would help, because the buffers hold less than a tile; and the bytes
   /// it takes.
@@ -78,7 +78,7 @@ struct CollectiveEpilogue {
   RingPosition<BuffersD> at_d{};
   RingPosition<max_of(BuffersC, 1)> at_c{};
 
-  // Recomputed at each use: that costs less than registers beside the accumulators.
+  // Recomputed at each use, because the accumulators leave few registers.
   __device__ static bool is_leader() { return threadIdx.x % 128 == 0; }
   __device__ static int warp() { return threadIdx.x / 32 % 4; }
   __device__ static int lane() { return threadIdx.x % 32; }

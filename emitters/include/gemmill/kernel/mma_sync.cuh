@@ -64,8 +64,8 @@ struct MmaSyncGemm {
   }
 
  private:
-  /// Estimates of a thread's registers beside sums and words. kSimple: a few addresses. kOrdered: more addresses, but
-  /// each of several adjacent elements.
+  /// Estimates of the registers that a thread needs in addition to sums and words. kSimple: for a few addresses.
+  /// kOrdered: for more addresses, but each of several adjacent elements.
   static constexpr bool kSimple = Config::kMajorA == MajorIn::K && Config::kMajorB == MajorIn::K &&
                                   min_of(Config::kAlignA, Config::kAlignB) >= 8 &&
                                   size_of<typename Config::C> == 0 && !Config::Epilogue::kIsExpression;

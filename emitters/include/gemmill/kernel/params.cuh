@@ -39,7 +39,8 @@ struct GemmParams {
 
 /// Parameters of kernels that sum slices of K through a workspace.
 struct PartialParams : GemmParams {
-  /// Partial sums in the workspace. Split-K: one matrix with D's extents for each slice. Stream-K: cluster tiles.
+  /// Partial sums in the workspace. Split-K: one matrix with D's extents for each slice and matrix
+  /// of the batch. Stream-K: cluster tiles.
   char* partials;
   /// Stream-K: one flag for each consumer warpgroup of each partial cluster tile; 0 between launches.
   uint32_t* flags;

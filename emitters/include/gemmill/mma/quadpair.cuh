@@ -1,5 +1,4 @@
-/// The tensor cores of sm_70: each quadpair of a warp (lanes 4q to 4q + 3 and the lanes 16 further) multiplies 8 x 8 x
-/// 4.
+/// The tensor cores of sm_70: each quadpair of a warp (lanes 4q to 4q + 3 and 4q + 16 to 4q + 19) multiplies 8 x 8 x 4.
 ///
 /// The four quadpairs share 16 x 16 of D. Quadpairs q and q + 2 have the same rows, 2q and 2q + 1 the same columns.
 /// Which of the 16 rows and columns they take is free. Here the first quadpair has 0 to 3 and 8 to 11, the second 4 to

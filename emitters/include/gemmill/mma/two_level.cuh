@@ -37,7 +37,7 @@ struct TwoLevelAccumulators {
   }
 
   /// Multiplies `count` stages from the current one on. `Begun`: the caller has called `begin` if count > 0, so that
-  /// the first MMAs overlapped with what it did in between.
+  /// the first MMAs overlap the work in between.
   template <bool Begun, class Stages>
   __device__ void multiply(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, Stages stages, int count,
                            Scales scales) {

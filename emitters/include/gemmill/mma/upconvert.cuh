@@ -34,7 +34,7 @@ __device__ inline uint32_t masked(uint32_t bits, uint32_t mask, uint32_t magic) 
   return result;
 }
 
-/// Upconverts elements 2 * quad and 2 * quad + 1 of eight, which take `Bits` bytes, to a pair of `Wide`.
+/// Upconverts elements 2 * quad and 2 * quad + 1 of eight adjacent `Narrow` elements to a pair of `Wide`.
 ///
 /// `select(quad)` is the byte permutation that picks a lane's two elements; it is the same for all fragments of the
 /// lane. `pair` takes the words that hold the eight elements; for 4-bit elements it ignores `high`.
