@@ -101,3 +101,11 @@ def test_what_is_printed_is_one_line_that_says_which(tmp_path: Path) -> None:
         assert repr(plan) == "<Plan of 0x64x64 bf16 tt: D is empty, so there is no launch>"
     assert repr(plan) == "<Plan of 0x64x64 bf16 tt, closed>"
     assert repr(gemmill.load_manifest("bf16")).startswith("<KernelSet bf16 with presets ")
+
+
+def test_the_errors_that_the_docs_explain_are_exported() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+    names = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert len(names) >= 10
+    for name in names:
+        assert issubclass(getattr(gemmill, name), gemmill.GemmillError | gemmill.GemmillWarning), name
