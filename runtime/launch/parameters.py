@@ -186,8 +186,8 @@ def fetched_bytes(box: TmaBox, problem: GemmProblem, stride: int) -> int:
     (docs/kernels.md).
 
     It is two lines where K is contiguous, since a later stage then finds the second line in L2. It is one line where
-    the second belongs to another tile, where rows start within sectors, and where an operand meets few rows or columns:
-    fetching two lines then costs up to a tenth of the memory bandwidth.
+    the second belongs to another tile, where rows start within sectors, and where an operand meets few rows or columns.
+    Fetching two lines would then cost up to a tenth of the memory bandwidth.
     """
     met = problem.n if box.operand == "a" else problem.m
     if problem.batching == "grouped" and box.operand == "b":

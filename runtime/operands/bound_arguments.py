@@ -1,8 +1,8 @@
 """Fits the arguments of an epilogue to the forms that kernels read, and binds each to its place.
 
 Kernels read the elements of a vector contiguously. For a vector that is not contiguous, gemmill changes the kind of the
-operand in the expression: a single value where the stride is 0, otherwise a matrix that repeats the vector, since a
-matrix may have any strides.
+operand in the expression. It becomes a single value where the stride is 0, otherwise a matrix that repeats the vector,
+since a matrix may have any strides.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Choice:
     problem: GemmProblem | None = None
     """The problem; None for a choice that no selector has returned yet."""
     slow_path: SlowPath | None = None
-    """What the problem loses relative to one with other dtypes, layouts or alignments, for which there are fast
+    """Predicted loss of the problem relative to one with other dtypes, layouts or alignments, for which there are fast
     kernels. None where the loss is small."""
 
     def answering(self, problem: GemmProblem, slow_path: SlowPath | None) -> Choice:

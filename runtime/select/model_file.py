@@ -40,7 +40,7 @@ _AGAIN = "train a new one: gemmill train RECORDS... --gpu NAME -o DIR"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuModel:
-    """What `gemmill train` fitted to measurements of a GPU."""
+    """The model that `gemmill train` fitted to measurements of a GPU."""
 
     network: Network
     """Corrects the analytic model."""

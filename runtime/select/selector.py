@@ -38,9 +38,9 @@ _CACHED = 4096
 TYPICAL_ROWS = (1, 16, 128, 1024, 8192)
 """Rows (M) for which a batch-invariant kernel is chosen: from one token to a long prompt."""
 LONG_US = 1000.0
-"""Least microseconds of a burst of groups for which the power limit applies as under sustained load. bf16 groups of 1.6
-to 4 ms were 1 to 5% faster with the kernel for sustained load, groups of 0.7 and 0.8 ms were not (H200). For single
-matrices, the network includes this effect."""
+"""Least microseconds of a burst of groups for which the power limit applies as under sustained load. On an H200, bf16
+groups of 1.6 to 4 ms were 1 to 5% faster with the kernel for sustained load; groups of 0.7 and 0.8 ms were not. For
+single matrices, the network includes this effect."""
 
 
 class Selector:

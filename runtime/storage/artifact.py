@@ -62,7 +62,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """What a cubin was made from. It holds no paths, times or hosts, so equal inputs give equal provenance
+    """The inputs of a cubin. It holds no paths, times or hosts, so equal inputs give equal provenance
     everywhere."""
 
     source_digest: str
@@ -223,10 +223,10 @@ def _decompressed(body: memoryview, size: object) -> bytes:
 def artifact_key(config: GemmConfig, launch: LaunchSpec, provenance: Provenance, is_edited: bool = False) -> str:
     """Return the content address of an artifact before it exists: SHA-256, in hex, of everything that determines it.
 
-    The config and the launch facts are included because an entry carries them; versions of NVRTC and of all headers
-    because the same source compiles differently; the options because they are not in the source; the schema because
-    older entries have another meaning. An edited kernel never has the key of its config's kernel, even if the sources
-    are equal.
+    The key covers the config and the launch facts because an entry carries them. It covers the versions of NVRTC and of
+    all headers because the same source compiles differently, and the options because they are not in the source. It
+    covers the schema because older entries have another meaning. An edited kernel never has the key of its config's
+    kernel, even if the sources are equal.
     """
     edited = {"edited": True} if is_edited else {}
     return _key(config=config, launch=launch, provenance=_fields(provenance), **edited)

@@ -30,10 +30,17 @@ DEFAULT_MAX_BYTES = 4 << 30
 """Size limit unless ``GEMMILL_STORE_BYTES`` is set: some hundred thousand kernels."""
 _SUFFIX = ".gemmill"
 Notes = Literal["autotuned", "declared", "headers", "indexes", "keys", "remote", "tables", "verified"]
-"""Folders of notes: results of autotuning, names of the kernels that manifests declare, digests of headers
-(runtime/compile/headers.py), the newest index of packs (trust/signed_packs.py), keys of kernels by name
-(runtime/compile/kernel_keys.py) and of those from a remote (remote/protocol.py), tables of candidate kernels
-(runtime/select/kernels/kept_tables.py), and verified kernels of packs (pack.py)."""
+"""Folders of notes.
+
+- ``autotuned``: results of autotuning.
+- ``declared``: names of the kernels that manifests declare.
+- ``headers``: digests of headers (runtime/compile/headers.py).
+- ``indexes``: the newest index of packs (trust/signed_packs.py).
+- ``keys``: keys of kernels by name (runtime/compile/kernel_keys.py).
+- ``remote``: keys of kernels from a remote (remote/protocol.py).
+- ``tables``: tables of candidate kernels (runtime/select/kernels/kept_tables.py).
+- ``verified``: verified kernels of packs (pack.py).
+"""
 _LOCK_SECONDS = 15
 """Most seconds to wait for a lock. A compilation takes a few seconds, so a longer holder is stuck, or as slow as this
 process."""

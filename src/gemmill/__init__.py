@@ -1,6 +1,12 @@
-"""gemmill mills GEMM kernels: manifest -> configs -> CUDA C++ -> cubins -> the best kernel for each shape.
+"""Generates GEMM kernels for NVIDIA Hopper GPUs, and runs the fastest one for each shape.
 
-Names are imported when first used, so ``import gemmill`` costs nothing and needs neither CUDA nor a GPU.
+    >>> import gemmill, torch
+    >>> a, b = (torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    >>> d = gemmill.matmul(a, b)
+
+``matmul``, ``grouped_matmul`` and ``array_matmul`` run GEMMs; ``plan`` prepares one for repeated launches. A
+``Registry`` has the kernels of manifests and packs, and selects the one for a problem. Names are imported on first
+use, so ``import gemmill`` is cheap and needs neither CUDA nor a GPU.
 """
 
 from __future__ import annotations
@@ -9,7 +15,7 @@ from importlib import import_module
 
 from gemmill.library.version import __version__ as __version__
 
-TYPE_CHECKING = False  # typing's, which need not be imported for it
+TYPE_CHECKING = False  # instead of typing's, so that typing need not be imported
 
 if TYPE_CHECKING:
     from gemmill.library.arch import Gpu as Gpu
@@ -110,7 +116,7 @@ _HOMES = {
 }
 """The module that defines each public name."""
 
-if not TYPE_CHECKING:  # so that type checkers refuse names that are not public
+if not TYPE_CHECKING:  # so that type checkers refuse other names
 
     def __getattr__(name: str) -> object:
         """Import a public name on first use (PEP 562)."""

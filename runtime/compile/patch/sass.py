@@ -1,8 +1,13 @@
 """Rewrites machine code of sm_90 where ptxas's choice costs time: chains of multiply-adds that share an operand.
 
-An instruction has 128 bits. Bits 105 to 125 control its issue: cycles to stall (4 bits), whether the scheduler stays
-with the warp (1), barriers to set and to wait for (12), and which operands stay in the operand collector for the next
-instruction (4; Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking", 2018, section 2.1).
+An instruction has 128 bits. Bits 105 to 125 control its issue (Jia et al., "Dissecting the NVIDIA Volta GPU
+Architecture via Microbenchmarking", 2018, section 2.1):
+
+- the cycles to stall (4 bits);
+- whether the scheduler stays with the warp (1);
+- the barriers to set and to wait for (12);
+- the operands that stay in the operand collector for the next instruction (4).
+
 The operands that stay and the warp that issues affect when something is computed, not the result, as long as no operand
 that stays is overwritten: every instruction still names all of its registers.
 """

@@ -1,8 +1,8 @@
 """Removes variables that no code reads from a cubin: four fifths of what NVRTC makes of CUTLASS's headers.
 
-``-default-device``, which CUTLASS needs, turns every constexpr variable into a variable in device memory: a thousand of
-them, each with a symbol, a place in ``.nv.constant4`` for its address and a relocation that writes it there. Code has
-their values as immediates, but the driver allocates and relocates them anyway.
+``-default-device``, which CUTLASS needs, turns every constexpr variable into a variable in device memory. There are a
+thousand of them, each with a symbol, a place in ``.nv.constant4`` for its address and a relocation that writes it
+there. Code has their values as immediates, but the driver allocates and relocates them anyway.
 
 Nothing is renumbered: a removed section leaves an inactive header (``SHT_NULL``), and a removed symbol leaves an
 undefined one without a name. So all references to sections and symbols by number, known or not, stay valid, and the

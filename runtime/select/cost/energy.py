@@ -1,7 +1,7 @@
 """The energy term of the model: how the power limit slows kernels under sustained load.
 
 The GPU lowers its clock until its power is within the limit, so a kernel that uses less energy per multiply-add runs at
-a higher clock. Kernels differ in the elements that they move per multiply-add: the elements that TMA writes to shared
+a higher clock. Kernels differ in the elements that they move per multiply-add. The elements that TMA writes to shared
 memory depend on the tile, and those that leave L2 depend on the cluster, which shares them by multicast. Kernels also
 differ in how much of their tiles lies outside the problem, which costs energy as well. The time is a weighted geometric
 mean of the burst time and of the least time under the limit for all multiply-adds. It grows with the elements moved and
@@ -33,10 +33,15 @@ if TYPE_CHECKING:
     from gemmill.runtime.select.cost.table import FeatureTable
 
 Energy = Mapping[str, float]
-"""Coefficients of one type: ``burst``, the weight of the burst time, out of 1; ``moved``, the exponent of the elements
-per multiply-add that are written to shared memory and that leave L2; ``stages``, the exponent of the stages;
-``stream``, what stream-K adds to the logarithm; ``scale``, the remaining factor; ``watts``, the power of the GPU during
-the run, which is about the limit for every kernel."""
+"""Coefficients of one type.
+
+- ``burst``: the weight of the burst time, out of 1.
+- ``moved``: the exponent of the elements per multiply-add that are written to shared memory and that leave L2.
+- ``stages``: the exponent of the stages.
+- ``stream``: the term that stream-K adds to the logarithm.
+- ``scale``: the remaining factor.
+- ``watts``: the power of the GPU during the run, which is about the limit for every kernel.
+"""
 WEIGHTS = "burst", "moved", "stages", "stream"
 """Coefficients that distinguish kernels."""
 COEFFICIENTS = *WEIGHTS, "scale", "watts"
@@ -55,8 +60,8 @@ _TYPE_OF = {name: dtype.compatible or dtype.name for name, dtype in DTYPES.items
 def energy_of(problem: GemmProblem, energies: Mapping[str, Energy]) -> Energy | None:
     """Return the coefficients for a problem; None where none apply.
 
-    They apply to one matrix of at least :data:`LEAST_EXTENT` rows and columns, or to groups of that size on average,
-    with A and B of the same or compatible types, and with the default type of D.
+    They apply to one matrix of at least :data:`LEAST_EXTENT` rows and columns, or to groups of that size on average.
+    A and B must have the same or compatible types, and D the default type.
     """
     a, b = _TYPE_OF.get(problem.a_dtype), _TYPE_OF.get(problem.b_dtype)
     if a is None or a != b or a not in energies or problem.d_dtype != default_output(a):

@@ -144,7 +144,7 @@ class Variants:
         return self._found[formats]
 
     def _alike(self, formats: Format) -> Mapping[str, GemmConfig]:
-        """Return kernels without C for some majors, with the types of ``formats`` in place of their own. They come from
+        """Return kernels without C for some majors, with the types of ``formats`` instead of theirs. They come from
         the types with the most kernels: A and B of the same or compatible types, and any type of D."""
         a_dtype: Any = formats[A]
         b_dtype: Any = formats[B]

@@ -13,6 +13,8 @@ from tests.cases.exporter import Exporter, Words, on_gpu
 
 import gemmill
 from gemmill import GemmProblem, Registry, array_matmul, grouped_matmul, matmul, plan
+from gemmill.runtime.settings import Settings
+from gemmill.runtime.storage.trust.signatures import TrustedKeys
 
 COMPLEX, INT = 5, 0
 A, B, OUT, GROUPS = (on_gpu(shape) for shape in ((64, 64), (64, 64), (64, 64), (4, 64, 64)))
@@ -196,6 +198,49 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
         (lambda: Registry(store=5), "^store is 5; it must be the name of a folder"),  # type: ignore[arg-type]
         (lambda: Registry(gpu="H200", model="none").gpu, "^model none: .* train a new one: gemmill train"),
     ],
+    "option": [
+        (lambda: matmul(A, B, out=OUT, autotune=2, kernel="any"), "^kernel and autotune are both passed; .*: pass one"),
+        (lambda: matmul(A, B, out=OUT, autotune=2, deterministic=True), "^autotune and deterministic are both passed"),
+        (lambda: matmul(A, B, out=OUT, autotune=0), "^autotune is 0; it must be a positive integer .* or None"),
+        (lambda: matmul(A, B, out=OUT, objective="fast"), "^objective is 'fast'; it must be '.*' or '"),  # type: ignore[arg-type]
+        (lambda: matmul(A, B, out=OUT, slices=2), "^slices is for a split-K kernel .*: pass kernel="),
+        (lambda: matmul(A, B, out=OUT, slices=0, kernel="any"), "^slices is 0; it must be a positive integer"),
+        (lambda: matmul(A, B, out=OUT, sm_count=0), "^sm_count is 0; it must be a positive integer, or None for all"),
+        (lambda: matmul(A, B, out=OUT, alpha=1e39), r"^alpha is 1e\+39; it must fit in a float32, at most 3.403e\+38"),
+        (lambda: matmul(A, B, out=A), "^out and a overlap in memory .*: pass other memory for out"),
+        (lambda: matmul(A, on_gpu((64, 64), gpu=1), out=OUT), "^b is on GPU 1 and a is on GPU 0; all must be on one"),
+        (
+            lambda: matmul(on_gpu((64, 64), strides=(1, 64)), B, out=OUT, batch_invariant=True),
+            r"^batch_invariant: a must be contiguous along K .*: pass a.contiguous\(\), or leave out batch_invariant",
+        ),
+        (
+            lambda: grouped_matmul(A, GROUPS, ENDS, out=OUT, expected_rows=3),
+            "^expected_rows is 3 and counts is missing; .*: leave it out, or pass counts",
+        ),
+    ],
+    "setting": [
+        (lambda: Settings.read({"GEMMILL_STORE": "kernels"}), "^GEMMILL_STORE='kernels': expected an absolute path"),
+        (lambda: Settings.read({"GEMMILL_STORE_BYTES": "10 GB"}), "='10 GB': expected a number of bytes such as 500M"),
+        (lambda: Settings.read({"GEMMILL_JOBS": "0"}), "='0': expected a whole number from 1 to 9999"),
+        (lambda: Settings.read({"GEMMILL_DEBUG": "yes"}), "^GEMMILL_DEBUG='yes': expected 0 or 1"),
+        (lambda: Settings.read({"GEMMILL_MODEL": "models"}), "^GEMMILL_MODEL='models': expected an absolute path"),
+        (lambda: Settings.read({"GEMMILL_REMOTE": "host"}), "^GEMMILL_REMOTE='host': expected an https or http URL"),
+        (lambda: Settings.read({"GEMMILL_REMOTE_MODE": "write"}), "='write': expected one of read, readwrite, only"),
+        (lambda: Settings.read({"GEMMILL_REMOTE_DEADLINE": "10s"}), "='10s': expected a number of seconds from 0.1 to"),
+        (
+            lambda: Settings.read({"GEMMILL_REMOTE_TOKEN": "a b"}),
+            "^GEMMILL_REMOTE_TOKEN is not a valid token: expected",
+        ),
+        (
+            lambda: Settings.read({"GEMMILL_REMOTE_MODE": "only"}).url_of(None),
+            "^GEMMILL_REMOTE_MODE=only forbids compiling, .*: set it .*, or unset GEMMILL_REMOTE_MODE",
+        ),
+        (
+            lambda: TrustedKeys.read("keys.txt"),
+            "^'keys.txt' is neither a key .* nor an absolute path of a file of keys",
+        ),
+        (lambda: TrustedKeys.read(""), "^'' has no key: add at least one public key"),
+    ],
 }
 TABLE = [pytest.param(kind, *row, id=f"{kind}-{i}") for kind, rows in MISTAKES.items() for i, row in enumerate(rows)]
 
@@ -216,7 +261,8 @@ def test_a_mistake_is_named_with_the_way_out(
         assert isinstance(raised.value, TypeError), "as Python has it"
 
 
-def test_there_are_ten_of_each_kind() -> None:
+def test_there_are_a_hundred_and_ten_of_each_kind() -> None:
+    assert len(TABLE) >= 100
     assert min(map(len, MISTAKES.values())) >= 10
 
 
