@@ -1,1 +1,1 @@
-"""gemmill in Inductor: a pass over its graphs that puts the operators in, and a choice for its autotuner."""
+"""gemmill in Inductor: a graph pass that replaces products by gemmill's operators, and a choice for its autotuner."""

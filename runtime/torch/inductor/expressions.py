@@ -1,4 +1,4 @@
-"""The expression of a region, and the tensors that it reads."""
+"""Builds the epilogue expression of a region, and finds the tensors that it reads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from gemmill.runtime.torch.inductor.shapes import Place, is_a_view, is_like, pla
 
 aten = torch.ops.aten
 MOST: Mapping[str, int] = {"matrix": 2, "column": 8, "row": 8, "batch": 2, "scalar": 8}
-"""Operands of each kind that an expression reads: what kernels with TMA take at any strides, of vectors some fewer."""
+"""The most operands of each kind in an expression. Kernels with TMA support so many matrices with any strides; the
+limits of vectors are below those of the kernels."""
 _ACC = Value("acc")
 
 
@@ -41,28 +42,28 @@ class Read(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """An expression, and what it reads."""
+    """An expression and its operands."""
 
     tree: Node | None
-    """What D is, where that is one expression, without local values."""
+    """The tree of D, or None if the expression has local values."""
     text: str
     operands: Mapping[str, Read]
 
     @property
     def bytes(self) -> int:
-        """Of the matrices that it reads, an element of D."""
+        """Bytes that the matrix operands add for each element of D."""
         reads = self.operands.values()
         return sum(x.node.meta["val"].dtype.itemsize for x in reads if x.place.kind == "matrix")
 
 
 def folded(product: Product, region: Region) -> Folded | None:
-    """The expression of a product and a region behind it; None where kernels have none."""
+    """The expression of a product with a region; None if no kernel can compute it."""
     foldings = [x for x in (_folded(product, (*region.inner, *region.nodes)), _folded(product, region.nodes)) if x]
-    return min(foldings, key=lambda x: x.bytes, default=None)  # of equals the first, which leaves less to others
+    return min(foldings, key=lambda x: x.bytes, default=None)  # for equal bytes the first, which fuses more
 
 
 def with_vector(product: Product) -> Folded | None:
-    """The expression of a product whose C is a vector along N, which kernels read so once for all rows; else None."""
+    """The expression of a product whose C is a vector along N, so that kernels read it once for all rows; else None."""
     folding = _folded(product, ()) if product.c is not None and product.takes_expressions else None
     return folding if folding and all(x.place.kind == "column" for x in folding.operands.values()) else None
 
@@ -80,14 +81,14 @@ def _folded(product: Product, nodes: Sequence[Any]) -> Folded | None:
     text = str(Epilogue(tuple(assignments)))
     try:
         named = {x.name for x in parse(text).operands}
-    except ExpressionError:  # too long, too deep, a number that f32 has not
+    except ExpressionError:  # too long, too deep, or with a number that f32 lacks
         return None
     operands = {name: x for name, x in builder.operands.items() if name in named}
     return Folded(assignments[0].value if len(assignments) == 1 else None, text, operands)
 
 
 class _TreeBuilder:
-    """Makes trees of nodes, and operands of what else they read."""
+    """Builds the trees of nodes, and collects the operands that they read."""
 
     def __init__(self, product: Product) -> None:
         self._product = product
@@ -96,7 +97,7 @@ class _TreeBuilder:
         self.operands: dict[str, Read] = {}
 
     def product(self) -> Node | None:
-        """``alpha * acc + beta * c``."""
+        """The tree of the product: ``alpha * acc + beta * c``."""
         product = self._product
         tree = simplified(Call("mul", (Number(product.alpha), _ACC)))
         if product.c is None:
@@ -105,7 +106,7 @@ class _TreeBuilder:
         return None if c is None else Call("add", (tree, simplified(Call("mul", (Number(product.beta), c)))))
 
     def region(self, nodes: Sequence[Any], root: Node) -> Node | None:
-        """What the last of some nodes is, each behind those that it reads, of what the product is."""
+        """The tree of the last node. ``nodes`` are in the order of the graph, ``root`` is the tree of the product."""
         inside = {self._product.node, *nodes}
         uses = _uses(nodes, inside)
         self._keep(self._product.node, root, uses)
@@ -127,7 +128,7 @@ class _TreeBuilder:
         return read(node.args[0]) if is_passed_on(node) else tree_of(node, read)
 
     def _keep(self, node: Any, tree: Node, uses: Mapping[Any, int]) -> None:
-        """Keep the tree of a node; of a number that is read again, under a name."""
+        """Store the tree of a node. A number that is read several times becomes a local value."""
         if uses[node] > 1 and not is_atom(tree) and not is_condition(tree) and not is_passed_on(node):
             name = f"t{len(self.assignments) + 1}"
             self.assignments.append(Assignment(name, "local", "matrix", "f32", tree))
@@ -135,7 +136,10 @@ class _TreeBuilder:
         self._trees[node] = tree
 
     def _operand(self, node: Any, beside: Any) -> Node | None:
-        """A tensor beside values of a shape; where it was only expanded, or made wider, what it was before."""
+        """The operand for a tensor that broadcasts to the shape ``beside``; None if expressions cannot read it.
+
+        If the tensor only expands or widens another one, the operand is that other one.
+        """
         while node.op == "call_function" and (node.target is aten.expand.default or _is_widening(node)):
             node = node.args[0]
         if node.op == "call_function" and node.target is aten.full.default and not node.args[0]:
@@ -157,14 +161,14 @@ class _TreeBuilder:
 
 
 def _is_widening(node: Any) -> bool:
-    """Whether a node converts to a type that holds all that it is given."""
+    """Whether a node is a conversion that loses nothing."""
     if node.target is not CONVERSION:
         return False
     return bool(node.meta["val"].dtype == torch.float32 and node.args[0].meta["val"].dtype in FLOATS)
 
 
 def _uses(nodes: Sequence[Any], inside: set[Any]) -> Counter[Any]:
-    """How often the tree of each node is read, by nodes that are more than it seen otherwise."""
+    """How often the tree of each node is used, not counting views and conversions of it."""
     uses: Counter[Any] = Counter()
     for node in nodes:
         if is_passed_on(node):
@@ -179,16 +183,19 @@ def _uses(nodes: Sequence[Any], inside: set[Any]) -> Counter[Any]:
 
 
 def _may_be_stored(end: Any, root: Node, product: Product) -> bool:
-    """Whether D may be what a region ends with. In a wider type than the product only where the program returns it, as
-    what is fused behind would read twice the bytes; in one of 8 bits, to which kernels saturate and PyTorch does not,
-    only where nothing is beyond it."""
+    """Whether a kernel may write the end of a region as D.
+
+    D may be wider than the product only if the program returns it; otherwise the next fused kernel would read twice the
+    bytes. D may have 8 bits only if a ``clamp`` keeps all values in range, because kernels saturate and PyTorch does
+    not.
+    """
     dtype = end.meta["val"].dtype
     if is_condition(root):
         return False
     if dtype not in NARROW:
-        was = product.node.meta["val"].dtype
+        product_dtype = product.node.meta["val"].dtype
         is_returned = any(user.op == "output" for user in end.users)
-        return dtype in FLOATS and (dtype.itemsize <= was.itemsize or is_returned)
+        return dtype in FLOATS and (dtype.itemsize <= product_dtype.itemsize or is_returned)
     match root:
         case Call("clamp", (_, Number(low), Number(high))):
             return max(-low, high) <= float(torch.finfo(dtype).max)
@@ -196,7 +203,7 @@ def _may_be_stored(end: Any, root: Node, product: Product) -> bool:
 
 
 def _inlined(assignments: list[Assignment]) -> list[Assignment]:
-    """Assignments without those that are read once, which stand where they are read, or never."""
+    """Inline the assignments that are read once, and drop those that are never read."""
     kept: list[Assignment] = []
     for assignment in reversed(assignments):
         name = Value(assignment.name)
@@ -215,7 +222,7 @@ def _with(tree: Node, replacements: Mapping[Node, Node]) -> Node:
 
 
 class Linear(NamedTuple):
-    """``alpha * acc + beta * c``."""
+    """The terms of ``alpha * acc + beta * c``."""
 
     alpha: float
     c: str | None = None
@@ -223,7 +230,7 @@ class Linear(NamedTuple):
 
 
 def linear(tree: Node | None) -> Linear | None:
-    """A tree as alpha, beta and the name of C, if it is no more."""
+    """The terms of a tree that is only ``alpha * acc + beta * c``; else None."""
     if tree is None:
         return None
     if (alpha := _factor(tree, _is_sum)) is not None:
@@ -246,7 +253,7 @@ def _is_term(tree: Node) -> bool:
 
 
 def _factor(tree: Node, wanted: Callable[[Node], bool]) -> tuple[float, Node] | None:
-    """The number that a value is multiplied by, and the value."""
+    """A factor (1 without one) and the wanted value that it multiplies; None for other trees."""
     match tree:
         case Call("mul", (Number(factor), x)) | Call("mul", (x, Number(factor))) if wanted(x):
             return factor, x

@@ -1,4 +1,4 @@
-"""Puts the pass and the choice into Inductor's configuration, and takes them out."""
+"""Adds gemmill's graph pass and autotuning choice to Inductor's configuration, and removes them."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from gemmill.runtime.torch.inductor.choices import gemmill_mm
 from gemmill.runtime.torch.inductor.replacement import replace_products
 
 _Base: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", custom_graph_pass.CustomGraphPass)
-"""Of which newer versions say whether gradients are wanted: a pass before ours may ask."""
+"""Newer versions of this class also pass ``is_inference``, which an earlier pass may need."""
 _lock = threading.Lock()
 _installed: list[GemmillPass] = []
-"""The pass that is in, once for each ``install``."""
+"""The installed pass, once for each ``install``."""
 
 
 class GemmillPass(_Base):  # type: ignore[misc]
-    """What was in the slot of ``post_grad_custom_pre_pass``, and then gemmill's replacement of products."""
+    """Runs the passes that were in ``post_grad_custom_pre_pass`` before, then replaces products."""
 
     def __init__(self, before: Any) -> None:
         self.before = before
-        """None, a pass, or several."""
+        """None, a pass, or a list of passes."""
         self.is_on = True
-        """Whether it replaces: no longer where somebody has put a pass around it since, and holds on to it."""
+        """Whether it replaces products. False after removal: another pass that wraps this one may still call it."""
 
     def __call__(self, graph: torch.fx.Graph, is_inference: bool = False) -> None:
-        """Run them on a graph, which is changed."""
+        """Run all passes on a graph, in place."""
         for graph_pass in self._passes_before():
-            asks = _Base is not custom_graph_pass.CustomGraphPass and isinstance(graph_pass, _Base)
-            graph_pass(graph, is_inference) if asks else graph_pass(graph)
+            takes_mode = _Base is not custom_graph_pass.CustomGraphPass and isinstance(graph_pass, _Base)
+            graph_pass(graph, is_inference) if takes_mode else graph_pass(graph)
         if self.is_on:
             replace_products(graph)
 
     def uuid(self) -> Any:
-        """Of gemmill's version, of the source that graphs depend on, of what the pass is to serve, and of the passes
-        before; None, so that nothing is cached, where one of these has none."""
+        """The key for Inductor's caches: gemmill's version, a digest of the source that affects graphs, whether the CPU
+        is supported, and the keys of earlier passes. None if an earlier pass has none; Inductor then caches nothing."""
         before = []
         for graph_pass in self._passes_before():
             identity = graph_pass.uuid() if isinstance(graph_pass, custom_graph_pass.CustomGraphPass) else None
@@ -63,16 +63,18 @@ class GemmillPass(_Base):  # type: ignore[misc]
 
 @cache
 def _source() -> str:
-    """Digest of the source of this folder, and of that of expressions."""
+    """A digest of the source of this folder and of expressions."""
     folders = Path(__file__).parent, Path(epilogues.__file__).parent
     files = sorted(path for folder in folders for path in folder.glob("*.py"))
     return sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def install() -> None:
-    """Have what Inductor compiles from now on run gemmill's operators for products that they serve, with what follows
-    folded in, and have ``max_autotune`` time ``gemmill::mm`` too. For all threads; :func:`remove` undoes it, once for
-    each call. What has been compiled already stays as it is: ``torch.compiler.reset()`` forgets it."""
+    """Make Inductor use gemmill's operators for supported products, with fused epilogues, in all later compilations.
+
+    ``max_autotune`` also times ``gemmill::mm``. This applies to all threads. Each call needs one :func:`remove`.
+    Programs that are already compiled do not change until ``torch.compiler.reset()``.
+    """
     with _lock:
         if not _installed:
             config.post_grad_custom_pre_pass = first = GemmillPass(config.post_grad_custom_pre_pass)
@@ -83,23 +85,24 @@ def install() -> None:
 
 
 def remove() -> None:
-    """Undo one :func:`install`; nothing where there is none. The last one puts back the passes that were there before.
-    Where another has been put in since, perhaps around ours, it stays, and ours does nothing any more."""
+    """Undo one :func:`install`, if any. The last call restores the earlier passes. If another pass has been set since
+    then, it stays, and gemmill's pass stops replacing products."""
     with _lock:
         if not _installed:
             return
-        ours = _installed.pop()
+        installed = _installed.pop()
         if _installed:
             return
-        ours.is_on = False
-        if config.post_grad_custom_pre_pass is ours:
-            config.post_grad_custom_pre_pass = ours.before
+        installed.is_on = False
+        if config.post_grad_custom_pre_pass is installed:
+            config.post_grad_custom_pre_pass = installed.before
         config.external_matmul = [x for x in config.external_matmul if x is not gemmill_mm]
 
 
 @contextmanager
 def passes() -> Iterator[None]:
-    """:func:`install` while a block runs. Compiled functions are compiled when they are first called: do so in it."""
+    """:func:`install` while a block runs. PyTorch compiles a function at its first call, so make that call in the
+    block."""
     install()
     try:
         yield

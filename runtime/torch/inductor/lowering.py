@@ -1,8 +1,8 @@
-"""Code of Inductor for the operators: the call of ``gemmill.matmul`` that a user would write, into memory that Inductor
-plans. Registered when this module is imported.
+"""Lowers the operators in Inductor to calls of ``gemmill.matmul`` with ``out=`` in memory that Inductor plans.
 
-An operator without a lowering is called by PyTorch's dispatcher and allocates what it returns; what either costs is in
-docs/performance/summary.md. Ahead-of-time code, which is C++, calls the operator.
+Importing this module registers the lowerings. Without a lowering, Inductor calls the operator through PyTorch's
+dispatcher, and the operator allocates its outputs; docs/performance/summary.md has the cost of both. Ahead-of-time code
+is C++ and always calls the operator.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from gemmill.runtime.torch.operators import OPERATORS
 from gemmill.runtime.torch.option_text import read as read_options
 
 _MODULES = {"cuda": "gemmill", "cpu": "gemmill.runtime.torch.calls"}
-"""Where code finds the functions, by the device of tensors: on the CPU those that run references, in tests."""
+"""The module whose functions generated code calls, by the device of the tensors. On the CPU it runs the operators."""
 
 
 class Call(ir.ExternKernelOut):  # type: ignore[misc]
-    """``module.function(a, b, c=buf0, alpha=2.0, out=buf1)``.
+    """A call in generated code: ``module.function(a, b, c=buf0, alpha=2.0, out=buf1)``.
 
     Args:
-        layout: of D.
+        layout: layout of D.
         function: ``matmul`` or ``grouped_matmul``.
-        operands: buffers by name, A and B first.
-        values: constants by name.
+        operands: buffers by argument name, A and B first.
+        values: constants by argument name.
     """
 
     def __init__(self, layout: Any, function: str, operands: Mapping[str, Any], values: Mapping[str, Any]) -> None:
@@ -43,23 +43,25 @@ class Call(ir.ExternKernelOut):  # type: ignore[misc]
         self._values = [f"{name}={value!r}" for name, value in values.items()]
 
     def codegen(self, wrapper: Any) -> None:
-        """Write the call, and once the import of its function."""
+        """Write the call, and an import of its module once."""
         wrapper.add_import_once(self._imported)
         super().codegen(wrapper)
 
     def codegen_args(self) -> list[str]:
-        """All of its arguments but ``out``."""
+        """All arguments of the call except ``out``."""
         references = [x.codegen_reference() for x in self.inputs]
         named = zip(self._names[2:], references[2:], strict=True)
         return [*references[:2], *(f"{name}={x}" for name, x in named), *self._values]
 
 
 def _lower(name: str, *positional: Any, **keywords: Any) -> Any:
-    """What the lowering of an operator gives: D as a buffer that a :class:`Call` fills, in a list where the operator
-    returns one; the operator itself where code is C++, writes beside D, or has a number that is known when it runs."""
+    """Lower a call of an operator: D is a buffer that a :class:`Call` fills, in a list if the operator returns one.
+
+    Calls in C++ code, with further outputs, or with numbers that are known only at run time call the operator instead.
+    """
     overload = getattr(torch.ops.gemmill, name).default
     arguments = dict(zip((x.name for x in overload._schema.arguments), positional, strict=False)) | keywords
-    arguments.pop("out_dtype", None)  # D has it
+    arguments.pop("out_dtype", None)  # the layout of D has it
     values: dict[str, Any] = {**read_options(arguments.pop("options", ""))}
     expression = arguments.pop("expression", None)
     if expression is not None:
@@ -73,8 +75,8 @@ def _lower(name: str, *positional: Any, **keywords: Any) -> Any:
     operands |= {x: value for x, value in arguments.items() if isinstance(value, ir.IRNode)}
     values |= {x: value for x, value in arguments.items() if x not in operands}
     beside = expression is not None and bool(read_epilogue(expression).outputs)
-    several, made = OPERATORS[name].several, V.graph.current_node.meta["val"]
-    layout = ir.FallbackKernel.tensor_to_layout(made[0] if several else made)
+    several, fake = OPERATORS[name].several, V.graph.current_node.meta["val"]
+    layout = ir.FallbackKernel.tensor_to_layout(fake[0] if several else fake)
     is_written = all(map(_is_literal, values.values())) and layout.device.type in _MODULES
     if V.graph.cpp_wrapper or beside or not is_written:
         return fallback_handler(overload, add_to_fallback_set=False)(*positional, **keywords)
@@ -84,7 +86,7 @@ def _lower(name: str, *positional: Any, **keywords: Any) -> Any:
 
 
 def _is_literal(value: Any) -> bool:
-    """Whether ``repr`` gives what Python reads: of a number that is known when the program runs, or infinite, not."""
+    """Whether ``repr`` is valid code. It is not for infinite numbers, and for those known only at run time."""
     return isinstance(value, str) or (isinstance(value, bool | int | float) and isfinite(value))
 
 

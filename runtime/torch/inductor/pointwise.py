@@ -1,6 +1,8 @@
-"""Pointwise nodes of Inductor's graphs as trees of epilogues: a table, and what decomposed activations look like.
+"""Translates pointwise nodes of Inductor's graphs into trees of epilogue expressions, and recognises decomposed
+activations.
 
-What kernels compute less exactly than PyTorch (``expm1``, ``log1p``) is not in the table; nor is what has no function.
+The table has no functions that expressions lack, or that kernels compute less accurately than PyTorch (``expm1``,
+``log1p``).
 """
 
 from __future__ import annotations
@@ -51,21 +53,22 @@ TREES: Mapping[Any, Callable[..., Node | None]] = MappingProxyType(
         aten.pow.Tensor_Scalar: _power,
     }
 )
-"""What a node says of the trees of its arguments, by its overload; None where that is not the table's."""
+"""By overload, the function that makes a node's tree from the trees of its arguments. It returns None for arguments
+that are not supported."""
 
 VIEWS = frozenset((aten.reshape.default, aten.view.default, aten._unsafe_view.default))
 CONVERSION = prims.convert_element_type.default
 TWICE = frozenset((aten.pow.Tensor_Scalar,))
-"""Overloads whose tree reads an argument more than once."""
+"""Overloads whose tree contains an argument more than once."""
 
 
 def is_passed_on(node: Any) -> bool:
-    """Whether a node is its argument, seen otherwise or rounded: an epilogue computes in f32 to its end."""
+    """Whether a node is a view or a conversion, which an expression skips: it computes in f32 to its end."""
     return node.target in VIEWS or node.target is CONVERSION
 
 
 def number(value: Any) -> Number | None:
-    """A number of Python's as a constant of an expression; None where no kernel has it."""
+    """A Python number as a constant of an expression; None if it is not finite in float32."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if isnan(value) or isinf(value) or abs(value) > MAX_FLOAT32:
@@ -74,7 +77,7 @@ def number(value: Any) -> Number | None:
 
 
 def is_readable(node: Any) -> bool:
-    """Whether a node is one of the table, with arguments that are nodes and numbers."""
+    """Whether the table has a node, and its arguments are nodes and numbers."""
     if node.op != "call_function":
         return False
     if is_passed_on(node):
@@ -86,7 +89,8 @@ def is_readable(node: Any) -> bool:
 
 
 def tree_of(node: Any, read: Callable[[Any], Node | None]) -> Node | None:
-    """The tree of a readable node, of what ``read`` makes of its arguments; None where there is none."""
+    """The tree of a readable node. ``read`` makes the trees of its arguments; None if one of them, or the node, has no
+    tree."""
     arguments = [read(x) for x in node.args]
     keywords = {name: read(x) for name, x in node.kwargs.items()}
     if any(x is None for x in (*arguments, *keywords.values())):
@@ -96,25 +100,25 @@ def tree_of(node: Any, read: Callable[[Any], Node | None]) -> Node | None:
 
 
 def is_condition(tree: Node) -> bool:
-    """Whether a tree is true or false, rather than a number."""
+    """Whether the value of a tree is a condition instead of a number."""
     return isinstance(tree, Call) and FUNCTIONS[tree.function].gives == "condition"
 
 
 def _is_typed(tree: Node) -> bool:
-    """Whether the arguments of a tree's function are conditions and numbers as it wants them."""
+    """Whether the arguments of a tree's function are conditions where it takes conditions, else numbers."""
     if not isinstance(tree, Call):
         return True
-    wanted = FUNCTIONS[tree.function].takes
-    return all(is_condition(x) == (kind == "condition") for x, kind in zip(tree.arguments, wanted, strict=False))
+    kinds = FUNCTIONS[tree.function].takes
+    return all(is_condition(x) == (kind == "condition") for x, kind in zip(tree.arguments, kinds, strict=False))
 
 
 def is_atom(tree: Node) -> bool:
-    """Whether a tree is a name or a number, which costs nothing to read again."""
+    """Whether a tree is a name or a number, so that repeating it costs nothing."""
     return isinstance(tree, Number | Operand | Value)
 
 
 def simplified(tree: Node) -> Node:
-    """A tree of simple arguments as the function that it is the decomposition of, if there is one."""
+    """The call of the function that a tree is the decomposition of, or the tree itself if there is none."""
     match tree:
         case Call("mul", (x, Number(1.0))) | Call("mul", (Number(1.0), x)):
             return x
@@ -132,11 +136,11 @@ _DECOMPOSITIONS = [
     for row in FUNCTIONS.values()
     for text in row.decompositions
 ]
-"""Trees of functions of one argument, in which it is the operand ``x``."""
+"""Decompositions of functions of one argument, which is the operand ``x``, and the names of the functions."""
 
 
 def _is_made_as(tree: Node, pattern: Node, names: dict[str, Node]) -> bool:
-    """Whether a tree is a pattern with some argument, which is put down."""
+    """Whether a tree matches a pattern. Stores the subtrees that the pattern's operands stand for in ``names``."""
     match pattern, tree:
         case Operand(name), _:
             return names.setdefault(name, tree) == tree

@@ -1,4 +1,4 @@
-"""Products in a graph of Inductor: which there are, and which of them the operators serve."""
+"""Finds the products in a graph of Inductor that gemmill's operators support."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ class Product(NamedTuple):
 
     node: Any
     operator: str
-    """Of gemmill, where nothing is added: ``mm``, ``bmm``, ``scaled_mm`` or ``grouped_mm``."""
+    """gemmill's operator without C: ``mm``, ``bmm``, ``scaled_mm`` or ``grouped_mm``."""
     a: Any
     b: Any
     c: Any
-    """A node, or None."""
+    """The node of C, or None."""
     alpha: float
     beta: float
     named: Mapping[str, Any]
     """Nodes of scales and offsets, by name."""
     options: str
-    """As the operators take them."""
+    """Options in the text form of the operators."""
 
     @property
     def shape(self) -> Any:
-        """Of D: (M, N) or (B, M, N)."""
+        """Shape of D: (M, N) or (B, M, N)."""
         return self.node.meta["val"].shape
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of A."""
+        """Dtype of A."""
         dtype: torch.dtype = self.a.meta["val"].dtype
         return dtype
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a plain ``a @ b`` of matrices, in their type."""
+        """Whether it is ``a @ b`` of two matrices, with D in their dtype."""
         return bool(self.node.target is aten.mm.default)
 
     @property
     def takes_expressions(self) -> bool:
-        """Whether what follows may be folded in: not where sums are of f64, nor where groups have a D each, nor beside
-        scales of blocks, which are the main loop's."""
+        """Whether an epilogue can be fused: not with f64 sums, groups that each have their own D, or block scales,
+        which belong to the main loop."""
         if self.operator == "grouped_mm":
             return len(self.shape) == 2
         scales = [x.meta["val"] for x in self.named.values()]
@@ -70,7 +70,7 @@ _OPERATORS = {
     "_scaled_mm": "scaled_mm",
     "_grouped_mm": "grouped_mm",
 }
-"""Operators of gemmill for those of PyTorch whose rows of :data:`ROWS` are read here too."""
+"""gemmill's operator for each of PyTorch's that the pass replaces; :data:`ROWS` names their arguments."""
 _ROWS: Mapping[Any, tuple[str, Row]] = {
     overload(name): (_OPERATORS[packet], row)
     for name, row in ROWS.items()
@@ -83,7 +83,7 @@ NARROW = tuple(torch_dtype(name) for name in FP8)
 
 
 def product(node: Any) -> Product | None:
-    """The product that a node is, if the operators serve it."""
+    """The product that a node computes, or None if the operators do not support it."""
     operator, row = _ROWS.get(node.target, ("", None)) if node.op == "call_function" else ("", None)
     if row is None:
         return None
@@ -92,7 +92,7 @@ def product(node: Any) -> Product | None:
     arguments |= dict(zip((x.name for x in schema), node.args, strict=False)) | node.kwargs
     alpha, beta = arguments.get("alpha", 1), arguments.get("beta", 1)
     if any(isinstance(x, torch.fx.Node) for x in (alpha, beta)):
-        return None  # numbers that are known when the program runs
+        return None  # numbers that are known only at run time
     if not all(isinstance(x.meta.get("val"), torch.Tensor) for x in (node, *node.all_input_nodes)):
         return None
     c = arguments[row.c] if row.c and beta != 0 else None
@@ -139,13 +139,13 @@ def _is_served(product: Product) -> bool:
 
 
 def _is_term(c: Any, product: Product) -> bool:
-    """Whether the operators add a C: one of D's type, beside D."""
-    found_place = place(c.shape, product.shape, product.shape)
-    return c.dtype == product.node.meta["val"].dtype and found_place is not None and found_place.kind in _TERMS
+    """Whether the operators can add a C: it must have D's dtype and broadcast to D."""
+    place_of_c = place(c.shape, product.shape, product.shape)
+    return c.dtype == product.node.meta["val"].dtype and place_of_c is not None and place_of_c.kind in _TERMS
 
 
 def is_served_on(device: torch.device) -> bool:
-    """Whether operators run on a device: on a GPU that kernels are made for, and on the CPU in tests."""
+    """Whether the operators run on a device: a GPU of a supported architecture, or the CPU after ``run_on_cpu``."""
     if device.type == "cuda":
         return _has_kernels(device)
     on_cpu = torch._C._dispatch_has_kernel_for_dispatch_key("gemmill::mm", "CPU")
@@ -158,7 +158,7 @@ def _has_kernels(device: torch.device) -> bool:
 
 
 def _are_scales(product: Product) -> bool:
-    """Whether scales are f32, both for all, both of rows and columns, or both of blocks as kernels take them."""
+    """Whether the scales are f32, and both have one value, or values for rows and columns, or for blocks."""
     scales = [product.named[name].meta["val"] for name in ("a_scale", "b_scale")]
     if any(x.dtype != torch.float32 for x in scales):
         return False
@@ -170,7 +170,7 @@ def _are_scales(product: Product) -> bool:
 
 
 def _is_scale(scale: Any, d: Any) -> bool:
-    """Whether a tensor is of one element, or of one for each row or column of D."""
+    """Whether a tensor has one element, or one for each row or column of D."""
     if scale.dim() == 2 and not all(equal(x, 1) for x in scale.shape):
         return same(scale.shape, (d[0], 1)) or same(scale.shape, (1, d[1]))
     return all(equal(x, 1) for x in scale.shape)

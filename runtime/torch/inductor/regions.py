@@ -1,7 +1,7 @@
-"""What follows a product in a graph: pointwise nodes that an epilogue can be made of.
+"""Finds regions: the pointwise nodes after a product that an epilogue can compute.
 
-A region ends with one node. All that depends on the product and that the end depends on is in it, and nothing else
-reads what is in it: so the product and what leads to the end need not be computed for anybody else.
+A region ends with one node. It contains all nodes between the product and the end, and no node outside reads any of
+them except the end. So fusing the region makes all of its other nodes unnecessary.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from gemmill.runtime.torch.inductor.products import NARROW, Product
 from gemmill.runtime.torch.inductor.shapes import is_like, place, same
 
 MOST_NODES = 96
-"""Of a region: more than any activation and its gradient have."""
+"""The most nodes of a region; activations and their gradients have fewer."""
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class Region(NamedTuple):
-    """Nodes behind a product."""
+    """Pointwise nodes after a product."""
 
     end: Any
     nodes: tuple[Any, ...]
     """Those that depend on the product, in the order of the graph; the last is the end."""
     inner: tuple[Any, ...]
-    """What else may be in it, in that order: nodes that do not depend on the product, and that it alone reads, such as
-    an activation's derivative."""
+    """Further nodes that can be fused, in the order of the graph: they do not depend on the product, and only the
+    region reads them. An example is an activation's derivative."""
 
 
 def regions(product: Product, order: Mapping[Any, int]) -> Iterator[Region]:
-    """Regions behind a product, the longest first. ``order`` is the place of each node in the graph, of those alone
-    between which nothing is written to."""
+    """Yield the regions after a product, the longest first. ``order`` has the position of each node in the part of the
+    graph around the product in which nothing is mutated."""
     if not product.takes_expressions:
         return
     reached = _reached(product, order)
@@ -45,7 +45,7 @@ def regions(product: Product, order: Mapping[Any, int]) -> Iterator[Region]:
 
 
 def _reached(product: Product, order: Mapping[Any, int]) -> list[Any]:
-    """Readable nodes that depend on the product through such nodes, in the order of the graph."""
+    """Readable nodes that depend on the product only through readable nodes, in the order of the graph."""
     reached = {product.node}
     waiting = set(product.node.users)
     while waiting and len(reached) <= MOST_NODES:
@@ -58,7 +58,7 @@ def _reached(product: Product, order: Mapping[Any, int]) -> list[Any]:
 
 
 def _follows(node: Any, product: Product, reached: set[Any]) -> bool:
-    """Whether a node reads values of D's elements, and else what broadcasts to them."""
+    """Whether a node has a value for each element of D, and everything that it reads broadcasts to that."""
     value = node.meta.get("val")
     if not is_readable(node) or not isinstance(value, torch.Tensor) or not is_like(value.shape, product.shape):
         return False
@@ -93,7 +93,7 @@ def _leading_to(end: Any, reached: list[Any]) -> list[Any]:
 
 
 def _inner(product: Product, nodes: list[Any], order: Mapping[Any, int]) -> list[Any]:
-    """Readable nodes of D's elements that the region alone reads, in the order of the graph."""
+    """Readable nodes with a value for each element of D that only the region reads, in the order of the graph."""
     readers = {*nodes}
     waiting = {x for node in nodes for x in _read(node)} - readers - {product.node}
     while waiting and len(readers) <= MOST_NODES:

@@ -1,4 +1,4 @@
-"""Products of a graph, with what follows them, replaced by operators of gemmill."""
+"""Replaces the products of a graph, and the pointwise nodes after them, by gemmill's operators."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from gemmill.runtime.torch.outputs import d_dtype
 
 aten, operators = torch.ops.aten, torch.ops.gemmill
 _ADDING = {"mm": "addmm", "bmm": "baddbmm"}
-"""Operators that take a C, where they are others."""
+"""For operators without C, the operator that takes one, if it has another name."""
 _ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "seq_nr")
 
 
 def replace_products(graph: torch.fx.Graph) -> None:
-    """Put the operators in place of products, the last first: what joins two products is folded into the later one."""
+    """Replace products by operators, the last first, so that nodes between two products are fused into the later
+    one."""
     parts = _parts(graph)
     for node in reversed([*graph.nodes]):
         candidate = product(node)
@@ -33,7 +34,7 @@ def replace_products(graph: torch.fx.Graph) -> None:
 
 
 def _parts(graph: torch.fx.Graph) -> list[dict[Any, int]]:
-    """The place of each node, by parts of the graph in which nothing is written to."""
+    """Split the graph at mutating nodes; for each part, the positions of its nodes."""
     parts: list[dict[Any, int]] = [{}]
     for place, node in enumerate(graph.nodes):
         if getattr(getattr(node.target, "_schema", None), "is_mutable", False):
@@ -45,10 +46,10 @@ def _parts(graph: torch.fx.Graph) -> list[dict[Any, int]]:
 
 def _replace(graph: torch.fx.Graph, product: Product, part: Mapping[Any, int]) -> None:
     for region in regions(product, part):
-        made = folded(product, region)
-        if made is not None:
+        fused = folded(product, region)
+        if fused is not None:
             builder = _NodeBuilder(graph, product, region.end)
-            d = builder.linear_of(made) or builder.epilogue(made)
+            d = builder.linear_of(fused) or builder.epilogue(fused)
             _put(graph, builder.viewed(d, region.nodes), region.end)
             for node in reversed((product.node, *region.nodes)):
                 graph.erase_node(node)
@@ -57,39 +58,39 @@ def _replace(graph: torch.fx.Graph, product: Product, part: Mapping[Any, int]) -
                     graph.erase_node(node)
             return
     if not is_to_be_timed(product):
-        builder, made = _NodeBuilder(graph, product, product.node), with_vector(product)
-        d = builder.epilogue(made) if made else builder.linear(product.alpha, product.c, product.beta)
+        builder, fused = _NodeBuilder(graph, product, product.node), with_vector(product)
+        d = builder.epilogue(fused) if fused else builder.linear(product.alpha, product.c, product.beta)
         _put(graph, d, product.node)
         graph.erase_node(product.node)
 
 
-def _put(graph: torch.fx.Graph, made: Any, node: Any) -> None:
-    """Have a node's readers read another one, which is told to come from the same place of the program."""
-    made.meta.update({name: node.meta[name] for name in _ORIGIN if name in node.meta})
-    node.replace_all_uses_with(made)
+def _put(graph: torch.fx.Graph, replacement: Any, node: Any) -> None:
+    """Replace a node for all of its readers. The replacement gets the metadata of the node's origin in the program."""
+    replacement.meta.update({name: node.meta[name] for name in _ORIGIN if name in node.meta})
+    node.replace_all_uses_with(replacement)
 
 
 class _NodeBuilder:
-    """Makes nodes of operators that give what a node gave, before it."""
+    """Inserts calls of operators before a node; they compute the node's value."""
 
     def __init__(self, graph: torch.fx.Graph, product: Product, end: Any) -> None:
         self._graph, self._product, self._end = graph, product, end
         self._dtype = end.meta["val"].dtype
 
-    def linear_of(self, made: Folded) -> Any:
-        """D by an operator without an expression; None where it takes one."""
-        terms = linear(made.tree)
+    def linear_of(self, fused: Folded) -> Any:
+        """D by an operator without an expression, or None if it needs an expression."""
+        terms = linear(fused.tree)
         if terms is None:
             return None
         if terms.c is None:
             return self.linear(terms.alpha)
-        c = made.operands[terms.c]
+        c = fused.operands[terms.c]
         if c.node.meta["val"].dtype != self._dtype or self._product.operator == "grouped_mm":
             return None
         return self.linear(terms.alpha, self._shaped(c), terms.beta)
 
     def linear(self, alpha: float = 1.0, c: Any = None, beta: float = 1.0) -> Any:
-        """``alpha * a @ b + beta * c``."""
+        """D as ``alpha * a @ b + beta * c``."""
         product = self._product
         keywords = {"alpha": alpha} if alpha != 1 else {}
         if c is not None and beta != 1:
@@ -101,15 +102,15 @@ class _NodeBuilder:
             arguments.append(c)
         return self._call(getattr(operators, name).default, arguments, keywords | self._keywords())
 
-    def epilogue(self, made: Folded) -> Any:
-        """D by an expression."""
+    def epilogue(self, fused: Folded) -> Any:
+        """D by the operator ``epilogue``."""
         product = self._product
-        read = {name: self._shaped(x) for name, x in made.operands.items()} | {**product.named}
-        arguments = [made.text, product.a, product.b, [*read.values()], [*read]]
+        read = {name: self._shaped(x) for name, x in fused.operands.items()} | {**product.named}
+        arguments = [fused.text, product.a, product.b, [*read.values()], [*read]]
         return self._call(_getitem, [self._call(operators.epilogue.default, arguments, self._keywords()), 0])
 
     def viewed(self, d: Any, nodes: Sequence[Any]) -> Any:
-        """D in the shape that the last of some nodes had."""
+        """D in the shape of the last of these nodes."""
         shape = self._end.meta["val"].shape
         if same(shape, self._product.shape):
             return d
@@ -122,7 +123,7 @@ class _NodeBuilder:
         return keywords if self._dtype == default else {"out_dtype": self._dtype, **keywords}
 
     def _shaped(self, read: Read) -> Any:
-        """An operand in the shape in which the operators take it."""
+        """An operand in the shape that the operators take."""
         kind, ndim = read.place
         if kind == "scalar" or read.node.meta["val"].dim() == ndim:
             return read.node
@@ -131,7 +132,7 @@ class _NodeBuilder:
         return self._call(aten.reshape.default, [read.node, [-1, *sizes]])
 
     def _extent(self, axis: str) -> Any:
-        """M or N: a number, or the node of a symbol."""
+        """M or N, as a number or as the node of a symbol."""
         node, at = (self._product.a, -2) if axis == "m" else (self._product.b, -1)
         value = node.meta["val"]
         extent = value.shape[at]

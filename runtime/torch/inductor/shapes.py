@@ -1,7 +1,8 @@
-"""Shapes in a graph, of which some extents are symbols: what is known of them without a guard.
+"""Compares shapes in a graph whose extents may be symbols, without adding guards.
 
-A value of D's elements may be viewed with the extents before N (of a batch: before M) split or merged, as a module of
-(B, S, K) does around its product of two matrices. An operand beside such a value is told by where it broadcasts.
+A value with D's elements may have the extents before N (for a batch: before M) split or merged. For example, a layer
+with input (B, S, K) views it as (B * S, K) for the product. The kind of an operand follows from how it broadcasts to
+such a value.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from gemmill.library.epilogues.tree import Kind
 
 Extents = Sequence[Any]
-"""Of a tensor: int or SymInt."""
+"""The shape of a tensor; extents are int or SymInt."""
 
 
 class Place(NamedTuple):
-    """What an operand of an expression has a value for, and the shape in which the operator takes it."""
+    """The kind of an operand of an expression, and the number of dimensions in which the operator takes it."""
 
     kind: Kind
     ndim: int
-    """Of the tensor that is passed; its last extents are D's, the first is what they leave."""
+    """Dimensions of the tensor that is passed. Its last extents are D's; the first is the product of all others."""
 
 
 def equal(x: Any, y: Any) -> bool:
@@ -38,12 +39,12 @@ def same(x: Extents, y: Extents) -> bool:
 
 
 def is_empty(shape: Extents) -> bool:
-    """Whether a shape is known to hold no element."""
+    """Whether a shape is known to have no elements."""
     return any(equal(extent, 0) for extent in shape)
 
 
 def is_like(shape: Extents, d: Extents) -> bool:
-    """Whether a shape is a D's, (M, N) or (B, M, N), with its first extent split into any number of them."""
+    """Whether a shape is that of D, (M, N) or (B, M, N), with its first extent split into any number of extents."""
     kept = len(d) - 1
     if len(shape) < len(d) or not same(shape[-kept:], d[1:]):
         return False
@@ -51,7 +52,7 @@ def is_like(shape: Extents, d: Extents) -> bool:
 
 
 def place(shape: Extents, value: Extents, d: Extents) -> Place | None:
-    """Where an operand of a shape belongs that broadcasts to a value like a D; None where an expression takes none."""
+    """The place of an operand that broadcasts to a value with D's elements; None if expressions do not support it."""
     if len(shape) > len(value):
         return None
     padded = (*[1] * (len(value) - len(shape)), *shape)
@@ -73,7 +74,7 @@ def _place_beside_matrix(ones: Sequence[bool], full: Sequence[bool]) -> Place | 
 
 
 def _place_beside_batch(ones: Sequence[bool], full: Sequence[bool]) -> Place | None:
-    """Of the batch there may be all or, shared, one."""
+    """The operand has either all extents of the batch, or one value that the whole batch shares."""
     shared, whole = all(ones[:-2]), all(full[:-2])
     if not (shared or whole):
         return None
@@ -85,7 +86,8 @@ def _place_beside_batch(ones: Sequence[bool], full: Sequence[bool]) -> Place | N
 
 
 def is_a_view(tensor: Any, where: Place) -> bool:
-    """Whether a tensor is known to have the shape of its place without a copy: what becomes one extent lies as one."""
+    """Whether a tensor is known to have the shape of its place as a view, without a copy: the extents that become one
+    must have matching strides."""
     kept = {"matrix": where.ndim - 1, "row": where.ndim, "batch": 2}.get(where.kind, tensor.dim())
     extents = [*zip(tensor.shape, tensor.stride(), strict=True)][: tensor.dim() - kept]
     extents = [(extent, stride) for extent, stride in extents if not equal(extent, 1)]
