@@ -130,7 +130,7 @@ def _group(*shape: int) -> Any:
     [
         ((-1, 1), (1, -1), "bfloat16", None),
         ((-1, -1), (-1, -1), "float16", None),
-        ((128, 128), (1, 128), "bfloat16", "scales of weights are of groups"),
+        ((128, 128), (1, 128), "bfloat16", "scales of weights have groups"),
         ((-1, 1), (1, -1), "float32", "the output is"),
     ],
 )

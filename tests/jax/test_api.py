@@ -25,7 +25,7 @@ REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "no array": (gemmill.OperandError, "b is a str", {"b": "b"}),
     "an output": (
         gemmill.KeywordError,
-        "it is returned beside D",
+        "x is an output of the epilogue",
         {"epilogue": "d = acc; x[m] = max(acc)", "x": A[:, 0]},
     ),
     "an operand that is missing": (gemmill.OperandError, "x is missing", {"epilogue": "d = acc + x[n]"}),

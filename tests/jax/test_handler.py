@@ -40,14 +40,14 @@ def call(
 
 
 MISUSES: dict[str, tuple[str, dict[str, Any]]] = {
-    "no attribute": ("attributes none; it takes one, call", {}),
+    "no attribute": ("attributes none; expected one text attribute, call", {}),
     "other attributes": ("attributes alpha, call", {"call": PLAIN, "alpha": 1.0}),
-    "an attribute of another type": ("it takes one, call, a text", {"call": np.float32(1)}),
-    "no description": ("which this version does not read", {"call": "a @ b"}),
-    "no object": ("which this version does not read", {"call": "[]"}),
-    "another version's": ("which this version does not read", {"call": '{"operands":["a","b"],"later":1}'}),
+    "an attribute of another type": ("expected one text attribute, call", {"call": np.float32(1)}),
+    "no description": ("cannot read the description of the call", {"call": "a @ b"}),
+    "no object": ("cannot read the description of the call", {"call": "[]"}),
+    "another version's": ("cannot read the description of the call", {"call": '{"operands":["a","b"],"later":1}'}),
     "more operands than arrays": (
-        "the call has 3 arrays; it describes 4",
+        "the call has 3 arrays; expected 4",
         {"call": written(Description(("a", "b", "c")))},
     ),
     "an unknown kernel": ("kernel", {"call": written(Description(("a", "b")).but(kernel="fast"))}),

@@ -1,4 +1,4 @@
-"""gemmill in vLLM: a plugin that puts kernels before vLLM's own, and takes over layers that are not quantised."""
+"""A plugin of vLLM: gemmill's kernels come before vLLM's own, and also compute layers that are not quantised."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def register() -> None:
-    """Put gemmill into vLLM's linear layers. vLLM calls it in each process, in some more than once; further calls do
+    """Make vLLM's linear layers use gemmill. vLLM calls this in each process, in some more than once; further calls do
     nothing."""
     from vllm.model_executor.kernels import linear
     from vllm.platforms import PlatformEnum
@@ -21,5 +21,5 @@ def register() -> None:
         if kernel not in kernels:
             linear.register_linear_kernel(kernel, PlatformEnum.CUDA, kind)
             kernels = table[PlatformEnum.CUDA]
-            kernels.insert(0, kernels.pop())  # it is appended, and vLLM takes the first that can
+            kernels.insert(0, kernels.pop())  # it was appended, but vLLM uses the first supported kernel
     unquantized.replace()

@@ -1,4 +1,4 @@
-"""fp8 weights and activations with scales of rows, or of whole tensors."""
+"""fp8 weights and activations, with scales of rows or of whole tensors."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from vllm.model_executor.kernels.linear import FP8ScaledMMLinearKernel, FP8Scale
 import gemmill.torch  # noqa: F401 - registers the operators
 
 _GROUPS = ((-1, -1), (1, -1), (-1, 1))
-"""Of a scale: the whole tensor, a row, a column."""
+"""Supported groups of a scale: the whole tensor, a row, a column."""
 
 
 class GemmillFP8LinearKernel(FP8ScaledMMLinearKernel):  # type: ignore[misc]
-    """``scaled_mm`` of gemmill. vLLM quantises the activations before, as for its own kernels."""
+    """Calls gemmill's operator ``scaled_mm``. vLLM quantises the activations first, as for its own kernels."""
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
-        """Whether the GPU is a Hopper."""
+        """Whether the GPU is a Hopper, and if not, the reason."""
         if compute_capability is None and torch.cuda.is_available():
             major, minor = torch.cuda.get_device_capability()
             compute_capability = 10 * major + minor
-        return (True, None) if compute_capability == 90 else (False, "gemmill's kernels are for compute capability 9.0")
+        return (True, None) if compute_capability == 90 else (False, "gemmill needs compute capability 9.0 (Hopper)")
 
     @classmethod
     def can_implement(cls, c: FP8ScaledMMLinearLayerConfig) -> tuple[bool, str | None]:
-        """Whether scales are of rows or tensors, and D is of 16 bits."""
+        """Whether scales are of rows or whole tensors and D has 16 bits, and if not, the reason."""
         for what, key in (("weights", c.weight_quant_key), ("activations", c.activation_quant_key)):
             if (group := tuple(key.scale.group_shape)) not in _GROUPS:
-                return False, f"scales of {what} are of groups {group}; gemmill takes those of rows or of tensors here"
+                return False, f"scales of {what} have groups {group}; they must be of rows or of the whole tensor"
         if c.out_dtype not in (torch.bfloat16, torch.float16):
-            return False, f"the output is {c.out_dtype}; gemmill gives bfloat16 or float16"
+            return False, f"the output is {c.out_dtype}; it must be bfloat16 or float16"
         return True, None
 
     def apply_scaled_mm(
@@ -45,10 +45,10 @@ class GemmillFP8LinearKernel(FP8ScaledMMLinearKernel):  # type: ignore[misc]
         bias: torch.Tensor | None,
         output_shape: list[int],
     ) -> torch.Tensor:
-        """(M, K) by (K, N), with scales of M rows or one, and N columns or one."""
+        """Multiply (M, K) by (K, N), with M scales or one for A, and N scales or one for B."""
         a_scale, b_scale = (
             x.view(1) if x.numel() == 1 else x.view(shape) for x, shape in ((As, (-1, 1)), (Bs, (1, -1)))
         )
         d: Any = torch.ops.gemmill.scaled_mm(A, B, a_scale, b_scale, bias, out_dtype=out_dtype)
-        made: torch.Tensor = d.view(*output_shape)
-        return made
+        output: torch.Tensor = d.view(*output_shape)
+        return output

@@ -1,4 +1,4 @@
-"""Weights of 4 bits, with scales and zero points of groups along K, times 16-bit activations."""
+"""4-bit weights with scales and zero points of groups along K, and 16-bit activations."""
 
 from __future__ import annotations
 
@@ -12,36 +12,39 @@ from vllm.model_executor.parameter import permute_param_layout_
 import gemmill.torch  # noqa: F401 - registers the operators
 
 ZEROS: Mapping[str, int | None] = {"uint4b8": 8, "uint4": None}
-"""What vLLM's types take from an unsigned value: a constant, or zero points."""
+"""For each of vLLM's types, the constant to subtract from the unsigned values; None if there are zero points."""
 GROUPS = (32, 64, 128)
 """Elements along K that share a scale."""
 
 
 class GemmillU4LinearKernel(MPLinearKernel):  # type: ignore[misc]
-    """``mixed_mm`` of gemmill."""
+    """Calls gemmill's operator ``mixed_mm``."""
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """Hopper."""
+        """The least compute capability, times 10: Hopper."""
         return 90
 
     @classmethod
     def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
-        """Whether the type, the groups and the activations are ones that a kernel has."""
+        """Whether gemmill supports the types, groups and shape of a layer, and if not, the reason."""
         k, n = c.partition_weight_shape
         refusals = {
-            f"weights are {c.weight_type}; gemmill takes {', '.join(ZEROS)}": str(c.weight_type) not in ZEROS,
-            "zero points go with uint4, and with it alone": c.zero_points != (str(c.weight_type) == "uint4"),
-            f"a scale is of {c.group_size}; gemmill takes {', '.join(map(str, GROUPS))}": c.group_size not in GROUPS,
-            f"{k} x {n} weights: K must be a multiple of {c.group_size}, N of 8": k % max(c.group_size, 1) or n % 8,
-            "activations in another order (g_idx)": c.has_g_idx,
-            f"activations are {c.act_type}; gemmill takes bfloat16 or float16": c.act_type
+            f"weights are {c.weight_type}; they must be {' or '.join(ZEROS)}": str(c.weight_type) not in ZEROS,
+            "uint4 needs zero points, and uint4b8 must have none": c.zero_points != (str(c.weight_type) == "uint4"),
+            f"groups have {c.group_size} elements; they must have {', '.join(map(str, GROUPS))}": c.group_size
+            not in GROUPS,
+            f"weights are {k} x {n}; K must be a multiple of {c.group_size}, and N of 8": k % max(c.group_size, 1)
+            or n % 8,
+            "reordered rows (g_idx) are not supported": c.has_g_idx,
+            f"activations are {c.act_type}; they must be bfloat16 or float16": c.act_type
             not in (torch.bfloat16, torch.float16),
         }
         return next(((False, reason) for reason, holds in refusals.items() if holds), (True, None))
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """From eight values along K in an int32 to two in a byte, K-major, which are the same bytes."""
+        """Convert weights from eight values along K in an int32 to two values in a byte, K-major, with the same
+        bytes."""
         zero = ZEROS[str(self.config.weight_type)]
 
         def weights(x: Any) -> Any:
@@ -69,11 +72,11 @@ class GemmillU4LinearKernel(MPLinearKernel):  # type: ignore[misc]
             self._zeros = torch.full_like(getattr(layer, self.w_s_name), zero)
 
     def apply_weights(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """``x @ ((q - zero) * scale) + bias`` of (..., K) and (K, N)."""
+        """Compute ``x @ ((q - zero) * scale) + bias`` (..., N) of (..., K) and (K, N)."""
         w_q, w_s, w_zp, _ = self._get_weight_params(layer)
         zeros = w_zp if self.config.zero_points else self._zeros
         d = torch.ops.gemmill.mixed_mm(
             x.reshape(-1, x.shape[-1]), w_q, None, w_s, None, zeros, bias, out_dtype=x.dtype, b_dtype="u4"
         )
-        made: torch.Tensor = d.view(*x.shape[:-1], d.shape[-1])
-        return made
+        output: torch.Tensor = d.view(*x.shape[:-1], d.shape[-1])
+        return output

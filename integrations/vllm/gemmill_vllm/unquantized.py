@@ -1,4 +1,5 @@
-"""Layers that are not quantised, for which vLLM has no table of kernels: the method that computes them is replaced."""
+"""Layers that are not quantised. vLLM has no table of kernels for these, so the plugin replaces the method that
+computes them."""
 
 from __future__ import annotations
 
@@ -12,21 +13,21 @@ import gemmill.torch  # noqa: F401 - registers the operators
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """``x @ weight.T + bias`` of (..., K) and (N, K)."""
+    """Compute ``x @ weight.T + bias`` (..., N) of (..., K) and (N, K)."""
     rows = x.reshape(-1, x.shape[-1])
     operators = torch.ops.gemmill
     d = operators.mm(rows, weight.t()) if bias is None else operators.addmm(bias, rows, weight.t())
-    made: torch.Tensor = d.view(*x.shape[:-1], weight.shape[0])
-    return made
+    output: torch.Tensor = d.view(*x.shape[:-1], weight.shape[0])
+    return output
 
 
 def serves(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether both are of one 16-bit type, and no mode wants bits that do not depend on the batch."""
+    """Whether both have the same 16-bit dtype, and vLLM's batch-invariant mode is off."""
     return x.dtype in (torch.bfloat16, torch.float16) and weight.dtype == x.dtype and not envs.VLLM_BATCH_INVARIANT
 
 
 def replace() -> None:
-    """Have :func:`linear` compute what it serves on CUDA; once."""
+    """Make :func:`linear` compute the layers on CUDA that it supports. Further calls do nothing."""
     original = UnquantizedLinearMethod.apply
     if getattr(original, "of_gemmill", False):
         return
@@ -35,8 +36,8 @@ def replace() -> None:
         weight = layer.weight
         if x.is_cuda and serves(x, weight):
             return linear(x, weight, bias)
-        made: torch.Tensor = original(self, layer, x, bias)
-        return made
+        output: torch.Tensor = original(self, layer, x, bias)
+        return output
 
     apply.of_gemmill = True  # type: ignore[attr-defined]
     UnquantizedLinearMethod.apply = apply
