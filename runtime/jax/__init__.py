@@ -1,1 +1,1 @@
-"""gemmill in JAX: products as calls of XLA's foreign function interface. Imported by who asks for it."""
+"""gemmill for JAX: products as calls of XLA's foreign function interface. ``import gemmill`` does not import it."""

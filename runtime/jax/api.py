@@ -20,11 +20,11 @@ from gemmill.runtime.operands.tensors import dtype_named
 _TENSORS = tuple(name for name in OPERANDS if name not in ("a", "b", "addresses"))
 _DTYPES = ("out_dtype", "accumulator", "a_dtype", "b_dtype")
 _SETTINGS: Mapping[str, Any] = {**DEFAULTS._asdict(), "explain": False, "epilogue": None}
-"""Keywords that are no arrays, with their defaults."""
+"""Keywords that are not arrays, with their defaults."""
 
 
 def _tracing(declaration: Declaration) -> Callable[..., Any]:
-    """What has JAX trace a call."""
+    """Make the function that traces a call with JAX, from the declaration of its keywords."""
 
     def traced(a: Any, b: Any, **arguments: Any) -> Any:
         keywords = {name: x for name, x in arguments.items() if name in declaration.keywords and x is not None}
@@ -44,7 +44,7 @@ def _tracing_groups(declaration: Declaration) -> Callable[..., Any]:
     return traced
 
 
-# Keywords of one subject stand on one line.
+# Each line has the keywords of one subject.
 # fmt: off
 
 
@@ -60,29 +60,34 @@ def matmul(
     deterministic: bool = False, batch_invariant: bool = False, quick: bool = False,
     objective: str = "sustained", explain: bool = False, epilogue: str | None = None, **operands: jax.Array | float,
 ) -> Any:
-    """``alpha * a @ b + beta * c`` of JAX arrays, as :func:`gemmill.matmul` has it; returns D.
+    """Compute ``alpha * a @ b + beta * c`` of JAX arrays, and return D (..., M, N).
 
-    ``a`` is (..., M, K) or (K,), ``b`` (..., K, N) or (K,); batch extents broadcast, without a copy. All keywords are
-    those of :func:`gemmill.matmul`, but for:
+    gemmill selects and compiles the kernel when JAX traces the call, for the machine's GPU. Without a GPU it assumes
+    the one that :class:`gemmill.Registry` assumes. The call is differentiable in all floating-point operands, any
+    number of times, and ``jax.vmap`` turns a batch into one launch.
 
-    ``a_major`` and ``b_major`` say which extent of A and B is contiguous: ``"k"``, or ``"m"`` of A and ``"n"`` of B.
-    Arrays of JAX lie row by row, so by default these are ``"k"`` and ``"n"``, and nothing is copied; a narrower B
-    than A is taken with ``"k"``, as kernels want it. With ``b_major="k"`` XLA is asked for a B that lies column by
-    column: under ``jax.jit``, of ``w.T`` that is ``w`` itself, without a copy, and of what is computed there what XLA
-    computes in that order; of any other array it is a transposed copy.
+    Keywords that are not listed here are those of :func:`gemmill.matmul`.
 
-    ``out`` is an array of D's shape and dtype, whose memory D is written to: one that the program does not use
-    afterwards, donated or made under ``jit``; otherwise XLA copies it first. ``c`` may be ``out``.
+    Args:
+        a: (..., M, K), or (K,).
+        b: (..., K, N), or (K,). Batch extents broadcast without a copy.
+        out: an array of D's shape and dtype, in whose memory D is written. The program must not use it afterwards:
+            donate it, or create it under ``jit``. Otherwise XLA copies it first. ``c`` may be the same array.
+        a_major: the contiguous extent of A: ``"k"`` (default) or ``"m"``.
+        b_major: the contiguous extent of B: ``"n"`` (default), or ``"k"``, which is the default for a B narrower than
+            A. JAX arrays are row-major, so the defaults copy nothing. ``"k"`` asks XLA for a column-major B: under
+            ``jax.jit``, ``w.T`` then reads ``w`` without a copy, and XLA computes intermediate arrays in this layout.
+            Any other array becomes a transposed copy.
+        alpha, beta: numbers, which are constants of the trace. For a factor that changes, use an array of one element
+            in an expression: ``epilogue="d = acc * x", x=x``.
+        kernel: the name of a kernel; the selector is skipped.
+        explain: True prints the kernel and the reason for its selection when the call is traced.
+        epilogue: an expression. If it has further outputs, the call returns a tuple: D, then these in the expression's
+            order. Their dtype is the one in the expression, f32 without one.
 
-    ``epilogue`` may write outputs beside D; then a tuple of D and these, in the expression's order, is returned. They
-    have the type that the expression names, f32 without one.
-
-    The kernel is selected and compiled when a call is traced, for the GPU at hand, or on a machine without one for
-    that which :class:`gemmill.Registry` assumes; ``explain`` prints then. ``kernel`` is a name. Factors and other
-    numbers are constants of the trace: what changes is an array of one element in an expression.
-
-    Differentiable in all that is floating-point, more than once, and batched by ``jax.vmap``. Raises what
-    :func:`gemmill.matmul` does, where it is traced; a handler that fails raises JAX's own error at run time.
+    Raises:
+        GemmillError: as :func:`gemmill.matmul`, when the call is traced. Errors at run time are JAX's
+            ``JaxRuntimeError``, with gemmill's message.
     """
 
 
@@ -98,13 +103,22 @@ def grouped_matmul(
     deterministic: bool = False, batch_invariant: bool = False, explain: bool = False,
     epilogue: str | None = None, **operands: jax.Array | float,
 ) -> Any:
-    """``alpha * a @ b + beta * c`` group by group, as :func:`gemmill.grouped_matmul` has it; returns D.
+    """Compute ``alpha * a @ b + beta * c`` for each group of JAX arrays, and return D.
 
-    ``offsets`` (int32 or int64) are ends of groups: of rows of ``a`` (M, K), with ``b`` (groups, K, N); or along K of
-    ``a`` (M, K) and ``b`` (K, N), with D (groups, M, N), where A is taken with ``a_major="m"``. ``counts`` are rows in
-    slots: ``a`` (groups, capacity, K). Rows of D that no group holds have any values; gradients there are 0.
+    Pass ``offsets`` or ``counts``. Values of D in rows outside of all groups are undefined; their gradients are 0.
+    Other keywords are those of :func:`matmul` and :func:`gemmill.grouped_matmul`. ``jax.vmap`` runs one call after the
+    other.
 
-    All else is as in :func:`matmul`; ``jax.vmap`` makes one call after the other.
+    Args:
+        a: (M, K) with ``offsets``; (groups, capacity, K) with ``counts``. b: (groups, K, N); or (K, N) for groups along
+        K. offsets: int32 or int64 (groups,), the end of each group. With ``b`` (groups, K, N) these are groups of rows
+        of A,
+            and D is (M, N). With ``b`` (K, N) these are groups along K, D is (groups, M, N), and ``a_major`` defaults
+            to ``"m"``.
+        counts: int32 or int64 (groups,), the number of rows of each masked group. D is (groups, capacity, N).
+
+    Raises:
+        GemmillError: as :func:`gemmill.grouped_matmul`, when the call is traced.
     """
 
 
@@ -119,7 +133,7 @@ def _trace(a: Any, b: Any, keywords: dict[str, Any], operands: Mapping[str, Any]
         value = keywords.get(name)
         if value is None or (name == "out" and value is keywords.get("c")):
             continue
-        if is_number(value):  # a scale: a factor of the product
+        if is_number(value):  # a scale that is a number becomes part of alpha
             factor *= value
         else:
             arrays[name] = _array(name, value)
@@ -134,16 +148,16 @@ def _trace(a: Any, b: Any, keywords: dict[str, Any], operands: Mapping[str, Any]
         numbers=tuple(numbers.items()),
         into_c="out" in keywords and keywords["out"] is keywords.get("c"),
     )
-    made = run(_checked(description, operands), *arrays.values())
-    d = made[0].squeeze(of_vectors)
-    return d if len(made) == 1 else (d, *made[1:])
+    outputs = run(_checked(description, operands), *arrays.values())
+    d = outputs[0].squeeze(of_vectors)
+    return d if len(outputs) == 1 else (d, *outputs[1:])
 
 
 def _checked(description: Description, operands: Mapping[str, Any]) -> Description:
-    """The description, unless its expression writes to arrays that a caller passes."""
+    """The description. Raises KeywordError if the caller passes an array that its expression writes."""
     for x in description.epilogue.outputs:
         if x.name in operands:
-            raise KeywordError(f"{x.name} is passed, but the epilogue writes it: it is returned beside D, leave it out")
+            raise KeywordError(f"{x.name} is an output of the epilogue, which the call returns after D: do not pass it")
     return description
 
 
@@ -152,19 +166,19 @@ def _array(name: str, value: Any) -> Any:
         return jnp.asarray(value)
     except (TypeError, ValueError) as error:
         raise OperandError(
-            f"{name} is a {type(value).__qualname__}; gemmill.jax takes arrays of JAX: {error}"
+            f"{name} is a {type(value).__qualname__}; it must be a JAX array or convert to one: {error}"
         ) from None
 
 
 def _settings(keywords: Mapping[str, Any]) -> dict[str, Setting]:
-    """Keywords that are no arrays and differ from the defaults, as a description holds them."""
+    """The keywords that are not arrays and differ from their defaults, in the form of a description."""
     settings: dict[str, Setting] = {}
     for name, default in _SETTINGS.items():
         value = keywords.get(name, default)
         if isinstance(value, jax.core.Tracer):
             raise OperandError(
-                f"{name} is traced, and must be a constant: what changes is an operand of an expression, as in "
-                f"epilogue='d = x * acc', x={name}"
+                f"{name} is traced; it must be a constant: for a value that changes, use an operand of an expression, "
+                f"for example epilogue='d = x * acc', x={name}"
             )
         if name == "alpha":
             value = alpha_of(value)
@@ -175,19 +189,19 @@ def _settings(keywords: Mapping[str, Any]) -> dict[str, Setting]:
         elif name == "epilogue" and value is not None:
             read_epilogue(value)
         elif name == "kernel" and value is not None and not isinstance(value, str):
-            raise OperandError("kernel is a config; gemmill.jax takes its name: gemmill.GemmConfig.name")
+            raise OperandError("kernel is a config; it must be a name: pass kernel=config.name")
         if value != default:
             settings[name] = value
     return settings
 
 
 def _dtype_text(dtype: Any) -> str:
-    """A dtype of JAX's, which are scalar types too, or of gemmill's by its name."""
+    """The name of a dtype, which may be a JAX dtype or scalar type, or a name of gemmill's."""
     return dtype if isinstance(dtype, str) else str(jnp.dtype(dtype))
 
 
 def _turned(arrays: Mapping[str, Any], keywords: Mapping[str, Any]) -> tuple[str, ...]:
-    """Which of A and B XLA is to lay column by column."""
+    """Which of A and B must be column-major. Raises OperandError for an invalid major."""
     a, b = arrays["a"], arrays["b"]
     along_k = "offsets" in arrays and b.ndim == 2
     b_is_narrow = b.dtype.itemsize < a.dtype.itemsize or keywords.get("b_dtype") is not None
@@ -202,11 +216,11 @@ def _turned(arrays: Mapping[str, Any], keywords: Mapping[str, Any]) -> tuple[str
 
 
 def _without_vectors(arrays: dict[str, Any], keywords: dict[str, Any]) -> tuple[int, ...]:
-    """Vectors made matrices of one row or column; the axes of D that are these."""
+    """Turn vectors into matrices of one row or column. Returns the axes of D to remove again."""
     a, b = arrays["a"], arrays["b"]
     axes = tuple(axis for axis, x in ((-2, a), (-1, b)) if x.ndim == 1)
     if axes and keywords.get("epilogue") is not None:
-        raise OperandError("a or b is a vector: beside an epilogue, pass matrices, as a[None] and b[:, None] are")
+        raise OperandError("a or b is a vector; an epilogue needs matrices: pass a[None] or b[:, None]")
     arrays["a"], arrays["b"] = a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
     for name in ("c", "out"):
         for axis in axes:

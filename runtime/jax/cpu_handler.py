@@ -1,4 +1,4 @@
-"""The handler on the CPU, by NumPy: for tests, and to try without GPU what is to run on one."""
+"""The handler on the CPU, which computes with NumPy, for tests and machines without a GPU."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ _runs = False
 
 
 def run_on_cpu() -> None:
-    """Have calls run on CPU devices too, by NumPy with sums in float64: for tests, and to try on a machine without GPU
-    what is to run on another."""
+    """Let calls also run on CPU devices, with NumPy and float64 sums.
+
+    Use it for tests, or to try a program on a machine without a GPU. It is slow, and applies to the whole process.
+    """
     global _runs
     _runs = True
 
 
 def launch(frame: ffi.Frame) -> None:
-    """Compute the call of a frame."""
+    """Compute the call of a frame. Raises OperandError unless :func:`run_on_cpu` was called."""
     if not _runs:
         raise OperandError(
-            "gemmill.jax runs on NVIDIA GPUs, and this device is a CPU; gemmill.jax.run_on_cpu() lets it compute "
-            "there too, slowly, by NumPy"
+            "the device is a CPU; gemmill.jax needs an NVIDIA GPU: move the arrays to a GPU, or call "
+            "gemmill.jax.run_on_cpu() to compute slowly with NumPy"
         )
     description = read(frame.text)
     if frame.stage == ffi.INSTANTIATE:
@@ -43,14 +45,14 @@ def launch(frame: ffi.Frame) -> None:
     named = {name: _turned(x, name in description.turned) for name, x in zip(description.operands, memory, strict=True)}
     with np.errstate(all="ignore"):
         a, b = (x.astype(np.float64) for x in operands_in_full(call, named, np))
-        made = expression(call, _sums(call, a, b, named), named, np)
+        outputs = expression(call, _sums(call, a, b, named), named, np)
     wanted = results(description, arrays)
-    for buffer, x, value in zip(frame.buffers[len(arrays) :], wanted, made, strict=False):
+    for buffer, x, value in zip(frame.buffers[len(arrays) :], wanted, outputs, strict=False):
         _array(buffer, x.numpy)[...] = stored(value, x.dtype, np)
 
 
 def _sums(call: GemmCall, a: Any, b: Any, named: Mapping[str, Any]) -> Any:
-    """Sums of products. What no group holds is 0."""
+    """The sums of the product; 0 outside of all groups."""
     kind = groups_kind(call.tensors)
     if not kind:
         return np.matmul(a, b)
@@ -69,7 +71,7 @@ def _sums(call: GemmCall, a: Any, b: Any, named: Mapping[str, Any]) -> Any:
 
 
 def _array(buffer: ffi.Buffer, dtype: str) -> Any:
-    """The memory of a buffer, as an array of NumPy's."""
+    """A NumPy array of a buffer's memory."""
     kind, shape = jax.numpy.dtype(dtype), buffer.shape
     if 0 in shape:
         return np.empty(shape, kind)
@@ -78,7 +80,7 @@ def _array(buffer: ffi.Buffer, dtype: str) -> Any:
 
 
 def _turned(array: Any, is_turned: bool) -> Any:
-    """An array of which XLA lays the last two extents the other way round."""
+    """An array whose last two extents XLA stores transposed, if ``is_turned``."""
     if not is_turned:
         return array
     *batch, rows, columns = array.shape

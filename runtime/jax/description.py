@@ -1,7 +1,7 @@
-"""What a call asks for, less its arrays: a static argument where JAX traces, and the attribute that its handler reads.
+"""Describes a call without its arrays: a static argument when JAX traces, and the attribute that the handler reads.
 
-As the text outlives the process, in exported programs and in JAX's compilation cache, it says everything: a handler in
-another process needs nothing else.
+Exported programs and JAX's compilation cache store the text for other processes, so it contains everything that a
+handler needs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from gemmill.library.dtypes import DTYPES, DTypeName, default_output, find_dtype
 from gemmill.library.epilogues.parse import PLAIN
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
+from gemmill.library.wording import one_of
 from gemmill.runtime.api.read import read_call
 from gemmill.runtime.operands.binding import shape_of_d, wider
 from gemmill.runtime.operands.call import GemmCall
@@ -30,59 +31,59 @@ class Description(NamedTuple):
     """A call of ``matmul`` or ``grouped_matmul``."""
 
     operands: tuple[str, ...]
-    """Names of its arrays, in their order: A, B, then others as :func:`gemmill.matmul` and the epilogue call them.
-    ``out`` is memory that D is written to, and nothing else."""
+    """Names of the arrays in their order: A, B, then others by the names of :func:`gemmill.matmul` and the epilogue.
+    ``out`` is only memory that D is written to."""
     turned: tuple[str, ...] = ()
-    """Those of A and B whose last extent but one is contiguous, not the last."""
+    """Those of A and B whose second last extent is contiguous instead of the last."""
     settings: tuple[tuple[str, Setting], ...] = ()
-    """Keywords that are no arrays, by name, where they differ from the defaults."""
+    """Keywords that are not arrays and differ from their defaults, by name."""
     numbers: tuple[tuple[str, float], ...] = ()
     """Operands of the epilogue that are numbers."""
     into_c: bool = False
-    """Whether D is written to where C is."""
+    """Whether D is written to the memory of C."""
     scratch: WorkspaceSize = WorkspaceSize(0, 0)
-    """The workspace that XLA allocates, as one more result."""
+    """The workspace that XLA allocates as an additional result."""
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """The settings."""
+        """The settings as a dict."""
         return dict(self.settings)
 
     @property
     def epilogue(self) -> Epilogue:
-        """What its expression says, or that of a call without one."""
+        """The parsed expression; the plain epilogue if there is none."""
         text = self.keywords.get("epilogue")
         return PLAIN if text is None else read_epilogue(str(text))
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of what it makes: D, then what its expression writes beside it."""
+        """Names of the outputs: ``out`` for D, then the further outputs."""
         return ("out", *(x.name for x in self.epilogue.outputs))
 
     @property
     def groups(self) -> str:
-        """What finds its matrices: ``offsets``, ``counts``, or nothing but strides."""
+        """``offsets`` or ``counts``, whichever locates the groups; empty without groups."""
         return next((name for name in ("offsets", "counts") if name in self.operands), "")
 
     def but(self, **settings: Setting) -> Description:
-        """With other settings; None takes one away."""
+        """A copy with other settings; None removes a setting."""
         changed = {name: x for name, x in {**self.keywords, **settings}.items() if x is not None}
         return self._replace(settings=tuple(sorted(changed.items())))
 
     def without(self, name: str) -> Description:
-        """With one operand less."""
+        """A copy without one operand."""
         return self._replace(operands=tuple(x for x in self.operands if x != name))
 
 
 def written(description: Description) -> str:
-    """The text of a description: the same for equal ones."""
+    """The JSON text of a description; equal descriptions have equal texts."""
     fields = {name: x for name, x in description._asdict().items() if x and x != (0, 0)}
     return json.dumps(fields, separators=(",", ":"), sort_keys=True)
 
 
 @lru_cache(4096)
 def read(text: bytes) -> Description:
-    """A description by its text; OperandError where it is none, or a later version's."""
+    """Parse the text of a description. Raises OperandError if it is invalid, or from an incompatible version."""
     try:
         fields = json.loads(text)
         return Description(
@@ -96,33 +97,34 @@ def read(text: bytes) -> Description:
     except (AttributeError, KeyError, TypeError, UnicodeDecodeError, ValueError) as error:
         shown = text.decode(errors="replace")
         raise OperandError(
-            f"the call is described as {shown:.200}, which this version does not read: {error}"
+            f"cannot read the description of the call, {shown:.200}: {error}; it must be from a compatible version of "
+            "gemmill: export the program again"
         ) from None
 
 
 STREAM = 2
-"""``CU_STREAM_PER_THREAD``, which no capture of XLA's concerns: for calls that are only made ready."""
+"""``CU_STREAM_PER_THREAD``, for calls that are only prepared: XLA never captures this stream."""
 
 
 class Array(NamedTuple):
-    """The shape of an array, whose extents may be symbols, and its dtype; of offsets and counts ``int64`` too."""
+    """Shape and dtype of an array. Extents may be symbols. Offsets and counts may also be ``int64`` or ``uint32``."""
 
     shape: tuple[Any, ...]
     dtype: str
 
     @classmethod
     def of(cls, name: str, array: Any) -> Array:
-        """That of an array of JAX or NumPy; OperandError where gemmill has no such dtype."""
+        """Shape and dtype of a JAX or NumPy array. Raises OperandError if gemmill does not support the dtype."""
         dtype = str(array.dtype)
         if name in TABLES and dtype in ("int64", "uint32"):
             return cls(tuple(array.shape), dtype)
         if dtype in ("int4", "uint4"):
             raise OperandError(
-                f"{name} is {dtype}, which XLA lays out as it likes: pass int8 or uint8 that hold two of them a byte, "
-                f"and {name}_dtype={'s4' if dtype == 'int4' else 'u4'!r}"
+                f"{name} is {dtype}, whose layout in memory XLA does not define: pass int8 or uint8 with two elements "
+                f"in a byte, and {name}_dtype={'s4' if dtype == 'int4' else 'u4'!r}"
             )
         if find_dtype(dtype) is None or dtype not in {x.torch for x in DTYPES.values()}:
-            raise OperandError(f"{name} is {dtype}; gemmill takes {', '.join(_TAKEN)}")
+            raise OperandError(f"{name} is {dtype}; it must be {one_of([*_TAKEN])}")
         return cls(tuple(array.shape), dtype)
 
 
@@ -130,21 +132,21 @@ _TAKEN = dict.fromkeys(x.torch for x in DTYPES.values())
 
 
 class Result(NamedTuple):
-    """An array to be made."""
+    """Shape and dtype of an output."""
 
     shape: tuple[Any, ...]
     dtype: DTypeName
 
     @property
     def numpy(self) -> str:
-        """The dtype as NumPy and JAX call it."""
+        """The dtype's name in NumPy and JAX."""
         return DTYPES[self.dtype].torch
 
 
 def view_of(array: Array, address: int, device: int, turned: bool = False) -> TensorView:
-    """A packed array at an address, of which the last two extents may be turned."""
+    """A packed array at an address; its last two extents are stored transposed if ``turned``."""
     shape, strides = array.shape, _packed(array.shape, turned)
-    if array.dtype in ("int64", "uint32"):  # a table, of which the low words count
+    if array.dtype in ("int64", "uint32"):  # offsets or counts, of which kernels read the low words
         words = 2 if array.dtype == "int64" else 1
         return TensorView(address, shape, tuple(words * step for step in strides), "s32", device)
     return TensorView(address, shape, strides, dtype_named(array.dtype, "an array"), device)
@@ -153,14 +155,14 @@ def view_of(array: Array, address: int, device: int, turned: bool = False) -> Te
 def views(
     description: Description, arrays: Sequence[Array], addresses: Sequence[int], device: int = 0
 ) -> dict[str, TensorView]:
-    """Operands by name, of their arrays at some addresses."""
+    """The operands by name, given their arrays and addresses."""
     named = zip(description.operands, arrays, addresses, strict=False)
     return {name: view_of(x, at, device, name in description.turned) for name, x, at in named}
 
 
 def results(description: Description, arrays: Sequence[Array]) -> list[Result]:
-    """What a call of some arrays makes: D, then what its expression writes beside it; OperandError where shapes do not
-    fit."""
+    """Shapes and dtypes of a call's outputs: D, then the further outputs. Raises OperandError if shapes do not
+    match."""
     operands = views(description, arrays, (0,) * len(arrays))
     keywords, epilogue, kind = description.keywords, description.epilogue, description.groups
     a, b = _unpacked(operands, keywords)
@@ -182,8 +184,11 @@ def results(description: Description, arrays: Sequence[Array]) -> list[Result]:
 def abstract_call(
     description: Description, arrays: Sequence[Array], aligns: Sequence[int] = (), device: int = 0
 ) -> GemmCall:
-    """The call on memory that there is not: apart, and aligned as XLA's buffers are, or to ``aligns`` bytes beside
-    them, of operands and then results. OperandError as for :func:`gemmill.matmul`."""
+    """The call on made-up addresses, to select a kernel before there is memory. Buffers do not overlap.
+
+    Buffers are aligned as XLA's are. ``aligns`` adds bytes to the addresses of operands and then outputs, for buffers
+    with less alignment. Raises OperandError as :func:`gemmill.matmul` does.
+    """
     beside = [*aligns, *(0,) * (len(arrays) + len(description.results))]
     addresses = [(place + 1 << 40) + beside[place] for place in range(len(beside))]
     operands = views(description, arrays, addresses, device)
@@ -195,7 +200,7 @@ def abstract_call(
 
 
 def _unpacked(operands: Mapping[str, TensorView], keywords: Mapping[str, Any]) -> tuple[TensorView, TensorView]:
-    """A and B as what their bytes hold."""
+    """A and B with the dtypes and shapes of the elements that their bytes hold."""
     a, b = operands["a"], operands["b"]
     held = {name: keywords.get(f"{name}_dtype") for name in "ab"}
     read_a = a if held["a"] is None else unpacked("a", a, dtype_named(held["a"], "a_dtype"), b.shape[-2])
@@ -204,7 +209,7 @@ def _unpacked(operands: Mapping[str, TensorView], keywords: Mapping[str, Any]) -
 
 
 def _packed(shape: Sequence[Any], turned: bool) -> tuple[Any, ...]:
-    """Strides of a packed array, of which the last two extents may be turned."""
+    """Strides in elements of a packed array; its last two extents are stored transposed if ``turned``."""
     strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
     if turned:
         strides[-2], strides[-1] = 1, shape[-2]

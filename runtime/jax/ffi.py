@@ -1,7 +1,7 @@
-"""XLA's foreign function interface (``xla/ffi/api/c_api.h``): call frames read, errors made, targets registered.
+"""XLA's foreign function interface (``xla/ffi/api/c_api.h``): reads call frames, creates errors, registers the target.
 
-Whatever a handler raises becomes an error of XLA's: an exception that left a C function would end the process. XLA
-keeps the addresses of handlers for ever, and so does this module.
+Every exception of a handler becomes an error of XLA, because an exception that leaves a C function would end the
+process. XLA keeps the addresses of handlers forever, so this module keeps the handlers.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import GemmillError
 
 TARGET = "gemmill_gemm"
-"""The one target, of all calls."""
+"""The name of the target, which all calls share."""
 ATTRIBUTE = "call"
-"""Its one attribute: the text of a :class:`~gemmill.runtime.jax.description.Description`."""
+"""The name of its only attribute: the text of a :class:`~gemmill.runtime.jax.description.Description`."""
 
 S64, U32 = 5, 8
-"""Codes of types that only offsets and counts have."""
+"""``XLA_FFI_DataType`` of the dtypes that only offsets and counts may have."""
 DTYPE_CODES = {t.xla: t.name for t in DTYPES.values() if t.xla is not None}
-"""``XLA_FFI_DataType``, as gemmill calls types."""
+"""gemmill's dtype for each ``XLA_FFI_DataType``."""
 
 INSTANTIATE, EXECUTE = 0, 3
-"""Stages (``XLA_FFI_ExecutionStage``): when a program is made or loaded, without arrays; and when it runs."""
+"""Stages (``XLA_FFI_ExecutionStage``): when XLA creates or loads a program, without arrays; and when it runs."""
 _STAGES = ("instantiate", "execute")
 
 API_FUNCTIONS = {"XLA_FFI_Error_Create": 48, "XLA_FFI_Stream_Get": 80, "XLA_FFI_DeviceOrdinal_Get": 184}
-"""Bytes from the beginning of ``XLA_FFI_Api`` to functions; those before never move."""
+"""Offsets of functions in ``XLA_FFI_Api``, in bytes. XLA only appends to this struct, so they never change."""
 
 _INVALID_ARGUMENT, _INTERNAL = 3, 13
 _COMMAND_BUFFER_COMPATIBLE = 1
@@ -49,44 +49,44 @@ _STRING = 4  # the type of an attribute
 
 
 class Buffer(NamedTuple):
-    """An argument or result."""
+    """An argument or a result of a call."""
 
     address: int
     dtype: int
     """``XLA_FFI_DataType``."""
     dims: bytes
-    """Extents, as int64 each."""
+    """The extents, as bytes of int64."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Extents."""
+        """The extents of the array."""
         return struct.unpack(f"={len(self.dims) // 8}q", self.dims)
 
 
 class Frame(NamedTuple):
-    """What XLA calls a handler with."""
+    """What XLA passes to a handler."""
 
     api: int
     context: int
     stage: int
     text: bytes
-    """The attribute."""
+    """The value of the attribute: the text of a description."""
     buffers: list[Buffer]
     """Arguments, then results."""
 
     @property
     def stream(self) -> int:
-        """Handle of the CUDA stream that work goes to."""
+        """Handle of the CUDA stream of the call."""
         return _query(self, "XLA_FFI_Stream_Get", ctypes.c_uint64)
 
     @property
     def device(self) -> int:
-        """Ordinal of the GPU."""
+        """Ordinal of the GPU of the call."""
         return _query(self, "XLA_FFI_DeviceOrdinal_Get", ctypes.c_int32)
 
 
 class FrameError(GemmillError):
-    """A call frame is not one of this target: another program's call of its name, or another version's."""
+    """A call frame does not match this target, for example because another version of gemmill wrote the program."""
 
 
 class _ErrorArguments(ctypes.Structure):
@@ -100,24 +100,24 @@ class _ErrorArguments(ctypes.Structure):
 
 @lru_cache(8)
 def _function(api: int, name: str) -> Callable[[ctypes.c_void_p], int | None]:
-    """A function of XLA's table, which takes the address of its arguments."""
+    """A function of XLA's table, which takes the address of its arguments. Raises FrameError if XLA lacks it."""
     offset = API_FUNCTIONS[name]
     size, address = (ctypes.c_uint64.from_address(api + at).value for at in (0, offset))
     if size < offset + _POINTER_BYTES or not address:
-        raise FrameError(f"this version of XLA has no {name}: gemmill.jax needs jax 0.8 or newer")
+        raise FrameError(f"this version of XLA lacks {name}; gemmill.jax needs JAX 0.8 or newer: upgrade jax")
     return ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)
 
 
 def _query(frame: Frame, name: str, kind: type[ctypes.c_uint64] | type[ctypes.c_int32]) -> int:
-    """What a function of XLA's writes behind the context that it is asked about."""
+    """Call a function of XLA's with the frame's context, and return the value that it writes."""
     memory = (ctypes.c_uint64 * 4)(32, 0, frame.context, 0)
     if _function(frame.api, name)(ctypes.cast(memory, ctypes.c_void_p)):
-        raise FrameError(f"{name} fails: this is no execution on a GPU")
+        raise FrameError(f"{name} failed; gemmill_gemm must run on a GPU")
     return kind.from_buffer(memory, 24).value
 
 
 def _read_frame(address: int) -> Frame | None:
-    """A call frame; None where XLA asked for metadata, which it has now."""
+    """Read a call frame. If XLA requests metadata, write it and return None."""
     fields = _FRAME.unpack(ctypes.string_at(address, _FRAME.size))
     _, extension, api, context, stage = fields[:5]
     if extension:
@@ -125,7 +125,7 @@ def _read_frame(address: int) -> Frame | None:
         if kind == _METADATA:
             # struct_size; api_version: struct_size, extension, major, minor; traits
             ctypes.c_int32.from_address(metadata + 24).value = 0
-            ctypes.c_int32.from_address(metadata + 28).value = 1  # what is used here has been there since
+            ctypes.c_int32.from_address(metadata + 28).value = 1  # the version that has everything used here
             ctypes.c_uint32.from_address(metadata + 32).value = _COMMAND_BUFFER_COMPATIBLE
             return None
     arguments, results, attributes = fields[5:10], fields[10:15], fields[15:]
@@ -147,7 +147,8 @@ def _read_text(count: int, types: int, names: int, values: int) -> bytes:
     if attributes != [ATTRIBUTE.encode()] or ctypes.c_int32.from_address(types).value != _STRING:
         named = ", ".join(name.decode(errors="replace") for name in attributes) or "none"
         raise FrameError(
-            f"{TARGET} has attributes {named}; it takes one, {ATTRIBUTE}, a text, which gemmill.jax.matmul makes"
+            f"{TARGET} has the attributes {named}; expected one text attribute, {ATTRIBUTE}: call gemmill.jax.matmul, "
+            "which creates it"
         )
     return _read_span(ctypes.c_uint64.from_address(values).value)
 
@@ -158,7 +159,7 @@ def _read_span(address: int) -> bytes:
 
 
 def _error(frame_address: int, error: BaseException) -> int | None:
-    """What a handler returns for an exception."""
+    """Create XLA's error for an exception, which the handler returns."""
     text = str(error) if isinstance(error, GemmillError) else f"{type(error).__name__}: {error}"
     message = f"gemmill: {text}".replace("\0", " ").encode()
     code = _INVALID_ARGUMENT if isinstance(error, GemmillError) else _INTERNAL
@@ -172,7 +173,7 @@ _handlers: list[object] = []
 
 
 def register(platform: str, body: Callable[[Frame], None]) -> None:
-    """Register the target for a platform of XLA's, ``cpu`` or ``CUDA``. The body may raise anything."""
+    """Register the target for a platform of XLA, ``cpu`` or ``CUDA``. Exceptions of ``body`` become errors of XLA."""
 
     def handle(address: int) -> int | None:
         try:
@@ -181,9 +182,9 @@ def register(platform: str, body: Callable[[Frame], None]) -> None:
                 if frame is not None:
                     body(frame)
                 return None
-            except BaseException as error:  # noqa: BLE001 an interrupt too would end the process
+            except BaseException as error:  # noqa: BLE001 an interrupt would end the process too
                 return _error(address, error)
-        except BaseException as error:  # noqa: BLE001 one that came while that was told
+        except BaseException as error:  # noqa: BLE001 an exception while the error was created
             with suppress(BaseException):
                 return _error(address, error)
         return None

@@ -1,9 +1,9 @@
-"""The handler on a GPU: a call frame's arrays to a launch on XLA's stream.
+"""The handler on a GPU, which launches a kernel on XLA's stream with the arrays of a call frame.
 
-A call is made ready where JAX traces it. Where another process traced it, its kernel is compiled when XLA makes or
-loads the program, and loaded when it is first executed. By then XLA may be capturing its stream into a command buffer:
-loading touches no stream, so that it is done beside the capture, in CUDA's relaxed mode. There is no handler for the
-stages before each execution, as these would cost each of them as much again.
+gemmill prepares a call when JAX traces it. If another process traced the call, gemmill compiles the kernel when XLA
+creates or loads the program, and loads it at the first execution. XLA may then be capturing its stream into a command
+buffer. Loading uses no stream, so gemmill loads during the capture, in CUDA's relaxed mode. Handlers for the stages
+before each execution would double the cost of each call, so there are none.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from gemmill.runtime.operands.call import GemmCall
 
 
 class ReadyCall(NamedTuple):
-    """A call whose launch needs nothing but addresses and a stream."""
+    """A prepared call, whose launch needs only addresses and a stream."""
 
     launcher: Launches
     places: tuple[int, ...]
-    """:func:`places_of` the call."""
+    """The result of :func:`places_of` for the call."""
     scratch: WorkspaceSize | None
-    """What XLA allocated as the last of the arrays."""
+    """The workspace that XLA allocated as the last array; None if the call needs none."""
 
 
 _ready: functools._lru_cache_wrapper[caches.Entry[ReadyCall]] = caches.entries()
@@ -40,7 +40,7 @@ _lock = threading.Lock()
 
 
 def launch(frame: ffi.Frame) -> None:
-    """Launch the call of a frame; or where it is only to be executed later, have its kernel compiled."""
+    """Launch the call of a frame. In the stage INSTANTIATE, only compile its kernel."""
     if frame.stage == ffi.INSTANTIATE:
         if (kernel := read(frame.text).keywords.get("kernel")) is not None:
             caches.default_registry().get(kernel)
@@ -60,36 +60,36 @@ def _ready_call(frame: ffi.Frame, device: int) -> ReadyCall:
     ready = entry.value
     if ready is None:
         with _lock:
-            ready = entry.value = entry.value or _made_ready(read(frame.text), frame.buffers, device)
+            ready = entry.value = entry.value or _prepared_call(read(frame.text), frame.buffers, device)
     return ready
 
 
 def load(call: GemmCall) -> PreparedCall:
-    """A call made ready on its GPU, whatever is being captured there."""
+    """Prepare a call on its GPU, also while a stream is being captured there."""
     with while_capturing():
         return prepare(call)
 
 
 def scratch_of(prepared: PreparedCall) -> WorkspaceSize:
-    """Bytes of workspace that launches of a call take."""
+    """The workspace of a call's launches, in bytes."""
     launcher = getattr(prepared.launcher, "each", prepared.launcher)
     return launcher.workspace if isinstance(launcher, Launcher) else WorkspaceSize(0, 0)
 
 
 def places_of(description: Description, call: GemmCall) -> tuple[int, ...]:
-    """Which of the operands and results is at each of a call's addresses, counted from 1; 0 for none."""
-    # D is a result, also where an operand is the memory for it.
+    """For each address of a launch, the position of its operand or result, counted from 1; 0 for none."""
+    # The address of D is that of the result, also if an operand provides its memory.
     names = ["" if name == "out" else name for name in description.operands] + [*description.results]
     at = {name: place for place, name in enumerate(names, 1)}
     return tuple(at.get(name, 0) if name else 0 for name in call.places)
 
 
 def arrays_of(description: Description, buffers: list[ffi.Buffer]) -> list[Array]:
-    """Shapes and dtypes of the operands of a call; OperandError where its arrays are not those that it describes."""
+    """Shapes and dtypes of a call's operands. Raises OperandError if the arrays do not match the description."""
     result_names, scratch = description.results, any(description.scratch)
     names = (*description.operands, *result_names, *(("scratch",) if scratch else ()))
     if len(buffers) != len(names):
-        raise OperandError(f"the call has {len(buffers)} arrays; it describes {len(names)}: {', '.join(names)}")
+        raise OperandError(f"the call has {len(buffers)} arrays; expected {len(names)}: {', '.join(names)}")
     arrays = [_array(name, buffer) for name, buffer in zip(names, buffers, strict=True)]
     operands, outputs = arrays[: len(description.operands)], arrays[len(description.operands) :]
     expected_results = results(description, operands)
@@ -104,12 +104,12 @@ def _array(name: str, buffer: ffi.Buffer) -> Array:
     if (dtype := table.get(buffer.dtype)) is None:
         name_of_dtype = ffi.DTYPE_CODES.get(buffer.dtype)
         if name_of_dtype is None:
-            raise OperandError(f"{name} has XLA's dtype {buffer.dtype}, which gemmill has not")
+            raise OperandError(f"{name} has XLA's dtype {buffer.dtype}, which gemmill does not support")
         dtype = DTYPES[name_of_dtype].torch
     return Array(buffer.shape, dtype)
 
 
-def _made_ready(description: Description, buffers: list[ffi.Buffer], device: int) -> ReadyCall:
+def _prepared_call(description: Description, buffers: list[ffi.Buffer], device: int) -> ReadyCall:
     arrays = arrays_of(description, buffers)
     aligns = [x.address % TMA_ALIGN for x in buffers[: len(arrays) + len(description.results)]]
     call = abstract_call(description, arrays, aligns, device)

@@ -1,7 +1,6 @@
-"""What a call computes, less its sums: operands before them, the expression behind. In NumPy for the CPU, and in
-``jax.numpy``, whose derivative is that of the kernels: ``xp`` is one of the two.
+"""Computes everything of a call except the sums: upconverted and scaled operands before them, the expression after.
 
-What rounds to a type passes gradients on as it is.
+``xp`` is NumPy, to run on the CPU, or ``jax.numpy``, to differentiate. Rounding to a type passes gradients through.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from gemmill.runtime.operands.matrices import GROUP_SIZES, SCALE_BLOCK
 
 
 def operands_in_full(call: GemmCall, arrays: Mapping[str, Any], xp: Any) -> tuple[Any, Any]:
-    """A and B as they are multiplied: unpacked, and with the scales that are not factors of the sums."""
+    """A and B unpacked, and multiplied by those scales that cannot be applied to the sums."""
     a, b = arrays["a"], arrays["b"]
     left = {name: arrays[name] for name in (*SCALES, "a_zero", "b_zero") if name in call.tensors}
     held_a, held_b = call.tensors["a"].dtype, call.tensors["b"].dtype
@@ -37,7 +36,7 @@ def operands_in_full(call: GemmCall, arrays: Mapping[str, Any], xp: Any) -> tupl
             turned = [None if x is None else x.swapaxes(-1, -2) for x in (left.get("a_scale"), left.get("a_zero"))]
             return _upconverted(a.swapaxes(-1, -2), held_a, k, b.dtype, *turned, xp=xp).swapaxes(-1, -2), b
         return a, _upconverted(b, held_b, k, a.dtype, left.get("b_scale"), left.get("b_zero"), xp=xp)
-    if left:  # of blocks
+    if left:  # block scales
         wide = np.dtype("float32")
         a = a.astype(wide) * _repeated(left["a_scale"].astype(wide), -1, SCALE_BLOCK, a.shape[-1], xp)
         along_k = _repeated(left["b_scale"].astype(wide), -2, SCALE_BLOCK, b.shape[-2], xp)
@@ -46,7 +45,7 @@ def operands_in_full(call: GemmCall, arrays: Mapping[str, Any], xp: Any) -> tupl
 
 
 def expression(call: GemmCall, sums: Any, arrays: Mapping[str, Any], xp: Any) -> list[Any]:
-    """D, then what the expression writes beside it, before they are rounded to their types."""
+    """D, then the further outputs of the expression, before they are rounded to their dtypes."""
     epilogue, options = call.arguments.epilogue, call.options
     if options.alpha == 0 and epilogue.sums_are_scaled:
         sums = xp.zeros_like(sums)
@@ -73,16 +72,16 @@ def expression(call: GemmCall, sums: Any, arrays: Mapping[str, Any], xp: Any) ->
 
 
 _SPECIAL = {np: scipy.special, jax.numpy: jax.scipy.special}
-"""Special functions of each module of arrays."""
+"""The module of special functions for each array module."""
 
 
 def _rounded(x: Any, dtype: DTypeName, xp: Any) -> Any:
-    """To a type and back; JAX passes gradients on."""
+    """Round to a type and back. Gradients pass through."""
     return x if dtype == "f32" else stored(x, dtype, xp).astype(x.dtype)
 
 
 def stored(value: Any, dtype: DTypeName, xp: Any) -> Any:
-    """Values rounded to a type, saturated to 8 bits."""
+    """Round values to a type, and saturate them if it has 8 bits."""
     into = jax.numpy.dtype(DTYPES[dtype].torch)
     if DTYPES[dtype].bits == 8:
         limits = jax.numpy.iinfo(into) if DTYPES[dtype].is_integer else jax.numpy.finfo(into)
@@ -91,19 +90,22 @@ def stored(value: Any, dtype: DTypeName, xp: Any) -> Any:
 
 
 def _written(assignment: Assignment, value: Any, shares_d: bool, xp: Any) -> Any:
-    """An output of elements of D."""
+    """The value of an output, from a value for each element of D."""
     if not assignment.is_reduction:
         return value
     if shares_d and assignment.kind in ("column", "batch"):
-        raise OperandError(f"`{assignment}` is one value for each group of rows, which only kernels compute")
+        raise OperandError(
+            f"`{assignment}` has one value for each group of rows, which is not supported in gradients and on the CPU: "
+            "reduce D with jax.numpy"
+        )
     if xp is jax.numpy:
-        # A maximum is differentiated where elements equal it, so that XLA must not compute them twice, and otherwise.
+        # The gradient of a maximum goes to the elements that equal it; XLA must not recompute them with other rounding.
         value = jax.lax.optimization_barrier(value)
     return reduced(assignment, value, xp)
 
 
 def _spread(name: str, kind: Kind, value: Any, rows: Any) -> Any:
-    """An operand as it broadcasts with D. ``rows``: which group each row of D is of, where groups share it."""
+    """Reshape an operand so that it broadcasts to D. ``rows`` is the group of each row of D, if groups share D."""
     if kind == "scalar":
         return value.reshape(())
     axis = {"row": -1, "column": -2}.get(kind)
@@ -124,7 +126,7 @@ def _spread(name: str, kind: Kind, value: Any, rows: Any) -> Any:
 
 
 def _groups_of_rows(call: GemmCall, arrays: Mapping[str, Any], xp: Any) -> Any:
-    """The group that each row of A is of; None where groups do not share D."""
+    """The group of each row of A; None if groups do not share D."""
     if groups_kind(call.tensors) != "offsets" or len(call.tensors["b"].shape) != 3:
         return None
     ends = arrays["offsets"]
@@ -133,8 +135,8 @@ def _groups_of_rows(call: GemmCall, arrays: Mapping[str, Any], xp: Any) -> Any:
 
 
 def _upconverted(narrow: Any, held: DTypeName, k: int, dtype: Any, scale: Any, zero: Any, *, xp: Any) -> Any:
-    """A narrow (..., K, N), two elements of 4 bits a byte along K, as ``(narrow - zero) * scale`` of groups along K,
-    rounded after each step."""
+    """``(narrow - zero) * scale`` of groups along K, rounded after each step. A byte of the narrow (..., K, N) holds
+    two 4-bit elements along K."""
     if DTYPES[held].bits == 4:
         low, high = narrow & 15, (narrow.view("uint8") >> 4).astype(narrow.dtype)
         both = xp.stack((low, high), axis=-2).reshape(*narrow.shape[:-2], -1, narrow.shape[-1])[..., :k, :]
@@ -150,6 +152,6 @@ def _upconverted(narrow: Any, held: DTypeName, k: int, dtype: Any, scale: Any, z
 
 
 def _repeated(values: Any, axis: int, size: int, extent: int, xp: Any) -> Any:
-    """A value for each element along an axis."""
+    """Repeat values along an axis, to one for each element."""
     full = xp.repeat(values, size, axis=axis)
     return full[..., :extent] if axis == -1 else full[..., :extent, :]

@@ -1,7 +1,7 @@
-"""A described call as JAX traces it: its kernel chosen and compiled, batched by ``vmap``, differentiated.
+"""Traces a described call with JAX: selects and compiles its kernel, and defines ``vmap`` and gradients.
 
-A batch of calls is one launch where the batch can be another extent of D, else one after the other. What is not batched
-stays as it is, and is read at a stride of 0.
+A batch of calls is one launch if the batch can be another extent of D; otherwise the calls run one after the other.
+Kernels read arrays that are not batched with stride 0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def batched(
     are_batched: Sequence[bool],
     arrays: Sequence[jax.Array],
 ) -> tuple[Any, ...]:
-    """What the calls make, each behind an extent of the batch."""
+    """The outputs of a batch of calls, with the batch as the first extent."""
     names = description.operands
     kinds = {x.name: x.kind for x in description.epilogue.operands}
     together = not description.groups and all(x.kind != "scalar" for x in description.epilogue.outputs)
@@ -42,12 +42,12 @@ def batched(
         kind = "matrix" if name in SCALES and len(x.shape) > 1 else kinds.get(name, "matrix")
         inner = {"row": 1, "column": 1, "batch": 0}.get(kind, 2)
         operands[name] = _behind(array, rank - 2 + inner) if is_batched else array
-    if not (are_batched[0] or are_batched[1]):  # whose batch is D's
+    if not (are_batched[0] or are_batched[1]):  # A or B must have the batch of D
         operands["a"] = jnp.broadcast_to(
             operands["a"], (size, *(1,) * (rank - len(unbatched[0].shape)), *unbatched[0].shape)
         )
     if "out" in operands and not are_batched[names.index("out")]:
-        del operands["out"]  # memory for one of them
+        del operands["out"]  # it has memory for only one of the calls
         description = description.without("out")
     if description.into_c and not are_batched[names.index("c")]:
         operands["c"] = jnp.broadcast_to(operands["c"], (size, *operands["c"].shape))
@@ -55,7 +55,7 @@ def batched(
 
 
 def _behind(array: jax.Array, rank: int) -> jax.Array:
-    """A batched array with extents of 1 behind that of the batch, so that the others are as many as D has."""
+    """Insert extents of 1 after the batch, so that ``rank`` extents follow it."""
     return array.reshape(array.shape[0], *(1,) * (rank + 1 - array.ndim), *array.shape[1:])
 
 
@@ -78,17 +78,17 @@ Arrays = tuple[Any, ...]
 
 @partial(jax.jit, static_argnums=0, inline=True)
 def run(description: Description, *arrays: jax.Array) -> Arrays:
-    """D, and what the expression writes beside it. As a jitted function, for the sake of calls that nothing traces:
-    those of one description and shapes are traced, and their kernel chosen, once."""
+    """Compute D and the further outputs. The function is jitted for eager calls: JAX traces a description with the same
+    shapes, and gemmill selects its kernel, only once."""
     axes = frozenset[str]().union(*(_varying(x) for x in arrays))
-    made: Arrays = _differentiable(description, *(_spread(x, axes) for x in arrays))
-    return made
+    outputs: Arrays = _differentiable(description, *(_spread(x, axes) for x in arrays))
+    return outputs
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _differentiable(description: Description, *arrays: jax.Array) -> Arrays:
-    made: Arrays = _batchable(description)(*arrays)
-    return made
+    outputs: Arrays = _batchable(description)(*arrays)
+    return outputs
 
 
 def _forward(description: Description, *arrays: jax.Array) -> tuple[Arrays, Arrays]:
@@ -105,7 +105,8 @@ _differentiable.defvjp(_forward, _backward)
 
 @lru_cache(1024)
 def _batchable(description: Description) -> Any:
-    """The call as a function with a rule for ``vmap``: a batch is one launch, whose kernel is chosen for all of it."""
+    """The call as a function with a rule for ``vmap``. The kernel of a batched launch is selected for the whole
+    batch."""
     call = custom_vmap(partial(_trace, description))
 
     def rule(size: int, are_batched: Sequence[bool], *arrays: jax.Array) -> tuple[Arrays, tuple[bool, ...]]:
@@ -117,32 +118,34 @@ def _batchable(description: Description) -> Any:
 
 
 def _trace(description: Description, *arrays: jax.Array) -> Arrays:
-    """One call of XLA's."""
+    """Make one foreign call of XLA."""
     shapes = [Array.of(name, x) for name, x in zip(description.operands, arrays, strict=True)]
-    made = results(description, shapes)
+    outputs = results(description, shapes)
     into = "c" if description.into_c else "out" if "out" in description.operands else None
-    if into and (memory := shapes[description.operands.index(into)]) != (d := Array(made[0].shape, made[0].numpy)):
-        raise OperandError(f"out is {memory.dtype} {memory.shape}; D, which is written there, is {d.dtype} {d.shape}")
+    if into and (memory := shapes[description.operands.index(into)]) != (
+        d := Array(outputs[0].shape, outputs[0].numpy)
+    ):
+        raise OperandError(f"out is {memory.dtype} {memory.shape}; it must be like D, {d.dtype} {d.shape}")
     described = _chosen(description, shapes)
-    outputs = [jax.ShapeDtypeStruct(x.shape, x.numpy) for x in made]
+    result_types = [jax.ShapeDtypeStruct(x.shape, x.numpy) for x in outputs]
     if any(described.scratch):
-        outputs.append(jax.ShapeDtypeStruct((lent_bytes(described.scratch),), "uint8"))
+        result_types.append(jax.ShapeDtypeStruct((lent_bytes(described.scratch),), "uint8"))
     names = described.operands
     called = jax.ffi.ffi_call(
         ffi.TARGET,
-        tuple(outputs),
+        tuple(result_types),
         vmap_method="sequential",
         input_layouts=[_layout(len(x.shape), n in described.turned) for n, x in zip(names, shapes, strict=True)],
         input_output_aliases={names.index(into): 0} if into else None,
     )
-    arrays_made = called(*arrays, **{ffi.ATTRIBUTE: written(described)})[: len(made)]
+    computed = called(*arrays, **{ffi.ATTRIBUTE: written(described)})[: len(outputs)]
     axes = _varying(arrays[0])
-    return tuple(_spread(x, axes) for x in arrays_made)
+    return tuple(_spread(x, axes) for x in computed)
 
 
 def _chosen(description: Description, shapes: Sequence[Array]) -> Description:
-    """With the name of its kernel, which is compiled and loaded where JAX runs on GPUs, and with the bytes of workspace
-    that it takes there. Of symbolic extents nothing is known: the kernel is then selected when it runs."""
+    """The description with the name of its kernel. If JAX runs on GPUs, gemmill also compiles and loads the kernel, and
+    the description has the size of its workspace. With symbolic extents the handler selects the kernel at run time."""
     if any(not isinstance(extent, int) for x in shapes for extent in x.shape):
         return description.but(explain=None)
     kernel = kernel_for(abstract_call(description, shapes))
@@ -153,21 +156,21 @@ def _chosen(description: Description, shapes: Sequence[Array]) -> Description:
 
 
 def _layout(rank: int, is_turned: bool) -> tuple[int, ...]:
-    """Axes from major to minor."""
+    """The axes from major to minor, which tell XLA the layout."""
     axes = tuple(range(rank))
     return (*axes[:-2], rank - 1, rank - 2) if is_turned else axes
 
 
 def _varying(x: Any) -> frozenset[str]:
-    """The axes of a mesh along which an array of a shard_map may differ."""
+    """The axes of a mesh along which an array in ``shard_map`` may differ."""
     kind = jax.typeof(x)
-    named = getattr(kind, "manual_axis_type", None)  # since 0.10
+    named = getattr(kind, "manual_axis_type", None)  # since JAX 0.10
     axes: frozenset[str] = getattr(kind, "vma", frozenset()) if named is None else named.varying
     return axes
 
 
 def _spread(x: Any, axes: frozenset[str]) -> Any:
-    """An array as it is where others differ along axes of a mesh."""
+    """Mark an array as varying along these axes of a mesh."""
     missing = tuple(axes - _varying(x))
     return jax.lax.pcast(x, missing, to="varying") if missing else x
 
