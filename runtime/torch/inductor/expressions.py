@@ -138,7 +138,7 @@ class _TreeBuilder:
     def _operand(self, node: Any, beside: Any) -> Node | None:
         """The operand for a tensor that broadcasts to the shape ``beside``; None if expressions cannot read it.
 
-        If the tensor only expands or widens another one, the operand is that other one.
+        If the tensor only expands another one, or converts it to a wider type, the operand is that other one.
         """
         while node.op == "call_function" and (node.target is aten.expand.default or _is_widening(node)):
             node = node.args[0]
