@@ -214,15 +214,15 @@ BROKEN = (
         "cccl",
         "it needs CCCL older than 3.2",
     ),
-    Broken("other-headers-first", _other_headers_first, "cccl", "is found in"),
+    Broken("other-headers-first", _other_headers_first, "cccl", "belongs to another installation"),
     Broken(
         "other-major-of-headers",
         lambda e: e.write(f"{_include('cudart')}/cuda_runtime_api.h", "#define CUDART_VERSION 11080\n"),
         "cudart",
         "different major versions",
     ),
-    Broken("no-room-for-temporary-files", _temporary_files, "temporary files", "has room for 1 MiB only", True),
-    Broken("no-room-in-the-store", lambda e: e.before(_full(str(e.place))), "store", "has room for 1 MiB only", True),
+    Broken("no-room-for-temporary-files", _temporary_files, "temporary files", "has only 1 MiB free", True),
+    Broken("no-room-in-the-store", lambda e: e.before(_full(str(e.place))), "store", "has only 1 MiB free", True),
     Broken("no-locks", lambda e: e.before(NO_LOCKS), "store", "cannot be locked", True),
     Broken("store-is-a-file", _store_is_a_file, "store", "cannot be written", True),
 )

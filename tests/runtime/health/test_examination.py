@@ -77,4 +77,4 @@ def test_findings_are_a_table_of_texts(tmp_path: Path) -> None:
     rows = json.loads(done.stdout)["items"]
     assert all(row.keys() == {"what", "state", "detail", "advice"} for row in rows)
     assert {row["state"] for row in rows} <= {"ok", "missing", "wrong"}
-    assert next(row for row in rows if row["what"] == "kernels")["detail"].endswith("is wrong: cutlass")
+    assert next(row for row in rows if row["what"] == "kernels")["detail"].endswith("these do not work: cutlass")
