@@ -189,8 +189,8 @@ def abstract_call(
     Buffers are aligned as XLA's are. ``aligns`` adds bytes to the addresses of operands and then outputs, for buffers
     with less alignment. Raises OperandError as :func:`gemmill.matmul` does.
     """
-    beside = [*aligns, *(0,) * (len(arrays) + len(description.results))]
-    addresses = [(place + 1 << 40) + beside[place] for place in range(len(beside))]
+    misaligned = [*aligns, *(0,) * (len(arrays) + len(description.results))]
+    addresses = [(place + 1 << 40) + misaligned[place] for place in range(len(misaligned))]
     operands = views(description, arrays, addresses, device)
     operands.pop("out", None)
     for place, (name, x) in enumerate(zip(description.results, results(description, arrays), strict=True)):

@@ -64,7 +64,7 @@ class Buffer(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What XLA passes to a handler."""
+    """A call frame: the values that XLA passes to a handler."""
 
     api: int
     context: int

@@ -122,8 +122,8 @@ def _vectors(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any]) -> tor
 def _epilogue(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
     expression = arguments.pop("epilogue")
     narrow: dict[str, str] = {name: str(arguments.pop(name)) for name in ("a_dtype", "b_dtype") if name in arguments}
-    beside, gated = _epilogue_facts(expression)
-    written_to = [arguments.pop(name) for name in beside if name in arguments]
+    further, gated = _epilogue_facts(expression)
+    written_to = [arguments.pop(name) for name in further if name in arguments]
     out_dtype, out = arguments.pop("out_dtype", None), arguments.pop("out", None)
     options = _options(arguments)
     tensors: dict[str, torch.Tensor] = {name: x for name, x in arguments.items() if isinstance(x, torch.Tensor)}
@@ -131,12 +131,12 @@ def _epilogue(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any]) -> to
     names = [*tensors, *numbers]
     lists = list(tensors.values()), names
     keywords: dict[str, Any] = {"numbers": list(numbers.values()), **narrow, **options}
-    if len(written_to) != len(beside):
+    if len(written_to) != len(further):
         raise OperandError(
-            f"the epilogue `{expression}` writes {', '.join(beside)}; {len(written_to)} of these are passed: pass a "
+            f"the epilogue `{expression}` writes {', '.join(further)}; {len(written_to)} of these are passed: pass a "
             "tensor for each by its name"
         )
-    if out is None and not beside:
+    if out is None and not further:
         wanted = None if out_dtype is None else _torch_dtype(out_dtype)
         outputs_of_epilogue: list[torch.Tensor] = torch.ops.gemmill.epilogue(
             expression, a, b, *lists, out_dtype=wanted, **keywords

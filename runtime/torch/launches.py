@@ -75,13 +75,13 @@ def launch_epilogue(
 ) -> list[torch.Tensor]:
     """Launch an epilogue. Returns D and the further outputs, which are those in ``out`` if given, or NotImplemented if
     ``launches`` returns it."""
-    beside = [x.name for x in read_epilogue(expression).outputs]
-    if out is None and beside:
+    further = [x.name for x in read_epilogue(expression).outputs]
+    if out is None and further:
         shapes = of_epilogue(expression, a, b, named, **others)
-        further = [x.empty(a) for x in shapes[1:]]
+        further_tensors = [x.empty(a) for x in shapes[1:]]
     else:
-        further = out[1:] if out else []
-    written = dict(zip(beside, further, strict=True))
+        further_tensors = out[1:] if out else []
+    written = dict(zip(further, further_tensors, strict=True))
     multiply = launches.grouped_matmul if named.keys() & {"offsets", "counts"} else launches.matmul
     d = multiply(a, b, out=out[0] if out else None, epilogue=expression, **named, **written, **others)
-    return NotImplemented if d is NotImplemented else [d, *further]
+    return NotImplemented if d is NotImplemented else [d, *further_tensors]

@@ -135,8 +135,8 @@ class _TreeBuilder:
             tree = Value(name)
         self._trees[node] = tree
 
-    def _operand(self, node: Any, beside: Any) -> Node | None:
-        """The operand for a tensor that broadcasts to the shape ``beside``; None if expressions cannot read it.
+    def _operand(self, node: Any, shape: Any) -> Node | None:
+        """The operand for a tensor that broadcasts to the ``shape``; None if expressions cannot read it.
 
         If the tensor only expands another one, or converts it to a wider type, the operand is that other one.
         """
@@ -146,7 +146,7 @@ class _TreeBuilder:
             return number(node.args[1])
         value = node.meta["val"]
         d = self._product.shape
-        where = place(value.shape, beside, d)
+        where = place(value.shape, shape, d)
         while where is not None and where.kind == "matrix" and node.target in VIEWS and is_like(value.shape, d):
             if not is_like(node.args[0].meta["val"].shape, d):
                 break

@@ -74,11 +74,11 @@ def _lower(name: str, *positional: Any, **keywords: Any) -> Any:
     operands = {x: arguments.pop(x) for x in ("a", "b")}
     operands |= {x: value for x, value in arguments.items() if isinstance(value, ir.IRNode)}
     values |= {x: value for x, value in arguments.items() if x not in operands}
-    beside = expression is not None and bool(read_epilogue(expression).outputs)
+    has_further_outputs = expression is not None and bool(read_epilogue(expression).outputs)
     several, fake = OPERATORS[name].several, V.graph.current_node.meta["val"]
     layout = ir.FallbackKernel.tensor_to_layout(fake[0] if several else fake)
     is_written = all(map(_is_literal, values.values())) and layout.device.type in _MODULES
-    if V.graph.cpp_wrapper or beside or not is_written:
+    if V.graph.cpp_wrapper or has_further_outputs or not is_written:
         return fallback_handler(overload, add_to_fallback_set=False)(*positional, **keywords)
     realized = {x: ir.ExternKernel.realize_input(value) for x, value in operands.items()}
     d = ir.TensorBox.create(Call(layout, function, realized, values))

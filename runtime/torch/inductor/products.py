@@ -105,7 +105,7 @@ def product(node: Any) -> Product | None:
         c,
         float(alpha),
         float(beta),
-        {name: arguments[theirs] for theirs, name in _NAMED.items() if arguments.get(theirs) is not None},
+        {name: arguments[argument] for argument, name in _NAMED.items() if arguments.get(argument) is not None},
         _options(a.meta["val"].dtype, arguments),
     )
     return candidate if arguments.get("scale_result") is None and _is_served(candidate) else None

@@ -23,9 +23,11 @@ def convert(
     """Replace the linear layers of a model by :class:`Linear`.
 
     ``convert`` quantises each ``torch.nn.Linear`` to ``weights``, but not subclasses of it. Layers that a checkpoint
-    already holds quantised keep their values: e4m3 ``weight`` with ``weight_scale`` or ``weight_scale_inv`` of one
-    value, of rows, or of 128 x 128 blocks (compressed-tensors, DeepSeek), and 4-bit ``qweight``, ``qzeros`` and
-    ``scales`` in groups of 128, 64 or 32 along K (AWQ, GPTQ).
+    already holds quantised keep their values, in these schemes:
+
+    * e4m3 ``weight``, with ``weight_scale`` or ``weight_scale_inv`` of one value, of rows, or of 128 x 128 blocks
+      (compressed-tensors, DeepSeek);
+    * 4-bit ``qweight``, ``qzeros`` and ``scales``, in groups of 128, 64 or 32 along K (AWQ, GPTQ).
 
     Args:
         model: the model whose layers are replaced.

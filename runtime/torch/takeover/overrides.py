@@ -130,8 +130,8 @@ class Takeover:
 
     After the last block, the overrides pass all calls on to PyTorch's kernels. Removing them from the dispatcher frees
     them, so no other thread may be about to call one. They are therefore removed on an exit at which no other thread
-    has a Python frame (threads that wait in C++, for a gradient for example, have one too), or at the end of the
-    process, before Python tears down the modules that they use.
+    has a Python frame. Threads that wait in C++, for a gradient for example, have one too. At the end of the process
+    they are removed before Python tears down the modules that they use.
     """
 
     def __init__(self, key: str = "CUDA", backend: Backend = kernels) -> None:

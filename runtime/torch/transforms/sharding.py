@@ -27,7 +27,7 @@ from gemmill.runtime.torch.operators import LIBRARY, OPERATORS
 
 Extents = tuple[int, ...]
 Axis = int | Literal["K"] | None
-"""What a dimension of a mesh shards: an axis of D, K, or nothing."""
+"""The axis that a dimension of a mesh shards: an axis of D, K, or None."""
 _WITH_ROWS = ("a_scale", "a_zero", "c")
 """Tensors that may have a value for each row of A."""
 
@@ -123,7 +123,7 @@ def _axes_of_products(
 def _axis_in_shards(
     tensors: Mapping[str, Any], dimension: int, shape: Extents, allowed: Sequence[Axis], gated: bool
 ) -> Axis:
-    """What one dimension of the mesh shards."""
+    """The axis that one dimension of the mesh shards."""
     a, b = tensors["a"], tensors["b"]
     factors = sorted([(a, a.ndim - 1), (b, b.ndim - 2)], key=lambda factor: factor[0].numel(), reverse=True)
     placed = [(x, k, x.placements[dimension]) for x, k in factors]
