@@ -1,4 +1,4 @@
-"""Architectures that kernels are emitted for, and GPUs whose figures the selector's model uses."""
+"""Compilation targets, and GPUs with figures for the selector's model."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ArchName = Literal["sm70", "sm80", "sm86", "sm89", "sm90", "sm90a", "sm120"]
 """Names of :data:`ARCHS`."""
 
 L2_LINE, L2_SECTOR = 128, 32
-"""Bytes of a line of L2, and of its sectors."""
+"""Bytes of an L2 line and of an L2 sector."""
 TMA_MAX_STRIDE = 1 << 40
-"""Strides in bytes of a tensor that TMA moves are below this (CUDA driver API, ``cuTensorMapEncodeTiled``)."""
+"""TMA needs strides in bytes below this (CUDA driver API, ``cuTensorMapEncodeTiled``)."""
 
 
 class Arch(NamedTuple):
@@ -28,11 +28,11 @@ class Arch(NamedTuple):
     nvrtc: str
     """Value of NVRTC's ``--gpu-architecture``."""
     capability: tuple[int, int]
-    """Compute capability a GPU must have."""
+    """Compute capability that a GPU must have."""
     shared_bytes: int
-    """Most dynamic shared memory of a CTA."""
+    """Most dynamic shared memory of a CTA in bytes."""
     last_cuda: int | None = None
-    """The last major version of CUDA that compiles for it; None where all do."""
+    """The last major version of CUDA that supports it; None if all supported versions do."""
 
 
 ARCHS: Mapping[str, Arch] = MappingProxyType(
@@ -63,27 +63,30 @@ class Gpu:
     sms: int
     """Streaming multiprocessors."""
     clusters_of_4: int
-    """Clusters of four CTAs that are resident at a time: a GPC holds whole clusters only."""
+    """Clusters of four CTAs that can be resident at a time. A GPC holds only whole clusters."""
     clusters_of_8: int
-    """The same of eight."""
+    """Clusters of eight CTAs that can be resident at a time."""
     clock_ghz: float
     """SM clock sustained under tensor-core load."""
     dram_gbps: float
     """DRAM bandwidth in GB/s that a copy reaches."""
     l2_gbps: float
-    """Rate at which TMA brings operands from L2 to all SMs, in GB/s; above plain loads, as requests coalesce."""
+    """Rate in GB/s at which TMA loads operands from L2 to all SMs. It is above that of plain loads, as requests
+    coalesce."""
     l2_bytes: int
-    """L2 capacity."""
+    """L2 capacity in bytes."""
     power_tflops: float
-    """TFLOP/s of 16-bit operands that the power limit lets a long GEMM sustain, whatever its kernel."""
+    """TFLOP/s that a long GEMM with 16-bit operands sustains at the power limit, regardless of its kernel."""
     model: Path | None = None
-    """Folder of what was trained on measurements of it; None: what ships."""
+    """Folder of the models trained on measurements of this GPU; None for the built-in ones."""
 
 
 def serving(capability: tuple[int, int]) -> tuple[Arch, ...]:
-    """The targets whose kernels are for GPUs of a compute capability: its own or, where it has none, that of the next
-    below in its generation, whose cubins run there too (CUDA C++ Programming Guide, "Binary Compatibility"), unless
-    they were made for one GPU alone."""
+    """The targets whose kernels run on GPUs of a compute capability.
+
+    These are the targets of that capability. If there are none, it is the next lower target of the same major version,
+    whose cubins are compatible (CUDA C++ Programming Guide, "Binary Compatibility"), except for targets such as sm_90a.
+    """
     exact = tuple(arch for arch in ARCHS.values() if arch.capability == capability)
     portable = [arch for arch in ARCHS.values() if arch.name[-1].isdigit()]
     below = [a for a in portable if a.capability[0] == capability[0] and a.capability[1] < capability[1]]
@@ -91,7 +94,7 @@ def serving(capability: tuple[int, int]) -> tuple[Arch, ...]:
 
 
 def unknown(name: str) -> str:
-    """What an error says of a name that no target has: the one whose kernels run there, or that none do."""
+    """The hint of an error about an unknown target: the target whose kernels run there, or that there is none."""
     number = re.fullmatch(r"(?:sm|compute)?_?(\d{1,3})(\d)[af]?", name.strip().lower())
     if number is None:
         return suggest(name, ARCHS)
@@ -100,7 +103,7 @@ def unknown(name: str) -> str:
     capability = int(number[1]), int(number[2])
     has = f"compute capability {capability[0]}.{capability[1]}"
     if not (served := serving(capability)):
-        return f"; no target has kernels that run on GPUs of {has}:"
+        return f"; no target supports GPUs of {has}:"
     return f", did you mean {served[-1].name}? Its kernels run on GPUs of {has};"
 
 
@@ -108,35 +111,33 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
     {
         g.name: g
         for g in (
-            # H200: fitted to 134 kernels on 29 problems (docs/performance). The others: the same rates, scaled by
-            # NVIDIA's data sheets; on the H100 of 80 GB trees that were fitted there correct what this gives, the other
-            # nobody has measured.
+            # H200: fitted to 134 kernels on 29 problems. Other GPUs: the same rates, scaled by NVIDIA data sheets.
+            # On the H100 with 80 GB, trees that were fitted there correct the model; the H100 PCIe is not measured.
             Gpu("NVIDIA H200", (9, 0), 132, 30, 15, 1.64, 3950.0, 10600.0, 60 << 20, 755.0),
             Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 30, 15, 1.64, 2750.0, 10600.0, 50 << 20, 755.0),
             Gpu("NVIDIA H100 PCIe", (9, 0), 114, 26, 13, 1.40, 1650.0, 7800.0, 50 << 20, 500.0),
         )
     }
 )
-"""GPUs with figures of their own, by the name the driver reports; ``DEFAULT_GPU`` stands in for others."""
+"""GPUs with their own figures, by the name that the driver reports. ``DEFAULT_GPU`` replaces all others."""
 
 DEFAULT_GPU = GPUS["NVIDIA H200"]
-"""What a selector without a GPU assumes."""
+"""The GPU that a selector assumes if there is none."""
 
 
 def gpu_named(text: str) -> Gpu:
-    """The GPU with figures of its own of a name, as :func:`full_gpu_name` takes it; LookupError where there is none."""
+    """The GPU with a name, in a form that :func:`full_gpu_name` accepts; LookupError if there are no figures for it."""
     try:
         return GPUS[full_gpu_name(text, GPUS)]
     except LookupError as error:
-        raise LookupError(f"no GPU with figures of its own: {error.args[0]}") from None
+        raise LookupError(f"no figures for this GPU: {error.args[0]}") from None
 
 
 def full_gpu_name(text: str, names: Collection[str]) -> str:
-    """The one of some names of GPUs that a text is, whatever the case, with or without the maker's, and with hyphens
-    in place of blanks, as shells complete it.
+    """The name among ``names`` that equals a text, ignoring case and the prefix NVIDIA. Hyphens count as blanks.
 
     Raises:
-        LookupError: it is none; says which it is part of, or all.
+        LookupError: there is no such name; the message lists the names that contain the text, or all.
     """
     plain_text = _plain(text)
     for name in names:

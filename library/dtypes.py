@@ -1,4 +1,4 @@
-"""The dtype table. A new dtype is a row here, not a branch elsewhere."""
+"""The table of dtypes. To add a dtype, add a row here."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Literal, NamedTuple
 from gemmill.library.wording import suggest
 
 DTypeName = Literal["bf16", "f16", "f32", "tf32", "f64", "e4m3", "e5m2", "s8", "u8", "s32", "s4", "u4", "ue8m0"]
-"""Names of :data:`DTYPES`, as a type that pydantic and the JSON Schema can list."""
+"""The names in :data:`DTYPES`, as a type for pydantic and the JSON Schema."""
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 """Largest finite float32."""
 
 
 class DType(NamedTuple):
-    """One element type as memory, C++, TMA, DLPack and error analysis see it."""
+    """An element type: its size, numeric properties, and names in C++, TMA, DLPack and other libraries."""
 
     name: DTypeName
     """Name in manifests, kernel names and the API."""
     bits: int
-    """Size of one element in memory."""
+    """Size of an element in memory in bits."""
     cpp: str
     """C++ type in the emitted source."""
     tma: str
@@ -30,41 +30,41 @@ class DType(NamedTuple):
     torch: str
     """Name of the dtype in PyTorch."""
     typestr: str | None
-    """``__cuda_array_interface__`` typestr; None where numpy has no such type."""
+    """``__cuda_array_interface__`` typestr; None if NumPy has no such type."""
     epsilon: float
     """Distance from 1 to the next representable number; 1 for integers."""
     largest: float
-    """Greatest finite value."""
+    """Largest finite value."""
     least_exponent: int
-    """Of 2, in the least normal number; 0 for integers."""
+    """Exponent of 2 in the smallest normal number; 0 for integers."""
     names: str
-    """What PyTorch, NumPy, CUTLASS, BLAS libraries and logs of them call it beside these, between spaces."""
+    """Further names in PyTorch, NumPy, CUTLASS, BLAS libraries and their logs, separated by spaces."""
     cuda: str | None = None
-    """``cudaDataType`` in cuBLASLt's calls; None where gemmill compares itself with none."""
+    """``cudaDataType`` in cuBLASLt's calls; None if gemmill has no cuBLASLt baseline for it."""
     xla: int | None = None
-    """``XLA_FFI_DataType``; None where JAX has no arrays of it."""
+    """``XLA_FFI_DataType``; None if JAX has no arrays of it."""
     aten: int | None = None
     """Number in PyTorch's traces (c10/core/ScalarType.h)."""
     stored_as: DTypeName | None = None
-    """The dtype of the tensors that hold it, where memory does not tell the two apart and the caller must."""
+    """The dtype of the tensors that contain it, if tensors do not distinguish the two and the caller must state it."""
     compatible: DTypeName | None = None
-    """The dtype whose kernels are as fast with this one in its place, where sets declare more of those."""
+    """A dtype whose kernels have the same speed with this dtype, and of which kernel sets declare more."""
 
     @property
     def bytes(self) -> int:
-        """Size of one element in memory, in bytes; ValueError for packed elements, which have none."""
+        """Size of an element in memory in bytes; ValueError for packed types."""
         if self.bits % 8:
-            raise ValueError(f"{self.name} has {self.bits} bits an element, no whole number of bytes")
+            raise ValueError(f"{self.name} has {self.bits} bits per element, which is not a whole number of bytes")
         return self.bits // 8
 
     @property
     def unpacked_bytes(self) -> int:
-        """Size of one element in shared memory, where packed ones are unpacked, in bytes."""
+        """Size of an element in bytes; 1 for packed types, as in unpacked form."""
         return max(8, self.bits) // 8
 
     @property
     def least(self) -> float:
-        """Least finite value."""
+        """Smallest (most negative) finite value."""
         if not self.is_integer:
             return -self.largest
         is_signed = self.dlpack[0] == 0
@@ -72,12 +72,12 @@ class DType(NamedTuple):
 
     @property
     def is_scale(self) -> bool:
-        """Whether there are only scales of it."""
+        """Whether it is used only for scales."""
         return self.epsilon == 1 and not self.is_integer
 
     @property
     def is_integer(self) -> bool:
-        """Whether sums of its products are exact."""
+        """Whether it is an integer type, so that sums of products are exact."""
         return self.dlpack[0] < 2
 
 
@@ -245,7 +245,7 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
                 xla=4,
                 aten=3,
             ),
-            # Powers of two, of which there are only scales.
+            # Powers of two; used only for scales.
             DType(
                 "ue8m0",
                 8,
@@ -260,7 +260,7 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
                 names="e8m0 e8m0fnu f8e8m0 f8e8m0fnu fue8m0 float8_e8m0",
                 xla=33,
             ),
-            # Two in a byte, the even one in the low half.
+            # Two per byte; the element with the even index is in the low half.
             DType(
                 "s4",
                 4,
@@ -292,46 +292,46 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
         )
     }
 )
-"""Every dtype gemmill knows, by name."""
+"""Every supported dtype by name."""
 
 
 FP8 = tuple(t.name for t in DTYPES.values() if t.bits == 8 and not t.is_integer and not t.is_scale)
-"""Floating-point types of 8 bits that are multiplied."""
+"""8-bit floating-point types of operands."""
 INT8 = tuple(t.name for t in DTYPES.values() if t.bits == 8 and t.is_integer)
-"""Integers of 8 bits."""
+"""8-bit integer types."""
 NAMES: Mapping[str, DTypeName] = MappingProxyType(
     {name: t.name for t in DTYPES.values() for name in (t.name, *t.names.split())}
     | {t.torch: t.name for t in DTYPES.values() if t.stored_as is None}
 )
-"""Dtypes by what PyTorch, NumPy, CUTLASS and others call them, and by their own names."""
+"""Dtypes by gemmill's names and those of PyTorch, NumPy, CUTLASS and others."""
 
 
 def find_dtype(name: str) -> DTypeName | None:
-    """The dtype of a name, ours or another's; None where nobody calls one so. A letter is none."""
+    """The dtype with a name, gemmill's or another library's; None if there is none. Single letters are not accepted."""
     word = name.strip().lower().removeprefix("torch.")
     return NAMES.get(word) if len(word) > 1 else None
 
 
 def unknown(name: str) -> str:
-    """What an error says of a name that no dtype has: the one that others call so, or whose name is near."""
+    """The hint of an error about an unknown dtype: the one with that name in another library, or a similar name."""
     meant = find_dtype(name)
     return f", did you mean {meant}?" if meant else suggest(name, DTYPES)
 
 
 def compatible_types(dtype: DTypeName) -> tuple[DTypeName, ...]:
-    """A type of A or B, and the one whose kernels may be taken with it, if there is one."""
+    """A type of A or B, and its :attr:`DType.compatible` type if there is one."""
     other = DTYPES[dtype].compatible
     return (dtype, other) if other else (dtype,)
 
 
 def default_accumulator(dtype: str) -> DTypeName:
-    """The type that products of operands of a type are summed in where nobody asks for another."""
+    """The default accumulator type for operands of a type."""
     return "s32" if DTYPES[dtype].is_integer else "f64" if dtype == "f64" else "f32"
 
 
 def default_output(dtype: DTypeName) -> DTypeName:
-    """The type of D where none is requested: that in which operands are stored, f32 for tf32, or for 8 bits and fewer,
-    one that holds the sums."""
+    """The default type of D: the type in which operands are stored (f32 for tf32); for operands of at most 8 bits, s32
+    or bf16."""
     if DTYPES[dtype].bits > 8:
         return DTYPES[dtype].stored_as or dtype
     return "s32" if DTYPES[dtype].is_integer else "bf16"

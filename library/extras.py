@@ -1,7 +1,7 @@
-"""How to install what some part of gemmill needs.
+"""Installation hints for optional dependencies.
 
-The name gemmill on the public package index is not ours, so no hint says to install that: it says what the extra's
-packages are, or where it is installed from.
+The name gemmill on the public package index belongs to another project. Hints therefore list the packages of an extra,
+or say how to install it from a checkout.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from collections.abc import Collection
 
 
 def install(extra: str, only: Collection[str] = ()) -> str:
-    """``pip install`` with the packages of one of gemmill's extras as this installation declares them, or with some,
-    between backquotes: what stands there can be typed as it is."""
-    from importlib import metadata  # where nothing is wrong, it is left alone
+    """A ``pip install`` command in backquotes with the packages of an extra, or with those in ``only``."""
+    from importlib import metadata  # imported here, because only errors need it
 
     try:
         declared = metadata.requires("gemmill") or ()

@@ -1,4 +1,4 @@
-"""Files: read if they are what they should be, written whole or not at all, told apart by what they hold."""
+"""Files: checked reads, atomic writes, and digests of contents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
 """Bytes that are read from a pipe at a time."""
 _WRITER_SECONDS = 5.0
-"""How long a pipe may have no writer before it counts as one that nobody writes to."""
+"""How long a read waits for a writer of a pipe."""
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 
 
@@ -31,14 +31,14 @@ def is_sha256(text: str) -> bool:
 
 
 def os_error_text(error: OSError) -> str:
-    """What the system says of a file, in the words of other errors: the file first, no number."""
+    """The text of a system error in the form of gemmill's errors: the file first, without an error number."""
     words = error.strerror or str(error)
     return f"'{error.filename}': {words}" if error.filename and error.strerror else words
 
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Have an error of the system say which file it is of, where the call knows only a descriptor."""
+    """Add the file name to a system error of a call that only has a file descriptor."""
     try:
         yield
     except OSError as error:
@@ -48,35 +48,35 @@ def naming(path: Path | str) -> Iterator[None]:
 
 
 def shipped(folder: Path) -> Path:
-    """A folder of data that ships beside the code.
+    """A folder of data files that are installed with the code.
 
     Raises:
-        InstallationError: it is none that NVRTC and others can open: gemmill is in an archive, or came without data.
+        InstallationError: NVRTC and others cannot open it, because gemmill is in an archive or lacks its data files.
     """
     if folder.is_dir():
         return folder
     archive = next((parent for parent in folder.parents if parent.is_file()), None)
     if archive:
         raise InstallationError(
-            f"gemmill is imported from the archive {archive}, but its headers and manifests are files, which compilers "
-            f"open by name: unpack the zip into a folder, and put that on the path in its place"
+            f"gemmill is imported from the archive {archive}, but compilers need its headers and manifests as files: "
+            f"unpack the zip into a folder, and put that folder on the path instead"
         )
     raise InstallationError(
-        f"{folder} is not there: this copy of gemmill lacks files that it comes with. Install it as a wheel; "
-        "frozen programs must take its data along (PyInstaller: --collect-data gemmill)"
+        f"{folder} is missing: this copy of gemmill lacks its data files. Install gemmill as a wheel; a frozen program "
+        "must include its data files (PyInstaller: --collect-data gemmill)"
     )
 
 
 def open_regular(path: Path, limit: int | None = None, *, private: bool = False) -> BinaryIO:
-    """Open a regular file to read; never waits, as opening a pipe would, for somebody to write.
+    """Open a regular file for reading. Unlike for a pipe, opening never waits for a writer.
 
     Args:
-        path: its place.
-        limit: most bytes that it may have.
-        private: it must be no link, belong to this user or to root, and nobody else may be able to write to it.
+        path: the file.
+        limit: the largest allowed size in bytes.
+        private: require that the file is not a link, belongs to this user or root, and is not writable by others.
 
     Raises:
-        OSError: it cannot be opened, or is not so; names the place, and says in ``strerror`` what it is.
+        OSError: the file cannot be opened or violates a condition; ``strerror`` states the reason.
     """
 
     def refuse(number: int, why: str) -> OSError:
@@ -85,7 +85,7 @@ def open_regular(path: Path, limit: int | None = None, *, private: bool = False)
     links = os.O_NOFOLLOW if private else 0
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | links)
-    except ValueError as error:  # no name of a file at all
+    except ValueError as error:  # not a valid file name
         raise refuse(errno.EINVAL, str(error)) from None
     except OSError as error:
         if links and error.errno == errno.ELOOP:
@@ -110,7 +110,7 @@ def open_regular(path: Path, limit: int | None = None, *, private: bool = False)
 
 
 def _not_private(status: os.stat_result) -> str:
-    """Why somebody else may have written what a file holds; empty where nobody else can have."""
+    """Why another user can have written a file; empty if no other user can."""
     if status.st_uid not in (os.geteuid(), 0):
         return f"belongs to user {status.st_uid}, neither to this one nor to root"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -119,22 +119,22 @@ def _not_private(status: os.stat_result) -> str:
 
 
 def open_given(path: Path, limit: int) -> BinaryIO:
-    """Open what a user names on a command line to read: a regular file, or a pipe, which is read to its end first.
+    """Open a file from a command line for reading: a regular file, or a pipe, which is first read to its end.
 
     Args:
-        path: its place.
-        limit: most bytes that it may have.
+        path: the file.
+        limit: the largest allowed size in bytes.
 
     Raises:
-        OSError: as for :func:`open_regular`; also where nobody writes to the pipe, or it holds too much.
+        OSError: as for :func:`open_regular`; also if the pipe has no writer or exceeds the limit.
     """
     try:
         is_pipe = stat.S_ISFIFO(path.stat().st_mode)
-    except ValueError:  # no name of a file at all
+    except ValueError:  # not a valid file name
         is_pipe = False
     if not is_pipe:
         return open_regular(path, limit)
-    import tempfile  # which most readers do without
+    import tempfile  # imported here, because only pipes need it
 
     copy = tempfile.TemporaryFile()  # noqa: SIM115 (the caller's)
     try:
@@ -151,13 +151,13 @@ def open_given(path: Path, limit: int) -> BinaryIO:
 
 
 def read_given(path: Path, limit: int) -> bytes:
-    """What a file or a pipe holds that :func:`open_given` opens; OSError as there."""
+    """The content of a file or pipe that :func:`open_given` opens; OSError as there."""
     with open_given(path, limit) as file:
         return _at_most(file, limit, path)
 
 
 def _piped(path: Path) -> Iterator[bytes]:
-    """What comes out of a pipe. One without a writer is given a moment to get one."""
+    """The data of a pipe. If it has no writer yet, wait a moment for one."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         until = time.monotonic() + _WRITER_SECONDS
@@ -167,7 +167,7 @@ def _piped(path: Path) -> Iterator[bytes]:
                     raise OSError(errno.EPIPE, "is a pipe that nobody writes to", str(path))
                 time.sleep(0.01)
             yield chunk
-        except BlockingIOError:  # somebody may write, and has not yet
+        except BlockingIOError:  # the pipe has a writer that has not written yet
             pass
         os.set_blocking(handle, True)
         while chunk := os.read(handle, _CHUNK):
@@ -177,7 +177,7 @@ def _piped(path: Path) -> Iterator[bytes]:
 
 
 def read_regular(path: Path, limit: int, *, private: bool = False) -> bytes:
-    """What a file holds that :func:`open_regular` opens; OSError also where it gets past the limit meanwhile."""
+    """The content of a file that :func:`open_regular` opens; OSError also if it grows beyond the limit meanwhile."""
     with open_regular(path, limit, private=private) as file:
         return _at_most(file, limit, path)
 
@@ -191,17 +191,17 @@ def _at_most(file: BinaryIO, limit: int, path: Path) -> bytes:
 
 
 def publish(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file beside its place, sync it, and move it there: nobody sees half of it.
+    """Write a file atomically: write a temporary file next to it, sync it, and rename it.
 
-    What is no file, a device or a pipe, is written to as it is, and so is a stream of this process (``/dev/stdout``),
-    wherever it goes; a link stays, and its target is the place. A file that is replaced keeps its permissions.
+    Devices, pipes and streams of this process (``/dev/stdout``) are written directly. For a link, the target is
+    replaced. A replaced file keeps its permissions.
 
     Args:
-        path: its place.
-        parts: what it holds, one after the other.
+        path: the file.
+        parts: its content, in pieces.
 
     Raises:
-        OSError: that fails; names the place.
+        OSError: writing fails; names the file.
     """
     try:
         if (stream := _stream(path)) is not None:
@@ -220,17 +220,18 @@ def publish(path: Path, parts: Iterable[bytes]) -> None:
 
 
 def publish_private(folder: int, name: str, data: bytes, temporary: str) -> None:
-    """Write a file that nobody else may read, as :func:`publish` does; nothing is followed, and what has its name is
-    replaced unless it is a folder that holds something.
+    """Write a file that other users cannot read, atomically as :func:`publish` does.
+
+    Links are not followed. An existing entry with the name is replaced, unless it is a non-empty folder.
 
     Args:
         folder: descriptor of its folder.
-        name: what it is called there.
-        data: what it holds.
-        temporary: what it is called meanwhile, and where the writer is killed.
+        name: its name in the folder.
+        data: its content.
+        temporary: the name of the temporary file, which remains if the writer is killed.
 
     Raises:
-        OSError: that fails, or the file system makes the file another user's, or lets others write to it.
+        OSError: writing fails, or the file system assigns the file to another user or makes it writable by others.
     """
     try:
         _replace(name, temporary, [data], 0o600, folder)
@@ -240,18 +241,18 @@ def publish_private(folder: int, name: str, data: bytes, temporary: str) -> None
 
 
 def make_private(path: Path) -> None:
-    """Make a folder, and those above it that are not there, which nobody else may look into, whatever the umask."""
+    """Create a folder and its missing parents, accessible only to this user regardless of the umask."""
     if path.is_dir():
         return
     if path.parent != path:
         make_private(path.parent)
     with suppress(FileExistsError):
         path.mkdir(0o700)
-        path.chmod(0o700)  # the umask may have taken more away
+        path.chmod(0o700)  # the umask can have removed permissions
 
 
 def _stream(path: Path) -> int | None:
-    """The descriptor that a path names; None for others. What is behind it may be a file that others write to."""
+    """The descriptor of a path such as ``/dev/stdout``; None for other paths. Others can also write to its file."""
     text = os.path.abspath(path)
     if found := re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", text):
         return int(found[1])
@@ -261,20 +262,20 @@ def _stream(path: Path) -> int | None:
 def _replace(
     place: Path | str, temporary: Path | str, parts: Iterable[bytes], mode: int | None, folder: int | None = None
 ) -> None:
-    """Write a file under another name, with these permissions or the default ones, and move it to its place."""
+    """Write a temporary file with these permissions or the default ones, and rename it to its place."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:  # of which opening it is a part: a signal may end this process as soon as the file is there
+    try:  # includes the call that opens the file, because a signal can end this process right after it
         handle = os.open(temporary, flags, 0o666 if mode is None else 0o600, dir_fd=folder)
         with os.fdopen(handle, "wb") as file:
             if mode is not None:
                 os.fchmod(handle, mode)
-            if folder is not None and (why := _not_private(os.fstat(handle))):  # so it would be refused when read
+            if folder is not None and (why := _not_private(os.fstat(handle))):  # a later read would reject the file
                 raise OSError(errno.EPERM, f"a file that is made here {why}")
             file.writelines(parts)
             file.flush()
             os.fsync(handle)
         os.replace(temporary, place, src_dir_fd=folder, dst_dir_fd=folder)
-    except FileExistsError:  # another's, by chance
+    except FileExistsError:  # the temporary file of another process
         raise
     except BaseException:
         with suppress(OSError):
@@ -283,7 +284,7 @@ def _replace(
 
 
 def digest_of(root: Path, *patterns: str) -> str:
-    """SHA-256 over the names and contents of the files below a folder that any of the patterns matches."""
+    """SHA-256 over the names and contents of the files below a folder that match any of the patterns."""
     digest = hashlib.sha256()
     for path in sorted(path for pattern in patterns for path in root.glob(pattern)):
         content = path.read_bytes()

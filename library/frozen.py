@@ -1,4 +1,4 @@
-"""Base of what is kept as JSON and read back checked: measurements, peak rates, answers."""
+"""Base class of models that are stored as JSON and validated on input: measurements, peak rates, answers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Frozen(BaseModel):
-    """Immutable, hashable, without unknown fields."""
+    """A strict pydantic model that is immutable and hashable, and rejects unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

@@ -1,11 +1,10 @@
-"""Measurement records as Parquet: many sweeps in one typed, compressed file, which DuckDB and pandas read as it is.
+"""Measurement records as Parquet: many sweeps in one compressed file, which DuckDB and pandas can read directly.
 
-A row is a measurement, and its columns are :data:`COLUMNS`: the fields of a record and, flat, those of its problem.
-What follows from others (key, rate, ratio) is computed when a record is read. Medians of kernels that were timed at
-length are kept in full, so that tables made of them come out the same; other times to the seven digits of float32. Of
-kernels that were timed briefly the median is kept, and not its quartiles.
+A row is a measurement. Its columns are :data:`COLUMNS`: the fields of a record and those of its problem. Derived values
+(key, rate, ratio) are computed when a record is read. Medians of final measurements have full precision, so that tables
+made from them are reproducible; other times are float32. Screening measurements keep the median without quartiles.
 
-Needs PyArrow: gemmill's extra ``records``.
+It needs PyArrow: gemmill's extra ``records``.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ PROBLEM: Mapping[str, str] = {
     **dict.fromkeys(("batching", "epilogue"), _WORD),
     "expected_rows": _COUNT,
 }
-"""The fields of a :class:`GemmProblem`, and their types."""
+"""The fields of a :class:`GemmProblem` and their column types."""
 COLUMNS: Mapping[str, str] = {
     **dict.fromkeys(("run", "gpu", "driver", "cuda", "torch", "gemmill", "commit"), _WORD),
     "method": _SMALL,
@@ -60,43 +59,43 @@ COLUMNS: Mapping[str, str] = {
     "watts": _REAL,
     "throttle": "words",
 }
-"""Columns and their types: a word is a string kept in a dictionary, ``words`` a list of strings, and ``time`` has
-microseconds, in UTC. All but :data:`PROBLEM` are explained in :class:`Measurement`."""
+"""Columns and their types. ``word``: a dictionary-encoded string; ``words``: a list of strings; ``time``: microseconds
+in UTC. :class:`Measurement` describes all columns except those of :data:`PROBLEM`."""
 _DEFAULTED = {
     *(name for name, field in Measurement.model_fields.items() if not field.is_required()),
     *(field.name for field in fields(GemmProblem) if field.default is not MISSING),
 }
-"""Columns that a file may lack."""
+"""Columns that a file can lack."""
 MAX_ROWS = 10_000_000
 """Most rows of a file."""
 _MAX_THRIFT = 64 << 20
-"""Most bytes, and entries, of what describes a file."""
+"""Most bytes, and most entries, of the metadata of a file."""
 _BATCH = 1 << 14
-"""Rows that are turned into records, or made of them, at a time."""
+"""Rows that are converted at a time."""
 
 
 def read_parquet(path: Path) -> Iterator[Measurement]:
-    """The measurements of a Parquet file, in its order.
+    """The measurements of a Parquet file, in order.
 
     Raises:
-        RecordError: the file cannot be read, lacks columns, a row is no record, or PyArrow is missing.
+        RecordError: the file cannot be read or lacks columns, a row is not a valid record, or PyArrow is missing.
     """
     yield from _read(path, path)
 
 
 def sweeps_of(path: Path) -> frozenset[str]:
-    """The sweeps that a Parquet file has measurements of; RecordError as for :func:`read_parquet`."""
+    """The names of the sweeps in a Parquet file; RecordError as for :func:`read_parquet`."""
     with _opened(path, path) as file:
         return frozenset(file.read(columns=["run"], use_threads=False)["run"].unique().to_pylist())
 
 
 def read_sweeps(path: Path, sweeps: Collection[str]) -> Iterator[Measurement]:
-    """The measurements of some sweeps of a Parquet file, in its order; RecordError as for :func:`read_parquet`."""
+    """The measurements of some sweeps of a Parquet file, in order; RecordError as for :func:`read_parquet`."""
     yield from _read(path, path, sweeps)
 
 
 def _read(path: Path, source: Any, sweeps: Collection[str] | None = None) -> Iterator[Measurement]:
-    """The measurements of what PyArrow takes for a file, of all sweeps or some; errors name the path."""
+    """The measurements of ``source``, which PyArrow can open, for all or some sweeps; errors name ``path``."""
     problems: dict[tuple[Any, ...], GemmProblem | ValueError] = {}
     faults = Faults(path)
     row = 0
@@ -120,14 +119,14 @@ def _read(path: Path, source: Any, sweeps: Collection[str] | None = None) -> Ite
 
 
 def _batches(path: Path, source: Any, sweeps: Collection[str] | None) -> Iterator[dict[str, list[Any]]]:
-    """The columns of some rows after the other. Those that a file of an older gemmill lacks are left out, if their
-    fields have defaults."""
+    """The columns of batches of rows. Missing columns whose fields have defaults are omitted, as in files of older
+    versions."""
     compute = _arrow("compute", path)
     with _opened(path, source) as file:
         present = [name for name in COLUMNS if name in file.schema_arrow.names]
-        # Without threads: where the system starts no more of them, PyArrow ends the process.
+        # Without threads: if the system cannot start more threads, PyArrow ends the process.
         for batch in file.iter_batches(_BATCH, columns=present, use_threads=False):
-            batch.validate(full=True)  # places in a dictionary may be beyond it
+            batch.validate(full=True)  # detects dictionary indices out of range
             if sweeps is not None:
                 batch = batch.filter(compute.is_in(batch.column("run"), _arrow("lib", path).array([*sweeps])))
             yield {name: _values(batch.column(name)) for name in present}
@@ -135,8 +134,8 @@ def _batches(path: Path, source: Any, sweeps: Collection[str] | None) -> Iterato
 
 @contextmanager
 def _opened(path: Path, source: Any) -> Iterator[Any]:
-    """A file of measurements, of bounded size, with the columns that it needs; whatever PyArrow cannot read is a
-    RecordError. Not the file's name but what is opened here is read."""
+    """Open a file of measurements, and check its size and columns. Errors of PyArrow become RecordError. PyArrow gets
+    the open file, not its name."""
     arrow, lib = _arrow("parquet", path), _arrow("lib", path)
     try:
         with (
@@ -155,24 +154,24 @@ def _opened(path: Path, source: Any) -> Iterator[Any]:
 
 
 def _check(path: Path, file: Any) -> None:
-    """Refuse a file that is not of measurements, or holds more of them than can be meant."""
+    """Reject a file that does not contain measurements, or is too large."""
     types, meta = file.schema_arrow, file.metadata
     if meta.num_rows > MAX_ROWS or meta.num_row_groups > MAX_ROWS // 100:
         raise RecordError(f"{path}: has {meta.num_rows:,} rows in {meta.num_row_groups:,} groups; split it")
     taken = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
     if not 0 <= taken <= MAX_BYTES:
-        raise RecordError(f"{path}: takes {taken:,} bytes uncompressed; at most {MAX_BYTES:,} are read: split it")
+        raise RecordError(f"{path}: has {taken:,} bytes uncompressed; the limit is {MAX_BYTES:,}: split it")
     for name, kind in COLUMNS.items():
         if name not in types.names:
             if name not in _DEFAULTED:
-                says = f"is no file of measurements, column {name} is missing"
-                raise RecordError(f"{path}: {says}; gemmill records pack writes them")
+                says = f"is not a file of measurements: column {name} is missing"
+                raise RecordError(f"{path}: {says}; write it with gemmill records pack")
         elif not _holds(path, types.field(name).type, kind):
             raise RecordError(f"{path}: column {name} has the type {types.field(name).type!s:.80}; it must be {kind}")
 
 
 def _holds(path: Path, found: Any, kind: str) -> bool:
-    """Whether a column of this type can be of a kind."""
+    """Whether a column type matches a kind of :data:`COLUMNS`."""
     types = _arrow("types", path)
     if types.is_dictionary(found):
         return kind == _WORD and _holds(path, found.value_type, kind)
@@ -190,7 +189,7 @@ def _holds(path: Path, found: Any, kind: str) -> bool:
 
 
 def _values(column: Any) -> list[Any]:
-    """The values of a column of a batch; words that are kept in a dictionary are made once."""
+    """The values of a column of a batch. Dictionary entries are converted once."""
     if not hasattr(column, "dictionary"):
         return list(column.to_pylist())
     words = column.dictionary.to_pylist()
@@ -198,11 +197,11 @@ def _values(column: Any) -> list[Any]:
 
 
 def write_parquet(path: Path, measurements: Iterable[Measurement]) -> int:
-    """Write measurements to a file; returns how many. They are read back and compared first, and what was in its place
-    is replaced only then.
+    """Write measurements to a file and return their number. The data is read back and compared before an existing file
+    is replaced.
 
     Raises:
-        RecordError: there are none, what would be read is not :func:`as_kept`, or PyArrow is missing.
+        RecordError: there are no measurements, the data read back differs from :func:`as_kept`, or PyArrow is missing.
         OSError: the file cannot be written.
     """
     measurements = list(measurements)
@@ -210,15 +209,15 @@ def write_parquet(path: Path, measurements: Iterable[Measurement]) -> int:
     for row, (read, given) in enumerate(zip(_read(path, content), measurements, strict=True), 1):
         if read != as_kept(given):
             raise RecordError(
-                f"{path}: not written, row {row} would be read otherwise than it is: {read} in place of {given}; "
-                "keep the files that it is of"
+                f"{path}: not written, because row {row} would be read as {read} instead of {given}; keep the source "
+                "files"
             )
     publish(path, [content.to_pybytes()])
     return len(measurements)
 
 
 def _encoded(path: Path, measurements: Sequence[Measurement]) -> Any:
-    """The bytes of a Parquet file, in memory of PyArrow's."""
+    """The bytes of a Parquet file, in PyArrow's memory."""
     pa, arrow = _arrow("lib", path), _arrow("parquet", path)
     types = {
         _WORD: pa.dictionary(pa.int32(), pa.string()),
@@ -228,7 +227,7 @@ def _encoded(path: Path, measurements: Sequence[Measurement]) -> Any:
         **{name: getattr(pa, name)() for name in (_COUNT, _SMALL, _REAL, _FULL)},
     }
     if not measurements:
-        raise RecordError(f"{path}: there is nothing to write; name files that hold measurements")
+        raise RecordError(f"{path}: there are no measurements to write; pass files with measurements")
     batches = []
     for first in range(0, len(measurements), _BATCH):
         rows = [_row(m) for m in measurements[first : first + _BATCH]]
@@ -249,14 +248,14 @@ def _encoded(path: Path, measurements: Sequence[Measurement]) -> Any:
 
 
 def as_kept(measurement: Measurement) -> Measurement:
-    """A measurement as it is after it has been written and read."""
+    """A measurement as it is after writing and reading."""
     row = _row(measurement)
     reals = {name: row[name] and _rounded(row[name]) for name, kind in COLUMNS.items() if kind == _REAL}
     return measurement.model_copy(update=reals | {"us": row["us"]})
 
 
 def _problem(values: Mapping[str, Any]) -> GemmProblem | ValueError:
-    """A problem, or what is wrong with it."""
+    """The problem with these fields, or the error."""
     problem = GemmProblem.unchecked(**values)
     try:
         problem.check()
@@ -274,12 +273,12 @@ def _row(measurement: Measurement) -> dict[str, Any]:
 
 
 def _rounded(real: float) -> float:
-    """As float32 has it."""
+    """A number rounded to float32."""
     return float(np.float32(real))
 
 
 def _arrow(module: str, path: Path) -> Any:
-    """A module of PyArrow, which has no types that mypy knows."""
+    """A module of PyArrow, which has no type stubs."""
     try:
         return importlib.import_module(f"pyarrow.{module}")
     except ImportError as error:

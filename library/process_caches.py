@@ -1,8 +1,8 @@
-"""The caches that live as long as the process: results that functions of gemmill remember.
+"""The process-wide caches: results of gemmill's functions with ``functools.cache`` or ``lru_cache``.
 
-Whatever is under ``functools.cache`` or ``lru_cache`` is one, and is found among the objects of the interpreter, so
-that no list is kept by hand. What a process holds besides is state, not results: kernels that are loaded
-(:mod:`gemmill.runtime.launch.kernel`), workspaces, calls of each registry (:mod:`gemmill.runtime.api.caches`).
+They are found among the objects of the interpreter, so no list needs maintenance. Other process-wide objects are state,
+not caches: loaded kernels (:mod:`gemmill.runtime.launch.kernel`), workspaces, and the calls of each registry
+(:mod:`gemmill.runtime.api.caches`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def process_caches() -> dict[str, functools._lru_cache_wrapper[Any]]:
-    """Functions that remember, by module and name, of all modules that are imported."""
+    """The cached functions of all imported modules, by module and name."""
     caches = (item for item in gc.get_objects() if isinstance(item, functools._lru_cache_wrapper))
     named = {f"{cache.__module__}.{cache.__qualname__}": cache for cache in caches if _is_ours(cache.__module__)}
     return dict(sorted(named.items()))

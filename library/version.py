@@ -1,3 +1,3 @@
-"""The version of gemmill, in a module that every other may import."""
+"""The version of gemmill, in a module without imports."""
 
 __version__ = "0.1.0"

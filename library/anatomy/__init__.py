@@ -1,1 +1,1 @@
-"""A kernel, drawn: who holds what, what lies where in shared memory, which tile comes when."""
+"""Drawings of a kernel: ownership of elements, shared memory, and the order of tiles."""

@@ -1,4 +1,4 @@
-"""How the kernels of each family work: what panels of a page draw of their plans."""
+"""The parts of a kernel's plan that the panels of a page draw, for each family."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gemmill.library.layouts.atoms import MmaAtom, mma_atom
 from gemmill.library.layouts.layout import Layout
 
 CHUNK = 16
-"""Bytes that a swizzle moves as one: four banks."""
+"""Bytes of the unit of a swizzle: four banks."""
 LOAD, MULTIPLY, STORE, WAIT = 0, 2, 1, 7
-"""Colours of what is done."""
+"""Colours of the steps of a lane."""
 Plan = TypeVar("Plan", bound=KernelPlan)
 
 
 class Step(NamedTuple):
-    """What warps do from a time to another; times are an order, of no unit, up to 10."""
+    """An activity of warps. Times from 0 to 10 have no unit: they only state the order."""
 
     start: float
     end: float
@@ -32,62 +32,62 @@ class Step(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """Warps, and what they do one after the other."""
+    """A group of warps and their consecutive activities."""
 
     name: str
     steps: Sequence[Step]
 
 
 class Staging(NamedTuple):
-    """The subtiles in which a warpgroup stages D on its way to TMA."""
+    """The subtiles in which a warpgroup stages D for TMA stores."""
 
     writers: int
-    """Warpgroups that do."""
+    """Warpgroups that store D."""
     down: int
-    """Subtiles along M, of 64 rows."""
+    """Subtiles along M, of 64 rows each."""
     columns: int
-    """Columns of D of a warpgroup."""
+    """Columns of D per warpgroup."""
     subtile_n: int
     buffers: int
-    """Subtiles that there is room for."""
+    """Buffers for subtiles."""
 
 
 class Anatomy(Generic[Plan]):
-    """How a kernel works."""
+    """The parts of a kernel that a page draws."""
 
     threads: ClassVar[str]
-    """What threads of the accumulators are counted."""
+    """A caption that explains T, V and w in the tables of accumulators."""
     operands: ClassVar[str] = ""
-    """How A and B reach the threads, where :meth:`instruction` does not show it."""
+    """A caption on how threads get A and B, for families without :meth:`instruction`."""
     unswizzled: ClassVar[str] = "Stages are not swizzled."
-    """Why no stage is swizzled, where none is."""
+    """A caption for kernels without swizzled stages."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.config = plan, plan.config
 
     def accumulators(self) -> Layout:
-        """(thread, value) -> m + n tile M of the sums of a tile: threads are those that multiply, from 0."""
+        """(thread, value) -> m + n * tile M for the sums of a tile. Threads that issue MMAs or FMAs count from 0."""
         raise NotImplementedError
 
     def instruction(self) -> MmaAtom | None:
-        """The MMA that kernels are made of, by CUTLASS's name; None where operands are held otherwise."""
+        """The MMA atom of the kernel; None if it has none, or distributes operands in another way."""
         return None
 
     def span(self, operand: InputName) -> int:
-        """Bytes of the rows in which a stage of an operand is swizzled; :data:`CHUNK` where it is not."""
+        """Swizzle span in bytes of an operand's stages; :data:`CHUNK` without a swizzle."""
         return CHUNK
 
     def lanes(self) -> list[Lane]:
-        """Which warps do what, one after the other."""
+        """The activities of each group of warps."""
         raise NotImplementedError
 
     def staging(self) -> Staging | None:
-        """How D is staged; None where threads store it from their registers."""
+        """How D is staged; None if threads store it from registers."""
         return None
 
 
 Modes = tuple[tuple[int, int], ...]
-"""Extents and strides, those of extent 1 left out when they become a layout."""
+"""Pairs of extent and stride. Pairs with extent 1 are dropped in layouts."""
 
 
 def _thread_values(threads: Modes, values: Modes) -> Layout:
@@ -102,7 +102,7 @@ def _thread_values(threads: Modes, values: Modes) -> Layout:
 
 
 def _pipeline(copies: str, multiplies: str, stages: int) -> list[Lane]:
-    """Warps that all copy, stages ahead, and multiply."""
+    """The lanes of a kernel in which all warps copy ahead and multiply."""
     fills = [Step(2.0 * step, 2.0 * step + 2, f"{copies}: s{step % stages}", LOAD) for step in range(4)]
     used = [
         Step(2.0 * step, 2.0 * step + 2, f"{multiplies} of s{(step - 1) % stages}", MULTIPLY) for step in range(1, 4)
@@ -112,22 +112,22 @@ def _pipeline(copies: str, multiplies: str, stages: int) -> list[Lane]:
 
 
 class WgmmaAnatomy(Anatomy[WgmmaPlan]):
-    """A producer, consumers, staged D."""
+    """WGMMA kernels: a producer, consumers, and a staged D."""
 
     threads = (
-        "T is a thread of the consumer warpgroups, from 0; V one of its sums; w a warp. In pingpong each warpgroup "
-        "has such a tile of its own; where warpgroups share K, each has sums of all of the tile."
+        "T: thread of the consumer warpgroups, from 0. V: one of its accumulators. w: warp. For pingpong, each "
+        "warpgroup has its own tile. If warpgroups share K, each has accumulators for the whole tile."
     )
 
     def accumulators(self) -> Layout:
-        """Four warps of sixteen rows each, and warpgroups below each other; in pingpong, and where warpgroups share K,
-        one has the whole tile (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16")."""
+        """Four warps of 16 rows each, with warpgroups below each other; for pingpong, and if warpgroups share K, a
+        warpgroup has the whole tile (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16")."""
         m, n, rows = self.config.tile.m, self.config.tile.n, self.plan.warpgroup_m
         threads = ((4, 2 * m), (8, 1), (4, 16), (m // rows, rows))
         return _thread_values(threads, ((2, m), (2, 8), (n // 8, 8 * m), (rows // SUBTILE_M, 64)))
 
     def instruction(self) -> MmaAtom | None:
-        """The WGMMA."""
+        """The WGMMA atom."""
         accumulator, b = self.config.accumulator.upper(), self.config.b.dtype.upper()
         a = b if self.plan.is_mixed else self.config.a.dtype.upper()
         n = self.config.tile.n // self.plan.atom_parts
@@ -136,11 +136,11 @@ class WgmmaAnatomy(Anatomy[WgmmaPlan]):
         return mma_atom(f"SM90_64x{n}x{k}_{accumulator}{a}{b}_{where}")
 
     def span(self, operand: InputName) -> int:
-        """Bytes of the rows in which a stage of an operand is swizzled."""
+        """Swizzle span in bytes of an operand's stages."""
         return self.plan.swizzle(operand)
 
     def lanes(self) -> list[Lane]:
-        """A producer, and consumers that share tiles or take turns."""
+        """A producer, and consumers that share tiles (cooperative) or alternate (pingpong)."""
         stages = self.config.stages
         loads = [Step(float(step), step + 1.0, f"load s{step % stages}", LOAD) for step in range(9)]
         lanes = [Lane("producer: one thread, TMA", loads)]
@@ -156,30 +156,30 @@ class WgmmaAnatomy(Anatomy[WgmmaPlan]):
         return lanes
 
     def staging(self) -> Staging:
-        """Subtiles of each warpgroup."""
+        """The subtiles of a warpgroup."""
         plan = self.plan
         sizes = plan.columns_d, plan.subtile_n, plan.d_buffers
         return Staging(plan.storing_warpgroups, plan.warpgroup_m // SUBTILE_M, *sizes)
 
 
 class MmaAnatomy(Anatomy[MmaPlan]):
-    """Every warp copies and multiplies."""
+    """Multistage kernels: every warp copies and multiplies."""
 
-    threads = "T is a thread, V one of its sums, w a warp. Further warps, if any, have sums of other slices of K."
-    unswizzled = "Stages are not swizzled: rows are copied as they lie, with 16 bytes more each."
+    threads = "T: thread. V: one of its accumulators. w: warp. Further warps, if any, have sums of other slices of K."
+    unswizzled = "Stages are not swizzled: rows are copied without realignment, with 16 bytes of padding each."
     _TARGETS: ClassVar[Mapping[str, str]] = {"F64": "SM90", "E4M3": "SM89", "E5M2": "SM89"}
-    """Architectures in CUTLASS's names, of types of A that SM80 is not for."""
+    """Architectures in CUTLASS's names for types of A other than those of SM80."""
 
     def _groups(self, operand: InputName, extent: int, unit: int) -> tuple[int, Modes]:
-        """How far apart the rows of a group of eight are, and where groups are: bytes that are neighbours along M or N
-        are transposed from four rows along K at a time (``Fragments::position``)."""
+        """The distance between the rows of a group of eight, and the positions of groups. 8-bit operands that are not
+        K-major are transposed from four rows along K at a time (``Fragments::position``)."""
         its = self.config.inputs[operand]
         if its.major == "mn" and its.type.unpacked_bytes == 1:
             return 4 * unit, ((4, unit), (extent // 32, 32 * unit))
         return unit, ((extent // 8, 8 * unit),)
 
     def accumulators(self) -> Layout:
-        """Fragments of warps, which lie below and beside each other."""
+        """The fragments of warps, which are arranged along M and N."""
         m, n = self.config.tile.m, self.config.tile.n
         along_m, along_n, _ = self.plan.warps
         warp_m, warp_n = m // along_m, n // along_n
@@ -192,7 +192,7 @@ class MmaAnatomy(Anatomy[MmaPlan]):
         return _thread_values(((4, 2 * column), (8, row), *apart), ((2, column), *rows, *columns))
 
     def instruction(self) -> MmaAtom | None:
-        """The mma.sync."""
+        """The mma.sync atom."""
         config = self.config
         accumulator, a, b = config.accumulator.upper(), config.a.dtype.upper(), config.b.dtype.upper()
         types = f"{accumulator}{a}{b}{accumulator}"
@@ -203,7 +203,7 @@ class MmaAnatomy(Anatomy[MmaPlan]):
         return mma_atom(f"{self._TARGETS.get(a, 'SM80')}_16x8x{k}_{types}_TN")
 
     def span(self, operand: InputName) -> int:
-        """Bytes of the rows in which a stage of an operand is swizzled; :data:`CHUNK` where it is not."""
+        """Swizzle span in bytes of an operand's stages; :data:`CHUNK` without a swizzle."""
         tile, its = self.config.tile, self.config.inputs[operand]
         if self.plan.is_shifted(operand):
             return CHUNK
@@ -211,16 +211,18 @@ class MmaAnatomy(Anatomy[MmaPlan]):
         return swizzle_bytes(extent * its.type.unpacked_bytes)
 
     def lanes(self) -> list[Lane]:
-        """A pipeline."""
+        """A pipeline of copies and MMAs."""
         return _pipeline("registers" if self.plan.has_quadpairs else "cp.async", "MMAs", self.config.stages)
 
 
 class SimtAnatomy(Anatomy[SimtPlan]):
-    """16 x 16 threads of fused multiply-adds."""
+    """Simt kernels: 16 x 16 threads with fused multiply-adds."""
 
-    threads = "T is a thread, V one of its sums, w a warp: 16 x 16 threads with rows and columns in groups of 16 bytes."
+    threads = (
+        "T: thread. V: one of its accumulators. w: warp. 16 x 16 threads have rows and columns in groups of 16 bytes."
+    )
     operands = "A and B: each thread reads its rows of A and columns of B from a stage, 16 bytes at a time."
-    unswizzled = "Stages are not swizzled: values of the accumulator's type lie K by K, with 16 bytes between rows."
+    unswizzled = "Stages are not swizzled: a row holds the values of one K in the accumulator's type, plus 16 bytes."
 
     def accumulators(self) -> Layout:
         """16 x 16 threads, each with rows and columns in groups of 16 bytes (``SimtGemm::position``)."""
@@ -231,19 +233,22 @@ class SimtAnatomy(Anatomy[SimtPlan]):
         return _thread_values(threads, ((gn, m), (columns // gn, 16 * gn * m), (gm, 1), (rows // gm, 16 * gm)))
 
     def lanes(self) -> list[Lane]:
-        """A pipeline."""
+        """A pipeline of copies and FMAs."""
         return _pipeline("registers", "FMAs", self.config.stages)
 
 
 class GemvAnatomy(Anatomy[GemvPlan]):
-    """B straight into the registers of MMAs, whose rows are columns of D."""
+    """Gemv kernels: threads load B directly to registers; rows of the MMAs are columns of D."""
 
-    threads = "T is a thread, V one of its sums, w a warp. Columns of D are rows of MMAs; warps along K have the same."
-    operands = "A and B: lane l of a warp loads runs of K, l mod 4 says which, straight from global memory."
-    unswizzled = "A and B do not pass through shared memory: they are loaded straight into the registers of MMAs."
+    threads = (
+        "T: thread. V: one of its accumulators. w: warp. Columns of D are rows of MMAs. Warps along K have sums of the "
+        "same elements."
+    )
+    operands = "A and B: lane l of a warp loads run l mod 4 along K directly from global memory."
+    unswizzled = "A and B do not pass through shared memory: threads load them directly to the registers of MMAs."
 
     def accumulators(self) -> Layout:
-        """Columns of D are the rows of MMAs; warps along K hold sums of the same elements, which are added up
+        """Columns of D are the rows of MMAs. Warps along K hold partial sums of the same elements, which are added
         (``Gemv::store``)."""
         m, n, vector, warp_n = self.config.tile.m, self.config.tile.n, self.plan.vector, self.plan.warp_n
         columns, step = ((2, 8 * m), m) if self.config.b.major == "k" else ((vector, m), vector * m)
@@ -252,7 +257,7 @@ class GemvAnatomy(Anatomy[GemvPlan]):
         return _thread_values(threads, ((2, 1), columns, (m // MMA_M, MMA_M)))
 
     def lanes(self) -> list[Lane]:
-        """Loads, MMAs, sums."""
+        """Loads, MMAs and sums."""
         words = [("load A, B", LOAD), ("MMAs", MULTIPLY)] * 2 + [("sums, D", STORE)]
         return [Lane("every warp", [Step(2.0 * at, 2.0 * at + 2, *step) for at, step in enumerate(words)])]
 
@@ -260,9 +265,9 @@ class GemvAnatomy(Anatomy[GemvPlan]):
 ANATOMIES: Mapping[FamilyName, type[Anatomy[Any]]] = MappingProxyType(
     {"wgmma": WgmmaAnatomy, "mma": MmaAnatomy, "simt": SimtAnatomy, "gemv": GemvAnatomy}
 )
-"""By family."""
+"""The anatomy class of each family."""
 
 
 def anatomy_of(plan: KernelPlan) -> Anatomy[KernelPlan]:
-    """How the kernel of a plan works."""
+    """The anatomy of a plan's kernel."""
     return ANATOMIES[plan.config.family](plan)

@@ -1,4 +1,4 @@
-"""A kernel's anatomy on a page."""
+"""The page that draws a kernel, as SVG and as HTML."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ show();
 
 
 def as_svg(kernel: Kernel, waves: Waves | None) -> str:
-    """The page as SVG; without a problem, without the raster."""
+    """The page as SVG. Without a problem (``waves`` is None), the page has no raster."""
     sheet = Sheet()
     sheet.bottom += 20
     sheet.text(LEFT, sheet.bottom, "How this kernel works", "h")
@@ -41,10 +41,10 @@ def as_svg(kernel: Kernel, waves: Waves | None) -> str:
 
 
 def as_html(kernel: Kernel, waves: Waves | None) -> str:
-    """The page as HTML, whose slider shows its raster up to a tile; without scripts, or a raster, there is none."""
+    """The page as HTML. A slider shows the raster up to a tile; it needs scripts and a problem."""
     svg, tiles, slots = as_svg(kernel, waves), waves.tiles(kernel.config) if waves else 0, waves.slots if waves else 1
     control = (
-        '<p id="control" hidden><label for="unit">Tiles that have begun: </label>'
+        '<p id="control" hidden><label for="unit">Tiles that have started: </label>'
         f'<input id="unit" type="range" min="1" max="{tiles}" value="{tiles}" aria-describedby="said">'
         '<output id="said" for="unit" aria-live="polite"></output></p>'
     )

@@ -1,4 +1,4 @@
-"""Panels of a page: the tile, shared memory, who holds what, the epilogue, roles over time, K of a tile."""
+"""The panels of a page: tile, shared memory, ownership, epilogue, roles over time, K of a tile."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from gemmill.library.layouts.picture import grids
 LINE = 128
 """Bytes of all banks."""
 SHOWN = 16
-"""Rows and columns of a table of who holds what; further ones repeat what these have."""
+"""Rows and columns of a table of owners. Further rows and columns repeat the pattern."""
 K_IN_WORDS: Mapping[DecompositionName, str] = MappingProxyType(
     {
         "tiles": "one CTA sums all of it.",
-        "splitk": "slices, as many as a launch has, are units of work; a second kernel adds up partial sums.",
-        "stream": "tiles of the last wave, where that is not full, are shared among clusters along K, and added up.",
-        "cluster": "the CTAs of a cluster take a slice each, and send each other sums through shared memory.",
+        "splitk": "each slice is a unit of work; the launch sets their number, and a second kernel adds the sums.",
+        "stream": "clusters share the tiles of a partial last wave along K, and add their sums.",
+        "cluster": "each CTA of a cluster processes one slice; they exchange sums through shared memory.",
     }
 )
-"""What becomes of K, by decomposition."""
+"""A sentence on how K is processed, by decomposition."""
 
 
 def tile(sheet: Sheet, kernel: Kernel) -> None:
-    """D's cluster tile with the parts of A and B that its CTAs load."""
+    """The cluster tile of D with the parts of A and B that its CTAs load."""
     config, (along_m, along_n) = kernel.config, kernel.launch.cluster
     m, n, k = config.tile.m, config.tile.n, config.tile.k
     sheet.heading("The tile over D, and its cluster")
@@ -45,7 +45,7 @@ def tile(sheet: Sheet, kernel: Kernel) -> None:
             sheet.box(left + column * width, top + row * height, width - 4, height - 4, rank % SHADES, f"CTA {rank}")
     sheet.bottom = top + along_m * height
     sheet.words(
-        f"A CTA of {kernel.launch.threads} threads computes a tile of D of {m}x{n}, in steps of {k} along K. "
+        f"A CTA of {kernel.launch.threads} threads computes a {m}x{n} tile of D in steps of {k} along K. "
         f"{_multicast(kernel)}"
     )
 
@@ -53,11 +53,13 @@ def tile(sheet: Sheet, kernel: Kernel) -> None:
 def _multicast(kernel: Kernel) -> str:
     along_m, along_n = kernel.launch.cluster
     if kernel.launch.cluster_k > 1:
-        return f"{kernel.launch.cluster_k} CTAs, a cluster, share K of one tile, and store a share of its columns each."
+        return (
+            f"A cluster of {kernel.launch.cluster_k} CTAs shares K of one tile. Each CTA stores a share of its columns."
+        )
     if along_m * along_n == 1:
-        return "It loads all of its A and B itself; there is no cluster to share them in."
+        return "It loads all of its A and B itself, because there is no cluster."
     shared = [
-        f"a stage of {operand} is loaded in {peers} slices, one by each of {peers} CTAs, and multicast to all of them"
+        f"each of {peers} CTAs loads one of {peers} slices of a stage of {operand} and multicasts it to all of them"
         for operand, peers in (("A", along_n), ("B", along_m))
         if peers > 1
     ]
@@ -77,15 +79,15 @@ def shared(sheet: Sheet, kernel: Kernel) -> None:
         sheet.box(LEFT + 380 + place, sheet.bottom + 2, max(wide, 1.0), 18, number % SHADES)
         place += wide
         sheet.bottom += 24
-    sheet.words(f"{total:,} bytes in all, from top to bottom in the order in which they lie.")
+    sheet.words(f"{total:,} bytes in total, listed in address order.")
     spans = {operand: kernel.anatomy.span(operand) for operand in kernel.config.inputs}
     swizzled = {operand: span for operand, span in spans.items() if span > CHUNK}
     if not swizzled:
         sheet.words(kernel.anatomy.unswizzled)
         return
     sheet.words(
-        "Banks of a stage: each line is 128 bytes, across are banks 0-3, 4-7, ..., 28-31; a cell says which row (r) "
-        "and chunk of 16 bytes (c) of a panel lies there: chunks of one column of eight rows lie in different banks."
+        "Banks of a stage: each line is 128 bytes, with banks 0-3, 4-7, ..., 28-31 from left to right. A cell shows "
+        "the row (r) and the 16-byte chunk (c) of a panel. The chunks of a column of eight rows are in different banks."
     )
     sheet.tables(
         *(
@@ -96,9 +98,11 @@ def shared(sheet: Sheet, kernel: Kernel) -> None:
 
 
 def banks(title: str, span_bytes: int, element_bytes: int) -> Grid:
-    """Eight lines of 128 bytes: which row and chunk of 16 bytes of a panel lies in which banks. Rows are a span wide;
-    the place of a byte is that of CuTe's ``Sw<log2(span / 16), 4, 3>``, of elements of 8 bytes with the bits of the
-    line in reverse (``swizzled_in_pairs``)."""
+    """Eight lines of 128 bytes, with the row and 16-byte chunk of a panel in each group of four banks.
+
+    Rows have the width of a swizzle span, with CuTe's ``Sw<log2(span / 16), 4, 3>``. For 8-byte elements the bits of
+    the line are reversed (``swizzled_in_pairs``).
+    """
     bits = (span_bytes // CHUNK).bit_length() - 1
     swizzle = Swizzle(bits, 4, 3)
     cells, shades = [], []
@@ -113,8 +117,8 @@ def banks(title: str, span_bytes: int, element_bytes: int) -> Grid:
 
 
 def holders(sheet: Sheet, kernel: Kernel) -> None:
-    """Which warp has which part of the accumulators, and which thread which element."""
-    sheet.heading("Who holds what")
+    """The warp of each part of the accumulators, and the thread of each element."""
+    sheet.heading("Ownership of accumulators and operands")
     layout = kernel.anatomy.accumulators()
     m, n = kernel.config.tile.m, kernel.config.tile.n
     sheet.words(kernel.anatomy.threads)
@@ -131,12 +135,12 @@ def holders(sheet: Sheet, kernel: Kernel) -> None:
     parts: dict[Operand, Layout] = {"A": atom.a, "B": atom.b}
     for operand, of_operand in parts.items():
         if is_whole(of_operand[0]):
-            sheet.words(f"{operand} is in shared memory: a descriptor names it, and no thread holds any of it.")
+            sheet.words(f"{operand} is in shared memory: the instruction reads it through a descriptor.")
     sheet.tables(*(_corner(drawn[operand]) for operand, part in parts.items() if not is_whole(part[0])))
 
 
 def _owners(layout: Layout) -> dict[int, tuple[int, int]]:
-    """Thread and value of each coordinate; of several, the lowest thread."""
+    """Thread and value of each coordinate; the lowest thread if there are several."""
     starts = [layout[0](thread) for thread in range(layout[0].size)]
     steps = [layout[1](value) for value in range(layout[1].size)]
     found: dict[int, tuple[int, int]] = {}
@@ -147,7 +151,7 @@ def _owners(layout: Layout) -> dict[int, tuple[int, int]]:
 
 
 def _elements(what: str, owners: Mapping[int, tuple[int, int]], m: int, n: int) -> Grid:
-    """The first rows and columns of a tile."""
+    """The table of the first rows and columns of a tile."""
     rows, columns = min(m, SHOWN), min(n, SHOWN)
     found = [[owners[row + column * m] for column in range(columns)] for row in range(rows)]
     title = f"{what}: rows 0-{rows - 1} of {m}, columns 0-{columns - 1} of {n}"
@@ -159,7 +163,7 @@ def _rows(found: Sequence[Sequence[tuple[int, int]]]) -> tuple[tuple[str, ...], 
 
 
 def _warps(owners: Mapping[int, tuple[int, int]], m: int, n: int) -> Grid:
-    """The warps of each part of a tile."""
+    """The table of the warps of each part of a tile."""
     high, wide = max(1, min(16, m)), max(8, n // 8)
     cells = []
     for row in range(0, m, high):
@@ -181,19 +185,21 @@ def _corner(grid: Grid) -> Grid:
 
 
 def epilogue(sheet: Sheet, kernel: Kernel) -> None:
-    """How D leaves the registers."""
+    """How threads store D."""
     sheet.heading("Epilogue")
     if (staging := kernel.anatomy.staging()) is None:
-        sheet.words("Threads apply the epilogue to the sums in their registers, and store them to D, without staging.")
+        sheet.words("Threads apply the epilogue to the sums in their registers and store them to D without staging.")
         return
     wide, buffers = staging.subtile_n, staging.buffers
     across = -(-staging.columns // wide)
     whose = f"Each of {staging.writers} warpgroups stages" if staging.writers > 1 else "A warpgroup stages"
-    overlaps = "The last of a row begins earlier, and writes anew what it shares with the one before."
+    overlaps = (
+        "The last subtile of a row starts earlier and stores the columns that it shares with the previous one again."
+    )
     sheet.words(
         f"{whose} its {64 * staging.down}x{staging.columns} of D in subtiles of "
-        f"64x{wide}, one after the other, in {buffers} buffer{'s' * (buffers > 1)}; TMA stores each while the next is "
-        f"written. {overlaps if staging.columns % wide else ''}"
+        f"64x{wide}, one at a time, in {buffers} buffer{'s' * (buffers > 1)}. TMA stores a subtile while the next one "
+        f"is written. {overlaps if staging.columns % wide else ''}"
     )
     numbers = [[row * across + column for column in range(across)] for row in range(staging.down)]
     cells = tuple(tuple(f"#{number} buffer {number % buffers}" for number in row) for row in numbers)
@@ -202,7 +208,7 @@ def epilogue(sheet: Sheet, kernel: Kernel) -> None:
 
 
 def roles(sheet: Sheet, kernel: Kernel) -> None:
-    """Who does what when: the order, not to scale."""
+    """The activities of warps in order, not to scale."""
     sheet.heading("Roles over time (order only, not to scale)")
     sheet.bottom += 6
     for lane in kernel.anatomy.lanes():
@@ -214,7 +220,7 @@ def roles(sheet: Sheet, kernel: Kernel) -> None:
 
 
 def decomposition(sheet: Sheet, kernel: Kernel, waves: Waves | None) -> None:
-    """Which CTA sums which part of K of a tile."""
+    """The parts of K of a tile that different CTAs sum."""
     sheet.heading("K of a tile")
     shared, k = kernel.launch.k_decomposition, _k(waves)
     steps = -(-k // kernel.config.tile.k) if k else None
@@ -228,11 +234,11 @@ def decomposition(sheet: Sheet, kernel: Kernel, waves: Waves | None) -> None:
         label = "all of K" if splits == 1 else f"slice {part}"
         sheet.box(LEFT + part * wide, sheet.bottom, wide - 3, 26, part % SHADES, label if wide > 70 else str(part))
     sheet.bottom += 30
-    more = f" Drawn are {drawn} of {splits} slices." if drawn < splits else ""
-    sheet.words(f"K goes in {said}; {K_IN_WORDS[name]}{more}")
+    more = f" The picture shows {drawn} of {splits} slices." if drawn < splits else ""
+    sheet.words(f"K has {said}; {K_IN_WORDS[name]}{more}")
 
 
 def _k(waves: Waves | None) -> int | None:
-    """The K of all matrices; None where they have none in common."""
+    """The K of all matrices; None if they differ."""
     found = {matrix.k for matrix in waves.matrices} if waves else set()
     return found.pop() if len(found) == 1 else None

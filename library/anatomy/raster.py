@@ -1,4 +1,5 @@
-"""The order of output tiles (``TileOrder`` in scheduler/work.cuh, and groups.cuh), the waves that they take, drawn."""
+"""The order of output tiles and their waves (``TileOrder`` in scheduler/work.cuh, and groups.cuh), and their
+drawing."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from gemmill.library.drawing.cells import SHADES
 from gemmill.library.drawing.svg import CHARACTER
 
 MOST = 64
-"""Rows and columns of cluster tiles that are drawn; a line says what lies beyond."""
+"""Most rows and columns of cluster tiles in a drawing. A line of text states what is omitted."""
 
 
 @dataclass(frozen=True)
@@ -23,24 +24,24 @@ class Raster:
     clusters_m: int
     clusters_n: int
     along_m: bool
-    """Whether tiles go along M within a group."""
+    """Whether consecutive tiles of a group advance along M."""
     swizzle: int
-    """Cluster tiles across, that are walked as one group."""
+    """Cluster tiles across the raster order that form one group."""
 
     @classmethod
     def of(cls, config: GemmConfig, m: int, n: int) -> Raster:
-        """Of M x N outputs, as the kernel sees them."""
+        """The raster over an M x N output of the kernel."""
         tile_m, tile_n = config.tile.m * config.cluster.m, config.tile.n * config.cluster.n
         along_m = config.scheduler.raster == "m"
         return cls(-(-m // tile_m), -(-n // tile_n), along_m, config.scheduler.swizzle_size)
 
     @property
     def count(self) -> int:
-        """Cluster tiles."""
+        """The number of cluster tiles."""
         return self.clusters_m * self.clusters_n
 
     def origin(self, index: int) -> tuple[int, int]:
-        """Cluster tile along M and N that is the index-th."""
+        """The position along M and N of a cluster tile from its index in the order."""
         along_extent, across_extent = self.clusters_m, self.clusters_n
         if not self.along_m:
             along_extent, across_extent = across_extent, along_extent
@@ -50,7 +51,7 @@ class Raster:
         return (along, across) if self.along_m else (across, along)
 
     def index(self, m: int, n: int) -> int:
-        """When a cluster tile comes; the inverse of :meth:`origin`."""
+        """The index in the order of a cluster tile; the inverse of :meth:`origin`."""
         along, across = (m, n) if self.along_m else (n, m)
         along_extent, across_extent = self.clusters_m, self.clusters_n
         if not self.along_m:
@@ -61,7 +62,7 @@ class Raster:
 
 
 class Matrix(NamedTuple):
-    """A product that a kernel makes, of a batch or for a group, as the kernel sees it."""
+    """The extents of one matrix product of a launch: of a batch or of a group, after a possible transposition."""
 
     m: int
     n: int
@@ -73,14 +74,14 @@ class Waves:
     """How a problem fills a GPU."""
 
     problem: str
-    """In a line."""
+    """The problem as a line of text."""
     gpu: str
     matrices: Sequence[Matrix]
-    """One that all of a batch are like; or of each group, in order."""
+    """A single matrix for a batch of equal ones; one per group otherwise, in order."""
     slots: int
-    """Clusters that the GPU holds at a time."""
+    """Clusters that the GPU runs at a time."""
     units: int
-    """Cluster tiles of all matrices, each as often as K is split among clusters."""
+    """Units of work: the cluster tiles of all matrices times the clusters that share K of a tile."""
     grouped: bool = False
     """Whether ``matrices`` are groups."""
     swapped: bool = False
@@ -88,25 +89,25 @@ class Waves:
 
     @property
     def waves(self) -> int:
-        """Rounds that the units take."""
+        """The number of waves."""
         return -(-self.units // self.slots)
 
     @property
     def loss(self) -> float:
-        """Part of all rounds in which a cluster of the last one has no work, from 0 to 1."""
+        """The idle fraction of all waves, from 0 to 1: slots of the last wave without work."""
         return 1 - self.units / (self.waves * self.slots) if self.units else 0.0
 
     def rasters(self, config: GemmConfig) -> list[Raster]:
-        """Of each of ``matrices``, which a kernel walks through one after the other."""
+        """The raster of each matrix, in the order in which the kernel processes them."""
         return [Raster.of(config, matrix.m, matrix.n) for matrix in self.matrices]
 
     def tiles(self, config: GemmConfig) -> int:
-        """Cluster tiles of all of ``matrices``."""
+        """The number of cluster tiles of all matrices."""
         return sum(order.count for order in self.rasters(config))
 
 
 def draw_raster(sheet: Sheet, kernel: Kernel, waves: Waves) -> None:
-    """The cluster tiles of a matrix, or of every group, in their order, coloured by wave."""
+    """Draw the cluster tiles of a matrix, or of every group, with their order, coloured by wave."""
     sheet.heading(f"The raster over {waves.problem}")
     config = kernel.config
     orders, count = waves.rasters(config), waves.tiles(config)
@@ -120,24 +121,24 @@ def draw_raster(sheet: Sheet, kernel: Kernel, waves: Waves) -> None:
     sheet.words(
         f"{of}, along {'M' if first.along_m else 'N'} in strips of {first.swizzle}{transposed}. The {waves.gpu} holds "
         f"{waves.slots:,} {whole} at a time: {waves.units:,} units of work are {waves.waves:,} "
-        f"wave{'s' * (waves.waves != 1)}, and {waves.loss:.1%} of their places have no unit of their own, all in the "
-        "last. Colours are waves, numbers the order."
+        f"wave{'s' * (waves.waves != 1)}. {waves.loss:.1%} of the slots are idle, all in the last wave. Colours show "
+        "waves, numbers show the order."
     )
     sheet.text(LEFT + 50, sheet.bottom + 18, f"{tiles}: N to the right, M down")
     sheet.bottom += 28
     shown = _rasters(sheet, waves, orders, count)
     if waves.grouped and shown < len(orders):
-        sheet.words(f"Drawn are {shown} of {len(orders)} groups; of each the first {MOST} x {MOST} {tiles}.")
+        sheet.words(f"The picture shows {shown} of {len(orders)} groups, and up to {MOST} x {MOST} {tiles} of each.")
     elif any(max(order.clusters_m, order.clusters_n) > MOST for order in orders):
-        sheet.words(f"Drawn are the first {MOST} of each extent.")
+        sheet.words(f"The picture shows the first {MOST} of each extent.")
     if not waves.grouped and waves.units != first.count:
         sheet.words(
-            "Drawn are the units of the first matrix, and of the first slice of its K; the others follow alike."
+            "The picture shows the units of the first matrix and its first slice of K; the others follow likewise."
         )
 
 
 def _rasters(sheet: Sheet, waves: Waves, orders: Sequence[Raster], count: int) -> int:
-    """Draws as many as there is room for, of so many tiles in all, and returns how many."""
+    """Draw as many rasters as fit, and return their number. ``count`` is the total number of tiles."""
     columns = min(max(order.clusters_n for order in orders), MOST)
     wide = max(10.0, min(58.0, (WIDTH - 2 * LEFT - 60) / columns))
     high = 22.0 if wide >= 30 else 12.0

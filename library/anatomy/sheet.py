@@ -1,4 +1,4 @@
-"""A page that panels of a kernel are drawn on, one below the other."""
+"""A page on which the panels of a kernel are drawn from top to bottom."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gemmill.library.families.kernel_plan import KernelPlan
 from gemmill.library.launch import LaunchSpec
 
 WIDTH = 1180
-"""Pixels of a page across."""
+"""Width of a page in pixels."""
 LEFT = 20
-"""Where panels begin."""
+"""Left margin of panels."""
 LINE = 18
-"""Between lines of text."""
+"""Distance between lines of text."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What panels draw."""
+    """The kernel that panels draw."""
 
     name: str
     plan: KernelPlan
@@ -35,36 +35,36 @@ class Kernel:
 
     @property
     def anatomy(self) -> Anatomy[KernelPlan]:
-        """How it works."""
+        """The parts that panels draw."""
         return anatomy_of(self.plan)
 
 
 @dataclass
 class Sheet:
-    """What has been drawn, down to ``bottom``."""
+    """A page under construction; the drawing reaches down to ``bottom``."""
 
     parts: list[str] = field(default_factory=list)
     bottom: float = 12
 
     def heading(self, text: str) -> None:
-        """The title of a panel."""
+        """Draw the title of a panel."""
         self.bottom += 30
         self.text(LEFT, self.bottom, text, "h")
         self.bottom += 10
 
     def words(self, text: str, left: float = LEFT, width: float = WIDTH - 2 * LEFT) -> None:
-        """A paragraph."""
+        """Draw a paragraph."""
         for line in wrap(text, int(width / CHARACTER), break_long_words=True):
             self.bottom += LINE
             self.text(left, self.bottom, line)
         self.bottom += 4
 
     def text(self, x: float, y: float, text: str, class_: str = "") -> None:
-        """A line of text, its baseline at y."""
+        """Draw a line of text with its baseline at y."""
         self.parts.append(label(x, y, text, class_))
 
     def box(self, x: float, y: float, width: float, height: float, shade: int, text: str = "", **more: object) -> None:
-        """A rectangle, with a text in its middle."""
+        """Draw a rectangle with a centred text."""
         self.parts.append(
             element(
                 "rect", x=float(x), y=float(y), width=float(width), height=float(height), class_=f"b s{shade}", **more
@@ -74,7 +74,7 @@ class Sheet:
             self.text(x + width / 2, y + height / 2 + 4, text, "c")
 
     def tables(self, *grids: Grid) -> None:
-        """Tables side by side, in as many rows as they need."""
+        """Draw tables side by side, in as many rows as necessary."""
         left, top, below = float(LEFT), self.bottom + 12, self.bottom
         for grid in grids:
             width = cell_width(Picture("", (grid,)), CHARACTER, CELL)

@@ -1,4 +1,4 @@
-"""Tables of cells: where those of a picture stand, in any unit, and as text, as CuTe's ``print_layout`` has them."""
+"""Tables of cells: the layout of tables in a picture, in any unit, and tables as text like CuTe's ``print_layout``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 SHADES = 8
-"""Colours that cells may have, which drawings number from 0."""
+"""Number of colours of cells, which are numbered from 0."""
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,11 @@ class Grid:
 
     title: str
     cells: tuple[tuple[str, ...], ...]
-    """What stands in each cell, row by row; all rows have as many."""
+    """The text of each cell by row. All rows have the same length."""
     shades: tuple[tuple[int, ...], ...]
     """The colour of each cell, below :data:`SHADES`."""
     place: tuple[int, int] = (0, 0)
-    """Where the table stands among those of a picture: row and column."""
+    """The row and column of the table in a picture."""
 
     @property
     def rows(self) -> int:
@@ -34,12 +34,12 @@ class Grid:
 
     @property
     def widest(self) -> int:
-        """Characters of the longest text of a cell or column."""
+        """Characters of the longest text of a cell or column number."""
         return max(len(str(self.columns - 1)), *(len(cell) for row in self.cells for cell in row))
 
 
 def runs(grid: Grid) -> Iterator[tuple[int, int, int, int]]:
-    """Cells of one colour that are side by side: row, first column, column behind the last, colour."""
+    """Runs of adjacent cells of one colour: row, first column, column after the last, colour."""
     for row, shades in enumerate(grid.shades):
         start = 0
         for shade, same in itertools.groupby(shades):
@@ -57,29 +57,29 @@ class Picture:
 
 
 def cell_width(picture: Picture, character: float, height: float) -> float:
-    """The width of all cells of a picture, so that columns of tables line up: that of the longest text, at least a
-    cell's height."""
+    """The common width of all cells of a picture, so that columns align: that of the longest text, and at least
+    ``height``."""
     return max(height, (max(grid.widest for grid in picture.grids) + 2) * character)
 
 
 def outer_size(grid: Grid, width: float, character: float, height: float) -> tuple[float, float]:
-    """Width and height of a table, whose cells have a width, with its numbers and title."""
+    """Width and height of a table including its numbers and title, for cells of ``width`` and ``height``."""
     inner = max(grid.columns * width, len(grid.title) * character)
     return _margin(grid, character) + inner, (grid.rows + _HEADER) * height
 
 
 _HEADER = 2.4
-"""Rows that a title and the numbers of columns take."""
+"""Height of the title and the column numbers, in rows."""
 
 
 def _margin(grid: Grid, character: float) -> float:
-    """What the numbers of rows take at the left of the cells."""
+    """Width of the row numbers to the left of the cells."""
     return (len(str(grid.rows - 1)) + 1.5) * character
 
 
 def placed(picture: Picture, character: float, height: float, gap: float) -> Iterator[tuple[Grid, float, float]]:
-    """Each table with the place of its first cell's left upper corner: tables of one row and one column of a picture
-    stand below and beside each other, a gap apart."""
+    """Each table with the position of the upper left corner of its first cell. Tables are arranged in rows and columns,
+    with a gap between them."""
     width = cell_width(picture, character, height)
     sizes = {grid.place: outer_size(grid, width, character, height) for grid in picture.grids}
     lefts = _starts(_most(sizes, 1, 0), gap)
@@ -93,7 +93,7 @@ def placed(picture: Picture, character: float, height: float, gap: float) -> Ite
 
 
 def _most(sizes: dict[tuple[int, int], tuple[float, float]], axis: int, of: int) -> dict[int, float]:
-    """The greatest extent of each row (axis 0) or column (axis 1) of a picture."""
+    """The largest extent of each row (axis 0) or column (axis 1) of a picture."""
     found: dict[int, float] = {}
     for place, size in sizes.items():
         found[place[axis]] = max(found.get(place[axis], 0.0), size[of])
@@ -109,7 +109,7 @@ def _starts(extents: dict[int, float], gap: float) -> dict[int, float]:
 
 
 def as_text(grid: Grid) -> str:
-    """A table with borders, the numbers of columns above it and those of rows at its left."""
+    """A table as text with borders, column numbers above and row numbers to the left."""
     return "\n".join(_lines(grid))
 
 

@@ -1,4 +1,4 @@
-"""Pictures as LaTeX: a document of its own whose cells TikZ draws, as CuTe's ``print_latex`` makes them."""
+"""Pictures as standalone LaTeX documents with TikZ, like CuTe's ``print_latex``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from gemmill.library.drawing.cells import Grid, Picture, cell_width, placed, run
 
 _COLORS = ("DCE9F9", "FBE3CF", "DDF0DC", "F9DADA", "E6DFF3", "E9E1D9", "F9DFEE", "E6E6E6")
 _HEIGHT, _CHARACTER = 0.55, 0.17
-"""Of a cell and of a character, in cm."""
+"""Height of a cell and width of a character in cm."""
 
 
 def as_latex(picture: Picture) -> str:
-    """A document for ``pdflatex``; TeX's memory ends at some 15,000 cells."""
+    """A document for ``pdflatex``. TeX runs out of memory at about 15,000 cells."""
     return "\n".join(_lines(picture)) + "\n"
 
 
@@ -29,8 +29,8 @@ def _lines(picture: Picture) -> Iterator[str]:
 
 
 def _grid(grid: Grid, left: float, top: float, width: float) -> Iterator[str]:
-    """A table: a path for each run of cells of a colour, one grid, and a text in each cell, as TeX holds all in memory
-    until the picture ends."""
+    """A table: a path for each run of cells of one colour, one grid, and a text per cell. TeX keeps all of it in
+    memory, so there are as few elements as possible."""
     yield rf"\begin{{scope}}[shift={{({left:.2f},{-top:.2f})}},x={width:.3f}cm,y={-_HEIGHT}cm]"
     yield rf"\node[anchor=base west,inner sep=0pt] at (0,-1.4) {{{_escaped(grid.title)}}};"
     for row, start, end, shade in runs(grid):

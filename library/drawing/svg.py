@@ -1,6 +1,6 @@
-"""SVG, written by hand: elements, a document that is light or dark as its reader is, and tables of cells.
+"""SVG output: elements, documents that follow the reader's light or dark mode, and tables of cells.
 
-A table of 64 x 128 cells is 0.4 MB: the cells of a colour are one path, the texts of a row one element.
+A table of 64 x 128 cells is 0.4 MB, because all cells of a colour are one path, and all texts of a row one element.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gemmill.library.drawing.cells import SHADES, Grid, Picture, cell_width, out
 CHARACTER = 7.3
 """Width of a character of the font, in pixels: 12 px, monospaced."""
 CELL = 22
-"""Height of a cell."""
+"""Height of a cell in pixels."""
 _MARGIN = 12
 _GAP = 28
 _LIGHT = ("#dce9f9", "#fbe3cf", "#ddf0dc", "#f9dada", "#e6dff3", "#e9e1d9", "#f9dfee", "#e6e6e6")
@@ -34,11 +34,11 @@ STYLE = (
     ".h{font:bold 16px system-ui,sans-serif}.b{stroke:var(--line)}"
     ".line{stroke:var(--line);fill:none}" + "".join(f".s{number}{{fill:var(--s{number})}}" for number in range(SHADES))
 )
-"""Colours by name, of which the dark ones hold where the reader's system is dark; every text is 12 px."""
+"""Colours by name, for light and dark mode. The default text size is 12 px."""
 
 
 def element(name: str, *content: str, **attributes: object) -> str:
-    """An element; ``class_`` is class, a dash in a name is ``_``."""
+    """An element. ``class_`` means class, and ``_`` in the name of an attribute means a dash."""
     given = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(_short(v))}"' for key, v in attributes.items())
     return f"<{name}{given}>{''.join(content)}</{name}>" if content else f"<{name}{given}/>"
 
@@ -48,12 +48,12 @@ def _short(value: object) -> str:
 
 
 def label(x: float, y: float, text: str, class_: str = "") -> str:
-    """A text whose baseline is at y."""
+    """A text with its baseline at y."""
     return element("text", escape(text), x=float(x), y=float(y), **({"class_": class_} if class_ else {}))
 
 
 def document(width: float, height: float, title: str, description: str, *content: str) -> str:
-    """An SVG of its own, whose title and description are read aloud."""
+    """A standalone SVG. Screen readers read its title and description."""
     wide, high = math.ceil(width), math.ceil(height)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}"'
     named = f"<title>{escape(title)}</title><desc>{escape(description)}</desc><style>{STYLE}</style>"
@@ -62,7 +62,7 @@ def document(width: float, height: float, title: str, description: str, *content
 
 
 def as_svg(picture: Picture) -> str:
-    """A picture as a document."""
+    """A picture as a standalone SVG."""
     found = [*placed(picture, CHARACTER, CELL, _GAP)]
     top, cell = 2 * _MARGIN + CELL, cell_width(picture, CHARACTER, CELL)
     parts = [label(_MARGIN, _MARGIN + 14, picture.title, "t")]
@@ -78,8 +78,8 @@ def as_svg(picture: Picture) -> str:
 
 
 def table(grid: Grid, left: float, top: float, width: float) -> str:
-    """A table whose first cell is at a place, with its title and numbers above and at the left of it; cells have a
-    width."""
+    """A table whose first cell is at (left, top), with cells of ``width``; its title and numbers are above and to the
+    left."""
     across = [left + (column + 0.5) * width for column in range(grid.columns)]
     numbers = _texts(across, top - 6, map(str, range(grid.columns)))
     parts = [label(left, top - CELL - 4, grid.title, "t"), numbers]
@@ -98,7 +98,7 @@ def _texts(xs: Iterable[float], y: float, texts: Iterable[str]) -> str:
 
 
 def _cells(grid: Grid, left: float, top: float, width: float) -> dict[int, str]:
-    """The cells of each colour as one path; those side by side are one rectangle."""
+    """The cells of each colour as one path. Adjacent cells are one rectangle."""
     found: dict[int, str] = {}
     for row, start, end, shade in runs(grid):
         x, y, wide = _short(left + start * width), _short(float(top + row * CELL)), _short((end - start) * width)

@@ -50,13 +50,13 @@ ROWS = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_1x1_cooperative_s6_m8{
             ROWS.format("masked"),
             "256x1024x64 bf16 tn masked=3",
             "1,128,129",
-            "of 32 tiles .* 32 units .* 1 wave, and 75.8%",
+            "of 32 tiles .* 32 units .* 1 wave. 75.8%",
         ),
         (
             ROWS.format("kgrouped").replace("bf16k16_bf16k16", "bf16mn16_bf16mn16"),
             "256x512x1024 bf16 nt kgrouped=2",
             "24,1000",
-            "of 16 tiles .* group 1: 256 x 512, K 1,000 .* K goes in steps of 64; one",
+            "of 16 tiles .* group 1: 256 x 512, K 1,000 .* K has steps of 64; one",
         ),
     ],
 )

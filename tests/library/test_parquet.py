@@ -81,7 +81,7 @@ def test_rows_that_are_no_records_are_named(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"a.parquet: row 2: problem: "):
         with_column("k", 4096, None)
     pq.write_table(table.drop_columns(["gpu"]), path)
-    with pytest.raises(RecordError, match="is no file of measurements, column gpu is missing"):
+    with pytest.raises(RecordError, match="is not a file of measurements: column gpu is missing"):
         list(read_records(path))
     pq.write_table(table, path, compression="none", use_dictionary=False)
     damaged = path.read_bytes().replace(MEASURED.kernel.encode(), b"\xff" * len(MEASURED.kernel))

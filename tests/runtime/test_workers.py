@@ -135,7 +135,7 @@ def test_a_frozen_program_has_no_interpreter_to_start(monkeypatch: pytest.Monkey
 def test_data_that_did_not_come_along_is_named(tmp_path: Path) -> None:
     from gemmill.library.files import shipped
 
-    with pytest.raises(InstallationError, match=r"lacks files that it comes with.*PyInstaller"):
+    with pytest.raises(InstallationError, match=r"lacks its data files.*PyInstaller"):
         shipped(tmp_path / "manifests")
 
 
