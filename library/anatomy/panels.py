@@ -220,7 +220,7 @@ def roles(sheet: Sheet, kernel: Kernel) -> None:
 
 
 def decomposition(sheet: Sheet, kernel: Kernel, waves: Waves | None) -> None:
-    """The parts of K of a tile that different CTAs sum."""
+    """How CTAs share the K of a tile."""
     sheet.heading("K of a tile")
     shared, k = kernel.launch.k_decomposition, _k(waves)
     steps = -(-k // kernel.config.tile.k) if k else None

@@ -93,7 +93,7 @@ def test_rows_that_are_no_records_are_named(tmp_path: Path) -> None:
         list(read_records(path))
     with pytest.raises(RecordError, match="cannot be read as Parquet"):
         list(read_records(tmp_path / "none.parquet"))
-    with pytest.raises(RecordError, match="nothing to write"):
+    with pytest.raises(RecordError, match="no measurements to write"):
         write_parquet(path, [])
 
 
