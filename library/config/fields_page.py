@@ -14,6 +14,7 @@ from gemmill.library.config.field_table import GROUPS, TABLE, Row
 from gemmill.library.config.fields import Fields, config_of, fields_of
 from gemmill.library.config.names import PARTS, kernel_name, parse_name, token_of
 from gemmill.library.epilogues.parse import CAPITALS
+from gemmill.library.legality.search import any_legal
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BEGIN, END = "<!-- fields: made by python -m gemmill.library.config.fields_page -->\n", "<!-- end of fields -->\n"
@@ -103,10 +104,13 @@ def _fields(heads: tuple[str, ...]) -> Iterator[str]:
     """One row per field. Equal fields, such as those of A and B, share a row."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for row in TABLE.values():
-        holds = "a text" if row.is_open else ", ".join(f"`{value}`" for value in row.values) or "a number"
+        values = row.values
+        if row.name == "accumulator":  # rules reject most types
+            values = tuple(value for value in values if any_legal({row.name: value}) is not None)
+        holds = "a text" if row.is_open else ", ".join(f"`{value}`" for value in values) or "a number"
         default = "auto" if row.field.auto else row.default
         words = "".join(f" <br>`{word}`: {meaning}." for word, meaning in row.field.means.items())
-        says = holds, "" if default is None else f"`{default}`", row.field.doc + words
+        says = holds, "required" if default is None else f"`{default}`", row.field.doc + words
         alike.setdefault(says, []).append(f"`{row.name}`")
     order = {f"`{row.name}`": place for place, row in enumerate(TABLE.values())}
     found = sorted(alike.items(), key=lambda item: order[item[1][0]])

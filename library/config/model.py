@@ -39,12 +39,15 @@ FAMILIES: Mapping[str, FamilyName] = MappingProxyType(
 class InputOperand:
     """A (M x K) or B (N x K)."""
 
-    dtype: Annotated[DTypeName, Field(doc="Element type in memory.", example="bf16", format=True)]
+    dtype: Annotated[
+        DTypeName,
+        Field(doc="Element type in memory.", example="bf16", format=True),
+    ]
     major: Annotated[
         MajorAB,
         Field(
-            doc="The contiguous extent.",
-            means={"mn": "M for A, N for B", "any": "any strides along both extents"},
+            doc="The dimension whose elements are adjacent in memory.",
+            means={"mn": "M for A, N for B", "any": "any strides along both dimensions"},
             example="k",
             format=True,
         ),
@@ -52,15 +55,15 @@ class InputOperand:
     align: Annotated[
         Positive,
         Field(
-            doc="Alignment in bytes of base address and strides. For a kernel with TMA, gemmill first copies operands "
-            "that are less aligned."
+            doc="Alignment in bytes of base address and strides. For a kernel with TMA, gemmill copies a less aligned "
+            "operand at each call, which takes time and workspace."
         ),
     ] = 16
     scale: Annotated[
         ScaleName,
         Field(
-            doc="Block scales: how many elements along M or N, and along K, share one. `e8`: ue8m0 scales instead of "
-            "f32. `z`: with zero points.",
+            doc="Block scales. `1x128`: each scale covers 1 element along M (A) or N (B), and 128 along K. `e8`: ue8m0 "
+            "scales instead of f32. `z`: with zero points.",
             token="s{}",
             unsaid=True,
             format=True,
@@ -77,19 +80,25 @@ class InputOperand:
 class OutputOperand:
     """C or D (M x N)."""
 
-    dtype: Annotated[DTypeName, Field(doc="Element type in memory.", example="bf16", format=True)]
+    dtype: Annotated[
+        DTypeName,
+        Field(doc="Element type in memory.", example="bf16", format=True),
+    ]
     major: Annotated[
         MajorCD,
         Field(
-            doc="The contiguous extent.",
-            means={"n": "row-major", "m": "column-major", "any": "any strides along both extents"},
+            doc="The dimension whose elements are adjacent in memory.",
+            means={"n": "row-major", "m": "column-major", "any": "any strides along both dimensions"},
             example="n",
             format=True,
         ),
     ]
     align: Annotated[
         Positive,
-        Field(doc="Alignment in bytes of base address and strides. D may have less."),
+        Field(
+            doc="Alignment in bytes of base address and strides. A less aligned C is copied as A and B are. For a less "
+            "aligned D, threads store instead of TMA."
+        ),
     ] = 16
 
     @property
@@ -131,14 +140,15 @@ class Scheduler:
     raster: Annotated[
         RasterName,
         Field(
-            doc="Raster order: the extent along which consecutive tiles follow each other.",
+            doc="Raster order: the dimension along which consecutive tiles follow each other (CUTLASS: RasterOrder, "
+            "`AlongM` or `AlongN`).",
             cpp="gemmill::Raster kRaster = gemmill::Raster::{}",
         ),
     ] = "m"
     swizzle_size: Annotated[
         Positive,
         Field(
-            doc="Swizzle size: tiles across the raster order in one group, for L2 reuse.",
+            doc="Swizzle size: tiles across the raster order in one group, for L2 reuse (CUTLASS: max_swizzle_size).",
             example=8,
             cpp="int kSwizzle = {}",
             was=("swizzle",),
@@ -147,7 +157,7 @@ class Scheduler:
     splits: Annotated[
         Positive,
         Field(
-            doc="Slices of K of a `cluster` kernel. For `splitk` the number is an argument of the launch.",
+            doc="Slices of K if `decomposition` is `cluster`. With `splitk`, the launch chooses the slice count.",
             token="k{}",
             part="splits",
         ),
@@ -196,7 +206,14 @@ class GemmConfig:
     arch: Annotated[ArchName, Field(doc="Compilation target.")] = "sm90a"
     a: InputOperand
     b: InputOperand
-    accumulator: Annotated[DTypeName, Field(doc="Type in which the kernel sums products.", example="f32", format=True)]
+    accumulator: Annotated[
+        DTypeName,
+        Field(
+            doc="Type in which the kernel sums products.",
+            example="f32",
+            format=True,
+        ),
+    ]
     promote: Annotated[
         Promotion,
         Field(
@@ -229,7 +246,7 @@ class GemmConfig:
     stages: Annotated[
         Positive,
         Field(
-            doc="Stages of the shared-memory pipeline (gemv: vectors of B in flight per thread).",
+            doc="Stages of the shared-memory pipeline. For `gemv`: vectors of B in flight per thread.",
             example=4,
             token="s{}",
             auto=True,
@@ -238,7 +255,10 @@ class GemmConfig:
     scheduler: Scheduler = Scheduler()
     epilogue: Annotated[
         EpilogueText,
-        Field(doc="Operation on each sum before the store. `linear`: D = alpha * A @ B + beta * C.", format=True),
+        Field(
+            doc="Operation on each accumulator element before the store. `linear`: D = alpha * A @ B + beta * C.",
+            format=True,
+        ),
     ] = LINEAR
 
     @property

@@ -40,7 +40,7 @@ def demo(
 ) -> None:
     """Show what gemmill does, in six steps.
 
-    The steps are: validate a manifest, explain a refused config, compile, select kernels, pack, and run. The last step
+    The steps are: validate a manifest, explain a rejected config, compile, select kernels, pack, and run. The last step
     verifies and times the kernels; it needs a Hopper GPU and PyTorch, and is skipped without them.
 
     \b
@@ -67,7 +67,7 @@ def _validate(manifest: str) -> list[GemmConfig]:
     kernels = kernel_set(manifest)
     count = kernels.count()
     refused = sum(count.refused_by_rule.values())
-    typer.echo(f"{kernels.description} {count.candidates} candidates, {refused} refused, {count.legal} kernels.")
+    typer.echo(f"{kernels.description} {count.candidates} candidates, {refused} rejected, {count.legal} kernels.")
     configs = list(kernels.expand(PRESET))
     typer.echo(f"The preset {PRESET} has {len(configs)} of them. A name contains every field of the config:")
     for config in configs:
@@ -76,7 +76,7 @@ def _validate(manifest: str) -> list[GemmConfig]:
 
 
 def _explain(config: GemmConfig) -> None:
-    _heading(2, "Explain why a rule refuses a config")
+    _heading(2, "Explain why a rule rejects a config")
     large = replace(config, tile=replace(config.tile, m=256, n=256))
     typer.echo(explanation(large, verdicts(large)))
 

@@ -1,4 +1,4 @@
-"""validate, list, explain: the kernels that manifests declare, and the rules that refuse configs."""
+"""validate, list, explain: the kernels that manifests declare, and the rules that reject configs."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ def list_(
         argument("MANIFEST", "Manifest file or shipped name. Without it: list the manifests.", completion.manifests),
     ] = None,
     count: Annotated[
-        bool, typer.Option("--count", help="Print only counts: candidates, refused by each rule, kernels.")
+        bool, typer.Option("--count", help="Print only counts: candidates, rejected by each rule, kernels.")
     ] = False,
     refused: Annotated[
-        bool, typer.Option("--refused", help="List the refused configs with the rules that refuse them.")
+        bool, typer.Option("--refused", help="List the rejected configs with the rules that reject them.")
     ] = False,
     coverage: Annotated[
         bool, typer.Option("--coverage", help="Print which types, majornesses and schedules gemmill supports.")
@@ -178,7 +178,7 @@ def _list_refused(configs: Iterable[GemmConfig]) -> None:
 
 
 def _print_count(count: Count) -> None:
-    refused = [(f"refused by {rule}", number) for rule, number in count.refused_by_rule.items()]
+    refused = [(f"rejected by {rule}", number) for rule, number in count.refused_by_rule.items()]
     rows = [
         ("candidates", count.candidates),
         ("excluded by filters", count.filtered),
@@ -195,9 +195,9 @@ def _print_count(count: Count) -> None:
 
 @app.command()
 def explain(name_or_file: Kernel) -> None:
-    """Describe a kernel, or the rule that refuses it.
+    """Describe a kernel, or the rule that rejects it.
 
-    Prints the fields of the config and the resources that it needs. If a rule refuses the config, prints the rule and
+    Prints the fields of the config and the resources that it needs. If a rule rejects the config, prints the rule and
     the nearest legal change, and exits with 1.
 
     \b
@@ -224,7 +224,7 @@ def explanation(config: GemmConfig, broken: list[Verdict]) -> str:
         values = ", ".join(f"{field} = {fields[field]}" for field in verdict.fields)
         fix = ", ".join(f"{field} = {value}" for field, value in (verdict.fix or {}).items()) or "none found"
         lines += [
-            f"refused by {verdict.rule}: {verdict.message}",
+            f"rejected by {verdict.rule}: {verdict.message}",
             f"  with: {values}",
             f"  nearest legal change: {fix}",
         ]
