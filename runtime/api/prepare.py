@@ -163,13 +163,19 @@ def _check_factors(call: GemmCall) -> None:
     options, epilogue, has_c = call.options, call.arguments.epilogue, "c" in call.tensors
     if call.arguments.text is not None and epilogue.reads_c != has_c:
         if has_c:
-            raise OperandError(f"c is passed, but the epilogue `{epilogue}` does not read it")
+            raise OperandError(f"c is passed, but the epilogue `{epilogue}` does not read it: leave out c")
         raise OperandError(f"the epilogue `{epilogue}` reads c: pass c=")
     if options.alpha != 1 and "alpha" not in epilogue.factors:
-        raise OperandError(f"alpha is {options.alpha}, but the epilogue `{epilogue}` does not read it")
+        raise OperandError(
+            f"alpha is {options.alpha}, but the epilogue `{epilogue}` does not read it: use alpha in it, or leave it "
+            "out"
+        )
     if options.beta and not call.scales_c:
         if "beta" not in epilogue.factors:
-            raise OperandError(f"beta is {options.beta}, but the epilogue `{epilogue}` does not read it")
+            raise OperandError(
+                f"beta is {options.beta}, but the epilogue `{epilogue}` does not read it: use beta in it, or leave it "
+                "out"
+            )
         raise OperandError(f"beta is {options.beta}, but there is no c to scale: pass c=, or leave beta out")
     factors = (("alpha", options.alpha), ("beta", options.beta or 0.0))
     takes_doubles = call.accumulator == "f64"

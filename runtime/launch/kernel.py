@@ -47,7 +47,7 @@ class Kernel:
             have, need = (".".join(map(str, pair)) for pair in (capability(device), target.capability))
             raise DeviceError(
                 f"{spec.entry} was compiled for {target.nvrtc} (compute capability {need}); GPU {device}, "
-                f"{device_name(device)}, has {have}"
+                f"{device_name(device)}, has {have}: use a kernel for its architecture"
             )
         driver = bindings()
         with current(device):

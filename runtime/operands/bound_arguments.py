@@ -292,7 +292,10 @@ def _vector(
         inner = 1
         for each, step in zip(reversed(value.shape), reversed(value.strides), strict=True):
             if each > 1 and step != inner:
-                raise OperandError(f"{name} has strides {value.strides}; an output of a reduction must be contiguous")
+                raise OperandError(
+                    f"{name} has strides {value.strides}; an output of a reduction must be contiguous: pass a "
+                    "contiguous tensor"
+                )
             inner *= each
         reset = (_IDENTITY[output.role], count)
     steps = () if kind == "scalar" and output is None else (stride,)

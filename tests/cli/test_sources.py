@@ -90,7 +90,7 @@ main()
 def test_without_a_disassembler_emit_says_what_to_install() -> None:
     result = without_disassembler("emit", SMALL, "--sass")
     assert result.returncode == Status.MISSING
-    assert "no disassembler here" in result.stderr
+    assert "nvdisasm was not found" in result.stderr
     assert "pip install nvidia-cuda-nvdisasm" in result.stderr
 
 

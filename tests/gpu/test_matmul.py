@@ -255,7 +255,7 @@ def test_rebind_refuses_another_layout_and_changes_nothing() -> None:
         ({"a": a.half()}, "the plan needs"),
         ({"a": a.cpu()}, "a is on cpu"),
         ({"a": integers(4097).narrow(0, 1, 4096).view(64, 64)}, "multiple of 16"),
-        ({"c": a}, "made without one"),
+        ({"c": a}, "made without c"),
         ({"a": integers(64, 64), "out": integers(8, 8)}, "the plan needs"),
     ]
     for changes, says in bad:

@@ -299,7 +299,7 @@ def test_a_pack_has_edited_kernels_beside_those_of_their_configs(
             "__grid_constant__ Kernel::Params const params, int more",
             "params_bytes",
         ),
-        ("__launch_bounds__(Kernel::kThreads, 1)", "__launch_bounds__(512, 1)", "its cubin says threads = 512"),
+        ("__launch_bounds__(Kernel::kThreads, 1)", "__launch_bounds__(512, 1)", "its cubin has threads = 512"),
         ('extern "C" __global__', "__global__", 'does not define an extern "C" kernel'),
         ("Kernel::run(params);", "Kernel::walk(params);", 'class .* has no member "walk"'),
     ],

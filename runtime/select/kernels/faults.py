@@ -98,8 +98,8 @@ def refusal(configs: Mapping[str, GemmConfig], problem: GemmProblem, gpu: Gpu) -
         others += [] if (a, b) == (found.a, found.b) else ["scales of this type"]
         changed = " and ".join(others)
         return UnsupportedProblemError(
-            f"no kernel supports {problem}: {nearest} needs {changed}, but kernels of packs run "
-            f"as they are: pass a manifest in addition to the packs, or pack kernels with {changed}"
+            f"no kernel supports {problem}: {nearest} would support it with {changed}, but kernels of packs "
+            f"cannot be changed: pass a manifest in addition to the packs, or pack kernels with {changed}"
         )
     needs = " and ".join(wanting[nearest])
     if "alignment" in needs:

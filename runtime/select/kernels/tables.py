@@ -94,7 +94,7 @@ class Kernels:
                 _refuse_extents(problem)
         if problem.n % 2 and is_gated(problem.epilogue):
             raise UnsupportedProblemError(
-                f"n is {problem.n}; a gated epilogue combines pairs of columns, so it must be even"
+                f"n is {problem.n}; a gated epilogue combines pairs of columns, so n must be even"
             )
         for table in self._tables_for(problem):
             if (members := table.serving(problem, sm_count)) is None or members.size:

@@ -237,7 +237,7 @@ def test_a_source_that_does_not_compile_leaves_the_compiler_usable(
     [
         (STACK, "256 bytes of stack frame"),
         (SPILL, r"[1-9]\d* bytes of spill stores and [1-9]\d* bytes of spill loads"),
-        (SERIALISED, r"ptxas says: .*C75\d\d"),
+        (SERIALISED, r"ptxas reports: .*C75\d\d"),
     ],
 )
 def test_slow_code_is_an_error(

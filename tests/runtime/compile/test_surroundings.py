@@ -164,7 +164,7 @@ def test_too_few_files_are_named_with_the_way_to_more(tmp_path: Path) -> None:
         "setrlimit(RLIMIT_NOFILE, (10, 10)); compiler.compile(source, config)"
     )
     done = python(code, TMPDIR=str(tmp_path))
-    assert "may have 10 files open" in done.stderr
+    assert "may open 10 files" in done.stderr
     assert "`ulimit -n 1024`" in done.stderr
 
 

@@ -162,5 +162,5 @@ def test_a_fixed_set_runs_as_it_is() -> None:
     declared = replace(linear, epilogue="d = silu(acc + r.bf16[m, n])")
     fixed = Selector({kernel_name(config): config for config in (linear, declared)}, H200)
     assert fixed.select(replace(plain, epilogue="d = silu(acc + r.bf16.n[m, n])")).config == declared
-    with pytest.raises(UnsupportedProblemError, match="kernels of packs run as they are: pass a manifest"):
+    with pytest.raises(UnsupportedProblemError, match="kernels of packs cannot be changed: pass a manifest"):
         fixed.select(replace(plain, epilogue="d = gelu(acc)"))
