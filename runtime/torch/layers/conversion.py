@@ -42,7 +42,7 @@ def convert(
 
     Raises:
         OperandError: ``weights`` is not a format, a layer has an unsupported quantisation scheme, or a name in
-            ``skip`` matches no module. The message names the layer. No layer is replaced.
+            ``skip`` matches no module. The message names the layer. After an error, no layer is replaced.
     """
     if weights is not None:
         format_named(weights)

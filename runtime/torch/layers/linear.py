@@ -24,17 +24,18 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
         bias: whether the layer has a bias. Default: True.
         weights: the format of the weights: ``bf16`` (default), ``f16``, ``e4m3_rows`` (a scale for each row),
             ``e4m3_blocks`` (a scale for each 128 x 128 block), or ``u4_g128``, ``u4_g64``, ``u4_g32`` (4 bits, with a
-            scale and a zero point for each group of so many elements along K).
+            scale and a zero point for each group of 128, 64 or 32 elements along K).
         activation: ``relu``, ``gelu``, ``gelu_tanh``, ``silu``, ``sigmoid``, ``tanh``, or None (default).
         device: the device of the layer's tensors.
         dtype: dtype of activations, of the bias, and of the scales and zero points of 4-bit weights. Default: bf16.
 
-    Parameters of the layer:
-        ``weight``: (N, K); with 4 bits (N, K / 2) bytes.
-        ``weight_scale``: float32 (N, 1) for ``e4m3_rows`` and (N / 128, K / 128), rounded up, for ``e4m3_blocks``;
-        (K / group, N) for 4 bits.
-        ``weight_zero``: (K / group, N), for 4 bits only.
-        ``bias``: (N,), or None.
+    The layer has these parameters:
+
+    * ``weight``: (N, K); with 4 bits, (N, K / 2) bytes.
+    * ``weight_scale``: float32 (N, 1) for ``e4m3_rows``, float32 (N / 128, K / 128), rounded up, for ``e4m3_blocks``,
+      and (K / group, N) in ``dtype`` for 4 bits.
+    * ``weight_zero``: (K / group, N) in ``dtype``, for 4 bits only.
+    * ``bias``: (N,), or None.
 
     Only bf16 and f16 weights can be trained. ``Module.to(dtype)`` does not convert e4m3 weights and their scales.
 
