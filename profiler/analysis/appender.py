@@ -71,7 +71,7 @@ def source_commit() -> str:
     described = ["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         for command in (["ls-files", "--error-unmatch", source.name], described):
-            found = subprocess.run([*git, *command], capture_output=True, text=True, check=True, timeout=30)
+            process = subprocess.run([*git, *command], capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return found.stdout.strip()
+    return process.stdout.strip()

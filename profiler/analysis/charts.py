@@ -133,10 +133,10 @@ def _shape(index: int) -> str:
 
 def roofline(groups: Sequence[Group], peak_rates: Mapping[str, PeakRates]) -> Chart:
     """Throughput by arithmetic intensity, with the limits of memory and, if measured, of the tensor cores."""
-    found = [f for group in groups for f in group.found]
-    timed = [(f, m) for f in found for m in (f.best, *f.baselines.values()) if m is not None]
+    every_figures = [f for group in groups for f in group.found]
+    timed = [(f, m) for f in every_figures for m in (f.best, *f.baselines.values()) if m is not None]
     xs, ys = [intensity(f.run.problem) for f, _ in timed], [m.tflops or 0 for _, m in timed]
-    roofs = {gpu: _roofs(gpu, found, peak_rates.get(gpu)) for gpu in sorted({f.run.gpu for f, _ in timed})}
+    roofs = {gpu: _roofs(gpu, every_figures, peak_rates.get(gpu)) for gpu in sorted({f.run.gpu for f, _ in timed})}
     ridges = [2 * rate / bandwidth for bandwidth, rates in roofs.values() for rate in rates.values()]
     x = Axis.over("arithmetic intensity, FLOP per byte of A, B, C and D", [*xs, *ridges], log=True)
     y = Axis.over("TFLOP/s", [*ys, *(rate for _, rates in roofs.values() for rate in rates.values())], log=True)
@@ -164,11 +164,11 @@ def roofline(groups: Sequence[Group], peak_rates: Mapping[str, PeakRates]) -> Ch
     return chart
 
 
-def _roofs(gpu: str, found: Sequence[Figures], measured: PeakRates | None) -> tuple[float, Mapping[str, float]]:
+def _roofs(gpu: str, every_figures: Sequence[Figures], measured: PeakRates | None) -> tuple[float, Mapping[str, float]]:
     """TB/s of a GPU's memory, and TFLOP/s of the WGMMA types of its problems, as far as measured."""
     if measured is None:
         return gpus.figures(gpu).dram_gbps / 1000, {}
-    dtypes = {peak_rate_dtype(f.run.problem) for f in found if f.run.gpu == gpu}
+    dtypes = {peak_rate_dtype(f.run.problem) for f in every_figures if f.run.gpu == gpu}
     rates: dict[str, float] = {name: rate.median for name, rate in measured.compute_tflops.items() if name in dtypes}
     return measured.copy_tbps.median, rates
 
@@ -210,7 +210,7 @@ def distribution(groups: Sequence[Group], choices: Choices) -> Chart:
     )
     chart = Chart("Distribution of the speed", says, x, y, one=x.at(1.0))
     for index, baseline, pairs in curves:
-        for what, values in (("fastest", pairs.best), ("selected", pairs.selected)):
+        for label, values in (("fastest", pairs.best), ("selected", pairs.selected)):
             if not values:
                 continue
             steps = [(x.low, 0.0)]
@@ -218,8 +218,8 @@ def distribution(groups: Sequence[Group], choices: Choices) -> Chart:
                 steps += [(ratio, i / len(values)), (ratio, (i + 1) / len(values))]
             line = chart.corners([*steps, (x.high, 1.0)])
             problems = f"{len(values)} of {len(groups[index].found)} problems"
-            name = f"{groups[index].label}: {what} / {baseline}, {problems}"
-            other = what == "selected"
+            name = f"{groups[index].label}: {label} / {baseline}, {problems}"
+            other = label == "selected"
             chart.series.append(Series(name, _colour(index), line=line, other=other, group=index, baseline=baseline))
     return chart
 
@@ -229,12 +229,12 @@ def regret(groups: Sequence[Group], choices: Choices) -> Chart:
     counts = range(1, CHOICES + 1)
     curves: list[tuple[int, str, list[float], int]] = []
     for index, group in enumerate(groups):
-        of = group.chosen(choices)
-        reached = [[f.reached(choices.of(f)[:k]) or math.nan for f in of] for k in counts]
-        if of:
+        chosen = group.chosen(choices)
+        reached = [[f.reached(choices.of(f)[:k]) or math.nan for f in chosen] for k in counts]
+        if chosen:
             means = [geometric_mean(values) or math.nan for values in reached]
             low = [float(np.percentile(values, 5)) for values in reached]
-            curves += [(index, "geometric mean", means, len(of)), (index, "5th percentile", low, len(of))]
+            curves += [(index, "geometric mean", means, len(chosen)), (index, "5th percentile", low, len(chosen))]
     x = Axis("k, number of kernels tried in the selector's order", 0.8, CHOICES + 0.2)
     y = Axis.over("speed relative to the fastest", [1.0, *(v for _, _, values, _ in curves for v in values)])
     says = (
@@ -243,12 +243,12 @@ def regret(groups: Sequence[Group], choices: Choices) -> Chart:
         "and no measured tables. All k use the same problems: those where the selected kernel was a finalist."
     )
     chart = Chart("Selector regret", says, x, y)
-    for index, what, values, count in curves:
+    for index, label, values, count in curves:
         points = tuple(Point(x.at(k), y.at(v), f"{k}: {v:.3f}") for k, v in zip(counts, values, strict=True))
         line = chart.corners(zip(counts, values, strict=True))
-        name = f"{groups[index].label}: {what}, {count} of {len(groups[index].found)} problems"
+        name = f"{groups[index].label}: {label}, {count} of {len(groups[index].found)} problems"
         shape = _shape(index)
-        chart.series.append(Series(name, _colour(index), shape, points, line, what != "geometric mean", index))
+        chart.series.append(Series(name, _colour(index), shape, points, line, label != "geometric mean", index))
     return chart
 
 

@@ -69,12 +69,14 @@ class Figures:
 
         Screened kernels count only if no finalist is among the kernels, since their clocks were different.
         """
-        known = [stage[kernel] for stage in (self.finalists, self.screened) for kernel in kernels if kernel in stage]
-        if self.best is None or not known:
+        measurements = [
+            stage[kernel] for stage in (self.finalists, self.screened) for kernel in kernels if kernel in stage
+        ]
+        if self.best is None or not measurements:
             return None
-        known = [m for m in known if m.stage == "final"] or known
-        cost = _costs([self.best, *known])
-        return cost(self.best) / min(map(cost, known))
+        measurements = [m for m in measurements if m.stage == "final"] or measurements
+        cost = _costs([self.best, *measurements])
+        return cost(self.best) / min(map(cost, measurements))
 
 
 def _costs(measurements: Iterable[Measurement]) -> Callable[[Measurement], float]:

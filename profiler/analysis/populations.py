@@ -38,7 +38,7 @@ class Choices:
                     self.unknown.add(kernel.name)
                 else:
                     configs[figures.run.gpu][kernel.name] = config
-        self._selectors = {gpu: Selector(own, gpus.figures(gpu)) for gpu, own in configs.items()}
+        self._selectors = {gpu: Selector(by_name, gpus.figures(gpu)) for gpu, by_name in configs.items()}
         self._known: dict[Run, tuple[SlicedKernel, ...]] = {}
 
     def of(self, figures: Figures) -> tuple[SlicedKernel, ...]:
@@ -89,10 +89,10 @@ class Group(NamedTuple):
     def compared(self, choices: Choices, baseline: str) -> Compared:
         """The fastest and the selected kernel relative to a baseline, over the problems that have all three; if there
         are none, over the problems that have the fastest kernel and the baseline."""
-        whole = [f for f in self.chosen(choices) if baseline in f.baselines]
-        of = whole or [f for f in self.found if f.best and baseline in f.baselines]
-        best = [ratio for f in of if (ratio := f.over(f.best, baseline)) is not None]
-        first = [(f, f.finalists[choices.of(f)[0]]) for f in whole]
+        with_selected = [f for f in self.chosen(choices) if baseline in f.baselines]
+        figures = with_selected or [f for f in self.found if f.best and baseline in f.baselines]
+        best = [ratio for f in figures if (ratio := f.over(f.best, baseline)) is not None]
+        first = [(f, f.finalists[choices.of(f)[0]]) for f in with_selected]
         selected = [ratio for f, m in first if (ratio := f.over(m, baseline)) is not None]
         return Compared(best, selected, [f.reached([m.sliced]) or 0.0 for f, m in first])
 
@@ -105,4 +105,4 @@ def grouped(found: Sequence[Figures]) -> list[Group]:
         like = re.sub(r"\b(grouped|masked|kgrouped|array)=\d+", r"\1", formats(figures.run.problem, figures.run.sizes))
         groups[figures.run.gpu, like].append(figures)
     several = len({gpu for gpu, _ in groups}) > 1
-    return [Group(f"{gpu}, {like}" if several else like, own) for (gpu, like), own in groups.items()]
+    return [Group(f"{gpu}, {like}" if several else like, members) for (gpu, like), members in groups.items()]

@@ -172,15 +172,15 @@ class Line(NamedTuple):
 def lines(table: Table) -> Sequence[Line]:
     """The newest sweep of each type, for one table."""
     path = RESULTS / f"{table.file}.parquet"
-    found: dict[str, str] = {}
+    newest: dict[str, str] = {}
     for sweep in sorted(sweeps_of(path)):
         for name, prefix in TYPES.items():
             if any(fnmatch(sweep, f"{prefix}-{pattern}") for pattern in table.sweeps):
-                found[name] = sweep
-    measured: dict[str, list[Measurement]] = {sweep: [] for sweep in found.values()}
+                newest[name] = sweep
+    measured: dict[str, list[Measurement]] = {sweep: [] for sweep in newest.values()}
     for m in read_sweeps(path, measured):
         measured[m.run].append(m)
-    return [_line(name, found[name], measured[found[name]], table) for name in TYPES if name in found]
+    return [_line(name, newest[name], measured[newest[name]], table) for name in TYPES if name in newest]
 
 
 def _line(name: str, sweep: str, measurements: Sequence[Measurement], table: Table) -> Line:
@@ -208,10 +208,10 @@ def _of_quartiles(f: Figures, m: Measurement, baseline: str, *, slow: bool) -> f
     ratio, other = f.over(m, baseline), f.baselines.get(baseline)
     if ratio is None or other is None:
         return None
-    own, theirs = (m.high_us, other.low_us) if slow else (m.low_us, other.high_us)
-    if None in (own, theirs, m.us, other.us):
+    kernel_us, baseline_us = (m.high_us, other.low_us) if slow else (m.low_us, other.high_us)
+    if None in (kernel_us, baseline_us, m.us, other.us):
         return None
-    return ratio * (m.us / own) * (theirs / other.us)  # type: ignore[operator]
+    return ratio * (m.us / kernel_us) * (baseline_us / other.us)  # type: ignore[operator]
 
 
 def _present_figures(

@@ -133,7 +133,7 @@ def as_html(found: Sequence[Figures], choices: Choices, peak_rates: Mapping[str,
     except ImportError as error:
         raise RecordError(f"an HTML report requires Jinja ({error}); {install('report')}") from error
     groups, present = grouped(found), baselines(found)
-    of = {id(f): index for index, group in enumerate(groups) for f in group.found}
+    group_indices = {id(f): index for index, group in enumerate(groups) for f in group.found}
     plots = (
         charts.roofline(groups, peak_rates),
         charts.winners(groups),
@@ -151,7 +151,9 @@ def as_html(found: Sequence[Figures], choices: Choices, peak_rates: Mapping[str,
             zip=zip,
             options=[(index, group.label) for index, group in enumerate(groups)],
             groups=groups,
-            rows=[(of[id(f)], f, row) for f, row in zip(found, rows(found, choices, peak_rates), strict=True)],
+            rows=[
+                (group_indices[id(f)], f, row) for f, row in zip(found, rows(found, choices, peak_rates), strict=True)
+            ],
             baselines=present,
             first=next((name for name in (CUBLASLT, *THROUGH_TORCH) if name in present), present[0] if present else ""),
             machines=_machines(found),
@@ -178,7 +180,10 @@ def _machines(found: Sequence[Figures]) -> list[tuple[Any, ...]]:
         for m in figures.finalists.values():
             kinds.setdefault((m.gpu, m.driver, m.cuda, m.torch, m.commit, m.method, m.regime), []).append(m)
     return sorted(
-        ((*kind, _from_to(m.samples for m in own), len({m.problem for m in own})) for kind, own in kinds.items()),
+        (
+            (*kind, _from_to(m.samples for m in records), len({m.problem for m in records}))
+            for kind, records in kinds.items()
+        ),
         key=str,
     )
 

@@ -32,13 +32,13 @@ _FP8_PAIRS = (("e4m3", "e4m3"), ("e4m3", "e5m2"), ("e5m2", "e4m3"))
 def lacking(problem: GemmProblem) -> str:
     """The properties of a problem that no baseline supports; empty if a baseline may support it."""
     majors = (problem.a_major, problem.b_major, problem.c_major, problem.d_major)
-    others = (
+    properties = (
         (problem.batching != "strided", f"{problem.batching} matrices"),
         (problem.epilogue != LINEAR, "epilogue expressions"),
         (is_mixed(problem.a_dtype, problem.b_dtype), f"{problem.a_dtype} operands with {problem.b_dtype}"),
         ("any" in majors, "matrices without a contiguous extent"),
     )
-    return " and ".join(what for applies, what in others if applies)
+    return " and ".join(description for applies, description in properties if applies)
 
 
 def nearest(problem: GemmProblem) -> GemmProblem | None:

@@ -187,8 +187,8 @@ class _Matmul:
     def __init__(self, problem: GemmProblem, operands: Sequence[OperandSet]) -> None:
         self.problem, self.operands = problem, operands
         lt, blas, types, _, _ = _library()
-        made = ExitStack()
-        weakref.finalize(self, made.close)
+        cleanup = ExitStack()
+        weakref.finalize(self, cleanup.close)
         swapped, o = column_major(problem, operands[0])
         a, b = stored(o.a, swapped.a_major == "k"), stored(o.b, swapped.b_major == "mn")
 
@@ -196,7 +196,7 @@ class _Matmul:
             result: int = lt.matrix_layout_create(
                 getattr(types, str(DTYPES[dtype].cuda)), matrix.rows, matrix.columns, matrix.ld
             )
-            made.callback(lt.matrix_layout_destroy, result)
+            cleanup.callback(lt.matrix_layout_destroy, result)
             values = {"BATCH_COUNT": problem.batch, "STRIDED_BATCH_OFFSET": matrix.stride}
             for name, value in values.items() if problem.batch > 1 else ():
                 _set(lt, "matrix_layout", result, name, value)
@@ -211,7 +211,7 @@ class _Matmul:
             sums += "_FAST_TF32"
         scale_type = getattr(types, str(DTYPES[problem.accumulator].cuda))
         self._operation = lt.matmul_desc_create(getattr(blas.ComputeType, sums), scale_type)
-        made.callback(lt.matmul_desc_destroy, self._operation)
+        cleanup.callback(lt.matmul_desc_destroy, self._operation)
         self._describe("TRANSA", blas.Operation.T if a.transposed else blas.Operation.N)
         self._describe("TRANSB", blas.Operation.T if b.transposed else blas.Operation.N)
         if problem.a_dtype in FP8:
@@ -219,7 +219,7 @@ class _Matmul:
         self._alpha = np.ones(1, factor)
         self._beta = np.array([0 if problem.c_dtype is None else BETA], factor)
 
-        turned = [column_major(problem, own)[1] for own in operands]
+        turned = [column_major(problem, operand_set)[1] for operand_set in operands]
         self._pointers = [
             (o.a.data_ptr(), o.b.data_ptr(), (o.d if o.c is None else o.c).data_ptr(), o.d.data_ptr()) for o in turned
         ]
@@ -249,17 +249,17 @@ class _Matmul:
             cuBLASLtError: cuBLASLt fails.
         """
         lt = _library().lt
-        found, returned = lt.MatmulHeuristicResult(count), np.zeros(1, np.int32)
+        results, returned = lt.MatmulHeuristicResult(count), np.zeros(1, np.int32)
         preference = lt.matmul_preference_create()
         try:
             _set(lt, "matmul_preference", preference, "MAX_WORKSPACE_BYTES", WORKSPACE_BYTES)
             lt.matmul_algo_get_heuristic(
                 *(_library().handle, self._operation, self._a, self._b, self._d, self._d, preference),
-                *(count, found.ptr, returned.ctypes.data),
+                *(count, results.ptr, returned.ctypes.data),
             )
         finally:
             lt.matmul_preference_destroy(preference)
-        usable = [found[i] for i in range(returned[0]) if found[i].state == 0]
+        usable = [results[i] for i in range(returned[0]) if results[i].state == 0]
         if not usable:
             raise UnsupportedProblemError(f"cuBLASLt has no algorithm for {self.problem}")
         return usable
@@ -282,9 +282,9 @@ class _Matmul:
         return launch
 
 
-def _set(lt: Any, kind: str, thing: int, name: str, value: int) -> None:
+def _set(lt: Any, kind: str, descriptor: int, name: str, value: int) -> None:
     """Set an attribute of a ``matmul_desc``, a ``matrix_layout`` or a ``matmul_preference``."""
-    enumeration = "".join(part.capitalize() for part in f"{kind}_attribute".split("_"))
+    enumeration = "".join(word.capitalize() for word in f"{kind}_attribute".split("_"))
     attribute = getattr(getattr(lt, enumeration), name)
-    held = np.array([value], getattr(lt, f"get_{kind}_attribute_dtype")(attribute))
-    getattr(lt, f"{kind}_set_attribute")(thing, attribute, held.ctypes.data, held.nbytes)
+    data = np.array([value], getattr(lt, f"get_{kind}_attribute_dtype")(attribute))
+    getattr(lt, f"{kind}_set_attribute")(descriptor, attribute, data.ctypes.data, data.nbytes)

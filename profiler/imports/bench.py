@@ -54,9 +54,9 @@ def read_commands(file: TextFile) -> Imported | None:
         return None
     into = Collector(file.path, "command lines of hipblaslt-bench or rocblas-bench")
     for number, line in enumerate(file.lines, 1):
-        if line.lstrip().startswith("#") or (found := _COMMAND.search(line)) is None:
+        if line.lstrip().startswith("#") or (match := _COMMAND.search(line)) is None:
             continue
-        words = found[1].split()
+        words = match[1].split()
         call = {
             _OPTIONS[option]: value.strip("'\"") for option, value in itertools.pairwise(words) if option in _OPTIONS
         }
@@ -81,11 +81,11 @@ def read_yaml(file: TextFile) -> Imported | None:
     if len(text) > MAX_BYTES:
         raise into.error(1, f"has {len(text):,} characters; YAML can have at most {MAX_BYTES:,}; split the file")
     for number, written in enumerate(lines, 1):
-        if found := _INCLUDE.match(written):
-            into.note(number, f"include: {shown(found[1])} is not read, so its definitions are missing")
-    known = set(_ANCHOR.findall(text))
+        if match := _INCLUDE.match(written):
+            into.note(number, f"include: {shown(match[1])} is not read, so its definitions are missing")
+    anchors = set(_ANCHOR.findall(text))
     plain = _INCLUDE.sub("#", text)
-    plain = _ALIAS.sub(lambda alias: alias[0] if alias[1] in known else f'"*{alias[1]}"', plain)
+    plain = _ALIAS.sub(lambda alias: alias[0] if alias[1] in anchors else f'"*{alias[1]}"', plain)
     try:
         document = read_document(file.path, lambda *_: plain.encode())
     except ManifestError as error:
@@ -98,15 +98,15 @@ def read_yaml(file: TextFile) -> Imported | None:
         isinstance(test, dict) and {*test} & {*_KEYS, "matrix_size"} for test in tests
     ):
         return None
-    left = MAX_PROBLEMS
+    remaining = MAX_PROBLEMS
     for index, test in enumerate(tests):
         location = (index,) if isinstance(root, list) else ("Tests", index)
         line = document.values[location][0]
         with into.at(line):
             if not isinstance(test, dict):
                 raise LeftOut("a test must be a mapping")
-            calls = _calls(into, test, line, left)
-            left -= len(calls)
+            calls = _calls(into, test, line, remaining)
+            remaining -= len(calls)
             for call in calls:
                 with into.at(line):
                     into.add(_problem(call), line, extent("call_count", call.get("call_count", 1)))
@@ -129,13 +129,13 @@ def _calls(into: Collector, test: Mapping[str, object], line: int, most: int) ->
     """The calls of a test: all combinations of the values of its keys."""
     choices: list[list[Call]] = []
     for key, value in test.items():
-        found: dict[str, Call] = {}
+        distinct: dict[str, Call] = {}
         for item in _functions(value) if key == "function" else _flat(value):
             call = {name: item[name] for name in item if name in _KEYS} if isinstance(item, dict) else {key: item}
             if key in _KEYS or isinstance(item, dict):
-                found[repr(call)] = call
-        if any(found.values()):
-            choices.append([*found.values()])
+                distinct[repr(call)] = call
+        if any(distinct.values()):
+            choices.append([*distinct.values()])
     if math.prod(map(len, choices)) > most:
         raise into.error(line, f"the file has more than {MAX_PROBLEMS:,} problems; split it")
     return [{key: value for part in parts for key, value in part.items()} for parts in itertools.product(*choices)]
@@ -149,13 +149,13 @@ def _flat(value: object) -> list[object]:
 
 def _functions(value: object) -> list[object]:
     """Calls of functions, which are given as names or as ``name: types``: one call for each type."""
-    found: list[object] = []
+    calls: list[object] = []
     for item in _flat(value):
-        named = item if isinstance(item, dict) else {str(item): {}}
-        for name, types in named.items():
-            each = (given if isinstance(given, dict) else {} for given in _flat(types))
-            found += [{**given, "function": name} for given in each]
-    return found
+        types_by_name = item if isinstance(item, dict) else {str(item): {}}
+        for name, types in types_by_name.items():
+            mappings = (mapping if isinstance(mapping, dict) else {} for mapping in _flat(types))
+            calls += [{**mapping, "function": name} for mapping in mappings]
+    return calls
 
 
 def _problem(call: Call) -> Fields:
@@ -201,12 +201,12 @@ def read_header(file: TextFile) -> Imported | None:
     into = Collector(file.path, "a DeepBench header")
     code = _COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), text)
     line = last = 0
-    for found in _TUPLE.finditer(code):
-        line, last = line + code.count("\n", last, found.start()), found.start()
-        if not found[2]:
+    for match in _TUPLE.finditer(code):
+        line, last = line + code.count("\n", last, match.start()), match.start()
+        if not match[2]:
             raise into.error(line + 1, "the tuple is not closed; expected std::make_tuple(m, n, k, a_t, b_t)")
         with into.at(line + 1):
-            values = [value.strip() for value in found[1].split(",")]
+            values = [value.strip() for value in match[1].split(",")]
             if len(values) != 5 or values[3] not in _BOOLS or values[4] not in _BOOLS:
                 raise LeftOut(f"a tuple of {len(values)} values; only GEMMs (m, n, k, a_t, b_t) are supported")
             if any(whole(value) is None for value in values[:3]):

@@ -104,10 +104,10 @@ def problem(
     if extents.get("batch") is not None:
         fields["batch"] = extent("batch", extents["batch"])
     accumulator, is_tf32 = compute(computes_in)
-    for here, there in (("a", "b"), ("b", "a"), ("d", "d")):
-        if types.get(there):
-            name: DTypeName = dtype(types[there], there.upper())
-            fields[here] = "tf32" if is_tf32 and name == "f32" and here != "d" else name
+    for ours, theirs in (("a", "b"), ("b", "a"), ("d", "d")):
+        if types.get(theirs):
+            name: DTypeName = dtype(types[theirs], theirs.upper())
+            fields[ours] = "tf32" if is_tf32 and name == "f32" and ours != "d" else name
     if adds_c(beta) and (word := types.get("c") or types.get("d")):
         fields |= {"c": dtype(word, "C"), "c_major": "n"}
     if accumulator:

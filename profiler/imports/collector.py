@@ -99,16 +99,16 @@ class Collector:
         if not 1 <= count <= _MAX_COUNT:
             raise LeftOut(f"the count is {count:,}; it must be from 1 to {_MAX_COUNT:,}")
         identity = tuple(sorted((key, value) for key, value in fields.items() if (key, value) != ("batch", 1)))
-        before, where = self._problems.get(identity, (0, self.place(line)))
-        self._problems[identity] = before + count, where
+        previous, where = self._problems.get(identity, (0, self.place(line)))
+        self._problems[identity] = previous + count, where
         if len(self._problems) > MAX_PROBLEMS:
             raise self.error(line, f"the file has more than {MAX_PROBLEMS:,} distinct problems; split it")
 
     def note(self, line: int, why: str) -> None:
         """Add a note on a skipped entry or an assumption."""
         if why in self._reasons or len(self._reasons) < MOST_NAMED:
-            before, where = self._reasons.get(why, (0, self.place(line)))
-            self._reasons[why] = before + 1, where
+            count, where = self._reasons.get(why, (0, self.place(line)))
+            self._reasons[why] = count + 1, where
         else:
             self._unnamed += 1
 
@@ -130,12 +130,12 @@ class Collector:
             ListedProblem(MappingProxyType(dict(fields)), count, where)
             for fields, (count, where) in self._problems.items()
         )
-        named = [
+        notes = [
             f"{where}: {why}" + (f" ({count:,} times)" if count > 1 else "")
             for why, (count, where) in self._reasons.items()
         ]
         more = [f"{self.path}: and {self._unnamed:,} more"] if self._unnamed else []
-        return Imported(self.form, tuple(problems), (*named, *more))
+        return Imported(self.form, tuple(problems), (*notes, *more))
 
 
 def whole(value: object) -> int | None:

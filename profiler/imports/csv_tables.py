@@ -36,9 +36,9 @@ Row = Mapping[str, str]
 def read(file: TextFile) -> Imported | None:
     """Problems of a table; None if no header line contains m, n and k."""
     path, lines = file.path, file.lines
-    if (found := _names(lines)) is None:
+    if (header := _names(lines)) is None:
         return None
-    start, delimiter, names = found
+    start, delimiter, names = header
     if "operation" in names and "provider" in names:
         return _cutlass(Collector(path, "a table of CUTLASS's profiler"), _rows(lines, start, delimiter, names))
     if {"transa", "transb"} <= set(names):

@@ -36,10 +36,10 @@ def read_lt(file: TextFile) -> Imported | None:
         return None
     into, lines = Collector(file.path, "a log of cuBLASLt or hipBLASLt"), file.lines
     calls = ((number, _MATMUL.search(line)) for number, line in enumerate(lines, 1) if "Adesc=[" in line)
-    found = [(number, call[1]) for number, call in calls if call]
-    taken = "Trace" if any(level == "Trace" for _, level in found) else "Api"
-    for number, level in found:
-        if level != taken:
+    levels = [(number, call[1]) for number, call in calls if call]
+    complete = "Trace" if any(level == "Trace" for _, level in levels) else "Api"
+    for number, level in levels:
+        if level != complete:
             continue
         parts = {name: dict(_PAIR.findall(pairs)) for name, pairs in _DESCRIPTOR.findall(lines[number - 1])}
         if missing := [name for name in ("A", "B", "D", "compute") if name not in parts]:
@@ -92,10 +92,10 @@ def read_cublas(file: TextFile) -> Imported | None:
         return None
     into = Collector(file.path, "a log of cuBLAS")
     for number, name, arguments in _calls(file.lines):
-        if (found := _GEMM.match(name)) is None:
+        if (match := _GEMM.match(name)) is None:
             continue
         with into.at(number):
-            into.add(_of_call(name, found[1] or "", found[2], arguments), number)
+            into.add(_of_call(name, match[1] or "", match[2], arguments), number)
     return into.result()
 
 
@@ -103,14 +103,14 @@ def _calls(lines: list[str]) -> Iterator[tuple[int, str, dict[str, str]]]:
     """Line, function and arguments of each call."""
     start, name, arguments = 0, "", dict[str, str]()
     for number, line in enumerate(lines, 1):
-        if found := _CALL.search(line):
+        if match := _CALL.search(line):
             if name:
                 yield start, name, arguments
-            start, name, arguments = number, found[1], {}
-        elif found := _ARGUMENT.search(line):
-            arguments[found[1]] = found[2]
-        elif found := _MODE.search(line):
-            arguments["MathMode"] = found[1]
+            start, name, arguments = number, match[1], {}
+        elif match := _ARGUMENT.search(line):
+            arguments[match[1]] = match[2]
+        elif match := _MODE.search(line):
+            arguments["MathMode"] = match[1]
     if name:
         yield start, name, arguments
 

@@ -55,10 +55,10 @@ def problem(name: str, tensors: Sequence[Tensor | None], output: str = "") -> Fi
     return fields
 
 
-def _tensor(tensors: Sequence[Tensor | None], index: int, what: str) -> Tensor:
+def _tensor(tensors: Sequence[Tensor | None], index: int, name: str) -> Tensor:
     tensor = tensors[index] if index < len(tensors) else None
     if tensor is None or not tensor.dims:
-        raise LeftOut(f"the dims of {what} are not recorded")
+        raise LeftOut(f"the dims of {name} are not recorded")
     return tensor
 
 
@@ -83,12 +83,12 @@ def _grouped(a: Tensor, b: Tensor) -> dict[str, int | str]:
 
 def _majors(a: Tensor, b: Tensor) -> dict[str, int | str]:
     """The majorness of A and B, if strides are recorded. PyTorch copies operands that are not contiguous."""
-    found: dict[str, int | str] = {}
+    majors: dict[str, int | str] = {}
     if a.strides is not None:
-        found["a_major"] = "mn" if _is_transposed(a) else "k"
+        majors["a_major"] = "mn" if _is_transposed(a) else "k"
     if b.strides is not None:
-        found["b_major"] = "k" if _is_transposed(b) else "mn"
-    return found
+        majors["b_major"] = "k" if _is_transposed(b) else "mn"
+    return majors
 
 
 def _is_transposed(tensor: Tensor) -> bool:
@@ -114,13 +114,13 @@ def _added(tensor: Tensor, m: int, n: int) -> dict[str, int | str]:
 def _scales(tensors: Sequence[Tensor | None], fields: Fields) -> dict[str, int | str]:
     """Block scales, recognized by their extents. Scales per tensor or per row are applied to the accumulators, and are
     not part of the problem."""
-    given = [tensor for tensor in tensors[2:4] if tensor is not None]
-    if len(given) != 2:
+    scales = [tensor for tensor in tensors[2:4] if tensor is not None]
+    if len(scales) != 2:
         return {}
-    (of_a, of_b), (m, n, k) = given, (int(fields[key]) for key in "mnk")
+    (of_a, of_b), (m, n, k) = scales, (int(fields[key]) for key in "mnk")
     if "e8m0" in of_a.type.lower() or "float8" in of_a.type.lower():
         raise LeftOut(f"scales of the type {shown(of_a.type)} are not supported; block scales must be float32")
-    if any(len(scale.dims) == 0 or scale.dims in ((1,), (1, 1)) for scale in given):
+    if any(len(scale.dims) == 0 or scale.dims in ((1,), (1, 1)) for scale in scales):
         return {}
     if (of_a.dims, of_b.dims) == ((m, 1), (1, n)):
         return {}
@@ -175,8 +175,8 @@ def read_trace(file: TextFile) -> Imported | None:
 
 def _events(into: Collector, text: str) -> Iterator[tuple[int, dict[str, object]]]:
     """Events with their line numbers, decoded one at a time, since a whole trace would take gigabytes."""
-    found = _EVENTS.search(text)
-    place = found.end() if found else text.index("[") + 1
+    match = _EVENTS.search(text)
+    place = match.end() if match else text.index("[") + 1
     decoder, line, last = json.JSONDecoder(), 1, 0
     while True:
         spaces = _SPACE.match(text, place)
@@ -204,13 +204,15 @@ def _tensors(args: Mapping[str, object]) -> list[Tensor | None]:
     if not isinstance(dims, list) or not isinstance(types, list) or len(types) < len(dims):
         raise LeftOut("the dims of products are not recorded; record the trace with record_shapes=True")
     steps = strides if isinstance(strides, list) and len(strides) >= len(dims) else [None] * len(dims)
-    found: list[Tensor | None] = []
-    for each, type_, step in zip(dims, types, steps, strict=False):
-        numbers, stepped = _numbers(each), _numbers(step)
+    tensors: list[Tensor | None] = []
+    for shape, type_, step in zip(dims, types, steps, strict=False):
+        numbers, stepped = _numbers(shape), _numbers(step)
         is_tensor = numbers is not None and isinstance(type_, str) and type_ not in ("", "Scalar", "ScalarList")
-        known = stepped if stepped is not None and numbers is not None and len(stepped) == len(numbers) else None
-        found.append(Tensor(numbers or (), str(type_), known) if is_tensor else None)
-    return found
+        tensor_strides = (
+            stepped if stepped is not None and numbers is not None and len(stepped) == len(numbers) else None
+        )
+        tensors.append(Tensor(numbers or (), str(type_), tensor_strides) if is_tensor else None)
+    return tensors
 
 
 def _numbers(value: object) -> tuple[int, ...] | None:
@@ -230,14 +232,14 @@ def read_operators(file: TextFile) -> Imported | None:
     operator = ""
     for number, line in enumerate(file.lines, 1):
         if line.startswith("Operator:"):
-            found = _OPERATOR.match(line)
-            operator = found[1] if found else ""
+            match = _OPERATOR.match(line)
+            operator = match[1] if match else ""
         elif operator in LEAVES and line.startswith("cnt:"):
-            if (counted := _COUNTED.match(line)) is None:
+            if (call := _COUNTED.match(line)) is None:
                 raise into.error(number, "expected `cnt: 1, ((T([..], f16), ..), {})`; complete or remove the line")
             with into.at(number):
-                tensors = [_logged(*found.groups()) for found in _TENSOR.finditer(counted[2])]
-                into.add(problem(operator, tensors), number, extent("cnt", counted[1]))
+                tensors = [_logged(*match.groups()) for match in _TENSOR.finditer(call[2])]
+                into.add(problem(operator, tensors), number, extent("cnt", call[1]))
                 if operator == "_grouped_mm":
                     into.note(number, BALANCED)
     return into.result()
@@ -246,7 +248,7 @@ def read_operators(file: TextFile) -> Imported | None:
 def _logged(dims: str, type_: str, strides: str | None) -> Tensor:
     extents = tuple(extent("a dim", text) for text in dims.split(",") if text.strip())
     steps = [1]
-    for each in extents[:0:-1]:
-        steps.insert(0, steps[0] * each)
-    given = tuple(extent("a stride", text) for text in (strides or "").split(",") if text.strip())
-    return Tensor(extents, _LOG_TYPES.get(type_, type_), given if len(given) == len(extents) else tuple(steps))
+    for size in extents[:0:-1]:
+        steps.insert(0, steps[0] * size)
+    recorded = tuple(extent("a stride", text) for text in (strides or "").split(",") if text.strip())
+    return Tensor(extents, _LOG_TYPES.get(type_, type_), recorded if len(recorded) == len(extents) else tuple(steps))

@@ -32,12 +32,12 @@ def read_shapes(file: TextFile) -> Imported | None:
         return None
     into = Collector(file.path, "a table of vLLM's weight shapes")
     line, last, end = 1, 0, 0
-    for found in _ASSIGNED.finditer(text):
-        if found.start() < end:
+    for match in _ASSIGNED.finditer(text):
+        if match.start() < end:
             continue
-        line, last = line + text.count("\n", last, found.start()), found.start()
-        end = _end(into, text, found.end())
-        for place, name, weight in _weights(into, text[found.end() : end], line):
+        line, last = line + text.count("\n", last, match.start()), match.start()
+        end = _end(into, text, match.end())
+        for place, name, weight in _weights(into, text[match.end() : end], line):
             with into.at(place):
                 for fields in _of_weight(name, weight, file.m):
                     into.add(fields, place)
@@ -49,9 +49,9 @@ def read_shapes(file: TextFile) -> Imported | None:
 def _end(into: Collector, text: str, start: int) -> int:
     """The end of the literal that starts at ``start``; an error if it is not a plain literal, or too large."""
     depth, place = 0, start
-    while found := _TOKEN.match(text, place):
-        place = found.end()
-        depth += (found[0] in ("[", "{", "(")) - (found[0] in ("]", "}", ")"))
+    while match := _TOKEN.match(text, place):
+        place = match.end()
+        depth += (match[0] in ("[", "{", "(")) - (match[0] in ("]", "}", ")"))
         if depth == 0:
             return place
         if depth > _DEEPEST or place - start > _MOST_CHARACTERS:
@@ -63,7 +63,7 @@ def _end(into: Collector, text: str, start: int) -> int:
 def _weights(into: Collector, literal: str, line: int) -> Iterator[tuple[int, object, object]]:
     """Line, model and weight of each entry of a literal, which is parsed but not executed."""
     try:
-        plain = _QUOTIENT.sub(lambda found: str(int(found[1]) // int(found[2])), literal)
+        plain = _QUOTIENT.sub(lambda match: str(int(match[1]) // int(match[2])), literal)
         table = ast.parse(plain, mode="eval").body
         if not isinstance(table, ast.Dict):
             raise ValueError("no dict")
@@ -108,11 +108,11 @@ def read_experts(file: TextFile) -> Imported | None:
     if not tiles or not all(isinstance(config, dict) and "BLOCK_SIZE_M" in config for config in tiles):
         return None
     with into.at(1):
-        if (found := _OF_EXPERTS.match(path.name)) is None:
+        if (match := _OF_EXPERTS.match(path.name)) is None:
             raise LeftOut("E and N are read from the name of the file, which must be E=8,N=7168,device_name=...")
         if not k:
             raise LeftOut("missing K: the config has E, N and tokens only; use gemmill shapes with --k")
-        experts, n = int(found[1]), int(found[2])
+        experts, n = int(match[1]), int(match[2])
         common = {"batching": "grouped", "groups": experts, "a_major": "k", "b_major": "k", **_formats(path.name)}
         into.note(1, "top-k is not in the file; assuming that each token uses one expert")
         into.note(1, "the sizes of groups are not in the file; assuming equal sizes")
@@ -128,12 +128,12 @@ def read_experts(file: TextFile) -> Imported | None:
 
 def _formats(name: str) -> dict[str, int | str]:
     """Dtypes and block scales in the name of a file; LeftOut if they are not supported."""
-    found = re.search(r"dtype=(\w+?)_w(\d+)a(\d+)", name)
+    match = re.search(r"dtype=(\w+?)_w(\d+)a(\d+)", name)
     fields: dict[str, int | str] = {}
-    if found and found[2] == found[3]:
-        fields = {"a": dtype(found[1], "A"), "b": dtype(found[1], "B")}
-    elif found:
-        fields = {"b": dtype(found[1], "B")}
+    if match and match[2] == match[3]:
+        fields = {"a": dtype(match[1], "A"), "b": dtype(match[1], "B")}
+    elif match:
+        fields = {"b": dtype(match[1], "B")}
     if block := re.search(r"block_shape=\[(\d+), ?(\d+)\]", name):
         if block.groups() != ("128", "128"):
             raise LeftOut(f"blocks of {block[1]}x{block[2]} are not supported; only 128x128 are")

@@ -44,16 +44,16 @@ class Output:
     def add(self, part: Part, rows: slice, found: Bounded, share: float) -> None:
         """Add the results of some rows of a part; ``share`` is their fraction of everything that is reduced."""
         value, error = (self._place(tensor, part, rows) for tensor in (self.value, self.error))
-        own, own_error = found.value.reshape(value.shape), found.error.reshape(value.shape)
+        added, added_error = found.value.reshape(value.shape), found.error.reshape(value.shape)
         if not self.what.is_reduction or self.what.kind == "row":
-            value.copy_(own)
-            error.copy_(own_error)
+            value.copy_(added)
+            error.copy_(added_error)
         elif self.what.role == "sum":
-            value += own
-            error += own_error / share  # the bound of a sum grows with the number of its terms
+            value += added
+            error += added_error / share  # the bound of a sum grows with the number of its terms
         else:
-            value.copy_((torch().maximum if self.what.role == "max" else torch().minimum)(value, own))
-            error.copy_(torch().maximum(error, own_error))
+            value.copy_((torch().maximum if self.what.role == "max" else torch().minimum)(value, added))
+            error.copy_(torch().maximum(error, added_error))
 
     def _place(self, tensor: Any, part: Part, rows: slice) -> Any:
         kind = self.what.kind
@@ -95,16 +95,16 @@ def fused(
     epilogue = parse(problem.epilogue)
     if DTYPES[problem.accumulator].is_integer:  # converted to f32
         sums = Bounded(sums.value, sums.error + EPSILON / 2 * sums.value.abs())
-    known: dict[str, Any] = {"acc": sums}
+    values: dict[str, Any] = {"acc": sums}
     if epilogue.gated:
-        known = {name: Bounded(sums.value[:, i::2], sums.error[:, i::2]) for i, name in enumerate(("gate", "up"))}
-    like = 0.0 * next(iter(known.values())).value
+        values = {name: Bounded(sums.value[:, i::2], sums.error[:, i::2]) for i, name in enumerate(("gate", "up"))}
+    like = 0.0 * next(iter(values.values())).value
     if c is not None:
-        known["c"] = c.double()
-    known |= {name: like + factor for name, factor in zip(("alpha", "beta"), factors, strict=True)}
-    known |= {x.name: like + _operand(x, arguments[x.name], part, rows).double() for x in epilogue.operands}
-    found = evaluate(epilogue, known, torch(), problem.d_dtype)
-    return {name: Bounded(x.value, x.error) for name, x in found.items()}
+        values["c"] = c.double()
+    values |= {name: like + factor for name, factor in zip(("alpha", "beta"), factors, strict=True)}
+    values |= {x.name: like + _operand(x, arguments[x.name], part, rows).double() for x in epilogue.operands}
+    results = evaluate(epilogue, values, torch(), problem.d_dtype)
+    return {name: Bounded(x.value, x.error) for name, x in results.items()}
 
 
 def _operand(x: Operand, tensor: Any, part: Part, rows: slice) -> Any:

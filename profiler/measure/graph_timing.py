@@ -137,9 +137,9 @@ def time_rounds(
 
 def fastest(launches: Sequence[Launch], problem: GemmProblem, sets: int) -> int:
     """Index of the fastest launch, timed in a few interleaved rounds over all operand sets."""
-    each, stream = launches_per_replay(problem, sets), torch().cuda.Stream()
-    graphs = {index: capture(launch, sets, each, stream) for index, launch in enumerate(launches)}
-    samples = time_rounds(graphs, each, TUNING_ROUNDS)
+    launches_each, stream = launches_per_replay(problem, sets), torch().cuda.Stream()
+    graphs = {index: capture(launch, sets, launches_each, stream) for index, launch in enumerate(launches)}
+    samples = time_rounds(graphs, launches_each, TUNING_ROUNDS)
     return int(min(samples, key=lambda index: statistics.median(samples[index])))
 
 

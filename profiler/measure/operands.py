@@ -206,10 +206,10 @@ def set_bytes(problem: GemmProblem, sizes: Sequence[int] = ()) -> int:
     rows = sum(sizes) / max(1, problem.batch * m) if sizes and problem.batching == "masked" else 1
     filled = sum(size > 0 for size in sizes) / problem.batch if sizes and problem.batching != "kgrouped" else 1
     outputs = [problem.d_dtype] + ([problem.c_dtype] if problem.c_dtype else [])
-    each = {x: problem.batch if has_groups(problem, x) else 1 for x in "abd"}
-    bits = each["a"] * m * k * DTYPES[problem.a_dtype].bits * rows
-    bits += each["b"] * k * n * DTYPES[problem.b_dtype].bits * filled
-    bits += sum(each["d"] * m * problem.d_columns * DTYPES[dtype].bits * rows for dtype in outputs)
+    matrices = {x: problem.batch if has_groups(problem, x) else 1 for x in "abd"}
+    bits = matrices["a"] * m * k * DTYPES[problem.a_dtype].bits * rows
+    bits += matrices["b"] * k * n * DTYPES[problem.b_dtype].bits * filled
+    bits += sum(matrices["d"] * m * problem.d_columns * DTYPES[dtype].bits * rows for dtype in outputs)
     scaled = [
         (o, block_dtype(scale)) for o, scale in (("a", problem.a_scale), ("b", problem.b_scale)) if scale != "none"
     ]
@@ -268,7 +268,7 @@ def _operand_set(problem: GemmProblem, generator: Any, device: Any, sizes: Seque
 
 def _matrix(problem: GemmProblem, operand: str, device: Any) -> Any:
     """A, B, C or D, uninitialized; None for C if the problem has none."""
-    dtype, major, align = (getattr(problem, f"{operand}_{what}") for what in ("dtype", "major", "align"))
+    dtype, major, align = (getattr(problem, f"{operand}_{attribute}") for attribute in ("dtype", "major", "align"))
     if dtype is None:
         return None
     rows, columns = {"a": (problem.m, problem.k), "b": (problem.k, problem.n)}.get(
@@ -317,7 +317,7 @@ def _arguments(problem: GemmProblem, generator: Any, device: Any) -> dict[str, A
     """Operands of the epilogue, random from 1/2 to 2 where all functions are finite, and poisoned outputs."""
     if problem.epilogue == LINEAR:
         return {}
-    epilogue, made = parse(problem.epilogue), {}
+    epilogue, arguments = parse(problem.epilogue), {}
     for x in epilogue.arguments:
         shape = argument_shape(problem, x)
         tensor = torch().empty(shape, dtype=torch_dtype(x.dtype), device=device)
@@ -328,8 +328,8 @@ def _arguments(problem: GemmProblem, generator: Any, device: Any) -> dict[str, A
             tensor.uniform_(-1, 1, generator=generator).exp2_()
         else:
             poison(tensor)
-        made[x.name] = tensor
-    return made
+        arguments[x.name] = tensor
+    return arguments
 
 
 def natural_alpha(problem: GemmProblem) -> float:

@@ -108,16 +108,19 @@ def time_turns(
         always: candidates that get all turns, such as baselines.
         before: called with each candidate before it runs.
     """
-    found: dict[K, list[tuple[float, Reading]]] = {name: [] for name in graphs}
-    left, order = list(graphs), random.Random(0)
+    results: dict[K, list[tuple[float, Reading]]] = {name: [] for name in graphs}
+    candidates, order = list(graphs), random.Random(0)
     for index in range(turns):
-        order.shuffle(left)
-        for name in left:
+        order.shuffle(candidates)
+        for name in candidates:
             before(name)
-            found[name].append(turn(graphs[name], launches, seconds, telemetry))
-        middle = {name: statistics.median(us for us, _ in found[name]) for name in left}
-        left = still_open(middle, 2 * OPEN if index == 0 else OPEN, always)
-    return {name: ([us for us, _ in own], summarise([reading for _, reading in own])) for name, own in found.items()}
+            results[name].append(turn(graphs[name], launches, seconds, telemetry))
+        middle = {name: statistics.median(us for us, _ in results[name]) for name in candidates}
+        candidates = still_open(middle, 2 * OPEN if index == 0 else OPEN, always)
+    return {
+        name: ([us for us, _ in samples], summarise([reading for _, reading in samples]))
+        for name, samples in results.items()
+    }
 
 
 def still_open(us: Mapping[K, float], behind: float, always: frozenset[K]) -> list[K]:

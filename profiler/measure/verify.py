@@ -65,14 +65,14 @@ class Reference:
 
     def compare(self, d: Any, arguments: Mapping[str, Any] | None = None) -> Comparison:
         """Compare a computed D, and the other outputs by name, with the bound of each element."""
-        found = _compared("D", d if d.dim() == 3 else d.unsqueeze(0), self.expected, self.bound)
+        comparison = _compared("D", d if d.dim() == 3 else d.unsqueeze(0), self.expected, self.bound)
         for name, (expected, bound) in self.outputs.items():
             shape = (1, -1, expected.shape[-1] if expected.dim() else 1)
             actual, *others = (x.reshape(shape) for x in ((arguments or {})[name], expected, bound))
             other = _compared(name, actual, *others)
-            worst = max(found.error, other.error)
-            found = Comparison(found.passed and other.passed, worst, found.says or other.says)
-        return found
+            worst = max(comparison.error, other.error)
+            comparison = Comparison(comparison.passed and other.passed, worst, comparison.says or other.says)
+        return comparison
 
 
 def _compared(name: str, actual: Any, expected: Any, bound: Any) -> Comparison:
@@ -101,8 +101,8 @@ def _errors(actual: Any, expected: Any, bound: Any) -> Any:
     error = (actual.double() - expected).abs_() / bound
     if not error.isfinite().all():
         # A NaN or infinity that the reference does not have is an infinite error.
-        rounded, found = expected.to(actual.dtype).double(), actual.double()
-        agrees = bound.isinf() | (found.isinf() & (rounded == found)) | (found.isnan() & expected.isnan())
+        rounded, computed = expected.to(actual.dtype).double(), actual.double()
+        agrees = bound.isinf() | (computed.isinf() & (rounded == computed)) | (computed.isnan() & expected.isnan())
         error = error.nan_to_num_(nan=math.inf, posinf=math.inf).masked_fill_(agrees, 0.0)
     return error
 
@@ -121,15 +121,15 @@ def reference(problem: GemmProblem, operands: OperandSet, alpha: float, beta: fl
     for part in parts(problem, operands):
         for rows in _rows(part, CHUNK if problem.epilogue == LINEAR else CHUNK // 8):
             sums = _sums(problem, part, rows)
-            own = None if c is None else c[part.at, rows]
+            c_rows = None if c is None else c[part.at, rows]
             if problem.epilogue == LINEAR:
-                found = {"d": _linear(problem, sums, own, alpha, beta)}
+                results = {"d": _linear(problem, sums, c_rows, alpha, beta)}
             else:
-                found = fused(problem, part, rows, sums, own, operands.arguments, (alpha, beta))
+                results = fused(problem, part, rows, sums, c_rows, operands.arguments, (alpha, beta))
             share = (rows.stop - rows.start) / (problem.m * problem.batch)
             for name, output in others.items():
-                output.add(part, rows, found[name], share)
-            expected[part.at, rows], bound[part.at, rows] = _stored(found["d"], problem.d_dtype)
+                output.add(part, rows, results[name], share)
+            expected[part.at, rows], bound[part.at, rows] = _stored(results["d"], problem.d_dtype)
     outputs = {name: _stored(Bounded(x.value, x.error), x.what.dtype) for name, x in others.items()}
     return Reference(expected, bound, outputs)
 
@@ -161,10 +161,10 @@ def _linear(problem: GemmProblem, sums: Bounded, c: Any, alpha: float, beta: flo
     return Bounded(product, spread)
 
 
-def _stored(found: Bounded, dtype: str) -> tuple[Any, Any]:
+def _stored(bounded: Bounded, dtype: str) -> tuple[Any, Any]:
     """A value saturated to a type but not rounded, and its bound including the rounding."""
-    value = saturated(found.value, dtype)
-    return value, (found.error + half_ulp(value.abs() + found.error, dtype)).float()
+    value = saturated(bounded.value, dtype)
+    return value, (bounded.error + half_ulp(value.abs() + bounded.error, dtype)).float()
 
 
 def upconverted(problem: GemmProblem, operands: OperandSet) -> Any:

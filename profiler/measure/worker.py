@@ -177,13 +177,13 @@ class _Bench:
             ranked = timed({kernel: graphs[kernel] for kernel in better}, rounds, "screen")
         chosen = set(ranked[:last]) | set(unit.pinned)
         if self.options.regime == "sustained" and last is not None:
-            looked = {k: outcomes[k].us for k in unit.kernels if k in graphs and not is_edited(k.name)}
-            chosen |= {*likely_kernels(unit.problem, looked, last)}
+            screened_us = {k: outcomes[k].us for k in unit.kernels if k in graphs and not is_edited(k.name)}
+            chosen |= {*likely_kernels(unit.problem, screened_us, last)}
         graphs = {kernel: graph for kernel, graph in graphs.items() if kernel in chosen}
         rounds = self.options.final_rounds
         if unit.seconds is not None and graphs:
-            each = seconds(graphs) * (1 + len(baselines) / len(graphs))
-            rounds = min(rounds, max(self.options.screen_rounds, int(clock.left / each)))
+            round_seconds = seconds(graphs) * (1 + len(baselines) / len(graphs))
+            rounds = min(rounds, max(self.options.screen_rounds, int(clock.left / round_seconds)))
         graphs |= self.captured(baselines, len(operands), launches_each)
         if self.options.regime == "burst":
             timed(graphs, rounds, "final")
@@ -212,10 +212,10 @@ class _Bench:
     ) -> dict[SlicedKernel, Outcome]:
         """Time each candidate alone, under sustained load; those in ``always`` get all turns."""
         options = self.options
-        found = time_turns(graphs, launches, options.seconds, options.turns, self.telemetry, always, self.runs)
+        results = time_turns(graphs, launches, options.seconds, options.turns, self.telemetry, always, self.runs)
         return {
             kernel: replace(outcomes[kernel], stage="final", timing=summarise(values, launches), reading=reading)
-            for kernel, (values, reading) in found.items()
+            for kernel, (values, reading) in results.items()
         }
 
     def verified(
@@ -235,9 +235,9 @@ class _Bench:
         # A capture and the screening rounds.
         screening = (1 + self.options.screen_rounds) * replay_seconds(as_full(unit.problem, unit.sizes), len(operands))
         for kernel in unit.kernels:
-            left = clock.left - len(launches) * screening
+            remaining = clock.left - len(launches) * screening
             tried = launches if clock.left > 0 else outcomes  # kernels that fail also take time
-            if left < clock.seconds / 2 and len(tried) >= (self.options.finalists or 0):
+            if remaining < clock.seconds / 2 and len(tried) >= (self.options.finalists or 0):
                 break
             self.runs(kernel)
             try:
@@ -279,9 +279,16 @@ class _Bench:
         launch(0)
         torch().cuda.synchronize()
         self.runs(None)  # a lack of memory in the comparison is not an error of the kernel
-        found = expected.compare(operands.d, operands.arguments)
-        stage: Stage = "screen" if found.passed else "failed"
-        return Outcome(kernel, stage, None, found.passed, found.error, found.says and f"wrong result: {found.says}")
+        comparison = expected.compare(operands.d, operands.arguments)
+        stage: Stage = "screen" if comparison.passed else "failed"
+        return Outcome(
+            kernel,
+            stage,
+            None,
+            comparison.passed,
+            comparison.error,
+            comparison.says and f"wrong result: {comparison.says}",
+        )
 
     def launch(self, kernel: SlicedKernel, unit: Unit, operands: list[OperandSet]) -> Launch:
         """The launch of one kernel on each operand set; GemmillError if the kernel does not support the problem."""

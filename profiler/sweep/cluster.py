@@ -114,8 +114,8 @@ class Cluster:
         suspects: list[Unit] = []
 
         def hand_out(unit: Unit) -> None:
-            known = {x: faulty[x] for x in unit.candidates if x in faulty}
-            futures[self._submit(_measure, self._start_once, unit, known)] = unit
+            faults = {x: faulty[x] for x in unit.candidates if x in faulty}
+            futures[self._submit(_measure, self._start_once, unit, faults)] = unit
 
         while True:
             while len(futures) < self.gpus and (unit := next(units, None)) is not None:
@@ -147,7 +147,7 @@ class Cluster:
             workers = self._client.scheduler_info(n_workers=-1)["workers"]
         except OSError as error:
             raise self._gone(error) from error
-        return {address: has for address, w in workers.items() if (has := w["resources"].get(RESOURCE, 0))}
+        return {address: gpus for address, w in workers.items() if (gpus := w["resources"].get(RESOURCE, 0))}
 
     def _submit(self, function: Callable[..., Any], *arguments: Any, workers: list[str] | None = None) -> Any:
         return self._client.submit(function, *arguments, workers=workers, resources={RESOURCE: 1}, pure=False)
@@ -212,7 +212,7 @@ def _stop(sweep: str) -> None:
 
 
 def _machine(start_once: Callable[[], MeasuringProcess]) -> Machine:
-    with _named():
+    with _worker_address():
         return start_once().machine
 
 
@@ -220,14 +220,14 @@ def _measure(
     start_once: Callable[[], MeasuringProcess], unit: Unit, faulty: dict[SlicedKernel, str]
 ) -> tuple[str, Machine, Report, dict[SlicedKernel, str]]:
     """Measure a unit; returns the address of this worker, its machine, the report, and the kernels that crashed."""
-    with _named() as address:
+    with _worker_address() as address:
         worker = start_once()
         report = measure(worker, unit, faulty)
         return address, worker.machine, report, faulty
 
 
 @contextmanager
-def _named() -> Iterator[str]:
+def _worker_address() -> Iterator[str]:
     """The address of this worker, which is also prepended to errors."""
     address: str = importlib.import_module("distributed").get_worker().address
     try:

@@ -277,14 +277,16 @@ class ClusterCompilers:
 
     def _last_seen(self, reports: Mapping[str, Mapping[str, Any]]) -> dict[_Worker, _LastSeen]:
         """The workers in a report of the scheduler, and the last sign of life of each."""
-        found, now = {}, time.monotonic()
+        workers, now = {}, time.monotonic()
         for address, facts in reports.items():
             if facts["resources"].get(RESOURCE) or facts["status"] != "running":
                 continue
-            worker, seen = _Worker(address, facts["local_directory"], facts["nthreads"]), facts["last_seen"]
-            before = self._workers.get(worker)
-            found[worker] = before if before is not None and before.theirs == seen else _LastSeen(seen, now)
-        return found
+            worker, last_seen = _Worker(address, facts["local_directory"], facts["nthreads"]), facts["last_seen"]
+            previous = self._workers.get(worker)
+            workers[worker] = (
+                previous if previous is not None and previous.theirs == last_seen else _LastSeen(last_seen, now)
+            )
+        return workers
 
 
 # The following function runs in dask workers.

@@ -243,8 +243,8 @@ def local_gpus(count: int | None) -> tuple[str, ...]:
     """
     present = driver.device_count()
     if not present or (count is not None and count > present):
-        wanted = "all GPUs were" if count is None else f"{count} GPU{'s were' if count > 1 else ' was'}"
-        raise DeviceError(f"{wanted} requested, but {present} found; run gemmill doctor")
+        requested = "all GPUs were" if count is None else f"{count} GPU{'s were' if count > 1 else ' was'}"
+        raise DeviceError(f"{requested} requested, but {present} found; run gemmill doctor")
     return tuple(driver.uuid(device) for device in range(count or present))
 
 
@@ -269,9 +269,9 @@ def measure(process: MeasuringProcess, unit: Unit, faulty: dict[SlicedKernel, st
         sound = tuple(kernel for kernel in unit.kernels if kernel not in faulty)
         if not sound:
             return Report(failed, None)
-        left = None if unit.seconds is None else max(0.0, unit.seconds - (time.monotonic() - begin))
+        remaining = None if unit.seconds is None else max(0.0, unit.seconds - (time.monotonic() - begin))
         try:
-            sound_unit = replace(unit, kernels=sound, baselines=baselines, seconds=left)
+            sound_unit = replace(unit, kernels=sound, baselines=baselines, seconds=remaining)
             report = process.measure(sound_unit)
         except WorkerError as error:
             if crashed := [x for x in unit.candidates if str(x) == error.item]:

@@ -108,19 +108,19 @@ def load_shapes(path: Path, *, m: Sequence[int] = (), k: Sequence[int] = ()) -> 
     except (OSError, ValueError) as error:
         raise RecordError(f"{path}:1:1: file: cannot read: {getattr(error, 'strerror', None) or error}") from None
     try:
-        if (found := problems_of(content, path, m=m, k=k)) is not None:
-            return _imported(path, found)
+        if (imported := problems_of(content, path, m=m, k=k)) is not None:
+            return _imported(path, imported)
     except RecordError as error:
         raise RecordError(f"{error}; {_LIKE_OURS}") from None
 
-    def again(path: Path, limit: int) -> bytes:
+    def read_content(path: Path, limit: int) -> bytes:
         if len(content) > limit:
-            has = f"has {len(content):,} bytes; at most {limit:,} are allowed"
-            raise OSError(errno.EFBIG, has, str(path))
+            message = f"has {len(content):,} bytes; at most {limit:,} are allowed"
+            raise OSError(errno.EFBIG, message, str(path))
         return content
 
     try:
-        document = read_document(path, again)
+        document = read_document(path, read_content)
         suite = _suite(document)
         document.check()
     except ManifestError as error:
@@ -128,28 +128,28 @@ def load_shapes(path: Path, *, m: Sequence[int] = (), k: Sequence[int] = ()) -> 
     return suite
 
 
-def _imported(path: Path, found: Imported) -> ShapeSuite:
+def _imported(path: Path, imported: Imported) -> ShapeSuite:
     """The shapes of another tool's list."""
     counts: dict[Shape, int] = {}
-    left_out = [*found.left_out]
-    for asked in found.problems:
-        shape = _of_asked(asked)
+    left_out = [*imported.left_out]
+    for listed in imported.problems:
+        shape = _shape_of(listed)
         try:
             shape = replace(shape, sizes=checked_sizes(shape.problem, shape.sizes))
         except ProblemError as error:
-            left_out.append(f"{asked.where}: {error}")
+            left_out.append(f"{listed.where}: {error}")
             continue
-        counts[shape] = min(MAX_COUNT, counts.get(shape, 0) + asked.count)
+        counts[shape] = min(MAX_COUNT, counts.get(shape, 0) + listed.count)
     if not counts:
         why = f": {left_out[0]}" if left_out else ""
-        raise RecordError(f"{path}: {found.format}, without any supported problem{why}")
-    return ShapeSuite(path.stem, tuple(counts), counts, found.format, tuple(left_out))
+        raise RecordError(f"{path}: {imported.format}, without any supported problem{why}")
+    return ShapeSuite(path.stem, tuple(counts), counts, imported.format, tuple(left_out))
 
 
-def _of_asked(asked: ListedProblem) -> Shape:
-    words: dict[str, Any] = dict(asked.fields)
-    own = {key: words.pop(key) for key in (*EXTENTS, "sizes") if key in words}
-    return Shape(**own, keywords=tuple(sorted(words.items())))
+def _shape_of(listed: ListedProblem) -> Shape:
+    words: dict[str, Any] = dict(listed.fields)
+    shape_fields = {key: words.pop(key) for key in (*EXTENTS, "sizes") if key in words}
+    return Shape(**shape_fields, keywords=tuple(sorted(words.items())))
 
 
 def _suite(document: Document) -> ShapeSuite:
@@ -181,25 +181,25 @@ def _shapes(
     document: Document, location: Location, item: object, defaults: Mapping[str, object], most: int
 ) -> Iterator[tuple[Shape, int]]:
     """The shapes of an item with their counts; none if it is invalid or has more than ``most`` shapes."""
-    given: Mapping[str, object]
+    fields: Mapping[str, object]
     places: dict[str, Location]
     if isinstance(item, list) and len(item) in (3, 4):
-        given = dict(zip(EXTENTS, item, strict=False))
-        places = {key: (*location, index) for index, key in enumerate(given)}
+        fields = dict(zip(EXTENTS, item, strict=False))
+        places = {key: (*location, index) for index, key in enumerate(fields)}
     elif isinstance(item, dict):
         _refuse_unknown(document, location, item, KEYS)
-        given = {key: item[key] for key in KEYS if key in item}
-        places = {key: (*location, key) for key in given}
+        fields = {key: item[key] for key in KEYS if key in item}
+        places = {key: (*location, key) for key in fields}
     else:
         if item is not INVALID:
             document.fault(location, FORMS)
         return
-    given = {key: value for key, value in defaults.items() if key in KEYS} | dict(given)
-    places = {key: ("defaults", key) for key in given} | places
-    if missing := [key for key in EXTENTS[:3] if key not in given]:
+    fields = {key: value for key, value in defaults.items() if key in KEYS} | dict(fields)
+    places = {key: ("defaults", key) for key in fields} | places
+    if missing := [key for key in EXTENTS[:3] if key not in fields]:
         document.fault(location, f"missing {', '.join(missing)}; {FORMS}")
-    found: dict[str, list[Any]] = {}
-    for key, value in given.items():
+    choices: dict[str, list[Any]] = {}
+    for key, value in fields.items():
         values: dict[Location, object] = {places[key]: value}
         may_be_many = isinstance(item, dict) or key in defaults
         if may_be_many and isinstance(value, list) and not (key == "sizes" and _are_sizes(value)):
@@ -208,14 +208,14 @@ def _shapes(
             document.fault(places[key], f"{key} is an empty list; expected at least one value")
         for place, one in values.items():
             if key not in (*EXTENTS, "count") or (type(one) is int and 1 <= one <= MAX_EXTENT):
-                found.setdefault(key, []).append(one)
+                choices.setdefault(key, []).append(one)
             elif one is not INVALID:
                 document.fault(place, f"{key} is {one!r}; it must be an integer from 1 to {MAX_EXTENT}")
-    if (product := math.prod(map(len, found.values()))) > most:
+    if (product := math.prod(map(len, choices.values()))) > most:
         document.fault(location, f"expands to {product:,} shapes; a file can have at most {MAX_SHAPES:,}")
-    elif len(found) == len(given) and not missing and INVALID not in itertools.chain(*found.values()):
-        for combination in itertools.product(*found.values()):
-            words = dict(zip(found, combination, strict=True))
+    elif len(choices) == len(fields) and not missing and INVALID not in itertools.chain(*choices.values()):
+        for combination in itertools.product(*choices.values()):
+            words = dict(zip(choices, combination, strict=True))
             count, sizes = words.pop("count", 1), words.pop("sizes", None)
             extents = {key: words.pop(key) for key in EXTENTS if key in words}
             try:
@@ -231,7 +231,9 @@ def _are_sizes(values: list[object]) -> bool:
     return bool(values) and all(type(value) is int for value in values)
 
 
-def _refuse_unknown(document: Document, location: Location, mapping: dict[str, object], known: tuple[str, ...]) -> None:
+def _refuse_unknown(
+    document: Document, location: Location, mapping: dict[str, object], allowed: tuple[str, ...]
+) -> None:
     for key in mapping:
-        if key not in known:
-            document.fault((*location, key), f"unknown key; allowed: {', '.join(known)}", key=True)
+        if key not in allowed:
+            document.fault((*location, key), f"unknown key; allowed: {', '.join(allowed)}", key=True)

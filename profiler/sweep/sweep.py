@@ -111,9 +111,9 @@ def sweep(
         DeviceError: there is no GPU or no PyTorch.
         ToolchainError: the store lacks kernels, and they cannot be compiled.
     """
-    besides = {unit.problem: scope.pinned(unit.problem) for unit in chosen}
-    wanted = frozenset(k for unit in chosen for k in (*unit.kernels, *besides[unit.problem].values()))
-    if not wanted:
+    pinned = {unit.problem: scope.pinned(unit.problem) for unit in chosen}
+    candidates = frozenset(k for unit in chosen for k in (*unit.kernels, *pinned[unit.problem].values()))
+    if not candidates:
         raise RecordError("nothing to profile: no kernel matches any shape; check the filter and the shapes")
     past = _Past.read(records, options)
     new: list[Measurement] = []
@@ -121,7 +121,7 @@ def sweep(
         workers = stack.enter_context(workers or LocalGpus())
         machine = workers.start(options)  # before the compilation, which is useless without a GPU
         appender = stack.enter_context(Appender(records))
-        kernels = _Kernels.compiled(wanted, machine, workers, store or Store(), jobs, listener)
+        kernels = _Kernels.compiled(candidates, machine, workers, store or Store(), jobs, listener)
         if large := sum(too_large(kernel, unit.problem) for unit in chosen for kernel in unit.kernels):
             listener.left_out(
                 f"skipped {large} measurements of split-K kernels: partial sums exceed {MAX_PARTIAL_BYTES:,} bytes"
@@ -132,18 +132,18 @@ def sweep(
         if workers.gpus > 1:  # the longest units first, so that all GPUs finish at about the same time
             todo.sort(key=lambda unit: len(unit.kernels) * unit.problem.flops, reverse=True)
         shares = Shares(scope.budget, workers.gpus)
-        handed_out = _handed_out(todo, kernels, past, besides, shares, tuple(scope.baselines), listener)
+        handed_out = _handed_out(todo, kernels, past, pinned, shares, tuple(scope.baselines), listener)
         source = scope.commit if scope.commit is not None else source_commit()
         reported: set[str] = set()
-        for unit, report, where in workers.measure(handed_out, kernels.faulty):
-            for why, names in _not_compared(unit, where):
+        for unit, report, unit_machine in workers.measure(handed_out, kernels.faulty):
+            for why, names in _not_compared(unit, unit_machine):
                 if why not in reported:
                     listener.left_out(f"not compared with {', '.join(names)}: {why}")
                     reported.add(why)
             shares.give_back(unit.problem)
             if report.untried:
                 listener.untried(unit.problem, report.untried)
-            measured = measurements(unit, report, kernels.digests, where, source, besides[unit.problem])
+            measured = measurements(unit, report, kernels.digests, unit_machine, source, pinned[unit.problem])
             appender.append(*measured)
             new += measured
             listener.measured(unit.problem, measured)
@@ -166,8 +166,8 @@ class _Past:
         failed = frozenset(r.key for r in past if r.us is None)
         if options.regime == "sustained":  # the screening is repeated, since it determines the finalists
             return cls(frozenset(), failed, frozenset(r.problem for r in past if r.regime == "sustained"))
-        known = (r.key for r in past if r.us is not None and (r.stage == "final" or not at_length))
-        return cls(frozenset(known), failed, frozenset())
+        keys = (r.key for r in past if r.us is not None and (r.stage == "final" or not at_length))
+        return cls(frozenset(keys), failed, frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +204,9 @@ class _Kernels:
             listener.left_out(f"skipped {count} kernels for {arch}, which {machine.gpu} does not support")
         configs = {name: config for name, config in configs.items() if config.arch not in foreign}
         kernels = frozenset(kernel for kernel in kernels if kernel.name in configs)
-        made = workers.compile_many(configs.values(), jobs=jobs, store=store, on_done=listener.compiled)
-        artifacts = {outcome.name: outcome.artifact for outcome in made if outcome.artifact is not None}
-        errors = {outcome.name: outcome.error for outcome in made if outcome.error is not None}
+        outcomes = workers.compile_many(configs.values(), jobs=jobs, store=store, on_done=listener.compiled)
+        artifacts = {outcome.name: outcome.artifact for outcome in outcomes if outcome.artifact is not None}
+        errors = {outcome.name: outcome.error for outcome in outcomes if outcome.error is not None}
         return cls(
             machine.gpu,
             kernels,
@@ -240,35 +240,35 @@ def _due(chosen: Iterable[Unit], kernels: _Kernels, past: _Past) -> list[Unit]:
 def _held_by_power(todo: Iterable[Unit], kernels: _Kernels, listener: Listener) -> list[Unit]:
     """The units that the power limit throttles in a long run; others run at the same clock as in a burst."""
     units = [*todo]
-    held = [unit for unit in units if power_binds(unit.problem, kernels.selector)]
-    if len(held) < len(units):
-        skipped = len(units) - len(held)
+    throttled = [unit for unit in units if power_binds(unit.problem, kernels.selector)]
+    if len(throttled) < len(units):
+        skipped = len(units) - len(throttled)
         listener.left_out(f"skipped {skipped} problems that the power limit does not throttle, as predicted")
-    return held
+    return throttled
 
 
 def _handed_out(
     todo: Sequence[Unit],
     kernels: _Kernels,
     past: _Past,
-    besides: Mapping[GemmProblem, Mapping[str, SlicedKernel]],
+    pinned: Mapping[GemmProblem, Mapping[str, SlicedKernel]],
     shares: Shares,
     baselines: tuple[str, ...],
     listener: Listener,
 ) -> Iterator[Unit]:
     """The units for the workers, each with its time limit, ranked kernels and their artifacts."""
-    for done, unit in enumerate(todo):
-        seconds = shares.take(unit.problem, len(todo) - done)
+    for index, unit in enumerate(todo):
+        seconds = shares.take(unit.problem, len(todo) - index)
         if seconds is not None and seconds <= 0:
             listener.untried(unit.problem, len(unit.kernels))
             continue
         listed = {*unit.kernels}
-        unit = likely_first(replace(unit, seconds=seconds), kernels.selector, besides[unit.problem].values())
+        unit = likely_first(replace(unit, seconds=seconds), kernels.selector, pinned[unit.problem].values())
         due = (kernel for kernel in unit.kernels if kernel in listed or kernels.is_due(kernel, unit, past))
         unit = replace(unit, kernels=tuple(due))
         names = {kernel.name for kernel in unit.kernels} & kernels.digests.keys()
-        own = {name: kernels.packed(name) for name in sorted(names)}
-        yield replace(unit, baselines=baselines, artifacts=own)
+        artifacts = {name: kernels.packed(name) for name in sorted(names)}
+        yield replace(unit, baselines=baselines, artifacts=artifacts)
 
 
 class Shares:
@@ -289,9 +289,9 @@ class Shares:
         if self._end is None:
             return None
         now = time.monotonic()
-        left = self._end - now
-        taken = sum(max(0.0, end - now) for end in self._ends.values())
-        share = min(left, (self._workers * left - taken) / problems)
+        remaining = self._end - now
+        reserved = sum(max(0.0, end - now) for end in self._ends.values())
+        share = min(remaining, (self._workers * remaining - reserved) / problems)
         self._ends[problem] = now + share
         return share
 
@@ -302,10 +302,10 @@ class Shares:
 
 def _not_compared(unit: Unit, machine: Machine) -> list[tuple[str, list[str]]]:
     """The baselines that a unit is not compared with, by reason: not available, or the GEMM is not supported."""
-    if unit.baselines and (what := lacking(unit.problem)):
-        return [(f"they do not support {what}", [*unit.baselines])]
+    if unit.baselines and (unsupported := lacking(unit.problem)):
+        return [(f"they do not support {unsupported}", [*unit.baselines])]
     whys = sorted({*machine.absent.values()})
-    return [(why, [name for name, own in machine.absent.items() if own == why]) for why in whys]
+    return [(why, [name for name, reason in machine.absent.items() if reason == why]) for why in whys]
 
 
 def measurements(
@@ -375,5 +375,5 @@ def measured_beside(problem: GemmProblem, artifacts: Sequence[Artifact]) -> list
     digests = {artifact.name: artifact.digest for artifact in artifacts}
     with LocalGpus() as gpu:
         machine = gpu.start(Options(finalists=None))
-        [done] = gpu.measure(iter([unit]), {})
-    return measurements(unit, done.report, digests, machine, source_commit(), {})
+        [measured] = gpu.measure(iter([unit]), {})
+    return measurements(unit, measured.report, digests, machine, source_commit(), {})

@@ -149,12 +149,12 @@ def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape], varies: bool =
     groups: dict[tuple[GemmProblem, str], list[GemmConfig]] = {}
     for shape in shapes:
         offered = _offered(configs, shape, varies)
-        own = dict(_problems(offered, shape))
-        for config, problem in own.items():
+        problems = dict(_problems(offered, shape))
+        for config, problem in problems.items():
             groups.setdefault((problem, shape.sizes), []).append(config)
-        for config in offered if own and shape.m <= TRANSPOSED_ROWS else ():
+        for config in offered if problems and shape.m <= TRANSPOSED_ROWS else ():
             swapped = _swapped(config, shape, _aligns(_formats_of(shape)))
-            if swapped and own.get(config) != swapped and (members := groups.get((swapped, shape.sizes))):
+            if swapped and problems.get(config) != swapped and (members := groups.get((swapped, shape.sizes))):
                 members.append(config)
     return [
         Unit(problem, tuple(k for config in members for k in in_each_number(kernel_name(config), config)), sizes=sizes)

@@ -32,17 +32,17 @@ def judge(rows: Sequence[Rows], gpu: str) -> dict[str, dict[str, Any]]:
     """Figures of a GPU's problems, held out once for each run, by the type of A and for all types."""
     fold, problems = folds((r.problem for r in rows), FOLDS), merged(rows)
     shares: dict[str, list[tuple[float, ...]]] = defaultdict(list)
-    for which in sorted({*fold.values()}):
-        layers = fit([r for r in problems if fold[r.problem.k] != which], gpu)
+    for held_out in sorted({*fold.values()}):
+        layers = fit([r for r in problems if fold[r.problem.k] != held_out], gpu)
         for r in rows:
-            if r.gpu == gpu and fold[r.problem.k] == which:
-                found = *reached(r, r.analytic), *reached(r, r.analytic + predict(layers, r.features))
-                shares[r.problem.a_dtype].append(found)
-                shares["all"].append(found)
+            if r.gpu == gpu and fold[r.problem.k] == held_out:
+                ratios = *reached(r, r.analytic), *reached(r, r.analytic + predict(layers, r.features))
+                shares[r.problem.a_dtype].append(ratios)
+                shares["all"].append(ratios)
     result = {}
-    for types, own in shares.items():
-        columns = np.array(own).T
-        result[types] = {"problems": len(own), "analytic": _summary(*columns[:2]), "fitted": _summary(*columns[2:])}
+    for types, samples in shares.items():
+        columns = np.array(samples).T
+        result[types] = {"problems": len(samples), "analytic": _summary(*columns[:2]), "fitted": _summary(*columns[2:])}
     return result
 
 

@@ -48,10 +48,10 @@ def fit(rows: Sequence[Rows], gpu: str) -> Layers:
     It is first fitted to the problems of other GPUs, if any, then to those of this GPU. Each problem must occur once
     per GPU (:func:`~gemmill.profiler.training.rows.merged`).
     """
-    others, own = [r for r in rows if r.gpu != gpu], [r for r in rows if r.gpu == gpu]
-    if not others:
-        return _descend(own, None, EPOCHS, RATE)
-    return _descend(own, _descend(others, None, EPOCHS, RATE), TUNED_EPOCHS, TUNED_RATE)
+    other_gpus, this_gpu = [r for r in rows if r.gpu != gpu], [r for r in rows if r.gpu == gpu]
+    if not other_gpus:
+        return _descend(this_gpu, None, EPOCHS, RATE)
+    return _descend(this_gpu, _descend(other_gpus, None, EPOCHS, RATE), TUNED_EPOCHS, TUNED_RATE)
 
 
 def _descend(rows: Sequence[Rows], start: Layers | None, epochs: int, rate: float) -> Layers:
@@ -65,7 +65,7 @@ def _descend(rows: Sequence[Rows], start: Layers | None, epochs: int, rate: floa
     sizes = np.array([len(r.kernels) for r in rows])
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     best = np.repeat([min(r.best, float(r.measured.min())) for r in rows], sizes)
-    lost = np.minimum(np.exp(measured - best) - 1, MOST_LOST).astype(np.float32)
+    losses = np.minimum(np.exp(measured - best) - 1, MOST_LOST).astype(np.float32)
     chance = np.random.default_rng(SEED)
     if start is None:
         layers = _initial(chance, (white.shape[1], *WIDTHS, 1))
@@ -79,14 +79,14 @@ def _descend(rows: Sequence[Rows], start: Layers | None, epochs: int, rate: floa
     for _ in range(epochs):
         order = chance.permutation(len(rows))
         for i in range(0, len(rows) - batch + 1, batch):
-            own = order[i : i + batch]
-            counts = sizes[own]
+            indices = order[i : i + batch]
+            counts = sizes[indices]
             begins = np.concatenate([[0], np.cumsum(counts)[:-1]])
-            index = np.repeat(starts[own] - begins, counts) + np.arange(counts.sum())
+            index = np.repeat(starts[indices] - begins, counts) + np.arange(counts.sum())
             values = _forward(layers, white[index])
             predicted = values[-1][:, 0]
             slope = 2 * weights[index] * (predicted - (measured - analytic)[index])
-            slope += _choices(predicted + analytic[index], lost[index], begins, counts)
+            slope += _choices(predicted + analytic[index], losses[index], begins, counts)
             step(_gradients(layers, values, slope / batch))
     (first_weights, bias), *others = layers
     raw = whitener @ first_weights
@@ -110,8 +110,8 @@ def content(layers: Layers) -> dict[str, Any]:
 def _rounded(value: Any) -> Any:
     """Numbers rounded to six digits, which does not change the predictions noticeably."""
     if isinstance(value, dict):
-        return {name: _rounded(own) for name, own in value.items()}
-    return [_rounded(own) for own in value] if isinstance(value, list) else float(f"{value:.6g}")
+        return {name: _rounded(item) for name, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else float(f"{value:.6g}")
 
 
 def _whitening(inputs: Any) -> tuple[Any, Any]:
@@ -142,22 +142,22 @@ def _forward(layers: Layers, inputs: Any) -> list[Any]:
 
 def _gradients(layers: Layers, values: Sequence[Any], slope: Any) -> list[Any]:
     """Gradients of all weights and biases, from the derivative of the loss by the output for each kernel."""
-    found: list[Any] = []
+    gradients: list[Any] = []
     slope = slope[:, np.newaxis]
     for i in reversed(range(len(layers))):
-        found = [values[i].T @ slope, slope.sum(axis=0), *found]
+        gradients = [values[i].T @ slope, slope.sum(axis=0), *gradients]
         if i:
             slope = (slope @ layers[i][0].T) * (values[i] > 0)
-    return found
+    return gradients
 
 
-def _choices(predicted: Any, lost: Any, first: Any, counts: Any) -> Any:
+def _choices(predicted: Any, losses: Any, first: Any, counts: Any) -> Any:
     """Derivatives, by the predicted time of each kernel, of the expected loss of a choice among the kernels of each
     problem. The probability of a choice is a softmax over the predicted times."""
     chances = np.exp((np.repeat(np.minimum.reduceat(predicted, first), counts) - predicted) / TEMPERATURE)
     chances /= np.repeat(np.add.reduceat(chances, first), counts)
-    expected = np.repeat(np.add.reduceat(chances * lost, first), counts)
-    return chances * (expected - lost) / TEMPERATURE
+    expected = np.repeat(np.add.reduceat(chances * losses, first), counts)
+    return chances * (expected - losses) / TEMPERATURE
 
 
 def _adam(layers: Layers, steps: int, rate: float) -> Callable[[list[Any]], None]:

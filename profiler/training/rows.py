@@ -86,13 +86,13 @@ def rows_of(measurements: Iterable[Measurement], gpu: Gpu) -> Iterator[Rows]:
     except for the slowest two, which may have been pinned.
     """
     times = of_problem(m for m in measurements if is_learnt_from(m))
-    for problem, own in times.items():
-        finalists = sorted(_us_today(m) for m in own.values() if m.stage == "final")
+    for problem, by_kernel in times.items():
+        finalists = sorted(_us_today(m) for m in by_kernel.values() if m.stage == "final")
         if not finalists:
             continue
-        brief = [us_of(m) for m in own.values() if m.stage != "final"]
+        brief = [us_of(m) for m in by_kernel.values() if m.stage != "final"]
         scale = max(1.0, finalists[-3:][0] / min(brief)) if brief else 1.0
-        us = {kernel: _us_today(m) * (1 if m.stage == "final" else scale) for kernel, m in own.items()}
+        us = {kernel: _us_today(m) * (1 if m.stage == "final" else scale) for kernel, m in by_kernel.items()}
         if not (entries := entries_of(us, problem)):  # no kernel supports the problem any more
             continue
         table = FeatureTable.of(entries, gpu)
@@ -110,16 +110,16 @@ def merged(rows: Iterable[Rows]) -> list[Rows]:
     runs: dict[tuple[str, GemmProblem], list[Rows]] = defaultdict(list)
     for row in rows:
         runs[row.gpu, row.problem].append(row)
-    return [_of_runs(own) if len(own) > 1 else own[0] for own in runs.values()]
+    return [_of_runs(group) if len(group) > 1 else group[0] for group in runs.values()]
 
 
 def _of_runs(runs: Sequence[Rows]) -> Rows:
     """Merge several runs of one problem."""
     index = {kernel: i for i, kernel in enumerate(dict.fromkeys(kernel for run in runs for kernel in run.kernels))}
     kernel = np.array([index[kernel] for run in runs for kernel in run.kernels])
-    run = np.repeat(np.arange(len(runs)), [len(own.kernels) for own in runs])
+    run = np.repeat(np.arange(len(runs)), [len(rows.kernels) for rows in runs])
     features, modelled, measured = (
-        np.concatenate([getattr(own, name) for own in runs]) for name in ("features", "analytic", "measured")
+        np.concatenate([getattr(rows, name) for rows in runs]) for name in ("features", "analytic", "measured")
     )
     kernels, factors = np.zeros(len(index)), np.zeros(len(runs))
     for _ in range(_ROUNDS):
@@ -127,7 +127,7 @@ def _of_runs(runs: Sequence[Rows]) -> Rows:
         factors = np.bincount(run, measured - kernels[kernel]) / np.bincount(run)
         factors -= factors.mean()
     first = np.unique(kernel, return_index=True)[1]
-    best = min(float(np.mean([own.best for own in runs])), float(kernels.min()))
+    best = min(float(np.mean([rows.best for rows in runs])), float(kernels.min()))
     return replace(
         runs[0], kernels=tuple(index), features=features[first], analytic=modelled[first], measured=kernels, best=best
     )

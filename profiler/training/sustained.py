@@ -69,15 +69,15 @@ def held_problems(measurements: Iterable[Measurement], gpu: Gpu, model: GpuModel
     by_problem = of_problem(
         m for m in measurements if m.regime == "sustained" and m.us is not None and m.holds == "time"
     )
-    found = []
-    for problem, own in by_problem.items():
-        of_kernels = {kernel: m for kernel, m in own.items() if is_learnt_from(m)}
+    problems = []
+    for problem, by_kernel in by_problem.items():
+        of_kernels = {kernel: m for kernel, m in by_kernel.items() if is_learnt_from(m)}
         entries = entries_of(of_kernels, problem)
         if not entries or problem.a_dtype != problem.b_dtype:
             continue
         table = FeatureTable.of(entries, gpu, model.network if model else None)
         work = times(table, problem, gpu)
-        found.append(
+        problems.append(
             Held(
                 problem,
                 gpu,
@@ -85,11 +85,11 @@ def held_problems(measurements: Iterable[Measurement], gpu: Gpu, model: GpuModel
                 work["us"],
                 work["analytic_us"],
                 np.array([us_of(of_kernels[kernel]) for kernel in table.kernels]),
-                next((us_of(own[x]) for x in map(SlicedKernel, THROUGH_TORCH) if x in own), None),
+                next((us_of(by_kernel[x]) for x in map(SlicedKernel, THROUGH_TORCH) if x in by_kernel), None),
                 median(m.watts for m in of_kernels.values() if m.watts is not None),
             )
         )
-    return found
+    return problems
 
 
 def fit(problems: Sequence[Held], others: Sequence[Held] = ()) -> dict[str, float]:
@@ -98,28 +98,28 @@ def fit(problems: Sequence[Held], others: Sequence[Held] = ()) -> dict[str, floa
     The weights, which are not negative, are fitted to the differences between kernels of a problem, of this type
     (``problems``) and of other types or GPUs (``others``). Scale and watts are fitted to this type only.
     """
-    rows, wanted = [], []
+    rows, targets = [], []
     for x, share in (*((x, 1.0) for x in problems), *((x, OTHERS) for x in others)):
         weights = share * np.exp(-SHARPNESS * np.log(x.us / x.us.min()) / 2) / math.sqrt(x.us.size)
-        padding, own = x.padding, x.table.columns
-        figures = np.sqrt(x.model_us * x.analytic_us) / padding, own["moved"], own["stages"]
+        padding, table_columns = x.padding, x.table.columns
+        figures = np.sqrt(x.model_us * x.analytic_us) / padding, table_columns["moved"], table_columns["stages"]
         columns = np.column_stack([*np.log(figures), is_stream(x.table)])
         took = np.log(x.us / padding)
         rows.append((columns - columns.mean(axis=0)) * weights[:, np.newaxis])
-        wanted.append((took - took.mean()) * weights)
-    weight = dict(zip(WEIGHTS, _at_least_0(np.concatenate(rows), np.concatenate(wanted)), strict=True))
+        targets.append((took - took.mean()) * weights)
+    weight = dict(zip(WEIGHTS, _at_least_0(np.concatenate(rows), np.concatenate(targets)), strict=True))
     energy = weight | {"scale": 1.0, "watts": round(median(x.watts for x in problems))}
     best = [int(x.us.argmin()) for x in problems]
     scale = geometric_mean([float(x.us[i] / x.by(energy)[i]) for x, i in zip(problems, best, strict=True)])
     return energy | {"scale": scale}
 
 
-def _at_least_0(rows: Any, wanted: Any) -> list[float]:
+def _at_least_0(rows: Any, targets: Any) -> list[float]:
     """Least squares with weights of at least 0: columns with negative weights are removed."""
     weights, kept = np.full(rows.shape[1], -1.0), np.ones(rows.shape[1], bool)
     while (weights < 0).any():
         weights = np.zeros(kept.size)
-        weights[kept] = np.linalg.lstsq(rows[:, kept], wanted, rcond=None)[0]
+        weights[kept] = np.linalg.lstsq(rows[:, kept], targets, rcond=None)[0]
         kept &= weights >= 0
     return list(map(float, weights))
 
@@ -128,35 +128,35 @@ def judge(problems: Sequence[Held], others: Sequence[Held] = ()) -> dict[str, An
     """Throughput of the first kernel relative to the best and to cuBLAS, as geometric means over problems held out by
     K, for the burst model and with the energy term. Empty if all problems have the same K."""
     fold = folds((x.problem for x in problems), FOLDS)
-    found: dict[str, list[tuple[float, float | None]]] = defaultdict(list)
-    for which in sorted({*fold.values()} if len(fold) > 1 else ()):
-        held_out = {k for k, own in fold.items() if own == which}
-        energy = fit(*([x for x in of if x.problem.k not in held_out] for of in (problems, others)))
+    ratios: dict[str, list[tuple[float, float | None]]] = defaultdict(list)
+    for held_out_fold in sorted({*fold.values()} if len(fold) > 1 else ()):
+        held_out = {k for k, index in fold.items() if index == held_out_fold}
+        energy = fit(*([x for x in group if x.problem.k not in held_out] for group in (problems, others)))
         for x in problems:
             if x.problem.k in held_out:
                 for name, us in (("model", x.model_us), ("energy", x.by(energy))):
                     chosen = float(x.us[int(np.argmin(us))])
-                    found[name].append((float(x.us.min()) / chosen, x.baseline_us and x.baseline_us / chosen))
+                    ratios[name].append((float(x.us.min()) / chosen, x.baseline_us and x.baseline_us / chosen))
     return {
         name: {
-            "of the best": round(geometric_mean([best for best, _ in own]), 4),
-            "of cuBLAS": round(geometric_mean([x for _, x in own if x]), 4) if any(x for _, x in own) else None,
+            "of the best": round(geometric_mean([best for best, _ in pairs]), 4),
+            "of cuBLAS": round(geometric_mean([x for _, x in pairs if x]), 4) if any(x for _, x in pairs) else None,
         }
-        for name, own in found.items()
+        for name, pairs in ratios.items()
     }
 
 
 def energies(runs: Iterable[Run], elsewhere: Iterable[Run] = ()) -> dict[str, Any]:
     """Coefficients of the energy term for each type of A and B, with the number of problems and the figures on held-out
     problems. A type needs enough problems, among which those of other types and GPUs count less."""
-    found: dict[str, list[Held]] = defaultdict(list)
+    by_type: dict[str, list[Held]] = defaultdict(list)
     for x in (x for run in runs for x in held_problems(*run)):
-        found[x.problem.a_dtype].append(x)
+        by_type[x.problem.a_dtype].append(x)
     more = [x for run in elsewhere for x in held_problems(*run)]
     types: dict[str, Any] = {}
-    for dtype, own in sorted(found.items()):
-        others = [*more, *(x for other, theirs in found.items() if other != dtype for x in theirs)]
-        if len(own) + OTHERS * len(others) >= FEWEST:
-            coefficients = {name: round(x, 5) for name, x in fit(own, others).items()}
-            types[dtype] = coefficients | {"problems": len(own), HELD_OUT: judge(own, others)}
+    for dtype, problems in sorted(by_type.items()):
+        others = [*more, *(x for other, theirs in by_type.items() if other != dtype for x in theirs)]
+        if len(problems) + OTHERS * len(others) >= FEWEST:
+            coefficients = {name: round(x, 5) for name, x in fit(problems, others).items()}
+            types[dtype] = coefficients | {"problems": len(problems), HELD_OUT: judge(problems, others)}
     return types

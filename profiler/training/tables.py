@@ -54,10 +54,10 @@ def fastest(runs: Iterable[Iterable[Measurement]]) -> dict[str, Any]:
     """
     kernels: dict[SlicedKernel, int] = {}
     tables: dict[Any, dict[str, list[float]]] = defaultdict(dict)
-    found = _by_problem(runs)
-    for problem in sorted(found, key=lambda p: (str(formats_of(p)), p.m, p.n, p.k)):
+    by_problem = _by_problem(runs)
+    for problem in sorted(by_problem, key=lambda p: (str(formats_of(p)), p.m, p.n, p.k)):
         row = tables[formats_of(problem)][problem.extents] = []
-        for kernel, us in _ranked(found[problem])[:FASTEST]:
+        for kernel, us in _ranked(by_problem[problem])[:FASTEST]:
             row += [kernels.setdefault(kernel, len(kernels)), float(f"{us:.4g}")]
     return {
         "kernels": [kernel.name for kernel in kernels],
@@ -72,21 +72,23 @@ def _by_problem(runs: Iterable[Iterable[Measurement]]) -> dict[GemmProblem, list
     """The measurements of each problem of the suites in each run, for kernels of the sets, with adjusted times."""
     shipped = shipped_suites()
     suites = {(s.m, s.n, s.k) for suite in SUITES for s in load_shapes(shipped[suite]).shapes}
-    found: dict[GemmProblem, list[dict[SlicedKernel, Measurement]]] = defaultdict(list)
+    by_problem: dict[GemmProblem, list[dict[SlicedKernel, Measurement]]] = defaultdict(list)
     for measurements in runs:
-        counted = (
+        adjusted = (
             m.model_copy(update={"kernel": kernel.name, "slices": kernel.slices})
             for m in measurements
             if m.us and m.digest and m.holds != "nothing" and (kernel := _shipped(m.sliced))
         )
-        for problem, own in of_problem(counted).items():
-            slowest = max((us_of(m) for m in own.values() if m.stage == "final"), default=None)
+        for problem, by_kernel in of_problem(adjusted).items():
+            slowest = max((us_of(m) for m in by_kernel.values() if m.stage == "final"), default=None)
             if (problem.m, problem.n, problem.k) in suites and slowest and not is_realigned(problem):
                 brief = {
-                    kernel: m.model_copy(update={"us": slowest}) for kernel, m in own.items() if m.stage != "final"
+                    kernel: m.model_copy(update={"us": slowest})
+                    for kernel, m in by_kernel.items()
+                    if m.stage != "final"
                 }
-                found[problem].append(own | brief)
-    return found
+                by_problem[problem].append(by_kernel | brief)
+    return by_problem
 
 
 @cache
@@ -105,14 +107,14 @@ def _shipped(kernel: SlicedKernel) -> SlicedKernel | None:
 def _ranked(runs: Sequence[dict[SlicedKernel, Measurement]]) -> list[tuple[SlicedKernel, float]]:
     """Kernels of the last run with their microseconds, the fastest first."""
     telling: list[_OfRun] = []
-    for own in sorted(runs, key=lambda own: max(m.time for m in own.values())):
-        first = min((m for m in own.values() if m.stage == "final"), key=us_of)
-        if not telling or telling[-1].first.sliced in own or us_of(first) <= us_of(telling[-1].first):
-            telling.append(_OfRun(own, first))
+    for run in sorted(runs, key=lambda run: max(m.time for m in run.values())):
+        first = min((m for m in run.values() if m.stage == "final"), key=us_of)
+        if not telling or telling[-1].first.sliced in run or us_of(first) <= us_of(telling[-1].first):
+            telling.append(_OfRun(run, first))
     recent = telling[-RECENT:]
     last, first = recent[-1]
     times_over = {
-        kernel: geometric_mean(us_of(own[kernel]) / us_of(best) for own, best in recent if kernel in own)
+        kernel: geometric_mean(us_of(run[kernel]) / us_of(best) for run, best in recent if kernel in run)
         for kernel, m in last.items()
         if m.stage == "final"
     }

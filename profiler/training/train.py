@@ -46,20 +46,22 @@ def train(
         RecordError: a file cannot be read, or has no usable measurement of the GPU.
         OSError: the folder cannot be written.
     """
-    every = read_runs(records)
-    gpu = _row(gpu, every)
-    bursts, sustained = _of_regime("burst", every), _of_regime("sustained", every)
+    runs = read_runs(records)
+    gpu = _gpu_name(gpu, runs)
+    bursts, sustained = _of_regime("burst", runs), _of_regime("sustained", runs)
     folder.mkdir(parents=True, exist_ok=True)
-    before = content_of(gpu, folder if path_of(gpu, folder).exists() else None) or {"energy": {}}
+    previous = content_of(gpu, folder if path_of(gpu, folder).exists() else None) or {"energy": {}}
     content = {"version": VERSION, "gpu": gpu}
-    if not sustained or any(m.stage == "final" for (name, _), own in bursts.items() if name == gpu for m in own):
+    if not sustained or any(
+        m.stage == "final" for (name, _), measured in bursts.items() if name == gpu for m in measured
+    ):
         content |= _of_bursts(bursts, gpu, listener)
-    elif "network" in before:
-        content |= {key: before[key] for key in (_FITTED_TO, _HELD_OUT, "network", "measured")}
+    elif "network" in previous:
+        content |= {key: previous[key] for key in (_FITTED_TO, _HELD_OUT, "network", "measured")}
     else:
         raise RecordError(f"{gpu}: all records have the regime sustained; a model also needs records of bursts")
     learnt = GpuModel.of(content | {"energy": {}})
-    content["energy"] = _of_sustained(sustained, gpu, learnt, listener) if sustained else before["energy"]
+    content["energy"] = _of_sustained(sustained, gpu, learnt, listener) if sustained else previous["energy"]
     text = json.dumps(content | {"measured": content.pop("measured")}, indent=1)
     publish(path_of(gpu, folder), [_compact(text).encode(), b"\n"])
     return gpu
@@ -67,12 +69,12 @@ def train(
 
 def _of_regime(regime: Regime, runs: Runs) -> Runs:
     """The measurements of one regime."""
-    return {key: own for key, every in runs.items() if (own := [m for m in every if m.regime == regime])}
+    return {key: measured for key, every in runs.items() if (measured := [m for m in every if m.regime == regime])}
 
 
 def _of_bursts(runs: Runs, gpu: str, listener: Callable[[str], None]) -> dict[str, Any]:
     """Fit the network; returns it with its evaluation and the tables."""
-    rows = [row for (name, _), own in runs.items() for row in rows_of(own, gpus.figures(name))]
+    rows = [row for (name, _), measured in runs.items() for row in rows_of(measured, gpus.figures(name))]
     if not any(row.gpu == gpu for row in rows):
         raise RecordError(f"{gpu}: no finalists on problems that the model supports; profile more shapes")
     judged = judge.judge(rows, gpu)
@@ -83,26 +85,28 @@ def _of_bursts(runs: Runs, gpu: str, listener: Callable[[str], None]) -> dict[st
         _FITTED_TO: list(dict.fromkeys(run for _, run in runs)),
         _HELD_OUT: judged,
         "network": network.content(network.fit(merged(rows), gpu)),
-        "measured": tables.fastest(own for (g, _), own in runs.items() if g == gpu),
+        "measured": tables.fastest(measured for (g, _), measured in runs.items() if g == gpu),
     }
 
 
 def _of_sustained(runs: Runs, gpu: str, learnt: GpuModel, listener: Callable[[str], None]) -> dict[str, Any]:
     """Coefficients of the energy term by type; RecordError if there are too few records of sustained load."""
     row = gpus.figures(gpu)
-    others = ((own, gpus.figures(name)) for (name, _), own in runs.items() if name != gpu)
-    found = sustained.energies(
-        [(own, row, learnt) for (name, _), own in runs.items() if name == gpu],
-        [(own, other, model_of(other.name)) for own, other in others],
+    others = ((measured, gpus.figures(name)) for (name, _), measured in runs.items() if name != gpu)
+    by_type = sustained.energies(
+        [(measured, row, learnt) for (name, _), measured in runs.items() if name == gpu],
+        [(measured, other, model_of(other.name)) for measured, other in others],
     )
-    for dtype, own in found.items():
-        listener(f"{dtype} under sustained load: {own['problems']} problems, {own[sustained.HELD_OUT]}")
-    if not found:
+    for dtype, coefficients in by_type.items():
+        listener(
+            f"{dtype} under sustained load: {coefficients['problems']} problems, {coefficients[sustained.HELD_OUT]}"
+        )
+    if not by_type:
         raise RecordError(
             f"{gpu}: fewer than {sustained.FEWEST} problems were measured under sustained load, too few for the energy "
             "term; profile more shapes with --regime sustained, or remove these records"
         )
-    return found
+    return by_type
 
 
 def read_runs(records: Iterable[Path]) -> Runs:
@@ -114,16 +118,16 @@ def read_runs(records: Iterable[Path]) -> Runs:
     return runs
 
 
-def _row(gpu: str | None, runs: Runs) -> str:
+def _gpu_name(gpu: str | None, runs: Runs) -> str:
     """The full name of the GPU to train for."""
     names = list(dict.fromkeys(name for name, _ in runs))
     if not names:
         raise RecordError("the records have no measurements; run gemmill profile")
-    known = ", ".join(names)
+    listed = ", ".join(names)
     if gpu is None and len(names) == 1:
         return names[0]
     if gpu is None:
-        raise RecordError(f"the records have several GPUs ({known}); choose one with --gpu")
+        raise RecordError(f"the records have several GPUs ({listed}); choose one with --gpu")
     try:
         return full_gpu_name(gpu, names)
     except LookupError as error:
