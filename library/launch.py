@@ -112,20 +112,30 @@ class LaunchSpec:
     params_bytes: int
     """Size of the parameter struct."""
     offsets: dict[str, int]
-    """Byte offset of each scalar parameter. ``m n k batch`` (int32); ``batched`` (uint32: bit 0 A, 1 B, 2 C; a clear
-    bit broadcasts the operand over the batch; from bit 3 on the matrices of the epilogue that TMA moves, in the order
-    of ``boxes``); ``alpha beta`` (float32; int32 where D is s32) or ``alpha64 beta64`` (float64); ``d_stride`` (int64:
-    elements between neighbours along D's strided extent); of an operand x that is read or written through plain
-    addresses ``x_pointer`` and, in elements, ``x_row_stride x_column_stride x_batch_stride`` (int64); of block scales
-    ``x_scale_pointer`` and, in elements, ``x_scale_stride`` (along M or N), ``x_scale_k_stride`` and
-    ``x_scale_batch_stride`` (int64); ``groups_pointer`` (address of offsets, counts or addresses) and ``groups_stride``
-    (int32: from an entry to the next, in words of 32 bits). ``epilogue``: where what the expression takes begins;
-    ``epilogue.x``, of its operand or output x: an address, and behind it int64 strides in elements, of a matrix along
-    M, N and the batch, of others along the batch, or of a scalar, which has none, the value that it has where its
-    address is 0, as wide as alpha. Where CTAs share K also ``partials flags`` (addresses in the workspace) and
-    ``c_stride``, and where the launch says in how many slices ``splits`` (int32). Of a nested batch ``inner middle``
-    (int32: its innermost extent, and the next) and ``x_step_0 x_step_1 x_step_2`` (int32, of A, B, C and D, innermost
-    first: places in the descriptor's batch, or times ``d_batch_stride`` from D's address, from a matrix to the next).
+    """Byte offset of each scalar parameter, by name.
+
+    - ``m n k batch`` (int32).
+    - ``batched`` (uint32): bits 0, 1 and 2 for A, B and C, and from bit 3 on the matrices of the epilogue that TMA
+    moves,
+      in the order of ``boxes``. A clear bit broadcasts the operand over the batch.
+    - ``alpha beta`` (float32; int32 if D is s32), or ``alpha64 beta64`` (float64).
+    - ``d_stride`` (int64): elements between neighbours along D's strided extent.
+    - ``x_pointer``, and in elements ``x_row_stride x_column_stride x_batch_stride`` (int64), for an operand x that is
+      accessed without TMA.
+    - ``x_scale_pointer``, and in elements ``x_scale_stride`` (along M or N), ``x_scale_k_stride`` and
+      ``x_scale_batch_stride`` (int64), for block scales.
+    - ``groups_pointer`` (address of offsets, counts or addresses) and ``groups_stride`` (int32: 32-bit words from one
+      entry to the next).
+    - ``epilogue``: the start of the parameters of the expression. ``epilogue.x``: the address of its operand or output
+    x,
+      followed by int64 strides in elements (along M, N and the batch for a matrix; along the batch for other kinds) or,
+      for a scalar, by the value that applies if the address is 0, which is as wide as alpha.
+    - ``partials flags`` (addresses in the workspace) and ``c_stride`` if CTAs share K; also ``splits`` (int32) if the
+      launch sets the number of slices.
+    - ``inner middle`` (int32: the innermost batch extent and the next one) and ``x_step_0 x_step_1 x_step_2`` for x in
+    A,
+      B, C and D (int32, innermost first) for a nested batch. A step counts matrices in the descriptor's batch, or units
+      of ``d_batch_stride`` from D's address.
     """
 
     @property

@@ -132,7 +132,7 @@ def _fp8(plan: DirectPlan) -> str | None:
     found = [name.upper() for name, operand in plan.config.inputs.items() if operand.dtype in FP8]
     if not found or arch in FP8_ARCHS:
         return None
-    return f"{' and '.join(found)} is fp8, which {arch} does not support; arch must be {one_of(FP8_ARCHS)}"
+    return f"{arch} does not support fp8 ({' and '.join(found)}); arch must be {one_of(FP8_ARCHS)}"
 
 
 def _conversion(plan: DirectPlan) -> str | None:

@@ -116,9 +116,10 @@ def row_groups(plan: WgmmaPlan) -> str | None:
     along_m = ["A"] * (config.a.major == "mn") + ["C"] * (config.outputs["c"].major == "m")
     if batching == "masked" or not along_m:
         return None
+    subject = f"{' and '.join(along_m)} {'is' if len(along_m) == 1 else 'are'}"
     return (
-        f"{' and '.join(along_m)} is contiguous along M; with grouped batching A must be K-major and C n-major, "
-        "because a group can begin at any row but a TMA load only at a multiple of 16 bytes"
+        f"{subject} contiguous along M; with grouped batching A must be K-major and C n-major, because a group can begin "
+        "at any row but a TMA load only at a multiple of 16 bytes"
     )
 
 

@@ -16,7 +16,7 @@ from gemmill.library.epilogues.parse import canonical
 from gemmill.library.families.families import new_plan
 from gemmill.library.families.wgmma.wgmma_plan import MAX_AUTO_STAGES, WgmmaPlan
 from gemmill.library.legality.rule import Rule
-from gemmill.library.legality.rules import DOMAINS, RULES, legal, nearest_fix, verdicts
+from gemmill.library.legality.rules import DOMAINS, RULES, broken, legal, nearest_fix, verdicts
 
 LEGAL = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear"
 WITH_C = LEGAL.replace("none", "bf16n16")
@@ -278,6 +278,107 @@ def test_verdicts_name_the_values_on_both_sides_and_the_way_out(
     if fix is not None:
         assert by_rule[rule].fix == fix
         assert all(f"{name} = {value}" in str(by_rule[rule]) for name, value in fix.items())
+
+
+FP8 = "sm90a_e4m3k16_e4m3k16_f32_none_bf16n16_128x128x128_1x1_pingpong_s4_m8_k1_linear"
+GEMV = "sm90_bf16k16_bf16k16_f32_none_bf16n16_8x64x256_1x1_gemv_s8_m8_k1_linear"
+SIMT = "sm80_f32k4_f32k4_f32_none_f32n4_128x128x8_1x1_simt_s2_m8_k1_linear"
+MMA = "sm80_bf16k16_bf16k16_f32_none_bf16n16_128x128x32_1x1_multistage_s3_m8_k1_linear"
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "rule", "says"),
+    [
+        (LEGAL, {"d.dtype": "f64"}, "epilogue-types", "D is f64; with accumulator f32 it must be bf16, f16, f32,"),
+        (LEGAL, {"a.major": "any"}, "tma-majors", "the major of A is any; TMA needs one contiguous extent"),
+        (LEGAL, {"epilogue": "d = silu(acc + c)"}, "epilogue-c", "the epilogue reads C, but the config has none"),
+        (
+            LEGAL,
+            {"epilogue": "d = gate * up", "tile.n": 152},
+            "epilogue-gated",
+            "tile N is 152; for an epilogue that pairs columns it must be a multiple of 16",
+        ),
+        (
+            LEGAL,
+            {"epilogue": "d = gate * up", "scheduler.decomposition": "splitk"},
+            "epilogue-gated",
+            "split-K does not support an epilogue that pairs columns: d = gate * up",
+        ),
+        (
+            LEGAL,
+            {"epilogue": "d = silu(acc)", "scheduler.batching": "array"},
+            "epilogue-groups",
+            "array batching supports only the linear epilogue, not d = silu(acc)",
+        ),
+        (
+            LEGAL,
+            {"epilogue": "d = acc + x.n[m, n]", "scheduler.batching": "grouped"},
+            "epilogue-groups",
+            "grouped batching does not support epilogue matrices moved by TMA; write x[m, n] without a major",
+        ),
+        (
+            LEGAL,
+            {"promote": 4},
+            "promotion",
+            "A is bf16; with two-level accumulation (promote) it must be e4m3 or e5m2",
+        ),
+        (
+            FP8,
+            {"promote": 4, "accumulator": "f16"},
+            "promotion",
+            "accumulator is f16; with two-level accumulation (promote) it must be f32",
+        ),
+        (FP8, {"promote": 4, "tile.k": 64}, "promotion", "tile K is 64; with two-level accumulation (promote) it must"),
+        (
+            FP8,
+            {"a.scale": "1x128", "b.scale": "128x128"},
+            "block-scales",
+            "promote is 0; block scales need two-level accumulation, so it must be 4",
+        ),
+        (
+            FP8,
+            {"a.scale": "1x128", "promote": 4},
+            "block-scales",
+            "the scales of A and B are 1x128 and none; they must be none and none, or 1x128 and 128x128",
+        ),
+        (GEMV, {"b.dtype": "f16"}, "gemv-types", "A x B is bf16 x f16 with accumulator f32; gemv kernels support bf16"),
+        (GEMV, {"a.major": "mn"}, "gemv-majors", "A's major is mn; for gemv kernels it must be k or any"),
+        (GEMV, {"tile.m": 64}, "gemv-tile-m", "tile M is 64; for gemv kernels it must be 8, 16 or 32"),
+        (GEMV, {"stages": 3}, "gemv-stages", "stages is 3; gemv kernels support 2, 4, 8 or 16"),
+        (GEMV, {"tile.n": 8}, "gemv-warps", "tile.n is 8; it must be a multiple of 16, which a warp covers"),
+        (GEMV, {"cluster.m": 2}, "gemv-cluster", "cluster is 2x1; for gemv kernels it must be 1x1"),
+        (GEMV, {"scheduler.batching": "grouped"}, "batching", "batching is grouped; gemv kernels support only strided"),
+        (SIMT, {"tile.m": 48}, "simt-tile", "tile M is 48; for simt kernels it must be 32, 64, 128 or 256"),
+        (SIMT, {"stages": 3}, "simt-stages", "stages is 3; for simt kernels it must be 2"),
+        (SIMT, {"accumulator": "f16"}, "simt-types", "accumulator is f16; for simt kernels it must be f32, s32 or f64"),
+        (SIMT, {"a.dtype": "tf32"}, "simt-types", "A is tf32 and B is f32; either both or neither must be tf32"),
+        (
+            SIMT,
+            {"a.align": 2},
+            "simt-alignment-a",
+            "A is f32 and k-major, and aligned to 2 bytes; its alignment must be 16, 8 or 4",
+        ),
+        (SIMT, {"promote": 4}, "simt-plain", "promote is 4; simt kernels do not support two-level accumulation"),
+        (
+            MMA,
+            {"tile.n": 48},
+            "mma-sync-tile",
+            "tile N is 48; for multistage kernels it must be 16, 32, 64, 128 or 256",
+        ),
+        (MMA, {"tile.k": 48}, "mma-sync-tile-k", "tile K is 48; with bf16 operands it must be 16, 32, 64 or 128"),
+        (
+            MMA,
+            {"a.dtype": "e4m3", "b.dtype": "e4m3"},
+            "mma-fp8",
+            "sm80 does not support fp8 (A and B); arch must be sm89, sm90, sm90a or sm120",
+        ),
+        (MMA, {"b.dtype": "f16"}, "mma-sync-types", "mma.sync does not support bf16 x f16; A x B must be bf16 x bf16,"),
+    ],
+)
+def test_a_message_names_the_value_and_the_rule(name: str, fields: dict[str, Value], rule: str, says: str) -> None:
+    base = fields_of(parse_name(name))
+    assert legal(base)
+    assert says in {broken_rule.id: message for broken_rule, message in broken({**base, **fields})}[rule]
 
 
 def test_three_consumer_warpgroups_have_fewer_registers_each() -> None:
