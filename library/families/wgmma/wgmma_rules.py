@@ -118,8 +118,8 @@ def row_groups(plan: WgmmaPlan) -> str | None:
         return None
     subject = f"{' and '.join(along_m)} {'is' if len(along_m) == 1 else 'are'}"
     return (
-        f"{subject} contiguous along M; with grouped batching A must be K-major and C n-major, because a group can begin "
-        "at any row but a TMA load only at a multiple of 16 bytes"
+        f"{subject} contiguous along M; with grouped batching A must be K-major and C n-major, because a group can "
+        "begin at any row but a TMA load only at a multiple of 16 bytes"
     )
 
 
