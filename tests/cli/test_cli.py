@@ -565,7 +565,7 @@ def test_run_refuses_a_kernel_of_other_operands() -> None:
             *({"CUDA_VISIBLE_DEVICES": ""}, 3, "error: "),
             marks=pytest.mark.heavy,
         ),
-        (("build", "simt", "--preset", "quick"), {"GEMMILL_INCLUDE": "/nowhere"}, 3, "unset it"),
+        (("build", "simt", "--preset", "quick"), {"GEMMILL_INCLUDE": "/nowhere"}, 3, "unset GEMMILL_INCLUDE"),
         (("store", "list"), {"GEMMILL_STOER": "/tmp"}, 0, "did you mean GEMMILL_STORE"),
     ],
 )
