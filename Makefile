@@ -62,10 +62,11 @@ torture: $(VENV)/.dev  ## Make system calls fail, kill, change files and race, f
 replay: $(VENV)/.dev  ## Show what changed in kernels and selections since BASE=commit
 	tests/replay/compare.sh '$(BASE)' $(BIN)/python
 
-lint: $(VENV)/.dev  ## Check style and types
+lint: $(VENV)/.dev  ## Check style, types and prose
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python -m tests.prose
 
 format: $(VENV)/.dev  ## Format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix
