@@ -35,14 +35,14 @@ async def read_body(request: Request, most: int = BODY_BYTES) -> bytes:
     stated = request.headers.get("content-length", "")
     if stated.isdecimal() and (len(stated) > 15 or int(stated) > most):
         raise too_large
-    parts: list[bytes] = []
+    chunks: list[bytes] = []
     size = 0
     try:
         async with asyncio.timeout(BODY_TIMEOUTS * service.options.timeout):
-            async for part in request.stream():
-                parts.append(part)
-                size += len(part)
-                service.body_bytes += len(part)
+            async for chunk in request.stream():
+                chunks.append(chunk)
+                size += len(chunk)
+                service.body_bytes += len(chunk)
                 if size > most:
                     raise too_large
                 if service.body_bytes > ALL_BODIES_BYTES:
@@ -51,7 +51,7 @@ async def read_body(request: Request, most: int = BODY_BYTES) -> bytes:
         raise Refusal(408, "slow", f"The body timed out after {size:,} bytes.", retry_after=1) from None
     finally:
         service.body_bytes -= size
-    return b"".join(parts)
+    return b"".join(chunks)
 
 
 class GpuDescription(Frozen):

@@ -132,12 +132,12 @@ class Connection(HttpToolsProtocol):
         """Process received bytes; a request that arrives at once starts no timer."""
         if self.transport.is_closing():
             return
-        before = self._awaited
-        if before[1] != "body":
+        previous = self._awaited
+        if previous[1] != "body":
             self._header_bytes += len(data)
         super().data_received(data)
         awaited = self._awaited
-        if awaited == before and not awaited[1] and self in self._limits.idle:  # blank lines between requests
+        if awaited == previous and not awaited[1] and self in self._limits.idle:  # blank lines between requests
             awaited = awaited[0], "headers"
         if awaited != self._timed:
             self._expect(awaited)
@@ -196,9 +196,9 @@ class Connection(HttpToolsProtocol):
     def _expect(self, awaited: tuple[int, str]) -> None:
         self._cancel()
         self._timed = awaited
-        if part := awaited[1]:
-            seconds = self._limits.timeout * (BODY_TIMEOUTS if part == "body" else 1)
-            self._timer = self.loop.call_later(seconds, self.end, f"slow {part}")
+        if stage := awaited[1]:
+            seconds = self._limits.timeout * (BODY_TIMEOUTS if stage == "body" else 1)
+            self._timer = self.loop.call_later(seconds, self.end, f"slow {stage}")
 
     def _cancel(self) -> None:
         if self._timer is not None:

@@ -35,7 +35,9 @@ class Models:
     def folder(self, gpu: str) -> Path | None:
         """The folder of the newest model of a GPU, by its full name; None if none was published."""
         folders = [
-            path for path in self._of(gpu).glob("[0-9]*") if path.name.isdecimal() and path_of(gpu, path).is_file()
+            path
+            for path in self._folder_of(gpu).glob("[0-9]*")
+            if path.name.isdecimal() and path_of(gpu, path).is_file()
         ]
         return max(folders, key=lambda path: int(path.name), default=None)
 
@@ -43,9 +45,9 @@ class Models:
         """The folder and the number of the next model of a GPU."""
         current = self.folder(gpu)
         number = 1 if current is None else int(current.name) + 1
-        return self._of(gpu) / str(number), number
+        return self._folder_of(gpu) / str(number), number
 
-    def _of(self, gpu: str) -> Path:
+    def _folder_of(self, gpu: str) -> Path:
         return self._path / path_of(gpu).stem
 
 

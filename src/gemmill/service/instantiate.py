@@ -99,13 +99,13 @@ async def instantiate(service: Service, request: Request, caller: Caller) -> Res
 async def resolve(service: Service, items: list[dict[str, str]], machine: Target, caller: Caller) -> Resolution:
     """Resolve names, problems and sources; find the kernels that exist, and queue the others."""
     resolution = Resolution()
-    for one in items:
+    for item in items:
         try:
-            kernel = await _keyed(service, one, machine)
+            kernel = await _kernel_of(service, item, machine)
             service.resolver.check_target(kernel, machine)
-            resolution.resolved.append((one.get("problem"), kernel))
+            resolution.resolved.append((item.get("problem"), kernel))
         except Refusal as refusal:
-            resolution.failed.append(({what: text for what, text in one.items() if what != "source"}, refusal))
+            resolution.failed.append(({key: text for key, text in item.items() if key != "source"}, refusal))
     for kernel in {kernel.name: kernel for _, kernel in resolution.resolved}.values():
         served = await service.kernels.find(kernel.key)
         (service.metrics.misses if served is None else service.metrics.hits).inc()
@@ -120,25 +120,25 @@ async def resolve(service: Service, items: list[dict[str, str]], machine: Target
     return resolution
 
 
-async def _keyed(service: Service, one: dict[str, str], machine: Target) -> KeyedKernel:
+async def _kernel_of(service: Service, item: dict[str, str], machine: Target) -> KeyedKernel:
     """The kernel of an item: a problem, a source, or a name."""
-    if (problem := one.get("problem")) is not None:
+    if (problem := item.get("problem")) is not None:
         choice = await service.resolver.choice(problem, machine.gpu)
         service.requested_problems.note(machine.gpu.name, choice)
         return await service.resolver.keyed(choice.name)
-    if (source := one.get("source")) is not None:
-        return await service.resolver.sent(one["kernel"], source)
-    return await service.resolver.keyed(one["kernel"])
+    if (source := item.get("source")) is not None:
+        return await service.resolver.sent(item["kernel"], source)
+    return await service.resolver.keyed(item["kernel"])
 
 
 async def lines(resolution: Resolution, wait: float) -> AsyncIterator[bytes]:
     """Events as JSON Lines, each sent as it happens, until all kernels are done or ``wait`` seconds are over."""
     until = time.monotonic() + wait
     for problem, kernel in resolution.resolved:
-        which = {} if problem is None else {"problem": problem}
-        yield _line("resolved", **which, kernel=kernel.name, key=kernel.key)
-    for which, refusal in resolution.failed:
-        yield _line("failed", **which, error=refusal.document())
+        item_fields = {} if problem is None else {"problem": problem}
+        yield _line("resolved", **item_fields, kernel=kernel.name, key=kernel.key)
+    for item_fields, refusal in resolution.failed:
+        yield _line("failed", **item_fields, error=refusal.document())
     for name, served in resolution.ready.items():
         yield _ready(name, served)
     for name, job in resolution.jobs.items():
@@ -151,8 +151,8 @@ async def lines(resolution: Resolution, wait: float) -> AsyncIterator[bytes]:
             waits[asyncio.ensure_future(job.started.wait())] = name, job
     pending = len(resolution.jobs)
     try:
-        while pending and (left := until - time.monotonic()) > 0:
-            done, _ = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        while pending and (remaining := until - time.monotonic()) > 0:
+            done, _ = await asyncio.wait(waits, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
             for future in done:
                 name, job = waits.pop(future)
                 if future is not job.result:
@@ -179,8 +179,8 @@ def _ready(name: str, served: Served) -> bytes:
     return _line("ready", kernel=name, key=served.manifest.key, manifest=manifest)
 
 
-def _line(event: str, **more: object) -> bytes:
-    return json.dumps({"event": event, **more}, separators=(",", ":")).encode() + b"\n"
+def _line(event: str, **fields: object) -> bytes:
+    return json.dumps({"event": event, **fields}, separators=(",", ":")).encode() + b"\n"
 
 
 async def select(service: Service, request: Request, _: Caller) -> Response:

@@ -65,10 +65,10 @@ async def get_blob(service: Service, request: Request, _: Caller) -> Response:
         return _BytesResponse(b"", 304, *headers)
     headers.append((b"content-type", b"application/octet-stream"))
     status = 200
-    if (part := _range(request, len(blob), etag)) is not None:
+    if (byte_range := _range(request, len(blob), etag)) is not None:
         status = 206
-        headers.append((b"content-range", b"bytes %d-%d/%d" % (part.start, part.stop - 1, len(blob))))
-        blob = blob[part.start : part.stop]
+        headers.append((b"content-range", b"bytes %d-%d/%d" % (byte_range.start, byte_range.stop - 1, len(blob))))
+        blob = blob[byte_range.start : byte_range.stop]
     service.metrics.sent_bytes.inc(len(blob))
     return _BytesResponse(blob, status, *headers)
 
@@ -105,9 +105,9 @@ def _range(request: Request, size: int, etag: str) -> range | None:
 def _bytes_of(match: re.Match[str], size: int) -> range:
     """The positions of a range such as ``0-99``, ``100-`` or ``-100``; Refusal 416 if it is empty."""
     if not match[1]:
-        part = range(size - min(size, int(match[2])), size)
+        positions = range(size - min(size, int(match[2])), size)
     else:
-        part = range(int(match[1]), min(size, int(match[2]) + 1) if match[2] else size)
-    if not part:
+        positions = range(int(match[1]), min(size, int(match[2]) + 1) if match[2] else size)
+    if not positions:
         raise Refusal(416, "range", f"Empty range: {match[0]} of {size:,} bytes.")
-    return part
+    return positions

@@ -22,14 +22,14 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # creation times double the series
         self.registry = CollectorRegistry()
 
-        def counter(name: str, says: str, *labels: str) -> Counter:
-            return Counter(f"gemmill_{name}", says, labels, registry=self.registry)
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"gemmill_{name}", text, labels, registry=self.registry)
 
-        def gauge(name: str, says: str, *labels: str) -> Gauge:
-            return Gauge(f"gemmill_{name}", says, labels, registry=self.registry)
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"gemmill_{name}", text, labels, registry=self.registry)
 
-        def histogram(name: str, says: str, *labels: str) -> Histogram:
-            return Histogram(f"gemmill_{name}", says, labels, registry=self.registry, buckets=_SECONDS)
+        def histogram(name: str, text: str, *labels: str) -> Histogram:
+            return Histogram(f"gemmill_{name}", text, labels, registry=self.registry, buckets=_SECONDS)
 
         self.requests = counter("requests", "Requests answered.", "route", "status")
         self.request_seconds = histogram("request_seconds", "Time from a request to the end of its response.", "route")

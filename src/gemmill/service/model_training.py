@@ -45,18 +45,20 @@ def learn(records: Sequence[Path], gpu: str, state: Path) -> dict[str, Any]:
         name = train(records, gpu, new)
         content: dict[str, Any] = json.loads(path_of(name, new).read_bytes())
         figures = next(value for key, value in content.items() if key.startswith("held out"))
-        after = float(figures["all"]["fitted"][0])
-        before = _in_force(records, name, models.folder(name))
-        is_published = after >= before - WORSE
+        new_share = float(figures["all"]["fitted"][0])
+        old_share = _in_force(records, name, models.folder(name))
+        is_published = new_share >= old_share - WORSE
         if is_published:
             new.rename(place)
     old = "previous" if is_published else "current"
-    says = f"the kernels that it selects reach {after:.4f} of the best, those of the {old} model {before:.4f}"
+    comparison = (
+        f"the kernels that it selects reach {new_share:.4f} of the best, those of the {old} model {old_share:.4f}"
+    )
     return {
         "published": is_published,
         "number": number if is_published else number - 1,
-        "reaches": {"new": after, "before": before},
-        "says": f"{f'published as {number}' if is_published else 'not published'}: {says}",
+        "reaches": {"new": new_share, "before": old_share},
+        "says": f"{f'published as {number}' if is_published else 'not published'}: {comparison}",
     }
 
 

@@ -28,8 +28,8 @@ class Refusal(Exception):
 
     def document(self) -> dict[str, Any]:
         """The value of ``error`` in the response."""
-        again = {} if self.retry_after is None else {"retry_after": self.retry_after}
-        return {"code": self.code, "message": self.message, "hint": self.hint, **again}
+        retry = {} if self.retry_after is None else {"retry_after": self.retry_after}
+        return {"code": self.code, "message": self.message, "hint": self.hint, **retry}
 
     def response(self) -> JSONResponse:
         """The HTTP response."""

@@ -71,8 +71,8 @@ class Kernels:
         """The blob of a digest; None if no kernel with a manifest has it."""
         key = self._keys.get(digest)
         if key is None:
-            kept = await asyncio.to_thread(self._files.read, "blobs", digest)
-            key = kept.decode(errors="replace") if kept else None
+            content = await asyncio.to_thread(self._files.read, "blobs", digest)
+            key = content.decode(errors="replace") if content else None
         if key is not None and (served := await self.find(key)) is not None and served.manifest.digest == digest:
             return served.blob
         return None

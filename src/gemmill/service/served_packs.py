@@ -57,9 +57,9 @@ class Packs:
 
     def index(self) -> bytes:
         """The signed index of all packs; GemmillError if a pack is damaged."""
-        made, at, index = self._index
+        made_at, modified, index = self._index
         changed = self.folder.stat().st_mtime_ns if self.folder.exists() else 10**9
-        if at != changed or time.monotonic() - made > _INDEX_SECONDS:
+        if modified != changed or time.monotonic() - made_at > _INDEX_SECONDS:
             packs = [Pack.open(self.folder / name) for name in self.names()]
             # The version is the modification time of the folder, which all servers that share it agree on.
             index = PackIndex.of(packs, LIFETIME, version=changed // 10**9).seal(self._signing.keys)
@@ -76,8 +76,8 @@ class Packs:
             keyed = await self._resolver.keyed((await self._resolver.choice(problem, machine.gpu)).name)
             self._resolver.check_target(keyed, machine)
             chosen[keyed.name] = keyed
-        served = [await self._compiled(keyed, tenant) for keyed in chosen.values()]
-        await asyncio.to_thread(self._write, name, [each.blob for each in served])
+        kernels = [await self._compiled(keyed, tenant) for keyed in chosen.values()]
+        await asyncio.to_thread(self._write, name, [kernel.blob for kernel in kernels])
         del self.building[name]
 
     async def _compiled(self, keyed: KeyedKernel, tenant: str) -> Served:

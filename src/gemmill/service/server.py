@@ -95,11 +95,11 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Handle signals like uvicorn, but do not raise the signal again after the shutdown."""
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -120,11 +120,11 @@ class _Server(uvicorn.Server):
 def _room_for(connections: int) -> None:
     """Raise the limit of open files of this process to what the connections need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + _SPARE_FILES
-    if soft < wanted:
-        if hard < wanted:
+    files = connections + _SPARE_FILES
+    if soft < files:
+        if hard < files:
             raise SettingError(
-                f"{connections:,} connections need {wanted:,} open files, but the limit of this process is {hard:,}; "
+                f"{connections:,} connections need {files:,} open files, but the limit of this process is {hard:,}; "
                 "lower --connections, or raise the limit (systemd: LimitNOFILE)"
             )
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))

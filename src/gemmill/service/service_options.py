@@ -28,12 +28,12 @@ COMPILE_SECONDS = 300.0
 """Time limit for a compilation."""
 
 
-def _file(says: str, *names: str) -> Any:
-    return typer.Option(*names, exists=True, dir_okay=False, metavar="FILE", help=says)
+def _file(text: str, *names: str) -> Any:
+    return typer.Option(*names, exists=True, dir_okay=False, metavar="FILE", help=text)
 
 
-def _count(says: str) -> Any:
-    return typer.Option(min=1, metavar="N", help=says)
+def _count(text: str) -> Any:
+    return typer.Option(min=1, metavar="N", help=text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

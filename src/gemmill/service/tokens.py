@@ -150,9 +150,9 @@ class Tokens:
 def allowed(caller: Caller, scope: str) -> None:
     """Raise Refusal 403 if the caller does not have the scope."""
     if scope not in caller.scopes and "admin" not in caller.scopes:
-        has = ", ".join(sorted(caller.scopes))
+        scopes = ", ".join(sorted(caller.scopes))
         raise Refusal(
-            403, "scope", f"Missing scope: {scope}. {caller.name} has: {has}.", f"use a token with the scope {scope}"
+            403, "scope", f"Missing scope: {scope}. {caller.name} has: {scopes}.", f"use a token with the scope {scope}"
         )
 
 
@@ -162,11 +162,11 @@ def _unauthorised(why: str) -> Refusal:
 
 def _secret(authorization: str) -> bytes:
     """The token of the header: a bearer token, or the password of basic authentication, which browsers send."""
-    scheme, _, rest = authorization.partition(" ")
+    scheme, _, credentials = authorization.partition(" ")
     if scheme.lower() == "basic":
         with suppress(ValueError):
-            return base64.b64decode(rest, validate=True).partition(b":")[2]
-    return rest.strip().encode(errors="replace") if scheme.lower() == "bearer" else b""
+            return base64.b64decode(credentials, validate=True).partition(b":")[2]
+    return credentials.strip().encode(errors="replace") if scheme.lower() == "bearer" else b""
 
 
 def _status(path: Path) -> tuple[int, ...]:
@@ -177,9 +177,9 @@ def _status(path: Path) -> tuple[int, ...]:
 def _read(path: Path) -> list[Token]:
     tokens = [*_lines(path)]
     for attribute in ("name", "digest"):
-        seen = [getattr(token, attribute) for token in tokens]
-        if again := next((token for i, token in enumerate(tokens) if seen[i] in seen[:i]), None):
-            raise SettingError(f"{path}: two lines have the same {attribute}: {again.name}; remove one")
+        values = [getattr(token, attribute) for token in tokens]
+        if duplicate := next((token for i, token in enumerate(tokens) if values[i] in values[:i]), None):
+            raise SettingError(f"{path}: two lines have the same {attribute}: {duplicate.name}; remove one")
     return tokens
 
 

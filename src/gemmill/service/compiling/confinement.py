@@ -124,7 +124,7 @@ def _leave_calls() -> None:
 
 def _try() -> None:
     """Test the sandbox: InstallationError if a denied operation still works."""
-    for what, attempt in (
+    for operation, attempt in (
         ("read files", lambda: os.open(os.path.realpath("/proc/self/maps"), os.O_RDONLY)),
         ("read folders", lambda: os.listdir("/")),
         ("write files", lambda: os.open("left", os.O_WRONLY | os.O_CREAT)),
@@ -134,7 +134,7 @@ def _try() -> None:
     ):
         with suppress(PermissionError):
             attempt()
-            raise InstallationError(f"the sandbox is not effective: the process can still {what}")
+            raise InstallationError(f"the sandbox is not effective: the process can still {operation}")
 
 
 def _prctl(option: int, *arguments: int | bytes) -> None:
@@ -143,5 +143,5 @@ def _prctl(option: int, *arguments: int | bytes) -> None:
         raise _failed(f"prctl {option}")
 
 
-def _failed(what: str) -> InstallationError:
-    return InstallationError(f"{what}: {os.strerror(ctypes.get_errno())}")
+def _failed(operation: str) -> InstallationError:
+    return InstallationError(f"{operation}: {os.strerror(ctypes.get_errno())}")

@@ -184,9 +184,9 @@ class CompileQueue:
             job.state, job.since = "compiling", time.monotonic()
             job.started.set()
             self._metrics.compiling.inc()
-            taken = 0.0
+            seconds = 0.0
             try:
-                result, taken = await self._compiled(job)
+                result, seconds = await self._compiled(job)
             except (DeviceError, InstallationError) as error:
                 result = Refusal(503, "workers", f"{job.name}: {error}", retry_after=_AGAIN_SECONDS)
             except Exception as error:  # noqa: BLE001 (the task continues, and the clients get the error)
@@ -194,7 +194,7 @@ class CompileQueue:
                 result = Refusal(500, "internal", f"{job.name}: {type(error).__name__}: {error}")
             finally:
                 self._metrics.compiling.dec()
-                self._quotas.settle(job.tenant, job.reserved, taken)
+                self._quotas.settle(job.tenant, job.reserved, seconds)
             self._finish(job, result)
 
     async def _next(self) -> Job:
@@ -226,8 +226,10 @@ class CompileQueue:
             return refusal, outcome.seconds
         if outcome.artifact.key != job.key:
             self._metrics.compiles.labels("failed").inc()
-            made = f"{job.name}: the toolchain of the worker differs from that of the server."
-            return Refusal(503, "workers", made, "install the same versions on both", retry_after=60), outcome.seconds
+            message = f"{job.name}: the toolchain of the worker differs from that of the server."
+            return Refusal(
+                503, "workers", message, "install the same versions on both", retry_after=60
+            ), outcome.seconds
         self._metrics.compiles.labels("found" if outcome.cached else "ok").inc()
         if not outcome.cached:
             self._expected += _WEIGHT * (outcome.seconds - self._expected)
@@ -265,7 +267,7 @@ _MOST = 10_000
 @dataclass(slots=True)
 class _Account:
     left: float
-    at: float
+    updated: float
 
 
 class Quotas:
@@ -307,6 +309,6 @@ class Quotas:
             if len(self._accounts) >= _MOST:
                 self._accounts.pop(next(iter(self._accounts)))
             account = self._accounts[tenant] = _Account(self._seconds, now)
-        account.left = min(self._seconds, account.left + (now - account.at) * self._seconds / _HOUR)
-        account.at = now
+        account.left = min(self._seconds, account.left + (now - account.updated) * self._seconds / _HOUR)
+        account.updated = now
         return account

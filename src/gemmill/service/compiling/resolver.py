@@ -77,7 +77,7 @@ class Resolver:
     async def keyed(self, name: str) -> KeyedKernel:
         """The kernel of a name."""
         if (kernel := self._keys.get(name)) is None:
-            kernel = await self.in_thread(lambda: self._keyed(name))
+            kernel = await self.in_thread(lambda: self._kernel_of_name(name))
             self._keys[name] = kernel
             if len(self._keys) > _KEYS:
                 self._keys.popitem(last=False)
@@ -85,7 +85,7 @@ class Resolver:
 
     async def sent(self, name: str, source: str) -> KeyedKernel:
         """The kernel of an edited source; ``name`` is the kernel that the source was generated for."""
-        return await self.in_thread(lambda: self._sent(name, source))
+        return await self.in_thread(lambda: self._kernel_of_source(name, source))
 
     async def choice(self, problem: str, gpu: Gpu, sm_count: int | None = None) -> Choice:
         """The kernel selected for a problem, and the reason."""
@@ -107,19 +107,19 @@ class Resolver:
         """Raise Refusal 422 if the machine cannot run the kernel."""
         archs = [arch.name for arch in serving(target.gpu.capability)]
         if kernel.config.arch not in archs:
-            has = f"runs {one_of(archs)}" if archs else "is not supported"
-            raise Refusal(422, "arch", f"{kernel.name} is for {kernel.config.arch}; {target.gpu.name} {has}.")
-        made_by = int(self.compiler.toolchain.versions["nvrtc"].partition(".")[0])
-        if target.driver_cuda is not None and target.driver_cuda[0] < made_by:
+            support = f"runs {one_of(archs)}" if archs else "is not supported"
+            raise Refusal(422, "arch", f"{kernel.name} is for {kernel.config.arch}; {target.gpu.name} {support}.")
+        cuda = int(self.compiler.toolchain.versions["nvrtc"].partition(".")[0])
+        if target.driver_cuda is not None and target.driver_cuda[0] < cuda:
             driver = ".".join(map(str, target.driver_cuda))
             raise Refusal(
                 422,
                 "driver",
-                f"The driver supports CUDA {driver}; this server compiles with CUDA {made_by}.",
+                f"The driver supports CUDA {driver}; this server compiles with CUDA {cuda}.",
                 "update the driver, or use a server with an older CUDA",
             )
 
-    def _keyed(self, name: str) -> KeyedKernel:
+    def _kernel_of_name(self, name: str) -> KeyedKernel:
         if is_edited(name):
             raise Refusal(
                 422,
@@ -130,7 +130,7 @@ class Resolver:
         config = parse_name(name)
         return KeyedKernel(kernel_name(config), config, self.compiler.key(emit(config), config))
 
-    def _sent(self, name: str, text: str) -> KeyedKernel:
+    def _kernel_of_source(self, name: str, text: str) -> KeyedKernel:
         config = parse_name(name)
         source = edited(config, text)
         return KeyedKernel(source.name, config, self.compiler.key(source, config), text)
@@ -142,15 +142,15 @@ def target(request: KernelRequest) -> Target:
     Raises:
         Refusal: 409 if the client has another version of gemmill, in which a name may mean another kernel.
     """
-    for what, theirs, ours in (
+    for label, client_value, server_value in (
         ("gemmill", request.gemmill, __version__),
         ("headers", request.headers, headers_digest()),
     ):
-        if theirs is not None and theirs != ours:
+        if client_value is not None and client_value != server_value:
             raise Refusal(
                 409,
                 "version",
-                f"Different {what}: the client has {theirs[:64]!r}, the server {ours!r}.",
+                f"Different {label}: the client has {client_value[:64]!r}, the server {server_value!r}.",
                 "install the same version of gemmill on client and server",
             )
     if (gpu := request.gpu) is None:

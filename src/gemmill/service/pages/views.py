@@ -58,9 +58,9 @@ async def kernels(service: Service, request: Request, _: Caller) -> Response:
     page = min(pages, max(1, int(text))) if text.isdecimal() and len(text) < 9 else 1
     choices = {field: service.catalogue.values(field) for field in FILTERS}
     shown = rows[(page - 1) * _PER_PAGE : page * _PER_PAGE]
-    more = {"total": len(rows), "unread": unread, "page": page, "pages": pages, "filters": filters}
-    more |= {"choices": choices, "labels": FILTERS}
-    return _page("kernels", "Kernels", rows=shown, **more)
+    context = {"total": len(rows), "unread": unread, "page": page, "pages": pages, "filters": filters}
+    context |= {"choices": choices, "labels": FILTERS}
+    return _page("kernels", "Kernels", rows=shown, **context)
 
 
 async def kernel(service: Service, request: Request, _: Caller) -> Response:
@@ -76,8 +76,8 @@ async def kernel(service: Service, request: Request, _: Caller) -> Response:
         "Launch": {name: x for name, x in asdict(artifact.launch).items() if name not in _NO_FACTS},
         "Provenance": asdict(artifact.provenance),
     }
-    more = {"requested": service.requested_problems.rows(artifact.name), "now": time.monotonic()}
-    return _page("kernel", artifact.name, manifest=served.manifest, facts=facts, source=source, **more)
+    context = {"requested": service.requested_problems.rows(artifact.name), "now": time.monotonic()}
+    return _page("kernel", artifact.name, manifest=served.manifest, facts=facts, source=source, **context)
 
 
 async def problems(service: Service, request: Request, _: Caller) -> Response:
@@ -112,7 +112,7 @@ async def queue(service: Service, request: Request, _: Caller) -> Response:
         {"name": job.name, "tenant": job.tenant, "state": job.state, "seconds": now - job.since}
         for job in service.queue.jobs()
     ]
-    ended = [{**job._asdict(), "ago": now - job.at} for job in reversed(service.queue.finished)]
+    finished = [{**job._asdict(), "ago": now - job.at} for job in reversed(service.queue.finished)]
     metrics = service.metrics
     count = metrics.value
     hits, misses = count(metrics.kernels, "hit"), count(metrics.kernels, "miss")
@@ -129,8 +129,8 @@ async def queue(service: Service, request: Request, _: Caller) -> Response:
         "Packs": ", ".join(service.packs.names()) or "none",
     }
     refresh = _REFRESH_SECONDS if "refresh" in request.query_params else None
-    more = {"jobs": jobs, "ended": ended, "figures": figures, "problem": service.readiness(), "refresh": refresh}
-    return _page("queue", "Queue and cache", **more)
+    context = {"jobs": jobs, "ended": finished, "figures": figures, "problem": service.readiness(), "refresh": refresh}
+    return _page("queue", "Queue and cache", **context)
 
 
 async def style(_service: Service, _request: Request, _caller: Caller) -> Response:
