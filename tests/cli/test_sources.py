@@ -105,7 +105,7 @@ def test_diff_says_what_differs_of_two_configs() -> None:
     assert found["fields"] == {"tile.n": {"a": 32, "b": 64}}
     assert found["resources"]["accumulator registers a thread"] == {"a": 16, "b": 32}
     artifact = Registry(manifests=()).get(SMALL)
-    assert found["resources"]["registers per thread at launch"]["a"] == artifact.resources.registers
+    assert found["resources"]["registers a thread at launch"]["a"] == artifact.resources.registers
     a, b = ({name: of[side] for name, of in found["instructions"].items()} for side in "ab")
     for counts in (a, b):
         assert counts.pop("all") == sum(counts.values())
@@ -129,6 +129,6 @@ def test_diff_takes_an_edited_page(tmp_path: Path) -> None:
 def test_diff_says_which_tool_is_missing() -> None:
     found = json.loads(without_disassembler("diff", SMALL, OTHER, "--json").stdout)
     assert found["instructions"] == {}
-    assert found["resources"]["registers per thread at launch"]["a"] > 0
+    assert found["resources"]["registers a thread at launch"]["a"] > 0
     (says,) = found["missing"]
     assert says.startswith("no instruction counts: nvdisasm was not found")

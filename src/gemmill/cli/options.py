@@ -35,7 +35,7 @@ def argument(metavar: str, says: str, complete: Callable[[str], list[str]]) -> A
 
 def input_argument(says: str, metavar: str = "FILE") -> Any:
     """An argument for files that must exist."""
-    return typer.Argument(metavar=metavar, exists=True, dir_okay=False, help=says or None)
+    return typer.Argument(metavar=metavar, exists=True, dir_okay=False, help=says)
 
 
 def input_file(says: str, *names: str, metavar: str = "FILE") -> Any:

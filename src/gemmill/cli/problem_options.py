@@ -99,7 +99,7 @@ class ProblemOptions:
         return self.all()[0]
 
     def all(self, shapes: str | None = None) -> list[GemmProblem]:
-        """The problems of the options or of a suite; options override what a problem's text or suite says."""
+        """The problems of the options or of a suite; options override the text or the suite."""
         sources = (("--mnkl", self.mnkl), ("--problem", self.problem), ("--shapes", shapes))
         named = [name for name, value in sources if value]
         if not named:

@@ -343,5 +343,5 @@ def table_columns(beside: str) -> tuple[str, ...]:
 
 
 def spread(m: Measurement | None) -> str:
-    """The quartiles of a time in microseconds, such as ``93.1 to 93.6``; empty if they were not recorded."""
-    return "" if m is None or m.low_us is None or m.high_us is None else f"{m.low_us:.1f} to {m.high_us:.1f}"
+    """The quartiles of a time in microseconds, such as ``93.1-93.6``; empty if they were not recorded."""
+    return "" if m is None or m.low_us is None or m.high_us is None else f"{m.low_us:.1f}-{m.high_us:.1f}"

@@ -170,7 +170,7 @@ def _print_peak_rates(peak_rates: PeakRates) -> None:
     rows = []
     for name, rate in rates.items():
         unit, digits = ("TB/s", 2) if name == COPY else ("TFLOP/s", 0)
-        quartiles = f"{rate.low:.{digits}f} to {rate.high:.{digits}f}"
+        quartiles = f"{rate.low:.{digits}f}-{rate.high:.{digits}f}"
         what = name if name == COPY else f"WGMMA {name}"
         state = rate.windows, rate.sm_mhz, f"{rate.watts:.0f}", ", ".join(rate.throttle)
         rows.append((what, f"{rate.median:.{digits}f}", quartiles, unit, *state))

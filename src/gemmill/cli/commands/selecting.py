@@ -222,7 +222,10 @@ def _list_suites() -> None:
         comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
         says = " ".join(line.lstrip("# ") for line in comment)
         suites.append({"name": name, "shapes": len(load_shapes(path).shapes), "says": says})
-    rows = [(name, str(count), str(says).partition(". ")[0]) for name, count, says in map(dict.values, suites)]
+    rows = [
+        (name, str(count), str(says).partition(". ")[0].removesuffix("."))
+        for name, count, says in map(dict.values, suites)
+    ]
     output.print_result("suites", suites, lambda: output.print_table(("suite", ">shapes", "content"), rows))
 
 

@@ -146,7 +146,7 @@ def _compiled(
     from gemmill.runtime.select.cost.families import FAMILIES
 
     held = [FAMILIES[config.family].ctas_per_sm(config) for _, config in sides]
-    uses: list[Mapping[str, object]] = [{"CTAs per SM, by the config": ctas} for ctas in held]
+    uses: list[Mapping[str, object]] = [{"CTAs an SM, by the config": ctas} for ctas in held]
     try:
         artifacts = [compiled(*side) for side in sides]
     except ToolchainError as error:
@@ -155,7 +155,7 @@ def _compiled(
         used = artifact.resources
         uses[place] = {
             **uses[place],
-            "registers per thread at launch": used.registers,
+            "registers a thread at launch": used.registers,
             "bytes of static shared memory": used.static_shared_bytes,
             "bytes of the cubin": len(artifact.cubin),
         }
