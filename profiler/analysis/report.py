@@ -173,10 +173,10 @@ def as_html(found: Sequence[Figures], choices: Choices, peak_rates: Mapping[str,
     )
 
 
-def _machines(found: Sequence[Figures]) -> list[tuple[Any, ...]]:
+def _machines(every_figures: Sequence[Figures]) -> list[tuple[Any, ...]]:
     """The machines and methods of the finalists, a row for each, with the number of rounds and problems."""
     kinds: dict[tuple[Any, ...], list[Measurement]] = {}
-    for figures in found:
+    for figures in every_figures:
         for m in figures.finalists.values():
             kinds.setdefault((m.gpu, m.driver, m.cuda, m.torch, m.commit, m.method, m.regime), []).append(m)
     return sorted(

@@ -154,7 +154,7 @@ def sweep(
 class _Past:
     """The measurements that a records file already contains, by key."""
 
-    known: frozenset[str]
+    timed: frozenset[str]
     failed: frozenset[str]
     sustained: frozenset[GemmProblem]
     """Problems already measured under sustained load."""
@@ -226,7 +226,7 @@ class _Kernels:
             return True
         key = measurement_key(digest, problem, self.gpu, sizes=sizes, slices=kernel.slices)
         # Repeat failed measurements, unless the kernel does not support the problem.
-        return key not in past.known and not (
+        return key not in past.timed and not (
             key in past.failed and needs_swap(self.configs[kernel.name], problem) is None
         )
 

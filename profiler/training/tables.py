@@ -36,7 +36,7 @@ FASTEST = 5
 class _OfRun(NamedTuple):
     """The kernels of a problem in one run, and the fastest finalist."""
 
-    own: dict[SlicedKernel, Measurement]
+    measurements: dict[SlicedKernel, Measurement]
     first: Measurement
 
 
