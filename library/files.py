@@ -254,8 +254,8 @@ def make_private(path: Path) -> None:
 def _stream(path: Path) -> int | None:
     """The descriptor of a path such as ``/dev/stdout``; None for other paths. Others can also write to its file."""
     text = os.path.abspath(path)
-    if found := re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", text):
-        return int(found[1])
+    if match := re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", text):
+        return int(match[1])
     return {"/dev/stdout": 1, "/dev/stderr": 2}.get(text)
 
 

@@ -170,11 +170,11 @@ def _check(path: Path, file: Any) -> None:
             raise RecordError(f"{path}: column {name} has the type {types.field(name).type!s:.80}; it must be {kind}")
 
 
-def _holds(path: Path, found: Any, kind: str) -> bool:
+def _holds(path: Path, column_type: Any, kind: str) -> bool:
     """Whether a column type matches a kind of :data:`COLUMNS`."""
     types = _arrow("types", path)
-    if types.is_dictionary(found):
-        return kind == _WORD and _holds(path, found.value_type, kind)
+    if types.is_dictionary(column_type):
+        return kind == _WORD and _holds(path, column_type.value_type, kind)
     tests = {
         _WORD: (types.is_string, types.is_large_string),
         "words": (types.is_list, types.is_large_list),
@@ -183,9 +183,9 @@ def _holds(path: Path, found: Any, kind: str) -> bool:
         **dict.fromkeys((_COUNT, _SMALL), (types.is_integer,)),
         **dict.fromkeys((_REAL, _FULL), (types.is_floating,)),
     }
-    if kind == "words" and tests[kind][0](found):
-        return _holds(path, found.value_type, _WORD)
-    return types.is_null(found) or any(test(found) for test in tests[kind])
+    if kind == "words" and tests[kind][0](column_type):
+        return _holds(path, column_type.value_type, _WORD)
+    return types.is_null(column_type) or any(test(column_type) for test in tests[kind])
 
 
 def _values(column: Any) -> list[Any]:
@@ -206,11 +206,11 @@ def write_parquet(path: Path, measurements: Iterable[Measurement]) -> int:
     """
     measurements = list(measurements)
     content = _encoded(path, measurements)
-    for row, (read, given) in enumerate(zip(_read(path, content), measurements, strict=True), 1):
-        if read != as_kept(given):
+    for row, (read, measurement) in enumerate(zip(_read(path, content), measurements, strict=True), 1):
+        if read != as_kept(measurement):
             raise RecordError(
-                f"{path}: not written, because row {row} would be read as {read} instead of {given}; keep the source "
-                "files"
+                f"{path}: not written, because row {row} would be read as {read} instead of {measurement}; keep the "
+                "source files"
             )
     publish(path, [content.to_pybytes()])
     return len(measurements)

@@ -177,8 +177,8 @@ class GemmProblem:
     @property
     def flops(self) -> int:
         """Floating-point operations: 2 M N K for each matrix of the batch; grouped matrices share M or K in total."""
-        each = 1 if self.batching in ("grouped", "kgrouped") else self.batch
-        return 2 * self.m * self.n * self.k * each
+        matrices = 1 if self.batching in ("grouped", "kgrouped") else self.batch
+        return 2 * self.m * self.n * self.k * matrices
 
     @property
     def expected_flops(self) -> int:

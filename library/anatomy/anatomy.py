@@ -93,8 +93,8 @@ Modes = tuple[tuple[int, int], ...]
 def _thread_values(threads: Modes, values: Modes) -> Layout:
     """A layout (thread, value)."""
 
-    def mode(of: Modes) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        kept = [each for each in of if each[0] > 1] or [(1, 0)]
+    def mode(modes: Modes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        kept = [pair for pair in modes if pair[0] > 1] or [(1, 0)]
         return tuple(extent for extent, _ in kept), tuple(stride for _, stride in kept)
 
     (t, dt), (v, dv) = mode(threads), mode(values)

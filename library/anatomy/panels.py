@@ -108,11 +108,11 @@ def banks(title: str, span_bytes: int, element_bytes: int) -> Grid:
     cells, shades = [], []
     for line in range(8):
         turned = int(f"{line % 2**bits:0{bits}b}"[::-1], 2) if element_bytes == 8 else line
-        found = [
+        chunks = [
             divmod(line * LINE + swizzle(turned * LINE + place) % LINE, span_bytes) for place in range(0, LINE, CHUNK)
         ]
-        cells.append(tuple(f"r{row} c{within // CHUNK}" for row, within in found))
-        shades.append(tuple(within // CHUNK % SHADES for _, within in found))
+        cells.append(tuple(f"r{row} c{within // CHUNK}" for row, within in chunks))
+        shades.append(tuple(within // CHUNK % SHADES for _, within in chunks))
     return Grid(title, tuple(cells), tuple(shades))
 
 
@@ -143,23 +143,23 @@ def _owners(layout: Layout) -> dict[int, tuple[int, int]]:
     """Thread and value of each coordinate; the lowest thread if there are several."""
     starts = [layout[0](thread) for thread in range(layout[0].size)]
     steps = [layout[1](value) for value in range(layout[1].size)]
-    found: dict[int, tuple[int, int]] = {}
+    owners: dict[int, tuple[int, int]] = {}
     for thread, start in enumerate(starts):
         for value, step in enumerate(steps):
-            found.setdefault(start + step, (thread, value))
-    return found
+            owners.setdefault(start + step, (thread, value))
+    return owners
 
 
 def _elements(what: str, owners: Mapping[int, tuple[int, int]], m: int, n: int) -> Grid:
     """The table of the first rows and columns of a tile."""
     rows, columns = min(m, SHOWN), min(n, SHOWN)
-    found = [[owners[row + column * m] for column in range(columns)] for row in range(rows)]
+    owner_rows = [[owners[row + column * m] for column in range(columns)] for row in range(rows)]
     title = f"{what}: rows 0-{rows - 1} of {m}, columns 0-{columns - 1} of {n}"
-    return Grid(title, _rows(found), tuple(tuple(thread % SHADES for thread, _ in row) for row in found))
+    return Grid(title, _rows(owner_rows), tuple(tuple(thread % SHADES for thread, _ in row) for row in owner_rows))
 
 
-def _rows(found: Sequence[Sequence[tuple[int, int]]]) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(f"T{thread}V{value}" for thread, value in row) for row in found)
+def _rows(owner_rows: Sequence[Sequence[tuple[int, int]]]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(f"T{thread}V{value}" for thread, value in row) for row in owner_rows)
 
 
 def _warps(owners: Mapping[int, tuple[int, int]], m: int, n: int) -> Grid:
@@ -224,7 +224,7 @@ def decomposition(sheet: Sheet, kernel: Kernel, waves: Waves | None) -> None:
     sheet.heading("K of a tile")
     shared, k = kernel.launch.k_decomposition, _k(waves)
     steps = -(-k // kernel.config.tile.k) if k else None
-    said = f"{steps} steps of {kernel.config.tile.k}" if steps else f"steps of {kernel.config.tile.k}"
+    steps_text = f"{steps} steps of {kernel.config.tile.k}" if steps else f"steps of {kernel.config.tile.k}"
     splits = max(kernel.launch.cluster_k, shared.splits if shared else 1)
     name = kernel.config.scheduler.decomposition
     sheet.bottom += 8
@@ -235,10 +235,10 @@ def decomposition(sheet: Sheet, kernel: Kernel, waves: Waves | None) -> None:
         sheet.box(LEFT + part * wide, sheet.bottom, wide - 3, 26, part % SHADES, label if wide > 70 else str(part))
     sheet.bottom += 30
     more = f" The picture shows {drawn} of {splits} slices." if drawn < splits else ""
-    sheet.words(f"K has {said}; {K_IN_WORDS[name]}{more}")
+    sheet.words(f"K has {steps_text}; {K_IN_WORDS[name]}{more}")
 
 
 def _k(waves: Waves | None) -> int | None:
     """The K of all matrices; None if they differ."""
-    found = {matrix.k for matrix in waves.matrices} if waves else set()
-    return found.pop() if len(found) == 1 else None
+    extents = {matrix.k for matrix in waves.matrices} if waves else set()
+    return extents.pop() if len(extents) == 1 else None

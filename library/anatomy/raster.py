@@ -143,7 +143,7 @@ def _rasters(sheet: Sheet, waves: Waves, orders: Sequence[Raster], count: int) -
     wide = max(10.0, min(58.0, (WIDTH - 2 * LEFT - 60) / columns))
     high = 22.0 if wide >= 30 else 12.0
     fits = len(str(count)) * CHARACTER + 4 <= wide
-    before = lines = 0
+    first_tile = lines = 0
     for group, (matrix, order) in enumerate(zip(waves.matrices, orders, strict=True)):
         rows = min(order.clusters_m, MOST)
         if group and lines + rows > MOST:
@@ -151,10 +151,10 @@ def _rasters(sheet: Sheet, waves: Waves, orders: Sequence[Raster], count: int) -
         if waves.grouped:
             sheet.words(f"group {group}: {matrix.m:,} x {matrix.n:,}, K {matrix.k:,}", LEFT + 50)
         for row, column in itertools.product(range(rows), range(min(order.clusters_n, MOST))):
-            number = before + order.index(row, column)
+            number = first_tile + order.index(row, column)
             at = LEFT + 50 + column * wide, sheet.bottom + row * high
             shade = number // waves.slots % SHADES
             sheet.box(*at, wide - 1, high - 1, shade, str(number) if fits else "", data_i=number)
         sheet.bottom += rows * high + 6
-        before, lines = before + order.count, lines + max(1, rows)
+        first_tile, lines = first_tile + order.count, lines + max(1, rows)
     return len(orders)

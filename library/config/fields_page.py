@@ -110,11 +110,11 @@ def _fields(heads: tuple[str, ...]) -> Iterator[str]:
         holds = "a text" if row.is_open else ", ".join(f"`{value}`" for value in values) or "a number"
         default = "auto" if row.field.auto else row.default
         words = "".join(f" <br>`{word}`: {meaning}." for word, meaning in row.field.means.items())
-        says = holds, "required" if default is None else f"`{default}`", row.field.doc + words
-        alike.setdefault(says, []).append(f"`{row.name}`")
+        cells = holds, "required" if default is None else f"`{default}`", row.field.doc + words
+        alike.setdefault(cells, []).append(f"`{row.name}`")
     order = {f"`{row.name}`": place for place, row in enumerate(TABLE.values())}
-    found = sorted(alike.items(), key=lambda item: order[item[1][0]])
-    return _table(heads, ((", ".join(names), *says) for says, names in found))
+    rows = sorted(alike.items(), key=lambda item: order[item[1][0]])
+    return _table(heads, ((", ".join(names), *cells) for cells, names in rows))
 
 
 def _table(heads: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
@@ -134,8 +134,8 @@ def _code(character: str) -> str:
 
 def manifests_page() -> str:
     """The text of ``docs/manifests.md``, with an up-to-date table of keys."""
-    before, rest = (DOCS / "manifests.md").read_text(encoding="utf-8").split(BEGIN)
-    return f"{before}{BEGIN}\n{keys_table()}\n{END}{rest.partition(END)[2]}"
+    head, rest = (DOCS / "manifests.md").read_text(encoding="utf-8").split(BEGIN)
+    return f"{head}{BEGIN}\n{keys_table()}\n{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":

@@ -132,9 +132,9 @@ def present_name(name: str, slices: int | None = None) -> tuple[str, int | None]
 
     A former name gives a warning; any other text is returned unchanged. ConfigError if the two numbers differ.
     """
-    if (found := FORMER.search(name)) is None:
+    if (match := FORMER.search(name)) is None:
         return name, slices
-    former, number = found[0].strip("_"), int(found[1])
+    former, number = match[0].strip("_"), int(match[1])
     if slices is not None and number not in (1, slices):
         raise ConfigError(
             f"slices is {slices}, but the former name {name!r} contains {number}: omit slices, or write {SPLIT_K} "
@@ -146,7 +146,7 @@ def present_name(name: str, slices: int | None = None) -> tuple[str, int | None]
         RenamedWarning,
         stacklevel=3,
     )
-    return f"{name[: found.start()]}_{SPLIT_K}_{name[found.end() :]}", number if number > 1 else slices
+    return f"{name[: match.start()]}_{SPLIT_K}_{name[match.end() :]}", number if number > 1 else slices
 
 
 _FORMER_WORDS = (*TABLE["scheduler.decomposition"].field.former_words, SPLIT_K)

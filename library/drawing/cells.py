@@ -94,10 +94,10 @@ def placed(picture: Picture, character: float, height: float, gap: float) -> Ite
 
 def _most(sizes: dict[tuple[int, int], tuple[float, float]], axis: int, of: int) -> dict[int, float]:
     """The largest extent of each row (axis 0) or column (axis 1) of a picture."""
-    found: dict[int, float] = {}
+    extents: dict[int, float] = {}
     for place, size in sizes.items():
-        found[place[axis]] = max(found.get(place[axis], 0.0), size[of])
-    return found
+        extents[place[axis]] = max(extents.get(place[axis], 0.0), size[of])
+    return extents
 
 
 def _starts(extents: dict[int, float], gap: float) -> dict[int, float]:

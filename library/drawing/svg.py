@@ -39,8 +39,10 @@ STYLE = (
 
 def element(name: str, *content: str, **attributes: object) -> str:
     """An element. ``class_`` means class, and ``_`` in the name of an attribute means a dash."""
-    given = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(_short(v))}"' for key, v in attributes.items())
-    return f"<{name}{given}>{''.join(content)}</{name}>" if content else f"<{name}{given}/>"
+    attribute_text = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_short(v))}"' for key, v in attributes.items()
+    )
+    return f"<{name}{attribute_text}>{''.join(content)}</{name}>" if content else f"<{name}{attribute_text}/>"
 
 
 def _short(value: object) -> str:
@@ -63,17 +65,17 @@ def document(width: float, height: float, title: str, description: str, *content
 
 def as_svg(picture: Picture) -> str:
     """A picture as a standalone SVG."""
-    found = [*placed(picture, CHARACTER, CELL, _GAP)]
+    placed_grids = [*placed(picture, CHARACTER, CELL, _GAP)]
     top, cell = 2 * _MARGIN + CELL, cell_width(picture, CHARACTER, CELL)
     parts = [label(_MARGIN, _MARGIN + 14, picture.title, "t")]
     width = 2 * _MARGIN + len(picture.title) * CHARACTER
     height = float(top)
-    for grid, left, above in found:
+    for grid, left, above in placed_grids:
         parts.append(table(grid, left + _MARGIN, above + top, cell))
         wide, high = outer_size(grid, cell, CHARACTER, CELL)
         width = max(width, left + wide + 2 * _MARGIN)
         height = max(height, top + above + high + _MARGIN)
-    tables = "; ".join(f"{grid.title}: {grid.rows} rows, {grid.columns} columns" for grid, _, _ in found)
+    tables = "; ".join(f"{grid.title}: {grid.rows} rows, {grid.columns} columns" for grid, _, _ in placed_grids)
     return document(width, height, picture.title, tables, *parts)
 
 
@@ -99,11 +101,11 @@ def _texts(xs: Iterable[float], y: float, texts: Iterable[str]) -> str:
 
 def _cells(grid: Grid, left: float, top: float, width: float) -> dict[int, str]:
     """The cells of each colour as one path. Adjacent cells are one rectangle."""
-    found: dict[int, str] = {}
+    paths: dict[int, str] = {}
     for row, start, end, shade in runs(grid):
         x, y, wide = _short(left + start * width), _short(float(top + row * CELL)), _short((end - start) * width)
-        found[shade] = f"{found.get(shade, '')}M{x} {y}h{wide}v{CELL}h-{wide}z"
-    return found
+        paths[shade] = f"{paths.get(shade, '')}M{x} {y}h{wide}v{CELL}h-{wide}z"
+    return paths
 
 
 def _lines(grid: Grid, left: float, top: float, width: float) -> str:

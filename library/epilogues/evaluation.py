@@ -43,21 +43,21 @@ def values(epilogue: Epilogue, inputs: Mapping[str, Any], xp: Any, number: Calla
         number: makes an array of a constant.
     """
     arrays = xp if isinstance(xp, Arrays) else Arrays(xp)
-    known = dict(inputs)
+    variables = dict(inputs)
 
     def value(node: Node) -> Any:
         match node:
             case Number(constant):
                 return number(constant)
             case Operand(name) | Value(name):
-                return known[name]
+                return variables[name]
             case Call(name, arguments):
                 return arrays.applied(FUNCTIONS[name], *map(value, arguments))
 
-    found = {}
+    results = {}
     for assignment in epilogue.assignments:
-        found[assignment.name] = known[assignment.name] = value(assignment.value)
-    return found
+        results[assignment.name] = variables[assignment.name] = value(assignment.value)
+    return results
 
 
 def reduced(assignment: Assignment, x: Any, xp: Any) -> Any:
@@ -92,57 +92,57 @@ def evaluate(epilogue: Epilogue, inputs: Mapping[str, Any], xp: Any, d_dtype: DT
     Reductions keep batch extents.
     """
     arrays = Arrays(xp)
-    known = {name: x if isinstance(x, Bounded) else Bounded(x, 0.0 * x) for name, x in inputs.items()}
+    variables = {name: x if isinstance(x, Bounded) else Bounded(x, 0.0 * x) for name, x in inputs.items()}
     outputs = {}
     rounded_to = roundings(epilogue, d_dtype)
     for a in epilogue.assignments:
-        result = _value(a.value, known, arrays, rounded_to[a.name])
-        known[a.name] = result
+        result = _value(a.value, variables, arrays, rounded_to[a.name])
+        variables[a.name] = result
         if a.role == "local":
             continue
         if a.is_reduction:  # broadcast to all of D first
-            all_of_d = xp.zeros_like(known["acc" if "acc" in known else "gate"].value)
+            all_of_d = xp.zeros_like(variables["acc" if "acc" in variables else "gate"].value)
             result = _reduced(a, Bounded(result.value + all_of_d, result.error + all_of_d), xp)
         outputs[a.name] = result
     return outputs
 
 
-def _value(node: Node, known: Mapping[str, Bounded], xp: Arrays, rounded_to: DTypeName = "f32") -> Bounded:
+def _value(node: Node, variables: Mapping[str, Bounded], xp: Arrays, rounded_to: DTypeName = "f32") -> Bounded:
     """The value of a node that is eventually rounded to ``rounded_to``; see :func:`roundings`."""
     match node:
         case Number(value):
-            like = 0.0 * next(iter(known.values())).value
+            like = 0.0 * next(iter(variables.values())).value
             exact = value == int(value) and abs(value) <= 2**24
             return Bounded(like + value, like + EPSILON / 2 * abs(value) * (not exact))
         case Operand(name) | Value(name):
-            return known[name]
+            return variables[name]
         case Call("where", (condition, x, y)):
-            sure, unsure = _condition(condition, known, xp)
-            a, b = _value(x, known, xp, rounded_to), _value(y, known, xp, rounded_to)
+            sure, unsure = _condition(condition, variables, xp)
+            a, b = _value(x, variables, xp, rounded_to), _value(y, variables, xp, rounded_to)
             error = xp.where(sure, a.error, b.error)
             jump = abs(a.value - b.value) + a.error + b.error
             return Bounded(xp.where(sure, a.value, b.value), xp.where(unsure, jump, error))
         case Call(name, arguments):
             row = FUNCTIONS[name]
             inside = rounded_to if row.passes_error else "f32"
-            return _applied(row, [_value(argument, known, xp, inside) for argument in arguments], xp, rounded_to)
+            return _applied(row, [_value(argument, variables, xp, inside) for argument in arguments], xp, rounded_to)
 
 
-def _condition(node: Node, known: Mapping[str, Bounded], xp: Arrays) -> tuple[Any, Any]:
+def _condition(node: Node, variables: Mapping[str, Bounded], xp: Arrays) -> tuple[Any, Any]:
     """Whether a condition holds, and whether rounding can change that."""
     assert isinstance(node, Call)
     holds = partial(FUNCTIONS[node.function].array, xp)
     if FUNCTIONS[node.function].takes[0] == "condition":
-        pairs = [_condition(argument, known, xp) for argument in node.arguments]
+        pairs = [_condition(argument, variables, xp) for argument in node.arguments]
         return holds(*(x for x, _ in pairs)), pairs[0][1] | pairs[-1][1]
-    x, y = (_value(argument, known, xp) for argument in node.arguments)
+    x, y = (_value(argument, variables, xp) for argument in node.arguments)
     error = x.error + y.error
     return holds(x.value, y.value), (error > 0) & (abs(x.value - y.value) <= error)
 
 
 def _applied(row: Function, x: list[Bounded], xp: Arrays, form: DTypeName) -> Bounded:
     """A function of bounded values. ``form`` is the type to which the result is eventually rounded."""
-    arguments, errors = [each.value for each in x], [each.error for each in x]
+    arguments, errors = [bounded.value for bounded in x], [bounded.error for bounded in x]
     function = partial(row.array, xp)
     value, magnitude = function(*arguments), abs(arguments[0])
     if row.spread:
@@ -155,9 +155,9 @@ def _applied(row: Function, x: list[Bounded], xp: Arrays, form: DTypeName) -> Bo
         error = error + short.error * size + short.beside(arguments[0])
     else:
         error = error + row.ulps * EPSILON * (magnitude if row.is_exact_by_argument else size)
-    if made := row.exponential:
-        error = error + 2 * EPSILON * made.exponent(magnitude) * (abs(value) + error)
-        error = error + 2 * SMALLEST * made.factor(magnitude)
+    if exponential := row.exponential:
+        error = error + 2 * EPSILON * exponential.exponent(magnitude) * (abs(value) + error)
+        error = error + 2 * SMALLEST * exponential.factor(magnitude)
     return Bounded(value, error)
 
 

@@ -27,14 +27,14 @@ class Arrays:
 
     def __init__(self, module: Any, **functions: Callable[..., Any]) -> None:
         self._module = module
-        own: dict[str, Callable[..., Any]] = {} if hasattr(module, "erf") else {"erf": _erf, "sigmoid": _sigmoid}
-        own["rounded"] = functools.partial(rounded, xp=module)
-        self._functions = own | functions
+        overrides: dict[str, Callable[..., Any]] = {} if hasattr(module, "erf") else {"erf": _erf, "sigmoid": _sigmoid}
+        overrides["rounded"] = functools.partial(rounded, xp=module)
+        self._functions = overrides | functions
 
     def applied(self, row: Function, *x: Any) -> Any:
         """The result of a row's function."""
-        own = self._functions.get(row.name) if row.takes == _X else None
-        return own(*x) if own else row.array(self, *x)
+        override = self._functions.get(row.name) if row.takes == _X else None
+        return override(*x) if override else row.array(self, *x)
 
     def __getattr__(self, name: str) -> Any:
         return self._functions[name] if name in self._functions else getattr(self._module, name)

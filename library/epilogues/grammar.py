@@ -338,13 +338,14 @@ class _Parser:
     def call(self, node: ast.Call, name: str, arguments: list[ast.expr]) -> Node:
         function = FUNCTIONS.get(name)
         if function is None or function.symbol:
-            known = [*(name for name, f in FUNCTIONS.items() if not f.symbol), "sum"]
+            names = [*(name for name, f in FUNCTIONS.items() if not f.symbol), "sum"]
             if name == "sum":
                 raise self.error(
                     node, "sum must be the whole right side of an assignment, for example `total = sum(acc)`"
                 )
             raise self.error(
-                node, f"unknown function {name!r}{suggest(name, known) or '; functions: ' + ', '.join(known)}"
+                node,
+                f"unknown function {name!r}{suggest(name, names) or '; functions: ' + ', '.join(names)}",
             )
         expected = function.takes
         if name in REDUCTIONS and len(arguments) == 1:

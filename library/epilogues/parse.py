@@ -55,8 +55,8 @@ def is_repeatable(text: str) -> bool:
     has no reduction, and writes only D."""
     if text == LINEAR:
         return True
-    found = parse(text)
-    return not (found.reads_c or found.outputs or any(operand.kind == "matrix" for operand in found.operands))
+    tree = parse(text)
+    return not (tree.reads_c or tree.outputs or any(operand.kind == "matrix" for operand in tree.operands))
 
 
 @lru_cache(1024)

@@ -234,11 +234,11 @@ def _warps(plan: GemvPlan) -> str | None:
 def _threads(plan: GemvPlan) -> str | None:
     """The threads and registers of a CTA must fit an SM."""
     config = plan.config
-    found, limit = plan.threads, min(MAX_THREADS, 32 * plan.resident_warps)
-    if 0 < found <= limit:
+    threads, limit = plan.threads, min(MAX_THREADS, 32 * plan.resident_warps)
+    if 0 < threads <= limit:
         return None
     return (
-        f"a {config.tile.n}x{config.tile.k} tile of B needs {found} threads, as a warp covers {plan.warp_n} x "
+        f"a {config.tile.n}x{config.tile.k} tile of B needs {threads} threads, as a warp covers {plan.warp_n} x "
         f"{plan.warp_k} elements; with {plan.registers} registers per thread a CTA must have 32 to {limit} threads"
     )
 

@@ -60,7 +60,7 @@ class KernelPlan:
     def regions(self) -> tuple[Region, ...]:
         """The regions of shared memory in address order: the stages of A, then those of B."""
         names = ("A stages", "B stages")
-        return tuple(Region(*each) for each in zip(names, (self.config.stages,) * 2, self.stage_bytes, strict=True))
+        return tuple(Region(*fields) for fields in zip(names, (self.config.stages,) * 2, self.stage_bytes, strict=True))
 
     @member
     def max_auto_stages(self) -> int:

@@ -304,10 +304,12 @@ def _stages(plan: MmaPlan) -> str | None:
 def _shared_memory(plan: MmaPlan) -> str | None:
     """The stages must fit the shared memory of a CTA."""
     config = plan.config
-    needed, capacity = plan.shared_bytes, config.target.shared_bytes
-    if needed <= capacity:
+    shared_bytes, capacity = plan.shared_bytes, config.target.shared_bytes
+    if shared_bytes <= capacity:
         return None
-    return f"{config.stages} stages take {needed:,} bytes of shared memory; on {config.arch} a CTA has {capacity:,}"
+    return (
+        f"{config.stages} stages take {shared_bytes:,} bytes of shared memory; on {config.arch} a CTA has {capacity:,}"
+    )
 
 
 @rule(

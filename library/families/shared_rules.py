@@ -44,8 +44,8 @@ class DirectPlan(KernelPlan):
             return f"sm70 supports only the {LINEAR} epilogue, not {epilogue}"
         if is_gated(epilogue):
             return f"{config.schedule} kernels do not support an epilogue that pairs columns: {epilogue}"
-        if config.arch not in FP8_ARCHS and (found := parse(epilogue).functions & frozenset(FP8)):
-            names = " and ".join(sorted(found))
+        if config.arch not in FP8_ARCHS and (fp8_functions := parse(epilogue).functions & frozenset(FP8)):
+            names = " and ".join(sorted(fp8_functions))
             return f"{names}() converts to fp8, which {config.arch} does not support: {epilogue}"
         if any(staged_formats(epilogue)):
             return f"{config.schedule} kernels do not use TMA; write x[m, n] without a major: {epilogue}"
@@ -129,10 +129,10 @@ def _alignment(name: str, plan: DirectPlan) -> str | None:
 def _fp8(plan: DirectPlan) -> str | None:
     """If A or B is fp8, the target must convert fp8."""
     arch = plan.config.arch
-    found = [name.upper() for name, operand in plan.config.inputs.items() if operand.dtype in FP8]
-    if not found or arch in FP8_ARCHS:
+    fp8_operands = [name.upper() for name, operand in plan.config.inputs.items() if operand.dtype in FP8]
+    if not fp8_operands or arch in FP8_ARCHS:
         return None
-    return f"{arch} does not support fp8 ({' and '.join(found)}); arch must be {one_of(FP8_ARCHS)}"
+    return f"{arch} does not support fp8 ({' and '.join(fp8_operands)}); arch must be {one_of(FP8_ARCHS)}"
 
 
 def _conversion(plan: DirectPlan) -> str | None:

@@ -22,13 +22,13 @@ def unexpected(name: str, known: Collection[str], what: str = "") -> KeywordErro
 
 def strict(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Decorator that raises :func:`unexpected` for unknown keywords, since Python's TypeError suggests no other."""
-    known = [name for name in inspect.signature(function).parameters if name != "self"]
+    parameter_names = [name for name in inspect.signature(function).parameters if name != "self"]
 
     @functools.wraps(function)
     def checked(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
         for name in keywords:
-            if name not in known:
-                raise unexpected(name, known)
+            if name not in parameter_names:
+                raise unexpected(name, parameter_names)
         return function(*arguments, **keywords)
 
     return checked

@@ -113,15 +113,15 @@ def aligns(fields: Mapping[str, Any]) -> dict[str, int]:
     m, n, k, batch = (fields[name] for name in ("m", "n", "k", "batch"))
     columns = n // 2 if is_gated(fields["epilogue"]) else n
     places = {"a": (m, k), "b": (n, k), "c": (m, columns), "d": (m, columns)}
-    found = {}
+    alignments = {}
     for operand, (row, column) in places.items():
         dtype = fields[f"{operand}_dtype"]
         contiguous, strided = (column, row) if fields[f"{operand}_major"] in ("k", "n") else (row, column)
         has_strides = dtype is not None and (strided > 1 or batch > 1)
         bits = contiguous * DTYPES[dtype].bits if has_strides else 0
         # A row with an odd number of 4-bit elements is padded to a whole byte.
-        found[f"{operand}_align"] = gcd(16 * 8, bits) // 8 or 1
-    return found
+        alignments[f"{operand}_align"] = gcd(16 * 8, bits) // 8 or 1
+    return alignments
 
 
 def words_of(problem: GemmProblem) -> dict[str, Any]:
@@ -177,12 +177,14 @@ def read_text(text: str) -> dict[str, Any]:
         name, equals, value = part.partition("=")
         if equals and name not in _NAMES:
             raise KeywordError(f"unknown name in {part!r}{suggest(name, _NAMES) or ';'} names: {', '.join(_NAMES)}")
-        found = _part(part) if not equals else {"batching": name, "groups": value} if name in _GROUPS else {name: value}
-        for word, given in found.items():
+        settings = (
+            _part(part) if not equals else {"batching": name, "groups": value} if name in _GROUPS else {name: value}
+        )
+        for word, setting in settings.items():
             if word in words:
                 raise ProblemError(f"{part!r} sets {word} a second time")
-            is_number = isinstance(given, str) and given.isdecimal() and len(given) < 12
-            words[word] = int(given) if is_number else given
+            is_number = isinstance(setting, str) and setting.isdecimal() and len(setting) < 12
+            words[word] = int(setting) if is_number else setting
     return words
 
 
@@ -209,11 +211,11 @@ def _extent(name: str, value: object) -> int:
 
 
 def _dtype(name: str, value: object) -> DTypeName:
-    if isinstance(value, str) and (found := find_dtype(value)):
-        return found
+    if isinstance(value, str) and (dtype := find_dtype(value)):
+        return dtype
     text = str(value)
-    if not isinstance(value, str) and (found := find_dtype(text)):  # torch.bfloat16
-        return found
+    if not isinstance(value, str) and (dtype := find_dtype(text)):  # torch.bfloat16
+        return dtype
     raise ProblemError(
         f"{name.removesuffix('_dtype')} is {value!r:.80}{unknown(text) or ';'} it must be {one_of([*DTYPES])}"
     )

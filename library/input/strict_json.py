@@ -57,8 +57,8 @@ class RowError(ValueError):
 
 def rows(place: str, value: Any, of: type) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a list, each with its location; RowError as for :func:`row`."""
-    for i, each in enumerate(typed(value, (list,), place)):
-        yield f"{place}[{i}]", row(f"{place}[{i}]", each, of)
+    for i, item in enumerate(typed(value, (list,), place)):
+        yield f"{place}[{i}]", row(f"{place}[{i}]", item, of)
 
 
 def row(place: str, value: Any, of: type) -> dict[str, Any]:
@@ -69,9 +69,9 @@ def row(place: str, value: Any, of: type) -> dict[str, Any]:
     """
     kinds = _kinds(of)
     fields: dict[str, Any] = typed(value, (dict,), place)
-    for name, each in fields.items():
+    for name, field_value in fields.items():
         if name in kinds:
-            _leaf(*kinds[name], place, name, value=each)
+            _leaf(*kinds[name], place, name, value=field_value)
     return fields
 
 
@@ -84,7 +84,9 @@ def read_row(place: str, value: Any, of: type[Row]) -> Row:
     """
     readers = _readers(cast("Hashable", of))
     fields: dict[str, Any] = typed(value, (dict,), place)
-    read = {name: readers[name](f"{place}.{name}", each) for name, each in fields.items() if name in readers}
+    read = {
+        name: readers[name](f"{place}.{name}", field_value) for name, field_value in fields.items() if name in readers
+    }
     try:
         return of(**{**fields, **read})
     except TypeError as error:  # its text begins with the name of the function
@@ -118,11 +120,11 @@ def _items(read: Callable[[str, Any], Any], count: int | None, place: str, value
     items = typed(value, (list,), place)
     if count not in (None, len(items)):
         raise RowError(f"{place} has {len(items)} items; it must have {count}")
-    return tuple(read(f"{place}[{i}]", each) for i, each in enumerate(items))
+    return tuple(read(f"{place}[{i}]", item) for i, item in enumerate(items))
 
 
 def _values(read: Callable[[str, Any], Any], place: str, value: Any) -> dict[str, Any]:
-    return {name: read(f"{place}.{name!r:.200}", each) for name, each in typed(value, (dict,), place).items()}
+    return {name: read(f"{place}.{name!r:.200}", item) for name, item in typed(value, (dict,), place).items()}
 
 
 def _leaf(types: Sequence[type], words: Sequence[Any], *place: str, value: Any) -> Any:
@@ -136,7 +138,7 @@ def typed(value: Any, types: Sequence[type], *place: str) -> Any:
     """The value itself, if it has one of these JSON types; otherwise a RowError with its location."""
     is_odd = (type(value) is int and not 0 <= value <= LARGEST) or (type(value) is str and not value.isprintable())
     if type(value) not in types or is_odd:
-        expected = " or ".join(_WORDS[each] for each in types)
+        expected = " or ".join(_WORDS[kind] for kind in types)
         raise RowError(f"{'.'.join(place)} is {value!r:.80}; it must be {expected}")
     return value
 

@@ -156,8 +156,8 @@ def _by_stride(layout: Layout) -> list[tuple[int, int, int]]:
     """Stride, extent and coordinate step of each integer with nonzero stride, sorted by stride."""
     simple = coalesce(layout)
     steps = tuples.flat(tuples.compact(simple.shape))
-    found = [(stride, extent, step) for (extent, stride), step in zip(simple.leaves, steps, strict=True)]
-    return sorted((stride, extent, step) for stride, extent, step in found if stride and extent > 1)
+    modes = [(stride, extent, step) for (extent, stride), step in zip(simple.leaves, steps, strict=True)]
+    return sorted((stride, extent, step) for stride, extent, step in modes if stride and extent > 1)
 
 
 def left_inverse(layout: Layout) -> Layout:

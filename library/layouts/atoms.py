@@ -131,11 +131,11 @@ _QUADPAIR_C: Mapping[str, Layout] = MappingProxyType(
 )
 
 
-def _quadpair(name: str, found: re.Match[str]) -> MmaAtom:
+def _quadpair(name: str, match: re.Match[str]) -> MmaAtom:
     """Volta's ``mma.sync.m8n8k4``: eight threads in two quads; each thread holds a row of a K-major operand."""
-    a = _QUADPAIR_ALONG if found["a"] == "T" else _QUADPAIR_ACROSS
-    b = _QUADPAIR_ALONG if found["b"] == "N" else _QUADPAIR_ACROSS
-    return MmaAtom(name, (8, 8, 4), _QUADPAIR, a, b, _QUADPAIR_C[found["d"]])
+    a = _QUADPAIR_ALONG if match["a"] == "T" else _QUADPAIR_ACROSS
+    b = _QUADPAIR_ALONG if match["b"] == "N" else _QUADPAIR_ACROSS
+    return MmaAtom(name, (8, 8, 4), _QUADPAIR, a, b, _QUADPAIR_C[match["d"]])
 
 
 _WARP_SHAPES: Mapping[tuple[str, str], tuple[tuple[int, int, int], ...]] = MappingProxyType(
@@ -164,8 +164,8 @@ _MNK = r"(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)"
 _TYPES = rf"(?P<d>{_TYPE})(?P<ta>{_TYPE})(?P<tb>{_TYPE})"
 
 
-def _mnk(found: re.Match[str]) -> tuple[int, int, int]:
-    return int(found["m"]), int(found["n"]), int(found["k"])
+def _mnk(match: re.Match[str]) -> tuple[int, int, int]:
+    return int(match["m"]), int(match["n"]), int(match["k"])
 
 
 def _refused(name: str, shapes: list[str]) -> LayoutError:
@@ -187,30 +187,30 @@ _KINDS = (("F16",), ("BF16",), ("TF32",), ("F64",), ("E4M3", "E5M2"), ("S8", "U8
 """Groups of types. A and B must be of the same group."""
 
 
-def _check_types(name: str, found: re.Match[str]) -> None:
-    a, b, d = found["ta"], found["tb"], found["d"]
+def _check_types(name: str, match: re.Match[str]) -> None:
+    a, b, d = match["ta"], match["tb"], match["d"]
     if not any(a in kind and b in kind for kind in _KINDS):
         raise LayoutError(f"there is no instruction {name}: {a} x {b} is not supported")
     if d not in _ACCUMULATORS[a]:
         raise LayoutError(f"there is no instruction {name}: D is {d}; for {a} it must be {one_of(_ACCUMULATORS[a])}")
 
 
-def _of_warp(name: str, found: re.Match[str]) -> MmaAtom:
-    _check_types(name, found)
-    shape = _mnk(found)
-    shapes = _WARP_SHAPES.get((found["sm"], found["ta"]), ())
+def _of_warp(name: str, match: re.Match[str]) -> MmaAtom:
+    _check_types(name, match)
+    shape = _mnk(match)
+    shapes = _WARP_SHAPES.get((match["sm"], match["ta"]), ())
     if shape not in shapes:
-        of_others = [f"{sm}_{m}x{n}x{k}" for (sm, t), ss in _WARP_SHAPES.items() if t == found["ta"] for m, n, k in ss]
-        raise _refused(name, ["x".join(map(str, each)) for each in shapes] or of_others)
-    return MmaAtom(name, shape, Layout(32, 1), *_warp(*shape, TYPE_BITS[found["ta"]]))
+        of_others = [f"{sm}_{m}x{n}x{k}" for (sm, t), ss in _WARP_SHAPES.items() if t == match["ta"] for m, n, k in ss]
+        raise _refused(name, ["x".join(map(str, mnk)) for mnk in shapes] or of_others)
+    return MmaAtom(name, shape, Layout(32, 1), *_warp(*shape, TYPE_BITS[match["ta"]]))
 
 
-def _of_warpgroup(name: str, found: re.Match[str]) -> MmaAtom:
-    _check_types(name, found)
-    shape, k = _mnk(found), _WARPGROUP_K.get(found["ta"])
+def _of_warpgroup(name: str, match: re.Match[str]) -> MmaAtom:
+    _check_types(name, match)
+    shape, k = _mnk(match), _WARPGROUP_K.get(match["ta"])
     if shape[0] != 64 or shape[1] % 8 or not 8 <= shape[1] <= 256 or shape[2] != k:
         raise _refused(name, [f"64xNx{k} with N = 8, 16, ..., 256"])
-    operands = _warpgroup(*shape, TYPE_BITS[found["ta"]], a_in_registers=found.groupdict().get("where") == "RS")
+    operands = _warpgroup(*shape, TYPE_BITS[match["ta"]], a_in_registers=match.groupdict().get("where") == "RS")
     return MmaAtom(name, shape, Layout(128, 1), *operands)
 
 
@@ -251,11 +251,11 @@ def mma_atom(name: str) -> MmaAtom | None:
     words = name.removeprefix("SM90::GMMA::").removeprefix("GMMA::")
     words = f"SM90_{words.removeprefix('MMA_')}" if words.startswith("MMA_") else words
     for form, make in _MMAS.items():
-        if found := re.fullmatch(form, words):
+        if match := re.fullmatch(form, words):
             # The last pattern also matches names of SM90's mma.sync; M = 64 means a warpgroup MMA.
-            if make is _of_warp and found["m"] == "64":
+            if make is _of_warp and match["m"] == "64":
                 continue
-            return make(words, found)
+            return make(words, match)
     return None
 
 

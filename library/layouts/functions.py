@@ -107,13 +107,13 @@ def _crd2idx(coordinate: IntTuple, shape: IntTuple, stride: IntTuple | None = No
 
 def _hier_coord(layout: AnyLayout, index: int) -> IntTuple:
     layout.refuse_many("the search for an index")
-    found = [each for each in range(layout.size) if layout(each) == index]
-    if len(found) != 1:
-        many = f"{len(found)} coordinates have it, such as {', '.join(map(str, found[:3]))}"
+    coordinates = [coordinate for coordinate in range(layout.size) if layout(coordinate) == index]
+    if len(coordinates) != 1:
+        many = f"{len(coordinates)} coordinates have it, such as {', '.join(map(str, coordinates[:3]))}"
         raise LayoutError(
-            f"index {index} of {layout} has no unique coordinate: {many if found else 'no coordinate has it'}"
+            f"index {index} of {layout} has no unique coordinate: {many if coordinates else 'no coordinate has it'}"
         )
-    return tuples.idx2crd(found[0], layout.shape)
+    return tuples.idx2crd(coordinates[0], layout.shape)
 
 
 def _1d_coord(layout: AnyLayout, index: int) -> int:

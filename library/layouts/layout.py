@@ -160,8 +160,8 @@ AnyLayout = Layout | Composed
 
 def join(layouts: Iterable[Layout]) -> Layout:
     """The layout with these modes (``make_layout``)."""
-    found = [*layouts]
-    return Layout(tuple(layout.shape for layout in found), tuple(layout.stride for layout in found))
+    modes = [*layouts]
+    return Layout(tuple(layout.shape for layout in modes), tuple(layout.stride for layout in modes))
 
 
 def column_major(shape: IntTuple) -> Layout:

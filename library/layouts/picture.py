@@ -67,9 +67,9 @@ def _indices(layout: AnyLayout) -> Grid:
     modes = tuples.modes(layout.shape)
     rows = tuples.product(modes[0]) if len(modes) > 1 else 1
     columns = layout.size // rows
-    found = [[layout(row + column * rows) for column in range(columns)] for row in range(rows)]
+    index_rows = [[layout(row + column * rows) for column in range(columns)] for row in range(rows)]
     across = f"mode 0 down, modes 1 to {len(modes) - 1} across" if len(modes) > 2 else ""
-    return Grid(across, _strings(found), tuple(tuple(index % SHADES for index in row) for row in found))
+    return Grid(across, _strings(index_rows), tuple(tuple(index % SHADES for index in row) for row in index_rows))
 
 
 def _strings(rows: list[list[int]]) -> tuple[tuple[str, ...], ...]:
@@ -89,13 +89,13 @@ def _grid(name: str, owners: dict[int, list[Owner]], rows: int, columns: int, pl
 def _owners(layout: Layout) -> dict[int, list[Owner]]:
     """The owners of each coordinate of a layout (thread, value) -> coordinate."""
     layout.refuse_many("a table of (thread, value)")
-    found: dict[int, list[Owner]] = {}
+    owners_at: dict[int, list[Owner]] = {}
     threads = [layout[0](thread) for thread in range(layout[0].size)]
     for value in range(layout[1].size):
         offset = layout[1](value)
         for thread, start in enumerate(threads):
-            found.setdefault(start + offset, []).append(Owner(thread, value))
-    return {where: sorted(owners) for where, owners in found.items()}
+            owners_at.setdefault(start + offset, []).append(Owner(thread, value))
+    return {where: sorted(owners) for where, owners in owners_at.items()}
 
 
 def _held(layout: Layout, shape: tuple[int, int]) -> Grid:
@@ -133,11 +133,11 @@ def _operand(mma: TiledMma, operand: Operand) -> Grid:
     if operand == "B":
         owners = {where // rows + where % rows * columns: who for where, who in owners.items()}
         rows, columns = columns, rows
-    found = _grid(f"{operand}: {_DOWN_ACROSS[operand]}", owners, rows, columns, _PLACES[operand])
+    grid = _grid(f"{operand}: {_DOWN_ACROSS[operand]}", owners, rows, columns, _PLACES[operand])
     if not is_whole(mma.fragments(operand)[0][0]):
-        return found
-    cells = tuple(tuple(cell[cell.index("V") :] for cell in row) for row in found.cells)
-    return replace(found, title=f"{found.title}; in shared memory, accessed by all threads", cells=cells)
+        return grid
+    cells = tuple(tuple(cell[cell.index("V") :] for cell in row) for row in grid.cells)
+    return replace(grid, title=f"{grid.title}; in shared memory, accessed by all threads", cells=cells)
 
 
 def facts(value: Value) -> dict[str, Any]:

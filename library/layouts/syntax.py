@@ -97,7 +97,7 @@ class _Token:
 
 
 def _tokens(text: str) -> list[_Token]:
-    found: list[_Token] = []
+    tokens: list[_Token] = []
     end = 0
     while text[end:].strip():
         if not (token := _TOKEN.match(text, end)):
@@ -108,9 +108,9 @@ def _tokens(text: str) -> list[_Token]:
         kind = token.lastgroup or ""
         if kind == "number" and len(token[kind]) > _MOST_DIGITS:
             raise LayoutError(f"an integer must have at most {_MOST_DIGITS} digits", token.start(kind))
-        found.append(_Token(kind, token[kind], token.start(kind)))
+        tokens.append(_Token(kind, token[kind], token.start(kind)))
         end = token.end()
-    return [*found, _Token("end", "", len(text.rstrip()))]
+    return [*tokens, _Token("end", "", len(text.rstrip()))]
 
 
 class _Parser:
@@ -148,12 +148,12 @@ class _Parser:
         return Composition(tuple(terms), columns[0]) if columns else terms[0]
 
     def term(self) -> Node:
-        found = self.primary()
+        node = self.primary()
         if self.take(":"):
-            found = Pair(found, self.primary(), found.column)
+            node = Pair(node, self.primary(), node.column)
         while opened := self.take("("):
-            found = Call(found, self.listed(opened, ")"), found.column)
-        return found
+            node = Call(node, self.listed(opened, ")"), node.column)
+        return node
 
     def listed(self, opened: _Token, closing: str) -> tuple[Node, ...]:
         """The expressions between brackets, after the opening bracket was consumed."""

@@ -51,8 +51,8 @@ class TiledMma:
     def __post_init__(self) -> None:
         if self.atoms.rank != 3:
             raise LayoutError(f"atoms is {self.atoms} with {self.atoms.rank} modes; it must have three: (M,N,K)")
-        for number, given in enumerate(self.tile):
-            size = self.core[number] if given is None else as_layout(given).size
+        for number, tiler in enumerate(self.tile):
+            size = self.core[number] if tiler is None else as_layout(tiler).size
             if size % self.core[number]:
                 raise LayoutError(
                     f"the tile's {'MNK'[number]} is {size}; it must be a multiple of {self.core[number]}, the extent "
@@ -81,8 +81,8 @@ class TiledMma:
         return tiled(logical_product, self.atom.thread_ids, self.atoms)
 
     def _permutation(self, mode: int) -> Layout:
-        given = self.tile[mode]
-        return Layout(self.core[mode], 1) if given is None else as_layout(given)
+        tiler = self.tile[mode]
+        return Layout(self.core[mode], 1) if tiler is None else as_layout(tiler)
 
     def fragments(self, operand: Operand) -> Layout:
         """((thread of the atom, (row, column of the atom)), (value of the atom, (remaining rows, columns))) ->
@@ -124,11 +124,11 @@ class TiledMma:
         of_atom, atoms = held[0].modes
         extents = (1 if is_whole(of_atom) else of_atom.size, atoms[0].size, atoms[1].size, self.atoms[other].size)
         Layout((*extents, len(values)), (0,) * 5).refuse_many(f"(thread, value) of operand {operand}")
-        found: dict[int, list[Owner]] = {}
+        owners_at: dict[int, list[Owner]] = {}
         for thread, row, column, along in itertools.product(*map(range, extents)):
             place = {rows: row, columns: column, other: along}
             owner = self.threads((thread, place[0], place[1], place[2]))
             start = held[0]((thread, (row, column)))
             for value, offset in enumerate(values):
-                found.setdefault(start + offset, []).append(Owner(owner, value))
-        return {where: sorted(owners) for where, owners in found.items()}
+                owners_at.setdefault(start + offset, []).append(Owner(owner, value))
+        return {where: sorted(owners) for where, owners in owners_at.items()}

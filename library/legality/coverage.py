@@ -61,16 +61,16 @@ def tables() -> tuple[Table, ...]:
     )
 
 
-def _row(given: Mapping[str, Value]) -> Row:
-    return Row(given, {schedule: _cell({"schedule": schedule, **given}) for schedule in schedules()})
+def _row(fields: Mapping[str, Value]) -> Row:
+    return Row(fields, {schedule: _cell({"schedule": schedule, **fields}) for schedule in schedules()})
 
 
-def _cell(given: Mapping[str, Value]) -> str:
-    served = {name: (given[name], "any") for name in ("a.major", "b.major") if name in given}
-    if any_legal({**given, **served}) is not None:
+def _cell(fields: Mapping[str, Value]) -> str:
+    served = {name: (fields[name], "any") for name in ("a.major", "b.major") if name in fields}
+    if any_legal({**fields, **served}) is not None:
         return OK
-    rule = obstacle(given)
-    assert rule is not None, f"{dict(given)} is legal, though not with strides of any kind"
+    rule = obstacle(fields)
+    assert rule is not None, f"{dict(fields)} is legal, though not with strides of any kind"
     return rule.id
 
 
@@ -100,19 +100,19 @@ def _schedulers() -> Iterable[Row]:
 
 
 def _legal_values(
-    names: Sequence[str], given: Mapping[str, Value] | None = None, example_before: Fields | None = None
+    names: Sequence[str], fields: Mapping[str, Value] | None = None, example_before: Fields | None = None
 ) -> Iterable[dict[str, Value]]:
-    """Every combination of values of the named fields for which a legal config with the ``given`` fields exists.
+    """Every combination of values of the named fields for which a legal config with the fixed ``fields`` exists.
 
-    ``example_before`` is a known legal config with the ``given`` fields; it saves searches.
+    ``example_before`` is a known legal config with these ``fields``; it saves searches.
     """
-    given = given or {}
+    fields = fields or {}
     if not names:
         yield {}
         return
     name, *rest = names
     for value in DOMAINS[name]:
-        constraints = {**given, name: value}
+        constraints = {**fields, name: value}
         example = (
             example_before if example_before is not None and example_before[name] == value else any_legal(constraints)
         )
@@ -143,12 +143,12 @@ def _operand_labels(rows: Sequence[Row]) -> _Labelled:
         yield (pairing, " · ".join(sums_of), majors_label), answer
 
 
-def _sums(given: Mapping[str, Value]) -> str:
+def _sums(fields: Mapping[str, Value]) -> str:
     """The accumulator type, with two-level accumulation and scales if used."""
-    scales = [str(given[f"{operand}.scale"]) for operand in "ab"]
-    two_level = ", two-level" if given["promote"] else ""
+    scales = [str(fields[f"{operand}.scale"]) for operand in "ab"]
+    two_level = ", two-level" if fields["promote"] else ""
     scaled = f", scaled {' by '.join(scale for scale in scales if scale != 'none')}" if set(scales) != {"none"} else ""
-    return f"{given['accumulator']}{two_level}{scaled}"
+    return f"{fields['accumulator']}{two_level}{scaled}"
 
 
 def _product(pairings: Sequence[str]) -> str:
@@ -186,8 +186,8 @@ def _target_labels(rows: Sequence[Row]) -> _Labelled:
 
 def _scheduler_labels(rows: Sequence[Row]) -> _Labelled:
     for row in rows:
-        given = row.given
-        yield (str(given["scheduler.batching"]), str(given["scheduler.decomposition"])), tuple(row.cells.values())
+        fields = row.given
+        yield (str(fields["scheduler.batching"]), str(fields["scheduler.decomposition"])), tuple(row.cells.values())
 
 
 _LABELS = {

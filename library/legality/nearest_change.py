@@ -65,12 +65,12 @@ class _Search:
             self._extend({}, [self._rule], self._open, size)
         return self._found
 
-    def _extend(self, made: dict[str, _Choice], broken: list[Rule], free: _Open, left: int) -> None:
-        """Try up to ``left`` more changes of ``free`` fields to repair the rules ``broken`` by the changes ``made``."""
+    def _extend(self, changed_fields: dict[str, _Choice], broken: list[Rule], free: _Open, left: int) -> None:
+        """Change up to ``left`` more ``free`` fields, after ``changed_fields``, to repair the ``broken`` rules."""
         if not broken:
-            self._compare(made)
+            self._compare(changed_fields)
             return
-        so_far = sum(choice.distance for choice in made.values())
+        so_far = sum(choice.distance for choice in changed_fields.values())
         for name in self._suspects(broken, free, left):
             old, rules = self._fields[name], self._rules_of[name]
             choices, free = free[name], {other: choices for other, choices in free.items() if other != name}
@@ -81,11 +81,11 @@ class _Search:
                     break
                 self._fields[name] = choice.value
                 if left > 1 and (narrowed := self._narrowed(rules, free)) is not None:
-                    elsewhere = [rule for rule in broken if name not in rule.fields]
-                    here = [rule for rule in rules if not rule.allows(self._config)]
-                    self._extend({**made, name: choice}, elsewhere + here, narrowed, left - 1)
+                    broken_elsewhere = [rule for rule in broken if name not in rule.fields]
+                    broken_here = [rule for rule in rules if not rule.allows(self._config)]
+                    self._extend({**changed_fields, name: choice}, broken_elsewhere + broken_here, narrowed, left - 1)
                 elif left == 1 and all(rule.allows(self._config) for rule in rules):
-                    self._compare({**made, name: choice})
+                    self._compare({**changed_fields, name: choice})
             self._fields[name] = old
             kept = self._narrowed(rules, free) if left > 1 else free
             if choices[0].place != _KEPT or kept is None:
@@ -125,9 +125,9 @@ class _Search:
         self._fields[name] = choice.value
         return rule.allows(self._config)
 
-    def _compare(self, made: dict[str, _Choice]) -> None:
+    def _compare(self, changed_fields: dict[str, _Choice]) -> None:
         """Keep this change if it is nearer than the best one so far."""
-        changes = [(at, made[name]) for at, name in enumerate(self.names) if name in made]
+        changes = [(at, changed_fields[name]) for at, name in enumerate(self.names) if name in changed_fields]
         key = sum(c.distance for _, c in changes), [at for at, _ in changes], [c.place for _, c in changes]
         if self._best is None or key < self._best:
             self._best, self._found = key, {self.names[at]: choice.value for at, choice in changes}

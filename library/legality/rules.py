@@ -94,19 +94,19 @@ def _splits(plan: KernelPlan) -> str | None:
 def _decomposition(plan: KernelPlan) -> str | None:
     """The schedule must support the decomposition of K."""
     config = plan.config
-    decomposition, known = config.scheduler.decomposition, new_plan(config).decompositions
-    if decomposition in known:
+    decomposition, supported = config.scheduler.decomposition, new_plan(config).decompositions
+    if decomposition in supported:
         return None
-    return f"decomposition is {decomposition}; {config.schedule} kernels support only {one_of(known)}"
+    return f"decomposition is {decomposition}; {config.schedule} kernels support only {one_of(supported)}"
 
 
 @rule("batching", ("scheduler.batching", "schedule"), "gemmill: available tile schedulers", KernelPlan)
 def _batching(plan: KernelPlan) -> str | None:
     """The kernel family must support the batching."""
-    batching, known = plan.config.scheduler.batching, family_of(plan.config).batchings
-    if batching in known:
+    batching, supported = plan.config.scheduler.batching, family_of(plan.config).batchings
+    if batching in supported:
         return None
-    return f"batching is {batching}; {plan.config.schedule} kernels support only {one_of(known)}"
+    return f"batching is {batching}; {plan.config.schedule} kernels support only {one_of(supported)}"
 
 
 @rule("epilogue-c", ("c.dtype", "epilogue"), "gemmill: a kernel loads C only if its epilogue reads it", KernelPlan)

@@ -71,20 +71,20 @@ class Document:
     def fault(self, location: Location, message: str, *, key: bool = False, column: int | None = None) -> None:
         """Record a fault at a value, at its key, or at a column (from 0) of its text."""
         position = self.keys.get(location) if key else None
-        known = location
-        while known not in self.values and known:
-            known = known[:-1]
-        line, start = position or self.values.get(known, (1, 1))
-        if column is not None and known in self.written:
-            start += _width(self.source[self.written[known]], column)
+        nearest = location
+        while nearest not in self.values and nearest:
+            nearest = nearest[:-1]
+        line, start = position or self.values.get(nearest, (1, 1))
+        if column is not None and nearest in self.written:
+            start += _width(self.source[self.written[nearest]], column)
         self.faults.append(Fault(line, start, dotted(location), message))
 
     def report(self) -> str:
         """The first faults in file order, each as a line ``file:line:column: field: message``, and the number of
         further faults."""
-        found = sorted(set(self.faults))
-        lines = [f"{self.path}:{f.line}:{f.column}: {f.field}: {f.message}" for f in found[:MOST_NAMED]]
-        if more := len(found) + self.uncounted - len(lines):
+        faults = sorted(set(self.faults))
+        lines = [f"{self.path}:{f.line}:{f.column}: {f.field}: {f.message}" for f in faults[:MOST_NAMED]]
+        if more := len(faults) + self.uncounted - len(lines):
             lines.append(f"{self.path}: and {more:,} more fault{'s'[: more > 1]}")
         return "\n".join(lines)
 
@@ -174,9 +174,9 @@ def _text(document: Document, read: Callable[[Path, int], bytes]) -> str:
     return text
 
 
-def _refuse_at(document: Document, before: str, message: str) -> None:
-    """Raise ManifestError with a fault at the end of the text ``before``."""
-    position = before.count("\n") + 1, len(before) - before.rfind("\n")
+def _refuse_at(document: Document, text_before: str, message: str) -> None:
+    """Raise ManifestError with a fault at the end of ``text_before``."""
+    position = text_before.count("\n") + 1, len(text_before) - text_before.rfind("\n")
     document.faults.append(Fault(*position, "file", message))
     document.check()
 

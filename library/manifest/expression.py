@@ -136,8 +136,8 @@ class _Compiler:
         self.fields: dict[str, None] = {}
 
     def error(self, node: ast.expr, message: str) -> ExpressionError:
-        before = self.source[: node.col_offset]  # ast counts bytes
-        return ExpressionError(message, len(before.decode()) + self.offset)
+        prefix = self.source[: node.col_offset]  # ast counts bytes
+        return ExpressionError(message, len(prefix.decode()) + self.offset)
 
     def boolean(self, node: ast.expr) -> Callable[[GemmConfig], bool]:
         match node:

@@ -202,9 +202,9 @@ class KernelSet:
 
     def _choice(self, preset: str | None, where: str | None) -> Preset:
         if preset is not None and preset not in self.presets:
-            known = ", ".join(self.presets) or "none"
+            preset_names = ", ".join(self.presets) or "none"
             hint = suggest(preset, self.presets) or ";"
-            raise ManifestError(f"{self.name} has no preset {preset!r}{hint} presets: {known}")
+            raise ManifestError(f"{self.name} has no preset {preset!r}{hint} presets: {preset_names}")
         chosen = self.presets[preset] if preset is not None else Preset()
         return Preset(chosen.description, (*chosen.where, *predicates(where)), chosen.alternatives)
 
@@ -228,8 +228,8 @@ def _with_stages(names: tuple[str, ...], rows: Iterable[tuple[Value, ...]]) -> G
     others = Axis((*names[:at], *names[at + 1 :]), tuple((*row[:at], *row[at + 1 :]) for row in autos))
     stages = Grid((others, AUTO)).tabulate(attrgetter("stages")).entries if autos else np.array([])
     numbers = iter(np.broadcast_to(stages.ravel(), len(autos)).tolist())
-    found = ((*row[:at], next(numbers) if row[at] == "auto" else row[at], *row[at + 1 :]) for row in rows)
-    return Grid((Axis(names, tuple(dict.fromkeys(found))),))
+    resolved_rows = ((*row[:at], next(numbers) if row[at] == "auto" else row[at], *row[at + 1 :]) for row in rows)
+    return Grid((Axis(names, tuple(dict.fromkeys(resolved_rows))),))
 
 
 def predicates(where: str | None) -> tuple[Predicate, ...]:

@@ -45,14 +45,14 @@ class TypeFilter:
 
 def _types(mappings: tuple[object, ...], operand: str) -> set[object]:
     """The types that an operand can have: those of the mappings up to the first one whose choices all give types."""
-    found: set[object] = set()
+    dtypes: set[object] = set()
     for mapping in mappings:
         choices = _listed(mapping.get(operand)) if isinstance(mapping, dict) else []
         types_of_choices = [_listed(choice.get("dtype")) if isinstance(choice, dict) else [] for choice in choices]
-        found.update(dtype for types in types_of_choices for dtype in types if isinstance(dtype, str))
+        dtypes.update(dtype for types in types_of_choices for dtype in types if isinstance(dtype, str))
         if types_of_choices and all(types_of_choices):
             break
-    return found
+    return dtypes
 
 
 def _listed(value: object) -> list[object]:

@@ -31,9 +31,9 @@ def rename(document: Document) -> None:
             document.fault(location, f"is the former name of {present}, which is also set here; remove it", key=True)
     if moves:
         _move(document, moves)
-    for name, found in places.items():
-        line, column = found[0]
-        others = f" (and in {len(found) - 1} other places)" if len(found) > 1 else ""
+    for name, positions in places.items():
+        line, column = positions[0]
+        others = f" (and in {len(positions) - 1} other places)" if len(positions) > 1 else ""
         warn(f"{document.path}:{line}:{column}: {name} is now called {FORMER[name]}{others}")
 
 
@@ -80,7 +80,7 @@ def _move(document: Document, moves: Mapping[Location, str]) -> None:
 
     tables: tuple[dict[Location, Any], ...] = (document.values, document.keys, document.written)
     for table in tables:
-        content = {moved(location): found for location, found in table.items()}
+        content = {moved(location): entry for location, entry in table.items()}
         table.clear()
         table.update(content)
     document.invalid = {moved(location) for location in document.invalid}

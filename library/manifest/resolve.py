@@ -68,8 +68,8 @@ def _filled(choices: tuple[Any, ...], defaults: tuple[Any, ...]) -> tuple[Any, .
         if not isinstance(item, Choices) or not isinstance(default, Choices):
             return item
         open_leaves = [leaf for leaf in type(item).model_fields if item[leaf] is None]
-        given = {leaf: values for leaf in open_leaves if (values := default[leaf]) is not None}
-        return item.model_copy(update=given) if given else item
+        leaf_defaults = {leaf: values for leaf in open_leaves if (values := default[leaf]) is not None}
+        return item.model_copy(update=leaf_defaults) if leaf_defaults else item
 
     return tuple(dict.fromkeys(fill(item, default) for item in choices for default in defaults))
 
@@ -161,18 +161,18 @@ def preset(spec: PresetSpec) -> Preset:
 
 def matching(spec: SetSpec) -> tuple[Predicate, ...]:
     """Predicates that a config meets if, in every part that ``spec`` gives, it has one of the given values."""
-    found = []
+    predicates = []
     for name in GROUPS:
         parts = spec[name]
         if parts is None:
             continue
         if name in PARTS:
-            found.append(_any_part(name, parts))
+            predicates.append(_any_part(name, parts))
         elif name == "epilogue":
-            found.append(_any_epilogue(parts))
+            predicates.append(_any_epilogue(parts))
         else:
-            found.append(member((name,), tuple((value,) for value in parts)))
-    return tuple(found)
+            predicates.append(member((name,), tuple((value,) for value in parts)))
+    return tuple(predicates)
 
 
 def _any_epilogue(texts: tuple[str, ...]) -> Predicate:
@@ -189,7 +189,7 @@ def _any_part(group: str, parts: tuple[Any, ...]) -> Predicate:
             return config.c is None
         if part == "same":
             return all(READERS[c](config) == READERS[d](config) for c, d in zip(names, like_d, strict=True))
-        given = ((READERS[row.name], part[row.leaf]) for row in GROUPS[group])
-        return all(values is None or read(config) in values for read, values in given)
+        allowed_values = ((READERS[row.name], part[row.leaf]) for row in GROUPS[group])
+        return all(values is None or read(config) in values for read, values in allowed_values)
 
     return lambda config: any(fits(part, config) for part in parts)

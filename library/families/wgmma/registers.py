@@ -86,11 +86,11 @@ def is_demanding(epilogue: str) -> bool:
     It does if it reduces columns, applies gelu to several vectors, has another reduction with two vectors along N,
     reads more than ten vectors along N, or reads two matrices at any strides.
     """
-    found = parse(epilogue)
-    reductions = [output.kind for output in found.outputs if output.is_reduction]
-    rows = sum(operand.kind == "row" for operand in found.operands)
+    tree = parse(epilogue)
+    reductions = [output.kind for output in tree.outputs if output.is_reduction]
+    rows = sum(operand.kind == "row" for operand in tree.operands)
     matrices, columns = read_in_place(epilogue)
-    holds_many = any(FUNCTIONS[name].registers == "many" for name in found.functions)
+    holds_many = any(FUNCTIONS[name].registers == "many" for name in tree.functions)
     return (
         "column" in reductions
         or (holds_many and rows + columns > 1)

@@ -396,7 +396,7 @@ class WgmmaPlan(KernelPlan):
         """The matrices that the main kernel's epilogue reads and writes by TMA. Split-K kernels have none: the second
         kernel applies the epilogue."""
         read, written = ((), ()) if self.has_second_kernel else staged_formats(self.config.epilogue)
-        return tuple(Format(*each) for each in read), tuple(Format(*each) for each in written)
+        return tuple(Format(*fields) for fields in read), tuple(Format(*fields) for fields in written)
 
     @member
     def loaded(self) -> tuple[Format, ...]:
@@ -560,7 +560,7 @@ def swizzle_bytes(contiguous_bytes: int) -> int:
 def _dividing_n(columns: int, most: int, *staged: Format) -> int:
     """The most columns of a subtile that divide the columns of D that a CTA stores, and suit all staged matrices."""
     widths = range(min(columns, most) // 8 * 8, 8, -8)
-    return next((n for n in widths if columns % n == 0 and all(_suits(n, each) for each in staged)), 8)
+    return next((n for n in widths if columns % n == 0 and all(_suits(n, matrix) for matrix in staged)), 8)
 
 
 @cache
@@ -570,14 +570,14 @@ def _wider_n(columns: int, n: int, staged: Format) -> tuple[int, ...]:
     An n-major D allows widths that divide its columns, and whole swizzle spans whose last subtile begins at a multiple
     of 16 bytes. TMA writes two lines for each row of other widths.
     """
-    found = []
+    widths = []
     for x in range(8, min(columns, REWRITTEN_N) + 1, 8):
         left, spans = -(-columns // x) / -(-columns // n), staged.major == "n" and _is_span(x, staged)
         worth = left <= FAR_FEWER or (left < 1 and spans and not _is_span(n, staged))
         aligned = spans and (columns - x) * staged.bytes % TMA_ALIGN == 0
         if worth and _suits(x, staged) and (staged.major == "m" or aligned or columns % x == 0):
-            found.append(x)
-    return tuple(sorted(found, key=lambda x: (-(-columns // x), x)))
+            widths.append(x)
+    return tuple(sorted(widths, key=lambda x: (-(-columns // x), x)))
 
 
 def _suits(n: int, staged: Format) -> bool:
@@ -593,4 +593,4 @@ def _is_span(n: int, staged: Format) -> bool:
 
 def _subtile_bytes(n: int, staged: tuple[Format, ...]) -> int:
     """Bytes of one subtile of n columns of each of several matrices."""
-    return sum(align_up(SUBTILE_M * n * each.bytes, 1024) for each in staged)
+    return sum(align_up(SUBTILE_M * n * matrix.bytes, 1024) for matrix in staged)

@@ -638,12 +638,12 @@ AUTO_STAGES_FIELDS = (
 )
 def memory_of_a_cta(plan: WgmmaPlan) -> str | None:
     """Stages, epilogue subtiles and mbarriers must fit the shared memory of a CTA."""
-    needed, capacity = plan.shared_bytes, plan.config.target.shared_bytes
-    if needed <= capacity:
+    shared_bytes, capacity = plan.shared_bytes, plan.config.target.shared_bytes
+    if shared_bytes <= capacity:
         return None
     return (
-        f"{plan.config.stages} stages of {sum(plan.stage_bytes):,} bytes and the epilogue take {needed:,} bytes of "
-        f"shared memory; a CTA has {capacity:,}"
+        f"{plan.config.stages} stages of {sum(plan.stage_bytes):,} bytes and the epilogue take {shared_bytes:,} bytes "
+        f"of shared memory; a CTA has {capacity:,}"
     )
 
 
