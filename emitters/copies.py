@@ -147,7 +147,7 @@ def emit_copies(overlaps: bool) -> str:
     it is for sm_70 and later.
     """
 
-    def each(template: Template) -> str:
+    def per_vector(template: Template) -> str:
         return "\n".join(template.substitute(i=i, ahead=place * THREADS) for place, i in enumerate(_VECTORS))
 
     later = ({"offset": job * JOB.size + JOB.size - 4, "size": JOB.size} for job in range(1, JOBS))
@@ -158,10 +158,10 @@ def emit_copies(overlaps: bool) -> str:
         bytes=JOBS * JOB.size,
         threads=THREADS,
         block=BLOCK,
-        registers=each(_REGISTERS),
+        registers=per_vector(_REGISTERS),
         choose="\n".join(_CHOOSE.substitute(job) for job in later),
-        locate=each(_LOCATE),
+        locate=per_vector(_LOCATE),
         overlap=_OVERLAP if overlaps else "",
-        load=each(_LOAD),
+        load=per_vector(_LOAD),
         store="\n".join(map(_store, _VECTORS)),
     )
