@@ -125,14 +125,14 @@ def current(device: int) -> Iterator[None]:
     A thread without a context keeps this one, as after its first call of the CUDA runtime.
     """
     driver = bindings()
-    mine = context(device)
-    before = check(driver.cuCtxGetCurrent(), "reading the current context")
-    check(driver.cuCtxSetCurrent(mine), f"entering the context of GPU {device}")
+    context_of_device = context(device)
+    previous = check(driver.cuCtxGetCurrent(), "reading the current context")
+    check(driver.cuCtxSetCurrent(context_of_device), f"entering the context of GPU {device}")
     try:
         yield
     finally:
-        if int(before):
-            check(driver.cuCtxSetCurrent(before), "restoring the current context")
+        if int(previous):
+            check(driver.cuCtxSetCurrent(previous), "restoring the current context")
 
 
 def device_of(pointer: int) -> int | None:

@@ -103,11 +103,11 @@ def _find(registry: Registry, kernel: LockedKernel) -> Fetched | None:
             with suppress(PackError):  # another pack may have it undamaged
                 if not kernel.difference(artifact := pack.get(kernel.name)):
                     return Fetched(artifact, "pack")
-    kept = registry.store.get(kernel.key)
-    if kept is not None and not kernel.difference(kept):
-        return Fetched(kept, "store")
-    served = _request(registry, kernel)
-    return Fetched(served, "remote") if served is not None and not kernel.difference(served) else None
+    stored = registry.store.get(kernel.key)
+    if stored is not None and not kernel.difference(stored):
+        return Fetched(stored, "store")
+    fetched = _request(registry, kernel)
+    return Fetched(fetched, "remote") if fetched is not None and not kernel.difference(fetched) else None
 
 
 def _request(registry: Registry, kernel: LockedKernel) -> Artifact | None:
@@ -119,5 +119,5 @@ def _request(registry: Registry, kernel: LockedKernel) -> Artifact | None:
     requested = RequestedKernel(
         kernel.name, kernel.provenance.source_digest, kernel.provenance.headers_digest, kernel.key
     )
-    served = registry.remote.kernel(requested, machine(registry.gpu))
-    return served if isinstance(served, Artifact) else None
+    reply = registry.remote.kernel(requested, machine(registry.gpu))
+    return reply if isinstance(reply, Artifact) else None

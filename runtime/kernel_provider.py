@@ -70,27 +70,27 @@ class KernelProvider:
         try:
             compiler = self._compiler()
         except (RemoteError, ToolchainError) as error:
-            served = self._by_name(source)
-            if isinstance(served, Artifact):
-                return served
+            reply = self._by_name(source)
+            if isinstance(reply, Artifact):
+                return reply
             name, packs = source.name, self._packs
             places = f"none of the {packs} packs holds {name}" if packs else f"{name} is not loaded"
-            remote = f", the remote does not have it ({served.says})" if served else ""
+            remote = f", the remote does not have it ({reply.says})" if reply else ""
             raise type(error)(f"{places}{remote}, and it cannot be compiled here: {error}") from error
-        start, left = time.monotonic(), 0.0
+        start, seconds = time.monotonic(), 0.0
 
         def make() -> Artifact:
-            nonlocal left
-            if isinstance(served := self._request(source, key, start), Artifact):
-                return served
-            left = self._seconds_left(start)
+            nonlocal seconds
+            if isinstance(reply := self._request(source, key, start), Artifact):
+                return reply
+            seconds = self._seconds_left(start)
             return compiler.compile(source, config)
 
         key = compiler.key(source, config)
         artifact, _ = self._store.get_or_make(key, make)
         self._remember(compiler, source, key)
-        if left > 0:
-            self._upload(artifact, left)
+        if seconds > 0:
+            self._upload(artifact, seconds)
         return artifact
 
     def provide_many(
@@ -151,10 +151,10 @@ class KernelProvider:
             source = emit(config)
             if compiler is None:
                 return self._by_name(source)
-            served = self._by_key(source, key := compiler.key(source, config))
-            if served is None or isinstance(served, Artifact):
+            reply = self._by_key(source, key := compiler.key(source, config))
+            if reply is None or isinstance(reply, Artifact):
                 self._remember(compiler, source, key)
-            return served
+            return reply
 
         with ThreadPoolExecutor(min(_AT_A_TIME, len(configs))) as threads:
             return dict(zip(map(kernel_name, configs), threads.map(fetched, configs), strict=True))
@@ -186,9 +186,9 @@ class KernelProvider:
         with self._store.hold_lock(key):
             if self._store.holds(key):
                 return None
-            if isinstance(served := self._request(source, key, start), Artifact):
-                self._store.put(key, served)
-            return served
+            if isinstance(reply := self._request(source, key, start), Artifact):
+                self._store.put(key, reply)
+            return reply
 
     def _by_name(self, source: EmittedSource) -> Artifact | Miss | None:
         """Return a kernel that any toolchain made from a source, from the store or the remote; None where there is
@@ -196,14 +196,14 @@ class KernelProvider:
         from gemmill.runtime.storage.remote.protocol import RequestedKernel
 
         start, requested = time.monotonic(), RequestedKernel.of(source)
-        if (kept := requested.find_in(self._store)) is not None or self._remote is None:
-            return kept
+        if (stored := requested.find_in(self._store)) is not None or self._remote is None:
+            return stored
         with self._store.hold_lock(requested.note):
-            if (kept := requested.find_in(self._store)) is not None:
-                return kept
-            if isinstance(served := self._request(source, None, start), Artifact):
-                requested.keep(self._store, served)
-            return served
+            if (stored := requested.find_in(self._store)) is not None:
+                return stored
+            if isinstance(reply := self._request(source, None, start), Artifact):
+                requested.keep(self._store, reply)
+            return reply
 
     def _request(self, source: EmittedSource, key: str | None, start: float) -> Artifact | Miss | None:
         """Request a kernel from the remote, if there is one. Edited kernels are never requested."""

@@ -103,8 +103,8 @@ def scratch(device: int, tensors: Sequence[TensorView]) -> Iterator[list[int]]:
     with current(device), ExitStack() as stack:
         addresses = []
         for tensor in tensors:
-            before, behind = reach(tensor.byte_extents)
-            size = before + behind + _ADDRESS_BYTES
+            head_bytes, tail_bytes = reach(tensor.byte_extents)
+            size = head_bytes + tail_bytes + _ADDRESS_BYTES
             status, memory = driver.cuMemAlloc(size)
             if int(status) == 2:  # CUDA_ERROR_OUT_OF_MEMORY
                 raise DeviceError(
@@ -113,6 +113,6 @@ def scratch(device: int, tensors: Sequence[TensorView]) -> Iterator[list[int]]:
                 )
             start = int(check((status, memory), f"allocating {size:,} bytes for outputs"))
             stack.callback(driver.cuMemFree, start)
-            lowest = tensor.ptr - before
-            addresses.append(start + (lowest - start) % _ADDRESS_BYTES + before)
+            lowest = tensor.ptr - head_bytes
+            addresses.append(start + (lowest - start) % _ADDRESS_BYTES + head_bytes)
         yield addresses

@@ -198,7 +198,7 @@ class Registry:
             return declared_kernels(self.store, targets, types, expanded)
         configs: dict[str, GemmConfig] = {}
         for pack in self.packs:
-            configs |= pack.configs(lambda name: (found := formats(name))[0] in targets and {*found[1:]} <= {*types})
+            configs |= pack.configs(lambda name: (parts := formats(name))[0] in targets and {*parts[1:]} <= {*types})
         if targets:
             configs |= {kernel_name(config): config for config in expanded()}
         return configs
@@ -286,9 +286,9 @@ class Registry:
             PackError: the pack that holds it is damaged.
         """
         name, _ = present_name(kernel_named(kernel))
-        if (artifact := self._at_hand(name)) is not None:
+        if (artifact := self._loaded_or_packed(name)) is not None:
             return artifact
-        return self._single_flight.get(name, lambda: self._emitted(name))[0]
+        return self._single_flight.get(name, lambda: self._found_or_compiled(name))[0]
 
     def add_source(self, config: str | GemmConfig, text: str) -> Artifact:
         """Compile and check an edited CUDA C++ source, and load its kernel.
@@ -343,7 +343,7 @@ class Registry:
         if isinstance(kernels, str | GemmConfig | GemmProblem):
             raise ConfigError(f"kernels is {kernels!r:.200}; it must be a list: pass [kernel]")
         names = [self._name(kernel) for kernel in kernels]
-        if missing := [parse_name(name) for name in dict.fromkeys(names) if self._at_hand(name) is None]:
+        if missing := [parse_name(name) for name in dict.fromkeys(names) if self._loaded_or_packed(name) is None]:
             artifacts, errors = self._provider.provide_many(missing, jobs, on_done)
             self._loaded |= artifacts
             if errors:
@@ -355,7 +355,7 @@ class Registry:
             return self.select(kernel).name
         return present_name(kernel_named(kernel))[0]
 
-    def _at_hand(self, name: str) -> Artifact | None:
+    def _loaded_or_packed(self, name: str) -> Artifact | None:
         """Return a kernel that is loaded, or that the first pack has undamaged."""
         if (artifact := self._loaded.get(name)) is not None:
             return artifact
@@ -371,7 +371,7 @@ class Registry:
             raise damage
         return None
 
-    def _emitted(self, name: str) -> Artifact:
+    def _found_or_compiled(self, name: str) -> Artifact:
         """Return the compiled kernel of a config, unless another thread has loaded it in the meantime."""
         if (artifact := self._loaded.get(name) or self._provider.find(name)) is None:
             from gemmill.emitters.emit import emit

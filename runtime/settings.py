@@ -178,9 +178,9 @@ _FIELDS = {x.metadata["variable"]: x for x in fields(Settings)}
 
 @cache
 def _warn_of(name: str) -> None:
-    near = suggest(name.removeprefix(_PREFIX), [x.removeprefix(_PREFIX) for x in _FIELDS], _PREFIX)
-    meant = near or f"; the settings are {', '.join(_FIELDS)}"
+    suggestion = suggest(name.removeprefix(_PREFIX), [x.removeprefix(_PREFIX) for x in _FIELDS], _PREFIX)
+    hint = suggestion or f"; the settings are {', '.join(_FIELDS)}"
     try:
-        warnings.warn(f"{name} is not a gemmill setting{meant}", SettingWarning, stacklevel=4)
+        warnings.warn(f"{name} is not a gemmill setting{hint}", SettingWarning, stacklevel=4)
     except SettingWarning as warning:  # under -W error, an unknown variable still stops nothing
         sys.stderr.write(f"warning: {warning}\n")

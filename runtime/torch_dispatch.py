@@ -133,7 +133,7 @@ def has_tangent(tensors: Iterable[Any]) -> bool:
 def _watched() -> tuple[Any, Any, Any]:
     """Three sets of dispatch keys: those that come before a kernel, those of autocast, and those of autograd."""
     keys = sys.modules["torch"]._C
-    before = (
+    earlier_keys = (
         "Python",
         "Functionalize",
         "Negative",  # a view that negates the values in memory
@@ -149,7 +149,7 @@ def _watched() -> tuple[Any, Any, Any]:
         return functools.reduce(lambda x, y: x | y, sets)
 
     return (
-        joined(before),
+        joined(earlier_keys),
         joined(("AutocastCPU", "AutocastCUDA")),
         joined(("AutogradCPU", "AutogradCUDA", "AutogradMeta", "AutogradOther")),
     )
@@ -177,6 +177,6 @@ class State:
         """The state for calls with tensors like these. Guards check that the dispatcher's state is the same; below
         autograd nothing is recorded."""
         torch = importlib.import_module("torch")
-        may = any(x.requires_grad for x in tensors) and (_keys(tensors) & _watched()[2]).raw_repr()
-        records = torch.is_grad_enabled if may else bool
+        may_record = any(x.requires_grad for x in tensors) and (_keys(tensors) & _watched()[2]).raw_repr()
+        records = torch.is_grad_enabled if may_record else bool
         return cls(torch._C._len_torch_dispatch_stack, records, torch.autograd.forward_ad)

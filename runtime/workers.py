@@ -80,14 +80,14 @@ class Worker:
         self.item = ""
         """Its current item."""
         arguments = command(_BODY)
-        self._socket, theirs = socket.socketpair()
+        self._socket, child_socket = socket.socketpair()
         output = subprocess.DEVNULL if is_silent else None
         try:
-            with theirs:
+            with child_socket:
                 # A separate process group: Ctrl-C reaches only this process, which then stops its workers.
                 self._process = subprocess.Popen(
-                    [*arguments, module, str(theirs.fileno()), str(os.getpid())],
-                    pass_fds=[theirs.fileno()],
+                    [*arguments, module, str(child_socket.fileno()), str(os.getpid())],
+                    pass_fds=[child_socket.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

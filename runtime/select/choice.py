@@ -99,7 +99,7 @@ class Choice:
     @property
     def swapped(self) -> bool:
         """Deprecated name of :attr:`swap_ab`."""
-        return _renamed(self)
+        return _deprecated_swapped(self)
 
 
 class Candidate(NamedTuple):
@@ -120,7 +120,7 @@ class Candidate(NamedTuple):
     @property
     def swapped(self) -> bool:
         """Deprecated name of :attr:`swap_ab`."""
-        return _renamed(self)
+        return _deprecated_swapped(self)
 
 
 def in_words(config: GemmConfig, problem: GemmProblem, swap_ab: bool) -> str:
@@ -129,8 +129,8 @@ def in_words(config: GemmConfig, problem: GemmProblem, swap_ab: bool) -> str:
     if is_aligned(problem):
         return words
     names, problem = ("BAC", problem.transposed) if swap_ab else ("ABC", problem)
-    if found := sorted(names["abc".index(x)] for x in realigned(config, problem)):
-        words += f"; gemmill first copies {' and '.join(found)} into aligned memory for TMA"
+    if operands := sorted(names["abc".index(x)] for x in realigned(config, problem)):
+        words += f"; gemmill first copies {' and '.join(operands)} into aligned memory for TMA"
     return words
 
 
@@ -139,6 +139,6 @@ def warn_of_quick() -> None:
     warnings.warn("quick has no effect: leave it out", DeprecationWarning, stacklevel=3)
 
 
-def _renamed(found: Choice | Candidate) -> bool:
-    warnings.warn(f"{type(found).__name__}.swapped is deprecated: use swap_ab", DeprecationWarning, stacklevel=3)
-    return found.swap_ab
+def _deprecated_swapped(owner: Choice | Candidate) -> bool:
+    warnings.warn(f"{type(owner).__name__}.swapped is deprecated: use swap_ab", DeprecationWarning, stacklevel=3)
+    return owner.swap_ab

@@ -73,22 +73,29 @@ def read_decisions(paths: Iterable[Path]) -> list[Decision]:
                     us=record.us,
                     final=record.stage == "final",
                 )
-    return [x for x in decisions.values() if not (alone := sustained[x.problem, x.gpu]) or x.sliced in alone]
+    return [
+        x
+        for x in decisions.values()
+        if not (sustained_kernels := sustained[x.problem, x.gpu]) or x.sliced in sustained_kernels
+    ]
 
 
 def usable(decisions: Sequence[Decision], gpu: Gpu) -> list[Decision]:
     """Return the measurements on a GPU of kernels that this version of gemmill supports; the log warns of the
     others."""
-    here = [decision for decision in decisions if figures(decision.gpu).name == gpu.name]
-    others = dict.fromkeys(decision.gpu for decision in decisions if figures(decision.gpu).name != gpu.name)
-    _warn_of(len(decisions) - len(here), len(decisions), f"are from other GPUs than {gpu.name}", [*others])
-    known = {name: _is_known(name) for name in dict.fromkeys(decision.kernel for decision in here)}
-    found = [decision for decision in here if known[decision.kernel]]
-    unknown = [name for name, is_known in known.items() if not is_known]
+    on_gpu = [decision for decision in decisions if figures(decision.gpu).name == gpu.name]
+    other_gpus = dict.fromkeys(decision.gpu for decision in decisions if figures(decision.gpu).name != gpu.name)
+    _warn_of(len(decisions) - len(on_gpu), len(decisions), f"are from other GPUs than {gpu.name}", [*other_gpus])
+    support = {name: _is_supported(name) for name in dict.fromkeys(decision.kernel for decision in on_gpu)}
+    supported = [decision for decision in on_gpu if support[decision.kernel]]
+    unknown = [name for name, is_supported in support.items() if not is_supported]
     _warn_of(
-        len(here) - len(found), len(decisions), "are of kernels that this version of gemmill does not support", unknown
+        len(on_gpu) - len(supported),
+        len(decisions),
+        "are of kernels that this version of gemmill does not support",
+        unknown,
     )
-    return found
+    return supported
 
 
 def warn_of_absent(decisions: Sequence[Decision], kernels: Collection[str], types: Collection[str]) -> None:
@@ -104,7 +111,7 @@ def warn_of_absent(decisions: Sequence[Decision], kernels: Collection[str], type
     _warn_of(len(absent), len(decisions), "are of kernels that are not in this registry", absent)
 
 
-def _is_known(name: str) -> bool:
+def _is_supported(name: str) -> bool:
     try:
         parse_name(name)
     except ConfigError:

@@ -88,8 +88,8 @@ class MeasuredRows:
         types = "" if best.name in self._configs else " with compatible types"
 
         def explain() -> str:
-            found = f"fastest of {len(rows)} kernels measured for this problem{types}"
-            return f"{found} on {self._gpu.name}: {us:.1f} us{in_words(config, problem, swap_ab)}"
+            claim = f"fastest of {len(rows)} kernels measured for this problem{types}"
+            return f"{claim} on {self._gpu.name}: {us:.1f} us{in_words(config, problem, swap_ab)}"
 
         runners_up = tuple((kernel, us) for us, kernel in others[:RUNNERS_UP])
         return Choice(best, config, explain, us, lambda: runners_up, "measured", swap_ab)
@@ -116,15 +116,15 @@ class MeasuredRows:
         rows = model.times(measured)
         if rows[0][1].name not in self._configs:
             return []
-        here = [(us, kernel) for us, kernel in rows if kernel.name in self._configs]
+        available = [(us, kernel) for us, kernel in rows if kernel.name in self._configs]
         if measured == problem:
-            return here
+            return available
         if not self._kernels.variants.has_types_of(problem):
             return []
-        found = []
-        for us, kernel in here:
+        converted = []
+        for us, kernel in available:
             config = self._configs[kernel.name]
-            changed = with_types_of(config, problem.transposed if runs_transposed(config, measured) else problem)
-            if changed is not None:
-                found.append((us, kernel._replace(name=kernel_name(changed))))
-        return found
+            retyped_config = with_types_of(config, problem.transposed if runs_transposed(config, measured) else problem)
+            if retyped_config is not None:
+                converted.append((us, kernel._replace(name=kernel_name(retyped_config))))
+        return converted

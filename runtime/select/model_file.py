@@ -68,7 +68,7 @@ class GpuModel:
         tables = measured["tables"]
         return cls(
             network_of(content["network"], INPUTS),
-            {dtype: {name: float(own[name]) for name in COEFFICIENTS} for dtype, own in content["energy"].items()},
+            {dtype: {name: float(row[name]) for name in COEFFICIENTS} for dtype, row in content["energy"].items()},
             [*map(SlicedKernel.recorded, measured["kernels"], measured.get("slices", repeat(1)))],
             {tuple(table["formats"].values()): table["problems"] for table in tables},
             frozenset(tuple(table["formats"][f"{x}_dtype"] for x in "abd") for table in tables),
@@ -103,14 +103,14 @@ def content_of(gpu: str, folder: Path | None = None) -> dict[str, Any] | None:
     try:
         with sound(path):
             content: dict[str, Any] = parse(read_regular(path, _MAX_BYTES))
-            found = content["version"], content["gpu"]
+            stamp = content["version"], content["gpu"]
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RecordError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if found != (VERSION, gpu):
+    if stamp != (VERSION, gpu):
         raise RecordError(
-            f"{path}: has version {found[0]!r:.20} for {found[1]!s:.80}; expected version {VERSION} for {gpu}; {_AGAIN}"
+            f"{path}: has version {stamp[0]!r:.20} for {stamp[1]!s:.80}; expected version {VERSION} for {gpu}; {_AGAIN}"
         )
     return content
 
@@ -131,9 +131,9 @@ def with_model(gpu: Gpu, folder: Path) -> Gpu:
         RecordError: the folder has no model of it.
     """
     if not (path := path_of(gpu.name, folder)).is_file():
-        others = sorted(path.stem for path in folder.glob("*.json"))
-        has = f"the folder has models of {', '.join(others)}" if others else "the folder has no model"
-        raise RecordError(f"model {folder}: {path.name} is missing; {has}; {_AGAIN}")
+        models = sorted(path.stem for path in folder.glob("*.json"))
+        available = f"the folder has models of {', '.join(models)}" if models else "the folder has no model"
+        raise RecordError(f"model {folder}: {path.name} is missing; {available}; {_AGAIN}")
     return replace(gpu, model=folder)
 
 

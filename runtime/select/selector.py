@@ -69,10 +69,10 @@ class Selector:
         self.gpu = gpu
         self.configs = configs
         """The kernels by name."""
-        learnt = model_of(gpu.name, gpu.model)
-        self._energies = learnt.energies if learnt else {}
-        self._kernels = Kernels(configs, gpu, varies, learnt.network if learnt else None, keep)
-        self._measured = MeasuredRows(self._kernels, gpu, learnt, decisions)
+        gpu_model = model_of(gpu.name, gpu.model)
+        self._energies = gpu_model.energies if gpu_model else {}
+        self._kernels = Kernels(configs, gpu, varies, gpu_model.network if gpu_model else None, keep)
+        self._measured = MeasuredRows(self._kernels, gpu, gpu_model, decisions)
         self._times = lru_cache(1)(self._model_times)
         """Caches one result, with which advice on slow paths begins."""
         self._ranked = lru_cache(_CACHED)(self._rank_for_any_rows)
@@ -97,15 +97,15 @@ class Selector:
         """
         sm_count = self._bound(sm_count)
         if min(problem.m, problem.n, problem.k, problem.batch) == 0:
-            return self._of_empty(problem, sm_count, invariant_to).answering(problem, None)
+            return self._choice_of_empty(problem, sm_count, invariant_to).answering(problem, None)
         if invariant_to is not None:
             choice = self._for_any_rows(problem, sm_count, invariant_to)
         elif sm_count is not None:
             choice = self._fastest(problem, sm_count)
         elif rows := self._measured.rows_of_caller(problem):
             choice = self._measured.choice(problem, rows)
-        elif held := self._under_power(problem, objective):
-            choice = held
+        elif sustained := self._under_power(problem, objective):
+            choice = sustained
         elif rows := self._measured.rows_that_ship(problem):
             choice = self._measured.choice(problem, rows)
         else:
@@ -147,12 +147,12 @@ class Selector:
 
     def times(self, problem: GemmProblem) -> dict[SlicedKernel, float]:
         """Return the predicted microseconds of the kernels that support a problem; empty where none does."""
-        found: dict[SlicedKernel, float] = {}
+        fastest: dict[SlicedKernel, float] = {}
         if self._kernels.find(problem, None):
             table, serving, work = self._times(problem, None)
             for i in _members(table, serving).tolist():
-                found[table.kernels[i]] = min(float(work["us"][i]), found.get(table.kernels[i], inf))
-        return found
+                fastest[table.kernels[i]] = min(float(work["us"][i]), fastest.get(table.kernels[i], inf))
+        return fastest
 
     def _model_times(self, problem: GemmProblem, sm_count: int | None) -> tuple[FeatureTable, Integers | None, Columns]:
         """Return the kernels for a problem, those that support it, and the model's prediction."""
@@ -166,7 +166,7 @@ class Selector:
             table, serving, work = self._times(problem, sm_count)
             return table, serving, work["us"]
 
-        return self._least(times, times(), problem, sm_count)
+        return self._choice_of_least_time(times, times(), problem, sm_count)
 
     def _under_power(self, problem: GemmProblem, objective: Regime) -> Choice | None:
         """Return the kernel with the least predicted time under sustained load, where the power limit applies to the
@@ -182,41 +182,41 @@ class Selector:
 
         def times() -> _Times | None:
             table, serving, work = self._times(problem, None)
-            near = model.within(NEAR, work["us"], serving)
-            burst_us, analytic_us = (work[name].take(near) for name in ("us", "analytic_us"))
+            candidates = model.within(NEAR, work["us"], serving)
+            burst_us, analytic_us = (work[name].take(candidates) for name in ("us", "analytic_us"))
             if limit_us < HELD * burst_us.min():
                 return None
             us = np.full(work["us"].size, inf)
-            us[near] = sustained_us(energy, burst_us, analytic_us, table, typical, self.gpu, near)
-            return table, near, us
+            us[candidates] = sustained_us(energy, burst_us, analytic_us, table, typical, self.gpu, candidates)
+            return table, candidates, us
 
-        if (found := times()) is None:
+        if (times_of_kernels := times()) is None:
             return None
-        least = found[2].min()
+        least = times_of_kernels[2].min()
         if objective == "burst" and least < LONG_US:  # it ends before the limit applies
             return None
         joules = energy["watts"] * least / 1e6
         why = f"under sustained load, at the power limit of {energy['watts']:.0f} W ({joules:.3g} J per launch): "
-        return self._least(times, found, problem, None, why)
+        return self._choice_of_least_time(times, times_of_kernels, problem, None, why)
 
-    def _least(
+    def _choice_of_least_time(
         self,
         times: Callable[[], _Times | None],
-        found: _Times,
+        times_of_kernels: _Times,
         problem: GemmProblem,
         sm_count: int | None,
         why: str = "",
     ) -> Choice:
         """Return the kernel with the least time; ``times`` computes them again for its runners-up."""
-        table, members, us = found
+        table, members, us = times_of_kernels
 
         def rank() -> RunnersUp:
-            again = times()
-            assert again
-            return _runners_up(table, _ranked(*again, 1 + RUNNERS_UP), again[2])
+            recomputed = times()
+            assert recomputed
+            return _runners_up(table, _ranked(*recomputed, 1 + RUNNERS_UP), recomputed[2])
 
         best = int(us.argmin() if members is None else members[us.take(members).argmin()])
-        return self._chosen(table, best, float(us[best]), rank, problem, sm_count, why)
+        return self._choice(table, best, float(us[best]), rank, problem, sm_count, why)
 
     def _for_any_rows(self, problem: GemmProblem, sm_count: int | None, rows: Rows) -> Choice:
         """Return the kernel for all problems that differ only in M and batch, with its time for this one."""
@@ -228,7 +228,7 @@ class Selector:
             f"of times over M = {', '.join(map(str, TYPICAL_ROWS))}; for this problem: "
         )
         runners_up = _runners_up(table, order, us)
-        return self._chosen(table, order[0], float(us[order[0]]), lambda: runners_up, problem, sm_count, why)
+        return self._choice(table, order[0], float(us[order[0]]), lambda: runners_up, problem, sm_count, why)
 
     def _rank_for_any_rows(
         self, of_one_row: GemmProblem, sm_count: int | None, rows: Rows
@@ -242,17 +242,17 @@ class Selector:
         gpu = with_at_most(self.gpu, sm_count)
         table, serving = self._kernels.serving(of_one_row, sm_count)
         members = _members(table, serving)
-        alone = np.array([i for i in members.tolist() if sums_in_one_cta(table.config(i))], np.int64)
-        if not alone.size:
+        one_cta = np.array([i for i in members.tolist() if sums_in_one_cta(table.config(i))], np.int64)
+        if not one_cta.size:
             raise UnsupportedProblemError(
                 f"no kernel supports {of_one_row} for every M: all {members.size} candidates share K between CTAs "
                 "(docs/kernels.md); leave out batch_invariant"
             )
         typical = [_with_rows(of_one_row, rows, m) for m in TYPICAL_ROWS]
         means = sum(np.log(model.times(table, problem, gpu, serving)["us"]) for problem in typical)
-        return table, _ranked(table, alone, np.asarray(means), 1 + RUNNERS_UP)
+        return table, _ranked(table, one_cta, np.asarray(means), 1 + RUNNERS_UP)
 
-    def _of_empty(self, problem: GemmProblem, sm_count: int | None, rows: Rows | None) -> Choice:
+    def _choice_of_empty(self, problem: GemmProblem, sm_count: int | None, rows: Rows | None) -> Choice:
         """Return the first kernel for a problem whose D is empty; for K = 0, the fastest."""
         if min(problem.m, problem.n, problem.batch) > 0:
             of_one = problem.but(k=1)
@@ -262,7 +262,7 @@ class Selector:
         config, swap_ab = table.config(first), bool(table.swap_ab[first])
         return Choice(table.kernels[first], config, lambda: "there is nothing to compute", 0.0, tuple, "model", swap_ab)
 
-    def _chosen(
+    def _choice(
         self,
         table: FeatureTable,
         best: int,
@@ -323,11 +323,11 @@ def named_launch(config: GemmConfig, slices: int | None, problem: GemmProblem, g
     if slices is not None:
         check_slices(config, slices)
         return slices, swap_ab
-    learnt = model_of(gpu.name, gpu.model)
+    gpu_model = model_of(gpu.name, gpu.model)
     entries = [(kernel, config, swap_ab) for kernel in in_each_number("", config)]
     if len(entries) == 1:
         return 1, swap_ab
-    table = FeatureTable.of(entries, gpu, learnt.network if learnt else None)
+    table = FeatureTable.of(entries, gpu, gpu_model.network if gpu_model else None)
     fastest = int(model.times(table, problem.but(k=max(problem.k, 1)), gpu)["us"].argmin())
     return table.kernels[fastest].slices, swap_ab
 
@@ -345,12 +345,12 @@ def _members(table: FeatureTable, serving: Integers | None) -> Integers:
 def _ranked(table: FeatureTable, members: Integers | None, us: Floats, count: int) -> list[int]:
     """Return the indices of the fastest distinct kernels. On equal times the first wins: in order of families, the
     direct problem before its transpose, exact formats, then names."""
-    own = us if members is None else us.take(members)
-    if 4 * count < own.size:
-        fewest = np.sort(own.argpartition(2 * count)[: 2 * count])
-        order = fewest[own.take(fewest).argsort(kind="stable")]
+    member_us = us if members is None else us.take(members)
+    if 4 * count < member_us.size:
+        fewest = np.sort(member_us.argpartition(2 * count)[: 2 * count])
+        order = fewest[member_us.take(fewest).argsort(kind="stable")]
     else:
-        order = own.argsort(kind="stable")
+        order = member_us.argsort(kind="stable")
     return table.first((order if members is None else members.take(order)).tolist(), count)
 
 

@@ -25,10 +25,10 @@ def set_cover(
         regret: what a problem may lose, relative to the least time.
         weights: weights of problems; 1 for those that are missing.
     """
-    good = {p: {k: us / min(own.values()) for k, us in own.items()} for p, own in times.items()}
-    good = {p: {k: over for k, over in own.items() if over <= 1 + regret} for p, own in good.items()}
+    good = {p: {k: us / min(by_kernel.values()) for k, us in by_kernel.items()} for p, by_kernel in times.items()}
+    good = {p: {k: ratio for k, ratio in by_kernel.items() if ratio <= 1 + regret} for p, by_kernel in good.items()}
     chosen = _greedy(good, dict.fromkeys(good, 1))
-    kept = {p: {k: over for k, over in own.items() if k in chosen} for p, own in good.items()}
+    kept = {p: {k: ratio for k, ratio in by_kernel.items() if k in chosen} for p, by_kernel in good.items()}
     return _greedy(kept, {p: weights.get(p, 1) for p in kept}) if weights else chosen
 
 
@@ -37,22 +37,22 @@ def _greedy(good: Mapping[Problem, Mapping[str, float]], weights: Mapping[Proble
     chosen: list[str] = []
     while good:
         gains: dict[str, tuple[float, float]] = {}
-        for problem, own in good.items():
-            for kernel, over in own.items():
+        for problem, by_kernel in good.items():
+            for kernel, ratio in by_kernel.items():
                 gain, total = gains.get(kernel, (0.0, 0.0))
-                gains[kernel] = gain + weights[problem], total + over
+                gains[kernel] = gain + weights[problem], total + ratio
         best = min(gains, key=lambda kernel: (-gains[kernel][0], gains[kernel][1], kernel))
         chosen.append(best)
-        good = {p: own for p, own in good.items() if best not in own}
+        good = {p: by_kernel for p, by_kernel in good.items() if best not in by_kernel}
     return chosen
 
 
 def regrets(times: Mapping[Problem, Mapping[str, float]], kernels: Iterable[str]) -> dict[Problem, float | None]:
     """Return what each problem loses with only these kernels, relative to the least time; None where none supports
     it."""
-    kept = set(kernels)
-    lost: dict[Problem, float | None] = {}
-    for problem, own in times.items():
-        least = min((us for kernel, us in own.items() if kernel in kept), default=None)
-        lost[problem] = None if least is None else least / min(own.values()) - 1
-    return lost
+    available = set(kernels)
+    losses: dict[Problem, float | None] = {}
+    for problem, by_kernel in times.items():
+        least = min((us for kernel, us in by_kernel.items() if kernel in available), default=None)
+        losses[problem] = None if least is None else least / min(by_kernel.values()) - 1
+    return losses

@@ -61,8 +61,8 @@ class SlowPath:
         return "; ".join(_WAYS[kind].format(" and ".join(names), to) for (kind, to), names in ways.items())
 
     def __str__(self) -> str:
-        instead = " and ".join(dict.fromkeys(_INSTEAD[change.kind] for change in self.changes))
-        return f"predicted {self.factor:.1f}x slower than {instead} ({self.us:.1f} us): {self.advice}"
+        alternatives = " and ".join(dict.fromkeys(_INSTEAD[change.kind] for change in self.changes))
+        return f"predicted {self.factor:.1f}x slower than {alternatives} ({self.us:.1f} us): {self.advice}"
 
 
 _INSTEAD: dict[Kind, str] = {
@@ -88,36 +88,36 @@ def slow_path(problem: GemmProblem, config: GemmConfig, invariant: bool, time: T
         invariant: whether it was chosen for every M.
         time: the model.
     """
-    if not invariant and FAMILIES[config.family].is_preferred and _is_read_as_it_lies(problem):
+    if not invariant and FAMILIES[config.family].is_preferred and _has_fast_layouts(problem):
         return None
-    moves = [*_moves(problem, invariant)]
+    steps = [*_changes(problem, invariant)]
 
     def us(without: int | None = None) -> float:
-        changed, is_invariant = problem, invariant
-        for i, (change, fields) in enumerate(moves):
+        modified, is_invariant = problem, invariant
+        for i, (change, fields) in enumerate(steps):
             if i != without:
-                changed, is_invariant = changed.but(**fields), is_invariant and change.kind != "batch_invariant"
-        return time(changed, is_invariant)
+                modified, is_invariant = modified.but(**fields), is_invariant and change.kind != "batch_invariant"
+        return time(modified, is_invariant)
 
     now, best = time(problem, invariant), us()
-    if not moves or now <= MUCH * best:
+    if not steps or now <= MUCH * best:
         return None
-    for i in reversed(range(len(moves))):
+    for i in reversed(range(len(steps))):
         if us(without=i) <= _ALIKE * best:
-            del moves[i]
+            del steps[i]
     best = us()
-    return SlowPath(now / best, best, tuple(change for change, _ in moves))
+    return SlowPath(now / best, best, tuple(change for change, _ in steps))
 
 
-def _is_read_as_it_lies(problem: GemmProblem) -> bool:
+def _has_fast_layouts(problem: GemmProblem) -> bool:
     """Whether TMA can move all operands and tensor cores can read them: 16-bit operands with either major, others
     K-major."""
-    read = ((problem.a_dtype, problem.a_major), (problem.b_dtype, problem.b_major))
+    formats = ((problem.a_dtype, problem.a_major), (problem.b_dtype, problem.b_major))
     moved = is_aligned(problem) and _ANY not in (problem.a_major, problem.b_major, problem.c_major, problem.d_major)
-    return moved and all(major == "k" or DTYPES[dtype].bits == 16 for dtype, major in read)
+    return moved and all(major == "k" or DTYPES[dtype].bits == 16 for dtype, major in formats)
 
 
-def _moves(problem: GemmProblem, invariant: bool) -> Iterator[tuple[Change, dict[str, Any]]]:
+def _changes(problem: GemmProblem, invariant: bool) -> Iterator[tuple[Change, dict[str, Any]]]:
     """Yield changes towards what fast kernels support, with the fields that each sets; they are cumulative."""
     if invariant:
         yield Change("batch_invariant", "", ""), {}
@@ -129,12 +129,12 @@ def _moves(problem: GemmProblem, invariant: bool) -> Iterator[tuple[Change, dict
     for name in "abcd":
         if getattr(problem, f"{name}_dtype") is None:
             continue
-        called = "out" if name == "d" else name
+        argument = "out" if name == "d" else name
         fast, major = "k" if name in "ab" else "n", getattr(problem, f"{name}_major")
         if major == _ANY or (major != fast and name in "ab"):
             packed = problem.but(**{f"{name}_major": fast})
             align = aligns({field: getattr(packed, field) for field in FIELDS})[f"{name}_align"]
-            yield Change("layout", called, fast.upper()), {f"{name}_major": fast, f"{name}_align": align}
+            yield Change("layout", argument, fast.upper()), {f"{name}_major": fast, f"{name}_align": align}
             problem = packed.but(**{f"{name}_align": align})
         if getattr(problem, f"{name}_align") < TMA_ALIGN:
-            yield Change("alignment", called, str(TMA_ALIGN)), {f"{name}_align": TMA_ALIGN}
+            yield Change("alignment", argument, str(TMA_ALIGN)), {f"{name}_align": TMA_ALIGN}

@@ -210,12 +210,12 @@ def _read(header: Any, body: memoryview) -> Artifact:
 
 def _decompressed(body: memoryview, size: object) -> bytes:
     """Return a cubin whose size is stated in two places, checking both before allocating memory."""
-    stated = zstandard.frame_content_size(body)
-    if type(size) is not int or size != stated or not 0 <= size <= MAX_CUBIN_BYTES:
+    frame_size = zstandard.frame_content_size(body)
+    if type(size) is not int or size != frame_size or not 0 <= size <= MAX_CUBIN_BYTES:
         most = f"{MAX_CUBIN_BYTES:,}"
         raise ValueError(
-            f"its cubin has {size!r:.30} bytes by the header and {stated:,} by its frame; they must be equal, and at "
-            f"most {most}"
+            f"its cubin has {size!r:.30} bytes by the header and {frame_size:,} by its frame; they must be equal, and "
+            f"at most {most}"
         )
     return zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False)
 

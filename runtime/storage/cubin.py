@@ -103,7 +103,7 @@ class Cubin:
             raise CompileError(f"the cubin has no symbol {name}")
         return self._symbols[name]
 
-    def _attributes(self, section: str, wanted: int, words: int) -> Iterator[tuple[int, ...]]:
+    def _attributes(self, section: str, attribute_kind: int, words: int) -> Iterator[tuple[int, ...]]:
         """Yield the first words of each ``.nv.info`` attribute of a kind."""
         data = self._bytes(self._names[section]) if section in self._names else b""
         position = 0
@@ -112,7 +112,7 @@ class Cubin:
                 kind, attribute, size = _INFO.unpack_from(data, position)
                 position += _INFO.size
                 if kind == _INFO_VALUES:
-                    if attribute == wanted:
+                    if attribute == attribute_kind:
                         yield struct.unpack_from(f"<{words}I", data, position)
                     position += size
         except struct.error as error:

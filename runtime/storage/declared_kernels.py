@@ -36,10 +36,10 @@ def declared_kernels(
         expand: makes the kernels from the manifests.
     """
     key = hashlib.sha256(json.dumps([arches, sorted(types)]).encode()).hexdigest()
-    if (kept := _stored_names(store, key)) is not None:
-        return _Named(kept)
+    if (stored := _stored_names(store, key)) is not None:
+        return _Named(stored)
     configs = {kernel_name(config): config for config in expand()}
-    _keep(store, key, configs)
+    _store_names(store, key, configs)
     return configs
 
 
@@ -68,23 +68,23 @@ def declared_names(store: Store, expand: Callable[[], Iterable[GemmConfig]]) -> 
     """Return the names of all kernels, of any architecture and types: like :func:`declared_kernels`, but without
     parsing."""
     key = hashlib.sha256(b"all").hexdigest()
-    if (kept := _stored_names(store, key)) is not None:
-        return kept
+    if (stored := _stored_names(store, key)) is not None:
+        return stored
     names = [*dict.fromkeys(map(kernel_name, expand()))]
-    _keep(store, key, names)
+    _store_names(store, key, names)
     return names
 
 
 def _stored_names(store: Store, key: str) -> list[str] | None:
     """Return the names in the store under a key; None where they are missing, damaged or outdated."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        kept = parse(store.get_note("declared", key))
-        if kept["digest"] == _digest(kept["kernels"]):
-            return list(kept["kernels"])
+        note = parse(store.get_note("declared", key))
+        if note["digest"] == _digest(note["kernels"]):
+            return list(note["kernels"])
     return None
 
 
-def _keep(store: Store, key: str, names: Iterable[str]) -> None:
+def _store_names(store: Store, key: str, names: Iterable[str]) -> None:
     content = {"digest": _digest(names), "kernels": [*names]}
     store.put_note("declared", key, json.dumps(content, indent=0).encode())
 

@@ -69,7 +69,7 @@ class StoreFolder:
         """
         with self._root() as root:
             # Check the mark last: another process may be creating it right now, and its file is among the names.
-            if (foreign := _foreign(root)) and not self._is_marked():
+            if (foreign := _foreign_entry(root)) and not self._is_marked():
                 raise OSError(
                     errno.ENOTEMPTY,
                     f"is not a gemmill store: it holds {foreign}; use an empty or a new folder",
@@ -103,7 +103,7 @@ class StoreFolder:
             with suppress(FileExistsError):
                 os.mkdir(folder, 0o700, dir_fd=root)
                 os.chmod(folder, 0o700, dir_fd=root)  # the umask may have removed more
-            with _within(root, folder) as handle:
+            with _opened(root, folder) as handle:
                 yield handle
 
     def find(self, names: re.Pattern[str], on_error: Callable[[OSError, Path], object]) -> list[StoreFile]:
@@ -113,7 +113,7 @@ class StoreFolder:
         with self._root() as root:
             for folder in (".", *filter(_FOLDERS.fullmatch, sorted(os.listdir(root)))):
                 try:
-                    with _within(root, folder) as handle:
+                    with _opened(root, folder) as handle:
                         for name in os.listdir(handle):
                             if names.fullmatch(f"{folder}/{name}"):
                                 with suppress(FileNotFoundError):  # another process may be evicting
@@ -127,7 +127,7 @@ class StoreFolder:
 
     def remove(self, folder: str, name: str) -> None:
         """Remove a file, a link or an empty folder, unless another process was first."""
-        with suppress(FileNotFoundError), self._root() as root, _within(root, folder) as handle:
+        with suppress(FileNotFoundError), self._root() as root, _opened(root, folder) as handle:
             try:
                 os.unlink(name, dir_fd=handle)
             except IsADirectoryError:
@@ -181,7 +181,7 @@ class NoteLines:
 
 
 @contextmanager
-def _within(root: int, folder: str) -> Iterator[int]:
+def _opened(root: int, folder: str) -> Iterator[int]:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
     try:
         yield handle
@@ -189,13 +189,13 @@ def _within(root: int, folder: str) -> Iterator[int]:
         os.close(handle)
 
 
-def _foreign(root: int) -> str:
+def _foreign_entry(root: int) -> str:
     """Return an entry of a folder whose name is not gemmill's; empty where there is none."""
     patterns = (ENTRIES, NOTES, _TEMPORARY, _LOCKS, _OF_FILE_SYSTEMS)
     for name in sorted(os.listdir(root)):
         inner = [f"./{name}"]
         if _FOLDERS.fullmatch(name):
-            with suppress(NotADirectoryError), _within(root, name) as handle:
+            with suppress(NotADirectoryError), _opened(root, name) as handle:
                 inner = [f"{name}/{file}" for file in os.listdir(handle)]
         for path in inner:
             if not any(pattern.fullmatch(path) for pattern in patterns):

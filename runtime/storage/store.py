@@ -236,7 +236,7 @@ class Store:
             StoreError: the folder is not a store.
             OSError: it cannot be read. Files that cannot be removed give a warning.
         """
-        if not self._is_there():
+        if not self._exists():
             return 0
         for note in self._folder.find(NOTES, self._warn_of):
             self._remove(self.path / note.folder / note.name, self._warn_of)
@@ -251,9 +251,9 @@ class Store:
         Raises:
             StoreError, OSError: as for :meth:`clear`.
         """
-        return self._prune("", self._warn_of) if self._is_there() else 0
+        return self._prune("", self._warn_of) if self._exists() else 0
 
-    def _is_there(self) -> bool:
+    def _exists(self) -> bool:
         """Whether the store exists; StoreError where the folder holds something else."""
         try:
             self._folder.check()

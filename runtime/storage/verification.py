@@ -27,7 +27,7 @@ def verify(artifact: Artifact) -> None:
 
     try:
         launch, constants = facts(artifact.config)
-        _same("its LaunchSpec", asdict(artifact.launch), asdict(launch))
+        _check_equal("its LaunchSpec", asdict(artifact.launch), asdict(launch))
         cubin = Cubin(artifact.cubin)
         check_facts(cubin, launch.entry, constants)
         _check_uses(artifact, cubin, launch)
@@ -59,7 +59,7 @@ def _check_uses(artifact: Artifact, cubin: Cubin, launch: LaunchSpec) -> None:
     entry = launch.entry
     cubin.code(entry)
     used = {"threads": cubin.threads(entry), "params_bytes": cubin.params_bytes(entry)}
-    _same("its cubin", used, {name: getattr(launch, name) for name in used})
+    _check_equal("its cubin", used, {name: getattr(launch, name) for name in used})
     resources = {
         "registers": cubin.registers(entry),
         "spill_stores": 0,
@@ -68,10 +68,10 @@ def _check_uses(artifact: Artifact, cubin: Cubin, launch: LaunchSpec) -> None:
         "static_shared_bytes": cubin.static_shared_bytes(entry),
         "dynamic_shared_bytes": launch.shared_bytes,
     }
-    _same("its list of resources", asdict(artifact.resources), resources)
+    _check_equal("its list of resources", asdict(artifact.resources), resources)
 
 
-def _same(what: str, actual: Mapping[str, object], expected: Mapping[str, object]) -> None:
+def _check_equal(what: str, actual: Mapping[str, object], expected: Mapping[str, object]) -> None:
     """Raise ValueError where a field differs in value or type from what it must be."""
     for name, value in expected.items():
         if canonical(actual[name]) != canonical(value):
