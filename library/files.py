@@ -79,8 +79,8 @@ def open_regular(path: Path, limit: int | None = None, *, private: bool = False)
         OSError: the file cannot be opened or violates a condition; ``strerror`` states the reason.
     """
 
-    def refuse(number: int, why: str) -> OSError:
-        return OSError(number, why, str(path))
+    def refuse(number: int, reason: str) -> OSError:
+        return OSError(number, reason, str(path))
 
     links = os.O_NOFOLLOW if private else 0
     try:
@@ -101,8 +101,8 @@ def open_regular(path: Path, limit: int | None = None, *, private: bool = False)
                 raise refuse(errno.EINVAL, f"is {kind}, not a regular file")
             if limit is not None and status.st_size > limit:
                 raise refuse(errno.EFBIG, f"has {status.st_size:,} bytes, more than the {limit:,} it may have")
-            if private and (why := _not_private(status)):
-                raise refuse(errno.EPERM, why)
+            if private and (reason := _not_private(status)):
+                raise refuse(errno.EPERM, reason)
             return os.fdopen(handle, "rb")
     except BaseException:
         os.close(handle)
@@ -138,9 +138,9 @@ def open_given(path: Path, limit: int) -> BinaryIO:
 
     copy = tempfile.TemporaryFile()  # noqa: SIM115 (the caller's)
     try:
-        left = limit
+        remaining = limit
         for chunk in _piped(path):
-            if (left := left - len(chunk)) < 0:
+            if (remaining := remaining - len(chunk)) < 0:
                 raise OSError(errno.EFBIG, f"is a pipe with more than the {limit:,} bytes it may have", str(path))
             copy.write(chunk)
         copy.seek(0)
@@ -269,8 +269,8 @@ def _replace(
         with os.fdopen(handle, "wb") as file:
             if mode is not None:
                 os.fchmod(handle, mode)
-            if folder is not None and (why := _not_private(os.fstat(handle))):  # a later read would reject the file
-                raise OSError(errno.EPERM, f"a file that is made here {why}")
+            if folder is not None and (reason := _not_private(os.fstat(handle))):  # a later read would reject the file
+                raise OSError(errno.EPERM, f"a file that is made here {reason}")
             file.writelines(parts)
             file.flush()
             os.fsync(handle)

@@ -113,8 +113,8 @@ def _read(path: Path, source: Any, sweeps: Collection[str] | None = None) -> Ite
                 yield Measurement.model_validate(dict(zip(columns, values, strict=True), problem=problem))
             except ValidationError as error:
                 fault = error.errors(include_url=False, include_input=False)[0]
-                where = ".".join(map(str, fault["loc"])) or "record"
-                faults.add(f"{path}: row {row}: {where}: {fault['msg']:.300}")
+                field = ".".join(map(str, fault["loc"])) or "record"
+                faults.add(f"{path}: row {row}: {field}: {fault['msg']:.300}")
     faults.check()
 
 
@@ -142,15 +142,15 @@ def _opened(path: Path, source: Any) -> Iterator[Any]:
             open_given(path, MAX_BYTES) if source is path else nullcontext(source) as file,
             arrow.ParquetFile(
                 file, thrift_string_size_limit=_MAX_THRIFT, thrift_container_size_limit=_MAX_THRIFT
-            ) as opened,
+            ) as parquet_file,
         ):
-            _check(path, opened)
-            yield opened
+            _check(path, parquet_file)
+            yield parquet_file
     except RecordError:
         raise
     except (lib.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
-        says = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise RecordError(f"{path}: cannot be read as Parquet: {says}") from None
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise RecordError(f"{path}: cannot be read as Parquet: {reason}") from None
 
 
 def _check(path: Path, file: Any) -> None:
@@ -164,8 +164,8 @@ def _check(path: Path, file: Any) -> None:
     for name, kind in COLUMNS.items():
         if name not in types.names:
             if name not in _DEFAULTED:
-                says = f"is not a file of measurements: column {name} is missing"
-                raise RecordError(f"{path}: {says}; write it with gemmill records pack")
+                reason = f"is not a file of measurements: column {name} is missing"
+                raise RecordError(f"{path}: {reason}; write it with gemmill records pack")
         elif not _holds(path, types.field(name).type, kind):
             raise RecordError(f"{path}: column {name} has the type {types.field(name).type!s:.80}; it must be {kind}")
 

@@ -142,8 +142,8 @@ class GemmProblem:
         """Raises ValueError if extents, epilogue or expected rows are invalid for a measurement."""
         for name in ("m", "n", "k", "batch"):
             if not 1 <= (extent := getattr(self, name)) <= MAX_EXTENT:
-                written = extent if extent.bit_length() <= 128 else f"a number of {extent.bit_length()} bits"
-                raise ValueError(f"{name} is {written}; it must be from 1 to {MAX_EXTENT:,}")
+                value_text = extent if extent.bit_length() <= 128 else f"a number of {extent.bit_length()} bits"
+                raise ValueError(f"{name} is {value_text}; it must be from 1 to {MAX_EXTENT:,}")
         try:
             problem_words.check_expected_rows(self.expected_rows, self.batching, self.m)
             parse(self.epilogue)

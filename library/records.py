@@ -160,13 +160,13 @@ def measurement_key(
 ) -> str:
     """SHA-256 in hex over cubin digest, problem, GPU, method, group sizes unless balanced, regime unless burst, and
     slices of K unless 1. A measurement with an equal key need not be repeated."""
-    others: list[str | int] = [] if sizes in ("", BALANCED) else [sizes]
-    others += [] if regime == "burst" else [regime]
-    others += [] if slices == 1 else [slices]
+    optional_parts: list[str | int] = [] if sizes in ("", BALANCED) else [sizes]
+    optional_parts += [] if regime == "burst" else [regime]
+    optional_parts += [] if slices == 1 else [slices]
     fields = asdict(problem)
     if problem.expected_rows is None:
         del fields["expected_rows"]  # keeps the keys of records from before this field existed
-    text = json.dumps([digest, fields, gpu, method, *others], sort_keys=True)
+    text = json.dumps([digest, fields, gpu, method, *optional_parts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

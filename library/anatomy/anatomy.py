@@ -94,8 +94,8 @@ def _thread_values(threads: Modes, values: Modes) -> Layout:
     """A layout (thread, value)."""
 
     def mode(modes: Modes) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        kept = [pair for pair in modes if pair[0] > 1] or [(1, 0)]
-        return tuple(extent for extent, _ in kept), tuple(stride for _, stride in kept)
+        nontrivial = [pair for pair in modes if pair[0] > 1] or [(1, 0)]
+        return tuple(extent for extent, _ in nontrivial), tuple(stride for _, stride in nontrivial)
 
     (t, dt), (v, dv) = mode(threads), mode(values)
     return Layout((t, v), (dt, dv))
@@ -132,8 +132,8 @@ class WgmmaAnatomy(Anatomy[WgmmaPlan]):
         a = b if self.plan.is_mixed else self.config.a.dtype.upper()
         n = self.config.tile.n // self.plan.atom_parts
         k = 8 * INSTRUCTION_K_BYTES // self.config.b.type.bits
-        where = "RS" if self.plan.multiplies_from_registers else "SS"
-        return mma_atom(f"SM90_64x{n}x{k}_{accumulator}{a}{b}_{where}")
+        sources = "RS" if self.plan.multiplies_from_registers else "SS"
+        return mma_atom(f"SM90_64x{n}x{k}_{accumulator}{a}{b}_{sources}")
 
     def span(self, operand: InputName) -> int:
         """Swizzle span in bytes of an operand's stages."""
@@ -149,9 +149,9 @@ class WgmmaAnatomy(Anatomy[WgmmaPlan]):
             if self.config.schedule == "pingpong":
                 begins = {3.5: "tile 1"} if number else {1.0: "tile 0", 6.0: "tile 2"}
             steps = [Step(0.0, min(begins), "wait", WAIT)]
-            for at, what in begins.items():
-                steps.append(Step(at, at + 2.5, f"MMAs of {what}", MULTIPLY))
-                steps.append(Step(at + 2.5, at + 4, f"D of {what}", STORE))
+            for at, tile in begins.items():
+                steps.append(Step(at, at + 2.5, f"MMAs of {tile}", MULTIPLY))
+                steps.append(Step(at + 2.5, at + 4, f"D of {tile}", STORE))
             lanes.append(Lane(f"consumer warpgroup {number}", steps))
         return lanes
 
@@ -173,8 +173,8 @@ class MmaAnatomy(Anatomy[MmaPlan]):
     def _groups(self, operand: InputName, extent: int, unit: int) -> tuple[int, Modes]:
         """The distance between the rows of a group of eight, and the positions of groups. 8-bit operands that are not
         K-major are transposed from four rows along K at a time (``Fragments::position``)."""
-        its = self.config.inputs[operand]
-        if its.major == "mn" and its.type.unpacked_bytes == 1:
+        matrix = self.config.inputs[operand]
+        if matrix.major == "mn" and matrix.type.unpacked_bytes == 1:
             return 4 * unit, ((4, unit), (extent // 32, 32 * unit))
         return unit, ((extent // 8, 8 * unit),)
 
@@ -204,11 +204,11 @@ class MmaAnatomy(Anatomy[MmaPlan]):
 
     def span(self, operand: InputName) -> int:
         """Swizzle span in bytes of an operand's stages; :data:`CHUNK` without a swizzle."""
-        tile, its = self.config.tile, self.config.inputs[operand]
+        tile, matrix = self.config.tile, self.config.inputs[operand]
         if self.plan.is_shifted(operand):
             return CHUNK
-        extent = tile.k if its.major != "mn" else tile.m if operand == "a" else tile.n
-        return swizzle_bytes(extent * its.type.unpacked_bytes)
+        extent = tile.k if matrix.major != "mn" else tile.m if operand == "a" else tile.n
+        return swizzle_bytes(extent * matrix.type.unpacked_bytes)
 
     def lanes(self) -> list[Lane]:
         """A pipeline of copies and MMAs."""

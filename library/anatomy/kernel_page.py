@@ -34,10 +34,10 @@ def as_svg(kernel: Kernel, waves: Waves | None) -> str:
     if waves is not None:
         draw_raster(sheet, kernel, waves)
     panels.decomposition(sheet, kernel, waves)
-    says = (
+    description = (
         f"Tile, cluster, shared memory, ownership, epilogue, roles{', raster' if waves else ''} and K of {kernel.name}"
     )
-    return document(WIDTH, sheet.bottom + 20, kernel.name, says, *sheet.parts)
+    return document(WIDTH, sheet.bottom + 20, kernel.name, description, *sheet.parts)
 
 
 def as_html(kernel: Kernel, waves: Waves | None) -> str:

@@ -107,9 +107,10 @@ def banks(title: str, span_bytes: int, element_bytes: int) -> Grid:
     swizzle = Swizzle(bits, 4, 3)
     cells, shades = [], []
     for line in range(8):
-        turned = int(f"{line % 2**bits:0{bits}b}"[::-1], 2) if element_bytes == 8 else line
+        permuted_line = int(f"{line % 2**bits:0{bits}b}"[::-1], 2) if element_bytes == 8 else line
         chunks = [
-            divmod(line * LINE + swizzle(turned * LINE + place) % LINE, span_bytes) for place in range(0, LINE, CHUNK)
+            divmod(line * LINE + swizzle(permuted_line * LINE + place) % LINE, span_bytes)
+            for place in range(0, LINE, CHUNK)
         ]
         cells.append(tuple(f"r{row} c{within // CHUNK}" for row, within in chunks))
         shades.append(tuple(within // CHUNK % SHADES for _, within in chunks))
@@ -150,11 +151,11 @@ def _owners(layout: Layout) -> dict[int, tuple[int, int]]:
     return owners
 
 
-def _elements(what: str, owners: Mapping[int, tuple[int, int]], m: int, n: int) -> Grid:
+def _elements(subject: str, owners: Mapping[int, tuple[int, int]], m: int, n: int) -> Grid:
     """The table of the first rows and columns of a tile."""
     rows, columns = min(m, SHOWN), min(n, SHOWN)
     owner_rows = [[owners[row + column * m] for column in range(columns)] for row in range(rows)]
-    title = f"{what}: rows 0-{rows - 1} of {m}, columns 0-{columns - 1} of {n}"
+    title = f"{subject}: rows 0-{rows - 1} of {m}, columns 0-{columns - 1} of {n}"
     return Grid(title, _rows(owner_rows), tuple(tuple(thread % SHADES for thread, _ in row) for row in owner_rows))
 
 
@@ -234,8 +235,8 @@ def decomposition(sheet: Sheet, kernel: Kernel, waves: Waves | None) -> None:
         label = "all of K" if splits == 1 else f"slice {part}"
         sheet.box(LEFT + part * wide, sheet.bottom, wide - 3, 26, part % SHADES, label if wide > 70 else str(part))
     sheet.bottom += 30
-    more = f" The picture shows {drawn} of {splits} slices." if drawn < splits else ""
-    sheet.words(f"K has {steps_text}; {K_IN_WORDS[name]}{more}")
+    note = f" The picture shows {drawn} of {splits} slices." if drawn < splits else ""
+    sheet.words(f"K has {steps_text}; {K_IN_WORDS[name]}{note}")
 
 
 def _k(waves: Waves | None) -> int | None:

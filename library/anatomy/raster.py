@@ -114,13 +114,13 @@ def draw_raster(sheet: Sheet, kernel: Kernel, waves: Waves) -> None:
     tiles, whole = ("cluster tiles", "clusters") if kernel.launch.cluster_ctas > 1 else ("tiles", "CTAs")
     size = f"{config.tile.m * config.cluster.m}x{config.tile.n * config.cluster.n}"
     first = orders[0]
-    of = f"{first.clusters_m} x {first.clusters_n} {tiles} of {size}"
+    tiles_text = f"{first.clusters_m} x {first.clusters_n} {tiles} of {size}"
     if waves.grouped:
-        of = f"{len(orders)} groups, one after the other, of {count} {tiles} of {size}"
+        tiles_text = f"{len(orders)} groups, one after the other, of {count} {tiles} of {size}"
     transposed = ", of the transposed problem" if waves.swapped else ""
     sheet.words(
-        f"{of}, along {'M' if first.along_m else 'N'} in strips of {first.swizzle}{transposed}. The {waves.gpu} holds "
-        f"{waves.slots:,} {whole} at a time: {waves.units:,} units of work are {waves.waves:,} "
+        f"{tiles_text}, along {'M' if first.along_m else 'N'} in strips of {first.swizzle}{transposed}. The "
+        f"{waves.gpu} holds {waves.slots:,} {whole} at a time: {waves.units:,} units of work are {waves.waves:,} "
         f"wave{'s' * (waves.waves != 1)}. {waves.loss:.1%} of the slots are idle, all in the last wave. Colours show "
         "waves, numbers show the order."
     )

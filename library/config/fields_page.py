@@ -69,7 +69,7 @@ def keys_table() -> str:
     return "\n".join(_fields(("key", "values", "default", "meaning"))) + "\n"
 
 
-def _read(title: str, name: str, usual: Fields) -> Iterator[str]:
+def _read(title: str, name: str, typical_fields: Fields) -> Iterator[str]:
     """A table of the tokens of a name, without those that it shares with the usual one."""
     yield from (f"## {title}", "", f"    {name}", "")
     values = fields_of(parse_name(name))
@@ -78,7 +78,7 @@ def _read(title: str, name: str, usual: Fields) -> Iterator[str]:
         tokens = {
             row.name: token
             for row in part.rows
-            if usual.get(row.name) != values[row.name] and (token := _token(row, values[row.name]))
+            if typical_fields.get(row.name) != values[row.name] and (token := _token(row, values[row.name]))
         }
         if tokens:
             fields = ", ".join(f"`{name}: {values[name]}`" for name in tokens)
@@ -102,7 +102,7 @@ def _tokens(rows: Iterable[Row]) -> str:
 
 def _fields(heads: tuple[str, ...]) -> Iterator[str]:
     """One row per field. Equal fields, such as those of A and B, share a row."""
-    alike: dict[tuple[str, ...], list[str]] = {}
+    names_by_cells: dict[tuple[str, ...], list[str]] = {}
     for row in TABLE.values():
         values = row.values
         if row.name == "accumulator":  # rules reject most types
@@ -111,9 +111,9 @@ def _fields(heads: tuple[str, ...]) -> Iterator[str]:
         default = "auto" if row.field.auto else row.default
         words = "".join(f" <br>`{word}`: {meaning}." for word, meaning in row.field.means.items())
         cells = holds, "required" if default is None else f"`{default}`", row.field.doc + words
-        alike.setdefault(cells, []).append(f"`{row.name}`")
+        names_by_cells.setdefault(cells, []).append(f"`{row.name}`")
     order = {f"`{row.name}`": place for place, row in enumerate(TABLE.values())}
-    rows = sorted(alike.items(), key=lambda item: order[item[1][0]])
+    rows = sorted(names_by_cells.items(), key=lambda item: order[item[1][0]])
     return _table(heads, ((", ".join(names), *cells) for cells, names in rows))
 
 

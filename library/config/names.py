@@ -61,8 +61,8 @@ class Part:
     @property
     def example(self) -> str:
         """An example from the name of a typical kernel."""
-        usual = "".join(token_of(row, row.example) for row in self.rows)
-        return f"{ABSENT} or {usual}" if self.is_optional else usual
+        tokens = "".join(token_of(row, row.example) for row in self.rows)
+        return f"{ABSENT} or {tokens}" if self.is_optional else tokens
 
 
 def token_of(row: Row, value: Value) -> str:

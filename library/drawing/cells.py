@@ -101,10 +101,10 @@ def _most(sizes: dict[tuple[int, int], tuple[float, float]], axis: int, of: int)
 
 
 def _starts(extents: dict[int, float], gap: float) -> dict[int, float]:
-    starts, reached = {}, 0.0
+    starts, start = {}, 0.0
     for number in sorted(extents):
-        starts[number] = reached
-        reached += extents[number] + gap
+        starts[number] = start
+        start += extents[number] + gap
     return starts
 
 

@@ -244,8 +244,8 @@ def expression(node: Node) -> str:
             if len(arguments) == 1:
                 return ("not " if name == "not" else "-") + _within(arguments[0], function.precedence)
             # Comparisons do not chain; the other operators are left-associative.
-            left = function.precedence + (function.precedence == 4)
-            first, second = _within(arguments[0], left), _within(arguments[1], function.precedence + 1)
+            left_precedence = function.precedence + (function.precedence == 4)
+            first, second = _within(arguments[0], left_precedence), _within(arguments[1], function.precedence + 1)
             return f"{first} {function.symbol} {second}"
 
 

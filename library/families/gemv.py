@@ -114,11 +114,11 @@ class GemvPlan(DirectPlan):
         """Registers that a thread needs for vectors of B, elements of A, sums and everything else."""
         b, size = self.config.b, self.config.b.type.unpacked_bytes
         words = self.config.stages * -(-self.vector * size // 4) + self.mmas_m * self.thread_k * size // 4
-        others = OTHER_REGISTERS + (PAIRING_REGISTERS if size == 1 or b.major != "k" else 0)
-        others += GATHERING_REGISTERS if self.gathers else 0
-        others += ROWS_REGISTERS * (self.mmas_m - 1) * (2 if size == 1 else 1)
-        others += EXPRESSION_REGISTERS if self.config.epilogue != LINEAR else 0
-        return max(MIN_REGISTERS, align_up(words + self.accumulator_registers + others, 8))
+        other_registers = OTHER_REGISTERS + (PAIRING_REGISTERS if size == 1 or b.major != "k" else 0)
+        other_registers += GATHERING_REGISTERS if self.gathers else 0
+        other_registers += ROWS_REGISTERS * (self.mmas_m - 1) * (2 if size == 1 else 1)
+        other_registers += EXPRESSION_REGISTERS if self.config.epilogue != LINEAR else 0
+        return max(MIN_REGISTERS, align_up(words + self.accumulator_registers + other_registers, 8))
 
     @member
     def gathers(self) -> bool:

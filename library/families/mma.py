@@ -72,8 +72,8 @@ class MmaPlan(DirectPlan):
 
     def is_shifted(self, operand: InputName) -> bool:
         """Whether rows of an operand are copied without realignment; threads assemble words when they read them."""
-        its = self.config.inputs[operand]
-        return its.major == "k" and not self.has_quadpairs and its.align < ASYNC_BYTES
+        matrix = self.config.inputs[operand]
+        return matrix.major == "k" and not self.has_quadpairs and matrix.align < ASYNC_BYTES
 
     @part
     def through_registers(self) -> tuple[InputName, ...]:
@@ -236,34 +236,34 @@ def _swizzle(plan: MmaPlan) -> str | None:
 def _registers(plan: MmaPlan) -> str | None:
     """Accumulators and fragments must fit the registers of a thread."""
     config = plan.config
-    registers, why = plan.accumulator_registers, ""
+    registers, reason = plan.accumulator_registers, ""
     is_m_major = config.outputs["c"].major == config.d.major == "m"
     loaded, wide = plan.through_registers, max(TILE_MN) in (config.tile.m, config.tile.n)
     if config.a.dtype in FP8:
-        why = ", because on sm_90 an fp8 MMA becomes several f16 MMAs"
+        reason = ", because on sm_90 an fp8 MMA becomes several f16 MMAs"
     elif loaded:
-        why = f", because {' and '.join(loaded).upper()} is loaded through registers"
+        reason = f", because {' and '.join(loaded).upper()} is loaded through registers"
     elif plan.rounds:
-        why = ", because before sm_90 rounding to tf32 takes several instructions"
+        reason = ", because before sm_90 rounding to tf32 takes several instructions"
     elif plan.is_deep:
-        why = f" with f64 stages deeper than {MAX_F64_K_BYTES} bytes"
+        reason = f" with f64 stages deeper than {MAX_F64_K_BYTES} bytes"
     elif config.accumulator == "f64" and config.epilogue != LINEAR:
-        why = " with an f64 epilogue expression"
+        reason = " with an f64 epilogue expression"
     elif config.b.dtype == "f64" and config.b.major == "mn" and config.b.align == 8 and config.tile.n == max(TILE_MN):
         # ptxas spills them with four stages and more.
-        why = f" with an mn-major B of {config.tile.n} columns that is copied 8 bytes at a time"
+        reason = f" with an mn-major B of {config.tile.n} columns that is copied 8 bytes at a time"
     elif config.accumulator == "f64" and is_m_major and config.tile.n == max(TILE_MN):
-        why = f" with {config.tile.n} columns of an m-major C and D"
+        reason = f" with {config.tile.n} columns of an m-major C and D"
     elif config.epilogue != LINEAR and wide:
-        why = f" with an epilogue expression and {max(TILE_MN)} rows or columns"
-    limit = MAX_REGISTERS_BESIDE if why else MAX_REGISTERS
+        reason = f" with an epilogue expression and {max(TILE_MN)} rows or columns"
+    limit = MAX_REGISTERS_BESIDE if reason else MAX_REGISTERS
     if config.epilogue != LINEAR and (plan.converts or plan.is_deep or wide):
-        limit, why = limit // 2, f"{why}; the epilogue expression halves it"
+        limit, reason = limit // 2, f"{reason}; the epilogue expression halves it"
     if registers <= limit:
         return None
     return (
         f"a {config.tile.m}x{config.tile.n} {config.accumulator} accumulator takes {registers} registers of each of "
-        f"{plan.slice_threads} threads; the limit is {limit}{why}"
+        f"{plan.slice_threads} threads; the limit is {limit}{reason}"
     )
 
 
@@ -277,10 +277,10 @@ def _loaded_bytes(plan: MmaPlan) -> str | None:
     """If threads load an operand through registers, a thread must load at most 32 bytes of a stage."""
     stages = dict(zip("ab", plan.stage_bytes, strict=True))
     for operand in plan.through_registers:
-        if (held := stages[operand] // plan.threads) > MAX_BYTES_IN_REGISTERS:
+        if (bytes_per_thread := stages[operand] // plan.threads) > MAX_BYTES_IN_REGISTERS:
             return (
-                f"each of {plan.threads} threads loads {held} bytes of a stage of {operand.upper()} through registers; "
-                f"the limit is {MAX_BYTES_IN_REGISTERS}"
+                f"each of {plan.threads} threads loads {bytes_per_thread} bytes of a stage of {operand.upper()} "
+                f"through registers; the limit is {MAX_BYTES_IN_REGISTERS}"
             )
     return None
 

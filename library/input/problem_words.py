@@ -127,11 +127,11 @@ def aligns(fields: Mapping[str, Any]) -> dict[str, int]:
 def words_of(problem: GemmProblem) -> dict[str, Any]:
     """The keywords of a problem without those that have their default; all values can be written as JSON."""
     fields = {name: getattr(problem, name) for name in FIELDS}
-    usual = {name: usual(fields) for name, usual in _USUAL.items()} | aligns(fields)
+    defaults = {name: default(fields) for name, default in _USUAL.items()} | aligns(fields)
     words: dict[str, Any] = {"m": problem.m, "n": problem.n, "k": problem.k}
     names = {field: short for short, field in _SHORT.items() if short != "acc"}
     for name in FIELDS[3:]:
-        if fields[name] != usual[name]:
+        if fields[name] != defaults[name]:
             word = "groups" if name == "batch" and problem.batching != "strided" else names.get(name, name)
             words[word] = fields[name]
     return words
@@ -146,7 +146,7 @@ def text_of(problem: GemmProblem) -> str:
     a, b = words.pop("a", problem.a_dtype), words.pop("b", problem.b_dtype)
     parts = ["x".join(map(str, extents)), a if a == b else f"{a}*{b}"]
     majors = problem.a_major, problem.b_major
-    if layout := [name for name, of in _LAYOUTS.items() if of == majors]:
+    if layout := [name for name, majors_of_layout in _LAYOUTS.items() if majors_of_layout == majors]:
         parts += layout
         words.pop("a_major", None), words.pop("b_major", None)
     if (batching := words.pop("batching", None)) is not None:
@@ -168,8 +168,8 @@ def read_text(text: str) -> dict[str, Any]:
     try:
         extents, *rest = shlex.split(text)
     except ValueError as error:
-        says = "is empty" if "unpack" in str(error) else f"cannot be parsed: {error}"
-        raise ProblemError(f"the problem {says}; write for example '4096x4096x4096 bf16 tn'") from None
+        reason = "is empty" if "unpack" in str(error) else f"cannot be parsed: {error}"
+        raise ProblemError(f"the problem {reason}; write for example '4096x4096x4096 bf16 tn'") from None
     if not re.fullmatch(r"\d{1,10}(x\d{1,10}){2,3}", extents):
         raise ProblemError(f"the extents are {extents!r}; write MxNxK or MxNxKxBATCH, for example 4096x4096x4096")
     words: dict[str, Any] = dict(zip(("m", "n", "k", "batch"), map(int, extents.split("x")), strict=False))
@@ -205,8 +205,8 @@ def _part(part: str) -> dict[str, Any]:
 def _extent(name: str, value: object) -> int:
     if not isinstance(value, SupportsIndex) or isinstance(value, bool) or not 0 <= index(value) <= MAX_EXTENT:
         bits = value.bit_length() if isinstance(value, int) else 0  # Python cannot print more than 4,300 digits
-        written = f"a number of {bits} bits" if bits > 64 else f"{value!r:.80}"
-        raise ProblemError(f"{name} is {written}; it must be a whole number from 0 to {MAX_EXTENT:,}")
+        value_text = f"a number of {bits} bits" if bits > 64 else f"{value!r:.80}"
+        raise ProblemError(f"{name} is {value_text}; it must be a whole number from 0 to {MAX_EXTENT:,}")
     return index(value)
 
 

@@ -94,9 +94,9 @@ def read_row(place: str, value: Any, of: type[Row]) -> Row:
 
 
 @functools.cache
-def _readers(of: Hashable) -> Mapping[str, Callable[[str, Any], Any]]:
+def _readers(row_type: Hashable) -> Mapping[str, Callable[[str, Any], Any]]:
     """The readers of the fields of a tuple or dataclass."""
-    return {name: _reader(hint) for name, hint in get_type_hints(of).items()}
+    return {name: _reader(hint) for name, hint in get_type_hints(row_type).items()}
 
 
 def _reader(hint: Any) -> Callable[[str, Any], Any]:
@@ -144,9 +144,9 @@ def typed(value: Any, types: Sequence[type], *place: str) -> Any:
 
 
 @functools.cache
-def _kinds(of: type) -> Mapping[str, tuple[Sequence[type], Sequence[Any]]]:
+def _kinds(row_type: type) -> Mapping[str, tuple[Sequence[type], Sequence[Any]]]:
     """For each field of a tuple or dataclass, its JSON types, and its allowed values if they are listed."""
-    return {name: _leaf_kinds(hint) for name, hint in get_type_hints(of).items()}
+    return {name: _leaf_kinds(hint) for name, hint in get_type_hints(row_type).items()}
 
 
 def _leaf_kinds(hint: Any) -> tuple[Sequence[type], Sequence[Any]]:

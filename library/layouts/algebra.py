@@ -97,20 +97,20 @@ def _of_mode(outer: Layout, extent: int, stride: int) -> Layout:
     """The composition with ``extent:stride``: every ``stride``-th coordinate of outer, ``extent`` of them."""
     if stride == 0:
         return Layout(extent, 0)
-    what = f"composition of {outer} with {extent}:{stride}"
+    operation = f"composition of {outer} with {extent}:{stride}"
     leaves: list[tuple[int, int]] = []
     counted = coalesce(outer).leaves
     for size, step in counted[:-1]:
         if extent > 1 and stride % size and size % stride and (extent - 1) * stride >= size:
             raise LayoutError(
-                f"{what}: stride {stride} and extent {size} of {coalesce(outer)} do not divide one another, so the "
-                "result is not a layout"
+                f"{operation}: stride {stride} and extent {size} of {coalesce(outer)} do not divide one another, so "
+                "the result is not a layout"
             )
         taken = min(max(1, -(-size // stride)), extent)
         if extent % taken:
             raise LayoutError(
-                f"{what}: {taken} of extent {extent} fit into extent {size} of {coalesce(outer)}, but {taken} does "
-                f"not divide {extent}, so the result is not a layout"
+                f"{operation}: {taken} of extent {extent} fit into extent {size} of {coalesce(outer)}, but {taken} "
+                f"does not divide {extent}, so the result is not a layout"
             )
         if taken > 1:
             leaves.append((taken, stride * step))
@@ -128,27 +128,27 @@ def complement(layout: Layout, cosize: IntTuple = 1) -> Layout:
         LayoutError: the layout has an index twice, or its strides are not multiples of one another.
     """
     leaves: list[tuple[int, int]] = []
-    reached = 1
+    covered = 1
     for stride, extent in sorted((stride, extent) for extent, stride in layout.leaves if stride and extent > 1):
-        if stride % reached:
+        if stride % covered:
             raise LayoutError(
-                f"complement of {layout}: stride {stride} is not a multiple of {reached}, which the smaller strides "
+                f"complement of {layout}: stride {stride} is not a multiple of {covered}, which the smaller strides "
                 "cover, so indices overlap or leave uneven gaps"
             )
-        leaves.append((stride // reached, reached))
-        reached = extent * stride
-    leaves.append((-(-tuples.product(cosize) // reached), reached))
+        leaves.append((stride // covered, covered))
+        covered = extent * stride
+    leaves.append((-(-tuples.product(cosize) // covered), covered))
     return coalesce(_of_leaves(leaves))
 
 
 def right_inverse(layout: Layout) -> Layout:
     """The coalesced R with layout(R(i)) = i, for the longest range of i from 0 that the layout covers without gaps."""
     leaves: list[tuple[int, int]] = []
-    reached = 1
+    covered = 1
     for stride, extent, step in _by_stride(layout):
-        if stride == reached:
+        if stride == covered:
             leaves.append((extent, step))
-            reached = extent * stride
+            covered = extent * stride
     return coalesce(_of_leaves(leaves))
 
 
@@ -167,16 +167,16 @@ def left_inverse(layout: Layout) -> Layout:
         LayoutError: the layout has an index twice, or its strides are not multiples of one another.
     """
     leaves: list[tuple[int, int]] = []
-    reached, last, of_last = 1, 1, 0
+    covered, last, of_last = 1, 1, 0
     for stride, extent, step in _by_stride(layout):
-        if stride < reached or stride % last:
+        if stride < covered or stride % last:
             raise LayoutError(
-                f"left_inverse of {layout}: stride {stride} must be at least {reached} and a multiple of {last}; "
+                f"left_inverse of {layout}: stride {stride} must be at least {covered} and a multiple of {last}; "
                 "otherwise the inverse is not a layout"
             )
         leaves.append((stride // last, of_last))
-        reached, last, of_last = extent * stride, stride, step
-    return coalesce(_of_leaves([*leaves, (reached // last, of_last)]))
+        covered, last, of_last = extent * stride, stride, step
+    return coalesce(_of_leaves([*leaves, (covered // last, of_last)]))
 
 
 def upcast(layout: Layout, count: int) -> Layout:
@@ -208,17 +208,17 @@ def upcast(layout: Layout, count: int) -> Layout:
 def sliced(layout: AnyLayout, coordinate: Slice) -> AnyLayout:
     """The layout of the modes at which a coordinate is None, with the offset of the other modes."""
     inner = layout.inner if isinstance(layout, Composed) else layout
-    kept: list[Layout] = []
-    offset = _slice(inner, coordinate, kept)
-    rest = kept[0] if len(kept) == 1 else join(kept)
+    kept_modes: list[Layout] = []
+    offset = _slice(inner, coordinate, kept_modes)
+    rest = kept_modes[0] if len(kept_modes) == 1 else join(kept_modes)
     if isinstance(layout, Composed):
         return Composed(layout.swizzle, layout.offset + offset, rest)
     return moved(rest, offset)
 
 
-def _slice(layout: Layout, coordinate: Slice, kept: list[Layout]) -> int:
+def _slice(layout: Layout, coordinate: Slice, kept_modes: list[Layout]) -> int:
     if coordinate is None:
-        kept.append(layout)
+        kept_modes.append(layout)
         return 0
     if isinstance(coordinate, int):
         return layout(coordinate)
@@ -226,7 +226,7 @@ def _slice(layout: Layout, coordinate: Slice, kept: list[Layout]) -> int:
         raise LayoutError(
             f"the coordinate has {len(coordinate)} modes, but {layout} has {layout.rank}; pass one value per mode"
         )
-    return sum(_slice(mode, within, kept) for mode, within in zip(layout.modes, coordinate, strict=True))
+    return sum(_slice(mode, within, kept_modes) for mode, within in zip(layout.modes, coordinate, strict=True))
 
 
 def moved(layout: Layout, offset: int) -> AnyLayout:
@@ -243,10 +243,10 @@ def ordered(shape: IntTuple, order: IntTuple) -> Layout:
         )
     extents, numbers = tuples.flat(shape), tuples.flat(order)
     strides = dict.fromkeys(range(len(extents)), 1)
-    reached = 1
+    stride = 1
     for mode in sorted(strides, key=lambda mode: numbers[mode]):
-        strides[mode] = reached if extents[mode] > 1 else 0
-        reached *= extents[mode]
+        strides[mode] = stride if extents[mode] > 1 else 0
+        stride *= extents[mode]
     by_leaf = iter(strides.values())
 
     def nested(mode: IntTuple) -> IntTuple:

@@ -85,10 +85,10 @@ def type_bits(name: str) -> int:
 
 def _modes(*modes: tuple[int, int]) -> tuple[IntTuple, IntTuple]:
     """Shape and stride of a mode of these pairs without those of extent 1; integers for a single pair."""
-    kept = [mode for mode in modes if mode[0] > 1] or [(1, 0)]
-    if len(kept) == 1:
-        return kept[0]
-    return tuple(extent for extent, _ in kept), tuple(stride for _, stride in kept)
+    nontrivial = [mode for mode in modes if mode[0] > 1] or [(1, 0)]
+    if len(nontrivial) == 1:
+        return nontrivial[0]
+    return tuple(extent for extent, _ in nontrivial), tuple(stride for _, stride in nontrivial)
 
 
 def _fragment(threads: tuple[tuple[int, int], ...], *values: tuple[int, int]) -> Layout:

@@ -59,11 +59,11 @@ def _value(node: Node) -> Value:
 
 def _layout(shape: Node, stride: Node, node: Node) -> Layout:
     parts = []
-    for what, part in (("a shape", shape), ("strides", stride)):
+    for role, part in (("a shape", shape), ("strides", stride)):
         value = _value(part)
         with _at(part):
             if not values.is_ints(value):
-                raise LayoutError(f"{values.text(value)} is not {what}; it must be an integer or a tuple of integers")
+                raise LayoutError(f"{values.text(value)} is not {role}; it must be an integer or a tuple of integers")
         parts.append(value)
     with _at(shape):
         values.as_shape(parts[0])  # type: ignore[arg-type]
@@ -109,8 +109,8 @@ def _check_parameters(mma: atoms.MmaAtom, parameters: Sequence[Node]) -> None:
             raise LayoutError(f"{mma} has no template parameter {word}; remove it")
 
 
-def _copy(node: Name, name: str, *of: str) -> Value:
-    copy = atoms.copy_atom(name, of[0] if of else None)
+def _copy(node: Name, name: str, *type_names: str) -> Value:
+    copy = atoms.copy_atom(name, type_names[0] if type_names else None)
     if copy is None:
         raise LayoutError(
             f"{name!r} is not a function, atom or swizzle{suggest(name, _NAMES)}"

@@ -95,7 +95,7 @@ def _owners(layout: Layout) -> dict[int, list[Owner]]:
         offset = layout[1](value)
         for thread, start in enumerate(threads):
             owners_at.setdefault(start + offset, []).append(Owner(thread, value))
-    return {where: sorted(owners) for where, owners in owners_at.items()}
+    return {coordinate: sorted(owners) for coordinate, owners in owners_at.items()}
 
 
 def _held(layout: Layout, shape: tuple[int, int]) -> Grid:
@@ -108,7 +108,9 @@ def _copied(side: str, layout: Layout, copy: CopyAtom, number: int) -> Grid:
     """One side of a copy, with a row for each 128 bits, in elements or bits."""
     columns = min(max(1, 128 // copy.bits), layout.cosize)
     rows = -(-layout.cosize // columns)
-    owners = {where // columns + where % columns * rows: who for where, who in _owners(layout).items()}
+    owners = {
+        coordinate // columns + coordinate % columns * rows: holders for coordinate, holders in _owners(layout).items()
+    }
     unit = f"elements of {copy.bits} bits" if copy.bits > 1 else "bits"
     return _grid(f"{side}: {unit}, in order", owners, rows, columns, (0, number))
 
@@ -131,7 +133,7 @@ def _operand(mma: TiledMma, operand: Operand) -> Grid:
     rows, columns = (mma.shape_mnk[mode] for mode in MODES[operand])
     owners = mma.owners(operand)
     if operand == "B":
-        owners = {where // rows + where % rows * columns: who for where, who in owners.items()}
+        owners = {coordinate // rows + coordinate % rows * columns: holders for coordinate, holders in owners.items()}
         rows, columns = columns, rows
     grid = _grid(f"{operand}: {_DOWN_ACROSS[operand]}", owners, rows, columns, _PLACES[operand])
     if not is_whole(mma.fragments(operand)[0][0]):

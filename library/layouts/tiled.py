@@ -92,9 +92,9 @@ class TiledMma:
         permuted = logical_divide(whole, (self._permutation(rows), self._permutation(columns)))
         in_atom = (self.atom.shape_mnk[rows], self.atom.shape_mnk[columns])
         by_atom = zipped(logical_divide, permuted, in_atom)
-        held = composition(by_atom[0], {"A": self.atom.a, "B": self.atom.b, "C": self.atom.c}[operand])
+        fragment = composition(by_atom[0], {"A": self.atom.a, "B": self.atom.b, "C": self.atom.c}[operand])
         atoms = zipped(logical_divide, by_atom[1], (self.atoms[rows].size, self.atoms[columns].size))
-        return join([join([held[0], atoms[0]]), join([held[1], atoms[1]])])
+        return join([join([fragment[0], atoms[0]]), join([fragment[1], atoms[1]])])
 
     def thread_values(self, operand: Operand) -> Layout:
         """(thread, value) -> coordinate, as ``get_layoutC_TV`` etc. return it.
@@ -102,13 +102,13 @@ class TiledMma:
         If the threads of an atom leave gaps, the threads in between map to the elements of the first one.
         """
         rows, columns = MODES[operand]
-        held = self.fragments(operand)
-        of_atoms = {rows: held[0][1][0], columns: held[0][1][1]}
-        by_atom = join([held[0][0], *(of_atoms.get(mode, Layout(self.atoms[mode].size, 0)) for mode in range(3))])
+        fragments = self.fragments(operand)
+        of_atoms = {rows: fragments[0][1][0], columns: fragments[0][1][1]}
+        by_atom = join([fragments[0][0], *(of_atoms.get(mode, Layout(self.atoms[mode].size, 0)) for mode in range(3))])
         numbered = flattened(right_inverse(join([self.threads, complement(self.threads)])))
         steps = tuple(stride if stride < self.threads.size else 0 for _, stride in numbered.leaves)
         of_thread = Layout(numbered.shape, steps if isinstance(numbered.shape, tuple) else steps[0])
-        return join([composition(by_atom, of_thread), held[1]])
+        return join([composition(by_atom, of_thread), fragments[1]])
 
     def owners(self, operand: Operand) -> dict[int, list[Owner]]:
         """The owners of the element at each coordinate (row + column * rows), lowest thread first. For an operand in
@@ -119,16 +119,16 @@ class TiledMma:
         """
         rows, columns = MODES[operand]
         (other,) = {0, 1, 2} - {rows, columns}
-        held = self.fragments(operand)
-        values = [*map(held[1], range(held[1].size))]
-        of_atom, atoms = held[0].modes
+        fragments = self.fragments(operand)
+        values = [*map(fragments[1], range(fragments[1].size))]
+        of_atom, atoms = fragments[0].modes
         extents = (1 if is_whole(of_atom) else of_atom.size, atoms[0].size, atoms[1].size, self.atoms[other].size)
         Layout((*extents, len(values)), (0,) * 5).refuse_many(f"(thread, value) of operand {operand}")
         owners_at: dict[int, list[Owner]] = {}
         for thread, row, column, along in itertools.product(*map(range, extents)):
             place = {rows: row, columns: column, other: along}
             owner = self.threads((thread, place[0], place[1], place[2]))
-            start = held[0]((thread, (row, column)))
+            start = fragments[0]((thread, (row, column)))
             for value, offset in enumerate(values):
                 owners_at.setdefault(start + offset, []).append(Owner(owner, value))
-        return {where: sorted(owners) for where, owners in owners_at.items()}
+        return {coordinate: sorted(owners) for coordinate, owners in owners_at.items()}

@@ -117,8 +117,8 @@ def _legal_values(
             example_before if example_before is not None and example_before[name] == value else any_legal(constraints)
         )
         if example is not None:
-            for others in _legal_values(rest, constraints, example):
-                yield {name: value, **others}
+            for rest_values in _legal_values(rest, constraints, example):
+                yield {name: value, **rest_values}
 
 
 _Labelled = Iterable[tuple[tuple[str, ...], tuple[str, ...]]]
@@ -130,11 +130,11 @@ def _operand_labels(rows: Sequence[Row]) -> _Labelled:
     for row in rows:
         pairing = f"{row.given['a.dtype']} x {row.given['b.dtype']}"
         answers.setdefault((pairing, _sums(row.given)), []).append(row)
-    alike: dict[tuple[str, tuple[tuple[str, ...], ...]], list[str]] = {}
+    pairings_by_cells: dict[tuple[str, tuple[tuple[str, ...], ...]], list[str]] = {}
     for (pairing, sums), members in answers.items():
-        alike.setdefault((sums, tuple(tuple(row.cells.values()) for row in members)), []).append(pairing)
+        pairings_by_cells.setdefault((sums, tuple(tuple(row.cells.values()) for row in members)), []).append(pairing)
     merged: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
-    for (sums, cells), pairings in alike.items():
+    for (sums, cells), pairings in pairings_by_cells.items():
         for answer in dict.fromkeys(cells):
             majors = [" x ".join(pair) for pair, other in zip(MAJORS, cells, strict=True) if other == answer]
             label = "all" if len(majors) == len(MAJORS) else _product(majors)
@@ -164,21 +164,23 @@ def _product(pairings: Sequence[str]) -> str:
 
 
 def _output_labels(rows: Sequence[Row]) -> _Labelled:
-    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    types_by_cells: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for row in rows:
         key = str(row.given["accumulator"]), tuple(row.cells.values())
-        alike.setdefault(key, []).append(str(row.given["d.dtype"]))
-    for (accumulator, cells), outputs in alike.items():
+        types_by_cells.setdefault(key, []).append(str(row.given["d.dtype"]))
+    for (accumulator, cells), outputs in types_by_cells.items():
         yield (accumulator, ", ".join(outputs)), cells
 
 
 def _target_labels(rows: Sequence[Row]) -> _Labelled:
     """Merge types with equal cells within a target; then merge targets with equal rows."""
-    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    types_by_cells: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for row in rows:
-        alike.setdefault((str(row.given["arch"]), tuple(row.cells.values())), []).append(str(row.given["a.dtype"]))
+        types_by_cells.setdefault((str(row.given["arch"]), tuple(row.cells.values())), []).append(
+            str(row.given["a.dtype"])
+        )
     merged: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for (arch, cells), dtypes in alike.items():
+    for (arch, cells), dtypes in types_by_cells.items():
         merged.setdefault((", ".join(dtypes), cells), []).append(arch)
     for (dtypes_label, cells), archs in merged.items():
         yield (", ".join(archs), dtypes_label), cells

@@ -87,10 +87,10 @@ class _Search:
                 elif left == 1 and all(rule.allows(self._config) for rule in rules):
                     self._compare({**changed_fields, name: choice})
             self._fields[name] = old
-            kept = self._narrowed(rules, free) if left > 1 else free
-            if choices[0].place != _KEPT or kept is None:
+            open_fields = self._narrowed(rules, free) if left > 1 else free
+            if choices[0].place != _KEPT or open_fields is None:
                 break  # this field must change
-            free = kept
+            free = open_fields
 
     def _suspects(self, broken: list[Rule], free: _Open, left: int) -> list[str]:
         """Fields of which at least one must change, fewest candidates first; none if more than ``left`` must change."""
@@ -98,10 +98,10 @@ class _Search:
         if len(musts) > left or not left:
             return []
         suspects = [[name for name in rule.fields if name in free] for rule in broken]
-        chosen = musts[:1] or min(suspects, key=len)
+        candidates = musts[:1] or min(suspects, key=len)
         if left == 1:  # a single change has to repair all of them
-            chosen = [name for name in chosen if all(name in others for others in suspects)]
-        return sorted(chosen, key=lambda name: len(free[name]))
+            candidates = [name for name in candidates if all(name in rule_fields for rule_fields in suspects)]
+        return sorted(candidates, key=lambda name: len(free[name]))
 
     def _narrowed(self, rules: Iterable[Rule], free: _Open) -> _Open | None:
         """``free`` without the values that rules with one free field rule out; None if a field has no value left."""
@@ -135,8 +135,8 @@ class _Search:
 
 def _choices(name: str, old: Value, domain: Sequence[Value]) -> tuple[_Choice, ...]:
     """The old value of a field, then the other values of its domain, nearest first."""
-    others = (_Choice(_distance(name, old, new), place, new) for place, new in enumerate(domain) if new != old)
-    return (_Choice(0, _KEPT, old), *sorted(others, key=lambda choice: choice.distance))
+    other_choices = (_Choice(_distance(name, old, new), place, new) for place, new in enumerate(domain) if new != old)
+    return (_Choice(0, _KEPT, old), *sorted(other_choices, key=lambda choice: choice.distance))
 
 
 def _distance(name: str, old: Value, new: Value) -> float:

@@ -263,19 +263,19 @@ class _Converter:
             return text
         if kind == "int" and _INT.fullmatch(text):
             return int(text)
-        written = _excerpt(node)
+        excerpt = _excerpt(node)
         if kind == "int" and re.fullmatch("-?[0-9]{19,}", text):
-            message = f"{written} is out of range"
+            message = f"{excerpt} is out of range"
         elif kind == "int":
-            message = f"YAML 1.1 reads {written} as {_yaml_int(node)}; write a plain decimal, or quote it for text"
+            message = f"YAML 1.1 reads {excerpt} as {_yaml_int(node)}; write a plain decimal, or quote it for text"
         elif kind == "bool":
-            message = f"YAML 1.1 reads {written} as a truth value; quote it for text"
+            message = f"YAML 1.1 reads {excerpt} as a truth value; quote it for text"
         elif kind == "null":
             message = "has no value; write one or remove the key"
         elif kind == "float":
-            message = f"{written} is not an integer"
+            message = f"{excerpt} is not an integer"
         elif kind == "timestamp":
-            message = f"YAML 1.1 reads {written} as a date; quote it for text"
+            message = f"YAML 1.1 reads {excerpt} as a date; quote it for text"
         else:
             message = f"the tag {_short(node.tag)} is not supported; remove it"
         return self.refuse(node, location, message)

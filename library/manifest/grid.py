@@ -66,7 +66,9 @@ class Table:
     def over(self, cells: Cells) -> npt.NDArray[Any]:
         """The results for a block of cells, broadcastable to its shape."""
         lengths = self.entries.shape
-        return self.entries[tuple(cut if length > 1 else slice(1) for cut, length in zip(cells, lengths, strict=True))]
+        return self.entries[
+            tuple(span if length > 1 else slice(1) for span, length in zip(cells, lengths, strict=True))
+        ]
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,8 @@ class Grid:
         if self._positions != other._positions:
             return True
         return all(
-            axis.names == ("stages",) or not mine.isdisjoint(its)
-            for axis, mine, its in zip(self.axes, self._values, other._values, strict=True)
+            axis.names == ("stages",) or not mine.isdisjoint(theirs)
+            for axis, mine, theirs in zip(self.axes, self._values, other._values, strict=True)
         )
 
     @cached_property
@@ -137,14 +139,14 @@ class Grid:
             return None
         try:
             groups = (GroupFields(zip(along.names, values, strict=True)) for values in along.values)
-            kept = [
+            passing = [
                 values for values, fields in zip(along.values, groups, strict=True) if predicate(ConfigView(fields))
             ]
         except UnreadError:
             return None
-        if len(kept) == len(along.values):
+        if len(passing) == len(along.values):
             return self
-        return Grid(tuple(Axis(axis.names, tuple(kept)) if axis is along else axis for axis in self.axes))
+        return Grid(tuple(Axis(axis.names, tuple(passing)) if axis is along else axis for axis in self.axes))
 
     def tabulate(self, function: Callable[[GemmConfig], Any]) -> Table:
         """Evaluate a predicate or another function of fields over the grid. ExpressionError if the fields that it reads
@@ -184,9 +186,9 @@ class Grid:
                 continue
             if math.prod(np.broadcast_shapes(places.shape, places_of_values.shape)) > MAX_READ:
                 raise ExpressionError(f"the fields that it reads have more than {MAX_READ:,} combinations of values")
-            pairs, where = np.unique(keys := places * len(values) + places_of_values, return_inverse=True)
+            pairs, inverse = np.unique(keys := places * len(values) + places_of_values, return_inverse=True)
             split = (divmod(pair, len(values)) for pair in pairs.tolist())
-            groups, places = [groups[g].having(reader, values[v]) for g, v in split], where.reshape(keys.shape)
+            groups, places = [groups[g].having(reader, values[v]) for g, v in split], inverse.reshape(keys.shape)
 
     def blocks(self, cells: int = BLOCK_CELLS) -> Iterator[Cells]:
         """Divide the grid, in order, into blocks of at most ``cells`` cells."""
@@ -194,7 +196,7 @@ class Grid:
 
     def candidates(self, cells: Cells, chosen: npt.NDArray[np.bool_]) -> Iterator[dict[str, Value]]:
         """The fields of the chosen cells of a block."""
-        starts = [cut.start for cut in cells]
+        starts = [span.start for span in cells]
         stages = np.broadcast_to(self.tabulate(attrgetter("stages")).over(cells), chosen.shape)[chosen]
         for cell, number in zip(np.argwhere(chosen).tolist(), stages.tolist(), strict=True):
             merged = {
@@ -222,6 +224,6 @@ def _blocks(shape: tuple[int, ...], cells: int) -> Iterator[Cells]:
     inner = math.prod(shape[1:])
     step = max(1, cells // max(1, inner))
     for start in range(0, shape[0], step):
-        cut = slice(start, min(start + step, shape[0]))
+        span = slice(start, min(start + step, shape[0]))
         for rest in _blocks(shape[1:], cells):
-            yield (cut, *rest)
+            yield (span, *rest)

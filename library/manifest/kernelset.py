@@ -78,13 +78,13 @@ class Candidates:
 
     def narrowed(self, predicates: Sequence[Predicate]) -> tuple[Candidates, tuple[Predicate, ...]]:
         """The candidates with axes limited to values that pass, and the predicates that read more than one axis."""
-        grid, others = self.grid, []
+        grid, multi_axis = self.grid, []
         for predicate in predicates:
             if (part := grid.narrowed(predicate)) is None:
-                others.append(predicate)
+                multi_axis.append(predicate)
             else:
                 grid = part
-        return self if grid is self.grid else Candidates(grid, self.where), tuple(others)
+        return self if grid is self.grid else Candidates(grid, self.where), tuple(multi_axis)
 
     def any(self, rules: bool = True) -> bool:
         """Whether any candidate passes the filters and, with ``rules``, meets all rules."""
@@ -132,13 +132,13 @@ class KernelSet:
     def _expand(self, choice: Preset, legal: bool, whole: str, where: str | None) -> Iterator[GemmConfig]:
         empty = True
         narrowed = [candidates.narrowed(choice.where) for candidates in self.sets]
-        left = [(candidates, others) for candidates, others in narrowed if candidates.grid.size]
-        sets = tuple(candidates for candidates, _ in left)
-        chosen = [
-            _Chosen(candidates, Preset("", others, choice.alternatives), sets[:index])
-            for index, (candidates, others) in enumerate(left)
+        nonempty = [(candidates, multi_axis) for candidates, multi_axis in narrowed if candidates.grid.size]
+        sets = tuple(candidates for candidates, _ in nonempty)
+        chosen_sets = [
+            _Chosen(candidates, Preset("", multi_axis, choice.alternatives), sets[:index])
+            for index, (candidates, multi_axis) in enumerate(nonempty)
         ]
-        for chosen_set in _with_small_ones_together(chosen):
+        for chosen_set in _with_small_ones_together(chosen_sets):
             candidates = chosen_set.candidates
             for cells in candidates.grid.blocks():
                 mask = chosen_set.filtered(cells)
@@ -168,20 +168,20 @@ class KernelSet:
         filtered = legal = duplicates = 0
         refused = {rule.id: 0 for rule in RULES}
         for index, candidates in enumerate(self.sets):
-            chosen = _Chosen(candidates, choice, self.sets[:index])
+            chosen_set = _Chosen(candidates, choice, self.sets[:index])
             for cells in candidates.grid.blocks():
-                mask = chosen.filtered(cells)
-                left = int(mask.sum())
-                filtered += mask.size - left
+                mask = chosen_set.filtered(cells)
+                remaining = int(mask.sum())
+                filtered += mask.size - remaining
                 for rule, table in candidates.rules:
                     mask &= table.over(cells)
-                    kept = int(mask.sum())
-                    refused[rule.id] += left - kept
-                    left = kept
-                mask &= ~chosen.repeated(cells)
-                kept = int(mask.sum())
-                duplicates += left - kept
-                legal += kept
+                    passed = int(mask.sum())
+                    refused[rule.id] += remaining - passed
+                    remaining = passed
+                mask &= ~chosen_set.repeated(cells)
+                passed = int(mask.sum())
+                duplicates += remaining - passed
+                legal += passed
         return Count(
             candidates=sum(candidates.grid.size for candidates in self.sets),
             filtered=filtered,
@@ -193,9 +193,9 @@ class KernelSet:
     def holds(self, preset: Preset) -> bool:
         """Whether a preset contains any kernel."""
         for candidates in self.sets:
-            chosen = _Chosen(candidates, preset, ())
+            chosen_set = _Chosen(candidates, preset, ())
             for cells in candidates.grid.blocks():
-                mask = chosen.filtered(cells)
+                mask = chosen_set.filtered(cells)
                 if mask.any() and (mask & _all([table for _, table in candidates.rules], cells)).any():
                     return True
         return False
@@ -205,8 +205,8 @@ class KernelSet:
             preset_names = ", ".join(self.presets) or "none"
             hint = suggest(preset, self.presets) or ";"
             raise ManifestError(f"{self.name} has no preset {preset!r}{hint} presets: {preset_names}")
-        chosen = self.presets[preset] if preset is not None else Preset()
-        return Preset(chosen.description, (*chosen.where, *predicates(where)), chosen.alternatives)
+        base_preset = self.presets[preset] if preset is not None else Preset()
+        return Preset(base_preset.description, (*base_preset.where, *predicates(where)), base_preset.alternatives)
 
 
 def _with_small_ones_together(sets: Sequence[_Chosen]) -> Iterator[_Chosen]:
@@ -275,7 +275,7 @@ class _Chosen:
 
 
 def _shape(cells: Cells) -> tuple[int, ...]:
-    return tuple(cut.stop - cut.start for cut in cells)
+    return tuple(span.stop - span.start for span in cells)
 
 
 def _all(tables: Sequence[Table], cells: Cells) -> Mask:

@@ -228,17 +228,17 @@ def _candidates(source: _Source, legal: bool) -> Iterator[Candidates]:
         return
     try:
         heads = [ancestor.head.defaults for ancestor in lineage]
-        defaults = reduce(lambda general, written: resolve.merged(written, general), heads, resolve.BASE)
+        defaults = reduce(lambda general, declared: resolve.merged(declared, general), heads, resolve.BASE)
     except resolve.TooManyError as error:
         document.fault(("defaults",), str(error))
         return
     for depth, ancestor in enumerate(lineage):
         outer = tuple(p for heir in lineage[depth:] for p in resolve.filters(heir.head.where))
-        for index, written in ancestor.sets.items():
+        for index, declared in ancestor.sets.items():
             at: Location = ("sets", index) if ancestor is source else ("extends",)
             which = "" if ancestor is source else f"sets[{index}] of {ancestor.document.path.name}: "
             try:
-                spec = resolve.merged(written, defaults)
+                spec = resolve.merged(declared, defaults)
             except resolve.TooManyError as error:
                 document.fault(at, f"{which}{error}")
                 continue
@@ -248,10 +248,10 @@ def _candidates(source: _Source, legal: bool) -> Iterator[Candidates]:
             if crowd := resolve.crowded(spec):
                 document.fault(at, f"{which}{crowd}")
                 continue
-            if says := resolve.contradiction(spec):
-                document.fault(_place_of_key(document, at, "epilogue"), f"{which}{says}")
+            if reason := resolve.contradiction(spec):
+                document.fault(_place_of_key(document, at, "epilogue"), f"{which}{reason}")
                 continue
-            parts = [Candidates(grid, resolve.filters(written.where)) for grid in resolve.grids(spec)]
+            parts = [Candidates(grid, resolve.filters(declared.where)) for grid in resolve.grids(spec)]
             whole = [Candidates(part.grid, (*part.where, *outer)) for part in parts] if outer else parts
             if ancestor is not source:
                 yield from whole
@@ -276,11 +276,11 @@ def _place_of_key(document: Document, at: Location, key: str) -> Location:
 
 def _sound(document: Document, parts: Sequence[Candidates], at: Location, legal: bool) -> bool:
     """Whether sets contain a candidate or, with ``legal``, a legal kernel. Otherwise a fault states the reason."""
-    where = _place_of_key(document, at, "where")
+    filter_location = _place_of_key(document, at, "where")
     try:
         passing = [part for part in parts if part.any(rules=False)]
         if not passing:
-            document.fault(where, "no candidate passes the filter")
+            document.fault(filter_location, "no candidate passes the filter")
         elif not legal:
             return True
         else:  # the first candidate of most sets is legal, so check it before all others
@@ -289,7 +289,7 @@ def _sound(document: Document, parts: Sequence[Candidates], at: Location, legal:
                 return True
             document.fault(at, f"no candidate is legal; the first one breaks {verdicts(first)[0]}")
     except ExpressionError as error:
-        document.fault(where, str(error))
+        document.fault(filter_location, str(error))
     return False
 
 

@@ -86,9 +86,9 @@ def _is_open(parts: tuple[Any, ...] | None, leaf: str) -> bool:
 def contradiction(spec: SetSpec) -> str | None:
     """Why an explicit linear epilogue of a merged set does not match one of its choices of C; None if all match."""
     for text, c in itertools.product(spec["epilogue"] or (), spec["c"] or ()):
-        if says := _misread(text, "none" if c == "none" else "same"):
+        if reason := _misread(text, "none" if c == "none" else "same"):
             change = "add c, remove beta * c" if c == "none" else "remove c, add + beta * c"
-            return f"{says}; {change}, or write {LINEAR}, which adds beta * C if there is a C"
+            return f"{reason}; {change}, or write {LINEAR}, which adds beta * C if there is a C"
     return None
 
 

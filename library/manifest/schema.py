@@ -286,15 +286,15 @@ def _terse(node: Any) -> Any:
         return [_terse(item) for item in node]
     if not isinstance(node, dict):
         return node
-    kept = {key: _terse(value) for key, value in node.items() if not _generated(key, value)}
-    if "anyOf" in kept:
-        choices = [choice for choice in kept.pop("anyOf") if choice != {"type": "null"}]
+    terse_node = {key: _terse(value) for key, value in node.items() if not _generated(key, value)}
+    if "anyOf" in terse_node:
+        choices = [choice for choice in terse_node.pop("anyOf") if choice != {"type": "null"}]
         choices = [c for choice in choices for c in choice.get("anyOf", [choice])]
-        kept |= choices[0] if len(choices) == 1 else {"anyOf": choices}
-    for name, member in [*kept.get("properties", {}).items()]:
+        terse_node |= choices[0] if len(choices) == 1 else {"anyOf": choices}
+    for name, member in [*terse_node.get("properties", {}).items()]:
         for old in member.pop("was", ()):
-            kept["properties"][old] = {**member, "deprecationMessage": f"is now called {name}"}
-    return kept
+            terse_node["properties"][old] = {**member, "deprecationMessage": f"is now called {name}"}
+    return terse_node
 
 
 def _generated(key: str, value: object) -> bool:

@@ -51,7 +51,7 @@ def _record(document: Document, detail: ErrorDetails, at: Location) -> None:
 
 def _message(detail: ErrorDetails, location: Location) -> str:
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
-    written = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:37]}..."
+    value_text = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:37]}..."
     match kind:
         case "extra_forbidden":
             allowed = tuple(_model(location[:-1]).model_fields)
@@ -61,19 +61,19 @@ def _message(detail: ErrorDetails, location: Location) -> str:
         case "literal_error":
             words = re.findall(r"[\w.-]+", context["expected"].replace(" or ", " "))
             hint = meant(str(location[-1]), str(value), words)
-            return f"is {written}{hint or ';'} it must be {one_of(words)}"
+            return f"is {value_text}{hint or ';'} it must be {one_of(words)}"
         case "int_type" if isinstance(value, str) and value.isdecimal():
-            return f"is the text {written}; it must be an integer: remove the quotes"
+            return f"is the text {value_text}; it must be an integer: remove the quotes"
         case "int_type":
-            return f"is {written}; it must be an integer"
+            return f"is {value_text}; it must be an integer"
         case "greater_than":
-            return f"is {written}; it must be at least 1"
+            return f"is {value_text}; it must be at least 1"
         case "string_type":
-            return f"is {written}; it must be text"
+            return f"is {value_text}; it must be text"
         case "string_too_short":
             return "is empty"
         case "model_type":
-            return f"is {written}; it must be a mapping with the keys {', '.join(_model(location).model_fields)}"
+            return f"is {value_text}; it must be a mapping with the keys {', '.join(_model(location).model_fields)}"
     return detail["msg"]
 
 

@@ -144,8 +144,8 @@ class WgmmaPlan(KernelPlan):
         """Whether the kernel transposes an operand's stages in shared memory. WGMMA reads operands of other than 16
         bits from there K-major only."""
         in_registers = operand == "a" and self.multiplies_from_registers
-        its = self.config.inputs[operand]
-        return its.major == "mn" and its.type.bits != 16 and not in_registers
+        matrix = self.config.inputs[operand]
+        return matrix.major == "mn" and matrix.type.bits != 16 and not in_registers
 
     # Warpgroups.
 
@@ -334,9 +334,9 @@ class WgmmaPlan(KernelPlan):
 
     def swizzle(self, operand: InputName) -> int:
         """Swizzle span in bytes of the stages of A or B; 16 means none."""
-        tile, its = self.config.tile, self.config.inputs[operand]
-        extent = tile.k if its.major != "mn" else tile.m if operand == "a" else tile.n
-        return swizzle_bytes(extent * its.type.bits // 8)
+        tile, matrix = self.config.tile, self.config.inputs[operand]
+        extent = tile.k if matrix.major != "mn" else tile.m if operand == "a" else tile.n
+        return swizzle_bytes(extent * matrix.type.bits // 8)
 
     @part
     def stage_bytes(self) -> tuple[int, int]:
@@ -469,9 +469,9 @@ class WgmmaPlan(KernelPlan):
     @member
     def d_buffers(self) -> int:
         """Buffers of D for each warpgroup: as many as fit beside the stages, up to two or all subtiles of a tile."""
-        left = self._stages_room - self.config.stages * self.bytes_per_stage
-        more = max(0, left) // self.bytes_per_d_buffer
-        return min(max(AUTO_D_BUFFERS, self.subtiles), MIN_D_BUFFERS + more)
+        free_bytes = self._stages_room - self.config.stages * self.bytes_per_stage
+        extra_buffers = max(0, free_bytes) // self.bytes_per_d_buffer
+        return min(max(AUTO_D_BUFFERS, self.subtiles), MIN_D_BUFFERS + extra_buffers)
 
     def _depths(self, n: int) -> tuple[int, int]:
         """Stages of a kernel without C, for subtiles of n columns: the most that are possible, and those of ``stages:

@@ -397,8 +397,8 @@ def tile_n(plan: WgmmaPlan) -> str | None:
     if n not in TILE_N:
         return f"tile N is {n}; it must be a multiple of 8 from {TILE_N[0]} to {TILE_N[-1]}"
     if n % 16 and (config.promote or (config.b.dtype in INT8 and n > 32)):
-        what = "with two-level accumulation" if config.promote else f"above 32 for {config.b.dtype}"
-        return f"tile N is {n}; {what} it must be a multiple of 16"
+        condition = "with two-level accumulation" if config.promote else f"above 32 for {config.b.dtype}"
+        return f"tile N is {n}; {condition} it must be a multiple of 16"
     row = n * config.b.type.unpacked_bytes
     if config.b.major == "mn" and row % SPANS[-1]:
         return f"tile N is {n}, or {row} bytes; with an mn-major B it must be a multiple of {SPANS[-1]} bytes"
