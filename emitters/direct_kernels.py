@@ -162,7 +162,7 @@ def text(plan: DirectPlan, launch: LaunchSpec) -> str:
     """The source of a legal config's kernel."""
     config = plan.config
     header, kernel, atom, members = _instance(plan)
-    plain, compute = config.epilogue == LINEAR, DTYPES[compute_type(config)].cpp
+    is_linear, compute = config.epilogue == LINEAR, DTYPES[compute_type(config)].cpp
     return _TEMPLATE.substitute(
         placeholders(config, launch),
         header=header,
@@ -173,11 +173,11 @@ def text(plan: DirectPlan, launch: LaunchSpec) -> str:
         align_b=config.b.align,
         align_c=(config.c or config.d).align,
         align_d=config.d.align,
-        include="" if plain else "#include <gemmill/epilogue/expression.cuh>\n",
+        include="" if is_linear else "#include <gemmill/epilogue/expression.cuh>\n",
         epilogue_text=epilogue_text(config),
-        epilogue=f"gemmill::Linear<{compute}>" if plain else "gemmill::DirectExpression<::Epilogue>",
-        spec="Kernel" if plain else "Kernel, gemmill::ExpressionParams<::Epilogue>",
-        params="DirectParams" if plain else "ExpressionParams<::Epilogue>",
+        epilogue=f"gemmill::Linear<{compute}>" if is_linear else "gemmill::DirectExpression<::Epilogue>",
+        spec="Kernel" if is_linear else "Kernel, gemmill::ExpressionParams<::Epilogue>",
+        params="DirectParams" if is_linear else "ExpressionParams<::Epilogue>",
         kernel=kernel,
     )
 

@@ -122,7 +122,7 @@ def _boxes(plan: WgmmaPlan, name: InputName) -> Iterator[TmaBox]:
     peers = config.cluster.n if name == "a" else config.cluster.m
     k_major, batching = operand.major == "k", config.scheduler.batching
     # Boxes of grouped rows can overlap the next group, and arrays and groups along K use other descriptors.
-    cut = k_major and batching in ("strided", "nested", *(("grouped", "masked") if name == "b" else ()))
+    has_tail = k_major and batching in ("strided", "nested", *(("grouped", "masked") if name == "b" else ()))
     rows = config.tile.k if not k_major else config.tile.m if name == "a" else config.tile.n
     box = TmaBox(
         operand=name,
@@ -133,11 +133,11 @@ def _boxes(plan: WgmmaPlan, name: InputName) -> Iterator[TmaBox]:
         swizzle=span,
         offset=_at(name),
         window=rows if batching == "kgrouped" else 0,
-        part="whole" if cut else "",
+        part="whole" if has_tail else "",
         anywhere=batching == "array",
     )
     yield box
-    if cut:
+    if has_tail:
         yield replace(box, part="tail", offset=_at(f"{name}_tail"))
 
 
