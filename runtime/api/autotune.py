@@ -91,11 +91,11 @@ def autotuned(
     as the cubin of the fastest is the one that was timed.
     """
     candidates = registry.candidates(problem, count, sm_count)
-    asked = [asdict(problem), gpu, sm_count, sorted((str(c.kernel), c.swap_ab) for c in candidates)]
-    key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-    known = caches.of_registry(registry).answers
+    request = [asdict(problem), gpu, sm_count, sorted((str(c.kernel), c.swap_ab) for c in candidates)]
+    key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+    answers = caches.of_registry(registry).answers
     with _lock:
-        if key not in known:
+        if key not in answers:
             answer = _read(registry, key, problem, candidates)
             if answer is None:
                 times = time(candidates)
@@ -108,8 +108,8 @@ def autotuned(
                 answer = Answer(problem=problem, gpu=gpu, sm_count=sm_count, kernels=kernels)
                 registry.store.put_note("autotuned", key, answer.model_dump_json(indent=1).encode())
             slow_path = registry.select(problem, sm_count).slow_path
-            known[key] = _choice(answer).answering(problem, slow_path)
-        return known[key]
+            answers[key] = _choice(answer).answering(problem, slow_path)
+        return answers[key]
 
 
 def _read(registry: Registry, key: str, problem: GemmProblem, candidates: Sequence[Candidate]) -> Answer | None:
@@ -119,8 +119,8 @@ def _read(registry: Registry, key: str, problem: GemmProblem, candidates: Sequen
         best = answer.kernels[0]
     except (OSError, ValueError, IndexError):
         return None
-    known = {(candidate.kernel, candidate.swap_ab) for candidate in candidates}
-    if answer.problem != problem or not {(kernel.sliced, kernel.swap_ab) for kernel in answer.kernels} <= known:
+    expected = {(candidate.kernel, candidate.swap_ab) for candidate in candidates}
+    if answer.problem != problem or not {(kernel.sliced, kernel.swap_ab) for kernel in answer.kernels} <= expected:
         return None
     return answer if registry.get(best.kernel).digest == best.digest else None
 
@@ -156,13 +156,13 @@ def time_kernels(
     addresses = [*call.addresses]
     places = [place for place, name in enumerate(call.places) if name == "out" or name in call.arguments.outputs]
     written = [x for x in (values[call.places[place]] for place in places) if isinstance(x, TensorView)]
-    with scratch(device, written) as elsewhere:
-        for place, address in zip(places, elsewhere, strict=True):
+    with scratch(device, written) as scratch_addresses:
+        for place, address in zip(places, scratch_addresses, strict=True):
             addresses[place] = address
         launches = [functools.partial(_launch, launcher, tuple(addresses)) for launcher in launchers.values()]
         times = time_launches(device, call.stream, launches, [candidate.us for candidate in launchers])
-    found = dict(zip(launchers, times, strict=True))
-    return [found.get(candidate) for candidate in candidates]
+    us_by_candidate = dict(zip(launchers, times, strict=True))
+    return [us_by_candidate.get(candidate) for candidate in candidates]
 
 
 def _launchers(registry: Registry, candidates: list[Candidate], new_launcher: NewLauncher) -> dict[Candidate, Launches]:

@@ -10,7 +10,7 @@ from gemmill.library.errors import SlowPathWarning
 from gemmill.runtime.launch.launcher import PreparedCall
 from gemmill.runtime.select.choice import Choice
 
-_said: set[str] = set()
+_warned_kinds: set[str] = set()
 """Kinds of changes that a warning has suggested already."""
 
 
@@ -21,7 +21,7 @@ def explain(prepared: PreparedCall) -> None:
 
 def warn_of(choice: Choice) -> None:
     """Warn that a problem takes a slow path, unless earlier warnings suggested all the same kinds of changes."""
-    if (path := choice.slow_path) is None or {change.kind for change in path.changes} <= _said:
+    if (path := choice.slow_path) is None or {change.kind for change in path.changes} <= _warned_kinds:
         return
     warnings.warn(
         f"{choice.problem}: {path}. gemmill warns once per process; plan(...).choice.why and explain=True report this "
@@ -29,7 +29,8 @@ def warn_of(choice: Choice) -> None:
         SlowPathWarning,
         stacklevel=_callers_level(),
     )
-    _said.update(change.kind for change in path.changes)  # not reached where a filter turns the warning into an error
+    # Not reached where a filter turns the warning into an error.
+    _warned_kinds.update(change.kind for change in path.changes)
 
 
 def _callers_level() -> int:

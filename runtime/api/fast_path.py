@@ -110,7 +110,7 @@ def matmul_path(declaration: Declaration, dispatch: Dispatch | None) -> Callable
     """
 
     def short(a: Any, b: Any, *, out: Any = None, c: Any = None, stream: Any = None, **options: Any) -> Any:
-        values = bucket = found = recording = None
+        values = bucket = match = recording = None
         if options:
             options = {
                 name: x
@@ -118,9 +118,9 @@ def matmul_path(declaration: Declaration, dispatch: Dispatch | None) -> Callable
                 if name in _VALUES or x is not None or name not in declaration.keywords
             }
             if not options.keys() <= _VALUES:
-                return _with_others(declaration, dispatch, a, b, out, c, stream, options)
+                return _launch_with_more_tensors(declaration, dispatch, a, b, out, c, stream, options)
             values = _plain_values(options)
-        given: tuple[Any, ...] = (a, b)
+        tensors: tuple[Any, ...] = (a, b)
         try:
             pointers: Addresses = (
                 a.data_ptr(),
@@ -129,30 +129,30 @@ def matmul_path(declaration: Declaration, dispatch: Dispatch | None) -> Callable
                 0 if out is None else out.data_ptr(),
             )
             if c is None or c is out:
-                given = (a, b) if out is None else (a, b, out)
+                tensors = (a, b) if out is None else (a, b, out)
             else:
-                given = (a, b, c) if out is None else (a, b, c, out)
+                tensors = (a, b, c) if out is None else (a, b, c, out)
             unaligned = (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15
             shifts = unaligned and tuple([x & 15 for x in pointers])  # the guards do not compare these
             bucket = a.numel(), b.numel(), c is None, out is None, c is out, shifts, values
-            for known in caches.recognised.get(bucket, ()):
-                if known.matches(*given):
-                    if known.state.is_usual():
-                        found = known
-                    elif dispatch is not None and known.state.only_records():
-                        recording = known
+            for candidate in caches.recognised.get(bucket, ()):
+                if candidate.matches(*tensors):
+                    if candidate.state.is_usual():
+                        match = candidate
+                    elif dispatch is not None and candidate.state.only_records():
+                        recording = candidate
                     break
         except (AttributeError, RuntimeError, TypeError):  # not a PyTorch tensor, a sparse one, or an unhashable option
             bucket = None
         if recording is not None:
-            return _record(recording, dispatch, a, b, out, c, stream, options)
-        if found is None:
+            return _launch_and_record(recording, dispatch, a, b, out, c, stream, options)
+        if match is None:
             call = {"a": a, "b": b, "out": out, "c": c, "stream": stream, **options}
-            return _launch_anew(declaration, dispatch, bucket, given, call)
+            return _read_and_launch(declaration, dispatch, bucket, tensors, call)
         if out is None:
-            out = found.empty() if stream is None else allocate(a, found.shape, found.dtype, found.device, stream)
+            out = match.empty() if stream is None else allocate(a, match.shape, match.dtype, match.device, stream)
             pointers = (*pointers[:3], out.data_ptr())
-        found.launch(found.stream() if stream is None else stream_handle(stream), pointers)
+        match.launch(match.stream() if stream is None else stream_handle(stream), pointers)
         return out
 
     return short
@@ -173,24 +173,24 @@ def grouped_path(declaration: Declaration, dispatch: Dispatch | None) -> Callabl
     ) -> Any:
         require_groups(offsets, options.get("counts"), "gemmill.matmul")
         options["offsets"] = offsets
-        given = {name: x for name, x in options.items() if x is not None or name not in declaration.keywords}
-        return _with_others(declaration, dispatch, a, b, out, c, stream, given)
+        passed = {name: x for name, x in options.items() if x is not None or name not in declaration.keywords}
+        return _launch_with_more_tensors(declaration, dispatch, a, b, out, c, stream, passed)
 
     return short
 
 
-def _record(
-    known: RecognisedCall, dispatch: Any, a: Any, b: Any, out: Any, c: Any, stream: Any, options: dict[str, Any]
+def _launch_and_record(
+    recognised: RecognisedCall, dispatch: Any, a: Any, b: Any, out: Any, c: Any, stream: Any, options: dict[str, Any]
 ) -> Any:
     """Run a recognised call and record its gradient."""
     if dispatch.recorder is None or out is not None or stream is not None:
         return dispatch.call(a, b, out=out, c=c, stream=stream, **options)
-    if known.recorder is None:
-        known.recorder = dispatch.recorder(a, b, c, options)
-    return known.recorder(a, b, c)
+    if recognised.recorder is None:
+        recognised.recorder = dispatch.recorder(a, b, c, options)
+    return recognised.recorder(a, b, c)
 
 
-def _launch_anew(
+def _read_and_launch(
     declaration: Declaration, dispatch: Dispatch | None, bucket: Hashable, tensors: Sequence[Any], call: dict[str, Any]
 ) -> Any:
     """Read and launch a call, remember it in its bucket if it has one, and return D.
@@ -205,11 +205,11 @@ def _launch_anew(
     prepared = launch(gemm_call)
     fits = not (gemm_call.arguments.outputs or gemm_call.explain)
     if bucket is not None and fits and _is_torch(gemm_call) and is_on():
-        known = caches.recognised.get(bucket, ())
-        if not known and len(caches.recognised) >= caches.CALLS:
+        bucket_calls = caches.recognised.get(bucket, ())
+        if not bucket_calls and len(caches.recognised) >= caches.CALLS:
             caches.recognised.clear()
         new = RecognisedCall.of(gemm_call, prepared, tensors, writes)
-        caches.recognised[bucket] = (new, *known[: _BUCKET_CALLS - 1])
+        caches.recognised[bucket] = (new, *bucket_calls[: _BUCKET_CALLS - 1])
     return gemm_call.out
 
 
@@ -228,7 +228,7 @@ def _plain_values(options: dict[str, Any]) -> tuple[Any, ...]:
     return *values, *(copysign(1, x) for x in (alpha, beta) if x == 0)  # signs, since 0.0 and -0.0 are equal
 
 
-def _with_others(
+def _launch_with_more_tensors(
     declaration: Declaration,
     dispatch: Dispatch | None,
     a: Any,
@@ -247,8 +247,8 @@ def _with_others(
             options[factor] = number(options[factor])
     others = {name: x for name, x in options.items() if is_torch(x)}
     tensors = {name: x for name, x in (("a", a), ("b", b), ("c", c), ("out", out)) if x is not None} | others
-    given = [x for name, x in tensors.items() if name != "c" or c is not out]
-    found = bucket = None
+    distinct = [x for name, x in tensors.items() if name != "c" or c is not out]
+    match = bucket = None
     with suppress(AttributeError, RuntimeError, TypeError):  # not a PyTorch tensor, a sparse one, or unhashable
         pointers = {name: x.data_ptr() for name, x in tensors.items()}
         if others.keys().isdisjoint(_VALUES) and not any(pointer & 15 for pointer in pointers.values()):
@@ -257,18 +257,18 @@ def _with_others(
             key = a.numel(), b.numel(), c is None, out is None, c is out, (tuple(others), values, signs)
             alternatives = caches.recognised.get(key, ())
             bucket = key
-            for known in alternatives:
-                if known.matches(*given):
-                    found = known
+            for candidate in alternatives:
+                if candidate.matches(*distinct):
+                    match = candidate
                     break
-    if found is None or not found.state.is_usual():
+    if match is None or not match.state.is_usual():
         call = {"a": a, "b": b, "out": out, "c": c, "stream": stream, **options}
-        return _launch_anew(declaration, dispatch, None if found else bucket, given, call)
+        return _read_and_launch(declaration, dispatch, None if match else bucket, distinct, call)
     if out is None:
-        out = found.empty() if stream is None else allocate(a, found.shape, found.dtype, found.device, stream)
+        out = match.empty() if stream is None else allocate(a, match.shape, match.dtype, match.device, stream)
         pointers["out"] = out.data_ptr()
-    handle = found.stream() if stream is None else stream_handle(stream)
-    found.launch(handle, tuple([pointers.get(name, 0) for name in found.places]))
+    handle = match.stream() if stream is None else stream_handle(stream)
+    match.launch(handle, tuple([pointers.get(name, 0) for name in match.places]))
     return out
 
 

@@ -203,8 +203,8 @@ def _prepared(call: GemmCall) -> PreparedCall:
     sm_count = options.sm_count
     if sm_count is not None and sm_count >= driver.sm_count(device):
         sm_count = None  # no limit
-    new: Callable[..., Launches] = functools.partial(Launcher, memory=memory)
-    parts = ""
+    new_launches: Callable[..., Launches] = functools.partial(Launcher, memory=memory)
+    batch_parts = ""
     try:
         target = choose(gemm, options, registry, sm_count)
     except UnsupportedProblemError:
@@ -215,14 +215,14 @@ def _prepared(call: GemmCall) -> PreparedCall:
         strides = len(gemm.nested)
         gemm, shifts = parts_of(gemm)
         target = choose(gemm, options, registry, sm_count)
-        new = functools.partial(PartLaunches, shifts=shifts, memory=memory)
-        each = f"{len(shifts)} launches of {gemm.problem.batch}"
-        parts = f"; in {each}, because no kernel supports a batch with {strides} strides with these options"
+        new_launches = functools.partial(PartLaunches, shifts=shifts, memory=memory)
+        launches = f"{len(shifts)} launches of {gemm.problem.batch}"
+        batch_parts = f"; in {launches}, because no kernel supports a batch with {strides} strides with these options"
 
     def launcher(chosen: SlicedKernel, swap_ab: bool) -> Callable[[], Launches]:
         oriented = gemm.transposed if swap_ab else gemm
         kernel = _load(registry, chosen, oriented.problem, device, call.stream)
-        return functools.partial(new, oriented, kernel, sm_count)
+        return functools.partial(new_launches, oriented, kernel, sm_count)
 
     if options.autotune is not None:
         from gemmill.runtime.api.autotune import autotuned, time_kernels
@@ -230,13 +230,13 @@ def _prepared(call: GemmCall) -> PreparedCall:
         gpu, time = driver.device_name(device), functools.partial(time_kernels, call, registry, launcher)
         choice = autotuned(registry, gemm.problem, options.autotune, sm_count, gpu, time)
         target = Target(choice.kernel, choice.swap_ab, choice)
-    if (found := target.choice) is not None:
-        if parts:
-            reason = found.reason + parts
-            found = replace(found, explain=lambda: reason)
-        found = found.of_transposed if gemm.is_transposed else found
-        warn_of(found)
-    return PreparedCall(problem, target.kernel, found, memory, launcher(target.kernel, target.swap_ab))
+    if (selected := target.choice) is not None:
+        if batch_parts:
+            reason = selected.reason + batch_parts
+            selected = replace(selected, explain=lambda: reason)
+        selected = selected.of_transposed if gemm.is_transposed else selected
+        warn_of(selected)
+    return PreparedCall(problem, target.kernel, selected, memory, launcher(target.kernel, target.swap_ab))
 
 
 def kernel_for(call: GemmCall) -> SlicedKernel | None:

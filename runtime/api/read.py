@@ -29,7 +29,7 @@ KEYWORDS = frozenset((*OPERANDS, *Options._fields, *OTHERS))
 
 
 Call = ParamSpec("Call")
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +60,15 @@ class Declaration:
 
 def declares(
     implement: Callable[[Declaration], Callable[..., Any]],
-) -> Callable[[Callable[Call, Made]], Callable[Call, Made]]:
+) -> Callable[[Callable[Call, Result]], Callable[Call, Result]]:
     """Decorate a function that has a signature and a docstring but no body: ``implement`` makes its implementation.
 
     The implementation receives A, B and similar arguments by position, and all others by keyword, if the caller passes
     them.
     """
 
-    def decorate(declared: Callable[Call, Made]) -> Callable[Call, Made]:
-        function: Callable[Call, Made] = functools.wraps(declared)(implement(Declaration.of(declared)))
+    def decorate(declared: Callable[Call, Result]) -> Callable[Call, Result]:
+        function: Callable[Call, Result] = functools.wraps(declared)(implement(Declaration.of(declared)))
         function.__signature__ = inspect.signature(declared)  # type: ignore[attr-defined]
         return function
 
@@ -83,39 +83,39 @@ def read_call(arguments: Mapping[str, Any], keywords: Collection[str] = KEYWORDS
     Raises:
         OperandError: an argument cannot be read; the message names it.
     """
-    given = {name: x for name, x in arguments.items() if name in keywords}
+    by_keyword = {name: x for name, x in arguments.items() if name in keywords}
     operands = {name: x for name, x in arguments.items() if name not in keywords}
-    options = Options._make([given.get(name, default) for name, default in _DEFAULTS])
+    options = Options._make([by_keyword.get(name, default) for name, default in _DEFAULTS])
     options = options._replace(alpha=alpha_of(options.alpha), beta=beta_of(options.beta))
-    text = given.get("epilogue")
+    text = by_keyword.get("epilogue")
     if operands and text is None:
         what = "for an operand of an epilogue, pass epilogue= too, as in epilogue='d = acc + x[n]'"
         raise unexpected(next(iter(operands)), keywords, what)
-    numbers = {name: float(given[name]) for name in SCALES if is_number(given.get(name))}
-    stream = handle_of(given["a"], given.get("stream"))
-    tensors = {"a": view(given["a"], "a", stream), "b": view(given["b"], "b", stream)}
+    numbers = {name: float(by_keyword[name]) for name in SCALES if is_number(by_keyword.get(name))}
+    stream = handle_of(by_keyword["a"], by_keyword.get("stream"))
+    tensors = {"a": view(by_keyword["a"], "a", stream), "b": view(by_keyword["b"], "b", stream)}
     for name, dtype in (("a", options.a_dtype), ("b", options.b_dtype)):
         if dtype is not None:
             other = (tensors["b"].shape[-2:-1] or tensors["b"].shape) if name == "a" else tensors["a"].shape[-1:]
-            told = dtype_named(dtype, f"{name}_dtype")
-            tensors[name] = unpacked(name, tensors[name], told, other[0] if other else 0)
+            element_dtype = dtype_named(dtype, f"{name}_dtype")
+            tensors[name] = unpacked(name, tensors[name], element_dtype, other[0] if other else 0)
     for name in _MORE_TENSORS:
-        if (tensor := given.get(name)) is not None and name not in numbers:
+        if (tensor := by_keyword.get(name)) is not None and name not in numbers:
             tensors[name] = (view_table if name in TABLES else view)(tensor, name, stream)
-    asked, out = options.out_dtype, given.get("out")
-    dtype_of_d = None if asked is None else dtype_named(asked, "out_dtype")
-    if any(given.get(name) is not None for name in SCALES):
+    out_dtype, out = options.out_dtype, by_keyword.get("out")
+    dtype_of_d = None if out_dtype is None else dtype_named(out_dtype, "out_dtype")
+    if any(by_keyword.get(name) is not None for name in SCALES):
         text, scales = scaled_epilogue(text, tensors, numbers, options.batch_invariant)
         operands |= {name: tensors.pop(name, numbers.get(name)) for name in scales}
-        if given.get("epilogue") is None:
+        if by_keyword.get("epilogue") is None:
             options = options._replace(alpha=prod(numbers.values(), start=options.alpha))
-    passed = NO_ARGUMENTS if text is None else read_arguments(text, operands, stream, keywords)
+    epilogue_arguments = NO_ARGUMENTS if text is None else read_arguments(text, operands, stream, keywords)
     if out is None:
         if "addresses" in tensors:
             raise OperandError("out is missing: with addresses, pass one of the output matrices")
-        shape, widest = shape_of_d(tensors, passed.epilogue), wider(tensors)
+        shape, widest = shape_of_d(tensors, epilogue_arguments.epilogue), wider(tensors)
         out = allocate(
-            given["a"], shape, dtype_of_d or default_output(widest), tensors["a"].device, given.get("stream")
+            by_keyword["a"], shape, dtype_of_d or default_output(widest), tensors["a"].device, by_keyword.get("stream")
         )
     tensors["out"] = view(out, "out", stream)
     if dtype_of_d is not None and tensors["out"].dtype != dtype_of_d:
@@ -123,7 +123,7 @@ def read_call(arguments: Mapping[str, Any], keywords: Collection[str] = KEYWORDS
             f"out is {tensors['out'].dtype} and out_dtype is {dtype_of_d}; they must be equal: leave out out_dtype, or "
             "pass another out"
         )
-    return GemmCall(tensors, options, passed, out, stream, bool(given.get("explain")))
+    return GemmCall(tensors, options, epilogue_arguments, out, stream, bool(by_keyword.get("explain")))
 
 
 def beta_of(beta: Any) -> float | None:
@@ -131,7 +131,7 @@ def beta_of(beta: Any) -> float | None:
     try:  # try costs a warm call nothing
         return None if beta is None else float(beta)
     except (TypeError, ValueError) as error:
-        raise _no_number("beta", beta, error) from None
+        raise _number_error("beta", beta, error) from None
 
 
 def alpha_of(alpha: Any) -> float:
@@ -139,8 +139,8 @@ def alpha_of(alpha: Any) -> float:
     try:
         return float(alpha)
     except (TypeError, ValueError) as error:
-        raise _no_number("alpha", alpha, error) from None
+        raise _number_error("alpha", alpha, error) from None
 
 
-def _no_number(name: str, value: Any, error: Exception) -> OperandError:
+def _number_error(name: str, value: Any, error: Exception) -> OperandError:
     return OperandError(f"{name} is {value!r}; it must be a number ({error})")

@@ -110,7 +110,7 @@ def allocator(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, like
     allocates only on the current GPU.
     """
     device, ordinal = like.device, like.get_device()
-    empty_strided, quick, get_device = _private(like.is_cuda)
+    empty_strided, quick, get_device = _private_allocators(like.is_cuda)
     current = get_device or (lambda: ordinal)
 
     def public() -> Any:
@@ -123,7 +123,7 @@ def allocator(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, like
 
 
 @functools.cache
-def _private(on_gpu: bool) -> tuple[Callable[..., Any], Callable[..., Any] | None, Callable[[], int] | None]:
+def _private_allocators(on_gpu: bool) -> tuple[Callable[..., Any], Callable[..., Any] | None, Callable[[], int] | None]:
     """Return PyTorch's allocator of strided tensors, its fast private allocator for the current GPU or the CPU, and a
     function that returns the current GPU. None for those that a version does not have."""
     torch = importlib.import_module("torch")

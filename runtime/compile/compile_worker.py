@@ -46,18 +46,18 @@ def _clean(directory: str | None) -> None:
 def answer(compiler: Compiler, config: GemmConfig, store: Store | None) -> bytes:
     """Compile one kernel; return a line of JSON, followed by the artifact's file format, if there is one."""
     compiler.stats = None
-    error, lost, data = "", "", b""
+    error, machine_error, data = "", "", b""
     try:
         data = _compiled(compiler, config, store).to_bytes()
     except GemmillError as failure:
         error = str(failure)
     except OSError as failure:
-        error = lost = f"{kernel_name(config)}: {os_error_text(failure)}"
+        error = machine_error = f"{kernel_name(config)}: {os_error_text(failure)}"
     except MemoryError as failure:
-        error = lost = f"{kernel_name(config)}: {str(failure) or 'out of memory'}"
+        error = machine_error = f"{kernel_name(config)}: {str(failure) or 'out of memory'}"
     facts = {
         "error": error,
-        "lost": lost,  # failures of this machine, where another may succeed
+        "lost": machine_error,  # failures of this machine, where another may succeed
         "pch": compiler.stats.pch if compiler.stats else "",
         "problem": (store.problem if store else None) or "",
     }

@@ -120,8 +120,8 @@ class Compiler:
                 kernel exports differs from its LaunchSpec; for an edited source also where threads, parameters or
                 shared memory differ. The message ends with the log.
         """
-        made = self._code(source, config, lineinfo)
-        cubin = _stripped(source, made)
+        output = self._code(source, config, lineinfo)
+        cubin = _stripped_cubin(source, output)
         parsed = Cubin(cubin)
         try:
             code = parsed.code(source.entry)
@@ -132,7 +132,7 @@ class Compiler:
         if source.chain:
             cubin = chain_multiply_adds(cubin, code, source.chain)
         provenance = self.provenance(source, config, lineinfo)
-        resources = _resources(source, parsed, made.stats.log)
+        resources = _resources(source, parsed, output.stats.log)
         artifact = Artifact(config, source.launch, cubin, resources, provenance, source.is_edited)
         if source.is_edited:  # tests verify emitted kernels
             try:
@@ -152,13 +152,13 @@ class Compiler:
         with _lock:
             try:
                 options = [*_options(config, lineinfo), *_UNRECORDED, *includes]
-                made = _compiled(source, config, options)
+                output = _compiled(source, config, options)
             except CompileError as error:
-                raise self._explained(error) from None
-        self.stats = made.stats
-        return made
+                raise self._explained_error(error) from None
+        self.stats = output.stats
+        return output
 
-    def _explained(self, error: CompileError) -> GemmillError:
+    def _explained_error(self, error: CompileError) -> GemmillError:
         """Return NVRTC's error, preceded by what is wrong with the headers, if anything."""
         if os.strerror(errno.EMFILE) in str(error):  # then nothing else can be opened either
             return CompileError(f"{limits.too_few_files()}\n{error}")
@@ -175,14 +175,14 @@ def _patch_digest(name: str) -> str:
     return digest_of(Path(__file__).parent / "patch", f"{name}.py")
 
 
-def _stripped(source: EmittedSource, made: _Code) -> bytes:
+def _stripped_cubin(source: EmittedSource, output: _Code) -> bytes:
     """Return a cubin without variables that no code reads. Where they must stay, which is no error, the cubin is
     unchanged."""
     try:
-        return stripped(made.cubin, made.ptx)
+        return stripped(output.cubin, output.ptx)
     except CompileError as error:
         logging.getLogger(__name__).info("%s: unused variables stay in its cubin: %s", source.name, error)
-        return made.cubin
+        return output.cubin
 
 
 def _options(config: GemmConfig, lineinfo: bool) -> tuple[str, ...]:

@@ -42,9 +42,9 @@ def toolkit_digest(kernel_headers: Path, folders: Sequence[Path], store: Store |
         return _read(places)[0]
     key = hashlib.sha256(json.dumps(places).encode()).hexdigest()
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        kept = parse(store.get_note("headers", key))
-        if all(list(_status(path)) == status for path, status in kept["watched"].items()):
-            return str(kept["digest"])
+        note = parse(store.get_note("headers", key))
+        if all(list(_status(path)) == status for path, status in note["watched"].items()):
+            return str(note["digest"])
     _read.cache_clear()  # the cached state has changed, if there was any
     digest, watched = _read(places)
     if all(time.time() - changed / 1e9 > _SETTLED_SECONDS for _, _, changed in watched.values()):
@@ -79,8 +79,8 @@ def _resolve(
 ) -> Iterator[tuple[str, str]]:
     """Yield the file of an ``#include`` and its name in its folder, which is empty for gemmill's own; nothing where it
     is not found. Folders that were searched before are watched."""
-    beside_it = [] if beside is None else [os.path.dirname(beside)]
-    for folder in (*beside_it, *places):
+    own_folder = [] if beside is None else [os.path.dirname(beside)]
+    for folder in (*own_folder, *places):
         path = os.path.normpath(os.path.join(folder, name))
         if os.path.isfile(path):
             is_kernel_header = path.startswith(places[0] + os.sep)

@@ -39,7 +39,7 @@ def memory(process: Path = _SELF, machine: Path = Path("/proc/meminfo")) -> int 
         process: folder in /proc that names its cgroups.
         machine: file in /proc with the free memory.
     """
-    left = [1024 * int(size) for size in re.findall(r"^MemAvailable:\s+(\d+) kB", _text(machine), re.MULTILINE)]
+    free_bytes = [1024 * int(size) for size in re.findall(r"^MemAvailable:\s+(\d+) kB", _text(machine), re.MULTILINE)]
     for folder in _cgroups("memory", process):
         limits = [*_words(folder / "memory.max"), *_words(folder / "memory.limit_in_bytes")]
         used = [*_words(folder / "memory.current"), *_words(folder / "memory.usage_in_bytes")]
@@ -47,8 +47,8 @@ def memory(process: Path = _SELF, machine: Path = Path("/proc/meminfo")) -> int 
         files = re.findall(r"^(?:total_)?(?:in)?active_file (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
         for limit in filter(str.isdecimal, limits):
             taken = sum(map(int, filter(str.isdecimal, used))) - sum(map(int, files[-2:]))
-            left.append(max(0, int(limit) - max(0, taken)))
-    return min(left, default=None)
+            free_bytes.append(max(0, int(limit) - max(0, taken)))
+    return min(free_bytes, default=None)
 
 
 def too_few_files() -> str:
@@ -70,15 +70,15 @@ def _cgroups(controller: str, process: Path) -> Iterator[Path]:
         for name in names.split(",")
     }
     for line in _text(process / "mountinfo").splitlines():
-        before, _, after = line.partition(" - ")
-        kind, *options = after.split() or [""]
+        mount_fields, _, file_system = line.partition(" - ")
+        kind, *options = file_system.split() or [""]
         if kind not in ("cgroup", "cgroup2") or (kind == "cgroup" and controller not in options[-1].split(",")):
             continue
         path = paths.get(controller if kind == "cgroup" else "")
         if path is None:
             continue
         root, mount = (
-            re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), field) for field in before.split()[3:5]
+            re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), field) for field in mount_fields.split()[3:5]
         )
         # A container may see its cgroup's path on the host, while its folder is mounted as the root.
         inner = PurePath(path).relative_to(root) if PurePath(path).is_relative_to(root) else PurePath()

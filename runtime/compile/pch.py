@@ -50,10 +50,10 @@ def folder(target: str, text: str) -> Path | None:
         path = directory() / kind
         path.mkdir(exist_ok=True)
         os.utime(path)
-        kept = sorted(
-            (other for other in directory().iterdir() if other.is_dir()), key=lambda at: at.stat().st_mtime_ns
+        headers = sorted(
+            (other for other in directory().iterdir() if other.is_dir()), key=lambda entry: entry.stat().st_mtime_ns
         )
-        for old in kept[:-KEPT]:
+        for old in headers[:-KEPT]:
             shutil.rmtree(old, ignore_errors=True)
         header = sum(file.stat().st_size for file in path.iterdir())
         if (room := room_in(path)) + header < ROOM_BYTES:
@@ -90,7 +90,7 @@ def give_up(why: str = "") -> None:
 @cache
 def _directory(_pid: int) -> Path:
     temporary.sweep()
-    made = temporary.TemporaryFolder("pch")
+    folder = temporary.TemporaryFolder("pch")
     # Finalize also runs in multiprocessing's children, where atexit does not.
-    Finalize(None, made.remove, exitpriority=0)
-    return made.path
+    Finalize(None, folder.remove, exitpriority=0)
+    return folder.path

@@ -104,7 +104,7 @@ def compile_many(
                 return pool.compile(config, seconds)
             except InstallationError as error:  # limits of the system, or no interpreter
                 if pool.is_closed:
-                    return _lost(config, str(error), time.perf_counter())
+                    return _lost_outcome(config, str(error), time.perf_counter())
                 _log.warning("a compile worker cannot be started: %s", error)
                 return pool.compile_here(config)
 
@@ -168,7 +168,7 @@ class CompilePool:
         self._directory: Path | None = None
         self._headers: int | None = None  # until the first worker is started
         self._workers = WorkerPool(self._start)
-        self._here = threading.Lock()
+        self._own_process_lock = threading.Lock()
 
     problem = ""
     """Why nothing can be compiled now; always empty here."""
@@ -206,15 +206,15 @@ class CompilePool:
                 if error.status == -signal.SIGBUS:  # TMPDIR had enough space for its header, but is full now
                     self._headers = 0
                 if error.status is None:
-                    return _lost(config, f"compiling took longer than {seconds:g} s and was stopped", start)
-                return _lost(config, _how_it_died(str(error), error.status, len(self._workers.busy)), start)
+                    return _lost_outcome(config, f"compiling took longer than {seconds:g} s and was stopped", start)
+                return _lost_outcome(config, _death_message(str(error), error.status, len(self._workers.busy)), start)
             return self._outcome(config, reply, start)
 
     def compile_here(self, config: GemmConfig) -> Outcome:
         """Compile one kernel in this process."""
         from gemmill.runtime.compile.compile_worker import answer
 
-        with self._here:
+        with self._own_process_lock:
             start = time.perf_counter()
             return self._outcome(config, answer(Compiler(store=self._store), config, self._store), start)
 
@@ -273,14 +273,14 @@ def _directory(jobs: int) -> Iterator[tuple[Path | None, int]]:
         room = pch.room_in(folder.path)
         headers = min(jobs, room // pch.ROOM_BYTES)
         if headers < jobs:
-            without = f"{jobs - headers} of {jobs} processes compile without precompiled headers, which takes longer"
-            _log.warning("%s: %s", without, pch.no_room(room))
+            notice = f"{jobs - headers} of {jobs} processes compile without precompiled headers, which takes longer"
+            _log.warning("%s: %s", notice, pch.no_room(room))
         yield folder.path, headers
     finally:
         folder.remove()
 
 
-def _how_it_died(how: str, status: int, jobs: int) -> str:
+def _death_message(how: str, status: int, jobs: int) -> str:
     why = ""
     if status == -signal.SIGKILL:
         why = (
@@ -290,6 +290,6 @@ def _how_it_died(how: str, status: int, jobs: int) -> str:
     return f"its compile worker {how}; other kernels are not affected{why}"
 
 
-def _lost(config: GemmConfig, why: str, start: float) -> Outcome:
+def _lost_outcome(config: GemmConfig, why: str, start: float) -> Outcome:
     error = CompileError(f"{kernel_name(config)}: {why}")
     return Outcome(config, None, error, False, time.perf_counter() - start, "", lost=True)

@@ -35,12 +35,12 @@ class TemporaryFolder:
     """
 
     def __init__(self, kind: Literal["pch", "pool"]) -> None:
-        for left in reversed(range(_TRIES)):
+        for tries_left in reversed(range(_TRIES)):
             try:
                 self._make(kind)
                 return
             except FileNotFoundError:  # removed by a process with another clock before it was locked
-                if not left:
+                if not tries_left:
                     raise
 
     def _make(self, kind: str) -> None:
@@ -111,11 +111,11 @@ def _empty(path: str) -> None:
     try:
         for name in filter(_WITHIN.fullmatch, os.listdir(handle)):
             if stat.S_ISDIR(os.lstat(name, dir_fd=handle).st_mode):
-                within = os.path.join(path, name)
-                _empty(within)
+                folder = os.path.join(path, name)
+                _empty(folder)
                 with suppress(FileNotFoundError):
-                    os.unlink(os.path.join(within, LOCK))
-                os.rmdir(within)
+                    os.unlink(os.path.join(folder, LOCK))
+                os.rmdir(folder)
             else:
                 os.unlink(name, dir_fd=handle)
     finally:

@@ -129,16 +129,16 @@ def faults(toolchain: Toolchain) -> Iterator[Fault]:
     if cutlass[:2] <= (4, 2) and cccl[:2] >= (3, 2):
         says = f"{described('cutlass')} does not compile with {described('cccl')}; it needs CCCL older than 3.2"
         yield Fault("cccl", f"{says}: install 'nvidia-cuda-cccl<13.2'")
-    yield from _incomplete(toolchain)
+    yield from _incomplete_pieces(toolchain)
 
 
-def _incomplete(toolchain: Toolchain) -> Iterator[Fault]:
+def _incomplete_pieces(toolchain: Toolchain) -> Iterator[Fault]:
     """Yield pieces whose headers are not all in one folder, the first that is searched."""
-    for piece, wanted in HEADERS.items():
-        for header in wanted:
+    for piece, needed_headers in HEADERS.items():
+        for header in needed_headers:
             first = next((root for root in toolchain.include_dirs if (root / header).is_file()), None)
             if first != toolchain.pieces[piece].place and not _is_like(toolchain, piece, first):
-                yield _misplaced(toolchain, piece, header, first)
+                yield _misplaced_header(toolchain, piece, header, first)
                 break
 
 
@@ -149,7 +149,7 @@ def _is_like(toolchain: Toolchain, piece: str, place: Path | None) -> bool:
     return False
 
 
-def _misplaced(toolchain: Toolchain, piece: str, header: str, first: Path | None) -> Fault:
+def _misplaced_header(toolchain: Toolchain, piece: str, header: str, first: Path | None) -> Fault:
     """Return the fault of a header that is found in another folder, or not at all."""
     what = f"{header} of {toolchain.described(piece)}"
     if first is None:
@@ -174,11 +174,11 @@ def damaged_wheels() -> Iterator[Fault]:
                 continue
             # Several wheels have an __init__.py.
             files = [file for file in wheel.files or () if file.size and file.name != "__init__.py"]
-            if lost := [file for file in files if _size(wheel, file) != file.size]:
+            if damaged := [file for file in files if _size(wheel, file) != file.size]:
                 yield Fault(
                     piece,
-                    f"{len(lost)} of {len(files)} files of {name} {wheel.version} are missing or changed, such as "
-                    f"{lost[0]}; run pip install --force-reinstall --no-deps '{name}=={wheel.version}'",
+                    f"{len(damaged)} of {len(files)} files of {name} {wheel.version} are missing or changed, such as "
+                    f"{damaged[0]}; run pip install --force-reinstall --no-deps '{name}=={wheel.version}'",
                 )
 
 

@@ -101,11 +101,11 @@ def nvrtc() -> Piece:
         # nvrtcVersion omits the patch level; the PTX of an empty program has it.
         _, program = library.nvrtcCreateProgram(b"", b"version.cu", 0, [], [])
         # The first compilation temporarily installs its own signal handlers, which end the process silently.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             library.nvrtcCompileProgram(program, 0, [])
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _, size = library.nvrtcGetPTXSize(program)
         ptx = bytes(size)
         library.nvrtcGetPTX(program, ptx)

@@ -116,13 +116,13 @@ def pytorch() -> Finding:
             f"{install('torch')}, with extra 'cu13'",
         )
     bindings = version("cuda-bindings") or ""
-    wanted = next((r for r in metadata.requires("torch") or () if r.startswith("cuda-bindings")), "")
-    major = re.search(r"(?:==|>=|~=)\s*(\d+)", wanted)
+    requirement = next((r for r in metadata.requires("torch") or () if r.startswith("cuda-bindings")), "")
+    major = re.search(r"(?:==|>=|~=)\s*(\d+)", requirement)
     if major and bindings.partition(".")[0] != major[1]:
         return Finding(
             "PyTorch",
             "wrong",
-            f"{installed} requires {wanted.partition(';')[0].strip()}; cuda-bindings is {bindings}",
+            f"{installed} requires {requirement.partition(';')[0].strip()}; cuda-bindings is {bindings}",
             f"for this PyTorch, {install(f'cu{major[1]}')}",
         )
     return Finding("PyTorch", "ok", installed)
@@ -182,8 +182,10 @@ def gpus() -> Iterator[Finding]:
         if serving(capability):
             yield Finding(f"GPU {device}", "ok", detail)
         else:
-            needed = ", ".join(f"{major}.{minor}" for major, minor in sorted({a.capability for a in ARCHS.values()}))
-            yield Finding(f"GPU {device}", "missing", detail, f"gemmill needs compute capability {needed}")
+            capabilities = ", ".join(
+                f"{major}.{minor}" for major, minor in sorted({a.capability for a in ARCHS.values()})
+            )
+            yield Finding(f"GPU {device}", "missing", detail, f"gemmill needs compute capability {capabilities}")
 
 
 def model() -> Finding:

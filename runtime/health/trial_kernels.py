@@ -41,7 +41,7 @@ def kernels() -> Iterator[Finding]:
     except DeviceError:
         devices = []
     targets = serving(driver.capability(devices[0])) if devices else (ARCHS["sm90"], ARCHS["sm90a"])
-    configs = list(_for(targets))
+    configs = list(_configs_for(targets))
     try:
         with tempfile.TemporaryDirectory(prefix="gemmill-doctor-") as scratch:
             store = Store(scratch)
@@ -51,16 +51,16 @@ def kernels() -> Iterator[Finding]:
                     yield Finding(what, "wrong", f"{outcome.name} does not compile", str(outcome.error))
                     continue
                 try:
-                    ran = [_run(outcome.config, device, store) for device in devices]
+                    results = [_run(outcome.config, device, store) for device in devices]
                 except GemmillError as error:
                     yield Finding(what, "wrong", f"{outcome.name} compiles but does not run", str(error))
                     continue
-                yield Finding(what, "ok", ", ".join([f"{outcome.name} compiles", *ran]))
+                yield Finding(what, "ok", ", ".join([f"{outcome.name} compiles", *results]))
     except (GemmillError, OSError) as error:
         yield Finding("kernels", "wrong", "cannot be compiled", str(error))
 
 
-def _for(targets: Sequence[Any]) -> Iterator[GemmConfig]:
+def _configs_for(targets: Sequence[Any]) -> Iterator[GemmConfig]:
     """Yield the kernels of families that some targets have."""
     for name in KERNELS:
         for target in targets:

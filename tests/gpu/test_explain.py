@@ -21,7 +21,7 @@ def integers(extent: int, dtype: Any) -> Any:
 def test_a_slow_call_is_right_warned_of_once_and_explained_each_time(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(explain, "_said", set())
+    monkeypatch.setattr(explain, "_warned_kinds", set())
     caches.forget_calls()
     a, b = integers(1024, torch.bfloat16), integers(1024, torch.float16)
     with pytest.warns(gemmill.SlowPathWarning, match="convert b to bf16") as told:

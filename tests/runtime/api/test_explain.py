@@ -16,7 +16,7 @@ from gemmill.runtime.launch.launcher import PreparedCall
 @pytest.fixture(autouse=True)
 def said(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     nothing: set[str] = set()
-    monkeypatch.setattr(explain, "_said", nothing)
+    monkeypatch.setattr(explain, "_warned_kinds", nothing)
     return nothing
 
 
