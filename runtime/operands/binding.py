@@ -71,9 +71,9 @@ def _unequal_k(a: tuple[int, ...], b: tuple[int, ...]) -> OperandError:
     """Return the error for operands with different K. Its hint names the operand whose transpose would fit, if there is
     one."""
     inner = b[-2] if len(b) > 1 else b[-1]
-    turned = "b" if len(b) > 1 and b[-1] == a[-1] else "a" if len(a) > 1 and a[-2] == inner else ""
-    way = f": pass {turned}.mT (gemmill reads its strides, without a copy)" if turned else ""
-    return OperandError(f"a {a} @ b {b}: a has K = {a[-1]} columns, b has K = {inner} rows; they must be equal{way}")
+    transposed_name = "b" if len(b) > 1 and b[-1] == a[-1] else "a" if len(a) > 1 and a[-2] == inner else ""
+    hint = f": pass {transposed_name}.mT (gemmill reads its strides, without a copy)" if transposed_name else ""
+    return OperandError(f"a {a} @ b {b}: a has K = {a[-1]} columns, b has K = {inner} rows; they must be equal{hint}")
 
 
 def wider(tensors: Mapping[str, TensorView]) -> DTypeName:
@@ -189,7 +189,7 @@ def bind(call: GemmCall) -> Gemm:
     else:
         gemm = _bind_matrices(call, tensors, epilogue, may_stack=not values or stack is not None)
     if (rows := call.options.expected_rows) is not None:
-        gemm = _expecting(gemm, rows)
+        gemm = _with_expected_rows(gemm, rows)
     if values:
         if stack is not None and gemm.problem.batch == 1:
             values, d = stack
@@ -213,13 +213,13 @@ def _read_tensors(call: GemmCall) -> _Tensors:
     inner = b.shape[-2:-1] or b.shape
     if alpha or not call.arguments.epilogue.sums_are_scaled or a.shape[-1:] != inner:
         return call.tensors
-    one = wider(call.tensors) if is_mixed(a.dtype, b.dtype) else None  # then gemmill upconverts nothing
+    dtype = wider(call.tensors) if is_mixed(a.dtype, b.dtype) else None  # then gemmill upconverts nothing
     others = {name: x for name, x in call.tensors.items() if name not in _SCALING}
     b_axis = -2 if len(b.shape) > 1 else -1
-    return {**others, "a": _without_k(a, -1, one or a.dtype), "b": _without_k(b, b_axis, one or b.dtype)}
+    return {**others, "a": _with_empty_k(a, -1, dtype or a.dtype), "b": _with_empty_k(b, b_axis, dtype or b.dtype)}
 
 
-def _without_k(tensor: TensorView, axis: int, dtype: DTypeName) -> TensorView:
+def _with_empty_k(tensor: TensorView, axis: int, dtype: DTypeName) -> TensorView:
     shape = list(tensor.shape)
     shape[axis] = 0
     return replace(tensor, shape=tuple(shape), dtype=dtype)
@@ -243,7 +243,7 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
     abcd: FourMatrices = (
         matrices("a", a, batch_shape, m, k, row_axis, True),
         matrices("b", b, batch_shape, k, n, True, column_axis),
-        None if c is None else matrices("c", _spread(c, shape), batch_shape, m, d_columns, row_axis, column_axis),
+        None if c is None else matrices("c", _broadcast_c(c, shape), batch_shape, m, d_columns, row_axis, column_axis),
         matrices("out", d, batch_shape, m, d_columns, row_axis, column_axis),
     )
     merged, abcd = merge(batch_shape, abcd)
@@ -261,8 +261,8 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
         scales = block_scales(tensors, (m, n, k), batch_shape, batch_shape)
 
     may_stack = may_stack and not extents.nested and (groups is None or groups.name == "b")
-    if may_stack and (found := one_matrix(abcd, scales, m, extents.batch)) is not None:
-        abcd, scales = found
+    if may_stack and (stacked_operands := one_matrix(abcd, scales, m, extents.batch)) is not None:
+        abcd, scales = stacked_operands
         extents = extents._replace(m=m * extents.batch, batch=1)
     gemm = _assemble(call, extents, abcd, scales, epilogue)
     return gemm if groups is None else _with_group_scales(gemm, groups, epilogue)
@@ -306,14 +306,14 @@ def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogu
     def read(name: str, tensor: TensorView, rows: int, columns: int) -> Matrices:
         return matrices(name, tensor, (count,) if len(tensor.shape) == 3 else (), rows, columns, True, True)
 
-    of_c = None if c is None else read("c", _spread(c, shape), m, shape[-1])
+    of_c = None if c is None else read("c", _broadcast_c(c, shape), m, shape[-1])
     abcd: FourMatrices = (read("a", a, m, k), read("b", b, k, n), of_c, read("out", d, m, shape[-1]))
     scales = block_scales(tensors, (m, n, k), (count,) if batching == "masked" else (), (count,))
     gemm = _assemble(call, _Extents(m, n, k, count), abcd, scales, epilogue, batching)
     return replace(gemm, groups=Table(kind, groups.ptr, stride))
 
 
-def _expecting(gemm: Gemm, rows: int) -> Gemm:
+def _with_expected_rows(gemm: Gemm, rows: int) -> Gemm:
     """Return the GEMM with the expected number of rows in use of a masked group; OperandError where it is out of
     range."""
     problem = gemm.problem
@@ -375,15 +375,16 @@ def _assemble(
     for name, value in (("M", m), ("N", n), ("K", k), ("batch", batch)):
         if value > MAX_EXTENT:
             raise OperandError(f"{name} is {value}; the largest supported is {MAX_EXTENT}: split the problem")
-    each = nested or (batch,)
-    operand_d = operand(d, each, "n", "m", first="n")
+    batch_extents = nested or (batch,)
+    operand_d = operand(d, batch_extents, "n", "m", first="n")
     first = "mn" if batching == "kgrouped" else "k"  # kernels with groups along K support no other
-    operand_a = operand(a, each, "k", "mn", first)
-    operand_b = operand(b, each, "mn", "k", first)
-    operand_c = operand(c, each, "n", "m", first=operand_d.major) if c else None
-    refuse_overlap(d, each[: len(d.batch_strides)])
-    found, fields = zip("abcd", (operand_a, operand_b, operand_c, operand_d), strict=True), ("dtype", "major", "align")
-    formats = {f"{name}_{field}": getattr(x, field) for name, x in found if x is not None for field in fields}
+    operand_a = operand(a, batch_extents, "k", "mn", first)
+    operand_b = operand(b, batch_extents, "mn", "k", first)
+    operand_c = operand(c, batch_extents, "n", "m", first=operand_d.major) if c else None
+    refuse_overlap(d, batch_extents[: len(d.batch_strides)])
+    named_operands = zip("abcd", (operand_a, operand_b, operand_c, operand_d), strict=True)
+    fields = ("dtype", "major", "align")
+    formats = {f"{name}_{field}": getattr(x, field) for name, x in named_operands if x is not None for field in fields}
     if call.options.tf32:
         formats |= {name: "tf32" for name in ("a_dtype", "b_dtype") if formats[name] == "f32"}
     of_a, of_b = BLOCK_SCALES[scales[0].dtype] if scales else ("none", "none")
@@ -424,6 +425,6 @@ def _check_out(a: TensorView, b: TensorView, d: TensorView, shape: tuple[int, ..
         raise OperandError("out is read-only: pass writable memory")
 
 
-def _spread(c: TensorView, shape: tuple[int, ...]) -> TensorView:
+def _broadcast_c(c: TensorView, shape: tuple[int, ...]) -> TensorView:
     """Return C, broadcast to a shape."""
     return replace(c, shape=shape, strides=broadcast("c", c.shape, c.strides, shape))

@@ -49,8 +49,8 @@ def fitted(
         if isinstance(value, float):
             continue
         if o.name in SCALES:
-            found = scale_kind(o.name, value, a if o.name == "a_scale" else b)
-            value = found[1] if found and found[0] == o.kind else value
+            scale = scale_kind(o.name, value, a if o.name == "a_scale" else b)
+            value = scale[1] if scale and scale[0] == o.kind else value
         kind = o.kind
         if kind == "column" or (kind == "row" and not keep_rows):
             kind, value = _as_vector(kind, value, len(a.shape) > 1 and len(b.shape) > 1)
@@ -91,19 +91,19 @@ def stacked(
     for o in epilogue.arguments:
         value = values[o.name]
         if not isinstance(value, float) and o.kind != "scalar":
-            found = _stacked(o.kind, value, rows, columns)
-            if found is None or (isinstance(o, Assignment) and o.kind == "matrix" and value.shape != d.shape):
+            stacked_value = _stacked(o.kind, value, rows, columns)
+            if stacked_value is None or (isinstance(o, Assignment) and o.kind == "matrix" and value.shape != d.shape):
                 return None
-            value = found
+            value = stacked_value
         flat[o.name] = value
     return flat, replace(d, shape=(prod(rows), *columns), strides=d.strides[axis - 1 :])
 
 
 def _stacked(kind: Kind, value: TensorView, rows: tuple[int, ...], columns: tuple[int, ...]) -> TensorView | None:
-    own = value.shape
-    if kind == "column" and prod(own[:-1]) == 1:
-        return replace(value, shape=own[-1:], strides=value.strides[-1:])
-    if kind not in ("row", "matrix") or (kind == "row" and own[-1:] != rows[-1:]):
+    shape = value.shape
+    if kind == "column" and prod(shape[:-1]) == 1:
+        return replace(value, shape=shape[-1:], strides=value.strides[-1:])
+    if kind not in ("row", "matrix") or (kind == "row" and shape[-1:] != rows[-1:]):
         return None
     columns = columns if kind == "matrix" else ()
     try:
@@ -208,11 +208,11 @@ def staged(epilogue: Epilogue, bound: tuple[BoundArgument, ...], batching: Batch
             )
         return epilogue
     majors = {x.name: x.major for x in bound if x.major != "any"}
-    for name, wanted in epilogue.majors.items():
-        if majors.get(name) != wanted:
+    for name, major in epilogue.majors.items():
+        if majors.get(name) != major:
             raise OperandError(
-                f"{name} is {wanted}-major in the epilogue, so TMA must be able to move it: it must be contiguous "
-                f"along {wanted.upper()}, and its address and other strides (and the extent of an output) must be "
+                f"{name} is {major}-major in the epilogue, so TMA must be able to move it: it must be contiguous "
+                f"along {major.upper()}, and its address and other strides (and the extent of an output) must be "
                 f"multiples of {TMA_ALIGN} bytes; otherwise leave out the major"
             )
     return with_majors(epilogue, majors)
@@ -276,27 +276,27 @@ def _vector(
             )
         stride = 0
     else:
-        own, strides = value.shape, value.strides
+        extents, strides = value.shape, value.strides
         if tail:
-            if own[-1:] != tail:
+            if extents[-1:] != tail:
                 full = f"{shape}" + (f" or {(*batch, *tail)}" if batch else "")
-                raise OperandError(f"{name} has shape {own}; {name}{INDEX[kind]} must be {full}")
+                raise OperandError(f"{name} has shape {extents}; {name}{INDEX[kind]} must be {full}")
             if extent is not None and extent > 1 and strides[-1] != 1:
                 raise OperandError(f"{name} has stride {strides[-1]}; it must be contiguous: pass {name}.contiguous()")
-            own, strides = own[:-1], strides[:-1]
-        if output is not None and own not in (batch, ()):
+            extents, strides = extents[:-1], strides[:-1]
+        if output is not None and extents not in (batch, ()):
             raise OperandError(f"{name} has shape {value.shape}; it must be {(*batch, *tail)}")
-        stride = collapse(name, batch, broadcast(name, own, strides, batch))
+        stride = collapse(name, batch, broadcast(name, extents, strides, batch))
     reset = None
     if output is not None:
         inner = 1
-        for each, step in zip(reversed(value.shape), reversed(value.strides), strict=True):
-            if each > 1 and step != inner:
+        for size, step in zip(reversed(value.shape), reversed(value.strides), strict=True):
+            if size > 1 and step != inner:
                 raise OperandError(
                     f"{name} has strides {value.strides}; an output of a reduction must be contiguous: pass a "
                     "contiguous tensor"
                 )
-            inner *= each
+            inner *= size
         reset = (_IDENTITY[output.role], count)
     steps = () if kind == "scalar" and output is None else (stride,)
     return BoundArgument(name, value.ptr, 0.0, steps, reset, element_bytes=DTYPES[value.dtype].bytes)

@@ -51,8 +51,8 @@ class GemmCall:
     @property
     def accumulator(self) -> DTypeName:
         """Dtype of the sums; raises OperandError where the caller passed an unknown one."""
-        asked = self.options.accumulator
-        return default_accumulator(wider(self.tensors)) if asked is None else dtype_named(asked, "accumulator")
+        requested = self.options.accumulator
+        return default_accumulator(wider(self.tensors)) if requested is None else dtype_named(requested, "accumulator")
 
     @property
     def scales_c(self) -> bool:
@@ -78,8 +78,8 @@ class GemmCall:
     @property
     def addresses(self) -> Addresses:
         """Addresses that a launch reads and writes."""
-        own = [self.tensors[name].ptr if name in self.tensors else 0 for name in OPERANDS]
-        return (*own, *self.arguments.addresses)
+        operand_addresses = [self.tensors[name].ptr if name in self.tensors else 0 for name in OPERANDS]
+        return (*operand_addresses, *self.arguments.addresses)
 
     @property
     def places(self) -> tuple[str, ...]:

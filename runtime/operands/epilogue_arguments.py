@@ -61,7 +61,7 @@ NO_ARGUMENTS = EpilogueArguments(PLAIN, {}, None)
 
 
 def read_arguments(
-    text: str, given: Mapping[str, Any], stream: int, keywords: Collection[str] = ()
+    text: str, arguments: Mapping[str, Any], stream: int, keywords: Collection[str] = ()
 ) -> EpilogueArguments:
     """Read an epilogue and its operands from the arguments of a call.
 
@@ -72,26 +72,26 @@ def read_arguments(
         OperandError: an argument does not fit.
     """
     epilogue = read_epilogue(text)
-    values = read_values(epilogue, given, stream, keywords)
+    values = read_values(epilogue, arguments, stream, keywords)
     return EpilogueArguments(typed(epilogue, values), values, text)
 
 
 def read_values(
-    epilogue: Epilogue, given: Mapping[str, Any], stream: int, keywords: Collection[str] = ()
+    epilogue: Epilogue, arguments: Mapping[str, Any], stream: int, keywords: Collection[str] = ()
 ) -> dict[str, Value]:
     """Return the operands and outputs that a call passes, in the order in which a kernel takes them."""
-    wanted: list[tuple[str, Kind]] = [(o.name, o.kind) for o in epilogue.operands]
-    wanted += [(o.name, o.kind) for o in epilogue.outputs]
-    names = [name for name, _ in wanted]
-    for name in given:
+    names_and_kinds: list[tuple[str, Kind]] = [(o.name, o.kind) for o in epilogue.operands]
+    names_and_kinds += [(o.name, o.kind) for o in epilogue.outputs]
+    names = [name for name, _ in names_and_kinds]
+    for name in arguments:
         if name not in names:
             hint = suggest(name, (*names, *keywords)) or f"; its operands are {', '.join(names) or 'none'}"
             raise KeywordError(f"{name} is passed, but the epilogue `{epilogue}` does not use it{hint}")
     values: dict[str, Value] = {}
-    for name, kind in wanted:
-        value = given.get(name)
+    for name, kind in names_and_kinds:
+        value = arguments.get(name)
         if value is None:
-            raise _missing(name, epilogue)
+            raise _missing_error(name, epilogue)
         if is_number(value) and kind == "scalar" and not any(o.name == name for o in epilogue.outputs):
             if not abs(value) <= MAX_FLOAT32 and value == value and abs(value) != float("inf"):
                 raise OperandError(f"{name} is {value}; it must fit in a float32, at most {MAX_FLOAT32:.4g}")
@@ -110,13 +110,13 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _missing(name: str, epilogue: Epilogue) -> OperandError:
+def _missing_error(name: str, epilogue: Epilogue) -> OperandError:
     """Return the error for an operand of the epilogue that the call does not pass. The caller may have misspelt a name
     that needs no argument, such as ``acc``."""
-    known = (*GIVEN, *(x.name for x in epilogue.assignments if x.role == "local"))
+    defined_names = (*GIVEN, *(x.name for x in epilogue.assignments if x.role == "local"))
     return OperandError(
-        f"{name} is missing: the epilogue `{epilogue}` needs {name}={suggest(name, known) or ';'} "
-        f"names that need no argument are {', '.join(known)}"
+        f"{name} is missing: the epilogue `{epilogue}` needs {name}={suggest(name, defined_names) or ';'} "
+        f"names that need no argument are {', '.join(defined_names)}"
     )
 
 
@@ -130,8 +130,8 @@ def typed(epilogue: Epilogue, values: Mapping[str, Value]) -> Epilogue:
         if not isinstance(value, TensorView):
             continue
         if value.dtype not in allowed[name]:
-            may = ", ".join(allowed[name])
-            raise OperandError(f"{name} is {value.dtype}; it must be one of {may}: pass {name}.float()")
+            choices = ", ".join(allowed[name])
+            raise OperandError(f"{name} is {value.dtype}; it must be one of {choices}: pass {name}.float()")
         if named[name] not in (OPERAND_DTYPES[0], value.dtype):
             raise OperandError(
                 f"{name} is {value.dtype}, but the epilogue says {name}.{named[name]}: leave out the type there"

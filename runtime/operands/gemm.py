@@ -81,10 +81,10 @@ class Gemm:
     @property
     def addresses(self) -> Addresses:
         """Addresses of its operands."""
-        found = [0] * len(OPERANDS)
+        pointers = [0] * len(OPERANDS)
         for operand in self.located.values():
-            found[PLACES[operand.name]] = operand.ptr
-        return (*found, *[argument.address for argument in self.arguments])
+            pointers[PLACES[operand.name]] = operand.ptr
+        return (*pointers, *[argument.address for argument in self.arguments])
 
     @property
     def transposed(self) -> Gemm:

@@ -108,43 +108,49 @@ def merge(batch: tuple[int, ...], operands: Sequence[Matrices | None]) -> tuple[
     for each."""
     if not batch:
         return batch, tuple(operands)
-    extents, strides = _joined(batch, [x.batch_strides for x in operands if x is not None])
+    extents, strides = _joined_extents(batch, [x.batch_strides for x in operands if x is not None])
     merged = iter(strides)
     return extents, tuple(x and replace(x, batch_strides=next(merged)) for x in operands)
 
 
 def one_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
     """Return the one stride at which elements along several extents follow one another; None where there is none."""
-    extents, (own,) = _joined(shape, [strides])
-    return None if len(extents) > 1 else own[0] if own else 0
+    extents, (merged,) = _joined_extents(shape, [strides])
+    return None if len(extents) > 1 else merged[0] if merged else 0
 
 
-def _joined(shape: Sequence[int], given: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+def _joined_extents(
+    shape: Sequence[int], tensor_strides: Sequence[Sequence[int]]
+) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
     """Return the fewest extents that fit all the given strides, and the strides for them. Neighbouring extents along
     which all tensors are contiguous become one; extents of 1 disappear."""
     extents: list[int] = []
-    strides: list[list[int]] = [[] for _ in given]
+    strides: list[list[int]] = [[] for _ in tensor_strides]
     for i, extent in enumerate(shape):
         if extent == 1:
             continue
-        joins = extents and all(own[-1] == extent * x[i] for own, x in zip(strides, given, strict=True))
+        joins = extents and all(
+            merged[-1] == extent * steps[i] for merged, steps in zip(strides, tensor_strides, strict=True)
+        )
         if joins or 0 in shape:
             extents[-1:] = [extents[-1] * extent if extents else extent]
-            for own, x in zip(strides, given, strict=True):
-                own[-1:] = [x[i]]
+            for merged, steps in zip(strides, tensor_strides, strict=True):
+                merged[-1:] = [steps[i]]
         else:
             extents.append(extent)
-            for own, x in zip(strides, given, strict=True):
-                own.append(x[i])
-    return tuple(extents), [tuple(own) for own in strides]
+            for merged, steps in zip(strides, tensor_strides, strict=True):
+                merged.append(steps[i])
+    return tuple(extents), [tuple(merged) for merged in strides]
 
 
-def broadcast(name: str, own: tuple[int, ...], strides: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+def broadcast(
+    name: str, own_shape: tuple[int, ...], strides: tuple[int, ...], shape: tuple[int, ...]
+) -> tuple[int, ...]:
     """Return the strides of a tensor broadcast to a shape: 0 along the extents that it does not have."""
-    missing = len(shape) - len(own)
-    if missing < 0 or any(e not in (1, f) for e, f in zip(own, shape[missing:], strict=True)):
-        raise OperandError(f"{name} has shape {own}, which does not broadcast to {shape}")
-    steps = zip(own, shape[missing:], strides, strict=True)
+    missing = len(shape) - len(own_shape)
+    if missing < 0 or any(e not in (1, f) for e, f in zip(own_shape, shape[missing:], strict=True)):
+        raise OperandError(f"{name} has shape {own_shape}, which does not broadcast to {shape}")
+    steps = zip(own_shape, shape[missing:], strides, strict=True)
     return (0,) * missing + tuple([0 if e != f else step for e, f, step in steps])
 
 
@@ -194,7 +200,7 @@ def operand(x: Matrices, batch: tuple[int, ...], columns_contiguous: str, rows_c
     movable = not strides or (
         all(0 <= stride * bits < 8 * TMA_MAX_STRIDE for stride in (*strides, batch_stride)) and last <= MAX_EXTENT
     )
-    apart = x.row_stride if x.rows > 1 else 0, x.column_stride if x.columns > 1 else 0
+    element_strides = x.row_stride if x.rows > 1 else 0, x.column_stride if x.columns > 1 else 0
 
     def described(major: str, *others: int) -> Operand:
         aligned = tensor.ptr | 16
@@ -202,7 +208,7 @@ def operand(x: Matrices, batch: tuple[int, ...], columns_contiguous: str, rows_c
             aligned |= step * bits // 8
         stride = others[0] if len(others) == 1 else 0
         at = x.name, tensor.ptr, tensor.dtype
-        return Operand(*at, major, stride, batch_stride, aligned & -aligned, *apart, steps)
+        return Operand(*at, major, stride, batch_stride, aligned & -aligned, *element_strides, steps)
 
     layouts = []
     for major, inner, inner_stride, outer, stride in (
@@ -213,7 +219,7 @@ def operand(x: Matrices, batch: tuple[int, ...], columns_contiguous: str, rows_c
         if (inner == 1 or inner_stride == 1) and regular and movable:
             layouts.append(described(major, stride if outer > 1 else 0))
     if not layouts:
-        return described("any", *apart)
+        return described("any", *element_strides)
     return max(layouts, key=lambda layout: (layout.align, layout.major == first))
 
 
@@ -317,9 +323,9 @@ def block_scales(
             _scale("b_scale", b_scale, batch_b, (blocks, -(-n // SCALE_BLOCK)), k_axis=0),
         )
     if a_scale is not b_scale:
-        given, wanting = ("b", "a") if a_scale is None else ("a", "b")
+        present, absent = ("b", "a") if a_scale is None else ("a", "b")
         raise OperandError(
-            f"{given}_scale is passed without {wanting}_scale; block scales need both: pass {wanting}_scale"
+            f"{present}_scale is passed without {absent}_scale; block scales need both: pass {absent}_scale"
         )
     return None
 
@@ -368,11 +374,11 @@ def group_scales(
     k_axis = -1 if name == "a" else -2
     size = _group_size(name, scale, rows, k)
     if size is None:
-        wanted = " or ".join(
+        allowed_shapes = " or ".join(
             str((rows, g) if name == "a" else (g, rows)) for g in (-(-k // size) for size in GROUP_SIZES)
         )
         raise OperandError(
-            f"{name}_scale has shape {scale.shape}; its last extents must be {wanted}: one scale for each "
+            f"{name}_scale has shape {scale.shape}; its last extents must be {allowed_shapes}: one scale for each "
             f"{'row' if name == 'a' else 'column'} and group of {', '.join(map(str, GROUP_SIZES))} along K = {k}"
         )
     operands: list[Operand | None] = []
@@ -385,8 +391,8 @@ def group_scales(
                 f"{name}_{kind} is {tensor.dtype} {tensor.shape}; it must be {wide.dtype} {scale.shape}, with the "
                 f"dtype of {other}"
             )
-        called = f"{name}_{kind}"
-        batch_stride = collapse(called, batch, broadcast(called, tensor.shape[:-2], tensor.strides[:-2], batch))
+        argument = f"{name}_{kind}"
+        batch_stride = collapse(argument, batch, broadcast(argument, tensor.shape[:-2], tensor.strides[:-2], batch))
         along_rows, along_k = tensor.strides[-2 if name == "a" else -1], tensor.strides[k_axis]
         if bool(batch_stride) != bool(narrow.batch_stride):
             raise OperandError(
@@ -398,7 +404,7 @@ def group_scales(
                 f"{name}_{kind} has strides {tensor.strides}; it must be contiguous along "
                 f"{'M: pass the transpose of (K / group, M)' if name == 'a' else 'N: pass a contiguous (K / group, N)'}"
             )
-        operands.append(Operand(called, tensor.ptr, tensor.dtype, "m", along_k, batch_stride, 16))
+        operands.append(Operand(argument, tensor.ptr, tensor.dtype, "m", along_k, batch_stride, 16))
     return GroupScales(name, f"1x{size}" + ("z" if zero else ""), *operands)
 
 

@@ -25,9 +25,9 @@ class Footprint:
     """The caller's name for it."""
     place: int
     """Its index in the addresses of a call."""
-    before: int
+    bytes_before: int
     """Bytes that it spans before its address."""
-    behind: int
+    bytes_behind: int
     """Bytes from its address to its end."""
     extents: tuple[tuple[int, int], ...]
     """Extents, and bytes between neighbours along them."""
@@ -44,11 +44,13 @@ class Footprint:
 
         most: Any = _MAX_WORK
         try:
-            return np.shares_memory(np.asarray(self._at(address)), np.asarray(other._at(others)), max_work=most)
+            return np.shares_memory(
+                np.asarray(self._bytes_at(address)), np.asarray(other._bytes_at(others)), max_work=most
+            )
         except np.exceptions.TooHardError:
             return True
 
-    def _at(self, address: int) -> _Bytes:
+    def _bytes_at(self, address: int) -> _Bytes:
         return _Bytes(address, *zip(*self.extents, strict=True))
 
 
@@ -78,31 +80,32 @@ class MemoryCheck:
         places = {name: place for place, name in enumerate(call.places)}
         matrices = {o.name for o in call.arguments.epilogue.operands if o.kind == "matrix"}
         in_place = {x for x in ("c", *matrices) if x in tensors and tensors[x].same_layout(out)}
-        prints = [Footprint.of(name, places[name], x) for name, x in tensors.items() if 0 not in x.shape]
-        prints.sort(key=lambda x: x.name not in written)
-        self._prints = tuple(prints)
+        footprints = [Footprint.of(name, places[name], x) for name, x in tensors.items() if 0 not in x.shape]
+        footprints.sort(key=lambda x: x.name not in written)
+        self._footprints = tuple(footprints)
         self._pairs = tuple(
             (one, other, other.name not in written, one.name == "out" and other.name in in_place)
-            for one, other in combinations(prints, 2)
+            for one, other in combinations(footprints, 2)
             if one.name in written
         )
 
     def __call__(self, addresses: Addresses) -> None:
         """Check the addresses of :attr:`GemmCall.places`; OperandError names the tensors that overlap."""
-        for one in self._prints:
+        for one in self._footprints:
             if addresses[one.place] < LEAST_ADDRESS:
                 raise without_memory(one.name)
         for one, other, is_read, may_be_equal in self._pairs:
             x, y = addresses[one.place], addresses[other.place]
-            apart = x + one.behind <= y - other.before or y + other.behind <= x - one.before
-            if not apart and not (may_be_equal and x == y) and one.shares(x, other, y):
-                raise _refused(one, x, other, y, is_read)
+            disjoint = x + one.bytes_behind <= y - other.bytes_before or y + other.bytes_behind <= x - one.bytes_before
+            if not disjoint and not (may_be_equal and x == y) and one.shares(x, other, y):
+                raise _overlap_error(one, x, other, y, is_read)
 
 
-def _refused(one: Footprint, x: int, other: Footprint, y: int, is_read: bool) -> OperandError:
-    lies = " and ".join(
-        f"{n.name} from {address - n.before:#x} to {address + n.behind - 1:#x}" for n, address in ((one, x), (other, y))
+def _overlap_error(one: Footprint, x: int, other: Footprint, y: int, is_read: bool) -> OperandError:
+    ranges = " and ".join(
+        f"{n.name} from {address - n.bytes_before:#x} to {address + n.bytes_behind - 1:#x}"
+        for n, address in ((one, x), (other, y))
     )
     why = f"{one.name} is written while {other.name} is read" if is_read else "both are written"
-    way = f"pass other memory for {one.name}" if is_read else "pass other memory for one of them"
-    return OperandError(f"{one.name} and {other.name} overlap in memory ({lies}), and {why}: {way}")
+    advice = f"pass other memory for {one.name}" if is_read else "pass other memory for one of them"
+    return OperandError(f"{one.name} and {other.name} overlap in memory ({ranges}), and {why}: {advice}")

@@ -27,15 +27,15 @@ def with_packed_rows(gemm: Gemm) -> Gemm:
     Raises:
         OperandError: the operands have other layouts, so that the kernel would depend on M.
     """
-    problem, given = packed_rows(gemm.problem), gemm.problem
-    if given.batching == "kgrouped":
+    problem, original = packed_rows(gemm.problem), gemm.problem
+    if original.batching == "kgrouped":
         raise OperandError(
             "batch_invariant is not supported for groups along K: they share the K of the call, so the kernel of a "
             "group would depend on the others. Call gemmill.matmul for each group, or leave out batch_invariant"
         )
-    a = _rows(gemm.a, given.k, "k", problem.a_align)
-    d = _rows(gemm.d, given.d_columns, "n", problem.d_align)
-    c = gemm.c and _rows(gemm.c, given.d_columns, "n", problem.c_align)
+    a = _packed(gemm.a, original.k, "k", problem.a_align)
+    d = _packed(gemm.d, original.d_columns, "n", problem.d_align)
+    c = gemm.c and _packed(gemm.c, original.d_columns, "n", problem.c_align)
     return replace(gemm, a=a, b=replace(gemm.b, align=problem.b_align), c=c, d=d, problem=problem)
 
 
@@ -57,18 +57,18 @@ def packed_rows(problem: GemmProblem) -> GemmProblem:
     )
 
 
-def _rows(x: Operand, columns: int, major: str, align: int) -> Operand:
+def _packed(operand: Operand, columns: int, major: str, align: int) -> Operand:
     """Return A, C or D as contiguous rows of ``columns`` elements, with an alignment of ``align`` bytes."""
-    if x.major == major:
-        if x.align < align:
+    if operand.major == major:
+        if operand.align < align:
             raise OperandError(
-                f"batch_invariant: {x.name} is aligned to {x.align} bytes (address and strides); packed rows are "
-                f"aligned to {align}: pass {x.name}.contiguous().clone(), or leave out batch_invariant"
+                f"batch_invariant: {operand.name} is aligned to {operand.align} bytes (address and strides); packed "
+                f"rows are aligned to {align}: pass {operand.name}.contiguous().clone(), or leave out batch_invariant"
             )
-        return replace(x, align=align)
+        return replace(operand, align=align)
     if columns > 1:
         raise OperandError(
-            f"batch_invariant: {x.name} must be contiguous along {major.upper()} with rows that do not overlap, or the "
-            f"choice of the kernel depends on M: pass {x.name}.contiguous(), or leave out batch_invariant"
+            f"batch_invariant: {operand.name} must be contiguous along {major.upper()} with rows that do not overlap, "
+            f"or the choice of the kernel depends on M: pass {operand.name}.contiguous(), or leave out batch_invariant"
         )
-    return replace(x, major=major, stride=x.row_stride, align=align)
+    return replace(operand, major=major, stride=operand.row_stride, align=align)

@@ -37,22 +37,22 @@ def _kinds_of_scales(
         return {}
     a, b = tensors["a"], tensors["b"]
     blocks = block_shapes(a, b)
-    given = {name: tensors[name] for name in SCALES if name in tensors and name not in named}
-    forms = {name: scale_kind(name, scale, tensors[name[0]]) for name, scale in given.items()}
+    scales = {name: tensors[name] for name in SCALES if name in tensors and name not in named}
+    forms = {name: scale_kind(name, scale, tensors[name[0]]) for name, scale in scales.items()}
     if is_mixed(a.dtype, b.dtype):
         narrow = "a" if upconverts_a(a.dtype, b.dtype) else "b"
         grouped = narrow if has_groups(narrow, tensors) else ""
-        forms = {name: x for name, x in forms.items() if name[0] != grouped and x is not None}
-    elif {name: scale.shape[-2:] for name, scale in given.items()} == blocks and (
-        None in forms.values() or {scale.dtype for scale in given.values()} in ({dtype} for dtype in BLOCK_SCALES)
+        forms = {name: form for name, form in forms.items() if name[0] != grouped and form is not None}
+    elif {name: scale.shape[-2:] for name, scale in scales.items()} == blocks and (
+        None in forms.values() or {scale.dtype for scale in scales.values()} in ({dtype} for dtype in BLOCK_SCALES)
     ):
         return {}
-    for name, found in forms.items():
-        if found is None:
-            raise _refused(name, tensors, blocks)
-    if batch_invariant and "a_scale" in given:
-        _refuse_one_row(given["a_scale"], forms.get("a_scale"))
-    kinds = {name: found[0] for name, found in forms.items() if found}
+    for name, form in forms.items():
+        if form is None:
+            raise _scale_error(name, tensors, blocks)
+    if batch_invariant and "a_scale" in scales:
+        _refuse_one_row(scales["a_scale"], forms.get("a_scale"))
+    kinds = {name: form[0] for name, form in forms.items() if form}
     all_kinds: dict[str, Kind] = {**dict.fromkeys(numbers, "scalar"), **kinds, **named}
     return {name: all_kinds[name] for name in SCALES if name in all_kinds}
 
@@ -97,43 +97,43 @@ def scale_kind(name: str, scale: TensorView, operand: TensorView) -> tuple[Kind,
     """
     shape, is_matrix = scale.shape, len(operand.shape) > 1
     if is_matrix and name == "a_scale" and shape[-2:] == (operand.shape[-2], 1):
-        return "row", _without(scale, -1)
+        return "row", _without_extent(scale, -1)
     if is_matrix and name == "b_scale" and shape[-1:] == operand.shape[-1:] and shape[-2:-1] in ((), (1,)):
-        return "column", scale if len(shape) == 1 else _without(scale, -2)
+        return "column", scale if len(shape) == 1 else _without_extent(scale, -2)
     if prod(shape) == 1:
         return "scalar", scale
-    return ("batch", _without(_without(scale, -1), -1)) if shape[-2:] == (1, 1) else None
+    return ("batch", _without_extent(_without_extent(scale, -1), -1)) if shape[-2:] == (1, 1) else None
 
 
-def _without(tensor: TensorView, axis: int) -> TensorView:
+def _without_extent(tensor: TensorView, axis: int) -> TensorView:
     """Return a view without one extent, which must be 1."""
     shape, strides = list(tensor.shape), list(tensor.strides)
     del shape[axis], strides[axis]
     return replace(tensor, shape=tuple(shape), strides=tuple(strides))
 
 
-def _refuse_one_row(scale: TensorView, found: tuple[Kind, TensorView] | None) -> None:
+def _refuse_one_row(scale: TensorView, form: tuple[Kind, TensorView] | None) -> None:
     """Raise OperandError where M decides whether a scale is for a row or for all rows, and with that the kernel."""
-    if found and found[0] in ("scalar", "batch") and len(scale.shape) > 1:
+    if form and form[0] in ("scalar", "batch") and len(scale.shape) > 1:
         raise OperandError(
             f"batch_invariant: a_scale has shape {scale.shape}, which for M = 1 is also that of one scale a row: pass "
             "a_scale.reshape(()) for one scale for all rows, or one scale for each row"
         )
 
 
-def _refused(name: str, tensors: Mapping[str, TensorView], blocks: Mapping[str, tuple[int, ...]]) -> OperandError:
+def _scale_error(name: str, tensors: Mapping[str, TensorView], blocks: Mapping[str, tuple[int, ...]]) -> OperandError:
     """Return the error for a scale that fits neither blocks nor whole operands, rows or columns."""
-    own, operand = tensors[name].shape, tensors[name[0]].shape
-    each = (operand[-2], 1) if name == "a_scale" else (1, operand[-1])
+    shape, operand = tensors[name].shape, tensors[name[0]].shape
+    vector_shape = (operand[-2], 1) if name == "a_scale" else (1, operand[-1])
     other = "b_scale" if name == "a_scale" else "a_scale"
-    of = "row" if name == "a_scale" else "column"
-    says = f"one value, or {each} with one value for each {of}" if len(operand) > 1 else "one value"
-    if own[-2:] == blocks[name]:
-        way = f"this is the shape of block scales, which need {other} of shape {blocks[other]} too"
-    elif own == operand[-2:-1]:
-        way = f"pass {name}.unsqueeze(-1)"
-    elif own[-2:] == each[::-1]:
-        way = f"pass {name}.mT"
+    unit = "row" if name == "a_scale" else "column"
+    expected = f"one value, or {vector_shape} with one value for each {unit}" if len(operand) > 1 else "one value"
+    if shape[-2:] == blocks[name]:
+        advice = f"this is the shape of block scales, which need {other} of shape {blocks[other]} too"
+    elif shape == operand[-2:-1]:
+        advice = f"pass {name}.unsqueeze(-1)"
+    elif shape[-2:] == vector_shape[::-1]:
+        advice = f"pass {name}.mT"
     else:
-        way = f"block scales have shapes {blocks[name]} for {name} and {blocks[other]} for {other}"
-    return OperandError(f"{name} has shape {own}; it must be {says}. {way[0].upper()}{way[1:]}")
+        advice = f"block scales have shapes {blocks[name]} for {name} and {blocks[other]} for {other}"
+    return OperandError(f"{name} has shape {shape}; it must be {expected}. {advice[0].upper()}{advice[1:]}")

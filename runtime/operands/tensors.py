@@ -90,11 +90,11 @@ class TensorView:
 def reach(byte_extents: Iterable[tuple[int, int]]) -> tuple[int, int]:
     """Return how many bytes a tensor with elements spans before its first element, and how many from there on, given
     its :attr:`TensorView.byte_extents`."""
-    before, behind = 0, 1
+    head, tail = 0, 1
     for extent, step in byte_extents:
         last = (extent - 1) * step
-        before, behind = (before - last, behind) if last < 0 else (before, behind + last)
-    return before, behind
+        head, tail = (head - last, tail) if last < 0 else (head, tail + last)
+    return head, tail
 
 
 def is_torch(tensor: object) -> bool:
@@ -160,9 +160,9 @@ def view(tensor: Any, name: str, stream: int = 0) -> TensorView:
 def dtype_named(dtype: object, argument: str) -> DTypeName:
     """Return gemmill's name of a dtype that a caller passed as a text or as an object of another library."""
     name = str(dtype)
-    if (found := find_dtype(name)) is None:
+    if (canonical := find_dtype(name)) is None:
         raise OperandError(f"{argument} is {dtype!r}{unknown(name) or ';'} supported dtypes are {', '.join(DTYPES)}")
-    return found
+    return canonical
 
 
 def view_table(tensor: Any, name: str, stream: int = 0) -> TensorView:
@@ -176,8 +176,8 @@ def view_table(tensor: Any, name: str, stream: int = 0) -> TensorView:
     dtype = str(getattr(tensor, "dtype", "")).removeprefix("torch.")
     if name == "addresses":
         if dtype != "int64":
-            has = dtype or f"of a {type(tensor).__qualname__}"
-            raise OperandError(f"{name} has dtype {has}; it must be int64, since addresses have 64 bits")
+            described = dtype or f"of a {type(tensor).__qualname__}"
+            raise OperandError(f"{name} has dtype {described}; it must be int64, since addresses have 64 bits")
         return view(_as_words(tensor, name), name, stream)
     if dtype in ("", "int32"):
         return view(tensor, name, stream)
@@ -226,24 +226,24 @@ def unpacked(name: str, tensor: TensorView, dtype: DTypeName, k: int) -> TensorV
     return replace(tensor, shape=tuple(shape), strides=tuple(strides), dtype=dtype)
 
 
-def _refuse_cpu(name: str, where: str) -> OperandError:
+def _cpu_error(name: str, where: str) -> OperandError:
     return OperandError(f"{name} is {where}; it must be in GPU memory: pass {name}.cuda()")
 
 
-def _refuse_dtype(name: str, dtype: str) -> OperandError:
-    wanted = _CONVERTED.get(name.rpartition("_")[2], f"; supported dtypes are {', '.join(DTYPES)}: convert it first")
-    return OperandError(f"{name} has dtype {dtype}{wanted.format(name)}")
+def _dtype_error(name: str, dtype: str) -> OperandError:
+    advice = _CONVERTED.get(name.rpartition("_")[2], f"; supported dtypes are {', '.join(DTYPES)}: convert it first")
+    return OperandError(f"{name} has dtype {dtype}{advice.format(name)}")
 
 
 def _from_torch(tensor: Any, name: str) -> TensorView:
     device = tensor.device
     if device.type != "cuda":
-        raise _refuse_cpu(name, f"on {device}")
+        raise _cpu_error(name, f"on {device}")
     if tensor.layout is not sys.modules["torch"].strided:
         raise OperandError(f"{name} has layout {tensor.layout}; it must be dense (strided): pass {name}.to_dense()")
     dtype = _of_torch(tensor.dtype)
     if dtype is None:
-        raise _refuse_dtype(name, str(tensor.dtype))
+        raise _dtype_error(name, str(tensor.dtype))
     if tensor.is_neg():
         raise OperandError(f"{name} is a lazily negated view: pass {name}.resolve_neg()")
     try:
@@ -275,7 +275,7 @@ def from_cuda_array_interface(interface: Mapping[str, Any], name: str, device: i
         raise OperandError(f"{name} has a mask; masked arrays are not supported: pass a dense one")
     dtype = _OF_TYPESTR.get(interface["typestr"])
     if dtype is None:
-        raise _refuse_dtype(name, f"{interface['typestr']!r} (bf16 has no typestr: pass an object with __dlpack__)")
+        raise _dtype_error(name, f"{interface['typestr']!r} (bf16 has no typestr: pass an object with __dlpack__)")
     shape = tuple(int(extent) for extent in interface["shape"])
     in_bytes = interface.get("strides")
     if in_bytes is None:
@@ -340,7 +340,7 @@ def _from_dlpack(tensor: Any, name: str, stream: int) -> TensorView:
 def _from_capsule(tensor: Any, name: str, stream: int) -> TensorView:
     device_type, device = (int(part) for part in tensor.__dlpack_device__())
     if device_type not in (_DLPACK_CUDA, _DLPACK_CUDA_MANAGED):
-        raise _refuse_cpu(name, "in host memory" if device_type == _DLPACK_HOST else f"on DLPack device {device_type}")
+        raise _cpu_error(name, "in host memory" if device_type == _DLPACK_HOST else f"on DLPack device {device_type}")
     consumer = stream or 1  # DLPack writes the legacy default stream as 1
     try:
         capsule = tensor.__dlpack__(stream=consumer, max_version=(1, 0))
@@ -360,7 +360,7 @@ def _from_capsule(tensor: Any, name: str, stream: int) -> TensorView:
     dtype = _OF_DLPACK.get((dl.code, dl.bits))
     if dtype is None or dl.lanes != 1:
         kind = _KINDS.get(dl.code, f"DLPack code {dl.code} of bits ")
-        raise _refuse_dtype(name, f"{kind}{dl.bits}" + (f" in vectors of {dl.lanes}" if dl.lanes != 1 else ""))
+        raise _dtype_error(name, f"{kind}{dl.bits}" + (f" in vectors of {dl.lanes}" if dl.lanes != 1 else ""))
     shape = tuple(dl.shape[: dl.ndim])
     strides = tuple(dl.strides[: dl.ndim]) if dl.strides else _row_major(shape)
     # The capsule stays unconsumed, so the tensor is released with the view.
