@@ -288,7 +288,7 @@ class Registry:
         name, _ = present_name(kernel_named(kernel))
         if (artifact := self._loaded_or_packed(name)) is not None:
             return artifact
-        return self._single_flight.get(name, lambda: self._found_or_compiled(name))[0]
+        return self._single_flight.get(name, lambda: self._stored_or_compiled(name))[0]
 
     def add_source(self, config: str | GemmConfig, text: str) -> Artifact:
         """Compile and check an edited CUDA C++ source, and load its kernel.
@@ -371,7 +371,7 @@ class Registry:
             raise damage
         return None
 
-    def _found_or_compiled(self, name: str) -> Artifact:
+    def _stored_or_compiled(self, name: str) -> Artifact:
         """Return the compiled kernel of a config, unless another thread has loaded it in the meantime."""
         if (artifact := self._loaded.get(name) or self._provider.find(name)) is None:
             from gemmill.emitters.emit import emit

@@ -43,13 +43,13 @@ def chain_multiply_adds(cubin: bytes, code: range, length: int) -> bytes:
     multiplier = None
     for offset in code[:: _INSTRUCTION.size]:
         low, _ = _INSTRUCTION.unpack_from(cubin, offset)
-        found = (low >> 32) & 0xFF if low & 0xFFFF == _FFMA else None
-        if found != multiplier:
+        register = (low >> 32) & 0xFF if low & 0xFFFF == _FFMA else None
+        if register != multiplier:
             _issue_together(patched, run, length)
-            run, multiplier = [], found
-        if found is not None:
+            run, multiplier = [], register
+        if register is not None:
             run.append(offset)
-            if (low >> 16) & 0xFF == found:  # it overwrites the multiplier: the next one multiplies by another value
+            if (low >> 16) & 0xFF == register:  # it overwrites the multiplier: the next one multiplies by another value
                 multiplier = None
     _issue_together(patched, run, length)
     return bytes(patched)

@@ -97,13 +97,13 @@ def sustained_us(
         return figures if members is None else figures.take(members, axis=-1)
 
     held_us = padding(of_members(table.columns["tile"]), of_members(table.side), problem) * power_us(problem, gpu)
-    found = energy["scale"] * (burst_us * analytic_us) ** (energy["burst"] / 2) * held_us ** (1 - energy["burst"])
-    found = (
-        found
+    sustained = energy["scale"] * (burst_us * analytic_us) ** (energy["burst"] / 2) * held_us ** (1 - energy["burst"])
+    sustained = (
+        sustained
         * of_members(table.columns["moved"]) ** energy["moved"]
         * of_members(table.columns["stages"]) ** energy["stages"]
     )
-    return np.asarray(found * np.exp(energy["stream"] * of_members(is_stream(table))))
+    return np.asarray(sustained * np.exp(energy["stream"] * of_members(is_stream(table))))
 
 
 def is_stream(table: FeatureTable) -> Floats:

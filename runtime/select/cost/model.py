@@ -86,41 +86,41 @@ def _corrected(network: Network, table: FeatureTable, work: Columns, serving: In
         return us
     figures, hidden = work["figures"].take(members, 1), table.hidden.take(members, 0)
     factors = np.exp(corrections(network, hidden, figures))
-    found = us.copy()
-    found[members] = corrected = us.take(members) * factors
+    corrected_us = us.copy()
+    corrected_us[members] = corrected = us.take(members) * factors
     # The slowdown of the fastest of these, for example by slow memory, also applies to kernels that the network was not
     # fitted to.
-    if not table.columns["all_fitted"] and (lost := factors[corrected.argmin()]) > 1:
-        np.multiply(found, lost, out=found, where=~table.is_fitted)
-    return found
+    if not table.columns["all_fitted"] and (slowdown := factors[corrected.argmin()]) > 1:
+        np.multiply(corrected_us, slowdown, out=corrected_us, where=~table.is_fitted)
+    return corrected_us
 
 
 def within(behind: float, us: Floats, serving: Integers | None) -> Integers:
     """Return the indices of the supported kernels whose time is at most ``behind`` times the fastest."""
-    found = us if serving is None else us.take(serving)
-    near: Integers = (found <= behind * found[found.argmin()]).nonzero()[0]
-    return near if serving is None else serving.take(near)
+    supported_us = us if serving is None else us.take(serving)
+    fastest: Integers = (supported_us <= behind * supported_us[supported_us.argmin()]).nonzero()[0]
+    return fastest if serving is None else serving.take(fastest)
 
 
 def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Columns:
     """Apply the analytic model alone. The result has ``us`` of each kernel and its parts, among them ``figures`` in the
     order of :data:`~gemmill.runtime.select.cost.network.DYNAMIC`."""
-    own, typical = table.columns, problem.typical()
+    columns, typical = table.columns, problem.typical()
     work = _tiles(table, problem, typical, gpu)
-    _add_loads(work, own, typical, gpu, problem.batching in _FITTED)
-    _add_stores(work, own, problem, gpu)
+    _add_loads(work, columns, typical, gpu, problem.batching in _FITTED)
+    _add_stores(work, columns, problem, gpu)
     sm_ns, dram_ns, us = work["sm_ns"], work["dram_ns"], work["us"]
     sm_ns[:] = _busiest_ns(table, work, typical, gpu)
-    if (stream := own["stream"]) is not None:  # a part of a wave still has a whole store
+    if (stream := columns["stream"]) is not None:  # a part of a wave still has a whole store
         sm_ns[stream] += work["exchange_ns"] + work["rest"] * work["store_ns"][stream]
-    of_dram_ns = _dram_bytes(own, work, typical, gpu) / own["dram_gbps"]
+    of_dram_ns = _dram_bytes(columns, work, typical, gpu) / columns["dram_gbps"]
     dram_ns[:] = of_dram_ns
     work["power_ns"] = power_ns = 1000 * power_us(typical, gpu)
     total = twelfth_power(sm_ns)
     total += twelfth_power(of_dram_ns) + twelfth_power(power_ns)
     np.add(twelfth_root(total), _LAUNCH_NS, us)
-    if own["has_second"]:
-        us += own["second_ns"] + own["second_element_ns"] * float(typical.m * typical.n * typical.batch)
+    if columns["has_second"]:
+        us += columns["second_ns"] + columns["second_element_ns"] * float(typical.m * typical.n * typical.batch)
     us /= 1000.0
     work["analytic_us"] = us
     return work
@@ -128,23 +128,23 @@ def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Columns:
 
 def _tiles(table: FeatureTable, problem: GemmProblem, typical: GemmProblem, gpu: Gpu) -> Columns:
     """Return how the tiles of the kernels cover a problem: clusters, waves, active CTAs, steps along K."""
-    own, figures = table.columns, np.empty((len(DYNAMIC), len(table.kernels)))
+    columns, figures = table.columns, np.empty((len(DYNAMIC), len(table.kernels)))
     m, _, along_m, along_n, waves, active, steps, load_ns, sm_ns, dram_ns, us, k, batch = figures
     extents, along = figures[:2], figures[2:4]
     k[:], batch[:] = problem.k, problem.batch
     np.array((typical.m, typical.n), np.float64).take(table.side, None, extents, "clip")
-    np.divide(extents, own["cluster_tile"], along)
+    np.divide(extents, columns["cluster_tile"], along)
     np.ceil(along, along)
     varied = None
     if problem.batching in ("grouped", "masked"):
-        varied = _vary(along, extents, own, problem, typical)
+        varied = _vary(along, extents, columns, problem, typical)
     clusters = along_m * along_n
-    clusters *= own["clusters"]
+    clusters *= columns["clusters"]
     if typical.batch != 1:
         clusters *= typical.batch
     slots = _slots(table, gpu)
     np.divide(clusters, slots, waves)
-    np.divide(float(typical.k), own["step_k"], steps)
+    np.divide(float(typical.k), columns["step_k"], steps)
     np.ceil(steps, steps)
     work: Columns = {
         "figures": figures,
@@ -161,8 +161,8 @@ def _tiles(table: FeatureTable, problem: GemmProblem, typical: GemmProblem, gpu:
         "dram_ns": dram_ns,
         "us": us,
     }
-    if (stream := own["stream"]) is not None:
-        work["rest"], work["exchange_ns"] = stream_shares(waves[stream], steps[stream], own["stream_tile"])
+    if (stream := columns["stream"]) is not None:
+        work["rest"], work["exchange_ns"] = stream_shares(waves[stream], steps[stream], columns["stream_tile"])
     if varied is None:
         np.ceil(waves, waves)
     else:
@@ -170,18 +170,18 @@ def _tiles(table: FeatureTable, problem: GemmProblem, typical: GemmProblem, gpu:
     if stream is not None:
         waves[stream] -= work["rest"]
     np.minimum(clusters, slots, out=active)
-    active *= own["ctas"]
+    active *= columns["ctas"]
     return work
 
 
-def _add_loads(work: Columns, own: Columns, problem: GemmProblem, gpu: Gpu, ends: bool) -> None:
+def _add_loads(work: Columns, columns: Columns, problem: GemmProblem, gpu: Gpu, ends: bool) -> None:
     """Add the time of the loads of a step from L2. With ``ends``, boxes end with the operands; otherwise they are
     whole."""
-    loaded, load_ns = own["loaded_whole"], work["load_ns"]
-    if ends and min(problem.m, problem.n) < own["largest_tile"]:
-        inside = work["figures"][:2] / own["tile"]
+    loaded, load_ns = columns["loaded_whole"], work["load_ns"]
+    if ends and min(problem.m, problem.n) < columns["largest_tile"]:
+        inside = work["figures"][:2] / columns["tile"]
         work["inside_a"], work["inside_b"] = np.minimum(inside, 1.0, out=inside)
-        inside = inside * own["loaded"]
+        inside = inside * columns["loaded"]
         loaded = inside[0] + inside[1]
     np.multiply(work["active"], 1 / gpu.l2_gbps, load_ns)
     np.maximum(load_ns, 1 / (SHARED_BYTES_PER_CYCLE * gpu.clock_ghz), out=load_ns)
@@ -193,10 +193,12 @@ def features(table: FeatureTable, work: Columns) -> Floats:
     return np.concatenate([np.log(work["figures"]).T, table.inputs], axis=1)
 
 
-def _vary(along: Floats, extents: Floats, own: Columns, problem: GemmProblem, typical: GemmProblem) -> Floats | bool:
+def _vary(
+    along: Floats, extents: Floats, columns: Columns, problem: GemmProblem, typical: GemmProblem
+) -> Floats | bool:
     """Replace the tiles of average groups along M by the average of the tiles of groups, whose rows are known only on
     average. Return for which kernels the groups differ in tiles."""
-    rows = own["cluster_tile"][0]
+    rows = columns["cluster_tile"][0]
     if problem.batching == "grouped":  # as for an exponential distribution of rows
         along[0] = -1 / np.expm1(-rows / extents[0])
         return True
@@ -209,42 +211,44 @@ def _vary(along: Floats, extents: Floats, own: Columns, problem: GemmProblem, ty
 
 def _slots(table: FeatureTable, gpu: Gpu) -> Floats:
     """Return how many clusters of each kernel fit the GPU."""
-    own = table.columns
+    columns = table.columns
     if gpu is table.gpu:
-        slots: Floats = own["slots"]
+        slots: Floats = columns["slots"]
         return slots
-    resident = resident_clusters(gpu).take(own["cluster_size"])
-    return np.asarray(resident if own["ctas_per_sm"] is None else resident * own["ctas_per_sm"])
+    resident = resident_clusters(gpu).take(columns["cluster_size"])
+    return np.asarray(resident if columns["ctas_per_sm"] is None else resident * columns["ctas_per_sm"])
 
 
-def _add_stores(work: Columns, own: Columns, problem: GemmProblem, gpu: Gpu) -> None:
+def _add_stores(work: Columns, columns: Columns, problem: GemmProblem, gpu: Gpu) -> None:
     """Add the time of a tile from the end of its loop over K to the next tile, and the CTAs that share an SM."""
-    work["store_ns"] = own["store_ns"]
-    if own["ctas_per_sm"] is not None:
-        work["sharing"] = sharing = np.minimum(own["ctas_per_sm"], np.ceil(work["clusters"] / gpu.sms))
-        work["store_ns"] = sharing * own["storing_ns"] + own["tile_ns"]
+    work["store_ns"] = columns["store_ns"]
+    if columns["ctas_per_sm"] is not None:
+        work["sharing"] = sharing = np.minimum(columns["ctas_per_sm"], np.ceil(work["clusters"] / gpu.sms))
+        work["store_ns"] = sharing * columns["storing_ns"] + columns["tile_ns"]
     if problem.d_align < TMA_ALIGN:
-        work["store_ns"] = work["store_ns"] + np.where(problem.d_align < own["stored_align"], own["scattered_ns"], 0)
+        work["store_ns"] = work["store_ns"] + np.where(
+            problem.d_align < columns["stored_align"], columns["scattered_ns"], 0
+        )
 
 
 def _busiest_ns(table: FeatureTable, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats:
     """Return the nanoseconds of the busiest SM with each kernel, from its family."""
     if len(table.parts) == 1:
-        ((family, members, own),) = table.parts
-        found: Floats = family.busiest_ns(own, work, problem, gpu)
+        ((family, members, columns),) = table.parts
+        busiest_ns: Floats = family.busiest_ns(columns, work, problem, gpu)
         work["paces"] = [(members, work["paces"])]
-        return found
-    found = np.empty(len(table.kernels))
+        return busiest_ns
+    busiest_ns = np.empty(len(table.kernels))
     paces = []
-    for family, members, own in table.parts:
+    for family, members, columns in table.parts:
         part = {name: x if isinstance(x := work[name], float) else x[members] for name in _OF_FAMILIES}
-        found[members] = family.busiest_ns(own, part, problem, gpu)
+        busiest_ns[members] = family.busiest_ns(columns, part, problem, gpu)
         paces.append((members, part["paces"]))
     work["paces"] = paces
-    return found
+    return busiest_ns
 
 
-def _dram_bytes(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats | float:
+def _dram_bytes(columns: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats | float:
     """Return the bytes that cross DRAM: every operand once, and A and B again in each wave if they do not fit L2.
 
     A wave covers as many tiles as the swizzle size across the raster order, and extends along it.
@@ -253,11 +257,11 @@ def _dram_bytes(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> 
     outputs = problem.m * problem.n * _output_bytes(problem) * problem.batch
     if inputs / problem.batch <= _L2_SHARE * gpu.l2_bytes:
         return inputs + outputs
-    across, along = work["figures"][2:4].reshape(-1).take(own["raster"], mode="clip") * own["raster_cluster"]
-    width = np.minimum(own["swizzle"], across)
+    across, along = work["figures"][2:4].reshape(-1).take(columns["raster"], mode="clip") * columns["raster_cluster"]
+    width = np.minimum(columns["swizzle"], across)
     length = np.minimum(np.ceil(work["active"] / width), along)
     width = np.minimum(np.maximum(width, work["active"] / length), across)
-    moved: Floats = own["across"] / length + own["along"] / width  # per element of K of a tile
+    moved: Floats = columns["across"] / length + columns["along"] / width  # per element of K of a tile
     moved *= across * along
     moved *= problem.k * problem.batch
     np.maximum(moved, inputs, out=moved)

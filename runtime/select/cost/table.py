@@ -84,10 +84,12 @@ class FeatureTable:
         columns |= {"all_fitted": bool(is_fitted.all()), "aligns": aligns}
         parts = []
         for family in FAMILIES.values():
-            if own := [i for i, other in enumerate(families) if other is family]:
-                members = slice(own[0], own[-1] + 1)
-                made = family.columns([configs[i] for i in own], swap_ab[members], _part_of(columns, members), gpu)
-                parts.append((family, members, made))
+            if indices := [i for i, other in enumerate(families) if other is family]:
+                members = slice(indices[0], indices[-1] + 1)
+                family_columns = family.columns(
+                    [configs[i] for i in indices], swap_ab[members], _part_of(columns, members), gpu
+                )
+                parts.append((family, members, family_columns))
         return cls.of_columns(kernels, swap_ab, is_fitted, inputs, columns, parts, gpu, network)
 
     @classmethod
@@ -131,12 +133,12 @@ class FeatureTable:
 
     def first(self, order: Iterable[int], count: int) -> list[int]:
         """Return the first ``count`` distinct kernels of an order."""
-        found: dict[SlicedKernel, int] = {}
+        index_by_kernel: dict[SlicedKernel, int] = {}
         for i in order:
-            found.setdefault(self.kernels[i], i)
-            if len(found) == count:
+            index_by_kernel.setdefault(self.kernels[i], i)
+            if len(index_by_kernel) == count:
                 break
-        return [*found.values()]
+        return [*index_by_kernel.values()]
 
 
 def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swap_ab: Bools, gpu: Gpu) -> Columns:
@@ -145,17 +147,17 @@ def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swa
     bytes_a, bytes_b = column(configs, lambda c: c.a.type.bits / 8), column(configs, lambda c: c.b.type.bits / 8)
     slices, along_k = np.array([kernel.slices for kernel in kernels], np.float64), column(configs, cluster_k)
     tile_k, raster_m = column(configs, lambda c: c.tile.k), column(configs, lambda c: c.scheduler.raster == "m") > 0
-    each = [(FAMILIES[config.family], config) for config in configs]
+    family_configs = [(FAMILIES[config.family], config) for config in configs]
     ctas, tile = cluster_m * cluster_n * along_k, np.stack([tile_m, tile_n])
-    ctas_per_sm = np.array([family.ctas_per_sm(config) for family, config in each], np.float64)
-    storing = np.array([family.storing(config) for family, config in each], np.float64)
+    ctas_per_sm = np.array([family.ctas_per_sm(config) for family, config in family_configs], np.float64)
+    storing = np.array([family.storing(config) for family, config in family_configs], np.float64)
     cluster, rows, elements = np.stack([cluster_m, cluster_n]), tile * (bytes_a, bytes_b), tile_m * tile_n / along_k
     loaded = rows * tile_k * (_MULTICAST_COST + (1 - _MULTICAST_COST) / cluster[::-1])
     stream = np.flatnonzero([decomposition_of(config).has_shares for config in configs])
     second_ns, second_element_ns = second_kernel(configs, slices)
     storing_ns = storing * elements * column(configs, _stored_bytes) / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz)
     added_ns = _TILE_NS + tile_ns(configs)  # independent of what is stored
-    dram_gbps = gpu.dram_gbps * np.array([family.dram_share for family, _ in each], np.float64)
+    dram_gbps = gpu.dram_gbps * np.array([family.dram_share for family, _ in family_configs], np.float64)
     loaded_aligns = np.array([(c.a.align, c.b.align, c.c.align if c.c else 0) for c in configs], np.float64).T
     return {
         "tile_m": tile_m,
@@ -175,7 +177,7 @@ def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swa
         "cluster_size": ctas.astype(np.int64),
         "slots": resident_clusters(gpu).take(ctas.astype(np.int64)) * ctas_per_sm,
         "ctas_per_sm": ctas_per_sm if ctas_per_sm.max() > 1 else None,
-        "counted_ctas": np.array([family.counted_ctas(config) for family, config in each], np.float64),
+        "counted_ctas": np.array([family.counted_ctas(config) for family, config in family_configs], np.float64),
         "clusters": slices,  # clusters that K of a tile is split among
         "step_k": slices * along_k * tile_k,  # extent of K that all of these cover in a step
         "stream": stream if stream.size else None,

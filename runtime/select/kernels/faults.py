@@ -22,15 +22,19 @@ _ALIGNS = ("a_align", "b_align", "c_align", "d_align")
 def faults(config: GemmConfig, problem: GemmProblem) -> list[str]:
     """Return, in words, what a kernel needs and a problem does not have; empty where the kernel supports the
     problem."""
-    found = []
-    for field, wanted in zip(FIELDS, format_of(config), strict=True):
-        given = getattr(problem, field)
-        if given != wanted and not (wanted == "any" and given) and not (field == "epilogue" and serves(wanted, given)):
-            found.append(f"{_words(field)} {_value(wanted)} (the problem has {_value(given)})")
+    needs = []
+    for field, required in zip(FIELDS, format_of(config), strict=True):
+        actual = getattr(problem, field)
+        if (
+            actual != required
+            and not (required == "any" and actual)
+            and not (field == "epilogue" and serves(required, actual))
+        ):
+            needs.append(f"{_words(field)} {_value(required)} (the problem has {_value(actual)})")
     for field, align in zip(_ALIGNS, least_aligns(config), strict=True):
-        if (given := getattr(problem, field)) < align:
-            found.append(f"{_words(field)} of at least {align} bytes (the problem has {given})")
-    return found
+        if (actual := getattr(problem, field)) < align:
+            needs.append(f"{_words(field)} of at least {align} bytes (the problem has {actual})")
+    return needs
 
 
 def needs_swap(config: GemmConfig, problem: GemmProblem) -> bool | None:
@@ -87,25 +91,25 @@ def refusal(configs: Mapping[str, GemmConfig], problem: GemmProblem, gpu: Gpu) -
             f"none of {len(configs)} kernels supports {gpu.name} (compute capability {target})"
         )
     plain = with_declared_scales(problem.but(epilogue=LINEAR))
-    wanting = {name: faults(config, plain) for name, config in configs.items()}
-    nearest = min(wanting, key=lambda name: (len(wanting[name]), name))
-    if not wanting[nearest]:
-        found = configs[nearest]
-        a, b = replace(found.a, scale=problem.a_scale), replace(found.b, scale=problem.b_scale)
-        if refusals := verdicts(replace(found, a=a, b=b, epilogue=problem.epilogue)):
+    needs_by_name = {name: faults(config, plain) for name, config in configs.items()}
+    nearest = min(needs_by_name, key=lambda name: (len(needs_by_name[name]), name))
+    if not needs_by_name[nearest]:
+        config_of_nearest = configs[nearest]
+        a, b = replace(config_of_nearest.a, scale=problem.a_scale), replace(config_of_nearest.b, scale=problem.b_scale)
+        if refusals := verdicts(replace(config_of_nearest, a=a, b=b, epilogue=problem.epilogue)):
             return UnsupportedProblemError(f"no kernel supports {problem}: {nearest} is the nearest, but {refusals[0]}")
-        others = [] if problem.epilogue in (LINEAR, found.epilogue) else ["this epilogue"]
-        others += [] if (a, b) == (found.a, found.b) else ["scales of this type"]
-        changed = " and ".join(others)
+        additions = [] if problem.epilogue in (LINEAR, config_of_nearest.epilogue) else ["this epilogue"]
+        additions += [] if (a, b) == (config_of_nearest.a, config_of_nearest.b) else ["scales of this type"]
+        changes = " and ".join(additions)
         return UnsupportedProblemError(
-            f"no kernel supports {problem}: {nearest} would support it with {changed}, but kernels of packs "
-            f"cannot be changed: pass a manifest in addition to the packs, or pack kernels with {changed}"
+            f"no kernel supports {problem}: {nearest} would support it with {changes}, but kernels of packs "
+            f"cannot be changed: pass a manifest in addition to the packs, or pack kernels with {changes}"
         )
-    needs = " and ".join(wanting[nearest])
+    needs = " and ".join(needs_by_name[nearest])
     if "alignment" in needs:
         needs += ": pad the contiguous extents to a multiple of it, or copy the operands into aligned memory"
     return UnsupportedProblemError(
-        f"no kernel supports {problem}: the nearest of {len(wanting)}, {nearest}, needs {needs}"
+        f"no kernel supports {problem}: the nearest of {len(needs_by_name)}, {nearest}, needs {needs}"
     )
 
 

@@ -80,22 +80,25 @@ def _written(table: FeatureTable | None) -> Any:
         return None
     figures = {name: getattr(table, name) for name in _ARRAYS} | table.columns
     names = {id(family): name for name, family in FAMILIES.items()}
-    parts = [(names[id(family)], members.start, members.stop, own) for family, members, own in table.parts]
+    parts = [
+        (names[id(family)], members.start, members.stop, family_columns)
+        for family, members, family_columns in table.parts
+    ]
     data: list[bytes] = []
 
     def written(columns: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         for name, x in columns.items():
             if isinstance(x, np.ndarray):
                 data.append(x.tobytes())
                 x = [x.dtype.str, *x.shape]
-            found[name] = x
-        return found
+            entries[name] = x
+        return entries
 
     return {
         "kernels": table.kernels,
         "figures": written(figures),
-        "parts": [(*part, written(own)) for *part, own in parts],
+        "parts": [(*part, written(family_columns)) for *part, family_columns in parts],
         "data": b64encode(zlib.compress(b"".join(data), 1)).decode(),
     }
 
@@ -104,26 +107,29 @@ def _read(content: Any, gpu: Gpu, network: Network | None) -> FeatureTable | Non
     """Return the table that :func:`_written` wrote."""
     if content is None:
         return None
-    data, at = zlib.decompress(b64decode(content["data"])), 0
+    data, offset = zlib.decompress(b64decode(content["data"])), 0
 
     def read(columns: dict[str, Any]) -> dict[str, Any]:
-        nonlocal at
-        found: dict[str, Any] = {}
+        nonlocal offset
+        arrays: dict[str, Any] = {}
         for name, x in columns.items():
             if isinstance(x, list):
                 dtype, *shape = x
                 count = prod(shape)
-                x = np.frombuffer(data, dtype, count, at).reshape(shape)
-                at += x.nbytes
-            found[name] = x
-        return found
+                x = np.frombuffer(data, dtype, count, offset).reshape(shape)
+                offset += x.nbytes
+            arrays[name] = x
+        return arrays
 
     figures = read(content["figures"])
     return FeatureTable.of_columns(
         kernels=tuple(SlicedKernel(*kernel) for kernel in content["kernels"]),
         **{name: figures.pop(name) for name in _ARRAYS},
         columns=figures,
-        parts=[(FAMILIES[name], slice(start, stop), read(own)) for name, start, stop, own in content["parts"]],
+        parts=[
+            (FAMILIES[name], slice(start, stop), read(family_columns))
+            for name, start, stop, family_columns in content["parts"]
+        ],
         gpu=gpu,
         network=network,
     )

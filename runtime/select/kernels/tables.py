@@ -61,8 +61,8 @@ class Kernels:
     def variants(self) -> Variants:
         """The kernels by their formats; parses all of them."""
         targets = serving(self._gpu.capability)
-        here = {name: config for name, config in self.configs.items() if config.target in targets}
-        return Variants(here, self._varies)
+        on_gpu = {name: config for name, config in self.configs.items() if config.target in targets}
+        return Variants(on_gpu, self._varies)
 
     def serving(self, problem: GemmProblem, sm_count: int | None) -> Found:
         """Return a table for the formats of a problem, and which of its kernels support it. The kernels accumulate as
@@ -71,10 +71,10 @@ class Kernels:
         Raises:
             UnsupportedProblemError: no kernel supports it; names the constraint and the nearest kernel.
         """
-        if (found := self.find(problem, sm_count)) is not None:
-            return found
-        if sm_count is not None and (found := self.find(problem, None)):
-            table, members = found
+        if (table_and_members := self.find(problem, sm_count)) is not None:
+            return table_and_members
+        if sm_count is not None and (table_and_members := self.find(problem, None)):
+            table, members = table_and_members
             ctas = table.columns["ctas"] if members is None else table.columns["ctas"][members]
             raise UnsupportedProblemError(
                 f"no kernel supports {problem} on {sm_count} SMs: those that support it have clusters of at least "

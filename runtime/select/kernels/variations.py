@@ -58,8 +58,8 @@ def with_types(
 def with_types_of(config: GemmConfig, problem: GemmProblem) -> GemmConfig | None:
     """Return a kernel with the types, scales and C of a problem that it runs directly."""
     p = problem
-    changed = with_types(config, p.a_dtype, p.b_dtype, p.c_dtype, p.c_major, p.d_dtype)
-    return changed and with_scales(changed, p.a_scale, p.b_scale)
+    retyped = with_types(config, p.a_dtype, p.b_dtype, p.c_dtype, p.c_major, p.d_dtype)
+    return retyped and with_scales(retyped, p.a_scale, p.b_scale)
 
 
 def with_scales(config: GemmConfig, a_scale: ScaleName, b_scale: ScaleName) -> GemmConfig | None:
@@ -125,25 +125,28 @@ class Variants:
         declared = self._declared.get(formats, {})
         if not self.varies or formats[EPILOGUE] != epilogue or (declared and epilogue != LINEAR):
             return declared
-        found: Mapping[str, GemmConfig]
+        variants: Mapping[str, GemmConfig]
         if formats not in self._found:
             if (in_f32 := declared_scales(formats)) != formats:
                 a_scale: Any = formats[A_SCALE]
                 b_scale: Any = formats[B_SCALE]
-                others = self.of(in_f32, epilogue)
-                found = {**named(with_scales(config, a_scale, b_scale) for config in others.values()), **declared}
+                f32_scaled = self.of(in_f32, epilogue)
+                variants = {
+                    **named(with_scales(config, a_scale, b_scale) for config in f32_scaled.values()),
+                    **declared,
+                }
             elif formats[BATCHING] == "nested":
                 one_stride = self.of((*formats[:BATCHING], "strided", *formats[BATCHING + 1 :]), epilogue)
-                found = {**named(nested(config) for config in one_stride.values()), **declared}
+                variants = {**named(nested(config) for config in one_stride.values()), **declared}
             elif epilogue == LINEAR:
-                found = {**declared, **self._alike(formats)} if types_of(formats) in self._types else declared
+                variants = {**declared, **self._retyped(formats)} if types_of(formats) in self._types else declared
             else:
                 linear = self.of((*formats[:EPILOGUE], LINEAR), LINEAR)
-                found = named(with_epilogue(config, epilogue) for config in linear.values())
-            self._found[formats] = {name: found[name] for name in sorted(found)}
+                variants = named(with_epilogue(config, epilogue) for config in linear.values())
+            self._found[formats] = {name: variants[name] for name in sorted(variants)}
         return self._found[formats]
 
-    def _alike(self, formats: Format) -> Mapping[str, GemmConfig]:
+    def _retyped(self, formats: Format) -> Mapping[str, GemmConfig]:
         """Return kernels without C for some majors, with the types of ``formats`` instead of theirs. They come from
         the types with the most kernels: A and B of the same or compatible types, and any type of D."""
         a_dtype: Any = formats[A]

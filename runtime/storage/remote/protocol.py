@@ -330,18 +330,21 @@ class RequestedKernel(NamedTuple):
         except TrustError as error:
             raise Miss("untrusted", f"the manifest of {self.name} is not trusted: {error}") from error
         if not self.fits(manifest.kernel, manifest.key, manifest.provenance):
-            made = (
+            origin = (
                 f"made by gemmill {manifest.provenance.gemmill_version} with NVRTC {manifest.provenance.nvrtc_version}"
             )
             reason = "version" if manifest.kernel == self.name else "another"
             raise Miss(
                 reason,
-                f"the remote sent {manifest.kernel}, {made}, for {self.name}, which differs from what this machine "
+                f"the remote sent {manifest.kernel}, {origin}, for {self.name}, which differs from what this machine "
                 "would compile",
             )
         if machine.cuda is not None and manifest.cuda[0] > machine.cuda[0]:
-            made, known = (".".join(map(str, version)) for version in (manifest.cuda, machine.cuda))
-            raise Miss("driver", f"{self.name} was compiled with CUDA {made}, but the driver supports at most {known}")
+            kernel_cuda, driver_cuda = (".".join(map(str, version)) for version in (manifest.cuda, machine.cuda))
+            raise Miss(
+                "driver",
+                f"{self.name} was compiled with CUDA {kernel_cuda}, but the driver supports at most {driver_cuda}",
+            )
         return manifest
 
     def find_in(self, store: Store) -> Artifact | None:

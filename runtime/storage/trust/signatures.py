@@ -198,10 +198,10 @@ class TrustedKeys:
         Raises:
             TrustError: a key is invalid, a file cannot be read or others may write to it, or there is no key.
         """
-        found = cls(())
+        keys = cls(())
         for part in filter(None, map(str.strip, text.split(","))):
             if part.startswith((_PREFIX, "revoked ")):
-                found = found._with(part)
+                keys = keys._with(part)
             elif not os.path.isabs(part):
                 raise TrustError(
                     f"{part!r:.100} is neither a key (ed25519:BASE64) nor an absolute path of a file of keys"
@@ -209,12 +209,12 @@ class TrustedKeys:
             else:
                 for number, line in enumerate(_lines(part), 1):
                     try:
-                        found = found._with(line)
+                        keys = keys._with(line)
                     except TrustError as error:
                         raise TrustError(f"{part}:{number}: {error}") from None
-        if not found.keys:
+        if not keys.keys:
             raise TrustError(f"{text!r:.100} has no key: add at least one public key")
-        return found
+        return keys
 
     @classmethod
     def of_settings(cls) -> TrustedKeys | None:

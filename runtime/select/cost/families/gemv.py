@@ -58,16 +58,16 @@ def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, common: Columns, gpu
     }
 
 
-def _busiest_ns(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats:
-    sharing, moved_ns = work["sharing"], own["stream_ns"]
+def _busiest_ns(columns: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats:
+    sharing, moved_ns = work["sharing"], columns["stream_ns"]
     is_unaligned = min(problem.a_align, problem.b_align) < TMA_ALIGN
     if is_unaligned or problem.k % (2 * L2_SECTOR):  # an element has at least half a byte
-        crosses = problem.k * own["bytes_b"] % L2_SECTOR > 0
+        crosses = problem.k * columns["bytes_b"] % L2_SECTOR > 0
         if is_unaligned:
-            crosses |= np.where(own["swap_ab"], problem.a_align, problem.b_align) < TMA_ALIGN
-        moved_ns = moved_ns + crosses * own["crossing_ns"]
-    step_ns = soft_maximum((_STREAM_NS, sharing * moved_ns, sharing * own["issue_ns"]))
-    step_ns += sharing * np.minimum(work["m"], own["counted_rows"]) * own["row_ns"]
+            crosses |= np.where(columns["swap_ab"], problem.a_align, problem.b_align) < TMA_ALIGN
+        moved_ns = moved_ns + crosses * columns["crossing_ns"]
+    step_ns = soft_maximum((_STREAM_NS, sharing * moved_ns, sharing * columns["issue_ns"]))
+    step_ns += sharing * np.minimum(work["m"], columns["counted_rows"]) * columns["row_ns"]
     work["paces"] = 0.0, 0.0, step_ns
     ns: Floats = LATENCY_NS + work["waves"] * np.maximum(work["steps"], 1.0) * step_ns
     return ns

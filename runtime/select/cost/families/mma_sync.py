@@ -65,13 +65,13 @@ def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, common: Columns, gpu
     }
 
 
-def _busiest_ns(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats:
+def _busiest_ns(columns: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats:
     copied_a = _COPY_OUTSIDE + (1 - _COPY_OUTSIDE) * work["inside_a"]
     copied_b = _COPY_OUTSIDE + (1 - _COPY_OUTSIDE) * work["inside_b"]
-    copy_cycles = own["copy_cycles_a"] * copied_a + own["copy_cycles_b"] * copied_b
+    copy_cycles = columns["copy_cycles_a"] * copied_a + columns["copy_cycles_b"] * copied_b
     turning = np.where(work["sharing"] <= 1, _STEP_CYCLES, 0)
-    step_cycles = turning + work["sharing"] * np.hypot(own["multiply_cycles"], copy_cycles)
-    work["paces"] = step_cycles / gpu.clock_ghz, work["load_ns"], own["latency_ns"]
+    step_cycles = turning + work["sharing"] * np.hypot(columns["multiply_cycles"], copy_cycles)
+    work["paces"] = step_cycles / gpu.clock_ghz, work["load_ns"], columns["latency_ns"]
     ns: Floats = LATENCY_NS + work["waves"] * (work["steps"] * soft_maximum(work["paces"]) + work["store_ns"])
     return ns
 

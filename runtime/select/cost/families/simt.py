@@ -27,9 +27,9 @@ def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, common: Columns, gpu
     return {"multiply_ns": column(configs, _multiply_cycles) / gpu.clock_ghz}
 
 
-def _busiest_ns(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats:
+def _busiest_ns(columns: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats:
     """Several CTAs on an SM hide the latency of loads."""
-    work["paces"] = own["multiply_ns"], work["load_ns"]
+    work["paces"] = columns["multiply_ns"], work["load_ns"]
     ns: Floats = LATENCY_NS + work["waves"] * (work["steps"] * soft_maximum(work["paces"]) + work["store_ns"])
     return ns
 

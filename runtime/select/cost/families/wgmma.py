@@ -84,25 +84,25 @@ def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, common: Columns, gpu
     }
 
 
-def _busiest_ns(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats:
+def _busiest_ns(columns: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats:
     """Pingpong computes one tile while it stores another: if stores are shorter, only the last one takes time."""
-    if (load_ns := _load_ns(own, work, problem, gpu)) is not work["load_ns"]:
+    if (load_ns := _load_ns(columns, work, problem, gpu)) is not work["load_ns"]:
         np.copyto(work["load_ns"], load_ns)  # also for the network
-    work["paces"] = own["multiply_ns"], load_ns, own["latency_ns"]
+    work["paces"] = columns["multiply_ns"], load_ns, columns["latency_ns"]
     step_ns = eighth_power(load_ns)
-    step_ns += own["but_loads"]
+    step_ns += columns["but_loads"]
     step_ns = eighth_root(step_ns)
     loop_ns, store_ns = work["steps"] * step_ns, work["store_ns"]
     tile_ns = loop_ns + store_ns
-    tile_ns *= own["turn"]
+    tile_ns *= columns["turn"]
     ns: Floats = np.maximum(loop_ns, tile_ns, out=tile_ns)
     ns *= work["waves"]
-    ns += own["turns"] * store_ns
+    ns += columns["turns"] * store_ns
     ns += LATENCY_NS
     return ns
 
 
-def _load_ns(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats:
+def _load_ns(columns: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Floats:
     """Return the time to load a step.
 
     TMA loads the rows of its boxes one by one. This matters where rows are narrow or cross lines, since the constants
@@ -112,26 +112,26 @@ def _load_ns(own: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) -> Flo
     strides = _stride(problem, "a"), _stride(problem, "b")
     for operand, major, stride in zip("ab", (problem.a_major, problem.b_major), strides, strict=True):
         if major == "mn" and problem.batch * stride < _SHORT_ROW:
-            load_ns = np.maximum(load_ns, _crowded_ns(own, work, operand, problem.batch * stride, gpu))
+            load_ns = np.maximum(load_ns, _crowded_ns(columns, work, operand, problem.batch * stride, gpu))
     a, b = map(_crossing_cycles, strides)
-    rows_ns = own["narrow_ns"]
+    rows_ns = columns["narrow_ns"]
     if a or b:
-        crossing_ns = own["rows"] * np.where(own["swap_ab"], ((b,), (a,)), ((a,), (b,))) / gpu.clock_ghz
+        crossing_ns = columns["rows"] * np.where(columns["swap_ab"], ((b,), (a,)), ((a,), (b,))) / gpu.clock_ghz
         rows_ns = crossing_ns if rows_ns is None else np.maximum(rows_ns, crossing_ns)
     if rows_ns is not None:
         load_ns = np.maximum(load_ns, rows_ns[0] * work["inside_a"] + rows_ns[1] * work["inside_b"])
-    return load_ns if own["transposing_ns"] is None else np.maximum(load_ns, own["transposing_ns"])
+    return load_ns if columns["transposing_ns"] is None else np.maximum(load_ns, columns["transposing_ns"])
 
 
-def _crowded_ns(own: Columns, work: Columns, operand: str, stride: int, gpu: Gpu) -> Floats:
+def _crowded_ns(columns: Columns, work: Columns, operand: str, stride: int, gpu: Gpu) -> Floats:
     """Return the time in which L2 delivers a step of an mn-major operand to all SMs; ``stride`` is the bytes between
     neighbours along K."""
-    is_b = own["swap_ab"] ^ (operand == "b")  # of the kernel
+    is_b = columns["swap_ab"] ^ (operand == "b")  # of the kernel
     panels, inside = (
-        np.where(is_b, own["panels"][1], own["panels"][0]),
+        np.where(is_b, columns["panels"][1], columns["panels"][0]),
         np.where(is_b, work["inside_b"], work["inside_a"]),
     )
-    rows = np.where(is_b, own["rows"][1], own["rows"][0]) * np.ceil(panels * inside) / panels
+    rows = np.where(is_b, columns["rows"][1], columns["rows"][0]) * np.ceil(panels * inside) / panels
     return np.asarray(rows * work["active"] / (_CROWDED_ROWS * stride**_CROWDED_EXPONENT * gpu.clock_ghz))
 
 
