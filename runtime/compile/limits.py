@@ -46,8 +46,8 @@ def memory(process: Path = _SELF, machine: Path = Path("/proc/meminfo")) -> int 
         # The system frees pages of files when memory is needed.
         files = re.findall(r"^(?:total_)?(?:in)?active_file (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
         for limit in filter(str.isdecimal, limits):
-            taken = sum(map(int, filter(str.isdecimal, used))) - sum(map(int, files[-2:]))
-            free_bytes.append(max(0, int(limit) - max(0, taken)))
+            used_bytes = sum(map(int, filter(str.isdecimal, used))) - sum(map(int, files[-2:]))
+            free_bytes.append(max(0, int(limit) - max(0, used_bytes)))
     return min(free_bytes, default=None)
 
 

@@ -28,8 +28,8 @@ def set_cover(
     good = {p: {k: us / min(by_kernel.values()) for k, us in by_kernel.items()} for p, by_kernel in times.items()}
     good = {p: {k: ratio for k, ratio in by_kernel.items() if ratio <= 1 + regret} for p, by_kernel in good.items()}
     chosen = _greedy(good, dict.fromkeys(good, 1))
-    kept = {p: {k: ratio for k, ratio in by_kernel.items() if k in chosen} for p, by_kernel in good.items()}
-    return _greedy(kept, {p: weights.get(p, 1) for p in kept}) if weights else chosen
+    chosen_only = {p: {k: ratio for k, ratio in by_kernel.items() if k in chosen} for p, by_kernel in good.items()}
+    return _greedy(chosen_only, {p: weights.get(p, 1) for p in chosen_only}) if weights else chosen
 
 
 def _greedy(good: Mapping[Problem, Mapping[str, float]], weights: Mapping[Problem, float]) -> list[str]:

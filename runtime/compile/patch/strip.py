@@ -131,7 +131,7 @@ class _Elf:
         symbols = {number for number, symbol in enumerate(self._symbols) if symbol.section in going}
         self._check_symbols(symbols, ptx)
         going |= self._check_relocations(symbols)
-        return self._without(going, symbols)
+        return self._file_without(going, symbols)
 
     def _check_layout(self) -> None:
         """Raise ValueError where the file has more than consecutive sections and one symbol table, such as the second
@@ -175,7 +175,7 @@ class _Elf:
             raise CompileError(f"{_ADDRESSES} holds more than one address of each variable")
         return sections
 
-    def _without(self, going: Set[int], symbols: Set[int]) -> bytes:
+    def _file_without(self, going: Set[int], symbols: Set[int]) -> bytes:
         """Return the file without some sections and symbols."""
         texts, rows = bytearray(1), []
         for number, symbol in enumerate(self._symbols):
@@ -204,20 +204,20 @@ class _Elf:
         for row in sections:
             data += SECTION.pack(*row)
         for segment in self._segments:
-            data += _SEGMENT.pack(*self._moved(segment, sections, segments_at))
+            data += _SEGMENT.pack(*self._moved_segment(segment, sections, segments_at))
         return bytes(data)
 
-    def _moved(self, segment: _Segment, sections: list[_Section], segments_at: int) -> _Segment:
+    def _moved_segment(self, segment: _Segment, sections: list[_Section], segments_at: int) -> _Segment:
         """Return a segment with the new locations of its sections; ValueError where it is more than its sections."""
         if segment.offset == self._segments_at:  # the segment of these headers themselves
             return segment._replace(offset=segments_at)
         numbers = [number for number, section in enumerate(self._sections) if _is_in(section, segment)]
         if _extent([self._sections[number] for number in numbers]) != segment.extent:
             raise ValueError(f"its segment at {segment.offset} does not consist of whole sections")
-        left = [sections[number] for number in numbers if sections[number].kind]
-        if not left:
+        loaded = [sections[number] for number in numbers if sections[number].kind]
+        if not loaded:
             return _NO_SEGMENT
-        offset, file_bytes, count = _extent(left)
+        offset, file_bytes, count = _extent(loaded)
         return segment._replace(offset=offset, file_bytes=file_bytes, bytes=count)
 
     def _bytes(self, number: int) -> bytes:

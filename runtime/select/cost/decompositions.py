@@ -35,7 +35,7 @@ _CLUSTER_BYTES_PER_NS = 100.0
 """Rate at which a CTA sends them."""
 
 
-def _nothing(splits: Floats, tile: Floats) -> Floats:
+def _zeros(splits: Floats, tile: Floats) -> Floats:
     return np.zeros_like(tile)
 
 
@@ -55,8 +55,8 @@ def _shares() -> Floats:
     levels, and per element."""
     filled = np.arange(1, 1024) / 1024
     parts = np.floor(1 / filled)
-    each = np.ceil(filled / (1 - filled))
-    rest = np.where(filled <= 0.5, 1 - 1 / parts, 1 / (each + 1))
+    tiles_per_helper = np.ceil(filled / (1 - filled))
+    rest = np.where(filled <= 0.5, 1 - 1 / parts, 1 / (tiles_per_helper + 1))
     return np.pad((rest, *_exchange(np.maximum(parts, 2))), ((0, 0), (1, 0)))
 
 
@@ -84,7 +84,7 @@ _Added = Callable[["Floats", "Floats"], "Floats"]
 """Nanoseconds as a function of the splits of K and the elements of an output tile."""
 
 COSTS: Mapping[DecompositionName, _Added] = MappingProxyType(
-    {"tiles": _nothing, "splitk": _nothing, "stream": _nothing, "cluster": _cluster_ns}
+    {"tiles": _zeros, "splitk": _zeros, "stream": _zeros, "cluster": _cluster_ns}
 )
 """Time that each of :data:`~gemmill.library.decompositions.decomposition.DECOMPOSITIONS` adds at the end of each tile.
 :func:`second_kernel` covers a second kernel; stream-K takes parts of waves."""

@@ -274,8 +274,8 @@ def _realignment_us(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Floa
     bytes count, since the launch of the kernel overlaps with the copy."""
     sizes = [(_realigned_bytes(problem, name),) for name in "abc"]
     size = np.where(table.realigned(problem), sizes, 0).sum(axis=0) * problem.batch
-    kept = np.where(size <= _L2_SHARE * gpu.l2_bytes, _REALIGNED_KEPT, 0)
-    return np.asarray((2 - kept) * size / gpu.dram_gbps / 1000)
+    l2_share = np.where(size <= _L2_SHARE * gpu.l2_bytes, _REALIGNED_KEPT, 0)
+    return np.asarray((2 - l2_share) * size / gpu.dram_gbps / 1000)
 
 
 def _realigned_bytes(problem: GemmProblem, operand: str) -> int:
@@ -323,11 +323,11 @@ def _utilisation(table: FeatureTable, index: int, work: Columns, problem: GemmPr
     """Return the share of the SMs' waves that computes elements inside the problem."""
     config = table.config(index)
     sharing = work["sharing"] if isinstance(work["sharing"], float) else work["sharing"][index]
-    held = max(float(sharing), float(table.columns["counted_ctas"][index]))
+    ctas_per_sm = max(float(sharing), float(table.columns["counted_ctas"][index]))
     tiles = (
         problem.m * problem.n * problem.batch * float(table.columns["splits"][index]) / (config.tile.m * config.tile.n)
     )
-    return float(tiles / gpu.sms / (max(work["waves"][index], 1) * held))
+    return float(tiles / gpu.sms / (max(work["waves"][index], 1) * ctas_per_sm))
 
 
 def _bound(config: GemmConfig, index: int, work: Columns) -> str:

@@ -59,9 +59,9 @@ def kept_table(
         return hashlib.sha256("\n".join((origin, _costs(), repr(gpu), text)).encode()).hexdigest()
 
     with suppress(OSError, ValueError, KeyError, TypeError):
-        kept = parse(store.get_note("tables", name))
-        if kept["digest"] == digest(kept["table"]):
-            return _read(parse(kept["table"].encode()), gpu, network)
+        note = parse(store.get_note("tables", name))
+        if note["digest"] == digest(note["table"]):
+            return _read(parse(note["table"].encode()), gpu, network)
     table = make()
     text = json.dumps(_written(table))
     store.put_note("tables", name, json.dumps({"digest": digest(text), "table": text}).encode())

@@ -126,11 +126,11 @@ class Kernels:
         """Return the kernels of a family for the formats of a problem."""
         key = format_of_problem(problem), precise, family
         if key not in self._entries:
-            make = self._more_precise if precise else self._either_way
+            make = self._more_precise if precise else self._both_orientations
             self._entries[key] = make(problem, family)
         return self._entries[key]
 
-    def _either_way(self, problem: GemmProblem, family: FamilyName) -> list[Entry]:
+    def _both_orientations(self, problem: GemmProblem, family: FamilyName) -> list[Entry]:
         """Return the kernels of a family for a problem, and those for its transpose where that is equivalent."""
         entries = [(kernel, config, False) for kernel, config in self._members(problem, family)]
         if problem.can_transpose:
@@ -141,7 +141,7 @@ class Kernels:
         """Return kernels of a family that accumulate more precisely than requested."""
         entries: list[Entry] = []
         if problem.accumulator == "f16" and {problem.a_dtype, problem.b_dtype} <= _SUMMED_IN_F16:
-            entries += self._either_way(problem.but(accumulator="f32"), family)
+            entries += self._both_orientations(problem.but(accumulator="f32"), family)
         if problem.promote and FAMILIES[family].sums_exactly:
             entries += [(kernel, config, False) for kernel, config in self._members(problem.but(promote=0), family)]
         return entries

@@ -152,9 +152,9 @@ class Variants:
         a_dtype: Any = formats[A]
         b_dtype: Any = formats[B]
         c_dtype, c_major, d_dtype, d_major = formats[OUTPUTS]
-        before, between, behind = formats[A + 1 : B], formats[B + 1 : OUTPUTS.start], formats[OUTPUTS.stop :]
+        after_a, after_b, after_outputs = formats[A + 1 : B], formats[B + 1 : OUTPUTS.start], formats[OUTPUTS.stop :]
         compatible = (
-            self._declared.get((a, *before, b, *between, None, None, d, d_major, *behind), {})
+            self._declared.get((a, *after_a, b, *after_b, None, None, d, d_major, *after_outputs), {})
             for a, b, d in itertools.product(compatible_types(a_dtype), compatible_types(b_dtype), DTYPES)
         )
         most = max(compatible, key=len)

@@ -145,8 +145,8 @@ class Remote:
         """
         deadline = Deadline(self.deadline if seconds is None else seconds)
         done: Put | Miss
-        if (hindrance := self._hindrance(_PUT)) is not None:
-            done = hindrance
+        if (blocked := self._blocking_miss(_PUT)) is not None:
+            done = blocked
         else:
             done = self._attempt(lambda: self._protocol.put(artifact, self._keys() if keys is None else keys, deadline))
             self._remember(_PUT, done)
@@ -181,7 +181,7 @@ class Remote:
         deadline = Deadline(seconds)
         if patient and 0 < (pause := self._breaker.seconds()) < seconds:
             time.sleep(pause)
-        if (miss := self._hindrance(name)) is not None:
+        if (miss := self._blocking_miss(name)) is not None:
             return miss
         is_first = True
         while isinstance(result := self._attempt(lambda: self._fetch(requested, machine, deadline)), Miss):
@@ -222,7 +222,7 @@ class Remote:
         except TrustError as error:
             raise Miss("signing", f"nothing is uploaded to {self.url}: {error}") from error
 
-    def _hindrance(self, name: str) -> Miss | None:
+    def _blocking_miss(self, name: str) -> Miss | None:
         """Return why no request is sent now for a kernel or endpoint; None where one may be sent."""
         with self._lock:
             if (remembered := self._misses.get(name)) is not None:

@@ -114,7 +114,7 @@ class Protocol:
                         "version", f"{self._url} compiles {requested.name} with another toolchain than this machine"
                     )
                 if kind == "failed":
-                    raise self._failed(requested, event.get("error"))
+                    raise self._compile_miss(requested, event.get("error"))
                 if kind == "ready":
                     sealed = json.dumps(event.get("manifest")).encode()
                     manifest = requested.manifest(sealed, self._trusted, machine)
@@ -144,12 +144,12 @@ class Protocol:
     def probe(self, deadline: Deadline) -> None:
         """Check that the remote answers a request for a kernel that nobody has as expected."""
         with self._request("GET", f"/v1/kernels/{_NO_KEY}", deadline) as response:
-            if (miss := self._refusal(response)) is not None and miss.reason not in ("absent", "forbidden"):
+            if (miss := self._status_miss(response)) is not None and miss.reason not in ("absent", "forbidden"):
                 raise miss
 
     def _put(self, path: str, body: bytes, deadline: Deadline) -> None:
         with self._request("PUT", path, deadline, body) as response:
-            miss = self._refusal(response)
+            miss = self._status_miss(response)
             if miss is not None and response.status != 412:  # 412: it is there already
                 raise miss
             self._drain(response)
@@ -158,7 +158,7 @@ class Protocol:
     def _answer(self, method: str, path: str, deadline: Deadline, body: bytes | None = None) -> Iterator[HTTPResponse]:
         """Send a request and yield the answer, which is not a refusal."""
         with self._request(method, path, deadline, body) as response:
-            if (miss := self._refusal(response)) is not None:
+            if (miss := self._status_miss(response)) is not None:
                 raise miss
             yield response
 
@@ -189,10 +189,10 @@ class Protocol:
 
     def _events(self, response: HTTPResponse) -> Iterator[dict[str, Any]]:
         """Yield the events of an answer, one mapping per line; the last is ``done``."""
-        left, is_done = _MAX_EVENTS_BYTES, False
-        while line := response.readline(left + 1):
+        bytes_left, is_done = _MAX_EVENTS_BYTES, False
+        while line := response.readline(bytes_left + 1):
             self._count("bytes", len(line))
-            if (left := left - len(line)) < 0:
+            if (bytes_left := bytes_left - len(line)) < 0:
                 raise Miss("too large", f"{self._url} sends more than the limit of {_MAX_EVENTS_BYTES:,} bytes")
             try:
                 event = parse(line)
@@ -205,7 +205,7 @@ class Protocol:
         if not is_done:
             raise Miss("closed", f"{self._url} closed the connection before the last event")
 
-    def _refusal(self, response: HTTPResponse) -> Miss | None:
+    def _status_miss(self, response: HTTPResponse) -> Miss | None:
         """Return the miss for an answer's status, with the message of its body; None for success."""
         status = response.status
         if 200 <= status < 300:
@@ -220,7 +220,7 @@ class Protocol:
         error = _error(self._drain(response))
         return Miss(reason, f"{says}{error}", pause=_pause(response.getheader("Retry-After")))
 
-    def _failed(self, requested: RequestedKernel, error: Any) -> Miss:
+    def _compile_miss(self, requested: RequestedKernel, error: Any) -> Miss:
         """Return the miss for a kernel that the remote cannot compile, or cannot compile now."""
         fields = error if isinstance(error, dict) else {}
         pause = fields.get("retry_after")

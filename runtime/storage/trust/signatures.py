@@ -201,7 +201,7 @@ class TrustedKeys:
         keys = cls(())
         for part in filter(None, map(str.strip, text.split(","))):
             if part.startswith((_PREFIX, "revoked ")):
-                keys = keys._with(part)
+                keys = keys._with_line(part)
             elif not os.path.isabs(part):
                 raise TrustError(
                     f"{part!r:.100} is neither a key (ed25519:BASE64) nor an absolute path of a file of keys"
@@ -209,7 +209,7 @@ class TrustedKeys:
             else:
                 for number, line in enumerate(_lines(part), 1):
                     try:
-                        keys = keys._with(line)
+                        keys = keys._with_line(line)
                     except TrustError as error:
                         raise TrustError(f"{part}:{number}: {error}") from None
         if not keys.keys:
@@ -249,7 +249,7 @@ class TrustedKeys:
             f"signed by the key {key_id!r:.40}, which is not trusted; trusted keys are {ids}", "unknown_key"
         )
 
-    def _with(self, line: str) -> TrustedKeys:
+    def _with_line(self, line: str) -> TrustedKeys:
         """Return these keys with the content of a line."""
         first, _, rest = line.partition("#")[0].strip().partition(" ")
         if not first:

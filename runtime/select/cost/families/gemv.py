@@ -78,9 +78,9 @@ def _issue_cycles(config: GemmConfig) -> float:
     from gemmill.library.families.gemv import GemvPlan
 
     plan = GemvPlan(config)
-    mmas, held = plan.mmas_m, plan.thread_k
-    cycles = config.stages * _VECTOR_CYCLES + (mmas * held * _GATHER_CYCLES if plan.gathers else 0)
-    cycles += (mmas - 1) * held * config.a.type.bytes / 4 * _MORE_ROWS_CYCLES
+    mmas, thread_k = plan.mmas_m, plan.thread_k
+    cycles = config.stages * _VECTOR_CYCLES + (mmas * thread_k * _GATHER_CYCLES if plan.gathers else 0)
+    cycles += (mmas - 1) * thread_k * config.a.type.bytes / 4 * _MORE_ROWS_CYCLES
     return plan.threads // 32 * cycles
 
 
