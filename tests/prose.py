@@ -29,7 +29,10 @@ LONGEST_SENTENCE = 35
 """Words. Most sentences should have 20 or fewer."""
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
-    *(ROOT / name / "README.md" for name in ("deploy", "examples", "integrations", "profiler/results")),
+    *(
+        ROOT / name / "README.md"
+        for name in ("deploy", "examples", "integrations", "integrations/vllm", "profiler/results")
+    ),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
