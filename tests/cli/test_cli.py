@@ -792,7 +792,7 @@ def test_a_pack_serves_the_problems_of_a_trace_that_its_manifest_can(tmp_path: P
     shapes.write_text(f'[{{{extents}, "a": "e4m3"}}]')
     done = gemmill("pack", path, "--shapes", shapes, "-o", tmp_path / "o.pack")
     assert done.exit_code == 1
-    assert "such as 64x96x64 e4m3 tn; `gemmill shapes` prints how a file is read" in done.stderr
+    assert "such as 64x96x64 e4m3 tn. To print what gemmill read from the file, as YAML: gemmill shapes" in done.stderr
 
 
 def test_profile_is_told_what_to_measure() -> None:

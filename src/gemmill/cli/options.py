@@ -390,8 +390,8 @@ def warn_unserved(without: Sequence[Shape], suite: ShapeSuite) -> None:
     some = "; ".join(map(str, without[:3]))
     if len(without) == len(suite.shapes):
         raise UnsupportedProblemError(
-            f"no kernel supports the formats of the shapes of {suite.name}, such as {some}; "
-            f"`gemmill shapes` prints how a file is read"
+            f"no kernel supports the formats of the shapes of {suite.name}, such as {some}. To print what "
+            "gemmill read from the file, as YAML: gemmill shapes FILE"
         )
     of, more = f"{len(without):,} of {len(suite.shapes):,} shapes", " ..." if len(without) > 3 else ""
     output.complain(f"left out {of}, because no kernel supports their formats: {some}{more}")
