@@ -6,13 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[1]
-PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
-    *(ROOT / name for name in ("deploy/README.md", "profiler/results/README.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
+from tests.cases.pages import DOCUMENTS, name
 
 
 def anchors(page: Path) -> set[str]:
@@ -21,7 +15,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", DOCUMENTS, ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
     wrong = []
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):

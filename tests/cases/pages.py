@@ -12,6 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
+    *(ROOT / name / "README.md" for name in ("deploy", "examples", "integrations", "profiler/results")),
+    ROOT / "integrations" / "vllm" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+"""Every page that people read."""
 ON_GPU = "<!-- needs a GPU -->"
 """Stands above a block that does."""
 
