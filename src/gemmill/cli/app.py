@@ -185,9 +185,8 @@ class TopCommands(Commands):
     """The commands of `gemmill`, which its help lists in sections."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names of all commands, by section; a command without a section comes last."""
-        ordered = [name for names in SECTIONS.values() for name in names]
-        return sorted(self.commands, key=lambda name: ordered.index(name) if name in ordered else len(ordered))
+        """The names of all commands, by section."""
+        return [name for names in SECTIONS.values() for name in names]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands of each section with their summaries, in aligned columns."""
