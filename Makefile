@@ -24,42 +24,42 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 help:  ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
 
-demo: $(VENV)/.demo  ## Show gemmill at work, in under a minute after installation
+demo: $(VENV)/.demo  ## Show what gemmill does, in under a minute after installation
 	$(BIN)/gemmill demo
 
-# Three tiers, and pages in a browser. Each test is in one, those of hypothesis in all tiers: with more examples in the last.
-test-fast: lint  ## Check style, types and the tests that take no time: 90 seconds
+# Three tiers, and the pages in a browser. Each test is in one tier; property tests run in all, with more examples in the last.
+test-fast: lint  ## Run lint and the fast tests: 90 seconds
 	$(PYTEST) -m "not slow and not heavy and not browser" --hypothesis-profile brief
 
-test: lint  ## Check style, types and tests: 4 minutes on two cores
+test: lint  ## Run lint and all but the heavy and browser tests: 4 minutes on two cores
 	$(PYTEST) -m "not heavy and not browser" --hypothesis-profile brief
 
-test-heavy: $(VENV)/.dev  ## Test more of what `make test` has a sample of
+test-heavy: $(VENV)/.dev  ## Run the heavy tests, with more kernels and examples than `make test`
 	$(PYTEST) -m "heavy or hypothesis" --hypothesis-profile gemmill
 
-test-browser: $(VENV)/.dev  ## Look at the pages of reports in Chromium, without which this fails
+test-browser: $(VENV)/.dev  ## Test the pages of reports and of the service; needs Chromium
 	TESTS_NEED_CHROMIUM=1 $(PYTEST) -m browser -n 0
 
-test-torch: $(VENV)-torch/.installed  ## Test what gemmill is in PyTorch, on the CPU, in an environment of its own
+test-torch: $(VENV)-torch/.installed  ## Test the PyTorch integration on the CPU, in its own environment
 	$(VENV)-torch/bin/python -m pytest -n 2 --dist worksteal -m "not heavy" tests/torch tests/integrations
 
-test-jax: $(VENV)-jax/.installed  ## Test what gemmill is in JAX, on the CPU, in an environment of its own
+test-jax: $(VENV)-jax/.installed  ## Test the JAX integration on the CPU, in its own environment
 	$(VENV)-jax/bin/python -m pytest -n 2 --dist worksteal tests/jax
 
-test-lowest:  ## Run the tests that take no time with the lowest versions that pyproject.toml allows
+test-lowest:  ## Run the fast tests with the lowest versions that pyproject.toml allows
 	$(PYTHON) -m venv --clear $(VENV)-lowest
 	$(VENV)-lowest/bin/python -m pip install --quiet --disable-pip-version-check uv
 	$(VENV)-lowest/bin/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct \
 		--editable '.[$(EXTRAS),dev]'
 	$(VENV)-lowest/bin/python -m pytest -n 2 -m "not slow and not heavy and not browser" --hypothesis-profile brief
 
-docs: $(VENV)/.dev  ## Make the site of docs/ in build/site; a link that leads nowhere is an error
+docs: $(VENV)/.dev  ## Build the site of docs/ in build/site; a broken link is an error
 	$(BIN)/python -m sphinx --builder html --fresh-env --quiet --fail-on-warning --keep-going docs build/site
 
-torture: $(VENV)/.dev  ## Make system calls fail, kill, change files and race, for MINUTES=20; needs a C compiler
+torture: $(VENV)/.dev  ## Inject faults, kill processes and race, for MINUTES=20; needs a C compiler
 	$(BIN)/python -m tests.torture --minutes $(or $(MINUTES),20)
 
-replay: $(VENV)/.dev  ## Show what changed in kernels and selections since BASE=commit
+replay: $(VENV)/.dev  ## Compare kernels and selections with BASE=commit
 	tests/replay/compare.sh '$(BASE)' $(BIN)/python
 
 lint: $(VENV)/.dev  ## Check style, types and prose
