@@ -214,7 +214,7 @@ def test_bad_calls_are_refused_by_name() -> None:
         "zero alone": ({"b_scale": None, "b_zero": scale}, OperandError, "without b_scale"),
         "zero shape": ({"b_zero": scale[:1]}, OperandError, "b_zero is bf16"),
         "strides": ({"b_scale": scale.T.contiguous().T}, OperandError, "must be contiguous along N"),
-        "wide operand": ({"a_scale": scale}, OperandError, "the wider operand; only b takes a scale"),
+        "wide operand": ({"a_scale": scale}, OperandError, "the wider operand; only b can have a scale"),
         "batch": (
             {"b": b.T.expand(2, 128, 64).contiguous(), "b_dtype": "e4m3", "a": a[:, :128]},
             OperandError,
