@@ -12,6 +12,7 @@ from gemmill.library.layouts.tuples import IntTuple
 
 MOST_CELLS = 32_768
 """Most coordinates of a layout that are enumerated or drawn."""
+_BYTE_BITS = 8
 
 
 class _Modes:
@@ -121,6 +122,18 @@ class Swizzle:
         # For positive S, bits at M + S change those at M; for negative S, the other way round.
         source, target = (high, self.base) if self.shift >= 0 else (self.base, low)
         return index ^ ((index >> source & mask) << target)
+
+    def in_bytes(self, element_bits: int) -> Swizzle | None:
+        """The swizzle of byte addresses that moves elements as this one does; None if there is none.
+
+        Args:
+            element_bits: size of an element, a power of two. Swizzles of smaller elements can move parts of bytes.
+        """
+        base = self.base + element_bits.bit_length() - _BYTE_BITS.bit_length()
+        try:
+            return Swizzle(self.bits, base, self.shift) if base >= 0 else None
+        except LayoutError:
+            return None
 
     @property
     def size(self) -> int:

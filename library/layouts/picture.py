@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any, cast
 
 from gemmill.library.drawing.cells import SHADES, Grid, Picture
 from gemmill.library.errors import LayoutError
 from gemmill.library.layouts import tuples, values
 from gemmill.library.layouts.algebra import as_layout
-from gemmill.library.layouts.atoms import CopyAtom, MmaAtom, Operand, is_whole
+from gemmill.library.layouts.atoms import TYPE_BITS, CopyAtom, MmaAtom, Operand, is_whole
 from gemmill.library.layouts.layout import MOST_CELLS, AnyLayout, Composed, Layout, Swizzle, column_major
 from gemmill.library.layouts.tiled import MODES, Owner, TiledMma
 from gemmill.library.layouts.values import ThreadValues, Value
@@ -30,6 +30,21 @@ def picture(value: Value) -> Picture:
 def title(value: Value) -> str:
     """The title of a picture: the text of the value in the language."""
     return values.text(value)
+
+
+def swizzle_note(value: Value) -> str:
+    """The swizzle of a value in bytes, for each size of an element; empty without a swizzle that moves elements."""
+    swizzle = value.swizzle if isinstance(value, Composed) else value
+    if not isinstance(swizzle, Swizzle) or not swizzle.bits:
+        return ""
+    sizes = [f"{found} for {bits}-bit" for bits, found in _in_bytes(swizzle).items()]
+    return f"in bytes, as in CUTLASS: {', '.join(sizes)} elements" if sizes else ""
+
+
+def _in_bytes(swizzle: Swizzle) -> dict[int, Swizzle]:
+    """A swizzle of elements as one of byte addresses, by the bits of an element."""
+    sizes = sorted({*TYPE_BITS.values()})
+    return {bits: found for bits in sizes if (found := swizzle.in_bytes(bits)) is not None}
 
 
 def has_picture(value: Value) -> bool:
@@ -149,9 +164,9 @@ def facts(value: Value) -> dict[str, Any]:
         case Layout():
             description |= _facts_of(value) | {"cosize": value.cosize}
         case Composed(swizzle, offset, inner):
-            description |= _facts_of(inner) | {"swizzle": [swizzle.bits, swizzle.base, swizzle.shift], "offset": offset}
-        case Swizzle(bits, base, shift):
-            description["swizzle"] = [bits, base, shift]
+            description |= _facts_of(inner) | _swizzle_facts(swizzle) | {"offset": offset}
+        case Swizzle():
+            description |= _swizzle_facts(value)
         case MmaAtom():
             description |= {"shape_mnk": value.shape_mnk, "thread_ids": str(value.thread_ids)}
             description |= {"layouts": {"A": str(value.a), "B": str(value.b), "C": str(value.c)}}
@@ -173,6 +188,11 @@ def _kind(value: Value) -> str:
         return "integer"
     names = {Layout: "layout", Composed: "composed", Swizzle: "swizzle", MmaAtom: "mma_atom", TiledMma: "tiled_mma"}
     return {**names, CopyAtom: "copy_atom", ThreadValues: "thread_values"}.get(type(value), "tuple")
+
+
+def _swizzle_facts(swizzle: Swizzle) -> dict[str, Any]:
+    in_bytes = {str(bits): astuple(found) for bits, found in _in_bytes(swizzle).items()}
+    return {"swizzle": astuple(swizzle), "swizzle_in_bytes": in_bytes}
 
 
 def _facts_of(layout: Layout) -> dict[str, Any]:

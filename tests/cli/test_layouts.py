@@ -62,6 +62,15 @@ def test_whatever_has_a_value_has_its_json(name: str) -> None:
     assert bool(document["tables"]) == (document["kind"] not in ("integer", "swizzle"))
 
 
+def test_a_swizzle_is_also_given_in_bytes() -> None:
+    atom = "Layout_K_SW128_Atom<half_t>"
+    assert ok("layout", atom, "--brief").splitlines() == ["Sw<3,3,3> o 0 o (8,64):(64,1)"]
+    assert "Sw<3,4,3> for 16-bit" in ok("layout", atom).splitlines()[1]
+    assert json.loads(ok("layout", atom, "--json"))["swizzle_in_bytes"]["16"] == [3, 4, 3]
+    assert "bytes" not in ok("layout", "(2,2):(1,2)(1,_)"), "the offset of a slice is no swizzle"
+    assert "1-bit" not in ok("layout", "Sw<1,0,3>"), "it moves parts of bytes"
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gemmill.library.errors import LayoutError
 from gemmill.library.layouts import algebra
+from gemmill.library.layouts.atoms import TYPE_BITS
 from gemmill.library.layouts.layout import Layout, Swizzle, column_major, join
 from gemmill.library.layouts.tuples import flat
 
@@ -162,6 +163,22 @@ def test_a_swizzle_is_pycute_s_and_its_own_inverse(bits: int, base: int, shift: 
     if shift:  # without, pycute recurses for ever
         assert swizzle(index) == pycute.Swizzle(bits, base, shift)(index)
     assert swizzle(swizzle(index)) == index
+
+
+@given(
+    st.integers(0, 4), st.integers(0, 4), st.integers(-6, 6), st.sampled_from(sorted({*TYPE_BITS.values()})), st.data()
+)
+def test_a_swizzle_in_bytes_moves_every_bit_of_every_element(
+    bits: int, base: int, shift: int, width: int, data: st.DataObject
+) -> None:
+    assume(abs(shift) >= bits)
+    swizzle = Swizzle(bits, base, shift)
+    in_bytes = swizzle.in_bytes(width)
+    assume(in_bytes)
+    assert in_bytes
+    place = data.draw(st.integers(0, swizzle.size * width - 1))
+    index, within = divmod(place, width)
+    assert swizzle(index) * width + within == in_bytes(place // 8) * 8 + place % 8
 
 
 def test_upcast_counts_in_elements() -> None:

@@ -100,7 +100,8 @@ def _shown(value: Value, form: Form, brief: bool) -> str:
         return as_latex(picture.picture(value))
     if form == "json":
         return output.as_json("layout", _facts(value, brief)) + "\n"
-    lines = [picture.title(value)]
+    note = "" if brief else picture.swizzle_note(value)
+    lines = [picture.title(value), *filter(None, [note])]
     for grid in _grids(value, brief):
         lines += [*([grid.title] if grid.title else []), as_text(grid)]
     return "\n".join(lines) + "\n"
