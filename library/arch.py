@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from gemmill.library.errors import DeviceError
 from gemmill.library.wording import one_of, suggest
 
 ArchName = Literal["sm70", "sm80", "sm86", "sm89", "sm90", "sm90a", "sm120"]
@@ -125,29 +126,29 @@ DEFAULT_GPU = GPUS["NVIDIA H200"]
 """The GPU that a selector assumes if there is none."""
 
 
+_SHORT = {"NVIDIA H100 80GB HBM3": ("H100", "H100 SXM", "H100 SXM5")}
+"""Shorter names of GPUs whose driver name few people write."""
+
+
 def gpu_named(text: str) -> Gpu:
-    """The GPU with a name, in a form that :func:`full_gpu_name` accepts; LookupError if there are no figures for it."""
-    try:
-        return GPUS[full_gpu_name(text, GPUS)]
-    except LookupError as error:
-        raise LookupError(f"no figures for this GPU: {error.args[0]}") from None
+    """The GPU of :data:`GPUS` with a name that :func:`gpu_name` accepts; DeviceError if there is none."""
+    return GPUS[gpu_name(text)]
 
 
-def full_gpu_name(text: str, names: Collection[str]) -> str:
-    """The name among ``names`` that equals a text, ignoring case and the prefix NVIDIA. Hyphens count as blanks.
+def gpu_name(text: str, others: Iterable[str] = ()) -> str:
+    """The full name of a GPU of :data:`GPUS` or of ``others``. Case and the prefix NVIDIA are ignored, and hyphens
+    count as blanks.
 
     Raises:
-        LookupError: there is no such name; the message lists the names that contain the text, or all.
+        DeviceError: there is no such GPU; the message lists all.
     """
-    plain_text = _plain(text)
+    names = [*dict.fromkeys((*GPUS, *others))]
     for name in names:
-        if plain_text in (_plain(name), _plain(name).removeprefix("nvidia ")):
+        if _plain(text) in map(_plain, (name, *_SHORT.get(name, ()))):
             return name
-    near = [name for name in names if plain_text and plain_text in _plain(name)]
-    raise LookupError(
-        f"{text!r} is {f'part of {one_of(near)}; write one whole' if near else f'none of {one_of([*names])}'}"
-    )
+    listed = [f"{name} ({_SHORT[name][0]})" if name in _SHORT else name for name in names]
+    raise DeviceError(f"{text!r:.80} is none of {one_of(listed)}; gemmill has figures only for these")
 
 
 def _plain(name: str) -> str:
-    return name.strip().lower().replace("-", " ")
+    return name.strip().lower().replace("-", " ").removeprefix("nvidia ")

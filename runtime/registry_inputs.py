@@ -51,10 +51,7 @@ def checked_gpu(gpu: Gpu | str | None) -> Gpu | None:
             f"gpu is {gpu!r:.80}; it must be a name such as 'H200', or None for GPU 0 of this machine. Calls run on "
             "the GPU of their tensors"
         )
-    try:
-        return gpu_named(gpu)
-    except LookupError as error:
-        raise DeviceError(error.args[0]) from None
+    return gpu_named(gpu)
 
 
 def checked_place(store: Store | str | Path | None) -> Path | None:

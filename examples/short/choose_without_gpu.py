@@ -19,7 +19,7 @@ from gemmill.library.config.names import kernel_name, parse_name
 LAYERS = {"qkv": (6144, 4096), "out": (4096, 4096), "gate and up": (28672, 4096), "down": (4096, 14336)}
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
-registry = gemmill.Registry(gpu="H100 80GB HBM3")
+registry = gemmill.Registry(gpu="H100")
 
 
 def chosen(n: int, k: int, rows: int) -> gemmill.Choice:

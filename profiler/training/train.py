@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gemmill.library.arch import full_gpu_name
+from gemmill.library.arch import gpu_name
 from gemmill.library.errors import RecordError
 from gemmill.library.files import publish
 from gemmill.library.problem import Regime
@@ -35,7 +35,7 @@ def train(
 
     Args:
         records: files of measurements.
-        gpu: GPU of the records, by its name or a part of it; None: the only GPU of the records.
+        gpu: GPU of the records, by its name; None: the only GPU of the records.
         folder: created if missing; the files of other GPUs in it are not changed.
         listener: called with lines of figures.
 
@@ -44,6 +44,7 @@ def train(
 
     Raises:
         RecordError: a file cannot be read, or has no usable measurement of the GPU.
+        DeviceError: there is no GPU of this name.
         OSError: the folder cannot be written.
     """
     runs = read_runs(records)
@@ -128,10 +129,9 @@ def _gpu_name(gpu: str | None, runs: Runs) -> str:
         return names[0]
     if gpu is None:
         raise RecordError(f"the records have several GPUs ({listed}); choose one with --gpu")
-    try:
-        return full_gpu_name(gpu, names)
-    except LookupError as error:
-        raise RecordError(f"the records have no measurements for --gpu: {error.args[0]}") from None
+    if (name := gpu_name(gpu, names)) not in names:
+        raise RecordError(f"the records have no measurements of {name}, only of {listed}; choose one of these")
+    return name
 
 
 def _compact(text: str) -> str:

@@ -27,7 +27,8 @@ MISTAKES: dict[str, list[tuple[tuple[str, ...], str]]] = {
     "shape": [
         (("select",), "no problem is given; pass --mnkl M,N,K.,L. or --problem TEXT"),
         (("select", "--mnkl", "64,64"), "--mnkl is '64,64'; it must be M,N,K or M,N,K,L, such as 4096,4096,4096,1"),
-        (("select", "--mnkl", "64x64x64"), "--mnkl is '64x64x64'; it must be M,N,K or M,N,K,L, such as"),
+        (("select", "--mnkl", "64x64"), "--mnkl is '64x64'; it must be M,N,K or M,N,K,L, such as .* 4096x4096x4096"),
+        (("select", "--mnkl", "64x,64,64"), "--mnkl is '64x,64,64'; it must be M,N,K"),
         (("select", "--mnkl", "64,64,-1"), "--mnkl is '64,64,-1'; it must be M,N,K or M,N,K,L, such as"),
         (("select", "--mnkl", "64,64,1.5"), "--mnkl is '64,64,1.5'; it must be M,N,K or M,N,K,L, such as"),
         (

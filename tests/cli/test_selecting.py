@@ -9,6 +9,8 @@ import pytest
 from tests.cases.manifests import ONE
 from tests.cli.test_cli import ok
 
+from gemmill.cli.problem_options import extents
+
 # The fast kernel, and one that multiplies any two types.
 KERNELS = (
     ONE
@@ -37,3 +39,8 @@ def test_why_says_what_a_slow_path_costs_and_what_to_change(tmp_path: Path) -> N
     assert why.endswith(slow["advice"])
     plain = ("select", "--problem", "4096x4096x4096 bf16", "--manifest", manifest)
     assert json.loads(ok(*plain, "--json"))["slow_path"] is None
+
+
+def test_extents_are_separated_by_commas_or_by_x() -> None:
+    assert extents("512x768x256") == extents("512, 768, 256") == {"m": 512, "n": 768, "k": 256}
+    assert extents("8x16x32x4") == {"m": 8, "n": 16, "k": 32, "batch": 4}

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.cases.manifests import ONE
 
-from gemmill.library.arch import ARCHS, GPUS, full_gpu_name, serving, unknown
+from gemmill.library.arch import ARCHS, GPUS, gpu_name, serving, unknown
 from gemmill.library.config.names import parse_name
-from gemmill.library.errors import ConfigError, ManifestError
+from gemmill.library.errors import ConfigError, DeviceError, ManifestError
 from gemmill.library.manifest.load import load_manifest
 
 MANIFEST = f"{ONE}    arch: "
@@ -60,9 +60,10 @@ def test_gpus_are_served_by_their_own_targets_or_the_nearest_below() -> None:
 def test_gpus_are_called_by_their_whole_names() -> None:
     for name in GPUS:
         for text in (name, name.lower(), name.removeprefix("NVIDIA "), f" {name} "):
-            assert full_gpu_name(text, GPUS) == name
-    with pytest.raises(LookupError, match="'H100' is part of NVIDIA H100 80GB HBM3 or NVIDIA H100 PCIe"):
-        full_gpu_name("H100", GPUS)
-    for text in ("", "A100", "NVIDIA H200 NVL"):
-        with pytest.raises(LookupError, match="is none of NVIDIA H200, "):
-            full_gpu_name(text, GPUS)
+            assert gpu_name(text) == name
+    for text in ("H100", "nvidia-h100", "H100 SXM", "H100-SXM5"):
+        assert gpu_name(text) == "NVIDIA H100 80GB HBM3", "as people say it"
+    assert gpu_name("h20", ["NVIDIA H20"]) == "NVIDIA H20"
+    for text in ("", "A100", "NVIDIA H200 NVL", "80GB"):
+        with pytest.raises(DeviceError, match=r"is none of NVIDIA H200, NVIDIA H100 80GB HBM3 .H100. or"):
+            gpu_name(text)

@@ -11,6 +11,7 @@ import typer
 import yaml
 from typer.core import TyperCommand
 
+from gemmill.cli.options import numbers
 from gemmill.library.errors import ManifestError, UnsupportedProblemError
 from gemmill.library.manifest.kernelset import KernelSet
 from gemmill.library.manifest.load import load_manifest
@@ -41,8 +42,8 @@ class DslCommand(TyperCommand):
 
 def _numbers(count: int, example: str) -> Any:
     def read(text: str) -> tuple[int, ...]:
-        parts = text.split(",")
-        if len(parts) != count or not all(part.strip().isdecimal() and 0 < int(part) < 1 << 16 for part in parts):
+        parts = numbers(text)
+        if len(parts) != count or not all(len(part) < 6 and 0 < int(part) < 1 << 16 for part in parts):
             raise typer.BadParameter(f"{text!r:.80} must be {count} numbers from 1 to 65,535, such as {example}")
         return tuple(map(int, parts))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from gemmill.cli.output import UsageError
 from gemmill.library.arch import Gpu, gpu_named
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
-from gemmill.library.errors import ExpressionError, ProblemError, UnsupportedProblemError
+from gemmill.library.errors import DeviceError, ExpressionError, ProblemError, UnsupportedProblemError
 from gemmill.library.input.group_sizes import checked_sizes
 from gemmill.library.manifest import expression
 from gemmill.library.manifest.kernelset import KernelSet
@@ -46,6 +47,12 @@ def input_file(says: str, *names: str, metavar: str = "FILE") -> Any:
 def output_file(says: str, metavar: str = "FILE", *names: str) -> Any:
     """An option for a file to write; its default name is -o."""
     return typer.Option(*(names or ("--output", "-o")), metavar=metavar, dir_okay=False, help=says)
+
+
+def numbers(text: str) -> list[str]:
+    """The numbers of a text such as 512,768,256 or 512x768x256; empty if a part is not a number."""
+    parts = [part.strip() for part in re.split("[,x]", text)]
+    return parts if all(part.isdecimal() for part in parts) else []
 
 
 def _filter(text: str | None) -> str | None:
@@ -91,11 +98,11 @@ StorePath = Annotated[
 
 
 def _gpu(text: str) -> Gpu:
-    """The GPU of this name in library/arch.py. Case is ignored, and the prefix NVIDIA is optional."""
+    """The GPU of this name in library/arch.py."""
     try:
         return gpu_named(text)
-    except LookupError as error:
-        raise typer.BadParameter(error.args[0]) from None
+    except DeviceError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 Objective = Annotated[
@@ -115,7 +122,7 @@ def gpu_option(says: str) -> Any:
 OnGpu = Annotated[
     Gpu | None,
     gpu_option(
-        "Select kernels for this GPU, such as H200 or H100-PCIe. Default: the GPU of this machine, else an H200."
+        "Select kernels for this GPU, such as H200, H100 or H100-PCIe. Default: the GPU of this machine, else an H200."
     ),
 ]
 Jobs = Annotated[

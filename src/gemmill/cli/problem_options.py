@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from gemmill.cli import completion
-from gemmill.cli.options import Shapes, shape_suite
+from gemmill.cli.options import Shapes, numbers, shape_suite
 from gemmill.cli.output import UsageError
 from gemmill.library.config.model import BatchingName, MajorCD
 from gemmill.library.dtypes import DTYPES, FP8
@@ -28,7 +28,10 @@ class ProblemOptions:
     """One GEMM problem: extents or one line of text, and options for its formats."""
 
     mnkl: Annotated[
-        list[str], typer.Option(metavar="M,N,K[,L]", help="Extents M, N, K in elements, and batch L. Default of L: 1.")
+        list[str],
+        typer.Option(
+            metavar="M,N,K[,L]", help="Extents M, N, K in elements, and batch L. Default of L: 1. Also MxNxK[xL]."
+        ),
     ] = field(default_factory=list)
     problem: Annotated[
         str | None,
@@ -145,11 +148,13 @@ class ProblemsOptions(ProblemOptions):
 
 
 def extents(text: str) -> dict[str, int]:
-    """The extents m, n, k, and batch if given, of the text M,N,K[,L]."""
-    parts = text.split(",")
-    if len(parts) not in (3, 4) or not all(part.strip().isdecimal() for part in parts):
-        raise UsageError(f"--mnkl is {text!r:.80}; it must be M,N,K or M,N,K,L, such as 4096,4096,4096,1")
-    if too_large := [part.strip() for part in parts if len(part.strip()) > 10 or int(part) > MAX_EXTENT]:
+    """The extents m, n, k, and batch if given, of the text M,N,K[,L] or MxNxK[xL]."""
+    parts = numbers(text)
+    if len(parts) not in (3, 4):
+        raise UsageError(
+            f"--mnkl is {text!r:.80}; it must be M,N,K or M,N,K,L, such as 4096,4096,4096,1 or 4096x4096x4096"
+        )
+    if too_large := [part for part in parts if len(part) > 10 or int(part) > MAX_EXTENT]:
         shown = f"{', '.join(too_large):.80}"
         raise UsageError(f"--mnkl has {shown}; an extent must be at most {MAX_EXTENT:,}; split the problem")
     return dict(zip(("m", "n", "k", "batch"), map(int, parts), strict=False))

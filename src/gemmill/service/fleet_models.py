@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from gemmill.library.arch import GPUS, full_gpu_name
-from gemmill.library.errors import RecordError
+from gemmill.library.arch import gpu_named
+from gemmill.library.errors import DeviceError, RecordError
 from gemmill.library.files import make_private, os_error_text, publish
 from gemmill.library.records import read_records
 from gemmill.runtime.select.model_file import path_of
@@ -158,6 +158,6 @@ async def post_model(service: Service, request: Request, _caller: Caller) -> Res
 
 def _gpu(request: Request) -> str:
     try:
-        return full_gpu_name(str(request.path_params["gpu"]), GPUS)
-    except LookupError as error:
-        raise malformed(f"Invalid gpu: {error.args[0]}") from None
+        return gpu_named(str(request.path_params["gpu"])).name
+    except DeviceError as error:
+        raise malformed(f"Invalid gpu: {error}") from None

@@ -40,7 +40,7 @@ def draw(
     problem: ProblemLine = None,
     gpu: Annotated[
         Gpu | None,
-        gpu_option("With --problem: show the waves on this GPU, such as H200 or H100-PCIe. Default: H200."),
+        gpu_option("With --problem: show the waves on this GPU, such as H200, H100 or H100-PCIe. Default: H200."),
     ] = None,
     sizes: Sizes = None,
 ) -> None:

@@ -57,7 +57,7 @@ def lock(
     \b
     Examples:
       gemmill lock large -o kernels.lock
-      gemmill lock trace.json --gpu "H100 80GB HBM3" -o kernels.lock
+      gemmill lock trace.json --gpu H100 -o kernels.lock
       gemmill lock --problem "4096x4096x4096 bf16 tn" --pack quick.pack -o kernels.lock
     """
     if (suite := problems.suite()) is None:

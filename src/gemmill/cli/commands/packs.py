@@ -156,7 +156,7 @@ def make(
       gemmill pack bf16 --preset quick -o quick.pack
       gemmill pack projections.yaml --records records.jsonl -o projections.pack
       gemmill pack bf16 --shapes large --regret 0.05 --budget 20M -o large.pack
-      gemmill pack bf16 --shapes large --gpu "H100 80GB HBM3" -o h100.pack
+      gemmill pack bf16 --shapes large --gpu H100 -o h100.pack
       gemmill pack bf16 --shapes trace.json --budget 20M -o trace.pack
       gemmill pack bf16 --preset quick --sign release.pem -o quick.pack
       gemmill pack bf16 --problem "4096x28672x4096 bf16 tn epilogue='d = silu(gate) * up'" -o swiglu.pack

@@ -64,7 +64,7 @@ def select(
       gemmill select --mnkl 4096,4096,4096,1 --records records.jsonl --json
       gemmill select --mnkl 16,4096,4096 --batch-invariant --why
       gemmill select --mnkl 8192,8192,8192 --objective burst --why
-      gemmill select --mnkl 16384,8192,28672 --gpu "H100 80GB HBM3"
+      gemmill select --mnkl 16384,8192,28672 --gpu H100
       gemmill select --mnkl 4096,4096,4096 --model models --why
       gemmill select --problem "8192x4096x7168 e4m3 tn grouped=64 a_scale=1x128 b_scale=128x128"
       gemmill select --mnkl 64,4096,4096 --b u4 --b-scale 1x128 --b-zero --epilogue "d = silu(acc)"

@@ -10,7 +10,7 @@ import typer
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.options import RecordsFiles
-from gemmill.library.errors import RecordError
+from gemmill.library.errors import DeviceError, RecordError
 from gemmill.profiler.training.train import train as train_model
 
 
@@ -26,7 +26,7 @@ def train(
             "--gpu",
             metavar="NAME",
             autocompletion=completion.gpus,
-            help="Train for this GPU, such as H200 or H100-PCIe. Default: the GPU of the records.",
+            help="Train for this GPU, such as H200, H100 or H100-PCIe. Default: the GPU of the records.",
         ),
     ] = None,
 ) -> None:
@@ -44,6 +44,8 @@ def train(
     """
     try:
         name = train_model(records, gpu, to, listener=output.complain)
+    except DeviceError as error:
+        raise typer.BadParameter(str(error), param_hint="'--gpu'") from None
     except OSError as error:
         raise RecordError(f"{to}: cannot be written: {error.strerror or error}") from None
     typer.echo(f"{to}: model of {name}")

@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, Response
 
 from gemmill.emitters.emit import emit
 from gemmill.library.arch import GPUS, gpu_named
-from gemmill.library.errors import ProblemError
+from gemmill.library.errors import DeviceError, ProblemError
 from gemmill.library.problem import GemmProblem
 from gemmill.library.version import __version__
 from gemmill.runtime.registry import Registry
@@ -98,8 +98,8 @@ async def problems(service: Service, request: Request, _: Caller) -> Response:
                 "here": await service.kernels.find(keyed.key) is not None,
                 "map": await service.resolver.in_thread(lambda: _map(service.resolver.registry(row), text)),
             }
-        except LookupError as error:
-            content["error"] = str(error.args[0])
+        except DeviceError as error:
+            content["error"] = str(error)
         except Refusal as refusal:
             content["error"] = refusal.message
     return _page("problems", "Problems", **content)
