@@ -28,6 +28,7 @@ from gemmill.runtime.compile.headers import toolkit_digest
 from gemmill.runtime.compile.patch.sass import chain_multiply_adds
 from gemmill.runtime.compile.patch.strip import stripped
 from gemmill.runtime.compile.toolchain import Toolchain, damaged_wheels
+from gemmill.runtime.compile.toolchain_pieces import OPTIONS, UNRECORDED_OPTIONS
 from gemmill.runtime.storage.artifact import SCHEMA_VERSION, Artifact, Provenance, Resources, artifact_key
 from gemmill.runtime.storage.cubin import Cubin
 from gemmill.runtime.storage.store import Store
@@ -36,10 +37,7 @@ from gemmill.runtime.storage.verification import check_facts, verify
 PchOutcome = Literal["created", "used", "heap exhausted", "none"]
 """State of the precompiled header. ``heap exhausted`` and ``none`` only cost time."""
 
-# -default-device: CUTLASS headers have functions without annotation.
-_OPTIONS = ("--std=c++17", "-default-device", *(f"-D{macro}" for macro in DEFINES))
-# no-cache: if NVRTC answers from its own cache, it does not log registers and spills.
-_UNRECORDED = ("--ptxas-options=-v", "--no-cache")
+_OPTIONS = (*OPTIONS, *(f"-D{macro}" for macro in DEFINES))
 _SERIALISED = re.compile(r"^.*(?:Potential Performance Loss|\bC75\d\d\b|setmaxnreg).*$", re.MULTILINE)
 _CATASTROPHE = re.compile(r"(?i)catastrophic error: .*|NVRTC: NVRTC_ERROR_\w+")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -151,7 +149,7 @@ class Compiler:
         includes = [f"-I{path}" for path in (include_path(), *self.toolchain.include_dirs)]
         with _lock:
             try:
-                options = [*_options(config, lineinfo), *_UNRECORDED, *includes]
+                options = [*_options(config, lineinfo), *UNRECORDED_OPTIONS, *includes]
                 output = _compiled(source, config, options)
             except CompileError as error:
                 raise self._explained_error(error) from None

@@ -19,8 +19,8 @@ from gemmill.runtime.compile.toolchain_pieces import NAMES, WHEELS, Piece, numbe
 if TYPE_CHECKING:
     from importlib import metadata
 
-OLDEST_NVRTC = (12, 8)
-"""The first NVRTC with precompiled headers, without which each kernel takes seconds longer."""
+OLDEST_NVRTC = (12, 9)
+"""The first NVRTC with ``--no-cache``. That of 12.8 also serialises the WGMMAs of kernels that 12.9 does not."""
 HEADERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "cutlass": ("cutlass/version.h", "cutlass/cutlass.h", "cute/tensor.hpp"),
@@ -119,6 +119,8 @@ def faults(toolchain: Toolchain) -> Iterator[Fault]:
     if nvrtc < OLDEST_NVRTC:
         oldest = ".".join(map(str, OLDEST_NVRTC))
         yield Fault("nvrtc", f"{described('nvrtc')} is too old; gemmill needs {oldest} or newer: {way_out('nvrtc')}")
+    elif refusal := toolchain.pieces["nvrtc"].refusal:
+        yield Fault("nvrtc", f"{described('nvrtc')} refuses gemmill's options ({refusal}): {way_out('nvrtc')}")
     if nvrtc[0] != bindings[0]:
         says = f"{described('nvrtc')} and cuda-bindings {toolchain.bindings_version} have different major versions"
         yield Fault("nvrtc", f"{says}: {way_out('nvrtc')}")

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gemmill.library.errors import ToolchainError
 from gemmill.library.extras import install
@@ -39,6 +39,11 @@ WHEELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """The wheels with each piece."""
+OPTIONS = ("--std=c++17", "-default-device")
+"""NVRTC's options for every kernel. -default-device: CUTLASS headers have functions without annotation."""
+UNRECORDED_OPTIONS = ("--ptxas-options=-v", "--no-cache")
+"""Options that do not change the cubin. --no-cache: if NVRTC answers from its own cache, it does not log registers and
+spills."""
 _FOLDERS = {12: {"nvrtc": "cuda_nvrtc", "cccl": "cuda_cccl", "cudart": "cuda_runtime"}}
 """Folders below ``nvidia/`` of the wheels of a major version of CUDA; later versions share ``cu13`` and so on."""
 
@@ -53,6 +58,8 @@ class Piece(NamedTuple):
     """The library, or the folder of headers."""
     include: tuple[Path, ...] = ()
     """Folders of headers, in search order."""
+    refusal: str = ""
+    """What NVRTC logs if it refuses the options of kernels."""
 
 
 def bindings_version() -> str:
@@ -98,30 +105,43 @@ def nvrtc() -> Piece:
         via = "site-packages" if wheel and place == wheel else library_file.found_via
         if library_file.was_already_loaded_from_elsewhere and place != wheel:
             via = "loaded earlier by another part of this process"
-        # nvrtcVersion omits the patch level; the PTX of an empty program has it.
-        _, program = library.nvrtcCreateProgram(b"", b"version.cu", 0, [], [])
         # The first compilation temporarily installs its own signal handlers, which end the process silently.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
-            library.nvrtcCompileProgram(program, 0, [])
+            ptx, log = _empty_program(library, (*OPTIONS, *UNRECORDED_OPTIONS))
+            refusal = "" if ptx else log
+            if refusal:
+                ptx, log = _empty_program(library, ())
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        _, size = library.nvrtcGetPTXSize(program)
-        ptx = bytes(size)
-        library.nvrtcGetPTX(program, ptx)
-        _, size = library.nvrtcGetProgramLogSize(program)
-        log = bytes(size)
-        library.nvrtcGetProgramLog(program, log)
-        library.nvrtcDestroyProgram(program)
     except (DynamicLibNotFoundError, RuntimeError) as error:
         raise ToolchainError(
             f"NVRTC was not found or cannot be loaded ({_brief(error)}): {way_out('nvrtc')}"
         ) from error
-    match = re.search(rb"Cuda compilation tools, release [\d.]+, V([\d.]+)", ptx)
+    # nvrtcVersion omits the patch level; the PTX of an empty program has it.
+    match = re.search(r"Cuda compilation tools, release [\d.]+, V([\d.]+)", ptx)
     if match is None:
-        message = log.rstrip(b"\0").decode(errors="replace").strip() or "its output has no version"
+        message = log or "its output has no version"
         raise ToolchainError(f"NVRTC ({via}: {place}) cannot compile: {message}. Install it again: {way_out('nvrtc')}")
-    return Piece(match[1].decode(), via, place)
+    return Piece(match[1], via, place, refusal=refusal)
+
+
+def _empty_program(library: Any, options: tuple[str, ...]) -> tuple[str, str]:
+    """Compile an empty program; return its PTX, empty where that fails, and the log."""
+    _, program = library.nvrtcCreateProgram(b"", b"version.cu", 0, [], [])
+    library.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+    texts = []
+    for size_of, get in (
+        (library.nvrtcGetPTXSize, library.nvrtcGetPTX),
+        (library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog),
+    ):
+        _, size = size_of(program)
+        text = bytes(size)
+        if size > 1:  # shorter bytes are shared by the whole interpreter and must not be overwritten
+            get(program, text)
+        texts.append(text.rstrip(b"\0").decode(errors="replace").strip())
+    library.nvrtcDestroyProgram(program)
+    return texts[0], texts[1]
 
 
 def _loaded_from_wheel(major: int) -> Path | None:

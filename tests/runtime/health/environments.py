@@ -114,8 +114,8 @@ def _include(piece: str) -> str:
     return f"{_wheel(piece)}/{below}"
 
 
-def _other_nvrtc(version: str) -> str:
-    """NVRTC that says another version of itself: there is one here."""
+def _patched_nvrtc(patch: str) -> str:
+    """NVRTC whose module some code changes: there is one here."""
     return f"""
 import importlib.util, sys
 class Finder:
@@ -126,19 +126,37 @@ class Finder:
         run = spec.loader.exec_module
         def patched(module):
             run(module)
-            get = module.nvrtcGetPTX
-            def other(program, ptx):
-                result = get(program, ptx)
-                text = bytes(ptx)
-                import ctypes, re
-                new = re.sub(rb"V\\d+\\.\\d+\\.\\d+", b"V{version}", text)[: len(text)]
-                ctypes.memmove(id(ptx) + bytes.__basicsize__ - 1, new, len(new))
-                return result
-            module.nvrtcGetPTX = other
+            patch(module)
         spec.loader.exec_module = patched
         return spec
 sys.meta_path.insert(0, Finder())
+{patch}
 """
+
+
+def _other_nvrtc(version: str) -> str:
+    """NVRTC that says another version of itself."""
+    return _patched_nvrtc(f"""
+def patch(module):
+    get = module.nvrtcGetPTX
+    def other(program, ptx):
+        result = get(program, ptx)
+        text = bytes(ptx)
+        import ctypes, re
+        new = re.sub(rb"V\\d+\\.\\d+\\.\\d+", b"V{version}", text)[: len(text)]
+        ctypes.memmove(id(ptx) + bytes.__basicsize__ - 1, new, len(new))
+        return result
+    module.nvrtcGetPTX = other
+""")
+
+
+LACKS_AN_OPTION = _patched_nvrtc("""
+def patch(module):
+    compile = module.nvrtcCompileProgram
+    def other(program, count, options):
+        return compile(program, count, [b"--gone" if option == b"--no-cache" else option for option in options])
+    module.nvrtcCompileProgram = other
+""")
 
 
 NO_LOCKS = """
@@ -200,7 +218,8 @@ def _store_is_a_file(env: Environment) -> None:
 
 BROKEN = (
     Broken("no-builtins", _no_builtins, "nvrtc", "failed to open libnvrtc-builtins"),
-    Broken("old-nvrtc", lambda e: e.before(_other_nvrtc("12.6.85")), "nvrtc", "too old"),
+    Broken("old-nvrtc", lambda e: e.before(_other_nvrtc("12.8.93")), "nvrtc", "needs 12.9 or newer"),
+    Broken("nvrtc-without-an-option", lambda e: e.before(LACKS_AN_OPTION), "nvrtc", "unrecognized option --gone"),
     Broken("other-major-of-nvrtc", lambda e: e.before(_other_nvrtc("14.0.88")), "nvrtc", "different major versions"),
     Broken("no-nvrtc", lambda e: e.remove(f"{_wheel('nvrtc')}/lib"), "nvrtc", "NVRTC was not found"),
     Broken("another-nvrtc-loaded-before", _loaded_before, "nvrtc", "loaded earlier by another part of this process"),
