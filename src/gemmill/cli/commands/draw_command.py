@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -20,11 +19,10 @@ from gemmill.cli.options import (
 from gemmill.cli.output import UsageError
 from gemmill.emitters.emit import facts
 from gemmill.library.anatomy import kernel_page, sheet
-from gemmill.library.anatomy.raster import Matrix, Waves
+from gemmill.library.anatomy.raster import Waves
 from gemmill.library.arch import DEFAULT_GPU, Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import ProblemError
 from gemmill.library.families.families import plan_of
 from gemmill.library.files import publish
@@ -65,31 +63,17 @@ def draw(
     drawn = sheet.Kernel(kernel_name(config), plan_of(config), launch)
     if problem is None and sizes is not None:
         raise UsageError("--sizes needs a problem with groups; pass --problem TEXT")
-    waves = None if problem is None else _waves(config, problem, gpu, sizes)
+    waves = None if problem is None else _waves(config, problem, gpu or DEFAULT_GPU, sizes)
     publish(to, [_FORMS[to.suffix](drawn, waves).encode()])
 
 
-def _waves(config: GemmConfig, text: str, gpu: Gpu | None, sizes: str | None) -> Waves:
+def _waves(config: GemmConfig, text: str, gpu: Gpu, sizes: str | None) -> Waves:
     """How the clusters of a kernel fill a GPU on a problem; UnsupportedProblemError if the kernel cannot run it."""
-    from gemmill.runtime.select.cost.model import analytic
-    from gemmill.runtime.select.cost.table import FeatureTable
-    from gemmill.runtime.select.kernels.faults import is_swapped
+    from gemmill.runtime.select.waves import waves_of
 
     problem = read_problem(text)
     try:
         of_groups = sizes_of(problem, checked_sizes(problem, sizes))
     except ProblemError as error:
         raise UsageError(str(error)) from None
-    swapped = is_swapped(config, problem)
-    found = gpu or DEFAULT_GPU
-    table = FeatureTable.of([(SlicedKernel(kernel_name(config)), config, swapped)], found)
-    m, n = (problem.n, problem.m) if swapped else (problem.m, problem.n)
-    work = analytic(table, problem, found)
-    units, slots = int(work["clusters"][0]), int(table.columns["slots"][0])
-    waves = Waves(str(problem), found.name, [Matrix(m, n, problem.k)], slots, units, swapped=swapped)
-    if not of_groups:
-        return waves
-    along_k = problem.batching == "kgrouped"
-    groups = [Matrix(m, n, size) if along_k else Matrix(size, n, problem.k) for size in of_groups]
-    waves = replace(waves, matrices=groups, grouped=True)
-    return replace(waves, units=int(table.columns["clusters"][0]) * waves.tiles(config))
+    return waves_of(config, problem, gpu, of_groups)

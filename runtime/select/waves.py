@@ -1,0 +1,39 @@
+"""The waves in which the clusters of a kernel run a problem on a GPU, for a drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gemmill.library.anatomy.raster import Matrix, Waves
+from gemmill.library.arch import Gpu
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.select.cost.model import analytic
+from gemmill.runtime.select.cost.table import FeatureTable
+from gemmill.runtime.select.kernels.faults import is_swapped
+
+
+def waves_of(config: GemmConfig, problem: GemmProblem, gpu: Gpu, group_sizes: Sequence[int] = ()) -> Waves:
+    """How the clusters of a kernel fill a GPU on a problem.
+
+    Args:
+        group_sizes: the extent of each group, for a problem with groups; empty for other problems.
+
+    Raises:
+        UnsupportedProblemError: the kernel cannot run the problem.
+    """
+    swapped = is_swapped(config, problem)
+    table = FeatureTable.of([(SlicedKernel(kernel_name(config)), config, swapped)], gpu)
+    m, n = (problem.n, problem.m) if swapped else (problem.m, problem.n)
+    work = analytic(table, problem, gpu)
+    units, slots = int(work["clusters"][0]), int(table.columns["slots"][0])
+    waves = Waves(str(problem), gpu.name, [Matrix(m, n, problem.k)], slots, units, swapped=swapped)
+    if not group_sizes:
+        return waves
+    along_k = problem.batching == "kgrouped"
+    groups = [Matrix(m, n, size) if along_k else Matrix(size, n, problem.k) for size in group_sizes]
+    waves = replace(waves, matrices=groups, grouped=True)
+    return replace(waves, units=int(table.columns["clusters"][0]) * waves.tiles(config))
