@@ -13,12 +13,12 @@ import typer
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.commands.compiling import compile_all, print_resources, report_failures
-from gemmill.cli.commands.manifests import explanation
 from gemmill.cli.commands.problems import measure, report_measurements
 from gemmill.cli.options import CompileOptions, argument, kernel_set, manifest_path, shape_suite
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import DeviceError
+from gemmill.library.legality.explanation import explanation
 from gemmill.library.legality.rules import verdicts
 from gemmill.profiler.sweep.shape_suites import Shape
 from gemmill.profiler.sweep.units import problem_of, units

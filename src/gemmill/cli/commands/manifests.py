@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,13 +13,12 @@ from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.options import Kernel, KernelFilter, argument, kernel, manifest_path
 from gemmill.cli.output import Status, UsageError
-from gemmill.library.config.field_table import GROUPS, Row
-from gemmill.library.config.fields import Fields, fields_of
+from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import ManifestError
-from gemmill.library.families.families import plan_of
 from gemmill.library.legality.coverage import schedules, tables
+from gemmill.library.legality.explanation import explanation, resources_of
 from gemmill.library.legality.rules import Verdict, broken, verdicts
 from gemmill.library.manifest.kernelset import Count
 from gemmill.library.manifest.load import SHIPPED, load_manifest, shipped_manifests
@@ -208,45 +207,10 @@ def explain(name_or_file: Kernel) -> None:
     config = kernel(name_or_file)
     broken = verdicts(config)
     report = {"name": kernel_name(config), "legal": not broken, "fields": fields_of(config)}
-    needs = {"needs": resource_table(config)} if not broken else {"verdicts": [_verdict(v) for v in broken]}
+    needs = {"needs": resources_of(config)} if not broken else {"verdicts": [_verdict(v) for v in broken]}
     output.print_result("explain", {**report, **needs}, explanation(config, broken))
     if broken:
         raise typer.Exit(Status.WRONG)
-
-
-def explanation(config: GemmConfig, broken: list[Verdict]) -> str:
-    """The text that `explain` prints for a config and the rules that it breaks."""
-    fields = fields_of(config)
-    lines = [kernel_name(config), *filter(None, (_group_line(rows, fields) for rows in GROUPS.values()))]
-    if not broken:
-        return "\n".join([*lines, "legal", *(f"  {what}: {value:,}" for what, value in resource_table(config).items())])
-    for verdict in broken:
-        values = ", ".join(f"{field} = {fields[field]}" for field in verdict.fields)
-        fix = ", ".join(f"{field} = {value}" for field, value in (verdict.fix or {}).items()) or "none found"
-        lines += [
-            f"rejected by {verdict.rule}: {verdict.message}",
-            f"  with: {values}",
-            f"  nearest legal change: {fix}",
-        ]
-    return "\n".join(lines)
-
-
-def _group_line(rows: Sequence[Row], fields: Fields) -> str:
-    """One line for a group of fields, each with the meaning of its value; without fields at their default."""
-    leaves = []
-    for row in rows:
-        value = fields[row.name]
-        if value == row.absent:
-            return f"  {row.group}: none"
-        if not (row.field.unsaid and value == row.default):
-            meaning = row.field.means.get(str(value))
-            leaves.append(" ".join(filter(None, (row.leaf, str(value), meaning and f"({meaning})"))))
-    return f"  {rows[0].group}: {', '.join(leaves)}" if leaves else ""
-
-
-def resource_table(config: GemmConfig) -> Mapping[str, int]:
-    """The SM resources that a legal config needs; each name contains the unit."""
-    return {**plan_of(config).resources, "bytes of shared memory a CTA can have": config.target.shared_bytes}
 
 
 def _verdict(verdict: Verdict) -> dict[str, object]:

@@ -13,7 +13,6 @@ import typer
 
 from gemmill.cli import output
 from gemmill.cli.app import app
-from gemmill.cli.commands.manifests import resource_table
 from gemmill.cli.options import kernel_or_source, output_file, refuse_overwriting
 from gemmill.cli.output import UsageError
 from gemmill.cli.pages import compiled, source
@@ -22,6 +21,7 @@ from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import ToolchainError
 from gemmill.library.files import naming, publish
+from gemmill.library.legality.explanation import resources_of
 
 Form = Literal["source", "ptx", "sass", "cubin"]
 
@@ -119,7 +119,7 @@ def diff(first: Annotated[str, kernel_or_source("A")], second: Annotated[str, ke
     pairs = _paired(fields_of(a_config), fields_of(b_config))
     fields = {name: (x, y) for name, (x, y) in pairs.items() if x != y}
     uses, counted, missing = _compiled(sides)
-    resources = _paired(*({**resource_table(config), **use} for (_, config), use in zip(sides, uses, strict=True)))
+    resources = _paired(*({**resources_of(config), **use} for (_, config), use in zip(sides, uses, strict=True)))
     instructions = _paired(*counted)
     lines = [*difflib.unified_diff(a.text.splitlines(), b.text.splitlines(), a.name, b.name, lineterm="")]
     if output.is_json():
