@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -183,6 +184,33 @@ def test_max_autotune_has_the_operator_among_its_choices(backends: str, always: 
     torch.testing.assert_close(found, x @ w, rtol=2**-6, atol=2**-6)
     assert "extern_kernels.mm(" in code or "gemmill_mm(" in code
     assert "gemmill_mm(" in code or not always
+
+
+def of_type(dtype: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Products of one type, and their operands: 2-D, with C and in a batch; for fp8 and s8 the operator of the type."""
+    x, w = (torch.ones(256, 128, device="cuda").to(dtype) for _ in range(2))
+    w = w.mT
+    if dtype == torch.int8:
+        return torch._int_mm, (x, w)
+    if dtype == torch.float8_e4m3fn:
+        scale = torch.ones((), device="cuda")
+        return lambda x, w: torch._scaled_mm(x, w, scale, scale, out_dtype=BF16), (x, w)
+    return lambda x, w: (x @ w, torch.addmm(w[0, :1], x, w), x[None] @ w[None]), (x, w)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int8, torch.float8_e4m3fn, BF16])
+def test_without_max_autotune_nothing_is_timed(dtype: Any, capfd: Any) -> None:
+    """Neither what gemmill takes nor what it leaves alone, such as f32 in full precision."""
+    function, given = of_type(dtype)
+    timed = []
+    for block in (nullcontext, gemmill.torch.enabled):
+        torch.compiler.reset()
+        counters.clear()
+        with block(), torch.no_grad(), config.patch(fx_graph_cache=False):
+            torch.compile(function)(*given)
+        timed.append(counters["inductor"]["select_algorithm_autotune"])
+    assert timed[0] == timed[1] == 0
+    assert "AUTOTUNE" not in capfd.readouterr().err
 
 
 class Noting(torch.fx.Interpreter):  # type: ignore[misc]

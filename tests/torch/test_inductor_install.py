@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,6 @@ from torch._inductor.custom_graph_pass import CustomGraphPass  # noqa: E402
 from torch._inductor.utils import run_and_get_code  # noqa: E402
 
 import gemmill  # noqa: E402
-from gemmill.runtime.torch.inductor.choices import gemmill_mm  # noqa: E402
 from gemmill.runtime.torch.inductor.installation import GemmillPass, install, passes, remove  # noqa: E402
 
 functional = torch.nn.functional
@@ -66,7 +66,6 @@ def test_passes_before_run_too_and_come_back() -> None:
             ours = config.post_grad_custom_pre_pass
             assert isinstance(ours, GemmillPass)
             ours(torch.fx.Graph())
-            assert config.external_matmul == [gemmill_mm]
         assert theirs.graphs == 1
         assert config.post_grad_custom_pre_pass is theirs
     finally:
@@ -202,16 +201,63 @@ def test_inductor_compiles_gradients_and_rows_that_vary() -> None:
                 torch.testing.assert_close(mine, theirs, rtol=2**-5, atol=float(theirs.abs().max()) * 2**-6)
 
 
+def products(x: Any, w: Any) -> Any:
+    batch = x[None], w[None]
+    return torch.mm(x, w), torch.addmm(w[0], x, w), torch.bmm(*batch), torch.baddbmm(torch.bmm(*batch), *batch)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("tunes", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.bfloat16])
+def test_inductor_times_nothing_that_it_does_not_time_without_gemmill(dtype: Any, tunes: bool, capfd: Any) -> None:
+    """Of products that gemmill leaves alone, the code is also the same. ``mm`` in bf16 is timed by max_autotune only.
+    ``ATEN`` alone leaves Inductor one choice, so that it times no product of its own accord."""
+    x, w = operands(dtype)
+    codes, timed = [], []
+    for on in (False, True):
+        torch.compiler.reset()
+        counters.clear()
+        options = {"max_autotune": tunes, "max_autotune_gemm_backends": "ATEN"}
+        with passes() if on else nullcontext(), config.patch(fx_graph_cache=False, **options):
+            _, (code,) = run_and_get_code(torch.compile(products), x, w)
+        codes.append(code.partition("\n")[2])  # the first line has the number of the compilation
+        timed.append(counters["inductor"]["select_algorithm_autotune"])
+    taken = dtype == torch.bfloat16
+    assert (codes[0] == codes[1]) != taken
+    assert timed == [0, int(tunes and taken)]
+    assert ("AUTOTUNE" in capfd.readouterr().err) == (tunes and taken)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_programs_of_a_cache_call_the_choice_in_a_process_that_compiles_nothing(tmp_path: Path) -> None:
+    code = """if True:
+        import torch, gemmill.torch
+        from torch._inductor import config
+        from torch._dynamo.utils import counters
+        gemmill.torch.run_on_cpu()
+        x, w = torch.ones(16, 32, dtype=torch.bfloat16), torch.ones(32, 64, dtype=torch.bfloat16)
+        with gemmill.torch.enabled(), config.patch(max_autotune=True, max_autotune_gemm_backends=""):
+            assert (torch.compile(torch.mm)(x, w) == 32).all()
+        print(counters["inductor"]["fxgraph_cache_hit"])
+    """
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
+    for hits in ("0", "1"):
+        found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert found.stdout.strip() == hits, found.stderr
+
+
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_max_autotune_times_the_operator(dtype: Any, capfd: Any) -> None:
-    """A plain product is left to it; one with something behind is not."""
+    """A plain product is left to it, if gemmill supports it; one with something behind is not."""
     x, w = operands(dtype)
     with passes(), config.patch(max_autotune=True, fx_graph_cache=False, autotune_local_cache=False):
         found, _ = run_and_get_code(torch.compile(lambda x, w: torch.mm(x, w)), x, w)
         torch.testing.assert_close(found, x @ w, rtol=2**-6, atol=2**-6)
-        assert "gemmill_mm" in capfd.readouterr().err
+        assert ("gemmill_mm" in capfd.readouterr().err) == (dtype == torch.bfloat16)
         _, (code,) = run_and_get_code(torch.compile(layer), x, w)
         assert ("d = gelu(acc) + 1" in code) == (dtype == torch.bfloat16)
 

@@ -1,4 +1,4 @@
-"""Adds gemmill's graph pass and autotuning choice to Inductor's configuration, and removes them."""
+"""Adds gemmill's graph pass to Inductor's configuration, and removes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from torch._inductor import config, custom_graph_pass
 from gemmill.library import epilogues
 from gemmill.library.version import __version__
 from gemmill.runtime.torch.inductor import lowering as lowering  # registers operators and their lowerings
-from gemmill.runtime.torch.inductor.choices import gemmill_mm
 from gemmill.runtime.torch.inductor.replacement import replace_products
 
 _Base: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", custom_graph_pass.CustomGraphPass)
@@ -78,7 +77,6 @@ def install() -> None:
     with _lock:
         if not _installed:
             config.post_grad_custom_pre_pass = first = GemmillPass(config.post_grad_custom_pre_pass)
-            config.external_matmul = [*config.external_matmul, gemmill_mm]
             _installed.append(first)
         else:
             _installed.append(_installed[-1])
@@ -96,7 +94,6 @@ def remove() -> None:
         installed.is_on = False
         if config.post_grad_custom_pre_pass is installed:
             config.post_grad_custom_pre_pass = installed.before
-        config.external_matmul = [x for x in config.external_matmul if x is not gemmill_mm]
 
 
 @contextmanager

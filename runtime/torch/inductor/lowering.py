@@ -18,6 +18,7 @@ from torch._inductor.lowering import fallback_handler, register_lowering
 from torch._inductor.virtualized import V
 
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
+from gemmill.runtime.torch.inductor.choices import TIMED, timed
 from gemmill.runtime.torch.operators import OPERATORS
 from gemmill.runtime.torch.option_text import read as read_options
 
@@ -59,6 +60,9 @@ def _lower(name: str, *positional: Any, **keywords: Any) -> Any:
 
     Calls in C++ code, with further outputs, or with numbers that are known only at run time call the operator instead.
     """
+    node = V.graph.current_node
+    if node.meta.get(TIMED) and not V.graph.cpp_wrapper:
+        return timed(*positional)
     overload = getattr(torch.ops.gemmill, name).default
     arguments = dict(zip((x.name for x in overload._schema.arguments), positional, strict=False)) | keywords
     arguments.pop("out_dtype", None)  # the layout of D has it
@@ -75,7 +79,7 @@ def _lower(name: str, *positional: Any, **keywords: Any) -> Any:
     operands |= {x: value for x, value in arguments.items() if isinstance(value, ir.IRNode)}
     values |= {x: value for x, value in arguments.items() if x not in operands}
     has_further_outputs = expression is not None and bool(read_epilogue(expression).outputs)
-    several, fake = OPERATORS[name].several, V.graph.current_node.meta["val"]
+    several, fake = OPERATORS[name].several, node.meta["val"]
     layout = ir.FallbackKernel.tensor_to_layout(fake[0] if several else fake)
     is_written = all(map(_is_literal, values.values())) and layout.device.type in _MODULES
     if V.graph.cpp_wrapper or has_further_outputs or not is_written:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gemmill.runtime.torch.inductor.choices import is_to_be_timed
+from gemmill.runtime.torch.inductor.choices import TIMED, is_to_be_timed
 from gemmill.runtime.torch.inductor.expressions import Folded, Read, folded, linear, with_vector
 from gemmill.runtime.torch.inductor.pointwise import VIEWS
 from gemmill.runtime.torch.inductor.products import Product, product
@@ -57,11 +57,11 @@ def _replace(graph: torch.fx.Graph, product: Product, part: Mapping[Any, int]) -
                 if not node.users:
                     graph.erase_node(node)
             return
-    if not is_to_be_timed(product):
-        builder, fused = _NodeBuilder(graph, product, product.node), with_vector(product)
-        d = builder.epilogue(fused) if fused else builder.linear(product.alpha, product.c, product.beta)
-        _put(graph, d, product.node)
-        graph.erase_node(product.node)
+    builder, fused = _NodeBuilder(graph, product, product.node), with_vector(product)
+    d = builder.epilogue(fused) if fused else builder.linear(product.alpha, product.c, product.beta)
+    d.meta[TIMED] = is_to_be_timed(product)
+    _put(graph, d, product.node)
+    graph.erase_node(product.node)
 
 
 def _put(graph: torch.fx.Graph, replacement: Any, node: Any) -> None:
