@@ -98,6 +98,11 @@ class Running:
         return self.process.wait(60)
 
 
+def head(line: str, *headers: str) -> bytes:
+    """The head of a request."""
+    return "\r\n".join([f"{line} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode()
+
+
 @contextmanager
 def serving(folder: Path, *options: str, before: Sequence[str] = (), jobs: int = 2) -> Iterator[Running]:
     """A server whose store and state are in a folder.

@@ -15,7 +15,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from tests.service.running import KERNEL, OTHER, Answer, Running
+from tests.service.running import KERNEL, OTHER, Answer, Running, head
 
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.remote.misses import REASONS
@@ -97,8 +97,8 @@ class Storm:
     def leaving(self) -> None:
         with self.server.socket() as client:
             token = self._secrets["reader"]
-            request = f"GET /v1/blobs/{self._digest} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n"
-            client.sendall(request[: random.randrange(1, len(request))].encode())
+            request = head(f"GET /v1/blobs/{self._digest}", f"Authorization: Bearer {token}")
+            client.sendall(request[: random.randrange(1, len(request))])
 
     def _get(self, path: str, token: str = "", **headers: str) -> Answer:
         return self.server.ask("GET", path, token=token or self._secrets["reader"], **headers)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from http.client import HTTPException
 from pathlib import Path
 
 import pytest
 from tests.service.conftest import filled
-from tests.service.running import KERNEL, OTHER, Answer, serving
+from tests.service.running import KERNEL, OTHER, Answer, head, serving
 
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
@@ -49,6 +50,35 @@ def test_what_is_being_compiled_is_finished_though_nobody_waits(tmp_path: Path) 
     assert len(Store(tmp_path / "store").list()) == 1
 
 
+def test_clients_that_stall_leave_no_traceback(tmp_path: Path, artifact: Artifact) -> None:
+    slow = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear"
+    body = json.dumps({"kernels": [slow], "wait": 60}).encode()
+    folder = filled(tmp_path / "server", artifact)
+    with serving(folder, "--drain", "0") as server, ExitStack() as stack:
+        blob = head(f"GET /v1/blobs/{server.manifest(artifact.key)['digest']}")
+        stalled = {
+            "amid the head": b"GET /healthz HTTP/1.1\r\nHost: local",
+            "amid the body": head("POST /v1/select", "Content-Length: 100") + b"{",
+            "amid the response": blob * 2000,
+            "amid a stream": head("POST /v1/instantiate", f"Content-Length: {len(body)}") + body,
+            "idle": head("GET /healthz"),
+        }
+        clients = {name: stack.enter_context(server.socket()) for name in stalled}
+        for name, sent in stalled.items():
+            clients[name].settimeout(5)
+            with suppress(TimeoutError):
+                clients[name].sendall(sent)
+        while server.metric("gemmill_compiling") < 1:
+            time.sleep(0.05)
+        assert server.end() == 0
+        refused = clients["amid the body"].recv(1 << 16)
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert b'"code":"ending"' in refused
+    log = (folder / "log").read_text()
+    assert "Traceback" not in log
+    assert "ASGI callable" not in log
+
+
 @pytest.mark.heavy
 def test_a_server_that_is_killed_in_the_middle_leaves_nothing_wrong(tmp_path: Path, artifact: Artifact) -> None:
     folder = filled(tmp_path / "server", artifact)
@@ -57,7 +87,7 @@ def test_a_server_that_is_killed_in_the_middle_leaves_nothing_wrong(tmp_path: Pa
         with serving(folder) as server:
             digest = server.manifest(artifact.key)["digest"]
             with server.socket() as client, suppress(OSError, HTTPException):
-                client.sendall(f"GET /v1/blobs/{digest} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                client.sendall(head(f"GET /v1/blobs/{digest}"))
                 client.recv(100)
                 thread = threading.Thread(target=lambda: _asked(server.instantiate, OTHER), daemon=True)
                 thread.start()

@@ -82,7 +82,7 @@ def test_what_is_no_kernel_is_not_taken_in(server: Running) -> None:
 def test_bodies_that_are_too_large_are_refused_before_they_are_read(server: Running, digest: str) -> None:
     with server.socket() as to:
         to.sendall(
-            f"PUT /v1/blobs/{digest} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {WRITE}\r\n"
+            f"PUT /v1/blobs/{digest} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {WRITE}\r\n"
             "Content-Length: 99999999999\r\n\r\n".encode()
         )
         assert b"413" in to.recv(1000)
@@ -106,7 +106,7 @@ def test_paths_and_methods_that_are_none(server: Running, artifact: Artifact) ->
 
 def test_answers_come_whole_and_in_order(server: Running, artifact: Artifact, digest: str) -> None:
     """Headers and body are sent together, what announces a body at once."""
-    blob, more = artifact.to_bytes(), f"Host: x\r\nAuthorization: Bearer {WRITE}\r\n"
+    blob, more = artifact.to_bytes(), f"Host: localhost\r\nAuthorization: Bearer {WRITE}\r\n"
     with server.socket() as to:
         to.sendall((f"GET /v1/blobs/{digest} HTTP/1.1\r\n{more}\r\n" * 3).encode())
         put = f"PUT /v1/blobs/{digest} HTTP/1.1\r\n{more}Expect: 100-continue\r\nContent-Length: {len(blob)}\r\n\r\n"

@@ -10,7 +10,7 @@ from socket import socket
 
 import pytest
 from tests.service.conftest import filled
-from tests.service.running import Running, serving
+from tests.service.running import Running, head, serving
 
 from gemmill.runtime.storage.artifact import Artifact
 
@@ -36,10 +36,10 @@ HALVES = {
     "nothing": b"",
     "an empty line": b"\r\n",
     "half a line": b"GET /healthz HT",
-    "half the headers": b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: ",
-    "half a body": b"POST /v1/instantiate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",
-    "a chunk too few": b"POST /v1/instantiate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
-    "a second request, by half": b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /hea",
+    "half the headers": b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nA: ",
+    "half a body": head("POST /v1/instantiate", "Content-Length: 100") + b"{",
+    "a chunk too few": head("POST /v1/instantiate", "Transfer-Encoding: chunked") + b"1\r\n{\r\n",
+    "a second request, by half": head("GET /healthz") + b"GET /hea",
     "headers without an end": b"GET / HTTP/1.1\r\n" + b"A: " + b"a" * 40_000,
     "no HTTP": b"\x16\x03\x01" * 100,
 }
@@ -56,8 +56,7 @@ def test_half_a_request_is_ended(bounded: Running, sent: bytes) -> None:
 def test_a_line_end_too_many_ends_nothing(bounded: Running) -> None:
     body = b'{"kernels": ["sm90_f32k16_f32mn16_f32_none_f32n16_64x64x8_1x1_simt_s2_m8_k1_linear"], "wait": 2}'
     with bounded.socket() as client:
-        head = f"POST /v1/instantiate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-        client.sendall(head.encode() + body)
+        client.sendall(head("POST /v1/instantiate", "Connection: close", f"Content-Length: {len(body)}") + body)
         client.sendall(b"\r\n")
         answer = b""
         while part := client.recv(1 << 16):
@@ -68,7 +67,7 @@ def test_a_line_end_too_many_ends_nothing(bounded: Running) -> None:
 def test_a_client_that_does_not_read_is_ended(bounded: Running, artifact: Artifact) -> None:
     digest = bounded.manifest(artifact.key)["digest"]
     with bounded.socket() as client:
-        request = f"GET /v1/blobs/{digest} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+        request = head(f"GET /v1/blobs/{digest}")
         client.settimeout(20)
         with suppress(ConnectionError, TimeoutError):
             for _ in range(2000):  # more than the buffers of both ends take
@@ -97,7 +96,7 @@ def test_connections_that_are_all_at_work_are_not_ended_for_another(tmp_path: Pa
     with serving(tmp_path, "--connections", "2") as server, ExitStack() as stack:
         for _ in range(2):
             client = stack.enter_context(server.socket())
-            client.sendall(b"POST /v1/instantiate HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+            client.sendall(head("POST /v1/instantiate", "Content-Length: 9"))
             time.sleep(0.1)
         refused = server.ask("GET", "/healthz")
         assert (refused.status, refused.code, refused.headers["retry-after"]) == (503, "busy", "1")

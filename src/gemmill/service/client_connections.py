@@ -155,6 +155,7 @@ class Connection(HttpToolsProtocol):
         self._awaited = self._awaited[0], "body"
         self._limits.idle.pop(self, None)
         super().on_headers_complete()
+        self.scope["cycle"] = self.cycle  # type: ignore[typeddict-unknown-key]
 
     def on_message_complete(self) -> None:
         """Expect nothing more of this request."""

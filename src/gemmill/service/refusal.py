@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from starlette.responses import JSONResponse
-
 
 class Refusal(Exception):
     """The error response to a request, or to one kernel of it.
@@ -31,16 +29,21 @@ class Refusal(Exception):
         retry = {} if self.retry_after is None else {"retry_after": self.retry_after}
         return {"code": self.code, "message": self.message, "hint": self.hint, **retry}
 
-    def response(self) -> JSONResponse:
-        """The HTTP response."""
-        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
-        if self.status == 401:
-            headers["WWW-Authenticate"] = 'Bearer realm="gemmill", Basic realm="gemmill"'
+    def headers(self) -> list[tuple[str, str]]:
+        """The headers of the response that depend on the error."""
+        headers = [] if self.retry_after is None else [("Retry-After", str(self.retry_after))]
+        if self.status == 401:  # one header for each scheme: Chromium ignores a header with two
+            headers += [("WWW-Authenticate", f'{scheme} realm="gemmill"') for scheme in ("Basic", "Bearer")]
         if self.status == 408:  # the rest of the body may never arrive; after 413, uvicorn discards it
-            headers["Connection"] = "close"
-        return JSONResponse({"error": self.document()}, self.status, headers)
+            headers.append(("Connection", "close"))
+        return headers
 
 
 def not_found(what: str, hint: str = "") -> Refusal:
     """404: the server does not have the thing."""
     return Refusal(404, "not_found", f"Not found: {what}.", hint)
+
+
+def ending() -> Refusal:
+    """503: the server is shutting down."""
+    return Refusal(503, "ending", "The server is shutting down.", "retry, or use another server", retry_after=5)

@@ -20,7 +20,7 @@ from gemmill.runtime.compile.pool import CompilePool, Outcome
 from gemmill.service.compiling.resolver import KeyedKernel
 from gemmill.service.compiling.sent_sources import SourceCompiler
 from gemmill.service.metrics import Metrics
-from gemmill.service.refusal import Refusal
+from gemmill.service.refusal import Refusal, ending
 from gemmill.service.served_kernels import Kernels, Served
 from gemmill.service.service_options import COMPILE_SECONDS, SOURCES_CHARACTERS
 
@@ -127,7 +127,7 @@ class CompileQueue:
                 raise failed[1]
             del self._failed[kernel.key]
         if self.closing:
-            raise _ending()
+            raise ending()
         if why := self._compilers.problem:
             raise Refusal(503, "workers", why, retry_after=_AGAIN_SECONDS)
         waiting = self.waiting
@@ -161,7 +161,7 @@ class CompileQueue:
         waiting, self._waiting = [job for jobs in self._waiting.values() for job in jobs], OrderedDict()
         for job in waiting:
             self._quotas.settle(job.tenant, job.reserved, 0.0)
-            self._finish(job, _ending())
+            self._finish(job, ending())
         self._metrics.queued.set(0)
 
     async def finish(self, seconds: float) -> None:
@@ -253,10 +253,6 @@ class CompileQueue:
         job.started.set()
         if not job.result.done():
             job.result.set_result(result)
-
-
-def _ending() -> Refusal:
-    return Refusal(503, "ending", "The server is shutting down.", "retry, or use another server", retry_after=5)
 
 
 _HOUR = 3600.0
