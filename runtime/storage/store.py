@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -49,6 +50,9 @@ _AHEAD_SECONDS = 86400
 """A time of use further in the future than this is invalid: the entry counts as the oldest."""
 _LOW_WATER = 0.9
 """Share of the limit that is kept when it is exceeded, so that not every new entry evicts."""
+_CHECKS = 64
+"""How often, on average, writers measure the store while they write as many bytes as the limit allows. Writing an entry
+therefore takes as long in a large store as in a small one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +81,8 @@ class Store:
 
     Args:
         path: the folder, created at the first write; by default ``GEMMILL_STORE``, or the user's cache directory.
-        max_bytes: size limit; the least recently used entries are evicted. By default ``GEMMILL_STORE_BYTES``, or 4
-            GiB.
+        max_bytes: size limit, which a store may exceed by a few percent until the least recently used entries are
+            evicted. By default ``GEMMILL_STORE_BYTES``, or 4 GiB.
     """
 
     def __init__(self, path: Path | str | None = None, max_bytes: int | None = None) -> None:
@@ -89,7 +93,6 @@ class Store:
         self.problem: str | None = None
         """Why nothing is written to the store; None while it is written."""
         self._folder = StoreFolder(self.path)
-        self._until_prune = 0
 
     def get(self, key: str) -> Artifact | None:
         """Return the artifact of a key; None where there is no valid entry."""
@@ -128,13 +131,12 @@ class Store:
         if len(data) > self.max_bytes:
             if self.max_bytes:
                 self.report(f"{name} has {len(data):,} bytes, more than the store's limit of {self.max_bytes:,}")
-        elif self._write(self._file(key), data):
-            self._until_prune -= len(data)
-            if self._until_prune < 0:
-                try:
-                    self._prune(key, self._report)
-                except OSError as error:
-                    self._report(error, self.path)
+        # By chance, because a count of bytes would be wrong after other processes wrote, evicted or were killed.
+        elif self._write(self._file(key), data) and secrets.randbelow(self.max_bytes) < _CHECKS * len(data):
+            try:
+                self._prune(key, self._report)
+            except OSError as error:
+                self._report(error, self.path)
 
     def get_or_make(self, key: str, make: Callable[[], Artifact]) -> tuple[Artifact, bool]:
         """Return the artifact of a key, made and stored if it is missing, and whether it was there.
@@ -278,9 +280,6 @@ class Store:
                 if entry.key != keep and self._remove(entry.path, on_error):
                     removed += 1
                     total -= entry.bytes
-        # Other processes write too: check again after a sixteenth of the limit, not only after this process has filled
-        # it.
-        self._until_prune = max(0, min(self.max_bytes - total, self.max_bytes // 16))
         return removed
 
     def _entries(self, on_error: _OnError) -> tuple[Entry, ...]:

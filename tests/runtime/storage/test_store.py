@@ -323,6 +323,30 @@ def test_the_least_recently_used_are_evicted(store: Store, entry: Path, artifact
     assert small.get(artifacts[1].key) == artifacts[1], "what was just written stays"
 
 
+LISTS = """
+import sys
+from gemmill.runtime.storage.store import Store
+listed = []
+sys.addaudithook(lambda event, _: listed.append(event) if event in ("os.listdir", "os.scandir") else None)
+Store(sys.argv[1]).write("ab" * 32, b"x", "")
+print(len(listed))
+"""
+
+
+def test_adding_an_entry_lists_no_folder(store: Store, entry: Path) -> None:
+    """So that it takes as long in a store of many entries as in a small one."""
+    assert finished(python(LISTS, str(store.path), GEMMILL_STORE_BYTES="1G")).split() == ["0"]
+    assert store.stats().entries == 2
+
+
+def test_many_writers_keep_the_cap_but_for_a_few_percent(tmp_path: Path) -> None:
+    entries, size, most = 300, 1 << 10, 100 << 10
+    for number in range(entries):
+        Store(tmp_path, max_bytes=most).write(f"{number:064x}", bytes(size), "")
+        assert Store(tmp_path).stats().bytes < 1.25 * most, "exceeded once in ten million runs"
+    assert Store(tmp_path).stats().bytes > 0.8 * most
+
+
 def test_processes_that_evict_at_once_leave_what_one_would(store: Store, entry: Path) -> None:
     size = entry.stat().st_size
     for i in range(199):
