@@ -24,6 +24,7 @@ from typing import Generic, TypeVar
 
 from gemmill.library.errors import InstallationError
 from gemmill.library.files import os_error_text
+from gemmill.runtime.interpreter import interpreter
 
 MAX_MESSAGE_BYTES = 1 << 32
 """Most bytes of a message, unless its receiver sets a lower limit."""
@@ -261,21 +262,14 @@ def command(code: str, *arguments: str) -> list[str]:
     """Return the command line of a new interpreter that runs some code, with the arguments from ``sys.argv[1]`` on.
 
     Raises:
-        InstallationError: this process is a frozen program or an embedded interpreter, and there is no interpreter to
-            start.
+        InstallationError: there is no interpreter to start.
     """
-    if not sys.executable or getattr(sys, "frozen", False):
-        what = f"{sys.executable} is a frozen program" if sys.executable else "sys.executable is empty"
-        raise InstallationError(
-            f"compiling several kernels and measuring need to start Python interpreters, but none was found: {what}. "
-            "Run `gemmill build` or `gemmill pack` where Python is installed, or compile one kernel at a time with "
-            "Registry.get, which compiles in this process"
-        )
+    executable = interpreter()
     root = str(Path(__file__).parents[2])
     paths = [os.path.abspath(path) for path in sys.path if path]
     if root not in paths:
         paths.append(root)
-    return [sys.executable, "-P", "-c", _BOOT + code, str(len(paths)), *paths, *arguments]
+    return [executable, "-P", "-c", _BOOT + code, str(len(paths)), *paths, *arguments]
 
 
 def _received(connection: socket.socket, size: int, end: float | None) -> bytes:

@@ -97,6 +97,7 @@ def compile_many(
         return []
     Compiler()  # report an incomplete toolchain once, instead of in every worker
     jobs = min(jobs or default_jobs(), len(configs))
+    said: set[str] = set()
     with closing(CompilePool(jobs, store)) as pool:
 
         def compile_one(config: GemmConfig) -> Outcome:
@@ -105,7 +106,9 @@ def compile_many(
             except InstallationError as error:  # limits of the system, or no interpreter
                 if pool.is_closed:
                     return _lost_outcome(config, str(error), time.perf_counter())
-                _log.warning("a compile worker cannot be started: %s", error)
+                if (why := str(error)) not in said:
+                    said.add(why)
+                    _log.warning("compiling in this process, because no worker can be started: %s", why)
                 return pool.compile_here(config)
 
         return in_threads(compile_one, configs, jobs, on_done, pool.close)

@@ -1,5 +1,4 @@
-"""Worker processes that answer, die, hang and end; and where the code runs from: the working directory, an archive, a
-frozen program, an interpreter without a name."""
+"""Worker processes that answer, die, hang and end; and where the code runs from: the working directory, an archive."""
 
 from __future__ import annotations
 
@@ -26,14 +25,6 @@ NAMES = (
     *("importlib", "subprocess", "multiprocessing", "pydantic", "filelock", "platformdirs", "elftools", "triton"),
     *("sitecustomize", "usercustomize", "gemmill"),
 )
-MANY = """
-from gemmill.library.config.names import parse_name
-from gemmill.runtime.compile.pool import compile_many
-try:
-    compile_many([parse_name("sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x32x64_1x1_pingpong_s4_m1_k1_linear")])
-except Exception as error:
-    print(type(error).__name__, error)
-"""
 
 
 def run(*command: str | Path, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -110,26 +101,6 @@ def test_an_archive_is_told_to_be_unpacked(command: tuple[str, ...], tmp_path: P
     assert done.returncode == 3
     assert done.stderr.startswith(f"error: gemmill is imported from the archive {archive}, "), done.stderr
     assert "unpack the zip" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("before", "says"),
-    [
-        ("import sys; sys.executable = ''", "sys.executable is empty"),
-        pytest.param("import sys; sys.frozen = True", "frozen program", marks=pytest.mark.heavy),
-    ],
-)
-def test_programs_without_an_interpreter_compile_themselves_and_say_why(tmp_path: Path, before: str, says: str) -> None:
-    done = run(sys.executable, "-c", f"{before}\n{MANY}", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "a compile worker cannot be started" in done.stderr
-    assert says in done.stderr
-
-
-def test_a_frozen_program_has_no_interpreter_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "frozen", True, raising=False)
-    with pytest.raises(InstallationError, match=f"{re.escape(sys.executable)} is a frozen program"):
-        workers.command("")
 
 
 def test_data_that_did_not_come_along_is_named(tmp_path: Path) -> None:
