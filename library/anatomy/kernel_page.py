@@ -9,13 +9,13 @@ from gemmill.library.anatomy.raster import Waves, draw_raster
 from gemmill.library.anatomy.sheet import LEFT, WIDTH, Kernel, Sheet
 from gemmill.library.drawing.svg import document
 
-_SCRIPT = """
+SCRIPT = """
 const unit = document.getElementById("unit"), said = document.getElementById("said");
 const cells = [...document.querySelectorAll("[data-i]")];
 function show() {
   const upTo = Number(unit.value);
   for (const cell of cells) cell.style.opacity = Number(cell.dataset.i) < upTo ? "1" : "0.15";
-  said.textContent = ` ${upTo} of ${unit.max}, wave ${Math.ceil(upTo / SLOTS)}`;
+  said.textContent = ` ${upTo} of ${unit.max}, wave ${Math.ceil(upTo / unit.dataset.slots)}`;
 }
 document.getElementById("control").hidden = false;
 unit.addEventListener("input", show);
@@ -45,10 +45,11 @@ def as_html(kernel: Kernel, waves: Waves | None) -> str:
     svg, tiles, slots = as_svg(kernel, waves), waves.tiles(kernel.config) if waves else 0, waves.slots if waves else 1
     control = (
         '<p id="control" hidden><label for="unit">Tiles that have started: </label>'
-        f'<input id="unit" type="range" min="1" max="{tiles}" value="{tiles}" aria-describedby="said">'
+        f'<input id="unit" type="range" min="1" max="{tiles}" value="{tiles}" data-slots="{slots}" '
+        'aria-describedby="said">'
         '<output id="said" for="unit" aria-live="polite"></output></p>'
     )
-    script = f"<script>{_SCRIPT.replace('SLOTS', str(slots))}</script>"
+    script = f"<script>{SCRIPT}</script>"
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(kernel.name)}</title>'
         '<meta name="viewport" content="width=device-width"><style>:root{color-scheme:light dark}'

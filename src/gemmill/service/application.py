@@ -21,7 +21,7 @@ from gemmill.service.fleet_models import get_model, post_model, post_records
 from gemmill.service.instantiate import instantiate, select
 from gemmill.service.kernel_requests import get_blob, get_kernel, put_blob, put_kernel
 from gemmill.service.metrics import Metrics
-from gemmill.service.pages import views
+from gemmill.service.pages import kernel_views, views
 from gemmill.service.refusal import Refusal, ending
 from gemmill.service.served_packs import get_index, get_pack, post_pack
 from gemmill.service.service import Service
@@ -215,7 +215,8 @@ ENDPOINTS = (
     Endpoint(_GET, "/readyz", "", readyz, "Readiness."),
     Endpoint(_GET, "/metrics", "read", metrics, "Metrics for Prometheus."),
     Endpoint(_GET, "/", "read", views.kernels, "Web page: kernels."),
-    Endpoint(_GET, "/kernels/{key}", "read", views.kernel, "Web page: source and resources of a kernel."),
+    Endpoint(_GET, "/kernels/{kernel}", "read", kernel_views.kernel, "Web page: a kernel, by key or name."),
+    Endpoint(_GET, "/drawings/{kernel}", "read", kernel_views.drawing, "Web page: how a kernel works, drawn."),
     Endpoint(_GET, "/problems", "read", views.problems, "Web page: which kernel is selected, and why."),
     Endpoint(_GET, "/queue", "read", views.queue, "Web page: queue and cache."),
     Endpoint(_GET, "/style.css", "", views.style, "Style sheet of the web pages."),

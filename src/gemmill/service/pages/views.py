@@ -1,52 +1,30 @@
-"""The endpoints of the web pages: kernels, one kernel, problems, and queue and cache."""
+"""The endpoints of the pages that list: kernels, problems, and queue and cache."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from dataclasses import asdict, replace
-from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-import jinja2
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
-from gemmill.emitters.emit import emit
-from gemmill.library.arch import GPUS, gpu_named
-from gemmill.library.errors import DeviceError, ProblemError
+from gemmill.library.arch import GPUS, Gpu, gpu_named
+from gemmill.library.errors import DeviceError
 from gemmill.library.problem import GemmProblem
-from gemmill.library.version import __version__
-from gemmill.runtime.registry import Registry
-from gemmill.runtime.select.choice import Choice
-from gemmill.runtime.storage.artifact import Artifact
-from gemmill.service.kernel_requests import digest_in_path
+from gemmill.service.pages.kernel_map import KernelMap
 from gemmill.service.pages.listings import FILTERS
+from gemmill.service.pages.rendering import rendered, template_text
 from gemmill.service.refusal import Refusal
-from gemmill.service.served_kernels import required
 from gemmill.service.tokens import Caller
 
 if TYPE_CHECKING:
     from gemmill.service.service import Service
 
 _PER_PAGE = 100
-_MAP = (16, 64, 256, 1024, 4096, 16384)
-"""Values of M and N in the table of kernels by M and N."""
-_NO_FACTS = ("boxes", "offsets")
-"""Members of a LaunchSpec that the page omits, since they are tables."""
 _REFRESH_SECONDS = 5
 _EXAMPLE = "4096x4096x4096 bf16 tn"
-_SAFE = {
-    "Content-Security-Policy": "; ".join(
-        ("default-src 'none'", "style-src 'self'", "img-src data:", "form-action 'self'", "frame-ancestors 'none'")
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
-"""Headers that forbid scripts, since the pages show names and problems from clients."""
 
 
 async def kernels(service: Service, request: Request, _: Caller) -> Response:
@@ -60,24 +38,7 @@ async def kernels(service: Service, request: Request, _: Caller) -> Response:
     shown = rows[(page - 1) * _PER_PAGE : page * _PER_PAGE]
     context = {"total": len(rows), "unread": unread, "page": page, "pages": pages, "filters": filters}
     context |= {"choices": choices, "labels": FILTERS}
-    return _page("kernels", "Kernels", rows=shown, **context)
-
-
-async def kernel(service: Service, request: Request, _: Caller) -> Response:
-    """The page of one kernel: resources, launch, provenance and source."""
-    key = digest_in_path(request, "key")
-    served = required(await service.kernels.find(key), key)
-    artifact = await asyncio.to_thread(Artifact.from_bytes, served.blob)
-    source = None
-    if not artifact.is_edited:
-        source = (await service.resolver.in_thread(lambda: emit(artifact.config))).text
-    facts = {
-        "Resources": asdict(artifact.resources),
-        "Launch": {name: x for name, x in asdict(artifact.launch).items() if name not in _NO_FACTS},
-        "Provenance": asdict(artifact.provenance),
-    }
-    context = {"requested": service.requested_problems.rows(artifact.name), "now": time.monotonic()}
-    return _page("kernel", artifact.name, manifest=served.manifest, facts=facts, source=source, **context)
+    return rendered("kernels", "Kernels", rows=shown, **context)
 
 
 async def problems(service: Service, request: Request, _: Caller) -> Response:
@@ -94,15 +55,15 @@ async def problems(service: Service, request: Request, _: Caller) -> Response:
             keyed = await service.resolver.keyed(choice.name)
             content |= {
                 "choice": choice,
-                "key": keyed.key,
+                "ranking": [(choice.kernel, choice.predicted_us), *choice.runners_up],
                 "here": await service.kernels.find(keyed.key) is not None,
-                "map": await service.resolver.in_thread(lambda: _map(service.resolver.registry(row), text)),
+                "map": await service.resolver.in_thread(lambda: _map(service, row, text)),
             }
         except DeviceError as error:
             content["error"] = str(error)
         except Refusal as refusal:
             content["error"] = refusal.message
-    return _page("problems", "Problems", **content)
+    return rendered("problems", "Problems", **content)
 
 
 async def queue(service: Service, request: Request, _: Caller) -> Response:
@@ -130,12 +91,12 @@ async def queue(service: Service, request: Request, _: Caller) -> Response:
     }
     refresh = _REFRESH_SECONDS if "refresh" in request.query_params else None
     context = {"jobs": jobs, "ended": finished, "figures": figures, "problem": service.readiness(), "refresh": refresh}
-    return _page("queue", "Queue and cache", **context)
+    return rendered("queue", "Queue and cache", **context)
 
 
 async def style(_service: Service, _request: Request, _caller: Caller) -> Response:
     """Send the style sheet."""
-    return Response(_text("style.css"), headers={"Cache-Control": "max-age=3600"}, media_type="text/css")
+    return Response(template_text("style.css"), headers={"Cache-Control": "max-age=3600"}, media_type="text/css")
 
 
 def _size(count: float) -> str:
@@ -144,35 +105,5 @@ def _size(count: float) -> str:
     return f"{count / 1024**unit:,.{1 if unit else 0}f} {('bytes', 'KiB', 'MiB', 'GiB')[unit]}"
 
 
-def _map(registry: Registry, text: str) -> list[tuple[int, list[tuple[int, Choice | None]]]]:
-    """The kernels selected for problems that differ only in M and N: a row for each M."""
-    filters = GemmProblem.from_text(text)
-
-    def choice(m: int, n: int) -> Choice | None:
-        try:
-            return registry.select(replace(filters, m=m, n=n))
-        except ProblemError:
-            return None
-
-    return [(m, [(n, choice(m, n)) for n in _MAP]) for m in _MAP]
-
-
-def _page(template: str, title: str, **content: Any) -> Response:
-    page = _environment().get_template(f"{template}.html")
-    html = page.render(title=title, section=template, version=__version__, isnan=math.isnan, **content)
-    return HTMLResponse(html, headers=_SAFE)
-
-
-@cache
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FunctionLoader(_text),
-        autoescape=True,
-        undefined=jinja2.ChainableUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def _text(name: str) -> str:
-    return (resources.files("gemmill.service.pages") / "templates" / name).read_text(encoding="utf-8")
+def _map(service: Service, gpu: Gpu, text: str) -> KernelMap:
+    return KernelMap.of(service.resolver.registry(gpu), GemmProblem.from_text(text))

@@ -1,0 +1,92 @@
+"""Renders the templates of the pages: escapes what clients sent, and forbids scripts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import jinja2
+from starlette.responses import HTMLResponse, Response
+
+from gemmill.library.version import __version__
+
+_UNKNOWN = "\N{EN DASH}"
+
+
+def content_policy(*sources: str) -> dict[str, str]:
+    """Headers of a page that loads nothing but what these directives allow."""
+    directives = ("default-src 'none'", *sources, "form-action 'self'", "frame-ancestors 'none'")
+    return {
+        "Content-Security-Policy": "; ".join(directives),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-store",
+    }
+
+
+_NO_SCRIPTS = content_policy("style-src 'self'", "img-src data:")
+"""Scripts are forbidden, since the pages show names and problems from clients."""
+
+
+def rendered(template: str, title: str, **content: Any) -> Response:
+    """A page from a template."""
+    html = (
+        _environment()
+        .get_template(f"{template}.html")
+        .render(title=title, section=template, version=__version__, **content)
+    )
+    return HTMLResponse(html, headers=_NO_SCRIPTS)
+
+
+def template_text(name: str) -> str:
+    """The text of a file in the folder of templates."""
+    return (resources.files("gemmill.service.pages") / "templates" / name).read_text(encoding="utf-8")
+
+
+def facts(members: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """The members of a dataclass as texts, by name in words; without those that are None."""
+    texts: dict[str, str] = {}
+    for member, value in members.items():
+        name = prefix + member.replace("_", " ")
+        if isinstance(value, Mapping):
+            texts |= facts(value, f"{name} ")
+        elif value is not None:
+            texts[name] = _fact(value)
+    return texts
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ("x" if all(isinstance(item, int) for item in value) else " ").join(map(str, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _microseconds(us: float) -> str:
+    """A time; a dash if it is not known."""
+    return _UNKNOWN if math.isnan(us) else f"{us:,.{1 if us >= 10 else 2}f}"
+
+
+def _tflops(us: float, flops: int) -> str:
+    """The speed of a kernel that needs ``us`` microseconds, in TFLOP/s; a dash if the time is not known."""
+    if math.isnan(us) or not us:
+        return _UNKNOWN
+    speed = flops / us / 1e6
+    return f"{speed:,.{0 if speed >= 100 else 1 if speed >= 10 else 2}f}"
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(template_text),
+        autoescape=True,
+        undefined=jinja2.ChainableUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"microseconds": _microseconds, "tflops": _tflops}
+    return environment
