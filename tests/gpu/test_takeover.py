@@ -386,3 +386,31 @@ def test_layers(weights: str) -> None:
         graph.replay()
     for each in found:
         assert (each.double() - wanted).norm() < {"u4_g128": 0.12}.get(weights, 0.05) * wanted.norm()
+
+
+@pytest.mark.parametrize("weights", ["bf16", "e4m3_rows", "u4_g128"])
+def test_converted_encoders_without_gradients(weights: str) -> None:
+    """PyTorch would pass the weights to a fused operator; it must call the layers, eagerly and compiled."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(512, 8, 1024, batch_first=True, device="cuda", dtype=BF16)
+    plain = torch.nn.TransformerEncoder(layer, 2).eval()
+    with pytest.warns(UserWarning, match="self_attn.out_proj"):
+        mine = gemmill.torch.convert(copy.deepcopy(plain), weights)
+    with torch.inference_mode():
+        operand = rand(2, 32, 512)
+        wanted = plain(operand).double()
+        for model in (mine, torch.compile(mine)):
+            assert (model(operand).double() - wanted).norm() < {"u4_g128": 0.12}.get(weights, 0.05) * wanted.norm()
+
+
+def test_a_quantised_weight_is_read_and_written() -> None:
+    plain, operand = torch.nn.Linear(512, 256).to("cuda", BF16), rand(32, 512)
+    mine = gemmill.torch.Linear.from_linear(plain, "e4m3_rows")
+    with torch.no_grad():
+        found = torch.nn.functional.linear(operand, mine.weight, mine.bias), gemmill.matmul(operand, mine.weight.mT)
+        for each, bias in zip(found, (plain.bias, 0), strict=True):
+            wanted = operand.double() @ plain.weight.double().mT + bias
+            assert (each.double() - wanted).norm() < 0.05 * wanted.norm()
+        mine.weight.data += plain.weight
+        wanted = 2 * operand.double() @ plain.weight.double().mT + plain.bias
+        assert (mine(operand).double() - wanted).norm() < 0.05 * wanted.norm()

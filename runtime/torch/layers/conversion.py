@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 import torch
@@ -22,8 +23,10 @@ def convert(
 ) -> torch.nn.Module:
     """Replace the linear layers of a model by :class:`Linear`.
 
-    ``convert`` quantises each ``torch.nn.Linear`` to ``weights``, but not subclasses of it. Layers that a checkpoint
-    already holds quantised keep their values, in these schemes:
+    ``convert`` quantises each ``torch.nn.Linear`` to ``weights``. It leaves a layer unchanged if more than its weight
+    and bias may decide what it computes, and names it in a warning: a subclass, a layer with hooks, a replaced
+    ``forward``, or further parameters, buffers or children. Other attributes move to the new layer. Layers that a
+    checkpoint already holds quantised keep their values, in these schemes:
 
     * e4m3 ``weight``, with ``weight_scale`` or ``weight_scale_inv`` of one value, of rows, or of 128 x 128 blocks
       (compressed-tensors, DeepSeek);
@@ -58,24 +61,102 @@ def convert(
             raise OperandError(f"{pattern!r} in skip matches no module; print(model) shows the names of its modules")
         skipped |= fitting
     replacements: dict[torch.nn.Module, Linear] = {}
+    unchanged: dict[str, list[str]] = {}
+    adapters = {} if weights is None else _adapters(model)
     for module, aliases in names.items():  # read all layers before replacing any, so that an error changes nothing
-        if module not in skipped and not isinstance(module, Linear):
-            converted = _converted(aliases[0], module, weights)
-            if converted is not None:
-                replacements[module] = converted.train(module.training)
+        if module in skipped or isinstance(module, Linear):
+            continue
+        converted = adapters.get(module) or _converted(aliases[0], module, weights)
+        if isinstance(converted, str):
+            unchanged.setdefault(converted, []).append(aliases[0])
+        elif converted is not None:
+            replacements[module] = converted.train(module.training)
+    if unchanged:
+        warnings.warn(_unchanged_text(unchanged), stacklevel=2)
     if model in replacements:
         return replacements[model]
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if child in replacements:
                 parent._modules[name] = replacements[child]
+    _leave_fused_encoders(model)
     return model
 
 
-def _converted(name: str, module: torch.nn.Module, weights: str | None) -> Linear | None:
+def _leave_fused_encoders(model: torch.nn.Module) -> None:
+    """Make PyTorch's encoders call their linear layers. In inference they would pass the weights to one fused operator,
+    which dequantises them."""
+    kinds = torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer
+    for module in model.modules():
+        if isinstance(module, kinds) and any(isinstance(x, Linear) for x in module.modules()):
+            module.use_nested_tensor, module.activation_relu_or_gelu = False, 0
+
+
+def _converted(name: str, module: torch.nn.Module, weights: str | None) -> Linear | str | None:
+    """The new layer, why a linear layer is left unchanged, or None if the module is not to be converted."""
     quantised = read(f"layer {name!r}" if name else "the model", module)
     if quantised is not None:
-        return Linear.of(quantised[0], getattr(module, "bias", None), quantised[1])
-    if weights is None or type(module) is not torch.nn.Linear:
+        (stored, form), bias = quantised, getattr(module, "bias", None)
+        dtype = (stored["weight_scale"] if bias is None else bias).dtype
+        return _hooks(module) or Linear.of(
+            stored, bias, form, wide_dtype=dtype if dtype.itemsize == 2 else torch.bfloat16
+        )
+    if weights is None or not isinstance(module, torch.nn.Linear):
         return None
-    return Linear.from_linear(module, weights)
+    if type(module) is not torch.nn.Linear:
+        return f"a subclass of torch.nn.Linear, {type(module).__name__}"
+    if reason := _hooks(module) or _more_state(module):
+        return reason
+    layer = Linear.from_linear(module, weights)
+    attributes = {x: y for x, y in vars(module).items() if x not in _ATTRIBUTES}
+    for attribute in attributes:
+        if hasattr(layer, attribute) or hasattr(torch.nn.Linear, attribute):
+            return f"its own {attribute}"
+    layer.__dict__.update(attributes)
+    return layer
+
+
+_ATTRIBUTES = frozenset(vars(torch.nn.Linear(1, 1, device="meta")))
+"""The attributes that every ``torch.nn.Linear`` has."""
+
+
+def _adapters(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
+    """The linear layers beside a ``base_layer``, as peft adds them, and why they are left unchanged: they are small,
+    and programs train them and add them to the base layer."""
+    adapters: dict[torch.nn.Module, str] = {}
+    for module in model.modules():
+        if "base_layer" in module._modules:
+            beside = {*module.modules()} - {*module._modules["base_layer"].modules()}
+            adapters |= {x: "an adapter of a base_layer" for x in beside if isinstance(x, torch.nn.Linear)}
+    return adapters
+
+
+def _hooks(module: torch.nn.Module) -> str:
+    """The kinds of hooks that are registered on a module."""
+    kinds = [name for name, x in vars(module).items() if name.endswith("_hooks") and x]
+    return " and ".join(name.strip("_").replace("_", " ") for name in kinds)
+
+
+def _more_state(module: torch.nn.Module) -> str:
+    """What a linear layer holds besides an ordinary weight and bias."""
+    own = module._parameters
+    kinds = {"parameter": own.keys() - {"weight", "bias"}, "buffer": module._buffers, "child": module._modules}
+    more = [f"{kind} {name}" for kind, names in kinds.items() for name in sorted(names)]
+    odd = [x for x in (own.get("weight"), own.get("bias")) if x is not None and type(x) is not torch.nn.Parameter]
+    return " and ".join([*more, *(f"a {type(x).__name__}" for x in odd)])
+
+
+def _unchanged_text(unchanged: Mapping[str, list[str]]) -> str:
+    parts = []
+    for reason, names in unchanged.items():
+        named = ", ".join(repr(name) for name in names[:_MOST_NAMES])
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        parts.append(f"{named}{more} ({reason})")
+    return (
+        "convert left these linear layers unchanged, because more than their weight and bias may decide what they "
+        f"compute: {'; '.join(parts)}. Pass their names in skip to avoid this warning"
+    )
+
+
+_MOST_NAMES = 8
+"""The most names of layers that a warning gives for one reason."""

@@ -10,6 +10,7 @@ import torch
 from gemmill.library.errors import OperandError
 from gemmill.library.wording import one_of, suggest
 from gemmill.runtime.torch.layers.weight_formats import FORMATS, Format, Stored
+from gemmill.runtime.torch.layers.wide_weight import WideWeight
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "sigmoid", "silu", "tanh")
 """The activations of a layer, which the kernel applies in its epilogue."""
@@ -37,6 +38,10 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
     * ``weight_zero``: (K / group, N) in ``dtype``, for 4 bits only.
     * ``bias``: (N,), or None.
 
+    The attribute ``weight`` of a layer with e4m3 or 4-bit weights gives (N, K) in the dtype of activations, as a
+    ``torch.nn.Linear`` has it: what reads it dequantises, and what writes to it quantises. ``stored_weight`` is the
+    parameter. ``load_state_dict`` takes quantised weights of the layer's format, or quantises others.
+
     Only bf16 and f16 weights can be trained. ``Module.to(dtype)`` does not convert e4m3 weights and their scales.
 
     With e4m3 weights, ``forward`` also quantises the activations to e4m3, with PyTorch operations: five launches in
@@ -62,7 +67,8 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
         form, weight = format_named(weights), torch.empty(out_features, in_features, device=device, dtype=dtype)
         if not weight.is_meta:
             torch.nn.init.kaiming_uniform_(weight, a=5**0.5)
-        self._hold(form.stored(weight, dtype), weight.new_zeros(out_features) if bias else None, weights, activation)
+        zeros = weight.new_zeros(out_features) if bias else None
+        self._hold(form.stored(weight, dtype), zeros, weights, activation, dtype)
 
     @classmethod
     def from_linear(cls, linear: torch.nn.Linear, weights: str = "e4m3_rows", activation: str | None = None) -> Linear:
@@ -88,22 +94,37 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
         bias = linear.bias
         if bias is not None and bias.dtype not in (torch.bfloat16, torch.float16):
             bias = torch.nn.Parameter(bias.detach().to(dtype), requires_grad=bias.requires_grad)
-        return cls.of(stored, bias, weights, activation)
+        return cls.of(stored, bias, weights, activation, weight.dtype if form.keeps_dtype else dtype)
 
     @classmethod
-    def of(cls, stored: Stored, bias: torch.Tensor | None, weights: str, activation: str | None = None) -> Linear:
-        """Make a layer from tensors that already have the format's dtypes and shapes."""
+    def of(
+        cls,
+        stored: Stored,
+        bias: torch.Tensor | None,
+        weights: str,
+        activation: str | None = None,
+        wide_dtype: torch.dtype = torch.bfloat16,
+    ) -> Linear:
+        """Make a layer from tensors that already have the format's dtypes and shapes. ``wide_dtype`` is the dtype that
+        ``weight`` has if the format is quantised."""
         layer = cls.__new__(cls)
         torch.nn.Module.__init__(layer)
-        layer._hold(stored, bias, weights, activation)
+        layer._hold(stored, bias, weights, activation, wide_dtype)
         return layer
 
-    def _hold(self, stored: Stored, bias: torch.Tensor | None, weights: str, activation: str | None) -> None:
+    def _hold(
+        self,
+        stored: Stored,
+        bias: torch.Tensor | None,
+        weights: str,
+        activation: str | None,
+        wide_dtype: torch.dtype,
+    ) -> None:
         if activation is not None and activation not in ACTIVATIONS:
             raise OperandError(
                 f"activation is {activation!r}; it must be {one_of(ACTIVATIONS)}{suggest(activation, ACTIVATIONS)}"
             )
-        self.weights, self.activation = weights, activation
+        self.weights, self.activation, self.wide_dtype = weights, activation, wide_dtype
         for name, x in stored.items():
             is_trained = x.dtype in (torch.bfloat16, torch.float16) and name == "weight"
             self.register_parameter(name, x if isinstance(x, torch.nn.Parameter) else _parameter(x, is_trained))
@@ -128,11 +149,92 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
         d = calls.matmul(a, b, out_dtype=x.dtype, **keywords)
         return d.reshape(*x.shape[:-1], self.out_features)
 
+    @property
+    def stored_weight(self) -> torch.Tensor:
+        """The parameter ``weight`` as it is stored: (N, K), or (N, K / 2) bytes with 4-bit weights."""
+        weight = self._parameters.get("weight")
+        if weight is None:
+            raise OperandError(
+                f"the layer no longer has a parameter weight, which {self.weights} needs: prune or parametrize a layer "
+                "before you convert it"
+            )
+        return weight
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight (N, K); see :class:`Linear`."""
+        weight = self.__dict__.get("weight")
+        if weight is None:
+            weight = self._parameters.get("weight")
+        if weight is None:
+            raise AttributeError("weight")
+        if FORMATS[self.weights].wide is None:
+            return weight
+        return self.dequantised() if torch.compiler.is_compiling() else WideWeight.of(self)
+
+    @weight.setter
+    def weight(self, value: Any) -> None:
+        self.__dict__["weight"] = value  # old hooks such as weight_norm's replace the parameter by a tensor
+
+    def dequantised(self) -> torch.Tensor:
+        """The weight (N, K) of a layer with quantised weights, in the dtype of ``weight``."""
+        wide = FORMATS[self.weights].wide
+        assert wide is not None
+        with torch.no_grad():
+            return wide(self).to(self.wide_dtype)
+
+    def quantise(self, weight: torch.Tensor) -> None:
+        """Replace the quantised weights of this layer by those of a weight (N, K)."""
+        with torch.no_grad():
+            for name, x in self._quantised(weight).items():
+                self._parameters[name].copy_(x)
+
+    def _quantised(self, weight: torch.Tensor) -> Stored:
+        shape = self.out_features, self.in_features
+        if weight.shape != shape:
+            raise OperandError(f"the weight has shape {tuple(weight.shape)}; this layer needs {shape}")
+        return FORMATS[self.weights].stored(weight.detach().to(self.weight_scale.device), self.weight_scale.dtype)
+
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        """Register a parameter; quantise it if it replaces a quantised weight, as code that ties weights does."""
+        replaces = name == "weight" and self._parameters.get(name) is not None
+        if replaces and param is not None and FORMATS[self.weights].dtype not in (None, param.dtype):
+            self.quantise(param)
+        else:
+            super().register_parameter(name, param)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        """Load tensors in the layer's format; quantise the weight of a checkpoint that is not quantised."""
+        weight = state_dict.get(f"{prefix}weight")
+        if weight is not None and weight.dtype is not FORMATS[self.weights].dtype:
+            try:
+                stored = self._loaded(weight, prefix, state_dict)
+            except OperandError as error:
+                errors: list[str] = others[-1]
+                errors.append(f"{prefix}weight: {error}")
+                return
+            state_dict.update({f"{prefix}{name}": x for name, x in stored.items()})
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+    def _loaded(self, weight: torch.Tensor, prefix: str, state_dict: Any) -> Stored:
+        scales = [name for name in self._parameters if name.startswith("weight_") and f"{prefix}{name}" in state_dict]
+        if scales or not weight.dtype.is_floating_point or weight.dtype.itemsize == 1:
+            also = "".join(f" with {name}" for name in scales)
+            raise OperandError(
+                f"the checkpoint holds {weight.dtype}{also}, but the layer holds {self.weights}: load the checkpoint "
+                "before gemmill.torch.convert, which reads quantised weights"
+            )
+        return {"weight": weight} if FORMATS[self.weights].dtype is None else self._quantised(weight)
+
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
         """Move all tensors, but convert the dtype of only those that follow the model's dtype."""
-        if not FORMATS[self.weights].keeps_dtype:
+        form = FORMATS[self.weights]
+        if form.wide is not None:
+            stored = self.stored_weight
+            self.wide_dtype = fn(stored.new_empty(0, dtype=self.wide_dtype)).dtype
+        if not form.keeps_dtype:
             return super()._apply(fn, recurse)
-        kept = (self.weight, self.weight_scale)
+        kept = (stored, self.weight_scale)
 
         def moved(x: torch.Tensor) -> Any:
             if not any(x is y for y in kept):

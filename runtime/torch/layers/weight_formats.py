@@ -25,6 +25,10 @@ class Format(NamedTuple):
     """Makes the stored tensors from weights (N, K) and the dtype of activations."""
     operands: Callable[[torch.Tensor, Any], dict[str, Any]]
     """Makes the arguments of ``matmul`` from activations (M, K) and a layer."""
+    wide: Callable[[Any], torch.Tensor] | None = None
+    """Makes the weights (N, K) of a layer from its stored tensors; None if they are stored unquantised."""
+    dtype: torch.dtype | None = None
+    """Dtype of quantised weights in memory."""
     keeps_dtype: bool = False
     """Whether ``Module.to(dtype)`` does not convert its tensors."""
 
@@ -55,12 +59,20 @@ def _blocks(weight: torch.Tensor, _: torch.dtype) -> Stored:
 def _e4m3(
     stored: Callable[[torch.Tensor, torch.dtype], Stored],
     quantised: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    block: int | None = None,
 ) -> Format:
     def operands(x: torch.Tensor, layer: Any) -> dict[str, Any]:
         a, a_scale = quantised(x)
-        return {"a": a, "b": layer.weight.mT, "a_scale": a_scale, "b_scale": layer.weight_scale.mT}
+        return {"a": a, "b": layer.stored_weight.mT, "a_scale": a_scale, "b_scale": layer.weight_scale.mT}
 
-    return Format(stored, operands, keeps_dtype=True)
+    def wide(layer: Any) -> torch.Tensor:
+        values, scale = layer.stored_weight, layer.weight_scale
+        if block:
+            scale = scale.repeat_interleave(block, 0)[: values.shape[0]]
+            scale = scale.repeat_interleave(block, 1)[:, : values.shape[1]]
+        return values.float() * scale
+
+    return Format(stored, operands, wide, _E4M3, keeps_dtype=True)
 
 
 def _u4(group: int) -> Format:
@@ -75,9 +87,15 @@ def _u4(group: int) -> Format:
 
     def operands(x: torch.Tensor, layer: Any) -> dict[str, Any]:
         scales = {"b_scale": layer.weight_scale, "b_zero": layer.weight_zero}
-        return {"a": x, "b": layer.weight.mT, "b_dtype": "u4", **scales}
+        return {"a": x, "b": layer.stored_weight.mT, "b_dtype": "u4", **scales}
 
-    return Format(stored, operands)
+    def wide(layer: Any) -> torch.Tensor:
+        packed = layer.stored_weight
+        values = torch.stack((packed & 15, packed >> 4), -1).flatten(1)
+        scale, zero = (x.mT.float().repeat_interleave(group, 1) for x in (layer.weight_scale, layer.weight_zero))
+        return (values - zero[:, : values.shape[1]]) * scale[:, : values.shape[1]]
+
+    return Format(stored, operands, wide, torch.uint8)
 
 
 def u4_stored(values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> Stored:
@@ -125,7 +143,7 @@ FORMATS: Mapping[str, Format] = {
     "bf16": _wide(torch.bfloat16),
     "f16": _wide(torch.float16),
     "e4m3_rows": _e4m3(_rows, quantised_rows),
-    "e4m3_blocks": _e4m3(_blocks, quantised_blocks),
+    "e4m3_blocks": _e4m3(_blocks, quantised_blocks, SCALE_BLOCK),
     **{f"u4_g{group}": _u4(group) for group in (128, 64, 32)},
 }
 """The formats by name. ``e4m3_rows`` has a scale for each row of weights and activations. ``e4m3_blocks`` has a scale
