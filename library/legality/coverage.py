@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from gemmill.library.config.domains import WORDS
-from gemmill.library.config.fields import Fields, Value
+from gemmill.library.config.fields import Value
 from gemmill.library.config.model import FAMILIES
 from gemmill.library.legality.rules import DOMAINS
-from gemmill.library.legality.search import any_legal, obstacle
+from gemmill.library.legality.search import legal_values, obstacle
 
 OK = "ok"
 """The text of a cell with at least one legal kernel. Other cells hold the id of the rule that excludes it."""
@@ -61,64 +62,57 @@ def tables() -> tuple[Table, ...]:
     )
 
 
-def _row(fields: Mapping[str, Value]) -> Row:
-    return Row(fields, {schedule: _cell({"schedule": schedule, **fields}) for schedule in schedules()})
+_Values: TypeAlias = tuple[Value, ...]
 
 
-def _cell(fields: Mapping[str, Value]) -> str:
-    served = {name: (fields[name], "any") for name in ("a.major", "b.major") if name in fields}
-    if any_legal({**fields, **served}) is not None:
-        return OK
-    rule = obstacle(fields)
-    assert rule is not None, f"{dict(fields)} is legal, though not with strides of any kind"
-    return rule.id
+class _Legal:
+    """The values of some fields that legal configs have, by schedule."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self._values = {schedule: {*legal_values(names, {"schedule": schedule})} for schedule in schedules()}
+
+    def values(self, *names: str) -> list[_Values]:
+        """The values of some of the fields that any schedule supports, in the order of their domains."""
+        at = [self.names.index(name) for name in names]
+        found = {tuple(values[i] for i in at) for legal in self._values.values() for values in legal}
+        return sorted(found, key=lambda values: [*map(tuple.index, map(DOMAINS.__getitem__, names), values)])
+
+    def row(self, *values: Value) -> Row:
+        """The row of values of all fields."""
+        fields = dict(zip(self.names, values, strict=True))
+        return Row(fields, {schedule: self._cell(schedule, fields) for schedule in self._values})
+
+    def _cell(self, schedule: str, fields: Mapping[str, Value]) -> str:
+        served = ((value, "any") if name.endswith("major") else (value,) for name, value in fields.items())
+        if not self._values[schedule].isdisjoint(itertools.product(*served)):
+            return OK
+        rule = obstacle({"schedule": schedule, **fields})
+        assert rule is not None, f"{dict(fields)} is legal, though not with strides of any kind"
+        return rule.id
 
 
 def _operands() -> Iterable[Row]:
-    for multiplied in _legal_values(("a.dtype", "b.dtype", "accumulator", "promote", "a.scale", "b.scale")):
-        for a, b in MAJORS:
-            yield _row({**multiplied, "a.major": a, "b.major": b})
+    legal = _Legal("a.dtype", "b.dtype", "accumulator", "promote", "a.scale", "b.scale", "a.major", "b.major")
+    multiplied = legal.values(*legal.names[:6])
+    return itertools.starmap(legal.row, ((*values, *majors) for values in multiplied for majors in MAJORS))
 
 
 def _outputs() -> Iterable[Row]:
-    sums = dict.fromkeys(str(values["accumulator"]) for values in _legal_values(("accumulator",)))
-    outputs = dict.fromkeys(str(values["d.dtype"]) for values in _legal_values(("d.dtype",)))
-    for accumulator, d in itertools.product(sums, outputs):
-        yield _row({"accumulator": accumulator, "d.dtype": d})
+    legal = _Legal("accumulator", "d.dtype")
+    sums, outputs = map(legal.values, legal.names)
+    return itertools.starmap(legal.row, ((*accumulator, *d) for accumulator in sums for d in outputs))
 
 
 def _targets() -> Iterable[Row]:
-    pairs = ({"a.dtype": dtype, "b.dtype": dtype} for dtype in WORDS["a.dtype"])
-    multiplied = [pair for pair in pairs if any_legal(pair) is not None]
-    for arch, pair in itertools.product(WORDS["arch"], multiplied):
-        yield _row({"arch": arch, **pair})
+    legal = _Legal("arch", "a.dtype", "b.dtype")
+    pairs = [pair for pair in legal.values("a.dtype", "b.dtype") if len({*pair}) == 1]
+    return itertools.starmap(legal.row, ((arch, *pair) for arch in WORDS["arch"] for pair in pairs))
 
 
 def _schedulers() -> Iterable[Row]:
-    for batching, decomposition in itertools.product(WORDS["scheduler.batching"], WORDS["scheduler.decomposition"]):
-        yield _row({"scheduler.batching": batching, "scheduler.decomposition": decomposition})
-
-
-def _legal_values(
-    names: Sequence[str], fields: Mapping[str, Value] | None = None, example_before: Fields | None = None
-) -> Iterable[dict[str, Value]]:
-    """Every combination of values of the named fields for which a legal config with the fixed ``fields`` exists.
-
-    ``example_before`` is a known legal config with these ``fields``; it saves searches.
-    """
-    fields = fields or {}
-    if not names:
-        yield {}
-        return
-    name, *rest = names
-    for value in DOMAINS[name]:
-        constraints = {**fields, name: value}
-        example = (
-            example_before if example_before is not None and example_before[name] == value else any_legal(constraints)
-        )
-        if example is not None:
-            for rest_values in _legal_values(rest, constraints, example):
-                yield {name: value, **rest_values}
+    legal = _Legal("scheduler.batching", "scheduler.decomposition")
+    return itertools.starmap(legal.row, itertools.product(*map(WORDS.__getitem__, legal.names)))
 
 
 _Labelled = Iterable[tuple[tuple[str, ...], tuple[str, ...]]]
@@ -201,7 +195,7 @@ _LABELS = {
 
 
 def coverage_tables() -> Iterator[str]:
-    """The lines of all tables in Markdown, under a heading each. Takes some twenty seconds."""
+    """The lines of all tables in Markdown, under a heading each."""
     for table in tables():
         heads = (*table.columns, *schedules())
         yield from (f"## {table.title}", "", _line(heads), "|" + "---|" * len(heads), *map(_line, table.merged()), "")

@@ -8,9 +8,9 @@ early.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from gemmill.library.config.field_table import TABLE
 from gemmill.library.config.fields import FIELD_NAMES, ConfigView, Fields, Value
@@ -59,6 +59,16 @@ def any_legal(constraints: Constraints, rules: Sequence[Rule] = RULES) -> Fields
     return _Search(_concerning(rules, constraints), None).solve(constraints)
 
 
+def legal_values(names: Sequence[str], constraints: Constraints) -> Iterator[tuple[Value, ...]]:
+    """Every combination of values of the named fields for which a legal config exists that meets the constraints.
+
+    The combinations share the work of forward checking, which is faster than a search for each.
+    """
+    search, decided = _Search(_concerning(RULES, constraints), None), dict[str, Value]()
+    if (domains := search.constrained(constraints, decided)) is not None:
+        yield from search.combinations(names, decided, domains)
+
+
 def draw_legal(generator: random.Random, constraints: Constraints) -> Fields | None:
     """A random legal config that meets the constraints; None if there is none or the search gives up.
 
@@ -77,8 +87,12 @@ def obstacle(constraints: Constraints) -> Rule | None:
     prefix of the rules whose removal allows one.
     """
     fixed = {name: value for name, value in constraints.items() if not isinstance(value, tuple)}
-    for rule in RULES:
-        if all(name in fixed for name in rule.fields) and not rule.allows(ConfigView(fixed)):
+    for rule, other in _nearly_fixed(frozenset(fixed)):
+        if not (
+            _allowed(rule, other, tuple(map(fixed.get, rule.fields)))
+            if other
+            else _meets(rule, tuple(map(fixed.__getitem__, rule.fields)))
+        ):
             return rule
     search = _Search(_concerning(RULES, constraints), None)
     if search.solve(constraints) is not None:
@@ -102,6 +116,20 @@ def _concerning(rules: Sequence[Rule], constraints: Constraints) -> Sequence[Rul
     return [rule for rule in rules if rule.concerns(schedule)] if isinstance(schedule, str) else rules
 
 
+@lru_cache(1 << 8)
+def _nearly_fixed(names: frozenset[str]) -> Sequence[tuple[Rule, str | None]]:
+    """The rules that read only these fields, then those that read one more, with that field."""
+    others = [(rule, [name for name in rule.fields if name not in names]) for rule in RULES]
+    within = [(rule, None) for rule, open_names in others if not open_names]
+    return (*within, *((rule, open_names[0]) for rule, open_names in others if len(open_names) == 1))
+
+
+@lru_cache(1 << 16)
+def _meets(rule: Rule, values: tuple[Value, ...]) -> bool:
+    """Whether the values of all fields of a rule meet it. Cached across searches."""
+    return rule.allows(ConfigView(dict(zip(rule.fields, values, strict=True))))
+
+
 @lru_cache(1 << 18)
 def _allowed(rule: Rule, name: str, values: tuple[Value | None, ...]) -> frozenset[Value]:
     """The values of a field that a rule allows, given its other fields. Cached across searches."""
@@ -114,6 +142,37 @@ def _allowed(rule: Rule, name: str, values: tuple[Value | None, ...]) -> frozens
     return frozenset(allowed)
 
 
+class _Network(NamedTuple):
+    """The rules of searches by their fields, and what rules of one field leave of the domains."""
+
+    rules_of: Mapping[str, Sequence[tuple[Rule, frozenset[str]]]]
+    domains: _Domains
+    refused: frozenset[Rule]
+    """The rules of one field that rule out at least one value."""
+
+
+@lru_cache(1 << 8)
+def _network(rules: tuple[Rule, ...]) -> _Network:
+    """The network of some rules. Cached across searches."""
+    rules_of: dict[str, list[tuple[Rule, frozenset[str]]]] = {name: [] for name in ORDER}
+    domains, refused = dict(_WHOLE), set[Rule]()
+    for rule in (*_C_RULES, *rules):
+        names = frozenset(rule.fields)
+        for name in names:
+            rules_of[name].append((rule, names))
+        if len(names) == 1:
+            _strike(rule, name, {}, domains, refused)
+    return _Network(rules_of, domains, frozenset(refused))
+
+
+def _strike(rule: Rule, name: str, decided: Fields, domains: _Domains, refused: set[Rule]) -> None:
+    """Remove the values that a rule refuses from the domain of its last undecided field."""
+    allowed = _allowed(rule, name, tuple(map(decided.get, rule.fields)))
+    if not allowed.issuperset(domains[name]):
+        refused.add(rule)
+        domains[name] = tuple(value for value in domains[name] if value in allowed)
+
+
 class _Search:
     """One search."""
 
@@ -121,34 +180,62 @@ class _Search:
         self._generator = generator
         self._steps = steps
         self._contradicted = dict.fromkeys(ORDER, 0)
-        self._rules_of: dict[str, list[tuple[Rule, frozenset[str]]]] = {name: [] for name in ORDER}
-        self._domains: _Domains = dict(_WHOLE)
-        self.refused: set[Rule] = set()
+        self._found: dict[str, Value] = {}
+        """The last config that was found."""
+        self._rules = tuple(rules)
+        self._network = _network(self._rules)
+        self.refused = {*self._network.refused}
         """The rules that have ruled out at least one value."""
-        for rule in (*_C_RULES, *rules):
-            names = frozenset(rule.fields)
-            for name in names:
-                self._rules_of[name].append((rule, names))
-            if len(names) == 1:
-                self._strike(rule, name, {}, self._domains)
 
     def solve(self, constraints: Constraints) -> Fields | None:
         """A config that meets the constraints, in the order of the fields; None if none exists or the steps run out."""
         decided: dict[str, Value] = {}
-        domains = dict(self._domains)
-        fixed = {name: value for name, value in constraints.items() if not isinstance(value, tuple)}
+        if (domains := self.constrained(constraints, decided)) is None or not self._completed(decided, domains):
+            return None
+        return {name: decided[name] for name in FIELD_NAMES}
+
+    def constrained(self, constraints: Constraints, decided: dict[str, Value]) -> _Domains | None:
+        """The domains that constraints leave, whose required values it adds to ``decided``; None if one is empty."""
+        domains = dict(self._network.domains)
         for name, values in constraints.items():
             if isinstance(values, tuple):
                 domains[name] = tuple(value for value in domains[name] if value in values)
-        for name, value in fixed.items():
-            decided[name] = value
-            narrowed = self._narrowed(decided, domains, name)
-            if narrowed is None:
-                return None
-            domains = narrowed
-        if not self._extend(decided, domains, [name for name in ORDER if name not in fixed]):
-            return None
-        return {name: decided[name] for name in FIELD_NAMES}
+        for name, value in constraints.items():
+            if not isinstance(value, tuple):
+                decided[name] = value
+                if (narrowed := self._narrowed(decided, domains, name)) is None:
+                    return None
+                domains = narrowed
+        return domains
+
+    def combinations(
+        self, names: Sequence[str], decided: dict[str, Value], domains: _Domains
+    ) -> Iterator[tuple[Value, ...]]:
+        """The values of the named fields in every config that extends ``decided``."""
+        if not names:
+            self._steps, self._contradicted = STEPS, dict.fromkeys(ORDER, 0)
+            config = {**self._found, **decided}  # often legal, which saves a search
+            if self._is_legal(config) or self._completed(config := {**decided}, domains):
+                self._found = config
+                yield ()
+            return
+        name, *rest = names
+        for value in domains[name]:
+            with_value = {**decided, name: value}
+            if (narrowed := self._narrowed(with_value, domains, name)) is not None:
+                for others in self.combinations(rest, with_value, narrowed):
+                    yield (value, *others)
+
+    def _is_legal(self, config: Fields) -> bool:
+        """Whether a config is complete and meets the rules."""
+        rules = (*_C_RULES, *self._rules)
+        return len(config) == len(ORDER) and all(
+            _meets(rule, tuple(map(config.__getitem__, rule.fields))) for rule in rules
+        )
+
+    def _completed(self, decided: dict[str, Value], domains: _Domains) -> bool:
+        """Whether values for all other fields were found, which it adds to ``decided``."""
+        return self._extend(decided, domains, [name for name in ORDER if name not in decided])
 
     def _extend(self, decided: dict[str, Value], domains: _Domains, names: Sequence[str]) -> bool:
         if not names:
@@ -178,13 +265,13 @@ class _Search:
     def _narrowed(self, decided: Fields, domains: _Domains, name: str) -> _Domains | None:
         """The domains without the values that rules refuse once ``name`` is decided; None if a domain becomes empty."""
         narrowed = dict(domains)
-        for rule, names in self._rules_of[name]:
+        for rule, names in self._network.rules_of[name]:
             undecided = names.difference(decided)
             if len(undecided) > 1:
                 continue
             if undecided:
                 (other,) = undecided
-                self._strike(rule, other, decided, narrowed)
+                _strike(rule, other, decided, narrowed, self.refused)
                 possible = bool(narrowed[other])
             elif not (possible := rule.allows(ConfigView(decided))):
                 self.refused.add(rule)
@@ -193,10 +280,3 @@ class _Search:
                     self._contradicted[other] += 1
                 return None
         return narrowed
-
-    def _strike(self, rule: Rule, name: str, decided: Fields, domains: _Domains) -> None:
-        """Remove the values that a rule refuses from the domain of its last undecided field."""
-        allowed = _allowed(rule, name, tuple(map(decided.get, rule.fields)))
-        if not allowed.issuperset(domains[name]):
-            self.refused.add(rule)
-            domains[name] = tuple(value for value in domains[name] if value in allowed)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from gemmill.library.config.domains import one_of
 from gemmill.library.config.field import Value
-from gemmill.library.config.model import InputName
+from gemmill.library.config.model import InputName, InputOperand, OutputOperand
 from gemmill.library.config.scales import BLOCK_SCALES
 from gemmill.library.dtypes import FP8, INT8
 from gemmill.library.epilogues.parse import LINEAR, is_gated, staged_formats
@@ -82,18 +83,25 @@ slice of an operand can begin inside the period of a swizzle."""
 _SCALE_PAIRS = ", or ".join(f"{a} and {b}" for a, b in (("none", "none"), *BLOCK_SCALES.values()))
 
 
-@rule(
-    "tma-majors",
-    ("a.major", "b.major", "d.major", "c.major"),
-    "CUDA driver API, cuTensorMapEncodeTiled: the first extent is contiguous",
-    WgmmaPlan,
-)
+_FIRST_EXTENT = "CUDA driver API, cuTensorMapEncodeTiled: the first extent is contiguous"
+
+
+@rule("tma-majors", ("a.major", "b.major"), _FIRST_EXTENT, WgmmaPlan)
 def majors(plan: WgmmaPlan) -> str | None:
-    """A, B, C and D must each be contiguous along one extent."""
-    loose = [name.upper() for name, operand in plan.config.operands.items() if operand.major == "any"]
-    if not loose:
-        return None
-    return f"the major of {' and '.join(loose)} is any; TMA needs one contiguous extent"
+    """A and B must each be contiguous along one extent."""
+    return _loose(plan.config.inputs)
+
+
+@rule("tma-output-majors", ("d.major", "c.major"), _FIRST_EXTENT, WgmmaPlan)
+def output_majors(plan: WgmmaPlan) -> str | None:
+    """C and D must each be contiguous along one extent."""
+    return _loose(plan.config.outputs)
+
+
+def _loose(operands: Mapping[Any, InputOperand | OutputOperand]) -> str | None:
+    """What is wrong with operands of any strides."""
+    loose = [name.upper() for name, operand in operands.items() if operand.major == "any"]
+    return f"the major of {' and '.join(loose)} is any; TMA needs one contiguous extent" if loose else None
 
 
 @rule(
@@ -334,15 +342,15 @@ def promote(plan: WgmmaPlan) -> str | None:
 
 @rule(
     "block-scales",
-    ("a.scale", "b.scale", "promote", "tile.n", "a.dtype", "b.dtype", "stages"),
-    "DeepSeek-V3 technical report, 3.3: A scaled 1 x 128, B 128 x 128; gemmill: a thread holds two scales per row",
+    ("a.scale", "b.scale", "promote", "a.dtype", "b.dtype"),
+    "DeepSeek-V3 technical report, 3.3: A scaled 1 x 128, B 128 x 128",
     WgmmaPlan,
 )
 def block_scales(plan: WgmmaPlan) -> str | None:
     """fp8 operands with two-level accumulation can have scales of 1x128 (A) and 128x128 (B), both of the same type; a
     narrow A can have group scales; other operands must have no scales."""
     config = plan.config
-    a, b, n = config.a.scale, config.b.scale, config.tile.n
+    a, b = config.a.scale, config.b.scale
     if (a, b) == ("none", "none"):
         return None
     if plan.is_mixed:
@@ -354,8 +362,21 @@ def block_scales(plan: WgmmaPlan) -> str | None:
         )
     if (a, b) not in BLOCK_SCALES.values():
         return f"the scales of A and B are {a} and {b}; they must be {_SCALE_PAIRS}"
-    if not config.promote:
-        return "promote is 0; block scales need two-level accumulation, so it must be 4"
+    return None if config.promote else "promote is 0; block scales need two-level accumulation, so it must be 4"
+
+
+@rule(
+    "scaled-tile",
+    ("tile.n", "stages", "b.scale"),
+    "gemmill: a thread holds two scales per row; a named barrier releases each stage of scales",
+    WgmmaPlan,
+)
+def scaled_tile(plan: WgmmaPlan) -> str | None:
+    """With block scales a tile must not span three 128-column blocks of B's scales, and has at most 12 stages."""
+    config = plan.config
+    n = config.tile.n
+    if config.b.scale == "none":
+        return None
     if n + PROMOTION_K - math.gcd(n, PROMOTION_K) > 2 * PROMOTION_K:
         return (
             f"tile N is {n}; such tiles can span three {PROMOTION_K}-column blocks of B's scales, and kernels support "
@@ -656,6 +677,7 @@ RULES: tuple[Rule, ...] = (
         "PTX ISA, wgmma.mma_async: types of A, B and D; CUTLASS include/cute/arch/mma_sm90.hpp",
     ),
     majors,
+    output_majors,
     mma_majors,
     converted("epilogue-types", WgmmaPlan),
     row_groups,
@@ -673,6 +695,7 @@ RULES: tuple[Rule, ...] = (
     tile_k,
     promote,
     block_scales,
+    scaled_tile,
     cluster,
     cluster_splits,
     min_stages,

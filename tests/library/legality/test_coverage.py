@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
 
 import pytest
 from tests.cli.test_cli import gemmill, ok
@@ -13,8 +17,6 @@ from gemmill.library.families.wgmma.wgmma_rules import ACCUMULATORS
 from gemmill.library.legality.coverage import OK, Table, tables
 from gemmill.library.legality.rules import RULES
 from gemmill.library.legality.search import any_legal
-
-pytestmark = pytest.mark.heavy  # the tables take twenty seconds, once a worker
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +65,18 @@ def test_the_command_line_names_a_rule_for_every_hole() -> None:
     assert {(row["a.major"], row["schedules"]["cooperative"]) for row in tf32} >= {("k", "ok"), ("any", "tma-majors")}
     assert "mma-majors" in ok("list", "--coverage")
     assert gemmill("list", "bf16", "--coverage").exit_code == 2
+
+
+@pytest.mark.slow
+def test_the_tables_fold_to_the_width_of_a_terminal() -> None:
+    ours, theirs = os.openpty()
+    environment = os.environ | {"TERM": "dumb", "COLUMNS": "80"}
+    with subprocess.Popen([sys.executable, "-m", "gemmill", "list", "--coverage"], stdout=theirs, env=environment):
+        os.close(theirs)
+        text = b""
+        with suppress(OSError):  # Linux raises it at the end of a terminal
+            while part := os.read(ours, 1 << 16):
+                text += part
+    os.close(ours)
+    assert "supported by" in text.decode()
+    assert max(map(len, text.decode().splitlines())) <= 80

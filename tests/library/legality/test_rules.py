@@ -291,6 +291,7 @@ MMA = "sm80_bf16k16_bf16k16_f32_none_bf16n16_128x128x32_1x1_multistage_s3_m8_k1_
     [
         (LEGAL, {"d.dtype": "f64"}, "epilogue-types", "D is f64; with accumulator f32 it must be bf16, f16, f32,"),
         (LEGAL, {"a.major": "any"}, "tma-majors", "the major of A is any; TMA needs one contiguous extent"),
+        (LEGAL, {"d.major": "any"}, "tma-output-majors", "the major of D is any; TMA needs one contiguous extent"),
         (LEGAL, {"epilogue": "d = silu(acc + c)"}, "epilogue-c", "the epilogue reads C, but the config has none"),
         (
             LEGAL,
@@ -340,6 +341,12 @@ MMA = "sm80_bf16k16_bf16k16_f32_none_bf16n16_128x128x32_1x1_multistage_s3_m8_k1_
             {"a.scale": "1x128", "promote": 4},
             "block-scales",
             "the scales of A and B are 1x128 and none; they must be none and none, or 1x128 and 128x128",
+        ),
+        (
+            FP8,
+            {"a.scale": "1x128", "b.scale": "128x128", "promote": 4, "tile.n": 176},
+            "scaled-tile",
+            "tile N is 176; such tiles can span three 128-column blocks of B's scales",
         ),
         (GEMV, {"b.dtype": "f16"}, "gemv-types", "A x B is bf16 x f16 with accumulator f32; gemv kernels support bf16"),
         (GEMV, {"a.major": "mn"}, "gemv-majors", "A's major is mn; for gemv kernels it must be k or any"),

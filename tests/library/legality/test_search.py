@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 
 from gemmill.library.config.fields import Value, config_of
 from gemmill.library.dtypes import FP8
-from gemmill.library.legality.rules import legal
-from gemmill.library.legality.search import any_legal, draw_legal, obstacle
+from gemmill.library.legality.rules import DOMAINS, legal
+from gemmill.library.legality.search import any_legal, draw_legal, legal_values, obstacle
 
 
 def test_draws_are_legal_repeat_with_the_seed_and_keep_what_is_given() -> None:
@@ -46,3 +47,13 @@ def test_an_obstacle_is_the_rule_without_which_a_config_would_exist(changes: dic
     assert found is not None
     assert found.id == rule
     assert any_legal(FP8_SUMS | changes) is None
+
+
+@pytest.mark.parametrize("schedule", ["cooperative", "simt"])
+def test_legal_values_are_those_that_a_search_for_each_finds(schedule: str) -> None:
+    fixed: dict[str, Value] = {"schedule": schedule, "b.dtype": "f16"}
+    names = ("a.dtype", "a.major", "d.dtype")
+    each = itertools.product(*map(DOMAINS.__getitem__, names))
+    found = [values for values in each if any_legal(fixed | dict(zip(names, values, strict=True))) is not None]
+    assert [*legal_values(names, fixed)] == found
+    assert len(found) > 5

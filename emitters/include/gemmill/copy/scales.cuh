@@ -10,7 +10,7 @@ namespace gemmill {
 inline constexpr int kScaleBlock = 128;
 
 /// The scales of one stage in shared memory, in f32. There is one scale of A for each row of the tile. There are two
-/// scales of B, because a tile overlaps at most two blocks of columns (rule `block-scales`).
+/// scales of B, because a tile overlaps at most two blocks of columns (rule `scaled-tile`).
 ///
 /// The stage is refilled when all threads that read it have arrived at its named barrier. It is not an mbarrier,
 /// because racecheck does not follow a lane that arrives at an mbarrier for its whole warp.

@@ -5,7 +5,7 @@ namespace gemmill::named_barrier {
 
 /// Barrier of the first consumer warpgroup; warpgroup i has kWarpgroups + i.
 inline constexpr int kWarpgroups = 1;
-/// First of the barriers that release stages of block scales. There is one for each stage (rule `block-scales`).
+/// First of the barriers that release stages of block scales. There is one for each stage (rule `scaled-tile`).
 inline constexpr int kScales = 4;
 inline constexpr int kEnd = 16;
 
