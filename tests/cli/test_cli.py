@@ -253,6 +253,9 @@ def test_a_set_that_rules_refuse_wholly_can_be_counted_and_asked_why(tmp_path: P
     assert gemmill("list", path).exit_code == 1
     assert json.loads(ok("list", path, "--count", "--json"))["legal"] == 0
     assert "tile-n" in ok("list", path, "--refused")
+    nothing = gemmill("list", "tf32", "--preset", "quick", "--refused")
+    assert (nothing.exit_code, nothing.stdout) == (0, "")
+    assert nothing.stderr.startswith("tf32: no rule rejects a config; ")
 
 
 @pytest.mark.slow

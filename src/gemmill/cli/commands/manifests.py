@@ -17,7 +17,7 @@ from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import ManifestError
-from gemmill.library.legality.coverage import schedules, tables
+from gemmill.library.legality.coverage import OK, schedules, tables
 from gemmill.library.legality.explanation import explanation, resources_of
 from gemmill.library.legality.rules import Verdict, broken, verdicts
 from gemmill.library.manifest.kernelset import Count
@@ -138,7 +138,7 @@ def list_(
     if count:
         _print_count(declared.count(kernels.preset, kernels.where))
     elif refused:
-        _list_refused(declared.expand(kernels.preset, kernels.where, legal=False))
+        _list_refused(manifest, declared.expand(kernels.preset, kernels.where, legal=False))
     else:
         configs = [*declared.expand(kernels.preset, kernels.where)]
         rows = [{"name": kernel_name(config), **fields_of(config)} for config in configs]
@@ -159,21 +159,38 @@ def _list_shipped() -> None:
 def _print_coverage() -> None:
     views = tables()
     if output.is_json():
-        rows = {table.title: [{**row.given, "schedules": dict(row.cells)} for row in table.rows] for table in views}
-        output.print_json("list", rows)
+        given = {table.title: [{**row.given, "schedules": dict(row.cells)} for row in table.rows] for table in views}
+        output.print_json("list", given)
         return
     for table in views:
-        output.print_table((*table.columns, *schedules()), table.merged(), title=table.title)
+        labels = len(table.columns)
+        rows = [(*row[:labels], *_support(row[labels:])) for row in table.merged()]
+        output.print_table((*table.columns, "supported by", "excluded by"), rows, title=table.title)
 
 
-def _list_refused(configs: Iterable[GemmConfig]) -> None:
+def _support(cells: Sequence[str]) -> tuple[str, str]:
+    """The schedules that support a row of coverage; and the rules that exclude the others, each with its schedules."""
+    by_cell: dict[str, list[str]] = {}
+    for schedule, cell in zip(schedules(), cells, strict=True):
+        by_cell.setdefault(cell, []).append(schedule)
+    supported = ", ".join(by_cell.pop(OK, ()))
+    return supported, "; ".join(f"{rule}: {', '.join(excluded)}" for rule, excluded in by_cell.items())
+
+
+def _list_refused(manifest: str, configs: Iterable[GemmConfig]) -> None:
     if output.is_json():
         refused = [(kernel_name(config), broken_rules) for config in configs if (broken_rules := verdicts(config))]
         output.print_json("list", [{"name": name, "verdicts": [*map(_verdict, rules)]} for name, rules in refused])
         return
+    is_empty = True
     for config in configs:
         if rules := broken(config):
             typer.echo(f"{kernel_name(config)}  {'; '.join(f'{rule.id}: {says}' for rule, says in rules)}")
+            is_empty = False
+    if is_empty:
+        output.complain(
+            f"{manifest}: no rule rejects a config; `gemmill list {manifest} --count` counts all candidates"
+        )
 
 
 def _print_count(count: Count) -> None:
