@@ -19,7 +19,7 @@ NEEDED = "TESTS_NEED_CHROMIUM"
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
-    *("--hide-scrollbars", "--remote-debugging-pipe"),
+    *("--hide-scrollbars", "--remote-debugging-pipe", "--host-resolver-rules=MAP *.test 127.0.0.1"),
 )
 
 
@@ -39,6 +39,9 @@ class Browser:
         self._sent, self._session = 0, ""
         self.errors: list[str] = []
         self.fetched: list[str] = []
+        self.challenges: list[dict[str, Any]] = []
+        """What servers asked for in the dialog for a name and a password."""
+        self._passwords: list[str] = []
         self._loaded = False
         page = self.do("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.do("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
@@ -47,15 +50,20 @@ class Browser:
 
     def do(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Have something done; what Chromium answers."""
+        number = self._send(method, **parameters)
+        while (answer := self._read()).get("id") != number:
+            pass
+        assert "error" not in answer, answer
+        return dict(answer["result"])
+
+    def _send(self, method: str, **parameters: Any) -> int:
+        """Have something done; the number of its answer."""
         self._sent += 1
         told = {"id": self._sent, "method": method, "params": parameters}
         if self._session:
             told["sessionId"] = self._session
         os.write(self._to, json.dumps(told).encode() + b"\0")
-        while (answer := self._read()).get("id") != self._sent:
-            pass
-        assert "error" not in answer, answer
-        return dict(answer["result"])
+        return self._sent
 
     def _read(self) -> dict[str, Any]:
         heard = [self._heard]
@@ -71,6 +79,17 @@ class Browser:
             self.errors.append(how["entry"]["text"])
         elif what == "Network.requestWillBeSent":
             self.fetched.append(how["request"]["url"])
+        elif what == "Fetch.requestPaused":
+            self._send("Fetch.continueRequest", requestId=how["requestId"])
+        elif what == "Fetch.authRequired":
+            self.challenges.append(how["authChallenge"])
+            typed = self._passwords.pop(0) if self._passwords else None
+            answer = {"response": "ProvideCredentials", "username": "anyone", "password": typed}
+            self._send(
+                "Fetch.continueWithAuth",
+                requestId=how["requestId"],
+                authChallengeResponse=answer if typed else {"response": "CancelAuth"},
+            )
         self._loaded |= what == "Page.loadEventFired"
         return dict(message)
 
@@ -80,6 +99,12 @@ class Browser:
         self.do("Page.navigate", url=path if isinstance(path, str) else path.as_uri())
         while not self._loaded:
             self._read()
+
+    def enter(self, *passwords: str) -> None:
+        """Enter these in the dialogs that follow, and cancel later ones. Nobody can type without a window, so the
+        protocol fills in the dialog; it appears, and remembers, as in a window."""
+        self.challenges, self._passwords = [], [*passwords]
+        self.do("Fetch.enable", handleAuthRequests=True)
 
     def show(self, width: int, *, dark: bool = False, paper: bool = False) -> None:
         """Make the page so wide, in CSS pixels, dark or light, or as it is printed."""

@@ -168,6 +168,9 @@ def test_the_port_is_the_servers() -> None:
     assert services["server"]["ports"] == [f"127.0.0.1:{port}:{port}"]
     assert f"127.0.0.1:{port}/readyz" in services["server"]["healthcheck"]["test"][-1]
     assert services["client"]["environment"]["GEMMILL_REMOTE"] == f"http://server:{port}"
+    assert options(commands()["compose server"])["--allow-host"] == "server"
+    service = objects()["Service"]["metadata"]
+    assert options(commands()["Kubernetes"])["--allow-host"] == f"{service['name']}.{service['namespace']}.svc"
     ((name, number),) = ((one["name"], one["containerPort"]) for one in container()["ports"])
     assert number == port
     assert [one["targetPort"] for one in objects()["Service"]["spec"]["ports"]] == [name]

@@ -21,6 +21,7 @@ from gemmill.service.fleet_models import get_model, post_model, post_records
 from gemmill.service.instantiate import instantiate, select
 from gemmill.service.kernel_requests import get_blob, get_kernel, put_blob, put_kernel
 from gemmill.service.metrics import Metrics
+from gemmill.service.origins import host_names, refuse_foreign
 from gemmill.service.pages import kernel_views, views
 from gemmill.service.refusal import Refusal, ending
 from gemmill.service.served_packs import get_index, get_pack, post_pack
@@ -53,6 +54,7 @@ class Routes:
 
     def __init__(self, service: Service, endpoints: Sequence[Endpoint]) -> None:
         self._service = service
+        self._hosts = host_names(service.options)
         self._unknown = _RouteMetrics(service.metrics, "unknown")
         """For the requests that no endpoint accepts."""
         self._by_path: dict[tuple[str, bool], dict[str, _Route]] = {}
@@ -81,6 +83,7 @@ class Routes:
     async def _response(self, request: Request) -> Response:
         service, scope = self._service, request.scope
         try:
+            refuse_foreign(scope, self._hosts)
             endpoint, parameter, scope["metrics"] = self._route(scope["path"], scope["method"])
             scope["path_params"] = {parameter: scope["path"].rpartition("/")[2]}
             caller = Caller("", ())
@@ -154,7 +157,10 @@ class _Sent:
 
 def refused(request: Request, refusal: Refusal) -> Response:
     """The response of a refusal: a web page for browsers, JSON for programs."""
-    response = JSONResponse({"error": refusal.document()}, refusal.status)
+    if "text/html" in request.headers.get("accept", ""):
+        response = views.refusal(refusal)
+    else:
+        response = JSONResponse({"error": refusal.document()}, refusal.status)
     for name, value in refusal.headers():
         response.headers.append(name, value)
     return response

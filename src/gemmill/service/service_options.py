@@ -41,6 +41,14 @@ class ServeOptions:
     """The options that only `gemmill serve` has."""
 
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1"
+    allow_host: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME",
+            help="Name that clients may use for this server, besides IP addresses, localhost, the machine's host name "
+            "and --host. Repeatable.",
+        ),
+    ] = field(default_factory=list)
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 uses a free one.")] = (
         8470
     )

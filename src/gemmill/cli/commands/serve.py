@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from gemmill.runtime.compile.pool import default_jobs
 from gemmill.runtime.storage.store import Store
 from gemmill.service.service_options import Options, ServeOptions
 
+_HOST_NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,252}")
 serve_app = Application(
     """Compile and deliver kernels over HTTP.
 
@@ -39,8 +41,8 @@ serve_app = Application(
     Examples:
       gemmill serve
       gemmill serve token new pods --scopes read,compile --days 90 >> tokens
-      gemmill serve --host 0.0.0.0 --tokens tokens --sign server.key --tls-cert cert.pem --tls-key key.pem
-      gemmill serve --bucket s3://kernels/gemmill --tokens tokens
+      gemmill serve --host 0.0.0.0 --allow-host kernels.example --tokens tokens --tls-cert cert.pem --tls-key key.pem
+      gemmill serve --bucket s3://kernels/gemmill --tokens tokens --sign server.key
     """,
     invoke_without_command=True,
 )
@@ -71,6 +73,8 @@ def serve(context: typer.Context, options: ServeOptions, compiling: CompileOptio
         raise UsageError("--accept-source needs --tokens FILE with a token that has the scope source")
     if options.accept_source and options.scheduler:
         raise UsageError("both --accept-source and --scheduler are given; pass only one")
+    if wrong := next((name for name in options.allow_host if not _HOST_NAME.fullmatch(name)), None):
+        raise UsageError(f"--allow-host {wrong!r} is not a host name; write it without https:// and port")
     with _needing_the_extra():
         from gemmill.service.server import run
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -92,6 +93,13 @@ async def queue(service: Service, request: Request, _: Caller) -> Response:
     refresh = _REFRESH_SECONDS if "refresh" in request.query_params else None
     context = {"jobs": jobs, "ended": finished, "figures": figures, "problem": service.readiness(), "refresh": refresh}
     return rendered("queue", "Queue and cache", **context)
+
+
+def refusal(refusal: Refusal) -> Response:
+    """The page of an error."""
+    response = rendered("refusal", HTTPStatus(refusal.status).phrase, refusal=refusal)
+    response.status_code = refusal.status
+    return response
 
 
 async def style(_service: Service, _request: Request, _caller: Caller) -> Response:
