@@ -1,4 +1,4 @@
-"""Collect the distinct problems of a file with their counts, and the reasons for skipped entries."""
+"""Collect the distinct problems of a file with their counts, and notes on what the problems lack."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from gemmill.library.problem import MAX_EXTENT
 MAX_PROBLEMS = 100_000
 """Maximum number of distinct problems in a file."""
 MOST_NAMED = 20
-"""Maximum number of listed reasons for skipped entries; the others are only counted."""
+"""Maximum number of different notes of a kind; the others are only counted."""
+_OTHERS = ""
+"""The text of the note that counts those beyond :data:`MOST_NAMED`."""
 _EXTENTS = ("m", "n", "k", "batch", "groups")
 _MAX_COUNT = 1 << 62
 _MOST_DIGITS = 18
@@ -39,6 +41,8 @@ class TextFile:
     """Values of M for formats without M."""
     k: Sequence[int] = ()
     """Values of K for formats without K."""
+    top_k: int | None = None
+    """Experts of each token, for formats without this number."""
 
     @cached_property
     def lines(self) -> list[str]:
@@ -64,30 +68,51 @@ class ListedProblem:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """What a problem lacks of its entry in the file, or what it has beyond it."""
+
+    why: str
+    is_assumed: bool = False
+    """Whether the file lacks this, and gemmill assumes it. Otherwise it is in the file, and gemmill leaves it out."""
+    where: str = ""
+    """``file:line`` of the first such entry."""
+    count: int = 1
+
+    def __str__(self) -> str:
+        if self.why == _OTHERS:
+            return f"{self.where}: and {self.count:,} more"
+        return f"{self.where}: {self.why}" + (f" ({self.count:,} times)" if self.count > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
 class Imported:
     """The problems of a file."""
 
-    format: str
-    """Description of the format, such as ``a table of hipblaslt-bench or rocblas-bench``."""
-    problems: tuple[ListedProblem, ...]
+    problems: tuple[ListedProblem, ...] = ()
     """Distinct problems, in the order of their first occurrence."""
-    left_out: tuple[str, ...]
-    """Notes on skipped entries and on assumptions: place and reason, each reason once, with a count."""
+    notes: tuple[Note, ...] = ()
+    """Different notes, in the order of their first occurrence."""
+    format: str = ""
+    """The name of the format, such as ``a trace of PyTorch's profiler``."""
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What is in the file and not in a problem: whole entries, or parts of them."""
+        return tuple(str(note) for note in self.notes if not note.is_assumed)
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What the file lacks and gemmill assumes."""
+        return tuple(str(note) for note in self.notes if note.is_assumed)
 
 
 class Collector:
-    """Collects the problems of one file and the notes on it; merges equal problems and equal notes."""
+    """Collects the problems and notes of one file, or of several; merges equal problems and equal notes."""
 
-    def __init__(self, path: Path, form: str) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.form = form
         self._problems: dict[tuple[tuple[str, int | str], ...], tuple[int, str]] = {}
-        self._reasons: dict[str, tuple[int, str]] = {}
-        self._unnamed = 0
-
-    def place(self, line: int) -> str:
-        """The location ``file:line``."""
-        return f"{self.path}:{line}"
+        self._notes: dict[bool, dict[str, tuple[int, str]]] = {False: {}, True: {}}
 
     def add(self, fields: Fields, line: int, count: int = 1) -> None:
         """Add a problem; LeftOut if an extent is missing or out of range."""
@@ -98,27 +123,39 @@ class Collector:
                 raise LeftOut(f"{key} is {fields[key]}; it must be from 1 to {MAX_EXTENT:,}")
         if not 1 <= count <= _MAX_COUNT:
             raise LeftOut(f"the count is {count:,}; it must be from 1 to {_MAX_COUNT:,}")
-        identity = tuple(sorted((key, value) for key, value in fields.items() if (key, value) != ("batch", 1)))
-        previous, where = self._problems.get(identity, (0, self.place(line)))
-        self._problems[identity] = previous + count, where
+        self._count(ListedProblem(fields, count, f"{self.path}:{line}"))
         if len(self._problems) > MAX_PROBLEMS:
             raise self.error(line, f"the file has more than {MAX_PROBLEMS:,} distinct problems; split it")
 
-    def note(self, line: int, why: str) -> None:
-        """Add a note on a skipped entry or an assumption."""
-        if why in self._reasons or len(self._reasons) < MOST_NAMED:
-            count, where = self._reasons.get(why, (0, self.place(line)))
-            self._reasons[why] = count + 1, where
-        else:
-            self._unnamed += 1
+    def _count(self, listed: ListedProblem) -> None:
+        identity = tuple(sorted((key, value) for key, value in listed.fields.items() if (key, value) != ("batch", 1)))
+        previous, where = self._problems.get(identity, (0, listed.where))
+        self._problems[identity] = previous + listed.count, where
+
+    def note(self, note: Note) -> None:
+        """Add a note; further ones of the same text only count."""
+        named = self._notes[note.is_assumed]
+        why = note.why if note.why in named or len(named) < MOST_NAMED else _OTHERS
+        count, where = named.get(why, (0, note.where if why else str(self.path)))
+        named[why] = count + note.count, where
 
     @contextmanager
-    def at(self, line: int) -> Iterator[None]:
-        """Context for reading an entry; LeftOut becomes a note."""
+    def at(self, line: int) -> Iterator[Entry]:
+        """The entry at a line; LeftOut becomes a note."""
+        entry = Entry(self, line)
         try:
-            yield
+            yield entry
         except LeftOut as reason:
-            self.note(line, str(reason))
+            entry.leave_out(str(reason))
+
+    def merge(self, imported: Imported) -> None:
+        """Add the problems and notes of another file."""
+        for listed in imported.problems:
+            self._count(listed)
+        for note in imported.notes:
+            self.note(note)
+        if len(self._problems) > MAX_PROBLEMS:
+            raise RecordError(f"{self.path}: the files have more than {MAX_PROBLEMS:,} distinct problems; split them")
 
     def error(self, line: int, message: str) -> RecordError:
         """The error for a damaged file."""
@@ -130,12 +167,31 @@ class Collector:
             ListedProblem(MappingProxyType(dict(fields)), count, where)
             for fields, (count, where) in self._problems.items()
         )
-        notes = [
-            f"{where}: {why}" + (f" ({count:,} times)" if count > 1 else "")
-            for why, (count, where) in self._reasons.items()
-        ]
-        more = [f"{self.path}: and {self._unnamed:,} more"] if self._unnamed else []
-        return Imported(self.form, tuple(problems), (*notes, *more))
+        notes = (
+            Note(why, is_assumed, where, count)
+            for is_assumed, named in self._notes.items()
+            for why, (count, where) in named.items()
+        )
+        return Imported(tuple(problems), tuple(notes))
+
+
+class Entry:
+    """One entry of a file while it is read."""
+
+    def __init__(self, into: Collector, line: int) -> None:
+        self._into, self._line = into, line
+
+    def add(self, fields: Fields, count: int = 1) -> None:
+        """Add a problem of the entry; LeftOut if an extent is missing or out of range."""
+        self._into.add(fields, self._line, count)
+
+    def leave_out(self, why: str) -> None:
+        """Note what the entry has and its problem lacks."""
+        self._into.note(Note(why, False, f"{self._into.path}:{self._line}"))
+
+    def assume(self, why: str) -> None:
+        """Note what the entry lacks and its problem has."""
+        self._into.note(Note(why, True, f"{self._into.path}:{self._line}"))
 
 
 def whole(value: object) -> int | None:

@@ -1,4 +1,4 @@
-"""CSV tables with a header line: plain tables, and those of CUTLASS's profiler, hipblaslt-bench and rocblas-bench."""
+"""Tables with a header line: plain tables, and those of CUTLASS's profiler, hipblaslt-bench and rocblas-bench."""
 
 from __future__ import annotations
 
@@ -6,18 +6,11 @@ import csv
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
+from typing import NamedTuple
 
-from gemmill.profiler.imports import blas
+from gemmill.profiler.imports import bench, blas
 from gemmill.profiler.imports.blas import dtype
-from gemmill.profiler.imports.collector import (
-    Collector,
-    Fields,
-    Imported,
-    LeftOut,
-    TextFile,
-    extent,
-    shown,
-)
+from gemmill.profiler.imports.collector import Collector, Fields, Imported, LeftOut, TextFile, extent, shown
 from gemmill.profiler.imports.lists import add_mapping
 
 _LINES_BEFORE = 100_000
@@ -34,23 +27,51 @@ Row = Mapping[str, str]
 
 
 def read(file: TextFile) -> Imported | None:
-    """Problems of a table; None if no header line contains m, n and k."""
-    path, lines = file.path, file.lines
+    """Problems of a table with any other columns; None if no header line contains m, n and k."""
+    lines, into = file.lines, Collector(file.path)
     if (header := _names(lines)) is None:
         return None
-    start, delimiter, names = header
-    if "operation" in names and "provider" in names:
-        return _cutlass(Collector(path, "a table of CUTLASS's profiler"), _rows(lines, start, delimiter, names))
-    if {"transa", "transb"} <= set(names):
-        return _bench(Collector(path, "a table of hipblaslt-bench or rocblas-bench"), lines, start, delimiter, names)
-    into = Collector(path, "a table")
-    for number, row in _rows(lines, start, delimiter, names):
+    for number, row in _rows(lines, header):
         if row is None:
-            raise into.error(number, f"the row must have {len(names)} columns, as the header; complete or remove it")
-        with into.at(number):
-            add_mapping(into, row, number)
+            columns = len(header.names)
+            raise into.error(number, f"the row must have {columns} columns, as the header; complete or remove it")
+        with into.at(number) as entry:
+            add_mapping(entry, row)
     result = into.result()
-    return result if result.problems or result.left_out else None  # not a header line after all
+    return result if result.problems or result.notes else None  # not a header line after all
+
+
+def read_cutlass(file: TextFile) -> Imported | None:
+    """Problems of a table of CUTLASS's profiler; None for others. It has several rows per problem, one for each
+    kernel."""
+    header, into = _names(file.lines), Collector(file.path)
+    if header is None or not {"operation", "provider"} <= {*header.names}:
+        return None
+    seen: set[tuple[tuple[str, int | str], ...]] = set()
+    for number, row in _rows(file.lines, header):
+        if row is None:  # other output of the profiler
+            continue
+        with into.at(number) as entry:
+            fields = _cutlass_problem(row)
+            if (identity := tuple(sorted(fields.items()))) not in seen:
+                entry.add(fields)
+                seen.add(identity)
+    return into.result()
+
+
+def read_bench(file: TextFile) -> Imported | None:
+    """Problems of a table of hipblaslt-bench or rocblas-bench; None for others. Rows begin with N, T or C; other lines
+    are skipped."""
+    header, into = _names(file.lines), Collector(file.path)
+    if header is None or not {"transa", "transb"} <= {*header.names}:
+        return None
+    for number, row in _rows(file.lines, header):
+        with into.at(number) as entry:
+            if row is not None:
+                entry.add(bench.problem(entry, row))
+            elif re.match(r"\s*[NTC],[NTC],", file.lines[number - 1]):
+                raise LeftOut(f"the row must have {len(header.names)} columns, as the header")
+    return into.result()
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
@@ -58,12 +79,20 @@ def _cells(line: str, delimiter: str) -> list[str]:
     return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter, strict=True), [])]
 
 
-def _names(lines: list[str]) -> tuple[int, str, list[str]] | None:
-    """Index of the header line, the delimiter, and the names in lower case."""
+class _Header(NamedTuple):
+    start: int
+    """Lines before it."""
+    delimiter: str
+    names: list[str]
+    """Names of the columns in lower case."""
+
+
+def _names(lines: list[str]) -> _Header | None:
+    """The header line."""
     for index, line in enumerate(islice(lines, _LINES_BEFORE)):
         for delimiter in ",;\t":
             if delimiter in line and (names := _named(line, delimiter)):
-                return index, delimiter, names
+                return _Header(index, delimiter, names)
     return None
 
 
@@ -73,8 +102,9 @@ def _named(line: str, delimiter: str) -> list[str]:
     return names if {"m", "n", "k"} <= set(names) else []
 
 
-def _rows(lines: list[str], start: int, delimiter: str, names: list[str]) -> Iterator[tuple[int, Row | None]]:
+def _rows(lines: list[str], header: _Header) -> Iterator[tuple[int, Row | None]]:
     """The rows below the header with their line numbers; None for a row with another number of columns."""
+    start, delimiter, names = header
     for number, line in enumerate(islice(lines, start + 1, None), start + 2):
         if not line.strip() or line.startswith("#") or _named(line, delimiter):
             continue
@@ -83,20 +113,6 @@ def _rows(lines: list[str], start: int, delimiter: str, names: list[str]) -> Ite
         except csv.Error:
             cells = []
         yield number, dict(zip(names, cells, strict=True)) if len(cells) == len(names) else None
-
-
-def _cutlass(into: Collector, rows: Iterator[tuple[int, Row | None]]) -> Imported:
-    """Read a table of CUTLASS's profiler; it has several rows per problem, one for each kernel."""
-    seen: set[tuple[tuple[str, int | str], ...]] = set()
-    for number, row in rows:
-        if row is None:  # other output of the profiler
-            continue
-        with into.at(number):
-            fields = _cutlass_problem(row)
-            if (identity := tuple(sorted(fields.items()))) not in seen:
-                into.add(fields, number)
-                seen.add(identity)
-    return into.result()
 
 
 def _cutlass_problem(row: Row) -> Fields:
@@ -119,28 +135,3 @@ def _cutlass_problem(row: Row) -> Fields:
     if row.get("accum"):
         fields["accumulator"] = dtype(row["accum"], "sums")
     return fields
-
-
-def _bench(into: Collector, lines: list[str], start: int, delimiter: str, names: list[str]) -> Imported:
-    """Read a table of hipblaslt-bench or rocblas-bench. Rows begin with N, T or C; other lines are skipped."""
-    for number, row in _rows(lines, start, delimiter, names):
-        if row is None:
-            if re.match(r"\s*[NTC],[NTC],", lines[number - 1]):
-                into.note(number, f"the row must have {len(names)} columns, as the header")
-            continue
-        with into.at(number):
-            if row.get("grouped_gemm", "0") not in ("0", "false"):
-                raise LeftOut("a grouped GEMM; the table does not contain the groups")
-            extents = {key: row.get(key) for key in ("m", "n", "k")} | {"batch": row.get("batch_count")}
-            fields = blas.problem(
-                extents,
-                transposed_a=blas.is_transposed("transA", row["transa"]),
-                transposed_b=blas.is_transposed("transB", row["transb"]),
-                types={name: row.get(f"{name}_type") for name in "abcd"},
-                computes_in=row.get("compute_type", ""),
-                beta=row.get("beta"),
-            )
-            if row.get("activation_type", "none") != "none" or row.get("bias_vector", "0") != "0":
-                into.note(number, "activation and bias are ignored")
-            into.add(fields, number)
-    return into.result()

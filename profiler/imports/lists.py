@@ -14,6 +14,7 @@ from gemmill.profiler.imports.blas import dtype
 from gemmill.profiler.imports.collector import (
     MAX_JSON,
     Collector,
+    Entry,
     Fields,
     Imported,
     LeftOut,
@@ -22,6 +23,7 @@ from gemmill.profiler.imports.collector import (
     shown,
     whole,
 )
+from gemmill.profiler.imports.lines import is_line, read_line
 
 _CALLED: Mapping[str, str] = MappingProxyType(
     {key: key for key in ("m", "n", "k", "batch", "groups", "expected_rows")}
@@ -40,21 +42,25 @@ _WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 _COUNTS = ("count", "counts", "calls", "num_calls", "call_count", "cnt", "freq", "frequency", "occurrences")
 _SIZES = ("sizes", "group_sizes")
+_MOST_IGNORED = 8
 _UNREAD = ("transa", "transb", "trans_a", "trans_b", "ta", "tb", "layout", "bias", "activation")
 """Keys that are ignored, since their meaning differs between lists."""
+_ALIGNMENTS = ("a_align", "b_align", "c_align", "d_align", "promote")
 
 
 def looks_like_one(item: object) -> bool:
     """Whether an item of a list is a problem."""
+    if isinstance(item, str):
+        return is_line(item)
     if isinstance(item, list):
         return len(item) in (3, 4) and all(whole(value) is not None for value in item)
     return isinstance(item, dict) and {"m", "n", "k"} <= {key.lower() for key in item if isinstance(key, str)}
 
 
-def add_mapping(into: Collector, item: Mapping[str, object], line: int) -> None:
+def add_mapping(entry: Entry, item: Mapping[str, object]) -> None:
     """Add a problem from a mapping with the keys m, n, k and common names of other keywords, in any letter case."""
     fields: dict[str, int | str] = {}
-    count = 1
+    count, ignored = 1, []
     for written, value in item.items():
         key = written.strip().lower()
         if value is None or value == "":
@@ -75,20 +81,29 @@ def add_mapping(into: Collector, item: Mapping[str, object], line: int) -> None:
             fields["sizes"] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         elif key in _COUNTS:
             count = extent("count", value)
+        elif key in _ALIGNMENTS:
+            fields[key] = extent(key, value)
         elif key in _UNREAD:
-            into.note(line, f"{written} is ignored; use a_major, b_major or epilogue")
-    into.add(fields, line, count)
+            entry.leave_out(f"{written} is ignored; use a_major, b_major or epilogue")
+        else:
+            ignored.append(shown(written))
+    if ignored:
+        more = ", ..." if len(ignored) > _MOST_IGNORED else ""
+        entry.leave_out(f"not read: {', '.join(ignored[:_MOST_IGNORED])}{more}")
+    entry.add(fields, count)
 
 
 def _add(into: Collector, items: Iterable[tuple[int, object]]) -> Imported:
     for line, item in items:
-        with into.at(line):
+        with into.at(line) as entry:
             if not looks_like_one(item):
-                raise LeftOut("expected [m, n, k], [m, n, k, batch] or a mapping with m, n and k")
+                raise LeftOut("expected [m, n, k], [m, n, k, batch], a mapping with m, n and k, or a problem's line")
             if isinstance(item, dict):
-                add_mapping(into, item, line)
+                add_mapping(entry, item)
             elif isinstance(item, list):
-                into.add(_listed(item), line)
+                entry.add(_listed(item))
+            else:
+                entry.add(read_line(str(item)))
     return into.result()
 
 
@@ -97,24 +112,40 @@ def _listed(item: list[object]) -> Fields:
 
 
 def read_json(file: TextFile) -> Imported | None:
-    """Problems of a JSON text or of JSON Lines; None if it is neither, or has no problems."""
-    path, text = file.path, file.text
-    into = Collector(path, "a JSON list")
-    if len(text) > MAX_JSON:
+    """Problems of a JSON text; None for other texts, and if it has no problems."""
+    into, lines = Collector(file.path), file.text.split("\n")
+    if len(file.text) > MAX_JSON:
         raise into.error(1, f"the list has more than {MAX_JSON:,} characters; split it")
-    lines = text.split("\n")
-    first = next(line for line in lines if line.strip())
     try:
-        value = strict_json.parse(text.encode())
+        value = strict_json.parse(file.text.encode())
     except ValueError as error:
-        if not _is_json(first):
-            return _yaml_or(file, into.error(getattr(error, "lineno", 1), f"invalid JSON: {error}"))
-        return _read_lines(Collector(path, "JSON Lines"), lines)
+        if _is_json(_first(lines)) or _is_yaml(file):
+            return None
+        raise into.error(getattr(error, "lineno", 1), f"invalid JSON: {error}") from None
     if looks_like_one(value) and isinstance(value, dict):
-        return _add(Collector(path, "JSON Lines"), [(1, value)])
+        return _add(into, [(1, value)])
     if not isinstance(value, list) or not any(map(looks_like_one, value)):
         return None
     return _add(into, ((line, item) for line, item in zip(_lines_of(lines, len(value)), value, strict=True)))
+
+
+def read_json_lines(file: TextFile) -> Imported | None:
+    """Problems of JSON Lines; None for other texts, and if they have no problems."""
+    into, lines = Collector(file.path), file.text.split("\n")
+    if not _is_json(_first(lines)):
+        return None
+    items = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                items.append((number, strict_json.parse(line.encode())))
+            except ValueError as error:
+                raise into.error(number, f"invalid JSON: {error}; complete or remove the line") from None
+    return _add(into, items) if any(looks_like_one(item) for _, item in items) else None
+
+
+def _first(lines: list[str]) -> str:
+    return next(line for line in lines if line.strip())
 
 
 def _lines_of(lines: list[str], items: int) -> list[int]:
@@ -130,28 +161,14 @@ def _is_json(line: str) -> bool:
         return False
 
 
-def _read_lines(into: Collector, lines: list[str]) -> Imported | None:
-    items = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                items.append((number, strict_json.parse(line.encode())))
-            except ValueError as error:
-                raise into.error(number, f"invalid JSON: {error}; complete or remove the line") from None
-    return _add(into, items) if any(looks_like_one(item) for _, item in items) else None
-
-
-def _yaml_or(file: TextFile, error: RecordError) -> Imported | None:
-    """Problems of a text in brackets that is not JSON, if it is a YAML list; raises the error for damaged JSON."""
-    path, text = file.path, file.text
-    document = text if len(text) <= MAX_BYTES else ""
+def _is_yaml(file: TextFile) -> bool:
+    """Whether a text in brackets that is not JSON is YAML; a list must be complete."""
+    document = file.text if len(file.text) <= MAX_BYTES else ""
     try:
-        read_document(path, lambda *_: document.encode()).check()
+        read_document(file.path, lambda *_: document.encode()).check()
     except ManifestError:
-        if text.lstrip().startswith(("[", '{"')):
-            raise error from None
-        return None
-    return read_yaml(file)
+        return not file.text.lstrip().startswith(("[", '{"'))
+    return True
 
 
 def read_yaml(file: TextFile) -> Imported | None:
@@ -172,4 +189,4 @@ def read_yaml(file: TextFile) -> Imported | None:
     except ManifestError as error:
         raise RecordError(str(error)) from None
     lines = (document.values[index,][0] for index in range(len(document.data)))
-    return _add(Collector(path, "a YAML list"), zip(lines, document.data, strict=True))
+    return _add(Collector(path), zip(lines, document.data, strict=True))

@@ -1,18 +1,29 @@
-"""vLLM's tables of weight shapes, and the configs of its fused mixture of experts.
+"""vLLM's tables of weight shapes, and its configs of fused experts and of block-scaled products.
 
-Both lack an extent that the caller must pass: weight shapes have no M (the number of tokens), and configs have no K
-(the hidden size of the model).
+Some lack an extent that the caller must pass: weight shapes have no M (the number of tokens), and configs of experts
+have no K (the hidden size of the model).
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 
 from gemmill.library.input import strict_json
 from gemmill.profiler.imports.blas import dtype
-from gemmill.profiler.imports.collector import MAX_JSON, Collector, Fields, Imported, LeftOut, TextFile, shown, whole
+from gemmill.profiler.imports.collector import (
+    MAX_JSON,
+    Collector,
+    Entry,
+    Fields,
+    Imported,
+    LeftOut,
+    TextFile,
+    shown,
+    whole,
+)
 
 _ASSIGNED = re.compile(r"^\w{0,60}?SHAPES\w{0,60}[ \t]*(?::[^={}\n]{0,200})?=[ \t]*(?=\{)", re.MULTILINE)
 _TOKEN = re.compile(r"""\s+|\#[^\n]*|"[^"\\\n]*"|'[^'\\\n]*'|[0-9][0-9_]{0,18}(?![\w.])|[\[{(]|[\]})]|[,:]|//""")
@@ -21,7 +32,8 @@ _QUOTIENT = re.compile(r"\b(\d{1,18})[ \t]*//[ \t]*(\d{1,18})\b")
 _MOST_CHARACTERS = 1 << 20
 _DEEPEST = 10
 _OF_EXPERTS = re.compile(r"E=(\d{1,9}),N=(\d{1,9})(?:,|\.json)")
-_OF_GROUPS = "assuming K x N weights for each expert, and tokens spread evenly over the experts"
+_OF_BLOCKS = re.compile(r"N=(\d{1,9}),K=(\d{1,9})(?:,|\.json)")
+_EQUAL = "the sizes of groups are not in the file; assuming equal sizes"
 _MAX_GIVEN = 10_000
 
 
@@ -30,7 +42,7 @@ def read_shapes(file: TextFile) -> Imported | None:
     text = file.text
     if _ASSIGNED.search(text) is None:
         return None
-    into = Collector(file.path, "a table of vLLM's weight shapes")
+    into = Collector(file.path)
     line, last, end = 1, 0, 0
     for match in _ASSIGNED.finditer(text):
         if match.start() < end:
@@ -38,11 +50,15 @@ def read_shapes(file: TextFile) -> Imported | None:
         line, last = line + text.count("\n", last, match.start()), match.start()
         end = _end(into, text, match.end())
         for place, name, weight in _weights(into, text[match.end() : end], line):
-            with into.at(place):
+            with into.at(place) as entry:
                 for fields in _of_weight(name, weight, file.m):
-                    into.add(fields, place)
+                    entry.add(fields)
                     if "groups" in fields:
-                        into.note(place, _OF_GROUPS)
+                        entry.assume(_EQUAL)
+                if isinstance(weight, tuple):
+                    entry.assume(
+                        "the whole weight is on one GPU; the table also says along what tensor parallelism cuts it"
+                    )
     return into.result()
 
 
@@ -83,7 +99,7 @@ def _of_weight(name: object, weight: object, m: Sequence[int]) -> Iterator[Field
     if len(numbers) not in (2, 4):
         raise LeftOut(f"{shown(name)}: {len(numbers)} numbers; a weight must be [K, N] or [experts, top-k, K, N]")
     if not m:
-        raise LeftOut("missing M: the table has only K and N of the weights; use gemmill shapes with --m")
+        raise LeftOut("missing M: the table has only K and N of the weights; pass --m TOKENS,... to gemmill shapes")
     *experts, k, n = numbers
     for rows in m[:_MAX_GIVEN]:
         if experts:
@@ -93,49 +109,77 @@ def _of_weight(name: object, weight: object, m: Sequence[int]) -> Iterator[Field
 
 
 def read_experts(file: TextFile) -> Imported | None:
-    """The two products of the experts for each number of tokens: the gated one to 2 N, and the one from N to K.
-
-    None for other texts. A config is a mapping from numbers of tokens to tiles."""
-    path, k = file.path, file.k
-    if '"BLOCK_SIZE_M"' not in file.text or len(file.text) > MAX_JSON:
+    """The two products of the experts for each number of tokens: the gated one to 2 N, and the one from N to K. None
+    for other texts."""
+    into, path = Collector(file.path), file.path
+    if not (tokens := _tokens(into, file)):
         return None
-    into = Collector(path, "a config of vLLM's fused mixture of experts")
+    with into.at(1) as entry:
+        if (match := _OF_EXPERTS.match(path.name)) is None:
+            raise LeftOut("E and N are read from the name of the file, which must be E=8,N=7168,device_name=...")
+        if not file.k:
+            raise LeftOut("missing K: the config has E, N and tokens only; pass --k HIDDEN_SIZE to gemmill shapes")
+        experts, n = int(match[1]), int(match[2])
+        if (top_k := file.top_k or 1) > experts:
+            raise LeftOut(f"--top-k is {top_k}; the config has only {experts} experts")
+        if file.top_k is None:
+            entry.assume("top-k is not in the file; assuming that each token uses one expert; --top-k sets it")
+        entry.assume(_EQUAL)
+        formats = {"batching": "grouped", "groups": experts, **_formats(entry, path.name)}
+        for rows, hidden in itertools.product(tokens, file.k[:_MAX_GIVEN]):
+            with into.at(1) as entry:
+                entry.add({"m": rows * top_k, "n": 2 * n, "k": hidden, **formats})
+                entry.add({"m": rows * top_k, "n": hidden, "k": n, **formats})
+    return into.result()
+
+
+def read_blocks(file: TextFile) -> Imported | None:
+    """The block-scaled product for each number of tokens. None for other texts."""
+    into, path = Collector(file.path), file.path
+    if (match := _OF_BLOCKS.match(path.name)) is None or not (tokens := _tokens(into, file)):
+        return None
+    with into.at(1) as entry:
+        formats = _formats(entry, path.name)
+        for rows in tokens:
+            with into.at(1) as entry:
+                entry.add({"m": rows, "n": int(match[1]), "k": int(match[2]), **formats})
+    return into.result()
+
+
+def _tokens(into: Collector, file: TextFile) -> list[int]:
+    """The numbers of tokens of a config, which is a mapping from them to tiles; empty for other texts."""
+    if '"BLOCK_SIZE_M"' not in file.text or len(file.text) > MAX_JSON:
+        return []
     try:
         value = strict_json.parse(file.text.encode())
     except ValueError as error:
         raise into.error(getattr(error, "lineno", 1), f"invalid JSON: {error}") from None
-    tiles = [config for key, config in value.items() if key.isdigit()] if isinstance(value, dict) else []
-    if not tiles or not all(isinstance(config, dict) and "BLOCK_SIZE_M" in config for config in tiles):
-        return None
-    with into.at(1):
-        if (match := _OF_EXPERTS.match(path.name)) is None:
-            raise LeftOut("E and N are read from the name of the file, which must be E=8,N=7168,device_name=...")
-        if not k:
-            raise LeftOut("missing K: the config has E, N and tokens only; use gemmill shapes with --k")
-        experts, n = int(match[1]), int(match[2])
-        common = {"batching": "grouped", "groups": experts, "a_major": "k", "b_major": "k", **_formats(path.name)}
-        into.note(1, "top-k is not in the file; assuming that each token uses one expert")
-        into.note(1, "the sizes of groups are not in the file; assuming equal sizes")
-        for tokens in (key for key in value if key.isdigit()):
-            for hidden in k[:_MAX_GIVEN]:
-                with into.at(1):
-                    if (rows := whole(tokens)) is None:
-                        raise LeftOut(f"the number of tokens {shown(tokens)} is too large")
-                    into.add({"m": rows, "n": 2 * n, "k": hidden, **common}, 1)
-                    into.add({"m": rows, "n": hidden, "k": n, **common}, 1)
-    return into.result()
+    if not isinstance(value, dict):
+        return []
+    tiles = {key: tile for key, tile in value.items() if key.isdigit()}
+    if not all(isinstance(tile, dict) and "BLOCK_SIZE_M" in tile for tile in tiles.values()):
+        return []
+    tokens = []
+    for key in tiles:
+        with into.at(1):
+            if (rows := whole(key)) is None:
+                raise LeftOut(f"the number of tokens {shown(key)} is too large")
+            tokens.append(rows)
+    return tokens
 
 
-def _formats(name: str) -> dict[str, int | str]:
-    """Dtypes and block scales in the name of a file; LeftOut if they are not supported."""
+def _formats(entry: Entry, name: str) -> dict[str, int | str]:
+    """Majors, dtypes and block scales in the name of a file; LeftOut if they are not supported."""
     match = re.search(r"dtype=(\w+?)_w(\d+)a(\d+)", name)
-    fields: dict[str, int | str] = {}
+    fields: dict[str, int | str] = {"a_major": "k", "b_major": "k"}
+    if match:  # for example int4_w4a16, in which A is not int4
+        fields["b"] = dtype(match[1], "B")
     if match and match[2] == match[3]:
-        fields = {"a": dtype(match[1], "A"), "b": dtype(match[1], "B")}
-    elif match:
-        fields = {"b": dtype(match[1], "B")}
+        fields["a"] = fields["b"]
     if block := re.search(r"block_shape=\[(\d+), ?(\d+)\]", name):
         if block.groups() != ("128", "128"):
             raise LeftOut(f"blocks of {block[1]}x{block[2]} are not supported; only 128x128 are")
         fields |= {"a_scale": "1x128", "b_scale": "128x128"}
+    elif match and match[2] == match[3]:
+        entry.assume("the name of the config does not say how operands are scaled; assuming no scales")
     return fields

@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from gemmill.library.input.problem_words import FIELDS, KEYWORDS
 from gemmill.library.manifest.document import INVALID, Document, Location, read_document
 from gemmill.library.manifest.load import SHIPPED
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
-from gemmill.profiler.imports.collector import Imported, ListedProblem
-from gemmill.profiler.imports.file_formats import MAX_BYTES, problems_of
+from gemmill.profiler.imports.collector import Collector, Imported, ListedProblem, Note
+from gemmill.profiler.imports.file_formats import FORMATS, MAX_BYTES, NOTHING, Given, problems_of, read_problems
 
 EXTENTS = ("m", "n", "k", "batch")
 """Keys of a shape, in the order of its list form."""
@@ -39,6 +39,10 @@ FORMS = "a shape must be [m, n, k], [m, n, k, batch] or a mapping with these key
 MAX_COUNT = 1 << 62
 _OURS = "a shape suite"
 _LIKE_OURS = "a shape suite is YAML: {name: mine, shapes: [[4096, 4096, 4096], {m: 16, n: 4096, k: 7168, a: e4m3}]}"
+_READABLE = (
+    f"{_LIKE_OURS}; gemmill also reads {', '.join(form.name for form in FORMATS)}; `gemmill shapes --help` says how "
+    "it recognizes each"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,9 @@ class ShapeSuite:
     format: str = _OURS
     """The format of the file."""
     left_out: tuple[str, ...] = ()
-    """Notes on entries of the file that were skipped, or on information that is missing."""
+    """What is in the file and not in a shape: whole entries, or parts of them, each with its place."""
+    assumed: tuple[str, ...] = ()
+    """What the file lacks and gemmill assumes, each with the place of the first such entry."""
 
 
 def shipped_suites() -> dict[str, Path]:
@@ -92,23 +98,26 @@ def shipped_suites() -> dict[str, Path]:
     return {path.stem: path for path in sorted((SHIPPED / "shapes").glob("*.yaml"))}
 
 
-def load_shapes(path: Path, *, m: Sequence[int] = (), k: Sequence[int] = ()) -> ShapeSuite:
-    """Read a shape suite, or a list of another tool.
+def load_shapes(path: Path, given: Given = NOTHING) -> ShapeSuite:
+    """Read a shape suite, a list of another tool, or a folder of such lists.
 
     Args:
-        path: the file.
-        m: values of M for lists that lack it.
-        k: values of K for lists that lack it.
+        path: the file or folder.
+        given: what lists of other tools may lack.
 
     Raises:
         RecordError: the file cannot be read or is invalid, with a line ``file:line:column: field: ...`` for each fault.
     """
+    if path.is_dir():
+        if (imported := read_problems(path, given)) is None:
+            raise RecordError(f"{path}: no file of the folder is a list of problems; {_READABLE}")
+        return _imported(path, imported)
     try:
         content = read_given(path, MAX_BYTES)
     except (OSError, ValueError) as error:
         raise RecordError(f"{path}:1:1: file: cannot read: {getattr(error, 'strerror', None) or error}") from None
     try:
-        if (imported := problems_of(content, path, m=m, k=k)) is not None:
+        if (imported := problems_of(content, path, given)) is not None:
             return _imported(path, imported)
     except RecordError as error:
         raise RecordError(f"{error}; {_LIKE_OURS}") from None
@@ -121,29 +130,34 @@ def load_shapes(path: Path, *, m: Sequence[int] = (), k: Sequence[int] = ()) -> 
 
     try:
         document = read_document(path, read_content)
+        if not isinstance(document.data, dict) or not {"name", "shapes"} & {*document.data}:
+            raise RecordError(f"{path}:1:1: this is no list of problems; {_READABLE}")
         suite = _suite(document)
         document.check()
     except ManifestError as error:
-        raise RecordError(str(error)) from None
+        hint = "" if b"shapes" in content else f"; {_READABLE}"
+        raise RecordError(f"{error}{hint}") from None
     return suite
 
 
 def _imported(path: Path, imported: Imported) -> ShapeSuite:
     """The shapes of another tool's list."""
     counts: dict[Shape, int] = {}
-    left_out = [*imported.left_out]
+    into = Collector(path)
+    into.merge(replace(imported, problems=()))
     for listed in imported.problems:
         shape = _shape_of(listed)
         try:
             shape = replace(shape, sizes=checked_sizes(shape.problem, shape.sizes))
         except ProblemError as error:
-            left_out.append(f"{listed.where}: {error}")
+            into.note(Note(str(error), False, listed.where))
             continue
         counts[shape] = min(MAX_COUNT, counts.get(shape, 0) + listed.count)
+    notes = into.result()
     if not counts:
-        why = f": {left_out[0]}" if left_out else ""
+        why = f": {notes.left_out[0]}" if notes.left_out else ""
         raise RecordError(f"{path}: {imported.format}, without any supported problem{why}")
-    return ShapeSuite(path.stem, tuple(counts), counts, imported.format, tuple(left_out))
+    return ShapeSuite(path.stem, tuple(counts), counts, imported.format, notes.left_out, notes.assumed)
 
 
 def _shape_of(listed: ListedProblem) -> Shape:

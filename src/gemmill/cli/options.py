@@ -24,6 +24,7 @@ from gemmill.library.manifest import expression
 from gemmill.library.manifest.kernelset import KernelSet
 from gemmill.library.manifest.load import load_manifest, shipped_manifest, shipped_manifests
 from gemmill.library.problem import GemmProblem, Regime, upconverts_a
+from gemmill.profiler.imports.file_formats import NOTHING, Given
 from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite, load_shapes, shipped_suites
 from gemmill.profiler.sweep.units import refuse_nested, unserved
 from gemmill.runtime.registry import Registry
@@ -248,20 +249,17 @@ def measurable(problem: GemmProblem) -> GemmProblem:
     return problem.transposed if upconverts_a(problem.b_dtype, problem.a_dtype) else problem
 
 
-_MOST_SHOWN = 3
-"""Entries left out of a list that are printed; `gemmill shapes FILE --json` prints all."""
-
-
-def shape_suite(source: str, m: Sequence[int] = (), k: Sequence[int] = ()) -> ShapeSuite:
-    """The shapes of a file or of a shipped suite; prints to stderr which entries of a file are left out."""
-    if _is_file(source):
-        suite = load_shapes(Path(source), m=m, k=k)
-        for says in suite.left_out[:_MOST_SHOWN]:
-            output.complain(f"left out: {says}")
-        if (more := len(suite.left_out) - _MOST_SHOWN) > 0:
-            output.complain(f"left out: {more} more; `gemmill shapes {source} --json` lists all")
-        return suite
+def shape_suite(source: str, given: Given = NOTHING) -> ShapeSuite:
+    """The shapes of a file, a folder or a shipped suite; prints to stderr what a file has beyond its shapes, and what
+    it lacks."""
     shipped = shipped_suites()
+    if _is_file(source) or (source not in shipped and os.path.isdir(source)):
+        suite = load_shapes(Path(source), given)
+        for says in suite.left_out:
+            output.complain(f"left out: {says}")
+        for says in suite.assumed:
+            output.complain(f"assumed: {says}")
+        return suite
     if source not in shipped:
         raise UsageError(f"{source!r} is neither a file nor a shipped suite; shipped suites: {', '.join(shipped)}")
     return load_shapes(shipped[source])

@@ -21,6 +21,7 @@ from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import DeviceError, UnsupportedProblemError
 from gemmill.library.input.group_sizes import BALANCED
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
+from gemmill.profiler.imports.file_formats import FORMATS, Given
 from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite, load_shapes, shipped_suites
 from gemmill.runtime import driver
 from gemmill.runtime.operands.packed_rows import packed_rows
@@ -171,7 +172,27 @@ def _extents(option: str, text: str | None) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-@app.command()
+_FORMATS = "\n".join(f"  - {form.name}: {form.sign}" for form in FORMATS)
+_SHAPES_HELP = f"""Print the problems in a file, as a suite in YAML.
+
+What gemmill leaves out and what it assumes is listed on stderr. FILE is a suite, a folder of files, or one of:
+
+\b
+{_FORMATS}
+
+Without FILE, shapes lists the shipped suites.
+
+\b
+Examples:
+  gemmill shapes
+  gemmill shapes moe
+  gemmill shapes trace.json > shapes.yaml
+  gemmill shapes weight_shapes.py --m 1,16,256,4096
+  gemmill shapes cublaslt.log --json
+"""
+
+
+@app.command(help=_SHAPES_HELP)
 def shapes(
     file: Annotated[
         str | None,
@@ -183,35 +204,18 @@ def shapes(
     ] = None,
     m: Annotated[str | None, typer.Option(metavar="M,...", help="Values of M for files without M.")] = None,
     k: Annotated[str | None, typer.Option(metavar="K,...", help="Values of K for files without K.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=1024, help="Experts of each token, for vLLM's configs.")
+    ] = None,
 ) -> None:
-    """Print the problems in a file, as a suite in YAML.
-
-    Entries that gemmill cannot use are listed on stderr, with the reason. shapes detects the format from the content:
-
-    \b
-      - lists in JSON, JSON Lines, YAML and CSV, also from the CUTLASS profiler
-      - DeepBench headers
-      - vLLM weight shapes (pass --m) and fused-MoE configs (pass --k)
-      - hipBLASLt and rocBLAS benchmarks and logs
-      - cuBLAS and cuBLASLt logs
-      - PyTorch profiler traces and operator logs
-
-    Without FILE, shapes lists the shipped suites.
-
-    \b
-    Examples:
-      gemmill shapes
-      gemmill shapes moe
-      gemmill shapes trace.json > shapes.yaml
-      gemmill shapes weight_shapes.py --m 1,16,256,4096
-      gemmill shapes cublaslt.log --json
-    """
+    """Print the problems in a file, as a suite in YAML, or list the shipped suites."""
     if file is None:
         _list_suites()
         return
-    suite = shape_suite(file, m=_extents("--m", m), k=_extents("--k", k))
+    suite = shape_suite(file, Given(_extents("--m", m), _extents("--k", k), top_k))
     rows = [_words(shape) | {"count": suite.counts.get(shape, 1)} for shape in suite.shapes]
-    report = {"name": suite.name, "format": suite.format, "shapes": rows, "left_out": suite.left_out}
+    report = {"name": suite.name, "format": suite.format, "shapes": rows}
+    report |= {"left_out": suite.left_out, "assumed": suite.assumed}
     output.print_result("shapes", report, "\n".join(_as_yaml(suite)))
 
 
