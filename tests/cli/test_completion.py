@@ -6,9 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
+from tests.cases.manifests import ONE
 from tests.cli.test_cli import SMALL
 from typer.testing import CliRunner
 
@@ -76,6 +80,13 @@ def test_every_shell_is_told_in_its_own_form(
         ("gemmill train records.jsonl --gpu NVIDIA-H2", ["NVIDIA-H200"]),
         ("gemmill run --d-dtype f6", ["f64"]),
         ("gemmill list f", ["f16", "fp8", "facts.yaml"]),
+        ("gemmill build bf16 --preset q", ["quick"]),
+        ("gemmill list own.yaml --preset ", ["small", "tall"]),
+        ("gemmill list own.yaml --preset q", []),
+        ("gemmill list no.yaml --preset q", []),
+        ("gemmill select --a-scale 128", ["128x128", "128x128e8"]),
+        ("gemmill roofline --dtypes bf16,e4", ["bf16,e4m3"]),
+        ("gemmill serve token new pods --scopes read,", ["read,compile", "read,source", "read,write", "read,admin"]),
         ("gemmill build k", ["k.cu"]),
         ("gemmill shapes sh", ["shapes.csv"]),
         ("gemmill build no/such/folder/k", []),
@@ -88,8 +99,30 @@ def test_every_place_takes_what_is_of_it(
 ) -> None:
     for name in ("facts.yaml", "facts.txt", "k.cu", "shapes.csv"):
         (tmp_path / name).touch()
+    (tmp_path / "own.yaml").write_text(ONE + "presets: {small: {where: tile.m == 64}, tall: {where: tile.n == 32}}\n")
     monkeypatch.chdir(tmp_path)
     assert completed(line) == found
+
+
+FREE = {
+    *("M,N,K", "M,N,K[,L]", "M,N", "M,...", "K,...", "TEXT", "FILTER", "SIZES", "ID", "KEY", "KEYS"),
+    *("N", "N|all", "BYTES", "TIME", "SECONDS", "FRACTION", "FILE", "DIR", "PACK", "RECORDS", "URL", "ADDRESS"),
+}
+"""Words for values that cannot be listed, or that a shell completes itself."""
+
+
+def test_every_value_that_can_be_listed_is_completed() -> None:
+    def parameters(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+        for parameter in command.params:
+            yield path, parameter
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from parameters(inner, f"{path} {name}")
+
+    for path, parameter in parameters(typer.main.get_command(application()), "gemmill"):
+        option, is_flag = parameter.opts[0], getattr(parameter, "is_flag", False)
+        is_free = parameter.metavar in FREE or option in ("--name", "--allow-host", "name")
+        if not is_flag and not is_free and parameter._custom_shell_complete is None:
+            assert completed(f"{path} {option} "), f"{path} {option}: complete it, or add its word to FREE"
 
 
 @pytest.mark.slow

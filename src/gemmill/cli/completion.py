@@ -1,4 +1,4 @@
-"""Shell completion of kernels, manifests, suites, GPUs and types, and of the files that are accepted instead.
+"""Shell completion of kernels, manifests, presets, suites, GPUs and words, and of the files that are accepted instead.
 
 A shell runs this on each key press, so errors and warnings are suppressed.
 """
@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
+from typing import ParamSpec, get_args
+
+import typer
 
 from gemmill.library.arch import GPUS
-from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.model import GemmConfig, ScaleName
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import GemmillError
 
@@ -21,15 +24,16 @@ _MOST = 40
 _MANIFESTS = (".yaml", ".yml")
 _PAGES = (".cu",)
 _SUITES = (*_MANIFESTS, ".json", ".jsonl", ".csv")
+P = ParamSpec("P")
 
 
-def _quietly(complete: Callable[[str], Iterable[str]]) -> Callable[[str], list[str]]:
+def _quietly(complete: Callable[P, Iterable[str]]) -> Callable[P, list[str]]:
     """Make a completion return nothing where it would fail, and suppress its warnings."""
 
     @wraps(complete)
-    def quiet(incomplete: str) -> list[str]:
-        with warnings.catch_warnings(action="ignore"), suppress(GemmillError, OSError):
-            return [*complete(incomplete)]
+    def quiet(*args: P.args, **kwargs: P.kwargs) -> list[str]:
+        with warnings.catch_warnings(action="ignore"), suppress(GemmillError, ImportError, OSError):
+            return [*complete(*args, **kwargs)]
         return []
 
     return quiet
@@ -42,12 +46,43 @@ def dtypes(incomplete: str) -> Iterable[str]:
 
 
 @_quietly
+def scale_blocks(incomplete: str) -> Iterable[str]:
+    """Blocks of elements that share a scale."""
+    return _beginning(incomplete, [name for name in get_args(ScaleName) if name != "none" and not name.endswith("z")])
+
+
+@_quietly
+def measured_dtypes(incomplete: str) -> Iterable[str]:
+    """Types that `roofline` measures, separated by commas."""
+    from gemmill.emitters.peak_rate import MEASURED_DTYPES
+
+    return _in_list(incomplete, MEASURED_DTYPES)
+
+
+@_quietly
+def scopes(incomplete: str) -> Iterable[str]:
+    """Scopes of a token, separated by commas."""
+    from gemmill.service.tokens import SCOPES
+
+    return _in_list(incomplete, SCOPES)
+
+
+@_quietly
 def manifests(incomplete: str) -> Iterable[str]:
     """Shipped manifests, and files."""
     from gemmill.library.manifest.load import shipped_manifests
 
     yield from _beginning(incomplete, shipped_manifests())
     yield from _files(incomplete, _MANIFESTS)
+
+
+@_quietly
+def presets(context: typer.Context, incomplete: str) -> Iterable[str]:
+    """Presets of the manifests on the command line, or of all shipped manifests."""
+    from gemmill.library.manifest.load import load_manifest, shipped_manifests
+
+    sources = context.args or shipped_manifests()  # the option is without a value yet, so no argument has been parsed
+    return _beginning(incomplete, dict.fromkeys(name for source in sources for name in load_manifest(source).presets))
 
 
 @_quietly
@@ -108,6 +143,13 @@ def _declared_configs() -> Iterator[GemmConfig]:
 
 def _beginning(incomplete: str, words: Iterable[str]) -> list[str]:
     return [word for word in words if word.startswith(incomplete)]
+
+
+def _in_list(incomplete: str, words: Iterable[str]) -> list[str]:
+    """Words that may end a list separated by commas, after those before."""
+    before, comma, begun = incomplete.rpartition(",")
+    others = [word for word in words if word not in before.split(",")]
+    return [f"{before}{comma}{word}" for word in _beginning(begun, others)]
 
 
 def _files(incomplete: str, endings: tuple[str, ...]) -> Iterator[str]:

@@ -312,7 +312,12 @@ class KernelFilter:
     """Options that select kernels of a manifest."""
 
     preset: Annotated[
-        str | None, typer.Option(help="Use only the configs of this preset, such as quick.", metavar="NAME")
+        str | None,
+        typer.Option(
+            help="Use only the configs of this preset, such as quick.",
+            metavar="NAME",
+            autocompletion=completion.presets,
+        ),
     ] = None
     where: Annotated[
         str | None,

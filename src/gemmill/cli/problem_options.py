@@ -65,13 +65,16 @@ class ProblemOptions:
     a_scale: Annotated[
         str | None,
         typer.Option(
-            metavar="BLOCK", help="Block of A elements that share an f32 scale, such as 1x128. 1x128e8: ue8m0 scale."
+            metavar="BLOCK",
+            autocompletion=completion.scale_blocks,
+            help="Block of A elements that share an f32 scale, such as 1x128. 1x128e8: ue8m0 scale.",
         ),
     ] = None
     b_scale: Annotated[
         str | None,
         typer.Option(
             metavar="BLOCK",
+            autocompletion=completion.scale_blocks,
             help="Block of B elements that share a scale: 128x128, 128x128e8; 1x128 for narrow weights.",
         ),
     ] = None

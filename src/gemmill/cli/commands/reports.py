@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gemmill.cli import output
+from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.commands.problems import spread
 from gemmill.cli.options import RecordsFiles, input_file, output_file, refuse_overwriting
@@ -56,7 +56,13 @@ def _dtypes(text: str) -> str:
 
 
 Dtypes = Annotated[
-    str, typer.Option(metavar="TYPE,...", callback=_dtypes, help="Types of A and B to measure the WGMMA rate for.")
+    str,
+    typer.Option(
+        metavar="TYPE,...",
+        callback=_dtypes,
+        autocompletion=completion.measured_dtypes,
+        help="Types of A and B to measure the WGMMA rate for.",
+    ),
 ]
 
 

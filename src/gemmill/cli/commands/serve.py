@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gemmill.cli import output
+from gemmill.cli import completion, output
 from gemmill.cli.app import Application, app
 from gemmill.cli.options import CompileOptions
 from gemmill.cli.output import UsageError
@@ -94,7 +94,12 @@ def serve(context: typer.Context, options: ServeOptions, compiling: CompileOptio
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client. Quotas apply per name.")],
     scopes: Annotated[
-        str, typer.Option(metavar="SCOPE,...", help="Scopes: read, compile, source, write and admin.")
+        str,
+        typer.Option(
+            metavar="SCOPE,...",
+            autocompletion=completion.scopes,
+            help="Scopes: read, compile, source, write and admin.",
+        ),
     ] = "read,compile",
     days: Annotated[
         int | None, typer.Option(min=1, max=36_500, metavar="N", help="Days until the token expires. Default: never.")
