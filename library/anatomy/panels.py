@@ -7,15 +7,24 @@ from types import MappingProxyType
 
 from gemmill.library.anatomy.anatomy import CHUNK
 from gemmill.library.anatomy.raster import Waves
-from gemmill.library.anatomy.sheet import LEFT, WIDTH, Kernel, Sheet
+from gemmill.library.anatomy.sheet import Figure, Kernel, Sheet
 from gemmill.library.config.model import DecompositionName
 from gemmill.library.drawing.cells import SHADES, Grid
+from gemmill.library.drawing.svg import CHARACTER
 from gemmill.library.layouts.atoms import Operand, is_whole
 from gemmill.library.layouts.layout import Layout, Swizzle
 from gemmill.library.layouts.picture import grids
 
-LINE = 128
+_BANKS_BYTES = 128
 """Bytes of all banks."""
+_TILE_WIDE, _TILE_HIGH = 280, 280
+"""Most width and height of a cluster tile and its operands in pixels."""
+_NARROW = 360
+"""Width of figures that a phone shows without scrolling."""
+_STEP = 60
+"""Width in pixels of a unit of time of a role."""
+_TEXT_HIGH = 16
+"""Height of a box that fits a text."""
 SHOWN = 16
 """Rows and columns of a table of owners. Further rows and columns repeat the pattern."""
 K_IN_WORDS: Mapping[DecompositionName, str] = MappingProxyType(
@@ -34,19 +43,28 @@ def tile(sheet: Sheet, kernel: Kernel) -> None:
     config, (along_m, along_n) = kernel.config, kernel.launch.cluster
     m, n, k = config.tile.m, config.tile.n, config.tile.k
     sheet.heading("The tile over D, and its cluster")
-    left, top, height = LEFT + 150.0, sheet.bottom + 40, max(30.0, min(110.0, m * 0.5))
-    width = max(100.0, min(220.0, n * 0.8))
+    scale = min(2.0, _TILE_WIDE / (k + along_n * n), _TILE_HIGH / (k + along_m * m))
+    high, wide, deep = m * scale, n * scale, k * scale
+    text_a, text_b = f"A {m}x{k}", f"B {k}x{n}"
+    figure, left_a = Figure(), (len(text_a) + 1) * CHARACTER
+    left, top = left_a + deep + 8, 20 + deep + 8
     for column in range(along_n):
-        sheet.box(left + column * width, top - 30, width - 4, 24, 2, f"B {k}x{n}")
+        figure.box(left + column * wide, 20, wide, deep, 2)
+        if not column or wide > (len(text_b) + 1) * CHARACTER:
+            figure.text(left + column * wide, 14, text_b)
     for row in range(along_m):
-        sheet.box(LEFT, top + row * height, 140, height - 4, 0, f"A {m}x{k}")
+        figure.box(left_a, top + row * high, deep, high, 0)
+        if not row or high >= _TEXT_HIGH:
+            figure.text(0, top + row * high + min(high / 2, 8) + 4, text_a)
         for column in range(along_n):
             rank = row + column * along_m
-            sheet.box(left + column * width, top + row * height, width - 4, height - 4, rank % SHADES, f"CTA {rank}")
-    sheet.bottom = top + along_m * height
+            fits = wide > 6 * CHARACTER and high >= _TEXT_HIGH
+            place = left + column * wide, top + row * high
+            figure.box(*place, wide, high, rank % SHADES, f"CTA {rank}" if fits else "")
+    sheet.figures(figure)
     sheet.words(
         f"A CTA of {kernel.launch.threads} threads computes a {m}x{n} tile of D in steps of {k} along K. "
-        f"{_multicast(kernel)}"
+        f"{_multicast(kernel)} The boxes are to scale."
     )
 
 
@@ -70,16 +88,15 @@ def shared(sheet: Sheet, kernel: Kernel) -> None:
     """The regions of shared memory to scale, and the banks of a stage."""
     sheet.heading("Shared memory")
     total = kernel.plan.shared_bytes
-    sheet.bottom += 6
-    place = 0.0
+    figure, place = Figure(), 0.0
     for number, region in enumerate(kernel.plan.regions):
-        wide = region.bytes / total * 560 if total else 0
+        wide = region.bytes / total * _NARROW if total else 0
         many = f"{region.parts} x {region.size:,}" if region.parts > 1 else f"{region.size:,}"
-        sheet.text(LEFT, sheet.bottom + 16, f"{region.name}: {many} bytes")
-        sheet.box(LEFT + 380 + place, sheet.bottom + 2, max(wide, 1.0), 18, number % SHADES)
+        figure.text(0, 36 * number + 12, f"{region.name}: {many} bytes")
+        figure.box(place, 36 * number + 17, max(wide, 1.0), 13, number % SHADES)
         place += wide
-        sheet.bottom += 24
-    sheet.words(f"{total:,} bytes in total, listed in address order.")
+    sheet.figures(figure)
+    sheet.words(f"{total:,} bytes in total, in address order and to scale.")
     spans = {operand: kernel.anatomy.span(operand) for operand in kernel.config.inputs}
     swizzled = {operand: span for operand, span in spans.items() if span > CHUNK}
     if not swizzled:
@@ -109,8 +126,8 @@ def banks(title: str, span_bytes: int, element_bytes: int) -> Grid:
     for line in range(8):
         permuted_line = int(f"{line % 2**bits:0{bits}b}"[::-1], 2) if element_bytes == 8 else line
         chunks = [
-            divmod(line * LINE + swizzle(permuted_line * LINE + place) % LINE, span_bytes)
-            for place in range(0, LINE, CHUNK)
+            divmod(line * _BANKS_BYTES + swizzle(permuted_line * _BANKS_BYTES + place) % _BANKS_BYTES, span_bytes)
+            for place in range(0, _BANKS_BYTES, CHUNK)
         ]
         cells.append(tuple(f"r{row} c{within // CHUNK}" for row, within in chunks))
         shades.append(tuple(within // CHUNK % SHADES for _, within in chunks))
@@ -211,13 +228,13 @@ def epilogue(sheet: Sheet, kernel: Kernel) -> None:
 def roles(sheet: Sheet, kernel: Kernel) -> None:
     """The activities of warps in order, not to scale."""
     sheet.heading("Roles over time (order only, not to scale)")
-    sheet.bottom += 6
-    for lane in kernel.anatomy.lanes():
-        sheet.text(LEFT, sheet.bottom + 16, lane.name)
+    figure = Figure()
+    for number, lane in enumerate(kernel.anatomy.lanes()):
+        top = 46.0 * number
+        figure.text(0, top + 12, lane.name)
         for start, end, words, shade in lane.steps:
-            sheet.box(LEFT + 240 + start * 88, sheet.bottom + 1, (end - start) * 88 - 3, 24, shade, words)
-        sheet.bottom += 30
-    sheet.bottom += 6
+            figure.box(start * _STEP, top + 17, (end - start) * _STEP - 3, 22, shade, words)
+    sheet.figures(figure)
 
 
 def decomposition(sheet: Sheet, kernel: Kernel, waves: Waves | None) -> None:
@@ -225,16 +242,15 @@ def decomposition(sheet: Sheet, kernel: Kernel, waves: Waves | None) -> None:
     sheet.heading("K of a tile")
     shared, k = kernel.launch.k_decomposition, _k(waves)
     steps = -(-k // kernel.config.tile.k) if k else None
-    steps_text = f"{steps} steps of {kernel.config.tile.k}" if steps else f"steps of {kernel.config.tile.k}"
+    steps_text = f"{f'{steps:,} ' if steps else ''}step{'s' * (steps != 1)} of {kernel.config.tile.k}"
     splits = max(kernel.launch.cluster_k, shared.splits if shared else 1)
     name = kernel.config.scheduler.decomposition
-    sheet.bottom += 8
-    drawn = min(splits, 16)
+    figure, drawn = Figure(), min(splits, 16)
     for part in range(drawn):
-        wide = (WIDTH - 2 * LEFT) / drawn
-        label = "all of K" if splits == 1 else f"slice {part}"
-        sheet.box(LEFT + part * wide, sheet.bottom, wide - 3, 26, part % SHADES, label if wide > 70 else str(part))
-    sheet.bottom += 30
+        wide = _NARROW / drawn
+        text = "all of K" if splits == 1 else f"slice {part}"
+        figure.box(part * wide, 0, wide - 3, 26, part % SHADES, text if wide > 70 else str(part))
+    sheet.figures(figure)
     note = f" The picture shows {drawn} of {splits} slices." if drawn < splits else ""
     sheet.words(f"K has {steps_text}; {K_IN_WORDS[name]}{note}")
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gemmill.library.anatomy.sheet import LEFT, WIDTH, Kernel, Sheet
+from gemmill.library.anatomy.sheet import MOST_WIDE, Figure, Kernel, Sheet
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.drawing.cells import SHADES
 from gemmill.library.drawing.svg import CHARACTER
@@ -122,10 +122,11 @@ def draw_raster(sheet: Sheet, kernel: Kernel, waves: Waves) -> None:
         f"{tiles_text}, along {'M' if first.along_m else 'N'} in strips of {first.swizzle}{transposed}. The "
         f"{waves.gpu} holds {waves.slots:,} {whole} at a time: {waves.units:,} units of work are {waves.waves:,} "
         f"wave{'s' * (waves.waves != 1)}. {waves.loss:.1%} of the slots are idle, all in the last wave. Colours show "
-        "waves, numbers show the order."
+        f"waves, numbers show the order; N is to the right, M down. The picture is not to scale."
     )
-    sheet.text(LEFT + 50, sheet.bottom + 18, f"{tiles}: N to the right, M down")
-    sheet.bottom += 28
+    ctas = config.cluster.m * config.cluster.n
+    if count:
+        sheet.slider(f"{tiles} of {ctas} tiles each" if ctas > 1 else tiles, count, waves.slots, waves.waves)
     shown = _rasters(sheet, waves, orders, count)
     if waves.grouped and shown < len(orders):
         sheet.words(f"The picture shows {shown} of {len(orders)} groups, and up to {MOST} x {MOST} {tiles} of each.")
@@ -140,7 +141,7 @@ def draw_raster(sheet: Sheet, kernel: Kernel, waves: Waves) -> None:
 def _rasters(sheet: Sheet, waves: Waves, orders: Sequence[Raster], count: int) -> int:
     """Draw as many rasters as fit, and return their number. ``count`` is the total number of tiles."""
     columns = min(max(order.clusters_n for order in orders), MOST)
-    wide = max(10.0, min(58.0, (WIDTH - 2 * LEFT - 60) / columns))
+    wide = max(10.0, min(58.0, (MOST_WIDE - 20) / columns))
     high = 22.0 if wide >= 30 else 12.0
     fits = len(str(count)) * CHARACTER + 4 <= wide
     first_tile = lines = 0
@@ -149,12 +150,14 @@ def _rasters(sheet: Sheet, waves: Waves, orders: Sequence[Raster], count: int) -
         if group and lines + rows > MOST:
             return group
         if waves.grouped:
-            sheet.words(f"group {group}: {matrix.m:,} x {matrix.n:,}, K {matrix.k:,}", LEFT + 50)
+            sheet.words(f"group {group}: {matrix.m:,} x {matrix.n:,}, K {matrix.k:,}")
+        figure = Figure()
         for row, column in itertools.product(range(rows), range(min(order.clusters_n, MOST))):
             number = first_tile + order.index(row, column)
-            at = LEFT + 50 + column * wide, sheet.bottom + row * high
             shade = number // waves.slots % SHADES
-            sheet.box(*at, wide - 1, high - 1, shade, str(number) if fits else "", data_i=number)
-        sheet.bottom += rows * high + 6
+            text = str(number) if fits else ""
+            figure.box(column * wide, row * high, wide - 1, high - 1, shade, text, data_i=number)
+        if rows:
+            sheet.figures(figure, shrinks=True)
         first_tile, lines = first_tile + order.count, lines + max(1, rows)
     return len(orders)

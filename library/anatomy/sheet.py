@@ -1,9 +1,10 @@
-"""A page on which the panels of a kernel are drawn from top to bottom."""
+"""A page of panels: headings, paragraphs and figures from top to bottom, which SVG and HTML lay out differently."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from textwrap import wrap
+from typing import NamedTuple
 
 from gemmill.library.anatomy.anatomy import Anatomy, anatomy_of
 from gemmill.library.config.model import GemmConfig
@@ -12,12 +13,8 @@ from gemmill.library.drawing.svg import CELL, CHARACTER, element, label, table
 from gemmill.library.families.kernel_plan import KernelPlan
 from gemmill.library.launch import LaunchSpec
 
-WIDTH = 1180
-"""Width of a page in pixels."""
-LEFT = 20
-"""Left margin of panels."""
-LINE = 18
-"""Distance between lines of text."""
+MOST_WIDE = 1140
+"""Most width of a figure in pixels."""
 
 
 @dataclass(frozen=True)
@@ -40,49 +37,99 @@ class Kernel:
 
 
 @dataclass
-class Sheet:
-    """A page under construction; the drawing reaches down to ``bottom``."""
+class Figure:
+    """A drawing as large as its elements, which have their places once the figure has one on a page."""
 
-    parts: list[str] = field(default_factory=list)
-    bottom: float = 12
-
-    def heading(self, text: str) -> None:
-        """Draw the title of a panel."""
-        self.bottom += 30
-        self.text(LEFT, self.bottom, text, "h")
-        self.bottom += 10
-
-    def words(self, text: str, left: float = LEFT, width: float = WIDTH - 2 * LEFT) -> None:
-        """Draw a paragraph."""
-        for line in wrap(text, int(width / CHARACTER), break_long_words=True):
-            self.bottom += LINE
-            self.text(left, self.bottom, line)
-        self.bottom += 4
+    width: float = 0
+    height: float = 0
+    _elements: list[Callable[[float, float], str]] = field(default_factory=list)
 
     def text(self, x: float, y: float, text: str, class_: str = "") -> None:
-        """Draw a line of text with its baseline at y."""
-        self.parts.append(label(x, y, text, class_))
+        """Draw a line of text with its baseline at y; x is its left end, or its middle with the class ``c``."""
+        if class_ != "c":
+            self._reach(x + len(text) * CHARACTER, y + 4)
+        self._elements.append(lambda left, top: label(left + x, top + y, text, class_))
 
     def box(self, x: float, y: float, width: float, height: float, shade: int, text: str = "", **more: object) -> None:
         """Draw a rectangle with a centred text."""
-        self.parts.append(
-            element(
-                "rect", x=float(x), y=float(y), width=float(width), height=float(height), class_=f"b s{shade}", **more
-            )
+        self._reach(x + width, y + height)
+        size = {"width": float(width), "height": float(height)}
+        self._elements.append(
+            lambda left, top: element("rect", x=float(left + x), y=float(top + y), **size, class_=f"b s{shade}", **more)
         )
         if text:
             self.text(x + width / 2, y + height / 2 + 4, text, "c")
 
+    def placed(self, left: float, top: float) -> list[str]:
+        """The elements of the figure at a place of a page."""
+        return [draw(left, top) for draw in self._elements]
+
+    def _reach(self, right: float, bottom: float) -> None:
+        self.width, self.height = max(self.width, right), max(self.height, bottom)
+
+    @classmethod
+    def of_table(cls, grid: Grid) -> Figure:
+        """A table."""
+        cell = cell_width(Picture("", (grid,)), CHARACTER, CELL)
+        width, height = outer_size(grid, cell, CHARACTER, CELL)
+        margin = (len(str(grid.rows - 1)) + 1.5) * CHARACTER
+        return cls(width, height, [lambda left, top: table(grid, left + margin, top + 2.4 * CELL, cell)])
+
+
+class Heading(NamedTuple):
+    """The title of a panel."""
+
+    text: str
+
+
+class Words(NamedTuple):
+    """A paragraph."""
+
+    text: str
+
+
+class Figures(NamedTuple):
+    """Figures side by side, in as many rows as necessary."""
+
+    figures: tuple[Figure, ...]
+    shrinks: bool = False
+    """Whether a narrow page shrinks the figures; otherwise the reader scrolls them."""
+
+
+class Slider(NamedTuple):
+    """A control that steps through the tiles of the figures below it. Pages without scripts omit it."""
+
+    unit: str
+    """A name for several tiles."""
+    tiles: int
+    slots: int
+    """Tiles of a wave."""
+    waves: int
+
+
+@dataclass
+class Sheet:
+    """A page under construction."""
+
+    blocks: list[Heading | Words | Figures | Slider] = field(default_factory=list)
+
+    def heading(self, text: str) -> None:
+        """Begin a panel."""
+        self.blocks.append(Heading(text))
+
+    def words(self, text: str) -> None:
+        """Add a paragraph."""
+        self.blocks.append(Words(text))
+
+    def figures(self, *figures: Figure, shrinks: bool = False) -> None:
+        """Add figures side by side, if there are any."""
+        if figures:
+            self.blocks.append(Figures(figures, shrinks))
+
+    def slider(self, unit: str, tiles: int, slots: int, waves: int) -> None:
+        """Add a control of the figures below."""
+        self.blocks.append(Slider(unit, tiles, slots, waves))
+
     def tables(self, *grids: Grid) -> None:
-        """Draw tables side by side, in as many rows as necessary."""
-        left, top, below = float(LEFT), self.bottom + 12, self.bottom
-        for grid in grids:
-            width = cell_width(Picture("", (grid,)), CHARACTER, CELL)
-            across, down = outer_size(grid, width, CHARACTER, CELL)
-            if left > LEFT and left + across > WIDTH - LEFT:
-                left, top = float(LEFT), below + 12
-            margin = (len(str(grid.rows - 1)) + 1.5) * CHARACTER
-            self.parts.append(table(grid, left + margin, top + 2.4 * CELL, width))
-            left += across + 28
-            below = max(below, top + down)
-        self.bottom = below
+        """Add tables side by side."""
+        self.figures(*map(Figure.of_table, grids))

@@ -26,15 +26,17 @@ def _colors(page: str, ink: str, line: str, shades: Iterable[str]) -> str:
     return f"--page:{page};--ink:{ink};--line:{line};{names}"
 
 
-STYLE = (
-    f"svg{{{_colors('#fff', '#1a1a1a', '#8a8a8a', _LIGHT)}color-scheme:light dark;background:var(--page)}}"
-    f"@media(prefers-color-scheme:dark){{svg{{{_colors('#16181c', '#ececec', '#7d828c', _DARK)}}}}}"
-    "text{font:12px ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace;fill:var(--ink)}"
-    ".page{fill:var(--page)}.c{text-anchor:middle}.r{text-anchor:end}.t{font-weight:bold}"
-    ".h{font:bold 16px system-ui,sans-serif}.b{stroke:var(--line)}"
-    ".line{stroke:var(--line);fill:none}" + "".join(f".s{number}{{fill:var(--s{number})}}" for number in range(SHADES))
-)
-"""Colours by name, for light and dark mode. The default text size is 12 px."""
+def style(root: str) -> str:
+    """Style sheet of drawings: colours by name for light and dark mode, defined for the element ``root``, and a default
+    text size of 12 px."""
+    return (
+        f"{root}{{{_colors('#fff', '#1a1a1a', '#8a8a8a', _LIGHT)}color-scheme:light dark;background:var(--page)}}"
+        f"@media(prefers-color-scheme:dark){{{root}{{{_colors('#16181c', '#ececec', '#7d828c', _DARK)}}}}}"
+        "text{font:12px ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace;fill:var(--ink)}"
+        ".page{fill:var(--page)}.c{text-anchor:middle}.r{text-anchor:end}.t{font-weight:bold}"
+        ".h{font:bold 16px system-ui,sans-serif}.b{stroke:var(--line)}.line{stroke:var(--line);fill:none}"
+        + "".join(f".s{number}{{fill:var(--s{number})}}" for number in range(SHADES))
+    )
 
 
 def element(name: str, *content: str, **attributes: object) -> str:
@@ -58,7 +60,7 @@ def document(width: float, height: float, title: str, description: str, *content
     """A standalone SVG. Screen readers read its title and description."""
     wide, high = math.ceil(width), math.ceil(height)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}"'
-    named = f"<title>{escape(title)}</title><desc>{escape(description)}</desc><style>{STYLE}</style>"
+    named = f"<title>{escape(title)}</title><desc>{escape(description)}</desc><style>{style('svg')}</style>"
     page = element("rect", class_="page", width=wide, height=high)
     return "\n".join((f'{head} role="img">{named}{page}', *content, "</svg>\n"))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from tests.cases.browser import browser
+from tests.cases.browser import HARD_TO_READ, browser
 from tests.cli.test_cli import gemmill, ok
 
 from gemmill.cli.output import Status
@@ -103,21 +103,29 @@ def test_the_slider_goes_through_the_raster_by_key(tmp_path: Path) -> None:
     ok("draw", KERNEL, "-o", page, "--problem", PROBLEM)
     with browser(tmp_path / "profile") as seen:
         seen.open(page)
-        assert seen.value("document.getElementById('said').textContent") == " 512 of 512, wave 8"
+        assert seen.value("document.getElementById('said').textContent") == "512 of 512, wave 8 of 8"
+        assert seen.value("document.querySelector('label').textContent").startswith("Cluster tiles of 2 tiles each")
+        beside = "document.getElementById('control').nextElementSibling.querySelectorAll('svg [data-i]').length"
+        assert seen.value(beside) == 512
         seen.value("document.getElementById('unit').focus()")
         for _ in range(2):
             for kind in ("keyDown", "keyUp"):
                 seen.do(
                     "Input.dispatchKeyEvent", type=kind, key="ArrowLeft", code="ArrowLeft", windowsVirtualKeyCode=37
                 )
-        assert seen.value("document.getElementById('said').textContent") == " 510 of 512, wave 8"
+        assert seen.value("document.getElementById('said').textContent") == "510 of 512, wave 8 of 8"
         assert seen.value("document.querySelectorAll('[data-i][style*=\"0.15\"]').length") == 2
-        for dark in (False, True):
-            seen.show(1200, dark=dark)
-            page_color, ink = (
-                seen.value(f"getComputedStyle(document.querySelector('{what}')).fill") for what in ("rect.page", "text")
+        for width, dark in ((400, False), (400, True), (1200, False), (1200, True)):
+            seen.show(width, dark=dark)
+            assert seen.value("document.documentElement.scrollWidth") == width
+            assert seen.value("document.querySelector('.shrinks').scrollWidth") < width
+            assert seen.value(HARD_TO_READ) == []
+            assert (
+                seen.value("getComputedStyle(document.body.parentElement).backgroundColor === 'rgb(22, 24, 28)'")
+                is dark
             )
-            assert page_color != ink
+            dark_ink = seen.value("getComputedStyle(document.querySelector('svg text')).fill === 'rgb(236, 236, 236)'")
+            assert dark_ink is dark
         inside = "[...document.querySelectorAll('svg rect[data-i]')].every(r => r.getBoundingClientRect().width > 5)"
         assert seen.value(inside)
         overlapping = """(() => {

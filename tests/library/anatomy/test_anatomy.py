@@ -15,7 +15,7 @@ from gemmill.library.anatomy import panels
 from gemmill.library.anatomy.anatomy import anatomy_of
 from gemmill.library.anatomy.kernel_page import as_html, as_svg
 from gemmill.library.anatomy.raster import Matrix, Raster, Waves
-from gemmill.library.anatomy.sheet import Kernel
+from gemmill.library.anatomy.sheet import Figures, Kernel, Sheet
 from gemmill.library.config.names import parse_name
 from gemmill.library.drawing.svg import CHARACTER
 from gemmill.library.families.families import plan_of
@@ -190,15 +190,32 @@ def test_nothing_lies_on_anything_else(case: KernelCase) -> None:
         assert y + high <= height
 
 
-def test_html_is_the_picture_with_a_slider_that_needs_no_script_to_be_a_picture() -> None:
+def test_html_has_the_figures_of_the_picture_and_a_slider_above_its_raster() -> None:
     kernel = drawn(BASE[0])
     waves = Waves("4096x4096x4096 bf16 tn", "NVIDIA H200", [Matrix(4096, 4096, 4096)], 132, 1024)
-    html = as_html(kernel, waves)
-    assert as_svg(kernel, waves) in html
-    assert re.search(r'<label for="unit">.*<input id="unit" type="range"', html)
-    assert '<p id="control" hidden>' in html, "shown by the script"
+    html, svg = as_html(kernel, waves), as_svg(kernel, waves)
+    assert html.count('data-i="') == svg.count('data-i="') == 1024
+    assert html.count("<tspan") == svg.count("<tspan"), "the cells of all tables"
+    [raster] = [section for section in html.split("<section>") if "data-i=" in section]
+    assert re.search(r'<div id="control" hidden>.*max="1024".*data-slots="132" data-waves="8".*</div>\n<div', raster)
+    assert "Tiles that have started" in raster
     assert 'aria-live="polite"' in html
-    assert html.count('data-i="') == 1024
     assert "<script" not in as_html(kernel, None)
     assert waves.waves == 8
     assert waves.loss == pytest.approx(1 - 1024 / (8 * 132))
+
+
+@named(EACH)
+def test_the_tile_and_its_operands_are_to_scale(case: KernelCase) -> None:
+    kernel = drawn(case)
+    sheet = Sheet()
+    panels.tile(sheet, kernel)
+    [figures] = [block for block in sheet.blocks if isinstance(block, Figures)]
+    rects = [ElementTree.fromstring(part) for part in figures.figures[0].placed(0, 0) if part.startswith("<rect")]
+    sizes = {(float(rect.get("width", 0)), float(rect.get("height", 0))) for rect in rects}
+    tile, (m, n) = kernel.config.tile, kernel.launch.cluster
+    expected = {(tile.n, tile.m), (tile.k, tile.m), (tile.n, tile.k)}
+    scale = max(width for width, _ in sizes) / max(width for width, _ in expected)
+    assert len(rects) == m + n + m * n
+    for width, height in expected:
+        assert any(abs(w - width * scale) < 0.2 and abs(h - height * scale) < 0.2 for w, h in sizes)

@@ -46,7 +46,7 @@ def draw(
 
     The picture shows the tile, shared memory, the fragments that each thread holds, the epilogue, warp roles, raster
     order and the loop over K. No GPU is needed. With --problem, it also shows the order of the output tiles, the waves
-    on the GPU of --gpu, and the loss in the last wave; in HTML a slider steps through the waves. HTML files need no
+    on the GPU of --gpu, and the loss in the last wave; in HTML a slider steps through the tiles. HTML files need no
     network.
 
     \b
