@@ -175,7 +175,7 @@ def _extents(option: str, text: str | None) -> tuple[int, ...]:
 _FORMATS = "\n".join(f"  - {form.name}: {form.sign}" for form in FORMATS)
 _SHAPES_HELP = f"""Print the problems in a file, as a suite in YAML.
 
-What gemmill leaves out and what it assumes is listed on stderr. FILE is a suite, a folder of files, or one of:
+shapes lists on stderr what it leaves out and what it assumes. FILE is a suite, a folder of files, or one of:
 
 \b
 {_FORMATS}
