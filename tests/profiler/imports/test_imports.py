@@ -23,6 +23,10 @@ from gemmill.profiler.sweep.shape_suites import shipped_suites
 DATA = Path(__file__).parents[2] / "data" / "shapes"
 FILES = sorted(DATA.iterdir())
 EXPERTS = "E=8,N=7168,device_name=NVIDIA_H100_80GB_HBM3,dtype=fp8_w8a8.json"
+LINE = (
+    "a_align=16 a_dtype=bf16 a_major=k a_scale=none accumulator=f32 b_align=16 b_dtype=bf16 b_major=k b_scale=none "
+    "batching=strided c_align=16 c_dtype=none d_align=16 d_dtype=bf16 d_major=n epilogue=linear promote=0"
+)
 SCALED = "d~=~alpha~*~acc"
 BF16 = "a=bf16 b=bf16 d=bf16"
 E4M3 = "a=e4m3 a_major=k b=e4m3 b_major=k"
@@ -155,6 +159,63 @@ EXPECTED = {
             "15: scales of the type 'c10::Float8_e8m0fnu' are not supported",
             "17: the dims of A are not recorded",
         ],
+    ),
+    "tunableop_results0.csv": (
+        "a file of PyTorch's TunableOp",
+        [
+            (1, 3, f"{BF16} a_major=k b_major=k d_major=n k=4096 m=128 n=4096"),
+            (1, 5, "a=f16 a_major=mn b=f16 b_major=mn batch=12 d=f16 d_major=n k=128 m=512 n=64"),
+            (
+                1,
+                6,
+                f"{E4M3} d=bf16 d_major=n k=4096 m=128 n=6144 promote=4 "
+                f"epilogue={SCALED}~*~a_scale[m]~*~b_scale[n]~+~bias.bf16[n]",
+            ),
+            (
+                1,
+                7,
+                f"{BF16} a_major=k b_major=k d_major=n k=256 m=64 n=512 epilogue=d~=~relu(alpha~*~acc~+~bias.bf16[n])",
+            ),
+        ],
+        ["8: the type of B, 'c10::complex<float>', is not supported"],
+    ),
+    "inductor.log": (
+        "a log of Inductor's autotuning",
+        [
+            (1, 3, f"{BF16} a_major=mn b_major=mn d_major=n k=1152 m=3840 n=49136"),
+            (
+                1,
+                9,
+                "a=f16 a_major=k b=f16 b_major=k d=f16 d_major=n k=512 m=64 n=1000 epilogue=d~=~acc~+~bias.f16[n]",
+            ),
+            (1, 13, "a=f16 a_major=k b=f16 b_major=k batch=12 d=f16 d_major=n k=128 m=64 n=64"),
+            (
+                1,
+                16,
+                f"{E4M3} d_major=n k=3072 m=4096 n=64 promote=4 epilogue=d~=~acc~*~a_scale~*~b_scale~+~bias.bf16[n]",
+            ),
+        ],
+        ["19: AUTOTUNE convolution is not supported"],
+    ),
+    "lines.txt": (
+        "a list of lines",
+        [
+            (1, 2, f"{LINE} k=256 m=512 n=768"),
+            (2, 3, "k=64 m=64 n=128"),
+            (
+                1,
+                4,
+                LINE.replace("bf16 a_", "e4m3 a_", 1)
+                .replace("b_dtype=bf16", "b_dtype=e4m3")
+                .replace("a_scale=none", "a_scale=1x128")
+                .replace("b_scale=none", "b_scale=128x128")
+                .replace("promote=0", "promote=4")
+                .replace("batching=strided", "batch=64 batching=grouped")
+                + " k=7168 m=8192 n=4096 sizes=zipf:1.1",
+            ),
+            (1, 6, "batch=4 k=3 m=1 n=2"),
+        ],
+        ["7: '64 by 64': expected `64 128 64`"],
     ),
     "operators.txt": (
         "a log of PyTorch's operators",
