@@ -21,6 +21,7 @@ from gemmill.cli.output import MEANS
 from gemmill.library import errors
 from gemmill.library.legality.coverage import coverage_tables
 from gemmill.library.legality.rules_page import rule_tables
+from gemmill.profiler.imports.file_formats import FORMATS
 
 DOCS = Path(__file__).resolve().parent
 
@@ -126,11 +127,18 @@ def exit_codes() -> Iterator[str]:
     yield from ("| code | means |", "|---|---|", *(f"| {status} | {means} |" for status, means in MEANS.items()))
 
 
+def formats() -> Iterator[str]:
+    """A table of the formats of lists of problems."""
+    rows = (f"| {form.name} | {form.sign.replace('|', '&#124;')} |" for form in FORMATS)
+    yield from ("| list | recognized by |", "|---|---|", *rows)
+
+
 PARTS = {
     "commands": commands,
     "coverage": coverage_tables,
     "errors": codes_of_errors,
     "exit codes": exit_codes,
+    "formats": formats,
     "rules": rule_tables,
 }
 """Generators of page parts. In a page, the comment ``<!-- made: NAME -->`` marks the place."""
