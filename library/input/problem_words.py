@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 
 from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, ScaleName
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output, find_dtype, unknown
+from gemmill.library.epilogues.misspelt import check_names
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
 from gemmill.library.errors import ExpressionError, KeywordError, ProblemError
 from gemmill.library.wording import one_of, suggest
@@ -100,6 +101,15 @@ def check_expected_rows(rows: int | None, batching: str, m: int) -> None:
         )
     if not 1 <= rows <= m:
         raise ProblemError(f"expected_rows is {rows}; it must be from 1 to m = {m}, the capacity of a group")
+
+
+def check_epilogue(text: object) -> None:
+    """Raises ProblemError if an operand of an epilogue, which comes without arguments, looks like a misspelt word."""
+    if isinstance(text, str):
+        try:
+            check_names(text)
+        except ExpressionError as error:
+            raise ProblemError(f"epilogue is {text!r:.200}: {error}") from None
 
 
 def merged(words: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

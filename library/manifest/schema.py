@@ -33,6 +33,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from gemmill.library.config.field_table import GROUPS, PARTS, Row
 from gemmill.library.config.names import token_of
+from gemmill.library.epilogues.misspelt import check_names
 from gemmill.library.epilogues.parse import LINEAR, parse
 from gemmill.library.errors import ExpressionError
 from gemmill.library.manifest import expression
@@ -106,6 +107,7 @@ def _epilogue(value: object) -> str:
     if not isinstance(value, str):
         raise PydanticCustomError("epilogue", "must be text, for example `epilogue: d = relu(acc + bias[n])`")
     try:
+        check_names(value)
         return value if value == LINEAR else str(parse(value))
     except ExpressionError as error:
         raise PydanticCustomError("epilogue", "{reason}", {"reason": str(error), "column": error.column}) from None

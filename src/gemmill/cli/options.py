@@ -19,6 +19,7 @@ from gemmill.library.arch import Gpu, gpu_named
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import DeviceError, ExpressionError, ProblemError, UnsupportedProblemError
+from gemmill.library.input import problem_words
 from gemmill.library.input.group_sizes import checked_sizes
 from gemmill.library.manifest import expression
 from gemmill.library.manifest.kernelset import KernelSet
@@ -233,6 +234,7 @@ def kernel(source: str) -> GemmConfig:
 def read_problem(text: str) -> GemmProblem:
     """The problem that a line describes."""
     try:
+        problem_words.check_epilogue(problem_words.read_text(text).get("epilogue"))
         return GemmProblem.from_text(text)
     except ProblemError as error:
         raise UsageError(str(error)) from None

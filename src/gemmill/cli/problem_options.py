@@ -117,6 +117,8 @@ class ProblemOptions:
                 words = [shape.problem.to_dict() for shape in shape_suite(shapes).shapes]
             else:
                 words = [problem_words.read_text(self.problem)] if self.problem else [*map(extents, self.mnkl)]
+                problem_words.check_epilogue(words[0].get("epilogue"))
+            problem_words.check_epilogue(self.epilogue)
             return [self._problem(keywords) for keywords in words]
         except ProblemError as error:
             raise UsageError(str(error)) from None
