@@ -33,7 +33,7 @@ _ALIAS = re.compile(r"(?<=[\s\[,:])\*([A-Za-z_][\w-]*)")
 _ANCHOR = re.compile(r"(?<=[\s\[,:])&([A-Za-z_][\w-]*)")
 _TYPES = tuple(f"{name}_type" for name in ("a", "b", "c", "d", "compute", "bias", "activation"))
 _LAYOUTS = tuple(name for x in "abcd" for name in (f"ld{x}", f"stride_{x}"))
-_MORE = ("use_e", "gradient", "scalec", "scaled", "amaxd", "swizzlea", "swizzleb")
+_MORE = ("use_e", "gradient", "scalec", "scaled", "scalealpha_vector", "amaxd", "swizzlea", "swizzleb")
 """What a problem cannot contain."""
 _KEYS = {
     *("m", "n", "k", "transa", "transb", "batch_count", "function", "rocblas_function", "call_count", "precision"),

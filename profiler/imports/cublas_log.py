@@ -61,8 +61,8 @@ def _of_matmul(entry: Entry, parts: Mapping[str, Mapping[str, str]], beta: str |
     for name, layout in parts.items():
         if "order" in layout and not layout["order"].endswith("COL"):
             raise LeftOut(f"the order {shown(layout['order'])} of {name} is not supported; it must be column-major")
-    for name in call:
-        if _MORE.fullmatch(name):
+    for name, value in call.items():
+        if _MORE.fullmatch(name) or (name == "pointerMode" and "VECTOR" in value):
             entry.leave_out(f"{name} is not part of a problem")
     transposed_a = blas.is_transposed("transa", call.get("transa", call.get("transA", "N")))
     transposed_b = blas.is_transposed("transb", call.get("transb", call.get("transB", "N")))

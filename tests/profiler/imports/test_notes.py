@@ -258,9 +258,9 @@ SAID: dict[str, tuple[str, list[str], list[str], list[str]]] = {
         [],
     ),
     "a scale of D of a matmul": (
-        matmul("dScalePointer=0x1 amaxDPointer=0x2"),
+        matmul("dScalePointer=0x1 amaxDPointer=0x2 pointerMode=POINTER_MODE_ALPHA_DEVICE_VECTOR_BETA_ZERO"),
         [PLAIN],
-        ["dScalePointer is not part of a problem", "amaxDPointer is not part of a problem"],
+        [f"{name} is not part of a problem" for name in ("dScalePointer", "amaxDPointer", "pointerMode")],
         [],
     ),
     "C of a matmul": (matmul(beta="1"), [f"{PLAIN} c=bf16"], [], []),
