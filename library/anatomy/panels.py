@@ -240,10 +240,10 @@ def roles(sheet: Sheet, kernel: Kernel) -> None:
 def decomposition(sheet: Sheet, kernel: Kernel, waves: Waves | None) -> None:
     """How CTAs share the K of a tile."""
     sheet.heading("K of a tile")
-    shared, k = kernel.launch.k_decomposition, _k(waves)
+    k = _k(waves)
     steps = -(-k // kernel.config.tile.k) if k else None
     steps_text = f"{f'{steps:,} ' if steps else ''}step{'s' * (steps != 1)} of {kernel.config.tile.k}"
-    splits = max(kernel.launch.cluster_k, shared.splits if shared else 1)
+    splits = max(kernel.launch.cluster_k, waves.slices if waves else 1)
     name = kernel.config.scheduler.decomposition
     figure, drawn = Figure(), min(splits, 16)
     for part in range(drawn):

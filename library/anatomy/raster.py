@@ -82,6 +82,8 @@ class Waves:
     """Clusters that the GPU runs at a time."""
     units: int
     """Units of work: the cluster tiles of all matrices times the clusters that share K of a tile."""
+    slices: int = 1
+    """Slices of K of the launch of a split-K kernel."""
     grouped: bool = False
     """Whether ``matrices`` are groups."""
     swapped: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -24,6 +25,7 @@ PAGES = {
     "not-compiled": f"/kernels/{TENSOR}",
     "problems": "/problems",
     "problem": "/problems?problem=4096x4096x4096+bf16+tn&gpu=NVIDIA+H200",
+    "sliced": "/problems?problem=64x64x65536+bf16+tn",
     "queue": "/queue",
 }
 ASKED = "64x64x64 f64 tn"
@@ -81,11 +83,11 @@ class Balance(HTMLParser):
 def test_pages_are_whole_and_run_nothing(shown: Running, artifact: Artifact, page: str) -> None:
     answer = shown.ask("GET", page.format(key=artifact.key))
     assert (answer.status, "default-src 'none'" in answer.headers["content-security-policy"]) == (200, True)
-    html = answer.body.decode()
+    page_text = answer.body.decode()
     balance = Balance()
-    balance.feed(html)
+    balance.feed(page_text)
     assert not balance.open
-    assert not re.search(r"<script|style=|\son\w+=|https?://", html.partition("<pre")[0])
+    assert not re.search(r"<script|style=|\son\w+=|https?://|\b(None|nan)\b", page_text.partition("<pre")[0])
 
 
 @pytest.mark.slow
@@ -102,7 +104,6 @@ def test_kernels_are_filtered_and_shown(shown: Running, artifacts: tuple[Artifac
     page = shown.ask("GET", f"/kernels/{first.key}").body.decode()
     assert f"<dd>{first.resources.registers}</dd>" in page
     assert "#include &lt;gemmill/" in page
-    assert "None" not in page.partition("<pre")[0]
     assert page == shown.ask("GET", f"/kernels/{first.name}").body.decode(), "a name leads to the same page as the key"
 
 
@@ -117,12 +118,17 @@ def test_a_kernel_is_explained_and_drawn_before_it_is_compiled(shown: Running) -
     [digest] = re.findall(r"script-src 'sha256-([^']+)'", drawing.headers["content-security-policy"])
     [script] = re.findall(rb"<script>(.*?)</script>", drawing.body, re.DOTALL)
     assert base64.b64encode(hashlib.sha256(script).digest()).decode() == digest
+    [link] = {*re.findall(r'href="(/drawings/\S+slices=64)"', shown.ask("GET", PAGES["sliced"]).body.decode())}
+    drawing = shown.ask("GET", html.unescape(link))
+    assert b"128 units of work are 1 wave" in drawing.body, "of 2 tiles"
     edited = f"{TENSOR}%2Bsrc.0123456789ab"
     assert [shown.ask("GET", f"/{kind}/{edited}").status for kind in ("kernels", "drawings")] == [200, 200]
     for wrong in (
         f"kernels/{TENSOR}x",
         f"drawings/{TENSOR}?problem=1x",
         f"drawings/{TENSOR}?problem=1x1x1+bf16+tn&gpu=x",
+        f"drawings/{TENSOR}?problem=1x1x1+bf16+tn&slices=2",
+        f"drawings/{TENSOR}?problem=1x1x1+bf16+tn&slices=x",
     ):
         assert shown.ask("GET", f"/{wrong}").status == 422
     assert shown.ask("GET", f"/drawings/{'0' * 64}").status == 404

@@ -26,6 +26,7 @@ from gemmill.library.legality.explanation import fields_in_words, resources_of
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.waves import waves_of
 from gemmill.runtime.storage.artifact import Artifact
+from gemmill.service.bodies import malformed
 from gemmill.service.pages.rendering import content_policy, facts, rendered
 from gemmill.service.served_kernels import Served, required
 from gemmill.service.tokens import Caller
@@ -72,7 +73,10 @@ async def drawing(service: Service, request: Request, _: Caller) -> Response:
     shown = await _shown(service, str(request.path_params["kernel"]))
     problem = request.query_params.get("problem", "")[:4096]
     gpu = request.query_params.get("gpu", DEFAULT_GPU.name)[:100]
-    html = await service.resolver.in_thread(lambda: _drawn(shown.config, problem, gpu))
+    slices = request.query_params.get("slices", "1")
+    if not (slices.isdecimal() and len(slices) < 9):
+        raise malformed(f"slices is {slices!r:.100}; it must be a number.")
+    html = await service.resolver.in_thread(lambda: _drawn(shown.config, problem, gpu, int(slices)))
     return HTMLResponse(html, headers=_DRAWING)
 
 
@@ -91,9 +95,9 @@ async def _shown(service: Service, key_or_name: str) -> Shown:
     return Shown(artifact.name, artifact.config, served, artifact)
 
 
-def _drawn(config: GemmConfig, problem_text: str, gpu: str) -> str:
+def _drawn(config: GemmConfig, problem_text: str, gpu: str, slices: int) -> str:
     waves = None
     if problem_text:
         problem = GemmProblem.from_text(problem_text)
-        waves = waves_of(config, problem, gpu_named(gpu), sizes_of(problem))
+        waves = waves_of(config, problem, gpu_named(gpu), sizes_of(problem), slices)
     return kernel_page.as_html(Kernel(kernel_name(config), plan_of(config), launch_spec(config)), waves)

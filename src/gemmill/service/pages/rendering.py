@@ -68,7 +68,7 @@ def _fact(value: Any) -> str:
 
 def _microseconds(us: float) -> str:
     """A time; a dash if it is not known."""
-    return _UNKNOWN if math.isnan(us) else f"{us:,.{1 if us >= 10 else 2}f}"
+    return _UNKNOWN if math.isnan(us) else f"{us:,.{0 if us >= 1000 else 1 if us >= 10 else 2}f}"
 
 
 def _tflops(us: float, flops: int) -> str:
