@@ -50,8 +50,8 @@ def tile(sheet: Sheet, kernel: Kernel) -> None:
     left, top = left_a + deep + 8, 20 + deep + 8
     for column in range(along_n):
         figure.box(left + column * wide, 20, wide, deep, 2)
-        if not column or wide > (len(text_b) + 1) * CHARACTER:
-            figure.text(left + column * wide, 14, text_b)
+        if column == along_n - 1 or wide > (len(text_b) + 1) * CHARACTER:
+            figure.text(left + (column + 1) * wide, 14, text_b, "r")
     for row in range(along_m):
         figure.box(left_a, top + row * high, deep, high, 0)
         if not row or high >= _TEXT_HIGH:

@@ -45,9 +45,8 @@ class Figure:
     _elements: list[Callable[[float, float], str]] = field(default_factory=list)
 
     def text(self, x: float, y: float, text: str, class_: str = "") -> None:
-        """Draw a line of text with its baseline at y; x is its left end, or its middle with the class ``c``."""
-        if class_ != "c":
-            self._reach(x + len(text) * CHARACTER, y + 4)
+        """Draw a text with its baseline at y; x is its left end, its middle (class ``c``) or its right end (``r``)."""
+        self._reach(x + len(text) * CHARACTER * {"c": 0.5, "r": 0.0}.get(class_, 1.0), y + 4)
         self._elements.append(lambda left, top: label(left + x, top + y, text, class_))
 
     def box(self, x: float, y: float, width: float, height: float, shade: int, text: str = "", **more: object) -> None:
