@@ -82,10 +82,10 @@ static_assert(sizeof(Epilogue::Params) == $bytes, "the host lays out the same me
 
 
 def compute_type(config: GemmConfig) -> DTypeName:
-    """The dtype in which a kernel's epilogue computes: f64 for f64 sums, s32 for a linear s32 D, otherwise f32."""
+    """The dtype in which a kernel's epilogue computes: f64 for f64 sums, s32 for an s32 D, otherwise f32."""
     if config.accumulator == "f64":
         return "f64"
-    return "s32" if config.accumulator == config.d.dtype == "s32" and config.epilogue == LINEAR else "f32"
+    return "s32" if config.accumulator == config.d.dtype == "s32" else "f32"
 
 
 def epilogue_type(config: GemmConfig) -> str:

@@ -28,6 +28,8 @@ from gemmill.library.epilogues.tree import (
 
 EPSILON = 2.0**-23
 """An ulp of float32, relative."""
+_BEYOND_FLOAT32: tuple[DTypeName, ...] = ("f64", "s32")
+"""Types of operands that float32 rounds."""
 SMALLEST = 2.0**-126
 """The smallest normal float32."""
 
@@ -114,7 +116,10 @@ def _value(node: Node, variables: Mapping[str, Bounded], xp: Arrays, rounded_to:
             like = 0.0 * next(iter(variables.values())).value
             exact = value == int(value) and abs(value) <= 2**24
             return Bounded(like + value, like + EPSILON / 2 * abs(value) * (not exact))
-        case Operand(name) | Value(name):
+        case Operand(name, dtype=dtype):
+            x = variables[name]
+            return Bounded(x.value, x.error + EPSILON / 2 * abs(x.value)) if dtype in _BEYOND_FLOAT32 else x
+        case Value(name):
             return variables[name]
         case Call("where", (condition, x, y)):
             sure, unsure = _condition(condition, variables, xp)

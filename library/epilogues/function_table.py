@@ -144,6 +144,8 @@ class Function:
     """The precedence of an operator; 0 for functions, which need no parentheses."""
     passes_error: bool = False
     """Whether it does not amplify a small relative error of an argument."""
+    keeps_integers: bool = False
+    """Whether it gives integers for integers."""
     spread: Spread | None = None
     """How errors of arguments affect the result; None for monotone functions, which are evaluated at both ends."""
     is_exact_by_argument: bool = False
@@ -169,6 +171,7 @@ def _operator(symbol: str, precedence: int, name: str, array: Callable[..., Any]
         "cpp": f"({{0}} {symbol} {{1}})",
         "ulps": 0,
         "registers": "few",
+        "keeps_integers": True,
     }
     common["aten"] = (f"{name}.Tensor", f"{name}.Scalar")[: 1 if columns.get("gives") == "number" else 2]
     function = functools.partial(_without_module, array)
@@ -189,7 +192,8 @@ def _gelu_tanh(xp: Any, x: Any) -> Any:
     return x * xp.sigmoid(2 * 0.7978845608028654 * (x + 0.044715 * x * x * x))
 
 
-_PASSING: Mapping[str, Any] = {"passes_error": True, "spread": _largest}
+_PASSING: Mapping[str, Any] = {"passes_error": True, "spread": _largest, "keeps_integers": True}
+_SIGN: Mapping[str, Any] = {"passes_error": True, "spread": _slope(1), "keeps_integers": True}
 _ARITHMETIC: Mapping[str, Any] = {"gives": "number", "passes_error": True}
 _LOGIC: Mapping[str, Any] = {"takes": ("condition", "condition")}
 
@@ -218,8 +222,17 @@ _ROWS = (
     _operator("+", 5, "add", operator.add, ulps=0.5, spread=_sum, **_ARITHMETIC),
     _operator("-", 5, "sub", operator.sub, ulps=0.5, spread=_sum, **_ARITHMETIC),
     _operator("*", 6, "mul", operator.mul, ulps=0.5, spread=_product, **_ARITHMETIC),
-    _operator("/", 6, "div", operator.truediv, ulps=2, spread=_quotient, cpp="math::div({0}, {1})", **_ARITHMETIC),
-    _function("neg", lambda _, x: -x, 0, cpp="(-{0})", symbol="-", precedence=7, passes_error=True, spread=_slope(1)),
+    _operator(
+        "/",
+        6,
+        "div",
+        operator.truediv,
+        ulps=2,
+        spread=_quotient,
+        cpp="math::div({0}, {1})",
+        **{**_ARITHMETIC, "keeps_integers": False},
+    ),
+    _function("neg", lambda _, x: -x, 0, cpp="(-{0})", symbol="-", precedence=7, **_SIGN),
     _function(
         "min",
         lambda xp, *x: functools.reduce(xp.minimum, x),
@@ -240,7 +253,7 @@ _ROWS = (
         aten=("maximum.default", "clamp_min.default"),
         **_PASSING,
     ),
-    _function("abs", lambda xp, x: xp.abs(x), 0, passes_error=True, spread=_slope(1)),
+    _function("abs", lambda xp, x: xp.abs(x), 0, **_SIGN),
     _function("exp", lambda xp, x: xp.exp(x), 4, exponential=Exponential(lambda x: x)),
     _function("log", lambda xp, x: xp.log(x), 2),
     _function("sqrt", lambda xp, x: xp.sqrt(x), 0.5),
@@ -260,7 +273,14 @@ _ROWS = (
         exponential=Exponential(lambda x: x),
         decompositions=("1 / (exp(-x) + 1)",),
     ),
-    _function("relu", lambda xp, x: xp.where(x <= 0, 0.0, x), 0, passes_error=True, decompositions=("max(x, 0)",)),
+    _function(
+        "relu",
+        lambda xp, x: xp.where(x <= 0, 0.0, x),
+        0,
+        passes_error=True,
+        keeps_integers=True,
+        decompositions=("max(x, 0)",),
+    ),
     _function(
         "gelu",
         lambda xp, x: 0.5 * x * (1 + xp.erf(x * 0.5**0.5)),
@@ -314,6 +334,7 @@ _ROWS = (
         cpp="math::where({0}, {1}, {2})",
         aten=("where.self",),
         passes_error=True,
+        keeps_integers=True,
     ),
     _function("round", lambda xp, x: xp.round(x), 0, has_derivative=False),
     *(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeVar
 
-from gemmill.library.dtypes import DTypeName
+from gemmill.library.dtypes import DTYPES, FP8, INT8, DTypeName
 from gemmill.library.epilogues.function_table import FUNCTIONS
 
 Kind = Literal["scalar", "row", "column", "batch", "matrix"]
@@ -24,8 +24,11 @@ by TMA; the matrix is contiguous along N or M, and its address and other strides
 OUTPUT_DTYPES: tuple[DTypeName, ...] = ("f32", "bf16", "f16")
 """Element types of outputs; the first is the default."""
 
-OPERAND_DTYPES: tuple[DTypeName, ...] = (*OUTPUT_DTYPES, "ue8m0")
-"""Element types of operands. TMA supports only matrices of :data:`OUTPUT_DTYPES`."""
+SCALE_DTYPES: tuple[DTypeName, ...] = (*OUTPUT_DTYPES, "ue8m0")
+"""Element types of ``a_scale`` and ``b_scale``."""
+
+OPERAND_DTYPES: tuple[DTypeName, ...] = (*SCALE_DTYPES, "f64", "s32", *FP8, *INT8)
+"""Element types of operands: all types of D, and ue8m0. TMA supports only matrices of :data:`OUTPUT_DTYPES`."""
 
 
 REDUCTIONS = ("max", "min", "sum")
@@ -155,6 +158,11 @@ class Epilogue:
         return frozenset(node.function for node in self._nodes() if isinstance(node, Call))
 
     @cached_property
+    def is_integral(self) -> bool:
+        """Whether it gives integers for integer sums and computes nothing else, so that it can compute in int32."""
+        return not self.outputs and all(map(_is_integral, self._nodes()))
+
+    @cached_property
     def gated(self) -> bool:
         """Whether it combines pairs of adjacent columns, ``gate`` and ``up``, so that D has N / 2 columns."""
         return bool({Value("gate"), Value("up")} & set(self._nodes()))
@@ -218,6 +226,18 @@ def roundings(epilogue: Epilogue, d_dtype: DTypeName) -> dict[str, DTypeName]:
 def _fineness(dtype: DTypeName) -> int:
     """Rank by precision. 8-bit types count as f32, so that values are computed precisely before they are quantised."""
     return _FINENESS.index(dtype) if dtype in _FINENESS else len(_FINENESS) - 1
+
+
+def _is_integral(node: Node) -> bool:
+    match node:
+        case Number(value):
+            return value.is_integer() and abs(value) < 2**31
+        case Operand():
+            return DTYPES[node.dtype].is_integer
+        case Call(name):
+            return FUNCTIONS[name].keeps_integers
+        case _:
+            return True
 
 
 def walk(node: Node) -> Iterator[Node]:

@@ -44,9 +44,9 @@ class DirectPlan(KernelPlan):
             return f"sm70 supports only the {LINEAR} epilogue, not {epilogue}"
         if is_gated(epilogue):
             return f"{config.schedule} kernels do not support an epilogue that pairs columns: {epilogue}"
-        if config.arch not in FP8_ARCHS and (fp8_functions := parse(epilogue).functions & frozenset(FP8)):
-            names = " and ".join(sorted(fp8_functions))
-            return f"{names}() converts to fp8, which {config.arch} does not support: {epilogue}"
+        tree = parse(epilogue)
+        if config.arch not in FP8_ARCHS and (used := tree.functions.union(x.dtype for x in tree.operands) & {*FP8}):
+            return f"{' and '.join(sorted(used))} is fp8, which {config.arch} does not support: {epilogue}"
         if any(staged_formats(epilogue)):
             return f"{config.schedule} kernels do not use TMA; write x[m, n] without a major: {epilogue}"
         return None

@@ -121,13 +121,16 @@ def epilogue_c(plan: KernelPlan) -> str | None:
     return f"the epilogue reads C, but the config has none: {epilogue}"
 
 
-@rule("epilogue-integers", ("d.dtype", "epilogue"), "gemmill: expressions compute in f32", KernelPlan)
+@rule("epilogue-integers", ("d.dtype", "epilogue"), "gemmill: f32 does not hold all s32", KernelPlan)
 def _epilogue_integers(plan: KernelPlan) -> str | None:
-    """If D is s32, the epilogue must be linear."""
+    """If D is s32, the epilogue must be linear, or compute in integers."""
     config = plan.config
-    if config.epilogue == LINEAR or config.d.dtype != "s32":
+    if config.epilogue == LINEAR or config.d.dtype != "s32" or parse(config.epilogue).is_integral:
         return None
-    return f"D is s32; expressions compute in f32, so the epilogue must be linear: {config.epilogue}"
+    return (
+        "D is s32; the epilogue must be linear, or compute in integers: operands of s32, s8 or u8, whole constants, "
+        f"and + - * min max abs relu clamp where, without alpha and further outputs: {config.epilogue}"
+    )
 
 
 @rule(

@@ -93,7 +93,7 @@ def fused(
         factors: alpha and beta.
     """
     epilogue = parse(problem.epilogue)
-    if DTYPES[problem.accumulator].is_integer:  # converted to f32
+    if DTYPES[problem.accumulator].is_integer and problem.d_dtype != "s32":  # converted to f32
         sums = Bounded(sums.value, sums.error + EPSILON / 2 * sums.value.abs())
     values: dict[str, Any] = {"acc": sums}
     if epilogue.gated:

@@ -324,8 +324,10 @@ def _arguments(problem: GemmProblem, generator: Any, device: Any) -> dict[str, A
         if x.kind == "matrix":
             (m, n), batch, align = shape[-2:], math.prod(shape[:-2]), None if x.major == "any" else 16
             tensor = matrix(m, n, batch, x.major != "m", x.dtype, device, align).view(shape)
-        if isinstance(x, Operand):
-            tensor.uniform_(-1, 1, generator=generator).exp2_()
+        if isinstance(x, Operand) and not DTYPES[x.dtype].is_integer:
+            tensor.copy_(random_scales(shape, generator, device))
+        elif isinstance(x, Operand):
+            fill_random(tensor, x.dtype, generator)
         else:
             poison(tensor)
         arguments[x.name] = tensor

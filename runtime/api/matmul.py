@@ -108,9 +108,9 @@ def matmul(
 
     Epilogues: ``epilogue`` is an expression such as ``"d = gelu(alpha * acc + bias[n])"``, and you pass ``bias=``.
     ``x[m]`` is (M,) or (..., M), ``x[n]`` is (N,) or (..., N), ``x[batch]`` is (...), ``x[m, n]`` broadcasts to D, and
-    ``x`` is a number or a tensor of one element. Each is f32, bf16, f16 or ue8m0, with any strides. You pass the
-    tensors of further outputs too; the kernel writes them. With ``gate`` and ``up``, the sums of columns 2 j and 2 j +
-    1 of B, D has N / 2 columns. See docs/epilogues.md.
+    ``x`` is a number or a tensor of one element. Each has any dtype that D may have, or is ue8m0, with any strides. You
+    pass the tensors of further outputs too; the kernel writes them. With ``gate`` and ``up``, the sums of columns 2 j
+    and 2 j + 1 of B, D has N / 2 columns. See docs/epilogues.md.
 
     Slow paths: where the dtype, layout or alignment of an operand makes a call much slower than a similar one,
     ``explain`` and ``plan(...).choice.why`` report the predicted cost and what to change. The first call of each kind

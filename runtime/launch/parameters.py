@@ -128,7 +128,8 @@ def write_argument(argument: BoundArgument, problem: GemmProblem, spec: LaunchSp
     for i, stride in enumerate(argument.strides):
         block.write(at + 8 + 8 * i, "q", stride)
     if not argument.strides:
-        block.write(at + 8, _factor_layout(problem), argument.value)
+        layout = _factor_layout(problem)
+        block.write(at + 8, layout, int(argument.value) if layout == "i" else argument.value)
 
 
 def _factor_layout(problem: GemmProblem) -> str:

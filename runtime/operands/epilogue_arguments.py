@@ -6,10 +6,18 @@ from collections.abc import Collection, Hashable, Mapping
 from math import copysign
 from typing import Any, NamedTuple
 
-from gemmill.library.dtypes import MAX_FLOAT32
-from gemmill.library.epilogues.grammar import GIVEN
+from gemmill.library.dtypes import DTYPES, MAX_FLOAT32
+from gemmill.library.epilogues.grammar import GIVEN, SCALES
 from gemmill.library.epilogues.parse import PLAIN, parse
-from gemmill.library.epilogues.tree import INDEX, OPERAND_DTYPES, OUTPUT_DTYPES, Epilogue, Kind, with_dtypes
+from gemmill.library.epilogues.tree import (
+    INDEX,
+    OPERAND_DTYPES,
+    OUTPUT_DTYPES,
+    SCALE_DTYPES,
+    Epilogue,
+    Kind,
+    with_dtypes,
+)
 from gemmill.library.errors import ExpressionError, KeywordError, OperandError
 from gemmill.library.wording import suggest
 from gemmill.runtime.operands.tensors import TensorView, view
@@ -124,10 +132,14 @@ def typed(epilogue: Epilogue, values: Mapping[str, Value]) -> Epilogue:
     """Return the epilogue with the element types of the tensors, where it does not name them."""
     dtypes = {}
     named = {o.name: o.dtype for o in epilogue.arguments}
-    allowed = dict.fromkeys(named, OPERAND_DTYPES)
+    allowed = {name: SCALE_DTYPES if name in SCALES else OPERAND_DTYPES for name in named}
     allowed |= {o.name: ("f32",) if o.is_reduction else OUTPUT_DTYPES for o in epilogue.outputs}
     for name, value in values.items():
         if not isinstance(value, TensorView):
+            if DTYPES[named[name]].is_integer and not value.is_integer():
+                raise OperandError(
+                    f"{name} is {value}, but the epilogue says {name}.{named[name]}: pass a whole number"
+                )
             continue
         if value.dtype not in allowed[name]:
             choices = ", ".join(allowed[name])

@@ -10,17 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.cases.operand_types import OF_EVERY_TYPE
 from tests.cases.sample import sample
 
 from gemmill.emitters.emit import emit
 from gemmill.emitters.peak_rate import MEASURED_DTYPES, emit_peak_rate, peak_rate_config
+from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.epilogues.parse import canonical
 from gemmill.library.families.gemv import GemvPlan
 from gemmill.library.families.wgmma.wgmma_plan import WgmmaPlan
 from gemmill.library.legality.quantities import SM_REGISTERS
-from gemmill.library.legality.rules import legal
+from gemmill.library.legality.rules import broken, legal
 from gemmill.runtime.compile.compiler import Compiler
 
 pytestmark = pytest.mark.slow
@@ -191,6 +193,26 @@ def test_as_many_sums_as_rules_allow_beside_an_expression_do_not_spill(
     assert not legal(wider)
     resources = compiler.compile(emit(config), config).resources
     assert resources.spill_stores == resources.spill_loads == 0
+
+
+@pytest.mark.parametrize("config", OF_EVERY_TYPE, ids=lambda config: f"{config.schedule} {config.epilogue}")
+def test_operands_of_every_type(config: GemmConfig, compiler: Compiler) -> None:
+    assert legal(config)
+    resources = compiler.compile(emit(config), config).resources
+    assert resources.spill_stores == resources.spill_loads == 0
+
+
+@pytest.mark.parametrize("slices", ["k1", "splitk"])
+def test_an_s32_d_with_integers_computes_in_integers(slices: str, compiler: Compiler) -> None:
+    name = f"sm90a_s8k16_s8k16_s32_none_s32n16_128x128x128_2x1_cooperative_s4_m8_{slices}_linear"
+    text = "d = where(acc > 0, min(max(acc * s.s8, abs(x.u8[m]), 3), bias.s32[n]), clamp(relu(-acc), 1, y.s32[m, n]))"
+    config = replace(parse_name(name), epilogue=canonical(text))
+    assert legal(config)
+    source = emit(config)
+    assert "using Compute = int32_t;" in source.text
+    compiler.compile(source, config)
+    for inexact in ("d = acc * 0.5", "d = acc + bias[n]", "d = acc / 2", "d = acc; aux = acc", "d = relu(alpha * acc)"):
+        assert [x.id for x, _ in broken(replace(config, epilogue=canonical(inexact)))] == ["epilogue-integers"]
 
 
 @pytest.mark.parametrize(

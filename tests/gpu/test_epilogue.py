@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from tests.cases.kernels import DIRECT, configs
+from tests.cases.operand_types import OF_EVERY_TYPE
 from tests.gpu.harness import Guarded, fill, guarded, kernel
 
 import gemmill
+import gemmill.torch
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.dtypes import DTYPES
@@ -153,7 +155,7 @@ OF_ALL = tuple(x.name for x in FUNCTIONS.values() if x.takes == ("number",) and 
 @pytest.fixture(scope="module")
 def registry() -> Registry:
     registry = Registry()
-    registry.warm([*members(), *EIGHT_BITS, *PARTS, *MATRICES, *MATRIX_PARTS, *without_tma()])
+    registry.warm([*members(), *EIGHT_BITS, *PARTS, *MATRICES, *MATRIX_PARTS, *without_tma(), *OF_EVERY_TYPE])
     return registry
 
 
@@ -330,6 +332,35 @@ def test_matrices_by_tma(config: GemmConfig, registry: Registry) -> None:
         case = make_case(config, m, n, 200, batch, seed=seed)
         case.run(registry)
         case.check()
+
+
+@pytest.mark.parametrize("config", OF_EVERY_TYPE, ids=lambda config: f"{config.schedule} {config.epilogue}")
+def test_operands_of_every_type(config: GemmConfig, registry: Registry) -> None:
+    for seed, (m, n, k, batch) in enumerate(((256, 256, 128, None), (131, 80, 64, 3))):
+        case = make_case(config, 1 if config.schedule == "gemv" else m, n, k, batch, seed=seed)
+        case.run(registry)
+        case.check()
+
+
+@pytest.mark.parametrize("m", [3, 512])
+def test_a_bias_of_s32_is_exact(m: int) -> None:
+    a, b = (torch.randint(-128, 128, shape, device="cuda", dtype=torch.int8) for shape in ((m, 4096), (512, 4096)))
+    bias = torch.randint(-(2**28), 2**28, (512,), device="cuda", dtype=torch.int32)
+    d = gemmill.matmul(a, b.mT, epilogue="d = relu(acc + bias[n])", bias=bias)
+    wanted = (a.double() @ b.double().mT + bias).relu()
+    assert torch.equal(d.double(), wanted)
+
+
+@pytest.mark.parametrize("m", [1, 64])
+def test_a_bias_of_f64(m: int) -> None:
+    x, weight, bias = (torch.randn(s, device="cuda", dtype=torch.float64) for s in ((m, 512), (256, 512), (256,)))
+    wanted = x @ weight.mT + bias
+    found = gemmill.matmul(x, weight.mT, epilogue="d = acc + bias[n]", bias=bias)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-11)
+    torch.compiler.reset()
+    with gemmill.torch.enabled():
+        found = torch.compile(torch.nn.functional.linear)(x, weight, bias)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-11)
 
 
 @pytest.mark.parametrize("config", list(without_tma()), ids=kernel_name)

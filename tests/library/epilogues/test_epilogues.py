@@ -154,7 +154,7 @@ def test_spellings(text: str, expected: str) -> None:
         ("d = acc + x.bf16.n[n]", 10, "'x' has no index [m, n]; only a matrix can be n-major"),
         ("d = acc + x.n.bf16[m, n]", 10, "'x.n' is not a name"),
         ("x.n = max(acc); d = acc", 0, "x is a reduction; only a matrix can be n-major"),
-        ("d = acc + x.s8[n]", 10, "the type is 's8'; it must be f32"),
+        ("d = acc + x.s4[n]", 10, "the type is 's4'; it must be f32"),
         ("x = acc", 7, "d is not assigned"),
         ("d = 3 + s", 0, "the epilogue must read the sums of products"),
         ("d = relu(acc, 1)", 4, "relu takes 1 argument, not 2"),

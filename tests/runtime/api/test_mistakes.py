@@ -64,7 +64,10 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
         (lambda: matmul(WIDE, NARROW, out=OUT, b_dtype="f32"), "^b is s8; to read it as f32 .*: pass int8"),
         (lambda: grouped_matmul(A, GROUPS, on_gpu((4,), "f32"), out=OUT), r"^offsets is f32; .* pass offsets.int\(\)"),
         (lambda: array_matmul(A, B, OUT, on_gpu((3, 8), "s32")), "^addresses has dtype .*; it must be int64"),
-        (lambda: fused("d = acc + x[n]", x=on_gpu((64,), "s8")), r"^x is s8; it must be one of f32.*pass x.float\(\)"),
+        (
+            lambda: fused("d = acc * a_scale[m]", a_scale=on_gpu((64,), "s8")),
+            r"^a_scale is s8; it must be one of f32.*pass a_scale.float\(\)",
+        ),
         (lambda: GemmProblem(m=1, n=1, k=1, a="bf61"), "^a is 'bf61', did you mean bf16"),
     ],
     "shape": [

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gemmill.library.dtypes import DTypeName
 from gemmill.library.epilogues.grammar import RESERVED
 from gemmill.library.epilogues.parse import parse
 from gemmill.library.errors import OperandError
+from gemmill.library.families.shared_rules import D_DTYPES
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.api.matmul import matmul, plan
 from gemmill.runtime.launch.plan import Plan
@@ -190,8 +192,23 @@ def test_types_come_from_tensors_unless_named() -> None:
         typed(epilogue, {**values, "y": tensor(4)})
     with pytest.raises(OperandError, match="top is bf16; it must be one of f32"):
         typed(epilogue, {**values, "top": tensor(1, dtype="bf16")})
-    with pytest.raises(OperandError, match=r"x is e4m3; it must be one of f32, bf16, f16, ue8m0: pass"):
-        typed(epilogue, {**values, "x": tensor(4, dtype="e4m3")})
+    scaled = parse("d = acc * a_scale[m]")
+    with pytest.raises(OperandError, match=r"a_scale is e4m3; it must be one of f32, bf16, f16, ue8m0: pass"):
+        typed(scaled, {"a_scale": tensor(4, dtype="e4m3")})
+
+
+def test_a_number_for_an_integer_is_whole() -> None:
+    epilogue = parse("d = acc * s.s8")
+    assert typed(epilogue, {"s": 2.0}) == epilogue
+    with pytest.raises(OperandError, match=r"s is 2.5, but the epilogue says s.s8: pass a whole number"):
+        typed(epilogue, {"s": 2.5})
+
+
+@pytest.mark.parametrize("dtype", sorted({dtype for dtypes in D_DTYPES.values() for dtype in dtypes}))
+def test_an_operand_has_any_type_of_d(dtype: DTypeName) -> None:
+    named = "" if dtype == "f32" else f".{dtype}"
+    assert str(typed(parse("d = acc + bias[n]"), {"bias": tensor(4, dtype=dtype)})) == f"d = acc + bias{named}[n]"
+    assert str(read_epilogue(f"d = acc + bias.{dtype}[n]")) == f"d = acc + bias{named}[n]"
 
 
 def test_powers_of_two_are_read_and_not_written() -> None:

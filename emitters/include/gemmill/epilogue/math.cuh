@@ -22,6 +22,8 @@ __device__ inline float min(float x, float y) {
 }
 __device__ inline double max(double x, double y) { return x != x || x > y ? x : y; }
 __device__ inline double min(double x, double y) { return x != x || x < y ? x : y; }
+__device__ inline int32_t max(int32_t x, int32_t y) { return x > y ? x : y; }
+__device__ inline int32_t min(int32_t x, int32_t y) { return x < y ? x : y; }
 template <class T, class... More>
 __device__ inline T max(T x, T y, T z, More... more) {
   return max(max(x, y), z, more...);
@@ -76,6 +78,8 @@ __device__ inline double erf(double x) { return ::erf(x); }
 __device__ inline double tanh(double x) { return ::tanh(x); }
 __device__ inline double abs(double x) { return ::fabs(x); }
 __device__ inline double round(double x) { return ::rint(x); }
+
+__device__ inline int32_t abs(int32_t x) { return x < 0 ? -x : x; }
 
 template <class T>
 __device__ inline T relu(T x) {

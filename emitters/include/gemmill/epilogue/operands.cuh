@@ -1,6 +1,8 @@
 /// Operands and outputs of epilogue expressions in global memory.
 #pragma once
 
+#include <cuda/std/type_traits>
+
 #include <gemmill/epilogue/math.cuh>
 
 namespace gemmill {
@@ -32,29 +34,65 @@ struct Matrix {
   }
 };
 
-// Volatile, so that the compiler does not move these loads above the wait for the previous kernel.
-__device__ inline float load_element(float const* at) {
-  float value;
-  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(at));
-  return value;
-}
-__device__ inline float load_element(ue8m0 const* at) {
-  uint16_t bits;
-  asm volatile("ld.global.nc.u8 %0, [%1];" : "=h"(bits) : "l"(at));
-  return to_float(ue8m0{uint8_t(bits)});
-}
+/// The type of a loaded element: double, int32_t (s32), or float, which holds every other element exactly.
 template <class Element>
-__device__ float load_element(Element const* at) {
-  uint16_t bits;
-  asm volatile("ld.global.nc.b16 %0, [%1];" : "=h"(bits) : "l"(at));
-  return to_float(Element{bits});
+struct Loaded {
+  using Type = float;
+};
+template <>
+struct Loaded<double> {
+  using Type = double;
+};
+template <>
+struct Loaded<int32_t> {
+  using Type = int32_t;
+};
+template <class Element>
+using LoadedType = typename Loaded<Element>::Type;
+
+/// Two loaded elements.
+template <class Value>
+struct Two {
+  Value x, y;
+};
+
+template <class Element, class Bits>
+__device__ float float_of(Bits bits) {
+  using Word = cuda::std::conditional_t<sizeof(Element) == 1, uint8_t, uint16_t>;
+  Word const word = Word(bits);
+  return to_float(reinterpret_cast<Element const&>(word));
+}
+
+// Volatile, so that the compiler does not move these loads above the wait for the previous kernel.
+template <class Element>
+__device__ LoadedType<Element> load_element(Element const* at) {
+  if constexpr (sizeof(Element) >= 4) {
+    LoadedType<Element> value;
+    if constexpr (cuda::std::is_same_v<Element, double>) {
+      asm volatile("ld.global.nc.f64 %0, [%1];" : "=d"(value) : "l"(at));
+    } else if constexpr (cuda::std::is_same_v<Element, int32_t>) {
+      asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(value) : "l"(at));
+    } else {
+      asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(at));
+    }
+    return value;
+  } else {
+    uint16_t bits;
+    if constexpr (sizeof(Element) == 1) {
+      asm volatile("ld.global.nc.u8 %0, [%1];" : "=h"(bits) : "l"(at));
+    } else {
+      asm volatile("ld.global.nc.b16 %0, [%1];" : "=h"(bits) : "l"(at));
+    }
+    return float_of<Element>(bits);
+  }
 }
 
 /// Loads two elements, each zero if its flag is not set. `as_one` loads two adjacent elements in one access. It uses
 /// predicates instead of branches, and is not volatile, so that many loads can be in flight. The addresses must
 /// therefore depend on something volatile (see above).
-__device__ inline float2 load_two(float const* first, float const* second, bool as_one, bool has_first, bool has_second) {
-  float2 x;
+__device__ inline Two<float> load_two(float const* first, float const* second, bool as_one, bool has_first,
+                                      bool has_second) {
+  Two<float> x;
   asm("{\n.reg .pred p, q, r;\nsetp.ne.s32 p, %4, 0;\nsetp.ne.s32 q, %5, 0;\nsetp.ne.s32 r, %6, 0;\n"
       "mov.f32 %0, 0f00000000;\nmov.f32 %1, 0f00000000;\n@p ld.global.nc.v2.f32 {%0, %1}, [%2];\n"
       "@q ld.global.nc.f32 %0, [%2];\n@r ld.global.nc.f32 %1, [%3];\n}"
@@ -62,23 +100,41 @@ __device__ inline float2 load_two(float const* first, float const* second, bool 
       : "l"(first), "l"(second), "r"(int(as_one)), "r"(int(has_first && !as_one)), "r"(int(has_second && !as_one)));
   return x;
 }
-__device__ inline float2 load_two(ue8m0 const* first, ue8m0 const* second, bool, bool has_first, bool has_second) {
-  uint16_t x, y;
-  asm("{\n.reg .pred q, r;\nsetp.ne.s32 q, %4, 0;\nsetp.ne.s32 r, %5, 0;\nmov.b16 %0, 0;\nmov.b16 %1, 0;\n"
-      "@q ld.global.nc.u8 %0, [%2];\n@r ld.global.nc.u8 %1, [%3];\n}"
-      : "=&h"(x), "=&h"(y)
+__device__ inline Two<int32_t> load_two(int32_t const* first, int32_t const* second, bool as_one, bool has_first,
+                                        bool has_second) {
+  Two<float> const x = load_two(reinterpret_cast<float const*>(first), reinterpret_cast<float const*>(second), as_one,
+                                has_first, has_second);
+  return {__float_as_int(x.x), __float_as_int(x.y)};
+}
+__device__ inline Two<double> load_two(double const* first, double const* second, bool, bool has_first,
+                                       bool has_second) {
+  Two<double> x;
+  asm("{\n.reg .pred q, r;\nsetp.ne.s32 q, %4, 0;\nsetp.ne.s32 r, %5, 0;\n"
+      "mov.f64 %0, 0d0000000000000000;\nmov.f64 %1, 0d0000000000000000;\n"
+      "@q ld.global.nc.f64 %0, [%2];\n@r ld.global.nc.f64 %1, [%3];\n}"
+      : "=&d"(x.x), "=&d"(x.y)
       : "l"(first), "l"(second), "r"(int(has_first)), "r"(int(has_second)));
-  return make_float2(to_float(ue8m0{uint8_t(x)}), to_float(ue8m0{uint8_t(y)}));
+  return x;
 }
 template <class Element>
-__device__ float2 load_two(Element const* first, Element const* second, bool as_one, bool has_first, bool has_second) {
-  uint32_t both;
-  asm("{\n.reg .pred p, q, r;\n.reg .b16 x, y;\nsetp.ne.s32 p, %3, 0;\nsetp.ne.s32 q, %4, 0;\nsetp.ne.s32 r, %5, 0;\n"
-      "mov.b16 x, 0;\nmov.b16 y, 0;\n@q ld.global.nc.b16 x, [%1];\n@r ld.global.nc.b16 y, [%2];\n"
-      "mov.b32 %0, {x, y};\n@p ld.global.nc.b32 %0, [%1];\n}"
-      : "=r"(both)
-      : "l"(first), "l"(second), "r"(int(as_one)), "r"(int(has_first && !as_one)), "r"(int(has_second && !as_one)));
-  return make_float2(to_float(Element{uint16_t(both)}), to_float(Element{uint16_t(both >> 16)}));
+__device__ Two<float> load_two(Element const* first, Element const* second, bool as_one, bool has_first,
+                               bool has_second) {
+  if constexpr (sizeof(Element) == 1) {
+    uint16_t x, y;
+    asm("{\n.reg .pred q, r;\nsetp.ne.s32 q, %4, 0;\nsetp.ne.s32 r, %5, 0;\nmov.b16 %0, 0;\nmov.b16 %1, 0;\n"
+        "@q ld.global.nc.u8 %0, [%2];\n@r ld.global.nc.u8 %1, [%3];\n}"
+        : "=&h"(x), "=&h"(y)
+        : "l"(first), "l"(second), "r"(int(has_first)), "r"(int(has_second)));
+    return {float_of<Element>(x), float_of<Element>(y)};
+  } else {
+    uint32_t both;
+    asm("{\n.reg .pred p, q, r;\n.reg .b16 x, y;\nsetp.ne.s32 p, %3, 0;\nsetp.ne.s32 q, %4, 0;\nsetp.ne.s32 r, %5, 0;\n"
+        "mov.b16 x, 0;\nmov.b16 y, 0;\n@q ld.global.nc.b16 x, [%1];\n@r ld.global.nc.b16 y, [%2];\n"
+        "mov.b32 %0, {x, y};\n@p ld.global.nc.b32 %0, [%1];\n}"
+        : "=r"(both)
+        : "l"(first), "l"(second), "r"(int(as_one)), "r"(int(has_first && !as_one)), "r"(int(has_second && !as_one)));
+    return {float_of<Element>(both), float_of<Element>(both >> 16)};
+  }
 }
 
 template <class Compute, class Element>
@@ -87,11 +143,11 @@ __device__ Compute load(Scalar<Element, Compute> const& x) {
 }
 template <class Compute, class Element>
 __device__ Compute load(Values<Element const> const& x, int index, int batch) {
-  return load_element(x.at(index, batch));
+  return Compute(load_element(x.at(index, batch)));
 }
 template <class Compute, class Element>
 __device__ Compute load(Matrix<Element const> const& x, int m, int n, int batch) {
-  return load_element(x.at(m, n, batch));
+  return Compute(load_element(x.at(m, n, batch)));
 }
 
 /// Whether two adjacent elements may be accessed as one.
@@ -105,25 +161,25 @@ template <class Compute, class Element>
 __device__ void load_two(Values<Element const> const& x, int n0, int n1, int end, int batch, Compute& first,
                          Compute& second) {
   Element const* const at = x.at(n0, batch);
-  float2 const both = load_two(at, at + (n1 - n0), n1 == n0 + 1 && n1 < end && is_pair(at), n0 < end, n1 < end);
-  first = both.x;
-  second = both.y;
+  auto const both = load_two(at, at + (n1 - n0), n1 == n0 + 1 && n1 < end && is_pair(at), n0 < end, n1 < end);
+  first = Compute(both.x);
+  second = Compute(both.y);
 }
 template <class Compute, class Element>
 __device__ void load_two(Matrix<Element const> const& x, int m, int n0, int n1, int end, int batch, Compute& first,
                          Compute& second) {
   Element const* const at = x.at(m, n0, batch);
   bool const as_one = n1 == n0 + 1 && n1 < end && x.stride_n == 1 && is_pair(at);
-  float2 const both = load_two(at, at + (n1 - n0) * x.stride_n, as_one, n0 < end, n1 < end);
-  first = both.x;
-  second = both.y;
+  auto const both = load_two(at, at + (n1 - n0) * x.stride_n, as_one, n0 < end, n1 < end);
+  first = Compute(both.x);
+  second = Compute(both.y);
 }
 
 /// Brings the 32-byte sector of an element into L1.
 template <class Element>
 __device__ void touch(Element const* at) {
   uint32_t unused;
-  if constexpr (sizeof(Element) == 4) {
+  if constexpr (sizeof(Element) >= 4) {
     asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(unused) : "l"(at));
   } else if constexpr (sizeof(Element) == 1) {
     asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(unused) : "l"(at));
