@@ -126,7 +126,7 @@ class KernelSet:
             ManifestError: there is no such preset, or no config is left.
             ExpressionError: ``where`` is not a filter.
         """
-        choice = self._choice(preset, where)
+        choice = self.choice(preset, where)
         return self._expand(choice, legal, f"preset {preset}" if preset else "the set", where)
 
     def _expand(self, choice: Preset, legal: bool, whole: str, where: str | None) -> Iterator[GemmConfig]:
@@ -164,7 +164,7 @@ class KernelSet:
             ManifestError: there is no such preset.
             ExpressionError: ``where`` is not a filter.
         """
-        choice = self._choice(preset, where)
+        choice = self.choice(preset, where)
         filtered = legal = duplicates = 0
         refused = {rule.id: 0 for rule in RULES}
         for index, candidates in enumerate(self.sets):
@@ -200,7 +200,8 @@ class KernelSet:
                     return True
         return False
 
-    def _choice(self, preset: str | None, where: str | None) -> Preset:
+    def choice(self, preset: str | None, where: str | None = None) -> Preset:
+        """The filters of a preset and of ``where``; ManifestError if there is no such preset."""
         if preset is not None and preset not in self.presets:
             preset_names = ", ".join(self.presets) or "none"
             hint = suggest(preset, self.presets) or ";"

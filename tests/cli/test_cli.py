@@ -130,41 +130,6 @@ def test_validate_reports_every_error_of_every_file_at_its_place(manifest: Path,
     assert report[1]["errors"] == lines
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("validate", "no_such_manifest"),
-        ("list", "simt", "--no-such-option"),
-        ("select", "--mnkl", "4096,4096"),
-        ("select", "--mnkl", "1,2,-3"),
-        ("select", "--mnkl", f"{2**31 - 4095},128,128"),
-        ("select", "--mnkl", "9" * 5000 + ",1,1"),
-        ("select", "--mnkl", "64,64,64", "--promoted"),
-        ("run", "--mnkl", "64,64,64", "--kernel", SMALL, "--top", "2"),
-        ("profile", "simt", "--shapes", "large", "--scheduler", ""),
-        ("select", "--mnkl", "64,64,64", "--a-dtype", "f65"),
-        ("pack", "simt"),
-        ("profile", "simt", "--shapes", "no_such_suite", "--records", "records.jsonl"),
-        ("profile", "simt", "--shapes", "large", "--budget", "10"),
-        ("profile", "simt", "--shapes", "large", "--budget", "0m"),
-        ("profile", "simt", "--shapes", "large", "--budget", "10m", "--exhaustive"),
-        ("profile", "simt", "--shapes", "large", "--gpus", "0"),
-        ("profile", "simt", "--shapes", "large", "--gpus", "2", "--scheduler", "tcp://127.0.0.1:1"),
-        ("explain", "SMALL", "two"),
-        ("explain", "no_such_file.yaml"),
-        ("explain", "simt"),
-        ("list", "--count"),
-        ("list", "simt", "--count", "--refused"),
-        ("list", "simt", "--where", "tile.n >"),
-        ("select", "--mnkl", "64,64,64", "--c-major", "m"),
-    ],
-)
-def test_a_wrong_command_line_exits_with_2_and_says_what_is_wrong(arguments: tuple[str, ...]) -> None:
-    result = gemmill(*arguments)
-    assert result.exit_code == 2
-    assert "Error" in result.stderr
-
-
 def test_a_misspelt_command_of_pack_is_no_manifest() -> None:
     result = gemmill("pack", "verfy", "quick.pack")
     assert result.exit_code == 2
@@ -259,9 +224,12 @@ def test_a_set_that_rules_refuse_wholly_can_be_counted_and_asked_why(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_store_that_keeps_nothing_is_an_error_of_build(manifest: Path, tmp_path: Path) -> None:
+def test_a_store_that_keeps_nothing_is_an_error_of_build(
+    manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
-    result = gemmill("build", manifest, "--store", tmp_path / "file")
+    monkeypatch.setenv("GEMMILL_STORE", str(tmp_path / "file"))
+    result = gemmill("build", manifest)
     assert result.exit_code == 1
     assert "the store did not keep 1 of 1 kernels after compilation" in result.stderr
 
@@ -475,20 +443,28 @@ def test_store_lists_verifies_and_clears(tmp_path: Path) -> None:
     (file,) = (path for path in store.rglob("*") if entry["key"] in path.name and path.is_file())
     file.write_bytes(file.read_bytes()[:-1])
     assert gemmill("store", "verify", "--store", store).exit_code == 1
-    ok("store", "clear", "--store", store)
+    refused = gemmill("store", "clear", "--store", store)
+    assert refused.exit_code == 2
+    assert f"1 kernels and the cached results in {store}, but stdin is no terminal; pass --yes" in refused.stderr
+    assert json.loads(ok("store", "stats", "--json", "--store", store))["entries"] == 1
+    assert ok("store", "clear", "--store", store, "--yes") == "1 kernels removed\n"
     assert json.loads(ok("store", "stats", "--json", "--store", store))["entries"] == 0
     assert ok("store", "path", "--store", store).strip() == str(store)
 
 
 @pytest.mark.parametrize("command", ["list", "stats", "verify", "clear", "prune"])
-def test_a_store_that_cannot_be_read_is_not_called_empty(command: str, tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_read_is_not_called_empty(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
+    yes = ("--yes",) if command == "clear" else ()
     for store in (tmp_path / "file", tmp_path / "file" / "store"):
-        result = gemmill("store", command, "--store", store)
+        monkeypatch.setenv("GEMMILL_STORE", str(store))
+        result = gemmill("store", command, *yes)
         assert result.exit_code == 1
         assert f"cannot read the store: {store}: Not a directory" in result.stderr
         assert result.stdout == ""
-    ok("store", command, "--store", tmp_path / "not there yet")
+    ok("store", command, *yes, "--store", tmp_path / "not there yet")
 
 
 def test_select_ranks_kernels_and_says_why() -> None:

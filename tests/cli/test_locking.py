@@ -13,7 +13,7 @@ TEXT = "512x512x512 bf16 tn"
 
 
 @pytest.mark.slow
-def test_a_lock_is_made_again_the_same_and_warmed(tmp_path: Path) -> None:
+def test_a_lock_is_made_again_the_same_and_warmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (manifest := tmp_path / "one.yaml").write_text(ONE)
     lock, pack, store = tmp_path / "kernels.lock", tmp_path / "one.pack", tmp_path / "store"
     said = ok("lock", "--problem", TEXT, "--problem", TEXT, "--manifest", manifest, "--gpu", "H200", "-o", lock)
@@ -30,7 +30,9 @@ def test_a_lock_is_made_again_the_same_and_warmed(tmp_path: Path) -> None:
     assert row["key"] in ok("store", "list", "--store", store, "--json")
 
     (tmp_path / "file").touch()
-    lost = gemmill("warm", lock, "--pack", pack, "--store", tmp_path / "file")
+    with monkeypatch.context() as context:
+        context.setenv("GEMMILL_STORE", str(tmp_path / "file"))
+        lost = gemmill("warm", lock, "--pack", pack)
     assert (lost.exit_code, "the store did not keep all kernels" in lost.stderr) == (1, True)
 
     content = json.loads(before)

@@ -78,7 +78,6 @@ def test_options_of_pages_are_refused_with_a_manifest(tmp_path: Path) -> None:
 
 
 def test_a_page_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
-    assert gemmill("build", tmp_path / "none.cu").exit_code == Status.WRONG
     (tmp_path / "binary.cu").write_bytes(b"// \xff")
     result = gemmill("build", tmp_path / "binary.cu")
     assert result.exit_code == Status.WRONG

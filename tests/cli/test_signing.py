@@ -31,7 +31,7 @@ def test_a_key_is_made_once_and_shown(tmp_path: Path) -> None:
         "public": public,
     }
     again = gemmill("key", "new", path)
-    assert (again.exit_code, "exists already" in again.stderr) == (1, True)
+    assert (again.exit_code, "exists already" in again.stderr) == (2, True)
     assert ok("key", "show", path).split() == [public, key_id]
 
 

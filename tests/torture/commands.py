@@ -55,7 +55,7 @@ COMMANDS = (
     Command("store stats --json"),
     Command("store verify --json"),
     Command("store prune"),
-    Command("store clear"),
+    Command("store clear --yes"),
     Command("build two.yaml", steady=False),
     Command("build more.yaml --store ../cold --jobs 1", steady=False),
     Command("build two.yaml --store ../cold --jobs 2", steady=False),

@@ -108,7 +108,7 @@ ONCE_FOUND = (
     "list bf16 | write:1:half+",  # an unbuffered stdout lost what was not written
     "list more | write:1:ENOSPC+",  # the interpreter tried again at its end, with a traceback
     "store stats | open:1:ESTALE",  # folders that cannot be listed counted as empty
-    "store clear | unlink:2:EACCES",  # what stays in a store was not told
+    "store clear --yes | unlink:2:EACCES",  # what stays in a store was not told
     "store verify | stat:8:ESTALE",
     "emit | open:1:term",  # the file beside the output's place stayed
     "build two.yaml --store ../cold --jobs 2 | thread:2:EAGAIN+",  # workers died of it

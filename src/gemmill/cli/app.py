@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from gemmill import __version__
 from gemmill.cli import output
 from gemmill.cli.output import MEANS, Status
-from gemmill.library.errors import DeviceError, GemmillError, InstallationError, ToolchainError
+from gemmill.library.errors import DeviceError, GemmillError, InstallationError, SettingError, ToolchainError
 from gemmill.library.files import os_error_text
 from gemmill.runtime.settings import Settings
 
@@ -41,6 +41,40 @@ SECTIONS: Mapping[str, Sequence[str]] = {
     "Maintain": ("store", "doctor"),
 }
 """The sections of `gemmill --help`, each with its commands in order."""
+
+
+INSTEAD: Mapping[str, str] = {
+    **dict.fromkeys(("bench", "benchmark", "measure", "sweep", "tune", "autotune"), "profile"),
+    **dict.fromkeys(("compile", "make", "generate"), "build"),
+    **dict.fromkeys(("time", "test", "exec"), "run"),
+    **dict.fromkeys(("info", "describe", "show"), "explain"),
+    **dict.fromkeys(("check", "lint"), "validate"),
+    **dict.fromkeys(("kernels", "ls", "manifests"), "list"),
+    **dict.fromkeys(("choose", "pick", "predict"), "select"),
+    **dict.fromkeys(("ptx", "sass", "cubin", "source", "codegen"), "emit"),
+    **dict.fromkeys(("import", "convert"), "shapes"),
+    **dict.fromkeys(("env", "status", "setup"), "doctor"),
+    **dict.fromkeys(("server", "service"), "serve"),
+    **dict.fromkeys(("export", "bundle"), "pack"),
+    **dict.fromkeys(("cache", "clean"), "store"),
+    **dict.fromkeys(("plot", "html", "csv"), "report"),
+    **dict.fromkeys(("fit", "learn"), "train"),
+    **dict.fromkeys(("completion", "completions", "install-completion"), "--install-completion"),
+    "visualize": "draw",
+    "help": "--help",
+    "version": "--version",
+    **dict.fromkeys(("store rm", "store clean", "store delete", "store remove"), "store clear"),
+    **dict.fromkeys(("store gc", "store shrink"), "store prune"),
+    **dict.fromkeys(("store ls", "store show"), "store list"),
+    **dict.fromkeys(("store info", "store size"), "store stats"),
+    "store check": "store verify",
+    "store upload": "store push",
+    **dict.fromkeys(("store fetch", "store download"), "store pull"),
+    "key create": "key new",
+    "serve start": "serve",
+    "serve token create": "serve token new",
+}
+"""The command for a word that other programs use."""
 
 
 def _show_each_once() -> Callable[..., None]:
@@ -82,6 +116,13 @@ class Commands(TyperGroup):
                     sys.exit(Status.USAGE)
                 sys.exit(status if isinstance(status, int) else Status.OK)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command of a word; the error for an unknown one names the command to use."""
+        words = [*ctx.command_path.split()[1:], args[0]]
+        if args[0] not in self.commands and (meant := INSTEAD.get(" ".join(words))):
+            ctx.fail(f"No such command {args[0]!r}; use `gemmill {meant}`")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command; report an error as a message on stderr and an exit code."""
         warnings.showwarning = _show_each_once()
@@ -101,14 +142,27 @@ class Commands(TyperGroup):
             if debug or is_typer:
                 raise
             if isinstance(error, GemmillError):
-                missing = isinstance(error, ToolchainError | DeviceError | InstallationError)
-                end = _reported(Status.MISSING if missing else Status.WRONG, error.code(), str(error))
+                end = _reported(_status_of(error), error.code(), str(error))
             elif isinstance(error, OSError):
                 end = _reported(Status.WRONG, "system", os_error_text(error))
             else:
                 end = _reported(Status.WRONG, "bug", f"{type(error).__name__}: {error}")
                 output.complain("This is a bug in gemmill. Set GEMMILL_DEBUG=1 to print the traceback, and report it.")
             raise end from None
+
+
+_STATUS: Mapping[type[GemmillError], Status] = {
+    SettingError: Status.USAGE,
+    ToolchainError: Status.MISSING,
+    DeviceError: Status.MISSING,
+    InstallationError: Status.MISSING,
+}
+"""Exit codes by the class of an error; others exit with ``WRONG``. A command raises UsageError, which exits with
+``USAGE``, for what the command line alone makes wrong, whatever the files contain."""
+
+
+def _status_of(error: GemmillError) -> Status:
+    return next((status for kind, status in _STATUS.items() if isinstance(error, kind)), Status.WRONG)
 
 
 def _reported(status: Status, code: str, message: str, prefix: str = "error: ") -> typer.Exit:

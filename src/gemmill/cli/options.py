@@ -14,11 +14,18 @@ from typing import Annotated, Any
 import typer
 
 from gemmill.cli import completion, output
-from gemmill.cli.output import UsageError
+from gemmill.cli.output import UsageError, usage
 from gemmill.library.arch import Gpu, gpu_named
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
-from gemmill.library.errors import DeviceError, ExpressionError, ProblemError, UnsupportedProblemError
+from gemmill.library.errors import (
+    ConfigError,
+    DeviceError,
+    ExpressionError,
+    ManifestError,
+    ProblemError,
+    UnsupportedProblemError,
+)
 from gemmill.library.input import problem_words
 from gemmill.library.input.group_sizes import checked_sizes
 from gemmill.library.manifest import expression
@@ -46,9 +53,17 @@ def input_file(says: str, *names: str, metavar: str = "FILE") -> Any:
     return typer.Option(*names, metavar=metavar, exists=True, dir_okay=False, help=says)
 
 
+def in_directory(path: Path | None) -> Path | None:
+    """A file to write, after a check that its directory exists."""
+    if path is not None and not path.parent.is_dir():
+        raise typer.BadParameter(f"directory {str(path.parent)!r} does not exist")
+    return path
+
+
 def output_file(says: str, metavar: str = "FILE", *names: str) -> Any:
     """An option for a file to write; its default name is -o."""
-    return typer.Option(*(names or ("--output", "-o")), metavar=metavar, dir_okay=False, help=says)
+    names = names or ("--output", "-o")
+    return typer.Option(*names, metavar=metavar, dir_okay=False, callback=in_directory, help=says)
 
 
 def numbers(text: str) -> list[str]:
@@ -85,7 +100,10 @@ def kernel_or_source(metavar: str) -> Any:
 def _folder(text: str) -> Path:
     if not text:
         raise typer.BadParameter("an empty name is not a directory; pass one, or omit the option")
-    return Path(text)
+    path = Path(text)
+    if (existing := next(filter(os.path.exists, (path, *path.parents)), None)) and not existing.is_dir():
+        raise typer.BadParameter(f"{str(existing)!r} is not a directory")
+    return path
 
 
 StorePath = Annotated[
@@ -181,14 +199,19 @@ Sizes = Annotated[
 ]
 
 
-def _is_file(source: str) -> bool:
+def is_file(source: str) -> bool:
     """Whether this names an existing file or pipe."""
     return os.path.exists(source) and not os.path.isdir(source)
 
 
+def no_file(source: str, what: str) -> UsageError:
+    """The error for an argument that names no file; ``what`` is what to pass."""
+    return UsageError(f"{source!r} {'is a directory' if os.path.isdir(source) else 'does not exist'}; pass {what}")
+
+
 def refuse_overwriting(outputs: Iterable[Path | None], inputs: Iterable[Path | str] = ()) -> None:
     """Refuse an output file that is also an input or another output."""
-    taken = {Path(source).resolve() for source in inputs if _is_file(str(source))}
+    taken = {Path(source).resolve() for source in inputs if is_file(str(source))}
     for path in filter(None, outputs):
         if path.resolve() in taken and (path.is_file() or not path.exists()):
             raise UsageError(f"{path} is also an input or another output of this command; use another file name")
@@ -197,12 +220,12 @@ def refuse_overwriting(outputs: Iterable[Path | None], inputs: Iterable[Path | s
 
 def is_manifest(source: str) -> bool:
     """Whether a MANIFEST argument names an existing file or a shipped manifest."""
-    return _is_file(source) or source in shipped_manifests()
+    return is_file(source) or source in shipped_manifests()
 
 
 def manifest_path(source: str) -> Path:
     """The file that a MANIFEST argument refers to."""
-    if _is_file(source):
+    if is_file(source):
         return Path(source)
     if source in shipped_manifests():
         return shipped_manifest(source)
@@ -219,10 +242,10 @@ def kernel_set(source: str) -> KernelSet:
 def kernel(source: str) -> GemmConfig:
     """The config of a KERNEL argument; it may break a legality rule."""
     if not is_manifest(source):
-        if "/" in source or source.endswith((".yaml", ".yml")):
-            what = "is a directory" if Path(source).is_dir() else "does not exist"
-            raise UsageError(f"{source!r} {what}; pass a kernel name or a manifest file")
-        return parse_name(source)
+        if "/" in source or source.endswith((".yaml", ".yml")) or os.path.isdir(source):
+            raise no_file(source, "a kernel name or a manifest file")
+        with usage(ConfigError):
+            return parse_name(source)
     configs = list(itertools.islice(load_manifest(manifest_path(source), legal=False).expand(legal=False), 2))
     if len(configs) > 1:
         raise UsageError(
@@ -233,11 +256,9 @@ def kernel(source: str) -> GemmConfig:
 
 def read_problem(text: str) -> GemmProblem:
     """The problem that a line describes."""
-    try:
+    with usage(ProblemError):
         problem_words.check_epilogue(problem_words.read_text(text).get("epilogue"))
         return GemmProblem.from_text(text)
-    except ProblemError as error:
-        raise UsageError(str(error)) from None
 
 
 def measurable(problem: GemmProblem) -> GemmProblem:
@@ -255,7 +276,7 @@ def shape_suite(source: str, given: Given = NOTHING) -> ShapeSuite:
     """The shapes of a file, a folder or a shipped suite; prints to stderr what a file has beyond its shapes, and what
     it lacks."""
     shipped = shipped_suites()
-    if _is_file(source) or (source not in shipped and os.path.isdir(source)):
+    if is_file(source) or (source not in shipped and os.path.isdir(source)):
         suite = load_shapes(Path(source), given)
         for says in suite.left_out:
             output.complain(f"left out: {says}")
@@ -337,7 +358,13 @@ class KernelFilter:
 
     def configs(self, manifest: str) -> list[GemmConfig]:
         """The configs of a MANIFEST argument."""
-        return [*kernel_set(manifest).expand(self.preset, self.where)]
+        return [*self.checked(kernel_set(manifest)).expand(self.preset, self.where)]
+
+    def checked(self, kernels: KernelSet) -> KernelSet:
+        """The kernel set, after a check that it has the preset."""
+        with usage(ManifestError):
+            kernels.choice(self.preset)
+        return kernels
 
 
 @dataclass(frozen=True)

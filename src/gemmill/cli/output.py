@@ -19,6 +19,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from gemmill.library.errors import GemmillError
 from gemmill.library.files import naming
 
 
@@ -52,6 +53,15 @@ class UsageError(typer.BadParameter):
     def format_message(self) -> str:
         """The message alone; typer would put "Invalid value:" before it."""
         return self.message
+
+
+@contextmanager
+def usage(*errors: type[GemmillError]) -> Iterator[None]:
+    """Report errors of these classes as errors in the command line, because it has the values that they name."""
+    try:
+        yield
+    except errors as error:
+        raise UsageError(str(error)) from None
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")

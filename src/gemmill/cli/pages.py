@@ -11,7 +11,7 @@ import typer
 
 from gemmill.cli import completion, output
 from gemmill.cli.commands.problems import table_columns, table_row
-from gemmill.cli.options import kernel, measurable, output_file, read_problem, refuse_overwriting
+from gemmill.cli.options import is_file, kernel, measurable, no_file, output_file, read_problem, refuse_overwriting
 from gemmill.cli.output import Status, UsageError
 from gemmill.cli.problem_options import extents
 from gemmill.emitters.edited_page import MAX_BYTES, config_of_page, edited
@@ -119,6 +119,8 @@ def build_page(file: str, page: PageOptions, store: Path | None) -> None:
 
 def _read(file: str) -> str:
     """The text of a source file."""
+    if not is_file(file):
+        raise no_file(file, "a source file")
     try:
         return read_given(Path(file), MAX_BYTES).decode()
     except UnicodeDecodeError as error:

@@ -10,7 +10,7 @@ import typer
 
 from gemmill.cli import completion
 from gemmill.cli.options import Shapes, numbers, shape_suite
-from gemmill.cli.output import UsageError
+from gemmill.cli.output import UsageError, usage
 from gemmill.library.config.model import BatchingName, MajorCD
 from gemmill.library.dtypes import DTYPES, FP8
 from gemmill.library.errors import ProblemError
@@ -112,7 +112,7 @@ class ProblemOptions:
             raise UsageError("no problem is given; pass --mnkl M,N,K[,L] or --problem TEXT")
         if len(named) > 1:
             raise UsageError(f"both {' and '.join(named)} are given; pass only one")
-        try:
+        with usage(ProblemError):
             if shapes:
                 words = [shape.problem.to_dict() for shape in shape_suite(shapes).shapes]
             else:
@@ -120,8 +120,6 @@ class ProblemOptions:
                 problem_words.check_epilogue(words[0].get("epilogue"))
             problem_words.check_epilogue(self.epilogue)
             return [self._problem(keywords) for keywords in words]
-        except ProblemError as error:
-            raise UsageError(str(error)) from None
 
     def _problem(self, words: Mapping[str, Any]) -> GemmProblem:
         """The problem of these keywords, overridden by the options."""

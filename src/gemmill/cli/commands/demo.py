@@ -14,7 +14,7 @@ from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.commands.compiling import compile_all, print_resources, report_failures
 from gemmill.cli.commands.problems import measure, report_measurements
-from gemmill.cli.options import CompileOptions, argument, kernel_set, manifest_path, shape_suite
+from gemmill.cli.options import CompileOptions, KernelFilter, argument, kernel_set, manifest_path, shape_suite
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import DeviceError
@@ -64,7 +64,7 @@ def _heading(number: int, text: str) -> None:
 
 def _validate(manifest: str) -> list[GemmConfig]:
     _heading(1, f"Validate and expand the manifest {manifest}")
-    kernels = kernel_set(manifest)
+    kernels = KernelFilter(PRESET).checked(kernel_set(manifest))
     count = kernels.count()
     refused = sum(count.refused_by_rule.values())
     typer.echo(f"{kernels.description} {count.candidates} candidates, {refused} rejected, {count.legal} kernels.")

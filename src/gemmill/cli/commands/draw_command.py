@@ -16,7 +16,7 @@ from gemmill.cli.options import (
     read_problem,
     refuse_overwriting,
 )
-from gemmill.cli.output import UsageError
+from gemmill.cli.output import UsageError, usage
 from gemmill.emitters.emit import facts
 from gemmill.library.anatomy import kernel_page, sheet
 from gemmill.library.anatomy.raster import Waves
@@ -72,8 +72,6 @@ def _waves(config: GemmConfig, text: str, gpu: Gpu, sizes: str | None) -> Waves:
     from gemmill.runtime.select.waves import waves_of
 
     problem = read_problem(text)
-    try:
+    with usage(ProblemError):
         of_groups = sizes_of(problem, checked_sizes(problem, sizes))
-    except ProblemError as error:
-        raise UsageError(str(error)) from None
     return waves_of(config, problem, gpu, of_groups)

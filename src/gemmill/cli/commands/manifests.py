@@ -134,7 +134,7 @@ def list_(
             raise UsageError("--preset, --where, --count and --refused need a manifest; pass MANIFEST")
         _list_shipped()
         return
-    declared = load_manifest(manifest_path(manifest), legal=not (count or refused))
+    declared = kernels.checked(load_manifest(manifest_path(manifest), legal=not (count or refused)))
     if count:
         _print_count(declared.count(kernels.preset, kernels.where))
     elif refused:

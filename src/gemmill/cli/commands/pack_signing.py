@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 from gemmill.cli import output
 from gemmill.cli.app import Application, app
 from gemmill.cli.commands.packs import PackFile, pack_app
-from gemmill.cli.options import Sign, input_argument, output_file, refuse_overwriting
+from gemmill.cli.options import Sign, in_directory, input_argument, output_file, refuse_overwriting
 from gemmill.library.files import publish
 from gemmill.runtime.storage.pack import Pack
 from gemmill.runtime.storage.trust.signatures import PublicKey, SigningKey, TrustedKeys
@@ -32,10 +33,20 @@ key_app = Application(
 app.add_typer(key_app, name="key")
 
 
+def _new_file(path: Path) -> Path:
+    if os.path.lexists(path):
+        raise typer.BadParameter(f"{str(path)!r} exists already, and private keys are not replaced; use another name")
+    in_directory(path)
+    return path
+
+
 @key_app.command()
 def new(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Private key to write. An existing file is not replaced.")
+        Path,
+        typer.Argument(
+            metavar="FILE", callback=_new_file, help="Private key to write. An existing file is not replaced."
+        ),
     ],
 ) -> None:
     """Make a private key, and print its public key.

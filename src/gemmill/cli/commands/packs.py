@@ -29,7 +29,7 @@ from gemmill.cli.options import (
     output_file,
     refuse_overwriting,
 )
-from gemmill.cli.output import UsageError
+from gemmill.cli.output import UsageError, usage
 from gemmill.cli.set_choice import Conditions, SuiteTimes, kernels_for
 from gemmill.library.errors import PackError, SettingError
 from gemmill.library.files import read_given
@@ -120,10 +120,8 @@ class WorthOptions:
 
     def most_bytes(self) -> int | None:
         """The maximum size of the pack, in bytes; None without --budget."""
-        try:
+        with usage(SettingError):
             return None if self.budget is None else number_of_bytes("--budget", self.budget)
-        except SettingError as error:
-            raise UsageError(str(error)) from None
 
 
 @pack_app.command()

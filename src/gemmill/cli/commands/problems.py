@@ -26,13 +26,14 @@ from gemmill.cli.options import (
     SuiteOptions,
     kernel,
     measurable,
+    output_file,
     served_shapes,
 )
-from gemmill.cli.output import Status, UsageError
+from gemmill.cli.output import Status, UsageError, usage
 from gemmill.cli.problem_options import ProblemOptions
 from gemmill.library.config.names import kernel_name, present_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
-from gemmill.library.errors import ProblemError, UnsupportedProblemError
+from gemmill.library.errors import ConfigError, ProblemError, UnsupportedProblemError
 from gemmill.library.input.group_sizes import BALANCED, checked_sizes
 from gemmill.library.problem import GemmProblem, Regime
 from gemmill.library.records import Measurement
@@ -92,9 +93,10 @@ class KernelChoice:
         if self.name is not None:
             if self.manifest or self.records or self.tile or self.top != 1:
                 raise UsageError("--kernel selects the kernel; omit --manifest, --records, --tile and --top")
-            name, requested_slices = present_name(self.name, self.slices)
-            config = kernel(name)
-            slices, _ = named_launch(config, requested_slices, problem, detect())
+            with usage(ConfigError):
+                name, requested_slices = present_name(self.name, self.slices)
+                config = kernel(name)
+                slices, _ = named_launch(config, requested_slices, problem, detect())
             return [SlicedKernel(kernel_name(config), slices)]
         if self.slices is not None:
             raise UsageError("--slices needs a split-K kernel; pass --kernel KERNEL")
@@ -213,9 +215,9 @@ def profile(
     timing: TimingOptions,
     gpus: GpuOptions,
     compiling: CompileOptions,
-    records: Annotated[
-        Path, typer.Option(metavar="FILE", dir_okay=False, help="Records file to append measurements to.")
-    ] = Path("records.jsonl"),
+    records: Annotated[Path, output_file("Records file to append measurements to.", "FILE", "--records")] = Path(
+        "records.jsonl"
+    ),
 ) -> None:
     """Verify and time the kernels of a manifest.
 

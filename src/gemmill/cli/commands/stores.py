@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -138,17 +139,27 @@ def verify(store: StorePath = None) -> None:
 
 
 @store_app.command(has_json=False)
-def clear(store: StorePath = None) -> None:
+def clear(
+    store: StorePath = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without a question.")] = False,
+) -> None:
     """Remove all kernels and cached results from the store.
 
     clear removes the kernels, the results of autotuning, and the cached names of shipped kernels. It keeps other files
-    in the directory. It removes nothing from a directory that has other files but no CACHEDIR.TAG of gemmill.
+    in the directory. It removes nothing from a directory that has other files but no CACHEDIR.TAG of gemmill. It first
+    prints the directory and asks.
 
     \b
     Examples:
-      gemmill store clear --store /path/to/store
+      gemmill store clear
+      gemmill store clear --store /path/to/store --yes
     """
     opened = open_store(store)
+    if not yes:
+        what = f"{opened.stats().entries} kernels and the cached results in {opened.path}"
+        if sys.stdin is None or not sys.stdin.isatty():
+            raise UsageError(f"clear asks before it removes {what}, but stdin is no terminal; pass --yes")
+        typer.confirm(f"Remove {what}?", abort=True, err=True)
     typer.echo(f"{opened.clear()} kernels removed")
     if left := opened.stats().entries:
         raise StoreError(f"{opened.path}: cannot remove {left} kernels; check the permissions of the directory")
