@@ -28,7 +28,7 @@ def bindings() -> Any:
     try:
         (status,) = driver.cuInit(0)
     except RuntimeError as error:
-        raise DeviceError(f"the CUDA driver cannot be loaded: {error}; install NVIDIA's driver") from error
+        raise DeviceError(f"the CUDA driver cannot be loaded ({str(error).rstrip('.')}); install it") from error
     if status:
         raise DeviceError(
             f"the CUDA driver cannot be initialised: {status.name}; check with nvidia-smi whether it finds a GPU"

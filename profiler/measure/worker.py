@@ -53,6 +53,7 @@ from gemmill.profiler.measure.sustained_load import likely_kernels, time_turns
 from gemmill.profiler.measure.telemetry import Reading, Telemetry, open_telemetry
 from gemmill.profiler.measure.telemetry import summarise as summarise_readings
 from gemmill.profiler.measure.verify import Reference, reference
+from gemmill.runtime import driver
 from gemmill.runtime.api.matmul import plan
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.artifact import Artifact
@@ -68,8 +69,13 @@ def this_machine() -> tuple[Machine, Telemetry]:
     Raises:
         DeviceError: there is no GPU, no torch, or no telemetry.
     """
-    if not torch().cuda.is_available():
-        raise DeviceError("profiling needs a GPU, but PyTorch finds none; run gemmill doctor")
+    try:
+        count = driver.device_count()
+    except DeviceError as error:
+        raise DeviceError(f"there is no GPU to run kernels on: {error}") from None
+    if count == 0 or not torch().cuda.is_available():
+        finds = "PyTorch finds none" if count else "the driver shows none"
+        raise DeviceError(f"there is no GPU to run kernels on: {finds}; run gemmill doctor")
     properties = torch().cuda.get_device_properties(0)
     uuid = f"GPU-{properties.uuid}"
     telemetry = open_telemetry(uuid)

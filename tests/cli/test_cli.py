@@ -529,7 +529,7 @@ def test_run_refuses_a_kernel_of_other_operands() -> None:
 @pytest.mark.parametrize(
     ("arguments", "environment", "status", "says"),
     [
-        (("run", "--mnkl", "64,64,64"), {"CUDA_VISIBLE_DEVICES": ""}, 3, "error: "),
+        (("run", "--mnkl", "64,64,64"), {"CUDA_VISIBLE_DEVICES": ""}, 3, "error: there is no GPU to run kernels on: "),
         pytest.param(
             ("run", "--mnkl", "256,7168,2048", "--d-dtype", "f32"),
             *({"CUDA_VISIBLE_DEVICES": ""}, 3, "error: "),

@@ -115,7 +115,7 @@ def test_nothing_to_profile_is_an_error(tmp_path: Path) -> None:
 def test_without_a_gpu_nothing_is_compiled_or_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     store, records = Store(tmp_path / "store"), tmp_path / "records.jsonl"
-    with pytest.raises(DeviceError, match=r"profiling needs (a GPU|PyTorch)"):
+    with pytest.raises(DeviceError, match="there is no GPU to run kernels on"):
         sweep(units(PLAIN[:1], [Shape(64, 64, 64)]), records, store=store)
     assert store.list() == []
     assert not records.exists()

@@ -22,7 +22,6 @@ from gemmill.library.legality.explanation import explanation
 from gemmill.library.legality.rules import verdicts
 from gemmill.profiler.sweep.shape_suites import Shape
 from gemmill.profiler.sweep.units import problem_of, units
-from gemmill.runtime import driver
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.pack import Pack, write_pack
 from gemmill.runtime.storage.store import Store
@@ -112,7 +111,6 @@ def _pack(configs: list[GemmConfig], store: Store, path: Path) -> None:
 def _run(configs: list[GemmConfig], options: CompileOptions, records: Path) -> None:
     _heading(6, "Run the kernels: verify against float64, and compare with cuBLAS")
     try:
-        driver.device_count()  # raises before PyTorch is needed
         found = measure(units(configs, [Shape(4096, 4096, 4096)]), records, options)
     except DeviceError as error:
         typer.echo(f"skipped: {error}")
