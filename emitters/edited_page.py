@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from gemmill.emitters.emit import EmittedSource, emit
+from gemmill.emitters.emit import SOURCE_FILE, EmittedSource, emit
 from gemmill.library.config.edited import edited_name
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
@@ -52,7 +52,7 @@ def edited(config: GemmConfig, text: str) -> EmittedSource:
         if not _PLACE.fullmatch(match[1]):
             line = text.count("\n", 0, match.start()) + 1
             raise CompileError(
-                f"{source.name}: line {line}: {match[0].strip()!r:.120}: an edited source can only include <files> of "
+                f"{SOURCE_FILE}:{line}: {match[0].strip()!r:.120}: an edited source can only include <files> of "
                 "the header folders; copy other code into the source"
             )
     return source

@@ -16,6 +16,8 @@ from gemmill.library.families.kernel_plan import KernelPlan
 from gemmill.library.launch import LaunchSpec
 from gemmill.library.legality.rules import broken
 
+SOURCE_FILE = "gemmill.cu"
+"""The file name of every source in messages and line tables."""
 DEFINES: tuple[str, ...] = ("NDEBUG",)
 """Macros that the headers need. Without NDEBUG, an ``assert`` makes ptxas serialise WGMMA."""
 

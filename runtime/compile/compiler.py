@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from gemmill.emitters import include_path
-from gemmill.emitters.emit import DEFINES, EmittedSource
+from gemmill.emitters.emit import DEFINES, SOURCE_FILE, EmittedSource
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.errors import CompileError, GemmillError, ToolchainError
 from gemmill.library.files import digest_of
 from gemmill.library.version import __version__
 from gemmill.runtime.compile import limits, pch
 from gemmill.runtime.compile.headers import toolkit_digest
+from gemmill.runtime.compile.nvrtc_log import cited_errors
 from gemmill.runtime.compile.patch.sass import chain_multiply_adds
 from gemmill.runtime.compile.patch.strip import stripped
 from gemmill.runtime.compile.toolchain import Toolchain, damaged_wheels
@@ -194,11 +195,12 @@ def _compiled(source: EmittedSource, config: GemmConfig, options: list[str]) -> 
             _set_heap()
             return _nvrtc(source, [*options, "-pch", f"-pch-dir={folder}"])
         except CompileError as error:
-            # Memory that cannot be mapped, a header that cannot be written, or a header of the source that cannot be
-            # opened.
+            # Memory that cannot be mapped, or a header that cannot be written.
             if (why := _CATASTROPHE.search(str(error))) is None:
                 raise
+            code = _nvrtc(source, options)  # raises if the precompiled header is not at fault
             pch.give_up(why[0])
+            return code
     return _nvrtc(source, options)
 
 
@@ -214,7 +216,7 @@ def _set_heap() -> None:
 def _nvrtc(source: EmittedSource, options: list[str]) -> _Code:
     from cuda.bindings import nvrtc
 
-    program = _checked(nvrtc.nvrtcCreateProgram(source.text.encode(), b"gemmill.cu", 0, [], []))
+    program = _checked(nvrtc.nvrtcCreateProgram(source.text.encode(), SOURCE_FILE.encode(), 0, [], []))
     try:
         start = time.perf_counter()
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [os.fsencode(option) for option in options])
@@ -222,7 +224,9 @@ def _nvrtc(source: EmittedSource, options: list[str]) -> _Code:
         output = _output(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
         log = output.rstrip(b"\0").decode(errors="replace")  # it names folders, which need not be UTF-8
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise CompileError(f"{source.name}: {status.name}\n{log}")
+            folders = [option.removeprefix("-I") for option in options if option.startswith("-I")]
+            errors = "\n".join(cited_errors(log, SOURCE_FILE, folders)) or f"{status.name}\n{log}"
+            raise CompileError(errors if source.is_edited else f"{source.name}: {errors}")
         stats = CompileStats(seconds, _pch_outcome(nvrtc.nvrtcGetPCHCreateStatus(program)[0], log), log)
         cubin = _output(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
         ptx = _output(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)

@@ -82,3 +82,34 @@ def test_a_page_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     result = gemmill("build", tmp_path / "binary.cu")
     assert result.exit_code == Status.WRONG
     assert "byte 3 is not UTF-8" in result.stderr
+
+
+@pytest.mark.slow
+def test_errors_cite_the_file_and_its_line_the_first_one_first(page: Path) -> None:
+    """The second error is in a header; the place is where the file instantiates it."""
+    lines = page.read_text().replace("kSwizzle = 1;", "kSwizzle = nothing;").splitlines()
+    use = next(i for i, line in enumerate(lines) if line.startswith("using Kernel"))
+    lines.insert(use, "using Tile = gemmill::WgmmaTraits<int>;\nstatic_assert(sizeof(Tile) > 0);")
+    page.write_text("\n".join(lines))
+    wrong = next(i for i, line in enumerate(lines) if "nothing" in line)
+    result = gemmill("build", page)
+    assert result.exit_code == Status.WRONG
+    first, code, *rest = result.stderr.splitlines()
+    assert first == f'error: {page}:{wrong + 1}: identifier "nothing" is undefined'
+    assert code.strip() == "static constexpr int kSwizzle = nothing;"
+    in_header = [line for line in rest if line.startswith(f"{page}:{use + 2}: ")]
+    assert in_header
+    assert "(gemmill/kernel/wgmma/traits.cuh:" in in_header[0]
+    assert not any(word in result.stderr for word in ("gemmill.cu", "/emitters/", "precompiled"))
+    error = json.loads(gemmill("build", page, "--json").stdout)["error"]
+    assert error["where"] == f"{page}:{wrong + 1}"
+
+
+@pytest.mark.slow
+def test_a_header_that_a_page_cannot_include_is_cited(page: Path) -> None:
+    page.write_text(f"#include <gemmill/none.cuh>\n{page.read_text()}")
+    result = gemmill("build", page)
+    assert result.stderr.startswith(f'error: {page}:1: catastrophic error: cannot open source file "gemmill/none.cuh"')
+    page.write_text(f'\n#include "mine.h"\n{page.read_text()}')
+    for command in ("build", "emit"):
+        assert f"error: {page}:2: '#include \"mine.h\"': an edited source can only" in gemmill(command, page).stderr

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -15,10 +16,10 @@ from gemmill.cli.options import is_file, kernel, measurable, no_file, output_fil
 from gemmill.cli.output import Status, UsageError
 from gemmill.cli.problem_options import extents
 from gemmill.emitters.edited_page import MAX_BYTES, config_of_page, edited
-from gemmill.emitters.emit import EmittedSource, emit
+from gemmill.emitters.emit import SOURCE_FILE, EmittedSource, emit
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
-from gemmill.library.errors import CompileError
+from gemmill.library.errors import CompileError, ConfigError
 from gemmill.library.files import read_given
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
@@ -42,8 +43,21 @@ def source(argument: str) -> tuple[EmittedSource, GemmConfig]:
         config = kernel(argument)
         return emit(config), config
     text = _read(argument)
-    config = config_of_page(text)
-    return edited(config, text), config
+    with citing(argument):
+        config = config_of_page(text)
+        return edited(config, text), config
+
+
+@contextmanager
+def citing(argument: str) -> Iterator[None]:
+    """Name the file of an argument in errors of its source."""
+    try:
+        yield
+    except (CompileError, ConfigError) as error:
+        if not is_page(argument):
+            raise
+        says = str(error).replace(f"{SOURCE_FILE}:", f"{argument}:")
+        raise type(error)(says if says.startswith(f"{argument}:") else f"{argument}: {says}") from None
 
 
 def compiled(page: EmittedSource, config: GemmConfig) -> Artifact:
@@ -89,10 +103,12 @@ def build_page(file: str, page: PageOptions, store: Path | None) -> None:
     to = page.to
     refuse_overwriting([to], [file])
     content = _read(file)
-    config = page.config(content)
+    with citing(file):
+        config = page.config(content)
     problem = _problem(config, page.mnkl, page.problem)
     registry = Registry(manifests=[], store=store)
-    artifact = registry.add_source(config, content)
+    with citing(file):
+        artifact = registry.add_source(config, content)
     size = write_pack(to, [artifact]) if to is not None else 0
     if not output.is_json():
         typer.echo(artifact.name)

@@ -227,7 +227,7 @@ def test_a_source_that_does_not_compile_leaves_the_compiler_usable(
     written: Callable[[str], EmittedSource], config: GemmConfig
 ) -> None:
     compiler = Compiler()
-    with pytest.raises(CompileError, match=r'(?s)gemmill\.cu\(3\): error: identifier "nonsense" is undefined'):
+    with pytest.raises(CompileError, match=r'(?s)gemmill\.cu:3: identifier "nonsense" is undefined'):
         compiler.compile(written('extern "C" __global__ void kernel() { nonsense; }'), config)
     assert compiler.compile(written(PLAIN), config).resources.registers > 0
 

@@ -15,7 +15,7 @@ from gemmill.cli import output
 from gemmill.cli.app import app
 from gemmill.cli.options import kernel_or_source, output_file, refuse_overwriting
 from gemmill.cli.output import UsageError
-from gemmill.cli.pages import compiled, source
+from gemmill.cli.pages import citing, compiled, source
 from gemmill.emitters.emit import EmittedSource
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
@@ -67,7 +67,8 @@ def emit(
             )
     refuse_overwriting([None if to_stdout else to], [name_or_file])
     emitted, config = source(name_or_file)
-    content = _rendered(form, emitted, config, lineinfo)
+    with citing(name_or_file):
+        content = _rendered(form, emitted, config, lineinfo)
     if to is not None and not to_stdout:
         publish(to, [content])
     if output.is_json():
@@ -118,7 +119,7 @@ def diff(first: Annotated[str, kernel_or_source("A")], second: Annotated[str, ke
     (a, a_config), (b, b_config) = sides
     pairs = _paired(fields_of(a_config), fields_of(b_config))
     fields = {name: (x, y) for name, (x, y) in pairs.items() if x != y}
-    uses, counted, missing = _compiled(sides)
+    uses, counted, missing = _compiled((first, second), sides)
     resources = _paired(*({**resources_of(config), **use} for (_, config), use in zip(sides, uses, strict=True)))
     instructions = _paired(*counted)
     lines = [*difflib.unified_diff(a.text.splitlines(), b.text.splitlines(), a.name, b.name, lineterm="")]
@@ -139,6 +140,7 @@ def diff(first: Annotated[str, kernel_or_source("A")], second: Annotated[str, ke
 
 
 def _compiled(
+    arguments: Sequence[str],
     sides: Sequence[tuple[EmittedSource, GemmConfig]],
 ) -> tuple[list[Mapping[str, object]], list[Mapping[str, object]], list[str]]:
     """The resources and the instructions by class of each kernel, and messages about missing tools."""
@@ -148,7 +150,10 @@ def _compiled(
     held = [FAMILIES[config.family].ctas_per_sm(config) for _, config in sides]
     uses: list[Mapping[str, object]] = [{"CTAs an SM, by the config": ctas} for ctas in held]
     try:
-        artifacts = [compiled(*side) for side in sides]
+        artifacts = []
+        for argument, side in zip(arguments, sides, strict=True):
+            with citing(argument):
+                artifacts.append(compiled(*side))
     except ToolchainError as error:
         return uses, [{}, {}], [f"no registers and instructions, because the kernels cannot be compiled: {error}"]
     for place, artifact in enumerate(artifacts):
