@@ -46,15 +46,7 @@ def dispatched(name: str, *arguments: Any, **keywords: Any) -> Any:
     """Run a call of a public function through an operator. Raises OperandError for tensors on unsupported devices."""
     if keywords.get("kernel") is not None:
         keywords["kernel"] = kernel_named(keywords["kernel"])
-    try:
-        return _OPERATORS[name](*arguments, **keywords)
-    except NotImplementedError as error:
-        if "Could not run" not in str(error):
-            raise
-        raise OperandError(
-            f"a is on {arguments[0].device}; gemmill needs CUDA tensors: move the operands to a GPU "
-            f"({str(error).splitlines()[0]})"
-        ) from error
+    return _OPERATORS[name](*arguments, **keywords)
 
 
 def _matmul_recorder(a: Any, b: Any, c: Any, options: dict[str, Any]) -> Callable[..., Any]:

@@ -226,8 +226,9 @@ def unpacked(name: str, tensor: TensorView, dtype: DTypeName, k: int) -> TensorV
     return replace(tensor, shape=tuple(shape), strides=tuple(strides), dtype=dtype)
 
 
-def _cpu_error(name: str, where: str) -> OperandError:
-    return OperandError(f"{name} is {where}; it must be in GPU memory: pass {name}.cuda()")
+def not_on_gpu(name: str, device: object) -> OperandError:
+    """Return the error for a PyTorch tensor on another device, such as ``cpu``."""
+    return OperandError(f"{name} is on {device}; it must be in GPU memory: pass {name}.cuda()")
 
 
 def _dtype_error(name: str, dtype: str) -> OperandError:
@@ -238,7 +239,7 @@ def _dtype_error(name: str, dtype: str) -> OperandError:
 def _from_torch(tensor: Any, name: str) -> TensorView:
     device = tensor.device
     if device.type != "cuda":
-        raise _cpu_error(name, f"on {device}")
+        raise not_on_gpu(name, device)
     if tensor.layout is not sys.modules["torch"].strided:
         raise OperandError(f"{name} has layout {tensor.layout}; it must be dense (strided): pass {name}.to_dense()")
     dtype = _of_torch(tensor.dtype)
@@ -340,7 +341,8 @@ def _from_dlpack(tensor: Any, name: str, stream: int) -> TensorView:
 def _from_capsule(tensor: Any, name: str, stream: int) -> TensorView:
     device_type, device = (int(part) for part in tensor.__dlpack_device__())
     if device_type not in (_DLPACK_CUDA, _DLPACK_CUDA_MANAGED):
-        raise _cpu_error(name, "in host memory" if device_type == _DLPACK_HOST else f"on DLPack device {device_type}")
+        where = "in host memory" if device_type == _DLPACK_HOST else f"on DLPack device {device_type}"
+        raise OperandError(f"{name} is {where}; it must be in GPU memory: pass a copy, such as cupy.asarray({name})")
     consumer = stream or 1  # DLPack writes the legacy default stream as 1
     try:
         capsule = tensor.__dlpack__(stream=consumer, max_version=(1, 0))

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gemmill.runtime.operands.tensors import not_on_gpu
 from gemmill.runtime.torch import outputs, reference_operators
 from gemmill.runtime.torch.gradients import autograd, epilogue_rule, product_rules
 from gemmill.runtime.torch.launches import AT_AUTOGRAD, AT_KERNEL, Launches, launch_epilogue, named_operands
@@ -159,8 +160,13 @@ def _register(name: str, row: Operator) -> None:
         arguments.pop("out")
         row.outputs(**arguments)
 
+    def refuse(**arguments: Any) -> None:
+        raise not_on_gpu("a", arguments["a"].device)
+
     LIBRARY.define(f"{name}({row.arguments}, {_TAIL}) -> {row.returns}", tags=TAGS)
     LIBRARY.define(f"{name}_out({row.arguments_out}, str options='') -> ()", tags=TAGS)
+    for form, order in ((name, names), (f"{name}_out", names_out)):  # for devices without functions of their own
+        LIBRARY.impl(form, _adapted(order, refuse), "CompositeExplicitAutograd")
     torch.library.register_fake(f"gemmill::{name}", _adapted(names, fake), lib=LIBRARY)
     torch.library.register_fake(f"gemmill::{name}_out", _adapted(names_out, checked), lib=LIBRARY)
     autograd.register(LIBRARY, name, "Autograd", row.gradient)
