@@ -16,7 +16,7 @@ _CALL = re.compile(r"I! cuBLAS \(v[\d.]+\) function cublasStatus_t (\w+)\(")
 _ARGUMENT = re.compile(r"i!\s+(\w+): type=[^;]*; val=(\S+)")
 _MODE = re.compile(r"MathMode=(\w+)")
 _GEMM = re.compile(r"cublas([A-Z])?(?:gemm|Gemm)(?:3m)?(\w*)")
-_PRODUCT = re.compile(r"cublas[A-Z](?:ge|gb|sy|sb|sp|he|hb|hp|tr|tb|tp)(?:mv|mm|rk|r2k|rkx|r|r2|ru|rc)(?:_|\d|Ex|$)")
+_PRODUCT = re.compile(r"cublas[A-Z](?:ge|gb|sy|sb|sp|he|hb|hp|tr|tb|tp)(?:mv|mm|rk|r2k|rkx|r|r2|ru|rc)(?![a-z])")
 _SCALES: Mapping[str, str] = {"VEC128_32F": "1x128", "BLK128x128_32F": "128x128"}
 _NO_BLOCKS = ("SCALAR_32F", "OUTER_VEC_32F")
 _MORE = re.compile(r"(?:[cd]Scale|amax)\w*Pointer")

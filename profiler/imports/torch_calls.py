@@ -32,7 +32,10 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """The parameters of the operators that are read; linear, matmul and einsum call one of these."""
-_READ_INSIDE = ("matmul", "linear", "mv", "einsum", "bilinear", "matmul_backward", "linear_backward")
+_READ_INSIDE = (
+    *("matmul", "linear", "mv", "einsum", "bilinear", "matmul_backward", "linear_backward"),
+    *("linalg_matmul", "chain_matmul", "addbmm", "addbmm_"),
+)
 """Operators that call one that is read."""
 _PRODUCT = re.compile(r"(?:^|_)[a-z0-9]*?(?:gemm|mm|mv|matmul|linear)(?:_|$)")
 _SCALAR_TYPES = {str(t.aten): t.name for t in DTYPES.values() if t.aten is not None}

@@ -30,6 +30,7 @@ from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.baselines.baseline import BASELINES
+from gemmill.profiler.imports.file_formats import FORMATS
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.model_file import model_of
@@ -692,6 +693,26 @@ def test_shapes_prints_a_suite_that_says_the_same(tmp_path: Path) -> None:
     first = json.loads(gemmill("shapes", trace, "--json").stdout)
     assert again["shapes"] == first["shapes"]
     assert gemmill("shapes", path, "--m", "16,x").exit_code == 2
+
+
+def test_shapes_says_what_it_reads_leaves_out_and_assumes(tmp_path: Path) -> None:
+    help_text = ok("shapes", "--help")
+    for form in FORMATS:
+        assert f"- {form.name}: {form.sign}" in help_text
+    (tmp_path / "README").write_text("of vLLM\n")
+    (config := tmp_path / "E=8,N=64,dtype=fp8_w8a8,block_shape=[128,128].json").write_text(
+        '{"4": {"BLOCK_SIZE_M": 16}}'
+    )
+    done = gemmill("shapes", tmp_path, "--k", "256")
+    assert done.exit_code == 0
+    said = [line.partition(": ") for line in done.stderr.splitlines()]
+    assert [kind for kind, _, _ in said] == ["left out", "assumed", "assumed"]
+    routed = json.loads(gemmill("shapes", config, "--k", "256", "--top-k", "2", "--json").stdout)
+    assert [shape["m"] for shape in routed["shapes"]] == [8, 8]
+    assert [text.partition(".json:1: ")[2] for text in routed["assumed"]] == [
+        "the sizes of groups are not in the file; assuming equal sizes"
+    ]
+    assert routed["left_out"] == []
 
 
 def test_select_names_the_kernels_of_a_list(tmp_path: Path) -> None:
