@@ -63,8 +63,8 @@ def matmul(
     """Compute ``alpha * a @ b + beta * c`` of JAX arrays, and return D (..., M, N).
 
     gemmill selects and compiles the kernel when JAX traces the call, for the machine's GPU. Without a GPU it assumes
-    the one that :class:`gemmill.Registry` assumes. The call is differentiable in all floating-point operands, any
-    number of times, and ``jax.vmap`` turns a batch into one launch.
+    the one that :class:`gemmill.Registry` assumes. The call is differentiable in all floating-point operands, in
+    forward and reverse mode, any number of times. ``jax.vmap`` turns a batch into one launch.
 
     Keywords that are not listed here are those of :func:`gemmill.matmul`.
 
@@ -105,7 +105,7 @@ def grouped_matmul(
 ) -> Any:
     """Compute ``alpha * a @ b + beta * c`` for each group of JAX arrays, and return D.
 
-    Pass ``offsets`` or ``counts``. Values of D in rows outside of all groups are undefined; their gradients are 0.
+    Pass ``offsets`` or ``counts``. Values of D in rows outside of all groups are undefined; their derivatives are 0.
     Other keywords are those of :func:`matmul` and :func:`gemmill.grouped_matmul`. ``jax.vmap`` runs one call after the
     other.
 

@@ -1,60 +1,123 @@
-"""Gradients: gemmill computes those of products, and JAX those of scales before and expressions after them.
+"""Derivatives of a call: gemmill computes those of products, and JAX those of scales before and expressions after them.
 
 For ``a @ b``, the gradient of A is ``g @ b.mT`` and that of B is ``a.mT @ g``. Transposes are bitcasts, because kernels
 read either major, so nothing is copied. JAX differentiates the expression on sums that are recomputed. Operands of at
-most 8 bits are multiplied in bf16. Rounding to a type passes gradients through.
+most 8 bits are multiplied in bf16. Rounding to a type passes derivatives through.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 from jax import numpy as jnp
 
-from gemmill.runtime.jax.description import Array, Description, abstract_call
+from gemmill.runtime.jax.description import Array, Description, abstract_call, results
 from gemmill.runtime.jax.reference import expression, operands_in_full
+from gemmill.runtime.operands.call import GemmCall
 
 _KEPT = ("accumulator", "tf32", "deterministic", "quick", "objective")
-"""Options that also apply to the products of a gradient."""
+"""Options that also apply to the products of a derivative."""
 
 Arrays = tuple[Any, ...]
 Run = Callable[..., Arrays]
+Named = Mapping[str, Any]
+"""Arrays by the names of operands."""
 
 
 @partial(jax.jit, static_argnums=(0, 1), inline=True)
-def backward(run: Run, description: Description, arrays: Arrays, of_results: Arrays) -> tuple[Any, ...]:
-    """Gradients of the operands from those of the outputs; None for operands that have none. The function is jitted, so
-    that XLA turns transposes into bitcasts also in eager calls."""
-    named = dict(zip(description.operands, arrays, strict=True))
-    call = abstract_call(description, [Array.of(name, x) for name, x in named.items()])
-    floating = {name: x for name, x in named.items() if name != "out" and jnp.issubdtype(x.dtype, jnp.floating)}
-    before = {name: x for name, x in floating.items() if name in call.tensors and name != "c"}
-    behind = {name: x for name, x in floating.items() if name not in before}
+def forward(run: Run, description: Description, arrays: Arrays, tangents: Named) -> Arrays:
+    """Tangents of the floating-point outputs from those of some operands. The function is jitted, so that XLA turns
+    transposes into bitcasts also in eager calls."""
+    parts = _Parts.of(description, arrays)
+    before, behind = ({name: tangents[name] for name in names} for names in parts.split(tangents))
+    product = _Product.of(run, parts, *parts.in_full({}))
+    of_sums = None
+    if before:
+        _, of_full = jax.jvp(parts.in_full, (parts.some(before),), (before,))
+        of_sums = product.tangent(*(x if depends else None for x, depends in zip(of_full, _sides(before), strict=True)))
+    sums = parts.sums(product, of_sums)
+    of_sums = jnp.zeros_like(sums) if of_sums is None else of_sums
+    _, of_outputs = jax.jvp(parts.outputs, (sums, parts.some(behind)), (of_sums, behind))
+    of_outputs[0] = product.inside(of_outputs[0])
+    return tuple(_narrowed(x, y) for x, y in zip(of_outputs, parts.dtypes, strict=True) if is_floating(y))
 
-    def in_full(some: Mapping[str, Any]) -> tuple[Any, Any]:
-        return operands_in_full(call, {**named, **some}, jnp)
 
-    def outputs(sums: Any, some: Mapping[str, Any]) -> list[Any]:
-        return expression(call, sums, {**named, **some}, jnp)
-
-    (a, b), of_before = jax.vjp(in_full, before)
-    dtype = next((x.dtype for x in (named["a"], named["b"]) if x.dtype.itemsize > 1), jnp.dtype("bfloat16"))
-    product = _Product(run, description, named, a.astype(dtype), b.astype(dtype))
-    reads_sums = call.arguments.text is not None or bool(call.arguments.values)
-    sums = product.sums() if reads_sums else jnp.zeros_like(of_results[0], product.wide)
-    _, of_behind = jax.vjp(outputs, sums, behind)
+@partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
+def backward(run: Run, description: Description, names: tuple[str, ...], arrays: Arrays, of_results: Arrays) -> Arrays:
+    """Gradients of the operands in ``names`` from those of the floating-point outputs."""
+    parts = _Parts.of(description, arrays)
+    before, behind = map(parts.some, parts.split(names))
+    full, of_before = jax.vjp(parts.in_full, before)
+    product = _Product.of(run, parts, *full)
+    values, of_behind = jax.vjp(parts.outputs, parts.sums(product, of_results[0]), behind)
+    given = iter(of_results)
     of_values = [
-        jnp.zeros(g.shape, sums.dtype) if g.dtype == jax.dtypes.float0 else g.astype(sums.dtype) for g in of_results
+        next(given).astype(x.dtype) if is_floating(y) else jnp.zeros_like(x)
+        for x, y in zip(values, parts.dtypes, strict=True)
     ]
     of_values[0] = product.inside(of_values[0])
     of_sums, gradients = of_behind(of_values)
-    of_a, of_b = product.gradients(of_sums.astype(dtype))
-    (more,) = of_before((of_a.astype(a.dtype), of_b.astype(b.dtype)))
-    gradients |= more
-    return tuple(_narrowed(gradients[name], x.dtype) if name in gradients else None for name, x in named.items())
+    g = of_sums.astype(product.a.dtype)
+    each = zip(full, (product.gradient_of_a, product.gradient_of_b), _sides(before), strict=True)
+    of_full = tuple(compute(g).astype(x.dtype) if depends else jnp.zeros_like(x) for x, compute, depends in each)
+    gradients |= of_before(of_full)[0]
+    return tuple(_narrowed(gradients[name], parts.named[name].dtype) for name in names)
+
+
+def _sides(names: Collection[str]) -> tuple[bool, bool]:
+    """Whether A, and whether B in full depends on these operands."""
+    return any(name.startswith("a") for name in names), any(name.startswith("b") for name in names)
+
+
+def is_floating(dtype: Any) -> bool:
+    """Whether values of a dtype have derivatives."""
+    return bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+class _Parts(NamedTuple):
+    """A call as JAX differentiates it: operands in full, and the expression on the sums of their product."""
+
+    description: Description
+    named: Named
+    call: GemmCall
+    dtypes: Sequence[Any]
+    """Of the outputs."""
+
+    @classmethod
+    def of(cls, description: Description, arrays: Arrays) -> _Parts:
+        named = dict(zip(description.operands, arrays, strict=True))
+        shapes = [Array.of(name, x) for name, x in named.items()]
+        dtypes = [jnp.dtype(x.numpy) for x in results(description, shapes)]
+        return cls(description, named, abstract_call(description, shapes), dtypes)
+
+    def split(self, names: Collection[str]) -> tuple[Collection[str], Collection[str]]:
+        """The operands that are read before the product, and those that are read after it."""
+        before = [name for name in names if name in self.call.tensors and name != "c"]
+        return before, [name for name in names if name not in before]
+
+    def some(self, names: Collection[str]) -> dict[str, Any]:
+        """The arrays of these operands."""
+        return {name: self.named[name] for name in names}
+
+    def in_full(self, some: Named) -> tuple[Any, Any]:
+        """A and B."""
+        return operands_in_full(self.call, {**self.named, **some}, jnp)
+
+    def outputs(self, sums: Any, some: Named) -> list[Any]:
+        """D and the further outputs, before they are rounded."""
+        return expression(self.call, sums, {**self.named, **some}, jnp)
+
+    def sums(self, product: _Product, like: Any) -> Any:
+        """The sums of the product; zeros if derivatives of the outputs do not depend on them. ``like`` is an array of
+        D's shape, or None."""
+        if self.call.arguments.text is not None or self.call.arguments.values:
+            return product.sums()
+        if like is None:
+            return jnp.zeros(self.call.tensors["out"].shape, product.wide)
+        return jnp.zeros_like(like, product.wide)
 
 
 class _Product(NamedTuple):
@@ -62,9 +125,16 @@ class _Product(NamedTuple):
 
     run: Run
     description: Description
-    named: Mapping[str, Any]
+    named: Named
     a: Any
     b: Any
+
+    @classmethod
+    def of(cls, run: Run, parts: _Parts, a: Any, b: Any) -> _Product:
+        """The product of A and B, which are rounded to bf16 if both have 8 bits."""
+        named = parts.named
+        dtype = next((x.dtype for x in (named["a"], named["b"]) if x.dtype.itemsize > 1), jnp.dtype("bfloat16"))
+        return cls(run, parts.description, named, a.astype(dtype), b.astype(dtype))
 
     @property
     def wide(self) -> Any:
@@ -73,9 +143,18 @@ class _Product(NamedTuple):
 
     def sums(self) -> Any:
         """The sums; 0 outside of all groups."""
-        turned = self.description.turned
+        return self.inside(self._sums(self.a, self.b))
+
+    def tangent(self, of_a: Any, of_b: Any) -> Any:
+        """The tangent of the sums from those of A and B, of which one may be None."""
+        terms = [self._sums(of_a, self.b)] if of_a is not None else []
+        terms += [self._sums(self.a, of_b)] if of_b is not None else []
+        return self.inside(sum(terms[1:], terms[0]))
+
+    def _sums(self, a: Any, b: Any) -> Any:
+        a, b = a.astype(self.a.dtype), b.astype(self.b.dtype)
         wide = None if self.description.groups else str(self.wide)  # kernels of groups write D in the operands' dtype
-        return self.inside(self._multiplied(self.a, self.b, turned, out_dtype=wide).astype(self.wide))
+        return self._multiplied(a, b, self.description.turned, out_dtype=wide).astype(self.wide)
 
     def inside(self, values: Any) -> Any:
         """Values of D's shape, with 0 in rows outside of all groups, which kernels do not write."""
@@ -87,26 +166,28 @@ class _Product(NamedTuple):
             return self._in_groups(values)
         return values
 
-    def gradients(self, g: Any) -> tuple[Any, Any]:
-        """Gradients of A and B from that of the sums, each in the layout of its operand."""
-        a, b, kind = self.a, self.b, self.description.groups
-        a_is_turned, b_is_turned = ("a" in self.description.turned), ("b" in self.description.turned)
+    def gradient_of_a(self, g: Any) -> Any:
+        """The gradient of A from that of the sums, in the layout of A."""
+        b, kind, b_is_turned = self.b, self.description.groups, "b" in self.description.turned
+        if kind == "offsets" and b.ndim == 2:
+            return _t(self._in_groups(self._multiplied(b, _t(g), ("a", "b") if b_is_turned else ("b",))))
         right = () if b_is_turned else ("b",)  # the layout of B's transpose
-        left = () if a_is_turned else ("a",)
+        of_a = self._multiplied(g, _t(b), right, "a" in self.description.turned and not kind)
+        return _summed(self.inside(of_a), self.a.shape)
+
+    def gradient_of_b(self, g: Any) -> Any:
+        """The gradient of B from that of the sums, in the layout of B."""
+        a, b, kind, b_is_turned = self.a, self.b, self.description.groups, "b" in self.description.turned
+        left = () if "a" in self.description.turned else ("a",)  # the layout of A's transpose
         if kind == "counts":
-            of_b = self._multiplied(_t(self.inside(a)), g, left, b_is_turned, kind="")
-            return self.inside(self._multiplied(g, _t(b), right)), of_b
+            return self._multiplied(_t(self.inside(a)), g, left, b_is_turned, kind="")
         if kind and b.ndim == 3:  # groups along K need A contiguous along M, B along N
-            of_b = self._multiplied(_t(a), g, ("a",), b_is_turned)
-            return self._in_groups(self._multiplied(g, _t(b), right)), of_b
+            return self._multiplied(_t(a), g, ("a",), b_is_turned)
         if kind:
-            of_a = _t(self._in_groups(self._multiplied(b, _t(g), ("a", "b") if b_is_turned else ("b",))))
-            return of_a, self._in_groups(self._multiplied(_t(a), g, left))
-        of_a = self._multiplied(g, _t(b), right, a_is_turned)
+            return self._in_groups(self._multiplied(_t(a), g, left))
         if b.ndim == 2 and a.ndim > 2:  # one product instead of one for each matrix and a sum
             a, g = _flat(a), _flat(g)
-        of_b = self._multiplied(_t(a), g, left, b_is_turned)
-        return _summed(of_a, self.a.shape), _summed(of_b, b.shape)
+        return _summed(self._multiplied(_t(a), g, left, b_is_turned), b.shape)
 
     def _multiplied(
         self,

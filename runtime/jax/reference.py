@@ -95,8 +95,8 @@ def _written(assignment: Assignment, value: Any, shares_d: bool, xp: Any) -> Any
         return value
     if shares_d and assignment.kind in ("column", "batch"):
         raise OperandError(
-            f"`{assignment}` has one value for each group of rows, which is not supported in gradients and on the CPU: "
-            "reduce D with jax.numpy"
+            f"`{assignment}` has one value for each group of rows, which is not supported in derivatives and on the "
+            "CPU: reduce D with jax.numpy"
         )
     if xp is jax.numpy:
         # The gradient of a maximum goes to the elements that equal it; XLA must not recompute them with other rounding.

@@ -1,4 +1,4 @@
-"""Traces a described call with JAX: selects and compiles its kernel, and defines ``vmap`` and gradients.
+"""A described call as a primitive of JAX, whose kernel is selected and compiled when JAX traces it; and its batches.
 
 A batch of calls is one launch if the batch can be another extent of D; otherwise the calls run one after the other.
 Kernels read arrays that are not batched with stride 0.
@@ -7,18 +7,21 @@ Kernels read arrays that are not batched with stride 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import jax
 from jax import numpy as jnp
-from jax.custom_batching import custom_vmap
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from gemmill.library.epilogues.grammar import SCALES
 from gemmill.library.errors import OperandError
 from gemmill.runtime.api.prepare import kernel_for
-from gemmill.runtime.jax import cpu_handler, ffi, gpu_handler, gradients
-from gemmill.runtime.jax.description import Array, Description, abstract_call, results, written
+from gemmill.runtime.jax import cpu_handler, ffi, gpu_handler
+from gemmill.runtime.jax.derivative import tangents_of
+from gemmill.runtime.jax.description import Array, Description, abstract_call, read, results, written
+from gemmill.runtime.jax.mesh_axes import axes_of, spread, types_of
 from gemmill.runtime.launch.workspace import lent_bytes
 
 
@@ -80,67 +83,73 @@ Arrays = tuple[Any, ...]
 def run(description: Description, *arrays: jax.Array) -> Arrays:
     """Compute D and the further outputs. The function is jitted for eager calls: JAX traces a description with the same
     shapes, and gemmill selects its kernel, only once."""
-    axes = frozenset[str]().union(*(_varying(x) for x in arrays))
-    outputs: Arrays = _differentiable(description, *(_spread(x, axes) for x in arrays))
-    return outputs
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _differentiable(description: Description, *arrays: jax.Array) -> Arrays:
-    outputs: Arrays = _batchable(description)(*arrays)
-    return outputs
-
-
-def _forward(description: Description, *arrays: jax.Array) -> tuple[Arrays, Arrays]:
-    return run(description, *arrays), arrays
-
-
-def _backward(description: Description, arrays: Arrays, of_results: Sequence[jax.Array]) -> Arrays:
-    of_operands: Arrays = gradients.backward(run, description, arrays, tuple(of_results))
-    return of_operands
-
-
-_differentiable.defvjp(_forward, _backward)
-
-
-@lru_cache(1024)
-def _batchable(description: Description) -> Any:
-    """The call as a function with a rule for ``vmap``. The kernel of a batched launch is selected for the whole
-    batch."""
-    call = custom_vmap(partial(_trace, description))
-
-    def rule(size: int, are_batched: Sequence[bool], *arrays: jax.Array) -> tuple[Arrays, tuple[bool, ...]]:
-        outputs = batched(run, description, size, are_batched, arrays)
-        return outputs, (True,) * len(outputs)
-
-    call.def_vmap(rule)
-    return call
-
-
-def _trace(description: Description, *arrays: jax.Array) -> Arrays:
-    """Make one foreign call of XLA."""
+    axes = axes_of(*map(jax.typeof, arrays))
     shapes = [Array.of(name, x) for name, x in zip(description.operands, arrays, strict=True)]
-    outputs = results(description, shapes)
-    into = "c" if description.into_c else "out" if "out" in description.operands else None
-    if into and (memory := shapes[description.operands.index(into)]) != (
-        d := Array(outputs[0].shape, outputs[0].numpy)
-    ):
-        raise OperandError(f"out is {memory.dtype} {memory.shape}; it must be like D, {d.dtype} {d.shape}")
-    described = _chosen(description, shapes)
+    _check_memory(description, shapes)
+    call = written(_chosen(description, shapes))
+    outputs: Arrays = tuple(_gemm.bind(*(spread(x, axes) for x in arrays), asked=description, call=call))
+    return outputs
+
+
+_gemm = Primitive("gemmill_gemm")
+"""A described call. ``asked`` is the caller's description; ``call`` is the text for the handler, with the kernel."""
+_gemm.multiple_results = True
+
+
+def _make_call(*arrays: jax.Array, asked: Description, call: str) -> Arrays:
+    """Make one foreign call of XLA."""
+    shapes = [Array.of(name, x) for name, x in zip(asked.operands, arrays, strict=True)]
+    outputs = results(asked, shapes)
     result_types = [jax.ShapeDtypeStruct(x.shape, x.numpy) for x in outputs]
-    if any(described.scratch):
-        result_types.append(jax.ShapeDtypeStruct((lent_bytes(described.scratch),), "uint8"))
-    names = described.operands
+    if any(scratch := read(call.encode()).scratch):
+        result_types.append(jax.ShapeDtypeStruct((lent_bytes(scratch),), "uint8"))
+    names, memory = asked.operands, _memory(asked)
     called = jax.ffi.ffi_call(
         ffi.TARGET,
         tuple(result_types),
         vmap_method="sequential",
-        input_layouts=[_layout(len(x.shape), n in described.turned) for n, x in zip(names, shapes, strict=True)],
-        input_output_aliases={names.index(into): 0} if into else None,
+        input_layouts=[_layout(len(x.shape), n in asked.turned) for n, x in zip(names, shapes, strict=True)],
+        input_output_aliases={names.index(memory): 0} if memory else None,
     )
-    computed = called(*arrays, **{ffi.ATTRIBUTE: written(described)})[: len(outputs)]
-    axes = _varying(arrays[0])
-    return tuple(_spread(x, axes) for x in computed)
+    computed: Arrays = called(*arrays, **{ffi.ATTRIBUTE: call})
+    return computed[: len(outputs)]
+
+
+def _types(*types: Any, asked: Description, call: str) -> Sequence[Any]:
+    outputs = results(asked, [Array.of(name, x) for name, x in zip(asked.operands, types, strict=True)])
+    return types_of([(x.shape, x.numpy) for x in outputs], axes_of(*types))
+
+
+def _jvp(primals: Arrays, tangents: Arrays, *, asked: Description, call: str) -> tuple[Any, Any]:
+    outputs = _gemm.bind(*primals, asked=asked, call=call)
+    return outputs, tangents_of(run, asked, primals, tangents, outputs)
+
+
+def _batched(arrays: Arrays, axes: Sequence[int | None], *, asked: Description, call: str) -> tuple[Any, Any]:
+    """The kernel of a batched launch is selected for the whole batch."""
+    size = next(x.shape[axis] for x, axis in zip(arrays, axes, strict=True) if axis is not None)
+    in_front = [x if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(arrays, axes, strict=True)]
+    outputs = batched(run, asked, size, [axis is not None for axis in axes], in_front)
+    return outputs, [0] * len(outputs)
+
+
+_gemm.def_impl(_make_call)
+_gemm.def_abstract_eval(_types)
+ad.primitive_jvps[_gemm] = _jvp
+batching.primitive_batchers[_gemm] = _batched
+mlir.register_lowering(_gemm, mlir.lower_fun(_make_call, multiple_results=True))
+
+
+def _memory(description: Description) -> str | None:
+    """The operand in whose memory D is written, if any."""
+    return "c" if description.into_c else "out" if "out" in description.operands else None
+
+
+def _check_memory(description: Description, shapes: Sequence[Array]) -> None:
+    """Raise OperandError unless this operand is like D."""
+    name, d = _memory(description), results(description, shapes)[0]
+    if name and (memory := shapes[description.operands.index(name)]) != Array(d.shape, d.numpy):
+        raise OperandError(f"out is {memory.dtype} {memory.shape}; it must be like D, {d.numpy} {d.shape}")
 
 
 def _chosen(description: Description, shapes: Sequence[Array]) -> Description:
@@ -159,20 +168,6 @@ def _layout(rank: int, is_turned: bool) -> tuple[int, ...]:
     """The axes from major to minor, which tell XLA the layout."""
     axes = tuple(range(rank))
     return (*axes[:-2], rank - 1, rank - 2) if is_turned else axes
-
-
-def _varying(x: Any) -> frozenset[str]:
-    """The axes of a mesh along which an array in ``shard_map`` may differ."""
-    kind = jax.typeof(x)
-    named = getattr(kind, "manual_axis_type", None)  # since JAX 0.10
-    axes: frozenset[str] = getattr(kind, "vma", frozenset()) if named is None else named.varying
-    return axes
-
-
-def _spread(x: Any, axes: frozenset[str]) -> Any:
-    """Mark an array as varying along these axes of a mesh."""
-    missing = tuple(axes - _varying(x))
-    return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
 ffi.register("CUDA", gpu_handler.launch)

@@ -1,4 +1,4 @@
-"""gemmill for JAX: ``matmul`` and ``grouped_matmul``, which work under ``jit``, ``grad``, ``vmap`` and ``shard_map``.
+"""gemmill for JAX: ``matmul`` and ``grouped_matmul``, for ``jit``, ``grad``, ``jvp``, ``vmap`` and ``shard_map``.
 
 Importing this module imports JAX and registers the target ``gemmill_gemm`` of XLA's foreign function interface. A
 process that loads an exported program must import it first.

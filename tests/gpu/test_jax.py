@@ -101,6 +101,27 @@ def test_gradients_are_those_of_the_same_in_jax(name: str) -> None:
         assert_near(np.asarray(found[x]), np.asarray(wanted[x]), 2**-6)
 
 
+@pytest.mark.parametrize("name", ["bf16", "C", "an expression", "groups of rows"])
+def test_tangents_are_those_of_the_same_in_jax(name: str) -> None:
+    """Also of the gradient, in forward mode over reverse mode."""
+    case = CASES[name]
+    some = {x: jnp.asarray(case.arrays[x]) for x in case.differentiable}
+    fixed = {x: y for x, y in case.arrays.items() if x not in some}
+
+    def steepness(function: Any, some: dict[str, Any]) -> Any:
+        return jax.grad(lambda some: sum((double(x) ** 2).mean() for x in listed(function(**fixed, **some))[:2]))(some)
+
+    def derived(function: Any, some: dict[str, Any]) -> Any:
+        outputs = jax.jvp(lambda x: listed(function(**fixed, **x))[:2], (some,), (some,))[1]
+        return outputs, jax.jvp(lambda x: steepness(function, x), (some,), (some,))[1]
+
+    found = jax.jit(lambda x: derived(case.call, x))(some)
+    with jax.default_device(jax.devices("cpu")[0]):
+        wanted = derived(case.expected, {x: double(case.arrays[x]) for x in some})
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert_near(np.asarray(x), np.asarray(y), 2**-5)
+
+
 def test_command_buffers_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """On arrays at the same addresses the handler is not asked again; gradients too."""
     asked = []

@@ -151,7 +151,7 @@ def test_a_launch_finds_its_arrays(name: str) -> None:
     case = CASES.get(name, CASES["bf16"])
     keywords = {"out": {"out": whole(16, 8)}, "C in place": dict.fromkeys(("c", "out"), whole(16, 8))}.get(name, {})
     text = str(jax.make_jaxpr(lambda: case.call(**case.arrays, **keywords))())
-    description = read(re.findall(r"'call', '(.*?)'\)", text)[0].encode())
+    description = read(re.findall(r"call=(\{.*\})", text)[0].encode())
     arrays = [Array(x, y) for x, y in shapes_of(description, {**case.arrays, **keywords})]
     call = abstract_call(description, arrays)
     own = [(place + 1) << 40 for place in range(len(arrays) + len(description.results))]
