@@ -104,7 +104,8 @@ class Registry:
         self._store, self._remote = store, remote
         self._gpu = checked_gpu(gpu)
         self._model = Path(model) if model is not None else None
-        self._recorded = read_decisions(files) if (files := [Path(path) for path in records]) else []
+        self.recorded = read_decisions(files) if (files := [Path(path) for path in records]) else []
+        """The measurements in the given records, of any GPU."""
         self._loaded: dict[str, Artifact] = {}
         self._selectors: dict[frozenset[str], Selector] = {}
         self._renew_locks()
@@ -144,7 +145,7 @@ class Registry:
     @cached_property
     def _usable(self) -> list[Decision]:
         """The given records that apply: of supported kernels, on this GPU."""
-        return usable(self._recorded, self.gpu)
+        return usable(self.recorded, self.gpu)
 
     @cached_property
     def store(self) -> Store:
@@ -236,7 +237,7 @@ class Registry:
         problem = original.with_narrow_a
         options = sm_count, invariant_to, objective
         try:
-            choice = self._selector_for(problem).select(problem, *options)
+            choice = self.selector_for(problem).select(problem, *options)
         except UnsupportedProblemError:
             # All kernels are searched, so that the error names what the nearest of them needs.
             choice = self.selector.select(problem, *options)
@@ -247,11 +248,12 @@ class Registry:
         """Return the best kernels for a problem: :meth:`Selector.candidates`."""
         problem = checked_problem(problem).with_narrow_a
         with suppress(UnsupportedProblemError):
-            return self._selector_for(problem).candidates(problem, count, sm_count)
+            return self.selector_for(problem).candidates(problem, count, sm_count)
         return self.selector.candidates(problem, count, sm_count)
 
-    def _selector_for(self, problem: GemmProblem) -> Selector:
-        """Return the selector over the kernels for the types of A and B of a problem."""
+    def selector_for(self, problem: GemmProblem) -> Selector:
+        """Return the selector over the kernels for the types of A and B of a problem, whose narrow operand, if it has
+        one, is A."""
         types = frozenset((problem.a_dtype, problem.b_dtype))
         if (selector := self._selectors.get(types)) is None:  # concurrent threads would make the same one
             with_others = {compatible for dtype in types if dtype in DTYPES for compatible in compatible_types(dtype)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 
@@ -110,6 +110,8 @@ class KernelSet:
     description: str
     sets: tuple[Candidates, ...]
     presets: Mapping[str, Preset]
+    limit: Preset = Preset()
+    """The part of the candidates that the set consists of; by default all."""
 
     def __repr__(self) -> str:
         return f"<KernelSet {self.name} with presets {', '.join(self.presets)}>"
@@ -156,6 +158,16 @@ class KernelSet:
             raise ManifestError(
                 f"{self.name}: no kernel of {whole}{suffix}; run `gemmill list --count` to see the kernels"
             )
+
+    def limited(self, preset: str | None, where: str | None) -> KernelSet:
+        """The set with only the kernels of a preset that pass a filter, without presets.
+
+        Raises:
+            ManifestError: there is no such preset, or no kernel is left.
+            ExpressionError: ``where`` is not a filter.
+        """
+        next(self.expand(preset, where))
+        return replace(self, presets={}, limit=self.choice(preset, where))
 
     def count(self, preset: str | None = None, where: str | None = None) -> Count:
         """Count candidates, filtered, refused, duplicate and legal ones, without creating configs.
@@ -206,7 +218,7 @@ class KernelSet:
             preset_names = ", ".join(self.presets) or "none"
             hint = suggest(preset, self.presets) or ";"
             raise ManifestError(f"{self.name} has no preset {preset!r}{hint} presets: {preset_names}")
-        base_preset = self.presets[preset] if preset is not None else Preset()
+        base_preset = self.presets[preset] if preset is not None else self.limit
         return Preset(base_preset.description, (*base_preset.where, *predicates(where)), base_preset.alternatives)
 
 

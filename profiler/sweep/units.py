@@ -145,10 +145,10 @@ def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape], varies: bool =
     kernels are measured with each number of slices of the selector. For few rows, the kernels that only solve the
     transposed problem (:attr:`GemmProblem.transposed`) come last.
     """
-    configs = list(configs)
+    by_types = _by_types(configs)
     groups: dict[tuple[GemmProblem, str], list[GemmConfig]] = {}
     for shape in shapes:
-        offered = _offered(configs, shape, varies)
+        offered = _offered(by_types, shape, varies)
         problems = dict(_problems(offered, shape))
         for config, problem in problems.items():
             groups.setdefault((problem, shape.sizes), []).append(config)
@@ -164,16 +164,32 @@ def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape], varies: bool =
 
 def unserved(configs: Iterable[GemmConfig], shapes: Iterable[Shape], varies: bool = False) -> list[Shape]:
     """The shapes whose formats no kernel supports; ``varies`` is as for :func:`units`."""
-    configs = list(configs)
-    return [shape for shape in shapes if next(_problems(_offered(configs, shape, varies), shape), None) is None]
+    by_types = _by_types(configs)
+    return [shape for shape in shapes if next(_problems(_offered(by_types, shape, varies), shape), None) is None]
 
 
-def _offered(configs: Sequence[GemmConfig], shape: Shape, varies: bool) -> list[GemmConfig]:
-    """The kernels for a shape: the configs and, if the shape has an epilogue expression, the linear kernels with this
-    expression; for few rows, also with the expression of the transposed problem."""
-    offered = dict.fromkeys(configs)
+_ByTypes = Mapping[frozenset[str], Sequence[GemmConfig]]
+"""Kernels by the types of A and B; all of them by no type."""
+
+
+def _by_types(configs: Iterable[GemmConfig]) -> _ByTypes:
+    groups: dict[frozenset[str], list[GemmConfig]] = {frozenset(): []}
+    for config in configs:
+        groups[frozenset()].append(config)
+        groups.setdefault(frozenset((config.a.dtype, config.b.dtype)), []).append(config)
+    return groups
+
+
+def _offered(by_types: _ByTypes, shape: Shape, varies: bool) -> list[GemmConfig]:
+    """The kernels for the types of a shape: as declared and, if the shape has an epilogue expression, the linear ones
+    with this expression; for few rows, also with the expression of the transposed problem."""
+    offered: dict[GemmConfig, None] = {}
     with suppress(ValueError):  # no kernel supports a problem that has no transpose
-        text = _formats_of(shape).get("epilogue", LINEAR) if varies else LINEAR
+        formats = _formats_of(shape)
+        types = frozenset(formats[name] for name in ("a_dtype", "b_dtype") if name in formats)
+        configs = by_types.get(types if {"a_dtype", "b_dtype"} <= formats.keys() else frozenset(), ())
+        offered |= dict.fromkeys(configs)
+        text = formats.get("epilogue", LINEAR) if varies else LINEAR
         if text != LINEAR:
             texts = {text: None}
             if shape.m <= TRANSPOSED_ROWS and not is_gated(text):

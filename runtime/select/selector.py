@@ -112,15 +112,15 @@ class Selector:
             choice = self._fastest(problem, None)
         return choice.answering(problem, self._slow_path(choice, problem, sm_count, invariant_to))
 
-    def under_power(self, problem: GemmProblem) -> Choice | None:
-        """Return the kernel for sustained load with its runners-up, where the power limit applies to the problem and
-        the caller gave no measurements of it; None elsewhere.
+    def under_power(self, problem: GemmProblem, objective: Regime = "sustained") -> Choice | None:
+        """Return the kernel under the power limit with its runners-up, where that limit applies to the problem and the
+        caller gave no measurements of it; None elsewhere.
 
         Raises:
             UnsupportedProblemError: no kernel supports it.
         """
         is_empty = min(problem.m, problem.n, problem.k, problem.batch) == 0
-        return None if is_empty or self._measured.rows_of_caller(problem) else self._under_power(problem, "sustained")
+        return None if is_empty or self._measured.rows_of_caller(problem) else self._under_power(problem, objective)
 
     def candidates(self, problem: GemmProblem, count: int, sm_count: int | None = None) -> list[Candidate]:
         """Return the ``count`` best kernels for a problem with a D that is not empty, the best first: the measured

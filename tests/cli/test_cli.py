@@ -23,6 +23,7 @@ from typer.testing import CliRunner, Result
 
 from gemmill.cli import application
 from gemmill.cli.app import Commands
+from gemmill.cli.kernel_sets import KernelSets
 from gemmill.emitters.emit import emit
 from gemmill.library.arch import DEFAULT_GPU
 from gemmill.library.config.fields import config_of, fields_of
@@ -31,8 +32,10 @@ from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.baselines.baseline import BASELINES
 from gemmill.profiler.imports.file_formats import FORMATS
+from gemmill.profiler.sweep.shape_suites import Shape
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.decisions import Decision
+from gemmill.runtime.select.kernels.faults import faults
 from gemmill.runtime.select.model_file import model_of
 from gemmill.runtime.storage.pack import Pack
 from gemmill.runtime.storage.store import Store
@@ -783,7 +786,57 @@ def test_a_pack_serves_the_problems_of_a_trace_that_its_manifest_can(tmp_path: P
     shapes.write_text(f'[{{{extents}, "a": "e4m3"}}]')
     done = gemmill("pack", path, "--shapes", shapes, "-o", tmp_path / "o.pack")
     assert done.exit_code == 1
-    assert "such as 64x96x64 e4m3 tn. To print what gemmill read from the file, as YAML: gemmill shapes" in done.stderr
+    assert f"such as 64x96x64 e4m3 tn; omit {path} to use all shipped manifests. To print what gemmill" in done.stderr
+
+
+@pytest.mark.slow
+def test_one_pack_serves_a_list_of_several_types(tmp_path: Path) -> None:
+    """Without a manifest, each problem gets a kernel of the set for its types, also if that is made from another."""
+    lines = ["64x512x256 bf16 tn", "64x512x256 e4m3 tn", "64x512x256 s8 tn", "64x512x256 bf16*u4 tn b_scale=1x128"]
+    lines += ["64x512x256 bf16 tn d=f32", "512x512x256 bf16 tn grouped=4"]
+    asked = [word for line in (*lines, "64x64x64 bf16*s4 tn") for word in ("--problem", line)]
+    done = gemmill("pack", *asked, "--gpu", "H200", "-o", tmp_path / "model.pack", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr.startswith("left out 1 of 7 shapes, because no kernel supports their formats: 64x64x64 bf16*s4")
+    assert [*json.loads(done.stdout)["losses"]] == lines
+    packed = Registry(packs=[tmp_path / "model.pack"], gpu="H200")
+    for line in lines:
+        assert packed.select(GemmProblem.from_text(line)).name in packed.packs[0].names()
+
+
+def test_kernels_come_from_the_named_sets_or_all() -> None:
+    mixed = [Shape.of(GemmProblem.from_text(line)) for line in ("64x64x64 bf16", "64x64x64 s8", "64x64x64 f32 nn")]
+    found, missing = KernelSets().units(mixed)
+    assert ([unit.problem for unit in found], missing) == ([shape.problem for shape in mixed], [])
+    for unit in found:
+        for kernel in unit.kernels:
+            config = parse_name(kernel.name)
+            assert not faults(config, unit.problem) or not faults(config, unit.problem.transposed)
+    found, missing = KernelSets(manifest=["bf16", "int8"], where="tile.m == 64").units(mixed)
+    assert missing == mixed[2:]
+    assert {parse_name(kernel.name).tile.m for unit in found for kernel in unit.kernels} == {64}
+    open_formats = Shape(64, 64, 64)
+    assert KernelSets().problems(open_formats) == [GemmProblem(m=64, n=64, k=64)]
+    every = KernelSets(manifest=["bf16", "int8"]).problems(open_formats)
+    assert {problem.a_dtype for problem in every} == {"bf16", "s8", "u8"}
+    assert len(every) > 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ((), 2, "no kernels are named; pass MANIFEST, or --shapes FILE or --problem TEXT"),
+        (("bf16", "nosuch"), 2, "'nosuch' is neither a file nor a shipped manifest"),
+        (("bf16", "fp8", "--where", "a.dtype == 'bf16'"), 1, "fp8: no kernel of the set passes"),
+        (("--problem", "64x64x64 bf16", "--preset", "quikc"), 2, "bf16 has no preset 'quikc', did you mean quick?"),
+        (("--problem", "64x64x64 bf16", "--where", "tile.m == 7"), 1, "no shipped manifest has a kernel of --where"),
+    ],
+)
+def test_a_pack_of_no_kernels_is_not_made(arguments: tuple[str, ...], code: int, says: str, tmp_path: Path) -> None:
+    done = gemmill("pack", "-o", tmp_path / "no.pack", *arguments)
+    assert done.exit_code == code
+    assert says in " ".join(done.stderr.split())
+    assert not (tmp_path / "no.pack").exists()
 
 
 def test_profile_is_told_what_to_measure() -> None:

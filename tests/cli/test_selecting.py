@@ -26,6 +26,26 @@ KERNELS = (
 )
 
 
+def test_a_list_has_the_runners_up_and_reasons_of_each_problem(tmp_path: Path) -> None:
+    (manifest := tmp_path / "kernels.yaml").write_text(KERNELS)
+    lines = ["4096x4096x4096 bf16*f16 tn", "4096x4096x4096 bf16 tn"]
+    (shapes := tmp_path / "shapes.yaml").write_text("shapes: [{m: 4096, n: 4096, k: 4096, a: bf16, b: [f16, bf16]}]")
+    each = ("select", "--shapes", shapes, "--manifest", manifest, "--gpu", "H200")
+    alone = [json.loads(ok("select", "--problem", line, *each[3:], "--top", "2", "--json")) for line in lines]
+    report = json.loads(ok(*each, "--top", "2", "--json"))["items"]
+    assert report == [{key: value for key, value in row.items() if key != "schema"} for row in alone]
+    _, *rows = ok(*each, "--top", "2").splitlines()
+    kernels = [(row["text"], kernel["name"]) for row in report for kernel in row["ranking"]]
+    assert [
+        (row.partition("  ")[0], name) for row, (_, name) in zip(rows, kernels, strict=True) if name in row
+    ] == kernels
+    text = ok(*each, "--why")
+    assert text.startswith("GPU: NVIDIA H200, from --gpu")
+    for row in report:
+        assert f"{row['text']}\nkernel" in text
+        assert row["reason"] in text
+
+
 def test_why_says_what_a_slow_path_costs_and_what_to_change(tmp_path: Path) -> None:
     (manifest := tmp_path / "kernels.yaml").write_text(KERNELS)
     mixed = ("select", "--problem", "4096x4096x4096 bf16*f16", "--manifest", manifest)

@@ -89,3 +89,20 @@ def test_roofline(name: str, reached: list[dict[str, Any]]) -> None:
     problem = KINDS[name].measured
     own = [row for row in reached if row["problem"] == problem.extents]
     assert any(row["best"] and row["roof"] and 0 < row["of_roof"] < 1.5 for row in own)
+
+
+def test_profile_measures_a_list_of_several_types_without_a_manifest(tmp_path: Path) -> None:
+    lines = ["256x512x256 bf16 tn", "256x512x256 e4m3 tn", "256x512x256 s8 tn"]
+    asked = [word for line in lines for word in ("--problem", line)]
+    rows = ok("profile", *asked, "--preset", "quick", "--records", tmp_path / "records.jsonl")["items"]
+    for line in lines:
+        problem = GemmProblem.from_text(line)
+        kernels = [row for row in rows if GemmProblem(**row["problem"]) == problem and row["kernel"] not in BASELINES]
+        assert kernels
+        assert all(row["verified"] for row in kernels)
+        assert ok("select", "--problem", line, "--records", tmp_path / "records.jsonl")["source"] == "measured"
+    assert {row["formats"] for row in ok("report", tmp_path / "records.jsonl")["items"]} >= {
+        "bf16 tn",
+        "e4m3 tn",
+        "s8 tn",
+    }

@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,14 +18,7 @@ from gemmill.cli.output import UsageError, usage
 from gemmill.library.arch import Gpu, gpu_named
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
-from gemmill.library.errors import (
-    ConfigError,
-    DeviceError,
-    ExpressionError,
-    ManifestError,
-    ProblemError,
-    UnsupportedProblemError,
-)
+from gemmill.library.errors import ConfigError, DeviceError, ExpressionError, ManifestError, ProblemError
 from gemmill.library.input import problem_words
 from gemmill.library.input.group_sizes import checked_sizes
 from gemmill.library.manifest import expression
@@ -34,7 +27,7 @@ from gemmill.library.manifest.load import load_manifest, shipped_manifest, shipp
 from gemmill.library.problem import GemmProblem, Regime, upconverts_a
 from gemmill.profiler.imports.file_formats import NOTHING, Given
 from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite, load_shapes, shipped_suites
-from gemmill.profiler.sweep.units import refuse_nested, unserved
+from gemmill.profiler.sweep.units import refuse_nested
 from gemmill.runtime.registry import Registry
 
 
@@ -408,29 +401,3 @@ class RegistryOptions:
             records=self.records,
             model=self.model,
         )
-
-
-def served_shapes(configs: Sequence[GemmConfig], suite: ShapeSuite) -> tuple[Shape, ...]:
-    """The shapes whose formats at least one kernel supports, with any epilogue expression.
-
-    The other shapes are listed on stderr.
-
-    Raises:
-        UnsupportedProblemError: no kernel supports the formats of any shape.
-    """
-    without = dict.fromkeys(unserved(configs, suite.shapes, varies=True))
-    if without:
-        warn_unserved([*without], suite)
-    return tuple(shape for shape in suite.shapes if shape not in without)
-
-
-def warn_unserved(without: Sequence[Shape], suite: ShapeSuite) -> None:
-    """List on stderr the shapes whose formats no kernel supports; UnsupportedProblemError if these are all shapes."""
-    some = "; ".join(map(str, without[:3]))
-    if len(without) == len(suite.shapes):
-        raise UnsupportedProblemError(
-            f"no kernel supports the formats of the shapes of {suite.name}, such as {some}. To print what "
-            "gemmill read from the file, as YAML: gemmill shapes FILE"
-        )
-    of, more = f"{len(without):,} of {len(suite.shapes):,} shapes", " ..." if len(without) > 3 else ""
-    output.complain(f"left out {of}, because no kernel supports their formats: {some}{more}")

@@ -13,10 +13,9 @@ import typer
 from gemmill.cli import output
 from gemmill.cli.app import Application, Commands, app
 from gemmill.cli.commands.compiling import compile_all, report_failures, tally
+from gemmill.cli.kernel_sets import KernelSets
 from gemmill.cli.options import (
     CompileOptions,
-    KernelFilter,
-    Manifest,
     Objective,
     OnGpu,
     Records,
@@ -35,7 +34,7 @@ from gemmill.library.errors import PackError, SettingError
 from gemmill.library.files import read_given
 from gemmill.library.problem import GemmProblem
 from gemmill.library.wording import suggest
-from gemmill.runtime.host_gpu import detect
+from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.decisions import Decision, read_decisions
 from gemmill.runtime.select.set_cover import regrets
 from gemmill.runtime.settings import number_of_bytes
@@ -47,7 +46,7 @@ from gemmill.runtime.storage.trust.signed_packs import PackIndex, sign_pack, sig
 
 
 class PackCommands(Commands):
-    """``pack MANIFEST`` is short for ``pack make MANIFEST``."""
+    """``pack MANIFEST...`` is short for ``pack make MANIFEST...``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Insert ``make`` unless the first word is a command of this group; report a misspelt command."""
@@ -66,12 +65,13 @@ class PackCommands(Commands):
 pack_app = Application(
     """Write compiled kernels to one file, to ship them.
 
-    `gemmill pack MANIFEST -o FILE` writes a pack. A process that opens it runs the kernels without NVRTC and headers:
-    `gemmill.Registry(packs=["quick.pack"])`.
+    `gemmill pack MANIFEST... -o FILE` writes a pack. A process that opens it runs the kernels without NVRTC and
+    headers: `gemmill.Registry(packs=["quick.pack"])`.
 
     \b
     Examples:
       gemmill pack bf16 --preset quick -o quick.pack
+      gemmill pack --shapes trace.json -o model.pack
       gemmill pack inspect quick.pack
       gemmill pack verify quick.pack
     """,
@@ -126,9 +126,8 @@ class WorthOptions:
 
 @pack_app.command()
 def make(
-    manifest: Manifest,
+    kernels: KernelSets,
     target: PackOutput,
-    kernels: KernelFilter,
     compiling: CompileOptions,
     problems: SuiteOptions,
     worth: WorthOptions,
@@ -136,14 +135,17 @@ def make(
 ) -> None:
     """Write a pack; `gemmill pack` is short for this.
 
-    The pack has the kernels of a manifest; gemmill compiles those that are not in the store. With --records, the pack
+    The pack has the kernels of manifests; gemmill compiles those that are not in the store. With --records, the pack
     also contains the measurements of its kernels, and the selector prefers them to its model.
 
     With --shapes or --problem, the pack has only the few kernels that run each problem within --regret of the fastest
-    kernel of the manifest. Times come from --records, else from the shipped measurements, else from the model, for the
-    GPU of --gpu. The pack then contains the shipped measurements, too. By default, times are those of a long run at the
-    power limit; see --objective. A problem with groups, arrays or an epilogue expression gets the kernel that the
-    selector picks. Without such problems, the pack has no kernels for them.
+    kernel of the manifests, or without MANIFEST of all shipped ones. So one pack serves a model whose layers have
+    different types. A shape without formats gets kernels for every format of MANIFEST, or without MANIFEST for the
+    default formats.
+
+    Times come from --records, else from the shipped measurements, else from the model, for the GPU of --gpu. The pack
+    then contains the shipped measurements, too. By default, times are those of a long run at the power limit; see
+    --objective.
 
     With --budget, the pack keeps as many kernels as fit, first those for the most frequent problems, and prints the
     slowdown of the problems. With --sign, gemmill also writes the signature FILE.sig. A machine that sets
@@ -153,38 +155,43 @@ def make(
     Examples:
       gemmill pack bf16 --preset quick -o quick.pack
       gemmill pack projections.yaml --records records.jsonl -o projections.pack
+      gemmill pack --shapes trace.json -o model.pack
       gemmill pack bf16 --shapes large --regret 0.05 --budget 20M -o large.pack
       gemmill pack bf16 --shapes large --gpu H100 -o h100.pack
-      gemmill pack bf16 --shapes trace.json --budget 20M -o trace.pack
+      gemmill pack bf16 fp8 --shapes trace.json --budget 20M -o trace.pack
       gemmill pack bf16 --preset quick --sign release.pem -o quick.pack
       gemmill pack bf16 --problem "4096x28672x4096 bf16 tn epilogue='d = silu(gate) * up'" -o swiglu.pack
     """
     suite = problems.suite()
     if suite is None and worth != WorthOptions():
         raise UsageError("--regret, --budget, --objective and --gpu need --shapes or --problem")
+    if suite is None and not kernels.manifest:
+        raise UsageError("no kernels are named; pass MANIFEST, or --shapes FILE or --problem TEXT to choose them")
     most, keys = worth.most_bytes(), target.keys()
-    refuse_overwriting(target.files, [manifest, *records, *target.sign, *problems.files])
-    configs = kernels.configs(manifest)
-    decisions = read_decisions(records)
+    refuse_overwriting(target.files, [*kernels.manifest, *records, *target.sign, *problems.files])
     times = SuiteTimes({}, {}, [])
-    if suite is not None:
+    if suite is None:
+        configs, recorded = kernels.declared, read_decisions(records)
+    else:
+        registry = Registry(kernels.limited, store=compiling.store, gpu=worth.gpu, records=records)
         regret = REGRET if worth.regret is None else worth.regret
-        conditions = Conditions(decisions, worth.gpu or detect(), worth.objective)
-        configs, times = kernels_for(configs, suite, conditions, regret)
-        decisions += times.shipped
+        configs, times = kernels_for(kernels, suite, Conditions(registry, worth.objective, regret))
+        recorded = registry.recorded
     outcomes = compile_all(configs, compiling.jobs, Store(compiling.store))
     report_failures(outcomes)
     artifacts = [outcome.artifact for outcome in outcomes if outcome.artifact is not None]
     if most is not None:
         counts = range(1, len(artifacts) + 1)
-        artifacts = artifacts[: bisect_right(counts, most, key=lambda count: _bytes(artifacts[:count], decisions))]
+        artifacts = artifacts[
+            : bisect_right(counts, most, key=lambda count: _bytes(artifacts[:count], recorded + times.shipped))
+        ]
     lost = regrets(times.times, (artifact.name for artifact in artifacts))
     if unserved := sum(loss is None for loss in lost.values()):
         left = f"{unserved} of {len(lost)} problems without a kernel"
         raise PackError(f"--budget {worth.budget} leaves {left}; raise --budget")
-    packed = _of(artifacts, decisions)
-    if left_out := len(decisions) - len(packed):
-        output.complain(f"left out {left_out} of {len(decisions)} measurements, because the pack lacks their kernels")
+    packed = _of(artifacts, recorded + times.shipped)
+    if left_out := len(recorded) - len(_of(artifacts, recorded)):
+        output.complain(f"left out {left_out} of {len(recorded)} measurements, because the pack lacks their kernels")
     size = write_pack(target.to, artifacts, packed)
     if keys:
         sign_pack(target.to, keys)

@@ -14,10 +14,9 @@ import typer
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.dsl import ClusterShape, DslCommand, TileShape, kernels_of
+from gemmill.cli.kernel_sets import KernelSets, warn_unsupported
 from gemmill.cli.options import (
     CompileOptions,
-    KernelFilter,
-    Manifest,
     Manifests,
     Records,
     RegistryOptions,
@@ -27,7 +26,6 @@ from gemmill.cli.options import (
     kernel,
     measurable,
     output_file,
-    served_shapes,
 )
 from gemmill.cli.output import Status, UsageError, usage
 from gemmill.cli.problem_options import ProblemOptions
@@ -43,7 +41,6 @@ from gemmill.profiler.sweep.cluster import Cluster
 from gemmill.profiler.sweep.measuring import GpuPool, LocalGpus, local_gpus
 from gemmill.profiler.sweep.shape_suites import Shape
 from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, Listener, Scope, sweep
-from gemmill.profiler.sweep.units import units
 from gemmill.runtime.host_gpu import detect
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.selector import named_launch
@@ -209,9 +206,8 @@ class GpuOptions:
 
 @app.command()
 def profile(
-    manifest: Manifest,
+    kernels: KernelSets,
     problems: SuiteOptions,
-    kernels: KernelFilter,
     timing: TimingOptions,
     gpus: GpuOptions,
     compiling: CompileOptions,
@@ -219,11 +215,13 @@ def profile(
         "records.jsonl"
     ),
 ) -> None:
-    """Verify and time the kernels of a manifest.
+    """Verify and time kernels on the problems of a suite.
 
-    profile runs every kernel on every problem of a suite that it supports, and appends the measurements to a records
-    file. Measurements that the file already has for this GPU are not repeated, so a second call continues an
-    interrupted sweep. Needs a Hopper GPU and PyTorch. Exits with 1 if a kernel fails.
+    profile runs every kernel of the manifests, or without MANIFEST of all shipped ones, on every problem that it
+    supports, and appends the measurements to a records file. A shape without formats is measured in every format of
+    MANIFEST, or without MANIFEST in the default formats. Measurements that the file already has for this GPU are not
+    repeated, so a second call continues an interrupted sweep. Needs a Hopper GPU and PyTorch. Exits with 1 if a kernel
+    fails.
 
     To use the measurements, pass `gemmill select --records FILE` or `gemmill.Registry(records=[FILE])`. The selector
     prefers them to its model.
@@ -251,16 +249,19 @@ def profile(
       gemmill profile bf16 --shapes large --budget 10m --gpus all
       gemmill profile bf16 --shapes large --scheduler tls://10.0.0.1:8786
       gemmill profile bf16 --shapes large --regime sustained
+      gemmill profile --shapes trace.json
       gemmill profile bf16 --shapes moe
       gemmill profile bf16 --problem "8192x4096x7168 bf16 tn grouped=64" --sizes zipf:1.1
       gemmill profile projections.yaml --preset quick --shapes my_shapes.yaml --records records.jsonl
     """
     if (suite := problems.suite()) is None:
         raise UsageError("no problem is given; pass --shapes FILE or --problem TEXT")
-    configs = kernels.configs(manifest)
-    chosen = units(configs, dict.fromkeys(map(timing.sized, served_shapes(configs, suite))), varies=True)
+    chosen, missing = kernels.units([*dict.fromkeys(map(timing.sized, suite.shapes))])
+    if missing:
+        warn_unsupported(missing, suite, kernels)
     options, workers = timing.options(), gpus.workers()
-    if others := {*map(kernel_name, configs)} - {kernel.name for unit in chosen for kernel in unit.kernels}:
+    names = map(kernel_name, kernels.declared) if kernels.manifest else ()
+    if others := {*names} - {kernel.name for unit in chosen for kernel in unit.kernels}:
         output.complain(f"left out {len(others)} kernels, because no problem has their formats, groups or expression")
     found = measure(chosen, records, compiling, options=options, budget=timing.budget, workers=workers)
     report_measurements(found)

@@ -56,7 +56,7 @@ def select(
     """Select the fastest kernel for a problem, or for many.
 
     The selector uses measurements where there are some, else the model of the GPU. It needs no GPU. With --shapes,
-    select prints one kernel per problem, without --top and --why. Exits with 1 if no kernel supports a problem.
+    select prints these lines for each problem. Exits with 1 if no kernel supports a problem.
 
     \b
     Examples:
@@ -70,6 +70,7 @@ def select(
       gemmill select --problem "8192x4096x7168 e4m3 tn grouped=64 a_scale=1x128 b_scale=128x128"
       gemmill select --mnkl 64,4096,4096 --b u4 --b-scale 1x128 --b-zero --epilogue "d = silu(acc)"
       gemmill select --shapes trace.json --json
+      gemmill select --shapes large --top 3
     """
     problems = options.all(options.shapes)
     if how.quick:
@@ -85,8 +86,9 @@ def select(
     def chosen(problem: GemmProblem) -> Choice:
         return registry.select(problem, None, invariant_to, objective=how.objective)
 
+    gpu = _gpu(registry, is_given=sources.gpu is not None) if why else None
     if len(problems) > 1:
-        _select_many(problems, chosen)
+        _select_many(problems, chosen, top, gpu)
         return
     [problem] = problems
     choice = chosen(problem)
@@ -96,13 +98,20 @@ def select(
     if top == 1:
         typer.echo(choice.kernel)
     else:
-        rows = [
-            (kernel, "" if us is None else f"{us:.1f}", f"{problem.expected_flops / us / 1e6:.0f}" if us else "")
-            for kernel, us in _ranked(choice, top)
-        ]
-        output.print_table(("kernel", ">us", ">TFLOP/s"), rows)
-    if why:
-        typer.echo(f"{_gpu(registry, is_given=sources.gpu is not None)}\n{choice.why}")
+        output.print_table(_COLUMNS, _rows(problem, choice, top))
+    if gpu:
+        typer.echo(f"{gpu}\n{choice.why}")
+
+
+_COLUMNS = ("kernel", ">us", ">TFLOP/s")
+
+
+def _rows(problem: GemmProblem, choice: Choice, top: int) -> list[tuple[object, str, str]]:
+    """The best kernels for a problem with their times and rates."""
+    return [
+        (kernel, "" if us is None else f"{us:.1f}", f"{problem.expected_flops / us / 1e6:.0f}" if us else "")
+        for kernel, us in _ranked(choice, top)
+    ]
 
 
 def _gpu(registry: Registry, *, is_given: bool) -> str:
@@ -117,8 +126,10 @@ def _gpu(registry: Registry, *, is_given: bool) -> str:
     return f"GPU: {registry.gpu.name}, {found}; --gpu selects another"
 
 
-def _select_many(problems: Sequence[GemmProblem], chosen: Callable[[GemmProblem], Choice]) -> None:
-    """Print the kernel of each problem; exit with 1 if no kernel supports one of them."""
+def _select_many(
+    problems: Sequence[GemmProblem], chosen: Callable[[GemmProblem], Choice], top: int, gpu: str | None
+) -> None:
+    """Print the kernels of each problem and, with a GPU, the reasons; exit with 1 if no kernel supports one of them."""
     choices: list[Choice | UnsupportedProblemError] = []
     for problem in problems:
         try:
@@ -130,19 +141,22 @@ def _select_many(problems: Sequence[GemmProblem], chosen: Callable[[GemmProblem]
         output.print_json(
             "select",
             [
-                _report(problem, choice, 1)
+                _report(problem, choice, top)
                 if isinstance(choice, Choice)
                 else {"problem": asdict(problem), "text": str(problem), "error": str(choice)}
                 for problem, choice in zip(problems, choices, strict=True)
             ],
         )
     else:
-        rows = [
-            (problem, choice.kernel, "" if isnan(choice.predicted_us) else f"{choice.predicted_us:.1f}")
-            for problem, choice in zip(problems, choices, strict=True)
-            if isinstance(choice, Choice)
-        ]
-        output.print_table(("problem", "kernel", ">us"), rows)
+        found = [(p, choice) for p, choice in zip(problems, choices, strict=True) if isinstance(choice, Choice)]
+        if gpu:
+            typer.echo(gpu)
+            for problem, choice in found:
+                output.print_table(_COLUMNS, _rows(problem, choice, top), title=f"\n{problem}")
+                typer.echo(choice.why)
+        elif found:
+            rows = [(problem, *row) for problem, choice in found for row in _rows(problem, choice, top)]
+            output.print_table(("problem", *_COLUMNS), rows)
         for refusal in failed:
             output.complain(f"error: {refusal}")
     if failed:
