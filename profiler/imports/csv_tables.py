@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gemmill.profiler.imports import bench, blas
 from gemmill.profiler.imports.blas import dtype
 from gemmill.profiler.imports.collector import Collector, Fields, Imported, LeftOut, TextFile, extent, shown
-from gemmill.profiler.imports.lists import add_mapping
+from gemmill.profiler.imports.lists import add_mapping, is_key
 
 _LINES_BEFORE = 100_000
 """Maximum number of lines before the header line, since programs print other output, too."""
@@ -76,6 +76,8 @@ def read_bench(file: TextFile) -> Imported | None:
 
 def _cells(line: str, delimiter: str) -> list[str]:
     """The cells of a line; csv.Error for invalid quotes."""
+    if delimiter == " ":
+        return line.split()
     return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter, strict=True), [])]
 
 
@@ -90,16 +92,19 @@ class _Header(NamedTuple):
 def _names(lines: list[str]) -> _Header | None:
     """The header line."""
     for index, line in enumerate(islice(lines, _LINES_BEFORE)):
-        for delimiter in ",;\t":
+        for delimiter in ",;\t ":
             if delimiter in line and (names := _named(line, delimiter)):
                 return _Header(index, delimiter, names)
     return None
 
 
 def _named(line: str, delimiter: str) -> list[str]:
-    """The names in a header line, in lower case; empty unless they include m, n and k."""
-    names = [cell.strip().strip('"').lower() for cell in re.sub(r"^\s*\[\d+\]:", "", line).split(delimiter)]
-    return names if {"m", "n", "k"} <= set(names) else []
+    """The names in a header line, in lower case; empty unless they include m, n and k. With spaces between them, all
+    must be names of columns that are read, since such a line could be a sentence."""
+    cells = re.sub(r"^\s*\[\d+\]:", "", line).split(None if delimiter == " " else delimiter)
+    names = [cell.strip().strip('"').lower() for cell in cells]
+    is_header = {"m", "n", "k"} <= set(names) and (delimiter != " " or all(map(is_key, names)))
+    return names if is_header else []
 
 
 def _rows(lines: list[str], header: _Header) -> Iterator[tuple[int, Row | None]]:

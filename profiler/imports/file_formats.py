@@ -77,7 +77,7 @@ FORMATS: tuple[Format, ...] = (
     Format("a table of vLLM's weight shapes", "WEIGHT_SHAPES = {...} (--m)", vllm.read_shapes),
     Format("a table of CUTLASS's profiler", "columns Operation and Provider", csv_tables.read_cutlass),
     Format("a table of hipblaslt-bench or rocblas-bench", "columns transA and transB", csv_tables.read_bench),
-    Format("a table", "CSV with columns m, n and k", csv_tables.read),
+    Format("a table", "columns m, n and k, between commas, semicolons, tabs or spaces", csv_tables.read),
     Format("command lines of hipblaslt-bench or rocblas-bench", "hipblaslt-bench -m", bench.read_commands),
     Format("YAML of hipblaslt-bench or rocblas-bench", "rocblas_function or matrix_size", bench.read_yaml),
     Format("a YAML list", "the items of a JSON list", lists.read_yaml, is_json=None),

@@ -57,6 +57,11 @@ def looks_like_one(item: object) -> bool:
     return isinstance(item, dict) and {"m", "n", "k"} <= {key.lower() for key in item if isinstance(key, str)}
 
 
+def is_key(name: str) -> bool:
+    """Whether a key in lower case is one that is read."""
+    return any(name in keys for keys in (_CALLED, _TYPES, _WORDS, _ALIGNMENTS, _COUNTS, _SIZES, ("epilogue",)))
+
+
 def add_mapping(entry: Entry, item: Mapping[str, object]) -> None:
     """Add a problem from a mapping with the keys m, n, k and common names of other keywords, in any letter case."""
     fields: dict[str, int | str] = {}

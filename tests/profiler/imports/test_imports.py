@@ -329,6 +329,14 @@ def test_tables_in_any_order_and_case(delimiter: str) -> None:
     assert found.left_out == ("x:2: not read: 'name'", "x:3: n is 'x'; it must be an integer")
 
 
+def test_a_table_with_spaces() -> None:
+    found = understood("M N  K dtype count\n1 2  3 fp16  4\n\n4 5 6   bf16 1\n")
+    assert found.format == "a table"
+    assert short(found) == ["a=f16 b=f16 k=3 m=1 n=2", "a=bf16 b=bf16 k=6 m=4 n=5"]
+    assert found.problems[0].count == 4
+    assert problems_of(b"where m n k are extents\n1 2 3\n", Path("x")) is None
+
+
 def test_command_lines_of_benches() -> None:
     found = understood(
         "+ ./hipblaslt-bench -m 512 -n 64 -k 128 --transA T --transB N -r bf16_r --compute_type f32_r --batch_count 2\n"
