@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from socket import socket
+from socket import SHUT_WR, socket
 
 import pytest
 from tests.service.conftest import filled
@@ -51,6 +52,36 @@ def test_half_a_request_is_ended(bounded: Running, sent: bytes) -> None:
         client.sendall(sent)
         assert is_closed(client)
     assert bounded.ask("GET", "/healthz").status == 200
+
+
+HEADS = {
+    "a long URL": (b"GET /" + b"a" * 40_000, 414, "too_large"),
+    "a long header": (b"GET / HTTP/1.1\r\nHost: localhost\r\nA: " + b"a" * 2_000_000, 431, "too_large"),
+    "many headers": (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 10_000, 431, "too_large"),
+    "a whole head with a long URL": (head(f"GET /{'a' * 20_000}"), 414, "too_large"),
+    "a whole head with a long header": (head("GET /", f"A: {'a' * 40_000}"), 431, "too_large"),
+    "after another request": (head("GET /healthz") + b"GET /" + b"a" * 40_000, 414, "too_large"),
+    "no HTTP": (b"\x16\x03\x01" * 100_000, 400, "http"),
+    "no ASCII": (b"GET /\xff HTTP/1.1\r\n\r\n", 400, "http"),
+    "no host": (b"GET / HTTP/1.1\r\n\r\n", 400, "host"),
+    "two hosts": (head("GET /", "Host: localhost"), 400, "host"),
+}
+
+
+@pytest.mark.parametrize(("sent", "status", "code"), HEADS.values(), ids=HEADS)
+def test_heads_that_are_wrong_get_an_answer(bounded: Running, sent: bytes, status: int, code: str) -> None:
+    """The client gets it although it sends all before it reads."""
+    with bounded.socket() as client:
+        client.sendall(sent[:100])
+        time.sleep(0.1)
+        client.sendall(sent[100:])
+        client.shutdown(SHUT_WR)
+        answer = b""
+        while part := client.recv(1 << 16):
+            answer += part
+    last = answer[answer.rindex(b"HTTP/1.1 ") :]
+    assert last.startswith(f"HTTP/1.1 {status} ".encode())
+    assert json.loads(last.partition(b"\r\n\r\n")[2])["error"]["code"] == code
 
 
 def test_a_line_end_too_many_ends_nothing(bounded: Running) -> None:

@@ -83,6 +83,8 @@ class Routes:
     async def _response(self, request: Request) -> Response:
         service, scope = self._service, request.scope
         try:
+            if (refusal := scope.get("refusal")) is not None:  # the connection found a fault
+                raise refusal
             refuse_foreign(scope, self._hosts)
             endpoint, parameter, scope["metrics"] = self._route(scope["path"], scope["method"])
             scope["path_params"] = {parameter: scope["path"].rpartition("/")[2]}

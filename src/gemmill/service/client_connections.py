@@ -1,8 +1,8 @@
 """Connections with timeouts and limits, which uvicorn lacks: it keeps an incomplete request forever.
 
-The server closes a connection if its headers or body take too long, if the client reads the response too slowly, or if
-the headers are too large. At the limit of open connections, a new one replaces the connection that has been idle the
-longest, so that idle connections cannot block other clients.
+The server closes a connection if its headers or body take too long, or if the client reads the response too slowly. It
+refuses URLs and headers that are too long. At the limit of open connections, a new one replaces the connection that has
+been idle the longest, so that idle connections cannot block other clients.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gemmill.service.metrics import Metrics
-from gemmill.service.service_options import BODY_TIMEOUTS, HEADER_BYTES
+from gemmill.service.refusal import Refusal
+from gemmill.service.service_options import BODY_TIMEOUTS, HEADER_BYTES, URL_BYTES
 
 READ_TIMEOUTS = 3
 """How long a client may stop reading, in units of `--timeout`."""
 _LARGE = 64 << 10
 """Larger writes are sent at once, since joining would copy them."""
-_SAYS = b'{"error":{"code":"busy","message":"The server has too many active connections.","hint":"","retry_after":1}}'
-_BUSY = (
-    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    b"Content-Length: %d\r\n\r\n%s" % (len(_SAYS), _SAYS)
-)
+_BUSY = Refusal(503, "busy", "The server has too many active connections.", retry_after=1)
+_LONG_URL = Refusal(414, "too_large", f"The URL exceeds {URL_BYTES:,} bytes.")
+_LONG_HEADERS = Refusal(431, "too_large", f"The headers exceed {HEADER_BYTES:,} bytes.")
+_NO_HTTP = Refusal(400, "http", "The request is not valid HTTP.")
 
 
 @dataclass
@@ -104,6 +104,7 @@ class Connection(HttpToolsProtocol):
         self._timed = self._awaited
         """The value of ``_awaited`` that the timer was started for."""
         self._counted = False
+        self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Admit a new connection, or answer 503 and close it."""
@@ -111,7 +112,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(cast("asyncio.Transport", self._joined))
         if not self._limits.admit():
             self._limits.metrics.closed.labels("no room").inc()
-            self._joined.write(_BUSY)
+            self._joined.write(_BUSY.to_bytes())
             self._joined.close()
             return
         self._counted = True
@@ -130,7 +131,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Process received bytes; a request that arrives at once starts no timer."""
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._is_refused:
             return
         previous = self._awaited
         if previous[1] != "body":
@@ -141,8 +142,10 @@ class Connection(HttpToolsProtocol):
             awaited = awaited[0], "headers"
         if awaited != self._timed:
             self._expect(awaited)
-        if awaited[1] != "body" and self._header_bytes > HEADER_BYTES:
-            self.end("large headers")
+        if awaited[1] == "headers" and len(self.url) > URL_BYTES:
+            self._refuse(_LONG_URL, "long URL")
+        elif awaited[1] != "body" and self._header_bytes > HEADER_BYTES:
+            self._refuse(_LONG_HEADERS, "large headers")
 
     def on_message_begin(self) -> None:
         """Expect headers; with pipelining, several requests may arrive together."""
@@ -155,7 +158,12 @@ class Connection(HttpToolsProtocol):
         self._awaited = self._awaited[0], "body"
         self._limits.idle.pop(self, None)
         super().on_headers_complete()
-        self.scope["cycle"] = self.cycle  # type: ignore[typeddict-unknown-key]
+        more: dict[str, Any] = cast("dict[str, Any]", self.scope)
+        more["cycle"] = self.cycle
+        if len(self.url) > URL_BYTES:
+            more["refusal"] = _LONG_URL
+        elif sum(len(name) + len(value) for name, value in self.headers) > HEADER_BYTES:
+            more["refusal"] = _LONG_HEADERS
 
     def on_message_complete(self) -> None:
         """Expect nothing more of this request."""
@@ -180,6 +188,26 @@ class Connection(HttpToolsProtocol):
             self._writing.cancel()
             self._writing = None
         super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that are not HTTP; uvicorn has logged them."""
+        self._refuse(_NO_HTTP, "no HTTP")
+
+    def _refuse(self, refusal: Refusal, reason: str) -> None:
+        """Answer an incomplete request, then read what the client still sends until it closes the connection.
+
+        If the server closed it, the unread bytes would reset the connection, and the client might not see the answer.
+        """
+        if self.cycle is not None and not self.cycle.response_complete:  # its answer would have to come first
+            self.end(reason)
+            return
+        self._limits.metrics.closed.labels(reason).inc()
+        self._is_refused = True
+        self._joined.write(refusal.to_bytes())
+        self._joined.flush()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._expect((-1, "close"))
 
     def end(self, reason: str) -> None:
         """Close the connection at once, without sending the rest of the response."""

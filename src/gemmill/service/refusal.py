@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from http import HTTPStatus
 from typing import Any
 
 
@@ -37,6 +39,18 @@ class Refusal(Exception):
         if self.status == 408:  # the rest of the body may never arrive; after 413, uvicorn discards it
             headers.append(("Connection", "close"))
         return headers
+
+    def to_bytes(self) -> bytes:
+        """The response to a request that does not reach the application; the connection is closed after it."""
+        body = json.dumps({"error": self.document()}).encode()
+        headers = [
+            *self.headers(),
+            ("Content-Type", "application/json"),
+            ("Content-Length", str(len(body))),
+            ("Connection", "close"),
+        ]
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        return f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\n{lines}\r\n".encode() + body
 
 
 def not_found(what: str, hint: str = "") -> Refusal:

@@ -18,6 +18,8 @@ BODY_TIMEOUTS = 6
 """Time limit for a body, in units of `--timeout`."""
 HEADER_BYTES = 32 << 10
 """Maximum size of the request line and headers."""
+URL_BYTES = 16 << 10
+"""Maximum length of a URL."""
 SOURCES_CHARACTERS = 64 << 20
 """Maximum length of all sources that wait to be compiled."""
 ITEMS = 1000
