@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gemmill.library.version import __version__
 from gemmill.library.wording import one_of
+from gemmill.service.audit import note
 from gemmill.service.fleet_models import get_model, post_model, post_records
 from gemmill.service.instantiate import instantiate, select
 from gemmill.service.kernel_requests import get_blob, get_kernel, put_blob, put_kernel
@@ -78,7 +79,7 @@ class Routes:
         except asyncio.CancelledError:  # by uvicorn, at the end of the drain period
             await _cut(request, sent)
         finally:
-            scope["metrics"].count(sent.status, time.perf_counter() - start)
+            _record(scope, sent, time.perf_counter() - start)
 
     async def _response(self, request: Request) -> Response:
         service, scope = self._service, request.scope
@@ -90,7 +91,8 @@ class Routes:
             scope["path_params"] = {parameter: scope["path"].rpartition("/")[2]}
             caller = Caller("", ())
             if endpoint.scope:
-                caller = service.tokens.caller(request.headers.get("authorization"))
+                caller = self._caller(request)
+                scope["who"] = caller.name
                 allowed(caller, endpoint.scope)
             return await endpoint.handler(service, request, caller)
         except Refusal as refusal:
@@ -102,6 +104,16 @@ class Routes:
             _log.exception("%s %s", request.method, scope["metrics"].path)
             bug = f"Unexpected {type(error).__name__}; this is a bug in gemmill."
             return refused(request, Refusal(500, "internal", bug, "see the server's log for the traceback"))
+
+    def _caller(self, request: Request) -> Caller:
+        """The sender of a request; Refusal 401 without a valid token."""
+        authorization = request.headers.get("authorization")
+        try:
+            return self._service.tokens.caller(authorization)
+        except Refusal as refusal:
+            if authorization is not None:
+                note("refused_token", None, client=_address(request.scope), why=refusal.message)
+            raise
 
     def _route(self, path: str, method: str) -> _Route:
         """The route of a request; Refusal if there is none."""
@@ -166,6 +178,27 @@ def refused(request: Request, refusal: Refusal) -> Response:
     for name, value in refusal.headers():
         response.headers.append(name, value)
     return response
+
+
+def _record(scope: Scope, sent: _Sent, seconds: float) -> None:
+    """Count a request, and write its line of the audit log."""
+    scope["metrics"].count(sent.status, seconds)
+    note(
+        "request",
+        scope.get("who"),
+        client=_address(scope),
+        method=scope["method"],
+        path=scope["path"],
+        status=sent.status,
+        ms=round(seconds * 1e3, 3),
+        bytes=0 if scope["method"] == "HEAD" else sent.bytes,
+    )
+
+
+def _address(scope: Scope) -> str | None:
+    """The IP address of the client, or of its proxy."""
+    client: tuple[str, int] | None = scope["client"]
+    return client and client[0]
 
 
 async def _cut(request: Request, sent: _Sent) -> None:

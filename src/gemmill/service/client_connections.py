@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gemmill.service.audit import note
 from gemmill.service.metrics import Metrics
 from gemmill.service.refusal import Refusal
 from gemmill.service.service_options import BODY_TIMEOUTS, HEADER_BYTES, URL_BYTES
@@ -112,7 +113,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(cast("asyncio.Transport", self._joined))
         if not self._limits.admit():
             self._limits.metrics.closed.labels("no room").inc()
-            self._joined.write(_BUSY.to_bytes())
+            self._answer(_BUSY)
             self._joined.close()
             return
         self._counted = True
@@ -203,11 +204,18 @@ class Connection(HttpToolsProtocol):
             return
         self._limits.metrics.closed.labels(reason).inc()
         self._is_refused = True
-        self._joined.write(refusal.to_bytes())
+        self._answer(refusal)
         self._joined.flush()
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._expect((-1, "close"))
+
+    def _answer(self, refusal: Refusal) -> None:
+        """Write the response to a request of which neither method nor path is known."""
+        data = refusal.to_bytes()
+        self._joined.write(data)
+        size = len(data) - data.index(b"\r\n\r\n") - 4
+        note("request", None, client=self.client and self.client[0], status=refusal.status, bytes=size)
 
     def end(self, reason: str) -> None:
         """Close the connection at once, without sending the rest of the response."""

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 from gemmill.library.errors import DeviceError, GemmillError, InstallationError
 from gemmill.profiler.sweep.compilers import ClusterCompilers
 from gemmill.runtime.compile.pool import CompilePool, Outcome
+from gemmill.service.audit import note
 from gemmill.service.compiling.resolver import KeyedKernel
 from gemmill.service.compiling.sent_sources import SourceCompiler
 from gemmill.service.metrics import Metrics
@@ -195,6 +196,9 @@ class CompileQueue:
             finally:
                 self._metrics.compiling.dec()
                 self._quotas.settle(job.tenant, job.reserved, seconds)
+            why = result.message if isinstance(result, Refusal) else None
+            if seconds or why:  # else the kernel was there
+                note("compilation", job.tenant, kernel=job.name, key=job.key, ms=round(seconds * 1e3), error=why)
             self._finish(job, result)
 
     async def _next(self) -> Job:
