@@ -87,12 +87,32 @@ def test_some_fail_and_others_do_not(server: Running, artifact: Artifact) -> Non
         ({"wait": 1e9}, 422, "malformed"),
         ({"gpu": {"nam": "x"}}, 422, "malformed"),
         ({"gpu": {"name": "x", "arch": "hopper"}}, 422, "malformed"),
+        ({"gpu": {"name": "NVIDIA H20"}}, 422, "malformed"),
+        ({"gpu": {"name": "../../x", "arch": "sm90"}}, 422, "malformed"),
         ({"driver_cuda": [12]}, 422, "malformed"),
     ],
 )
 def test_requests_that_mean_nothing(server: Running, more: dict[str, object], status: int, code: str) -> None:
     answer = server.ask("POST", "/v1/instantiate", {"kernels": [KERNEL], **more}, MAKE)
     assert (answer.status, answer.code) == (status, code)
+
+
+def test_gpus_that_are_not_known_are_refused_with_those_that_are(server: Running) -> None:
+    def status(path: str, **gpu: object) -> tuple[int, str]:
+        body = {"problem": "64x64x64 f32", "gpu": gpu} if gpu else None
+        answer = server.ask("POST" if gpu else "GET", path, body, "secret-of-boss")
+        return answer.status, answer.body.decode()
+
+    for path, gpu in (
+        ("/v1/select", {"name": "../../x"}),
+        ("/v1/models/x", {}),
+        ("/problems?problem=64x64x64&gpu=..%2f..%2fx", {}),
+        ("/problems?gpu=x", {}),
+    ):
+        refused, message = status(path, **gpu)
+        assert (refused, "NVIDIA H200" in message, "none of" in message) == (422, True, True), path
+    for gpu in ({"name": "H100"}, {"name": "NVIDIA H100 PCIe MIG 1g.10gb"}, {"name": "NVIDIA H20", "arch": "sm90"}):
+        assert status("/v1/select", **gpu)[0] == 200
 
 
 def test_a_server_takes_source_where_it_was_started_so(server: Running) -> None:

@@ -12,6 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from tests.cli.test_cli import gemmill
 from tests.service.running import Running, serving
 
 pytestmark = pytest.mark.slow
@@ -35,6 +36,7 @@ def certified(folder: Path, name: str) -> tuple[Path, Path]:
     files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     pem = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     files[1].write_bytes(key.private_bytes(*pem))
+    files[1].chmod(0o644)
     return files
 
 
@@ -65,3 +67,12 @@ def test_who_has_no_certificate_is_not_served(tmp_path: Path) -> None:
         context.load_cert_chain(mine, my_key)
         assert status(server, context) == 200
         assert server.end() == 0
+    log = (tmp_path / "server" / "log").read_text()
+    assert f"{key}: others may read this private key (mode 644); run chmod 600 {key}" in log
+
+
+def test_a_key_of_another_certificate_is_named(tmp_path: Path) -> None:
+    (cert, _), (_, other_key) = (certified(tmp_path, name) for name in ("server", "other"))
+    refused = gemmill("serve", "--port", "0", "--tls-cert", cert, "--tls-key", other_key)
+    assert refused.exit_code == 2
+    assert f"{cert}, {other_key}: not a certificate and its private key in PEM: KEY_VALUES_MISMATCH" in refused.stderr

@@ -72,6 +72,13 @@ def test_lines_that_are_wrong(line: str, says: str) -> None:
         read_line(line, "tokens:1")
 
 
+def test_a_file_that_anybody_may_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(new_token("a", ["read"])[1].line())
+    (tmp_path / "tokens").chmod(0o666)
+    with pytest.raises(SettingError, match=r"anybody may add tokens to it \(mode 666\); run chmod o-w "):
+        Tokens(tmp_path / "tokens")
+
+
 def test_names_are_of_one_token_each(tmp_path: Path) -> None:
     lines = [new_token("a", ["read"])[1].line() for _ in range(2)]
     (tmp_path / "tokens").write_text("\n".join(lines))

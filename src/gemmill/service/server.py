@@ -12,6 +12,8 @@ import logging
 import resource
 import signal
 import socket
+import ssl
+import stat
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -59,7 +61,7 @@ def run(options: Options, on_ready: Callable[[str], None]) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # the address of the client is not used
+        proxy_headers=False,  # the audit log has the address of the peer, whatever a client claims
         timeout_keep_alive=75,
         timeout_graceful_shutdown=int(options.drain),
         ssl_certfile=options.certificate,
@@ -67,6 +69,7 @@ def run(options: Options, on_ready: Callable[[str], None]) -> None:
         ssl_ca_certs=str(options.client_ca) if options.client_ca else None,
         ssl_cert_reqs=2 if options.client_ca else 0,
     )
+    _load_tls(config, options)
     host = f"[{options.host}]" if family == socket.AF_INET6 else options.host
     scheme = "https" if options.certificate else "http"
     # Connections inherit TCP_NODELAY; asyncio does not set it on the sockets of this listener.
@@ -74,6 +77,18 @@ def run(options: Options, on_ready: Callable[[str], None]) -> None:
     with listener:
         logging.getLogger(__name__).info("store %s, state %s", service.store.path, options.state)
         _Server(config, service, lambda: on_ready(f"{scheme}://{host}:{listener.getsockname()[1]}")).run([listener])
+
+
+def _load_tls(config: uvicorn.Config, options: Options) -> None:
+    """Read certificate and key; SettingError if they are not such. A key that others may read causes a warning."""
+    try:
+        config.load()
+    except ssl.SSLError as error:
+        files = ", ".join(str(path) for path in (options.certificate, options.key, options.client_ca) if path)
+        raise SettingError(f"{files}: not a certificate and its private key in PEM: {error.reason or error}") from None
+    if options.key and (mode := stat.S_IMODE(options.key.stat().st_mode)) & stat.S_IRWXO:
+        warning = "%s: others may read this private key (mode %03o); run chmod 600 %s"
+        logging.getLogger(__name__).warning(warning, options.key, mode, options.key)
 
 
 class _Server(uvicorn.Server):

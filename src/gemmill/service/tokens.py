@@ -13,6 +13,7 @@ import hmac
 import logging
 import re
 import secrets
+import stat
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -184,6 +185,8 @@ def _read(path: Path) -> list[Token]:
 
 
 def _lines(path: Path) -> Iterator[Token]:
+    if (mode := stat.S_IMODE(path.stat().st_mode)) & stat.S_IWOTH:
+        raise SettingError(f"{path}: anybody may add tokens to it (mode {mode:03o}); run chmod o-w {path}")
     try:
         text = read_regular(path, _MAX_BYTES).decode()
     except UnicodeDecodeError:

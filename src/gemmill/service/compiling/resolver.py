@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +14,11 @@ from typing import TypeVar
 from gemmill.emitters import headers_digest
 from gemmill.emitters.edited_page import edited
 from gemmill.emitters.emit import emit
-from gemmill.library.arch import DEFAULT_GPU, Gpu, serving
+from gemmill.library.arch import DEFAULT_GPU, GPUS, Gpu, gpu_named, serving
 from gemmill.library.config.edited import is_edited
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.errors import GemmillError, ToolchainError
+from gemmill.library.errors import DeviceError, GemmillError, ToolchainError
 from gemmill.library.problem import GemmProblem
 from gemmill.library.version import __version__
 from gemmill.library.wording import one_of
@@ -26,13 +27,15 @@ from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.select.gpus import figures, with_sms
 from gemmill.runtime.storage.store import Store
-from gemmill.service.bodies import KernelRequest
+from gemmill.service.bodies import GpuDescription, KernelRequest, malformed
 from gemmill.service.fleet_models import Models
 from gemmill.service.refusal import Refusal
 
 T = TypeVar("T")
 _KEYS = 1 << 16
 """Maximum number of cached keys, by name."""
+_DRIVER_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z ()+._-]*")
+"""Names of GPUs that a driver may report."""
 _REGISTRIES = 8
 """Maximum number of cached registries, one for each GPU."""
 
@@ -140,7 +143,8 @@ def target(request: KernelRequest) -> Target:
     """The machine of a request; without a GPU, the default GPU of the selector.
 
     Raises:
-        Refusal: 409 if the client has another version of gemmill, in which a name may mean another kernel.
+        Refusal: 409 if the client has another version of gemmill, in which a name may mean another kernel; 422 for a
+            GPU that the selector does not know.
     """
     for label, client_value, server_value in (
         ("gemmill", request.gemmill, __version__),
@@ -155,9 +159,21 @@ def target(request: KernelRequest) -> Target:
             )
     if (gpu := request.gpu) is None:
         return Target(DEFAULT_GPU, request.driver_cuda)
-    digits = (gpu.arch or "").strip("smaf")
-    row = figures(gpu.name, (int(digits[:-1]), int(digits[-1]))) if digits else figures(gpu.name)
+    row = _figures(gpu)
     return Target(row if gpu.sm_count is None else with_sms(row, gpu.sm_count, gpu.name), request.driver_cuda)
+
+
+def _figures(gpu: GpuDescription) -> Gpu:
+    """The figures of a client's GPU. Without figures for its name, its architecture must be known."""
+    if gpu.arch is not None and _DRIVER_NAME.fullmatch(gpu.name):
+        digits = gpu.arch.strip("smaf")
+        return figures(gpu.name, (int(digits[:-1]), int(digits[-1])))
+    if gpu.name.startswith(tuple(GPUS)):
+        return figures(gpu.name)
+    try:
+        return gpu_named(gpu.name)
+    except DeviceError as error:
+        raise malformed(f"Invalid gpu: {error}.", "for another GPU, also send its arch") from None
 
 
 def _with_refusals(work: Callable[[], T]) -> T:

@@ -49,9 +49,9 @@ async def problems(service: Service, request: Request, _: Caller) -> Response:
     content: dict[str, Any] = {"problem": text, "gpu": gpu, "gpus": [*GPUS], "example": _EXAMPLE}
     if not text:
         content |= {"requested": service.requested_problems.rows(), "now": time.monotonic()}
-    if text:
-        try:
-            row = gpu_named(gpu)
+    try:
+        row = gpu_named(gpu)
+        if text:
             choice = await service.resolver.choice(text, row)
             keyed = await service.resolver.keyed(choice.name)
             content |= {
@@ -60,11 +60,13 @@ async def problems(service: Service, request: Request, _: Caller) -> Response:
                 "here": await service.kernels.find(keyed.key) is not None,
                 "map": await service.resolver.in_thread(lambda: _map(service, row, text)),
             }
-        except DeviceError as error:
-            content["error"] = str(error)
-        except Refusal as refusal:
-            content["error"] = refusal.message
-    return rendered("problems", "Problems", **content)
+    except DeviceError as error:
+        content["error"] = str(error)
+    except Refusal as refusal:
+        content["error"] = refusal.message
+    page = rendered("problems", "Problems", **content)
+    page.status_code = 422 if "error" in content else 200
+    return page
 
 
 async def queue(service: Service, request: Request, _: Caller) -> Response:
