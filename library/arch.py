@@ -32,21 +32,30 @@ class Arch(NamedTuple):
     """Compute capability that a GPU must have."""
     shared_bytes: int
     """Most dynamic shared memory of a CTA in bytes."""
+    sm_threads: int
+    """Most threads of an SM."""
+    sm_ctas: int
+    """Most CTAs of an SM."""
     last_cuda: int | None = None
     """The last major version of CUDA that supports it; None if all supported versions do."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Shared memory that the system reserves for each CTA; an SM has one such reserve more than a CTA may use."""
+        return 1024 if self.capability >= (8, 0) else 0
 
 
 ARCHS: Mapping[str, Arch] = MappingProxyType(
     {
         a.name: a
         for a in (
-            Arch("sm70", "sm_70", (7, 0), 98_304, last_cuda=12),
-            Arch("sm80", "sm_80", (8, 0), 166_912),
-            Arch("sm86", "sm_86", (8, 6), 101_376),
-            Arch("sm89", "sm_89", (8, 9), 101_376),
-            Arch("sm90", "sm_90", (9, 0), 232_448),
-            Arch("sm90a", "sm_90a", (9, 0), 232_448),
-            Arch("sm120", "sm_120", (12, 0), 101_376),
+            Arch("sm70", "sm_70", (7, 0), 98_304, 2048, 32, last_cuda=12),
+            Arch("sm80", "sm_80", (8, 0), 166_912, 2048, 32),
+            Arch("sm86", "sm_86", (8, 6), 101_376, 1536, 16),
+            Arch("sm89", "sm_89", (8, 9), 101_376, 1536, 24),
+            Arch("sm90", "sm_90", (9, 0), 232_448, 2048, 32),
+            Arch("sm90a", "sm_90a", (9, 0), 232_448, 2048, 32),
+            Arch("sm120", "sm_120", (12, 0), 101_376, 1536, 24),
         )
     }
 )

@@ -96,7 +96,11 @@ def shared(sheet: Sheet, kernel: Kernel) -> None:
         figure.box(place, 36 * number + 17, max(wide, 1.0), 13, number % SHADES)
         place += wide
     sheet.figures(figure)
-    sheet.words(f"{total:,} bytes in total, in address order and to scale.")
+    ctas, reason = kernel.occupancy.ctas, kernel.occupancy.reason
+    sheet.words(
+        f"{total:,} bytes in total, in address order and to scale. An SM holds {ctas} CTA{'s' * (ctas != 1)} of this "
+        f"kernel at a time: {reason}."
+    )
     spans = {operand: kernel.anatomy.span(operand) for operand in kernel.config.inputs}
     swizzled = {operand: span for operand, span in spans.items() if span > CHUNK}
     if not swizzled:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gemmill.library.anatomy.sheet import MOST_WIDE, Figure, Kernel, Sheet
@@ -88,6 +88,10 @@ class Waves:
     """Whether ``matrices`` are groups."""
     swapped: bool = False
     """Whether the kernel runs the transposed problem."""
+
+    def sharing_sms(self, ctas: int) -> Waves:
+        """The same if an SM holds some CTAs instead of one."""
+        return replace(self, slots=self.slots * max(1, ctas))
 
     @property
     def waves(self) -> int:

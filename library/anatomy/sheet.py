@@ -12,6 +12,7 @@ from gemmill.library.drawing.cells import Grid, Picture, cell_width, outer_size
 from gemmill.library.drawing.svg import CELL, CHARACTER, element, label, table
 from gemmill.library.families.kernel_plan import KernelPlan
 from gemmill.library.launch import LaunchSpec
+from gemmill.library.occupancy import Occupancy
 
 MOST_WIDE = 1140
 """Most width of a figure in pixels."""
@@ -24,6 +25,7 @@ class Kernel:
     name: str
     plan: KernelPlan
     launch: LaunchSpec
+    occupancy: Occupancy
 
     @property
     def config(self) -> GemmConfig:

@@ -12,7 +12,7 @@ from gemmill.library.dtypes import FP8, INT8
 from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.families.kernel_plan import Region
 from gemmill.library.families.shared_rules import DIRECT_DOMAINS, DirectPlan, direct_rules
-from gemmill.library.legality.quantities import SM_REGISTERS, align_up
+from gemmill.library.legality.quantities import SM_PARTS, SM_REGISTERS, align_up
 from gemmill.library.legality.rule import Rule, rule
 
 ACCUMULATORS: Mapping[str, str] = MappingProxyType(
@@ -29,8 +29,6 @@ AUTO_STAGES = 8
 UNCACHED_BYTES = 8
 """Smallest vectors of B that bypass L1 (``copy/stream.cuh``)."""
 MAX_THREADS = 1024
-SM_PARTS = 4
-"""Partitions of an SM; each has its own registers and warps."""
 OTHER_REGISTERS = 36
 """Registers of a thread other than operands and sums. With this many ptxas did not spill."""
 PAIRING_REGISTERS = 12

@@ -12,14 +12,14 @@ from gemmill.library.config.names import kernel_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel, check_slices
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.model import analytic
-from gemmill.runtime.select.cost.table import FeatureTable
+from gemmill.runtime.select.cost.table import FeatureTable, resident_clusters
 from gemmill.runtime.select.kernels.faults import is_swapped
 
 
 def waves_of(
     config: GemmConfig, problem: GemmProblem, gpu: Gpu, group_sizes: Sequence[int] = (), slices: int = 1
 ) -> Waves:
-    """How the clusters of a kernel fill a GPU on a problem.
+    """How the clusters of a kernel fill a GPU on a problem, if an SM holds one CTA.
 
     Args:
         group_sizes: the extent of each group, for a problem with groups; empty for other problems.
@@ -34,7 +34,7 @@ def waves_of(
     table = FeatureTable.of([(SlicedKernel(kernel_name(config), slices), config, swapped)], gpu)
     m, n = (problem.n, problem.m) if swapped else (problem.m, problem.n)
     work = analytic(table, problem, gpu)
-    units, slots = int(work["clusters"][0]), int(table.columns["slots"][0])
+    units, slots = int(work["clusters"][0]), int(resident_clusters(gpu)[table.columns["cluster_size"][0]])
     waves = Waves(str(problem), gpu.name, [Matrix(m, n, problem.k)], slots, units, slices, swapped=swapped)
     if not group_sizes:
         return waves

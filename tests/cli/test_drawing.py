@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,6 +19,7 @@ KERNEL = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m
 PROBLEM = "4096x8192x4096 bf16 tn"
 
 
+@pytest.mark.slow
 def test_a_page_has_the_waves_of_its_problem(tmp_path: Path) -> None:
     assert ok("draw", KERNEL, "-o", tmp_path / "a.svg", "--problem", PROBLEM) == ""
     text = " ".join("".join(ElementTree.parse(tmp_path / "a.svg").getroot().itertext()).split())
@@ -28,9 +32,32 @@ def test_a_page_has_the_waves_of_its_problem(tmp_path: Path) -> None:
     assert "holds 57 clusters" in (tmp_path / "c.html").read_text()
 
 
+SIMT = "sm90_f16any2_f16any2_f32_none_f16any2_64x64x16_1x1_simt_s2_m8_k1_linear"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("include", "holds", "at_a_time"),
+    [(None, "holds 2 CTAs of this kernel at a time: the limit is registers", 264), ("/nowhere", "assumed", 132)],
+)
+def test_ctas_of_an_sm_are_those_of_the_cubin_or_said_to_be_assumed(
+    tmp_path: Path, include: str | None, holds: str, at_a_time: int
+) -> None:
+    page = tmp_path / "a.html"
+    problem = "4096x4096x4096 f16 a_major=any b_major=any d_major=any"
+    command = [sys.executable, "-m", "gemmill", "draw", SIMT, "--problem", problem, "-o", str(page)]
+    environment = {**os.environ, "GEMMILL_STORE": str(tmp_path / "store")}
+    environment |= {"GEMMILL_INCLUDE": include} if include else {}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ("the kernel is not compiled" in done.stderr) == (include is not None)
+    assert holds in page.read_text()
+    assert f"holds {at_a_time} CTAs at a time" in page.read_text()
+
+
 ROWS = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_1x1_cooperative_s6_m8{}_k1_linear"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "problem", "sizes", "says"),
     [
@@ -68,12 +95,14 @@ def test_groups_are_drawn_one_after_the_other(
     assert re.search(says, text), text[-2500:]
 
 
+@pytest.mark.slow
 def test_pages_of_the_same_kernel_are_the_same(tmp_path: Path) -> None:
     for name in ("a.html", "b.html"):
         ok("draw", KERNEL, "-o", tmp_path / name, "--problem", PROBLEM)
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_picture_of_the_docs_is_what_is_drawn(tmp_path: Path) -> None:
     """After a change of pages: gemmill draw KERNEL --problem "4096x4096x4096 bf16 tn" --gpu H200 -o FILE"""
     ok("draw", KERNEL, "-o", tmp_path / "a.svg", "--problem", "4096x4096x4096 bf16 tn", "--gpu", "H200")

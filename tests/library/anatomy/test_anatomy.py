@@ -22,6 +22,7 @@ from gemmill.library.families.families import plan_of
 from gemmill.library.families.mma import MmaPlan
 from gemmill.library.families.simt import SimtPlan
 from gemmill.library.families.wgmma.wgmma_plan import WgmmaPlan
+from gemmill.library.occupancy import Occupancy
 
 SVG = "{http://www.w3.org/2000/svg}"
 CASES = (*WGMMA, *DIRECT, *GOLDEN)
@@ -33,7 +34,7 @@ def named(cases: tuple[KernelCase, ...]) -> pytest.MarkDecorator:
 
 
 def drawn(case: KernelCase) -> Kernel:
-    return Kernel(case.name, plan_of(case.config), launch_spec(case.config))
+    return Kernel(case.name, plan_of(case.config), launch_spec(case.config), Occupancy(1, "a CTA needs all of it"))
 
 
 @named(CASES)

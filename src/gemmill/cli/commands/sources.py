@@ -145,10 +145,9 @@ def _compiled(
 ) -> tuple[list[Mapping[str, object]], list[Mapping[str, object]], list[str]]:
     """The resources and the instructions by class of each kernel, and messages about missing tools."""
     from gemmill.runtime.compile.disassembly import counts, disassembled
-    from gemmill.runtime.select.cost.families import FAMILIES
+    from gemmill.runtime.kernel_occupancy import occupancy_of
 
-    held = [FAMILIES[config.family].ctas_per_sm(config) for _, config in sides]
-    uses: list[Mapping[str, object]] = [{"CTAs an SM, by the config": ctas} for ctas in held]
+    uses: list[Mapping[str, object]] = [{}, {}]
     try:
         artifacts = []
         for argument, side in zip(arguments, sides, strict=True):
@@ -159,7 +158,7 @@ def _compiled(
     for place, artifact in enumerate(artifacts):
         used = artifact.resources
         uses[place] = {
-            **uses[place],
+            "CTAs an SM": occupancy_of(artifact).ctas,
             "registers a thread at launch": used.registers,
             "bytes of static shared memory": used.static_shared_bytes,
             "bytes of the cubin": len(artifact.cubin),

@@ -24,6 +24,7 @@ from gemmill.library.files import is_sha256
 from gemmill.library.input.group_sizes import sizes_of
 from gemmill.library.legality.explanation import fields_in_words, resources_of
 from gemmill.library.problem import GemmProblem
+from gemmill.runtime.kernel_occupancy import assumed_occupancy, occupancy_of
 from gemmill.runtime.select.waves import waves_of
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.service.bodies import malformed
@@ -76,7 +77,7 @@ async def drawing(service: Service, request: Request, _: Caller) -> Response:
     slices = request.query_params.get("slices", "1")
     if not (slices.isdecimal() and len(slices) < 9):
         raise malformed(f"slices is {slices!r:.100}; it must be a number.")
-    html = await service.resolver.in_thread(lambda: _drawn(shown.config, problem, gpu, int(slices)))
+    html = await service.resolver.in_thread(lambda: _drawn(shown, problem, gpu, int(slices)))
     return HTMLResponse(html, headers=_DRAWING)
 
 
@@ -95,9 +96,14 @@ async def _shown(service: Service, key_or_name: str) -> Shown:
     return Shown(artifact.name, artifact.config, served, artifact)
 
 
-def _drawn(config: GemmConfig, problem_text: str, gpu: str, slices: int) -> str:
-    waves = None
+def _drawn(shown: Shown, problem_text: str, gpu: str, slices: int) -> str:
+    config, waves = shown.config, None
+    if shown.artifact is None:
+        occupancy = assumed_occupancy(config, "this server does not have the kernel yet")
+    else:
+        occupancy = occupancy_of(shown.artifact)
     if problem_text:
         problem = GemmProblem.from_text(problem_text)
         waves = waves_of(config, problem, gpu_named(gpu), sizes_of(problem), slices)
-    return kernel_page.as_html(Kernel(kernel_name(config), plan_of(config), launch_spec(config)), waves)
+        waves = waves.sharing_sms(occupancy.ctas)
+    return kernel_page.as_html(Kernel(kernel_name(config), plan_of(config), launch_spec(config), occupancy), waves)
