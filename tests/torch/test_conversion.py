@@ -323,6 +323,10 @@ def test_layers_that_are_changed_after_conversion() -> None:
         wide.weight_g.mul_(2)
         x = rows(3, 256)
         assert distance(wide(x) - wide.bias, 2 * (linear()(x) - wide.bias)) < 2**-6
+    other = gemmill.torch.Linear.from_linear(linear(), "e4m3_rows")
+    with pytest.raises(OperandError, match=r"is torch.bfloat16, and e4m3_rows needs torch.float8_e4m3fn: assign to"):
+        torch.func.functional_call(other, {"weight": linear().weight}, (x,))
+    assert torch.equal(torch.func.functional_call(other, dict(other.named_parameters()), (x,)), other(x))
     pruned = gemmill.torch.Linear.from_linear(linear(), "e4m3_rows")
     with pytest.raises((TypeError, OperandError)):
         prune.random_unstructured(pruned, "weight", 0.5)(x)

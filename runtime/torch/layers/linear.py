@@ -38,9 +38,9 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
     * ``weight_zero``: (K / group, N) in ``dtype``, for 4 bits only.
     * ``bias``: (N,), or None.
 
-    The attribute ``weight`` of a layer with e4m3 or 4-bit weights gives (N, K) in the dtype of activations, as a
-    ``torch.nn.Linear`` has it: what reads it dequantises, and what writes to it quantises. ``stored_weight`` is the
-    parameter. ``load_state_dict`` takes quantised weights of the layer's format, or quantises others.
+    The attribute ``weight`` of a layer with e4m3 or 4-bit weights is (N, K) in the dtype of activations, as that of
+    ``torch.nn.Linear``: reading it dequantises, and writing to it quantises. ``stored_weight`` is the parameter.
+    ``load_state_dict`` takes quantised weights of the layer's format, or quantises others.
 
     Only bf16 and f16 weights can be trained. ``Module.to(dtype)`` does not convert e4m3 weights and their scales.
 
@@ -157,6 +157,12 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
             raise OperandError(
                 f"the layer no longer has a parameter weight, which {self.weights} needs: prune or parametrize a layer "
                 "before you convert it"
+            )
+        dtype = FORMATS[self.weights].dtype or weight.dtype
+        if weight.dtype != dtype:
+            raise OperandError(
+                f"the parameter weight is {weight.dtype}, and {self.weights} needs {dtype}: assign to layer.weight or "
+                "call load_state_dict, which quantise it"
             )
         return weight
 

@@ -298,6 +298,10 @@ def test_the_reference_evaluates_and_bounds() -> None:
     inputs = {"acc": acc.astype(np.float32).astype(float), "bias": bias.astype(np.float32).astype(float)}
     exact = evaluate(parse("d = (acc + bias[n]) * (acc + bias[n]) / 3"), inputs, np)["d"]
     assert (abs(single * single / np.float32(3) - exact.value) <= exact.error).all()
+    # Of an operand in f64, also the rounding to single precision.
+    exact = evaluate(parse("d = acc + bias.f64[n]"), {"acc": inputs["acc"], "bias": bias}, np)["d"]
+    assert (abs(single - exact.value) <= exact.error).all()
+    assert (exact.error > evaluate(parse("d = acc + bias[n]"), inputs, np)["d"].error).all()
 
 
 @pytest.mark.parametrize(

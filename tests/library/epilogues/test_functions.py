@@ -53,6 +53,9 @@ def test_columns_of_a_row_are_what_they_should_be(name: str) -> None:
         steps = np.diff(value) * np.sign(np.diff(arguments(row)[0]))
         assert (steps >= 0).all() or (steps <= 0).all(), "spread: missing, and array is not monotone"
     assert row.ulps >= 0, "ulps: negative"
+    if row.keeps_integers:
+        whole = row.array(Arrays(np), *(np.round(x) if x.dtype != bool else x for x in arguments(row)))
+        assert (whole == np.round(whole)).all(), "keeps_integers: it does not"
     assert all(re.fullmatch(r"\w+\.(default|Tensor|Scalar|self)", x) for x in row.aten), "aten: not packet.overload"
     listed = PAGE[PAGE.index("## Functions") : PAGE.index("### Add a function")]
     assert row.symbol or re.search(rf"\b{name}\b", listed), f"docs/epilogues.md does not list {name}"
