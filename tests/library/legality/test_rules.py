@@ -365,6 +365,12 @@ MMA = "sm80_bf16k16_bf16k16_f32_none_bf16n16_128x128x32_1x1_multistage_s3_m8_k1_
             "simt-alignment-a",
             "A is f32 and k-major, and aligned to 2 bytes; its alignment must be 16, 8 or 4",
         ),
+        (
+            SIMT,
+            {"arch": "sm80", "epilogue": "d = acc + x.e4m3[n]"},
+            "epilogue-family",
+            "e4m3 is fp8, which sm80 does not support: d = acc + x.e4m3[n]",
+        ),
         (SIMT, {"promote": 4}, "simt-plain", "promote is 4; simt kernels do not support two-level accumulation"),
         (
             MMA,
