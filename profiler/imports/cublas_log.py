@@ -18,6 +18,7 @@ _MODE = re.compile(r"MathMode=(\w+)")
 _GEMM = re.compile(r"cublas([A-Z])?(?:gemm|Gemm)(?:3m)?(\w*)")
 _PRODUCT = re.compile(r"cublas[A-Z](?:ge|gb|sy|sb|sp|he|hb|hp|tr|tb|tp)(?:mv|mm|rk|r2k|rkx|r|r2|ru|rc)(?![a-z])")
 _SCALES: Mapping[str, str] = {"VEC128_32F": "1x128", "BLK128x128_32F": "128x128"}
+_NULL = re.compile(r"(?:0[xX])?0*|\(nil\)")
 _NO_BLOCKS = ("SCALAR_32F", "OUTER_VEC_32F")
 _MORE = re.compile(r"(?:[cd]Scale|amax)\w*Pointer")
 """Attributes of a matmul that a problem cannot contain."""
@@ -105,7 +106,7 @@ def _scales(call: Mapping[str, str]) -> tuple[dict[str, bool], dict[str, int | s
             blocks[ours] = _SCALES[mode]
         elif mode not in _NO_BLOCKS:
             raise LeftOut(f"{name}ScaleMode {shown(mode)} is not supported; expected {' or '.join(_SCALES)}")
-        elif mode == "OUTER_VEC_32F" or int(call.get(f"{name}ScalePointer", "0"), 16):
+        elif mode == "OUTER_VEC_32F" or not _NULL.fullmatch(call.get(f"{name}ScalePointer", "0")):
             scales[name] = mode == "OUTER_VEC_32F"
     return scales, blocks
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gemmill.library.errors import RecordError
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.imports.collector import Imported
 from gemmill.profiler.imports.file_formats import Given, problems_of
@@ -380,6 +384,18 @@ def test_each_problem_is_the_entry_and_the_rest_is_said(name: str) -> None:
         for text, part in zip(said, wanted, strict=True):
             assert part in text
             assert part.endswith("times)") == text.endswith("times)")
+
+
+@given(
+    content=st.sampled_from([content for content, *_ in SAID.values()]),
+    place=st.integers(0, 1000),
+    length=st.integers(0, 20),
+    new=st.text(max_size=5) | st.sampled_from(["0", "[", "[[1]]", "null", "(nil)", "9" * 30]),
+)
+def test_an_edited_entry_is_read_or_refused(content: str, place: int, length: int, new: str) -> None:
+    edited = content[:place] + new + content[place + length :]
+    with suppress(RecordError):
+        problems_of(edited.encode(errors="replace"), Path("x"))
 
 
 TILES = '{"1": {"BLOCK_SIZE_M": 16}, "64": {"BLOCK_SIZE_M": 64}, "triton_version": "3"}'
