@@ -124,7 +124,7 @@ def test_a_name_that_comes_to_mean_the_server_is_refused(chromium: Browser, tmp_
     with serving(tmp_path, "--port", str(port), "--allow-host", "kernels.test"):
         answer = chromium.value("fetch('/openapi.json').then(async got => `${got.status} ${await got.text()}`)")
         assert answer.startswith("421 ")
-        assert "This server is not called rebound.test." in answer
+        assert "This server is not called rebound.test" in answer
         chromium.open(f"http://rebound.test:{port}")
         assert "start it with --allow-host rebound.test" in text(chromium)
         for name in ("kernels.test", "localhost"):

@@ -207,6 +207,7 @@ async def _cut(request: Request, sent: _Sent) -> None:
     if cycle.response_started or cycle.flow.write_paused:
         cycle.disconnected = True  # else uvicorn reports an incomplete response as a bug
         cycle.transport.abort()
+        sent.status = sent.status or 503
     else:
         await refused(request, ending())(request.scope, request.receive, sent)
 

@@ -23,5 +23,6 @@ def note(event: Literal["request", "refused_token", "compilation"], who: str | N
     """
     time = datetime.now(UTC).isoformat(timespec="milliseconds")
     line = json.dumps({"time": time, "event": event, "who": who, **fields})
-    with suppress(OSError):  # like a line of the log that cannot be written
-        sys.stderr.write(f"{line}\n")
+    if sys.stderr is not None:  # None: it was closed at the start
+        with suppress(OSError):  # the log also drops lines that cannot be written
+            sys.stderr.write(f"{line}\n")

@@ -40,12 +40,9 @@ def refuse_foreign(scope: Scope, names: frozenset[str]) -> None:
     if len(hosts) != 1 and (hosts or scope["http_version"] != "1.0"):
         raise Refusal(400, "host", f"The request has {len(hosts)} Host headers; it must have one.")
     if hosts and (name := _name(hosts[0])) is not None and name not in names:
-        raise Refusal(
-            421,
-            "host",
-            f"This server is not called {name:.253}.",
-            f"use its IP address, or start it with --allow-host {name:.253}",
-        )
+        name = f"{name:.253}"
+        way_out = f"use its IP address, or start it with --allow-host {name}"
+        raise Refusal(421, "host", f"This server is not called {name}; {way_out}.")
     if (site := headers.get(b"sec-fetch-site")) is not None:
         is_foreign = site not in (b"same-origin", b"none")
     else:
