@@ -18,6 +18,8 @@ from pydantic import AwareDatetime, Field, ValidationError, computed_field, mode
 
 from gemmill.library.decompositions.decomposition import MAX_SLICES
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
+from gemmill.library.errors import RecordError
+from gemmill.library.file_kinds import wrong_kind
 from gemmill.library.frozen import Frozen
 from gemmill.library.input.group_sizes import BALANCED, as_full, checked_sizes, flops_of
 from gemmill.library.input.lines import MOST_NAMED, Faults, read_lines
@@ -170,6 +172,12 @@ def measurement_key(
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _check_kind(path: Path) -> None:
+    """Raise RecordError if a file that is no valid file of records is one of another kind."""
+    if says := wrong_kind(path, "records"):
+        raise RecordError(f"{path} {says}") from None
+
+
 def read_records(path: Path) -> Iterator[Measurement]:
     """The measurements of a file or pipe, in order: JSON Lines, optionally ``.xz``, or ``.parquet``.
 
@@ -182,7 +190,11 @@ def read_records(path: Path) -> Iterator[Measurement]:
     if path.suffix == ".parquet":
         from gemmill.library.parquet import read_parquet  # imported here, because it imports this module
 
-        yield from read_parquet(path)
+        try:
+            yield from read_parquet(path)
+        except RecordError:
+            _check_kind(path)
+            raise
         return
     faults = Faults(path)
     torn = 0
@@ -192,6 +204,8 @@ def read_records(path: Path) -> Iterator[Measurement]:
             measurement.problem.check()
             checked_sizes(measurement.problem, measurement.sizes)
         except ValidationError as error:
+            if number == 1:
+                _check_kind(path)
             fault = error.errors(include_url=False, include_input=False)[0]
             if fault["type"] == "json_invalid" and line.startswith(b"{"):
                 torn += 1

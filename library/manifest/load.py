@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gemmill.library.errors import ExpressionError, ManifestError
+from gemmill.library.file_kinds import wrong_kind
 from gemmill.library.files import read_given, read_regular, shipped
 from gemmill.library.input.keywords import strict
 from gemmill.library.legality.rules import legal as is_legal
@@ -97,7 +98,17 @@ def load_manifest(path: str | Path, legal: bool = True) -> KernelSet:
         ManifestError: the manifest is invalid; the message has a ``file:line:column: field: ...`` line for each fault.
     """
     ships = isinstance(path, str) and path in shipped_manifests()
-    source = _read(shipped_manifest(str(path)) if ships else Path(path), ())
+    file = shipped_manifest(str(path)) if ships else Path(path)
+    try:
+        return _load(file, legal)
+    except ManifestError:
+        if says := wrong_kind(file, "manifest", only_ours=True):
+            raise ManifestError(f"{file}:1:1: manifest: {says}") from None
+        raise
+
+
+def _load(file: Path, legal: bool) -> KernelSet:
+    source = _read(file, ())
     sets = tuple(_candidates(source, legal))
     source.document.check()  # presets can only be checked with all sets
     kernel_set = KernelSet(source.head.name, source.head.description, sets, dict(_presets(source, sets, legal)))

@@ -20,6 +20,7 @@ from pydantic import AwareDatetime, Field, ValidationError
 from gemmill.emitters.peak_rate import MEASURED_DTYPES, emit_peak_rate, peak_rate_config
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import RecordError
+from gemmill.library.file_kinds import wrong_kind
 from gemmill.library.files import read_given
 from gemmill.library.frozen import Frozen
 from gemmill.library.problem import GemmProblem
@@ -276,6 +277,8 @@ def read_peak_rates(path: Path) -> PeakRates:
     except OSError as error:
         raise RecordError(f"{path}: cannot read the file: {error.strerror or error}") from None
     except ValidationError as error:
+        if says := wrong_kind(path, "peak rates"):
+            raise RecordError(f"{path} {says}") from None
         fault = error.errors(include_url=False)[0]
         field = ".".join(map(str, fault["loc"])) or "peak_rates"
         raise RecordError(f"{path}: {field}: {fault['msg']}; pass a file written by gemmill roofline -o FILE") from None

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmill.library.errors import ManifestError, ProblemError, RecordError
+from gemmill.library.file_kinds import wrong_kind
 from gemmill.library.files import read_given
 from gemmill.library.input.group_sizes import BALANCED, checked_sizes
 from gemmill.library.input.problem_words import FIELDS, KEYWORDS
@@ -108,6 +109,15 @@ def load_shapes(path: Path, given: Given = NOTHING) -> ShapeSuite:
     Raises:
         RecordError: the file cannot be read or is invalid, with a line ``file:line:column: field: ...`` for each fault.
     """
+    try:
+        return _load(path, given)
+    except RecordError:
+        if says := wrong_kind(path, "suite", only_ours=True):
+            raise RecordError(f"{path} {says}") from None
+        raise
+
+
+def _load(path: Path, given: Given) -> ShapeSuite:
     if path.is_dir():
         if (imported := read_problems(path, given)) is None:
             raise RecordError(f"{path}: no file of the folder is a list of problems; {_READABLE}")

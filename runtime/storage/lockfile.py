@@ -16,6 +16,7 @@ from gemmill.library.config.edited import plain_name
 from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import GemmillError, LockError
+from gemmill.library.file_kinds import wrong_kind
 from gemmill.library.files import is_sha256, publish, read_given
 from gemmill.library.input.strict_json import RowError, parse, read_row
 from gemmill.library.problem import GemmProblem
@@ -130,7 +131,8 @@ class Lock:
         except OSError as error:
             raise LockError(f"{path}: {error.strerror or error}; create one with `gemmill lock`") from error
         except LockError as error:
-            raise LockError(f"{path}: {error}") from None
+            says = wrong_kind(path, "lock")
+            raise LockError(f"{path} {says}" if says else f"{path}: {error}") from None
 
 
 class _LockedAs(NamedTuple):

@@ -22,6 +22,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import is_former, parse_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import ConfigError, PackError
+from gemmill.library.file_kinds import wrong_kind
 from gemmill.library.files import open_given, publish
 from gemmill.library.input.strict_json import RowError, parse, row, rows, typed
 from gemmill.library.problem import MAX_US, MIN_US, GemmProblem
@@ -186,8 +187,11 @@ class Pack:
             with open_given(path, MAX_PACK_BYTES) as file:
                 prefix = file.read(_PREFIX.size)
                 if len(prefix) < _PREFIX.size or not prefix.startswith(_MAGIC):
+                    says = wrong_kind(path, "pack")
                     raise PackError(
-                        f"{path}: not a pack of this version of gemmill; create one with `gemmill pack make`"
+                        f"{path} {says}"
+                        if says
+                        else f"{path}: not a pack of this version of gemmill; create one with `gemmill pack make`"
                     )
                 _, size, checksum = _PREFIX.unpack(prefix)
                 if size > MAX_INDEX_BYTES:

@@ -51,4 +51,4 @@ def test_what_cannot_be_locked_is_said(tmp_path: Path) -> None:
     assert none.exit_code == 1
     assert not (tmp_path / "kernels.lock").exists()
     malformed = gemmill("warm", manifest)
-    assert (malformed.exit_code, f"{manifest}: not a lock file" in malformed.stderr) == (1, True)
+    assert (malformed.exit_code, f"{manifest} is a manifest; it must be a lock file" in malformed.stderr) == (1, True)

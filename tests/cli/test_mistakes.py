@@ -80,7 +80,7 @@ MISTAKES: dict[str, list[tuple[tuple[str, ...], str]]] = {
         ((*SELECT, "--pack", "none.pack"), "(?i)file 'none.pack' does not exist"),
         (
             (*SELECT, "--pack", "bad.pack"),
-            "bad.pack: not a pack of this version .* create one with `gemmill pack make`",
+            "bad.pack is a text file; it must be a pack, from `gemmill pack`",
         ),
         ((*SELECT, "--records", "none.jsonl"), "(?i)file 'none.jsonl' does not exist"),
         ((*SELECT, "--records", "bad.jsonl"), "bad.jsonl:1:1: kernel: Input should be a valid string"),

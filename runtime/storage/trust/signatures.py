@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gemmill.library.errors import TrustError
+from gemmill.library.file_kinds import wrong_kind
 from gemmill.library.files import open_regular, os_error_text
 from gemmill.library.input.strict_json import parse, read_row
 from gemmill.runtime.settings import Settings
@@ -131,6 +132,8 @@ class SigningKey:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+        if says := wrong_kind(Path(path), "private key"):
+            raise TrustError(f"{path} {says}")
         try:
             data, mode = _read_with_mode(path, _MAX_PRIVATE_BYTES)
         except OSError as error:

@@ -79,7 +79,7 @@ def test_a_fraction_is_that_of_the_peak_rates_time() -> None:
 
 def test_a_file_of_peak_rates_reads_as_it_was_written_and_nothing_else_does(file: Path) -> None:
     assert read_peak_rates(file) == PEAK_RATES
-    with pytest.raises(RecordError, match=r"pass a file written by gemmill roofline -o FILE"):
+    with pytest.raises(RecordError, match="is a records file; it must be a file of peak rates, from `gemmill roofline"):
         read_peak_rates(SCALED)
 
 

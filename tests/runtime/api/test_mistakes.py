@@ -196,7 +196,7 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
         (lambda: Registry(packs="some.pack"), r"^packs is 'some.pack'; it must be a list: pass packs=\['some.pack'\]"),
         (
             lambda: Registry(packs=["bad.pack"]),
-            "^bad.pack: not a pack of this version .* create one with `gemmill pack make`",
+            "^bad.pack is a text file; it must be a pack, from `gemmill pack`",
         ),
         (lambda: Registry(records=["none.jsonl"]), "^none.jsonl: cannot be read: No such file or directory"),
         (lambda: Registry(records=["bad.jsonl"]), "^bad.jsonl:1:1: kernel: Input should be a valid string"),

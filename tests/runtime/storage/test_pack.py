@@ -107,9 +107,14 @@ def test_foreign_and_missing_files_are_refused(tmp_path: Path, artifact: Artifac
     with pytest.raises(PackError, match="is a folder"):
         Pack.open(tmp_path)
     foreign = tmp_path / "foreign"
-    for content in (b"", b"PK\x03\x04" * 30, artifact.to_bytes()):
+    for content, says in (
+        (b"", "is an empty file; it must be a pack, from `gemmill pack`"),
+        (b"PK\x03\x04" * 30, "is a binary file; it must be a pack"),
+        (artifact.to_bytes(), "is a kernel of a store; it must be a pack"),
+        (b"gempack\x02" + bytes(99), "not a pack of this version of gemmill"),
+    ):
         foreign.write_bytes(content)
-        with pytest.raises(PackError, match="not a pack of this version"):
+        with pytest.raises(PackError, match=says):
             Pack.open(foreign)
 
 

@@ -30,7 +30,8 @@ from gemmill.cli.options import (
 )
 from gemmill.cli.output import UsageError, usage
 from gemmill.cli.set_choice import Conditions, SuiteTimes, kernels_for
-from gemmill.library.errors import PackError, SettingError
+from gemmill.library.errors import PackError, SettingError, TrustError
+from gemmill.library.file_kinds import wrong_kind
 from gemmill.library.files import read_given
 from gemmill.library.problem import GemmProblem
 from gemmill.library.wording import suggest
@@ -271,7 +272,11 @@ def verify(
     if index is not None:
         if trusted is None:
             raise UsageError("--index needs trusted keys; set GEMMILL_TRUSTED_KEYS")
-        PackIndex.accept(read_given(index, MAX_SEALED_BYTES), trusted, Store(store)).check(pack, trusted)
+        try:
+            PackIndex.accept(read_given(index, MAX_SEALED_BYTES), trusted, Store(store)).check(pack, trusted)
+        except TrustError as error:
+            says = wrong_kind(index, "index")
+            raise TrustError(f"{index} {says}" if says else f"{index}: {error}", error.reason) from None
     faults = pack.verify()
     report = {"file": str(file), "kernels": len(pack.names()), "faults": faults}
     text = f"{file}: {len(pack.names())} kernels, {len(faults)} damaged"

@@ -49,9 +49,14 @@ def test_what_is_no_private_key_is_refused(tmp_path: Path) -> None:
     other = generate_private_key(SECP256R1()).private_bytes(pem, pkcs8, serialization.NoEncryption())
     locked = OLD._key.private_bytes(pem, pkcs8, serialization.BestAvailableEncryption(b"word"))
     (path := tmp_path / "key.pem").touch(0o600)
-    for content in (b"", b"ed25519:", str(OLD.public).encode(), other, locked):
+    for content, says in (
+        (b"", "is an empty file; it must be a private key, from `gemmill key new`"),
+        (str(OLD.public).encode(), "is a public key; it must be a private key"),
+        (other, "not an Ed25519 private key in PEM without a password"),
+        (locked, "not an Ed25519 private key in PEM without a password"),
+    ):
         path.write_bytes(content)
-        with pytest.raises(TrustError, match="not an Ed25519 private key in PEM without a password"):
+        with pytest.raises(TrustError, match=says):
             SigningKey.load(path)
     with pytest.raises(TrustError, match=r"No such file.*gemmill key new FILE"):
         SigningKey.load(tmp_path / "none")
