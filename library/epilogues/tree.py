@@ -307,6 +307,11 @@ def with_kinds(epilogue: Epilogue, kinds: Mapping[str, Kind]) -> Epilogue:
     return _changed(epilogue, lambda x: replace(x, kind=kinds.get(x.name, x.kind)), lambda x: x)
 
 
+def with_operands(epilogue: Epilogue, names: Mapping[str, str]) -> Epilogue:
+    """The epilogue with other names of some operands, ``alpha`` and ``beta`` included."""
+    return _changed(epilogue, lambda x: replace(x, name=names.get(x.name, x.name)), lambda x: x)
+
+
 def scaled(epilogue: Epilogue, factors: Sequence[Operand]) -> Epilogue:
     """The epilogue with each sum of products multiplied by ``factors``, after a factor that it already has."""
 

@@ -8,10 +8,12 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 
+from gemmill.library.epilogues.grammar import SCALES
 from gemmill.library.errors import KeywordError, OperandError
 from gemmill.runtime.api.read import Declaration, alpha_of, beta_of, declares
 from gemmill.runtime.jax.description import Description, Setting
 from gemmill.runtime.jax.traced_call import run
+from gemmill.runtime.jax.traced_numbers import is_traced_number, number, with_traced_factors
 from gemmill.runtime.operands.binding import require_groups
 from gemmill.runtime.operands.call_keywords import DEFAULTS, OPERANDS
 from gemmill.runtime.operands.epilogue_arguments import is_number, read_epilogue
@@ -51,7 +53,8 @@ def _tracing_groups(declaration: Declaration) -> Callable[..., Any]:
 @declares(_tracing)
 def matmul(
     a: jax.Array, b: jax.Array, *, out: jax.Array | None = None, c: jax.Array | None = None,
-    alpha: float = 1.0, beta: float | None = None, out_dtype: object = None, accumulator: str | None = None,
+    alpha: jax.Array | float = 1.0, beta: jax.Array | float | None = None,
+    out_dtype: object = None, accumulator: str | None = None,
     tf32: bool = False, fast_accumulation: bool = True,
     a_scale: jax.Array | float | None = None, b_scale: jax.Array | float | None = None,
     a_zero: jax.Array | None = None, b_zero: jax.Array | None = None, a_dtype: object = None, b_dtype: object = None,
@@ -78,8 +81,8 @@ def matmul(
             A. JAX arrays are row-major, so the defaults copy nothing. ``"k"`` asks XLA for a column-major B: under
             ``jax.jit``, ``w.T`` then reads ``w`` without a copy, and XLA computes intermediate arrays in this layout.
             Any other array becomes a transposed copy.
-        alpha, beta: numbers, which are constants of the trace. For a factor that changes, use an array of one element
-            in an expression: ``epilogue="d = acc * x", x=x``.
+        alpha, beta: numbers. A Python number is a constant of the trace. A traced number is an operand of the epilogue,
+            and has a derivative.
         kernel: the name of a kernel; the selector is skipped.
         explain: True prints the kernel and the reason for its selection when the call is traced.
         epilogue: an expression. If it has further outputs, the call returns a tuple: D, then these in the expression's
@@ -95,7 +98,8 @@ def matmul(
 def grouped_matmul(
     a: jax.Array, b: jax.Array, offsets: jax.Array | None = None, *,
     out: jax.Array | None = None, c: jax.Array | None = None,
-    alpha: float = 1.0, beta: float | None = None, out_dtype: object = None, accumulator: str | None = None,
+    alpha: jax.Array | float = 1.0, beta: jax.Array | float | None = None,
+    out_dtype: object = None, accumulator: str | None = None,
     tf32: bool = False, fast_accumulation: bool = True,
     a_scale: jax.Array | float | None = None, b_scale: jax.Array | float | None = None,
     counts: jax.Array | None = None, expected_rows: int | None = None,
@@ -126,27 +130,22 @@ def grouped_matmul(
 
 
 def _trace(a: Any, b: Any, keywords: dict[str, Any], operands: Mapping[str, Any]) -> Any:
-    arrays: dict[str, Any] = {"a": _array("a", a), "b": _array("b", b)}
-    of_vectors = _without_vectors(arrays, keywords)
-    settings, factor = _settings(keywords), 1.0
-    for name in _TENSORS:
-        value = keywords.get(name)
-        if value is None or (name == "out" and value is keywords.get("c")):
-            continue
-        if is_number(value):  # a scale that is a number becomes part of alpha
-            factor *= value
-        else:
-            arrays[name] = _array(name, value)
-    if factor != 1.0:
-        settings["alpha"] = factor * alpha_of(keywords.get("alpha", 1.0))
-    numbers = {name: float(x) for name, x in operands.items() if is_number(x)}
-    arrays |= {name: _array(name, x) for name, x in operands.items() if name not in numbers}
+    matrices: dict[str, Any] = {"a": _array("a", a), "b": _array("b", b)}
+    of_vectors = _without_vectors(matrices, keywords)
+    taken, operands = with_traced_factors(keywords, operands, **matrices)
+    values = {name: taken[name] for name in _TENSORS if taken.get(name) is not None} | dict(operands)
+    into_c = "out" in values and values["out"] is values.get("c")
+    if into_c:
+        del values["out"]
+    numbers = {name: float(x) for name, x in values.items() if is_number(x) and (name in operands or name in SCALES)}
+    arrays = {name: _array(name, x) for name, x in values.items() if name not in numbers}
+    arrays = matrices | {name: number(x, **matrices) if is_traced_number(x) else x for name, x in arrays.items()}
     description = Description(
         operands=tuple(arrays),
-        turned=_turned(arrays, keywords),
-        settings=tuple(sorted(settings.items())),
+        turned=_turned(arrays, taken),
+        settings=tuple(sorted(_settings(taken).items())),
         numbers=tuple(numbers.items()),
-        into_c="out" in keywords and keywords["out"] is keywords.get("c"),
+        into_c=into_c,
     )
     outputs = run(_checked(description, operands), *arrays.values())
     d = outputs[0].squeeze(of_vectors)
@@ -177,8 +176,7 @@ def _settings(keywords: Mapping[str, Any]) -> dict[str, Setting]:
         value = keywords.get(name, default)
         if isinstance(value, jax.core.Tracer):
             raise OperandError(
-                f"{name} is traced; it must be a constant: for a value that changes, use an operand of an expression, "
-                f"for example epilogue='d = x * acc', x={name}"
+                f"{name} is traced; it must be a constant: pass a Python value, or name it in jax.jit's static_argnames"
             )
         if name == "alpha":
             value = alpha_of(value)

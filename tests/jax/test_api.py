@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 jax: Any = pytest.importorskip("jax")
@@ -49,11 +52,46 @@ def test_what_does_not_fit_is_refused_where_it_is_traced(name: str) -> None:
             call(**{"a": A, "b": B, **given})
 
 
-def test_factors_are_constants() -> None:
-    with pytest.raises(gemmill.OperandError, match="alpha is traced"):
-        jax.jit(lambda x: gemmill.jax.matmul(A, B, alpha=x))(2.0)
-    scaled = jax.jit(lambda x: gemmill.jax.matmul(A, B, epilogue="d = acc * x", x=x))
-    assert (scaled(jnp.float32(2)) == 2 * gemmill.jax.matmul(A, B)).all()
+GROUPS = {"a": whole(24, 16), "offsets": jnp.array([8, 8, 24], "int32")}
+NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
+    "an array": lambda x, y: gemmill.jax.matmul(A, B, alpha=jnp.asarray(x, "bfloat16")),
+    "a batch, and C": lambda x, y: gemmill.jax.matmul(whole(2, 16, 24), B, c=whole(16, 8), alpha=x, beta=y),
+    "vectors": lambda x, y: gemmill.jax.matmul(A[0], B[:, 0], alpha=x),
+    "an expression": lambda x, y: gemmill.jax.matmul(
+        A, B, epilogue="d = relu(alpha * acc) + y * x[n]; most[m] = max(d)", alpha=x, y=y, x=A[0, :8]
+    ),
+    "scales": lambda x, y: gemmill.jax.matmul(A, B, a_scale=x, b_scale=y, alpha=x, epilogue="d = alpha * acc + 1"),
+    "f64": lambda x, y: gemmill.jax.matmul(A.astype("float64"), B.astype("float64"), alpha=x / 10),
+    "integers": lambda x, y: gemmill.jax.matmul(*(whole(16, 16, dtype="int8"),) * 2, alpha=x.astype("int32")),
+    "groups of rows": lambda x, y: gemmill.jax.grouped_matmul(b=whole(3, 16, 8), alpha=x, **GROUPS),
+    "groups along K": lambda x, y: gemmill.jax.grouped_matmul(whole(16, 24), B, GROUPS["offsets"], alpha=x),
+    "C in place": lambda x, y: gemmill.jax.matmul(A, B, alpha=x, beta=y, **dict.fromkeys(("c", "out"), whole(16, 8))),
+}
+"""Calls with the numbers 2 and 0.5."""
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_may_be_traced(name: str) -> None:
+    constant = NUMBERS[name](np.float64(2), np.float64(0.5))
+    traced = jax.jit(NUMBERS[name])(2.0, 0.5)
+    for x, y in zip(jax.tree.leaves(traced), jax.tree.leaves(constant), strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "said"),
+    [
+        ({"alpha": jnp.ones(3)}, r"alpha is float64 \(3,\); it must be one real number"),
+        ({"alpha": 1j}, "alpha is complex128"),
+        ({"beta": 2.0}, "there is no c to scale"),
+        ({"alpha": 2.0, "epilogue": "d = relu(acc)"}, "`d = relu\\(acc\\)` does not read it"),
+        ({"tf32": True}, "tf32 is traced; it must be a constant"),
+    ],
+)
+def test_traced_values_that_are_refused(keywords: dict[str, Any], said: str) -> None:
+    with pytest.raises(gemmill.OperandError, match=said):
+        jax.jit(partial(gemmill.jax.matmul, A, B), static_argnames="epilogue")(**keywords)
 
 
 def test_what_is_selected_is_what_gemmill_selects() -> None:

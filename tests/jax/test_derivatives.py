@@ -108,6 +108,24 @@ def test_both_modes_nest(name: str) -> None:
     assert count in (0, products(derive(gemmill.jax.matmul), *arrays))
 
 
+def test_derivatives_by_factors() -> None:
+    """By numbers that JAX traces, and in a batch of them."""
+    c = real(4, 5)
+
+    def ours(alpha: Any, beta: Any) -> Any:
+        return jnp.tanh(gemmill.jax.matmul(A, B, c=c, alpha=alpha, beta=beta)).sum()
+
+    def wanted(alpha: Any, beta: Any) -> Any:
+        return jnp.tanh(alpha * (A @ B) + beta * c).sum()
+
+    for derive in (jax.grad, jax.jacfwd, jax.hessian):
+        for x, y in zip(*(jax.tree.leaves(derive(f, (0, 1))(0.5, 2.0)) for f in (ours, wanted)), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4)
+    alphas = jnp.array([0.5, 1.5])
+    found, right = (jax.vmap(jax.grad(f), (0, None))(alphas, 2.0) for f in (ours, wanted))
+    np.testing.assert_allclose(found, right, rtol=1e-3, atol=1e-4)
+
+
 def test_an_expression_differentiated_twice() -> None:
     """With an operand of each kind, forward over reverse, in a batch."""
     case = CASES["an expression"]
