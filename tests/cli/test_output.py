@@ -97,7 +97,7 @@ def test_a_table_in_a_pipe_has_a_line_for_each_row() -> None:
 def table_in_a_terminal(columns: int) -> list[str]:
     """The lines of the table in a terminal of this width."""
     ours, theirs = os.openpty()
-    environment = os.environ | {"TERM": "dumb", "COLUMNS": str(columns)}
+    environment = os.environ | {"TERM": "dumb", "COLUMNS": str(columns), "LINES": "25"}
     subprocess.run([sys.executable, "-c", TABLE], stdout=theirs, check=True, env=environment)
     os.close(theirs)
     lines = os.read(ours, 1 << 16).decode().splitlines()

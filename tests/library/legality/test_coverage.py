@@ -70,7 +70,7 @@ def test_the_command_line_names_a_rule_for_every_hole() -> None:
 @pytest.mark.slow
 def test_the_tables_fold_to_the_width_of_a_terminal() -> None:
     ours, theirs = os.openpty()
-    environment = os.environ | {"TERM": "dumb", "COLUMNS": "80"}
+    environment = os.environ | {"TERM": "dumb", "COLUMNS": "80", "LINES": "25"}
     with subprocess.Popen([sys.executable, "-m", "gemmill", "list", "--coverage"], stdout=theirs, env=environment):
         os.close(theirs)
         text = b""
