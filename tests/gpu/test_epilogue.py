@@ -274,7 +274,7 @@ def make_case(config: GemmConfig, m: int, n: int, k: int, batch: int | None = No
         if o.kind == "scalar" and m % 2 == 0:
             passed[o.name] = 2.5
         elif o.kind == "scalar":
-            passed[o.name] = passed[o.name].abs() + 1
+            passed[o.name] = (passed[o.name].float().abs() + 1).to(dtype)
     for output in epilogue.outputs:
         if output.is_reduction:
             shape = {"scalar": (1,), "batch": outer, "row": (*outer, m), "column": (*outer, n_d)}[output.kind]

@@ -15,17 +15,15 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from gemmill.library.problem import GemmProblem  # noqa: E402
 from gemmill.profiler.imports.file_formats import read_problems  # noqa: E402
-from gemmill.runtime.torch.takeover import overrides  # noqa: E402
 from gemmill.runtime.torch.takeover.aten import Arguments, Call, Unserved  # noqa: E402
 from gemmill.runtime.torch.takeover.kernel_backend import gemm_call  # noqa: E402
+from gemmill.runtime.torch.takeover.overrides import Takeover  # noqa: E402
 
 CALLS = {**{name: call for name, (_, call) in SERVED.items()}, **{f"scales {name}": SCALED[name] for name in SCALED}}
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_trace_has_the_problems_that_a_takeover_asks_for(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trace_has_the_problems_that_a_takeover_asks_for(name: str, tmp_path: Path) -> None:
     wanted: list[GemmProblem] = []
 
     def collect(call: Call, given: Arguments, _: list[str]) -> Any:
@@ -36,8 +34,7 @@ def test_a_trace_has_the_problems_that_a_takeover_asks_for(
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
         attempt(CALLS[name])  # recorded also where this version of PyTorch lacks the form
     recorded.export_chrome_trace(str(tmp_path / "trace.json"))
-    monkeypatch.setattr(overrides._CUDA, "backend", collect)
-    with overrides._CUDA.within():
+    with Takeover(backend=collect).within():  # a new one, which knows no call yet
         attempt(CALLS[name])
     found = read_problems(tmp_path / "trace.json")
     assert found is not None
