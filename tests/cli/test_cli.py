@@ -806,18 +806,18 @@ def test_one_pack_serves_a_list_of_several_types(tmp_path: Path) -> None:
 
 def test_kernels_come_from_the_named_sets_or_all() -> None:
     mixed = [Shape.of(GemmProblem.from_text(line)) for line in ("64x64x64 bf16", "64x64x64 s8", "64x64x64 f32 nn")]
-    found, missing = KernelSets().units(mixed)
+    found, missing = KernelSets().units_of(mixed)
     assert ([unit.problem for unit in found], missing) == ([shape.problem for shape in mixed], [])
     for unit in found:
         for kernel in unit.kernels:
             config = parse_name(kernel.name)
             assert not faults(config, unit.problem) or not faults(config, unit.problem.transposed)
-    found, missing = KernelSets(manifest=["bf16", "int8"], where="tile.m == 64").units(mixed)
+    found, missing = KernelSets(manifest=["bf16", "int8"], where="tile.m == 64").units_of(mixed)
     assert missing == mixed[2:]
     assert {parse_name(kernel.name).tile.m for unit in found for kernel in unit.kernels} == {64}
     open_formats = Shape(64, 64, 64)
-    assert KernelSets().problems(open_formats) == [GemmProblem(m=64, n=64, k=64)]
-    every = KernelSets(manifest=["bf16", "int8"]).problems(open_formats)
+    assert KernelSets().problems_of(open_formats) == [GemmProblem(m=64, n=64, k=64)]
+    every = KernelSets(manifest=["bf16", "int8"]).problems_of(open_formats)
     assert {problem.a_dtype for problem in every} == {"bf16", "s8", "u8"}
     assert len(every) > 10
 

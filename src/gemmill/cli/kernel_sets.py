@@ -70,13 +70,13 @@ class KernelSets(KernelFilter):
     def _plain(self) -> list[GemmConfig]:
         return [*filter(is_plain, self.declared)]
 
-    def problems(self, shape: Shape) -> list[GemmProblem]:
+    def problems_of(self, shape: Shape) -> list[GemmProblem]:
         """The problems of a shape: with every format of the named manifests that the shape leaves open, or else with
         default formats."""
         declared = [unit.problem for unit in units(self._plain, [shape])] if self.manifest else []
         return declared or [shape.problem]
 
-    def units(self, shapes: Sequence[Shape]) -> tuple[list[Unit], list[Shape]]:
+    def units_of(self, shapes: Sequence[Shape]) -> tuple[list[Unit], list[Shape]]:
         """The units to measure, and the shapes that no kernel supports.
 
         A unit has the kernels that the sets declare for its formats. Where they declare none, it has those that the

@@ -16,7 +16,6 @@ from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.gpus import figures
-from gemmill.runtime.select.selector import Selector
 from gemmill.runtime.select.set_cover import set_cover
 
 
@@ -59,7 +58,7 @@ def kernels_for(sets: KernelSets, suite: ShapeSuite, under: Conditions) -> tuple
     counts: Counter[GemmProblem] = Counter()
     missing: list[Shape] = []
     for shape in suite.shapes:
-        problems = sets.problems(shape)
+        problems = sets.problems_of(shape)
         for problem in problems:
             if problem not in rows:
                 rows[problem] = _row(problem, under)
@@ -72,8 +71,7 @@ def kernels_for(sets: KernelSets, suite: ShapeSuite, under: Conditions) -> tuple
     found = {problem: row for problem, row in rows.items() if row}
     times = {problem: row.times for problem, row in found.items()}
     chosen = set_cover({problem: row.ranked for problem, row in found.items()}, under.regret, counts)
-    shipped = [decision for row in found.values() for decision in row.shipped]
-    return [*map(parse_name, chosen)], SuiteTimes(times, counts, shipped)
+    return [*map(parse_name, chosen)], SuiteTimes(times, counts, _shipped(found, under.registry))
 
 
 class _Row(NamedTuple):
@@ -83,8 +81,8 @@ class _Row(NamedTuple):
     """Of all kernels."""
     ranked: dict[str, float]
     """Of the measured kernels alone, or of the best kernels of a long run, where there are some."""
-    shipped: list[Decision]
-    """The shipped measurements, unless the caller has measured the kernel."""
+    measured: Mapping[SlicedKernel, float]
+    """The measured times that ``ranked`` contains, by number of K slices."""
 
 
 def _row(problem: GemmProblem, under: Conditions) -> _Row | None:
@@ -101,20 +99,18 @@ def _row(problem: GemmProblem, under: Conditions) -> _Row | None:
     measured = {kernel: us for us, kernel in selector.measured_on(problem)} if held is None else {}
     ranked = dict(held.runners_up) | {held.kernel: held.predicted_us} if held else measured
     completed = _completed(ranked, modelled)
-    shipped = _shipped(problem, measured, selector, under.registry.recorded)
-    return _Row(_of_cubins(completed), _of_cubins(ranked or completed), shipped)
+    return _Row(_of_cubins(completed), _of_cubins(ranked or completed), measured)
 
 
-def _shipped(
-    problem: GemmProblem, measured: Mapping[SlicedKernel, float], selector: Selector, recorded: list[Decision]
-) -> list[Decision]:
-    """The measured times that are not among the caller's."""
-    gpu = selector.gpu.name
-    callers = {d.sliced for d in recorded if d.problem == problem and figures(d.gpu).name == gpu}
+def _shipped(rows: Mapping[GemmProblem, _Row], registry: Registry) -> list[Decision]:
+    """The measured times that are not among those of the caller."""
+    gpu = registry.gpu.name
+    callers = {(d.problem, d.sliced) for d in registry.recorded if figures(d.gpu).name == gpu}
     return [
-        Decision(problem=problem, gpu=gpu, kernel=kernel.name, slices=kernel.slices, us=us)
-        for kernel, us in measured.items()
-        if kernel not in callers
+        Decision(problem=problem.with_narrow_a, gpu=gpu, kernel=kernel.name, slices=kernel.slices, us=us)
+        for problem, row in rows.items()
+        for kernel, us in row.measured.items()
+        if (problem.with_narrow_a, kernel) not in callers
     ]
 
 

@@ -259,6 +259,17 @@ def test_presets_and_filters_combine() -> None:
     assert 0 < len(pingpong) < len(quick)
 
 
+def test_a_limited_set_is_what_its_preset_and_filter_keep() -> None:
+    kernel_set = load_manifest("bf16")
+    limited = kernel_set.limited("quick", "schedule == 'pingpong'")
+    assert [*limited.expand()] == [*kernel_set.expand("quick", "schedule == 'pingpong'")]
+    assert [*limited.expand(where="tile.n == 128")] == [config for config in limited.expand() if config.tile.n == 128]
+    assert limited.count().legal == len([*limited.expand()])
+    assert not limited.presets
+    with pytest.raises(ManifestError, match=r"no kernel of preset quick passes 'tile.m == 3'"):
+        kernel_set.limited("quick", "tile.m == 3")
+
+
 def test_a_selection_of_nothing_is_an_error_not_an_empty_run() -> None:
     kernel_set = shipped_set("bf16")
     with pytest.raises(ManifestError, match=r"no kernel of preset quick passes 'tile.m == 3'"):

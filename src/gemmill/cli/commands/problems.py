@@ -256,7 +256,7 @@ def profile(
     """
     if (suite := problems.suite()) is None:
         raise UsageError("no problem is given; pass --shapes FILE or --problem TEXT")
-    chosen, missing = kernels.units([*dict.fromkeys(map(timing.sized, suite.shapes))])
+    chosen, missing = kernels.units_of([*dict.fromkeys(map(timing.sized, suite.shapes))])
     if missing:
         warn_unsupported(missing, suite, kernels)
     options, workers = timing.options(), gpus.workers()
