@@ -28,7 +28,8 @@ def bindings() -> Any:
     try:
         (status,) = driver.cuInit(0)
     except RuntimeError as error:
-        raise DeviceError(f"the CUDA driver cannot be loaded ({str(error).rstrip('.')}); install it") from error
+        why = "" if type(error).__name__ == "DynamicLibNotFoundError" else f" ({error})"
+        raise DeviceError(f"the CUDA driver cannot be loaded{why}; install NVIDIA's driver") from error
     if status:
         raise DeviceError(
             f"the CUDA driver cannot be initialised: {status.name}; check with nvidia-smi whether it finds a GPU"

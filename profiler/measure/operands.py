@@ -19,7 +19,7 @@ from gemmill.library.dtypes import DTYPES, FP8, INT8
 from gemmill.library.epilogues.parse import LINEAR, parse
 from gemmill.library.epilogues.tree import Assignment, Operand
 from gemmill.library.errors import DeviceError
-from gemmill.library.extras import install
+from gemmill.library.extras import install_torch
 from gemmill.library.input.group_sizes import sizes_of
 from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.runtime.operands.gemm import FOUND_BY
@@ -43,9 +43,7 @@ def torch() -> Any:
     try:
         return importlib.import_module("torch")
     except ImportError as error:
-        raise DeviceError(
-            f"profiling needs PyTorch ({error}); {install('torch')}, which uses CUDA 13 (extra cu13)"
-        ) from error
+        raise DeviceError(f"profiling needs PyTorch ({error}); {install_torch()}") from error
 
 
 def torch_dtype(name: str) -> Any:

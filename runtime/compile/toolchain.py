@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gemmill.library.arch import Arch
 from gemmill.library.errors import ToolchainError
-from gemmill.library.extras import install
+from gemmill.library.extras import install, reinstall
 from gemmill.runtime.compile import toolchain_pieces
 from gemmill.runtime.compile.toolchain_pieces import NAMES, WHEELS, Piece, numbers, way_out
 
@@ -130,7 +130,7 @@ def faults(toolchain: Toolchain) -> Iterator[Fault]:
     # cute/container/array.hpp of CUTLASS 4.2 does not compile with the CCCL of CUDA 13.2 (CCCL 3.2) or newer.
     if cutlass[:2] <= (4, 2) and cccl[:2] >= (3, 2):
         says = f"{described('cutlass')} does not compile with {described('cccl')}; it needs CCCL older than 3.2"
-        yield Fault("cccl", f"{says}: install 'nvidia-cuda-cccl<13.2'")
+        yield Fault("cccl", f"{says}: {way_out('cccl')}")
     yield from _incomplete_pieces(toolchain)
 
 
@@ -180,7 +180,7 @@ def damaged_wheels() -> Iterator[Fault]:
                 yield Fault(
                     piece,
                     f"{len(damaged)} of {len(files)} files of {name} {wheel.version} are missing or changed, such as "
-                    f"{damaged[0]}; run pip install --force-reinstall --no-deps '{name}=={wheel.version}'",
+                    f"{damaged[0]}: {reinstall(name, wheel.version)}",
                 )
 
 

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gemmill.library.errors import ToolchainError
-from gemmill.library.extras import install
+from gemmill.library.extras import cuda_major, install
 from gemmill.runtime.settings import Settings
 
 VERSION_HEADERS: Mapping[str, str] = MappingProxyType(
@@ -48,6 +48,10 @@ _FOLDERS = {12: {"nvrtc": "cuda_nvrtc", "cccl": "cuda_cccl", "cudart": "cuda_run
 """Folders below ``nvidia/`` of the wheels of a major version of CUDA; later versions share ``cu13`` and so on."""
 
 
+IN_ENVIRONMENT = ("site-packages", "cutlass_library", "conda")
+"""Ways of finding a piece (:attr:`Piece.via`) that belongs to the Python environment, and not to the system."""
+
+
 class Piece(NamedTuple):
     """A piece of the toolchain."""
 
@@ -72,13 +76,14 @@ def bindings_version() -> str:
 
 
 def way_out(piece: str = "") -> str:
-    """Return what to install, everything or one piece, for the CUDA version of cuda-bindings; without these, for CUDA
-    12."""
+    """Return what to install for the CUDA version of this environment: everything, or one piece if cuda-bindings
+    work."""
+    extra = f"cu{cuda_major()}"
     try:
-        from cuda.bindings import __version__
+        import cuda.bindings  # noqa: F401
     except ImportError:
-        return f"{install('cu12')}, or extra 'cu13' with a PyTorch built for CUDA 13"
-    return install(f"cu{numbers(__version__)[0]}", WHEELS.get(piece, ()))
+        return install(extra)
+    return install(extra, WHEELS.get(piece, ()))
 
 
 def numbers(version: str) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from typing import Literal
 
 from gemmill.library.arch import ARCHS, serving
 from gemmill.library.errors import DeviceError, GemmillError, InstallationError, RecordError, SettingError, TrustError
-from gemmill.library.extras import install
+from gemmill.library.extras import cuda_major, install, install_torch
 from gemmill.library.process_caches import process_caches
 from gemmill.library.version import __version__
 from gemmill.runtime import driver, workers
@@ -101,7 +101,7 @@ def _bindings() -> Finding:
         package = importlib.import_module("cuda.bindings")
     except Exception as error:  # noqa: BLE001 - whatever a broken package raises
         says = f"{version(name) or 'not installed'}: {type(error).__name__}: {error}"
-        return Finding(name, "wrong", says, f"run `pip install {name}`")
+        return Finding(name, "wrong", says, install(f"cu{cuda_major()}", ("cuda-python",)))
     return Finding(name, "ok", f"{version(name)}, {package.__file__}")
 
 
@@ -113,7 +113,7 @@ def pytorch() -> Finding:
             "PyTorch",
             "missing",
             "not installed; `gemmill run` and `gemmill profile` need it",
-            f"{install('torch')}, with extra 'cu13'",
+            install_torch(),
         )
     bindings = version("cuda-bindings") or ""
     requirement = next((r for r in metadata.requires("torch") or () if r.startswith("cuda-bindings")), "")
@@ -143,7 +143,7 @@ def toolchain() -> Iterator[Finding]:
             missing[name] = str(error)
     if missing and not any(version(wheel) for piece in search for wheel in toolchain_pieces.WHEELS[piece]):
         yield Finding(
-            "toolchain", "missing", "kernels cannot be compiled; packs work without it", next(iter(missing.values()))
+            "toolchain", "missing", "kernels cannot be compiled; packs work without it", toolchain_pieces.way_out()
         )
         return
     wrong = {name: [says] for name, says in missing.items()}
@@ -155,6 +155,8 @@ def toolchain() -> Iterator[Finding]:
     for name in search:
         piece = pieces.get(name)
         detail = f"{piece.version}, found via {piece.via}: {piece.place}" if piece else "not found or not working"
+        if piece and piece.via not in toolchain_pieces.IN_ENVIRONMENT:
+            detail += ", outside of this environment"
         yield Finding(name, "wrong" if name in wrong else "ok", detail, "; ".join(wrong.get(name, ())))
 
 

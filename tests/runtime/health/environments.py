@@ -20,6 +20,8 @@ from typing import Any
 import cuda.bindings
 from cuda.pathfinder import load_nvidia_dynamic_lib
 
+import gemmill
+
 MAJOR = cuda.bindings.__version__.partition(".")[0]
 NVRTC = Path(str(load_nvidia_dynamic_lib("nvrtc").abs_path))
 WHEELS = "nvidia/{}" if MAJOR == "12" else f"nvidia/cu{MAJOR}"
@@ -41,6 +43,8 @@ class Environment:
         self.place = place
         self.site = place / site.relative_to(base)
         self.variables: dict[str, str] = {}
+        if not (checkout := Path(gemmill.__file__).parents[1]).is_relative_to(base):
+            self.variables["PYTHONPATH"] = str(checkout)  # an installed gemmill may be another one
         (place / "bin").mkdir(parents=True)
         self.site.mkdir(parents=True)
         shutil.copy(base / "pyvenv.cfg", place)

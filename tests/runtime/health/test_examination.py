@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from tests.cases.manifests import ONE
-from tests.runtime.health.environments import BROKEN, MAJOR, Broken, Environment
+from tests.runtime.health.environments import BROKEN, MAJOR, Broken, Environment, _include, _wheel
 
 from gemmill.library.config.model import FAMILIES
 from gemmill.library.config.names import parse_name
@@ -64,6 +67,33 @@ def test_wheels_of_another_major_beside_change_nothing(tmp_path: Path) -> None:
     code = "from gemmill.runtime.compile.toolchain import Toolchain; t = Toolchain.find(); print(*t.versions.values())"
     done = subprocess.run([env.python, "-c", code], capture_output=True, text=True, check=True)
     assert [version.partition(".")[0] for version in done.stdout.split()] == ["12", "4", "2", "12"]
+
+
+@pytest.mark.slow
+def test_one_command_mends_all_that_is_broken(tmp_path: Path) -> None:
+    """Each command alone would leave the others to be found by the next run."""
+    env = Environment(tmp_path / "env")
+    env.remove("cutlass_library")
+    env.remove(f"{_wheel('cudart')}/include")
+    said = env.run("doctor").stdout
+    (command,) = re.findall(r"`(pip install .*)`", said)
+    assert said.splitlines()[-1] == f"To install all of this: `{command}`"
+    pip, word, *options, one, other = shlex.split(command)
+    assert (pip, word, options) == ("pip", "install", ["--force-reinstall", "--no-deps"])
+    assert {Requirement(one).name, Requirement(other).name} >= {"nvidia-cutlass"}
+    assert "cu13" not in said or MAJOR == "13"
+
+
+@pytest.mark.slow
+def test_pieces_of_the_system_are_called_so(tmp_path: Path) -> None:
+    env = Environment(tmp_path / "env")
+    (toolkit := tmp_path / "toolkit").mkdir()
+    (toolkit / "include").symlink_to((env.site / _include("cudart")).resolve())
+    env.remove(f"{_wheel('cudart')}/include")
+    env.variables |= dict.fromkeys(("CUDA_HOME", "CUDA_PATH"), str(toolkit))
+    _, found = env.doctor()
+    assert found["cudart"]["detail"].endswith(", outside of this environment")
+    assert not found["nvrtc"]["detail"].endswith(", outside of this environment")
 
 
 def test_every_family_is_tried() -> None:

@@ -11,6 +11,7 @@ from gemmill.cli import output
 from gemmill.cli.app import app
 from gemmill.cli.options import StorePath
 from gemmill.cli.output import Status
+from gemmill.library.extras import one_command, without_commands
 from gemmill.runtime.health.examination import Finding, examination
 
 
@@ -35,6 +36,9 @@ def doctor(store: StorePath = None) -> None:
 
 def _print(findings: Sequence[Finding]) -> None:
     output.print_table(("component", "state", "detail"), [(f.what, f.state, f.detail) for f in findings])
+    command = one_command(finding.advice for finding in findings)
     for finding in findings:
         if finding.advice:
-            typer.echo(f"{finding.what}: {finding.advice}")
+            typer.echo(f"{finding.what}: {without_commands(finding.advice) if command else finding.advice}")
+    if command:
+        typer.echo(f"To install all of this: {command}")
