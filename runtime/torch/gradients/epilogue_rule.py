@@ -23,6 +23,7 @@ from gemmill.runtime.torch.gradients.product_rules import (
     of_factors,
     of_groups,
     of_scales,
+    refuse_narrow,
     rows_in_use,
     summed_to,
 )
@@ -196,11 +197,7 @@ def _of_sums(
         of_factors_and_scales |= of_groups(factors, [g], inner)
     elif inner:
         for name in sorted(inner):
-            if factors[f"original_{name}"].dtype.itemsize == 1:
-                raise OperandError(
-                    f"{name} is {factors[f'original_{name}'].dtype}; 8-bit operands have no gradient: pass "
-                    f"{name}.detach()"
-                )
+            refuse_narrow(name, factors[f"original_{name}"].dtype)
         of_factors_and_scales |= of_factors(factors, g, inner)
     return of_factors_and_scales
 

@@ -51,7 +51,7 @@ def of_scaled(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]
     for scale in scales.values():
         scaled = scaled * scale.to(g.dtype)
     for name in sorted(wanted & {"a", "b"}):
-        _refuse_narrow(name, arguments[name])
+        refuse_narrow(name, arguments[name].dtype)
     gradients |= of_factors(factors, scaled, wanted & {"a", "b"})
     if of_sums := wanted & {*scales}:
         dtype = torch.float64 if wide == torch.float64 else torch.float32
@@ -99,7 +99,7 @@ def of_groups(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]
         g = written(g)
     gradients = _of_c(arguments, g) if "c" in wanted else {}
     for name in sorted(wanted & {"a", "b"}):
-        _refuse_narrow(name, arguments[name])
+        refuse_narrow(name, arguments[name].dtype)
     g = g.to(a.dtype).contiguous()  # kernels of groups need contiguous rows
     keywords = {"alpha": arguments["alpha"], "out_dtype": a.dtype, "options": for_gradient(arguments["options"])}
 
@@ -129,7 +129,7 @@ def of_factors(arguments: Arguments, g: torch.Tensor, wanted: Iterable[str]) -> 
         g = g.contiguous()
     gradients = {}
     for name in sorted(wanted):  # in the same order in all processes: a DTensor's product may communicate
-        _refuse_narrow(name, arguments[name])
+        refuse_narrow(name, arguments[name].dtype)
         dtype = arguments[name].dtype
         g = g.to(dtype)  # both operands must have one dtype
         if name == "a":
@@ -146,10 +146,12 @@ def _of_c(arguments: Arguments, g: torch.Tensor) -> Gradients:
     return {"c": (g * beta).sum_to_size(arguments["c"].shape).to(arguments["c"].dtype)}
 
 
-def _refuse_narrow(name: str, operand: Any) -> None:
-    if operand.dtype.itemsize == 1:
+def refuse_narrow(name: str, dtype: torch.dtype) -> None:
+    """Raise OperandError for the gradient of an operand whose dtype has 8 bits."""
+    if dtype.itemsize == 1:
         raise OperandError(
-            f"{name} is {operand.dtype} and requires a gradient; 8-bit operands have no gradient: pass {name}.detach()"
+            f"{name} is {dtype} and requires a gradient; 8-bit operands have no gradient: call under torch.no_grad(), "
+            f"or pass {name}.detach()"
         )
 
 
