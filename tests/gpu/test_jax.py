@@ -124,7 +124,7 @@ def test_tangents_are_those_of_the_same_in_jax(name: str) -> None:
 
 def test_factors_may_be_traced() -> None:
     """Their values are read at run time, also in a command buffer."""
-    a, b, c = whole(16, 24), whole(24, 8), whole(16, 8)
+    a, b, c = whole(16, 24), whole(24, 8), whole(16, 8, dtype="float32")
     scaled = jax.jit(lambda x, y: gemmill.jax.matmul(a, b, c=c, alpha=x, beta=y, out_dtype="float32"))
     for x, y in ((2.0, 0.5), (3.0, -1.0), (0.0, 4.0)):
         assert_near(scaled(x, y), x * (double(a) @ double(b)) + y * double(c), 2**-20)
