@@ -19,7 +19,7 @@ from gemmill.library.epilogues.grammar import SCALES
 from gemmill.library.errors import OperandError
 from gemmill.runtime.api.prepare import kernel_for
 from gemmill.runtime.jax import cpu_handler, ffi, gpu_handler
-from gemmill.runtime.jax.derivative import tangents_of
+from gemmill.runtime.jax.derivative import Derivative, tangents_of
 from gemmill.runtime.jax.description import Array, Description, abstract_call, read, results, written
 from gemmill.runtime.jax.mesh_axes import axes_of, spread, types_of
 from gemmill.runtime.launch.workspace import lent_bytes
@@ -125,6 +125,20 @@ def _jvp(primals: Arrays, tangents: Arrays, *, asked: Description, call: str) ->
     return outputs, tangents_of(run, asked, primals, tangents, outputs)
 
 
+def _transpose(cotangents: Sequence[Any], *arrays: Any, asked: Description, call: str) -> Sequence[Any]:
+    """For ``jax.linear_transpose``. JAX transposes derivatives by their own rule."""
+    names = tuple(name for name, x in zip(asked.operands, arrays, strict=True) if ad.is_undefined_primal(x))
+    if "epilogue" in asked.keywords or not ({*names} <= {"a", "c"} or {*names} <= {"b", "c"}):
+        raise OperandError(
+            f"the call is not known to be linear in {', '.join(names)}; jax.linear_transpose takes A or B of a call "
+            "without an epilogue, and its C: use jax.vjp"
+        )
+    known = tuple(jnp.zeros(x.aval.shape, x.aval.dtype) if ad.is_undefined_primal(x) else x for x in arrays)
+    of_names = Derivative(run, asked, names).transpose(known, tuple(map(ad.instantiate_zeros, cotangents)))
+    gradients = dict(zip(names, of_names, strict=True))
+    return [gradients.get(name) for name in asked.operands]
+
+
 def _batched(arrays: Arrays, axes: Sequence[int | None], *, asked: Description, call: str) -> tuple[Any, Any]:
     """The kernel of a batched launch is selected for the whole batch."""
     size = next(x.shape[axis] for x, axis in zip(arrays, axes, strict=True) if axis is not None)
@@ -136,6 +150,7 @@ def _batched(arrays: Arrays, axes: Sequence[int | None], *, asked: Description, 
 _gemm.def_impl(_make_call)
 _gemm.def_abstract_eval(_types)
 ad.primitive_jvps[_gemm] = _jvp
+ad.primitive_transposes[_gemm] = _transpose
 batching.primitive_batchers[_gemm] = _batched
 mlir.register_lowering(_gemm, mlir.lower_fun(_make_call, multiple_results=True))
 

@@ -77,6 +77,7 @@ NESTED: dict[str, tuple[Callable[[Call], Call], tuple[Any, ...], int]] = {
     "hessian": (lambda m: jax.hessian(loss(m), (0, 1)), (A, B), 7),
     "reverse over forward": (lambda m: jax.jacrev(jax.jacfwd(loss(m), (0, 1)), (0, 1)), (A, B), 7),
     "linearize": (lambda m: lambda a, b: jax.linearize(m, a, b)[1](X, Y), (A, B), 2),
+    "linear_transpose": (lambda m: lambda a, b: jax.linear_transpose(lambda a: m(a, b) * 2, a)(A @ B)[0], (A, B), 1),
     "vjp of jvp": (lambda m: lambda a, b: gradient(lambda a, b: tangent(m, a, b), a, b), (A, B), 6),
     "jvp of vjp": (lambda m: lambda a, b: tangent(lambda a, b: gradient(m, a, b), a, b), (A, B), 7),
     "jvp of jvp": (lambda m: lambda a, b: tangent(lambda a, b: tangent(m, a, b), a, b), (A, B), 3),
@@ -172,6 +173,8 @@ def test_what_has_no_derivative_is_an_error_of_gemmill() -> None:
 
     with pytest.raises(gemmill.OperandError, match="is not supported in derivatives"):
         jax.jvp(most, (a,), (a,))
+    with pytest.raises(gemmill.OperandError, match="the call is not known to be linear in a"):
+        jax.linear_transpose(lambda a: gemmill.jax.matmul(a, b[0], epilogue="d = acc + 1"), a)(a[:, :8])
 
 
 @pytest.mark.skipif(jax.device_count() < 2, reason="JAX sees one device")
