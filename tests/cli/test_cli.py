@@ -641,13 +641,16 @@ def test_ending_a_build_leaves_the_store_sound_and_nothing_else(
 
 
 @pytest.mark.heavy
-def test_doctor_lists_the_toolchain_and_finds_a_store_that_cannot_be(tmp_path: Path) -> None:
+def test_doctor_lists_the_toolchain_and_finds_a_store_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = {finding["what"]: finding for finding in json.loads(gemmill("doctor", "--json").stdout)["items"]}
     assert {"nvrtc", "cutlass", "cccl", "cudart", "store"} <= found.keys()
     (tmp_path / "file").touch()
-    result = gemmill("doctor", "--store", tmp_path / "file" / "store")
+    monkeypatch.setenv("GEMMILL_STORE", str(tmp_path / "file" / "store"))
+    result = gemmill("doctor")
     assert result.exit_code == 1
-    assert "GEMMILL_STORE" in result.stdout
+    assert "set GEMMILL_STORE" in result.stdout
 
 
 @pytest.mark.slow
