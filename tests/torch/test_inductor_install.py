@@ -219,7 +219,10 @@ def test_inductor_times_nothing_that_it_does_not_time_without_gemmill(dtype: Any
         torch.compiler.reset()
         counters.clear()
         options = {"max_autotune": tunes, "max_autotune_gemm_backends": "ATEN"}
-        with passes() if on else nullcontext(), config.patch(fx_graph_cache=False, **options):
+        with (
+            passes() if on else nullcontext(),
+            config.patch(fx_graph_cache=False, autotune_local_cache=False, **options),
+        ):
             _, (code,) = run_and_get_code(torch.compile(products), x, w)
         codes.append(code.partition("\n")[2])  # the first line has the number of the compilation
         timed.append(counters["inductor"]["select_algorithm_autotune"])
