@@ -60,7 +60,9 @@ def one_command(texts: Iterable[str]) -> str | None:
 
 
 def _name(requirement: str) -> str:
-    return re.match(r"[\w.-]+", requirement)[0]  # type: ignore[index]
+    """The package of a requirement; of a checkout such as ``.[cu12]`` the whole."""
+    match = re.match(r"\w[\w.-]*", requirement)
+    return match[0] if match else requirement
 
 
 def without_commands(text: str) -> str:

@@ -39,6 +39,7 @@ def test_one_command_installs_what_several_do() -> None:
     assert one_command([damaged, torch]) == f"{again} 'jinja2==3.1.6' 'torch>=2.9'`"
     of_12, of_13 = install("cu12"), install("cu13")
     assert names(one_command([of_12, torch, of_13])) == names(one_command([of_13, torch]))
+    assert one_command([install("none"), install("neither")]) == "`pip install '.[none]' '.[neither]'`"
     assert without_commands(f"it is missing: {torch}; {damaged}") == "it is missing: see below; see below"
 
 

@@ -1,0 +1,36 @@
+"""Errors in NVRTC's log; tests/cli/test_pages.py has what NVRTC itself writes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmill.runtime.compile.nvrtc_log import cited_errors
+
+LINES = (
+    *("", "    int x = y;", "            ^", '"k.cu": creating precompiled header file "/tmp/k.pch"'),
+    *('k.cu(3): error: identifier "y" is undefined', "/inc/a/b.cuh(7): error #20: wrong", "k.cu(1): warning: unused"),
+    *("          detected during:", '            instantiation of "f" at line 9 of k.cu', "2 errors detected."),
+)
+
+
+@given(lines=st.lists(st.sampled_from(LINES) | st.text(max_size=20)))
+def test_every_error_is_cited_once_and_in_order(lines: list[str]) -> None:
+    log = "\n".join(lines)
+    cited = cited_errors(log, "k.cu", ["/inc"])
+    places = [error.partition(": ")[0] for error in cited]
+    wrong = [line for line in log.splitlines() if line in (LINES[4], LINES[5])]
+    ours = [place for place in places if place in ("k.cu:3", "k.cu:9", "a/b.cuh:7")]
+    assert len(ours) == len(wrong)
+    for place, line in zip(ours, wrong, strict=True):
+        assert (place == "k.cu:3") == line.startswith("k.cu")
+
+
+def test_a_header_is_cited_where_the_source_instantiates_it_else_by_itself() -> None:
+    _, header, _, trace, at = LINES[4], LINES[5], LINES[6], LINES[7], LINES[8]
+    inner = '            instantiation of class "g" at line 5 of /inc/a/b.cuh'
+    (cited,) = cited_errors("\n".join([header, "    code", trace, inner, at]), "k.cu", ["/inc"])
+    assert cited == "k.cu:9: wrong (a/b.cuh:7)\n    code"
+    assert cited_errors(header, "k.cu", ["/inc"]) == ["a/b.cuh:7: wrong"]
+    (catastrophe,) = cited_errors('k.cu(1): catastrophic error: cannot open source file "x"', "k.cu", [])
+    assert catastrophe == 'k.cu:1: catastrophic error: cannot open source file "x"'
