@@ -31,7 +31,7 @@ from gemmill.cli.output import Status, UsageError, usage
 from gemmill.cli.problem_options import ProblemOptions
 from gemmill.library.config.names import kernel_name, present_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
-from gemmill.library.errors import ConfigError, ProblemError, UnsupportedProblemError
+from gemmill.library.errors import ConfigError, DeviceError, ProblemError, UnsupportedProblemError
 from gemmill.library.input.group_sizes import BALANCED, checked_sizes
 from gemmill.library.problem import GemmProblem, Regime
 from gemmill.library.records import Measurement
@@ -39,6 +39,7 @@ from gemmill.profiler.baselines.baseline import BASELINES
 from gemmill.profiler.measure.messages import Options, Unit
 from gemmill.profiler.sweep.cluster import Cluster
 from gemmill.profiler.sweep.measuring import GpuPool, LocalGpus, local_gpus
+from gemmill.profiler.sweep.scheduler import refuse_open
 from gemmill.profiler.sweep.shape_suites import Shape
 from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, Listener, Scope, sweep
 from gemmill.runtime.host_gpu import detect
@@ -197,6 +198,8 @@ class GpuOptions:
                 raise UsageError("--scheduler is empty; pass the address of a Dask scheduler")
             if self.gpus is not None:
                 raise UsageError("both --gpus and --scheduler are given; pass only one")
+            with usage(DeviceError):
+                refuse_open(self.scheduler)
             return Cluster(self.scheduler)
         gpus = self.gpus
         if gpus is not None and gpus != "all" and not (gpus.isdecimal() and len(gpus) < 5 and int(gpus)):

@@ -18,11 +18,12 @@ import typer
 from gemmill.cli import completion, output
 from gemmill.cli.app import Application, app
 from gemmill.cli.options import CompileOptions
-from gemmill.cli.output import UsageError
-from gemmill.library.errors import InstallationError, SettingError
+from gemmill.cli.output import UsageError, usage
+from gemmill.library.errors import DeviceError, InstallationError, SettingError
 from gemmill.library.extras import install
 from gemmill.library.files import os_error_text
 from gemmill.profiler.sweep.compilers import AT_A_TIME
+from gemmill.profiler.sweep.scheduler import refuse_open
 from gemmill.runtime.compile.pool import default_jobs
 from gemmill.runtime.storage.store import Store
 from gemmill.service.service_options import Options, ServeOptions
@@ -73,6 +74,9 @@ def serve(context: typer.Context, options: ServeOptions, compiling: CompileOptio
         raise UsageError("--accept-source needs --tokens FILE with a token that has the scope source")
     if options.accept_source and options.scheduler:
         raise UsageError("both --accept-source and --scheduler are given; pass only one")
+    if options.scheduler:
+        with usage(DeviceError):
+            refuse_open(options.scheduler)
     if wrong := next((name for name in options.allow_host if not _HOST_NAME.fullmatch(name)), None):
         raise UsageError(f"--allow-host {wrong!r} is not a host name; write it without https:// and port")
     with _needing_the_extra():
