@@ -8,17 +8,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_ERROR = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?:(?P<kind>\w+ )?error)(?: #\S+)?: (?P<says>.*)")
+_ERROR = re.compile(
+    r"(?:(?P<file>.+)\((?P<line>\d+)\)|At end of source): (?:(?P<kind>\w+ )?error)(?: #\S+)?: (?P<says>.*)"
+)
+_NOTE = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): note(?: #\S+)?: (?P<says>.*)")
 _TRACE = "detected during"
 """Begins the list of instantiations that lead to an error, from the innermost to the outermost."""
 
 
 @dataclass(slots=True)
 class _Error:
-    """An error in the log: where, what, the lines of code that NVRTC shows, and the instantiations."""
+    """An error in the log: where, what, the lines of code and notes that NVRTC shows, and the instantiations."""
 
-    file: str
-    line: str
+    file: str | None
+    """None, like the line: the end of the source."""
+    line: str | None
     says: str
     code: list[str] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
@@ -29,10 +33,10 @@ class _Error:
 
 
 def cited_errors(log: str, source: str, folders: Iterable[Path | str]) -> list[str]:
-    """The errors of a log in order, each as ``FILE:LINE: text`` and the code below it.
+    """The errors of a log in order, each as ``FILE:LINE: text`` with code and notes below it.
 
     FILE:LINE is a place in the source. For an error in a header it is the line that instantiates the header's template,
-    and the header's own place follows the text.
+    and the header's own place follows the text. An error at the end of the source has no LINE.
 
     Args:
         log: NVRTC's log.
@@ -61,9 +65,19 @@ def _errors(log: str) -> Iterator[_Error]:
 
 
 def _cited(error: _Error, source: str, roots: Iterable[str]) -> str:
-    file = next((error.file.removeprefix(root) for root in roots if error.file.startswith(root)), error.file)
-    place, says = f"{file}:{error.line}", error.says
+    place, says = _place(error.file or source, error.line, roots), error.says
     lines = re.findall(rf'at line (\d+) of "?{re.escape(source)}', "\n".join(error.trace))
-    if error.file != source and lines:
+    if error.file not in (None, source) and lines:
         place, says = f"{source}:{lines[-1]}", f"{says} ({place})"
-    return "\n".join([f"{place}: {says}", *error.code])
+    return "\n".join([f"{place}: {says}", *(_below(line, roots) for line in error.code)])
+
+
+def _below(line: str, roots: Iterable[str]) -> str:
+    """A line below an error; a note has its place in the form of the error's."""
+    note = _NOTE.fullmatch(line)
+    return f"{_place(note['file'], note['line'], roots)}: note: {note['says']}" if note else line
+
+
+def _place(file: str, line: str | None, roots: Iterable[str]) -> str:
+    file = next((file.removeprefix(root) for root in roots if file.startswith(root)), file)
+    return f"{file}:{line}" if line else f"{file}: at the end"

@@ -34,3 +34,10 @@ def test_a_header_is_cited_where_the_source_instantiates_it_else_by_itself() -> 
     assert cited_errors(header, "k.cu", ["/inc"]) == ["a/b.cuh:7: wrong"]
     (catastrophe,) = cited_errors('k.cu(1): catastrophic error: cannot open source file "x"', "k.cu", [])
     assert catastrophe == 'k.cu:1: catastrophic error: cannot open source file "x"'
+
+
+def test_the_end_of_the_source_and_notes_are_cited_like_errors() -> None:
+    log = 'At end of source: error: expected a "}"\nk.cu(3): note #3196-D: to match this "{"\n  void f() {'
+    assert cited_errors(log, "k.cu", []) == [
+        'k.cu: at the end: expected a "}"\nk.cu:3: note: to match this "{"\n  void f() {'
+    ]
