@@ -32,13 +32,14 @@ NAMES: Mapping[str, str] = MappingProxyType(
 """Names of the pieces in errors."""
 WHEELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
+        "cuda-bindings": ("cuda-bindings", "cuda-pathfinder"),
         "nvrtc": ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc"),
         "cutlass": ("nvidia-cutlass",),
         "cccl": ("nvidia-cuda-cccl-cu12", "nvidia-cuda-cccl"),
         "cudart": ("nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime", "nvidia-cuda-crt"),
     }
 )
-"""The wheels with each piece."""
+"""The wheels with each piece, and with the bindings."""
 OPTIONS = ("--std=c++17", "-default-device")
 """NVRTC's options for every kernel. -default-device: CUTLASS headers have functions without annotation."""
 UNRECORDED_OPTIONS = ("--ptxas-options=-v", "--no-cache")
@@ -203,8 +204,6 @@ def version_in(place: Path, piece: str) -> str:
 
 def _roots(piece: str) -> tuple[tuple[Path, ...], str]:
     """Return the folders with the headers of a piece, and how they were found."""
-    from cuda.pathfinder import locate_nvidia_header_directory
-
     if piece == "cutlass":
         # pathfinder searches only site-packages; the import system knows every place where a wheel may be.
         spec = importlib.util.find_spec("cutlass_library")
@@ -218,6 +217,10 @@ def _roots(piece: str) -> tuple[tuple[Path, ...], str]:
     if root_of_wheel is not None:
         root, via = root_of_wheel.parents[VERSION_HEADERS[piece].count("/")], "site-packages"
     else:
+        try:
+            from cuda.pathfinder import locate_nvidia_header_directory
+        except ImportError as error:
+            raise ToolchainError(f"cuda-pathfinder cannot be imported ({error}): {way_out()}") from error
         located = locate_nvidia_header_directory(piece)
         if located is None or located.abs_path is None:
             raise ToolchainError(f"the headers of {NAMES[piece]} were not found: {way_out(piece)}")

@@ -95,14 +95,15 @@ def version(distribution: str) -> str | None:
 
 
 def _bindings() -> Finding:
-    """Examine whether cuda-bindings can be imported."""
+    """Examine whether cuda-bindings is complete and can be imported."""
     name = "cuda-bindings"
+    damaged = [fault.says for fault in damaged_wheels() if fault.piece == name]
     try:
         package = importlib.import_module("cuda.bindings")
     except Exception as error:  # noqa: BLE001 - whatever a broken package raises
         says = f"{version(name) or 'not installed'}: {type(error).__name__}: {error}"
-        return Finding(name, "wrong", says, install(f"cu{cuda_major()}", ("cuda-python",)))
-    return Finding(name, "ok", f"{version(name)}, {package.__file__}")
+        return Finding(name, "wrong", says, "; ".join(damaged) or install(f"cu{cuda_major()}", ("cuda-python",)))
+    return Finding(name, "wrong" if damaged else "ok", f"{version(name)}, {package.__file__}", "; ".join(damaged))
 
 
 def pytorch() -> Finding:

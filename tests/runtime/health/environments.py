@@ -221,6 +221,7 @@ def _store_is_a_file(env: Environment) -> None:
 
 
 BROKEN = (
+    Broken("no-pathfinder", lambda e: e.remove("cuda/pathfinder"), "cuda-bindings", "cuda-pathfinder"),
     Broken("no-builtins", _no_builtins, "nvrtc", "failed to open libnvrtc-builtins"),
     Broken("old-nvrtc", lambda e: e.before(_other_nvrtc("12.8.93")), "nvrtc", "needs 12.9 or newer"),
     Broken("nvrtc-without-an-option", lambda e: e.before(LACKS_AN_OPTION), "nvrtc", "unrecognized option --gone"),

@@ -30,7 +30,7 @@ def where_nothing_builds(parameters: list[object]) -> list[object]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("broken", some("no-builtins", "nvrtc-without-an-option", "half-of-cccl"))
+@pytest.mark.parametrize("broken", some("no-pathfinder", "nvrtc-without-an-option", "half-of-cccl"))
 def test_the_culprit_is_named(broken: Broken, tmp_path: Path) -> None:
     env = Environment(tmp_path / "env")
     broken.breaks(env)
