@@ -1,7 +1,7 @@
 """Finds the Python interpreter that worker processes run.
 
 In a program that embeds Python, ``sys.executable`` may be that program, which must not be started again, the first
-``python3`` in PATH, or empty. Programs are started to check them only if their names are those of interpreters.
+``python3`` in PATH, or empty. Programs are started to check them only if their names are like those of interpreters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from functools import cache
 
 from gemmill.library.errors import InstallationError
 
-_NAMES = re.compile(r"python|pypy")
+_LIKELY_NAMES = re.compile(r"python|pypy")
+"""In names of interpreters, such as ``pvpython``, but also of programs that embed Python, such as ``python-host``."""
+_USUAL_NAMES = re.compile(r"(?:python|pypy)[\d.]*[a-z]?")
 _SECONDS = 30.0
 """Time for an interpreter to start."""
 
@@ -46,7 +48,7 @@ def _missing(why: str) -> InstallationError:
 @cache
 def _found(executable: str) -> str | None:
     """Return the interpreter of a process with some ``sys.executable``; None where there is none."""
-    if _NAMES.search(os.path.basename(executable)):
+    if _USUAL_NAMES.fullmatch(os.path.basename(executable)):
         with suppress(OSError):
             if os.path.samefile(executable, "/proc/self/exe"):
                 return executable
@@ -56,7 +58,7 @@ def _found(executable: str) -> str | None:
 def _candidates(executable: str) -> Iterator[str]:
     """Yield paths that may be interpreters."""
     for path in (executable, getattr(sys, "_base_executable", "")):
-        if _NAMES.search(os.path.basename(path or "")):
+        if _LIKELY_NAMES.search(os.path.basename(path or "")):
             yield path
     for prefix in (sys.exec_prefix, sys.base_exec_prefix):
         for name in (f"python{sys.version_info.major}.{sys.version_info.minor}", "python3"):

@@ -67,6 +67,16 @@ def test_a_program_that_embeds_python_is_not_started_again(host: Path, tmp_path:
 
 
 @pytest.mark.slow
+def test_a_host_with_the_name_of_an_interpreter_is_started_only_to_check_it(host: Path, tmp_path: Path) -> None:
+    named = host.with_name("python-host")
+    shutil.copy(host, named)
+    code = f"import sys; sys.path[:] = {sys.path!r}\n{MANY}"
+    done = subprocess.run([named, code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["compiled", "compiled"], done.stderr
+    assert (tmp_path / "starts").read_text() == "started\n" * 2
+
+
+@pytest.mark.slow
 def test_a_frozen_program_compiles_itself_and_says_why(tmp_path: Path) -> None:
     command = [sys.executable, "-c", f"import sys; sys.frozen = True\n{MANY}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
