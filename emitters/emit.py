@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from gemmill.emitters import direct_kernels, headers_digest, wgmma_kernels
 from gemmill.library.config.model import FamilyName, GemmConfig
-from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.config.names import is_former, kernel_name, parse_name
 from gemmill.library.errors import ConfigError
 from gemmill.library.families.families import plan_of
 from gemmill.library.families.kernel_plan import KernelPlan
@@ -71,12 +71,11 @@ _EMITTERS: Mapping[FamilyName, Emitter] = {
 
 def emit(config: GemmConfig) -> EmittedSource:
     """The source of a config's kernel; ConfigError if a field is invalid or the config breaks a legality rule."""
-    name = kernel_name(config)
-    plan = _legal_plan(name)
+    plan = _legal_plan(config)
     emitter = _EMITTERS[plan.config.family]
     launch = emitter.launch_spec(plan)
     return EmittedSource(
-        name=name,
+        name=kernel_name(config),
         text=emitter.text(plan, launch),
         entry=launch.entry,
         constants=emitter.constants(launch),
@@ -88,7 +87,7 @@ def emit(config: GemmConfig) -> EmittedSource:
 
 def facts(config: GemmConfig) -> tuple[LaunchSpec, Mapping[str, int]]:
     """The launch facts of a config's kernel and its exported constants; ConfigError as for :func:`emit`."""
-    launch = launch_spec(_legal_plan(kernel_name(config)).config)
+    launch = launch_spec(_legal_plan(config).config)
     return launch, _EMITTERS[config.family].constants(launch)
 
 
@@ -97,9 +96,11 @@ def launch_spec(config: GemmConfig) -> LaunchSpec:
     return _EMITTERS[config.family].launch_spec(plan_of(config))
 
 
-def _legal_plan(name: str) -> KernelPlan:
-    """The plan of the kernel of a name; ConfigError if it is not legal."""
-    config = parse_name(name)  # checks field values, which the constructor of a config does not
+def _legal_plan(config: GemmConfig) -> KernelPlan:
+    """The plan of a config; ConfigError if it is not legal."""
+    name = kernel_name(config)
+    if not is_former(name):  # no legal config has a former name
+        parse_name(name)  # checks field values, which the constructor of a config does not
     if findings := broken(config):
         raise ConfigError(f"{name}: " + "; ".join(f"[{rule.id}] {finding}" for rule, finding in findings))
     return plan_of(config)
