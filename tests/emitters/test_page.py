@@ -51,7 +51,7 @@ def test_an_edited_page_is_launched_as_its_kernel_and_called_otherwise() -> None
     ['#include "mine.cuh"', "#include </etc/passwd>", "# include <gemmill/../../x.h>", "#include MINE", "  #include"],
 )
 def test_a_page_includes_nothing_that_its_digest_does_not_tell_of(line: str) -> None:
-    with pytest.raises(CompileError, match=r"line 2: '#.*copy other code into the source"):
+    with pytest.raises(CompileError, match=r"gemmill.cu:2: '#.*copy other code into the source"):
         edited(CONFIG, f"// mine\n{line}\n{TEXT}")
 
 
