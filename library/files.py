@@ -246,8 +246,12 @@ def make_private(path: Path) -> None:
         return
     if path.parent != path:
         make_private(path.parent)
-    with suppress(FileExistsError):
+    try:
         path.mkdir(0o700)
+    except FileExistsError:
+        if not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
+    else:
         path.chmod(0o700)  # the umask can have removed permissions
 
 

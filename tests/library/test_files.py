@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmill.library.files import open_regular, publish, read_regular
+from gemmill.library.files import make_private, open_regular, publish, read_regular
 
 SPEAKS = """
 from pathlib import Path
@@ -106,3 +106,14 @@ def test_refusing_a_file_leaves_no_descriptor_open(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="pipe"):
             open_regular(tmp_path / "pipe")
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_folder_is_private_and_no_file(file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    for _ in range(2):
+        make_private(folder)
+    assert [path.stat().st_mode & 0o777 for path in (folder.parent, folder)] == [0o700, 0o700]
+    for wrong in (file, file / "folder"):
+        with pytest.raises(NotADirectoryError) as error:
+            make_private(wrong)
+        assert error.value.filename == str(file)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
+from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
 
 import pytest
@@ -27,6 +29,9 @@ def test_each_request_compilation_and_refused_token_is_a_line(tmp_path: Path, ar
         server.ask("PUT", f"/v1/blobs/{'0' * 64}", b"x", secrets["maker"])
         assert server.instantiate(OTHER, bad, token=secrets["maker"]).events[-1]["ready"] == 1
         with server.socket() as client:
+            client.sendall(head("GET /healthz"))
+            client.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))  # closes with a reset
+        with server.socket() as client:
             client.sendall(head("GET /", f"A: {'a' * 40_000}"))
             assert client.recv(100).startswith(b"HTTP/1.1 431 ")
         with server.socket() as client:
@@ -41,10 +46,10 @@ def test_each_request_compilation_and_refused_token_is_a_line(tmp_path: Path, ar
         ("maker", "HEAD", 200, 0),
         (None, "GET", 401, requests[2]["bytes"]),
     ]
-    assert [line["status"] for line in requests[3:]] == [404, 403, 200, 431, 414]
+    assert [line["status"] for line in requests[3:]] == [404, 403, 200, 200, 431, 414]
     assert requests[3]["path"] == '/a"\n\n{}'
     assert requests[4]["who"] == "maker", "a token without the scope has a name, too"
-    assert {line["client"] for line in requests} == {"127.0.0.1"}
+    assert {line["client"] for line in requests} == {"127.0.0.1"}, "of a client that resets its connection, too"
     assert all(line["ms"] > 0 for line in requests[:-1])
     assert "path" not in requests[-1], "it is not known to the end"
     [refused] = [line for line in lines if line["event"] == "refused_token"]

@@ -23,6 +23,7 @@ def bounded(tmp_path_factory: pytest.TempPathFactory, artifact: Artifact) -> Ite
     folder = filled(tmp_path_factory.mktemp("bounded"), artifact)
     with serving(folder, "--connections", "50", "--timeout", "0.5") as server:
         yield server
+    assert "Traceback" not in (folder / "log").read_text()
 
 
 def is_closed(client: socket) -> bool:

@@ -34,7 +34,10 @@ def refusal(*headers: tuple[str, str], method: str = "GET", version: str = "1.1"
         *((name, 200) for name in ("localhost", "LOCALHOST:8470", "localhost.:1", "kernels.example:443")),
         *((address, 200) for address in ("127.0.0.1", "10.1.2.3:8470", "[::1]:8470", "[fd00::1]", "0.0.0.0")),
         *((name, 421) for name in ("evil.test", "localhost.evil.test", "127.0.0.1.evil.test:8470", "x", "1.2.3.4.5")),
-        *((odd, 400) for odd in ("", ":80", "a:b", "localhost:80:80", "[::1", "[localhost]", "a]")),
+        *(
+            (odd, 400)
+            for odd in ("", ":80", "a:b", "a@localhost", "a b", "\xe9", "localhost:80:80", "[::1", "[localhost]", "a]")
+        ),
     ],
 )
 def test_hosts(host: str, status: int) -> None:

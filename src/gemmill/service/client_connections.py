@@ -96,6 +96,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, limits: Limits, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
+        self.url = b""
         self._limits = limits
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
@@ -111,6 +112,7 @@ class Connection(HttpToolsProtocol):
         """Admit a new connection, or answer 503 and close it."""
         self._joined = _JoiningTransport(transport, self.loop)
         super().connection_made(cast("asyncio.Transport", self._joined))
+        self.client = transport.get_extra_info("peername")[:2]  # uvicorn finds no address after a reset
         if not self._limits.admit():
             self._limits.metrics.closed.labels("no room").inc()
             self._answer(_BUSY)

@@ -22,9 +22,9 @@ from functools import lru_cache
 from starlette.types import Scope
 
 from gemmill.service.refusal import Refusal
-from gemmill.service.service_options import ServeOptions
+from gemmill.service.service_options import HOST_NAME, ServeOptions
 
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::\d*)?")
+_HOST = re.compile(rf"(\[[0-9A-Fa-f:.]+\]|{HOST_NAME.pattern})(?::\d*)?")
 
 
 def host_names(options: ServeOptions) -> frozenset[str]:
@@ -40,7 +40,6 @@ def refuse_foreign(scope: Scope, names: frozenset[str]) -> None:
     if len(hosts) != 1 and (hosts or scope["http_version"] != "1.0"):
         raise Refusal(400, "host", f"The request has {len(hosts)} Host headers; it must have one.")
     if hosts and (name := _name(hosts[0])) is not None and name not in names:
-        name = f"{name:.253}"
         way_out = f"use its IP address, or start it with --allow-host {name}"
         raise Refusal(421, "host", f"This server is not called {name}; {way_out}.")
     if (site := headers.get(b"sec-fetch-site")) is not None:

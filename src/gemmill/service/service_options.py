@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +29,8 @@ WAIT_SECONDS = 600.0
 """Maximum time that a request may wait for its kernels."""
 COMPILE_SECONDS = 300.0
 """Time limit for a compilation."""
+HOST_NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,252}")
+"""Names of servers."""
 
 
 def _file(text: str, *names: str) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -26,9 +25,8 @@ from gemmill.profiler.sweep.compilers import AT_A_TIME
 from gemmill.profiler.sweep.scheduler import refuse_open
 from gemmill.runtime.compile.pool import default_jobs
 from gemmill.runtime.storage.store import Store
-from gemmill.service.service_options import Options, ServeOptions
+from gemmill.service.service_options import HOST_NAME, Options, ServeOptions
 
-_HOST_NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,252}")
 serve_app = Application(
     """Compile and deliver kernels over HTTP.
 
@@ -77,7 +75,7 @@ def serve(context: typer.Context, options: ServeOptions, compiling: CompileOptio
     if options.scheduler:
         with usage(DeviceError):
             refuse_open(options.scheduler)
-    if wrong := next((name for name in options.allow_host if not _HOST_NAME.fullmatch(name)), None):
+    if wrong := next((name for name in options.allow_host if not HOST_NAME.fullmatch(name)), None):
         raise UsageError(f"--allow-host {wrong!r} is not a host name; write it without https:// and port")
     with _needing_the_extra():
         from gemmill.service.server import run
