@@ -89,6 +89,7 @@ def test_some_fail_and_others_do_not(server: Running, artifact: Artifact) -> Non
         ({"gpu": {"name": "x", "arch": "hopper"}}, 422, "malformed"),
         ({"gpu": {"name": "NVIDIA H20"}}, 422, "malformed"),
         ({"gpu": {"name": "../../x", "arch": "sm90"}}, 422, "malformed"),
+        ({"gpu": {"name": "NVIDIA H200/../x", "sm_count": 8}}, 422, "malformed"),
         ({"driver_cuda": [12]}, 422, "malformed"),
     ],
 )
@@ -104,7 +105,7 @@ def test_gpus_that_are_not_known_are_refused_with_those_that_are(server: Running
         return answer.status, answer.body.decode()
 
     for path, gpu in (
-        ("/v1/select", {"name": "../../x"}),
+        ("/v1/select", {"name": "x"}),
         ("/v1/models/x", {}),
         ("/problems?problem=64x64x64&gpu=..%2f..%2fx", {}),
         ("/problems?gpu=x", {}),

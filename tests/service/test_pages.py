@@ -25,10 +25,13 @@ PAGES = {
     "not-compiled": f"/kernels/{TENSOR}",
     "problems": "/problems",
     "problem": "/problems?problem=4096x4096x4096+bf16+tn&gpu=NVIDIA+H200",
+    "other-gpu": "/problems?problem=96x96x96+f64+tn&gpu=NVIDIA+GH200+480GB",
     "sliced": "/problems?problem=64x64x65536+bf16+tn",
     "queue": "/queue",
 }
 ASKED = "64x64x64 f64 tn"
+OTHER_GPU = {"name": "NVIDIA GH200 480GB", "arch": "sm90a", "sm_count": 132}
+"""A GPU without figures."""
 THIRD = KERNEL.replace("128x128x8", "64x64x8")
 PAIRS = {"html", "body", "main", "header", "footer", "nav", "form", "table", "thead", "tbody", "tr", "div", "dl", "ol"}
 
@@ -58,6 +61,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory, artifacts: tuple[Artifact, A
     with serving(filled(tmp_path_factory.mktemp("shown"), *artifacts)) as server:
         server.ask("POST", "/v1/select", {"problem": ASKED})
         server.ask("POST", "/v1/select", {"problem": ASKED})
+        assert server.ask("POST", "/v1/select", {"problem": "96x96x96 f64 tn", "gpu": OTHER_GPU}).status == 200
         assert server.instantiate(THIRD).events[-1]["ready"] == 1
         yield server
 

@@ -9,6 +9,8 @@ from typing import Annotated, TypeVar
 from pydantic import Field, ValidationError
 from starlette.requests import Request
 
+from gemmill.library.arch import Gpu, gpu_named
+from gemmill.library.errors import DeviceError
 from gemmill.library.frozen import Frozen
 from gemmill.library.input.strict_json import parse
 from gemmill.library.wording import suggest
@@ -57,7 +59,7 @@ async def read_body(request: Request, most: int = BODY_BYTES) -> bytes:
 class GpuDescription(Frozen):
     """A GPU, as its driver reports it."""
 
-    name: str = Field(pattern=r"^[ -~]{1,100}$")
+    name: str = Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z ()+._-]{0,99}$")
     arch: str | None = Field(None, pattern=r"^sm\d{2,3}[af]?$")
     sm_count: int | None = Field(None, ge=1, le=4096)
 
@@ -94,3 +96,11 @@ async def read_json(request: Request, kind: type[Body]) -> Body:
 def malformed(message: str, hint: str = "") -> Refusal:
     """422: the request is invalid."""
     return Refusal(422, "malformed", message, hint)
+
+
+def known_gpu(name: str, hint: str = "") -> Gpu:
+    """A GPU that gemmill has figures for; Refusal 422 for others."""
+    try:
+        return gpu_named(name)
+    except DeviceError as error:
+        raise malformed(f"Invalid gpu: {error}.", hint) from None

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from gemmill.library.arch import gpu_named
-from gemmill.library.errors import DeviceError, RecordError
+from gemmill.library.errors import RecordError
 from gemmill.library.files import make_private, os_error_text, publish
 from gemmill.library.records import read_records
 from gemmill.runtime.select.model_file import path_of
 from gemmill.runtime.workers import Worker, WorkerError
-from gemmill.service.bodies import malformed, read_body
+from gemmill.service.bodies import known_gpu, read_body
 from gemmill.service.refusal import Refusal, not_found
 from gemmill.service.service_options import RECORDS_BYTES
 from gemmill.service.tokens import Caller
@@ -157,7 +156,4 @@ async def post_model(service: Service, request: Request, _caller: Caller) -> Res
 
 
 def _gpu(request: Request) -> str:
-    try:
-        return gpu_named(str(request.path_params["gpu"])).name
-    except DeviceError as error:
-        raise malformed(f"Invalid gpu: {error}") from None
+    return known_gpu(str(request.path_params["gpu"])).name

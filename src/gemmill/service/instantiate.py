@@ -124,7 +124,7 @@ async def _kernel_of(service: Service, item: dict[str, str], machine: Target) ->
     """The kernel of an item: a problem, a source, or a name."""
     if (problem := item.get("problem")) is not None:
         choice = await service.resolver.choice(problem, machine.gpu)
-        service.requested_problems.note(machine.gpu.name, choice)
+        service.requested_problems.note(machine.gpu, choice)
         return await service.resolver.keyed(choice.name)
     if (source := item.get("source")) is not None:
         return await service.resolver.sent(item["kernel"], source)
@@ -188,7 +188,7 @@ async def select(service: Service, request: Request, _: Caller) -> Response:
     body = await read_json(request, SelectRequest)
     gpu = target(body).gpu
     choice = await service.resolver.choice(body.problem, gpu, body.sm_count)
-    service.requested_problems.note(gpu.name, choice)
+    service.requested_problems.note(gpu, choice)
     kernel = await service.resolver.keyed(choice.name)
     return JSONResponse({"problem": str(choice.problem), "kernel": choice.name, "key": kernel.key, **_facts(choice)})
 

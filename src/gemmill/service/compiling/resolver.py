@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +13,11 @@ from typing import TypeVar
 from gemmill.emitters import headers_digest
 from gemmill.emitters.edited_page import edited
 from gemmill.emitters.emit import emit
-from gemmill.library.arch import DEFAULT_GPU, GPUS, Gpu, gpu_named, serving
+from gemmill.library.arch import DEFAULT_GPU, GPUS, Gpu, serving
 from gemmill.library.config.edited import is_edited
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.errors import DeviceError, GemmillError, ToolchainError
+from gemmill.library.errors import GemmillError, ToolchainError
 from gemmill.library.problem import GemmProblem
 from gemmill.library.version import __version__
 from gemmill.library.wording import one_of
@@ -27,15 +26,13 @@ from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.select.gpus import figures, with_sms
 from gemmill.runtime.storage.store import Store
-from gemmill.service.bodies import GpuDescription, KernelRequest, malformed
+from gemmill.service.bodies import GpuDescription, KernelRequest, known_gpu
 from gemmill.service.fleet_models import Models
 from gemmill.service.refusal import Refusal
 
 T = TypeVar("T")
 _KEYS = 1 << 16
 """Maximum number of cached keys, by name."""
-_DRIVER_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z ()+._-]*")
-"""Names of GPUs that a driver may report."""
 _REGISTRIES = 8
 """Maximum number of cached registries, one for each GPU."""
 
@@ -165,15 +162,12 @@ def target(request: KernelRequest) -> Target:
 
 def _figures(gpu: GpuDescription) -> Gpu:
     """The figures of a client's GPU. Without figures for its name, its architecture must be known."""
-    if gpu.arch is not None and _DRIVER_NAME.fullmatch(gpu.name):
+    if gpu.arch is not None:
         digits = gpu.arch.strip("smaf")
         return figures(gpu.name, (int(digits[:-1]), int(digits[-1])))
     if gpu.name.startswith(tuple(GPUS)):
         return figures(gpu.name)
-    try:
-        return gpu_named(gpu.name)
-    except DeviceError as error:
-        raise malformed(f"Invalid gpu: {error}.", "for another GPU, also send its arch") from None
+    return known_gpu(gpu.name, "for another GPU, also send its arch")
 
 
 def _with_refusals(work: Callable[[], T]) -> T:

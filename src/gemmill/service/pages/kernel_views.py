@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, Response
 from gemmill.emitters.emit import emit, launch_spec
 from gemmill.library.anatomy import kernel_page
 from gemmill.library.anatomy.sheet import Kernel
-from gemmill.library.arch import DEFAULT_GPU, gpu_named
+from gemmill.library.arch import DEFAULT_GPU, Gpu
 from gemmill.library.config.edited import is_edited, plain_name
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
@@ -73,7 +73,7 @@ async def drawing(service: Service, request: Request, _: Caller) -> Response:
     """The picture of a kernel, as `gemmill draw` writes it."""
     shown = await _shown(service, str(request.path_params["kernel"]))
     problem = request.query_params.get("problem", "")[:4096]
-    gpu = request.query_params.get("gpu", DEFAULT_GPU.name)[:100]
+    gpu = service.requested_problems.gpu(request.query_params.get("gpu", DEFAULT_GPU.name)[:100])
     slices = request.query_params.get("slices", "1")
     if not (slices.isdecimal() and len(slices) < 9):
         raise malformed(f"slices is {slices!r:.100}; it must be a number.")
@@ -96,7 +96,7 @@ async def _shown(service: Service, key_or_name: str) -> Shown:
     return Shown(artifact.name, artifact.config, served, artifact)
 
 
-def _drawn(shown: Shown, problem_text: str, gpu: str, slices: int) -> str:
+def _drawn(shown: Shown, problem_text: str, gpu: Gpu, slices: int) -> str:
     config, waves = shown.config, None
     if shown.artifact is None:
         occupancy = assumed_occupancy(config, "this server does not have the kernel yet")
@@ -104,6 +104,6 @@ def _drawn(shown: Shown, problem_text: str, gpu: str, slices: int) -> str:
         occupancy = occupancy_of(shown.artifact)
     if problem_text:
         problem = GemmProblem.from_text(problem_text)
-        waves = waves_of(config, problem, gpu_named(gpu), sizes_of(problem), slices)
+        waves = waves_of(config, problem, gpu, sizes_of(problem), slices)
         waves = waves.sharing_sms(occupancy.ctas)
     return kernel_page.as_html(Kernel(kernel_name(config), plan_of(config), launch_spec(config), occupancy), waves)

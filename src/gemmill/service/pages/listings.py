@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from gemmill.library.arch import GPUS, Gpu
 from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
+from gemmill.service.bodies import known_gpu
 
 _READ_AT_ONCE = 300
 """Maximum number of kernels read per request of the page; about half a second."""
@@ -92,7 +94,7 @@ class RequestedProblem:
     """A problem that clients requested for a GPU."""
 
     problem: str
-    gpu: str
+    gpu: Gpu
     choice: Choice
     """The result of the last request."""
     times: int
@@ -107,13 +109,18 @@ class RequestedProblems:
     def __init__(self) -> None:
         self._rows: OrderedDict[tuple[str, str], RequestedProblem] = OrderedDict()
 
-    def note(self, gpu: str, choice: Choice) -> None:
+    def note(self, gpu: Gpu, choice: Choice) -> None:
         """Count a request."""
-        key = gpu, str(choice.problem)
+        key = gpu.name, str(choice.problem)
         times = self._rows.pop(key).times if key in self._rows else 0
         self._rows[key] = RequestedProblem(key[1], gpu, choice, times + 1, time.monotonic())
         if len(self._rows) > _MOST_PROBLEMS:
             self._rows.popitem(last=False)
+
+    def gpu(self, name: str) -> Gpu:
+        """A GPU by its name: of these requests, or one that gemmill has figures for; Refusal 422 for others."""
+        described = {row.gpu.name: row.gpu for row in self._rows.values() if row.gpu.name not in GPUS}
+        return described.get(name) or known_gpu(name)
 
     def rows(self, kernel: str = "") -> list[RequestedProblem]:
         """All problems, or those for which a kernel was selected, the most recent first."""

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gemmill.library.arch import GPUS, Gpu, gpu_named
-from gemmill.library.errors import DeviceError
+from gemmill.library.arch import GPUS, Gpu
 from gemmill.library.problem import GemmProblem
 from gemmill.service.pages.kernel_map import KernelMap
 from gemmill.service.pages.listings import FILTERS
@@ -50,7 +49,8 @@ async def problems(service: Service, request: Request, _: Caller) -> Response:
     if not text:
         content |= {"requested": service.requested_problems.rows(), "now": time.monotonic()}
     try:
-        row = gpu_named(gpu)
+        row = service.requested_problems.gpu(gpu)
+        content |= {"gpu": row.name, "gpus": [*dict.fromkeys((*GPUS, row.name))]}
         if text:
             choice = await service.resolver.choice(text, row)
             keyed = await service.resolver.keyed(choice.name)
@@ -60,8 +60,6 @@ async def problems(service: Service, request: Request, _: Caller) -> Response:
                 "here": await service.kernels.find(keyed.key) is not None,
                 "map": await service.resolver.in_thread(lambda: _map(service, row, text)),
             }
-    except DeviceError as error:
-        content["error"] = str(error)
     except Refusal as refusal:
         content["error"] = refusal.message
     page = rendered("problems", "Problems", **content)
