@@ -13,7 +13,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,8 @@ _SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55\n# gemmill: compiled 
 _TEXT = _SIGNATURE + b", made again where they are missing. `gemmill store` looks into this folder.\n"
 ENTRIES = re.compile(r"(?P<folder>[0-9a-f]{2})/(?P=folder)[0-9a-f]{62}\.gemmill")
 """Compiled kernels, by folder and name."""
+ENTRY_FOLDERS = tuple(f"{number:02x}" for number in range(256))
+"""Folders of compiled kernels. A kernel's folder is the first byte of a digest, so all hold about as many."""
 NOTES = re.compile(
     r"(?:autotuned|declared|headers|indexes|remote|tables)/[0-9a-f]{64}\.json|(?:keys|verified)/[0-9a-f]{64}"
 )
@@ -106,12 +108,18 @@ class StoreFolder:
             with _opened(root, folder) as handle:
                 yield handle
 
-    def find(self, names: re.Pattern[str], on_error: Callable[[OSError, Path], object]) -> list[StoreFile]:
-        """Return the entries with names of one kind. ``on_error`` receives the errors of folders and files that cannot
-        be read."""
+    def find(
+        self,
+        names: re.Pattern[str],
+        on_error: Callable[[OSError, Path], object],
+        folders: Iterable[str] | None = None,
+    ) -> list[StoreFile]:
+        """Return the entries with names of one kind, in all folders or in some. ``on_error`` receives the errors of
+        folders and files that cannot be read."""
         files = []
         with self._root() as root:
-            for folder in (".", *filter(_FOLDERS.fullmatch, sorted(os.listdir(root)))):
+            present = (".", *filter(_FOLDERS.fullmatch, sorted(os.listdir(root)))) if folders is None else folders
+            for folder in present:
                 try:
                     with _opened(root, folder) as handle:
                         for name in os.listdir(handle):
@@ -133,9 +141,9 @@ class StoreFolder:
             except IsADirectoryError:
                 os.rmdir(name, dir_fd=handle)
 
-    def sweep(self, on_error: Callable[[OSError, Path], object]) -> None:
-        """Remove the files of killed writers."""
-        for file in self.find(_TEMPORARY, on_error):
+    def sweep(self, on_error: Callable[[OSError, Path], object], folders: Iterable[str] | None = None) -> None:
+        """Remove the files of killed writers, in all folders or in some."""
+        for file in self.find(_TEMPORARY, on_error, folders):
             if abs(time.time() - file.status.st_mtime) > _STALE_SECONDS:
                 try:
                     self.remove(file.folder, file.name)

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from gemmill.library.files import open_regular, read_regular
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage import file_locks
 from gemmill.runtime.storage.artifact import MAX_BYTES, Artifact
-from gemmill.runtime.storage.folder import ENTRIES, NOTES, StoreFolder, default_path
+from gemmill.runtime.storage.folder import ENTRIES, ENTRY_FOLDERS, NOTES, StoreFolder, default_path
 
 DEFAULT_MAX_BYTES = 4 << 30
 """Size limit unless ``GEMMILL_STORE_BYTES`` is set: some hundred thousand kernels."""
@@ -48,11 +47,9 @@ process."""
 _OnError = Callable[[OSError, Path], object]
 _AHEAD_SECONDS = 86400
 """A time of use further in the future than this is invalid: the entry counts as the oldest."""
-_LOW_WATER = 0.9
-"""Share of the limit that is kept when it is exceeded, so that not every new entry evicts."""
-_CHECKS = 64
-"""How often, on average, writers measure the store while they write as many bytes as the limit allows. Writing an entry
-therefore takes as long in a large store as in a small one."""
+_MEASURED_BYTES = 16 << 20
+"""The part of the limit whose folders a writer measures, so that writing takes as long in a large store as in a small
+one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +78,8 @@ class Store:
 
     Args:
         path: the folder, created at the first write; by default ``GEMMILL_STORE``, or the user's cache directory.
-        max_bytes: size limit, which a store may exceed by a few percent until the least recently used entries are
-            evicted. By default ``GEMMILL_STORE_BYTES``, or 4 GiB.
+        max_bytes: size limit; the least recently used entries are evicted. Each folder of entries, or group of them,
+            has its share of the limit. By default ``GEMMILL_STORE_BYTES``, or 4 GiB.
     """
 
     def __init__(self, path: Path | str | None = None, max_bytes: int | None = None) -> None:
@@ -131,10 +128,9 @@ class Store:
         if len(data) > self.max_bytes:
             if self.max_bytes:
                 self.report(f"{name} has {len(data):,} bytes, more than the store's limit of {self.max_bytes:,}")
-        # By chance, because a count of bytes would be wrong after other processes wrote, evicted or were killed.
-        elif self._write(self._file(key), data) and secrets.randbelow(self.max_bytes) < _CHECKS * len(data):
+        elif self._write(self._file(key), data):
             try:
-                self._prune(key, self._report)
+                self._prune(key, self._report, self._group(key))
             except OSError as error:
                 self._report(error, self.path)
 
@@ -267,22 +263,31 @@ class Store:
             ) from error
         return True
 
-    def _prune(self, keep: str, on_error: _OnError) -> int:
-        """Remove entries beyond the limit, except the one of a key."""
-        self._folder.sweep(on_error)
-        entries = self._entries(on_error)
+    def _group(self, key: str) -> Sequence[str] | None:
+        """The folders that the writer of an entry measures, its own among them; None for all. They depend only on the
+        limit, so that all groups together keep it."""
+        count = 1
+        while count < len(ENTRY_FOLDERS) and count * self.max_bytes < len(ENTRY_FOLDERS) * _MEASURED_BYTES:
+            count *= 2
+        first = int(key[:2], 16) // count * count
+        return ENTRY_FOLDERS[first : first + count] if count < len(ENTRY_FOLDERS) else None
+
+    def _prune(self, keep: str, on_error: _OnError, folders: Sequence[str] | None = None) -> int:
+        """Remove the entries of some folders, or of all, beyond their share of the limit, except the one of a key."""
+        self._folder.sweep(on_error, folders)
+        entries = self._entries(on_error, folders)
         total = sum(entry.bytes for entry in entries)
+        share = self.max_bytes if folders is None else self.max_bytes * len(folders) // len(ENTRY_FOLDERS)
         removed = 0
-        if total > self.max_bytes:
-            for entry in entries:
-                if total <= _LOW_WATER * self.max_bytes:
-                    break
-                if entry.key != keep and self._remove(entry.path, on_error):
-                    removed += 1
-                    total -= entry.bytes
+        for entry in entries:
+            if total <= share:
+                break
+            if entry.key != keep and self._remove(entry.path, on_error):
+                removed += 1
+                total -= entry.bytes
         return removed
 
-    def _entries(self, on_error: _OnError) -> tuple[Entry, ...]:
+    def _entries(self, on_error: _OnError, folders: Sequence[str] | None = None) -> tuple[Entry, ...]:
         latest = time.time() + _AHEAD_SECONDS
         entries = [
             Entry(
@@ -291,7 +296,7 @@ class Store:
                 bytes=file.status.st_size,
                 used=used if 0 <= (used := file.status.st_mtime) <= latest else 0.0,
             )
-            for file in self._folder.find(ENTRIES, on_error)
+            for file in self._folder.find(ENTRIES, on_error, folders)
         ]
         return tuple(sorted(entries, key=lambda entry: (entry.used, entry.key)))
 
