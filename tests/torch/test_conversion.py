@@ -200,6 +200,14 @@ def test_a_weight_reads_and_writes_like_that_of_a_linear(weights: str) -> None:
         assert distance(layer(x), 2 * plain(x) - plain.bias) < limit
     with pytest.raises(RuntimeError, match="has no memory: pass"):
         weight.data_ptr()
+    for train in (
+        weight.requires_grad_,
+        lambda: setattr(weight, "requires_grad", True),
+        lambda: torch.nn.Parameter(weight),
+    ):
+        with pytest.raises(OperandError, match="only bf16 and f16 weights can be trained"):
+            train()
+    weight.requires_grad_(False).requires_grad = False
     with pytest.raises(OperandError, match=r"shape \(136, 100\); this layer needs \(136, 256\)"):
         weight.data = weight[:, :100].clone()
 
@@ -286,6 +294,11 @@ def test_the_checkpoint_that_was_loaded_last_counts(weights: str, strict: bool) 
         assert distance(model(x), second(x)) < QUANTISED.get(weights, 2**-7)
         second = linear(seed=2)
     own = gemmill.torch.Linear.from_linear(second, weights)
+    without_memory = gemmill.torch.convert(torch.nn.Sequential(linear()).to("meta"), weights)
+    for assign in (False, True):
+        loaded = without_memory if assign else copy.deepcopy(without_memory).to_empty(device="cpu")
+        loaded.load_state_dict(torch.nn.Sequential(second).state_dict(), strict=strict, assign=assign)
+        assert torch.equal(loaded(x), own(x))
     model[0].load_state_dict(own.state_dict(), strict=strict)
     assert torch.equal(model(x), own(x))
     file = io.BytesIO()
@@ -314,6 +327,23 @@ def test_checkpoints_that_do_not_fit_change_nothing(weights: str, tensors: dict[
     with pytest.raises(RuntimeError, match=says):
         layer.load_state_dict(tensors, strict=False)
     assert all(torch.equal(x.float(), before[name].float()) for name, x in layer.state_dict().items())
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch has no torch.distributed")
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.parametrize("weights", ["bf16", *QUANTISED])
+def test_fsdp_shards_converted_layers(weights: str, tmp_path: Any) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model, x = gemmill.torch.convert(torch.nn.Sequential(linear(), linear(136, 64)), weights), rows(3, 256)
+    wanted = model(x)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        assert torch.equal(model(x), wanted)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")

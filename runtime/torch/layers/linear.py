@@ -39,8 +39,9 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
     * ``bias``: (N,), or None.
 
     The attribute ``weight`` of a layer with e4m3 or 4-bit weights is (N, K) in the dtype of activations, as that of
-    ``torch.nn.Linear``: reading it dequantises, and writing to it quantises. ``stored_weight`` is the parameter.
-    ``load_state_dict`` takes quantised weights of the layer's format, or quantises others.
+    ``torch.nn.Linear``: reading it dequantises, and writing to it quantises. In compiled code it is a copy, and writing
+    to it changes nothing. ``stored_weight`` is the parameter. ``load_state_dict`` takes quantised weights of the
+    layer's format, or quantises others.
 
     Only bf16 and f16 weights can be trained. ``Module.to(dtype)`` does not convert e4m3 weights and their scales.
 
@@ -89,8 +90,6 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
         dtype = weight.dtype if weight.dtype in (torch.bfloat16, torch.float16) else torch.bfloat16
         with torch.no_grad():
             stored = form.stored(weight, dtype)
-        if stored["weight"] is weight.data or stored["weight"].data_ptr() == weight.data_ptr():
-            stored["weight"] = weight
         bias = linear.bias
         if bias is not None and bias.dtype not in (torch.bfloat16, torch.float16):
             bias = torch.nn.Parameter(bias.detach().to(dtype), requires_grad=bias.requires_grad)
@@ -176,7 +175,10 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
             raise AttributeError("weight")
         if FORMATS[self.weights].wide is None:
             return weight
-        return self.dequantised() if torch.compiler.is_compiling() else WideWeight.of(self)
+        if torch.compiler.is_compiling():
+            return self.dequantised()
+        is_dense = type(weight) in (torch.Tensor, torch.nn.Parameter)  # FSDP stores a DTensor, and reads it again
+        return WideWeight.of(self) if is_dense else weight
 
     @weight.setter
     def weight(self, value: Any) -> None:
@@ -199,7 +201,7 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
         shape = self.out_features, self.in_features
         if weight.shape != shape:
             raise OperandError(f"the weight has shape {tuple(weight.shape)}; this layer needs {shape}")
-        return FORMATS[self.weights].stored(weight.detach().to(self.weight_scale.device), self.weight_scale.dtype)
+        return FORMATS[self.weights].stored(weight.detach(), self.weight_scale.dtype)
 
     def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
         """Register a parameter; quantise it if it replaces a quantised weight, as code that ties weights does."""
@@ -209,10 +211,12 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
         else:
             super().register_parameter(name, param)
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, metadata: Any, *others: Any) -> None:
         """Load tensors in the layer's format; quantise the weight of a checkpoint that is not quantised."""
         weight = state_dict.get(f"{prefix}weight")
         if weight is not None and weight.dtype is not FORMATS[self.weights].dtype:
+            if not metadata.get("assign_to_params_buffers"):
+                weight = weight.to(self._parameters["weight"].device)  # a GPU quantises faster
             try:
                 stored = self._loaded(weight, prefix, state_dict)
             except OperandError as error:
@@ -220,7 +224,7 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
                 errors.append(f"{prefix}weight: {error}")
                 return
             state_dict.update({f"{prefix}{name}": x for name, x in stored.items()})
-        super()._load_from_state_dict(state_dict, prefix, *others)
+        super()._load_from_state_dict(state_dict, prefix, metadata, *others)
 
     def _loaded(self, weight: torch.Tensor, prefix: str, state_dict: Any) -> Stored:
         scales = [name for name in self._parameters if name.startswith("weight_") and f"{prefix}{name}" in state_dict]

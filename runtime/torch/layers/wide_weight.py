@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from gemmill.library.errors import OperandError
+
 _WITHOUT_OPERATORS = ("__array__", "__deepcopy__", "__dlpack__", "__reduce_ex__", "__repr__", "numpy", "tolist")
 """Methods that read the memory of a tensor without an operator."""
 
@@ -48,6 +50,12 @@ class WideWeight(torch.Tensor):  # type: ignore[misc]  # PyTorch is not installe
         name = getattr(function, "__name__", "")
         if function == torch.Tensor.data.__set__:
             return args[0]._layer.quantise(args[1])
+        is_trained = function == torch.Tensor.requires_grad.__set__ or name == "requires_grad_"
+        if is_trained and next(iter((*args[1:], *(kwargs or {}).values())), True):
+            raise OperandError(
+                "layer.weight is quantised, and only bf16 and f16 weights can be trained: leave the layer unchanged "
+                "(skip= of convert), or train a copy, layer.weight.clone()"
+            )
         if name == "data_ptr":
             raise RuntimeError(  # as any tensor without memory
                 "layer.weight is quantised, so the tensor that it returns has no memory: pass layer.stored_weight, or "
