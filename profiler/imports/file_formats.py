@@ -146,14 +146,17 @@ def problems_of(content: bytes, path: Path, given: Given = NOTHING) -> Imported 
 
 
 def _of_folder(path: Path, given: Given) -> Imported | None:
-    """The problems of all files in a folder; those in no format are left out."""
+    """The problems of all files in a folder. Folders in it, and files in no format, are left out."""
     into, formats = Collector(path), set[str]()
-    files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+    entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    for folder in filter(Path.is_dir, entries):
+        into.note(Note("folders in a folder are not read", False, str(folder)))
+    files = [*filter(Path.is_file, entries)]
     if len(files) > _MOST_FILES:
         raise RecordError(f"{path}: the folder has more than {_MOST_FILES:,} files; split it")
     for file in files:
         if (imported := read_problems(file, given)) is None:
-            into.note(Note("the file is in no format of a list of problems", False, str(file)))
+            into.note(Note("the file is in no format of another tool", False, str(file)))
         else:
             into.merge(imported)
             formats.add(imported.format)

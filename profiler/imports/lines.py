@@ -12,7 +12,10 @@ from gemmill.library.problem import GemmProblem
 from gemmill.profiler.imports.collector import Collector, Fields, Imported, LeftOut, TextFile, extent, shown
 
 _LINE = re.compile(r"\d{1,18}(?:x\d{1,18}){2,3}(?:\s|$)")
-_NUMBERS = re.compile(r"\d{1,18}(?:\s*[,;]\s*\d{1,18}|\s+\d{1,18}){2,3}\s*[,;]?")
+_NUMBERS = re.compile(
+    "|".join(rf"\d{{1,18}}(?:{between}\d{{1,18}}){{2,3}}\s*[,;]?" for between in (r"\s*,\s*", r"\s*;\s*", r"\s+"))
+)
+"""Three or four numbers with one separator; `1,024 128 64` has two, so its comma is part of a number."""
 _SIZES = re.compile(r"\ssizes=(\S+)")
 _FORMS = "expected `64 128 64`, `64,128,64`, `64x128x64` or a problem such as `64x128x64 bf16 tn`"
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +40,8 @@ MAX_SHAPES = 100_000
 FORMS = "a shape must be [m, n, k], [m, n, k, batch] or a mapping with these keys"
 MAX_COUNT = 1 << 62
 _OURS = "a shape suite"
+_SHAPES = re.compile(rb"""(?:^|[{,]\s*)["']?shapes["']?\s*:""", re.MULTILINE)
+"""The key that a suite, even a damaged one, has."""
 _LIKE_OURS = "a shape suite is YAML: {name: mine, shapes: [[4096, 4096, 4096], {m: 16, n: 4096, k: 7168, a: e4m3}]}"
 _READABLE = (
     f"{_LIKE_OURS}; gemmill also reads {', '.join(form.name for form in FORMATS)}; `gemmill shapes --help` says how "
@@ -120,7 +123,7 @@ def load_shapes(path: Path, given: Given = NOTHING) -> ShapeSuite:
 def _load(path: Path, given: Given) -> ShapeSuite:
     if path.is_dir():
         if (imported := read_problems(path, given)) is None:
-            raise RecordError(f"{path}: no file of the folder is a list of problems; {_READABLE}")
+            raise RecordError(f"{path}: no file of the folder is in a format of another tool; {_READABLE}")
         return _imported(path, imported)
     try:
         content = read_given(path, MAX_BYTES)
@@ -145,7 +148,7 @@ def _load(path: Path, given: Given) -> ShapeSuite:
         suite = _suite(document)
         document.check()
     except ManifestError as error:
-        hint = "" if b"shapes" in content else f"; {_READABLE}"
+        hint = "" if _SHAPES.search(content) else f"; {_READABLE}"
         raise RecordError(f"{error}{hint}") from None
     return suite
 

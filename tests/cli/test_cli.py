@@ -789,7 +789,7 @@ def test_a_pack_serves_the_problems_of_a_trace_that_its_manifest_can(tmp_path: P
     shapes.write_text(f'[{{{extents}, "a": "e4m3"}}]')
     done = gemmill("pack", path, "--shapes", shapes, "-o", tmp_path / "o.pack")
     assert done.exit_code == 1
-    assert f"such as 64x96x64 e4m3 tn; omit {path} to use all shipped manifests. To print what gemmill" in done.stderr
+    assert f"such as 64x96x64 e4m3 tn; omit {path} to use all shipped kernels. To print what gemmill" in done.stderr
 
 
 @pytest.mark.slow
@@ -831,8 +831,14 @@ def test_kernels_come_from_the_named_sets_or_all() -> None:
         ((), 2, "no kernels are named; pass MANIFEST, or --shapes FILE or --problem TEXT"),
         (("bf16", "nosuch"), 2, "'nosuch' is neither a file nor a shipped manifest"),
         (("bf16", "fp8", "--where", "a.dtype == 'bf16'"), 1, "fp8: no kernel of the set passes"),
-        (("--problem", "64x64x64 bf16", "--preset", "quikc"), 2, "bf16 has no preset 'quikc', did you mean quick?"),
+        (("bf16", "--preset", "quikc"), 2, "bf16 has no preset 'quikc', did you mean quick?"),
+        (("--problem", "64x64x64 bf16", "--preset", "quikc"), 2, "has preset 'quikc', did you mean quick?"),
         (("--problem", "64x64x64 bf16", "--where", "tile.m == 7"), 1, "no shipped manifest has a kernel of --where"),
+        (
+            ("--problem", "64x64x64 bf16 grouped=2", "--preset", "quick"),
+            1,
+            "such as 64x64x64 bf16 tn grouped=2; omit --preset 'quick' to use all shipped kernels",
+        ),
     ],
 )
 def test_a_pack_of_no_kernels_is_not_made(arguments: tuple[str, ...], code: int, says: str, tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ from typing import Annotated
 
 from gemmill.cli import completion, output
 from gemmill.cli.options import KernelFilter, argument, kernel_set, measurable
+from gemmill.cli.output import UsageError
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import ManifestError, UnsupportedProblemError
 from gemmill.library.manifest.kernelset import KernelSet
 from gemmill.library.manifest.load import shipped_manifests
 from gemmill.library.problem import GemmProblem
+from gemmill.library.wording import suggest
 from gemmill.profiler.measure.messages import Unit
 from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite
 from gemmill.profiler.sweep.units import is_plain, units, unserved
@@ -40,24 +42,25 @@ class KernelSets(KernelFilter):
         """The kernel sets, with only the kernels of --preset and --where; None for all kernels of all shipped sets.
 
         Raises:
+            UsageError: there is no such preset.
             ManifestError: a manifest is invalid, or has no such kernel; without a manifest, no shipped one has.
         """
         if self.manifest:
             named = [self.checked(kernel_set(source)) for source in dict.fromkeys(self.manifest)]
             return [each.limited(self.preset, self.where) for each in named]
-        if not self.is_set:
+        if not self.given:
             return None
-        shipped = [*map(kernel_set, shipped_manifests())]
-        if not any(self.preset in each.presets for each in shipped):
-            self.checked(shipped[0])
-        limited = []
+        shipped, limited = [*map(kernel_set, shipped_manifests())], []
+        presets = sorted({name for each in shipped for name in each.presets})
+        if self.preset is not None and self.preset not in presets:
+            hint = suggest(self.preset, presets) or ";"
+            raise UsageError(f"no shipped manifest has preset {self.preset!r}{hint} presets: {', '.join(presets)}")
         for each in shipped:
             with suppress(ManifestError):  # this one has no such kernel
                 limited.append(each.limited(self.preset, self.where))
         if not limited:
-            given = (("--preset", self.preset), ("--where", self.where))
-            words = " and ".join(f"{name} {value!r}" for name, value in given if value is not None)
-            raise ManifestError(f"no shipped manifest has a kernel of {words}; `gemmill list MANIFEST` lists kernels")
+            limits = " and ".join(self.given)
+            raise ManifestError(f"no shipped manifest has a kernel of {limits}; `gemmill list MANIFEST` lists kernels")
         return limited
 
     @cached_property
@@ -100,8 +103,8 @@ class KernelSets(KernelFilter):
 def warn_unsupported(missing: Sequence[Shape], suite: ShapeSuite, sets: KernelSets) -> None:
     """List on stderr the shapes that no kernel supports; UnsupportedProblemError if these are all shapes."""
     some = "; ".join(map(str, missing[:3]))
-    if sets.manifest:
-        way = f"; omit {' '.join(sets.manifest)} to use all shipped manifests"
+    if limits := [*sets.manifest, *sets.given]:
+        way = f"; omit {' '.join(limits)} to use all shipped kernels"
     else:
         way = "; `gemmill select` prints the reason for each problem"
     if len(missing) == len(suite.shapes):

@@ -345,9 +345,10 @@ class KernelFilter:
     ] = None
 
     @property
-    def is_set(self) -> bool:
-        """Whether either option is given."""
-        return (self.preset, self.where) != (None, None)
+    def given(self) -> list[str]:
+        """The options that are given, with their values."""
+        options = (("--preset", self.preset), ("--where", self.where))
+        return [f"{name} {value!r}" for name, value in options if value is not None]
 
     def configs(self, manifest: str) -> list[GemmConfig]:
         """The configs of a MANIFEST argument."""

@@ -71,7 +71,19 @@ def test_junk_is_a_list_or_refused(content: str | bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["words\n", "words: [\n", "", "{}", "B:\n  shapes: [[1, 2, 3]]\n", "a,b,c\n1,2,3\n", "\xff\xfe"]
+    "content",
+    [
+        "words\n",
+        "1,024 512 64\n",
+        "1,024;512;64\n",
+        "The shapes of layers: [\n",
+        "words: [\n",
+        "",
+        "{}",
+        "B:\n  shapes: [[1, 2, 3]]\n",
+        "a,b,c\n1,2,3\n",
+        "\xff\xfe",
+    ],
 )
 def test_a_file_that_is_no_list_says_which_formats_are_read(content: str, tmp_path: Path) -> None:
     with pytest.raises(RecordError) as refused:
@@ -94,7 +106,10 @@ def test_a_folder_is_read_as_all_of_its_files(tmp_path: Path) -> None:
     assert [(dict(each.fields), each.count) for each in found.problems] == [
         ({"m": 1, "n": 64, "k": 128, "a_major": "k", "b_major": "k"}, 2)
     ]
-    assert found.left_out == (f"{tmp_path / 'README.md'}: the file is in no format of a list of problems",)
+    assert found.left_out == (
+        f"{tmp_path / 'inside'}: folders in a folder are not read",
+        f"{tmp_path / 'README.md'}: the file is in no format of another tool",
+    )
     assert load_shapes(tmp_path).shapes[0].m == 1
-    with pytest.raises(RecordError, match="no file of the folder is a list of problems"):
+    with pytest.raises(RecordError, match="no file of the folder is in a format of another tool"):
         load_shapes(tmp_path / "inside")

@@ -52,7 +52,7 @@ def build(
       gemmill build kernel.cu --mnkl 4096,4096,4096 -o kernel.pack
     """
     if is_page(manifest):
-        if kernels.is_set or compiling.jobs is not None:
+        if kernels.given or compiling.jobs is not None:
             raise UsageError(f"--preset, --where and --jobs need a manifest, but {manifest} is one source file")
         build_page(manifest, page, compiling.store)
         return

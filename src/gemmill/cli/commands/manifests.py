@@ -125,12 +125,12 @@ def list_(
     if count and refused:
         raise UsageError("both --count and --refused are given; pass only one")
     if coverage:
-        if manifest is not None or kernels.is_set or count or refused:
+        if manifest is not None or kernels.given or count or refused:
             raise UsageError("--coverage is for all manifests; omit MANIFEST and all options except --json")
         _print_coverage()
         return
     if manifest is None:
-        if kernels.is_set or count or refused:
+        if kernels.given or count or refused:
             raise UsageError("--preset, --where, --count and --refused need a manifest; pass MANIFEST")
         _list_shipped()
         return
