@@ -136,9 +136,11 @@ def typed(epilogue: Epilogue, values: Mapping[str, Value]) -> Epilogue:
     allowed |= {o.name: ("f32",) if o.is_reduction else OUTPUT_DTYPES for o in epilogue.outputs}
     for name, value in values.items():
         if not isinstance(value, TensorView):
-            if DTYPES[named[name]].is_integer and not value.is_integer():
+            dtype = DTYPES[named[name]]
+            if dtype.is_integer and not (value.is_integer() and dtype.least <= value <= dtype.largest):
                 raise OperandError(
-                    f"{name} is {value}, but the epilogue says {name}.{named[name]}: pass a whole number"
+                    f"{name} is {value}, but the epilogue says {name}.{dtype.name}: pass a whole number from "
+                    f"{dtype.least:.0f} to {dtype.largest:.0f}"
                 )
             continue
         if value.dtype not in allowed[name]:

@@ -197,11 +197,12 @@ def test_types_come_from_tensors_unless_named() -> None:
         typed(scaled, {"a_scale": tensor(4, dtype="e4m3")})
 
 
-def test_a_number_for_an_integer_is_whole() -> None:
+def test_a_number_for_an_integer_fits_it() -> None:
     epilogue = parse("d = acc * s.s8")
-    assert typed(epilogue, {"s": 2.0}) == epilogue
-    with pytest.raises(OperandError, match=r"s is 2.5, but the epilogue says s.s8: pass a whole number"):
-        typed(epilogue, {"s": 2.5})
+    assert typed(epilogue, {"s": -128.0}) == epilogue
+    for value in (2.5, 128.0, float("inf")):
+        with pytest.raises(OperandError, match=f"s is {value}, but .* s.s8: pass a whole number from -128 to 127"):
+            typed(epilogue, {"s": value})
 
 
 @pytest.mark.parametrize("dtype", sorted({dtype for dtypes in D_DTYPES.values() for dtype in dtypes}))
