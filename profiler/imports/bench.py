@@ -28,6 +28,8 @@ from gemmill.profiler.imports.collector import (
 _COMMAND = re.compile(r"(?:hipblaslt|rocblas)-bench\s(.*)")
 _LOGGED = re.compile(r"\s*-\s*\{\s*rocblas_function\s*:")
 _PAIR = re.compile(r"\b(\w{1,40})\s{0,9}:\s{0,9}(?:\"([^\"]*)\"|'([^']*)'|([^,{}\s]+))")
+_SIGNS = ("rocblas_function", "matrix_size", "transa")
+"""Beginnings of the keys, in lower case, that other lists lack."""
 _INCLUDE = re.compile(r"^include:[ \t]*(\S*).*$", re.MULTILINE)
 _ALIAS = re.compile(r"(?<=[\s\[,:])\*([A-Za-z_][\w-]*)")
 _ANCHOR = re.compile(r"(?<=[\s\[,:])&([A-Za-z_][\w-]*)")
@@ -93,7 +95,7 @@ def read_yaml(file: TextFile) -> Imported | None:
     """Problems of a benchmark's YAML: one mapping per line, as in logs, or definitions and tests. None for other
     texts."""
     text = file.text
-    if not any(word in text for word in ("rocblas_function", "matrix_size", "transA")):
+    if not any(sign in text.lower() for sign in _SIGNS):
         return None
     into = Collector(file.path)
     lines = text.split("\n")
@@ -117,10 +119,12 @@ def read_yaml(file: TextFile) -> Imported | None:
         raise RecordError(str(error)) from None
     root = document.data
     tests = root if isinstance(root, list) else root.get("Tests") if isinstance(root, dict) else None
-    if not isinstance(tests, list) or not any(
-        isinstance(test, dict) and {*map(str, _lower(test))} & {*_KEYS, "matrix_size"} for test in tests
-    ):
+    if not isinstance(tests, list):
         return None
+    if tests is root and not any(
+        key.startswith(_SIGNS) for test in tests if isinstance(test, dict) for key in _lower(test)
+    ):
+        return None  # a list whose comments or values have such a word
     remaining = MAX_PROBLEMS
     for index, test in enumerate(tests):
         location = (index,) if isinstance(root, list) else ("Tests", index)

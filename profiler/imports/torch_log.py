@@ -61,7 +61,8 @@ def _tensor(dims: str, type_: str, strides: str | None) -> Tensor:
     return Tensor(extents, _LOG_TYPES.get(type_, type_), recorded if len(recorded) == len(extents) else packed)
 
 
-_AUTOTUNE = re.compile(r"\bAUTOTUNE (\w{1,60})\(([\dx, ]*)\)")
+_AUTOTUNE = re.compile(r'[^"]*?\bAUTOTUNE (\w{1,60})\(([\dx, ]*)\)')
+"""The beginning of a line; a quote before it would make it part of a JSON text."""
 _STRIDES = re.compile(r"strides: (\[.*\])")
 _DTYPES = re.compile(r"dtypes: (torch\..*)")
 _LINES_AFTER = 3
@@ -77,7 +78,7 @@ def read_autotune(file: TextFile) -> Imported | None:
         return None
     into, lines = Collector(file.path), file.lines
     for number, line in enumerate(lines, 1):
-        if (match := _AUTOTUNE.search(line)) is None:
+        if (match := _AUTOTUNE.match(line)) is None:
             continue
         operator = _CALLED.get(match[1], match[1])
         with into.at(number) as entry:

@@ -93,6 +93,21 @@ def test_a_file_that_is_no_list_says_which_formats_are_read(content: str, tmp_pa
         assert form.name in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("content", "form"),
+    [
+        ('{"m": 1, "n": 2, "k": 3, "note": "AUTOTUNE mm(64x32, 32x16)"}\n', "a JSON list"),
+        ("# transA is T\n- {m: 1, n: 2, k: 3}\n", "a YAML list"),
+        ("# GemmTunableOp_Half_NT,nt_1_2_3\n1 2 3\n", "a list of lines"),
+        ("m,n,k,operation\n1,2,3,gemm\n", "a table"),
+    ],
+)
+def test_words_of_a_format_in_another_one_do_not_change_it(content: str, form: str) -> None:
+    found = problems_of(content.encode(), X)
+    assert found is not None
+    assert (found.format, [dict(each.fields) for each in found.problems]) == (form, [{"m": 1, "n": 2, "k": 3}])
+
+
 def test_a_folder_is_read_as_all_of_its_files(tmp_path: Path) -> None:
     tiles = '{"1": {"BLOCK_SIZE_M": 16}}'
     (tmp_path / "N=64,K=128,device_name=A.json").write_text(tiles)
