@@ -12,6 +12,8 @@ _ERROR = re.compile(
     r"(?:(?P<file>.+)\((?P<line>\d+)\)|At end of source): (?:(?P<kind>\w+ )?error)(?: #\S+)?: (?P<says>.*)"
 )
 _NOTE = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): note(?: #\S+)?: (?P<says>.*)")
+_PTXAS = re.compile(r"ptxas .*\b(?:error|fatal)\b.*", re.MULTILINE)
+"""An error of ptxas, as in inline PTX; its lines are those of the PTX."""
 _TRACE = "detected during"
 """Begins the list of instantiations that lead to an error, from the innermost to the outermost."""
 
@@ -36,7 +38,7 @@ def cited_errors(log: str, source: str, folders: Iterable[Path | str]) -> list[s
     """The errors of a log in order, each as ``FILE:LINE: text`` with code and notes below it.
 
     FILE:LINE is a place in the source. For an error in a header it is the line that instantiates the header's template,
-    and the header's own place follows the text. An error at the end of the source has no LINE.
+    and the header's own place follows the text. An error at the end of the source or of ptxas has no LINE.
 
     Args:
         log: NVRTC's log.
@@ -44,7 +46,8 @@ def cited_errors(log: str, source: str, folders: Iterable[Path | str]) -> list[s
         folders: where headers are; their names are given relative to these.
     """
     roots = [f"{os.fspath(folder)}/" for folder in folders]
-    return [_cited(error, source, roots) for error in _errors(log)]
+    of_ptxas = (f"{source}: {line}" for line in _PTXAS.findall(log))
+    return [*(_cited(error, source, roots) for error in _errors(log)), *of_ptxas]
 
 
 def _errors(log: str) -> Iterator[_Error]:

@@ -41,3 +41,9 @@ def test_the_end_of_the_source_and_notes_are_cited_like_errors() -> None:
     assert cited_errors(log, "k.cu", []) == [
         'k.cu: at the end: expected a "}"\nk.cu:3: note: to match this "{"\n  void f() {'
     ]
+
+
+def test_errors_of_ptxas_are_cited_without_the_warnings_before() -> None:
+    wrong = "ptxas application ptx input, line 9; error   : Unknown modifier '.bar'"
+    log = f"k.cu(1): warning #177-D: unused\n\n{wrong}\nptxas info : a note\nptxas fatal   : aborted due to errors"
+    assert cited_errors(log, "k.cu", []) == [f"k.cu: {wrong}", "k.cu: ptxas fatal   : aborted due to errors"]
