@@ -70,6 +70,8 @@ UNCHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "state dict hook": (hooked("register_state_dict_post_hook"), "(state dict hooks)"),
     "load pre hook": (hooked("register_load_state_dict_pre_hook"), "(load state dict pre hooks)"),
     "load post hook": (hooked("register_load_state_dict_post_hook"), "(load state dict post hooks)"),
+    "hook of a gradient": (lambda x: x.weight.register_hook(torch.neg), "(hooks of weight)"),
+    "hook of a summed gradient": (lambda x: x.bias.register_post_accumulate_grad_hook(id), "(hooks of bias)"),
     "buffer": (lambda x: x.register_buffer("mask", torch.ones(3)), "(buffer mask)"),
     "parameter": (lambda x: x.register_parameter("gain", torch.nn.Parameter(torch.ones(3))), "(parameter gain)"),
     "child": (lambda x: x.add_module("side", torch.nn.ReLU()), "(child side)"),
@@ -109,6 +111,14 @@ def test_attributes_move_to_the_new_layer() -> None:
     layer, warning = converted(layer)
     assert isinstance(layer, gemmill.torch.Linear)
     assert (layer._is_hf_initialized, layer.layer_index, warning) == (True, 7, "")
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_frozen_layers_stay_frozen(dtype: Any) -> None:
+    frozen, trained = linear().to(dtype).requires_grad_(False), linear().to(dtype)
+    for weights in ("bf16", "f16"):
+        assert not any(x.requires_grad for x in gemmill.torch.Linear.from_linear(frozen, weights).parameters())
+        assert all(x.requires_grad for x in gemmill.torch.Linear.from_linear(trained, weights).parameters())
 
 
 def test_hooks_of_a_quantised_layer_are_named_too() -> None:
@@ -187,6 +197,7 @@ def test_a_weight_reads_and_writes_like_that_of_a_linear(weights: str) -> None:
     copies = copy.deepcopy(weight), pickle.loads(pickle.dumps(weight)), torch.tensor(weight.tolist(), dtype=BF16)
     assert all(torch.equal(x, layer.dequantised()) for x in copies)
     assert repr(weight) == repr(layer.dequantised())
+    assert f"{weight[0, 0]:.3f}" == f"{layer.dequantised()[0, 0]:.3f}"
     with torch.no_grad():
         layer.weight[3] = 7.0
         layer.weight.data[5:9].fill_(2.0)

@@ -142,8 +142,10 @@ def _more_state(module: torch.nn.Module) -> str:
     own = module._parameters
     kinds = {"parameter": own.keys() - {"weight", "bias"}, "buffer": module._buffers, "child": module._modules}
     more = [f"{kind} {name}" for kind, names in kinds.items() for name in sorted(names)]
-    odd = [x for x in (own.get("weight"), own.get("bias")) if x is not None and type(x) is not torch.nn.Parameter]
-    return " and ".join([*more, *(f"a {type(x).__name__}" for x in odd)])
+    present = {name: x for name in ("weight", "bias") if (x := own.get(name)) is not None}
+    more += [f"a {type(x).__name__}" for x in present.values() if type(x) is not torch.nn.Parameter]
+    more += [f"hooks of {name}" for name, x in present.items() if x._backward_hooks or x._post_accumulate_grad_hooks]
+    return " and ".join(more)
 
 
 def _unchanged_text(unchanged: Mapping[str, list[str]]) -> str:

@@ -90,6 +90,8 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
         dtype = weight.dtype if weight.dtype in (torch.bfloat16, torch.float16) else torch.bfloat16
         with torch.no_grad():
             stored = form.stored(weight, dtype)
+        if form.wide is None and stored["weight"] is not weight:
+            stored["weight"] = torch.nn.Parameter(stored["weight"], requires_grad=weight.requires_grad)
         bias = linear.bias
         if bias is not None and bias.dtype not in (torch.bfloat16, torch.float16):
             bias = torch.nn.Parameter(bias.detach().to(dtype), requires_grad=bias.requires_grad)

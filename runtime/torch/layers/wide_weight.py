@@ -11,7 +11,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from gemmill.library.errors import OperandError
 
-_WITHOUT_OPERATORS = ("__array__", "__deepcopy__", "__dlpack__", "__reduce_ex__", "__repr__", "numpy", "tolist")
+_WITHOUT_OPERATORS = (
+    "__array__",
+    "__deepcopy__",
+    "__dlpack__",
+    "__format__",
+    "__reduce_ex__",
+    "__repr__",
+    "numpy",
+    "tolist",
+)
 """Methods that read the memory of a tensor without an operator."""
 
 
