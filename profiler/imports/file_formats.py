@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import io
+import itertools
 import re
 import zlib
 from collections.abc import Callable, Sequence
@@ -146,11 +147,11 @@ def problems_of(content: bytes, path: Path, given: Given = NOTHING) -> Imported 
 
 
 def _of_folder(path: Path, given: Given) -> Imported | None:
-    """The problems of all files in a folder. Folders in it, and files in no format, are left out."""
+    """The problems of all files in a folder. What else is in it, and files in no format, are left out."""
     into, formats = Collector(path), set[str]()
     entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
-    for folder in filter(Path.is_dir, entries):
-        into.note(Note("folders in a folder are not read", False, str(folder)))
+    for other in itertools.filterfalse(Path.is_file, entries):
+        into.note(Note("only files in a folder are read, and this is none", False, str(other)))
     files = [*filter(Path.is_file, entries)]
     if len(files) > _MOST_FILES:
         raise RecordError(f"{path}: the folder has more than {_MOST_FILES:,} files; split it")

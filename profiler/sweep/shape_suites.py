@@ -170,7 +170,8 @@ def _imported(path: Path, imported: Imported) -> ShapeSuite:
     if not counts:
         why = f": {notes.left_out[0]}" if notes.left_out else ""
         raise RecordError(f"{path}: {imported.format}, without any supported problem{why}")
-    return ShapeSuite(path.stem, tuple(counts), counts, imported.format, notes.left_out, notes.assumed)
+    name = path.resolve().name if path.is_dir() else path.stem
+    return ShapeSuite(name, tuple(counts), counts, imported.format, notes.left_out, notes.assumed)
 
 
 def _shape_of(listed: ListedProblem) -> Shape:
