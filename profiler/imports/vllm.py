@@ -57,7 +57,7 @@ def read_shapes(file: TextFile) -> Imported | None:
                         entry.assume(_EQUAL)
                 if isinstance(weight, tuple):
                     entry.assume(
-                        "the whole weight is on one GPU; the table also has the dimension that tensor parallelism splits"
+                        "the whole weight is on one GPU; the table names the dimension that tensor parallelism splits"
                     )
     return into.result()
 

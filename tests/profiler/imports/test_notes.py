@@ -426,5 +426,5 @@ def test_configs_of_block_scaled_products_have_all_extents() -> None:
 def test_a_table_of_weights_is_of_one_gpu() -> None:
     table = 'SHAPES = {"a": [([256, 512], 1), ([256, 512], 0)], "b": [[256, 512]]}'
     assert found(table, m=(1,)).assumed == (
-        "x:1: the whole weight is on one GPU; the table also has the dimension that tensor parallelism splits (2 times)",
+        "x:1: the whole weight is on one GPU; the table names the dimension that tensor parallelism splits (2 times)",
     )
