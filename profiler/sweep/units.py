@@ -152,8 +152,9 @@ def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape], varies: bool =
         problems = dict(_problems(offered, shape))
         for config, problem in problems.items():
             groups.setdefault((problem, shape.sizes), []).append(config)
+        aligns = _aligns(_formats_of(shape)) if problems else {}
         for config in offered if problems and shape.m <= TRANSPOSED_ROWS else ():
-            swapped = _swapped(config, shape, _aligns(_formats_of(shape)))
+            swapped = _swapped(config, shape, aligns)
             if swapped and problems.get(config) != swapped and (members := groups.get((swapped, shape.sizes))):
                 members.append(config)
     return [
