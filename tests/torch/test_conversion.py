@@ -209,8 +209,9 @@ def test_a_weight_reads_and_writes_like_that_of_a_linear(weights: str) -> None:
         assert torch.equal(layer.dequantised()[[3, 5, 11, 68]], wanted[[3, 5, 11, 68]])
         torch.add(plain.weight, plain.weight, out=layer.weight)
         assert distance(layer(x), 2 * plain(x) - plain.bias) < limit
-    with pytest.raises(RuntimeError, match="has no memory: pass"):
-        weight.data_ptr()
+    for use_memory in (weight.data_ptr, weight.share_memory_):
+        with pytest.raises(RuntimeError, match="has no memory: pass"):
+            use_memory()
     for train in (
         weight.requires_grad_,
         lambda: setattr(weight, "requires_grad", True),

@@ -65,7 +65,7 @@ class WideWeight(torch.Tensor):  # type: ignore[misc]  # PyTorch is not installe
                 "layer.weight is quantised, and only bf16 and f16 weights can be trained: leave the layer unchanged "
                 "(skip= of convert), or train a copy, layer.weight.clone()"
             )
-        if name == "data_ptr":
+        if name in ("data_ptr", "share_memory_"):
             raise RuntimeError(  # as any tensor without memory
                 "layer.weight is quantised, so the tensor that it returns has no memory: pass layer.stored_weight, or "
                 "layer.weight.clone(), which dequantises it"
