@@ -191,6 +191,4 @@ def test_what_cannot_be_reported_is_refused(tmp_path: Path) -> None:
     assert "pass --output, --csv, --junit or --json" in result.stderr
     result = gemmill("report", SCALED, "-o", tmp_path / "none" / "page.html")
     assert result.exit_code == 2
-    assert "No such file or directory" in result.stderr
-    assert f"'{tmp_path / 'none' / 'page.html'}'" in result.stderr, "the file that was asked for"
-    assert "Errno" not in result.stderr
+    assert f"directory '{tmp_path / 'none'}' does not exist" in result.stderr
