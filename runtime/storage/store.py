@@ -48,8 +48,8 @@ _OnError = Callable[[OSError, Path], object]
 _AHEAD_SECONDS = 86400
 """A time of use further in the future than this is invalid: the entry counts as the oldest."""
 _MEASURED_BYTES = 16 << 20
-"""The part of the limit whose folders a writer measures, so that writing takes as long in a large store as in a small
-one."""
+"""The part of the limit whose folders a writer measures, so that a write reads no more entries where the limit is
+larger."""
 
 
 @dataclass(frozen=True, slots=True)
