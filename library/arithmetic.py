@@ -1,0 +1,172 @@
+"""The arithmetic of a launch: the order in which the products of one element of D are summed, and in which precision.
+
+Launches of the same arithmetic give the same bits for the same operands, types and epilogue, whatever their tile,
+cluster, schedule, majors and alignments. The tensor core adds the products of one step to the sum at once, aligned to
+the largest of them and truncated (arXiv 2511.10909, 2512.07004), so the products of a step have no order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
+
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.decompositions.decomposition import decomposition_of
+from gemmill.library.dtypes import FP8
+from gemmill.library.errors import ConfigError
+from gemmill.library.families.families import plan_of
+from gemmill.library.families.gemv import GemvPlan
+from gemmill.library.families.mma import MmaPlan
+from gemmill.library.families.wgmma.wgmma_plan import WgmmaPlan
+
+STEPS: Mapping[str, str] = MappingProxyType(
+    {
+        "k4": "the tensor core adds 4 products at a time to an f64 sum",
+        "k8": "the tensor core adds 8 products at a time to an f32 sum",
+        "k16": "the tensor core adds 16 products at a time to an f32 sum",
+        "k32": "the tensor core adds 32 products at a time to a sum of which it keeps about 13 bits of fraction",
+        "k16f16": "the tensor core adds 16 products at a time to an f16 sum",
+        "k32f16": "the tensor core adds 32 products at a time to an f16 sum",
+        "k16x2": "of 32 products, the tensor core adds the first two of every four to an f32 sum, then the others",
+        "fma": "one fused multiply-add for each product",
+        "exact": "sums of integers, which are exact in every order",
+    }
+)
+"""What one step of each kind of sum does."""
+_MEASURED = ("sm90", "sm90a")
+"""Targets whose steps were compared. Tensor cores of others may add a step's products in several parts."""
+_PORTABLE = ("fma", "exact")
+"""Steps that are the same on every target."""
+_NAME = re.compile(
+    r"(?P<step>k\d+(?:x2|f16)?|fma|exact)(?:p(?P<promote>\d+))?(?:w(?P<warps>\d+))?(?:v(?P<vector>\w+?))?"
+    r"(?:/(?P<slices>\d+)(?P<tree>t?)|(?P<stream>/stream))?(?:@(?P<unit>\d+))?(?:\.(?P<target>sm\w+))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """The order of the sums of one launch. ``str`` gives its name, such as ``k16`` or ``k16/8@64``."""
+
+    step: str
+    """One of :data:`STEPS`."""
+    promote: int = 0
+    """Steps after which sums move to f32 registers (two-level accumulation); 0: never."""
+    warps: int = 1
+    """Shares of each K tile that different warps sum, and that are added at the end of K."""
+    vector: str = ""
+    """How the threads of a gemv kernel share K: the elements of a run, and the runs of a thread."""
+    slices: int = 1
+    """Slices of K, whose f32 sums are added; the first ones are one ``unit`` longer where they cannot be equal."""
+    tree: bool = False
+    """Whether the sums of slices are added as a binary tree instead of one after another."""
+    stream: bool = False
+    """Whether the slices depend on M, N and the GPU (stream-K)."""
+    unit: int = 0
+    """Elements along K of the K tiles that warps or slices share; 0 where nothing is shared."""
+    target: str = ""
+    """The target, where the bits of a step are not known to be those of sm_90."""
+
+    def __str__(self) -> str:
+        parts = [self.step]
+        parts += [f"p{self.promote}"] if self.promote else []
+        parts += [f"w{self.warps}"] if self.warps > 1 or self.vector else []
+        parts += [f"v{self.vector}"] if self.vector else []
+        parts += ["/stream"] if self.stream else []
+        parts += [f"/{self.slices}{'t' * self.tree}"] if self.slices > 1 else []
+        parts += [f"@{self.unit}"] if self.unit else []
+        parts += [f".{self.target}"] if self.target else []
+        return "".join(parts)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the order of a sum depends on K alone."""
+        return not self.stream
+
+    def in_words(self) -> str:
+        """The order of the sums in one sentence without a full stop."""
+        words = STEPS[self.step]
+        if self.promote:
+            words += f"; every {self.promote} steps it moves to f32 registers"
+        if self.warps > 1 or self.vector:
+            words += f"; {self.warps} warps share each {self.unit} of K"
+        if self.stream:
+            words += "; CTAs share K as M, N and the GPU determine (stream-K)"
+        elif self.slices > 1:
+            order = "as a binary tree" if self.tree else "one after another"
+            words += f"; K is in {self.slices} slices of whole {self.unit}s, whose f32 sums are added {order}"
+        return words + (f" (on {self.target})" if self.target else "")
+
+
+def parse_arithmetic(name: str) -> Arithmetic:
+    """Return the arithmetic of a name, as ``str`` of :class:`Arithmetic` returns it.
+
+    Raises:
+        ConfigError: the text is not such a name.
+    """
+    match = _NAME.fullmatch(name)
+    if match and match["step"] in STEPS:
+        found = Arithmetic(
+            step=match["step"],
+            promote=int(match["promote"] or 0),
+            warps=int(match["warps"] or 1),
+            vector=match["vector"] or "",
+            slices=int(match["slices"] or 1),
+            tree=bool(match["tree"]),
+            stream=bool(match["stream"]),
+            unit=int(match["unit"] or 0),
+            target=match["target"] or "",
+        )
+        if str(found) == name:
+            return found
+    raise ConfigError(
+        f"{name:.80} is not the name of an arithmetic; examples: k16, k8, k32, k32p4, fma, exact, k16/8@64 (8 slices "
+        "of K in units of 64). gemmill explain names that of a kernel"
+    )
+
+
+def arithmetic_of(config: GemmConfig, slices: int = 1) -> Arithmetic:
+    """Return the arithmetic of a kernel with a number of slices of K, which counts only where the launch sets it."""
+    whole, decomposition = _in_one_slice(config), decomposition_of(config)
+    if whole.step == "exact" or decomposition.is_data_parallel:
+        return whole
+    if decomposition.is_shared_in_clusters:
+        slices = config.scheduler.splits
+    if slices == 1 and not decomposition.has_shares:
+        return whole
+    return replace(whole, slices=slices, stream=decomposition.has_shares, unit=config.tile.k)
+
+
+@lru_cache(4096)
+def _in_one_slice(config: GemmConfig) -> Arithmetic:
+    """Return the arithmetic with which one CTA of a kernel sums a slice of K."""
+    plan, step = plan_of(config), _step(config)
+    target = "" if config.arch in _MEASURED or step in _PORTABLE else config.arch
+    if step in _PORTABLE:
+        return Arithmetic(step)
+    if isinstance(plan, GemvPlan):
+        vector = f"{plan.vector}x{config.stages // 2}" if config.b.major == "k" else f"{config.stages}n{plan.vector}"
+        warps = config.tile.k // plan.warp_k
+        return Arithmetic(step, warps=warps, vector=vector, unit=config.tile.k, target=target)
+    warps = 1
+    if isinstance(plan, MmaPlan):
+        warps = plan.warps[2]
+    elif isinstance(plan, WgmmaPlan):
+        warps = plan.slices
+    return Arithmetic(step, config.promote, warps, unit=config.tile.k if warps > 1 else 0, target=target)
+
+
+def _step(config: GemmConfig) -> str:
+    """Return the kind of step with which a kernel sums products."""
+    if config.accumulator == "s32":
+        return "exact"
+    if config.family == "simt":
+        return "fma"
+    accumulator = "f16" if config.accumulator == "f16" else ""
+    widest = config.a if config.a.type.bits >= config.b.type.bits else config.b
+    if widest.dtype not in FP8:
+        return f"k{256 // widest.type.bits}{accumulator}"
+    converts = config.family != "wgmma" and config.target.capability == (9, 0)
+    return "k16x2" if converts else f"k32{accumulator}"
