@@ -13,8 +13,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
+from gemmill.library.config.edited import is_edited
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import is_former, parse_name
 from gemmill.library.decompositions.decomposition import decomposition_of
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.dtypes import FP8
 from gemmill.library.errors import ConfigError
 from gemmill.library.families.families import plan_of
@@ -42,7 +45,7 @@ _PORTABLE = ("fma", "exact")
 """Steps that are the same on every target."""
 _NAME = re.compile(
     r"(?P<step>k\d+(?:x2|f16)?|fma|exact)(?:p(?P<promote>\d+))?(?:w(?P<warps>\d+))?(?:v(?P<vector>\w+?))?"
-    r"(?:/(?P<slices>\d+)(?P<tree>t?)|(?P<stream>/stream))?(?:@(?P<unit>\d+))?(?:\.(?P<target>sm\w+))?"
+    r"(?:/(?P<slices>\d+|S)(?P<tree>t?)|(?P<stream>/stream))?(?:@(?P<unit>\d+))?(?:\.(?P<target>sm\w+))?"
 )
 
 
@@ -59,7 +62,8 @@ class Arithmetic:
     vector: str = ""
     """How the threads of a gemv kernel share K: the elements of a run, and the runs of a thread."""
     slices: int = 1
-    """Slices of K, whose f32 sums are added; the first ones are one ``unit`` longer where they cannot be equal."""
+    """Slices of K, whose f32 sums are added; the first ones are one ``unit`` longer where they cannot be equal. 0, in
+    names ``S``: the launch sets their number."""
     tree: bool = False
     """Whether the sums of slices are added as a binary tree instead of one after another."""
     stream: bool = False
@@ -75,7 +79,7 @@ class Arithmetic:
         parts += [f"w{self.warps}"] if self.warps > 1 or self.vector else []
         parts += [f"v{self.vector}"] if self.vector else []
         parts += ["/stream"] if self.stream else []
-        parts += [f"/{self.slices}{'t' * self.tree}"] if self.slices > 1 else []
+        parts += [f"/{self.slices or 'S'}{'t' * self.tree}"] if self.slices != 1 else []
         parts += [f"@{self.unit}"] if self.unit else []
         parts += [f".{self.target}"] if self.target else []
         return "".join(parts)
@@ -83,7 +87,7 @@ class Arithmetic:
     @property
     def is_fixed(self) -> bool:
         """Whether the order of a sum depends on K alone."""
-        return not self.stream
+        return not self.stream and self.slices > 0
 
     def in_words(self) -> str:
         """The order of the sums in one sentence without a full stop."""
@@ -94,9 +98,9 @@ class Arithmetic:
             words += f"; {self.warps} warps share each {self.unit} of K"
         if self.stream:
             words += "; CTAs share K as M, N and the GPU determine (stream-K)"
-        elif self.slices > 1:
+        elif self.slices != 1:
             order = "as a binary tree" if self.tree else "one after another"
-            words += f"; K is in {self.slices} slices of whole {self.unit}s, whose f32 sums are added {order}"
+            words += f"; K is in {self.slices or 'S'} slices of whole {self.unit}s, whose f32 sums are added {order}"
         return words + (f" (on {self.target})" if self.target else "")
 
 
@@ -113,7 +117,7 @@ def parse_arithmetic(name: str) -> Arithmetic:
             promote=int(match["promote"] or 0),
             warps=int(match["warps"] or 1),
             vector=match["vector"] or "",
-            slices=int(match["slices"] or 1),
+            slices=0 if match["slices"] == "S" else int(match["slices"] or 1),
             tree=bool(match["tree"]),
             stream=bool(match["stream"]),
             unit=int(match["unit"] or 0),
@@ -127,14 +131,33 @@ def parse_arithmetic(name: str) -> Arithmetic:
     )
 
 
+@lru_cache(1 << 16)
+def arithmetic_named(kernel: SlicedKernel) -> str | None:
+    """Return the name of the arithmetic of a kernel in a record or pack.
+
+    None for names that do not determine it: those of baselines, edited kernels and kernels of other versions.
+    """
+    if is_edited(kernel.name) or is_former(kernel.name):
+        return None
+    try:
+        return str(arithmetic_of(parse_name(kernel.name), kernel.slices))
+    except ConfigError:
+        return None
+
+
 def arithmetic_of(config: GemmConfig, slices: int = 1) -> Arithmetic:
-    """Return the arithmetic of a kernel with a number of slices of K, which counts only where the launch sets it."""
+    """Return the arithmetic of a kernel with a number of slices of K, which counts only where the launch sets it.
+
+    ``slices`` 0 gives the arithmetic of the kernel alone, whose number of slices may be open.
+    """
     whole, decomposition = _in_one_slice(config), decomposition_of(config)
     if whole.step == "exact" or decomposition.is_data_parallel:
         return whole
     if decomposition.is_shared_in_clusters:
         slices = config.scheduler.splits
-    if slices == 1 and not decomposition.has_shares:
+    if decomposition.has_shares:
+        slices = 1
+    elif slices == 1:
         return whole
     return replace(whole, slices=slices, stream=decomposition.has_shares, unit=config.tile.k)
 

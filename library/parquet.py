@@ -1,8 +1,9 @@
 """Measurement records as Parquet: many sweeps in one compressed file, which DuckDB and pandas can read directly.
 
 A row is a measurement. Its columns are :data:`COLUMNS`: the fields of a record and those of its problem. Derived values
-(key, rate, ratio) are computed when a record is read. Medians of final measurements have full precision, so that tables
-made from them are reproducible; other times are float32. Screening measurements keep the median without quartiles.
+(key, arithmetic, rate, ratio) are computed when a record is read. Medians of final measurements have full precision, so
+that tables made from them are reproducible; other times are float32. Screening measurements keep the median without
+quartiles.
 
 It needs PyArrow: gemmill's extra ``records``.
 """

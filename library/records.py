@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from pydantic import AwareDatetime, Field, ValidationError, computed_field, model_validator
 
+from gemmill.library.arithmetic import arithmetic_named
 from gemmill.library.decompositions.decomposition import MAX_SLICES
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import RecordError
@@ -30,7 +31,7 @@ METHOD = 3
 operands, rotation, graphs, statistics or descriptors change; older records then no longer count as measured. (1:
 candidates had the same neighbours in every round. 2: L2 fetched two lines even for rows that begin within sectors.)"""
 
-_DERIVED = ("key", "tflops", "ratio", "joules")
+_DERIVED = ("key", "arithmetic", "tflops", "ratio", "joules")
 
 
 class Measurement(Frozen):
@@ -112,6 +113,13 @@ class Measurement(Frozen):
     def sliced(self) -> SlicedKernel:
         """The kernel with its number of slices of K."""
         return SlicedKernel(self.kernel, self.slices)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def arithmetic(self) -> str | None:
+        """The order of the sums, which determines the bits of D; see
+        :func:`~gemmill.library.arithmetic.arithmetic_named`."""
+        return arithmetic_named(self.sliced)
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from gemmill.library.anatomy.anatomy import CHUNK
 from gemmill.library.anatomy.raster import Waves
 from gemmill.library.anatomy.sheet import Figure, Kernel, Sheet
+from gemmill.library.arithmetic import arithmetic_of
 from gemmill.library.config.model import DecompositionName
 from gemmill.library.drawing.cells import SHADES, Grid
 from gemmill.library.drawing.svg import CHARACTER
@@ -257,6 +258,8 @@ def decomposition(sheet: Sheet, kernel: Kernel, waves: Waves | None) -> None:
     sheet.figures(figure)
     note = f" The picture shows {drawn} of {splits} slices." if drawn < splits else ""
     sheet.words(f"K has {steps_text}; {K_IN_WORDS[name]}{note}")
+    arithmetic = arithmetic_of(kernel.config, waves.slices if waves else 0)
+    sheet.words(f"Arithmetic {arithmetic}: {arithmetic.in_words()}.")
 
 
 def _k(waves: Waves | None) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gemmill.library.arithmetic import arithmetic_of
 from gemmill.library.config.field_table import GROUPS, Row
 from gemmill.library.config.fields import Fields, fields_of
 from gemmill.library.config.model import GemmConfig
@@ -12,11 +13,14 @@ from gemmill.library.families.families import plan_of
 from gemmill.library.legality.rules import Verdict
 
 
-def explanation(config: GemmConfig, broken: Sequence[Verdict]) -> str:
-    """The text that `explain` prints for a config and the rules that it breaks."""
+def explanation(config: GemmConfig, broken: Sequence[Verdict], slices: int = 0) -> str:
+    """The text that `explain` prints for a config and the rules that it breaks; its arithmetic is that of a launch with
+    a number of slices of K."""
     lines = [kernel_name(config), *(f"  {group}: {words}" for group, words in fields_in_words(config).items())]
     if not broken:
-        return "\n".join([*lines, "legal", *(f"  {what}: {value:,}" for what, value in resources_of(config).items())])
+        arithmetic = arithmetic_of(config, slices)
+        needs = (f"  {what}: {value:,}" for what, value in resources_of(config).items())
+        return "\n".join([*lines, f"  arithmetic: {arithmetic} ({arithmetic.in_words()})", "legal", *needs])
     fields = fields_of(config)
     for verdict in broken:
         values = ", ".join(f"{field} = {fields[field]}" for field in verdict.fields)

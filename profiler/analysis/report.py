@@ -59,6 +59,7 @@ def _row(
         "run": run.sweep,
         "best": best.kernel if best else None,
         "slices": best.slices if best else None,
+        "arithmetic": best.arithmetic if best else None,
         **_time(best),
         "rounds": best.samples if best else None,
         "launches": best.launches if best else None,

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from gemmill.library.arithmetic import arithmetic_named
 from gemmill.library.config.edited import plain_name
 from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
@@ -92,6 +93,11 @@ class Lock:
         names = {problem: kernel.name for problem, kernel in self.problems.items()}
         slices = {problem: kernel.slices for problem, kernel in self.problems.items() if kernel.slices > 1}
         return {"gpu": self.gpu, "problems": names} | ({"slices": slices} if slices else {})
+
+    @property
+    def arithmetic(self) -> dict[str, str | None]:
+        """The name of the arithmetic of each problem, which its kernel and slices determine."""
+        return {problem: arithmetic_named(kernel) for problem, kernel in self.problems.items()}
 
     def to_bytes(self) -> bytes:
         """Return the lock as JSON, with one line per value."""

@@ -22,8 +22,11 @@ def test_a_lock_is_made_again_the_same_and_warmed(tmp_path: Path, monkeypatch: p
     (shapes := tmp_path / "shapes.yaml").write_text("name: mine\nshapes:\n  - {m: 512, n: 512, k: 512}\n")
     report = json.loads(ok("lock", shapes, "--manifest", manifest, "--gpu", "H200", "-o", lock, "--json"))
     assert [*report["problems"]] == [TEXT]
+    assert report["arithmetic"] == {TEXT: "k16"}
     assert lock.read_bytes() == before
     ok("pack", manifest, "-o", pack)
+    (packed,) = json.loads(ok("pack", "inspect", pack, "--json"))["kernels"]
+    assert packed["arithmetic"] == "k16"
     assert "1 locked kernels: 1 from packs" in ok("warm", lock, "--pack", pack, "--store", store)
     (row,) = json.loads(ok("warm", lock, "--store", store, "--json"))["items"]
     assert row["source"] == "store"

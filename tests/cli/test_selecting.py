@@ -39,6 +39,7 @@ def test_a_list_has_the_runners_up_and_reasons_of_each_problem(tmp_path: Path) -
     assert [
         (row.partition("  ")[0], name) for row, (_, name) in zip(rows, kernels, strict=True) if name in row
     ] == kernels
+    assert [row["arithmetic"] for row in report] == ["fma", "k16"]
     text = ok(*each, "--why")
     assert text.startswith("GPU: NVIDIA H200, from --gpu")
     for row in report:

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gemmill
-from gemmill.library.arithmetic import STEPS, Arithmetic, arithmetic_of, parse_arithmetic
+from gemmill.library.arithmetic import STEPS, Arithmetic, arithmetic_named, arithmetic_of, parse_arithmetic
 from gemmill.library.config.names import parse_name
-from gemmill.library.decompositions.sliced_kernel import in_each_number
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel, in_each_number
 
 _SHARED = st.sampled_from([32, 64, 128, 512])
 _WHOLE = st.builds(Arithmetic, st.sampled_from(sorted(STEPS)), st.sampled_from([0, 4]))
 _SLICED = st.builds(
     lambda whole, slices, tree, unit: Arithmetic(whole.step, whole.promote, slices=slices, tree=tree, unit=unit),
     _WHOLE,
-    st.integers(2, 256),
+    st.integers(0, 256).filter(lambda slices: slices != 1),
     st.booleans(),
     _SHARED,
 )
@@ -48,8 +48,9 @@ def test_other_text_is_refused_with_examples(name: str) -> None:
         ("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear", 1, "k16"),
         ("sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x128x64_1x1_pingpong_s8_m8_splitk_linear", 8, "k16/8@64"),
         ("sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x128x64_1x1_pingpong_s8_m8_splitk_linear", 1, "k16"),
-        ("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x64x64_1x1_cooperative_s8_m8_k4cluster_linear", 1, "k16/4@64"),
-        ("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1stream_linear", 1, "k16/stream@64"),
+        ("sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x128x64_1x1_pingpong_s8_m8_splitk_linear", 0, "k16/S@64"),
+        ("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x64x64_1x1_cooperative_s8_m8_k4cluster_linear", 0, "k16/4@64"),
+        ("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1stream_linear", 0, "k16/stream@64"),
         ("sm90_bf16k2_bf16k2_f32_none_bf16n4_64x128x128_1x1_multistage_s3_m8_k1_linear", 1, "k16w2@128"),
         ("sm90_bf16k8_bf16k8_f32_none_bf16n4_16x16x128_1x1_multistage_s4_m8_k1_linear", 1, "k16w4@128"),
         ("sm90_bf16k8_bf16k8_f32_none_bf16any2_128x128x64_1x1_multistage_s4_m8_k1_linear", 1, "k16"),
@@ -60,6 +61,18 @@ def test_other_text_is_refused_with_examples(name: str) -> None:
 )
 def test_the_arithmetic_of_a_kernel(name: str, slices: int, expected: str) -> None:
     assert str(arithmetic_of(parse_name(name), slices)) == expected
+
+
+def test_a_name_that_does_not_determine_the_sums_has_no_arithmetic() -> None:
+    plain = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x128x64_1x1_pingpong_s8_m8_k1_linear"
+    assert arithmetic_named(SlicedKernel(plain)) == "k16"
+    for name in ("cublas", "", f"{plain}+src.0123456789ab", plain.replace("_k1_", "_k4split_")):
+        assert arithmetic_named(SlicedKernel(name)) is None
+
+
+def test_only_a_fixed_order_of_sums_is_fixed() -> None:
+    fixed = {name: parse_arithmetic(name).is_fixed for name in ("k16", "k16/8@64", "k16/S@64", "k16/stream@64")}
+    assert fixed == {"k16": True, "k16/8@64": True, "k16/S@64": False, "k16/stream@64": False}
 
 
 def test_every_shipped_kernel_has_an_arithmetic_that_its_name_gives_back() -> None:

@@ -87,6 +87,14 @@ def test_rate_and_ratio_follow_from_the_times() -> None:
     assert failed.ratio is None
 
 
+def test_the_arithmetic_follows_from_the_kernel_and_its_slices() -> None:
+    sliced = MEASURED.model_copy(update={"kernel": SPLIT_K.format("splitk"), "slices": 4})
+    assert sliced.model_dump(mode="json")["arithmetic"] == "k16/4@64"
+    line = sliced.model_dump_json().replace("k16/4@64", "k16")
+    assert Measurement.model_validate_json(line).arithmetic == "k16/4@64", "what a file says is not believed"
+    assert MEASURED.model_copy(update={"kernel": "cublas"}).arithmetic is None
+
+
 def test_the_key_changes_with_cubin_problem_gpu_and_method_and_with_nothing_else() -> None:
     other_problem = GemmProblem(4096, 4096, 4096, 2, "bf16", "k", "bf16", "k", "f32", "bf16", "n")
     for change in ({"digest": "cd" * 32}, {"problem": other_problem}, {"gpu": "NVIDIA H100"}, {"method": METHOD + 1}):

@@ -62,7 +62,8 @@ def test_problems_become_kernels(server: Running, artifact: Artifact) -> None:
     chosen = answer.json
     assert chosen["kernel"].startswith("sm90a_bf16")
     assert len(chosen["key"]) == 64
-    assert chosen["runners_up"]
+    assert chosen["arithmetic"] == "k16"
+    assert all(runner["arithmetic"] for runner in chosen["runners_up"])
     events = server.instantiate(token=MAKE, problems=["4096x4096x4096 bf16 tn"], wait=0).events
     assert [event["event"] for event in (events[0], events[-1])] == ["resolved", "done"]
     assert (events[0]["kernel"], events[-1]["pending"]) == (chosen["kernel"], 1)

@@ -104,6 +104,8 @@ def test_kernels_are_filtered_and_shown(shown: Running, artifacts: tuple[Artifac
     assert listed("") == listed("arch=sm90&types=f32+f32+f32") == {first.key, other.key} | third
     assert listed("tile=128x128x8&schedule=simt") == {first.key, other.key}
     assert listed("words=f32mn16+simt") == {other.key}
+    assert listed("arithmetic=fma") == listed("")
+    assert listed("arithmetic=k16") == set()
     assert listed("arch=sm90a") == listed("words=nothing") == set()
     page = shown.ask("GET", f"/kernels/{first.key}").body.decode()
     assert f"<dd>{first.resources.registers}</dd>" in page
@@ -117,6 +119,7 @@ def test_a_kernel_is_explained_and_drawn_before_it_is_compiled(shown: Running) -
     assert "not compiled yet" in page
     assert "<dd>cooperative (consumer warpgroups share a tile)</dd>" in page
     assert "<dd>232,448</dd>" in page, "bytes of shared memory"
+    assert "<dt>class</dt><dd>k16</dd>" in page
     drawing = shown.ask("GET", f"/drawings/{TENSOR}?problem=4096x4096x4096+bf16+tn&gpu=H200")
     assert "4096x4096x4096 bf16 tn" in drawing.body.decode()
     [digest] = re.findall(r"script-src 'sha256-([^']+)'", drawing.headers["content-security-policy"])

@@ -15,6 +15,7 @@ from typing import ParamSpec, get_args
 import typer
 
 from gemmill.library.arch import GPUS
+from gemmill.library.arithmetic import STEPS
 from gemmill.library.config.model import GemmConfig, ScaleName
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import GemmillError
@@ -49,6 +50,12 @@ def dtypes(incomplete: str) -> Iterable[str]:
 def scale_blocks(incomplete: str) -> Iterable[str]:
     """Blocks of elements that share a scale."""
     return _beginning(incomplete, [name for name in get_args(ScaleName) if name != "none" and not name.endswith("z")])
+
+
+@_quietly
+def arithmetics(incomplete: str) -> Iterable[str]:
+    """Names of arithmetics in which one CTA sums all of K."""
+    return _beginning(incomplete, STEPS)
 
 
 @_quietly

@@ -14,6 +14,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from gemmill.library.arithmetic import arithmetic_named
 from gemmill.library.frozen import Frozen
 from gemmill.runtime.select.choice import Choice
 from gemmill.service.bodies import KernelRequest, Texts, malformed, read_json
@@ -196,9 +197,13 @@ async def select(service: Service, request: Request, _: Caller) -> Response:
 def _facts(choice: Choice) -> dict[str, Any]:
     return {
         "slices": choice.slices,
+        "arithmetic": arithmetic_named(choice.kernel),
         "why": choice.why,
         "source": choice.source,
         "swap_ab": choice.swap_ab,
         "us": None if math.isnan(choice.predicted_us) else choice.predicted_us,
-        "runners_up": [{"kernel": kernel.name, "slices": kernel.slices, "us": us} for kernel, us in choice.runners_up],
+        "runners_up": [
+            {"kernel": kernel.name, "slices": kernel.slices, "arithmetic": arithmetic_named(kernel), "us": us}
+            for kernel, us in choice.runners_up
+        ],
     }

@@ -122,6 +122,7 @@ def test_a_report_has_every_problem_and_loads_nothing(tmp_path: Path) -> None:
     assert len(lines) == len(problems)
     assert all(0 < float(line["selected_over_best"]) <= 1.1 for line in lines)
     assert {line["best"] for line in lines} <= {m.kernel for m in measurements}
+    assert {line["arithmetic"] for line in lines} <= {"k32p4", "k32p4/stream@128"}
 
     root = ElementTree.fromstring(tests.read_text())
     assert len(root.findall("testsuite")) == len(problems)

@@ -70,7 +70,7 @@ def lock(
     made.write(to)
     output.print_result(
         "lock",
-        {"file": str(to), **made.content},
+        {"file": str(to), **made.content, "arithmetic": made.arithmetic},
         f"{to}: {len(made.kernels)} kernels for {len(made.problems)} problems on {made.gpu}",
     )
 
@@ -100,7 +100,10 @@ def warm(
     counts = Counter(kernel.source for kernel in fetched)
     output.print_result(
         "warm",
-        [{"name": artifact.name, "key": artifact.key, "source": source} for artifact, source in fetched],
+        {
+            "items": [{"name": artifact.name, "key": artifact.key, "source": source} for artifact, source in fetched],
+            "arithmetic": named.arithmetic,
+        },
         f"{len(fetched)} locked kernels: {counts['pack']} from packs, {counts['store']} already in the store, "
         f"{counts['remote']} from the remote, {counts['compiled']} compiled",
     )

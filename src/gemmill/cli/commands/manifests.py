@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,11 +13,13 @@ import typer
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.options import Kernel, KernelFilter, argument, kernel, manifest_path
-from gemmill.cli.output import Status, UsageError
+from gemmill.cli.output import Status, UsageError, usage
+from gemmill.library.arithmetic import arithmetic_of, parse_arithmetic
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name
-from gemmill.library.errors import ManifestError
+from gemmill.library.config.names import kernel_name, present_name
+from gemmill.library.decompositions.sliced_kernel import check_slices
+from gemmill.library.errors import ConfigError, ManifestError
 from gemmill.library.legality.coverage import OK, schedules, tables
 from gemmill.library.legality.explanation import explanation, resources_of
 from gemmill.library.legality.rules import Verdict, broken, verdicts
@@ -106,32 +109,42 @@ def list_(
     refused: Annotated[
         bool, typer.Option("--refused", help="List the rejected configs with the rules that reject them.")
     ] = False,
+    bits: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLASS",
+            autocompletion=completion.arithmetics,
+            help="List only kernels with this arithmetic, such as k16 or k16/8@64.",
+        ),
+    ] = None,
     coverage: Annotated[
         bool, typer.Option("--coverage", help="Print which types, majornesses and schedules gemmill supports.")
     ] = False,
 ) -> None:
     """List the kernels of a manifest, or the shipped manifests.
 
-    Prints one kernel name per line.
+    Prints one kernel name per line; with --json also the fields of the config and its arithmetic (`gemmill explain`).
 
     \b
     Examples:
       gemmill list
       gemmill list bf16 --preset quick
       gemmill list bf16 --where "tile.m == 256 and cluster.m == 2" --json
+      gemmill list bf16 --bits k16/8@64
       gemmill list my_kernels.yaml --count
       gemmill list --coverage
     """
-    if count and refused:
-        raise UsageError("both --count and --refused are given; pass only one")
+    options = {"--count": count, "--refused": refused, "--bits": bits is not None}
+    if len(given := [name for name, is_given in options.items() if is_given]) > 1:
+        raise UsageError(f"both {given[0]} and {given[1]} are given; pass only one")
     if coverage:
-        if manifest is not None or kernels.given or count or refused:
+        if manifest is not None or kernels.given or given:
             raise UsageError("--coverage is for all manifests; omit MANIFEST and all options except --json")
         _print_coverage()
         return
     if manifest is None:
-        if kernels.given or count or refused:
-            raise UsageError("--preset, --where, --count and --refused need a manifest; pass MANIFEST")
+        if kernels.given or given:
+            raise UsageError("--preset, --where, --bits, --count and --refused need a manifest; pass MANIFEST")
         _list_shipped()
         return
     declared = kernels.checked(load_manifest(manifest_path(manifest), legal=not (count or refused)))
@@ -141,8 +154,24 @@ def list_(
         _list_refused(manifest, declared.expand(kernels.preset, kernels.where, legal=False))
     else:
         configs = [*declared.expand(kernels.preset, kernels.where)]
-        rows = [{"name": kernel_name(config), **fields_of(config)} for config in configs]
+        if bits is not None:
+            configs = _of_arithmetic(bits, configs)
+        rows = [
+            {"name": kernel_name(config), "arithmetic": str(arithmetic_of(config, 0)), **fields_of(config)}
+            for config in configs
+        ]
         output.print_result("list", rows, "\n".join(map(kernel_name, configs)))
+
+
+def _of_arithmetic(name: str, configs: Sequence[GemmConfig]) -> list[GemmConfig]:
+    """The kernels with an arithmetic, some of them only with its number of slices; UsageError if there is none."""
+    with usage(ConfigError):
+        wanted = parse_arithmetic(name)
+    if found := [config for config in configs if arithmetic_of(config, wanted.slices) == wanted]:
+        return found
+    present = Counter(str(arithmetic_of(config, 0)) for config in configs)
+    classes = ", ".join(f"{each} ({count:,})" for each, count in present.most_common())
+    raise ManifestError(f"no kernel has the arithmetic {name}; these {len(configs):,} kernels have: {classes}")
 
 
 def _list_shipped() -> None:
@@ -210,22 +239,37 @@ def _print_count(count: Count) -> None:
 
 
 @app.command()
-def explain(name_or_file: Kernel) -> None:
+def explain(
+    name_or_file: Kernel,
+    slices: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Number of K slices of a launch of a split-K kernel.")
+    ] = None,
+) -> None:
     """Describe a kernel, or the rule that rejects it.
 
-    Prints the fields of the config and the resources that it needs. If a rule rejects the config, prints the rule and
-    the nearest legal change, and exits with 1.
+    Prints the fields of the config, its arithmetic and the resources that it needs. The arithmetic is the order in
+    which a launch adds products; kernels of the same arithmetic give the same bits. If a rule rejects the config,
+    prints the rule and the nearest legal change, and exits with 1.
 
     \b
     Examples:
       gemmill explain sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear
       gemmill explain one_config.yaml --json
+      gemmill explain sm90a_f16k16_f16k16_f32_none_f16n2_64x128x64_1x1_pingpong_s8_m8_splitk_linear --slices 8
     """
-    config = kernel(name_or_file)
+    with usage(ConfigError):
+        name, slices = present_name(name_or_file, slices)
+        config = kernel(name)
+        if slices is not None:
+            check_slices(config, slices)
     broken = verdicts(config)
-    report = {"name": kernel_name(config), "legal": not broken, "fields": fields_of(config)}
-    needs = {"needs": resources_of(config)} if not broken else {"verdicts": [_verdict(v) for v in broken]}
-    output.print_result("explain", {**report, **needs}, explanation(config, broken))
+    report: dict[str, object] = {"name": kernel_name(config), "legal": not broken, "fields": fields_of(config)}
+    if broken:
+        report["verdicts"] = [_verdict(verdict) for verdict in broken]
+    else:
+        arithmetic = arithmetic_of(config, slices or 0)
+        report |= {"arithmetic": str(arithmetic), "sums": arithmetic.in_words(), "needs": resources_of(config)}
+    output.print_result("explain", report, explanation(config, broken, slices or 0))
     if broken:
         raise typer.Exit(Status.WRONG)
 

@@ -30,6 +30,8 @@ from gemmill.cli.options import (
 )
 from gemmill.cli.output import UsageError, usage
 from gemmill.cli.set_choice import Conditions, SuiteTimes, kernels_for
+from gemmill.library.arithmetic import arithmetic_named
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import PackError, SettingError, TrustError
 from gemmill.library.file_kinds import wrong_kind
 from gemmill.library.files import read_given
@@ -240,10 +242,17 @@ def inspect(file: PackFile) -> None:
         output.print_json("pack.inspect", _summary(file, pack.bytes, artifacts, pack.decisions))
         return
     rows = [
-        (a.name, a.resources.registers, f"{len(a.cubin):,}", a.provenance.nvrtc_version, a.provenance.cutlass_version)
+        (
+            a.name,
+            _arithmetic(a) or "",
+            a.resources.registers,
+            f"{len(a.cubin):,}",
+            a.provenance.nvrtc_version,
+            a.provenance.cutlass_version,
+        )
         for a in artifacts
     ]
-    output.print_table(("kernel", ">registers", ">cubin, B", "NVRTC", "CUTLASS"), rows)
+    output.print_table(("kernel", "arithmetic", ">registers", ">cubin, B", "NVRTC", "CUTLASS"), rows)
     typer.echo(f"{file}: {len(rows)} kernels, {len(pack.decisions)} measurements, {pack.bytes:,} bytes")
 
 
@@ -283,12 +292,24 @@ def verify(
     output.print_faults("pack.verify", report, [*faults.values()], text)
 
 
+def _arithmetic(artifact: Artifact) -> str | None:
+    """The name of a kernel's arithmetic; None for an edited kernel, whose source may change it."""
+    return arithmetic_named(SlicedKernel(artifact.name, 0))
+
+
 def _summary(path: Path, size: int, artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> dict[str, object]:
     return {
         "file": str(path),
         "bytes": size,
         "kernels": [
-            {"name": a.name, "digest": a.digest, **asdict(a.resources), **asdict(a.provenance)} for a in artifacts
+            {
+                "name": a.name,
+                "arithmetic": _arithmetic(a),
+                "digest": a.digest,
+                **asdict(a.resources),
+                **asdict(a.provenance),
+            }
+            for a in artifacts
         ],
         "decisions": [*map(asdict, decisions)],
     }

@@ -340,12 +340,12 @@ def _print(found: Sequence[Measurement]) -> None:
 def table_row(m: Measurement, ratio: str) -> tuple[str, ...]:
     """The cells of a measured kernel, from its name on."""
     figures = output.number(m.us, 1), spread(m), str(m.samples or ""), output.number(m.tflops, 0)
-    return str(m.sliced), *figures, ratio, output.number(m.error, 2), m.says
+    return str(m.sliced), m.arithmetic or "", *figures, ratio, output.number(m.error, 2), m.says
 
 
 def table_columns(beside: str) -> tuple[str, ...]:
     """The columns of :func:`table_row`; its ratio is the speed relative to ``beside``."""
-    return "kernel", ">us", "quartiles", ">rounds", ">TFLOP/s", f">x {beside}", ">error/bound", ""
+    return "kernel", "arithmetic", ">us", "quartiles", ">rounds", ">TFLOP/s", f">x {beside}", ">error/bound", ""
 
 
 def spread(m: Measurement | None) -> str:

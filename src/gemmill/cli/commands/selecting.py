@@ -17,6 +17,7 @@ from gemmill.cli.commands.problems import Top
 from gemmill.cli.options import Objective, RegistryOptions, argument, shape_suite
 from gemmill.cli.output import Status, UsageError
 from gemmill.cli.problem_options import ProblemsOptions
+from gemmill.library.arithmetic import arithmetic_named
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import DeviceError, UnsupportedProblemError
 from gemmill.library.input.group_sizes import BALANCED
@@ -103,13 +104,18 @@ def select(
         typer.echo(f"{gpu}\n{choice.why}")
 
 
-_COLUMNS = ("kernel", ">us", ">TFLOP/s")
+_COLUMNS = ("kernel", "arithmetic", ">us", ">TFLOP/s")
 
 
-def _rows(problem: GemmProblem, choice: Choice, top: int) -> list[tuple[object, str, str]]:
-    """The best kernels for a problem with their times and rates."""
+def _rows(problem: GemmProblem, choice: Choice, top: int) -> list[tuple[object, str, str, str]]:
+    """The best kernels for a problem with their arithmetic, times and rates."""
     return [
-        (kernel, "" if us is None else f"{us:.1f}", f"{problem.expected_flops / us / 1e6:.0f}" if us else "")
+        (
+            kernel,
+            arithmetic_named(kernel) or "",
+            "" if us is None else f"{us:.1f}",
+            f"{problem.expected_flops / us / 1e6:.0f}" if us else "",
+        )
         for kernel, us in _ranked(choice, top)
     ]
 
@@ -170,7 +176,10 @@ def _ranked(choice: Choice, top: int) -> list[tuple[SlicedKernel, float | None]]
 
 def _report(problem: GemmProblem, choice: Choice, top: int) -> dict[str, Any]:
     report = {key: getattr(choice, key) for key in ("name", "slices", "reason", "source", "swap_ab")}
-    ranking = [{**kernel._asdict(), "us": us} for kernel, us in _ranked(choice, top)]
+    report["arithmetic"] = arithmetic_named(choice.kernel)
+    ranking = [
+        {**kernel._asdict(), "arithmetic": arithmetic_named(kernel), "us": us} for kernel, us in _ranked(choice, top)
+    ]
     slow = choice.slow_path and {
         "factor": choice.slow_path.factor,
         "us": choice.slow_path.us,

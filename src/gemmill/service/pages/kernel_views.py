@@ -16,6 +16,7 @@ from gemmill.emitters.emit import emit, launch_spec
 from gemmill.library.anatomy import kernel_page
 from gemmill.library.anatomy.sheet import Kernel
 from gemmill.library.arch import DEFAULT_GPU, Gpu
+from gemmill.library.arithmetic import arithmetic_of
 from gemmill.library.config.edited import is_edited, plain_name
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
@@ -58,7 +59,10 @@ async def kernel(service: Service, request: Request, _: Caller) -> Response:
     source = None
     if not is_edited(shown.name):
         source = (await service.resolver.in_thread(lambda: emit(config))).text
+    arithmetic = arithmetic_of(config, 0)
     tables = {"Fields": fields_in_words(config), "Needs": facts(resources_of(config))}
+    if source is not None:  # an edited source can change it
+        tables["Arithmetic"] = {"class": str(arithmetic), "sums": arithmetic.in_words()}
     if artifact is not None:
         launch = {name: value for name, value in asdict(artifact.launch).items() if name not in _TABLES}
         tables |= {"Resources": facts(asdict(artifact.resources)), "Launch": facts(launch)}

@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gemmill.library.arch import GPUS, Gpu
+from gemmill.library.arithmetic import arithmetic_named
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.store import Store
@@ -18,7 +20,13 @@ _READ_AT_ONCE = 300
 """Maximum number of kernels read per request of the page; about half a second."""
 _MOST_PROBLEMS = 200
 """Maximum number of remembered problems."""
-FILTERS = {"arch": "Architecture", "types": "Types of A, B, D", "tile": "Tile", "schedule": "Schedule"}
+FILTERS = {
+    "arch": "Architecture",
+    "types": "Types of A, B, D",
+    "arithmetic": "Arithmetic",
+    "tile": "Tile",
+    "schedule": "Schedule",
+}
 """Fields of rows that kernels are filtered by, and their labels."""
 
 
@@ -31,6 +39,8 @@ class Row:
     arch: str
     types: str
     """Data types of A, B and D."""
+    arithmetic: str
+    """Name of the order of the sums; empty for edited kernels, whose source can change it."""
     tile: str
     schedule: str
     registers: int
@@ -71,7 +81,7 @@ class Catalogue:
 
     def values(self, field: str) -> list[str]:
         """All values of a field, for the choices of a filter."""
-        return sorted({str(getattr(row, field)) for row in self._rows.values() if row is not None})
+        return sorted({str(getattr(row, field)) for row in self._rows.values() if row is not None} - {""})
 
 
 def _row(key: str, artifact: Artifact, size: int) -> Row:
@@ -81,6 +91,7 @@ def _row(key: str, artifact: Artifact, size: int) -> Row:
         key=key,
         arch=config.arch,
         types=f"{config.a.dtype} {config.b.dtype} {config.d.dtype}",
+        arithmetic=arithmetic_named(SlicedKernel(artifact.name, 0)) or "",
         tile=f"{config.tile.m}x{config.tile.n}x{config.tile.k}",
         schedule=config.schedule,
         registers=used.registers,

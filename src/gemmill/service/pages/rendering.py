@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 from starlette.responses import HTMLResponse, Response
 
+from gemmill.library.arithmetic import arithmetic_named
 from gemmill.library.version import __version__
 
 _UNKNOWN = "\N{EN DASH}"
@@ -88,5 +89,5 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"microseconds": _microseconds, "tflops": _tflops}
+    environment.filters |= {"microseconds": _microseconds, "tflops": _tflops, "arithmetic": arithmetic_named}
     return environment
