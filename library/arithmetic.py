@@ -162,11 +162,17 @@ def arithmetic_of(config: GemmConfig, slices: int = 1) -> Arithmetic:
     return replace(whole, slices=slices, stream=decomposition.has_shares, unit=config.tile.k)
 
 
+def target_of(step: str, arch: str) -> str:
+    """Return the :attr:`~Arithmetic.target` of the steps of a kind on a target; empty where their bits are those of
+    sm_90."""
+    return "" if arch in _MEASURED or step in _PORTABLE else arch
+
+
 @lru_cache(4096)
 def _in_one_slice(config: GemmConfig) -> Arithmetic:
     """Return the arithmetic with which one CTA of a kernel sums a slice of K."""
     plan, step = plan_of(config), _step(config)
-    target = "" if config.arch in _MEASURED or step in _PORTABLE else config.arch
+    target = target_of(step, config.arch)
     if step in _PORTABLE:
         return Arithmetic(step)
     if isinstance(plan, GemvPlan):

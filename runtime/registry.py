@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from gemmill.library.arch import Gpu, serving
+from gemmill.library.arithmetic import Arithmetic
+from gemmill.library.bits import ANY, required_arithmetic
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import formats, kernel_name, parse_name, present_name
 from gemmill.library.dtypes import DTYPES, compatible_types
@@ -40,7 +42,7 @@ from gemmill.runtime.registry_inputs import (
     opened_packs,
     remote_of,
 )
-from gemmill.runtime.select.choice import Candidate, Choice, Rows, warn_of_quick
+from gemmill.runtime.select.choice import Candidate, Choice, warn_of_quick
 from gemmill.runtime.select.decisions import Decision, read_decisions, usable, warn_of_absent
 from gemmill.runtime.select.model_file import with_model
 from gemmill.runtime.select.selector import Selector
@@ -209,7 +211,7 @@ class Registry:
         self,
         problem: GemmProblem,
         sm_count: int | None = None,
-        invariant_to: Rows | None = None,
+        bits: str = ANY,
         quick: bool = False,
         objective: Regime = "sustained",
     ) -> Choice:
@@ -218,8 +220,7 @@ class Registry:
         Args:
             problem: the problem.
             sm_count: most SMs that the launch may use; None: all.
-            invariant_to: ``"m"`` (or ``"n"``, where the problem is the transpose of the call) for a kernel that depends
-                neither on that extent nor on the batch; nor does the order in which it sums K.
+            bits: as in :func:`gemmill.matmul`: ``"any"``, ``"invariant"``, ``"cublas"`` or the name of an arithmetic.
             quick: deprecated, has no effect.
             objective: ``"sustained"`` for the fastest kernel in programs that run for seconds, where measurements show
                 how the power limit slows kernels; ``"burst"`` for a single launch.
@@ -229,13 +230,11 @@ class Registry:
         """
         if quick:
             warn_of_quick()
-        if invariant_to not in (None, "m", "n"):
-            raise ProblemError(f"invariant_to is {invariant_to!r:.80}; it must be 'm', 'n' or None")
         if objective not in REGIMES:
             raise ProblemError(f"objective is {objective!r:.80}; it must be {' or '.join(map(repr, REGIMES))}")
         original = checked_problem(problem)
         problem = original.with_narrow_a
-        options = sm_count, invariant_to, objective
+        options = sm_count, self.arithmetic(original, bits), objective
         try:
             choice = self.selector_for(problem).select(problem, *options)
         except UnsupportedProblemError:
@@ -244,12 +243,24 @@ class Registry:
         return choice if problem is original else choice.of_transposed
 
     @strict
-    def candidates(self, problem: GemmProblem, count: int, sm_count: int | None = None) -> list[Candidate]:
+    def candidates(
+        self, problem: GemmProblem, count: int, sm_count: int | None = None, bits: str = ANY
+    ) -> list[Candidate]:
         """Return the best kernels for a problem: :meth:`Selector.candidates`."""
-        problem = checked_problem(problem).with_narrow_a
+        original = checked_problem(problem)
+        problem, arithmetic = original.with_narrow_a, self.arithmetic(original, bits)
         with suppress(UnsupportedProblemError):
-            return self.selector_for(problem).candidates(problem, count, sm_count)
-        return self.selector.candidates(problem, count, sm_count)
+            return self.selector_for(problem).candidates(problem, count, sm_count, arithmetic)
+        return self.selector.candidates(problem, count, sm_count, arithmetic)
+
+    def arithmetic(self, problem: GemmProblem, bits: str, *, is_transposed: bool = False) -> Arithmetic | None:
+        """Return the arithmetic that a value of ``bits`` requires on this GPU, None for any:
+        :func:`~gemmill.library.bits.required_arithmetic`."""
+        if bits == ANY:
+            return None
+        targets = serving(self.gpu.capability)
+        arch = targets[0].name if targets else ""
+        return required_arithmetic(bits, problem, is_transposed=is_transposed, arch=arch)
 
     def selector_for(self, problem: GemmProblem) -> Selector:
         """Return the selector over the kernels for the types of A and B of a problem, whose narrow operand, if it has

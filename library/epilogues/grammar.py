@@ -57,6 +57,7 @@ RESERVED = frozenset(
             "fast_accumulation",
             "sm_count",
             "slices",
+            "bits",
             "batch_invariant",
             "autotune",
             "quick",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import AliasChoices, Field
 
+from gemmill.library.bits import ANY
 from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import CaptureError, CompileError, DeviceError, GemmillError, UnsupportedProblemError
@@ -83,15 +84,18 @@ def autotuned(
     sm_count: int | None,
     gpu: str,
     time: Callable[[list[Candidate]], Sequence[float | None]],
+    bits: str = ANY,
 ) -> Choice:
-    """Return the fastest of the ``count`` best-ranked kernels for a problem on a GPU with the name ``gpu``.
+    """Return the fastest of the ``count`` best-ranked kernels for a problem on a GPU with the name ``gpu``, with the
+    arithmetic that ``bits`` requires.
 
     The result comes from this process, from the registry's store, or from ``time``, which returns the microseconds of
     each candidate and None for those that cannot run here. A stored result holds for the same candidates, and as long
     as the cubin of the fastest is the one that was timed.
     """
-    candidates = registry.candidates(problem, count, sm_count)
+    candidates = registry.candidates(problem, count, sm_count, bits)
     request = [asdict(problem), gpu, sm_count, sorted((str(c.kernel), c.swap_ab) for c in candidates)]
+    request += [bits] if bits != ANY else []
     key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
     answers = caches.of_registry(registry).answers
     with _lock:
@@ -107,8 +111,8 @@ def autotuned(
                 kernels = tuple(sorted(timed, key=lambda kernel: (kernel.us, kernel.sliced)))
                 answer = Answer(problem=problem, gpu=gpu, sm_count=sm_count, kernels=kernels)
                 registry.store.put_note("autotuned", key, answer.model_dump_json(indent=1).encode())
-            slow_path = registry.select(problem, sm_count).slow_path
-            answers[key] = _choice(answer).answering(problem, slow_path)
+            selected = registry.select(problem, sm_count, bits)
+            answers[key] = _choice(answer).answering(problem, selected.slow_path, selected.required)
         return answers[key]
 
 

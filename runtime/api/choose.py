@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gemmill.library.arithmetic import Arithmetic
+from gemmill.library.bits import ANY
 from gemmill.library.config.edited import plain_name
-from gemmill.library.config.names import kernel_name, parse_name, present_name
+from gemmill.library.config.names import parse_name, present_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.launch import NESTED_EXTENTS
@@ -15,7 +17,7 @@ from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.registry_inputs import kernel_named
 from gemmill.runtime.select.choice import Choice
-from gemmill.runtime.select.selector import named_launch, sums_in_one_cta
+from gemmill.runtime.select.selector import named_launch
 
 
 class Target(NamedTuple):
@@ -34,25 +36,26 @@ def choose(gemm: Gemm, options: Options, registry: Registry, sm_count: int | Non
 
     Raises:
         UnsupportedProblemError: there is none, or the named kernel does not support the problem. Also for a nested
-            batch under ``batch_invariant``, or with too many extents.
+            batch with too many extents.
     """
-    if gemm.nested and (options.batch_invariant or len(gemm.nested) > NESTED_EXTENTS):
+    if len(gemm.nested) > NESTED_EXTENTS:
         raise UnsupportedProblemError(f"a batch with {len(gemm.nested)} strides is not supported here")
+    arithmetic = arithmetic_for(gemm, options, registry)
     if options.kernel is not None:
-        return _named(gemm.problem, options, registry)
-    invariant_to = ("n" if gemm.is_transposed else "m") if options.batch_invariant else None
-    choice = registry.select(gemm.problem, sm_count, invariant_to, objective=options.objective)  # type: ignore[arg-type]
+        return _named(gemm.problem, options, registry, arithmetic)
+    bits = ANY if arithmetic is None else str(arithmetic)
+    choice = registry.select(gemm.problem, sm_count, bits, objective=options.objective)
     return Target(choice.kernel, choice.swap_ab, choice)
 
 
-def _named(problem: GemmProblem, options: Options, registry: Registry) -> Target:
+def arithmetic_for(gemm: Gemm, options: Options, registry: Registry) -> Arithmetic | None:
+    """Return the arithmetic that the options of a call require for its GEMM; None for any."""
+    return registry.arithmetic(gemm.problem, options.required_bits, is_transposed=gemm.is_transposed)
+
+
+def _named(problem: GemmProblem, options: Options, registry: Registry, arithmetic: Arithmetic | None) -> Target:
     """Return the kernel that a call names, with the slices of K that the call names or that the model picks."""
     name, requested_slices = present_name(kernel_named(options.kernel), options.slices)
     config = parse_name(plain_name(name))  # this also validates a config made by hand
-    if options.batch_invariant and not sums_in_one_cta(config):
-        raise UnsupportedProblemError(
-            f"batch_invariant: kernel {kernel_name(config)} shares K between CTAs "
-            f"({config.scheduler.decomposition}): name a kernel that does not, or leave out batch_invariant"
-        )
-    slices, swap_ab = named_launch(config, requested_slices, problem, registry.gpu)
+    slices, swap_ab = named_launch(config, requested_slices, problem, registry.gpu, arithmetic)
     return Target(SlicedKernel(name, slices), swap_ab)

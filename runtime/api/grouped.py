@@ -28,7 +28,8 @@ def grouped_matmul(
     a_scale: Tensor | float | None = None, b_scale: Tensor | float | None = None,
     counts: Tensor | None = None, expected_rows: int | None = None,
     stream: Stream | None = None, registry: Registry | None = None, kernel: str | GemmConfig | None = None,
-    deterministic: bool = False, batch_invariant: bool = False, autotune: int | None = None, explain: bool = False,
+    deterministic: bool = False, bits: str = "any", batch_invariant: bool = False, autotune: int | None = None,
+    explain: bool = False,
     epilogue: str | None = None, **operands: Tensor | float,
 ) -> Any:
     """Multiply groups of matrices of different sizes in one launch, and return ``out``.
@@ -66,7 +67,6 @@ def grouped_matmul(
         epilogue: Expression, as in :func:`gemmill.matmul`, where the groups take the place of the batch: ``bias[n]``
             may be (N,) or (groups, N), and ``x[batch]`` is (groups,). For groups of rows at offsets, ``x[m]`` is (M,),
             and matrices are (M, N) like ``out``.
-        batch_invariant: As in :func:`gemmill.matmul`; not supported for groups along K.
 
     All other keywords are as in :func:`gemmill.matmul`. There is no ``sm_count``.
 
@@ -90,7 +90,7 @@ def array_matmul(
     alpha: float = 1.0, beta: float | None = None,
     accumulator: DTypeName | None = None, tf32: bool = False, fast_accumulation: bool = True,
     stream: Stream | None = None, registry: Registry | None = None, kernel: str | GemmConfig | None = None,
-    explain: bool = False,
+    bits: str = "any", explain: bool = False,
 ) -> None:
     """Multiply an array of matrices given by their addresses in GPU memory, like ``cublasGemmBatchedEx``.
 

@@ -30,8 +30,8 @@ def matmul(
     a_zero: Tensor | None = None, b_zero: Tensor | None = None, a_dtype: object = None, b_dtype: object = None,
     stream: Stream | None = None, registry: Registry | None = None,
     kernel: str | GemmConfig | None = None, slices: int | None = None, sm_count: int | None = None,
-    deterministic: bool = False, batch_invariant: bool = False, autotune: int | None = None, quick: bool = False,
-    objective: Regime = "sustained", explain: bool = False,
+    deterministic: bool = False, bits: str = "any", batch_invariant: bool = False, autotune: int | None = None,
+    quick: bool = False, objective: Regime = "sustained", explain: bool = False,
     epilogue: str | None = None, **operands: Tensor | float,
 ) -> Any:
     """Compute ``alpha * a @ b + beta * c`` on the GPU, in the conventions of ``torch.matmul``, and return ``out``.
@@ -77,9 +77,10 @@ def matmul(
         sm_count: Most SMs that the launch uses, so that concurrent kernels, such as communication, can use the others.
         deterministic: Refuse operations whose bits can differ between runs of the same call on the same GPU, such as
             sums in an epilogue.
-        batch_invariant: In addition, the bits of a row of ``out`` depend neither on the number of rows nor on the
-            number of matrices. One kernel then runs for every M, which can be slower (docs/kernels.md). ``a`` must be
-            contiguous along K, ``c`` and ``out`` along N, and their alignment must be that of packed rows.
+        bits: Which order of sums, and so which bits of ``out``, kernels must give (docs/kernels.md): ``"any"``, that of
+            the fastest kernel; ``"invariant"``, one that depends on the dtypes, N, K and the epilogue, not on M or the
+            batch; ``"cublas"``, that of cuBLAS without split-K; or the name of one, such as ``"k16"``.
+        batch_invariant: Another name for ``bits="invariant"``.
         autotune: Time this many of the best-ranked kernels on these operands, once per problem and GPU, and keep the
             fastest in the registry's store. Outputs go to scratch memory while kernels are timed.
         quick: Deprecated, has no effect.
@@ -155,8 +156,8 @@ def plan(  # type: ignore[empty-body]
     addresses: Tensor | None = None,
     stream: Stream | None = None, registry: Registry | None = None,
     kernel: str | GemmConfig | None = None, slices: int | None = None, sm_count: int | None = None,
-    deterministic: bool = False, batch_invariant: bool = False, autotune: int | None = None, quick: bool = False,
-    objective: Regime = "sustained", explain: bool = False,
+    deterministic: bool = False, bits: str = "any", batch_invariant: bool = False, autotune: int | None = None,
+    quick: bool = False, objective: Regime = "sustained", explain: bool = False,
     epilogue: str | None = None, **operands: Tensor | float,
 ) -> Plan:
     """Prepare a call: select, compile and load its kernel once. The returned plan only launches: ``plan()``.

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import isfinite
 
+from gemmill.library.bits import ANY, INVARIANT, fault_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.dtypes import MAX_FLOAT32
@@ -18,7 +19,7 @@ from gemmill.library.errors import CaptureError, OperandError, UnsupportedProble
 from gemmill.library.problem import REGIMES, GemmProblem
 from gemmill.runtime import driver
 from gemmill.runtime.api import caches
-from gemmill.runtime.api.choose import Target, choose
+from gemmill.runtime.api.choose import Target, arithmetic_for, choose
 from gemmill.runtime.api.explain import explain, warn_of
 from gemmill.runtime.launch.kernel import Kernel, load
 from gemmill.runtime.launch.launcher import Launcher, Launches, PreparedCall, Resets
@@ -80,6 +81,12 @@ def _check_options(options: Options) -> None:
     for name in _FLAGS:
         if (value := getattr(options, name)) not in (True, False):
             raise OperandError(f"{name} is {value!r:.80}; it must be True or False")
+    if fault := fault_of(options.bits):
+        raise OperandError(fault)
+    if options.batch_invariant and options.bits not in (ANY, INVARIANT):
+        raise OperandError(
+            f"batch_invariant is another name for bits='invariant', and bits is {options.bits!r}: pass one of them"
+        )
     if options.objective not in REGIMES:
         words = " or ".join(map(repr, REGIMES))
         raise OperandError(f"objective is {options.objective!r:.80}; it must be {words}")
@@ -101,9 +108,9 @@ def _check_options(options: Options) -> None:
 def _check_promises(call: GemmCall) -> None:
     """Raise OperandError where options contradict each other, or where the epilogue cannot give what they guarantee."""
     options = call.options
-    for option in ("deterministic", "batch_invariant"):
-        if getattr(options, option):
-            _refuse_atomic_sums(call.arguments.epilogue, option)
+    if options.deterministic or options.required_bits != ANY:
+        option = "deterministic" if options.deterministic else f"bits={options.required_bits!r}"
+        _refuse_atomic_sums(call.arguments.epilogue, option)
     if options.autotune is not None:
         _check_autotune(call)
 
@@ -119,12 +126,11 @@ def _check_autotune(call: GemmCall) -> None:
         raise OperandError(
             "kernel and autotune are both passed; autotune searches for the fastest kernel: pass one of them"
         )
-    for option in ("deterministic", "batch_invariant"):
-        if getattr(options, option):
-            raise OperandError(
-                f"autotune and {option} are both passed; the fastest kernel may change with the timing and with M, and "
-                "kernels sum in different orders: pass one of them, or kernel="
-            )
+    if options.deterministic and options.required_bits == ANY:
+        raise OperandError(
+            "autotune and deterministic are both passed; the fastest kernel may change with the timing, and kernels "
+            "sum in different orders: pass one of them, kernel=, or bits='invariant' too"
+        )
     if "addresses" in call.tensors:
         raise OperandError(
             "autotune is not supported with addresses: kernels are timed on scratch outputs, but addresses locates the "
@@ -228,11 +234,13 @@ def _prepared(call: GemmCall) -> PreparedCall:
         from gemmill.runtime.api.autotune import autotuned, time_kernels
 
         gpu, time = driver.device_name(device), functools.partial(time_kernels, call, registry, launcher)
-        choice = autotuned(registry, gemm.problem, options.autotune, sm_count, gpu, time)
+        arithmetic = arithmetic_for(gemm, options, registry)
+        bits = ANY if arithmetic is None else str(arithmetic)
+        choice = autotuned(registry, gemm.problem, options.autotune, sm_count, gpu, time, bits)
         target = Target(choice.kernel, choice.swap_ab, choice)
     if (selected := target.choice) is not None:
         if batch_parts:
-            reason = selected.reason + batch_parts
+            reason = selected.explain() + batch_parts
             selected = replace(selected, explain=lambda: reason)
         selected = selected.of_transposed if gemm.is_transposed else selected
         warn_of(selected)

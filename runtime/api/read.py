@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, ParamSpec, TypeVar
 
+from gemmill.library.bits import ANY
 from gemmill.library.dtypes import default_output
 from gemmill.library.epilogues.grammar import SCALES
 from gemmill.library.errors import OperandError
@@ -105,7 +106,7 @@ def read_call(arguments: Mapping[str, Any], keywords: Collection[str] = KEYWORDS
     out_dtype, out = options.out_dtype, by_keyword.get("out")
     dtype_of_d = None if out_dtype is None else dtype_named(out_dtype, "out_dtype")
     if any(by_keyword.get(name) is not None for name in SCALES):
-        text, scales = scaled_epilogue(text, tensors, numbers, options.batch_invariant)
+        text, scales = scaled_epilogue(text, tensors, numbers, options.required_bits != ANY)
         operands |= {name: tensors.pop(name, numbers.get(name)) for name in scales}
         if by_keyword.get("epilogue") is None:
             options = options._replace(alpha=prod(numbers.values(), start=options.alpha))

@@ -60,7 +60,7 @@ def matmul(
     a_zero: jax.Array | None = None, b_zero: jax.Array | None = None, a_dtype: object = None, b_dtype: object = None,
     a_major: str | None = None, b_major: str | None = None, kernel: str | None = None, slices: int | None = None,
     sm_count: int | None = None,
-    deterministic: bool = False, batch_invariant: bool = False, quick: bool = False,
+    deterministic: bool = False, bits: str = "any", batch_invariant: bool = False, quick: bool = False,
     objective: str = "sustained", explain: bool = False, epilogue: str | None = None, **operands: jax.Array | float,
 ) -> Any:
     """Compute ``alpha * a @ b + beta * c`` of JAX arrays, and return D (..., M, N).
@@ -104,7 +104,7 @@ def grouped_matmul(
     a_scale: jax.Array | float | None = None, b_scale: jax.Array | float | None = None,
     counts: jax.Array | None = None, expected_rows: int | None = None,
     a_major: str | None = None, b_major: str | None = None, kernel: str | None = None,
-    deterministic: bool = False, batch_invariant: bool = False, explain: bool = False,
+    deterministic: bool = False, bits: str = "any", batch_invariant: bool = False, explain: bool = False,
     epilogue: str | None = None, **operands: jax.Array | float,
 ) -> Any:
     """Compute ``alpha * a @ b + beta * c`` for each group of JAX arrays, and return D.

@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from gemmill.library.bits import ANY
 from gemmill.library.config.model import BatchingName
 from gemmill.library.config.scales import BLOCK_SCALES
 from gemmill.library.dtypes import DTYPES, DTypeName
@@ -32,7 +33,6 @@ from gemmill.runtime.operands.matrices import (
     operand,
     refuse_overlap,
 )
-from gemmill.runtime.operands.packed_rows import with_packed_rows
 from gemmill.runtime.operands.tensors import TensorView
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def bind(call: GemmCall) -> Gemm:
     a, b, d = tensors["a"], tensors["b"], tensors["out"]
     row_axis, column_axis = len(a.shape) > 1, len(b.shape) > 1
     if values:
-        shares_d, keep_rows = kind == "offsets" and len(b.shape) == 3, call.options.batch_invariant
+        shares_d, keep_rows = kind == "offsets" and len(b.shape) == 3, call.options.required_bits != ANY
         epilogue, values = fitted(epilogue, values, a, b, keep_rows=keep_rows, shares_d=shares_d)
         stack = stacked_values(epilogue, values, d, column_axis) if row_axis and not kind else None
     if kind:
@@ -196,11 +196,9 @@ def bind(call: GemmCall) -> Gemm:
         groups = gemm.problem.batch if gemm.problem.batching == "grouped" else None
         bound = bind_arguments(epilogue, values, d, row_axis, column_axis, groups)
         movable = staged(epilogue, bound, gemm.problem.batching)
-        if movable is not epilogue and not call.options.batch_invariant:  # TMA's limits may depend on M
+        if movable is not epilogue:
             gemm = replace(gemm, problem=gemm.problem.but(epilogue=spelling(movable)))
         gemm = replace(gemm, arguments=bound)
-    if call.options.batch_invariant and not gemm.is_empty:
-        gemm = with_packed_rows(gemm)
     return gemm.transposed if upconverts_a(gemm.problem.b_dtype, gemm.problem.a_dtype) else gemm
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from gemmill.library.bits import ANY, INVARIANT
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.problem import Regime
@@ -82,14 +83,21 @@ class Options(NamedTuple):
     """Most SMs that a launch uses; None means all."""
     deterministic: Annotated[bool, MATRICES | GROUPS] = False
     """Whether to refuse operations whose bits can differ when the same call runs again."""
+    bits: Annotated[str, EVERY] = ANY
+    """Which bits D must have: ``any``, ``invariant``, ``cublas`` or the name of an arithmetic."""
     batch_invariant: Annotated[bool, MATRICES | GROUPS] = False
-    """Whether the bits of a row of D must not depend on the number of rows or of matrices."""
+    """Another name for ``bits="invariant"``."""
     autotune: Annotated[int | None, (MATRICES | GROUPS) - JAX] = None
     """How many of the best kernels gemmill times; None times none."""
     quick: Annotated[bool, MATRICES] = False
     """Deprecated: has no effect."""
     objective: Annotated[Regime, MATRICES] = "sustained"
     """The load for which the selector picks the fastest kernel: ``sustained`` or ``burst``."""
+
+    @property
+    def required_bits(self) -> str:
+        """``bits``, with ``batch_invariant`` as its other name."""
+        return INVARIANT if self.batch_invariant else self.bits
 
 
 DEFAULTS = Options()

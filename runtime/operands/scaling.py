@@ -23,7 +23,7 @@ from gemmill.runtime.operands.tensors import TensorView
 
 
 def _kinds_of_scales(
-    tensors: Mapping[str, TensorView], numbers: Collection[str], named: Mapping[str, Kind], batch_invariant: bool
+    tensors: Mapping[str, TensorView], numbers: Collection[str], named: Mapping[str, Kind], keeps_bits: bool
 ) -> dict[str, Kind]:
     """Return the kind of each scale that multiplies sums, a_scale first. Scales of blocks and of groups along K are
     left out, since they are not part of the epilogue.
@@ -50,7 +50,7 @@ def _kinds_of_scales(
     for name, form in forms.items():
         if form is None:
             raise _scale_error(name, tensors, blocks)
-    if batch_invariant and "a_scale" in scales:
+    if keeps_bits and "a_scale" in scales:
         _refuse_one_row(scales["a_scale"], forms.get("a_scale"))
     kinds = {name: form[0] for name, form in forms.items() if form}
     all_kinds: dict[str, Kind] = {**dict.fromkeys(numbers, "scalar"), **kinds, **named}
@@ -75,7 +75,7 @@ def _with_scales(text: str | None, kinds: tuple[tuple[str, Kind], ...], has_c: b
 
 
 def scaled_epilogue(
-    text: str | None, tensors: Mapping[str, TensorView], numbers: Collection[str], batch_invariant: bool
+    text: str | None, tensors: Mapping[str, TensorView], numbers: Collection[str], keeps_bits: bool
 ) -> tuple[str | None, Collection[str]]:
     """Return the epilogue of a call with scales, and the names of the scales that are its operands.
 
@@ -86,7 +86,7 @@ def scaled_epilogue(
     """
     epilogue = None if text is None else read_epilogue(text)
     named = {} if epilogue is None else {o.name: o.kind for o in epilogue.operands if o.name in SCALES}
-    kinds = _kinds_of_scales(tensors, () if text is None else numbers, named, batch_invariant)
+    kinds = _kinds_of_scales(tensors, () if text is None else numbers, named, keeps_bits)
     return _with_scales(text, tuple(kinds.items()), "c" in tensors) if kinds else text, kinds
 
 
@@ -113,10 +113,11 @@ def _without_extent(tensor: TensorView, axis: int) -> TensorView:
 
 
 def _refuse_one_row(scale: TensorView, form: tuple[Kind, TensorView] | None) -> None:
-    """Raise OperandError where M decides whether a scale is for a row or for all rows, and with that the kernel."""
+    """Raise OperandError where M decides whether a scale is for a row or for all rows, and with that the order of
+    factors in the epilogue."""
     if form and form[0] in ("scalar", "batch") and len(scale.shape) > 1:
         raise OperandError(
-            f"batch_invariant: a_scale has shape {scale.shape}, which for M = 1 is also that of one scale a row: pass "
+            f"bits: a_scale has shape {scale.shape}, which for M = 1 is also that of one scale a row: pass "
             "a_scale.reshape(()) for one scale for all rows, or one scale for each row"
         )
 

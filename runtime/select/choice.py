@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from gemmill.library.arithmetic import Arithmetic, arithmetic_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.problem import GemmProblem
@@ -20,8 +21,6 @@ RUNNERS_UP = 4
 """Most runners-up in a choice."""
 
 RunnersUp = tuple[tuple[SlicedKernel, float], ...]
-Rows = Literal["m", "n"]
-"""The extent of a problem that is the caller's M: ``n`` where the problem is the transpose of the call."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -35,7 +34,7 @@ class Choice:
     """The kernel and the slices of K of its launch."""
     config: GemmConfig
     explain: Callable[[], str] = field(compare=False)
-    """Makes :attr:`reason` on demand."""
+    """Makes :attr:`reason`, without the arithmetic, on demand."""
     predicted_us: float
     """Expected time in microseconds: measured or predicted by the model, see ``source``."""
     rank: Callable[[], RunnersUp] = field(compare=False)
@@ -50,17 +49,19 @@ class Choice:
     slow_path: SlowPath | None = None
     """Predicted loss of the problem relative to one with other dtypes, layouts or alignments, for which there are fast
     kernels. None where the loss is small."""
+    required: Arithmetic | None = None
+    """The arithmetic that the caller required; None: any."""
 
-    def answering(self, problem: GemmProblem, slow_path: SlowPath | None) -> Choice:
+    def answering(self, problem: GemmProblem, slow_path: SlowPath | None, required: Arithmetic | None = None) -> Choice:
         """Return the same choice for a problem; faster than ``dataclasses.replace``."""
         fields = self.kernel, self.config, self.explain, self.predicted_us, self.rank, self.source, self.swap_ab
-        return Choice(*fields, problem, slow_path)
+        return Choice(*fields, problem, slow_path, required)
 
     def __reduce__(self) -> tuple[type[Choice], tuple[object, ...]]:
         """Pickle with the reason and the runners-up computed, since a selector cannot go to another process."""
-        explain, rank = partial(str, self.reason), partial(tuple, self.runners_up)
+        explain, rank = partial(str, self.explain()), partial(tuple, self.runners_up)
         fields = self.kernel, self.config, explain, self.predicted_us, rank, self.source, self.swap_ab
-        return Choice, (*fields, self.problem, self.slow_path)
+        return Choice, (*fields, self.problem, self.slow_path, self.required)
 
     @property
     def name(self) -> str:
@@ -69,9 +70,9 @@ class Choice:
 
     @property
     def reason(self) -> str:
-        """Why the selector picked this kernel, in a sentence, and which operands gemmill copies into aligned memory
-        first."""
-        return self.explain()
+        """Why the selector picked this kernel, in a sentence, which operands gemmill copies into aligned memory first,
+        and its arithmetic."""
+        return f"{self.explain()}; arithmetic {self.arithmetic}{'' if self.required is None else ', as required'}"
 
     @property
     def runners_up(self) -> RunnersUp:
@@ -82,6 +83,11 @@ class Choice:
     def slices(self) -> int:
         """Slices of K of the launch of a split-K kernel; 1 for other kernels."""
         return self.kernel.slices
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """The order in which the kernel sums the products of an element of D."""
+        return arithmetic_of(self.config, self.slices)
 
     @property
     def of_transposed(self) -> Choice:

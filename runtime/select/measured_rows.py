@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gemmill.library.arch import Gpu
+from gemmill.library.arithmetic import Arithmetic, arithmetic_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
@@ -45,8 +46,9 @@ class MeasuredRows:
         self._places: dict[tuple[Any, ...], Sequence[tuple[Any, ...]]] = {}
         """Keys of tables by the formats of problems."""
 
-    def rows_of_caller(self, problem: GemmProblem) -> Times:
-        """Return the caller's rows for a problem: with the expected rows of a masked group, or else without.
+    def rows_of_caller(self, problem: GemmProblem, arithmetic: Arithmetic | None = None) -> Times:
+        """Return the caller's rows for a problem: with the expected rows of a masked group, or else without. With
+        ``arithmetic``, only those of kernels that have it.
 
         Brief measurements count only where there are no others, since they ran at other clocks.
         """
@@ -55,13 +57,14 @@ class MeasuredRows:
         rows = self._rows.get(problem)
         if rows is None and problem.expected_rows:
             rows = self._rows.get(problem.but(expected_rows=None))
-        decisions = [*(rows or {}).values()]
+        decisions = [row for row in (rows or {}).values() if self._has(row.sliced, arithmetic)]
         final = [decision for decision in decisions if decision.final]
         return sorted((decision.us, decision.sliced) for decision in final or decisions)
 
-    def rows_that_ship(self, problem: GemmProblem) -> Times:
-        """Return the shipped burst rows for a problem, for its types or compatible ones. Each has only a few kernels,
-        so it counts only where the fastest of them is available."""
+    def rows_that_ship(self, problem: GemmProblem, arithmetic: Arithmetic | None = None) -> Times:
+        """Return the shipped burst rows for a problem, for its types or compatible ones; with ``arithmetic``, only
+        those of kernels that have it. Each has only a few kernels, so it counts only where the fastest of them is
+        available."""
         if self._model is None:
             return []
         key = formats_of(problem)
@@ -71,14 +74,14 @@ class MeasuredRows:
         for place in places:
             if extents in self._model.tables[place]:
                 changes = dict(zip(FORMATS, place, strict=True))
-                rows = self._rows_of(self._model, problem, problem.but(**changes))
+                rows = self._rows_of(self._model, problem, problem.but(**changes), arithmetic)
                 if rows or place == key:
                     return rows
         return []
 
-    def times(self, problem: GemmProblem) -> Times:
+    def times(self, problem: GemmProblem, arithmetic: Arithmetic | None = None) -> Times:
         """Return the caller's rows or, where there are none, the shipped ones."""
-        return self.rows_of_caller(problem) or self.rows_that_ship(problem)
+        return self.rows_of_caller(problem, arithmetic) or self.rows_that_ship(problem, arithmetic)
 
     def choice(self, problem: GemmProblem, rows: Times) -> Choice:
         """Return the fastest kernel of a problem's rows as a choice."""
@@ -98,6 +101,10 @@ class MeasuredRows:
         """Return the config of a kernel name, which may be unavailable."""
         return self._configs.get(name) or parse_name(name)
 
+    def _has(self, kernel: SlicedKernel, arithmetic: Arithmetic | None) -> bool:
+        """Whether a kernel has an arithmetic; every one has None."""
+        return arithmetic is None or arithmetic_of(self.config(kernel.name), kernel.slices) == arithmetic
+
     def _places_of(self, model: GpuModel, problem: GemmProblem) -> Sequence[tuple[Any, ...]]:
         """Return the keys of the tables that may have rows for problems with some formats: their own, and those with
         compatible types and scales and a D of the same width."""
@@ -110,11 +117,13 @@ class MeasuredRows:
                 places[formats_of(scaled.but(a_dtype=a, b_dtype=b, d_dtype=d))] = None
         return [place for place in places if place in model.tables]
 
-    def _rows_of(self, model: GpuModel, problem: GemmProblem, measured: GemmProblem) -> Times:
+    def _rows_of(
+        self, model: GpuModel, problem: GemmProblem, measured: GemmProblem, arithmetic: Arithmetic | None
+    ) -> Times:
         """Return the rows of a measured problem, with the types of another problem where the kernels may be used with
         them."""
-        rows = model.times(measured)
-        if rows[0][1].name not in self._configs:
+        rows = [row for row in model.times(measured) if self._has(row[1], arithmetic)]
+        if not rows or rows[0][1].name not in self._configs:
             return []
         available = [(us, kernel) for us, kernel in rows if kernel.name in self._configs]
         if measured == problem:

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gemmill.library.arch import Gpu
+from gemmill.library.arithmetic import Arithmetic, arithmetic_of
+from gemmill.library.bits import kernels_of
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.decompositions.decomposition import decomposition_of
+from gemmill.library.config.names import kernel_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel, check_slices, in_each_number
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.problem import GemmProblem, Regime
 from gemmill.runtime.select import slow_path
-from gemmill.runtime.select.choice import RUNNERS_UP, Candidate, Choice, Rows, RunnersUp, in_words
+from gemmill.runtime.select.choice import RUNNERS_UP, Candidate, Choice, RunnersUp, in_words
 from gemmill.runtime.select.cost import model
 from gemmill.runtime.select.cost.energy import HELD, NEAR, energy_of, least_us, power_us, sustained_us
 from gemmill.runtime.select.cost.table import FeatureTable
@@ -35,8 +37,6 @@ _Times = tuple["FeatureTable", "Integers | None", "Floats"]
 """A table, the indices of its kernels to choose from (None for all), and microseconds of each."""
 _CACHED = 4096
 """Most problems whose choice is cached."""
-TYPICAL_ROWS = (1, 16, 128, 1024, 8192)
-"""Rows (M) for which a batch-invariant kernel is chosen: from one token to a long prompt."""
 LONG_US = 1000.0
 """Least microseconds of a burst of groups for which the power limit applies as under sustained load. On an H200, bf16
 groups of 1.6 to 4 ms were 1 to 5% faster with the kernel for sustained load; groups of 0.7 and 0.8 ms were not. For
@@ -75,7 +75,6 @@ class Selector:
         self._measured = MeasuredRows(self._kernels, gpu, gpu_model, decisions)
         self._times = lru_cache(1)(self._model_times)
         """Caches one result, with which advice on slow paths begins."""
-        self._ranked = lru_cache(_CACHED)(self._rank_for_any_rows)
         self.select = lru_cache(_CACHED)(self._select)
         """The kernel for a problem; see :meth:`_select`."""
 
@@ -83,34 +82,31 @@ class Selector:
         self,
         problem: GemmProblem,
         sm_count: int | None = None,
-        invariant_to: Rows | None = None,
+        arithmetic: Arithmetic | None = None,
         objective: Regime = "sustained",
     ) -> Choice:
         """Return the kernel for a problem, on at most ``sm_count`` SMs. Measured times count only for all SMs.
 
-        ``invariant_to`` names the extent, the caller's M, that the kernel must not depend on; it must not depend on the
-        batch either. With this, with ``sm_count`` or with the ``objective`` ``burst``, it is the kernel that is fastest
-        in a single launch.
+        With ``arithmetic``, it is the fastest of the kernels that have it. With ``sm_count``, or with the ``objective``
+        ``burst``, it is the kernel that is fastest in a single launch.
 
         Raises:
             UnsupportedProblemError: no kernel supports it; names the constraint and the nearest kernel.
         """
         sm_count = self._bound(sm_count)
         if min(problem.m, problem.n, problem.k, problem.batch) == 0:
-            return self._choice_of_empty(problem, sm_count, invariant_to).answering(problem, None)
-        if invariant_to is not None:
-            choice = self._for_any_rows(problem, sm_count, invariant_to)
-        elif sm_count is not None:
-            choice = self._fastest(problem, sm_count)
-        elif rows := self._measured.rows_of_caller(problem):
+            return self._choice_of_empty(problem, sm_count, arithmetic).answering(problem, None, arithmetic)
+        if sm_count is not None:
+            choice = self._fastest(problem, sm_count, arithmetic)
+        elif rows := self._measured.rows_of_caller(problem, arithmetic):
             choice = self._measured.choice(problem, rows)
-        elif sustained := self._under_power(problem, objective):
+        elif sustained := self._under_power(problem, objective, arithmetic):
             choice = sustained
-        elif rows := self._measured.rows_that_ship(problem):
+        elif rows := self._measured.rows_that_ship(problem, arithmetic):
             choice = self._measured.choice(problem, rows)
         else:
-            choice = self._fastest(problem, None)
-        return choice.answering(problem, self._slow_path(choice, problem, sm_count, invariant_to))
+            choice = self._fastest(problem, None, arithmetic)
+        return choice.answering(problem, self._slow_path(choice, problem, sm_count, arithmetic), arithmetic)
 
     def under_power(self, problem: GemmProblem, objective: Regime = "sustained") -> Choice | None:
         """Return the kernel under the power limit with its runners-up, where that limit applies to the problem and the
@@ -120,11 +116,15 @@ class Selector:
             UnsupportedProblemError: no kernel supports it.
         """
         is_empty = min(problem.m, problem.n, problem.k, problem.batch) == 0
-        return None if is_empty or self._measured.rows_of_caller(problem) else self._under_power(problem, objective)
+        if is_empty or self._measured.rows_of_caller(problem):
+            return None
+        return self._under_power(problem, objective, None)
 
-    def candidates(self, problem: GemmProblem, count: int, sm_count: int | None = None) -> list[Candidate]:
+    def candidates(
+        self, problem: GemmProblem, count: int, sm_count: int | None = None, arithmetic: Arithmetic | None = None
+    ) -> list[Candidate]:
         """Return the ``count`` best kernels for a problem with a D that is not empty, the best first: the measured
-        ones, then by the model.
+        ones, then by the model. With ``arithmetic``, only kernels that have it.
 
         Raises:
             UnsupportedProblemError: no kernel supports it.
@@ -132,9 +132,9 @@ class Selector:
         sm_count = self._bound(sm_count)
         first: dict[SlicedKernel, Candidate] = {}
         if sm_count is None:
-            for us, kernel in self._measured.times(problem):
+            for us, kernel in self._measured.times(problem, arithmetic):
                 first[kernel] = Candidate(kernel, runs_transposed(self._measured.config(kernel.name), problem), us)
-        table, serving, work = self._times(problem, sm_count)
+        table, serving, work = self._times(problem, sm_count, arithmetic)
         for i in _ranked(table, serving, work["us"], count):
             candidate = Candidate(table.kernels[i], bool(table.swap_ab[i]), float(work["us"][i]))
             first.setdefault(candidate.kernel, candidate)
@@ -149,26 +149,28 @@ class Selector:
         """Return the predicted microseconds of the kernels that support a problem; empty where none does."""
         fastest: dict[SlicedKernel, float] = {}
         if self._kernels.find(problem, None):
-            table, serving, work = self._times(problem, None)
+            table, serving, work = self._times(problem, None, None)
             for i in _members(table, serving).tolist():
                 fastest[table.kernels[i]] = min(float(work["us"][i]), fastest.get(table.kernels[i], inf))
         return fastest
 
-    def _model_times(self, problem: GemmProblem, sm_count: int | None) -> tuple[FeatureTable, Integers | None, Columns]:
+    def _model_times(
+        self, problem: GemmProblem, sm_count: int | None, arithmetic: Arithmetic | None
+    ) -> tuple[FeatureTable, Integers | None, Columns]:
         """Return the kernels for a problem, those that support it, and the model's prediction."""
-        table, serving = self._kernels.serving(problem, sm_count)
+        table, serving = self._kernels.serving(problem, sm_count, arithmetic)
         return table, serving, model.times(table, problem, with_at_most(self.gpu, sm_count), serving)
 
-    def _fastest(self, problem: GemmProblem, sm_count: int | None) -> Choice:
+    def _fastest(self, problem: GemmProblem, sm_count: int | None, arithmetic: Arithmetic | None) -> Choice:
         """Return the kernel with the least predicted time."""
 
         def times() -> _Times:
-            table, serving, work = self._times(problem, sm_count)
+            table, serving, work = self._times(problem, sm_count, arithmetic)
             return table, serving, work["us"]
 
         return self._choice_of_least_time(times, times(), problem, sm_count)
 
-    def _under_power(self, problem: GemmProblem, objective: Regime) -> Choice | None:
+    def _under_power(self, problem: GemmProblem, objective: Regime, arithmetic: Arithmetic | None) -> Choice | None:
         """Return the kernel with the least predicted time under sustained load, where the power limit applies to the
         problem."""
         if objective == "burst" and problem.batching == "strided":
@@ -181,7 +183,7 @@ class Selector:
             return None
 
         def times() -> _Times | None:
-            table, serving, work = self._times(problem, None)
+            table, serving, work = self._times(problem, None, arithmetic)
             candidates = model.within(NEAR, work["us"], serving)
             burst_us, analytic_us = (work[name].take(candidates) for name in ("us", "analytic_us"))
             if limit_us < HELD * burst_us.min():
@@ -218,46 +220,11 @@ class Selector:
         best = int(us.argmin() if members is None else members[us.take(members).argmin()])
         return self._choice(table, best, float(us[best]), rank, problem, sm_count, why)
 
-    def _for_any_rows(self, problem: GemmProblem, sm_count: int | None, rows: Rows) -> Choice:
-        """Return the kernel for all problems that differ only in M and batch, with its time for this one."""
-        table, order = self._ranked(_with_rows(problem, rows, 1), sm_count, rows)
-        members = np.array(order)
-        us = model.times(table, problem, with_at_most(self.gpu, sm_count), members)["us"]
-        why = (
-            "batch-invariant: among kernels in which one CTA sums all of K, this one has the least geometric mean "
-            f"of times over M = {', '.join(map(str, TYPICAL_ROWS))}; for this problem: "
-        )
-        runners_up = _runners_up(table, order, us)
-        return self._choice(table, order[0], float(us[order[0]]), lambda: runners_up, problem, sm_count, why)
-
-    def _rank_for_any_rows(
-        self, of_one_row: GemmProblem, sm_count: int | None, rows: Rows
-    ) -> tuple[FeatureTable, list[int]]:
-        """Return the best kernels for any M and batch, as indices, by the geometric mean of their times over
-        :data:`TYPICAL_ROWS`.
-
-        Kernels that share K between CTAs are left out: how stream-K shares it depends on M, and the workspaces of the
-        others grow with M.
-        """
-        gpu = with_at_most(self.gpu, sm_count)
-        table, serving = self._kernels.serving(of_one_row, sm_count)
-        members = _members(table, serving)
-        one_cta = np.array([i for i in members.tolist() if sums_in_one_cta(table.config(i))], np.int64)
-        if not one_cta.size:
-            raise UnsupportedProblemError(
-                f"no kernel supports {of_one_row} for every M: all {members.size} candidates share K between CTAs "
-                "(docs/kernels.md); leave out batch_invariant"
-            )
-        typical = [_with_rows(of_one_row, rows, m) for m in TYPICAL_ROWS]
-        means = sum(np.log(model.times(table, problem, gpu, serving)["us"]) for problem in typical)
-        return table, _ranked(table, one_cta, np.asarray(means), 1 + RUNNERS_UP)
-
-    def _choice_of_empty(self, problem: GemmProblem, sm_count: int | None, rows: Rows | None) -> Choice:
+    def _choice_of_empty(self, problem: GemmProblem, sm_count: int | None, arithmetic: Arithmetic | None) -> Choice:
         """Return the first kernel for a problem whose D is empty; for K = 0, the fastest."""
         if min(problem.m, problem.n, problem.batch) > 0:
-            of_one = problem.but(k=1)
-            return self._fastest(of_one, sm_count) if rows is None else self._for_any_rows(of_one, sm_count, rows)
-        table, serving = self._kernels.serving(problem, sm_count)
+            return self._fastest(problem.but(k=1), sm_count, arithmetic)
+        table, serving = self._kernels.serving(problem, sm_count, arithmetic)
         first = 0 if serving is None else int(serving[0])
         config, swap_ab = table.config(first), bool(table.swap_ab[first])
         return Choice(table.kernels[first], config, lambda: "there is nothing to compute", 0.0, tuple, "model", swap_ab)
@@ -281,23 +248,19 @@ class Selector:
         return Choice(table.kernels[best], config, explain, us, rank, "model", swap_ab)
 
     def _slow_path(
-        self, choice: Choice, problem: GemmProblem, sm_count: int | None, invariant_to: Rows | None
+        self, choice: Choice, problem: GemmProblem, sm_count: int | None, arithmetic: Arithmetic | None
     ) -> slow_path.SlowPath | None:
         """Return the predicted loss of a problem relative to one with other formats, also where rows decided the
         choice."""
 
-        def us(other: GemmProblem, invariant: bool) -> float:
-            try:
-                if invariant and invariant_to is not None:
-                    return self._for_any_rows(other, sm_count, invariant_to).predicted_us
-            except UnsupportedProblemError:
+        def us(other: GemmProblem, keeps_bits: bool) -> float:
+            required = arithmetic if keeps_bits else None
+            if self._kernels.find(other, sm_count, required) is None:
                 return inf
-            if self._kernels.find(other, sm_count) is None:
-                return inf
-            table, serving, work = self._times(other, sm_count)
+            table, serving, work = self._times(other, sm_count, required)
             return float(work["us"][_members(table, serving)].min())
 
-        return slow_path.slow_path(problem, choice.config, invariant_to is not None, us)
+        return slow_path.slow_path(problem, choice.config, arithmetic is not None, us)
 
     def _bound(self, sm_count: int | None) -> int | None:
         """Return ``sm_count``, or None where it is no limit."""
@@ -306,27 +269,32 @@ class Selector:
         return None if sm_count is None or sm_count >= self.gpu.sms else sm_count
 
 
-def sums_in_one_cta(config: GemmConfig) -> bool:
-    """Whether one CTA sums all of K of an element, so that the order of the sum depends only on K."""
-    return decomposition_of(config).is_data_parallel
-
-
-def named_launch(config: GemmConfig, slices: int | None, problem: GemmProblem, gpu: Gpu) -> tuple[int, bool]:
+def named_launch(
+    config: GemmConfig, slices: int | None, problem: GemmProblem, gpu: Gpu, arithmetic: Arithmetic | None = None
+) -> tuple[int, bool]:
     """Return the slices of K of a kernel that a caller names, from the caller or else from the model, and whether it
-    runs the transposed problem.
+    runs the transposed problem. With ``arithmetic``, the kernel must have it.
 
     Raises:
-        UnsupportedProblemError: the kernel does not support the problem.
+        UnsupportedProblemError: the kernel does not support the problem, or has another arithmetic.
         ConfigError: it does not support this number of slices.
     """
     swap_ab = is_swapped(config, problem)
     if slices is not None:
         check_slices(config, slices)
-        return slices, swap_ab
+        kernels = [SlicedKernel("", slices)]
+    else:
+        kernels = in_each_number("", config) if arithmetic is None else kernels_of("", config, arithmetic)
+    if arithmetic is not None and {arithmetic_of(config, kernel.slices) for kernel in kernels} != {arithmetic}:
+        own = arithmetic_of(config, in_each_number("", config)[0].slices if slices is None else slices)
+        raise UnsupportedProblemError(
+            f"kernel {kernel_name(config)} has arithmetic {own}, and bits requires {arithmetic}: name a kernel that "
+            "has it, or leave out bits"
+        )
+    if len(kernels) == 1:
+        return kernels[0].slices, swap_ab
     gpu_model = model_of(gpu.name, gpu.model)
-    entries = [(kernel, config, swap_ab) for kernel in in_each_number("", config)]
-    if len(entries) == 1:
-        return 1, swap_ab
+    entries = [(kernel, config, swap_ab) for kernel in kernels]
     table = FeatureTable.of(entries, gpu, gpu_model.network if gpu_model else None)
     fastest = int(model.times(table, problem.but(k=max(problem.k, 1)), gpu)["us"].argmin())
     return table.kernels[fastest].slices, swap_ab
@@ -352,10 +320,3 @@ def _ranked(table: FeatureTable, members: Integers | None, us: Floats, count: in
     else:
         order = member_us.argsort(kind="stable")
     return table.first((order if members is None else members.take(order)).tolist(), count)
-
-
-def _with_rows(problem: GemmProblem, rows: Rows, m: int) -> GemmProblem:
-    """Return one matrix of a problem with ``m`` of the caller's rows; a masked group is full."""
-    if rows == "n":
-        return problem.but(batch=1, n=m)
-    return problem.but(batch=1, m=m, expected_rows=m if problem.batching == "masked" else None)

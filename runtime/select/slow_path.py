@@ -21,9 +21,10 @@ _ALIKE = 1.05
 """Changes that gain less than this factor are left out of the advice."""
 _ANY = "any"
 
-Kind = Literal["types", "layout", "alignment", "batch_invariant"]
+Kind = Literal["types", "layout", "alignment", "bits"]
 Time = Callable[[GemmProblem, bool], float]
-"""Predicted microseconds of a problem, batch-invariant or not; infinity where no kernel supports it."""
+"""Predicted microseconds of a problem, with the required arithmetic or with any; infinity where no kernel supports
+it."""
 
 
 class Change(NamedTuple):
@@ -31,7 +32,7 @@ class Change(NamedTuple):
 
     kind: Kind
     operand: str
-    """``a``, ``b``, ``c`` or ``out``; empty for ``batch_invariant``."""
+    """``a``, ``b``, ``c`` or ``out``; empty for ``bits``."""
     to: str
     """A dtype, the extent to make contiguous, or an alignment in bytes."""
 
@@ -69,37 +70,37 @@ _INSTEAD: dict[Kind, str] = {
     "types": "with equal dtypes",
     "layout": "with contiguous operands",
     "alignment": "with 16-byte alignment",
-    "batch_invariant": "without batch_invariant",
+    "bits": "without bits",
 }
 _WAYS: dict[Kind, str] = {
     "types": "convert {} to {}, so that a and b have the same dtype",
     "layout": "make {} contiguous along {}",
     "alignment": "align {} to {} bytes (the address and every stride), for example by padding rows",
-    "batch_invariant": "leave out batch_invariant",
+    "bits": "leave out bits",
 }
 
 
-def slow_path(problem: GemmProblem, config: GemmConfig, invariant: bool, time: Time) -> SlowPath | None:
+def slow_path(problem: GemmProblem, config: GemmConfig, keeps_bits: bool, time: Time) -> SlowPath | None:
     """Return what a problem loses with its kernel; None where the loss is small or unknown.
 
     Args:
         problem: the problem, with all extents at least 1.
         config: the kernel.
-        invariant: whether it was chosen for every M.
+        keeps_bits: whether the caller required its arithmetic.
         time: the model.
     """
-    if not invariant and FAMILIES[config.family].is_preferred and _has_fast_layouts(problem):
+    if not keeps_bits and FAMILIES[config.family].is_preferred and _has_fast_layouts(problem):
         return None
-    steps = [*_changes(problem, invariant)]
+    steps = [*_changes(problem, keeps_bits)]
 
     def us(without: int | None = None) -> float:
-        modified, is_invariant = problem, invariant
+        modified, keeps = problem, keeps_bits
         for i, (change, fields) in enumerate(steps):
             if i != without:
-                modified, is_invariant = modified.but(**fields), is_invariant and change.kind != "batch_invariant"
-        return time(modified, is_invariant)
+                modified, keeps = modified.but(**fields), keeps and change.kind != "bits"
+        return time(modified, keeps)
 
-    now, best = time(problem, invariant), us()
+    now, best = time(problem, keeps_bits), us()
     if not steps or now <= MUCH * best:
         return None
     for i in reversed(range(len(steps))):
@@ -117,10 +118,10 @@ def _has_fast_layouts(problem: GemmProblem) -> bool:
     return moved and all(major == "k" or DTYPES[dtype].bits == 16 for dtype, major in formats)
 
 
-def _changes(problem: GemmProblem, invariant: bool) -> Iterator[tuple[Change, dict[str, Any]]]:
+def _changes(problem: GemmProblem, keeps_bits: bool) -> Iterator[tuple[Change, dict[str, Any]]]:
     """Yield changes towards what fast kernels support, with the fields that each sets; they are cumulative."""
-    if invariant:
-        yield Change("batch_invariant", "", ""), {}
+    if keeps_bits:
+        yield Change("bits", "", ""), {}
     a, b = problem.a_dtype, problem.b_dtype
     if a != b and not is_mixed(a, b):
         name, to = ("a", b) if DTYPES[a].bits < DTYPES[b].bits else ("b", a)

@@ -509,12 +509,9 @@ def test_select_quick_has_no_effect() -> None:
 
 
 def test_select_for_every_m() -> None:
-    names = {ok("select", "--mnkl", f"{m},1024,1001", "--batch-invariant") for m in (1, 64, 5000)}
-    assert len(names) == 1
-    report = json.loads(ok("select", "--mnkl", "1,1024,1001", "--batch-invariant", "--json"))
-    assert report["name"] in names.pop()
-    assert "over M = 1, 16, 128, 1024, 8192" in report["reason"]
-    assert gemmill("select", "--mnkl", "64,64,64", "--a-major", "m", "--batch-invariant").exit_code == 2
+    for m in (1, 64, 5000):
+        report = json.loads(ok("select", "--mnkl", f"{m},1024,1001", "--batch-invariant", "--json"))
+        assert report["reason"].endswith("; arithmetic k16, as required")
 
 
 @pytest.mark.parametrize(

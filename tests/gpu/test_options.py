@@ -1,4 +1,4 @@
-"""What options of a call promise, held bit for bit: batch_invariant, deterministic, autotune."""
+"""What options of a call promise, held bit for bit: bits, deterministic, autotune."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def bits(x: Any) -> Any:
 
 def held_for_all_rows(a: Any, b: Any, **options: Any) -> None:
     """The first rows of a product have the bits of the product of the first rows, and single rows too."""
-    options["batch_invariant"] = True
+    options["bits"] = "invariant"
     whole = gemmill.matmul(a, b, **options)
     assert whole.float().isfinite().all()
     for m in ROWS:
@@ -40,7 +40,7 @@ def held_for_all_rows(a: Any, b: Any, **options: Any) -> None:
         one = a[row].clone()
         assert torch.equal(bits(gemmill.matmul(one, b, **options)), bits(whole[row])), f"row {row}"
     plans = [gemmill.plan(a[:m], b, **options) for m in (*ROWS, MOST)]
-    assert len({(plan.kernel, plan.swap_ab) for plan in plans}) == 1
+    assert len({plan.choice.arithmetic for plan in plans if plan.choice}) == 1
 
 
 @pytest.mark.parametrize(("n", "k"), [(512, 7168), (4096, 1024), (1000, 1001), (33, 256)])
@@ -61,7 +61,7 @@ def test_rows_in_e4m3_do_not_depend_on_m(options: dict[str, Any]) -> None:
 def test_rows_in_scaled_blocks_do_not_depend_on_m() -> None:
     a, b = normal(MOST, 1024, dtype="float8_e4m3fn"), normal(512, 1024, dtype="float8_e4m3fn").T
     a_scale, b_scale = torch.rand(MOST, 8, device="cuda"), torch.rand(8, 4, device="cuda")
-    options: dict[str, Any] = {"b_scale": b_scale, "batch_invariant": True}
+    options: dict[str, Any] = {"b_scale": b_scale, "bits": "invariant"}
     whole = gemmill.matmul(a, b, a_scale=a_scale, **options)
     for m in ROWS:
         rows = gemmill.matmul(a[:m], b, a_scale=a_scale[:m], **options)
@@ -89,7 +89,7 @@ def test_rows_with_an_epilogue_do_not_depend_on_m() -> None:
 
     def call(m: int) -> tuple[Any, Any]:
         top = torch.empty(m, device="cuda")
-        options: dict[str, Any] = {"bias": bias, "residual": residual[:m], "top": top, "batch_invariant": True}
+        options: dict[str, Any] = {"bias": bias, "residual": residual[:m], "top": top, "bits": "invariant"}
         return gemmill.matmul(a[:m], b, epilogue=text, **options), top
 
     whole, top = call(MOST)
@@ -101,7 +101,7 @@ def test_rows_with_an_epilogue_do_not_depend_on_m() -> None:
 
 def test_a_matrix_does_not_depend_on_its_batch() -> None:
     a, b, c = normal(5, 100, 1024), normal(5, 1024, 512), normal(5, 100, 512)
-    options: dict[str, Any] = {"beta": 0.5, "batch_invariant": True}
+    options: dict[str, Any] = {"beta": 0.5, "bits": "invariant"}
     whole = gemmill.matmul(a, b, c=c, **options)
     for i in (0, 4):
         assert torch.equal(bits(gemmill.matmul(a[i], b[i], c=c[i], **options)), bits(whole[i]))
@@ -115,7 +115,7 @@ def test_a_group_does_not_depend_on_the_others() -> None:
 
     def call(*ends: int) -> Any:
         offsets = torch.tensor(ends, dtype=torch.int32, device="cuda")
-        return gemmill.grouped_matmul(a[: ends[-1]], weights, offsets, batch_invariant=True)
+        return gemmill.grouped_matmul(a[: ends[-1]], weights, offsets, bits="invariant")
 
     whole = call(300, 300, 1000)
     assert torch.equal(bits(call(7, 8, 9)[:7]), bits(whole[:7]))

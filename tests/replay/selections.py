@@ -101,7 +101,7 @@ def main() -> None:
             if index % 10 == 6:
                 options = {"sm_count": 100}
             elif index % 10 == 9:
-                options = {"invariant_to": "m"}
+                options = {"bits": "invariant"}
             try:
                 choice = registry.select(problem, **options)
             except gemmill.GemmillError as error:

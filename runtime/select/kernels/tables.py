@@ -8,8 +8,10 @@ from functools import cached_property, partial
 import numpy as np
 
 from gemmill.library.arch import Gpu, serving
+from gemmill.library.arithmetic import Arithmetic, arithmetic_of
+from gemmill.library.bits import kernels_of
 from gemmill.library.config.model import FamilyName, GemmConfig
-from gemmill.library.decompositions.sliced_kernel import SlicedKernel, in_each_number
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.dtypes import FP8
 from gemmill.library.epilogues.parse import is_gated
 from gemmill.library.errors import UnsupportedProblemError
@@ -27,6 +29,8 @@ Found = tuple[FeatureTable, "np.ndarray[tuple[int], np.dtype[np.int64]] | None"]
 """A table, and the indices of its kernels that support a problem; None for all."""
 _Families = tuple[FamilyName, ...]
 _ALL: _Families = tuple(FAMILIES)
+_NAMED = 6
+"""Most arithmetics that an error names."""
 _SUMMED_IN_F16 = frozenset(("f16", *FP8))
 """Types of A and B for which tensor cores can accumulate in f16."""
 
@@ -52,9 +56,9 @@ class Kernels:
     ) -> None:
         self.configs = configs
         self._gpu, self._varies, self._network, self._keep = gpu, varies, network, keep
-        self._tables: dict[tuple[Format, bool, _Families], FeatureTable | None] = {}
-        """By formats, whether they sum more precisely, and families."""
-        self._entries: dict[tuple[Format, bool, FamilyName], list[Entry]] = {}
+        self._tables: dict[tuple[Format, bool, _Families, Arithmetic | None], FeatureTable | None] = {}
+        """By formats, whether they sum more precisely, families and required arithmetic."""
+        self._entries: dict[tuple[Format, bool, FamilyName, Arithmetic | None], list[Entry]] = {}
         """The same for one family: making them takes milliseconds."""
 
     @cached_property
@@ -64,15 +68,17 @@ class Kernels:
         on_gpu = {name: config for name, config in self.configs.items() if config.target in targets}
         return Variants(on_gpu, self._varies)
 
-    def serving(self, problem: GemmProblem, sm_count: int | None) -> Found:
-        """Return a table for the formats of a problem, and which of its kernels support it. The kernels accumulate as
-        requested or, where none does, more precisely.
+    def serving(self, problem: GemmProblem, sm_count: int | None, arithmetic: Arithmetic | None = None) -> Found:
+        """Return a table for the formats of a problem, and which of its kernels support it. The kernels have the
+        required arithmetic. Without one, they accumulate as requested or, where none does, more precisely.
 
         Raises:
             UnsupportedProblemError: no kernel supports it; names the constraint and the nearest kernel.
         """
-        if (table_and_members := self.find(problem, sm_count)) is not None:
+        if (table_and_members := self.find(problem, sm_count, arithmetic)) is not None:
             return table_and_members
+        if arithmetic is not None and (table_and_members := self.find(problem, sm_count)):
+            raise _without(arithmetic, problem, sm_count, table_and_members)
         if sm_count is not None and (table_and_members := self.find(problem, None)):
             table, members = table_and_members
             ctas = table.columns["ctas"] if members is None else table.columns["ctas"][members]
@@ -83,7 +89,7 @@ class Kernels:
             )
         raise refusal(self.configs, problem, self._gpu)
 
-    def find(self, problem: GemmProblem, sm_count: int | None) -> Found | None:
+    def find(self, problem: GemmProblem, sm_count: int | None, arithmetic: Arithmetic | None = None) -> Found | None:
         """Return the same as :meth:`serving`, or None.
 
         Raises:
@@ -96,12 +102,12 @@ class Kernels:
             raise UnsupportedProblemError(
                 f"n is {problem.n}; a gated epilogue combines pairs of columns, so n must be even"
             )
-        for table in self._tables_for(problem):
+        for table in self._tables_for(problem, arithmetic):
             if (members := table.serving(problem, sm_count)) is None or members.size:
                 return table, members
         return None
 
-    def _tables_for(self, problem: GemmProblem) -> Iterator[FeatureTable]:
+    def _tables_for(self, problem: GemmProblem, arithmetic: Arithmetic | None) -> Iterator[FeatureTable]:
         """Yield tables for the formats of a problem, in order of preference: kernels that accumulate as requested, then
         those that accumulate more precisely. Within each, where all operands are aligned, the preferred families for
         its number of rows come before all families."""
@@ -109,51 +115,79 @@ class Kernels:
         families = (_preferred(min(problem.m, problem.n)), _ALL) if is_aligned(problem) else (_ALL,)
         for precise in (False, True):
             for names in families:
-                key = formats, precise, names
+                key = formats, precise, names, arithmetic
                 if key not in self._tables:  # concurrent threads would make the same one
                     check_formats(problem)
-                    make = partial(self._table, names, problem, precise)
+                    make = partial(self._table, names, problem, precise, arithmetic)
                     self._tables[key] = self._keep(key, self._network, make) if self._keep else make()
                 if (table := self._tables[key]) is not None:
                     yield table
 
-    def _table(self, families: _Families, problem: GemmProblem, precise: bool) -> FeatureTable | None:
+    def _table(
+        self, families: _Families, problem: GemmProblem, precise: bool, arithmetic: Arithmetic | None
+    ) -> FeatureTable | None:
         """Return the table of the kernels of some families for the formats of a problem; None where there are none."""
-        entries = [entry for name in families for entry in self._of_family(name, problem, precise)]
+        entries = [entry for name in families for entry in self._of_family(name, problem, precise, arithmetic)]
         return FeatureTable.of(entries, self._gpu, self._network) if entries else None
 
-    def _of_family(self, family: FamilyName, problem: GemmProblem, precise: bool) -> list[Entry]:
+    def _of_family(
+        self, family: FamilyName, problem: GemmProblem, precise: bool, arithmetic: Arithmetic | None
+    ) -> list[Entry]:
         """Return the kernels of a family for the formats of a problem."""
-        key = format_of_problem(problem), precise, family
+        key = format_of_problem(problem), precise, family, arithmetic
         if key not in self._entries:
             make = self._more_precise if precise else self._both_orientations
-            self._entries[key] = make(problem, family)
+            self._entries[key] = make(problem, family, arithmetic)
         return self._entries[key]
 
-    def _both_orientations(self, problem: GemmProblem, family: FamilyName) -> list[Entry]:
+    def _both_orientations(
+        self, problem: GemmProblem, family: FamilyName, arithmetic: Arithmetic | None
+    ) -> list[Entry]:
         """Return the kernels of a family for a problem, and those for its transpose where that is equivalent."""
-        entries = [(kernel, config, False) for kernel, config in self._members(problem, family)]
+        entries = [(kernel, config, False) for kernel, config in self._members(problem, family, arithmetic)]
         if problem.can_transpose:
-            entries += [(kernel, config, True) for kernel, config in self._members(problem.transposed, family)]
+            members = self._members(problem.transposed, family, arithmetic)
+            entries += [(kernel, config, True) for kernel, config in members]
         return entries
 
-    def _more_precise(self, problem: GemmProblem, family: FamilyName) -> list[Entry]:
+    def _more_precise(self, problem: GemmProblem, family: FamilyName, arithmetic: Arithmetic | None) -> list[Entry]:
         """Return kernels of a family that accumulate more precisely than requested."""
         entries: list[Entry] = []
         if problem.accumulator == "f16" and {problem.a_dtype, problem.b_dtype} <= _SUMMED_IN_F16:
-            entries += self._both_orientations(problem.but(accumulator="f32"), family)
+            entries += self._both_orientations(problem.but(accumulator="f32"), family, arithmetic)
         if problem.promote and FAMILIES[family].sums_exactly:
-            entries += [(kernel, config, False) for kernel, config in self._members(problem.but(promote=0), family)]
+            members = self._members(problem.but(promote=0), family, arithmetic)
+            entries += [(kernel, config, False) for kernel, config in members]
         return entries
 
-    def _members(self, problem: GemmProblem, family: FamilyName) -> Iterator[tuple[SlicedKernel, GemmConfig]]:
+    def _members(
+        self, problem: GemmProblem, family: FamilyName, arithmetic: Arithmetic | None
+    ) -> Iterator[tuple[SlicedKernel, GemmConfig]]:
         """Yield the kernels of a family for the formats of a problem, with each number of slices to choose from:
         kernels with exactly these formats first, then those that take any major."""
         for formats in serving_formats(problem):
             for name, config in self.variants.of(formats, problem.epilogue).items():
                 if config.family == family:
-                    for kernel in in_each_number(name, config):
+                    for kernel in kernels_of(name, config, arithmetic):
                         yield kernel, config
+
+
+def _without(
+    arithmetic: Arithmetic, problem: GemmProblem, sm_count: int | None, found: Found
+) -> UnsupportedProblemError:
+    """Return the error for a problem that kernels support, though not those of an arithmetic."""
+    table, members = found
+    others = {
+        arithmetic_of(table.config(i), table.kernels[i].slices)
+        for i in (range(len(table.kernels)) if members is None else members.tolist())
+    }
+    names = sorted((str(other) for other in others if other.is_fixed), key=lambda name: (len(name), name))
+    bound = "" if sm_count is None else f" on {sm_count} SMs"
+    return UnsupportedProblemError(
+        f"no kernel with arithmetic {arithmetic} supports {problem}{bound}; kernels that do have "
+        f"{', '.join(names[:_NAMED]) or 'none that is the same for every M'}: pass one of these as bits, change the "
+        "operands, or leave out bits"
+    )
 
 
 def _refuse_extents(problem: GemmProblem) -> None:

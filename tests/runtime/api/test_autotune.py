@@ -52,7 +52,9 @@ def test_the_fastest_of_the_best_is_kept_for_the_process_and_the_next(pack: Path
     assert (choice.kernel, choice.runners_up) == (chosen.runners_up[0][0], ((chosen.kernel, 2.0),))
     assert (choice.predicted_us, choice.source) == (1.0, "measured")
     assert choice.config == first.configs()[choice.name]
-    assert choice.reason == f"autotuned: the fastest of 2 kernels timed for this problem on {GPU}: 1.0 us"
+    assert (
+        choice.reason == f"autotuned: the fastest of 2 kernels timed for this problem on {GPU}: 1.0 us; arithmetic k16"
+    )
     assert autotuned(first, PROBLEM, 2, None, GPU, never) is choice
     assert first.select(PROBLEM) == chosen, "calls that do not ask for it do not depend on the store"
 

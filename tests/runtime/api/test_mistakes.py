@@ -142,7 +142,7 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
             lambda: matmul(A, B, out=OUT, x=ROW),
             "^unexpected argument 'x'; for an operand of an epilogue, pass epilogue= too, as in",
         ),
-        (lambda: fused("d = acc + bias[n]", bais=ROW), "^bais is passed, .* does not use it, did you mean bias"),
+        (lambda: fused("d = acc + bias[n]", biass=ROW), "^biass is passed, .* does not use it, did you mean bias"),
         (lambda: nothing().rebind(bais=ROW), "^unexpected argument 'bais', did you mean bias"),
         (lambda: Registry(manifest=["bf16"]), "^unexpected argument 'manifest', did you mean manifests"),  # type: ignore[call-arg]
         (lambda: Registry(manifests=()).select(PROBLEM, smcount=8), "^unexpected .*'smcount', did you mean sm_count"),  # type: ignore[call-arg]
@@ -179,7 +179,10 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
         (lambda: matmul(A, B, out=OUT, alpha="two"), "^alpha is 'two'; it must be a number"),  # type: ignore[arg-type]
         (lambda: matmul(A, B, out=OUT, beta=1.0), "^beta is 1.0, but there is no c to scale: pass c="),
         (lambda: Registry(manifests=()).select("64x64x64"), "^problem is '64x64x64'; .*GemmProblem.from_text"),  # type: ignore[arg-type]
-        (lambda: Registry(manifests=()).select(PROBLEM, None, "k"), "^invariant_to is 'k'; it must be 'm', 'n'"),  # type: ignore[arg-type]
+        (
+            lambda: Registry(manifests=()).select(PROBLEM, bits="k17"),
+            "^bits is 'k17'; it must be 'any', 'invariant', 'cu",
+        ),
         (lambda: Registry(manifests=()).get(5), "^kernel is 5; it must be the name of a kernel"),  # type: ignore[arg-type]
         (lambda: Registry(manifests=()).warm("bf16"), "^kernels is 'bf16'; it must be a list"),
         (lambda: Registry(gpu="H2000"), "'H2000' is none of NVIDIA H200"),
@@ -216,8 +219,17 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
         (lambda: matmul(A, B, out=A), "^out and a overlap in memory .*: pass other memory for out"),
         (lambda: matmul(A, on_gpu((64, 64), gpu=1), out=OUT), "^b is on GPU 1 and a is on GPU 0; all must be on one"),
         (
-            lambda: matmul(on_gpu((64, 64), strides=(1, 64)), B, out=OUT, batch_invariant=True),
-            r"^batch_invariant: a must be contiguous along K .*: pass a.contiguous\(\), or leave out batch_invariant",
+            lambda: matmul(A, B, out=OUT, bits="fast"),
+            "^bits is 'fast'; it must be 'any', .* such as 'k16' or 'k16/8@64'",
+        ),
+        (lambda: matmul(A, B, out=OUT, bits=True), "^bits is True; it must be 'any'"),  # type: ignore[arg-type]
+        (
+            lambda: matmul(A, B, out=OUT, bits="k16/stream@64"),
+            "^bits is 'k16/stream@64'; in stream-K, or with S .*: name an arith",
+        ),
+        (
+            lambda: matmul(A, B, out=OUT, bits="cublas", batch_invariant=True),
+            "^batch_invariant is another name for bits='invariant', and bits is 'cublas': pass one of them",
         ),
         (
             lambda: grouped_matmul(A, GROUPS, ENDS, out=OUT, expected_rows=3),

@@ -70,15 +70,6 @@ def test_slots_go_to_kernels_for_the_rows_that_are_expected(everything: Selector
         )
 
 
-def test_a_batch_invariant_kernel_of_slots_does_not_depend_on_the_rows_that_are_expected(everything: Selector) -> None:
-    slots = GemmProblem(4096, 6144, 7168, groups=32, batching="masked")
-    asked = [
-        slots.but(m=m, batch=batch, expected_rows=rows)
-        for m, batch, rows in ((4096, 32, 20), (64, 1, 64), (9, 2, None))
-    ]
-    assert len({everything.select(x, None, "m").name for x in asked}) == 1
-
-
 def test_hopper_s_own_kernels_are_preferred_wherever_they_serve(everything: Selector) -> None:
     for size in ((16, 4096, 4096), (4096, 4096, 4096), (300, 200, 100)):
         assert everything.select(problem(*size)).config.arch == "sm90a"
@@ -123,7 +114,7 @@ def test_operands_that_tma_cannot_move_are_copied_where_that_pays(everything: Se
     aligned, misaligned = problem(4096, 4096, 4096), replace(problem(4096, 4096, 4096), a_align=2, b_align=8)
     choice = everything.select(misaligned, objective="burst")
     assert choice.config.family == "wgmma"
-    assert choice.reason.endswith("; gemmill first copies A and B into aligned memory for TMA")
+    assert "; gemmill first copies A and B into aligned memory for TMA;" in choice.reason
     copies = 2 * 2 * 4096 * 4096 * 2 / 3.95e6
     assert choice.predicted_us == pytest.approx(min(everything.times(aligned).values()) + copies, rel=0.05)
     for rows in (8, 16, 32):
@@ -167,7 +158,7 @@ def test_few_rows_or_columns_are_bound_by_memory(selector: Selector, rows: int, 
     if choice.config.family == "gemv":
         assert choice.swap_ab == columns_few
     elif align == 2:
-        assert choice.reason.endswith(" into aligned memory for TMA")
+        assert " into aligned memory for TMA;" in choice.reason
 
 
 @pytest.mark.parametrize("shape", [(1152, 1152, 64), (2048, 8192, 8192), (8192, 1088, 28672)])

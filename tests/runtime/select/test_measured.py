@@ -83,7 +83,6 @@ def test_the_model_is_asked_where_nothing_was_measured(kernels: dict[str, GemmCo
         selector.select(ELSEWHERE),
         selector.select(replace(PROBLEM, a_align=8)),
         selector.select(PROBLEM, 100),
-        selector.select(PROBLEM, None, "m"),
         Selector(kernels, GPUS["NVIDIA H100 PCIe"]).select(PROBLEM),
     ):
         assert choice.source == "model"

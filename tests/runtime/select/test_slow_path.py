@@ -56,12 +56,12 @@ def test_of_what_is_as_fast_as_it_can_be_nothing_is_said(registry: Registry, wor
     assert choice.why == choice.reason
 
 
-def test_what_batch_invariance_costs_is_said(registry: Registry) -> None:
+def test_what_bits_cost_is_said(registry: Registry) -> None:
     small, large = GemmProblem(m=16, n=512, k=16384), GemmProblem(m=16, n=4096, k=4096)
-    path = registry.select(small, None, "m").slow_path
+    path = registry.select(small, bits="k16").slow_path
     assert path is not None
-    assert path.advice == "leave out batch_invariant"
-    assert registry.select(large, None, "m").slow_path is None
+    assert path.advice == "leave out bits"
+    assert registry.select(large, bits="k16").slow_path is None
     assert registry.select(small).slow_path is None
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gemmill.library.arch import gpu_named
+from gemmill.library.arithmetic import parse_arithmetic
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.dtypes import DTypeName, default_accumulator, default_output
@@ -115,9 +116,17 @@ def test_compatible_types_have_one_energy_term() -> None:
         assert alike.reason.startswith("under sustained load")
 
 
-@pytest.mark.parametrize("options", [{"sm_count": 100}, {"invariant_to": "m"}])
-def test_what_is_asked_for_besides_decides_as_for_a_lone_launch(options: dict[str, object], selector: Selector) -> None:
-    assert selector.select(LARGE, **options) == selector.select(LARGE, **options, objective="burst")
+@pytest.mark.parametrize("sm_count", [1, 100])
+def test_a_bound_on_sms_decides_as_for_a_lone_launch(sm_count: int, selector: Selector) -> None:
+    assert selector.select(LARGE, sm_count) == selector.select(LARGE, sm_count, objective="burst")
+
+
+def test_the_power_limit_counts_among_kernels_with_the_required_arithmetic(selector: Selector) -> None:
+    for name in ("k16", "k16/2@64"):
+        held = selector.select(LARGE, None, parse_arithmetic(name))
+        assert held.reason.startswith("under sustained load")
+        assert held.reason.endswith(f"; arithmetic {name}, as required")
+    assert held.predicted_us > selector.select(LARGE).predicted_us
 
 
 def test_on_another_gpu_there_is_no_energy_term(kernels: Mapping[str, GemmConfig]) -> None:

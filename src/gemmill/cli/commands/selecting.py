@@ -18,6 +18,7 @@ from gemmill.cli.options import Objective, RegistryOptions, argument, shape_suit
 from gemmill.cli.output import Status, UsageError
 from gemmill.cli.problem_options import ProblemsOptions
 from gemmill.library.arithmetic import arithmetic_named
+from gemmill.library.bits import ANY, INVARIANT
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import DeviceError, UnsupportedProblemError
 from gemmill.library.input.group_sizes import BALANCED
@@ -25,9 +26,8 @@ from gemmill.library.problem import MAX_EXTENT, GemmProblem
 from gemmill.profiler.imports.file_formats import FORMATS, Given
 from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite, load_shapes, shipped_suites
 from gemmill.runtime import driver
-from gemmill.runtime.operands.packed_rows import packed_rows
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.select.choice import Choice, Rows
+from gemmill.runtime.select.choice import Choice
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class SelectionOptions:
     """Requirements on the selected kernel."""
 
     batch_invariant: Annotated[
-        bool, typer.Option("--batch-invariant", help="Same kernel and same order of summation for every M and batch.")
+        bool, typer.Option("--batch-invariant", help="Same order of summation for every M and batch.")
     ] = False
     quick: Annotated[bool, typer.Option("--quick", hidden=True, help="Has no effect.")] = False
     objective: Objective = "sustained"
@@ -76,16 +76,11 @@ def select(
     problems = options.all(options.shapes)
     if how.quick:
         output.complain("--quick has no effect; omit it")
-    if how.batch_invariant:
-        for problem in problems:
-            if (problem.a_major, problem.c_major or "n", problem.d_major) != ("k", "n", "n"):
-                raise UsageError(f"--batch-invariant needs --a-major k, --c-major n and --d-major n; this is {problem}")
-        problems = [*map(packed_rows, problems)]
-    invariant_to: Rows | None = "m" if how.batch_invariant else None
+    bits = INVARIANT if how.batch_invariant else ANY
     registry = sources.registry()
 
     def chosen(problem: GemmProblem) -> Choice:
-        return registry.select(problem, None, invariant_to, objective=how.objective)
+        return registry.select(problem, None, bits, objective=how.objective)
 
     gpu = _gpu(registry, is_given=sources.gpu is not None) if why else None
     if len(problems) > 1:

@@ -1,0 +1,121 @@
+"""The values of ``bits=``: which arithmetic they require of a call, and which kernels have it.
+
+A required arithmetic follows from the types, N, K, the batching and the epilogue alone. It does not depend on M, the
+size of the batch, layouts, alignments, the GPU model or the measurements, so all calls that differ only in these give
+the same bits.
+"""
+
+from __future__ import annotations
+
+from gemmill.library.arithmetic import Arithmetic, arithmetic_of, parse_arithmetic, target_of
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.decompositions.decomposition import decomposition_of
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel, in_each_number
+from gemmill.library.dtypes import DTYPES, FP8
+from gemmill.library.errors import ConfigError, ProblemError, UnsupportedProblemError
+from gemmill.library.problem import GemmProblem, is_mixed
+
+ANY, INVARIANT, CUBLAS = "any", "invariant", "cublas"
+"""The fastest kernel; the same bits whatever M and the batch; the bits of cuBLAS without split-K."""
+BITS = (ANY, INVARIANT, CUBLAS)
+"""The values that are no names of an arithmetic."""
+_OF_CUBLAS = ("k16", "k8", "k32", "exact")
+"""Arithmetics that gave the bits of cuBLAS on an H200."""
+_EQUAL = ("bf16", "f16", "tf32", "f64")
+"""Types that tensor cores multiply only by the same type."""
+_SLICES: tuple[tuple[int, int, int], ...] = ()
+"""Rows (largest N, least K, slices of K) for ``invariant``; the first that fits decides, else K is in one slice."""
+_UNIT_BITS = 1024
+"""Bits of the K of a tile, in which slices are measured: 64 elements of 16 bits."""
+
+
+def invariant_slices(problem: GemmProblem, n: int) -> int:
+    """Return the slices of K for ``invariant``, by N and K alone. Matrices of groups and arrays are never sliced."""
+    if problem.batching not in ("strided", "nested"):
+        return 1
+    return next((slices for most_n, least_k, slices in _SLICES if n <= most_n and problem.k >= least_k), 1)
+
+
+def fault_of(bits: object) -> str:
+    """Return what is wrong with a value of ``bits=``, as a sentence for an error; empty if it is valid."""
+    if bits in BITS:
+        return ""
+    try:
+        arithmetic = parse_arithmetic(bits) if isinstance(bits, str) else None
+    except ConfigError:
+        arithmetic = None
+    if arithmetic is None:
+        return (
+            f"bits is {bits!r:.80}; it must be {', '.join(map(repr, BITS))} or the name of an arithmetic, such as "
+            "'k16' or 'k16/8@64' (8 slices of K in units of 64); gemmill explain names that of a kernel"
+        )
+    if not arithmetic.is_fixed:
+        return (
+            f"bits is {bits!r}; in stream-K, or with S slices, the order of sums can change with M: name an arithmetic "
+            "with a fixed number of slices, such as 'k16' or 'k16/4@64'"
+        )
+    return ""
+
+
+def required_arithmetic(
+    bits: str, problem: GemmProblem, *, is_transposed: bool = False, arch: str = "sm90a"
+) -> Arithmetic | None:
+    """Return the arithmetic that a value of ``bits=`` requires for a problem; None for ``any``.
+
+    Args:
+        bits: the value.
+        problem: the problem.
+        is_transposed: whether it is the transpose of the call, whose N is then M.
+        arch: a target of the GPU. Where the bits of its tensor cores are not known to be those of sm_90, the arithmetic
+            of ``invariant`` names it.
+
+    Raises:
+        ProblemError: ``bits`` has an invalid value.
+        UnsupportedProblemError: the bits of cuBLAS are not known for the types.
+    """
+    if fault := fault_of(bits):
+        raise ProblemError(fault)
+    if bits == ANY:
+        return None
+    if bits not in BITS:
+        return parse_arithmetic(bits)
+    step, promote = _step(problem)
+    whole = Arithmetic(step, promote, target=target_of(step, arch))
+    if bits == CUBLAS:
+        if str(whole) not in _OF_CUBLAS:
+            raise UnsupportedProblemError(
+                f"bits is 'cublas', but how cuBLAS sums is not known for {problem}: it has arithmetics "
+                f"{', '.join(_OF_CUBLAS)} for some types, and these would need {whole}. Pass bits='invariant', or "
+                "leave out bits"
+            )
+        return whole
+    slices = 1 if step == "exact" else invariant_slices(problem, problem.m if is_transposed else problem.n)
+    if slices == 1:
+        return whole
+    widest = max(DTYPES[problem.a_dtype].bits, DTYPES[problem.b_dtype].bits)
+    return Arithmetic(step, promote, slices=slices, unit=_UNIT_BITS // widest, target=whole.target)
+
+
+def kernels_of(name: str, config: GemmConfig, arithmetic: Arithmetic | None) -> list[SlicedKernel]:
+    """Return a kernel with each number of slices of K that the selector considers for an arithmetic; None: for any."""
+    if arithmetic is None or arithmetic.step == "exact":
+        kernels = in_each_number(name, config)
+        return kernels if arithmetic is None or arithmetic_of(config) == arithmetic else []
+    has_slices = decomposition_of(config).has_second_kernel
+    if has_slices and arithmetic.slices == 1:  # kernels without a second one have the same bits
+        return []
+    slices = arithmetic.slices if has_slices else 1
+    return [SlicedKernel(name, slices)] if arithmetic_of(config, slices) == arithmetic else []
+
+
+def _step(problem: GemmProblem) -> tuple[str, int]:
+    """Return the step with which kernels for the types of a problem sum, and its promotion."""
+    a, b, accumulator = problem.a_dtype, problem.b_dtype, problem.accumulator
+    if accumulator == "s32":
+        return "exact", 0
+    suffix = "f16" if accumulator == "f16" else ""
+    if a in FP8 and b in FP8:
+        return f"k32{suffix}", problem.promote
+    if is_mixed(a, b) or (a == b and a in _EQUAL):
+        return f"k{256 // max(DTYPES[a].bits, DTYPES[b].bits)}{suffix}", 0
+    return "fma", 0
