@@ -1,0 +1,169 @@
+"""Elements of each type as bits: their values, the tensor core's view of them, and rounding of results to bits.
+
+NumPy has no bf16 and no fp8, so arrays of these hold bits: uint16 or uint8. Other types are NumPy's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from gemmill.library.dtypes import DTYPES, FP8
+from gemmill.library.errors import ProblemError
+
+ARRAYS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(FP8, "uint8"),
+        "bf16": "uint16",
+        "f16": "float16",
+        "f32": "float32",
+        "tf32": "float32",
+        "f64": "float64",
+        "s8": "int8",
+        "u8": "uint8",
+        "s32": "int32",
+    }
+)
+"""NumPy's dtype of an array of each type."""
+NONE = np.int16(-4096)
+"""The exponent of a zero: below that of every product."""
+_NAN = np.uint32(0x7FFFFFFF)
+"""The NaN that tensor cores and additions in f32 return."""
+_TF32_BITS = 13
+"""Bits of an f32 that tf32 does not have."""
+
+
+class Factors(NamedTuple):
+    """An operand as the tensor core takes it: values are ``significands * 2 ** exponents``, K along the first axis."""
+
+    significands: np.ndarray
+    """float32, at least 1 and below 2 in magnitude; below 1 for subnormal numbers, 0 also for infinities and NaNs."""
+    exponents: np.ndarray
+    """int16, not below that of the type's smallest normal number; :data:`NONE` for zeros, infinities and NaNs."""
+    specials: np.ndarray | None
+    """float32: infinities and NaNs as they are, zeros as 0, other elements as 1 or -1; None if all are finite."""
+
+    def part(self, along_k: slice, elements: slice = slice(None)) -> Factors:
+        """A part along K, of some rows of A or columns of B."""
+        specials = None if self.specials is None else self.specials[along_k, elements]
+        if specials is not None and np.isfinite(specials).all():
+            specials = None
+        return Factors(self.significands[along_k, elements], self.exponents[along_k, elements], specials)
+
+    def ordered(self, indices: np.ndarray) -> Factors:
+        """The elements at indices along K; zeros at the index -1."""
+        absent = indices < 0
+        significands, exponents = self.significands[indices], self.exponents[indices]
+        significands[absent], exponents[absent] = 0, NONE
+        specials = None if self.specials is None else np.where(absent[:, None], 0, self.specials[indices])
+        return Factors(significands, exponents, specials)
+
+
+def checked_array(array: np.ndarray, dtype: str, name: str) -> np.ndarray:
+    """Return an operand as an array of its type; integers of the size of its elements are read as their bits.
+
+    Raises:
+        ProblemError: the type has no elements of that size, or is not supported by the oracle.
+    """
+    if dtype not in ARRAYS:
+        raise ProblemError(f"{name} has type {dtype}; the oracle supports {', '.join(ARRAYS)}")
+    expected = np.dtype(ARRAYS[dtype])
+    if array.dtype == expected:
+        return array
+    if array.dtype.itemsize == expected.itemsize and array.dtype.kind in "iuV":
+        return np.ascontiguousarray(array).view(expected)
+    raise ProblemError(f"{name} is an array of {array.dtype}; {dtype} takes {expected} or integers with its bits")
+
+
+def values(array: np.ndarray, dtype: str) -> np.ndarray:
+    """The values of elements as float32, float64 or int32, exactly."""
+    if dtype == "bf16":
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    if dtype == "e5m2":
+        return (array.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
+    if dtype == "e4m3":
+        return np.asarray(_e4m3_values()[array])
+    if DTYPES[dtype].is_integer:
+        return array.astype(np.int32)
+    return array if dtype == "f64" else array.astype(np.float32)
+
+
+def _e4m3_values() -> np.ndarray:
+    bits = np.arange(256)
+    exponent, fraction = (bits >> 3) & 15, bits & 7
+    sizes = np.where(exponent > 0, (8 + fraction) * 2.0 ** (exponent - 10), fraction * 2.0**-9)
+    sizes[bits & 127 == 127] = np.nan
+    return np.where(bits & 128, -sizes, sizes).astype(np.float32)
+
+
+def rounded_to_tf32(array: np.ndarray) -> np.ndarray:
+    """Round float32 to the nearest tf32, ties to even."""
+    bits = array.view(np.uint32)
+    nearest = bits + np.uint32(2 ** (_TF32_BITS - 1) - 1) + ((bits >> _TF32_BITS) & np.uint32(1))
+    rounded = (nearest & np.uint32(2**32 - 2**_TF32_BITS)).view(np.float32)
+    return np.where(np.isnan(array), array, rounded)
+
+
+def factors(array: np.ndarray, dtype: str, least_exponent: int) -> Factors:
+    """Take float32 values of a type apart. ``least_exponent`` is that of the smallest normal number of the type that
+    the tensor core multiplies."""
+    finite = np.isfinite(array)
+    array, specials = (array, None) if finite.all() else (np.where(finite, array, 0), _specials(array))
+    fractions, exponents = np.frexp(array)
+    exponents = (exponents - 1).astype(np.int16)
+    significands = fractions * np.float32(2)
+    low = np.minimum(exponents - least_exponent, 0)
+    significands = np.ldexp(significands, low)
+    exponents = np.where(significands == 0, NONE, exponents - low).astype(np.int16)
+    return Factors(significands, exponents, specials)
+
+
+def _specials(array: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(array), np.sign(array), array)
+
+
+def with_one_nan(sums: np.ndarray) -> np.ndarray:
+    """Give every NaN of a float32 array the bits of the GPU's NaN."""
+    return np.where(np.isnan(sums), _NAN, sums.view(np.uint32)).view(np.float32)
+
+
+def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Round float32 or float64 results to a type as kernels do: to nearest, ties to even; fp8 saturates.
+
+    Raises:
+        ProblemError: the oracle has no such rounding.
+    """
+    if dtype in ("f32", "f64"):
+        return array.astype(ARRAYS[dtype])
+    if dtype not in ("bf16", "f16", *FP8):
+        raise ProblemError(f"d_dtype is {dtype} for sums in {array.dtype}; the oracle has bf16, f16, f32, f64 and fp8")
+    row = DTYPES[dtype]
+    with np.errstate(over="ignore", invalid="ignore"):
+        wide = array.astype(np.float32).astype(np.float64)
+        _, exponents = np.frexp(wide)
+        quantum = np.maximum(exponents - 1, row.least_exponent) + round(np.log2(row.epsilon))
+        nearest = np.ldexp(np.rint(np.ldexp(wide, -quantum)), quantum)
+        if row.bits == 8:
+            nearest = np.clip(nearest, row.least, row.largest)
+    return _encoded(np.where(np.isnan(wide), wide, nearest), dtype)
+
+
+def _encoded(array: np.ndarray, dtype: str) -> np.ndarray:
+    """The bits of float64 values that the type has exactly, or that overflow it."""
+    with np.errstate(over="ignore"):
+        if dtype == "bf16":
+            bits = (array.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+            return np.where(np.isnan(array), np.uint16(0x7FFF), bits)
+        if dtype == "f16":
+            bits = array.astype(np.float16).view(np.uint16)
+            return np.where(np.isnan(array), np.uint16(0x7FFF), bits).view(np.float16)
+        if dtype == "e5m2":
+            bits = (array.astype(np.float16).view(np.uint16) >> 8).astype(np.uint8)
+            return np.where(np.isnan(array), np.uint8(0x7F), bits)
+    sizes = _e4m3_values()[:127].astype(np.float64)
+    bits = np.searchsorted(sizes, np.abs(np.where(np.isnan(array), 0, array))).astype(np.uint8)
+    bits |= (np.signbit(array) * 128).astype(np.uint8)
+    return np.where(np.isnan(array), np.uint8(0x7F), bits)

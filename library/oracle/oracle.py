@@ -1,0 +1,227 @@
+"""D to the bit: the sums of an arithmetic, the linear epilogue and the rounding of D."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import MappingProxyType
+
+import numpy as np
+
+from gemmill.library.arithmetic import Arithmetic, parse_arithmetic
+from gemmill.library.dtypes import DTYPES, FP8, DTypeName
+from gemmill.library.errors import ProblemError
+from gemmill.library.oracle.elements import (
+    Factors,
+    checked_array,
+    factors,
+    rounded,
+    rounded_to_tf32,
+    values,
+    with_one_nan,
+)
+from gemmill.library.oracle.fused import fma32, fma64
+from gemmill.library.oracle.orders import ABSENT, Order, order_of
+from gemmill.library.oracle.tensor_core import MODELS, Buffers, Model, add_step, block_shape
+
+_TYPES: Mapping[str, tuple[tuple[DTypeName, ...], ...]] = MappingProxyType(
+    {
+        "k4": (("f64",),),
+        "k8": (("tf32", "f32"),),
+        "k16": (("bf16",), ("f16",)),
+        "k32": (FP8,),
+        "k16x2": (FP8,),
+        "exact": (("s8", "u8", "s32"),),
+    }
+)
+"""Sets of types of A and B that each kind of step multiplies; with ``fma``, any."""
+_LEAST_EXPONENT_OF_F16 = -14
+
+
+def oracle(
+    a: np.ndarray, b: np.ndarray, *, dtypes: tuple[DTypeName, DTypeName], arithmetic: Arithmetic | str,
+    d_dtype: DTypeName = "f32", alpha: float = 1.0, beta: float = 0.0, c: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
+    """Compute ``alpha * a @ b + beta * c`` with the bits of a kernel on sm_90, on the CPU.
+
+    Arrays hold values where NumPy has the type, otherwise bits: uint16 for bf16, uint8 for fp8.
+
+    Args:
+        a: A, (M, K).
+        b: B, (K, N).
+        dtypes: Types of A and B; tf32 for f32 that tensor cores multiply.
+        arithmetic: The order of the sums, or its name, such as ``k16`` or ``k16/8@64``.
+        d_dtype: Type of D, and of C if given.
+        alpha: Factor of the product, in f32.
+        beta: Factor of C, in f32; with 0, C is not read.
+        c: C, (M, N).
+
+    Returns:
+        D, (M, N), of ``d_dtype``.
+
+    Raises:
+        ConfigError: ``arithmetic`` is not the name of one.
+        ProblemError: the shapes do not fit, or the model does not cover the types or the arithmetic.
+    """
+    found = parse_arithmetic(arithmetic) if isinstance(arithmetic, str) else arithmetic
+    a, b = checked_array(np.asarray(a), dtypes[0], "a"), checked_array(np.asarray(b), dtypes[1], "b")
+    _check(found, a, b, dtypes)
+    sums = _sums(found, a, b, dtypes)
+    if alpha == 0:
+        sums = np.zeros_like(sums)
+    needs_c = beta != 0 and c is not None
+    added = values(checked_array(np.asarray(c), d_dtype, "c"), d_dtype) if needs_c else None
+    return _stored(sums, alpha, beta, added, d_dtype)
+
+
+def _check(arithmetic: Arithmetic, a: np.ndarray, b: np.ndarray, dtypes: tuple[DTypeName, DTypeName]) -> None:
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+        raise ProblemError(f"a is {a.shape} and b is {b.shape}; they must be (M, K) and (K, N)")
+    if not arithmetic.is_fixed or arithmetic.target:
+        why = "its steps are not known" if arithmetic.target else "the launch determines its slices"
+        raise ProblemError(f"the oracle does not have {arithmetic}: {why}")
+    if arithmetic.step == "fma":
+        return
+    if arithmetic.step not in _TYPES:
+        raise ProblemError(f"the oracle does not have {arithmetic}: its steps ({arithmetic.step}) are not known")
+    if not any(set(dtypes) <= set(types) for types in _TYPES[arithmetic.step]):
+        allowed = " or ".join(", ".join(types) for types in _TYPES[arithmetic.step])
+        raise ProblemError(f"{arithmetic} multiplies {allowed}, not {dtypes[0]} by {dtypes[1]}")
+
+
+def _sums(arithmetic: Arithmetic, a: np.ndarray, b: np.ndarray, dtypes: tuple[DTypeName, DTypeName]) -> np.ndarray:
+    """The accumulators: float32, float64 or int32."""
+    left, right = values(a, dtypes[0]), values(b, dtypes[1])
+    if arithmetic.step == "exact":
+        return (left.astype(np.float64) @ right.astype(np.float64)).astype(np.int64).astype(np.int32)
+    order = order_of(arithmetic, b.shape[1], b.shape[0])
+    if arithmetic.step in MODELS:
+        if arithmetic.step == "k8":
+            left, right = rounded_to_tf32(left), rounded_to_tf32(right)
+        return _tensor_core_sums(arithmetic, order, left, right, dtypes)
+    if dtypes != ("f64", "f64"):
+        left, right = left.astype(np.float32), right.astype(np.float32)
+    sums = [_fused_sums(left, right, indices) for (indices,) in order.slices]
+    return _added(arithmetic, sums)
+
+
+def _fused_sums(a: np.ndarray, b: np.ndarray, indices: np.ndarray, sums: np.ndarray | None = None) -> np.ndarray:
+    """Sums of products in the order of indices, by fused multiply-adds."""
+    fma = fma64 if a.dtype == np.float64 else fma32
+    if sums is None:
+        sums = np.zeros((len(a), b.shape[1]), a.dtype)
+    for k in indices[indices != ABSENT]:
+        sums = fma(a[:, k, None], b[k], sums)
+    return with_one_nan(sums) if a.dtype == np.float32 else sums
+
+
+def _tensor_core_sums(
+    arithmetic: Arithmetic, order: Order, a: np.ndarray, b: np.ndarray, dtypes: tuple[DTypeName, DTypeName]
+) -> np.ndarray:
+    """Sums by tensor cores: blocks of D, shared by the cores of this machine."""
+    model = MODELS[arithmetic.step]
+    operands = []
+    for array, dtype in ((np.ascontiguousarray(a.T), dtypes[0]), (b, dtypes[1])):
+        least = _LEAST_EXPONENT_OF_F16 if arithmetic.step == "k16x2" else DTYPES[dtype].least_exponent
+        taken = factors(array, dtype, least)
+        operands.append([[_in_order(model, taken, indices) for indices in warps] for warps in order.slices])
+    sums = np.zeros((len(a), b.shape[1]), np.float32)
+    compute = partial(_compute_block, arithmetic, operands, sums)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(compute, _blocks(model, *sums.shape)):
+            pass
+    return _fused_sums(a, b, np.asarray(order.rest), sums) if len(order.rest) else with_one_nan(sums)
+
+
+def _blocks(model: Model, m: int, n: int) -> Iterator[tuple[slice, slice]]:
+    rows, columns = block_shape(model, m, n)
+    for i in range(0, m, rows):
+        for j in range(0, n, columns):
+            yield slice(i, min(m, i + rows)), slice(j, min(n, j + columns))
+
+
+def _in_order(model: Model, operand: Factors, indices: np.ndarray) -> Factors:
+    """The elements of an operand in an order along K, padded with zeros to whole steps."""
+    return operand.ordered(np.pad(indices, (0, -len(indices) % model.products), constant_values=ABSENT))
+
+
+def _compute_block(
+    arithmetic: Arithmetic, operands: list[list[list[Factors]]], sums: np.ndarray, block: tuple[slice, slice]
+) -> None:
+    """Compute the sums of one block of D."""
+    rows, columns = block
+    model = MODELS[arithmetic.step]
+    buffers = Buffers(model, *sums[block].shape)
+    slices = []
+    for a_warps, b_warps in zip(*operands, strict=True):
+        parts = [
+            _chain(arithmetic, a.part(slice(None), rows), b.part(slice(None), columns), buffers)
+            for a, b in zip(a_warps, b_warps, strict=True)
+        ]
+        slices.append(_in_sequence(parts))
+    sums[block] = _added(arithmetic, slices)
+
+
+def _chain(arithmetic: Arithmetic, a: Factors, b: Factors, buffers: Buffers) -> np.ndarray:
+    """The sum of one chain of MMAs."""
+    model = MODELS[arithmetic.step]
+    total = np.zeros(buffers.sums.shape, np.float32)
+    buffers.sums[:] = 0
+    steps = range(0, len(a.significands), model.products)
+    for index, first in enumerate(steps, 1):
+        step = slice(first, first + model.products)
+        add_step(model, a.part(step), b.part(step), buffers)
+        if arithmetic.promote and (index % arithmetic.promote == 0 or index == len(steps)):
+            total = _in_sequence([total, buffers.sums.astype(np.float32)])
+            buffers.sums[:] = 0
+    return total if arithmetic.promote else buffers.sums.astype(np.float32)
+
+
+def _in_sequence(parts: list[np.ndarray]) -> np.ndarray:
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+
+def _added(arithmetic: Arithmetic, slices: list[np.ndarray]) -> np.ndarray:
+    """Add the sums of slices: one after another, in two to eight groups where there are more than 8
+    (kernel/reduction.cuh), or as a binary tree."""
+    if arithmetic.tree:
+        while len(slices) > 1:
+            slices = [_in_sequence(slices[i : i + 2]) for i in range(0, len(slices), 2)]
+        return slices[0]
+    count = len(slices)
+    groups = next((g for g in (1, 2, 4) if count <= 8 * g), 8)
+    size = -(-count // groups)
+    return _in_sequence([_in_sequence(slices[i : i + size]) for i in range(0, count, size)])
+
+
+def _stored(sums: np.ndarray, alpha: float, beta: float, c: np.ndarray | None, d_dtype: DTypeName) -> np.ndarray:
+    """Apply the linear epilogue and round to D."""
+    if sums.dtype == np.int32:
+        return _stored_integers(sums, alpha, beta, c, d_dtype)
+    compute = sums.dtype.type
+    with np.errstate(over="ignore", invalid="ignore"):
+        result = compute(alpha) * sums
+        if c is not None:
+            fma = fma64 if compute is np.float64 else fma32
+            result = fma(compute(beta), c.astype(compute), result)
+    return rounded(with_one_nan(result) if compute is np.float32 else result, d_dtype)
+
+
+def _stored_integers(
+    sums: np.ndarray, alpha: float, beta: float, c: np.ndarray | None, d_dtype: DTypeName
+) -> np.ndarray:
+    row = DTYPES[d_dtype]
+    if not row.is_integer or alpha != int(alpha) or beta != int(beta):
+        raise ProblemError(
+            f"D in {d_dtype} with alpha {alpha:g} and beta {beta:g}: integer sums need D in s32, s8 or u8"
+        )
+    result = sums * np.int32(alpha)
+    if c is not None:
+        result = result + np.int32(beta) * c.astype(np.int32)
+    return result if d_dtype == "s32" else np.clip(result, row.least, row.largest).astype(row.typestr)
