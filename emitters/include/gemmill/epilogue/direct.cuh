@@ -36,8 +36,7 @@ struct OutputMatrix {
 
 /// Computes and stores runs of elements along N. It neither reads nor writes elements outside D.
 ///
-/// Operation: `needs_c()`, and `operator()(Compute sum, Compute c, int m, int n, int batch)`. If C is absent, MatrixC
-/// is an OutputMatrix of None.
+/// Operation: see epilogue/linear.cuh. If C is absent, MatrixC is an OutputMatrix of None.
 template <class Operation, class MatrixC, class MatrixD>
 struct DirectEpilogue {
   using Compute = typename Operation::Compute;
@@ -74,16 +73,19 @@ struct DirectEpilogue {
   __device__ void store_vector(Accumulator const* sums, int m, int n) const {
     using Element = typename MatrixD::Element;
     int const valid = n_extent - n;
+    bool const needs_c = kHasC && operation.needs_c();
     Pack<Element, Count> values;
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
       Compute added = 0;
       if constexpr (kHasC) {
-        if (i < valid && operation.needs_c()) added = load_as<Compute>(*c.at(m, n + i));
+        if (i < valid && needs_c) added = load_as<Compute>(*c.at(m, n + i));
       }
-      // An expression accesses other operands at this element, which must therefore lie inside D.
-      if (!Operation::kIsExpression || i < valid)
-        values.elements[i] = store_as<Element>(operation(static_cast<Compute>(sums[i]), added, first_m + m, first_n + n + i, batch));
+      Compute const sum = static_cast<Compute>(sums[i]);
+      if constexpr (!Operation::kIsExpression)
+        values.elements[i] = store_as<Element>(needs_c ? operation(sum, added) : operation(sum));
+      else if (i < valid)  // it accesses other operands at this element, which must therefore lie inside D
+        values.elements[i] = store_as<Element>(operation(sum, added, first_m + m, first_n + n + i, batch));
     }
     if (Count <= valid) {
       *reinterpret_cast<Pack<Element, Count>*>(d.at(m, n)) = values;

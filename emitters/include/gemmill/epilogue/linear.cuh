@@ -1,8 +1,9 @@
 /// The linear epilogue, and the interface of all epilogues.
 ///
 /// `Params`: what the host passes. `Compute`: the type of the arithmetic. `needs_c()`: whether C must be loaded. The
-/// call operator takes a sum, the element of C (ignored unless needed) and its place, and returns the element of D. It
-/// also writes the other outputs of an epilogue, so the place must lie inside D and each place must be visited once.
+/// call operator takes a sum, the element of C where it is needed and, for an expression, its place, and returns the
+/// element of D. An expression also writes the other outputs of an epilogue, so the place must lie inside D and each
+/// place must be visited once.
 #pragma once
 
 #include <gemmill/kernel/direct_params.cuh>
@@ -28,8 +29,13 @@ struct StagedMatrices {
 };
 using NoMatrices = StagedMatrices<Formats<>, Formats<>>;
 
+/// `a * b + c` with one rounding.
+__device__ inline float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+__device__ inline double multiply_add(double a, double b, double c) { return __fma_rn(a, b, c); }
+__device__ inline int32_t multiply_add(int32_t a, int32_t b, int32_t c) { return a * b + c; }
+
 /// D = alpha * acc + beta * C, computed in one type: float, double or int32_t. In int32_t, whole alpha and beta are
-/// exact.
+/// exact. The product with beta is fused; left to the compiler, kernels would differ in which product is.
 template <class Compute_>
 struct Linear : NoMatrices {
   using Compute = Compute_;
@@ -49,10 +55,8 @@ struct Linear : NoMatrices {
   /// If false, C is neither loaded nor read, so it may hold NaN or be unmapped.
   __device__ bool needs_c() const { return beta != Compute(0); }
   __device__ Compute operator()(Compute accumulator) const { return alpha * accumulator; }
-  __device__ Compute operator()(Compute accumulator, Compute c) const { return alpha * accumulator + beta * c; }
-  /// The same for one element of D, with its place.
-  __device__ Compute operator()(Compute accumulator, Compute c, int, int, int) const {
-    return alpha * accumulator + beta * c;
+  __device__ Compute operator()(Compute accumulator, Compute c) const {
+    return multiply_add(beta, c, alpha * accumulator);
   }
 };
 
