@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gemmill.library.bits import ANY
 from gemmill.library.config.model import BatchingName
 from gemmill.library.config.scales import BLOCK_SCALES
-from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.dtypes import DTYPES, FP8, DTypeName
 from gemmill.library.epilogues.parse import PLAIN, spelling
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
@@ -181,8 +181,8 @@ def bind(call: GemmCall) -> Gemm:
     a, b, d = tensors["a"], tensors["b"], tensors["out"]
     row_axis, column_axis = len(a.shape) > 1, len(b.shape) > 1
     if values:
-        shares_d, keep_rows = kind == "offsets" and len(b.shape) == 3, call.options.required_bits != ANY
-        epilogue, values = fitted(epilogue, values, a, b, keep_rows=keep_rows, shares_d=shares_d)
+        shares_d, keeps_kinds = kind == "offsets" and len(b.shape) == 3, call.options.required_bits != ANY
+        epilogue, values = fitted(epilogue, values, a, b, keeps_kinds=keeps_kinds, shares_d=shares_d)
         stack = stacked_values(epilogue, values, d, column_axis) if row_axis and not kind else None
     if kind:
         gemm = _bind_groups(call, tensors, kind, epilogue)
@@ -385,6 +385,7 @@ def _assemble(
     formats = {f"{name}_{field}": getattr(x, field) for name, x in named_operands if x is not None for field in fields}
     if call.options.tf32:
         formats |= {name: "tf32" for name in ("a_dtype", "b_dtype") if formats[name] == "f32"}
+    is_fp8 = formats["a_dtype"] in FP8 and formats["b_dtype"] in FP8
     of_a, of_b = BLOCK_SCALES[scales[0].dtype] if scales else ("none", "none")
     problem = GemmProblem.unchecked(
         m=m,
@@ -394,7 +395,7 @@ def _assemble(
         accumulator=call.accumulator,
         a_scale=of_a,
         b_scale=of_b,
-        promote=4 if scales or not call.options.fast_accumulation else 0,
+        promote=4 if scales or (is_fp8 and not call.options.fast_accumulation) else 0,
         batching="nested" if nested else batching,
         **formats,
         **({} if epilogue is PLAIN else {"epilogue": spelling(epilogue)}),

@@ -68,6 +68,16 @@ def test_rows_in_scaled_blocks_do_not_depend_on_m() -> None:
         assert torch.equal(bits(rows), bits(whole[:m]))
 
 
+def test_rows_with_scales_of_rows_and_columns_do_not_depend_on_m() -> None:
+    """Of few rows, kernels run the transposed problem, in which rows are columns."""
+    a, b = normal(MOST, 1024, dtype="float8_e4m3fn"), normal(512, 1024, dtype="float8_e4m3fn").T
+    a_scale, b_scale = torch.rand(MOST, 1, device="cuda"), torch.rand(1, 512, device="cuda")
+    options: dict[str, Any] = {"b_scale": b_scale, "alpha": 0.7, "out_dtype": "f32", "bits": "invariant"}
+    whole = gemmill.matmul(a, b, a_scale=a_scale, **options)
+    for m in ROWS:
+        assert torch.equal(bits(gemmill.matmul(a[:m], b, a_scale=a_scale[:m], **options)), bits(whole[:m])), f"M = {m}"
+
+
 @pytest.mark.parametrize("tf32", [False, True])
 def test_rows_in_f32_do_not_depend_on_m(tf32: bool) -> None:
     held_for_all_rows(normal(MOST, 1024, dtype="float32"), normal(512, 1024, dtype="float32").T, tf32=tf32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.cases.manifests import shipped_kernels
 from tests.cases.plain import bound
 from tests.runtime.operands.test_groups import bound as bound_groups
 from tests.runtime.operands.test_groups import tensor as packed
+from tests.runtime.operands.test_mixed_operands import tensor as narrow
 
 from gemmill.library.arch import GPUS
 from gemmill.library.arithmetic import parse_arithmetic
@@ -41,13 +43,13 @@ def registry() -> Registry:
 # Selection.
 
 extents = st.integers(1, 20_000)
-_ALIGNS = st.sampled_from([2, 16])
+_ALIGNS = st.sampled_from([4, 16])
 
 
 @st.composite
 def alike(draw: st.DrawFn) -> list[tuple[GemmProblem, int | None, Any]]:
     """Problems that differ only in what must not count, each with a bound on SMs and an objective."""
-    n, k, a, d = draw(extents), draw(st.integers(0, 20_000)), draw(st.sampled_from(["bf16", "f16"])), "f32"
+    n, k, a, d = draw(extents), draw(st.integers(0, 20_000)), draw(st.sampled_from(["bf16", "f16", "tf32"])), "f32"
     epilogue = draw(st.sampled_from(["d = alpha * acc + beta * c", "d = silu(acc + x[n])"]))
 
     def one() -> tuple[GemmProblem, int | None, Any]:
@@ -85,6 +87,22 @@ def test_one_arithmetic_whatever_m_the_batch_layouts_sms_and_objective(
         assert {kernel.slices for kernel in kernels} == {1}
 
 
+def test_slices_follow_from_n_and_k_of_the_call(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemmill.library.bits._SLICES", ((512, 8192, 4), (512, 4096, 2)))
+    found = {
+        (n, k): str(required_arithmetic("invariant", GemmProblem(m, n, k)))
+        for m, n, k in product((1, 5000), (512, 513), (4095, 4096, 8191, 8192))
+    }
+    assert {key for key, name in found.items() if name == "k16"} == {(513, k) for _, k in found} | {(512, 4095)}
+    assert [found[512, k] for k in (4096, 8191, 8192)] == ["k16/2@64", "k16/2@64", "k16/4@64"]
+    transposed = GemmProblem(512, 5000, 8192)
+    assert str(required_arithmetic("invariant", transposed, is_transposed=True)) == "k16/4@64"
+    assert str(required_arithmetic("invariant", GemmProblem(64, 512, 8192, a="e4m3"))) == "k32/4@128"
+    assert str(required_arithmetic("invariant", GemmProblem(64, 512, 8192, groups=4, batching="grouped"))) == "k16"
+    for m in (1, 64, 3000):
+        assert str(registry.select(GemmProblem(m, 512, 8192), bits="invariant").arithmetic) == "k16/4@64"
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -98,8 +116,8 @@ def test_one_arithmetic_whatever_m_the_batch_layouts_sms_and_objective(
         ({"a": "e4m3", "promote": 4}, "k32p4"),
         ({"a": "e4m3", "a_scale": "1x128", "b_scale": "128x128", "promote": 4}, "k32p4"),
         ({"a": "s8"}, "exact"),
-        ({"a": "s8", "b": "bf16"}, "k16"),
-        ({"b": "u4", "b_scale": "1x128z"}, "k16"),
+        ({"a": "s8", "b": "bf16"}, "k16w4@128"),
+        ({"b": "u4", "b_scale": "1x128z"}, "k16w4@128"),
         ({"groups": 4, "batching": "grouped"}, "k16"),
         ({"groups": 4, "batching": "masked"}, "k16"),
         ({"groups": 4, "batching": "kgrouped", "a_major": "mn", "b_major": "mn"}, "k16"),
@@ -189,6 +207,15 @@ def test_a_kernel_that_the_call_names_must_have_the_arithmetic(registry: Registr
     for bits, slices, own in (("invariant", None, "k16/2@64"), ("k16/4@64", 3, "k16/3@64"), ("k16/4@128", None, "k1")):
         with pytest.raises(UnsupportedProblemError, match=rf"splitk_linear has arithmetic {own}.* requires .*: name a"):
             target(bits, slices)
+
+
+def test_a_call_with_a_narrow_b_has_one_arithmetic_whatever_m(registry: Registry) -> None:
+    for m in (1, 64, 3000):
+        gemm = bound(narrow("bf16", m, 512), narrow("s8", 256, 512, t=True), narrow("bf16", m, 256))
+        assert gemm.is_transposed
+        choice = choose(gemm, Options(bits="invariant"), registry, None).choice
+        assert choice is not None
+        assert str(choice.arithmetic) == "k16w4@128"
 
 
 def test_groups_along_k_have_the_arithmetic_of_one_matrix(registry: Registry) -> None:
