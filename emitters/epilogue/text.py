@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from string import Template
+from types import MappingProxyType
 from typing import NamedTuple
 
 from gemmill.library.config.model import GemmConfig
@@ -31,6 +32,16 @@ from gemmill.library.legality.quantities import align_up
 
 _BYTES: Mapping[Kind, int] = {"scalar": 16, "row": 16, "column": 16, "batch": 16, "matrix": 32}
 """Size in bytes of the parameter struct of each kind of operand: an address, then a value or strides."""
+_AXES: Mapping[Kind, frozenset[str]] = MappingProxyType(
+    {
+        "scalar": frozenset(),
+        "batch": frozenset(),
+        "row": frozenset("m"),
+        "column": frozenset("n"),
+        "matrix": frozenset("mn"),
+    }
+)
+"""The axes of D along which an operand of each kind varies."""
 
 _TEMPLATE = Template("""\
 // $expression
@@ -352,9 +363,7 @@ def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str], rounde
         case Value(name):
             return names[name]
         case Call("mul"):
-            # Factors that are constant within a row come first, so that they are multiplied once per row.
-            factors = sorted(_factors(node), key=lambda factor: not _precedes_elements(factor))
-            first, *others = (_cpp(factor, names, places, rounded) for factor in factors)
+            first, *others = (_cpp(factor, names, places, rounded) for factor in _in_order(_factors(node)))
             return "(" * len(others) + first + "".join(f" * {text})" for text in others)
         case Call(name, arguments):
             row = FUNCTIONS[name]
@@ -373,14 +382,27 @@ def _factors(node: Node) -> list[Node]:
             return [node]
 
 
-def _precedes_elements(node: Node) -> bool:
-    """Whether the value of a node is the same for all elements of a row."""
+def _in_order(factors: Sequence[Node]) -> list[Node]:
+    """The factors of a product in the order of multiplication.
+
+    Those that are constant within rows come first, so that they are multiplied once per row; or those that are constant
+    within columns, if the first vector belongs to columns. A kernel for the transposed problem thus has the same order,
+    and the same bits.
+    """
+    axes = [_axes(factor) for factor in factors]
+    first = next((own for own in axes if len(own) == 1), frozenset())
+    order = sorted(range(len(factors)), key=lambda i: not axes[i] <= first)
+    return [factors[i] for i in order]
+
+
+def _axes(node: Node) -> frozenset[str]:
+    """The axes of D along which the value of a node varies."""
     match node:
         case Number():
-            return True
+            return frozenset()
         case Operand():
-            return node.kind in ("scalar", "batch", "row")
+            return _AXES[node.kind]
         case Call():
-            return all(map(_precedes_elements, node.arguments))
+            return frozenset().union(*map(_axes, node.arguments))
         case _:
-            return False
+            return _AXES["matrix"]

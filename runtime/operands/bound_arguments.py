@@ -35,12 +35,12 @@ from gemmill.runtime.operands.tensors import TensorView
 
 
 def fitted(
-    epilogue: Epilogue, values: Mapping[str, Value], a: TensorView, b: TensorView, *, keep_rows: bool, shares_d: bool
+    epilogue: Epilogue, values: Mapping[str, Value], a: TensorView, b: TensorView, *, keeps_kinds: bool, shares_d: bool
 ) -> tuple[Epilogue, Mapping[str, Value]]:
     """Return an epilogue and its values in the forms that kernels support.
 
-    With ``keep_rows``, vectors along M keep their kind, so that the result does not depend on M. Where groups share D,
-    a vector for each group keeps its kind too, since no matrix can repeat it.
+    With ``keeps_kinds``, vectors keep their kind, which decides the order of factors. Where groups share D, a vector
+    for each group keeps its kind too, since no matrix can repeat it.
     """
     kinds: dict[str, Kind] = {}
     fits = dict(values)
@@ -52,7 +52,7 @@ def fitted(
             scale = scale_kind(o.name, value, a if o.name == "a_scale" else b)
             value = scale[1] if scale and scale[0] == o.kind else value
         kind = o.kind
-        if kind == "column" or (kind == "row" and not keep_rows):
+        if kind in ("column", "row") and not keeps_kinds:
             kind, value = _as_vector(kind, value, len(a.shape) > 1 and len(b.shape) > 1)
             if kind == "matrix" and shares_d and len(value.shape) > 2:
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,9 +17,12 @@ from tests.emitters.golden import FOLDER
 
 from gemmill.emitters import headers_digest, include_path
 from gemmill.emitters.emit import emit
+from gemmill.emitters.epilogue.text import epilogue_text
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import FAMILIES
 from gemmill.library.config.names import parse_name
+from gemmill.library.epilogues.parse import parse
+from gemmill.library.epilogues.tree import transposed
 from gemmill.library.errors import ConfigError
 from gemmill.library.legality.rules import DOMAINS
 from gemmill.library.legality.search import any_legal
@@ -81,3 +85,23 @@ def test_parameters_do_not_overlap_and_descriptors_are_aligned() -> None:
     assert all(start + size <= following for (start, size), (following, _) in pairwise(spans))
     assert spans[-1][0] + spans[-1][1] <= launch.params_bytes
     assert all(box.offset % 64 == 0 for box in launch.boxes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "d = alpha * acc * x[m] * y[n]",
+        "d = alpha * acc * y[n] * z * x[m] * r[m, n]",
+        "d = relu(acc * y[n] * x[m]) * sigmoid(x[m]) * y[n]",
+        "d = alpha * acc * z[batch] * tanh(x[m] * y[n]) * x[m]",
+    ],
+)
+def test_the_transposed_problem_multiplies_in_the_same_order(text: str) -> None:
+    config = parse_name("sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x128x64_1x1_pingpong_s8_m8_k1_linear")
+    direct = parse(text)
+    orders = [
+        [re.sub(r"\w+\.", "", line) for line in epilogue_text(replace(config, epilogue=str(epilogue))).splitlines()]
+        for epilogue in (direct, transposed(direct))
+    ]
+    products = [[line for line in lines if " * " in line and "//" not in line] for lines in orders]
+    assert products[0] == products[1] != []
