@@ -5,7 +5,7 @@ from __future__ import annotations
 from string import Template
 
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.decompositions.decomposition import decomposition_of
+from gemmill.library.decompositions.decomposition import DECOMPOSITIONS, decomposition_of
 from gemmill.library.decompositions.workspace_layout import EXCHANGE_STEPS, REDUCTION_THREADS, reduction_vectors
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.wgmma.wgmma_plan import WgmmaPlan
@@ -16,11 +16,13 @@ _SCHEDULERS = {
     "splitk": "SplitKScheduler<Order, TileK>",
     "stream": f"StreamScheduler<Order, TileK, {EXCHANGE_STEPS}>",
     "cluster": "ClusterScheduler<Order, TileK, {splits}>",
+    "serial": "SerialScheduler<Order, TileK>",
+    "tree": "SplitKScheduler<Order, TileK>",
 }
 
 PARAMETERS = ("partials", "flags", "c_pointer", "c_stride", "c_batch_stride")
 """The members that ``gemmill::PartialParams`` adds to ``GemmParams``, 8 bytes each; ``gemmill::SplitKParams`` also adds
-``splits``."""
+``splits``, which is all that ``gemmill::SerialParams`` adds."""
 
 _REDUCTION = Template("""
 struct ReductionConfig {
@@ -33,7 +35,7 @@ struct ReductionConfig {
   using Epilogue = $epilogue;
 };
 
-using Reduction = gemmill::Reduction<ReductionConfig>;
+using Reduction = gemmill::Reduction<ReductionConfig$tree>;
 
 extern "C" __global__ void __launch_bounds__(Reduction::kThreads)
 $entry(__grid_constant__ Kernel::Params const params) {
@@ -48,27 +50,31 @@ def scheduler(config: GemmConfig) -> str:
 
 
 def parameters(config: GemmConfig) -> tuple[str, ...]:
-    """The additional parameters, of up to 8 bytes each, of a kernel whose CTAs store partial sums in a workspace."""
-    return (*PARAMETERS, "splits") if decomposition_of(config).has_second_kernel else PARAMETERS
+    """The additional parameters, of up to 8 bytes each, of a kernel that sums slices of K."""
+    how = decomposition_of(config)
+    return (*(PARAMETERS if how.has_workspace else ()), *(("splits",) if how.has_slices else ()))
 
 
 def spec(config: GemmConfig) -> tuple[str, str]:
     """The C++ type and value of the constants that such a kernel exports."""
+    if decomposition_of(config).is_serial:
+        return "gemmill::SerialSpec", "Kernel::serial_spec()"
     if decomposition_of(config).has_second_kernel:
         return "gemmill::SplitKSpec", "Kernel::splitk_spec<Reduction>()"
     return "gemmill::DecompositionSpec", "Kernel::decomposition_spec<gemmill::NoReduction>()"
 
 
 def k_decomposition(plan: WgmmaPlan, entry: str) -> KDecomposition | None:
-    """The launch facts of a kernel whose CTAs share K; None if one CTA or cluster sums all of K."""
-    split = plan.has_second_kernel
-    if not decomposition_of(plan.config).has_workspace:
+    """The launch facts of a kernel whose CTAs share K, or sum slices of K whose number the launch sets; None if it is
+    neither."""
+    split, how = plan.has_second_kernel, decomposition_of(plan.config)
+    if not (how.has_workspace or how.has_slices):
         return None
     return KDecomposition(
         name=plan.config.scheduler.decomposition,
         tile_k=plan.config.tile.k,
-        tile_bytes=0 if split else plan.partial_tile_bytes,
-        tile_flags=0 if split else plan.partial_tile_flags,
+        tile_bytes=plan.partial_tile_bytes if how.has_shares else 0,
+        tile_flags=plan.partial_tile_flags if how.has_shares else 0,
         reduction=Reduction(
             entry=f"{entry}_reduction",
             threads=REDUCTION_THREADS,
@@ -81,10 +87,13 @@ def k_decomposition(plan: WgmmaPlan, entry: str) -> KDecomposition | None:
 
 def constants(shared: KDecomposition, offsets: dict[str, int]) -> dict[str, int]:
     """The constants that the kernel must export in addition to its ``KernelSpec``, by name
-    (``gemmill::DecompositionSpec`` or ``gemmill::SplitKSpec``)."""
+    (``gemmill::DecompositionSpec``, ``gemmill::SplitKSpec`` or ``gemmill::SerialSpec``)."""
     reduction = shared.reduction
+    named = {f"offset_{name}": offsets[name] for name in (*PARAMETERS, "splits") if name in offsets}
+    if DECOMPOSITIONS[shared.name].is_serial:
+        return {**named, "splits": shared.splits}
     return {
-        **{f"offset_{name}": offsets[name] for name in (*PARAMETERS, "splits") if name in offsets},
+        **named,
         "splits": shared.splits,
         "tile_bytes": shared.tile_bytes,
         "tile_flags": shared.tile_flags,
@@ -105,5 +114,6 @@ def reduction(plan: WgmmaPlan, entry: str, epilogue: str) -> str:
         align_d=d.align,
         partial=DTYPES[plan.partial_dtype].cpp,
         epilogue=epilogue,
+        tree=", true" if decomposition_of(plan.config).adds_in_tree else "",
         entry=entry,
     )

@@ -19,7 +19,6 @@ from gemmill.emitters.placeholders import placeholders
 from gemmill.emitters.wgmma_atom import wgmma_atom
 from gemmill.library.config.model import GemmConfig, InputName
 from gemmill.library.config.names import kernel_name
-from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.wgmma.wgmma_plan import PRODUCER_REGISTERS, SUBTILE_M, Format, WgmmaPlan
 from gemmill.library.launch import NESTED_EXTENTS, TMA_BYTES, LaunchSpec, TmaBox
@@ -99,10 +98,9 @@ def _offsets(config: GemmConfig) -> dict[str, int]:
     for name, size in _PARAMETERS.items():
         offsets[name] = align_up(end, size)
         end = offsets[name] + size
-    added: tuple[str, ...] = ()
     if config.scheduler.batching == "nested":
         added, size = _NESTED, 4
-    elif decomposition_of(config).has_workspace:
+    else:
         added, size = k_decomposition.parameters(config), 8
     derived = align_up(end, 64)  # the alignment of the descriptors
     offsets |= {name: derived + size * i for i, name in enumerate(added)}

@@ -159,7 +159,13 @@ def arithmetic_of(config: GemmConfig, slices: int = 1) -> Arithmetic:
         slices = 1
     elif slices == 1:
         return whole
-    return replace(whole, slices=slices, stream=decomposition.has_shares, unit=config.tile.k)
+    return replace(
+        whole,
+        slices=slices,
+        tree=decomposition.adds_in_tree,
+        stream=decomposition.has_shares,
+        unit=config.tile.k,
+    )
 
 
 def target_of(step: str, arch: str) -> str:

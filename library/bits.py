@@ -105,14 +105,17 @@ def required_arithmetic(
 
 
 def kernels_of(name: str, config: GemmConfig, arithmetic: Arithmetic | None) -> list[SlicedKernel]:
-    """Return a kernel with each number of slices of K that the selector considers for an arithmetic; None: for any."""
+    """Return a kernel with each number of slices of K that the selector considers for an arithmetic; None: for any.
+    Where any order will do, none of a decomposition that exists for its order."""
+    decomposition = decomposition_of(config)
     if arithmetic is None or arithmetic.step == "exact":
-        kernels = in_each_number(name, config)
+        kernels = [] if decomposition.is_for_bits else in_each_number(name, config)
         return kernels if arithmetic is None or arithmetic_of(config) == arithmetic else []
-    has_slices = decomposition_of(config).has_second_kernel
-    if has_slices and arithmetic.slices == 1:  # kernels without a second one have the same bits
+    if decomposition.has_slices and arithmetic.slices == 1:  # kernels without slices have the same bits
         return []
-    slices = arithmetic.slices if has_slices else 1
+    slices = arithmetic.slices if decomposition.has_slices else 1
+    if slices not in decomposition.slices:
+        return []
     return [SlicedKernel(name, slices)] if arithmetic_of(config, slices) == arithmetic else []
 
 

@@ -72,21 +72,21 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KDecomposition:
-    """How CTAs share K of a tile, and the workspace for their partial sums."""
+    """Slices of K of a tile: how CTAs share them, and the workspace for their partial sums."""
 
     name: DecompositionName
     """See :class:`~gemmill.library.config.model.Scheduler`."""
     splits: int = 1
-    """Slices of K of every tile in a launch of ``splitk``. 1 before a launch sets it, and for ``stream``, which divides
+    """Slices of K of every tile in a launch that sets their number. 1 before that, and for ``stream``, which divides
     work by the size of the grid."""
     tile_k: int
     """K of one step."""
     tile_bytes: int
-    """Bytes of the partial sums of a cluster tile; 0 for ``splitk``, which stores whole matrices."""
+    """Bytes of the partial sums of a cluster tile in stream-K; 0 for others. Split-K stores whole matrices."""
     tile_flags: int
-    """32-bit flags of a cluster tile in the workspace; 0 for ``splitk``."""
+    """32-bit flags of a cluster tile in the workspace of stream-K; 0 for others."""
     reduction: Reduction | None = None
-    """The second kernel of ``splitk``."""
+    """The second kernel of ``splitk`` and ``tree``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class LaunchSpec:
     tile: tuple[int, int]
     """Extents along M and N of the scheduler's output tiles."""
     k_decomposition: KDecomposition | None = None
-    """None if one CTA or one cluster sums all of K for a tile."""
+    """None if one CTA or one cluster sums all of K for a tile, without slices that the launch sets."""
     boxes: tuple[TmaBox, ...]
     """TMA descriptors. Those of A and B come first."""
     params_bytes: int
@@ -130,13 +130,18 @@ class LaunchSpec:
     x,
       followed by int64 strides in elements (along M, N and the batch for a matrix; along the batch for other kinds) or,
       for a scalar, by the value that applies if the address is 0, which is as wide as alpha.
-    - ``partials flags`` (addresses in the workspace) and ``c_stride`` if CTAs share K; also ``splits`` (int32) if the
-      launch sets the number of slices.
+    - ``partials flags`` (addresses in the workspace) and ``c_stride`` if CTAs share K through a workspace; ``splits``
+      (int32) if the launch sets the number of slices.
     - ``inner middle`` (int32: the innermost batch extent and the next one) and ``x_step_0 x_step_1 x_step_2`` for x in
     A,
       B, C and D (int32, innermost first) for a nested batch. A step counts matrices in the descriptor's batch, or units
       of ``d_batch_stride`` from D's address.
     """
+
+    @property
+    def has_workspace(self) -> bool:
+        """Whether partial sums go through global memory."""
+        return "partials" in self.offsets
 
     @property
     def cluster_ctas(self) -> int:

@@ -34,6 +34,8 @@ K_IN_WORDS: Mapping[DecompositionName, str] = MappingProxyType(
         "splitk": "each slice is a unit of work; the launch sets their number, and a second kernel adds the sums.",
         "stream": "clusters share the tiles of a partial last wave along K, and add their sums.",
         "cluster": "each CTA of a cluster processes one slice; they exchange sums through shared memory.",
+        "serial": "one CTA sums one slice after another, and adds their sums; the launch sets their number.",
+        "tree": "each slice is a unit of work; the launch sets their number; a second kernel adds the sums in pairs.",
     }
 )
 """A sentence on how K is processed, by decomposition."""

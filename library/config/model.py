@@ -24,7 +24,7 @@ MajorCD = Literal["n", "m", "any"]
 ScaleName = Literal["none", "1x128", "128x128", "1x128e8", "128x128e8", "1x32", "1x64", "1x32z", "1x64z", "1x128z"]
 ScheduleName = Literal["cooperative", "pingpong", "multistage", "simt", "gemv"]
 RasterName = Literal["m", "n"]
-DecompositionName = Literal["tiles", "splitk", "stream", "cluster"]
+DecompositionName = Literal["tiles", "splitk", "stream", "cluster", "serial", "tree"]
 BatchingName = Literal["strided", "nested", "array", "grouped", "masked", "kgrouped"]
 Promotion = Literal[0, 4]
 
@@ -157,7 +157,7 @@ class Scheduler:
     splits: Annotated[
         Positive,
         Field(
-            doc="Slices of K if `decomposition` is `cluster`. With `splitk`, the launch chooses the slice count.",
+            doc="Slices of K if `decomposition` is `cluster`. With `splitk`, `serial`, `tree`, the launch sets them.",
             token="k{}",
             part="splits",
         ),
@@ -171,6 +171,8 @@ class Scheduler:
                 "splitk": "split-K: a second kernel adds the partial sums of 1 to 256 slices",
                 "stream": "stream-K: CTAs share the tiles of a partial last wave",
                 "cluster": "cluster split-K: the CTAs of a cluster share the K of one tile",
+                "serial": "one CTA sums 1 to 8 slices of K one after another, with the bits of `splitk`",
+                "tree": "`splitk` of 1, 2, 4 or 8 slices, added in a binary tree",
             },
             unsaid=True,
             part="splits",

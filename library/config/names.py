@@ -24,6 +24,7 @@ from gemmill.library.config.field import Value
 from gemmill.library.config.field_table import NAME_PARTS, TABLE, Row
 from gemmill.library.config.fields import config_of, made_of, parts_of
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.decompositions.decomposition import DECOMPOSITIONS
 from gemmill.library.epilogues.parse import PATTERN, decode, encode
 from gemmill.library.errors import ConfigError, ExpressionError, RenamedWarning
 
@@ -31,7 +32,9 @@ ABSENT = "none"
 """The part of a name for an absent C."""
 SPLIT_K = "splitk"
 """The part of the name of a split-K kernel. The number of slices is an argument of the launch, not part of the name."""
-_ONE_SLICE = f"k1{SPLIT_K}"
+_UNNUMBERED: dict[str, str] = {f"k1{word}": word for word, how in DECOMPOSITIONS.items() if how.has_slices}
+"""The parts of the names of kernels for which the launch sets the number of slices, by what their fields spell."""
+_NUMBERED = {word: text for text, word in _UNNUMBERED.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,7 @@ def _part_text(place: int, values: Any) -> str:
         return ABSENT
     rows = PARTS[place].rows
     text = "".join(map(token_of, rows, values if isinstance(values, tuple) else (values,)))
-    return SPLIT_K if text == _ONE_SLICE else text
+    return _UNNUMBERED.get(text, text)
 
 
 def is_former(name: str) -> bool:
@@ -251,8 +254,8 @@ def _fields(first: int, parts: Sequence[str]) -> dict[str, Value]:
 
 def _fields_of_part(place: int, text: str) -> dict[str, Value]:
     part = PARTS[place]
-    match = re.fullmatch(_PATTERNS[place], _ONE_SLICE if text == SPLIT_K else text)
-    if match is None or text == _ONE_SLICE:
+    match = re.fullmatch(_PATTERNS[place], _NUMBERED.get(text, text))
+    if match is None or text in _UNNUMBERED:
         raise ConfigError(f"{part.name} is {text!r}; it must look like {part.example}")
     if part.is_optional and text == ABSENT:
         return {row.name: row.absent for row in part.rows if row.absent is not None}

@@ -1,12 +1,14 @@
 """A kernel together with the number of slices of K: the unit of selection, measurement, records, locks and launches.
 
-The number of slices is a launch argument of split-K kernels, which are compiled, stored and packed once.
+The number of slices is a launch argument of ``splitk``, ``serial`` and ``tree`` kernels, which are compiled, stored and
+packed once.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from gemmill.library.config.domains import one_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import FORMER, SPLIT_K, kernel_name
 from gemmill.library.decompositions.decomposition import MAX_SLICES, decomposition_of
@@ -23,7 +25,7 @@ class SlicedKernel(NamedTuple):
     name: str
     """Kernel name."""
     slices: int = 1
-    """Slices of K; 1 except for split-K kernels."""
+    """Slices of K; 1 except for kernels whose launch sets the number."""
 
     def __str__(self) -> str:
         return self.name if self.slices == 1 else f"{self.name} in {self.slices} slices"
@@ -43,16 +45,25 @@ class SlicedKernel(NamedTuple):
 
 def in_each_number(name: str, config: GemmConfig) -> list[SlicedKernel]:
     """A kernel with each number of slices that the selector considers."""
-    return [SlicedKernel(name, slices) for slices in (SLICES if decomposition_of(config).has_second_kernel else (1,))]
+    supported = decomposition_of(config)
+    considered = [slices for slices in SLICES if slices in supported.slices] if supported.has_slices else [1]
+    return [SlicedKernel(name, slices) for slices in considered]
 
 
 def check_slices(config: GemmConfig, slices: int) -> None:
     """Check the number of slices for a kernel.
 
     Raises:
-        ConfigError: the number is out of range, or the kernel is not a split-K kernel and the number is not 1.
+        ConfigError: the kernel does not support the number.
     """
-    most = MAX_SLICES if decomposition_of(config).has_second_kernel else 1
-    if not 1 <= slices <= most:
-        rule = f"it must be from 1 to {most}" if most > 1 else f"omit slices, or use a split-K kernel ({SPLIT_K})"
-        raise ConfigError(f"slices is {slices} for {kernel_name(config)}; {rule}")
+    supported = decomposition_of(config)
+    if slices in supported.slices:
+        return
+    match supported.slices:
+        case range(start=least, stop=end):
+            rule = f"it must be from {least} to {end - 1}"
+        case (1,):
+            rule = f"omit slices, or use a split-K kernel ({SPLIT_K})"
+        case numbers:
+            rule = f"it must be {one_of(numbers)}"
+    raise ConfigError(f"slices is {slices} for {kernel_name(config)}; {rule}")

@@ -33,10 +33,10 @@ def reduction_vectors(splits: int) -> int:
 
 
 def in_slices(spec: LaunchSpec, slices: int) -> LaunchSpec:
-    """The launch facts of a split-K kernel for a number of slices of K; unchanged for other kernels."""
-    if (shared := spec.k_decomposition) is None or shared.reduction is None:
+    """The launch facts of a kernel for a number of slices of K; unchanged if the launch does not set it."""
+    if (shared := spec.k_decomposition) is None or not DECOMPOSITIONS[shared.name].has_slices:
         return spec
-    reduction = replace(shared.reduction, vectors=reduction_vectors(slices))
+    reduction = shared.reduction and replace(shared.reduction, vectors=reduction_vectors(slices))
     return replace(spec, k_decomposition=replace(shared, splits=slices, reduction=reduction))
 
 
@@ -76,6 +76,12 @@ def partial_matrices(shared: KDecomposition, problem: GemmProblem) -> PartialMat
     return PartialMatrices(-(-contiguous // VECTOR) * VECTOR, strided, shared.splits * problem.batch)
 
 
+def work_units(spec: LaunchSpec) -> int:
+    """Units of work of an output tile: its slices of K in split-K, else one."""
+    shared = spec.k_decomposition
+    return shared.splits if shared and shared.reduction else 1
+
+
 def reduction_ctas(spec: LaunchSpec, problem: GemmProblem) -> int:
     """CTAs of the second kernel of a split-K kernel."""
     shared = _k_decomposition(spec)
@@ -95,7 +101,7 @@ def clusters(spec: LaunchSpec, problem: GemmProblem, tiles: int, max_clusters: i
     """
     shared = _k_decomposition(spec)
     if not DECOMPOSITIONS[shared.name].has_shares:
-        return min(tiles * shared.splits, max_clusters)
+        return min(tiles * work_units(spec), max_clusters)
     steps = -(-problem.k // shared.tile_k)
     if 2 * max_clusters * steps > INT32_MAX:
         raise UnsupportedProblemError(

@@ -50,7 +50,7 @@ def grid_ctas(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_coun
             )
         max_clusters = min(max_clusters, sm_count // size)
     tiles = workspace_layout.cluster_tiles(spec, problem)
-    units = tiles * (spec.k_decomposition.splits if spec.k_decomposition else 1)
+    units = tiles * workspace_layout.work_units(spec)
     if units > workspace_layout.INT32_MAX - 2 * max_clusters:  # pingpong computes two strides of the grid ahead
         raise UnsupportedProblemError(
             f"{spec.entry}: {units} output tiles; at most 2^31 are supported: split the problem"
@@ -180,7 +180,9 @@ class Launcher:
         self._pointers = tuple([(at, block.integer(spec.offsets[x])) for at, x in pointers if x in spec.offsets])
         self._resets = Resets(kernel.device, gemm.arguments) if any(x.reset for x in gemm.arguments) else None
         self._in_workspace = None
-        if spec.k_decomposition or moved:
+        if spec.k_decomposition and "splits" in spec.offsets:
+            block.write(spec.offsets["splits"], "i", spec.k_decomposition.splits)
+        if spec.has_workspace or moved:
             from gemmill.runtime.launch.workspace_launch import WorkspaceLaunch  # deferred likewise
 
             following = (x for x in descriptors if x.place in moved)

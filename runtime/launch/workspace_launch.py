@@ -42,7 +42,7 @@ class WorkspaceLaunch:
         self._kernel = kernel
         self._realign = RealignLaunch(kernel.device, realigned) if realigned else None
         self._following = tuple((x.address, realigned[x.place].offset + x.shift) for x in descriptors)
-        size = workspace_size(spec, problem, ctas // spec.cluster_ctas) if spec.k_decomposition else WorkspaceSize(0, 0)
+        size = workspace_size(spec, problem, ctas // spec.cluster_ctas) if spec.has_workspace else WorkspaceSize(0, 0)
         self._realigned_at = align_up(size.buffer, BEGIN)
         """Offset of the realigned operands."""
         ends = (self._realigned_at + operand.end for operand in realigned.values())
@@ -52,10 +52,8 @@ class WorkspaceLaunch:
         self._pointers: tuple[ctypes.c_uint64, ...] = ()
         self._descriptor: tma.Descriptor | None = None
         self._reduce: PreparedLaunch | None = None
-        if spec.k_decomposition:
+        if spec.has_workspace:
             self._pointers = tuple(parameters.integer(spec.offsets[name]) for name in ("partials", "flags"))
-            if "splits" in spec.offsets:
-                parameters.write(spec.offsets["splits"], "i", spec.k_decomposition.splits)
         if spec.k_decomposition and spec.k_decomposition.reduction:
             matrices = partial_matrices(spec.k_decomposition, problem)
             (box,) = (box for box in spec.boxes if box.operand == "partials")

@@ -59,6 +59,12 @@ SAMPLE = [
     "sm90a_f16k16_f16k16_f16_f32m4_f16n4_128x128x64_1x1_cooperative_s4_m8_splitk_linear",
     "sm90a_bf16mn16_bf16mn16_f32_none_bf16n2_256x192x64_2x1_cooperative_s3_m8_splitk_linear",
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x128x64_2x1_cooperative_s4_m8_k1stream_linear",
+    # Slices that one CTA adds, with as many accumulators of both kinds as there may be; slices in a tree.
+    "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x192x64_2x1_cooperative_s4_m8_serial_linear",
+    "sm90a_e4m3mn16_e4m3mn16_f32_f32n16_f32m16_256x96x128_1x2_cooperative_s2_m8_serial_linear",
+    "sm90a_tf32k16_tf32mn16_f32_none_f32m16_64x192x32_4x1_pingpong_s5_m8_serial_linear",
+    "sm90a_f16k16_f16mn16_f32_f32m16_e4m3n16_192x112x64_1x1_cooperative_s4_m8_serial_linear",
+    "sm90a_bf16k16_bf16k16_f32_none_f32n4_128x128x64_1x1_cooperative_s6_m8_tree_linear",
     # Parts that CTAs of a cluster exchange: with as many accumulators as there may be.
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x128x64_1x1_cooperative_s3_m8_k2cluster_linear",
     "sm90a_s8k16_s8k16_s32_none_s32n16_128x256x64_1x1_cooperative_s4_m8_k4cluster_linear",
@@ -180,6 +186,10 @@ def test_member_compiles_to_wgmma_and_tma(name: str, compiler: Compiler, tmp_pat
             "sm90_e4m3any1_e4m3any1_f32_none_bf16any2_64x64x32_1x1_multistage_s4_m8_k1_linear",
             "d = silu(acc + bias[n])",
             marks=pytest.mark.heavy,
+        ),
+        (
+            "sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x80x64_1x2_cooperative_s4_m8_serial_linear",
+            "d = gelu(acc + bias[n]); amax = max(abs(d))",
         ),
         ("sm80_s8mn1_s8mn8_s32_none_bf16m16_64x128x128_1x1_multistage_s4_m4_k1_linear", "d = acc + bias[n]"),
     ],

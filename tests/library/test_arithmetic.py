@@ -51,6 +51,8 @@ def test_other_text_is_refused_with_examples(name: str) -> None:
         ("sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x128x64_1x1_pingpong_s8_m8_splitk_linear", 0, "k16/S@64"),
         ("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x64x64_1x1_cooperative_s8_m8_k4cluster_linear", 0, "k16/4@64"),
         ("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1stream_linear", 0, "k16/stream@64"),
+        ("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x192x64_2x1_cooperative_s4_m8_serial_linear", 4, "k16/4@64"),
+        ("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_1x1_cooperative_s6_m8_tree_linear", 4, "k16/4t@64"),
         ("sm90_bf16k2_bf16k2_f32_none_bf16n4_64x128x128_1x1_multistage_s3_m8_k1_linear", 1, "k16w2@128"),
         ("sm90_bf16k8_bf16k8_f32_none_bf16n4_16x16x128_1x1_multistage_s4_m8_k1_linear", 1, "k16w4@128"),
         ("sm90_bf16k8_bf16k8_f32_none_bf16any2_128x128x64_1x1_multistage_s4_m8_k1_linear", 1, "k16"),

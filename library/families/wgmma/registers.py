@@ -57,10 +57,19 @@ the epilogue."""
 PROMOTED_SHARED_LIMIT = {
     "cluster": {2: 160, 3: 96},
     "splitk": {2: 168, 3: 128},
+    "tree": {2: 168, 3: 128},
     "stream": {2: 136, 3: 112},
 }
 """The limit with two-level accumulation if CTAs share K, by decomposition. Block-scaled stream-K kernels with tile M
 128, clusters of at most two CTAs, K-major operands and an n-major 16-bit D use :data:`PROMOTED_LIMIT` instead."""
+SERIAL_LIMIT: Mapping[EpilogueKind, Mapping[int, int]] = {
+    "plain n": {2: 192, 3: 112},
+    "plain m": {2: 192, 3: 112},
+    "c": {2: 192, 3: 112},
+    "expression": {2: 160, 3: 96},
+    "many values": {2: 96, 3: 64},
+}
+"""The limit of serial split-K kernels. It includes the sums of a slice, which are dead in the epilogue."""
 SHALLOW_LIMIT = 176
 """The limit of cooperative kernels whose stages have rows of 64 bytes, so that more than five stages can fit."""
 MOST_MATRICES, MOST_COLUMNS, COLUMNS_OF_A_MATRIX, MANY_COLUMNS = 2, 12, 4, 10

@@ -97,7 +97,7 @@ class WgmmaPlan(KernelPlan):
     def decompositions(self) -> tuple[str, ...]:
         """The decompositions of K that the schedule supports."""
         stream = () if self.config.schedule == "pingpong" else ("stream",)
-        return ("tiles", "splitk", *stream, "cluster")
+        return ("tiles", "splitk", *stream, "cluster", "serial", "tree")
 
     # Operands.
 
@@ -198,10 +198,12 @@ class WgmmaPlan(KernelPlan):
 
     @part
     def accumulator_registers(self) -> int:
-        """32-bit accumulator registers of a consumer thread; with two-level accumulation those of both levels."""
+        """32-bit accumulator registers of a consumer thread; with two-level accumulation those of both levels, with
+        serial split-K those of a slice and of all slices."""
         n, bits = self.config.tile.n, DTYPES[self.config.accumulator].bits
         waiting = SUBTILE_M * n // self.atom_parts if self.config.promote else 0
-        return (self.warpgroup_m * n + waiting) * bits // (32 * WARPGROUP)
+        sets = 2 if decomposition_of(self.config).is_serial else 1
+        return (self.warpgroup_m * n * sets + waiting) * bits // (32 * WARPGROUP)
 
     @member
     def atom_parts(self) -> int:
@@ -250,6 +252,8 @@ class WgmmaPlan(KernelPlan):
         if config.promote and config.epilogue == LINEAR:
             shared = registers.PROMOTED_SHARED_LIMIT.get(decomposition, registers.PROMOTED_LIMIT)
             return (registers.PROMOTED_LIMIT if plain and self._has_room_for_shares else shared)[consumers]
+        if decomposition_of(config).is_serial:
+            return registers.SERIAL_LIMIT[epilogue].get(consumers, 0)
         limits = [registers.ACCUMULATOR_LIMIT[epilogue][consumers]]
         if narrow:
             limits.append(registers.NARROW_D_LIMIT.get((consumers, config.d.major), limits[0]))

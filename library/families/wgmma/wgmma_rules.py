@@ -11,6 +11,7 @@ from gemmill.library.config.domains import one_of
 from gemmill.library.config.field import Value
 from gemmill.library.config.model import InputName, InputOperand, OutputOperand
 from gemmill.library.config.scales import BLOCK_SCALES
+from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.dtypes import FP8, INT8
 from gemmill.library.epilogues.parse import LINEAR, is_gated, staged_formats
 from gemmill.library.families.shared_rules import Accumulators, converted, multiplied
@@ -270,14 +271,20 @@ def reduction_alignment(plan: WgmmaPlan) -> str | None:
 
 @rule(
     "sums-of-parts",
-    ("scheduler.decomposition", "accumulator"),
+    ("scheduler.decomposition", "accumulator", "promote"),
     "gemmill: partial sums are added in f32 or s32",
     WgmmaPlan,
 )
 def sums(plan: WgmmaPlan) -> str | None:
-    """Stream-K and cluster split-K kernels must not accumulate in f16."""
+    """Stream-K and cluster split-K kernels must not accumulate in f16; serial split-K kernels must accumulate in f32,
+    without two-level accumulation."""
     config = plan.config
     decomposition = config.scheduler.decomposition
+    if decomposition_of(config).is_serial:
+        if config.promote:
+            return f"promote is {config.promote}; {decomposition} kernels add slices of one level: promote must be 0"
+        if config.accumulator != "f32":
+            return f"accumulator is {config.accumulator}; {decomposition} kernels add slices of K in f32"
     if decomposition in ("stream", "cluster") and config.accumulator == "f16":
         return (
             f"accumulator is f16; {decomposition} kernels add partial sums in the accumulator, which must not be f16: "
@@ -293,7 +300,7 @@ def sums(plan: WgmmaPlan) -> str | None:
     WgmmaPlan,
 )
 def parts_batching(plan: WgmmaPlan) -> str | None:
-    """Split-K, stream-K and cluster split-K kernels support only strided batching."""
+    """Kernels with slices of K, and stream-K kernels, support only strided batching."""
     config = plan.config
     decomposition, batching = config.scheduler.decomposition, config.scheduler.batching
     if decomposition == "tiles" or batching == "strided":
@@ -303,14 +310,20 @@ def parts_batching(plan: WgmmaPlan) -> str | None:
 
 @rule(
     "mixed-parts",
-    ("scheduler.decomposition", "a.dtype", "b.dtype"),
-    "gemmill: upconverted fragments leave no registers to add partial sums",
+    ("scheduler.decomposition", "a.dtype", "b.dtype", "a.major"),
+    "gemmill: fragments of A leave no registers to add partial sums",
     WgmmaPlan,
 )
 def mixed_parts(plan: WgmmaPlan) -> str | None:
-    """Kernels with a narrow A support only the data-parallel (``tiles``) and split-K (``splitk``) decompositions."""
+    """Kernels with a narrow A support only the data-parallel (``tiles``) and split-K (``splitk``, ``tree``)
+    decompositions; serial split-K kernels also need a K-major A if it has 32 bits."""
     config = plan.config
     decomposition = config.scheduler.decomposition
+    if decomposition_of(config).is_serial and plan.multiplies_from_registers and not plan.is_mixed:
+        return (
+            f"A is {config.a.dtype} and mn-major, so MMAs read it from registers; {decomposition} kernels need a "
+            "K-major A: use splitk"
+        )
     if decomposition == "tiles" or plan.has_second_kernel or not plan.is_mixed:
         return None
     return (
@@ -607,6 +620,12 @@ def accumulator_registers(plan: WgmmaPlan) -> str | None:
     limit = plan.accumulator_limit
     if registers <= limit:
         return None
+    if decomposition_of(config).is_serial:
+        return (
+            f"a {plan.warpgroup_m}x{config.tile.n} accumulator of a slice of K and one of all slices take {registers} "
+            f"registers per thread; the limit for {plan.consumer_warpgroups} consumer warpgroups "
+            f"{EPILOGUE_WORDS[plan.epilogue_kind]} {config.d.dtype} D is {limit}"
+        )
     if config.promote:
         return (
             f"a {plan.warpgroup_m}x{config.tile.n} accumulator with two levels takes {registers} registers per thread; "

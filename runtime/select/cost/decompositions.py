@@ -33,6 +33,10 @@ _CLUSTER_NS = 700.0
 """Handing accumulators to another CTA of the cluster through shared memory. An estimate, like the next constant."""
 _CLUSTER_BYTES_PER_NS = 100.0
 """Rate at which a CTA sends them."""
+_SLICE_NS = 60.0
+"""Draining the MMAs of a slice in serial split-K. An estimate, like the next constant."""
+_SUMS_PER_NS = 220.0
+"""Rate at which a CTA adds the sums of a slice: 128 in each clock."""
 
 
 def _zeros(splits: Floats, tile: Floats) -> Floats:
@@ -80,11 +84,23 @@ def _cluster_ns(splits: Floats, tile: Floats) -> Floats:
     return np.where(splits > 1, _CLUSTER_NS + sent / _CLUSTER_BYTES_PER_NS, 0)
 
 
+def _serial_ns(splits: Floats, tile: Floats) -> Floats:
+    """Return the time in which a CTA waits for the sums of each slice of a tile and adds them."""
+    return splits * (_SLICE_NS + tile / _SUMS_PER_NS)
+
+
 _Added = Callable[["Floats", "Floats"], "Floats"]
 """Nanoseconds as a function of the splits of K and the elements of an output tile."""
 
 COSTS: Mapping[DecompositionName, _Added] = MappingProxyType(
-    {"tiles": _zeros, "splitk": _zeros, "stream": _zeros, "cluster": _cluster_ns}
+    {
+        "tiles": _zeros,
+        "splitk": _zeros,
+        "stream": _zeros,
+        "cluster": _cluster_ns,
+        "serial": _serial_ns,
+        "tree": _zeros,
+    }
 )
 """Time that each of :data:`~gemmill.library.decompositions.decomposition.DECOMPOSITIONS` adds at the end of each tile.
 :func:`second_kernel` covers a second kernel; stream-K takes parts of waves."""
@@ -95,9 +111,15 @@ def cluster_k(config: GemmConfig) -> int:
     return config.scheduler.splits if decomposition_of(config).is_shared_in_clusters else 1
 
 
-def tile_ns(configs: Sequence[GemmConfig]) -> Floats:
-    """Return the time added at the end of each tile, for each kernel."""
-    splits, tile = column(configs, cluster_k), column(configs, lambda c: c.tile.m * c.tile.n)
+def is_serial(configs: Sequence[GemmConfig]) -> Floats:
+    """Return whether one CTA sums the slices of K of a tile one after another, for each kernel."""
+    return column(configs, lambda c: decomposition_of(c).is_serial)
+
+
+def tile_ns(configs: Sequence[GemmConfig], slices: Floats) -> Floats:
+    """Return the time added at the end of each tile, for each kernel with ``slices`` slices."""
+    splits = np.where(is_serial(configs) > 0, slices, column(configs, cluster_k))
+    tile = column(configs, lambda c: c.tile.m * c.tile.n)
     added = np.zeros_like(tile)
     for name, cost in COSTS.items():
         index = np.flatnonzero([config.scheduler.decomposition == name for config in configs])

@@ -306,7 +306,7 @@ def in_words(table: FeatureTable, index: int, us: float, problem: GemmProblem, g
     elif slices > 1:
         clusters = f"with K split {slices} ways, {clusters}"
     typical = problem.typical()
-    tiles = int(work["clusters"][index] / slices) * config.cluster.m * config.cluster.n
+    tiles = int(work["clusters"][index] / table.columns["clusters"][index]) * config.cluster.m * config.cluster.n
     waves = int(work["waves"][index])
     useful = _utilisation(table, index, work, typical, gpu)
     rate = f"{problem.expected_flops / us / 1e6:.0f} TFLOP/s"

@@ -18,7 +18,7 @@ from gemmill.library.legality.aligns import least_aligns
 from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.arrays import column
-from gemmill.runtime.select.cost.decompositions import cluster_k, second_kernel, tile_ns
+from gemmill.runtime.select.cost.decompositions import cluster_k, is_serial, second_kernel, tile_ns
 from gemmill.runtime.select.cost.families import FAMILIES
 from gemmill.runtime.select.cost.families.wgmma import mma_cycles, transposed_operands
 from gemmill.runtime.select.cost.network import of_kernels
@@ -146,6 +146,8 @@ def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swa
     cluster_m, cluster_n = column(configs, lambda c: c.cluster.m), column(configs, lambda c: c.cluster.n)
     bytes_a, bytes_b = column(configs, lambda c: c.a.type.bits / 8), column(configs, lambda c: c.b.type.bits / 8)
     slices, along_k = np.array([kernel.slices for kernel in kernels], np.float64), column(configs, cluster_k)
+    added_ns = _TILE_NS + tile_ns(configs, slices)  # independent of what is stored
+    slices = np.where(is_serial(configs) > 0, 1, slices)  # units of work of a tile
     tile_k, raster_m = column(configs, lambda c: c.tile.k), column(configs, lambda c: c.scheduler.raster == "m") > 0
     family_configs = [(FAMILIES[config.family], config) for config in configs]
     ctas, tile = cluster_m * cluster_n * along_k, np.stack([tile_m, tile_n])
@@ -156,7 +158,6 @@ def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swa
     stream = np.flatnonzero([decomposition_of(config).has_shares for config in configs])
     second_ns, second_element_ns = second_kernel(configs, slices)
     storing_ns = storing * elements * column(configs, _stored_bytes) / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz)
-    added_ns = _TILE_NS + tile_ns(configs)  # independent of what is stored
     dram_gbps = gpu.dram_gbps * np.array([family.dram_share for family, _ in family_configs], np.float64)
     loaded_aligns = np.array([(c.a.align, c.b.align, c.c.align if c.c else 0) for c in configs], np.float64).T
     return {

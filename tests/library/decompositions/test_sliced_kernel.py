@@ -10,12 +10,16 @@ from gemmill.emitters.emit import emit
 from gemmill.library.config.names import is_former, kernel_name, parse_name, present_name
 from gemmill.library.decompositions.decomposition import MAX_SLICES
 from gemmill.library.decompositions.sliced_kernel import SLICES, SlicedKernel, check_slices, in_each_number
-from gemmill.library.decompositions.workspace_layout import in_slices
+from gemmill.library.decompositions.workspace_layout import in_slices, workspace_size
 from gemmill.library.errors import ConfigError, RenamedWarning
+from gemmill.library.legality.rules import broken
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.launch.launcher import grid_ctas
 
 NAME = "sm90a_bf16k16_bf16k16_f32_none_bf16n2_128x64x64_1x1_cooperative_s8_m8_{}_linear"
 SPLIT_K = NAME.format("splitk")
 STREAM_K = NAME.format("k1stream")
+SERIAL, TREE = NAME.format("serial"), NAME.format("tree")
 
 
 def test_numbers_are_close_enough_and_within_what_kernels_take() -> None:
@@ -24,14 +28,19 @@ def test_numbers_are_close_enough_and_within_what_kernels_take() -> None:
     assert all(more <= 1.5 * fewer for fewer, more in pairwise(SLICES))
     assert in_each_number(SPLIT_K, parse_name(SPLIT_K)) == [(SPLIT_K, slices) for slices in SLICES]
     assert in_each_number(STREAM_K, parse_name(STREAM_K)) == [(STREAM_K, 1)]
+    assert in_each_number(SERIAL, parse_name(SERIAL)) == [(SERIAL, slices) for slices in (2, 3, 4, 6, 8)]
+    assert in_each_number(TREE, parse_name(TREE)) == [(TREE, slices) for slices in (2, 4, 8)]
 
 
 def test_kernels_take_slices_as_they_are() -> None:
-    for name, slices in ((SPLIT_K, 1), (SPLIT_K, 37), (SPLIT_K, MAX_SLICES), (STREAM_K, 1)):
+    kernels = (SPLIT_K, 1), (SPLIT_K, 37), (SPLIT_K, MAX_SLICES), (STREAM_K, 1), (SERIAL, 1), (SERIAL, 8), (TREE, 8)
+    for name, slices in kernels:
         check_slices(parse_name(name), slices)
     for name, slices, says in (
         (SPLIT_K, 257, "slices is 257 for .*_splitk_linear; it must be from 1 to 256"),
         (SPLIT_K, 0, "slices is 0 for .*_splitk_linear; it must be from 1 to 256"),
+        (SERIAL, 9, "slices is 9 for .*_serial_linear; it must be from 1 to 8"),
+        (TREE, 3, "slices is 3 for .*_tree_linear; it must be 1, 2, 4 or 8"),
         (STREAM_K, 2, "slices is 2 for .*_k1stream_linear; omit slices, or use a split-K kernel"),
     ):
         with pytest.raises(ConfigError, match=says):
@@ -47,6 +56,23 @@ def test_slices_change_the_launch_facts_of_split_k_alone(slices: int) -> None:
     assert in_slices(launch, 1) == emit(parse_name(SPLIT_K)).launch
     other = emit(parse_name(STREAM_K.replace("n2_", "n16_"))).launch
     assert in_slices(other, slices) is other
+
+
+def test_the_launch_of_serial_split_k_sets_its_slices_without_a_workspace() -> None:
+    launch = in_slices(emit(parse_name(SERIAL.replace("n2_", "n16_"))).launch, 3)
+    assert launch.k_decomposition
+    assert (launch.k_decomposition.splits, launch.k_decomposition.reduction) == (3, None)
+    assert "splits" in launch.offsets
+    assert not launch.has_workspace
+    assert workspace_size(launch, GemmProblem(m=512, n=512, k=4096), 66) == (0, 0)
+    assert grid_ctas(launch, GemmProblem(m=512, n=512, k=4096), 132) == 4 * 8
+
+
+@pytest.mark.parametrize("word", ["serial", "tree"])
+def test_a_name_has_no_number_of_slices_that_the_launch_sets(word: str) -> None:
+    with pytest.raises(ConfigError, match=f"splits is 'k1{word}'"):
+        parse_name(NAME.format(f"k1{word}"))
+    assert "scheduler-splits" in [rule.id for rule, _ in broken(parse_name(NAME.format(f"k4{word}")))]
 
 
 @pytest.mark.parametrize(

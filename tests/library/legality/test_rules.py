@@ -196,7 +196,7 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         (
             {"schedule": "pingpong", "tile.n": 128, "scheduler.decomposition": "stream"},
             "decomposition",
-            "decomposition is stream; pingpong kernels support only tiles, splitk or cluster",
+            "decomposition is stream; pingpong kernels support only tiles, splitk, cluster, serial or tree",
             None,
         ),
         (
@@ -210,6 +210,18 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
             "parts-batching",
             "batching is grouped; splitk kernels support only strided batching",
             {"scheduler.batching": "strided"},
+        ),
+        (
+            {"scheduler.batching": "nested", "scheduler.decomposition": "serial", "tile.n": 192},
+            "parts-batching",
+            "batching is nested; serial kernels support only strided batching",
+            {"scheduler.batching": "strided"},
+        ),
+        (
+            {"scheduler.decomposition": "serial"},
+            "accumulator-registers",
+            "a 64x256 accumulator of a slice of K and one of all slices take 256 registers per thread; the limit",
+            {"tile.n": 192},
         ),
         (
             {"scheduler.decomposition": "cluster", "scheduler.splits": 6, "cluster.m": 1, "tile.n": 192, "stages": 2},
@@ -502,6 +514,25 @@ def test_sums_of_parts_are_not_rounded_to_f16() -> None:
         parts: dict[str, Value] = {"scheduler.decomposition": decomposition, "scheduler.splits": splits, "cluster.m": 1}
         (verdict,) = verdicts({**f16, **parts})
         assert verdict.rule == "sums-of-parts"
+
+
+def test_serial_kernels_add_slices_of_one_level_in_f32() -> None:
+    serial: dict[str, Value] = {"scheduler.decomposition": "serial", "tile.n": 192}
+    assert legal({**changed(LEGAL), **serial})
+    for fields, says in (
+        (changed(LEGAL, a_dtype="f16", b_dtype="f16", d_dtype="f16", accumulator="f16"), "accumulator is f16; serial"),
+        (changed(LEGAL, a_dtype="s8", b_dtype="s8", d_dtype="s8", accumulator="s32"), "accumulator is s32; serial"),
+        (
+            {**changed(LEGAL, a_dtype="e4m3", b_dtype="e4m3", promote=4), "tile.k": 128, "stages": 3},
+            "promote is 4; serial",
+        ),
+        ({**changed(LEGAL, a_dtype="s8"), "tile.k": 64}, "kernels need operands of equal width"),
+        (
+            {**changed(LEGAL, a_dtype="tf32", b_dtype="tf32", a_major="mn"), "tile.k": 32},
+            "serial kernels need a K-major A",
+        ),
+    ):
+        assert any(says in verdict.message for verdict in verdicts({**fields, **serial})), says
 
 
 def test_a_split_kernel_takes_c_and_d_of_any_alignment() -> None:

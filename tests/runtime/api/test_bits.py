@@ -176,6 +176,28 @@ def test_where_no_kernel_has_the_arithmetic_the_error_names_those_that_there_are
         alone.select(GemmProblem(64, 64, 64), None, parse_arithmetic("k16"))
 
 
+def test_kernels_for_the_order_of_sums_are_chosen_only_for_it() -> None:
+    words = "k1", "splitk", "serial", "tree"
+    tile = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x192x64_2x1_cooperative_s4_m8_{}_linear"
+    named = {word: tile.format(word) for word in words}
+    selector = Selector({name: parse_name(name) for name in named.values()}, H200)
+
+    def chosen(problem: GemmProblem, bits: str) -> tuple[str, int]:
+        kernel = selector.select(problem, arithmetic=required_arithmetic(bits, problem)).kernel
+        return next(word for word in words if named[word] == kernel.name), kernel.slices
+
+    few, many = GemmProblem(64, 256, 16384), GemmProblem(8192, 2048, 16384)
+    assert chosen(many, "any") == ("k1", 1)
+    assert chosen(many, "k16") == ("k1", 1)
+    assert chosen(few, "any")[0] == "splitk"
+    assert chosen(few, "k16/4@64") == ("splitk", 4)
+    assert chosen(many, "k16/4@64") == ("serial", 4)
+    assert chosen(few, "k16/8t@64") == chosen(many, "k16/8t@64") == ("tree", 8)
+    assert chosen(few, "k16/16@64") == ("splitk", 16)
+    with pytest.raises(UnsupportedProblemError, match="no kernel with arithmetic k16/16t@64"):
+        chosen(few, "k16/16t@64")
+
+
 def test_on_other_targets_invariant_is_the_arithmetic_of_that_target() -> None:
     problem = GemmProblem(64, 512, 512)
     assert str(required_arithmetic("invariant", problem, arch="sm80")) == "k16.sm80"

@@ -37,6 +37,11 @@ struct GemmParams {
   void const* groups;
 };
 
+/// Parameters of serial split-K kernels; `splits` is the number of slices of K in this launch.
+struct SerialParams : GemmParams {
+  int splits;
+};
+
 /// Parameters of kernels that sum slices of K through a workspace.
 struct PartialParams : GemmParams {
   /// Partial sums in the workspace. Split-K: one matrix with D's extents for each slice and matrix

@@ -16,10 +16,12 @@ struct NoReduction {
 /// Adds partial sums of all slices, applies the epilogue and stores D.
 ///
 /// Partial sums are matrices with D's majorness, one after the other: [slice][batch][strided][contiguous]. The
-/// contiguous extent is padded to whole vectors of four. One thread adds the slices of a vector. With more than 8, 16
-/// or 32 slices, two, four or eight threads share a vector. The order of summation depends only on the number of
-/// slices.
-template <class Config>
+/// contiguous extent is padded to whole vectors of four. One thread adds the slices of a vector, in order. With more
+/// than 8, 16 or 32 slices, two, four or eight threads share a vector. The order of summation depends only on the number
+/// of slices.
+///
+/// `Tree`: the slices, a power of two up to 8, are added in pairs, then the sums of pairs in pairs, and so on.
+template <class Config, bool Tree = false>
 struct Reduction {
   using D = typename Config::D;
   using Partial = typename Config::Partial;
@@ -54,6 +56,11 @@ struct Reduction {
     wait_for_prerequisites();
     Extents const extents(params);
     uint32_t const plane = extents.vectors * extents.strided * params.batch;
+    if constexpr (Tree) {
+      uint32_t const index = blockIdx.x * kThreads + threadIdx.x;
+      if (index < plane) store(params, tree(params, plane, index), extents, index);
+      return;
+    }
     int const splits = params.splits;
     int const groups = splits <= 8 ? 1 : splits <= 16 ? 2 : splits <= 32 ? 4 : 8;
     int const group_splits = (splits + groups - 1) / groups;
@@ -88,6 +95,23 @@ struct Reduction {
   }
 
  private:
+  /// The sum of vector `index` over a tree of slices.
+  template <class Params>
+  __device__ static Vector tree(Params const& params, uint32_t plane, uint32_t index) {
+    auto const* const source = reinterpret_cast<uint4 const*>(params.partials) + index;
+    uint4 bits[kLoadsInFlight] = {};
+#pragma unroll
+    for (int i = 0; i < kLoadsInFlight; ++i)
+      if (i < params.splits) bits[i] = __ldcg(source + int64_t(i) * plane);
+#pragma unroll
+    for (int distance = 1; distance < kLoadsInFlight; distance *= 2)
+#pragma unroll
+      for (int i = 0; i < kLoadsInFlight; i += 2 * distance)
+        if (i + distance < params.splits)
+          add(reinterpret_cast<Vector&>(bits[i]), reinterpret_cast<Vector const&>(bits[i + distance]));
+    return reinterpret_cast<Vector const&>(bits[0]);
+  }
+
   /// Applies the epilogue to a vector, four adjacent elements along D's contiguous extent, and stores those inside D.
   template <class Params>
   __device__ static void store(Params const& params, Vector const& sum, Extents const& extents, uint32_t index) {

@@ -87,6 +87,16 @@ struct Accumulators {
       for (auto& value : block) pin(value);
   }
 
+  /// Adds the sums of another slice of K, each with one rounding.
+  __device__ Accumulators& add(Accumulators const& more) {
+    static_assert(cute::is_same_v<typename Atom::Register, float>, "slices are added in f32");
+#pragma unroll
+    for (int block = 0; block < Blocks; ++block)
+#pragma unroll
+      for (int i = 0; i < Atom::kRegisters; ++i) values[block][i] += more.values[block][i];
+    return *this;
+  }
+
   /// Issues and commits the MMAs of one stage. `first` overwrites the accumulators instead of adding to them.
   __device__ void multiply(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, int stage, bool first) {
     fence();

@@ -9,9 +9,6 @@ namespace gemmill {
 /// All tiles of the first slice of K come first, then those of the second, and so on, so that adjacent tiles share
 /// operands. Slice p of matrix b is matrix `p * batch + b` of the partial sums, which take D's place. A second kernel
 /// adds them. The number of slices is a launch parameter.
-///
-/// If the number of slices does not divide the K tiles, the first slices have one K tile more. If there are fewer K
-/// tiles than slices, the last slices are empty.
 template <class Order, int TileK>
 struct SplitKScheduler : SchedulerTraits<> {
   using Params = SplitKParams;
@@ -25,8 +22,7 @@ struct SplitKScheduler : SchedulerTraits<> {
   int tiles;
   int total;
   int rank;
-  /// K tiles of a slice, and how many slices have one more.
-  int least, longer;
+  BalancedSlices slices;
 
   __device__ SplitKScheduler(Params const& params, int rank_)
       : order(params.m, params.n),
@@ -35,27 +31,22 @@ struct SplitKScheduler : SchedulerTraits<> {
         tiles(order.count() * params.batch),
         total(tiles * params.splits),
         rank(rank_),
-        least(k_extent / params.splits),
-        longer(k_extent - least * params.splits) {}
+        slices(k_extent, params.splits) {}
 
   __device__ static int first() { return blockIdx.x / Order::kClusterSize; }
   __device__ static int stride() { return gridDim.x / Order::kClusterSize; }
 
   __device__ int split_of(int index) const { return Order::quotient(index, tiles); }
 
-  __device__ int k_tiles(int index) const { return k_tiles_of(split_of(index)); }
+  __device__ int k_tiles(int index) const { return slices.k_tiles(split_of(index)); }
 
   __device__ Work work(int index) {
     int const split = split_of(index);
     int const tile = index - split * tiles;
     int const matrix = Order::quotient(tile, order.count());
     auto const [m, n] = order.origin(tile - matrix * order.count(), rank);
-    return {m, n, matrix, split * batch + matrix, split * least + min(split, longer), k_tiles_of(split)};
+    return {m, n, matrix, split * batch + matrix, slices.begin(split), slices.k_tiles(split)};
   }
-
- private:
-  /// K tiles of slice `split`.
-  __device__ int k_tiles_of(int split) const { return least + (split < longer); }
 };
 
 }  // namespace gemmill

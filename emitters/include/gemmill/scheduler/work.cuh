@@ -42,6 +42,20 @@ struct SharedWork : Work {
   int split, splits;
 };
 
+/// Slices of K whose number is a launch parameter. If it does not divide the K tiles, the first slices have one K tile
+/// more. If there are fewer K tiles than slices, the last slices are empty.
+struct BalancedSlices {
+  /// K tiles of a slice, and how many slices have one more.
+  int least, longer;
+
+  __device__ BalancedSlices(int k_extent, int slices) : least(k_extent / slices), longer(k_extent - least * slices) {}
+
+  /// The first K tile of a slice.
+  __device__ int begin(int slice) const { return slice * least + min(slice, longer); }
+  /// The number of its K tiles.
+  __device__ int k_tiles(int slice) const { return least + (slice < longer); }
+};
+
 /// How a kernel finds the matrices of a batch.
 enum class BatchMode {
   /// By their index in the batch.
@@ -58,7 +72,7 @@ enum class BatchMode {
 
 /// Constants of a scheduler, which schedulers derive from. They are enumerators because a static member would become
 /// data in every cubin.
-template <BatchMode Mode = BatchMode::Strided, bool SharesTiles = false, int ClusterSplits = 1>
+template <BatchMode Mode = BatchMode::Strided, bool SharesTiles = false, int ClusterSplits = 1, bool Serial = false>
 struct SchedulerTraits {
   enum : int {
     kMode = int(Mode),
@@ -72,6 +86,8 @@ struct SchedulerTraits {
     kIsNested = Mode == BatchMode::Nested,
     /// Whether several clusters sum slices of K of one tile through the workspace, and one of them stores it.
     kSharesTiles = SharesTiles,
+    /// Whether a CTA sums the slices of K of its tile one after another, and adds their sums.
+    kSerial = Serial,
   };
 };
 

@@ -22,32 +22,29 @@ struct WgmmaConsumer {
   using StagePipeline = typename Traits::StagePipeline;
   using Stages = typename Mainloop::Stages;
   using Sums = typename Traits::Sums;
+  using Total = typename Traits::Total;
   using SumsBarriers = typename Traits::SumsBarriers;
   using Unit = typename Traits::Unit;
 
   __device__ static void consume(Params const& params, Storage storage, Scheduler& scheduler, int consumer_warp) {
-    char* const shared = storage.base;
     StagePipeline& pipeline = storage.pipeline();
     TransposeBarriers& transposed = storage.transposed();
     int const warpgroup = consumer_warp / 4, lane = threadIdx.x % 32;
     wait_for_prerequisites();
     Epilogue epilogue = epilogue_of(params, storage, warpgroup);
-    // The origin of this warpgroup's part: its first row of a tile, and its first k of a stage.
     int const first_row = Traits::kPingpong || Traits::kSlices > 1 ? 0 : warpgroup * Traits::kWarpgroupM;
-    int const first_k = Traits::kSlices > 1 ? warpgroup * Traits::kSliceK : 0;
-    MatrixDescriptors<A> const a(shared + Storage::kOffsetA, A::offset(first_row, 0));
-    MatrixDescriptors<B> const b(shared + Storage::kOffsetB, B::offset(0, first_k));
-    Sums sums(shared + Storage::kOffsetSlices, storage.sums_barriers(), warpgroup);
+    int const first_k = Traits::kSlices > 1 ? warpgroup * Traits::kSliceK : 0;  // of a stage
+    MatrixDescriptors<A> const a(storage.base + Storage::kOffsetA, A::offset(first_row, 0));
+    MatrixDescriptors<B> const b(storage.base + Storage::kOffsetB, B::offset(0, first_k));
+    Sums sums(storage.base + Storage::kOffsetSlices, storage.sums_barriers(), warpgroup);
 
     Position at;
     uint32_t turn = warpgroup == 0;
     int index = scheduler.first(), stride = scheduler.stride();
-    if constexpr (Traits::kPingpong) {
-      at.advance(warpgroup * scheduler.k_tiles(index));
-      index += warpgroup * stride;
-      stride *= 2;
-    }
+    if constexpr (Traits::kPingpong)
+      at.advance(warpgroup * scheduler.k_tiles(index)), index += warpgroup * stride, stride *= 2;
     Accumulator accumulators;
+    [[maybe_unused]] Total total;
     auto const stages = [&] { return Stages{pipeline, transposed, at, {pipeline, lane, scheduler.rank}}; };
     auto const begin_next = [&](int next) {
       if constexpr (Traits::kOverlapsEpilogue)
@@ -56,31 +53,35 @@ struct WgmmaConsumer {
     begin_next(index);
     for (; index < scheduler.total; index += stride, turn ^= 1) {
       Unit const work = scheduler.work(index);
-      int const m = work.m + first_row;
-      int const n_d = column_of_d(work);
+      int const m = work.m + first_row, n_d = column_of_d(work);
       prefetch(epilogue, work, m, n_d, warpgroup);
-
       [[maybe_unused]] typename Mainloop::Release const release(pipeline, lane, scheduler.rank);
       if constexpr (Traits::kPingpong) storage.pingpong_order().wait(warpgroup, turn);
+      [[maybe_unused]] int k_tiles = work.k_tiles;
+      if constexpr (Traits::kSerial)
+        k_tiles = add_slices(total, accumulators, a, b, pipeline, transposed, at, release, scheduler, k_tiles);
       if constexpr (Config::kPromote) {
         accumulators.template multiply<Traits::kOverlapsEpilogue>(a, b, stages(), work.k_tiles,
-                                                        Mainloop::scales(shared, m - work.m, work.n));
+                                                        Mainloop::scales(storage.base, m - work.m, work.n));
         begin_next(index + stride);
       } else {
         if (work.k_tiles == 0) accumulators.clear();
         if constexpr (Traits::kRegistersA) {
-          auto const operand = Mainloop::operand(shared, first_row, first_k);
+          auto const operand = Mainloop::operand(storage.base, first_row, first_k);
           typename decltype(operand)::Fragment even, odd;
           Mainloop::alternate(even, odd, work.k_tiles, [&](auto& fragment, auto& before, bool first) {
             Mainloop::mma_step(accumulators, operand, fragment, before, b, pipeline, transposed, at, release, first);
           });
         } else
-          Mainloop::mma(accumulators, a, b, pipeline, transposed, at, release, work.k_tiles);
+          Mainloop::mma(accumulators, a, b, pipeline, transposed, at, release, k_tiles);
       }
       if constexpr (Traits::kPingpong) storage.pingpong_order().pass(warpgroup, lane);
-      if constexpr (!Config::kPromote) Mainloop::mma_tail(accumulators, release, at, work.k_tiles);
+      if constexpr (!Config::kPromote) Mainloop::mma_tail(accumulators, release, at, k_tiles);
       if constexpr (Traits::kPingpong) at.advance(scheduler.k_tiles(index + stride / 2));
-      finish(params, shared, scheduler, epilogue, sums, accumulators, work, m, n_d, warpgroup, index, stride);
+      if constexpr (Traits::kSerial)
+        finish(params, storage.base, scheduler, epilogue, sums, total.add(accumulators), work, m, n_d, warpgroup, index, stride);
+      else
+        finish(params, storage.base, scheduler, epilogue, sums, accumulators, work, m, n_d, warpgroup, index, stride);
     }
     if constexpr (Traits::kOverlapsEpilogue) accumulators.wait();
     epilogue.finish();
@@ -93,6 +94,23 @@ struct WgmmaConsumer {
   /// The place of C's matrix, for batches in which that is not its index.
   __device__ static int place_c(Work const&) { return 0; }
   __device__ static int place_c(NestedWork const& work) { return work.place_c; }
+
+  /// Serial split-K: multiplies all slices of K but the last that has K tiles, and adds their sums to 0, in order.
+  /// Returns the K tiles that are left. While one warpgroup adds, the tensor cores work for the other.
+  __device__ static int add_slices(Total& total, Accumulator& accumulators, MatrixDescriptors<A> const& a,
+                                   MatrixDescriptors<B> const& b, StagePipeline& pipeline, TransposeBarriers& transposed,
+                                   Position& at, typename Mainloop::Release const& release, Scheduler const& scheduler,
+                                   int k_tiles) {
+    int const last = max(min(scheduler.params.splits, k_tiles) - 1, 0);
+    total.clear();
+    for (int slice = 0; slice < last; ++slice) {
+      k_tiles = scheduler.slices.k_tiles(slice);
+      Mainloop::mma(accumulators, a, b, pipeline, transposed, at, release, k_tiles);
+      Mainloop::mma_tail(accumulators, release, at, k_tiles);
+      total.add(accumulators);
+    }
+    return scheduler.slices.k_tiles(last);
+  }
 
   /// Starts to load what the epilogue of a warpgroup reads.
   __device__ static void prefetch(Epilogue& epilogue, Unit const& work, int m, int n, int warpgroup) {

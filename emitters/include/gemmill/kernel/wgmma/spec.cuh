@@ -24,6 +24,12 @@ struct SplitKSpec {
   Fact offset_splits;
 };
 
+/// The same for a serial split-K kernel.
+struct SerialSpec {
+  KernelSpec kernel;
+  Fact facts[2];
+};
+
 /// The same for a kernel whose clusters split K among their CTAs.
 struct ClusterSpec {
   KernelSpec kernel;
@@ -125,6 +131,10 @@ struct WgmmaSpec {
   template <class Reduction>
   static constexpr SplitKSpec splitk_spec() {
     return {decomposition_spec<Reduction>(), fact("offset_splits", offsetof(Params, splits))};
+  }
+
+  static constexpr SerialSpec serial_spec() {
+    return {spec(), fact("splits", 1), fact("offset_splits", offsetof(Params, splits))};
   }
 
   static constexpr ClusterSpec cluster_spec() { return {spec(), fact("splits", Traits::kClusterSplits)}; }

@@ -18,6 +18,7 @@
 #include <gemmill/scheduler/groups.cuh>
 #include <gemmill/scheduler/nested.cuh>
 #include <gemmill/scheduler/persistent.cuh>
+#include <gemmill/scheduler/serial.cuh>
 #include <gemmill/scheduler/splitk.cuh>
 #include <gemmill/scheduler/stream.cuh>
 
@@ -92,6 +93,10 @@ struct WgmmaTraits {
       typename Config::Epilogue>;
   using Unit = decltype(cute::declval<Scheduler&>().work(0));
   static constexpr bool kSharesTiles = Scheduler::kSharesTiles;
+  /// Serial split-K: `Total` holds the sums of the slices that a warpgroup has multiplied.
+  enum : bool { kSerial = Scheduler::kSerial };
+  static_assert(!kSerial || !(Config::kPromote || kRegistersA), "slices of K have sums of one level, and no fragments");
+  using Total = cute::conditional_t<kSerial, Accumulator, None>;
   using Partials = PartialTiles<Accumulator, kClusterSize * kTileWarpgroups>;
   using Sums = ClusterSums<Accumulator, kClusterSplits>;
   using SumsBarriers = ClusterSumsBarriers<kClusterSplits>;
