@@ -18,7 +18,7 @@ from gemmill.runtime.jax.description import Array, Description, abstract_call, r
 from gemmill.runtime.jax.reference import expression, operands_in_full
 from gemmill.runtime.operands.call import GemmCall
 
-_KEPT = ("accumulator", "tf32", "deterministic", "quick", "objective")
+_KEPT = ("accumulator", "tf32", "deterministic", "bits", "batch_invariant", "quick", "objective")
 """Options that also apply to the products of a derivative."""
 
 Arrays = tuple[Any, ...]
@@ -172,7 +172,10 @@ class _Product(NamedTuple):
         if kind == "offsets" and b.ndim == 2:
             return _t(self._in_groups(self._multiplied(b, _t(g), ("a", "b") if b_is_turned else ("b",))))
         right = () if b_is_turned else ("b",)  # the layout of B's transpose
-        of_a = self._multiplied(g, _t(b), right, "a" in self.description.turned and not kind)
+        is_turned = "a" in self.description.turned and not kind
+        if {"bits", "batch_invariant"} & self.description.keywords.keys():  # the N of a transposed product is M here
+            is_turned = False
+        of_a = self._multiplied(g, _t(b), right, is_turned)
         return _summed(self.inside(of_a), self.a.shape)
 
     def gradient_of_b(self, g: Any) -> Any:

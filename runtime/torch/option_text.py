@@ -17,10 +17,8 @@ _ARGUMENTS = ("alpha", "beta", "out_dtype", "a_dtype", "b_dtype", "registry")
 NAMES = (*(name for name in Options._fields if name not in _ARGUMENTS), "explain")
 """Options that the text may contain: all except ``registry`` and those that are arguments of the operators."""
 
-_OF_ONE_PROBLEM = frozenset(
-    ("expected_rows", "kernel", "slices", "sm_count", "bits", "batch_invariant", "autotune", "explain")
-)
-"""Options that do not apply to the products of a gradient."""
+_OF_ONE_PROBLEM = frozenset(("expected_rows", "kernel", "slices", "sm_count", "autotune", "explain"))
+"""Options that do not apply to the products of a gradient. ``bits`` does: they get the class that it means for them."""
 
 
 def written(options: dict[str, Any]) -> str:

@@ -414,3 +414,24 @@ def test_a_quantised_weight_is_read_and_written() -> None:
         mine.weight.data += plain.weight
         wanted = 2 * operand.double() @ plain.weight.double().mT + plain.bias
         assert (mine(operand).double() - wanted).norm() < 0.05 * wanted.norm()
+
+
+def at_an_odd_address(a: Any) -> Any:
+    made = torch.empty(a.numel() + 1, dtype=a.dtype, device="cuda")[1:].view(a.shape)
+    return made.copy_(a)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32, torch.float64])
+def test_bits_do_not_depend_on_rows_layouts_and_addresses(dtype: Any) -> None:
+    """Also where PyTorch computes a call without ``bits``."""
+    a, b = rand(M, K, dtype=dtype), rand(K, N, dtype=dtype)
+    spread = rand(M, 2 * K, dtype=dtype)[:, ::2].copy_(a)
+    with gemmill.torch.enabled(bits="invariant"):
+        wanted = torch.mm(a, b)
+        for rows in (1, 5):
+            assert torch.equal(torch.mm(a[:rows], b), wanted[:rows])
+        for other in (at_an_odd_address(a), spread, a.mT.contiguous().mT):
+            assert torch.equal(torch.mm(other, b), wanted)
+            assert torch.equal(torch.mm(other, at_an_odd_address(b)), wanted)
+            assert torch.equal(torch.bmm(other.expand(3, M, K), b.expand(3, K, N))[1], wanted)
+    assert not gemmill.torch.stats().fallback

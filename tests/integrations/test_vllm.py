@@ -14,6 +14,8 @@ import yaml
 
 torch: Any = pytest.importorskip("torch")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 PLUGIN = Path(__file__).parents[2] / "integrations" / "vllm"
 RECORDED = yaml.safe_load(Path(__file__).with_name("vllm.yaml").read_text())["modules"]
 
@@ -218,5 +220,37 @@ def test_layers_that_are_not_quantised(vllm: Any) -> None:
     layer.weight = weight
     with pytest.raises(NotImplementedError):  # of what is recorded: on the CPU all goes to what was there
         vllm.layers.UnquantizedLinearMethod().apply(layer, x)
-    vars(sys.modules["vllm.envs"])["VLLM_BATCH_INVARIANT"] = True
-    assert not serves(x, weight)
+
+
+class OptionTexts(TorchDispatchMode):  # type: ignore[misc]
+    """Keeps the options of every call of an operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), keywords: Any = None) -> Any:
+        if function.namespace == "gemmill":
+            self.texts.append((keywords or {}).get("options", ""))
+        return function(*given, **(keywords or {}))
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+def test_products_in_the_batch_invariant_mode(vllm: Any, is_on: bool) -> None:
+    from gemmill_vllm.fp8 import GemmillFP8LinearKernel
+    from gemmill_vllm.unquantized import linear
+
+    vars(sys.modules["vllm.envs"])["VLLM_BATCH_INVARIANT"] = is_on
+    x, weight, bias = (torch.randn(*shape).bfloat16() for shape in ((3, 64), (16, 64), (16,)))
+    u4, fp8 = _u4(vllm, False), GemmillFP8LinearKernel.__new__(GemmillFP8LinearKernel)
+    layer = torch.nn.Module()
+    layer.q, layer.s = torch.zeros(32, 16, dtype=torch.uint8), torch.ones(2, 16).bfloat16()
+    u4._zeros = layer.s * 8
+    scales = dict.fromkeys(("As", "Bs"), torch.ones(1))
+    with OptionTexts() as kept:
+        linear(x, weight, None)
+        linear(x, weight, bias)
+        u4.apply_weights(layer, x)
+        e4m3 = x.to(torch.float8_e4m3fn), weight.to(torch.float8_e4m3fn).t()
+        fp8.apply_scaled_mm(A=e4m3[0], B=e4m3[1], out_dtype=torch.bfloat16, **scales, bias=None, output_shape=[3, 16])
+    assert kept.texts == ["bits='invariant'" if is_on else ""] * 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import numpy as np  # noqa: E402
 from tests.jax.cases import double, real, whole  # noqa: E402
 
 import gemmill.jax  # noqa: E402
+from gemmill.library.arithmetic import arithmetic_of  # noqa: E402
+from gemmill.library.config.names import parse_name  # noqa: E402
 
 jnp = jax.numpy
 P = jax.sharding.PartitionSpec
@@ -62,6 +65,36 @@ def test_a_batch_of_operands_of_an_expression(batched: str) -> None:
 
     for found, right in zip(*(jax.vmap(f, [*over.values()])(*given.values()) for f in (ours, wanted)), strict=True):
         np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-4)
+
+
+def arithmetics(function: Any, *shapes: tuple[int, ...]) -> set[str]:
+    """The arithmetic of every launch of a function of bf16 arrays."""
+    text = str(jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(shape, "bfloat16") for shape in shapes)))
+    launches = re.findall(r'"kernel","(\w+)"\],\["slices",(\d+)', text)
+    assert len(launches) == text.count("= gemmill_gemm[")
+    return {str(arithmetic_of(parse_name(name), int(slices))) for name, slices in launches}
+
+
+def test_bits_do_not_change_in_transforms() -> None:
+    """With a K so deep that the fastest kernel slices it."""
+    m, n, k = 16, 64, 16384
+    multiply = partial(gemmill.jax.matmul, bits="invariant")
+
+    def loss(a: Any, b: Any, **options: Any) -> Any:
+        return multiply(a, b, **options).astype("float32").sum()
+
+    assert arithmetics(gemmill.jax.matmul, (m, k), (k, n)) != {"k16"}
+    for rows in (1, m, 512):
+        assert arithmetics(multiply, (rows, k), (k, n)) == {"k16"}
+        for axes, shapes in (
+            ((0, None), ((3, rows, k), (k, n))),
+            ((None, 0), ((rows, k), (3, k, n))),
+            ((0, 0), ((3, rows, k), (3, k, n))),
+        ):
+            assert arithmetics(jax.jit(jax.vmap(multiply, axes)), *shapes) == {"k16"}
+    for major in ("k", "m"):
+        assert arithmetics(jax.grad(partial(loss, a_major=major), (0, 1)), (m, n), (n, k)) == {"k16"}
+    assert arithmetics(lambda a, b: jax.jvp(multiply, (a, b), (a, b)), (m, k), (k, n)) == {"k16"}
 
 
 def test_batches_of_batches_and_their_gradients() -> None:

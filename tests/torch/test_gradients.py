@@ -10,6 +10,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from tests.torch.cases import wide  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import gemmill.torch  # noqa: E402
 
@@ -45,6 +46,38 @@ def test_gradients_have_the_types_of_operands() -> None:
     operators.addmm(c, a, b, out_dtype=torch.float32).sum().backward()
     assert (c.grad.dtype, a.grad.dtype, b.grad.dtype) == (torch.float32, torch.bfloat16, torch.bfloat16)
     assert torch.equal(a.grad.float(), b.detach().float().sum(1).expand(5, 7))
+
+
+class OptionTexts(TorchDispatchMode):  # type: ignore[misc]
+    """Keeps the options of every call of an operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), keywords: Any = None) -> Any:
+        if function.namespace == "gemmill":
+            self.texts.append((keywords or {}).get("options", ""))
+        return function(*given, **(keywords or {}))
+
+
+BITS = "bits='invariant'"
+WITH_BITS: dict[str, Callable[..., Any]] = {
+    "mm": lambda a, b: operators.mm(a, b, options=BITS),
+    "addmm": lambda a, b: operators.addmm(b[0], a, b, options=BITS),
+    "bmm": lambda a, b: operators.bmm(a[None], b, options=BITS),
+    "scaled_mm": lambda a, b: operators.scaled_mm(a, b, a[:, :1], b[:1], options=BITS),
+    "grouped_mm": lambda a, b: operators.grouped_mm(a, b[None], torch.tensor([5], dtype=torch.int32), options=BITS),
+    "epilogue": lambda a, b: operators.epilogue("d = relu(acc)", a, b, [], [], options=BITS)[0],
+}
+
+
+@pytest.mark.parametrize("name", WITH_BITS)
+def test_products_of_gradients_have_the_bits_of_the_call(name: str) -> None:
+    with OptionTexts() as kept:
+        WITH_BITS[name](leaf(5, 7), leaf(7, 3)).sum().backward()
+    assert len(kept.texts) >= 3  # forward, and the gradients of A and B
+    assert {*kept.texts} == {BITS}
 
 
 ROWS, ALONG_K, COUNTS = (torch.tensor(x, dtype=torch.int32) for x in ([2, 2, 5], [3, 3, 7], [2, 5]))

@@ -10,8 +10,11 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from tests.torch.graphs import Graphs, assert_as_exact, listed  # noqa: E402
+from tests.torch.graphs import Graphs, assert_as_exact, called, listed  # noqa: E402
 from tests.torch.random_modules import random_module  # noqa: E402
+from torch._inductor import config  # noqa: E402
+
+from gemmill.runtime.torch.takeover.blocks import ENABLED  # noqa: E402
 
 functional = torch.nn.functional
 BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
@@ -241,6 +244,35 @@ def test_what_the_operators_do_not_serve_stays() -> None:
         torch.testing.assert_close(torch.compile(torch.mm, backend=graphs)(a, b), a @ b)
         torch.compiler.reset()
         assert graphs.calls == [[]]
+
+
+def block_with_bias(x: Any) -> Any:
+    return functional.gelu(linear(x)) @ V
+
+
+def test_products_have_the_bits_of_the_block() -> None:
+    """Forward and backward, and f32 that may not be rounded to tf32."""
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    for call, x in ((block_with_bias, X), (lambda x: x @ W.float(), X.float())):
+        graphs = Graphs()
+        with ENABLED.within("invariant"):
+            torch.compile(call, backend=graphs)(x.clone().requires_grad_()).sum().backward()
+        nodes = [node for graph in graphs.graphs for node in graph.nodes if called(node)]
+        assert not graphs.left()
+        assert {node.kwargs["options"] for node in nodes} == {"bits='invariant'"}
+        torch.compiler.reset()
+    for autotuner in ("max_autotune", "coordinate_descent_tuning"):
+        refused = pytest.raises(Exception, match="compile without them")
+        with ENABLED.within("invariant"), config.patch(autotuner, True), refused:
+            torch.compile(linear, backend=Graphs())(X)
+
+
+def test_nothing_is_fused_where_the_roundings_of_eager_mode_are_asked_for() -> None:
+    graphs = Graphs()
+    with config.patch(emulate_precision_casts=True):
+        found = torch.compile(block_with_bias, backend=graphs)(X)
+    assert graphs.calls == [["d = acc + x1[n]", "mm"]]
+    assert torch.equal(found, block_with_bias(X))
 
 
 def test_nothing_is_moved_over_what_writes() -> None:

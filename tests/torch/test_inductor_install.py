@@ -22,6 +22,7 @@ from torch._inductor.utils import run_and_get_code  # noqa: E402
 
 import gemmill  # noqa: E402
 from gemmill.runtime.torch.inductor.installation import GemmillPass, install, passes, remove  # noqa: E402
+from gemmill.runtime.torch.takeover.blocks import ENABLED  # noqa: E402
 
 functional = torch.nn.functional
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
@@ -92,6 +93,8 @@ def test_the_identity_says_what_graphs_depend_on() -> None:
     assert GemmillPass(Counting("one")).uuid() != GemmillPass(Counting("two")).uuid() != plain
     assert GemmillPass(Counting(None)).uuid() is None  # so nothing is cached
     assert GemmillPass([lambda graph: None]).uuid() is None
+    with ENABLED.within("invariant"):
+        assert GemmillPass(None).uuid() != plain
     off = GemmillPass(None)
     off.is_on = False
     assert off.uuid() != plain

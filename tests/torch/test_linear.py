@@ -13,7 +13,9 @@ from tests.torch.cases import wide  # noqa: E402
 
 import gemmill.torch  # noqa: E402
 from gemmill.library.errors import OperandError  # noqa: E402
+from gemmill.runtime.torch import calls  # noqa: E402
 from gemmill.runtime.torch.layers.weight_formats import FORMATS  # noqa: E402
+from gemmill.runtime.torch.takeover.blocks import ENABLED  # noqa: E402
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 ERRORS = {"bf16": 2**-7, "f16": 2**-9, "e4m3": 0.05, "u4": 0.12}
@@ -241,3 +243,17 @@ def test_names_that_are_none_are_refused() -> None:
         gemmill.torch.Linear(8, 8, activation="swish")
     with pytest.raises(OperandError, match="'head' in skip matches no module"):
         gemmill.torch.convert(Net(), skip=("head",))
+
+
+def test_layers_have_the_bits_of_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, kept = gemmill.torch.Linear.from_linear(linear(), "e4m3_rows"), []
+
+    def multiply(a: Any, b: Any, **keywords: Any) -> Any:
+        kept.append(keywords.get("bits", "any"))
+        return torch.zeros(a.shape[0], b.shape[1])
+
+    monkeypatch.setattr(calls, "matmul", multiply)
+    layer(rows(3, 256))
+    with ENABLED.within("invariant"):
+        layer(rows(3, 256))
+    assert kept == ["any", "invariant"]

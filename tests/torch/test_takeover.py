@@ -20,9 +20,11 @@ from tests.torch.cases import FP8, wide  # noqa: E402
 from tests.torch.references import references  # noqa: E402
 
 import gemmill.torch  # noqa: E402
+from gemmill.library.errors import OperandError, UnsupportedProblemError  # noqa: E402
 from gemmill.runtime.api import fast_path  # noqa: E402
 from gemmill.runtime.torch.takeover import overrides  # noqa: E402
 from gemmill.runtime.torch.takeover.aten import ROWS  # noqa: E402
+from gemmill.runtime.torch.takeover.blocks import ENABLED  # noqa: E402
 from gemmill.runtime.torch.takeover.overrides import Takeover  # noqa: E402
 
 aten = torch.ops.aten
@@ -34,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 def afresh() -> Iterator[None]:
     gemmill.torch.reset_stats()
     yield
-    assert not CPU.entries
+    assert not CPU.blocks.active
 
 
 def served() -> dict[str, int]:
@@ -198,6 +200,111 @@ def test_the_rest_is_left_to_pytorch(operator: str, reason: str, call: Callable[
             assert before or torch.equal(call(), wanted)
     assert reasons(operator) == {reason: 2 if before else 4}
     assert operator not in served()
+
+
+def forget_routes() -> None:
+    for override in CPU._overrides:
+        override._routes.clear()
+
+
+@pytest.fixture
+def prepared_bits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The ``bits`` of each call that is prepared."""
+    bits: list[str] = []
+
+    def prepare(call: Any, given: Any, names: list[str]) -> Any:
+        bits.append(call.values.get("bits", "any"))
+        compute, by = references(call, given, names)
+
+        def computed(tensors: Any) -> Any:
+            with CPU.blocks.within("any"):  # the reference itself makes products
+                return compute(tensors)
+
+        return computed, by
+
+    monkeypatch.setattr(CPU, "backend", prepare)
+    forget_routes()
+    yield bits
+    forget_routes()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_bits_go_to_every_product(name: str, prepared_bits: list[str]) -> None:
+    _, call = CALLS[name]
+    wanted = call()
+    with CPU.within("invariant"):
+        for _ in range(2):
+            assert torch.equal(call(), wanted)
+    assert {*prepared_bits} == {"invariant"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bits_hold_where_pytorch_would_be_faster(dtype: Any, prepared_bits: list[str]) -> None:
+    a, b, c = (x.to(dtype) for x in (A, B, C))
+    with CPU.within("cublas"):
+        assert torch.equal(torch.addmm(c, a, b), c + torch.mm(a, b))
+    assert prepared_bits == ["cublas", "cublas"]
+    assert served() == {"addmm": 1, "mm": 1}
+
+
+def test_the_block_that_was_entered_last_decides_about_bits(prepared_bits: list[str]) -> None:
+    wanted = torch.mm(A, B)
+    with CPU.within("invariant"):
+        with CPU.within(), CPU.within("any"), CPU.within():
+            torch.mm(A, B)
+        with pytest.raises(ZeroDivisionError), CPU.within("k16"):
+            raise ZeroDivisionError
+        with CPU.within():
+            for _ in range(2):
+                assert torch.equal(torch.mm(A, B), wanted)
+    with CPU.within():
+        torch.mm(A, B)
+    assert prepared_bits == ["any", "invariant"]  # the last call is like the first
+    assert CPU.blocks.bits == "any"
+
+
+@pytest.mark.parametrize(
+    ("says", "call"),
+    [
+        ("complex64 is not supported", lambda: torch.mm(A.to(torch.complex64), B.to(torch.complex64))),
+        ("int32 is not supported", lambda: torch.mm(A.int(), B.int())),
+        ("A and B have different dtypes", lambda: torch.mm(A, B.float())),
+        ("C is neither a matrix like D nor a vector", lambda: torch.addmm(C[:, :1], A, B)),
+        ("groups along N are not supported", lambda: torch._grouped_mm(X, wide(8, 16), offs=ends(8, 16))),
+        ("pass a matrix of one column", lambda: A @ B[:, 0]),
+        ("pass a matrix of one column", lambda: torch.dot(V, V)),
+        ("call torch.addmm, then the activation", lambda: torch._addmm_activation(V, A, B)),
+    ],
+)
+def test_what_would_fall_back_is_refused_where_bits_hold(says: str, call: Callable[[], Any]) -> None:
+    with CPU.within("invariant"):
+        with pytest.raises(UnsupportedProblemError, match=rf"with bits='invariant', .*{says}"):
+            call()
+        with CPU.within("any"):
+            complaint(call)
+    with CPU.within():
+        assert complaint(call) == complaint(call)
+
+
+@pytest.mark.parametrize(("a", "b"), [(A[:0], B), (A[:, :0], B[:0]), (A, A)])
+def test_what_sums_nothing_is_left_to_pytorch_where_bits_hold(a: Any, b: Any) -> None:
+    before = complaint(lambda: torch.mm(a, b))
+    with CPU.within("invariant"):
+        assert complaint(lambda: torch.mm(a, b)) == before
+        assert before or not torch.mm(a, b).any()
+
+
+def test_bits_that_are_none_are_refused() -> None:
+    with pytest.raises(OperandError, match="bits is 'same'"), gemmill.torch.enabled(bits="same"):
+        pass
+    assert not ENABLED.active
+
+
+def test_gradients_have_the_bits_of_the_block(prepared_bits: list[str]) -> None:
+    model = torch.nn.Linear(8, 16).bfloat16()
+    with CPU.within("invariant"):
+        model(wide(3, 5, 8).requires_grad_()).sum().backward()
+    assert prepared_bits == ["invariant"] * 3  # forward, and the gradients of the input and the weight
 
 
 def test_float32_follows_the_precision_that_the_program_sets() -> None:

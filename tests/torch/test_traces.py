@@ -64,7 +64,7 @@ class Asked(TorchDispatchMode):  # type: ignore[misc]  # PyTorch is not installe
         if row := ROWS.get(name):
             names = [argument.name for argument in function._schema.arguments]
             given = dict(zip(names, args, strict=False)) | (kwargs or {})
-            call = row.read(row, given)
+            call = row.read(row, given, "any")
             out = given[call.out] if call.out else torch.empty_strided(call.shape, call.strides, dtype=call.dtype)
             tensors = {key: _view(x) for key, x in {**operands_of(call, given), "out": out}.items()}
             self.problems.append(read_call({**call.values, **tensors}).problem)

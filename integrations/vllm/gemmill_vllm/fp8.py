@@ -8,6 +8,7 @@ import torch
 from vllm.model_executor.kernels.linear import FP8ScaledMMLinearKernel, FP8ScaledMMLinearLayerConfig
 
 import gemmill.torch  # noqa: F401 - registers the operators
+from gemmill_vllm.batch_invariance import options
 
 _GROUPS = ((-1, -1), (1, -1), (-1, 1))
 """Supported groups of a scale: the whole tensor, a row, a column."""
@@ -49,6 +50,6 @@ class GemmillFP8LinearKernel(FP8ScaledMMLinearKernel):  # type: ignore[misc]
         a_scale, b_scale = (
             x.view(1) if x.numel() == 1 else x.view(shape) for x, shape in ((As, (-1, 1)), (Bs, (1, -1)))
         )
-        d: Any = torch.ops.gemmill.scaled_mm(A, B, a_scale, b_scale, bias, out_dtype=out_dtype)
+        d: Any = torch.ops.gemmill.scaled_mm(A, B, a_scale, b_scale, bias, out_dtype=out_dtype, options=options())
         output: torch.Tensor = d.view(*output_shape)
         return output

@@ -10,6 +10,7 @@ from vllm.model_executor.kernels.linear import MPLinearKernel, MPLinearLayerConf
 from vllm.model_executor.parameter import permute_param_layout_
 
 import gemmill.torch  # noqa: F401 - registers the operators
+from gemmill_vllm.batch_invariance import options
 
 ZEROS: Mapping[str, int | None] = {"uint4b8": 8, "uint4": None}
 """For each of vLLM's types, the constant to subtract from the unsigned values; None if there are zero points."""
@@ -75,8 +76,7 @@ class GemmillU4LinearKernel(MPLinearKernel):  # type: ignore[misc]
         """Compute ``x @ ((q - zero) * scale) + bias`` (..., N) of (..., K) and (K, N)."""
         w_q, w_s, w_zp, _ = self._get_weight_params(layer)
         zeros = w_zp if self.config.zero_points else self._zeros
-        d = torch.ops.gemmill.mixed_mm(
-            x.reshape(-1, x.shape[-1]), w_q, None, w_s, None, zeros, bias, out_dtype=x.dtype, b_dtype="u4"
-        )
+        rows, keywords = x.reshape(-1, x.shape[-1]), {"out_dtype": x.dtype, "b_dtype": "u4", "options": options()}
+        d = torch.ops.gemmill.mixed_mm(rows, w_q, None, w_s, None, zeros, bias, **keywords)
         output: torch.Tensor = d.view(*x.shape[:-1], d.shape[-1])
         return output

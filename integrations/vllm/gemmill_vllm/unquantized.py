@@ -6,24 +6,27 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import vllm.envs as envs
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
 import gemmill.torch  # noqa: F401 - registers the operators
+from gemmill_vllm.batch_invariance import options
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Compute ``x @ weight.T + bias`` (..., N) of (..., K) and (N, K)."""
     rows = x.reshape(-1, x.shape[-1])
-    operators = torch.ops.gemmill
-    d = operators.mm(rows, weight.t()) if bias is None else operators.addmm(bias, rows, weight.t())
+    operators, text = torch.ops.gemmill, options()
+    if bias is None:
+        d = operators.mm(rows, weight.t(), options=text)
+    else:
+        d = operators.addmm(bias, rows, weight.t(), options=text)
     output: torch.Tensor = d.view(*x.shape[:-1], weight.shape[0])
     return output
 
 
 def serves(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether both have the same 16-bit dtype, and vLLM's batch-invariant mode is off."""
-    return x.dtype in (torch.bfloat16, torch.float16) and weight.dtype == x.dtype and not envs.VLLM_BATCH_INVARIANT
+    """Whether both have the same 16-bit dtype."""
+    return x.dtype in (torch.bfloat16, torch.float16) and weight.dtype == x.dtype
 
 
 def replace() -> None:

@@ -17,6 +17,7 @@ from gemmill.library import epilogues
 from gemmill.library.version import __version__
 from gemmill.runtime.torch.inductor import lowering as lowering  # registers operators and their lowerings
 from gemmill.runtime.torch.inductor.replacement import replace_products
+from gemmill.runtime.torch.takeover.blocks import ENABLED
 
 _Base: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", custom_graph_pass.CustomGraphPass)
 """Newer versions of this class also pass ``is_inference``, which an earlier pass may need."""
@@ -40,11 +41,12 @@ class GemmillPass(_Base):  # type: ignore[misc]
             takes_mode = _Base is not custom_graph_pass.CustomGraphPass and isinstance(graph_pass, _Base)
             graph_pass(graph, is_inference) if takes_mode else graph_pass(graph)
         if self.is_on:
-            replace_products(graph)
+            replace_products(graph, ENABLED.bits)
 
     def uuid(self) -> Any:
         """The key for Inductor's caches: gemmill's version, a digest of the source that affects graphs, whether the CPU
-        is supported, and the keys of earlier passes. None if an earlier pass has none; Inductor then caches nothing."""
+        is supported, the ``bits`` that hold, and the keys of earlier passes. None if an earlier pass has none; Inductor
+        then caches nothing."""
         before = []
         for graph_pass in self._passes_before():
             identity = graph_pass.uuid() if isinstance(graph_pass, custom_graph_pass.CustomGraphPass) else None
@@ -52,7 +54,7 @@ class GemmillPass(_Base):  # type: ignore[misc]
                 return None
             before.append(identity)
         on_cpu = torch._C._dispatch_has_kernel_for_dispatch_key("gemmill::mm", "CPU")
-        return ("gemmill", __version__, _source(), on_cpu, self.is_on, *before)
+        return ("gemmill", __version__, _source(), on_cpu, self.is_on, ENABLED.bits, *before)
 
     def _passes_before(self) -> list[Any]:
         if self.before is None:

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import torch
 
 from gemmill.library.arch import serving
+from gemmill.library.bits import ANY
 from gemmill.library.dtypes import FP8
 from gemmill.runtime.operands.matrices import SCALE_BLOCK
 from gemmill.runtime.torch.inductor.shapes import equal, is_empty, place, same
-from gemmill.runtime.torch.option_text import written
+from gemmill.runtime.torch.option_text import read, written
 from gemmill.runtime.torch.outputs import torch_dtype
 from gemmill.runtime.torch.takeover.aten import ROWS, Row, overload
 
@@ -53,6 +54,11 @@ class Product(NamedTuple):
         return bool(self.node.target is aten.mm.default)
 
     @property
+    def has_promised_bits(self) -> bool:
+        """Whether ``bits`` decides the order of its sums."""
+        return "bits" in read(self.options)
+
+    @property
     def takes_expressions(self) -> bool:
         """Whether an epilogue can be fused: not with f64 sums, groups that each have their own D, or block scales,
         which belong to the main loop."""
@@ -82,8 +88,9 @@ _WIDE = (torch.bfloat16, torch.float16)
 NARROW = tuple(torch_dtype(name) for name in FP8)
 
 
-def product(node: Any) -> Product | None:
-    """The product that a node computes, or None if the operators do not support it."""
+def product(node: Any, bits: str = ANY) -> Product | None:
+    """The product that a node computes, or None if the operators do not support it. ``bits`` becomes one of its
+    options."""
     operator, row = _ROWS.get(node.target, ("", None)) if node.op == "call_function" else ("", None)
     if row is None:
         return None
@@ -106,20 +113,26 @@ def product(node: Any) -> Product | None:
         float(alpha),
         float(beta),
         {name: arguments[argument] for argument, name in _NAMED.items() if arguments.get(argument) is not None},
-        _options(a.meta["val"].dtype, arguments),
+        _options(a.meta["val"].dtype, arguments, bits),
     )
     return candidate if arguments.get("scale_result") is None and _is_served(candidate) else None
 
 
-def _options(dtype: torch.dtype, arguments: Mapping[str, Any]) -> str:
-    options: dict[str, bool] = {}
-    if dtype == torch.float32:
+def _options(dtype: torch.dtype, arguments: Mapping[str, Any], bits: str) -> str:
+    options: dict[str, bool | str] = {}
+    if dtype == torch.float32 and _tf32_is_allowed():
         options["tf32"] = True
     if "use_fast_accum" in arguments:
         options["fast_accumulation"] = arguments["use_fast_accum"]
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True
+    if bits != ANY:
+        options["bits"] = bits
     return written(options)
+
+
+def _tf32_is_allowed() -> bool:
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def _is_served(product: Product) -> bool:
@@ -134,8 +147,9 @@ def _is_served(product: Product) -> bool:
         return False
     if product.operator == "grouped_mm":
         return a.dtype in _WIDE and a.dim() == 2 and "offsets" in product.named and product.c is None
-    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
-    return a.dtype in (*_WIDE, torch.float64) or (a.dtype == torch.float32 and tf32)
+    if a.dtype == torch.float32:  # PyTorch is faster without tf32, but does not promise the bits of its sums
+        return _tf32_is_allowed() or product.has_promised_bits
+    return a.dtype in (*_WIDE, torch.float64)
 
 
 def _is_term(c: Any, product: Product) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch._inductor import config
 
 from gemmill.runtime.torch.inductor.pointwise import CONVERSION, VIEWS, is_passed_on, is_readable
 from gemmill.runtime.torch.inductor.products import NARROW, Product
@@ -33,8 +34,9 @@ class Region(NamedTuple):
 
 def regions(product: Product, order: Mapping[Any, int]) -> Iterator[Region]:
     """Yield the regions after a product, the longest first. ``order`` has the position of each node in the part of the
-    graph around the product in which nothing is mutated."""
-    if not product.takes_expressions:
+    graph around the product in which nothing is mutated. There are none under ``emulate_precision_casts``, which asks
+    for the roundings of eager mode between operations."""
+    if not product.takes_expressions or config.emulate_precision_casts:
         return
     reached = _reached(product, order)
     for end in reversed(reached):

@@ -8,7 +8,10 @@ from operator import getitem as _getitem
 from typing import Any
 
 import torch
+from torch._inductor import config
 
+from gemmill.library.bits import ANY
+from gemmill.library.errors import OperandError
 from gemmill.runtime.torch.inductor.choices import TIMED, is_to_be_timed
 from gemmill.runtime.torch.inductor.expressions import Folded, Read, folded, linear, with_vector
 from gemmill.runtime.torch.inductor.pointwise import VIEWS
@@ -23,12 +26,20 @@ _ADDING = {"mm": "addmm", "bmm": "baddbmm"}
 _ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "seq_nr")
 
 
-def replace_products(graph: torch.fx.Graph) -> None:
+def replace_products(graph: torch.fx.Graph, bits: str = ANY) -> None:
     """Replace products by operators, the last first, so that nodes between two products are fused into the later
-    one."""
+    one.
+
+    Raises OperandError if ``bits`` must hold and Inductor's autotuner is on.
+    """
+    if bits != ANY and (config.max_autotune or config.max_autotune_gemm or config.coordinate_descent_tuning):
+        raise OperandError(
+            f"bits={bits!r} must hold, but max_autotune or coordinate_descent_tuning is on, with which Inductor may "
+            "compute products by Triton: compile without them"
+        )
     parts = _parts(graph)
     for node in reversed([*graph.nodes]):
-        candidate = product(node)
+        candidate = product(node, bits)
         if candidate is not None:
             _replace(graph, candidate, next(part for part in parts if node in part))
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from gemmill.library.bits import ANY
 from gemmill.library.errors import OperandError
 from gemmill.library.wording import one_of, suggest
 from gemmill.runtime.torch.layers.weight_formats import FORMATS, Format, Stored
 from gemmill.runtime.torch.layers.wide_weight import WideWeight
+from gemmill.runtime.torch.takeover.blocks import ENABLED
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "sigmoid", "silu", "tanh")
 """The activations of a layer, which the kernel applies in its epilogue."""
@@ -147,6 +149,8 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
             keywords["epilogue"] = self._expression
             if self.bias is not None:
                 keywords["bias"] = self.bias
+        if ENABLED.bits != ANY:
+            keywords["bits"] = ENABLED.bits
         d = calls.matmul(a, b, out_dtype=x.dtype, **keywords)
         return d.reshape(*x.shape[:-1], self.out_features)
 

@@ -7,10 +7,12 @@ valid for all calls with the same signature; each call looks up its own tensors 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
+from gemmill.library.bits import ANY
 from gemmill.library.dtypes import FP8
 from gemmill.runtime.operands.matrices import SCALE_BLOCK
 from gemmill.runtime.torch.outputs import torch_dtype
@@ -29,11 +31,13 @@ Arguments = Mapping[str, Any]
 class Unserved(Exception):
     """This call falls back to PyTorch. With ``always``, so do all later calls with the same signature."""
 
-    def __init__(self, reason: str, always: bool = True) -> None:
+    def __init__(self, reason: str, always: bool = True, sums: bool = True) -> None:
         super().__init__(reason)
         self.reason = reason
         """A few words; ``stats()`` counts fallbacks by this text."""
         self.always = always
+        self.sums = sums
+        """Whether PyTorch sums products in this call. It does not if an operand is empty, or if it raises an error."""
 
 
 class Call(NamedTuple):
@@ -60,8 +64,8 @@ class Row(NamedTuple):
 
     a: str
     b: str
-    read: Callable[[Row, Arguments], Call]
-    """Translates a call, or raises :class:`Unserved`."""
+    read: Callable[[Row, Arguments, str], Call]
+    """Translates a call, given the ``bits`` that hold, or raises :class:`Unserved`."""
     c: str = ""
     out: str = ""
     rank: int = 2
@@ -86,10 +90,10 @@ def flops(row: Row, arguments: Arguments) -> int:
     return int(2 * a.numel() * b.shape[-1])
 
 
-def _dense(row: Row, arguments: Arguments) -> Call:
+def _dense(row: Row, arguments: Arguments, bits: str) -> Call:
     """Translate ``mm``, ``addmm``, ``bmm`` and ``baddbmm``, in all their overloads."""
     a, b, out = arguments[row.a], arguments[row.b], arguments.get(row.out)
-    values = _of_dtype(a, b)
+    values = _of_dtype(a, b, bits)
     shape = _d_shape(a, b, row.rank)
     dtype = arguments.get("out_dtype", a.dtype)
     if out is not None and (out.dtype is not dtype or out.shape != shape):
@@ -114,7 +118,7 @@ def _with_c(row: Row, arguments: Arguments, call: Call) -> Call:
     raise Unserved("C is neither a matrix like D nor a vector along N")
 
 
-def _scaled(row: Row, arguments: Arguments) -> Call:
+def _scaled(row: Row, arguments: Arguments, bits: str) -> Call:
     """Translate ``_scaled_mm`` of e4m3 and e5m2. Scales are one value each, one for each row and column, or one for
     each block of 1 x 128 of A and 128 x 128 of B."""
     a, b, out, bias = arguments[row.a], arguments[row.b], arguments.get(row.out), arguments.get("bias")
@@ -133,27 +137,27 @@ def _scaled(row: Row, arguments: Arguments) -> Call:
     one_each = of_a.numel() == of_b.numel() == 1
     if not (one_each or (tuple(of_a.shape), tuple(of_b.shape)) in forms) or {of_a.dtype, of_b.dtype} != {torch.float32}:
         raise Unserved("shape or dtype of the scales is not supported")
-    values: dict[str, Any] = {"fast_accumulation": bool(arguments.get("use_fast_accum", False))}
+    values: dict[str, Any] = {"fast_accumulation": bool(arguments.get("use_fast_accum", False)), **_promised(bits)}
     tensors = {"a": row.a, "b": row.b, "a_scale": "scale_a", "b_scale": "scale_b"}
     if bias is not None:
         tensors["bias"], values["epilogue"] = "bias", "d = acc + bias[n]"
     return Call(tensors, values, shape, dtype, _packed(shape), row.out or None)
 
 
-def _grouped(row: Row, arguments: Arguments) -> Call:
+def _grouped(row: Row, arguments: Arguments, bits: str) -> Call:
     """Translate ``_grouped_mm``: groups of rows, groups along K, or a batch."""
     a, b, offsets = arguments[row.a], arguments[row.b], arguments.get("offs")
     dtype = arguments.get("out_dtype") or a.dtype
-    values = _of_dtype(a, b)
+    values = _of_dtype(a, b, bits)
     if arguments.get("bias") is not None:
         raise Unserved("a bias of a grouped product is not supported")
     ranks = a.dim(), b.dim()
     if not {*ranks} <= {2, 3} or a.shape[-1] != b.shape[-2] or (offsets is None) != (ranks == (3, 3)):
-        raise Unserved("shapes do not match")
+        raise _mismatch()
     if offsets is not None and offsets.dim() != 1:
-        raise Unserved("shapes do not match")
+        raise _mismatch()
     if 0 in (*a.shape, *b.shape):
-        raise Unserved("an operand is empty")
+        raise _empty()
     if ranks == (3, 2):  # the transpose is groups of rows with a column-major D, which no kernel writes
         raise Unserved("groups along N are not supported")
     shape: tuple[int, ...] = (a.shape[-2], b.shape[-1])
@@ -170,23 +174,39 @@ def _grouped(row: Row, arguments: Arguments) -> Call:
     return call._replace(tensors={**call.tensors, "offsets": "offs"}, grouped=True)
 
 
-def _of_dtype(a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
-    """The options that the operands' dtype requires; raises :class:`Unserved` for unsupported dtypes."""
+def _of_dtype(a: torch.Tensor, b: torch.Tensor, bits: str) -> dict[str, Any]:
+    """The options that the operands' dtype and ``bits`` require; raises :class:`Unserved` for unsupported dtypes.
+
+    PyTorch computes float32 and float64 faster, but does not promise the bits of its sums.
+    """
     if a.dtype is not b.dtype:
         raise Unserved("A and B have different dtypes")
+    promised = _promised(bits)
     if a.dtype is torch.float32 and tf32_is_allowed():
-        return {"tf32": True}
-    if a.dtype not in (torch.bfloat16, torch.float16):
-        raise Unserved("float32 without tf32" if a.dtype is torch.float32 else f"{_name(a)} is not supported")
-    return {}
+        return {"tf32": True, **promised}
+    if a.dtype in (torch.bfloat16, torch.float16) or (promised and a.dtype in (torch.float32, torch.float64)):
+        return promised
+    raise Unserved("float32 without tf32" if a.dtype is torch.float32 else f"{_name(a)} is not supported")
+
+
+def _promised(bits: str) -> dict[str, Any]:
+    return {} if bits == ANY else {"bits": bits}
 
 
 def _d_shape(a: torch.Tensor, b: torch.Tensor, rank: int) -> tuple[int, ...]:
     if {a.dim(), b.dim()} != {rank} or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
-        raise Unserved("shapes do not match")  # PyTorch raises its own error
+        raise _mismatch()
     if 0 in (*a.shape, *b.shape):
-        raise Unserved("an operand is empty")
+        raise _empty()
     return (*a.shape[:-1], b.shape[-1])
+
+
+def _mismatch() -> Unserved:
+    return Unserved("shapes do not match", sums=False)  # PyTorch raises its own error
+
+
+def _empty() -> Unserved:
+    return Unserved("an operand is empty", sums=False)
 
 
 def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -227,3 +247,17 @@ ROWS: Mapping[str, Row] = {
     "_grouped_mm": Row("self", "mat2", _grouped, "bias"),
 }
 """By operator. PyTorch computes ``linear``, ``matmul`` and all their gradients with these operators."""
+
+_ADVICE_FOR_VECTORS = "it multiplies a vector: pass a matrix of one column, x[:, None]"
+_ADVICE_FOR_VERSIONS = "gemmill computes torch._scaled_mm and torch._grouped_mm"
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("addmv", "addmv.out", "addmv_", "dot", "vdot"), _ADVICE_FOR_VECTORS),
+        **dict.fromkeys(("_addmm_activation", "_addmm_activation.out"), "call torch.addmm, then the activation"),
+        **dict.fromkeys(
+            ("_scaled_grouped_mm", "_scaled_mm_v2", "_scaled_mm_v2.out", "_scaled_grouped_mm_v2"), _ADVICE_FOR_VERSIONS
+        ),
+    }
+)
+"""Products that PyTorch always computes, and what to do where ``bits`` must hold. PyTorch computes ``mv`` by
+``addmv``."""

@@ -17,6 +17,7 @@ from gemmill.runtime.api.read import Declaration
 from gemmill.runtime.api.streams import allocator, torch_stream
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.gemm import Addresses
+from gemmill.runtime.torch.launches import AT_KERNEL
 from gemmill.runtime.torch.takeover.aten import Arguments, Call, Unserved
 
 Compute = Callable[[tuple[Any, ...]], Any]
@@ -32,13 +33,18 @@ _address = torch.Tensor.data_ptr
 
 def kernels(call: Call, arguments: Arguments, names: list[str]) -> tuple[Compute, str]:
     """Select, compile and load a kernel now; later calls only allocate D and launch. Raises :class:`Unserved`."""
+    like, is_promised = arguments[names[0]], "bits" in call.values
+    unaligned = _by_matmul(call, like, names) if is_promised else _refuse_unaligned
     if any(arguments[name].data_ptr() % _TMA_ALIGN for name in names):
+        if is_promised:
+            return unaligned, "any alignment"
         raise _unaligned()
-    gemm = gemm_call(call, arguments, arguments[call.out] if call.out else _empty(call, arguments[names[0]])())
-    if "any" in (gemm.problem.a_major, gemm.problem.b_major, gemm.problem.c_major, gemm.problem.d_major):
+    gemm = gemm_call(call, arguments, arguments[call.out] if call.out else _empty(call, like)())
+    majors = gemm.problem.a_major, gemm.problem.b_major, gemm.problem.c_major, gemm.problem.d_major
+    if "any" in majors and not is_promised:
         raise Unserved("a matrix is contiguous along neither extent")  # PyTorch copies it; gemmill's kernel is slower
     prepared = prepare(gemm)
-    compute = launching(call, arguments[names[0]], names, gemm.places, prepared.launcher.launch, torch_stream())
+    compute = launching(call, like, names, gemm.places, prepared.launcher.launch, torch_stream(), unaligned)
     return compute, "" if prepared.kernel is None else parse_name(plain_name(prepared.kernel.name)).family
 
 
@@ -49,6 +55,7 @@ def launching(
     places: tuple[str, ...],
     launch: Callable[[int, Addresses], None],
     stream: Callable[[int], int],
+    unaligned: Compute,
 ) -> Compute:
     """Make the function that allocates D, unless the caller passes one, and launches the kernel.
 
@@ -59,6 +66,7 @@ def launching(
         places: names of gemmill's operands, in the order of the addresses of a launch.
         launch: launches the kernel on a stream, with the addresses.
         stream: returns the handle of a device's current stream.
+        unaligned: computes calls with an address that the kernel does not support.
     """
     device, empty = like.get_device(), _empty(call, like)
     places_of = {name: names.index(argument) for name, argument in call.tensors.items()} | {"out": len(names)}
@@ -72,7 +80,7 @@ def launching(
         for pointer in pointers:
             bits |= pointer
         if bits % _TMA_ALIGN:
-            raise _unaligned()
+            return unaligned(tensors)
         launch(stream(device), in_order(pointers))
         return d
 
@@ -87,6 +95,23 @@ def gemm_call(call: Call, arguments: Arguments, out: torch.Tensor) -> GemmCall:
 
 def _unaligned() -> Unserved:
     return Unserved(f"an address is not aligned to {_TMA_ALIGN} bytes", always=False)
+
+
+def _refuse_unaligned(_: tuple[Any, ...]) -> Any:
+    raise _unaligned()
+
+
+def _by_matmul(call: Call, like: torch.Tensor, names: list[str]) -> Compute:
+    """Make the function that computes calls by ``matmul``, which supports any addresses."""
+    multiply, empty = AT_KERNEL.grouped_matmul if call.grouped else AT_KERNEL.matmul, _empty(call, like)
+
+    def computed(tensors: tuple[Any, ...]) -> Any:
+        named = dict(zip(names, tensors, strict=True))
+        d = named[call.out] if call.out else empty()
+        multiply(**operands_of(call, named), **call.values, out=d)
+        return d
+
+    return computed
 
 
 def operands_of(call: Call, arguments: Arguments) -> dict[str, Any]:

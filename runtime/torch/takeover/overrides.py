@@ -18,10 +18,12 @@ from typing import Any
 
 import torch
 
+from gemmill.library.bits import ANY
 from gemmill.library.errors import CaptureError, GemmillError, OperandError, UnsupportedProblemError
 from gemmill.runtime.api import fast_path
 from gemmill.runtime.torch.takeover import stats
-from gemmill.runtime.torch.takeover.aten import ROWS, Row, Unserved, flops, overload, tf32_is_allowed
+from gemmill.runtime.torch.takeover.aten import REFUSED, ROWS, Row, Unserved, flops, overload, tf32_is_allowed
+from gemmill.runtime.torch.takeover.blocks import ENABLED, Block, Blocks
 from gemmill.runtime.torch.takeover.kernel_backend import Backend, Compute, kernels
 from gemmill.runtime.torch.takeover.stats import Route, Run
 
@@ -29,6 +31,9 @@ _MOST_ROUTES = 8
 """The most signatures in a bucket, that is, with the same numbers of elements. One more clears all routes."""
 _SIGNATURES = 1024
 """The most buckets of an operator. One more clears all routes."""
+Bucket = tuple[str, Any, Any, int, Hashable]
+"""Calls that are compared with each other: the ``bits`` that hold, the numbers of elements of A and B, the number of
+tensors, and all other arguments."""
 
 
 class Override:
@@ -44,7 +49,7 @@ class Override:
         leading = [str(x.type) == "Tensor" for x in schema.arguments]
         self._tensors = leading.index(False) if False in leading else len(leading)
         """How many leading arguments are tensors."""
-        self._routes: dict[Hashable, tuple[Route, ...]] = {}
+        self._routes: dict[Bucket, tuple[Route, ...]] = {}
         self._lock = threading.Lock()
         self._original = _original(name, takeover.key)
 
@@ -53,10 +58,10 @@ class Override:
         library.impl(self.name, self._kernel(), self._takeover.key, allow_override=True)
 
     def _kernel(self) -> Callable[..., Any]:
-        routes_of, leading, meet, takeover = self._routes, self._tensors, self._meet, self._takeover
+        routes_of, leading, meet, blocks = self._routes, self._tensors, self._meet, self._takeover.blocks
 
         def kernel(*positional: Any, **keywords: Any) -> Any:
-            if not takeover.entries:
+            if not blocks.active:
                 return self._run_original(positional, keywords)
             values: Hashable = None
             if not keywords and len(positional) <= leading:
@@ -67,7 +72,7 @@ class Override:
                 arguments = (*positional, *keywords.values())
                 tensors = tuple([x for x in arguments if isinstance(x, torch.Tensor)])
                 values = tuple(keywords), tuple([x for x in arguments if not isinstance(x, torch.Tensor)])
-            bucket = tensors[0].numel(), tensors[1].numel(), len(tensors), values
+            bucket = blocks.bits, tensors[0].numel(), tensors[1].numel(), len(tensors), values
             for route in routes_of.get(bucket, ()):
                 if route.matches(*tensors):
                     route.calls += 1
@@ -76,15 +81,17 @@ class Override:
 
         return kernel
 
-    def _meet(self, bucket: Hashable, positional: tuple[Any, ...], keywords: dict[str, Any], tensors: Any) -> Any:
+    def _meet(self, bucket: Bucket, positional: tuple[Any, ...], keywords: dict[str, Any], tensors: Any) -> Any:
         """Compute a call with a new signature, and keep its route for the next ones."""
+        bits = bucket[0]
         named = dict(zip(self._names, positional, strict=False)) | keywords
         names = [name for name, x in named.items() if isinstance(x, torch.Tensor)]
         route = Route(self.name, "", False, flops(self._row, named), self._run_original, _matcher(tensors))
         try:
-            compute, route.by = self._takeover.backend(self._row.read(self._row, named), named, names)
-            route.is_served, route.run = True, self._run_served(route, compute)
+            compute, route.by = self._takeover.backend(self._row.read(self._row, named, bits), named, names)
+            route.is_served, route.run = True, self._run_served(route, compute, bits)
         except (Unserved, GemmillError) as error:
+            _check_fallback(self.name, error, bits)
             route.by = _reason(error)
             if isinstance(error, CaptureError) or (isinstance(error, Unserved) and not error.always):
                 return self._leave(route, positional, keywords)
@@ -102,12 +109,13 @@ class Override:
     def _run_original(self, positional: tuple[Any, ...], keywords: dict[str, Any], _: Any = None) -> Any:
         return self._original.call_boxed(self._keyset, *positional, **keywords)
 
-    def _run_served(self, route: Route, compute: Compute) -> Run:
+    def _run_served(self, route: Route, compute: Compute, bits: str) -> Run:
         def run(positional: tuple[Any, ...], keywords: dict[str, Any], tensors: tuple[Any, ...]) -> Any:
             try:
                 return compute(tensors)
             except (Unserved, GemmillError) as error:
                 route.calls -= 1
+                _check_fallback(self.name, error, bits)
                 return self._leave(replace(route, by=_reason(error)), positional, keywords)
 
         return run
@@ -118,6 +126,35 @@ class Override:
         return self._run_original(positional, keywords)
 
 
+def _check_fallback(name: str, error: Unserved | GemmillError, bits: str) -> None:
+    """Raise the error for a call that must not fall back to PyTorch, because ``bits`` promises the bits of its sums."""
+    if bits == ANY or (isinstance(error, Unserved) and not error.sums):
+        return
+    if isinstance(error, CaptureError):
+        raise error
+    raise _refusal(name, bits, _reason(error) if isinstance(error, Unserved) else str(error)) from error
+
+
+def _refusal(name: str, bits: str, why: str) -> UnsupportedProblemError:
+    return UnsupportedProblemError(
+        f"gemmill does not compute this aten::{name} with bits={bits!r}, and PyTorch may sum in another order: {why}. "
+        'To let PyTorch compute it, call it in gemmill.torch.enabled(bits="any")'
+    )
+
+
+def _register_refused(library: torch.library.Library, name: str, takeover: Takeover) -> None:
+    """Override an operator of :data:`REFUSED`: raise an error where ``bits`` must hold, else call PyTorch's kernel."""
+    original, blocks = _original(name, takeover.key), takeover.blocks
+    keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, takeover.key))
+
+    def kernel(*positional: Any, **keywords: Any) -> Any:
+        if blocks.bits != ANY:
+            raise _refusal(name, blocks.bits, REFUSED[name])
+        return original.call_boxed(keyset, *positional, **keywords)
+
+    library.impl(name, kernel, takeover.key, allow_override=True)
+
+
 @functools.cache
 def _original(name: str, key: str) -> Any:
     """PyTorch's own kernel, as it was at the first override. Reading it again later could return one of gemmill's
@@ -126,7 +163,7 @@ def _original(name: str, key: str) -> Any:
 
 
 class Takeover:
-    """The overrides of one dispatch key, and how many ``enabled`` blocks are active.
+    """The overrides of one dispatch key, and its active ``enabled`` blocks.
 
     After the last block, the overrides pass all calls on to PyTorch's kernels. Removing them from the dispatcher frees
     them, so no other thread may be about to call one. They are therefore removed on an exit at which no other thread
@@ -134,25 +171,25 @@ class Takeover:
     they are removed before Python tears down the modules that they use.
     """
 
-    def __init__(self, key: str = "CUDA", backend: Backend = kernels) -> None:
+    def __init__(self, key: str = "CUDA", backend: Backend = kernels, blocks: Blocks | None = None) -> None:
         self.key = key
         self.backend = backend
-        self.entries = 0
+        self.blocks = Blocks() if blocks is None else blocks
         self._lock = threading.Lock()
         self._library: torch.library.Library | None = None
 
     @functools.cached_property
     def _overrides(self) -> list[Override]:
         """One for each operator that this PyTorch has. They keep their routes between ``enabled`` blocks."""
-        return [
-            Override(name, row, self)
-            for name, row in ROWS.items()
-            if torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", self.key)
-        ]
+        return [Override(name, row, self) for name, row in ROWS.items() if self._has(name)]
 
-    def enter(self) -> None:
-        """Count one more block, and override the operators unless they already are."""
+    def _has(self, name: str) -> bool:
+        return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", self.key))
+
+    def enter(self, bits: str | None = None) -> Block:
+        """Add a block, and override the operators unless they already are."""
         with self._lock:
+            block = self.blocks.enter(bits)
             if self._library is None:
                 library = torch.library.Library("aten", "IMPL")
                 try:
@@ -160,23 +197,26 @@ class Takeover:
                         warnings.simplefilter("ignore")  # PyTorch warns of each overridden kernel
                         for override in self._overrides:
                             override.register(library)
+                        for name in filter(self._has, REFUSED):
+                            _register_refused(library, name, self)
                 except BaseException:
+                    self.blocks.leave(block)
                     library._destroy()
                     raise
                 self._library = library
                 atexit.register(self._end)
-            self.entries += 1
+            return block
 
-    def leave(self) -> None:
-        """Count one block less; after the last, restore PyTorch's kernels."""
+    def leave(self, block: Block) -> None:
+        """Remove a block; after the last, restore PyTorch's kernels."""
         with self._lock:
-            self.entries -= 1
-            if not self.entries:
+            self.blocks.leave(block)
+            if not self.blocks.active:
                 self._take_out()
 
     def _end(self) -> None:
         with self._lock:
-            self.entries = 0
+            self.blocks.clear()
             self._take_out()
 
     def _take_out(self) -> None:
@@ -186,20 +226,20 @@ class Takeover:
             atexit.unregister(self._end)
 
     @contextlib.contextmanager
-    def within(self) -> Iterator[None]:
-        """Override the operators while a block runs."""
-        self.enter()
+    def within(self, bits: str | None = None) -> Iterator[None]:
+        """Override the operators while a ``with`` block runs."""
+        block = self.enter(bits)
         try:
             yield
         finally:
-            self.leave()
+            self.leave(block)
 
 
-_CUDA = Takeover()
+_CUDA = Takeover(blocks=ENABLED)
 
 
 @contextlib.contextmanager
-def enabled() -> Iterator[None]:
+def enabled(bits: str | None = None) -> Iterator[None]:
     """Run PyTorch's matmuls of CUDA tensors on gemmill while the ``with`` block runs.
 
     gemmill overrides ``mm``, ``addmm``, ``bmm``, ``baddbmm``, ``_scaled_mm`` and ``_grouped_mm``. ``linear``,
@@ -217,23 +257,45 @@ def enabled() -> Iterator[None]:
 
     The first call of each problem (shapes, strides, dtypes) selects a kernel, and compiles it if the store lacks it.
     Run a warm-up before you capture a CUDA graph: a problem that is new during a capture falls back to PyTorch.
+
+    With ``bits``, no product falls back. float32, float64, slow layouts and unaligned addresses run on gemmill too. A
+    product that gemmill does not compute is an error, for example of vectors (``mv``, ``dot``), and so is compilation
+    with ``max_autotune``. Convolutions, fused attention and reductions remain PyTorch's. A function that was compiled
+    before the block keeps its bits until ``torch.compiler.reset()``.
+
+    Args:
+        bits: the order of sums, as in :func:`gemmill.matmul`: ``"any"``, ``"invariant"``, ``"cublas"`` or the name of
+            an arithmetic. It also holds for :class:`gemmill.torch.Linear`. None (default) keeps that of the block
+            around this one, or ``"any"``. The block that was entered last decides.
+
+    Raises:
+        OperandError: ``bits`` is none of these.
     """
     from gemmill.runtime.torch.inductor.installation import passes  # importing Inductor takes a second
 
-    with passes(), _CUDA.within():
+    with passes(), _CUDA.within(bits):
         yield
 
 
-@functools.cache
-def install() -> None:
+_installed: list[Block] = []
+"""The block of :func:`install`, if it was called."""
+
+
+def install(bits: str | None = None) -> None:
     """Run PyTorch's matmuls of CUDA tensors on gemmill, as :func:`enabled` does, until the process ends.
 
-    Further calls do nothing.
+    A further call with other ``bits`` replaces them; any other does nothing.
     """
     from gemmill.runtime.torch.inductor import installation
 
-    installation.install()
-    _CUDA.enter()
+    if _installed and bits in (None, _installed[-1].bits):
+        return
+    block = _CUDA.enter(bits)
+    if _installed:
+        _CUDA.leave(_installed.pop())
+    else:
+        installation.install()
+    _installed.append(block)
 
 
 def _matcher(tensors: tuple[Any, ...]) -> Callable[..., bool]:
