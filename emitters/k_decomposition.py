@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from string import Template
 
+from gemmill.library.arithmetic import tiles_of_unit
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.decomposition import DECOMPOSITIONS, decomposition_of
 from gemmill.library.decompositions.workspace_layout import EXCHANGE_STEPS, REDUCTION_THREADS, reduction_vectors
@@ -13,11 +14,11 @@ from gemmill.library.launch import KDecomposition, Reduction
 
 _SCHEDULERS = {
     "tiles": "PersistentScheduler<Order, TileK>",
-    "splitk": "SplitKScheduler<Order, TileK>",
+    "splitk": "SplitKScheduler<Order, TileK, {unit}>",
     "stream": f"StreamScheduler<Order, TileK, {EXCHANGE_STEPS}>",
-    "cluster": "ClusterScheduler<Order, TileK, {splits}>",
-    "serial": "SerialScheduler<Order, TileK>",
-    "tree": "SplitKScheduler<Order, TileK>",
+    "cluster": "ClusterScheduler<Order, TileK, {splits}, {unit}>",
+    "serial": "SerialScheduler<Order, TileK, {unit}>",
+    "tree": "SplitKScheduler<Order, TileK, {unit}>",
 }
 
 PARAMETERS = ("partials", "flags", "c_pointer", "c_stride", "c_batch_stride")
@@ -46,7 +47,9 @@ $entry(__grid_constant__ Kernel::Params const params) {
 
 def scheduler(config: GemmConfig) -> str:
     """The C++ scheduler of a config, a template of the order and tile K."""
-    return _SCHEDULERS[config.scheduler.decomposition].format(splits=config.scheduler.splits)
+    return _SCHEDULERS[config.scheduler.decomposition].format(
+        splits=config.scheduler.splits, unit=tiles_of_unit(config)
+    )
 
 
 def parameters(config: GemmConfig) -> tuple[str, ...]:

@@ -39,6 +39,8 @@ STEPS: Mapping[str, str] = MappingProxyType(
     }
 )
 """What one step of each kind of sum does."""
+UNITED_SLICES = 8
+"""Most slices whose units are the same for several tile K. More are balanced in K tiles, or some would have no K."""
 _MEASURED = ("sm90", "sm90a")
 """Targets whose steps were compared. Tensor cores of others may add a step's products in several parts."""
 _PORTABLE = ("fma", "exact")
@@ -51,7 +53,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """The order of the sums of one launch. ``str`` gives its name, such as ``k16`` or ``k16/8@64``."""
+    """The order of the sums of one launch. ``str`` gives its name, such as ``k16`` or ``k16/8``."""
 
     step: str
     """One of :data:`STEPS`."""
@@ -62,14 +64,15 @@ class Arithmetic:
     vector: str = ""
     """How the threads of a gemv kernel share K: the elements of a run, and the runs of a thread."""
     slices: int = 1
-    """Slices of K, whose f32 sums are added; the first ones are one ``unit`` longer where they cannot be equal. 0, in
-    names ``S``: the launch sets their number."""
+    """Slices of K, whose f32 sums are added; the first ones are one :attr:`slice_unit` longer where they cannot be
+    equal. 0, in names ``S``: the launch sets their number."""
     tree: bool = False
     """Whether the sums of slices are added as a binary tree instead of one after another."""
     stream: bool = False
     """Whether the slices depend on M, N and the GPU (stream-K)."""
     unit: int = 0
-    """Elements along K of the K tiles that warps or slices share; 0 where nothing is shared."""
+    """Elements along K of the K tiles that warps share, or in which slices are balanced; 0 where warps share nothing
+    and slices are balanced in units of 2,048 bits."""
     target: str = ""
     """The target, where the bits of a step are not known to be those of sm_90."""
 
@@ -89,6 +92,12 @@ class Arithmetic:
         """Whether the order of a sum depends on K alone."""
         return not self.stream and self.slices > 0
 
+    @property
+    def slice_unit(self) -> int:
+        """Elements along K in which slices are balanced; 0 for sums without steps of several products."""
+        step = re.match(r"k(\d+)(x2)?", self.step)
+        return self.unit or (8 * int(step[1]) * (2 if step[2] else 1) if step else 0)
+
     def in_words(self) -> str:
         """The order of the sums in one sentence without a full stop."""
         words = STEPS[self.step]
@@ -100,7 +109,8 @@ class Arithmetic:
             words += "; CTAs share K as M, N and the GPU determine (stream-K)"
         elif self.slices != 1:
             order = "as a binary tree" if self.tree else "one after another"
-            words += f"; K is in {self.slices or 'S'} slices of whole {self.unit}s, whose f32 sums are added {order}"
+            units = f" of whole {self.slice_unit}s" if self.slices else ""
+            words += f"; K is in {self.slices or 'S'} slices{units}, whose f32 sums are added {order}"
         return words + (f" (on {self.target})" if self.target else "")
 
 
@@ -126,8 +136,8 @@ def parse_arithmetic(name: str) -> Arithmetic:
         if str(found) == name:
             return found
     raise ConfigError(
-        f"{name:.80} is not the name of an arithmetic; examples: k16, k8, k32, k32p4, fma, exact, k16/8@64 (8 slices "
-        "of K in units of 64). gemmill explain names that of a kernel"
+        f"{name:.80} is not the name of an arithmetic; examples: k16, k8, k32, k32p4, fma, exact, k16/8 (8 slices of "
+        "K). gemmill explain names that of a kernel"
     )
 
 
@@ -155,17 +165,21 @@ def arithmetic_of(config: GemmConfig, slices: int = 1) -> Arithmetic:
         return whole
     if decomposition.is_shared_in_clusters:
         slices = config.scheduler.splits
-    if decomposition.has_shares:
-        slices = 1
-    elif slices == 1:
+    if slices == 1 and not decomposition.has_shares:
         return whole
-    return replace(
-        whole,
-        slices=slices,
-        tree=decomposition.adds_in_tree,
-        stream=decomposition.has_shares,
-        unit=config.tile.k,
-    )
+    if decomposition.has_shares:
+        return replace(whole, stream=True, unit=config.tile.k)
+    sliced = replace(whole, slices=slices, tree=decomposition.adds_in_tree)
+    unit = config.tile.k * (tiles_of_unit(config) if slices <= UNITED_SLICES else 1)
+    return sliced if unit == whole.slice_unit else replace(sliced, unit=unit)
+
+
+def tiles_of_unit(config: GemmConfig) -> int:
+    """Return the K tiles of a unit, in which up to :data:`UNITED_SLICES` slices of a kernel are balanced: 2,048 bits of
+    K for every tile K that divides them, so that kernels of several tile K have the same slices; else one K tile."""
+    whole = _in_one_slice(config)
+    tiles, rest = divmod(whole.slice_unit, config.tile.k)
+    return tiles if tiles and not rest else 1
 
 
 def target_of(step: str, arch: str) -> str:

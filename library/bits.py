@@ -31,8 +31,6 @@ _MIXED = Arithmetic("k16", warps=4, unit=128)
 6.5."""
 _SLICES: tuple[tuple[int, int, int], ...] = ()
 """Rows (largest N, least K, slices of K) for ``invariant``; the first that fits decides, else K is in one slice."""
-_UNIT_BITS = 1024
-"""Bits of the K of a tile, in which slices are measured: 64 elements of 16 bits."""
 
 
 def invariant_slices(problem: GemmProblem, n: int) -> int:
@@ -53,12 +51,12 @@ def fault_of(bits: object) -> str:
     if arithmetic is None:
         return (
             f"bits is {bits!r:.80}; it must be {', '.join(map(repr, BITS))} or the name of an arithmetic, such as "
-            "'k16' or 'k16/8@64' (8 slices of K in units of 64); gemmill explain names that of a kernel"
+            "'k16' or 'k16/8' (8 slices of K); gemmill explain names that of a kernel"
         )
     if not arithmetic.is_fixed:
         return (
             f"bits is {bits!r}; in stream-K, or with S slices, the order of sums can change with M: name an arithmetic "
-            "with a fixed number of slices, such as 'k16' or 'k16/4@64'"
+            "with a fixed number of slices, such as 'k16' or 'k16/4'"
         )
     return ""
 
@@ -100,8 +98,7 @@ def required_arithmetic(
     slices = 1 if step == "exact" else invariant_slices(problem, problem.m if is_transposed else problem.n)
     if slices == 1:
         return whole
-    widest = max(DTYPES[problem.a_dtype].bits, DTYPES[problem.b_dtype].bits)
-    return replace(whole, slices=slices, unit=_UNIT_BITS // widest)
+    return replace(whole, slices=slices)
 
 
 def kernels_of(name: str, config: GemmConfig, arithmetic: Arithmetic | None) -> list[SlicedKernel]:

@@ -38,7 +38,7 @@ def order_of(arithmetic: Arithmetic, n: int, k: int) -> Order:
 
 def _slices(arithmetic: Arithmetic, k: int) -> Iterator[tuple[int, int]]:
     """The slices of K: whole units, of which the first slices have one more (scheduler/splitk.cuh)."""
-    unit = arithmetic.unit or k
+    unit = arithmetic.slice_unit or k
     least, longer = divmod(-(-k // unit), arithmetic.slices)
     for index in range(arithmetic.slices):
         begin = index * least + min(index, longer)

@@ -56,7 +56,7 @@ struct Config {
   static constexpr gemmill::Raster kRaster = gemmill::Raster::M;
   static constexpr int kSwizzle = 8;
   template <class Order, int TileK>
-  using Scheduler = gemmill::SerialScheduler<Order, TileK>;
+  using Scheduler = gemmill::SerialScheduler<Order, TileK, 2>;
 
   using Atom = ::Atom;
   using Epilogue = gemmill::LinearEpilogue;

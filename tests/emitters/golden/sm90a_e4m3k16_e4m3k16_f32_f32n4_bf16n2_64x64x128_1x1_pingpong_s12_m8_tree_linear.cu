@@ -45,7 +45,7 @@ struct Config {
   static constexpr gemmill::Raster kRaster = gemmill::Raster::M;
   static constexpr int kSwizzle = 8;
   template <class Order, int TileK>
-  using Scheduler = gemmill::SplitKScheduler<Order, TileK>;
+  using Scheduler = gemmill::SplitKScheduler<Order, TileK, 2>;
 
   using Atom = ::Atom;
   using Epilogue = gemmill::Raw<float, gemmill::LinearEpilogue>;

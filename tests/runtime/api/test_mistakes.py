@@ -220,7 +220,7 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
         (lambda: matmul(A, on_gpu((64, 64), gpu=1), out=OUT), "^b is on GPU 1 and a is on GPU 0; all must be on one"),
         (
             lambda: matmul(A, B, out=OUT, bits="fast"),
-            "^bits is 'fast'; it must be 'any', .* such as 'k16' or 'k16/8@64'",
+            "^bits is 'fast'; it must be 'any', .* such as 'k16' or 'k16/8'",
         ),
         (lambda: matmul(A, B, out=OUT, bits=True), "^bits is True; it must be 'any'"),  # type: ignore[arg-type]
         (

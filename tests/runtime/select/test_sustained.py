@@ -122,7 +122,7 @@ def test_a_bound_on_sms_decides_as_for_a_lone_launch(sm_count: int, selector: Se
 
 
 def test_the_power_limit_counts_among_kernels_with_the_required_arithmetic(selector: Selector) -> None:
-    for name in ("k16", "k16/2@64"):
+    for name in ("k16", "k16/2"):
         held = selector.select(LARGE, None, parse_arithmetic(name))
         assert held.reason.startswith("under sustained load")
         assert held.reason.endswith(f"; arithmetic {name}, as required")

@@ -7,13 +7,13 @@ namespace gemmill {
 
 /// Like the persistent scheduler. `slices` are those of SplitKScheduler for the same number of slices, so that the two
 /// kernels add the same sums.
-template <class Order, int TileK>
+template <class Order, int TileK, int Unit>
 struct SerialScheduler
     : PersistentScheduler<Order, TileK, SerialParams, SchedulerTraits<BatchMode::Strided, false, 1, true>> {
   using Base = PersistentScheduler<Order, TileK, SerialParams, SchedulerTraits<BatchMode::Strided, false, 1, true>>;
 
   SerialParams const& params;
-  BalancedSlices slices;
+  BalancedSlices<Unit> slices;
 
   __device__ SerialScheduler(SerialParams const& params_, int rank)
       : Base(params_, rank), params(params_), slices(this->k_extent, params_.splits) {}

@@ -42,18 +42,27 @@ struct SharedWork : Work {
   int split, splits;
 };
 
-/// Slices of K whose number is a launch parameter. If it does not divide the K tiles, the first slices have one K tile
-/// more. If there are fewer K tiles than slices, the last slices are empty.
+/// Slices of K. Up to eight slices are balanced in units of `Unit` K tiles, which have the same K for every tile K, so
+/// that kernels of several tile K have the same slices; more slices in K tiles. If the number of slices does not divide
+/// the units, the first slices have one unit more. If there are fewer units than slices, the last slices are empty.
+template <int Unit>
 struct BalancedSlices {
-  /// K tiles of a slice, and how many slices have one more.
+  int k_extent;
+  /// K tiles of a unit.
+  int unit;
+  /// Units of a slice, and how many slices have one more.
   int least, longer;
 
-  __device__ BalancedSlices(int k_extent, int slices) : least(k_extent / slices), longer(k_extent - least * slices) {}
+  __device__ BalancedSlices(int k_extent_, int slices) : k_extent(k_extent_), unit(slices <= 8 ? Unit : 1) {
+    int const units = ceil_div(k_extent, unit);
+    least = units / slices;
+    longer = units - least * slices;
+  }
 
   /// The first K tile of a slice.
-  __device__ int begin(int slice) const { return slice * least + min(slice, longer); }
+  __device__ int begin(int slice) const { return min((slice * least + min(slice, longer)) * unit, k_extent); }
   /// The number of its K tiles.
-  __device__ int k_tiles(int slice) const { return least + (slice < longer); }
+  __device__ int k_tiles(int slice) const { return begin(slice + 1) - begin(slice); }
 };
 
 /// How a kernel finds the matrices of a batch.

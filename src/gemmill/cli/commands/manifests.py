@@ -114,7 +114,7 @@ def list_(
         typer.Option(
             metavar="CLASS",
             autocompletion=completion.arithmetics,
-            help="List only kernels with this arithmetic, such as k16 or k16/8@64.",
+            help="List only kernels with this arithmetic, such as k16 or k16/8.",
         ),
     ] = None,
     coverage: Annotated[
@@ -130,7 +130,7 @@ def list_(
       gemmill list
       gemmill list bf16 --preset quick
       gemmill list bf16 --where "tile.m == 256 and cluster.m == 2" --json
-      gemmill list bf16 --bits k16/8@64
+      gemmill list bf16 --bits k16/8
       gemmill list my_kernels.yaml --count
       gemmill list --coverage
     """
