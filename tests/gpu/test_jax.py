@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,15 @@ def test_a_batch_reads_what_is_not_batched_where_it_is() -> None:
     assert_near(found, double(a) @ double(b), 2**-7)
     found = jax.jit(jax.vmap(gemmill.jax.matmul, (None, 0)))(whole(16, 24), whole(5, 24, 8))
     assert_near(found, double(whole(16, 24)) @ double(whole(5, 24, 8)), 2**-7)
+
+
+def test_bits_of_a_row_are_the_same_in_every_batch() -> None:
+    a, b = real(48, 1024, dtype="bfloat16"), real(1024, 96, dtype="bfloat16")
+    multiply = jax.jit(partial(gemmill.jax.matmul, bits="invariant"))
+    wanted = multiply(a, b)
+    assert (multiply(a[:3], b) == wanted[:3]).all()
+    assert (jax.vmap(multiply, (0, None))(a.reshape(4, 12, 1024), b).reshape(48, 96) == wanted).all()
+    assert (jax.vmap(multiply, (0, None), 0)(a, b) == wanted).all()  # rows as vectors
 
 
 def test_threads_call_at_once() -> None:

@@ -435,3 +435,26 @@ def test_bits_do_not_depend_on_rows_layouts_and_addresses(dtype: Any) -> None:
             assert torch.equal(torch.mm(other, at_an_odd_address(b)), wanted)
             assert torch.equal(torch.bmm(other.expand(3, M, K), b.expand(3, K, N))[1], wanted)
     assert not gemmill.torch.stats().fallback
+
+
+def test_gradients_of_inputs_have_the_bits_of_their_rows() -> None:
+    weight, inputs, of_d = rand(N, K), rand(M, K), rand(M, N)
+
+    def gradient(rows: int) -> Any:
+        leaf = inputs[:rows].clone().requires_grad_()
+        linear(leaf, weight).backward(of_d[:rows])
+        return leaf.grad
+
+    with gemmill.torch.enabled(bits="invariant"):
+        whole = gradient(M)
+        for rows in (1, 7):
+            assert torch.equal(gradient(rows), whole[:rows])
+
+
+def test_what_gemmill_does_not_compute_is_an_error_where_bits_hold() -> None:
+    with gemmill.torch.enabled(bits="invariant"):
+        for call in (ODD["complex"], ODD["groups along N"], lambda: x() @ rand(K)):
+            with pytest.raises(gemmill.UnsupportedProblemError, match="PyTorch may sum in another order"):
+                call()
+        for name in ("no rows", "no K"):
+            ODD[name]()
