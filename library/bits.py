@@ -8,14 +8,17 @@ the same bits.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from gemmill.library.arithmetic import Arithmetic, arithmetic_of, parse_arithmetic, target_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel, in_each_number
 from gemmill.library.dtypes import DTYPES, FP8
 from gemmill.library.errors import ConfigError, ProblemError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem, is_mixed
+
+if TYPE_CHECKING:
+    from gemmill.library.arithmetic import Arithmetic
 
 ANY, INVARIANT, CUBLAS = "any", "invariant", "cublas"
 """The fastest kernel; the same bits whatever M and the batch; the bits of cuBLAS without split-K."""
@@ -25,7 +28,7 @@ _OF_CUBLAS = ("k16", "k8", "k32", "exact")
 """Arithmetics that gave the bits of cuBLAS on an H200."""
 _EQUAL = ("bf16", "f16", "tf32", "f64")
 """Types that tensor cores multiply only by the same type."""
-_MIXED = Arithmetic("k16", warps=4, unit=128)
+_MIXED = "k16w4@128"
 """What ``invariant`` requires where one operand is upconverted. By the model of an H200, over 280 problems of 1 to
 4,096 rows, it takes 1.20 times as long as any arithmetic in the geometric mean, at most 2.5; k16 takes 1.40, at most
 6.5."""
@@ -44,6 +47,8 @@ def fault_of(bits: object) -> str:
     """Return what is wrong with a value of ``bits=``, as a sentence for an error; empty if it is valid."""
     if bits in BITS:
         return ""
+    from gemmill.library.arithmetic import parse_arithmetic  # programs that require none start faster
+
     try:
         arithmetic = parse_arithmetic(bits) if isinstance(bits, str) else None
     except ConfigError:
@@ -81,6 +86,9 @@ def required_arithmetic(
         raise ProblemError(fault)
     if bits == ANY:
         return None
+    # Programs that require none start faster.
+    from gemmill.library.arithmetic import Arithmetic, parse_arithmetic, target_of
+
     if bits not in BITS:
         return parse_arithmetic(bits)
     step, promote = _step(problem)
@@ -94,10 +102,8 @@ def required_arithmetic(
             )
         return whole
     if is_mixed(problem.a_dtype, problem.b_dtype):
-        return replace(_MIXED, target=whole.target)
+        return replace(parse_arithmetic(_MIXED), target=whole.target)
     slices = 1 if step == "exact" else invariant_slices(problem, problem.m if is_transposed else problem.n)
-    if slices == 1:
-        return whole
     return replace(whole, slices=slices)
 
 
@@ -105,15 +111,18 @@ def kernels_of(name: str, config: GemmConfig, arithmetic: Arithmetic | None) -> 
     """Return a kernel with each number of slices of K that the selector considers for an arithmetic; None: for any.
     Where any order will do, none of a decomposition that exists for its order."""
     decomposition = decomposition_of(config)
-    if arithmetic is None or arithmetic.step == "exact":
+    if arithmetic is None:
+        return [] if decomposition.is_for_bits else in_each_number(name, config)
+    from gemmill.library.arithmetic import arithmetic_of  # programs that require none start faster
+
+    if arithmetic.step == "exact":
         kernels = [] if decomposition.is_for_bits else in_each_number(name, config)
-        return kernels if arithmetic is None or arithmetic_of(config) == arithmetic else []
-    if decomposition.has_slices and arithmetic.slices == 1:  # kernels without slices have the same bits
-        return []
-    slices = arithmetic.slices if decomposition.has_slices else 1
-    if slices not in decomposition.slices:
-        return []
-    return [SlicedKernel(name, slices)] if arithmetic_of(config, slices) == arithmetic else []
+    elif decomposition.has_slices:  # in one slice, kernels without slices have the same bits
+        slices = arithmetic.slices
+        kernels = [SlicedKernel(name, slices)] if slices > 1 and slices in decomposition.slices else []
+    else:
+        kernels = [SlicedKernel(name)]
+    return [kernel for kernel in kernels if arithmetic_of(config, kernel.slices) == arithmetic]
 
 
 def _step(problem: GemmProblem) -> tuple[str, int]:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from gemmill.library.arch import Gpu, serving
-from gemmill.library.arithmetic import Arithmetic
 from gemmill.library.bits import ANY, required_arithmetic
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import formats, kernel_name, parse_name, present_name
@@ -51,6 +50,7 @@ from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.single_flight import SingleFlight
 
 if TYPE_CHECKING:
+    from gemmill.library.arithmetic import Arithmetic
     from gemmill.library.manifest.kernelset import KernelSet
     from gemmill.runtime.compile.pool import Outcome
     from gemmill.runtime.kernel_provider import KernelProvider

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from gemmill.library.arithmetic import Arithmetic
 from gemmill.library.bits import ANY
 from gemmill.library.config.edited import plain_name
 from gemmill.library.config.names import parse_name, present_name
@@ -18,6 +17,9 @@ from gemmill.runtime.registry import Registry
 from gemmill.runtime.registry_inputs import kernel_named
 from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.select.selector import named_launch
+
+if TYPE_CHECKING:
+    from gemmill.library.arithmetic import Arithmetic
 
 
 class Target(NamedTuple):

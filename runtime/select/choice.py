@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from gemmill.library.arithmetic import Arithmetic, arithmetic_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.kernels.faults import is_aligned, realigned
 
 if TYPE_CHECKING:
+    from gemmill.library.arithmetic import Arithmetic
     from gemmill.runtime.select.slow_path import SlowPath
 
 RUNNERS_UP = 4
@@ -87,6 +87,8 @@ class Choice:
     @property
     def arithmetic(self) -> Arithmetic:
         """The order in which the kernel sums the products of an element of D."""
+        from gemmill.library.arithmetic import arithmetic_of  # programs that require no arithmetic start faster
+
         return arithmetic_of(self.config, self.slices)
 
     @property

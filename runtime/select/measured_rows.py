@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemmill.library.arch import Gpu
-from gemmill.library.arithmetic import Arithmetic, arithmetic_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
@@ -22,6 +21,9 @@ from gemmill.runtime.select.kernels.formats import with_declared_scales
 from gemmill.runtime.select.kernels.tables import Kernels
 from gemmill.runtime.select.kernels.variations import with_types_of
 from gemmill.runtime.select.model_file import FORMATS, GpuModel, formats_of
+
+if TYPE_CHECKING:
+    from gemmill.library.arithmetic import Arithmetic
 
 Times = list[tuple[float, SlicedKernel]]
 """Microseconds and kernels, the fastest first."""
@@ -103,7 +105,11 @@ class MeasuredRows:
 
     def _has(self, kernel: SlicedKernel, arithmetic: Arithmetic | None) -> bool:
         """Whether a kernel has an arithmetic; every one has None."""
-        return arithmetic is None or arithmetic_of(self.config(kernel.name), kernel.slices) == arithmetic
+        if arithmetic is None:
+            return True
+        from gemmill.library.arithmetic import arithmetic_of  # programs that require no arithmetic start faster
+
+        return arithmetic_of(self.config(kernel.name), kernel.slices) == arithmetic
 
     def _places_of(self, model: GpuModel, problem: GemmProblem) -> Sequence[tuple[Any, ...]]:
         """Return the keys of the tables that may have rows for problems with some formats: their own, and those with

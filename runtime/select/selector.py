@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gemmill.library.arch import Gpu
-from gemmill.library.arithmetic import Arithmetic, arithmetic_of
 from gemmill.library.bits import kernels_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
@@ -31,6 +30,7 @@ from gemmill.runtime.select.measured_rows import MeasuredRows, Times
 from gemmill.runtime.select.model_file import model_of
 
 if TYPE_CHECKING:
+    from gemmill.library.arithmetic import Arithmetic
     from gemmill.runtime.select.cost.arrays import Columns, Floats, Integers
 
 _Times = tuple["FeatureTable", "Integers | None", "Floats"]
@@ -284,13 +284,9 @@ def named_launch(
         check_slices(config, slices)
         kernels = [SlicedKernel("", slices)]
     else:
-        kernels = in_each_number("", config) if arithmetic is None else kernels_of("", config, arithmetic)
-    if arithmetic is not None and {arithmetic_of(config, kernel.slices) for kernel in kernels} != {arithmetic}:
-        own = arithmetic_of(config, in_each_number("", config)[0].slices if slices is None else slices)
-        raise UnsupportedProblemError(
-            f"kernel {kernel_name(config)} has arithmetic {own}, and bits requires {arithmetic}: name a kernel that "
-            "has it, or leave out bits"
-        )
+        kernels = (arithmetic and kernels_of("", config, arithmetic)) or in_each_number("", config)
+    if arithmetic is not None:
+        _check_arithmetic(config, kernels, slices, arithmetic)
     if len(kernels) == 1:
         return kernels[0].slices, swap_ab
     gpu_model = model_of(gpu.name, gpu.model)
@@ -298,6 +294,19 @@ def named_launch(
     table = FeatureTable.of(entries, gpu, gpu_model.network if gpu_model else None)
     fastest = int(model.times(table, problem.but(k=max(problem.k, 1)), gpu)["us"].argmin())
     return table.kernels[fastest].slices, swap_ab
+
+
+def _check_arithmetic(
+    config: GemmConfig, kernels: Sequence[SlicedKernel], slices: int | None, arithmetic: Arithmetic
+) -> None:
+    """Raise UnsupportedProblemError where a kernel that a caller names has another arithmetic than the required one."""
+    from gemmill.library.arithmetic import arithmetic_of  # programs that require no arithmetic start faster
+
+    if {arithmetic_of(config, kernel.slices) for kernel in kernels} != {arithmetic}:
+        raise UnsupportedProblemError(
+            f"kernel {kernel_name(config)} has arithmetic {arithmetic_of(config, slices or 0)}, and bits requires "
+            f"{arithmetic}: name a kernel that has it, or leave out bits"
+        )
 
 
 def _runners_up(table: FeatureTable, order: Sequence[int], us: Floats) -> RunnersUp:

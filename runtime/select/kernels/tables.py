@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gemmill.library.arch import Gpu, serving
-from gemmill.library.arithmetic import Arithmetic, arithmetic_of
 from gemmill.library.bits import kernels_of
 from gemmill.library.config.model import FamilyName, GemmConfig
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
@@ -22,6 +22,9 @@ from gemmill.runtime.select.cost.table import Entry, FeatureTable
 from gemmill.runtime.select.kernels.faults import is_aligned, refusal
 from gemmill.runtime.select.kernels.formats import Format, check_formats, format_of_problem, serving_formats
 from gemmill.runtime.select.kernels.variations import Variants
+
+if TYPE_CHECKING:
+    from gemmill.library.arithmetic import Arithmetic
 
 Keep = Callable[[object, Network | None, Callable[[], FeatureTable | None]], FeatureTable | None]
 """Returns the table for a key: a cached one, or the result of a function."""
@@ -176,6 +179,8 @@ def _without(
     arithmetic: Arithmetic, problem: GemmProblem, sm_count: int | None, found: Found
 ) -> UnsupportedProblemError:
     """Return the error for a problem that kernels support, though not those of an arithmetic."""
+    from gemmill.library.arithmetic import arithmetic_of  # programs that require no arithmetic start faster
+
     table, members = found
     others = {
         arithmetic_of(table.config(i), table.kernels[i].slices)

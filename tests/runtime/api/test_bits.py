@@ -226,7 +226,7 @@ def test_a_kernel_that_the_call_names_must_have_the_arithmetic(registry: Registr
 
     assert target("k16/4") == target("k16/4", 4) == 4
     assert target("k16", 1) == 1
-    for bits, slices, own in (("invariant", None, "k16/2"), ("k16/4", 3, "k16/3"), ("k8", None, "k1")):
+    for bits, slices, own in (("invariant", None, "k16/S"), ("k16/4", 3, "k16/3"), ("k8", None, "k1")):
         with pytest.raises(UnsupportedProblemError, match=rf"splitk_linear has arithmetic {own}.* requires .*: name a"):
             target(bits, slices)
 
