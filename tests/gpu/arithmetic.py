@@ -267,7 +267,6 @@ def launch(member: Member, case: Case, draw: random.Random, registry: Registry) 
     """D of one launch, (M, N) with any strides."""
     config, f = member.config, case.formats
     options: dict[str, Any] = {
-        "alpha": case.alpha,
         "accumulator": config.accumulator,
         "tf32": f.a == "tf32",
         "fast_accumulation": config.promote == 0,
@@ -278,6 +277,8 @@ def launch(member: Member, case: Case, draw: random.Random, registry: Registry) 
     }
     if config.epilogue != LINEAR:
         options["epilogue"] = config.epilogue
+    if config.epilogue == LINEAR or "alpha" in config.epilogue:
+        options["alpha"] = case.alpha
     if f.c is not None:
         options["beta"] = case.beta
     run = _BATCHED.get(config.scheduler.batching, _strided)
@@ -456,8 +457,9 @@ def extents(count: int, draw: random.Random, least_k: int = 1) -> list[tuple[int
     """Extents of every size up to several tiles, whose K ends anywhere in a tile; the last one is deep."""
     found = []
     for index in range(count):
-        m, n = (int(2 ** draw.uniform(0, 10)) for _ in range(2))
-        k = max(least_k, int(2 ** (draw.uniform(12, 13.5) if index == count - 1 else draw.uniform(3, 11))))
+        is_deep = index == count - 1
+        m, n = (int(2 ** draw.uniform(0, 6 if is_deep else 10)) for _ in range(2))
+        k = max(least_k, int(2 ** (draw.uniform(12, 13.5) if is_deep else draw.uniform(3, 11))))
         aligned = draw.random() < 0.5
         found.append((m, n, -(-k // 16) * 16) if aligned else (m, n, k))
     return found

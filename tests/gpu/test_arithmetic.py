@@ -191,16 +191,24 @@ def test_rows_have_the_same_bits_in_any_batch(types: str, shape: tuple[int, int]
         assert torch.equal(bits(batched).view(wanted.shape), wanted), f"a batch of {count}"
 
 
-@pytest.mark.parametrize("types", ["bf16", "tf32"])
+@pytest.mark.parametrize("types", ["bf16", "e4m3"])
 def test_rows_have_the_same_bits_in_any_group(types: str) -> None:
     n, k, count = 512, 1024, 4
     a, b, options = operands(types, ROWS, n, k)
-    experts = torch.stack([b, b * 2, b, -b]).mT.contiguous().mT
+    matrices = [bits(b), bits(b).roll(1, 0), bits(b), bits(b).roll(2, 0)]
+    experts = torch.stack(matrices).mT.contiguous().mT.view(b.dtype)
+    scales = torch.rand(ROWS, k // 128, device="cuda"), torch.rand(count, k // 128, n // 128, device="cuda")
+    scales[1][2] = scales[1][0]
     draw = random.Random(0)
+
+    def scaled(slots: Callable[[Any], Any]) -> dict[str, Any]:
+        """Options of a call, with scales of blocks for fp8."""
+        return options | ({"a_scale": slots(scales[0]), "b_scale": scales[1]} if types == "e4m3" else {})
 
     def grouped(sizes: list[int]) -> Any:
         ends = torch.tensor([sum(sizes[: i + 1]) for i in range(count)], dtype=torch.int32, device="cuda")
-        return bits(gemmill.grouped_matmul(a[: sum(sizes)], experts, ends, **options))
+        rows = slice(0, sum(sizes))
+        return bits(gemmill.grouped_matmul(a[rows], experts, ends, **scaled(lambda x: x[rows])))
 
     wanted = grouped([ROWS, 0, 0, 0])
     for size in (1, 2, 7, 64, 130, 256, 1000):
@@ -208,7 +216,10 @@ def test_rows_have_the_same_bits_in_any_group(types: str) -> None:
         assert torch.equal(grouped([size, 0, 0, 0]), wanted[:size])
         third = grouped([before // 2, before - before // 2, size, 0])
         assert torch.equal(third[before:], wanted[before : before + size])
-        slots = a[:size].expand(count, size, k).contiguous()
+
+        def in_slots(x: Any, size: int = size) -> Any:
+            return x[:size].expand(count, size, x.shape[1]).contiguous()
+
         used = torch.tensor([0, 0, size, 1], dtype=torch.int32, device="cuda")
-        masked = gemmill.grouped_matmul(slots, experts, counts=used, **options)
+        masked = gemmill.grouped_matmul(in_slots(a), experts, counts=used, **scaled(in_slots))
         assert torch.equal(bits(masked)[2], wanted[:size])
