@@ -66,10 +66,8 @@ def checked_array(array: np.ndarray, dtype: str, name: str) -> np.ndarray:
     """Return an operand as an array of its type; integers of the size of its elements are read as their bits.
 
     Raises:
-        ProblemError: the type has no elements of that size, or is not supported by the oracle.
+        ProblemError: the elements have another size.
     """
-    if dtype not in ARRAYS:
-        raise ProblemError(f"{name} has type {dtype}; the oracle supports {', '.join(ARRAYS)}")
     expected = np.dtype(ARRAYS[dtype])
     if array.dtype == expected:
         return array

@@ -14,6 +14,7 @@ from gemmill.library.arithmetic import Arithmetic, parse_arithmetic
 from gemmill.library.dtypes import DTYPES, FP8, DTypeName
 from gemmill.library.errors import ProblemError
 from gemmill.library.oracle.elements import (
+    ARRAYS,
     Factors,
     checked_array,
     factors,
@@ -52,7 +53,7 @@ def oracle(
         a: A, (M, K).
         b: B, (K, N).
         dtypes: Types of A and B; tf32 for f32 that tensor cores multiply.
-        arithmetic: The order of the sums, or its name, such as ``k16`` or ``k16/8@64``.
+        arithmetic: The order of the sums, or its name, such as ``k16`` or ``k16/8``.
         d_dtype: Type of D, and of C if given.
         alpha: Factor of the product, in f32.
         beta: Factor of C, in f32; with 0, C is not read.
@@ -66,8 +67,11 @@ def oracle(
         ProblemError: the shapes do not fit, or the model does not cover the types or the arithmetic.
     """
     found = parse_arithmetic(arithmetic) if isinstance(arithmetic, str) else arithmetic
+    if fault := fault_of_types(found, dtypes):
+        raise ProblemError(f"the oracle does not support {fault}")
     a, b = checked_array(np.asarray(a), dtypes[0], "a"), checked_array(np.asarray(b), dtypes[1], "b")
-    _check(found, a, b, dtypes)
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+        raise ProblemError(f"a is {a.shape} and b is {b.shape}; they must be (M, K) and (K, N)")
     sums = _sums(found, a, b, dtypes)
     if alpha == 0:
         sums = np.zeros_like(sums)
@@ -76,19 +80,18 @@ def oracle(
     return _stored(sums, alpha, beta, added, d_dtype)
 
 
-def _check(arithmetic: Arithmetic, a: np.ndarray, b: np.ndarray, dtypes: tuple[DTypeName, DTypeName]) -> None:
-    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
-        raise ProblemError(f"a is {a.shape} and b is {b.shape}; they must be (M, K) and (K, N)")
-    if not arithmetic.is_fixed or arithmetic.target:
-        why = "its steps are not known" if arithmetic.target else "the launch determines its slices"
-        raise ProblemError(f"the oracle does not have {arithmetic}: {why}")
-    if arithmetic.step == "fma":
-        return
-    if arithmetic.step not in _TYPES:
-        raise ProblemError(f"the oracle does not have {arithmetic}: its steps ({arithmetic.step}) are not known")
-    if not any(set(dtypes) <= set(types) for types in _TYPES[arithmetic.step]):
-        allowed = " or ".join(", ".join(types) for types in _TYPES[arithmetic.step])
-        raise ProblemError(f"{arithmetic} multiplies {allowed}, not {dtypes[0]} by {dtypes[1]}")
+def fault_of_types(arithmetic: Arithmetic, dtypes: tuple[DTypeName, DTypeName]) -> str:
+    """What the model lacks for an arithmetic on two types of operands; empty if it has all."""
+    step = arithmetic.step
+    if not arithmetic.is_fixed:
+        return f"{arithmetic}: the launch determines its slices; name one with a fixed number, such as k16/4"
+    if arithmetic.target or (step not in _TYPES and step != "fma"):
+        return f"{arithmetic}: how it adds the products of a step was not measured"
+    if step != "fma" and not any(set(dtypes) <= set(types) for types in _TYPES[step]):
+        allowed = " or ".join(", ".join(types) for types in _TYPES[step])
+        return f"{dtypes[0]} by {dtypes[1]} in {arithmetic}, which multiplies {allowed}"
+    missing = [dtype for dtype in dtypes if dtype not in ARRAYS]
+    return f"{missing[0]} operands" if missing else ""
 
 
 def _sums(arithmetic: Arithmetic, a: np.ndarray, b: np.ndarray, dtypes: tuple[DTypeName, DTypeName]) -> np.ndarray:

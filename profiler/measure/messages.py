@@ -29,6 +29,8 @@ class Options:
     """Replays of each kernel's graph in the final stage."""
     seed: int = 0
     """Seed of the operands."""
+    bits: bool = False
+    """Whether D of a kernel must also have the bits of the oracle."""
     regime: Regime = "burst"
     """Timing of the final stage. ``burst``: interleaved short replays. ``sustained``: each candidate runs alone until
     the power limit determines its clock."""

@@ -16,11 +16,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from gemmill.library.config.edited import is_edited
+from gemmill.library.arithmetic import arithmetic_of
+from gemmill.library.config.edited import is_edited, plain_name
+from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import CompileError, DeviceError, GemmillError, OperandError, UnsupportedProblemError
 from gemmill.library.input.group_sizes import as_full, sizes_of
+from gemmill.library.problem import GemmProblem
 from gemmill.profiler.baselines.baseline import BASELINES, absent
+from gemmill.profiler.measure.bits import compare_bits
 from gemmill.profiler.measure.graph_timing import (
     Launch,
     capture,
@@ -56,6 +60,7 @@ from gemmill.profiler.measure.verify import Reference, reference
 from gemmill.runtime import driver
 from gemmill.runtime.api.matmul import plan
 from gemmill.runtime.registry import Registry
+from gemmill.runtime.select.kernels.faults import is_swapped
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.workers import Parent
 
@@ -253,7 +258,8 @@ class _Bench:
                 outcomes[kernel] = Outcome(kernel, "failed", says=str(error).partition("\n")[0])
                 continue
             operands[0].poison_outputs(unit.problem)
-            outcomes[kernel] = self.compared(kernel, launch, expected, operands[0])
+            outcome = self.compared(kernel, launch, expected, operands[0])
+            outcomes[kernel] = self.with_bits(outcome, unit.problem, operands[0]) if self.options.bits else outcome
             if outcomes[kernel].verified:
                 launches[kernel] = launch
         references = {unit.problem: expected}
@@ -295,6 +301,17 @@ class _Bench:
             comparison.error,
             comparison.says and f"wrong result: {comparison.says}",
         )
+
+    def with_bits(self, outcome: Outcome, problem: GemmProblem, operands: OperandSet) -> Outcome:
+        """The outcome of a kernel after its D was also compared with the bits of the oracle."""
+        if not outcome.verified:
+            return outcome
+        config = parse_name(plain_name(outcome.kernel.name))
+        arithmetic = arithmetic_of(config, outcome.kernel.slices)
+        comparison = compare_bits(problem, operands, arithmetic, swap_ab=is_swapped(config, problem))
+        if comparison.passed:
+            return outcome
+        return replace(outcome, stage="failed", verified=False, says=f"wrong result: {comparison.says}")
 
     def launch(self, kernel: SlicedKernel, unit: Unit, operands: list[OperandSet]) -> Launch:
         """The launch of one kernel on each operand set; GemmillError if the kernel does not support the problem."""

@@ -36,6 +36,11 @@ WRONG: Mapping[str, tuple[str, ...]] = {
         *("bf16 --where tile.n>", "bf16 --where tile.q==1", "bf16 --where a.dtype=='bf61'"),
     ),
     "lock": ("quick", "nosuch -o x.lock", "--problem 64x64 -o x.lock", "quick -o none/x.lock", "-o x.lock"),
+    "oracle": (
+        *("", "--mnkl 64,64", "--mnkl 64,64,64,2", "--mnkl 64,64,64 --bits any", "--mnkl 64,64,64 --slices 2"),
+        *("--mnkl 64,64,64 --operands {file}", "--mnkl 64,64,64 --operands none", "--mnkl 64,64,64 -o x.txt"),
+        *("--mnkl 64,64,64 --kernel nosuch", "--mnkl 64,64,64 -o none/x.npy", "--mnkl 64,64,64 --seed -1"),
+    ),
     "pack index": ("", "none -o x", "{file} --sign none -o x"),
     "pack inspect": ("", "none", "."),
     "pack make": (

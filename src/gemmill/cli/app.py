@@ -35,7 +35,7 @@ GEMMILL_DEBUG=1 prints the traceback of an error.
 SECTIONS: Mapping[str, Sequence[str]] = {
     "Explore": ("demo", "list", "explain", "select", "shapes", "emit", "diff", "draw", "layout"),
     "Build": ("validate", "build"),
-    "Run and measure": ("run", "profile", "report", "roofline", "records", "train"),
+    "Run and measure": ("run", "oracle", "profile", "report", "roofline", "records", "train"),
     "Ship": ("pack", "key", "lock", "warm"),
     "Serve": ("serve",),
     "Maintain": ("store", "doctor"),

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -29,10 +29,13 @@ from gemmill.cli.options import (
 )
 from gemmill.cli.output import Status, UsageError, usage
 from gemmill.cli.problem_options import ProblemOptions
-from gemmill.library.config.names import kernel_name, present_name
+from gemmill.library.arithmetic import arithmetic_of
+from gemmill.library.config.edited import plain_name
+from gemmill.library.config.names import kernel_name, parse_name, present_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import ConfigError, DeviceError, ProblemError, UnsupportedProblemError
 from gemmill.library.input.group_sizes import BALANCED, checked_sizes
+from gemmill.library.oracle.problems import check_supported
 from gemmill.library.problem import GemmProblem, Regime
 from gemmill.library.records import Measurement
 from gemmill.profiler.baselines.baseline import BASELINES
@@ -109,13 +112,23 @@ class KernelChoice:
 
 
 @app.command(cls=DslCommand)
-def run(options: ProblemOptions, choice: KernelChoice, sizes: Sizes = None, store: StorePath = None) -> None:
+def run(
+    options: ProblemOptions,
+    choice: KernelChoice,
+    verify: Annotated[
+        Literal["bound", "bits"],
+        typer.Option(help="`bound`: D is within its error bound. `bits`: it also has the bits of `gemmill oracle`."),
+    ] = "bound",
+    sizes: Sizes = None,
+    store: StorePath = None,
+) -> None:
     """Run one problem: verify, time, compare with cuBLAS.
 
     run selects a kernel, verifies its result against float64, and compares its time with the installed baselines, such
-    as cuBLAS. All operands are random, also scales and operands of the epilogue, and aligned as the problem says. They
-    are not in the L2 cache when a launch starts. For groups, TFLOP/s counts only the rows of --sizes. Needs a Hopper
-    GPU and PyTorch. Exits with 1 if a result is wrong.
+    as cuBLAS. With --verify bits, the CPU also computes D to the bit; 512 x 512 x 4096 takes it about a second. All
+    operands are random, also scales and operands of the epilogue, and aligned as the problem says. They are not in the
+    L2 cache when a launch starts. For groups, TFLOP/s counts only the rows of --sizes. Needs a Hopper GPU and PyTorch.
+    Exits with 1 if a result is wrong.
 
     run also accepts the options of CuTe DSL's Hopper example as spelled there: --tile_shape_mnk, --cluster_shape_mn,
     --a_dtype, --acc_dtype, --a_major and so on. The example's C is the output, which is D here.
@@ -125,6 +138,7 @@ def run(options: ProblemOptions, choice: KernelChoice, sizes: Sizes = None, stor
       gemmill run --mnkl 4096,4096,4096,1 --a-dtype bf16 --a-major k --b-major k
       gemmill run --mnkl 8192,8192,8192 --tile 128,256,64 --cluster 2,1
       gemmill run --mnkl 4096,4096,4096,1 --top 5
+      gemmill run --mnkl 512,512,4096 --verify bits
       gemmill run --mnkl 1000,3000,1024 --kernel my_kernel.yaml --json
       gemmill run --mnkl 4096,4096,4096 --epilogue "d = gelu(acc + bias.bf16[n])"
       gemmill run --problem "8192x4096x7168 e4m3 tn grouped=64 a_scale=1x128 b_scale=128x128" --sizes zipf:1.1
@@ -132,11 +146,18 @@ def run(options: ProblemOptions, choice: KernelChoice, sizes: Sizes = None, stor
     problem = options.single()
     group_sizes = _checked_sizes(problem, sizes)
     unit = Unit(measurable(problem), tuple(choice.kernels(problem)), sizes=group_sizes)
+    if verify == "bits":
+        for kernel_and_slices in unit.kernels:
+            config = parse_name(plain_name(kernel_and_slices.name))
+            check_supported(unit.problem, arithmetic_of(config, kernel_and_slices.slices))
     with tempfile.TemporaryDirectory() as folder:
-        found = measure([unit], Path(folder) / "records.jsonl", CompileOptions(store=store))
+        measuring = replace(DEFAULT_OPTIONS, bits=verify == "bits")
+        found = measure([unit], Path(folder) / "records.jsonl", CompileOptions(store=store), options=measuring)
     if not found:
         raise UnsupportedProblemError(f"no kernel was measured on {problem}")
     report_measurements(found)
+    if verify == "bits":
+        output.complain(f"D of {len(unit.kernels)} kernels has the bits of the oracle")
 
 
 def _checked_sizes(problem: GemmProblem, said: str | None) -> str:
