@@ -7,7 +7,9 @@ the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gemmill.library.config.model import GemmConfig
@@ -21,9 +23,14 @@ if TYPE_CHECKING:
     from gemmill.library.arithmetic import Arithmetic
 
 ANY, INVARIANT, CUBLAS = "any", "invariant", "cublas"
-"""The fastest kernel; the same bits whatever M and the batch; the bits of cuBLAS without split-K."""
-BITS = (ANY, INVARIANT, CUBLAS)
-"""The values that are no names of an arithmetic."""
+BITS: Mapping[str, str] = MappingProxyType(
+    {
+        ANY: "those of the fastest kernel",
+        INVARIANT: "the same for every M and batch",
+        CUBLAS: "those of cuBLAS without split-K",
+    }
+)
+"""The values that are no names of an arithmetic, with the bits that D then has."""
 _OF_CUBLAS = ("k16", "k8", "k32", "exact")
 """Arithmetics that gave the bits of cuBLAS on an H200."""
 _EQUAL = ("bf16", "f16", "tf32", "f64")
@@ -45,7 +52,7 @@ def invariant_slices(problem: GemmProblem, n: int) -> int:
 
 def fault_of(bits: object) -> str:
     """Return what is wrong with a value of ``bits=``, as a sentence for an error; empty if it is valid."""
-    if bits in BITS:
+    if isinstance(bits, str) and bits in BITS:
         return ""
     from gemmill.library.arithmetic import parse_arithmetic  # programs that require none start faster
 

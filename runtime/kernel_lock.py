@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from gemmill.library.bits import ANY
 from gemmill.library.errors import LockError, PackError, ToolchainError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.host_gpu import machine
@@ -32,13 +33,21 @@ def lock(
     problems: Sequence[GemmProblem],
     jobs: int | None = None,
     on_done: Callable[[Outcome], None] | None = None,
+    bits: str = ANY,
 ) -> Lock:
     """Return the lock of the kernels that a registry selects for problems; compiles those that are missing.
+
+    Args:
+        registry: the registry.
+        problems: the problems.
+        jobs: processes that compile.
+        on_done: called for each kernel that packs do not hold, as it finishes.
+        bits: as for :meth:`Registry.select`.
 
     Raises:
         UnsupportedProblemError, CompileError, ToolchainError, PackError: as for :meth:`Registry.warm`.
     """
-    kernels = {problem: registry.select(problem).kernel for problem in problems}
+    kernels = {problem: registry.select(problem, bits=bits).kernel for problem in problems}
     names = [*dict.fromkeys(kernel.name for kernel in kernels.values())]
     return Lock.of(registry.gpu.name, kernels, registry.warm(names, jobs=jobs, on_done=on_done))
 

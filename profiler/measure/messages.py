@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gemmill.library.arch import DEFAULT_GPU
+from gemmill.library.arithmetic import Arithmetic
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.problem import GemmProblem, Regime
 from gemmill.library.version import __version__
@@ -79,6 +80,8 @@ class Unit:
     """Names of :data:`~gemmill.profiler.baselines.baseline.BASELINES` to compare with."""
     sizes: str = ""
     """Sizes of the groups (library/input/group_sizes.py); empty without groups."""
+    arithmetic: Arithmetic | None = None
+    """The arithmetic of all kernels; None: any."""
 
     @property
     def candidates(self) -> tuple[SlicedKernel, ...]:

@@ -8,8 +8,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from gemmill.library.arithmetic import Arithmetic
+from gemmill.library.bits import kernels_of
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import kernel_name
+from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.decompositions.sliced_kernel import SLICES, SlicedKernel, in_each_number
 from gemmill.library.decompositions.workspace_layout import PARTIAL_BYTES
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
@@ -205,13 +207,22 @@ def _varied(config: GemmConfig, text: str) -> GemmConfig | None:
     return with_epilogue(config, text) if config.epilogue == LINEAR else None
 
 
+def with_arithmetic(unit: Unit, arithmetic: Arithmetic | None) -> Unit:
+    """The unit with only the kernels and slices of an arithmetic; None: of any."""
+    if arithmetic is None:
+        return unit
+    names = dict.fromkeys(kernel.name for kernel in unit.kernels)
+    kernels = tuple(kernel for name in names for kernel in kernels_of(name, parse_name(name), arithmetic))
+    return replace(unit, kernels=kernels, arithmetic=arithmetic)
+
+
 def likely_first(unit: Unit, selector: Selector, besides: Iterable[SlicedKernel] = ()) -> Unit:
     """The unit with its kernels sorted as the selector ranks them.
 
     The pinned kernels come first: the selector's choice and those in ``besides``, even if the unit lacks them, for
     example transposed kernels for many rows. Kernels that the selector does not rank come last.
     """
-    likely = _ranked(unit.problem, selector, len(SLICES) * len(selector.configs))
+    likely = _ranked(unit, selector, len(SLICES) * len(selector.configs))
     pinned = tuple(dict.fromkeys((*likely[:1], *besides)))
     places = {kernel: place for place, kernel in enumerate(dict.fromkeys((*pinned, *likely)))}
     kernels = dict.fromkeys((*unit.kernels, *pinned))
@@ -222,13 +233,14 @@ def likely_first(unit: Unit, selector: Selector, besides: Iterable[SlicedKernel]
 def likely_alone(unit: Unit, selector: Selector, count: int) -> Unit:
     """The unit with only the ``count`` kernels that the selector ranks first, even if the unit lacks them; without
     kernels if none supports the problem."""
-    return replace(unit, kernels=tuple(_ranked(unit.problem, selector, count)))
+    return replace(unit, kernels=tuple(_ranked(unit, selector, count)))
 
 
-def _ranked(problem: GemmProblem, selector: Selector, count: int) -> list[SlicedKernel]:
+def _ranked(unit: Unit, selector: Selector, count: int) -> list[SlicedKernel]:
     """The ``count`` kernels that the selector ranks first for a burst; none if no kernel supports the problem."""
     try:
-        return [candidate.kernel for candidate in selector.candidates(problem, count)]
+        candidates = selector.candidates(unit.problem, count, arithmetic=unit.arithmetic)
+        return [candidate.kernel for candidate in candidates]
     except UnsupportedProblemError:
         return []
 

@@ -108,7 +108,9 @@ class Selector:
             choice = self._fastest(problem, None, arithmetic)
         return choice.answering(problem, self._slow_path(choice, problem, sm_count, arithmetic), arithmetic)
 
-    def under_power(self, problem: GemmProblem, objective: Regime = "sustained") -> Choice | None:
+    def under_power(
+        self, problem: GemmProblem, objective: Regime = "sustained", arithmetic: Arithmetic | None = None
+    ) -> Choice | None:
         """Return the kernel under the power limit with its runners-up, where that limit applies to the problem and the
         caller gave no measurements of it; None elsewhere.
 
@@ -116,9 +118,9 @@ class Selector:
             UnsupportedProblemError: no kernel supports it.
         """
         is_empty = min(problem.m, problem.n, problem.k, problem.batch) == 0
-        if is_empty or self._measured.rows_of_caller(problem):
+        if is_empty or self._measured.rows_of_caller(problem, arithmetic):
             return None
-        return self._under_power(problem, objective, None)
+        return self._under_power(problem, objective, arithmetic)
 
     def candidates(
         self, problem: GemmProblem, count: int, sm_count: int | None = None, arithmetic: Arithmetic | None = None
@@ -140,16 +142,17 @@ class Selector:
             first.setdefault(candidate.kernel, candidate)
         return [*first.values()][:count]
 
-    def measured_on(self, problem: GemmProblem) -> Times:
+    def measured_on(self, problem: GemmProblem, arithmetic: Arithmetic | None = None) -> Times:
         """Return the measured microseconds and kernels of a problem, the fastest first: the caller's or, where there
-        are none, the shipped ones."""
-        return self._measured.times(problem)
+        are none, the shipped ones. With ``arithmetic``, only kernels that have it."""
+        return self._measured.times(problem, arithmetic)
 
-    def times(self, problem: GemmProblem) -> dict[SlicedKernel, float]:
-        """Return the predicted microseconds of the kernels that support a problem; empty where none does."""
+    def times(self, problem: GemmProblem, arithmetic: Arithmetic | None = None) -> dict[SlicedKernel, float]:
+        """Return the predicted microseconds of the kernels that support a problem; empty where none does. With
+        ``arithmetic``, only kernels that have it."""
         fastest: dict[SlicedKernel, float] = {}
-        if self._kernels.find(problem, None):
-            table, serving, work = self._times(problem, None, None)
+        if self._kernels.find(problem, None, arithmetic):
+            table, serving, work = self._times(problem, None, arithmetic)
             for i in _members(table, serving).tolist():
                 fastest[table.kernels[i]] = min(float(work["us"][i]), fastest.get(table.kernels[i], inf))
         return fastest

@@ -349,10 +349,11 @@ def test_a_pack_for_shapes_has_the_kernels_that_they_need(tmp_path: Path) -> Non
     ok("pack", manifest, "--shapes", shapes, "--budget", size, "-o", tmp_path / "same.pack")
     assert (tmp_path / "same.pack").read_bytes() == before
     for arguments, says in (
-        (("--budget", "1M"), "--regret, --budget, --objective and --gpu need --shapes or --problem"),
-        (("--regret", "0.1"), "--regret, --budget, --objective and --gpu need --shapes or --problem"),
-        (("--gpu", "H200"), "--regret, --budget, --objective and --gpu need --shapes or --problem"),
-        (("--objective", "burst"), "--regret, --budget, --objective and --gpu need --shapes or --problem"),
+        (("--budget", "1M"), "--regret, --budget, --objective, --bits and --gpu need --shapes or --problem"),
+        (("--regret", "0.1"), "--regret, --budget, --objective, --bits and --gpu need --shapes or --problem"),
+        (("--gpu", "H200"), "--regret, --budget, --objective, --bits and --gpu need --shapes or --problem"),
+        (("--bits", "invariant"), "--regret, --budget, --objective, --bits and --gpu need --shapes or --problem"),
+        (("--objective", "burst"), "--regret, --budget, --objective, --bits and --gpu need --shapes or --problem"),
         (("--shapes", shapes, "--budget", "many"), "expected a number of bytes such as 500M"),
         (("--shapes", "none"), "neither a file nor a shipped suite"),
         (("--problem", "64x64 bf16"), "the extents are '64x64'; write MxNxK"),
@@ -361,6 +362,26 @@ def test_a_pack_for_shapes_has_the_kernels_that_they_need(tmp_path: Path) -> Non
         result = gemmill("pack", manifest, *arguments, "-o", to)
         assert result.exit_code == 2
         assert says in result.stderr
+
+
+@pytest.mark.slow
+def test_a_pack_for_bits_has_the_kernels_of_calls_with_these_bits(tmp_path: Path) -> None:
+    manifest, to = tmp_path / "two.yaml", tmp_path / "some.pack"
+    manifest.write_text(MANIFEST.replace("stages: 4}", "stages: 4, scheduler: {decomposition: [tiles, splitk]}}"))
+    problem = GemmProblem(16, 512, 16384)
+    pack = ("pack", manifest, "--problem", str(problem), "--gpu", "H200", "-o", to)
+    ok(*pack)
+    assert ["splitk" in name for name in Pack.open(to).names()] == [True], "the fastest slices K"
+    for bits in ("invariant", "cublas", "k16/8"):
+        ok(*pack, "--bits", bits)
+        registry = Registry(packs=[to], gpu="H200")
+        choice = registry.select(problem, bits=bits)
+        assert Pack.open(to).names() == [choice.name]
+        assert choice.arithmetic == choice.required
+        assert registry.get(choice.name).digest, "from the pack"
+        assert registry.select(problem.but(m=5000), bits=bits).kernel == choice.kernel
+    lost = gemmill(*pack, "--bits", "k32")
+    assert (lost.exit_code, "no kernel" in lost.stderr) == (1, True)
 
 
 @pytest.mark.slow
@@ -508,10 +529,19 @@ def test_select_quick_has_no_effect() -> None:
     assert quick.stdout == ok("select", *size)
 
 
-def test_select_for_every_m() -> None:
+@pytest.mark.parametrize("option", [("--batch-invariant",), ("--bits", "invariant"), ("--bits", "k16")])
+def test_select_for_every_m(option: tuple[str, ...]) -> None:
     for m in (1, 64, 5000):
-        report = json.loads(ok("select", "--mnkl", f"{m},1024,1001", "--batch-invariant", "--json"))
+        report = json.loads(ok("select", "--mnkl", f"{m},1024,1001", *option, "--json"))
         assert report["reason"].endswith("; arithmetic k16, as required")
+        assert report["arithmetic"] == report["required"] == "k16"
+
+
+def test_select_refuses_bits_that_no_kernel_gives() -> None:
+    unknown = gemmill("select", "--mnkl", "64,64,64", "--a", "f64", "--bits", "cublas")
+    assert (unknown.exit_code, "how cuBLAS sums is not known" in unknown.stderr) == (1, True)
+    both = gemmill("select", "--mnkl", "64,64,64", "--bits", "k16", "--batch-invariant")
+    assert (both.exit_code, "omit --batch-invariant" in both.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

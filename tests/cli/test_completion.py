@@ -85,6 +85,8 @@ def test_every_shell_is_told_in_its_own_form(
         ("gemmill list own.yaml --preset q", []),
         ("gemmill list no.yaml --preset q", []),
         ("gemmill select --a-scale 128", ["128x128", "128x128e8"]),
+        ("gemmill run --bits in", ["invariant"]),
+        ("gemmill pack --bits k32", ["k32", "k32f16"]),
         ("gemmill list bf16 --bits k32", ["k32", "k32f16"]),
         ("gemmill roofline --dtypes bf16,e4", ["bf16,e4m3"]),
         ("gemmill serve token new pods --scopes read,", ["read,compile", "read,source", "read,write", "read,admin"]),

@@ -24,6 +24,10 @@ def test_a_lock_is_made_again_the_same_and_warmed(tmp_path: Path, monkeypatch: p
     assert [*report["problems"]] == [TEXT]
     assert report["arithmetic"] == {TEXT: "k16"}
     assert lock.read_bytes() == before
+    required = ok("lock", shapes, "--manifest", manifest, "--gpu", "H200", "--bits", "invariant", "-o", lock, "--json")
+    assert json.loads(required)["arithmetic"] == {TEXT: "k16"}
+    assert gemmill("lock", shapes, "--manifest", manifest, "--bits", "k32", "-o", lock).exit_code == 1
+    assert lock.read_bytes() == before
     ok("pack", manifest, "-o", pack)
     (packed,) = json.loads(ok("pack", "inspect", pack, "--json"))["kernels"]
     assert packed["arithmetic"] == "k16"

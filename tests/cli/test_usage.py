@@ -35,7 +35,10 @@ WRONG: Mapping[str, tuple[str, ...]] = {
         *("nosuch", "bf16 --preset nosuch", "bf16 --count --refused", "--count", "bf16 --coverage"),
         *("bf16 --where tile.n>", "bf16 --where tile.q==1", "bf16 --where a.dtype=='bf61'"),
     ),
-    "lock": ("quick", "nosuch -o x.lock", "--problem 64x64 -o x.lock", "quick -o none/x.lock", "-o x.lock"),
+    "lock": (
+        *("quick", "nosuch -o x.lock", "--problem 64x64 -o x.lock", "quick -o none/x.lock", "-o x.lock"),
+        "quick -o x.lock --bits x",
+    ),
     "oracle": (
         *("", "--mnkl 64,64", "--mnkl 64,64,64,2", "--mnkl 64,64,64 --bits any", "--mnkl 64,64,64 --slices 2"),
         *("--mnkl 64,64,64 --operands {file}", "--mnkl 64,64,64 --operands none", "--mnkl 64,64,64 -o x.txt"),
@@ -45,7 +48,12 @@ WRONG: Mapping[str, tuple[str, ...]] = {
     "pack inspect": ("", "none", "."),
     "pack make": (
         *("bf16", "nosuch -o x", "bf16 -o .", "{manifest} -o {manifest}", "bf16 -o none/x", "bf16 -o x --regret 1"),
-        *("bf16 -o x --shapes quick --budget 1Q", "bf16 -o x --preset nosuch", "bf16 -o x --sign none"),
+        *(
+            "bf16 -o x --shapes quick --budget 1Q",
+            "bf16 -o x --preset nosuch",
+            "bf16 -o x --sign none",
+            "bf16 -o x --bits k16",
+        ),
     ),
     "pack sign": ("{file}", "none --sign {file}"),
     "pack verify": ("none", "{file} --index none"),
@@ -54,6 +62,7 @@ WRONG: Mapping[str, tuple[str, ...]] = {
         *("bf16 --shapes quick --budget 10m --exhaustive", "bf16 --shapes quick --gpus 0", "bf16 --problem 64x64"),
         *("bf16 --shapes quick --gpus 2 --scheduler tls://a:1", "bf16 --shapes quick --scheduler ="),
         *("bf16 --shapes quick --records none/r.jsonl", "{manifest} --shapes quick --scheduler tcp://127.0.0.1:1"),
+        "bf16 --shapes quick --bits fast",
     ),
     "records pack": ("none -o x.parquet", "{file} -o x.txt", "{file} -o none/x.parquet"),
     "report": ("{file}", "none --csv x.csv", ". --csv x.csv", "{file} --csv none/x.csv"),
@@ -64,6 +73,7 @@ WRONG: Mapping[str, tuple[str, ...]] = {
             "--mnkl 64,64,64 --kernel {kernel} --slices 3",
             "--mnkl 64,64,64 --tile 1,2",
             "--mnkl 64,64,64 --cluster 1,1",
+            "--mnkl 64,64,64 --bits k16/stream@64",
         ),
         *("--mnkl 64,64,64 --cluster 1,1", "--mnkl 64,64,64 --sizes balanced", "--mnkl 64,64,64 --mnkl 64,64,128"),
     ),
@@ -71,6 +81,7 @@ WRONG: Mapping[str, tuple[str, ...]] = {
         *("", "--mnkl 64,64", f"--mnkl {2**31 - 4095},128,128", f"--mnkl {'9' * 5000},1,1", "--mnkl 64,64,-3"),
         *("--mnkl 64,64,64 --promoted", "--mnkl 64,64,64 --a-dtype f65", "--mnkl 64,64,64 --c-major m"),
         *("--mnkl 64,64,64 --pack none", "--mnkl 64,64,64 --manifest nosuch", "--shapes nosuch", "--model none"),
+        "--mnkl 64,64,64 --bits fast",
     ),
     "serve": (
         "--port 99999",

@@ -64,6 +64,11 @@ def test_problems_become_kernels(server: Running, artifact: Artifact) -> None:
     assert len(chosen["key"]) == 64
     assert chosen["arithmetic"] == "k16"
     assert all(runner["arithmetic"] for runner in chosen["runners_up"])
+    few = {"problem": "16x512x16384 bf16 tn", "gpu": {"name": "NVIDIA H200"}}
+    fastest, same = (server.ask("POST", "/v1/select", {**few, "bits": bits}, MAKE).json for bits in ("any", "cublas"))
+    assert (fastest["arithmetic"] == "k16", same["arithmetic"]) == (False, "k16")
+    resolved = server.instantiate(token=MAKE, problems=[few["problem"]], bits="cublas", wait=0).events[0]
+    assert resolved["kernel"] == same["kernel"]
     events = server.instantiate(token=MAKE, problems=["4096x4096x4096 bf16 tn"], wait=0).events
     assert [event["event"] for event in (events[0], events[-1])] == ["resolved", "done"]
     assert (events[0]["kernel"], events[-1]["pending"]) == (chosen["kernel"], 1)
@@ -92,11 +97,20 @@ def test_some_fail_and_others_do_not(server: Running, artifact: Artifact) -> Non
         ({"gpu": {"name": "../../x", "arch": "sm90"}}, 422, "malformed"),
         ({"gpu": {"name": "NVIDIA H200/../x", "sm_count": 8}}, 422, "malformed"),
         ({"driver_cuda": [12]}, 422, "malformed"),
+        ({"bits": "fast"}, 422, "malformed"),
+        ({"bits": "k16/stream@64"}, 422, "malformed"),
     ],
 )
 def test_requests_that_mean_nothing(server: Running, more: dict[str, object], status: int, code: str) -> None:
     answer = server.ask("POST", "/v1/instantiate", {"kernels": [KERNEL], **more}, MAKE)
     assert (answer.status, answer.code) == (status, code)
+
+
+def test_bits_that_no_kernel_gives_are_refused_with_the_rule(server: Running) -> None:
+    body = {"problem": "64x64x64 f64", "gpu": {"name": "NVIDIA H200"}}
+    wrong, unknown = (server.ask("POST", "/v1/select", {**body, "bits": bits}, MAKE) for bits in ("fast", "cublas"))
+    assert wrong.json["error"]["message"].startswith("Invalid bits 'fast': it must be 'any', 'invariant', 'cublas' or")
+    assert (unknown.status, unknown.code) == (422, "unsupported_problem")
 
 
 def test_gpus_that_are_not_known_are_refused_with_those_that_are(server: Running) -> None:

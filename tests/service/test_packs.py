@@ -10,6 +10,8 @@ import pytest
 from tests.library.test_records import MEASURED
 from tests.service.running import Running, serving
 
+from gemmill.library.problem import GemmProblem
+from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.pack import Pack
 from gemmill.runtime.storage.trust.signatures import SigningKey, TrustedKeys, open_sealed
 from gemmill.runtime.storage.trust.signed_packs import PackIndex, check_signature
@@ -40,6 +42,17 @@ def test_a_pack_is_built_signed_listed_and_fetched(tmp_path: Path) -> None:
         chosen = server.ask("POST", "/v1/select", {"problem": problem}).json["kernel"]
         assert opened.names() == [chosen]
         PackIndex.open(server.ask("GET", "/v1/packs").body, trusted).check(opened, trusted)
+        few = "16x512x16384 bf16 tn"
+        body = {"name": "cublas.pack", "problems": [few], "bits": "cublas"}
+        assert server.ask("POST", "/v1/packs", body).status == 202
+        while (pack := server.ask("GET", "/v1/packs/cublas.pack")).status != 200:
+            assert pack.code == "building", pack.json
+            time.sleep(0.2)
+        (tmp_path / "cublas.pack").write_bytes(pack.body)
+        choice = Registry(packs=[tmp_path / "cublas.pack"], gpu="H200").select(
+            GemmProblem.from_text(few), bits="cublas"
+        )
+        assert str(choice.arithmetic) == "k16"
         assert server.ask("GET", "/v1/packs/small.pack", Range="bytes=0-7").body == pack.body[:8]
 
 

@@ -27,6 +27,7 @@ PAGES = {
     "problem": "/problems?problem=4096x4096x4096+bf16+tn&gpu=NVIDIA+H200",
     "other-gpu": "/problems?problem=96x96x96+f64+tn&gpu=NVIDIA+GH200+480GB",
     "sliced": "/problems?problem=64x64x65536+bf16+tn",
+    "bits": "/problems?problem=16x512x16384+bf16+tn&gpu=NVIDIA+H200&bits=k16%2F8",
     "queue": "/queue",
 }
 ASKED = "64x64x64 f64 tn"
@@ -162,6 +163,14 @@ def test_problems_say_why_and_what_is_wrong(shown: Running) -> None:
     assert "under sustained load, at the power limit of " in page
     assert page.count("<small>") == 2 * 36, "microseconds and TFLOP/s of each cell"
     assert len(re.findall(r'data-label="TFLOP/s">\d', page)) == 5
+    page = shown.ask("GET", PAGES["bits"]).body.decode()
+    assert "; arithmetic k16/8, as required" in page
+    assert {*re.findall(r'data-label="Arithmetic">([^<]*)<', page)} == {"k16/8"}
+    assert {*re.findall(r'href="/problems\?([^"]*)"', page)} - {
+        *re.findall(r'href="/problems\?([^"]*bits=k16[^"]*)"', page)
+    } == set()
+    refused = shown.ask("GET", "/problems?problem=64x64x64+bf16+tn&bits=fast")
+    assert (refused.status, "it must be &#39;any&#39;" in refused.body.decode()) == (422, True)
     wrong = shown.ask("GET", "/problems?problem=%3Cscript%3Ealert(1)%3C/script%3E&gpu=x").body.decode()
     assert "<script" not in wrong
     assert 'role="alert"' in wrong

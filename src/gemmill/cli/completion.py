@@ -16,6 +16,7 @@ import typer
 
 from gemmill.library.arch import GPUS
 from gemmill.library.arithmetic import STEPS
+from gemmill.library.bits import BITS
 from gemmill.library.config.model import GemmConfig, ScaleName
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import GemmillError
@@ -50,6 +51,12 @@ def dtypes(incomplete: str) -> Iterable[str]:
 def scale_blocks(incomplete: str) -> Iterable[str]:
     """Blocks of elements that share a scale."""
     return _beginning(incomplete, [name for name in get_args(ScaleName) if name != "none" and not name.endswith("z")])
+
+
+@_quietly
+def bits(incomplete: str) -> Iterable[str]:
+    """Values of --bits: words, and names of arithmetics in which one CTA sums all of K."""
+    return _beginning(incomplete, (*BITS, *STEPS))
 
 
 @_quietly

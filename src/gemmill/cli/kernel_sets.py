@@ -11,16 +11,17 @@ from typing import Annotated
 from gemmill.cli import completion, output
 from gemmill.cli.options import KernelFilter, argument, kernel_set, measurable
 from gemmill.cli.output import UsageError
+from gemmill.library.bits import ANY
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import ManifestError, UnsupportedProblemError
 from gemmill.library.manifest.kernelset import KernelSet
 from gemmill.library.manifest.load import shipped_manifests
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.library.wording import suggest
 from gemmill.profiler.measure.messages import Unit
 from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite
-from gemmill.profiler.sweep.units import is_plain, units, unserved
+from gemmill.profiler.sweep.units import is_plain, units, unserved, with_arithmetic
 from gemmill.runtime.registry import Registry
 
 
@@ -98,6 +99,33 @@ class KernelSets(KernelFilter):
             else:
                 missing.append(shape)
         return [*found.values()], missing
+
+
+def of_bits(chosen: Sequence[Unit], bits: str, sets: KernelSets) -> list[Unit]:
+    """The units with only the kernels of the arithmetic that ``bits`` requires. Lists on stderr the problems without
+    such a kernel; UnsupportedProblemError if these are all problems."""
+    if bits == ANY:
+        return [*chosen]
+    registry, limited, lacking = Registry(sets.limited), list[Unit](), list[str]()
+    for unit in chosen:
+        # Units with a narrow A are the transpose of calls with a narrow B.
+        is_transposed = upconverts_a(unit.problem.a_dtype, unit.problem.b_dtype)
+        try:
+            arithmetic = registry.arithmetic(unit.problem, bits, is_transposed=is_transposed)
+        except UnsupportedProblemError as error:
+            lacking.append(str(error))
+            continue
+        if (required := with_arithmetic(unit, arithmetic)).kernels:
+            limited.append(required)
+        else:
+            lacking.append(f"no kernel for {unit.problem} has arithmetic {arithmetic}")
+    more = "; ..." if len(lacking) > 3 else ""
+    says = f"--bits {bits} leaves out {len(lacking):,} of {len(chosen):,} problems: {'; '.join(lacking[:3])}{more}"
+    if not limited:
+        raise UnsupportedProblemError(says)
+    if lacking:
+        output.complain(says)
+    return limited
 
 
 def warn_unsupported(missing: Sequence[Shape], suite: ShapeSuite, sets: KernelSets) -> None:

@@ -16,6 +16,7 @@ import typer
 from gemmill.cli import completion, output
 from gemmill.cli.output import UsageError, usage
 from gemmill.library.arch import Gpu, gpu_named
+from gemmill.library.bits import BITS, fault_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import ConfigError, DeviceError, ExpressionError, ManifestError, ProblemError
@@ -123,6 +124,25 @@ Objective = Annotated[
     typer.Option(
         help="`sustained`: fastest in a program that runs for seconds under the power limit. `burst`: fastest in a "
         "single launch at full clock."
+    ),
+]
+
+
+def _bits(text: str) -> str:
+    if fault := fault_of(text):
+        raise typer.BadParameter(fault.removeprefix("bits is "))
+    return text
+
+
+Bits = Annotated[
+    str,
+    typer.Option(
+        "--bits",
+        metavar="|".join((*BITS, "CLASS")),
+        parser=_bits,
+        autocompletion=completion.bits,
+        help=f"Bits that D must have. {'; '.join(f'{word}: {says}' for word, says in BITS.items())}; CLASS: those of "
+        "this arithmetic, such as k16 or k16/8.",
     ),
 ]
 

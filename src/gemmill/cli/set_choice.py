@@ -27,6 +27,8 @@ class Conditions(NamedTuple):
     objective: Regime
     regret: float
     """Maximum slowdown of a problem, as a fraction of the time of its fastest kernel."""
+    bits: str
+    """Which bits the kernels must give: a value of ``bits=`` (library/bits.py)."""
 
 
 class SuiteTimes(NamedTuple):
@@ -87,16 +89,17 @@ class _Row(NamedTuple):
 
 def _row(problem: GemmProblem, under: Conditions) -> _Row | None:
     """The times of kernels on a problem; None if no kernel supports it."""
-    problem = problem.with_narrow_a
-    selector = under.registry.selector_for(problem)
     try:
-        modelled = selector.times(problem)
+        arithmetic = under.registry.arithmetic(problem, under.bits)
+        problem = problem.with_narrow_a
+        selector = under.registry.selector_for(problem)
+        modelled = selector.times(problem, arithmetic)
         if not modelled:
             return None
-        held = selector.under_power(problem, under.objective)
+        held = selector.under_power(problem, under.objective, arithmetic)
     except UnsupportedProblemError:
         return None
-    measured = {kernel: us for us, kernel in selector.measured_on(problem)} if held is None else {}
+    measured = {kernel: us for us, kernel in selector.measured_on(problem, arithmetic)} if held is None else {}
     ranked = dict(held.runners_up) | {held.kernel: held.predicted_us} if held else measured
     completed = _completed(ranked, modelled)
     return _Row(_of_cubins(completed), _of_cubins(ranked or completed), measured)

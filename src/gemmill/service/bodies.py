@@ -6,10 +6,12 @@ import asyncio
 import json
 from typing import Annotated, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
+from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 
 from gemmill.library.arch import Gpu, gpu_named
+from gemmill.library.bits import ANY, fault_of
 from gemmill.library.errors import DeviceError
 from gemmill.library.frozen import Frozen
 from gemmill.library.input.strict_json import parse
@@ -56,6 +58,16 @@ async def read_body(request: Request, most: int = BODY_BYTES) -> bytes:
     return b"".join(chunks)
 
 
+def _checked_bits(text: str) -> str:
+    if fault := fault_of(text):
+        raise PydanticCustomError("bits", "{rule}", {"rule": fault.partition("; ")[2]})
+    return text
+
+
+Bits = Annotated[Text, AfterValidator(_checked_bits)]
+"""Which bits the selected kernels must give: a value of ``bits=`` (library/bits.py)."""
+
+
 class GpuDescription(Frozen):
     """A GPU, as its driver reports it."""
 
@@ -65,12 +77,14 @@ class GpuDescription(Frozen):
 
 
 class KernelRequest(Frozen):
-    """Members of all requests for kernels: the client's version of gemmill, and the machine that runs the kernels."""
+    """Members of all requests for kernels: the client's version of gemmill, the machine that runs the kernels, and the
+    bits that those selected for problems must give."""
 
     gemmill: str | None = None
     headers: str | None = None
     gpu: GpuDescription | None = None
     driver_cuda: tuple[CudaVersion, CudaVersion] | None = None
+    bits: Bits = ANY
 
 
 async def read_json(request: Request, kind: type[Body]) -> Body:

@@ -89,7 +89,7 @@ async def instantiate(service: Service, request: Request, caller: Caller) -> Res
     if not 0 < len(items) <= ITEMS:
         raise malformed(f"{len(items):,} kernels, problems and sources; a request must have 1 to {ITEMS:,}.")
     wait = _WAIT_SECONDS if body.wait is None else body.wait
-    resolution = await resolve(service, items, machine, caller)
+    resolution = await resolve(service, items, machine, caller, body.bits)
     if not resolution.ready and not resolution.jobs and resolution.failed:
         statuses = {refusal.status for _, refusal in resolution.failed}
         if len(statuses) == 1 and statuses & {429, 503}:  # the client can only retry
@@ -97,12 +97,14 @@ async def instantiate(service: Service, request: Request, caller: Caller) -> Res
     return StreamingResponse(lines(resolution, wait), media_type="application/x-ndjson")
 
 
-async def resolve(service: Service, items: list[dict[str, str]], machine: Target, caller: Caller) -> Resolution:
+async def resolve(
+    service: Service, items: list[dict[str, str]], machine: Target, caller: Caller, bits: str
+) -> Resolution:
     """Resolve names, problems and sources; find the kernels that exist, and queue the others."""
     resolution = Resolution()
     for item in items:
         try:
-            kernel = await _kernel_of(service, item, machine)
+            kernel = await _kernel_of(service, item, machine, bits)
             service.resolver.check_target(kernel, machine)
             resolution.resolved.append((item.get("problem"), kernel))
         except Refusal as refusal:
@@ -121,11 +123,11 @@ async def resolve(service: Service, items: list[dict[str, str]], machine: Target
     return resolution
 
 
-async def _kernel_of(service: Service, item: dict[str, str], machine: Target) -> KeyedKernel:
+async def _kernel_of(service: Service, item: dict[str, str], machine: Target, bits: str) -> KeyedKernel:
     """The kernel of an item: a problem, a source, or a name."""
     if (problem := item.get("problem")) is not None:
-        choice = await service.resolver.choice(problem, machine.gpu)
-        service.requested_problems.note(machine.gpu, choice)
+        choice = await service.resolver.choice(problem, machine.gpu, bits)
+        service.requested_problems.note(machine.gpu, choice, bits)
         return await service.resolver.keyed(choice.name)
     if (source := item.get("source")) is not None:
         return await service.resolver.sent(item["kernel"], source)
@@ -188,8 +190,8 @@ async def select(service: Service, request: Request, _: Caller) -> Response:
     """Answer with the kernel selected for a problem, its key, the reason, and the runners-up."""
     body = await read_json(request, SelectRequest)
     gpu = target(body).gpu
-    choice = await service.resolver.choice(body.problem, gpu, body.sm_count)
-    service.requested_problems.note(gpu, choice)
+    choice = await service.resolver.choice(body.problem, gpu, body.bits, body.sm_count)
+    service.requested_problems.note(gpu, choice, body.bits)
     kernel = await service.resolver.keyed(choice.name)
     return JSONResponse({"problem": str(choice.problem), "kernel": choice.name, "key": kernel.key, **_facts(choice)})
 

@@ -66,14 +66,14 @@ class Packs:
             self._index = time.monotonic(), changed, index
         return index
 
-    def build(self, name: str, problems: Sequence[str], machine: Target, tenant: str) -> None:
+    def build(self, name: str, problems: Sequence[str], machine: Target, tenant: str, bits: str) -> None:
         """Start to build a pack in the background; it replaces a pack of the same name."""
-        self.building[name] = asyncio.create_task(self._build(name, problems, machine, tenant))
+        self.building[name] = asyncio.create_task(self._build(name, problems, machine, tenant, bits))
 
-    async def _build(self, name: str, problems: Sequence[str], machine: Target, tenant: str) -> None:
+    async def _build(self, name: str, problems: Sequence[str], machine: Target, tenant: str, bits: str) -> None:
         chosen: dict[str, KeyedKernel] = {}
         for problem in problems:
-            keyed = await self._resolver.keyed((await self._resolver.choice(problem, machine.gpu)).name)
+            keyed = await self._resolver.keyed((await self._resolver.choice(problem, machine.gpu, bits)).name)
             self._resolver.check_target(keyed, machine)
             chosen[keyed.name] = keyed
         kernels = [await self._compiled(keyed, tenant) for keyed in chosen.values()]
@@ -163,5 +163,5 @@ async def post_pack(service: Service, request: Request, caller: Caller) -> Respo
         raise malformed("Missing problems: pass problems, suite, or both.")
     if (task := service.packs.building.get(name)) is not None and not task.done():
         raise Refusal(409, "building", f"{name} is already being built.", retry_after=5)
-    service.packs.build(name, problems, machine, caller.name)
+    service.packs.build(name, problems, machine, caller.name, body.bits)
     return JSONResponse({"name": name, "state": "building"}, 202, {"Location": f"/v1/packs/{name}"})

@@ -6,13 +6,16 @@ from pathlib import Path
 
 from tests.cases.manifests import shipped_set
 
+from gemmill.library.arch import DEFAULT_GPU
+from gemmill.library.arithmetic import arithmetic_named, parse_arithmetic
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import parse_name
+from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.measure.messages import Unit
 from gemmill.profiler.sweep.shape_suites import Shape, load_shapes
-from gemmill.profiler.sweep.units import units, unserved
+from gemmill.profiler.sweep.units import likely_first, units, unserved, with_arithmetic
 from gemmill.runtime.select.kernels.faults import needs_swap
+from gemmill.runtime.select.selector import Selector
 
 BF16 = tuple(shipped_set("bf16").expand())
 MIXED = tuple(shipped_set("mixed").expand(where="a.dtype == 'u4' and a.scale == '1x128' and b.dtype == 'bf16'"))
@@ -29,6 +32,17 @@ def test_a_shape_that_says_all_of_a_problem_is_measured_on_it_alone() -> None:
     grouped = GemmProblem(512, 256, 512, batching="grouped", groups=8)
     (unit,) = units(BF16, [Shape.of(grouped, "zipf:1.1")])
     assert (unit.problem, unit.sizes) == (grouped, "zipf:1.1")
+
+
+def test_a_required_arithmetic_leaves_its_kernels_and_slices_and_the_selected_one_has_it() -> None:
+    (unit,) = units(BF16, [Shape.of(GemmProblem(4096, 512, 16384))])
+    selector = Selector({kernel_name(config): config for config in BF16}, DEFAULT_GPU)
+    for name in ("k16", "k16/8", "k16/37@64"):
+        limited = likely_first(with_arithmetic(unit, parse_arithmetic(name)), selector)
+        assert {arithmetic_named(kernel) for kernel in limited.kernels} == {name}
+        assert limited.pinned
+    assert with_arithmetic(unit, parse_arithmetic("k32")).kernels == ()
+    assert with_arithmetic(unit, None) == unit
 
 
 def shape(problem: GemmProblem, sizes: str = "") -> Shape:

@@ -11,6 +11,7 @@ from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.commands.stores import check_kept
 from gemmill.cli.options import (
+    Bits,
     CompileOptions,
     Packs,
     RegistryOptions,
@@ -21,6 +22,7 @@ from gemmill.cli.options import (
     refuse_overwriting,
 )
 from gemmill.cli.output import UsageError
+from gemmill.library.bits import ANY
 from gemmill.runtime import kernel_lock
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.lockfile import Lock
@@ -46,6 +48,7 @@ def lock(
     problems: LockedProblems,
     sources: RegistryOptions,
     compiling: CompileOptions,
+    bits: Bits = ANY,
 ) -> None:
     """Pin the selected kernel of each problem in a lock file.
 
@@ -58,6 +61,7 @@ def lock(
     Examples:
       gemmill lock large -o kernels.lock
       gemmill lock trace.json --gpu H100 -o kernels.lock
+      gemmill lock trace.json --bits invariant -o kernels.lock
       gemmill lock --problem "4096x4096x4096 bf16 tn" --pack quick.pack -o kernels.lock
     """
     if (suite := problems.suite()) is None:
@@ -65,8 +69,8 @@ def lock(
     refuse_overwriting([to], [*sources.files, *problems.files])
     registry = sources.registry(compiling.store)
     shapes = [*dict.fromkeys(shape.problem for shape in suite.shapes)]
-    with output.progress(compiling=len({registry.select(each).name for each in shapes})) as step:
-        made = kernel_lock.lock(registry, shapes, compiling.jobs, lambda _: step("compiling"))
+    with output.progress(compiling=len({registry.select(each, bits=bits).name for each in shapes})) as step:
+        made = kernel_lock.lock(registry, shapes, compiling.jobs, lambda _: step("compiling"), bits)
     made.write(to)
     output.print_result(
         "lock",

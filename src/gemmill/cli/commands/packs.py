@@ -15,6 +15,7 @@ from gemmill.cli.app import Application, Commands, app
 from gemmill.cli.commands.compiling import compile_all, report_failures, tally
 from gemmill.cli.kernel_sets import KernelSets
 from gemmill.cli.options import (
+    Bits,
     CompileOptions,
     Objective,
     OnGpu,
@@ -31,6 +32,7 @@ from gemmill.cli.options import (
 from gemmill.cli.output import UsageError, usage
 from gemmill.cli.set_choice import Conditions, SuiteTimes, kernels_for
 from gemmill.library.arithmetic import arithmetic_named
+from gemmill.library.bits import ANY
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import PackError, SettingError, TrustError
 from gemmill.library.file_kinds import wrong_kind
@@ -119,6 +121,7 @@ class WorthOptions:
         str | None, typer.Option(metavar="BYTES", help="With --shapes: maximum size of the pack, such as 20M.")
     ] = None
     objective: Objective = "sustained"
+    bits: Bits = ANY
     gpu: OnGpu = None
 
     def most_bytes(self) -> int | None:
@@ -150,6 +153,8 @@ def make(
     then contains the shipped measurements, too. By default, times are those of a long run at the power limit; see
     --objective.
 
+    With --bits, the pack has only kernels that calls with these bits= may use.
+
     With --budget, the pack keeps as many kernels as fit, first those for the most frequent problems, and prints the
     slowdown of the problems. With --sign, gemmill also writes the signature FILE.sig. A machine that sets
     GEMMILL_TRUSTED_KEYS accepts only packs signed by one of these keys.
@@ -161,13 +166,14 @@ def make(
       gemmill pack --shapes trace.json -o model.pack
       gemmill pack bf16 --shapes large --regret 0.05 --budget 20M -o large.pack
       gemmill pack bf16 --shapes large --gpu H100 -o h100.pack
+      gemmill pack --shapes trace.json --bits invariant -o invariant.pack
       gemmill pack bf16 fp8 --shapes trace.json --budget 20M -o trace.pack
       gemmill pack bf16 --preset quick --sign release.pem -o quick.pack
       gemmill pack bf16 --problem "4096x28672x4096 bf16 tn epilogue='d = silu(gate) * up'" -o swiglu.pack
     """
     suite = problems.suite()
     if suite is None and worth != WorthOptions():
-        raise UsageError("--regret, --budget, --objective and --gpu need --shapes or --problem")
+        raise UsageError("--regret, --budget, --objective, --bits and --gpu need --shapes or --problem")
     if suite is None and not kernels.manifest:
         raise UsageError("no kernels are named; pass MANIFEST, or --shapes FILE or --problem TEXT to choose them")
     most, keys = worth.most_bytes(), target.keys()
@@ -178,7 +184,7 @@ def make(
     else:
         registry = Registry(kernels.limited, store=compiling.store, gpu=worth.gpu, records=records)
         regret = REGRET if worth.regret is None else worth.regret
-        configs, times = kernels_for(kernels, suite, Conditions(registry, worth.objective, regret))
+        configs, times = kernels_for(kernels, suite, Conditions(registry, worth.objective, regret, worth.bits))
         recorded = registry.recorded
     outcomes = compile_all(configs, compiling.jobs, Store(compiling.store))
     report_failures(outcomes)

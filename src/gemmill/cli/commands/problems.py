@@ -14,8 +14,9 @@ import typer
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.dsl import ClusterShape, DslCommand, TileShape, kernels_of
-from gemmill.cli.kernel_sets import KernelSets, warn_unsupported
+from gemmill.cli.kernel_sets import KernelSets, of_bits, warn_unsupported
 from gemmill.cli.options import (
+    Bits,
     CompileOptions,
     Manifests,
     Records,
@@ -30,6 +31,7 @@ from gemmill.cli.options import (
 from gemmill.cli.output import Status, UsageError, usage
 from gemmill.cli.problem_options import ProblemOptions
 from gemmill.library.arithmetic import arithmetic_of
+from gemmill.library.bits import ANY
 from gemmill.library.config.edited import plain_name
 from gemmill.library.config.names import kernel_name, parse_name, present_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
@@ -85,6 +87,7 @@ class KernelChoice:
     cluster: ClusterShape = None
     manifest: Manifests = field(default_factory=list)
     records: Records = field(default_factory=list)
+    bits: Bits = ANY
     top: Top = 1
 
     def kernels(self, problem: GemmProblem) -> list[SlicedKernel]:
@@ -97,7 +100,8 @@ class KernelChoice:
             with usage(ConfigError):
                 name, requested_slices = present_name(self.name, self.slices)
                 config = kernel(name)
-                slices, _ = named_launch(config, requested_slices, problem, detect())
+                arithmetic = Registry(manifests=()).arithmetic(problem, self.bits)
+                slices, _ = named_launch(config, requested_slices, problem, detect(), arithmetic)
             return [SlicedKernel(kernel_name(config), slices)]
         if self.slices is not None:
             raise UsageError("--slices needs a split-K kernel; pass --kernel KERNEL")
@@ -107,7 +111,7 @@ class KernelChoice:
             registry = Registry([kernels_of(problem, self.tile, self.cluster or (1, 1))])
         else:
             registry = RegistryOptions(self.manifest, records=self.records).registry()
-        choice = registry.select(problem)
+        choice = registry.select(problem, bits=self.bits)
         return [choice.kernel, *(kernel for kernel, _ in choice.runners_up)][: self.top]
 
 
@@ -138,6 +142,7 @@ def run(
       gemmill run --mnkl 4096,4096,4096,1 --a-dtype bf16 --a-major k --b-major k
       gemmill run --mnkl 8192,8192,8192 --tile 128,256,64 --cluster 2,1
       gemmill run --mnkl 4096,4096,4096,1 --top 5
+      gemmill run --mnkl 16,4096,4096 --bits invariant
       gemmill run --mnkl 512,512,4096 --verify bits
       gemmill run --mnkl 1000,3000,1024 --kernel my_kernel.yaml --json
       gemmill run --mnkl 4096,4096,4096 --epilogue "d = gelu(acc + bias.bf16[n])"
@@ -235,6 +240,7 @@ def profile(
     timing: TimingOptions,
     gpus: GpuOptions,
     compiling: CompileOptions,
+    bits: Bits = ANY,
     records: Annotated[Path, output_file("Records file to append measurements to.", "FILE", "--records")] = Path(
         "records.jsonl"
     ),
@@ -249,6 +255,8 @@ def profile(
 
     To use the measurements, pass `gemmill select --records FILE` or `gemmill.Registry(records=[FILE])`. The selector
     prefers them to its model.
+
+    With --bits, profile measures only kernels with the arithmetic that this requires of the problem.
 
     A kernel without an epilogue expression is also measured with the expression of a problem. --sizes applies to
     groups whose sizes the suite does not set.
@@ -275,6 +283,7 @@ def profile(
       gemmill profile bf16 --shapes large --regime sustained
       gemmill profile --shapes trace.json
       gemmill profile bf16 --shapes moe
+      gemmill profile bf16 --shapes heads --bits invariant
       gemmill profile bf16 --problem "8192x4096x7168 bf16 tn grouped=64" --sizes zipf:1.1
       gemmill profile projections.yaml --preset quick --shapes my_shapes.yaml --records records.jsonl
     """
@@ -283,10 +292,12 @@ def profile(
     chosen, missing = kernels.units_of([*dict.fromkeys(map(timing.sized, suite.shapes))])
     if missing:
         warn_unsupported(missing, suite, kernels)
+    chosen = of_bits(chosen, bits, kernels)
     options, workers = timing.options(), gpus.workers()
     names = map(kernel_name, kernels.declared) if kernels.manifest else ()
     if others := {*names} - {kernel.name for unit in chosen for kernel in unit.kernels}:
-        output.complain(f"left out {len(others)} kernels, because no problem has their formats, groups or expression")
+        they = "formats, groups or expression" if bits == ANY else "formats, groups, expression or arithmetic"
+        output.complain(f"left out {len(others)} kernels, because no problem has their {they}")
     found = measure(chosen, records, compiling, options=options, budget=timing.budget, workers=workers)
     report_measurements(found)
 

@@ -14,7 +14,7 @@ import typer
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.commands.problems import Top
-from gemmill.cli.options import Objective, RegistryOptions, argument, shape_suite
+from gemmill.cli.options import Bits, Objective, RegistryOptions, argument, shape_suite
 from gemmill.cli.output import Status, UsageError
 from gemmill.cli.problem_options import ProblemsOptions
 from gemmill.library.arithmetic import arithmetic_named
@@ -34,8 +34,9 @@ from gemmill.runtime.select.choice import Choice
 class SelectionOptions:
     """Requirements on the selected kernel."""
 
+    bits: Bits = ANY
     batch_invariant: Annotated[
-        bool, typer.Option("--batch-invariant", help="Same order of summation for every M and batch.")
+        bool, typer.Option("--batch-invariant", hidden=True, help="Another name for --bits invariant.")
     ] = False
     quick: Annotated[bool, typer.Option("--quick", hidden=True, help="Has no effect.")] = False
     objective: Objective = "sustained"
@@ -64,7 +65,7 @@ def select(
       gemmill select --mnkl 4096,4096,4096,1 --why
       gemmill select --mnkl 128,8192,8192 --a-dtype f16 --b-major n --top 5
       gemmill select --mnkl 4096,4096,4096,1 --records records.jsonl --json
-      gemmill select --mnkl 16,4096,4096 --batch-invariant --why
+      gemmill select --mnkl 16,4096,4096 --bits invariant --why
       gemmill select --mnkl 8192,8192,8192 --objective burst --why
       gemmill select --mnkl 16384,8192,28672 --gpu H100
       gemmill select --mnkl 4096,4096,4096 --model models --why
@@ -76,7 +77,9 @@ def select(
     problems = options.all(options.shapes)
     if how.quick:
         output.complain("--quick has no effect; omit it")
-    bits = INVARIANT if how.batch_invariant else ANY
+    if how.batch_invariant and how.bits not in (ANY, INVARIANT):
+        raise UsageError(f"--batch-invariant means --bits invariant, but --bits is {how.bits}; omit --batch-invariant")
+    bits = INVARIANT if how.batch_invariant else how.bits
     registry = sources.registry()
 
     def chosen(problem: GemmProblem) -> Choice:
@@ -171,7 +174,7 @@ def _ranked(choice: Choice, top: int) -> list[tuple[SlicedKernel, float | None]]
 
 def _report(problem: GemmProblem, choice: Choice, top: int) -> dict[str, Any]:
     report = {key: getattr(choice, key) for key in ("name", "slices", "reason", "source", "swap_ab")}
-    report["arithmetic"] = arithmetic_named(choice.kernel)
+    report |= {"arithmetic": str(choice.arithmetic), "required": choice.required and str(choice.required)}
     ranking = [
         {**kernel._asdict(), "arithmetic": arithmetic_named(kernel), "us": us} for kernel, us in _ranked(choice, top)
     ]

@@ -87,10 +87,10 @@ class Resolver:
         """The kernel of an edited source; ``name`` is the kernel that the source was generated for."""
         return await self.in_thread(lambda: self._kernel_of_source(name, source))
 
-    async def choice(self, problem: str, gpu: Gpu, sm_count: int | None = None) -> Choice:
+    async def choice(self, problem: str, gpu: Gpu, bits: str, sm_count: int | None = None) -> Choice:
         """The kernel selected for a problem, and the reason."""
         return await self.in_thread(
-            lambda: self.registry(gpu).select(GemmProblem.from_text(problem), sm_count)  # raises ProblemError
+            lambda: self.registry(gpu).select(GemmProblem.from_text(problem), sm_count, bits)  # raises ProblemError
         )
 
     def registry(self, gpu: Gpu) -> Registry:

@@ -52,9 +52,9 @@ class KernelMap:
     kernels: list[MapKernel]
 
     @classmethod
-    def of(cls, registry: Registry, problem: GemmProblem) -> KernelMap:
+    def of(cls, registry: Registry, problem: GemmProblem, bits: str) -> KernelMap:
         """Select the kernels for a problem with every M and N of the map."""
-        choices = [[_choice(registry, replace(problem, m=m, n=n)) for n in _EXTENTS] for m in _EXTENTS]
+        choices = [[_choice(registry, replace(problem, m=m, n=n), bits) for n in _EXTENTS] for m in _EXTENTS]
         cells = Counter(choice.kernel for row in choices for choice in row if choice is not None)
         kernels = [MapKernel(kernel, 1 + i, count) for i, (kernel, count) in enumerate(cells.most_common())]
         by_kernel = {each.kernel: each for each in kernels}
@@ -77,8 +77,8 @@ class KernelMap:
         return self.kernels[COLOURS:]
 
 
-def _choice(registry: Registry, problem: GemmProblem) -> Choice | None:
+def _choice(registry: Registry, problem: GemmProblem, bits: str) -> Choice | None:
     try:
-        return registry.select(problem)
+        return registry.select(problem, bits=bits)
     except ProblemError:
         return None

@@ -106,6 +106,8 @@ class RequestedProblem:
 
     problem: str
     gpu: Gpu
+    bits: str
+    """Which bits the clients required."""
     choice: Choice
     """The result of the last request."""
     times: int
@@ -118,13 +120,13 @@ class RequestedProblems:
     """The most recently requested problems, each with its number of requests."""
 
     def __init__(self) -> None:
-        self._rows: OrderedDict[tuple[str, str], RequestedProblem] = OrderedDict()
+        self._rows: OrderedDict[tuple[str, str, str], RequestedProblem] = OrderedDict()
 
-    def note(self, gpu: Gpu, choice: Choice) -> None:
+    def note(self, gpu: Gpu, choice: Choice, bits: str) -> None:
         """Count a request."""
-        key = gpu.name, str(choice.problem)
+        key = gpu.name, str(choice.problem), bits
         times = self._rows.pop(key).times if key in self._rows else 0
-        self._rows[key] = RequestedProblem(key[1], gpu, choice, times + 1, time.monotonic())
+        self._rows[key] = RequestedProblem(key[1], gpu, bits, choice, times + 1, time.monotonic())
         if len(self._rows) > _MOST_PROBLEMS:
             self._rows.popitem(last=False)
 

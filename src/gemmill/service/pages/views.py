@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gemmill.library.arch import GPUS, Gpu
+from gemmill.library.bits import ANY, BITS
 from gemmill.library.problem import GemmProblem
 from gemmill.service.pages.kernel_map import KernelMap
 from gemmill.service.pages.listings import FILTERS
@@ -45,20 +46,22 @@ async def problems(service: Service, request: Request, _: Caller) -> Response:
     """The page that shows which kernel is selected for a problem, why, and the kernels of similar problems."""
     text = request.query_params.get("problem", "")[:4096]
     gpu = request.query_params.get("gpu", next(iter(GPUS)))[:100]
-    content: dict[str, Any] = {"problem": text, "gpu": gpu, "gpus": [*GPUS], "example": _EXAMPLE}
+    bits = request.query_params.get("bits", ANY)[:100]
+    content: dict[str, Any] = {"problem": text, "gpu": gpu, "gpus": [*GPUS], "bits": bits, "words": BITS}
+    content["example"] = _EXAMPLE
     if not text:
         content |= {"requested": service.requested_problems.rows(), "now": time.monotonic()}
     try:
         row = service.requested_problems.gpu(gpu)
         content |= {"gpu": row.name, "gpus": [*dict.fromkeys((*GPUS, row.name))]}
         if text:
-            choice = await service.resolver.choice(text, row)
+            choice = await service.resolver.choice(text, row, bits)
             keyed = await service.resolver.keyed(choice.name)
             content |= {
                 "choice": choice,
                 "ranking": [(choice.kernel, choice.predicted_us), *choice.runners_up],
                 "here": await service.kernels.find(keyed.key) is not None,
-                "map": await service.resolver.in_thread(lambda: _map(service, row, text)),
+                "map": await service.resolver.in_thread(lambda: _map(service, row, text, bits)),
             }
     except Refusal as refusal:
         content["error"] = refusal.message
@@ -113,5 +116,5 @@ def _size(count: float) -> str:
     return f"{count / 1024**unit:,.{1 if unit else 0}f} {('bytes', 'KiB', 'MiB', 'GiB')[unit]}"
 
 
-def _map(service: Service, gpu: Gpu, text: str) -> KernelMap:
-    return KernelMap.of(service.resolver.registry(gpu), GemmProblem.from_text(text))
+def _map(service: Service, gpu: Gpu, text: str, bits: str) -> KernelMap:
+    return KernelMap.of(service.resolver.registry(gpu), GemmProblem.from_text(text), bits)
