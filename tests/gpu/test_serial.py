@@ -92,7 +92,7 @@ def test_the_shares_of_gpus_add_up_to_the_bits_of_one(ab: str) -> None:
     registry = Registry()
     registry.warm([config])
     dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "tf32": torch.float32, "e4m3": torch.float8_e4m3fn}[ab]
-    m, n, k, slices = 200, 328, 3 * 8 * k_tile, 8
+    m, n, k, slices = 200, 328, 6 * 8 * k_tile, 8
     generator = torch.Generator(device="cuda").manual_seed(7)
     a, w = (torch.randn(rows, k, device="cuda", generator=generator).to(dtype) for rows in (m, n))
 

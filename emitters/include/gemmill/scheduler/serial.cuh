@@ -12,11 +12,10 @@ struct SerialScheduler
     : PersistentScheduler<Order, TileK, SerialParams, SchedulerTraits<BatchMode::Strided, false, 1, true>> {
   using Base = PersistentScheduler<Order, TileK, SerialParams, SchedulerTraits<BatchMode::Strided, false, 1, true>>;
 
-  SerialParams const& params;
   BalancedSlices<Unit> slices;
 
-  __device__ SerialScheduler(SerialParams const& params_, int rank)
-      : Base(params_, rank), params(params_), slices(this->k_extent, params_.splits) {}
+  __device__ SerialScheduler(SerialParams const& params, int rank)
+      : Base(params, rank), slices(this->k_extent, params.splits) {}
 };
 
 }  // namespace gemmill

@@ -52,11 +52,14 @@ struct BalancedSlices {
   int unit;
   /// Units of a slice, and how many slices have one more.
   int least, longer;
+  /// Slices that are not empty; these come first.
+  int filled;
 
   __device__ BalancedSlices(int k_extent_, int slices) : k_extent(k_extent_), unit(slices <= 8 ? Unit : 1) {
     int const units = ceil_div(k_extent, unit);
     least = units / slices;
     longer = units - least * slices;
+    filled = min(units, slices);
   }
 
   /// The first K tile of a slice.

@@ -59,7 +59,7 @@ struct WgmmaConsumer {
       if constexpr (Traits::kPingpong) storage.pingpong_order().wait(warpgroup, turn);
       [[maybe_unused]] int k_tiles = work.k_tiles;
       if constexpr (Traits::kSerial)
-        k_tiles = add_slices(total, accumulators, a, b, pipeline, transposed, at, release, scheduler, k_tiles);
+        k_tiles = add_slices(total, accumulators, a, b, pipeline, transposed, at, release, scheduler);
       if constexpr (Config::kPromote) {
         accumulators.template multiply<Traits::kOverlapsEpilogue>(a, b, stages(), work.k_tiles,
                                                         Mainloop::scales(storage.base, m - work.m, work.n));
@@ -99,12 +99,12 @@ struct WgmmaConsumer {
   /// Returns the K tiles that are left. While one warpgroup adds, the tensor cores work for the other.
   __device__ static int add_slices(Total& total, Accumulator& accumulators, MatrixDescriptors<A> const& a,
                                    MatrixDescriptors<B> const& b, StagePipeline& pipeline, TransposeBarriers& transposed,
-                                   Position& at, typename Mainloop::Release const& release, Scheduler const& scheduler,
-                                   int k_tiles) {
-    int const last = max(min(scheduler.params.splits, k_tiles) - 1, 0);
+                                   Position& at, typename Mainloop::Release const& release,
+                                   Scheduler const& scheduler) {
+    int const last = max(scheduler.slices.filled - 1, 0);
     total.clear();
     for (int slice = 0; slice < last; ++slice) {
-      k_tiles = scheduler.slices.k_tiles(slice);
+      int const k_tiles = scheduler.slices.k_tiles(slice);
       Mainloop::mma(accumulators, a, b, pipeline, transposed, at, release, k_tiles);
       Mainloop::mma_tail(accumulators, release, at, k_tiles);
       total.add(accumulators);
