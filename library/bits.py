@@ -39,15 +39,16 @@ _MIXED = "k16w4@128"
 """What ``invariant`` requires where one operand is upconverted. By the model of an H200, over 280 problems of 1 to
 4,096 rows, it takes 1.20 times as long as any arithmetic in the geometric mean, at most 2.5; k16 takes 1.40, at most
 6.5."""
+_SLICED = ("k16", "k8", "k32")
+"""Arithmetics of which kernels with slices of K exist for every alignment and epilogue."""
 _SLICES: tuple[tuple[int, int, int], ...] = ()
 """Rows (largest N, least K, slices of K) for ``invariant``; the first that fits decides, else K is in one slice."""
 
 
-def invariant_slices(problem: GemmProblem, n: int) -> int:
-    """Return the slices of K for ``invariant``, by N and K alone. Matrices of groups and arrays are never sliced."""
-    if problem.batching not in ("strided", "nested"):
-        return 1
-    return next((slices for most_n, least_k, slices in _SLICES if n <= most_n and problem.k >= least_k), 1)
+def invariant_slices(n: int, k: int) -> int:
+    """Return the slices of K for ``invariant``, by N and K of a matrix: few columns with a deep K need them to be fast
+    with few rows."""
+    return next((slices for most_n, least_k, slices in _SLICES if n <= most_n and k >= least_k), 1)
 
 
 def fault_of(bits: object) -> str:
@@ -110,8 +111,9 @@ def required_arithmetic(
         return whole
     if is_mixed(problem.a_dtype, problem.b_dtype):
         return replace(parse_arithmetic(_MIXED), target=whole.target)
-    slices = 1 if step == "exact" else invariant_slices(problem, problem.m if is_transposed else problem.n)
-    return replace(whole, slices=slices)
+    if str(whole) not in _SLICED or problem.batching not in ("strided", "nested"):
+        return whole
+    return replace(whole, slices=invariant_slices(problem.m if is_transposed else problem.n, problem.k))
 
 
 def kernels_of(name: str, config: GemmConfig, arithmetic: Arithmetic | None) -> list[SlicedKernel]:

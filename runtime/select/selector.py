@@ -257,7 +257,9 @@ class Selector:
         choice."""
 
         def us(other: GemmProblem, keeps_bits: bool) -> float:
-            required = arithmetic if keeps_bits else None
+            # With other types, other bits would be required.
+            keeps_types = (other.a_dtype, other.b_dtype) == (problem.a_dtype, problem.b_dtype)
+            required = arithmetic if keeps_bits and keeps_types else None
             if self._kernels.find(other, sm_count, required) is None:
                 return inf
             table, serving, work = self._times(other, sm_count, required)

@@ -103,6 +103,7 @@ WHOLE: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
     "scores with a mask for all heads": masked,
     "one A for all of the inner extent": lambda: (bshd(3, 96, 1, 64), bshd(3, 80, 5, 64).mT, {}),
     "one B for all of the outer extent": lambda: (bshd(3, 96, 5, 64), bshd(1, 80, 5, 64).mT, {}),
+    "the same bits": lambda: (bshd(3, 96, 5, 64), bshd(3, 80, 5, 64).mT, {"bits": "invariant"}),
     "a matrix of weights": lambda: (bshd(3, 96, 5, 64), torch.ones(64, 72, device="cuda").bfloat16(), {}),
 }
 IN_PARTS: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
@@ -113,7 +114,7 @@ IN_PARTS: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
         torch.randint(-2, 3, (2, 2, 2, 2, 64, 48), device="cuda").bfloat16(),
         {},
     ),
-    "batch_invariant": lambda: (bshd(3, 96, 5, 64), bshd(3, 80, 5, 64).mT, {"batch_invariant": True}),
+    "slices of K": lambda: (bshd(3, 96, 5, 64), bshd(3, 80, 5, 64).mT, {"bits": "k16/4"}),
     "a kernel of one stride": lambda: (bshd(3, 96, 5, 64), bshd(3, 80, 5, 64).mT, {"kernel": kernel("128x128x64")}),
 }
 

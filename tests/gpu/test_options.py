@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,14 @@ def test_a_group_does_not_depend_on_the_others() -> None:
     whole = call(300, 300, 1000)
     assert torch.equal(bits(call(7, 8, 9)[:7]), bits(whole[:7]))
     assert torch.equal(bits(call(300, 300, 301)), bits(whole[:301]))
+
+
+def test_a_group_along_k_has_the_bits_of_one_matrix() -> None:
+    a, b, ends = normal(1000, 512).T, normal(1000, 768), (100, 100, 417, 1000)
+    offsets = torch.tensor(ends, dtype=torch.int32, device="cuda")
+    whole = gemmill.grouped_matmul(a, b, offsets, bits="invariant")
+    for i, (begin, end) in enumerate(pairwise((0, *ends))):
+        assert torch.equal(bits(gemmill.matmul(a[:, begin:end], b[begin:end], bits="invariant")), bits(whole[i]))
 
 
 def test_deterministic_calls_repeat_bit_for_bit() -> None:

@@ -129,8 +129,8 @@ def test_a_bound_on_sms_keeps_operands_where_they_are(registry: Registry) -> Non
 
 def test_the_bits_of_a_row_do_not_depend_on_copies() -> None:
     a, b = torch.randn(2, 3000, 1001, device="cuda").bfloat16(), torch.randn(1001, 768, device="cuda").bfloat16()
-    whole = gemmill.matmul(a, b, batch_invariant=True)
-    assert torch.equal(gemmill.matmul(a[1, :7], b, batch_invariant=True), whole[1, :7])
+    whole = gemmill.matmul(a, b, bits="invariant")
+    assert torch.equal(gemmill.matmul(a[1, :7], b, bits="invariant"), whole[1, :7])
 
 
 def test_random_operands_are_exact_enough(registry: Registry) -> None:

@@ -98,7 +98,10 @@ def test_slices_follow_from_n_and_k_of_the_call(registry: Registry, monkeypatch:
     transposed = GemmProblem(512, 5000, 8192)
     assert str(required_arithmetic("invariant", transposed, is_transposed=True)) == "k16/4"
     assert str(required_arithmetic("invariant", GemmProblem(64, 512, 8192, a="e4m3"))) == "k32/4"
-    assert str(required_arithmetic("invariant", GemmProblem(64, 512, 8192, groups=4, batching="grouped"))) == "k16"
+    for words in ({"groups": 4, "batching": "grouped"}, {"a": "s8"}, {"a": "f32"}, {"a": "e4m3", "promote": 4}):
+        whole = required_arithmetic("invariant", GemmProblem(64, 512, 8192, **words))
+        assert whole is not None
+        assert whole.slices == 1
     for m in (1, 64, 3000):
         assert str(registry.select(GemmProblem(m, 512, 8192), bits="invariant").arithmetic) == "k16/4"
 

@@ -62,6 +62,9 @@ def test_what_bits_cost_is_said(registry: Registry) -> None:
     assert path is not None
     assert path.advice == "leave out bits"
     assert registry.select(large, bits="k16").slow_path is None
+    path = registry.select(GemmProblem(m=4096, n=4096, k=4096, b="f16"), bits="invariant").slow_path
+    assert path is not None
+    assert path.advice == "convert b to bf16, so that a and b have the same dtype"
     assert registry.select(small).slow_path is None
 
 
