@@ -23,9 +23,10 @@ from typer.testing import CliRunner, Result
 
 from gemmill.cli import application
 from gemmill.cli.app import Commands
-from gemmill.cli.kernel_sets import KernelSets
+from gemmill.cli.kernel_sets import KernelSets, of_bits
 from gemmill.emitters.emit import emit
 from gemmill.library.arch import DEFAULT_GPU
+from gemmill.library.arithmetic import arithmetic_named
 from gemmill.library.config.fields import config_of, fields_of
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.manifest.load import load_manifest, shipped_manifest
@@ -535,6 +536,18 @@ def test_select_for_every_m(option: tuple[str, ...]) -> None:
         report = json.loads(ok("select", "--mnkl", f"{m},1024,1001", *option, "--json"))
         assert report["reason"].endswith("; arithmetic k16, as required")
         assert report["arithmetic"] == report["required"] == "k16"
+
+
+def test_profile_names_the_problems_that_bits_leave_out(capsys: pytest.CaptureFixture[str]) -> None:
+    none = gemmill("profile", "simt", "--problem", "64x64x64 f32 tn", "--bits", "k16")
+    assert none.exit_code == 1
+    assert "--bits k16 leaves out 1 of 1 problems: no kernel for 64x64x64 f32 tn has arithmetic k16" in none.stderr
+    sets = KernelSets(manifest=["bf16", "simt"], where="d.dtype in ['bf16', 'f64'] and c.dtype == 'none'")
+    chosen, _ = sets.units_of([Shape.of(GemmProblem(64, 64, 4096, a=a)) for a in ("bf16", "f64")])
+    limited = of_bits(chosen, "cublas", sets)
+    assert {str(arithmetic_named(kernel)) for unit in limited for kernel in unit.kernels} == {"k16"}
+    assert "how cuBLAS sums is not known" in capsys.readouterr().err
+    assert of_bits(chosen, "any", sets) == chosen
 
 
 def test_select_refuses_bits_that_no_kernel_gives() -> None:
