@@ -102,6 +102,7 @@ def test_diff_says_what_differs_of_two_configs() -> None:
     found = json.loads(ok("diff", SMALL, OTHER, "--json"))
     assert found["schema"] == "gemmill.diff/1"
     assert (found["a"]["name"], found["b"]["name"]) == (SMALL, OTHER)
+    assert found["a"]["arithmetic"] == found["b"]["arithmetic"] == "k16"
     assert found["fields"] == {"tile.n": {"a": 32, "b": 64}}
     assert found["resources"]["accumulator registers a thread"] == {"a": 16, "b": 32}
     artifact = Registry(manifests=()).get(SMALL)
@@ -120,7 +121,8 @@ def test_diff_takes_an_edited_page(tmp_path: Path) -> None:
     page.write_text(emit(parse_name(SMALL)).text.replace("kSwizzle = 1", "kSwizzle = 2"))
     said = ok("diff", SMALL, page)
     assert "fields that differ" not in said
-    assert f"{SMALL}+src." in said
+    assert f"A  {SMALL}, arithmetic k16\nB  {SMALL}+src." in said
+    assert "arithmetic unknown, because the source is edited" in said
     assert "\n-  static constexpr int kSwizzle = 1;\n+  static constexpr int kSwizzle = 2;\n" in said
     assert "the sources are equal" in ok("diff", SMALL, SMALL)
 

@@ -17,8 +17,10 @@ from gemmill.cli.options import kernel_or_source, output_file, refuse_overwritin
 from gemmill.cli.output import UsageError
 from gemmill.cli.pages import citing, compiled, source
 from gemmill.emitters.emit import EmittedSource
+from gemmill.library.arithmetic import arithmetic_named
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import ToolchainError
 from gemmill.library.files import naming, publish
 from gemmill.library.legality.explanation import resources_of
@@ -107,8 +109,9 @@ _Pair = tuple[object, object]
 def diff(first: Annotated[str, kernel_or_source("A")], second: Annotated[str, kernel_or_source("B")]) -> None:
     """Compare two kernels.
 
-    Prints the fields and the lines of source that differ, and the resources and instruction counts of both. Registers
-    and cubin sizes need a toolchain, instruction counts also need nvdisasm; diff prints which of them is missing.
+    Prints the fields and the lines of source that differ, and the arithmetic, resources and instruction counts of both.
+    Registers and cubin sizes need a toolchain, instruction counts also need nvdisasm; diff prints which of them is
+    missing.
 
     \b
     Examples:
@@ -126,10 +129,14 @@ def diff(first: Annotated[str, kernel_or_source("A")], second: Annotated[str, ke
     if output.is_json():
         tables = {"fields": fields, "resources": resources, "instructions": instructions}
         named = {what: {key: {"a": x, "b": y} for key, (x, y) in table.items()} for what, table in tables.items()}
-        digests = {side: {"name": page.name, "digest": page.digest} for side, page in (("a", a), ("b", b))}
-        output.print_json("diff", {**digests, **named, "source": lines, "missing": missing})
+        each = {
+            side: {"name": page.name, "digest": page.digest, "arithmetic": _arithmetic(page)}
+            for side, page in (("a", a), ("b", b))
+        }
+        output.print_json("diff", {**each, **named, "source": lines, "missing": missing})
         return
-    typer.echo(f"A  {a.name}\nB  {b.name}")
+    for side, page in (("A", a), ("B", b)):
+        typer.echo(f"{side}  {page.name}, arithmetic {_arithmetic(page) or 'unknown, because the source is edited'}")
     for title, table in (("fields that differ", fields), ("resources", resources), ("instructions", instructions)):
         if table:
             rows = [(what, *map(_cell, pair), _change(*pair)) for what, pair in table.items()]
@@ -137,6 +144,11 @@ def diff(first: Annotated[str, kernel_or_source("A")], second: Annotated[str, ke
     for says in missing:
         output.complain(says)
     typer.echo("\n".join(lines) or "the sources are equal")
+
+
+def _arithmetic(page: EmittedSource) -> str | None:
+    """The name of a kernel's arithmetic; None for an edited source, which can change it."""
+    return arithmetic_named(SlicedKernel(page.name, 0))
 
 
 def _compiled(
