@@ -12,6 +12,8 @@ from tests.cli.test_cli import gemmill, ok
 
 SPLIT_K = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_1x1_cooperative_s6_m8_splitk_linear"
 SIZE = ("--mnkl", "8,12,640")
+DIGEST = "fbf83852cd35bb702a58c1452f7771e3ef93f535dd1a8268cefc7c588e26aa80"
+"""Of D for bf16 and seed 0; tests/gpu/test_oracle.py compares it with that of a GPU."""
 
 
 def digest(*arguments: str | Path) -> str:
@@ -24,8 +26,7 @@ def test_the_digest_is_that_of_d_and_the_same_everywhere(tmp_path: Path) -> None
     assert (d.shape, d.dtype) == ((8, 12), np.uint16)
     shown = digest()
     assert shown == hashlib.sha256(d.tobytes()).hexdigest()
-    # Of the operands of seed 0; tests/gpu/test_oracle.py compares it with that of a GPU.
-    assert shown == "fbf83852cd35bb702a58c1452f7771e3ef93f535dd1a8268cefc7c588e26aa80"
+    assert shown == DIGEST
     assert digest("--seed", "1") != shown
 
 
