@@ -32,10 +32,12 @@ from gemmill.library.legality.quantities import align_up
 
 _BYTES: Mapping[Kind, int] = {"scalar": 16, "row": 16, "column": 16, "batch": 16, "matrix": 32}
 """Size in bytes of the parameter struct of each kind of operand: an address, then a value or strides."""
+_ALPHA, _BETA = (Operand(name, "scalar", "f32") for name in ("alpha", "beta"))
+_NO_AXIS: frozenset[str] = frozenset()
 _AXES: Mapping[Kind, frozenset[str]] = MappingProxyType(
     {
-        "scalar": frozenset(),
-        "batch": frozenset(),
+        "scalar": _NO_AXIS,
+        "batch": _NO_AXIS,
         "row": frozenset("m"),
         "column": frozenset("n"),
         "matrix": frozenset("mn"),
@@ -386,11 +388,14 @@ def _in_order(factors: Sequence[Node]) -> list[Node]:
     """The factors of a product in the order of multiplication.
 
     Those that are constant within rows come first, so that they are multiplied once per row; or those that are constant
-    within columns, if the first vector belongs to columns. A kernel for the transposed problem thus has the same order,
-    and the same bits.
+    within columns, if the first operand is a vector of them. A kernel for the transposed problem thus has the same
+    order, and the same bits. So has a kernel for M = 1, where one scale for all rows is one scale a row.
     """
     axes = [_axes(factor) for factor in factors]
-    first = next((own for own in axes if len(own) == 1), frozenset())
+    of_caller = [x not in (_ALPHA, _BETA) and not isinstance(x, Number) for x in factors]
+    first = next(
+        (own for own, is_operand in zip(axes, of_caller, strict=True) if is_operand and len(own) < 2), _NO_AXIS
+    )
     order = sorted(range(len(factors)), key=lambda i: not axes[i] <= first)
     return [factors[i] for i in order]
 
@@ -399,10 +404,10 @@ def _axes(node: Node) -> frozenset[str]:
     """The axes of D along which the value of a node varies."""
     match node:
         case Number():
-            return frozenset()
+            return _NO_AXIS
         case Operand():
             return _AXES[node.kind]
         case Call():
-            return frozenset().union(*map(_axes, node.arguments))
+            return _NO_AXIS.union(*map(_axes, node.arguments))
         case _:
             return _AXES["matrix"]

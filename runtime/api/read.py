@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, ParamSpec, TypeVar
 
-from gemmill.library.bits import ANY
 from gemmill.library.dtypes import default_output
 from gemmill.library.epilogues.grammar import SCALES
 from gemmill.library.errors import OperandError
@@ -106,7 +105,7 @@ def read_call(arguments: Mapping[str, Any], keywords: Collection[str] = KEYWORDS
     out_dtype, out = options.out_dtype, by_keyword.get("out")
     dtype_of_d = None if out_dtype is None else dtype_named(out_dtype, "out_dtype")
     if any(by_keyword.get(name) is not None for name in SCALES):
-        text, scales = scaled_epilogue(text, tensors, numbers, options.required_bits != ANY)
+        text, scales = scaled_epilogue(text, tensors, numbers)
         operands |= {name: tensors.pop(name, numbers.get(name)) for name in scales}
         if by_keyword.get("epilogue") is None:
             options = options._replace(alpha=prod(numbers.values(), start=options.alpha))

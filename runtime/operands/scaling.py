@@ -23,7 +23,7 @@ from gemmill.runtime.operands.tensors import TensorView
 
 
 def _kinds_of_scales(
-    tensors: Mapping[str, TensorView], numbers: Collection[str], named: Mapping[str, Kind], keeps_bits: bool
+    tensors: Mapping[str, TensorView], numbers: Collection[str], named: Mapping[str, Kind]
 ) -> dict[str, Kind]:
     """Return the kind of each scale that multiplies sums, a_scale first. Scales of blocks and of groups along K are
     left out, since they are not part of the epilogue.
@@ -50,8 +50,6 @@ def _kinds_of_scales(
     for name, form in forms.items():
         if form is None:
             raise _scale_error(name, tensors, blocks)
-    if keeps_bits and "a_scale" in scales:
-        _refuse_one_row(scales["a_scale"], forms.get("a_scale"))
     kinds = {name: form[0] for name, form in forms.items() if form}
     all_kinds: dict[str, Kind] = {**dict.fromkeys(numbers, "scalar"), **kinds, **named}
     return {name: all_kinds[name] for name in SCALES if name in all_kinds}
@@ -75,7 +73,7 @@ def _with_scales(text: str | None, kinds: tuple[tuple[str, Kind], ...], has_c: b
 
 
 def scaled_epilogue(
-    text: str | None, tensors: Mapping[str, TensorView], numbers: Collection[str], keeps_bits: bool
+    text: str | None, tensors: Mapping[str, TensorView], numbers: Collection[str]
 ) -> tuple[str | None, Collection[str]]:
     """Return the epilogue of a call with scales, and the names of the scales that are its operands.
 
@@ -86,7 +84,7 @@ def scaled_epilogue(
     """
     epilogue = None if text is None else read_epilogue(text)
     named = {} if epilogue is None else {o.name: o.kind for o in epilogue.operands if o.name in SCALES}
-    kinds = _kinds_of_scales(tensors, () if text is None else numbers, named, keeps_bits)
+    kinds = _kinds_of_scales(tensors, () if text is None else numbers, named)
     return _with_scales(text, tuple(kinds.items()), "c" in tensors) if kinds else text, kinds
 
 
@@ -110,16 +108,6 @@ def _without_extent(tensor: TensorView, axis: int) -> TensorView:
     shape, strides = list(tensor.shape), list(tensor.strides)
     del shape[axis], strides[axis]
     return replace(tensor, shape=tuple(shape), strides=tuple(strides))
-
-
-def _refuse_one_row(scale: TensorView, form: tuple[Kind, TensorView] | None) -> None:
-    """Raise OperandError where M decides whether a scale is for a row or for all rows, and with that the order of
-    factors in the epilogue."""
-    if form and form[0] in ("scalar", "batch") and len(scale.shape) > 1:
-        raise OperandError(
-            f"bits: a_scale has shape {scale.shape}, which for M = 1 is also that of one scale a row: pass "
-            "a_scale.reshape(()) for one scale for all rows, or one scale for each row"
-        )
 
 
 def _scale_error(name: str, tensors: Mapping[str, TensorView], blocks: Mapping[str, tuple[int, ...]]) -> OperandError:

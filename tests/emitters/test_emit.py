@@ -105,3 +105,16 @@ def test_the_transposed_problem_multiplies_in_the_same_order(text: str) -> None:
     ]
     products = [[line for line in lines if " * " in line and "//" not in line] for lines in orders]
     assert products[0] == products[1] != []
+
+
+def test_one_scale_for_all_rows_is_multiplied_in_the_order_of_one_scale_a_row() -> None:
+    config = parse_name("sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x128x64_1x1_pingpong_s8_m8_k1_linear")
+    products = {
+        line
+        for x, y in product(("x", "x[m]", "x[batch]"), ("y[n]", "y[m, n]"))
+        for line in epilogue_text(replace(config, epilogue=f"d = alpha * acc * {x} * {y}")).splitlines()
+        if " * " in line and "//" not in line
+    }
+    assert {re.sub(r"\w+\.", "", line).strip() for line in products} == {
+        "Compute const d_ = (((alpha * x_) * acc) * y_);"
+    }

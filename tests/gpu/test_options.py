@@ -77,6 +77,8 @@ def test_rows_with_scales_of_rows_and_columns_do_not_depend_on_m() -> None:
     whole = gemmill.matmul(a, b, a_scale=a_scale, **options)
     for m in ROWS:
         assert torch.equal(bits(gemmill.matmul(a[:m], b, a_scale=a_scale[:m], **options)), bits(whole[:m])), f"M = {m}"
+    whole = gemmill.matmul(a, b, a_scale=a_scale[:1], **options)
+    assert torch.equal(bits(gemmill.matmul(a[:1], b, a_scale=a_scale[:1], **options)), bits(whole[:1])), "one for all"
 
 
 @pytest.mark.parametrize("tf32", [False, True])

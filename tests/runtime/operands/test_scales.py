@@ -128,10 +128,6 @@ def test_calls_whose_scales_differ_in_kind_differ() -> None:
         ({"a_scale": Array(64, 4, dtype="f16"), "b_scale": Array(4, 2)}, r"f32 or ue8m0: pass a_scale\.float"),
         ({"a_scale": True}, "a_scale is a builtins.bool"),
         (
-            {"a_scale": Array(1, 1), "bits": "k16"},
-            r"for M = 1 is also that of one scale a row: .*reshape\(\(\)\)",
-        ),
-        (
             {"b_scale": COLUMNS, "epilogue": "d = silu(gate) * up", "out": Array(64, 128, dtype="f16")},
             r"pairs columns: .*gate \* g\[n\]",
         ),
