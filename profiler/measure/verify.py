@@ -36,8 +36,7 @@ SIGMAS = 8.0
 """Largest magnitude of partial sums, in standard deviations."""
 FP8_EPSILON = 2.0**-13
 """Relative precision of sums on Hopper's fp8 tensor cores. They align products and running sum to the largest term and
-truncate below 13 fraction bits (DeepSeek-V3 technical report, 3.3.2; 14 bits with the leading one). A model that sums
-32 products at a time in this way reproduces nine of ten cuBLAS results on an H200 bit for bit."""
+truncate below 13 fraction bits (DeepSeek-V3 technical report, 3.3.2; library/oracle/tensor_core.py)."""
 CHUNK = 1 << 26
 """Maximum number of elements compared at a time, which limits float64 temporaries to about 2 GB."""
 
