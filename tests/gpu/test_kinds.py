@@ -106,3 +106,15 @@ def test_profile_measures_a_list_of_several_types_without_a_manifest(tmp_path: P
         "e4m3 tn",
         "s8 tn",
     }
+
+
+@pytest.mark.parametrize(("bits", "arithmetic"), [("cublas", "k16"), ("k16/8", "k16/8")])
+def test_run_and_profile_take_only_kernels_that_give_the_required_bits(
+    bits: str, arithmetic: str, tmp_path: Path
+) -> None:
+    asked = ("--problem", "64x512x8192 bf16 tn", "--bits", bits)
+    some = "tile.m == 64 and tile.n == 128 and d.dtype == 'bf16'"
+    rows = ok("run", *asked, "--top", "3")["items"]
+    rows += ok("profile", "bf16", *asked, "--where", some, "--records", tmp_path / "records.jsonl")["items"]
+    kernels = [row for row in rows if row["kernel"] not in BASELINES]
+    assert {(row["arithmetic"], row["verified"]) for row in kernels} == {(arithmetic, True)}

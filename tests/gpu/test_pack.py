@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from tests.cases.kernels import BASE, configs
+from tests.cli.test_cli import ok
 
+import gemmill
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.pack import write_pack
 
@@ -43,3 +45,14 @@ def test_a_fresh_process_multiplies_from_a_pack(registry: Registry, tmp_path: Pa
     )
     assert done.stdout == "True\n", done.stderr
     assert not list(store.rglob("*.gemmill"))  # but what was verified of the pack
+
+
+def test_a_pack_for_bits_gives_a_row_the_same_bits_in_every_batch(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    pack, sizes = tmp_path / "sliced.pack", (1, 48, 2048)
+    problems = [word for m in sizes for word in ("--problem", f"{m}x512x8192 bf16 tn")]
+    ok("pack", "bf16", *problems, "--bits", "k16/8", "-o", pack)
+    a, b = (torch.randn(rows, 8192, device="cuda", dtype=torch.bfloat16) for rows in (max(sizes), 512))
+    packed = Registry(packs=[pack], store=tmp_path / "store")
+    found = [gemmill.matmul(a[:m], b.t(), bits="k16/8", registry=packed) for m in sizes]
+    assert all(torch.equal(d[:1], found[0]) for d in found)
