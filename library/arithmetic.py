@@ -22,7 +22,9 @@ from gemmill.library.dtypes import FP8
 from gemmill.library.errors import ConfigError
 from gemmill.library.families.families import plan_of
 from gemmill.library.families.gemv import GemvPlan
+from gemmill.library.families.kernel_plan import KernelPlan
 from gemmill.library.families.mma import MmaPlan
+from gemmill.library.families.simt import SimtPlan
 from gemmill.library.families.wgmma.wgmma_plan import WgmmaPlan
 
 STEPS: Mapping[str, str] = MappingProxyType(
@@ -191,7 +193,8 @@ def target_of(step: str, arch: str) -> str:
 @lru_cache(4096)
 def _in_one_slice(config: GemmConfig) -> Arithmetic:
     """Return the arithmetic with which one CTA of a kernel sums a slice of K."""
-    plan, step = plan_of(config), _step(config)
+    plan = plan_of(config)
+    step = _step(config, plan)
     target = target_of(step, config.arch)
     if step in _PORTABLE:
         return Arithmetic(step)
@@ -207,15 +210,15 @@ def _in_one_slice(config: GemmConfig) -> Arithmetic:
     return Arithmetic(step, config.promote, warps, unit=config.tile.k if warps > 1 else 0, target=target)
 
 
-def _step(config: GemmConfig) -> str:
+def _step(config: GemmConfig, plan: KernelPlan) -> str:
     """Return the kind of step with which a kernel sums products."""
     if config.accumulator == "s32":
         return "exact"
-    if config.family == "simt":
+    if isinstance(plan, SimtPlan):
         return "fma"
     accumulator = "f16" if config.accumulator == "f16" else ""
     widest = config.a if config.a.type.bits >= config.b.type.bits else config.b
     if widest.dtype not in FP8:
         return f"k{256 // widest.type.bits}{accumulator}"
-    converts = config.family != "wgmma" and config.target.capability == (9, 0)
+    converts = not isinstance(plan, WgmmaPlan) and config.target.capability == (9, 0)
     return "k16x2" if converts else f"k32{accumulator}"

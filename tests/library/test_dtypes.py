@@ -61,6 +61,7 @@ BY_NAME = {
     "library/layouts/atoms.py": "CuTe's atoms, in the words of CUTLASS and PTX",
     "library/anatomy/anatomy.py": "the same",
     "library/dtypes.py": "the table",
+    "library/oracle/elements.py": "formats of each type, bit by bit",
     "profiler/baselines/cublas.py": "pairs that cuBLASLt multiplies",
 }
 """Modules that name the second type of a kind, and why; others take FP8 and INT8, or ask a column."""
