@@ -41,8 +41,10 @@ _MIXED = "k16w4@128"
 6.5."""
 _SLICED = ("k16", "k8", "k32")
 """Arithmetics of which kernels with slices of K exist for every alignment and epilogue."""
-_SLICES: tuple[tuple[int, int, int], ...] = ()
-"""Rows (largest N, least K, slices of K) for ``invariant``; the first that fits decides, else K is in one slice."""
+_SLICES = ((512, 2048, 4), (2048, 2048, 2))
+"""Rows (largest N, least K, slices of K) for ``invariant``; the first that fits decides, else K is in one slice. On an
+H200, over 15 pairs of N and K and 1 to 8,192 rows in bf16, the fastest kernel with these slices takes 1.04 times as
+long as the fastest kernel in the geometric mean; with one slice, 1.18."""
 
 
 def invariant_slices(n: int, k: int) -> int:

@@ -39,7 +39,7 @@ from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.profiler.measure.operands import random_scales, scale_shape, torch_dtype
 from gemmill.runtime.registry import Registry
 
-SLICES = (2, 3, 4, 8, 9, 16)
+SLICES = (1, 2, 3, 4, 8, 9, 16)
 """Slices of K of the kernels whose launch sets them: of 9 and more, several threads of the second kernel add."""
 DATA = ("normal", "wide", "cancel", "one sign", "subnormal", "special", "overflow", "zeros")
 INTEGER_DATA = ("normal", "overflow")
@@ -106,12 +106,14 @@ class Member:
 
 def members(configs: Iterable[GemmConfig]) -> list[Member]:
     """The launches of kernels whose order of sums depends on K alone."""
-    launches = (
-        Member(config, slices)
-        for config in configs
-        for slices in (SLICES if decomposition_of(config).has_second_kernel else (None,))
-    )
+    launches = (Member(config, slices) for config in configs for slices in _numbers_of_slices(config))
     return [member for member in launches if arithmetic_of(member.config, member.slices or 1).is_fixed]
+
+
+def _numbers_of_slices(config: GemmConfig) -> Sequence[int | None]:
+    """The numbers of slices that a launch of a kernel sets; None if it sets none."""
+    supported = decomposition_of(config)
+    return [slices for slices in SLICES if slices in supported.slices] if supported.has_slices else [None]
 
 
 # Data
@@ -515,7 +517,7 @@ def sample(configs: Sequence[GemmConfig], count: int, draw: random.Random) -> li
     """At most ``count`` kernels: two of each kind, of the largest kinds first, then any others."""
     kinds: dict[Any, list[GemmConfig]] = defaultdict(list)
     for config in draw.sample(configs, len(configs)):
-        arithmetic = str(arithmetic_of(config, 2 if decomposition_of(config).has_second_kernel else 1))
+        arithmetic = str(arithmetic_of(config, 2 if decomposition_of(config).has_slices else 1))
         scheduler = config.scheduler
         kinds[Formats.of(config), arithmetic, config.family, scheduler.decomposition, scheduler.batching].append(config)
     largest = sorted(kinds.values(), key=len, reverse=True)

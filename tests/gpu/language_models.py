@@ -51,10 +51,17 @@ def prompts(model: Any, batch: int, tokens: int) -> Any:
     return ids
 
 
-def logits(model: Any, ids: Any) -> Any:
+def causal_mask(tokens: int, device: str = "cuda") -> Any:
+    """The mask that transformers adds to scores. A model that makes it itself copies from the host, which a graph
+    cannot capture."""
+    least = torch.finfo(torch.bfloat16).min
+    return torch.full((1, 1, tokens, tokens), least, dtype=torch.bfloat16, device=device).triu(1)
+
+
+def logits(model: Any, ids: Any, mask: Any = None) -> Any:
     """The logits (batch, tokens, vocabulary), computed at once and without a cache."""
     with torch.no_grad():
-        return model(input_ids=ids, use_cache=False).logits
+        return model(input_ids=ids, attention_mask=mask, use_cache=False).logits
 
 
 def logits_in_chunks(model: Any, ids: Any, chunks: Sequence[int], capacity: int | None) -> Any:

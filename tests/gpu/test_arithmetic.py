@@ -136,7 +136,7 @@ def test_kernels_of_all_families_round_an_epilogue_equally(
     first: dict[str, tuple[str, Any]] = {}
     assert len(by_kind[kind]) >= 8
     for config in by_kind[kind]:
-        member = Member(config, 3 if decomposition_of(config).has_second_kernel else None)
+        member = Member(config, 4 if decomposition_of(config).has_slices else None)
         row.add("all", member, launch(member, case, draw, registry), first)
     assert not row.differing, [(entry["kernel"], entry["elements"], entry["bits"]) for entry in row.differing]
 

