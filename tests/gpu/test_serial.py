@@ -11,6 +11,7 @@ from tests.gpu.harness import check, kernel, make_case, run, torch
 import gemmill
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
+from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.runtime.registry import Registry
 
 pytestmark = pytest.mark.gpu
@@ -24,13 +25,16 @@ def serial(tile: str, *options: str, **fields: Any) -> GemmConfig:
 
 
 def others(config: GemmConfig, splits: int) -> list[GemmConfig]:
-    """Kernels with other tiles and the same tile K, types and majors: split-K, and cluster split-K where it exists."""
+    """Kernels with other tiles and the same tile K, types and majors: split-K; for one slice, a data-parallel one; for
+    two to four, cluster split-K."""
     tile, options = f"128x96x{config.tile.k}", ("cooperative", "1x1")
     fields: dict[str, Any] = {"ab": config.a.dtype, "a__major": config.a.major, "b__major": config.b.major}
     fields |= {"d__dtype": config.d.dtype, "d__major": config.d.major}
     if config.c:
         fields |= {"c__dtype": config.c.dtype, "c__major": config.c.major}
     found = [kernel(tile, *options, scheduler__decomposition="splitk", **fields)]
+    if splits == 1:
+        found.append(kernel(tile, *options, **fields))
     if 2 <= splits <= 4:
         found.append(kernel(tile, *options, scheduler__decomposition="cluster", scheduler__splits=splits, **fields))
     return found
@@ -61,7 +65,9 @@ def bits(config: GemmConfig, size: tuple[int, int, int], slices: int | None, reg
 @pytest.fixture(scope="module")
 def registry() -> Registry:
     shared = Registry()
-    shared.warm([*KERNELS, *(other for config in KERNELS for splits in (2, 3, 4) for other in others(config, splits))])
+    shared.warm(
+        [*KERNELS, *(other for config in KERNELS for splits in (1, 2, 3, 4) for other in others(config, splits))]
+    )
     return shared
 
 
@@ -71,7 +77,7 @@ def test_serial_slices_have_the_bits_of_split_k(config: GemmConfig, slices: int,
     for size in PROBLEMS:
         found = bits(config, size, slices, registry)
         for other in others(config, slices):
-            launched = None if other.scheduler.splits > 1 else slices
+            launched = slices if decomposition_of(other).has_slices else None
             assert torch.equal(found, bits(other, size, launched, registry)), (size, kernel_name(other))
 
 
