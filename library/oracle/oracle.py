@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from gemmill.library.oracle.elements import (
 )
 from gemmill.library.oracle.fused import fma32, fma64
 from gemmill.library.oracle.orders import ABSENT, Order, order_of
-from gemmill.library.oracle.tensor_core import MODELS, Buffers, Model, add_step, block_shape
+from gemmill.library.oracle.tensor_core import BLOCK_ELEMENTS, MODELS, Buffers, Model, add_step, block_shape
 
 _TYPES: Mapping[str, tuple[tuple[DTypeName, ...], ...]] = MappingProxyType(
     {
@@ -111,13 +112,27 @@ def _sums(arithmetic: Arithmetic, a: np.ndarray, b: np.ndarray, dtypes: tuple[DT
 
 
 def _fused_sums(a: np.ndarray, b: np.ndarray, indices: np.ndarray, sums: np.ndarray | None = None) -> np.ndarray:
-    """Sums of products in the order of indices, by fused multiply-adds."""
+    """Sums of products in the order of indices, by fused multiply-adds; ``sums`` are those of other products."""
     fma = fma64 if a.dtype == np.float64 else fma32
-    if sums is None:
-        sums = np.zeros((len(a), b.shape[1]), a.dtype)
-    for k in indices[indices != ABSENT]:
-        sums = fma(a[:, k, None], b[k], sums)
+    sums = np.zeros((len(a), b.shape[1]), a.dtype) if sums is None else sums
+    rows = max(1, BLOCK_ELEMENTS // 4 // max(1, b.shape[1]))
+
+    def compute(first: int) -> None:
+        block = slice(first, first + rows)
+        part = sums[block]
+        for k in indices[indices != ABSENT]:
+            part = fma(a[block, k, None], b[k], part)
+        sums[block] = part
+
+    _in_parallel(compute, range(0, len(a), rows))
     return with_one_nan(sums) if a.dtype == np.float32 else sums
+
+
+def _in_parallel(compute: Callable[[Any], None], blocks: Iterable[Any]) -> None:
+    """Compute blocks of D on all cores of this machine."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(compute, blocks):
+            pass
 
 
 def _tensor_core_sums(
@@ -131,10 +146,7 @@ def _tensor_core_sums(
         taken = factors(array, dtype, least)
         operands.append([[_in_order(model, taken, indices) for indices in warps] for warps in order.slices])
     sums = np.zeros((len(a), b.shape[1]), np.float32)
-    compute = partial(_compute_block, arithmetic, operands, sums)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(compute, _blocks(model, *sums.shape)):
-            pass
+    _in_parallel(partial(_compute_block, arithmetic, operands, sums), _blocks(model, *sums.shape))
     return _fused_sums(a, b, np.asarray(order.rest), sums) if len(order.rest) else with_one_nan(sums)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmill.library.dtypes import DTYPES, DTypeName
@@ -93,7 +93,6 @@ def one_step(dtype: DTypeName, pairs: list[tuple[float, float]], sum_so_far: Fra
 
 
 @pytest.mark.parametrize("dtype", STEPS)
-@settings(max_examples=60)
 @given(data=st.data())
 def test_two_steps_are_those_of_the_model_in_fractions(dtype: DTypeName, data: st.DataObject) -> None:
     count = 2 * MODELS[STEPS[dtype]].products
@@ -110,7 +109,6 @@ def test_two_steps_are_those_of_the_model_in_fractions(dtype: DTypeName, data: s
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["k16", "k16w4@64", "k16/3@16", "k16/8t@16", "k16/4", "fma"]))
-@settings(max_examples=30)
 def test_a_row_does_not_depend_on_others(seed: int, arithmetic: str) -> None:
     draw = np.random.default_rng(seed)
     a = draw.standard_normal((5, 200)).astype(np.float16)
