@@ -85,7 +85,7 @@ def fault_of_types(arithmetic: Arithmetic, dtypes: tuple[DTypeName, DTypeName]) 
     """What the model lacks for an arithmetic on two types of operands; empty if it has all."""
     step = arithmetic.step
     if not arithmetic.is_fixed:
-        return f"{arithmetic}: the launch determines its slices; name one with a fixed number, such as k16/4"
+        return f"{arithmetic}: the launch determines its slices; use bits='invariant' or a fixed number, such as k16/4"
     if arithmetic.target or (step not in _TYPES and step != "fma"):
         return f"{arithmetic}: how it adds the products of a step was not measured"
     if step != "fma" and not any(set(dtypes) <= set(types) for types in _TYPES[step]):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.cli.test_cli import ok
 from tests.cli.test_oracle import DIGEST
 from tests.gpu.harness import torch
 
@@ -20,6 +22,7 @@ from gemmill.library.oracle.elements import checked_array, rounded
 from gemmill.library.oracle.oracle import oracle
 from gemmill.library.oracle.problems import random_matrix
 from gemmill.library.problem import GemmProblem
+from gemmill.profiler.baselines.baseline import BASELINES
 from gemmill.runtime.registry import Registry
 
 pytestmark = pytest.mark.gpu
@@ -172,9 +175,10 @@ def test_alpha_beta_c_and_narrow_outputs_have_the_bits_of_the_oracle(dtype: DTyp
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "e4m3"])
-def test_calls_with_invariant_bits_give_those_of_the_oracle_for_any_number_of_rows(dtype: DTypeName) -> None:
-    a, b = operands("wide", dtype, 1024)
-    arithmetic = required_arithmetic("invariant", GemmProblem(m=1, n=N, k=1024, a=dtype))
+@pytest.mark.parametrize("k", [1024, 2048])
+def test_calls_with_invariant_bits_give_those_of_the_oracle_for_any_number_of_rows(dtype: DTypeName, k: int) -> None:
+    a, b = operands("wide", dtype, k)
+    arithmetic = required_arithmetic("invariant", GemmProblem(m=1, n=N, k=k, a=dtype))
     assert arithmetic
     expected = oracle(a, b, dtypes=(dtype, dtype), arithmetic=arithmetic, d_dtype="bf16")
     for rows in (1, 2, 7, 16, 33, 64, 100, 300, M):
@@ -187,3 +191,11 @@ def test_a_gpu_gives_the_digest_that_the_command_prints() -> None:
     a, b = random_matrix(8, 640, "bf16", draw), random_matrix(640, 12, "bf16", draw)
     d = gemmill.matmul(on_gpu(a, "bf16"), on_gpu(b, "bf16"), bits="k16")
     assert hashlib.sha256(checked_array(bits_of(d), "bf16", "d").tobytes()).hexdigest() == DIGEST
+
+
+@pytest.mark.parametrize("text", ["264x392x1000 bf16 tn", "64x128x4096 e4m3 tn c=bf16", "96x128x512x3 f16 nt d=f32"])
+def test_run_verifies_bits(text: str) -> None:
+    rows = json.loads(ok("run", "--problem", text, "--verify", "bits", "--top", "3", "--json"))["items"]
+    kernels = [row for row in rows if row["kernel"] not in BASELINES]
+    assert kernels
+    assert all(row["verified"] for row in kernels)

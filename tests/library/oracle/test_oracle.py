@@ -188,7 +188,7 @@ def test_narrow_results_overflow_or_saturate_as_kernels_do() -> None:
 def test_what_the_model_does_not_cover_is_refused() -> None:
     a = np.zeros((2, 32), np.float16)
     for arithmetic, says in (
-        ("k16/stream@64", "the launch determines its slices; name one with a fixed number"),
+        ("k16/stream@64", "the launch determines its slices; use bits='invariant' or a fixed number"),
         ("k16/S", "the launch determines its slices"),
         ("k16.sm80", "was not measured"),
         ("k16f16", "k16f16: how it adds the products of a step was not measured"),
