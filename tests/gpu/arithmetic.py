@@ -104,16 +104,16 @@ class Member:
         return kernel_name(self.config) + (f" in {self.slices} slices" if self.slices else "")
 
 
+def slices_of(config: GemmConfig) -> Sequence[int | None]:
+    """The slices of K with which a kernel is launched; None alone where the launch does not set them."""
+    decomposition = decomposition_of(config)
+    return [x for x in SLICES if x in decomposition.slices] if decomposition.has_slices else [None]
+
+
 def members(configs: Iterable[GemmConfig]) -> list[Member]:
     """The launches of kernels whose order of sums depends on K alone."""
-    launches = (Member(config, slices) for config in configs for slices in _numbers_of_slices(config))
+    launches = (Member(config, slices) for config in configs for slices in slices_of(config))
     return [member for member in launches if arithmetic_of(member.config, member.slices or 1).is_fixed]
-
-
-def _numbers_of_slices(config: GemmConfig) -> Sequence[int | None]:
-    """The numbers of slices that a launch of a kernel sets; None if it sets none."""
-    supported = decomposition_of(config)
-    return [slices for slices in SLICES if slices in supported.slices] if supported.has_slices else [None]
 
 
 # Data
@@ -456,11 +456,12 @@ def _difference(member: Member, d: Any, other: str, wanted: Any) -> dict[str, An
 
 
 def extents(count: int, draw: random.Random, least_k: int = 1) -> list[tuple[int, int, int]]:
-    """Extents of every size up to several tiles, whose K ends anywhere in a tile; the last one is deep."""
+    """Extents of every size up to several tiles, whose K ends anywhere in a tile; the last one is deep. Matrices of one
+    row or column, which have any major, are left out."""
     found = []
     for index in range(count):
         is_deep = index == count - 1
-        m, n = (int(2 ** draw.uniform(0, 6 if is_deep else 10)) for _ in range(2))
+        m, n = (int(2 ** draw.uniform(1, 6 if is_deep else 10)) for _ in range(2))
         k = max(least_k, int(2 ** (draw.uniform(12, 13.5) if is_deep else draw.uniform(3, 11))))
         aligned = draw.random() < 0.5
         found.append((m, n, -(-k // 16) * 16) if aligned else (m, n, k))
@@ -514,15 +515,16 @@ def kernels(types: str, registry: Registry) -> list[GemmConfig]:
 
 
 def sample(configs: Sequence[GemmConfig], count: int, draw: random.Random) -> list[GemmConfig]:
-    """At most ``count`` kernels: two of each kind, of the largest kinds first, then any others."""
+    """At most ``count`` kernels: two of each kind, those of the most common formats first, then any others."""
     kinds: dict[Any, list[GemmConfig]] = defaultdict(list)
     for config in draw.sample(configs, len(configs)):
-        arithmetic = str(arithmetic_of(config, 2 if decomposition_of(config).has_slices else 1))
+        arithmetic = Member(config, slices_of(config)[0]).arithmetic
         scheduler = config.scheduler
         kinds[Formats.of(config), arithmetic, config.family, scheduler.decomposition, scheduler.batching].append(config)
-    largest = sorted(kinds.values(), key=len, reverse=True)
-    pairs = (config for kind in largest for config in kind[:2])
-    others = (config for kind in largest for config in kind[2:])
+    common = Counter(map(Formats.of, configs))
+    ordered = sorted(kinds, key=lambda kind: (common[kind[0]], len(kinds[kind])), reverse=True)
+    pairs = (config for kind in ordered for config in kinds[kind][:2])
+    others = (config for kind in ordered for config in kinds[kind][2:])
     return [*itertools.islice(itertools.chain(pairs, others), count)]
 
 

@@ -22,13 +22,13 @@ from tests.gpu.arithmetic import (
     launch,
     members,
     sample,
+    slices_of,
     survey,
 )
 from tests.gpu.harness import torch
 
 import gemmill
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.epilogues.parse import LINEAR, canonical
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.kernels.variations import with_epilogue, with_types
@@ -38,13 +38,13 @@ pytestmark = pytest.mark.gpu
 COUNTS: Mapping[str, int] = MappingProxyType(
     {"e5m2": 24, "scaled": 24, "narrow": 32, "several": 16, "s8": 16, "u8": 12, "f32": 12, "f64": 16}
 )
-"""Kernels of each set in the sample, where not 40."""
+"""Kernels of each set in the sample, where not 60."""
 
 
 @pytest.fixture(scope="module")
 def sampled(registry: Registry) -> dict[str, list[GemmConfig]]:
     """Kernels of each set, compiled."""
-    found = {types: sample(kernels(types, registry), COUNTS.get(types, 40), random.Random(types)) for types in TYPES}
+    found = {types: sample(kernels(types, registry), COUNTS.get(types, 60), random.Random(types)) for types in TYPES}
     registry.warm([config for configs in found.values() for config in configs])
     return found
 
@@ -136,7 +136,7 @@ def test_kernels_of_all_families_round_an_epilogue_equally(
     first: dict[str, tuple[str, Any]] = {}
     assert len(by_kind[kind]) >= 8
     for config in by_kind[kind]:
-        member = Member(config, 4 if decomposition_of(config).has_slices else None)
+        member = Member(config, slices_of(config)[-1])
         row.add("all", member, launch(member, case, draw, registry), first)
     assert not row.differing, [(entry["kernel"], entry["elements"], entry["bits"]) for entry in row.differing]
 
