@@ -32,7 +32,7 @@ SPLIT_K = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x128x64_1x1_pingpong_s8_m8_s
 
 @pytest.fixture(scope="module")
 def selector() -> Selector:
-    return Selector(shipped_kernels("bf16", "mma", "simt", "tf32", "fp8", "mixed"), H200, varies=True)
+    return Selector(shipped_kernels("bf16", "f16", "mma", "simt", "tf32"), H200, varies=True)
 
 
 @pytest.fixture(scope="module")
