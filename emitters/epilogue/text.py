@@ -365,14 +365,23 @@ def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str], rounde
         case Value(name):
             return names[name]
         case Call("mul"):
-            first, *others = (_cpp(factor, names, places, rounded) for factor in _in_order(_factors(node)))
-            return "(" * len(others) + first + "".join(f" * {text})" for text in others)
+            return _multiplied([_cpp(factor, names, places, rounded) for factor in _in_order(_factors(node))])
+        case Call("add" | "sub" as name, (Call("mul") as left, Call("mul") as right)):
+            # Left to the compiler, kernels would differ in which of the two products is fused with the sum.
+            *factors, last = [_cpp(factor, names, places, rounded) for factor in _in_order(_factors(right))]
+            sign, added = "-" if name == "sub" else "", _cpp(left, names, places, rounded)
+            return f"gemmill::multiply_add({sign}{_multiplied(factors)}, {last}, {added})"
         case Call(name, arguments):
             row = FUNCTIONS[name]
             inside = rounded if row.passes_error else "f32"
             texts = [_cpp(argument, names, places, inside) for argument in arguments]
             short = f"<gemmill::{rounded}>" if rounded in row.short else ""
             return row.cpp.format(*texts, all=", ".join(texts), short=short)
+
+
+def _multiplied(factors: Sequence[str]) -> str:
+    first, *others = factors
+    return "(" * len(others) + first + "".join(f" * {text})" for text in others)
 
 
 def _factors(node: Node) -> list[Node]:

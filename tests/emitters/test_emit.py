@@ -94,6 +94,7 @@ def test_parameters_do_not_overlap_and_descriptors_are_aligned() -> None:
         "d = alpha * acc * y[n] * z * x[m] * r[m, n]",
         "d = relu(acc * y[n] * x[m]) * sigmoid(x[m]) * y[n]",
         "d = alpha * acc * z[batch] * tanh(x[m] * y[n]) * x[m]",
+        "d = acc * x[m] - r[m, n] * y[n] * 3",
     ],
 )
 def test_the_transposed_problem_multiplies_in_the_same_order(text: str) -> None:
@@ -118,3 +119,17 @@ def test_one_scale_for_all_rows_is_multiplied_in_the_order_of_one_scale_a_row() 
     assert {re.sub(r"\w+\.", "", line).strip() for line in products} == {
         "Compute const d_ = (((alpha * x_) * acc) * y_);"
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "emitted"),
+    [
+        ("d = relu(alpha * acc + beta * c)", "multiply_add(uniform.beta, c, (uniform.alpha * acc))"),
+        ("d = acc * x[m] - y[n] * 2", "multiply_add(-column.y_, Compute(2.0), (row.x_ * acc))"),
+        ("d = acc + acc * acc * silu(acc * 2)", "(acc + ((acc * acc) * math::silu((Compute(2.0) * acc))))"),
+    ],
+)
+def test_a_sum_of_two_products_names_the_one_that_is_fused(text: str, emitted: str) -> None:
+    c = "bf16any2" if "beta" in text else "none"
+    name = f"sm90_bf16k16_bf16k16_f32_{c}_bf16any2_64x64x64_1x1_multistage_s4_m8_k1_linear"
+    assert emitted in epilogue_text(replace(parse_name(name), epilogue=text))
