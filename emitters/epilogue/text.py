@@ -7,7 +7,8 @@ epilogue/operands.cuh.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from string import Template
 from types import MappingProxyType
 from typing import NamedTuple
@@ -356,7 +357,12 @@ def _block(statements: Iterable[str]) -> str:
 
 
 def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str], rounded: DTypeName) -> str:
-    """A node as fully parenthesised C++. ``rounded`` is the type to which its value is eventually rounded."""
+    """A node as C++ that leaves no order of operations to the compiler. ``rounded`` is the type to which its value is
+    eventually rounded."""
+
+    def inner(node: Node) -> str:
+        return _cpp(node, names, places, rounded)
+
     match node:
         case Number(value):
             return f"Compute({value!r})"
@@ -365,12 +371,14 @@ def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str], rounde
         case Value(name):
             return names[name]
         case Call("mul"):
-            return _multiplied([_cpp(factor, names, places, rounded) for factor in _in_order(_factors(node))])
-        case Call("add" | "sub" as name, (Call("mul") as left, Call("mul") as right)):
-            # Left to the compiler, kernels would differ in which of the two products is fused with the sum.
-            *factors, last = [_cpp(factor, names, places, rounded) for factor in _in_order(_factors(right))]
-            sign, added = "-" if name == "sub" else "", _cpp(left, names, places, rounded)
-            return f"gemmill::multiply_add({sign}{_multiplied(factors)}, {last}, {added})"
+            return FUNCTIONS["mul"].cpp.format(*_two_factors(node, inner))
+        case Call("add" | "sub" as name, (left, right)) if _is_product(left) or _is_product(right):
+            # One fused multiply-add; of two products, the right one is fused.
+            fused, other = (right, left) if _is_product(right) else (left, right)
+            (x, y), z = _two_factors(fused, inner), inner(other)
+            if name == "sub":
+                x, z = (f"-{x}", z) if fused is right else (x, f"-{z}")
+            return f"math::fma({x}, {y}, {z})"
         case Call(name, arguments):
             row = FUNCTIONS[name]
             inside = rounded if row.passes_error else "f32"
@@ -379,9 +387,14 @@ def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str], rounde
             return row.cpp.format(*texts, all=", ".join(texts), short=short)
 
 
-def _multiplied(factors: Sequence[str]) -> str:
-    first, *others = factors
-    return "(" * len(others) + first + "".join(f" * {text})" for text in others)
+def _is_product(node: Node) -> bool:
+    return isinstance(node, Call) and node.function == "mul"
+
+
+def _two_factors(product: Node, text: Callable[[Node], str]) -> tuple[str, str]:
+    """The C++ of a product as two factors: the product of all factors except the last, and the last."""
+    first, *others, last = map(text, _in_order(_factors(product)))
+    return functools.reduce(FUNCTIONS["mul"].cpp.format, others, first), last
 
 
 def _factors(node: Node) -> list[Node]:

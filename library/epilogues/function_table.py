@@ -219,9 +219,9 @@ _ROWS = (
     _operator(">=", 4, "ge", operator.ge),
     _operator("==", 4, "eq", operator.eq),
     _operator("!=", 4, "ne", operator.ne),
-    _operator("+", 5, "add", operator.add, ulps=0.5, spread=_sum, **_ARITHMETIC),
-    _operator("-", 5, "sub", operator.sub, ulps=0.5, spread=_sum, **_ARITHMETIC),
-    _operator("*", 6, "mul", operator.mul, ulps=0.5, spread=_product, **_ARITHMETIC),
+    _operator("+", 5, "add", operator.add, ulps=0.5, spread=_sum, cpp="math::add({0}, {1})", **_ARITHMETIC),
+    _operator("-", 5, "sub", operator.sub, ulps=0.5, spread=_sum, cpp="math::sub({0}, {1})", **_ARITHMETIC),
+    _operator("*", 6, "mul", operator.mul, ulps=0.5, spread=_product, cpp="math::mul({0}, {1})", **_ARITHMETIC),
     _operator(
         "/",
         6,

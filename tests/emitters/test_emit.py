@@ -21,7 +21,7 @@ from gemmill.emitters.epilogue.text import epilogue_text
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import FAMILIES
 from gemmill.library.config.names import parse_name
-from gemmill.library.epilogues.parse import parse
+from gemmill.library.epilogues.parse import canonical, parse
 from gemmill.library.epilogues.tree import transposed
 from gemmill.library.errors import ConfigError
 from gemmill.library.legality.rules import DOMAINS
@@ -104,7 +104,7 @@ def test_the_transposed_problem_multiplies_in_the_same_order(text: str) -> None:
         [re.sub(r"\w+\.", "", line) for line in epilogue_text(replace(config, epilogue=str(epilogue))).splitlines()]
         for epilogue in (direct, transposed(direct))
     ]
-    products = [[line for line in lines if " * " in line and "//" not in line] for lines in orders]
+    products = [[line for line in lines if "math::mul(" in line] for lines in orders]
     assert products[0] == products[1] != []
 
 
@@ -114,22 +114,24 @@ def test_one_scale_for_all_rows_is_multiplied_in_the_order_of_one_scale_a_row() 
         line
         for x, y in product(("x", "x[m]", "x[batch]"), ("y[n]", "y[m, n]"))
         for line in epilogue_text(replace(config, epilogue=f"d = alpha * acc * {x} * {y}")).splitlines()
-        if " * " in line and "//" not in line
+        if "math::mul(" in line
     }
     assert {re.sub(r"\w+\.", "", line).strip() for line in products} == {
-        "Compute const d_ = (((alpha * x_) * acc) * y_);"
+        "Compute const d_ = math::mul(math::mul(math::mul(alpha, x_), acc), y_);"
     }
 
 
 @pytest.mark.parametrize(
     ("text", "emitted"),
     [
-        ("d = relu(alpha * acc + beta * c)", "multiply_add(uniform.beta, c, (uniform.alpha * acc))"),
-        ("d = acc * x[m] - y[n] * 2", "multiply_add(-column.y_, Compute(2.0), (row.x_ * acc))"),
-        ("d = acc + acc * acc * silu(acc * 2)", "(acc + ((acc * acc) * math::silu((Compute(2.0) * acc))))"),
+        ("d = acc + x[n]", "math::add(acc, column.x_)"),
+        ("d = alpha * acc + x[n]", "math::fma(uniform.alpha, acc, column.x_)"),
+        ("d = x[n] - acc * y[m]", "math::fma(-row.y_, acc, column.x_)"),
+        ("d = acc * y[m] - x[n]", "math::fma(row.y_, acc, -column.x_)"),
+        ("d = acc * x[n] + y[m] * acc", "math::fma(row.y_, acc, math::mul(column.x_, acc))"),
+        ("d = (acc - x[n]) * 2", "math::mul(Compute(2.0), math::sub(acc, column.x_))"),
     ],
 )
-def test_a_sum_of_two_products_names_the_one_that_is_fused(text: str, emitted: str) -> None:
-    c = "bf16any2" if "beta" in text else "none"
-    name = f"sm90_bf16k16_bf16k16_f32_{c}_bf16any2_64x64x64_1x1_multistage_s4_m8_k1_linear"
-    assert emitted in epilogue_text(replace(parse_name(name), epilogue=text))
+def test_the_text_says_which_product_is_fused(text: str, emitted: str) -> None:
+    config = parse_name("sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x128x64_1x1_pingpong_s8_m8_k1_linear")
+    assert f"Compute const d_ = {emitted};" in epilogue_text(replace(config, epilogue=canonical(text)))

@@ -77,7 +77,7 @@ struct Epilogue : gemmill::NoMatrices {
   __device__ Compute compute(Compute acc, Compute, Compute c, Uniform const& uniform, Row const& row, Column const& column,
                              Element const& element, Extras& extras) const {
     using namespace gemmill;
-    Compute const t_ = ((math::silu(((uniform.alpha * row.s_) * acc)) + (uniform.beta * c)) + column.x_);
+    Compute const t_ = math::add(math::fma(uniform.beta, c, math::silu(math::mul(math::mul(uniform.alpha, row.s_), acc))), column.x_);
     Compute const aux_ = t_;
     Compute const d_ = t_;
     Compute const top_ = math::abs(t_);

@@ -77,7 +77,7 @@ text = "d = softsign(acc + bias[n])"
 name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_" + encode(text)
 config = parse_name(name)
 source = emit(config)
-assert "math::softsign((acc + column.bias_))" in source.text
+assert "math::softsign(math::add(acc, column.bias_))" in source.text
 found = evaluate(parse(text), {"acc": np.array([[-3.0, 1.0]]), "bias": np.zeros(2)}, np)["d"]
 assert found.value.tolist() == [[-0.75, 0.5]] and (found.error > 0).all() and (found.error < 1e-6).all()
 Compiler().compile(source, config)

@@ -6,6 +6,7 @@
 /// place must be visited once.
 #pragma once
 
+#include <gemmill/epilogue/math.cuh>
 #include <gemmill/kernel/direct_params.cuh>
 #include <gemmill/types.cuh>
 
@@ -29,11 +30,6 @@ struct StagedMatrices {
 };
 using NoMatrices = StagedMatrices<Formats<>, Formats<>>;
 
-/// `a * b + c` with one rounding.
-__device__ inline float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-__device__ inline double multiply_add(double a, double b, double c) { return __fma_rn(a, b, c); }
-__device__ inline int32_t multiply_add(int32_t a, int32_t b, int32_t c) { return a * b + c; }
-
 /// D = alpha * acc + beta * C, computed in one type: float, double or int32_t. In int32_t, whole alpha and beta are
 /// exact. The product with beta is fused; left to the compiler, kernels would differ in which product is.
 template <class Compute_>
@@ -54,10 +50,8 @@ struct Linear : NoMatrices {
 
   /// If false, C is neither loaded nor read, so it may hold NaN or be unmapped.
   __device__ bool needs_c() const { return beta != Compute(0); }
-  __device__ Compute operator()(Compute accumulator) const { return alpha * accumulator; }
-  __device__ Compute operator()(Compute accumulator, Compute c) const {
-    return multiply_add(beta, c, alpha * accumulator);
-  }
+  __device__ Compute operator()(Compute accumulator) const { return math::mul(alpha, accumulator); }
+  __device__ Compute operator()(Compute accumulator, Compute c) const { return math::fma(beta, c, (*this)(accumulator)); }
 };
 
 using LinearEpilogue = Linear<float>;

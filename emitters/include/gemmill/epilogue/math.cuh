@@ -9,6 +9,21 @@
 
 namespace gemmill::math {
 
+// Arithmetic that the compiler leaves as it is. It would contract `x * y + z` to a fused multiply-add in some kernels
+// and not in others, or fuse the other one of two products, so that kernels would differ in the last bits.
+__device__ inline float mul(float x, float y) { return __fmul_rn(x, y); }
+__device__ inline float add(float x, float y) { return __fadd_rn(x, y); }
+__device__ inline float sub(float x, float y) { return __fsub_rn(x, y); }
+__device__ inline float fma(float x, float y, float z) { return __fmaf_rn(x, y, z); }
+__device__ inline double mul(double x, double y) { return __dmul_rn(x, y); }
+__device__ inline double add(double x, double y) { return __dadd_rn(x, y); }
+__device__ inline double sub(double x, double y) { return __dsub_rn(x, y); }
+__device__ inline double fma(double x, double y, double z) { return __fma_rn(x, y, z); }
+__device__ inline int32_t mul(int32_t x, int32_t y) { return x * y; }
+__device__ inline int32_t add(int32_t x, int32_t y) { return x + y; }
+__device__ inline int32_t sub(int32_t x, int32_t y) { return x - y; }
+__device__ inline int32_t fma(int32_t x, int32_t y, int32_t z) { return x * y + z; }
+
 /// NaN if either argument is NaN, as in PyTorch and NumPy (PTX ISA, "max.NaN").
 __device__ inline float max(float x, float y) {
   float result;
@@ -95,31 +110,12 @@ __device__ inline T where(bool condition, T x, T y) {
 }
 template <class T>
 __device__ inline T sigmoid(T x) {
-  return reciprocal(1 + exp(-x));
+  return reciprocal(add(T(1), exp(-x)));
 }
 template <class T>
 __device__ inline T silu(T x) {
   return x * sigmoid(x);
 }
-__device__ inline double gelu(double x) { return 0.5 * x * (1 + ::erf(x * 0.70710678118654752)); }
-/// max(x, 0) - |x| erfc(|x| / sqrt(2)) / 2, with erfc to 1.5e-7 (Abramowitz and Stegun, "Handbook of Mathematical
-/// Functions", 7.1.26). It takes half as many instructions as erff.
-__device__ inline float gelu(float x) {
-  float const magnitude = fabsf(x);
-  float const t = reciprocal(1 + 0.3275911f * 0.70710678f * magnitude);
-  float const series =
-      t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
-  return max(x, 0.0f) - 0.5f * magnitude * series * exp(-0.5f * x * x);
-}
-/// 0.5 x (1 + tanh(u)) = x sigmoid(2 u). The right-hand side loses no digits where tanh(u) is near -1.
-__device__ inline double gelu_tanh(double x) {
-  return x * sigmoid(2 * 0.79788456080286536 * (x + 0.044715 * x * x * x));
-}
-__device__ inline float gelu_tanh(float x) {
-  constexpr float kLinear = -2 * 0.79788456080286536 * 1.4426950408889634;
-  return x * reciprocal(1 + exp2(x * fmaf(0.044715f * kLinear, x * x, kLinear)));
-}
-
 /// A polynomial in y; coefficients from the highest power down.
 template <class... Coefficients>
 __device__ inline float polynomial(float y, float first, Coefficients... others) {
@@ -127,6 +123,24 @@ __device__ inline float polynomial(float y, float first, Coefficients... others)
   ((sum = fmaf(sum, y, others)), ...);
   return sum;
 }
+__device__ inline double gelu(double x) { return 0.5 * x * add(1.0, ::erf(x * 0.70710678118654752)); }
+/// max(x, 0) - |x| erfc(|x| / sqrt(2)) / 2, with erfc to 1.5e-7 (Abramowitz and Stegun, "Handbook of Mathematical
+/// Functions", 7.1.26). It takes half as many instructions as erff.
+__device__ inline float gelu(float x) {
+  float const magnitude = fabsf(x);
+  float const t = reciprocal(fma(0.3275911f * 0.70710678f, magnitude, 1.0f));
+  float const series = t * polynomial(t, 1.061405429f, -1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f);
+  return fma(-0.5f * magnitude * series, exp(-0.5f * x * x), max(x, 0.0f));
+}
+/// 0.5 x (1 + tanh(u)) = x sigmoid(2 u). The right-hand side loses no digits where tanh(u) is near -1.
+__device__ inline double gelu_tanh(double x) {
+  return x * sigmoid(2 * 0.79788456080286536 * fma(0.044715 * x * x, x, x));
+}
+__device__ inline float gelu_tanh(float x) {
+  constexpr float kLinear = -2 * 0.79788456080286536 * 1.4426950408889634;
+  return x * reciprocal(1 + exp2(x * fmaf(0.044715f * kLinear, x * x, kLinear)));
+}
+
 template <class Element>
 __device__ inline float gelu(float x);
 /// x P(x), with the normal distribution function P as 1 / (1 + 2^(x s)). Let y = x^2 + c and r = 1 / sqrt(y). Then s =
