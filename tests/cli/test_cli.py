@@ -299,6 +299,9 @@ def test_explain_and_list_name_the_arithmetic() -> None:
     assert {row["arithmetic"] for row in rows} == {"k16/S"}
     assert sliced in {row["name"] for row in rows}
     assert {*ok("list", "bf16", "--bits", "k16/S").split()} == {row["name"] for row in rows}
+    many = ok("list", "bf16", "--bits", "k16/200@64").split()  # serial kernels have at most 8
+    assert many
+    assert all("_splitk_" in name for name in many)
     absent = gemmill("list", "bf16", "--bits", "k32")
     assert (absent.exit_code, "no kernel has the arithmetic k32; these" in absent.stderr) == (1, True)
     assert gemmill("list", "bf16", "--bits", "fast").exit_code == gemmill("list", "--bits", "k16").exit_code == 2

@@ -14,10 +14,11 @@ from gemmill.cli import completion, output
 from gemmill.cli.app import app
 from gemmill.cli.options import Kernel, KernelFilter, argument, kernel, manifest_path
 from gemmill.cli.output import Status, UsageError, usage
-from gemmill.library.arithmetic import arithmetic_of, parse_arithmetic
+from gemmill.library.arithmetic import Arithmetic, arithmetic_of, parse_arithmetic
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, present_name
+from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.sliced_kernel import check_slices
 from gemmill.library.errors import ConfigError, ManifestError
 from gemmill.library.legality.coverage import OK, schedules, tables
@@ -167,11 +168,19 @@ def _of_arithmetic(name: str, configs: Sequence[GemmConfig]) -> list[GemmConfig]
     """The kernels with an arithmetic, some of them only with its number of slices; UsageError if there is none."""
     with usage(ConfigError):
         wanted = parse_arithmetic(name)
-    if found := [config for config in configs if arithmetic_of(config, wanted.slices) == wanted]:
+    if found := [config for config in configs if _has(config, wanted)]:
         return found
     present = Counter(str(arithmetic_of(config, 0)) for config in configs)
     classes = ", ".join(f"{each} ({count:,})" for each, count in present.most_common())
     raise ManifestError(f"no kernel has the arithmetic {name}; these {len(configs):,} kernels have: {classes}")
+
+
+def _has(config: GemmConfig, wanted: Arithmetic) -> bool:
+    """Whether a kernel has an arithmetic with one of its numbers of slices."""
+    decomposition = decomposition_of(config)
+    if decomposition.has_slices and wanted.slices and wanted.slices not in decomposition.slices:
+        return False
+    return arithmetic_of(config, wanted.slices) == wanted
 
 
 def _list_shipped() -> None:
