@@ -28,8 +28,6 @@ ARRAYS: Mapping[str, str] = MappingProxyType(
     }
 )
 """NumPy's dtype of an array of each type."""
-NONE = np.int16(-4096)
-"""The exponent of a zero: below that of every product."""
 _NAN = np.uint32(0x7FFFFFFF)
 """The NaN that tensor cores and additions in f32 return."""
 _TF32_BITS = 13
@@ -37,12 +35,13 @@ _TF32_BITS = 13
 
 
 class Factors(NamedTuple):
-    """An operand as the tensor core takes it: values are ``significands * 2 ** exponents``, K along the first axis."""
+    """An operand as the tensor core takes it, K along the first axis."""
 
-    significands: np.ndarray
-    """float32, at least 1 and below 2 in magnitude; below 1 for subnormal numbers, 0 also for infinities and NaNs."""
-    exponents: np.ndarray
-    """int16, not below that of the type's smallest normal number; :data:`NONE` for zeros, infinities and NaNs."""
+    values: np.ndarray
+    """float32; 0 for infinities and NaNs."""
+    powers: np.ndarray
+    """float64: 2 to the power of a multiple of the exponent, to find the largest exponent of several products; 0 for
+    zeros, infinities and NaNs. The exponent of a subnormal number is that of the smallest normal one."""
     specials: np.ndarray | None
     """float32: infinities and NaNs as they are, zeros as 0, other elements as 1 or -1; None if all are finite."""
 
@@ -51,15 +50,14 @@ class Factors(NamedTuple):
         specials = None if self.specials is None else self.specials[along_k, elements]
         if specials is not None and np.isfinite(specials).all():
             specials = None
-        return Factors(self.significands[along_k, elements], self.exponents[along_k, elements], specials)
+        return Factors(self.values[along_k, elements], self.powers[along_k, elements], specials)
 
     def ordered(self, indices: np.ndarray) -> Factors:
         """The elements at indices along K; zeros at the index -1."""
-        absent = indices < 0
-        significands, exponents = self.significands[indices], self.exponents[indices]
-        significands[absent], exponents[absent] = 0, NONE
-        specials = None if self.specials is None else np.where(absent[:, None], 0, self.specials[indices])
-        return Factors(significands, exponents, specials)
+        absent = (indices < 0)[:, None]
+        values, powers = (np.where(absent, 0, x[indices]) for x in (self.values, self.powers))
+        specials = None if self.specials is None else np.where(absent, 0, self.specials[indices])
+        return Factors(values, powers, specials)
 
 
 def checked_array(array: np.ndarray, dtype: str, name: str) -> np.ndarray:
@@ -105,18 +103,14 @@ def rounded_to_tf32(array: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(array), array, rounded)
 
 
-def factors(array: np.ndarray, dtype: str, least_exponent: int) -> Factors:
-    """Take float32 values of a type apart. ``least_exponent`` is that of the smallest normal number of the type that
-    the tensor core multiplies."""
+def factors(array: np.ndarray, least_exponent: int, spread: int, shift: int = 0) -> Factors:
+    """Take float32 values apart. ``least_exponent`` is that of the smallest normal number of the type that the tensor
+    core multiplies; powers have ``spread`` times the exponent plus ``shift``."""
     finite = np.isfinite(array)
     array, specials = (array, None) if finite.all() else (np.where(finite, array, 0), _specials(array))
-    fractions, exponents = np.frexp(array)
-    exponents = (exponents - 1).astype(np.int16)
-    significands = fractions * np.float32(2)
-    low = np.minimum(exponents - least_exponent, 0)
-    significands = np.ldexp(significands, low)
-    exponents = np.where(significands == 0, NONE, exponents - low).astype(np.int16)
-    return Factors(significands, exponents, specials)
+    exponents = np.maximum(np.frexp(array)[1] - 1, least_exponent)
+    powers = np.where(array == 0, 0, np.ldexp(1.0, spread * exponents + shift))
+    return Factors(array, powers, specials)
 
 
 def _specials(array: np.ndarray) -> np.ndarray:

@@ -130,7 +130,8 @@ def _fused_sums(a: np.ndarray, b: np.ndarray, indices: np.ndarray, sums: np.ndar
 
 def _in_parallel(compute: Callable[[Any], None], blocks: Iterable[Any]) -> None:
     """Compute blocks of D on all cores of this machine."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    # With larger buffers, NumPy copies operands that it broadcasts.
+    with ThreadPoolExecutor(os.cpu_count(), initializer=np.setbufsize, initargs=(16,)) as pool:
         for _ in pool.map(compute, blocks):
             pass
 
@@ -141,9 +142,9 @@ def _tensor_core_sums(
     """Sums by tensor cores: blocks of D, shared by the cores of this machine."""
     model = MODELS[arithmetic.step]
     operands = []
-    for array, dtype in ((np.ascontiguousarray(a.T), dtypes[0]), (b, dtypes[1])):
+    for array, dtype, shift in ((np.ascontiguousarray(a.T), dtypes[0], model.shift), (b, dtypes[1], 0)):
         least = _LEAST_EXPONENT_OF_F16 if arithmetic.step == "k16x2" else DTYPES[dtype].least_exponent
-        taken = factors(array, dtype, least)
+        taken = factors(array, least, model.spread, shift)
         operands.append([[_in_order(model, taken, indices) for indices in warps] for warps in order.slices])
     sums = np.zeros((len(a), b.shape[1]), np.float32)
     _in_parallel(partial(_compute_block, arithmetic, operands, sums), _blocks(model, *sums.shape))
@@ -184,14 +185,14 @@ def _chain(arithmetic: Arithmetic, a: Factors, b: Factors, buffers: Buffers) -> 
     model = MODELS[arithmetic.step]
     total = np.zeros(buffers.sums.shape, np.float32)
     buffers.sums[:] = 0
-    steps = range(0, len(a.significands), model.products)
+    steps = range(0, len(a.values), model.products)
     for index, first in enumerate(steps, 1):
         step = slice(first, first + model.products)
         add_step(model, a.part(step), b.part(step), buffers)
         if arithmetic.promote and (index % arithmetic.promote == 0 or index == len(steps)):
-            total = _in_sequence([total, buffers.sums.astype(np.float32)])
+            total = _in_sequence([total, buffers.sums.copy()])
             buffers.sums[:] = 0
-    return total if arithmetic.promote else buffers.sums.astype(np.float32)
+    return total if arithmetic.promote else buffers.sums.copy()
 
 
 def _in_sequence(parts: list[np.ndarray]) -> np.ndarray:

@@ -25,16 +25,18 @@ from gemmill.library.oracle.elements import Factors
 
 LEAST_EXPONENT = -133
 """The least exponent to which the tensor core aligns. It matters only to sums of bf16 and tf32 below 2**-126."""
-BLOCK_ELEMENTS = 1 << 17
-"""Products that are in memory at a time: with ten bytes each, buffers of them about fit a core's L2 cache."""
-_SPARE = 3
-"""Bits by which a product is shifted up in advance: the significand of a product is below 4."""
+BLOCK_ELEMENTS = 1 << 18
+"""Products that are in memory at a time, with eight bytes each: 2 MiB, so that calls of NumPy are few and caches hold
+most of it."""
+_BIAS, _FRACTION = 127, 23
+"""Of float32: what is added to exponents, and the bits of fraction."""
 _LEAST_NORMAL = -126
 """Exponent of the smallest normal float32, and of every subnormal one."""
-_USUAL = range(_LEAST_NORMAL, 121)
-"""Largest exponents of a step in which no sum is subnormal, overflows, or is infinite or NaN already."""
-_BIAS = 1023
-"""Of exponents of float64."""
+_USUAL = range(_BIAS - 100, _BIAS + 121)
+"""Largest exponents of a step, with their bias, for which products in float32 are exact where they are not truncated to
+zero, and no sum is subnormal, overflows, or is infinite or NaN already."""
+_FURTHER = 16
+"""What is added to exponents besides the bias where they may be below those of float32."""
 _SUBNORMAL_QUANTUM = 149
 """The smallest float32 is 2 to the power of minus this."""
 
@@ -49,6 +51,18 @@ class Model(NamedTuple):
     kept: int
     """Bits of fraction of the sum."""
 
+    @property
+    def spread(self) -> int:
+        """The factor of exponents in :attr:`Factors.powers`. Powers of two that are so far apart exceed the sum of as
+        many smaller ones as there are products, so the exponent of an inner product of powers, divided by the factor,
+        is the largest exponent of the products."""
+        return self.products.bit_length()
+
+    @property
+    def shift(self) -> int:
+        """What is added to exponents of the powers of A, so that the quotient has the bias of float32."""
+        return self.spread * _BIAS - 1023
+
 
 MODELS: Mapping[str, Model] = MappingProxyType(
     {
@@ -62,17 +76,16 @@ MODELS: Mapping[str, Model] = MappingProxyType(
 
 
 class Buffers:
-    """The sums of a block of D, and memory for the products of one step, which every step uses again."""
+    """The sums of a block of D, and memory for one step, which every step uses again."""
 
     def __init__(self, model: Model, rows: int, columns: int) -> None:
-        shape = (model.products, rows, columns)
-        self.products = np.empty(shape, np.float32)
-        self.exponents = np.empty(shape, np.int16)
-        self.integers = np.empty(shape, np.int32)
-        self.sums = np.zeros(shape[1:])
-        """float64 that hold float32."""
-        self.added = np.empty(shape[1:], np.int32)
-        self.scale = np.zeros(shape[1:])
+        block = rows, columns
+        self.products = np.empty((model.products, *block), np.float32)
+        self.integers = np.empty((model.products, *block), np.int32)
+        self.added = np.empty(block, np.int32)
+        self.powers, self.wide, self.total = (np.empty(block) for _ in range(3))
+        self.top, self.own = (np.empty(block, np.int32) for _ in range(2))
+        self.sums, self.scaled = (np.zeros(block, np.float32) for _ in range(2))
 
 
 def block_shape(model: Model, m: int, n: int) -> tuple[int, int]:
@@ -84,54 +97,60 @@ def block_shape(model: Model, m: int, n: int) -> tuple[int, int]:
 
 def add_step(model: Model, a: Factors, b: Factors, buffers: Buffers) -> None:
     """Add the products of one step to the sums of a block; ``a`` and ``b`` have K along their first axis."""
-    eighths = b.significands * np.float32(2.0**-_SPARE)
-    np.multiply(a.significands[:, :, None], eighths[:, None, :], out=buffers.products)
-    np.add(a.exponents[:, :, None], b.exponents[:, None, :], out=buffers.exponents)
-    sums = buffers.sums
-    largest = np.maximum.reduce(buffers.exponents, axis=0)
-    own = (_high_words(sums) >> 4 & 2047) - np.int16(_BIAS)
-    top = np.maximum(largest, own)
+    top, own, bits = buffers.top, buffers.own, buffers.sums.view(np.int32)
+    np.matmul(a.powers.T, b.powers, out=buffers.powers)
+    np.right_shift(buffers.powers.view(np.int32)[:, 1::2], 20, out=top)
+    np.floor_divide(top, model.spread, out=top)
+    np.right_shift(bits, _FRACTION, out=own)
+    np.bitwise_and(own, 255, out=own)
+    np.maximum(top, own, out=top)
     usual = top.min() in _USUAL and top.max() in _USUAL and a.specials is None and b.specials is None
-    before = None if usual else sums.copy()
-    if before is not None:
-        own = np.maximum(own, np.int16(_LEAST_NORMAL))
-        top = np.maximum(largest, np.where(sums == 0, np.int16(LEAST_EXPONENT), own))
-    _add_products(model, top, buffers)
-    sums.view(np.int64)[:] &= ~((1 << (52 - model.kept)) - 1)  # truncates
-    sums /= buffers.scale
-    if before is not None:
-        _treat_unusual(a, b, before, sums)
+    (_add_usual if usual else _add_unusual)(model, a, b, buffers)
 
 
-def _high_words(array: np.ndarray) -> np.ndarray:
-    """The high 16 bits of each float64."""
-    return array.view(np.int16)[..., 3::4]
-
-
-def _add_products(model: Model, top: np.ndarray, buffers: Buffers) -> None:
-    """Scale the sums so that the last kept bit is 1, truncate, and add the truncated products."""
-    # A product whose exponent is below `low` truncates to zero, as does one at `low`, so shifts are never negative.
-    low = top - np.int16(model.aligned + _SPARE)
-    np.maximum(buffers.exponents, low, out=buffers.exponents)
-    np.subtract(buffers.exponents, low, out=buffers.exponents)
-    np.copyto(buffers.integers, buffers.exponents)
-    np.left_shift(buffers.integers, 23, out=buffers.integers)
-    bits = buffers.products.view(np.int32)
-    np.add(bits, buffers.integers, out=bits)
-    np.copyto(buffers.integers, buffers.products, casting="unsafe")  # truncates
+def _add_usual(model: Model, a: Factors, b: Factors, buffers: Buffers) -> None:
+    """Scale the sums and products so that the last kept bit is 1, truncate, add, and truncate the result."""
+    products, total = buffers.products, buffers.total
+    scale = buffers.own
+    np.subtract(2 * _BIAS + model.aligned, buffers.top, out=scale)
+    np.left_shift(scale, _FRACTION, out=scale)
+    np.multiply(a.values[:, :, None], b.values[:, None, :], out=products)
+    np.multiply(products, scale.view(np.float32), out=products)
+    np.copyto(buffers.integers, products, casting="unsafe")  # truncates
     np.add.reduce(buffers.integers, axis=0, dtype=np.int32, out=buffers.added)
-    _high_words(buffers.scale)[:] = (np.int16(model.aligned + _BIAS) - top) << 4  # powers of two
-    buffers.sums *= buffers.scale
-    np.trunc(buffers.sums, out=buffers.sums)
-    buffers.sums += buffers.added
+    np.multiply(buffers.sums, scale.view(np.float32), out=buffers.scaled)
+    np.trunc(buffers.scaled, out=buffers.scaled)
+    np.copyto(buffers.wide, buffers.scaled)
+    np.copyto(total, buffers.added)
+    np.add(total, buffers.wide, out=total)
+    _truncate(model, total)
+    np.copyto(buffers.sums, total, casting="same_kind")
+    np.subtract(2 * _BIAS << _FRACTION, scale, out=scale)  # one over it
+    np.multiply(buffers.sums, scale.view(np.float32), out=buffers.sums)
 
 
-def _treat_unusual(a: Factors, b: Factors, before: np.ndarray, sums: np.ndarray) -> None:
-    """Give sums the range of float32, and take infinities and NaNs of operands and earlier sums into account."""
+def _truncate(model: Model, total: np.ndarray) -> None:
+    """Truncate float64 to the fraction of the sum, in place."""
+    bits = total.view(np.int64)
+    np.bitwise_and(bits, -1 << (52 - model.kept), out=bits)
+
+
+def _add_unusual(model: Model, a: Factors, b: Factors, buffers: Buffers) -> None:
+    """Add in float64, which has the range of all products, and take infinities and NaNs into account."""
+    sums = buffers.sums
+    before = np.where(np.isfinite(sums), sums, 0).astype(np.float64)
+    powers = (a.powers * 2.0 ** (model.spread * _FURTHER)).T @ b.powers
+    top = (powers.view(np.int64) >> 52) // model.spread - (_BIAS + _FURTHER)
+    own = np.maximum(np.frexp(before)[1] - 1, _LEAST_NORMAL)
+    top = np.maximum(np.maximum(top, LEAST_EXPONENT), np.where(before == 0, LEAST_EXPONENT, own))
+    scale = np.ldexp(1.0, model.aligned - top)
+    products = a.values[:, :, None].astype(np.float64) * b.values[:, None, :] * scale
+    total = np.add.reduce(np.trunc(products), axis=0) + np.trunc(before * scale)
+    _truncate(model, total)
+    quanta = np.trunc(total / scale * 2.0**_SUBNORMAL_QUANTUM)
     with np.errstate(over="ignore", invalid="ignore"):
-        sums[:] = (np.trunc(sums * 2.0**_SUBNORMAL_QUANTUM) * 2.0**-_SUBNORMAL_QUANTUM).astype(np.float32)
-        special = np.where(np.isfinite(before), 0.0, before)
+        special = np.where(np.isfinite(sums), np.float32(0), sums)
         if a.specials is not None or b.specials is not None:
-            left, right = (np.sign(x.significands) if x.specials is None else x.specials for x in (a, b))
+            left, right = (np.sign(x.values) if x.specials is None else x.specials for x in (a, b))
             special += np.add.reduce(left[:, :, None] * right[:, None, :], axis=0)
-        np.copyto(sums, special, where=~np.isfinite(special))
+        sums[:] = np.where(np.isfinite(special), quanta * 2.0**-_SUBNORMAL_QUANTUM, special)
