@@ -93,7 +93,8 @@ def read_values(
     names = [name for name, _ in names_and_kinds]
     for name in arguments:
         if name not in names:
-            hint = suggest(name, (*names, *keywords)) or f"; its operands are {', '.join(names) or 'none'}"
+            hint = suggest(name, names) or suggest(name, keywords)
+            hint = hint or f"; its operands are {', '.join(names) or 'none'}"
             raise KeywordError(f"{name} is passed, but the epilogue `{epilogue}` does not use it{hint}")
     values: dict[str, Value] = {}
     for name, kind in names_and_kinds:

@@ -18,7 +18,7 @@ import random
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -551,7 +551,7 @@ def main() -> None:
                 members(chosen), extents(arguments.problems, draw, LEAST_K.get(types, 1)), arguments.seed, registry
             ):
                 rows.append(row)
-                out.write(json.dumps(asdict(row)) + "\n")
+                out.write(json.dumps(vars(row) | {"formats": row.formats._asdict()}) + "\n")
             wrong += report(types, len(chosen), len(found), rows)
     sys.exit(bool(wrong))
 

@@ -142,7 +142,7 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
             lambda: matmul(A, B, out=OUT, x=ROW),
             "^unexpected argument 'x'; for an operand of an epilogue, pass epilogue= too, as in",
         ),
-        (lambda: fused("d = acc + bias[n]", biass=ROW), "^biass is passed, .* does not use it, did you mean bias"),
+        (lambda: fused("d = acc + bias[n]", bais=ROW), "^bais is passed, .* does not use it, did you mean bias"),
         (lambda: nothing().rebind(bais=ROW), "^unexpected argument 'bais', did you mean bias"),
         (lambda: Registry(manifest=["bf16"]), "^unexpected argument 'manifest', did you mean manifests"),  # type: ignore[call-arg]
         (lambda: Registry(manifests=()).select(PROBLEM, smcount=8), "^unexpected .*'smcount', did you mean sm_count"),  # type: ignore[call-arg]
