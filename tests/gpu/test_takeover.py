@@ -75,6 +75,10 @@ SERVED: dict[str, tuple[str, Callable[[], Any]]] = {
     "mm of a strided view": ("mm", lambda: torch.mm(rand(M, 2 * K)[:, :K], w().mT)),
     "mm.out": ("mm.out", lambda: torch.mm(x(), w().mT, out=torch.empty(M, N, device="cuda", dtype=BF16))),
     "mm.dtype": ("mm.dtype", lambda: torch.mm(x(), w().mT, out_dtype=F32)),
+    "mm.dtype_out": (
+        "mm.dtype_out",
+        lambda: torch.mm(x(), w().mT, out_dtype=F32, out=torch.empty(M, N, device="cuda", dtype=F32)),
+    ),
     "addmm": ("addmm", lambda: torch.addmm(v(), x(), w().mT)),
     "addmm by factors": ("addmm", lambda: torch.addmm(v(), x(), w().mT, beta=0.5, alpha=2)),
     "addmm of an expanded vector": ("addmm", lambda: torch.addmm(v().expand(M, N), x(), w().mT)),

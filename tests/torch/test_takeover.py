@@ -23,7 +23,7 @@ import gemmill.torch  # noqa: E402
 from gemmill.library.errors import OperandError, UnsupportedProblemError  # noqa: E402
 from gemmill.runtime.api import fast_path  # noqa: E402
 from gemmill.runtime.torch.takeover import overrides  # noqa: E402
-from gemmill.runtime.torch.takeover.aten import ROWS  # noqa: E402
+from gemmill.runtime.torch.takeover.aten import REFUSED, ROWS  # noqa: E402
 from gemmill.runtime.torch.takeover.blocks import ENABLED  # noqa: E402
 from gemmill.runtime.torch.takeover.overrides import Takeover  # noqa: E402
 
@@ -263,6 +263,22 @@ def test_the_block_that_was_entered_last_decides_about_bits(prepared_bits: list[
     assert CPU.blocks.bits == "any"
 
 
+def test_no_overload_of_a_product_escapes_bits() -> None:
+    known = {*ROWS, *REFUSED}
+    families = {name.split(".")[0] for name in known}
+    present = {name.removeprefix("aten::") for name in torch._C._dispatch_get_all_op_names() if "aten::" in name}
+    has_own_kernel = {
+        name
+        for name in present - known
+        if name.split(".")[0] in families
+        and not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CompositeExplicitAutograd")
+    }
+    assert not has_own_kernel
+
+
+FOREACH = pytest.mark.skipif(not hasattr(torch, "_foreach_mm"), reason="this PyTorch has no _foreach_mm")
+
+
 @pytest.mark.parametrize(
     ("says", "call"),
     [
@@ -274,6 +290,11 @@ def test_the_block_that_was_entered_last_decides_about_bits(prepared_bits: list[
         ("pass a matrix of one column", lambda: A @ B[:, 0]),
         ("pass a matrix of one column", lambda: torch.dot(V, V)),
         ("call torch.addmm, then the activation", lambda: torch._addmm_activation(V, A, B)),
+        (
+            "convert the layer to gemmill.torch.Linear",
+            lambda: torch._weight_int8pack_mm(wide(16, 64), wide(32, 64).char(), wide(32)),
+        ),
+        pytest.param("call torch.mm for each pair", lambda: torch._foreach_mm([A], [B]), marks=FOREACH),
     ],
 )
 def test_what_would_fall_back_is_refused_where_bits_hold(says: str, call: Callable[[], Any]) -> None:

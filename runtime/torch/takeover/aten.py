@@ -231,17 +231,21 @@ ROWS: Mapping[str, Row] = {
     "mm": Row("self", "mat2", _dense),
     "mm.out": Row("self", "mat2", _dense, out="out"),
     "mm.dtype": Row("self", "mat2", _dense),
+    "mm.dtype_out": Row("self", "mat2", _dense, out="out"),
     "addmm": Row("mat1", "mat2", _dense, "self"),
     "addmm.out": Row("mat1", "mat2", _dense, "self", "out"),
     "addmm_": Row("mat1", "mat2", _dense, "self", "self"),
     "addmm.dtype": Row("mat1", "mat2", _dense, "self"),
+    "addmm.dtype_out": Row("mat1", "mat2", _dense, "self", "out"),
     "bmm": Row("self", "mat2", _dense, rank=3),
     "bmm.out": Row("self", "mat2", _dense, out="out", rank=3),
     "bmm.dtype": Row("self", "mat2", _dense, rank=3),
+    "bmm.dtype_out": Row("self", "mat2", _dense, out="out", rank=3),
     "baddbmm": Row("batch1", "batch2", _dense, "self", rank=3),
     "baddbmm.out": Row("batch1", "batch2", _dense, "self", "out", rank=3),
     "baddbmm_": Row("batch1", "batch2", _dense, "self", "self", rank=3),
     "baddbmm.dtype": Row("batch1", "batch2", _dense, "self", rank=3),
+    "baddbmm.dtype_out": Row("batch1", "batch2", _dense, "self", "out", rank=3),
     "_scaled_mm": Row("self", "mat2", _scaled, "bias"),
     "_scaled_mm.out": Row("self", "mat2", _scaled, "bias", "out"),
     "_grouped_mm": Row("self", "mat2", _grouped, "bias"),
@@ -250,13 +254,16 @@ ROWS: Mapping[str, Row] = {
 
 _ADVICE_FOR_VECTORS = "it multiplies a vector: pass a matrix of one column, x[:, None]"
 _ADVICE_FOR_VERSIONS = "gemmill computes torch._scaled_mm and torch._grouped_mm"
+_ADVICE_FOR_WEIGHTS = "convert the layer to gemmill.torch.Linear"
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("addmv", "addmv.out", "addmv_", "dot", "vdot"), _ADVICE_FOR_VECTORS),
         **dict.fromkeys(("_addmm_activation", "_addmm_activation.out"), "call torch.addmm, then the activation"),
+        "_foreach_mm": "call torch.mm for each pair",
         **dict.fromkeys(
             ("_scaled_grouped_mm", "_scaled_mm_v2", "_scaled_mm_v2.out", "_scaled_grouped_mm_v2"), _ADVICE_FOR_VERSIONS
         ),
+        **dict.fromkeys(("_weight_int4pack_mm", "_weight_int8pack_mm", "_mixed_dtypes_linear"), _ADVICE_FOR_WEIGHTS),
     }
 )
 """Products that PyTorch always computes, and what to do where ``bits`` must hold. PyTorch computes ``mv`` by

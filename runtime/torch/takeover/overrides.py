@@ -260,8 +260,9 @@ def enabled(bits: str | None = None) -> Iterator[None]:
 
     With ``bits``, no product falls back. float32, float64, slow layouts and unaligned addresses run on gemmill too. A
     product that gemmill does not compute is an error, for example of vectors (``mv``, ``dot``), and so is compilation
-    with ``max_autotune``. Convolutions, fused attention and reductions remain PyTorch's. A function that was compiled
-    before the block keeps its bits until ``torch.compiler.reset()``.
+    with ``max_autotune``. Convolutions, fused attention, sparse products and reductions remain PyTorch's. PyTorch
+    computes the gradient of a column-major A as a transpose, whose N is the number of rows, so its bits can depend on
+    that number. A function that was compiled before the block keeps its bits until ``torch.compiler.reset()``.
 
     Args:
         bits: the order of sums, as in :func:`gemmill.matmul`: ``"any"``, ``"invariant"``, ``"cublas"`` or the name of
