@@ -76,15 +76,12 @@ def fault_of(bits: object) -> str:
     return ""
 
 
-def required_arithmetic(
-    bits: str, problem: GemmProblem, *, is_transposed: bool = False, arch: str = "sm90a"
-) -> Arithmetic | None:
+def required_arithmetic(bits: str, problem: GemmProblem, arch: str = "sm90a") -> Arithmetic | None:
     """Return the arithmetic that a value of ``bits=`` requires for a problem; None for ``any``.
 
     Args:
         bits: the value.
-        problem: the problem.
-        is_transposed: whether it is the transpose of the call, whose N is then M.
+        problem: the problem; only one with a narrow A may be the transpose of a call.
         arch: a target of the GPU. Where the bits of its tensor cores are not known to be those of sm_90, the arithmetic
             of ``invariant`` names it.
 
@@ -115,7 +112,7 @@ def required_arithmetic(
         return replace(parse_arithmetic(_MIXED), target=whole.target)
     if str(whole) not in _SLICED or problem.batching not in ("strided", "nested"):
         return whole
-    return replace(whole, slices=invariant_slices(problem.m if is_transposed else problem.n, problem.k))
+    return replace(whole, slices=invariant_slices(problem.n, problem.k))
 
 
 def kernels_of(name: str, config: GemmConfig, arithmetic: Arithmetic | None) -> list[SlicedKernel]:

@@ -253,14 +253,14 @@ class Registry:
             return self.selector_for(problem).candidates(problem, count, sm_count, arithmetic)
         return self.selector.candidates(problem, count, sm_count, arithmetic)
 
-    def arithmetic(self, problem: GemmProblem, bits: str, *, is_transposed: bool = False) -> Arithmetic | None:
+    def arithmetic(self, problem: GemmProblem, bits: str) -> Arithmetic | None:
         """Return the arithmetic that a value of ``bits`` requires on this GPU, None for any:
         :func:`~gemmill.library.bits.required_arithmetic`."""
         if bits == ANY:
             return None
         targets = serving(self.gpu.capability)
         arch = targets[0].name if targets else ""
-        return required_arithmetic(bits, problem, is_transposed=is_transposed, arch=arch)
+        return required_arithmetic(bits, problem, arch)
 
     def selector_for(self, problem: GemmProblem) -> Selector:
         """Return the selector over the kernels for the types of A and B of a problem, whose narrow operand, if it has

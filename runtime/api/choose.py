@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from gemmill.library.bits import ANY
 from gemmill.library.config.edited import plain_name
 from gemmill.library.config.names import parse_name, present_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
@@ -17,9 +16,6 @@ from gemmill.runtime.registry import Registry
 from gemmill.runtime.registry_inputs import kernel_named
 from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.select.selector import named_launch
-
-if TYPE_CHECKING:
-    from gemmill.library.arithmetic import Arithmetic
 
 
 class Target(NamedTuple):
@@ -42,22 +38,16 @@ def choose(gemm: Gemm, options: Options, registry: Registry, sm_count: int | Non
     """
     if len(gemm.nested) > NESTED_EXTENTS:
         raise UnsupportedProblemError(f"a batch with {len(gemm.nested)} strides is not supported here")
-    arithmetic = arithmetic_for(gemm, options, registry)
     if options.kernel is not None:
-        return _named(gemm.problem, options, registry, arithmetic)
-    bits = ANY if arithmetic is None else str(arithmetic)
-    choice = registry.select(gemm.problem, sm_count, bits, objective=options.objective)
+        return _named(gemm.problem, options, registry)
+    choice = registry.select(gemm.problem, sm_count, options.required_bits, objective=options.objective)
     return Target(choice.kernel, choice.swap_ab, choice)
 
 
-def arithmetic_for(gemm: Gemm, options: Options, registry: Registry) -> Arithmetic | None:
-    """Return the arithmetic that the options of a call require for its GEMM; None for any."""
-    return registry.arithmetic(gemm.problem, options.required_bits, is_transposed=gemm.is_transposed)
-
-
-def _named(problem: GemmProblem, options: Options, registry: Registry, arithmetic: Arithmetic | None) -> Target:
+def _named(problem: GemmProblem, options: Options, registry: Registry) -> Target:
     """Return the kernel that a call names, with the slices of K that the call names or that the model picks."""
     name, requested_slices = present_name(kernel_named(options.kernel), options.slices)
     config = parse_name(plain_name(name))  # this also validates a config made by hand
+    arithmetic = registry.arithmetic(problem, options.required_bits)
     slices, swap_ab = named_launch(config, requested_slices, problem, registry.gpu, arithmetic)
     return Target(SlicedKernel(name, slices), swap_ab)

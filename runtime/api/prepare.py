@@ -19,7 +19,7 @@ from gemmill.library.errors import CaptureError, OperandError, UnsupportedProble
 from gemmill.library.problem import REGIMES, GemmProblem
 from gemmill.runtime import driver
 from gemmill.runtime.api import caches
-from gemmill.runtime.api.choose import Target, arithmetic_for, choose
+from gemmill.runtime.api.choose import Target, choose
 from gemmill.runtime.api.explain import explain, warn_of
 from gemmill.runtime.launch.kernel import Kernel, load
 from gemmill.runtime.launch.launcher import Launcher, Launches, PreparedCall, Resets
@@ -234,9 +234,7 @@ def _prepared(call: GemmCall) -> PreparedCall:
         from gemmill.runtime.api.autotune import autotuned, time_kernels
 
         gpu, time = driver.device_name(device), functools.partial(time_kernels, call, registry, launcher)
-        arithmetic = arithmetic_for(gemm, options, registry)
-        bits = ANY if arithmetic is None else str(arithmetic)
-        choice = autotuned(registry, gemm.problem, options.autotune, sm_count, gpu, time, bits)
+        choice = autotuned(registry, gemm.problem, options.autotune, sm_count, gpu, time, options.required_bits)
         target = Target(choice.kernel, choice.swap_ab, choice)
     if (selected := target.choice) is not None:
         if batch_parts:

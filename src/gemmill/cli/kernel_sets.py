@@ -17,7 +17,7 @@ from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import ManifestError, UnsupportedProblemError
 from gemmill.library.manifest.kernelset import KernelSet
 from gemmill.library.manifest.load import shipped_manifests
-from gemmill.library.problem import GemmProblem, upconverts_a
+from gemmill.library.problem import GemmProblem
 from gemmill.library.wording import suggest
 from gemmill.profiler.measure.messages import Unit
 from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite
@@ -108,10 +108,8 @@ def of_bits(chosen: Sequence[Unit], bits: str, sets: KernelSets) -> list[Unit]:
         return [*chosen]
     registry, limited, lacking = Registry(sets.limited), list[Unit](), list[str]()
     for unit in chosen:
-        # Units with a narrow A are the transpose of calls with a narrow B.
-        is_transposed = upconverts_a(unit.problem.a_dtype, unit.problem.b_dtype)
         try:
-            arithmetic = registry.arithmetic(unit.problem, bits, is_transposed=is_transposed)
+            arithmetic = registry.arithmetic(unit.problem, bits)
         except UnsupportedProblemError as error:
             lacking.append(str(error))
             continue
