@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-import torch
 
-from gemmill.library.arithmetic import parse_arithmetic
-from gemmill.library.input.group_sizes import sizes_of
-from gemmill.library.oracle.oracle import oracle
-from gemmill.library.problem import GemmProblem
-from gemmill.profiler.measure.bits import compare_bits
-from gemmill.profiler.measure.operands import factors, make_operands
+torch: Any = pytest.importorskip("torch")
+
+from gemmill.library.arithmetic import parse_arithmetic  # noqa: E402
+from gemmill.library.input.group_sizes import sizes_of  # noqa: E402
+from gemmill.library.oracle.oracle import oracle  # noqa: E402
+from gemmill.library.problem import GemmProblem  # noqa: E402
+from gemmill.profiler.measure.bits import compare_bits  # noqa: E402
+from gemmill.profiler.measure.operands import factors, make_operands  # noqa: E402
 
 PROBLEMS = (
     "24x16x64 bf16 tn",
