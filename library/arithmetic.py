@@ -48,8 +48,8 @@ _MEASURED = ("sm90", "sm90a")
 _PORTABLE = ("fma", "exact")
 """Steps that are the same on every target."""
 _NAME = re.compile(
-    r"(?P<step>k\d+(?:x2|f16)?|fma|exact)(?:p(?P<promote>\d+))?(?:w(?P<warps>\d+))?(?:v(?P<vector>\w+?))?"
-    r"(?:/(?P<slices>\d+|S)(?P<tree>t?)|(?P<stream>/stream))?(?:@(?P<unit>\d+))?(?:\.(?P<target>sm\w+))?"
+    r"(?P<step>k\d+(?:x2|f16)?|fma|exact)(?:p(?P<promote>\d{1,4}))?(?:w(?P<warps>\d{1,4}))?(?:v(?P<vector>\w+?))?"
+    r"(?:/(?P<slices>\d{1,4}|S)(?P<tree>t?)|(?P<stream>/stream))?(?:@(?P<unit>\d{1,4}))?(?:\.(?P<target>sm\w+))?"
 )
 
 

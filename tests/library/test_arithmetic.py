@@ -36,7 +36,9 @@ def test_a_name_gives_its_arithmetic_back(arithmetic: Arithmetic) -> None:
     assert arithmetic.in_words()
 
 
-@pytest.mark.parametrize("name", ["", "k17", "k16/1@64", "k16/08@64", "k16/8 ", "K16", "k16w1@64", "fastest"])
+@pytest.mark.parametrize(
+    "name", ["", "k17", "k16/1@64", "k16/08@64", "k16/8 ", "K16", "k16w1@64", "fastest", f"k16/{10**20}"]
+)
 def test_other_text_is_refused_with_examples(name: str) -> None:
     with pytest.raises(gemmill.ConfigError, match="is not the name of an arithmetic; examples: k16"):
         parse_arithmetic(name)

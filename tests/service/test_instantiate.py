@@ -108,8 +108,11 @@ def test_requests_that_mean_nothing(server: Running, more: dict[str, object], st
 
 def test_bits_that_no_kernel_gives_are_refused_with_the_rule(server: Running) -> None:
     body = {"problem": "64x64x64 f64", "gpu": {"name": "NVIDIA H200"}}
-    wrong, unknown = (server.ask("POST", "/v1/select", {**body, "bits": bits}, MAKE) for bits in ("fast", "cublas"))
-    assert wrong.json["error"]["message"].startswith("Invalid bits 'fast': it must be 'any', 'invariant', 'cublas' or")
+    words = ("fast; x", "cublas")
+    wrong, unknown = (server.ask("POST", "/v1/select", {**body, "bits": bits}, MAKE) for bits in words)
+    assert wrong.json["error"]["message"].startswith(
+        "Invalid bits 'fast; x': it must be 'any', 'invariant', 'cublas' or"
+    )
     assert (unknown.status, unknown.code) == (422, "unsupported_problem")
 
 

@@ -126,17 +126,19 @@ def of_bits(chosen: Sequence[Unit], bits: str, sets: KernelSets) -> list[Unit]:
     return limited
 
 
-def warn_unsupported(missing: Sequence[Shape], suite: ShapeSuite, sets: KernelSets) -> None:
+def warn_unsupported(missing: Sequence[Shape], suite: ShapeSuite, sets: KernelSets, bits: str = ANY) -> None:
     """List on stderr the shapes that no kernel supports; UnsupportedProblemError if these are all shapes."""
+    option = "" if bits == ANY else f" --bits {bits}"
+    with_bits = option and f" with{option}"
     some = "; ".join(map(str, missing[:3]))
     if limits := [*sets.manifest, *sets.given]:
         way = f"; omit {' '.join(limits)} to use all shipped kernels"
     else:
-        way = "; `gemmill select` prints the reason for each problem"
+        way = f"; `gemmill select{option}` prints the reason for each problem"
     if len(missing) == len(suite.shapes):
         raise UnsupportedProblemError(
-            f"no kernel supports the formats of the shapes of {suite.name}, such as {some}{way}. To print what "
-            "gemmill read from the file, as YAML: gemmill shapes FILE"
+            f"no kernel supports the formats of the shapes of {suite.name}{with_bits}, such as {some}{way}. To print "
+            "what gemmill read from the file, as YAML: gemmill shapes FILE"
         )
     of, more = f"{len(missing):,} of {len(suite.shapes):,} shapes", " ..." if len(missing) > 3 else ""
-    output.complain(f"left out {of}, because no kernel supports their formats: {some}{more}{way}")
+    output.complain(f"left out {of}, because no kernel supports their formats{with_bits}: {some}{more}{way}")

@@ -69,7 +69,7 @@ def kernels_for(sets: KernelSets, suite: ShapeSuite, under: Conditions) -> tuple
         if not supported:
             missing.append(shape)
     if missing:
-        warn_unsupported(missing, suite, sets)
+        warn_unsupported(missing, suite, sets, under.bits)
     found = {problem: row for problem, row in rows.items() if row}
     times = {problem: row.times for problem, row in found.items()}
     chosen = set_cover({problem: row.ranked for problem, row in found.items()}, under.regret, counts)

@@ -60,7 +60,7 @@ async def read_body(request: Request, most: int = BODY_BYTES) -> bytes:
 
 def _checked_bits(text: str) -> str:
     if fault := fault_of(text):
-        raise PydanticCustomError("bits", "{rule}", {"rule": fault.partition("; ")[2]})
+        raise PydanticCustomError("bits", "{rule}", {"rule": fault.removeprefix(f"bits is {text!r:.80}; ")})
     return text
 
 
