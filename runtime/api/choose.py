@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gemmill.library.config.edited import plain_name
+from gemmill.library.config.edited import is_edited, plain_name
 from gemmill.library.config.names import parse_name, present_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import UnsupportedProblemError
@@ -49,5 +49,10 @@ def _named(problem: GemmProblem, options: Options, registry: Registry) -> Target
     name, requested_slices = present_name(kernel_named(options.kernel), options.slices)
     config = parse_name(plain_name(name))  # this also validates a config made by hand
     arithmetic = registry.arithmetic(problem, options.required_bits)
+    if arithmetic is not None and is_edited(name):
+        raise UnsupportedProblemError(
+            f"kernel {name} is edited, so its order of sums is not known, and bits requires {arithmetic}: name "
+            "a kernel that is not edited, or leave out bits"
+        )
     slices, swap_ab = named_launch(config, requested_slices, problem, registry.gpu, arithmetic)
     return Target(SlicedKernel(name, slices), swap_ab)
