@@ -91,6 +91,11 @@ def slow_path(problem: GemmProblem, config: GemmConfig, keeps_bits: bool, time: 
     """
     if not keeps_bits and FAMILIES[config.family].is_preferred and _has_fast_layouts(problem):
         return None
+    return fewest_changes(problem, keeps_bits, time)
+
+
+def fewest_changes(problem: GemmProblem, keeps_bits: bool, time: Time) -> SlowPath | None:
+    """Return the fewest changes with which a problem takes much less time; None where none help."""
     steps = [*_changes(problem, keeps_bits)]
 
     def us(without: int | None = None) -> float:

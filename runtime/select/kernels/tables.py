@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,13 +16,14 @@ from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.dtypes import FP8
 from gemmill.library.epilogues.parse import is_gated
 from gemmill.library.errors import UnsupportedProblemError
-from gemmill.library.problem import MAX_EXTENT, GemmProblem
+from gemmill.library.problem import MAX_EXTENT, GemmProblem, is_mixed
 from gemmill.runtime.select.cost.families import FAMILIES
 from gemmill.runtime.select.cost.network import Network
 from gemmill.runtime.select.cost.table import Entry, FeatureTable
 from gemmill.runtime.select.kernels.faults import is_aligned, refusal
 from gemmill.runtime.select.kernels.formats import Format, check_formats, format_of_problem, serving_formats
 from gemmill.runtime.select.kernels.variations import Variants
+from gemmill.runtime.select.slow_path import fewest_changes
 
 if TYPE_CHECKING:
     from gemmill.library.arithmetic import Arithmetic
@@ -81,7 +83,8 @@ class Kernels:
         if (table_and_members := self.find(problem, sm_count, arithmetic)) is not None:
             return table_and_members
         if arithmetic is not None and (table_and_members := self.find(problem, sm_count)):
-            raise _without(arithmetic, problem, sm_count, table_and_members)
+            way = self._way_out(problem, sm_count, arithmetic)
+            raise _without(arithmetic, problem, sm_count, table_and_members, way)
         if sm_count is not None and (table_and_members := self.find(problem, None)):
             table, members = table_and_members
             ctas = table.columns["ctas"] if members is None else table.columns["ctas"][members]
@@ -109,6 +112,20 @@ class Kernels:
             if (members := table.serving(problem, sm_count)) is None or members.size:
                 return table, members
         return None
+
+    def _way_out(self, problem: GemmProblem, sm_count: int | None, arithmetic: Arithmetic) -> str:
+        """Return what to change so that a kernel with an arithmetic supports a problem; empty where nothing helps."""
+        if sm_count is not None and self.find(problem, None, arithmetic):
+            return "leave out sm_count"
+
+        def us(changed: GemmProblem, _: bool) -> float:
+            return 1.0 if self.find(changed, sm_count, arithmetic) else inf
+
+        if (changes := fewest_changes(problem, False, us)) is None:
+            return ""
+        if is_mixed(problem.a_dtype, problem.b_dtype):  # then the call may be the transpose
+            return "pass contiguous operands"
+        return changes.advice
 
     def _tables_for(self, problem: GemmProblem, arithmetic: Arithmetic | None) -> Iterator[FeatureTable]:
         """Yield tables for the formats of a problem, in order of preference: kernels that accumulate as requested, then
@@ -176,9 +193,10 @@ class Kernels:
 
 
 def _without(
-    arithmetic: Arithmetic, problem: GemmProblem, sm_count: int | None, found: Found
+    arithmetic: Arithmetic, problem: GemmProblem, sm_count: int | None, found: Found, way: str
 ) -> UnsupportedProblemError:
-    """Return the error for a problem that kernels support, though not those of an arithmetic."""
+    """Return the error for a problem that kernels support, though not those of an arithmetic. ``way`` says what to
+    change."""
     from gemmill.library.arithmetic import arithmetic_of  # programs that require no arithmetic start faster
 
     table, members = found
@@ -188,10 +206,11 @@ def _without(
     }
     names = sorted((str(other) for other in others if other.is_fixed), key=lambda name: (len(name), name))
     bound = "" if sm_count is None else f" on {sm_count} SMs"
+    own = ", ".join(names[:_NAMED]) or "none that is the same for every M"
+    ways = filter(None, (way, "pass one of these as bits" if names else "", "leave out bits"))
     return UnsupportedProblemError(
-        f"no kernel with arithmetic {arithmetic} supports {problem}{bound}; kernels that do have "
-        f"{', '.join(names[:_NAMED]) or 'none that is the same for every M'}: pass one of these as bits, change the "
-        "operands, or leave out bits"
+        f"no kernel with arithmetic {arithmetic} supports {problem}{bound}; kernels that do have {own}: "
+        f"{', or '.join(ways)}"
     )
 
 

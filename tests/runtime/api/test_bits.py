@@ -179,6 +179,25 @@ def test_where_no_kernel_has_the_arithmetic_the_error_names_those_that_there_are
         alone.select(GemmProblem(64, 64, 64), None, parse_arithmetic("k16"))
 
 
+@pytest.mark.parametrize(
+    ("words", "sm_count", "way"),
+    [
+        ({"d_major": "any"}, None, "make out contiguous along N"),
+        ({"d_major": "any", "c": "bf16", "c_major": "any"}, None, "make c and out contiguous along N"),
+        ({"a_align": 2}, 100, "leave out sm_count"),
+        ({"a_align": 2, "d_major": "any"}, 100, r"align a to 16 bytes .*; make out contiguous along N"),
+        ({"b": "s8", "d_major": "any"}, None, "pass contiguous operands"),
+    ],
+    ids=str,
+)
+def test_the_error_says_what_to_change(
+    registry: Registry, words: dict[str, Any], sm_count: int | None, way: str
+) -> None:
+    says = rf"have fma.*: {way}, or pass one of these as bits, or leave out bits$"
+    with pytest.raises(UnsupportedProblemError, match=says):
+        registry.select(GemmProblem(100, 512, 4096, **words), sm_count, bits="invariant")
+
+
 def test_kernels_for_the_order_of_sums_are_chosen_only_for_it() -> None:
     words = "k1", "splitk", "serial", "tree"
     tile = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x192x64_2x1_cooperative_s4_m8_{}_linear"
@@ -232,6 +251,13 @@ def test_a_kernel_that_the_call_names_must_have_the_arithmetic(registry: Registr
     for bits, slices, own in (("invariant", None, "k16/S"), ("k16/4", 3, "k16/3"), ("k8", None, "k1")):
         with pytest.raises(UnsupportedProblemError, match=rf"splitk_linear has arithmetic {own}.* requires .*: name a"):
             target(bits, slices)
+
+
+def test_the_arithmetic_of_an_edited_kernel_is_not_known(registry: Registry) -> None:
+    gemm, edited = bound(packed(64, 64), packed(64, 64, transposed=True), packed(64, 64)), f"{SPLIT_K}+src.1a2b3c4d5e6f"
+    assert choose(gemm, Options(kernel=edited, slices=4), registry, None).kernel.name == edited
+    with pytest.raises(UnsupportedProblemError, match=r"1a2b3c4d5e6f is edited, .* leave out bits"):
+        choose(gemm, Options(kernel=edited, slices=4, bits="k16/4"), registry, None)
 
 
 def test_a_call_with_a_narrow_b_has_one_arithmetic_whatever_m(registry: Registry) -> None:
