@@ -9,6 +9,7 @@ from dataclasses import replace
 from gemmill.library.arch import Gpu, serving
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
+from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.epilogues.parse import LINEAR, serves
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.legality.aligns import least_aligns
@@ -77,7 +78,9 @@ def is_aligned(problem: GemmProblem) -> bool:
 
 def refusal(configs: Mapping[str, GemmConfig], problem: GemmProblem, gpu: Gpu) -> UnsupportedProblemError:
     """Return the error for a problem that no kernel supports on a GPU; it names what the nearest kernel needs."""
-    from gemmill.library.legality.rules import verdicts  # programs without refusals start faster
+    # Programs without refusals start faster.
+    from gemmill.library.arithmetic import arithmetic_of
+    from gemmill.library.legality.rules import verdicts
 
     if not configs:
         return UnsupportedProblemError(
@@ -100,6 +103,12 @@ def refusal(configs: Mapping[str, GemmConfig], problem: GemmProblem, gpu: Gpu) -
             return UnsupportedProblemError(f"no kernel supports {problem}: {nearest} is the nearest, but {refusals[0]}")
         additions = [] if problem.epilogue in (LINEAR, config_of_nearest.epilogue) else ["this epilogue"]
         additions += [] if (a, b) == (config_of_nearest.a, config_of_nearest.b) else ["scales of this type"]
+        if not additions:  # its decomposition exists for its bits
+            arithmetic = arithmetic_of(config_of_nearest, decomposition_of(config_of_nearest).slices[-1])
+            return UnsupportedProblemError(
+                f"no kernel supports {problem} with these bits: {nearest} is selected only for its own. Pass "
+                f"bits='{arithmetic}', or a manifest in addition to the packs"
+            )
         changes = " and ".join(additions)
         return UnsupportedProblemError(
             f"no kernel supports {problem}: {nearest} would support it with {changes}, but kernels of packs "

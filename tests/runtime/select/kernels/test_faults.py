@@ -8,6 +8,7 @@ import pytest
 from tests.runtime.select.problems import H200, KERNELS, problem
 
 from gemmill.library.arch import DEFAULT_GPU
+from gemmill.library.arithmetic import parse_arithmetic
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.errors import UnsupportedProblemError
@@ -45,6 +46,17 @@ def test_a_kernel_serves_its_own_problem_and_no_other() -> None:
         assert faults(config, other) == [says]
     with_c = replace(own, c_dtype="bf16", c_major="n")
     assert faults(config, with_c) == ["C's dtype none (the problem has bf16)", "C's major none (the problem has n)"]
+
+
+def test_kernels_that_are_selected_only_for_their_bits_are_named_with_them() -> None:
+    name = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x128x64_1x1_pingpong_s8_m8_tree_linear"
+    selector, asked = Selector({name: parse_name(name)}, H200), problem(64, 128, 1024)
+    for arithmetic in (None, parse_arithmetic("k16/8")):
+        with pytest.raises(
+            UnsupportedProblemError, match=r"tree_linear is selected only for its own. Pass bits='k16/8t'"
+        ):
+            selector.select(asked, arithmetic=arithmetic)
+    assert selector.select(asked, arithmetic=parse_arithmetic("k16/8t")).kernel == (name, 8)
 
 
 def test_c_is_served_by_kernels_with_that_c_alone(selector: Selector) -> None:
