@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gemmill.library.dtypes import DTYPES, FP8
+from gemmill.library.dtypes import DTYPES, FP8, INT8
 from gemmill.library.errors import ProblemError
 
 ARRAYS: Mapping[str, str] = MappingProxyType(
@@ -123,16 +123,19 @@ def with_one_nan(sums: np.ndarray) -> np.ndarray:
 
 
 def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Round float32 or float64 results to a type as kernels do: to nearest, ties to even; fp8 saturates.
+    """Round float32 or float64 results to a type as kernels do: to nearest, ties to even; 8-bit types saturate.
 
     Raises:
         ProblemError: the oracle has no such rounding.
     """
     if dtype in ("f32", "f64"):
         return array.astype(ARRAYS[dtype])
-    if dtype not in ("bf16", "f16", *FP8):
-        raise ProblemError(f"d_dtype is {dtype} for sums in {array.dtype}; the oracle has bf16, f16, f32, f64 and fp8")
+    if dtype not in ("bf16", "f16", *FP8, *INT8):
+        raise ProblemError(f"d_dtype is {dtype} for sums in {array.dtype}; they are rounded to floats or 8 bits")
     row = DTYPES[dtype]
+    if row.is_integer:
+        nearest = np.rint(np.where(np.isnan(array), 0, array))
+        return np.asarray(np.clip(nearest, row.least, row.largest), ARRAYS[dtype])
     with np.errstate(over="ignore", invalid="ignore"):
         wide = array.astype(np.float32).astype(np.float64)
         _, exponents = np.frexp(wide)

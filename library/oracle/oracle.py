@@ -25,7 +25,7 @@ from gemmill.library.oracle.elements import (
     with_one_nan,
 )
 from gemmill.library.oracle.fused import fma32, fma64
-from gemmill.library.oracle.orders import ABSENT, Order, order_of
+from gemmill.library.oracle.orders import ABSENT, Order, is_possible, order_of
 from gemmill.library.oracle.tensor_core import BLOCK_ELEMENTS, MODELS, Buffers, Model, add_step, block_shape
 
 _TYPES: Mapping[str, tuple[tuple[DTypeName, ...], ...]] = MappingProxyType(
@@ -88,6 +88,8 @@ def fault_of_types(arithmetic: Arithmetic, dtypes: tuple[DTypeName, DTypeName]) 
         return f"{arithmetic}: the launch determines its slices; use bits='invariant' or a fixed number, such as k16/4"
     if arithmetic.target or (step not in _TYPES and step != "fma"):
         return f"{arithmetic}: how it adds the products of a step was not measured"
+    if not is_possible(arithmetic):
+        return f"{arithmetic}: no kernel can sum in this order"
     if step != "fma" and not any(set(dtypes) <= set(types) for types in _TYPES[step]):
         allowed = " or ".join(", ".join(types) for types in _TYPES[step])
         return f"{dtypes[0]} by {dtypes[1]} in {arithmetic}, which multiplies {allowed}"
@@ -218,8 +220,9 @@ def _added(arithmetic: Arithmetic, slices: list[np.ndarray]) -> np.ndarray:
 
 def _stored(sums: np.ndarray, alpha: float, beta: float, c: np.ndarray | None, d_dtype: DTypeName) -> np.ndarray:
     """Apply the linear epilogue and round to D."""
-    if sums.dtype == np.int32:
-        return _stored_integers(sums, alpha, beta, c, d_dtype)
+    if sums.dtype == np.int32 and d_dtype == "s32":
+        return _stored_integers(sums, alpha, beta, c)
+    sums = sums.astype(np.float32) if sums.dtype == np.int32 else sums
     compute = sums.dtype.type
     with np.errstate(over="ignore", invalid="ignore"):
         result = compute(alpha) * sums
@@ -229,15 +232,8 @@ def _stored(sums: np.ndarray, alpha: float, beta: float, c: np.ndarray | None, d
     return rounded(with_one_nan(result) if compute is np.float32 else result, d_dtype)
 
 
-def _stored_integers(
-    sums: np.ndarray, alpha: float, beta: float, c: np.ndarray | None, d_dtype: DTypeName
-) -> np.ndarray:
-    row = DTYPES[d_dtype]
-    if not row.is_integer or alpha != int(alpha) or beta != int(beta):
-        raise ProblemError(
-            f"D in {d_dtype} with alpha {alpha:g} and beta {beta:g}: integer sums need D in s32, s8 or u8"
-        )
+def _stored_integers(sums: np.ndarray, alpha: float, beta: float, c: np.ndarray | None) -> np.ndarray:
+    if not all(float(x).is_integer() and abs(x) < 2**31 for x in (alpha, beta)):
+        raise ProblemError(f"alpha is {alpha:g} and beta is {beta:g}; for D in s32 they must be integers of 32 bits")
     result = sums * np.int32(alpha)
-    if c is not None:
-        result = result + np.int32(beta) * c.astype(np.int32)
-    return result if d_dtype == "s32" else np.clip(result, row.least, row.largest).astype(row.typestr)
+    return result if c is None else result + np.int32(beta) * c

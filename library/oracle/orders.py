@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -22,6 +23,20 @@ class Order(NamedTuple):
     """For each slice of K, for each of its warps: indices along K in the order of the MMAs' steps."""
     rest: range
     """Indices that a gemv kernel adds at the end, by fused multiply-adds."""
+
+
+def is_possible(arithmetic: Arithmetic) -> bool:
+    """Whether a kernel can have an arithmetic: the shares of warps are whole steps, and only sums by steps that tensor
+    cores add at once have parts."""
+    step = re.fullmatch(r"k(\d+)(x2)?", arithmetic.step)
+    if step is None or arithmetic.step == "k4":
+        return arithmetic == Arithmetic(arithmetic.step)
+    least = int(step[1]) * (2 if step[2] else 1)
+    if arithmetic.vector:
+        shape = re.fullmatch(r"(\d+)([xn])(\d+)", arithmetic.vector)
+        held = _QUAD * int(shape[1]) * (int(shape[3]) if shape[2] == "x" else 1) if shape else 0
+        return held > 0 and held % least == 0 and held * arithmetic.warps == arithmetic.unit
+    return arithmetic.warps == 1 or (arithmetic.unit > 0 and arithmetic.unit % (arithmetic.warps * least) == 0)
 
 
 def order_of(arithmetic: Arithmetic, n: int, k: int) -> Order:

@@ -32,7 +32,7 @@ def check_supported(problem: GemmProblem, arithmetic: Arithmetic) -> None:
         fault = f"D in {problem.d_dtype}"
     elif problem.c_dtype not in (None, problem.d_dtype):
         fault = f"C in {problem.c_dtype} with D in {problem.d_dtype}"
-    elif DTYPES[problem.d_dtype].is_integer != (arithmetic.step == "exact"):
+    elif problem.d_dtype == "s32" and arithmetic.step != "exact":
         fault = f"D in {problem.d_dtype} of sums by {arithmetic}"
     if fault:
         raise UnsupportedProblemError(f"the oracle does not support {fault}")

@@ -66,6 +66,7 @@ def test_the_arithmetic_is_that_of_a_kernel_or_of_bits() -> None:
         (("--accumulator", "f16", "--a-dtype", "f16"), "k16f16: how it adds the products of a step was not measured"),
         (("--block-scaled", "--a-dtype", "e4m3"), "does not support scales of A or B"),
         (("--b-dtype", "s8"), "s8"),
+        (("--a-dtype", "s8", "--d-dtype", "s32", "--alpha", "nan"), "alpha is nan"),
         (("--operands", "absent.npz"), "No such file"),
         (("-o", "d.txt"), "must end in .npy or .npz"),
     ],

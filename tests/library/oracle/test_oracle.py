@@ -185,6 +185,16 @@ def test_narrow_results_overflow_or_saturate_as_kernels_do() -> None:
     assert rounded(large, "e5m2").tolist() == [0x7B, 0xFB, 0x7F]
 
 
+def test_sums_of_integers_round_to_even_and_saturate() -> None:
+    a, b = np.array([[1], [3], [5], [-3], [127]], np.int8), np.array([[1, 3]], np.int8)
+    d = oracle(a, b, dtypes=("s8", "s8"), arithmetic="exact", d_dtype="s8", alpha=0.5)
+    assert d.tolist() == [[0, 2], [2, 4], [2, 8], [-2, -4], [64, 127]]
+    d = oracle(a, b, dtypes=("s8", "s8"), arithmetic="exact", d_dtype="u8", beta=-1, c=np.full((5, 2), 2, np.uint8))
+    assert d.tolist() == [[0, 1], [1, 7], [3, 13], [0, 0], [125, 255]]
+    with pytest.raises(ProblemError, match=r"alpha is 0\.5 and beta is 0; for D in s32"):
+        oracle(a, b, dtypes=("s8", "s8"), arithmetic="exact", d_dtype="s32", alpha=0.5)
+
+
 def test_what_the_model_does_not_cover_is_refused() -> None:
     a = np.zeros((2, 32), np.float16)
     for arithmetic, says in (
@@ -192,6 +202,9 @@ def test_what_the_model_does_not_cover_is_refused() -> None:
         ("k16/S", "the launch determines its slices"),
         ("k16.sm80", "was not measured"),
         ("k16f16", "k16f16: how it adds the products of a step was not measured"),
+        ("k16w4", "k16w4: no kernel can sum in this order"),
+        ("k16w2v3x5@64", "no kernel can sum in this order"),
+        ("fma/4", "no kernel can sum in this order"),
         ("k8", "f16 by f16 in k8, which multiplies tf32, f32"),
     ):
         with pytest.raises(ProblemError, match=says):
