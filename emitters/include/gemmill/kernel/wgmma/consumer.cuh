@@ -27,61 +27,61 @@ struct WgmmaConsumer {
   using Unit = typename Traits::Unit;
 
   __device__ static void consume(Params const& params, Storage storage, Scheduler& scheduler, int consumer_warp) {
+    char* const shared = storage.base;
     StagePipeline& pipeline = storage.pipeline();
     TransposeBarriers& transposed = storage.transposed();
     int const warpgroup = consumer_warp / 4, lane = threadIdx.x % 32;
     wait_for_prerequisites();
     Epilogue epilogue = epilogue_of(params, storage, warpgroup);
+    // The origin of this warpgroup's part: its first row of a tile, and its first k of a stage.
     int const first_row = Traits::kPingpong || Traits::kSlices > 1 ? 0 : warpgroup * Traits::kWarpgroupM;
-    int const first_k = Traits::kSlices > 1 ? warpgroup * Traits::kSliceK : 0;  // of a stage
-    MatrixDescriptors<A> const a(storage.base + Storage::kOffsetA, A::offset(first_row, 0));
-    MatrixDescriptors<B> const b(storage.base + Storage::kOffsetB, B::offset(0, first_k));
-    Sums sums(storage.base + Storage::kOffsetSlices, storage.sums_barriers(), warpgroup);
+    int const first_k = Traits::kSlices > 1 ? warpgroup * Traits::kSliceK : 0;
+    MatrixDescriptors<A> const a(shared + Storage::kOffsetA, A::offset(first_row, 0));
+    MatrixDescriptors<B> const b(shared + Storage::kOffsetB, B::offset(0, first_k));
+    Sums sums(shared + Storage::kOffsetSlices, storage.sums_barriers(), warpgroup);
 
     Position at;
     uint32_t turn = warpgroup == 0;
     int index = scheduler.first(), stride = scheduler.stride();
-    if constexpr (Traits::kPingpong)
-      at.advance(warpgroup * scheduler.k_tiles(index)), index += warpgroup * stride, stride *= 2;
+    if constexpr (Traits::kPingpong) {
+      at.advance(warpgroup * scheduler.k_tiles(index));
+      index += warpgroup * stride;
+      stride *= 2;
+    }
     Accumulator accumulators;
-    [[maybe_unused]] Total total;
+    Total total;
     auto const stages = [&] { return Stages{pipeline, transposed, at, {pipeline, lane, scheduler.rank}}; };
-    auto const begin_next = [&](int next) {
-      if constexpr (Traits::kOverlapsEpilogue)
-        if (next < scheduler.total && scheduler.k_tiles(next) > 0) accumulators.begin(a, b, stages());
-    };
-    begin_next(index);
+    begin(accumulators, a, b, stages, scheduler, index);
     for (; index < scheduler.total; index += stride, turn ^= 1) {
       Unit const work = scheduler.work(index);
-      int const m = work.m + first_row, n_d = column_of_d(work);
+      int const m = work.m + first_row;
+      int const n_d = column_of_d(work);
       prefetch(epilogue, work, m, n_d, warpgroup);
+
       [[maybe_unused]] typename Mainloop::Release const release(pipeline, lane, scheduler.rank);
       if constexpr (Traits::kPingpong) storage.pingpong_order().wait(warpgroup, turn);
-      [[maybe_unused]] int k_tiles = work.k_tiles;
-      if constexpr (Traits::kSerial)
-        k_tiles = add_slices(total, accumulators, a, b, pipeline, transposed, at, release, scheduler);
+      int const k_tiles = add_slices(total, accumulators, a, b, pipeline, transposed, at, release, scheduler, work);
       if constexpr (Config::kPromote) {
         accumulators.template multiply<Traits::kOverlapsEpilogue>(a, b, stages(), work.k_tiles,
-                                                        Mainloop::scales(storage.base, m - work.m, work.n));
-        begin_next(index + stride);
+                                                        Mainloop::scales(shared, m - work.m, work.n));
+        begin(accumulators, a, b, stages, scheduler, index + stride);
       } else {
         if (work.k_tiles == 0) accumulators.clear();
         if constexpr (Traits::kRegistersA) {
-          auto const operand = Mainloop::operand(storage.base, first_row, first_k);
+          auto const operand = Mainloop::operand(shared, first_row, first_k);
           typename decltype(operand)::Fragment even, odd;
-          Mainloop::alternate(even, odd, work.k_tiles, [&](auto& fragment, auto& before, bool first) {
+          Mainloop::alternate(even, odd, k_tiles, [&](auto& fragment, auto& before, bool first) {
             Mainloop::mma_step(accumulators, operand, fragment, before, b, pipeline, transposed, at, release, first);
           });
-        } else
+        } else {
           Mainloop::mma(accumulators, a, b, pipeline, transposed, at, release, k_tiles);
+        }
       }
       if constexpr (Traits::kPingpong) storage.pingpong_order().pass(warpgroup, lane);
       if constexpr (!Config::kPromote) Mainloop::mma_tail(accumulators, release, at, k_tiles);
       if constexpr (Traits::kPingpong) at.advance(scheduler.k_tiles(index + stride / 2));
-      if constexpr (Traits::kSerial)
-        finish(params, storage.base, scheduler, epilogue, sums, total.add(accumulators), work, m, n_d, warpgroup, index, stride);
-      else
-        finish(params, storage.base, scheduler, epilogue, sums, accumulators, work, m, n_d, warpgroup, index, stride);
+      finish(params, shared, scheduler, epilogue, sums, sums_of_tile(total, accumulators), work, m, n_d, warpgroup,
+             index, stride);
     }
     if constexpr (Traits::kOverlapsEpilogue) accumulators.wait();
     epilogue.finish();
@@ -95,21 +95,42 @@ struct WgmmaConsumer {
   __device__ static int place_c(Work const&) { return 0; }
   __device__ static int place_c(NestedWork const& work) { return work.place_c; }
 
+  /// Two-level accumulation: issues the first MMAs of tile `index`, so that they overlap the epilogue before it.
+  template <class MakeStages>
+  __device__ static void begin(Accumulator& accumulators, MatrixDescriptors<A> const& a, MatrixDescriptors<B> const& b,
+                               MakeStages const& stages, Scheduler& scheduler, int index) {
+    if constexpr (Traits::kOverlapsEpilogue)
+      if (index < scheduler.total && scheduler.k_tiles(index) > 0) accumulators.begin(a, b, stages());
+  }
+
+  /// The sums of a tile over all slices of K that this warpgroup multiplied.
+  __device__ static Accumulator& sums_of_tile(Total& total, Accumulator& accumulators) {
+    if constexpr (Traits::kSerial)
+      return total.add(accumulators);
+    else
+      return accumulators;
+  }
+
   /// Serial split-K: multiplies all slices of K but the last that has K tiles, and adds their sums to 0, in order.
-  /// Returns the K tiles that are left. While one warpgroup adds, the tensor cores work for the other.
+  /// Returns the K tiles that are left; for other kernels all. While one warpgroup adds, the tensor cores work for the
+  /// other.
   __device__ static int add_slices(Total& total, Accumulator& accumulators, MatrixDescriptors<A> const& a,
                                    MatrixDescriptors<B> const& b, StagePipeline& pipeline, TransposeBarriers& transposed,
                                    Position& at, typename Mainloop::Release const& release,
-                                   Scheduler const& scheduler) {
-    int const last = max(scheduler.slices.filled - 1, 0);
-    total.clear();
-    for (int slice = 0; slice < last; ++slice) {
-      int const k_tiles = scheduler.slices.k_tiles(slice);
-      Mainloop::mma(accumulators, a, b, pipeline, transposed, at, release, k_tiles);
-      Mainloop::mma_tail(accumulators, release, at, k_tiles);
-      total.add(accumulators);
+                                   Scheduler const& scheduler, Unit const& work) {
+    if constexpr (Traits::kSerial) {
+      int const last = max(scheduler.slices.filled - 1, 0);
+      total.clear();
+      for (int slice = 0; slice < last; ++slice) {
+        int const k_tiles = scheduler.slices.k_tiles(slice);
+        Mainloop::mma(accumulators, a, b, pipeline, transposed, at, release, k_tiles);
+        Mainloop::mma_tail(accumulators, release, at, k_tiles);
+        total.add(accumulators);
+      }
+      return scheduler.slices.k_tiles(last);
+    } else {
+      return work.k_tiles;
     }
-    return scheduler.slices.k_tiles(last);
   }
 
   /// Starts to load what the epilogue of a warpgroup reads.
