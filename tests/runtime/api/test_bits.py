@@ -50,7 +50,8 @@ _ALIGNS = st.sampled_from([4, 16])
 def alike(draw: st.DrawFn) -> list[tuple[GemmProblem, int | None, Any]]:
     """Problems that differ only in what must not count, each with a bound on SMs and an objective."""
     n, k, a, d = draw(extents), draw(st.integers(0, 20_000)), draw(st.sampled_from(["bf16", "f16", "tf32"])), "f32"
-    epilogue = draw(st.sampled_from(["d = alpha * acc + beta * c", "d = silu(acc + x[n])"]))
+    epilogue = draw(st.sampled_from(["d = alpha * acc + beta * c", "d = silu(acc + x[n])", "d = silu(gate) * up"]))
+    n += n % 2  # gated epilogues pair columns
 
     def one() -> tuple[GemmProblem, int | None, Any]:
         # Kernels with slices of K need a D that is contiguous, and copies of unaligned operands, which use all SMs.
