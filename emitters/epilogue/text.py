@@ -7,15 +7,14 @@ epilogue/operands.cuh.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from string import Template
-from types import MappingProxyType
 from typing import NamedTuple
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.function_table import FUNCTIONS
+from gemmill.library.epilogues.order import FUSED, ordered
 from gemmill.library.epilogues.parse import LINEAR, parse
 from gemmill.library.epilogues.tree import (
     Assignment,
@@ -33,19 +32,6 @@ from gemmill.library.legality.quantities import align_up
 
 _BYTES: Mapping[Kind, int] = {"scalar": 16, "row": 16, "column": 16, "batch": 16, "matrix": 32}
 """Size in bytes of the parameter struct of each kind of operand: an address, then a value or strides."""
-_ALPHA, _BETA = (Operand(name, "scalar", "f32") for name in ("alpha", "beta"))
-_NO_AXIS: frozenset[str] = frozenset()
-_AXES: Mapping[Kind, frozenset[str]] = MappingProxyType(
-    {
-        "scalar": _NO_AXIS,
-        "batch": _NO_AXIS,
-        "row": frozenset("m"),
-        "column": frozenset("n"),
-        "matrix": frozenset("mn"),
-    }
-)
-"""The axes of D along which an operand of each kind varies."""
-
 _TEMPLATE = Template("""\
 // $expression
 struct Epilogue : gemmill::$matrices {
@@ -223,7 +209,7 @@ def _statements(parts: _Parts, config: GemmConfig) -> list[str]:
     rounded = roundings(epilogue, config.d.dtype)
     return [
         *(
-            f"Compute const {names[a.name]} = {_cpp(a.value, names, places, rounded[a.name])};"
+            f"Compute const {names[a.name]} = {_cpp(ordered(a.value), names, places, rounded[a.name])};"
             for a in epilogue.assignments
         ),
         *(f"extras.{a.name}_ = {names[a.name]};" for a in parts.stores),
@@ -357,12 +343,7 @@ def _block(statements: Iterable[str]) -> str:
 
 
 def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str], rounded: DTypeName) -> str:
-    """A node as C++ that leaves no order of operations to the compiler. ``rounded`` is the type to which its value is
-    eventually rounded."""
-
-    def inner(node: Node) -> str:
-        return _cpp(node, names, places, rounded)
-
+    """An ordered node as C++. ``rounded`` is the type to which its value is eventually rounded."""
     match node:
         case Number(value):
             return f"Compute({value!r})"
@@ -370,66 +351,11 @@ def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str], rounde
             return places[name]
         case Value(name):
             return names[name]
-        case Call("mul"):
-            return FUNCTIONS["mul"].cpp.format(*_two_factors(node, inner))
-        case Call("add" | "sub" as name, (left, right)) if _is_product(left) or _is_product(right):
-            # One fused multiply-add; of two products, the right one is fused.
-            fused, other = (right, left) if _is_product(right) else (left, right)
-            (x, y), z = _two_factors(fused, inner), inner(other)
-            if name == "sub":
-                x, z = (f"-{x}", z) if fused is right else (x, f"-{z}")
-            return f"math::fma({x}, {y}, {z})"
+        case Call(name, arguments) if name in FUSED:
+            return FUSED[name].format(*(_cpp(argument, names, places, rounded) for argument in arguments))
         case Call(name, arguments):
             row = FUNCTIONS[name]
             inside = rounded if row.passes_error else "f32"
             texts = [_cpp(argument, names, places, inside) for argument in arguments]
             short = f"<gemmill::{rounded}>" if rounded in row.short else ""
             return row.cpp.format(*texts, all=", ".join(texts), short=short)
-
-
-def _is_product(node: Node) -> bool:
-    return isinstance(node, Call) and node.function == "mul"
-
-
-def _two_factors(product: Node, text: Callable[[Node], str]) -> tuple[str, str]:
-    """The C++ of a product as two factors: the product of all factors except the last, and the last."""
-    first, *others, last = map(text, _in_order(_factors(product)))
-    return functools.reduce(FUNCTIONS["mul"].cpp.format, others, first), last
-
-
-def _factors(node: Node) -> list[Node]:
-    """The factors of a product, including those of nested products."""
-    match node:
-        case Call("mul", (left, right)):
-            return [*_factors(left), *_factors(right)]
-        case _:
-            return [node]
-
-
-def _in_order(factors: Sequence[Node]) -> list[Node]:
-    """The factors of a product in the order of multiplication.
-
-    Those that are constant within rows come first, so that they are multiplied once per row; or those that are constant
-    within columns, if the first operand is a vector of them. A kernel for the transposed problem thus has the same
-    order, and the same bits. So has a kernel for M = 1, where one scale for all rows is one scale a row.
-    """
-    axes = [_axes(factor) for factor in factors]
-    of_caller = [x not in (_ALPHA, _BETA) and not isinstance(x, Number) for x in factors]
-    first = next(
-        (own for own, is_operand in zip(axes, of_caller, strict=True) if is_operand and len(own) < 2), _NO_AXIS
-    )
-    order = sorted(range(len(factors)), key=lambda i: not axes[i] <= first)
-    return [factors[i] for i in order]
-
-
-def _axes(node: Node) -> frozenset[str]:
-    """The axes of D along which the value of a node varies."""
-    match node:
-        case Number():
-            return _NO_AXIS
-        case Operand():
-            return _AXES[node.kind]
-        case Call():
-            return _NO_AXIS.union(*map(_axes, node.arguments))
-        case _:
-            return _AXES["matrix"]
