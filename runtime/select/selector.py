@@ -255,6 +255,10 @@ class Selector:
     ) -> slow_path.SlowPath | None:
         """Return the predicted loss of a problem relative to one with other formats, also where rows decided the
         choice."""
+        if slow_path.has_fast_formats(problem, choice.config) and (
+            arithmetic is None or self._is_near_bound(problem, choice.predicted_us)
+        ):
+            return None
 
         def us(other: GemmProblem, keeps_bits: bool) -> float:
             # With other types, other bits would be required.
@@ -265,7 +269,12 @@ class Selector:
             table, serving, work = self._times(other, sm_count, required)
             return float(work["us"][_members(table, serving)].min())
 
-        return slow_path.slow_path(problem, choice.config, arithmetic is not None, us)
+        return slow_path.fewest_changes(problem, arithmetic is not None, us)
+
+    def _is_near_bound(self, problem: GemmProblem, us: float) -> bool:
+        """Whether DRAM or the power limit allows no kernel to take much less time."""
+        typical = problem.typical()
+        return us <= slow_path.MUCH * max(least_us(typical, self.gpu), power_us(typical, self.gpu))
 
     def _bound(self, sm_count: int | None) -> int | None:
         """Return ``sm_count``, or None where it is no limit."""

@@ -80,22 +80,23 @@ _WAYS: dict[Kind, str] = {
 }
 
 
-def slow_path(problem: GemmProblem, config: GemmConfig, keeps_bits: bool, time: Time) -> SlowPath | None:
-    """Return what a problem loses with its kernel; None where the loss is small or unknown.
-
-    Args:
-        problem: the problem, with all extents at least 1.
-        config: the kernel.
-        keeps_bits: whether the caller required its arithmetic.
-        time: the model.
-    """
-    if not keeps_bits and FAMILIES[config.family].is_preferred and _has_fast_layouts(problem):
-        return None
-    return fewest_changes(problem, keeps_bits, time)
+def has_fast_formats(problem: GemmProblem, config: GemmConfig) -> bool:
+    """Whether a kernel is of a fast family, TMA can move all operands of its problem and tensor cores can read them:
+    16-bit operands with either major, others K-major."""
+    formats = ((problem.a_dtype, problem.a_major), (problem.b_dtype, problem.b_major))
+    moved = is_aligned(problem) and _ANY not in (problem.a_major, problem.b_major, problem.c_major, problem.d_major)
+    is_read = all(major == "k" or DTYPES[dtype].bits == 16 for dtype, major in formats)
+    return FAMILIES[config.family].is_preferred and moved and is_read
 
 
 def fewest_changes(problem: GemmProblem, keeps_bits: bool, time: Time) -> SlowPath | None:
-    """Return the fewest changes with which a problem takes much less time; None where none help."""
+    """Return what a problem loses, and the fewest changes that avoid it; None where the loss is small or unknown.
+
+    Args:
+        problem: the problem, with all extents at least 1.
+        keeps_bits: whether the caller required the arithmetic of its kernel.
+        time: the model.
+    """
     steps = [*_changes(problem, keeps_bits)]
 
     def us(without: int | None = None) -> float:
@@ -113,14 +114,6 @@ def fewest_changes(problem: GemmProblem, keeps_bits: bool, time: Time) -> SlowPa
             del steps[i]
     best = us()
     return SlowPath(now / best, best, tuple(change for change, _ in steps))
-
-
-def _has_fast_layouts(problem: GemmProblem) -> bool:
-    """Whether TMA can move all operands and tensor cores can read them: 16-bit operands with either major, others
-    K-major."""
-    formats = ((problem.a_dtype, problem.a_major), (problem.b_dtype, problem.b_major))
-    moved = is_aligned(problem) and _ANY not in (problem.a_major, problem.b_major, problem.c_major, problem.d_major)
-    return moved and all(major == "k" or DTYPES[dtype].bits == 16 for dtype, major in formats)
 
 
 def _changes(problem: GemmProblem, keeps_bits: bool) -> Iterator[tuple[Change, dict[str, Any]]]:
