@@ -13,7 +13,7 @@ from tests.cli.test_cli import ok
 
 import gemmill
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.storage.pack import write_pack
+from gemmill.runtime.storage.pack import Pack, write_pack
 
 pytestmark = pytest.mark.gpu
 
@@ -52,6 +52,7 @@ def test_a_pack_for_bits_gives_a_row_the_same_bits_in_every_batch(tmp_path: Path
     pack, sizes = tmp_path / "sliced.pack", (1, 48, 2048)
     problems = [word for m in sizes for word in ("--problem", f"{m}x512x8192 bf16 tn")]
     ok("pack", "bf16", *problems, "--bits", "k16/8", "-o", pack)
+    assert len(Pack.open(pack).names()) > 1, "few rows and many rows run different kernels"
     a, b = (torch.randn(rows, 8192, device="cuda", dtype=torch.bfloat16) for rows in (max(sizes), 512))
     packed = Registry(packs=[pack], store=tmp_path / "store")
     found = [gemmill.matmul(a[:m], b.t(), bits="k16/8", registry=packed) for m in sizes]
