@@ -16,7 +16,7 @@ from types import MappingProxyType
 from gemmill.library.config.edited import is_edited
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import is_former, parse_name
-from gemmill.library.decompositions.decomposition import decomposition_of
+from gemmill.library.decompositions.decomposition import decomposition_of, reduction_groups
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.dtypes import FP8
 from gemmill.library.errors import ConfigError
@@ -69,7 +69,8 @@ class Arithmetic:
     """Slices of K, whose f32 sums are added; the first ones are one :attr:`slice_unit` longer where they cannot be
     equal. 0, in names ``S``: the launch sets their number."""
     tree: bool = False
-    """Whether the sums of slices are added as a binary tree instead of one after another."""
+    """Whether the sums of slices are added as a binary tree instead of one after another, in the groups of
+    :func:`~gemmill.library.decompositions.decomposition.reduction_groups`."""
     stream: bool = False
     """Whether the slices depend on M, N and the GPU (stream-K)."""
     unit: int = 0
@@ -111,6 +112,8 @@ class Arithmetic:
             words += "; CTAs share K as M, N and the GPU determine (stream-K)"
         elif self.slices != 1:
             order = "as a binary tree" if self.tree else "one after another"
+            if (groups := reduction_groups(self.slices)) > 1 and not self.tree:
+                order += f", in {groups} groups, whose sums are added likewise"
             units = f" of whole {self.slice_unit}s" if self.slices else ""
             words += f"; K is in {self.slices or 'S'} slices{units}, whose f32 sums are added {order}"
         return words + (f" (on {self.target})" if self.target else "")

@@ -67,6 +67,12 @@ DECOMPOSITIONS: Mapping[DecompositionName, Decomposition] = MappingProxyType(
 """Decompositions by the value of ``scheduler.decomposition``."""
 
 
+def reduction_groups(slices: int) -> int:
+    """Return in how many groups the second kernel of ``splitk`` adds the sums of slices, each in order, before it adds
+    the sums of groups in order (``kernel/reduction.cuh``)."""
+    return next((groups for most, groups in ((8, 1), (16, 2), (32, 4)) if slices <= most), 8)
+
+
 def decomposition_of(config: GemmConfig) -> Decomposition:
     """The decomposition of a kernel."""
     return DECOMPOSITIONS[config.scheduler.decomposition]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from gemmill.library.decompositions.decomposition import DECOMPOSITIONS
+from gemmill.library.decompositions.decomposition import DECOMPOSITIONS, reduction_groups
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.launch import KDecomposition, LaunchSpec
 from gemmill.library.problem import GemmProblem
@@ -28,8 +28,7 @@ REDUCTION_THREADS = 256
 
 def reduction_vectors(splits: int) -> int:
     """Vectors that a CTA of the reduction kernel computes. If there are many splits, several threads share a vector."""
-    groups = next((groups for most, groups in ((8, 1), (16, 2), (32, 4)) if splits <= most), 8)
-    return REDUCTION_THREADS // groups
+    return REDUCTION_THREADS // reduction_groups(splits)
 
 
 def in_slices(spec: LaunchSpec, slices: int) -> LaunchSpec:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gemmill.library.arithmetic import Arithmetic, parse_arithmetic
+from gemmill.library.decompositions.decomposition import reduction_groups
 from gemmill.library.dtypes import DTYPES, FP8, DTypeName
 from gemmill.library.errors import ProblemError
 from gemmill.library.oracle.elements import (
@@ -213,8 +214,7 @@ def _added(arithmetic: Arithmetic, slices: list[np.ndarray]) -> np.ndarray:
             slices = [_in_sequence(slices[i : i + 2]) for i in range(0, len(slices), 2)]
         return slices[0]
     count = len(slices)
-    groups = next((g for g in (1, 2, 4) if count <= 8 * g), 8)
-    size = -(-count // groups)
+    size = -(-count // reduction_groups(count))
     return _in_sequence([_in_sequence(slices[i : i + size]) for i in range(0, count, size)])
 
 

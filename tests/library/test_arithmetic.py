@@ -27,6 +27,13 @@ _WARPS = st.builds(
     st.sampled_from(["", "8x4", "2x2", "8n4"]),
     _SHARED,
 )
+_ADDED = {
+    "k16/8": "one after another",
+    "k16/9@64": "one after another, in 2 groups, whose sums are added likewise",
+    "k16/8t": "as a binary tree",
+    "k16/S": "one after another",
+}
+"""How the sums of slices are added, in words."""
 _STREAM = st.builds(lambda whole, unit: Arithmetic(whole.step, stream=True, unit=unit), _WHOLE, _SHARED)
 
 
@@ -65,6 +72,11 @@ def test_other_text_is_refused_with_examples(name: str) -> None:
 )
 def test_the_arithmetic_of_a_kernel(name: str, slices: int, expected: str) -> None:
     assert str(arithmetic_of(parse_name(name), slices)) == expected
+
+
+def test_more_than_8_slices_are_added_in_groups() -> None:
+    words = {name: parse_arithmetic(name).in_words().partition("whose f32 sums are added ")[2] for name in _ADDED}
+    assert words == _ADDED
 
 
 def test_a_name_that_does_not_determine_the_sums_has_no_arithmetic() -> None:
