@@ -1,4 +1,4 @@
-"""D to the bit: the sums of an arithmetic, the linear epilogue and the rounding of D."""
+"""D to the bit: the sums of an arithmetic, the epilogue and the rounding of D."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from gemmill.library.arithmetic import Arithmetic, parse_arithmetic
 from gemmill.library.decompositions.decomposition import reduction_groups
 from gemmill.library.dtypes import DTYPES, FP8, DTypeName
+from gemmill.library.epilogues.parse import LINEAR, parse
 from gemmill.library.errors import ProblemError
 from gemmill.library.oracle.elements import (
     ARRAYS,
@@ -25,9 +26,11 @@ from gemmill.library.oracle.elements import (
     values,
     with_one_nan,
 )
+from gemmill.library.oracle.epilogue import applied
 from gemmill.library.oracle.fused import fma32, fma64
 from gemmill.library.oracle.orders import ABSENT, Order, is_possible, order_of
 from gemmill.library.oracle.tensor_core import BLOCK_ELEMENTS, MODELS, Buffers, Model, add_step, block_shape
+from gemmill.library.problem import GemmProblem
 
 _TYPES: Mapping[str, tuple[tuple[DTypeName, ...], ...]] = MappingProxyType(
     {
@@ -69,17 +72,52 @@ def oracle(
         ProblemError: the shapes do not fit, or the model does not cover the types or the arithmetic.
     """
     found = parse_arithmetic(arithmetic) if isinstance(arithmetic, str) else arithmetic
-    if fault := fault_of_types(found, dtypes):
+    sums = _checked_sums(found, a, b, dtypes)
+    inputs: dict[str, Any] = {"alpha": alpha, "beta": beta}
+    if c is not None:
+        inputs["c"] = values(checked_array(np.asarray(c), d_dtype, "c"), d_dtype)
+    return _stored(LINEAR, sums, inputs, d_dtype)
+
+
+def oracle_of(
+    problem: GemmProblem, arithmetic: Arithmetic, inputs: Mapping[str, Any], *, is_transposed: bool = False
+) -> np.ndarray:
+    """Compute D of one matrix product of a problem with the bits of a kernel on sm_90, on the CPU.
+
+    Args:
+        problem: a problem that the oracle supports; M, K and the batch are not read.
+        arithmetic: the order of the sums.
+        inputs: ``a`` (M, K), ``b`` (K, N), ``c`` and the operands of the epilogue as arrays as in :func:`oracle`, in
+            shapes that broadcast to D; the numbers ``alpha`` and ``beta``.
+        is_transposed: whether the kernel computes the transposed problem.
+
+    Returns:
+        D, (M, columns of D).
+
+    Raises:
+        ProblemError: the arrays do not fit.
+    """
+    a, b, dtypes = inputs["a"], inputs["b"], (problem.a_dtype, problem.b_dtype)
+    if is_transposed:
+        sums = _checked_sums(arithmetic, b.T, a.T, dtypes[::-1]).T
+    else:
+        sums = _checked_sums(arithmetic, a, b, dtypes)
+    types: dict[str, DTypeName] = {x.name: x.dtype for x in parse(problem.epilogue).operands}
+    types |= {"c": problem.d_dtype} if "c" in inputs else {}
+    found = {name: values(checked_array(np.asarray(inputs[name]), dtype, name), dtype) for name, dtype in types.items()}
+    factors_of_d = {name: inputs[name] for name in ("alpha", "beta")}
+    return _stored(problem.epilogue, sums, factors_of_d | found, problem.d_dtype)
+
+
+def _checked_sums(
+    arithmetic: Arithmetic, a: np.ndarray, b: np.ndarray, dtypes: tuple[DTypeName, DTypeName]
+) -> np.ndarray:
+    if fault := fault_of_types(arithmetic, dtypes):
         raise ProblemError(f"the oracle does not support {fault}")
     a, b = checked_array(np.asarray(a), dtypes[0], "a"), checked_array(np.asarray(b), dtypes[1], "b")
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         raise ProblemError(f"a is {a.shape} and b is {b.shape}; they must be (M, K) and (K, N)")
-    sums = _sums(found, a, b, dtypes)
-    if alpha == 0:
-        sums = np.zeros_like(sums)
-    needs_c = beta != 0 and c is not None
-    added = values(checked_array(np.asarray(c), d_dtype, "c"), d_dtype) if needs_c else None
-    return _stored(sums, alpha, beta, added, d_dtype)
+    return _sums(arithmetic, a, b, dtypes)
 
 
 def fault_of_types(arithmetic: Arithmetic, dtypes: tuple[DTypeName, DTypeName]) -> str:
@@ -218,22 +256,24 @@ def _added(arithmetic: Arithmetic, slices: list[np.ndarray]) -> np.ndarray:
     return _in_sequence([_in_sequence(slices[i : i + size]) for i in range(0, count, size)])
 
 
-def _stored(sums: np.ndarray, alpha: float, beta: float, c: np.ndarray | None, d_dtype: DTypeName) -> np.ndarray:
-    """Apply the linear epilogue and round to D."""
-    if sums.dtype == np.int32 and d_dtype == "s32":
-        return _stored_integers(sums, alpha, beta, c)
-    sums = sums.astype(np.float32) if sums.dtype == np.int32 else sums
-    compute = sums.dtype.type
-    with np.errstate(over="ignore", invalid="ignore"):
-        result = compute(alpha) * sums
-        if c is not None:
-            fma = fma64 if compute is np.float64 else fma32
-            result = fma(compute(beta), c.astype(compute), result)
-    return rounded(with_one_nan(result) if compute is np.float32 else result, d_dtype)
-
-
-def _stored_integers(sums: np.ndarray, alpha: float, beta: float, c: np.ndarray | None) -> np.ndarray:
-    if not all(float(x).is_integer() and abs(x) < 2**31 for x in (alpha, beta)):
+def _stored(epilogue: str, sums: np.ndarray, inputs: Mapping[str, Any], d_dtype: DTypeName) -> np.ndarray:
+    """Apply an epilogue and round to D."""
+    alpha, beta = inputs["alpha"], inputs["beta"]
+    if sums.dtype == np.int32 and d_dtype != "s32":
+        sums = sums.astype(np.float32)
+    if sums.dtype == np.int32 and not all(float(x).is_integer() and abs(x) < 2**31 for x in (alpha, beta)):
         raise ProblemError(f"alpha is {alpha:g} and beta is {beta:g}; for D in s32 they must be integers of 32 bits")
-    result = sums * np.int32(alpha)
-    return result if c is None else result + np.int32(beta) * c
+    without_c = beta == 0 or "c" not in inputs
+    tree = parse("d = alpha * acc" if epilogue == LINEAR and without_c else epilogue)
+    if alpha == 0 and tree.sums_are_scaled:
+        sums = np.zeros_like(sums)
+    with np.errstate(over="ignore"):
+        found = {name: np.asarray(x, sums.dtype) for name, x in inputs.items()}
+    if tree.reads_c and tree.c_is_scaled and without_c:  # kernels do not read C
+        found["c"] = np.zeros((), sums.dtype)
+    found |= {"gate": sums[:, ::2], "up": sums[:, 1::2]} if tree.gated else {"acc": sums}
+    shape = len(sums), sums.shape[1] // (2 if tree.gated else 1)
+    result = np.broadcast_to(applied(tree, found), shape)
+    if d_dtype == "s32":
+        return np.array(result)
+    return rounded(with_one_nan(result) if result.dtype == np.float32 else result, d_dtype)

@@ -6,9 +6,10 @@ import numpy as np
 
 from gemmill.library.arithmetic import Arithmetic
 from gemmill.library.dtypes import DTYPES, DTypeName
-from gemmill.library.epilogues.parse import LINEAR
+from gemmill.library.epilogues.parse import parse
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.oracle.elements import ARRAYS, rounded
+from gemmill.library.oracle.epilogue import fault_of_epilogue
 from gemmill.library.oracle.oracle import fault_of_types
 from gemmill.library.problem import GemmProblem
 
@@ -22,8 +23,8 @@ def check_supported(problem: GemmProblem, arithmetic: Arithmetic) -> None:
         UnsupportedProblemError: it does not; says why.
     """
     fault = fault_of_types(arithmetic, (problem.a_dtype, problem.b_dtype))
-    if problem.epilogue != LINEAR:
-        fault = f"the epilogue {problem.epilogue!r}: the compiler may fuse its operations; use alpha, beta and C"
+    if fault_of_d := fault_of_epilogue(parse(problem.epilogue)):
+        fault = fault_of_d
     elif problem.a_scale != "none" or problem.b_scale != "none":
         fault = "scales of A or B"
     elif problem.batching not in _BATCHINGS:

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from gemmill.library.arithmetic import Arithmetic
+from gemmill.library.epilogues.parse import parse
 from gemmill.library.oracle.elements import checked_array
-from gemmill.library.oracle.oracle import oracle
+from gemmill.library.oracle.oracle import oracle_of
 from gemmill.library.problem import GemmProblem
+from gemmill.profiler.measure.fused import operand_of
 from gemmill.profiler.measure.operands import OperandSet, factors, torch
 from gemmill.profiler.measure.parts import Part, parts
 from gemmill.profiler.measure.verify import Comparison
@@ -27,10 +29,9 @@ def compare_bits(
         swap_ab: whether the kernel ran the transposed problem.
     """
     computed = operands.d if operands.d.dim() == 3 else operands.d.unsqueeze(0)
-    c = None if operands.c is None else operands.c.expand(computed.shape)
     wrong, first = 0, ""
     for part in parts(problem, operands):
-        expected = _bits(_expected(problem, part, arithmetic, c, swap_ab))
+        expected = _bits(_expected(problem, part, operands, arithmetic, swap_ab))
         found = _bits(_array(computed[part.at, part.rows], problem.d_dtype))
         places = np.argwhere(found != expected)
         if len(places) and not wrong:
@@ -43,17 +44,17 @@ def compare_bits(
     return Comparison(not wrong, float(wrong > 0), says)
 
 
-def _expected(problem: GemmProblem, part: Part, arithmetic: Arithmetic, c: Any, swap_ab: bool) -> np.ndarray:
-    alpha, beta = factors(problem)
-    a, b = _array(part.a, problem.a_dtype), _array(part.b, problem.b_dtype)
-    added = None if c is None else _array(c[part.at, part.rows], problem.d_dtype)
-    dtypes = problem.a_dtype, problem.b_dtype
-    if swap_ab:
-        a, b, added, dtypes = b.T, a.T, None if added is None else added.T, dtypes[::-1]
-    d = oracle(
-        a, b, dtypes=dtypes, arithmetic=arithmetic, d_dtype=problem.d_dtype, alpha=alpha, beta=beta, c=added
-    )  # fmt: skip
-    return d.T if swap_ab else d
+def _expected(
+    problem: GemmProblem, part: Part, operands: OperandSet, arithmetic: Arithmetic, is_transposed: bool
+) -> np.ndarray:
+    inputs: dict[str, Any] = dict(zip(("alpha", "beta"), factors(problem), strict=True))
+    inputs |= {"a": _array(part.a, problem.a_dtype), "b": _array(part.b, problem.b_dtype)}
+    if operands.c is not None:
+        matrices = operands.c if operands.c.dim() == 3 else operands.c.unsqueeze(0)
+        inputs["c"] = _array(matrices.expand(part.at + 1, -1, -1)[part.at, part.rows], problem.d_dtype)
+    for x in parse(problem.epilogue).operands:
+        inputs[x.name] = _array(operand_of(x, operands.arguments[x.name], part, part.rows), x.dtype)
+    return oracle_of(problem, arithmetic, inputs, is_transposed=is_transposed)
 
 
 def _array(tensor: Any, dtype: str) -> np.ndarray:

@@ -102,12 +102,12 @@ def fused(
     if c is not None:
         values["c"] = c.double()
     values |= {name: like + factor for name, factor in zip(("alpha", "beta"), factors, strict=True)}
-    values |= {x.name: like + _operand(x, arguments[x.name], part, rows).double() for x in epilogue.operands}
+    values |= {x.name: like + operand_of(x, arguments[x.name], part, rows).double() for x in epilogue.operands}
     results = evaluate(epilogue, values, torch(), problem.d_dtype)
     return {name: Bounded(x.value, x.error) for name, x in results.items()}
 
 
-def _operand(x: Operand, tensor: Any, part: Part, rows: slice) -> Any:
+def operand_of(x: Operand, tensor: Any, part: Part, rows: slice) -> Any:
     """An operand of the epilogue, shaped to broadcast to some rows of a part."""
     match x.kind:
         case "matrix":

@@ -45,6 +45,19 @@ def test_operands_are_read_back_from_the_file_that_was_written(tmp_path: Path) -
     assert "is (8, 640); the problem needs (8, 320)" in refused.stderr
 
 
+def test_an_epilogue_takes_operands_by_name_from_a_file(tmp_path: Path) -> None:
+    options = ("--epilogue", "d = relu(up) * s[m] + gate + bias.bf16[n]", "--d-dtype", "f32")
+    ok("oracle", *SIZE, *options, "-o", tmp_path / "all.npz")
+    with np.load(tmp_path / "all.npz") as file:
+        arrays = dict(file)
+    assert {name: x.shape for name, x in arrays.items() if name not in "ab"} == {"s": (8,), "bias": (6,), "d": (8, 6)}
+    shown = digest(*options, "--operands", tmp_path / "all.npz")
+    assert shown == hashlib.sha256(arrays["d"].tobytes()).hexdigest()
+    arrays["bias"] = arrays["bias"][::-1]
+    np.savez(tmp_path / "other.npz", **arrays)
+    assert shown != digest(*options, "--operands", tmp_path / "other.npz")
+
+
 def test_the_arithmetic_is_that_of_a_kernel_or_of_bits() -> None:
     wide = ("--d-dtype", "f32")
     whole, sliced = digest(*wide), digest(*wide, "--kernel", SPLIT_K, "--slices", "4")
@@ -62,7 +75,9 @@ def test_the_arithmetic_is_that_of_a_kernel_or_of_bits() -> None:
         (("--bits", "any"), "names no arithmetic"),
         (("--bits", "fast"), "bits is 'fast'"),
         (("--bits", "k8"), "bf16 by bf16 in k8, which multiplies tf32, f32"),
-        (("--epilogue", "d = relu(acc)"), "does not support the epilogue"),
+        (("--epilogue", "d = gelu(acc) + 1"), "does not support gelu in an epilogue: kernels approximate it"),
+        (("--epilogue", "d = acc; top = max(acc)"), "does not support outputs other than D, such as top"),
+        (("--epilogue", "d = acc * s.ue8m0[m]"), "does not support operands of the epilogue in ue8m0"),
         (("--accumulator", "f16", "--a-dtype", "f16"), "k16f16: how it adds the products of a step was not measured"),
         (("--block-scaled", "--a-dtype", "e4m3"), "does not support scales of A or B"),
         (("--b-dtype", "s8"), "s8"),

@@ -199,3 +199,17 @@ def test_run_verifies_bits(text: str) -> None:
     kernels = [row for row in rows if row["kernel"] not in BASELINES]
     assert kernels
     assert all(row["verified"] for row in kernels)
+
+
+@pytest.mark.parametrize(
+    ("text", "epilogue"),
+    [
+        ("264x392x1000 bf16 tn", "d = relu(alpha * acc * s[m] * t[n] + bias.bf16[n])"),
+        ("64x256x2048 bf16 tn d=f32", "d = acc * s[m] - beta * r.bf16[m, n] * t[n]"),
+        ("300x512x512 e4m3 tn d=bf16", "d = clamp(gate, -7, 7) * (up + 1) * s"),
+        ("128x128x512x3 f16 nt", "d = where(acc > bias[n], f16(acc), acc - bias[n] * s[m]) + max(bias[n], s[m], 0)"),
+    ],
+)
+def test_run_verifies_the_bits_of_expressions(text: str, epilogue: str) -> None:
+    said = ok("run", "--problem", text, "--epilogue", epilogue, "--verify", "bits", "--top", "3", "--json")
+    assert all(row["verified"] for row in json.loads(said)["items"] if row["kernel"] not in BASELINES)

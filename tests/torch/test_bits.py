@@ -57,3 +57,22 @@ def test_one_other_bit_is_found_and_named(text: str) -> None:
     assert says.startswith(f"1 of {operands.d.numel()} elements do not have the bits of {arithmetic}; D")
     assert "[23, 15] is 0x" in says
     assert ", expected 0x" in says
+
+
+def test_an_epilogue_takes_the_operands_of_its_part() -> None:
+    epilogue = "d = relu(acc * s[m] + bias.bf16[n])"
+    problem = GemmProblem.from_text("24x16x64x3 bf16 tn d=f32").but(epilogue=epilogue)
+    arithmetic = parse_arithmetic("k16")
+    [operands] = make_operands(problem, 0, device="cpu", sets=1)
+    sums = []
+    for a, b in zip(operands.a, operands.b, strict=True):
+        bits = [x.contiguous().view(torch.int16).numpy() for x in (a, b)]
+        sums.append(torch.from_numpy(oracle(*bits, dtypes=("bf16", "bf16"), arithmetic=arithmetic)).double())
+    s, bias = operands.arguments["s"].double(), operands.arguments["bias"].double()
+    # In float64 the product is exact; rounding its sum twice gives other bits only if it is next to a tie.
+    d = torch.relu(torch.stack(sums) * s[:, :, None] + bias[:, None, :]).float()
+    operands.d.copy_(d)
+    for swap_ab in (False, True):
+        assert compare_bits(problem, operands, arithmetic, swap_ab=swap_ab).passed
+    operands.d[2, 23, 15] += 1
+    assert "1 of 1152 elements" in compare_bits(problem, operands, arithmetic).says

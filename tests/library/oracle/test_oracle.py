@@ -15,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.epilogues.parse import parse
 from gemmill.library.errors import ConfigError, ProblemError
 from gemmill.library.oracle import tensor_core
 from gemmill.library.oracle.elements import rounded, values
+from gemmill.library.oracle.epilogue import applied
 from gemmill.library.oracle.fused import fma32, fma64
 from gemmill.library.oracle.oracle import oracle
 from gemmill.library.oracle.tensor_core import LEAST_EXPONENT, MODELS
@@ -183,6 +185,28 @@ def test_narrow_results_overflow_or_saturate_as_kernels_do() -> None:
     assert rounded(large, "f16").view(np.uint16).tolist() == [0x7C00, 0xFC00, 0x7FFF]
     assert rounded(large, "e4m3").tolist() == [0x7E, 0xFE, 0x7F]
     assert rounded(large, "e5m2").tolist() == [0x7B, 0xFB, 0x7F]
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "expected"),
+    [
+        ("d = acc * s - t", 2.0**-24),
+        ("d = s * acc - t", 2.0**-24),
+        ("d = t - acc * s", -(2.0**-24)),
+        ("d = f32(acc * s) - t", 0.0),
+        ("d = s * acc - 1.0 * t", 0.0),  # of two products, the right one is fused
+        ("d = acc * 3 * s - 3 * t", 2.0**-22),
+        ("d = max(-(0 * acc), 0)", 0.0),
+        ("d = min(0 * acc, -(0 * acc), t)", -0.0),
+        ("d = relu(-(0 * acc))", 0.0),
+        ("d = where(acc > s, 1, 2) + clamp(acc, 3, t) * 4", 2 + 4 * (1 + 2.0**-11)),
+        ("d = e4m3(300 * acc) + bf16(acc) + s8(-2.5 * acc)", 288 + 1 - 3),
+    ],
+)
+def test_operations_of_an_epilogue_round_once_in_the_order_of_kernels(epilogue: str, expected: float) -> None:
+    values = {"acc": 1 + 2.0**-12, "s": 1 + 2.0**-12, "t": 1 + 2.0**-11}
+    found = applied(parse(epilogue), {name: np.array(x, np.float32) for name, x in values.items()})
+    assert found.tobytes() == np.float32(expected).tobytes()
 
 
 def test_sums_of_integers_round_to_even_and_saturate() -> None:

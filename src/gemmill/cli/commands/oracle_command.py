@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,13 @@ from gemmill.cli.output import UsageError, usage
 from gemmill.cli.problem_options import ProblemOptions
 from gemmill.library.arithmetic import Arithmetic, arithmetic_of
 from gemmill.library.bits import ANY, INVARIANT, required_arithmetic
+from gemmill.library.dtypes import DTypeName
+from gemmill.library.epilogues.parse import parse
+from gemmill.library.epilogues.tree import Kind
 from gemmill.library.errors import ProblemError
 from gemmill.library.files import os_error_text, publish
 from gemmill.library.oracle.elements import ARRAYS, checked_array
-from gemmill.library.oracle.oracle import oracle as computed
+from gemmill.library.oracle.oracle import oracle_of
 from gemmill.library.oracle.problems import check_supported, random_matrix
 from gemmill.library.problem import GemmProblem
 
@@ -73,7 +77,10 @@ class ValueOptions:
 
     operands: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Read a (M, K), b (K, N) and c (M, N) from this .npz file. Default: random."),
+        typer.Option(
+            metavar="FILE",
+            help="Read a (M, K), b (K, N), c and epilogue operands from this .npz file. Default: random.",
+        ),
     ] = None
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of random operands.")] = 0
     alpha: Annotated[float, typer.Option(metavar="N", help="Factor of A @ B.")] = 1.0
@@ -81,11 +88,13 @@ class ValueOptions:
 
     def arrays(self, problem: GemmProblem) -> Mapping[str, np.ndarray]:
         """The operands of a problem by name."""
-        types = {"a": problem.a_dtype, "b": problem.b_dtype} | ({"c": problem.c_dtype} if problem.c_dtype else {})
-        shapes = {"a": (problem.m, problem.k), "b": (problem.k, problem.n), "c": (problem.m, problem.n)}
+        types, shapes = _types(problem), _shapes(problem)
         if self.operands is None:
             draw = np.random.default_rng(self.seed)
-            return {name: random_matrix(*shapes[name], dtype, draw) for name, dtype in types.items()}
+            return {
+                name: random_matrix(1, math.prod(shapes[name]), dtype, draw).reshape(shapes[name])
+                for name, dtype in types.items()
+            }
         try:
             with np.load(self.operands) as file:
                 found = {name: file[name] for name in types}
@@ -101,6 +110,20 @@ class ValueOptions:
             return {name: checked_array(array, types[name], name) for name, array in found.items()}
 
 
+def _types(problem: GemmProblem) -> dict[str, DTypeName]:
+    types: dict[str, DTypeName] = {"a": problem.a_dtype, "b": problem.b_dtype}
+    types |= {"c": problem.c_dtype} if problem.c_dtype else {}
+    return types | {x.name: x.dtype for x in parse(problem.epilogue).operands}
+
+
+def _shapes(problem: GemmProblem) -> dict[str, tuple[int, ...]]:
+    """Shapes by name; C has N / 2 columns if the epilogue is gated."""
+    m, columns = problem.m, problem.d_columns
+    shapes = {"a": (m, problem.k), "b": (problem.k, problem.n), "c": (m, columns)}
+    kinds: dict[Kind, tuple[int, ...]] = {"row": (m,), "column": (columns,), "matrix": (m, columns)}
+    return shapes | {x.name: kinds.get(x.kind, ()) for x in parse(problem.epilogue).operands}
+
+
 @app.command()
 def oracle(
     options: ProblemOptions,
@@ -112,8 +135,8 @@ def oracle(
 
     oracle computes the bits that kernels of an arithmetic give on Hopper, from a model of the tensor core, and prints
     their SHA-256. It needs no GPU. Arrays hold bits where NumPy has no such type: uint16 for bf16, uint8 for fp8. Two
-    free cores compute 512 x 512 x 4096 in about a second. Random operands are the same everywhere. Only alpha, beta
-    and C are supported, not scales or expressions.
+    free cores compute 512 x 512 x 4096 in about a second. Random operands are the same everywhere. Epilogues may use
+    functions that kernels do not approximate, such as relu, but not gelu. Scales of A or B are not supported.
 
     \b
     Examples:
@@ -130,10 +153,8 @@ def oracle(
         raise UsageError(f"the problem has {problem.batch} matrices; oracle computes one")
     check_supported(problem, arithmetic)
     arrays = inputs.arrays(problem)
-    d = computed(
-        arrays["a"], arrays["b"], dtypes=(problem.a_dtype, problem.b_dtype), arithmetic=arithmetic,
-        d_dtype=problem.d_dtype, alpha=inputs.alpha, beta=inputs.beta if "c" in arrays else 0.0, c=arrays.get("c"),
-    )  # fmt: skip
+    rows = {x.name: arrays[x.name][:, None] for x in parse(problem.epilogue).operands if x.kind == "row"}
+    d = oracle_of(problem, arithmetic, {"alpha": inputs.alpha, "beta": inputs.beta, **arrays, **rows})
     if to is not None:
         data = io.BytesIO()
         np.savez(data, allow_pickle=False, d=d, **arrays) if to.suffix == ".npz" else np.save(data, d)
