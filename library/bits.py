@@ -40,7 +40,8 @@ _MIXED = "k16w4@128"
 4,096 rows, it takes 1.20 times as long as any arithmetic in the geometric mean, at most 2.5; k16 takes 1.40, at most
 6.5."""
 _SLICED = ("k16", "k8", "k32")
-"""Arithmetics of which kernels with slices of K exist for every alignment and epilogue."""
+"""Arithmetics that kernels with slices of K have for every alignment and epilogue, and for operands that are contiguous
+along one extent."""
 _SLICES = ((512, 2048, 4), (2048, 2048, 2))
 """Rows (largest N, least K, slices of K) for ``invariant``; the first that fits decides, else K is in one slice. On an
 H200, over 15 pairs of N and K and 1 to 8,192 rows in bf16, the fastest kernel with these slices takes 1.04 times as

@@ -116,8 +116,7 @@ class LaunchSpec:
 
     - ``m n k batch`` (int32).
     - ``batched`` (uint32): bits 0, 1 and 2 for A, B and C, and from bit 3 on the matrices of the epilogue that TMA
-    moves,
-      in the order of ``boxes``. A clear bit broadcasts the operand over the batch.
+      moves, in the order of ``boxes``. A clear bit broadcasts the operand over the batch.
     - ``alpha beta`` (float32; int32 if D is s32), or ``alpha64 beta64`` (float64).
     - ``d_stride`` (int64): elements between neighbours along D's strided extent.
     - ``x_pointer``, and in elements ``x_row_stride x_column_stride x_batch_stride`` (int64), for an operand x that is
@@ -127,15 +126,13 @@ class LaunchSpec:
     - ``groups_pointer`` (address of offsets, counts or addresses) and ``groups_stride`` (int32: 32-bit words from one
       entry to the next).
     - ``epilogue``: the start of the parameters of the expression. ``epilogue.x``: the address of its operand or output
-    x,
-      followed by int64 strides in elements (along M, N and the batch for a matrix; along the batch for other kinds) or,
-      for a scalar, by the value that applies if the address is 0, which is as wide as alpha.
+      x, followed by int64 strides in elements (along M, N and the batch for a matrix; along the batch for other kinds)
+      or, for a scalar, by the value that applies if the address is 0, which is as wide as alpha.
     - ``partials flags`` (addresses in the workspace) and ``c_stride`` if CTAs share K through a workspace; ``splits``
       (int32) if the launch sets the number of slices.
     - ``inner middle`` (int32: the innermost batch extent and the next one) and ``x_step_0 x_step_1 x_step_2`` for x in
-    A,
-      B, C and D (int32, innermost first) for a nested batch. A step counts matrices in the descriptor's batch, or units
-      of ``d_batch_stride`` from D's address.
+      A, B, C and D (int32, innermost first) for a nested batch. A step counts matrices in the descriptor's batch, or
+      units of ``d_batch_stride`` from D's address.
     """
 
     @property

@@ -157,7 +157,7 @@ class Scheduler:
     splits: Annotated[
         Positive,
         Field(
-            doc="Slices of K if `decomposition` is `cluster`. With `splitk`, `serial`, `tree`, the launch sets them.",
+            doc="Slices of K if `decomposition` is `cluster`. For `splitk`, `serial` and `tree`, a launch sets them.",
             token="k{}",
             part="splits",
         ),
