@@ -17,6 +17,7 @@ from torch._inductor.lowering import lowerings
 from gemmill.runtime.api.matmul import matmul
 from gemmill.runtime.torch import calls
 from gemmill.runtime.torch.inductor.products import Product
+from gemmill.runtime.torch.takeover.aten import tf32_is_allowed
 
 TIMED = "gemmill_is_timed"
 """The key in the metadata of a node whose product is timed."""
@@ -24,7 +25,7 @@ TIMED = "gemmill_is_timed"
 
 def gemmill_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """Compute ``out = a @ b`` with gemmill."""
-    tf32 = a.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    tf32 = a.dtype == torch.float32 and tf32_is_allowed()
     (matmul if a.is_cuda else calls.matmul)(a, b, out=out, tf32=tf32)
 
 

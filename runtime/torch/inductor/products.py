@@ -15,7 +15,7 @@ from gemmill.runtime.operands.matrices import SCALE_BLOCK
 from gemmill.runtime.torch.inductor.shapes import equal, is_empty, place, same
 from gemmill.runtime.torch.option_text import read, written
 from gemmill.runtime.torch.outputs import torch_dtype
-from gemmill.runtime.torch.takeover.aten import ROWS, Row, overload
+from gemmill.runtime.torch.takeover.aten import ROWS, Row, overload, tf32_is_allowed
 
 aten = torch.ops.aten
 
@@ -120,7 +120,7 @@ def product(node: Any, bits: str = ANY) -> Product | None:
 
 def _options(dtype: torch.dtype, arguments: Mapping[str, Any], bits: str) -> str:
     options: dict[str, bool | str] = {}
-    if dtype == torch.float32 and _tf32_is_allowed():
+    if dtype == torch.float32 and tf32_is_allowed():
         options["tf32"] = True
     if "use_fast_accum" in arguments:
         options["fast_accumulation"] = arguments["use_fast_accum"]
@@ -129,10 +129,6 @@ def _options(dtype: torch.dtype, arguments: Mapping[str, Any], bits: str) -> str
     if bits != ANY:
         options["bits"] = bits
     return written(options)
-
-
-def _tf32_is_allowed() -> bool:
-    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def _is_served(product: Product) -> bool:
@@ -148,7 +144,7 @@ def _is_served(product: Product) -> bool:
     if product.operator == "grouped_mm":
         return a.dtype in _WIDE and a.dim() == 2 and "offsets" in product.named and product.c is None
     if a.dtype == torch.float32:  # PyTorch is faster without tf32, but does not promise the bits of its sums
-        return _tf32_is_allowed() or product.has_promised_bits
+        return tf32_is_allowed() or product.has_promised_bits
     return a.dtype in (*_WIDE, torch.float64)
 
 
