@@ -50,8 +50,8 @@ def _expected(
     inputs: dict[str, Any] = dict(zip(("alpha", "beta"), factors(problem), strict=True))
     inputs |= {"a": _array(part.a, problem.a_dtype), "b": _array(part.b, problem.b_dtype)}
     if operands.c is not None:
-        matrices = operands.c if operands.c.dim() == 3 else operands.c.unsqueeze(0)
-        inputs["c"] = _array(matrices.expand(part.at + 1, -1, -1)[part.at, part.rows], problem.d_dtype)
+        matrix = operands.c[part.at if len(operands.c) > 1 else 0] if operands.c.dim() == 3 else operands.c
+        inputs["c"] = _array(matrix[part.rows], problem.d_dtype)
     for x in parse(problem.epilogue).operands:
         inputs[x.name] = _array(operand_of(x, operands.arguments[x.name], part, part.rows), x.dtype)
     return oracle_of(problem, arithmetic, inputs, is_transposed=is_transposed)

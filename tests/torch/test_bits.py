@@ -22,7 +22,7 @@ PROBLEMS = (
     "24x16x64 tf32 tn",
     "24x16x64 e4m3 tn",
     "24x16x64 s8 tn",
-    "24x16x64x3 bf16 tn",
+    "24x16x64x3 bf16 tn c=bf16",
     "24x16x64 bf16 tn grouped=3",
 )
 
@@ -44,9 +44,10 @@ def test_one_other_bit_is_found_and_named(text: str) -> None:
         rows = slice(ends[i] - operands.sizes[i], ends[i]) if operands.sizes else slice(None)
         a, d = ((x[i] if x.dim() == 3 else x)[rows] for x in (operands.a, operands.d))
         b = operands.b[i] if operands.b.dim() == 3 else operands.b
+        c = operands.c[i] if problem.batch > 1 and operands.c is not None else operands.c
         expected = oracle(
             array(a), array(b), dtypes=(problem.a_dtype, problem.b_dtype), arithmetic=arithmetic,
-            d_dtype=problem.d_dtype, alpha=alpha, beta=beta, c=None if operands.c is None else array(operands.c),
+            d_dtype=problem.d_dtype, alpha=alpha, beta=beta, c=None if c is None else array(c),
         )  # fmt: skip
         d.copy_(torch.from_numpy(expected.view(f"i{expected.itemsize}")).view(d.dtype))
     assert compare_bits(problem, operands, arithmetic).passed
