@@ -104,8 +104,16 @@ def add_step(model: Model, a: Factors, b: Factors, buffers: Buffers) -> None:
     np.right_shift(bits, _FRACTION, out=own)
     np.bitwise_and(own, 255, out=own)
     np.maximum(top, own, out=top)
+    if top.min() < _USUAL.start:
+        top[_is_zero(a, b, buffers.sums)] = _BIAS  # any scale will do
     usual = top.min() in _USUAL and top.max() in _USUAL and a.specials is None and b.specials is None
     (_add_usual if usual else _add_unusual)(model, a, b, buffers)
+
+
+def _is_zero(a: Factors, b: Factors, sums: np.ndarray) -> np.ndarray:
+    """Where all products of a step, and the sums, are zero, as where a row of A is."""
+    pairs = (a.values != 0).T.astype(np.float32) @ (b.values != 0).astype(np.float32)
+    return np.asarray((pairs == 0) & (sums == 0))
 
 
 def _add_usual(model: Model, a: Factors, b: Factors, buffers: Buffers) -> None:

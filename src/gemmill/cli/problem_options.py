@@ -101,7 +101,9 @@ class ProblemOptions:
     def single(self) -> GemmProblem:
         """The problem of the options, for a command that takes one problem."""
         if len(self.mnkl) > 1:
-            raise UsageError(f"--mnkl is given {len(self.mnkl)} times; pass it once, because the command takes one problem")
+            raise UsageError(
+                f"--mnkl is given {len(self.mnkl)} times; pass it once, because the command takes one problem"
+            )
         return self.all()[0]
 
     def all(self, shapes: str | None = None) -> list[GemmProblem]:

@@ -122,13 +122,16 @@ def test_a_row_does_not_depend_on_others(seed: int, arithmetic: str) -> None:
 
 def test_blocks_do_not_change_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = np.random.default_rng(1)
-    a, b = draw.standard_normal((9, 96)).astype(np.float16), draw.standard_normal((96, 70)).astype(np.float16)
-    a[3, 5], b[7, 9] = np.inf, np.nan
+    a, b = (rounded(draw.standard_normal(shape), "bf16") for shape in ((9, 96), (96, 70)))
+    a[3, 5], b[7, 9] = 0x7F80, 0x7FFF  # infinity, NaN
+    a[4], a[5] = 0, a[5] & 0x800F  # zeros, subnormal numbers
     found = []
-    for elements in (1, 1 << 11, 1 << 17):
+    for elements in (1, 1 << 11, 1 << 18):
         monkeypatch.setattr(tensor_core, "BLOCK_ELEMENTS", elements)
-        found.append(oracle(a, b, dtypes=("f16", "f16"), arithmetic="k16").tobytes())
-    assert found[0] == found[1] == found[2]
+        found.append(oracle(a, b, dtypes=("bf16", "bf16"), arithmetic="k16"))
+    assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
+    assert (found[0][4, :9] == 0).all()
+    assert (found[0][5, :9] != 0).all()
 
 
 def test_products_of_a_step_have_no_order_but_steps_have() -> None:
