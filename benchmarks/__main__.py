@@ -9,6 +9,7 @@ from pathlib import Path
 PROGRAMS = {
     "gemm": "suites of shapes: fastest and selected kernel relative to cuBLAS and cuBLASLt",
     "drawn": "random problems in bursts, relative to cuBLAS and cuBLASLt",
+    "bits": "the cost of the same bits for every batch, beside any bits and cuBLAS",
     "sustained": "random large layers at the power limit, relative to cuBLAS and cuBLASLt",
     "picture": "draw the records of sustained as an SVG; no GPU",
     "deepgemm": "relative to DeepGEMM, in bursts and at the power limit",
