@@ -51,7 +51,8 @@ long as the fastest kernel in the geometric mean; with one slice, 1.18."""
 def invariant_slices(n: int, k: int) -> int:
     """Return the slices of K for ``invariant``, by N and K of a matrix: few columns with a deep K need them to be fast
     with few rows."""
-    return next((slices for most_n, least_k, slices in _SLICES if n <= most_n and k >= least_k), 1)
+    padded_k = -(-k // 8) * 8  # PyTorch's Inductor pads K to a multiple of 8 for some M and not for others
+    return next((slices for most_n, least_k, slices in _SLICES if n <= most_n and padded_k >= least_k), 1)
 
 
 def fault_of(bits: object) -> str:
