@@ -67,6 +67,7 @@ def checked_array(array: np.ndarray, dtype: str, name: str) -> np.ndarray:
         ProblemError: the elements have another size.
     """
     expected = np.dtype(ARRAYS[dtype])
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.dtype == expected:
         return array
     if array.dtype.itemsize == expected.itemsize and array.dtype.kind in "iuV":

@@ -76,6 +76,8 @@ def oracle(
     inputs: dict[str, Any] = {"alpha": alpha, "beta": beta}
     if c is not None:
         inputs["c"] = values(checked_array(np.asarray(c), d_dtype, "c"), d_dtype)
+        if inputs["c"].shape != sums.shape:
+            raise ProblemError(f"c is {inputs['c'].shape}; it must be {sums.shape}")
     return _stored(LINEAR, sums, inputs, d_dtype)
 
 

@@ -45,6 +45,27 @@ def test_operands_are_read_back_from_the_file_that_was_written(tmp_path: Path) -
     assert "is (8, 640); the problem needs (8, 320)" in refused.stderr
 
 
+@pytest.mark.parametrize("content", [b"", b"text", b"PK\3\4cut", b"damaged"])
+def test_a_file_that_is_not_whole_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "operands.npz"
+    if content == b"damaged":
+        ok("oracle", *SIZE, "-o", path)
+        content = path.read_bytes()
+        content = content[:2000] + b"damaged" + content[2007:]
+    path.write_bytes(content)
+    refused = gemmill("oracle", *SIZE, "--operands", path)
+    assert refused.exit_code == 2
+    assert "must be an .npz file with a, b:" in " ".join(refused.stderr.split())
+
+
+def test_operands_of_the_other_byte_order_have_the_same_values(tmp_path: Path) -> None:
+    ok("oracle", *SIZE, "-o", tmp_path / "all.npz")
+    with np.load(tmp_path / "all.npz") as file:
+        swapped = {name: x.astype(x.dtype.newbyteorder(">")) for name, x in file.items()}
+    np.savez(tmp_path / "swapped.npz", **swapped)
+    assert digest("--operands", tmp_path / "swapped.npz") == DIGEST
+
+
 def test_an_epilogue_takes_operands_by_name_from_a_file(tmp_path: Path) -> None:
     options = ("--epilogue", "d = relu(up) * s[m] + gate + bias.bf16[n]", "--d-dtype", "f32")
     ok("oracle", *SIZE, *options, "-o", tmp_path / "all.npz")

@@ -193,7 +193,16 @@ def test_a_gpu_gives_the_digest_that_the_command_prints() -> None:
     assert hashlib.sha256(checked_array(bits_of(d), "bf16", "d").tobytes()).hexdigest() == DIGEST
 
 
-@pytest.mark.parametrize("text", ["264x392x1000 bf16 tn", "64x128x4096 e4m3 tn c=bf16", "96x128x512x3 f16 nt d=f32"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "264x392x1000 bf16 tn",
+        "64x128x4096 e4m3 tn c=bf16",
+        "96x128x512x3 f16 nt c=f32 d=f32",
+        "128x256x512 s8 tn d=s8",
+        "128x256x512 s8 tn c=bf16 d=bf16",
+    ],
+)
 def test_run_verifies_bits(text: str) -> None:
     rows = json.loads(ok("run", "--problem", text, "--verify", "bits", "--top", "3", "--json"))["items"]
     kernels = [row for row in rows if row["kernel"] not in BASELINES]

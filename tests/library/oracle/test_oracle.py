@@ -240,5 +240,7 @@ def test_what_the_model_does_not_cover_is_refused() -> None:
         oracle(a, a.T, dtypes=("f16", "f16"), arithmetic="fast")
     with pytest.raises(ProblemError, match=r"\(2, 32\) and b is \(2, 32\)"):
         oracle(a, a, dtypes=("f16", "f16"), arithmetic="k16")
+    with pytest.raises(ProblemError, match=r"c is \(2,\); it must be \(2, 2\)"):
+        oracle(a, a.T, dtypes=("f16", "f16"), arithmetic="k16", beta=1, c=np.zeros(2, np.float32))
     with pytest.raises(ProblemError, match="array of float64; f16 takes float16"):
         oracle(a.astype(np.float64), a.T, dtypes=("f16", "f16"), arithmetic="k16")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+from zipfile import BadZipFile
 
 import numpy as np
 import typer
@@ -98,7 +100,7 @@ class ValueOptions:
         try:
             with np.load(self.operands) as file:
                 found = {name: file[name] for name in types}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error) as error:
             says = os_error_text(error) if isinstance(error, OSError) else f"{error}"
             raise UsageError(
                 f"--operands {self.operands} must be an .npz file with {', '.join(types)}: {says}"
