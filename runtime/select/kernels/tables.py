@@ -124,7 +124,7 @@ class Kernels:
         if (changes := fewest_changes(problem, False, us)) is None:
             return ""
         if is_mixed(problem.a_dtype, problem.b_dtype):  # then the call may be the transpose
-            return "pass contiguous operands"
+            return "make the narrow operand contiguous along K, others along one extent, and align all to 16 bytes"
         return changes.advice
 
     def _tables_for(self, problem: GemmProblem, arithmetic: Arithmetic | None) -> Iterator[FeatureTable]:

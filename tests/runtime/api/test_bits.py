@@ -187,7 +187,8 @@ def test_where_no_kernel_has_the_arithmetic_the_error_names_those_that_there_are
         ({"d_major": "any", "c": "bf16", "c_major": "any"}, None, "make c and out contiguous along N"),
         ({"a_align": 2}, 100, "leave out sm_count"),
         ({"a_align": 2, "d_major": "any"}, 100, r"align a to 16 bytes .*; make out contiguous along N"),
-        ({"b": "s8", "d_major": "any"}, None, "pass contiguous operands"),
+        ({"b": "s8", "d_major": "any"}, None, "make the narrow operand contiguous along K, others .*"),
+        ({"b": "s8", "b_major": "mn"}, None, "make the narrow operand contiguous along K, others .*"),
     ],
     ids=str,
 )
