@@ -798,7 +798,7 @@ def test_select_names_the_kernels_of_a_list(tmp_path: Path) -> None:
     assert gemmill("select", "--shapes", path, "--mnkl", "1,2,3").exit_code == 2
     both = json.loads(gemmill("select", "--mnkl", "64,64,64", "--mnkl", "64,64,128", "--json").stdout)["items"]
     assert [row["text"] for row in both] == ["64x64x64 bf16 tn", "64x64x128 bf16 tn"]
-    assert "run takes one" in gemmill("run", "--mnkl", "64,64,64", "--mnkl", "64,64,128").stderr
+    assert "--mnkl is given 2 times; pass it once" in gemmill("run", "--mnkl", "64,64,64", "--mnkl", "64,64,128").stderr
     done = gemmill("run", "--problem", "64x64x64 bf16 grouped=4", "--sizes", "60,4")
     assert done.exit_code == 2
     assert "sizes has 2 numbers, but 64x64x64 bf16 tn grouped=4 has 4 groups" in " ".join(done.stderr.split())
