@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.dtypes import DTYPES, FP8, INT8
 from gemmill.library.epilogues.order import ordered
 from gemmill.library.epilogues.tree import Call, Epilogue, Node, Number, Operand, Value
 from gemmill.library.oracle.elements import ARRAYS, rounded, values
@@ -101,10 +101,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "or": np.logical_or,
         "not": np.logical_not,
         **{name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")},
-        **{
-            dtype: functools.partial(_converted, dtype=dtype)
-            for dtype in ("f32", "bf16", "f16", "e4m3", "e5m2", "s8", "u8")
-        },
+        **{dtype: functools.partial(_converted, dtype=dtype) for dtype in ("f32", "bf16", "f16", *FP8, *INT8)},
     }
 )
 """The functions that kernels compute without approximation, and those that :func:`ordered` adds."""
