@@ -18,7 +18,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import is_former, parse_name
 from gemmill.library.decompositions.decomposition import decomposition_of, reduction_groups
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
-from gemmill.library.dtypes import FP8
+from gemmill.library.dtypes import DTYPES, FP8, DTypeName
 from gemmill.library.errors import ConfigError
 from gemmill.library.families.families import plan_of
 from gemmill.library.families.gemv import GemvPlan
@@ -96,10 +96,15 @@ class Arithmetic:
         return not self.stream and self.slices > 0
 
     @property
+    def products(self) -> int:
+        """Products of one step; 0 for kinds of sums that have no such steps."""
+        step = re.match(r"k(\d+)(x2)?", self.step)
+        return int(step[1]) * (2 if step[2] else 1) if step else 0
+
+    @property
     def slice_unit(self) -> int:
         """Elements along K in which slices are balanced; 0 for sums without steps of several products."""
-        step = re.match(r"k(\d+)(x2)?", self.step)
-        return self.unit or (8 * int(step[1]) * (2 if step[2] else 1) if step else 0)
+        return self.unit or 8 * self.products
 
     def in_words(self) -> str:
         """The order of the sums in one sentence without a full stop."""
@@ -215,13 +220,19 @@ def _in_one_slice(config: GemmConfig) -> Arithmetic:
 
 def _step(config: GemmConfig, plan: KernelPlan) -> str:
     """Return the kind of step with which a kernel sums products."""
-    if config.accumulator == "s32":
-        return "exact"
+    step = tensor_core_step(config.a.dtype, config.b.dtype, config.accumulator)
+    if step == "exact":
+        return step
     if isinstance(plan, SimtPlan):
         return "fma"
-    accumulator = "f16" if config.accumulator == "f16" else ""
-    widest = config.a if config.a.type.bits >= config.b.type.bits else config.b
-    if widest.dtype not in FP8:
-        return f"k{256 // widest.type.bits}{accumulator}"
     converts = not isinstance(plan, WgmmaPlan) and config.target.capability == (9, 0)
-    return "k16x2" if converts else f"k32{accumulator}"
+    is_fp8 = {config.a.dtype, config.b.dtype} <= {*FP8}
+    return "k16x2" if is_fp8 and converts else step
+
+
+def tensor_core_step(a: DTypeName, b: DTypeName, accumulator: DTypeName) -> str:
+    """Return the kind of step in which tensor cores sum products of two types, after they upconverted the narrower
+    one."""
+    if accumulator == "s32":
+        return "exact"
+    return f"k{256 // max(DTYPES[a].bits, DTYPES[b].bits)}{'f16' if accumulator == 'f16' else ''}"

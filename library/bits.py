@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel, in_each_number
-from gemmill.library.dtypes import DTYPES, FP8
+from gemmill.library.dtypes import FP8
 from gemmill.library.errors import ConfigError, ProblemError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem, is_mixed
 
@@ -121,28 +121,26 @@ def kernels_of(name: str, config: GemmConfig, arithmetic: Arithmetic | None) -> 
     """Return a kernel with each number of slices of K that the selector considers for an arithmetic; None: for any.
     Where any order will do, none of a decomposition that exists for its order."""
     decomposition = decomposition_of(config)
-    if arithmetic is None:
-        return [] if decomposition.is_for_bits else in_each_number(name, config)
-    from gemmill.library.arithmetic import arithmetic_of  # programs that require none start faster
-
-    if arithmetic.step == "exact":
+    if arithmetic is None or arithmetic.step == "exact":
         kernels = [] if decomposition.is_for_bits else in_each_number(name, config)
     elif decomposition.has_slices:  # in one slice, kernels without slices have the same bits
         slices = arithmetic.slices
         kernels = [SlicedKernel(name, slices)] if slices > 1 and slices in decomposition.slices else []
     else:
         kernels = [SlicedKernel(name)]
+    if arithmetic is None:
+        return kernels
+    from gemmill.library.arithmetic import arithmetic_of  # programs that require none start faster
+
     return [kernel for kernel in kernels if arithmetic_of(config, kernel.slices) == arithmetic]
 
 
 def _step(problem: GemmProblem) -> tuple[str, int]:
     """Return the step with which kernels for the types of a problem sum, and its promotion."""
-    a, b, accumulator = problem.a_dtype, problem.b_dtype, problem.accumulator
-    if accumulator == "s32":
-        return "exact", 0
-    suffix = "f16" if accumulator == "f16" else ""
-    if a in FP8 and b in FP8:
-        return f"k32{suffix}", problem.promote
-    if is_mixed(a, b) or (a == b and a in _EQUAL):
-        return f"k{256 // max(DTYPES[a].bits, DTYPES[b].bits)}{suffix}", 0
+    from gemmill.library.arithmetic import tensor_core_step  # programs that require none start faster
+
+    a, b = problem.a_dtype, problem.b_dtype
+    step, are_fp8 = tensor_core_step(a, b, problem.accumulator), a in FP8 and b in FP8
+    if step == "exact" or are_fp8 or is_mixed(a, b) or (a == b and a in _EQUAL):
+        return step, problem.promote if are_fp8 else 0
     return "fma", 0

@@ -28,10 +28,9 @@ class Order(NamedTuple):
 def is_possible(arithmetic: Arithmetic) -> bool:
     """Whether a kernel can have an arithmetic: the shares of warps are whole steps, and only sums by steps that tensor
     cores add at once have parts."""
-    step = re.fullmatch(r"k(\d+)(x2)?", arithmetic.step)
-    if step is None or arithmetic.step == "k4":
+    least = arithmetic.products
+    if least == 0 or arithmetic.step == "k4":
         return arithmetic == Arithmetic(arithmetic.step)
-    least = int(step[1]) * (2 if step[2] else 1)
     if arithmetic.vector:
         shape = re.fullmatch(r"(\d+)([xn])(\d+)", arithmetic.vector)
         held = _QUAD * int(shape[1]) * (int(shape[3]) if shape[2] == "x" else 1) if shape else 0

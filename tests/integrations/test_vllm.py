@@ -14,7 +14,7 @@ import yaml
 
 torch: Any = pytest.importorskip("torch")
 
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from tests.torch.option_texts import OptionTexts  # noqa: E402
 
 PLUGIN = Path(__file__).parents[2] / "integrations" / "vllm"
 RECORDED = yaml.safe_load(Path(__file__).with_name("vllm.yaml").read_text())["modules"]
@@ -220,19 +220,6 @@ def test_layers_that_are_not_quantised(vllm: Any) -> None:
     layer.weight = weight
     with pytest.raises(NotImplementedError):  # of what is recorded: on the CPU all goes to what was there
         vllm.layers.UnquantizedLinearMethod().apply(layer, x)
-
-
-class OptionTexts(TorchDispatchMode):  # type: ignore[misc]
-    """Keeps the options of every call of an operator."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), keywords: Any = None) -> Any:
-        if function.namespace == "gemmill":
-            self.texts.append((keywords or {}).get("options", ""))
-        return function(*given, **(keywords or {}))
 
 
 @pytest.mark.parametrize("is_on", [False, True])

@@ -10,7 +10,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from tests.torch.cases import wide  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from tests.torch.option_texts import OptionTexts  # noqa: E402
 
 import gemmill.torch  # noqa: E402
 
@@ -46,19 +46,6 @@ def test_gradients_have_the_types_of_operands() -> None:
     operators.addmm(c, a, b, out_dtype=torch.float32).sum().backward()
     assert (c.grad.dtype, a.grad.dtype, b.grad.dtype) == (torch.float32, torch.bfloat16, torch.bfloat16)
     assert torch.equal(a.grad.float(), b.detach().float().sum(1).expand(5, 7))
-
-
-class OptionTexts(TorchDispatchMode):  # type: ignore[misc]
-    """Keeps the options of every call of an operator."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), keywords: Any = None) -> Any:
-        if function.namespace == "gemmill":
-            self.texts.append((keywords or {}).get("options", ""))
-        return function(*given, **(keywords or {}))
 
 
 BITS = "bits='invariant'"
