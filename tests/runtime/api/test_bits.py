@@ -99,6 +99,8 @@ def test_slices_follow_from_n_and_k_of_the_call(registry: Registry, monkeypatch:
     assert {key for key, name in found.items() if name == "k16"} == {(513, k) for _, k in found} | {(512, 4088)}
     assert [found[512, k] for k in (4089, 8184, 8192)] == ["k16/2", "k16/2", "k16/4"]
     assert str(required_arithmetic("invariant", GemmProblem(64, 512, 8192, a="e4m3"))) == "k32/4"
+    tf32 = [str(required_arithmetic("invariant", GemmProblem(64, 512, k, a="tf32"))) for k in (2041, 4088, 4089)]
+    assert tf32 == ["k8/2", "k8/2", "k8/4"]  # twice the K decides
     for words in ({"groups": 4, "batching": "grouped"}, {"a": "s8"}, {"a": "f32"}, {"a": "e4m3", "promote": 4}):
         whole = required_arithmetic("invariant", GemmProblem(64, 512, 8192, **words))
         assert whole is not None
