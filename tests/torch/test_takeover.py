@@ -315,6 +315,12 @@ def test_what_sums_nothing_is_left_to_pytorch_where_bits_hold(a: Any, b: Any) ->
         assert before or not torch.mm(a, b).any()
 
 
+def test_operators_that_this_pytorch_lacks_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overrides, "REFUSED", {"_foreach_nonesuch": "call torch.mm"})
+    with CPU.within("invariant"):
+        assert CPU.blocks.active
+
+
 def test_bits_that_are_none_are_refused() -> None:
     with pytest.raises(OperandError, match="bits is 'same'"), gemmill.torch.enabled(bits="same"):
         pass

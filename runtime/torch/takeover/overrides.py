@@ -184,7 +184,9 @@ class Takeover:
         return [Override(name, row, self) for name, row in ROWS.items() if self._has(name)]
 
     def _has(self, name: str) -> bool:
-        return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", self.key))
+        operator = f"aten::{name}"
+        known = torch._C._dispatch_has_kernel(operator)  # older PyTorch lacks some
+        return bool(known and torch._C._dispatch_has_computed_kernel_for_dispatch_key(operator, self.key))
 
     def enter(self, bits: str | None = None) -> Block:
         """Add a block, and override the operators unless they already are."""
