@@ -106,12 +106,13 @@ def needs_gradients(tensors: Iterable[Any]) -> bool:
     return any(x.requires_grad for x in tensors) and bool(sys.modules["torch"].is_grad_enabled())
 
 
-def refuse_dispatched(name: str, arguments: Mapping[str, Any]) -> None:
-    """Raise OperandError if PyTorch must see these arguments, for a function that has no operator."""
+def refuse_dispatched(name: str, arguments: Mapping[str, Any], instead: str = "call gemmill.matmul, or ") -> None:
+    """Raise OperandError if PyTorch must see these arguments, for a function that has no operator. The message gives
+    another way, if there is one ``instead``."""
     if is_dispatched(arguments.values(), writes=True):
         raise OperandError(
             f"gemmill.{name} only launches kernels, so it does not support gradients, transforms, modes and tensor "
-            "subclasses of PyTorch: call gemmill.matmul, or pass plain tensors under torch.no_grad()"
+            f"subclasses of PyTorch: {instead}pass plain tensors under torch.no_grad()"
         )
 
 

@@ -201,7 +201,7 @@ def _check_factors(call: GemmCall) -> None:
 
 def _prepared(call: GemmCall) -> PreparedCall:
     gemm, options, device = call.bound, call.options, call.tensors["a"].device
-    problem, memory = gemm.problem, MemoryCheck(call)
+    problem, memory = gemm.problem, MemoryCheck.of(call)
     memory(call.addresses)
     if gemm.is_empty:
         return PreparedCall(problem, None, None, memory, functools.partial(Resets, device, gemm.arguments, memory))

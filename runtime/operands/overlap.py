@@ -3,7 +3,7 @@ tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -69,7 +69,26 @@ class MemoryCheck:
     addresses of an array of matrices are only on the GPU, so only their table is checked.
     """
 
-    def __init__(self, call: GemmCall) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, TensorView],
+        places: Mapping[str, int],
+        written: Collection[str],
+        in_place: Collection[str] = (),
+    ) -> None:
+        """``places`` are the indices of tensors in the addresses; those ``in_place`` may be ``out``."""
+        footprints = [Footprint.of(name, places[name], x) for name, x in tensors.items() if 0 not in x.shape]
+        footprints.sort(key=lambda x: x.name not in written)
+        self._footprints = tuple(footprints)
+        self._pairs = tuple(
+            (one, other, other.name not in written, one.name == "out" and other.name in in_place)
+            for one, other in combinations(footprints, 2)
+            if one.name in written
+        )
+
+    @classmethod
+    def of(cls, call: GemmCall) -> MemoryCheck:
+        """Return the check of a call, which takes the addresses of :attr:`GemmCall.places`."""
         values = {name: x for name, x in call.arguments.values.items() if isinstance(x, TensorView)}
         tensors = {**call.tensors, **values}
         if "addresses" in tensors:
@@ -80,17 +99,10 @@ class MemoryCheck:
         places = {name: place for place, name in enumerate(call.places)}
         matrices = {o.name for o in call.arguments.epilogue.operands if o.kind == "matrix"}
         in_place = {x for x in ("c", *matrices) if x in tensors and tensors[x].same_layout(out)}
-        footprints = [Footprint.of(name, places[name], x) for name, x in tensors.items() if 0 not in x.shape]
-        footprints.sort(key=lambda x: x.name not in written)
-        self._footprints = tuple(footprints)
-        self._pairs = tuple(
-            (one, other, other.name not in written, one.name == "out" and other.name in in_place)
-            for one, other in combinations(footprints, 2)
-            if one.name in written
-        )
+        return cls(tensors, places, written, in_place)
 
     def __call__(self, addresses: Addresses) -> None:
-        """Check the addresses of :attr:`GemmCall.places`; OperandError names the tensors that overlap."""
+        """Check the addresses; OperandError names the tensors that overlap."""
         for one in self._footprints:
             if addresses[one.place] < LEAST_ADDRESS:
                 raise without_memory(one.name)

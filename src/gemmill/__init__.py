@@ -4,9 +4,10 @@
     >>> a, b = (torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     >>> d = gemmill.matmul(a, b)
 
-``matmul``, ``grouped_matmul`` and ``array_matmul`` run GEMMs; ``plan`` prepares one for repeated launches. A
-``Registry`` has the kernels of manifests and packs, and selects the one for a problem. Names are imported on first
-use, so ``import gemmill`` is cheap and needs neither CUDA nor a GPU.
+``matmul``, ``grouped_matmul`` and ``array_matmul`` run GEMMs; ``plan`` prepares one for repeated launches; ``route``
+and ``combine`` lead from tokens to the groups of their experts and back. A ``Registry`` has the kernels of manifests
+and packs, and selects the one for a problem. Names are imported on first use, so ``import gemmill`` is cheap and needs
+neither CUDA nor a GPU.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
     from gemmill.runtime.api.grouped import grouped_matmul as grouped_matmul
     from gemmill.runtime.api.matmul import matmul as matmul
     from gemmill.runtime.api.matmul import plan as plan
+    from gemmill.runtime.api.routing import Routing as Routing
+    from gemmill.runtime.api.routing import combine as combine
+    from gemmill.runtime.api.routing import route as route
     from gemmill.runtime.launch.plan import Plan as Plan
     from gemmill.runtime.registry import Registry as Registry
     from gemmill.runtime.select.choice import Candidate as Candidate
@@ -74,13 +78,16 @@ _HOMES = {
     "Pack": "gemmill.runtime.storage.pack",
     "Plan": "gemmill.runtime.launch.plan",
     "Registry": "gemmill.runtime.registry",
+    "Routing": "gemmill.runtime.api.routing",
     "SlowPath": "gemmill.runtime.select.slow_path",
     "Store": "gemmill.runtime.storage.store",
     "array_matmul": "gemmill.runtime.api.grouped",
+    "combine": "gemmill.runtime.api.routing",
     "grouped_matmul": "gemmill.runtime.api.grouped",
     "load_manifest": "gemmill.library.manifest.load",
     "matmul": "gemmill.runtime.api.matmul",
     "plan": "gemmill.runtime.api.matmul",
+    "route": "gemmill.runtime.api.routing",
     **dict.fromkeys(
         (
             "GemmillError",

@@ -72,7 +72,7 @@ def test_the_api_sees_the_problem_of_its_operands(text: str) -> None:
     problem = GemmProblem.from_text(text).with_narrow_a
     call = call_of(problem, sizes_of(problem, "zipf:1.1") or None)
     check(call)
-    MemoryCheck(call)(call.addresses)
+    MemoryCheck.of(call)(call.addresses)
     seen = call.problem
     if "any" in text:  # of neighbours two elements apart, alignments are no worse
         seen = seen.but(a_align=problem.a_align, d_align=problem.d_align)

@@ -158,7 +158,7 @@ def test_what_shares_memory() -> None:
         passed = EpilogueArguments(parse("d = acc; y = acc"), {"y": y}, None)
         call = GemmCall({"a": TensorView(1 << 41, (8, 8), (8, 1), "f32", 0), "out": x}, arguments=passed)
         try:
-            MemoryCheck(call)(call.addresses)
+            MemoryCheck.of(call)(call.addresses)
         except OperandError:
             return True
         return False

@@ -27,7 +27,7 @@ def at(byte: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType
 def check(tensors: dict[str, TensorView], arguments: EpilogueArguments = NO_ARGUMENTS) -> None:
     far = {name: at((i + 1) << 30, (64, 64), (64, 1)) for i, name in enumerate(("a", "b", "out"))}
     call = GemmCall({**far, **tensors}, arguments=arguments)
-    MemoryCheck(call)(call.addresses)
+    MemoryCheck.of(call)(call.addresses)
 
 
 OUT = at(0, (64, 64), (64, 1))

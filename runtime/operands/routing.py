@@ -1,0 +1,198 @@
+"""Binds the tensors of ``route`` and ``combine``: checks their shapes, dtypes and memory, and derives the parameters of
+their kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gemmill.emitters.combining import BITS, SLOTS, VECTOR, Combination
+from gemmill.library.errors import OperandError
+from gemmill.library.wording import one_of
+from gemmill.runtime.operands.overlap import MemoryCheck
+from gemmill.runtime.operands.tensors import TensorView
+
+_LIMIT = 1 << 31
+"""Places are 32-bit integers."""
+
+
+class Strides(NamedTuple):
+    """Bytes from a row to the next, and from an element of a row to the next."""
+
+    row: int
+    element: int
+
+
+@dataclass(frozen=True, slots=True)
+class BoundRoute:
+    """The tensors of ``route``."""
+
+    ids: TensorView
+    offsets: TensorView
+    rows: TensorView
+    places: TensorView
+
+    @property
+    def count(self) -> int:
+        """Slots of all tokens."""
+        return self.rows.shape[0]
+
+    @property
+    def step(self) -> int:
+        """Bytes between ids."""
+        return 4 if _is_packed(self.ids, 1) else 8
+
+
+@dataclass(frozen=True, slots=True)
+class BoundCombine:
+    """The tensors of ``combine``."""
+
+    y: TensorView
+    places: TensorView
+    weights: TensorView | None
+    add: TensorView | None
+    out: TensorView
+
+    @property
+    def kind(self) -> Combination:
+        """The kernel that reads these tensors: it has the widest vectors that divide their rows."""
+        weights, add = (x.dtype if x else None for x in (self.weights, self.add))
+        slots = max(1, min(SLOTS, self.places.shape[1]))
+        rows = [x for x in (self.y, self.add, self.out) if x]
+        elements = 8 * VECTOR // BITS[self.y.dtype]
+        while True:
+            kind = Combination(self.y.dtype, self.out.dtype, add, weights, slots, elements)
+            fits = self.y.shape[1] % elements == 0 and all(_is_aligned(x, kind.vector_bytes(x.dtype)) for x in rows)
+            if fits or elements == 1:
+                return kind
+            elements //= 2
+
+
+def strides_of(tensor: TensorView | None) -> Strides:
+    """Return the strides of a matrix in bytes; zeros for a tensor that is not there."""
+    if tensor is None:
+        return Strides(0, 0)
+    size = BITS.get(tensor.dtype, 32) // 8
+    return Strides(tensor.strides[0] * size, tensor.strides[1] * size)
+
+
+def bind_route(ids: TensorView, experts: int, offsets: TensorView, rows: TensorView, places: TensorView) -> BoundRoute:
+    """Return the tensors of ``route``.
+
+    Raises:
+        OperandError: a tensor does not fit; the message names it.
+    """
+    tensors = {"topk_ids": ids, "offsets": offsets, "rows": rows, "places": places}
+    tokens, slots = shape_of_slots("topk_ids", ids)
+    _check_integers(tensors)
+    wanted: dict[str, tuple[int, ...]] = {"rows": (tokens * slots,), "places": (tokens, slots)}
+    for name, shape in wanted.items():
+        _check_shape(name, tensors[name], shape, "topk_ids", ids)
+    if offsets.shape != (experts,):
+        raise OperandError(f"offsets has shape {offsets.shape}; with {experts} experts it must have shape ({experts},)")
+    for name in ("offsets", "rows", "places"):
+        if not _is_packed(tensors[name], 1):
+            raise OperandError(f"{name} has strides {tensors[name].strides}; it must be contiguous")
+    if not (_is_packed(ids, 1) or _is_packed(ids, 2)):
+        raise OperandError(
+            f"topk_ids has strides {ids.strides} for shape {ids.shape}; it must be contiguous: pass "
+            "topk_ids.contiguous()"
+        )
+    _check_memory(tensors, ("offsets", "rows", "places"))
+    return BoundRoute(ids, offsets, rows, places)
+
+
+def bind_combine(
+    y: TensorView, places: TensorView, weights: TensorView | None, add: TensorView | None, out: TensorView
+) -> BoundCombine:
+    """Return the tensors of ``combine``.
+
+    Raises:
+        OperandError: a tensor does not fit; the message names it.
+    """
+    named = {"y": y, "places": places, "weights": weights, "add": add, "out": out}
+    tensors = {name: x for name, x in named.items() if x is not None}
+    shape = shape_of_sums(y, places)
+    _check_integers({"places": places})
+    for name in ("y", "weights", "add", "out"):
+        if name in tensors and tensors[name].dtype not in BITS:
+            raise OperandError(f"{name} is {tensors[name].dtype}; it must be {one_of([*BITS])}: convert it first")
+    if weights is not None:
+        _check_shape("weights", weights, places.shape, "places", places)
+    for name in ("add", "out"):
+        if name in tensors:
+            _check_shape(name, tensors[name], shape, "y and places", y)
+    for name in ("y", "add", "out"):
+        if name in tensors and shape[1] > 1 and tensors[name].strides[1] != 1:
+            raise OperandError(
+                f"{name} has strides {tensors[name].strides}; its rows must be contiguous: pass {name}.contiguous()"
+            )
+    if shape[0] > 1 and shape[1] > 0 and abs(out.strides[0]) < shape[1]:
+        raise OperandError(
+            f"out has strides {out.strides} for shape {out.shape}, so its elements overlap: pass memory where each has "
+            "its own"
+        )
+    _check_memory(tensors, ("out",), {"add"} if add is not None and add.same_layout(out) else ())
+    return BoundCombine(y, places, weights, add, out)
+
+
+def shape_of_slots(name: str, tensor: TensorView) -> tuple[int, int]:
+    """Return the number of tokens and that of their slots."""
+    if len(tensor.shape) != 2:
+        raise OperandError(f"{name} has shape {tensor.shape}; it must be (tokens, slots of a token)")
+    tokens, slots = tensor.shape
+    if tokens * slots >= _LIMIT:
+        raise OperandError(f"{name} has shape {tensor.shape}; tokens times slots must be below 2^31: pass fewer tokens")
+    return tokens, slots
+
+
+def shape_of_sums(y: TensorView, places: TensorView) -> tuple[int, int]:
+    """Return the shape of the result of ``combine``."""
+    if len(y.shape) != 2:
+        raise OperandError(f"y has shape {y.shape}; it must be (rows, N)")
+    if max(y.shape) >= _LIMIT:
+        raise OperandError(f"y has shape {y.shape}; extents must be below 2^31: pass fewer rows")
+    return shape_of_slots("places", places)[0], y.shape[1]
+
+
+def _check_integers(tensors: Mapping[str, TensorView]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.dtype != "s32":
+            raise OperandError(f"{name} is {tensor.dtype}; it must be int32: pass {name}.int()")
+
+
+def _check_shape(name: str, tensor: TensorView, shape: tuple[int, ...], other: str, of: TensorView) -> None:
+    if tensor.shape != shape:
+        raise OperandError(
+            f"{name} has shape {tensor.shape}; with {other} of shape {of.shape} it must have shape {shape}"
+        )
+
+
+def _check_memory(tensors: Mapping[str, TensorView], written: Collection[str], in_place: Collection[str] = ()) -> None:
+    """Raise OperandError where tensors are on several GPUs, read-only, without memory, or overlap."""
+    first = next(iter(tensors))
+    for name, tensor in tensors.items():
+        if tensor.device != tensors[first].device:
+            raise OperandError(
+                f"{name} is on GPU {tensor.device} and {first} is on GPU {tensors[first].device}; all tensors must be "
+                "on one GPU"
+            )
+        if name in written and not tensor.writable:
+            raise OperandError(f"{name} is read-only: pass writable memory")
+    places = {name: place for place, name in enumerate(tensors)}
+    MemoryCheck(tensors, places, written, in_place)(tuple(x.ptr for x in tensors.values()))
+
+
+def _is_packed(tensor: TensorView, step: int) -> bool:
+    """Whether elements lie in order, ``step`` elements apart."""
+    for extent, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
+        if extent > 1 and stride != step:
+            return False
+        step *= extent
+    return True
+
+
+def _is_aligned(tensor: TensorView, size: int) -> bool:
+    """Whether each row starts at a multiple of some bytes."""
+    return tensor.ptr % size == 0 and (tensor.shape[0] < 2 or strides_of(tensor).row % size == 0)

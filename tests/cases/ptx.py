@@ -1,0 +1,253 @@
+"""Carries out PTX on the host, for kernels that are simple enough: a warp at a time, in memory whose bounds it checks.
+
+It has the instructions that our own PTX has, and nothing more. Lanes that branch forward wait at the label; so does a
+warp at a barrier, until all have come.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+LANES = 32
+FULL = (1 << 32) - 1
+_APART = 1 << 32
+
+
+class Memory:
+    """Arrays at addresses, as kernels see them."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[int, Any] = {}
+        self._next = 1 << 40
+
+    def put(self, array: Any) -> int:
+        """Return the address of an array, which kernels read and write in place."""
+        address, self._next = self._next, self._next + _APART
+        self._arrays[address] = array.reshape(-1).view(np.uint8)
+        return address
+
+    def bytes_at(self, address: int, size: int) -> Any:
+        """The bytes of an access, which lies in one array and is aligned."""
+        begin = address & -_APART
+        data = self._arrays.get(begin)
+        assert data is not None, f"{size} bytes at {address:#x} are nobody's"
+        assert address - begin + size <= len(data), f"{size} bytes at {address:#x} go beyond their array"
+        assert address % size == 0, f"{size} bytes at {address:#x} are not aligned"
+        return data[address - begin : address - begin + size]
+
+
+def fused(x: Any, y: Any, z: Any) -> Any:
+    """``x * y + z`` in float32, rounded once: the sum in float64, rounded to odd, has enough bits."""
+    product, addend = x.astype(np.float64) * y.astype(np.float64), z.astype(np.float64)
+    total = product + addend
+    part = total - product
+    error = (product - (total - part)) + (addend - part)
+    bits = total.view(np.int64)
+    odd = np.where((error != 0) & (bits % 2 == 0) & np.isfinite(total), 1, 0)
+    outward = np.where((error > 0) == (total > 0), odd, -odd)
+    return (bits + outward).view(np.float64).astype(np.float32)
+
+
+def as_floats(bits: Any) -> Any:
+    return np.asarray(bits, np.uint32).view(np.float32)
+
+
+def as_f32(bits: Any, dtype: str) -> Any:
+    """float32 of elements of 16 or 32 bits."""
+    if dtype == "bf16":
+        return as_floats(np.asarray(bits, np.uint32) << 16)
+    return np.asarray(bits, np.uint16).view(np.float16).astype(np.float32) if dtype == "f16" else as_floats(bits)
+
+
+def rounded(values: Any, dtype: str) -> Any:
+    """The bits of float32 values (no NaN) rounded to nearest even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
+    if dtype == "bf16":
+        return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 & 0xFFFF
+    if dtype == "f16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).view(np.uint16).astype(np.uint64)
+    return bits
+
+
+class Warp:
+    """A warp that runs a kernel."""
+
+    def __init__(self, kernel: Kernel, memory: Memory, job: bytes, shared: Any, cta: int, warp: int) -> None:
+        self.kernel, self.memory, self.job, self.shared = kernel, memory, job, shared
+        lanes = np.arange(LANES, dtype=np.uint64)
+        self.registers: dict[str, Any] = {
+            "%ctaid.x": np.full(LANES, cta, np.uint64),
+            "%tid.x": lanes + np.uint64(LANES * warp),
+            "%lanemask_lt": (np.uint64(1) << lanes) - np.uint64(1),
+        }
+        self.parked: dict[str, Any] = {}
+        self.active = np.ones(LANES, bool)
+
+    def run(self) -> Iterator[None]:
+        """Run to the end; yields at each barrier."""
+        at = 0
+        while at < len(self.kernel.lines):
+            guard, name, operands = self.kernel.lines[at]
+            at += 1
+            if name == "label":
+                self.active = self.active | self.parked.pop(operands[0], False)
+                continue
+            lanes = self.active & self.value(guard).astype(bool) if guard else self.active
+            if name == "bra":
+                if lanes.any() and (lanes == self.active).all():
+                    at = self.kernel.labels[operands[0]]
+                elif lanes.any():
+                    assert self.kernel.labels[operands[0]] > at, "lanes part only on the way forward"
+                    self.parked[operands[0]] = self.parked.get(operands[0], False) | lanes
+                    self.active = self.active & ~lanes
+            elif name == "bar.sync":
+                yield
+            elif not name.startswith(("griddepcontrol", "ret")):
+                self.execute(name.split("."), operands, lanes)
+
+    def value(self, operand: str) -> Any:
+        if operand.startswith("%"):
+            return self.registers.get(operand, np.full(LANES, 0xDEADBEEF, np.uint64))
+        number = 0 if operand == "counts" else int(operand, 0)
+        return np.full(LANES, number % (1 << 64), np.uint64)
+
+    def write(self, operand: str, values: Any, lanes: Any) -> None:
+        mask = np.uint64((1 << self.kernel.width(operand)) - 1)
+        self.registers[operand] = np.where(lanes, np.asarray(values).astype(np.uint64) & mask, self.value(operand))
+
+    def execute(self, name: list[str], operands: list[str], lanes: Any) -> None:
+        what, kind = name[0], name[-1]
+        if what in ("ld", "st"):
+            return self.move(name, operands, lanes)
+        bits = int(kind[1:]) if kind[1:].isdigit() else 64
+        if what == "mov" and "{" in operands[0]:
+            word = self.value(operands[1])
+            for half, register in enumerate(split(operands[0])):
+                self.write(register, word >> np.uint64(16 * half) & np.uint64(0xFFFF), lanes)
+            return None
+        if what == "mov" and "{" in operands[1]:
+            low, high = map(self.value, split(operands[1]))
+            return self.write(operands[0], low | high << np.uint64(16), lanes)
+        values = [self.value(x) for x in operands[1:]]
+        if what == "setp":
+            compare: Callable[..., Any] = {"lt": np.less, "ge": np.greater_equal, "eq": np.equal, "gt": np.greater}[
+                name[1]
+            ]
+            mask = np.uint64((1 << bits) - 1)
+            holds = compare(values[0] & mask, values[1] & mask)
+            return self.write(operands[0], holds & values[2].astype(bool) if name[2] == "and" else holds, lanes)
+        return self.write(operands[0], self.computed(name, values, bits), lanes)
+
+    def computed(self, name: list[str], values: list[Any], bits: int) -> Any:
+        what, x = name[0], values[0]
+        if name[:2] == ["mul", "wide"] or name[:2] == ["mul", "lo"]:
+            return x * values[1]
+        if what == "mad":
+            return x * values[1] + values[2]
+        if what == "fma":
+            return fused(*map(as_floats, values)).view(np.uint32)
+        if name == ["add", "rn", "f32"]:
+            return (as_floats(x) + as_floats(values[1])).view(np.uint32)
+        if what == "redux":
+            assert self.active.all()
+            return np.full(LANES, int(x.sum()) & FULL, np.uint64)
+        if what == "vote":
+            assert self.active.all()
+            return np.full(LANES, sum(1 << lane for lane in range(LANES) if x[lane]), np.uint64)
+        if what == "popc":
+            return np.array([int(v).bit_count() for v in x], np.uint64)
+        if what == "cvt":
+            return self.converted(name, values)
+        if what == "selp":
+            return np.where(values[2].astype(bool), x, values[1])
+        simple: dict[str, Callable[..., Any]] = {
+            "mov": lambda x: x,
+            "add": lambda x, y: x + y,
+            "sub": lambda x, y: x - y,
+            "and": lambda x, y: x & y,
+            "shr": lambda x, y: x >> y,
+            "div": lambda x, y: x // np.maximum(y, 1),
+            "min": np.minimum,
+        }
+        return simple[what](*values)
+
+    @staticmethod
+    def converted(name: list[str], values: list[Any]) -> Any:
+        if name == ["cvt", "u64", "u32"]:
+            return values[0]
+        if name[1] == "f32":
+            return as_f32(values[0], name[2]).view(np.uint32)
+        if name[2].endswith("x2"):
+            high, low = (rounded(as_floats(v), name[2][:-2]) for v in values)
+            return low | high << np.uint64(16)
+        return rounded(as_floats(values[0]), name[2])
+
+    def move(self, name: list[str], operands: list[str], lanes: Any) -> None:
+        what, space = name[:2]
+        address, group = (operands[0], operands[1]) if what == "st" else (operands[1], operands[0])
+        registers = split(group) if "{" in group else [group]
+        size = int(name[-1][1:]) // 8
+        base, _, offset = address.strip("[]").partition("+")
+        if space == "param":
+            begin = int(offset or 0)
+            number = int.from_bytes(self.job[begin : begin + size], "little")
+            return self.write(registers[0], np.full(LANES, number, np.uint64), lanes)
+        addresses = self.value(base.strip()) + np.uint64(int(offset or 0))
+        found = np.zeros((len(registers), LANES), np.uint64)
+        for lane in np.flatnonzero(lanes):
+            whole = len(registers) * size
+            at = int(addresses[lane])
+            data = self.shared[at : at + whole] if space == "shared" else self.memory.bytes_at(at, whole)
+            for i, register in enumerate(registers):
+                part = data[i * size : (i + 1) * size]
+                if what == "st":
+                    part[:] = np.frombuffer(struct.pack("<Q", int(self.value(register)[lane]))[:size], np.uint8)
+                else:
+                    found[i, lane] = int.from_bytes(part.tobytes(), "little")
+        if what == "ld":
+            for register, values in zip(registers, found, strict=True):
+                self.write(register, values, lanes)
+        return None
+
+
+def split(group: str) -> list[str]:
+    return [x.strip() for x in group.strip("{} ").split(",")]
+
+
+class Kernel:
+    """A kernel read from PTX."""
+
+    def __init__(self, text: str) -> None:
+        body = re.sub(r"//.*", "", text[text.index("{\n") + 2 : text.rindex("}")])
+        self.widths: dict[str, int] = {}
+        self.lines: list[tuple[str, str, list[str]]] = []
+        self.labels: dict[str, int] = {}
+        for line in filter(None, map(str.strip, body.replace(":\n", ":;\n").split(";"))):
+            if declared := re.match(r"\.reg \.(pred|b\d+) (.*)", line, re.DOTALL):
+                bits = 1 if declared[1] == "pred" else int(declared[1][1:])
+                for name in declared[2].split(","):
+                    self.widths[name.strip().partition("<")[0]] = bits
+            elif line.endswith(":"):
+                self.labels[line[:-1]] = len(self.lines)
+                self.lines.append(("", "label", [line[:-1]]))
+            elif not line.startswith(".shared"):
+                guard = line.split()[0][1:] if line.startswith("@") else ""
+                name, _, rest = (line.split(maxsplit=1)[1] if guard else line).partition(" ")
+                self.lines.append((guard, name, re.findall(r"\{[^}]*\}|\[[^]]*\]|[^\s,{}\[\]]+", rest)))
+
+    def width(self, register: str) -> int:
+        return self.widths.get(register) or self.widths[register.rstrip("0123456789")]
+
+    def launch(self, memory: Memory, job: bytes, ctas: int, threads: int) -> None:
+        """Run all CTAs, one after another."""
+        for cta in range(ctas):
+            shared = np.zeros(1024, np.uint8)
+            warps = [Warp(self, memory, job, shared, cta, warp).run() for warp in range(threads // LANES)]
+            while warps:
+                warps = [warp for warp in warps if next(warp, "ended") is None]

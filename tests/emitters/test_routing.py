@@ -1,0 +1,93 @@
+"""The kernels that route tokens to experts and add up their rows: assembled as the driver would, and carried out on the
+host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda.bindings import nvjitlink
+from tests.cases.ptx import Kernel, Memory, as_f32, rounded
+from tests.cases.routing import combined, routed
+
+from gemmill.emitters import combining, routing
+from gemmill.emitters.combining import BITS, SLOTS, Combination, emit_combining
+from gemmill.emitters.routing import STEP, WARPS, emit_routing
+from gemmill.library.legality.quantities import align_up
+
+KINDS = (
+    Combination("bf16", "bf16", None, "f32", SLOTS, 8),
+    Combination("bf16", "f32", "bf16", "bf16", 3, 8),
+    Combination("f16", "bf16", "f32", None, 1, 4),
+    Combination("f32", "f16", "f16", "f16", SLOTS, 4),
+    Combination("f32", "f32", "f32", "f32", 2, 1),
+    Combination("bf16", "f16", None, None, SLOTS, 2),
+    Combination("f16", "bf16", "bf16", "f32", SLOTS, 1),
+)
+
+
+def assemble(text: str, arch: str) -> None:
+    data = text.encode() + b"\0"
+    linker = nvjitlink.create(1, [f"-arch={arch}"])
+    try:
+        nvjitlink.add_data(linker, nvjitlink.InputType.PTX, data, len(data), "kernel")
+        nvjitlink.complete(linker)
+        assert nvjitlink.get_linked_cubin_size(linker) > 0
+    finally:
+        nvjitlink.destroy(linker)
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_120"])
+def test_routing_assembles(arch: str) -> None:
+    assemble(emit_routing(), arch)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_combining_assembles(kind: Combination) -> None:
+    assemble(emit_combining(kind), "sm_90")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "slots", "experts", "dtype"),
+    [(0, 8, 3, np.int32), (1, 1, 1, np.int32), (5, 3, 4, np.int64), (700, 8, 6, np.int32), (4100, 1, 2, np.int64)],
+)
+def test_routing_is_a_stable_sort(tokens: int, slots: int, experts: int, dtype: type) -> None:
+    generator = np.random.default_rng(tokens)
+    ids: Any = generator.integers(-1, experts + 1, (tokens, slots)).astype(dtype)
+    ids[tokens // 2 :] = generator.choice([0, 5, (1 << 31) - 1])  # a skewed half
+    memory, count = Memory(), tokens * slots
+    offsets, rows, places = (np.full(n, -7, np.int32) for n in (experts, count, count))
+    segment = align_up(-(-count // WARPS), STEP)
+    addresses = [memory.put(x) for x in (ids, offsets, rows, places)]
+    job = routing.JOB.pack(*addresses, count, slots, experts, ids.itemsize, segment, 0)
+    Kernel(emit_routing()).launch(memory, job, experts + 1, routing.THREADS)
+    for found, wanted in zip((offsets, rows, places), routed(ids, experts), strict=True):
+        assert np.array_equal(found, wanted.reshape(-1))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("slots", [0, 1, 5, 11])
+def test_combining_adds_the_slots_in_order(kind: Combination, slots: int) -> None:
+    generator = np.random.default_rng(slots)
+    tokens, columns, height = 3, kind.elements * 5, 9
+    bits = {"y": kind.y, "weights": kind.weights, "add": kind.add}
+    shapes = {"y": (height, columns), "weights": (tokens, slots), "add": (tokens, columns)}
+    held, values = {}, {}
+    for name, dtype in bits.items():
+        if dtype:
+            drawn = rounded(generator.standard_normal(shapes[name]).astype(np.float32), dtype)
+            held[name] = drawn.astype(f"u{BITS[dtype] // 8}")
+            values[name] = as_f32(held[name], dtype)
+    places = generator.integers(-2, height + 2, (tokens, slots)).astype(np.int32)
+    out = np.zeros((tokens, columns), f"u{BITS[kind.out] // 8}")
+    memory = Memory()
+    at = {name: memory.put(x) for name, x in (held | {"places": places, "out": out}).items()}
+    addresses = [at.get(name, 0) for name in ("y", "places", "weights", "add", "out")]
+    row = {name: x.strides[0] for name, x in (held | {"places": places, "out": out}).items()}
+    element = held["weights"].itemsize if kind.weights else 0
+    strides = row["y"], row["places"], 4, row.get("weights", 0), element, row.get("add", 0), row["out"]
+    job = combining.JOB.pack(*addresses, *strides, height, slots, columns // kind.elements, 1)
+    Kernel(emit_combining(kind)).launch(memory, job, tokens, combining.THREADS)
+    wanted = rounded(combined(values["y"], places, values.get("weights"), values.get("add")), kind.out)
+    assert np.array_equal(out, wanted.reshape(out.shape).astype(out.dtype))

@@ -1,0 +1,84 @@
+"""``route`` and ``combine`` from tensors to results: bound as on a GPU, carried out on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.cases.ptx import Kernel, Memory, as_f32, rounded
+from tests.cases.routing import combined, routed
+
+from gemmill.emitters import combining, routing
+from gemmill.library.dtypes import DTypeName
+from gemmill.runtime.launch.routing import combine_job, route_job
+from gemmill.runtime.operands.routing import bind_combine, bind_route
+from gemmill.runtime.operands.tensors import TensorView
+
+FLOATS: tuple[DTypeName, ...] = ("bf16", "f16", "f32")
+
+Bits = tuple[Any, TensorView]
+"""The bits of a tensor, and its view."""
+
+
+class Host:
+    """Tensors in memory of the host."""
+
+    def __init__(self, seed: int) -> None:
+        self.memory = Memory()
+        self.generator = np.random.default_rng(seed)
+
+    def tensor(
+        self, dtype: DTypeName, shape: tuple[int, ...], pitch: int = 0, offset: int = 0
+    ) -> tuple[Any, TensorView]:
+        """A tensor of random values, whose rows are ``pitch`` elements longer than they need to be, and which begins
+        ``offset`` elements after an aligned address."""
+        size = combining.BITS.get(dtype, 32) // 8
+        row = shape[-1] + pitch
+        strides = (row, 1)[-len(shape) :]
+        store = np.zeros(offset + int(np.prod(shape[:-1])) * row, f"u{size}")
+        base = self.memory.put(store)
+        bits = np.lib.stride_tricks.as_strided(store[offset:], shape, [size * s for s in strides])
+        if dtype != "s32":
+            values = np.where(self.generator.random(shape) < 0.25, -0.0, self.generator.standard_normal(shape))
+            bits[...] = rounded(values.astype(np.float32), dtype)
+        return bits, TensorView(base + offset * size, shape, strides, dtype, 0)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 300), st.integers(0, 5), st.integers(1, 4), st.booleans(), st.integers(0, 99))
+def test_tokens_are_sorted_by_experts(tokens: int, slots: int, experts: int, wide: bool, seed: int) -> None:
+    host, count = Host(seed), tokens * slots
+    ids = host.generator.integers(-1, experts + 1, (tokens, slots)).astype(np.int64 if wide else np.int32)
+    step = 2 if wide else 1
+    bound_ids = TensorView(host.memory.put(ids), ids.shape, (step * slots, step), "s32", 0)
+    tensors = [host.tensor("s32", shape) for shape in ((experts,), (count,), (tokens, slots))]
+    offsets, rows, places = (view for _, view in tensors)
+    job, ctas = route_job(bind_route(bound_ids, experts, offsets, rows, places))
+    Kernel(routing.emit_routing()).launch(host.memory, job, ctas, routing.THREADS)
+    for (found, _), wanted in zip(tensors, routed(ids, experts), strict=True):
+        assert np.array_equal(found.view(np.int32), wanted)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), tokens=st.integers(1, 3), slots=st.integers(0, 10), height=st.integers(0, 5))
+def test_rows_are_added_up(data: st.DataObject, tokens: int, slots: int, height: int) -> None:
+    host = Host(data.draw(st.integers(0, 99)))
+    columns = data.draw(st.sampled_from((1, 7, 40, 130, 1032)))
+
+    def drawn(shape: tuple[int, int]) -> Bits:
+        pitch, offset = (data.draw(st.sampled_from((0, 1, 8))) for _ in range(2))
+        return host.tensor(data.draw(st.sampled_from(FLOATS)), shape, pitch, offset)
+
+    y, out = drawn((height, columns)), drawn((tokens, columns))
+    weights = drawn((tokens, slots)) if data.draw(st.booleans()) else (None, None)
+    add = drawn((tokens, columns)) if data.draw(st.booleans()) else (None, None)
+    places, view = host.tensor("s32", (tokens, slots), 1)
+    places[...] = host.generator.integers(-2, height + 2, places.shape).astype(np.int32).view(np.uint32)
+    bound = bind_combine(y[1], view, weights[1], add[1], out[1])
+    job, ctas = combine_job(bound)
+    Kernel(combining.emit_combining(bound.kind)).launch(host.memory, job, ctas, combining.THREADS)
+    values = [None if x is None else as_f32(bits, x.dtype) for bits, x in (y, weights, add)]
+    wanted = rounded(combined(values[0], places.view(np.int32), *values[1:]), out[1].dtype)
+    assert np.array_equal(out[0], wanted.reshape(tokens, columns))
