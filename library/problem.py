@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, ScaleName
 from gemmill.library.dtypes import DTYPES, DTypeName
-from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
+from gemmill.library.epilogues.parse import LINEAR, has_transpose, is_gated, parse, spelling
 from gemmill.library.epilogues.tree import transposed
 from gemmill.library.errors import ExpressionError, ProblemError
 from gemmill.library.input import problem_words
@@ -200,17 +200,18 @@ class GemmProblem:
     @property
     def with_narrow_a(self) -> GemmProblem:
         """The transpose if B is narrow and has group scales, because kernels upconvert and scale only A. Otherwise, and
-        for groups and gated epilogues, which cannot be transposed, the problem itself."""
-        has_transpose = self.batching == "strided" and not is_gated(self.epilogue)
-        if upconverts_a(self.b_dtype, self.a_dtype) and self.b_scale != "none" and has_transpose:
+        for groups and epilogues that cannot be transposed, the problem itself."""
+        can_swap = self.batching == "strided" and has_transpose(self.epilogue)
+        if upconverts_a(self.b_dtype, self.a_dtype) and self.b_scale != "none" and can_swap:
             return self.transposed
         return self
 
     @property
     def can_transpose(self) -> bool:
-        """Whether :attr:`transposed` is equivalent: not for groups, block scales and gated epilogues."""
+        """Whether :attr:`transposed` is equivalent: not for groups, block scales, and gated or
+        quantising epilogues."""
         plain = self.batching in ("strided", "nested") and self.a_scale == self.b_scale == "none"
-        return plain and not is_gated(self.epilogue)
+        return plain and has_transpose(self.epilogue)
 
     @property
     def transposed(self) -> GemmProblem:

@@ -14,9 +14,10 @@ from typing import NamedTuple
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.function_table import FUNCTIONS
-from gemmill.library.epilogues.order import FUSED, ordered
+from gemmill.library.epilogues.order import FUSED, ordered, with_reciprocals
 from gemmill.library.epilogues.parse import LINEAR, parse
 from gemmill.library.epilogues.tree import (
+    BLOCK,
     Assignment,
     Call,
     Epilogue,
@@ -30,7 +31,7 @@ from gemmill.library.epilogues.tree import (
 from gemmill.library.launch import TMA_BYTES
 from gemmill.library.legality.quantities import align_up
 
-_BYTES: Mapping[Kind, int] = {"scalar": 16, "row": 16, "column": 16, "batch": 16, "matrix": 32}
+_BYTES: Mapping[Kind, int] = {"scalar": 16, "row": 16, "column": 16, "batch": 16, "matrix": 32, "block": 32}
 """Size in bytes of the parameter struct of each kind of operand: an address, then a value or strides."""
 _TEMPLATE = Template("""\
 // $expression
@@ -39,6 +40,7 @@ struct Epilogue : gemmill::$matrices {
   static constexpr bool kIsExpression = true;
   static constexpr bool kIsPartial = false;
   static constexpr bool kGated = $gated;
+  static constexpr int kGateColumns = $gate_columns, kScaledColumns = $scaled_columns;
   static constexpr int kTotals = $totals, kRowTotals = $row_totals, kColumnTotals = $column_totals;
   static constexpr int kReductions = kTotals + kRowTotals + kColumnTotals;
   static constexpr bool kAddresses = $addresses;
@@ -73,11 +75,21 @@ $staged  __device__ void store(Extras const& extras, int m, int n, int batch) co
     using namespace gemmill;
 $statements
   }
-  __device__ Compute operator()(Compute accumulator, Compute c, int m, int n, int batch) const {
+$quantised  __device__ Compute operator()(Compute accumulator, Compute c, int m, int n, int batch) const {
     return gemmill::evaluate(*this, accumulator, c, m, n, batch);
   }
 };
 static_assert(sizeof(Epilogue::Params) == $bytes, "the host lays out the same members, without padding");
+""")
+_QUANTISED = Template("""\
+  using Scale = $element;
+  __device__ void store_scale(Scale scale, int m, int n, int batch) const {
+    *params.$scale.at(m, n / kScaledColumns, batch) = scale;
+  }
+  __device__ Compute quantised(Compute $scaled, Compute $scale, Uniform const& uniform) const {
+    using namespace gemmill;
+    return $value;
+  }
 """)
 
 
@@ -101,8 +113,8 @@ def epilogue_offsets(config: GemmConfig) -> dict[str, int]:
     """Byte offsets within the epilogue's parameters of ``epilogue`` itself, ``alpha``, ``beta`` and ``epilogue.NAME``.
 
     At ``epilogue.NAME`` is an address. After it, at 8 bytes, follows for scalars the value that applies if the address
-    is 0; for matrices the strides along M, N and the batch; for other kinds the stride along the batch, all in
-    elements.
+    is 0; for matrices and scales of blocks the strides along M, N (or blocks) and the batch; for other kinds the stride
+    along the batch, all in elements.
     """
     size = DTYPES[compute_type(config)].bytes
     start = TMA_BYTES * len(staged_matrices(config))
@@ -152,6 +164,23 @@ class _Parts(NamedTuple):
         return [*self.kinds["scalar"], *self.kinds["batch"]]
 
     @property
+    def names(self) -> dict[str, str]:
+        """The variables of the functor, by the name of a value."""
+        given = {x: x for x in ("acc", "c", "gate", "up")} | {"gate8": "gate", "up8": "up"}
+        return given | {a.name: f"{a.name}_" for a in self.epilogue.assignments}
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Where the functor finds each operand, by name."""
+        return {
+            **{name: f"uniform.{name}" for name in self.factors},
+            **{o.name: f"uniform.{o.name}_" for o in self.uniform},
+            **{o.name: f"row.{o.name}_" for o in self.kinds["row"]},
+            **{o.name: f"column.{o.name}_" for o in self.kinds["column"]},
+            **{o.name: f"element.{o.name}_" for o in self.kinds["matrix"]},
+        }
+
+    @property
     def elements(self) -> list[Operand]:
         """Matrices that threads read without TMA."""
         return [o for o in self.kinds["matrix"] if o not in self.inputs]
@@ -159,7 +188,7 @@ class _Parts(NamedTuple):
     @property
     def stores(self) -> list[Assignment]:
         """Outputs with a value per element."""
-        return [a for a in self.epilogue.outputs if not a.is_reduction]
+        return [a for a in self.epilogue.outputs if a.role == "store"]
 
     @property
     def direct(self) -> list[Assignment]:
@@ -178,6 +207,8 @@ def epilogue_text(config: GemmConfig) -> str:
         expression=config.epilogue,
         compute=DTYPES[compute_type(config)].cpp,
         gated=str(epilogue.gated).lower(),
+        gate_columns=epilogue.gate_columns,
+        scaled_columns=BLOCK if epilogue.scale else 0,
         addresses=str(bool(parts.elements or parts.direct)).lower(),
         parameters=_parameters(epilogue),
         needs_c="params.beta != 0" if epilogue.reads_c and epilogue.c_is_scaled else str(epilogue.reads_c).lower(),
@@ -186,6 +217,7 @@ def epilogue_text(config: GemmConfig) -> str:
         staged=_place("input", "Element", parts.inputs) + _place("output", "Extras", parts.outputs),
         sums="Compute gate, Compute up" if epilogue.gated else "Compute acc, Compute",
         statements="\n".join(f"    {statement}" for statement in _statements(parts, config)),
+        quantised=_quantised(parts, config),
         bytes=epilogue_bytes(config),
         **_reduced(parts),
         **_structs(parts),
@@ -195,27 +227,38 @@ def epilogue_text(config: GemmConfig) -> str:
 
 
 def _statements(parts: _Parts, config: GemmConfig) -> list[str]:
-    """The body of the functor: a constant for each assignment, then the values to store or reduce."""
-    epilogue, kinds = parts.epilogue, parts.kinds
-    names: dict[str, str] = {x: x for x in ("acc", "c", "gate", "up")}
-    names |= {a.name: f"{a.name}_" for a in epilogue.assignments}
-    places: dict[str, str] = {
-        **{name: f"uniform.{name}" for name in parts.factors},
-        **{o.name: f"uniform.{o.name}_" for o in parts.uniform},
-        **{o.name: f"row.{o.name}_" for o in kinds["row"]},
-        **{o.name: f"column.{o.name}_" for o in kinds["column"]},
-        **{o.name: f"element.{o.name}_" for o in kinds["matrix"]},
-    }
+    """The body of the functor: a constant for each assignment, then the values to store or reduce. With a scale it
+    returns the value that is scaled, in place of D."""
+    epilogue, names, places = parts.epilogue, parts.names, parts.places
     rounded = roundings(epilogue, config.d.dtype)
+    apart = () if epilogue.scale is None else ("d", epilogue.scale.name)
+    result = "d_" if epilogue.scale is None else _cpp(epilogue.scale.value, names, places, "f32")
     return [
         *(
             f"Compute const {names[a.name]} = {_cpp(ordered(a.value), names, places, rounded[a.name])};"
             for a in epilogue.assignments
+            if a.name not in apart
         ),
         *(f"extras.{a.name}_ = {names[a.name]};" for a in parts.stores),
         *(f"extras.reduced[{i}] = {names[a.name]};" for i, a in enumerate(parts.reductions)),
-        "return d_;",
+        f"return {result};",
     ]
+
+
+def _quantised(parts: _Parts, config: GemmConfig) -> str:
+    """The functions that store a scale, and compute D from it and the value that was scaled; empty without a scale."""
+    scale = parts.epilogue.scale
+    if scale is None:
+        return ""
+    (d,) = (a for a in parts.epilogue.assignments if a.role == "d")
+    value = ordered(with_reciprocals(d.value, scale.name))
+    scaled, divisor = (_cpp(x, parts.names, parts.places, "f32") for x in (scale.value, Value(scale.name)))
+    return _QUANTISED.substitute(
+        element=DTYPES[scale.dtype].cpp,
+        scaled=scaled,
+        scale=divisor,
+        value=_cpp(value, parts.names, parts.places, roundings(parts.epilogue, config.d.dtype)["d"]),
+    )
 
 
 def _reduced(parts: _Parts) -> dict[str, object]:

@@ -14,7 +14,10 @@ from typing import Any
 
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.epilogues.function_table import FUNCTIONS, Arrays, Function
+from gemmill.library.epilogues.grammar import SUMS as SUM_NAMES
 from gemmill.library.epilogues.tree import (
+    BLOCK,
+    SCALE,
     Assignment,
     Call,
     Epilogue,
@@ -32,15 +35,18 @@ _BEYOND_FLOAT32: tuple[DTypeName, ...] = ("f64", "s32")
 """Types of operands that float32 rounds."""
 SMALLEST = 2.0**-126
 """The smallest normal float32."""
+LARGEST_E4M3, LEAST_SCALE = 448.0, 2.0**-40
+"""The largest e4m3, and the least scale of a block (scale_of in emitters/include/gemmill/epilogue/operands.cuh)."""
 
 
 def values(epilogue: Epilogue, inputs: Mapping[str, Any], xp: Any, number: Callable[[float], Any]) -> dict[str, Any]:
-    """The value of each assignment per element, by name, before reductions and before rounding to its type.
+    """The value of each assignment per element, by name, before reductions and before rounding to its type; the scales
+    (..., M, columns of D / 128) as they are stored.
 
     Args:
         epilogue: the epilogue to evaluate.
-        inputs: ``acc``, or ``gate`` and ``up``; ``c``; the operands, ``alpha`` and ``beta``: arrays that broadcast to
-            (..., M, columns of D).
+        inputs: ``acc``, or ``gate`` and ``up``, or ``gate8`` and ``up8``; ``c``; the operands,
+            ``alpha`` and ``beta``: arrays that broadcast to (..., M, columns of D).
         xp: the module of the arrays, or its :class:`Arrays`.
         number: makes an array of a constant.
     """
@@ -58,8 +64,33 @@ def values(epilogue: Epilogue, inputs: Mapping[str, Any], xp: Any, number: Calla
 
     results = {}
     for assignment in epilogue.assignments:
-        results[assignment.name] = variables[assignment.name] = value(assignment.value)
+        results[assignment.name] = result = value(assignment.value)
+        if assignment.role == SCALE:
+            results[assignment.name] = scales = scales_of(_largest_of_blocks(result, arrays), assignment.dtype, arrays)
+            result = _for_all_columns(scales, arrays)
+        variables[assignment.name] = result
     return results
+
+
+def scales_of(largest: Any, dtype: DTypeName, xp: Any) -> Any:
+    """The scales of blocks with these largest magnitudes, so that the largest becomes 448, that of e4m3. As ue8m0 they
+    are rounded up to powers of two, and NaN unless finite."""
+    scales = xp.maximum(largest / LARGEST_E4M3, 0.0 * largest + LEAST_SCALE)
+    if dtype == "f32":
+        return scales
+    fraction, exponent = xp.frexp(scales)  # 0.5 to below 1
+    return xp.exp2(exponent * 1.0 - (fraction == 0.5) * 1.0) + (scales - scales)
+
+
+def _largest_of_blocks(x: Any, xp: Any) -> Any:
+    """The largest magnitude in each block of columns."""
+    return xp.amax(xp.abs(x.reshape(*x.shape[:-1], -1, BLOCK)), -1)
+
+
+def _for_all_columns(scales: Any, xp: Any) -> Any:
+    """The scale of each column."""
+    blocks = scales.shape[-1]
+    return xp.broadcast_to(scales[..., None], (*scales.shape, BLOCK)).reshape(*scales.shape[:-1], blocks * BLOCK)
 
 
 def reduced(assignment: Assignment, x: Any, xp: Any) -> Any:
@@ -76,7 +107,7 @@ def reduced(assignment: Assignment, x: Any, xp: Any) -> Any:
 
 
 def _axes(kind: Kind, x: Any) -> tuple[int, ...]:
-    return {"scalar": tuple(range(x.ndim)), "batch": (-2, -1), "row": (-1,), "column": (-2,), "matrix": ()}[kind]
+    return {"scalar": tuple(range(x.ndim)), "batch": (-2, -1), "row": (-1,), "column": (-2,)}.get(kind, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +130,14 @@ def evaluate(epilogue: Epilogue, inputs: Mapping[str, Any], xp: Any, d_dtype: DT
     rounded_to = roundings(epilogue, d_dtype)
     for a in epilogue.assignments:
         result = _value(a.value, variables, arrays, rounded_to[a.name])
+        if a.role == SCALE:
+            outputs[a.name] = scales = _scales(a, result, arrays)
+            result = Bounded(_for_all_columns(scales.value, arrays), _for_all_columns(scales.error, arrays))
         variables[a.name] = result
-        if a.role == "local":
+        if a.role in ("local", SCALE):
             continue
         if a.is_reduction:  # broadcast to all of D first
-            all_of_d = xp.zeros_like(variables["acc" if "acc" in variables else "gate"].value)
+            all_of_d = xp.zeros_like(next(variables[name] for name in SUM_NAMES if name in variables).value)
             result = _reduced(a, Bounded(result.value + all_of_d, result.error + all_of_d), xp)
         outputs[a.name] = result
     return outputs
@@ -164,6 +198,16 @@ def _applied(row: Function, x: list[Bounded], xp: Arrays, form: DTypeName) -> Bo
         error = error + 2 * EPSILON * exponential.exponent(magnitude) * (abs(value) + error)
         error = error + 2 * SMALLEST * exponential.factor(magnitude)
     return Bounded(value, error)
+
+
+def _scales(a: Assignment, x: Bounded, xp: Arrays) -> Bounded:
+    """The scales of blocks of ``x``. A kernel multiplies by 1 / 448, rounded; both round half an ulp. The function is
+    monotone, so it is evaluated at both ends."""
+    largest, error = _largest_of_blocks(x.value, xp), _largest_of_blocks(x.error, xp)
+    error = error + EPSILON * (largest + error)
+    value = scales_of(largest, a.dtype, xp)
+    low, high = (abs(scales_of(largest + sign * error, a.dtype, xp) - value) for sign in (-1, 1))
+    return Bounded(value, xp.maximum(low, high))
 
 
 def _reduced(a: Assignment, x: Bounded, xp: Any) -> Bounded:

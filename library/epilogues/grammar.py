@@ -13,9 +13,13 @@ from types import MappingProxyType
 from gemmill.library.dtypes import MAX_FLOAT32, DTypeName
 from gemmill.library.epilogues.function_table import FUNCTIONS, Type
 from gemmill.library.epilogues.tree import (
+    BLOCK,
+    BLOCK_SCALE_DTYPES,
+    GATES,
     OPERAND_DTYPES,
     OUTPUT_DTYPES,
     REDUCTIONS,
+    SCALE,
     Assignment,
     Call,
     Epilogue,
@@ -26,6 +30,8 @@ from gemmill.library.epilogues.tree import (
     Operand,
     Role,
     Value,
+    expression,
+    walk,
 )
 from gemmill.library.errors import ExpressionError
 from gemmill.library.wording import one_of, suggest
@@ -34,7 +40,7 @@ MAX_NODES, MAX_DEPTH = 512, 64
 """Most operators, functions and names of an epilogue, and most levels of nesting."""
 RESERVED = frozenset(
     (
-        *("a", "b", "c", "d", "m", "n", "k", "batch", "acc", "gate", "up", "alpha", "beta", "out", "inf", "nan"),
+        *("a", "b", "c", "d", "m", "n", "k", "batch", "acc", *GATES, "alpha", "beta", "out", "inf", "nan"),
         "self",
         *(
             "out_dtype",
@@ -77,7 +83,13 @@ RESERVED = frozenset(
 epilogues or are arguments of ``matmul``."""
 
 _KINDS: Mapping[tuple[str, ...], Kind] = MappingProxyType(
-    {("m",): "row", ("n",): "column", ("batch",): "batch", ("m", "n"): "matrix"}
+    {
+        ("m",): "row",
+        ("n",): "column",
+        ("batch",): "batch",
+        ("m", "n"): "matrix",
+        ("m", f"n/{BLOCK}"): "block",
+    }
 )
 _SYMBOLS: Mapping[type[ast.AST], str] = MappingProxyType(
     {
@@ -102,8 +114,12 @@ _NAME = re.compile("[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 SCALES = ("a_scale", "b_scale")
 """The scales of A and B, both as arguments of ``matmul`` and as operands of an expression."""
 _FACTORS = ("alpha", "beta")
-SUMS = ("acc", "gate", "up")
-"""The sums of products: ``acc`` of an element; ``gate`` and ``up`` of an even column and the odd column after it."""
+SUMS = ("acc", *GATES)
+"""The sums of products: ``acc`` of an element; ``gate`` and ``up`` of an even column and the odd column after it;
+``gate8`` and ``up8`` of a column and the one eight columns after it."""
+_SUMS_OF = {0: "acc", 1: "gate or up", 8: "gate8 or up8"}
+"""Their names in messages, by columns of a run."""
+_EXAMPLE = f"`h = silu(gate) * up; s[m, n/{BLOCK}] = scale(h); d = h / s`"
 GIVEN = (*SUMS, "c", *_FACTORS)
 """Names with a fixed meaning in every epilogue. Callers do not pass them as operands."""
 
@@ -208,6 +224,8 @@ class _Parser:
                 reduction == "sum" or len(value.args) == 1
             ):
                 value, role = argument, reduction
+            case ast.Call(ast.Name(function), [argument], []) if function == SCALE:
+                value, role = argument, SCALE
             case _ if name == "d":
                 role = "d"
             case _ if dtype or kind or major or name not in later:
@@ -217,11 +235,16 @@ class _Parser:
             kind = kind or "scalar"
             if major:
                 raise self.error(target, f"{name} is a reduction; only a matrix can be {major}-major")
+        elif role == SCALE:
+            self.check_scale(statement, name, dtype, kind, major)
+        elif kind == "block":
+            raise self.error(target, f"{name}[m, n/{BLOCK}] must be a scale: {_EXAMPLE}")
         elif kind not in (None, "matrix"):
             raise self.error(target, f"an output smaller than D must be a reduction, such as `{name}[m] = sum(acc)`")
-        if dtype not in (None, *OUTPUT_DTYPES):
+        if role != SCALE and dtype not in (None, *OUTPUT_DTYPES):
             raise self.error(target, f"{name} is {dtype}; the type of an output must be {one_of(OUTPUT_DTYPES)}")
         tree = self.number(value)
+        self.check_beside_scale(value, name, tree)
         kind, dtype = kind or "matrix", dtype or OPERAND_DTYPES[0]
         self.assignments.append(Assignment(name, _role(role), kind, dtype, tree, major or "any"))
 
@@ -239,6 +262,50 @@ class _Parser:
         if name in later:
             raise self.error(statement.targets[0], f"{name} is a reduction; the epilogue cannot read its result")
 
+    def check_scale(
+        self, statement: ast.Assign, name: str, dtype: DTypeName | None, kind: Kind | None, major: Major | None
+    ) -> None:
+        target, names = statement.targets[0], {a.name for a in self.assignments}
+        if kind != "block" or major:
+            raise self.error(target, f"{name} is a scale; its index must be [m, n/{BLOCK}], without a major")
+        if dtype not in (None, *BLOCK_SCALE_DTYPES):
+            raise self.error(target, f"{name} is {dtype}; the type of a scale must be {one_of(BLOCK_SCALE_DTYPES)}")
+        if other := self.scale:
+            raise self.error(target, f"{name} and {other.name} are scales; an epilogue can have only one")
+        if "d" in names:
+            raise self.error(target, f"d is assigned before the scale {name}; it must come after: {_EXAMPLE}")
+        match statement.value:
+            case ast.Call(_, [ast.Name(argument)]) if argument in names and self.reads_sums(Value(argument)):
+                return
+        raise self.error(statement.value, f"scale takes a name that is assigned the sums or their function: {_EXAMPLE}")
+
+    def check_beside_scale(self, at: ast.expr, name: str, tree: Node) -> None:
+        """Beside a scale, D is a function of it, its argument and values that no element differs in."""
+        if (scale := self.scale) is None:
+            return
+        argument, nodes = scale.value, [*walk(tree)]
+        if name != "d" and (Value(scale.name) in nodes or Value("d") in nodes):
+            raise self.error(at, f"{name} reads the scale {scale.name}; only d can read it")
+        if name == "d":
+            for node in nodes:
+                is_element = isinstance(node, Operand) and node.kind not in ("scalar", "batch")
+                if is_element or (isinstance(node, Value) and node not in (argument, Value(scale.name))):
+                    raise self.error(
+                        at,
+                        f"beside a scale, d can read only {expression(argument)}, {scale.name} and scalars: {_EXAMPLE}",
+                    )
+
+    @property
+    def scale(self) -> Assignment | None:
+        """The scale that is assigned so far."""
+        return next((a for a in self.assignments if a.role == SCALE), None)
+
+    def reads_sums(self, node: Node) -> bool:
+        """Whether the sums of products determine a value."""
+        values = {a.name: a.value for a in self.assignments}
+        names = {x.name for x in walk(node) if isinstance(x, Value)}
+        return any(name in SUMS or (name in values and self.reads_sums(values[name])) for name in names)
+
     def reference(self, node: ast.expr) -> tuple[str, DTypeName | None, Kind | None, Major | None]:
         """Name, element type, kind and major of ``name.dtype.major[index]``."""
         kind: Kind | None = None
@@ -246,10 +313,12 @@ class _Parser:
         major: Major | None = None
         if isinstance(node, ast.Subscript):
             index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-            names = tuple(part.id if isinstance(part, ast.Name) else "?" for part in index)
+            names = tuple(ast.unparse(part).replace(" ", "") for part in index)
             if names not in _KINDS:
                 raise self.error(
-                    node.slice, f"the index is [{ast.unparse(node.slice)}]; it must be [m], [n], [m, n] or [batch]"
+                    node.slice,
+                    f"the index is [{ast.unparse(node.slice)}]; it must be [m], [n], [m, n] or [batch], or of a scale "
+                    f"[m, n/{BLOCK}]",
                 )
             kind, node = _KINDS[names], node.value
         if isinstance(node, ast.Attribute) and node.attr in _MAJORS:
@@ -339,7 +408,9 @@ class _Parser:
     def call(self, node: ast.Call, name: str, arguments: list[ast.expr]) -> Node:
         function = FUNCTIONS.get(name)
         if function is None or function.symbol:
-            names = [*(name for name, f in FUNCTIONS.items() if not f.symbol), "sum"]
+            names = [*(name for name, f in FUNCTIONS.items() if not f.symbol), "sum", SCALE]
+            if name == SCALE:
+                raise self.error(node, f"scale takes a name and must be the whole right side: {_EXAMPLE}")
             if name == "sum":
                 raise self.error(
                     node, "sum must be the whole right side of an assignment, for example `total = sum(acc)`"
@@ -368,8 +439,10 @@ class _Parser:
             if dtype or kind or major:
                 raise self.error(node, f"{name!r} is the value of an element; write it without an index or type")
             self.read.add(name)
-            if "acc" in self.read and self.read & {"gate", "up"}:
-                raise self.error(node, "an epilogue cannot read both acc and gate or up")
+            read = sorted({GATES.get(name, 0) for name in self.read.intersection(SUMS)})
+            if len(read) > 1:
+                names = " and ".join(_SUMS_OF[columns] for columns in read)
+                raise self.error(node, f"an epilogue cannot read both {names}")
             return Value(name)
         if name in _FACTORS and (dtype or kind or major):
             raise self.error(node, f"{name!r} is a scalar that the caller passes; write it without an index or type")
@@ -381,6 +454,8 @@ class _Parser:
             raise self.error(node, f"{name!r} is a function; call it, for example {name}(acc)")
         if name in RESERVED and name not in (*_FACTORS, *SCALES):
             raise self.error(node, f"{name!r} is a reserved name and cannot name an operand; choose another")
+        if kind == "block":
+            raise self.error(node, f"{name!r} has the index of a scale, which an epilogue can only compute: {_EXAMPLE}")
         if major and dtype not in (None, *OUTPUT_DTYPES):
             raise self.error(node, f"{name!r} is {dtype}; TMA does not support it here, so omit the major")
         if major and kind != "matrix":

@@ -6,12 +6,18 @@ import functools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from gemmill.library.epilogues.tree import Call, Kind, Node, Number, Operand
+from gemmill.library.epilogues.tree import Call, Kind, Node, Number, Operand, Value
 
 FUSED: Mapping[str, str] = MappingProxyType(
-    {"fma": "math::fma({0}, {1}, {2})", "fnma": "math::fma(-{0}, {1}, {2})", "fms": "math::fma({0}, {1}, -{2})"}
+    {
+        "fma": "math::fma({0}, {1}, {2})",
+        "fnma": "math::fma(-{0}, {1}, {2})",
+        "fms": "math::fma({0}, {1}, -{2})",
+        "reciprocal": "math::reciprocal({0})",
+    }
 )
-"""Functions that no text has, with their C++: ``x * y + z``, ``-x * y + z`` and ``x * y - z`` with one rounding."""
+"""Functions that no text has, with their C++: ``x * y + z``, ``-x * y + z`` and ``x * y - z`` with one rounding, and
+``1 / x`` of a scale."""
 _ALPHA, _BETA = (Operand(name, "scalar", "f32") for name in ("alpha", "beta"))
 _NO_AXIS: frozenset[str] = frozenset()
 _AXES: Mapping[Kind, frozenset[str]] = MappingProxyType(
@@ -21,6 +27,7 @@ _AXES: Mapping[Kind, frozenset[str]] = MappingProxyType(
         "row": frozenset("m"),
         "column": frozenset("n"),
         "matrix": frozenset("mn"),
+        "block": frozenset("mn"),
     }
 )
 """The axes of D along which an operand of each kind varies."""
@@ -39,6 +46,17 @@ def ordered(node: Node) -> Node:
             return Call(fused, (*_two_factors(product), ordered(other)))
         case Call(name, arguments):
             return Call(name, tuple(map(ordered, arguments)))
+        case _:
+            return node
+
+
+def with_reciprocals(node: Node, scale: str) -> Node:
+    """The value with products by the reciprocal of a scale in place of quotients by it: one division serves a block."""
+    match node:
+        case Call("div", (left, Value(name))) if name == scale:
+            return Call("mul", (with_reciprocals(left, scale), Call("reciprocal", (Value(scale),))))
+        case Call(name, arguments):
+            return Call(name, tuple(with_reciprocals(argument, scale) for argument in arguments))
         case _:
             return node
 

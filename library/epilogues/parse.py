@@ -4,15 +4,14 @@ An epilogue such as ``d = silu(alpha * acc * scale_a[m] * scale_b[n] + beta * c 
 assignments separated by semicolons or line ends.
 
 - ``acc`` is the sum of products and ``c`` the added matrix. ``gate`` and ``up`` are the sums of an even column and of
-the
-  odd column after it. ``alpha`` and ``beta`` are factors that the caller passes.
+  the odd column after it, ``gate8`` and ``up8`` those of a column and the one eight columns after it. ``alpha`` and
+  ``beta`` are factors that the caller passes.
 - Any other name is an operand that the caller passes. Its index states whether it has a value per row, column, matrix
-or
-  element. An attribute gives the element type (default f32). A second attribute of a matrix makes TMA move it
+  or element. An attribute gives the element type (default f32). A second attribute of a matrix makes TMA move it
   (``x.bf16.n[m, n]``: contiguous along N).
 - An assignment to ``d`` defines D. A name that is read later is a local value. Any other name, and any name with an
-index
-  or a type, is an output: a matrix, or a reduction if its value is ``max``, ``min`` or ``sum`` of one argument.
+  index or a type, is an output: a matrix, or a reduction if its value is ``max``, ``min`` or ``sum`` of one argument.
+- ``s[m, n/128] = scale(h)`` computes the scales of blocks of 128 columns of D, which ``d = h / s`` then quantises.
 """
 
 from __future__ import annotations
@@ -47,6 +46,18 @@ def parse(text: str) -> Epilogue:
 def is_gated(text: str) -> bool:
     """Whether the epilogue is gated. Cached, because it is queried for millions of candidates."""
     return parse(text).gated
+
+
+@lru_cache(1024)
+def has_transpose(text: str) -> bool:
+    """Whether the problem with M and N swapped has an epilogue too: see :func:`tree.transposed`."""
+    return parse(text).has_transpose
+
+
+@lru_cache(1024)
+def scales_blocks(text: str) -> bool:
+    """Whether the epilogue computes scales of blocks of columns."""
+    return parse(text).scale is not None
 
 
 @lru_cache(1024)

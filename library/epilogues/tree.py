@@ -5,16 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, TypeVar
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar
 
 from gemmill.library.dtypes import DTYPES, FP8, INT8, DTypeName
 from gemmill.library.epilogues.function_table import FUNCTIONS
 
-Kind = Literal["scalar", "row", "column", "batch", "matrix"]
-"""The shape of an operand or output: one value for the problem, per row, per column, per matrix of the batch, or per
-element."""
+Kind = Literal["scalar", "row", "column", "batch", "matrix", "block"]
+"""The shape of an operand or output: one value for the problem, per row, per column, per matrix of the batch, per
+element, or per row and block of columns. Only scales have blocks."""
 
-INDEX: Mapping[Kind, str] = {"scalar": "", "row": "[m]", "column": "[n]", "batch": "[batch]", "matrix": "[m, n]"}
+BLOCK = 128
+"""Columns of D that share a scale."""
+
+INDEX: Mapping[Kind, str] = {
+    "scalar": "",
+    "row": "[m]",
+    "column": "[n]",
+    "batch": "[batch]",
+    "matrix": "[m, n]",
+    "block": f"[m, n/{BLOCK}]",
+}
 """The index of each kind in the text of an epilogue."""
 
 Major = Literal["any", "n", "m"]
@@ -31,8 +42,14 @@ OPERAND_DTYPES: tuple[DTypeName, ...] = (*SCALE_DTYPES, "f64", "s32", *FP8, *INT
 """Element types of operands: all types of D, and ue8m0. TMA supports only matrices of :data:`OUTPUT_DTYPES`."""
 
 
+BLOCK_SCALE_DTYPES: tuple[DTypeName, ...] = ("f32", "ue8m0")
+"""Element types of scales of blocks that an epilogue computes; the first is the default."""
+
 REDUCTIONS = ("max", "min", "sum")
 """The reductions, which compute outputs that are smaller than D."""
+
+SCALE = "scale"
+"""The function that computes the scales of blocks of columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +72,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """``acc``, ``c``, ``gate``, ``up``, or the result of an earlier assignment."""
+    """``acc``, ``c``, ``gate``, ``up``, ``gate8``, ``up8``, or the result of an earlier assignment."""
 
     name: str
 
@@ -70,10 +87,14 @@ class Call:
 
 Node = Number | Operand | Value | Call
 
-SUMS: Set[Node] = frozenset((Value("acc"), Value("gate"), Value("up")))
+GATES: Mapping[str, int] = MappingProxyType({"gate": 1, "up": 1, "gate8": 8, "up8": 8})
+"""The sums of gated epilogues, with the columns of each run: N holds so many columns of the gate, then as many of up,
+and so on."""
+
+SUMS: Set[Node] = frozenset(map(Value, ("acc", *GATES)))
 """The sums of products."""
 
-Role = Literal["d", "local", "store", "max", "min", "sum"]
+Role = Literal["d", "local", "store", "max", "min", "sum", "scale"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +103,7 @@ class Assignment:
 
     name: str
     role: Role
-    """``d``, a local value, an output matrix (``store``), or the reduction that computes an output."""
+    """``d``, a local value, an output matrix (``store``), or the reduction or ``scale`` that computes an output."""
     kind: Kind
     """The shape of an output; ``matrix`` for D and locals."""
     dtype: DTypeName
@@ -101,9 +122,17 @@ class Assignment:
         """Whether it writes a tensor other than D that the caller passes."""
         return self.role not in ("d", "local")
 
+    @property
+    def dtypes(self) -> tuple[DTypeName, ...]:
+        """The element types that the output can have."""
+        if self.role == SCALE:
+            return BLOCK_SCALE_DTYPES
+        return ("f32",) if self.is_reduction else OUTPUT_DTYPES
+
     def __str__(self) -> str:
         target = _reference(self.name, self.kind, self.dtype, self.major) if self.is_output else self.name
-        value = f"{self.role}({expression(self.value)})" if self.is_reduction else expression(self.value)
+        is_call = self.is_reduction or self.role == SCALE
+        value = f"{self.role}({expression(self.value)})" if is_call else expression(self.value)
         return f"{target} = {value}"
 
 
@@ -164,8 +193,30 @@ class Epilogue:
 
     @cached_property
     def gated(self) -> bool:
-        """Whether it combines pairs of adjacent columns, ``gate`` and ``up``, so that D has N / 2 columns."""
-        return bool({Value("gate"), Value("up")} & set(self._nodes()))
+        """Whether it combines pairs of columns, so that D has N / 2 columns."""
+        return self.gate_columns > 0
+
+    @cached_property
+    def gate_columns(self) -> int:
+        """Columns of each run of the gate and of up (:data:`GATES`); 0 if it is not gated."""
+        return max((GATES.get(node.name, 0) for node in self._nodes() if isinstance(node, Value)), default=0)
+
+    @cached_property
+    def scale(self) -> Assignment | None:
+        """The scale by which it divides D; None without one."""
+        return next((a for a in self.assignments if a.role == SCALE), None)
+
+    @cached_property
+    def unit_columns(self) -> int:
+        """Columns of B of which N must be a multiple: those of a pair of runs of a gate, or of a block of scales."""
+        if self.scale:
+            return BLOCK * (2 if self.gated else 1)
+        return max(1, 2 * self.gate_columns)
+
+    @cached_property
+    def has_transpose(self) -> bool:
+        """Whether :func:`transposed` exists: columns are neither paired nor scaled in blocks."""
+        return not self.gated and self.scale is None
 
     @cached_property
     def reads_c(self) -> bool:
@@ -191,6 +242,29 @@ class Epilogue:
 
     def _nodes(self) -> list[Node]:
         return [node for assignment in self.assignments for node in walk(assignment.value)]
+
+
+def fault_of_n(epilogue: Epilogue, n: int) -> str:
+    """Why an epilogue does not apply to sums of N columns; empty if it does."""
+    unit = epilogue.unit_columns
+    if n % unit == 0:
+        return ""
+    if epilogue.scale:
+        return f"the epilogue scales blocks of {BLOCK} columns of D, so N must be a multiple of {unit}"
+    if unit == 2:
+        return "a gated epilogue combines pairs of columns, so N must be even"
+    return f"a gated epilogue combines runs of {unit // 2} columns, so N must be a multiple of {unit}"
+
+
+def sums_by_name(epilogue: Epilogue, sums: Any) -> dict[str, Any]:
+    """The sums (..., N) by the names under which an epilogue reads them: ``acc``, or a gate and up of N / 2 columns."""
+    columns = epilogue.gate_columns
+    if not columns:
+        return {"acc": sums}
+    runs = sums.reshape(*sums.shape[:-1], -1, 2, columns)
+    names = [name for name, width in GATES.items() if width == columns]
+    shape = (*sums.shape[:-1], sums.shape[-1] // 2)
+    return {name: runs[..., i, :].reshape(shape) for i, name in enumerate(names)}
 
 
 _FINENESS = ("bf16", "f16", "f32")
@@ -331,9 +405,12 @@ def _is_simple(arguments: tuple[Node, ...]) -> bool:
 
 
 def transposed(epilogue: Epilogue) -> Epilogue:
-    """The epilogue of the problem with M and N swapped: rows become columns. ValueError for a gated epilogue."""
+    """The epilogue of the problem with M and N swapped: rows become columns. ValueError if it is gated or has a
+    scale."""
     if epilogue.gated:
         raise ValueError("a gated epilogue pairs columns, so it cannot be transposed")
+    if epilogue.scale:
+        raise ValueError("an epilogue that scales blocks of columns cannot be transposed")
     kinds: dict[Kind, Kind] = {"row": "column", "column": "row"}
     majors: dict[Major, Major] = {"n": "m", "m": "n"}
 

@@ -45,6 +45,8 @@ class DirectPlan(KernelPlan):
         if is_gated(epilogue):
             return f"{config.schedule} kernels do not support an epilogue that pairs columns: {epilogue}"
         tree = parse(epilogue)
+        if tree.scale:
+            return f"{config.schedule} kernels do not support an epilogue that scales blocks of columns: {epilogue}"
         if config.arch not in FP8_ARCHS and (used := tree.functions.union(x.dtype for x in tree.operands) & {*FP8}):
             return f"{' and '.join(sorted(used))} is fp8, which {config.arch} does not support: {epilogue}"
         if any(staged_formats(epilogue)):

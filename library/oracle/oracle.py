@@ -15,6 +15,7 @@ from gemmill.library.arithmetic import Arithmetic, parse_arithmetic
 from gemmill.library.decompositions.decomposition import reduction_groups
 from gemmill.library.dtypes import DTYPES, FP8, DTypeName
 from gemmill.library.epilogues.parse import LINEAR, parse
+from gemmill.library.epilogues.tree import sums_by_name
 from gemmill.library.errors import ProblemError
 from gemmill.library.oracle.elements import (
     ARRAYS,
@@ -273,7 +274,7 @@ def _stored(epilogue: str, sums: np.ndarray, inputs: Mapping[str, Any], d_dtype:
         found = {name: np.asarray(x, sums.dtype) for name, x in inputs.items()}
     if tree.reads_c and tree.c_is_scaled and without_c:  # kernels do not read C
         found["c"] = np.zeros((), sums.dtype)
-    found |= {"gate": sums[:, ::2], "up": sums[:, 1::2]} if tree.gated else {"acc": sums}
+    found |= sums_by_name(tree, sums)
     shape = len(sums), sums.shape[1] // (2 if tree.gated else 1)
     result = np.broadcast_to(applied(tree, found), shape)
     if d_dtype == "s32":

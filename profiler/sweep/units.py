@@ -14,7 +14,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.decompositions.sliced_kernel import SLICES, SlicedKernel, in_each_number
 from gemmill.library.decompositions.workspace_layout import PARTIAL_BYTES
-from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
+from gemmill.library.epilogues.parse import LINEAR, has_transpose, parse, spelling
 from gemmill.library.epilogues.tree import transposed
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.input.problem_words import aligns as packed_aligns
@@ -195,7 +195,7 @@ def _offered(by_types: _ByTypes, shape: Shape, varies: bool) -> list[GemmConfig]
         text = formats.get("epilogue", LINEAR) if varies else LINEAR
         if text != LINEAR:
             texts = {text: None}
-            if shape.m <= TRANSPOSED_ROWS and not is_gated(text):
+            if shape.m <= TRANSPOSED_ROWS and has_transpose(text):
                 texts[spelling(transposed(parse(text)))] = None
             offered |= {varied: None for text in texts for config in configs if (varied := _varied(config, text))}
     return [*offered]

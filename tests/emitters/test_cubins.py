@@ -187,6 +187,11 @@ def test_member_compiles_to_wgmma_and_tma(name: str, compiler: Compiler, tmp_pat
             "d = silu(acc + bias[n])",
             marks=pytest.mark.heavy,
         ),
+        pytest.param(
+            "sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_bf16n16_128x256x128_2x1_cooperative_s3_m8masked_k1_linear",
+            "d = gelu(gate + x[n]) * up",
+            marks=pytest.mark.heavy,
+        ),
         (
             "sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x80x64_1x2_cooperative_s4_m8_serial_linear",
             "d = gelu(acc + bias[n]); amax = max(abs(d))",
@@ -201,6 +206,40 @@ def test_as_many_sums_as_rules_allow_beside_an_expression_do_not_spill(
     assert legal(config)
     wider = replace(config, tile=replace(config.tile, m=2 * config.tile.m, n=2 * config.tile.n))
     assert not legal(wider)
+    resources = compiler.compile(emit(config), config).resources
+    assert resources.spill_stores == resources.spill_loads == 0
+
+
+GPT_OSS = (
+    "g = min(gate8 + bg[n], limit); u = clamp(up8 + bu[n], -limit, limit); h = (u + 1) * g * sigmoid(1.702 * g); "
+    "s.ue8m0[m, n/128] = scale(h); d = h / s"
+)
+SILU = "h = silu(gate8) * up8; s[m, n/128] = scale(h); d = h / s"
+BLOCKS = "sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_e4m3n16_"
+
+
+@pytest.mark.parametrize(
+    ("name", "epilogue"),
+    [
+        (f"{BLOCKS}128x256x128_2x1_cooperative_s3_m8_k1_linear", SILU),
+        (f"{BLOCKS}64x256x128_2x1_pingpong_s4_m8grouped_k1_linear", GPT_OSS),
+        pytest.param(f"{BLOCKS}64x256x128_2x1_pingpong_s4_m8_k1_linear", SILU, marks=pytest.mark.heavy),
+        pytest.param(
+            "sm90a_bf16k16_bf16k16_f32_none_e4m3n16_128x256x64_2x1_cooperative_s3_m8masked_k1_linear",
+            "h = silu(gate8 * p[n] + x[n]) * (up8 * q[n] + y[n]); rows[m] = sum(h); s[m, n/128] = scale(h); d = h / s",
+            marks=pytest.mark.heavy,
+        ),
+        pytest.param(f"{BLOCKS}128x256x128_2x1_cooperative_s3_m8masked_k1_linear", GPT_OSS, marks=pytest.mark.heavy),
+        pytest.param(
+            "sm90a_bf16k16_bf16k16_f32_none_e4m3n16_128x256x64_2x1_cooperative_s4_m8grouped_k1_linear",
+            SILU.replace("gate8", "gate").replace("up8", "up"),
+            marks=pytest.mark.heavy,
+        ),
+    ],
+)
+def test_a_tile_that_quantises_d_does_not_spill(name: str, epilogue: str, compiler: Compiler) -> None:
+    config = replace(parse_name(name), epilogue=canonical(epilogue))
+    assert legal(config)
     resources = compiler.compile(emit(config), config).resources
     assert resources.spill_stores == resources.spill_loads == 0
 

@@ -70,6 +70,10 @@ SERIAL_LIMIT: Mapping[EpilogueKind, Mapping[int, int]] = {
     "many values": {2: 96, 3: 64},
 }
 """The limit of serial split-K kernels. It includes the sums of a slice, which are dead in the epilogue."""
+QUANTISED_LIMIT = {2: 96, 3: 64, 4: 32}
+"""The limit if an expression without a gate scales blocks of columns, and reads matrices or vectors along N in place. A
+thread then holds its values of a block beside all sums; with a gate there are half as many. Of 30 kernels, those with
+128 sums spilled 40 to 96 bytes. Two-level accumulation does not need it: its sums of the first level are dead."""
 SHALLOW_LIMIT = 176
 """The limit of cooperative kernels whose stages have rows of 64 bytes, so that more than five stages can fit."""
 MOST_MATRICES, MOST_COLUMNS, COLUMNS_OF_A_MATRIX, MANY_COLUMNS = 2, 12, 4, 10
@@ -78,6 +82,16 @@ matrix; and the vectors above which an expression has many values. The limits co
 with 32 to 128 accumulators. Kernels with three matrices spilled for nine tiles, even with 32 accumulators. Kernels with
 two matrices spilled at 128, with six more vectors at 96, and with ten more at 64. Kernels without matrices spilled at
 128 with 12 vectors, at 64 with 16, and at 96 with 24."""
+
+MOST_BESIDE_BLOCKS, MOST_BESIDE_TWO_LEVELS = 4, 2
+"""Most vectors (:func:`vectors_beside_blocks`) that an expression with scales of blocks can read, and with two-level
+accumulation and a gate. A thread holds those along N for 128 columns. Of 70 kernels with a gate, none with 128 sums
+spilled with four vectors, and some did with six; some with 192 sums in two levels spilled with four. Without a gate,
+some of these spilled with two."""
+MOST_BESIDE_GATE = 1
+"""Most vectors that a gated expression without scales of blocks can read beside 192 sums in two levels, if it reads no
+matrix and D is its only output. Of 27 kernels of nine tiles, one with two vectors spilled, and two with two more
+outputs."""
 
 
 @lru_cache(1024)
@@ -89,14 +103,25 @@ def read_in_place(epilogue: str) -> tuple[int, int]:
 
 
 @lru_cache(1024)
+def vectors_beside_blocks(epilogue: str) -> int:
+    """How many vectors along M and N an epilogue reads, where a matrix counts for :data:`COLUMNS_OF_A_MATRIX`."""
+    matrices, columns = read_in_place(epilogue)
+    rows = sum(operand.kind == "row" for operand in parse(epilogue).operands)
+    return rows + columns + COLUMNS_OF_A_MATRIX * matrices
+
+
+@lru_cache(1024)
 def is_demanding(epilogue: str) -> bool:
     """Whether an expression has many live values per thread.
 
     It does if it reduces columns, applies gelu to several vectors, has another reduction with two vectors along N,
-    reads more than ten vectors along N, or reads two matrices at any strides.
+    reads more than ten vectors along N, or reads two matrices at any strides. With scales of blocks, which allow few
+    operands, it does if it reduces columns.
     """
     tree = parse(epilogue)
     reductions = [output.kind for output in tree.outputs if output.is_reduction]
+    if tree.scale:
+        return "column" in reductions
     rows = sum(operand.kind == "row" for operand in tree.operands)
     matrices, columns = read_in_place(epilogue)
     holds_many = any(FUNCTIONS[name].registers == "many" for name in tree.functions)

@@ -23,7 +23,7 @@ from gemmill.library.config.model import InputName, MajorCD
 from gemmill.library.config.scales import block_dtype, scale_block
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.dtypes import DTYPES, DTypeName
-from gemmill.library.epilogues.parse import LINEAR, is_gated, is_repeatable, staged_formats
+from gemmill.library.epilogues.parse import LINEAR, is_gated, is_repeatable, scales_blocks, staged_formats
 from gemmill.library.families.kernel_plan import KernelPlan, Region
 from gemmill.library.families.wgmma import registers
 from gemmill.library.families.wgmma.registers import EpilogueKind
@@ -249,7 +249,7 @@ class WgmmaPlan(KernelPlan):
         decomposition, n = config.scheduler.decomposition, config.tile.n
         narrow = self.stored_d.bytes == 1
         plain = epilogue == "plain n" and not narrow
-        if config.promote and config.epilogue == LINEAR:
+        if config.promote and (config.epilogue == LINEAR or self._gates_few_values):
             shared = registers.PROMOTED_SHARED_LIMIT.get(decomposition, registers.PROMOTED_LIMIT)
             return (registers.PROMOTED_LIMIT if plain and self._has_room_for_shares else shared)[consumers]
         if decomposition_of(config).is_serial:
@@ -266,11 +266,31 @@ class WgmmaPlan(KernelPlan):
         if self.has_expression and self.multiplies_from_registers:
             matrices, _ = registers.read_in_place(config.epilogue)
             limits[0] -= registers.BESIDE_FRAGMENTS * (matrices > 0)
+        if self._quantises_in_place and not config.promote:
+            limits.append(registers.QUANTISED_LIMIT[consumers])
         shallow = config.tile.k * config.a.type.unpacked_bytes <= SHALLOW_K_BYTES
         limits += self._limits_of_shared_k(plain, shallow, limits[0])
         if config.schedule == "cooperative" and shallow:
             limits.append(registers.SHALLOW_LIMIT)
         return min(limits)
+
+    @part
+    def _gates_few_values(self) -> bool:
+        """Whether the epilogue has few live values beside sums in two levels: a gate and few vectors; without scales of
+        blocks, also neither matrices nor outputs other than D."""
+        epilogue, decomposition = self.config.epilogue, self.config.scheduler.decomposition
+        if not is_gated(epilogue) or decomposition != "tiles" or self.epilogue_kind != "expression":
+            return False
+        vectors = registers.vectors_beside_blocks(epilogue)
+        if scales_blocks(epilogue):
+            return vectors <= registers.MOST_BESIDE_TWO_LEVELS
+        return vectors <= registers.MOST_BESIDE_GATE and is_repeatable(epilogue)
+
+    @part
+    def _quantises_in_place(self) -> bool:
+        """Whether the epilogue scales blocks without a gate, and reads matrices or vectors along N in place."""
+        epilogue = self.config.epilogue
+        return scales_blocks(epilogue) and not is_gated(epilogue) and any(registers.read_in_place(epilogue))
 
     def _limits_of_shared_k(self, plain: bool, shallow: bool, otherwise: int) -> list[int]:
         """The additional limits of kernels whose CTAs share K."""

@@ -13,15 +13,18 @@ from gemmill.library.config.model import InputName, InputOperand, OutputOperand
 from gemmill.library.config.scales import BLOCK_SCALES
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.dtypes import FP8, INT8
-from gemmill.library.epilogues.parse import LINEAR, is_gated, staged_formats
+from gemmill.library.epilogues.parse import LINEAR, is_gated, scales_blocks, staged_formats
+from gemmill.library.epilogues.tree import BLOCK
 from gemmill.library.families.shared_rules import Accumulators, converted, multiplied
 from gemmill.library.families.wgmma.registers import (
     COLUMNS_OF_A_MATRIX,
     EPILOGUE_WORDS,
     FRAGMENT_LIMIT,
+    MOST_BESIDE_BLOCKS,
     MOST_COLUMNS,
     MOST_MATRICES,
     read_in_place,
+    vectors_beside_blocks,
 )
 from gemmill.library.families.wgmma.wgmma_plan import (
     INSTRUCTION_K_BYTES,
@@ -599,6 +602,37 @@ def epilogue_matrices(plan: WgmmaPlan) -> str | None:
 
 
 @rule(
+    "quantised-d",
+    (*("tile.n", "d.dtype", "d.major", "c.dtype", "scheduler.decomposition", "epilogue"),),
+    "gemmill: emitters/include/gemmill/collective/epilogue.cuh; a warpgroup holds whole blocks of a row",
+    WgmmaPlan,
+)
+def quantised_d(plan: WgmmaPlan) -> str | None:
+    """If the epilogue scales blocks of columns, D must be e4m3 and n-major, a tile must store whole blocks, CTAs must
+    not share K, there must be no C and no matrix that TMA moves for the epilogue, and it can read at most 4 vectors,
+    where a matrix counts for 4."""
+    config = plan.config
+    epilogue, decomposition = config.epilogue, config.scheduler.decomposition
+    if not scales_blocks(epilogue):
+        return None
+    if config.d.dtype != "e4m3" or config.d.major != "n":
+        return f"D is {config.d.dtype} and {config.d.major}-major; an epilogue that scales blocks needs e4m3 and n"
+    if decomposition != "tiles":
+        return f"decomposition is {decomposition}; an epilogue that scales blocks of columns needs tiles"
+    if config.c is not None or any(staged_formats(epilogue)):
+        return f"TMA moves C or a matrix for the epilogue, which kernels that scale blocks do not support: {epilogue}"
+    if plan.columns_d % BLOCK:
+        return f"a tile has {plan.columns_d} columns of D; it must have a multiple of {BLOCK}, a block of its scales"
+    vectors = vectors_beside_blocks(epilogue)
+    if vectors <= MOST_BESIDE_BLOCKS:
+        return None
+    return (
+        f"the epilogue scales blocks and reads {vectors} vectors, where a matrix counts for {COLUMNS_OF_A_MATRIX}; the "
+        f"limit is {MOST_BESIDE_BLOCKS}: {epilogue}"
+    )
+
+
+@rule(
     "accumulator-registers",
     (
         *("tile.n", "tile.m", "tile.k", "schedule", "accumulator", "promote", "scheduler.decomposition"),
@@ -721,6 +755,7 @@ RULES: tuple[Rule, ...] = (
     tma_box,
     epilogue_box,
     epilogue_matrices,
+    quantised_d,
     multicast_slice,
     accumulator_registers,
     memory_of_a_cta,

@@ -13,7 +13,7 @@ from gemmill.emitters import include_path
 from gemmill.library.config.fields import config_of, fields_of
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.dtypes import DTypeName
-from gemmill.library.epilogues.evaluation import evaluate
+from gemmill.library.epilogues.evaluation import evaluate, scales_of, values
 from gemmill.library.epilogues.function_table import FUNCTIONS, rounded
 from gemmill.library.epilogues.parse import LINEAR, canonical, decode, encode, parse, serves, spelling, unstaged
 from gemmill.library.epilogues.tree import (
@@ -24,7 +24,9 @@ from gemmill.library.epilogues.tree import (
     Number,
     Operand,
     Value,
+    fault_of_n,
     roundings,
+    sums_by_name,
     transposed,
     with_dtypes,
 )
@@ -32,6 +34,9 @@ from gemmill.library.errors import ConfigError, ExpressionError
 from gemmill.library.legality.rules import verdicts
 
 NAME = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear"
+
+SCALED = "s[m, n/128] = scale(h); d = h / s"
+"""The end of an epilogue that quantises h."""
 
 KINDS = {"s": "scalar", "row": "row", "bias": "column", "per": "batch", "r": "matrix"}
 OPERANDS = [Operand(name, kind, dtype) for name, kind in KINDS.items() for dtype in ("f32", "bf16")]  # type: ignore[arg-type]
@@ -69,9 +74,34 @@ def calls(numbers: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 NUMBERS: st.SearchStrategy[Any] = st.recursive(LEAVES, calls, max_leaves=12)
-EPILOGUES = NUMBERS.map(
-    lambda node: Epilogue((Assignment("d", "d", "matrix", "f32", Call("add", (Value("acc"), node))),))
-)
+PLAIN = NUMBERS.map(lambda node: Epilogue((Assignment("d", "d", "matrix", "f32", Call("add", (Value("acc"), node))),)))
+
+
+def quantising(node: Node, dtype: DTypeName, gate: str, factor: Node) -> Epilogue:
+    """An epilogue that scales a function of the sums, and multiplies D by a factor."""
+    columns = {"": ("acc", "acc"), "1": ("gate", "up"), "8": ("gate8", "up8")}[gate]
+
+    def gated(x: Node) -> Node:
+        if isinstance(x, Call):
+            return replace(x, arguments=tuple(map(gated, x.arguments)))
+        return Value(columns[0]) if x == Value("acc") else x
+
+    h = Call("mul", (gated(node), Value(columns[1])))
+    d = Call("mul", (Call("div", (Value("h"), Value("s"))), factor))
+    return Epilogue(
+        (
+            Assignment("h", "local", "matrix", "f32", h),
+            Assignment("s", "scale", "block", dtype, Value("h")),
+            Assignment("d", "d", "matrix", "f32", d),
+        )
+    )
+
+
+UNIFORM: st.SearchStrategy[Any] = st.sampled_from([Operand("s2", "scalar", "f32"), Number(2.0), Value("h")])
+QUANTISING = st.builds(
+    quantising, NUMBERS, st.sampled_from(["f32", "ue8m0"]), st.sampled_from(["", "1", "8"]), UNIFORM
+).filter(lambda epilogue: "s" not in {x.name for x in epilogue.operands})
+EPILOGUES = PLAIN | QUANTISING
 
 
 @given(EPILOGUES)
@@ -132,6 +162,8 @@ def test_any_text_is_an_epilogue_or_an_error_inside_it(text: str) -> None:
         ("aux.bf16.n = acc; d = aux + r.f32.m[m, n]", "aux.bf16.n[m, n] = acc; d = aux + r.m[m, n]"),
         ("d = acc - (x[m] - y[n]) - (1 - 2)", "d = acc - (x[m] - y[n]) - (1 - 2)"),
         ("d = -(-1) * acc - -2", "d = 1 * acc - -2"),
+        ("h=gate8*up8;s.ue8m0[m,n / 128]=scale(h);d=h/s", "h = gate8 * up8; s.ue8m0[m, n/128] = scale(h); d = h / s"),
+        ("d = acc * scale[n]", "d = acc * scale[n]"),
         (
             "d = where(not (acc < 0) and (s > 0 or s < -1), acc, 0)",
             "d = where(not acc < 0 and (s > 0 or s < -1), acc, 0)",
@@ -172,6 +204,25 @@ def test_spellings(text: str, expected: str) -> None:
         ("d = 0 < acc < 1", 4, "chained comparisons are not supported"),
         ("d = acc + x[n] + x[m]", 17, "has another index, type or major earlier"),
         ("d = acc + gate", 10, "an epilogue cannot read both acc and gate or up"),
+        ("d = gate8 * up", 12, "an epilogue cannot read both gate or up and gate8 or up8"),
+        (
+            "h = acc; s[m, n/64] = scale(h); d = h / s",
+            11,
+            "it must be [m], [n], [m, n] or [batch], or of a scale [m, n/128]",
+        ),
+        ("h = acc; s[m] = scale(h); d = h / s", 9, "s is a scale; its index must be [m, n/128]"),
+        ("h = acc; s.bf16[m, n/128] = scale(h); d = h", 9, "the type of a scale must be f32 or ue8m0"),
+        ("h = acc; s[m, n/128] = h; d = h", 9, "s[m, n/128] must be a scale"),
+        ("s[m, n/128] = scale(acc); d = acc / s", 14, "scale takes a name that is assigned"),
+        ("h = x[n]; s[m, n/128] = scale(h); d = acc / s", 24, "scale takes a name that is assigned the sums"),
+        ("d = acc / scale(acc)", 10, "scale takes a name and must be the whole right side"),
+        ("d = acc + s[m, n/128]", 10, "'s' has the index of a scale"),
+        ("h = acc; s[m, n/128] = scale(h); t[m, n/128] = scale(h); d = h / s", 33, "t and s are scales"),
+        ("h = acc; d = h; s[m, n/128] = scale(h)", 16, "d is assigned before the scale s"),
+        ("h = acc; s[m, n/128] = scale(h); q = h / s; d = q", 37, "q reads the scale s; only d can"),
+        ("h = acc; s[m, n/128] = scale(h); d = h / s; top = max(d)", 54, "top reads the scale s"),
+        ("h = acc; s[m, n/128] = scale(h); d = h / s + x[n]", 37, "d can read only h, s and scalars"),
+        ("h = acc; s[m, n/128] = scale(h); d = acc / s", 37, "d can read only h, s and scalars"),
         ("d = x + acc; x = acc", 13, "is read before it is assigned"),
         ("d = acc; relu = acc", 9, "is a reserved name"),
         ("d = acc + out", 10, "cannot name an operand"),
@@ -229,8 +280,10 @@ def test_types_and_transposition() -> None:
     epilogue = parse("d = acc * s[m] + x[n]; rows[m] = sum(d)")
     assert str(with_dtypes(epilogue, {"x": "bf16"})) == "d = acc * s[m] + x.bf16[n]; rows[m] = sum(d)"
     assert str(transposed(epilogue)) == "d = acc * s[n] + x[m]; rows[n] = sum(d)"
-    with pytest.raises(ValueError, match="gated"):
-        transposed(parse("d = gate * up"))
+    for text, says in (("d = gate * up", "gated"), (f"h = acc; {SCALED}", "scales blocks")):
+        assert not parse(text).has_transpose
+        with pytest.raises(ValueError, match=says):
+            transposed(parse(text))
     staged = parse("aux.m = acc; d = acc + r.bf16.n[m, n] + s[m, n]")
     assert staged.majors == {"r": "n", "aux": "m"}
     assert str(transposed(staged)) == "aux.n[m, n] = acc; d = acc + r.bf16.m[m, n] + s[m, n]"
@@ -304,9 +357,66 @@ def test_the_reference_evaluates_and_bounds() -> None:
     assert (exact.error > evaluate(parse("d = acc + bias[n]"), inputs, np)["d"].error).all()
 
 
+@pytest.mark.parametrize("gate", ["gate", "gate8"])
+@pytest.mark.parametrize("dtype", ["f32", "ue8m0"])
+def test_single_precision_quantises_within_the_bounds(gate: str, dtype: str) -> None:
+    text = f"h = {gate} * up{gate[4:]}; {SCALED.replace('s[', f's.{dtype}[')}"
+    rng = np.random.default_rng(0)
+    sums = (rng.normal(size=(40, 512)) * 2.0 ** rng.integers(-12, 10, (40, 1))).astype(np.float32)
+    sums[0] = 0
+    named = sums_by_name(parse(text), sums)
+    columns = np.arange(256) * 2 if gate == "gate" else np.arange(512).reshape(-1, 2, 8)[:, 0].ravel()
+    left, right = named.values()
+    assert (left == sums[:, columns]).all()
+    assert (right == sums[:, columns + (1 if gate == "gate" else 8)]).all()
+
+    h = left * right
+    scales = np.maximum(abs(h).reshape(40, 2, 128).max(-1) * np.float32(1 / 448), np.float32(2.0**-40))
+    if dtype == "ue8m0":
+        scales = (((scales.view(np.uint32) + 0x7FFFFF) >> 23) << 23).view(np.float32)
+    d = h * (1 / scales).repeat(128, 1)
+    found = evaluate(parse(text), {name: x.astype(float) for name, x in named.items()}, np, "e4m3")
+    for name, single in (("s", scales), ("d", d)):
+        assert single.shape == found[name].value.shape
+        assert (abs(single - found[name].value) <= found[name].error).all()
+    assert (found["d"].error <= 6 * 2.0**-23 * abs(found["d"].value)).mean() > 0.9
+    assert (abs(d) <= 448.0001).all()
+    assert (abs(d[1:]).reshape(-1, 128).max(-1) > 223).all()  # nothing is lost to a scale that is too large
+    exact = values(parse(text), {name: x.astype(float) for name, x in named.items()}, np, np.asarray)
+    np.testing.assert_array_equal(exact["s"], found["s"].value)
+    np.testing.assert_array_equal(exact["d"], found["d"].value)
+
+
+def test_scales_in_ue8m0_are_rounded_up_and_nan_unless_finite() -> None:
+    largest = np.array([448.0, 448 * 1.001, 447.0, 0.0, 1e30, np.inf, np.nan])
+    with np.errstate(invalid="ignore"):
+        found = scales_of(largest, "ue8m0", np)
+    assert found[:4].tolist() == [1, 2, 1, 2.0**-40]
+    assert 1e30 / 448 <= found[4] < 2e30 / 448
+    assert np.isnan(found[5:]).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "n", "says"),
+    [
+        ("d = acc", 7, ""),
+        ("d = gate * up", 7, "N must be even"),
+        ("d = gate8 * up8", 24, "runs of 8 columns, so N must be a multiple of 16"),
+        (f"h = acc; {SCALED}", 192, "blocks of 128 columns of D, so N must be a multiple of 128"),
+        (f"h = gate * up; {SCALED}", 384, "so N must be a multiple of 256"),
+        (f"h = gate * up; {SCALED}", 512, ""),
+    ],
+)
+def test_n_must_hold_whole_runs_and_blocks(text: str, n: int, says: str) -> None:
+    fault = fault_of_n(parse(text), n)
+    assert says in fault
+    assert bool(fault) == bool(says)
+
+
 @pytest.mark.parametrize(
     ("text", "d_dtype", "expected"),
     [
+        (f"h = silu(acc); {SCALED}", "e4m3", {"h": "f32", "s": "f32", "d": "f32"}),
         ("d = gelu(acc)", "bf16", {"d": "bf16"}),
         ("d = gelu(acc)", "f32", {"d": "f32"}),
         ("d = gelu(acc)", "e4m3", {"d": "f32"}),

@@ -20,6 +20,7 @@ from gemmill.library.legality.rules import DOMAINS, RULES, broken, legal, neares
 
 LEGAL = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear"
 WITH_C = LEGAL.replace("none", "bf16n16")
+QUANTISING = "h = acc; s[m, n/128] = scale(h); d = h / s"
 
 WILD: Mapping[str, st.SearchStrategy[Value]] = {
     "align": st.sampled_from([1, 2, 4, 8, 16, 32, 48]),
@@ -316,6 +317,31 @@ MMA = "sm80_bf16k16_bf16k16_f32_none_bf16n16_128x128x32_1x1_multistage_s3_m8_k1_
             {"epilogue": "d = gate * up", "scheduler.decomposition": "splitk"},
             "epilogue-gated",
             "split-K does not support an epilogue that pairs columns: d = gate * up",
+        ),
+        (LEGAL, {"epilogue": QUANTISING}, "quantised-d", "D is bf16 and n-major; an epilogue that scales blocks needs"),
+        (
+            LEGAL,
+            {"epilogue": QUANTISING, "d.dtype": "e4m3", "tile.n": 192},
+            "quantised-d",
+            "a tile has 192 columns of D; it must have a multiple of 128",
+        ),
+        (
+            LEGAL,
+            {"epilogue": QUANTISING, "d.dtype": "e4m3", "scheduler.decomposition": "splitk"},
+            "quantised-d",
+            "decomposition is splitk; an epilogue that scales blocks of columns needs tiles",
+        ),
+        (
+            LEGAL,
+            {"epilogue": "h = acc * r[m] + x[m, n]; s[m, n/128] = scale(h); d = h / s", "d.dtype": "e4m3"},
+            "quantised-d",
+            "reads 5 vectors, where a matrix counts for 4; the limit is 4",
+        ),
+        (
+            GEMV,
+            {"epilogue": QUANTISING},
+            "epilogue-family",
+            "gemv kernels do not support an epilogue that scales blocks of columns: h = acc",
         ),
         (
             LEGAL,

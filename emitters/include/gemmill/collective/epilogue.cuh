@@ -48,7 +48,9 @@ struct CollectiveEpilogue {
   static constexpr bool kLoads = kBytesC > 0;
   static constexpr bool kPartial = Operation::kIsPartial;
   /// Whether the two columns that a thread holds are adjacent in D.
-  static constexpr bool kNeighbours = !Operation::kGated;
+  static constexpr bool kNeighbours = Operation::kGateColumns != 1;
+  /// Whether D is divided by scales of blocks of its columns.
+  static constexpr bool kQuantises = Operation::kScaledColumns > 0;
   static constexpr int kColumns = ceil_div(TileN, SubtileN);
   static constexpr int kSubtiles = Blocks * kColumns;
   static_assert(BuffersD >= 1);
@@ -133,11 +135,7 @@ struct CollectiveEpilogue {
       int const first = first_column(i);
       Target target{subtile_d};
       if constexpr (kBypassesShared) target = {nullptr, matrix_d<Mode>(batch), m + i / kColumns * kSubtileM, m_end};
-#pragma unroll
-      for (int column = 0; column + 16 <= SubtileN; column += 16)
-        convert<2>(operation, registers, first, column, n, subtile_c, needs_c, target);
-      if constexpr (SubtileN % 16 != 0)
-        convert<1>(operation, registers, first, SubtileN - 8, n, subtile_c, needs_c, target);
+      fill(operation, registers, first, n, subtile_c, needs_c, target);
       if constexpr (Operation::kIsExpression) {
         if (i % kColumns == kColumns - 1) operation.end_rows();
         // The barrier hides the latency of these loads.
@@ -283,6 +281,48 @@ struct CollectiveEpilogue {
     }
   }
 
+  /// Fills a subtile of D, and of the other matrices that TMA stores.
+  template <class Tile, class Register>
+  __device__ void fill(Tile& operation, Register const* registers, int first, int n, char const* subtile_c,
+                       bool needs_c, Target const& target) {
+    if constexpr (kQuantises) {
+      quantise(operation, registers, first, n, target.subtile);
+    } else {
+#pragma unroll
+      for (int column = 0; column + 16 <= SubtileN; column += 16)
+        convert<2>(operation, registers, first, column, n, subtile_c, needs_c, target);
+      if constexpr (SubtileN % 16 != 0)
+        convert<1>(operation, registers, first, SubtileN - 8, n, subtile_c, needs_c, target);
+    }
+  }
+
+  /// Fills a subtile of a D that is divided by scales of blocks of its columns. The values before the division stay in
+  /// registers, because the scales depend on all of them.
+  template <class Tile, class Register>
+  __device__ void quantise(Tile& operation, Register const* registers, int first, int n, char* subtile) {
+    static_assert(SubtileN == Operation::kScaledColumns && !kLoads && Outputs::kBytes == 0 && !kBypassesShared);
+    using Compute = typename Operation::Compute;
+    Compute values[SubtileN / 16][8];
+#pragma unroll
+    for (int unit = 0; unit < SubtileN / 8; ++unit) {
+      int const at = first + unit * 8;
+      auto const sum = [&](int i) { return sum_of<Compute>(registers, at, i); };
+      Compute const c[4] = {};
+      typename Operation::Element elements[4];
+      auto const staged = [&](int, int) -> Compute& { return values[0][0]; };  // there are none
+      operation.apply(sum, unit * 8, n + at, c, elements, values[unit / 2] + unit % 2 * 4, staged);
+    }
+    operation.quantise(values, n + first);
+#pragma unroll
+    for (int i = 0; i < SubtileN / 16; ++i) SubtileD::template write<2>(subtile, warp(), lane(), i * 16, values[i]);
+  }
+
+  /// Sum `i` that an expression reads of the fragment at column `at` of D; with a gate, of two fragments.
+  template <class Compute, class Register>
+  __device__ static Compute sum_of(Register const* registers, int at, int i) {
+    return accumulator_value<Compute>(registers, (Operation::kGated ? at : at / 2) + i);
+  }
+
   template <int Units, class Tile, class Register>
   __device__ void convert(Tile& operation, Register const* registers, int first, int column, int n,
                           char const* subtile_c, bool needs_c, Target const& target) {
@@ -300,9 +340,7 @@ struct CollectiveEpilogue {
       }
       int const at = first + column + unit * 8;
       if constexpr (Operation::kIsExpression) {
-        auto const sum = [&](int i) {
-          return accumulator_value<Compute>(registers, (Operation::kGated ? at : at / 2) + i);
-        };
+        auto const sum = [&](int i) { return sum_of<Compute>(registers, at, i); };
         typename Operation::Element elements[4];
         if constexpr (Operation::Inputs::kCount > 0) {
           Inputs::each([&](auto subtile, int index, int offset) {

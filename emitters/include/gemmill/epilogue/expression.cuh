@@ -3,9 +3,10 @@
 ///
 /// An emitted epilogue loads operands that depend on nothing (`uniform`), on the row (`row`), on the column (`column`,
 /// `columns`) or on the element (`element`, `elements`). From these it computes D's element and the other outputs
-/// (`compute`), and stores the latter (`store`). Matrices with a major pass through shared memory; `input` and `output`
-/// give access to their elements. `kTotals`, `kRowTotals` and `kColumnTotals` count its reductions; `reductions` has
-/// them in this order.
+/// (`compute`), and stores the latter (`store`). With kScaledColumns, `compute` returns the value that is scaled instead;
+/// `store_scale` stores the scale of a row of so many columns, and `quantised` divides by it. Matrices with a major pass
+/// through shared memory; `input` and `output` give access to their elements. `kTotals`, `kRowTotals` and
+/// `kColumnTotals` count its reductions; `reductions` has them in this order.
 #pragma once
 
 #include <gemmill/epilogue/linear.cuh>
@@ -43,9 +44,10 @@ struct DirectExpression : Epilogue {
 
 /// The epilogue of one warpgroup on one tile: 64-row blocks of WGMMA fragments, subtile by subtile.
 ///
-/// Of each 16 x 8 fragment, a thread holds two adjacent columns of rows r and r + 8. In a gated epilogue these are
-/// `gate` and `up`, so a thread has one column of D from each of two fragments, and they are four columns apart. The
+/// Of each 16 x 8 fragment, a thread holds two adjacent columns of rows r and r + 8. If these are `gate` and `up`
+/// (kGateColumns is 1), a thread has one column of D from each of two fragments, and they are four columns apart. The
 /// four threads of a row then exchange their results, so that each has two adjacent columns and D is written as usual.
+/// If `gate8` and `up8` are whole fragments (kGateColumns is 8), a thread has two adjacent columns of D at once.
 template <class Operation, int SubtileN>
 struct FragmentEpilogue {
   using Compute = typename Operation::Compute;
@@ -107,7 +109,7 @@ struct FragmentEpilogue {
   template <class Sums, class Staged>
   __device__ void apply(Sums const& sum, int offset, int n, Compute const (&c)[4],
                         typename Operation::Element (&elements)[4], Compute* values, Staged const& staged) {
-    constexpr bool kGated = Operation::kGated;
+    constexpr int kGateColumns = Operation::kGateColumns;
     int const left = n_end - n;
     // Recomputes addresses for each fragment: kept, they would take too many registers.
     if constexpr (Operation::kAddresses || Operation::kColumnTotals > 0) asm volatile("" : "+r"(n));
@@ -124,10 +126,10 @@ struct FragmentEpilogue {
       operation.elements(min(row, m_end - 1), n0, n1, n_end, batch, elements[half * 2], elements[half * 2 + 1]);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        int const first = kGated ? j * 4 + half * 2 : half * 2 + j;
-        values[half * 2 + j] = operation.compute(Compute(sum(first)), Compute(sum(first + kGated)), c[half * 2 + j],
-                                                 uniform, rows[half], held_columns[j], elements[half * 2 + j],
-                                                 extras[j]);
+        int const first = kGateColumns == 1 ? j * 4 + half * 2 : half * 2 + j;
+        int const second = first + (kGateColumns == 8 ? 4 : kGateColumns);
+        values[half * 2 + j] = operation.compute(Compute(sum(first)), Compute(sum(second)), c[half * 2 + j], uniform,
+                                                 rows[half], held_columns[j], elements[half * 2 + j], extras[j]);
         if constexpr (kReductions > 0) {
           // Elements outside D are left out: columns here; rows here in reductions over columns, in all others in
           // `end_rows`.
@@ -146,10 +148,10 @@ struct FragmentEpilogue {
         for (int i = 0; i < Operation::Outputs::kCount; ++i) {
 #pragma unroll
           for (int j = 0; j < 2; ++j) staged(i, half * 2 + j) = Operation::output(extras[j], i);
-          if constexpr (kGated) exchange(staged(i, half * 2), staged(i, half * 2 + 1));
+          if constexpr (kGateColumns == 1) exchange(staged(i, half * 2), staged(i, half * 2 + 1));
         }
       }
-      if constexpr (kGated) exchange(values[half * 2], values[half * 2 + 1]);
+      if constexpr (kGateColumns == 1) exchange(values[half * 2], values[half * 2 + 1]);
     }
 #pragma unroll
     for (int i = 0; i < Operation::kColumnTotals; ++i) {
@@ -160,6 +162,27 @@ struct FragmentEpilogue {
         int const column = j == 0 ? n0 : n1;
         if (threadIdx.x % 32 < 4 && column < n_end)
           output(kFirstColumn + i, column, total);
+      }
+    }
+  }
+
+  /// Computes and stores the scales of this thread's two rows in the block of columns from n on, and replaces its values
+  /// in the block by elements of D. `values` has two fragments at a time.
+  template <int Count>
+  __device__ void quantise(Compute (&values)[Count][8], int n) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float largest = 0;
+#pragma unroll
+      for (int i = 0; i < Count * 4; ++i)
+        largest = math::max(largest, fabsf(values[i / 4][i % 4 / 2 * 4 + half * 2 + i % 2]));
+      auto const scale = scale_of(typename Operation::Scale{}, combine_lanes<1, 4>(Reduce::Max, largest));
+      int const row = m + half * 8;
+      if (threadIdx.x % 4 == 0 && row < m_end && n < n_end) operation.store_scale(scale, row, n, batch);
+#pragma unroll
+      for (int i = 0; i < Count * 4; ++i) {
+        Compute& value = values[i / 4][i % 4 / 2 * 4 + half * 2 + i % 2];
+        value = operation.quantised(value, to_float(scale), uniform);
       }
     }
   }
@@ -193,7 +216,7 @@ struct FragmentEpilogue {
   /// Offset of a thread's first or second column of D within a group of eight.
   __device__ static int column_of(int j) {
     int const quad = threadIdx.x % 4;
-    return Operation::kGated ? quad + j * 4 : quad * 2 + j;
+    return Operation::kGateColumns == 1 ? quad + j * 4 : quad * 2 + j;
   }
 
  private:

@@ -226,6 +226,14 @@ __device__ void store_two(Matrix<Element> const& x, int m, int n0, int n1, int e
   }
 }
 
+/// The scale of a block whose largest magnitude is given, so that this becomes 448, the largest e4m3. ue8m0 is rounded
+/// up to a power of two; it is 255, NaN, if the scale is not finite.
+__device__ inline float scale_of(float, float largest) { return math::max(math::mul(largest, 1.0f / 448), 0x1p-40f); }
+__device__ inline ue8m0 scale_of(ue8m0, float largest) {
+  uint32_t const bits = __float_as_uint(scale_of(0.0f, largest));
+  return {uint8_t(::min((bits + 0x7fffff) >> 23, 255u))};
+}
+
 /// How a reduction combines values.
 enum class Reduce { Max, Min, Sum };
 
