@@ -14,7 +14,7 @@ from typing import Any
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.evaluation import EPSILON, Bounded, evaluate
 from gemmill.library.epilogues.parse import parse
-from gemmill.library.epilogues.tree import Assignment, Operand
+from gemmill.library.epilogues.tree import Assignment, Operand, sums_by_name
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.measure.operands import argument_shape, torch
 from gemmill.profiler.measure.parts import Part
@@ -57,8 +57,8 @@ class Output:
 
     def _place(self, tensor: Any, part: Part, rows: slice) -> Any:
         kind = self.what.kind
-        if kind in ("matrix", "row"):
-            matrices = tensor.reshape(-1, *tensor.shape[-2 if kind == "matrix" else -1 :])
+        if kind in ("matrix", "row", "block"):
+            matrices = tensor.reshape(-1, *tensor.shape[-1 if kind == "row" else -2 :])
             return matrices[part.at, rows]
         if kind == "scalar":
             return tensor
@@ -95,9 +95,10 @@ def fused(
     epilogue = parse(problem.epilogue)
     if DTYPES[problem.accumulator].is_integer and problem.d_dtype != "s32":  # converted to f32
         sums = Bounded(sums.value, sums.error + EPSILON / 2 * sums.value.abs())
-    values: dict[str, Any] = {"acc": sums}
-    if epilogue.gated:
-        values = {name: Bounded(sums.value[:, i::2], sums.error[:, i::2]) for i, name in enumerate(("gate", "up"))}
+    errors = sums_by_name(epilogue, sums.error)
+    values: dict[str, Any] = {
+        name: Bounded(value, errors[name]) for name, value in sums_by_name(epilogue, sums.value).items()
+    }
     like = 0.0 * next(iter(values.values())).value
     if c is not None:
         values["c"] = c.double()

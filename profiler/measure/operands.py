@@ -17,7 +17,7 @@ from gemmill.library.config.model import BatchingName
 from gemmill.library.config.scales import block_dtype, scale_block
 from gemmill.library.dtypes import DTYPES, FP8, INT8
 from gemmill.library.epilogues.parse import LINEAR, parse
-from gemmill.library.epilogues.tree import Assignment, Operand
+from gemmill.library.epilogues.tree import BLOCK, Assignment, Operand
 from gemmill.library.errors import DeviceError
 from gemmill.library.extras import install_torch
 from gemmill.library.input.group_sizes import sizes_of
@@ -195,6 +195,7 @@ def argument_shape(problem: GemmProblem, argument: Operand | Assignment) -> tupl
         "column": (*groups, problem.d_columns),
         "row": (*rows, problem.m),
         "matrix": (*rows, problem.m, problem.d_columns),
+        "block": (*rows, problem.m, problem.d_columns // BLOCK),
     }[argument.kind]
 
 
@@ -319,9 +320,10 @@ def _arguments(problem: GemmProblem, generator: Any, device: Any) -> dict[str, A
     for x in epilogue.arguments:
         shape = argument_shape(problem, x)
         tensor = torch().empty(shape, dtype=torch_dtype(x.dtype), device=device)
-        if x.kind == "matrix":
+        if x.kind in ("matrix", "block"):
             (m, n), batch, align = shape[-2:], math.prod(shape[:-2]), None if x.major == "any" else 16
-            tensor = matrix(m, n, batch, x.major != "m", x.dtype, device, align).view(shape)
+            by_rows = x.kind == "matrix" and x.major != "m"  # scales of consecutive rows fill a sector
+            tensor = matrix(m, n, batch, by_rows, x.dtype, device, align).view(shape)
         if isinstance(x, Operand) and not DTYPES[x.dtype].is_integer:
             tensor.copy_(random_scales(shape, generator, device))
         elif isinstance(x, Operand):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from gemmill.library.decompositions.workspace_layout import WorkspaceSize
 from gemmill.library.dtypes import DTYPES, DTypeName, default_output, find_dtype
 from gemmill.library.epilogues.parse import PLAIN
-from gemmill.library.epilogues.tree import Epilogue
+from gemmill.library.epilogues.tree import BLOCK, Epilogue
 from gemmill.library.errors import OperandError
 from gemmill.library.wording import one_of
 from gemmill.runtime.api.read import read_call
@@ -177,6 +177,7 @@ def results(description: Description, arrays: Sequence[Array]) -> list[Result]:
         "column": (*batch, shape[-1]),
         "batch": batch,
         "scalar": (),
+        "block": (*shape[:-1], shape[-1] // BLOCK),
     }
     return [Result(shape, dtype), *(Result(shapes[x.kind], x.dtype) for x in epilogue.outputs)]
 

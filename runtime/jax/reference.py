@@ -17,7 +17,7 @@ from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.evaluation import reduced, values
 from gemmill.library.epilogues.function_table import Arrays
 from gemmill.library.epilogues.grammar import SCALES
-from gemmill.library.epilogues.tree import Assignment, Kind
+from gemmill.library.epilogues.tree import SCALE, Assignment, Kind, sums_by_name
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import is_mixed
 from gemmill.runtime.operands.binding import groups_kind
@@ -49,7 +49,7 @@ def expression(call: GemmCall, sums: Any, arrays: Mapping[str, Any], xp: Any) ->
     epilogue, options = call.arguments.epilogue, call.options
     if options.alpha == 0 and epilogue.sums_are_scaled:
         sums = xp.zeros_like(sums)
-    inputs = {"gate": sums[..., 0::2], "up": sums[..., 1::2]} if epilogue.gated else {"acc": sums}
+    inputs = sums_by_name(epilogue, sums)
     c_is_read = "c" in arrays and not (options.beta == 0 and epilogue.c_is_scaled)
     inputs["c"] = arrays["c"].astype(sums.dtype) if c_is_read else xp.zeros((), sums.dtype)
     inputs["alpha"] = xp.asarray(options.alpha, sums.dtype)
@@ -65,7 +65,9 @@ def expression(call: GemmCall, sums: Any, arrays: Mapping[str, Any], xp: Any) ->
     shape, results = call.tensors["out"].shape, {}
     assigned = values(epilogue, inputs, arrays_of, partial(xp.asarray, dtype=sums.dtype))
     for assignment in epilogue.assignments:
-        if assignment.role != "local":
+        if assignment.role == SCALE:
+            results[assignment.name] = assigned[assignment.name]
+        elif assignment.role != "local":
             full = xp.broadcast_to(assigned[assignment.name], shape)
             results[assignment.name] = _written(assignment, full, rows is not None, xp)
     return [results[name] for name in ("d", *(x.name for x in epilogue.outputs))]

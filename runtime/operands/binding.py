@@ -13,7 +13,7 @@ from gemmill.library.config.model import BatchingName
 from gemmill.library.config.scales import BLOCK_SCALES
 from gemmill.library.dtypes import DTYPES, FP8, DTypeName
 from gemmill.library.epilogues.parse import PLAIN, spelling
-from gemmill.library.epilogues.tree import Epilogue
+from gemmill.library.epilogues.tree import Epilogue, fault_of_n
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import MAX_EXTENT, GemmProblem, is_mixed, upconverts_a
 from gemmill.runtime.operands.bound_arguments import bind_arguments, fitted, staged
@@ -117,12 +117,10 @@ def shape_of_d(tensors: Mapping[str, TensorView], epilogue: Epilogue) -> tuple[i
     """
     kind, a, b = groups_kind(tensors), tensors["a"].shape, tensors["b"].shape
     shape = _grouped_shape(a, b, tensors[kind].shape, kind) if kind else matmul_shape(a, b)
-    if not epilogue.gated:
-        return shape
-    if len(b) < 2 or b[-1] % 2:
-        columns = b[-1] if len(b) > 1 else 1
-        raise OperandError(f"b {b} has N = {columns}; a gated epilogue combines pairs of columns, so N must be even")
-    return (*shape[:-1], shape[-1] // 2)
+    columns = b[-1] if len(b) > 1 else 1
+    if fault := fault_of_n(epilogue, columns):
+        raise OperandError(f"b {b} has N = {columns}; {fault}")
+    return (*shape[:-1], shape[-1] // 2) if epilogue.gated else shape
 
 
 def _grouped_shape(a: tuple[int, ...], b: tuple[int, ...], groups: tuple[int, ...], kind: str) -> tuple[int, ...]:

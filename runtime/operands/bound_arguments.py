@@ -17,6 +17,7 @@ from gemmill.library.config.model import BatchingName
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.grammar import SCALES
 from gemmill.library.epilogues.tree import (
+    BLOCK,
     INDEX,
     OUTPUT_DTYPES,
     Assignment,
@@ -130,7 +131,8 @@ class BoundArgument(NamedTuple):
     value: float
     """Host value of a scalar."""
     strides: tuple[int, ...]
-    """In elements: along M, N and the batch for a matrix; along the batch for a vector; empty for a scalar."""
+    """In elements: along M, N (or blocks of N) and the batch for a matrix or scales of blocks; along the batch for a
+    vector; empty for a scalar."""
     reset: tuple[int, int] | None = None
     """32-bit word that fills an output before each launch, and how many of them."""
     major: Major = "any"
@@ -185,6 +187,12 @@ def bind_arguments(
             raise OperandError(f"{o.name} is read-only: pass writable memory")
         if o.kind == "matrix":
             bound.append(_matrix(o.name, value, out, m, n, row_axis, column_axis, output is not None))
+        elif o.kind == "block":
+            blocks = replace(out, shape=(*out.shape[:-1], n // BLOCK))
+            if value.shape != blocks.shape:
+                raise OperandError(f"{o.name} has shape {value.shape}; {o.name}{INDEX[o.kind]} must be {blocks.shape}")
+            scales = _matrix(o.name, value, blocks, m, n // BLOCK, row_axis, column_axis, True)
+            bound.append(scales._replace(major="any"))
         else:
             outer = batch if groups is None else () if o.kind == "row" else (groups,)
             bound.append(_vector(o.name, o.kind, value, outer, {"row": m, "column": n}.get(o.kind), output))

@@ -12,7 +12,6 @@ from gemmill.library.epilogues.parse import PLAIN, parse
 from gemmill.library.epilogues.tree import (
     INDEX,
     OPERAND_DTYPES,
-    OUTPUT_DTYPES,
     SCALE_DTYPES,
     Epilogue,
     Kind,
@@ -134,7 +133,7 @@ def typed(epilogue: Epilogue, values: Mapping[str, Value]) -> Epilogue:
     dtypes = {}
     named = {o.name: o.dtype for o in epilogue.arguments}
     allowed = {name: SCALE_DTYPES if name in SCALES else OPERAND_DTYPES for name in named}
-    allowed |= {o.name: ("f32",) if o.is_reduction else OUTPUT_DTYPES for o in epilogue.outputs}
+    allowed |= {o.name: o.dtypes for o in epilogue.outputs}
     for name, value in values.items():
         if not isinstance(value, TensorView):
             dtype = DTYPES[named[name]]

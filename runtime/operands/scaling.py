@@ -64,10 +64,14 @@ def _with_scales(text: str | None, kinds: tuple[tuple[str, Kind], ...], has_c: b
     named = {operand.name for operand in epilogue.operands}
     factors = [EpilogueOperand(name, kind, "f32") for name, kind in kinds if name not in named]
     if epilogue.gated and any(factor.kind == "column" for factor in factors):
+        suffix, of_gate, of_up = "", "[..., 0::2].contiguous()", "[..., 1::2].contiguous()"
+        if (columns := epilogue.gate_columns) > 1:
+            runs = f".unflatten(-1, (-1, 2, {columns}))"
+            suffix, of_gate, of_up = str(columns), *(f"{runs}[..., {i}, :].flatten(-2)" for i in (0, 1))
         raise OperandError(
             f"b_scale has one value for each column of b, and the epilogue `{epilogue}` pairs columns: pass the "
-            "scales of gate and up as two operands, as in epilogue='d = silu(gate * g[n]) * (up * u[n])', "
-            "g=b_scale[..., 0::2].contiguous(), u=b_scale[..., 1::2].contiguous()"
+            f"scales of gate and up as two operands, as in epilogue='d = silu(gate{suffix} * g[n]) * (up{suffix} * "
+            f"u[n])', g=b_scale{of_gate}, u=b_scale{of_up}"
         )
     return str(scaled(epilogue, factors))
 

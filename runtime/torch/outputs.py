@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gemmill.library.dtypes import DTYPES, default_output
-from gemmill.library.epilogues.tree import Epilogue
+from gemmill.library.epilogues.tree import BLOCK, Epilogue, fault_of_n
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.operands.tensors import dtype_named
 
@@ -90,8 +90,8 @@ def of_epilogue(
         ((shape, dtype),) = of_groups(a, b, named.get("offsets"), named.get("counts"), out_dtype=out_dtype)
     else:
         ((shape, dtype),) = of_batch(a, b, out_dtype=out_dtype, a_dtype=a_dtype, b_dtype=b_dtype)
+    torch._check(shape[-1] % epilogue.unit_columns == 0, lambda: f"N is {shape[-1]}; {fault_of_n(epilogue, shape[-1])}")
     if epilogue.gated:
-        torch._check(shape[-1] % 2 == 0, lambda: f"N is {shape[-1]}; a gated epilogue needs an even N")
         shape = (*shape[:-1], shape[-1] // 2)
     groups = None
     if "offsets" in named and b.dim() == 3:
@@ -108,6 +108,7 @@ def _beside_d(epilogue: Epilogue, d: Extents, groups: Any) -> list[Output]:
         "column": (*of_matrices, n),
         "batch": of_matrices,
         "scalar": (),
+        "block": (*d[:-1], n // BLOCK),
     }
     return [Output(tuple(shapes[x.kind]), torch_dtype(x.dtype)) for x in epilogue.outputs]
 

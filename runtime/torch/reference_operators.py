@@ -14,6 +14,7 @@ import torch
 
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.evaluation import reduced, values
+from gemmill.library.epilogues.tree import SCALE, sums_by_name
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.operands.matrices import GROUP_SIZES, SCALE_BLOCK
 from gemmill.runtime.operands.tensors import dtype_named
@@ -60,7 +61,7 @@ def epilogue(
     for name in ("a_scale", "b_scale"):
         if name in named and name not in in_expression and name not in mainloop:
             sums = sums * torch.as_tensor(named[name]).double()
-    inputs = {"gate": sums[..., 0::2], "up": sums[..., 1::2]} if parsed.gated else {"acc": sums}
+    inputs = sums_by_name(parsed, sums)
     like = next(iter(inputs.values()))
     spread = Spread(like, named.get("offsets") if b.dim() == 3 else None)
     inputs |= {name: spread("scalar", named.get(name, 1.0)) for name in ("alpha", "beta")}
@@ -68,7 +69,10 @@ def epilogue(
     if "c" in named:
         inputs["c"] = named["c"].double()
     assigned = values(parsed, inputs, torch, partial(like.new_full, ()))
-    written = {x.name: reduced(x, assigned[x.name].expand(like.shape), torch) for x in parsed.assignments}
+    written = {
+        x.name: assigned[x.name] if x.role == SCALE else reduced(x, assigned[x.name].expand(like.shape), torch)
+        for x in parsed.assignments
+    }
     names = ("d", *(x.name for x in parsed.outputs))
     return [_stored(written[name].broadcast_to(x.shape), x) for name, x in zip(names, wanted, strict=True)]
 

@@ -20,7 +20,7 @@ from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.evaluation import Bounded, evaluate
 from gemmill.library.epilogues.function_table import FUNCTIONS, rounded
 from gemmill.library.epilogues.parse import canonical, parse
-from gemmill.library.epilogues.tree import Epilogue
+from gemmill.library.epilogues.tree import BLOCK, Epilogue, fault_of_n, sums_by_name
 from gemmill.library.errors import OperandError
 from gemmill.library.legality.rules import legal
 from gemmill.runtime.registry import Registry
@@ -94,6 +94,29 @@ EIGHT_BITS = tuple(
 """Operands and D of 8 bits: D is rounded to the nearest and saturated."""
 
 
+_GPT_OSS = (
+    "g = min(gate8 + bg[n], limit); u = clamp(up8 + bu[n], -limit, limit); h = (u + 1) * g * sigmoid(1.702 * g); "
+    "amax = max(abs(h)); aux.bf16 = h; s[m, n/128] = scale(h); d = h / s"
+)
+GATES_AND_SCALES = tuple(
+    config
+    for tile in (
+        {"tile": "128x128x64"},
+        {"tile": "128x256x64", "cluster": "2x1"},
+        {"tile": "64x256x64", "schedule": "pingpong"},
+    )
+    for epilogue, d in (
+        ("d = silu(gate8 * ga[m] + bg[n]) * (up8 + bu[n]) + beta * c; amax = max(abs(d)); aux[m, n] = up8", "bf16"),
+        ("d = gelu(gate8) * up8 + r.bf16.n[m, n]; aux.bf16.n = gate8; top[n] = max(up8)", "bf16"),
+        ("h = acc * row[m] + bias[n]; s[m, n/128] = scale(h); d = h / s", "e4m3"),
+        ("h = silu(gate) * up; s.ue8m0[m, n/128] = scale(h); d = h / s * 0.5", "e4m3"),
+        (_GPT_OSS, "e4m3"),
+    )
+    if legal(config := config_of(epilogue, tile, d__dtype=d))
+)
+"""Gates of runs of eight columns, and D in e4m3 divided by the scales of blocks."""
+
+
 PARTS = tuple(
     kernel(epilogue=canonical(epilogue), scheduler__decomposition=decomposition, scheduler__splits=splits, **fields)
     for decomposition, splits in (("splitk", 1), ("stream", 1), ("cluster", 2), ("cluster", 4))
@@ -155,7 +178,9 @@ OF_ALL = tuple(x.name for x in FUNCTIONS.values() if x.takes == ("number",) and 
 @pytest.fixture(scope="module")
 def registry() -> Registry:
     registry = Registry()
-    registry.warm([*members(), *EIGHT_BITS, *PARTS, *MATRICES, *MATRIX_PARTS, *without_tma(), *OF_EVERY_TYPE])
+    registry.warm(
+        [*members(), *EIGHT_BITS, *GATES_AND_SCALES, *PARTS, *MATRICES, *MATRIX_PARTS, *without_tma(), *OF_EVERY_TYPE]
+    )
     return registry
 
 
@@ -197,9 +222,7 @@ class Case:
 
     def inputs(self) -> dict[str, Any]:
         sums = self.a.tensor.double() @ self.b.tensor.double()  # exact: small integers
-        known: dict[str, Any] = {"acc": sums}
-        if self.epilogue.gated:
-            known = {"gate": sums[..., 0::2], "up": sums[..., 1::2]}
+        known: dict[str, Any] = sums_by_name(self.epilogue, sums)
         if self.c is not None:
             known["c"] = self.c.tensor.double()
         like = next(iter(known.values())) * 0
@@ -232,7 +255,7 @@ class Case:
 def bounds(wanted: Bounded, dtype: str) -> tuple[Any, Any]:
     """What a value may be after its conversion, which keeps the order."""
     low, high = wanted.value - wanted.error, wanted.value + wanted.error
-    if dtype in ("f32", "f64"):
+    if dtype in ("f32", "f64", "ue8m0"):  # scales in ue8m0 are rounded already
         return low - 2.0**-23 * abs(low) - 2.0**-126, high + 2.0**-23 * abs(high) + 2.0**-126
     return rounded(low, dtype, torch), rounded(high, dtype, torch)
 
@@ -281,7 +304,9 @@ def make_case(config: GemmConfig, m: int, n: int, k: int, batch: int | None = No
             passed[output.name] = torch.full(shape, float("nan"), device="cuda")
         else:
             major = output.major if output.major != "any" else config.d.major
-            guards[output.name] = matrix(m, n_d, output.dtype, columns_contiguous=major == "n")
+            columns = n_d // BLOCK if output.kind == "block" else n_d
+            contiguous = major == "n" and output.kind != "block"
+            guards[output.name] = matrix(m, columns, output.dtype, columns_contiguous=contiguous)
             passed[output.name] = guards[output.name].tensor
     return Case(config, epilogue, a, b, c, d, passed, guards, alpha=0.25, beta=-1.5)
 
@@ -316,6 +341,31 @@ def test_eight_bits(config: GemmConfig, registry: Registry) -> None:
         case = make_case(config, m, n, k, seed=seed)
         case.run(registry)
         case.check()
+
+
+@pytest.mark.parametrize("config", GATES_AND_SCALES, ids=kernel_name)
+def test_gates_of_eight_columns_and_scales_of_blocks(config: GemmConfig, registry: Registry) -> None:
+    shapes = ((256, 512, 128), (200, 256, 72), (37, 768, 40), (100, 384, 64), (70, 48, 64), (3, 1552, 136))
+    for seed, (m, n, k) in enumerate(shapes):
+        if not fault_of_n(parse(config.epilogue), n):
+            case = make_case(config, m, n, k, seed=seed)
+            case.a.tensor[m // 2] = 0
+            case.run(registry)
+            case.check()
+
+
+def test_scales_of_what_is_not_finite(registry: Registry) -> None:
+    config = config_of("h = acc; s[m, n/128] = scale(h); d = h / s", {"tile": "128x128x64"}, d__dtype="e4m3")
+    case = make_case(config, 64, 256, 64)
+    case.a.tensor[5, 0], case.a.tensor[6, 0] = float("inf"), float("nan")
+    case.run(registry)
+    scales, d = case.passed["s"], case.d.tensor.float()
+    others = torch.ones(64, dtype=torch.bool, device="cuda")
+    others[5:7] = False
+    assert torch.isfinite(scales[others]).all()
+    assert torch.isfinite(d[others]).all()
+    assert not torch.isfinite(scales[5:7]).any()
+    assert torch.isnan(d[6]).all()
 
 
 @pytest.mark.parametrize("config", PARTS, ids=kernel_name)

@@ -55,6 +55,12 @@ def product(a: Any, b: Any, **_: Any) -> Any:
     return double(a) @ double(b)
 
 
+def in_blocks(a: Any, b: Any) -> Any:
+    blocks = 2 * product(a, b).reshape(len(a), -1, 128)
+    scales = jnp.maximum(jnp.abs(blocks).max(-1) / 448, 2.0**-40)
+    return (blocks / scales[..., None]).reshape(len(a), -1), scales
+
+
 def in_groups(a: Any, b: Any, offsets: Any, **_: Any) -> Any:
     spans = [*itertools.pairwise((0, *np.asarray(offsets)))]
     if b.ndim == 3:
@@ -171,6 +177,17 @@ CASES: dict[str, Case] = {
         {"a": real(16, 24, dtype="bfloat16"), "b": real(24, 8, dtype="bfloat16")},
         {"epilogue": "d = gelu(gate) * up"},
         of_gate,
+    ),
+    "a gate of runs": Case(
+        {"a": real(16, 24, dtype="bfloat16"), "b": real(24, 16, dtype="bfloat16")},
+        {"epilogue": "d = gate8 * up8"},
+        lambda a, b: product(a, b)[:, :8] * product(a, b)[:, 8:],
+    ),
+    "a quantised result": Case(
+        {"a": whole(16, 64, dtype=FP8), "b": whole(64, 256, dtype=FP8)},
+        {"epilogue": "h = acc * 2; s[m, n/128] = scale(h); d = h / s", "out_dtype": FP8},
+        in_blocks,
+        differentiable=(),
     ),
     "a scalar": Case(
         {"a": real(16, 24), "b": real(24, 8), "x": real(1)},

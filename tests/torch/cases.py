@@ -86,6 +86,13 @@ def _ends(*values: int) -> Any:
 
 FP8 = torch.float8_e4m3fn
 
+
+def _blocks_of(h: torch.Tensor) -> list[torch.Tensor]:
+    blocks = h.unflatten(-1, (-1, 128))
+    scales = (blocks.abs().amax(-1) / 448).clamp(min=2.0**-40)
+    return [(blocks / scales[..., None]).flatten(-2), scales]
+
+
 CASES: dict[str, Case] = {
     "mm": Case("mm", {"a": wide(5, 7), "b": wide(7, 3)}, {}, product),
     "mm of f64 by alpha": Case(
@@ -208,6 +215,16 @@ CASES: dict[str, Case] = {
         lambda a, b, operands: [
             (product(a, b) * double(operands[0]))[..., 0::2] * (product(a, b) * double(operands[0]))[..., 1::2]
         ],
+    ),
+    "epilogue that scales blocks": Case(
+        "epilogue",
+        {"a": wide(5, 7), "b": wide(7, 256), "operands": []},
+        {
+            "expression": "h = acc; s[m, n/128] = scale(h); d = h / s",
+            "names": [],
+            "out_dtype": torch.float32,
+        },
+        lambda a, b, operands: _blocks_of(product(a, b)),
     ),
     "epilogue of groups": Case(
         "epilogue",

@@ -119,6 +119,7 @@ OTHERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         epilogue("d = gelu(alpha * acc + x[n]) + c", "x", "c", alpha=0.5),
         (*(smooth(5, 7), smooth(7, 3)), leaf(3), leaf(5, 3)),
     ),
+    "runs of eight columns": (epilogue("d = silu(gate8) * up8 * s", s=2.0), (leaf(5, 7), leaf(7, 16))),
     "pairs": (epilogue("d = silu(gate) * up * s", s=2.0), (leaf(5, 7), leaf(7, 4))),
     "operands of all kinds": (
         epilogue("t = acc * x[m] + y[batch]; d = t * z[m, n] + s / w[n]", "x", "y", "z", "s", "w"),

@@ -14,7 +14,8 @@ from gemmill.library.bits import kernels_of
 from gemmill.library.config.model import FamilyName, GemmConfig
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.dtypes import FP8
-from gemmill.library.epilogues.parse import is_gated
+from gemmill.library.epilogues.parse import parse
+from gemmill.library.epilogues.tree import fault_of_n
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.problem import MAX_EXTENT, GemmProblem, is_mixed
 from gemmill.runtime.select.cost.families import FAMILIES
@@ -104,10 +105,8 @@ class Kernels:
         for value in (problem.m, problem.n, problem.k, problem.batch):
             if type(value) is not int or not 0 <= value <= MAX_EXTENT:
                 _refuse_extents(problem)
-        if problem.n % 2 and is_gated(problem.epilogue):
-            raise UnsupportedProblemError(
-                f"n is {problem.n}; a gated epilogue combines pairs of columns, so n must be even"
-            )
+        if fault := fault_of_n(parse(problem.epilogue), problem.n):
+            raise UnsupportedProblemError(f"n is {problem.n}; {fault}")
         for table in self._tables_for(problem, arithmetic):
             if (members := table.serving(problem, sm_count)) is None or members.size:
                 return table, members

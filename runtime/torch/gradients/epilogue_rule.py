@@ -14,7 +14,8 @@ import torch
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.epilogues.evaluation import values
 from gemmill.library.epilogues.function_table import FUNCTIONS, Arrays
-from gemmill.library.epilogues.tree import Assignment, Call, Epilogue, walk
+from gemmill.library.epilogues.grammar import SUMS
+from gemmill.library.epilogues.tree import SCALE, Assignment, Call, Epilogue, sums_by_name, walk
 from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.torch.gradients.autograd import Arguments, Rule, multiply
@@ -62,7 +63,8 @@ def backward(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str])
     scaled = sums = _sums(factors, offsets, counts)
     for scale in scales.values():
         scaled = scaled * scale
-    inputs = {"gate": scaled[..., 0::2], "up": scaled[..., 1::2]} if epilogue.gated else {"acc": scaled}
+    inputs = sums_by_name(epilogue, scaled)
+    sum_names = frozenset(inputs)
     like = next(iter(inputs.values()))
     spread = _Spread(like, offsets if arguments["b"].dim() == 3 else None, counts)
     for x in epilogue.operands:
@@ -70,7 +72,7 @@ def backward(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str])
     inputs |= {name: spread("scalar", named.get(name, 1.0)) for name in ("alpha", "beta")}
     if "c" in named:
         inputs["c"] = named["c"].to(like.dtype)
-    of_sums = frozenset(("acc", "gate", "up")) if wanted & {"a", "b", *scales} else frozenset()
+    of_sums = sum_names if wanted & {"a", "b", *scales} else frozenset()
     of_outputs = dict(zip(("d", *(x.name for x in epilogue.outputs)), grads, strict=True))
     reached = {
         x.name: spread.of_output(x, g) for x in epilogue.assignments if (g := of_outputs.get(x.name)) is not None
@@ -83,7 +85,7 @@ def backward(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str])
     if "c" in wanted:
         of_operands["c"] = spread.back("matrix", gradients["c"], named["c"])
     if of_sums:
-        of_operands |= _of_sums(gradients, scales, sums, factors, wanted, is_grouped, epilogue.gated)
+        of_operands |= _of_sums(gradients, scales, sums, factors, wanted, is_grouped, epilogue.gate_columns)
     return of_operands
 
 
@@ -113,6 +115,10 @@ RULE = Rule(backward)
 
 def _refuse_parts(epilogue: Epilogue, grads: Sequence[Any]) -> None:
     for x, g in zip(epilogue.outputs, grads[1:], strict=True):
+        if x.role == SCALE:
+            raise OperandError(
+                f"gemmill::epilogue: `{x}` has no gradient, because it quantises D: call it under torch.no_grad()"
+            )
         if g is not None and x.role in ("max", "min"):
             raise OperandError(
                 f"gemmill::epilogue: `{x}` has no gradient, because {x.role} outputs are not differentiable: compute "
@@ -185,10 +191,13 @@ def _of_sums(
     factors: Arguments,
     wanted: frozenset[str],
     is_grouped: bool,
-    gated: bool,
+    gate_columns: int,
 ) -> Gradients:
     """Gradients of A, B and the scales, from those of the sums."""
-    g = torch.stack((gradients["gate"], gradients["up"]), -1).flatten(-2) if gated else gradients["acc"]
+    of_sums = [gradients[name] for name in SUMS if name in gradients]
+    g = of_sums[0]
+    if gate_columns:
+        g = torch.stack([x.unflatten(-1, (-1, gate_columns)) for x in of_sums], -2).flatten(-3)
     of_factors_and_scales = of_scales(scales, g, sums, wanted & {*scales})
     for scale in scales.values():
         g = g * scale

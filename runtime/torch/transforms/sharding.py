@@ -50,7 +50,7 @@ def dispatch(_: Any, operator: Any, __: Any, args: Sequence[Any], kwargs: Mappin
         allowed: tuple[Axis, ...] = tuple(range(len(shape))) if extents.keys() == tensors.keys() else ()
     else:
         allowed, extents = _axes_of_products(tensors, extents, shape, "b_dtype" in kwargs)
-    axes = [_axis_in_shards(tensors, i, shape, allowed, epilogue.gated) for i in range(mesh.ndim)]
+    axes = [_axis_in_shards(tensors, i, shape, allowed, epilogue.unit_columns) for i in range(mesh.ndim)]
     with torch.no_grad():
         local = {
             name: x.redistribute(mesh, [_placement(name, x, extents, shape, axis) for axis in axes]).to_local()
@@ -121,7 +121,7 @@ def _axes_of_products(
 
 
 def _axis_in_shards(
-    tensors: Mapping[str, Any], dimension: int, shape: Extents, allowed: Sequence[Axis], gated: bool
+    tensors: Mapping[str, Any], dimension: int, shape: Extents, allowed: Sequence[Axis], unit_columns: int
 ) -> Axis:
     """The axis that one dimension of the mesh shards."""
     a, b = tensors["a"], tensors["b"]
@@ -132,8 +132,8 @@ def _axis_in_shards(
         axis: int = place + len(shape) - x.ndim
         if place == k or axis not in allowed or shape[axis] == 1:
             continue
-        is_of_pairs = gated and axis == len(shape) - 1  # columns 2 j and 2 j + 1 of B stay together
-        if not (is_of_pairs and shape[axis] % (2 * x.device_mesh.size())):
+        unit = unit_columns if axis == len(shape) - 1 else 1  # columns of B that stay together
+        if unit == 1 or shape[axis] % (unit * x.device_mesh.size()) == 0:
             return axis
     return "K" if "K" in allowed and any(place == k for _, k, place in shards) else None
 
@@ -158,7 +158,7 @@ def _of_output(output: Assignment | None, shape: Extents, axis: Axis) -> Any:
     if axis == "K":
         return Partial()
     behind = axis - (len(shape) - 2)  # 0 for rows, 1 for columns, negative for batch extents
-    if output is None or output.kind == "matrix" or (behind < 0 and output.kind != "scalar"):
+    if output is None or output.kind in ("matrix", "block") or (behind < 0 and output.kind != "scalar"):
         return Shard(axis)
     if (output.kind, behind) in (("row", 0), ("column", 1)):
         return Shard(len(shape) - 2)  # the last axis of both, after the batch axes

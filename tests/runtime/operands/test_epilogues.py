@@ -75,6 +75,21 @@ def test_groups_that_share_d_take_the_place_of_its_batch() -> None:
             bind_arguments(epilogue, values | {name: value}, d, True, True, groups=3)
 
 
+SCALED = "h = acc; s[m, n/128] = scale(h); d = h / s"
+
+
+def test_scales_of_blocks_have_any_strides_and_the_index_of_groups_that_share_d() -> None:
+    d = tensor(3, 8, 256, dtype="e4m3")
+    contiguous_along_m = tensor(3, 8, 2, strides=(16, 1, 8))
+    assert bound(SCALED, d, s=contiguous_along_m) == {"s": (1, 8, 16)}
+    (s,) = bind_arguments(parse(SCALED), {"s": tensor(3, 8, 2)}, d, True, True)
+    assert (s.strides, s.major, s.reset) == ((2, 1, 16), "any", None)
+    shared = bind_arguments(parse(SCALED), {"s": tensor(8, 2)}, tensor(8, 256), True, True, groups=3)
+    assert shared[0].strides == (2, 1, 0)
+    typed_epilogue = typed(parse(SCALED), {"s": tensor(3, 8, 2, dtype="ue8m0")})
+    assert str(typed_epilogue) == SCALED.replace("s[", "s.ue8m0[")
+
+
 @pytest.mark.parametrize(
     ("value", "operand", "output"),
     [
@@ -122,6 +137,7 @@ def test_an_output_of_tma_ends_with_whole_16_bytes() -> None:
         ("d = acc; x = acc", {"x": tensor(3, 8, 16, strides=(128, 1, 1))}, "^x has strides .* its elements overlap"),
         ("d = acc; x[m] = sum(acc)", {"x": tensor(3, 8, strides=(16, 1))}, "must be contiguous"),
         ("d = acc; x[m] = sum(acc)", {"x": tensor(3, 8, writable=False)}, "x is read-only"),
+        (SCALED, {"s": tensor(3, 8, 16)}, r"s has shape .*; s\[m, n/128\] must be \(3, 8, 0\)"),
         ("d = acc + x[n]", {"x": TensorView(0, (16,), (1,), "f32", 1)}, "x is on GPU 1 and out is on GPU 0"),
     ],
 )
