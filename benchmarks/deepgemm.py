@@ -1,12 +1,13 @@
 """gemmill compared with DeepGEMM (the library ``deep_gemm``), in bursts and under sustained load.
 
-Dense GEMMs use the fifteen shapes of DeepGEMM's figures; grouped GEMMs (rows at offsets) and masked grouped GEMMs
-(groups of fixed capacity) use those of its tests. Types are bf16, and e4m3 with block scaling (A 1 x 128, B 128 x 128);
-D is bf16. Both libraries read the same operands, rotating over sets of them, and the program compares their results.
-gemmill selects a kernel with the regime as the objective. DeepGEMM selects its own, without programmatic dependent
-launch, which is its default. For masked groups, both get the average number of rows (``expected_rows``,
-``expected_m``). Groups at offsets have multiples of 128 rows, as DeepGEMM requires, and each library gets the scales in
-its native layout.
+Dense GEMMs use the fifteen shapes of DeepGEMM's figures. Grouped GEMMs (rows at offsets), masked grouped GEMMs (groups
+of fixed capacity) and groups along K (gradients of weights) use those of its tests. Types are bf16, and e4m3 with block
+scaling (A 1 x 128, B 128 x 128); D is bf16. Groups along K are bf16 only; both libraries add their product to an f32 D.
+Both libraries read the same operands, rotating over sets of them, and the program compares their results. gemmill
+selects a kernel with the regime as the objective. DeepGEMM selects its own, without programmatic dependent launch,
+which is its default. For masked groups, both get the average number of rows (``expected_rows``, ``expected_m``). Groups
+at offsets have multiples of 128 rows, or of 128 along K, as DeepGEMM requires. Each library gets the scales in its
+native layout.
 
 A burst is a CUDA graph of a millisecond, in interleaved rounds. Under sustained load, each library runs alone for a
 turn, of which the second half is timed. The program prints DeepGEMM's time divided by gemmill's, with quartiles over
@@ -37,12 +38,14 @@ DENSE = (
     *((1024, 1024, 1024), (4096, 7168, 16384), (4096, 2112, 7168), (128, 7168, 16384), (64, 2112, 7168)),
 )
 """M, N and K."""
+GRADIENTS = ((4096, 7168), (7168, 2048))
+"""M and N of the gradient of each group's weights."""
 WEIGHTS = ((6144, 7168), (7168, 3072), (4096, 4096), (4096, 2048))
 """N and K of each group."""
 CAPACITY = 4096
 """Capacity of a masked group in rows."""
 ALIGNED = 128
-"""The rows of DeepGEMM's groups at offsets must be a multiple of this."""
+"""The rows, or the K, of DeepGEMM's groups at offsets must be a multiple of this."""
 COMPILING = 8
 """Number of processes in which DeepGEMM compiles its kernels, into its cache on disk, before the timing."""
 
@@ -55,7 +58,7 @@ class Kind(NamedTuple):
     batching: Any
     types: tuple[str, ...]
     shapes: tuple[tuple[int, int, int, int], ...]
-    """Groups, average rows per group, N and K."""
+    """Groups, average rows per group, N and K; for groups along K: groups, average K of a group, M and N."""
 
 
 KINDS = {
@@ -69,6 +72,10 @@ KINDS = {
         *("m_grouped_{}_gemm_nt_masked", "masked", BOTH),
         tuple((*groups, *weight) for groups, weight in product(((32, 192), (6, 1024), (32, 20), (6, 20)), WEIGHTS)),
     ),
+    "kgrouped": Kind(
+        *("k_grouped_{}_gemm_tn_contiguous", "kgrouped", ("bf16",)),
+        tuple((*groups, *matrix) for groups, matrix in product(((4, 8192), (8, 4096), (16, 2048)), GRADIENTS)),
+    ),
 }
 
 
@@ -79,12 +86,18 @@ class Case(NamedTuple):
     dtype: str
     problem: Any
     sizes: tuple[int, ...]
-    """Rows of its groups; empty for a dense GEMM."""
-    rows: int
-    """Average rows per group."""
+    """Rows of its groups, or K for groups along K; empty for a dense GEMM."""
+    average: int
+    """Average size of a group."""
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether the product is added to D."""
+        return self.problem.c_dtype is not None
 
     def __str__(self) -> str:
-        return f"{self.problem}, {self.rows} rows each" if self.sizes else str(self.problem)
+        unit = "along K" if self.problem.batching == "kgrouped" else "rows"
+        return f"{self.problem}, {self.average} {unit} each" if self.sizes else str(self.problem)
 
 
 def main() -> None:
@@ -134,16 +147,21 @@ def cases_of(kind: str) -> list[Case]:
 
     _, batching, types, shapes = KINDS[kind]
     found = []
-    for (groups, rows, n, k), dtype in product(shapes, types):
+    for (groups, average, x, y), dtype in product(shapes, types):
         if batching == "strided":
-            found.append(Case(kind, dtype, problem_of(dtype, rows, n, k), (), rows))
+            found.append(Case(kind, dtype, problem_of(dtype, average, x, y), (), average))
             continue
-        step, draw = ALIGNED if batching == "grouped" else 1, random.Random(f"{groups} {rows} {n} {k}")
-        sizes = tuple(-(-int(rows * draw.uniform(0.7, 1.3)) // step) * step for _ in range(groups))
-        problem = problem_of(dtype, sum(sizes) if batching == "grouped" else CAPACITY, n, k)
-        expected = rows if batching == "masked" else None
-        problem = problem.but(batch=groups, batching=batching, expected_rows=expected)
-        found.append(Case(kind, dtype, problem, sizes, rows))
+        step, draw = 1 if batching == "masked" else ALIGNED, random.Random(f"{groups} {average} {x} {y}")
+        sizes = tuple(-(-int(average * draw.uniform(0.7, 1.3)) // step) * step for _ in range(groups))
+        match batching:
+            case "kgrouped":
+                problem = problem_of(dtype, x, y, sum(sizes), "mn", "mn")
+                problem = problem.but(d_dtype="f32", c_dtype="f32", c_major="n")
+            case "masked":
+                problem = problem_of(dtype, CAPACITY, x, y).but(expected_rows=average)
+            case _:
+                problem = problem_of(dtype, sum(sizes), x, y)
+        found.append(Case(kind, dtype, problem.but(batch=groups, batching=batching), sizes, average))
     return found
 
 
@@ -184,6 +202,10 @@ def theirs(case: Case, operands: Any) -> Callable[[], object]:
     import torch
 
     library, kind, x = deep_gemm(), KINDS[case.kind], operands
+    if kind.batching == "kgrouped":  # A is (K, M) and B is (K, N); it adds to D in place
+        sizes = torch.tensor(case.sizes, dtype=torch.int32, device=x.d.device)
+        launch = getattr(library, kind.function.format(case.dtype))
+        return partial(launch, x.a.mT, x.b, x.d, [*case.sizes], sizes, x.d)
     a, b = x.a, x.b.mT
     if x.a_scale is not None:
         a, b = (a, library.get_mn_major_tma_aligned_tensor(x.a_scale)), (b, x.b_scale.mT.contiguous())
@@ -191,7 +213,7 @@ def theirs(case: Case, operands: Any) -> Callable[[], object]:
     if kind.batching == "grouped":  # the group of each row
         numbers, sizes = (torch.tensor(y, device=x.d.device) for y in (range(len(case.sizes)), case.sizes))
         return partial(launch, numbers.repeat_interleave(sizes).int())
-    return partial(launch, x.groups["counts"], case.rows) if kind.batching == "masked" else launch
+    return partial(launch, x.groups["counts"], case.average) if kind.batching == "masked" else launch
 
 
 def measure(case: Case, registry: Any, arguments: argparse.Namespace, telemetry: Any) -> Iterator[dict[str, Any]]:
@@ -234,7 +256,7 @@ class Measured:
         if not self._operands:
             torch.cuda.empty_cache()  # free the operands of the previous case
             self._operands = make_operands(problem, 0, sizes=case.sizes or None)
-        at_work = problem.but(m=case.rows) if problem.batching == "masked" else problem
+        at_work = problem.but(m=case.average) if problem.batching == "masked" else problem
         count, stream = launches_per_replay(at_work, len(self._operands)), torch.cuda.Stream()
         self.doing = OURS
         plans = self._plans(regime)
@@ -256,18 +278,23 @@ class Measured:
 
         return [
             gemmill.plan(
-                *(x.a, x.b), out=x.d, objective=regime, registry=self._registry, **plan_options(self._case.problem, x)
+                *(x.a, x.b),
+                c=x.d if self._case.accumulates else None,
+                out=x.d,
+                objective=regime,
+                registry=self._registry,
+                **plan_options(self._case.problem, x),
             )
             for x in self._operands
         ]
 
     def _graph(self, launches: Sequence[Callable[[], object]], count: int, stream: Any) -> Any:
-        """Capture launches on a poisoned result in a graph, and run it once."""
+        """Capture launches on a poisoned result, or on zeros to add to, in a graph, and run it once."""
         from benchmarks.common import in_turn
 
         from gemmill.profiler.measure.graph_timing import capture
 
-        self._operands[0].d.fill_(float("nan"))
+        self._operands[0].d.fill_(0 if self._case.accumulates else float("nan"))
         return capture(in_turn(launches), len(self._operands), count, stream)
 
     def _result(self) -> Any:
