@@ -44,6 +44,8 @@ GROUPED = (
     stacked("128x208x64", d__dtype="f32"),
     stacked("128x112x64", "pingpong", ab="f16", d__dtype="f16"),
     stacked("64x184x64", "pingpong", cluster="2x1"),
+    stacked("256x192x64", cluster="1x2"),
+    stacked("128x256x64", cluster="2x1", c__dtype="bf16"),
 )
 MASKED = (
     slots("64x128x64", "pingpong"),
@@ -51,6 +53,8 @@ MASKED = (
     slots("128x256x64", cluster="1x2", b__major="mn"),
     slots("192x96x64", cluster="1x2", a__major="mn", c__dtype="f32", c__major="m", d__dtype="f32"),
     slots("64x16x64", "pingpong", cluster="2x1", c__dtype="bf16"),
+    slots("256x192x64", cluster="1x2"),
+    slots("128x192x64", "pingpong"),
 )
 KGROUPED = (
     along_k("128x128x64"),
@@ -72,6 +76,8 @@ FP8 = (
     stacked("64x96x128", "pingpong", **SCALED),
     slots("64x128x128", "pingpong", **SCALED),
     slots("128x128x128", cluster="1x2", **SCALED),
+    slots("256x96x128", cluster="1x2", **SCALED),
+    slots("128x96x128", "pingpong", **SCALED),
 )
 ARRAY = (
     kernel("128x128x64", scheduler__batching="array"),

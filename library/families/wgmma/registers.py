@@ -32,8 +32,6 @@ ODD_LIMIT = 176
 """The limit if tile N is an odd multiple of 8: D is staged in many narrow subtiles."""
 MASKED_TRANSPOSED_LIMIT = 160
 """The limit for masked groups if B is transposed and D has 32 bits."""
-MASKED_COOPERATIVE_LIMIT = 176
-"""The limit for masked groups in cooperative kernels: a tile of 256x192 spills."""
 BESIDE_FRAGMENTS = 16
 """Reduction of the limit if MMAs read A from registers and the expression reads a matrix at any strides. Of 101 kernels
 with 8- and 4-bit weights, those with 128 sums and fragments spilled, and those with 96 spilled with many values."""

@@ -261,8 +261,6 @@ class WgmmaPlan(KernelPlan):
             limits.append(registers.ODD_LIMIT)
         if self.transposes_for_masked_groups:
             limits.append(registers.MASKED_TRANSPOSED_LIMIT)
-        if config.schedule == "cooperative" and config.scheduler.batching == "masked":
-            limits.append(registers.MASKED_COOPERATIVE_LIMIT)
         if self.has_expression and self.multiplies_from_registers:
             matrices, _ = registers.read_in_place(config.epilogue)
             limits[0] -= registers.BESIDE_FRAGMENTS * (matrices > 0)

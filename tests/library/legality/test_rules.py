@@ -458,11 +458,6 @@ def test_three_consumer_warpgroups_have_fewer_registers_each() -> None:
             ({"tile.n": 160}, {"b.major": "k"}, {"d.dtype": "bf16"}, {"scheduler.batching": "grouped"}),
         ),
         (
-            "sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x192x64_1x2_cooperative_s3_m8masked_k1_linear",
-            "n-major bf16 D of masked groups is 176",
-            ({"tile.n": 176}, {"scheduler.batching": "grouped"}),
-        ),
-        (
             "sm90a_f64k16_f64k16_f64_f64m8_f64m8_32x256x16_1x1_multistage_s2_m8_k1_linear",
             "takes 128 registers of each of 128 threads; the limit is 64 with 256 columns of an m-major C and D",
             ({"tile.n": 128}, {"c.major": "n"}, {"d.major": "n"}),

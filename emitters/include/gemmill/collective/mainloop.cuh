@@ -186,15 +186,22 @@ struct CollectiveMainloop {
     }
   }
 
-  /// The mainloop with both operands in shared memory.
+  /// The mainloop with both operands in shared memory. Only the first `filled` blocks of 64 rows are multiplied; the sums
+  /// of the others have no meaning.
+  template <int Filled = Traits::kBlocks>
   __device__ static void mma(Accumulator& accumulators, MatrixDescriptors<A> const& a,
                                      MatrixDescriptors<B> const& b, StagePipeline& pipeline, TransposeBarriers& transposed, Position& at,
-                                     Release const& release, int k_tiles) {
+                                     Release const& release, int k_tiles, int filled = Traits::kBlocks) {
+    if constexpr (Filled > 0) {
+      if (filled < Filled) return mma<Filled - 1>(accumulators, a, b, pipeline, transposed, at, release, k_tiles, filled);
+    }
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       wait(pipeline, transposed, at);
-      accumulators.multiply(a, b, at.stage, k_tile == 0);
-      // One batch of MMAs stays in flight. The previous one has finished reading its stage.
-      wgmma_wait<1>();
+      if constexpr (Filled > 0) {
+        accumulators.template multiply<Filled>(a, b, at.stage, k_tile == 0);
+        // One batch of MMAs stays in flight. The previous one has finished reading its stage.
+        wgmma_wait<1>();
+      }
       if (k_tile > 0) release(at.previous());
       at.advance();
     }

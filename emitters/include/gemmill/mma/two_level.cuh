@@ -37,27 +37,33 @@ struct TwoLevelAccumulators {
   }
 
   /// Multiplies `count` stages from the current one on. `Begun`: the caller has called `begin` if count > 0, so that
-  /// the first MMAs overlap the work in between.
-  template <bool Begun, class Stages>
+  /// the first MMAs overlap the work in between. Only the first `filled` blocks are multiplied; the sums of the others
+  /// have no meaning.
+  template <bool Begun, int Filled = Blocks, class Stages>
   __device__ void multiply(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, Stages stages, int count,
-                           Scales scales) {
+                           Scales scales, int filled) {
+    if constexpr (Filled > 0) {
+      if (filled < Filled) return multiply<Begun, Filled - 1>(a, b, stages, count, scales, filled);
+    }
 #pragma unroll
     for (auto& block : values)
 #pragma unroll
       for (auto& value : block) value = 0;
-    if constexpr (Begun) {
+    if constexpr (Filled == 0) {
+      skip<Begun>(stages, count, scales);
+    } else if constexpr (Begun) {
       // Each iteration issues the next stage's MMAs before it branches. (Unrolled, the loop is up to 3% slower.)
 #pragma unroll 1
       for (int i = 1; i < count; ++i) {
-        add(a, b, stages, scales);
+        add<Filled>(a, b, stages, scales);
         begin(a, b, stages);
       }
-      if (count > 0) add(a, b, stages, scales);
+      if (count > 0) add<Filled>(a, b, stages, scales);
     } else {
 #pragma unroll 4
       for (int i = 0; i < count; ++i) {
         begin(a, b, stages);
-        add(a, b, stages, scales);
+        add<Filled>(a, b, stages, scales);
       }
     }
   }
@@ -80,19 +86,34 @@ struct TwoLevelAccumulators {
     wgmma_commit();
   }
 
-  /// Adds the current stage to the sums. `begin` has issued its first part; this issues the others.
-  template <class Stages>
+  /// Releases `count` stages without MMAs, but for those that the caller may have begun.
+  template <bool Begun, class Stages>
+  __device__ void skip(Stages stages, int count, Scales& scales) {
+    if constexpr (Begun) wait();
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      int const stage = stages.index();
+      stages.wait();
+      scales.release(stage);
+      stages.release(stage);
+      stages.advance();
+    }
+  }
+
+  /// Adds the current stage to the sums of the first `Filled` blocks. `begin` has issued its first part; this issues the
+  /// others.
+  template <int Filled, class Stages>
   __device__ void add(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, Stages& stages, Scales& scales) {
     int const stage = stages.index();
 #pragma unroll
-    for (int part = 0; part < Blocks * kParts; ++part) {
+    for (int part = 0; part < Filled * kParts; ++part) {
       int const block = part / kParts;
       int const n = part % kParts * (TileN / kParts);
       if (part > 0) issue(a.advanced(stage * LayoutA::kBytes), b.advanced(stage * LayoutB::kBytes), part);
       if (part == 0) scales.read(stage);
       wait();
       if (part == 0) scales.release(stage);
-      if (part == Blocks * kParts - 1) stages.release(stage);
+      if (part == Filled * kParts - 1) stages.release(stage);
 #pragma unroll
       for (int j = 0; j < Atom::kRegisters; ++j)
         values[block][n / 2 + j] += scales(block, n / 2 + j) * partial[j];

@@ -97,14 +97,16 @@ struct Accumulators {
     return *this;
   }
 
-  /// Issues and commits the MMAs of one stage. `first` overwrites the accumulators instead of adding to them.
+  /// Issues and commits the MMAs of one stage, of the first `Filled` blocks. `first` overwrites the accumulators instead
+  /// of adding to them.
+  template <int Filled = Blocks>
   __device__ void multiply(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, int stage, bool first) {
     fence();
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < TileK; k += Atom::kK) {
 #pragma unroll
-      for (int block = 0; block < Blocks; ++block)
+      for (int block = 0; block < Filled; ++block)
         Atom::multiply(a.at(stage * LayoutA::kBytes + LayoutA::offset(block * 64, k)),
                        b.at(stage * LayoutB::kBytes + LayoutB::offset(0, k)), values[block], k > 0 || !first);
     }

@@ -58,7 +58,8 @@ struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
     Order order(group_end - group_begin, params.n);
     int const before = __shfl_sync(~0u, tiles, holder) - order.count();
     auto const [m, n] = order.origin(index - before, rank);
-    int const group = chunk + holder;
+    // All lanes have the same value. A reduction puts it into a uniform register, which leaves one more to the sums.
+    int const group = int(__reduce_max_sync(~0u, unsigned(chunk + holder)));
     return {{group_begin + m, n, group, Masked ? group : 0, 0, k_tiles(index)}, group_end};
   }
 

@@ -62,8 +62,8 @@ struct WgmmaConsumer {
       if constexpr (Traits::kPingpong) storage.pingpong_order().wait(warpgroup, turn);
       int const k_tiles = add_slices(total, accumulators, a, b, pipeline, transposed, at, release, scheduler, work);
       if constexpr (Config::kPromote) {
-        accumulators.template multiply<Traits::kOverlapsEpilogue>(a, b, stages(), work.k_tiles,
-                                                        Mainloop::scales(shared, m - work.m, work.n));
+        accumulators.template multiply<Traits::kOverlapsEpilogue>(
+            a, b, stages(), work.k_tiles, Mainloop::scales(shared, m - work.m, work.n), filled_blocks(work, m));
         begin(accumulators, a, b, stages, scheduler, index + stride);
       } else {
         if (work.k_tiles == 0) accumulators.clear();
@@ -74,7 +74,7 @@ struct WgmmaConsumer {
             Mainloop::mma_step(accumulators, operand, fragment, before, b, pipeline, transposed, at, release, first);
           });
         } else {
-          Mainloop::mma(accumulators, a, b, pipeline, transposed, at, release, k_tiles);
+          Mainloop::mma(accumulators, a, b, pipeline, transposed, at, release, k_tiles, filled_blocks(work, m));
         }
       }
       if constexpr (Traits::kPingpong) storage.pingpong_order().pass(warpgroup, lane);
@@ -90,6 +90,14 @@ struct WgmmaConsumer {
  private:
   __device__ static bool is_stored(Work const&) { return true; }
   __device__ static bool is_stored(SharedWork const& work) { return work.split == 0; }
+
+  /// The blocks of 64 rows from row m on that hold rows of the tile's group. MMAs of the others would be wasted.
+  __device__ static int filled_blocks([[maybe_unused]] Unit const& work, [[maybe_unused]] int m) {
+    if constexpr (Traits::kGroupedM)
+      return (work.end - m + 63) / 64;
+    else
+      return Traits::kBlocks;
+  }
 
   /// The place of C's matrix, for batches in which that is not its index.
   __device__ static int place_c(Work const&) { return 0; }
