@@ -103,6 +103,5 @@ def combine(
     if out is None:
         out = allocate(y, shape_of_sums(rows, slots), rows.dtype, rows.device, stream)
     bound = bind_combine(rows, slots, weight, first, view(out, "out", handle))
-    if 0 not in bound.out.shape:
-        CombineLaunch(bound, handle).launch(handle)
+    CombineLaunch(bound, handle).launch(handle)
     return out

@@ -76,6 +76,15 @@ def torch_stream() -> Callable[[int], int]:
     return get or (lambda device: int(torch.cuda.current_stream(device).cuda_stream))
 
 
+def allocates(a: Any) -> bool:
+    """Whether the library of ``a`` can allocate tensors for a call."""
+    return is_torch(a) or _is_cupy(a)
+
+
+def _is_cupy(a: Any) -> bool:
+    return type(a).__module__.partition(".")[0] == "cupy"
+
+
 def allocate(a: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, stream: Stream | None) -> Any:
     """Allocate a packed tensor with the library of ``a``, PyTorch or CuPy, for a stream that will write it;
     OperandError for other libraries."""
@@ -88,7 +97,7 @@ def allocate(a: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, stre
         with cuda.stream(cuda.ExternalStream(handle, device=a.device)):
             return empty(shape, device=a.device)
     typestr = DTYPES[dtype].typestr
-    if type(a).__module__.partition(".")[0] == "cupy" and typestr is not None:
+    if _is_cupy(a) and typestr is not None:
         cupy = importlib.import_module("cupy")
         # CuPy also reuses memory in stream order: allocate on the stream that will write it.
         with a.device, cupy.cuda.ExternalStream(handle_of(a, stream)):

@@ -41,6 +41,9 @@ class CombineLaunch:
 
     def __init__(self, bound: BoundCombine, stream: int) -> None:
         """Load the kernel, unless ``stream`` is being captured."""
+        self._prepared = None
+        if 0 in bound.out.shape:
+            return
         device, kind = bound.y.device, bound.kind
         function = _loaded(device, kind, stream, combining.ENTRY, lambda: combining.emit_combining(kind))
         job, ctas = combine_job(bound)
@@ -49,8 +52,9 @@ class CombineLaunch:
         self._prepared = PreparedLaunch(device, combining.ENTRY, function, ctas, combining.THREADS, 0, arguments)
 
     def launch(self, stream: int) -> None:
-        """Launch on a stream of the GPU."""
-        self._prepared.launch(stream)
+        """Launch on a stream of the GPU, unless ``out`` is empty."""
+        if self._prepared:
+            self._prepared.launch(stream)
 
 
 def route_job(bound: BoundRoute) -> tuple[bytes, int]:

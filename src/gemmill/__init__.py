@@ -4,10 +4,10 @@
     >>> a, b = (torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     >>> d = gemmill.matmul(a, b)
 
-``matmul``, ``grouped_matmul`` and ``array_matmul`` run GEMMs; ``plan`` prepares one for repeated launches; ``route``
-and ``combine`` lead from tokens to the groups of their experts and back. A ``Registry`` has the kernels of manifests
-and packs, and selects the one for a problem. Names are imported on first use, so ``import gemmill`` is cheap and needs
-neither CUDA nor a GPU.
+``matmul``, ``grouped_matmul`` and ``array_matmul`` run GEMMs; ``plan`` prepares one for repeated launches; ``moe``
+runs a layer of experts, and ``route`` and ``combine`` lead from tokens to the groups of their experts and back. A
+``Registry`` has the kernels of manifests and packs, and selects the one for a problem. Names are imported on first use,
+so ``import gemmill`` is cheap and needs neither CUDA nor a GPU.
 """
 
 from __future__ import annotations
@@ -55,6 +55,10 @@ if TYPE_CHECKING:
     from gemmill.runtime.api.grouped import grouped_matmul as grouped_matmul
     from gemmill.runtime.api.matmul import matmul as matmul
     from gemmill.runtime.api.matmul import plan as plan
+    from gemmill.runtime.api.moe import MoePlan as MoePlan
+    from gemmill.runtime.api.moe import interleaved as interleaved
+    from gemmill.runtime.api.moe import moe as moe
+    from gemmill.runtime.api.moe import plan_moe as plan_moe
     from gemmill.runtime.api.routing import Routing as Routing
     from gemmill.runtime.api.routing import combine as combine
     from gemmill.runtime.api.routing import route as route
@@ -75,6 +79,7 @@ _HOMES = {
     "GemmProblem": "gemmill.library.problem",
     "Gpu": "gemmill.library.arch",
     "KernelSet": "gemmill.library.manifest.kernelset",
+    "MoePlan": "gemmill.runtime.api.moe",
     "Pack": "gemmill.runtime.storage.pack",
     "Plan": "gemmill.runtime.launch.plan",
     "Registry": "gemmill.runtime.registry",
@@ -84,9 +89,12 @@ _HOMES = {
     "array_matmul": "gemmill.runtime.api.grouped",
     "combine": "gemmill.runtime.api.routing",
     "grouped_matmul": "gemmill.runtime.api.grouped",
+    "interleaved": "gemmill.runtime.api.moe",
     "load_manifest": "gemmill.library.manifest.load",
     "matmul": "gemmill.runtime.api.matmul",
+    "moe": "gemmill.runtime.api.moe",
     "plan": "gemmill.runtime.api.matmul",
+    "plan_moe": "gemmill.runtime.api.moe",
     "route": "gemmill.runtime.api.routing",
     **dict.fromkeys(
         (

@@ -1,11 +1,15 @@
-"""What ``route`` and ``combine`` must give, by NumPy."""
+"""What ``route`` and ``combine`` must give, by NumPy, and tensors for kernels that are carried out on the host."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from tests.cases.ptx import fused
+from tests.cases.ptx import Memory, fused, rounded
+
+from gemmill.emitters.combining import BITS
+from gemmill.library.dtypes import DTypeName
+from gemmill.runtime.operands.tensors import TensorView
 
 
 def routed(ids: Any, experts: int) -> tuple[Any, Any, Any]:
@@ -29,3 +33,32 @@ def combined(y: Any, places: Any, weights: Any = None, add: Any = None) -> Any:
                 weight = np.float32(1 if weights is None else weights[token, slot])
                 sums[token] = fused(np.full_like(sums[token], weight), y[place], sums[token])
     return sums
+
+
+Bits = tuple[Any, TensorView]
+"""The bits of a tensor, and its view."""
+
+
+class Host:
+    """Tensors in memory of the host, which kernels that are carried out there read and write."""
+
+    def __init__(self, seed: int) -> None:
+        self.memory = Memory()
+        self.generator = np.random.default_rng(seed)
+        self.bits: dict[int, Any] = {}
+        """The bits of tensors by address."""
+
+    def tensor(self, dtype: DTypeName, shape: tuple[int, ...], pitch: int = 0, offset: int = 0) -> Bits:
+        """A tensor of random values, whose rows are ``pitch`` elements longer than they need to be, and which begins
+        ``offset`` elements after an aligned address."""
+        size = BITS.get(dtype, 32) // 8
+        row = shape[-1] + pitch
+        strides = (shape[-2] * row if len(shape) > 1 else 0, row, 1)[-len(shape) :]
+        store = np.zeros(offset + int(np.prod(shape[:-1])) * row, f"u{size}")
+        base = self.memory.put(store)
+        bits = np.lib.stride_tricks.as_strided(store[offset:], shape, [size * s for s in strides])
+        if dtype != "s32":
+            values = np.where(self.generator.random(shape) < 0.25, -0.0, self.generator.standard_normal(shape))
+            bits[...] = rounded(values.astype(np.float32), dtype)
+        self.bits[base + offset * size] = bits
+        return bits, TensorView(base + offset * size, shape, strides, dtype, 0)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.cases.ptx import Kernel, Memory, as_f32, rounded
-from tests.cases.routing import combined, routed
+from tests.cases.ptx import Kernel, as_f32, rounded
+from tests.cases.routing import Bits, Host, combined, routed
 
 from gemmill.emitters import combining, routing
 from gemmill.library.dtypes import DTypeName
@@ -17,33 +15,6 @@ from gemmill.runtime.operands.routing import bind_combine, bind_route
 from gemmill.runtime.operands.tensors import TensorView
 
 FLOATS: tuple[DTypeName, ...] = ("bf16", "f16", "f32")
-
-Bits = tuple[Any, TensorView]
-"""The bits of a tensor, and its view."""
-
-
-class Host:
-    """Tensors in memory of the host."""
-
-    def __init__(self, seed: int) -> None:
-        self.memory = Memory()
-        self.generator = np.random.default_rng(seed)
-
-    def tensor(
-        self, dtype: DTypeName, shape: tuple[int, ...], pitch: int = 0, offset: int = 0
-    ) -> tuple[Any, TensorView]:
-        """A tensor of random values, whose rows are ``pitch`` elements longer than they need to be, and which begins
-        ``offset`` elements after an aligned address."""
-        size = combining.BITS.get(dtype, 32) // 8
-        row = shape[-1] + pitch
-        strides = (row, 1)[-len(shape) :]
-        store = np.zeros(offset + int(np.prod(shape[:-1])) * row, f"u{size}")
-        base = self.memory.put(store)
-        bits = np.lib.stride_tricks.as_strided(store[offset:], shape, [size * s for s in strides])
-        if dtype != "s32":
-            values = np.where(self.generator.random(shape) < 0.25, -0.0, self.generator.standard_normal(shape))
-            bits[...] = rounded(values.astype(np.float32), dtype)
-        return bits, TensorView(base + offset * size, shape, strides, dtype, 0)
 
 
 @settings(max_examples=15, deadline=None)

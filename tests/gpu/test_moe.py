@@ -1,0 +1,228 @@
+"""``moe`` on a GPU, beside a plain reference in float64, and to the bit where every sum is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+from tests.gpu.harness import torch
+
+import gemmill
+
+pytestmark = pytest.mark.gpu
+
+LIMIT = 7.0
+OPENAI = "g = min(gate + bg[n], limit); u = clamp(up + bu[n], -limit, limit); d = (u + 1) * g * sigmoid(1.702 * g)"
+TOKENS, SLOTS, EXPERTS, HIDDEN, INNER = 200, 4, 12, 256, 192
+
+
+def openai(gate: Any, up: Any) -> Any:
+    gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
+    return (up + 1) * gate * torch.sigmoid(1.702 * gate)
+
+
+def gated(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda gate, up: function(gate) * up
+
+
+functional = torch.nn.functional
+ACTIVATIONS: dict[str, tuple[int, Callable[..., Any]]] = {
+    "silu": (8, gated(functional.silu)),
+    "gelu": (8, gated(functional.gelu)),
+    "gelu_tanh": (8, gated(lambda x: functional.gelu(x, approximate="tanh"))),
+    "relu": (8, gated(functional.relu)),
+    "d = silu(gate) * up": (1, gated(functional.silu)),
+    OPENAI: (1, openai),
+    "d = relu(acc) * relu(acc)": (0, lambda sums: functional.relu(sums).square()),
+}
+"""By the activation of a call: the rows of a run in w1, and what it computes of gate and up."""
+
+
+def parted(rows: Any, run: int) -> tuple[Any, ...]:
+    """Gate and up of values (..., N), or the values themselves for an activation without a gate."""
+    if not run:
+        return (rows,)
+    runs = rows.unflatten(-1, (-1, 2, run))
+    return runs[..., 0, :].flatten(-2), runs[..., 1, :].flatten(-2)
+
+
+class Layer(NamedTuple):
+    """Operands of a layer, and what its experts give for each token."""
+
+    x: Any
+    w1: Any
+    w2: Any
+    y: Any
+    """(experts, tokens, H) in float64."""
+    errors: Any
+    """Bounds of the errors of ``y``."""
+    keywords: dict[str, Any]
+
+    def check(self, out: Any, ids: Any, weights: Any) -> None:
+        """``out`` is the sum of the experts of each token, within the errors of its roundings."""
+        used = (ids >= 0) & (ids < len(self.y))
+        at = ids.long().where(used, 0), torch.arange(len(ids), device="cuda")[:, None]
+        factors = weights.double().where(used, 0)[..., None]
+        wanted = (factors * self.y[at]).sum(1)
+        error = (factors.abs() * self.errors[at]).sum(1) + wanted.abs() * 2 * torch.finfo(out.dtype).eps
+        wrong = ~((out.double() - wanted).abs() <= error + 1e-6)
+        assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} are wrong, first {wrong.nonzero()[:1].tolist()}"
+
+
+def layer_of(activation: str, dtype: Any, tokens: int = TOKENS, *, columns_first: bool = False) -> Layer:
+    run, compute = ACTIVATIONS[activation]
+    torch.manual_seed(len(activation))
+
+    def drawn(*shape: int, scale: float = 1.0) -> Any:
+        return (torch.randn(shape, device="cuda") * scale).to(dtype)
+
+    x = drawn(tokens, HIDDEN)
+    w1 = drawn(EXPERTS, INNER * (2 if run else 1), HIDDEN, scale=HIDDEN**-0.5)
+    w2, b2 = drawn(EXPERTS, HIDDEN, INNER, scale=INNER**-0.5), drawn(EXPERTS, HIDDEN)
+    if columns_first:
+        w1, w2 = w1.mT.contiguous().mT, w2.mT.contiguous().mT
+    keywords: dict[str, Any] = {"activation": activation, "b2": b2}
+    sums = torch.einsum("th,enh->etn", x.double(), w1.double())
+    slack = 2.0**-20 * torch.einsum("th,enh->etn", x.double().abs(), w1.double().abs())
+    parts = parted(sums, run)
+    if activation == OPENAI:
+        bias = {"bg": drawn(EXPERTS, INNER), "bu": drawn(EXPERTS, INNER)}
+        keywords |= {**bias, "limit": LIMIT}
+        parts = tuple(part + b.double()[:, None] for part, b in zip(parts, bias.values(), strict=True))
+    inner, eps = compute(*parts), torch.finfo(dtype).eps
+    beside = sum(2 * (1 + part.abs()) for part in parts)  # a bound of the slope
+    error = eps * inner.abs() + sum(part * beside for part in parted(slack, run))
+    y = torch.einsum("etf,ehf->eth", inner, w2.double()) + b2.double()[:, None]
+    error = torch.einsum("etf,ehf->eth", error + 2.0**-20 * inner.abs(), w2.double().abs()) + eps * y.abs()
+    return Layer(x, w1, w2, y, error, keywords)
+
+
+DISTRIBUTIONS = ("uniform", "zipf", "one", "single", "none", "beyond")
+
+
+def ids_of(how: str, tokens: int, slots: int, experts: int) -> Any:
+    """Experts of tokens, int32."""
+    shape = tokens, slots
+    if how == "uniform":
+        ids = torch.rand(tokens, experts, device="cuda").topk(min(slots, experts)).indices
+        ids = torch.cat([ids, ids.new_full((tokens, slots - ids.shape[1]), -1)], 1)
+    elif how == "zipf":
+        ids = (torch.rand(shape, device="cuda").reciprocal() - 1).clamp(max=experts - 1)
+    elif how == "one":
+        ids = torch.full(shape, experts // 2, device="cuda")
+    elif how == "single":  # one token for an expert, and the others for none
+        ids = torch.arange(tokens * slots, device="cuda").view(shape)
+    elif how == "none":
+        ids = torch.full(shape, -1, device="cuda")
+    else:
+        ids = torch.randint(-2, experts + 2, shape, device="cuda")
+    return ids.int()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation(activation: str, dtype: Any) -> None:
+    layer = layer_of(activation, dtype)
+    for how in DISTRIBUTIONS:
+        ids, weights = ids_of(how, TOKENS, SLOTS, EXPERTS), torch.rand(TOKENS, SLOTS, device="cuda")
+        layer.check(gemmill.moe(layer.x, layer.w1, layer.w2, ids, weights, **layer.keywords), ids, weights)
+
+
+def test_weights_may_be_stored_by_columns_and_ids_have_64_bits() -> None:
+    layer = layer_of("d = silu(gate) * up", torch.bfloat16, columns_first=True)
+    ids, weights = ids_of("uniform", TOKENS, SLOTS, EXPERTS).long(), torch.rand(TOKENS, SLOTS, device="cuda").bfloat16()
+    out = torch.empty(TOKENS, HIDDEN, device="cuda")
+    assert gemmill.moe(layer.x, layer.w1, layer.w2, ids, weights, out=out, **layer.keywords) is out
+    layer.check(out, ids, weights)
+
+
+@pytest.mark.parametrize(("tokens", "slots"), [(0, 4), (1, 1), (3, 0), (1, 16), (40, 16)])
+def test_few_tokens(tokens: int, slots: int) -> None:
+    layer = layer_of("silu", torch.bfloat16, tokens)
+    ids, weights = ids_of("beyond", tokens, slots, EXPERTS), torch.ones(tokens, slots, device="cuda")
+    layer.check(gemmill.moe(layer.x, layer.w1, layer.w2, ids, None, **layer.keywords), ids, weights)
+
+
+def test_x_may_be_overwritten() -> None:
+    layer = layer_of("silu", torch.bfloat16)
+    ids, weights = ids_of("uniform", TOKENS, SLOTS, EXPERTS), torch.rand(TOKENS, SLOTS, device="cuda")
+    x = layer.x.clone()
+    assert gemmill.moe(x, layer.w1, layer.w2, ids, weights, out=x, **layer.keywords) is x
+    layer.check(x, ids, weights)
+
+
+def test_a_token_has_the_same_bits_in_every_batch() -> None:
+    layer = layer_of("silu", torch.bfloat16)
+    ids, weights = ids_of("uniform", TOKENS, SLOTS, EXPERTS), torch.rand(TOKENS, SLOTS, device="cuda")
+    keywords = layer.keywords | {"bits": "invariant"}
+    whole = gemmill.moe(layer.x, layer.w1, layer.w2, ids, weights, **keywords)
+    for tokens in (1, 7, 100):
+        part = gemmill.moe(layer.x[:tokens], layer.w1, layer.w2, ids[:tokens], weights[:tokens], **keywords)
+        assert torch.equal(part, whole[:tokens])
+
+
+def test_a_call_can_be_captured() -> None:
+    layer = layer_of("silu", torch.bfloat16)
+    ids, weights = ids_of("uniform", TOKENS, SLOTS, EXPERTS), torch.rand(TOKENS, SLOTS, device="cuda")
+    arguments = layer.x, layer.w1, layer.w2, ids, weights
+    gemmill.moe(*arguments, **layer.keywords)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = gemmill.moe(*arguments, **layer.keywords)
+    for how in DISTRIBUTIONS:
+        ids.copy_(ids_of(how, TOKENS, SLOTS, EXPERTS))
+        graph.replay()
+        layer.check(out, ids, weights)
+
+
+def signature(seed: int) -> tuple[int, int, int, int, int]:
+    """Tokens, slots, experts, H and F of a fuzzed layer."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def one_of(*values: int) -> int:
+        return values[int(torch.randint(len(values), (), generator=draw))]
+
+    experts = one_of(1, 2, 5, 16, 40, 128)
+    return (
+        one_of(1, 3, 17, 64, 200, 700),
+        one_of(1, 2, 4, 8, 10),
+        experts,
+        one_of(64, 136, 256, 520),
+        one_of(8, 64, 200),
+    )
+
+
+def check_layers(seed: int, count: int) -> None:
+    """Compare a plan with a reference to the bit, for many distributions of the tokens.
+
+    A token has at most 16 elements that are not 0, and a row of the second weights one, so that bf16 has all values.
+    """
+    tokens, slots, experts, hidden, inner = signature(seed)
+    torch.manual_seed(seed)
+    x = torch.zeros(tokens, hidden, device="cuda", dtype=torch.bfloat16)
+    x.scatter_(1, torch.randint(hidden, (tokens, 16), device="cuda"), 1)
+    w1 = torch.randint(-1, 2, (experts, 2 * inner, hidden), device="cuda").bfloat16()
+    w2 = torch.zeros(experts, hidden, inner, device="cuda", dtype=torch.bfloat16)
+    w2.scatter_(2, torch.randint(inner, (experts, hidden, 1), device="cuda"), -1)
+    ids = torch.zeros(tokens, slots, dtype=torch.int32, device="cuda")
+    weights, out = torch.zeros(tokens, slots, device="cuda"), torch.zeros(tokens, hidden, device="cuda")
+    gate, up = parted(torch.einsum("th,enh->etn", x.float(), w1.float()), 8)
+    y = torch.einsum("etf,ehf->eth", gate.relu() * up, w2.float())
+    with gemmill.plan_moe(x, w1, w2, ids, weights, activation="relu", out=out) as plan:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            plan()
+        for i in range(count):
+            ids.copy_(ids_of(DISTRIBUTIONS[i % len(DISTRIBUTIONS)], tokens, slots, experts))
+            weights.copy_(torch.randint(1, 9, (tokens, slots), device="cuda") / 4)
+            (graph.replay if i % 2 else plan)()
+            used = (ids >= 0) & (ids < experts)
+            rows = y[ids.long().where(used, 0), torch.arange(tokens, device="cuda")[:, None]]
+            wanted = (rows * weights.where(used, 0)[..., None]).sum(1)
+            assert torch.equal(out, wanted), f"layer {i} of {signature(seed)}"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_layers_to_the_bit(seed: int) -> None:
+    check_layers(seed, 60)

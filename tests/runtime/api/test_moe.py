@@ -1,0 +1,185 @@
+"""``moe``: what its operands may be, and its launches, carried out on the host. Nothing needs a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.cases.exporter import on_gpu
+from tests.cases.ptx import Kernel, as_f32, rounded
+from tests.cases.routing import Host
+
+import gemmill
+from gemmill.emitters import combining, routing
+from gemmill.emitters.combining import emit_combining
+from gemmill.library.errors import KeywordError, OperandError
+from gemmill.runtime.api.moe import Layer, bind_layer
+from gemmill.runtime.launch.routing import combine_job, route_job
+from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.routing import BoundCombine
+from gemmill.runtime.operands.tensors import TensorView, view
+
+TENSORS = {
+    "x": on_gpu((64, 256)),
+    "w1": on_gpu((16, 192, 256)),
+    "w2": on_gpu((16, 256, 96)),
+    "topk_ids": on_gpu((64, 8), "s32"),
+    "topk_weights": on_gpu((64, 8), "f32"),
+    "out": on_gpu((64, 256)),
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"x": on_gpu((256,))}, r"x has shape \(256,\); it must be \(tokens, H\)"),
+        ({"w1": on_gpu((192, 256))}, r"w1 has shape .* it must be \(experts, 2 F, H\), as the activation is `d = silu"),
+        ({"w2": on_gpu((16, 96, 256))}, r"w1 has shape .* it must have shape \(16, 512, 256\)"),
+        ({"w1": on_gpu((16, 96, 256))}, r"w1 has shape \(16, 96, 256\); .* it must have shape \(16, 192, 256\)"),
+        ({"activation": "d = relu(acc)"}, r"w1 has shape \(16, 192, 256\); .* it must have shape \(16, 96, 256\)"),
+        ({"w1": on_gpu((16, 184, 256)), "w2": on_gpu((16, 256, 92))}, "N must be a multiple of 16"),
+        ({"topk_ids": on_gpu((63, 8), "s32")}, r"x has shape \(64, 256\); .* it must have shape \(63, 256\)"),
+        ({"topk_ids": on_gpu((64, 8), "f32")}, "topk_ids is f32; it must be int32"),
+        ({"topk_ids": on_gpu((64, 8), "s32", strides=(1, 64))}, "topk_ids has strides .* contiguous"),
+        ({"topk_weights": on_gpu((64, 7), "f32")}, r"topk_weights has shape \(64, 7\)"),
+        ({"topk_weights": on_gpu((64, 8), "s32")}, "weights is s32; it must be bf16, f16 or f32"),
+        ({"b2": on_gpu((256,))}, r"b2 has shape \(256,\); .* it must have shape \(16, 256\)"),
+        ({"out": on_gpu((64, 255))}, r"out has shape \(64, 255\)"),
+        ({"w1": on_gpu((16, 192, 256), "f16")}, "w1 is f16; x, w1 and w2 must all be bf16, or all f16"),
+        ({"x": on_gpu((64, 256), "e4m3")}, "x is e4m3"),
+        ({"w2": on_gpu((16, 256, 96), gpu=1)}, "w2 is on GPU 1 and x is on GPU 0"),
+        ({"x": on_gpu((64, 256), strides=(512, 2))}, "x has strides .* its rows must be contiguous"),
+        ({"w1": on_gpu((16, 192, 256), strides=(98304, 512, 2))}, "w1 has strides .* rows or its columns must be cont"),
+        ({"activation": "swish"}, "swish"),
+        ({"activation": "d = silu(gate"}, "epilogue: "),
+        ({"activation": 3}, "epilogue is 3"),
+    ],
+)
+def test_what_moe_refuses(changed: dict[str, Any], says: str) -> None:
+    with pytest.raises(OperandError, match=says):
+        bound(**changed)
+
+
+@pytest.mark.parametrize("function", [gemmill.moe, gemmill.plan_moe])
+def test_calls_are_checked_before_memory_is_allocated(function: Callable[..., Any]) -> None:
+    x, w1, w2, ids, weights, out = TENSORS.values()
+    for wanted in (None, out):
+        with pytest.raises(OperandError, match=r"w1 has shape"):
+            function(x, w2, w2, ids, weights, out=wanted)
+        with pytest.raises(OperandError, match=r"x is a Exporter; .*moe allocates memory with the library of x"):
+            function(x, w1, w2, ids, weights, out=wanted)
+
+
+def test_other_keywords_are_refused() -> None:
+    with pytest.raises(KeywordError, match=r"unexpected argument 'autotune'"):
+        bound(operands={"autotune": 3})
+    with pytest.raises(KeywordError, match=r"bias is passed, but the epilogue .* does not use it"):
+        bound(operands={"bias": on_gpu((16, 96))})
+
+
+def bound(operands: Any = None, activation: str = "silu", **changed: Any) -> Layer:
+    views = {name: view(x, name) for name, x in (TENSORS | changed).items()}
+    return bind_layer(views, activation, operands or {}, {"stream": 0}, lambda shape, dtype: on_gpu(shape, dtype))
+
+
+def test_problems_have_a_row_for_each_slot() -> None:
+    layer = bound(activation="d = silu(gate8 + g[n]) * (up8 + u[n])", operands={x: on_gpu((16, 96)) for x in "gu"})
+    first, second = layer.first.problem, layer.second.problem
+    assert (first.batching, first.m, first.n, first.k, first.batch) == ("grouped", 512, 192, 256, 16)
+    assert (second.batching, second.m, second.n, second.k, second.batch) == ("grouped", 512, 256, 96, 16)
+    assert first.epilogue == "d = silu(gate8 + g.bf16[n]) * (up8 + u.bf16[n])"
+    assert bound(b2=on_gpu((16, 256))).second.problem.epilogue == "d = acc + b2.bf16[n]"
+
+
+def test_both_products_have_the_bits_of_the_call() -> None:
+    views = {name: view(x, name) for name, x in TENSORS.items()}
+    layer = bind_layer(views, "silu", {}, {"stream": 7, "bits": "invariant"}, on_gpu)
+    for gemm in (layer.first, layer.second):
+        assert (gemm.options.bits, gemm.stream) == ("invariant", 7)
+
+
+@pytest.mark.parametrize("tokens", [0, 64])
+def test_a_layer_without_work_is_bound(tokens: int) -> None:
+    layer = bound(
+        x=on_gpu((tokens, 256)),
+        topk_ids=on_gpu((tokens, 0), "s32"),
+        topk_weights=on_gpu((tokens, 0), "f32"),
+        out=on_gpu((tokens, 256)),
+    )
+    assert layer.first.bound.is_empty
+
+
+def test_interleaved_rows_are_those_of_gate8() -> None:
+    weights = np.arange(3 * 32 * 2).reshape(3, 32, 2)
+    order = [*range(8), *range(16, 24), *range(8, 16), *range(24, 32)]
+    assert np.array_equal(gemmill.interleaved(weights), weights[:, order])
+    assert np.array_equal(gemmill.interleaved(weights[..., 0]), weights[:, order, 0])
+    with pytest.raises(OperandError, match=r"gate_up has shape \(3, 24, 2\)"):
+        gemmill.interleaved(weights[:, :24])
+
+
+def carried_out(host: Host, layer: Layer, activation: Callable[[Any], Any], bias: Any) -> None:
+    """Carry out the launches of a layer; PTX as it is, products by NumPy."""
+
+    def array(tensor: TensorView) -> Any:
+        bits = host.bits[tensor.ptr]
+        steps = [step * bits.itemsize for step in tensor.strides]
+        return np.lib.stride_tricks.as_strided(bits, tensor.shape, steps)
+
+    def combine(step: BoundCombine) -> None:
+        job, ctas = combine_job(step)
+        Kernel(emit_combining(step.kind)).launch(host.memory, job, ctas, combining.THREADS)
+
+    def multiply(gemm: GemmCall, finish: Callable[[Any, int], Any]) -> None:
+        a, b, offsets, out = (array(gemm.tensors[name]) for name in ("a", "b", "offsets", "out"))
+        begin = 0
+        for expert, end in enumerate(offsets.view(np.int32).tolist()):
+            sums = as_f32(a[begin:end], "bf16") @ as_f32(b[expert], "bf16")
+            out[begin:end] = rounded(finish(sums, expert), "bf16")
+            begin = end
+
+    job, ctas = route_job(layer.route)
+    Kernel(routing.emit_routing()).launch(host.memory, job, ctas, routing.THREADS)
+    combine(layer.gather)
+    multiply(layer.first, lambda sums, _: activation(sums))
+    multiply(layer.second, lambda sums, expert: sums + bias[expert])
+    combine(layer.combine)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 9), st.integers(0, 3), st.integers(1, 4), st.booleans(), st.integers(0, 99))
+def test_launches_give_the_sums_of_each_token(tokens: int, slots: int, experts: int, gated: bool, seed: int) -> None:
+    host, hidden, inner = Host(seed), 24, 16
+    shapes = {
+        "x": (tokens, hidden),
+        "w1": (experts, inner * (2 if gated else 1), hidden),
+        "w2": (experts, hidden, inner),
+        "b2": (experts, hidden),
+        "topk_weights": (tokens, slots),
+    }
+    tensors = {name: host.tensor("f32" if name == "topk_weights" else "bf16", shape) for name, shape in shapes.items()}
+    tensors |= {"topk_ids": host.tensor("s32", (tokens, slots)), "out": host.tensor("f32", (tokens, hidden))}
+    ids = host.generator.integers(-1, experts + 1, (tokens, slots)).astype(np.int32)
+    tensors["topk_ids"][0][...] = ids.view(np.uint32)
+    x, w1, w2, b2, weights = (as_f32(tensors[name][0], tensors[name][1].dtype) for name in shapes)
+
+    def activation(sums: Any) -> Any:
+        if not gated:
+            return np.maximum(sums, 0)
+        runs = sums.reshape(*sums.shape[:-1], inner // 8, 2, 8)
+        return (np.maximum(runs[..., 0, :], 0) * runs[..., 1, :]).reshape(*sums.shape[:-1], inner)
+
+    views = {name: x for name, (_, x) in tensors.items()}
+    text = "relu" if gated else "d = relu(acc)"
+    layer = bind_layer(views, text, {}, {"stream": 0}, lambda shape, dtype: host.tensor(dtype, shape)[1])
+    carried_out(host, layer, activation, b2)
+    wanted = np.zeros((tokens, hidden))
+    for token, slot in np.argwhere((ids >= 0) & (ids < experts)):
+        expert = ids[token, slot]
+        y = activation(x[token].astype(float) @ w1[expert].T) @ w2[expert].T + b2[expert]
+        wanted[token] += weights[token, slot] * y
+    assert np.allclose(as_f32(tensors["out"][0], "f32"), wanted, rtol=0.02, atol=0.2)
