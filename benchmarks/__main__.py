@@ -13,6 +13,7 @@ PROGRAMS = {
     "sustained": "random large layers at the power limit, relative to cuBLAS and cuBLASLt",
     "picture": "draw the records of sustained as an SVG; no GPU",
     "deepgemm": "relative to DeepGEMM, in bursts and at the power limit",
+    "moe": "layers of mixtures of experts, relative to PyTorch and Triton, in bursts and at the power limit",
     "models": "PyTorch models with enabled(): time, accuracy, coverage",
     "training": "training steps of a Llama with enabled(): time, loss",
     "host": "host time of a call from PyTorch",

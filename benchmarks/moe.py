@@ -1,0 +1,360 @@
+"""Layers of mixtures of experts in bf16: gemmill, PyTorch and a Triton baseline, in bursts and under sustained load.
+
+A layer sorts tokens by expert, multiplies them by the gate and up weights (FC1), applies silu(gate) * up, multiplies by
+the down weights (FC2), and adds up the weighted rows of each token. PyTorch is the fastest composition of its
+operations, as in transformers. The Triton baseline works as vLLM's fused layer, with the fastest of several tiles.
+
+Tokens choose experts uniformly, by Zipf's law (the probability of an expert is 1 / its rank), or all the same one.
+Calls rotate over sets of tokens, so that the weights come from DRAM.
+
+A burst is a CUDA graph of a millisecond, in interleaved rounds. Under sustained load, each side runs alone for a turn,
+of which the second half is timed. "eager" is gemmill and PyTorch without graphs, in bursts. The program prints the
+times of the others divided by gemmill's, with quartiles over rounds or turns; the share of 4 TB/s that a layer needs to
+read the weights in use and tokens, and to write results; the time of each part alone; and the norm of the errors of
+sampled tokens, relative to float64. Results are written as JSON. Needs an NVIDIA GPU and PyTorch with Triton.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from gemmill.profiler.measure.graph_timing import Launch
+
+OURS, TORCH, TRITON = "gemmill", "PyTorch", "Triton"
+REGIMES = ("burst", "sustained")
+DISTRIBUTIONS = ("uniform", "zipf", "one")
+TOKENS = (64, 256, 1024, 4096, 16384)
+SAMPLE = 16
+"""Tokens whose results are compared with float64."""
+MOST_ERROR = 2**-6
+"""Largest norm of the errors of the sample, relative to that of its results."""
+
+
+class Layer(NamedTuple):
+    """A layer; its experts have a gate, and F hidden columns."""
+
+    hidden: int
+    inner: int
+    """F."""
+    experts: int
+    slots: int
+    """Experts of a token."""
+
+
+LAYERS = {
+    "Qwen3-30B": Layer(2048, 768, 128, 8),
+    "Qwen3-235B": Layer(4096, 1536, 128, 8),
+    "gpt-oss-120b": Layer(2880, 2880, 128, 4),
+    "DeepSeek-V3": Layer(7168, 2048, 256, 8),
+}
+
+
+def main() -> None:
+    """Run the benchmark: write records, and print figures."""
+    from benchmarks.common import Record, parser_of
+
+    from gemmill.runtime.registry import Registry
+
+    parser = parser_of(__doc__, rounds=9)
+    parser.add_argument("--layers", nargs="+", choices=LAYERS, default=[*LAYERS], help="(all)")
+    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS, help="(64 to 16384)")
+    parser.add_argument("--distributions", nargs="+", choices=DISTRIBUTIONS, default=DISTRIBUTIONS, help="(all)")
+    parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=REGIMES, help="(both)")
+    parser.add_argument("--turns", type=int, default=3, help="turns of each side under sustained load (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.4, help="length of a turn (%(default)s)")
+    arguments = parser.parse_args()
+    record = Record("moe", arguments, turns=arguments.turns, seconds=arguments.seconds)
+    registry = Registry()
+    warm([LAYERS[name] for name in arguments.layers], arguments.tokens, registry)
+    for name in arguments.layers:
+        weights = Weights(LAYERS[name])
+        for tokens, distribution in product(arguments.tokens, arguments.distributions):
+            case = {"layer": name, "tokens": tokens, "distribution": distribution}
+            for row in measure(case, weights, registry, arguments, record.telemetry):
+                record.add(row)
+                print(*lines(row), sep="\n", flush=True)
+        del weights  # before those of the next layer are allocated
+    print(f"records: {record.path}")
+
+
+def warm(layers: Sequence[Layer], tokens: Sequence[int], registry: Any) -> None:
+    """Compile gemmill's kernels in parallel. Errors occur again in the measurement, which reports them."""
+    from benchmarks.common import problem_of
+
+    from gemmill.library.errors import UnsupportedProblemError
+
+    names = set()
+    for (hidden, inner, experts, slots), count in product(layers, tokens):
+        for n, k, epilogue in ((2 * inner, hidden, "d = silu(gate) * up"), (hidden, inner, "linear")):
+            problem = problem_of("bf16", count * slots, n, k)
+            with suppress(UnsupportedProblemError):
+                names.add(registry.select(problem.but(batch=experts, batching="grouped", epilogue=epilogue)).name)
+    registry.warm([*names])
+
+
+class Weights:
+    """Random weights of a layer, for the baselines and for gemmill."""
+
+    def __init__(self, layer: Layer) -> None:
+        import torch
+
+        from gemmill.profiler.baselines.experts import Experts
+
+        torch.cuda.empty_cache()  # free the weights of the previous layer
+        self.layer = layer
+        hidden, inner, experts, _ = layer
+        torch.manual_seed(0)
+        made = partial(torch.empty, dtype=torch.bfloat16, device="cuda")
+        gate_up = made(experts, 2 * inner, hidden).normal_(std=hidden**-0.5)
+        self.plain = Experts(gate_up, made(experts, hidden, inner).normal_(std=inner**-0.5))
+        """As in checkpoints."""
+        self.gate_up = gate_up.view(experts, 2, inner, hidden).swapaxes(1, 2).reshape(experts, 2 * inner, hidden).mT
+        """In the order of gemmill's gate, (experts, H, 2 F)."""
+
+
+def tokens_of(layer: Layer, count: int, distribution: str, sets: int) -> list[Any]:
+    """Random tokens for each operand set; each set has its own order of popular experts."""
+    import torch
+
+    from gemmill.profiler.baselines.experts import Tokens
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = []
+    for index in range(sets):
+        torch.manual_seed(index)
+        if distribution == "one":
+            ids = torch.full((count, layer.slots), index % layer.experts)
+        else:
+            ranks = torch.randperm(layer.experts) + 1.0 if distribution == "zipf" else torch.ones(layer.experts)
+            keys = torch.rand(count, layer.experts).log() * ranks  # the largest are drawn as 1 / ranks say
+            ids = keys.topk(layer.slots).indices
+        weights = torch.rand(count, layer.slots).softmax(-1).bfloat16().float()
+        x = torch.randn(count, layer.hidden, dtype=torch.bfloat16, device=device)
+        found.append(Tokens(x, ids.int().to(device), weights.to(device)))
+    return found
+
+
+class Side(NamedTuple):
+    """One implementation of a layer."""
+
+    launch: Launch
+    """Launches on the operand set of an index."""
+    outputs: list[Any]
+    """The result of each operand set, after a launch."""
+    facts: dict[str, Any]
+    """What it chose."""
+    parts: Mapping[str, Launch] = {}
+    """Launches of its parts, in order."""
+
+
+def ours(weights: Weights, tokens: Sequence[Any], registry: Any) -> Side:
+    """gemmill's layer. Operand sets share all memory between the kernels."""
+    import torch
+
+    import gemmill
+
+    hidden, inner, experts, slots = weights.layer
+    total = tokens[0].ids.numel()
+    made = partial(torch.empty, dtype=torch.bfloat16, device="cuda")
+    whole = partial(torch.empty, dtype=torch.int32, device="cuda")
+    routing = gemmill.Routing(whole(experts), whole(total), whole(total // slots, slots))
+    x, h, y = (made(total, extent) for extent in (hidden, inner, hidden))
+    outputs = [torch.empty_like(own.x) for own in tokens]
+    plan: Any = partial(gemmill.plan, offsets=routing.offsets, registry=registry)
+    first = plan(x, weights.gate_up, out=h, epilogue="d = silu(gate) * up")
+    second = plan(h, weights.plain.down.mT, out=y)
+
+    def route(i: int) -> None:
+        gemmill.route(tokens[i].ids, experts, out=routing)
+
+    parts: dict[str, Launch] = {
+        "route": route,
+        "gather": lambda i: torch.index_select(tokens[i].x, 0, routing.rows, out=x),
+        "FC1": lambda i: first(),
+        "FC2": lambda i: second(),
+        "combine": lambda i: gemmill.combine(y, routing.places, tokens[i].weights, out=outputs[i]),
+    }
+    kernels = {name: own.choice.name for name, own in (("FC1", first), ("FC2", second))}
+
+    def launch(i: int) -> None:
+        for part in parts.values():
+            part(i)
+
+    return Side(launch, outputs, {"kernels": kernels}, parts)
+
+
+def pytorch(weights: Weights, tokens: Sequence[Any]) -> Side:
+    """PyTorch's layer."""
+    from gemmill.profiler.baselines.experts import composed
+
+    factors = [own.weights.bfloat16() for own in tokens]
+    outputs: list[Any] = [None] * len(tokens)
+
+    def launch(i: int) -> None:
+        outputs[i] = composed(tokens[i], factors[i], weights.plain)
+
+    return Side(launch, outputs, {})
+
+
+def triton(weights: Weights, tokens: Sequence[Any], stream: Any) -> Side:
+    """The layer of the Triton baseline, with the fastest tile."""
+    import torch
+
+    from gemmill.profiler.baselines.triton_experts import tuned
+
+    outputs = [torch.empty_like(own.x) for own in tokens]
+    layer = tuned(weights.plain, tokens, outputs, stream)
+    return Side(layer, outputs, {"tile": layer.tile._asdict()})
+
+
+class Repeated:
+    """Launches from the host, timed in place of a graph.
+
+    Args:
+        launch: launches on the operand set of an index.
+        sets: number of operand sets.
+        count: number of launches of a replay.
+    """
+
+    def __init__(self, launch: Launch, sets: int, count: int) -> None:
+        self._launch, self._sets, self._count = launch, sets, count
+
+    def replay(self) -> None:
+        """Launch all."""
+        for index in range(self._count):
+            self._launch(index % self._sets)
+
+
+def measure(
+    case: Mapping[str, Any], weights: Weights, registry: Any, arguments: argparse.Namespace, telemetry: Any
+) -> Iterator[dict[str, Any]]:
+    """A row for each regime; after an error, one row with the error instead of times."""
+    from gemmill.library.errors import GemmillError
+
+    try:
+        measured = Measured(weights, case["tokens"], case["distribution"], registry)
+        for regime in arguments.regimes:
+            yield {**case, "regime": regime, **measured.run(regime, arguments, telemetry)}
+    except (GemmillError, RuntimeError, AssertionError) as error:
+        yield {**case, "error": f"{type(error).__name__}: {error}"}
+
+
+class Measured:
+    """Measures a layer on random tokens, with the same graphs for all regimes.
+
+    Args:
+        weights: the weights of the layer.
+        count: the number of tokens.
+        distribution: how tokens choose experts.
+        registry: the kernels of gemmill.
+    """
+
+    def __init__(self, weights: Weights, count: int, distribution: str, registry: Any) -> None:
+        import torch
+
+        from gemmill.profiler.baselines.experts import reference
+        from gemmill.profiler.measure.graph_timing import REPLAY_US, time_rounds
+
+        torch.cuda.empty_cache()  # free the memory of the previous case
+        self._sets, self._stream = max(2, min(8, TOKENS[-1] // count)), torch.cuda.Stream()
+        self._weights, self._tokens = weights, tokens_of(weights.layer, count, distribution, self._sets)
+        sample = torch.linspace(0, count - 1, SAMPLE).long()
+        self._sample, self._wanted = sample, reference(self._tokens[0], weights.plain, sample)
+        own = ours(weights, self._tokens, registry)
+        us = min(time_rounds({OURS: self._capture(own.launch, self._sets)}, self._sets, 3)[OURS])
+        self._launches = math.ceil(REPLAY_US / (us * self._sets)) * self._sets
+        self._facts: dict[str, Any] = {"launches": self._launches, "errors": {}, "failed": {}}
+        self._graphs: dict[str, Any] = {}
+        self._add(OURS, own)
+        self._parts = {name: self._capture(part, self._launches) for name, part in own.parts.items()}
+        self._eager = {eager(OURS): Repeated(own.launch, self._sets, self._launches)}
+        for name, make in ((TORCH, pytorch), (TRITON, partial(triton, stream=self._stream))):
+            try:
+                side = make(weights, self._tokens)
+                self._add(name, side)
+            except Exception as error:  # noqa: BLE001 - an error of a baseline is a result, and the others go on
+                self._facts["failed"][name] = f"{type(error).__name__}: {error}"
+                continue
+            if name == TORCH:
+                self._eager[eager(name)] = Repeated(side.launch, self._sets, self._launches)
+
+    def _capture(self, launch: Launch, launches: int) -> Any:
+        from gemmill.profiler.measure.graph_timing import capture
+
+        return capture(launch, self._sets, launches, self._stream)
+
+    def _add(self, name: str, side: Side) -> None:
+        """Capture a side, and check its results of the sampled tokens."""
+        graph = self._capture(side.launch, self._launches)
+        error = float((side.outputs[0][self._sample].double() - self._wanted).norm() / self._wanted.norm())
+        assert error <= MOST_ERROR, f"{name} is wrong: the error is {error:.1e} of the results"
+        self._graphs[name] = graph
+        self._facts["errors"][name] = error
+        self._facts |= side.facts
+
+    def run(self, regime: str, arguments: argparse.Namespace, telemetry: Any) -> dict[str, Any]:
+        """Microseconds of a layer by round or turn, and what follows from them."""
+        from benchmarks.common import ratios
+
+        from gemmill.profiler.measure.graph_timing import time_rounds
+        from gemmill.profiler.measure.sustained_load import time_turns
+
+        state: dict[str, Any] = {}
+        if regime == "burst":
+            time_rounds(self._graphs, self._launches, 1)  # lets the clocks settle
+            us = time_rounds(self._graphs | self._eager, self._launches, arguments.rounds)
+            alone = time_rounds(self._parts, self._launches, arguments.rounds)
+            state["parts"] = {name: statistics.median(values) for name, values in alone.items()}
+        else:
+            every = frozenset(self._graphs)
+            found = time_turns(self._graphs, self._launches, arguments.seconds, arguments.turns, telemetry, every)
+            us = {name: values for name, (values, _) in found.items()}
+            state["watts"] = {name: reading.watts for name, (_, reading) in found.items()}
+            state["mhz"] = {name: reading.sm_mhz for name, (_, reading) in found.items()}
+        pairs = {TORCH: OURS, TRITON: OURS, eager(TORCH): eager(OURS)}
+        state["ratios"] = {theirs: ratios(us[theirs], us[own]) for theirs, own in pairs.items() if theirs in us}
+        middle = statistics.median(us[OURS])
+        return {**self._facts, "us": us, **state, **rates(self._weights.layer, self._tokens[0].ids, middle)}
+
+
+def eager(name: str) -> str:
+    """The label of a side without a graph."""
+    return f"{name}, eager"
+
+
+def rates(layer: Layer, ids: Any, us: float) -> dict[str, float]:
+    """TFLOP/s, and the share of DRAM's rate of a layer that reads the weights in use and tokens, and writes results."""
+    from gemmill.profiler.measure.graph_timing import PEAK_BYTES
+
+    hidden, inner, _, _ = layer
+    products = 3 * hidden * inner
+    moved = 2 * (products * len(ids.unique()) + 2 * len(ids) * hidden)
+    return {"tflops": 2 * products * ids.numel() / us / 1e6, "of_dram": moved / (us * 1e-6) / PEAK_BYTES}
+
+
+def lines(row: Mapping[str, Any]) -> Iterator[str]:
+    """The text of a row: times and ratios, then parts, errors and choices where they are new."""
+    what = f"{row['layer']:12} {row['tokens']:6} tokens {row['distribution']:7}"
+    if "error" in row:
+        yield f"{what} failed: {row['error'].splitlines()[0]}"
+        return
+    us = {name: statistics.median(values) for name, values in row["us"].items()}
+    own = f"{OURS} {us[OURS]:8.1f} us, {row['tflops']:5.1f} TFLOP/s, {row['of_dram']:4.0%} of DRAM"
+    others = (
+        f"{name} {us[name]:8.1f} us {middle:.3f} ({low:.3f} to {high:.3f})"
+        for name, (middle, low, high) in row["ratios"].items()
+    )
+    yield "  ".join((f"{what} {row['regime']:9} {own}", *others))
+    yield from (f"    {name} failed: {error.splitlines()[0]}" for name, error in row["failed"].items())
+    if "parts" in row:
+        yield "    " + ", ".join(f"{name} {part:.1f}" for name, part in row["parts"].items()) + " us alone"
+        yield "    errors " + ", ".join(f"{name} {error:.1e}" for name, error in row["errors"].items())
+        yield f"    {', '.join(row['kernels'].values())}; {TRITON} {[*row.get('tile', {}).values()]}"

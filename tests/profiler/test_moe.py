@@ -1,0 +1,39 @@
+"""What ``python -m benchmarks moe`` prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.moe import lines
+
+CASE = {"layer": "Qwen3-30B", "tokens": 64, "distribution": "zipf"}
+ROW: dict[str, Any] = {
+    **CASE,
+    "regime": "burst",
+    "us": {"gemmill": [300.0, 310.0, 320.0], "PyTorch": [620.0] * 3},
+    "ratios": {"PyTorch": (2.0, 1.9, 2.1)},
+    "tflops": 15.6,
+    "of_dram": 0.96,
+    "errors": {"gemmill": 0.003, "PyTorch": 0.004},
+    "failed": {"Triton": "ImportError: No module named 'triton'\nfurther lines"},
+    "kernels": {"FC1": "first", "FC2": "second"},
+}
+
+
+def test_a_row_has_times_ratios_and_what_failed() -> None:
+    first, failed = lines(ROW)
+    for figure in ("310.0 us", "15.6 TFLOP/s", "96% of DRAM", "PyTorch    620.0 us 2.000 (1.900 to 2.100)"):
+        assert figure in first
+    assert failed.strip() == "Triton failed: ImportError: No module named 'triton'"
+
+
+def test_bursts_have_parts_errors_and_choices() -> None:
+    *_, parts, errors, choices = lines({**ROW, "parts": {"FC1": 200.0, "FC2": 100.0}, "failed": {}})
+    assert parts.strip() == "FC1 200.0, FC2 100.0 us alone"
+    assert errors.strip() == "errors gemmill 3.0e-03, PyTorch 4.0e-03"
+    assert "first, second" in choices
+
+
+def test_a_case_that_failed_has_its_error() -> None:
+    (line,) = lines({**CASE, "error": "OutOfMemoryError: CUDA out of memory\nmore"})
+    assert line.endswith("failed: OutOfMemoryError: CUDA out of memory")
