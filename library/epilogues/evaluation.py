@@ -84,7 +84,8 @@ def scales_of(largest: Any, dtype: DTypeName, xp: Any) -> Any:
 
 def _largest_of_blocks(x: Any, xp: Any) -> Any:
     """The largest magnitude in each block of columns."""
-    return xp.amax(xp.abs(x.reshape(*x.shape[:-1], -1, BLOCK)), -1)
+    *rows, columns = x.shape
+    return xp.amax(xp.abs(x.reshape(*rows, columns // BLOCK, BLOCK)), -1)
 
 
 def _for_all_columns(scales: Any, xp: Any) -> Any:
@@ -202,12 +203,11 @@ def _applied(row: Function, x: list[Bounded], xp: Arrays, form: DTypeName) -> Bo
 
 def _scales(a: Assignment, x: Bounded, xp: Arrays) -> Bounded:
     """The scales of blocks of ``x``. A kernel multiplies by 1 / 448, rounded; both round half an ulp. The function is
-    monotone, so it is evaluated at both ends."""
+    monotone, so it is evaluated at both ends. A power of two may be either of two."""
     largest, error = _largest_of_blocks(x.value, xp), _largest_of_blocks(x.error, xp)
     error = error + EPSILON * (largest + error)
-    value = scales_of(largest, a.dtype, xp)
-    low, high = (abs(scales_of(largest + sign * error, a.dtype, xp) - value) for sign in (-1, 1))
-    return Bounded(value, xp.maximum(low, high))
+    low, high = (scales_of(largest + sign * error, a.dtype, xp) for sign in (-1, 1))
+    return Bounded((low + high) / 2, (high - low) / 2)
 
 
 def _reduced(a: Assignment, x: Bounded, xp: Any) -> Bounded:

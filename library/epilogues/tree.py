@@ -261,10 +261,10 @@ def sums_by_name(epilogue: Epilogue, sums: Any) -> dict[str, Any]:
     columns = epilogue.gate_columns
     if not columns:
         return {"acc": sums}
-    runs = sums.reshape(*sums.shape[:-1], -1, 2, columns)
+    *rows, n = sums.shape
+    runs = sums.reshape(*rows, n // (2 * columns), 2, columns)
     names = [name for name, width in GATES.items() if width == columns]
-    shape = (*sums.shape[:-1], sums.shape[-1] // 2)
-    return {name: runs[..., i, :].reshape(shape) for i, name in enumerate(names)}
+    return {name: runs[..., i, :].reshape(*rows, n // 2) for i, name in enumerate(names)}
 
 
 _FINENESS = ("bf16", "f16", "f32")

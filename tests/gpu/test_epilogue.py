@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -16,7 +17,7 @@ import gemmill
 import gemmill.torch
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.evaluation import Bounded, evaluate
 from gemmill.library.epilogues.function_table import FUNCTIONS, rounded
 from gemmill.library.epilogues.parse import canonical, parse
@@ -115,6 +116,23 @@ GATES_AND_SCALES = tuple(
     if legal(config := config_of(epilogue, tile, d__dtype=d))
 )
 """Gates of runs of eight columns, and D in e4m3 divided by the scales of blocks."""
+OF_EXPERTS = tuple(
+    kernel(epilogue=canonical(epilogue), scheduler__batching=batching, **tile, **fields)
+    for batching in ("strided", "grouped", "masked")
+    for depth, epilogue, fields in (
+        (64, "d = silu(gate8) * up8", {}),
+        (64, "h = silu(gate8) * up8; s.ue8m0[m, n/128] = scale(h); d = h / s", {"d__dtype": "e4m3"}),
+        (
+            *(128, "h = silu(gate8) * up8; s[m, n/128] = scale(h); d = h / s"),
+            {"ab": "e4m3", "promote": 4, "a__scale": "1x128", "b__scale": "128x128", "d__dtype": "e4m3"},
+        ),
+    )
+    for tile in (
+        {"tile": f"128x256x{depth}", "cluster": "1x2"},
+        {"tile": f"64x256x{depth}", "schedule": "pingpong", "cluster": "2x1"},
+    )
+)
+"""The first product of expert layers: in bf16; from bf16 to e4m3; from scales of blocks of A to those of D."""
 
 
 PARTS = tuple(
@@ -179,7 +197,10 @@ OF_ALL = tuple(x.name for x in FUNCTIONS.values() if x.takes == ("number",) and 
 def registry() -> Registry:
     registry = Registry()
     registry.warm(
-        [*members(), *EIGHT_BITS, *GATES_AND_SCALES, *PARTS, *MATRICES, *MATRIX_PARTS, *without_tma(), *OF_EVERY_TYPE]
+        [
+            *(*members(), *EIGHT_BITS, *GATES_AND_SCALES, *OF_EXPERTS, *PARTS, *MATRICES, *MATRIX_PARTS),
+            *(*without_tma(), *OF_EVERY_TYPE),
+        ]
     )
     return registry
 
@@ -236,20 +257,24 @@ class Case:
         return known
 
     def check(self) -> None:
-        outputs = evaluate(self.epilogue, self.inputs(), torch, self.config.d.dtype)
         actual = {"d": self.d.tensor, **{o.name: self.passed[o.name] for o in self.epilogue.outputs}}
-        dtypes = {"d": self.config.d.dtype, **{o.name: o.dtype for o in self.epilogue.outputs}}
-        for name, wanted in outputs.items():
-            got = actual[name].double()
-            low, high = bounds(wanted, dtypes[name])
-            wrong = ~((got >= low.reshape(got.shape)) & (got <= high.reshape(got.shape)))  # so that a NaN is wrong
-            first = tuple(wrong.nonzero()[0].tolist()) if wrong.any() else ()
-            assert not wrong.any(), (
-                f"{name} of `{self.epilogue}`: {int(wrong.sum())} of {wrong.numel()} wrong, first at {first}: "
-                f"{got[first]} is not in [{low.reshape(got.shape)[first]}, {high.reshape(got.shape)[first]}]"
-            )
+        check(self.epilogue, self.inputs(), actual, self.config.d.dtype)
         assert self.d.intact(), "memory around D was written"
         assert all(guard.intact() for guard in self.guards.values()), "memory around an output was written"
+
+
+def check(epilogue: Epilogue, inputs: dict[str, Any], actual: dict[str, Any], d_dtype: DTypeName) -> None:
+    """Every element of D and of every output is within its bounds."""
+    dtypes = {"d": d_dtype, **{o.name: o.dtype for o in epilogue.outputs}}
+    for name, wanted in evaluate(epilogue, inputs, torch, d_dtype).items():
+        got = actual[name].double()
+        low, high = bounds(wanted, dtypes[name])
+        wrong = ~((got >= low.reshape(got.shape)) & (got <= high.reshape(got.shape)))  # so that a NaN is wrong
+        first = tuple(wrong.nonzero()[0].tolist()) if wrong.any() else ()
+        assert not wrong.any(), (
+            f"{name} of `{epilogue}`: {int(wrong.sum())} of {wrong.numel()} wrong, first at {first}: "
+            f"{got[first]} is not in [{low.reshape(got.shape)[first]}, {high.reshape(got.shape)[first]}]"
+        )
 
 
 def bounds(wanted: Bounded, dtype: str) -> tuple[Any, Any]:
@@ -366,6 +391,58 @@ def test_scales_of_what_is_not_finite(registry: Registry) -> None:
     assert torch.isfinite(d[others]).all()
     assert not torch.isfinite(scales[5:7]).any()
     assert torch.isnan(d[6]).all()
+
+
+@pytest.mark.parametrize("config", OF_EXPERTS, ids=kernel_name)
+def test_products_of_experts(config: GemmConfig, registry: Registry) -> None:
+    """Groups of 0, 130, 1 and 150 rows: what they hold is right, and nothing else is written."""
+    batching, epilogue, n, k = config.scheduler.batching, parse(config.epilogue), 512, 384
+    sizes = (300,) if batching == "strided" else (0, 130, 1, 150)
+    rows = (len(sizes), 160) if batching == "masked" else (300,)
+    groups = () if batching == "strided" else (len(sizes),)
+    generator = torch.Generator(device="cuda").manual_seed(0)
+
+    def integers(*shape: int, least: int = -2) -> Any:
+        return torch.randint(least, 3, shape, device="cuda", generator=generator).double()
+
+    sums = [integers(*rows, k), integers(*groups, n, k)]
+    dtype = getattr(torch, DTYPES[config.a.dtype].torch)
+    a, b = (x.to(dtype) for x in sums)
+    options: dict[str, Any] = {}
+    if config.promote:  # powers of two, so that all sums are exact
+        a_scale, b_scale = (
+            2 ** integers(*rows, k // 128, least=-1),
+            2 ** integers(*groups, n // 128, k // 128, least=-1),
+        )
+        sums = [sums[0] * a_scale.repeat_interleave(128, -1), sums[1] * in_squares(b_scale)]
+        options = {"a_scale": a_scale.float(), "b_scale": b_scale.float().mT, "fast_accumulation": False}
+    if batching != "strided":
+        counts = torch.tensor(sizes, device="cuda", dtype=torch.int32)
+        options |= {"counts": counts} if batching == "masked" else {"offsets": counts.cumsum(0).int()}
+
+    def unwritten(blocks: int, dtype: str) -> Any:
+        return torch.full((*rows, n // 2 // blocks), 0.5, device="cuda").to(getattr(torch, DTYPES[dtype].torch))
+
+    outputs = {o.name: unwritten(BLOCK, o.dtype).mT.contiguous().mT for o in epilogue.outputs}
+    actual = {"d": unwritten(1, config.d.dtype), **outputs}
+    options |= {"registry": registry, "kernel": config, "epilogue": config.epilogue, **outputs}
+    with gemmill.plan(a, b.mT, out=actual["d"], **options) as launch:
+        launch()
+    torch.cuda.synchronize()
+    outside = torch.ones(rows, dtype=torch.bool, device="cuda")
+    for i, (size, end) in enumerate(zip(sizes, itertools.accumulate(sizes), strict=True)):
+        at: Any = (i, slice(size)) if batching == "masked" else slice(end - size, end)
+        outside[at] = False
+        if size:
+            inputs = sums_by_name(epilogue, sums[0][at] @ (sums[1][i] if groups else sums[1]).mT)
+            check(epilogue, inputs, {name: x[at] for name, x in actual.items()}, config.d.dtype)
+    for name, x in actual.items():
+        assert (x.float()[outside] == 0.5).all(), f"{name} was written outside of the groups"
+
+
+def in_squares(scales: Any) -> Any:
+    """Scales of blocks of 128 x 128, for each element."""
+    return scales.repeat_interleave(128, -1).repeat_interleave(128, -2)
 
 
 @pytest.mark.parametrize("config", PARTS, ids=kernel_name)
