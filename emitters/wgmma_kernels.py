@@ -20,7 +20,7 @@ from gemmill.emitters.wgmma_atom import wgmma_atom
 from gemmill.library.config.model import GemmConfig, InputName
 from gemmill.library.config.names import kernel_name
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.families.wgmma.wgmma_plan import PRODUCER_REGISTERS, SUBTILE_M, Format, WgmmaPlan
+from gemmill.library.families.wgmma.wgmma_plan import SUBTILE_M, Format, WgmmaPlan
 from gemmill.library.launch import NESTED_EXTENTS, TMA_BYTES, LaunchSpec, TmaBox
 from gemmill.library.legality.quantities import align_up
 
@@ -88,6 +88,9 @@ _PARAMETERS = {
 _NESTED = ("inner", "middle", *(f"{x}_step_{i}" for x in "abcd" for i in range(NESTED_EXTENTS)))
 """The scalars that ``gemmill::NestedParams`` adds, 4 bytes each."""
 
+_GATHER = ("rows_pointer", "rows_stride", "a_pointer", "a_row_bytes", "a_rows")
+"""The scalars that ``gemmill::GatherParams`` adds, 8 bytes each."""
+
 _DESCRIPTORS = ("a", "b", "c", "d", "a_tail", "b_tail")
 """The descriptors of ``GemmParams``, in order."""
 
@@ -100,6 +103,8 @@ def _offsets(config: GemmConfig) -> dict[str, int]:
         end = offsets[name] + size
     if config.scheduler.batching == "nested":
         added, size = _NESTED, 4
+    elif config.scheduler.rows == "gathered":
+        added, size = _GATHER, 8
     else:
         added, size = k_decomposition.parameters(config), 8
     derived = align_up(end, 64)  # the alignment of the descriptors
@@ -180,7 +185,8 @@ def _staged_box(plan: WgmmaPlan, name: str, staged: Format, offset: int) -> TmaB
 def launch_spec(plan: WgmmaPlan) -> LaunchSpec:
     """The launch facts of a kernel."""
     config = plan.config
-    boxes = [*_boxes(plan, "a"), *_boxes(plan, "b"), *_output_boxes(plan)]
+    boxes_a = () if plan.gathers_a else _boxes(plan, "a")
+    boxes = [*boxes_a, *_boxes(plan, "b"), *_output_boxes(plan)]
     offsets = _offsets(config)
     entry = f"gemmill_{kernel_name(config)}"
     params_bytes = align_up(max(offsets.values()) + 8, 64)
@@ -238,8 +244,17 @@ def constants(launch: LaunchSpec) -> dict[str, int]:
         constants["splits"] = launch.cluster_k
     if "inner" in launch.offsets:
         constants |= {"offset_inner": launch.offsets["inner"], "offset_steps": launch.offsets["a_step_0"]}
+    constants |= {f"offset_{name}": launch.offsets[name] for name in _GATHER if "rows_pointer" in launch.offsets}
     shared = launch.k_decomposition
     return constants | (k_decomposition.constants(shared, launch.offsets) if shared else {})
+
+
+def _scheduler(plan: WgmmaPlan) -> str:
+    """The C++ scheduler, a template of the order and tile K."""
+    if plan.gathers_a:
+        return "RowGroupScheduler<Order, TileK, false, gemmill::GatherParams>"
+    config = plan.config
+    return _SCHEDULERS.get(config.scheduler.batching) or k_decomposition.scheduler(config)
 
 
 def text(plan: WgmmaPlan, launch: LaunchSpec) -> str:
@@ -254,6 +269,8 @@ def text(plan: WgmmaPlan, launch: LaunchSpec) -> str:
         spec_type, spec = "gemmill::ClusterSpec", "Kernel::cluster_spec()"
     elif config.scheduler.batching == "nested":
         spec_type, spec = "gemmill::NestedSpec", "Kernel::nested_spec()"
+    elif plan.gathers_a:
+        spec_type, spec = "gemmill::GatherSpec", "Kernel::gather_spec()"
     return _TEMPLATE.substitute(
         placeholders(config, launch),
         c=DTYPES[plan.stored_c.dtype].cpp if plan.stored_c else "gemmill::None",
@@ -263,7 +280,7 @@ def text(plan: WgmmaPlan, launch: LaunchSpec) -> str:
         cluster_n=config.cluster.n,
         schedule=config.schedule.capitalize(),
         consumers=plan.consumer_warpgroups,
-        producer_registers=PRODUCER_REGISTERS,
+        producer_registers=plan.producer_registers,
         consumer_registers=plan.consumer_registers,
         promote=str(config.promote > 0).lower(),
         group=plan.group_size,
@@ -271,7 +288,7 @@ def text(plan: WgmmaPlan, launch: LaunchSpec) -> str:
         subtile_n=plan.subtile_n,
         buffers_c=plan.c_buffers,
         buffers_d=plan.d_buffers,
-        scheduler=_SCHEDULERS.get(config.scheduler.batching) or k_decomposition.scheduler(config),
+        scheduler=_scheduler(plan),
         atom=wgmma_atom(plan),
         epilogue=f"gemmill::Raw<{DTYPES[plan.partial_dtype].cpp}, {epilogue}>" if reduction else epilogue,
         epilogue_text=epilogue_text(config),

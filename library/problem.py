@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, ScaleName
+from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, RowsName, ScaleName
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import LINEAR, has_transpose, is_gated, parse, spelling
 from gemmill.library.epilogues.tree import transposed
@@ -90,6 +90,9 @@ class GemmProblem:
     expected_rows: int | None = None
     """For ``masked``: the average number of rows in use per group, for which the selector picks a kernel. Results are
     correct for any number. None: :data:`ASSUMED_ROWS`, or the capacity if it is smaller."""
+    rows: RowsName = "stored"
+    """How the kernel finds the rows of A; see :class:`~gemmill.library.config.model.Scheduler`. With ``gathered``, A
+    may have any number of rows."""
 
     def __init__(self, m: int, n: int, k: int, *positional: Any, **words: Any) -> None:
         for name, value in zip(_REST, positional, strict=False):
@@ -192,7 +195,7 @@ class GemmProblem:
             rows = self.expected_rows or min(self.m, ASSUMED_ROWS)
             return self.but(m=rows, batching="strided", expected_rows=None)
         if self.batching == "grouped":
-            return self.but(m=-(-self.m // max(self.batch, 1)), batching="strided")
+            return self.but(m=-(-self.m // max(self.batch, 1)), batching="strided", rows="stored")
         if self.batching == "kgrouped":
             return self.but(k=-(-self.k // max(self.batch, 1)), batching="strided")
         return self

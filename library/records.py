@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +31,8 @@ METHOD = 3
 operands, rotation, graphs, statistics or descriptors change; older records then no longer count as measured. (1:
 candidates had the same neighbours in every round. 2: L2 fetched two lines even for rows that begin within sectors.)"""
 
+_LATER_FIELDS: Mapping[str, str | None] = {"expected_rows": None, "rows": "stored"}
+"""Fields of problems that records from before them lack, and their defaults, which keys of records leave out."""
 _DERIVED = ("key", "arithmetic", "tflops", "ratio", "joules")
 
 
@@ -174,8 +176,9 @@ def measurement_key(
     optional_parts += [] if regime == "burst" else [regime]
     optional_parts += [] if slices == 1 else [slices]
     fields = asdict(problem)
-    if problem.expected_rows is None:
-        del fields["expected_rows"]  # keeps the keys of records from before this field existed
+    for name, default in _LATER_FIELDS.items():
+        if fields[name] == default:
+            del fields[name]
     text = json.dumps([digest, fields, gpu, method, *optional_parts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

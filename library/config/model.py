@@ -26,6 +26,7 @@ ScheduleName = Literal["cooperative", "pingpong", "multistage", "simt", "gemv"]
 RasterName = Literal["m", "n"]
 DecompositionName = Literal["tiles", "splitk", "stream", "cluster", "serial", "tree"]
 BatchingName = Literal["strided", "nested", "array", "grouped", "masked", "kgrouped"]
+RowsName = Literal["stored", "gathered"]
 Promotion = Literal[0, 4]
 
 FamilyName = Literal["wgmma", "mma", "simt", "gemv"]
@@ -179,6 +180,15 @@ class Scheduler:
             former_words={"split": "splitk", "anysplit": "splitk", "fused": "splitk"},
         ),
     ] = "tiles"
+    rows: Annotated[
+        RowsName,
+        Field(
+            doc="How the kernel finds the rows of A that belong to a group.",
+            means={"stored": "in the order of the groups", "gathered": "by an index"},
+            unsaid=True,
+            format=True,
+        ),
+    ] = "stored"
     batching: Annotated[
         BatchingName,
         Field(

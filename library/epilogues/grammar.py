@@ -70,6 +70,7 @@ RESERVED = frozenset(
             "objective",
             "offsets",
             "counts",
+            "rows",
             "expected_rows",
             "batching",
             "groups",

@@ -37,6 +37,8 @@ class KernelPlan:
     """The targets that the family supports."""
     batchings: ClassVar[tuple[str, ...]] = ("strided",)
     """The kinds of batching that the family supports."""
+    rows: ClassVar[tuple[str, ...]] = ("stored",)
+    """How the family's kernels can find the rows of A."""
     threads: member[int]
     """Threads of a CTA."""
     stage_bytes: member[tuple[int, int]]

@@ -14,7 +14,7 @@ from operator import index
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 
-from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, ScaleName
+from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, RowsName, ScaleName
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output, find_dtype, unknown
 from gemmill.library.epilogues.misspelt import check_names
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
@@ -47,7 +47,7 @@ _MAJORS: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = MappingProxyT
 FIELDS = (
     *("m", "n", "k", "batch", "a_dtype", "a_major", "b_dtype", "b_major", "accumulator", "d_dtype", "d_major"),
     *("c_dtype", "c_major", "a_align", "b_align", "c_align", "d_align", "a_scale", "b_scale", "promote"),
-    *("batching", "epilogue", "expected_rows"),
+    *("batching", "epilogue", "expected_rows", "rows"),
 )
 """Fields of a problem, in order."""
 KEYWORDS = (*FIELDS, *_SHORT, "groups")
@@ -88,6 +88,10 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, usual_align in aligns(fields).items():
         fields[name] = _align(name, words.get(name, usual_align))
     check_expected_rows(fields["expected_rows"], fields["batching"], fields["m"])
+    if fields["rows"] != "stored" and fields["batching"] != "grouped":
+        raise ProblemError(
+            f"rows is {fields['rows']}, but batching is {fields['batching']}; omit rows, or use batching grouped"
+        )
     return {name: fields[name] for name in FIELDS}
 
 
@@ -251,6 +255,10 @@ def _batching(name: str, value: object) -> str:
     return _word(name, value, get_args(BatchingName))
 
 
+def _rows(name: str, value: object) -> str:
+    return _word(name, value, get_args(RowsName))
+
+
 def _promote(name: str, value: object) -> int:
     if type(value) is not int or value not in (0, 4):
         raise ProblemError(f"{name} is {value!r:.80}; it must be 0 or 4")
@@ -303,6 +311,7 @@ _USUAL: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType(
         "promote": lambda fields: 0 if "none" in (fields["a_scale"], fields["b_scale"]) else 4,
         "epilogue": lambda _: LINEAR,
         "expected_rows": lambda _: None,
+        "rows": lambda _: "stored",
     }
 )
 """The default of each field as a function of the fields before it; :func:`aligns` computes those of alignments."""
@@ -314,6 +323,7 @@ _READ: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
         **dict.fromkeys(("a_scale", "b_scale"), _scale),
         "promote": _promote,
         "batching": _batching,
+        "rows": _rows,
         "epilogue": _epilogue,
     }
 )

@@ -109,6 +109,15 @@ def _batching(plan: KernelPlan) -> str | None:
     return f"batching is {batching}; {plan.config.schedule} kernels support only {one_of(supported)}"
 
 
+@rule("rows", ("scheduler.rows", "schedule"), "gemmill: available copies to shared memory", KernelPlan)
+def _rows(plan: KernelPlan) -> str | None:
+    """The kernel family must support the way to find rows of A."""
+    rows, supported = plan.config.scheduler.rows, family_of(plan.config).rows
+    if rows in supported:
+        return None
+    return f"rows is {rows}; {plan.config.schedule} kernels support only {one_of(supported)}"
+
+
 @rule("epilogue-c", ("c.dtype", "epilogue"), "gemmill: a kernel loads C only if its epilogue reads it", KernelPlan)
 def epilogue_c(plan: KernelPlan) -> str | None:
     """A config must have a C if its epilogue reads C, and no C otherwise."""
@@ -211,6 +220,7 @@ RULES: tuple[Rule, ...] = (
     _decomposition,
     _splits,
     _batching,
+    _rows,
     _epilogue_gated,
     _epilogue_integers,
     _epilogue_groups,

@@ -29,6 +29,8 @@ def check_supported(problem: GemmProblem, arithmetic: Arithmetic) -> None:
         fault = "scales of A or B"
     elif problem.batching not in _BATCHINGS:
         fault = f"the batching {problem.batching}"
+    elif problem.rows != "stored":
+        fault = f"{problem.rows} rows"
     elif problem.d_dtype not in ARRAYS or problem.d_dtype == "tf32":
         fault = f"D in {problem.d_dtype}"
     elif problem.c_dtype not in (None, problem.d_dtype):

@@ -72,7 +72,7 @@ class OperandSet:
     a_zero: Any = None
     """Zero points of the groups of elements of narrow A."""
     groups: Mapping[str, Any] = field(default_factory=dict)
-    """``offsets`` or ``counts`` of the groups, or ``addresses`` of the matrices."""
+    """``offsets`` or ``counts`` of the groups, or ``addresses`` of the matrices; ``rows`` where A's are gathered."""
     sizes: tuple[int, ...] = ()
     """Extents of the groups along M, or along K."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -259,7 +259,7 @@ def _operand_set(problem: GemmProblem, generator: Any, device: Any, sizes: Seque
         scales(problem, "a", random_scales, generator, device) if problem.a_scale != "none" else None,
         _block_scales(problem, "b", random_scales, generator, device) if problem.b_scale != "none" else None,
         _group_scales(problem, "a", random_zeros, generator, device) if problem.a_scale.endswith("z") else None,
-        groups=_table(problem, (a, b, d, c), sizes, device),
+        groups=_table(problem, (a, b, d, c), sizes, device) | _index(problem, generator, device),
         sizes=tuple(sizes),
         arguments=_arguments(problem, generator, device),
     )
@@ -310,6 +310,14 @@ def _table(problem: GemmProblem, matrices: Sequence[Any], sizes: Sequence[int], 
         return {kind: torch().tensor(rows, dtype=torch().int64, device=device)}
     values = [*accumulate(sizes)] if kind == "offsets" else [*sizes]
     return {kind: torch().tensor(values, dtype=torch().int32, device=device)}
+
+
+def _index(problem: GemmProblem, generator: Any, device: Any) -> dict[str, Any]:
+    """An index of random rows of A, which has M of them; some occur several times, others never."""
+    if problem.rows == "stored":
+        return {}
+    drawn = torch().randint(0, problem.m, (problem.m,), generator=generator, device=device)
+    return {"rows": drawn.to(torch().int32)}
 
 
 def _arguments(problem: GemmProblem, generator: Any, device: Any) -> dict[str, Any]:

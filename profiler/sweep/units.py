@@ -59,6 +59,7 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
         "b_scale": b.scale,
         "promote": config.promote,
         "batching": config.scheduler.batching,
+        "rows": config.scheduler.rows,
         "epilogue": config.epilogue,
         "expected_rows": keywords.get("expected_rows"),
     }
@@ -84,7 +85,7 @@ def _formats_of(shape: Shape) -> dict[str, Any]:
     if upconverts_a(formats.b_dtype, formats.a_dtype):
         formats, swapped = formats.transposed, True
     keywords = [word for word, _ in shape.keywords if word not in ("groups", "promote")]
-    fields = {"batching": None, **dict.fromkeys(_MEANS.get(word, word) for word in keywords)}
+    fields = {"batching": None, "rows": None, **dict.fromkeys(_MEANS.get(word, word) for word in keywords)}
     names = [_SWAPPED[name[0]] + name[1:] if swapped and name[:2] in ("a_", "b_") else name for name in fields]
     return {name: getattr(formats, name) for name in names}
 

@@ -26,7 +26,7 @@ def grouped_matmul(
     alpha: float = 1.0, beta: float | None = None, out_dtype: object = None,
     accumulator: DTypeName | None = None, tf32: bool = False, fast_accumulation: bool = True,
     a_scale: Tensor | float | None = None, b_scale: Tensor | float | None = None,
-    counts: Tensor | None = None, expected_rows: int | None = None,
+    counts: Tensor | None = None, rows: Tensor | None = None, expected_rows: int | None = None,
     stream: Stream | None = None, registry: Registry | None = None, kernel: str | GemmConfig | None = None,
     deterministic: bool = False, bits: str = "any", batch_invariant: bool = False, autotune: int | None = None,
     explain: bool = False,
@@ -46,6 +46,10 @@ def grouped_matmul(
     - ``counts``, masked groups: ``a`` is (groups, capacity, K), ``b`` is (groups, K, N), ``out`` is (groups, capacity,
       N). ``counts[i]`` rows of group i are in use; the other rows are neither used nor written.
 
+    With ``rows``, an int32 or int64 tensor (M,), groups of rows are gathered: row i of ``out`` comes from row
+    ``rows[i]`` of ``a``, which may have any number of rows, as when tokens go to several experts. The result has the
+    bits of ``grouped_matmul(a[rows], ...)``, without the copy. Kernels clamp entries to the rows of ``a``.
+
     The call never waits for the GPU and converts nothing, so you can capture it in a CUDA graph and replay it with
     other values. Kernels clamp offsets to the extent of ``a``, and counts to 0 and the capacity; of 64-bit values they
     use the low 32 bits. Wrong values give wrong results, but no access outside the tensors. Rows in two groups hold the
@@ -59,6 +63,7 @@ def grouped_matmul(
         b: B, with the shapes above.
         offsets: End of each group, (groups,).
         counts: Rows in use of each masked group, (groups,).
+        rows: Row of ``a`` for each row of ``out``, (M,), with ``offsets``.
         expected_rows: Rows in use of a masked group on average, which the selector assumes; the default is 128. The
             result is right with any value, but the kernel for a better one may be up to a quarter faster.
         a_scale: Scale of rows or matrices, (M, 1) or (groups, capacity, 1), or of blocks, (M, K/128) or (groups,

@@ -152,8 +152,8 @@ def plan(  # type: ignore[empty-body]
     accumulator: DTypeName | None = None, tf32: bool = False, fast_accumulation: bool = True,
     a_scale: Tensor | float | None = None, b_scale: Tensor | float | None = None,
     a_zero: Tensor | None = None, b_zero: Tensor | None = None, a_dtype: object = None, b_dtype: object = None,
-    offsets: Tensor | None = None, counts: Tensor | None = None, expected_rows: int | None = None,
-    addresses: Tensor | None = None,
+    offsets: Tensor | None = None, counts: Tensor | None = None, rows: Tensor | None = None,
+    expected_rows: int | None = None, addresses: Tensor | None = None,
     stream: Stream | None = None, registry: Registry | None = None,
     kernel: str | GemmConfig | None = None, slices: int | None = None, sm_count: int | None = None,
     deterministic: bool = False, bits: str = "any", batch_invariant: bool = False, autotune: int | None = None,
@@ -162,7 +162,7 @@ def plan(  # type: ignore[empty-body]
 ) -> Plan:
     """Prepare a call: select, compile and load its kernel once. The returned plan only launches: ``plan()``.
 
-    It takes the keywords of :func:`matmul`; ``offsets``, ``counts`` and ``expected_rows`` as in
+    It takes the keywords of :func:`matmul`; ``offsets``, ``counts``, ``rows`` and ``expected_rows`` as in
     :func:`gemmill.grouped_matmul`; and ``addresses`` as in :func:`gemmill.array_matmul`. Without ``stream``, each
     launch uses the PyTorch stream that is current at that time, or the legacy default stream where ``a`` is not a
     PyTorch tensor.

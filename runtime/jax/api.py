@@ -15,11 +15,11 @@ from gemmill.runtime.jax.description import Description, Setting
 from gemmill.runtime.jax.traced_call import run
 from gemmill.runtime.jax.traced_numbers import is_traced_number, number, with_traced_factors
 from gemmill.runtime.operands.binding import require_groups
-from gemmill.runtime.operands.call_keywords import DEFAULTS, OPERANDS
+from gemmill.runtime.operands.call_keywords import DEFAULTS, JAX, OPERANDS
 from gemmill.runtime.operands.epilogue_arguments import is_number, read_epilogue
 from gemmill.runtime.operands.tensors import dtype_named
 
-_TENSORS = tuple(name for name in OPERANDS if name not in ("a", "b", "addresses"))
+_TENSORS = tuple(name for name, calls in OPERANDS.items() if calls & JAX and name not in ("a", "b"))
 _DTYPES = ("out_dtype", "accumulator", "a_dtype", "b_dtype")
 _SETTINGS: Mapping[str, Any] = {**DEFAULTS._asdict(), "explain": False, "epilogue": None}
 """Keywords that are not arrays, with their defaults."""

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from gemmill.library.dtypes import DTYPES
 from gemmill.library.launch import NESTED_EXTENTS, LaunchSpec, TmaBox
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.launch import tma
@@ -104,6 +105,11 @@ def scalars(gemm: Gemm, staged: Iterable[BoundArgument]) -> Iterator[tuple[str, 
     if gemm.groups is not None:
         yield "groups_pointer", "Q", gemm.groups.ptr
         yield "groups_stride", "i", gemm.groups.stride
+    if gemm.rows is not None:
+        yield "rows_pointer", "Q", gemm.rows.ptr
+        yield "rows_stride", "q", gemm.rows.stride
+        yield "a_row_bytes", "q", gemm.a.row_stride * DTYPES[gemm.a.dtype].bytes
+        yield "a_rows", "q", gemm.rows.extent
     if gemm.nested:
         inner = gemm.nested[::-1]
         yield "inner", "i", inner[0]

@@ -77,9 +77,9 @@ class Plan:
     def rebind(self, **given: Tensor | None) -> None:
         """Use other tensors from the next call on.
 
-        Pass any of ``a``, ``b``, ``c``, ``out``, the scales, zero points, ``offsets``, ``counts``, ``addresses`` and
-        operands of the epilogue, by name. Each must have the shape, strides, dtype and GPU of the tensor that it
-        replaces.
+        Pass any of ``a``, ``b``, ``c``, ``out``, the scales, zero points, ``offsets``, ``counts``, ``rows``,
+        ``addresses`` and operands of the epilogue, by name. Each must have the shape, strides, dtype and GPU of the
+        tensor that it replaces.
 
         Raises:
             OperandError: a tensor does not fit; the plan is unchanged.

@@ -18,7 +18,7 @@ from gemmill.library.errors import OperandError
 from gemmill.library.problem import MAX_EXTENT, GemmProblem, is_mixed, upconverts_a
 from gemmill.runtime.operands.bound_arguments import bind_arguments, fitted, staged
 from gemmill.runtime.operands.bound_arguments import stacked as stacked_values
-from gemmill.runtime.operands.gemm import FOUND_BY, Gemm, Table
+from gemmill.runtime.operands.gemm import FOUND_BY, Gemm, RowIndex, Table
 from gemmill.runtime.operands.matrices import (
     FourMatrices,
     GroupScales,
@@ -106,7 +106,8 @@ def shape_of_d(tensors: Mapping[str, TensorView], epilogue: Epilogue) -> tuple[i
     """Return the shape of D from A, B and what locates the matrices.
 
     - Without groups it is the shape of ``a @ b``.
-    - ``offsets``: (M, K) by (groups, K, N) gives (M, N), and (M, K) by (K, N) gives (groups, M, N).
+    - ``offsets``: (M, K) by (groups, K, N) gives (M, N), and (M, K) by (K, N) gives (groups, M, N). With ``rows`` of M
+      entries, A has any number of rows in the first form.
     - ``counts``: (groups, capacity, K) by (groups, K, N) gives (groups, capacity, N).
     - ``addresses``: (M, K) by (K, N) gives (M, N).
 
@@ -116,11 +117,27 @@ def shape_of_d(tensors: Mapping[str, TensorView], epilogue: Epilogue) -> tuple[i
         OperandError: the shapes do not fit.
     """
     kind, a, b = groups_kind(tensors), tensors["a"].shape, tensors["b"].shape
+    if "rows" in tensors:
+        a = _gathered_shape(a, b, tensors["rows"].shape, kind)
     shape = _grouped_shape(a, b, tensors[kind].shape, kind) if kind else matmul_shape(a, b)
     columns = b[-1] if len(b) > 1 else 1
     if fault := fault_of_n(epilogue, columns):
         raise OperandError(f"b {b} has N = {columns}; {fault}")
     return (*shape[:-1], shape[-1] // 2) if epilogue.gated else shape
+
+
+def _gathered_shape(a: tuple[int, ...], b: tuple[int, ...], rows: tuple[int, ...], kind: str) -> tuple[int, ...]:
+    """Return the shape of A's rows in the order of an index."""
+    if kind != "offsets" or len(a) != 2 or len(b) != 3:
+        raise OperandError(
+            f"rows is passed with {kind or 'neither offsets nor counts'}, a {a} and b {b}; rows is an index for groups "
+            "of rows: pass offsets, a (any, K) and b (groups, K, N)"
+        )
+    if len(rows) != 1:
+        raise OperandError(f"rows has shape {rows}; it must be (M,), the row of a for each row of out")
+    if rows[0] and not a[0]:
+        raise OperandError(f"a has shape {a}, and rows has {rows[0]} entries; a must have a row")
+    return (*rows, a[-1])
 
 
 def _grouped_shape(a: tuple[int, ...], b: tuple[int, ...], groups: tuple[int, ...], kind: str) -> tuple[int, ...]:
@@ -153,6 +170,10 @@ def _grouped_shape(a: tuple[int, ...], b: tuple[int, ...], groups: tuple[int, ..
 _SCALING = ("a_scale", "b_scale", "a_zero", "b_zero")
 _Tensors = Mapping[str, TensorView]
 """Operands and D, by their names in :data:`~gemmill.runtime.operands.call_keywords.OPERANDS`."""
+
+
+MAX_ROW_BYTES = 1 << 32
+"""Upper bound, exclusive, of the distance of rows that an index names: kernels multiply 32-bit numbers."""
 
 
 class _Extents(NamedTuple):
@@ -289,6 +310,7 @@ def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogu
         )
     _check_devices(tensors)
     is_array = kind == "addresses"
+    rows = tensors.get("rows")
     if is_array and epilogue is not PLAIN:
         raise OperandError(f"an epilogue is not supported with {kind}: use alpha and beta")
     shape = shape_of_d(tensors, epilogue)
@@ -297,16 +319,36 @@ def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogu
     batching = _batching(kind, len(b.shape))
     if batching in ("kgrouped", "array") and ("a_scale" in tensors or "b_scale" in tensors):
         raise OperandError(f"block scales are not supported with {kind} here: pass a and b without scales")
-    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    if rows is not None and (tensors.keys() | call.arguments.values) & {"a_scale"}:
+        raise OperandError(
+            "a_scale is not supported with rows: pass a[rows] without rows, or scale rows of out in an epilogue, as in "
+            "'d = acc * s[m]'"
+        )
+    m, k, n = shape[0] if rows is not None else a.shape[-2], a.shape[-1], b.shape[-1]
 
     def read(name: str, tensor: TensorView, rows: int, columns: int) -> Matrices:
         return matrices(name, tensor, (count,) if len(tensor.shape) == 3 else (), rows, columns, True, True)
 
     of_c = None if c is None else read("c", _broadcast_c(c, shape), m, shape[-1])
-    abcd: FourMatrices = (read("a", a, m, k), read("b", b, k, n), of_c, read("out", d, m, shape[-1]))
+    abcd: FourMatrices = (read("a", a, a.shape[-2], k), read("b", b, k, n), of_c, read("out", d, m, shape[-1]))
     scales = block_scales(tensors, (m, n, k), (count,) if batching == "masked" else (), (count,))
     gemm = _assemble(call, _Extents(m, n, k, count), abcd, scales, epilogue, batching)
-    return replace(gemm, groups=Table(kind, groups.ptr, stride))
+    gemm = replace(gemm, groups=Table(kind, groups.ptr, stride))
+    return gemm if rows is None else _with_rows(gemm, rows, a.shape[0])
+
+
+def _with_rows(gemm: Gemm, rows: TensorView, extent: int) -> Gemm:
+    """Return the GEMM with an index of the ``extent`` rows of A."""
+    _, stride = _groups(rows, "rows")
+    if extent > MAX_EXTENT:
+        raise OperandError(f"a has {extent} rows; the largest number supported is {MAX_EXTENT}: split the problem")
+    if (stride_bytes := gemm.a.row_stride * DTYPES[gemm.a.dtype].bits // 8) >= MAX_ROW_BYTES:
+        raise OperandError(
+            f"a: neighbouring rows are {stride_bytes} bytes apart; with rows they must be less than 2^32 bytes apart: "
+            "pass a.contiguous()"
+        )
+    index = RowIndex("rows", rows.ptr, stride, extent)
+    return replace(gemm, problem=gemm.problem.but(rows="gathered"), rows=index)
 
 
 def _with_expected_rows(gemm: Gemm, rows: int) -> Gemm:

@@ -22,6 +22,8 @@ MATRICES = frozenset({"matmul", "plan", "jax.matmul"})
 """Calls on strided matrices."""
 GROUPS = frozenset({"grouped_matmul", "plan", "jax.grouped_matmul"})
 """Calls on groups."""
+GATHERED = GROUPS - {"jax.grouped_matmul"}
+"""Calls that find rows by an index."""
 ARRAYS = frozenset({"array_matmul", "plan"})
 """Calls on matrices at addresses."""
 JAX = frozenset({"jax.matmul", "jax.grouped_matmul"})
@@ -41,6 +43,7 @@ OPERANDS: Mapping[str, frozenset[str]] = MappingProxyType(
         "offsets": GROUPS,
         "counts": GROUPS,
         "addresses": ARRAYS,
+        "rows": GATHERED,
     }
 )
 """Tensors of a GEMM by their keyword, in the order of the addresses of a launch, and the calls that take each."""

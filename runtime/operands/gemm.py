@@ -33,6 +33,18 @@ class Table(NamedTuple):
     """From one offset or count to the next, in 32-bit words."""
 
 
+class RowIndex(NamedTuple):
+    """The row of A for each row of D."""
+
+    name: str
+    """The caller's keyword for it."""
+    ptr: int
+    stride: int
+    """From one entry to the next, in 32-bit words."""
+    extent: int
+    """Rows of A."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gemm:
     """A problem and the memory of its operands, as a kernel takes them; each operand carries the caller's name for it.
@@ -53,6 +65,8 @@ class Gemm:
     """Zero points of groups of narrow A."""
     groups: Table | None = None
     """The table that locates the matrices of a batch; None for strides."""
+    rows: RowIndex | None = None
+    """Where the rows of A are gathered."""
     nested: tuple[int, ...] = ()
     """Extents of a nested batch, the outermost first."""
     arguments: tuple[BoundArgument, ...] = ()
@@ -74,9 +88,10 @@ class Gemm:
         return {name: x for name in names if (x := getattr(self, name)) is not None}
 
     @property
-    def located(self) -> dict[str, Operand | Scale | Table]:
+    def located(self) -> dict[str, Operand | Scale | Table | RowIndex]:
         """Everything that has an address, except the arguments of the epilogue."""
-        return {**self.operands, **({} if self.groups is None else {"groups": self.groups})}
+        tables = {"groups": self.groups, "rows": self.rows}
+        return {**self.operands, **{name: x for name, x in tables.items() if x is not None}}
 
     @property
     def addresses(self) -> Addresses:

@@ -116,8 +116,8 @@ def without_memory(name: str) -> OperandError:
 _OF_TYPESTR = {dtype.typestr: dtype for dtype in reversed([*DTYPES.values()]) if dtype.typestr}
 _OF_DLPACK = {dtype.dlpack: dtype for dtype in reversed([*DTYPES.values()]) if dtype.dlpack}
 
-TABLES = ("offsets", "counts", "addresses")
-"""Operands that locate matrices."""
+TABLES = ("offsets", "counts", "addresses", "rows")
+"""Operands that locate matrices or their rows."""
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 """Names of DLPack's type codes."""
 _CONVERTED = {
@@ -166,10 +166,10 @@ def dtype_named(dtype: object, argument: str) -> DTypeName:
 
 
 def view_table(tensor: Any, name: str, stream: int = 0) -> TensorView:
-    """Read offsets, counts or addresses as 32-bit words.
+    """Read offsets, counts, addresses or indices of rows as 32-bit words.
 
-    For int64 offsets and counts, these are the low words, at twice the stride, since the values are below 2^31. For
-    ``addresses``, which are int64, the result has twice as many words. All else is as in :func:`view`.
+    For int64 offsets, counts and indices, these are the low words, at twice the stride, since the values are below
+    2^31. For ``addresses``, which are int64, the result has twice as many words. All else is as in :func:`view`.
     """
     if isinstance(tensor, TensorView):
         return tensor

@@ -33,6 +33,8 @@ FORMATS = tuple(field.name for field in fields(GemmProblem) if field.name not in
 groups are not part of it."""
 formats_of = attrgetter(*FORMATS)
 """Returns the key of a problem's table."""
+_DEFAULTS = {"rows": "stored"}
+"""Formats that files from before them lack."""
 _MAX_BYTES = 64 << 20
 """Largest size of a file; the shipped ones have less than 1 MB."""
 _AGAIN = "train a new one: gemmill train RECORDS... --gpu NAME -o DIR"
@@ -70,7 +72,7 @@ class GpuModel:
             network_of(content["network"], INPUTS),
             {dtype: {name: float(row[name]) for name in COEFFICIENTS} for dtype, row in content["energy"].items()},
             [*map(SlicedKernel.recorded, measured["kernels"], measured.get("slices", repeat(1)))],
-            {tuple(table["formats"].values()): table["problems"] for table in tables},
+            {tuple((_DEFAULTS | table["formats"])[name] for name in FORMATS): table["problems"] for table in tables},
             frozenset(tuple(table["formats"][f"{x}_dtype"] for x in "abd") for table in tables),
         )
 

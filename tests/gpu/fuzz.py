@@ -44,10 +44,10 @@ MOST_K = {"f16": 2048}
 EXPRESSIONS = (
     "d = relu(acc)",
     "d = gelu(acc + bias[n])",
-    "d = silu(alpha * acc * rows[m] * columns[n] + bias[n])",
+    "d = silu(alpha * acc * per_row[m] * columns[n] + bias[n])",
     "d = gelu_tanh(acc * columns[n] + bias[n])",
-    "d = gelu(alpha * acc * rows[m] * columns[n] + bias[n])",
-    "d = acc * rows[m] * columns[n] + bias[n]; amax = max(abs(d))",
+    "d = gelu(alpha * acc * per_row[m] * columns[n] + bias[n])",
+    "d = acc * per_row[m] * columns[n] + bias[n]; amax = max(abs(d))",
     "d = acc + bias[n]; sums[m] = sum(d)",
     "d = acc; top[n] = max(acc)",
     "d = acc / s",

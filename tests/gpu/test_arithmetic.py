@@ -81,8 +81,8 @@ FUSED = (
     Fused("d = relu(alpha * acc + bias[n])", "f32"),
     Fused("d = gelu(acc + bias[n])", "bf16"),
     Fused("d = gelu(acc * columns[n] + bias[n])", "f32"),
-    Fused("d = silu(alpha * acc * rows[m] * columns[n] + bias[n])", "f32"),
-    Fused("d = acc * columns[n] + acc * rows[m] + bias[n]", "f32"),
+    Fused("d = silu(alpha * acc * per_row[m] * columns[n] + bias[n])", "f32"),
+    Fused("d = acc * columns[n] + acc * per_row[m] + bias[n]", "f32"),
     Fused("d = alpha * acc * columns[n] + beta * c", "f32", "f32"),
 )
 FACTORS = ((1.0, 1.0), (0.7, 1 / 3), (-3.0, 0.1), (-0.3, 0.0))
@@ -119,7 +119,7 @@ def by_kind(registry: Registry) -> dict[Fused, list[GemmConfig]]:
 def arguments(kind: Fused, m: int, n: int) -> dict[str, Any]:
     """Operands of an expression: sums with them are not exact."""
     generator = torch.Generator().manual_seed(5)
-    shapes = {"rows": m, "columns": n, "bias": n}
+    shapes = {"per_row": m, "columns": n, "bias": n}
     return {
         name: torch.randn(extent, generator=generator).cuda() for name, extent in shapes.items() if name in kind.text
     }

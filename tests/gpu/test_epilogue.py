@@ -41,12 +41,12 @@ EPILOGUES: tuple[str, ...] = (
     "t = acc * s + bias[n]; aux.bf16[m, n] = t; d = gelu(t)",
     "d = where(acc * k1 > 1 and not bias[n] < 0, min(acc, 40), acc - r.bf16[m, n]); aux.f16 = sb[batch] * acc",
     "d = gelu_tanh(acc / 8) + tanh(x.f16[m]) * sigmoid(bias[n]); amax = max(abs(d)); low[batch] = min(acc)",
-    "d = clamp(acc, -s, s) / (1 + exp(-abs(bias[n]))); rows[m] = sum(d); top[n] = max(d)",
+    "d = clamp(acc, -s, s) / (1 + exp(-abs(bias[n]))); per_row[m] = sum(d); top[n] = max(d)",
     "d = erf(acc * 0.1) * sqrt(abs(x[m]) + 1) - rsqrt(1 + x[m] * x[m]) + log(1.5 + relu(bias[n])); cols[n] = sum(d)",
     "d = bf16(acc) + f16(bias[n]) + e4m3(bias[n] * 3) + e5m2(x[m]) + s8(acc * 9) + u8(round(acc)) - max(acc, s, 1)",
     "d = silu(gate) * up",
     "d = silu(gate * ga[m] + bg[n]) * (up + bu[n]) + beta * c; amax = max(abs(d)); aux[m, n] = up",
-    "d = relu(gate) + r[m, n]; rows[m] = max(up); cols[n] = sum(gate)",
+    "d = relu(gate) + r[m, n]; per_row[m] = max(up); cols[n] = sum(gate)",
 )
 SHAPES = ((256, 256, 128), (200, 176, 72), (37, 70, 40))
 
@@ -77,7 +77,7 @@ NARROW = tuple(
         ("64x152x64", "m", "bf16", "d = gelu(acc * row[m] + bias[n])"),
         ("64x208x64", "m", "bf16", "d = silu(gate + bg[n]) * up"),
         ("64x176x64", "n", "f32", "d = acc * row[m] + bias[n]"),
-        ("64x152x64", "m", "bf16", "d = acc + bias[n]; rows[m] = sum(d)"),
+        ("64x152x64", "m", "bf16", "d = acc + bias[n]; per_row[m] = sum(d)"),
     )
 )
 """Tiles that few columns divide: what is neither read nor counted is computed and written twice, as the first three."""
@@ -139,7 +139,7 @@ PARTS = tuple(
     kernel(epilogue=canonical(epilogue), scheduler__decomposition=decomposition, scheduler__splits=splits, **fields)
     for decomposition, splits in (("splitk", 1), ("stream", 1), ("cluster", 2), ("cluster", 4))
     for epilogue, fields in (
-        ("d = silu(acc * row[m] + bias.bf16[n]) + r[m, n]; amax = max(abs(d)); rows[m] = sum(d); aux = acc", {}),
+        ("d = silu(acc * row[m] + bias.bf16[n]) + r[m, n]; amax = max(abs(d)); per_row[m] = sum(d); aux = acc", {}),
         ("d = gelu(acc + s) + beta * c", {"c__dtype": "bf16", "d__major": "m"}),
         *((("d = silu(gate) * up", {}),) if decomposition != "splitk" else ()),
     )
@@ -179,7 +179,7 @@ def without_tma() -> Iterator[GemmConfig]:
     """Expressions in the families that read and write through plain addresses."""
     for config in (*configs(DIRECT), *map(parse_name, GEMV)):
         text = (
-            "d = gelu(acc * 0.125 + beta * c) * row[m] + r[m, n]; rows[m] = sum(d); aux = acc"
+            "d = gelu(acc * 0.125 + beta * c) * row[m] + r[m, n]; per_row[m] = sum(d); aux = acc"
             if config.c
             else "d = silu(alpha * acc * row[m] * x[n] + bias.bf16[n]) + r[m, n]; aux.bf16 = acc; amax = max(abs(d))"
         )
@@ -626,7 +626,7 @@ def test_reductions_in_a_graph_and_over_again() -> None:
     a = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(256, 512, device="cuda", dtype=torch.bfloat16)
     amax, rows = torch.empty(1, device="cuda"), torch.empty(512, device="cuda")
-    plan = gemmill.plan(a, b, epilogue="d = acc; amax = max(abs(d)); rows[m] = min(d)", amax=amax, rows=rows)
+    plan = gemmill.plan(a, b, epilogue="d = acc; amax = max(abs(d)); per_row[m] = min(d)", amax=amax, per_row=rows)
     plan()
     torch.cuda.synchronize()
     first = amax.clone(), rows.clone()

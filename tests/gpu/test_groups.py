@@ -273,7 +273,7 @@ def test_descriptors_that_begin_before_an_operand_reach_nothing_there(config: Ge
 
 
 EXPRESSION = (
-    "d = relu(alpha * acc * s[m] + bias[n]) * w[batch] + r[m, n]; aux = acc; top[n] = max(abs(d)); rows[m] = sum(d)"
+    "d = relu(alpha * acc * s[m] + bias[n]) * w[batch] + r[m, n]; aux = acc; top[n] = max(abs(d)); per_row[m] = sum(d)"
 )
 FUSED: dict[str, Any] = {"d__dtype": "f32", "epilogue": canonical(EXPRESSION)}
 
@@ -312,7 +312,7 @@ def test_expressions_know_their_group(config: GemmConfig, registry: Registry) ->
 
     x = {"s": integers(*d[:-1]), "bias": integers(groups, n), "w": integers(groups), "r": integers(*d)}
     x |= {"aux": torch.full(d, nan, device="cuda"), "top": torch.zeros(groups, n, device="cuda")}
-    x["rows"] = torch.ones(d[:-1], device="cuda")
+    x["per_row"] = torch.ones(d[:-1], device="cuda")
     left, right = integers(*a, dtype=torch.bfloat16), integers(*b, dtype=torch.bfloat16)
     if batching == "kgrouped":
         left = left.T.contiguous().T
@@ -325,7 +325,7 @@ def test_expressions_know_their_group(config: GemmConfig, registry: Registry) ->
         left, right, out=out, alpha=2, epilogue=EXPRESSION, kernel=config, registry=registry, **{kind: array}, **x
     )
     wanted, aux = torch.full_like(out, nan), torch.full_like(out, nan)
-    top, sums = torch.full_like(x["top"], -inf), torch.zeros_like(x["rows"])
+    top, sums = torch.full_like(x["top"], -inf), torch.zeros_like(x["per_row"])
     for i, (begin, end) in enumerate(ranges):
         part = slice(begin, end)
         match batching:
@@ -342,7 +342,7 @@ def test_expressions_know_their_group(config: GemmConfig, registry: Registry) ->
         wanted[at], aux[at], sums[at] = value, acc, value.sum(1)
         if len(value):
             top[i] = value.abs().amax(0)
-    for found, expected in ((out, wanted), (x["aux"], aux), (x["top"], top), (x["rows"], sums)):
+    for found, expected in ((out, wanted), (x["aux"], aux), (x["top"], top), (x["per_row"], sums)):
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 

@@ -69,13 +69,13 @@ def test_what_a_stage_holds_beyond_few_rows_reaches_nothing(m: int, n: int, majo
     nan = torch.full((132 * 64, 64), float("nan"), device="cuda", dtype=torch.bfloat16)
     a = torch.randint(-3, 4, (m, 64), device="cuda").to(torch.bfloat16)
     b = torch.randint(-3, 4, (n, 64), device="cuda").to(torch.bfloat16).T
-    text = "d = acc; top = max(abs(d)); rows[m] = sum(d); columns[n] = sum(d)"
+    text = "d = acc; top = max(abs(d)); per_row[m] = sum(d); columns[n] = sum(d)"
     top, rows, columns = (torch.empty(size, device="cuda") for size in (1, m, n))
     wanted = a.float() @ b.float()
     gemmill.matmul(nan, nan[:64].T, kernel=kernel)
     assert torch.equal(gemmill.matmul(a, b, kernel=kernel).float(), wanted)
     gemmill.matmul(nan, nan[:64].T, kernel=kernel)
-    d = gemmill.matmul(a, b, epilogue=text, top=top, rows=rows, columns=columns)
+    d = gemmill.matmul(a, b, epilogue=text, top=top, per_row=rows, columns=columns)
     assert torch.equal(d.float(), wanted)
     assert top.item() == wanted.abs().max()
     assert torch.equal(rows, wanted.sum(1))

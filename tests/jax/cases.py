@@ -85,9 +85,9 @@ def of_blocks(a: Any, b: Any, a_scale: Any, b_scale: Any) -> Any:
     return left @ (double(b) * of_b[: b.shape[0], : b.shape[1]])
 
 
-def of_expression(a: Any, b: Any, c: Any, bias: Any, rows: Any) -> Any:
+def of_expression(a: Any, b: Any, c: Any, bias: Any, per_row: Any) -> Any:
     d = jax.nn.silu(2 * product(a, b) + 0.5 * double(c)) + double(bias)
-    return d, d * double(rows)[:, None], d.max(1), d.sum(0)
+    return d, d * double(per_row)[:, None], d.max(1), d.sum(0)
 
 
 def of_gate(a: Any, b: Any) -> Any:
@@ -96,7 +96,7 @@ def of_gate(a: Any, b: Any) -> Any:
 
 
 FP8 = "float8_e4m3fn"
-EXPRESSION = "d = silu(alpha * acc + beta * c) + bias[n]; x[m, n] = d * rows[m]; most[m] = max(d); all[n] = sum(d)"
+EXPRESSION = "d = silu(alpha * acc + beta * c) + bias[n]; x[m, n] = d * per_row[m]; most[m] = max(d); all[n] = sum(d)"
 
 CASES: dict[str, Case] = {
     "bf16": Case({"a": whole(16, 24), "b": whole(24, 8)}, {}, product),
@@ -167,11 +167,11 @@ CASES: dict[str, Case] = {
             "b": real(24, 8),
             "c": real(16, 8),
             "bias": real(8, dtype="float16"),
-            "rows": real(16),
+            "per_row": real(16),
         },
         {"alpha": 2.0, "beta": 0.5, "epilogue": EXPRESSION},
         of_expression,
-        differentiable=("a", "b", "c", "bias", "rows"),
+        differentiable=("a", "b", "c", "bias", "per_row"),
     ),
     "a gate": Case(
         {"a": real(16, 24, dtype="bfloat16"), "b": real(24, 8, dtype="bfloat16")},

@@ -56,8 +56,8 @@ def test_a_batch_of_operands_of_an_expression(batched: str) -> None:
     given = {name: real(*(3,) * (over[name] == 0), *shape) for name, shape in shapes.items()}
 
     def ours(a: Any, b: Any, bias: Any, x: Any, c: Any, rows: Any, scale: Any) -> Any:
-        text = "d = (acc * scale + c) * rows[m] + bias[n] + x[m, n]; most[m] = max(d)"
-        return gemmill.jax.matmul(a, b, c=c, epilogue=text, bias=bias, x=x, rows=rows, scale=scale)
+        text = "d = (acc * scale + c) * per_row[m] + bias[n] + x[m, n]; most[m] = max(d)"
+        return gemmill.jax.matmul(a, b, c=c, epilogue=text, bias=bias, x=x, per_row=rows, scale=scale)
 
     def wanted(a: Any, b: Any, bias: Any, x: Any, c: Any, rows: Any, scale: Any) -> Any:
         d = (a @ b * scale + c) * rows[:, None] + bias + x

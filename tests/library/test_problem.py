@@ -39,6 +39,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"groups": 4}, "groups is 4; it replaces batch only if batching is grouped, masked, kgrouped, array or nested"),
     ({"groups": 4, "batch": 4, "batching": "grouped"}, "it replaces batch only if"),
     ({"batching": "groupd"}, "batching is 'groupd', did you mean grouped"),
+    ({"rows": "gatherd"}, "rows is 'gatherd', did you mean gathered"),
+    (
+        {"rows": "gathered", "batching": "masked"},
+        "rows is gathered, but batching is masked; omit rows, or use batching",
+    ),
     (
         {"expected_rows": 8},
         "expected_rows is 8, but batching is strided; omit expected_rows, or use batching masked",
@@ -135,6 +140,9 @@ problems = st.builds(
     batching=st.sampled_from(["strided", "grouped", "masked", "kgrouped", "array"]),
     epilogue=st.sampled_from(["linear", "d = silu(acc + bias[n])", "d = silu(gate) * up", "d = acc; aux = acc"]),
 )
+gathered = st.builds(
+    GemmProblem, m=extents, n=extents, k=extents, batching=st.just("grouped"), rows=st.just("gathered")
+)
 masked = st.integers(1, 1 << 20).flatmap(
     lambda m: st.builds(
         GemmProblem,
@@ -148,7 +156,7 @@ masked = st.integers(1, 1 << 20).flatmap(
 )
 
 
-@given(problems | masked)
+@given(problems | gathered | masked)
 def test_lines_mappings_and_reprs_rebuild_a_problem(problem: GemmProblem) -> None:
     assert GemmProblem.from_text(str(problem)) == problem
     assert eval(repr(problem)) == problem

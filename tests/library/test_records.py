@@ -105,6 +105,15 @@ def test_the_key_changes_with_cubin_problem_gpu_and_method_and_with_nothing_else
     slots = PROBLEM.but(batching="masked")
     keys = {measurement_key("", slots.but(expected_rows=rows), "NVIDIA H200") for rows in (None, 20, 1024)}
     assert len(keys) == 3, "records say of which expectation the choice was"
+    stacked = PROBLEM.but(batching="grouped")
+    keys = {measurement_key("", stacked.but(rows=rows), "NVIDIA H200") for rows in ("stored", "gathered")}
+    assert len(keys) == 2
+
+
+def test_fields_that_came_later_keep_the_keys_of_earlier_records() -> None:
+    assert measurement_key("", GemmProblem(4096, 4096, 7168), "NVIDIA H200") == (
+        "a5d7d6aaf7ef50dd73e87c39f82225d12cdad5985fb985306375460a7f9e4338"
+    )
 
 
 SPLIT_K = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x64x64_1x1_cooperative_s8_m8_{}_linear"

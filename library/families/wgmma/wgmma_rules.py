@@ -62,6 +62,9 @@ ALIGNS = (1, 2, 4, 8, 16)
 """Alignments of C and D that the reduction kernel supports. It accesses them without TMA."""
 MIXED_TILE_K = (64, 128, 256)
 """Tile K of kernels with a narrow A."""
+GATHERED_M, GATHERED_ROW = 128, 128
+"""Most rows of a tile whose rows are gathered, and the bytes of each in a stage: one swizzle span. With more rows the
+producer spills."""
 NARROW_ROW = 128
 """Most bytes of a row of a stage of a narrow A: one swizzle span."""
 NARROW_CHUNK = 16
@@ -153,6 +156,36 @@ def k_groups(plan: WgmmaPlan) -> str | None:
         f"the major of {' and '.join(k_major)} is k; with kgrouped batching it must be mn, because TMA cannot clip "
         "K-major operands at the end of a group"
     )
+
+
+@rule(
+    "gathered-rows",
+    (
+        *("scheduler.rows", "scheduler.batching", "cluster.n", "tile.m", "tile.k", "schedule"),
+        *("a.dtype", "a.major", "a.scale", "b.dtype"),
+    ),
+    "gemmill: emitters/include/gemmill/copy/gather.cuh",
+    WgmmaPlan,
+)
+def gathered_rows(plan: WgmmaPlan) -> str | None:
+    """Rows of A can be gathered with grouped batching if a stage has at most 128 rows of 128 bytes, which no other CTA
+    reads, and A is K-major, without block scales, and as wide as B."""
+    if not plan.gathers_a:
+        return None
+    config = plan.config
+    row = config.tile.k * config.a.type.bits // 8
+    for is_wrong, what in (
+        (config.scheduler.batching != "grouped", f"batching is {config.scheduler.batching}; it must be grouped"),
+        (config.a.major != "k", f"the major of A is {config.a.major}; it must be k"),
+        (config.a.scale != "none", f"the scale of A is {config.a.scale}; it must be none"),
+        (plan.is_mixed, f"A is {config.a.dtype} and B is {config.b.dtype}; they must be equally wide"),
+        (config.cluster.n > 1, f"cluster.n is {config.cluster.n}; it must be 1, because each CTA copies its own rows"),
+        (config.tile.m > GATHERED_M, f"tile M is {config.tile.m}; it must be at most {GATHERED_M}"),
+        (row != GATHERED_ROW, f"a row of A's tile has {row} bytes; it must have {GATHERED_ROW}"),
+    ):
+        if is_wrong:
+            return f"rows is gathered and {what}"
+    return None
 
 
 @rule(
@@ -735,6 +768,7 @@ RULES: tuple[Rule, ...] = (
     converted("epilogue-types", WgmmaPlan),
     row_groups,
     k_groups,
+    gathered_rows,
     array,
     descriptor_start,
     mixed_batching,

@@ -94,6 +94,11 @@ def test_the_documented_name() -> None:
     assert kernel_name(parse_name(NAME)) == NAME
 
 
+def test_rows_stand_before_the_batching() -> None:
+    scheduler = parse_name(NAME.replace("m8_", "m8gatheredgrouped_")).scheduler
+    assert (scheduler.rows, scheduler.batching) == ("gathered", "grouped")
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -112,6 +117,7 @@ def test_the_documented_name() -> None:
         (NAME.replace("cooperative", "pingpnog"), "schedule is 'pingpnog'"),
         (NAME.replace("k1_", "k1tiles_"), "'k1tiles' contains the default 'tiles', which names must omit"),
         (NAME.replace("m8_", "m8strided_"), "'m8strided' contains the default 'strided'"),
+        (NAME.replace("m8_", "m8storedgrouped_"), "'m8storedgrouped' contains the default 'stored'"),
         (NAME.upper(), "arch is 'SM90A'"),
     ],
 )

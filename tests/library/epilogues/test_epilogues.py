@@ -197,7 +197,7 @@ def test_spellings(text: str, expected: str) -> None:
         ("d = acc; top.bf16 = max(acc)", 9, "the type of a reduction must be f32"),
         ("d = acc; top[m, n] = max(acc)", 9, "its index must be [m], [n] or [batch]"),
         ("top = max(acc); d = acc / top", 0, "the epilogue cannot read its result"),
-        ("rows[m] = acc; d = acc", 0, "an output smaller than D must be a reduction"),
+        ("per_row[m] = acc; d = acc", 0, "an output smaller than D must be a reduction"),
         ("d = acc if acc else 1", 4, "where(condition, x, y)"),
         ("d = acc < 1", 4, "is a condition"),
         ("d = where(acc, 1, 2)", 10, "is a number"),
@@ -257,9 +257,9 @@ def test_what_is_nested_too_deeply_is_refused(depth: int) -> None:
 
 def test_the_reference_reduces_over_all_of_d_whatever_a_value_depends_on() -> None:
     inputs = {"alpha": np.array(2.0), "acc": np.zeros((2, 3)), "bias": np.array([1.0, 2.0, 3.0])}
-    text = "d = alpha * acc; total = sum(bias[n]); top[n] = max(bias[n]); rows[m] = sum(bias[n]); count = sum(1)"
+    text = "d = alpha * acc; total = sum(bias[n]); top[n] = max(bias[n]); per_row[m] = sum(bias[n]); count = sum(1)"
     found = {name: x.value.tolist() for name, x in evaluate(parse(text), inputs, np).items()}
-    assert (found["total"], found["top"], found["rows"], found["count"]) == (12, [1, 2, 3], [6, 6], 6)
+    assert (found["total"], found["top"], found["per_row"], found["count"]) == (12, [1, 2, 3], [6, 6], 6)
     large = evaluate(parse("d = max(acc, 123456789)"), {"acc": np.array([[1.0]])}, np)["d"]
     assert abs(float(np.float32(123456789)) - large.value) <= large.error
 
@@ -277,9 +277,9 @@ def test_a_parsed_epilogue_says_what_it_takes() -> None:
 
 
 def test_types_and_transposition() -> None:
-    epilogue = parse("d = acc * s[m] + x[n]; rows[m] = sum(d)")
-    assert str(with_dtypes(epilogue, {"x": "bf16"})) == "d = acc * s[m] + x.bf16[n]; rows[m] = sum(d)"
-    assert str(transposed(epilogue)) == "d = acc * s[n] + x[m]; rows[n] = sum(d)"
+    epilogue = parse("d = acc * s[m] + x[n]; per_row[m] = sum(d)")
+    assert str(with_dtypes(epilogue, {"x": "bf16"})) == "d = acc * s[m] + x.bf16[n]; per_row[m] = sum(d)"
+    assert str(transposed(epilogue)) == "d = acc * s[n] + x[m]; per_row[n] = sum(d)"
     for text, says in (("d = gate * up", "gated"), (f"h = acc; {SCALED}", "scales blocks")):
         assert not parse(text).has_transpose
         with pytest.raises(ValueError, match=says):
@@ -338,11 +338,11 @@ def test_the_reference_evaluates_and_bounds() -> None:
     rng = np.random.default_rng(0)
     acc, bias = rng.normal(size=(5, 7)), rng.normal(size=7)
     results = evaluate(
-        parse("t = acc + bias[n]; d = silu(t); rows[m] = sum(t); top = max(abs(t))"), {"acc": acc, "bias": bias}, np
+        parse("t = acc + bias[n]; d = silu(t); per_row[m] = sum(t); top = max(abs(t))"), {"acc": acc, "bias": bias}, np
     )
     t = acc + bias
     np.testing.assert_allclose(results["d"].value, t / (1 + np.exp(-t)))
-    np.testing.assert_allclose(results["rows"].value, t.sum(1))
+    np.testing.assert_allclose(results["per_row"].value, t.sum(1))
     assert results["top"].value == abs(t).max()
     assert (results["d"].error > 0).all()
     assert (results["d"].error < 2e-5).all()

@@ -147,7 +147,7 @@ def test_subtiles_cover_a_tile_from_multiples_of_16_bytes(c: str, d: str, major:
         (152, {"d.dtype": "f32"}, 16),
         (152, {"c.dtype": "bf16", "c.major": "n"}, 8),
         (152, {"epilogue": "d = silu(acc + bias[n])"}, 32),
-        (152, {"epilogue": "d = silu(acc); rows[m] = sum(d)"}, 8),
+        (152, {"epilogue": "d = silu(acc); per_row[m] = sum(d)"}, 8),
         (152, {"epilogue": "d = silu(acc) + r[m, n]"}, 8),  # d may be written where r lies
     ],
 )
@@ -272,6 +272,30 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         ),
         ({"scheduler.batching": "kgrouped"}, "array-clusters", "cluster is 2x1; with kgrouped batching it must", None),
         ({"scheduler.batching": "array", "tile.k": 48}, "array-panels", "a row of A's tile has 96 bytes", None),
+        (
+            {"scheduler.rows": "gathered"},
+            "gathered-rows",
+            "rows is gathered and batching is strided; it must be grouped",
+            {"scheduler.rows": "stored"},
+        ),
+        (
+            {"scheduler.rows": "gathered", "scheduler.batching": "grouped", "cluster.n": 2, "cluster.m": 1},
+            "gathered-rows",
+            "cluster.n is 2; it must be 1, because each CTA copies its own rows",
+            None,
+        ),
+        (
+            {"scheduler.rows": "gathered", "scheduler.batching": "grouped", "tile.k": 32},
+            "gathered-rows",
+            "a row of A's tile has 64 bytes; it must have 128",
+            None,
+        ),
+        (
+            {"scheduler.rows": "gathered", "scheduler.batching": "grouped", "tile.m": 256, "tile.n": 128},
+            "gathered-rows",
+            "tile M is 256; it must be at most 128",
+            None,
+        ),
         ({"scheduler.batching": "kgrouped"}, "k-groups", "the major of A and B is k; with kgrouped batching", None),
         (
             {"tile.m": 256, "stages": 2},

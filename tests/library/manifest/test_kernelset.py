@@ -52,10 +52,10 @@ CHOICES: dict[tuple[str, ...], list[tuple[Value, ...]]] = {
         ("n", 8, 1),
         ("n", 1, 2),
     ],
-    ("scheduler.decomposition", "scheduler.batching"): [
-        ("tiles", "strided"),
-        ("stream", "strided"),
-        ("splitk", "strided"),
+    ("scheduler.decomposition", "scheduler.rows", "scheduler.batching"): [
+        ("tiles", "stored", "strided"),
+        ("stream", "stored", "strided"),
+        ("splitk", "stored", "strided"),
     ],
     ("epilogue",): [("linear",), ("d = relu(acc)",)],
 }

@@ -29,7 +29,7 @@ MORE = (
     "64x96x256 e4m3 tn masked=3 a_scale=1x128 b_scale=128x128",
     "64x96x256 e4m3 tn grouped=3 a_scale=1x128e8 b_scale=128x128e8",
     "64x96x64 bf16 tn grouped=3 epilogue='t = acc + bias.bf16[n]; d = t * s[batch] + r.bf16[m, n]; top[n] = max(d)'",
-    "64x96x64 bf16 tn masked=3 epilogue='d = acc * x[m] + bias[n]; rows[m] = sum(d)'",
+    "64x96x64 bf16 tn masked=3 epilogue='d = acc * x[m] + bias[n]; per_row[m] = sum(d)'",
     "64x96x64 bf16 nt kgrouped=3 epilogue='d = acc * x[m] + bias[n]'",
     "64x96x64x2 bf16 tn epilogue='d = acc + r.n[m, n] + q.bf16.m[m, n]; aux.f16.n = acc; low[batch] = min(acc)'",
     "64x96x64 bf16 tn epilogue='d = acc + bias[n] * s; amax = max(abs(acc)); low[batch] = min(acc)'",

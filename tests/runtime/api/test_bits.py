@@ -301,9 +301,9 @@ OPERANDS = Few(0, 8), Few(8, 8)
 )
 @pytest.mark.parametrize("call", [matmul, plan])
 def test_sums_in_an_epilogue_are_refused(call: Any, options: dict[str, Any], says: str) -> None:
-    arguments: dict[str, Any] = {"out": Few(0, 8), "rows": Few(0, type="<f4"), **options}
-    with pytest.raises(OperandError, match=rf"{says}: `rows\[m\] = sum\(d\)` sums atomically, .* as in `rows\[m, n\]"):
-        call(*OPERANDS, epilogue="d = acc; rows[m] = sum(d)", **arguments)
+    arguments: dict[str, Any] = {"out": Few(0, 8), "per_row": Few(0, type="<f4"), **options}
+    with pytest.raises(OperandError, match=rf"{says}: `per_row\[m\] = sum\(d\)` sums .* as in `per_row\[m, n\]"):
+        call(*OPERANDS, epilogue="d = acc; per_row[m] = sum(d)", **arguments)
 
 
 def test_maxima_and_minima_are_deterministic() -> None:

@@ -18,15 +18,20 @@ from gemmill.emitters.emit import launch_spec
 from gemmill.library.arch import GPUS
 from gemmill.library.config.names import parse_name
 from gemmill.library.epilogues.parse import parse
-from gemmill.library.errors import OperandError
+from gemmill.library.errors import OperandError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.launch.launcher import grid_ctas
+from gemmill.runtime.launch.parameters import scalars
 from gemmill.runtime.operands.binding import groups_kind
 from gemmill.runtime.operands.call import GemmCall
-from gemmill.runtime.operands.gemm import Gemm, Table
+from gemmill.runtime.operands.call_keywords import PLACES
+from gemmill.runtime.operands.gemm import Gemm, RowIndex, Table
 from gemmill.runtime.operands.tensors import TensorView, view_table
+from gemmill.runtime.select.kernels.faults import is_swapped
 from gemmill.runtime.select.selector import Selector
+
+GATHERED = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8gatheredgrouped_k1_linear"
 
 
 def tensor(*shape: int, dtype: Any = "bf16", transposed: bool = False, **changes: Any) -> TensorView:
@@ -58,6 +63,53 @@ def test_groups_of_rows_stack_along_m() -> None:
     assert (gemm.a.batch_stride, gemm.b.batch_stride, gemm.d.batch_stride) == (0, 64 * 80, 0)
     assert gemm.groups == Table("offsets", 0x5555550, 1)
     assert p.flops == 2 * 300 * 80 * 64
+
+
+def test_rows_are_found_by_an_index() -> None:
+    rows = groups(300, ptr=0x6666660, strides=(2,))
+    operands = tensor(70, 64, strides=(72, 1)), tensor(4, 64, 80, transposed=True), tensor(300, 80)
+    gemm = bound("offsets", 4, *operands, rows=rows)
+    p = gemm.problem
+    assert (p.m, p.n, p.k, p.batch, p.batching, p.rows) == (300, 80, 64, 4, "grouped", "gathered")
+    assert (gemm.a.row_stride, gemm.a.align) == (72, 16)
+    assert gemm.rows == RowIndex("rows", 0x6666660, 2, 70)
+    assert gemm.addresses[PLACES["rows"]] == 0x6666660
+    wanted = {"rows_pointer": 0x6666660, "rows_stride": 2, "a_pointer": 1 << 20, "a_row_bytes": 144, "a_rows": 70}
+    written = {name: value for name, _, value in scalars(gemm, ())}
+    assert {name: written[name] for name in wanted} == wanted
+    assert wanted.keys() <= launch_spec(parse_name(GATHERED)).offsets.keys()
+    assert is_swapped(parse_name(GATHERED), p) is False
+    stored = bound("offsets", 4, tensor(300, 64), tensor(4, 64, 80, transposed=True), tensor(300, 80)).problem
+    with pytest.raises(UnsupportedProblemError, match=r"it needs rows gathered \(the problem has stored\)"):
+        is_swapped(parse_name(GATHERED), stored)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rows": tensor(300, dtype="f32")}, r"rows is f32; it must be s32: pass rows.int\(\)"),
+        ({"rows": groups(299)}, r"out has shape \(300, 80\)"),
+        ({"rows": tensor(300, 1, dtype="s32")}, r"rows has shape \(300, 1\); it must be \(M,\)"),
+        ({"rows": groups(300, device=1)}, "rows is on GPU 1 and a is on GPU 0"),
+        ({"a": tensor(0, 64)}, "a must have a row"),
+        ({"a": tensor(70, 64, strides=(1 << 31, 1))}, "with rows they must be less than 2.32 bytes apart"),
+        ({"b": tensor(64, 80), "a": tensor(70, 64), "d": tensor(4, 70, 80)}, "rows is an index for groups of rows"),
+        ({"a": tensor(4, 70, 64)}, "rows is an index for groups of rows"),
+        ({"a_scale": tensor(70, 1, dtype="f32")}, "a_scale is not supported with rows"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(changes: dict[str, Any], says: str) -> None:
+    usual = {"a": tensor(70, 64), "b": tensor(4, 64, 80), "d": tensor(300, 80), "rows": groups(300)}
+    with pytest.raises(OperandError, match=says):
+        bound("offsets", 4, **(usual | changes))
+
+
+def test_rows_need_offsets() -> None:
+    operands = tensor(4, 70, 64), tensor(4, 64, 80), tensor(4, 300, 80)
+    with pytest.raises(OperandError, match="rows is passed with counts"):
+        bound("counts", 4, *operands, rows=groups(300))
+    with pytest.raises(OperandError, match="rows is passed with neither offsets nor counts"):
+        bound_gemm(tensor(70, 64), tensor(64, 80), tensor(300, 80), rows=groups(300))
 
 
 def test_slots_are_a_batch() -> None:

@@ -7,7 +7,7 @@
 
 namespace gemmill {
 
-/// `load`, `load_scales` and `transpose` run in warps of the producer warpgroup, the others in a consumer warpgroup.
+/// `load`, `load_gathered`, `load_scales` and `transpose` run in warps of the producer warpgroup, the others in a consumer warpgroup.
 /// They are static functions, because an object that holds references compiles to different machine code.
 template <class Traits>
 struct CollectiveMainloop {
@@ -16,6 +16,7 @@ struct CollectiveMainloop {
   using A = typename Traits::A;
   using Accumulator = typename Traits::Accumulator;
   using B = typename Traits::B;
+  using GatherA = typename Traits::GatherA;
   using Groups = typename Traits::Groups;
   using LoadA = typename Traits::LoadA;
   using LoadB = typename Traits::LoadB;
@@ -91,6 +92,40 @@ struct CollectiveMainloop {
     // slices of K.
     if constexpr (StagePipeline::kPeers > 1) {
       for (int i = 0; issues && i < Config::kStages; ++i, at.advance()) pipeline.wait_empty(at);
+    }
+  }
+
+  /// The producer loop of kernels that find the rows of A by an index: all four warps copy A, and one thread also
+  /// issues the loads of B.
+  __device__ static void load_gathered(Params const& params, Storage storage, Scheduler& scheduler) {
+    StagePipeline& pipeline = storage.pipeline();
+    bool const issues = threadIdx.x < 32 && cute::elect_one_sync();
+    uint32_t const column = (1u << Config::kClusterM) - 1;
+    LoadB const load_b{params.b, params.b_tail, scheduler.rank, uint16_t(column), params.n};
+    GatherA load_a(storage.base + Storage::kOffsetTmaA);
+
+    Position at;
+    for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
+      Unit const work = scheduler.work(index);
+      load_a.begin(params, work.m, work.end);
+      auto const tile_b = load_b.tile(work.n);
+      uint32_t const bytes = load_b.bytes(work.n);
+      int const batch_b = params.batched & 2 ? work.batch : 0;
+#pragma unroll 1
+      for (int k = 0; k < params.k; k += Config::kTileK, at.advance()) {
+        pipeline.wait_empty(at);
+        uint64_t& full = pipeline.full[at.stage];
+        if (issues) {
+          StagePipeline::Full::arrive_and_expect_tx(&full, bytes);
+          load_b(tile_b, full, storage.base + Storage::kOffsetTmaB + at.stage * B::kBytes, k, batch_b);
+        }
+        load_a(params, at.stage, k);
+        load_a.arrive(full);
+      }
+    }
+    if (issues) launch_dependents();
+    if constexpr (StagePipeline::kPeers > 1) {
+      for (int i = 0; issues && i < Config::kStages; ++i, at.advance()) pipeline.wait_empty(at);  // as in `load`
     }
   }
 
@@ -174,6 +209,7 @@ struct CollectiveMainloop {
   /// Waits until a stage is ready for MMAs: loaded, and transposed if necessary.
   __device__ static void wait(StagePipeline& pipeline, TransposeBarriers& transposed, Position at) {
     pipeline.wait_full(at);
+    if constexpr (Traits::kGathersA) GatherA::fence();
     if constexpr (Traits::kTransposes) transposed.wait(at);
   }
 

@@ -59,6 +59,17 @@ struct SplitKParams : PartialParams {
   int splits;
 };
 
+/// Parameters of grouped kernels that find the rows of A by an index. They have no descriptor of A.
+struct GatherParams : GemmParams {
+  /// The row of A for each row of D, as int32, and the distance of entries in 32-bit words. Entries are clamped to
+  /// the rows of A.
+  int const* rows;
+  int64_t rows_stride;
+  /// A's first row, the distance of rows in elements, and their number.
+  char const* a_pointer;
+  int64_t a_row_bytes, a_rows;
+};
+
 /// Adds descriptors of the scales and zero points of a narrow A, for groups of elements along K.
 template <class Base>
 struct GroupParams : Base {

@@ -33,7 +33,7 @@ struct TmaWgmmaGemm : WgmmaSpec<WgmmaTraits<Config_>> {
     int const warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     int const rank = Traits::kClusterSize == 1 ? 0 : int(cute::block_rank_in_cluster());
     if (warp == 0 && cute::elect_one_sync()) {
-      cute::prefetch_tma_descriptor(&params.a);
+      if constexpr (!Traits::kGathersA) cute::prefetch_tma_descriptor(&params.a);
       cute::prefetch_tma_descriptor(&params.b);
       if constexpr (LoadA::kTails) cute::prefetch_tma_descriptor(&params.a_tail);
       if constexpr (LoadB::kTails) cute::prefetch_tma_descriptor(&params.b_tail);
@@ -54,7 +54,11 @@ struct TmaWgmmaGemm : WgmmaSpec<WgmmaTraits<Config_>> {
     Scheduler scheduler(params, rank);
     if (warp < 4) {
       cutlass::arch::warpgroup_reg_dealloc<Config::kProducerRegisters>();
-      if (warp == 0 && (Traits::kGroupedM || cute::elect_one_sync())) Mainloop::load(params, storage, scheduler);
+      if constexpr (Traits::kGathersA) {
+        Mainloop::load_gathered(params, storage, scheduler);
+      } else {
+        if (warp == 0 && (Traits::kGroupedM || cute::elect_one_sync())) Mainloop::load(params, storage, scheduler);
+      }
       if constexpr (Traits::kBlockScales) {
         if (warp == 1) Mainloop::load_scales(params, storage, scheduler);
       }

@@ -24,9 +24,9 @@ struct RowGroupWork : Work {
 ///
 /// Each lane of a warp holds one of 32 groups, so that one ballot finds a tile, and empty groups cost nothing. Indices
 /// must increase from call to call. The whole warp must make each call.
-template <class Order, int TileK, bool Masked>
+template <class Order, int TileK, bool Masked, class Params_ = GemmParams>
 struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
-  using Params = GemmParams;
+  using Params = Params_;
 
   GemmParams const& params;
   int rank;

@@ -42,6 +42,12 @@ struct NestedSpec {
   Fact facts[2];
 };
 
+/// The same for a kernel that finds the rows of A by an index.
+struct GatherSpec {
+  KernelSpec kernel;
+  Fact facts[5];
+};
+
 template <class Traits>
 struct WgmmaSpec {
   using Storage = WgmmaStorage<Traits>;
@@ -49,6 +55,8 @@ struct WgmmaSpec {
   using Groups = typename Traits::Groups;
   using LoadA = typename Traits::LoadA;
   using LoadB = typename Traits::LoadB;
+  /// Whether TMA loads A, so that it has a descriptor.
+  static constexpr bool kBoxesA = !Traits::kGathersA;
   using Params = typename Traits::Params;
   using Partials = typename Traits::Partials;
   using TmaLayoutA = typename Traits::TmaLayoutA;
@@ -89,9 +97,9 @@ struct WgmmaSpec {
             fact("offset_b_scale_k_stride", offsetof(GemmParams, b_scale.k_stride)),
             fact("offset_b_scale_batch_stride", offsetof(GemmParams, b_scale.batch_stride)),
             fact("offset_groups_pointer", offsetof(GemmParams, groups)),
-            fact("box_a_contiguous", TmaLayoutA::kPanelExtent),
-            fact("box_a_strided", LoadA::kRows),
-            fact("swizzle_a", TmaLayoutA::kSpan),
+            fact("box_a_contiguous", kBoxesA ? TmaLayoutA::kPanelExtent : 0),
+            fact("box_a_strided", kBoxesA ? LoadA::kRows : 0),
+            fact("swizzle_a", kBoxesA ? TmaLayoutA::kSpan : 0),
             fact("window_a", Traits::kWindowK),
             fact("box_b_contiguous", TmaLayoutB::kPanelExtent),
             fact("box_b_strided", LoadB::kRows),
@@ -138,6 +146,15 @@ struct WgmmaSpec {
   }
 
   static constexpr ClusterSpec cluster_spec() { return {spec(), fact("splits", Traits::kClusterSplits)}; }
+
+  static constexpr GatherSpec gather_spec() {
+    return {spec(),
+            fact("offset_rows_pointer", offsetof(Params, rows)),
+            fact("offset_rows_stride", offsetof(Params, rows_stride)),
+            fact("offset_a_pointer", offsetof(Params, a_pointer)),
+            fact("offset_a_row_bytes", offsetof(Params, a_row_bytes)),
+            fact("offset_a_rows", offsetof(Params, a_rows))};
+  }
 
   static constexpr NestedSpec nested_spec() {
     return {spec(), fact("offset_inner", offsetof(Params, inner)), fact("offset_steps", offsetof(Params, steps))};

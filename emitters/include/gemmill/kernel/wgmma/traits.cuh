@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gemmill/collective/epilogue.cuh>
+#include <gemmill/copy/gather.cuh>
 #include <gemmill/copy/tma.cuh>
 #include <gemmill/epilogue/cluster_sums.cuh>
 #include <gemmill/epilogue/linear.cuh>
@@ -100,8 +101,13 @@ struct WgmmaTraits {
   using Partials = PartialTiles<Accumulator, kClusterSize * kTileWarpgroups>;
   using Sums = ClusterSums<Accumulator, kClusterSplits>;
   using SumsBarriers = ClusterSumsBarriers<kClusterSplits>;
+  /// Whether the rows of A are found by an index. All four producer warps then copy them, without TMA.
+  static constexpr bool kGathersA = cute::is_same_v<typename Scheduler::Params, GatherParams>;
+  using GatherA = GatherLoad<TmaLayoutA>;
+  static_assert(!kGathersA || (Config::kClusterN == 1 && !kBlockScales && !kTransposes && !kRegistersA),
+                "rows of A are copied as the MMAs read them, by the CTA that reads them");
   using StagePipeline = Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * kTileWarpgroups,
-                                 kBlockScales ? Scales::kArrivals : 0>;
+                                 kGathersA ? kGatherThreads : kBlockScales ? Scales::kArrivals : 0>;
   /// Groups along M: the whole producer warp runs the scheduler, and tiles end at the last row of their group.
   static constexpr bool kGroupedM = Scheduler::kIsGroupedM;
   /// Groups along K: A and B are loaded through windows that end with the group.
