@@ -8,10 +8,10 @@ Tokens choose experts uniformly, by Zipf's law (the probability of an expert is 
 Calls rotate over sets of tokens, so that the weights come from DRAM.
 
 A burst is a CUDA graph of a millisecond, in interleaved rounds. Under sustained load, each side runs alone for a turn,
-of which the second half is timed. "eager" is gemmill and PyTorch without graphs, in bursts. The program prints the
-times of the others divided by gemmill's, with quartiles over rounds or turns; the share of 4 TB/s that a layer needs to
-read the weights in use and tokens, and to write results; the time of each part alone; and the norm of the errors of
-sampled tokens, relative to float64. Results are written as JSON. Needs an NVIDIA GPU and PyTorch with Triton.
+of which the second half is timed. "eager" is a call of gemmill.moe, and of PyTorch, without a graph. The program prints
+the times of the others divided by gemmill's, with quartiles over rounds or turns; the share of 4 TB/s that a layer
+needs to read the weights in use and tokens, and to write results; the time of each part alone; and the norm of the
+errors of sampled tokens, relative to float64. Results are written as JSON. Needs an NVIDIA GPU and PyTorch with Triton.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def warm(layers: Sequence[Layer], tokens: Sequence[int], registry: Any) -> None:
 
     names = set()
     for (hidden, inner, experts, slots), count in product(layers, tokens):
-        for n, k, epilogue in ((2 * inner, hidden, "d = silu(gate) * up"), (hidden, inner, "linear")):
+        for n, k, epilogue in ((2 * inner, hidden, "d = silu(gate8) * up8"), (hidden, inner, "linear")):
             problem = problem_of("bf16", count * slots, n, k)
             with suppress(UnsupportedProblemError):
                 names.add(registry.select(problem.but(batch=experts, batching="grouped", epilogue=epilogue)).name)
@@ -106,6 +106,7 @@ class Weights:
     def __init__(self, layer: Layer) -> None:
         import torch
 
+        import gemmill
         from gemmill.profiler.baselines.experts import Experts
 
         torch.cuda.empty_cache()  # free the weights of the previous layer
@@ -116,8 +117,8 @@ class Weights:
         gate_up = made(experts, 2 * inner, hidden).normal_(std=hidden**-0.5)
         self.plain = Experts(gate_up, made(experts, hidden, inner).normal_(std=inner**-0.5))
         """As in checkpoints."""
-        self.gate_up = gate_up.view(experts, 2, inner, hidden).swapaxes(1, 2).reshape(experts, 2 * inner, hidden).mT
-        """In the order of gemmill's gate, (experts, H, 2 F)."""
+        self.gate_up = gemmill.interleaved(gate_up)
+        """Those of gate and up in gemmill's order."""
 
 
 def tokens_of(layer: Layer, count: int, distribution: str, sets: int) -> list[Any]:
@@ -151,44 +152,36 @@ class Side(NamedTuple):
     """The result of each operand set, after a launch."""
     facts: dict[str, Any]
     """What it chose."""
+    eager: Launch | None = None
+    """The same from the host, as programs call it."""
     parts: Mapping[str, Launch] = {}
     """Launches of its parts, in order."""
 
 
 def ours(weights: Weights, tokens: Sequence[Any], registry: Any) -> Side:
-    """gemmill's layer. Operand sets share all memory between the kernels."""
+    """gemmill's layer, and its parts. Parts read what others have left, which only their results depend on."""
     import torch
 
     import gemmill
 
-    hidden, inner, experts, slots = weights.layer
-    total = tokens[0].ids.numel()
-    made = partial(torch.empty, dtype=torch.bfloat16, device="cuda")
-    whole = partial(torch.empty, dtype=torch.int32, device="cuda")
-    routing = gemmill.Routing(whole(experts), whole(total), whole(total // slots, slots))
-    x, h, y = (made(total, extent) for extent in (hidden, inner, hidden))
-    outputs = [torch.empty_like(own.x) for own in tokens]
-    plan: Any = partial(gemmill.plan, offsets=routing.offsets, registry=registry)
-    first = plan(x, weights.gate_up, out=h, epilogue="d = silu(gate) * up")
-    second = plan(h, weights.plain.down.mT, out=y)
+    operands = [(own.x, weights.gate_up, weights.plain.down, own.ids, own.weights) for own in tokens]
+    plans: list[Any] = [gemmill.plan_moe(*own, registry=registry) for own in operands]
+    routing = gemmill.route(tokens[0].ids, weights.layer.experts)
+    y = torch.zeros(len(routing.rows), weights.layer.hidden, dtype=torch.bfloat16, device="cuda")
 
     def route(i: int) -> None:
-        gemmill.route(tokens[i].ids, experts, out=routing)
+        gemmill.route(tokens[i].ids, weights.layer.experts, out=routing)
 
-    parts: dict[str, Launch] = {
-        "route": route,
-        "gather": lambda i: torch.index_select(tokens[i].x, 0, routing.rows, out=x),
-        "FC1": lambda i: first(),
-        "FC2": lambda i: second(),
-        "combine": lambda i: gemmill.combine(y, routing.places, tokens[i].weights, out=outputs[i]),
-    }
-    kernels = {name: own.choice.name for name, own in (("FC1", first), ("FC2", second))}
+    def combine(i: int) -> None:
+        gemmill.combine(y, routing.places, tokens[i].weights, out=plans[i].out)
 
-    def launch(i: int) -> None:
-        for part in parts.values():
-            part(i)
-
-    return Side(launch, outputs, {"kernels": kernels}, parts)
+    return Side(
+        lambda i: plans[i](),
+        [plan.out for plan in plans],
+        {"kernels": {"FC1": plans[0].first.choice.name, "FC2": plans[0].second.choice.name}},
+        lambda i: gemmill.moe(*operands[i], registry=registry),
+        {"route": route, "FC1": lambda i: plans[i].first(), "FC2": lambda i: plans[i].second(), "combine": combine},
+    )
 
 
 def pytorch(weights: Weights, tokens: Sequence[Any]) -> Side:
@@ -201,7 +194,7 @@ def pytorch(weights: Weights, tokens: Sequence[Any]) -> Side:
     def launch(i: int) -> None:
         outputs[i] = composed(tokens[i], factors[i], weights.plain)
 
-    return Side(launch, outputs, {})
+    return Side(launch, outputs, {}, launch)
 
 
 def triton(weights: Weights, tokens: Sequence[Any], stream: Any) -> Side:
@@ -273,18 +266,14 @@ class Measured:
         self._launches = math.ceil(REPLAY_US / (us * self._sets)) * self._sets
         self._facts: dict[str, Any] = {"launches": self._launches, "errors": {}, "failed": {}}
         self._graphs: dict[str, Any] = {}
+        self._eager: dict[str, Repeated] = {}
         self._add(OURS, own)
         self._parts = {name: self._capture(part, self._launches) for name, part in own.parts.items()}
-        self._eager = {eager(OURS): Repeated(own.launch, self._sets, self._launches)}
         for name, make in ((TORCH, pytorch), (TRITON, partial(triton, stream=self._stream))):
             try:
-                side = make(weights, self._tokens)
-                self._add(name, side)
+                self._add(name, make(weights, self._tokens))
             except Exception as error:  # noqa: BLE001 - an error of a baseline is a result, and the others go on
                 self._facts["failed"][name] = f"{type(error).__name__}: {error}"
-                continue
-            if name == TORCH:
-                self._eager[eager(name)] = Repeated(side.launch, self._sets, self._launches)
 
     def _capture(self, launch: Launch, launches: int) -> Any:
         from gemmill.profiler.measure.graph_timing import capture
@@ -297,6 +286,8 @@ class Measured:
         error = float((side.outputs[0][self._sample].double() - self._wanted).norm() / self._wanted.norm())
         assert error <= MOST_ERROR, f"{name} is wrong: the error is {error:.1e} of the results"
         self._graphs[name] = graph
+        if side.eager is not None:
+            self._eager[eager(name)] = Repeated(side.eager, self._sets, self._launches)
         self._facts["errors"][name] = error
         self._facts |= side.facts
 
@@ -310,7 +301,7 @@ class Measured:
         state: dict[str, Any] = {}
         if regime == "burst":
             time_rounds(self._graphs, self._launches, 1)  # lets the clocks settle
-            us = time_rounds(self._graphs | self._eager, self._launches, arguments.rounds)
+            us = time_rounds({**self._graphs, **self._eager}, self._launches, arguments.rounds)
             alone = time_rounds(self._parts, self._launches, arguments.rounds)
             state["parts"] = {name: statistics.median(values) for name, values in alone.items()}
         else:
