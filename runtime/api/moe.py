@@ -71,15 +71,8 @@ def moe(
         GemmillError: the other errors of :func:`gemmill.matmul`.
     """
     tensors = {"x": x, "w1": w1, "w2": w2, "topk_ids": topk_ids, "topk_weights": topk_weights, "b2": b2, "out": out}
-    options = {"registry": registry, "bits": bits}
-    layer = _read("moe", tensors, activation, operands, options, stream)
-    handle = layer.first.stream
-    RouteLaunch(layer.route, handle).launch(handle)
-    CombineLaunch(layer.gather, handle).launch(handle)
-    launch(layer.first)
-    launch(layer.second)
-    CombineLaunch(layer.combine, handle).launch(handle)
-    return layer.out
+    refuse_dispatched("moe", {**tensors, **operands}, "call gemmill.torch.moe, or ")
+    return launch_moe(tensors, activation, operands, {"registry": registry, "bits": bits}, stream)
 
 
 def plan_moe(
@@ -100,8 +93,8 @@ def plan_moe(
     Args and errors are those of :func:`gemmill.moe`.
     """
     tensors = {"x": x, "w1": w1, "w2": w2, "topk_ids": topk_ids, "topk_weights": topk_weights, "b2": b2, "out": out}
-    options = {"registry": registry, "bits": bits}
-    layer = _read("plan_moe", tensors, activation, operands, options, stream)
+    refuse_dispatched("plan_moe", {**tensors, **operands}, "call gemmill.torch.moe, or ")
+    layer = _read(tensors, activation, operands, {"registry": registry, "bits": bits}, stream)
     return MoePlan(layer, stream_to_follow(layer.first, stream))
 # fmt: on
 
@@ -191,8 +184,26 @@ def epilogue_of(activation: str) -> str:
     return activation
 
 
+def launch_moe(
+    tensors: Mapping[str, Any],
+    activation: str,
+    operands: Mapping[str, Any],
+    options: Mapping[str, Any],
+    stream: Stream | None = None,
+) -> Any:
+    """Launch a layer with the arguments of :func:`moe`: its tensors by keyword, operands of its activation and keywords
+    of both products. Returns ``out``."""
+    layer = _read(tensors, activation, operands, options, stream)
+    handle = layer.first.stream
+    RouteLaunch(layer.route, handle).launch(handle)
+    CombineLaunch(layer.gather, handle).launch(handle)
+    launch(layer.first)
+    launch(layer.second)
+    CombineLaunch(layer.combine, handle).launch(handle)
+    return layer.out
+
+
 def _read(
-    name: str,
     tensors: Mapping[str, Any],
     activation: str,
     operands: Mapping[str, Any],
@@ -200,7 +211,6 @@ def _read(
     stream: Stream | None,
 ) -> Layer:
     """Read the arguments of a layer, and allocate its memory with the library of ``x``."""
-    refuse_dispatched(name, {**tensors, **operands}, "call gemmill.torch.moe, or ")
     x = tensors["x"]
     handle = handle_of(x, stream)
     views = {
@@ -212,7 +222,7 @@ def _read(
     def buffer(shape: tuple[int, ...], dtype: DTypeName) -> Any:
         if not allocates(x):
             raise OperandError(
-                f"x is a {type(x).__qualname__}; {name} allocates memory with the library of x, which must be PyTorch "
+                f"x is a {type(x).__qualname__}; moe allocates memory with the library of x, which must be PyTorch "
                 "or CuPy: pass its tensors"
             )
         return allocate(x, shape, dtype, views["x"].device, stream)

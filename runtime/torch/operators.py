@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gemmill.runtime.operands.tensors import not_on_gpu
-from gemmill.runtime.torch import outputs, reference_operators
+from gemmill.runtime.torch import experts, outputs, reference_operators
 from gemmill.runtime.torch.gradients import autograd, epilogue_rule, product_rules
 from gemmill.runtime.torch.launches import AT_AUTOGRAD, AT_KERNEL, Launches, launch_epilogue, named_operands
 from gemmill.runtime.torch.option_text import read as read_options
@@ -205,6 +205,7 @@ def run_on_cpu() -> None:
     """
     if torch._C._dispatch_has_kernel_for_dispatch_key("gemmill::mm", "CPU"):
         return
+    experts.run_on_cpu()
     for name, row in OPERATORS.items():
         functional, mutating = _on_cpu(row)
         LIBRARY.impl(name, _adapted(_positional(row.arguments), functional), "CPU")

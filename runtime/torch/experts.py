@@ -1,0 +1,246 @@
+"""The operator ``gemmill::moe``, a layer of experts, and the function that calls it.
+
+Its reference and its gradient are made of the operators of groups, and of PyTorch's own for routing, which transforms
+and compiled programs can trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from gemmill.library.epilogues.tree import Epilogue, fault_of_n
+from gemmill.library.errors import OperandError
+from gemmill.runtime.api.moe import epilogue_of, launch_moe
+from gemmill.runtime.operands.epilogue_arguments import read_epilogue
+from gemmill.runtime.operands.tensors import not_on_gpu
+from gemmill.runtime.torch import reference_operators
+from gemmill.runtime.torch.gradients import autograd, epilogue_rule, product_rules
+from gemmill.runtime.torch.gradients.autograd import Arguments
+from gemmill.runtime.torch.gradients.product_rules import Gradients, rows_in_use
+from gemmill.runtime.torch.option_text import for_gradient, read, written
+from gemmill.runtime.torch.transforms import batching
+
+LIBRARY = torch.library.Library("gemmill", "FRAGMENT")
+"""Keeps the operator alive."""
+_SCHEMA = (
+    "moe(Tensor x, Tensor w1, Tensor w2, Tensor topk_ids, Tensor? topk_weights, Tensor? b2, "
+    "Tensor[] operands, str[] names, *, float[] numbers=[], str activation='silu', ScalarType? out_dtype=None, "
+    "str options='') -> Tensor"
+)
+_KEYWORDS = ("x", "w1", "w2", "topk_ids", "topk_weights", "b2")
+"""Tensors of the operator, by the keywords of :func:`gemmill.moe`."""
+
+# Keywords of one subject share a line.
+# fmt: off
+
+
+def moe(
+    x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor | None, *,
+    activation: str = "silu", b2: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, bits: str = "any",
+    **operands: torch.Tensor | float,
+) -> torch.Tensor:
+    """Run :func:`gemmill.moe` as an operator, with gradients, transforms and ``torch.compile``.
+
+    The gradients are those of ``x``, the weights, ``topk_weights``, ``b2`` and the operands of the activation. Backward
+    computes the rows between the products again, so forward saves only its arguments.
+
+    Args:
+        out_dtype: Dtype of the result; that of ``x`` by default.
+
+    All other arguments, and the errors, are those of :func:`gemmill.moe`.
+    """
+    tensors = {name: value for name, value in operands.items() if isinstance(value, torch.Tensor)}
+    numbers = {name: float(value) for name, value in operands.items() if name not in tensors}
+    options = "" if bits == "any" else written({"bits": bits})
+    d: torch.Tensor = torch.ops.gemmill.moe(
+        x, w1, w2, topk_ids, topk_weights, b2, [*tensors.values()], [*tensors, *numbers],
+        numbers=[*numbers.values()], activation=activation, out_dtype=out_dtype, options=options,
+    )
+    return d
+# fmt: on
+
+
+def _call(*positional: Any, **keywords: Any) -> Arguments:
+    """All arguments of a call of the operator by name, with defaults."""
+    schema = torch.ops.gemmill.moe.default._schema.arguments
+    defaults = {x.name: x.default_value if x.has_default_value() else None for x in schema}
+    return {**defaults, **dict(zip(defaults, positional, strict=False)), **keywords}
+
+
+def _named(call: Arguments) -> dict[str, Any]:
+    """The operands of the activation by name."""
+    return dict(zip(call["names"], [*call["operands"], *call["numbers"]], strict=True))
+
+
+def _on_gpu(*positional: Any, **keywords: Any) -> torch.Tensor:
+    call = _call(*positional, **keywords)
+    tensors = {name: call[name] for name in _KEYWORDS}
+    dtype = call["out_dtype"]
+    tensors["out"] = None if dtype is None else torch.empty_like(call["x"], dtype=dtype, memory_format=_PACKED)
+    result: torch.Tensor = launch_moe(tensors, call["activation"], _named(call), read(call["options"]))
+    return result
+
+
+_PACKED = torch.contiguous_format
+
+
+def _elsewhere(x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    raise not_on_gpu("x", x.device)
+
+
+def _fake(*positional: Any, **keywords: Any) -> torch.Tensor:
+    call = _call(*positional, **keywords)
+    _check_shapes(call, read_epilogue(epilogue_of(call["activation"])))
+    x: torch.Tensor = call["x"]
+    return x.new_empty(x.shape, dtype=call["out_dtype"] or x.dtype)
+
+
+def _check_shapes(call: Arguments, activation: Epilogue) -> None:
+    """Raise an error for shapes that do not fit."""
+    x, w1, w2, ids = (call[name] for name in _KEYWORDS[:4])
+    ranks = x.dim(), w1.dim(), w2.dim(), ids.dim()
+    torch._check(
+        ranks == (2, 3, 3, 2),
+        lambda: (
+            f"x, w1, w2 and topk_ids have {ranks} extents; expected (tokens, H), (experts, N, H), (experts, H, F) "
+            "and (tokens, slots)"
+        ),
+    )
+    sums = w2.shape[2] * (2 if activation.gated else 1)
+    shapes = {
+        "w1": (w2.shape[0], sums, x.shape[1]),
+        "w2": (w2.shape[0], x.shape[1], w2.shape[2]),
+        "topk_ids": (x.shape[0], ids.shape[1]),
+        "topk_weights": (x.shape[0], ids.shape[1]),
+        "b2": (w2.shape[0], x.shape[1]),
+    }
+    for name, shape in shapes.items():
+        if call[name] is not None:
+            for axis, extent in enumerate(shape):
+                torch._check(
+                    call[name].shape[axis] == extent,
+                    lambda name=name, shape=shape: f"{name} has shape {(*call[name].shape,)}; it must have {shape}",
+                )
+    if isinstance(sums, int) and (fault := fault_of_n(activation, sums)):
+        raise OperandError(f"w1 has shape {(*w1.shape,)}, so N is {sums}: {fault}")
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class Routed(NamedTuple):
+    """What :class:`gemmill.Routing` holds, by PyTorch, and the slot of each row."""
+
+    offsets: torch.Tensor
+    rows: torch.Tensor
+    places: torch.Tensor
+    order: torch.Tensor
+    """The slot of each row among those of all tokens."""
+    used: torch.Tensor
+    """Whether each slot (tokens, slots) has an expert."""
+
+    @classmethod
+    def of(cls, ids: torch.Tensor, experts: int) -> Routed:
+        """Sort the slots of tokens by their experts."""
+        used = (ids >= 0) & (ids < experts)
+        order = torch.where(used, ids, experts).flatten().argsort(stable=True)
+        ends = torch.arange(experts, device=ids.device)
+        in_order = torch.where(used, ids, experts).flatten()[order].contiguous()
+        offsets = torch.searchsorted(in_order, ends.to(in_order.dtype), right=True).int()
+        places = torch.empty_like(order).scatter(0, order, torch.arange(order.shape[0], device=ids.device))
+        return cls(offsets, order // max(1, ids.shape[1]), places.view(ids.shape), order, used)
+
+    def summed(self, rows: torch.Tensor) -> torch.Tensor:
+        """Add up the rows of each token, in float32 or wider."""
+        of_slots = _wide(rows[self.places.flatten()]).view(*self.used.shape, rows.shape[1])
+        return torch.where(self.used[..., None], of_slots, 0).sum(1)
+
+    def weights(self, weights: torch.Tensor | None) -> torch.Tensor:
+        """The weight of each row, in float32 or wider; 0 for a row without an expert."""
+        of_slots = self.used.float() if weights is None else torch.where(self.used, _wide(weights), 0)
+        return of_slots.flatten()[self.order]
+
+
+def reference(*positional: Any, **keywords: Any) -> torch.Tensor:
+    """Compute the operator on any device, with PyTorch."""
+    call = _call(*positional, **keywords)
+    text = epilogue_of(call["activation"])
+    _check_shapes(call, read_epilogue(text))
+    x, w1, w2 = call["x"], call["w1"], call["w2"]
+    routed = Routed.of(call["topk_ids"], w2.shape[0])
+    groups = {"offsets": routed.offsets}
+    inner = reference_operators.epilogue(text, x[routed.rows], w1.mT, {**_named(call), **groups})[0]
+    bias = {} if call["b2"] is None else {"b2": call["b2"]}
+    of_second = "d = acc + b2[n]" if bias else "d = acc"
+    y = reference_operators.epilogue(of_second, inner, w2.mT, {**bias, **groups})[0]
+    weighted = _wide(y) * routed.weights(call["topk_weights"])[:, None]
+    return routed.summed(weighted).to(call["out_dtype"] or x.dtype)
+
+
+def backward(call: Arguments, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:
+    """Gradients of a layer. The first product and its activation are computed again."""
+    (g,) = grads
+    x, w1, w2, b2 = (call[name] for name in ("x", "w1", "w2", "b2"))
+    if "topk_ids" in wanted:
+        raise OperandError("gemmill::moe has no gradient of topk_ids: pass whole numbers")
+    routed, text = Routed.of(call["topk_ids"], w2.shape[0]), epilogue_of(call["activation"])
+    weights, of_rows = routed.weights(call["topk_weights"]), g.to(x.dtype)[routed.rows]
+    options = for_gradient(call["options"])
+    first: Arguments = {
+        "expression": text, "a": x[routed.rows], "b": w1.mT, "operands": [routed.offsets, *call["operands"]],
+        "names": ["offsets", *call["names"]], "numbers": call["numbers"], "a_dtype": None, "b_dtype": None,
+        "options": options,
+    }  # fmt: skip
+    inner = torch.ops.gemmill.epilogue(
+        text, first["a"], first["b"], first["operands"], first["names"], numbers=call["numbers"], options=options
+    )[0]
+    inner = torch.where(rows_in_use(inner, routed.offsets, None), inner, 0)
+    nothing = dict.fromkeys(("a_scale", "b_scale", "c", "beta", "counts"))
+    second = {
+        **nothing, "a": inner, "b": w2.mT, "offsets": routed.offsets, "alpha": 1.0, "options": options,
+    }  # fmt: skip
+    weighted = (of_rows * weights[:, None]).to(x.dtype)
+    gradients: Gradients = {}
+    if "w2" in wanted:
+        gradients["w2"] = product_rules.of_groups(second, [weighted], frozenset(("b",)))["b"].mT
+    if b2 is not None:
+        group = reference_operators.groups_of_rows(routed.offsets, of_rows.shape[0])
+    if "b2" in wanted:
+        gradients["b2"] = torch.zeros_like(_wide(b2)).index_add(0, group, _wide(weighted)).to(b2.dtype)
+    before = wanted - {"w2", "b2"}
+    if not before:
+        return gradients
+    of_inner = product_rules.of_groups(second, [of_rows], frozenset(("a",)))["a"]
+    if "topk_weights" in wanted:
+        products = (_wide(inner) * _wide(of_inner)).sum(-1)
+        if b2 is not None:
+            products = products + (_wide(of_rows) * _wide(b2)[group]).sum(-1)
+        of_slots = products[routed.places.flatten()].view(routed.used.shape)
+        gradients["topk_weights"] = torch.where(routed.used, of_slots, 0).to(call["topk_weights"].dtype)
+    names = {"x": "a", "w1": "b"}
+    if of_first := frozenset(names.get(name, name) for name in before - {"topk_weights"}):
+        of_activation = (of_inner * weights[:, None]).to(x.dtype)
+        found = epilogue_rule.backward(first, [of_activation], of_first)
+        if "x" in wanted:
+            gradients["x"] = routed.summed(found.pop("a")).to(x.dtype)
+        if "w1" in wanted:
+            gradients["w1"] = found.pop("b").mT
+        gradients |= found
+    return gradients
+
+
+def run_on_cpu() -> None:
+    """Let the operator also run on CPU tensors."""
+    LIBRARY.impl("moe", reference, "CPU")
+
+
+LIBRARY.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
+LIBRARY.impl("moe", _elsewhere, "CompositeExplicitAutograd")
+LIBRARY.impl("moe", _on_gpu, "CUDA")
+torch.library.register_fake("gemmill::moe", _fake, lib=LIBRARY)
+autograd.register(LIBRARY, "moe", "Autograd", autograd.Rule(backward))
+batching.register(LIBRARY, "moe")

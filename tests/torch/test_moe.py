@@ -1,0 +1,159 @@
+"""The operator of a layer of experts on the CPU: values, fakes, gradients, compiled programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+import gemmill.torch  # noqa: E402
+from gemmill.library.errors import OperandError  # noqa: E402
+
+TOKENS, SLOTS, EXPERTS, HIDDEN, INNER = 7, 3, 4, 6, 8
+IDS = torch.tensor([[0, 3, 1], [3, 3, 0], [-1, 4, 0], [-1, -1, -1], [3, 1, 0], [0, 3, 1], [1, 0, 3]], dtype=torch.int32)
+"""Expert 2 has no token, and token 3 no expert."""
+functional = torch.nn.functional
+BIASED = "d = silu(gate + bg[n]) * (up + bu[n]) * s"
+
+
+def operands(activation: str = "silu", dtype: Any = torch.float64) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments of a layer that require gradients, by position and by keyword."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Any:
+        return torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype).requires_grad_()
+
+    sums = INNER if "acc" in activation else 2 * INNER
+    weights = drawn(TOKENS, SLOTS).float() if dtype == torch.bfloat16 else drawn(TOKENS, SLOTS)
+    positional = [drawn(TOKENS, HIDDEN), drawn(EXPERTS, sums, HIDDEN), drawn(EXPERTS, HIDDEN, INNER), IDS, weights]
+    biases = {"bg": drawn(EXPERTS, INNER), "bu": drawn(INNER), "s": 0.5} if activation == BIASED else {}
+    return positional, {"activation": activation, "b2": drawn(EXPERTS, HIDDEN), **biases}
+
+
+def silu_of_runs(sums: Any, **_: Any) -> Any:
+    gate, up = sums.unflatten(-1, (-1, 2, 8)).unbind(-2)
+    return (functional.silu(gate) * up).flatten(-2)
+
+
+def silu_of_biased_pairs(sums: Any, bg: Any, bu: Any, s: float) -> Any:
+    return functional.silu(sums[..., 0::2] + bg) * (sums[..., 1::2] + bu) * s
+
+
+ACTIVATIONS: dict[str, Callable[..., Any]] = {
+    "silu": silu_of_runs,
+    BIASED: silu_of_biased_pairs,
+    "d = tanh(acc)": lambda sums, **_: sums.tanh(),
+}
+
+
+def plain(x: Any, w1: Any, w2: Any, ids: Any, weights: Any, *, activation: str, b2: Any, **biases: Any) -> Any:
+    """The layer by its definition, a token and a slot after another."""
+    rows = []
+    for token in range(len(x)):
+        total = torch.zeros(x.shape[1], dtype=torch.float64)
+        for slot, expert in enumerate(ids[token].tolist()):
+            if 0 <= expert < len(w1):
+                given = {name: b[expert] if getattr(b, "ndim", 0) == 2 else b for name, b in biases.items()}
+                inner = ACTIVATIONS[activation](x[token].double() @ w1[expert].double().T, **given)
+                y = inner @ w2[expert].double().T + b2[expert]
+                total = total + (1 if weights is None else weights[token, slot]) * y
+        rows.append(total)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_values_and_gradients_are_those_of_the_definition(activation: str) -> None:
+    positional, keywords = operands(activation)
+    found, wanted = gemmill.torch.moe(*positional, **keywords), plain(*positional, **keywords)
+    torch.testing.assert_close(found, wanted)
+    leaves = [x for x in (*positional, *keywords.values()) if getattr(x, "requires_grad", False)]
+    g = torch.randn(wanted.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for x, y in zip(torch.autograd.grad(found, leaves, g), torch.autograd.grad(wanted, leaves, g), strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_each_gradient_alone() -> None:
+    positional, keywords = operands(BIASED)
+    arguments = {**dict(zip(("x", "w1", "w2", "ids", "weights"), positional, strict=True)), **keywords}
+    names = [name for name, x in arguments.items() if getattr(x, "requires_grad", False)]
+    whole = gemmill.torch.moe(*positional, **keywords).sum()
+    for name, g in zip(names, torch.autograd.grad(whole, [arguments[name] for name in names]), strict=True):
+        alone = {x: y.detach() if isinstance(y, torch.Tensor) and x != name else y for x, y in arguments.items()}
+        first = [alone.pop(x) for x in ("x", "w1", "w2", "ids", "weights")]
+        gemmill.torch.moe(*first, **alone).sum().backward(inputs=[arguments[name]])
+        torch.testing.assert_close(arguments[name].grad, g)
+        arguments[name].grad = None
+
+
+def test_types_and_results_of_bf16() -> None:
+    positional, keywords = operands(dtype=torch.bfloat16)
+    positional[4] = positional[4].detach().requires_grad_()
+    found = gemmill.torch.moe(*positional, **keywords, out_dtype=torch.float32)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), plain(*positional, **keywords), rtol=0.05, atol=0.2)
+    found.sum().backward()
+    for x in (*positional, keywords["b2"]):
+        if x.requires_grad:
+            assert x.grad.dtype == x.dtype
+            assert x.grad.isfinite().all()
+    assert gemmill.torch.moe(*positional, **keywords).dtype == torch.bfloat16
+
+
+def test_weights_of_1_and_ids_of_64_bits() -> None:
+    positional, keywords = operands()
+    x, w1, w2, ids, _ = positional
+    found = gemmill.torch.moe(x, w1, w2, ids.long(), None, **keywords)
+    torch.testing.assert_close(found, plain(x, w1, w2, ids, None, **keywords))
+    found.sum().backward()
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_opcheck(activation: str) -> None:
+    (x, w1, w2, ids, weights), keywords = operands(activation)
+    biases = {name: b for name, b in keywords.items() if name in ("bg", "bu")}
+    numbers = [keywords["s"]] if "s" in keywords else []
+    names = [*biases, *(["s"] if numbers else [])]
+    arguments = (x, w1, w2, ids, weights, keywords["b2"], [*biases.values()], names)
+    torch.library.opcheck(
+        torch.ops.gemmill.moe.default, arguments, {"numbers": numbers, "activation": activation, "options": ""}
+    )
+
+
+def test_a_compiled_program_is_one_graph() -> None:
+    def program(*positional: Any, **keywords: Any) -> Any:
+        return gemmill.torch.moe(*positional, **keywords) * 2
+
+    positional, keywords = operands(BIASED)
+    compiled = torch.compile(program, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*positional, **keywords), program(*positional, **keywords))
+
+
+def test_gradients_need_the_operator() -> None:
+    positional, keywords = operands(dtype=torch.bfloat16)
+    for function in (gemmill.moe, gemmill.plan_moe):
+        with pytest.raises(OperandError, match=r"call gemmill.torch.moe, or pass plain tensors under torch"):
+            function(*positional, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("place", "shape", "says"),
+    [
+        (0, (TOKENS,), "x, w1, w2 and topk_ids have"),
+        (1, (EXPERTS, INNER, HIDDEN), "w1 has shape"),
+        (2, (EXPERTS + 1, HIDDEN, INNER), "w1 has shape"),
+        (4, (TOKENS, 1), "topk_weights has shape"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(place: int, shape: tuple[int, ...], says: str) -> None:
+    positional, keywords = operands()
+    positional[place] = torch.zeros(shape, dtype=torch.float64)
+    with torch.device("meta"):
+        fakes = [torch.empty_like(x, device="meta") for x in positional]
+    with pytest.raises(RuntimeError, match=says):
+        gemmill.torch.moe(*fakes, activation="silu", b2=None)
+    with pytest.raises(RuntimeError, match=says):
+        gemmill.torch.moe(*positional, **keywords)
