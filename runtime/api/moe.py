@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import GemmillError, OperandError
 from gemmill.library.input.keywords import unexpected
+from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.runtime.api.prepare import launch, prepare
 from gemmill.runtime.api.read import KEYWORDS, read_call
 from gemmill.runtime.api.streams import Stream, allocate, allocates, handle_of, stream_to_follow
@@ -18,7 +19,7 @@ from gemmill.runtime.launch.routing import CombineLaunch, RouteLaunch
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.operands.experts import layer_extents, transposed
-from gemmill.runtime.operands.routing import BoundCombine, BoundRoute, bind_combine, bind_route
+from gemmill.runtime.operands.routing import BoundCombine, BoundRoute, bind_combine, bind_route, has_aligned_rows
 from gemmill.runtime.operands.tensors import Tensor, TensorView, view, view_table
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.torch_dispatch import refuse_dispatched
@@ -60,8 +61,9 @@ def moe(
         bits: Which order of sums both products must have, as in :func:`gemmill.matmul`.
         **operands: Operands of the activation, by name.
 
-    The layer needs memory for a copy of a row of H and of F elements for each slot, and for the results of H elements;
-    the library of ``x``, PyTorch or CuPy, allocates it. ``stream`` and ``registry`` are as in :func:`gemmill.matmul`.
+    The layer needs memory for a row of F elements and one of H for each slot, which the library of ``x``, PyTorch or
+    CuPy, allocates; and for another of H where the rows of ``x`` are not aligned to 16 bytes. ``stream`` and
+    ``registry`` are as in :func:`gemmill.matmul`.
 
     Returns:
         ``out``.
@@ -124,8 +126,8 @@ class Layer(NamedTuple):
     """The launches of a layer of experts, in order."""
 
     route: BoundRoute
-    gather: BoundCombine
-    """Copies the rows of tokens into the order of experts."""
+    copy: BoundCombine | None
+    """Copies the rows of tokens into the order of experts, where the first product cannot gather them."""
     first: GemmCall
     second: GemmCall
     combine: BoundCombine
@@ -150,19 +152,21 @@ class MoePlan:
         """The tensor that it writes."""
         self._layer: Layer | None = layer  # keeps memory alive
         self._stream = stream
-        self._before = RouteLaunch(layer.route, handle), CombineLaunch(layer.gather, handle)
-        self._after = CombineLaunch(layer.combine, handle)
+        self._route = RouteLaunch(layer.route, handle)
+        self._copy = CombineLaunch(layer.copy, handle) if layer.copy else None
+        self._combine = CombineLaunch(layer.combine, handle)
 
     def __call__(self) -> None:
         """Launch on the stream given to :func:`gemmill.plan_moe`, or on PyTorch's current one."""
         if self._layer is None:
             raise GemmillError("this plan is closed: make a new one with gemmill.plan_moe")
         stream = self._stream()
-        for step in self._before:
-            step.launch(stream)
+        self._route.launch(stream)
+        if self._copy:
+            self._copy.launch(stream)
         self.first()
         self.second()
-        self._after.launch(stream)
+        self._combine.launch(stream)
 
     def close(self) -> None:
         """Release tensors and parameters; later calls raise an error. Running launches finish."""
@@ -196,7 +200,8 @@ def launch_moe(
     layer = _read(tensors, activation, operands, options, stream)
     handle = layer.first.stream
     RouteLaunch(layer.route, handle).launch(handle)
-    CombineLaunch(layer.gather, handle).launch(handle)
+    if layer.copy:
+        CombineLaunch(layer.copy, handle).launch(handle)
     launch(layer.first)
     launch(layer.second)
     CombineLaunch(layer.combine, handle).launch(handle)
@@ -266,19 +271,17 @@ def bind_layer(
 
     slots = extents.tokens, extents.slots
     offsets, rows, places = new("s32", extents.experts), new("s32", extents.rows), new("s32", *slots)
-    gathered, inner = new(x.dtype, extents.rows, extents.hidden), new(x.dtype, extents.rows, extents.inner)
-    y = new(x.dtype, extents.rows, extents.hidden)
+    inner, y = new(x.dtype, extents.rows, extents.inner), new(x.dtype, extents.rows, extents.hidden)
     route = bind_route(tensors["topk_ids"], extents.experts, offsets, rows, places)
-    index = replace(rows, shape=(extents.rows, 1), strides=(1, 1))
-    gather = bind_combine(x, index, None, None, gathered)
-    first = read_call(
-        {"a": gathered, "b": transposed(tensors["w1"]), "offsets": offsets, "out": inner, "epilogue": epilogue}
-        | dict(operands)
-        | dict(options)
-    )
+    copy, of_a = None, {"a": x, "rows": rows}
+    if not has_aligned_rows(x, TMA_ALIGN):
+        of_a = {"a": new(x.dtype, extents.rows, extents.hidden)}
+        index = replace(rows, shape=(extents.rows, 1), strides=(1, 1))
+        copy = bind_combine(x, index, None, None, of_a["a"])
+    of_first = {"b": transposed(tensors["w1"]), "offsets": offsets, "out": inner, "epilogue": epilogue}
+    first = read_call({**of_a, **of_first, **operands, **options})
     bias = {"epilogue": "d = acc + b2[n]", "b2": tensors["b2"]} if "b2" in tensors else {}
-    second = read_call(
-        {"a": inner, "b": transposed(tensors["w2"]), "offsets": offsets, "out": y} | bias | dict(options)
-    )
+    of_second = {"a": inner, "b": transposed(tensors["w2"]), "offsets": offsets, "out": y}
+    second = read_call({**of_second, **bias, **options})
     combine = bind_combine(y, places, tensors.get("topk_weights"), None, out)
-    return Layer(route, gather, first, second, combine, out)
+    return Layer(route, copy, first, second, combine, out)

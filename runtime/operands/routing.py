@@ -63,7 +63,9 @@ class BoundCombine:
         elements = 8 * VECTOR // BITS[self.y.dtype]
         while True:
             kind = Combination(self.y.dtype, self.out.dtype, add, weights, slots, elements)
-            fits = self.y.shape[1] % elements == 0 and all(_is_aligned(x, kind.vector_bytes(x.dtype)) for x in rows)
+            fits = self.y.shape[1] % elements == 0 and all(
+                has_aligned_rows(x, kind.vector_bytes(x.dtype)) for x in rows
+            )
             if fits or elements == 1:
                 return kind
             elements //= 2
@@ -193,6 +195,6 @@ def _is_packed(tensor: TensorView, step: int) -> bool:
     return True
 
 
-def _is_aligned(tensor: TensorView, size: int) -> bool:
+def has_aligned_rows(tensor: TensorView, size: int) -> bool:
     """Whether each row starts at a multiple of some bytes."""
     return tensor.ptr % size == 0 and (tensor.shape[0] < 2 or strides_of(tensor).row % size == 0)

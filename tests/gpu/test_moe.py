@@ -144,6 +144,18 @@ def test_few_tokens(tokens: int, slots: int) -> None:
     layer.check(gemmill.moe(layer.x, layer.w1, layer.w2, ids, None, **layer.keywords), ids, weights)
 
 
+@pytest.mark.parametrize("activation", ["silu", "d = relu(acc) * relu(acc)"])
+def test_rows_that_are_not_aligned_are_copied(activation: str) -> None:
+    layer = layer_of(activation, torch.bfloat16)
+    ids, weights = ids_of("beyond", TOKENS, SLOTS, EXPERTS), torch.rand(TOKENS, SLOTS, device="cuda")
+    arguments = layer.w1, layer.w2, ids, weights
+    x = torch.empty(TOKENS * HIDDEN + 1, dtype=torch.bfloat16, device="cuda")[1:].view(TOKENS, HIDDEN).copy_(layer.x)
+    out = gemmill.moe(x, *arguments, **layer.keywords)
+    layer.check(out, ids, weights)
+    with_bits = [gemmill.moe(y, *arguments, **layer.keywords, bits="invariant") for y in (x, layer.x)]
+    assert torch.equal(*with_bits), "a copy has the bits of gathered rows"
+
+
 def test_x_may_be_overwritten() -> None:
     layer = layer_of("silu", torch.bfloat16)
     ids, weights = ids_of("uniform", TOKENS, SLOTS, EXPERTS), torch.rand(TOKENS, SLOTS, device="cuda")

@@ -136,6 +136,7 @@ def carried_out(host: Host, layer: Layer, activation: Callable[[Any], Any], bias
 
     def multiply(gemm: GemmCall, finish: Callable[[Any, int], Any]) -> None:
         a, b, offsets, out = (array(gemm.tensors[name]) for name in ("a", "b", "offsets", "out"))
+        a = a[array(gemm.tensors["rows"])] if "rows" in gemm.tensors else a
         begin = 0
         for expert, end in enumerate(offsets.view(np.int32).tolist()):
             sums = as_f32(a[begin:end], "bf16") @ as_f32(b[expert], "bf16")
@@ -144,15 +145,18 @@ def carried_out(host: Host, layer: Layer, activation: Callable[[Any], Any], bias
 
     job, ctas = route_job(layer.route)
     Kernel(routing.emit_routing()).launch(host.memory, job, ctas, routing.THREADS)
-    combine(layer.gather)
+    if layer.copy:
+        combine(layer.copy)
     multiply(layer.first, lambda sums, _: activation(sums))
     multiply(layer.second, lambda sums, expert: sums + bias[expert])
     combine(layer.combine)
 
 
 @settings(max_examples=10, deadline=None)
-@given(st.integers(1, 9), st.integers(0, 3), st.integers(1, 4), st.booleans(), st.integers(0, 99))
-def test_launches_give_the_sums_of_each_token(tokens: int, slots: int, experts: int, gated: bool, seed: int) -> None:
+@given(st.integers(1, 9), st.integers(0, 3), st.integers(1, 4), st.booleans(), st.booleans(), st.integers(0, 99))
+def test_launches_give_the_sums_of_each_token(
+    tokens: int, slots: int, experts: int, gated: bool, is_aligned: bool, seed: int
+) -> None:
     host, hidden, inner = Host(seed), 24, 16
     shapes = {
         "x": (tokens, hidden),
@@ -162,6 +166,7 @@ def test_launches_give_the_sums_of_each_token(tokens: int, slots: int, experts: 
         "topk_weights": (tokens, slots),
     }
     tensors = {name: host.tensor("f32" if name == "topk_weights" else "bf16", shape) for name, shape in shapes.items()}
+    tensors["x"] = host.tensor("bf16", (tokens, hidden), 0, 0 if is_aligned else 4)
     tensors |= {"topk_ids": host.tensor("s32", (tokens, slots)), "out": host.tensor("f32", (tokens, hidden))}
     ids = host.generator.integers(-1, experts + 1, (tokens, slots)).astype(np.int32)
     tensors["topk_ids"][0][...] = ids.view(np.uint32)
@@ -176,6 +181,7 @@ def test_launches_give_the_sums_of_each_token(tokens: int, slots: int, experts: 
     views = {name: x for name, (_, x) in tensors.items()}
     text = "relu" if gated else "d = relu(acc)"
     layer = bind_layer(views, text, {}, {"stream": 0}, lambda shape, dtype: host.tensor(dtype, shape)[1])
+    assert ("rows" in layer.first.tensors, layer.copy is None) == (is_aligned, is_aligned)
     carried_out(host, layer, activation, b2)
     wanted = np.zeros((tokens, hidden))
     for token, slot in np.argwhere((ids >= 0) & (ids < experts)):
