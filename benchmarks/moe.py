@@ -1,7 +1,7 @@
 """Layers of mixtures of experts in bf16: gemmill, PyTorch and a Triton baseline, in bursts and under sustained load.
 
 A layer sorts tokens by expert, multiplies them by the gate and up weights (FC1), applies silu(gate) * up, multiplies by
-the down weights (FC2), and adds up the weighted rows of each token. PyTorch is the fastest composition of its
+the down weights (FC2), and combines the weighted rows of each token. PyTorch is the fastest composition of its
 operations, as in transformers. The Triton baseline works as vLLM's fused layer, with the fastest of several tiles.
 
 Tokens choose experts uniformly, by Zipf's law (the probability of an expert is 1 / its rank), or all the same one.
@@ -85,18 +85,30 @@ def main() -> None:
     print(f"records: {record.path}")
 
 
-def warm(layers: Sequence[Layer], tokens: Sequence[int], registry: Any) -> None:
-    """Compile gemmill's kernels in parallel. Errors occur again in the measurement, which reports them."""
+def problems(layer: Layer, tokens: int) -> list[Any]:
+    """The products of gemmill's layer."""
     from benchmarks.common import problem_of
 
+    hidden, inner, experts, slots = layer
+    products: tuple[tuple[int, int, dict[str, Any]], ...] = (
+        (2 * inner, hidden, {"rows": "gathered", "epilogue": "d = silu(gate8) * up8"}),
+        (hidden, inner, {}),
+    )
+    return [
+        problem_of("bf16", tokens * slots, n, k).but(batch=experts, batching="grouped", **further)
+        for n, k, further in products
+    ]
+
+
+def warm(layers: Sequence[Layer], tokens: Sequence[int], registry: Any) -> None:
+    """Compile gemmill's kernels in parallel. Errors occur again in the measurement, which reports them."""
     from gemmill.library.errors import UnsupportedProblemError
 
     names = set()
-    for (hidden, inner, experts, slots), count in product(layers, tokens):
-        for n, k, epilogue in ((2 * inner, hidden, "d = silu(gate8) * up8"), (hidden, inner, "linear")):
-            problem = problem_of("bf16", count * slots, n, k)
+    for layer, count in product(layers, tokens):
+        for problem in problems(layer, count):
             with suppress(UnsupportedProblemError):
-                names.add(registry.select(problem.but(batch=experts, batching="grouped", epilogue=epilogue)).name)
+                names.add(registry.select(problem).name)
     registry.warm([*names])
 
 

@@ -1,10 +1,14 @@
-"""What ``python -m benchmarks moe`` prints."""
+"""What ``python -m benchmarks moe`` compiles ahead of time, and what it prints."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.moe import lines
+from benchmarks.moe import Layer, lines, problems
+from tests.cases.exporter import on_gpu
+
+from gemmill.runtime.api.moe import bind_layer
+from gemmill.runtime.operands.tensors import view
 
 CASE = {"layer": "Qwen3-30B", "tokens": 64, "distribution": "zipf"}
 ROW: dict[str, Any] = {
@@ -37,3 +41,12 @@ def test_bursts_have_parts_errors_and_choices() -> None:
 def test_a_case_that_failed_has_its_error() -> None:
     (line,) = lines({**CASE, "error": "OutOfMemoryError: CUDA out of memory\nmore"})
     assert line.endswith("failed: OutOfMemoryError: CUDA out of memory")
+
+
+def test_kernels_are_compiled_for_the_products_of_the_layer() -> None:
+    shapes = {"x": (64, 256), "w1": (16, 192, 256), "w2": (16, 256, 96), "out": (64, 256)}
+    tensors = {name: on_gpu(shape) for name, shape in shapes.items()}
+    tensors |= {"topk_ids": on_gpu((64, 8), "s32"), "topk_weights": on_gpu((64, 8), "f32")}
+    views = {name: view(x, name) for name, x in tensors.items()}
+    layer = bind_layer(views, "silu", {}, {"stream": 0}, lambda shape, dtype: on_gpu(shape, dtype))
+    assert problems(Layer(256, 96, 16, 8), 64) == [layer.first.problem, layer.second.problem]
