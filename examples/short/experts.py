@@ -1,8 +1,8 @@
-"""A mixture of experts with two grouped GEMMs: groups of any size, no padding, no loop over experts.
+"""A layer of a mixture of experts: groups of any size, no padding, no copy of the tokens, no loop over experts.
 
     python examples/short/experts.py
 
-Needs a GPU and PyTorch. The offsets of the groups stay on the GPU, so the host does not synchronize.
+Needs a GPU and PyTorch. The host does not synchronize, so a CUDA graph could hold the call.
 """
 
 from __future__ import annotations
@@ -12,30 +12,25 @@ from torch.nn import functional
 
 import gemmill
 
-TOKENS, WIDTH, INNER, EXPERTS = 3000, 512, 1024, 16
+TOKENS, SLOTS, WIDTH, INNER, EXPERTS = 3000, 2, 512, 1024, 16
 
 torch.manual_seed(0)
 x = torch.randn(TOKENS, WIDTH, device="cuda", dtype=torch.bfloat16)
 gate, up = torch.randn(2, EXPERTS, INNER, WIDTH, device="cuda", dtype=torch.bfloat16) / WIDTH**0.5
-gate_up = torch.stack((gate, up), dim=2).reshape(EXPERTS, 2 * INNER, WIDTH)  # interleaved rows
+w1 = gemmill.interleaved(torch.cat((gate, up), dim=1))  # once, when weights are loaded
 down = torch.randn(EXPERTS, WIDTH, INNER, device="cuda", dtype=torch.bfloat16) / INNER**0.5
 
 popular = torch.linspace(1, 0, EXPERTS, device="cuda")  # the last expert gets no token
-expert = torch.multinomial(popular.expand(TOKENS, -1), 1).flatten()
+ids = torch.multinomial(popular.expand(TOKENS, -1), SLOTS)
+weights = torch.rand(TOKENS, SLOTS, device="cuda")
 
-# Sort the tokens by expert; the offsets are the ends of the groups.
-order = expert.argsort(stable=True)
-offsets = torch.bincount(expert, minlength=EXPERTS).cumsum(0, dtype=torch.int32)
-hidden = gemmill.grouped_matmul(x[order], gate_up.mT, offsets, epilogue="d = silu(gate) * up")
-y = torch.empty_like(x)
-y[order] = gemmill.grouped_matmul(hidden, down.mT, offsets)
+y = gemmill.moe(x, w1, down, ids, weights)
 
 wanted = torch.zeros(TOKENS, WIDTH, device="cuda", dtype=torch.float64)
 for e in range(EXPERTS):
-    mine = x[expert == e].double()
-    inner = functional.silu(mine @ gate[e].double().T) * (mine @ up[e].double().T)
-    wanted[expert == e] = inner @ down[e].double().T
+    inner = functional.silu(x.double() @ gate[e].double().T) * (x.double() @ up[e].double().T)
+    wanted += (weights * (ids == e)).sum(1, keepdim=True) * (inner @ down[e].double().T)
 error = float((y.double() - wanted).norm() / wanted.norm())
-print("tokens per expert:", torch.bincount(expert, minlength=EXPERTS).tolist())
+print("tokens per expert:", torch.bincount(ids.flatten(), minlength=EXPERTS).tolist())
 print(f"error of the outputs relative to float64: {error:.1e}")
 assert error < 2**-7, "wrong result"
