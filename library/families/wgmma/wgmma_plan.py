@@ -63,8 +63,8 @@ PRODUCER_REGISTERS = 56
 """Registers of a producer thread after ``setmaxnreg``. With fewer, the producer of a multicasting kernel spills."""
 GATHERING_REGISTERS, GATHERING_ACCUMULATORS = (72, 216), 128
 """Registers of a producer and of a consumer thread where producers copy rows of A, which spills with 56, and the most
-accumulators of a consumer for which 216 suffice. A CTA starts with 168 registers for each of its 384 threads, and
-``setmaxnreg`` only moves them between its warpgroups."""
+accumulators of a consumer for which 216 suffice; with two-level accumulation they always do. A CTA starts with 168 for
+each of its 384 threads, and ``setmaxnreg`` only moves them between its warpgroups."""
 CONSUMER_REGISTERS: Mapping[int, int] = {2: 224, 3: 152, 4: 104}
 """Registers of a consumer thread, by number of consumer warpgroups (PTX ISA, ``setmaxnreg``)."""
 SHALLOW_K_BYTES = 64
@@ -204,7 +204,8 @@ class WgmmaPlan(KernelPlan):
 
     @part
     def _thread_registers(self) -> tuple[int, int]:
-        if self.gathers_a and self.accumulator_registers <= GATHERING_ACCUMULATORS:
+        is_light = self.config.promote > 0 or self.accumulator_registers <= GATHERING_ACCUMULATORS
+        if self.gathers_a and is_light:
             return GATHERING_REGISTERS
         return PRODUCER_REGISTERS, CONSUMER_REGISTERS[self.consumer_warpgroups]
 

@@ -1,0 +1,142 @@
+"""Groups of rows that the kernel gathers by an index: the bits of a permuted copy, and nothing else read or written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.gpu.groups import ends, fill, stacked
+from tests.gpu.harness import guarded, torch
+
+import gemmill
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
+from gemmill.library.epilogues.parse import canonical
+from gemmill.runtime.registry import Registry
+
+pytestmark = pytest.mark.gpu
+
+
+def gathered(tile: str, schedule: str = "cooperative", cluster: str = "1x1", **fields: Any) -> GemmConfig:
+    """A kernel for groups of rows that an index names."""
+    return stacked(tile, schedule, cluster, scheduler__rows="gathered", **fields)
+
+
+GATE = canonical("d = silu(gate) * up")
+GATHERED = (
+    gathered("128x256x64", cluster="2x1"),
+    gathered("128x256x64", cluster="1x1", b__major="mn", scheduler__swizzle_size=8),
+    gathered("128x128x64", "pingpong"),
+    gathered("128x192x64", "pingpong", cluster="2x1"),
+    gathered("64x128x64", "pingpong", cluster="4x1"),
+    gathered("64x256x64", "pingpong", stages=2),
+    gathered("128x128x64", c__dtype="f32", ab="f16", d__dtype="f32", scheduler__raster="n"),
+    gathered("128x128x128", ab="e4m3", d__dtype="bf16", promote=4),
+    gathered("64x64x32", "pingpong", ab="tf32"),
+    gathered("128x256x64", cluster="2x1", epilogue=GATE),
+)
+SIZES = {
+    "one": [200],
+    "ragged": [1, 0, 64, 63, 65, 128, 0, 0, 129, 7, 256, 300, 0],
+    "small": [i % 5 for i in range(70)],
+    "empty": [0, 0, 0],
+}
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    shared = Registry()
+    shared.warm((*GATHERED, *map(stored, GATHERED)))
+    return shared
+
+
+def stored(config: GemmConfig) -> GemmConfig:
+    """The kernel of the same tile that reads rows in order."""
+    return replace(config, scheduler=replace(config.scheduler, rows="stored"))
+
+
+def bits(tensor: Any) -> Any:
+    """Elements as integers, of which NaNs are equal too."""
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
+
+
+def options(config: GemmConfig, registry: Registry) -> dict[str, Any]:
+    """Keywords of a call that names a kernel."""
+    return {
+        "registry": registry,
+        "tf32": config.a.dtype == "tf32",
+        "fast_accumulation": config.promote == 0,
+        "epilogue": None if config.epilogue == "linear" else config.epilogue,
+    }
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("config", GATHERED, ids=kernel_name)
+def test_gathered_rows_have_the_bits_of_a_permuted_copy(config: GemmConfig, sizes: str, registry: Registry) -> None:
+    """With duplicates, entries outside A, which count as its last row, ends of groups beyond D, and int64 indices."""
+    values, tokens = ends(*SIZES[sizes]), 90
+    dtype, unit = config.a.dtype, 16 // config.a.type.bytes
+    for n, k in ((264, 25 * unit + 3), (136, 8 * unit), (272, 9 * unit)):
+        m = values[-1] + 5
+        a = guarded(tokens, k, dtype)
+        b = guarded(k, n, dtype, columns_contiguous=config.b.major == "mn", batch=len(values))
+        d = guarded(m, n // 2 if config.epilogue == GATE else n, config.d.dtype)
+        for x in (a, b):
+            fill(x.tensor, False)
+        c = torch.randn(m, n, device="cuda").to(d.tensor.dtype) if config.c else None
+        index = torch.randint(0, tokens, (m,), device="cuda")
+        index[::7] = torch.tensor([tokens, -1, 1 << 30, -(1 << 31)], device="cuda").repeat(m)[: len(index[::7])]
+        offsets = torch.tensor(values, dtype=torch.int32, device="cuda")
+        before = a.buffer.clone(), b.buffer.clone()
+        words = options(config, registry) | {"c": c}
+        for rows in (index, index.int(), torch.stack((index, index * 0), 1).int()[:, 0]):
+            d.tensor.fill_(float("nan"))
+            gemmill.grouped_matmul(a.tensor, b.tensor, offsets, rows=rows, out=d.tensor, kernel=config, **words)
+            copy = a.tensor[index.clamp(max=tokens - 1).where(index >= 0, tokens - 1)]
+            wanted = torch.full_like(d.tensor, float("nan"))
+            gemmill.grouped_matmul(copy, b.tensor, offsets, out=wanted, kernel=stored(config), **words)
+            torch.cuda.synchronize()
+            assert torch.equal(bits(d.tensor), bits(wanted))
+            assert d.intact(), "memory around D was written"
+        assert torch.equal(a.buffer, before[0])
+        assert torch.equal(b.buffer, before[1])
+
+
+@pytest.mark.parametrize("config", GATHERED[:6], ids=kernel_name)
+def test_many_launches_have_the_same_bits(config: GemmConfig, registry: Registry) -> None:
+    """MMAs read through another proxy than copies write; every launch reads what its own copies wrote."""
+    groups, tokens, n, k = 16, 700, 768, 2048
+    sizes = [0, 1, 900, 17, 64, 300, 129, 0, 511, 80, 256, 33, 700, 5, 128, 172]
+    m = sum(sizes)
+    b = torch.randn(groups, n, k, device="cuda").to(torch.bfloat16).mT
+    b = b if config.b.major == "k" else b.contiguous()
+    offsets = torch.tensor(ends(*sizes), dtype=torch.int32, device="cuda")
+    index = torch.zeros(m, dtype=torch.int32, device="cuda")
+    a = torch.empty(tokens, k, device="cuda", dtype=torch.bfloat16)
+    found, wanted = (torch.empty(m, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    with gemmill.plan(a, b, offsets=offsets, rows=index, out=found, kernel=config, registry=registry) as plan:
+        for _ in range(150):
+            a.normal_()
+            index.random_(0, tokens)
+            plan()
+            copy = a[index.long()]
+            gemmill.grouped_matmul(copy, b, offsets, out=wanted, kernel=stored(config), registry=registry)
+            wrong += (bits(found) != bits(wanted)).sum()
+    assert wrong.item() == 0
+
+
+def test_the_selector_finds_a_kernel_and_a_graph_holds_it() -> None:
+    groups, tokens, n, k = 8, 256, 1024, 512
+    a, w = torch.randn(tokens, k, device="cuda").half(), torch.randn(groups, n, k, device="cuda").half().mT
+    index, offsets = torch.arange(1000, device="cuda") * 7 % tokens, torch.arange(1, 9, device="cuda") * 125
+    d = gemmill.grouped_matmul(a, w, offsets, rows=index)
+    assert torch.equal(d, gemmill.grouped_matmul(a[index], w, offsets, bits="k16"))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gemmill.grouped_matmul(a, w, offsets, rows=index, out=d)
+    index.copy_(index.flip(0))
+    offsets[3] = 400
+    graph.replay()
+    assert torch.equal(d, gemmill.grouped_matmul(a[index], w, offsets, bits="k16"))
