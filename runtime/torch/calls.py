@@ -65,7 +65,7 @@ def grouped_matmul(
     if "epilogue" in arguments:
         return _epilogue(a, b, arguments | ({"counts": counts} if offsets is None else {"offsets": offsets}))
     values, out, options = _parted(arguments)
-    tensors = [offsets, counts, values.pop("a_scale", None), values.pop("b_scale", None), values.pop("c", None)]
+    tensors = [offsets, counts, *(values.pop(name, None) for name in ("a_scale", "b_scale", "c", "rows"))]
     return _call("grouped_mm", (a, b), tensors, out, {**values, **options})
 
 
@@ -144,7 +144,8 @@ def _epilogue(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any]) -> to
         return outputs_of_epilogue[0]
     if out is None:
         grouped = "offsets" in tensors or "counts" in tensors
-        shape = outputs.grouped_shape(a, b, tensors.get("offsets")) if grouped else outputs.d_shape(a, b)
+        of_groups = (tensors.get("offsets"), tensors.get("rows"))
+        shape = outputs.grouped_shape(a, b, *of_groups) if grouped else outputs.d_shape(a, b)
         wanted = _torch_dtype(out_dtype) if out_dtype else _d_dtype(a.dtype, b.dtype, *_narrow_dtypes(narrow))
         out = a.new_empty((*shape[:-1], shape[-1] // 2) if gated else shape, dtype=wanted)
     _refuse_gradients([a, b, *tensors.values()])

@@ -23,7 +23,8 @@ from gemmill.runtime.torch.option_text import read as read_options
 from gemmill.runtime.torch.transforms import autocast, batching
 
 _SCALES = "Tensor? a_scale=None, Tensor? b_scale=None"
-_C = "Tensor? c=None, *, float alpha=1.0, float? beta=None"  # tensors are positional: keyword tensors have no gradients
+_FACTORS = "float alpha=1.0, float? beta=None"
+_C = f"Tensor? c=None, *, {_FACTORS}"  # tensors are positional: keyword tensors have no gradients
 _NARROW = "str? a_dtype=None, str? b_dtype=None"
 _TAIL = "ScalarType? out_dtype=None, str options=''"
 
@@ -98,7 +99,8 @@ OPERATORS: dict[str, Operator] = {
         product_rules.SCALED,
     ),
     "grouped_mm": Operator(
-        f"Tensor a, Tensor b, Tensor? offsets, Tensor? counts=None, {_SCALES}, {_C}",
+        f"Tensor a, Tensor b, Tensor? offsets, Tensor? counts=None, {_SCALES}, Tensor? c=None, Tensor? rows=None, "
+        f"*, {_FACTORS}",
         outputs.of_groups,
         attrgetter("grouped_matmul"),
         reference_operators.grouped_matmul,

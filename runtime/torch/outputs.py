@@ -59,6 +59,7 @@ def of_groups(
     offsets: torch.Tensor | None = None,
     counts: torch.Tensor | None = None,
     *,
+    rows: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     **_: Any,
 ) -> list[Output]:
@@ -70,7 +71,12 @@ def of_groups(
     else:
         _check_ranks(ranks in ((2, 3), (2, 2)), a, b, "(M, K) and (groups, K, N), or (M, K) and (K, N)")
     _check_k(a, b)
-    return [Output(grouped_shape(a, b, offsets), out_dtype or d_dtype(a.dtype, b.dtype))]
+    if rows is not None:
+        torch._check(
+            offsets is not None and b.dim() == 3 and rows.dim() == 1,
+            lambda: "rows is an index (M,) for groups of rows: pass offsets, a (any, K) and b (groups, K, N)",
+        )
+    return [Output(grouped_shape(a, b, offsets, rows), out_dtype or d_dtype(a.dtype, b.dtype))]
 
 
 def of_epilogue(
@@ -87,7 +93,8 @@ def of_epilogue(
     """D, then an expression's further outputs in its order."""
     epilogue = read_epilogue(expression)
     if "offsets" in named or "counts" in named:
-        ((shape, dtype),) = of_groups(a, b, named.get("offsets"), named.get("counts"), out_dtype=out_dtype)
+        tables = {name: named.get(name) for name in ("offsets", "counts", "rows")}
+        ((shape, dtype),) = of_groups(a, b, **tables, out_dtype=out_dtype)
     else:
         ((shape, dtype),) = of_batch(a, b, out_dtype=out_dtype, a_dtype=a_dtype, b_dtype=b_dtype)
     torch._check(shape[-1] % epilogue.unit_columns == 0, lambda: f"N is {shape[-1]}; {fault_of_n(epilogue, shape[-1])}")
@@ -119,8 +126,12 @@ def d_shape(a: torch.Tensor, b: torch.Tensor) -> Extents:
     return (*batch, a.shape[-2], b.shape[-1])
 
 
-def grouped_shape(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None) -> Extents:
+def grouped_shape(
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None, rows: torch.Tensor | None = None
+) -> Extents:
     """Shape of D of a grouped product; does not check that shapes match."""
+    if rows is not None:
+        return (rows.shape[0], b.shape[-1])
     if offsets is None or b.dim() == 3:
         return (*a.shape[:-1], b.shape[-1])
     return (offsets.shape[0], a.shape[0], b.shape[1])

@@ -38,6 +38,8 @@ def grouped_matmul(
 ) -> list[torch.Tensor]:
     """``alpha * a @ b + beta * c`` for each group; 0 outside of all groups."""
     (d,) = of_groups(a, b, offsets, counts, **keywords)
+    if (rows := keywords.pop("rows", None)) is not None:
+        a = gathered(a, rows)
     return [_stored(_linear(_grouped_sums(a, b, offsets, counts, **keywords), **keywords), d)]
 
 
@@ -53,7 +55,8 @@ def epilogue(
     if mainloop or blocks or "a_dtype" in keywords or "b_dtype" in keywords:
         mainloop |= scales
     if "offsets" in named or "counts" in named:
-        sums = _grouped_sums(a, b, named.get("offsets"), named.get("counts"))
+        of_groups_rows = a if named.get("rows") is None else gathered(a, named["rows"])
+        sums = _grouped_sums(of_groups_rows, b, named.get("offsets"), named.get("counts"))
     else:
         sums = _sums(a, b, **keywords, **mainloop)
     sums = sums.double()
@@ -170,6 +173,16 @@ def _multiplied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.matmul(a.long(), b.long()).int()
     dtype = torch.float64 if torch.float64 in (a.dtype, b.dtype) else torch.float32
     return torch.matmul(a.to(dtype), b.to(dtype))
+
+
+def gathered(a: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The rows of A in the order of an index; entries outside of A count as its last row, as in kernels."""
+    return a.index_select(0, inside(rows, a.shape[0]))
+
+
+def inside(rows: torch.Tensor, extent: int) -> torch.Tensor:
+    """An index whose entries are all below ``extent``."""
+    return torch.where((rows < 0) | (rows >= extent), extent - 1, rows)
 
 
 def _grouped_sums(

@@ -185,6 +185,18 @@ CASES: dict[str, Case] = {
     "grouped_mm of rows": Case(
         "grouped_mm", {"a": wide(6, 8), "b": wide(3, 8, 8), "offsets": _ends(2, 2, 6)}, {}, _groups_expected
     ),
+    "grouped_mm of gathered rows": Case(
+        "grouped_mm",
+        {
+            "a": wide(4, 8),
+            "b": wide(3, 8, 8),
+            "offsets": _ends(2, 2, 6),
+            **dict.fromkeys(("counts", "a_scale", "b_scale", "c")),
+            "rows": torch.tensor([3, 0, 3, 1, 9, -1], dtype=torch.int32),  # the last two are outside: the last row
+        },
+        {},
+        lambda a, b, offsets, rows, **_: _groups_expected(a[[3, 0, 3, 1, 3, 3]], b, offsets),
+    ),
     "grouped_mm along K": Case(
         "grouped_mm",
         {"a": wide(16, 8).mT, "b": wide(16, 8), "offsets": _ends(3, 3, 16)},

@@ -69,6 +69,12 @@ CALLS: dict[str, Call] = {
     "scales": (lambda a, b, s: matmul(a, b, a_scale=s, b_scale=2.0), (A, B, S), 2 * (A @ B) * S, "scaled_mm"),
     "weights": (lambda a, b: matmul(a, b.to(torch.int8)), (A.bfloat16(), B), (A @ B).bfloat16(), "mixed_mm"),
     "groups": (lambda a, b, ends: grouped_matmul(a, b, ends), (A, B.expand(2, 7, 3), ENDS), A @ B, "grouped_mm"),
+    "gathered rows": (
+        lambda a, b, ends, rows: grouped_matmul(a, b, ends, rows=rows),
+        (A, B.expand(2, 7, 3), ENDS, torch.tensor([4, 0, 0, 3, 1])),
+        (A @ B)[[4, 0, 0, 3, 1]],
+        "grouped_mm",
+    ),
     "slots": (
         lambda a, b, counts: grouped_matmul(a, b, counts=counts, expected_rows=3),
         (f32(2, 5, 7), f32(2, 7, 3), torch.tensor([5, 5], dtype=torch.int32)),

@@ -68,11 +68,14 @@ def test_products_of_gradients_have_the_bits_of_the_call(name: str) -> None:
 
 
 ROWS, ALONG_K, COUNTS = (torch.tensor(x, dtype=torch.int32) for x in ([2, 2, 5], [3, 3, 7], [2, 5]))
+INDEX = torch.tensor([1, 0, 1, 9, -1], dtype=torch.int32)
+"""Rows of A; the last two are outside, and count as the last row."""
 BYTES = torch.randint(0, 256, (4, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 def groups(a: Any, b: Any, **keywords: Any) -> Any:
-    return operators.grouped_mm(a, b, keywords.pop("offsets", None), keywords.pop("counts", None), **keywords)
+    tables = (keywords.pop(name, None) for name in ("offsets", "counts", "a_scale", "b_scale", "c", "rows"))
+    return operators.grouped_mm(a, b, *tables, **keywords)
 
 
 def written(d: Any, counts: Any) -> Any:
@@ -112,6 +115,11 @@ OTHERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "groups of rows and C": (
         lambda a, b, c: operators.grouped_mm(a, b, ROWS, None, None, None, c, beta=2.0),
         (leaf(5, 7), leaf(3, 7, 3), leaf(5, 3)),
+    ),
+    "gathered rows": (lambda a, b: groups(a, b, offsets=ROWS, rows=INDEX, alpha=0.5), (leaf(4, 7), leaf(3, 7, 3))),
+    "a gate of gathered rows": (
+        lambda a, b: operators.epilogue("d = silu(gate) * up", a, b, [ROWS, INDEX], ["offsets", "rows"])[0],
+        (leaf(4, 7), leaf(3, 7, 4)),
     ),
     "groups along K": (lambda a, b: groups(a, b, offsets=ALONG_K), (leaf(5, 7), leaf(7, 3))),
     "slots": (lambda a, b: torch.cat(written(groups(a, b, counts=COUNTS), COUNTS)), (leaf(2, 5, 7), leaf(2, 7, 3))),

@@ -26,11 +26,12 @@ from gemmill.runtime.torch.gradients.product_rules import (
     of_scales,
     refuse_narrow,
     rows_in_use,
+    scattered,
     summed_to,
 )
 from gemmill.runtime.torch.option_text import for_gradient
 from gemmill.runtime.torch.outputs import torch_dtype
-from gemmill.runtime.torch.reference_operators import AXES, Spread, dequantised, have_blocks
+from gemmill.runtime.torch.reference_operators import AXES, Spread, dequantised, gathered, have_blocks
 
 
 def _rounded(x: torch.Tensor, dtype: DTypeName) -> torch.Tensor:
@@ -57,7 +58,10 @@ def backward(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str])
     epilogue = read_epilogue(arguments["expression"])
     _refuse_parts(epilogue, grads)
     named = dict(zip(arguments["names"], [*arguments["operands"], *arguments["numbers"]], strict=True))
-    offsets, counts = named.get("offsets"), named.get("counts")
+    offsets, counts, rows = (named.get(name) for name in ("offsets", "counts", "rows"))
+    shape_of_a = arguments["a"].shape
+    if rows is not None:
+        arguments = arguments | {"a": gathered(arguments["a"], rows)}
     is_grouped = offsets is not None or counts is not None
     factors, scales = _factors(epilogue, arguments, named, wanted, is_grouped)
     scaled = sums = _sums(factors, offsets, counts)
@@ -86,6 +90,8 @@ def backward(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str])
         of_operands["c"] = spread.back("matrix", gradients["c"], named["c"])
     if of_sums:
         of_operands |= _of_sums(gradients, scales, sums, factors, wanted, is_grouped, epilogue.gate_columns)
+    if rows is not None and "a" in of_operands:
+        of_operands["a"] = scattered(of_operands["a"], rows, shape_of_a)
     return of_operands
 
 

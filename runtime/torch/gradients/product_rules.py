@@ -15,7 +15,7 @@ import torch
 from gemmill.library.errors import OperandError
 from gemmill.runtime.torch.gradients.autograd import Arguments, Rule, multiply
 from gemmill.runtime.torch.option_text import for_gradient
-from gemmill.runtime.torch.reference_operators import dequantised, have_blocks
+from gemmill.runtime.torch.reference_operators import dequantised, gathered, have_blocks, inside
 
 Gradients = dict[str, Any]
 """Gradients by the name of the tensor."""
@@ -90,6 +90,9 @@ def of_groups(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]
     if any(arguments[name] is not None for name in ("a_scale", "b_scale")):
         _refuse("grouped_mm", wanted - {"c"}, "with a_scale or b_scale")
     a, b, offsets, counts = (arguments[name] for name in ("a", "b", "offsets", "counts"))
+    rows = arguments.get("rows")
+    if rows is not None and "b" in wanted:
+        a = gathered(a, rows)
     is_along_k = offsets is not None and g.dim() == 3
 
     def written(x: torch.Tensor) -> torch.Tensor:
@@ -112,7 +115,16 @@ def of_groups(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]
         gradients["b"] = torch.ops.gemmill.bmm(written(a).mT, g, **keywords)
     elif "b" in wanted:
         gradients["b"] = written(multiply_groups(a.mT, g)) if is_along_k else multiply_groups(a.contiguous().mT, g)
+    if rows is not None and "a" in gradients:
+        gradients["a"] = scattered(gradients["a"], rows, arguments["a"].shape)
     return gradients
+
+
+def scattered(g: torch.Tensor, rows: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """The gradient of A from that of its gathered rows, which are added in float32, or in float64 for it."""
+    dtype = torch.float64 if g.dtype == torch.float64 else torch.float32
+    sums = g.new_zeros(shape, dtype=dtype).index_add(0, inside(rows, shape[0]), g.to(dtype))
+    return sums.to(g.dtype)
 
 
 def rows_in_use(x: torch.Tensor, offsets: torch.Tensor | None, counts: torch.Tensor | None) -> torch.Tensor:
@@ -171,8 +183,8 @@ SCALED = Rule(of_scaled, dict.fromkeys(_ALL, _ALL) | {"c": ()})
 GROUPED = Rule(
     of_groups,
     {
-        "a": ("b", "offsets", "counts"),
-        "b": ("a", "offsets", "counts"),
+        "a": ("b", "offsets", "counts", "rows"),
+        "b": ("a", "offsets", "counts", "rows"),
         "c": ("offsets", "counts"),
         "a_scale": (),
         "b_scale": (),

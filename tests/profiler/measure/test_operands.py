@@ -29,6 +29,7 @@ MORE = (
     "64x96x256 e4m3 tn masked=3 a_scale=1x128 b_scale=128x128",
     "64x96x256 e4m3 tn grouped=3 a_scale=1x128e8 b_scale=128x128e8",
     "64x96x64 bf16 tn grouped=3 epilogue='t = acc + bias.bf16[n]; d = t * s[batch] + r.bf16[m, n]; top[n] = max(d)'",
+    "64x96x64 bf16 tn grouped=3 rows=gathered epilogue='d = silu(gate) * up'",
     "64x96x64 bf16 tn masked=3 epilogue='d = acc * x[m] + bias[n]; per_row[m] = sum(d)'",
     "64x96x64 bf16 nt kgrouped=3 epilogue='d = acc * x[m] + bias[n]'",
     "64x96x64x2 bf16 tn epilogue='d = acc + r.n[m, n] + q.bf16.m[m, n]; aux.f16.n = acc; low[batch] = min(acc)'",
@@ -82,6 +83,6 @@ def test_the_api_sees_the_problem_of_its_operands(text: str) -> None:
 
 def test_kernels_of_an_expression_fit_what_the_api_sees() -> None:
     registry = Registry(gpu="H200")
-    for text in MORE[3:11]:
+    for text in MORE[3:12]:
         problem = GemmProblem.from_text(text)
         assert needs_swap(registry.select(problem).config, call_of(problem).problem) is not None, text

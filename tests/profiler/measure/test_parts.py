@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 GROUPS = {
     "grouped": GemmProblem(90, 24, 64, batching="grouped", groups=4),
     "one group": GemmProblem(9, 24, 64, batching="grouped", groups=1),
+    "gathered": GemmProblem(90, 24, 64, batching="grouped", groups=4, rows="gathered"),
     "with C": GemmProblem(90, 24, 64, batching="grouped", groups=4, c="bf16"),
     "scaled": GemmProblem(
         90, 136, 200, a="e4m3", batching="grouped", groups=4, a_scale="1x128", b_scale="128x128", d="f32"
@@ -43,7 +44,8 @@ def solve(problem: GemmProblem, o: OperandSet) -> None:
     for i in range(problem.batch):
         match problem.batching:
             case "grouped":
-                a, b, d = o.a[ends[i] : ends[i + 1]], o.b[i], o.d[ends[i] : ends[i + 1]]
+                of_a = o.a[o.groups["rows"].long()] if problem.rows == "gathered" else o.a
+                a, b, d = of_a[ends[i] : ends[i + 1]], o.b[i], o.d[ends[i] : ends[i + 1]]
                 c = None if o.c is None else o.c[ends[i] : ends[i + 1]]
                 scales = None if o.a_scale is None else (o.a_scale[ends[i] : ends[i + 1]], o.b_scale[i])
             case "masked":
