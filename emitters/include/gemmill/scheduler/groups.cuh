@@ -22,11 +22,11 @@ struct RowGroupWork : Work {
 /// Groups along M: consecutive groups with offsets of their ends, or, if `Masked`, slots of equal capacity with counts
 /// of rows.
 ///
-/// Each lane of a warp holds one of 32 groups, so that one ballot finds a tile, and empty groups cost nothing. Indices
-/// must increase from call to call. The whole warp must make each call.
+/// Each lane of a warp holds one of 32 groups, so that few votes find a tile, and empty groups cost nothing. Indices must
+/// increase from call to call. The whole warp must make each call.
 ///
-/// Every 32 groups are sorted by the blocks of 64 rows in their last tile, the most first. Kernels multiply only those
-/// blocks, so CTAs that get every nth tile then have about the same work.
+/// Of every 32 groups, those with the most blocks of 64 rows in their last tile come first. Kernels multiply only the
+/// blocks that have rows, so CTAs that get every nth tile then have about the same work.
 template <class Order, int TileK, bool Masked, class Params_ = GemmParams>
 struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
   using Params = Params_;
@@ -34,11 +34,9 @@ struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
   GemmParams const& params;
   int rank;
   int total = 0;
-  /// The first of the 32 groups; the rows of this lane's group.
-  int chunk = 0, begin, end;
-  /// The number of cluster tiles up to the end of this lane's group, times 32, plus the place of the group in the chunk.
-  /// One register for both, because the sums leave no more.
-  unsigned tiles;
+  /// The group of lane 0; the rows of this lane's group; the number of cluster tiles up to its end, in the order of
+  /// tiles.
+  int chunk = 0, begin, end, tiles;
 
   __device__ RowGroupScheduler(GemmParams const& params_, int rank_) : params(params_), rank(rank_) {
     for (int group = lane(); group < params.batch; group += 32) total += count(group);
@@ -52,19 +50,18 @@ struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
   __device__ int k_tiles(int) const { return ceil_div(params.k, TileK); }
 
   __device__ RowGroupWork work(int index) {
-    unsigned later = __ballot_sync(~0u, unsigned(index) < tiles / 32);
-    while (later == 0) {
-      hold(chunk + 32, __shfl_sync(~0u, tiles / 32, 31));
-      later = __ballot_sync(~0u, unsigned(index) < tiles / 32);
+    int next = end_of_group(index);
+    while (next < 0) {
+      hold(chunk + 32, __reduce_max_sync(~0u, tiles));
+      next = end_of_group(index);
     }
-    int const holder = __ffs(later) - 1;
+    int const holder = __ffs(__ballot_sync(~0u, tiles == next)) - 1;
     int const group_begin = __shfl_sync(~0u, begin, holder);
     int const group_end = __shfl_sync(~0u, end, holder);
     Order order(group_end - group_begin, params.n);
-    int const before = int(__shfl_sync(~0u, tiles / 32, holder)) - order.count();
-    auto const [m, n] = order.origin(index - before, rank);
-    // A reduction, unlike a shuffle, has its result in a uniform register, which leaves one more to the sums.
-    int const group = int(__reduce_max_sync(~0u, lane() == holder ? chunk + tiles % 32 : 0u));
+    auto const [m, n] = order.origin(index - (next - order.count()), rank);
+    // All lanes have the same value. A reduction puts it into a uniform register, which leaves one more to the sums.
+    int const group = __reduce_max_sync(~0u, chunk + holder);
     return {{group_begin + m, n, group, Masked ? group : 0, 0, k_tiles(index)}, group_end};
   }
 
@@ -79,38 +76,29 @@ struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
     return Order(end - begin, params.n).count();
   }
 
-  /// Gives each lane one of the groups from `first` on. `before` is the number of cluster tiles of all earlier groups.
-  __device__ void hold(int first, unsigned before) {
-    chunk = first;
-    tiles = count(first + lane()) * 32 + lane();
-    if constexpr (Order::kTileM > 64) sort();
-    unsigned const place = tiles % 32;
-    tiles -= place;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      unsigned const other = __shfl_up_sync(~0u, tiles, distance);
-      if (lane() >= distance) tiles += other;
-    }
-    tiles += before * 32 + place;
+  /// The number of cluster tiles up to the end of the group that has a tile; negative if no lane holds it.
+  __device__ int end_of_group(int index) const {
+    return int(__reduce_min_sync(~0u, index < tiles ? unsigned(tiles) : ~0u));
   }
 
-  /// Sorts the groups of the lanes by the blocks of 64 rows in the first tile of their last cluster tile.
-  __device__ void sort() {
-    int const rest = max(end - begin - 1, 0) % Order::kClusterRows;
-    int const blocks = min(rest, Order::kTileM - 1) / 64;
-    int place = 0;
-#pragma unroll
-    for (int i = 0; i < Order::kTileM / 64; ++i) {
-      unsigned const same = __ballot_sync(~0u, blocks == i);
-      if (blocks <= i) place += __popc(blocks == i ? same & ((1u << lane()) - 1) : same);
-    }
-    int from = 0;
+  /// Gives each lane one of the groups from `first` on. `before` is the number of cluster tiles of all earlier groups.
+  __device__ void hold(int first, int before) {
+    chunk = first;
+    tiles = before;
+    int const own = count(first + lane());
+    // The blocks of the last cluster tile, in its first tile, less 1.
+    int const blocks = min((end - begin - 1) % Order::kClusterRows, Order::kTileM - 1) / 64;
 #pragma unroll 1
-    for (int i = 0; i < 32; ++i)
-      if (__shfl_sync(~0u, place, i) == lane()) from = i;
-    if (!Masked) begin = __shfl_sync(~0u, begin, from);
-    end = __shfl_sync(~0u, end, from);
-    tiles = __shfl_sync(~0u, tiles, from);
+    for (int i = Order::kTileM / 64 - 1; i >= 0; --i) {
+      int sum = blocks == i ? own : 0;
+#pragma unroll
+      for (int distance = 1; distance < 32; distance *= 2) {
+        int const other = __shfl_up_sync(~0u, sum, distance);
+        if (lane() >= distance) sum += other;
+      }
+      if (blocks == i && own > 0) tiles = before + sum;
+      before += __shfl_sync(~0u, sum, 31);
+    }
   }
 };
 
