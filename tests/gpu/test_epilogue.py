@@ -445,6 +445,37 @@ def in_squares(scales: Any) -> Any:
     return scales.repeat_interleave(128, -1).repeat_interleave(128, -2)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_two_products_of_an_e4m3_layer(masked: bool) -> None:
+    """The first product's D and scales are the second's A and its scales, with kernels that gemmill selects."""
+    e4m3, experts, rows, k, f = torch.float8_e4m3fn, 3, 200, 512, 384
+    counts = torch.tensor([200, 0, 77], device="cuda", dtype=torch.int32)
+    used = (experts, rows) if masked else (int(counts.sum()),)
+    groups = {"counts": counts} if masked else {"offsets": counts.cumsum(0).int()}
+    x, w1, w2 = (torch.randn(s, device="cuda").to(e4m3) for s in ((*used, k), (experts, 2 * f, k), (experts, k, f)))
+    x_scale = torch.rand(*used, k // 128, device="cuda") + 0.5
+    scales = [torch.rand(*w.shape[:1], w.shape[1] // 128, w.shape[2] // 128, device="cuda") / 16 for w in (w1, w2)]
+    s = torch.empty(*used[:-1], f // 128, used[-1], device="cuda").mT
+    h = gemmill.grouped_matmul(
+        *(x, w1.mT),
+        **groups,
+        a_scale=x_scale,
+        b_scale=scales[0].mT,
+        epilogue="h = silu(gate8) * up8; s[m, n/128] = scale(h); d = h / s",
+        out_dtype=e4m3,
+        s=s,
+    )
+    y = gemmill.grouped_matmul(h, w2.mT, **groups, a_scale=s, b_scale=scales[1].mT)
+    exact = x.double() * x_scale.double().repeat_interleave(128, -1)
+    w1, w2 = (w.double() * in_squares(scale.double()) for w, scale in zip((w1, w2), scales, strict=True))
+    for i, end in enumerate(counts.cumsum(0).tolist()):
+        at = (i, slice(int(counts[i]))) if masked else slice(end - int(counts[i]), end)
+        gate, up = (exact[at] @ w1[i].mT).unflatten(-1, (-1, 2, 8)).unbind(-2)
+        wanted = (torch.nn.functional.silu(gate) * up).flatten(-2) @ w2[i].mT
+        error = (y[at].double() - wanted).square().sum() / wanted.square().sum().clamp(min=1e-30)
+        assert error.sqrt() < 0.05  # e4m3 rounds to about 0.025
+
+
 @pytest.mark.parametrize("config", PARTS, ids=kernel_name)
 def test_parts_of_k(config: GemmConfig, registry: Registry) -> None:
     for seed, (m, n, k) in enumerate(((256, 256, 512), (200, 176, 456))):
