@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 from tests.gpu.harness import torch
 
-import gemmill
+import gemmill.torch
 
 pytestmark = pytest.mark.gpu
 
@@ -238,3 +238,33 @@ def check_layers(seed: int, count: int) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_layers_to_the_bit(seed: int) -> None:
     check_layers(seed, 60)
+
+
+@pytest.mark.parametrize("how", ["uniform", "one", "beyond", "none"])
+@pytest.mark.parametrize("activation", ["silu", OPENAI])
+def test_gradients_are_those_of_float64(activation: str, how: str) -> None:
+    layer, (run, compute) = layer_of(activation, torch.bfloat16), ACTIVATIONS[activation]
+    ids, weights = ids_of(how, TOKENS, SLOTS, EXPERTS), torch.rand(TOKENS, SLOTS, device="cuda")
+    tensors = {"x": layer.x, "w1": layer.w1, "w2": layer.w2, "weights": weights}
+    tensors |= {name: x for name, x in layer.keywords.items() if isinstance(x, torch.Tensor)}
+    others = {name: x for name, x in layer.keywords.items() if name not in tensors}
+    leaves = {name: x.clone().requires_grad_() for name, x in tensors.items()}
+    exact = {name: x.double().requires_grad_() for name, x in tensors.items()}
+
+    def plain(x: Any, w1: Any, w2: Any, weights: Any, b2: Any, **biases: Any) -> Any:
+        parts = parted(torch.einsum("th,enh->etn", x, w1), run)
+        parts = tuple(part + b[:, None] for part, b in zip(parts, biases.values(), strict=True)) if biases else parts
+        y = torch.einsum("etf,ehf->eth", compute(*parts), w2) + b2[:, None]
+        used = (ids >= 0) & (ids < EXPERTS)
+        at = ids.long().where(used, 0), torch.arange(TOKENS, device="cuda")[:, None]
+        return (weights.where(used, 0)[..., None] * y[at]).sum(1)
+
+    def of_operator(x: Any, w1: Any, w2: Any, weights: Any, **named: Any) -> Any:
+        return gemmill.torch.moe(x, w1, w2, ids, weights, **named, **others)
+
+    g = torch.randn(TOKENS, HIDDEN, device="cuda").bfloat16()
+    wanted = torch.autograd.grad(plain(**exact), [*exact.values()], g.double())
+    for program in (of_operator, torch.compile(of_operator, fullgraph=True, backend="aot_eager")):
+        found = torch.autograd.grad(program(**leaves), [*leaves.values()], g)
+        for name, x, y in zip(leaves, found, wanted, strict=True):
+            assert (x.double() - y).norm() <= 2.0**-6 * y.norm(), name
