@@ -6,6 +6,7 @@
   because CUDA graphs may refer to them (:func:`gemmill.runtime.launch.kernel.load`).
 - **Prepared calls**: until :data:`CALLS` other signatures were used since. They hold no tensors; their signature holds
   the registry that the caller passed.
+- **Layers of experts**: likewise.
 - **Recognised calls**, the fast path to prepared calls (:mod:`gemmill.runtime.api.fast_path`): until there are more
   than :data:`CALLS` buckets of them.
 """
@@ -24,6 +25,7 @@ from gemmill.runtime.registry import Registry
 if TYPE_CHECKING:
     from gemmill.library.decompositions.sliced_kernel import SlicedKernel
     from gemmill.runtime.api.fast_path import RecognisedCall
+    from gemmill.runtime.api.moe import LayerLaunches
     from gemmill.runtime.launch.kernel import Kernel
     from gemmill.runtime.launch.launcher import PreparedCall
     from gemmill.runtime.select.choice import Choice
@@ -54,6 +56,9 @@ def entries() -> functools._lru_cache_wrapper[Entry[T]]:
 prepared: functools._lru_cache_wrapper[Entry[PreparedCall]] = entries()
 """Prepared calls by :func:`~gemmill.runtime.operands.call.signature`."""
 
+layers: functools._lru_cache_wrapper[Entry[LayerLaunches]] = entries()
+"""Launches of layers of experts by what they depend on."""
+
 recognised: dict[Hashable, tuple[RecognisedCall, ...]] = {}
 """Buckets of recently launched calls, each call with its matcher; at most :data:`CALLS` buckets."""
 
@@ -62,6 +67,7 @@ def forget_calls() -> None:
     """Drop all prepared calls, so that gemmill reads, checks and prepares the next call of each again. Kernels stay
     loaded."""
     prepared.cache_clear()
+    layers.cache_clear()
     recognised.clear()
 
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from math import prod
 from typing import Any, NamedTuple
 
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import GemmillError, OperandError
 from gemmill.library.input.keywords import unexpected
 from gemmill.library.legality.quantities import TMA_ALIGN
-from gemmill.runtime.api.prepare import launch, prepare
+from gemmill.runtime.api import caches
+from gemmill.runtime.api.prepare import prepare
 from gemmill.runtime.api.read import KEYWORDS, read_call
 from gemmill.runtime.api.streams import Stream, allocate, allocates, handle_of, stream_to_follow
 from gemmill.runtime.launch.plan import Plan
 from gemmill.runtime.launch.routing import CombineLaunch, RouteLaunch
 from gemmill.runtime.operands.call import GemmCall
-from gemmill.runtime.operands.epilogue_arguments import read_epilogue
-from gemmill.runtime.operands.experts import layer_extents, transposed
+from gemmill.runtime.operands.epilogue_arguments import is_number, read_epilogue
+from gemmill.runtime.operands.experts import Piece, layer_extents, memory_pieces, transposed
+from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.operands.routing import BoundCombine, BoundRoute, bind_combine, bind_route, has_aligned_rows
 from gemmill.runtime.operands.tensors import Tensor, TensorView, view, view_table
 from gemmill.runtime.registry import Registry
@@ -96,7 +101,8 @@ def plan_moe(
     """
     tensors = {"x": x, "w1": w1, "w2": w2, "topk_ids": topk_ids, "topk_weights": topk_weights, "b2": b2, "out": out}
     refuse_dispatched("plan_moe", {**tensors, **operands}, "call gemmill.torch.moe, or ")
-    layer = _read(tensors, activation, operands, {"registry": registry, "bits": bits}, stream)
+    given = _Given.read(tensors, operands, stream)
+    layer = _bound(given, activation, {"registry": registry, "bits": bits})
     return MoePlan(layer, stream_to_follow(layer.first, stream))
 # fmt: on
 
@@ -123,7 +129,7 @@ def interleaved(gate_up: Any) -> Any:
 
 
 class Layer(NamedTuple):
-    """The launches of a layer of experts, in order."""
+    """The launches of a layer of experts, in order, on given tensors."""
 
     route: BoundRoute
     copy: BoundCombine | None
@@ -131,6 +137,12 @@ class Layer(NamedTuple):
     first: GemmCall
     second: GemmCall
     combine: BoundCombine
+    tensors: Mapping[str, TensorView]
+    """Tensors by keyword, operands of the activation by name, and the memory between the launches as ``.``."""
+    check: MemoryCheck
+    """Refuses addresses of :attr:`tensors` where ``out`` overlaps another."""
+    pieces: Mapping[str, Piece]
+    """Tensors between the launches."""
     out: Any
     """The result as an object of the caller's library."""
 
@@ -181,6 +193,60 @@ class MoePlan:
         self.close()
 
 
+class LayerAddresses:
+    """Gives the addresses that the launches of a layer take, for other tensors like its own. It holds no tensors."""
+
+    def __init__(self, layer: Layer) -> None:
+        self._pieces = [(f".{name}", piece.offset) for name, piece in layer.pieces.items()]
+        of_a = {"a": ".copy"} if layer.copy else {"a": "x", "rows": ".rows"}
+        of_first = {**of_a, "b": "w1", "offsets": ".offsets", "out": ".inner"}
+        of_second = {"a": ".inner", "b": "w2", "offsets": ".offsets", "out": ".y"}
+        products = (layer.first, of_first), (layer.second, of_second)
+        first, second = ([names.get(place, place) for place in gemm.places] for gemm, names in products)
+        self._names = (
+            ("topk_ids", ".offsets", ".rows", ".places"),
+            ("x", ".rows", "", "", ".copy"),
+            first,
+            second,
+            (".y", ".places", "topk_weights", "", "out"),
+        )
+
+    def of(self, tensors: Mapping[str, TensorView]) -> list[tuple[int, ...]]:
+        """Return the addresses for each launch of :class:`Layer`; 0 for a tensor that a launch does not have."""
+        at = {name: tensor.ptr for name, tensor in tensors.items()}
+        for name, offset in self._pieces:
+            at[name] = at["."] + offset
+        return [tuple([at.get(name, 0) for name in names]) for names in self._names]
+
+
+class LayerLaunches:
+    """The launches of all layers with the same extents, strides, dtypes and options, for tensors at any addresses. It
+    holds no tensors; threads may share it."""
+
+    def __init__(self, layer: Layer) -> None:
+        handle = layer.first.stream
+        self.memory_bytes = layer.tensors["."].shape[0]
+        """Bytes of the memory between the launches."""
+        self._check, self._names, self._addresses = layer.check, tuple(layer.tensors), LayerAddresses(layer)
+        self._route = RouteLaunch(layer.route, handle)
+        self._copy = CombineLaunch(layer.copy, handle) if layer.copy else None
+        self._first, self._second = prepare(layer.first).launcher, prepare(layer.second).launcher
+        self._combine = CombineLaunch(layer.combine, handle)
+        self._lock = threading.Lock()
+
+    def launch(self, stream: int, tensors: Mapping[str, TensorView]) -> None:
+        """Launch on a stream, on tensors like :attr:`Layer.tensors`."""
+        self._check(tuple([tensors[name].ptr for name in self._names]))
+        route, copy, first, second, combine = self._addresses.of(tensors)
+        with self._lock:
+            self._route.launch(stream, route)
+            if self._copy:
+                self._copy.launch(stream, copy)
+            self._first.launch(stream, first)
+            self._second.launch(stream, second)
+            self._combine.launch(stream, combine)
+
+
 def epilogue_of(activation: str) -> str:
     """Return the epilogue of the first product: that of a function by name, or the expression itself."""
     if isinstance(activation, str) and activation.isidentifier():
@@ -197,47 +263,78 @@ def launch_moe(
 ) -> Any:
     """Launch a layer with the arguments of :func:`moe`: its tensors by keyword, operands of its activation and keywords
     of both products. Returns ``out``."""
-    layer = _read(tensors, activation, operands, options, stream)
-    handle = layer.first.stream
-    RouteLaunch(layer.route, handle).launch(handle)
-    if layer.copy:
-        CombineLaunch(layer.copy, handle).launch(handle)
-    launch(layer.first)
-    launch(layer.second)
-    CombineLaunch(layer.combine, handle).launch(handle)
-    return layer.out
+    given = _Given.read(tensors, operands, stream)
+    entry: caches.Entry[LayerLaunches] = caches.Entry()
+    with suppress(TypeError):  # an unhashable option, which is refused later
+        entry = caches.layers(given.signature(activation, options))
+    if (launches := entry.value) is None:
+        layer = _bound(given, activation, options)
+        entry.value = launches = LayerLaunches(layer)
+        launches.launch(given.handle, layer.tensors)
+        return layer.out
+    out, view_of_out = given.result()
+    memory = given.allocate((launches.memory_bytes,), "u8")
+    launches.launch(given.handle, {**given.views, **given.operands, "out": view_of_out, ".": view(memory, "memory")})
+    return out
 
 
-def _read(
-    tensors: Mapping[str, Any],
-    activation: str,
-    operands: Mapping[str, Any],
-    options: Mapping[str, Any],
-    stream: Stream | None,
-) -> Layer:
-    """Read the arguments of a layer, and allocate its memory with the library of ``x``."""
-    x = tensors["x"]
-    handle = handle_of(x, stream)
-    views = {
-        word: (view_table if word == "topk_ids" else view)(tensor, word, handle)
-        for word, tensor in tensors.items()
-        if tensor is not None
-    }
+class _Given(NamedTuple):
+    """The arguments of a call."""
 
-    def buffer(shape: tuple[int, ...], dtype: DTypeName) -> Any:
+    tensors: Mapping[str, Any]
+    views: Mapping[str, TensorView]
+    """Tensors by keyword, without an ``out`` that is allocated."""
+    operands: Mapping[str, TensorView]
+    """Tensors of the activation."""
+    numbers: Mapping[str, Any]
+    """Its other operands."""
+    stream: Stream | None
+    handle: int
+
+    @classmethod
+    def read(cls, tensors: Mapping[str, Any], operands: Mapping[str, Any], stream: Stream | None) -> _Given:
+        """Read the tensors of a call."""
+        handle = handle_of(tensors["x"], stream)
+        views = {
+            name: (view_table if name == "topk_ids" else view)(tensor, name, handle)
+            for name, tensor in tensors.items()
+            if tensor is not None
+        }
+        numbers = {name: x for name, x in operands.items() if x is None or is_number(x)}
+        of_operands = {name: view(x, name, handle) for name, x in operands.items() if name not in numbers}
+        return cls(tensors, views, of_operands, numbers, stream, handle)
+
+    def signature(self, activation: str, options: Mapping[str, Any]) -> Hashable:
+        """Return everything that the launches depend on."""
+        layouts = [(name, x.layout) for some in (self.views, self.operands) for name, x in some.items()]
+        return (*layouts, activation, repr(self.numbers), *options.values())
+
+    def allocate(self, shape: tuple[int, ...], dtype: DTypeName) -> Any:
+        """Allocate memory with the library of ``x``."""
+        x = self.tensors["x"]
         if not allocates(x):
             raise OperandError(
-                f"x is a {type(x).__qualname__}; moe allocates memory with the library of x, which must be PyTorch "
-                "or CuPy: pass its tensors"
+                f"x is a {type(x).__qualname__}; moe allocates memory with the library of x, which must be PyTorch or "
+                "CuPy: pass its tensors"
             )
-        return allocate(x, shape, dtype, views["x"].device, stream)
+        return allocate(x, shape, dtype, self.views["x"].device, self.stream)
 
-    out = tensors["out"]
-    if out is None:
-        layer_extents(views, read_epilogue(epilogue_of(activation)))
-        out = buffer(views["x"].shape, views["x"].dtype)
-        views["out"] = view(out, "out", handle)
-    return bind_layer(views, activation, operands, {**options, "stream": handle}, buffer)._replace(out=out)
+    def result(self) -> tuple[Any, TensorView]:
+        """Return ``out`` and its view; it is allocated where the call does not pass it."""
+        if "out" in self.views:
+            return self.tensors["out"], self.views["out"]
+        out = self.allocate(self.views["x"].shape, self.views["x"].dtype)
+        return out, view(out, "out", self.handle)
+
+
+def _bound(given: _Given, activation: str, options: Mapping[str, Any]) -> Layer:
+    """Bind a call, with memory that the library of ``x`` allocates."""
+    layer_extents(given.views, read_epilogue(epilogue_of(activation)))
+    out, view_of_out = given.result()
+    operands = {**given.operands, **given.numbers}
+    views = {**given.views, "out": view_of_out}
+    layer = bind_layer(views, activation, operands, {**options, "stream": given.handle}, given.allocate)
+    return layer._replace(out=out)
 
 
 def bind_layer(
@@ -245,16 +342,16 @@ def bind_layer(
     activation: str,
     operands: Mapping[str, Any],
     options: Mapping[str, Any],
-    buffer: Callable[[tuple[int, ...], DTypeName], Any],
+    allocate: Callable[[tuple[int, ...], DTypeName], Any],
 ) -> Layer:
     """Return the launches of a layer on tensors in GPU memory.
 
     Args:
         tensors: Tensors by the keywords of :func:`moe`, ``out`` among them.
         activation: As in :func:`moe`.
-        operands: As in :func:`moe`.
+        operands: Views and numbers of the activation.
         options: Keywords of both products.
-        buffer: Allocates the memory between the launches, by shape and dtype.
+        allocate: Allocates the memory between the launches, by shape and dtype.
 
     Raises:
         OperandError: a tensor or option does not fit.
@@ -265,17 +362,20 @@ def bind_layer(
     epilogue = epilogue_of(activation)
     extents = layer_extents(tensors, read_epilogue(epilogue))
     x, out = tensors["x"], tensors["out"]
+    copies = not has_aligned_rows(x, TMA_ALIGN)
+    pieces, size = memory_pieces(extents, x.dtype, copies)
+    memory = view(allocate((size,), "u8"), "memory between launches", options["stream"])
 
-    def new(dtype: DTypeName, *shape: int) -> TensorView:
-        return view(buffer(shape, dtype), "memory between launches", options["stream"])
+    def piece(name: str) -> TensorView:
+        offset, shape, dtype = pieces[name]
+        strides = tuple([prod(shape[axis + 1 :]) for axis in range(len(shape))])
+        return TensorView(memory.ptr + offset, shape, strides, dtype, memory.device, owner=memory.owner)
 
-    slots = extents.tokens, extents.slots
-    offsets, rows, places = new("s32", extents.experts), new("s32", extents.rows), new("s32", *slots)
-    inner, y = new(x.dtype, extents.rows, extents.inner), new(x.dtype, extents.rows, extents.hidden)
+    offsets, rows, places, inner, y = map(piece, ("offsets", "rows", "places", "inner", "y"))
     route = bind_route(tensors["topk_ids"], extents.experts, offsets, rows, places)
     copy, of_a = None, {"a": x, "rows": rows}
-    if not has_aligned_rows(x, TMA_ALIGN):
-        of_a = {"a": new(x.dtype, extents.rows, extents.hidden)}
+    if copies:
+        of_a = {"a": piece("copy")}
         index = replace(rows, shape=(extents.rows, 1), strides=(1, 1))
         copy = bind_combine(x, index, None, None, of_a["a"])
     of_first = {"b": transposed(tensors["w1"]), "offsets": offsets, "out": inner, "epilogue": epilogue}
@@ -284,4 +384,9 @@ def bind_layer(
     of_second = {"a": inner, "b": transposed(tensors["w2"]), "offsets": offsets, "out": y}
     second = read_call({**of_second, **bias, **options})
     combine = bind_combine(y, places, tensors.get("topk_weights"), None, out)
-    return Layer(route, copy, first, second, combine, out)
+    given = {name: value for name, value in first.arguments.values.items() if isinstance(value, TensorView)}
+    everything = {**tensors, **given, ".": memory}
+    may_be_out = ("x",) if x.same_layout(out) else ()
+    check = MemoryCheck(everything, {name: i for i, name in enumerate(everything)}, ("out",), may_be_out)
+    check(tuple([tensor.ptr for tensor in everything.values()]))
+    return Layer(route, copy, first, second, combine, everything, check, pieces, out)

@@ -3,7 +3,8 @@ each token (emitters/combining.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gemmill.emitters import combining, routing
@@ -20,7 +21,7 @@ harm."""
 
 
 class RouteLaunch:
-    """The launch that routes the tokens of some tensors. Use it from one thread at a time."""
+    """The launch that routes the tokens of some tensors, or of others like them. Use it from one thread at a time."""
 
     def __init__(self, bound: BoundRoute, stream: int) -> None:
         """Load the kernel, unless ``stream`` is being captured."""
@@ -31,13 +32,16 @@ class RouteLaunch:
         arguments = self._block.arguments
         self._prepared = PreparedLaunch(device, routing.ENTRY, function, ctas, routing.THREADS, 0, arguments)
 
-    def launch(self, stream: int) -> None:
-        """Launch on a stream of the GPU."""
+    def launch(self, stream: int, addresses: Sequence[int] = ()) -> None:
+        """Launch on a stream of the GPU. Other tensors than the first have ``addresses``: those of the ids, the
+        offsets, the rows and the places."""
+        if addresses:
+            self._block.put(0, struct.pack("<4Q", *addresses))
         self._prepared.launch(stream)
 
 
 class CombineLaunch:
-    """The launch that adds up the rows of some tensors. Use it from one thread at a time."""
+    """The launch that adds up the rows of some tensors, or of others like them. Use it from one thread at a time."""
 
     def __init__(self, bound: BoundCombine, stream: int) -> None:
         """Load the kernel, unless ``stream`` is being captured."""
@@ -51,10 +55,14 @@ class CombineLaunch:
         arguments = self._block.arguments
         self._prepared = PreparedLaunch(device, combining.ENTRY, function, ctas, combining.THREADS, 0, arguments)
 
-    def launch(self, stream: int) -> None:
-        """Launch on a stream of the GPU, unless ``out`` is empty."""
-        if self._prepared:
-            self._prepared.launch(stream)
+    def launch(self, stream: int, addresses: Sequence[int] = ()) -> None:
+        """Launch on a stream of the GPU, unless ``out`` is empty. Other tensors than the first have ``addresses``:
+        those of y, the places, the weights, ``add`` and ``out``, or 0."""
+        if self._prepared is None:
+            return
+        if addresses:
+            self._block.put(0, struct.pack("<5Q", *addresses))
+        self._prepared.launch(stream)
 
 
 def route_job(bound: BoundRoute) -> tuple[bytes, int]:

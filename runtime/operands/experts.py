@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 from typing import NamedTuple
 
+from gemmill.library.dtypes import DTYPES as TABLE
+from gemmill.library.dtypes import DTypeName
 from gemmill.library.epilogues.tree import Epilogue, fault_of_n
 from gemmill.library.errors import OperandError
+from gemmill.library.legality.quantities import align_up
 from gemmill.runtime.operands.routing import shape_of_slots
 from gemmill.runtime.operands.tensors import TensorView
 
@@ -31,6 +35,43 @@ class LayerExtents(NamedTuple):
     def rows(self) -> int:
         """Rows of all experts, at most: one for each slot of a token."""
         return self.tokens * self.slots
+
+
+class Piece(NamedTuple):
+    """A packed tensor in the memory between the launches."""
+
+    offset: int
+    """Bytes before it."""
+    shape: tuple[int, ...]
+    dtype: DTypeName
+
+
+def memory_pieces(extents: LayerExtents, dtype: DTypeName, copies: bool) -> tuple[dict[str, Piece], int]:
+    """Return the tensors between the launches of a layer by name, and the bytes of all.
+
+    Args:
+        extents: Extents of the layer.
+        dtype: Dtype of tokens and weights.
+        copies: Whether the rows of tokens are copied.
+    """
+    shapes: dict[str, tuple[tuple[int, ...], DTypeName]] = {
+        "offsets": ((extents.experts,), "s32"),
+        "rows": ((extents.rows,), "s32"),
+        "places": ((extents.tokens, extents.slots), "s32"),
+        "inner": ((extents.rows, extents.inner), dtype),
+        "y": ((extents.rows, extents.hidden), dtype),
+    }
+    if copies:
+        shapes["copy"] = (extents.rows, extents.hidden), dtype
+    pieces, offset = {}, 0
+    for name, (shape, of_piece) in shapes.items():
+        pieces[name] = Piece(offset, shape, of_piece)
+        offset = align_up(offset + prod(shape) * TABLE[of_piece].bytes, PIECE_ALIGN)
+    return pieces, offset
+
+
+PIECE_ALIGN = 256
+"""Bytes to which the tensors between launches are aligned, as allocators align theirs."""
 
 
 def layer_extents(tensors: Mapping[str, TensorView], activation: Epilogue) -> LayerExtents:

@@ -31,6 +31,11 @@ class Memory:
         self._arrays[address] = array.reshape(-1).view(np.uint8)
         return address
 
+    def bytes_from(self, address: int) -> Any:
+        """The bytes from an address to the end of its array."""
+        begin = address & -_APART
+        return self._arrays[begin][address - begin :]
+
     def bytes_at(self, address: int, size: int) -> Any:
         """The bytes of an access, which lies in one array and is aligned."""
         begin = address & -_APART

@@ -45,8 +45,6 @@ class Host:
     def __init__(self, seed: int) -> None:
         self.memory = Memory()
         self.generator = np.random.default_rng(seed)
-        self.bits: dict[int, Any] = {}
-        """The bits of tensors by address."""
 
     def tensor(self, dtype: DTypeName, shape: tuple[int, ...], pitch: int = 0, offset: int = 0) -> Bits:
         """A tensor of random values, whose rows are ``pitch`` elements longer than they need to be, and which begins
@@ -60,5 +58,11 @@ class Host:
         if dtype != "s32":
             values = np.where(self.generator.random(shape) < 0.25, -0.0, self.generator.standard_normal(shape))
             bits[...] = rounded(values.astype(np.float32), dtype)
-        self.bits[base + offset * size] = bits
         return bits, TensorView(base + offset * size, shape, strides, dtype, 0)
+
+    def bits(self, tensor: TensorView) -> Any:
+        """The bits of a tensor."""
+        size = BITS.get(tensor.dtype, 32) // 8
+        data = self.memory.bytes_from(tensor.ptr)
+        steps = [step * size for step in tensor.strides]
+        return np.lib.stride_tricks.as_strided(data[: len(data) // size * size].view(f"u{size}"), tensor.shape, steps)

@@ -17,11 +17,11 @@ import gemmill
 from gemmill.emitters import combining, routing
 from gemmill.emitters.combining import emit_combining
 from gemmill.library.errors import KeywordError, OperandError
-from gemmill.runtime.api.moe import Layer, bind_layer
+from gemmill.runtime.api.moe import Layer, LayerAddresses, bind_layer
 from gemmill.runtime.launch.routing import combine_job, route_job
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.routing import BoundCombine
-from gemmill.runtime.operands.tensors import TensorView, view
+from gemmill.runtime.operands.tensors import view
 
 TENSORS = {
     "x": on_gpu((64, 256)),
@@ -83,7 +83,7 @@ def test_other_keywords_are_refused() -> None:
 
 def bound(operands: Any = None, activation: str = "silu", **changed: Any) -> Layer:
     views = {name: view(x, name) for name, x in (TENSORS | changed).items()}
-    return bind_layer(views, activation, operands or {}, {"stream": 0}, lambda shape, dtype: on_gpu(shape, dtype))
+    return bind_layer(views, activation, operands or {}, {"stream": 0}, on_gpu)
 
 
 def test_problems_have_a_row_for_each_slot() -> None:
@@ -100,6 +100,31 @@ def test_both_products_have_the_bits_of_the_call() -> None:
     layer = bind_layer(views, "silu", {}, {"stream": 7, "bits": "invariant"}, on_gpu)
     for gemm in (layer.first, layer.second):
         assert (gemm.options.bits, gemm.stream) == ("invariant", 7)
+
+
+@pytest.mark.parametrize("is_aligned", [True, False])
+def test_launches_take_other_tensors(is_aligned: bool) -> None:
+    """The addresses that a first call found by binding are those that later calls look up."""
+    tensors = TENSORS | {"b2": on_gpu((16, 256)), "x": on_gpu((64, 256), address=(1 << 46) + (0 if is_aligned else 8))}
+    activation, operands = "d = silu(gate8 + g[n]) * (up8 * s)", {"g": on_gpu((16, 96)), "s": 2.0}
+    layer = bound(operands, activation, **tensors)
+    route, copy, first, second, combine = LayerAddresses(layer).of(layer.tensors)
+    assert (first, second) == (layer.first.addresses, layer.second.addresses)
+    assert route == routing.JOB.unpack(route_job(layer.route)[0])[:4]
+    assert combine == combining.JOB.unpack(combine_job(layer.combine)[0])[:5]
+    assert (layer.copy is None) == is_aligned
+    if layer.copy:
+        assert copy == combining.JOB.unpack(combine_job(layer.copy)[0])[:5]
+
+
+def test_results_overlap_nothing_but_x() -> None:
+    assert bound(out=on_gpu((64, 256), address=1 << 46), x=on_gpu((64, 256), address=1 << 46)).copy is None
+    with pytest.raises(OperandError, match="out and w2 overlap in memory"):
+        bound(out=on_gpu((64, 256), address=1 << 46), w2=on_gpu((16, 256, 96), address=1 << 46))
+    with pytest.raises(OperandError, match="out and x overlap in memory"):
+        bound(out=on_gpu((64, 256), address=1 << 46), x=on_gpu((64, 256), address=(1 << 46) + 16))
+    with pytest.raises(OperandError, match="w1 has no memory"):
+        bound(w1=on_gpu((16, 192, 256), address=0))
 
 
 @pytest.mark.parametrize("tokens", [0, 64])
@@ -125,18 +150,13 @@ def test_interleaved_rows_are_those_of_gate8() -> None:
 def carried_out(host: Host, layer: Layer, activation: Callable[[Any], Any], bias: Any) -> None:
     """Carry out the launches of a layer; PTX as it is, products by NumPy."""
 
-    def array(tensor: TensorView) -> Any:
-        bits = host.bits[tensor.ptr]
-        steps = [step * bits.itemsize for step in tensor.strides]
-        return np.lib.stride_tricks.as_strided(bits, tensor.shape, steps)
-
     def combine(step: BoundCombine) -> None:
         job, ctas = combine_job(step)
         Kernel(emit_combining(step.kind)).launch(host.memory, job, ctas, combining.THREADS)
 
     def multiply(gemm: GemmCall, finish: Callable[[Any, int], Any]) -> None:
-        a, b, offsets, out = (array(gemm.tensors[name]) for name in ("a", "b", "offsets", "out"))
-        a = a[array(gemm.tensors["rows"])] if "rows" in gemm.tensors else a
+        a, b, offsets, out = (host.bits(gemm.tensors[name]) for name in ("a", "b", "offsets", "out"))
+        a = a[host.bits(gemm.tensors["rows"])] if "rows" in gemm.tensors else a
         begin = 0
         for expert, end in enumerate(offsets.view(np.int32).tolist()):
             sums = as_f32(a[begin:end], "bf16") @ as_f32(b[expert], "bf16")
@@ -180,7 +200,7 @@ def test_launches_give_the_sums_of_each_token(
 
     views = {name: x for name, (_, x) in tensors.items()}
     text = "relu" if gated else "d = relu(acc)"
-    layer = bind_layer(views, text, {}, {"stream": 0}, lambda shape, dtype: host.tensor(dtype, shape)[1])
+    layer = bind_layer(views, text, {}, {"stream": 0}, lambda shape, dtype: host.tensor("s32", (shape[0] // 4,))[1])
     assert ("rows" in layer.first.tensors, layer.copy is None) == (is_aligned, is_aligned)
     carried_out(host, layer, activation, b2)
     wanted = np.zeros((tokens, hidden))
