@@ -7,8 +7,9 @@
 
 namespace gemmill {
 
-/// `load`, `load_gathered`, `load_scales` and `transpose` run in warps of the producer warpgroup, the others in a consumer warpgroup.
-/// They are static functions, because an object that holds references compiles to different machine code.
+/// `load`, `load_gathered`, `load_scales` and `transpose` run in warps of the producer warpgroup, the others in a
+/// consumer warpgroup. They are static functions, because an object that holds references compiles to different machine
+/// code.
 template <class Traits>
 struct CollectiveMainloop {
   using Storage = WgmmaStorage<Traits>;
@@ -123,6 +124,7 @@ struct CollectiveMainloop {
         load_a.arrive(full);
       }
     }
+    load_a.finish();
     if (issues) launch_dependents();
     if constexpr (StagePipeline::kPeers > 1) {
       for (int i = 0; issues && i < Config::kStages; ++i, at.advance()) pipeline.wait_empty(at);  // as in `load`

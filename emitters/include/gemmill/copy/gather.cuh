@@ -45,8 +45,8 @@ struct GatherLoad {
       rows[i] = i * kStep < inside ? min(uint32_t(*entry), uint32_t(params.a_rows) - 1) : 0;
   }
 
-  /// Starts to copy this thread's part of a stage, from `k` on. What lies beyond K becomes 0. Rows beyond the group keep stale data,
-  /// which affects only rows of D that are not stored.
+  /// Starts to copy this thread's part of a stage, from `k` on. What lies beyond K becomes 0. Rows beyond the group keep
+  /// stale data, which affects only rows of D that are not stored.
   __device__ void operator()(GatherParams const& params, int stage, int k) const {
     constexpr int kBytes = sizeof(typename Layout::Element);
     uint32_t const target = first + stage * Layout::kBytes;
@@ -65,6 +65,9 @@ struct GatherLoad {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(cute::cast_smem_ptr_to_uint(&full))
                  : "memory");
   }
+
+  /// Waits for all copies of this thread, which must not end before.
+  __device__ static void finish() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
   /// Consumer: orders MMAs after the copies of a stage that is full.
   __device__ static void fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
