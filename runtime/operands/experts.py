@@ -19,6 +19,10 @@ DTYPES = ("bf16", "f16")
 """Dtypes of tokens and weights."""
 
 
+ROW_UNIT = 8
+"""Elements of 16 bits of which a row has a multiple, as TMA demands."""
+
+
 class LayerExtents(NamedTuple):
     """Extents of a layer of experts."""
 
@@ -108,6 +112,12 @@ def layer_extents(tensors: Mapping[str, TensorView], activation: Epilogue) -> La
             )
     if fault := fault_of_n(activation, sums):
         raise OperandError(f"w1 has shape {w1.shape}, so N is {sums}: {fault}")
+    for letter, extent in (("H", extents.hidden), ("F", extents.inner)):
+        if extent % ROW_UNIT:
+            raise OperandError(
+                f"{letter} is {extent}; it must be a multiple of {ROW_UNIT}, so that rows are aligned to 16 bytes: pad "
+                "x and the weights with zeros"
+            )
     _check_operands(tensors)
     return extents
 

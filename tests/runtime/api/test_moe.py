@@ -42,6 +42,10 @@ TENSORS = {
         ({"w1": on_gpu((16, 96, 256))}, r"w1 has shape \(16, 96, 256\); .* it must have shape \(16, 192, 256\)"),
         ({"activation": "d = relu(acc)"}, r"w1 has shape \(16, 192, 256\); .* it must have shape \(16, 96, 256\)"),
         ({"w1": on_gpu((16, 184, 256)), "w2": on_gpu((16, 256, 92))}, "N must be a multiple of 16"),
+        (
+            {"activation": "d = tanh(gate) * up", "w1": on_gpu((16, 184, 256)), "w2": on_gpu((16, 256, 92))},
+            "F is 92; it must be a multiple of 8",
+        ),
         ({"topk_ids": on_gpu((63, 8), "s32")}, r"x has shape \(64, 256\); .* it must have shape \(63, 256\)"),
         ({"topk_ids": on_gpu((64, 8), "f32")}, "topk_ids is f32; it must be int32"),
         ({"topk_ids": on_gpu((64, 8), "s32", strides=(1, 64))}, "topk_ids has strides .* contiguous"),
