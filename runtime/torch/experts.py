@@ -99,7 +99,12 @@ def _fake(*positional: Any, **keywords: Any) -> torch.Tensor:
 
 
 def _check_shapes(call: Arguments, activation: Epilogue) -> None:
-    """Raise an error for shapes that do not fit."""
+    """Raise an error for shapes that do not fit, and for an activation that writes further tensors."""
+    if activation.outputs:
+        raise OperandError(
+            f"the activation `{activation}` writes {activation.outputs[0].name}, and gemmill::moe returns only its "
+            "result: call gemmill.moe under torch.no_grad(), or leave it out"
+        )
     x, w1, w2, ids = (call[name] for name in _KEYWORDS[:4])
     ranks = x.dim(), w1.dim(), w2.dim(), ids.dim()
     torch._check(
@@ -188,17 +193,18 @@ def backward(call: Arguments, grads: Sequence[Any], wanted: frozenset[str]) -> G
     if "topk_ids" in wanted:
         raise OperandError("gemmill::moe has no gradient of topk_ids: pass whole numbers")
     routed, text = Routed.of(call["topk_ids"], w2.shape[0]), epilogue_of(call["activation"])
+    epilogue_rule.refuse_parts(read_epilogue(text), grads)
     weights, of_rows = routed.weights(call["topk_weights"]), g.to(x.dtype)[routed.rows]
     options = for_gradient(call["options"])
-    first: Arguments = {
-        "expression": text, "a": x[routed.rows], "b": w1.mT, "operands": [routed.offsets, *call["operands"]],
-        "names": ["offsets", *call["names"]], "numbers": call["numbers"], "a_dtype": None, "b_dtype": None,
-        "options": options,
-    }  # fmt: skip
-    inner = torch.ops.gemmill.epilogue(
-        text, first["a"], first["b"], first["operands"], first["names"], numbers=call["numbers"], options=options
-    )[0]
-    inner = torch.where(rows_in_use(inner, routed.offsets, None), inner, 0)
+    names = {"x": "a", "w1": "b"}
+    of_first = frozenset(names.get(name, name) for name in wanted - {"w2", "b2", "topk_weights"})
+    of_call = {"a_dtype": None, "b_dtype": None, "options": options, "numbers": call["numbers"]}
+    operands = {"operands": [routed.offsets, *call["operands"]], "names": ["offsets", *call["names"]]}
+    first = epilogue_rule.Recomputation(
+        {**of_call, **operands, "expression": text, "a": x[routed.rows], "b": w1.mT}, of_first
+    )
+    d = first.d
+    inner = torch.where(rows_in_use(d, routed.offsets, None), d, 0).to(x.dtype)
     nothing = dict.fromkeys(("a_scale", "b_scale", "c", "beta", "counts"))
     second = {
         **nothing, "a": inner, "b": w2.mT, "offsets": routed.offsets, "alpha": 1.0, "options": options,
@@ -221,10 +227,8 @@ def backward(call: Arguments, grads: Sequence[Any], wanted: frozenset[str]) -> G
             products = products + (_wide(of_rows) * _wide(b2)[group]).sum(-1)
         of_slots = products[routed.places.flatten()].view(routed.used.shape)
         gradients["topk_weights"] = torch.where(routed.used, of_slots, 0).to(call["topk_weights"].dtype)
-    names = {"x": "a", "w1": "b"}
-    if of_first := frozenset(names.get(name, name) for name in before - {"topk_weights"}):
-        of_activation = (of_inner * weights[:, None]).to(x.dtype)
-        found = epilogue_rule.backward(first, [of_activation], of_first)
+    if of_first:
+        found = first.backward([(of_inner * weights[:, None]).to(x.dtype)])
         if "x" in wanted:
             gradients["x"] = routed.summed(found.pop("a")).to(x.dtype)
         if "w1" in wanted:

@@ -157,3 +157,16 @@ def test_shapes_that_do_not_fit_are_refused(place: int, shape: tuple[int, ...], 
         gemmill.torch.moe(*fakes, activation="silu", b2=None)
     with pytest.raises(RuntimeError, match=says):
         gemmill.torch.moe(*positional, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("activation", "says"),
+    [
+        ("d = round(gate) * up", "round is not differentiable"),
+        ("aux[m, n] = gate; d = gate * up", "writes aux, and gemmill::moe returns only its result"),
+    ],
+)
+def test_activations_without_a_gradient_are_refused(activation: str, says: str) -> None:
+    positional, _ = operands()
+    with pytest.raises(OperandError, match=says):
+        gemmill.torch.moe(*positional, activation=activation).sum().backward()

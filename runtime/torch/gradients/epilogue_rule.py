@@ -53,46 +53,65 @@ gradient."""
 _SCALES = ("a_scale", "b_scale")
 
 
+class Recomputation:
+    """An epilogue whose sums one plain product computes again."""
+
+    def __init__(self, arguments: Arguments, wanted: frozenset[str]) -> None:
+        """``wanted`` are the names of the tensors that need a gradient."""
+        self.epilogue = epilogue = read_epilogue(arguments["expression"])
+        self.named = named = dict(zip(arguments["names"], [*arguments["operands"], *arguments["numbers"]], strict=True))
+        self.wanted, self.shape_of_a = wanted, arguments["a"].shape
+        offsets, counts, rows = (named.get(name) for name in ("offsets", "counts", "rows"))
+        if rows is not None:
+            arguments = arguments | {"a": gathered(arguments["a"], rows)}
+        self.is_grouped = offsets is not None or counts is not None
+        self.factors, self.scales = _factors(epilogue, arguments, named, wanted, self.is_grouped)
+        scaled = self.sums = _sums(self.factors, offsets, counts)
+        for scale in self.scales.values():
+            scaled = scaled * scale
+        self.inputs = inputs = sums_by_name(epilogue, scaled)
+        self.sum_names = frozenset(inputs)
+        self.like = next(iter(inputs.values()))
+        self.spread = spread = _Spread(self.like, offsets if arguments["b"].dim() == 3 else None, counts)
+        for x in epilogue.operands:
+            inputs[x.name] = spread(x.kind, named[x.name])
+        inputs |= {name: spread("scalar", named.get(name, 1.0)) for name in ("alpha", "beta")}
+        if "c" in named:
+            inputs["c"] = named["c"].to(self.like.dtype)
+
+    @property
+    def d(self) -> torch.Tensor:
+        """D in the type of the sums."""
+        d: torch.Tensor = values(self.epilogue, self.inputs, ARRAYS, partial(self.like.new_full, ()))["d"]
+        return d.expand(self.like.shape)
+
+    def backward(self, grads: Sequence[Any]) -> Gradients:
+        """Gradients of the wanted operands, from those of D and of further outputs that are matrices or sums."""
+        epilogue, named, wanted, spread = self.epilogue, self.named, self.wanted, self.spread
+        of_sums = self.sum_names if wanted & {"a", "b", *self.scales} else frozenset()
+        of_outputs = dict(zip(("d", *(x.name for x in epilogue.outputs)), grads, strict=True))
+        reached = {
+            x.name: spread.of_output(x, g) for x in epilogue.assignments if (g := of_outputs.get(x.name)) is not None
+        }
+        gradients = _differentiated(epilogue, self.inputs, wanted - {"a", "b"} | of_sums, reached, self.like)
+        of_operands: Gradients = {}
+        for x in epilogue.operands:
+            if x.name in wanted:
+                of_operands[x.name] = spread.back(x.kind, gradients[x.name], named[x.name])
+        if "c" in wanted:
+            of_operands["c"] = spread.back("matrix", gradients["c"], named["c"])
+        if of_sums:
+            columns = epilogue.gate_columns
+            of_operands |= _of_sums(gradients, self.scales, self.sums, self.factors, wanted, self.is_grouped, columns)
+        if "rows" in named and "a" in of_operands:
+            of_operands["a"] = scattered(of_operands["a"], named["rows"], self.shape_of_a)
+        return of_operands
+
+
 def backward(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:
     """Gradients of the operands, from those of D and of further outputs that are matrices or sums."""
-    epilogue = read_epilogue(arguments["expression"])
-    _refuse_parts(epilogue, grads)
-    named = dict(zip(arguments["names"], [*arguments["operands"], *arguments["numbers"]], strict=True))
-    offsets, counts, rows = (named.get(name) for name in ("offsets", "counts", "rows"))
-    shape_of_a = arguments["a"].shape
-    if rows is not None:
-        arguments = arguments | {"a": gathered(arguments["a"], rows)}
-    is_grouped = offsets is not None or counts is not None
-    factors, scales = _factors(epilogue, arguments, named, wanted, is_grouped)
-    scaled = sums = _sums(factors, offsets, counts)
-    for scale in scales.values():
-        scaled = scaled * scale
-    inputs = sums_by_name(epilogue, scaled)
-    sum_names = frozenset(inputs)
-    like = next(iter(inputs.values()))
-    spread = _Spread(like, offsets if arguments["b"].dim() == 3 else None, counts)
-    for x in epilogue.operands:
-        inputs[x.name] = spread(x.kind, named[x.name])
-    inputs |= {name: spread("scalar", named.get(name, 1.0)) for name in ("alpha", "beta")}
-    if "c" in named:
-        inputs["c"] = named["c"].to(like.dtype)
-    of_sums = sum_names if wanted & {"a", "b", *scales} else frozenset()
-    of_outputs = dict(zip(("d", *(x.name for x in epilogue.outputs)), grads, strict=True))
-    reached = {
-        x.name: spread.of_output(x, g) for x in epilogue.assignments if (g := of_outputs.get(x.name)) is not None
-    }
-    gradients = _differentiated(epilogue, inputs, wanted - {"a", "b"} | of_sums, reached, like)
-    of_operands: Gradients = {}
-    for x in epilogue.operands:
-        if x.name in wanted:
-            of_operands[x.name] = spread.back(x.kind, gradients[x.name], named[x.name])
-    if "c" in wanted:
-        of_operands["c"] = spread.back("matrix", gradients["c"], named["c"])
-    if of_sums:
-        of_operands |= _of_sums(gradients, scales, sums, factors, wanted, is_grouped, epilogue.gate_columns)
-    if rows is not None and "a" in of_operands:
-        of_operands["a"] = scattered(of_operands["a"], rows, shape_of_a)
-    return of_operands
+    refuse_parts(read_epilogue(arguments["expression"]), grads)
+    return Recomputation(arguments, wanted).backward(grads)
 
 
 def _differentiated(
@@ -119,7 +138,8 @@ def _differentiated(
 RULE = Rule(backward)
 
 
-def _refuse_parts(epilogue: Epilogue, grads: Sequence[Any]) -> None:
+def refuse_parts(epilogue: Epilogue, grads: Sequence[Any]) -> None:
+    """Raise OperandError for parts of an epilogue that have no gradient, given the gradients of its outputs."""
     for x, g in zip(epilogue.outputs, grads[1:], strict=True):
         if x.role == SCALE:
             raise OperandError(
