@@ -319,10 +319,10 @@ def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogu
     batching = _batching(kind, len(b.shape))
     if batching in ("kgrouped", "array") and ("a_scale" in tensors or "b_scale" in tensors):
         raise OperandError(f"block scales are not supported with {kind} here: pass a and b without scales")
-    if rows is not None and (tensors.keys() | call.arguments.values) & {"a_scale"}:
+    if rows is not None and any(x.name == "a_scale" and x.kind == "row" for x in epilogue.operands):
         raise OperandError(
-            "a_scale is not supported with rows: pass a[rows] without rows, or scale rows of out in an epilogue, as in "
-            "'d = acc * s[m]'"
+            "a_scale has a value for each row of a, which is not supported with rows: scale rows of out in an "
+            "epilogue, as in 'd = acc * s[m]' with s=a_scale[rows, 0]"
         )
     m, k, n = shape[0] if rows is not None else a.shape[-2], a.shape[-1], b.shape[-1]
 
@@ -331,7 +331,7 @@ def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogu
 
     of_c = None if c is None else read("c", _broadcast_c(c, shape), m, shape[-1])
     abcd: FourMatrices = (read("a", a, a.shape[-2], k), read("b", b, k, n), of_c, read("out", d, m, shape[-1]))
-    scales = block_scales(tensors, (m, n, k), (count,) if batching == "masked" else (), (count,))
+    scales = block_scales(tensors, (a.shape[-2], n, k), (count,) if batching == "masked" else (), (count,))
     gemm = _assemble(call, _Extents(m, n, k, count), abcd, scales, epilogue, batching)
     gemm = replace(gemm, groups=Table(kind, groups.ptr, stride))
     return gemm if rows is None else _with_rows(gemm, rows, a.shape[0])

@@ -62,6 +62,8 @@ ALIGNS = (1, 2, 4, 8, 16)
 """Alignments of C and D that the reduction kernel supports. It accesses them without TMA."""
 MIXED_TILE_K = (64, 128, 256)
 """Tile K of kernels with a narrow A."""
+GATHERED_SCALES = ("none", "1x128")
+"""Scales of an A whose rows are gathered."""
 GATHERED_M, GATHERED_ROW = 128, 128
 """Most rows of a tile whose rows are gathered, and the bytes of each in a stage: one swizzle span. With more rows the
 producer spills."""
@@ -169,7 +171,7 @@ def k_groups(plan: WgmmaPlan) -> str | None:
 )
 def gathered_rows(plan: WgmmaPlan) -> str | None:
     """Rows of A can be gathered with grouped batching if a stage has at most 128 rows of 128 bytes, which no other CTA
-    reads, and A is K-major, without block scales, and as wide as B."""
+    reads, and A is K-major and as wide as B, with f32 block scales or none."""
     if not plan.gathers_a:
         return None
     config = plan.config
@@ -177,7 +179,10 @@ def gathered_rows(plan: WgmmaPlan) -> str | None:
     for is_wrong, what in (
         (config.scheduler.batching != "grouped", f"batching is {config.scheduler.batching}; it must be grouped"),
         (config.a.major != "k", f"the major of A is {config.a.major}; it must be k"),
-        (config.a.scale != "none", f"the scale of A is {config.a.scale}; it must be none"),
+        (
+            config.a.scale not in GATHERED_SCALES,
+            f"the scale of A is {config.a.scale}; it must be {one_of(GATHERED_SCALES)}",
+        ),
         (plan.is_mixed, f"A is {config.a.dtype} and B is {config.b.dtype}; they must be equally wide"),
         (config.cluster.n > 1, f"cluster.n is {config.cluster.n}; it must be 1, because each CTA copies its own rows"),
         (config.tile.m > GATHERED_M, f"tile M is {config.tile.m}; it must be at most {GATHERED_M}"),

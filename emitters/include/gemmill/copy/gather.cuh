@@ -2,12 +2,17 @@
 #pragma once
 
 #include <gemmill/copy/layout.cuh>
-#include <gemmill/kernel/params.cuh>
+#include <gemmill/copy/scales.cuh>
 
 namespace gemmill {
 
 /// Threads that copy rows: those of the producer warpgroup. Each arrives once at the full barrier of a stage.
 inline constexpr int kGatherThreads = 128;
+
+/// The row of A for a row of D.
+__device__ inline uint32_t gathered_row(GatherParams const& params, int m) {
+  return min(uint32_t(params.rows[m * params.rows_stride]), uint32_t(params.a_rows) - 1);
+}
 
 /// Copies the rows of A of one tile, stage by stage, with the threads of the producer warpgroup. A row of a stage is one
 /// swizzle span of 128 bytes, which eight threads copy, 16 bytes each: a warp reads four whole lines of L2. Thread t
@@ -39,10 +44,8 @@ struct GatherLoad {
   /// Reads the index for the tile of rows from `m` on, of a group that ends at row `end`.
   __device__ void begin(GatherParams const& params, int m, int end) {
     inside = end - m - row();
-    int const* entry = params.rows + (m + row()) * params.rows_stride;
 #pragma unroll
-    for (int i = 0; i < kRows; ++i, entry += kStep * params.rows_stride)
-      rows[i] = i * kStep < inside ? min(uint32_t(*entry), uint32_t(params.a_rows) - 1) : 0;
+    for (int i = 0; i < kRows; ++i) rows[i] = i * kStep < inside ? gathered_row(params, m + row() + i * kStep) : 0;
   }
 
   /// Starts to copy this thread's part of a stage, from `k` on. What lies beyond K becomes 0. Rows beyond the group keep
@@ -75,6 +78,48 @@ struct GatherLoad {
  private:
   __device__ static int row() { return threadIdx.x / kThreadsOfRow; }
   __device__ static int chunk() { return threadIdx.x % kThreadsOfRow; }
+};
+
+/// Copies the block scales of gathered rows of A, and those of B, with the same threads: thread t the scale of row t.
+template <int TileM>
+struct GatherScales {
+  /// This thread's scale of A, and of B for the first two threads, for the next block of K.
+  float const* row;
+  float const* column;
+  /// Bytes to copy of each: 4, or 0 for what does not exist.
+  int row_bytes, column_bytes;
+
+  __device__ GatherScales(GatherParams const& params, int m, int end, int n, int batch) {
+    ScaleParams const& a = params.a_scale;
+    ScaleParams const& b = params.b_scale;
+    int const thread = threadIdx.x, block = n / kScaleBlock + thread;
+    row_bytes = thread < TileM && m + thread < end ? 4 : 0;
+    uint32_t const place = row_bytes > 0 ? gathered_row(params, m + thread) : 0;
+    row = static_cast<float const*>(a.pointer) + place * a.stride;
+    column = static_cast<float const*>(b.pointer) + batch * b.batch_stride + block * b.stride;
+    column_bytes = thread < 2 && block * kScaleBlock < params.n ? 4 : 0;
+  }
+
+  /// Starts to fill a stage. Scales of rows beyond the group become 0.
+  __device__ void operator()(GatherParams const& params, uint32_t stage) {
+    uint32_t const target = stage + threadIdx.x * 4;
+    if (threadIdx.x < TileM) copy(target, row, row_bytes);
+    if (threadIdx.x < 2) copy(target + TileM * 4, column, column_bytes);
+    row += params.a_scale.k_stride;
+    column += params.b_scale.k_stride;
+  }
+
+ private:
+  /// Copies `bytes` (4 or 0) bytes and zeroes the rest.
+  __device__ static void copy(uint32_t target, float const* source, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
+  }
+};
+
+/// Takes the place of GatherScales in kernels without block scales.
+struct NoGatherScales {
+  __device__ NoGatherScales(GatherParams const&, int, int, int, int) {}
+  __device__ void operator()(GatherParams const&, uint32_t) {}
 };
 
 }  // namespace gemmill
