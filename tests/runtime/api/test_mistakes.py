@@ -154,7 +154,7 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
         (lambda: GemmProblem.from_text("64x64x64 gruoped=4"), "^unknown name in 'gruoped=4', did you mean grouped"),
     ],
     "name in an epilogue": [
-        (lambda: fused("d = silu(gate) * upp"), "^upp is missing: .*did you mean up. names .* are acc, gate, up, c"),
+        (lambda: fused("d = silu(gate) * upp"), "^upp is missing: .*did you mean up. names .* are acc, gate, up, g"),
         (lambda: fused("d = acc * alhpa"), "^alhpa is missing: .*did you mean alpha"),
         (lambda: fused("twice = acc * 2; d = twcie + twice"), "^twcie is missing: .*did you mean twice"),
         (lambda: fused("d = accc + x[n]", x=ROW), "must read the sums of products: .*did you mean acc"),
