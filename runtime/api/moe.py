@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
@@ -10,7 +11,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
-from gemmill.library.dtypes import DTypeName
+from gemmill.library.dtypes import DTypeName, default_output
 from gemmill.library.errors import GemmillError, OperandError
 from gemmill.library.input.keywords import unexpected
 from gemmill.library.legality.quantities import TMA_ALIGN
@@ -36,6 +37,7 @@ from gemmill.runtime.torch_dispatch import refuse_dispatched
 def moe(
     x: Tensor, w1: Tensor, w2: Tensor, topk_ids: Tensor, topk_weights: Tensor | None, *,
     activation: str = "silu", b2: Tensor | None = None, out: Tensor | None = None,
+    x_scale: Tensor | None = None, w1_scale: Tensor | None = None, w2_scale: Tensor | None = None,
     stream: Stream | None = None, registry: Registry | None = None, bits: str = "any", **operands: Tensor | float,
 ) -> Any:
     """Run tokens through a layer of experts, and return ``out``.
@@ -50,7 +52,7 @@ def moe(
         >>> out = gemmill.moe(x, w1, w2, topk_ids, topk_weights)
 
     Args:
-        x: Tokens, (tokens, H): bf16 or f16, with contiguous rows.
+        x: Tokens, (tokens, H): bf16, f16 or e4m3, with contiguous rows.
         w1: Weights of the first product, (experts, 2 F, H), or (experts, F, H) for an activation without a gate, in
             the dtype of ``x``. Rows of gate and up alternate as the activation says.
         w2: Weights of the second product, (experts, H, F), in the dtype of ``x``.
@@ -62,7 +64,12 @@ def moe(
             epilogue, as in :func:`gemmill.matmul`: ``"d = silu(gate) * up"`` where rows alternate one by one,
             ``"d = relu(acc)"`` without a gate, or with operands such as a bias ``b[n]``, (F,) or (experts, F).
         b2: Bias of the second product, (experts, H).
-        out: Tensor to write, (tokens, H): bf16, f16 or f32. By default like ``x``; it may be ``x``.
+        out: Tensor to write, (tokens, H): bf16, f16 or f32. By default it has the dtype of ``x``, or bf16 for e4m3;
+            it may be ``x``.
+        x_scale: Scales of e4m3 tokens, f32 (tokens, H/128), rounded up. The epilogue of the first product scales its
+            rows likewise, in blocks of 128; F must be a multiple of 128.
+        w1_scale: Scales of blocks of ``w1`` in its order of rows, f32 (experts, 2 F/128, H/128), rounded up.
+        w2_scale: Scales of blocks of ``w2``, f32 (experts, H/128, F/128), rounded up.
         bits: Which order of sums both products must have, as in :func:`gemmill.matmul`.
         **operands: Operands of the activation, by name.
 
@@ -78,6 +85,7 @@ def moe(
         GemmillError: the other errors of :func:`gemmill.matmul`.
     """
     tensors = {"x": x, "w1": w1, "w2": w2, "topk_ids": topk_ids, "topk_weights": topk_weights, "b2": b2, "out": out}
+    tensors |= {"x_scale": x_scale, "w1_scale": w1_scale, "w2_scale": w2_scale}
     refuse_dispatched("moe", {**tensors, **operands}, "call gemmill.torch.moe, or ")
     return launch_moe(tensors, activation, operands, {"registry": registry, "bits": bits}, stream)
 
@@ -85,6 +93,7 @@ def moe(
 def plan_moe(
     x: Tensor, w1: Tensor, w2: Tensor, topk_ids: Tensor, topk_weights: Tensor | None, *,
     activation: str = "silu", b2: Tensor | None = None, out: Tensor | None = None,
+    x_scale: Tensor | None = None, w1_scale: Tensor | None = None, w2_scale: Tensor | None = None,
     stream: Stream | None = None, registry: Registry | None = None, bits: str = "any", **operands: Tensor | float,
 ) -> MoePlan:
     """Prepare a layer of experts once: the returned plan only launches, ``plan()``, on the same tensors.
@@ -100,6 +109,7 @@ def plan_moe(
     Args and errors are those of :func:`gemmill.moe`.
     """
     tensors = {"x": x, "w1": w1, "w2": w2, "topk_ids": topk_ids, "topk_weights": topk_weights, "b2": b2, "out": out}
+    tensors |= {"x_scale": x_scale, "w1_scale": w1_scale, "w2_scale": w2_scale}
     refuse_dispatched("plan_moe", {**tensors, **operands}, "call gemmill.torch.moe, or ")
     given = _Given.read(tensors, operands, stream)
     layer = _bound(given, activation, {"registry": registry, "bits": bits})
@@ -201,6 +211,9 @@ class LayerAddresses:
         of_a = {"a": ".copy"} if layer.copy else {"a": "x", "rows": ".rows"}
         of_first = {**of_a, "b": "w1", "offsets": ".offsets", "out": ".inner"}
         of_second = {"a": ".inner", "b": "w2", "offsets": ".offsets", "out": ".y"}
+        if "inner_scale" in layer.pieces:
+            of_first |= {"a_scale": "x_scale", "b_scale": "w1_scale", SCALE_OF_INNER: ".inner_scale"}
+            of_second |= {"a_scale": ".inner_scale", "b_scale": "w2_scale"}
         products = (layer.first, of_first), (layer.second, of_second)
         first, second = ([names.get(place, place) for place in gemm.places] for gemm, names in products)
         self._names = (
@@ -252,6 +265,18 @@ def epilogue_of(activation: str) -> str:
     if isinstance(activation, str) and activation.isidentifier():
         return f"d = {activation}(gate8) * up8"
     return activation
+
+
+SCALE_OF_INNER = "s"
+"""Name of the scales in the epilogue of the first product of an e4m3 layer."""
+
+
+def quantising(epilogue: str) -> str:
+    """Return an epilogue that also divides D by the scale of each block of 128 columns, and writes the scales."""
+    text, count = re.subn(r"(^|[;\n])(\s*)d(\s*=)", r"\1\2h\3", epilogue)
+    if count != 1:
+        raise OperandError(f"activation is {epilogue!r}; it must assign d once")
+    return f"{text}; {SCALE_OF_INNER}[m, n/128] = scale(h); d = h / {SCALE_OF_INNER}"
 
 
 def launch_moe(
@@ -323,7 +348,7 @@ class _Given(NamedTuple):
         """Return ``out`` and its view; it is allocated where the call does not pass it."""
         if "out" in self.views:
             return self.tensors["out"], self.views["out"]
-        out = self.allocate(self.views["x"].shape, self.views["x"].dtype)
+        out = self.allocate(self.views["x"].shape, default_output(self.views["x"].dtype))
         return out, view(out, "out", self.handle)
 
 
@@ -379,12 +404,19 @@ def bind_layer(
         index = replace(rows, shape=(extents.rows, 1), strides=(1, 1))
         copy = bind_combine(x, index, None, None, of_a["a"])
     of_first = {"b": transposed(tensors["w1"]), "offsets": offsets, "out": inner, "epilogue": epilogue}
+    of_scales: dict[str, Any] = {}
+    if x.dtype == "e4m3":
+        scale = transposed(piece("inner_scale"))
+        of_first |= {"a_scale": tensors["x_scale"], "b_scale": transposed(tensors["w1_scale"]), SCALE_OF_INNER: scale}
+        of_first["epilogue"] = quantising(epilogue)
+        of_scales = {"a_scale": scale, "b_scale": transposed(tensors["w2_scale"])}
     first = read_call({**of_a, **of_first, **operands, **options})
     bias = {"epilogue": "d = acc + b2[n]", "b2": tensors["b2"]} if "b2" in tensors else {}
     of_second = {"a": inner, "b": transposed(tensors["w2"]), "offsets": offsets, "out": y}
-    second = read_call({**of_second, **bias, **options})
+    second = read_call({**of_second, **of_scales, **bias, **options})
     combine = bind_combine(y, places, tensors.get("topk_weights"), None, out)
-    given = {name: value for name, value in first.arguments.values.items() if isinstance(value, TensorView)}
+    values = first.arguments.values
+    given = {name: value for name in operands if isinstance(value := values[name], TensorView)}
     everything = {**tensors, **given, ".": memory}
     may_be_out = ("x",) if x.same_layout(out) else ()
     check = MemoryCheck(everything, {name: i for i, name in enumerate(everything)}, ("out",), may_be_out)

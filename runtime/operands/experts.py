@@ -8,19 +8,20 @@ from math import prod
 from typing import NamedTuple
 
 from gemmill.library.dtypes import DTYPES as TABLE
-from gemmill.library.dtypes import DTypeName
+from gemmill.library.dtypes import DTypeName, default_output
 from gemmill.library.epilogues.tree import Epilogue, fault_of_n
 from gemmill.library.errors import OperandError
-from gemmill.library.legality.quantities import align_up
-from gemmill.runtime.operands.routing import shape_of_slots
+from gemmill.library.legality.quantities import TMA_ALIGN, align_up
+from gemmill.runtime.operands.matrices import SCALE_BLOCK
+from gemmill.runtime.operands.routing import has_aligned_rows, shape_of_slots
 from gemmill.runtime.operands.tensors import TensorView
 
-DTYPES = ("bf16", "f16")
+DTYPES = ("bf16", "f16", "e4m3")
 """Dtypes of tokens and weights."""
 
 
-ROW_UNIT = 8
-"""Elements of 16 bits of which a row has a multiple, as TMA demands."""
+SCALES = ("x_scale", "w1_scale", "w2_scale")
+"""Scales of blocks of e4m3 tokens and weights."""
 
 
 class LayerExtents(NamedTuple):
@@ -63,8 +64,10 @@ def memory_pieces(extents: LayerExtents, dtype: DTypeName, copies: bool) -> tupl
         "rows": ((extents.rows,), "s32"),
         "places": ((extents.tokens, extents.slots), "s32"),
         "inner": ((extents.rows, extents.inner), dtype),
-        "y": ((extents.rows, extents.hidden), dtype),
+        "y": ((extents.rows, extents.hidden), default_output(dtype)),
     }
+    if dtype == "e4m3":
+        shapes["inner_scale"] = (extents.inner // SCALE_BLOCK, extents.rows), "f32"
     if copies:
         shapes["copy"] = (extents.rows, extents.hidden), dtype
     pieces, offset = {}, 0
@@ -104,6 +107,12 @@ def layer_extents(tensors: Mapping[str, TensorView], activation: Epilogue) -> La
         "b2": (extents.experts, extents.hidden),
         "out": (tokens, extents.hidden),
     }
+    blocks = [-(-extent // SCALE_BLOCK) for extent in (extents.hidden, sums, extents.inner)]
+    shapes |= {
+        "x_scale": (tokens, blocks[0]),
+        "w1_scale": (extents.experts, blocks[1], blocks[0]),
+        "w2_scale": (extents.experts, blocks[0], blocks[2]),
+    }
     for name, shape in shapes.items():
         if name in tensors and tensors[name].shape != shape:
             raise OperandError(
@@ -112,14 +121,21 @@ def layer_extents(tensors: Mapping[str, TensorView], activation: Epilogue) -> La
             )
     if fault := fault_of_n(activation, sums):
         raise OperandError(f"w1 has shape {w1.shape}, so N is {sums}: {fault}")
-    for letter, extent in (("H", extents.hidden), ("F", extents.inner)):
-        if extent % ROW_UNIT:
-            raise OperandError(
-                f"{letter} is {extent}; it must be a multiple of {ROW_UNIT}, so that rows are aligned to 16 bytes: pad "
-                "x and the weights with zeros"
-            )
     _check_operands(tensors)
+    _check_units(x.dtype, extents)
     return extents
+
+
+def _check_units(dtype: DTypeName, extents: LayerExtents) -> None:
+    """Raise OperandError for rows that TMA cannot load, or that blocks of scales do not divide."""
+    unit = TMA_ALIGN // TABLE[dtype].bytes
+    unit_of_inner = SCALE_BLOCK if dtype == "e4m3" else unit
+    for letter, extent, multiple in (("H", extents.hidden, unit), ("F", extents.inner, unit_of_inner)):
+        if extent % multiple:
+            raise OperandError(
+                f"{letter} is {extent}; for {dtype} it must be a multiple of {multiple}: pad x and the weights with "
+                "zeros"
+            )
 
 
 def _check_operands(tensors: Mapping[str, TensorView]) -> None:
@@ -128,7 +144,10 @@ def _check_operands(tensors: Mapping[str, TensorView]) -> None:
     for name in ("x", "w1", "w2"):
         dtype = tensors[name].dtype
         if dtype not in DTYPES or dtype != x.dtype:
-            raise OperandError(f"{name} is {dtype}; x, w1 and w2 must all be bf16, or all f16: convert {name} first")
+            raise OperandError(
+                f"{name} is {dtype}; x, w1 and w2 must all be bf16, all f16 or all e4m3: convert {name} first"
+            )
+    _check_scales(tensors)
     for name, tensor in tensors.items():
         if tensor.device != x.device:
             raise OperandError(f"{name} is on GPU {tensor.device} and x is on GPU {x.device}; all must be on one GPU")
@@ -140,6 +159,24 @@ def _check_operands(tensors: Mapping[str, TensorView]) -> None:
                 f"{name} has strides {tensors[name].strides}; its rows or its columns must be contiguous: pass "
                 f"{name}.contiguous()"
             )
+
+
+def _check_scales(tensors: Mapping[str, TensorView]) -> None:
+    """Raise OperandError for scales without e4m3, and for e4m3 without scales or with rows that cannot be gathered."""
+    x = tensors["x"]
+    for name in SCALES:
+        if (name in tensors) != (x.dtype == "e4m3"):
+            raise OperandError(
+                f"{name} is {'passed' if name in tensors else 'missing'} and x is {x.dtype}; pass x_scale, w1_scale "
+                "and w2_scale with e4m3, and with no other dtype"
+            )
+        if name in tensors and tensors[name].dtype != "f32":
+            raise OperandError(f"{name} is {tensors[name].dtype}; it must be f32: pass {name}.float()")
+    if x.dtype == "e4m3" and not has_aligned_rows(x, TMA_ALIGN):
+        raise OperandError(
+            f"x begins at {x.ptr:#x} and has strides {x.strides}; rows of e4m3 must be aligned to {TMA_ALIGN} bytes: "
+            "pass x.clone()"
+        )
 
 
 def transposed(matrices: TensorView) -> TensorView:

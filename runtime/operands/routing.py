@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gemmill.emitters.combining import BITS, SLOTS, VECTOR, Combination
+from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import OperandError
 from gemmill.library.wording import one_of
 from gemmill.runtime.operands.overlap import MemoryCheck
@@ -75,7 +76,7 @@ def strides_of(tensor: TensorView | None) -> Strides:
     """Return the strides of a matrix in bytes; zeros for a tensor that is not there."""
     if tensor is None:
         return Strides(0, 0)
-    size = BITS.get(tensor.dtype, 32) // 8
+    size = DTYPES[tensor.dtype].bytes
     return Strides(tensor.strides[0] * size, tensor.strides[1] * size)
 
 

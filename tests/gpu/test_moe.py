@@ -188,6 +188,41 @@ def test_a_call_can_be_captured() -> None:
         layer.check(out, ids, weights)
 
 
+def quantised(values: Any, *block: int) -> tuple[Any, Any, Any]:
+    """Values in e4m3, the scales of their blocks, and what both stand for in float64."""
+    blocks = values.unflatten(-1, (-1, 128)).unflatten(-3, (-1, block[0]))
+    scales = blocks.abs().amax((-3, -1), keepdim=True) / 448
+    held = (blocks / scales).to(torch.float8_e4m3fn)
+    exact = held.double() * scales.double()
+    return (*(x.flatten(-4, -3).flatten(-2) for x in (held, exact)), scales.squeeze((-3, -1)))
+
+
+@pytest.mark.parametrize("how", DISTRIBUTIONS)
+@pytest.mark.parametrize("activation", ["silu", OPENAI])
+def test_layers_of_e4m3(activation: str, how: str) -> None:
+    run, compute = ACTIVATIONS[activation]
+    torch.manual_seed(1)
+    x, x_exact, x_scale = quantised(torch.randn(TOKENS, 512, device="cuda"), 1)
+    w1, w1_exact, w1_scale = quantised(torch.randn(EXPERTS, 512, 512, device="cuda") / 512**0.5, 128)
+    w2, w2_exact, w2_scale = quantised(torch.randn(EXPERTS, 512, 256, device="cuda") / 16, 128)
+    keywords: dict[str, Any] = {"b2": torch.randn(EXPERTS, 512, device="cuda").bfloat16()}
+    parts = parted(torch.einsum("th,enh->etn", x_exact, w1_exact), run)
+    if activation == OPENAI:
+        bias = {"bg": torch.randn(EXPERTS, 256, device="cuda"), "bu": torch.randn(EXPERTS, 256, device="cuda")}
+        keywords |= {**bias, "limit": LIMIT}
+        parts = tuple(part + b.double()[:, None] for part, b in zip(parts, bias.values(), strict=True))
+    y = torch.einsum("etf,ehf->eth", compute(*parts), w2_exact) + keywords["b2"].double()[:, None]
+    ids, weights = ids_of(how, TOKENS, SLOTS, EXPERTS), torch.rand(TOKENS, SLOTS, device="cuda") + 0.1
+    scales = {"x_scale": x_scale, "w1_scale": w1_scale, "w2_scale": w2_scale}
+    found = gemmill.moe(x, w1, w2, ids, weights, activation=activation, **scales, **keywords)
+    used = (ids >= 0) & (ids < EXPERTS)
+    at = ids.long().where(used, 0), torch.arange(TOKENS, device="cuda")[:, None]
+    rows = weights.double().where(used, 0)[..., None] * y[at]
+    error = (found.double() - rows.sum(1)).norm(dim=1)
+    assert found.dtype == torch.bfloat16
+    assert bool((error <= 0.06 * rows.norm(dim=(1, 2))).all()), "e4m3 rounds to about 0.025"
+
+
 def signature(seed: int) -> tuple[int, int, int, int, int]:
     """Tokens, slots, experts, H and F of a fuzzed layer."""
     draw = torch.Generator().manual_seed(seed)

@@ -32,6 +32,8 @@ TENSORS = {
     "out": on_gpu((64, 256)),
 }
 
+PLACE = 1 << 46
+
 
 @pytest.mark.parametrize(
     ("changed", "says"),
@@ -44,7 +46,7 @@ TENSORS = {
         ({"w1": on_gpu((16, 184, 256)), "w2": on_gpu((16, 256, 92))}, "N must be a multiple of 16"),
         (
             {"activation": "d = tanh(gate) * up", "w1": on_gpu((16, 184, 256)), "w2": on_gpu((16, 256, 92))},
-            "F is 92; it must be a multiple of 8",
+            "F is 92; for bf16 it must be a multiple of 8",
         ),
         ({"topk_ids": on_gpu((63, 8), "s32")}, r"x has shape \(64, 256\); .* it must have shape \(63, 256\)"),
         ({"topk_ids": on_gpu((64, 8), "f32")}, "topk_ids is f32; it must be int32"),
@@ -53,8 +55,9 @@ TENSORS = {
         ({"topk_weights": on_gpu((64, 8), "s32")}, "weights is s32; it must be bf16, f16 or f32"),
         ({"b2": on_gpu((256,))}, r"b2 has shape \(256,\); .* it must have shape \(16, 256\)"),
         ({"out": on_gpu((64, 255))}, r"out has shape \(64, 255\)"),
-        ({"w1": on_gpu((16, 192, 256), "f16")}, "w1 is f16; x, w1 and w2 must all be bf16, or all f16"),
-        ({"x": on_gpu((64, 256), "e4m3")}, "x is e4m3"),
+        ({"w1": on_gpu((16, 192, 256), "f16")}, "w1 is f16; x, w1 and w2 must all be bf16, all f16 or all e4m3"),
+        ({"x": on_gpu((64, 256), "s8")}, "x is s8"),
+        ({"x_scale": on_gpu((64, 2), "f32")}, "x_scale is passed and x is bf16"),
         ({"w2": on_gpu((16, 256, 96), gpu=1)}, "w2 is on GPU 1 and x is on GPU 0"),
         ({"x": on_gpu((64, 256), strides=(512, 2))}, "x has strides .* its rows must be contiguous"),
         ({"w1": on_gpu((16, 192, 256), strides=(98304, 512, 2))}, "w1 has strides .* rows or its columns must be cont"),
@@ -97,6 +100,48 @@ def test_problems_have_a_row_for_each_slot() -> None:
     assert (second.batching, second.m, second.n, second.k, second.batch) == ("grouped", 512, 256, 96, 16)
     assert first.epilogue == "d = silu(gate8 + g.bf16[n]) * (up8 + u.bf16[n])"
     assert bound(b2=on_gpu((16, 256))).second.problem.epilogue == "d = acc + b2.bf16[n]"
+
+
+EIGHT_BITS = {
+    "x": on_gpu((64, 256), "e4m3"),
+    "w1": on_gpu((16, 256, 256), "e4m3"),
+    "w2": on_gpu((16, 256, 128), "e4m3"),
+    "x_scale": on_gpu((64, 2), "f32"),
+    "w1_scale": on_gpu((16, 2, 2), "f32"),
+    "w2_scale": on_gpu((16, 2, 1), "f32"),
+}
+
+
+def test_the_first_product_of_e4m3_quantises_its_rows() -> None:
+    layer = bound({"bias": on_gpu((16, 128))}, "t = gate8 + bias[n]; d = t * up8", **EIGHT_BITS)
+    first, second = layer.first.problem, layer.second.problem
+    assert first.epilogue == "t = gate8 + bias.bf16[n]; h = t * up8; s[m, n/128] = scale(h); d = h / s"
+    assert (first.a_scale, first.b_scale, first.d_dtype, first.rows) == ("1x128", "128x128", "e4m3", "gathered")
+    assert (second.a_scale, second.b_scale, second.d_dtype, second.rows) == ("1x128", "128x128", "bf16", "stored")
+    _, _, *products, _ = LayerAddresses(layer).of(layer.tensors)
+    assert products == [layer.first.addresses, layer.second.addresses]
+    assert layer.second.tensors["a_scale"].strides == (1, 512), "contiguous along M, as kernels read it fastest"
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"w1_scale": None}, "w1_scale is missing and x is e4m3"),
+        ({"x_scale": on_gpu((64, 2), "ue8m0")}, "x_scale is ue8m0; it must be f32"),
+        ({"x_scale": on_gpu((64, 1), "f32")}, r"x_scale has shape \(64, 1\); .* it must have shape \(64, 2\)"),
+        ({"w1_scale": on_gpu((16, 1, 2), "f32")}, r"w1_scale has shape .* it must have shape \(16, 2, 2\)"),
+        (
+            {"x": on_gpu((64, 256), "e4m3", address=PLACE + 8)},
+            "x begins at .* rows of e4m3 must be aligned to 16",
+        ),
+        ({"w1": on_gpu((16, 192, 256), "e4m3"), "w2": on_gpu((16, 256, 96), "e4m3")}, "F is 96; for e4m3 .* 128"),
+        ({"activation": "d = gate8 * up8; d = h"}, "it must assign d once|assigned twice"),
+    ],
+)
+def test_what_e4m3_refuses(changed: dict[str, Any], says: str) -> None:
+    tensors = EIGHT_BITS | changed
+    with pytest.raises(OperandError, match=says):
+        bound(**{name: x for name, x in tensors.items() if x is not None})
 
 
 def test_both_products_have_the_bits_of_the_call() -> None:
