@@ -330,13 +330,20 @@ def _sizes(total: int, count: int, draw: random.Random) -> list[int]:
 
 
 def _grouped(member: Member, case: Case, draw: random.Random, options: dict[str, Any]) -> Any:
-    """The rows of A in groups, all of which have the same B."""
+    """The rows of A in groups, all of which have the same B; in another order where the kernel gathers them."""
     sizes = _sizes(case.extents[0], 4, draw)
     a, d = _copies(case.a, 1, True)[0], _copies(case.empty(), 1, True)[0]
     b = _copies(case.b, 4, member.config.b.major == "mn")
     if "b_scale" in options:
         options["b_scale"] = options["b_scale"].repeat(4, 1, 1)
     offsets = torch.tensor([*itertools.accumulate(sizes)], dtype=torch.int32, device=case.device)
+    if member.config.scheduler.rows == "gathered":
+        order = draw.sample(range(len(a)), len(a))
+        places = torch.tensor(order, device=case.device)
+        bits(a)[places] = bits(a).clone()
+        options["rows"] = places
+        if "a_scale" in options:
+            options["a_scale"] = options["a_scale"].clone().index_copy(0, places, options["a_scale"])
     gemmill.grouped_matmul(a, b, offsets, out=d, **options)
     return d
 

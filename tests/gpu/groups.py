@@ -101,6 +101,8 @@ class Case:
     ranges: tuple[tuple[int, int], ...]
     """First row (or K) of each group, and the first beyond it."""
     exact: bool
+    index: Any = None
+    """The row of A for each row of D, on the GPU, where rows are gathered."""
 
     @property
     def beta(self) -> float:
@@ -119,7 +121,8 @@ class Case:
             rows = slice(begin, end)
             match self.config.scheduler.batching:
                 case "grouped":
-                    yield a[rows], b[i], None if c is None else c[rows], d[rows]
+                    of_a = rows if self.index is None else self.index[rows].long()
+                    yield a[of_a], b[i], None if c is None else c[rows], d[rows]
                 case "masked":
                     yield a[i, rows], b[i], None if c is None else c[i, rows], d[i, rows]
                 case _:
@@ -140,6 +143,7 @@ class Case:
             fast_accumulation=self.config.promote == 0,
             registry=registry,
             kernel=self.config,
+            rows=self.index,
             **{self.kind: self.groups},
         )
         torch.cuda.synchronize()
@@ -222,7 +226,10 @@ def make_case(
     for tensor in (a.tensor, b.tensor, *([c.tensor] if c else [])):
         fill(tensor, exact)
     array = torch.tensor(values, dtype=torch.int32, device="cuda")
-    return Case(config, a, b, c, d, array, ranges_of(batching, values, extent), exact)
+    index = None
+    if config.scheduler.rows == "gathered":
+        index = torch.randint(0, extent, (extent,), dtype=torch.int32, device="cuda")
+    return Case(config, a, b, c, d, array, ranges_of(batching, values, extent), exact, index)
 
 
 def ends(*sizes: int) -> list[int]:

@@ -44,6 +44,7 @@ KINDS: tuple[dict[str, Value], ...] = (
     {"a.dtype": "s8", "b.dtype": "u8", "c.dtype": "s32", "d.dtype": "s32"},
     {"a.dtype": "s8", "b.dtype": "s8", "c.dtype": "none", "d.dtype": "s8", "d.major": "n"},
     {"scheduler.decomposition": "cluster", "scheduler.splits": 3},
+    {"scheduler.rows": "gathered", "scheduler.batching": "grouped", "c.dtype": "none", "d.dtype": "bf16"},
     {"a.dtype": "f64"},
     {"tile.m": 16, "tile.n": 32, "tile.k": 128, "a.dtype": "bf16", "c.dtype": "none"},  # warps that share K
     # Rows that begin anywhere.
