@@ -24,8 +24,8 @@ from gemmill.runtime.registry import Registry
 
 if TYPE_CHECKING:
     from gemmill.library.decompositions.sliced_kernel import SlicedKernel
+    from gemmill.runtime.api.expert_layer import LayerLaunches
     from gemmill.runtime.api.fast_path import RecognisedCall
-    from gemmill.runtime.api.moe import LayerLaunches
     from gemmill.runtime.launch.kernel import Kernel
     from gemmill.runtime.launch.launcher import PreparedCall
     from gemmill.runtime.select.choice import Choice

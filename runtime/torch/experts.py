@@ -13,7 +13,8 @@ import torch
 
 from gemmill.library.epilogues.tree import Epilogue, fault_of_n
 from gemmill.library.errors import OperandError
-from gemmill.runtime.api.moe import epilogue_of, launch_moe
+from gemmill.runtime.api.expert_layer import epilogue_of
+from gemmill.runtime.api.moe import launch_moe
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.operands.tensors import not_on_gpu
 from gemmill.runtime.torch import reference_operators

@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.moe import Layer, lines, problems
 from tests.cases.exporter import on_gpu
 
-from gemmill.runtime.api.moe import bind_layer
+from gemmill.runtime.api.expert_layer import bind_layer
 from gemmill.runtime.operands.tensors import view
 
 CASE = {"layer": "Qwen3-30B", "tokens": 64, "distribution": "zipf"}

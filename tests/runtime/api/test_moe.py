@@ -17,7 +17,7 @@ import gemmill
 from gemmill.emitters import combining, routing
 from gemmill.emitters.combining import emit_combining
 from gemmill.library.errors import KeywordError, OperandError
-from gemmill.runtime.api.moe import Layer, LayerAddresses, bind_layer
+from gemmill.runtime.api.expert_layer import Layer, LayerAddresses, bind_layer
 from gemmill.runtime.launch.routing import combine_job, route_job
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.routing import BoundCombine
@@ -83,7 +83,7 @@ def test_calls_are_checked_before_memory_is_allocated(function: Callable[..., An
 
 def test_other_keywords_are_refused() -> None:
     with pytest.raises(KeywordError, match=r"unexpected argument 'autotune'"):
-        bound(operands={"autotune": 3})
+        gemmill.moe(*[*TENSORS.values()][:5], autotune=3)
     with pytest.raises(KeywordError, match=r"bias is passed, but the epilogue .* does not use it"):
         bound(operands={"bias": on_gpu((16, 96))})
 

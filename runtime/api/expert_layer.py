@@ -1,0 +1,177 @@
+"""A layer of experts as launches: binds its tensors, and launches it on others like them."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import prod
+from typing import Any, NamedTuple
+
+from gemmill.library.dtypes import DTypeName
+from gemmill.library.errors import OperandError
+from gemmill.library.legality.quantities import TMA_ALIGN
+from gemmill.runtime.api.prepare import prepare
+from gemmill.runtime.api.read import read_call
+from gemmill.runtime.launch.routing import CombineLaunch, RouteLaunch
+from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.epilogue_arguments import read_epilogue
+from gemmill.runtime.operands.experts import Piece, layer_extents, memory_pieces, transposed
+from gemmill.runtime.operands.overlap import MemoryCheck
+from gemmill.runtime.operands.routing import BoundCombine, BoundRoute, bind_combine, bind_route, has_aligned_rows
+from gemmill.runtime.operands.tensors import TensorView, view
+
+
+class Layer(NamedTuple):
+    """The launches of a layer of experts, in order, on given tensors."""
+
+    route: BoundRoute
+    copy: BoundCombine | None
+    """Copies the rows of tokens into the order of experts, where the first product cannot gather them."""
+    first: GemmCall
+    second: GemmCall
+    combine: BoundCombine
+    tensors: Mapping[str, TensorView]
+    """Tensors by keyword, operands of the activation by name, and the memory between the launches as ``.``."""
+    check: MemoryCheck
+    """Refuses addresses of :attr:`tensors` where ``out`` overlaps another."""
+    pieces: Mapping[str, Piece]
+    """Tensors between the launches."""
+    out: Any
+    """The result as an object of the caller's library."""
+
+
+class LayerAddresses:
+    """Gives the addresses that the launches of a layer take, for other tensors like its own. It holds no tensors."""
+
+    def __init__(self, layer: Layer) -> None:
+        self._pieces = [(f".{name}", piece.offset) for name, piece in layer.pieces.items()]
+        of_a = {"a": ".copy"} if layer.copy else {"a": "x", "rows": ".rows"}
+        of_first = {**of_a, "b": "w1", "offsets": ".offsets", "out": ".inner"}
+        of_second = {"a": ".inner", "b": "w2", "offsets": ".offsets", "out": ".y"}
+        if "inner_scale" in layer.pieces:
+            of_first |= {"a_scale": "x_scale", "b_scale": "w1_scale", SCALE_OF_INNER: ".inner_scale"}
+            of_second |= {"a_scale": ".inner_scale", "b_scale": "w2_scale"}
+        products = (layer.first, of_first), (layer.second, of_second)
+        first, second = ([names.get(place, place) for place in gemm.places] for gemm, names in products)
+        self._names = (
+            ("topk_ids", ".offsets", ".rows", ".places"),
+            ("x", ".rows", "", "", ".copy"),
+            first,
+            second,
+            (".y", ".places", "topk_weights", "", "out"),
+        )
+
+    def of(self, tensors: Mapping[str, TensorView]) -> list[tuple[int, ...]]:
+        """Return the addresses for each launch of :class:`Layer`; 0 for a tensor that a launch does not have."""
+        at = {name: tensor.ptr for name, tensor in tensors.items()}
+        for name, offset in self._pieces:
+            at[name] = at["."] + offset
+        return [tuple([at.get(name, 0) for name in names]) for names in self._names]
+
+
+class LayerLaunches:
+    """The launches of all layers with the same extents, strides, dtypes and options, for tensors at any addresses. It
+    holds no tensors; threads may share it."""
+
+    def __init__(self, layer: Layer) -> None:
+        handle = layer.first.stream
+        self.memory_bytes = layer.tensors["."].shape[0]
+        """Bytes of the memory between the launches."""
+        self._check, self._names, self._addresses = layer.check, tuple(layer.tensors), LayerAddresses(layer)
+        self._route = RouteLaunch(layer.route, handle)
+        self._copy = CombineLaunch(layer.copy, handle) if layer.copy else None
+        self._first, self._second = prepare(layer.first).launcher, prepare(layer.second).launcher
+        self._combine = CombineLaunch(layer.combine, handle)
+        self._lock = threading.Lock()
+
+    def launch(self, stream: int, tensors: Mapping[str, TensorView]) -> None:
+        """Launch on a stream, on tensors like :attr:`Layer.tensors`."""
+        self._check(tuple([tensors[name].ptr for name in self._names]))
+        route, copy, first, second, combine = self._addresses.of(tensors)
+        with self._lock:
+            self._route.launch(stream, route)
+            if self._copy:
+                self._copy.launch(stream, copy)
+            self._first.launch(stream, first)
+            self._second.launch(stream, second)
+            self._combine.launch(stream, combine)
+
+
+def epilogue_of(activation: str) -> str:
+    """Return the epilogue of the first product: that of a function by name, or the expression itself."""
+    if isinstance(activation, str) and activation.isidentifier():
+        return f"d = {activation}(gate8) * up8"
+    return activation
+
+
+SCALE_OF_INNER = "s"
+"""Name of the scales in the epilogue of the first product of an e4m3 layer."""
+
+
+def quantising(epilogue: str) -> str:
+    """Return an epilogue that also divides D by the scale of each block of 128 columns, and writes the scales."""
+    text, count = re.subn(r"(^|[;\n])(\s*)d(\s*=)", r"\1\2h\3", epilogue)
+    if count != 1:
+        raise OperandError(f"activation is {epilogue!r}; it must assign d once")
+    return f"{text}; {SCALE_OF_INNER}[m, n/128] = scale(h); d = h / {SCALE_OF_INNER}"
+
+
+def bind_layer(
+    tensors: Mapping[str, TensorView],
+    activation: str,
+    operands: Mapping[str, Any],
+    options: Mapping[str, Any],
+    allocate: Callable[[tuple[int, ...], DTypeName], Any],
+) -> Layer:
+    """Return the launches of a layer on tensors in GPU memory.
+
+    Args:
+        tensors: Tensors by the keywords of :func:`gemmill.moe`, ``out`` among them.
+        activation: As in :func:`gemmill.moe`.
+        operands: Views and numbers of the activation.
+        options: Keywords of both products.
+        allocate: Allocates the memory between the launches, by shape and dtype.
+
+    Raises:
+        OperandError: a tensor or option does not fit.
+    """
+    epilogue = epilogue_of(activation)
+    extents = layer_extents(tensors, read_epilogue(epilogue))
+    x, out = tensors["x"], tensors["out"]
+    copies = not has_aligned_rows(x, TMA_ALIGN)
+    pieces, size = memory_pieces(extents, x.dtype, copies)
+    memory = view(allocate((size,), "u8"), "memory between launches", options["stream"])
+
+    def piece(name: str) -> TensorView:
+        offset, shape, dtype = pieces[name]
+        strides = tuple([prod(shape[axis + 1 :]) for axis in range(len(shape))])
+        return TensorView(memory.ptr + offset, shape, strides, dtype, memory.device, owner=memory.owner)
+
+    offsets, rows, places, inner, y = map(piece, ("offsets", "rows", "places", "inner", "y"))
+    route = bind_route(tensors["topk_ids"], extents.experts, offsets, rows, places)
+    copy, of_a = None, {"a": x, "rows": rows}
+    if copies:
+        of_a = {"a": piece("copy")}
+        index = replace(rows, shape=(extents.rows, 1), strides=(1, 1))
+        copy = bind_combine(x, index, None, None, of_a["a"])
+    of_first = {"b": transposed(tensors["w1"]), "offsets": offsets, "out": inner, "epilogue": epilogue}
+    of_scales: dict[str, Any] = {}
+    if x.dtype == "e4m3":
+        scale = transposed(piece("inner_scale"))
+        of_first |= {"a_scale": tensors["x_scale"], "b_scale": transposed(tensors["w1_scale"]), SCALE_OF_INNER: scale}
+        of_first["epilogue"] = quantising(epilogue)
+        of_scales = {"a_scale": scale, "b_scale": transposed(tensors["w2_scale"])}
+    first = read_call({**of_a, **of_first, **operands, **options})
+    bias = {"epilogue": "d = acc + b2[n]", "b2": tensors["b2"]} if "b2" in tensors else {}
+    of_second = {"a": inner, "b": transposed(tensors["w2"]), "offsets": offsets, "out": y}
+    second = read_call({**of_second, **of_scales, **bias, **options})
+    combine = bind_combine(y, places, tensors.get("topk_weights"), None, out)
+    values = first.arguments.values
+    given = {name: value for name in operands if isinstance(value := values[name], TensorView)}
+    everything = {**tensors, **given, ".": memory}
+    may_be_out = ("x",) if x.same_layout(out) else ()
+    check = MemoryCheck(everything, {name: i for i, name in enumerate(everything)}, ("out",), may_be_out)
+    check(tuple([tensor.ptr for tensor in everything.values()]))
+    return Layer(route, copy, first, second, combine, everything, check, pieces, out)
