@@ -400,5 +400,5 @@ def _cpp(node: Node, names: Mapping[str, str], places: Mapping[str, str], rounde
             row = FUNCTIONS[name]
             inside = rounded if row.passes_error else "f32"
             texts = [_cpp(argument, names, places, inside) for argument in arguments]
-            short = f"<gemmill::{rounded}>" if rounded in row.short else ""
-            return row.cpp.format(*texts, all=", ".join(texts), short=short)
+            form = row.form(rounded)
+            return row.cpp.format(*texts, all=", ".join(texts), short=f"<gemmill::{form}>" if form else "")

@@ -191,10 +191,10 @@ def _applied(row: Function, x: list[Bounded], xp: Arrays, form: DTypeName) -> Bo
         low, high = (abs(function(arguments[0] + sign * errors[0]) - value) for sign in (-1, 1))
         error = xp.maximum(low, high)
     size = abs(value) + error
-    if short := row.short.get(form):
-        error = error + short.error * size + short.beside(arguments[0])
-    else:
-        error = error + row.ulps * EPSILON * (magnitude if row.is_exact_by_argument else size)
+    if shorter := row.form(form):
+        short = row.short[shorter]
+        return Bounded(value, error + short.error * size + short.beside(arguments[0]))
+    error = error + row.ulps * EPSILON * (magnitude if row.is_exact_by_argument else size)
     if exponential := row.exponential:
         error = error + 2 * EPSILON * exponential.exponent(magnitude) * (abs(value) + error)
         error = error + 2 * SMALLEST * exponential.factor(magnitude)

@@ -96,7 +96,8 @@ def _slope(steepest: float) -> Spread:
 
 
 class Short(NamedTuple):
-    """A faster form of a function for results that are rounded to a 16-bit type (``math::NAME<gemmill::bf16>``)."""
+    """A faster form of a function for results that are rounded to a narrow type (``math::NAME<gemmill::bf16>``); for
+    e4m3 only where D is divided by scales of its blocks."""
 
     error: float
     """Relative error; less than a quarter of half an ulp of the type."""
@@ -156,6 +157,11 @@ class Function:
     has_derivative: bool = True
     """Whether PyTorch's operators differentiate it; the operators of a function that is flat almost everywhere do
     not."""
+
+    def form(self, rounded_to: DTypeName) -> DTypeName | None:
+        """The type whose faster form serves results that are rounded to a type; e4m3 can take that of bf16."""
+        types: tuple[DTypeName, ...] = (rounded_to, "bf16") if rounded_to == "e4m3" else (rounded_to,)
+        return next((x for x in types if x in self.short), None)
 
 
 _X: tuple[Type, ...] = ("number",)
@@ -270,8 +276,10 @@ _ROWS = (
         "sigmoid",
         lambda xp, x: xp.sigmoid(x),
         6,
+        cpp="math::sigmoid{short}({0})",
         exponential=Exponential(lambda x: x),
         decompositions=("1 / (exp(-x) + 1)",),
+        short={"e4m3": Short(2.0**-22, lambda x: 0.0 * x + 2.0**-12)},
     ),
     _function(
         "relu",
@@ -314,8 +322,11 @@ _ROWS = (
         7,
         aten=(),
         decompositions=("x / (exp(-x) + 1)", "x * sigmoid(x)", "sigmoid(x) * x"),
+        cpp="math::silu{short}({0})",
         spread=_slope(1.1),
         exponential=Exponential(lambda x: x, lambda x: x),
+        # From 128 on, both silu and its form are x or 0: tanh.approx.f32 is 1 where tanh rounds to 1.
+        short={"e4m3": Short(2.0**-22, lambda x: 2.0**-12 * (abs(x) * (abs(x) < 128)))},
     ),
     _function(
         "clamp",

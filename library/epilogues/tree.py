@@ -267,21 +267,22 @@ def sums_by_name(epilogue: Epilogue, sums: Any) -> dict[str, Any]:
     return {name: runs[..., i, :].reshape(*rows, n // 2) for i, name in enumerate(names)}
 
 
-_FINENESS = ("bf16", "f16", "f32")
+_FINENESS: tuple[DTypeName, ...] = ("e4m3", "bf16", "f16", "f32")
 
 
 def roundings(epilogue: Epilogue, d_dtype: DTypeName) -> dict[str, DTypeName]:
     """By name, the type to which the value of each assignment is eventually rounded.
 
     It is ``bf16`` or ``f16`` (the finer one, if both apply) if every use of the value is rounded to one of them and
-    passes only through functions that do not amplify errors. It is ``f32`` otherwise: in reductions, in other
-    functions, and if the value is rounded to 8 bits.
+    passes only through functions that do not amplify errors; ``e4m3`` in the same way where blocks are scaled. It is
+    ``f32`` otherwise: in reductions, in other functions, and if the value is rounded to 8 bits without such scales.
     """
     dtype_by_name: dict[str, DTypeName] = {}
+    quantised = ("d", SCALE) if epilogue.scale else ()
 
     def want(name: str, dtype: DTypeName) -> None:
-        finest = max(_fineness(dtype_by_name.get(name, "bf16")), _fineness(dtype))
-        dtype_by_name[name] = _FINENESS[finest]  # type: ignore[assignment]
+        finest = max(_fineness(dtype_by_name.get(name, _FINENESS[0])), _fineness(dtype))
+        dtype_by_name[name] = _FINENESS[finest]
 
     def read(node: Node, dtype: DTypeName) -> None:
         if isinstance(node, Value):
@@ -291,14 +292,17 @@ def roundings(epilogue: Epilogue, d_dtype: DTypeName) -> dict[str, DTypeName]:
                 read(argument, dtype if FUNCTIONS[node.function].passes_error else "f32")
 
     for a in reversed(epilogue.assignments):
-        if a.role != "local":
-            want(a.name, d_dtype if a.role == "d" else a.dtype)
+        if a.role in quantised:
+            want(a.name, "e4m3")
+        elif a.role != "local":
+            stored = d_dtype if a.role == "d" else a.dtype
+            want(a.name, "f32" if stored == "e4m3" else stored)
         read(a.value, dtype_by_name[a.name])
     return {a.name: dtype_by_name[a.name] for a in epilogue.assignments}
 
 
 def _fineness(dtype: DTypeName) -> int:
-    """Rank by precision. 8-bit types count as f32, so that values are computed precisely before they are quantised."""
+    """Rank by precision. Other 8-bit types count as f32, so that values are precise before they are quantised."""
     return _FINENESS.index(dtype) if dtype in _FINENESS else len(_FINENESS) - 1
 
 

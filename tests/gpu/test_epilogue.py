@@ -360,6 +360,20 @@ def test_functions_of_every_value(dtype: str, d_dtype: str, function: str, regis
     assert not wrong.any(), [(float(v), float(got)) for v, got in zip(values[wrong], d[wrong], strict=True)][:8]
 
 
+@pytest.mark.parametrize("function", ["gelu", "sigmoid", "silu", "tanh"])
+def test_functions_of_every_value_in_scaled_blocks(function: str, registry: Registry) -> None:
+    """The same in blocks of a sign and an exponent or two, whose scales leave no error in the shadow of another."""
+    epilogue = f"h = {function}(acc); s[m, n/128] = scale(h); d = h / s"
+    config = kernel(d__dtype="e4m3", tile="128x128x64", epilogue=canonical(epilogue))
+    values = torch.arange(1 << 16, device="cuda").to(torch.int16).view(torch.bfloat16)
+    values = values.nan_to_num(0.0, 0.0, 0.0).reshape(256, 256)
+    one, s = torch.eye(256, device="cuda", dtype=values.dtype), torch.empty(256, 2, device="cuda")
+    d = torch.empty(256, 256, device="cuda", dtype=torch.float8_e4m3fn)
+    options: dict[str, Any] = {"epilogue": config.epilogue, "kernel": config, "registry": registry}
+    gemmill.matmul(one, values.t().contiguous().t(), out=d, s=s, **options)
+    check(parse(config.epilogue), {"acc": values.double()}, {"d": d, "s": s}, "e4m3")
+
+
 @pytest.mark.parametrize("config", EIGHT_BITS, ids=lambda config: f"{config.a.dtype} {config.epilogue}")
 def test_eight_bits(config: GemmConfig, registry: Registry) -> None:
     for seed, (m, n, k) in enumerate(((256, 256, 128), (200, 160, 96))):

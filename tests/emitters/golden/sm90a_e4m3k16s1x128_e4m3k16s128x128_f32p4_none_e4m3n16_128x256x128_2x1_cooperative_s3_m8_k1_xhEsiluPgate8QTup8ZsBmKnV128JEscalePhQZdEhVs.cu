@@ -66,7 +66,7 @@ struct Epilogue : gemmill::NoMatrices {
   __device__ Compute compute(Compute gate, Compute up, Compute c, Uniform const& uniform, Row const& row, Column const& column,
                              Element const& element, Extras& extras) const {
     using namespace gemmill;
-    Compute const h_ = math::mul(math::silu(gate), up);
+    Compute const h_ = math::mul(math::silu<gemmill::e4m3>(gate), up);
     return h_;
   }
   using Scale = float;

@@ -430,7 +430,9 @@ def test_n_must_hold_whole_runs_and_blocks(text: str, n: int, says: str) -> None
 @pytest.mark.parametrize(
     ("text", "d_dtype", "expected"),
     [
-        (f"h = silu(acc); {SCALED}", "e4m3", {"h": "f32", "s": "f32", "d": "f32"}),
+        (f"h = silu(acc); {SCALED}", "e4m3", {"h": "e4m3", "s": "e4m3", "d": "e4m3"}),
+        (f"h = silu(acc); aux.bf16 = h; {SCALED}", "e4m3", {"h": "bf16", "aux": "bf16", "s": "e4m3", "d": "e4m3"}),
+        (f"h = silu(acc); amax = max(h); {SCALED}", "e4m3", {"h": "f32", "amax": "f32", "s": "e4m3", "d": "e4m3"}),
         ("d = gelu(acc)", "bf16", {"d": "bf16"}),
         ("d = gelu(acc)", "f32", {"d": "f32"}),
         ("d = gelu(acc)", "e4m3", {"d": "f32"}),
