@@ -189,6 +189,8 @@ def _check_memory(tensors: Mapping[str, TensorView], written: Collection[str], i
 
 def _is_packed(tensor: TensorView, step: int) -> bool:
     """Whether elements lie in order, ``step`` elements apart."""
+    if 0 in tensor.shape:
+        return True
     for extent, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
         if extent > 1 and stride != step:
             return False

@@ -180,8 +180,8 @@ def test_results_overlap_nothing_but_x() -> None:
 def test_a_layer_without_work_is_bound(tokens: int) -> None:
     layer = bound(
         x=on_gpu((tokens, 256)),
-        topk_ids=on_gpu((tokens, 0), "s32"),
-        topk_weights=on_gpu((tokens, 0), "f32"),
+        topk_ids=on_gpu((tokens, 0), "s32", strides=(1, 1)),
+        topk_weights=on_gpu((tokens, 0), "f32", strides=(1, 1)),
         out=on_gpu((tokens, 256)),
     )
     assert layer.first.bound.is_empty

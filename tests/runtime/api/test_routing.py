@@ -123,6 +123,15 @@ def test_ids_of_64_bits_are_read_by_their_low_words(strides: tuple[int, int], st
     assert bind_route(view(on_gpu((64, 8), "s32", strides=strides), "topk_ids"), 16, **tensors).step == step
 
 
+def test_tokens_may_have_no_slots() -> None:
+    """Strides are as PyTorch gives them."""
+    tensors = {"rows": on_gpu((0,), "s32"), "places": on_gpu((64, 0), "s32", strides=(1, 1))}
+    bound = bind_route(
+        view(on_gpu((64, 0), "s32", strides=(1, 1)), "topk_ids"), 16, **views(**ROUTING._asdict() | tensors)
+    )
+    assert bound.count == 0
+
+
 def test_what_neither_takes_is_refused() -> None:
     with pytest.raises(TypeError, match="bogus"):
         gemmill.route(IDS, 16, bogus=1)  # type: ignore[call-arg]
