@@ -143,7 +143,8 @@ class WgmmaAnatomy(Anatomy[WgmmaPlan]):
         """A producer, and consumers that share tiles (cooperative) or alternate (pingpong)."""
         stages = self.config.stages
         loads = [Step(float(step), step + 1.0, f"load s{step % stages}", LOAD) for step in range(9)]
-        lanes = [Lane("producer: one thread, TMA", loads)]
+        how = "four warps copy A, one thread loads B by TMA" if self.plan.gathers_a else "one thread, TMA"
+        lanes = [Lane(f"producer: {how}", loads)]
         for number in range(self.plan.consumer_warpgroups):
             begins = {1.0: "tile 0", 5.0: "tile 1"}
             if self.config.schedule == "pingpong":

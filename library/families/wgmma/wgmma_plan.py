@@ -589,7 +589,7 @@ class WgmmaPlan(KernelPlan):
         """The resources of a CTA, by name with unit."""
         return {
             **super().resources,
-            "registers a producer thread": PRODUCER_REGISTERS,
+            "registers a producer thread": self.producer_registers,
             "registers a consumer thread": self.consumer_registers,
             "D subtiles a warpgroup": self.d_buffers,
         }
