@@ -13,11 +13,13 @@ import torch
 
 from gemmill.library.epilogues.tree import Epilogue, fault_of_n
 from gemmill.library.errors import OperandError
-from gemmill.runtime.api.expert_layer import epilogue_of
+from gemmill.runtime.api.expert_layer import epilogue_of, quantising
 from gemmill.runtime.api.moe import launch_moe
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
+from gemmill.runtime.operands.experts import SCALES
+from gemmill.runtime.operands.matrices import SCALE_BLOCK
 from gemmill.runtime.operands.tensors import not_on_gpu
-from gemmill.runtime.torch import reference_operators
+from gemmill.runtime.torch import outputs, reference_operators
 from gemmill.runtime.torch.gradients import autograd, epilogue_rule, product_rules
 from gemmill.runtime.torch.gradients.autograd import Arguments
 from gemmill.runtime.torch.gradients.product_rules import Gradients, rows_in_use
@@ -28,10 +30,10 @@ LIBRARY = torch.library.Library("gemmill", "FRAGMENT")
 """Keeps the operator alive."""
 _SCHEMA = (
     "moe(Tensor x, Tensor w1, Tensor w2, Tensor topk_ids, Tensor? topk_weights, Tensor? b2, "
-    "Tensor[] operands, str[] names, *, float[] numbers=[], str activation='silu', ScalarType? out_dtype=None, "
-    "str options='') -> Tensor"
+    "Tensor? x_scale, Tensor? w1_scale, Tensor? w2_scale, Tensor[] operands, str[] names, *, "
+    "float[] numbers=[], str activation='silu', ScalarType? out_dtype=None, str options='') -> Tensor"
 )
-_KEYWORDS = ("x", "w1", "w2", "topk_ids", "topk_weights", "b2")
+_KEYWORDS = ("x", "w1", "w2", "topk_ids", "topk_weights", "b2", *SCALES)
 """Tensors of the operator, by the keywords of :func:`gemmill.moe`."""
 
 # Keywords of one subject share a line.
@@ -40,16 +42,18 @@ _KEYWORDS = ("x", "w1", "w2", "topk_ids", "topk_weights", "b2")
 
 def moe(
     x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor | None, *,
-    activation: str = "silu", b2: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, bits: str = "any",
+    activation: str = "silu", b2: torch.Tensor | None = None, out_dtype: torch.dtype | None = None,
+    x_scale: torch.Tensor | None = None, w1_scale: torch.Tensor | None = None, w2_scale: torch.Tensor | None = None,
+    bits: str = "any",
     **operands: torch.Tensor | float,
 ) -> torch.Tensor:
     """Run :func:`gemmill.moe` as an operator, with gradients, transforms and ``torch.compile``.
 
-    The gradients are those of ``x``, the weights, ``topk_weights``, ``b2`` and the operands of the activation. Backward
-    computes the rows between the products again, so forward saves only its arguments.
+    The gradients are those of ``x``, the weights, ``topk_weights``, ``b2`` and the operands of the activation; a layer
+    of e4m3 has none. Backward computes the rows between the products again, so forward saves only its arguments.
 
     Args:
-        out_dtype: Dtype of the result; that of ``x`` by default.
+        out_dtype: Dtype of the result; by default that of ``x``, or bf16 for e4m3.
 
     All other arguments, and the errors, are those of :func:`gemmill.moe`.
     """
@@ -57,7 +61,7 @@ def moe(
     numbers = {name: float(value) for name, value in operands.items() if name not in tensors}
     options = "" if bits == "any" else written({"bits": bits})
     d: torch.Tensor = torch.ops.gemmill.moe(
-        x, w1, w2, topk_ids, topk_weights, b2, [*tensors.values()], [*tensors, *numbers],
+        x, w1, w2, topk_ids, topk_weights, b2, x_scale, w1_scale, w2_scale, [*tensors.values()], [*tensors, *numbers],
         numbers=[*numbers.values()], activation=activation, out_dtype=out_dtype, options=options,
     )
     return d
@@ -96,7 +100,12 @@ def _fake(*positional: Any, **keywords: Any) -> torch.Tensor:
     call = _call(*positional, **keywords)
     _check_shapes(call, read_epilogue(epilogue_of(call["activation"])))
     x: torch.Tensor = call["x"]
-    return x.new_empty(x.shape, dtype=call["out_dtype"] or x.dtype)
+    return x.new_empty(x.shape, dtype=_out_dtype(call))
+
+
+def _out_dtype(call: Arguments) -> torch.dtype:
+    dtype: torch.dtype = call["out_dtype"] or outputs.d_dtype(call["x"].dtype, call["x"].dtype)
+    return dtype
 
 
 def _check_shapes(call: Arguments, activation: Epilogue) -> None:
@@ -122,6 +131,12 @@ def _check_shapes(call: Arguments, activation: Epilogue) -> None:
         "topk_ids": (x.shape[0], ids.shape[1]),
         "topk_weights": (x.shape[0], ids.shape[1]),
         "b2": (w2.shape[0], x.shape[1]),
+    }
+    blocks = [-(-extent // SCALE_BLOCK) for extent in (x.shape[1], sums, w2.shape[2])]
+    shapes |= {
+        "x_scale": (x.shape[0], blocks[0]),
+        "w1_scale": (w2.shape[0], blocks[1], blocks[0]),
+        "w2_scale": (w2.shape[0], blocks[0], blocks[2]),
     }
     for name, shape in shapes.items():
         if call[name] is not None:
@@ -176,21 +191,41 @@ def reference(*positional: Any, **keywords: Any) -> torch.Tensor:
     call = _call(*positional, **keywords)
     text = epilogue_of(call["activation"])
     _check_shapes(call, read_epilogue(text))
-    x, w1, w2 = call["x"], call["w1"], call["w2"]
+    x, w1, w2 = (_dequantised(call[name], call[f"{name}_scale"]) for name in ("x", "w1", "w2"))
     routed = Routed.of(call["topk_ids"], w2.shape[0])
-    groups = {"offsets": routed.offsets}
-    inner = reference_operators.epilogue(text, x[routed.rows], w1.mT, {**_named(call), **groups})[0]
+    groups, named = {"offsets": routed.offsets}, _named(call)
+    if call["x_scale"] is None:
+        inner = reference_operators.epilogue(text, x[routed.rows], w1.mT, {**named, **groups})[0]
+    else:
+        e4m3 = {"out_dtype": call["x"].dtype}
+        inner = _dequantised(
+            *reference_operators.epilogue(quantising(text), x[routed.rows], w1.mT, {**named, **groups}, **e4m3)
+        )
     bias = {} if call["b2"] is None else {"b2": call["b2"]}
     of_second = "d = acc + b2[n]" if bias else "d = acc"
     y = reference_operators.epilogue(of_second, inner, w2.mT, {**bias, **groups})[0]
     weighted = _wide(y) * routed.weights(call["topk_weights"])[:, None]
-    return routed.summed(weighted).to(call["out_dtype"] or x.dtype)
+    return routed.summed(weighted).to(_out_dtype(call))
+
+
+def _dequantised(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """Multiply each block of the last extent, or of the last two of weights, by its scale."""
+    if scale is None:
+        return x
+    for axis in (-1, -2)[: 1 + (x.dim() == 3)]:
+        scale = scale.repeat_interleave(SCALE_BLOCK, dim=axis).narrow(axis, 0, x.shape[axis])
+    return x.float() * scale
 
 
 def backward(call: Arguments, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:
     """Gradients of a layer. The first product and its activation are computed again."""
     (g,) = grads
     x, w1, w2, b2 = (call[name] for name in ("x", "w1", "w2", "b2"))
+    if call["x_scale"] is not None:
+        raise OperandError(
+            f"{', '.join(sorted(wanted))} requires a gradient, and a layer of {x.dtype} has none: call it under "
+            "torch.no_grad()"
+        )
     if "topk_ids" in wanted:
         raise OperandError("gemmill::moe has no gradient of topk_ids: pass whole numbers")
     routed, text = Routed.of(call["topk_ids"], w2.shape[0]), epilogue_of(call["activation"])

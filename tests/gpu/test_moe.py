@@ -221,6 +221,8 @@ def test_layers_of_e4m3(activation: str, how: str) -> None:
     error = (found.double() - rows.sum(1)).norm(dim=1)
     assert found.dtype == torch.bfloat16
     assert bool((error <= 0.06 * rows.norm(dim=(1, 2))).all()), "e4m3 rounds to about 0.025"
+    again = gemmill.torch.moe(x, w1, w2, ids, weights, activation=activation, **scales, **keywords)
+    assert torch.equal(again, found)
 
 
 def signature(seed: int) -> tuple[int, int, int, int, int]:

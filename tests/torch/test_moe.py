@@ -117,10 +117,34 @@ def test_opcheck(activation: str) -> None:
     biases = {name: b for name, b in keywords.items() if name in ("bg", "bu")}
     numbers = [keywords["s"]] if "s" in keywords else []
     names = [*biases, *(["s"] if numbers else [])]
-    arguments = (x, w1, w2, ids, weights, keywords["b2"], [*biases.values()], names)
+    arguments = (x, w1, w2, ids, weights, keywords["b2"], None, None, None, [*biases.values()], names)
     torch.library.opcheck(
         torch.ops.gemmill.moe.default, arguments, {"numbers": numbers, "activation": activation, "options": ""}
     )
+
+
+def test_layers_of_e4m3() -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> tuple[Any, Any, Any]:
+        """Values, the scales of their blocks, and what they stand for."""
+        values = torch.randn(shape, generator=generator).to(torch.float8_e4m3fn)
+        rows = 128 if len(shape) == 3 else 1
+        scales = torch.rand(*shape[:-2], shape[-2] // rows, shape[-1] // 128, generator=generator) / 8 + 0.1
+        return values, scales, values.double() * scales.repeat_interleave(128, -1).repeat_interleave(rows, -2)
+
+    x, w1, w2 = drawn(TOKENS, 256), drawn(EXPERTS, 256, 256), drawn(EXPERTS, 256, 128)
+    weights = torch.rand(TOKENS, SLOTS, generator=generator)
+    scales = {"x_scale": x[1], "w1_scale": w1[1], "w2_scale": w2[1]}
+    found = gemmill.torch.moe(x[0], w1[0], w2[0], IDS, weights, **scales)
+    wanted = plain(x[2], w1[2], w2[2], IDS, weights, activation="silu", b2=torch.zeros(EXPERTS, 256))
+    assert found.dtype == torch.bfloat16
+    assert (found.double() - wanted).norm() < 0.05 * wanted.norm(), "e4m3 rounds to about 0.025"
+    arguments = (x[0], w1[0], w2[0], IDS, weights, None, *scales.values(), [], [])
+    torch.library.opcheck(torch.ops.gemmill.moe.default, arguments, {}, test_utils="test_faketensor")
+    weights.requires_grad_()
+    with pytest.raises(OperandError, match=r"topk_weights requires a gradient, and a layer of .* has none"):
+        gemmill.torch.moe(x[0], w1[0], w2[0], IDS, weights, **scales).sum().backward()
 
 
 def test_a_compiled_program_is_one_graph() -> None:
