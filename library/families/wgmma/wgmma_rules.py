@@ -164,14 +164,14 @@ def k_groups(plan: WgmmaPlan) -> str | None:
     "gathered-rows",
     (
         *("scheduler.rows", "scheduler.batching", "cluster.n", "tile.m", "tile.k", "schedule"),
-        *("a.dtype", "a.major", "a.scale", "b.dtype"),
+        *("a.dtype", "a.major", "a.scale", "b.dtype", "b.major"),
     ),
     "gemmill: emitters/include/gemmill/copy/gather.cuh",
     WgmmaPlan,
 )
 def gathered_rows(plan: WgmmaPlan) -> str | None:
     """Rows of A can be gathered with grouped batching if a stage has at most 128 rows of 128 bytes, which no other CTA
-    reads, and A is K-major and as wide as B, with f32 block scales or none."""
+    reads, A is K-major and as wide as B, with f32 block scales or none, and no stage is transposed."""
     if not plan.gathers_a:
         return None
     config = plan.config
@@ -184,6 +184,10 @@ def gathered_rows(plan: WgmmaPlan) -> str | None:
             f"the scale of A is {config.a.scale}; it must be {one_of(GATHERED_SCALES)}",
         ),
         (plan.is_mixed, f"A is {config.a.dtype} and B is {config.b.dtype}; they must be equally wide"),
+        (
+            plan.transposes("b"),
+            f"B is {config.b.dtype} and mn-major; it must be k-major, because no warp transposes it",
+        ),
         (config.cluster.n > 1, f"cluster.n is {config.cluster.n}; it must be 1, because each CTA copies its own rows"),
         (config.tile.m > GATHERED_M, f"tile M is {config.tile.m}; it must be at most {GATHERED_M}"),
         (row != GATHERED_ROW, f"a row of A's tile has {row} bytes; it must have {GATHERED_ROW}"),

@@ -285,6 +285,20 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
             None,
         ),
         (
+            {
+                "scheduler.rows": "gathered",
+                "scheduler.batching": "grouped",
+                "b.major": "mn",
+                "tile.k": 128,
+                "a.dtype": "e4m3",
+                "b.dtype": "e4m3",
+                "stages": 3,
+            },
+            "gathered-rows",
+            "B is e4m3 and mn-major; it must be k-major",
+            None,
+        ),
+        (
             {"scheduler.rows": "gathered", "scheduler.batching": "grouped", "tile.k": 32},
             "gathered-rows",
             "a row of A's tile has 64 bytes; it must have 128",
