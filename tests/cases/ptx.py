@@ -231,6 +231,8 @@ class Kernel:
     def __init__(self, text: str) -> None:
         body = re.sub(r"//.*", "", text[text.index("{\n") + 2 : text.rindex("}")])
         self.widths: dict[str, int] = {}
+        declared_shared = re.search(r"\.shared .* counts\[(\d+)\]", body)
+        self.shared = int(declared_shared[1]) if declared_shared else 0
         self.lines: list[tuple[str, str, list[str]]] = []
         self.labels: dict[str, int] = {}
         for line in filter(None, map(str.strip, body.replace(":\n", ":;\n").split(";"))):
@@ -252,7 +254,7 @@ class Kernel:
     def launch(self, memory: Memory, job: bytes, ctas: int, threads: int) -> None:
         """Run all CTAs, one after another."""
         for cta in range(ctas):
-            shared = np.zeros(1024, np.uint8)
+            shared = np.full(self.shared, 0xA5, np.uint8)
             warps = [Warp(self, memory, job, shared, cta, warp).run() for warp in range(threads // LANES)]
             while warps:
                 warps = [warp for warp in warps if next(warp, "ended") is None]

@@ -13,7 +13,7 @@ from tests.cases.routing import combined, routed
 
 from gemmill.emitters import combining, routing
 from gemmill.emitters.combining import BITS, SLOTS, Combination, emit_combining
-from gemmill.emitters.routing import STEP, WARPS, emit_routing
+from gemmill.emitters.routing import KEPT, STEP, WARPS, emit_routing
 from gemmill.library.legality.quantities import align_up
 
 KINDS = (
@@ -50,7 +50,14 @@ def test_combining_assembles(kind: Combination) -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "slots", "experts", "dtype"),
-    [(0, 8, 3, np.int32), (1, 1, 1, np.int32), (5, 3, 4, np.int64), (700, 8, 6, np.int32), (4100, 1, 2, np.int64)],
+    [
+        (0, 8, 3, np.int32),
+        (1, 1, 1, np.int32),
+        (5, 3, 4, np.int64),
+        (700, 8, 6, np.int32),
+        (4100, 1, 2, np.int64),
+        pytest.param(KEPT * WARPS // 8 + 100, 8, 1, np.int32, marks=pytest.mark.heavy),  # more ids than kept ballots
+    ],
 )
 def test_routing_is_a_stable_sort(tokens: int, slots: int, experts: int, dtype: type) -> None:
     generator = np.random.default_rng(tokens)

@@ -16,7 +16,17 @@ pytestmark = pytest.mark.gpu
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
-SIZES = ((0, 8, 4), (5, 0, 4), (1, 1, 1), (64, 2, 1), (37, 8, 128), (300, 16, 40), (16384, 8, 128), (5000, 4, 257))
+SIZES = (
+    (0, 8, 4),
+    (5, 0, 4),
+    (1, 1, 1),
+    (64, 2, 1),
+    (37, 8, 128),
+    (300, 16, 40),
+    (16384, 8, 128),
+    (5000, 4, 257),
+    (70000, 8, 12),
+)
 
 
 def ids_of(tokens: int, slots: int, experts: int, how: str) -> Any:
