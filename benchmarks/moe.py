@@ -350,7 +350,7 @@ def lines(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"{what} failed: {row['error'].splitlines()[0]}"
         return
     us = {name: statistics.median(values) for name, values in row["us"].items()}
-    own = f"{OURS} {us[OURS]:8.1f} us, {row['tflops']:5.1f} TFLOP/s, {row['of_dram']:4.0%} of DRAM"
+    own = f"{OURS} {us[OURS]:8.1f} us, {row['tflops']:5.1f} TFLOP/s, {row['of_dram']:4.0%} of 4 TB/s"
     others = (
         f"{name} {us[name]:8.1f} us {middle:.3f} ({low:.3f} to {high:.3f})"
         for name, (middle, low, high) in row["ratios"].items()

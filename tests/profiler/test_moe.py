@@ -26,7 +26,7 @@ ROW: dict[str, Any] = {
 
 def test_a_row_has_times_ratios_and_what_failed() -> None:
     first, failed = lines(ROW)
-    for figure in ("310.0 us", "15.6 TFLOP/s", "96% of DRAM", "PyTorch    620.0 us 2.000 (1.900 to 2.100)"):
+    for figure in ("310.0 us", "15.6 TFLOP/s", "96% of 4 TB/s", "PyTorch    620.0 us 2.000 (1.900 to 2.100)"):
         assert figure in first
     assert failed.strip() == "Triton failed: ImportError: No module named 'triton'"
 
