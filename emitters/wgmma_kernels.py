@@ -20,7 +20,7 @@ from gemmill.emitters.wgmma_atom import wgmma_atom
 from gemmill.library.config.model import GemmConfig, InputName
 from gemmill.library.config.names import kernel_name
 from gemmill.library.dtypes import DTYPES
-from gemmill.library.families.wgmma.wgmma_plan import SUBTILE_M, Format, WgmmaPlan
+from gemmill.library.families.wgmma.wgmma_plan import PRODUCER_REGISTERS, SUBTILE_M, Format, WgmmaPlan
 from gemmill.library.launch import NESTED_EXTENTS, TMA_BYTES, LaunchSpec, TmaBox
 from gemmill.library.legality.quantities import align_up
 
@@ -88,7 +88,7 @@ _PARAMETERS = {
 _NESTED = ("inner", "middle", *(f"{x}_step_{i}" for x in "abcd" for i in range(NESTED_EXTENTS)))
 """The scalars that ``gemmill::NestedParams`` adds, 4 bytes each."""
 
-_GATHER = ("rows_pointer", "rows_stride", "a_pointer", "a_row_bytes", "a_rows")
+_GATHER = ("rows_pointer", "rows_stride", "a_pointer", "a_row_chunks", "a_rows")
 """The scalars that ``gemmill::GatherParams`` adds, 8 bytes each."""
 
 _DESCRIPTORS = ("a", "b", "c", "d", "a_tail", "b_tail")
@@ -280,7 +280,7 @@ def text(plan: WgmmaPlan, launch: LaunchSpec) -> str:
         cluster_n=config.cluster.n,
         schedule=config.schedule.capitalize(),
         consumers=plan.consumer_warpgroups,
-        producer_registers=plan.producer_registers,
+        producer_registers=PRODUCER_REGISTERS,
         consumer_registers=plan.consumer_registers,
         promote=str(config.promote > 0).lower(),
         group=plan.group_size,

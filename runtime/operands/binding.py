@@ -172,8 +172,8 @@ _Tensors = Mapping[str, TensorView]
 """Operands and D, by their names in :data:`~gemmill.runtime.operands.call_keywords.OPERANDS`."""
 
 
-MAX_ROW_BYTES = 1 << 32
-"""Upper bound, exclusive, of the distance of rows that an index names: kernels multiply 32-bit numbers."""
+MAX_GATHERED_BYTES = 1 << 36
+"""Most bytes from the first row that an index names to the last: kernels count chunks of 16 bytes in 32 bits."""
 
 
 class _Extents(NamedTuple):
@@ -342,10 +342,9 @@ def _with_rows(gemm: Gemm, rows: TensorView, extent: int) -> Gemm:
     _, stride = _groups(rows, "rows")
     if extent > MAX_EXTENT:
         raise OperandError(f"a has {extent} rows; the largest number supported is {MAX_EXTENT}: split the problem")
-    if (stride_bytes := gemm.a.row_stride * DTYPES[gemm.a.dtype].bits // 8) >= MAX_ROW_BYTES:
+    if (span := (extent - 1) * gemm.a.row_stride * DTYPES[gemm.a.dtype].bits // 8) >= MAX_GATHERED_BYTES:
         raise OperandError(
-            f"a: neighbouring rows are {stride_bytes} bytes apart; with rows they must be less than 2^32 bytes apart: "
-            "pass a.contiguous()"
+            f"the rows of a span {span} bytes; with rows they must span less than 2^36: split the problem"
         )
     index = RowIndex("rows", rows.ptr, stride, extent)
     return replace(gemm, problem=gemm.problem.but(rows="gathered"), rows=index)

@@ -35,7 +35,7 @@ GATHERED = (
     gathered("128x128x128", ab="e4m3", d__dtype="bf16", promote=4),
     gathered("128x256x128", cluster="2x1", **SCALED),
     gathered("64x96x128", "pingpong", cluster="2x1", **SCALED),
-    gathered("64x64x32", "pingpong", ab="tf32"),
+    gathered("64x64x64", "pingpong", cluster="2x1"),
     gathered("128x256x64", cluster="2x1", epilogue=GATE),
 )
 SIZES = {

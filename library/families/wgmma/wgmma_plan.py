@@ -61,10 +61,6 @@ AUTO_D_BUFFERS = 2
 """D buffers for which ``stages: auto`` leaves room: one is written while the other is stored."""
 PRODUCER_REGISTERS = 56
 """Registers of a producer thread after ``setmaxnreg``. With fewer, the producer of a multicasting kernel spills."""
-GATHERING_REGISTERS, GATHERING_ACCUMULATORS = (72, 216), 128
-"""Registers of a producer and of a consumer thread where producers copy rows of A, which spills with 56, and the most
-accumulators of a consumer for which 216 suffice; with two-level accumulation they always do. A CTA starts with 168 for
-each of its 384 threads, and ``setmaxnreg`` only moves them between its warpgroups."""
 CONSUMER_REGISTERS: Mapping[int, int] = {2: 224, 3: 152, 4: 104}
 """Registers of a consumer thread, by number of consumer warpgroups (PTX ISA, ``setmaxnreg``)."""
 SHALLOW_K_BYTES = 64
@@ -192,22 +188,10 @@ class WgmmaPlan(KernelPlan):
         """Whether producer warps copy rows of A that an index names."""
         return self.config.scheduler.rows == "gathered"
 
-    @part
-    def producer_registers(self) -> int:
-        """Registers of a producer thread after ``setmaxnreg``."""
-        return self._thread_registers[0]
-
-    @part
+    @member
     def consumer_registers(self) -> int:
         """Registers of a consumer thread after ``setmaxnreg``."""
-        return self._thread_registers[1]
-
-    @part
-    def _thread_registers(self) -> tuple[int, int]:
-        is_light = self.config.promote > 0 or self.accumulator_registers <= GATHERING_ACCUMULATORS
-        if self.gathers_a and is_light:
-            return GATHERING_REGISTERS
-        return PRODUCER_REGISTERS, CONSUMER_REGISTERS[self.consumer_warpgroups]
+        return CONSUMER_REGISTERS[self.consumer_warpgroups]
 
     @member
     def fragment_registers(self) -> int:
@@ -589,7 +573,7 @@ class WgmmaPlan(KernelPlan):
         """The resources of a CTA, by name with unit."""
         return {
             **super().resources,
-            "registers a producer thread": self.producer_registers,
+            "registers a producer thread": PRODUCER_REGISTERS,
             "registers a consumer thread": self.consumer_registers,
             "D subtiles a warpgroup": self.d_buffers,
         }

@@ -179,6 +179,7 @@ def gathered_rows(plan: WgmmaPlan) -> str | None:
     for is_wrong, what in (
         (config.scheduler.batching != "grouped", f"batching is {config.scheduler.batching}; it must be grouped"),
         (config.a.major != "k", f"the major of A is {config.a.major}; it must be k"),
+        (config.a.dtype == "tf32", "A is tf32, to which only TMA rounds f32; it must be of another type"),
         (
             config.a.scale not in GATHERED_SCALES,
             f"the scale of A is {config.a.scale}; it must be {one_of(GATHERED_SCALES)}",

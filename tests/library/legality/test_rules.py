@@ -299,6 +299,19 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
             None,
         ),
         (
+            {
+                "scheduler.rows": "gathered",
+                "scheduler.batching": "grouped",
+                "tile.k": 32,
+                "d.dtype": "f32",
+                "a.dtype": "tf32",
+                "b.dtype": "tf32",
+            },
+            "gathered-rows",
+            "A is tf32, to which only TMA rounds f32",
+            None,
+        ),
+        (
             {"scheduler.rows": "gathered", "scheduler.batching": "grouped", "tile.k": 32},
             "gathered-rows",
             "a row of A's tile has 64 bytes; it must have 128",

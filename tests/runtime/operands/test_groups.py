@@ -74,7 +74,7 @@ def test_rows_are_found_by_an_index() -> None:
     assert (gemm.a.row_stride, gemm.a.align) == (72, 16)
     assert gemm.rows == RowIndex("rows", 0x6666660, 2, 70)
     assert gemm.addresses[PLACES["rows"]] == 0x6666660
-    wanted = {"rows_pointer": 0x6666660, "rows_stride": 2, "a_pointer": 1 << 20, "a_row_bytes": 144, "a_rows": 70}
+    wanted = {"rows_pointer": 0x6666660, "rows_stride": 2, "a_pointer": 1 << 20, "a_row_chunks": 9, "a_rows": 70}
     written = {name: value for name, _, value in scalars(gemm, ())}
     assert {name: written[name] for name in wanted} == wanted
     assert wanted.keys() <= launch_spec(parse_name(GATHERED)).offsets.keys()
@@ -92,7 +92,7 @@ def test_rows_are_found_by_an_index() -> None:
         ({"rows": tensor(300, 1, dtype="s32")}, r"rows has shape \(300, 1\); it must be \(M,\)"),
         ({"rows": groups(300, device=1)}, "rows is on GPU 1 and a is on GPU 0"),
         ({"a": tensor(0, 64)}, "a must have a row"),
-        ({"a": tensor(70, 64, strides=(1 << 31, 1))}, "with rows they must be less than 2.32 bytes apart"),
+        ({"a": tensor(70, 64, strides=(1 << 31, 1))}, "with rows they must span less than 2.36"),
         ({"b": tensor(64, 80), "a": tensor(70, 64), "d": tensor(4, 70, 80)}, "rows is an index for groups of rows"),
         ({"a": tensor(4, 70, 64)}, "rows is an index for groups of rows"),
         (

@@ -122,7 +122,7 @@ struct CollectiveMainloop {
           StagePipeline::Full::arrive_and_expect_tx(&full, bytes);
           load_b(tile_b, full, storage.base + Storage::kOffsetTmaB + at.stage * B::kBytes, k, batch_b);
         }
-        load_a(params, at.stage, k);
+        load_a(at.stage, (params.k - k) * int(sizeof(typename TmaLayoutA::Element)));
         load_scales(params, scales + at.stage * Scales::kBytes);
         load_a.arrive(full);
       }

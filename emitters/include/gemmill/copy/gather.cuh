@@ -16,7 +16,8 @@ __device__ inline uint32_t gathered_row(GatherParams const& params, int m) {
 
 /// Copies the rows of A of one tile, stage by stage, with the threads of the producer warpgroup. A row of a stage is one
 /// swizzle span of 128 bytes, which eight threads copy, 16 bytes each: a warp reads four whole lines of L2. Thread t
-/// copies chunk t % 8 of rows t / 8 + 16 i. It reads the index and computes addresses once for each tile.
+/// copies chunk t % 8 of rows t / 8 + 16 i. It reads the index and computes offsets once for each tile: a copy of a stage
+/// takes two instructions. With ten, as with a predicate and a product for each row, the producer limits the kernel.
 ///
 /// cp.async writes through the generic proxy, and wgmma reads through the async proxy. A thread's arrival at the full
 /// barrier follows its copies (PTX ISA, "cp.async.mbarrier.arrive"), and consumers call `fence` between their wait for
@@ -30,10 +31,10 @@ struct GatherLoad {
 
   /// Shared-memory address of this thread's chunk of its first row in the first stage.
   uint32_t first;
-  /// This thread's rows of A.
+  /// Offsets of this thread's rows of A, in chunks: 32 bits reach 64 GiB.
   uint32_t rows[kRows];
-  /// Rows of the tile that belong to the group, counted from this thread's first row.
-  int inside;
+  /// This thread's chunk of the first row of A, at the current K tile.
+  char const* from;
 
   __device__ explicit GatherLoad(char* stages)
       : first(cute::cast_smem_ptr_to_uint(stages) + row() * Layout::kSpan + (chunk() ^ row() % 8) * kChunk) {
@@ -41,26 +42,34 @@ struct GatherLoad {
                   "all rows of a thread have the same place in the period of the swizzle");
   }
 
-  /// Reads the index for the tile of rows from `m` on, of a group that ends at row `end`.
+  /// Reads the index for the tile of rows from `m` on, of a group that ends at row `end`. In place of rows beyond the
+  /// group, the group's last row is copied; it affects only rows of D that are not stored.
   __device__ void begin(GatherParams const& params, int m, int end) {
-    inside = end - m - row();
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) rows[i] = i * kStep < inside ? gathered_row(params, m + row() + i * kStep) : 0;
-  }
-
-  /// Starts to copy this thread's part of a stage, from `k` on. What lies beyond K becomes 0. Rows beyond the group keep
-  /// stale data, which affects only rows of D that are not stored.
-  __device__ void operator()(GatherParams const& params, int stage, int k) const {
-    constexpr int kBytes = sizeof(typename Layout::Element);
-    uint32_t const target = first + stage * Layout::kBytes;
-    char const* const from = params.a_pointer + chunk() * kChunk + int64_t(k) * kBytes;
-    int const left = min(max((params.k - k) * kBytes - chunk() * kChunk, 0), kChunk);
+    from = params.a_pointer + chunk() * kChunk;
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
-      if (i * kStep < inside)
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target + i * kStep * Layout::kSpan),
-                     "l"(from + uint64_t(rows[i]) * uint32_t(params.a_row_bytes)), "r"(left)
+      rows[i] = gathered_row(params, min(m + row() + i * kStep, end - 1)) * uint32_t(params.a_row_chunks);
+  }
+
+  /// Starts to copy this thread's part of a stage, of which `left` bytes along K exist; the rest becomes 0. The next call
+  /// is for the next K tile.
+  __device__ void operator()(int stage, int left) {
+    uint32_t const target = first + stage * Layout::kBytes;
+    if (left >= Layout::kSpan) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i)
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(target + i * kStep * Layout::kSpan),
+                     "l"(from + uint64_t(rows[i]) * kChunk)
                      : "memory");
+    } else {
+      int const bytes = min(max(left - chunk() * kChunk, 0), kChunk);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i)
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target + i * kStep * Layout::kSpan),
+                     "l"(from + uint64_t(rows[i]) * kChunk), "r"(bytes)
+                     : "memory");
+    }
+    from += Layout::kSpan;
   }
 
   /// Makes this thread arrive at a stage's full barrier when its copies have finished.
@@ -86,24 +95,22 @@ struct GatherScales {
   /// This thread's scale of A, and of B for the first two threads, for the next block of K.
   float const* row;
   float const* column;
-  /// Bytes to copy of each: 4, or 0 for what does not exist.
-  int row_bytes, column_bytes;
+  /// Bytes to copy of B's: 4, or 0 if it does not exist.
+  int column_bytes;
 
   __device__ GatherScales(GatherParams const& params, int m, int end, int n, int batch) {
     ScaleParams const& a = params.a_scale;
     ScaleParams const& b = params.b_scale;
     int const thread = threadIdx.x, block = n / kScaleBlock + thread;
-    row_bytes = thread < TileM && m + thread < end ? 4 : 0;
-    uint32_t const place = row_bytes > 0 ? gathered_row(params, m + thread) : 0;
-    row = static_cast<float const*>(a.pointer) + place * a.stride;
+    row = static_cast<float const*>(a.pointer) + gathered_row(params, min(m + thread, end - 1)) * a.stride;
     column = static_cast<float const*>(b.pointer) + batch * b.batch_stride + block * b.stride;
-    column_bytes = thread < 2 && block * kScaleBlock < params.n ? 4 : 0;
+    column_bytes = block * kScaleBlock < params.n ? 4 : 0;
   }
 
-  /// Starts to fill a stage. Scales of rows beyond the group become 0.
+  /// Starts to fill a stage.
   __device__ void operator()(GatherParams const& params, uint32_t stage) {
     uint32_t const target = stage + threadIdx.x * 4;
-    if (threadIdx.x < TileM) copy(target, row, row_bytes);
+    if (threadIdx.x < TileM) copy(target, row, 4);
     if (threadIdx.x < 2) copy(target + TileM * 4, column, column_bytes);
     row += params.a_scale.k_stride;
     column += params.b_scale.k_stride;

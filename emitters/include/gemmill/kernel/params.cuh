@@ -65,9 +65,9 @@ struct GatherParams : GemmParams {
   /// the rows of A.
   int const* rows;
   int64_t rows_stride;
-  /// A's first row, the distance of rows in elements, and their number.
+  /// A's first row, the distance of rows in chunks of 16 bytes, and their number.
   char const* a_pointer;
-  int64_t a_row_bytes, a_rows;
+  int64_t a_row_chunks, a_rows;
 };
 
 /// Adds descriptors of the scales and zero points of a narrow A, for groups of elements along K.

@@ -152,7 +152,7 @@ struct WgmmaSpec {
             fact("offset_rows_pointer", offsetof(Params, rows)),
             fact("offset_rows_stride", offsetof(Params, rows_stride)),
             fact("offset_a_pointer", offsetof(Params, a_pointer)),
-            fact("offset_a_row_bytes", offsetof(Params, a_row_bytes)),
+            fact("offset_a_row_chunks", offsetof(Params, a_row_chunks)),
             fact("offset_a_rows", offsetof(Params, a_rows))};
   }
 
