@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -14,12 +13,19 @@ from gemmill.library.errors import OperandError
 from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.runtime.api.prepare import prepare
 from gemmill.runtime.api.read import read_call
-from gemmill.runtime.launch.routing import CombineLaunch, RouteLaunch
+from gemmill.runtime.launch.routing import CombineLaunch, GatherLaunch, RouteLaunch
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.operands.experts import Piece, layer_extents, memory_pieces, transposed
 from gemmill.runtime.operands.overlap import MemoryCheck
-from gemmill.runtime.operands.routing import BoundCombine, BoundRoute, bind_combine, bind_route, has_aligned_rows
+from gemmill.runtime.operands.routing import (
+    BoundCombine,
+    BoundGather,
+    BoundRoute,
+    bind_combine,
+    bind_route,
+    has_aligned_rows,
+)
 from gemmill.runtime.operands.tensors import TensorView, view
 
 
@@ -27,8 +33,9 @@ class Layer(NamedTuple):
     """The launches of a layer of experts, in order, on given tensors."""
 
     route: BoundRoute
-    copy: BoundCombine | None
-    """Copies the rows of tokens into the order of experts, where the first product cannot gather them."""
+    copies: tuple[BoundGather, ...]
+    """Copy the rows of tokens, and their scales, into the order of experts, where the first product does not gather
+    them."""
     first: GemmCall
     second: GemmCall
     combine: BoundCombine
@@ -42,29 +49,33 @@ class Layer(NamedTuple):
     """The result as an object of the caller's library."""
 
 
+_COPIES = ("x", ".rows", ".copy"), ("x_scale", ".rows", ".copy_scale")
+"""Addresses of the launches that copy."""
+
+
 class LayerAddresses:
     """Gives the addresses that the launches of a layer take, for other tensors like its own. It holds no tensors."""
 
     def __init__(self, layer: Layer) -> None:
         self._pieces = [(f".{name}", piece.offset) for name, piece in layer.pieces.items()]
-        of_a = {"a": ".copy"} if layer.copy else {"a": "x", "rows": ".rows"}
+        of_a = {"a": ".copy"} if layer.copies else {"a": "x", "rows": ".rows"}
         of_first = {**of_a, "b": "w1", "offsets": ".offsets", "out": ".inner"}
         of_second = {"a": ".inner", "b": "w2", "offsets": ".offsets", "out": ".y"}
         if "inner_scale" in layer.pieces:
-            of_first |= {"a_scale": "x_scale", "b_scale": "w1_scale", SCALE_OF_INNER: ".inner_scale"}
+            of_first |= {"a_scale": ".copy_scale", "b_scale": "w1_scale", SCALE_OF_INNER: ".inner_scale"}
             of_second |= {"a_scale": ".inner_scale", "b_scale": "w2_scale"}
         products = (layer.first, of_first), (layer.second, of_second)
         first, second = ([names.get(place, place) for place in gemm.places] for gemm, names in products)
         self._names = (
             ("topk_ids", ".offsets", ".rows", ".places"),
-            ("x", ".rows", "", "", ".copy"),
+            *_COPIES[: len(layer.copies)],
             first,
             second,
             (".y", ".places", "topk_weights", "", "out"),
         )
 
     def of(self, tensors: Mapping[str, TensorView]) -> list[tuple[int, ...]]:
-        """Return the addresses for each launch of :class:`Layer`; 0 for a tensor that a launch does not have."""
+        """Return the addresses for each launch of a layer; 0 for a tensor that a launch does not have."""
         at = {name: tensor.ptr for name, tensor in tensors.items()}
         for name, offset in self._pieces:
             at[name] = at["."] + offset
@@ -80,23 +91,21 @@ class LayerLaunches:
         self.memory_bytes = layer.tensors["."].shape[0]
         """Bytes of the memory between the launches."""
         self._check, self._names, self._addresses = layer.check, tuple(layer.tensors), LayerAddresses(layer)
-        self._route = RouteLaunch(layer.route, handle)
-        self._copy = CombineLaunch(layer.copy, handle) if layer.copy else None
-        self._first, self._second = prepare(layer.first).launcher, prepare(layer.second).launcher
-        self._combine = CombineLaunch(layer.combine, handle)
+        self._launches: list[Any] = [
+            RouteLaunch(layer.route, handle),
+            *[GatherLaunch(copy, handle) for copy in layer.copies],
+            prepare(layer.first).launcher,
+            prepare(layer.second).launcher,
+            CombineLaunch(layer.combine, handle),
+        ]
         self._lock = threading.Lock()
 
     def launch(self, stream: int, tensors: Mapping[str, TensorView]) -> None:
         """Launch on a stream, on tensors like :attr:`Layer.tensors`."""
         self._check(tuple([tensors[name].ptr for name in self._names]))
-        route, copy, first, second, combine = self._addresses.of(tensors)
         with self._lock:
-            self._route.launch(stream, route)
-            if self._copy:
-                self._copy.launch(stream, copy)
-            self._first.launch(stream, first)
-            self._second.launch(stream, second)
-            self._combine.launch(stream, combine)
+            for launch, addresses in zip(self._launches, self._addresses.of(tensors), strict=True):
+                launch.launch(stream, addresses)
 
 
 def epilogue_of(activation: str) -> str:
@@ -140,8 +149,8 @@ def bind_layer(
     epilogue = epilogue_of(activation)
     extents = layer_extents(tensors, read_epilogue(epilogue))
     x, out = tensors["x"], tensors["out"]
-    copies = not has_aligned_rows(x, TMA_ALIGN)
-    pieces, size = memory_pieces(extents, x.dtype, copies)
+    gathers = x.dtype != "e4m3" and has_aligned_rows(x, TMA_ALIGN)  # with scales, a copy is faster
+    pieces, size = memory_pieces(extents, x.dtype, not gathers)
     memory = view(allocate((size,), "u8"), "memory between launches", options["stream"])
 
     def piece(name: str) -> TensorView:
@@ -151,16 +160,16 @@ def bind_layer(
 
     offsets, rows, places, inner, y = map(piece, ("offsets", "rows", "places", "inner", "y"))
     route = bind_route(tensors["topk_ids"], extents.experts, offsets, rows, places)
-    copy, of_a = None, {"a": x, "rows": rows}
-    if copies:
+    copies, of_a = [], {"a": x, "rows": rows}
+    if not gathers:
         of_a = {"a": piece("copy")}
-        index = replace(rows, shape=(extents.rows, 1), strides=(1, 1))
-        copy = bind_combine(x, index, None, None, of_a["a"])
+        copies = [BoundGather(x, rows, of_a["a"])]
     of_first = {"b": transposed(tensors["w1"]), "offsets": offsets, "out": inner, "epilogue": epilogue}
     of_scales: dict[str, Any] = {}
     if x.dtype == "e4m3":
-        scale = transposed(piece("inner_scale"))
-        of_first |= {"a_scale": tensors["x_scale"], "b_scale": transposed(tensors["w1_scale"]), SCALE_OF_INNER: scale}
+        scale, of_a["a_scale"] = transposed(piece("inner_scale")), transposed(piece("copy_scale"))
+        copies.append(BoundGather(tensors["x_scale"], rows, of_a["a_scale"]))
+        of_first |= {"b_scale": transposed(tensors["w1_scale"]), SCALE_OF_INNER: scale}
         of_first["epilogue"] = quantising(epilogue)
         of_scales = {"a_scale": scale, "b_scale": transposed(tensors["w2_scale"])}
     first = read_call({**of_a, **of_first, **operands, **options})
@@ -174,4 +183,4 @@ def bind_layer(
     may_be_out = ("x",) if x.same_layout(out) else ()
     check = MemoryCheck(everything, {name: i for i, name in enumerate(everything)}, ("out",), may_be_out)
     check(tuple([tensor.ptr for tensor in everything.values()]))
-    return Layer(route, copy, first, second, combine, everything, check, pieces, out)
+    return Layer(route, tuple(copies), first, second, combine, everything, check, pieces, out)

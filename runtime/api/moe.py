@@ -16,7 +16,7 @@ from gemmill.runtime.api.prepare import prepare
 from gemmill.runtime.api.read import KEYWORDS
 from gemmill.runtime.api.streams import Stream, allocate, allocates, handle_of, stream_to_follow
 from gemmill.runtime.launch.plan import Plan
-from gemmill.runtime.launch.routing import CombineLaunch, RouteLaunch
+from gemmill.runtime.launch.routing import CombineLaunch, GatherLaunch, RouteLaunch
 from gemmill.runtime.operands.epilogue_arguments import is_number, read_epilogue
 from gemmill.runtime.operands.experts import layer_extents
 from gemmill.runtime.operands.tensors import Tensor, TensorView, view, view_table
@@ -67,8 +67,8 @@ def moe(
         **operands: Operands of the activation, by name.
 
     The layer needs memory for a row of F elements and one of H for each slot, which the library of ``x``, PyTorch or
-    CuPy, allocates; and for another of H where the rows of ``x`` are not aligned to 16 bytes. ``stream`` and
-    ``registry`` are as in :func:`gemmill.matmul`.
+    CuPy, allocates; and for another of H where ``x`` is e4m3, or its rows are not aligned to 16 bytes. ``stream``
+    and ``registry`` are as in :func:`gemmill.matmul`.
 
     Returns:
         ``out``.
@@ -149,7 +149,7 @@ class MoePlan:
         self._layer: Layer | None = layer  # keeps memory alive
         self._stream = stream
         self._route = RouteLaunch(layer.route, handle)
-        self._copy = CombineLaunch(layer.copy, handle) if layer.copy else None
+        self._copies = [GatherLaunch(copy, handle) for copy in layer.copies]
         self._combine = CombineLaunch(layer.combine, handle)
 
     def __call__(self) -> None:
@@ -158,8 +158,8 @@ class MoePlan:
             raise GemmillError("this plan is closed: make a new one with gemmill.plan_moe")
         stream = self._stream()
         self._route.launch(stream)
-        if self._copy:
-            self._copy.launch(stream)
+        for copy in self._copies:
+            copy.launch(stream)
         self.first()
         self.second()
         self._combine.launch(stream)

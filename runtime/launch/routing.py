@@ -1,68 +1,88 @@
-"""The launches of the kernels that sort the slots of tokens by experts (emitters/routing.py) and add up the rows of
-each token (emitters/combining.py)."""
+"""The launches of the kernels that sort the slots of tokens by experts (emitters/routing.py), copy rows into their
+order (emitters/gathering.py) and add up the rows of each token (emitters/combining.py)."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
-from gemmill.emitters import combining, routing
+from gemmill.emitters import combining, gathering, routing
 from gemmill.library.errors import CaptureError, DeviceError
 from gemmill.library.legality.quantities import align_up
 from gemmill.runtime import driver
 from gemmill.runtime.launch.kernel import PreparedLaunch
 from gemmill.runtime.launch.parameters import ParameterBlock
-from gemmill.runtime.operands.routing import BoundCombine, BoundRoute, strides_of
+from gemmill.runtime.operands.routing import BoundCombine, BoundGather, BoundRoute, strides_of
 
-_kernels: dict[tuple[int, combining.Combination | None], Any] = {}
-"""Loaded kernels by GPU and kind; None is the kernel that routes. If two threads load one at once, the second does no
-harm."""
-
-
-class RouteLaunch:
-    """The launch that routes the tokens of some tensors, or of others like them. Use it from one thread at a time."""
-
-    def __init__(self, bound: BoundRoute, stream: int) -> None:
-        """Load the kernel, unless ``stream`` is being captured."""
-        device = bound.ids.device
-        function = _loaded(device, None, stream, routing.ENTRY, routing.emit_routing)
-        job, ctas = route_job(bound)
-        self._block = _block_of(job)  # the prepared launch points into it
-        arguments = self._block.arguments
-        self._prepared = PreparedLaunch(device, routing.ENTRY, function, ctas, routing.THREADS, 0, arguments)
-
-    def launch(self, stream: int, addresses: Sequence[int] = ()) -> None:
-        """Launch on a stream of the GPU. Other tensors than the first have ``addresses``: those of the ids, the
-        offsets, the rows and the places."""
-        if addresses:
-            self._block.put(0, struct.pack("<4Q", *addresses))
-        self._prepared.launch(stream)
+_kernels: dict[tuple[int, str, Hashable], Any] = {}
+"""Loaded kernels by GPU, symbol and kind. If two threads load one at once, the second does no harm."""
 
 
-class CombineLaunch:
-    """The launch that adds up the rows of some tensors, or of others like them. Use it from one thread at a time."""
+class Kernel(NamedTuple):
+    """A kernel as PTX."""
 
-    def __init__(self, bound: BoundCombine, stream: int) -> None:
-        """Load the kernel, unless ``stream`` is being captured."""
+    entry: str
+    """Its symbol."""
+    kind: Hashable
+    """What it is made for."""
+    emit: Callable[[], str]
+    threads: int
+    """Threads of a CTA."""
+
+
+class TokenLaunch:
+    """A launch of a kernel on some tensors, or on others like them. Use it from one thread at a time."""
+
+    def __init__(self, device: int, stream: int, kernel: Kernel, job: bytes, ctas: int) -> None:
+        """Load the kernel, unless ``stream`` is being captured. ``job`` begins with addresses."""
         self._prepared = None
-        if 0 in bound.out.shape:
-            return
-        device, kind = bound.y.device, bound.kind
-        function = _loaded(device, kind, stream, combining.ENTRY, lambda: combining.emit_combining(kind))
-        job, ctas = combine_job(bound)
-        self._block = _block_of(job)  # the prepared launch points into it
-        arguments = self._block.arguments
-        self._prepared = PreparedLaunch(device, combining.ENTRY, function, ctas, combining.THREADS, 0, arguments)
+        if ctas:
+            function = _loaded(device, kernel, stream)
+            self._block = ParameterBlock(len(job))  # the prepared launch points into it
+            self._block.put(0, job)
+            arguments = self._block.arguments
+            self._prepared = PreparedLaunch(device, kernel.entry, function, ctas, kernel.threads, 0, arguments)
 
     def launch(self, stream: int, addresses: Sequence[int] = ()) -> None:
-        """Launch on a stream of the GPU, unless ``out`` is empty. Other tensors than the first have ``addresses``:
-        those of y, the places, the weights, ``add`` and ``out``, or 0."""
+        """Launch on a stream of the GPU, unless there is nothing to do. Other tensors than the first have
+        ``addresses``, in the order of the job, 0 for one that is not there."""
         if self._prepared is None:
             return
         if addresses:
-            self._block.put(0, struct.pack("<5Q", *addresses))
+            self._block.put(0, struct.pack(f"<{len(addresses)}Q", *addresses))
         self._prepared.launch(stream)
+
+
+class RouteLaunch(TokenLaunch):
+    """Routes tokens. Addresses: those of the ids, the offsets, the rows and the places."""
+
+    def __init__(self, bound: BoundRoute, stream: int) -> None:
+        kernel = Kernel(routing.ENTRY, None, routing.emit_routing, routing.THREADS)
+        super().__init__(bound.ids.device, stream, kernel, *route_job(bound))
+
+
+class GatherLaunch(TokenLaunch):
+    """Copies rows, or the scales of rows. Addresses: those of the rows, the index and the copies."""
+
+    def __init__(self, bound: BoundGather, stream: int) -> None:
+        if bound.is_turned:
+            kernel = Kernel(gathering.SCALES_ENTRY, None, gathering.emit_gathering_scales, gathering.THREADS)
+        else:
+            emit = partial(gathering.emit_gathering_rows, bound.width)
+            kernel = Kernel(gathering.ROWS_ENTRY, bound.width, emit, gathering.THREADS)
+        super().__init__(bound.source.device, stream, kernel, *gather_job(bound))
+
+
+class CombineLaunch(TokenLaunch):
+    """Adds up rows. Addresses: those of y, the places, the weights, ``add`` and ``out``."""
+
+    def __init__(self, bound: BoundCombine, stream: int) -> None:
+        kind = bound.kind
+        emit = partial(combining.emit_combining, kind)
+        kernel = Kernel(combining.ENTRY, kind, emit, combining.THREADS)
+        super().__init__(bound.y.device, stream, kernel, *combine_job(bound))
 
 
 def route_job(bound: BoundRoute) -> tuple[bytes, int]:
@@ -90,20 +110,28 @@ def combine_job(bound: BoundCombine) -> tuple[bytes, int]:
     return combining.JOB.pack(*addresses, *strides, *counts), tokens * parts
 
 
-def _block_of(job: bytes) -> ParameterBlock:
-    block = ParameterBlock(len(job))
-    block.put(0, job)
-    return block
+def gather_job(bound: BoundGather) -> tuple[bytes, int]:
+    """Return the parameters of the kernel that copies rows or scales, and its number of CTAs."""
+    addresses = bound.source.ptr, bound.index.ptr, bound.out.ptr
+    source, out = strides_of(bound.source), strides_of(bound.out)
+    rows, columns = bound.out.shape
+    if bound.is_turned:
+        ctas = -(-rows // gathering.THREADS) if columns else 0
+        return gathering.SCALES_JOB.pack(*addresses, source.row, source.element, out.element, rows, columns), ctas
+    vectors = columns * out.element // bound.width
+    parts = -(-vectors // gathering.THREADS)
+    return gathering.ROWS_JOB.pack(*addresses, source.row, out.row, vectors, parts), rows * parts
 
 
-def _loaded(device: int, kind: combining.Combination | None, stream: int, entry: str, emit: Callable[[], str]) -> Any:
+def _loaded(device: int, kernel: Kernel, stream: int) -> Any:
     """Return a kernel on a GPU.
 
     Raises:
         DeviceError: the GPU cannot run it.
         CaptureError: it is not loaded yet and the stream is being captured.
     """
-    if (device, kind) not in _kernels:
+    key, entry = (device, kernel.entry, kernel.kind), kernel.entry
+    if key not in _kernels:
         if not driver.overlaps(device):
             major, minor = driver.capability(device)
             raise DeviceError(
@@ -115,5 +143,5 @@ def _loaded(device: int, kind: combining.Combination | None, stream: int, entry:
                 f"{entry} is not loaded on GPU {device} and cannot be loaded while the stream is captured into a CUDA "
                 "graph: before the capture, make the same call once with tensors of the same dtypes and shapes"
             )
-        _kernels[device, kind] = driver.compiled(device, emit(), entry, "a kernel for the tokens of experts")
-    return _kernels[device, kind]
+        _kernels[key] = driver.compiled(device, kernel.emit(), entry, "a kernel for the tokens of experts")
+    return _kernels[key]

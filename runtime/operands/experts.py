@@ -13,7 +13,7 @@ from gemmill.library.epilogues.tree import Epilogue, fault_of_n
 from gemmill.library.errors import OperandError
 from gemmill.library.legality.quantities import TMA_ALIGN, align_up
 from gemmill.runtime.operands.matrices import SCALE_BLOCK
-from gemmill.runtime.operands.routing import has_aligned_rows, shape_of_slots
+from gemmill.runtime.operands.routing import shape_of_slots
 from gemmill.runtime.operands.tensors import TensorView
 
 DTYPES = ("bf16", "f16", "e4m3")
@@ -70,6 +70,8 @@ def memory_pieces(extents: LayerExtents, dtype: DTypeName, copies: bool) -> tupl
         shapes["inner_scale"] = (extents.inner // SCALE_BLOCK, extents.rows), "f32"
     if copies:
         shapes["copy"] = (extents.rows, extents.hidden), dtype
+    if copies and dtype == "e4m3":
+        shapes["copy_scale"] = (-(-extents.hidden // SCALE_BLOCK), extents.rows), "f32"
     pieces, offset = {}, 0
     for name, (shape, of_piece) in shapes.items():
         pieces[name] = Piece(offset, shape, of_piece)
@@ -162,7 +164,7 @@ def _check_operands(tensors: Mapping[str, TensorView]) -> None:
 
 
 def _check_scales(tensors: Mapping[str, TensorView]) -> None:
-    """Raise OperandError for scales without e4m3, and for e4m3 without scales or with rows that cannot be gathered."""
+    """Raise OperandError for scales without e4m3, and for e4m3 without scales."""
     x = tensors["x"]
     for name in SCALES:
         if (name in tensors) != (x.dtype == "e4m3"):
@@ -172,11 +174,6 @@ def _check_scales(tensors: Mapping[str, TensorView]) -> None:
             )
         if name in tensors and tensors[name].dtype != "f32":
             raise OperandError(f"{name} is {tensors[name].dtype}; it must be f32: pass {name}.float()")
-    if x.dtype == "e4m3" and not has_aligned_rows(x, TMA_ALIGN):
-        raise OperandError(
-            f"x begins at {x.ptr:#x} and has strides {x.strides}; rows of e4m3 must be aligned to {TMA_ALIGN} bytes: "
-            "pass x.clone()"
-        )
 
 
 def transposed(matrices: TensorView) -> TensorView:

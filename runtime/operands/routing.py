@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gemmill.emitters.combining import BITS, SLOTS, VECTOR, Combination
+from gemmill.emitters.gathering import WIDTHS
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import OperandError
 from gemmill.library.wording import one_of
@@ -43,6 +44,29 @@ class BoundRoute:
     def step(self) -> int:
         """Bytes between ids."""
         return 4 if _is_packed(self.ids, 1) else 8
+
+
+@dataclass(frozen=True, slots=True)
+class BoundGather:
+    """Rows, and copies of some of them."""
+
+    source: TensorView
+    index: TensorView
+    """The row of each copy, contiguous s32."""
+    out: TensorView
+    """The copies: their rows are contiguous, or, of elements of 4 bytes, their columns."""
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether rows are not contiguous, in the source or in the copies."""
+        return self.out.shape[1] > 1 and not self.source.strides[1] == self.out.strides[1] == 1
+
+    @property
+    def width(self) -> int:
+        """Bytes of the widest vectors that divide all rows."""
+        row_bytes = self.out.shape[1] * strides_of(self.out).element
+        aligned = [x for x in WIDTHS if row_bytes % x == 0 and has_aligned_rows(self.source, x)]
+        return next(x for x in aligned if has_aligned_rows(self.out, x))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from tests.cases.routing import combined, routed
 
 from gemmill.emitters import combining, routing
 from gemmill.emitters.combining import BITS, SLOTS, Combination, emit_combining
+from gemmill.emitters.gathering import WIDTHS, emit_gathering_rows, emit_gathering_scales
 from gemmill.emitters.routing import KEPT, STEP, WARPS, emit_routing
 from gemmill.library.legality.quantities import align_up
 
@@ -41,6 +42,11 @@ def assemble(text: str, arch: str) -> None:
 @pytest.mark.parametrize("arch", ["sm_90", "sm_120"])
 def test_routing_assembles(arch: str) -> None:
     assemble(emit_routing(), arch)
+
+
+@pytest.mark.parametrize("text", [*map(emit_gathering_rows, WIDTHS), emit_gathering_scales()], ids=len)
+def test_gathering_assembles(text: str) -> None:
+    assemble(text, "sm_90")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from tests.cases.ptx import Kernel, as_f32, rounded
 from tests.cases.routing import Bits, Host, combined, routed
 
-from gemmill.emitters import combining, routing
+from gemmill.emitters import combining, gathering, routing
 from gemmill.library.dtypes import DTypeName
-from gemmill.runtime.launch.routing import combine_job, route_job
-from gemmill.runtime.operands.routing import bind_combine, bind_route
+from gemmill.runtime.launch.routing import combine_job, gather_job, route_job
+from gemmill.runtime.operands.experts import transposed
+from gemmill.runtime.operands.routing import BoundGather, bind_combine, bind_route
 from gemmill.runtime.operands.tensors import TensorView
 
 FLOATS: tuple[DTypeName, ...] = ("bf16", "f16", "f32")
@@ -30,6 +31,23 @@ def test_tokens_are_sorted_by_experts(tokens: int, slots: int, experts: int, wid
     Kernel(routing.emit_routing()).launch(host.memory, job, ctas, routing.THREADS)
     for (found, _), wanted in zip(tensors, routed(ids, experts), strict=True):
         assert np.array_equal(found.view(np.int32), wanted)
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data(), rows=st.integers(1, 140), height=st.integers(1, 5), dtype=st.sampled_from(FLOATS))
+def test_rows_and_their_scales_are_copied(data: st.DataObject, rows: int, height: int, dtype: DTypeName) -> None:
+    host = Host(data.draw(st.integers(0, 99)))
+    columns, pitch, offset = (data.draw(st.sampled_from(some)) for some in ((1, 6, 72, 1032), (0, 1, 8), (0, 1, 2, 4)))
+    turned = dtype == "f32" and data.draw(st.booleans())
+    source, index = host.tensor(dtype, (height, columns), pitch, offset), host.tensor("s32", (rows,))
+    index[0][...] = host.generator.integers(0, height, rows)
+    made = host.tensor(dtype, (columns, rows) if turned else (rows, columns))
+    bits, out = (made[0].T, transposed(made[1])) if turned else made
+    bound = BoundGather(source[1], index[1], out)
+    job, ctas = gather_job(bound)
+    text = gathering.emit_gathering_scales() if bound.is_turned else gathering.emit_gathering_rows(bound.width)
+    Kernel(text).launch(host.memory, job, ctas, gathering.THREADS)
+    assert np.array_equal(bits, source[0][index[0]])
 
 
 @settings(max_examples=40, deadline=None)
