@@ -36,6 +36,27 @@ struct CollectiveMainloop {
 
   // Producer.
 
+  /// Loads of B in clusters of 2x1 whose CTAs have tiles of different columns (`RowGroupWork::beside`). Each CTA loads
+  /// the first half of its tile, and the second half of the other's: peers must wait for each other's loads.
+  struct BesideB {
+    Params const& params;
+    int rank;
+
+    /// Issues the loads of a stage, if they are such.
+    __device__ bool operator()(Unit const& work, uint64_t& full, char* stage, int k, int batch) const {
+      if constexpr (Traits::kPairs) {
+        if (!work.beside) return false;
+        int const other = rank ^ 1;
+        LoadB const own{params.b, params.b_tail, 0, uint16_t(1 << rank), params.n};
+        LoadB const others{params.b, params.b_tail, 1, uint16_t(1 << other), params.n};
+        own(own.tile(work.n), full, stage, k, batch);
+        others(others.tile(work.n + (other - rank) * Config::kTileN), full, stage, k, batch);
+        return true;
+      }
+      return false;
+    }
+  };
+
   /// The producer loop. One thread issues the loads. With groups along M the whole warp runs the loop, because the
   /// scheduler uses warp votes.
   __device__ static void load(Params const& params, Storage storage, Scheduler& scheduler) {
@@ -49,6 +70,7 @@ struct CollectiveMainloop {
     uint32_t const column = ((1u << Config::kClusterM) - 1) << (n * Config::kClusterM);
     LoadA const load_a{params.a, params.a_tail, n, uint16_t(row), params.m};
     LoadB const load_b{params.b, params.b_tail, m, uint16_t(column), params.n};
+    BesideB const beside_b{params, m};
 
     Position at;
     bool waits = !Traits::kReadsGroups;
@@ -81,7 +103,7 @@ struct CollectiveMainloop {
           load_b(tile_b, full, stage_b, k, matrix_b.low(), matrix_b.high());
         } else {
           load_a(tile_a, full, stage_a, Traits::kMixed ? k * Traits::kBitsA / 8 : k, batch_a);
-          load_b(tile_b, full, stage_b, k, batch_b);
+          if (!beside_b(work, full, stage_b, k, batch_b)) load_b(tile_b, full, stage_b, k, batch_b);
         }
         if constexpr (Groups::kGroups > 0)
           Groups::load(params, full, storage.base + Storage::kOffsetScales + at.stage * Groups::kBytes, work.m, k, batch_a);

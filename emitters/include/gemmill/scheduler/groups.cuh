@@ -17,6 +17,8 @@ __device__ inline int group_entry(GemmParams const& params, int group, int exten
 /// A tile of a group of rows. Rows from `end` on do not belong to the group and must not be written.
 struct RowGroupWork : Work {
   int end;
+  /// In clusters of 2x1: whether the other CTA has the next or the previous tile along N, not along M.
+  bool beside;
 };
 
 /// Groups along M: consecutive groups with offsets of their ends, or, if `Masked`, slots of equal capacity with counts
@@ -25,11 +27,15 @@ struct RowGroupWork : Work {
 /// Each lane of a warp holds one of 32 groups, so that few votes find a tile, and empty groups cost nothing. Indices must
 /// increase from call to call. The whole warp must make each call.
 ///
-/// Of every 32 groups, those with the most blocks of 64 rows in their last tile come first. Kernels multiply only the
-/// blocks that have rows, so CTAs that get every nth tile then have about the same work.
+/// With tiles of 256 rows, of which kernels multiply only the blocks of 64 rows that have rows, the groups with the most
+/// blocks in their last tile come first of every 32. CTAs, which get every nth tile, then have about the same work.
+///
+/// In clusters of 2x1, a last tile along M without a pair would leave a CTA idle. The CTAs take two such tiles along N.
 template <class Order, int TileK, bool Masked, class Params_ = GemmParams>
 struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
   using Params = Params_;
+  /// Producers that gather rows have no register left for it.
+  enum : bool { kPairs = Order::kClusterM == 2 && Order::kClusterSize == 2 && cute::is_same_v<Params_, GemmParams> };
 
   GemmParams const& params;
   int rank;
@@ -58,22 +64,38 @@ struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
     int const holder = __ffs(__ballot_sync(~0u, tiles == next)) - 1;
     int const group_begin = __shfl_sync(~0u, begin, holder);
     int const group_end = __shfl_sync(~0u, end, holder);
-    Order order(group_end - group_begin, params.n);
-    auto const [m, n] = order.origin(index - (next - order.count()), rank);
+    int const rows = group_end - group_begin;
+    Order order(paired(rows), params.n);
+    int const place = index - (next - count(order, rows));
+    auto [m, n] = order.origin(place, rank);
+    bool const beside = kPairs && place >= order.count();
+    if (beside) m = (rows - 1) / Order::kTileM * Order::kTileM, n = ((place - order.count()) * 2 + rank) * Order::kTileN;
     // All lanes have the same value. A reduction puts it into a uniform register, which leaves one more to the sums.
     int const group = __reduce_max_sync(~0u, chunk + holder);
-    return {{group_begin + m, n, group, Masked ? group : 0, 0, k_tiles(index)}, group_end};
+    return {{group_begin + m, n, group, Masked ? group : 0, 0, k_tiles(index)}, group_end, beside};
   }
 
  private:
   __device__ static int lane() { return threadIdx.x % 32; }
+
+  /// The rows of a group whose tiles have pairs.
+  __device__ static int paired(int rows) {
+    int const tiles = ceil_div(rows, Order::kTileM);
+    return kPairs && tiles % 2 == 1 ? (tiles - 1) * Order::kTileM : rows;
+  }
+
+  /// The number of cluster tiles of a group, given the order of those that have pairs.
+  __device__ static int count(Order const& order, int rows) {
+    bool const beside = kPairs && ceil_div(rows, Order::kTileM) % 2 == 1;
+    return order.count() + (beside ? ceil_div(order.clusters_n, 2) : 0);
+  }
 
   /// Reads the rows of a group, and returns its number of cluster tiles.
   __device__ int count(int group) {
     bool const exists = group < params.batch;
     end = exists ? group_entry(params, group, params.m) : 0;
     begin = Masked ? 0 : exists ? min(group_entry(params, group - 1, params.m), end) : 0;
-    return Order(end - begin, params.n).count();
+    return count(Order(paired(end - begin), params.n), end - begin);
   }
 
   /// The number of cluster tiles up to the end of the group that has a tile; negative if no lane holds it.
@@ -86,10 +108,10 @@ struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
     chunk = first;
     tiles = before;
     int const own = count(first + lane());
-    // The blocks of the last cluster tile, in its first tile, less 1.
-    int const blocks = min((end - begin - 1) % Order::kClusterRows, Order::kTileM - 1) / 64;
+    constexpr int kClasses = Order::kTileM == 256 ? 4 : 1;
+    int const blocks = kClasses == 1 ? 0 : (end - begin - 1) % 256 / 64;  // of the last tile, less 1
 #pragma unroll 1
-    for (int i = Order::kTileM / 64 - 1; i >= 0; --i) {
+    for (int i = kClasses - 1; i >= 0; --i) {
       int sum = blocks == i ? own : 0;
 #pragma unroll
       for (int distance = 1; distance < 32; distance *= 2) {

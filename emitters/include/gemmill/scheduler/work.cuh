@@ -129,8 +129,8 @@ struct PlainQuotient {
 template <int TileM, int TileN, int ClusterM, int ClusterN, Raster RasterAlong, int Swizzle, class Division>
 struct TileOrder {
   static constexpr int kClusterSize = ClusterM * ClusterN;
-  static constexpr int kTileM = TileM;
-  static constexpr int kClusterRows = TileM * ClusterM;
+  static constexpr int kClusterM = ClusterM;
+  static constexpr int kTileM = TileM, kTileN = TileN;
 
   struct Origin {
     int m, n;
