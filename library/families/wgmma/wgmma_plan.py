@@ -35,6 +35,9 @@ INSTRUCTION_K_BYTES = 32
 """Bytes along K of one WGMMA (PTX ISA, "wgmma.mma_async": K is 16 for 16-bit types)."""
 SUBTILE_M = 64
 """Rows of a subtile of D: the M extent of one WGMMA."""
+SKIPPING_ROWS = 256
+"""Rows of a tile of which only blocks of 64 rows with rows of a group are multiplied
+(emitters/include/gemmill/kernel/wgmma/consumer.cuh)."""
 MAX_PROMOTED_N = 192
 """Most columns of a WGMMA with two-level accumulation."""
 MAX_EXCHANGED_PROMOTED_N = 160

@@ -16,6 +16,7 @@ import numpy as np
 from gemmill.library.arch import L2_SECTOR, Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.families.wgmma.wgmma_plan import SKIPPING_ROWS, SUBTILE_M
 from gemmill.library.legality.quantities import TMA_ALIGN, align_up
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.cost.arrays import twelfth_power, twelfth_root
@@ -27,7 +28,7 @@ from gemmill.runtime.select.cost.network import DYNAMIC, corrections
 from gemmill.runtime.select.cost.table import FeatureTable, resident_clusters
 
 if TYPE_CHECKING:
-    from gemmill.runtime.select.cost.arrays import Columns, Floats, Integers
+    from gemmill.runtime.select.cost.arrays import Bools, Columns, Floats, Integers
     from gemmill.runtime.select.cost.network import Network
 
 BEHIND = 1.7
@@ -35,7 +36,7 @@ BEHIND = 1.7
 measured problems was always within it."""
 MOST = 64
 """Most kernels for which the network is evaluated, the analytically fastest first."""
-_OF_FAMILIES = "m", "inside_a", "inside_b", "active", "load_ns", "steps", "waves", "store_ns", "sharing"
+_OF_FAMILIES = "m", "inside_a", "inside_b", "active", "filled", "load_ns", "steps", "waves", "store_ns", "sharing"
 """Work of kernels that families use."""
 _FITTED = "strided", "nested"
 """Batching that the network was fitted to, or with the same cost."""
@@ -45,6 +46,10 @@ _STORES_SEEN = 0.5
 """Share of the SM's time from which on stores count as the bound."""
 _ROWS_OF_MASKED = np.linspace(0.7, 1.3, 7)[:, np.newaxis]
 """Rows in use of masked groups relative to the expected rows, with the distribution of DeepGEMM's tests."""
+_ROWS_OF_GROUPED = -np.log1p(-(np.arange(16) + 0.5) / 16)[:, np.newaxis]
+"""Rows of groups at offsets relative to their average, as for an exponential distribution."""
+_WINDOW_COST = 1.3
+"""Time of the loads of groups along K relative to others, fitted to three tiles on an H200."""
 _L2_SHARE = 0.85
 """Share of L2 that operands can stay in. Fitted to measurements on an H200, like the next constant."""
 _REALIGNED_KEPT = 0.45
@@ -109,6 +114,9 @@ def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Columns:
     work = _tiles(table, problem, typical, gpu)
     _add_loads(work, columns, typical, gpu, problem.batching in _FITTED)
     _add_stores(work, columns, problem, gpu)
+    if problem.batching == "kgrouped":
+        work["load_ns"] *= _WINDOW_COST
+        work["store_ns"] = work["store_ns"] * (_bytes(problem.d_dtype) / _output_bytes(problem))  # C comes earlier
     sm_ns, dram_ns, us = work["sm_ns"], work["dram_ns"], work["us"]
     sm_ns[:] = _busiest_ns(table, work, typical, gpu)
     if (stream := columns["stream"]) is not None:  # a part of a wave still has a whole store
@@ -135,9 +143,10 @@ def _tiles(table: FeatureTable, problem: GemmProblem, typical: GemmProblem, gpu:
     np.array((typical.m, typical.n), np.float64).take(table.side, None, extents, "clip")
     np.divide(extents, columns["cluster_tile"], along)
     np.ceil(along, along)
-    varied = None
+    varied: Floats | bool | None = None
+    filled: Floats | float = 1.0
     if problem.batching in ("grouped", "masked"):
-        varied = _vary(along, extents, columns, problem, typical)
+        varied, filled = _vary(along, extents, columns, problem, typical)
     clusters = along_m * along_n
     clusters *= columns["clusters"]
     if typical.batch != 1:
@@ -155,6 +164,7 @@ def _tiles(table: FeatureTable, problem: GemmProblem, typical: GemmProblem, gpu:
         "clusters": clusters,
         "inside_a": 1.0,
         "inside_b": 1.0,
+        "filled": filled,
         "sharing": 1.0,
         "load_ns": load_ns,
         "sm_ns": sm_ns,
@@ -195,18 +205,35 @@ def features(table: FeatureTable, work: Columns) -> Floats:
 
 def _vary(
     along: Floats, extents: Floats, columns: Columns, problem: GemmProblem, typical: GemmProblem
-) -> Floats | bool:
+) -> tuple[Floats | bool, Floats | float]:
     """Replace the tiles of average groups along M by the average of the tiles of groups, whose rows are known only on
-    average. Return for which kernels the groups differ in tiles."""
-    rows = columns["cluster_tile"][0]
-    if problem.batching == "grouped":  # as for an exponential distribution of rows
-        along[0] = -1 / np.expm1(-rows / extents[0])
-        return True
-    tiles = np.ceil(np.minimum(_ROWS_OF_MASKED * typical.m, problem.m) / rows)
-    if problem.expected_rows is None:
-        return False
+    average. Return for which kernels the groups differ in tiles, and the share of the rows of tiles that are
+    multiplied."""
+    tile_rows, cluster_rows = columns["tile"][0], columns["cluster_tile"][0]
+    varied: Floats | bool = True
+    if problem.batching == "grouped":
+        rows = _ROWS_OF_GROUPED * typical.m
+    else:
+        rows = np.minimum(_ROWS_OF_MASKED * typical.m, problem.m)
+        tiles = np.ceil(rows / cluster_rows)
+        varied = np.asarray(tiles[0] < tiles[-1])
+    pairs = (columns["cluster_m"] == 2) & (columns["cluster_size"] == 2) & (problem.rows == "stored")
+    tiles, filled = tiles_of_groups(rows, tile_rows, cluster_rows, pairs)
     along[0] = tiles.mean(axis=0)
-    return np.asarray(tiles[0] < tiles[-1])
+    return varied, np.asarray(filled.mean(axis=0) / along[0])
+
+
+def tiles_of_groups(rows: Floats, tile_rows: Floats, cluster_rows: Floats, pairs: Bools) -> tuple[Floats, Floats]:
+    """Return the cluster tiles along M of groups of rows, and the work of the tensor cores relative to that of whole
+    tiles: one of 256 rows multiplies only blocks of 64 rows with rows of the group, which saves time if the group has
+    no other. With ``pairs``, clusters of two CTAs take a last tile without a pair in half as many cluster tiles."""
+    whole = np.ceil(rows / cluster_rows) - 1
+    rest = rows - whole * cluster_rows
+    alone = pairs & (rest <= tile_rows)
+    share = np.where(alone, 0.5, 1.0)
+    blocks = np.where((tile_rows == SKIPPING_ROWS) & (whole == 0), SUBTILE_M, tile_rows)
+    last = np.ceil(np.minimum(rest, tile_rows) / blocks) * blocks / tile_rows
+    return whole + share, whole + share * last
 
 
 def _slots(table: FeatureTable, gpu: Gpu) -> Floats:

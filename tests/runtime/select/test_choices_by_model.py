@@ -60,8 +60,8 @@ def test_slots_go_to_kernels_for_the_rows_that_are_expected(everything: Selector
     slots = GemmProblem(4096, 6144, 7168, groups=32, batching="masked")
     few, many, unsaid = (everything.select(slots.but(expected_rows=rows)) for rows in (20, 1024, None))
     assert (few.config.tile.m, many.config.tile.m) == (64, 128)
-    two = everything.select(slots.but(expected_rows=192))  # tiles of each slot, which read the same of B: a cluster
-    assert (two.config.tile.m, two.config.cluster.m, many.config.cluster.m) == (128, 2, 1)
+    one = everything.select(slots.but(expected_rows=192))  # tile of each slot, of which it multiplies blocks of 64 rows
+    assert (one.config.tile.m, one.config.cluster.m, many.config.cluster.m) == (256, 1, 2)
     assert "with 20 rows in use per masked group" in few.reason
     assert unsaid.name == everything.select(slots.but(expected_rows=128)).name
     for size in (slots.but(m=100), slots.but(m=100, expected_rows=100)):

@@ -88,9 +88,13 @@ def _busiest_ns(columns: Columns, work: Columns, problem: GemmProblem, gpu: Gpu)
     """Pingpong computes one tile while it stores another: if stores are shorter, only the last one takes time."""
     if (load_ns := _load_ns(columns, work, problem, gpu)) is not work["load_ns"]:
         np.copyto(work["load_ns"], load_ns)  # also for the network
-    work["paces"] = columns["multiply_ns"], load_ns, columns["latency_ns"]
+    multiply_ns, but_loads = columns["multiply_ns"], columns["but_loads"]
+    if not isinstance(filled := work["filled"], float):  # groups of rows
+        multiply_ns = multiply_ns * filled
+        but_loads = eighth_power(multiply_ns) + eighth_power(columns["latency_ns"])
+    work["paces"] = multiply_ns, load_ns, columns["latency_ns"]
     step_ns = eighth_power(load_ns)
-    step_ns += columns["but_loads"]
+    step_ns += but_loads
     step_ns = eighth_root(step_ns)
     loop_ns, store_ns = work["steps"] * step_ns, work["store_ns"]
     tile_ns = loop_ns + store_ns

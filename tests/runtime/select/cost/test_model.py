@@ -13,7 +13,7 @@ from tests.runtime.select.problems import H200, KERNELS, problem
 from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.select.cost.model import analytic, in_words, times
+from gemmill.runtime.select.cost.model import analytic, in_words, tiles_of_groups, times
 from gemmill.runtime.select.cost.table import FeatureTable
 from gemmill.runtime.select.kernels.faults import needs_swap
 from gemmill.runtime.select.model_file import model_of
@@ -103,3 +103,13 @@ def test_transposing_takes_time_and_registers_do_not() -> None:
     k_major = _us(name.format("k", "k"), square)
     assert _us(name.format("mn", "k"), square) == pytest.approx(k_major, rel=0.01)
     assert _us(name.format("k", "mn"), square) > 1.12 * k_major
+
+
+def test_groups_take_the_tiles_that_the_scheduler_gives_them() -> None:
+    rows = np.array([1.0, 64, 65, 128, 129, 255, 256, 257, 700])
+    tiles, filled = tiles_of_groups(rows, np.array(128.0), np.array(256.0), np.array(True))
+    assert (tiles == np.ceil(rows / 128) / 2).all(), "a last tile without a pair is half a cluster tile"
+    assert (filled == tiles).all(), "tiles of 128 rows are multiplied whole"
+    tiles, filled = tiles_of_groups(rows, np.array(256.0), np.array(256.0), np.array(False))
+    assert (tiles == np.ceil(rows / 256)).all()
+    assert (filled == np.where(rows <= 256, np.ceil(rows / 64) / 4, tiles)).all()
