@@ -223,6 +223,11 @@ def test_layers_of_e4m3(activation: str, how: str) -> None:
     assert bool((error <= 0.06 * rows.norm(dim=(1, 2))).all()), "e4m3 rounds to about 0.025"
     again = gemmill.torch.moe(x, w1, w2, ids, weights, activation=activation, **scales, **keywords)
     assert torch.equal(again, found)
+    moved = torch.empty(x.numel() + 1, dtype=torch.uint8, device="cuda")[1:].view(x.shape)
+    moved.copy_(x.view(torch.uint8))
+    scales["x_scale"] = x_scale.mT.contiguous().mT
+    again = gemmill.moe(moved.view(x.dtype), w1, w2, ids, weights, activation=activation, **scales, **keywords)
+    assert torch.equal(again, found), "copies have the bits of tokens anywhere"
 
 
 def signature(seed: int) -> tuple[int, int, int, int, int]:
