@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 # Fitted to measurements on an H200, together with its row in library/arch.py.
 _MULTICAST_COST = 0.26
 """Share of a load that multicast does not save."""
+_GATHER_COST = 2.5
+"""Load of rows that are gathered, relative to one by TMA. With it the model has the order that was measured for groups
+of 16, 128 and 1,024 rows: for large groups, CTAs that share the loads of B are faster."""
 _TILE_NS = 1020.0
 """Draining the pipeline and starting the next tile."""
 _STORE_BYTES_PER_CYCLE = 16
@@ -155,6 +158,7 @@ def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swa
     storing = np.array([family.storing(config) for family, config in family_configs], np.float64)
     cluster, rows, elements = np.stack([cluster_m, cluster_n]), tile * (bytes_a, bytes_b), tile_m * tile_n / along_k
     loaded = rows * tile_k * (_MULTICAST_COST + (1 - _MULTICAST_COST) / cluster[::-1])
+    loaded[0] *= [_GATHER_COST if config.scheduler.rows == "gathered" else 1.0 for config in configs]
     stream = np.flatnonzero([decomposition_of(config).has_shares for config in configs])
     second_ns, second_element_ns = second_kernel(configs, slices)
     storing_ns = storing * elements * column(configs, _stored_bytes) / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz)

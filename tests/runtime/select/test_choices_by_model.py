@@ -56,6 +56,13 @@ def test_every_layout_of_every_type_is_served(everything: Selector, dtype: DType
         assert faults(choice.config, asked.transposed if choice.swap_ab else asked) == []
 
 
+@pytest.mark.parametrize(("rows", "cluster"), [(16, 1), (128, 1), (1024, 2)])
+def test_ctas_share_b_for_large_groups_of_gathered_rows(everything: Selector, rows: int, cluster: int) -> None:
+    for n, k in ((1536, 2048), (3072, 4096)):
+        chosen = everything.select(GemmProblem(128 * rows, n, k, groups=128, batching="grouped", rows="gathered"))
+        assert (chosen.config.cluster.m, chosen.config.tile.m) == (cluster, 128)
+
+
 def test_slots_go_to_kernels_for_the_rows_that_are_expected(everything: Selector) -> None:
     slots = GemmProblem(4096, 6144, 7168, groups=32, batching="masked")
     few, many, unsaid = (everything.select(slots.but(expected_rows=rows)) for rows in (20, 1024, None))
