@@ -67,7 +67,7 @@ def grouped_matmul(
         expected_rows: Rows in use of a masked group on average, which the selector assumes; the default is 128. The
             result is right with any value, but the kernel for a better one may be up to a quarter faster.
         a_scale: Scale of rows or matrices, (M, 1) or (groups, capacity, 1), or of blocks, (M, K/128) or (groups,
-            capacity, K/128). With ``rows``, a scale of blocks has a row for each row of ``a``.
+            capacity, K/128).
         b_scale: Scale of columns or matrices, (groups, 1, N) or (groups, 1, 1), or of blocks, (groups, K/128, N/128).
         epilogue: Expression, as in :func:`gemmill.matmul`, where the groups take the place of the batch: ``bias[n]``
             may be (N,) or (groups, N), and ``x[batch]`` is (groups,). For groups of rows at offsets, ``x[m]`` is (M,),

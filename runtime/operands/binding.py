@@ -317,13 +317,7 @@ def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogu
     count, stride = (_matrices_of_array(groups, 3 if c is None else 4), 1) if is_array else _groups(groups, kind)
     _check_out(a, b, d, shape)
     batching = _batching(kind, len(b.shape))
-    if batching in ("kgrouped", "array") and ("a_scale" in tensors or "b_scale" in tensors):
-        raise OperandError(f"block scales are not supported with {kind} here: pass a and b without scales")
-    if rows is not None and any(x.name == "a_scale" and x.kind == "row" for x in epilogue.operands):
-        raise OperandError(
-            "a_scale has a value for each row of a, which is not supported with rows: scale rows of out in an "
-            "epilogue, as in 'd = acc * s[m]' with s=a_scale[rows, 0]"
-        )
+    _refuse_scales(tensors, epilogue, kind, batching)
     m, k, n = shape[0] if rows is not None else a.shape[-2], a.shape[-1], b.shape[-1]
 
     def read(name: str, tensor: TensorView, rows: int, columns: int) -> Matrices:
@@ -331,10 +325,22 @@ def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogu
 
     of_c = None if c is None else read("c", _broadcast_c(c, shape), m, shape[-1])
     abcd: FourMatrices = (read("a", a, a.shape[-2], k), read("b", b, k, n), of_c, read("out", d, m, shape[-1]))
-    scales = block_scales(tensors, (a.shape[-2], n, k), (count,) if batching == "masked" else (), (count,))
+    scales = block_scales(tensors, (m, n, k), (count,) if batching == "masked" else (), (count,))
     gemm = _assemble(call, _Extents(m, n, k, count), abcd, scales, epilogue, batching)
     gemm = replace(gemm, groups=Table(kind, groups.ptr, stride))
     return gemm if rows is None else _with_rows(gemm, rows, a.shape[0])
+
+
+def _refuse_scales(tensors: _Tensors, epilogue: Epilogue, kind: str, batching: BatchingName) -> None:
+    """Raise OperandError for scales that kernels of groups do not support."""
+    if batching in ("kgrouped", "array") and ("a_scale" in tensors or "b_scale" in tensors):
+        raise OperandError(f"block scales are not supported with {kind} here: pass a and b without scales")
+    has_rows = "a_scale" in tensors or any(x.name == "a_scale" and x.kind == "row" for x in epilogue.operands)
+    if has_rows and "rows" in tensors:
+        raise OperandError(
+            "a_scale has values for the rows of a, which is not supported with rows: pass a[rows] and a_scale[rows] "
+            "without rows"
+        )
 
 
 def _with_rows(gemm: Gemm, rows: TensorView, extent: int) -> Gemm:

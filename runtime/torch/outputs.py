@@ -60,6 +60,7 @@ def of_groups(
     counts: torch.Tensor | None = None,
     *,
     rows: torch.Tensor | None = None,
+    a_scale: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     **_: Any,
 ) -> list[Output]:
@@ -76,6 +77,7 @@ def of_groups(
             offsets is not None and b.dim() == 3 and rows.dim() == 1,
             lambda: "rows is an index (M,) for groups of rows: pass offsets, a (any, K) and b (groups, K, N)",
         )
+        torch._check(a_scale is None, lambda: "a_scale is not supported with rows: pass a[rows] and a_scale[rows]")
     return [Output(grouped_shape(a, b, offsets, rows), out_dtype or d_dtype(a.dtype, b.dtype))]
 
 

@@ -40,8 +40,6 @@ def grouped_matmul(
     (d,) = of_groups(a, b, offsets, counts, **keywords)
     if (rows := keywords.pop("rows", None)) is not None:
         a = gathered(a, rows)
-        if keywords.get("a_scale") is not None:
-            keywords["a_scale"] = gathered(keywords["a_scale"], rows)
     return [_stored(_linear(_grouped_sums(a, b, offsets, counts, **keywords), **keywords), d)]
 
 

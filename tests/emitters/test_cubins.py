@@ -82,7 +82,6 @@ SAMPLE = [
     "sm90a_f16k16_f16k16_f32_f16n16_f16n16_128x256x64_4x1_cooperative_s3_m8gatheredgrouped_k1_linear",
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8gatheredgrouped_k1_xdEsiluPgateQTup",
     "sm90a_e4m3k16_e4m3k16_f32p4_none_bf16n16_128x128x128_2x1_pingpong_s4_m8gatheredgrouped_k1_linear",
-    "sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_bf16n16_128x192x128_2x1_cooperative_s4_m8gatheredgrouped_k1_linear",
     "sm90a_bf16mn16_bf16mn16_f32_f32n16_f32n16_256x128x64_1x1_cooperative_s3_m8kgrouped_k1_linear",
 ]
 

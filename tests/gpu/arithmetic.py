@@ -342,8 +342,6 @@ def _grouped(member: Member, case: Case, draw: random.Random, options: dict[str,
         places = torch.tensor(order, device=case.device)
         bits(a)[places] = bits(a).clone()
         options["rows"] = places
-        if "a_scale" in options:
-            options["a_scale"] = options["a_scale"].clone().index_copy(0, places, options["a_scale"])
     gemmill.grouped_matmul(a, b, offsets, out=d, **options)
     return d
 

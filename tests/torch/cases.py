@@ -197,25 +197,6 @@ CASES: dict[str, Case] = {
         {},
         lambda a, b, offsets, rows, **_: _groups_expected(a[[3, 0, 3, 1, 3, 3]], b, offsets),
     ),
-    "grouped_mm of gathered rows with scales": Case(
-        "grouped_mm",
-        {
-            "a": wide(4, 200).to(FP8),
-            "b": wide(3, 200, 8).to(FP8),
-            "offsets": _ends(2, 2, 6),
-            "counts": None,
-            "a_scale": wide(4, 2, dtype=torch.float32),
-            "b_scale": wide(3, 2, 1, seed=1, dtype=torch.float32),
-            "c": None,
-            "rows": torch.tensor([3, 0, 3, 1, 2, 2], dtype=torch.int32),
-        },
-        {},
-        lambda a, b, offsets, a_scale, b_scale, rows, **_: _groups_expected(
-            (a.double() * a_scale.double().repeat_interleave(128, 1)[:, :200])[rows.long()],
-            b.double() * b_scale.double().repeat_interleave(128, 1)[:, :200],
-            offsets,
-        ),
-    ),
     "grouped_mm along K": Case(
         "grouped_mm",
         {"a": wide(16, 8).mT, "b": wide(16, 8), "offsets": _ends(3, 3, 16)},

@@ -62,8 +62,6 @@ ALIGNS = (1, 2, 4, 8, 16)
 """Alignments of C and D that the reduction kernel supports. It accesses them without TMA."""
 MIXED_TILE_K = (64, 128, 256)
 """Tile K of kernels with a narrow A."""
-GATHERED_SCALES = ("none", "1x128")
-"""Scales of an A whose rows are gathered."""
 GATHERED_M, GATHERED_ROW = 128, 128
 """Most rows of a tile whose rows are gathered, and the bytes of each in a stage: one swizzle span. With more rows the
 producer spills."""
@@ -171,7 +169,7 @@ def k_groups(plan: WgmmaPlan) -> str | None:
 )
 def gathered_rows(plan: WgmmaPlan) -> str | None:
     """Rows of A can be gathered with grouped batching if a stage has at most 128 rows of 128 bytes, which no other CTA
-    reads, A is K-major and as wide as B, with f32 block scales or none, and no stage is transposed."""
+    reads, A is K-major and as wide as B, without block scales, and no stage is transposed."""
     if not plan.gathers_a:
         return None
     config = plan.config
@@ -181,8 +179,8 @@ def gathered_rows(plan: WgmmaPlan) -> str | None:
         (config.a.major != "k", f"the major of A is {config.a.major}; it must be k"),
         (config.a.dtype == "tf32", "A is tf32, to which only TMA rounds f32; it must be of another type"),
         (
-            config.a.scale not in GATHERED_SCALES,
-            f"the scale of A is {config.a.scale}; it must be {one_of(GATHERED_SCALES)}",
+            config.a.scale != "none",
+            f"the scale of A is {config.a.scale}; it must be none",
         ),
         (plan.is_mixed, f"A is {config.a.dtype} and B is {config.b.dtype}; they must be equally wide"),
         (

@@ -157,8 +157,7 @@ def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swa
     ctas_per_sm = np.array([family.ctas_per_sm(config) for family, config in family_configs], np.float64)
     storing = np.array([family.storing(config) for family, config in family_configs], np.float64)
     cluster, rows, elements = np.stack([cluster_m, cluster_n]), tile * (bytes_a, bytes_b), tile_m * tile_n / along_k
-    loaded = rows * tile_k * (_MULTICAST_COST + (1 - _MULTICAST_COST) / cluster[::-1])
-    loaded[0] *= [_GATHER_COST if config.scheduler.rows == "gathered" else 1.0 for config in configs]
+    loaded = rows * tile_k * (_MULTICAST_COST + (1 - _MULTICAST_COST) / cluster[::-1]) * _gather_costs(configs)
     stream = np.flatnonzero([decomposition_of(config).has_shares for config in configs])
     second_ns, second_element_ns = second_kernel(configs, slices)
     storing_ns = storing * elements * column(configs, _stored_bytes) / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz)
@@ -256,6 +255,13 @@ def _inputs(configs: Sequence[GemmConfig], columns: Columns) -> Floats:
         column(configs, transposed_operands),
     ]
     return np.concatenate([np.log(np.array(sizes)), np.array(flags)]).T
+
+
+def _gather_costs(configs: Sequence[GemmConfig]) -> Floats:
+    """Return the factors of the loads of A and B, (2, kernels)."""
+    costs = np.ones((2, len(configs)))
+    costs[0, [i for i, config in enumerate(configs) if config.scheduler.rows == "gathered"]] = _GATHER_COST
+    return costs
 
 
 def _stored_bytes(config: GemmConfig) -> int:

@@ -96,10 +96,9 @@ def test_rows_are_found_by_an_index() -> None:
         ({"b": tensor(64, 80), "a": tensor(70, 64), "d": tensor(4, 70, 80)}, "rows is an index for groups of rows"),
         ({"a": tensor(4, 70, 64)}, "rows is an index for groups of rows"),
         (
-            {"a_scale": tensor(300, 1, dtype="f32"), "b_scale": tensor(4, 1, 1, dtype="f32")},
-            r"a_scale has shape \(300, 1\); its last extents must be \(70, 1\)",
+            {"a_scale": tensor(70, 1, dtype="f32")},
+            "a_scale has values for the rows of a, which is not",
         ),
-        ({"a_scale": tensor(300, 1, dtype="f32")}, "a_scale is passed without b_scale"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(changes: dict[str, Any], says: str) -> None:

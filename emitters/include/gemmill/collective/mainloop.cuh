@@ -126,13 +126,11 @@ struct CollectiveMainloop {
     uint32_t const column = (1u << Config::kClusterM) - 1;
     LoadB const load_b{params.b, params.b_tail, scheduler.rank, uint16_t(column), params.n};
     GatherA load_a(storage.base + Storage::kOffsetTmaA);
-    uint32_t const scales = cute::cast_smem_ptr_to_uint(storage.base + Storage::kOffsetScales);
 
     Position at;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
       Unit const work = scheduler.work(index);
       load_a.begin(params, work.m, work.end);
-      typename Traits::GatherScalesA load_scales(params, work.m, work.end, work.n, work.batch);
       auto const tile_b = load_b.tile(work.n);
       uint32_t const bytes = load_b.bytes(work.n);
       int const batch_b = params.batched & 2 ? work.batch : 0;
@@ -145,7 +143,6 @@ struct CollectiveMainloop {
           load_b(tile_b, full, storage.base + Storage::kOffsetTmaB + at.stage * B::kBytes, k, batch_b);
         }
         load_a(at.stage, (params.k - k) * int(sizeof(typename TmaLayoutA::Element)));
-        load_scales(params, scales + at.stage * Scales::kBytes);
         load_a.arrive(full);
       }
     }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <gemmill/copy/layout.cuh>
-#include <gemmill/copy/scales.cuh>
+#include <gemmill/kernel/params.cuh>
 
 namespace gemmill {
 
@@ -87,46 +87,6 @@ struct GatherLoad {
  private:
   __device__ static int row() { return threadIdx.x / kThreadsOfRow; }
   __device__ static int chunk() { return threadIdx.x % kThreadsOfRow; }
-};
-
-/// Copies the block scales of gathered rows of A, and those of B, with the same threads: thread t the scale of row t.
-template <int TileM>
-struct GatherScales {
-  /// This thread's scale of A, and of B for the first two threads, for the next block of K.
-  float const* row;
-  float const* column;
-  /// Bytes to copy of B's: 4, or 0 if it does not exist.
-  int column_bytes;
-
-  __device__ GatherScales(GatherParams const& params, int m, int end, int n, int batch) {
-    ScaleParams const& a = params.a_scale;
-    ScaleParams const& b = params.b_scale;
-    int const thread = threadIdx.x, block = n / kScaleBlock + thread;
-    row = static_cast<float const*>(a.pointer) + gathered_row(params, min(m + thread, end - 1)) * a.stride;
-    column = static_cast<float const*>(b.pointer) + batch * b.batch_stride + block * b.stride;
-    column_bytes = block * kScaleBlock < params.n ? 4 : 0;
-  }
-
-  /// Starts to fill a stage.
-  __device__ void operator()(GatherParams const& params, uint32_t stage) {
-    uint32_t const target = stage + threadIdx.x * 4;
-    if (threadIdx.x < TileM) copy(target, row, 4);
-    if (threadIdx.x < 2) copy(target + TileM * 4, column, column_bytes);
-    row += params.a_scale.k_stride;
-    column += params.b_scale.k_stride;
-  }
-
- private:
-  /// Copies `bytes` (4 or 0) bytes and zeroes the rest.
-  __device__ static void copy(uint32_t target, float const* source, int bytes) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
-  }
-};
-
-/// Takes the place of GatherScales in kernels without block scales.
-struct NoGatherScales {
-  __device__ NoGatherScales(GatherParams const&, int, int, int, int) {}
-  __device__ void operator()(GatherParams const&, uint32_t) {}
 };
 
 }  // namespace gemmill

@@ -27,17 +27,6 @@ struct ScaleStage {
   __device__ static void acquire(int stage) { named_barrier::sync(named_barrier::kScales + stage, kThreads); }
 };
 
-/// The same stage where the producer warps that gather A also copy its scales. Their arrivals are those for A, and the
-/// stage's empty barrier says that it has been read.
-template <int TileM>
-struct GatheredScaleStage {
-  static constexpr int kBytes = (TileM + 4) * int(sizeof(float));
-  static constexpr int kArrivals = 0;
-
-  /// Every lane calls it after it has read the stage, before a lane of its warp releases the stage.
-  __device__ static void release(int) { __syncwarp(); }
-};
-
 /// Copies the scales of one tile, stage by stage. One warp uses cp.async, 4 bytes at a time, so scales may have any
 /// strides in global memory. Each lane arrives at the stage's full barrier. Addresses are computed once for each tile:
 /// computing them takes as long as the MMAs of a stage.

@@ -78,10 +78,7 @@ struct WgmmaTraits {
   using Epilogue = CollectiveEpilogue<typename Config::Epilogue, SubtileC, SubtileD, kBlocks, kTileColumnsD,
                                   Config::kSubtileN, Config::kBuffersC, Config::kBuffersD>;
 
-  /// Whether the rows of A are found by an index. All four producer warps then copy them, without TMA.
-  static constexpr bool kGathersA = cute::is_same_v<typename Scheduler::Params, GatherParams>;
-  using Scales = cute::conditional_t<kGathersA, GatheredScaleStage<Config::kTileM>,
-                                     ScaleStage<Config::kTileM, 128 * kTileWarpgroups>>;
+  using Scales = ScaleStage<Config::kTileM, 128 * kTileWarpgroups>;
   using ThreadScales = cute::conditional_t<kBlockScales,
                                            BlockScales<Scales, kBlocks, Config::kTileM, Config::kTileN>, NoScales>;
   using Accumulator = cute::conditional_t<
@@ -104,11 +101,10 @@ struct WgmmaTraits {
   using Partials = PartialTiles<Accumulator, kClusterSize * kTileWarpgroups>;
   using Sums = ClusterSums<Accumulator, kClusterSplits>;
   using SumsBarriers = ClusterSumsBarriers<kClusterSplits>;
+  /// Whether the rows of A are found by an index. All four producer warps then copy them, without TMA.
+  static constexpr bool kGathersA = cute::is_same_v<typename Scheduler::Params, GatherParams>;
   using GatherA = GatherLoad<TmaLayoutA>;
-  using GatherScalesA = cute::conditional_t<kBlockScales, GatherScales<Config::kTileM>, NoGatherScales>;
-  static_assert(!kGathersA || !kBlockScales || cute::is_same_v<typename Config::Scale, float>,
-                "scales of gathered rows have 4 bytes, as cp.async copies them");
-  static_assert(!kGathersA || (Config::kClusterN == 1 && !kTransposes && !kRegistersA),
+  static_assert(!kGathersA || (Config::kClusterN == 1 && !kBlockScales && !kTransposes && !kRegistersA),
                 "rows of A are copied as the MMAs read them, by the CTA that reads them");
   using StagePipeline = Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * kTileWarpgroups,
                                  kGathersA ? kGatherThreads : kBlockScales ? Scales::kArrivals : 0>;
