@@ -37,7 +37,7 @@ def route(topk_ids: Tensor, experts: int, *, out: Routing | None = None, stream:
 
     Args:
         topk_ids: The experts of each token, int32 or int64 (tokens, slots), contiguous. A slot whose id is negative or
-            not below ``experts`` is skipped.
+            not below ``experts`` is skipped; of 64-bit ids, the low 32 bits count.
         experts: Number of experts.
         out: Tensors to write, contiguous and with the shapes of the result. By default PyTorch or CuPy allocates them,
             where ``topk_ids`` is one of their tensors.
