@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
-from benchmarks.moe import DISTRIBUTIONS, Layer, rates, tokens_of
+from typing import Any
 
-from gemmill.profiler.baselines.experts import Experts, composed, reference
-from gemmill.profiler.baselines.triton_experts import TILES, candidates
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from benchmarks.moe import DISTRIBUTIONS, Layer, rates, tokens_of  # noqa: E402
+
+from gemmill.profiler.baselines.experts import Experts, composed, reference  # noqa: E402
+from gemmill.profiler.baselines.triton_experts import TILES, candidates  # noqa: E402
 
 LAYER = Layer(hidden=64, inner=32, experts=16, slots=3)
 
