@@ -63,8 +63,8 @@ ALIGNS = (1, 2, 4, 8, 16)
 MIXED_TILE_K = (64, 128, 256)
 """Tile K of kernels with a narrow A."""
 GATHERED_M, GATHERED_ROW = 128, 128
-"""Most rows of a tile whose rows are gathered, and the bytes of each in a stage: one swizzle span. With more rows the
-producer spills."""
+"""Most rows of a tile whose rows are gathered, since none with more was measured, and the bytes of each in a stage: one
+swizzle span."""
 NARROW_ROW = 128
 """Most bytes of a row of a stage of a narrow A: one swizzle span."""
 NARROW_CHUNK = 16

@@ -142,7 +142,7 @@ struct CollectiveMainloop {
           StagePipeline::Full::arrive_and_expect_tx(&full, bytes);
           load_b(tile_b, full, storage.base + Storage::kOffsetTmaB + at.stage * B::kBytes, k, batch_b);
         }
-        load_a(at.stage, (params.k - k) * int(sizeof(typename TmaLayoutA::Element)));
+        load_a(at.stage, min(params.k - k, Config::kTileK) * int(sizeof(typename TmaLayoutA::Element)));
         load_a.arrive(full);
       }
     }
