@@ -54,6 +54,7 @@ MASKED = (
     slots("192x96x64", cluster="1x2", a__major="mn", c__dtype="f32", c__major="m", d__dtype="f32"),
     slots("64x16x64", "pingpong", cluster="2x1", c__dtype="bf16"),
     slots("256x192x64", cluster="1x2"),
+    slots("128x256x64", cluster="2x1"),
     slots("128x192x64", "pingpong"),
 )
 KGROUPED = (
@@ -76,7 +77,9 @@ FP8 = (
     stacked("64x96x128", "pingpong", **SCALED),
     slots("64x128x128", "pingpong", **SCALED),
     slots("128x128x128", cluster="1x2", **SCALED),
-    slots("256x96x128", cluster="1x2", **SCALED),
+    stacked("128x256x128", cluster="2x1", **SCALED),
+    slots("128x256x128", cluster="2x1", **SCALED),
+    slots("256x128x128", cluster="1x2", **SCALED),
     slots("128x96x128", "pingpong", **SCALED),
 )
 ARRAY = (

@@ -67,9 +67,10 @@ struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
     int const rows = group_end - group_begin;
     Order order(paired(rows), params.n);
     int const place = index - (next - count(order, rows));
-    auto [m, n] = order.origin(place, rank);
     bool const beside = kPairs && place >= order.count();
-    if (beside) m = (rows - 1) / Order::kTileM * Order::kTileM, n = ((place - order.count()) * 2 + rank) * Order::kTileN;
+    auto const [m, n] = beside ? typename Order::Origin{(rows - 1) / Order::kTileM * Order::kTileM,
+                                                        ((place - order.count()) * 2 + rank) * Order::kTileN}
+                               : order.origin(place, rank);
     // All lanes have the same value. A reduction puts it into a uniform register, which leaves one more to the sums.
     int const group = __reduce_max_sync(~0u, chunk + holder);
     return {{group_begin + m, n, group, Masked ? group : 0, 0, k_tiles(index)}, group_end, beside};
