@@ -118,7 +118,7 @@ def gather_job(bound: BoundGather) -> tuple[bytes, int]:
     if bound.is_turned:
         ctas = -(-rows // gathering.THREADS) if columns else 0
         return gathering.SCALES_JOB.pack(*addresses, source.row, source.element, out.element, rows, columns), ctas
-    vectors = columns * out.element // bound.width
+    vectors = bound.row_bytes // bound.width
     parts = -(-vectors // gathering.THREADS)
     return gathering.ROWS_JOB.pack(*addresses, source.row, out.row, vectors, parts), rows * parts
 

@@ -62,10 +62,14 @@ class BoundGather:
         return self.out.shape[1] > 1 and not self.source.strides[1] == self.out.strides[1] == 1
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of elements; where it has only one, their stride says nothing."""
+        return self.out.shape[1] * DTYPES[self.out.dtype].bytes
+
+    @property
     def width(self) -> int:
         """Bytes of the widest vectors that divide all rows."""
-        row_bytes = self.out.shape[1] * strides_of(self.out).element
-        aligned = [x for x in WIDTHS if row_bytes % x == 0 and has_aligned_rows(self.source, x)]
+        aligned = [x for x in WIDTHS if self.row_bytes % x == 0 and has_aligned_rows(self.source, x)]
         return next(x for x in aligned if has_aligned_rows(self.out, x))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cases.ptx import Kernel, as_f32, rounded
@@ -48,6 +49,19 @@ def test_rows_and_their_scales_are_copied(data: st.DataObject, rows: int, height
     text = gathering.emit_gathering_scales() if bound.is_turned else gathering.emit_gathering_rows(bound.width)
     Kernel(text).launch(host.memory, job, ctas, gathering.THREADS)
     assert np.array_equal(bits, source[0][index[0]])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_rows_of_one_element_are_copied_wherever_they_lie(dtype: DTypeName) -> None:
+    """The stride within a row of one scale is that of a row: it is no size."""
+    host = Host(0)
+    (source, rows), (index, of_index) = host.tensor(dtype, (4, 1)), host.tensor("s32", (3,))
+    index[...] = (3, 0, 3)
+    made, columns = host.tensor(dtype, (1, 3))
+    bound = BoundGather(rows, of_index, transposed(columns))
+    job, ctas = gather_job(bound)
+    Kernel(gathering.emit_gathering_rows(bound.width)).launch(host.memory, job, ctas, gathering.THREADS)
+    assert np.array_equal(made.T, source[[3, 0, 3]])
 
 
 @settings(max_examples=40, deadline=None)
