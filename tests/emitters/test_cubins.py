@@ -230,7 +230,7 @@ BLOCKS = "sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_e4m3n16_"
         (f"{BLOCKS}64x256x128_2x1_pingpong_s4_m8grouped_k1_linear", GPT_OSS),
         pytest.param(f"{BLOCKS}64x256x128_2x1_pingpong_s4_m8_k1_linear", SILU, marks=pytest.mark.heavy),
         pytest.param(
-            "sm90a_bf16k16_bf16k16_f32_none_e4m3n16_128x256x64_2x1_cooperative_s3_m8masked_k1_linear",
+            "sm90a_bf16k16_bf16k16_f32_none_e4m3n16_128x256x64_1x1_cooperative_s3_m8masked_k1_linear",
             "h = silu(gate8 * p[n] + x[n]) * (up8 * q[n] + y[n]); t[m] = sum(h); s[m, n/128] = scale(h); d = h / s",
             marks=pytest.mark.heavy,
         ),

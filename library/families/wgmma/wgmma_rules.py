@@ -13,7 +13,7 @@ from gemmill.library.config.model import InputName, InputOperand, OutputOperand
 from gemmill.library.config.scales import BLOCK_SCALES
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.dtypes import FP8, INT8
-from gemmill.library.epilogues.parse import LINEAR, is_gated, scales_blocks, staged_formats
+from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, scales_blocks, staged_formats
 from gemmill.library.epilogues.tree import BLOCK
 from gemmill.library.families.shared_rules import Accumulators, converted, multiplied
 from gemmill.library.families.wgmma.registers import (
@@ -644,14 +644,18 @@ def epilogue_matrices(plan: WgmmaPlan) -> str | None:
 
 @rule(
     "quantised-d",
-    (*("tile.n", "d.dtype", "d.major", "c.dtype", "scheduler.decomposition", "epilogue"),),
+    (
+        *("tile.n", "cluster.m", "cluster.n", "d.dtype", "d.major", "c.dtype"),
+        *("scheduler.decomposition", "scheduler.batching", "epilogue"),
+    ),
     "gemmill: emitters/include/gemmill/collective/epilogue.cuh; a warpgroup holds whole blocks of a row",
     WgmmaPlan,
 )
 def quantised_d(plan: WgmmaPlan) -> str | None:
     """If the epilogue scales blocks of columns, D must be e4m3 and n-major, a tile must store whole blocks, CTAs must
     not share K, there must be no C and no matrix that TMA moves for the epilogue, and it can read at most 4 vectors,
-    where a matrix counts for 4."""
+    where a matrix counts for 4. In clusters of groups along M it cannot reduce: of 8 kernels with sums of rows, 5
+    spilled."""
     config = plan.config
     epilogue, decomposition = config.epilogue, config.scheduler.decomposition
     if not scales_blocks(epilogue):
@@ -664,6 +668,9 @@ def quantised_d(plan: WgmmaPlan) -> str | None:
         return f"TMA moves C or a matrix for the epilogue, which kernels that scale blocks do not support: {epilogue}"
     if plan.columns_d % BLOCK:
         return f"a tile has {plan.columns_d} columns of D; it must have a multiple of {BLOCK}, a block of its scales"
+    in_clusters = config.scheduler.batching in ("grouped", "masked") and config.cluster.m * config.cluster.n > 1
+    if in_clusters and any(output.is_reduction for output in parse(epilogue).outputs):
+        return f"the epilogue scales blocks and reduces; with groups along M the cluster must be 1x1: {epilogue}"
     vectors = vectors_beside_blocks(epilogue)
     if vectors <= MOST_BESIDE_BLOCKS:
         return None

@@ -389,6 +389,17 @@ MMA = "sm80_bf16k16_bf16k16_f32_none_bf16n16_128x128x32_1x1_multistage_s3_m8_k1_
             "reads 5 vectors, where a matrix counts for 4; the limit is 4",
         ),
         (
+            LEGAL,
+            {
+                "epilogue": "h = acc; t[m] = sum(h); s[m, n/128] = scale(h); d = h / s",
+                "d.dtype": "e4m3",
+                "scheduler.batching": "masked",
+                "cluster.m": 2,
+            },
+            "quantised-d",
+            "scales blocks and reduces; with groups along M the cluster must be 1x1",
+        ),
+        (
             GEMV,
             {"epilogue": QUANTISING},
             "epilogue-family",
