@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -9,7 +10,6 @@ from math import prod
 from typing import Any, NamedTuple
 
 from gemmill.library.dtypes import DTypeName
-from gemmill.library.errors import OperandError
 from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.runtime.api.prepare import prepare
 from gemmill.runtime.api.read import read_call
@@ -61,8 +61,8 @@ class LayerAddresses:
         of_a = {"a": ".copy"} if layer.copies else {"a": "x", "rows": ".rows"}
         of_first = {**of_a, "b": "w1", "offsets": ".offsets", "out": ".inner"}
         of_second = {"a": ".inner", "b": "w2", "offsets": ".offsets", "out": ".y"}
-        if "inner_scale" in layer.pieces:
-            of_first |= {"a_scale": ".copy_scale", "b_scale": "w1_scale", SCALE_OF_INNER: ".inner_scale"}
+        if scale := layer.first.arguments.epilogue.scale:
+            of_first |= {"a_scale": ".copy_scale", "b_scale": "w1_scale", scale.name: ".inner_scale"}
             of_second |= {"a_scale": ".inner_scale", "b_scale": "w2_scale"}
         products = (layer.first, of_first), (layer.second, of_second)
         first, second = ([names.get(place, place) for place in gemm.places] for gemm, names in products)
@@ -115,16 +115,12 @@ def epilogue_of(activation: str) -> str:
     return activation
 
 
-SCALE_OF_INNER = "s"
-"""Name of the scales in the epilogue of the first product of an e4m3 layer."""
-
-
 def quantising(epilogue: str) -> str:
-    """Return an epilogue that also divides D by the scale of each block of 128 columns, and writes the scales."""
-    text, count = re.subn(r"(^|[;\n])(\s*)d(\s*=)", r"\1\2h\3", epilogue)
-    if count != 1:
-        raise OperandError(f"activation is {epilogue!r}; it must assign d once")
-    return f"{text}; {SCALE_OF_INNER}[m, n/128] = scale(h); d = h / {SCALE_OF_INNER}"
+    """Return an epilogue that also divides D by the scale of each block of 128 columns, and writes the scales. Its own
+    two names are ``h`` and ``s``, or longer where the epilogue has these."""
+    names = {*re.findall(r"\w+", epilogue)}
+    h, s = (next(name for count in itertools.count(1) if (name := letter * count) not in names) for letter in "hs")
+    return re.sub(r"\bd\b", h, epilogue) + f"; {s}[m, n/128] = scale({h}); d = {h} / {s}"
 
 
 def bind_layer(
@@ -149,7 +145,8 @@ def bind_layer(
     epilogue = epilogue_of(activation)
     extents = layer_extents(tensors, read_epilogue(epilogue))
     x, out = tensors["x"], tensors["out"]
-    gathers = x.dtype != "e4m3" and has_aligned_rows(x, TMA_ALIGN)  # with scales, a copy is faster
+    are_apart = x.shape[0] < 2 or x.strides[0] >= x.shape[1]
+    gathers = x.dtype != "e4m3" and are_apart and has_aligned_rows(x, TMA_ALIGN)  # with scales, a copy is faster
     pieces, size = memory_pieces(extents, x.dtype, not gathers)
     memory = view(allocate((size,), "u8"), "memory between launches", options["stream"])
 
@@ -169,8 +166,9 @@ def bind_layer(
     if x.dtype == "e4m3":
         scale, of_a["a_scale"] = transposed(piece("inner_scale")), transposed(piece("copy_scale"))
         copies.append(BoundGather(tensors["x_scale"], rows, of_a["a_scale"]))
-        of_first |= {"b_scale": transposed(tensors["w1_scale"]), SCALE_OF_INNER: scale}
-        of_first["epilogue"] = quantising(epilogue)
+        of_first["epilogue"] = text = quantising(epilogue)
+        name_of_scale = next(o.name for o in read_epilogue(text).outputs if o.kind == "block")
+        of_first |= {"b_scale": transposed(tensors["w1_scale"]), name_of_scale: scale}
         of_scales = {"a_scale": scale, "b_scale": transposed(tensors["w2_scale"])}
     first = read_call({**of_a, **of_first, **operands, **options})
     bias = {"epilogue": "d = acc + b2[n]", "b2": tensors["b2"]} if "b2" in tensors else {}
@@ -181,6 +179,7 @@ def bind_layer(
     given = {name: value for name in operands if isinstance(value := values[name], TensorView)}
     everything = {**tensors, **given, ".": memory}
     may_be_out = ("x",) if x.same_layout(out) else ()
-    check = MemoryCheck(everything, {name: i for i, name in enumerate(everything)}, ("out",), may_be_out)
+    written = "out", *first.arguments.outputs
+    check = MemoryCheck(everything, {name: i for i, name in enumerate(everything)}, written, may_be_out)
     check(tuple([tensor.ptr for tensor in everything.values()]))
     return Layer(route, tuple(copies), first, second, combine, everything, check, pieces, out)

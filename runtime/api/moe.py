@@ -233,7 +233,7 @@ class _Given(NamedTuple):
     def signature(self, activation: str, options: Mapping[str, Any]) -> Hashable:
         """Return everything that the launches depend on."""
         layouts = [(name, x.layout) for some in (self.views, self.operands) for name, x in some.items()]
-        return (*layouts, activation, repr(self.numbers), *options.values())
+        return (*layouts, activation, repr(self.numbers), *options.items())
 
     def allocate(self, shape: tuple[int, ...], dtype: DTypeName) -> Any:
         """Allocate memory with the library of ``x``."""

@@ -87,19 +87,12 @@ def read_values(
     epilogue: Epilogue, arguments: Mapping[str, Any], stream: int, keywords: Collection[str] = ()
 ) -> dict[str, Value]:
     """Return the operands and outputs that a call passes, in the order in which a kernel takes them."""
+    check_names(epilogue, arguments, keywords)
     names_and_kinds: list[tuple[str, Kind]] = [(o.name, o.kind) for o in epilogue.operands]
     names_and_kinds += [(o.name, o.kind) for o in epilogue.outputs]
-    names = [name for name, _ in names_and_kinds]
-    for name in arguments:
-        if name not in names:
-            hint = suggest(name, names) or suggest(name, keywords)
-            hint = hint or f"; its operands are {', '.join(names) or 'none'}"
-            raise KeywordError(f"{name} is passed, but the epilogue `{epilogue}` does not use it{hint}")
     values: dict[str, Value] = {}
     for name, kind in names_and_kinds:
-        value = arguments.get(name)
-        if value is None:
-            raise _missing_error(name, epilogue)
+        value = arguments[name]
         if is_number(value) and kind == "scalar" and not any(o.name == name for o in epilogue.outputs):
             if not abs(value) <= MAX_FLOAT32 and value == value and abs(value) != float("inf"):
                 raise OperandError(f"{name} is {value}; it must fit in a float32, at most {MAX_FLOAT32:.4g}")
@@ -111,6 +104,20 @@ def read_values(
         else:
             values[name] = value if isinstance(value, TensorView) else view(value, name, stream)
     return values
+
+
+def check_names(epilogue: Epilogue, arguments: Mapping[str, Any], keywords: Collection[str] = ()) -> None:
+    """Raise KeywordError for an argument that an epilogue does not use, and OperandError for one that is missing or
+    None. ``keywords`` are as in :func:`read_arguments`."""
+    names = [*(x.name for x in epilogue.operands), *(x.name for x in epilogue.outputs)]
+    for name in arguments:
+        if name not in names:
+            hint = suggest(name, names) or suggest(name, keywords)
+            hint = hint or f"; its operands are {', '.join(names) or 'none'}"
+            raise KeywordError(f"{name} is passed, but the epilogue `{epilogue}` does not use it{hint}")
+    for name in names:
+        if arguments.get(name) is None:
+            raise _missing_error(name, epilogue)
 
 
 def is_number(value: object) -> bool:

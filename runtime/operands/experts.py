@@ -7,18 +7,19 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
+from gemmill.emitters.combining import BITS
 from gemmill.library.dtypes import DTYPES as TABLE
 from gemmill.library.dtypes import DTypeName, default_output
 from gemmill.library.epilogues.tree import Epilogue, fault_of_n
 from gemmill.library.errors import OperandError
 from gemmill.library.legality.quantities import TMA_ALIGN, align_up
+from gemmill.library.wording import one_of
 from gemmill.runtime.operands.matrices import SCALE_BLOCK
 from gemmill.runtime.operands.routing import shape_of_slots
 from gemmill.runtime.operands.tensors import TensorView
 
 DTYPES = ("bf16", "f16", "e4m3")
 """Dtypes of tokens and weights."""
-
 
 SCALES = ("x_scale", "w1_scale", "w2_scale")
 """Scales of blocks of e4m3 tokens and weights."""
@@ -83,6 +84,24 @@ PIECE_ALIGN = 256
 """Bytes to which the tensors between launches are aligned, as allocators align theirs."""
 
 
+def layer_shapes(extents: LayerExtents, activation: Epilogue) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors of a layer by keyword, except that of ``topk_ids``."""
+    tokens, slots, experts, hidden, inner = extents
+    sums = inner * (2 if activation.gated else 1)
+    hidden_blocks, sum_blocks, inner_blocks = (-(-extent // SCALE_BLOCK) for extent in (hidden, sums, inner))
+    return {
+        "x": (tokens, hidden),
+        "w1": (experts, sums, hidden),
+        "w2": (experts, hidden, inner),
+        "topk_weights": (tokens, slots),
+        "b2": (experts, hidden),
+        "out": (tokens, hidden),
+        "x_scale": (tokens, hidden_blocks),
+        "w1_scale": (experts, sum_blocks, hidden_blocks),
+        "w2_scale": (experts, hidden_blocks, inner_blocks),
+    }
+
+
 def layer_extents(tensors: Mapping[str, TensorView], activation: Epilogue) -> LayerExtents:
     """Return the extents of a layer, given its tensors by keyword and the epilogue of its first product.
 
@@ -100,29 +119,14 @@ def layer_extents(tensors: Mapping[str, TensorView], activation: Epilogue) -> La
             raise OperandError(f"{name} has shape {tensors[name].shape}; it must be {form}")
     tokens, slots = shape_of_slots("topk_ids", ids)
     extents = LayerExtents(tokens, slots, w2.shape[0], x.shape[1], w2.shape[2])
-    sums = extents.inner * (2 if activation.gated else 1)
-    shapes = {
-        "x": (tokens, extents.hidden),
-        "w1": (extents.experts, sums, extents.hidden),
-        "w2": (extents.experts, extents.hidden, extents.inner),
-        "topk_weights": (tokens, slots),
-        "b2": (extents.experts, extents.hidden),
-        "out": (tokens, extents.hidden),
-    }
-    blocks = [-(-extent // SCALE_BLOCK) for extent in (extents.hidden, sums, extents.inner)]
-    shapes |= {
-        "x_scale": (tokens, blocks[0]),
-        "w1_scale": (extents.experts, blocks[1], blocks[0]),
-        "w2_scale": (extents.experts, blocks[0], blocks[2]),
-    }
-    for name, shape in shapes.items():
+    for name, shape in layer_shapes(extents, activation).items():
         if name in tensors and tensors[name].shape != shape:
             raise OperandError(
                 f"{name} has shape {tensors[name].shape}; with x {x.shape}, w2 {w2.shape}, topk_ids {ids.shape} and "
                 f"the activation `{activation}` it must have shape {shape}"
             )
-    if fault := fault_of_n(activation, sums):
-        raise OperandError(f"w1 has shape {w1.shape}, so N is {sums}: {fault}")
+    if fault := fault_of_n(activation, w1.shape[1]):
+        raise OperandError(f"w1 has shape {w1.shape}, so N is {w1.shape[1]}: {fault}")
     _check_operands(tensors)
     _check_units(x.dtype, extents)
     return extents
@@ -150,16 +154,18 @@ def _check_operands(tensors: Mapping[str, TensorView]) -> None:
                 f"{name} is {dtype}; x, w1 and w2 must all be bf16, all f16 or all e4m3: convert {name} first"
             )
     _check_scales(tensors)
+    if "topk_weights" in tensors and (dtype := tensors["topk_weights"].dtype) not in BITS:
+        raise OperandError(f"topk_weights is {dtype}; it must be {one_of([*BITS])}: convert it first")
     for name, tensor in tensors.items():
         if tensor.device != x.device:
             raise OperandError(f"{name} is on GPU {tensor.device} and x is on GPU {x.device}; all must be on one GPU")
     if x.shape[1] > 1 and x.strides[1] != 1:
         raise OperandError(f"x has strides {x.strides}; its rows must be contiguous: pass x.contiguous()")
     for name in ("w1", "w2"):
-        if 1 not in tensors[name].strides[1:] and 0 not in tensors[name].shape:
+        what, first = ("rows", 2) if x.dtype == "e4m3" else ("rows or its columns", 1)
+        if 1 not in tensors[name].strides[first:] and 0 not in tensors[name].shape:
             raise OperandError(
-                f"{name} has strides {tensors[name].strides}; its rows or its columns must be contiguous: pass "
-                f"{name}.contiguous()"
+                f"{name} has strides {tensors[name].strides}; its {what} must be contiguous: pass {name}.contiguous()"
             )
 
 

@@ -6,6 +6,7 @@ and compiled programs can trace.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,10 +14,12 @@ import torch
 
 from gemmill.library.epilogues.tree import Epilogue, fault_of_n
 from gemmill.library.errors import OperandError
+from gemmill.library.input.keywords import unexpected
 from gemmill.runtime.api.expert_layer import epilogue_of, quantising
 from gemmill.runtime.api.moe import launch_moe
-from gemmill.runtime.operands.epilogue_arguments import read_epilogue
-from gemmill.runtime.operands.experts import SCALES
+from gemmill.runtime.api.read import KEYWORDS
+from gemmill.runtime.operands.epilogue_arguments import check_names, read_epilogue
+from gemmill.runtime.operands.experts import SCALES, LayerExtents, layer_shapes
 from gemmill.runtime.operands.matrices import SCALE_BLOCK
 from gemmill.runtime.operands.tensors import not_on_gpu
 from gemmill.runtime.torch import outputs, reference_operators
@@ -57,8 +60,12 @@ def moe(
 
     All other arguments, and the errors, are those of :func:`gemmill.moe`.
     """
+    for name in operands:
+        if name in KEYWORDS:
+            raise unexpected(name, _PARAMETERS)
     tensors = {name: value for name, value in operands.items() if isinstance(value, torch.Tensor)}
-    numbers = {name: float(value) for name, value in operands.items() if name not in tensors}
+    others = {name: value for name, value in operands.items() if name not in tensors and value is not None}
+    numbers = {name: float(value) for name, value in others.items()}
     options = "" if bits == "any" else written({"bits": bits})
     d: torch.Tensor = torch.ops.gemmill.moe(
         x, w1, w2, topk_ids, topk_weights, b2, x_scale, w1_scale, w2_scale, [*tensors.values()], [*tensors, *numbers],
@@ -66,6 +73,9 @@ def moe(
     )
     return d
 # fmt: on
+
+
+_PARAMETERS = tuple(name for name in inspect.signature(moe).parameters if name != "operands")
 
 
 def _call(*positional: Any, **keywords: Any) -> Arguments:
@@ -98,7 +108,7 @@ def _elsewhere(x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 
 def _fake(*positional: Any, **keywords: Any) -> torch.Tensor:
     call = _call(*positional, **keywords)
-    _check_shapes(call, read_epilogue(epilogue_of(call["activation"])))
+    _check(call, read_epilogue(epilogue_of(call["activation"])))
     x: torch.Tensor = call["x"]
     return x.new_empty(x.shape, dtype=_out_dtype(call))
 
@@ -108,13 +118,14 @@ def _out_dtype(call: Arguments) -> torch.dtype:
     return dtype
 
 
-def _check_shapes(call: Arguments, activation: Epilogue) -> None:
-    """Raise an error for shapes that do not fit, and for an activation that writes further tensors."""
+def _check(call: Arguments, activation: Epilogue) -> None:
+    """Raise an error for shapes and operands that do not fit, and for an activation that writes further tensors."""
     if activation.outputs:
         raise OperandError(
             f"the activation `{activation}` writes {activation.outputs[0].name}, and gemmill::moe returns only its "
             "result: call gemmill.moe under torch.no_grad(), or leave it out"
         )
+    check_names(activation, _named(call))
     x, w1, w2, ids = (call[name] for name in _KEYWORDS[:4])
     ranks = x.dim(), w1.dim(), w2.dim(), ids.dim()
     torch._check(
@@ -124,27 +135,17 @@ def _check_shapes(call: Arguments, activation: Epilogue) -> None:
             "and (tokens, slots)"
         ),
     )
-    sums = w2.shape[2] * (2 if activation.gated else 1)
-    shapes = {
-        "w1": (w2.shape[0], sums, x.shape[1]),
-        "w2": (w2.shape[0], x.shape[1], w2.shape[2]),
-        "topk_ids": (x.shape[0], ids.shape[1]),
-        "topk_weights": (x.shape[0], ids.shape[1]),
-        "b2": (w2.shape[0], x.shape[1]),
-    }
-    blocks = [-(-extent // SCALE_BLOCK) for extent in (x.shape[1], sums, w2.shape[2])]
-    shapes |= {
-        "x_scale": (x.shape[0], blocks[0]),
-        "w1_scale": (w2.shape[0], blocks[1], blocks[0]),
-        "w2_scale": (w2.shape[0], blocks[0], blocks[2]),
-    }
-    for name, shape in shapes.items():
-        if call[name] is not None:
+    extents = LayerExtents(ids.shape[0], ids.shape[1], w2.shape[0], x.shape[1], w2.shape[2])
+    for name, shape in layer_shapes(extents, activation).items():
+        if (tensor := call.get(name)) is not None:
+
+            def says(name: str = name, shape: Any = shape, given: Any = tensor.shape) -> str:
+                return f"{name} has shape {(*given,)}; it must have shape {(*shape,)}"
+
+            torch._check(tensor.dim() == len(shape), says)
             for axis, extent in enumerate(shape):
-                torch._check(
-                    call[name].shape[axis] == extent,
-                    lambda name=name, shape=shape: f"{name} has shape {(*call[name].shape,)}; it must have {shape}",
-                )
+                torch._check(tensor.shape[axis] == extent, says)
+    sums = w1.shape[1]
     if isinstance(sums, int) and (fault := fault_of_n(activation, sums)):
         raise OperandError(f"w1 has shape {(*w1.shape,)}, so N is {sums}: {fault}")
 
@@ -190,7 +191,7 @@ def reference(*positional: Any, **keywords: Any) -> torch.Tensor:
     """Compute the operator on any device, with PyTorch."""
     call = _call(*positional, **keywords)
     text = epilogue_of(call["activation"])
-    _check_shapes(call, read_epilogue(text))
+    _check(call, read_epilogue(text))
     x, w1, w2 = (_dequantised(call[name], call[f"{name}_scale"]) for name in ("x", "w1", "w2"))
     routed = Routed.of(call["topk_ids"], w2.shape[0])
     groups, named = {"offsets": routed.offsets}, _named(call)
@@ -240,12 +241,13 @@ def backward(call: Arguments, grads: Sequence[Any], wanted: frozenset[str]) -> G
         {**of_call, **operands, "expression": text, "a": x[routed.rows], "b": w1.mT}, of_first
     )
     d = first.d
-    inner = torch.where(rows_in_use(d, routed.offsets, None), d, 0).to(x.dtype)
+    in_use = rows_in_use(d, routed.offsets, None)
+    inner = torch.where(in_use, d, 0).to(x.dtype)
     nothing = dict.fromkeys(("a_scale", "b_scale", "c", "beta", "counts"))
     second = {
         **nothing, "a": inner, "b": w2.mT, "offsets": routed.offsets, "alpha": 1.0, "options": options,
     }  # fmt: skip
-    weighted = (of_rows * weights[:, None]).to(x.dtype)
+    weighted = torch.where(in_use, of_rows * weights[:, None], 0).to(x.dtype)
     gradients: Gradients = {}
     if "w2" in wanted:
         gradients["w2"] = product_rules.of_groups(second, [weighted], frozenset(("b",)))["b"].mT

@@ -156,6 +156,33 @@ def test_a_compiled_program_is_one_graph() -> None:
     torch.testing.assert_close(compiled(*positional, **keywords), program(*positional, **keywords))
 
 
+def test_padding_tokens_reach_no_gradient() -> None:
+    """Token 3 has no expert, so what its row and its gradient hold does not matter."""
+    positional, keywords = operands(BIASED)
+    with torch.no_grad():
+        positional[0][3] = float("nan")
+    found = gemmill.torch.moe(*positional, **keywords)
+    leaves = [x for x in (*positional, *keywords.values()) if getattr(x, "requires_grad", False)]
+    g = torch.ones_like(found)
+    g[3] = float("nan")
+    assert found.isfinite().all()
+    assert all(x.isfinite().all() for x in torch.autograd.grad(found, leaves, g))
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"out": torch.empty(TOKENS, HIDDEN)}, "unexpected argument 'out'; expected x, w1"),
+        ({"bg": 1.0}, "bg is passed, but the epilogue"),
+        ({"activation": BIASED, "s": None}, "bg is missing: the epilogue"),
+    ],
+)
+def test_operands_that_the_activation_does_not_have_are_refused(changed: dict[str, Any], says: str) -> None:
+    positional, keywords = operands()
+    with pytest.raises(OperandError, match=says):
+        gemmill.torch.moe(*positional, **keywords | changed)
+
+
 def test_gradients_need_the_operator() -> None:
     positional, keywords = operands(dtype=torch.bfloat16)
     for function in (gemmill.moe, gemmill.plan_moe):
@@ -170,6 +197,7 @@ def test_gradients_need_the_operator() -> None:
         (1, (EXPERTS, INNER, HIDDEN), "w1 has shape"),
         (2, (EXPERTS + 1, HIDDEN, INNER), "w1 has shape"),
         (4, (TOKENS, 1), "topk_weights has shape"),
+        (4, (TOKENS,), "topk_weights has shape"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(place: int, shape: tuple[int, ...], says: str) -> None:

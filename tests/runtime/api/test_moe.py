@@ -53,7 +53,7 @@ PLACE = 1 << 46
         ({"topk_ids": on_gpu((64, 8), "f32")}, "topk_ids is f32; it must be int32"),
         ({"topk_ids": on_gpu((64, 8), "s32", strides=(1, 64))}, "topk_ids has strides .* contiguous"),
         ({"topk_weights": on_gpu((64, 7), "f32")}, r"topk_weights has shape \(64, 7\)"),
-        ({"topk_weights": on_gpu((64, 8), "s32")}, "weights is s32; it must be bf16, f16 or f32"),
+        ({"topk_weights": on_gpu((64, 8), "s32")}, "topk_weights is s32; it must be bf16, f16 or f32"),
         ({"b2": on_gpu((256,))}, r"b2 has shape \(256,\); .* it must have shape \(16, 256\)"),
         ({"out": on_gpu((64, 255))}, r"out has shape \(64, 255\)"),
         ({"w1": on_gpu((16, 192, 256), "f16")}, "w1 is f16; x, w1 and w2 must all be bf16, all f16 or all e4m3"),
@@ -135,13 +135,25 @@ def test_the_first_product_of_e4m3_quantises_its_rows() -> None:
         ({"x_scale": on_gpu((64, 1), "f32")}, r"x_scale has shape \(64, 1\); .* it must have shape \(64, 2\)"),
         ({"w1_scale": on_gpu((16, 1, 2), "f32")}, r"w1_scale has shape .* it must have shape \(16, 2, 2\)"),
         ({"w1": on_gpu((16, 192, 256), "e4m3"), "w2": on_gpu((16, 256, 96), "e4m3")}, "F is 96; for e4m3 .* 128"),
-        ({"activation": "d = gate8 * up8; d = h"}, "it must assign d once|assigned twice"),
+        ({"activation": "d = gate8 * up8; d = h"}, "d is assigned twice|'d' is assigned twice"),
+        (
+            {"w1": on_gpu((16, 256, 256), "e4m3", strides=(1 << 16, 1, 256))},
+            "w1 has strides .* its rows must be contig",
+        ),
     ],
 )
 def test_what_e4m3_refuses(changed: dict[str, Any], says: str) -> None:
     tensors = EIGHT_BITS | changed
     with pytest.raises(OperandError, match=says):
         bound(**{name: x for name, x in tensors.items() if x is not None})
+
+
+def test_activations_of_e4m3_may_have_any_names() -> None:
+    layer = bound({"s": 0.5, "ss": 2.0}, "h = silu(gate8) * s; d = h * up8 * ss", **EIGHT_BITS)
+    quantised = "h = silu(gate8) * s; hh = h * up8 * ss; sss[m, n/128] = scale(hh); d = hh / sss"
+    assert layer.first.problem.epilogue == quantised
+    _, *_, of_first, of_second, _ = LayerAddresses(layer).of(layer.tensors)
+    assert (of_first, of_second) == (layer.first.addresses, layer.second.addresses)
 
 
 def test_both_products_have_the_bits_of_the_call() -> None:
@@ -171,8 +183,17 @@ def test_results_overlap_nothing_but_x() -> None:
         bound(out=on_gpu((64, 256), address=1 << 46), w2=on_gpu((16, 256, 96), address=1 << 46))
     with pytest.raises(OperandError, match="out and x overlap in memory"):
         bound(out=on_gpu((64, 256), address=1 << 46), x=on_gpu((64, 256), address=(1 << 46) + 16))
+    aux, text = on_gpu((512, 96), address=1 << 46), "aux[m, n] = gate8; d = silu(gate8) * up8"
+    with pytest.raises(OperandError, match="aux and w2 overlap in memory"):
+        bound({"aux": aux}, text, w2=on_gpu((16, 256, 96), address=1 << 46))
     with pytest.raises(OperandError, match="w1 has no memory"):
         bound(w1=on_gpu((16, 192, 256), address=0))
+
+
+@pytest.mark.parametrize("step", [0, -256])
+def test_rows_of_one_token_or_in_reverse_are_copied(step: int) -> None:
+    layer = bound(x=on_gpu((64, 256), strides=(step, 1)))
+    assert (layer.first.problem.rows, len(layer.copies)) == ("stored", 1)
 
 
 @pytest.mark.parametrize("tokens", [0, 64])
