@@ -77,6 +77,8 @@ SAMPLE = [
     "sm90a_e4m3k16s1x128e8_e4m3k16s128x128e8_f32p4_none_bf16n16_64x64x128_2x1_pingpong_s12_m8_k1_linear",
     "sm90a_bf16k16_bf16mn16_f32_none_bf16n16_128x256x64_1x2_cooperative_s4_m8grouped_k1_linear",
     "sm90a_bf16k16_bf16k16_f32_bf16n16_bf16n16_128x128x64_2x2_pingpong_s4_n1masked_k1_linear",
+    # No register to spare beside 192 accumulators: CTAs with other columns, and groups in the order of their blocks.
+    "sm90a_bf16k16_bf16mn16_f32_none_bf16n16_256x192x64_2x1_cooperative_s3_n4masked_k1_linear",
     # Rows that producers copy: beside as many accumulators as there may be, and for most rows and a wide WGMMA.
     "sm90a_bf16k16_bf16mn16_f32_none_bf16n16_128x192x64_2x1_pingpong_s4_m8gatheredgrouped_k1_linear",
     "sm90a_f16k16_f16k16_f32_f16n16_f16n16_128x256x64_4x1_cooperative_s3_m8gatheredgrouped_k1_linear",

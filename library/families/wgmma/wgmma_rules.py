@@ -178,10 +178,7 @@ def gathered_rows(plan: WgmmaPlan) -> str | None:
         (config.scheduler.batching != "grouped", f"batching is {config.scheduler.batching}; it must be grouped"),
         (config.a.major != "k", f"the major of A is {config.a.major}; it must be k"),
         (config.a.dtype == "tf32", "A is tf32, to which only TMA rounds f32; it must be of another type"),
-        (
-            config.a.scale != "none",
-            f"the scale of A is {config.a.scale}; it must be none",
-        ),
+        (config.a.scale != "none", f"the scale of A is {config.a.scale}; it must be none"),
         (plan.is_mixed, f"A is {config.a.dtype} and B is {config.b.dtype}; they must be equally wide"),
         (
             plan.transposes("b"),
