@@ -256,7 +256,7 @@ class _Parser:
             raise self.error(statement.value, "d must not be a reduction; assign the reduction to another name")
         if dtype not in (None, "f32"):
             raise self.error(statement.targets[0], f"{name} is {dtype}; the type of a reduction must be f32")
-        if kind == "matrix":
+        if kind in ("matrix", "block"):
             raise self.error(
                 statement.targets[0], f"{name} is a reduction; its index must be [m], [n] or [batch], or omitted"
             )
@@ -267,6 +267,8 @@ class _Parser:
         self, statement: ast.Assign, name: str, dtype: DTypeName | None, kind: Kind | None, major: Major | None
     ) -> None:
         target, names = statement.targets[0], {a.name for a in self.assignments}
+        if name == "d":
+            raise self.error(statement.value, f"d must not be a scale; assign the scale to another name: {_EXAMPLE}")
         if kind != "block" or major:
             raise self.error(target, f"{name} is a scale; its index must be [m, n/{BLOCK}], without a major")
         if dtype not in (None, *BLOCK_SCALE_DTYPES):
@@ -276,7 +278,7 @@ class _Parser:
         if "d" in names:
             raise self.error(target, f"d is assigned before the scale {name}; it must come after: {_EXAMPLE}")
         match statement.value:
-            case ast.Call(_, [ast.Name(argument)]) if argument in names and self.reads_sums(Value(argument)):
+            case ast.Call(_, [ast.Name(argument)]) if argument in self.names_of_sums():
                 return
         raise self.error(statement.value, f"scale takes a name that is assigned the sums or their function: {_EXAMPLE}")
 
@@ -285,9 +287,12 @@ class _Parser:
         if (scale := self.scale) is None:
             return
         argument, nodes = scale.value, [*walk(tree)]
-        if name != "d" and (Value(scale.name) in nodes or Value("d") in nodes):
-            raise self.error(at, f"{name} reads the scale {scale.name}; only d can read it")
-        if name == "d":
+        if name != "d":
+            if Value(scale.name) in nodes:
+                raise self.error(at, f"{name} reads the scale {scale.name}; only d can read it")
+            if Value("d") in nodes:
+                raise self.error(at, f"{name} reads d, which is divided by the scale {scale.name}; it must not")
+        else:
             for node in nodes:
                 is_element = isinstance(node, Operand) and node.kind not in ("scalar", "batch")
                 if is_element or (isinstance(node, Value) and node not in (argument, Value(scale.name))):
@@ -301,11 +306,13 @@ class _Parser:
         """The scale that is assigned so far."""
         return next((a for a in self.assignments if a.role == SCALE), None)
 
-    def reads_sums(self, node: Node) -> bool:
-        """Whether the sums of products determine a value."""
-        values = {a.name: a.value for a in self.assignments}
-        names = {x.name for x in walk(node) if isinstance(x, Value)}
-        return any(name in SUMS or (name in values and self.reads_sums(values[name])) for name in names)
+    def names_of_sums(self) -> set[str]:
+        """The names of values that the sums of products determine."""
+        names: set[str] = set()
+        for a in self.assignments:
+            if any(isinstance(x, Value) and x.name in (*SUMS, *names) for x in walk(a.value)):
+                names.add(a.name)
+        return names
 
     def reference(self, node: ast.expr) -> tuple[str, DTypeName | None, Kind | None, Major | None]:
         """Name, element type, kind and major of ``name.dtype.major[index]``."""
@@ -318,8 +325,8 @@ class _Parser:
             if names not in _KINDS:
                 raise self.error(
                     node.slice,
-                    f"the index is [{ast.unparse(node.slice)}]; it must be [m], [n], [m, n] or [batch], or of a scale "
-                    f"[m, n/{BLOCK}]",
+                    f"the index is [{', '.join(map(ast.unparse, index))}]; it must be [m], [n], [m, n] or [batch], or "
+                    f"of a scale [m, n/{BLOCK}]",
                 )
             kind, node = _KINDS[names], node.value
         if isinstance(node, ast.Attribute) and node.attr in _MAJORS:

@@ -196,6 +196,7 @@ def test_spellings(text: str, expected: str) -> None:
         ("d = acc + sum(acc)", 10, "sum must be the whole right side of an assignment"),
         ("d = acc; top.bf16 = max(acc)", 9, "the type of a reduction must be f32"),
         ("d = acc; top[m, n] = max(acc)", 9, "its index must be [m], [n] or [batch]"),
+        ("d = acc; top[m, n/128] = max(acc)", 9, "its index must be [m], [n] or [batch]"),
         ("top = max(acc); d = acc / top", 0, "the epilogue cannot read its result"),
         ("per_row[m] = acc; d = acc", 0, "an output smaller than D must be a reduction"),
         ("d = acc if acc else 1", 4, "where(condition, x, y)"),
@@ -220,7 +221,8 @@ def test_spellings(text: str, expected: str) -> None:
         ("h = acc; s[m, n/128] = scale(h); t[m, n/128] = scale(h); d = h / s", 33, "t and s are scales"),
         ("h = acc; d = h; s[m, n/128] = scale(h)", 16, "d is assigned before the scale s"),
         ("h = acc; s[m, n/128] = scale(h); q = h / s; d = q", 37, "q reads the scale s; only d can"),
-        ("h = acc; s[m, n/128] = scale(h); d = h / s; top = max(d)", 54, "top reads the scale s"),
+        ("h = acc; s[m, n/128] = scale(h); d = h / s; top = max(d)", 54, "top reads d, which is divided by"),
+        ("d = scale(acc)", 4, "d must not be a scale"),
         ("h = acc; s[m, n/128] = scale(h); d = h / s + x[n]", 37, "d can read only h, s and scalars"),
         ("h = acc; s[m, n/128] = scale(h); d = acc / s", 37, "d can read only h, s and scalars"),
         ("d = x + acc; x = acc", 13, "is read before it is assigned"),
@@ -253,6 +255,13 @@ def test_refusals_name_the_place_and_the_reason(text: str, column: int, says: st
 def test_what_is_nested_too_deeply_is_refused(depth: int) -> None:
     with pytest.raises(ExpressionError):
         parse("d = " + "-" * depth + "acc")
+
+
+def test_values_that_read_each_other_often_are_parsed_at_once() -> None:
+    """In time that grows with their number: each of these reads the two before it, and none the sums."""
+    names = "; ".join(f"t{i} = t{i - 1} + t{i - 2}" for i in range(2, 90))
+    with pytest.raises(ExpressionError, match="scale takes a name that is assigned the sums"):
+        parse(f"t0 = x; t1 = x; {names}; s[m, n/128] = scale(t89); d = acc / s")
 
 
 def test_the_reference_reduces_over_all_of_d_whatever_a_value_depends_on() -> None:
