@@ -240,10 +240,11 @@ def saturated(values: Any, dtype: str) -> Any:
 
 
 def half_ulp(magnitude: Any, dtype: str) -> Any:
-    """Half an ulp of a format at each magnitude, including subnormals."""
+    """Half an ulp of a format at each magnitude, including subnormals. ue8m0 counts as f32, since references round
+    scales to it."""
     if DTYPES[dtype].is_integer:
         return torch().full_like(magnitude, 0.5)
-    info = _info(dtype)
+    info = _info("f32" if dtype == "ue8m0" else dtype)
     # frexp's mantissa lies in [0.5, 1): the binade of x is 2^(e-1), and its ulp epsilon times that. 2 * tiny instead of
     # tiny, so that the bound of a zero in f32 is not 0.
     exponent = torch().frexp(magnitude.clamp(min=2 * info.tiny)).exponent

@@ -35,9 +35,17 @@ def solve(problem: GemmProblem, o: OperandSet) -> dict[str, Any]:
         "one": lambda: {"d": sums + x["s"], "low": sums.amin()},
         "c": lambda: {"d": torch.relu(alpha * sums + beta * o.c.float())},
         "quantised": lambda: {"d": (sums * x["s"]).round().clamp(-128, 127)},
+        "scaled blocks": lambda: in_blocks(sums),
     }
     found: dict[str, Any] = of[next(name for name, p in PROBLEMS.items() if p is problem)]()
     return found
+
+
+def in_blocks(sums: Any) -> dict[str, Any]:
+    """The sums of each block, divided by the least power of two that makes them at most 448, and these."""
+    blocks = sums.unflatten(-1, (-1, 128))
+    scales = torch.exp2(torch.log2(blocks.abs().amax(-1) / 448).ceil())
+    return {"d": (blocks / scales[..., None]).flatten(-2), "s": scales}
 
 
 PROBLEMS = {
@@ -55,6 +63,9 @@ PROBLEMS = {
     "one": GemmProblem(72, 40, 64, epilogue="d = acc + s[batch]; low[batch] = min(acc)"),
     "c": GemmProblem(72, 40, 512, c="bf16", epilogue="d = relu(alpha * acc + beta * c)"),
     "quantised": GemmProblem(72, 40, 64, a="s8", d="s8", epilogue="d = acc * s"),
+    "scaled blocks": GemmProblem(
+        72, 256, 64, a="e4m3", d="e4m3", epilogue="h = acc; s.ue8m0[m, n/128] = scale(h); d = h / s"
+    ),
 }
 
 
@@ -74,11 +85,24 @@ def test_d_and_other_outputs_are_verified(name: str, chunk: int, monkeypatch: py
     assert verdict.passed, verdict.says
     for output in values:
         before = tensors[output].clone()
-        tensors[output].view(-1)[-1] = before.view(-1)[-1].double() * 1.2 + 3
+        last = (-1,) * before.dim()
+        tensors[output][last] = before[last].double() * 1.2 + 3
         verdict = expected.compare(operands.d, operands.arguments)
         assert verdict.says.startswith("1 of"), output
         assert f"; {'D' if output == 'd' else output}[" in verdict.says
         tensors[output].copy_(before)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_another_power_of_two_is_a_wrong_scale(factor: float) -> None:
+    problem = PROBLEMS["scaled blocks"]
+    (operands,) = make_operands(problem, 1, "cpu", sets=1)
+    expected = reference(problem, operands, *factors(problem))
+    for output, value in solve(problem, operands).items():
+        (operands.d if output == "d" else operands.arguments[output]).copy_(value)
+    s = operands.arguments["s"]
+    s[5, 1] = float(s[5, 1]) * factor
+    assert expected.compare(operands.d, operands.arguments).says.startswith("1 of 144 elements exceed their bound; s[")
 
 
 def test_sums_are_of_order_one() -> None:
