@@ -105,8 +105,13 @@ class Kernels:
         for value in (problem.m, problem.n, problem.k, problem.batch):
             if type(value) is not int or not 0 <= value <= MAX_EXTENT:
                 _refuse_extents(problem)
-        if fault := fault_of_n(parse(problem.epilogue), problem.n):
+        epilogue = parse(problem.epilogue)
+        if fault := fault_of_n(epilogue, problem.n):
             raise UnsupportedProblemError(f"n is {problem.n}; {fault}")
+        if epilogue.scale and problem.d_dtype != "e4m3":
+            raise UnsupportedProblemError(
+                f"D is {problem.d_dtype}; the epilogue scales blocks of its columns for e4m3, so D must be e4m3"
+            )
         for table in self._tables_for(problem, arithmetic):
             if (members := table.serving(problem, sm_count)) is None or members.size:
                 return table, members
