@@ -287,10 +287,11 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
 
 def _with_group_scales(gemm: Gemm, groups: GroupScales, epilogue: Epilogue) -> Gemm:
     """Return the GEMM with the scales of its upconverted operand."""
-    if groups.name == "b" and epilogue.gated:
+    if groups.name == "b" and not epilogue.has_transpose:
+        fault = "pairs columns of b" if epilogue.gated else "scales blocks of columns"
         raise OperandError(
-            f"the epilogue `{epilogue}` pairs columns of b, which is not supported where b is upconverted: apply it to "
-            "the result, or upconvert b before the call"
+            f"the epilogue `{epilogue}` {fault}, which is not supported where b is upconverted: apply it to the "
+            "result, or upconvert b before the call"
         )
     problem = gemm.problem.but(**{f"{groups.name}_scale": groups.scaling})
     return replace(gemm, problem=problem, scale=groups.scale, zero=groups.zero)

@@ -92,8 +92,10 @@ def stacked(
     for o in epilogue.arguments:
         value = values[o.name]
         if not isinstance(value, float) and o.kind != "scalar":
-            stacked_value = _stacked(o.kind, value, rows, columns)
-            if stacked_value is None or (isinstance(o, Assignment) and o.kind == "matrix" and value.shape != d.shape):
+            inner = tuple(n // BLOCK for n in columns) if o.kind == "block" else columns
+            stacked_value = _stacked(o.kind, value, rows, inner)
+            is_like_d = isinstance(o, Assignment) and o.kind in ("matrix", "block")
+            if stacked_value is None or (is_like_d and value.shape != (*rows, *inner)):
                 return None
             value = stacked_value
         flat[o.name] = value
@@ -104,9 +106,9 @@ def _stacked(kind: Kind, value: TensorView, rows: tuple[int, ...], columns: tupl
     shape = value.shape
     if kind == "column" and prod(shape[:-1]) == 1:
         return replace(value, shape=shape[-1:], strides=value.strides[-1:])
-    if kind not in ("row", "matrix") or (kind == "row" and shape[-1:] != rows[-1:]):
+    if kind not in ("row", "matrix", "block") or (kind == "row" and shape[-1:] != rows[-1:]):
         return None
-    columns = columns if kind == "matrix" else ()
+    columns = () if kind == "row" else columns
     try:
         strides = broadcast("", value.shape, value.strides, (*rows, *columns))
     except OperandError:  # binding raises the error, with the name

@@ -17,8 +17,11 @@ from gemmill.library.errors import OperandError
 from gemmill.library.families.shared_rules import D_DTYPES
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.api.matmul import matmul, plan
+from gemmill.runtime.api.read import read_call
 from gemmill.runtime.launch.plan import Plan
+from gemmill.runtime.operands.binding import bind
 from gemmill.runtime.operands.bound_arguments import bind_arguments, staged
+from gemmill.runtime.operands.bound_arguments import stacked as stacked_values
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.epilogue_arguments import EpilogueArguments, read_epilogue, read_values, typed
 from gemmill.runtime.operands.overlap import MemoryCheck
@@ -75,7 +78,7 @@ def test_groups_that_share_d_take_the_place_of_its_batch() -> None:
             bind_arguments(epilogue, values | {name: value}, d, True, True, groups=3)
 
 
-SCALED = "h = acc; s[m, n/128] = scale(h); d = h / s"
+SCALED, GATED = "h = acc; s[m, n/128] = scale(h); d = h / s", "d = gate8 * up8"
 
 
 def test_scales_of_blocks_have_any_strides_and_the_index_of_groups_that_share_d() -> None:
@@ -88,6 +91,26 @@ def test_scales_of_blocks_have_any_strides_and_the_index_of_groups_that_share_d(
     assert shared[0].strides == (2, 1, 0)
     typed_epilogue = typed(parse(SCALED), {"s": tensor(3, 8, 2, dtype="ue8m0")})
     assert str(typed_epilogue) == SCALED.replace("s[", "s.ue8m0[")
+
+
+@pytest.mark.parametrize(
+    ("strides", "stacked"), [((16, 2, 1), {"s": (2, 1, 0)}), ((1, 6, 3), None), ((32, 2, 1), None)]
+)
+def test_scales_of_a_batch_that_follow_each_other_are_those_of_one_matrix(strides: Any, stacked: Any) -> None:
+    d = tensor(3, 8, 256, dtype="e4m3")
+    found = stacked_values(parse(SCALED), {"s": tensor(3, 8, 2, strides=strides)}, d, True)
+    assert (found and bound(SCALED, found[1], **found[0])) == stacked
+
+
+@pytest.mark.parametrize(
+    ("text", "d", "s", "says"),
+    [(SCALED, tensor(8, 256, dtype="e4m3"), {"s": tensor(8, 2)}, "scales"), (GATED, tensor(8, 128), {}, "pairs")],
+)
+def test_what_has_no_transpose_is_refused_where_b_is_upconverted(text: str, d: Any, s: Any, says: str) -> None:
+    a, b = tensor(8, 128, dtype="bf16"), tensor(128, 256, dtype="s8")
+    call = read_call({"a": a, "b": b, "out": d, "epilogue": text, "stream": 0, **s})
+    with pytest.raises(OperandError, match=f"{says} .* not supported where b is upconverted"):
+        bind(call)
 
 
 @pytest.mark.parametrize(
