@@ -10,7 +10,8 @@ from jax import numpy as jnp
 
 from gemmill.library.epilogues.grammar import SCALES
 from gemmill.library.errors import KeywordError, OperandError
-from gemmill.runtime.api.read import Declaration, alpha_of, beta_of, declares
+from gemmill.library.input.keywords import unexpected
+from gemmill.runtime.api.read import KEYWORDS, Declaration, alpha_of, beta_of, declares
 from gemmill.runtime.jax.description import Description, Setting
 from gemmill.runtime.jax.traced_call import run
 from gemmill.runtime.jax.traced_numbers import is_traced_number, number, with_traced_factors
@@ -31,6 +32,9 @@ def _tracing(declaration: Declaration) -> Callable[..., Any]:
     def traced(a: Any, b: Any, **arguments: Any) -> Any:
         keywords = {name: x for name, x in arguments.items() if name in declaration.keywords and x is not None}
         operands = {name: x for name, x in arguments.items() if name not in declaration.keywords}
+        for name in operands:
+            if name in KEYWORDS:  # of other functions
+                raise unexpected(name, sorted(declaration.keywords))
         return _trace(a, b, keywords, operands)
 
     return traced
