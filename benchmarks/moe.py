@@ -1,17 +1,18 @@
 """Layers of mixtures of experts in bf16: gemmill, PyTorch and a Triton baseline, in bursts and under sustained load.
 
 A layer sorts tokens by expert, multiplies them by the gate and up weights (FC1), applies silu(gate) * up, multiplies by
-the down weights (FC2), and combines the weighted rows of each token. PyTorch is the fastest composition of its
-operations, as in transformers. The Triton baseline works as vLLM's fused layer, with the fastest of several tiles.
+the down weights (FC2), and combines the weighted rows of each token. PyTorch composes its operations as transformers
+does. The Triton baseline works as vLLM's fused layer, with the fastest of several tiles.
 
 Tokens choose experts uniformly, by Zipf's law (the probability of an expert is 1 / its rank), or all the same one.
 Calls rotate over sets of tokens, so that the weights come from DRAM.
 
 A burst is a CUDA graph of a millisecond, in interleaved rounds. Under sustained load, each side runs alone for a turn,
-of which the second half is timed. "eager" is a call of gemmill.moe, and of PyTorch, without a graph. The program prints
-the times of the others divided by gemmill's, with quartiles over rounds or turns; the share of 4 TB/s that a layer
-needs to read the weights in use and tokens, and to write results; the time of each part alone; and the norm of the
-errors of sampled tokens, relative to float64. Results are written as JSON. Needs an NVIDIA GPU and PyTorch with Triton.
+of which the second half is timed. "eager" compares calls of gemmill.moe and of PyTorch without a graph. The program
+prints the times of the others divided by gemmill's, with quartiles over rounds or turns; the share of 4 TB/s that a
+layer needs to read the weights in use and tokens, and to write results; the time of each part alone; and the norm of
+the errors of sampled tokens, relative to float64. Results are written as JSON. Needs an NVIDIA GPU and PyTorch with
+Triton.
 """
 
 from __future__ import annotations
@@ -350,7 +351,8 @@ def lines(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"{what} failed: {row['error'].splitlines()[0]}"
         return
     us = {name: statistics.median(values) for name, values in row["us"].items()}
-    own = f"{OURS} {us[OURS]:8.1f} us, {row['tflops']:5.1f} TFLOP/s, {row['of_dram']:4.0%} of 4 TB/s"
+    without_graph = f" ({us[eager(OURS)]:.1f} eager)" if eager(OURS) in us else ""
+    own = f"{OURS} {us[OURS]:8.1f} us{without_graph}, {row['tflops']:5.1f} TFLOP/s, {row['of_dram']:4.0%} of 4 TB/s"
     others = (
         f"{name} {us[name]:8.1f} us {middle:.3f} ({low:.3f} to {high:.3f})"
         for name, (middle, low, high) in row["ratios"].items()

@@ -30,8 +30,8 @@ class Tokens(NamedTuple):
 def composed(tokens: Tokens, weights: Any, experts: Experts) -> Any:
     """The layer by PyTorch's operations: rows sorted by expert, two grouped GEMMs, rows weighted and added up.
 
-    It does what the ``grouped_mm`` experts of transformers 5 do, the fastest composition of PyTorch's operations. The
-    host never waits for the GPU, so a CUDA graph can capture it.
+    It does what the ``grouped_mm`` experts of transformers 5 do. The host never waits for the GPU, so a CUDA graph can
+    capture it.
 
     Args:
         tokens: the inputs.

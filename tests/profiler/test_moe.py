@@ -28,11 +28,14 @@ def test_a_row_has_times_ratios_and_what_failed() -> None:
     first, failed = lines(ROW)
     for figure in ("310.0 us", "15.6 TFLOP/s", "96% of 4 TB/s", "PyTorch    620.0 us 2.000 (1.900 to 2.100)"):
         assert figure in first
+    assert "eager" not in first
     assert failed.strip() == "Triton failed: ImportError: No module named 'triton'"
 
 
 def test_bursts_have_parts_errors_and_choices() -> None:
-    *_, parts, errors, choices = lines({**ROW, "parts": {"FC1": 200.0, "FC2": 100.0}, "failed": {}})
+    us = ROW["us"] | {"gemmill, eager": [350.0] * 3}
+    first, parts, errors, choices = lines({**ROW, "us": us, "parts": {"FC1": 200.0, "FC2": 100.0}, "failed": {}})
+    assert "310.0 us (350.0 eager), " in first
     assert parts.strip() == "FC1 200.0, FC2 100.0 us alone"
     assert errors.strip() == "errors gemmill 3.0e-03, PyTorch 4.0e-03"
     assert "first, second" in choices
