@@ -198,14 +198,14 @@ def quantised(values: Any, *block: int) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.parametrize("how", DISTRIBUTIONS)
-@pytest.mark.parametrize("activation", ["silu", OPENAI])
-def test_layers_of_e4m3(activation: str, how: str) -> None:
+@pytest.mark.parametrize(("activation", "hidden"), [("silu", 512), (OPENAI, 512), ("silu", 128)])
+def test_layers_of_e4m3(activation: str, hidden: int, how: str) -> None:
     run, compute = ACTIVATIONS[activation]
     torch.manual_seed(1)
-    x, x_exact, x_scale = quantised(torch.randn(TOKENS, 512, device="cuda"), 1)
-    w1, w1_exact, w1_scale = quantised(torch.randn(EXPERTS, 512, 512, device="cuda") / 512**0.5, 128)
-    w2, w2_exact, w2_scale = quantised(torch.randn(EXPERTS, 512, 256, device="cuda") / 16, 128)
-    keywords: dict[str, Any] = {"b2": torch.randn(EXPERTS, 512, device="cuda").bfloat16()}
+    x, x_exact, x_scale = quantised(torch.randn(TOKENS, hidden, device="cuda"), 1)
+    w1, w1_exact, w1_scale = quantised(torch.randn(EXPERTS, 512, hidden, device="cuda") / hidden**0.5, 128)
+    w2, w2_exact, w2_scale = quantised(torch.randn(EXPERTS, hidden, 256, device="cuda") / 16, 128)
+    keywords: dict[str, Any] = {"b2": torch.randn(EXPERTS, hidden, device="cuda").bfloat16()}
     parts = parted(torch.einsum("th,enh->etn", x_exact, w1_exact), run)
     if activation == OPENAI:
         bias = {"bg": torch.randn(EXPERTS, 256, device="cuda"), "bu": torch.randn(EXPERTS, 256, device="cuda")}
