@@ -14,6 +14,7 @@ from jax import numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from gemmill.library.errors import OperandError
 from gemmill.runtime.jax import gradients
 from gemmill.runtime.jax.description import Array, Description, results
 from gemmill.runtime.jax.mesh_axes import axes_of, types_of
@@ -79,6 +80,12 @@ def tangents_of(
     }
     if not given or not any(gradients.is_floating(x.dtype) for x in outputs):
         return tuple(ad.Zero.from_primal_value(x) for x in outputs)
+    for output in description.epilogue.outputs:
+        if output.dtype == "ue8m0":
+            raise OperandError(
+                f"`{output}` has no derivative, because ue8m0 holds neither 0 nor negative numbers: use f32, or pass "
+                "the operands through jax.lax.stop_gradient"
+            )
     derivative = Derivative(run, description, tuple(given))
     computed = iter(_derivative.bind(*arrays, *given.values(), derivative=derivative))
     return tuple(next(computed) if gradients.is_floating(x.dtype) else ad.Zero.from_primal_value(x) for x in outputs)

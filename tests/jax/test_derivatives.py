@@ -198,3 +198,18 @@ def test_tangents_of_shards() -> None:
     for derive in derivatives:
         for x, y in zip(jax.tree.leaves(derive(ours)), jax.tree.leaves(derive(wanted)), strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
+
+
+def dequantised(alpha: Any, scale: str) -> Any:
+    """A product in e4m3 blocks, times their scales."""
+    text = f"h = alpha * acc; {scale}[m, n/128] = scale(h); d = h / s"
+    a, b = whole(16, 64, dtype="float8_e4m3fn"), whole(64, 256, dtype="float8_e4m3fn")
+    d, s = gemmill.jax.matmul(a, b, alpha=alpha, epilogue=text, out_dtype="float8_e4m3fn")
+    return (d.astype("float32").reshape(16, 2, 128) * s.astype("float32")[..., None]).sum()
+
+
+def test_scales_of_blocks_have_a_derivative_in_f32_alone() -> None:
+    rate = float(dequantised(3.0, "s") - dequantised(1.0, "s")) / 2
+    assert float(jax.grad(dequantised)(2.0, "s")) == pytest.approx(rate, rel=0.02)
+    with pytest.raises(gemmill.OperandError, match=r"ue8m0.* has no derivative"):
+        jax.grad(dequantised)(2.0, "s.ue8m0")
