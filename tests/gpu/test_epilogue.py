@@ -141,7 +141,7 @@ PARTS = tuple(
     for epilogue, fields in (
         ("d = silu(acc * row[m] + bias.bf16[n]) + r[m, n]; amax = max(abs(d)); per_row[m] = sum(d); aux = acc", {}),
         ("d = gelu(acc + s) + beta * c", {"c__dtype": "bf16", "d__major": "m"}),
-        *((("d = silu(gate) * up", {}),) if decomposition != "splitk" else ()),
+        *((f"d = silu(gate{x}) * up{x}", {}) for x in ("", "8") if decomposition != "splitk"),
     )
 )
 """Epilogues after the slices of K have been added up."""
