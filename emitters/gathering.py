@@ -1,8 +1,8 @@
 """The kernels that copy rows of tokens, and scales of their blocks, into the order of an index, as PTX, which the
 driver compiles like copies.py.
 
-They serve layers whose first product does not gather rows itself. Of rows, a CTA copies a part of one, a vector in each
-thread. Of scales, a thread copies a row; the copies are contiguous along the rows, as kernels read scales fastest.
+Layers whose first product does not gather rows itself launch them. Of rows, a CTA copies a part of one, a vector in
+each thread. Of scales, a thread copies a row; the copies are contiguous along the rows, as kernels read scales fastest.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Memory:
         """The bytes of an access, which lies in one array and is aligned."""
         begin = address & -_APART
         data = self._arrays.get(begin)
-        assert data is not None, f"{size} bytes at {address:#x} are nobody's"
+        assert data is not None, f"{size} bytes at {address:#x} are in no array"
         assert address - begin + size <= len(data), f"{size} bytes at {address:#x} go beyond their array"
         assert address % size == 0, f"{size} bytes at {address:#x} are not aligned"
         return data[address - begin : address - begin + size]
