@@ -65,7 +65,6 @@ def options(config: GemmConfig, registry: Registry) -> dict[str, Any]:
     """Keywords of a call that names a kernel."""
     return {
         "registry": registry,
-        "tf32": config.a.dtype == "tf32",
         "fast_accumulation": config.promote == 0,
         "epilogue": None if config.epilogue == "linear" else config.epilogue,
     }
