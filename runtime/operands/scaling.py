@@ -117,6 +117,11 @@ def _without_extent(tensor: TensorView, axis: int) -> TensorView:
 def _scale_error(name: str, tensors: Mapping[str, TensorView], blocks: Mapping[str, tuple[int, ...]]) -> OperandError:
     """Return the error for a scale that fits neither blocks nor whole operands, rows or columns."""
     shape, operand = tensors[name].shape, tensors[name[0]].shape
+    if name == "a_scale" and "rows" in tensors:
+        return OperandError(
+            f"a_scale has shape {shape}; with rows it must be one value: for others pass a[rows] and a_scale[rows] "
+            "without rows"
+        )
     vector_shape = (operand[-2], 1) if name == "a_scale" else (1, operand[-1])
     other = "b_scale" if name == "a_scale" else "a_scale"
     unit = "row" if name == "a_scale" else "column"
