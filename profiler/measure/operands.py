@@ -316,7 +316,7 @@ def _index(problem: GemmProblem, generator: Any, device: Any) -> dict[str, Any]:
     """An index of random rows of A, which has M of them; some occur several times, others never."""
     if problem.rows == "stored":
         return {}
-    drawn = torch().randint(0, problem.m, (problem.m,), generator=generator, device=device)
+    drawn = torch().randint(0, max(1, problem.m), (problem.m,), generator=generator, device=device)
     return {"rows": drawn.to(torch().int32)}
 
 

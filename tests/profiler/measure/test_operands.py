@@ -86,3 +86,9 @@ def test_kernels_of_an_expression_fit_what_the_api_sees() -> None:
     for text in MORE[3:12]:
         problem = GemmProblem.from_text(text)
         assert needs_swap(registry.select(problem).config, call_of(problem).problem) is not None, text
+
+
+def test_problems_without_rows_have_operands() -> None:
+    for rows in ("stored", "gathered"):
+        (o,) = make_operands(GemmProblem.from_text(f"0x96x64 bf16 tn grouped=3 rows={rows}"), 0, "cpu", sets=1)
+        assert all(index.numel() == (3 if name == "offsets" else 0) for name, index in o.groups.items())
