@@ -16,6 +16,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel, in_each_number
 from gemmill.library.dtypes import FP8
+from gemmill.library.epilogues.parse import scales_blocks
 from gemmill.library.errors import ConfigError, ProblemError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem, is_mixed
 
@@ -114,7 +115,7 @@ def required_arithmetic(bits: str, problem: GemmProblem, arch: str = "sm90a") ->
         return whole
     if is_mixed(problem.a_dtype, problem.b_dtype):
         return replace(parse_arithmetic(_MIXED), target=whole.target)
-    if str(whole) not in _SLICED or problem.batching not in ("strided", "nested"):
+    if str(whole) not in _SLICED or problem.batching not in ("strided", "nested") or scales_blocks(problem.epilogue):
         return whole
     return replace(whole, slices=invariant_slices(problem))
 

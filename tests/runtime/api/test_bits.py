@@ -101,12 +101,15 @@ def test_slices_follow_from_n_and_k_of_the_call(registry: Registry, monkeypatch:
     assert str(required_arithmetic("invariant", GemmProblem(64, 512, 8192, a="e4m3"))) == "k32/4"
     tf32 = [str(required_arithmetic("invariant", GemmProblem(64, 512, k, a="tf32"))) for k in (2041, 4088, 4089)]
     assert tf32 == ["k8/2", "k8/2", "k8/4"]  # twice the K decides
-    for words in ({"groups": 4, "batching": "grouped"}, {"a": "s8"}, {"a": "f32"}, {"a": "e4m3", "promote": 4}):
+    scaled = {"a": "e4m3", "d": "e4m3", "epilogue": "h = acc; s[m, n/128] = scale(h); d = h / s"}
+    others: list[dict[str, Any]] = [{"groups": 4, "batching": "grouped"}, {"a": "s8"}, {"a": "f32"}, scaled]
+    for words in (*others, {"a": "e4m3", "promote": 4}):
         whole = required_arithmetic("invariant", GemmProblem(64, 512, 8192, **words))
         assert whole is not None
         assert whole.slices == 1
     for m in (1, 64, 3000):
         assert str(registry.select(GemmProblem(m, 512, 8192), bits="invariant").arithmetic) == "k16/4"
+        assert str(registry.select(GemmProblem(m, 512, 8192, **scaled), bits="invariant").arithmetic) == "k32"
 
 
 @pytest.mark.parametrize(
