@@ -32,7 +32,7 @@ def route(topk_ids: Tensor, experts: int, *, out: Routing | None = None, stream:
 
     Example:
         >>> offsets, rows, places = gemmill.route(topk_ids, 128)
-        >>> y = gemmill.grouped_matmul(x[rows], w, offsets)
+        >>> y = gemmill.grouped_matmul(x, w, offsets, rows=rows)
         >>> out = gemmill.combine(y, places, topk_weights)
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple
@@ -108,6 +108,7 @@ def layer_extents(tensors: Mapping[str, TensorView], activation: Epilogue) -> La
     Raises:
         OperandError: a tensor does not fit; the message names it.
     """
+    refuse_c(activation)
     x, w1, w2, ids = (tensors[name] for name in ("x", "w1", "w2", "topk_ids"))
     columns = "2 F" if activation.gated else "F"
     for name, rank, form in (
@@ -132,6 +133,24 @@ def layer_extents(tensors: Mapping[str, TensorView], activation: Epilogue) -> La
     return extents
 
 
+def refuse_c(activation: Epilogue) -> None:
+    """Raise OperandError for an activation that reads C."""
+    if activation.reads_c:
+        raise OperandError(
+            f"the activation `{activation}` reads c, which a layer of experts does not have: use an operand like b[n]"
+        )
+
+
+def refuse_scales(given: Collection[str], dtype: DTypeName) -> None:
+    """Raise OperandError for scales without e4m3, and for e4m3 without scales, by the keywords that are ``given``."""
+    for name in SCALES:
+        if (name in given) != (dtype == "e4m3"):
+            raise OperandError(
+                f"{name} is {'passed' if name in given else 'missing'} and x is {dtype}; pass x_scale, w1_scale and "
+                "w2_scale with e4m3, and with no other dtype"
+            )
+
+
 def _check_units(dtype: DTypeName, extents: LayerExtents) -> None:
     """Raise OperandError for rows that TMA cannot load, or that blocks of scales do not divide."""
     unit = TMA_ALIGN // TABLE[dtype].bytes
@@ -153,7 +172,10 @@ def _check_operands(tensors: Mapping[str, TensorView]) -> None:
             raise OperandError(
                 f"{name} is {dtype}; x, w1 and w2 must all be bf16, all f16 or all e4m3: convert {name} first"
             )
-    _check_scales(tensors)
+    refuse_scales(tensors, x.dtype)
+    for name in SCALES:
+        if name in tensors and tensors[name].dtype != "f32":
+            raise OperandError(f"{name} is {tensors[name].dtype}; it must be f32: pass {name}.float()")
     if "topk_weights" in tensors and (dtype := tensors["topk_weights"].dtype) not in BITS:
         raise OperandError(f"topk_weights is {dtype}; it must be {one_of([*BITS])}: convert it first")
     for name, tensor in tensors.items():
@@ -167,19 +189,6 @@ def _check_operands(tensors: Mapping[str, TensorView]) -> None:
             raise OperandError(
                 f"{name} has strides {tensors[name].strides}; its {what} must be contiguous: pass {name}.contiguous()"
             )
-
-
-def _check_scales(tensors: Mapping[str, TensorView]) -> None:
-    """Raise OperandError for scales without e4m3, and for e4m3 without scales."""
-    x = tensors["x"]
-    for name in SCALES:
-        if (name in tensors) != (x.dtype == "e4m3"):
-            raise OperandError(
-                f"{name} is {'passed' if name in tensors else 'missing'} and x is {x.dtype}; pass x_scale, w1_scale "
-                "and w2_scale with e4m3, and with no other dtype"
-            )
-        if name in tensors and tensors[name].dtype != "f32":
-            raise OperandError(f"{name} is {tensors[name].dtype}; it must be f32: pass {name}.float()")
 
 
 def transposed(matrices: TensorView) -> TensorView:

@@ -19,9 +19,9 @@ from gemmill.runtime.api.expert_layer import epilogue_of, quantising
 from gemmill.runtime.api.moe import launch_moe
 from gemmill.runtime.api.read import KEYWORDS
 from gemmill.runtime.operands.epilogue_arguments import check_names, read_epilogue
-from gemmill.runtime.operands.experts import SCALES, LayerExtents, layer_shapes
+from gemmill.runtime.operands.experts import SCALES, LayerExtents, layer_shapes, refuse_c, refuse_scales
 from gemmill.runtime.operands.matrices import SCALE_BLOCK
-from gemmill.runtime.operands.tensors import not_on_gpu
+from gemmill.runtime.operands.tensors import dtype_named, not_on_gpu
 from gemmill.runtime.torch import outputs, reference_operators
 from gemmill.runtime.torch.gradients import autograd, epilogue_rule, product_rules
 from gemmill.runtime.torch.gradients.autograd import Arguments
@@ -125,7 +125,9 @@ def _check(call: Arguments, activation: Epilogue) -> None:
             f"the activation `{activation}` writes {activation.outputs[0].name}, and gemmill::moe returns only its "
             "result: call gemmill.moe under torch.no_grad(), or leave it out"
         )
+    refuse_c(activation)
     check_names(activation, _named(call))
+    refuse_scales([name for name in SCALES if call[name] is not None], dtype_named(call["x"].dtype, "x"))
     x, w1, w2, ids = (call[name] for name in _KEYWORDS[:4])
     ranks = x.dim(), w1.dim(), w2.dim(), ids.dim()
     torch._check(

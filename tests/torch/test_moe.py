@@ -175,6 +175,8 @@ def test_padding_tokens_reach_no_gradient() -> None:
         ({"out": torch.empty(TOKENS, HIDDEN)}, "unexpected argument 'out'; expected x, w1"),
         ({"bg": 1.0}, "bg is passed, but the epilogue"),
         ({"activation": BIASED, "s": None}, "bg is missing: the epilogue"),
+        ({"activation": "d = silu(gate) * up + c"}, "reads c, which a layer of experts does not have"),
+        ({"x_scale": torch.ones(TOKENS, 1)}, "x_scale is passed and x is f64"),
     ],
 )
 def test_operands_that_the_activation_does_not_have_are_refused(changed: dict[str, Any], says: str) -> None:

@@ -65,6 +65,7 @@ PLACE = 1 << 46
         ({"activation": "swish"}, "swish"),
         ({"activation": "d = silu(gate"}, "epilogue: "),
         ({"activation": 3}, "epilogue is 3"),
+        ({"activation": "d = silu(gate) * up + c"}, "reads c, which a layer of experts does not have"),
     ],
 )
 def test_what_moe_refuses(changed: dict[str, Any], says: str) -> None:
