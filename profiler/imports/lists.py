@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import get_args
 
-from gemmill.library.config.model import BatchingName, ScaleName
+from gemmill.library.config.model import BatchingName, RowsName, ScaleName
 from gemmill.library.errors import ManifestError, RecordError
 from gemmill.library.input import strict_json
 from gemmill.library.manifest.document import MAX_BYTES, read_document
@@ -38,7 +38,8 @@ _TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 _WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"a_major": ("k", "mn"), "b_major": ("k", "mn"), "c_major": ("n", "m"), "d_major": ("n", "m")}
-    | {"a_scale": get_args(ScaleName), "b_scale": get_args(ScaleName), "batching": get_args(BatchingName)}
+    | {"a_scale": get_args(ScaleName), "b_scale": get_args(ScaleName)}
+    | {"batching": get_args(BatchingName), "rows": get_args(RowsName)}
 )
 _COUNTS = ("count", "counts", "calls", "num_calls", "call_count", "cnt", "freq", "frequency", "occurrences")
 _SIZES = ("sizes", "group_sizes")

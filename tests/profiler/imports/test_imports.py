@@ -316,6 +316,8 @@ def test_lists_in_other_forms() -> None:
     assert short(understood(yaml)) == ["k=3 m=1 n=2", "a=bf16 a_major=mn b=bf16 batch=7 k=6 m=4 n=5"]
     assert short(understood("[[1, 2, 3], [4, 5, 6],]")) == ["k=3 m=1 n=2", "k=6 m=4 n=5"]
     assert short(understood('\ufeff[{"m": 1, "n": 2, "k": 3, "d_type": "half"}]')) == ["d=f16 k=3 m=1 n=2"]
+    groups = '[{"m": 8, "n": 2, "k": 3, "groups": 4, "batching": "grouped", "rows": "gathered"}]'
+    assert short(understood(groups)) == ["batching=grouped groups=4 k=3 m=8 n=2 rows=gathered"]
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
