@@ -40,7 +40,8 @@ def test_kernels_give_what_references_give(case: Case) -> None:
     arguments, keywords = positional(case._replace(tensors={name: on_gpu(x) for name, x in case.tensors.items()}))
     found = listed(case.functional()(*arguments, **keywords))
     for x, y in zip(found, listed(case.expected(**case.tensors)), strict=True):
-        torch.testing.assert_close(x.cpu().double(), y.to(x.dtype).double(), rtol=2**-7, atol=2**-7)
+        rtol = 2**-3 if x.dtype == torch.float8_e4m3fn else 2**-7  # a neighbour, if sums differ
+        torch.testing.assert_close(x.cpu().double(), y.to(x.dtype).double(), rtol=rtol, atol=2**-7)
     with FakeTensorMode() as mode:
 
         def fake(x: Any) -> Any:

@@ -234,7 +234,7 @@ CASES: dict[str, Case] = {
         {
             "expression": "h = acc; s[m, n/128] = scale(h); d = h / s",
             "names": [],
-            "out_dtype": torch.float32,
+            "out_dtype": FP8,
         },
         lambda a, b, operands: _blocks_of(product(a, b)),
     ),

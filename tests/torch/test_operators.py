@@ -56,7 +56,8 @@ def test_values_are_those_of_float64(case: Case) -> None:
 def test_opcheck(case: Case) -> None:
     """With bf16 for fp8, which its comparisons do not take on the CPU."""
     tensors = {name: x.bfloat16() if getattr(x, "dtype", None) == FP8 else x for name, x in case.tensors.items()}
-    case = case._replace(tensors=tensors)
+    keywords = {name: torch.bfloat16 if x is FP8 else x for name, x in case.keywords.items()}
+    case = case._replace(tensors=tensors, keywords=keywords)
     arguments, keywords = positional(case)
     torch.library.opcheck(case.functional(), arguments, keywords)
     arguments, keywords = positional(case, outs(case))
