@@ -69,9 +69,9 @@ SERIAL_LIMIT: Mapping[EpilogueKind, Mapping[int, int]] = {
 }
 """The limit of serial split-K kernels. It includes the sums of a slice, which are dead in the epilogue."""
 QUANTISED_LIMIT = {2: 96, 3: 64, 4: 32}
-"""The limit if an expression without a gate scales blocks of columns, and reads matrices or vectors along N in place. A
-thread then holds its values of a block beside all sums; with a gate there are half as many. Of 30 kernels, those with
-128 sums spilled 40 to 96 bytes. Two-level accumulation does not need it: its sums of the first level are dead."""
+"""The limit if an expression without a gate scales blocks of columns. A thread then holds its values of a block beside
+all sums; with a gate there are half as many. With 128 sums, kernels with matrices, vectors along N, gelu or three
+scalars spilled. Two-level accumulation does not need it: its sums of the first level are dead."""
 SHALLOW_LIMIT = 176
 """The limit of cooperative kernels whose stages have rows of 64 bytes, so that more than five stages can fit."""
 MOST_MATRICES, MOST_COLUMNS, COLUMNS_OF_A_MATRIX, MANY_COLUMNS = 2, 12, 4, 10

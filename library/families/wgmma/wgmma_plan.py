@@ -273,7 +273,7 @@ class WgmmaPlan(KernelPlan):
         if self.has_expression and self.multiplies_from_registers:
             matrices, _ = registers.read_in_place(config.epilogue)
             limits[0] -= registers.BESIDE_FRAGMENTS * (matrices > 0)
-        if self._quantises_in_place and not config.promote:
+        if scales_blocks(config.epilogue) and not is_gated(config.epilogue) and not config.promote:
             limits.append(registers.QUANTISED_LIMIT[consumers])
         shallow = config.tile.k * config.a.type.unpacked_bytes <= SHALLOW_K_BYTES
         limits += self._limits_of_shared_k(plain, shallow, limits[0])
@@ -292,12 +292,6 @@ class WgmmaPlan(KernelPlan):
         if scales_blocks(epilogue):
             return vectors <= registers.MOST_BESIDE_TWO_LEVELS
         return vectors <= registers.MOST_BESIDE_GATE and is_repeatable(epilogue)
-
-    @part
-    def _quantises_in_place(self) -> bool:
-        """Whether the epilogue scales blocks without a gate, and reads matrices or vectors along N in place."""
-        epilogue = self.config.epilogue
-        return scales_blocks(epilogue) and not is_gated(epilogue) and any(registers.read_in_place(epilogue))
 
     def _limits_of_shared_k(self, plain: bool, shallow: bool, otherwise: int) -> list[int]:
         """The additional limits of kernels whose CTAs share K."""

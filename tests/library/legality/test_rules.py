@@ -400,6 +400,12 @@ MMA = "sm80_bf16k16_bf16k16_f32_none_bf16n16_128x128x32_1x1_multistage_s3_m8_k1_
             "scales blocks and reduces; with groups along M the cluster must be 1x1",
         ),
         (
+            LEGAL,
+            {"epilogue": "h = gelu(acc); s[m, n/128] = scale(h); d = h / s", "d.dtype": "e4m3"},
+            "accumulator-registers",
+            "is 96",
+        ),
+        (
             GEMV,
             {"epilogue": QUANTISING},
             "epilogue-family",
