@@ -89,7 +89,7 @@ some of these spilled with two."""
 MOST_BESIDE_GATE = 1
 """Most vectors that a gated expression without scales of blocks can read beside 192 sums in two levels, if it reads no
 matrix and D is its only output. Of 27 kernels of nine tiles, one with two vectors spilled, and two with two more
-outputs."""
+outputs. Three spilled with one vector, gelu and two scalars, so gelu beside scalars counts for a vector."""
 
 
 @lru_cache(1024)
@@ -106,6 +106,14 @@ def vectors_beside_blocks(epilogue: str) -> int:
     matrices, columns = read_in_place(epilogue)
     rows = sum(operand.kind == "row" for operand in parse(epilogue).operands)
     return rows + columns + COLUMNS_OF_A_MATRIX * matrices
+
+
+@lru_cache(1024)
+def holds_many_beside_scalars(epilogue: str) -> bool:
+    """Whether an epilogue applies gelu, and reads scalars."""
+    tree = parse(epilogue)
+    reads_scalars = bool(tree.factors) or any(operand.kind in ("scalar", "batch") for operand in tree.operands)
+    return reads_scalars and any(FUNCTIONS[name].registers == "many" for name in tree.functions)
 
 
 @lru_cache(1024)

@@ -291,6 +291,7 @@ class WgmmaPlan(KernelPlan):
         vectors = registers.vectors_beside_blocks(epilogue)
         if scales_blocks(epilogue):
             return vectors <= registers.MOST_BESIDE_TWO_LEVELS
+        vectors += registers.holds_many_beside_scalars(epilogue)
         return vectors <= registers.MOST_BESIDE_GATE and is_repeatable(epilogue)
 
     def _limits_of_shared_k(self, plain: bool, shallow: bool, otherwise: int) -> list[int]:

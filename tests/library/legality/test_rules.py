@@ -406,6 +406,12 @@ MMA = "sm80_bf16k16_bf16k16_f32_none_bf16n16_128x128x32_1x1_multistage_s3_m8_k1_
             "is 96",
         ),
         (
+            "sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_bf16n16_128x256x128_1x1_cooperative_s3_m8_k1_linear",
+            {"epilogue": "d = gelu(gate8 + x[n]) * up8 * y * z"},
+            "accumulator-registers",
+            "takes 192 registers per thread; the limit for 2 consumer warpgroups is 128",
+        ),
+        (
             GEMV,
             {"epilogue": QUANTISING},
             "epilogue-family",
