@@ -230,7 +230,7 @@ CASES: dict[str, Case] = {
     ),
     "epilogue that scales blocks": Case(
         "epilogue",
-        {"a": wide(5, 7), "b": wide(7, 256), "operands": []},
+        {"a": wide(5, 7, dtype=FP8), "b": wide(7, 256, dtype=FP8), "operands": []},
         {
             "expression": "h = acc; s[m, n/128] = scale(h); d = h / s",
             "names": [],
