@@ -44,7 +44,7 @@ struct CollectiveMainloop {
 
     /// Issues the loads of a stage, if they are such.
     __device__ bool operator()(Unit const& work, uint64_t& full, char* stage, int k, int batch) const {
-      if constexpr (Traits::kPairs) {
+      if constexpr (Scheduler::kPairs) {
         if (!work.beside) return false;
         int const other = rank ^ 1;
         LoadB const own{params.b, params.b_tail, 0, uint16_t(1 << rank), params.n};

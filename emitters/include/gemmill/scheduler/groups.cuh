@@ -27,15 +27,20 @@ struct RowGroupWork : Work {
 /// Each lane of a warp holds one of 32 groups, so that few votes find a tile, and empty groups cost nothing. Indices must
 /// increase from call to call. The whole warp must make each call.
 ///
-/// With tiles of 256 rows, of which kernels multiply only the blocks of 64 rows that have rows, the groups with the most
-/// blocks in their last tile come first of every 32. CTAs, which get every nth tile, then have about the same work.
+/// Where kernels skip blocks of 64 rows, the groups with the most blocks in their last tile come first of every 32. CTAs,
+/// which get every nth tile, then have about the same work.
 ///
 /// In clusters of 2x1, a last tile along M without a pair would leave a CTA idle. The CTAs take two such tiles along N.
 template <class Order, int TileK, bool Masked, class Params_ = GemmParams>
 struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
   using Params = Params_;
-  /// Producers that gather rows have no register left for it.
-  enum : bool { kPairs = Order::kClusterM == 2 && Order::kClusterSize == 2 && cute::is_same_v<Params_, GemmParams> };
+  enum : bool {
+    /// Producers that gather rows have no register left for it.
+    kPairs = Order::kClusterM == 2 && Order::kClusterSize == 2 && cute::is_same_v<Params_, GemmParams>,
+    /// In smaller tiles it does not pay: a tile that takes less time leaves those that read the same B behind, and B
+    /// leaves L2 before they read it.
+    kSkipsBlocks = Order::kTileM == 256,
+  };
 
   GemmParams const& params;
   int rank;
@@ -109,8 +114,8 @@ struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
     chunk = first;
     tiles = before;
     int const own = count(first + lane());
-    constexpr int kClasses = Order::kTileM == 256 ? 4 : 1;
-    int const blocks = kClasses == 1 ? 0 : (end - begin - 1) % 256 / 64;  // of the last tile, less 1
+    constexpr int kClasses = kSkipsBlocks ? Order::kTileM / 64 : 1;
+    int const blocks = kClasses == 1 ? 0 : (end - begin - 1) % Order::kTileM / 64;  // of the last tile, less 1
 #pragma unroll 1
     for (int i = kClasses - 1; i >= 0; --i) {
       int sum = blocks == i ? own : 0;

@@ -100,6 +100,10 @@ struct SchedulerTraits {
     kSharesTiles = SharesTiles,
     /// Whether a CTA sums the slices of K of its tile one after another, and adds their sums.
     kSerial = Serial,
+    /// Whether the CTAs of a cluster may have tiles of different columns in place of different rows.
+    kPairs = false,
+    /// Whether kernels multiply only those blocks of 64 rows of a tile that have rows of its group.
+    kSkipsBlocks = false,
   };
 };
 

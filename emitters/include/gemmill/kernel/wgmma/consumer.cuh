@@ -91,11 +91,9 @@ struct WgmmaConsumer {
   __device__ static bool is_stored(Work const&) { return true; }
   __device__ static bool is_stored(SharedWork const& work) { return work.split == 0; }
 
-  /// The blocks of 64 rows from row m on that this warpgroup multiplies: in tiles of 256 rows, those that hold rows of the
-  /// tile's group. In smaller tiles all: a tile that takes less time leaves those that read the same B behind, and B
-  /// leaves L2 before they read it.
+  /// The blocks of 64 rows from row m on that this warpgroup multiplies: all, or those that hold rows of the tile's group.
   __device__ static int filled_blocks([[maybe_unused]] Unit const& work, [[maybe_unused]] int m) {
-    if constexpr (Traits::kGroupedM && Config::kTileM == 256)
+    if constexpr (Scheduler::kSkipsBlocks)
       return (work.end - m + 63) / 64;
     else
       return Traits::kBlocks;

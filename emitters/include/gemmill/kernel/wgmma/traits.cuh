@@ -110,8 +110,6 @@ struct WgmmaTraits {
                                  kGathersA ? kGatherThreads : kBlockScales ? Scales::kArrivals : 0>;
   /// Groups along M: the whole producer warp runs the scheduler, and tiles end at the last row of their group.
   static constexpr bool kGroupedM = Scheduler::kIsGroupedM;
-  /// Groups along M in clusters of 2x1, whose CTAs may have tiles of different columns.
-  static constexpr bool kPairs = kGroupedM && Config::kClusterM == 2 && Config::kClusterN == 1 && !kGathersA;
   /// Groups along K: A and B are loaded through windows that end with the group.
   static constexpr bool kGroupedK = Scheduler::kIsGroupedK;
   static constexpr int kWindowK = kGroupedK ? Config::kTileK : 0;
