@@ -33,7 +33,7 @@ from gemmill.runtime.operands.matrices import (
     operand,
     refuse_overlap,
 )
-from gemmill.runtime.operands.tensors import TensorView
+from gemmill.runtime.operands.tensors import TensorView, check_devices
 
 if TYPE_CHECKING:
     from gemmill.runtime.operands.call import GemmCall
@@ -249,7 +249,7 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
     Scales are as in :func:`gemmill.matmul`, with batch extents that collapse to one stride. With ``may_stack``, a batch
     that shares ``b`` may become one matrix.
     """
-    _check_devices(tensors)
+    check_devices(tensors)
     a, b, c, d = tensors["a"], tensors["b"], tensors.get("c"), tensors["out"]
     shape = shape_of_d(tensors, epilogue)
     _check_out(a, b, d, shape)
@@ -309,7 +309,7 @@ def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogu
             f"a is {a.dtype} and b is {b.dtype}; upconverting is not supported with {kind}: pass both with the same "
             "width"
         )
-    _check_devices(tensors)
+    check_devices(tensors)
     is_array = kind == "addresses"
     rows = tensors.get("rows")
     if is_array and epilogue is not PLAIN:
@@ -450,14 +450,6 @@ def _assemble(
     alpha, beta = call.factors
     operands = operand_a, operand_b, operand_c, operand_d, a_scale, b_scale
     return Gemm(problem, *operands, nested=nested, alpha=alpha, beta=beta)
-
-
-def _check_devices(tensors: _Tensors) -> None:
-    """Raise OperandError where operands lie on several GPUs."""
-    device = tensors["a"].device
-    for name, tensor in tensors.items():
-        if tensor.device != device:
-            raise OperandError(f"{name} is on GPU {tensor.device} and a is on GPU {device}; all must be on one GPU")
 
 
 def _check_out(a: TensorView, b: TensorView, d: TensorView, shape: tuple[int, ...]) -> None:

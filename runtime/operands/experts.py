@@ -16,7 +16,7 @@ from gemmill.library.legality.quantities import TMA_ALIGN, align_up
 from gemmill.library.wording import one_of
 from gemmill.runtime.operands.matrices import SCALE_BLOCK
 from gemmill.runtime.operands.routing import shape_of_slots
-from gemmill.runtime.operands.tensors import TensorView
+from gemmill.runtime.operands.tensors import TensorView, check_devices
 
 DTYPES = ("bf16", "f16", "e4m3")
 """Dtypes of tokens and weights."""
@@ -178,9 +178,7 @@ def _check_operands(tensors: Mapping[str, TensorView]) -> None:
             raise OperandError(f"{name} is {tensors[name].dtype}; it must be f32: pass {name}.float()")
     if "topk_weights" in tensors and (dtype := tensors["topk_weights"].dtype) not in BITS:
         raise OperandError(f"topk_weights is {dtype}; it must be {one_of([*BITS])}: convert it first")
-    for name, tensor in tensors.items():
-        if tensor.device != x.device:
-            raise OperandError(f"{name} is on GPU {tensor.device} and x is on GPU {x.device}; all must be on one GPU")
+    check_devices(tensors)
     if x.shape[1] > 1 and x.strides[1] != 1:
         raise OperandError(f"x has strides {x.strides}; its rows must be contiguous: pass x.contiguous()")
     for name in ("w1", "w2"):

@@ -13,7 +13,7 @@ from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import OperandError
 from gemmill.library.wording import one_of
 from gemmill.runtime.operands.overlap import MemoryCheck
-from gemmill.runtime.operands.tensors import TensorView
+from gemmill.runtime.operands.tensors import TensorView, check_devices
 
 _LIMIT = 1 << 31
 """Places are 32-bit integers."""
@@ -202,13 +202,8 @@ def _check_shape(name: str, tensor: TensorView, shape: tuple[int, ...], other: s
 
 def _check_memory(tensors: Mapping[str, TensorView], written: Collection[str], in_place: Collection[str] = ()) -> None:
     """Raise OperandError where tensors are on several GPUs, read-only, without memory, or overlap."""
-    first = next(iter(tensors))
+    check_devices(tensors)
     for name, tensor in tensors.items():
-        if tensor.device != tensors[first].device:
-            raise OperandError(
-                f"{name} is on GPU {tensor.device} and {first} is on GPU {tensors[first].device}; all tensors must be "
-                "on one GPU"
-            )
         if name in written and not tensor.writable:
             raise OperandError(f"{name} is read-only: pass writable memory")
     places = {name: place for place, name in enumerate(tensors)}

@@ -157,6 +157,16 @@ def view(tensor: Any, name: str, stream: int = 0) -> TensorView:
     )
 
 
+def check_devices(tensors: Mapping[str, TensorView]) -> None:
+    """Raise OperandError for a tensor that is on another GPU than the first."""
+    first, device = next((name, tensor.device) for name, tensor in tensors.items())
+    for name, tensor in tensors.items():
+        if tensor.device != device:
+            raise OperandError(
+                f"{name} is on GPU {tensor.device} and {first} is on GPU {device}; all must be on one GPU"
+            )
+
+
 def dtype_named(dtype: object, argument: str) -> DTypeName:
     """Return gemmill's name of a dtype that a caller passed as a text or as an object of another library."""
     name = str(dtype)
