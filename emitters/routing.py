@@ -1,34 +1,41 @@
 """The kernel that sorts the slots of tokens by their experts, as PTX, which the driver compiles like copies.py.
 
-CTA e counts the ids below e and those equal to e, and then gives the latter their places, so that one launch needs no
-atomics and no order among its CTAs. Each warp has a segment of consecutive ids. After it has counted, it adds the
-counts of the warps before it, and ranks its own ids by ballots. It keeps the ballots of the first :data:`KEPT` ids of
-its segment in shared memory, and reads further ids again. Places therefore ascend with tokens, and their order is the
-same in every run.
+Each cluster sorts the ids of :data:`RANGE` experts, in one launch and without atomics. Its warps have segments of
+consecutive ids. A warp reads 32 ids at once; from six ballots each lane derives which of them are those of one expert,
+and counts these in a register. Then the counts of the warps before it are added, within a CTA and, through distributed
+shared memory, over the CTAs of the cluster; and each warp reads its ids again and gives them their places. Places
+therefore ascend with tokens, and their order is the same in every run.
 
-Ids beyond the experts, among them negative ones, count as one more expert, the last, whose CTA sorts the slots to skip.
+Ids beyond the experts, among them negative ones, count as one more expert, the last: the slots to skip.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from string import Template
 
 ENTRY = "gemmill_routing"
 """Symbol of the kernel."""
 JOB = struct.Struct("<QQQQIIIIII")
-"""The parameters: addresses of the ids, the offsets, the rows and the places; number of ids; slots of a token; number
-of experts; bytes between ids; ids of a warp; padding."""
+"""The parameters: addresses of the ids, the offsets, the rows and the places; number of ids; number of experts; ids of
+a warp; what divides by the slots of a token (:func:`division`); padding."""
+RANGE = 32
+"""Experts of a cluster: one a lane, and one a warp."""
 WARPS = 32
 """Warps of a CTA: as many as lanes, so that a warp reads the counts of all warps at once."""
 THREADS = 32 * WARPS
 """Threads of a CTA."""
+CLUSTER = 8
+"""Most CTAs of a cluster: what every GPU with clusters has."""
 _LOADS = 4
 """Ids of a lane that are on their way at once."""
 STEP = 32 * _LOADS
 """Ids that a warp reads at once; segments are multiples."""
-KEPT = 64 * STEP
-"""Ids of a warp whose ballots are kept, a bit each."""
+_BITS = range(RANGE.bit_length() - 1)
+_ROW = 4 * (RANGE + 1)
+"""Bytes of the counts of a warp or a CTA: of its experts, and of all before them. An odd number of words, so that
+columns have no bank conflicts."""
 
 _KERNEL = Template("""\
 .version 7.8
@@ -37,108 +44,121 @@ _KERNEL = Template("""\
 
 .visible .entry $entry(.param .align 8 .b8 job[$bytes])
 .maxntid $threads
+$cluster
 {
   .shared .align 16 .b8 counts[$shared];
-  .reg .pred %done, %first, %before, %valid, %none, %keeps;
-  .reg .pred %inside<$loads>, %less<$loads>, %equal<$loads>;
-  .reg .b32 %count, %slots, %experts, %step, %segment, %expert, %thread, %lane, %warp, %lower;
-  .reg .b32 %begin, %end, %at, %shared, %ballots, %kept, %below, %same, %place, %rank, %token, %x;
-  .reg .b32 %id<$loads>, %index<$loads>, %mask<$loads>;
-  .reg .b64 %ids, %offsets, %rows, %places, %start, %address, %stride, %to;
+  .reg .pred %done, %leads, %last, %valid, %has, %zero, %less, %inside<$loads>, %mine<$loads>;
+  .reg .b32 %count, %experts, %segment, %factor, %shift, %first, %rank, %thread, %lane, %warp, %lower, %bits, %x;
+  .reg .b32 %at, %from, %end, %shared, %table, %own, %column, %remote, %below, %same, %all, %sum, %place, %token;
+  .reg .b32 %id<$loads>, %local<$loads>, %index<$loads>, %mask<$loads>, %flip<$planes>;
+  .reg .b64 %ids, %offsets, %rows, %places, %start, %address, %to;
   ld.param.b64 %ids, [job];
   ld.param.b64 %offsets, [job + 8];
   ld.param.b64 %rows, [job + 16];
   ld.param.b64 %places, [job + 24];
   ld.param.b32 %count, [job + 32];
-  ld.param.b32 %slots, [job + 36];
-  ld.param.b32 %experts, [job + 40];
-  ld.param.b32 %step, [job + 44];
-  ld.param.b32 %segment, [job + 48];
+  ld.param.b32 %experts, [job + 36];
+  ld.param.b32 %segment, [job + 40];
+  ld.param.b32 %factor, [job + 44];
+  ld.param.b32 %shift, [job + 48];
 
-  // The segment of this warp, and the first id of this lane.
-  mov.b32 %expert, %ctaid.x;
+  // The first expert of this cluster, the segment of this warp, and the first id of this lane.
+  mov.b32 %first, %clusterid.x;
+  mul.lo.u32 %first, %first, $range;
+  mov.b32 %rank, %cluster_ctarank;
   mov.b32 %thread, %tid.x;
   and.b32 %lane, %thread, 31;
   shr.u32 %warp, %thread, 5;
   mov.b32 %lower, %lanemask_lt;
-  mul.lo.u32 %begin, %warp, %segment;
-  add.u32 %end, %begin, %segment;
+  mad.lo.u32 %from, %rank, $warps, %warp;
+  mul.lo.u32 %from, %from, %segment;
+  add.u32 %end, %from, %segment;
   min.u32 %end, %end, %count;
-  add.u32 %x, %begin, %lane;
-  mul.wide.u32 %start, %x, %step;
+  add.u32 %x, %from, %lane;
+  mul.wide.u32 %start, %x, $step;
   add.u64 %start, %start, %ids;
-  mul.wide.u32 %stride, %step, 32;
 
-  // Where the ballots of this warp are, and the first id without one.
+  // The counts of this warp, that of the expert of this lane, and the table of the counts of all CTAs.
   mov.b32 %shared, counts;
-  mad.lo.u32 %ballots, %warp, $kept_bytes, %shared;
-  add.u32 %ballots, %ballots, $counts;
-  add.u32 %kept, %begin, $kept;
-  setp.eq.u32 %first, %lane, 0;
+  mad.lo.u32 %column, %warp, $row, %shared;
+  mad.lo.u32 %own, %lane, 4, %column;
+  add.u32 %table, %shared, $table;
+  setp.eq.u32 %leads, %lane, 0;
+$flips
 
   // The next kernel may be set up meanwhile; the one before may write the ids or read the results of the last launch.
   griddepcontrol.launch_dependents;
   griddepcontrol.wait;
+  barrier.cluster.arrive.aligned;
 
-  // Count the ids of the segment that are below this expert, and those that are equal.
+  // Count the ids of the segment: those of the expert of this lane, and those of experts before this cluster's.
   mov.b32 %below, 0;
   mov.b32 %same, 0;
-  mov.b32 %x, %begin;
-  mov.b32 %at, %ballots;
+  mov.b32 %at, %from;
   mov.b64 %address, %start;
 COUNT:
-  setp.ge.u32 %done, %x, %end;
+  setp.ge.u32 %done, %at, %end;
   @%done bra COUNTED;
 $read
 $count
-  setp.lt.and.u32 %keeps, %x, %kept, %first;
-  @%keeps st.shared.v4.b32 [%at], {$masks};
-  add.u32 %at, %at, $bytes_of_step;
-  add.u32 %x, %x, $ahead;
   bra COUNT;
 COUNTED:
-
-  // Of all warps: the ids that come before those of this one.
   redux.sync.add.u32 %below, %below, 0xffffffff;
-  mad.lo.u32 %at, %warp, 8, %shared;
-  @%first st.shared.v2.b32 [%at], {%below, %same};
+  st.shared.b32 [%own], %same;
+  @%leads st.shared.b32 [%column + $last], %below;
   bar.sync 0;
-  mad.lo.u32 %at, %lane, 8, %shared;
-  ld.shared.v2.b32 {%below, %same}, [%at];
-  setp.lt.u32 %before, %lane, %warp;
-  selp.b32 %place, %same, 0, %before;
+
+  // Warp e adds up the counts of expert e: each lane gets those of the warps before one.
+  mad.lo.u32 %column, %lane, $row, %shared;
+  ld.shared.b32 %below, [%column + $last];
+  mad.lo.u32 %column, %warp, 4, %column;
+  ld.shared.b32 %same, [%column];
   redux.sync.add.u32 %below, %below, 0xffffffff;
-  redux.sync.add.u32 %same, %same, 0xffffffff;
-  redux.sync.add.u32 %place, %place, 0xffffffff;
-  add.u32 %place, %place, %below;
+  mov.b32 %sum, %same;
+$scan
+  sub.u32 %x, %sum, %same;
+  st.shared.b32 [%column], %x;
 
-  // The end of the group.
-  setp.lt.u32 %valid, %expert, %experts;
-  setp.eq.and.u32 %first, %thread, 0, %valid;
-  add.u32 %x, %below, %same;
-  mul.wide.u32 %to, %expert, 4;
+  // Tell all CTAs the counts of this one. They run once the first wait ends.
+  redux.sync.add.u32 %all, %same, 0xffffffff;
+  mad.lo.u32 %x, %rank, $row, %table;
+  setp.lt.u32 %leads, %lane, $ctas;
+  @%leads mapa.shared::cluster.u32 %remote, %x, %lane;
+  setp.eq.and.u32 %last, %warp, 0, %leads;
+  barrier.cluster.wait.aligned;
+  @%last st.shared::cluster.b32 [%remote + $last], %below;
+  mad.lo.u32 %remote, %warp, 4, %remote;
+  @%leads st.shared::cluster.b32 [%remote], %all;
+  barrier.cluster.arrive.aligned;
+  barrier.cluster.wait.aligned;
+
+  // The end of the group of the expert of this lane, and its place: the first in this warp's segment.
+  ld.shared.b32 %place, [%own];
+  mad.lo.u32 %column, %lane, 4, %table;
+  mov.b32 %same, 0;
+  mov.b32 %below, 0;
+$add
+  mov.b32 %sum, %same;
+$scan
+  add.u32 %sum, %sum, %below;
+  sub.u32 %x, %sum, %same;
+  add.u32 %place, %place, %x;
+  add.u32 %x, %first, %lane;
+  setp.eq.u32 %valid, %rank, 0;
+  setp.lt.and.u32 %valid, %thread, $range, %valid;
+  setp.lt.and.u32 %valid, %x, %experts, %valid;
+  mul.wide.u32 %to, %x, 4;
   add.u64 %to, %to, %offsets;
-  @%first st.global.b32 [%to], %x;
+  @%valid st.global.b32 [%to], %sum;
 
-  // Give the ids of this expert their places, in order.
-  mov.b32 %x, %begin;
-  mov.b32 %at, %ballots;
-  mul.wide.u32 %address, %step, $kept;
-  add.u64 %address, %address, %start;
+  // Give the ids their places, in order.
+  mov.b32 %at, %from;
+  mov.b64 %address, %start;
 PLACE:
-  setp.ge.u32 %done, %x, %end;
+  setp.ge.u32 %done, %at, %end;
   @%done bra PLACED;
-  setp.lt.u32 %keeps, %x, %kept;
-  @%keeps bra KEPT;
 $read
-$ballot
-  bra BALLOTS;
-KEPT:
-  ld.shared.v4.b32 {$masks}, [%at];
-  add.u32 %at, %at, $bytes_of_step;
-BALLOTS:
 $place
-  add.u32 %x, %x, $ahead;
   bra PLACE;
 PLACED:
   ret;
@@ -146,68 +166,129 @@ PLACED:
 """)
 
 _READ = Template("""\
-  add.u32 %index$i, %x, %lane;
+  add.u32 %index$i, %at, %lane;
   add.u32 %index$i, %index$i, $offset;
   setp.lt.u32 %inside$i, %index$i, %end;
-  @%inside$i ld.global.b32 %id$i, [%address];
-  add.u64 %address, %address, %stride;""")
+  @%inside$i ld.global.b32 %id$i, [%address + $bytes];""")
 
-_BALLOT = Template("""\
+_NEXT = Template("""\
+  add.u32 %at, %at, $ahead;
+  add.u64 %address, %address, $bytes;""")
+
+_MATCH = Template("""\
   min.u32 %id$i, %id$i, %experts;
-  setp.eq.and.u32 %equal$i, %id$i, %expert, %inside$i;
-  vote.sync.ballot.b32 %mask$i, %equal$i, 0xffffffff;""")
+  sub.u32 %local$i, %id$i, %first;
+  setp.lt.and.u32 %mine$i, %local$i, $range, %inside$i;
+  vote.sync.ballot.b32 %mask$i, %mine$i, 0xffffffff;""")
+"""Leaves in ``%mask`` the lanes whose ids are those of the expert of this lane: with the ballots of :data:`_PLANE`."""
+
+_PLANE = Template("""\
+  and.b32 %bits, %local$i, $bit;
+  setp.eq.u32 %zero, %bits, 0;
+  vote.sync.ballot.b32 %bits, %zero, 0xffffffff;
+  xor.b32 %bits, %bits, %flip$b;
+  and.b32 %mask$i, %mask$i, %bits;""")
+
+_FLIP = Template("""\
+  and.b32 %bits, %lane, $bit;
+  setp.eq.u32 %zero, %bits, 0;
+  selp.b32 %flip$b, 0, -1, %zero;""")
 
 _COUNT = Template("""\
-  setp.lt.and.u32 %less$i, %id$i, %expert, %inside$i;
-  @%less$i add.u32 %below, %below, 1;
-  popc.b32 %rank, %mask$i;
-  add.u32 %same, %same, %rank;""")
+  setp.lt.and.u32 %less, %id$i, %first, %inside$i;
+  @%less add.u32 %below, %below, 1;
+  popc.b32 %x, %mask$i;
+  add.u32 %same, %same, %x;""")
 
 _PLACE = Template("""\
-  setp.eq.u32 %none, %mask$i, 0;
-  @%none bra PLACED$i;
-  add.u32 %index$i, %x, %lane;
-  add.u32 %index$i, %index$i, $offset;
-  shr.u32 %rank, %mask$i, %lane;
-  and.b32 %rank, %rank, 1;
-  setp.eq.u32 %equal$i, %rank, 1;
-  and.b32 %rank, %mask$i, %lower;
-  popc.b32 %rank, %rank;
-  add.u32 %rank, %rank, %place;
-  div.u32 %token, %index$i, %slots;
-  mul.wide.u32 %to, %rank, 4;
+  shfl.sync.idx.b32 %x, %mask$i, %local$i, 31, 0xffffffff;
+  and.b32 %x, %x, %lower;
+  popc.b32 %x, %x;
+  shfl.sync.idx.b32 %sum, %place, %local$i, 31, 0xffffffff;
+  add.u32 %sum, %sum, %x;
+  add.u32 %token, %index$i, %index$i;
+  mul.hi.u32 %token, %token, %factor;
+  shr.u32 %token, %token, %shift;
+  mul.wide.u32 %to, %sum, 4;
   add.u64 %to, %to, %rows;
-  @%equal$i st.global.b32 [%to], %token;
-  selp.b32 %rank, %rank, -1, %valid;
+  @%mine$i st.global.b32 [%to], %token;
+  setp.lt.u32 %valid, %id$i, %experts;
+  selp.b32 %sum, %sum, -1, %valid;
   mul.wide.u32 %to, %index$i, 4;
   add.u64 %to, %to, %places;
-  @%equal$i st.global.b32 [%to], %rank;
-  popc.b32 %rank, %mask$i;
-  add.u32 %place, %place, %rank;
-PLACED$i:""")
+  @%mine$i st.global.b32 [%to], %sum;
+  popc.b32 %x, %mask$i;
+  add.u32 %place, %place, %x;""")
+
+_SCAN = Template("""\
+  shfl.sync.up.b32 %x|%has, %sum, $distance, 0, 0xffffffff;
+  @%has add.u32 %sum, %sum, %x;""")
+"""Adds to ``%sum`` those of the lanes before this one."""
+
+_ADD = Template("""\
+  ld.shared.b32 %x, [%column + $at];
+  add.u32 %same, %same, %x;
+  setp.gt.u32 %has, %rank, $cta;
+  @%has add.u32 %place, %place, %x;
+  ld.shared.b32 %x, [%table + $below];
+  add.u32 %below, %below, %x;""")
 
 
-def emit_routing() -> str:
-    """The PTX of the kernel, for sm_90 and later, where the kernels of groups run. Its parameters are :data:`JOB`, and
-    it has a CTA for each expert and one more; CTAs have :data:`THREADS` threads."""
+def clusters(experts: int) -> int:
+    """Clusters for some experts and the slots to skip."""
+    return experts // RANGE + 1
 
-    def per_load(template: Template) -> str:
-        return "\n".join(template.substitute(i=i, offset=32 * i) for i in range(_LOADS))
 
+def cluster_for(count: int) -> int:
+    """CTAs of a cluster for a number of ids: one where each of its warps reads ids only once."""
+    return 1 if count <= WARPS * STEP else CLUSTER
+
+
+def division(slots: int) -> tuple[int, int]:
+    """The factor and the shift that divide an index below 2^31: ``index // slots == 2 * index * factor >> 32 + shift``,
+    since the factor exceeds 2^(31 + shift) / slots by less than 2^shift / slots."""
+    shift = (slots - 1).bit_length()
+    return -(-(1 << 31 + shift) // slots), shift
+
+
+def emit_routing(step: int, ctas: int) -> str:
+    """The PTX of the kernel for ids that are ``step`` bytes apart and clusters of ``ctas`` CTAs, for sm_90 and later,
+    where the kernels of groups run. Its parameters are :data:`JOB`; CTAs have :data:`THREADS` threads."""
+
+    def per_load(*emit: Callable[[int], str]) -> str:
+        return "\n".join(each(i) for i in range(_LOADS) for each in emit)
+
+    def read(i: int) -> str:
+        return _READ.substitute(i=i, offset=32 * i, bytes=32 * i * step)
+
+    def match(i: int) -> str:
+        planes = (_PLANE.substitute(i=i, b=b, bit=1 << b) for b in _BITS)
+        return "\n".join((_MATCH.substitute(i=i, range=RANGE), *planes))
+
+    def then(template: Template) -> Callable[[int], str]:
+        return lambda i: template.substitute(i=i)
+
+    following = _NEXT.substitute(ahead=STEP, bytes=STEP * step)
+    adds = (_ADD.substitute(cta=cta, at=cta * _ROW, below=cta * _ROW + _ROW - 4) for cta in range(ctas))
     return _KERNEL.substitute(
         entry=ENTRY,
         bytes=JOB.size,
         threads=THREADS,
-        counts=8 * WARPS,
-        shared=8 * WARPS + WARPS * KEPT // 8,
-        kept=KEPT,
-        kept_bytes=KEPT // 8,
-        bytes_of_step=STEP // 8,
-        masks=", ".join(f"%mask{i}" for i in range(_LOADS)),
+        cluster=f".reqnctapercluster {ctas}" if ctas > 1 else "",
+        shared=(WARPS + ctas) * _ROW,
+        table=WARPS * _ROW,
+        row=_ROW,
+        last=_ROW - 4,
+        step=step,
         loads=_LOADS,
-        read=per_load(_READ),
-        count=per_load(_BALLOT) + "\n" + per_load(_COUNT),
-        ballot=per_load(_BALLOT),
-        place=per_load(_PLACE),
-        ahead=STEP,
+        planes=len(_BITS),
+        range=RANGE,
+        warps=WARPS,
+        ctas=ctas,
+        flips="\n".join(_FLIP.substitute(b=b, bit=1 << b) for b in _BITS),
+        read=per_load(read),
+        count=per_load(match, then(_COUNT)) + "\n" + following,
+        place=per_load(match, then(_PLACE)) + "\n" + following,
+        scan="\n".join(_SCAN.substitute(distance=1 << b) for b in _BITS),
+        add="\n".join(adds),
     )

@@ -59,7 +59,7 @@ class RouteLaunch(TokenLaunch):
     """Routes tokens. Addresses: those of the ids, the offsets, the rows and the places."""
 
     def __init__(self, bound: BoundRoute, stream: int) -> None:
-        kernel = Kernel(routing.ENTRY, None, routing.emit_routing, routing.THREADS)
+        kernel = Kernel(routing.ENTRY, bound.kind, partial(routing.emit_routing, *bound.kind), routing.THREADS)
         super().__init__(bound.ids.device, stream, kernel, *route_job(bound))
 
 
@@ -87,10 +87,11 @@ class CombineLaunch(TokenLaunch):
 
 def route_job(bound: BoundRoute) -> tuple[bytes, int]:
     """Return the parameters of the kernel that routes, and its number of CTAs."""
-    experts, slots = bound.offsets.shape[0], bound.ids.shape[1]
+    experts, (_, ctas) = bound.offsets.shape[0], bound.kind
     addresses = bound.ids.ptr, bound.offsets.ptr, bound.rows.ptr, bound.places.ptr
-    segment = align_up(-(-bound.count // routing.WARPS), routing.STEP)
-    return routing.JOB.pack(*addresses, bound.count, slots, experts, bound.step, segment, 0), experts + 1
+    segment = align_up(-(-bound.count // (ctas * routing.WARPS)), routing.STEP)
+    division = routing.division(max(1, bound.ids.shape[1]))
+    return routing.JOB.pack(*addresses, bound.count, experts, segment, *division, 0), ctas * routing.clusters(experts)
 
 
 def combine_job(bound: BoundCombine) -> tuple[bytes, int]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from gemmill.emitters.combining import BITS, SLOTS, VECTOR, Combination
 from gemmill.emitters.gathering import WIDTHS
+from gemmill.emitters.routing import cluster_for
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import OperandError
 from gemmill.library.wording import one_of
@@ -41,9 +42,9 @@ class BoundRoute:
         return self.rows.shape[0]
 
     @property
-    def step(self) -> int:
-        """Bytes between ids."""
-        return 4 if _is_packed(self.ids, 1) else 8
+    def kind(self) -> tuple[int, int]:
+        """The kernel that reads these tensors: bytes between ids, and CTAs of a cluster."""
+        return 4 if _is_packed(self.ids, 1) else 8, cluster_for(self.count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Carries out PTX on the host, for kernels that are simple enough: a warp at a time, in memory whose bounds it checks.
 
 It has the instructions that our own PTX has, and nothing more. Lanes that branch forward wait at the label; so does a
-warp at a barrier, until all have come.
+warp at a barrier, until all have come. The CTAs of a cluster run one after another between its barriers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import numpy as np
 LANES = 32
 FULL = (1 << 32) - 1
 _APART = 1 << 32
+_WINDOW = 1 << 24
+"""Addresses of a CTA's shared memory as its cluster sees them."""
 
 
 class Memory:
@@ -83,19 +85,22 @@ def rounded(values: Any, dtype: str) -> Any:
 class Warp:
     """A warp that runs a kernel."""
 
-    def __init__(self, kernel: Kernel, memory: Memory, job: bytes, shared: Any, cta: int, warp: int) -> None:
+    def __init__(self, kernel: Kernel, memory: Memory, job: bytes, shared: list[Any], cta: int, warp: int) -> None:
         self.kernel, self.memory, self.job, self.shared = kernel, memory, job, shared
+        self.cluster, self.rank = divmod(cta, len(shared))
         lanes = np.arange(LANES, dtype=np.uint64)
         self.registers: dict[str, Any] = {
             "%ctaid.x": np.full(LANES, cta, np.uint64),
+            "%clusterid.x": np.full(LANES, self.cluster, np.uint64),
+            "%cluster_ctarank": np.full(LANES, self.rank, np.uint64),
             "%tid.x": lanes + np.uint64(LANES * warp),
             "%lanemask_lt": (np.uint64(1) << lanes) - np.uint64(1),
         }
         self.parked: dict[str, Any] = {}
         self.active = np.ones(LANES, bool)
 
-    def run(self) -> Iterator[None]:
-        """Run to the end; yields at each barrier."""
+    def run(self) -> Iterator[str]:
+        """Run to the end; yields the instruction of each barrier at which it waits."""
         at = 0
         while at < len(self.kernel.lines):
             guard, name, operands = self.kernel.lines[at]
@@ -111,9 +116,10 @@ class Warp:
                     assert self.kernel.labels[operands[0]] > at, "lanes part only on the way forward"
                     self.parked[operands[0]] = self.parked.get(operands[0], False) | lanes
                     self.active = self.active & ~lanes
-            elif name == "bar.sync":
-                yield
-            elif not name.startswith(("griddepcontrol", "ret")):
+            elif name == "bar.sync" or name.startswith("barrier.cluster.wait"):
+                assert self.active.all()
+                yield name
+            elif not name.startswith(("griddepcontrol", "ret", "barrier.cluster.arrive")):
                 self.execute(name.split("."), operands, lanes)
 
     def value(self, operand: str) -> Any:
@@ -140,6 +146,8 @@ class Warp:
             low, high = map(self.value, split(operands[1]))
             return self.write(operands[0], low | high << np.uint64(16), lanes)
         values = [self.value(x) for x in operands[1:]]
+        if what == "shfl":
+            return self.shuffle(name[2], operands[0], *values[:2])
         if what == "setp":
             compare: Callable[..., Any] = {"lt": np.less, "ge": np.greater_equal, "eq": np.equal, "gt": np.greater}[
                 name[1]
@@ -149,8 +157,21 @@ class Warp:
             return self.write(operands[0], holds & values[2].astype(bool) if name[2] == "and" else holds, lanes)
         return self.write(operands[0], self.computed(name, values, bits), lanes)
 
+    def shuffle(self, how: str, operand: str, values: Any, which: Any) -> None:
+        assert self.active.all()
+        lanes = np.arange(LANES)
+        source = (which & np.uint64(31)).astype(int) if how == "idx" else lanes - which.astype(int)
+        register, _, predicate = operand.partition("|")
+        self.write(register, np.where(source >= 0, values[source], values), self.active)
+        if predicate:
+            self.write(predicate, source >= 0, self.active)
+
     def computed(self, name: list[str], values: list[Any], bits: int) -> Any:
         what, x = name[0], values[0]
+        if name[:2] == ["mul", "hi"]:
+            return x * values[1] >> np.uint64(bits)
+        if what == "mapa":
+            return (values[1] + np.uint64(1)) * np.uint64(_WINDOW) + x
         if name[:2] == ["mul", "wide"] or name[:2] == ["mul", "lo"]:
             return x * values[1]
         if what == "mad":
@@ -176,6 +197,7 @@ class Warp:
             "add": lambda x, y: x + y,
             "sub": lambda x, y: x - y,
             "and": lambda x, y: x & y,
+            "xor": lambda x, y: x ^ y,
             "shr": lambda x, y: x >> y,
             "div": lambda x, y: x // np.maximum(y, 1),
             "min": np.minimum,
@@ -193,6 +215,15 @@ class Warp:
             return low | high << np.uint64(16)
         return rounded(as_floats(values[0]), name[2])
 
+    def bytes_at(self, space: str, address: int, size: int) -> Any:
+        if space == "global":
+            return self.memory.bytes_at(address, size)
+        window, at = divmod(address, _WINDOW)
+        assert (window > 0) == (space == "shared::cluster")
+        data = self.shared[window - 1 if window else self.rank]
+        assert at + size <= len(data), f"{size} bytes at {at} are beyond shared memory"
+        return data[at : at + size]
+
     def move(self, name: list[str], operands: list[str], lanes: Any) -> None:
         what, space = name[:2]
         address, group = (operands[0], operands[1]) if what == "st" else (operands[1], operands[0])
@@ -208,7 +239,7 @@ class Warp:
         for lane in np.flatnonzero(lanes):
             whole = len(registers) * size
             at = int(addresses[lane])
-            data = self.shared[at : at + whole] if space == "shared" else self.memory.bytes_at(at, whole)
+            data = self.bytes_at(space, at, whole)
             for i, register in enumerate(registers):
                 part = data[i * size : (i + 1) * size]
                 if what == "st":
@@ -233,6 +264,8 @@ class Kernel:
         self.widths: dict[str, int] = {}
         declared_shared = re.search(r"\.shared .* counts\[(\d+)\]", body)
         self.shared = int(declared_shared[1]) if declared_shared else 0
+        declared_cluster = re.search(r"\.reqnctapercluster (\d+)", text)
+        self.cluster = int(declared_cluster[1]) if declared_cluster else 1
         self.lines: list[tuple[str, str, list[str]]] = []
         self.labels: dict[str, int] = {}
         for line in filter(None, map(str.strip, body.replace(":\n", ":;\n").split(";"))):
@@ -252,9 +285,25 @@ class Kernel:
         return self.widths.get(register) or self.widths[register.rstrip("0123456789")]
 
     def launch(self, memory: Memory, job: bytes, ctas: int, threads: int) -> None:
-        """Run all CTAs, one after another."""
-        for cta in range(ctas):
-            shared = np.full(self.shared, 0xA5, np.uint8)
-            warps = [Warp(self, memory, job, shared, cta, warp).run() for warp in range(threads // LANES)]
-            while warps:
-                warps = [warp for warp in warps if next(warp, "ended") is None]
+        """Run all clusters, one after another."""
+        assert ctas % self.cluster == 0
+        for first in range(0, ctas, self.cluster):
+            shared = [np.full(self.shared, 0xA5, np.uint8) for _ in range(self.cluster)]
+            waiting = [
+                [Warp(self, memory, job, shared, first + cta, warp).run() for warp in range(threads // LANES)]
+                for cta in range(self.cluster)
+            ]
+            while any(waiting):
+                waiting = [until_the_cluster_waits(warps) for warps in waiting]
+
+
+def until_the_cluster_waits(warps: list[Iterator[str]]) -> list[Iterator[str]]:
+    """Run the warps of a CTA to a barrier of the cluster, or to their ends; returns those that wait."""
+    while warps:
+        barriers = [next(warp, "end") for warp in warps]
+        assert len(set(barriers)) == 1, "warps wait at different barriers"
+        if barriers[0] == "end":
+            return []
+        if barriers[0] != "bar.sync":
+            break
+    return warps

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda.bindings import nvjitlink
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.cases.ptx import Kernel, Memory, as_f32, rounded
 from tests.cases.routing import combined, routed
 
 from gemmill.emitters import combining, routing
 from gemmill.emitters.combining import BITS, SLOTS, Combination, emit_combining
 from gemmill.emitters.gathering import WIDTHS, emit_gathering_rows, emit_gathering_scales
-from gemmill.emitters.routing import KEPT, STEP, WARPS, emit_routing
+from gemmill.emitters.routing import CLUSTER, STEP, WARPS, cluster_for, clusters, division, emit_routing
 from gemmill.library.legality.quantities import align_up
 
 KINDS = (
@@ -40,8 +42,16 @@ def assemble(text: str, arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_120"])
-def test_routing_assembles(arch: str) -> None:
-    assemble(emit_routing(), arch)
+@pytest.mark.parametrize(("step", "ctas"), [(4, 1), (8, CLUSTER)])
+def test_routing_assembles(step: int, ctas: int, arch: str) -> None:
+    assemble(emit_routing(step, ctas), arch)
+
+
+@given(st.integers(0, (1 << 31) - 1), st.one_of(st.integers(1, 99), st.integers(1, (1 << 31) - 1)))
+def test_the_slots_of_a_token_divide_exactly(index: int, slots: int) -> None:
+    factor, shift = division(slots)
+    assert factor < 1 << 32
+    assert 2 * index * factor >> 32 + shift == index // slots
 
 
 @pytest.mark.parametrize("text", [*map(emit_gathering_rows, WIDTHS), emit_gathering_scales()], ids=len)
@@ -60,21 +70,23 @@ def test_combining_assembles(kind: Combination) -> None:
         (0, 8, 3, np.int32),
         (1, 1, 1, np.int32),
         (5, 3, 4, np.int64),
-        (700, 8, 6, np.int32),
-        (4100, 1, 2, np.int64),
-        pytest.param(KEPT * WARPS // 8 + 100, 8, 1, np.int32, marks=pytest.mark.heavy),  # more ids than kept ballots
+        (40, 8, 70, np.int32),
+        (WARPS * STEP // 8, 8, 31, np.int32),  # the most ids of one CTA
+        (1400, 3, 32, np.int64),
+        pytest.param(CLUSTER * WARPS * STEP // 8 + 100, 8, 40, np.int32, marks=pytest.mark.heavy),  # ids are read twice
     ],
 )
 def test_routing_is_a_stable_sort(tokens: int, slots: int, experts: int, dtype: type) -> None:
     generator = np.random.default_rng(tokens)
     ids: Any = generator.integers(-1, experts + 1, (tokens, slots)).astype(dtype)
-    ids[tokens // 2 :] = generator.choice([0, 5, (1 << 31) - 1])  # a skewed half
+    ids[tokens // 2 :: 3] = generator.choice([0, 5, (1 << 31) - 1])  # a skewed part
     memory, count = Memory(), tokens * slots
     offsets, rows, places = (np.full(n, -7, np.int32) for n in (experts, count, count))
-    segment = align_up(-(-count // WARPS), STEP)
+    ctas = cluster_for(count)
+    segment = align_up(-(-count // (ctas * WARPS)), STEP)
     addresses = [memory.put(x) for x in (ids, offsets, rows, places)]
-    job = routing.JOB.pack(*addresses, count, slots, experts, ids.itemsize, segment, 0)
-    Kernel(emit_routing()).launch(memory, job, experts + 1, routing.THREADS)
+    job = routing.JOB.pack(*addresses, count, experts, segment, *division(slots), 0)
+    Kernel(emit_routing(ids.itemsize, ctas)).launch(memory, job, ctas * clusters(experts), routing.THREADS)
     for found, wanted in zip((offsets, rows, places), routed(ids, experts), strict=True):
         assert np.array_equal(found, wanted.reshape(-1))
 

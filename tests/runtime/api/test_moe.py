@@ -234,7 +234,7 @@ def carried_out(host: Host, layer: Layer, activation: Callable[[Any], Any], bias
             begin = end
 
     job, ctas = route_job(layer.route)
-    Kernel(routing.emit_routing()).launch(host.memory, job, ctas, routing.THREADS)
+    Kernel(routing.emit_routing(*layer.route.kind)).launch(host.memory, job, ctas, routing.THREADS)
     for copy in layer.copies:
         job, ctas = gather_job(copy)
         Kernel(emit_gathering_rows(copy.width)).launch(host.memory, job, ctas, gathering.THREADS)

@@ -28,8 +28,9 @@ def test_tokens_are_sorted_by_experts(tokens: int, slots: int, experts: int, wid
     bound_ids = TensorView(host.memory.put(ids), ids.shape, (step * slots, step), "s32", 0)
     tensors = [host.tensor("s32", shape) for shape in ((experts,), (count,), (tokens, slots))]
     offsets, rows, places = (view for _, view in tensors)
-    job, ctas = route_job(bind_route(bound_ids, experts, offsets, rows, places))
-    Kernel(routing.emit_routing()).launch(host.memory, job, ctas, routing.THREADS)
+    bound = bind_route(bound_ids, experts, offsets, rows, places)
+    job, ctas = route_job(bound)
+    Kernel(routing.emit_routing(*bound.kind)).launch(host.memory, job, ctas, routing.THREADS)
     for (found, _), wanted in zip(tensors, routed(ids, experts), strict=True):
         assert np.array_equal(found.view(np.int32), wanted)
 
