@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, RowsName, ScaleName
 from gemmill.library.dtypes import DTYPES, DTypeName
-from gemmill.library.epilogues.parse import LINEAR, has_transpose, is_gated, parse, spelling
+from gemmill.library.epilogues.parse import LINEAR, has_transpose, is_gated, pairs_rows, parse, spelling
 from gemmill.library.epilogues.tree import transposed
 from gemmill.library.errors import ExpressionError, ProblemError
 from gemmill.library.input import problem_words
@@ -86,7 +86,8 @@ class GemmProblem:
     the total number of rows of all groups for ``grouped``, and the capacity of one group for ``masked``; ``k`` is the
     total of all groups for ``kgrouped``."""
     epilogue: str = LINEAR
-    """The canonical text of the operation on each sum before it is stored. A gated epilogue halves the columns of D."""
+    """The canonical text of the operation on each sum before it is stored. A gated epilogue halves the columns of D, or
+    its rows."""
     expected_rows: int | None = None
     """For ``masked``: the average number of rows in use per group, for which the selector picks a kernel. Results are
     correct for any number. None: :data:`ASSUMED_ROWS`, or the capacity if it is smaller."""
@@ -156,6 +157,11 @@ class GemmProblem:
             raise ValueError(f"epilogue: {error}") from None
 
     @property
+    def d_rows(self) -> int:
+        """Rows of D: M, or M / 2 if the epilogue pairs rows."""
+        return self.m // 2 if pairs_rows(self.epilogue) else self.m
+
+    @property
     def d_columns(self) -> int:
         """Columns of D: N, or N / 2 if the epilogue is gated."""
         return self.n // 2 if is_gated(self.epilogue) else self.n
@@ -173,7 +179,7 @@ class GemmProblem:
 
     def extents_of(self, operand: str) -> tuple[int, int]:
         """The contiguous and the other extent of ``a``, ``b``, ``c`` or ``d``; in any order for major ``any``."""
-        row, column = {"a": (self.m, self.k), "b": (self.n, self.k)}.get(operand, (self.m, self.d_columns))
+        row, column = {"a": (self.m, self.k), "b": (self.n, self.k)}.get(operand, (self.d_rows, self.d_columns))
         major = getattr(self, f"{operand}_major")
         return (column, row) if major in ("k", "n") else (row, column)
 
@@ -211,8 +217,8 @@ class GemmProblem:
 
     @property
     def can_transpose(self) -> bool:
-        """Whether :attr:`transposed` is equivalent: not for groups, block scales, and gated or
-        quantising epilogues."""
+        """Whether :attr:`transposed` is equivalent: not for groups, block scales, quantising epilogues, and those with
+        ``gate`` and ``up``."""
         plain = self.batching in ("strided", "nested") and self.a_scale == self.b_scale == "none"
         return plain and has_transpose(self.epilogue)
 

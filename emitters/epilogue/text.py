@@ -40,7 +40,7 @@ struct Epilogue : gemmill::$matrices {
   static constexpr bool kIsExpression = true;
   static constexpr bool kIsPartial = false;
   static constexpr bool kGated = $gated;
-  static constexpr int kGateColumns = $gate_columns, kScaledColumns = $scaled_columns;
+  static constexpr int kGateColumns = $gate_columns, kGateRows = $gate_rows, kScaledColumns = $scaled_columns;
   static constexpr int kTotals = $totals, kRowTotals = $row_totals, kColumnTotals = $column_totals;
   static constexpr int kReductions = kTotals + kRowTotals + kColumnTotals;
   static constexpr bool kAddresses = $addresses;
@@ -166,7 +166,9 @@ class _Parts(NamedTuple):
     @property
     def names(self) -> dict[str, str]:
         """The variables of the functor, by the name of a value."""
-        given = {x: x for x in ("acc", "c", "gate", "up")} | {"gate8": "gate", "up8": "up"}
+        given = {x: x for x in ("acc", "c", "gate", "up")} | {
+            x: x.partition("8")[0] for x in ("gate8", "up8", "gate8.m", "up8.m")
+        }
         return given | {a.name: f"{a.name}_" for a in self.epilogue.assignments}
 
     @property
@@ -208,6 +210,7 @@ def epilogue_text(config: GemmConfig) -> str:
         compute=DTYPES[compute_type(config)].cpp,
         gated=str(epilogue.gated).lower(),
         gate_columns=epilogue.gate_columns,
+        gate_rows=epilogue.gate_rows,
         scaled_columns=BLOCK if epilogue.scale else 0,
         addresses=str(bool(parts.elements or parts.direct)).lower(),
         parameters=_parameters(epilogue),
@@ -215,7 +218,7 @@ def epilogue_text(config: GemmConfig) -> str:
         matrices=f"StagedMatrices<{formats}>" if staged else "NoMatrices",
         descriptors=f"\n    cute::TmaDescriptor matrices[{staged}];" if staged else "",
         staged=_place("input", "Element", parts.inputs) + _place("output", "Extras", parts.outputs),
-        sums="Compute gate, Compute up" if epilogue.gated else "Compute acc, Compute",
+        sums="Compute gate, Compute up" if epilogue.gated or epilogue.gate_rows else "Compute acc, Compute",
         statements="\n".join(f"    {statement}" for statement in _statements(parts, config)),
         quantised=_quantised(parts, config),
         bytes=epilogue_bytes(config),

@@ -117,9 +117,13 @@ SCALES = ("a_scale", "b_scale")
 _FACTORS = ("alpha", "beta")
 SUMS = ("acc", *GATES)
 """The sums of products: ``acc`` of an element; ``gate`` and ``up`` of an even column and the odd column after it;
-``gate8`` and ``up8`` of a column and the one eight columns after it."""
-_SUMS_OF = {0: "acc", 1: "gate or up", 8: "gate8 or up8"}
-"""Their names in messages, by columns of a run."""
+``gate8`` and ``up8`` of a column and the one eight columns after it; ``gate8.m`` and ``up8.m`` of a row and the one
+eight rows after it."""
+_SUMS_OF = {
+    "acc": "acc",
+    **{f"{name}{run}": f"gate{run} or up{run}" for run in ("", "8", "8.m") for name in ("gate", "up")},
+}
+"""The names of the sums that go together, in messages."""
 _EXAMPLE = f"`h = silu(gate) * up; s[m, n/{BLOCK}] = scale(h); d = h / s`"
 GIVEN = (*SUMS, "c", *_FACTORS)
 """Names with a fixed meaning in every epilogue. Callers do not pass them as operands."""
@@ -151,7 +155,10 @@ def read(text: str) -> Epilogue:
     if not parser.read & {*SUMS}:
         near = next(filter(None, (suggest(name, SUMS) for name in parser.operands)), "")
         raise ExpressionError(f"the epilogue must read the sums of products: acc, or gate and up{near}")
-    return Epilogue(tuple(parser.assignments))
+    epilogue = Epilogue(tuple(parser.assignments))
+    if epilogue.scale and epilogue.gate_rows:
+        raise ExpressionError("an epilogue that scales blocks of columns cannot pair rows; use gate8 and up8")
+    return epilogue
 
 
 def _split(text: str) -> Iterator[tuple[int, str]]:
@@ -444,13 +451,14 @@ class _Parser:
         name, dtype, kind, major = self.reference(node)
         assigned = next((a for a in self.assignments if a.name == name), None)
         if name in (*SUMS, "c") or assigned is not None:
+            if major and f"{name}.{major}" in GATES:
+                name, major = f"{name}.{major}", None
             if dtype or kind or major:
                 raise self.error(node, f"{name!r} is the value of an element; write it without an index or type")
             self.read.add(name)
-            read = sorted({GATES.get(name, 0) for name in self.read.intersection(SUMS)})
+            read = [*dict.fromkeys(_SUMS_OF[name] for name in SUMS if name in self.read)]
             if len(read) > 1:
-                names = " and ".join(_SUMS_OF[columns] for columns in read)
-                raise self.error(node, f"an epilogue cannot read both {names}")
+                raise self.error(node, f"an epilogue cannot read both {' and '.join(read)}")
             return Value(name)
         if name in _FACTORS and (dtype or kind or major):
             raise self.error(node, f"{name!r} is a scalar that the caller passes; write it without an index or type")

@@ -4,8 +4,8 @@ An epilogue such as ``d = silu(alpha * acc * scale_a[m] * scale_b[n] + beta * c 
 assignments separated by semicolons or line ends.
 
 - ``acc`` is the sum of products and ``c`` the added matrix. ``gate`` and ``up`` are the sums of an even column and of
-  the odd column after it, ``gate8`` and ``up8`` those of a column and the one eight columns after it. ``alpha`` and
-  ``beta`` are factors that the caller passes.
+  the odd column after it, ``gate8`` and ``up8`` those of a column and the one eight columns after it, ``gate8.m`` and
+  ``up8.m`` those of rows. ``alpha`` and ``beta`` are factors that the caller passes.
 - Any other name is an operand that the caller passes. Its index states whether it has a value per row, column, matrix
   or element. An attribute gives the element type (default f32). A second attribute of a matrix makes TMA move it
   (``x.bf16.n[m, n]``: contiguous along N).
@@ -44,8 +44,15 @@ def parse(text: str) -> Epilogue:
 
 @lru_cache(1024)
 def is_gated(text: str) -> bool:
-    """Whether the epilogue is gated. Cached, because it is queried for millions of candidates."""
+    """Whether the epilogue pairs columns, so that D has N / 2. Cached, because it is queried for millions of
+    candidates."""
     return parse(text).gated
+
+
+@lru_cache(1024)
+def pairs_rows(text: str) -> bool:
+    """Whether the epilogue pairs rows, so that D has M / 2 rows."""
+    return parse(text).gate_rows > 0
 
 
 @lru_cache(1024)

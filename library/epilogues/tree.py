@@ -72,7 +72,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """``acc``, ``c``, ``gate``, ``up``, ``gate8``, ``up8``, or the result of an earlier assignment."""
+    """``acc``, ``c``, one of :data:`GATES`, or the result of an earlier assignment."""
 
     name: str
 
@@ -87,9 +87,12 @@ class Call:
 
 Node = Number | Operand | Value | Call
 
-GATES: Mapping[str, int] = MappingProxyType({"gate": 1, "up": 1, "gate8": 8, "up8": 8})
+GATES: Mapping[str, int] = MappingProxyType({"gate": 1, "up": 1, "gate8": 8, "up8": 8, "gate8.m": 8, "up8.m": 8})
 """The sums of gated epilogues, with the columns of each run: N holds so many columns of the gate, then as many of up,
-and so on."""
+and so on. With ``.m`` they are rows, and M holds them: the transposes of those of columns."""
+_TRANSPOSED_GATES: Mapping[str, str] = MappingProxyType(
+    {x: y for name in ("gate8", "up8") for x, y in ((name, f"{name}.m"), (f"{name}.m", name))}
+)
 
 SUMS: Set[Node] = frozenset(map(Value, ("acc", *GATES)))
 """The sums of products."""
@@ -198,8 +201,25 @@ class Epilogue:
 
     @cached_property
     def gate_columns(self) -> int:
-        """Columns of each run of the gate and of up (:data:`GATES`); 0 if it is not gated."""
+        """Columns of each run of the gate and of up (:data:`GATES`); 0 if it pairs no columns."""
+        return 0 if self._pairs_rows else self._run_of_gate
+
+    @cached_property
+    def gate_rows(self) -> int:
+        """Rows of each run of the gate and of up, so that D has M / 2 rows; 0 if it pairs no rows."""
+        return self._run_of_gate if self._pairs_rows else 0
+
+    @cached_property
+    def _run_of_gate(self) -> int:
         return max((GATES.get(node.name, 0) for node in self._nodes() if isinstance(node, Value)), default=0)
+
+    @cached_property
+    def _pairs_rows(self) -> bool:
+        return any(isinstance(node, Value) and node.name.endswith(".m") for node in self._nodes())
+
+    def shape_of_d(self, m: int, n: int) -> tuple[int, int]:
+        """The extents of D for sums (M, N)."""
+        return m // 2 if self.gate_rows else m, n // 2 if self.gate_columns else n
 
     @cached_property
     def scale(self) -> Assignment | None:
@@ -215,8 +235,8 @@ class Epilogue:
 
     @cached_property
     def has_transpose(self) -> bool:
-        """Whether :func:`transposed` exists: columns are neither paired nor scaled in blocks."""
-        return not self.gated and self.scale is None
+        """Whether :func:`transposed` exists: neither are columns scaled in blocks, nor is each paired with the next."""
+        return self.gate_columns != 1 and self.scale is None
 
     @cached_property
     def reads_c(self) -> bool:
@@ -256,14 +276,27 @@ def fault_of_n(epilogue: Epilogue, n: int) -> str:
     return f"a gated epilogue combines runs of {unit // 2} columns, so N must be a multiple of {unit}"
 
 
+def fault_of_m(epilogue: Epilogue, m: int) -> str:
+    """Why an epilogue does not apply to sums of M rows; empty if it does."""
+    rows = epilogue.gate_rows
+    if not rows or m % (2 * rows) == 0:
+        return ""
+    return f"the epilogue combines runs of {rows} rows, so M must be a multiple of {2 * rows}"
+
+
 def sums_by_name(epilogue: Epilogue, sums: Any) -> dict[str, Any]:
-    """The sums (..., N) by the names under which an epilogue reads them: ``acc``, or a gate and up of N / 2 columns."""
+    """The sums (..., N) by the names under which an epilogue reads them: ``acc``, or a gate and up of N / 2 columns.
+    Where it pairs rows, sums (..., M, N) give a gate and up of M / 2 rows."""
+    if rows := epilogue.gate_rows:
+        *batch, m, n = sums.shape
+        runs = sums.reshape(*batch, m // (2 * rows), 2, rows, n)
+        return {f"{name}8.m": runs[..., i, :, :].reshape(*batch, m // 2, n) for i, name in enumerate(("gate", "up"))}
     columns = epilogue.gate_columns
     if not columns:
         return {"acc": sums}
     *rows, n = sums.shape
     runs = sums.reshape(*rows, n // (2 * columns), 2, columns)
-    names = [name for name, width in GATES.items() if width == columns]
+    names = [name for name, width in GATES.items() if width == columns and not name.endswith(".m")]
     return {name: runs[..., i, :].reshape(*rows, n // 2) for i, name in enumerate(names)}
 
 
@@ -409,10 +442,10 @@ def _is_simple(arguments: tuple[Node, ...]) -> bool:
 
 
 def transposed(epilogue: Epilogue) -> Epilogue:
-    """The epilogue of the problem with M and N swapped: rows become columns. ValueError if it is gated or has a
-    scale."""
-    if epilogue.gated:
-        raise ValueError("a gated epilogue pairs columns, so it cannot be transposed")
+    """The epilogue of the problem with M and N swapped: rows become columns. ValueError if it has a scale or pairs each
+    column with the next."""
+    if epilogue.gate_columns == 1:
+        raise ValueError("an epilogue with gate and up cannot be transposed; use gate8 and up8")
     if epilogue.scale:
         raise ValueError("an epilogue that scales blocks of columns cannot be transposed")
     kinds: dict[Kind, Kind] = {"row": "column", "column": "row"}
@@ -421,17 +454,22 @@ def transposed(epilogue: Epilogue) -> Epilogue:
     def change(x: Argument) -> Argument:
         return replace(x, kind=kinds.get(x.kind, x.kind), major=majors.get(x.major, x.major))
 
-    return _changed(epilogue, change, change)
+    return _changed(epilogue, change, change, _TRANSPOSED_GATES)
 
 
 def _changed(
-    epilogue: Epilogue, operand: Callable[[Operand], Operand], output: Callable[[Assignment], Assignment]
+    epilogue: Epilogue,
+    operand: Callable[[Operand], Operand],
+    output: Callable[[Assignment], Assignment],
+    values: Mapping[str, str] = MappingProxyType({}),
 ) -> Epilogue:
-    """The epilogue with ``operand`` applied to its operands and ``output`` to its outputs."""
+    """The epilogue with ``operand`` applied to its operands, ``output`` to its outputs, and other names of values."""
 
     def changed(node: Node) -> Node:
         if isinstance(node, Operand):
             return operand(node)
+        if isinstance(node, Value):
+            return Value(values.get(node.name, node.name))
         return replace(node, arguments=tuple(map(changed, node.arguments))) if isinstance(node, Call) else node
 
     changed_values = (replace(a, value=changed(a.value)) for a in epilogue.assignments)

@@ -10,7 +10,7 @@ from gemmill.library.config.domains import one_of
 from gemmill.library.config.field import Value
 from gemmill.library.config.fields import member
 from gemmill.library.dtypes import FP8, INT8
-from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, staged_formats
+from gemmill.library.epilogues.parse import LINEAR, is_gated, pairs_rows, parse, staged_formats
 from gemmill.library.families.kernel_plan import KernelPlan
 from gemmill.library.legality.rule import Rule
 
@@ -44,6 +44,8 @@ class DirectPlan(KernelPlan):
             return f"sm70 supports only the {LINEAR} epilogue, not {epilogue}"
         if is_gated(epilogue):
             return f"{config.schedule} kernels do not support an epilogue that pairs columns: {epilogue}"
+        if pairs_rows(epilogue):
+            return f"{config.schedule} kernels do not support an epilogue that pairs rows: {epilogue}"
         tree = parse(epilogue)
         if tree.scale:
             return f"{config.schedule} kernels do not support an epilogue that scales blocks of columns: {epilogue}"

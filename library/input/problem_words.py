@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, RowsName, ScaleName
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output, find_dtype, unknown
 from gemmill.library.epilogues.misspelt import check_names
-from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, spelling
+from gemmill.library.epilogues.parse import LINEAR, is_gated, pairs_rows, parse, spelling
 from gemmill.library.errors import ExpressionError, KeywordError, ProblemError
 from gemmill.library.wording import one_of, suggest
 
@@ -126,7 +126,8 @@ def aligns(fields: Mapping[str, Any]) -> dict[str, int]:
     """Alignments of operands without padding whose base addresses are multiples of 16 bytes."""
     m, n, k, batch = (fields[name] for name in ("m", "n", "k", "batch"))
     columns = n // 2 if is_gated(fields["epilogue"]) else n
-    places = {"a": (m, k), "b": (n, k), "c": (m, columns), "d": (m, columns)}
+    rows = m // 2 if pairs_rows(fields["epilogue"]) else m
+    places = {"a": (m, k), "b": (n, k), "c": (rows, columns), "d": (rows, columns)}
     alignments = {}
     for operand, (row, column) in places.items():
         dtype = fields[f"{operand}_dtype"]

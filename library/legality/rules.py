@@ -19,7 +19,7 @@ from gemmill.library.config.fields import ConfigView, Fields, Value, fields_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.epilogues.grammar import SCALES
-from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, staged_formats
+from gemmill.library.epilogues.parse import LINEAR, is_gated, pairs_rows, parse, staged_formats
 from gemmill.library.families.families import FAMILIES, family_of, new_plan, plan_of
 from gemmill.library.families.kernel_plan import KernelPlan
 from gemmill.library.legality.nearest_change import nearest_change
@@ -177,20 +177,23 @@ def _epilogue_groups(plan: KernelPlan) -> str | None:
 
 @rule(
     "epilogue-gated",
-    ("tile.n", "scheduler.decomposition", "epilogue"),
-    "gemmill: the partial sums of split-K have as many columns as D",
+    ("tile.n", "scheduler.decomposition", "scheduler.batching", "epilogue"),
+    "gemmill: the partial sums of split-K have the extents of D; groups along M end at any row",
     KernelPlan,
 )
 def _epilogue_gated(plan: KernelPlan) -> str | None:
-    """If the epilogue pairs columns, tile N must be a multiple of 16 and the decomposition must not be split-K."""
+    """If the epilogue pairs columns, tile N must be a multiple of 16. If it pairs columns or rows, the decomposition
+    must not be split-K. If it pairs rows, groups must not lie along M."""
     config = plan.config
-    if not is_gated(config.epilogue):
+    if not (paired := "columns" * is_gated(config.epilogue) or "rows" * pairs_rows(config.epilogue)):
         return None
-    if config.tile.n % 16:
+    if paired == "rows" and config.scheduler.batching in ("grouped", "masked"):
+        return f"{config.scheduler.batching} batching does not support an epilogue that pairs rows: {config.epilogue}"
+    if paired == "columns" and config.tile.n % 16:
         return f"tile N is {config.tile.n}; for an epilogue that pairs columns it must be a multiple of 16"
     if not decomposition_of(config).has_second_kernel:
         return None
-    return f"split-K does not support an epilogue that pairs columns: {config.epilogue}"
+    return f"split-K does not support an epilogue that pairs {paired}: {config.epilogue}"
 
 
 @rule(

@@ -275,7 +275,7 @@ def _stored(epilogue: str, sums: np.ndarray, inputs: Mapping[str, Any], d_dtype:
     if tree.reads_c and tree.c_is_scaled and without_c:  # kernels do not read C
         found["c"] = np.zeros((), sums.dtype)
     found |= sums_by_name(tree, sums)
-    shape = len(sums), sums.shape[1] // (2 if tree.gated else 1)
+    shape = tree.shape_of_d(*sums.shape)
     result = np.broadcast_to(applied(tree, found), shape)
     if d_dtype == "s32":
         return np.array(result)

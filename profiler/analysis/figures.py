@@ -124,9 +124,9 @@ def moved_bytes(problem: GemmProblem) -> float:
     """Bytes of A, B, C, D and the epilogue's tensors, each moved once. Assumes groups of equal size, and full masked
     groups."""
     p = as_full(problem).typical()
-    matrices = [(p.a_dtype, p.m * p.k), (p.b_dtype, p.k * p.n), (p.d_dtype, p.m * p.d_columns)]
+    matrices = [(p.a_dtype, p.m * p.k), (p.b_dtype, p.k * p.n), (p.d_dtype, p.d_rows * p.d_columns)]
     if p.c_dtype is not None:
-        matrices.append((p.c_dtype, p.m * p.d_columns))
+        matrices.append((p.c_dtype, p.d_rows * p.d_columns))
     return p.batch * sum(DTYPES[dtype].bits * count / 8 for dtype, count in matrices) + argument_bytes(problem)
 
 

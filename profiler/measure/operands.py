@@ -193,9 +193,9 @@ def argument_shape(problem: GemmProblem, argument: Operand | Assignment) -> tupl
         "scalar": (1,),
         "batch": groups,
         "column": (*groups, problem.d_columns),
-        "row": (*rows, problem.m),
-        "matrix": (*rows, problem.m, problem.d_columns),
-        "block": (*rows, problem.m, problem.d_columns // BLOCK),
+        "row": (*rows, problem.d_rows),
+        "matrix": (*rows, problem.d_rows, problem.d_columns),
+        "block": (*rows, problem.d_rows, problem.d_columns // BLOCK),
     }[argument.kind]
 
 
@@ -208,7 +208,7 @@ def set_bytes(problem: GemmProblem, sizes: Sequence[int] = ()) -> int:
     matrices = {x: problem.batch if has_groups(problem, x) else 1 for x in "abd"}
     bits = matrices["a"] * m * k * DTYPES[problem.a_dtype].bits * rows
     bits += matrices["b"] * k * n * DTYPES[problem.b_dtype].bits * filled
-    bits += sum(matrices["d"] * m * problem.d_columns * DTYPES[dtype].bits * rows for dtype in outputs)
+    bits += sum(matrices["d"] * problem.d_rows * problem.d_columns * DTYPES[dtype].bits * rows for dtype in outputs)
     scaled = [
         (o, block_dtype(scale)) for o, scale in (("a", problem.a_scale), ("b", problem.b_scale)) if scale != "none"
     ]
@@ -271,7 +271,7 @@ def _matrix(problem: GemmProblem, operand: str, device: Any) -> Any:
     if dtype is None:
         return None
     rows, columns = {"a": (problem.m, problem.k), "b": (problem.k, problem.n)}.get(
-        operand, (problem.m, problem.d_columns)
+        operand, (problem.d_rows, problem.d_columns)
     )
     batch = problem.batch if has_groups(problem, operand) else 1
     row_major = major in ("mn" if operand == "b" else "k", "n", "any")

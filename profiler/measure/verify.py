@@ -25,7 +25,7 @@ from typing import Any
 from gemmill.library.config.scales import scale_block
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.evaluation import Bounded
-from gemmill.library.epilogues.parse import LINEAR
+from gemmill.library.epilogues.parse import LINEAR, parse
 from gemmill.library.families.wgmma.wgmma_plan import INSTRUCTION_K_BYTES
 from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.profiler.measure.fused import fused, outputs_of
@@ -111,21 +111,21 @@ def reference(problem: GemmProblem, operands: OperandSet, alpha: float, beta: fl
     of each element. The groups have the sizes of the operands."""
     if upconverts_a(problem.a_dtype, problem.b_dtype):
         operands = replace(operands, a=upconverted(problem, operands), a_scale=None)
-    shape = (problem.batch if has_groups(problem, "d") else 1, problem.m, problem.d_columns)
+    shape = (problem.batch if has_groups(problem, "d") else 1, problem.d_rows, problem.d_columns)
     device = operands.b.device
     expected = torch().full(shape, math.nan, dtype=torch().float64, device=device)
     bound = torch().full(shape, math.inf, dtype=torch().float32, device=device)
     c = None if operands.c is None else operands.c.expand(shape)
     others = outputs_of(problem, device)
     for part in parts(problem, operands):
-        for rows in _rows(part, CHUNK if problem.epilogue == LINEAR else CHUNK // 8):
+        for rows in _rows(problem, part, CHUNK if problem.epilogue == LINEAR else CHUNK // 8):
             sums = _sums(problem, part, rows)
             c_rows = None if c is None else c[part.at, rows]
             if problem.epilogue == LINEAR:
                 results = {"d": _linear(problem, sums, c_rows, alpha, beta)}
             else:
                 results = fused(problem, part, rows, sums, c_rows, operands.arguments, (alpha, beta))
-            share = (rows.stop - rows.start) / (problem.m * problem.batch)
+            share = (rows.stop - rows.start) / (problem.d_rows * problem.batch)
             for name, output in others.items():
                 output.add(part, rows, results[name], share)
             expected[part.at, rows], bound[part.at, rows] = _stored(results["d"], problem.d_dtype)
@@ -133,15 +133,20 @@ def reference(problem: GemmProblem, operands: OperandSet, alpha: float, beta: fl
     return Reference(expected, bound, outputs)
 
 
-def _rows(part: Part, elements: int) -> Iterator[slice]:
-    """Split the rows of a part into pieces of at most ``elements`` elements of D."""
-    for _, rows in _chunks((1, part.rows.stop - part.rows.start, part.b.shape[1]), elements):
-        yield slice(part.rows.start + rows.start, part.rows.start + rows.stop)
+def _rows(problem: GemmProblem, part: Part, elements: int) -> Iterator[slice]:
+    """Split the rows of D of a part into pieces of at most ``elements`` sums, or of one row or run of rows."""
+    first, run = part.rows.start, max(1, parse(problem.epilogue).gate_rows)
+    count = (part.rows.stop - first) * problem.d_rows // problem.m
+    step = max(1, elements // max(1, part.b.shape[1]) // run) * run
+    for row in range(0, count, step):
+        yield slice(first + row, first + min(count, row + step))
 
 
 def _sums(problem: GemmProblem, part: Part, rows: slice) -> Bounded:
     """Accumulators of some rows of D, with the error bound of tensor cores."""
-    left, right = part.scaled(problem, slice(rows.start - part.rows.start, rows.stop - part.rows.start))
+    of_row = problem.m // problem.d_rows
+    start, stop = ((row - part.rows.start) * of_row for row in (rows.start, rows.stop))
+    left, right = part.scaled(problem, slice(start, stop))
     sums = left @ right
     lost = summation_loss(problem if part.b.shape[0] == problem.k else problem.but(k=part.b.shape[0]))
     if not lost:
@@ -256,10 +261,10 @@ def _info(dtype: str) -> Any:
     return (torch().iinfo if DTYPES[dtype].is_integer else torch().finfo)(torch_dtype(dtype))
 
 
-def _chunks(shape: Any, elements: int | None = None) -> Iterator[tuple[int, slice]]:
-    """Batch index and rows of pieces of at most ``elements`` elements, :data:`CHUNK` by default, but at least a row."""
+def _chunks(shape: Any) -> Iterator[tuple[int, slice]]:
+    """Batch index and rows of pieces of at most :data:`CHUNK` elements, but at least a row."""
     batch, m, n = shape
-    step = max(1, (elements or CHUNK) // max(1, n))
+    step = max(1, CHUNK // max(1, n))
     for index in range(batch):
         for row in range(0, m, step):
             yield index, slice(row, min(m, row + step))

@@ -164,8 +164,9 @@ def encode_descriptors(
         operand = getattr(gemm, box.operand)
         # Without a K tile, the kernel does not read A and B, and they may have no address.
         unread = problem.k == 0 and box.operand not in ("c", "d")
-        n = problem.d_columns if box.operand in ("c", "d") else problem.n
-        sizes = {"m": problem.m, "n": n, "k": problem.k}
+        of_d = box.operand in ("c", "d")
+        m, n = (problem.d_rows, problem.d_columns) if of_d else (problem.m, problem.n)
+        sizes = {"m": m, "n": n, "k": problem.k}
         extents = sizes[box.contiguous], -(-sizes[box.strided] // box.group)
         if not box.rows(extents[1]) or (box.operand == "d" and problem.d_align < tma.ALIGNMENT):
             continue
@@ -181,7 +182,7 @@ def encode_descriptors(
 def _describe_matrix(box: TmaBox, matrix: BoundArgument, problem: GemmProblem) -> tma.Descriptor:
     """Return the descriptor of an epilogue's matrix."""
     row, column, outer = matrix.strides
-    sizes = {"m": problem.m, "n": problem.d_columns}
+    sizes = {"m": problem.d_rows, "n": problem.d_columns}
     batch = problem.batch if outer else 1
     extents = sizes[box.contiguous], sizes[box.strided]
     stride = row if box.contiguous == "n" else column

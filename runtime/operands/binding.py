@@ -13,7 +13,7 @@ from gemmill.library.config.model import BatchingName
 from gemmill.library.config.scales import BLOCK_SCALES
 from gemmill.library.dtypes import DTYPES, FP8, DTypeName
 from gemmill.library.epilogues.parse import PLAIN, spelling
-from gemmill.library.epilogues.tree import Epilogue, fault_of_n
+from gemmill.library.epilogues.tree import Epilogue, fault_of_m, fault_of_n
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import MAX_EXTENT, GemmProblem, is_mixed, upconverts_a
 from gemmill.runtime.operands.bound_arguments import bind_arguments, fitted, staged
@@ -111,7 +111,7 @@ def shape_of_d(tensors: Mapping[str, TensorView], epilogue: Epilogue) -> tuple[i
     - ``counts``: (groups, capacity, K) by (groups, K, N) gives (groups, capacity, N).
     - ``addresses``: (M, K) by (K, N) gives (M, N).
 
-    A gated epilogue combines each pair of columns into one.
+    A gated epilogue combines each pair of columns, or of rows, into one.
 
     Raises:
         OperandError: the shapes do not fit.
@@ -123,7 +123,21 @@ def shape_of_d(tensors: Mapping[str, TensorView], epilogue: Epilogue) -> tuple[i
     columns = b[-1] if len(b) > 1 else 1
     if fault := fault_of_n(epilogue, columns):
         raise OperandError(f"b {b} has N = {columns}; {fault}")
+    if epilogue.gate_rows:
+        return _with_paired_rows(epilogue, a, shape, kind)
     return (*shape[:-1], shape[-1] // 2) if epilogue.gated else shape
+
+
+def _with_paired_rows(epilogue: Epilogue, a: tuple[int, ...], shape: tuple[int, ...], kind: str) -> tuple[int, ...]:
+    """Return the shape of D for an epilogue that pairs rows of ``a @ b``."""
+    if kind or min(len(a), len(shape)) < 2:
+        raise OperandError(
+            f"the epilogue `{epilogue}` pairs rows, which needs a (..., M, K) and b (..., K, N) without groups; a "
+            f"is {a}"
+        )
+    if fault := fault_of_m(epilogue, shape[-2]):
+        raise OperandError(f"a {a} has M = {shape[-2]}; {fault}")
+    return (*shape[:-2], shape[-2] // 2, shape[-1])
 
 
 def _gathered_shape(a: tuple[int, ...], b: tuple[int, ...], rows: tuple[int, ...], kind: str) -> tuple[int, ...]:
@@ -255,13 +269,15 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
     _check_out(a, b, d, shape)
     row_axis, column_axis = len(a.shape) > 1, len(b.shape) > 1
     m, n, k = (a.shape[-2] if row_axis else 1), (b.shape[-1] if column_axis else 1), a.shape[-1]
-    d_columns = n // 2 if epilogue.gated else n
+    rows_d, columns_d = epilogue.shape_of_d(m, n)
     batch_shape = shape[: len(shape) - row_axis - column_axis]
     abcd: FourMatrices = (
         matrices("a", a, batch_shape, m, k, row_axis, True),
         matrices("b", b, batch_shape, k, n, True, column_axis),
-        None if c is None else matrices("c", _broadcast_c(c, shape), batch_shape, m, d_columns, row_axis, column_axis),
-        matrices("out", d, batch_shape, m, d_columns, row_axis, column_axis),
+        None
+        if c is None
+        else matrices("c", _broadcast_c(c, shape), batch_shape, rows_d, columns_d, row_axis, column_axis),
+        matrices("out", d, batch_shape, rows_d, columns_d, row_axis, column_axis),
     )
     merged, abcd = merge(batch_shape, abcd)
     extents = _Extents(m, n, k, prod(merged), merged if len(merged) > 1 else ())
@@ -288,10 +304,10 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
 def _with_group_scales(gemm: Gemm, groups: GroupScales, epilogue: Epilogue) -> Gemm:
     """Return the GEMM with the scales of its upconverted operand."""
     if groups.name == "b" and not epilogue.has_transpose:
-        fault = "pairs columns of b" if epilogue.gated else "scales blocks of columns"
+        fault = "pairs each column of b with the next" if epilogue.gated else "scales blocks of columns"
         raise OperandError(
-            f"the epilogue `{epilogue}` {fault}, which is not supported where b is upconverted: apply it to the "
-            "result, or upconvert b before the call"
+            f"the epilogue `{epilogue}` {fault}, which is not supported where b is upconverted: "
+            f"{'use gate8 and up8' if epilogue.gated else 'apply it to the result'}, or upconvert b before the call"
         )
     problem = gemm.problem.but(**{f"{groups.name}_scale": groups.scaling})
     return replace(gemm, problem=problem, scale=groups.scale, zero=groups.zero)

@@ -26,10 +26,10 @@ _torch_dtype = torch.compiler.assume_constant_result(outputs.torch_dtype)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _epilogue_facts(expression: str) -> tuple[tuple[str, ...], bool]:
-    """Names of an expression's further outputs, and whether it is gated."""
+def _epilogue_facts(expression: str) -> tuple[tuple[str, ...], int, int]:
+    """Names of an expression's further outputs, and how many rows and columns of sums give one of D."""
     epilogue = read_epilogue(expression)
-    return tuple(x.name for x in epilogue.outputs), epilogue.gated
+    return tuple(x.name for x in epilogue.outputs), 1 + (epilogue.gate_rows > 0), 1 + epilogue.gated
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -122,7 +122,7 @@ def _vectors(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any]) -> tor
 def _epilogue(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
     expression = arguments.pop("epilogue")
     narrow: dict[str, str] = {name: str(arguments.pop(name)) for name in ("a_dtype", "b_dtype") if name in arguments}
-    further, gated = _epilogue_facts(expression)
+    further, of_row, of_column = _epilogue_facts(expression)
     written_to = [arguments.pop(name) for name in further if name in arguments]
     out_dtype, out = arguments.pop("out_dtype", None), arguments.pop("out", None)
     options = _options(arguments)
@@ -147,7 +147,7 @@ def _epilogue(a: torch.Tensor, b: torch.Tensor, arguments: dict[str, Any]) -> to
         of_groups = (tensors.get("offsets"), tensors.get("rows"))
         shape = outputs.grouped_shape(a, b, *of_groups) if grouped else outputs.d_shape(a, b)
         wanted = _torch_dtype(out_dtype) if out_dtype else _d_dtype(a.dtype, b.dtype, *_narrow_dtypes(narrow))
-        out = a.new_empty((*shape[:-1], shape[-1] // 2) if gated else shape, dtype=wanted)
+        out = a.new_empty((*shape[:-2], shape[-2] // of_row, shape[-1] // of_column), dtype=wanted)
     _refuse_gradients([a, b, *tensors.values()])
     torch.ops.gemmill.epilogue_out(expression, a, b, [out, *written_to], *lists, **keywords)
     return out

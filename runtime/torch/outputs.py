@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gemmill.library.dtypes import DTYPES, default_output
-from gemmill.library.epilogues.tree import BLOCK, Epilogue, fault_of_n
+from gemmill.library.epilogues.tree import BLOCK, Epilogue, fault_of_m, fault_of_n
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.operands.tensors import dtype_named
 
@@ -100,8 +100,12 @@ def of_epilogue(
     else:
         ((shape, dtype),) = of_batch(a, b, out_dtype=out_dtype, a_dtype=a_dtype, b_dtype=b_dtype)
     torch._check(shape[-1] % epilogue.unit_columns == 0, lambda: f"N is {shape[-1]}; {fault_of_n(epilogue, shape[-1])}")
-    if epilogue.gated:
-        shape = (*shape[:-1], shape[-1] // 2)
+    if epilogue.gate_rows:
+        torch._check("offsets" not in named and "counts" not in named, lambda: f"groups cannot pair rows: {epilogue}")
+        torch._check(
+            shape[-2] % (2 * epilogue.gate_rows) == 0, lambda: f"M is {shape[-2]}; {fault_of_m(epilogue, shape[-2])}"
+        )
+    shape = (*shape[:-2], *epilogue.shape_of_d(shape[-2], shape[-1]))
     groups = None
     if "offsets" in named and b.dim() == 3:
         groups = b.shape[0]  # the groups share one D

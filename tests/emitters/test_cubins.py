@@ -217,6 +217,34 @@ def test_as_many_sums_as_rules_allow_beside_an_expression_do_not_spill(
     assert resources.spill_stores == resources.spill_loads == 0
 
 
+OF_ROWS = "g = min(gate8.m + bg.bf16[m], limit); d = (clamp(up8.m + bu.bf16[m], -limit, limit) + 1) * silu(g)"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sm90a_u4k16s1x128z_bf16k16_f32_none_bf16m16_64x16x256_1x1_cooperative_s12_m8_k1_linear",
+        "sm90a_u4k16s1x32z_f16k16_f32_none_f16m16_128x192x64_2x1_cooperative_s6_m8_k1_linear",
+        pytest.param(
+            "sm90a_u4k16s1x128z_bf16k16_f32_none_bf16m16_128x256x64_1x1_cooperative_s5_m8_k1_linear",
+            marks=pytest.mark.heavy,
+        ),
+        pytest.param(
+            "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear",
+            marks=pytest.mark.heavy,
+        ),
+        pytest.param(
+            "sm90a_e4m3k16_bf16k16_f32_none_f32m16_64x64x64_1x1_pingpong_s8_m8_k1_linear", marks=pytest.mark.heavy
+        ),
+    ],
+)
+def test_a_gate_of_rows_does_not_spill(name: str, compiler: Compiler) -> None:
+    config = replace(parse_name(name), epilogue=canonical(OF_ROWS))
+    assert legal(config)
+    resources = compiler.compile(emit(config), config).resources
+    assert resources.spill_stores == resources.spill_loads == 0
+
+
 GPT_OSS = (
     "g = min(gate8 + bg[n], limit); u = clamp(up8 + bu[n], -limit, limit); h = (u + 1) * g * sigmoid(1.702 * g); "
     "s.ue8m0[m, n/128] = scale(h); d = h / s"

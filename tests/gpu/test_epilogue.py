@@ -116,6 +116,24 @@ GATES_AND_SCALES = tuple(
     if legal(config := config_of(epilogue, tile, d__dtype=d))
 )
 """Gates of runs of eight columns, and D in e4m3 divided by the scales of blocks."""
+GATES_OF_ROWS = tuple(
+    config
+    for tile in (
+        {"tile": "128x128x64"},
+        {"tile": "128x192x64", "cluster": "2x1"},
+        {"tile": "64x64x64", "schedule": "pingpong"},
+        {"tile": "128x8x64"},
+        {"tile": "256x40x64", "cluster": "1x2"},
+    )
+    for epilogue, d in (
+        ("d = silu(gate8.m * ga[m] + bg[n]) * (up8.m + bu[m]) + beta * c; amax = max(abs(d)); aux[m, n] = up8.m", {}),
+        ("d = gelu(gate8.m) * up8.m + r.bf16.n[m, n]; aux.bf16.m = gate8.m; top[n] = max(up8.m)", {"d__major": "m"}),
+        ("d = silu(gate8.m) * up8.m; t[m] = sum(up8.m)", {"d__dtype": "f32", "d__major": "m"}),
+        ("d = gate8.m * 0.1 + up8.m", {"d__dtype": "e4m3", "d__major": "m"}),
+    )
+    if legal(config := config_of(epilogue, tile, **{"d__dtype": "bf16", **d}))
+)
+"""Gates of runs of eight rows: D has half of the rows of the sums."""
 OF_EXPERTS = tuple(
     kernel(epilogue=canonical(epilogue), scheduler__batching=batching, **tile, **fields)
     for batching in ("strided", "grouped", "masked")
@@ -198,7 +216,16 @@ def registry() -> Registry:
     registry = Registry()
     registry.warm(
         [
-            *(*members(), *EIGHT_BITS, *GATES_AND_SCALES, *OF_EXPERTS, *PARTS, *MATRICES, *MATRIX_PARTS),
+            *(
+                *members(),
+                *EIGHT_BITS,
+                *GATES_AND_SCALES,
+                *GATES_OF_ROWS,
+                *OF_EXPERTS,
+                *PARTS,
+                *MATRICES,
+                *MATRIX_PARTS,
+            ),
             *(*without_tma(), *OF_EVERY_TYPE),
         ]
     )
@@ -287,7 +314,7 @@ def bounds(wanted: Bounded, dtype: str) -> tuple[Any, Any]:
 
 def make_case(config: GemmConfig, m: int, n: int, k: int, batch: int | None = None, seed: int = 0) -> Case:
     epilogue = parse(config.epilogue)
-    n_d = n // 2 if epilogue.gated else n
+    m_d, n_d = epilogue.shape_of_d(m, n)
 
     def matrix(rows: int, columns: int, dtype: str, columns_contiguous: bool = True) -> Guarded:
         return guarded(rows, columns, dtype, columns_contiguous=columns_contiguous, batch=batch)
@@ -296,10 +323,10 @@ def make_case(config: GemmConfig, m: int, n: int, k: int, batch: int | None = No
     b = matrix(k, n, config.b.dtype, config.b.major == "mn")
     fill(a.tensor, "integers", seed, config.a.dtype)
     fill(b.tensor, "integers", seed + 1, config.b.dtype)
-    c = matrix(m, n_d, config.c.dtype, config.c.major == "n") if config.c else None
+    c = matrix(m_d, n_d, config.c.dtype, config.c.major == "n") if config.c else None
     if config.c is not None and c is not None:
         fill(c.tensor, "random", seed + 2, config.c.dtype)
-    d = matrix(m, n_d, config.d.dtype, config.d.major == "n")
+    d = matrix(m_d, n_d, config.d.dtype, config.d.major == "n")
 
     generator = torch.Generator(device="cuda").manual_seed(seed)
     outer = () if batch is None else (batch,)
@@ -308,11 +335,11 @@ def make_case(config: GemmConfig, m: int, n: int, k: int, batch: int | None = No
     for index, o in enumerate(epilogue.operands):
         dtype = getattr(torch, DTYPES[o.dtype].torch)
         own = outer if index % 2 == 0 or o.kind in ("batch", "matrix") else ()
-        shape = {"scalar": (1,), "row": (*own, m), "column": (*own, n_d), "batch": own, "matrix": (*own, m, n_d)}[
+        shape = {"scalar": (1,), "row": (*own, m_d), "column": (*own, n_d), "batch": own, "matrix": (*own, m_d, n_d)}[
             o.kind
         ]
         if o.major != "any":
-            matrices = matrix(m, n_d, o.dtype, columns_contiguous=o.major == "n")
+            matrices = matrix(m_d, n_d, o.dtype, columns_contiguous=o.major == "n")
             fill(matrices.tensor, "random", seed + 3 + index, o.dtype)
             passed[o.name] = matrices.tensor
             continue
@@ -325,13 +352,13 @@ def make_case(config: GemmConfig, m: int, n: int, k: int, batch: int | None = No
             passed[o.name] = (passed[o.name].float().abs() + 1).to(dtype)
     for output in epilogue.outputs:
         if output.is_reduction:
-            shape = {"scalar": (1,), "batch": outer, "row": (*outer, m), "column": (*outer, n_d)}[output.kind]
+            shape = {"scalar": (1,), "batch": outer, "row": (*outer, m_d), "column": (*outer, n_d)}[output.kind]
             passed[output.name] = torch.full(shape, float("nan"), device="cuda")
         else:
             major = output.major if output.major != "any" else config.d.major
             columns = n_d // BLOCK if output.kind == "block" else n_d
             contiguous = major == "n" and output.kind != "block"
-            guards[output.name] = matrix(m, columns, output.dtype, columns_contiguous=contiguous)
+            guards[output.name] = matrix(m_d, columns, output.dtype, columns_contiguous=contiguous)
             passed[output.name] = guards[output.name].tensor
     return Case(config, epilogue, a, b, c, d, passed, guards, alpha=0.25, beta=-1.5)
 
@@ -391,6 +418,18 @@ def test_gates_of_eight_columns_and_scales_of_blocks(config: GemmConfig, registr
             case.a.tensor[m // 2] = 0
             case.run(registry)
             case.check()
+
+
+@pytest.mark.parametrize("config", GATES_OF_ROWS, ids=kernel_name)
+def test_gates_of_eight_rows(config: GemmConfig, registry: Registry) -> None:
+    shapes = ((256, 512, 128), (208, 256, 72), (16, 768, 40), (400, 70, 64), (48, 1, 64), (1552, 3, 136))
+    for seed, (m, n, k) in enumerate(shapes):
+        case = make_case(config, m, n, k, seed=seed)
+        case.run(registry)
+        case.check()
+    case = make_case(config, 144, 96, 64, batch=3)
+    case.run(registry)
+    case.check()
 
 
 def test_scales_of_what_is_not_finite(registry: Registry) -> None:

@@ -14,6 +14,9 @@ from tests.gpu.weights import check, integers, make_weights
 import gemmill
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
+from gemmill.library.epilogues.evaluation import Bounded, evaluate
+from gemmill.library.epilogues.parse import parse
+from gemmill.library.epilogues.tree import sums_by_name
 from gemmill.library.errors import OperandError
 from gemmill.profiler.measure.operands import make_operands, plan_options, torch_dtype
 from gemmill.profiler.measure.verify import reference
@@ -169,6 +172,44 @@ def test_selected_kernels_and_a_rebound_plan() -> None:
         wanted = a[:, :256].double() @ s8.double().T
         bound = 2.0**-8 * wanted.abs() + 2.0**-14 * (a[:, :256].double().abs() @ s8.double().abs().T)
         assert ((plain.double() - wanted).abs() <= bound).all()
+
+
+GATES = {
+    "silu": "d = silu(gate8) * up8",
+    "gpt-oss": "g = min(gate8 + bg[n], limit); u = clamp(up8 + bu[n], -limit, limit); "
+    "d = (u + 1) * g * sigmoid(1.702 * g)",
+}
+
+
+@pytest.mark.parametrize("m", [1, 7, 16, 100, 700])
+@pytest.mark.parametrize("text", GATES.values(), ids=[*GATES])
+@pytest.mark.parametrize("dtype", ["u4", "s4", "s8"])
+def test_gates_of_narrow_weights(dtype: str, text: str, m: int, registry: Registry) -> None:
+    config = kernel("64x16x128", a__dtype=dtype, **({} if dtype == "s8" else {"a__scale": "1x64"}), **BF16)
+    weights = make_weights(config, 416, 512, exact=False, seed=m)
+    a = torch.randn(m, 512, device="cuda").bfloat16()
+    if dtype == "s8":
+        a *= 2.0**-6
+    vectors = {x: torch.randn(208, device="cuda").bfloat16() for x in ("bg", "bu")}
+    operands: dict[str, Any] = {**vectors, "limit": 7.0} if "limit" in text else {}
+    out = gemmill.matmul(a, weights.packed.tensor.T, epilogue=text, **weights.arguments("b"), **operands)
+    sums = a.double() @ weights.values.double().T
+    lost = 2.0**-14 * (a.double().abs() @ weights.values.double().abs().T)
+    epilogue = parse(text)
+    errors = sums_by_name(epilogue, lost)
+    inputs: dict[str, Any] = {name: Bounded(x, errors[name]) for name, x in sums_by_name(epilogue, sums).items()}
+    like = torch.zeros(m, 208, device="cuda", dtype=torch.float64)
+    inputs |= {name: like + x for name, x in operands.items()}
+    wanted = evaluate(epilogue, inputs, torch, "bf16")["d"]
+    assert ((out.double() - wanted.value).abs() <= wanted.error + 2.0**-8 * (wanted.value.abs() + wanted.error)).all()
+    other = weights.packed.tensor.roll(16, 0)
+    scale = {x: y.roll(16, -1) for x, y in weights.arguments("b").items() if x == "b_scale"}
+    with gemmill.plan(a, other.T, epilogue=text, **(weights.arguments("b") | scale), **operands) as launch:
+        launch()
+        changed = {"b": weights.packed.tensor.T, **{x: weights.arguments("b")[x] for x in scale}}
+        launch.rebind(**changed)
+        launch()
+        assert torch.equal(launch.out, out)
 
 
 def test_rebound_scales_must_be_aligned() -> None:

@@ -183,6 +183,11 @@ CASES: dict[str, Case] = {
         {"epilogue": "d = gate8 * up8"},
         lambda a, b: product(a, b)[:, :8] * product(a, b)[:, 8:],
     ),
+    "a gate of rows": Case(
+        {"a": real(16, 24, dtype="bfloat16"), "b": real(24, 8, dtype="bfloat16")},
+        {"epilogue": "d = gate8.m * up8.m"},
+        lambda a, b: product(a, b)[:8] * product(a, b)[8:],
+    ),
     "a quantised result": Case(
         {"a": whole(16, 64, dtype=FP8), "b": whole(64, 256, dtype=FP8)},
         {"epilogue": "h = acc * 2; s[m, n/128] = scale(h); d = h / s", "out_dtype": FP8},

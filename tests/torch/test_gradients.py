@@ -128,6 +128,7 @@ OTHERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (*(smooth(5, 7), smooth(7, 3)), leaf(3), leaf(5, 3)),
     ),
     "runs of eight columns": (epilogue("d = silu(gate8) * up8 * s", s=2.0), (leaf(5, 7), leaf(7, 16))),
+    "runs of eight rows": (epilogue("d = silu(gate8.m) * up8.m * x[m]", "x"), (leaf(32, 7), leaf(7, 5), leaf(16))),
     "pairs": (epilogue("d = silu(gate) * up * s", s=2.0), (leaf(5, 7), leaf(7, 4))),
     "operands of all kinds": (
         epilogue("t = acc * x[m] + y[batch]; d = t * z[m, n] + s / w[n]", "x", "y", "z", "s", "w"),

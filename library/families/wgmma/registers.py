@@ -7,14 +7,16 @@ from functools import lru_cache
 from typing import Literal
 
 from gemmill.library.epilogues.function_table import FUNCTIONS
-from gemmill.library.epilogues.parse import parse
+from gemmill.library.epilogues.parse import is_repeatable, pairs_rows, parse
 
-EpilogueKind = Literal["plain n", "plain m", "c", "expression", "many values"]
-"""The epilogue of the main kernel: none of C, with D's major; C; an expression with few or with many live values."""
+EpilogueKind = Literal["plain n", "plain m", "c", "rows", "expression", "many values"]
+"""The epilogue of the main kernel: none of C, with D's major; C; an expression that pairs rows and reads no more than
+vectors of rows; one with few or with many live values."""
 EPILOGUE_WORDS: Mapping[EpilogueKind, str] = {
     "plain n": "without C and with n-major",
     "plain m": "without C and with m-major",
     "c": "with C and",
+    "rows": "with a gate of rows and",
     "expression": "with an epilogue expression and",
     "many values": "with an epilogue expression of many values and",
 }
@@ -23,6 +25,7 @@ ACCUMULATOR_LIMIT: Mapping[EpilogueKind, Mapping[int, int]] = {
     "plain n": {2: 192, 3: 96, 4: 48},
     "plain m": {2: 176, 3: 96, 4: 48},
     "c": {2: 160, 3: 96, 4: 48},
+    "rows": {2: 160, 3: 96, 4: 48},
     "expression": {2: 128, 3: 64, 4: 32},
     "many values": {2: 96, 3: 64, 4: 32},
 }
@@ -64,6 +67,7 @@ SERIAL_LIMIT: Mapping[EpilogueKind, Mapping[int, int]] = {
     "plain n": {2: 192, 3: 112},
     "plain m": {2: 192, 3: 112},
     "c": {2: 192, 3: 112},
+    "rows": {2: 160, 3: 96},
     "expression": {2: 160, 3: 96},
     "many values": {2: 96, 3: 64},
 }
@@ -114,6 +118,15 @@ def holds_many_beside_scalars(epilogue: str) -> bool:
     tree = parse(epilogue)
     reads_scalars = bool(tree.factors) or any(operand.kind in ("scalar", "batch") for operand in tree.operands)
     return reads_scalars and any(FUNCTIONS[name].registers == "many" for name in tree.functions)
+
+
+@lru_cache(1024)
+def pairs_rows_alone(epilogue: str) -> bool:
+    """Whether an epilogue pairs rows, computes only D, and reads only sums, scalars and vectors along M. A thread then
+    holds half as many values of D, and the vectors of one row. Of 19 kernels with 160 sums and fragments, one spilled,
+    with a vector along N too."""
+    kinds = {operand.kind for operand in parse(epilogue).operands}
+    return pairs_rows(epilogue) and is_repeatable(epilogue) and "column" not in kinds
 
 
 @lru_cache(1024)

@@ -23,7 +23,7 @@ from gemmill.library.config.model import InputName, MajorCD
 from gemmill.library.config.scales import block_dtype, scale_block
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.dtypes import DTYPES, DTypeName
-from gemmill.library.epilogues.parse import LINEAR, is_gated, is_repeatable, scales_blocks, staged_formats
+from gemmill.library.epilogues.parse import LINEAR, is_gated, is_repeatable, pairs_rows, scales_blocks, staged_formats
 from gemmill.library.families.kernel_plan import KernelPlan, Region
 from gemmill.library.families.wgmma import registers
 from gemmill.library.families.wgmma.registers import EpilogueKind
@@ -82,11 +82,6 @@ class Format(NamedTuple):
     def bytes(self) -> int:
         """Size of an element."""
         return DTYPES[self.dtype].unpacked_bytes
-
-    @property
-    def column_bytes(self) -> int:
-        """Bytes of a column of a panel of an m-major subtile."""
-        return min(128, SUBTILE_M * self.bytes)
 
 
 class WgmmaPlan(KernelPlan):
@@ -245,6 +240,8 @@ class WgmmaPlan(KernelPlan):
     @part
     def epilogue_kind(self) -> EpilogueKind:
         """The kind of the main kernel's epilogue."""
+        if self.has_expression and registers.pairs_rows_alone(self.config.epilogue):
+            return "rows"
         if self.has_expression:
             return "many values" if registers.is_demanding(self.config.epilogue) else "expression"
         if self.config.c is not None and not self.has_second_kernel:
@@ -435,6 +432,11 @@ class WgmmaPlan(KernelPlan):
         return (self.stored_d, *self._matrices[1])
 
     @member
+    def subtile_rows(self) -> int:
+        """Rows of D in a subtile: those of a WGMMA, or half of them if the epilogue pairs rows."""
+        return SUBTILE_M // (2 if pairs_rows(self.config.epilogue) else 1)
+
+    @member
     def columns_d(self) -> int:
         """Columns of D that a CTA stores of a tile. A gated epilogue computes one from two columns of sums."""
         return self.config.tile.n // (2 if is_gated(self.config.epilogue) else 1) // self.cluster_splits
@@ -472,15 +474,23 @@ class WgmmaPlan(KernelPlan):
     def subtile_swizzle(self, staged: Format) -> int:
         """Swizzle span in bytes of a subtile; 16 means none."""
         if staged.major == "m":
-            return staged.column_bytes
+            return self._column_bytes(staged)
         row = self.subtile_n * staged.bytes
         return row if row in SPANS else 16
 
     def subtile_box(self, staged: Format) -> tuple[int, int]:
-        """TMA box of a subtile in elements: contiguous, strided. An m-major f32 subtile consists of two boxes."""
+        """TMA box of a subtile in elements: contiguous, strided. An m-major f32 subtile of 64 rows has two boxes."""
         if staged.major == "m":
-            return staged.column_bytes // staged.bytes, self.subtile_n
-        return self.subtile_n, SUBTILE_M
+            return self._column_bytes(staged) // staged.bytes, self.subtile_n
+        return self.subtile_n, self.subtile_rows
+
+    def _column_bytes(self, staged: Format) -> int:
+        """Bytes of a column of a panel of an m-major subtile."""
+        return min(128, self.subtile_rows * staged.bytes)
+
+    def _subtile_bytes(self, n: int, staged: tuple[Format, ...]) -> int:
+        """Bytes of one subtile of n columns of each of several matrices."""
+        return sum(align_up(self.subtile_rows * n * matrix.bytes, 1024) for matrix in staged)
 
     @part
     def subtiles(self) -> int:
@@ -502,7 +512,7 @@ class WgmmaPlan(KernelPlan):
     def _depths(self, n: int) -> tuple[int, int]:
         """Stages of a kernel without C, for subtiles of n columns: the most that are possible, and those of ``stages:
         auto``."""
-        subtiles_d = self.storing_warpgroups * _subtile_bytes(n, self.stored)
+        subtiles_d = self.storing_warpgroups * self._subtile_bytes(n, self.stored)
         room = self.config.target.shared_bytes - self.sums_bytes
         fewest, auto = ((room - x * subtiles_d) // self.bytes_per_stage for x in (MIN_D_BUFFERS, AUTO_D_BUFFERS))
         return fewest, min(auto, self.max_auto_stages)
@@ -526,12 +536,12 @@ class WgmmaPlan(KernelPlan):
     @part
     def bytes_per_d_buffer(self) -> int:
         """Shared memory of one buffer of D of all storing warpgroups."""
-        return self.storing_warpgroups * _subtile_bytes(self.subtile_n, self.stored)
+        return self.storing_warpgroups * self._subtile_bytes(self.subtile_n, self.stored)
 
     @part
     def fixed_bytes(self) -> int:
         """Shared memory beside stages and buffers of D: buffers of C with their mbarriers, and :attr:`sums_bytes`."""
-        per_c_buffer = self.storing_warpgroups * (_subtile_bytes(self.subtile_n, self.loaded) + 8)
+        per_c_buffer = self.storing_warpgroups * (self._subtile_bytes(self.subtile_n, self.loaded) + 8)
         return self.c_buffers * per_c_buffer + self.sums_bytes
 
     @member
@@ -557,8 +567,8 @@ class WgmmaPlan(KernelPlan):
         """The regions of shared memory in address order."""
         writers, n = self.storing_warpgroups, self.subtile_n
         regions = (
-            Region("D subtiles", writers * self.d_buffers, _subtile_bytes(n, self.stored)),
-            Region("C subtiles", writers * self.c_buffers, _subtile_bytes(n, self.loaded)),
+            Region("D subtiles", writers * self.d_buffers, self._subtile_bytes(n, self.stored)),
+            Region("C subtiles", writers * self.c_buffers, self._subtile_bytes(n, self.loaded)),
             *super().regions,
             Region("scales of stages", self.config.stages, self.scale_bytes),
             Region("sums of others, turns", 1, self.sums_bytes),
@@ -615,8 +625,3 @@ def _suits(n: int, staged: Format) -> bool:
 def _is_span(n: int, staged: Format) -> bool:
     """Whether a row of n columns is a swizzle span."""
     return n * staged.bytes in SPANS
-
-
-def _subtile_bytes(n: int, staged: tuple[Format, ...]) -> int:
-    """Bytes of one subtile of n columns of each of several matrices."""
-    return sum(align_up(SUBTILE_M * n * matrix.bytes, 1024) for matrix in staged)

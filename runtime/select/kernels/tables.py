@@ -15,7 +15,7 @@ from gemmill.library.config.model import FamilyName, GemmConfig
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.dtypes import FP8
 from gemmill.library.epilogues.parse import parse
-from gemmill.library.epilogues.tree import fault_of_n
+from gemmill.library.epilogues.tree import fault_of_m, fault_of_n
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.problem import MAX_EXTENT, GemmProblem, is_mixed
 from gemmill.runtime.select.cost.families import FAMILIES
@@ -108,6 +108,8 @@ class Kernels:
         epilogue = parse(problem.epilogue)
         if fault := fault_of_n(epilogue, problem.n):
             raise UnsupportedProblemError(f"n is {problem.n}; {fault}")
+        if fault := fault_of_m(epilogue, problem.m):
+            raise UnsupportedProblemError(f"m is {problem.m}; {fault}")
         if epilogue.scale and problem.d_dtype != "e4m3":
             raise UnsupportedProblemError(
                 f"D is {problem.d_dtype}; the epilogue scales blocks of its columns for e4m3, so D must be e4m3"

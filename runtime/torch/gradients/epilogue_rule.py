@@ -101,8 +101,8 @@ class Recomputation:
         if "c" in wanted:
             of_operands["c"] = spread.back("matrix", gradients["c"], named["c"])
         if of_sums:
-            columns = epilogue.gate_columns
-            of_operands |= _of_sums(gradients, self.scales, self.sums, self.factors, wanted, self.is_grouped, columns)
+            gate = epilogue.gate_rows, epilogue.gate_columns
+            of_operands |= _of_sums(gradients, self.scales, self.sums, self.factors, wanted, self.is_grouped, gate)
         if "rows" in named and "a" in of_operands:
             of_operands["a"] = scattered(of_operands["a"], named["rows"], self.shape_of_a)
         return of_operands
@@ -217,13 +217,14 @@ def _of_sums(
     factors: Arguments,
     wanted: frozenset[str],
     is_grouped: bool,
-    gate_columns: int,
+    gate: tuple[int, int],
 ) -> Gradients:
-    """Gradients of A, B and the scales, from those of the sums."""
+    """Gradients of A, B and the scales, from those of the sums. ``gate`` has the rows and columns of its runs."""
     of_sums = [gradients[name] for name in SUMS if name in gradients]
     g = of_sums[0]
-    if gate_columns:
-        g = torch.stack([x.unflatten(-1, (-1, gate_columns)) for x in of_sums], -2).flatten(-3)
+    for axis, run in zip((-2, -1), gate, strict=True):
+        if run:
+            g = torch.stack([x.unflatten(axis, (-1, run)) for x in of_sums], axis - 1).flatten(axis - 2, axis)
     of_factors_and_scales = of_scales(scales, g, sums, wanted & {*scales})
     for scale in scales.values():
         g = g * scale

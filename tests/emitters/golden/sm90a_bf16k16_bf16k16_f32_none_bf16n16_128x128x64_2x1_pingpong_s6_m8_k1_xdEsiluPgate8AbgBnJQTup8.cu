@@ -32,7 +32,7 @@ struct Epilogue : gemmill::NoMatrices {
   static constexpr bool kIsExpression = true;
   static constexpr bool kIsPartial = false;
   static constexpr bool kGated = true;
-  static constexpr int kGateColumns = 8, kScaledColumns = 0;
+  static constexpr int kGateColumns = 8, kGateRows = 0, kScaledColumns = 0;
   static constexpr int kTotals = 0, kRowTotals = 0, kColumnTotals = 0;
   static constexpr int kReductions = kTotals + kRowTotals + kColumnTotals;
   static constexpr bool kAddresses = false;

@@ -24,6 +24,7 @@ from gemmill.library.epilogues.tree import (
     Number,
     Operand,
     Value,
+    fault_of_m,
     fault_of_n,
     roundings,
     sums_by_name,
@@ -164,6 +165,7 @@ def test_any_text_is_an_epilogue_or_an_error_inside_it(text: str) -> None:
         ("d = -(-1) * acc - -2", "d = 1 * acc - -2"),
         ("h=gate8*up8;s.ue8m0[m,n / 128]=scale(h);d=h/s", "h = gate8 * up8; s.ue8m0[m, n/128] = scale(h); d = h / s"),
         ("d = acc * scale[n]", "d = acc * scale[n]"),
+        ("d = silu( gate8 . m)*up8.m", "d = silu(gate8.m) * up8.m"),
         (
             "d = where(not (acc < 0) and (s > 0 or s < -1), acc, 0)",
             "d = where(not acc < 0 and (s > 0 or s < -1), acc, 0)",
@@ -206,6 +208,9 @@ def test_spellings(text: str, expected: str) -> None:
         ("d = acc + x[n] + x[m]", 17, "has another index, type or major earlier"),
         ("d = acc + gate", 10, "an epilogue cannot read both acc and gate or up"),
         ("d = gate8 * up", 12, "an epilogue cannot read both gate or up and gate8 or up8"),
+        ("d = gate8.m * up8", 14, "an epilogue cannot read both gate8 or up8 and gate8.m or up8.m"),
+        ("d = gate.m * up", 4, "'gate' is the value of an element; write it without an index or type"),
+        ("h = gate8.m; s[m, n/128] = scale(h); d = h / s", 0, "that scales blocks of columns cannot pair rows"),
         (
             "h = acc; s[m, n/64] = scale(h); d = h / s",
             11,
@@ -289,7 +294,7 @@ def test_types_and_transposition() -> None:
     epilogue = parse("d = acc * s[m] + x[n]; per_row[m] = sum(d)")
     assert str(with_dtypes(epilogue, {"x": "bf16"})) == "d = acc * s[m] + x.bf16[n]; per_row[m] = sum(d)"
     assert str(transposed(epilogue)) == "d = acc * s[n] + x[m]; per_row[n] = sum(d)"
-    for text, says in (("d = gate * up", "gated"), (f"h = acc; {SCALED}", "scales blocks")):
+    for text, says in (("d = gate * up", "use gate8 and up8"), (f"h = acc; {SCALED}", "scales blocks")):
         assert not parse(text).has_transpose
         with pytest.raises(ValueError, match=says):
             transposed(parse(text))
@@ -425,6 +430,7 @@ def test_scales_in_ue8m0_are_rounded_up_and_nan_unless_finite() -> None:
         ("d = acc", 7, ""),
         ("d = gate * up", 7, "N must be even"),
         ("d = gate8 * up8", 24, "runs of 8 columns, so N must be a multiple of 16"),
+        ("d = gate8.m * up8.m", 7, ""),
         (f"h = acc; {SCALED}", 192, "blocks of 128 columns of D, so N must be a multiple of 128"),
         (f"h = gate * up; {SCALED}", 384, "so N must be a multiple of 256"),
         (f"h = gate * up; {SCALED}", 512, ""),
@@ -512,3 +518,19 @@ def test_the_largest_number_of_float32_may_be_written_as_it_is_printed() -> None
     for number in ("3.5e38", "1e999", "9" * 400):
         with pytest.raises(ExpressionError, match="exceeds float32"):
             canonical(f"d = acc * {number}")
+
+
+def test_the_gate_of_rows_is_the_transpose_of_the_gate_of_columns() -> None:
+    epilogue = parse("t = gate8 * x[m] + y[n]; d = silu(t) * up8 + z.bf16.n[m, n]; top[n] = max(up8)")
+    turned = transposed(epilogue)
+    assert str(turned) == "t = gate8.m * x[n] + y[m]; d = silu(t) * up8.m + z.bf16.m[m, n]; top[m] = max(up8.m)"
+    assert (turned.gate_rows, turned.gate_columns, turned.shape_of_d(32, 48)) == (8, 0, (16, 48))
+    assert (epilogue.gate_rows, epilogue.gate_columns, epilogue.shape_of_d(32, 48)) == (0, 8, (32, 24))
+    assert transposed(turned) == epilogue
+    sums = np.arange(2 * 5 * 48).reshape(2, 5, 48)
+    rows, columns = (sums_by_name(x, y) for x, y in ((turned, sums.swapaxes(1, 2)), (epilogue, sums)))
+    assert [*rows] == ["gate8.m", "up8.m"]
+    for of_rows, of_columns in zip(rows.values(), columns.values(), strict=True):
+        assert (of_rows.swapaxes(1, 2) == of_columns).all()
+    assert fault_of_m(turned, 48) == fault_of_m(epilogue, 7) == ""
+    assert fault_of_m(turned, 24) == "the epilogue combines runs of 8 rows, so M must be a multiple of 16"

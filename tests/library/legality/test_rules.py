@@ -369,6 +369,19 @@ MMA = "sm80_bf16k16_bf16k16_f32_none_bf16n16_128x128x32_1x1_multistage_s3_m8_k1_
             "epilogue-gated",
             "split-K does not support an epilogue that pairs columns: d = gate * up",
         ),
+        (
+            LEGAL,
+            {"epilogue": "d = gate8.m * up8.m", "scheduler.decomposition": "splitk"},
+            "epilogue-gated",
+            "split-K does not support an epilogue that pairs rows: d = gate8.m * up8.m",
+        ),
+        (
+            LEGAL,
+            {"epilogue": "d = gate8.m * up8.m", "scheduler.batching": "grouped"},
+            "epilogue-gated",
+            "grouped batching does not support an epilogue that pairs rows: d = gate8.m * up8.m",
+        ),
+        (GEMV, {"epilogue": "d = gate8.m * up8.m"}, "epilogue-family", "do not support an epilogue that pairs rows"),
         (LEGAL, {"epilogue": QUANTISING}, "quantised-d", "D is bf16 and n-major; an epilogue that scales blocks needs"),
         (
             LEGAL,

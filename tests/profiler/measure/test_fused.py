@@ -24,6 +24,7 @@ def solve(problem: GemmProblem, o: OperandSet) -> dict[str, Any]:
         "scaled": lambda: {"d": sums * x["sa"][..., None] * x["sb"][..., None, :]},
         "bias": lambda: {"d": torch.nn.functional.gelu(sums + x["bias"].float()[..., None, :])},
         "swiglu": lambda: {"d": silu(gate) * up},
+        "rows": lambda: in_runs_of_rows(sums, x["r"]),
         "residual": lambda: {"d": sums + x["r"].float(), "aux": sums},
         "reduced": lambda: {
             "d": sums,
@@ -41,6 +42,12 @@ def solve(problem: GemmProblem, o: OperandSet) -> dict[str, Any]:
     return found
 
 
+def in_runs_of_rows(sums: Any, r: Any) -> dict[str, Any]:
+    """A gate of runs of eight rows, and what it gates."""
+    gate, up = (x.flatten(1, 2) for x in sums.unflatten(1, (-1, 2, 8)).unbind(2))
+    return {"d": torch.nn.functional.silu(gate) * r.float(), "aux": up}
+
+
 def in_blocks(sums: Any) -> dict[str, Any]:
     """The sums of each block, divided by the least power of two that makes them at most 448, and these."""
     blocks = sums.unflatten(-1, (-1, 128))
@@ -51,6 +58,7 @@ def in_blocks(sums: Any) -> dict[str, Any]:
 PROBLEMS = {
     "scaled": GemmProblem(72, 40, 512, a="e4m3", epilogue="d = acc * sa[m] * sb[n]"),
     "bias": GemmProblem(72, 40, 512, batch=3, epilogue="d = gelu(acc + bias.bf16[n])"),
+    "rows": GemmProblem(80, 40, 512, batch=2, epilogue="d = silu(gate8.m) * r[m, n]; aux = up8.m"),
     "swiglu": GemmProblem(72, 80, 512, a="f16", epilogue="d = silu(gate) * up"),
     "residual": GemmProblem(72, 40, 512, epilogue="aux.f16.n = acc; d = acc + r.bf16.n[m, n]"),
     "reduced": GemmProblem(

@@ -78,7 +78,7 @@ def test_groups_that_share_d_take_the_place_of_its_batch() -> None:
             bind_arguments(epilogue, values | {name: value}, d, True, True, groups=3)
 
 
-SCALED, GATED = "h = acc; s[m, n/128] = scale(h); d = h / s", "d = gate8 * up8"
+SCALED, GATED = "h = acc; s[m, n/128] = scale(h); d = h / s", "d = gate * up"
 
 
 def test_scales_of_blocks_have_any_strides_and_the_index_of_groups_that_share_d() -> None:

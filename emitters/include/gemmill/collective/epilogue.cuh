@@ -40,8 +40,12 @@ __device__ inline float accumulator_value<float, uint32_t>(uint32_t const* regis
 /// library/families/wgmma/wgmma_plan.py).
 template <class Operation, class SubtileC, class SubtileD, int Blocks, int TileN, int SubtileN, int BuffersC, int BuffersD>
 struct CollectiveEpilogue {
-  using Inputs = Subtiles<typename Operation::Inputs, SubtileN>;
-  using Outputs = Subtiles<typename Operation::Outputs, SubtileN>;
+  /// Rows of D in a subtile: those of one WGMMA, or half of them if the epilogue pairs rows.
+  static constexpr int kRows = kSubtileM / (Operation::kGateRows > 0 ? 2 : 1);
+  /// A thread's elements of D of one fragment.
+  static constexpr int kValues = kRows / 16;
+  using Inputs = Subtiles<typename Operation::Inputs, SubtileN, kRows>;
+  using Outputs = Subtiles<typename Operation::Outputs, SubtileN, kRows>;
   /// Bytes of one buffer of C and of D.
   static constexpr int kBytesC = SubtileC::kBytes + Inputs::kBytes, kBytesD = SubtileD::kBytes + Outputs::kBytes;
   static constexpr bool kHasC = SubtileC::kBytes > 0;
@@ -95,7 +99,7 @@ struct CollectiveEpilogue {
   template <BatchMode Mode>
   __device__ void prefetch(int m, int n, int batch, int place_c) {
     if constexpr (Operation::kIsExpression)
-      Operation(operation_params).touch(m, Blocks * kSubtileM, params.m, n, TileN, n_end(), batch, threadIdx.x % 128);
+      Operation(operation_params).touch(m, Blocks * kRows, rows_d(), n, TileN, n_end(), batch, threadIdx.x % 128);
     if constexpr (kLoads) {
       RingPosition<BuffersC> at = at_c;
 #pragma unroll
@@ -112,13 +116,13 @@ struct CollectiveEpilogue {
   template <BatchMode Mode, class Accumulators>
   __device__ void store(Accumulators const& accumulators, int m, int n, int batch, int end, int group, int place_c,
                         char* whole_tile) {
-    int const m_end = Mode == BatchMode::GroupedM ? end : params.m;
+    int const m_end = Mode == BatchMode::GroupedM ? end : rows_d();
     auto operation = begin_tile(group, m_end);
     if constexpr (kCopiesWholeTile) wait_for_copies();
 #pragma unroll
     for (int i = 0; i < kSubtiles; ++i) {
       if constexpr (Operation::kIsExpression) {
-        if (i % kColumns == 0) operation.begin_rows(m + i / kColumns * kSubtileM);
+        if (i % kColumns == 0) operation.begin_rows(m + i / kColumns * kRows);
         if (i == 0) operation.begin_columns(n);
       }
       if constexpr (BuffersD == 1 && !kBypassesShared)
@@ -134,7 +138,7 @@ struct CollectiveEpilogue {
       auto const* const registers = accumulators.values[i / kColumns];
       int const first = first_column(i);
       Target target{subtile_d};
-      if constexpr (kBypassesShared) target = {nullptr, matrix_d<Mode>(batch), m + i / kColumns * kSubtileM, m_end};
+      if constexpr (kBypassesShared) target = {nullptr, matrix_d<Mode>(batch), m + i / kColumns * kRows, m_end};
       fill(operation, registers, first, n, subtile_c, needs_c, target);
       if constexpr (Operation::kIsExpression) {
         if (i % kColumns == kColumns - 1) operation.end_rows();
@@ -179,7 +183,8 @@ struct CollectiveEpilogue {
     named_barrier::sync(barrier, 128);
   }
 
-  /// The number of columns of D.
+  /// The extents of D.
+  __device__ int rows_d() const { return Operation::kGateRows > 0 ? params.m / 2 : params.m; }
   __device__ int n_end() const { return Operation::kGated ? params.n / 2 : params.n; }
 
   /// The first column of subtile i. The last subtile begins early enough to end with the tile.
@@ -217,7 +222,7 @@ struct CollectiveEpilogue {
     if (is_leader() && bytes_to_load() > 0) {
       FullC::arrive_and_expect_tx(&full_c[stage], bytes_to_load());
       char* const subtile_c = buffers_c + stage * kBytesC;
-      int const row = m + i / kColumns * kSubtileM;
+      int const row = m + i / kColumns * kRows;
       int const column = n + i % kColumns * SubtileN;
       constexpr int kAny = 0x7fffffff;
       if constexpr (kHasC && Mode == BatchMode::Array) {
@@ -252,11 +257,11 @@ struct CollectiveEpilogue {
   template <BatchMode Mode>
   __device__ void copy(int i, char const* subtile_d, int m, int n, int batch, int end, bool last) {
     int const first = first_column(i);
-    int const row = m + i / kColumns * kSubtileM;
+    int const row = m + i / kColumns * kRows;
     bool const by_element =
-        !kPartial && (bool(params.batched & kUnalignedD) | SubtileD::is_ragged(params.m, n_end(), row, n + first));
+        !kPartial && (bool(params.batched & kUnalignedD) | SubtileD::is_ragged(rows_d(), n_end(), row, n + first));
     if (by_element) {
-      int const m_end = Mode == BatchMode::GroupedM ? end : params.m;
+      int const m_end = Mode == BatchMode::GroupedM ? end : rows_d();
       SubtileD::store_elements(params, subtile_d, row, n + first, matrix_d<Mode>(batch), m_end, n_end());
     }
     if (is_leader()) {
@@ -328,11 +333,11 @@ struct CollectiveEpilogue {
                           char const* subtile_c, bool needs_c, Target const& target) {
     using Compute = typename Operation::Compute;
     constexpr int kOutputs = Operation::Outputs::kCount;
-    Compute values[4 * Units];
-    Compute outputs[kOutputs + 1][4 * Units];
+    Compute values[kValues * Units];
+    Compute outputs[kOutputs + 1][kValues * Units];
 #pragma unroll
     for (int unit = 0; unit < Units; ++unit) {
-      Compute c[4] = {};
+      Compute c[kValues] = {};
       if constexpr (kHasC) {
         int const at = column + unit * 8;
         if (needs_c)
@@ -341,20 +346,20 @@ struct CollectiveEpilogue {
       int const at = first + column + unit * 8;
       if constexpr (Operation::kIsExpression) {
         auto const sum = [&](int i) { return sum_of<Compute>(registers, at, i); };
-        typename Operation::Element elements[4];
+        typename Operation::Element elements[kValues];
         if constexpr (Operation::Inputs::kCount > 0) {
           Inputs::each([&](auto subtile, int index, int offset) {
             using Input = decltype(subtile);
             int const inside = column + unit * 8;
-            Compute read[4];
+            Compute read[kValues];
             Input::template read<kNeighbours>(subtile_c + SubtileC::kBytes + offset, warp(), lane(),
                                               inside + column_of(0), inside + column_of(1), read);
 #pragma unroll
-            for (int j = 0; j < 4; ++j) Operation::input(elements[j], index) = read[j];
+            for (int j = 0; j < kValues; ++j) Operation::input(elements[j], index) = read[j];
           });
         }
-        auto const staged = [&](int index, int j) -> Compute& { return outputs[index][unit * 4 + j]; };
-        operation.apply(sum, column + unit * 8, n + at, c, elements, values + unit * 4, staged);
+        auto const staged = [&](int index, int j) -> Compute& { return outputs[index][unit * kValues + j]; };
+        operation.apply(sum, column + unit * 8, n + at, c, elements, values + unit * kValues, staged);
       } else {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {

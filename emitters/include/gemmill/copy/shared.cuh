@@ -55,6 +55,18 @@ __device__ inline void store_matrices(void* row, uint32_t const (&words)[4]) {
   }
 }
 
+/// Stores one matrix; lanes 0 to 7 pass the addresses.
+template <bool Transposed>
+__device__ inline void store_matrices(void* row, uint32_t const (&words)[1]) {
+  if constexpr (Transposed) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(shared_address(row)), "r"(words[0])
+                 : "memory");
+  } else {
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(shared_address(row)), "r"(words[0])
+                 : "memory");
+  }
+}
+
 /// Stores two matrices; lanes 0 to 15 pass the addresses.
 template <bool Transposed>
 __device__ inline void store_matrices(void* row, uint32_t const (&words)[2]) {

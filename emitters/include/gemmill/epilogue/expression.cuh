@@ -47,30 +47,33 @@ struct DirectExpression : Epilogue {
 /// Of each 16 x 8 fragment, a thread holds two adjacent columns of rows r and r + 8. If these are `gate` and `up`
 /// (kGateColumns is 1), a thread has one column of D from each of two fragments, and they are four columns apart. The
 /// four threads of a row then exchange their results, so that each has two adjacent columns and D is written as usual.
-/// If `gate8` and `up8` are whole fragments (kGateColumns is 8), a thread has two adjacent columns of D at once.
+/// If `gate8` and `up8` are whole fragments (kGateColumns is 8), a thread has two adjacent columns of D at once. If they
+/// are rows (kGateRows is 8), rows r and r + 8 give one row of D, and a block has 32 rows of D.
 template <class Operation, int SubtileN>
 struct FragmentEpilogue {
   using Compute = typename Operation::Compute;
   using Column = typename Operation::Column;
   /// Columns of D whose operands the lanes of a warp hold in one element of `columns`: those of eight fragments.
   static constexpr int kHeld = 64;
+  /// Rows of D in a block, and of these in a thread, eight apart; and a thread's elements of D of one fragment.
+  static constexpr int kBlockRows = Operation::kGateRows > 0 ? 32 : 64, kHalves = kBlockRows / 32, kValues = 2 * kHalves;
   static constexpr int kReductions = Operation::kReductions;
   static constexpr int kFirstRow = Operation::kTotals;
   static constexpr int kFirstColumn = kFirstRow + Operation::kRowTotals;
 
   Operation const operation;
   typename Operation::Uniform const uniform;
-  typename Operation::Row rows[2];
+  typename Operation::Row rows[kHalves];
   /// The operands of the subtile's columns, loaded once and distributed over the warp. Lane 4 p + q holds the columns
   /// that thread q of any row needs of fragments p, p + 8, ...
   Column columns[ceil_div(SubtileN, kHeld)][2];
-  /// D's extents. `m` is the first of this thread's two rows.
+  /// D's extents. `m` is this thread's first row.
   int const m_end, n_end;
   int batch;
   int m = 0;
   float totals[Operation::kTotals + 1];
-  /// For each of this thread's two rows: its share of all reductions except those over columns.
-  float row_totals[kFirstColumn + 1][2];
+  /// For each of this thread's rows: its share of all reductions except those over columns.
+  float row_totals[kFirstColumn + 1][kHalves];
 
   __device__ FragmentEpilogue(typename Operation::Params const& params, int m_end_, int n_end_, int batch_)
       : operation(params), uniform(operation.uniform(batch_)), m_end(m_end_), n_end(n_end_), batch(batch_) {
@@ -80,11 +83,11 @@ struct FragmentEpilogue {
     for (int i = 0; i < Operation::kTotals; ++i) totals[i] = identity_of(Operation::reduce(i));
   }
 
-  /// Starts the 64 rows from `block` on.
+  /// Starts the block of rows from `block` on.
   __device__ void begin_rows(int block) {
-    m = block + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    m = block + threadIdx.x / 32 % 4 * (kBlockRows / 4) + threadIdx.x % 32 / 4;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < kHalves; ++half) {
       rows[half] = operation.row(min(m + half * 8, m_end - 1), batch);
 #pragma unroll
       for (int i = 0; i < kFirstColumn; ++i) row_totals[i][half] = identity_of(Operation::reduce(i));
@@ -102,13 +105,13 @@ struct FragmentEpilogue {
     }
   }
 
-  /// Computes four elements of D of one fragment: two columns of rows m and m + 8. The fragment's eight columns begin
-  /// at column `offset` of the subtile and at column n of D; `column_of` selects the two. `sum(i)` is the fragment's
-  /// i-th sum; in a gated epilogue the sums of two fragments. `elements` hold the inputs from shared memory. `staged(i,
+  /// Computes the elements of D of one fragment: two columns of rows m and, with two halves, m + 8. The fragment's eight
+  /// columns begin at column `offset` of the subtile and at column n of D; `column_of` selects the two. `sum(i)` is the
+  /// fragment's i-th sum; where columns are paired, the sums of two fragments. `elements` hold the inputs from shared memory. `staged(i,
   /// j)` refers to element j of output i, which goes there.
   template <class Sums, class Staged>
-  __device__ void apply(Sums const& sum, int offset, int n, Compute const (&c)[4],
-                        typename Operation::Element (&elements)[4], Compute* values, Staged const& staged) {
+  __device__ void apply(Sums const& sum, int offset, int n, Compute const (&c)[kValues],
+                        typename Operation::Element (&elements)[kValues], Compute* values, Staged const& staged) {
     constexpr int kGateColumns = Operation::kGateColumns;
     int const left = n_end - n;
     // Recomputes addresses for each fragment: kept, they would take too many registers.
@@ -120,14 +123,14 @@ struct FragmentEpilogue {
     for (int i = 0; i < Operation::kColumnTotals; ++i)
       column_totals[i][0] = column_totals[i][1] = identity_of(Operation::reduce(kFirstColumn + i));
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < kHalves; ++half) {
       int const row = m + half * 8;
       typename Operation::Extras extras[2];
       operation.elements(min(row, m_end - 1), n0, n1, n_end, batch, elements[half * 2], elements[half * 2 + 1]);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         int const first = kGateColumns == 1 ? j * 4 + half * 2 : half * 2 + j;
-        int const second = first + (kGateColumns == 8 ? 4 : kGateColumns);
+        int const second = first + (kGateColumns == 8 ? 4 : Operation::kGateRows == 8 ? 2 : kGateColumns);
         values[half * 2 + j] = operation.compute(Compute(sum(first)), Compute(sum(second)), c[half * 2 + j], uniform,
                                                  rows[half], held_columns[j], elements[half * 2 + j], extras[j]);
         if constexpr (kReductions > 0) {
@@ -190,7 +193,7 @@ struct FragmentEpilogue {
   /// Ends the rows that `begin_rows` started, and combines their reductions.
   __device__ void end_rows() {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < kHalves; ++half) {
       int const row = m + half * 8;
 #pragma unroll
       for (int i = 0; i < kFirstColumn; ++i) {

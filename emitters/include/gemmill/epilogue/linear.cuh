@@ -40,7 +40,7 @@ struct Linear : NoMatrices {
   };
   static constexpr bool kIsExpression = false;
   static constexpr bool kGated = false;
-  static constexpr int kGateColumns = 0, kScaledColumns = 0;
+  static constexpr int kGateColumns = 0, kGateRows = 0, kScaledColumns = 0;
   static constexpr bool kIsPartial = false;
 
   Compute alpha;
@@ -66,7 +66,7 @@ struct Raw : NoMatrices {
   using Params = typename Epilogue::Params;
   static constexpr bool kIsExpression = false;
   static constexpr bool kGated = false;
-  static constexpr int kGateColumns = 0, kScaledColumns = 0;
+  static constexpr int kGateColumns = 0, kGateRows = 0, kScaledColumns = 0;
   static constexpr bool kIsPartial = true;
 
   __device__ explicit Raw(Params const&) {}

@@ -1,5 +1,5 @@
-/// Subtiles of C, D and other matrices in shared memory: 64 rows by some columns, between a warpgroup's fragments and
-/// TMA.
+/// Subtiles of C, D and other matrices in shared memory: 64 rows by some columns, or 32 if the epilogue pairs rows,
+/// between a warpgroup's fragments and TMA.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -11,19 +11,22 @@
 
 namespace gemmill {
 
-/// Rows of a subtile: the M of one WGMMA.
+/// The M of one WGMMA: rows of the sums of a subtile.
 inline constexpr int kSubtileM = 64;
 
-/// The layout of one subtile. n-major: rows of N elements. m-major: columns of 128 bytes (64 bytes for 8-bit elements),
-/// in one panel, or in two for 32-bit elements.
-template <class Element_, MajorOut Major, int N>
+/// The layout of one subtile. n-major: rows of N elements. m-major: columns of at most 128 bytes, in one panel, or in two
+/// for 64 rows of 32-bit elements.
+template <class Element_, MajorOut Major, int N, int Rows>
 struct Subtile {
   using Element = Element_;
+  /// Rows of a warp, and a thread's elements of one fragment: two columns of its row, and of the row eight after it if
+  /// there are 64.
+  static constexpr int kWarpRows = Rows / 4, kValues = Rows / 16;
   static constexpr MajorOut kMajor = Major;
   static constexpr int kRowBytes = N * sizeof(Element);
-  static constexpr int kColumnBytes = min_of(128, kSubtileM * int(sizeof(Element)));
-  static constexpr int kPanelRows = Major == MajorOut::N ? kSubtileM : kColumnBytes / int(sizeof(Element));
-  static constexpr int kPanels = kSubtileM / kPanelRows;
+  static constexpr int kColumnBytes = min_of(128, Rows * int(sizeof(Element)));
+  static constexpr int kPanelRows = Major == MajorOut::N ? Rows : kColumnBytes / int(sizeof(Element));
+  static constexpr int kPanels = Rows / kPanelRows;
   static constexpr int kPanelBytes = kPanelRows * N * int(sizeof(Element));
   static constexpr int kDataBytes = kPanels * kPanelBytes;
   static constexpr int kBytes = align_up(kDataBytes, 1024);
@@ -41,26 +44,28 @@ struct Subtile {
     }
   }
 
-  /// Writes `Units` (1 or 2) adjacent 16 x 8 fragments of a warp. `values` are a thread's four elements of each: two
-  /// columns of its row, then two columns of row + 8 (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16").
+  /// Writes `Units` (1 or 2) adjacent fragments of a warp, of 16 rows or 8 by 8 columns. `values` are a thread's elements
+  /// of each: two columns of its row, then two columns of row + 8 (PTX ISA, "Register fragments for
+  /// wgmma.mma_async.m64nNk16").
   template <int Units, class Compute>
-  __device__ static void write(char* subtile, int warp, int lane, int column, Compute const (&values)[4 * Units]) {
+  __device__ static void write(char* subtile, int warp, int lane, int column, Compute const (&values)[kValues * Units]) {
+    constexpr int kHalves = kValues / 2;
     if constexpr (sizeof(Element) == 2) {
-      uint32_t packed[2 * Units];
+      uint32_t packed[kHalves * Units];
 #pragma unroll
-      for (int i = 0; i < 2 * Units; ++i) packed[i] = pack(Element{}, values[2 * i], values[2 * i + 1]);
+      for (int i = 0; i < kHalves * Units; ++i) packed[i] = pack(Element{}, values[2 * i], values[2 * i + 1]);
       // Each lane passes the address of one row (n-major) or column (m-major) of one of stmatrix's 8 x 8 matrices.
-      int const half = lane / 8 % 2 * 8;
-      int const unit = Units == 2 ? lane / 16 * 8 : 0;
-      int const at = Major == MajorOut::N ? offset(warp * 16 + half + lane % 8, column + unit)
-                                          : offset(warp * 16 + half, column + unit + lane % 8);
+      int const half = kHalves == 2 ? lane / 8 % 2 * 8 : 0;
+      int const unit = Units == 2 ? lane / (8 * kHalves) % 2 * 8 : 0;
+      int const at = Major == MajorOut::N ? offset(warp * kWarpRows + half + lane % 8, column + unit)
+                                          : offset(warp * kWarpRows + half, column + unit + lane % 8);
       store_matrices<Major == MajorOut::M>(subtile + at, packed);
     } else {
-      int const row = warp * 16 + lane / 4;
+      int const row = warp * kWarpRows + lane / 4;
 #pragma unroll
-      for (int i = 0; i < 2 * Units; ++i) {
-        int const r = row + i % 2 * 8;
-        int const c = column + i / 2 * 8 + lane % 4 * 2;
+      for (int i = 0; i < kHalves * Units; ++i) {
+        int const r = row + i % kHalves * 8;
+        int const c = column + i / kHalves * 8 + lane % 4 * 2;
         Pair const pair = pair_of(values[2 * i], values[2 * i + 1]);
         if constexpr (Major == MajorOut::N) {
           *reinterpret_cast<Pair*>(subtile + offset(r, c)) = pair;
@@ -76,11 +81,12 @@ struct Subtile {
   /// fragments at column n. Elements from `m_end` and `n_end` on are not written.
   template <int Units, class Compute>
   __device__ static void write_through(Element* matrix, int64_t stride, int warp, int lane, int m, int n, int m_end,
-                                       int n_end, Compute const (&values)[4 * Units]) {
+                                       int n_end, Compute const (&values)[kValues * Units]) {
+    constexpr int kHalves = kValues / 2;
 #pragma unroll
-    for (int i = 0; i < 2 * Units; ++i) {
-      int const row = m + warp * 16 + lane / 4 + i % 2 * 8;
-      int const column = n + i / 2 * 8 + lane % 4 * 2;
+    for (int i = 0; i < kHalves * Units; ++i) {
+      int const row = m + warp * kWarpRows + lane / 4 + i % kHalves * 8;
+      int const column = n + i / kHalves * 8 + lane % 4 * 2;
       Pair const pair = pair_of(values[2 * i], values[2 * i + 1]);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
@@ -90,13 +96,13 @@ struct Subtile {
     }
   }
 
-  /// Reads a thread's four elements of one 16 x 8 fragment, in the order of `write`. `first` and `second` are its
+  /// Reads a thread's elements of one fragment, in the order of `write`. `first` and `second` are its
   /// columns; with `Neighbours` an even one and the next.
   template <bool Neighbours, class Compute>
-  __device__ static void read(char const* subtile, int warp, int lane, int first, int second, Compute (&values)[4]) {
+  __device__ static void read(char const* subtile, int warp, int lane, int first, int second, Compute (&values)[kValues]) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      int const row = warp * 16 + lane / 4 + half * 8;
+    for (int half = 0; half < kValues / 2; ++half) {
+      int const row = warp * kWarpRows + lane / 4 + half * 8;
       Pair pair;
       if constexpr (Neighbours && Major == MajorOut::N) {
         pair = *reinterpret_cast<Pair const*>(subtile + offset(row, first));
@@ -125,15 +131,15 @@ struct Subtile {
   __device__ static void store_rows(cute::TmaDescriptor const& descriptor, char const* subtile, int m, int n, int batch,
                                     int end) {
     static_assert(Major == MajorOut::N, "only a strided extent can be clipped at any row");
-    int const rows = min(end - m, kSubtileM);
-    if (rows > 0) store(descriptor, subtile, kSubtileM - rows, n, m + rows, batch);
+    int const rows = min(end - m, Rows);
+    if (rows > 0) store(descriptor, subtile, Rows - rows, n, m + rows, batch);
   }
 
   /// Whether a subtile reaches beyond a D whose contiguous extent TMA cannot clip. TMA clips to 16 bytes, so it would
   /// write zeros beside a D that ends within 16 bytes.
   __device__ static bool is_ragged(int m_end, int n_end, int m, int n) {
     int const extent = Major == MajorOut::N ? n_end : m_end;
-    int const end = Major == MajorOut::N ? n + N : m + kSubtileM;
+    int const end = Major == MajorOut::N ? n + N : m + Rows;
     return end > extent && extent % (16 / int(sizeof(Element))) != 0;
   }
 
@@ -142,7 +148,7 @@ struct Subtile {
   __device__ static void store_elements(GemmParams const& params, char const* subtile, int m, int n, Element* d,
                                         int m_end, int n_end) {
     constexpr bool kRows = Major == MajorOut::N;
-    constexpr int kLines = kRows ? kSubtileM : N, kAlong = kRows ? N : kSubtileM;
+    constexpr int kLines = kRows ? Rows : N, kAlong = kRows ? N : Rows;
     constexpr int kLanes = min_of(kAlong, 32), kEach = ceil_div(kAlong, kLanes), kAtOnce = 4 * (32 / kLanes);
     int const lines = min(kRows ? m_end - m : n_end - n, kLines), along = min(kRows ? n_end - n : m_end - m, kAlong);
 #pragma unroll 1
@@ -199,23 +205,23 @@ struct Subtile {
 };
 
 /// An absent C: no storage, and nothing to load.
-template <MajorOut Major, int N>
-struct Subtile<None, Major, N> {
+template <MajorOut Major, int N, int Rows>
+struct Subtile<None, Major, N, Rows> {
   static constexpr int kBytes = 0, kDataBytes = 0, kBoxContiguous = 0, kBoxStrided = 0, kSpan = 0;
 };
 
 /// One subtile of each of several matrices, one after the other.
-template <class List, int N>
+template <class List, int N, int Rows>
 struct Subtiles {
   static constexpr int kBytes = 0, kDataBytes = 0;
 
   template <int Index = 0, int Offset = 0, class Visitor>
   __device__ static void each(Visitor const&) {}
 };
-template <class First, class... Others, int N>
-struct Subtiles<Formats<First, Others...>, N> {
-  using Own = Subtile<typename First::Element, First::kMajor, N>;
-  using Rest = Subtiles<Formats<Others...>, N>;
+template <class First, class... Others, int N, int Rows>
+struct Subtiles<Formats<First, Others...>, N, Rows> {
+  using Own = Subtile<typename First::Element, First::kMajor, N, Rows>;
+  using Rest = Subtiles<Formats<Others...>, N, Rows>;
   static constexpr int kBytes = Own::kBytes + Rest::kBytes;
   static constexpr int kDataBytes = Own::kDataBytes + Rest::kDataBytes;
 

@@ -119,9 +119,9 @@ def _types(problem: GemmProblem) -> dict[str, DTypeName]:
 
 
 def _shapes(problem: GemmProblem) -> dict[str, tuple[int, ...]]:
-    """Shapes by name; C has N / 2 columns if the epilogue is gated."""
-    m, columns = problem.m, problem.d_columns
-    shapes = {"a": (m, problem.k), "b": (problem.k, problem.n), "c": (m, columns)}
+    """Shapes by name; C has those of D."""
+    m, columns = problem.d_rows, problem.d_columns
+    shapes = {"a": (problem.m, problem.k), "b": (problem.k, problem.n), "c": (m, columns)}
     kinds: dict[Kind, tuple[int, ...]] = {"row": (m,), "column": (columns,), "matrix": (m, columns)}
     return shapes | {x.name: kinds.get(x.kind, ()) for x in parse(problem.epilogue).operands}
 

@@ -55,8 +55,8 @@ struct WgmmaConsumer {
     for (; index < scheduler.total; index += stride, turn ^= 1) {
       Unit const work = scheduler.work(index);
       int const m = work.m + first_row;
-      int const n_d = column_of_d(work);
-      prefetch(epilogue, work, m, n_d, warpgroup);
+      int const m_d = row_of_d(m), n_d = column_of_d(work);
+      prefetch(epilogue, work, m_d, n_d, warpgroup);
 
       [[maybe_unused]] typename Mainloop::Release const release(pipeline, lane, scheduler.rank);
       if constexpr (Traits::kPingpong) storage.pingpong_order().wait(warpgroup, turn);
@@ -80,7 +80,7 @@ struct WgmmaConsumer {
       if constexpr (Traits::kPingpong) storage.pingpong_order().pass(warpgroup, lane);
       if constexpr (!Config::kPromote) Mainloop::mma_tail(accumulators, release, at, k_tiles);
       if constexpr (Traits::kPingpong) at.advance(scheduler.k_tiles(index + stride / 2));
-      finish(params, shared, scheduler, epilogue, sums, sums_of_tile(total, accumulators), work, m, n_d, warpgroup,
+      finish(params, shared, scheduler, epilogue, sums, sums_of_tile(total, accumulators), work, m_d, n_d, warpgroup,
              index, stride);
     }
     if constexpr (Traits::kOverlapsEpilogue) accumulators.wait();
@@ -150,6 +150,9 @@ struct WgmmaConsumer {
   /// Whether a warpgroup stores D. If several warpgroups sum slices of K, only the first does.
   __device__ static bool stores(int warpgroup) { return Traits::kSlices == 1 || warpgroup == 0; }
 
+  /// The row in D of the sums of row m.
+  __device__ static int row_of_d(int m) { return Config::Epilogue::kGateRows > 0 ? m / 2 : m; }
+
   /// The first column in D of a tile, or of this CTA's share of the tile.
   __device__ static int column_of_d(Unit const& work) {
     int n = work.n / (Config::Epilogue::kGated ? 2 : 1);
@@ -169,7 +172,7 @@ struct WgmmaConsumer {
 
   /// Adds the sums that others have for the tile. Then stores the tile, if this warpgroup is the one that stores it.
   __device__ static void finish(Params const& params, char* shared, Scheduler& scheduler, Epilogue& epilogue,
-                                Sums& sums, Accumulator& accumulators, Unit const& work, int m, int n_d, int warpgroup,
+                                Sums& sums, Accumulator& accumulators, Unit const& work, int m_d, int n_d, int warpgroup,
                                 int index, int stride) {
     if constexpr (Traits::kSharesTiles) {
       int const of_cluster = scheduler.rank * Traits::kTileWarpgroups + (Traits::kPingpong ? 0 : warpgroup);
@@ -191,10 +194,10 @@ struct WgmmaConsumer {
     }
     if constexpr (Traits::kClusterSplits > 1) {
       auto const share = sums.add_up(accumulators, index + stride < scheduler.total);
-      epilogue.template store<Traits::kMode>(share, m, n_d, work.batch_d, row_end, work.batch, 0, whole_tile);
+      epilogue.template store<Traits::kMode>(share, m_d, n_d, work.batch_d, row_end, work.batch, 0, whole_tile);
     } else {
       if (stores(warpgroup))
-        epilogue.template store<Traits::kMode>(accumulators, m, n_d, work.batch_d, row_end, work.batch,
+        epilogue.template store<Traits::kMode>(accumulators, m_d, n_d, work.batch_d, row_end, work.batch,
                                                    place_c(work), whole_tile);
     }
   }

@@ -73,8 +73,10 @@ struct WgmmaTraits {
   /// Columns of D that a CTA stores of each tile.
   static constexpr int kTileColumnsD = Config::kTileN / (Config::Epilogue::kGated ? 2 : 1) / kClusterSplits;
   static_assert(kTileColumnsD % 8 == 0 || kClusterSplits == 1, "CTAs of a cluster store whole fragments");
-  using SubtileC = Subtile<typename Config::C, Config::kMajorC, Config::kSubtileN>;
-  using SubtileD = Subtile<typename Config::D, Config::kMajorD, Config::kSubtileN>;
+  /// Rows of D in a subtile.
+  static constexpr int kSubtileRows = kSubtileM / (Config::Epilogue::kGateRows > 0 ? 2 : 1);
+  using SubtileC = Subtile<typename Config::C, Config::kMajorC, Config::kSubtileN, kSubtileRows>;
+  using SubtileD = Subtile<typename Config::D, Config::kMajorD, Config::kSubtileN, kSubtileRows>;
   using Epilogue = CollectiveEpilogue<typename Config::Epilogue, SubtileC, SubtileD, kBlocks, kTileColumnsD,
                                   Config::kSubtileN, Config::kBuffersC, Config::kBuffersD>;
 
