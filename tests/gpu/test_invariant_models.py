@@ -22,7 +22,7 @@ TOKENS, CAPACITY = 24, 32
 BATCHES = (2, 48)
 
 
-@pytest.fixture(scope="module", params=["Llama", "Qwen3-MoE eager", "Qwen3-MoE grouped_mm"])
+@pytest.fixture(scope="module", params=["Llama", "Qwen3-MoE eager", "Qwen3-MoE grouped_mm", "Qwen3-MoE gemmill"])
 def model(request: pytest.FixtureRequest) -> Any:
     name, _, experts = request.param.partition(" ")
     return built(name, experts=experts or "eager")

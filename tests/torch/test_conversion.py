@@ -98,7 +98,7 @@ def test_layers_with_more_than_weight_and_bias_stay_and_are_named(kind: str) -> 
     model, warning = converted(model)
     assert model[0] is layer
     assert isinstance(model[1], gemmill.torch.Linear)
-    assert "unchanged, because more than their weight and bias may decide what they compute: '0' (" in warning
+    assert "unchanged, because their new form may not compute the same: '0' (" in warning
     assert reason in warning
     assert "'1'" not in warning
     assert torch.equal(model[0](x), wanted)

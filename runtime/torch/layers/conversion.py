@@ -10,7 +10,9 @@ from fnmatch import fnmatchcase
 import torch
 
 from gemmill.library.errors import OperandError
+from gemmill.runtime.torch.layers import transformers_experts
 from gemmill.runtime.torch.layers.checkpoints import read
+from gemmill.runtime.torch.layers.experts import EXPERT_FORMATS, Experts
 from gemmill.runtime.torch.layers.linear import Linear, format_named
 
 
@@ -21,11 +23,13 @@ def convert(
     skip: Iterable[str] = (),
     inplace: bool = True,
 ) -> torch.nn.Module:
-    """Replace the linear layers of a model by :class:`Linear`.
+    """Replace the linear layers of a model by :class:`Linear`, and the experts of transformers' models by
+    :class:`Experts`.
 
-    ``convert`` quantises each ``torch.nn.Linear`` to ``weights``. It leaves a layer unchanged if more than its weight
-    and bias may decide what it computes, and names it in a warning: a subclass, a layer with hooks, a replaced
-    ``forward``, or further parameters, buffers or children. Other attributes move to the new layer. Layers that a
+    ``convert`` quantises each ``torch.nn.Linear``, and all experts, to ``weights``. It leaves a layer unchanged if more
+    than its weight and bias may decide what it computes, and names it in a warning: a subclass, a layer with hooks, a
+    replaced ``forward``, or further parameters, buffers or children; experts also if they do not have the format, or
+    their activation is not known. Other attributes of linear layers move to the new layer; routers stay. Layers that a
     checkpoint already holds quantised keep their values, in these schemes:
 
     * e4m3 ``weight``, with ``weight_scale`` or ``weight_scale_inv`` of one value, of rows, or of 128 x 128 blocks
@@ -34,8 +38,8 @@ def convert(
 
     Args:
         model: the model whose layers are replaced.
-        weights: the format, as for :class:`Linear`. None converts only layers that are already quantised. Default:
-            ``e4m3_rows``.
+        weights: the format, as for :class:`Linear`; experts have ``bf16``, ``f16`` and ``e4m3_blocks``. None converts
+            only layers that are already quantised. Default: ``e4m3_rows``.
         skip: names of layers to leave unchanged, as in ``model.named_modules()``, with the wildcards ``*`` and ``?``:
             ``("lm_head", "*.gate")``.
         inplace: True (default) changes ``model``. False changes a copy.
@@ -60,11 +64,11 @@ def convert(
         if not fitting:
             raise OperandError(f"{pattern!r} in skip matches no module; print(model) shows the names of its modules")
         skipped |= fitting
-    replacements: dict[torch.nn.Module, Linear] = {}
+    replacements: dict[torch.nn.Module, Linear | Experts] = {}
     unchanged: dict[str, list[str]] = {}
     adapters = {} if weights is None else _adapters(model)
     for module, aliases in names.items():  # read all layers before replacing any, so that an error changes nothing
-        if module in skipped or isinstance(module, Linear):
+        if module in skipped or isinstance(module, Linear | Experts):
             continue
         converted = adapters.get(module) or _converted(aliases[0], module, weights)
         if isinstance(converted, str):
@@ -92,8 +96,10 @@ def _leave_fused_encoders(model: torch.nn.Module) -> None:
             module.use_nested_tensor, module.activation_relu_or_gelu = False, 0
 
 
-def _converted(name: str, module: torch.nn.Module, weights: str | None) -> Linear | str | None:
-    """The new layer, why a linear layer is left unchanged, or None if the module is not to be converted."""
+def _converted(name: str, module: torch.nn.Module, weights: str | None) -> Linear | Experts | str | None:
+    """The new layer, why a layer is left unchanged, or None if the module is not to be converted."""
+    if weights is not None and transformers_experts.is_experts(module):
+        return _experts(module, weights)
     quantised = read(f"layer {name!r}" if name else "the model", module)
     if quantised is not None:
         (stored, form), bias = quantised, getattr(module, "bias", None)
@@ -114,6 +120,20 @@ def _converted(name: str, module: torch.nn.Module, weights: str | None) -> Linea
             return f"its own {attribute}"
     layer.__dict__.update(attributes)
     return layer
+
+
+def _experts(module: torch.nn.Module, weights: str) -> Experts | str:
+    """The new experts, or why they are left unchanged."""
+    if weights not in EXPERT_FORMATS:
+        return f"experts, which have no format {weights}, only {', '.join(EXPERT_FORMATS)}"
+    if reason := _hooks(module) or transformers_experts.fault_of(module):
+        return reason
+    if "forward" in vars(module) or not hasattr(type(module).forward, "__wrapped__"):  # that of transformers' decorator
+        return "its own forward"
+    try:
+        return transformers_experts.converted(module, weights)
+    except OperandError as error:
+        return str(error)
 
 
 _ATTRIBUTES = frozenset(vars(torch.nn.Linear(1, 1, device="meta")))
@@ -155,8 +175,8 @@ def _unchanged_text(unchanged: Mapping[str, list[str]]) -> str:
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         parts.append(f"{named}{more} ({reason})")
     return (
-        "convert left these linear layers unchanged, because more than their weight and bias may decide what they "
-        f"compute: {'; '.join(parts)}. Pass their names in skip to avoid this warning"
+        "convert left these layers unchanged, because their new form may not compute the same: "
+        f"{'; '.join(parts)}. Pass their names in skip to avoid this warning"
     )
 
 

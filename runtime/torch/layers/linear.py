@@ -10,7 +10,7 @@ import torch
 from gemmill.library.bits import ANY
 from gemmill.library.errors import OperandError
 from gemmill.library.wording import one_of, suggest
-from gemmill.runtime.torch.layers.weight_formats import FORMATS, Format, Stored
+from gemmill.runtime.torch.layers.weight_formats import FORMATS, Format, Stored, keeping_dtypes
 from gemmill.runtime.torch.layers.wide_weight import WideWeight
 from gemmill.runtime.torch.takeover.blocks import ENABLED
 
@@ -248,16 +248,9 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
         if form.wide is not None:
             stored = self.stored_weight
             self.wide_dtype = fn(stored.new_empty(0, dtype=self.wide_dtype)).dtype
-        if not form.keeps_dtype:
-            return super()._apply(fn, recurse)
-        kept = (stored, self.weight_scale)
-
-        def moved(x: torch.Tensor) -> Any:
-            if not any(x is y for y in kept):
-                return fn(x)
-            return fn(x.view(torch.uint8)).view(x.dtype)  # Module.to converts only floating-point dtypes
-
-        return super()._apply(moved, recurse)
+        if form.keeps_dtype:
+            fn = keeping_dtypes(fn, (stored, self.weight_scale))
+        return super()._apply(fn, recurse)
 
     def extra_repr(self) -> str:
         """The arguments that ``print(layer)`` shows."""

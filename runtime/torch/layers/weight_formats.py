@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -112,6 +112,17 @@ def u4_stored(values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> 
     values = values.to(torch.uint8)
     packed = values[:, 0::2] | values[:, 1::2] << 4
     return {"weight": packed.contiguous(), "weight_scale": scale.mT.contiguous(), "weight_zero": zero.mT.contiguous()}
+
+
+def keeping_dtypes(fn: Callable[..., Any], kept: Collection[torch.Tensor]) -> Callable[..., Any]:
+    """Return ``fn``, with which ``Module`` moves or converts its tensors, so that it keeps the dtype of some."""
+
+    def moved(x: torch.Tensor) -> Any:
+        if not any(x is y for y in kept):
+            return fn(x)
+        return fn(x.view(torch.uint8)).view(x.dtype)  # Module.to converts only floating-point dtypes
+
+    return moved
 
 
 def quantised_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

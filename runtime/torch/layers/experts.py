@@ -1,0 +1,211 @@
+"""``gemmill.torch.Experts``, the experts of a mixture as one layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+from gemmill.library.bits import ANY
+from gemmill.library.errors import OperandError
+from gemmill.library.wording import one_of, suggest
+from gemmill.runtime.api.moe import interleaved
+from gemmill.runtime.operands.epilogue_arguments import check_names, read_epilogue
+from gemmill.runtime.operands.matrices import SCALE_BLOCK
+from gemmill.runtime.torch.experts import moe
+from gemmill.runtime.torch.layers.linear import ACTIVATIONS
+from gemmill.runtime.torch.layers.weight_formats import FORMATS, Stored, keeping_dtypes, quantised_blocks
+from gemmill.runtime.torch.takeover.blocks import ENABLED
+
+EXPERT_FORMATS = ("bf16", "f16", "e4m3_blocks")
+"""The formats of :data:`FORMATS` that experts can have."""
+BIASES = ("gate_bias", "up_bias", "b2")
+"""Biases of the first product, in two halves, and of the second."""
+
+_WIDE = torch.bfloat16, torch.float16
+
+
+class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed where mypy runs
+    """The experts of a mixture: ``forward(x, topk_ids, topk_weights)`` is :func:`gemmill.torch.moe`.
+
+    Args:
+        experts: the number of experts.
+        hidden: H, the length of a token.
+        inner: F, the length of a row between the two products.
+        bias: whether both products have biases. Default: False.
+        weights: the format of the weights: ``bf16`` (default), ``f16`` or ``e4m3_blocks`` (a scale for each 128 x 128
+            block; F must be a multiple of 128).
+        activation: the name of a function such as ``silu`` (default), which means ``silu(gate) * up``; or an expression
+            of ``gate`` and ``up``, such as ``(clamp(up, -7, 7) + 1) * min(gate, 7) * sigmoid(1.702 * min(gate, 7))``.
+            Biases are already added to both.
+        device: the device of the layer's tensors.
+        dtype: dtype of biases, and of weights before they are quantised. Default: bf16.
+
+    The layer has these parameters:
+
+    * ``w1``: (experts, 2 F, H): 8 rows of the gate alternate with 8 of up (:func:`gemmill.interleaved`).
+    * ``w2``: (experts, H, F).
+    * ``w1_scale``, ``w2_scale``: float32 (experts, 2 F / 128, H / 128) and (experts, H / 128, F / 128), rounded up, for
+      ``e4m3_blocks`` only.
+    * ``gate_bias``, ``up_bias``: (experts, F), and ``b2``: (experts, H), or None.
+
+    Only bf16 and f16 weights can be trained. ``Module.to(dtype)`` does not convert e4m3 weights and their scales.
+
+    Raises:
+        OperandError: ``weights`` or ``activation`` is not supported, or F does not fit the format.
+    """
+
+    def __init__(
+        self,
+        experts: int,
+        hidden: int,
+        inner: int,
+        bias: bool = False,
+        *,
+        weights: str = "bf16",
+        activation: str = "silu",
+        device: Any = None,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        super().__init__()
+        gate_up = torch.empty(experts, 2 * inner, hidden, device=device, dtype=dtype)
+        down = torch.empty(experts, hidden, inner, device=device, dtype=dtype)
+        for weight in () if down.is_meta else (gate_up, down):
+            torch.nn.init.uniform_(weight, -(weight.shape[2] ** -0.5), weight.shape[2] ** -0.5)
+        biases = {}
+        if bias:
+            biases = {name: down.new_zeros(experts, inner) for name in ("gate_bias", "up_bias")}
+            biases["b2"] = down.new_zeros(experts, hidden)
+        held = {**stored("w1", gate_up, weights), **stored("w2", down, weights), **biases}
+        self._hold(held, weights, activation, {*held} if FORMATS[weights].wide is None else set())
+
+    @classmethod
+    def of(
+        cls, gate_up: torch.Tensor, down: torch.Tensor, biases: Stored, weights: str = "bf16", activation: str = "silu"
+    ) -> Experts:
+        """Make a layer from the weights of a model. Its parameters require gradients where the format allows it and
+        these tensors do.
+
+        Args:
+            gate_up: (experts, 2 F, H), the gate's rows before those of up.
+            down: (experts, H, F).
+            biases: ``gate_bias``, ``up_bias`` and ``b2``, or nothing.
+            weights: the format, as for :class:`Experts`. Biases of 32 bits become bf16.
+            activation: as for :class:`Experts`.
+
+        Raises:
+            OperandError: as for :class:`Experts`.
+        """
+        layer = cls.__new__(cls)
+        torch.nn.Module.__init__(layer)
+        given = {"w1": gate_up, "w2": down, **biases}
+        with torch.no_grad():
+            held = {**stored("w1", interleaved(gate_up), weights), **stored("w2", down, weights)}
+            held |= {name: x if x.dtype in _WIDE else x.to(torch.bfloat16) for name, x in biases.items()}
+        trained = {name for name, x in given.items() if x.requires_grad} if FORMATS[weights].wide is None else set()
+        layer._hold(held, weights, activation, trained)
+        return layer
+
+    def _hold(self, held: Stored, form: str, activation: str, trained: Collection[str]) -> None:
+        self.weights, self.activation = form, activation
+        self._epilogue = epilogue_of(activation, "gate8", "up8", "b2" in held)
+        for name in (*held, *(name for name in BIASES if name not in held)):
+            x = held.get(name)
+            parameter = None if x is None else torch.nn.Parameter(x.detach(), requires_grad=name in trained)
+            self.register_parameter(name, parameter)
+
+    def forward(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor | None = None) -> Any:
+        """Compute (..., H) from ``x`` (..., H), in the dtype of ``x``.
+
+        Args:
+            x: tokens.
+            topk_ids: the experts of each token, (..., slots), int32 or int64. A slot with another id is skipped.
+            topk_weights: the weight of each slot, (..., slots). None: 1.
+        """
+        keywords: dict[str, Any] = {} if self.b2 is None else {name: getattr(self, name) for name in BIASES}
+        rows = x.reshape(-1, x.shape[-1])
+        if FORMATS[self.weights].wide is None:
+            rows = rows.to(self.w1.dtype)
+        else:
+            rows, keywords["x_scale"] = quantised_blocks(rows)
+            keywords |= {"w1_scale": self.w1_scale, "w2_scale": self.w2_scale}
+        d = run(
+            rows, self.w1, self.w2, topk_ids, topk_weights, activation=self._epilogue, out_dtype=x.dtype, **keywords
+        )
+        return d.reshape(x.shape)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
+        """Move all tensors, but convert the dtype of only those that follow the model's dtype."""
+        if FORMATS[self.weights].keeps_dtype:
+            fn = keeping_dtypes(fn, (self.w1, self.w2, self.w1_scale, self.w2_scale))
+        return super()._apply(fn, recurse)
+
+    def extra_repr(self) -> str:
+        """The arguments that ``print(layer)`` shows."""
+        experts, hidden, inner = self.w2.shape
+        text = f"experts={experts}, hidden={hidden}, inner={inner}, bias={self.b2 is not None}"
+        return f"{text}, weights={self.weights}, activation={self.activation}"
+
+
+def stored(name: str, weight: torch.Tensor, form: str) -> Stored:
+    """Store weights (experts, N, K) in a format: the tensor ``name``, and its scales.
+
+    Raises:
+        OperandError: experts do not have the format, or the extents do not fit it.
+    """
+    if form not in EXPERT_FORMATS:
+        raise OperandError(
+            f"weights is {form!r}; for experts it must be {one_of(EXPERT_FORMATS)}{suggest(form, EXPERT_FORMATS)}"
+        )
+    row = FORMATS[form]
+    if row.wide is None:
+        return {name: row.stored(weight, weight.dtype)["weight"].contiguous()}
+    if name == "w2" and weight.shape[2] % SCALE_BLOCK:
+        raise OperandError(
+            f"F is {weight.shape[2]}; for {form} it must be a multiple of {SCALE_BLOCK}: use another format, or pad "
+            "weights with zeros"
+        )
+    of_experts = [row.stored(expert, weight.dtype) for expert in weight]
+    return {key.replace("weight", name): torch.stack([x[key] for x in of_experts]) for key in of_experts[0]}
+
+
+def epilogue_of(activation: str, gate: str, up: str, has_bias: bool) -> str:
+    """Return the epilogue of the first product.
+
+    Args:
+        activation: as for :class:`Experts`.
+        gate: the name of the gate's sums in epilogues, which says how weights are ordered.
+        up: the name of the other sums.
+        has_bias: whether ``gate_bias`` and ``up_bias`` are added first.
+
+    Raises:
+        OperandError: it is neither the name of a function of one number nor an expression of ``gate`` and ``up``.
+    """
+    if activation.isidentifier():
+        if activation not in ACTIVATIONS:
+            raise OperandError(
+                f"activation is {activation!r}; it must be {one_of(ACTIVATIONS)}{suggest(activation, ACTIVATIONS)}, or "
+                "an expression of gate and up"
+            )
+        activation = f"{activation}(gate) * up"
+    values = {"gate": "g", "up": "u"} if has_bias else {"gate": gate, "up": up}
+    text = f"d = {re.sub(r'[a-z_0-9]+', lambda word: values.get(word[0], word[0]), activation)}"
+    if has_bias:
+        text = f"g = {gate} + gate_bias[n]; u = {up} + up_bias[n]; {text}"
+    check_names(read_epilogue(text), dict.fromkeys(BIASES[:2], 0.0) if has_bias else {})
+    return text
+
+
+def run(
+    x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor | None,
+    **keywords: Any,
+) -> torch.Tensor:  # fmt: skip
+    """Run a layer with the ``bits`` of the enclosing ``enabled``."""
+    ids = topk_ids.reshape(-1, topk_ids.shape[-1]).contiguous()
+    if topk_weights is not None:
+        topk_weights = topk_weights.reshape(ids.shape)
+    if ENABLED.bits != ANY:
+        keywords["bits"] = ENABLED.bits
+    return moe(x, w1, w2, ids, topk_weights, **keywords)

@@ -1,0 +1,194 @@
+"""Modules of experts as transformers has them: what they compute, the layer that replaces them, and the function by
+which they call gemmill themselves (``experts_implementation="gemmill"``).
+
+These modules hold 3-D parameters ``gate_up_proj`` and ``down_proj``, and flags of transformers'
+``use_experts_implementation`` that say how: ``is_transposed``, ``is_concatenated``, ``has_bias``, ``has_gate``. Their
+method ``_apply_gate`` is the activation.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from gemmill.library.epilogues.evaluation import values
+from gemmill.library.errors import OperandError
+from gemmill.runtime.api.moe import interleaved
+from gemmill.runtime.operands.epilogue_arguments import read_epilogue
+from gemmill.runtime.torch.gradients.epilogue_rule import ARRAYS
+from gemmill.runtime.torch.layers.experts import Experts, epilogue_of, run
+from gemmill.runtime.torch.layers.linear import ACTIVATIONS
+
+_FLAGS = ("is_transposed", "is_concatenated", "has_bias", "has_gate")
+_WEIGHTS = ("gate_up_proj", "down_proj")
+_BIASES = ("gate_up_proj_bias", "down_proj_bias")
+_MODULE = "transformers.integrations.moe"
+
+
+def is_experts(module: torch.nn.Module) -> bool:
+    """Whether a module holds the weights of experts as transformers does."""
+    weights = [module._parameters.get(name) for name in _WEIGHTS]
+    return all(x is not None and x.dim() == 3 for x in weights)
+
+
+def fault_of(module: torch.nn.Module) -> str:
+    """Why gemmill does not run a module of experts; empty if it does."""
+    if missing := [name for name in _FLAGS if not hasattr(module, name)]:
+        return f"experts without {', '.join(missing)}"
+    if not module.has_gate or getattr(module, "has_post_expert_norm", False):
+        return "experts without a gate" if not module.has_gate else "experts with a norm"
+    own = {*_WEIGHTS, *(_BIASES if module.has_bias else ())}
+    kinds = {"parameter": module._parameters.keys() - own, "buffer": module._buffers.keys()}
+    kinds["tensor of a child"] = {name for name, child in module.named_children() if [*child.state_dict()]}
+    if more := [f"{kind} {name}" for kind, names in kinds.items() for name in sorted(names)]:
+        return f"experts with {' and '.join(more)}"
+    narrow = {x.dtype for name in _WEIGHTS if (x := module._parameters[name]).dtype.itemsize == 1}
+    if narrow:
+        return f"experts of {' and '.join(sorted(map(str, narrow)))}"
+    return (
+        ""
+        if expression_of(module)
+        else f"experts with an activation, {type(module).__name__}._apply_gate, that is not known"
+    )
+
+
+def converted(module: torch.nn.Module, weights: str) -> Experts:
+    """The layer that replaces a module of experts, with its weights in a format."""
+    gate_up, down = (getattr(module, name) for name in _WEIGHTS)
+    if module.is_transposed:
+        gate_up, down = gate_up.mT, down.mT
+    biases = {}
+    if module.has_bias:
+        biases = dict(zip(("gate_bias", "up_bias"), _halves(module.gate_up_proj_bias, module), strict=True))
+        biases["b2"] = module.down_proj_bias
+    activation = expression_of(module)
+    assert activation is not None
+    if not module.is_concatenated:
+        gate_up = torch.cat(_halves(gate_up, module), 1)
+    return Experts.of(gate_up, down, biases, weights, activation)
+
+
+def _halves(x: torch.Tensor, module: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gate's part of a tensor (experts, 2 F, ...), and that of up."""
+    if module.is_concatenated:
+        gate, up = x.chunk(2, dim=1)
+        return gate, up
+    return x[:, ::2], x[:, 1::2]
+
+
+def forward(
+    module: torch.nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """Run a module of experts, as transformers' ``experts_implementation`` calls functions.
+
+    Raises:
+        OperandError: gemmill does not support the module.
+    """
+    epilogue = _epilogue(module)
+    gate_up, down = module.gate_up_proj, module.down_proj
+    if module.is_transposed:
+        gate_up, down = gate_up.mT, down.mT
+    if module.is_concatenated:
+        gate_up = interleaved(gate_up)
+    biases = {}
+    if module.has_bias:
+        gate, up = _halves(module.gate_up_proj_bias, module)
+        biases = {"gate_bias": gate.contiguous(), "up_bias": up.contiguous(), "b2": module.down_proj_bias}
+    x, dtype = hidden_states.to(gate_up.dtype), hidden_states.dtype
+    return run(x, gate_up, down, top_k_index, top_k_weights, activation=epilogue, out_dtype=dtype, **biases)
+
+
+_KNOWN: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
+"""The epilogues of modules that have run."""
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _epilogue(module: torch.nn.Module) -> str:
+    """The epilogue of a module's first product."""
+    if module not in _KNOWN:
+        if fault := fault_of(module):
+            raise OperandError(
+                f"the model has {fault}, which gemmill does not run: choose another experts_implementation"
+            )
+        names = ("gate8", "up8") if module.is_concatenated else ("gate", "up")
+        _KNOWN[module] = epilogue_of(expression_of(module) or "", *names, module.has_bias)
+    return _KNOWN[module]
+
+
+def expression_of(module: torch.nn.Module) -> str | None:
+    """The activation of a module of experts as an expression of ``gate`` and ``up``: the first of those that models
+    have that gives what ``_apply_gate`` gives, on values from -12 to 12. None if there is none."""
+    points = torch.linspace(-12, 12, 49, dtype=torch.float64)
+    gate, up = (x.flatten() for x in torch.meshgrid(points, points, indexing="ij"))
+    halves = (gate, up)
+    sums = torch.cat(halves) if module.is_concatenated else torch.stack(halves, -1).flatten()
+    try:
+        with torch.no_grad():
+            wanted = module._apply_gate(sums[None])[0]
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):  # it takes other shapes
+        return None
+    for text in _candidates(module):
+        given = values(read_epilogue(f"d = {text}"), {"gate": gate, "up": up}, ARRAYS, gate.new_tensor)["d"]
+        if wanted.shape == given.shape and torch.allclose(wanted.double(), given, rtol=1e-6, atol=1e-6):
+            return text
+    return None
+
+
+def _candidates(module: torch.nn.Module) -> Iterator[str]:
+    """Activations of models, with the numbers that a module holds."""
+    numbers = {name: x for name, x in vars(module).items() if isinstance(x, int | float) and not isinstance(x, bool)}
+    alpha, limit = (
+        next((x for name, x in numbers.items() if name.endswith(word)), None) for word in ("alpha", "limit")
+    )
+    for name in ACTIVATIONS:
+        yield f"{name}(gate) * up"
+    if limit is None:
+        return
+    gate, up = f"min(gate, {limit})", f"clamp(up, -{limit}, {limit})"
+    for name in ACTIVATIONS:
+        yield f"{name}({gate}) * {up}"
+        yield f"min({name}(gate), {limit}) * {up}"
+    if alpha is not None:
+        yield f"({up} + 1) * {gate} * sigmoid({alpha} * {gate})"
+
+
+def register() -> None:
+    """Give transformers the implementation ``gemmill`` of experts, as soon as a program has imported them."""
+    if _MODULE in sys.modules:
+        _register_in(sys.modules[_MODULE])
+    else:
+        sys.meta_path.insert(0, _Finder())
+
+
+def _register_in(module: ModuleType) -> None:
+    module.ALL_EXPERTS_FUNCTIONS.register("gemmill", forward)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds nothing itself; registers when transformers' module of experts has run."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """The spec that other finders give, whose loader also registers."""
+        del path, target
+        if fullname != _MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            _register_in(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
