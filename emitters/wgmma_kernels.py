@@ -148,7 +148,7 @@ def _group_box(plan: WgmmaPlan, operand: Literal["scale", "zero"], offset: int) 
     """The TMA box of scales or zero points of a narrow A, (K / group, M): the groups of a stage, the rows of a tile."""
     return TmaBox(
         operand=operand,
-        dtype=plan.config.b.dtype,
+        dtype=plan.group_scale_dtype,
         contiguous="m",
         strided="k",
         box=(plan.config.tile.m, plan.groups),

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from gemmill.library.wording import suggest
 
-DTypeName = Literal["bf16", "f16", "f32", "tf32", "f64", "e4m3", "e5m2", "s8", "u8", "s32", "s4", "u4", "ue8m0"]
+DTypeName = Literal["bf16", "f16", "f32", "tf32", "f64", "e4m3", "e5m2", "s8", "u8", "s32", "s4", "u4", "ue8m0", "e2m1"]
 """The names in :data:`DTYPES`, as a type for pydantic and the JSON Schema."""
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 """Largest finite float32."""
@@ -287,6 +287,21 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
                 largest=15.0,
                 least_exponent=0,
                 names="uint4 4u u4_r",
+                stored_as="u8",
+            ),
+            # Two per byte, in the order of fragments (emitters/include/gemmill/mma/upconvert.cuh).
+            DType(
+                "e2m1",
+                4,
+                cpp="gemmill::e2m1",
+                tma="UINT8",
+                dlpack=(17, 4),
+                torch="uint8",
+                typestr=None,
+                epsilon=2.0**-1,
+                largest=6.0,
+                least_exponent=0,
+                names="fp4 e2m1fn f4e2m1fn fe2m1 float4_e2m1 float4_e2m1fn float4_e2m1fn_x2 4f_e2m1",
                 stored_as="u8",
             ),
         )

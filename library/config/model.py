@@ -21,7 +21,9 @@ InputName = Literal["a", "b"]
 OutputName = Literal["c", "d"]
 MajorAB = Literal["k", "mn", "any"]
 MajorCD = Literal["n", "m", "any"]
-ScaleName = Literal["none", "1x128", "128x128", "1x128e8", "128x128e8", "1x32", "1x64", "1x32z", "1x64z", "1x128z"]
+ScaleName = Literal[
+    "none", "1x128", "128x128", "1x128e8", "128x128e8", "1x32", "1x64", "1x32z", "1x64z", "1x128z", "1x32e8"
+]
 ScheduleName = Literal["cooperative", "pingpong", "multistage", "simt", "gemv"]
 RasterName = Literal["m", "n"]
 DecompositionName = Literal["tiles", "splitk", "stream", "cluster", "serial", "tree"]

@@ -14,8 +14,10 @@ BLOCK_SCALES: Mapping[DTypeName, tuple[ScaleName, ScaleName]] = MappingProxyType
 )
 """Block scales of A and of B by their type. Kernel sets declare the first pair."""
 
+MX_SCALE: ScaleName = "1x32e8"
+"""Scales of e2m1 weights, which are ue8m0 (OCP Microscaling Formats, "MXFP4")."""
 _DTYPES: Mapping[str, DTypeName] = MappingProxyType(
-    {word: dtype for dtype, words in BLOCK_SCALES.items() for word in words}
+    {**{word: dtype for dtype, words in BLOCK_SCALES.items() for word in words}, MX_SCALE: "ue8m0"}
 )
 
 
@@ -25,8 +27,9 @@ def scale_block(scale: str) -> tuple[int, int]:
     return int(across), int(along_k)
 
 
-def block_dtype(scale: str) -> DTypeName | None:
-    """The type of block scales; None for other scales."""
+def scale_dtype(scale: str) -> DTypeName | None:
+    """The type of scales that their name determines; None for group scales, which have the type of the wider
+    operand."""
     return _DTYPES.get(scale)
 
 

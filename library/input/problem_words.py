@@ -15,7 +15,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 
 from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, RowsName, ScaleName
+from gemmill.library.config.scales import MX_SCALE
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output, find_dtype, unknown
+from gemmill.library.e2m1 import MX_BLOCK
 from gemmill.library.epilogues.misspelt import check_names
 from gemmill.library.epilogues.parse import LINEAR, is_gated, pairs_rows, parse, spelling
 from gemmill.library.errors import ExpressionError, KeywordError, ProblemError
@@ -85,6 +87,8 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         raise ProblemError(
             f"c_major is {words['c_major']!r}, but there is no C; pass the type of C as c, or omit c_major"
         )
+    if "e2m1" in (fields["a_dtype"], fields["b_dtype"]) and fields["k"] % MX_BLOCK:
+        raise ProblemError(f"k is {fields['k']}; with e2m1 it must be a multiple of {MX_BLOCK}")
     for name, usual_align in aligns(fields).items():
         fields[name] = _align(name, words.get(name, usual_align))
     check_expected_rows(fields["expected_rows"], fields["batching"], fields["m"])
@@ -307,8 +311,8 @@ _USUAL: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType(
         "b_major": lambda _: "k",
         "d_major": lambda _: "n",
         "c_major": lambda fields: fields["d_major"] if fields["c_dtype"] else None,
-        "a_scale": lambda _: "none",
-        "b_scale": lambda _: "none",
+        "a_scale": lambda fields: MX_SCALE if fields["a_dtype"] == "e2m1" else "none",
+        "b_scale": lambda fields: MX_SCALE if fields["b_dtype"] == "e2m1" else "none",
         "promote": lambda fields: 0 if "none" in (fields["a_scale"], fields["b_scale"]) else 4,
         "epilogue": lambda _: LINEAR,
         "expected_rows": lambda _: None,

@@ -14,13 +14,14 @@ from types import MappingProxyType
 from typing import Any
 
 from gemmill.library.config.model import BatchingName
-from gemmill.library.config.scales import block_dtype, scale_block
+from gemmill.library.config.scales import scale_block, scale_dtype
 from gemmill.library.dtypes import DTYPES, FP8, INT8
 from gemmill.library.epilogues.parse import LINEAR, parse
 from gemmill.library.epilogues.tree import BLOCK, Assignment, Operand
 from gemmill.library.errors import DeviceError
 from gemmill.library.extras import install_torch
 from gemmill.library.input.group_sizes import sizes_of
+from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.runtime.operands.gemm import FOUND_BY
 
@@ -134,10 +135,11 @@ def matrix(
 
 def fill_random(tensor: Any, dtype: str, generator: Any) -> None:
     """Fill with standard normal floats, or with uniform integers: 8 bits, or 21 of 32 bits to avoid overflows of sums.
+    Floats of 4 bits are uniform too.
 
     Zeros and small integers would draw less power and run faster than real data.
     """
-    if not DTYPES[dtype].is_integer:
+    if not DTYPES[dtype].is_integer and DTYPES[dtype].bits >= 8:
         # torch has no random fp8; fp8 formats keep their relative precision from 2^-6 to at least 448.
         fp8 = DTYPES[dtype].bits == 8
         drawn = torch().empty_like(tensor, dtype=torch().float32) if fp8 else tensor
@@ -164,6 +166,13 @@ def poison(tensor: Any) -> None:
 def random_scales(shape: tuple[int, ...], generator: Any, device: Any) -> Any:
     """Random block scales from 1/2 to 2."""
     return torch().empty(shape, dtype=torch().float32, device=device).uniform_(-1, 1, generator=generator).exp2_()
+
+
+def random_powers(shape: tuple[int, ...], generator: Any, device: Any) -> Any:
+    """Random powers of two from 1/8 to 1, as scales of e2m1 numbers from -6 to 6."""
+    return (
+        torch().empty(shape, dtype=torch().float32, device=device).uniform_(-3, 0, generator=generator).round_().exp2_()
+    )
 
 
 def random_zeros(shape: tuple[int, ...], generator: Any, device: Any) -> Any:
@@ -210,7 +219,7 @@ def set_bytes(problem: GemmProblem, sizes: Sequence[int] = ()) -> int:
     bits += matrices["b"] * k * n * DTYPES[problem.b_dtype].bits * filled
     bits += sum(matrices["d"] * problem.d_rows * problem.d_columns * DTYPES[dtype].bits * rows for dtype in outputs)
     scaled = [
-        (o, block_dtype(scale)) for o, scale in (("a", problem.a_scale), ("b", problem.b_scale)) if scale != "none"
+        (o, scale_dtype(scale)) for o, scale in (("a", problem.a_scale), ("b", problem.b_scale)) if scale != "none"
     ]
     scales = sum(DTYPES[dtype or "f32"].bytes * math.prod(scale_shape(problem, operand)) for operand, dtype in scaled)
     return int(bits) // 8 + argument_bytes(problem) + scales
@@ -282,7 +291,7 @@ def _matrix(problem: GemmProblem, operand: str, device: Any) -> Any:
 
 def _block_scales(problem: GemmProblem, operand: str, draw: Callable[..., Any], generator: Any, device: Any) -> Any:
     shape = scale_shape(problem, operand)
-    dtype = torch_dtype(block_dtype(getattr(problem, f"{operand}_scale")) or "f32")
+    dtype = torch_dtype(scale_dtype(getattr(problem, f"{operand}_scale")) or "f32")
     if operand == "b":
         return draw(shape, generator, device).to(dtype)
     # Contiguous along M, as cuBLAS and DeepGEMM require: a stage then reads whole sectors.
@@ -291,9 +300,11 @@ def _block_scales(problem: GemmProblem, operand: str, draw: Callable[..., Any], 
 
 def _group_scales(problem: GemmProblem, operand: str, draw: Callable[..., Any], generator: Any, device: Any) -> Any:
     """Scales or zero points of the groups of elements of narrow A."""
-    shape = scale_shape(problem, operand)
-    stored = draw((*shape[:-2], shape[-1], shape[-2]), generator, device)
-    return stored.to(torch_dtype(problem.b_dtype)).mT
+    (*batch, rows, groups), dtype = scale_shape(problem, operand), problem.b_dtype
+    if problem.a_dtype == "e2m1":
+        draw, dtype = random_powers, "ue8m0"
+    stored = matrix(groups, rows, math.prod(batch), True, dtype, device, TMA_ALIGN)
+    return stored.copy_(draw(tuple(stored.shape), generator, device)).mT
 
 
 def _table(problem: GemmProblem, matrices: Sequence[Any], sizes: Sequence[int], device: Any) -> dict[str, Any]:

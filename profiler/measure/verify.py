@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gemmill.library import e2m1
 from gemmill.library.config.scales import scale_block
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.evaluation import Bounded
@@ -174,7 +175,10 @@ def _stored(bounded: Bounded, dtype: str) -> tuple[Any, Any]:
 def upconverted(problem: GemmProblem, operands: OperandSet) -> Any:
     """Narrow A upconverted to B's dtype as in kernels: (q - zero) * scale, rounded after each operation."""
     narrow, wide = problem.a_dtype, torch_dtype(problem.b_dtype)
-    if DTYPES[narrow].bits == 4:
+    if narrow == "e2m1":
+        codes = e2m1.from_fragment_order(operands.a.int(), torch()).long()
+        values = torch().tensor(e2m1.VALUES, dtype=wide, device=codes.device)[codes]
+    elif DTYPES[narrow].bits == 4:
         nibbles = torch().stack((operands.a & 15, operands.a >> 4 & 15), dim=-1).flatten(-2)[..., : problem.k].int()
         values = (nibbles - 16 * (nibbles > 7) if narrow == "s4" else nibbles).to(wide)
     else:
@@ -188,7 +192,7 @@ def upconverted(problem: GemmProblem, operands: OperandSet) -> Any:
 
     if operands.a_zero is not None:
         values = values - spread(operands.a_zero)
-    return values * spread(operands.a_scale)
+    return values * spread(operands.a_scale.to(wide))
 
 
 def summation_loss(problem: GemmProblem) -> float:

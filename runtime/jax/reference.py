@@ -13,6 +13,7 @@ import jax.scipy.special
 import numpy as np
 import scipy.special
 
+from gemmill.library import e2m1
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.evaluation import reduced, values
 from gemmill.library.epilogues.function_table import Arrays
@@ -139,7 +140,10 @@ def _groups_of_rows(call: GemmCall, arrays: Mapping[str, Any], xp: Any) -> Any:
 def _upconverted(narrow: Any, held: DTypeName, k: int, dtype: Any, scale: Any, zero: Any, *, xp: Any) -> Any:
     """``(narrow - zero) * scale`` of groups along K, rounded after each step. A byte of the narrow (..., K, N) holds
     two 4-bit elements along K."""
-    if DTYPES[held].bits == 4:
+    if held == "e2m1":
+        codes = e2m1.from_fragment_order(narrow.swapaxes(-1, -2).astype("int32"), xp)
+        narrow, scale = xp.asarray(e2m1.VALUES, dtype)[codes].swapaxes(-1, -2), scale.astype(dtype)
+    elif DTYPES[held].bits == 4:
         low, high = narrow & 15, (narrow.view("uint8") >> 4).astype(narrow.dtype)
         both = xp.stack((low, high), axis=-2).reshape(*narrow.shape[:-2], -1, narrow.shape[-1])[..., :k, :]
         narrow = both if held == "u4" else xp.where(both > 7, both.astype("int8") - 16, both.astype("int8"))

@@ -12,8 +12,9 @@ from math import gcd
 from typing import Any, NamedTuple
 
 from gemmill.library.arch import TMA_MAX_STRIDE
-from gemmill.library.config.scales import BLOCK_SCALES
+from gemmill.library.config.scales import BLOCK_SCALES, MX_SCALE
 from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.e2m1 import MX_BLOCK
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import MAX_EXTENT
 from gemmill.library.wording import one_of
@@ -281,22 +282,22 @@ def block_shapes(a: TensorView, b: TensorView) -> dict[str, tuple[int, ...]]:
 
 def has_groups(name: str, tensors: Mapping[str, TensorView]) -> bool:
     """Whether a call has scales of groups along K for its narrow operand, ``a`` or ``b``: scales with the dtype of the
-    wider operand, or with zero points."""
+    wider operand, scales with zero points, or any of e2m1."""
     scale, shape = tensors.get(f"{name}_scale"), tensors[name].shape
-    if f"{name}_zero" in tensors or scale is None or len(shape) < 2:
+    if f"{name}_zero" in tensors or scale is None or len(shape) < 2 or tensors[name].dtype == "e2m1":
         return scale is not None or f"{name}_zero" in tensors
     wide = tensors["b" if name == "a" else "a"].dtype
     rows, k = (shape[-2], shape[-1]) if name == "a" else (shape[-1], shape[-2])
     return scale.dtype == wide and _group_size(name, scale, rows, k) is not None
 
 
-def _group_size(name: str, scale: TensorView, rows: int, k: int) -> int | None:
+def _group_size(name: str, scale: TensorView, rows: int, k: int, sizes: tuple[int, ...] = GROUP_SIZES) -> int | None:
     """Return how many elements of ``a`` or ``b`` along K share a scale; None where the shape of the scales does not
     fit."""
     if len(scale.shape) < 2:
         return None
     along, across = scale.shape[-2:][:: -1 if name == "a" else 1]
-    size = next((size for size in GROUP_SIZES if -(-k // size) == along), None)
+    size = next((size for size in sizes if -(-k // size) == along), None)
     return size if across == rows else None
 
 
@@ -367,45 +368,57 @@ def group_scales(
                 f"out {other}_{kind}"
             )
     scale, zero = tensors.get(f"{name}_scale"), tensors.get(f"{name}_zero")
+    held = narrow.tensor.dtype
+    is_mx = held == "e2m1"
+    sizes = (MX_BLOCK,) if is_mx else GROUP_SIZES
+    dtype: DTypeName = "ue8m0" if is_mx else wide.dtype
+    if zero is not None and (is_mx or scale is None):
+        why = f"{name} is {held}, which has no zero points: leave out {name}_zero"
+        raise OperandError(why if is_mx else f"{name}_zero is passed without {name}_scale: pass both")
     if scale is None:
-        if zero is not None:
-            raise OperandError(f"{name}_zero is passed without {name}_scale: pass both")
-        return GroupScales(name, "none")
-    k_axis = -1 if name == "a" else -2
-    size = _group_size(name, scale, rows, k)
+        if not is_mx:
+            return GroupScales(name, "none")
+        raise OperandError(
+            f"{name} is {held}, and {name}_scale is missing: pass a ue8m0 scale for each {MX_BLOCK} elements along K"
+        )
+    size = _group_size(name, scale, rows, k, sizes)
     if size is None:
         allowed_shapes = " or ".join(
-            str((rows, g) if name == "a" else (g, rows)) for g in (-(-k // size) for size in GROUP_SIZES)
+            str((rows, g) if name == "a" else (g, rows)) for g in (-(-k // size) for size in sizes)
         )
         raise OperandError(
             f"{name}_scale has shape {scale.shape}; its last extents must be {allowed_shapes}: one scale for each "
-            f"{'row' if name == 'a' else 'column'} and group of {', '.join(map(str, GROUP_SIZES))} along K = {k}"
+            f"{'row' if name == 'a' else 'column'} and group of {', '.join(map(str, sizes))} along K = {k}"
         )
-    operands: list[Operand | None] = []
     for kind, tensor in (("scale", scale), ("zero", zero)):
-        if tensor is None:
-            operands.append(None)
-            continue
-        if tensor.dtype != wide.dtype or tensor.shape != scale.shape:
+        if tensor is not None and (tensor.dtype != dtype or tensor.shape != scale.shape):
+            as_what = f": pass {name}_scale.view(torch.float8_e8m0fnu)" if is_mx else f", with the dtype of {other}"
             raise OperandError(
-                f"{name}_{kind} is {tensor.dtype} {tensor.shape}; it must be {wide.dtype} {scale.shape}, with the "
-                f"dtype of {other}"
+                f"{name}_{kind} is {tensor.dtype} {tensor.shape}; it must be {dtype} {scale.shape}{as_what}"
             )
-        argument = f"{name}_{kind}"
-        batch_stride = collapse(argument, batch, broadcast(argument, tensor.shape[:-2], tensor.strides[:-2], batch))
-        along_rows, along_k = tensor.strides[-2 if name == "a" else -1], tensor.strides[k_axis]
-        if bool(batch_stride) != bool(narrow.batch_stride):
-            raise OperandError(
-                f"{name}_{kind} has shape {tensor.shape} and {name} has shape {narrow.tensor.shape}; both must be "
-                f"shared by the batch, or neither: pass {name}_{kind}.expand(...).contiguous()"
-            )
-        if rows > 1 and along_rows != 1:
-            raise OperandError(
-                f"{name}_{kind} has strides {tensor.strides}; it must be contiguous along "
-                f"{'M: pass the transpose of (K / group, M)' if name == 'a' else 'N: pass a contiguous (K / group, N)'}"
-            )
-        operands.append(Operand(argument, tensor.ptr, tensor.dtype, "m", along_k, batch_stride, 16))
-    return GroupScales(name, f"1x{size}" + ("z" if zero else ""), *operands)
+    operands = [
+        None if tensor is None else _group_operand(f"{name}_{kind}", tensor, narrow, rows, batch)
+        for kind, tensor in (("scale", scale), ("zero", zero))
+    ]
+    return GroupScales(name, MX_SCALE if is_mx else f"1x{size}" + ("z" if zero else ""), *operands)
+
+
+def _group_operand(argument: str, tensor: TensorView, narrow: Matrices, rows: int, batch: tuple[int, ...]) -> Operand:
+    """Read scales or zero points of the narrow operand; ``rows`` is its extent that is not K."""
+    name = narrow.name
+    batch_stride = collapse(argument, batch, broadcast(argument, tensor.shape[:-2], tensor.strides[:-2], batch))
+    along_rows, along_k = tensor.strides[-2:][:: 1 if name == "a" else -1]
+    if bool(batch_stride) != bool(narrow.batch_stride):
+        raise OperandError(
+            f"{argument} has shape {tensor.shape} and {name} has shape {narrow.tensor.shape}; both must be "
+            f"shared by the batch, or neither: pass {argument}.expand(...).contiguous()"
+        )
+    if rows > 1 and along_rows != 1:
+        raise OperandError(
+            f"{argument} has strides {tensor.strides}; it must be contiguous along "
+            f"{'M: pass the transpose of (K / group, M)' if name == 'a' else 'N: pass a contiguous (K / group, N)'}"
+        )
+    return Operand(argument, tensor.ptr, tensor.dtype, "m", along_k, batch_stride, 16)
 
 
 def one_matrix(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gemmill.library.dtypes import DTYPES, DTypeName, find_dtype, unknown
+from gemmill.library.e2m1 import MX_BLOCK
 from gemmill.library.errors import OperandError
 from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.runtime import driver
@@ -224,7 +225,9 @@ def unpacked(name: str, tensor: TensorView, dtype: DTypeName, k: int) -> TensorV
     if bits == 8:
         return replace(tensor, dtype=dtype)
     count = 2 * tensor.shape[axis]
-    if k == count - 1:
+    if dtype == "e2m1" and count % MX_BLOCK:
+        raise OperandError(f"{name} has K = {count}; for {dtype} it must be a multiple of {MX_BLOCK}: pad K with zeros")
+    if dtype != "e2m1" and k == count - 1:
         count = k
     if tensor.shape[axis] > 1 and tensor.strides[axis] != 1:
         raise OperandError(

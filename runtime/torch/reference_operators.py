@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
-from gemmill.library.dtypes import DTYPES
+from gemmill.library import e2m1
+from gemmill.library.dtypes import DTYPES, find_dtype
 from gemmill.library.epilogues.evaluation import reduced, values
 from gemmill.library.epilogues.tree import SCALE, sums_by_name
+from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.operands.matrices import GROUP_SIZES, SCALE_BLOCK
 from gemmill.runtime.operands.tensors import dtype_named
@@ -158,6 +160,10 @@ def dequantised(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """A and B unpacked, and the scales that are not applied yet. Scales of groups are multiplied into the narrow
     operand, which then has the other's dtype."""
+    if a_dtype and find_dtype(a_dtype) == "e2m1":
+        return _scaled_e2m1("a", a, a_scale, -1, b.dtype), b, None, b_scale
+    if b_dtype and find_dtype(b_dtype) == "e2m1":
+        return a, _scaled_e2m1("b", b.mT, b_scale, -2, a.dtype).mT, a_scale, None
     a = _unpacked(a.mT, a_dtype, b.shape[-2]).mT if a_dtype else a
     b = _unpacked(b, b_dtype, a.shape[-1]) if b_dtype else b
     if a.dtype.itemsize < b.dtype.itemsize and _has_groups(a_scale, a_zero, a.mT, b.dtype):
@@ -229,6 +235,18 @@ def _scaled_groups(
     if zero is not None:
         wide = wide - _spread(zero, -2, size, k)
     return wide * _spread(scale, -2, size, k)
+
+
+def _scaled_e2m1(
+    name: str, packed: torch.Tensor, scale: torch.Tensor | None, k_axis: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """e2m1 weights (..., N, K) times their scales, from bytes (..., N, K / 2). ``k_axis`` is that of the scales."""
+    if scale is None:
+        raise OperandError(f"{name} is e2m1, and {name}_scale is missing: pass a scale for each 32 elements along K")
+    codes = e2m1.from_fragment_order(packed.int(), torch).long()
+    values = torch.tensor(e2m1.VALUES, dtype=dtype, device=packed.device)[codes]
+    factors = scale.to(dtype) if k_axis == -1 else scale.to(dtype).mT
+    return values * _spread(factors, -1, e2m1.MX_BLOCK, values.shape[-1])
 
 
 def have_blocks(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor | None, b_scale: torch.Tensor | None) -> bool:

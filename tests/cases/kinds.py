@@ -49,6 +49,7 @@ KINDS = {
         Kind("row-scaled", "256x512x512 e4m3 tn epilogue='d = acc * a_scale[m] * b_scale[n]'"),
         Kind("narrow weights, group scales", "64x512x512 bf16*u4 tn b_scale=1x128"),
         Kind("narrow weights, zero points", "64x512x512 bf16*u4 tn b_scale=1x128z"),
+        Kind("MXFP4 weights", "64x512x512 bf16*e2m1 tn"),
         Kind("unaligned", "256x509x255 bf16 tn"),
     )
 }

@@ -12,7 +12,7 @@ import pytest
 from gemmill.library.config.field_table import TABLE
 from gemmill.library.config.fields import ConfigView, Value, config_of
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.scales import block_dtype
+from gemmill.library.config.scales import scale_dtype
 from gemmill.library.decompositions.workspace_layout import WorkspaceSize
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.families import new_plan
@@ -282,7 +282,7 @@ def make_case(
             drawn = random_scales(scale_shape(problem, name), generator, device)
             if exact:  # powers of two, which round nothing
                 drawn = drawn.log2().round().exp2()
-            scales[f"{name}_scale"] = in_words(drawn.to(torch_dtype(block_dtype(scale) or "f32")))
+            scales[f"{name}_scale"] = in_words(drawn.to(torch_dtype(scale_dtype(scale) or "f32")))
     return Case(
         problem,
         a,

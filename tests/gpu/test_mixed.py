@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from tests.gpu.harness import kernel, torch
-from tests.gpu.weights import check, integers, make_weights
+from tests.gpu.weights import check, depth, integers, make_weights
 
 import gemmill
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
+from gemmill.library.e2m1 import SCALES, VALUES, in_fragment_order
 from gemmill.library.epilogues.evaluation import Bounded, evaluate
 from gemmill.library.epilogues.parse import parse
 from gemmill.library.epilogues.tree import sums_by_name
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.gpu
 BF16: dict[str, Any] = {"b__dtype": "bf16", "d__dtype": "bf16", "d__major": "m"}
 F16: dict[str, Any] = {"b__dtype": "f16", "d__dtype": "f16", "d__major": "m"}
 
+E2M1: dict[str, Any] = {"a__dtype": "e2m1", "a__scale": "1x32e8"}
 SPLIT: dict[str, Any] = {"scheduler__decomposition": "splitk"}
 
 CONFIGS: tuple[GemmConfig, ...] = (
@@ -55,6 +57,15 @@ CONFIGS: tuple[GemmConfig, ...] = (
     kernel("256x64x64", a__dtype="s8", a__scale="1x128", **BF16),
     kernel("192x64x64", "cooperative", "2x2", a__dtype="e4m3", a__scale="1x64z", **BF16),
     kernel("64x32x128", a__dtype="e4m3", a__scale="1x128", **F16),
+    # MXFP4: both depths and types, tiles of every kind.
+    kernel("64x16x128", **E2M1, **BF16),
+    kernel("64x32x256", "cooperative", "2x1", **E2M1, **F16),
+    kernel("64x64x128", "cooperative", "1x2", **E2M1, **BF16),
+    kernel("128x128x128", "cooperative", "2x1", **E2M1, **BF16),
+    kernel("128x256x64", "cooperative", "2x1", **E2M1, **F16),
+    kernel("64x128x64", "pingpong", **E2M1, **BF16),
+    kernel("64x16x128", **E2M1, **SPLIT, **BF16),
+    kernel("128x64x64", b__major="mn", c__dtype="bf16", c__major="m", **E2M1, **BF16),
     # Activations that are not K-major; D in other formats; C.
     kernel("128x64x64", a__dtype="u4", a__scale="1x128z", b__major="mn", **BF16),
     kernel("64x32x128", a__dtype="s8", b__major="mn", **(BF16 | {"d__major": "n"})),
@@ -100,7 +111,7 @@ def test_normal_data_within_the_bound(config: GemmConfig, registry: Registry) ->
 @pytest.mark.parametrize("config", [c for c in CONFIGS if c.c is None], ids=kernel_name)
 def test_every_weight_is_widened_to_the_bit(config: GemmConfig, registry: Registry) -> None:
     """Activations of ones in turn: D is the upconverted weights."""
-    n, k = 200, 392
+    n, k = 200, depth(config, 392)
     weights = make_weights(config, n, k, exact=False, seed=5)
     wide = weights.values.dtype
     eye = torch.eye(k, device="cuda", dtype=wide)
@@ -115,6 +126,44 @@ def test_every_weight_is_widened_to_the_bit(config: GemmConfig, registry: Regist
         **weights.arguments("b"),
     )
     assert torch.equal(out, weights.values.T.to(out.dtype))
+
+
+def e2m1_values(config: GemmConfig, scales: Any, factor: float, registry: Registry) -> tuple[Any, Any]:
+    """Every number times every scale (bytes), from a kernel, and in float64. ``factor`` is that of activations."""
+    k = 256  # every number in every place of the 32
+    codes = (torch.arange(k, device="cuda") * 7 + torch.arange(k, device="cuda") // 32).expand(len(scales), k) % 16
+    packed = in_fragment_order(codes.int(), torch).byte()
+    scale = torch.zeros(k // 32, -(-len(scales) // 16) * 16, dtype=torch.uint8, device="cuda")[:, : len(scales)]
+    scale.copy_(scales.expand(k // 32, -1))
+    wide = torch_dtype(config.b.dtype)
+    a = torch.eye(k, device="cuda", dtype=wide) * factor
+    options = {"b_dtype": "e2m1", "b_scale": scale.view(torch.float8_e8m0fnu)}
+    found = gemmill.matmul(a, packed.T, registry=registry, kernel=config, **options)
+    values = torch.tensor(VALUES, dtype=torch.float64, device="cuda")[codes]
+    return found.T.double() / factor, values * 2.0 ** (scales.double() - 127)[:, None]
+
+
+E2M1_CONFIGS = [c for c in CONFIGS if c.a.dtype == "e2m1" and c.c is None]
+
+
+@pytest.mark.parametrize("config", E2M1_CONFIGS, ids=kernel_name)
+def test_all_numbers_times_all_scales_are_exact(config: GemmConfig, registry: Registry) -> None:
+    least, greatest = SCALES[config.b.dtype]
+    scales = torch.arange(least, greatest + 1, device="cuda")
+    # bf16 values down to 2^-128 are subnormal; larger activations keep the sums normal.
+    found, wanted = e2m1_values(config, scales, 2.0**64 if config.b.dtype == "bf16" else 1.0, registry)
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("config", E2M1_CONFIGS[:2], ids=kernel_name)
+def test_scales_out_of_range_are_never_silent(config: GemmConfig, registry: Registry) -> None:
+    """Greater ones give infinity or NaN; in f16, smaller ones round."""
+    least, greatest = SCALES[config.b.dtype]
+    found, wanted = e2m1_values(config, torch.arange(greatest + 1, 256, device="cuda"), 1.0, registry)
+    assert not found[wanted != 0].isfinite().any()
+    if least:
+        found, wanted = e2m1_values(config, torch.arange(least, device="cuda"), 1.0, registry)
+        assert torch.equal(found, wanted.half().double())
 
 
 @pytest.mark.parametrize(("dtype", "one"), [("e4m3", 0x38), ("e5m2", 0x3C)])
@@ -260,6 +309,16 @@ def test_bad_calls_are_refused_by_name() -> None:
             {"b": b.T.expand(2, 128, 64).contiguous(), "b_dtype": "e4m3", "a": a[:, :128]},
             OperandError,
             "both must be shared by the batch, or neither",
+        ),
+        "no scale of e2m1": (
+            {"b_dtype": "e2m1", "b_scale": None},
+            OperandError,
+            "b is e2m1, and b_scale is missing",
+        ),
+        "e2m1 with scales of bf16": (
+            {"b_dtype": "e2m1", "b_scale": scale.repeat(4, 1)},
+            OperandError,
+            r"b_scale is bf16 .* must be ue8m0 \(8, 64\): pass b_scale.view\(torch.float8_e8m0fnu\)",
         ),
         "unscaled zero": (
             {"b": a.T, "b_dtype": None, "b_scale": None, "b_zero": scale},

@@ -10,6 +10,7 @@ from tests.gpu.harness import Case, Guarded, fill, guarded, torch
 import gemmill
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTYPES, FP8
+from gemmill.library.e2m1 import MX_BLOCK, VALUES, from_fragment_order
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.registry import Registry
 
@@ -30,7 +31,8 @@ class Weights:
         found = {f"{name}_dtype": self.dtype}
         for kind, groups in (("scale", self.scale), ("zero", self.zero)):
             if groups is not None:
-                found[f"{name}_{kind}"] = groups.tensor if name == "b" else groups.tensor.T
+                values = groups.tensor.view(torch.float8_e8m0fnu) if self.dtype == "e2m1" else groups.tensor
+                found[f"{name}_{kind}"] = values if name == "b" else values.T
         return found
 
 
@@ -42,6 +44,8 @@ def integers(low: int, high: int, shape: tuple[int, ...], seed: int) -> Any:
 def make_weights(config: GemmConfig, n: int, k: int, *, exact: bool, seed: int = 0) -> Weights:
     """Random weights of every finite value their type has. ``exact``: such that sums of products are exact in f32."""
     dtype, bits = config.a.dtype, config.a.type.bits
+    if dtype == "e2m1":
+        return _e2m1_weights(config, n, k, exact=exact, seed=seed)
     wide = getattr(torch, DTYPES[config.b.dtype].torch)
     packed = guarded(n, -(-k * bits // 8), "u8")
     packed.tensor.copy_(integers(0, 255, tuple(packed.tensor.shape), seed))
@@ -76,6 +80,22 @@ def make_weights(config: GemmConfig, n: int, k: int, *, exact: bool, seed: int =
     return Weights(packed, dtype, scale, zero, values)
 
 
+def _e2m1_weights(config: GemmConfig, n: int, k: int, *, exact: bool, seed: int) -> Weights:
+    wide = getattr(torch, DTYPES[config.b.dtype].torch)
+    packed, scale = guarded(n, k // 2, "u8"), guarded(k // MX_BLOCK, n, "u8")
+    packed.tensor.copy_(integers(0, 255, (n, k // 2), seed))
+    scale.tensor.copy_(integers(125 if exact else 110, 128, (k // MX_BLOCK, n), seed + 1))
+    codes = from_fragment_order(packed.tensor.int(), torch).long()
+    values = torch.tensor(VALUES, dtype=torch.float64, device="cuda")[codes]
+    values *= spread(2.0 ** (scale.tensor.double() - 127), MX_BLOCK, k)
+    return Weights(packed, config.a.dtype, scale, None, values.to(wide))
+
+
+def depth(config: GemmConfig, k: int) -> int:
+    """The least K, ``k`` or more, for which there are weights."""
+    return -(-k // MX_BLOCK) * MX_BLOCK if config.a.dtype == "e2m1" else k
+
+
 def spread(groups: Any, group: int, k: int) -> Any:
     """Values of groups (K / group, N) for every element, (N, K)."""
     return groups.double().T.repeat_interleave(group, dim=1)[:, :k]
@@ -88,7 +108,7 @@ def check(
 
     Kernels take narrow A; ``swapped`` calls them with a narrow ``b``.
     """
-    exact = exact and config.a.dtype not in FP8
+    exact, k = exact and config.a.dtype not in FP8, depth(config, k)
     weights = make_weights(config, n, k, exact=exact, seed=seed)
     k_major = config.b.major == "k"
     d_major = (config.d.major == "m") == swapped  # whether the caller's D is n-major

@@ -12,6 +12,7 @@ import pytest
 jax: Any = pytest.importorskip("jax")
 
 import gemmill.jax  # noqa: E402
+from gemmill.library.e2m1 import VALUES, from_fragment_order  # noqa: E402
 
 jnp = jax.numpy
 jax.config.update("jax_enable_x64", True)
@@ -71,6 +72,11 @@ def in_groups(a: Any, b: Any, offsets: Any, **_: Any) -> Any:
 def in_slots(a: Any, b: Any, counts: Any) -> Any:
     rows = jnp.arange(a.shape[1])[None, :, None] < counts[:, None, None]
     return jnp.where(rows, product(a, b), 0)
+
+
+def of_e2m1(a: Any, b: Any, b_scale: Any) -> Any:
+    values = jnp.asarray(VALUES)[from_fragment_order(b.T.astype("int32"), jnp)].T
+    return double(a) @ (values * double(b_scale).repeat(32, 0))
 
 
 def of_weights(a: Any, b: Any, b_scale: Any, b_zero: Any) -> Any:
@@ -160,6 +166,16 @@ CASES: dict[str, Case] = {
         {"b_dtype": "u4"},
         of_weights,
         differentiable=("a", "b_scale", "b_zero"),
+    ),
+    "weights of e2m1": Case(
+        {
+            "a": whole(16, 64),
+            "b": whole(32, 16, dtype="uint8", low=0) * 37,
+            "b_scale": (2.0 ** whole(2, 16, dtype="float32")).astype(jnp.float8_e8m0fnu),
+        },
+        {"b_dtype": "e2m1"},
+        of_e2m1,
+        differentiable=("a",),
     ),
     "an expression": Case(
         {

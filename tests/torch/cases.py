@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from gemmill.library.e2m1 import VALUES, from_fragment_order
+
 torch: Any = pytest.importorskip("torch")
 
 
@@ -66,6 +68,12 @@ def _weights_expected(a: Any, b: Any, a_scale: Any, b_scale: Any, a_zero: Any, b
     values = torch.stack((b & 15, b >> 4), dim=1).flatten(0, 1)
     spread = [double(x).repeat_interleave(32, 0) for x in (b_zero, b_scale)]
     return double(a) @ ((double(values) - spread[0]) * spread[1])
+
+
+def _e2m1_expected(a: Any, b: Any, a_scale: Any, b_scale: Any) -> Any:
+    codes = from_fragment_order(b.mT.int(), torch).long()
+    values = torch.tensor(VALUES, dtype=torch.float64)[codes].mT
+    return double(a) @ (values * double(b_scale).repeat_interleave(32, 0))
 
 
 def _blocks_expected(a: Any, b: Any, a_scale: Any, b_scale: Any) -> Any:
@@ -181,6 +189,17 @@ CASES: dict[str, Case] = {
         },
         {"b_dtype": "u4"},
         _weights_expected,
+    ),
+    "mixed_mm of e2m1": Case(
+        "mixed_mm",
+        {
+            "a": wide(5, 64),
+            "b": (wide(16, 32).int() * 37 & 255).byte().mT,
+            "a_scale": None,
+            "b_scale": (2.0 ** wide(2, 16).float()).to(torch.float8_e8m0fnu),
+        },
+        {"b_dtype": "e2m1"},
+        _e2m1_expected,
     ),
     "grouped_mm of rows": Case(
         "grouped_mm", {"a": wide(6, 8), "b": wide(3, 8, 8), "offsets": _ends(2, 2, 6)}, {}, _groups_expected

@@ -18,7 +18,7 @@ from gemmill.runtime.torch.layers.weight_formats import FORMATS  # noqa: E402
 from gemmill.runtime.torch.takeover.blocks import ENABLED  # noqa: E402
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
-ERRORS = {"bf16": 2**-7, "f16": 2**-9, "e4m3": 0.05, "u4": 0.12}
+ERRORS = {"bf16": 2**-7, "f16": 2**-9, "e4m3": 0.05, "u4": 0.12, "mxfp4": 0.17}
 """Of D, relative to its norm."""
 
 
@@ -81,8 +81,9 @@ def test_state_dicts_round_trip(weights: str, tmp_path: Any) -> None:
     assert torch.equal(other(x), mine(x))
 
 
-def test_conversions_of_a_module_leave_e4m3_and_its_scales() -> None:
-    mine = gemmill.torch.Linear.from_linear(linear(), "e4m3_blocks")
+@pytest.mark.parametrize("weights", ["e4m3_blocks", "mxfp4"])
+def test_conversions_of_a_module_leave_narrow_weights_and_scales(weights: str) -> None:
+    mine = gemmill.torch.Linear.from_linear(linear(bias=False), weights)
     before = copy.deepcopy(mine.state_dict())
     mine.to(torch.float16).float().to(BF16).cpu()
     for name, x in before.items():
@@ -90,7 +91,7 @@ def test_conversions_of_a_module_leave_e4m3_and_its_scales() -> None:
         assert mine.state_dict()[name].dtype == x.dtype
 
 
-@pytest.mark.parametrize("weights", ["bf16", "e4m3_rows", "e4m3_blocks", "u4_g128"])
+@pytest.mark.parametrize("weights", ["bf16", "e4m3_rows", "e4m3_blocks", "u4_g128", "mxfp4"])
 def test_layers_compile_and_export(weights: str) -> None:
     torch.compiler.reset()
     mine, x = gemmill.torch.Linear.from_linear(linear(), weights, "relu"), rows(3, 256)

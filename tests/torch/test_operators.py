@@ -54,8 +54,9 @@ def test_values_are_those_of_float64(case: Case) -> None:
 
 @cases
 def test_opcheck(case: Case) -> None:
-    """With bf16 for fp8, which its comparisons do not take on the CPU."""
-    tensors = {name: x.bfloat16() if getattr(x, "dtype", None) == FP8 else x for name, x in case.tensors.items()}
+    """With bf16 for types that its comparisons do not take on the CPU."""
+    others = FP8, torch.float8_e8m0fnu
+    tensors = {name: x.bfloat16() if getattr(x, "dtype", None) in others else x for name, x in case.tensors.items()}
     keywords = {name: torch.bfloat16 if x is FP8 else x for name, x in case.keywords.items()}
     case = case._replace(tensors=tensors, keywords=keywords)
     arguments, keywords = positional(case)

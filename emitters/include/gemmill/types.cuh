@@ -33,6 +33,11 @@ struct s4 {
 struct u4 {
   uint8_t bits;
 };
+/// Two 4-bit floats in one byte: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and the negative ones. Their order is that of fragments
+/// (mma/upconvert.cuh).
+struct e2m1 {
+  uint8_t bits;
+};
 
 /// Which extent of an input is contiguous: K, or the other one (M of A, N of B). ANY: neither; the kernel uses the
 /// strides of both.
@@ -140,5 +145,7 @@ template <>
 inline constexpr int bits_of<s4> = 4;
 template <>
 inline constexpr int bits_of<u4> = 4;
+template <>
+inline constexpr int bits_of<e2m1> = 4;
 
 }  // namespace gemmill

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from gemmill.library.config.fields import member, part
 from gemmill.library.config.model import InputName, MajorCD
-from gemmill.library.config.scales import block_dtype, scale_block
+from gemmill.library.config.scales import MX_SCALE, scale_block, scale_dtype
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import LINEAR, is_gated, is_repeatable, pairs_rows, scales_blocks, staged_formats
@@ -125,6 +125,11 @@ class WgmmaPlan(KernelPlan):
         return self.config.a.scale.endswith("z")
 
     @member
+    def group_scale_dtype(self) -> DTypeName:
+        """The type of group scales: ue8m0 for e2m1, else B's."""
+        return "ue8m0" if self.config.a.scale == MX_SCALE else self.config.b.dtype
+
+    @member
     def has_block_scales(self) -> bool:
         """Whether A and B have block scales."""
         return self.config.a.scale != "none" and not self.is_mixed
@@ -132,7 +137,7 @@ class WgmmaPlan(KernelPlan):
     @member
     def block_scale_dtype(self) -> DTypeName | None:
         """The type of the block scales in memory; None without them."""
-        return block_dtype(self.config.a.scale) if self.has_block_scales else None
+        return scale_dtype(self.config.a.scale) if self.has_block_scales else None
 
     @part
     def multiplies_from_registers(self) -> bool:
@@ -381,11 +386,11 @@ class WgmmaPlan(KernelPlan):
         """Bytes of the scales of one stage.
 
         Block scales: one f32 for each row of A's tile, and four for B's blocks of columns. Group scales of a narrow A:
-        one value of B's type for each row and group, and as many zero points if there are any.
+        one value for each row and group, and as many zero points if there are any.
         """
         m = self.config.tile.m
         if self.is_mixed:
-            return m * self.groups * self.config.b.type.unpacked_bytes * (2 if self.has_zeros else 1)
+            return m * self.groups * DTYPES[self.group_scale_dtype].bytes * (2 if self.has_zeros else 1)
         return (m + 4) * 4 if self.has_block_scales else 0
 
     @part

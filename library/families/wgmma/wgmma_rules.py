@@ -10,7 +10,7 @@ from typing import Any
 from gemmill.library.config.domains import one_of
 from gemmill.library.config.field import Value
 from gemmill.library.config.model import InputName, InputOperand, OutputOperand
-from gemmill.library.config.scales import BLOCK_SCALES
+from gemmill.library.config.scales import BLOCK_SCALES, MX_SCALE
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.dtypes import FP8, INT8
 from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, scales_blocks, staged_formats
@@ -39,7 +39,7 @@ from gemmill.library.families.wgmma.wgmma_plan import (
 from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.library.legality.rule import Rule, rule
 
-NARROW = (*INT8, *FP8, "s4", "u4")
+NARROW = (*INT8, *FP8, "s4", "u4", "e2m1")
 """Types of A that kernels upconvert to the type of B."""
 GROUP_SCALES = tuple(f"1x{group}{zeros}" for zeros in ("", "z") for group in (32, 64, 128))
 """Group scales of a narrow A along K, without and with zero points."""
@@ -401,19 +401,19 @@ def promote(plan: WgmmaPlan) -> str | None:
     WgmmaPlan,
 )
 def block_scales(plan: WgmmaPlan) -> str | None:
-    """fp8 operands with two-level accumulation can have scales of 1x128 (A) and 128x128 (B), both of the same type; a
-    narrow A can have group scales; other operands must have no scales."""
+    """fp8 operands with two-level accumulation can have scales of 1x128 (A) and 128x128 (B), both of the same type; an
+    e2m1 A must have scales of 1x32e8, and another narrow A can have group scales; other operands must have no
+    scales."""
     config = plan.config
     a, b = config.a.scale, config.b.scale
-    if (a, b) == ("none", "none"):
-        return None
     if plan.is_mixed:
-        if a in ("none", *GROUP_SCALES) and b == "none":
+        allowed = (MX_SCALE,) if config.a.dtype == "e2m1" else ("none", *GROUP_SCALES)
+        if a in allowed and b == "none":
             return None
         types = f"{config.a.dtype} x {config.b.dtype}"
-        return (
-            f"the scales of A and B are {a} and {b}; for {types} B must have none, and A none, {one_of(GROUP_SCALES)}"
-        )
+        return f"the scales of A and B are {a} and {b}; for {types} B must have none, and A {one_of(allowed)}"
+    if (a, b) == ("none", "none"):
+        return None
     if (a, b) not in BLOCK_SCALES.values():
         return f"the scales of A and B are {a} and {b}; they must be {_SCALE_PAIRS}"
     return None if config.promote else "promote is 0; block scales need two-level accumulation, so it must be 4"

@@ -26,8 +26,9 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
         out_features: N, the length of an output row.
         bias: whether the layer has a bias. Default: True.
         weights: the format of the weights: ``bf16`` (default), ``f16``, ``e4m3_rows`` (a scale for each row),
-            ``e4m3_blocks`` (a scale for each 128 x 128 block), or ``u4_g128``, ``u4_g64``, ``u4_g32`` (4 bits, with a
-            scale and a zero point for each group of 128, 64 or 32 elements along K).
+            ``e4m3_blocks`` (a scale for each 128 x 128 block), ``u4_g128``, ``u4_g64``, ``u4_g32`` (4 bits, with a
+            scale and a zero point for each group of 128, 64 or 32 elements along K), or ``mxfp4`` (e2m1, with a power
+            of two for each 32 elements along K).
         activation: ``relu``, ``gelu``, ``gelu_tanh``, ``silu``, ``sigmoid``, ``tanh``, or None (default).
         device: the device of the layer's tensors.
         dtype: dtype of activations, of the bias, and of the scales and zero points of 4-bit weights. Default: bf16.
@@ -36,8 +37,8 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
 
     * ``weight``: (N, K); with 4 bits, (N, K / 2) bytes.
     * ``weight_scale``: float32 (N, 1) for ``e4m3_rows``, float32 (N / 128, K / 128), rounded up, for ``e4m3_blocks``,
-      and (K / group, N) in ``dtype`` for 4 bits.
-    * ``weight_zero``: (K / group, N) in ``dtype``, for 4 bits only.
+      (K / group, N) in ``dtype`` for ``u4``, and float8_e8m0fnu (K / 32, N) for ``mxfp4``.
+    * ``weight_zero``: (K / group, N) in ``dtype``, for ``u4`` only.
     * ``bias``: (N,), or None.
 
     The attribute ``weight`` of a layer with e4m3 or 4-bit weights is (N, K) in the dtype of activations, as that of
@@ -45,13 +46,15 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
     to it changes nothing. ``stored_weight`` is the parameter. ``load_state_dict`` takes quantised weights of the
     layer's format, or quantises others.
 
-    Only bf16 and f16 weights can be trained. ``Module.to(dtype)`` does not convert e4m3 weights and their scales.
+    Only bf16 and f16 weights can be trained. ``Module.to(dtype)`` does not convert e4m3 and MXFP4 weights and their
+    scales.
 
     With e4m3 weights, ``forward`` also quantises the activations to e4m3, with PyTorch operations: five launches in
     eager mode, one or two when compiled.
 
     Raises:
-        OperandError: ``weights`` or ``activation`` is not one of these names, or K is odd with 4-bit weights.
+        OperandError: ``weights`` or ``activation`` is not one of these names, K is odd with 4-bit weights, or no
+            multiple of 32 with ``mxfp4``.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
             activation: as for :class:`Linear`.
 
         Raises:
-            OperandError: ``weights`` or ``activation`` is not supported, or K is odd with 4-bit weights.
+            OperandError: ``weights`` or ``activation`` is not supported, or does not allow this K or these values.
         """
         weight, form = linear.weight, format_named(weights)
         dtype = weight.dtype if weight.dtype in (torch.bfloat16, torch.float16) else torch.bfloat16
@@ -97,7 +100,7 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
         bias = linear.bias
         if bias is not None and bias.dtype not in (torch.bfloat16, torch.float16):
             bias = torch.nn.Parameter(bias.detach().to(dtype), requires_grad=bias.requires_grad)
-        return cls.of(stored, bias, weights, activation, weight.dtype if form.keeps_dtype else dtype)
+        return cls.of(stored, bias, weights, activation, weight.dtype if form.takes_any_dtype else dtype)
 
     @classmethod
     def of(
@@ -207,7 +210,7 @@ class Linear(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed
         shape = self.out_features, self.in_features
         if weight.shape != shape:
             raise OperandError(f"the weight has shape {tuple(weight.shape)}; this layer needs {shape}")
-        return FORMATS[self.weights].stored(weight.detach(), self.weight_scale.dtype)
+        return FORMATS[self.weights].stored(weight.detach(), self.wide_dtype)
 
     def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
         """Register a parameter; quantise it if it replaces a quantised weight, as code that ties weights does."""

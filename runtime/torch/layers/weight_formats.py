@@ -9,6 +9,7 @@ import torch
 
 from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.matrices import SCALE_BLOCK
+from gemmill.runtime.torch.layers.mxfp4 import quantised_mxfp4, wide_mxfp4
 
 Stored = dict[str, torch.Tensor]
 """Tensors of a layer: ``weight``, and ``weight_scale`` and ``weight_zero`` if its format has them."""
@@ -31,6 +32,8 @@ class Format(NamedTuple):
     """Dtype of quantised weights in memory."""
     keeps_dtype: bool = False
     """Whether ``Module.to(dtype)`` does not convert its tensors."""
+    takes_any_dtype: bool = False
+    """Whether activations may have any dtype, because they are quantised."""
 
 
 def _wide(dtype: torch.dtype) -> Format:
@@ -72,7 +75,7 @@ def _e4m3(
             scale = scale.repeat_interleave(block, 1)[:, : values.shape[1]]
         return values.float() * scale
 
-    return Format(stored, operands, wide, _E4M3, keeps_dtype=True)
+    return Format(stored, operands, wide, _E4M3, keeps_dtype=True, takes_any_dtype=True)
 
 
 def _u4(group: int) -> Format:
@@ -96,6 +99,20 @@ def _u4(group: int) -> Format:
         return (values - zero[:, : values.shape[1]]) * scale[:, : values.shape[1]]
 
     return Format(stored, operands, wide, torch.uint8)
+
+
+def _mxfp4() -> Format:
+    def stored(weight: torch.Tensor, dtype: torch.dtype) -> Stored:
+        values, scale = quantised_mxfp4(weight, dtype)
+        return {"weight": values, "weight_scale": scale}
+
+    def operands(x: torch.Tensor, layer: Any) -> dict[str, Any]:
+        return {"a": x, "b": layer.stored_weight.mT, "b_dtype": "e2m1", "b_scale": layer.weight_scale}
+
+    def wide(layer: Any) -> torch.Tensor:
+        return wide_mxfp4(layer.stored_weight, layer.weight_scale)
+
+    return Format(stored, operands, wide, torch.uint8, keeps_dtype=True)
 
 
 def u4_stored(values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> Stored:
@@ -156,7 +173,9 @@ FORMATS: Mapping[str, Format] = {
     "e4m3_rows": _e4m3(_rows, quantised_rows),
     "e4m3_blocks": _e4m3(_blocks, quantised_blocks, SCALE_BLOCK),
     **{f"u4_g{group}": _u4(group) for group in (128, 64, 32)},
+    "mxfp4": _mxfp4(),
 }
 """The formats by name. ``e4m3_rows`` has a scale for each row of weights and activations. ``e4m3_blocks`` has a scale
 for each 128 x 128 block of weights and for each 128 elements of an activation row. ``u4_gG`` has 4-bit weights, and a
-scale and a zero point for each group of G elements along K."""
+scale and a zero point for each group of G elements along K. ``mxfp4`` has e2m1 weights, and a power of two for each 32
+elements along K."""

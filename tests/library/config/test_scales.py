@@ -6,7 +6,7 @@ import pytest
 
 from gemmill.library.config.domains import WORDS
 from gemmill.library.config.names import kernel_name, parse_name
-from gemmill.library.config.scales import block_dtype, in_f32, scale_block
+from gemmill.library.config.scales import in_f32, scale_block, scale_dtype
 from gemmill.library.errors import ConfigError
 from gemmill.library.legality.rules import verdicts
 
@@ -17,9 +17,9 @@ def test_every_word_says_how_many_elements_share_a_scale() -> None:
     said = {word: scale_block(word) for word in WORDS["a.scale"] if word != "none"}
     across = {word: (128 if word.startswith("128x") else 1) for word in said}
     assert said == {word: (across[word], int(word.split("x")[1].removesuffix("e8").rstrip("z"))) for word in said}
-    assert {block_dtype(word) for word in ("1x128", "128x128")} == {"f32"}
-    assert {block_dtype(word) for word in ("1x128e8", "128x128e8")} == {"ue8m0"}
-    assert block_dtype("1x64z") is block_dtype("none") is None
+    assert {scale_dtype(word) for word in ("1x128", "128x128")} == {"f32"}
+    assert {scale_dtype(word) for word in ("1x128e8", "128x128e8")} == {"ue8m0"}
+    assert scale_dtype("1x64z") is scale_dtype("none") is None
 
 
 def test_sets_declare_scales_of_blocks_in_f32() -> None:

@@ -34,6 +34,9 @@ def test_names_parse_back_and_are_legal(name: str) -> None:
         (U4, {"a.major": "mn"}, "mma-majors", "an A narrower than B must be K-major"),
         (U4, {"a.scale": "1x128", "b.scale": "1x128"}, "block-scales", "B must have none"),
         (U4, {"a.scale": "128x128"}, "block-scales", "A none, 1x32, 1x64"),
+        (U4, {"a.dtype": "e2m1"}, "block-scales", "for e2m1 x bf16 B must have none, and A 1x32e8"),
+        (U4, {"a.dtype": "e2m1", "a.scale": "none"}, "block-scales", "for e2m1 x bf16 B must have none, and A 1x32e8"),
+        (U4, {"a.scale": "1x32e8"}, "block-scales", "A none, 1x32, 1x64"),
         (U4, {"tile.k": 64}, "tile-k", "with a u4 A that 4 warpgroups share it must be 128 or 256"),
         (U4, {"tile.k": 96, "tile.m": 128}, "tile-k", "with a u4 A it must be 64, 128 or 256"),
         (U4, {"tile.k": 256, "a.dtype": "s8"}, "tile-k", "it must be 64 or 128"),
@@ -58,7 +61,7 @@ def test_what_is_refused(name: str, changes: dict[str, Value], rule: str, says: 
 
 def test_zero_points_and_small_groups_take_shared_memory() -> None:
     assert plan(U4, {}).stage_bytes == (64 * 128 // 2, 16 * 128 * 2)
-    scales = {"1x128z": 2 * 64 * 2, "1x128": 64 * 2, "1x32": 4 * 64 * 2, "none": 0}
+    scales = {"1x128z": 2 * 64 * 2, "1x128": 64 * 2, "1x32": 4 * 64 * 2, "1x32e8": 4 * 64, "none": 0}
     assert {scale: plan(U4, {"a.scale": scale}).scale_bytes for scale in scales} == scales
 
 

@@ -41,6 +41,7 @@ MORE = (
     "64x96x64 s8 tn d=bf16 epilogue='d = acc * sa[m] * sb[n]'",
     "64x96x64 e4m3 tn promote=4",
     "64x96x64 bf16 a_major=any d_major=any",
+    "200x40x416x3 e2m1*bf16 tn d_major=m",  # scales of rows that end within 16 bytes
 )
 
 

@@ -9,9 +9,11 @@ import pytest
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.measure.operands import OperandSet, make_operands, natural_alpha, set_bytes, set_count
-from gemmill.profiler.measure.verify import half_ulp, reference
+from gemmill.profiler.measure.verify import half_ulp, reference, upconverted
 
 torch = pytest.importorskip("torch")
+
+from gemmill.runtime.torch.layers.mxfp4 import wide_mxfp4  # noqa: E402
 
 PROBLEM = GemmProblem(72, 40, 512, 1, "bf16", "k", "bf16", "mn", "f32", "bf16", "n")
 FORMATS = [
@@ -230,3 +232,16 @@ def test_the_worst_element_is_found_in_any_chunk(monkeypatch: pytest.MonkeyPatch
 )
 def test_half_an_ulp_is_that_of_the_binade(dtype: str, magnitude: float, expected: float) -> None:
     assert float(half_ulp(torch.tensor([magnitude], dtype=torch.float64), dtype)[0]) == expected
+
+
+@pytest.mark.parametrize("wide", ["bf16", "f16"])
+def test_weights_of_e2m1_are_those_of_their_format(wide: str) -> None:
+    problem = GemmProblem(m=200, n=40, k=416, a="e2m1", b=wide)
+    operands = make_operands(problem, 1, "cpu", sets=1)[0]
+    wanted = wide_mxfp4(operands.a, operands.a_scale.mT)
+    assert torch.equal(upconverted(problem, operands).float(), wanted)
+    operands.d.copy_(wanted @ operands.b.float())
+    expected = reference(problem, operands, 1.0, 0.0)
+    assert expected.compare(operands.d).passed
+    operands.d[7, 3] *= 1.1
+    assert not expected.compare(operands.d).passed

@@ -83,9 +83,34 @@ def test_the_group_follows_from_the_scales(k: int, count: int, scaling: str) -> 
     assert found.problem.a_scale == scaling
 
 
+MX: dict[str, Any] = {"b": unpacked("b", tensor("u8", 64, 128, t=True), "e2m1", 256)}
+
+
+def test_e2m1_weights_have_ue8m0_scales_of_32_elements() -> None:
+    found = gemm(**MX, b_scale=tensor("ue8m0", 8, 64))
+    assert (found.problem.a_dtype, found.problem.a_scale, found.problem.a_align) == ("e2m1", "1x32e8", 16)
+    assert found.scale is not None
+    assert (found.scale.dtype, found.scale.stride) == ("ue8m0", 64)
+    transposed = bound(
+        unpacked("a", tensor("u8", 64, 128), "e2m1", 256),
+        tensor("bf16", 16, 256, t=True),
+        tensor("bf16", 64, 16),
+        None,
+        a_scale=tensor("ue8m0", 8, 64, t=True),
+    )
+    assert (transposed.problem.a_scale, transposed.problem.d_major) == ("1x32e8", "n")
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
+        (
+            {**MX, "b_scale": tensor("bf16", 8, 64)},
+            r"must be ue8m0 \(8, 64\): pass b_scale.view\(torch.float8_e8m0fnu\)",
+        ),
+        ({**MX, "b_scale": tensor("ue8m0", 4, 64)}, r"must be \(8, 64\): one scale"),
+        ({**MX, "b_scale": None}, "b is e2m1, and b_scale is missing"),
+        ({**MX, "b_scale": tensor("ue8m0", 8, 64), "b_zero": tensor("ue8m0", 8, 64)}, "which has no zero points"),
         ({"b_scale": tensor("bf16", 3, 64)}, r"must be \(2, 64\) or \(4, 64\) or \(8, 64\)"),
         ({"b_scale": tensor("f16", 4, 64)}, "must be bf16"),
         ({"b_scale": tensor("bf16", 64, 4, t=True)}, "it must be contiguous along N"),
@@ -119,6 +144,7 @@ def test_a_batch_of_weights_has_a_batch_of_scales() -> None:
         (tensor("bf16", 64, 128), "u4", "to read it as u4 it must be a tensor of bytes"),
         (tensor("u8", 64, 128), "bf16", "to read it as bf16 it must be a tensor of bytes"),
         (tensor("u8", 128, 64), "u4", "must be contiguous"),
+        (tensor("u8", 64, 24, t=True), "e2m1", "b has K = 48; for e2m1 it must be a multiple of 32"),
     ],
 )
 def test_bytes_that_do_not_hold_it_are_refused(view: TensorView, dtype: Any, says: str) -> None:

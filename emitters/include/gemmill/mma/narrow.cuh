@@ -12,15 +12,25 @@
 
 namespace gemmill {
 
+/// The scale of a group in both halves of a word.
+template <class Wide>
+__device__ inline uint32_t scale_pair(Wide, Wide scale) {
+  return scale.bits * 0x10001u;
+}
+/// For e2m1: the factor by which its pairs are multiplied (Upconvert<e2m1, Wide>), as exact as `Wide` is. From 2^2 on it
+/// is infinite.
+__device__ inline uint32_t scale_pair(bf16, ue8m0 scale) { return __viaddmin_s32(scale.bits, 126, 255) * 0x00800080u; }
+__device__ inline uint32_t scale_pair(f16, ue8m0 scale) { return __viaddmin_s32_relu(scale.bits, -98, 31) * 0x04000400u; }
+
 /// Scales and zero points of one stage: for each group of `Group` elements along K, one value for each row. Group 0:
 /// there are none.
-template <class Wide, int Group, bool Zeros, int TileM, int TileK>
+template <class Scale, class Wide, int Group, bool Zeros, int TileM, int TileK>
 struct GroupLayout {
   static constexpr int kGroup = Group;
   static constexpr bool kHasZeros = Zeros;
   static constexpr int kGroups = Group == 0 ? 0 : max_of(1, TileK / max_of(1, Group));
   /// Bytes of the scales. The zero points follow and take as many.
-  static constexpr int kScaleBytes = kGroups * TileM * int(sizeof(Wide));
+  static constexpr int kScaleBytes = kGroups * TileM * int(sizeof(Scale));
   static constexpr int kBytes = kScaleBytes * (Zeros ? 2 : 1);
 
   /// Called by one thread. Loads the groups of a stage; barrier `full` counts kBytes for them.
@@ -33,7 +43,7 @@ struct GroupLayout {
 
   /// The value of a group and row, in both halves of a word.
   __device__ static uint32_t pair(char const* values, int group, int row) {
-    return *reinterpret_cast<uint16_t const*>(values + (group * TileM + row) * int(sizeof(Wide))) * 0x10001u;
+    return scale_pair(Wide{}, *reinterpret_cast<Scale const*>(values + (group * TileM + row) * int(sizeof(Scale))));
   }
 };
 
@@ -42,13 +52,13 @@ struct GroupLayout {
 ///
 /// A lane needs elements 2 * quad and 2 * quad + 1 of every eight along K, of two rows (PTX ISA, "Register fragments
 /// for wgmma.mma_async.m64nNk16", A). The four lanes of a quad read the same 16 bytes of a row, and each keeps its own
-/// elements. That is one access of the warp without bank conflicts, whatever the swizzle. Writing an upconverted tile
-/// to shared memory and reading it back would move eight times the bytes of a 4-bit tile.
+/// elements; if elements are in the order of fragments, it reads only these. That is one access of the warp without
+/// bank conflicts, whatever the swizzle. Writing an upconverted tile to shared memory and reading it back would move
+/// eight times the bytes of a 4-bit tile.
 template <class Narrow, class Wide, class Layout, class Groups, int Blocks, int K>
 struct NarrowOperand {
   static constexpr int kBits = bits_of<Narrow>;
   static constexpr int kChunkK = 128 / kBits;
-  static constexpr int kEightWords = kBits / 4;
   static_assert(Layout::kPanels == 1, "a row of narrow A must lie within one swizzle span");
   static_assert(K % kChunkK == 0, "a warpgroup reads chunks of 16 bytes along K");
   using Fragment = RegisterFragments<Blocks, K / 16>;
@@ -64,11 +74,11 @@ struct NarrowOperand {
   __device__ NarrowOperand(char const* stages, char const* group_stages, int m, int k)
       : groups(group_stages), row(m + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4) {
     int const byte = row * Layout::kSpan;
-    rows = stages + byte;
+    rows = stages + byte + Chunk<Narrow>::offset(threadIdx.x % 4);
     // Rows 8 apart have the same swizzle. A slice of K starts at a power of two that no chunk of the slice reaches.
     swizzle = (swizzled<Layout::kSpan>(byte) ^ byte) ^ (k * kBits / 8);
     first_group = k / max_of(1, Groups::kGroup);
-    select = Upconvert<Narrow, Wide>::select(threadIdx.x % 4);
+    select = Chunk<Narrow>::template select<Wide>(threadIdx.x % 4);
   }
 
   __device__ void load(Fragment& fragment, int stage) const {
@@ -81,9 +91,7 @@ struct NarrowOperand {
         uint32_t scale = 0, zero = 0;
 #pragma unroll
         for (int chunk = 0; chunk < K / kChunkK; ++chunk) {
-          uint4 const packed = *reinterpret_cast<uint4 const*>(rows + stage * Layout::kBytes + below * Layout::kSpan +
-                                                               (chunk * 16 ^ swizzle));
-          uint32_t const words[5] = {packed.x, packed.y, packed.z, packed.w, 0};
+          Chunk<Narrow> const packed(rows + stage * Layout::kBytes + below * Layout::kSpan + (chunk * 16 ^ swizzle));
 #pragma unroll
           for (int eight = 0; eight < kChunkK / 8; ++eight) {
             int const k = chunk * kChunkK + eight * 8;
@@ -94,7 +102,7 @@ struct NarrowOperand {
                   zero = Groups::pair(values + Groups::kScaleBytes, first_group + k / Groups::kGroup, row + below);
               }
             }
-            uint32_t pair = Upconvert<Narrow, Wide>::pair(words[eight * kEightWords], words[eight * kEightWords + 1], select);
+            uint32_t pair = packed.template pair<Wide>(eight, select);
             if constexpr (Groups::kHasZeros) pair = sub_pair(Wide{}, pair, zero);
             if constexpr (Groups::kGroup > 0) pair = mul_pair(Wide{}, pair, scale);
             fragment.values[block][k / 16][k % 16 / 8 * 2 + half] = pair;

@@ -149,4 +149,55 @@ struct Upconvert<u4, bf16> : UpconvertNibblesShifted<0x43004300> {};
 template <>
 struct Upconvert<s4, bf16> : UpconvertNibblesShifted<0x43084308> {};
 
+/// What a lane reads of 16 bytes of a row: all of them.
+template <class Narrow>
+struct Chunk {
+  uint32_t words[5];
+
+  /// Where a lane begins to read.
+  __device__ static int offset(int) { return 0; }
+  template <class Wide>
+  __device__ static uint32_t select(int quad) { return Upconvert<Narrow, Wide>::select(quad); }
+
+  __device__ explicit Chunk(char const* bytes) {
+    uint4 const packed = *reinterpret_cast<uint4 const*>(bytes);
+    words[0] = packed.x, words[1] = packed.y, words[2] = packed.z, words[3] = packed.w, words[4] = 0;
+  }
+
+  /// The lane's pair of eight adjacent elements, the first of which is element 8 * `eight` of the chunk.
+  template <class Wide>
+  __device__ uint32_t pair(int eight, uint32_t select) const {
+    constexpr int kWords = bits_of<Narrow> / 4;
+    return Upconvert<Narrow, Wide>::pair(words[eight * kWords], words[eight * kWords + 1], select);
+  }
+};
+
+/// The order of fragments (library/e2m1.py): word `quad` of 16 bytes holds the pairs of one lane, numbers 8 * i + 2 *
+/// quad in its low half and their successors in its high half. In each half, number i has its magnitude in bits 3 * i to
+/// 3 * i + 2, and its sign in bit 12 + (i ^ 1).
+template <>
+struct Chunk<e2m1> {
+  uint32_t word;
+
+  __device__ static int offset(int quad) { return 4 * quad; }
+  template <class Wide>
+  __device__ static uint32_t select(int) { return 0; }
+
+  __device__ explicit Chunk(char const* bytes) : word(*reinterpret_cast<uint32_t const*>(bytes)) {}
+
+  /// Moves the sign to the sign of a `Wide`, and the two bits of the exponent and the fraction to the lowest bits of its
+  /// exponent and the highest of its fraction. As a subnormal or normal `Wide` that is the value times 2^(1 - bias). The
+  /// multiplication by the scale also multiplies by 2^(bias - 1), and is exact.
+  template <class Wide>
+  __device__ uint32_t pair(int i, uint32_t) const {
+    constexpr int kPlace = cute::is_same_v<Wide, bf16> ? 6 : 9;
+    int const up = kPlace - 3 * i, sign_up = 3 - (i ^ 1);
+    uint32_t const magnitude = shifted(up) & (0x00070007u << kPlace);
+    return magnitude | (shifted(sign_up) & 0x80008000u);
+  }
+
+ private:
+  __device__ uint32_t shifted(int up) const { return up >= 0 ? word << up : word >> -up; }
+};
+
 }  // namespace gemmill

@@ -87,7 +87,10 @@ struct WgmmaTraits {
       Config::kPromote,
       TwoLevelAccumulators<typename Config::Atom, A, B, ThreadScales, kBlocks, Config::kTileN, Config::kTileK>,
       Accumulators<typename Config::Atom, A, B, kBlocks, kSliceK>>;
-  using Groups = GroupLayout<typename Config::B, Config::kGroup, Config::kZeros, Config::kTileM, Config::kTileK>;
+  /// e2m1 has scales of type ue8m0, other types scales of B's type.
+  using GroupScale = cute::conditional_t<cute::is_same_v<typename Config::A, e2m1>, ue8m0, typename Config::B>;
+  using Groups =
+      GroupLayout<GroupScale, typename Config::B, Config::kGroup, Config::kZeros, Config::kTileM, Config::kTileK>;
   using Narrow = NarrowOperand<typename Config::A, typename Config::B, A, Groups, kBlocks, kSliceK>;
   /// The kernel's only parameter: GemmParams or the scheduler's struct derived from it, the descriptors of group scales
   /// if there are any, and the epilogue's parameters.
