@@ -6,7 +6,7 @@
   because CUDA graphs may refer to them (:func:`gemmill.runtime.launch.kernel.load`).
 - **Prepared calls**: until :data:`CALLS` other signatures were used since. They hold no tensors; their signature holds
   the registry that the caller passed.
-- **Layers of experts**: likewise.
+- **Layers of experts, and adapters**: likewise.
 - **Recognised calls**, the fast path to prepared calls (:mod:`gemmill.runtime.api.fast_path`): until there are more
   than :data:`CALLS` buckets of them.
 """
@@ -24,8 +24,8 @@ from gemmill.runtime.registry import Registry
 
 if TYPE_CHECKING:
     from gemmill.library.decompositions.sliced_kernel import SlicedKernel
-    from gemmill.runtime.api.expert_layer import LayerLaunches
     from gemmill.runtime.api.fast_path import RecognisedCall
+    from gemmill.runtime.api.launch_sequence import SharedLaunches
     from gemmill.runtime.launch.kernel import Kernel
     from gemmill.runtime.launch.launcher import PreparedCall
     from gemmill.runtime.select.choice import Choice
@@ -56,8 +56,8 @@ def entries() -> functools._lru_cache_wrapper[Entry[T]]:
 prepared: functools._lru_cache_wrapper[Entry[PreparedCall]] = entries()
 """Prepared calls by :func:`~gemmill.runtime.operands.call.signature`."""
 
-layers: functools._lru_cache_wrapper[Entry[LayerLaunches]] = entries()
-"""Launches of layers of experts by what they depend on."""
+layers: functools._lru_cache_wrapper[Entry[SharedLaunches]] = entries()
+"""Launches of layers of experts, and of adapters, by what they depend on."""
 
 recognised: dict[Hashable, tuple[RecognisedCall, ...]] = {}
 """Buckets of recently launched calls, each call with its matcher; at most :data:`CALLS` buckets."""

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import itertools
 import re
-import threading
 from collections.abc import Callable, Mapping
-from math import prod
 from typing import Any, NamedTuple
 
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.legality.quantities import TMA_ALIGN
+from gemmill.runtime.api.launch_sequence import Addresses, SharedLaunches
 from gemmill.runtime.api.prepare import prepare
 from gemmill.runtime.api.read import read_call
 from gemmill.runtime.launch.routing import CombineLaunch, GatherLaunch, RouteLaunch
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
-from gemmill.runtime.operands.experts import Piece, layer_extents, memory_pieces, transposed
+from gemmill.runtime.operands.experts import Piece, in_memory, layer_extents, memory_pieces, transposed
 from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.operands.routing import (
     BoundCombine,
@@ -53,11 +52,10 @@ _COPIES = ("x", ".rows", ".copy"), ("x_scale", ".rows", ".copy_scale")
 """Addresses of the launches that copy."""
 
 
-class LayerAddresses:
-    """Gives the addresses that the launches of a layer take, for other tensors like its own. It holds no tensors."""
+class LayerAddresses(Addresses):
+    """The addresses that the launches of a layer take."""
 
     def __init__(self, layer: Layer) -> None:
-        self._pieces = [(f".{name}", piece.offset) for name, piece in layer.pieces.items()]
         of_a = {"a": ".copy"} if layer.copies else {"a": "x", "rows": ".rows"}
         of_first = {**of_a, "b": "w1", "offsets": ".offsets", "out": ".inner"}
         of_second = {"a": ".inner", "b": "w2", "offsets": ".offsets", "out": ".y"}
@@ -66,46 +64,29 @@ class LayerAddresses:
             of_second |= {"a_scale": ".inner_scale", "b_scale": "w2_scale"}
         products = (layer.first, of_first), (layer.second, of_second)
         first, second = ([names.get(place, place) for place in gemm.places] for gemm, names in products)
-        self._names = (
+        names = (
             ("topk_ids", ".offsets", ".rows", ".places"),
             *_COPIES[: len(layer.copies)],
             first,
             second,
             (".y", ".places", "topk_weights", "", "out"),
         )
-
-    def of(self, tensors: Mapping[str, TensorView]) -> list[tuple[int, ...]]:
-        """Return the addresses for each launch of a layer; 0 for a tensor that a launch does not have."""
-        at = {name: tensor.ptr for name, tensor in tensors.items()}
-        for name, offset in self._pieces:
-            at[name] = at["."] + offset
-        return [tuple([at.get(name, 0) for name in names]) for names in self._names]
+        super().__init__(layer.pieces, names)
 
 
-class LayerLaunches:
-    """The launches of all layers with the same extents, strides, dtypes and options, for tensors at any addresses. It
-    holds no tensors; threads may share it."""
+class LayerLaunches(SharedLaunches):
+    """The launches of all layers with the same extents, strides, dtypes and options."""
 
     def __init__(self, layer: Layer) -> None:
         handle = layer.first.stream
-        self.memory_bytes = layer.tensors["."].shape[0]
-        """Bytes of the memory between the launches."""
-        self._check, self._names, self._addresses = layer.check, tuple(layer.tensors), LayerAddresses(layer)
-        self._launches: list[Any] = [
+        launches = (
             RouteLaunch(layer.route, handle),
             *[GatherLaunch(copy, handle) for copy in layer.copies],
             prepare(layer.first).launcher,
             prepare(layer.second).launcher,
             CombineLaunch(layer.combine, handle),
-        ]
-        self._lock = threading.Lock()
-
-    def launch(self, stream: int, tensors: Mapping[str, TensorView]) -> None:
-        """Launch on a stream, on tensors like :attr:`Layer.tensors`."""
-        self._check(tuple([tensors[name].ptr for name in self._names]))
-        with self._lock:
-            for launch, addresses in zip(self._launches, self._addresses.of(tensors), strict=True):
-                launch.launch(stream, addresses)
+        )
+        super().__init__(launches, LayerAddresses(layer), layer.tensors, layer.check)
 
 
 def epilogue_of(activation: str) -> str:
@@ -149,22 +130,17 @@ def bind_layer(
     gathers = x.dtype != "e4m3" and are_apart and has_aligned_rows(x, TMA_ALIGN)  # with scales, a copy is faster
     pieces, size = memory_pieces(extents, x.dtype, not gathers)
     memory = view(allocate((size,), "u8"), "memory between launches", options["stream"])
-
-    def piece(name: str) -> TensorView:
-        offset, shape, dtype = pieces[name]
-        strides = tuple([prod(shape[axis + 1 :]) for axis in range(len(shape))])
-        return TensorView(memory.ptr + offset, shape, strides, dtype, memory.device, owner=memory.owner)
-
-    offsets, rows, places, inner, y = map(piece, ("offsets", "rows", "places", "inner", "y"))
+    between = in_memory(pieces, memory)
+    offsets, rows, places, inner, y = (between[name] for name in ("offsets", "rows", "places", "inner", "y"))
     route = bind_route(tensors["topk_ids"], extents.experts, offsets, rows, places)
     copies, of_a = [], {"a": x, "rows": rows}
     if not gathers:
-        of_a = {"a": piece("copy")}
+        of_a = {"a": between["copy"]}
         copies = [BoundGather(x, rows, of_a["a"])]
     of_first = {"b": transposed(tensors["w1"]), "offsets": offsets, "out": inner, "epilogue": epilogue}
     of_scales: dict[str, Any] = {}
     if x.dtype == "e4m3":
-        scale, of_a["a_scale"] = transposed(piece("inner_scale")), transposed(piece("copy_scale"))
+        scale, of_a["a_scale"] = transposed(between["inner_scale"]), transposed(between["copy_scale"])
         copies.append(BoundGather(tensors["x_scale"], rows, of_a["a_scale"]))
         of_first["epilogue"] = text = quantising(epilogue)
         name_of_scale = next(o.name for o in read_epilogue(text).outputs if o.kind == "block")

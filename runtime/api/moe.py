@@ -8,15 +8,16 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from gemmill.library.dtypes import DTypeName, default_output
-from gemmill.library.errors import GemmillError, OperandError
+from gemmill.library.errors import OperandError
 from gemmill.library.input.keywords import unexpected
 from gemmill.runtime.api import caches
 from gemmill.runtime.api.expert_layer import Layer, LayerLaunches, bind_layer, epilogue_of
+from gemmill.runtime.api.launch_sequence import PlanOfLaunches, SharedLaunches
 from gemmill.runtime.api.prepare import prepare
 from gemmill.runtime.api.read import KEYWORDS
 from gemmill.runtime.api.streams import Stream, allocate, allocates, handle_of, stream_to_follow
 from gemmill.runtime.launch.plan import Plan
-from gemmill.runtime.launch.routing import CombineLaunch, GatherLaunch, RouteLaunch
+from gemmill.runtime.launch.routing import CombineLaunch, GatherLaunch, RouteLaunch, TokenLaunch
 from gemmill.runtime.operands.epilogue_arguments import is_number, read_epilogue
 from gemmill.runtime.operands.experts import layer_extents
 from gemmill.runtime.operands.tensors import Tensor, TensorView, view, view_table
@@ -131,12 +132,14 @@ def interleaved(gate_up: Any) -> Any:
     return runs.swapaxes(1, 2).reshape(shape)
 
 
-class MoePlan:
+class MoePlan(PlanOfLaunches):
     """A layer of experts on given tensors, selected, compiled, loaded and encoded. Calling the plan only launches.
 
     :func:`gemmill.plan_moe` makes plans. A plan keeps its tensors alive until you close it, with :meth:`close` or at
     the end of a ``with`` block. Use it from one thread at a time.
     """
+
+    _made_by = "gemmill.plan_moe"
 
     def __init__(self, layer: Layer, stream: Callable[[], int]) -> None:
         handle = layer.first.stream
@@ -144,37 +147,10 @@ class MoePlan:
         """The plan of the first product."""
         self.second = Plan(layer.second, prepare(layer.second), stream)
         """The plan of the second product."""
-        self.out = layer.out
-        """The tensor that it writes."""
-        self._layer: Layer | None = layer  # keeps memory alive
-        self._stream = stream
-        self._route = RouteLaunch(layer.route, handle)
-        self._copies = [GatherLaunch(copy, handle) for copy in layer.copies]
-        self._combine = CombineLaunch(layer.combine, handle)
-
-    def __call__(self) -> None:
-        """Launch on the stream given to :func:`gemmill.plan_moe`, or on PyTorch's current one."""
-        if self._layer is None:
-            raise GemmillError("this plan is closed: make a new one with gemmill.plan_moe")
-        stream = self._stream()
-        self._route.launch(stream)
-        for copy in self._copies:
-            copy.launch(stream)
-        self.first()
-        self.second()
-        self._combine.launch(stream)
-
-    def close(self) -> None:
-        """Release tensors and parameters; later calls raise an error. Running launches finish."""
-        self.first.close()
-        self.second.close()
-        self._layer = self.out = None
-
-    def __enter__(self) -> MoePlan:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        launches: list[TokenLaunch | Plan] = [RouteLaunch(layer.route, handle)]
+        launches += [GatherLaunch(copy, handle) for copy in layer.copies]
+        launches += [self.first, self.second, CombineLaunch(layer.combine, handle)]
+        super().__init__(launches, layer.out, layer, stream)
 
 
 def launch_moe(
@@ -187,7 +163,7 @@ def launch_moe(
     """Launch a layer with the arguments of :func:`moe`: its tensors by keyword, operands of its activation and keywords
     of both products. Returns ``out``."""
     given = _Given.read(tensors, operands, stream)
-    entry: caches.Entry[LayerLaunches] = caches.Entry()
+    entry: caches.Entry[SharedLaunches] = caches.Entry()
     with suppress(TypeError):  # an unhashable option, which is refused later
         entry = caches.layers(given.signature(activation, options))
     if (launches := entry.value) is None:

@@ -52,6 +52,10 @@ class Piece(NamedTuple):
     dtype: DTypeName
 
 
+Shapes = dict[str, tuple[tuple[int, ...], DTypeName]]
+"""Shapes and dtypes of tensors by name."""
+
+
 def memory_pieces(extents: LayerExtents, dtype: DTypeName, copies: bool) -> tuple[dict[str, Piece], int]:
     """Return the tensors between the launches of a layer by name, and the bytes of all.
 
@@ -60,7 +64,7 @@ def memory_pieces(extents: LayerExtents, dtype: DTypeName, copies: bool) -> tupl
         dtype: Dtype of tokens and weights.
         copies: Whether the rows of tokens are copied.
     """
-    shapes: dict[str, tuple[tuple[int, ...], DTypeName]] = {
+    shapes: Shapes = {
         "offsets": ((extents.experts,), "s32"),
         "rows": ((extents.rows,), "s32"),
         "places": ((extents.tokens, extents.slots), "s32"),
@@ -73,11 +77,31 @@ def memory_pieces(extents: LayerExtents, dtype: DTypeName, copies: bool) -> tupl
         shapes["copy"] = (extents.rows, extents.hidden), dtype
     if copies and dtype == "e4m3":
         shapes["copy_scale"] = (-(-extents.hidden // SCALE_BLOCK), extents.rows), "f32"
+    return packed(shapes)
+
+
+def packed(shapes: Shapes) -> tuple[dict[str, Piece], int]:
+    """Return tensors of these shapes one after another in memory, and the bytes of all."""
     pieces, offset = {}, 0
-    for name, (shape, of_piece) in shapes.items():
-        pieces[name] = Piece(offset, shape, of_piece)
-        offset = align_up(offset + prod(shape) * TABLE[of_piece].bytes, PIECE_ALIGN)
+    for name, (shape, dtype) in shapes.items():
+        pieces[name] = Piece(offset, shape, dtype)
+        offset = align_up(offset + prod(shape) * TABLE[dtype].bytes, PIECE_ALIGN)
     return pieces, offset
+
+
+def in_memory(pieces: Mapping[str, Piece], memory: TensorView) -> dict[str, TensorView]:
+    """Return pieces of memory as tensors."""
+    return {
+        name: TensorView(
+            memory.ptr + offset,
+            shape,
+            tuple([prod(shape[axis + 1 :]) for axis in range(len(shape))]),
+            dtype,
+            memory.device,
+            owner=memory.owner,
+        )
+        for name, (offset, shape, dtype) in pieces.items()
+    }
 
 
 PIECE_ALIGN = 256

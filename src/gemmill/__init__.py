@@ -5,9 +5,9 @@
     >>> d = gemmill.matmul(a, b)
 
 ``matmul``, ``grouped_matmul`` and ``array_matmul`` run GEMMs; ``plan`` prepares one for repeated launches; ``moe``
-runs a layer of experts, and ``route`` and ``combine`` lead from tokens to the groups of their experts and back. A
-``Registry`` has the kernels of manifests and packs, and selects the one for a problem. Names are imported on first use,
-so ``import gemmill`` is cheap and needs neither CUDA nor a GPU.
+runs a layer of experts, ``lora`` adds the products of adapters, and ``route`` and ``combine`` lead from tokens to the
+groups of their experts and back. A ``Registry`` has the kernels of manifests and packs, and selects the one for a
+problem. Names are imported on first use, so ``import gemmill`` is cheap and needs neither CUDA nor a GPU.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ if TYPE_CHECKING:
     from gemmill.library.problem import GemmProblem as GemmProblem
     from gemmill.runtime.api.grouped import array_matmul as array_matmul
     from gemmill.runtime.api.grouped import grouped_matmul as grouped_matmul
+    from gemmill.runtime.api.lora import LoraPlan as LoraPlan
+    from gemmill.runtime.api.lora import lora as lora
+    from gemmill.runtime.api.lora import plan_lora as plan_lora
     from gemmill.runtime.api.matmul import matmul as matmul
     from gemmill.runtime.api.matmul import plan as plan
     from gemmill.runtime.api.moe import MoePlan as MoePlan
@@ -79,6 +82,7 @@ _HOMES = {
     "GemmProblem": "gemmill.library.problem",
     "Gpu": "gemmill.library.arch",
     "KernelSet": "gemmill.library.manifest.kernelset",
+    "LoraPlan": "gemmill.runtime.api.lora",
     "MoePlan": "gemmill.runtime.api.moe",
     "Pack": "gemmill.runtime.storage.pack",
     "Plan": "gemmill.runtime.launch.plan",
@@ -91,9 +95,11 @@ _HOMES = {
     "grouped_matmul": "gemmill.runtime.api.grouped",
     "interleaved": "gemmill.runtime.api.moe",
     "load_manifest": "gemmill.library.manifest.load",
+    "lora": "gemmill.runtime.api.lora",
     "matmul": "gemmill.runtime.api.matmul",
     "moe": "gemmill.runtime.api.moe",
     "plan": "gemmill.runtime.api.matmul",
+    "plan_lora": "gemmill.runtime.api.lora",
     "plan_moe": "gemmill.runtime.api.moe",
     "route": "gemmill.runtime.api.routing",
     **dict.fromkeys(

@@ -1,5 +1,6 @@
 """gemmill for PyTorch: ``enabled`` and ``install`` run a program's matmuls on gemmill, ``stats`` counts them,
-``convert``, ``Linear`` and ``Experts`` quantise layers, ``mxfp4`` reads such weights, ``moe`` runs a layer of experts.
+``convert``, ``Linear`` and ``Experts`` quantise layers, ``mxfp4`` reads such weights, ``moe`` runs a layer of experts,
+and ``lora`` adapters.
 
 Importing this module registers the operators ``torch.ops.gemmill.*``. A process that loads an exported program must
 import it first. A program that compiles its own calls of ``gemmill.matmul`` need not. It also gives transformers'
@@ -14,6 +15,7 @@ from gemmill.runtime.torch.layers.conversion import convert as convert
 from gemmill.runtime.torch.layers.experts import Experts as Experts
 from gemmill.runtime.torch.layers.linear import Linear as Linear
 from gemmill.runtime.torch.layers.mxfp4 import mxfp4 as mxfp4
+from gemmill.runtime.torch.lora import lora as lora
 from gemmill.runtime.torch.operators import run_on_cpu as run_on_cpu
 from gemmill.runtime.torch.takeover.overrides import enabled as enabled
 from gemmill.runtime.torch.takeover.overrides import install as install
@@ -28,6 +30,7 @@ __all__ = [
     "convert",
     "enabled",
     "install",
+    "lora",
     "moe",
     "mxfp4",
     "reset_stats",

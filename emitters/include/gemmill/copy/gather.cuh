@@ -33,6 +33,8 @@ struct GatherLoad {
   uint32_t first;
   /// Offsets of this thread's rows of A, in chunks: 32 bits reach 64 GiB.
   uint32_t rows[kRows];
+  /// How many of them the group has.
+  int count;
   /// This thread's chunk of the first row of A, at the current K tile.
   char const* from;
 
@@ -42,10 +44,11 @@ struct GatherLoad {
                   "all rows of a thread have the same place in the period of the swizzle");
   }
 
-  /// Reads the index for the tile of rows from `m` on, of a group that ends at row `end`. In place of rows beyond the
-  /// group, the group's last row is copied; it affects only rows of D that are not stored.
+  /// Reads the index for the tile of rows from `m` on, of a group that ends at row `end`. Rows beyond the group are not
+  /// copied: those in shared memory affect only rows of D that are not stored.
   __device__ void begin(GatherParams const& params, int m, int end) {
     from = params.a_pointer + chunk() * kChunk;
+    count = (end - m - row() + kStep - 1) / kStep;
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
       rows[i] = gathered_row(params, min(m + row() + i * kStep, end - 1)) * uint32_t(params.a_row_chunks);
@@ -55,7 +58,7 @@ struct GatherLoad {
   /// is for the next K tile.
   __device__ void operator()(int stage, int left) {
     uint32_t const target = first + stage * Layout::kBytes;
-    if (left >= Layout::kSpan) {
+    if (left >= Layout::kSpan && count >= kRows) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
         asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(target + i * kStep * Layout::kSpan),
@@ -65,9 +68,11 @@ struct GatherLoad {
       int const bytes = min(max(left - chunk() * kChunk, 0), kChunk);
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target + i * kStep * Layout::kSpan),
-                     "l"(from + uint64_t(rows[i]) * kChunk), "r"(bytes)
-                     : "memory");
+        if (i < count)
+          asm volatile(
+              "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target + i * kStep * Layout::kSpan),
+              "l"(from + uint64_t(rows[i]) * kChunk), "r"(bytes)
+              : "memory");
     }
     from += Layout::kSpan;
   }

@@ -1,0 +1,72 @@
+"""Products of low-rank adapters by operators on the CPU: values, gradients, compiled programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+import gemmill.torch  # noqa: E402
+from gemmill.runtime.torch.experts import Routed  # noqa: E402
+
+IDS = torch.tensor([2, 0, -1, 2, 4, 0, 3], dtype=torch.int32)
+"""Adapter 1 has no token; tokens 2 and 4 have no adapter."""
+
+
+def operands(dtype: Any = torch.float64) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"x": (7, 24), "a": (4, 8, 24), "b": (4, 16, 8), "y": (7, 16), "scale": (7,)}
+    drawn = {name: torch.randn(shape, dtype=torch.float64, generator=generator) for name, shape in shapes.items()}
+    return {name: x.to(dtype).requires_grad_() for name, x in drawn.items()}
+
+
+def plain(x: Any, a: Any, b: Any, y: Any, scale: Any) -> Any:
+    """The definition, token after token."""
+    rows = []
+    for token, adapter in enumerate(IDS.tolist()):
+        row = y[token].double()
+        if 0 <= adapter < len(a):
+            row = row + scale[token].double() * (b[adapter].double() @ (a[adapter].double() @ x[token].double()))
+        rows.append(row)
+    return torch.stack(rows)
+
+
+def test_values_and_gradients_are_those_of_the_definition() -> None:
+    given = operands()
+    x, a, b = (given[name] for name in "xab")
+    found, wanted = gemmill.torch.lora(x, a, b, IDS, y=given["y"], scale=given["scale"]), plain(**given)
+    torch.testing.assert_close(found, wanted)
+    g = torch.randn(wanted.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    leaves = [*given.values()]
+    for x, y in zip(torch.autograd.grad(found, leaves, g), torch.autograd.grad(wanted, leaves, g), strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_layers_may_share_a_routing() -> None:
+    given = operands()
+    x, a, b = (given[name] for name in "xab")
+    routed = Routed.of(IDS[:, None], 4)
+    places = torch.where(routed.used, routed.places, -1)
+    routing = gemmill.Routing(routed.offsets, routed.rows.int(), places.int())
+    found = gemmill.torch.lora(x, a, b, routing, scale=0.5)
+    wanted = plain(x, a, b, torch.zeros(7, 16), torch.full((7,), 0.5))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_types_of_bf16() -> None:
+    given = operands(torch.bfloat16)
+    x, a, b = (given[name] for name in "xab")
+    assert gemmill.torch.lora(x, a, b, IDS.long(), scale=2.0).dtype == torch.bfloat16
+    found = gemmill.torch.lora(x, a, b, IDS, y=given["y"].float(), scale=given["scale"])
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), plain(**given), rtol=0.02, atol=0.4)
+    found.sum().backward()
+    assert all(leaf.grad.dtype == torch.bfloat16 and leaf.grad.isfinite().all() for leaf in given.values())
+
+
+def test_meta_tensors_have_the_shape_of_the_result() -> None:
+    given = {name: x.detach().to("meta") for name, x in operands(torch.bfloat16).items()}
+    routing = gemmill.Routing(*(torch.empty(n, dtype=torch.int32, device="meta") for n in ((4,), (7,), (7, 1))))
+    assert gemmill.torch.lora(given["x"], given["a"], given["b"], routing).shape == (7, 16)
