@@ -42,9 +42,10 @@ def in_turn(launches: Sequence[Callable[[], object]]) -> Callable[[int], None]:
 
 def launch_of(problem: Any, operands: Sequence[Any], kernel: SlicedKernel, registry: Any) -> Callable[[int], None]:
     """The launch of a kernel, with its number of split-K slices, on each operand set."""
-    from gemmill.profiler.measure.operands import natural_alpha, plan_options
+    from gemmill.profiler.measure.operands import as_called, natural_alpha, plan_options
     from gemmill.runtime.api.matmul import plan
 
+    problem, operands = as_called(problem, operands)
     options = {"alpha": natural_alpha(problem), "registry": registry, "kernel": kernel.name, "slices": kernel.slices}
     return in_turn([plan(x.a, x.b, out=x.d, **options, **plan_options(problem, x)) for x in operands])
 

@@ -17,6 +17,7 @@ from gemmill.emitters.epilogue.text import (
 )
 from gemmill.emitters.placeholders import placeholders
 from gemmill.emitters.wgmma_atom import wgmma_atom
+from gemmill.library.config.batchings import GROUPED_EXTENT
 from gemmill.library.config.model import GemmConfig, InputName
 from gemmill.library.config.names import kernel_name
 from gemmill.library.dtypes import DTYPES
@@ -71,6 +72,8 @@ $entry(__grid_constant__ Kernel::Params const params) {
 _SCHEDULERS = {
     "grouped": "RowGroupScheduler<Order, TileK, false>",
     "masked": "RowGroupScheduler<Order, TileK, true>",
+    "ngrouped": "ColumnGroupScheduler<Order, TileK, false>",
+    "nmasked": "ColumnGroupScheduler<Order, TileK, true>",
     "kgrouped": "KGroupScheduler<Order, TileK>",
     "array": "ArrayScheduler<Order, TileK>",
     "nested": "NestedScheduler<Order, TileK>",
@@ -112,6 +115,9 @@ def _offsets(config: GemmConfig) -> dict[str, int]:
     return offsets
 
 
+_OTHER = {"m": "n", "n": "m"}
+
+
 def _at(descriptor: str) -> int:
     """The byte offset of a descriptor of ``GemmParams``."""
     return _DESCRIPTORS.index(descriptor) * TMA_BYTES
@@ -125,7 +131,7 @@ def _boxes(plan: WgmmaPlan, name: InputName) -> Iterator[TmaBox]:
     peers = config.cluster.n if name == "a" else config.cluster.m
     k_major, batching = operand.major == "k", config.scheduler.batching
     # Boxes of grouped rows can overlap the next group, and arrays and groups along K use other descriptors.
-    has_tail = k_major and batching in ("strided", "nested", *(("grouped", "masked") if name == "b" else ()))
+    has_tail = k_major and (batching in ("strided", "nested") or GROUPED_EXTENT.get(batching) == _OTHER[mn])
     rows = config.tile.k if not k_major else config.tile.m if name == "a" else config.tile.n
     box = TmaBox(
         operand=name,
@@ -164,7 +170,7 @@ def _output_boxes(plan: WgmmaPlan) -> Iterator[TmaBox]:
     anywhere = batching == "array"
     if plan.stored_c:
         yield replace(_staged_box(plan, "c", plan.stored_c, _at("c")), anywhere=anywhere)
-    window = SUBTILE_M if batching in ("grouped", "masked") else 0
+    window = {"m": SUBTILE_M, "n": plan.subtile_n}.get(GROUPED_EXTENT.get(batching, ""), 0)
     box = _staged_box(plan, "partials" if plan.has_second_kernel else "d", plan.stored_d, _at("d"))
     yield replace(box, window=window, anywhere=anywhere)
 

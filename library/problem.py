@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
+from gemmill.library.config import batchings
 from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, RowsName, ScaleName
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import LINEAR, has_transpose, is_gated, pairs_rows, parse, spelling
@@ -25,9 +26,9 @@ half counts. Times of different regimes are not comparable."""
 REGIMES: tuple[Regime, ...] = get_args(Regime)
 """Both regimes."""
 ASSUMED_ROWS = 128
-"""Rows of a masked group that are assumed to be in use if the caller does not pass ``expected_rows``. Over 32 problems
-that use 20 to 1,024 of 4,096 rows, this assumption costs 1 to 9%; the assumption that groups are full costs 4 to
-35%."""
+"""Rows (nmasked: columns) of a masked group that are assumed to be in use if the caller does not pass
+``expected_rows``. Over 32 problems that use 20 to 1,024 of 4,096 rows, this assumption costs 1 to 9%; the assumption
+that groups are full costs 4 to 35%."""
 _TRANSPOSED: Mapping[MajorCD, MajorCD] = MappingProxyType({"n": "m", "m": "n", "any": "any"})
 """The major of C and D after transposition."""
 
@@ -84,13 +85,13 @@ class GemmProblem:
     batching: BatchingName = "strided"
     """How the kernel finds the matrices of the batch; see :class:`~gemmill.library.config.model.Scheduler`. ``m`` is
     the total number of rows of all groups for ``grouped``, and the capacity of one group for ``masked``; ``k`` is the
-    total of all groups for ``kgrouped``."""
+    total of all groups for ``kgrouped``. ``n`` is that total or capacity for ``ngrouped`` and ``nmasked``."""
     epilogue: str = LINEAR
     """The canonical text of the operation on each sum before it is stored. A gated epilogue halves the columns of D, or
     its rows."""
     expected_rows: int | None = None
     """For ``masked``: the average number of rows in use per group, for which the selector picks a kernel. Results are
-    correct for any number. None: :data:`ASSUMED_ROWS`, or the capacity if it is smaller."""
+    correct for any number. None: :data:`ASSUMED_ROWS`, or the capacity if it is smaller. For ``nmasked``: columns."""
     rows: RowsName = "stored"
     """How the kernel finds the rows of A; see :class:`~gemmill.library.config.model.Scheduler`. With ``gathered``, A
     may have any number of rows."""
@@ -149,7 +150,7 @@ class GemmProblem:
                 value_text = extent if extent.bit_length() <= 128 else f"a number of {extent.bit_length()} bits"
                 raise ValueError(f"{name} is {value_text}; it must be from 1 to {MAX_EXTENT:,}")
         try:
-            problem_words.check_expected_rows(self.expected_rows, self.batching, self.m)
+            problem_words.check_expected_rows(self.expected_rows, self.batching, self.m, self.n)
             parse(self.epilogue)
         except ProblemError as error:
             raise ValueError(error) from None
@@ -185,33 +186,32 @@ class GemmProblem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations: 2 M N K for each matrix of the batch; grouped matrices share M or K in total."""
-        matrices = 1 if self.batching in ("grouped", "kgrouped") else self.batch
+        """Floating-point operations: 2 M N K for each matrix of the batch; grouped matrices share an extent in
+        total."""
+        matrices = 1 if self.batching in batchings.OFFSETS else self.batch
         return 2 * self.m * self.n * self.k * matrices
 
     @property
     def expected_flops(self) -> int:
         """:attr:`flops`; for masked groups only those of the rows that are expected to be in use."""
-        return self.typical().flops if self.batching == "masked" else self.flops
+        return self.typical().flops if self.batching in batchings.MASKED else self.flops
 
     def typical(self) -> GemmProblem:
         """A strided batch of equal matrices with about the same cost: groups have their average size, and masked groups
         the rows that are expected to be in use."""
-        if self.batching == "masked":
-            rows = self.expected_rows or min(self.m, ASSUMED_ROWS)
-            return self.but(m=rows, batching="strided", expected_rows=None)
-        if self.batching == "grouped":
-            return self.but(m=-(-self.m // max(self.batch, 1)), batching="strided", rows="stored")
-        if self.batching == "kgrouped":
-            return self.but(k=-(-self.k // max(self.batch, 1)), batching="strided")
-        return self
+        if (along := batchings.GROUPED_EXTENT.get(self.batching)) is None:
+            return self
+        size = -(-getattr(self, along) // max(self.batch, 1))
+        if self.batching in batchings.MASKED:
+            size = self.expected_rows or min(getattr(self, along), ASSUMED_ROWS)
+        return self.but(**{along: size}, batching="strided", expected_rows=None, rows="stored")
 
     @property
     def with_narrow_a(self) -> GemmProblem:
-        """The transpose if B is narrow and has group scales, because kernels upconvert and scale only A. Otherwise, and
-        for groups and epilogues that cannot be transposed, the problem itself."""
-        can_swap = self.batching == "strided" and has_transpose(self.epilogue)
-        if upconverts_a(self.b_dtype, self.a_dtype) and self.b_scale != "none" and can_swap:
+        """The transpose if B is narrow and has group scales or groups of rows, because kernels upconvert and scale only
+        A. Otherwise, and for epilogues that cannot be transposed, the problem itself."""
+        needs_swap = self.b_scale != "none" if self.batching == "strided" else self.batching in batchings.TRANSPOSED
+        if upconverts_a(self.b_dtype, self.a_dtype) and needs_swap and has_transpose(self.epilogue):
             return self.transposed
         return self
 
@@ -224,7 +224,8 @@ class GemmProblem:
 
     @property
     def transposed(self) -> GemmProblem:
-        """The same work as D^T = B^T A^T: A and B are swapped, as are M and N and the majors of C and D.
+        """The same work as D^T = B^T A^T: A and B are swapped, as are M and N, the majors of C and D, and groups along
+        M and N.
 
         The majors of A and B remain, because they are named relative to K.
         """
@@ -241,6 +242,7 @@ class GemmProblem:
             b_scale=self.a_scale,
             c_major=_TRANSPOSED[self.c_major] if self.c_major else None,
             d_major=_TRANSPOSED[self.d_major],
+            batching=batchings.TRANSPOSED.get(self.batching, self.batching),
             epilogue=LINEAR if self.epilogue == LINEAR else spelling(transposed(parse(self.epilogue))),
         )
 

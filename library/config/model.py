@@ -27,7 +27,7 @@ ScaleName = Literal[
 ScheduleName = Literal["cooperative", "pingpong", "multistage", "simt", "gemv"]
 RasterName = Literal["m", "n"]
 DecompositionName = Literal["tiles", "splitk", "stream", "cluster", "serial", "tree"]
-BatchingName = Literal["strided", "nested", "array", "grouped", "masked", "kgrouped"]
+BatchingName = Literal["strided", "nested", "array", "grouped", "masked", "kgrouped", "ngrouped", "nmasked"]
 RowsName = Literal["stored", "gathered"]
 Promotion = Literal[0, 4]
 
@@ -202,6 +202,8 @@ class Scheduler:
                 "grouped": "groups along M of A and D, at offsets",
                 "masked": "groups of equal capacity along M, with row counts",
                 "kgrouped": "groups along K of A and B, at offsets",
+                "ngrouped": "`grouped` transposed: groups along N of B and D",
+                "nmasked": "`masked` transposed",
             },
             unsaid=True,
             format=True,

@@ -6,7 +6,8 @@ launch also depends on the sizes, so measurements record them.
 - ``balanced``: sizes are as equal as possible; masked groups are full.
 - ``zipf:S``: sizes are proportional to 1, 2^-S, 3^-S, ..., as when tokens select experts. The order of the groups is
   random, with the seed :data:`SEED`. The largest masked group is full.
-- a list: the size of each group. Sizes add up to M for groups of rows, and to K for groups along K.
+- a list: the size of each group. Sizes add up to M for groups of rows, to N for groups of columns, and to K for groups
+  along K.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from gemmill.library.config.batchings import GROUPED_EXTENT, MASKED
 from gemmill.library.errors import ProblemError
 
 if TYPE_CHECKING:
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
 BALANCED = "balanced"
 SEED = 0
 """Seed of the random order of the groups."""
-WITH_SIZES = ("grouped", "masked", "kgrouped")
-"""Batchings whose matrices can differ in size."""
 MAX_EXPONENT = 10.0
 _FORMS = "it must be balanced, zipf:S such as zipf:1.1, or a size for each group such as 128,64,0,64"
 
@@ -37,7 +37,7 @@ def checked_sizes(problem: GemmProblem, sizes: str | Sequence[int] | None) -> st
     Raises:
         ProblemError: the problem has no groups of different sizes, or the sizes do not match it.
     """
-    if problem.batching not in WITH_SIZES:
+    if problem.batching not in GROUPED_EXTENT:
         if sizes is None or sizes == "":
             return ""
         raise ProblemError(f"sizes is {sizes!r:.80}, but {problem} has no groups; omit sizes")
@@ -53,13 +53,14 @@ def checked_sizes(problem: GemmProblem, sizes: str | Sequence[int] | None) -> st
     numbers = [*map(int, text.split(","))]
     if len(numbers) != problem.batch:
         raise ProblemError(f"sizes has {len(numbers)} numbers, but {problem} has {problem.batch} groups; {_FORMS}")
-    if problem.batching == "masked":
-        if max(numbers) > problem.m:
+    extent, name = _extent(problem), GROUPED_EXTENT[problem.batching]
+    if problem.batching in MASKED:
+        if max(numbers) > extent:
+            what = "rows" if name == "m" else "columns"
             raise ProblemError(
-                f"sizes contains {max(numbers)}; a masked group of {problem} has at most m = {problem.m} rows"
+                f"sizes contains {max(numbers)}; a masked group of {problem} has at most {name} = {extent} {what}"
             )
-    elif sum(numbers) != (extent := _extent(problem)):
-        name = "k" if problem.batching == "kgrouped" else "m"
+    elif sum(numbers) != extent:
         raise ProblemError(f"sizes add up to {sum(numbers)}; they must add up to {name} = {extent}")
     return ",".join(map(str, numbers))
 
@@ -71,14 +72,15 @@ def _joined(sizes: Sequence[int]) -> str:
 
 
 def _extent(problem: GemmProblem) -> int:
-    """The extent that all groups add up to: M or K."""
-    return problem.k if problem.batching == "kgrouped" else problem.m
+    """The extent that all groups add up to, or the capacity of masked groups."""
+    extent: int = getattr(problem, GROUPED_EXTENT[problem.batching])
+    return extent
 
 
 @lru_cache(256)
 def sizes_of(problem: GemmProblem, sizes: str = BALANCED) -> tuple[int, ...]:
     """The size of each group of a problem, from the text of :func:`checked_sizes`; empty if it has no groups."""
-    if problem.batching not in WITH_SIZES:
+    if problem.batching not in GROUPED_EXTENT:
         return ()
     groups, extent = problem.batch, _extent(problem)
     name, _, exponent = (sizes or BALANCED).partition(":")
@@ -89,7 +91,7 @@ def sizes_of(problem: GemmProblem, sizes: str = BALANCED) -> tuple[int, ...]:
         draw = random.Random(SEED)
         places = sorted(range(groups), key=[draw.random() for _ in range(groups)].__getitem__)
         shares = [shares[place] for place in places]
-    if problem.batching == "masked":
+    if problem.batching in MASKED:
         return tuple(round(extent * share) for share in shares)
     return _apportioned(extent, shares)
 
@@ -106,14 +108,14 @@ def _apportioned(total: int, shares: Sequence[float]) -> tuple[int, ...]:
 
 def flops_of(problem: GemmProblem, sizes: str = BALANCED) -> int:
     """Floating-point operations of a problem with groups of these sizes; for masked groups only those of used rows."""
-    if problem.batching != "masked":
+    if problem.batching not in MASKED:
         return problem.flops
-    return 2 * sum(sizes_of(problem, sizes)) * problem.n * problem.k
+    return 2 * sum(sizes_of(problem, sizes)) * (problem.n if problem.batching == "masked" else problem.m) * problem.k
 
 
 def as_full(problem: GemmProblem, sizes: str = BALANCED) -> GemmProblem:
     """The problem with the capacity of masked groups reduced to the average of these sizes."""
-    if problem.batching != "masked":
+    if problem.batching not in MASKED:
         return problem
-    rows = max(1, -(-sum(sizes_of(problem, sizes)) // max(1, problem.batch)))
-    return problem.but(m=rows, expected_rows=rows)
+    size = max(1, -(-sum(sizes_of(problem, sizes)) // max(1, problem.batch)))
+    return problem.but(**{GROUPED_EXTENT[problem.batching]: size}, expected_rows=size)

@@ -14,6 +14,7 @@ from operator import index
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 
+from gemmill.library.config.batchings import GROUPED_EXTENT, MASKED
 from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, RowsName, ScaleName
 from gemmill.library.config.scales import MX_SCALE
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output, find_dtype, unknown
@@ -36,7 +37,8 @@ _SHORT = MappingProxyType({"a": "a_dtype", "b": "b_dtype", "c": "c_dtype", "d": 
 """Short keywords of fields."""
 _NO_C = (("c", "none"), ("c_dtype", "none"))
 """Explicit statements that a problem has no C, for example to override a default of a suite."""
-_GROUPS = ("grouped", "masked", "kgrouped", "array", "nested")
+_GROUPS = (*GROUPED_EXTENT, "array", "nested")
+"""Batchings that a line of text names with the number of groups."""
 _MAJORS: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = MappingProxyType(
     {
         "a_major": (get_args(MajorAB), {"m": "mn"}),
@@ -77,8 +79,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     if "groups" in words:
         if "batch" in words or words.get("batching", "strided") == "strided":
             raise ProblemError(
-                f"groups is {words['groups']!r}; it replaces batch only if batching is grouped, masked, kgrouped, "
-                "array or nested"
+                f"groups is {words['groups']!r}; it replaces batch only if batching is {one_of(_GROUPS)}"
             )
         words["batch"] = words["groups"]
     for name, usual in _USUAL.items():
@@ -91,7 +92,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         raise ProblemError(f"k is {fields['k']}; with e2m1 it must be a multiple of {MX_BLOCK}")
     for name, usual_align in aligns(fields).items():
         fields[name] = _align(name, words.get(name, usual_align))
-    check_expected_rows(fields["expected_rows"], fields["batching"], fields["m"])
+    check_expected_rows(fields["expected_rows"], fields["batching"], fields["m"], fields["n"])
     if fields["rows"] != "stored" and fields["batching"] != "grouped":
         raise ProblemError(
             f"rows is {fields['rows']}, but batching is {fields['batching']}; omit rows, or use batching grouped"
@@ -99,16 +100,19 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: fields[name] for name in FIELDS}
 
 
-def check_expected_rows(rows: int | None, batching: str, m: int) -> None:
+def check_expected_rows(rows: int | None, batching: str, m: int, n: int) -> None:
     """Raises ProblemError if a batch has no masked groups, or if their capacity is less than ``rows``."""
     if rows is None:
         return
-    if batching != "masked":
+    if batching not in MASKED:
         raise ProblemError(
             f"expected_rows is {rows}, but batching is {batching}; omit expected_rows, or use batching masked"
         )
-    if not 1 <= rows <= m:
-        raise ProblemError(f"expected_rows is {rows}; it must be from 1 to m = {m}, the capacity of a group")
+    along, capacity = ("m", m) if batching == "masked" else ("n", n)
+    if not 1 <= rows <= capacity:
+        raise ProblemError(
+            f"expected_rows is {rows}; it must be from 1 to {along} = {capacity}, the capacity of a group"
+        )
 
 
 def check_epilogue(text: object) -> None:

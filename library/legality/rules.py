@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from gemmill.library.config.batchings import GROUPED_EXTENT
 from gemmill.library.config.domains import one_of
 from gemmill.library.config.field_table import TABLE
 from gemmill.library.config.fields import ConfigView, Fields, Value, fields_of
@@ -160,13 +161,16 @@ def _epilogue_family(plan: KernelPlan) -> str | None:
     KernelPlan,
 )
 def _epilogue_groups(plan: KernelPlan) -> str | None:
-    """Only strided batching supports epilogue matrices moved by TMA; array batching needs the linear epilogue."""
+    """Only strided batching supports epilogue matrices moved by TMA; array batching needs the linear epilogue, and with
+    groups along N the epilogue must not pair columns."""
     config = plan.config
     batching, epilogue = config.scheduler.batching, config.epilogue
     if epilogue == LINEAR or batching == "strided":
         return None
     if batching == "array":
         return f"array batching supports only the linear epilogue, not {epilogue}"
+    if is_gated(epilogue) and GROUPED_EXTENT.get(batching) == "n":
+        return f"{batching} batching does not support an epilogue that pairs columns: {epilogue}"
     if any(staged_formats(epilogue)):
         return (
             f"{batching} batching does not support epilogue matrices moved by TMA; write x[m, n] without a major: "

@@ -57,14 +57,10 @@ class Output:
 
     def _place(self, tensor: Any, part: Part, rows: slice) -> Any:
         kind = self.what.kind
-        if kind in ("matrix", "row", "block"):
-            matrices = tensor.reshape(-1, *tensor.shape[-1 if kind == "row" else -2 :])
-            return matrices[part.at, rows]
         if kind == "scalar":
             return tensor
-        return (
-            tensor.reshape(-1, *tensor.shape[-1:])[part.index] if kind == "column" else tensor.reshape(-1)[part.index]
-        )
+        places = {"matrix": (rows, part.columns), "block": (rows,), "row": (rows,), "column": (part.columns,)}
+        return _of_matrix(tensor, kind, part)[places.get(kind, ())]
 
 
 def outputs_of(problem: GemmProblem, device: Any) -> dict[str, Output]:
@@ -110,14 +106,16 @@ def fused(
 
 def operand_of(x: Operand, tensor: Any, part: Part, rows: slice) -> Any:
     """An operand of the epilogue, shaped to broadcast to some rows of a part."""
-    match x.kind:
-        case "matrix":
-            return tensor.reshape(-1, *tensor.shape[-2:])[part.at, rows]
-        case "row":
-            return tensor.reshape(-1, tensor.shape[-1])[part.at, rows, None]
-        case "column":
-            return tensor.reshape(-1, tensor.shape[-1])[part.index][None]
-        case "batch":
-            return tensor.reshape(-1)[part.index]
-        case _:
-            return tensor.reshape(())
+    if x.kind == "scalar":
+        return tensor.reshape(())
+    places = {"matrix": (rows, part.columns), "row": (rows, None), "column": (None, part.columns)}
+    return _of_matrix(tensor, x.kind, part)[places.get(x.kind, ())]
+
+
+_AXES = {"matrix": 2, "block": 2, "row": 1, "column": 1, "batch": 0}
+"""Axes of each kind of operand, besides the batch or the groups."""
+
+
+def _of_matrix(tensor: Any, kind: str, part: Part) -> Any:
+    """What an operand or output of the epilogue has for the matrix or the group of a part."""
+    return tensor.reshape(-1, *tensor.shape[tensor.dim() - _AXES[kind] :])[part.matrix_of(kind)]

@@ -13,6 +13,7 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
+from gemmill.library.config.batchings import GROUPED_EXTENT, MASKED
 from gemmill.library.config.model import BatchingName
 from gemmill.library.config.scales import scale_block, scale_dtype
 from gemmill.library.dtypes import DTYPES, FP8, INT8
@@ -31,7 +32,7 @@ ROTATED_BYTES = 256 << 20
 """All sets together exceed this size, which is more than twice the L2 cache of any Hopper GPU (60 MB)."""
 MAX_SETS = 1024
 """Maximum number of sets. Problems below 256 KB are bound by the launch, and applications find them in L2, too."""
-_OF_EACH_GROUP: Mapping[BatchingName, str] = MappingProxyType({"grouped": "b", "kgrouped": "cd"})
+_OF_EACH_GROUP: Mapping[BatchingName, str] = MappingProxyType({"grouped": "b", "ngrouped": "a", "kgrouped": "cd"})
 """By batching, the operands of which each group has a separate matrix; all operands for other batchings."""
 
 
@@ -72,10 +73,12 @@ class OperandSet:
     """Block scales of B in float32, (K blocks, N blocks); None without block scaling."""
     a_zero: Any = None
     """Zero points of the groups of elements of narrow A."""
+    b_zero: Any = None
+    """The same of narrow B, in calls on groups."""
     groups: Mapping[str, Any] = field(default_factory=dict)
     """``offsets`` or ``counts`` of the groups, or ``addresses`` of the matrices; ``rows`` where A's are gathered."""
     sizes: tuple[int, ...] = ()
-    """Extents of the groups along M, or along K."""
+    """Extents of the groups along M, N or K."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Operands and outputs of the epilogue, by name."""
 
@@ -88,7 +91,7 @@ class OperandSet:
 
     def beside(self) -> dict[str, Any]:
         """All tensors except A, B, C and D."""
-        scales = {"a_scale": self.a_scale, "b_scale": self.b_scale, "a_zero": self.a_zero}
+        scales = {name: getattr(self, name) for name in ("a_scale", "b_scale", "a_zero", "b_zero")}
         return {**scales, **self.groups, **self.arguments}
 
     def poison_outputs(self, problem: GemmProblem) -> None:
@@ -197,27 +200,30 @@ def scale_shape(problem: GemmProblem, operand: str) -> tuple[int, ...]:
 def argument_shape(problem: GemmProblem, argument: Operand | Assignment) -> tuple[int, ...]:
     """Extents of an operand or output of the epilogue, including the batch or the groups."""
     groups = (problem.batch,) if problem.batch > 1 or problem.batching != "strided" else ()
-    rows = groups if has_groups(problem, "d") else ()
+    matrices = groups if has_groups(problem, "d") else ()
+    columns = GROUPED_EXTENT.get(problem.batching) == "n"
     return {
         "scalar": (1,),
         "batch": groups,
-        "column": (*groups, problem.d_columns),
-        "row": (*rows, problem.d_rows),
-        "matrix": (*rows, problem.d_rows, problem.d_columns),
-        "block": (*rows, problem.d_rows, problem.d_columns // BLOCK),
+        "column": (*(matrices if columns else groups), problem.d_columns),
+        "row": (*(groups if columns else matrices), problem.d_rows),
+        "matrix": (*matrices, problem.d_rows, problem.d_columns),
+        "block": (*matrices, problem.d_rows, problem.d_columns // BLOCK),
     }[argument.kind]
 
 
 def set_bytes(problem: GemmProblem, sizes: Sequence[int] = ()) -> int:
     """Bytes of A, B, C, D, block scales, and operands and outputs of the epilogue; with group sizes, the used bytes."""
     m, n, k = problem.m, problem.n, problem.k
-    rows = sum(sizes) / max(1, problem.batch * m) if sizes and problem.batching == "masked" else 1
-    filled = sum(size > 0 for size in sizes) / problem.batch if sizes and problem.batching != "kgrouped" else 1
+    along = GROUPED_EXTENT.get(problem.batching, "")
+    has_capacity = sizes and problem.batching in MASKED
+    used = sum(sizes) / max(1, problem.batch * getattr(problem, along)) if has_capacity else 1
+    filled = sum(size > 0 for size in sizes) / problem.batch if sizes and along != "k" else 1
     outputs = [problem.d_dtype] + ([problem.c_dtype] if problem.c_dtype else [])
     matrices = {x: problem.batch if has_groups(problem, x) else 1 for x in "abd"}
-    bits = matrices["a"] * m * k * DTYPES[problem.a_dtype].bits * rows
-    bits += matrices["b"] * k * n * DTYPES[problem.b_dtype].bits * filled
-    bits += sum(matrices["d"] * problem.d_rows * problem.d_columns * DTYPES[dtype].bits * rows for dtype in outputs)
+    bits = matrices["a"] * m * k * DTYPES[problem.a_dtype].bits * (filled if along == "n" else used)
+    bits += matrices["b"] * k * n * DTYPES[problem.b_dtype].bits * (used if along == "n" else filled)
+    bits += sum(matrices["d"] * problem.d_rows * problem.d_columns * DTYPES[dtype].bits * used for dtype in outputs)
     scaled = [
         (o, scale_dtype(scale)) for o, scale in (("a", problem.a_scale), ("b", problem.b_scale)) if scale != "none"
     ]
@@ -369,6 +375,24 @@ def factors(problem: GemmProblem) -> tuple[float, float]:
     return natural_alpha(problem) if "alpha" in epilogue.factors else 1.0, BETA if scales_c else 0.0
 
 
+def as_called(problem: GemmProblem, operands: Sequence[OperandSet]) -> tuple[GemmProblem, list[OperandSet]]:
+    """A problem and its operands as calls of gemmill take them: of groups along N, the transpose."""
+    if GROUPED_EXTENT.get(problem.batching) != "n":
+        return problem, [*operands]
+    kinds = {x.name: x.kind for x in parse(problem.epilogue).arguments}
+
+    def turned(x: OperandSet) -> OperandSet:
+        a, b, c, d, a_scale, b_scale, zero = (
+            None if y is None else y.mT for y in (x.b, x.a, x.c, x.d, x.b_scale, x.a_scale, x.a_zero)
+        )
+        arguments = {name: y.mT if kinds[name] == "matrix" else y for name, y in x.arguments.items()}
+        return OperandSet(
+            *(a, b, c, d, a_scale, b_scale), b_zero=zero, groups=x.groups, sizes=x.sizes, arguments=arguments
+        )
+
+    return problem.transposed, [turned(x) for x in operands]
+
+
 def plan_options(problem: GemmProblem, operands: OperandSet) -> dict[str, Any]:
     """The keywords of :func:`gemmill.plan` for a problem, except A, B, C and D."""
     return {
@@ -377,6 +401,7 @@ def plan_options(problem: GemmProblem, operands: OperandSet) -> dict[str, Any]:
         "fast_accumulation": problem.promote == 0,
         "expected_rows": problem.expected_rows,
         "a_dtype": problem.a_dtype if DTYPES[problem.a_dtype].bits < 8 else None,
+        "b_dtype": problem.b_dtype if DTYPES[problem.b_dtype].bits < 8 else None,
         "epilogue": None if problem.epilogue == LINEAR else problem.epilogue,
         **operands.beside(),
     }

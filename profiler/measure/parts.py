@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -30,6 +30,13 @@ class Part:
     """Block scales of A, (row blocks, K blocks)."""
     b_scale: Any = None
     """Block scales of B, (K blocks, column blocks)."""
+    columns: slice = field(default_factory=lambda: slice(None))
+    """Columns of D's matrix."""
+
+    def matrix_of(self, kind: str) -> int:
+        """Index of the matrix, or of the group, whose values of an operand of the epilogue this product needs."""
+        shared = "row" if self.columns.stop is None else "column"
+        return self.at if kind in ("matrix", "block", shared) else self.index
 
     def scaled(self, problem: GemmProblem, rows: slice) -> tuple[Any, Any]:
         """Copies of some rows of A, and of B, in float64, multiplied by their block scales."""
@@ -62,12 +69,18 @@ def parts(problem: GemmProblem, operands: OperandSet) -> Iterator[Part]:
                 rows, a_scale = slice(0, size), _matrix(o.a_scale, i)
                 a_scale = None if a_scale is None else a_scale[rows]
                 part = Part(i, i, rows, _matrix(o.a, i)[rows], b, a_scale, b_scale)
+            case "ngrouped":
+                columns = slice(ends[i] - size, ends[i])
+                part = Part(i, 0, slice(0, problem.m), _matrix(o.a, i), o.b[:, columns], columns=columns)
+            case "nmasked":
+                columns = slice(0, size)
+                part = Part(i, i, slice(0, problem.m), _matrix(o.a, i), b[:, columns], columns=columns)
             case "kgrouped":
                 along_k = slice(ends[i] - size, ends[i])
                 part = Part(i, i, slice(0, problem.m), o.a[:, along_k], o.b[along_k])
             case _:
                 part = Part(i, i, slice(0, problem.m), _matrix(o.a, i), b, _matrix(o.a_scale, i), b_scale)
-        if part.rows.start < part.rows.stop:
+        if part.rows.start < part.rows.stop and part.b.shape[1] > 0:
             yield part
 
 

@@ -121,7 +121,7 @@ def reference(problem: GemmProblem, operands: OperandSet, alpha: float, beta: fl
     for part in parts(problem, operands):
         for rows in _rows(problem, part, CHUNK if problem.epilogue == LINEAR else CHUNK // 8):
             sums = _sums(problem, part, rows)
-            c_rows = None if c is None else c[part.at, rows]
+            c_rows = None if c is None else c[part.at, rows, part.columns]
             if problem.epilogue == LINEAR:
                 results = {"d": _linear(problem, sums, c_rows, alpha, beta)}
             else:
@@ -129,7 +129,8 @@ def reference(problem: GemmProblem, operands: OperandSet, alpha: float, beta: fl
             share = (rows.stop - rows.start) / (problem.d_rows * problem.batch)
             for name, output in others.items():
                 output.add(part, rows, results[name], share)
-            expected[part.at, rows], bound[part.at, rows] = _stored(results["d"], problem.d_dtype)
+            at = part.at, rows, part.columns
+            expected[at], bound[at] = _stored(results["d"], problem.d_dtype)
     outputs = {name: _stored(Bounded(x.value, x.error), x.what.dtype) for name, x in others.items()}
     return Reference(expected, bound, outputs)
 

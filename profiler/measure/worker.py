@@ -47,6 +47,7 @@ from gemmill.profiler.measure.messages import (
 from gemmill.profiler.measure.operands import (
     BETA,
     OperandSet,
+    as_called,
     factors,
     make_operands,
     plan_options,
@@ -315,14 +316,15 @@ class _Bench:
 
     def launch(self, kernel: SlicedKernel, unit: Unit, operands: list[OperandSet]) -> Launch:
         """The launch of one kernel on each operand set; GemmillError if the kernel does not support the problem."""
-        problem, first = unit.problem, operands[0]
+        problem = unit.problem
         if kernel.name not in self.kernels:
             self.kernels.add(kernel.name)
             self.registry.add(Artifact.from_bytes(unit.artifacts[kernel.name]))
         alpha, beta = factors(problem)
-        options = plan_options(problem, first) | first.tensors() | {"kernel": kernel.name, "slices": kernel.slices}
+        called, (first, *others) = as_called(problem, operands)
+        options = plan_options(called, first) | first.tensors() | {"kernel": kernel.name, "slices": kernel.slices}
         prepared = plan(alpha=alpha, beta=beta, registry=self.registry, **options)
-        bound = [operand.tensors() for operand in operands]
+        bound = [operand.tensors() for operand in (first, *others)]
 
         def launch(index: int) -> None:
             prepared.rebind(**bound[index])

@@ -26,6 +26,7 @@ def grouped_matmul(
     alpha: float = 1.0, beta: float | None = None, out_dtype: object = None,
     accumulator: DTypeName | None = None, tf32: bool = False, fast_accumulation: bool = True,
     a_scale: Tensor | float | None = None, b_scale: Tensor | float | None = None,
+    b_zero: Tensor | None = None, b_dtype: object = None,
     counts: Tensor | None = None, rows: Tensor | None = None, expected_rows: int | None = None,
     stream: Stream | None = None, registry: Registry | None = None, kernel: str | GemmConfig | None = None,
     deterministic: bool = False, bits: str = "any", batch_invariant: bool = False, autotune: int | None = None,
@@ -68,7 +69,11 @@ def grouped_matmul(
             result is right with any value, but the kernel for a better one may be up to a quarter faster.
         a_scale: Scale of rows or matrices, (M, 1) or (groups, capacity, 1), or of blocks, (M, K/128) or (groups,
             capacity, K/128).
-        b_scale: Scale of columns or matrices, (groups, 1, N) or (groups, 1, 1), or of blocks, (groups, K/128, N/128).
+        b_scale: Scale of columns or matrices, (groups, 1, N) or (groups, 1, 1), of blocks, (groups, K/128, N/128), or
+            of groups along K of a narrow ``b``, (groups, K/32, K/64 or K/128, N), as in :func:`gemmill.matmul`.
+        b_zero: Zero points of a narrow ``b``, with the shape of ``b_scale``.
+        b_dtype: Dtype of the elements of a narrow ``b``, which has a matrix for each group: ``b`` of ``"u4"`` or
+            ``"s4"`` is the transpose of (groups, N, K/2) bytes. Kernels upconvert it, as in :func:`gemmill.matmul`.
         epilogue: Expression, as in :func:`gemmill.matmul`, where the groups take the place of the batch: ``bias[n]``
             may be (N,) or (groups, N), and ``x[batch]`` is (groups,). For groups of rows at offsets, ``x[m]`` is (M,),
             and matrices are (M, N) like ``out``.

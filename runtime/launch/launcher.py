@@ -55,9 +55,12 @@ def grid_ctas(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_coun
         raise UnsupportedProblemError(
             f"{spec.entry}: {units} output tiles; at most 2^31 are supported: split the problem"
         )
-    if problem.batching == "grouped":  # each group starts with a new tile, and may end with a partial one
-        begun = problem.m // (spec.tile[0] * spec.cluster[0]) + problem.batch
-        tiles = min(tiles, begun * -(-problem.n // (spec.tile[1] * spec.cluster[1])))
+    if problem.batching in ("grouped", "ngrouped"):  # a group starts with a new tile, and may end with a partial one
+        extents = problem.m, problem.n
+        of_groups = 0 if problem.batching == "grouped" else 1
+        tile, other = (spec.tile[i] * spec.cluster[i] for i in (of_groups, 1 - of_groups))
+        begun = extents[of_groups] // tile + problem.batch
+        tiles = min(tiles, begun * -(-extents[1 - of_groups] // other))
     shares = spec.k_decomposition is not None
     clusters = workspace_layout.clusters(spec, problem, tiles, max_clusters) if shares else min(tiles, max_clusters)
     return clusters * size

@@ -286,10 +286,7 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
         narrow, wide = (abcd[0], b) if upconverts_a(a.dtype, b.dtype) else (abcd[1], a)
         groups = group_scales(narrow, wide, tensors, batch_shape)
     elif "a_zero" in tensors or "b_zero" in tensors:
-        raise OperandError(
-            f"zero points need one operand narrower than the other; a is {a.dtype} and b is {b.dtype}: leave out "
-            "a_zero and b_zero"
-        )
+        raise _zeros_without_narrow(a, b)
     else:
         scales = block_scales(tensors, (m, n, k), batch_shape, batch_shape)
 
@@ -320,11 +317,6 @@ def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogu
     matrices), are pairs of s32.
     """
     a, b, c, d, groups = tensors["a"], tensors["b"], tensors.get("c"), tensors["out"], tensors[kind]
-    if is_mixed(a.dtype, b.dtype) or "a_zero" in tensors or "b_zero" in tensors:
-        raise OperandError(
-            f"a is {a.dtype} and b is {b.dtype}; upconverting is not supported with {kind}: pass both with the same "
-            "width"
-        )
     check_devices(tensors)
     is_array = kind == "addresses"
     rows = tensors.get("rows")
@@ -334,6 +326,8 @@ def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogu
     count, stride = (_matrices_of_array(groups, 3 if c is None else 4), 1) if is_array else _groups(groups, kind)
     _check_out(a, b, d, shape)
     batching = _batching(kind, len(b.shape))
+    narrow = is_mixed(a.dtype, b.dtype)
+    _refuse_types(tensors, kind, batching)
     _refuse_scales(tensors, epilogue, kind, batching)
     m, k, n = shape[0] if rows is not None else a.shape[-2], a.shape[-1], b.shape[-1]
 
@@ -342,10 +336,36 @@ def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogu
 
     of_c = None if c is None else read("c", _broadcast_c(c, shape), m, shape[-1])
     abcd: FourMatrices = (read("a", a, a.shape[-2], k), read("b", b, k, n), of_c, read("out", d, m, shape[-1]))
-    scales = block_scales(tensors, (m, n, k), (count,) if batching == "masked" else (), (count,))
+    slots = (count,) if batching == "masked" else ()
+    scales = None if narrow else block_scales(tensors, (m, n, k), slots, (count,))
     gemm = _assemble(call, _Extents(m, n, k, count), abcd, scales, epilogue, batching)
+    if narrow:
+        gemm = _with_group_scales(gemm, group_scales(abcd[1], a, tensors, (count,)), epilogue)
     gemm = replace(gemm, groups=Table(kind, groups.ptr, stride))
     return gemm if rows is None else _with_rows(gemm, rows, a.shape[0])
+
+
+def _refuse_types(tensors: _Tensors, kind: str, batching: BatchingName) -> None:
+    """Raise OperandError for types of which kernels of groups upconvert none: only b, with a matrix for each group."""
+    a, b = tensors["a"], tensors["b"]
+    upconverts = is_mixed(a.dtype, b.dtype)
+    if upconverts and (upconverts_a(a.dtype, b.dtype) or batching not in ("grouped", "masked")):
+        what = "a" if upconverts_a(a.dtype, b.dtype) else "b"
+        raise OperandError(
+            f"a is {a.dtype} and b is {b.dtype}; upconverting {what} is not supported with {kind} here: pass both with "
+            "the same width"
+        )
+    if upconverts and "rows" in tensors:
+        raise OperandError(f"b is {b.dtype}; upconverting it is not supported with rows: pass a[rows] without rows")
+    if not upconverts and ("a_zero" in tensors or "b_zero" in tensors):
+        raise _zeros_without_narrow(a, b)
+
+
+def _zeros_without_narrow(a: TensorView, b: TensorView) -> OperandError:
+    return OperandError(
+        f"zero points need one operand narrower than the other; a is {a.dtype} and b is {b.dtype}: leave out a_zero "
+        "and b_zero"
+    )
 
 
 def _refuse_scales(tensors: _Tensors, epilogue: Epilogue, kind: str, batching: BatchingName) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
+from gemmill.library.config.batchings import MASKED, OFFSETS
 from gemmill.library.config.model import BatchingName
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.operands.bound_arguments import BoundArgument
@@ -18,7 +19,11 @@ Addresses = tuple[int, ...]
 the arguments of its epilogue."""
 
 FOUND_BY: Mapping[BatchingName, str] = MappingProxyType(
-    {"grouped": "offsets", "kgrouped": "offsets", "masked": "counts", "array": "addresses"}
+    {
+        **dict.fromkeys(OFFSETS, "offsets"),
+        **dict.fromkeys(MASKED, "counts"),
+        "array": "addresses",
+    }
 )
 """The operand that locates the matrices of a batch, where that is not strides."""
 

@@ -408,7 +408,7 @@ def _group_operand(argument: str, tensor: TensorView, narrow: Matrices, rows: in
     name = narrow.name
     batch_stride = collapse(argument, batch, broadcast(argument, tensor.shape[:-2], tensor.strides[:-2], batch))
     along_rows, along_k = tensor.strides[-2:][:: 1 if name == "a" else -1]
-    if bool(batch_stride) != bool(narrow.batch_stride):
+    if batch != (1,) and bool(batch_stride) != bool(narrow.batch_stride):
         raise OperandError(
             f"{argument} has shape {tensor.shape} and {name} has shape {narrow.tensor.shape}; both must be "
             f"shared by the batch, or neither: pass {argument}.expand(...).contiguous()"

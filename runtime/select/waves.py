@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gemmill.library.anatomy.raster import Matrix, Waves
 from gemmill.library.arch import Gpu
+from gemmill.library.config.batchings import GROUPED_EXTENT
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel, check_slices
@@ -38,7 +39,10 @@ def waves_of(
     waves = Waves(str(problem), gpu.name, [Matrix(m, n, problem.k)], slots, units, slices, swapped=swapped)
     if not group_sizes:
         return waves
-    along_k = problem.batching == "kgrouped"
-    groups = [Matrix(m, n, size) if along_k else Matrix(size, n, problem.k) for size in group_sizes]
+    along = GROUPED_EXTENT[problem.batching]
+    groups = [
+        Matrix(size if along == "m" else m, size if along == "n" else n, size if along == "k" else problem.k)
+        for size in group_sizes
+    ]
     waves = replace(waves, matrices=groups, grouped=True)
     return replace(waves, units=int(table.columns["clusters"][0]) * waves.tiles(config))

@@ -65,7 +65,7 @@ def grouped_matmul(
     if "epilogue" in arguments:
         return _epilogue(a, b, arguments | ({"counts": counts} if offsets is None else {"offsets": offsets}))
     values, out, options = _parted(arguments)
-    tensors = [offsets, counts, *(values.pop(name, None) for name in ("a_scale", "b_scale", "c", "rows"))]
+    tensors = [offsets, counts, *(values.pop(name, None) for name in ("a_scale", "b_scale", "c", "rows", "b_zero"))]
     return _call("grouped_mm", (a, b), tensors, out, {**values, **options})
 
 

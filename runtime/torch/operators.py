@@ -100,7 +100,7 @@ OPERATORS: dict[str, Operator] = {
     ),
     "grouped_mm": Operator(
         f"Tensor a, Tensor b, Tensor? offsets, Tensor? counts=None, {_SCALES}, Tensor? c=None, Tensor? rows=None, "
-        f"*, {_FACTORS}",
+        f"Tensor? b_zero=None, *, {_FACTORS}, str? b_dtype=None",
         outputs.of_groups,
         attrgetter("grouped_matmul"),
         reference_operators.grouped_matmul,

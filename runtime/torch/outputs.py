@@ -62,6 +62,7 @@ def of_groups(
     rows: torch.Tensor | None = None,
     a_scale: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    b_dtype: str | None = None,
     **_: Any,
 ) -> list[Output]:
     """D of a grouped product, as in :func:`gemmill.grouped_matmul`."""
@@ -71,14 +72,14 @@ def of_groups(
         _check_ranks(ranks == (3, 3), a, b, "(groups, capacity, K) and (groups, K, N)")
     else:
         _check_ranks(ranks in ((2, 3), (2, 2)), a, b, "(M, K) and (groups, K, N), or (M, K) and (K, N)")
-    _check_k(a, b)
+    _check_k(a, b, b_dtype=b_dtype)
     if rows is not None:
         torch._check(
             offsets is not None and b.dim() == 3 and rows.dim() == 1,
             lambda: "rows is an index (M,) for groups of rows: pass offsets, a (any, K) and b (groups, K, N)",
         )
         torch._check(a_scale is None, lambda: "a_scale is not supported with rows: pass a[rows] and a_scale[rows]")
-    return [Output(grouped_shape(a, b, offsets, rows), out_dtype or d_dtype(a.dtype, b.dtype))]
+    return [Output(grouped_shape(a, b, offsets, rows), out_dtype or d_dtype(a.dtype, b.dtype, b_dtype=b_dtype))]
 
 
 def of_epilogue(
@@ -96,7 +97,7 @@ def of_epilogue(
     epilogue = read_epilogue(expression)
     if "offsets" in named or "counts" in named:
         tables = {name: named.get(name) for name in ("offsets", "counts", "rows")}
-        ((shape, dtype),) = of_groups(a, b, **tables, out_dtype=out_dtype)
+        ((shape, dtype),) = of_groups(a, b, **tables, out_dtype=out_dtype, b_dtype=b_dtype)
     else:
         ((shape, dtype),) = of_batch(a, b, out_dtype=out_dtype, a_dtype=a_dtype, b_dtype=b_dtype)
     torch._check(shape[-1] % epilogue.unit_columns == 0, lambda: f"N is {shape[-1]}; {fault_of_n(epilogue, shape[-1])}")

@@ -58,7 +58,8 @@ def epilogue(
         mainloop |= scales
     if "offsets" in named or "counts" in named:
         of_groups_rows = a if named.get("rows") is None else gathered(a, named["rows"])
-        sums = _grouped_sums(of_groups_rows, b, named.get("offsets"), named.get("counts"))
+        narrow = {"b_dtype": keywords.get("b_dtype"), **mainloop}
+        sums = _grouped_sums(of_groups_rows, b, named.get("offsets"), named.get("counts"), **narrow)
     else:
         sums = _sums(a, b, **keywords, **mainloop)
     sums = sums.double()
@@ -198,19 +199,22 @@ def _grouped_sums(
     counts: torch.Tensor | None,
     a_scale: torch.Tensor | None = None,
     b_scale: torch.Tensor | None = None,
+    b_zero: torch.Tensor | None = None,
+    b_dtype: str | None = None,
     **_: Any,
 ) -> torch.Tensor:
-    (d,) = of_groups(a, b, offsets, counts)
+    (d,) = of_groups(a, b, offsets, counts, b_dtype=b_dtype)
     sums = a.new_zeros(d.shape, dtype=_multiplied(a[..., :0, :0], a[..., :0, :0].mT).dtype)
     ends = (counts if offsets is None else offsets).tolist()  # type: ignore[union-attr]
     for group, (start, end) in enumerate(zip((0, *ends), ends, strict=False)):
-        scale = None if b_scale is None else b_scale[group] if b_scale.dim() == 3 else b_scale
+        scale, zero = (x if x is None or x.dim() < 3 else x[group] for x in (b_scale, b_zero))
+        of_b = {"b_scale": scale, "b_zero": zero, "b_dtype": b_dtype}
         if offsets is None:
             scale_of_rows = None if a_scale is None else a_scale[group, :end]
-            sums[group, :end] = _sums(a[group, :end], b[group], a_scale=scale_of_rows, b_scale=scale)
+            sums[group, :end] = _sums(a[group, :end], b[group], a_scale=scale_of_rows, **of_b)
         elif b.dim() == 3:
             scale_of_rows = None if a_scale is None else a_scale[start:end]
-            sums[start:end] = _sums(a[start:end], b[group], a_scale=scale_of_rows, b_scale=scale)
+            sums[start:end] = _sums(a[start:end], b[group], a_scale=scale_of_rows, **of_b)
         else:
             sums[group] = _multiplied(a[:, start:end], b[start:end])
     return sums

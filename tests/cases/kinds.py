@@ -50,6 +50,7 @@ KINDS = {
         Kind("narrow weights, group scales", "64x512x512 bf16*u4 tn b_scale=1x128"),
         Kind("narrow weights, zero points", "64x512x512 bf16*u4 tn b_scale=1x128z"),
         Kind("MXFP4 weights", "64x512x512 bf16*e2m1 tn"),
+        Kind("narrow weights, grouped", "64x512x512 bf16*u4 tn grouped=4 b_scale=1x128", "zipf:1.1"),
         Kind("unaligned", "256x509x255 bf16 tn"),
     )
 }

@@ -7,13 +7,14 @@ import json
 import pickle
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gemmill.library.config.model import BatchingName
 from gemmill.library.dtypes import DTYPES, default_accumulator, find_dtype, unknown
 from gemmill.library.errors import ProblemError
 from gemmill.library.problem import ASSUMED_ROWS, MAX_EXTENT, GemmProblem
@@ -36,9 +37,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"a_scale": "1x129"}, "a_scale is '1x129', did you mean 1x128"),
     ({"promote": 1}, "promote is 1; it must be 0 or 4"),
     ({"a_align": 3}, "a_align is 3; it must be 1, 2, 4, 8 or 16"),
-    ({"groups": 4}, "groups is 4; it replaces batch only if batching is grouped, masked, kgrouped, array or nested"),
+    ({"groups": 4}, "groups is 4; it replaces batch only if batching is grouped, masked, kgrouped, ngrouped"),
     ({"groups": 4, "batch": 4, "batching": "grouped"}, "it replaces batch only if"),
     ({"batching": "groupd"}, "batching is 'groupd', did you mean grouped"),
+    ({"expected_rows": 97, "batching": "nmasked"}, "expected_rows is 97; it must be from 1 to n = 96"),
     ({"rows": "gatherd"}, "rows is 'gatherd', did you mean gathered"),
     (
         {"rows": "gathered", "batching": "masked"},
@@ -122,7 +124,7 @@ problems = st.builds(
     GemmProblem,
     m=extents,
     n=extents,
-    k=extents,
+    k=st.integers(0, 1 << 15).map(lambda blocks: 32 * blocks),  # as e2m1 needs it
     batch=st.integers(1, 100),
     a=dtypes,
     b=dtypes,
@@ -137,7 +139,7 @@ problems = st.builds(
     a_scale=st.sampled_from(["none", "1x128", "1x128e8", "1x64z"]),
     b_scale=st.sampled_from(["none", "128x128"]),
     promote=st.sampled_from([None, 0, 4]),
-    batching=st.sampled_from(["strided", "grouped", "masked", "kgrouped", "array"]),
+    batching=st.sampled_from([*get_args(BatchingName)]),
     epilogue=st.sampled_from(["linear", "d = silu(acc + bias[n])", "d = silu(gate) * up", "d = acc; aux = acc"]),
 )
 gathered = st.builds(
@@ -182,6 +184,34 @@ def test_a_masked_group_costs_what_the_rows_in_use_do() -> None:
         assert asked.expected_flops == 2 * 8 * typical * 96 * 128
         assert asked.flops == masked.flops == 2 * 8 * 4096 * 96 * 128
     assert masked.but(m=5).typical().m == 5, "a masked group has no more"
+
+
+@pytest.mark.parametrize(
+    ("line", "turned", "typical"),
+    [
+        ("600x96x64 bf16 tn grouped=8", "96x600x64 bf16 tn ngrouped=8 {}", (75, 96, 64)),
+        ("600x96x64 bf16 tn masked=8 expected_rows=5", "96x600x64 bf16 tn nmasked=8 {} expected_rows=5", (5, 96, 64)),
+        ("96x80x600 bf16 nt kgrouped=8", "80x96x600 bf16 nt kgrouped=8 {}", (96, 80, 75)),
+    ],
+)
+def test_groups_along_n_are_the_transpose_of_groups_along_m(
+    line: str, turned: str, typical: tuple[int, int, int]
+) -> None:
+    problem = GemmProblem.from_text(line)
+    m, n, k = typical
+    assert str(problem.transposed) == turned.format("d_major=m")
+    assert problem.transposed.transposed == problem
+    assert problem.typical() == GemmProblem(m, n, k, batch=8, a_major=problem.a_major, b_major=problem.b_major)
+    assert problem.transposed.typical() == problem.typical().transposed
+    assert problem.transposed.flops == problem.flops
+    assert problem.transposed.expected_flops == problem.expected_flops
+
+
+@pytest.mark.parametrize("line", ["64x96x256 bf16*u4 tn grouped=4 b_scale=1x128z", "64x96x256 bf16*s8 tn masked=4"])
+def test_groups_with_narrow_weights_are_their_transpose(line: str) -> None:
+    problem = GemmProblem.from_text(line)
+    assert problem.with_narrow_a == problem.transposed
+    assert problem.but(epilogue="d = silu(gate) * up").with_narrow_a.a_dtype == "bf16"
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,25 @@ CASES: dict[str, Case] = {
         {},
         lambda a, b, offsets, rows, **_: _groups_expected(a[[3, 0, 3, 1, 3, 3]], b, offsets),
     ),
+    "grouped_mm of u4 with zero points": Case(
+        "grouped_mm",
+        {
+            "a": wide(6, 64),
+            "b": torch.stack([_packed(wide(64, 16, seed=g).abs()) for g in range(3)]).mT.contiguous().mT,
+            "offsets": _ends(2, 2, 6),
+            **dict.fromkeys(("counts", "a_scale")),
+            "b_scale": wide(3, 2, 16, seed=1),
+            **dict.fromkeys(("c", "rows")),
+            "b_zero": wide(3, 2, 16, seed=2),
+        },
+        {"b_dtype": "u4"},
+        lambda a, b, offsets, b_scale, b_zero, **_: torch.cat(
+            [
+                _weights_expected(a[begin:end], b[g], None, b_scale[g], None, b_zero[g])
+                for g, (begin, end) in enumerate(itertools.pairwise([0, *offsets.tolist()]))
+            ]
+        ),
+    ),
     "grouped_mm along K": Case(
         "grouped_mm",
         {"a": wide(16, 8).mT, "b": wide(16, 8), "offsets": _ends(3, 3, 16)},

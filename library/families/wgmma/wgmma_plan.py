@@ -89,7 +89,7 @@ class WgmmaPlan(KernelPlan):
 
     family = "wgmma"
     archs = ("sm90a",)
-    batchings = ("strided", "nested", "array", "grouped", "masked", "kgrouped")
+    batchings = ("strided", "nested", "array", "grouped", "masked", "kgrouped", "ngrouped", "nmasked")
     rows = ("stored", "gathered")
 
     @member

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from gemmill.library.config.batchings import GROUPED_EXTENT, MASKED
 from gemmill.library.config.domains import one_of
 from gemmill.library.config.field import Value
 from gemmill.library.config.model import InputName, InputOperand, OutputOperand
@@ -113,28 +114,33 @@ def _loose(operands: Mapping[Any, InputOperand | OutputOperand]) -> str | None:
 
 @rule(
     "row-groups",
-    ("d.major", "a.major", "c.major", "scheduler.batching"),
+    ("d.major", "a.major", "b.major", "c.major", "scheduler.batching"),
     "CUDA driver API, cuTensorMapEncodeTiled: strides, and therefore group starts, are multiples of 16 bytes",
     WgmmaPlan,
 )
 def row_groups(plan: WgmmaPlan) -> str | None:
-    """With grouped and masked batching D must be n-major; with grouped batching A must be K-major and C n-major."""
+    """With groups along M D must be n-major, and with groups at offsets A must be K-major and C n-major. With groups
+    along N D must be m-major, and with groups at offsets B must be K-major and C m-major."""
     config = plan.config
     batching = config.scheduler.batching
-    if batching not in ("grouped", "masked"):
+    along = GROUPED_EXTENT.get(batching)
+    if along not in ("m", "n"):
         return None
-    if config.d.major == "m":
+    name: InputName = "a" if along == "m" else "b"
+    other = "n" if along == "m" else "m"
+    if config.d.major == along:
         return (
-            f"D is m-major; with {batching} batching it must be n-major, because TMA cannot clip an m-major D at the "
-            "end of a group"
+            f"D is {along}-major; with {batching} batching it must be {other}-major, because TMA cannot clip an "
+            f"{along}-major D at the end of a group"
         )
-    along_m = ["A"] * (config.a.major == "mn") + ["C"] * (config.outputs["c"].major == "m")
-    if batching == "masked" or not along_m:
+    contiguous = [name.upper()] * (config.inputs[name].major == "mn") + ["C"] * (config.outputs["c"].major == along)
+    if batching in MASKED or not contiguous:
         return None
-    subject = f"{' and '.join(along_m)} {'is' if len(along_m) == 1 else 'are'}"
+    subject = f"{' and '.join(contiguous)} {'is' if len(contiguous) == 1 else 'are'}"
     return (
-        f"{subject} contiguous along M; with grouped batching A must be K-major and C n-major, because a group can "
-        "begin at any row but a TMA load only at a multiple of 16 bytes"
+        f"{subject} contiguous along {along.upper()}; with {batching} batching {name.upper()} must be K-major and C "
+        f"{other}-major, because a group can begin at any {'row' if along == 'm' else 'column'} but a TMA load only at "
+        "a multiple of 16 bytes"
     )
 
 
@@ -235,18 +241,22 @@ def descriptor_start(plan: WgmmaPlan) -> str | None:
 @rule(
     "mixed-batching",
     ("scheduler.batching", "a.dtype", "b.dtype"),
-    "gemmill: loads of a narrow A support only one stride",
+    "gemmill: loads of a narrow A support only one stride, and groups along N exist for it alone",
     WgmmaPlan,
 )
 def mixed_batching(plan: WgmmaPlan) -> str | None:
-    """A mixed-input GEMM with a narrow A supports only strided batching."""
+    """A mixed-input GEMM with a narrow A supports strided batching and groups along N; others no groups along N."""
     config = plan.config
-    if config.scheduler.batching == "strided" or not plan.is_mixed:
-        return None
-    return (
-        f"batching is {config.scheduler.batching}; kernels that upconvert A ({config.a.dtype} to {config.b.dtype}) "
-        "support only strided batching"
-    )
+    batching = config.scheduler.batching
+    along_n = GROUPED_EXTENT.get(batching) == "n"
+    if plan.is_mixed and not along_n and batching != "strided":
+        return (
+            f"batching is {batching}; kernels that upconvert A ({config.a.dtype} to {config.b.dtype}) support only "
+            "strided, ngrouped and nmasked"
+        )
+    if along_n and not plan.is_mixed:
+        return f"batching is {batching}; A is {config.a.dtype}, which must be narrower than B ({config.b.dtype})"
+    return None
 
 
 @rule(
@@ -665,7 +675,7 @@ def quantised_d(plan: WgmmaPlan) -> str | None:
         return f"TMA moves C or a matrix for the epilogue, which kernels that scale blocks do not support: {epilogue}"
     if plan.columns_d % BLOCK:
         return f"a tile has {plan.columns_d} columns of D; it must have a multiple of {BLOCK}, a block of its scales"
-    in_clusters = config.scheduler.batching in ("grouped", "masked") and config.cluster.m * config.cluster.n > 1
+    in_clusters = GROUPED_EXTENT.get(config.scheduler.batching) == "m" and config.cluster.m * config.cluster.n > 1
     if in_clusters and any(output.is_reduction for output in parse(epilogue).outputs):
         return f"the epilogue scales blocks and reduces; with groups along M the cluster must be 1x1: {epilogue}"
     vectors = vectors_beside_blocks(epilogue)

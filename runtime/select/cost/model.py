@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gemmill.library.arch import L2_SECTOR, Gpu
+from gemmill.library.config.batchings import GROUPED_EXTENT, MASKED
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.families.wgmma.wgmma_plan import SKIPPING_ROWS, SUBTILE_M
@@ -145,7 +146,7 @@ def _tiles(table: FeatureTable, problem: GemmProblem, typical: GemmProblem, gpu:
     np.ceil(along, along)
     varied: Floats | bool | None = None
     filled: Floats | float = 1.0
-    if problem.batching in ("grouped", "masked"):
+    if GROUPED_EXTENT.get(problem.batching) in ("m", "n"):
         varied, filled = _vary(along, extents, columns, problem, typical)
     clusters = along_m * along_n
     clusters *= columns["clusters"]
@@ -206,17 +207,22 @@ def features(table: FeatureTable, work: Columns) -> Floats:
 def _vary(
     along: Floats, extents: Floats, columns: Columns, problem: GemmProblem, typical: GemmProblem
 ) -> tuple[Floats | bool, Floats | float]:
-    """Replace the tiles of average groups along M by the average of the tiles of groups, whose rows are known only on
-    average. Return for which kernels the groups differ in tiles, and the share of the rows of tiles that are
+    """Replace the tiles of average groups along M or N by the average of the tiles of groups, whose rows are known only
+    on average. Return for which kernels the groups differ in tiles, and the share of the rows of tiles that are
     multiplied."""
-    tile_rows, cluster_rows = columns["tile"][0], columns["cluster_tile"][0]
+    extent = GROUPED_EXTENT[problem.batching]
+    axis, average = "mn".index(extent), getattr(typical, extent)
+    tile_rows, cluster_rows = columns["tile"][axis], columns["cluster_tile"][axis]
     varied: Floats | bool = True
-    if problem.batching == "grouped":
-        rows = _ROWS_OF_GROUPED * typical.m
+    if problem.batching not in MASKED:
+        rows = _ROWS_OF_GROUPED * average
     else:
-        rows = np.minimum(_ROWS_OF_MASKED * typical.m, problem.m)
+        rows = np.minimum(_ROWS_OF_MASKED * average, getattr(problem, extent))
         tiles = np.ceil(rows / cluster_rows)
         varied = np.asarray(tiles[0] < tiles[-1])
+    if axis == 1:
+        along[1] = np.ceil(rows / cluster_rows).mean(axis=0)
+        return varied, 1.0
     pairs = (columns["cluster_m"] == 2) & (columns["cluster_size"] == 2) & (problem.rows == "stored")
     tiles, filled = tiles_of_groups(rows, tile_rows, cluster_rows, pairs)
     along[0] = tiles.mean(axis=0)
@@ -337,8 +343,9 @@ def in_words(table: FeatureTable, index: int, us: float, problem: GemmProblem, g
     waves = int(work["waves"][index])
     useful = _utilisation(table, index, work, typical, gpu)
     rate = f"{problem.expected_flops / us / 1e6:.0f} TFLOP/s"
-    if problem.batching == "masked":
-        rate += f", with {typical.m} rows in use per masked group"
+    if problem.batching in MASKED:
+        in_use = f"{typical.m} rows" if problem.batching == "masked" else f"{typical.n} columns"
+        rate += f", with {in_use} in use per masked group"
     return (
         f"{tiles} tile{'s'[: tiles > 1]} of {config.tile.m}x{config.tile.n} {clusters} take "
         f"{max(waves, 1)} wave{'s'[: waves > 1]} on {gpu.sms} SMs ({useful:.0%} utilised), bound by "

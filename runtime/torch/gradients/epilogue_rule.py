@@ -172,6 +172,8 @@ def _factors(
             "gemmill::epilogue has no gradient for groups with a_scale or b_scale; use the scales as operands of the "
             "expression"
         )
+    if is_grouped and b.dtype.itemsize < a.dtype.itemsize:
+        raise OperandError("gemmill::epilogue has no gradient for groups with narrow weights: pass them upconverted")
     tensors = {name: x for name, x in scales.items() if isinstance(x, torch.Tensor)}
     if not is_grouped:
         of_weights = {x: tensors.get(x) for x in _SCALES} | {x: named.get(x) for x in ("a_zero", "b_zero")}

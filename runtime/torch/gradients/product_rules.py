@@ -89,6 +89,8 @@ def of_groups(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]
     (g,) = grads
     if any(arguments[name] is not None for name in ("a_scale", "b_scale")):
         _refuse("grouped_mm", wanted - {"c"}, "with a_scale or b_scale")
+    if arguments["b"].dtype.itemsize < arguments["a"].dtype.itemsize:
+        _refuse("grouped_mm", wanted - {"c"}, "with narrow weights")
     a, b, offsets, counts = (arguments[name] for name in ("a", "b", "offsets", "counts"))
     rows = arguments.get("rows")
     if rows is not None and "b" in wanted:

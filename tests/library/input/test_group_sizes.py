@@ -19,6 +19,8 @@ def test_balanced_groups_are_as_equal_as_they_can_be_and_slots_full() -> None:
     assert sizes_of(GROUPED) == (13, 13, 13, 13, 12, 12, 12, 12)
     assert sizes_of(MASKED) == (100,) * 4
     assert sizes_of(GemmProblem(8, 64, 6, batching="kgrouped", groups=4)) == (2, 2, 1, 1)
+    assert sizes_of(GROUPED.transposed) == sizes_of(GROUPED)
+    assert sizes_of(MASKED.transposed) == sizes_of(MASKED)
     assert sizes_of(GemmProblem(8, 64, 6, batch=4)) == ()
 
 
@@ -38,6 +40,8 @@ def test_zipf_leaves_no_row_out(rows: int, groups: int, exponent: float) -> None
 def test_rates_count_what_is_multiplied() -> None:
     assert flops_of(GROUPED, "zipf:2") == GROUPED.flops == 2 * 100 * 64 * 32
     assert flops_of(MASKED, "10,0,3,0") == 2 * 13 * 64 * 32
+    assert flops_of(MASKED.transposed, "10,0,3,0") == flops_of(MASKED, "10,0,3,0")
+    assert as_full(MASKED.transposed, "10,0,3,0") == as_full(MASKED, "10,0,3,0").transposed
     full = as_full(MASKED.but(expected_rows=90), "10,0,3,0")
     assert (full.m, full.typical().m) == (4, 4)
     assert as_full(MASKED.but(m=1000)).typical().m == 1000, "not what is assumed of slots"
@@ -54,6 +58,8 @@ def test_rates_count_what_is_multiplied() -> None:
         (GROUPED, [12] * 8, "sizes add up to 96; they must add up to m = 100"),
         (GROUPED, [12, "x"], "it must be balanced"),
         (MASKED, "101,0,0,0", "sizes contains 101; a masked group of .* has at most m = 100 rows"),
+        (MASKED.transposed, "101,0,0,0", "a masked group of .* has at most n = 100 columns"),
+        (GROUPED.transposed, [12] * 8, "sizes add up to 96; they must add up to n = 100"),
         (GemmProblem(8, 8, 8, batch=2), "balanced", "has no groups; omit sizes"),
     ],
 )

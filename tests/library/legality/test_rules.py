@@ -270,6 +270,24 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
             "D is m-major; with grouped batching it must",
             None,
         ),
+        (
+            {"scheduler.batching": "ngrouped"},
+            "row-groups",
+            "D is n-major; with ngrouped batching it must be m-major",
+            {"scheduler.batching": "strided"},
+        ),
+        (
+            {"scheduler.batching": "nmasked", "d.major": "m"},
+            "mixed-batching",
+            "batching is nmasked; A is bf16, which must be narrower than B (bf16)",
+            None,
+        ),
+        (
+            {"scheduler.batching": "ngrouped", "d.major": "m", "b.major": "mn", "a.dtype": "s8"},
+            "row-groups",
+            "B is contiguous along N; with ngrouped batching B must be K-major and C m-major",
+            {"scheduler.batching": "strided"},
+        ),
         ({"scheduler.batching": "kgrouped"}, "array-clusters", "cluster is 2x1; with kgrouped batching it must", None),
         ({"scheduler.batching": "array", "tile.k": 48}, "array-panels", "a row of A's tile has 96 bytes", None),
         (

@@ -15,8 +15,12 @@ torch = pytest.importorskip("torch")
 
 def solve(problem: GemmProblem, o: OperandSet) -> dict[str, Any]:
     """What each expression is, by PyTorch in f32: D, and other outputs by name."""
-    sums = o.a.float() @ o.b.float()
-    x = o.arguments
+    x, group = o.arguments, torch.arange(len(o.sizes)).repeat_interleave(torch.tensor(o.sizes, dtype=torch.int64))
+    if problem.batching == "ngrouped":
+        of_groups = zip(o.a, o.b.split(o.sizes, 1), strict=True)
+        sums = torch.cat([a.float() @ b.float() for a, b in of_groups], 1)
+    else:
+        sums = o.a.float() @ o.b.float()
     gate, up = sums[..., 0::2], sums[..., 1::2]
     silu = torch.nn.functional.silu
     alpha, beta = factors(problem)
@@ -37,6 +41,11 @@ def solve(problem: GemmProblem, o: OperandSet) -> dict[str, Any]:
         "c": lambda: {"d": torch.relu(alpha * sums + beta * o.c.float())},
         "quantised": lambda: {"d": (sums * x["s"]).round().clamp(-128, 127)},
         "scaled blocks": lambda: in_blocks(sums),
+        "of columns": lambda: {
+            "d": sums * x["x"] + x["bias"].float()[group].T + x["r"] * x["s"][group],
+            "top": torch.stack([part.amax(-1) for part in sums.split(o.sizes, 1)]),
+            "cols": sums.sum(0),
+        },
     }
     found: dict[str, Any] = of[next(name for name, p in PROBLEMS.items() if p is problem)]()
     return found
@@ -67,6 +76,15 @@ PROBLEMS = {
         64,
         batch=2,
         epilogue="d = acc; amax = max(abs(acc)); top[m] = max(acc); cols[n] = sum(acc); low[batch] = min(acc)",
+    ),
+    "of columns": GemmProblem(
+        *(72, 60, 64),
+        a="s8",
+        b="bf16",
+        d_major="m",
+        batching="ngrouped",
+        groups=3,
+        epilogue="d = acc * x[n] + bias.bf16[m] + r[m, n] * s[batch]; top[m] = max(acc); cols[n] = sum(acc)",
     ),
     "one": GemmProblem(72, 40, 64, epilogue="d = acc + s[batch]; low[batch] = min(acc)"),
     "c": GemmProblem(72, 40, 512, c="bf16", epilogue="d = relu(alpha * acc + beta * c)"),

@@ -9,7 +9,7 @@ from tests.cases.kinds import KINDS
 
 from gemmill.library.input.group_sizes import sizes_of
 from gemmill.library.problem import GemmProblem
-from gemmill.profiler.measure.operands import factors, make_operands, plan_options
+from gemmill.profiler.measure.operands import as_called, factors, make_operands, plan_options
 from gemmill.runtime.api.prepare import check
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.call_keywords import Options
@@ -42,6 +42,11 @@ MORE = (
     "64x96x64 e4m3 tn promote=4",
     "64x96x64 bf16 a_major=any d_major=any",
     "200x40x416x3 e2m1*bf16 tn d_major=m",  # scales of rows that end within 16 bytes
+    "64x96x256 bf16*u4 tn grouped=3 b_scale=1x64z",
+    "64x96x256 bf16*s4 tn masked=3 b_scale=1x32 expected_rows=5",
+    "64x96x256 bf16*e2m1 tn grouped=3",
+    "64x96x256 f16*s8 tn grouped=1 b_scale=1x128 c=f16",
+    "64x96x256 bf16*e4m3 tn grouped=3 epilogue='d = acc * x[m] + bias[n] + r[m, n]; per_row[m] = sum(d)'",
 )
 
 
@@ -53,13 +58,14 @@ def view(tensor: Any) -> TensorView:
 
 def call_of(problem: GemmProblem, sizes: tuple[int, ...] | None = None) -> GemmCall:
     """The call that a worker makes for a problem."""
-    (o,) = make_operands(problem, 0, "cpu", sets=1, sizes=sizes)
+    problem, (o,) = as_called(problem, make_operands(problem, 0, "cpu", sets=1, sizes=sizes))
     options = plan_options(problem, o)
     alpha, beta = factors(problem)
     tensors = {name: x for name, x in o.tensors().items() if x is not None and name not in o.arguments}
     views = {name: view(x.view(torch.int32) if name == "addresses" else x) for name, x in tensors.items()}
-    if options["a_dtype"]:
-        views["a"] = unpacked("a", views["a"], options["a_dtype"], problem.k)
+    for name in "ab":
+        if held := options[f"{name}_dtype"]:
+            views[name] = unpacked(name, views[name], held, problem.k)
     arguments = NO_ARGUMENTS
     if (text := options["epilogue"]) is not None:
         epilogue = read_epilogue(text)

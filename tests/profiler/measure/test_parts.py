@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gemmill.library.input.group_sizes import sizes_of
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import GemmProblem, upconverts_a
 from gemmill.profiler.measure.operands import OperandSet, make_operands, set_bytes
-from gemmill.profiler.measure.verify import reference
+from gemmill.profiler.measure.verify import reference, upconverted
 
 torch = pytest.importorskip("torch")
 
@@ -29,6 +29,10 @@ GROUPS = {
     "kgrouped": GemmProblem(
         16, 24, 96, batching="kgrouped", groups=4, a_major="mn", b_major="mn", d="f32", c="f32", c_major="n"
     ),
+    "ngrouped": GemmProblem(
+        24, 90, 64, a="u4", b="bf16", a_scale="1x32z", d_major="m", batching="ngrouped", groups=4, c="bf16"
+    ),
+    "nmasked": GemmProblem(24, 40, 64, a="s8", b="f16", d_major="m", batching="nmasked", groups=4),
     "array": GemmProblem(16, 24, 64, batching="array", groups=3, c="bf16"),
 }
 
@@ -41,8 +45,16 @@ def expand(scale: Any, shape: Any, across: int) -> Any:
 def solve(problem: GemmProblem, o: OperandSet) -> None:
     """D of each group, as the API's conventions have them."""
     ends = [0, *accumulate(o.sizes)]
+    narrow = upconverted(problem, o) if upconverts_a(problem.a_dtype, problem.b_dtype) else o.a
     for i in range(problem.batch):
         match problem.batching:
+            case "ngrouped":
+                span = slice(ends[i], ends[i + 1])
+                a, b, d, c = narrow[i], o.b[:, span], o.d[:, span], o.c[:, span]
+                scales = None
+            case "nmasked":
+                span = slice(0, o.sizes[i])
+                a, b, d, c, scales = narrow[i], o.b[i][:, span], o.d[i][:, span], None, None
             case "grouped":
                 of_a = o.a[o.groups["rows"].long()] if problem.rows == "gathered" else o.a
                 a, b, d = of_a[ends[i] : ends[i + 1]], o.b[i], o.d[ends[i] : ends[i + 1]]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gemmill.library.input.group_sizes import WITH_SIZES, sizes_of
+from gemmill.library.config.batchings import GROUPED_EXTENT
+from gemmill.library.input.group_sizes import sizes_of
 from gemmill.profiler.sweep.shape_suites import load_shapes, shipped_suites
 from gemmill.runtime.registry import Registry
 
@@ -30,6 +31,6 @@ def test_experts_are_chosen_evenly_and_not() -> None:
     suite = load_shapes(shipped_suites()["moe"])
     assert {shape.sizes for shape in suite.shapes} == {"balanced", "zipf:1.1"}
     for shape in suite.shapes:
-        assert shape.problem.batching in WITH_SIZES
+        assert shape.problem.batching in GROUPED_EXTENT
         assert len(sizes_of(shape.problem, shape.sizes)) == shape.problem.batch
     assert len({(shape.n, shape.k) for shape in suite.shapes if "gate" in shape.problem.epilogue}) == 6, "a model each"

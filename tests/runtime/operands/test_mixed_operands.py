@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.cases.plain import bound
 
+from gemmill.library.epilogues.parse import parse
 from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.operands.tensors import TensorView, unpacked
@@ -136,6 +137,57 @@ def test_a_batch_of_weights_has_a_batch_of_scales() -> None:
     # Shared weights: the batch is more rows of the activations.
     shared = gemm(a=a, d=d)
     assert (shared.problem.batch, shared.problem.n) == (1, 48)
+
+
+def of_groups(**changes: Any) -> Gemm:
+    """bf16 tokens (48, 256) times u4 weights of 3 experts for 64 columns, with scales of groups of 64."""
+    operands: dict[str, Any] = {
+        "a": tensor("bf16", 48, 256),
+        "b": unpacked("b", tensor("u8", 3, 64, 128, t=True), "u4", 256),
+        "d": tensor("bf16", 48, 64),
+        "b_scale": tensor("bf16", 3, 4, 64),
+        "offsets": tensor("s32", 3, at=512),
+    }
+    return bound(**{name: x for name, x in (operands | changes).items() if x is not None})
+
+
+def test_groups_of_rows_with_narrow_weights_are_groups_along_n() -> None:
+    found = of_groups(b_zero=tensor("bf16", 3, 4, 64, at=512))
+    p = found.problem
+    assert (p.batching, p.m, p.n, p.k, p.batch) == ("ngrouped", 64, 48, 256, 3)
+    assert (p.a_dtype, p.a_scale, p.b_dtype, p.d_major) == ("u4", "1x64z", "bf16", "m")
+    assert (found.a.batch_stride, found.b.batch_stride, found.d.batch_stride) == (64 * 256, 0, 0)
+    assert found.scale is not None
+    assert (found.scale.batch_stride, found.scale.stride) == (256, 64)
+    slots = of_groups(
+        a=tensor("bf16", 3, 16, 256), d=tensor("bf16", 3, 16, 64), offsets=None, counts=tensor("s32", 3, at=512)
+    ).problem
+    assert (slots.batching, slots.m, slots.n, slots.batch) == ("nmasked", 64, 16, 3)
+    s8 = of_groups(b=tensor("s8", 3, 64, 256, t=True), b_scale=None).problem
+    assert (s8.a_dtype, s8.a_scale, s8.batching) == ("s8", "none", "ngrouped")
+
+
+def test_one_group_may_share_scales_without_a_batch() -> None:
+    one = {"b": unpacked("b", tensor("u8", 1, 64, 128, t=True), "u4", 256), "offsets": tensor("s32", 1, at=512)}
+    for scale in (tensor("bf16", 4, 64), tensor("bf16", 1, 4, 64)):
+        found = of_groups(b_scale=scale, **one)
+        assert (found.problem.batch, found.problem.a_scale) == (1, "1x64")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"a": tensor("s8", 48, 256), "b": tensor("bf16", 3, 256, 64)}, "upconverting a is not supported with offsets"),
+        ({"b": tensor("s8", 64, 256, t=True), "d": tensor("bf16", 3, 48, 64)}, "upconverting b is not supported with"),
+        ({"rows": tensor("s32", 48, at=512)}, "upconverting it is not supported with rows"),
+        ({"b_scale": tensor("bf16", 4, 64)}, "both must be shared by the batch, or neither"),
+        ({"b": tensor("bf16", 3, 256, 64), "b_scale": None, "b_zero": tensor("bf16", 3, 4, 64)}, "narrower"),
+        ({"epilogue": parse("d = silu(gate) * up"), "d": tensor("bf16", 48, 32)}, "use gate8 and up8"),
+    ],
+)
+def test_groups_that_kernels_do_not_upconvert_are_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(OperandError, match=says):
+        of_groups(**changes)
 
 
 @pytest.mark.parametrize(

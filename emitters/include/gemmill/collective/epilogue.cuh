@@ -99,7 +99,7 @@ struct CollectiveEpilogue {
   template <BatchMode Mode>
   __device__ void prefetch(int m, int n, int batch, int place_c) {
     if constexpr (Operation::kIsExpression)
-      Operation(operation_params).touch(m, Blocks * kRows, rows_d(), n, TileN, n_end(), batch, threadIdx.x % 128);
+      Operation(operation_params).touch(m, Blocks * kRows, rows_d(), n, TileN, columns_d(), batch, threadIdx.x % 128);
     if constexpr (kLoads) {
       RingPosition<BuffersC> at = at_c;
 #pragma unroll
@@ -108,8 +108,8 @@ struct CollectiveEpilogue {
     }
   }
 
-  /// Writes one tile to matrix `batch` of D. (m, n) is the origin of this warpgroup's part. In grouped modes along M,
-  /// rows from `end` on are not written. `group` is the batch index of an expression's operands; it differs from
+  /// Writes one tile to matrix `batch` of D. (m, n) is the origin of this warpgroup's part. In grouped modes along M or
+  /// N, rows or columns from `end` on are not written. `group` is the batch index of an expression's operands; it differs from
   /// `batch` where groups share one D, and in nested batches. `place_c` is the place of C's matrix in a nested batch.
   /// `whole_tile` is null, or points to kWholeTileBytes that no other warpgroup uses; then no subtile waits for the
   /// copy of another.
@@ -117,7 +117,8 @@ struct CollectiveEpilogue {
   __device__ void store(Accumulators const& accumulators, int m, int n, int batch, int end, int group, int place_c,
                         char* whole_tile) {
     int const m_end = Mode == BatchMode::GroupedM ? end : rows_d();
-    auto operation = begin_tile(group, m_end);
+    int const n_end = Mode == BatchMode::GroupedN ? end : columns_d();
+    auto operation = begin_tile(group, m_end, n_end);
     if constexpr (kCopiesWholeTile) wait_for_copies();
 #pragma unroll
     for (int i = 0; i < kSubtiles; ++i) {
@@ -138,7 +139,7 @@ struct CollectiveEpilogue {
       auto const* const registers = accumulators.values[i / kColumns];
       int const first = first_column(i);
       Target target{subtile_d};
-      if constexpr (kBypassesShared) target = {nullptr, matrix_d<Mode>(batch), m + i / kColumns * kRows, m_end};
+      if constexpr (kBypassesShared) target = {nullptr, matrix_d<Mode>(batch), m + i / kColumns * kRows, m_end, n_end};
       fill(operation, registers, first, n, subtile_c, needs_c, target);
       if constexpr (Operation::kIsExpression) {
         if (i % kColumns == kColumns - 1) operation.end_rows();
@@ -185,16 +186,16 @@ struct CollectiveEpilogue {
 
   /// The extents of D.
   __device__ int rows_d() const { return Operation::kGateRows > 0 ? params.m / 2 : params.m; }
-  __device__ int n_end() const { return Operation::kGated ? params.n / 2 : params.n; }
+  __device__ int columns_d() const { return Operation::kGated ? params.n / 2 : params.n; }
 
   /// The first column of subtile i. The last subtile begins early enough to end with the tile.
   __device__ static constexpr int first_column(int i) { return min_of(i % kColumns * SubtileN, TileN - SubtileN); }
 
   /// The object that applies the operation to the fragments of a tile.
-  __device__ auto begin_tile(int group, int m_end) const {
+  __device__ auto begin_tile(int group, int m_end, int n_end) const {
     if constexpr (Operation::kIsExpression) {
       static_assert(TileN % SubtileN == 0 || Operation::kReductions == 0, "reductions count columns once");
-      return FragmentEpilogue<Operation, SubtileN>(operation_params, m_end, n_end(), group);
+      return FragmentEpilogue<Operation, SubtileN>(operation_params, m_end, n_end, group);
     } else {
       return Operation(operation_params);
     }
@@ -250,7 +251,7 @@ struct CollectiveEpilogue {
   struct Target {
     char* subtile;
     typename SubtileD::Element* d = nullptr;
-    int m = 0, m_end = 0;
+    int m = 0, m_end = 0, n_end = 0;
   };
 
   /// Starts to copy subtile i from its buffer to global memory. `last` closes the bulk group, which may be empty.
@@ -259,15 +260,18 @@ struct CollectiveEpilogue {
     int const first = first_column(i);
     int const row = m + i / kColumns * kRows;
     bool const by_element =
-        !kPartial && (bool(params.batched & kUnalignedD) | SubtileD::is_ragged(rows_d(), n_end(), row, n + first));
+        !kPartial && (bool(params.batched & kUnalignedD) | SubtileD::is_ragged(rows_d(), columns_d(), row, n + first));
     if (by_element) {
       int const m_end = Mode == BatchMode::GroupedM ? end : rows_d();
-      SubtileD::store_elements(params, subtile_d, row, n + first, matrix_d<Mode>(batch), m_end, n_end());
+      int const n_end = Mode == BatchMode::GroupedN ? end : columns_d();
+      SubtileD::store_elements(params, subtile_d, row, n + first, matrix_d<Mode>(batch), m_end, n_end);
     }
     if (is_leader()) {
       if (!by_element) {
         if constexpr (Mode == BatchMode::GroupedM) {
           SubtileD::store_rows(params.d, subtile_d, row, n + first, batch, end);
+        } else if constexpr (Mode == BatchMode::GroupedN) {
+          SubtileD::store_columns(params.d, subtile_d, row, n + first, batch, end);
         } else if constexpr (Mode == BatchMode::Array) {
           ArrayMatrix const d(params, Operand::D, batch);
           SubtileD::store(params.d, subtile_d, row, n + first, d.low(), d.high());
@@ -370,7 +374,7 @@ struct CollectiveEpilogue {
     }
     if constexpr (kBypassesShared) {
       SubtileD::template write_through<Units>(target.d, params.d_stride, warp(), lane(), target.m, n + first + column,
-                                              target.m_end, n_end(), values);
+                                              target.m_end, target.n_end, values);
     } else {
       SubtileD::template write<Units>(target.subtile, warp(), lane(), column, values);
     }

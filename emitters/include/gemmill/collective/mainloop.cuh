@@ -36,7 +36,7 @@ struct CollectiveMainloop {
 
   // Producer.
 
-  /// Loads of B in clusters of 2x1 whose CTAs have tiles of different columns (`RowGroupWork::beside`). Each CTA loads
+  /// Loads of B in clusters of 2x1 whose CTAs have tiles of different columns (`GroupWork::beside`). Each CTA loads
   /// the first half of its tile, and the second half of the other's: peers must wait for each other's loads.
   struct BesideB {
     Params const& params;
@@ -57,11 +57,11 @@ struct CollectiveMainloop {
     }
   };
 
-  /// The producer loop. One thread issues the loads. With groups along M the whole warp runs the loop, because the
-  /// scheduler uses warp votes.
+  /// The producer loop. One thread issues the loads. With groups along M or N the whole warp runs the loop, because
+  /// the scheduler uses warp votes.
   __device__ static void load(Params const& params, Storage storage, Scheduler& scheduler) {
     StagePipeline& pipeline = storage.pipeline();
-    bool const issues = !Traits::kGroupedM || cute::elect_one_sync();
+    bool const issues = !Traits::kTilesEndInGroups || cute::elect_one_sync();
     int const m = scheduler.rank % Config::kClusterM;
     int const n = scheduler.rank / Config::kClusterM;
     // The CTAs of one row of the cluster (same m) share A; those of one column (same n) share B.

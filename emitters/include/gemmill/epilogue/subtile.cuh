@@ -135,6 +135,15 @@ struct Subtile {
     if (rows > 0) store(descriptor, subtile, Rows - rows, n, m + rows, batch);
   }
 
+  /// Called by one thread: the same, but writes no column from `end` on. D's descriptor has a window of a subtile's
+  /// columns.
+  __device__ static void store_columns(cute::TmaDescriptor const& descriptor, char const* subtile, int m, int n,
+                                       int batch, int end) {
+    static_assert(Major == MajorOut::M, "only a strided extent can be clipped at any column");
+    int const columns = min(end - n, N);
+    if (columns > 0) store(descriptor, subtile, m, N - columns, n + columns, batch);
+  }
+
   /// Whether a subtile reaches beyond a D whose contiguous extent TMA cannot clip. TMA clips to 16 bytes, so it would
   /// write zeros beside a D that ends within 16 bytes.
   __device__ static bool is_ragged(int m_end, int n_end, int m, int n) {

@@ -57,7 +57,7 @@ struct TmaWgmmaGemm : WgmmaSpec<WgmmaTraits<Config_>> {
       if constexpr (Traits::kGathersA) {
         Mainloop::load_gathered(params, storage, scheduler);
       } else {
-        if (warp == 0 && (Traits::kGroupedM || cute::elect_one_sync())) Mainloop::load(params, storage, scheduler);
+        if (warp == 0 && (Traits::kTilesEndInGroups || cute::elect_one_sync())) Mainloop::load(params, storage, scheduler);
       }
       if constexpr (Traits::kBlockScales) {
         if (warp == 1) Mainloop::load_scales(params, storage, scheduler);

@@ -14,15 +14,15 @@ __device__ inline int group_entry(GemmParams const& params, int group, int exten
   return group < 0 ? 0 : min(max(entries[group * int64_t(params.groups_stride)], 0), extent);
 }
 
-/// A tile of a group of rows. Rows from `end` on do not belong to the group and must not be written.
-struct RowGroupWork : Work {
+/// A tile of a group of rows or columns. Those from `end` on do not belong to the group and must not be written.
+struct GroupWork : Work {
   int end;
   /// In clusters of 2x1: whether the other CTA has the next or the previous tile along N, not along M.
   bool beside;
 };
 
-/// Groups along M: consecutive groups with offsets of their ends, or, if `Masked`, slots of equal capacity with counts
-/// of rows.
+/// Groups along M, or along N if `Mode` is GroupedN: consecutive groups with offsets of their ends, or, if `Masked`,
+/// slots of equal capacity with counts of rows. Comments call what belongs to a group rows.
 ///
 /// Each lane of a warp holds one of 32 groups, so that few votes find a tile, and empty groups cost nothing. Indices must
 /// increase from call to call. The whole warp must make each call.
@@ -31,15 +31,16 @@ struct RowGroupWork : Work {
 /// which get every nth tile, then have about the same work.
 ///
 /// In clusters of 2x1, a last tile along M without a pair would leave a CTA idle. The CTAs take two such tiles along N.
-template <class Order, int TileK, bool Masked, class Params_ = GemmParams>
-struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
+template <class Order, int TileK, bool Masked, class Params_ = GemmParams, BatchMode Mode = BatchMode::GroupedM>
+struct RowGroupScheduler : SchedulerTraits<Mode> {
   using Params = Params_;
   enum : bool {
+    kAlongM = Mode == BatchMode::GroupedM,
     /// Producers that gather rows have no register left for it.
-    kPairs = Order::kClusterM == 2 && Order::kClusterSize == 2 && cute::is_same_v<Params_, GemmParams>,
+    kPairs = kAlongM && Order::kClusterM == 2 && Order::kClusterSize == 2 && cute::is_same_v<Params_, GemmParams>,
     /// In smaller tiles it does not pay: a tile that takes less time leaves those that read the same B behind, and B
     /// leaves L2 before they read it.
-    kSkipsBlocks = Order::kTileM == 256,
+    kSkipsBlocks = kAlongM && Order::kTileM == 256,
   };
 
   GemmParams const& params;
@@ -60,7 +61,7 @@ struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
 
   __device__ int k_tiles(int) const { return ceil_div(params.k, TileK); }
 
-  __device__ RowGroupWork work(int index) {
+  __device__ GroupWork work(int index) {
     int next = end_of_group(index);
     while (next < 0) {
       hold(chunk + 32, __reduce_max_sync(~0u, tiles));
@@ -70,7 +71,7 @@ struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
     int const group_begin = __shfl_sync(~0u, begin, holder);
     int const group_end = __shfl_sync(~0u, end, holder);
     int const rows = group_end - group_begin;
-    Order order(paired(rows), params.n);
+    Order order = order_of(rows);
     int const place = index - (next - count(order, rows));
     bool const beside = kPairs && place >= order.count();
     auto const [m, n] = beside ? typename Order::Origin{(rows - 1) / Order::kTileM * Order::kTileM,
@@ -78,7 +79,9 @@ struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
                                : order.origin(place, rank);
     // All lanes have the same value. A reduction puts it into a uniform register, which leaves one more to the sums.
     int const group = __reduce_max_sync(~0u, chunk + holder);
-    return {{group_begin + m, n, group, Masked ? group : 0, 0, k_tiles(index)}, group_end, beside};
+    return {{kAlongM ? group_begin + m : m, kAlongM ? n : group_begin + n, group, Masked ? group : 0, 0, k_tiles(index)},
+            group_end,
+            beside};
   }
 
  private:
@@ -90,6 +93,10 @@ struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
     return kPairs && tiles % 2 == 1 ? (tiles - 1) * Order::kTileM : rows;
   }
 
+  __device__ Order order_of(int rows) const {
+    return kAlongM ? Order(paired(rows), params.n) : Order(params.m, rows);
+  }
+
   /// The number of cluster tiles of a group, given the order of those that have pairs.
   __device__ static int count(Order const& order, int rows) {
     bool const beside = kPairs && ceil_div(rows, Order::kTileM) % 2 == 1;
@@ -99,9 +106,10 @@ struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
   /// Reads the rows of a group, and returns its number of cluster tiles.
   __device__ int count(int group) {
     bool const exists = group < params.batch;
-    end = exists ? group_entry(params, group, params.m) : 0;
-    begin = Masked ? 0 : exists ? min(group_entry(params, group - 1, params.m), end) : 0;
-    return count(Order(paired(end - begin), params.n), end - begin);
+    int const extent = kAlongM ? params.m : params.n;
+    end = exists ? group_entry(params, group, extent) : 0;
+    begin = Masked ? 0 : exists ? min(group_entry(params, group - 1, extent), end) : 0;
+    return count(order_of(end - begin), end - begin);
   }
 
   /// The number of cluster tiles up to the end of the group that has a tile; negative if no lane holds it.
@@ -129,6 +137,9 @@ struct RowGroupScheduler : SchedulerTraits<BatchMode::GroupedM> {
     }
   }
 };
+
+template <class Order, int TileK, bool Masked>
+using ColumnGroupScheduler = RowGroupScheduler<Order, TileK, Masked, GemmParams, BatchMode::GroupedN>;
 
 /// A tile of one group's product; [begin, end) is the group's part of K, in elements.
 struct KGroupWork : Work {

@@ -74,6 +74,8 @@ enum class BatchMode {
   Strided,
   /// Groups of rows of A and D, whose sizes are in the GPU's memory. A tile ends at the last row of its group.
   GroupedM,
+  /// Groups of columns of B and D, likewise.
+  GroupedN,
   /// Groups along K. Each has its own matrix of D.
   GroupedK,
   /// By addresses in the GPU's memory.
@@ -93,6 +95,7 @@ struct SchedulerTraits {
   };
   enum : bool {
     kIsGroupedM = Mode == BatchMode::GroupedM,
+    kIsGroupedN = Mode == BatchMode::GroupedN,
     kIsGroupedK = Mode == BatchMode::GroupedK,
     kIsArray = Mode == BatchMode::Array,
     kIsNested = Mode == BatchMode::Nested,

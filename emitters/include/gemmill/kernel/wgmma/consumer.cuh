@@ -181,8 +181,8 @@ struct WgmmaConsumer {
     }
     if constexpr (Traits::kSlices > 1)
       reduce_slices<Traits::kSlices>(accumulators, shared + Storage::kOffsetSlices, warpgroup, Traits::kSliceBarrier);
-    int row_end = 0;
-    if constexpr (Traits::kGroupedM) row_end = work.end;
+    int group_end = 0;
+    if constexpr (Traits::kTilesEndInGroups) group_end = work.end;
     char* whole_tile = nullptr;
     if constexpr (Storage::kAliasesStages) {
       // The other warpgroup has no tile after this one. It had read its last stages before this tile filled all stages
@@ -194,10 +194,10 @@ struct WgmmaConsumer {
     }
     if constexpr (Traits::kClusterSplits > 1) {
       auto const share = sums.add_up(accumulators, index + stride < scheduler.total);
-      epilogue.template store<Traits::kMode>(share, m_d, n_d, work.batch_d, row_end, work.batch, 0, whole_tile);
+      epilogue.template store<Traits::kMode>(share, m_d, n_d, work.batch_d, group_end, work.batch, 0, whole_tile);
     } else {
       if (stores(warpgroup))
-        epilogue.template store<Traits::kMode>(accumulators, m_d, n_d, work.batch_d, row_end, work.batch,
+        epilogue.template store<Traits::kMode>(accumulators, m_d, n_d, work.batch_d, group_end, work.batch,
                                                    place_c(work), whole_tile);
     }
   }

@@ -112,7 +112,7 @@ struct WgmmaSpec {
             fact("box_d_contiguous", SubtileD::kBoxContiguous),
             fact("box_d_strided", SubtileD::kBoxStrided),
             fact("swizzle_d", SubtileD::kSpan),
-            fact("window_d", Traits::kGroupedM ? kSubtileM : 0),
+            fact("window_d", Traits::kGroupedM ? kSubtileM : Traits::kGroupedN ? Config::kSubtileN : 0),
             fact("offset_scale", Groups::kGroups > 0 ? kOffsetScale : 0),
             fact("offset_zero", Groups::kHasZeros ? kOffsetScale + uint32_t(sizeof(cute::TmaDescriptor)) : 0),
             fact("groups", Groups::kGroups),

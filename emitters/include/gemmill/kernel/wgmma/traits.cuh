@@ -113,26 +113,28 @@ struct WgmmaTraits {
                 "rows of A are copied as the MMAs read them, by the CTA that reads them");
   using StagePipeline = Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * kTileWarpgroups,
                                  kGathersA ? kGatherThreads : kBlockScales ? Scales::kArrivals : 0>;
-  /// Groups along M: the whole producer warp runs the scheduler, and tiles end at the last row of their group.
+  /// Groups along M or N: the whole producer warp runs the scheduler, and tiles end with their group.
   static constexpr bool kGroupedM = Scheduler::kIsGroupedM;
+  static constexpr bool kGroupedN = Scheduler::kIsGroupedN;
+  static constexpr bool kTilesEndInGroups = kGroupedM || kGroupedN;
   /// Groups along K: A and B are loaded through windows that end with the group.
   static constexpr bool kGroupedK = Scheduler::kIsGroupedK;
   static constexpr int kWindowK = kGroupedK ? Config::kTileK : 0;
   static constexpr bool kArray = Scheduler::kIsArray;
   static constexpr bool kNested = Scheduler::kIsNested;
   /// Whether the scheduler reads memory that the previous kernel may have written.
-  enum : bool { kReadsGroups = kGroupedM || kGroupedK || kArray };
+  enum : bool { kReadsGroups = kTilesEndInGroups || kGroupedK || kArray };
   /// Whether the descriptors of A and B begin outside the operands, so that boxes must be shifted into them. Each box
   /// must then hold some of the operand's K.
   static constexpr bool kShiftsBoxes = kGroupedK || kArray;
   using LoadA = StageLoad<TmaLayoutA, Config::kClusterN, kShiftsBoxes ? BoxBounds::Shift : kGroupedM ? BoxBounds::Overrun : BoxBounds::Clip>;
-  using LoadB = StageLoad<TmaLayoutB, Config::kClusterM, kShiftsBoxes ? BoxBounds::Shift : BoxBounds::Clip>;
+  using LoadB = StageLoad<TmaLayoutB, Config::kClusterM, kShiftsBoxes ? BoxBounds::Shift : kGroupedN ? BoxBounds::Overrun : BoxBounds::Clip>;
   static_assert(!kShiftsBoxes || kClusterSize == 1, "a slice of a stage may lie wholly beyond K");
   static_assert(!kShiftsBoxes || ((TmaLayoutA::kMajor == MajorIn::MN || TmaLayoutA::kPanels == 1) &&
                              (TmaLayoutB::kMajor == MajorIn::MN || TmaLayoutB::kPanels == 1)),
                 "a panel may lie wholly beyond K");
   static constexpr BatchMode kMode = BatchMode(int(Scheduler::kMode));
-  static_assert(!kMixed || kMode == BatchMode::Strided, "narrow A has no groups");
+  static_assert(!kMixed || kMode == BatchMode::Strided || kGroupedN, "a narrow A has whole matrices");
   /// Whether the first MMAs of a tile overlap the epilogue of the previous one. This requires that the sums are in
   /// other registers than the MMAs' results. (In pingpong kernels, the other warpgroup multiplies meanwhile.)
   enum : bool { kOverlapsEpilogue = kBlockScales && !kPingpong };

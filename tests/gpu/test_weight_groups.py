@@ -1,0 +1,191 @@
+"""Groups of rows with narrow weights: kernels with groups along N, each group held against the kernel of one matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import pytest
+from tests.gpu.harness import Guarded, guarded, kernel, torch
+
+import gemmill
+from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.names import kernel_name
+from gemmill.library.dtypes import DTYPES
+from gemmill.library.problem import GemmProblem
+from gemmill.profiler.measure.operands import OperandSet, as_called, factors, make_operands, plan_options
+from gemmill.profiler.measure.verify import reference
+from gemmill.profiler.sweep.shape_suites import Shape
+from gemmill.profiler.sweep.units import problem_of
+from gemmill.runtime.registry import Registry
+
+pytestmark = pytest.mark.gpu
+
+BF16: dict[str, Any] = {"b__dtype": "bf16", "d__dtype": "bf16", "d__major": "m"}
+F16: dict[str, Any] = {"b__dtype": "f16", "d__dtype": "f16", "d__major": "m"}
+AT_OFFSETS: dict[str, Any] = {"scheduler__batching": "ngrouped"}
+IN_SLOTS: dict[str, Any] = {"scheduler__batching": "nmasked"}
+
+CONFIGS: tuple[GemmConfig, ...] = (
+    kernel("64x16x128", a__dtype="u4", a__scale="1x128z", **BF16, **AT_OFFSETS),
+    kernel("64x8x128", "cooperative", "2x1", a__dtype="s4", a__scale="1x32", **F16, **AT_OFFSETS),
+    kernel("64x32x256", a__dtype="u4", a__scale="1x64z", **BF16, **AT_OFFSETS),
+    kernel("128x64x128", "cooperative", "2x1", a__dtype="u4", a__scale="1x32z", **BF16, **AT_OFFSETS),
+    kernel("128x128x64", "cooperative", "1x2", a__dtype="s8", **F16, **AT_OFFSETS),
+    kernel("128x256x64", "cooperative", "2x1", a__dtype="u4", a__scale="1x128", **BF16, **AT_OFFSETS),
+    kernel("64x128x64", "pingpong", a__dtype="s4", a__scale="1x32", **F16, **AT_OFFSETS),
+    kernel("64x24x128", a__dtype="e4m3", c__dtype="bf16", c__major="m", **BF16, **AT_OFFSETS),
+    kernel("192x64x64", a__dtype="s8", a__scale="1x128", **(BF16 | {"d__dtype": "f32"}), **AT_OFFSETS),
+    kernel("64x16x256", a__dtype="e2m1", a__scale="1x32e8", **BF16, **AT_OFFSETS),
+    kernel("128x128x64", a__dtype="e2m1", a__scale="1x32e8", **F16, **IN_SLOTS),
+    kernel("64x16x128", "cooperative", "2x1", a__dtype="s4", a__scale="1x128", **BF16, **IN_SLOTS),
+    kernel("128x128x64", a__dtype="u4", a__scale="1x64", **F16, **IN_SLOTS),
+    kernel("128x64x64", "pingpong", "1x2", a__dtype="e4m3", b__major="mn", **BF16, **IN_SLOTS),
+)
+
+SIZES = {
+    "one": [200],
+    "ragged": [1, 0, 64, 7, 63, 65, 128, 0, 0, 129, 16, 15, 17, 256, 0],
+    "small": [i % 5 for i in range(70)],
+    "many": [0] * 97 + [150] + [0] * 150 + [3] + [0] * 64,
+    "empty": [0, 0, 0],
+}
+
+
+def one_matrix(config: GemmConfig) -> GemmConfig:
+    """The same kernel for one matrix."""
+    return replace(config, scheduler=replace(config.scheduler, batching="strided"))
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    shared = Registry()
+    shared.warm((*CONFIGS, *map(one_matrix, CONFIGS)))
+    return shared
+
+
+def drawn(config: GemmConfig, sizes: Sequence[int], rest: int, n: int, k: int) -> tuple[GemmProblem, OperandSet]:
+    """Operands of weights (n, k) for each group; ``rest`` rows are in no group, or beyond the fullest slot."""
+    total = max(sizes, default=0) if config.scheduler.batching == "nmasked" else sum(sizes)
+    shape = Shape(total + rest, n, k, 1, keywords=(("groups", len(sizes)),))
+    problem = problem_of(config, shape).but(a_align=16, b_align=16, c_align=16, d_align=16)
+    (operands,) = make_operands(problem, 0, sets=1, sizes=sizes)
+    return problem, operands
+
+
+def out_for(problem: GemmProblem, d_align: int = 16) -> Guarded:
+    """Guarded memory for D as calls take it."""
+    batch = problem.batch if problem.batching == "nmasked" else None
+    return guarded(problem.n, problem.m, problem.d_dtype, batch=batch, align=d_align)
+
+
+def run(
+    config: GemmConfig, sizes: Sequence[int], rest: int, n: int, k: int, registry: Registry, d_align: int = 16
+) -> None:
+    """Launch, hold each group against the kernel of one matrix, bit by bit, and all of D against float64."""
+    problem, operands = drawn(config, sizes, rest, n, k)
+    d = out_for(problem, d_align)
+    _, (o,) = as_called(problem, [operands])
+    held: dict[str, Any] = {"b_dtype": config.a.dtype} if config.a.type.bits < 8 else {}
+    before = d.buffer.clone()
+    options: dict[str, Any] = {"c": o.c, "beta": 1.0} if o.c is not None else {}
+    scales: dict[str, Any] = {"b_scale": o.b_scale, "b_zero": o.b_zero}
+    gemmill.grouped_matmul(
+        o.a, o.b, out=d.tensor, registry=registry, kernel=config, **o.groups, **held, **scales, **options
+    )
+    torch.cuda.synchronize()
+    ends = [*accumulate(sizes)]
+    for i, size in enumerate(sizes):
+        at = (i, slice(0, size)) if "counts" in o.groups else (slice(ends[i] - size, ends[i]),)
+        found = d.tensor[at]
+        of_group: dict[str, Any] = {name: x[i] if x.dim() == 3 else x for name, x in scales.items() if x is not None}
+        c: dict[str, Any] = {} if o.c is None else {"c": o.c[at], "beta": 1.0}
+        wanted = torch.empty_like(found)
+        if size:
+            gemmill.matmul(
+                o.a[at], o.b[i], out=wanted, registry=registry, kernel=one_matrix(config), **held, **of_group, **c
+            )
+        assert torch.equal(found, wanted), f"group {i} of {size} rows has other bits than one matrix"
+    found = reference(problem, operands, *factors(problem)).compare(d.tensor.mT)
+    assert found.passed, found.says
+    for buffer in (written := (d.buffer.clone(), before)):
+        typed = buffer.view(d.tensor.dtype).as_strided(d.tensor.shape, d.tensor.stride(), d.tensor.storage_offset())
+        for i, size in enumerate(sizes):
+            typed[(i, slice(0, size)) if "counts" in o.groups else (slice(ends[i] - size, ends[i]),)] = 0
+    assert torch.equal(*written), "memory around the groups of D was written"
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("config", CONFIGS, ids=kernel_name)
+def test_groups_have_the_bits_of_one_matrix(config: GemmConfig, sizes: str, registry: Registry) -> None:
+    for n, k in ((264, 200), (203, 328), (64, 136)):
+        for rest in (37, 0):
+            if sum(SIZES[sizes]) + rest:
+                run(config, SIZES[sizes], rest, n, k, registry)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=kernel_name)
+def test_a_d_that_tma_cannot_store(config: GemmConfig, registry: Registry) -> None:
+    run(config, [70, 33, 0, 5, 90, 64], 3, 203, 96, registry, d_align=DTYPES[config.d.dtype].bytes)
+
+
+@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[5], CONFIGS[6], CONFIGS[9]], ids=kernel_name)
+def test_wrong_tables_reach_nothing_outside(config: GemmConfig, registry: Registry) -> None:
+    problem, operands = drawn(config, [100, 50, 20], 0, 200, 96)
+    _, (o,) = as_called(problem, [operands])
+    ((kind, table),) = o.groups.items()
+    scales: dict[str, Any] = {"b_scale": o.b_scale, "b_zero": o.b_zero, "b_dtype": config.a.dtype}
+    for values in ([400, 1 << 30, 500], [-1, 333, 20], [-(1 << 31), (1 << 31) - 1, 0]):
+        d = out_for(problem)
+        before = d.buffer.clone()
+        table.copy_(torch.tensor(values, dtype=torch.int32))
+        gemmill.grouped_matmul(o.a, o.b, out=d.tensor, registry=registry, kernel=config, **{kind: table}, **scales)
+        torch.cuda.synchronize()
+        for buffer in (d.buffer, before):
+            typed = buffer.view(d.tensor.dtype)
+            typed.as_strided(d.tensor.shape, d.tensor.stride(), d.tensor.storage_offset()).fill_(0)
+        assert torch.equal(d.buffer, before), "memory around D was written"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "300x264x256 bf16*u4 tn grouped=6 b_scale=1x128z epilogue='d = silu(acc + bias[n]) * s[batch] + r[m, n]'",
+        "300x264x256 f16*s8 tn grouped=6 epilogue='d = acc * x[m] * b_scale[n]; top[m] = max(acc); cols[n] = sum(acc)'",
+        "90x264x256 bf16*s4 tn masked=6 b_scale=1x32 expected_rows=40 epilogue='d = relu(acc * x[m] + bias[n])'",
+    ],
+)
+def test_expressions_of_selected_kernels(text: str) -> None:
+    problem = GemmProblem.from_text(text).with_narrow_a
+    sizes = [40, 0, 90, 7, 64, 33] if problem.batching == "nmasked" else [99, 0, 120, 1, 64, 16]
+    (operands,) = make_operands(problem, 0, sets=1, sizes=sizes)
+    expected = reference(problem, operands, *factors(problem))
+    called, (o,) = as_called(problem, [operands])
+    alpha, beta = factors(problem)
+    gemmill.plan(alpha=alpha, beta=beta, **(plan_options(called, o) | o.tensors()))()
+    torch.cuda.synchronize()
+    found = expected.compare(operands.d, operands.arguments)
+    assert found.passed, found.says
+
+
+def test_a_call_by_torch_ops_and_by_a_graph() -> None:
+    groups, n, k, rows = 16, 512, 512, 48
+    x = torch.randint(-2, 3, (rows, k), device="cuda").bfloat16()
+    packed = torch.randint(0, 256, (groups, n, k // 2), device="cuda", dtype=torch.uint8)
+    scale = 2.0 ** torch.randint(-2, 2, (groups, k // 32, n), device="cuda").bfloat16()  # so that all sums are exact
+    offsets = torch.arange(3, rows + 1, 3, device="cuda")
+    keywords: dict[str, Any] = {"b_scale": scale, "b_dtype": "u4"}
+    d = gemmill.grouped_matmul(x, packed.mT, offsets, **keywords)
+    assert torch.equal(d, torch.ops.gemmill.grouped_mm(x, packed.mT, offsets, None, None, scale, b_dtype="u4"))
+    again = torch.empty_like(d)
+    with gemmill.plan(x, packed.mT, out=again, offsets=offsets, **keywords) as launch:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            launch()
+        graph.replay()
+        assert torch.equal(again, d)
+        offsets.fill_(rows)  # all rows are of the first group
+        graph.replay()
+        assert torch.equal(again, gemmill.matmul(x, packed[0].mT, b_scale=scale[0], b_dtype="u4"))
