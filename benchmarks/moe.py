@@ -1,4 +1,4 @@
-"""Layers of mixtures of experts in bf16: gemmill, PyTorch and a Triton baseline, in bursts and under sustained load.
+"""Layers of mixtures of experts: gemmill, PyTorch and a Triton baseline, in bursts and under sustained load.
 
 A layer sorts tokens by expert, multiplies them by the gate and up weights (FC1), applies silu(gate) * up, multiplies by
 the down weights (FC2), and combines the weighted rows of each token. PyTorch composes its operations as transformers
@@ -11,8 +11,8 @@ A burst is a CUDA graph of a millisecond, in interleaved rounds. Under sustained
 of which the second half is timed. "eager" compares calls of gemmill.moe and of PyTorch without a graph. The program
 prints the times of the others divided by gemmill's, with quartiles over rounds or turns; the share of 4 TB/s that a
 layer needs to read the weights in use and tokens, and to write results; the time of each part alone; and the norm of
-the errors of sampled tokens, relative to float64. Results are written as JSON. Needs an NVIDIA GPU and PyTorch with
-Triton.
+the errors of sampled tokens, relative to float64. With 4-bit weights (``--formats u4_g128 mxfp4``), the baselines
+have the bf16 weights that these stand for. Results are written as JSON. Needs an NVIDIA GPU and PyTorch with Triton.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from gemmill.library.dtypes import DTypeName
     from gemmill.profiler.measure.graph_timing import Launch
 
 OURS, TORCH, TRITON = "gemmill", "PyTorch", "Triton"
@@ -58,6 +59,26 @@ LAYERS = {
 }
 
 
+class Format(NamedTuple):
+    """How gemmill's weights are stored."""
+
+    w_dtype: DTypeName | None
+    """As for :func:`gemmill.moe`."""
+    scale: str
+    """Scales of the weights of a problem."""
+    bits: float
+    """Bits of a weight, with its share of scales and zero points."""
+
+
+FORMATS = {
+    "bf16": Format(None, "none", 16),
+    "u4_g128": Format("u4", "1x128z", 4.25),
+    "mxfp4": Format("e2m1", "1x32e8", 4.25),
+}
+GROUP, MX_GROUP = 128, 32
+"""Weights that share a scale: of u4, also a zero point, and of e2m1."""
+
+
 def main() -> None:
     """Run the benchmark: write records, and print figures."""
     from benchmarks.common import Record, parser_of
@@ -68,17 +89,19 @@ def main() -> None:
     parser.add_argument("--layers", nargs="+", choices=LAYERS, default=[*LAYERS], help="(all)")
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS, help="(64 to 16384)")
     parser.add_argument("--distributions", nargs="+", choices=DISTRIBUTIONS, default=DISTRIBUTIONS, help="(all)")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=["bf16"], help="of weights (bf16)")
     parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=REGIMES, help="(both)")
     parser.add_argument("--turns", type=int, default=3, help="turns of each side under sustained load (%(default)s)")
     parser.add_argument("--seconds", type=float, default=0.4, help="length of a turn (%(default)s)")
     arguments = parser.parse_args()
     record = Record("moe", arguments, turns=arguments.turns, seconds=arguments.seconds)
     registry = Registry()
-    warm([LAYERS[name] for name in arguments.layers], arguments.tokens, registry)
-    for name in arguments.layers:
-        weights = Weights(LAYERS[name])
+    forms = [FORMATS[form] for form in arguments.formats]
+    warm([LAYERS[name] for name in arguments.layers], forms, arguments.tokens, registry)
+    for name, form in product(arguments.layers, arguments.formats):
+        weights = Weights(LAYERS[name], FORMATS[form])
         for tokens, distribution in product(arguments.tokens, arguments.distributions):
-            case = {"layer": name, "tokens": tokens, "distribution": distribution}
+            case = {"layer": name, "format": form, "tokens": tokens, "distribution": distribution}
             for row in measure(case, weights, registry, arguments, record.telemetry):
                 record.add(row)
                 print(*lines(row), sep="\n", flush=True)
@@ -86,28 +109,30 @@ def main() -> None:
     print(f"records: {record.path}")
 
 
-def problems(layer: Layer, tokens: int) -> list[Any]:
+def problems(layer: Layer, tokens: int, form: Format = FORMATS["bf16"]) -> list[Any]:
     """The products of gemmill's layer."""
     from benchmarks.common import problem_of
 
     hidden, inner, experts, slots = layer
+    stored: dict[str, Any] = {"b_dtype": form.w_dtype, "b_scale": form.scale} if form.w_dtype else {}
+    rows = {} if form.w_dtype else {"rows": "gathered"}
     products: tuple[tuple[int, int, dict[str, Any]], ...] = (
-        (2 * inner, hidden, {"rows": "gathered", "epilogue": "d = silu(gate8) * up8"}),
-        (hidden, inner, {}),
+        (2 * inner, hidden, {**stored, **rows, "epilogue": "d = silu(gate8) * up8"}),
+        (hidden, inner, stored),
     )
     return [
-        problem_of("bf16", tokens * slots, n, k).but(batch=experts, batching="grouped", **further)
+        problem_of("bf16", tokens * slots, n, k).but(batch=experts, batching="grouped", **further).with_narrow_a
         for n, k, further in products
     ]
 
 
-def warm(layers: Sequence[Layer], tokens: Sequence[int], registry: Any) -> None:
+def warm(layers: Sequence[Layer], forms: Sequence[Format], tokens: Sequence[int], registry: Any) -> None:
     """Compile gemmill's kernels in parallel. Errors occur again in the measurement, which reports them."""
     from gemmill.library.errors import UnsupportedProblemError
 
     names = set()
-    for layer, count in product(layers, tokens):
-        for problem in problems(layer, count):
+    for layer, form, count in product(layers, forms, tokens):
+        for problem in problems(layer, count, form):
             with suppress(UnsupportedProblemError):
                 names.add(registry.select(problem).name)
     registry.warm([*names])
@@ -116,22 +141,71 @@ def warm(layers: Sequence[Layer], tokens: Sequence[int], registry: Any) -> None:
 class Weights:
     """Random weights of a layer, for the baselines and for gemmill."""
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: Layer, form: Format) -> None:
         import torch
 
         import gemmill
         from gemmill.profiler.baselines.experts import Experts
 
         torch.cuda.empty_cache()  # free the weights of the previous layer
-        self.layer = layer
+        self.layer, self.form = layer, form
         hidden, inner, experts, _ = layer
         torch.manual_seed(0)
-        made = partial(torch.empty, dtype=torch.bfloat16, device="cuda")
-        gate_up = made(experts, 2 * inner, hidden).normal_(std=hidden**-0.5)
-        self.plain = Experts(gate_up, made(experts, hidden, inner).normal_(std=inner**-0.5))
-        """As in checkpoints."""
-        self.gate_up = gemmill.interleaved(gate_up)
-        """Those of gate and up in gemmill's order."""
+        drawn = {None: drawn_wide, "u4": drawn_u4, "e2m1": drawn_mxfp4}[form.w_dtype]
+        (gate_up, of_gate_up), (down, of_down) = drawn(experts, 2 * inner, hidden), drawn(experts, hidden, inner)
+        self.plain = Experts(gate_up, down)
+        """As in checkpoints, in bf16."""
+        self.w1, self.w2 = gemmill.interleaved(of_gate_up.pop("")), of_down.pop("")
+        """gemmill's weights; those of gate and up in its order."""
+        self.keywords: dict[str, Any] = {f"w1{name}": gemmill.interleaved(x, axis=2) for name, x in of_gate_up.items()}
+        """Their scales and zero points by the keywords of :func:`gemmill.moe`, and their dtype."""
+        self.keywords |= {f"w2{name}": x for name, x in of_down.items()}
+        self.keywords |= {"w_dtype": form.w_dtype} if form.w_dtype else {}
+
+
+def drawn_wide(experts: int, rows: int, k: int) -> tuple[Any, dict[str, Any]]:
+    """Random weights in bf16, and gemmill's."""
+    import torch
+
+    values = torch.empty(experts, rows, k, dtype=torch.bfloat16, device="cuda").normal_(std=k**-0.5)
+    return values, {"": values}
+
+
+def drawn_mxfp4(experts: int, rows: int, k: int) -> tuple[Any, dict[str, Any]]:
+    """Random e2m1 weights as what they stand for in bf16, and in bytes with their scales."""
+    import torch
+
+    import gemmill.torch
+    from gemmill.library.e2m1 import VALUES
+
+    numbers = torch.tensor(VALUES, device="cuda")
+    exponent = round(math.log2(k**-0.5 / float(numbers.square().mean().sqrt())))
+    held = torch.empty(experts, rows, k // 2, dtype=torch.uint8, device="cuda")
+    scale = torch.empty(experts, k // MX_GROUP, rows, dtype=torch.float8_e8m0fnu, device="cuda")
+    values = torch.empty(experts, rows, k, dtype=torch.bfloat16, device="cuda")
+    for expert, wide in enumerate(values):
+        codes = torch.randint(0, 16, (rows, k), dtype=torch.uint8, device="cuda")
+        bytes_of_scales = torch.randint(126, 129, (rows, k // MX_GROUP), dtype=torch.uint8, device="cuda") + exponent
+        held[expert], scale[expert] = gemmill.torch.mxfp4(codes[:, 0::2] | codes[:, 1::2] << 4, bytes_of_scales)
+        factors = (bytes_of_scales.float() - 127).exp2().repeat_interleave(MX_GROUP, 1)
+        torch.mul(numbers[codes.int()], factors, out=wide)
+    return values, {"": held, "_scale": scale}
+
+
+def drawn_u4(experts: int, rows: int, k: int) -> tuple[Any, dict[str, Any]]:
+    """Random u4 weights as what they stand for in bf16, and in bytes with their scales and zero points."""
+    import torch
+
+    held = torch.randint(0, 256, (experts, rows, k // 2), dtype=torch.uint8, device="cuda")
+    groups = experts, -(-k // GROUP), rows
+    scale = (torch.rand(groups, device="cuda") / 2 + 0.75).mul_(k**-0.5 / 4.6).bfloat16()  # 16 numbers deviate by 4.6
+    zero = torch.randint(6, 10, groups, device="cuda").bfloat16()
+    values = torch.empty(experts, rows, k, dtype=torch.bfloat16, device="cuda")
+    for expert, wide in enumerate(values):
+        wide[:, 0::2], wide[:, 1::2] = held[expert] & 15, held[expert] >> 4
+        wide -= zero[expert].mT.repeat_interleave(GROUP, 1)[:, :k]
+        wide *= scale[expert].mT.repeat_interleave(GROUP, 1)[:, :k]
+    return values, {"": held, "_scale": scale, "_zero": zero}
 
 
 def tokens_of(layer: Layer, count: int, distribution: str, sets: int) -> list[Any]:
@@ -177,8 +251,9 @@ def ours(weights: Weights, tokens: Sequence[Any], registry: Any) -> Side:
 
     import gemmill
 
-    operands = [(own.x, weights.gate_up, weights.plain.down, own.ids, own.weights) for own in tokens]
-    plans: list[Any] = [gemmill.plan_moe(*own, registry=registry) for own in operands]
+    operands = [(own.x, weights.w1, weights.w2, own.ids, own.weights) for own in tokens]
+    keywords = {"registry": registry, **weights.keywords}
+    plans: list[Any] = [gemmill.plan_moe(*own, **keywords) for own in operands]
     routing = gemmill.route(tokens[0].ids, weights.layer.experts)
     y = torch.zeros(len(routing.rows), weights.layer.hidden, dtype=torch.bfloat16, device="cuda")
 
@@ -192,7 +267,7 @@ def ours(weights: Weights, tokens: Sequence[Any], registry: Any) -> Side:
         lambda i: plans[i](),
         [plan.out for plan in plans],
         {"kernels": {"FC1": plans[0].first.choice.name, "FC2": plans[0].second.choice.name}},
-        lambda i: gemmill.moe(*operands[i], registry=registry),
+        lambda i: gemmill.moe(*operands[i], **keywords),
         {"route": route, "FC1": lambda i: plans[i].first(), "FC2": lambda i: plans[i].second(), "combine": combine},
     )
 
@@ -326,7 +401,12 @@ class Measured:
         pairs = {TORCH: OURS, TRITON: OURS, eager(TORCH): eager(OURS)}
         state["ratios"] = {theirs: ratios(us[theirs], us[own]) for theirs, own in pairs.items() if theirs in us}
         middle = statistics.median(us[OURS])
-        return {**self._facts, "us": us, **state, **rates(self._weights.layer, self._tokens[0].ids, middle)}
+        return {
+            **self._facts,
+            "us": us,
+            **state,
+            **rates(self._weights.layer, self._tokens[0].ids, middle, self._weights.form),
+        }
 
 
 def eager(name: str) -> str:
@@ -334,19 +414,19 @@ def eager(name: str) -> str:
     return f"{name}, eager"
 
 
-def rates(layer: Layer, ids: Any, us: float) -> dict[str, float]:
+def rates(layer: Layer, ids: Any, us: float, form: Format = FORMATS["bf16"]) -> dict[str, float]:
     """TFLOP/s, and the share of DRAM's rate of a layer that reads the weights in use and tokens, and writes results."""
     from gemmill.profiler.measure.graph_timing import PEAK_BYTES
 
     hidden, inner, _, _ = layer
     products = 3 * hidden * inner
-    moved = 2 * (products * len(ids.unique()) + 2 * len(ids) * hidden)
+    moved = products * len(ids.unique()) * form.bits / 8 + 4 * len(ids) * hidden
     return {"tflops": 2 * products * ids.numel() / us / 1e6, "of_dram": moved / (us * 1e-6) / PEAK_BYTES}
 
 
 def lines(row: Mapping[str, Any]) -> Iterator[str]:
     """The text of a row: times and ratios, then parts, errors and choices where they are new."""
-    what = f"{row['layer']:12} {row['tokens']:6} tokens {row['distribution']:7}"
+    what = f"{row['layer']:12} {row['format']:7} {row['tokens']:6} tokens {row['distribution']:7}"
     if "error" in row:
         yield f"{what} failed: {row['error'].splitlines()[0]}"
         return

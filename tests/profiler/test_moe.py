@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.moe import Layer, lines, problems
+import pytest
+from benchmarks.moe import FORMATS, Layer, lines, problems
 from tests.cases.exporter import on_gpu
 
 from gemmill.runtime.api.expert_layer import bind_layer
+from gemmill.runtime.operands.narrow_experts import elements_of
 from gemmill.runtime.operands.tensors import view
 
-CASE = {"layer": "Qwen3-30B", "tokens": 64, "distribution": "zipf"}
+CASE = {"layer": "Qwen3-30B", "format": "bf16", "tokens": 64, "distribution": "zipf"}
 ROW: dict[str, Any] = {
     **CASE,
     "regime": "burst",
@@ -46,10 +48,19 @@ def test_a_case_that_failed_has_its_error() -> None:
     assert line.endswith("failed: OutOfMemoryError: CUDA out of memory")
 
 
-def test_kernels_are_compiled_for_the_products_of_the_layer() -> None:
-    shapes = {"x": (64, 256), "w1": (16, 192, 256), "w2": (16, 256, 96), "out": (64, 256)}
-    tensors = {name: on_gpu(shape) for name, shape in shapes.items()}
-    tensors |= {"topk_ids": on_gpu((64, 8), "s32"), "topk_weights": on_gpu((64, 8), "f32")}
+@pytest.mark.parametrize("form", FORMATS)
+def test_kernels_are_compiled_for_the_products_of_the_layer(form: str) -> None:
+    bytes_of_row = FORMATS[form].w_dtype is not None
+    shapes = {"x": (64, 256), "w1": (16, 192, 256 >> bytes_of_row), "w2": (16, 256, 96 >> bytes_of_row)}
+    tensors = {name: on_gpu(shape, "u8" if bytes_of_row and name != "x" else "bf16") for name, shape in shapes.items()}
+    tensors |= {"topk_ids": on_gpu((64, 8), "s32"), "topk_weights": on_gpu((64, 8), "f32"), "out": on_gpu((64, 256))}
+    if form == "mxfp4":
+        tensors |= {"w1_scale": on_gpu((16, 8, 192), "ue8m0"), "w2_scale": on_gpu((16, 3, 256), "ue8m0")}
+    elif bytes_of_row:
+        tensors |= {f"w1_{kind}": on_gpu((16, 2, 192)) for kind in ("scale", "zero")}
+        tensors |= {f"w2_{kind}": on_gpu((16, 1, 256)) for kind in ("scale", "zero")}
     views = {name: view(x, name) for name, x in tensors.items()}
+    if w_dtype := FORMATS[form].w_dtype:
+        views = elements_of(views, w_dtype)
     layer = bind_layer(views, "silu", {}, {"stream": 0}, lambda shape, dtype: on_gpu(shape, dtype))
-    assert problems(Layer(256, 96, 16, 8), 64) == [layer.first.problem, layer.second.problem]
+    assert problems(Layer(256, 96, 16, 8), 64, FORMATS[form]) == [layer.first.problem, layer.second.problem]
