@@ -16,6 +16,7 @@ from gemmill.runtime.launch.routing import CombineLaunch, GatherLaunch, RouteLau
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.operands.experts import Piece, in_memory, layer_extents, memory_pieces, transposed
+from gemmill.runtime.operands.narrow_experts import is_narrow
 from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.operands.routing import (
     BoundCombine,
@@ -62,6 +63,9 @@ class LayerAddresses(Addresses):
         if scale := layer.first.arguments.epilogue.scale:
             of_first |= {"a_scale": ".copy_scale", "b_scale": "w1_scale", scale.name: ".inner_scale"}
             of_second |= {"a_scale": ".inner_scale", "b_scale": "w2_scale"}
+        else:
+            of_first |= {"b_scale": "w1_scale", "b_zero": "w1_zero"}
+            of_second |= {"b_scale": "w2_scale", "b_zero": "w2_zero"}
         products = (layer.first, of_first), (layer.second, of_second)
         first, second = ([names.get(place, place) for place in gemm.places] for gemm, names in products)
         names = (
@@ -127,7 +131,9 @@ def bind_layer(
     extents = layer_extents(tensors, read_epilogue(epilogue))
     x, out = tensors["x"], tensors["out"]
     are_apart = x.shape[0] < 2 or x.strides[0] >= x.shape[1]
-    gathers = x.dtype != "e4m3" and are_apart and has_aligned_rows(x, TMA_ALIGN)  # with scales, a copy is faster
+    narrow = is_narrow(tensors["w1"].dtype, x.dtype)
+    copied = narrow or x.dtype == "e4m3"  # kernels upconvert the weights of stored rows; with scales, a copy is faster
+    gathers = not copied and are_apart and has_aligned_rows(x, TMA_ALIGN)
     pieces, size = memory_pieces(extents, x.dtype, not gathers)
     memory = view(allocate((size,), "u8"), "memory between launches", options["stream"])
     between = in_memory(pieces, memory)
@@ -139,6 +145,9 @@ def bind_layer(
         copies = [BoundGather(x, rows, of_a["a"])]
     of_first = {"b": transposed(tensors["w1"]), "offsets": offsets, "out": inner, "epilogue": epilogue}
     of_scales: dict[str, Any] = {}
+    if narrow:
+        of_first |= {f"b_{kind}": tensors.get(f"w1_{kind}") for kind in ("scale", "zero")}
+        of_scales = {f"b_{kind}": tensors.get(f"w2_{kind}") for kind in ("scale", "zero")}
     if x.dtype == "e4m3":
         scale, of_a["a_scale"] = transposed(between["inner_scale"]), transposed(between["copy_scale"])
         copies.append(BoundGather(tensors["x_scale"], rows, of_a["a_scale"]))

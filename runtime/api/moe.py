@@ -20,7 +20,8 @@ from gemmill.runtime.launch.plan import Plan
 from gemmill.runtime.launch.routing import CombineLaunch, GatherLaunch, RouteLaunch, TokenLaunch
 from gemmill.runtime.operands.epilogue_arguments import is_number, read_epilogue
 from gemmill.runtime.operands.experts import layer_extents
-from gemmill.runtime.operands.tensors import Tensor, TensorView, view, view_table
+from gemmill.runtime.operands.narrow_experts import elements_of
+from gemmill.runtime.operands.tensors import Tensor, TensorView, dtype_named, view, view_table
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.torch_dispatch import refuse_dispatched
 
@@ -32,6 +33,7 @@ def moe(
     x: Tensor, w1: Tensor, w2: Tensor, topk_ids: Tensor, topk_weights: Tensor | None, *,
     activation: str = "silu", b2: Tensor | None = None, out: Tensor | None = None,
     x_scale: Tensor | None = None, w1_scale: Tensor | None = None, w2_scale: Tensor | None = None,
+    w1_zero: Tensor | None = None, w2_zero: Tensor | None = None, w_dtype: object = None,
     stream: Stream | None = None, registry: Registry | None = None, bits: str = "any", **operands: Tensor | float,
 ) -> Any:
     """Run tokens through a layer of experts, and return ``out``.
@@ -48,8 +50,9 @@ def moe(
     Args:
         x: Tokens, (tokens, H): bf16, f16 or e4m3, with contiguous rows.
         w1: Weights of the first product, (experts, 2 F, H), or (experts, F, H) for an activation without a gate, in
-            the dtype of ``x``. Rows of gate and up alternate as the activation says.
-        w2: Weights of the second product, (experts, H, F), in the dtype of ``x``.
+            the dtype of ``x``. Rows of gate and up alternate as the activation says. Beside bf16 or f16 ``x`` also
+            narrower: bytes of ``w_dtype``, or s8 or e4m3 without scales. Then rows of gate and up alternate by eights.
+        w2: Weights of the second product, (experts, H, F), in the dtype of ``w1``.
         topk_ids: The experts of each token, int32 or int64 (tokens, slots), contiguous. A slot whose id is not that
             of an expert is skipped.
         topk_weights: Weight of each slot, (tokens, slots): f32, bf16 or f16. None: 1.
@@ -62,14 +65,23 @@ def moe(
             it may be ``x``.
         x_scale: Scales of e4m3 tokens, f32 (tokens, H/128), rounded up. The epilogue of the first product scales its
             rows likewise, in blocks of 128; F must be a multiple of 128.
-        w1_scale: Scales of blocks of ``w1`` in its order of rows, f32 (experts, 2 F/128, H/128), rounded up.
-        w2_scale: Scales of blocks of ``w2``, f32 (experts, H/128, F/128), rounded up.
+        w1_scale: Scales of blocks of ``w1`` in its order of rows, f32 (experts, 2 F/128, H/128), rounded up. Of narrow
+            weights: one for each row and group of 32, 64 or 128 elements along H, (experts, H/group, 2 F), in the
+            dtype of ``x`` and contiguous along 2 F, the transpose of what most checkpoints have.
+        w2_scale: Scales of blocks of ``w2``, f32 (experts, H/128, F/128), rounded up; of narrow weights (experts,
+            F/group, H).
+        w1_zero: Zero points of narrow weights, with the shape and dtype of ``w1_scale``: a weight is
+            ``(w1 - w1_zero) * w1_scale``. GPTQ stores them minus one.
+        w2_zero: The same of ``w2``.
+        w_dtype: Dtype of the elements of ``w1`` and ``w2`` where these are bytes. ``"u4"`` or ``"s4"``: ``w1`` is
+            (experts, 2 F, H/2) and ``w2`` (experts, H, F/2), the element of lower index in the low half of a byte.
+            ``"e2m1"`` (MXFP4): bytes and ue8m0 scales of 32 elements as ``gemmill.torch.mxfp4`` returns them.
         bits: Which order of sums both products must have, as in :func:`gemmill.matmul`.
         **operands: Operands of the activation, by name.
 
     The layer needs memory for a row of F elements and one of H for each slot, which the library of ``x``, PyTorch or
-    CuPy, allocates; and for another of H where ``x`` is e4m3, or its rows are not aligned to 16 bytes. ``stream``
-    and ``registry`` are as in :func:`gemmill.matmul`.
+    CuPy, allocates; and for another of H where ``x`` is e4m3, weights are narrow, or rows of ``x`` are not aligned to
+    16 bytes. ``stream`` and ``registry`` are as in :func:`gemmill.matmul`.
 
     Returns:
         ``out``.
@@ -79,15 +91,17 @@ def moe(
         GemmillError: the other errors of :func:`gemmill.matmul`.
     """
     tensors = {"x": x, "w1": w1, "w2": w2, "topk_ids": topk_ids, "topk_weights": topk_weights, "b2": b2, "out": out}
-    tensors |= {"x_scale": x_scale, "w1_scale": w1_scale, "w2_scale": w2_scale}
+    tensors |= {"x_scale": x_scale, "w1_scale": w1_scale, "w2_scale": w2_scale, "w1_zero": w1_zero, "w2_zero": w2_zero}
     refuse_dispatched("moe", {**tensors, **operands}, "call gemmill.torch.moe, or ")
-    return launch_moe(tensors, activation, operands, {"registry": registry, "bits": bits}, stream)
+    options = {"registry": registry, "bits": bits}
+    return launch_moe(tensors, activation, operands, options, stream, w_dtype)
 
 
 def plan_moe(
     x: Tensor, w1: Tensor, w2: Tensor, topk_ids: Tensor, topk_weights: Tensor | None, *,
     activation: str = "silu", b2: Tensor | None = None, out: Tensor | None = None,
     x_scale: Tensor | None = None, w1_scale: Tensor | None = None, w2_scale: Tensor | None = None,
+    w1_zero: Tensor | None = None, w2_zero: Tensor | None = None, w_dtype: object = None,
     stream: Stream | None = None, registry: Registry | None = None, bits: str = "any", **operands: Tensor | float,
 ) -> MoePlan:
     """Prepare a layer of experts once: the returned plan only launches, ``plan()``, on the same tensors.
@@ -103,33 +117,37 @@ def plan_moe(
     Args and errors are those of :func:`gemmill.moe`.
     """
     tensors = {"x": x, "w1": w1, "w2": w2, "topk_ids": topk_ids, "topk_weights": topk_weights, "b2": b2, "out": out}
-    tensors |= {"x_scale": x_scale, "w1_scale": w1_scale, "w2_scale": w2_scale}
+    tensors |= {"x_scale": x_scale, "w1_scale": w1_scale, "w2_scale": w2_scale, "w1_zero": w1_zero, "w2_zero": w2_zero}
     refuse_dispatched("plan_moe", {**tensors, **operands}, "call gemmill.torch.moe, or ")
-    given = _Given.read(tensors, operands, stream)
+    given = _Given.read(tensors, operands, stream, w_dtype)
     layer = _bound(given, activation, {"registry": registry, "bits": bits})
     return MoePlan(layer, stream_to_follow(layer.first, stream))
 # fmt: on
 
 
-def interleaved(gate_up: Any) -> Any:
+def interleaved(gate_up: Any, *, axis: int = 1, alternate: bool = False) -> Any:
     """Return weights whose rows of gate and up follow each other, in the order that ``gate8`` and ``up8`` need: 8 rows
     of the gate, 8 of up, and so on.
 
     Args:
-        gate_up: Weights (experts, 2 F, H) or biases (experts, 2 F) of any library: F rows of the gate, then F of up. F
-            must be a multiple of 8.
+        gate_up: Weights (experts, 2 F, H), also packed ones (experts, 2 F, H/2), or biases (experts, 2 F), of any
+            library: F rows of the gate, then F of up. F must be a multiple of 8.
+        axis: The extent of 2 F: 2 for scales and zero points of groups, (experts, H/group, 2 F).
+        alternate: Whether rows of the gate and of up alternate one by one, as in gpt-oss.
 
     Raises:
         OperandError: the shape does not fit.
     """
     shape = tuple(gate_up.shape)
-    if len(shape) < 2 or shape[1] % 16:
+    if not 0 <= axis < len(shape) or shape[axis] % 16:
         raise OperandError(
-            f"gate_up has shape {shape}; it must be (experts, 2 F, H) with F a multiple of 8: for another F use "
+            f"gate_up has shape {shape}; extent {axis} must be 2 F with F a multiple of 8: for another F use "
             "activation='d = silu(gate) * up', where single rows alternate"
         )
-    runs = gate_up.reshape(shape[0], 2, shape[1] // 16, 8, *shape[2:])
-    return runs.swapaxes(1, 2).reshape(shape)
+    before, after, count = shape[:axis], shape[axis + 1 :], shape[axis] // 16
+    runs = gate_up.reshape(*before, *((count, 8, 2) if alternate else (2, count, 8)), *after)
+    first, second = (axis + 1, axis + 2) if alternate else (axis, axis + 1)
+    return runs.swapaxes(first, second).reshape(shape)
 
 
 class MoePlan(PlanOfLaunches):
@@ -159,10 +177,11 @@ def launch_moe(
     operands: Mapping[str, Any],
     options: Mapping[str, Any],
     stream: Stream | None = None,
+    w_dtype: object = None,
 ) -> Any:
     """Launch a layer with the arguments of :func:`moe`: its tensors by keyword, operands of its activation and keywords
     of both products. Returns ``out``."""
-    given = _Given.read(tensors, operands, stream)
+    given = _Given.read(tensors, operands, stream, w_dtype)
     entry: caches.Entry[SharedLaunches] = caches.Entry()
     with suppress(TypeError):  # an unhashable option, which is refused later
         entry = caches.layers(given.signature(activation, options))
@@ -191,7 +210,9 @@ class _Given(NamedTuple):
     handle: int
 
     @classmethod
-    def read(cls, tensors: Mapping[str, Any], operands: Mapping[str, Any], stream: Stream | None) -> _Given:
+    def read(
+        cls, tensors: Mapping[str, Any], operands: Mapping[str, Any], stream: Stream | None, w_dtype: object
+    ) -> _Given:
         """Read the tensors of a call."""
         for name in operands:
             if name in KEYWORDS:
@@ -202,6 +223,8 @@ class _Given(NamedTuple):
             for name, tensor in tensors.items()
             if tensor is not None
         }
+        if w_dtype is not None:
+            views = elements_of(views, dtype_named(w_dtype, "w_dtype"))
         numbers = {name: x for name, x in operands.items() if x is None or is_number(x)}
         of_operands = {name: view(x, name, handle) for name, x in operands.items() if name not in numbers}
         return cls(tensors, views, of_operands, numbers, stream, handle)

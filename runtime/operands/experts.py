@@ -14,15 +14,17 @@ from gemmill.library.epilogues.tree import Epilogue, fault_of_n
 from gemmill.library.errors import OperandError
 from gemmill.library.legality.quantities import TMA_ALIGN, align_up
 from gemmill.library.wording import one_of
+from gemmill.runtime.operands import narrow_experts
 from gemmill.runtime.operands.matrices import SCALE_BLOCK
+from gemmill.runtime.operands.narrow_experts import OF_GROUPS, is_narrow
 from gemmill.runtime.operands.routing import shape_of_slots
 from gemmill.runtime.operands.tensors import TensorView, check_devices
 
 DTYPES = ("bf16", "f16", "e4m3")
-"""Dtypes of tokens and weights."""
+"""Dtypes of tokens, and of weights that are not narrower."""
 
 SCALES = ("x_scale", "w1_scale", "w2_scale")
-"""Scales of blocks of e4m3 tokens and weights."""
+"""Scales of blocks of e4m3 tokens and weights. Narrow weights have scales of groups in place of the last two."""
 
 
 class LayerExtents(NamedTuple):
@@ -132,7 +134,7 @@ def layer_extents(tensors: Mapping[str, TensorView], activation: Epilogue) -> La
     Raises:
         OperandError: a tensor does not fit; the message names it.
     """
-    refuse_c(activation)
+    refuse_activation(activation)
     x, w1, w2, ids = (tensors[name] for name in ("x", "w1", "w2", "topk_ids"))
     columns = "2 F" if activation.gated else "F"
     for name, rank, form in (
@@ -143,22 +145,33 @@ def layer_extents(tensors: Mapping[str, TensorView], activation: Epilogue) -> La
         if len(tensors[name].shape) != rank:
             raise OperandError(f"{name} has shape {tensors[name].shape}; it must be {form}")
     tokens, slots = shape_of_slots("topk_ids", ids)
-    extents = LayerExtents(tokens, slots, w2.shape[0], x.shape[1], w2.shape[2])
-    for name, shape in layer_shapes(extents, activation).items():
+    extents, narrow = LayerExtents(tokens, slots, w2.shape[0], x.shape[1], w2.shape[2]), is_narrow(w1.dtype, x.dtype)
+    shapes = layer_shapes(extents, activation)
+    if narrow:
+        given = {name: tensor.shape for name, tensor in tensors.items()}
+        shapes |= narrow_experts.shapes_of_groups(w1.dtype, given, shapes["w1"], shapes["w2"])
+    for name, shape in shapes.items():
         if name in tensors and tensors[name].shape != shape:
+            advice = ""
+            if narrow and name in OF_GROUPS:
+                advice = narrow_experts.advice_on_groups(name, w1.dtype, tensors[name].shape, shape)
             raise OperandError(
                 f"{name} has shape {tensors[name].shape}; with x {x.shape}, w2 {w2.shape}, topk_ids {ids.shape} and "
-                f"the activation `{activation}` it must have shape {shape}"
+                f"the activation `{activation}` it must have shape {shape}{advice}"
             )
     if fault := fault_of_n(activation, w1.shape[1]):
         raise OperandError(f"w1 has shape {w1.shape}, so N is {w1.shape[1]}: {fault}")
-    _check_operands(tensors)
+    _check_operands(tensors, narrow)
+    if narrow:
+        narrow_experts.check_narrow(tensors, activation)
     _check_units(x.dtype, extents)
     return extents
 
 
-def refuse_c(activation: Epilogue) -> None:
-    """Raise OperandError for an activation that reads C."""
+def refuse_activation(activation: Epilogue) -> None:
+    """Raise OperandError for an activation that reads C, or pairs rows."""
+    if activation.gate_rows:
+        raise OperandError(f"the activation `{activation}` pairs rows, which are tokens of experts: use gate8 and up8")
     if activation.reads_c:
         raise OperandError(
             f"the activation `{activation}` reads c, which a layer of experts does not have: use an operand like b[n]"
@@ -166,12 +179,16 @@ def refuse_c(activation: Epilogue) -> None:
 
 
 def refuse_scales(given: Collection[str], dtype: DTypeName) -> None:
-    """Raise OperandError for scales without e4m3, and for e4m3 without scales, by the keywords that are ``given``."""
+    """Raise OperandError for scales without e4m3, and for e4m3 without scales, by the keywords that are ``given``. The
+    weights are not narrow."""
+    for name in narrow_experts.ZEROS:
+        if name in given:
+            raise OperandError(f"{name} is passed, and no weights are narrower than x: leave it out")
     for name in SCALES:
         if (name in given) != (dtype == "e4m3"):
             raise OperandError(
                 f"{name} is {'passed' if name in given else 'missing'} and x is {dtype}; pass x_scale, w1_scale and "
-                "w2_scale with e4m3, and with no other dtype"
+                "w2_scale with e4m3, and with no other dtype of tokens and weights"
             )
 
 
@@ -187,17 +204,20 @@ def _check_units(dtype: DTypeName, extents: LayerExtents) -> None:
             )
 
 
-def _check_operands(tensors: Mapping[str, TensorView]) -> None:
+def _check_operands(tensors: Mapping[str, TensorView], narrow: bool) -> None:
     """Raise OperandError for a dtype, a GPU or strides that no launch takes."""
     x = tensors["x"]
     for name in ("x", "w1", "w2"):
         dtype = tensors[name].dtype
-        if dtype not in DTYPES or dtype != x.dtype:
+        wanted = tensors["w1"].dtype if narrow and name != "x" else x.dtype
+        if x.dtype not in DTYPES or dtype != wanted:
             raise OperandError(
-                f"{name} is {dtype}; x, w1 and w2 must all be bf16, all f16 or all e4m3: convert {name} first"
+                f"{name} is {dtype}; x, w1 and w2 must all be bf16, all f16 or all e4m3, or w1 and w2 of one narrower "
+                f"dtype beside bf16 or f16: convert {name} first"
             )
-    refuse_scales(tensors, x.dtype)
-    for name in SCALES:
+    if not narrow:
+        refuse_scales(tensors, x.dtype)
+    for name in () if narrow else SCALES:
         if name in tensors and tensors[name].dtype != "f32":
             raise OperandError(f"{name} is {tensors[name].dtype}; it must be f32: pass {name}.float()")
     if "topk_weights" in tensors and (dtype := tensors["topk_weights"].dtype) not in BITS:

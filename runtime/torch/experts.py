@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.tree import Epilogue, fault_of_n
 from gemmill.library.errors import OperandError
 from gemmill.library.input.keywords import unexpected
 from gemmill.runtime.api.expert_layer import epilogue_of, quantising
 from gemmill.runtime.api.moe import launch_moe
 from gemmill.runtime.api.read import KEYWORDS
+from gemmill.runtime.operands import narrow_experts
 from gemmill.runtime.operands.epilogue_arguments import check_names, read_epilogue
-from gemmill.runtime.operands.experts import SCALES, LayerExtents, layer_shapes, refuse_c, refuse_scales
+from gemmill.runtime.operands.experts import SCALES, LayerExtents, layer_shapes, refuse_activation, refuse_scales
 from gemmill.runtime.operands.matrices import SCALE_BLOCK
 from gemmill.runtime.operands.tensors import dtype_named, not_on_gpu
 from gemmill.runtime.torch import outputs, reference_operators
@@ -33,10 +35,11 @@ LIBRARY = torch.library.Library("gemmill", "FRAGMENT")
 """Keeps the operator alive."""
 _SCHEMA = (
     "moe(Tensor x, Tensor w1, Tensor w2, Tensor topk_ids, Tensor? topk_weights, Tensor? b2, "
-    "Tensor? x_scale, Tensor? w1_scale, Tensor? w2_scale, Tensor[] operands, str[] names, *, "
-    "float[] numbers=[], str activation='silu', ScalarType? out_dtype=None, str options='') -> Tensor"
+    "Tensor? x_scale, Tensor? w1_scale, Tensor? w2_scale, Tensor? w1_zero, Tensor? w2_zero, Tensor[] operands, "
+    "str[] names, *, float[] numbers=[], str activation='silu', str? w_dtype=None, ScalarType? out_dtype=None, "
+    "str options='') -> Tensor"
 )
-_KEYWORDS = ("x", "w1", "w2", "topk_ids", "topk_weights", "b2", *SCALES)
+_KEYWORDS = ("x", "w1", "w2", "topk_ids", "topk_weights", "b2", *SCALES, *narrow_experts.ZEROS)
 """Tensors of the operator, by the keywords of :func:`gemmill.moe`."""
 
 # Keywords of one subject share a line.
@@ -47,13 +50,15 @@ def moe(
     x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor | None, *,
     activation: str = "silu", b2: torch.Tensor | None = None, out_dtype: torch.dtype | None = None,
     x_scale: torch.Tensor | None = None, w1_scale: torch.Tensor | None = None, w2_scale: torch.Tensor | None = None,
+    w1_zero: torch.Tensor | None = None, w2_zero: torch.Tensor | None = None, w_dtype: object = None,
     bits: str = "any",
     **operands: torch.Tensor | float,
 ) -> torch.Tensor:
     """Run :func:`gemmill.moe` as an operator, with gradients, transforms and ``torch.compile``.
 
     The gradients are those of ``x``, the weights, ``topk_weights``, ``b2`` and the operands of the activation; a layer
-    of e4m3 has none. Backward computes the rows between the products again, so forward saves only its arguments.
+    of e4m3 or of narrow weights has none. Backward computes the rows between the products again, so forward saves only
+    its arguments.
 
     Args:
         out_dtype: Dtype of the result; by default that of ``x``, or bf16 for e4m3.
@@ -68,8 +73,9 @@ def moe(
     numbers = {name: float(value) for name, value in others.items()}
     options = "" if bits == "any" else written({"bits": bits})
     d: torch.Tensor = torch.ops.gemmill.moe(
-        x, w1, w2, topk_ids, topk_weights, b2, x_scale, w1_scale, w2_scale, [*tensors.values()], [*tensors, *numbers],
-        numbers=[*numbers.values()], activation=activation, out_dtype=out_dtype, options=options,
+        x, w1, w2, topk_ids, topk_weights, b2, x_scale, w1_scale, w2_scale, w1_zero, w2_zero,
+        [*tensors.values()], [*tensors, *numbers], numbers=[*numbers.values()], activation=activation,
+        w_dtype=None if w_dtype is None else dtype_named(w_dtype, "w_dtype"), out_dtype=out_dtype, options=options,
     )
     return d
 # fmt: on
@@ -95,7 +101,8 @@ def _on_gpu(*positional: Any, **keywords: Any) -> torch.Tensor:
     tensors = {name: call[name] for name in _KEYWORDS}
     dtype = call["out_dtype"]
     tensors["out"] = None if dtype is None else torch.empty_like(call["x"], dtype=dtype, memory_format=_PACKED)
-    result: torch.Tensor = launch_moe(tensors, call["activation"], _named(call), read(call["options"]))
+    options, w_dtype = read(call["options"]), call["w_dtype"]
+    result: torch.Tensor = launch_moe(tensors, call["activation"], _named(call), options, w_dtype=w_dtype)
     return result
 
 
@@ -125,9 +132,13 @@ def _check(call: Arguments, activation: Epilogue) -> None:
             f"the activation `{activation}` writes {activation.outputs[0].name}, and gemmill::moe returns only its "
             "result: call gemmill.moe under torch.no_grad(), or leave it out"
         )
-    refuse_c(activation)
+    refuse_activation(activation)
     check_names(activation, _named(call))
-    refuse_scales([name for name in SCALES if call[name] is not None], dtype_named(call["x"].dtype, "x"))
+    given, narrow = [name for name in _KEYWORDS if call[name] is not None], _is_narrow(call)
+    if narrow:
+        narrow_experts.check_presence(_w_dtype(call), given)
+    else:
+        refuse_scales(given, dtype_named(call["x"].dtype, "x"))
     x, w1, w2, ids = (call[name] for name in _KEYWORDS[:4])
     ranks = x.dim(), w1.dim(), w2.dim(), ids.dim()
     torch._check(
@@ -137,8 +148,15 @@ def _check(call: Arguments, activation: Epilogue) -> None:
             "and (tokens, slots)"
         ),
     )
-    extents = LayerExtents(ids.shape[0], ids.shape[1], w2.shape[0], x.shape[1], w2.shape[2])
-    for name, shape in layer_shapes(extents, activation).items():
+    in_byte = _elements_in_byte(call)
+    extents = LayerExtents(ids.shape[0], ids.shape[1], w2.shape[0], x.shape[1], in_byte * w2.shape[2])
+    shapes = layer_shapes(extents, activation)
+    if narrow:
+        scales = {name: call[name].shape for name in given}
+        shapes |= narrow_experts.shapes_of_groups(_w_dtype(call), scales, shapes["w1"], shapes["w2"])
+    for name in ("w1", "w2") if in_byte > 1 else ():
+        shapes[name] = (*shapes[name][:2], shapes[name][2] // in_byte)
+    for name, shape in shapes.items():
         if (tensor := call.get(name)) is not None:
 
             def says(name: str = name, shape: Any = shape, given: Any = tensor.shape) -> str:
@@ -150,6 +168,20 @@ def _check(call: Arguments, activation: Epilogue) -> None:
     sums = w1.shape[1]
     if isinstance(sums, int) and (fault := fault_of_n(activation, sums)):
         raise OperandError(f"w1 has shape {(*w1.shape,)}, so N is {sums}: {fault}")
+
+
+def _w_dtype(call: Arguments) -> DTypeName:
+    name: DTypeName = call["w_dtype"] or dtype_named(call["w1"].dtype, "w1")
+    return name
+
+
+def _is_narrow(call: Arguments) -> bool:
+    """Whether the weights are narrower than the tokens."""
+    return narrow_experts.is_narrow(_w_dtype(call), dtype_named(call["x"].dtype, "x"))
+
+
+def _elements_in_byte(call: Arguments) -> int:
+    return 2 if DTYPES[_w_dtype(call)].bits == 4 else 1
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
@@ -194,7 +226,10 @@ def reference(*positional: Any, **keywords: Any) -> torch.Tensor:
     call = _call(*positional, **keywords)
     text = epilogue_of(call["activation"])
     _check(call, read_epilogue(text))
-    x, w1, w2 = (_dequantised(call[name], call[f"{name}_scale"]) for name in ("x", "w1", "w2"))
+    if _is_narrow(call):
+        x, w1, w2 = call["x"], *(_upconverted(call, name) for name in ("w1", "w2"))
+    else:
+        x, w1, w2 = (_dequantised(call[name], call[f"{name}_scale"]) for name in ("x", "w1", "w2"))
     routed = Routed.of(call["topk_ids"], w2.shape[0])
     groups, named = {"offsets": routed.offsets}, _named(call)
     if call["x_scale"] is None:
@@ -211,6 +246,15 @@ def reference(*positional: Any, **keywords: Any) -> torch.Tensor:
     return routed.summed(weighted).to(_out_dtype(call))
 
 
+def _upconverted(call: Arguments, name: str) -> torch.Tensor:
+    """Narrow weights in the dtype of tokens."""
+    scale, zero = call[f"{name}_scale"], call[f"{name}_zero"]
+    like = call["x"].new_empty(0, call[name].shape[2] * _elements_in_byte(call))
+    narrow = {"b_scale": scale, "b_zero": zero, "b_dtype": call["w_dtype"]}
+    _, wide, *_ = reference_operators.dequantised(like, call[name].mT, **narrow)
+    return wide.mT.to(like.dtype)
+
+
 def _dequantised(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     """Multiply each block of the last extent, or of the last two of weights, by its scale."""
     if scale is None:
@@ -224,10 +268,10 @@ def backward(call: Arguments, grads: Sequence[Any], wanted: frozenset[str]) -> G
     """Gradients of a layer. The first product and its activation are computed again."""
     (g,) = grads
     x, w1, w2, b2 = (call[name] for name in ("x", "w1", "w2", "b2"))
-    if call["x_scale"] is not None:
+    if call["x_scale"] is not None or _is_narrow(call):
         raise OperandError(
-            f"{', '.join(sorted(wanted))} requires a gradient, and a layer of {x.dtype} has none: call it under "
-            "torch.no_grad()"
+            f"{', '.join(sorted(wanted))} requires a gradient, and a layer of {_w_dtype(call)} weights has none: call "
+            "it under torch.no_grad()"
         )
     if "topk_ids" in wanted:
         raise OperandError("gemmill::moe has no gradient of topk_ids: pass whole numbers")

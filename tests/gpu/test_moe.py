@@ -9,11 +9,13 @@ import pytest
 from tests.gpu.harness import torch
 
 import gemmill.torch
+from gemmill.library.e2m1 import VALUES
 
 pytestmark = pytest.mark.gpu
 
 LIMIT = 7.0
 OPENAI = "g = min(gate + bg[n], limit); u = clamp(up + bu[n], -limit, limit); d = (u + 1) * g * sigmoid(1.702 * g)"
+OPENAI_8 = OPENAI.replace("gate +", "gate8 +").replace("up +", "up8 +")
 TOKENS, SLOTS, EXPERTS, HIDDEN, INNER = 200, 4, 12, 256, 192
 
 
@@ -34,6 +36,7 @@ ACTIVATIONS: dict[str, tuple[int, Callable[..., Any]]] = {
     "relu": (8, gated(functional.relu)),
     "d = silu(gate) * up": (1, gated(functional.silu)),
     OPENAI: (1, openai),
+    OPENAI_8: (8, openai),
     "d = relu(acc) * relu(acc)": (0, lambda sums: functional.relu(sums).square()),
 }
 """By the activation of a call: the rows of a run in w1, and what it computes of gate and up."""
@@ -70,7 +73,10 @@ class Layer(NamedTuple):
         assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} are wrong, first {wrong.nonzero()[:1].tolist()}"
 
 
-def layer_of(activation: str, dtype: Any, tokens: int = TOKENS, *, columns_first: bool = False) -> Layer:
+def layer_of(
+    activation: str, dtype: Any, tokens: int = TOKENS, *, columns_first: bool = False, w_dtype: str | None = None
+) -> Layer:
+    """Random operands of a layer. With ``w_dtype`` its weights are packed, in groups of 64 and of 32."""
     run, compute = ACTIVATIONS[activation]
     torch.manual_seed(len(activation))
 
@@ -83,10 +89,15 @@ def layer_of(activation: str, dtype: Any, tokens: int = TOKENS, *, columns_first
     if columns_first:
         w1, w2 = w1.mT.contiguous().mT, w2.mT.contiguous().mT
     keywords: dict[str, Any] = {"activation": activation, "b2": b2}
+    packed = w1, w2
+    if w_dtype:
+        (held1, w1, of_w1), (held2, w2, of_w2) = narrowed(w1, w_dtype, 64), narrowed(w2, w_dtype, 32)
+        packed, keywords["w_dtype"] = (held1, held2), w_dtype
+        keywords |= {f"w1_{name}": x for name, x in of_w1.items()} | {f"w2_{name}": x for name, x in of_w2.items()}
     sums = torch.einsum("th,enh->etn", x.double(), w1.double())
     slack = 2.0**-20 * torch.einsum("th,enh->etn", x.double().abs(), w1.double().abs())
     parts = parted(sums, run)
-    if activation == OPENAI:
+    if activation in (OPENAI, OPENAI_8):
         bias = {"bg": drawn(EXPERTS, INNER), "bu": drawn(EXPERTS, INNER)}
         keywords |= {**bias, "limit": LIMIT}
         parts = tuple(part + b.double()[:, None] for part, b in zip(parts, bias.values(), strict=True))
@@ -95,7 +106,49 @@ def layer_of(activation: str, dtype: Any, tokens: int = TOKENS, *, columns_first
     error = eps * inner.abs() + sum(part * beside for part in parted(slack, run))
     y = torch.einsum("etf,ehf->eth", inner, w2.double()) + b2.double()[:, None]
     error = torch.einsum("etf,ehf->eth", error + 2.0**-20 * inner.abs(), w2.double().abs()) + eps * y.abs()
-    return Layer(x, w1, w2, y, error, keywords)
+    return Layer(x, *packed, y, error, keywords)
+
+
+LEVELS = {"u4": (0, 15), "s4": (-8, 7)}
+"""Numbers of narrow weights."""
+
+
+def narrowed_to_mxfp4(weights: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """The same of e2m1 numbers."""
+    groups = weights.float().unflatten(-1, (-1, 32))
+    exponents = (groups.abs().amax(-1).clamp(min=2.0**-20) / 6).log2().ceil()
+    scaled = groups / exponents.exp2()[..., None]
+    values = torch.tensor(VALUES, device="cuda")
+    codes = (scaled[..., None] - values).abs().argmin(-1)
+    exact = (values[codes] * exponents.exp2()[..., None]).flatten(-2)
+    numbers = codes.flatten(-2).to(torch.uint8)
+    blocks = numbers[..., 0::2] | numbers[..., 1::2] << 4
+    held, scale = gemmill.torch.mxfp4(blocks, (exponents + 127).to(torch.uint8), weights.dtype)
+    return held, exact.to(weights.dtype), {"scale": scale}
+
+
+def narrowed(weights: Any, dtype: str, size: int) -> tuple[Any, Any, dict[str, Any]]:
+    """Weights (experts, N, K) in bytes, what they stand for, and scales and zero points of groups of ``size``."""
+    if dtype == "e2m1":
+        return narrowed_to_mxfp4(weights)
+    if dtype == "e4m3":
+        held = weights.to(torch.float8_e4m3fn)
+        return held, held.to(weights.dtype), {}
+    low, high = LEVELS[dtype]
+    groups = weights.float().unflatten(-1, (-1, size))
+    scale = (groups.abs().amax(-1) / (high - low) * 2).to(weights.dtype)
+    zero = torch.randint(6, 10, scale.shape, device="cuda").to(weights.dtype) if dtype == "u4" else scale * 0
+    numbers = (groups / scale.float()[..., None]).round().add(zero.float()[..., None]).clamp(low, high)
+    exact = ((numbers.to(weights.dtype) - zero[..., None]) * scale[..., None]).flatten(-2)
+    held = packed_in_bytes(numbers.flatten(-2))
+    of_groups = {"scale": scale.mT.contiguous()} | ({"zero": zero.mT.contiguous()} if dtype == "u4" else {})
+    return held, exact, of_groups
+
+
+def packed_in_bytes(numbers: Any) -> Any:
+    """Numbers of 4 bits, two in a byte."""
+    low, high = numbers.int()[..., 0::2] & 15, numbers.int()[..., 1::2] & 15
+    return (low | high << 4).to(torch.uint8)
 
 
 DISTRIBUTIONS = ("uniform", "zipf", "one", "single", "none", "beyond")
@@ -127,6 +180,26 @@ def test_every_activation(activation: str, dtype: Any) -> None:
     for how in DISTRIBUTIONS:
         ids, weights = ids_of(how, TOKENS, SLOTS, EXPERTS), torch.rand(TOKENS, SLOTS, device="cuda")
         layer.check(gemmill.moe(layer.x, layer.w1, layer.w2, ids, weights, **layer.keywords), ids, weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("w_dtype", [*LEVELS, "e2m1", "e4m3"])
+@pytest.mark.parametrize("activation", ["silu", OPENAI_8, "d = relu(acc) * relu(acc)"])
+def test_narrow_weights(activation: str, w_dtype: str, dtype: Any) -> None:
+    layer = layer_of(activation, dtype, w_dtype=w_dtype)
+    arguments = layer.x, layer.w1, layer.w2
+    for how in DISTRIBUTIONS:
+        ids, weights = ids_of(how, TOKENS, SLOTS, EXPERTS), torch.rand(TOKENS, SLOTS, device="cuda")
+        found = gemmill.moe(*arguments, ids, weights, **layer.keywords)
+        layer.check(found, ids, weights)
+        assert torch.equal(gemmill.torch.moe(*arguments, ids, weights, **layer.keywords), found)
+
+
+@pytest.mark.parametrize(("tokens", "slots"), [(0, 4), (1, 1), (3, 0), (1, 16), (40, 16), (2000, 4)])
+def test_few_and_many_tokens_of_narrow_weights(tokens: int, slots: int) -> None:
+    layer = layer_of("silu", torch.bfloat16, tokens, w_dtype="u4")
+    ids, weights = ids_of("beyond", tokens, slots, EXPERTS), torch.ones(tokens, slots, device="cuda")
+    layer.check(gemmill.moe(layer.x, layer.w1, layer.w2, ids, None, **layer.keywords), ids, weights)
 
 
 def test_weights_may_be_stored_by_columns_and_ids_have_64_bits() -> None:
@@ -247,12 +320,14 @@ def signature(seed: int) -> tuple[int, int, int, int, int]:
     )
 
 
-def check_layers(seed: int, count: int) -> None:
+def check_layers(seed: int, count: int, narrow: bool = False) -> None:
     """Compare a plan with a reference to the bit, for many distributions of the tokens.
 
     A token has at most 16 elements that are not 0, and a row of the second weights one, so that bf16 has all values.
     """
     tokens, slots, experts, hidden, inner = signature(seed)
+    if narrow:
+        hidden, inner = hidden // 32 * 32, -(-inner // 32) * 32
     torch.manual_seed(seed)
     x = torch.zeros(tokens, hidden, device="cuda", dtype=torch.bfloat16)
     x.scatter_(1, torch.randint(hidden, (tokens, 16), device="cuda"), 1)
@@ -263,7 +338,13 @@ def check_layers(seed: int, count: int) -> None:
     weights, out = torch.zeros(tokens, slots, device="cuda"), torch.zeros(tokens, hidden, device="cuda")
     gate, up = parted(torch.einsum("th,enh->etn", x.float(), w1.float()), 8)
     y = torch.einsum("etf,ehf->eth", gate.relu() * up, w2.float())
-    with gemmill.plan_moe(x, w1, w2, ids, weights, activation="relu", out=out) as plan:
+    keywords: dict[str, Any] = {"activation": "relu"}
+    if narrow:
+        w1, w2, keywords = *(packed_in_bytes(w + 7) for w in (w1, w2)), keywords | {"w_dtype": "u4"}
+        for name, k, n in (("w1", hidden, 2 * inner), ("w2", inner, hidden)):
+            groups = torch.ones(experts, -(-k // (32 << seed % 3)), n, dtype=torch.bfloat16, device="cuda")
+            keywords |= {f"{name}_scale": groups, f"{name}_zero": groups * 7}
+    with gemmill.plan_moe(x, w1, w2, ids, weights, out=out, **keywords) as plan:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             plan()
@@ -280,6 +361,11 @@ def check_layers(seed: int, count: int) -> None:
 @pytest.mark.parametrize("seed", range(16))
 def test_layers_to_the_bit(seed: int) -> None:
     check_layers(seed, 640)  # 10,240 layers in all
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_layers_of_narrow_weights_to_the_bit(seed: int) -> None:
+    check_layers(seed, 200, narrow=True)
 
 
 @pytest.mark.parametrize("how", ["uniform", "one", "beyond", "none"])

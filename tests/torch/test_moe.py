@@ -10,6 +10,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import gemmill.torch  # noqa: E402
+from gemmill.library.e2m1 import VALUES  # noqa: E402
 from gemmill.library.errors import OperandError  # noqa: E402
 
 TOKENS, SLOTS, EXPERTS, HIDDEN, INNER = 7, 3, 4, 6, 8
@@ -117,7 +118,7 @@ def test_opcheck(activation: str) -> None:
     biases = {name: b for name, b in keywords.items() if name in ("bg", "bu")}
     numbers = [keywords["s"]] if "s" in keywords else []
     names = [*biases, *(["s"] if numbers else [])]
-    arguments = (x, w1, w2, ids, weights, keywords["b2"], None, None, None, [*biases.values()], names)
+    arguments = (x, w1, w2, ids, weights, keywords["b2"], *[None] * 5, [*biases.values()], names)
     torch.library.opcheck(
         torch.ops.gemmill.moe.default, arguments, {"numbers": numbers, "activation": activation, "options": ""}
     )
@@ -140,11 +141,73 @@ def test_layers_of_e4m3() -> None:
     wanted = plain(x[2], w1[2], w2[2], IDS, weights, activation="silu", b2=torch.zeros(EXPERTS, 256))
     assert found.dtype == torch.bfloat16
     assert (found.double() - wanted).norm() < 0.05 * wanted.norm(), "e4m3 rounds to about 0.025"
-    arguments = (x[0], w1[0], w2[0], IDS, weights, None, *scales.values(), [], [])
+    arguments = (x[0], w1[0], w2[0], IDS, weights, None, *scales.values(), None, None, [], [])
     torch.library.opcheck(torch.ops.gemmill.moe.default, arguments, {}, test_utils="test_faketensor")
     weights.requires_grad_()
     with pytest.raises(OperandError, match=r"topk_weights requires a gradient, and a layer of .* has none"):
         gemmill.torch.moe(x[0], w1[0], w2[0], IDS, weights, **scales).sum().backward()
+
+
+def narrow(rows: int, k: int, dtype: str, size: int) -> tuple[dict[str, Any], Any]:
+    """Weights (experts, rows, K) in bytes, their scales and zero points by what they are, and what all stand for."""
+    generator = torch.Generator().manual_seed(rows)
+    groups = -(-k // size)
+    scale = (torch.rand(EXPERTS, groups, rows, generator=generator) / 32).bfloat16()
+    if dtype == "e2m1":
+        blocks = torch.randint(0, 256, (EXPERTS, rows, k // 2), generator=generator, dtype=torch.uint8)
+        exponents = torch.randint(118, 122, (EXPERTS, rows, groups), generator=generator, dtype=torch.uint8)
+        weight, scales = gemmill.torch.mxfp4(blocks, exponents)
+        numbers = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).long()
+        wide = torch.tensor(VALUES)[numbers] * torch.exp2(exponents.float() - 127).repeat_interleave(size, 2)
+        return {"": weight, "_scale": scales}, wide.bfloat16()
+    if dtype == "s8":
+        held = torch.randint(-128, 128, (EXPERTS, rows, k), generator=generator, dtype=torch.int8)
+        wide = held.bfloat16() * scale.repeat_interleave(size, 1)[:, :k].mT
+        return {"": held, "_scale": scale}, wide
+    held = torch.randint(0, 256, (EXPERTS, rows, k // 2), generator=generator, dtype=torch.uint8)
+    values = torch.stack((held & 15, held >> 4), -1).flatten(-2).bfloat16()
+    if dtype == "s4":
+        wide = (values - 16 * (values > 7)) * scale.repeat_interleave(size, 1)[:, :k].mT
+        return {"": held, "_scale": scale}, wide
+    zero = torch.randint(0, 16, scale.shape, generator=generator).bfloat16()
+    shifted = values - zero.repeat_interleave(size, 1)[:, :k].mT
+    return {"": held, "_scale": scale, "_zero": zero}, shifted * scale.repeat_interleave(size, 1)[:, :k].mT
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("u4", 128), ("u4", 32), ("s4", 64), ("s8", 128), ("e2m1", 32)])
+def test_layers_of_narrow_weights(dtype: str, size: int) -> None:
+    w1, wide1 = narrow(192, 192, dtype, size)
+    w2, wide2 = narrow(192, 96, dtype, size)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(TOKENS, 192, generator=generator).bfloat16()
+    weights, b2 = torch.rand(TOKENS, SLOTS, generator=generator), torch.randn(EXPERTS, 192, generator=generator)
+    of_groups = {f"{name}{kind}": y for name, w in (("w1", w1), ("w2", w2)) for kind, y in w.items() if kind}
+    keywords = {"activation": "silu", "b2": b2.bfloat16()}
+    w_dtype = None if dtype == "s8" else dtype
+    found = gemmill.torch.moe(x, w1[""], w2[""], IDS, weights, w_dtype=w_dtype, **of_groups, **keywords)
+    wanted = plain(x, wide1, wide2, IDS, weights, activation="silu", b2=b2.bfloat16().double())
+    assert (found.double() - wanted).norm() < 0.01 * wanted.norm()
+    alike = gemmill.torch.moe(x, wide1, wide2, IDS, weights, **keywords)
+    assert torch.equal(found, alike), "scales of groups are rounded as kernels round them"
+    held = [of_groups.get(name) for name in ("w1_scale", "w2_scale", "w1_zero", "w2_zero")]
+    arguments = (x, w1[""], w2[""], IDS, weights, None, None, *held, [], [])
+    torch.library.opcheck(torch.ops.gemmill.moe.default, arguments, {"w_dtype": w_dtype}, test_utils="test_faketensor")
+    weights.requires_grad_()
+    with pytest.raises(OperandError, match=f"topk_weights requires a gradient, and a layer of {dtype} weights has"):
+        gemmill.torch.moe(x, w1[""], w2[""], IDS, weights, w_dtype=w_dtype, **of_groups).sum().backward()
+
+
+def test_any_order_of_gate_and_up_can_be_interleaved() -> None:
+    """Also that of packed weights, and of the scales of groups."""
+    gate, up = (torch.arange(16)[None, :, None] + first for first in (0, 100))
+    wanted = torch.cat([torch.cat((gate[:, i : i + 8], up[:, i : i + 8]), 1) for i in (0, 8)], 1)
+    assert torch.equal(gemmill.interleaved(torch.cat((gate, up), 1)), wanted)
+    assert torch.equal(gemmill.interleaved(torch.cat((gate, up), 1).mT, axis=2).mT, wanted)
+    alternating = torch.stack((gate, up), 2).flatten(1, 2)
+    assert torch.equal(gemmill.interleaved(alternating, alternate=True), wanted)
+    assert torch.equal(gemmill.interleaved(alternating.mT, axis=2, alternate=True).mT, wanted)
+    with pytest.raises(OperandError, match=r"gate_up has shape \(1, 32, 1\); extent 2 must be 2 F with F a multiple"):
+        gemmill.interleaved(alternating, axis=2)
 
 
 def test_a_compiled_program_is_one_graph() -> None:
@@ -177,6 +240,7 @@ def test_padding_tokens_reach_no_gradient() -> None:
         ({"activation": BIASED, "s": None}, "bg is missing: the epilogue"),
         ({"activation": "d = silu(gate) * up + c"}, "reads c, which a layer of experts does not have"),
         ({"x_scale": torch.ones(TOKENS, 1)}, "x_scale is passed and x is f64"),
+        ({"w1_zero": torch.ones(EXPERTS, 1, 1)}, "w1_zero is passed, and no weights are narrower than x"),
     ],
 )
 def test_operands_that_the_activation_does_not_have_are_refused(changed: dict[str, Any], says: str) -> None:

@@ -17,10 +17,12 @@ import gemmill
 from gemmill.emitters import combining, gathering, routing
 from gemmill.emitters.combining import emit_combining
 from gemmill.emitters.gathering import emit_gathering_rows
+from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import KeywordError, OperandError
 from gemmill.runtime.api.expert_layer import Layer, LayerAddresses, bind_layer
 from gemmill.runtime.launch.routing import combine_job, gather_job, route_job
 from gemmill.runtime.operands.call import GemmCall
+from gemmill.runtime.operands.narrow_experts import elements_of
 from gemmill.runtime.operands.routing import BoundCombine
 from gemmill.runtime.operands.tensors import view
 
@@ -93,6 +95,79 @@ def test_other_keywords_are_refused() -> None:
 def bound(operands: Any = None, activation: str = "silu", **changed: Any) -> Layer:
     views = {name: view(x, name) for name, x in (TENSORS | changed).items()}
     return bind_layer(views, activation, operands or {}, {"stream": 0}, on_gpu)
+
+
+def packed(w_dtype: DTypeName = "u4", activation: str = "silu", operands: Any = None, **changed: Any) -> Layer:
+    """A layer whose weights have 4 bits, in groups of 128."""
+    tensors = {"w1": on_gpu((16, 192, 128), "u8"), "w2": on_gpu((16, 256, 48), "u8")}
+    tensors |= {f"w1_{kind}": on_gpu((16, 2, 192)) for kind in ("scale", "zero")}
+    tensors |= {f"w2_{kind}": on_gpu((16, 1, 256)) for kind in ("scale", "zero")}
+    views = {name: view(x, name) for name, x in (TENSORS | tensors | changed).items() if x is not None}
+    return bind_layer(elements_of(views, w_dtype), activation, operands or {}, {"stream": 0}, on_gpu)
+
+
+def test_narrow_weights_are_multiplied_as_the_transpose() -> None:
+    gate = "g = min(gate8 + bg[n], limit); d = silu(g) * (up8 + bu[n])"
+    layer = packed(activation=gate, operands={**{x: on_gpu((16, 96)) for x in ("bg", "bu")}, "limit": 7.0})
+    first, second = layer.first.problem, layer.second.problem
+    assert (first.m, first.n, first.k, first.batching, first.a_scale) == (192, 512, 256, "ngrouped", "1x128z")
+    assert first.epilogue == "g = min(gate8.m + bg.bf16[m], limit); d = silu(g) * (up8.m + bu.bf16[m])"
+    assert (second.m, second.n, second.k, second.batching) == (256, 512, 96, "ngrouped")
+    assert len(layer.copies) == 1, "rows of tokens are copied"
+    names = LayerAddresses(layer)._names
+    assert {"w1", "w1_scale", "w1_zero", ".copy", ".inner"} < {*names[2]}
+    assert {"w2", "w2_scale", "w2_zero", ".inner", ".y"} < {*names[3]}
+
+
+MX = {f"w1_{kind}": on_gpu((16, 8, 192)) for kind in ("scale", "zero")} | {
+    f"w2_{kind}": on_gpu((16, 3, 256)) for kind in ("scale", "zero")
+}
+"""Scales and zero points of groups of 32."""
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"w_dtype": "bf16"}, "w1 is u8 .* and w_dtype is bf16; w_dtype says what bytes hold"),
+        ({"w1": on_gpu((16, 192, 128))}, "w1 is bf16 .* and w_dtype is u4; w_dtype says what bytes hold"),
+        (
+            {"w1": on_gpu((16, 192, 128), "u8", strides=(24576, 1, 192))},
+            "w1 has strides .* its rows must be contiguous",
+        ),
+        (
+            {"w1": on_gpu((16, 192, 256), "u8")},
+            r"w1 has shape \(16, 192, 512\); .* it must have shape \(16, 192, 256\)",
+        ),
+        ({"w1_scale": on_gpu((16, 192, 2))}, r"w1_scale has shape .*\(16, 2, 192\): pass w1_scale.mT.contiguous\(\)"),
+        (
+            {"w1_scale": on_gpu((16, 3, 192))},
+            r"w1_scale has .*\(16, 2, 192\), one for each row of w1 and group of 128, 64",
+        ),
+        ({"w1_zero": on_gpu((16, 4, 192))}, r"w1_zero has shape .*\(16, 2, 192\)"),
+        ({"w1_scale": on_gpu((16, 2, 192), "f32")}, "w1_scale is f32; it must be bf16, as x is"),
+        ({"w1_scale": on_gpu((16, 2, 192), strides=(384, 1, 2))}, "w1_scale has strides .* along the rows of w1"),
+        ({"w2_scale": None}, "w2_zero is passed without w2_scale"),
+        ({"w_dtype": "e2m1"}, r"w1_scale has shape .* \(16, 8, 192\), one for each row of w1 and group of 32 along"),
+        ({"w_dtype": "e2m1", **MX}, "w1_zero is passed, and w_dtype is e2m1, which has no zero points"),
+        ({"w_dtype": "e2m1", **MX, "w1_zero": None, "w2_zero": None}, "w1_scale is bf16; it must be ue8m0"),
+        ({"w_dtype": "e2m1", **MX, "w2_scale": None, "w2_zero": None}, "w2_scale is missing: pass the ue8m0 scales"),
+        ({"x_scale": on_gpu((64, 2), "f32")}, "x_scale is passed, and the weights are narrower than x"),
+        ({"activation": "d = silu(gate) * up"}, "pairs each row of w1 with the next, and w1 is u4: use gate8 and up8"),
+        ({"activation": "d = silu(gate8.m) * up8.m"}, "pairs rows, which are tokens of experts: use gate8 and up8"),
+        (
+            {"w2": on_gpu((16, 256, 40), "u8"), "w1": on_gpu((16, 160, 128), "u8"), "w1_zero": None, "w2_zero": None}
+            | {"w1_scale": on_gpu((16, 2, 160))},
+            "F is 80; for u4 weights it must be a multiple of 32",
+        ),
+        (
+            {"x": on_gpu((64, 256), "e4m3"), **dict.fromkeys(("w1_scale", "w1_zero", "w2_scale", "w2_zero"))},
+            "w1 is u4; x, w1 and w2 must all be bf16",
+        ),
+    ],
+)
+def test_what_moe_refuses_of_narrow_weights(changed: dict[str, Any], says: str) -> None:
+    with pytest.raises(OperandError, match=says):
+        packed(**changed)
 
 
 def test_problems_have_a_row_for_each_slot() -> None:
