@@ -21,6 +21,7 @@ from gemmill.library.config.batchings import GROUPED_EXTENT
 from gemmill.library.config.model import GemmConfig, InputName
 from gemmill.library.config.names import kernel_name
 from gemmill.library.dtypes import DTYPES
+from gemmill.library.epilogues.parse import gates_halves
 from gemmill.library.families.wgmma.wgmma_plan import PRODUCER_REGISTERS, SUBTILE_M, Format, WgmmaPlan
 from gemmill.library.launch import NESTED_EXTENTS, TMA_BYTES, LaunchSpec, TmaBox
 from gemmill.library.legality.quantities import align_up
@@ -144,6 +145,7 @@ def _boxes(plan: WgmmaPlan, name: InputName) -> Iterator[TmaBox]:
         window=rows if batching == "kgrouped" else 0,
         part="whole" if has_tail else "",
         anywhere=batching == "array",
+        halves=name == "b" and gates_halves(config.epilogue),
     )
     yield box
     if has_tail:

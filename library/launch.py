@@ -19,7 +19,7 @@ class TmaBox:
     """How one operand's TMA descriptor is encoded (CUDA driver API, ``cuTensorMapEncodeTiled``).
 
     A descriptor has rank 3 (contiguous extent, strided extent, batch) or rank 4. The box is 1 along all extents except
-    the first two.
+    the first two, unless it has ``halves``.
     """
 
     operand: str
@@ -51,6 +51,10 @@ class TmaBox:
     anywhere: bool = False
     """Whether the kernel gets the addresses of matrices at run time. The descriptor then has rank 4 and starts at
     address 0; its third extent has steps of 16 bytes, its fourth of 2^35 bytes."""
+
+    halves: bool = False
+    """Whether the rows of a box alternate, 8 by 8, between the halves of the strided extent. The descriptor then has
+    rank 4: the contiguous extent, 8 rows, the halves of all matrices, and the runs of 8 rows in a half."""
 
     def rows(self, strided: int) -> int:
         """Rows of the box if the operand has ``strided`` rows; 0 if there is no such box."""

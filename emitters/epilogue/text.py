@@ -18,6 +18,7 @@ from gemmill.library.epilogues.order import FUSED, ordered, with_reciprocals
 from gemmill.library.epilogues.parse import LINEAR, parse
 from gemmill.library.epilogues.tree import (
     BLOCK,
+    GATES,
     Assignment,
     Call,
     Epilogue,
@@ -39,7 +40,7 @@ struct Epilogue : gemmill::$matrices {
   using Compute = $compute;
   static constexpr bool kIsExpression = true;
   static constexpr bool kIsPartial = false;
-  static constexpr bool kGated = $gated;
+  static constexpr bool kGated = $gated, kGatesHalves = $gates_halves;
   static constexpr int kGateColumns = $gate_columns, kGateRows = $gate_rows, kScaledColumns = $scaled_columns;
   static constexpr int kTotals = $totals, kRowTotals = $row_totals, kColumnTotals = $column_totals;
   static constexpr int kReductions = kTotals + kRowTotals + kColumnTotals;
@@ -166,9 +167,7 @@ class _Parts(NamedTuple):
     @property
     def names(self) -> dict[str, str]:
         """The variables of the functor, by the name of a value."""
-        given = {x: x for x in ("acc", "c", "gate", "up")} | {
-            x: x.partition("8")[0] for x in ("gate8", "up8", "gate8.m", "up8.m")
-        }
+        given = {x: x for x in ("acc", "c")} | {x: "gate" if x.startswith("gate") else "up" for x in GATES}
         return given | {a.name: f"{a.name}_" for a in self.epilogue.assignments}
 
     @property
@@ -209,6 +208,7 @@ def epilogue_text(config: GemmConfig) -> str:
         expression=config.epilogue,
         compute=DTYPES[compute_type(config)].cpp,
         gated=str(epilogue.gated).lower(),
+        gates_halves=str(epilogue.gates_halves).lower(),
         gate_columns=epilogue.gate_columns,
         gate_rows=epilogue.gate_rows,
         scaled_columns=BLOCK if epilogue.scale else 0,

@@ -16,6 +16,7 @@ from gemmill.library.epilogues.tree import (
     BLOCK,
     BLOCK_SCALE_DTYPES,
     GATES,
+    HALVES,
     OPERAND_DTYPES,
     OUTPUT_DTYPES,
     REDUCTIONS,
@@ -117,11 +118,11 @@ SCALES = ("a_scale", "b_scale")
 _FACTORS = ("alpha", "beta")
 SUMS = ("acc", *GATES)
 """The sums of products: ``acc`` of an element; ``gate`` and ``up`` of an even column and the odd column after it;
-``gate8`` and ``up8`` of a column and the one eight columns after it; ``gate8.m`` and ``up8.m`` of a row and the one
-eight rows after it."""
+``gate8`` and ``up8`` of a column and the one eight columns after it; ``gate_half`` and ``up_half``
+of a column and the one N / 2 after it; ``gate8.m`` and ``up8.m`` of a row and the one eight rows after it."""
 _SUMS_OF = {
     "acc": "acc",
-    **{f"{name}{run}": f"gate{run} or up{run}" for run in ("", "8", "8.m") for name in ("gate", "up")},
+    **{f"{name}{run}": f"gate{run} or up{run}" for run in ("", "8", HALVES, "8.m") for name in ("gate", "up")},
 }
 """The names of the sums that go together, in messages."""
 _EXAMPLE = f"`h = silu(gate) * up; s[m, n/{BLOCK}] = scale(h); d = h / s`"

@@ -50,6 +50,12 @@ def is_gated(text: str) -> bool:
 
 
 @lru_cache(1024)
+def gates_halves(text: str) -> bool:
+    """Whether the epilogue pairs columns of the two halves of N."""
+    return parse(text).gates_halves
+
+
+@lru_cache(1024)
 def pairs_rows(text: str) -> bool:
     """Whether the epilogue pairs rows, so that D has M / 2 rows."""
     return parse(text).gate_rows > 0

@@ -87,9 +87,14 @@ class Call:
 
 Node = Number | Operand | Value | Call
 
-GATES: Mapping[str, int] = MappingProxyType({"gate": 1, "up": 1, "gate8": 8, "up8": 8, "gate8.m": 8, "up8.m": 8})
+HALVES = "_half"
+"""The end of the names of a gate and up that are the halves of N."""
+GATES: Mapping[str, int] = MappingProxyType(
+    {"gate": 1, "up": 1, "gate8": 8, "up8": 8, f"gate{HALVES}": 8, f"up{HALVES}": 8, "gate8.m": 8, "up8.m": 8}
+)
 """The sums of gated epilogues, with the columns of each run: N holds so many columns of the gate, then as many of up,
-and so on. With ``.m`` they are rows, and M holds them: the transposes of those of columns."""
+and so on. With ``.m`` they are rows, and M holds them: the transposes of those of columns. Of halves, N holds all
+columns of the gate, then all of up; kernels load runs of 8 of them, so that tiles are as those of ``gate8``."""
 _TRANSPOSED_GATES: Mapping[str, str] = MappingProxyType(
     {x: y for name in ("gate8", "up8") for x, y in ((name, f"{name}.m"), (f"{name}.m", name))}
 )
@@ -201,13 +206,18 @@ class Epilogue:
 
     @cached_property
     def gate_columns(self) -> int:
-        """Columns of each run of the gate and of up (:data:`GATES`); 0 if it pairs no columns."""
+        """Columns of each run of the gate and of up in a tile (:data:`GATES`); 0 if it pairs no columns."""
         return 0 if self._pairs_rows else self._run_of_gate
 
     @cached_property
     def gate_rows(self) -> int:
         """Rows of each run of the gate and of up, so that D has M / 2 rows; 0 if it pairs no rows."""
         return self._run_of_gate if self._pairs_rows else 0
+
+    @cached_property
+    def gates_halves(self) -> bool:
+        """Whether the gate and up are the halves of N."""
+        return any(isinstance(node, Value) and node.name.endswith(HALVES) for node in self._nodes())
 
     @cached_property
     def _run_of_gate(self) -> int:
@@ -235,8 +245,9 @@ class Epilogue:
 
     @cached_property
     def has_transpose(self) -> bool:
-        """Whether :func:`transposed` exists: neither are columns scaled in blocks, nor is each paired with the next."""
-        return self.gate_columns != 1 and self.scale is None
+        """Whether :func:`transposed` exists: neither are columns scaled in blocks, nor does it pair any but those of
+        ``gate8`` and ``up8``."""
+        return self.gate_columns != 1 and not self.gates_halves and self.scale is None
 
     @cached_property
     def reads_c(self) -> bool:
@@ -295,9 +306,9 @@ def sums_by_name(epilogue: Epilogue, sums: Any) -> dict[str, Any]:
     if not columns:
         return {"acc": sums}
     *rows, n = sums.shape
-    runs = sums.reshape(*rows, n // (2 * columns), 2, columns)
-    names = [name for name, width in GATES.items() if width == columns and not name.endswith(".m")]
-    return {name: runs[..., i, :].reshape(*rows, n // 2) for i, name in enumerate(names)}
+    end, run = (HALVES, n // 2) if epilogue.gates_halves else ("8" if columns == 8 else "", columns)
+    runs = sums.reshape(*rows, n // (2 * run) if run else 0, 2, run)
+    return {f"{name}{end}": runs[..., i, :].reshape(*rows, n // 2) for i, name in enumerate(("gate", "up"))}
 
 
 _FINENESS: tuple[DTypeName, ...] = ("e4m3", "bf16", "f16", "f32")

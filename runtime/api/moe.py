@@ -58,8 +58,9 @@ def moe(
         topk_weights: Weight of each slot, (tokens, slots): f32, bf16 or f16. None: 1.
         activation: The name of a function such as ``"silu"`` or ``"gelu"``, which means ``"d = silu(gate8) * up8"``:
             in ``w1``, 8 rows of the gate alternate with 8 of up, as :func:`gemmill.interleaved` orders them. Or an
-            epilogue, as in :func:`gemmill.matmul`: ``"d = silu(gate) * up"`` where rows alternate one by one,
-            ``"d = relu(acc)"`` without a gate, or with operands such as a bias ``b[n]``, (F,) or (experts, F).
+            epilogue, as in :func:`gemmill.matmul`: ``"d = silu(gate_half) * up_half"`` where the gate's rows come
+            before those of up, ``"d = silu(gate) * up"`` where rows alternate one by one, ``"d = relu(acc)"`` without
+            a gate, or with operands such as a bias ``b[n]``, (F,) or (experts, F).
         b2: Bias of the second product, (experts, H).
         out: Tensor to write, (tokens, H): bf16, f16 or f32. By default it has the dtype of ``x``, or bf16 for e4m3;
             it may be ``x``.

@@ -26,6 +26,8 @@ MAX_STRIDE = TMA_MAX_STRIDE
 """Upper bound of strides in bytes, exclusive."""
 MAX_EXTENT = 1 << 32
 """Largest extent."""
+HALF_BOX = 8, 2
+"""Extents of a box with halves: rows of a run, and halves."""
 ANYWHERE = 1 << 31, 1 << 13
 """Extents that reach every address below 2^48: steps of 16 bytes, as many as a coordinate can count, and the rest."""
 
@@ -73,7 +75,7 @@ class Descriptor:
             self.address,
             extents(*self.extents),
             strides(*self.strides),
-            boxes(box.box[0], self.rows, *ones[len(box.box) :]),
+            boxes(*(box.box[0], *HALF_BOX, self.rows // 16) if box.halves else (box.box[0], self.rows, *ones[2:])),
             ones,
             0,  # CU_TENSOR_MAP_INTERLEAVE_NONE
             _SWIZZLES[box.swizzle],
@@ -132,6 +134,15 @@ def describe(
     rows = box.rows(extents[1])
     if box.anywhere:
         return Descriptor(box, rows, 0, (*extents[:2], *ANYWHERE), (row_stride, ALIGNMENT, ANYWHERE[0] * ALIGNMENT))
+    if box.halves:
+        if extents[2] > 1 and matrix_stride != extents[1] * row_stride:
+            raise OperandError(
+                f"{name}: matrices are {matrix_stride} bytes apart; with gate_half and up_half they must follow each "
+                f"other: pass {name}.contiguous()"
+            )
+        run, half = HALF_BOX[0] * row_stride, extents[1] // 2 * row_stride
+        of_halves = extents[0], HALF_BOX[0], 2 * extents[2], extents[1] // 16
+        return Descriptor(box, rows, address, of_halves, (row_stride, half, run))
     if not box.window:
         return Descriptor(box, rows, address, extents, (row_stride, matrix_stride))
     start = address - box.window * row_stride

@@ -460,6 +460,12 @@ def _assemble(
     first = "mn" if batching == "kgrouped" else "k"  # kernels with groups along K support no other
     operand_a = operand(a, batch_extents, "k", "mn", first)
     operand_b = operand(b, batch_extents, "mn", "k", first)
+    if epilogue.gates_halves and (operand_b.major != "k" or scales):
+        fault = "scales of blocks" if scales else "another layout than rows of K elements"
+        raise OperandError(
+            f"b has {fault}, which the epilogue `{epilogue}` does not support, as it pairs the halves of N: use gate8 "
+            "and up8 (gemmill.interleaved), or convert b first"
+        )
     operand_c = operand(c, batch_extents, "n", "m", first=operand_d.major) if c else None
     refuse_overlap(d, batch_extents[: len(d.batch_strides)])
     named_operands = zip("abcd", (operand_a, operand_b, operand_c, operand_d), strict=True)

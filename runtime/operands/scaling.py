@@ -13,7 +13,7 @@ from math import prod
 
 from gemmill.library.config.scales import BLOCK_SCALES
 from gemmill.library.epilogues.grammar import SCALES
-from gemmill.library.epilogues.tree import Kind, scaled
+from gemmill.library.epilogues.tree import HALVES, Kind, scaled
 from gemmill.library.epilogues.tree import Operand as EpilogueOperand
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import is_mixed, upconverts_a
@@ -65,7 +65,9 @@ def _with_scales(text: str | None, kinds: tuple[tuple[str, Kind], ...], has_c: b
     factors = [EpilogueOperand(name, kind, "f32") for name, kind in kinds if name not in named]
     if epilogue.gated and any(factor.kind == "column" for factor in factors):
         suffix, of_gate, of_up = "", "[..., 0::2].contiguous()", "[..., 1::2].contiguous()"
-        if (columns := epilogue.gate_columns) > 1:
+        if epilogue.gates_halves:
+            suffix, of_gate, of_up = HALVES, *(f".chunk(2, -1)[{i}]" for i in (0, 1))
+        elif (columns := epilogue.gate_columns) > 1:
             runs = f".unflatten(-1, (-1, 2, {columns}))"
             suffix, of_gate, of_up = str(columns), *(f"{runs}[..., {i}, :].flatten(-2)" for i in (0, 1))
         raise OperandError(

@@ -245,6 +245,21 @@ def test_a_gate_of_rows_does_not_spill(name: str, compiler: Compiler) -> None:
     assert resources.spill_stores == resources.spill_loads == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "epilogue"),
+    [
+        ("128x256x64_2x1_cooperative_s4_m8gatheredgrouped", "d = silu(gate_half) * up_half"),
+        ("64x256x64_2x1_pingpong_s4_m8grouped", "d = silu(gate_half + x[n]) * (up_half + y[n])"),
+    ],
+)
+def test_a_gate_of_halves_does_not_spill(name: str, epilogue: str, compiler: Compiler) -> None:
+    config = parse_name(f"sm90a_bf16k16_bf16k16_f32_none_bf16n16_{name}_k1_linear")
+    config = replace(config, epilogue=canonical(epilogue))
+    assert legal(config)
+    resources = compiler.compile(emit(config), config).resources
+    assert resources.spill_stores == resources.spill_loads == 0
+
+
 GPT_OSS = (
     "g = min(gate8 + bg[n], limit); u = clamp(up8 + bu[n], -limit, limit); h = (u + 1) * g * sigmoid(1.702 * g); "
     "s.ue8m0[m, n/128] = scale(h); d = h / s"

@@ -14,7 +14,7 @@ from gemmill.library.config.model import InputName, InputOperand, OutputOperand
 from gemmill.library.config.scales import BLOCK_SCALES, MX_SCALE
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.dtypes import FP8, INT8
-from gemmill.library.epilogues.parse import LINEAR, is_gated, parse, scales_blocks, staged_formats
+from gemmill.library.epilogues.parse import LINEAR, gates_halves, is_gated, parse, scales_blocks, staged_formats
 from gemmill.library.epilogues.tree import BLOCK
 from gemmill.library.families.shared_rules import Accumulators, converted, multiplied
 from gemmill.library.families.wgmma.registers import (
@@ -650,6 +650,30 @@ def epilogue_matrices(plan: WgmmaPlan) -> str | None:
 
 
 @rule(
+    "gated-halves",
+    ("tile.n", "cluster.m", "b.major", "b.scale", "scheduler.batching", "epilogue"),
+    "gemmill: emitters/include/gemmill/copy/tma.cuh; a TMA box has runs of 8 rows of both halves of B",
+    WgmmaPlan,
+)
+def gated_halves(plan: WgmmaPlan) -> str | None:
+    """If the epilogue pairs the halves of N, B must be K-major and without scales of blocks, each CTA must load a
+    multiple of 16 columns of a tile, and groups must not lie along K or N, nor matrices at any address."""
+    config = plan.config
+    if not gates_halves(config.epilogue):
+        return None
+    if config.b.major != "k":
+        return f"B is {config.b.major}-major; an epilogue that pairs the halves of N needs k: {config.epilogue}"
+    if config.b.scale != "none":
+        return f"an epilogue that pairs the halves of N does not support scales of blocks of B: {config.epilogue}"
+    if config.scheduler.batching not in ("strided", "nested", "grouped", "masked"):
+        return f"{config.scheduler.batching} batching does not support an epilogue that pairs halves: {config.epilogue}"
+    columns = config.tile.n // config.cluster.m
+    if columns % 16 == 0:
+        return None
+    return f"a CTA loads {columns} columns of B; for an epilogue that pairs the halves of N it must be a multiple of 16"
+
+
+@rule(
     "quantised-d",
     (
         *("tile.n", "cluster.m", "cluster.n", "d.dtype", "d.major", "c.dtype"),
@@ -811,6 +835,7 @@ RULES: tuple[Rule, ...] = (
     tma_box,
     epilogue_box,
     epilogue_matrices,
+    gated_halves,
     quantised_d,
     multicast_slice,
     accumulator_registers,

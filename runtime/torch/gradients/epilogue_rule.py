@@ -101,7 +101,8 @@ class Recomputation:
         if "c" in wanted:
             of_operands["c"] = spread.back("matrix", gradients["c"], named["c"])
         if of_sums:
-            gate = epilogue.gate_rows, epilogue.gate_columns
+            columns = self.sums.shape[-1] // 2 if epilogue.gates_halves else epilogue.gate_columns
+            gate = epilogue.gate_rows, columns
             of_operands |= _of_sums(gradients, self.scales, self.sums, self.factors, wanted, self.is_grouped, gate)
         if "rows" in named and "a" in of_operands:
             of_operands["a"] = scattered(of_operands["a"], named["rows"], self.shape_of_a)

@@ -24,7 +24,8 @@ EXPERT_FORMATS = ("bf16", "f16", "e4m3_blocks")
 BIASES = ("gate_bias", "up_bias", "b2")
 """Biases of the first product, in two halves, and of the second."""
 
-_WIDE = torch.bfloat16, torch.float16
+_WIDE = ("bf16", "f16")
+"""Those that can be trained, and whose weights have the order of models."""
 
 
 class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed where mypy runs
@@ -45,7 +46,8 @@ class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installe
 
     The layer has these parameters:
 
-    * ``w1``: (experts, 2 F, H): 8 rows of the gate alternate with 8 of up (:func:`gemmill.interleaved`).
+    * ``w1``: (experts, 2 F, H): the gate's rows before those of up; for ``e4m3_blocks``, 8 rows of the gate alternate
+      with 8 of up (:func:`gemmill.interleaved`).
     * ``w2``: (experts, H, F).
     * ``w1_scale``, ``w2_scale``: float32 (experts, 2 F / 128, H / 128) and (experts, H / 128, F / 128), rounded up, for
       ``e4m3_blocks`` only.
@@ -79,14 +81,14 @@ class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installe
             biases = {name: down.new_zeros(experts, inner) for name in ("gate_bias", "up_bias")}
             biases["b2"] = down.new_zeros(experts, hidden)
         held = {**stored("w1", gate_up, weights), **stored("w2", down, weights), **biases}
-        self._hold(held, weights, activation, {*held} if FORMATS[weights].wide is None else set())
+        self._hold(held, weights, activation, {*held} if weights in _WIDE else set())
 
     @classmethod
     def of(
         cls, gate_up: torch.Tensor, down: torch.Tensor, biases: Stored, weights: str = "bf16", activation: str = "silu"
     ) -> Experts:
-        """Make a layer from the weights of a model. Its parameters require gradients where the format allows it and
-        these tensors do.
+        """Make a layer from the weights of a model. It shares those that its format does not change. Its parameters
+        require gradients where the format allows it and these tensors do.
 
         Args:
             gate_up: (experts, 2 F, H), the gate's rows before those of up.
@@ -102,15 +104,17 @@ class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installe
         torch.nn.Module.__init__(layer)
         given = {"w1": gate_up, "w2": down, **biases}
         with torch.no_grad():
-            held = {**stored("w1", interleaved(gate_up), weights), **stored("w2", down, weights)}
-            held |= {name: x if x.dtype in _WIDE else x.to(torch.bfloat16) for name, x in biases.items()}
-        trained = {name for name, x in given.items() if x.requires_grad} if FORMATS[weights].wide is None else set()
+            first = gate_up if weights in _WIDE else interleaved(gate_up)
+            held = {**stored("w1", first, weights), **stored("w2", down, weights)}
+            held |= {name: x if x.dtype.itemsize == 2 else x.to(torch.bfloat16) for name, x in biases.items()}
+        trained = {name for name, x in given.items() if x.requires_grad} if weights in _WIDE else set()
         layer._hold(held, weights, activation, trained)
         return layer
 
     def _hold(self, held: Stored, form: str, activation: str, trained: Collection[str]) -> None:
         self.weights, self.activation = form, activation
-        self._epilogue = epilogue_of(activation, "gate8", "up8", "b2" in held)
+        names = ("gate_half", "up_half") if form in _WIDE else ("gate8", "up8")
+        self._epilogue = epilogue_of(activation, *names, "b2" in held)
         for name in (*held, *(name for name in BIASES if name not in held)):
             x = held.get(name)
             parameter = None if x is None else torch.nn.Parameter(x.detach(), requires_grad=name in trained)
@@ -126,7 +130,7 @@ class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installe
         """
         keywords: dict[str, Any] = {} if self.b2 is None else {name: getattr(self, name) for name in BIASES}
         rows = x.reshape(-1, x.shape[-1])
-        if FORMATS[self.weights].wide is None:
+        if self.weights in _WIDE:
             rows = rows.to(self.w1.dtype)
         else:
             rows, keywords["x_scale"] = quantised_blocks(rows)
@@ -160,7 +164,7 @@ def stored(name: str, weight: torch.Tensor, form: str) -> Stored:
             f"weights is {form!r}; for experts it must be {one_of(EXPERT_FORMATS)}{suggest(form, EXPERT_FORMATS)}"
         )
     row = FORMATS[form]
-    if row.wide is None:
+    if form in _WIDE:
         return {name: row.stored(weight, weight.dtype)["weight"].contiguous()}
     if name == "w2" and weight.shape[2] % SCALE_BLOCK:
         raise OperandError(

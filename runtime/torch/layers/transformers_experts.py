@@ -96,7 +96,7 @@ def forward(
     gate_up, down = module.gate_up_proj, module.down_proj
     if module.is_transposed:
         gate_up, down = gate_up.mT, down.mT
-    if module.is_concatenated:
+    if module.is_concatenated and module.is_transposed:  # kernels load halves of rows only
         gate_up = interleaved(gate_up)
     biases = {}
     if module.has_bias:
@@ -110,7 +110,6 @@ _KNOWN: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
 """The epilogues of modules that have run."""
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _epilogue(module: torch.nn.Module) -> str:
     """The epilogue of a module's first product."""
     if module not in _KNOWN:
@@ -118,7 +117,8 @@ def _epilogue(module: torch.nn.Module) -> str:
             raise OperandError(
                 f"the model has {fault}, which gemmill does not run: choose another experts_implementation"
             )
-        names = ("gate8", "up8") if module.is_concatenated else ("gate", "up")
+        order = "" if not module.is_concatenated else "8" if module.is_transposed else "_half"
+        names = f"gate{order}", f"up{order}"
         _KNOWN[module] = epilogue_of(expression_of(module) or "", *names, module.has_bias)
     return _KNOWN[module]
 
@@ -169,6 +169,7 @@ def register() -> None:
 
 
 def _register_in(module: ModuleType) -> None:
+    torch.compiler.assume_constant_result(_epilogue)  # marks it, and imports Dynamo, which takes a second
     module.ALL_EXPERTS_FUNCTIONS.register("gemmill", forward)
 
 

@@ -50,6 +50,8 @@ def dispatch(_: Any, operator: Any, __: Any, args: Sequence[Any], kwargs: Mappin
         allowed: tuple[Axis, ...] = tuple(range(len(shape))) if extents.keys() == tensors.keys() else ()
     else:
         allowed, extents = _axes_of_products(tensors, extents, shape, "b_dtype" in kwargs)
+    if epilogue.gates_halves:  # a shard of columns has parts of one half
+        allowed = tuple(axis for axis in allowed if axis != len(shape) - 1)
     axes = [_axis_in_shards(tensors, i, shape, allowed, epilogue.unit_columns) for i in range(mesh.ndim)]
     with torch.no_grad():
         local = {

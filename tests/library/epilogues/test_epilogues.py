@@ -409,6 +409,21 @@ def test_a_scale_near_a_power_of_two_may_be_either() -> None:
         assert (error < value).all()
 
 
+def test_halves_pair_a_column_with_the_one_half_of_n_after_it() -> None:
+    epilogue = parse("d = silu(gate_half) * up_half")
+    assert (epilogue.gate_columns, epilogue.gates_halves, epilogue.has_transpose) == (8, True, False)
+    assert epilogue.shape_of_d(3, 48) == (3, 24)
+    sums = np.arange(3 * 48).reshape(3, 48)
+    named = sums_by_name(epilogue, sums)
+    assert [*named] == ["gate_half", "up_half"]
+    assert (named["gate_half"] == sums[:, :24]).all()
+    assert (named["up_half"] == sums[:, 24:]).all()
+    assert fault_of_n(epilogue, 24) == "a gated epilogue combines runs of 8 columns, so N must be a multiple of 16"
+    with pytest.raises(ExpressionError, match="cannot read both gate8 or up8 and gate_half or up_half"):
+        parse("d = gate_half * up8")
+    assert decode(encode(str(epilogue))) == str(epilogue)
+
+
 def test_no_rows_are_quantised_to_no_rows() -> None:
     epilogue = parse(f"h = gate8 * up8; {SCALED}")
     found = evaluate(epilogue, {x: Bounded(v, v) for x, v in sums_by_name(epilogue, np.zeros((0, 512))).items()}, np)

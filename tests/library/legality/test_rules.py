@@ -399,6 +399,23 @@ MMA = "sm80_bf16k16_bf16k16_f32_none_bf16n16_128x128x32_1x1_multistage_s3_m8_k1_
             "epilogue-gated",
             "grouped batching does not support an epilogue that pairs rows: d = gate8.m * up8.m",
         ),
+        *(
+            (LEGAL, {"epilogue": "d = gate_half * up_half", **fields}, "gated-halves", says)
+            for fields, says in (
+                ({"b.major": "n"}, "B is n-major; an epilogue that pairs the halves of N needs k"),
+                (
+                    {"scheduler.batching": "kgrouped"},
+                    "kgrouped batching does not support an epilogue that pairs halves",
+                ),
+                ({"tile.n": 144, "cluster.m": 2}, "a CTA loads 72 columns of B; for an epilogue that pairs the halves"),
+            )
+        ),
+        (
+            "sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_bf16n16_128x256x128_1x1_cooperative_s3_m8_k1_linear",
+            {"epilogue": "d = gate_half * up_half"},
+            "gated-halves",
+            "does not support scales of blocks of B",
+        ),
         (GEMV, {"epilogue": "d = gate8.m * up8.m"}, "epilogue-family", "do not support an epilogue that pairs rows"),
         (LEGAL, {"epilogue": QUANTISING}, "quantised-d", "D is bf16 and n-major; an epilogue that scales blocks needs"),
         (

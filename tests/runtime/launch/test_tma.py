@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +45,23 @@ def test_all_of_memory_is_within_two_coordinates(address: int) -> None:
     assert high < descriptor.extents[3]
     assert descriptor.strides[0] == 208
     assert low * descriptor.strides[1] + high * descriptor.strides[2] == address
+
+
+def test_rows_of_halves_alternate_in_runs_of_8() -> None:
+    """The place in memory of each row of a box, in the order in which TMA writes rows to shared memory."""
+    step, rows = 208, 96
+    halves = describe(replace(BOX, halves=True, box=(64, 32)), 4096, 100, rows, 3, 104, 104 * rows)
+    assert halves.extents == (100, 8, 6, rows // 16)
+    for matrix, first in ((0, 0), (2, 64)):
+        places = [
+            j * halves.strides[0] + (2 * matrix + half) * halves.strides[1] + (first // 16 + run) * halves.strides[2]
+            for run, half, j in itertools.product(range(2), range(2), range(8))
+        ]
+        gate = [first // 2 + row for row in range(16)]
+        wanted = [*gate[:8], *(rows // 2 + x for x in gate[:8]), *gate[8:], *(rows // 2 + x for x in gate[8:])]
+        assert places == [(matrix * rows + row) * step for row in wanted]
+    with pytest.raises(OperandError, match=r"a: matrices are 20800 bytes apart; with gate_half and up_half they must"):
+        describe(replace(BOX, halves=True, box=(64, 32)), 4096, 100, rows, 3, 104, 104 * 100)
 
 
 @given(valid=st.integers(0, 64), first=st.integers(0, 49))

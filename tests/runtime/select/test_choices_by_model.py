@@ -64,6 +64,15 @@ def test_ctas_share_b_for_large_groups_of_gathered_rows(everything: Selector, ro
         assert (chosen.config.cluster.m, chosen.config.tile.m) == (cluster, 128)
 
 
+def test_a_gate_of_halves_has_the_tile_of_a_gate_of_runs(everything: Selector) -> None:
+    for rows in (512, 8192, 131072):
+        asked = GemmProblem(rows, 1536, 2048, groups=128, batching="grouped", rows="gathered")
+        runs, halves = (
+            everything.select(asked.but(epilogue=f"d = silu(gate{x}) * up{x}")).config for x in ("8", "_half")
+        )
+        assert replace(halves, epilogue=runs.epilogue) == runs
+
+
 @pytest.mark.parametrize("epilogue", ["linear", "h = silu(gate8) * up8; s[m, n/128] = scale(h); d = h / s"])
 def test_block_scaled_groups_have_the_tile_that_was_fastest(everything: Selector, epilogue: str) -> None:
     """Tiles of 64x256 took 1.35 to 1.49 times as long in bursts (epilogue-experts-20261130*)."""

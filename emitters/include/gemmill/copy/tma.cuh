@@ -29,7 +29,10 @@ enum class BoxBounds {
 /// `BoxBounds` selects what happens beyond the operand's `extent` along MN. Peers release stages to each other, and
 /// none may be a lap ahead. To ensure this, each peer waits for a load of every other peer, so every peer must always
 /// load something. A slice beyond the operand is loaded from the operand's start, and the first panel is always loaded.
-template <class Layout, int Peers, BoxBounds Bounds>
+///
+/// With `Halves`, the rows of a stage alternate, 8 by 8, between the halves of a K-major operand's rows. Its descriptor
+/// has these extents: K, 8 rows, the halves of all matrices, and the runs of 8 rows in a half.
+template <class Layout, int Peers, BoxBounds Bounds, bool Halves = false>
 struct StageLoad {
   static constexpr bool kAlongK = Layout::kMajor == MajorIn::K;
   static constexpr int kRows = Layout::kRows / Peers;
@@ -37,6 +40,7 @@ struct StageLoad {
   static_assert(Layout::kRows % Peers == 0 && kRows * Layout::kSpan % 128 == 0, "TMA writes to multiples of 128 bytes");
   /// Whether the last box may have fewer rows, and therefore needs its own descriptor.
   static constexpr bool kTails = Bounds == BoxBounds::Clip && kAlongK;
+  static_assert(!Halves || (kTails && kRows % 16 == 0), "a box holds whole runs of both halves");
 
   cute::TmaDescriptor const& whole;
   /// The descriptor of the box of the remaining rows, after the whole boxes; unused without `kTails`.
@@ -78,7 +82,6 @@ struct StageLoad {
     int const along = kAlongK ? k : tile.mn;
     int const row = kAlongK ? tile.mn : k + slice * kRows;
     cute::TmaDescriptor const& descriptor = *tile.descriptor;
-    constexpr uint64_t hint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
     // The producer does not have enough registers to unroll many narrow panels.
     constexpr int kUnroll = Layout::kPanels <= 4 ? Layout::kPanels : 1;
 #pragma unroll kUnroll
@@ -89,11 +92,22 @@ struct StageLoad {
         if (Bounds == BoxBounds::Clip && panel > 0 && contiguous >= extent) break;
         if (Bounds == BoxBounds::Shift) contiguous = min(contiguous, last_chunk<typename Layout::Element>(extent));
       }
-      if constexpr (Peers == 1) {
-        cute::SM90_TMA_LOAD::copy(&descriptor, &full, hint, target, contiguous, row, outer...);
+      if constexpr (Halves) {
+        copy(descriptor, full, target, contiguous, 0, 2 * outer..., row / 16);
       } else {
-        cute::SM90_TMA_LOAD_MULTICAST::copy(&descriptor, &full, mask, hint, target, contiguous, row, outer...);
+        copy(descriptor, full, target, contiguous, row, outer...);
       }
+    }
+  }
+
+ private:
+  template <class... Coordinates>
+  __device__ void copy(cute::TmaDescriptor const& descriptor, uint64_t& full, char* target, Coordinates... at) const {
+    constexpr uint64_t hint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+    if constexpr (Peers == 1) {
+      cute::SM90_TMA_LOAD::copy(&descriptor, &full, hint, target, at...);
+    } else {
+      cute::SM90_TMA_LOAD_MULTICAST::copy(&descriptor, &full, mask, hint, target, at...);
     }
   }
 };

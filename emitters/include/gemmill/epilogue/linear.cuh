@@ -39,7 +39,7 @@ struct Linear : NoMatrices {
     Compute alpha, beta;
   };
   static constexpr bool kIsExpression = false;
-  static constexpr bool kGated = false;
+  static constexpr bool kGated = false, kGatesHalves = false;
   static constexpr int kGateColumns = 0, kGateRows = 0, kScaledColumns = 0;
   static constexpr bool kIsPartial = false;
 
@@ -65,7 +65,7 @@ struct Raw : NoMatrices {
   using Compute = Compute_;
   using Params = typename Epilogue::Params;
   static constexpr bool kIsExpression = false;
-  static constexpr bool kGated = false;
+  static constexpr bool kGated = false, kGatesHalves = false;
   static constexpr int kGateColumns = 0, kGateRows = 0, kScaledColumns = 0;
   static constexpr bool kIsPartial = true;
 
