@@ -217,10 +217,11 @@ class GemmProblem:
 
     @property
     def can_transpose(self) -> bool:
-        """Whether :attr:`transposed` is equivalent: not for groups, block scales, quantising epilogues, and those with
-        ``gate`` and ``up``."""
+        """Whether kernels may compute :attr:`transposed` instead: not for groups, block scales, quantising epilogues,
+        and gates where no operand is upconverted, since the model of speed was not fitted to gates of rows."""
         plain = self.batching in ("strided", "nested") and self.a_scale == self.b_scale == "none"
-        return plain and has_transpose(self.epilogue)
+        gates = is_gated(self.epilogue) or pairs_rows(self.epilogue)
+        return plain and has_transpose(self.epilogue) and (not gates or is_mixed(self.a_dtype, self.b_dtype))
 
     @property
     def transposed(self) -> GemmProblem:

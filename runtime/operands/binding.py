@@ -301,7 +301,7 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
 def _with_group_scales(gemm: Gemm, groups: GroupScales, epilogue: Epilogue) -> Gemm:
     """Return the GEMM with the scales of its upconverted operand."""
     if groups.name == "b" and not epilogue.has_transpose:
-        fault = "pairs each column of b with the next" if epilogue.gated else "scales blocks of columns"
+        fault = "pairs columns of b" if epilogue.gated else "scales blocks of columns"
         raise OperandError(
             f"the epilogue `{epilogue}` {fault}, which is not supported where b is upconverted: "
             f"{'use gate8 and up8' if epilogue.gated else 'apply it to the result'}, or upconvert b before the call"

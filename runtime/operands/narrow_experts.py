@@ -99,10 +99,11 @@ def check_narrow(tensors: Mapping[str, TensorView], activation: Epilogue) -> Non
     """Raise OperandError for narrow weights that kernels cannot read, and for a gate that they do not have."""
     x, w1 = tensors["x"], tensors["w1"]
     check_presence(w1.dtype, tensors)
-    if activation.gate_columns == 1:
+    if not activation.has_transpose:
         raise OperandError(
-            f"the activation `{activation}` pairs each row of w1 with the next, and w1 is {w1.dtype}: use gate8 and "
-            "up8, with the rows of w1, its scales and zero points in the order of gemmill.interleaved"
+            f"w1 is {w1.dtype}, and kernels compute its products transposed, with no gate but gate8 and up8; the "
+            f"activation is `{activation}`: use these, with the rows of w1, its scales and zero points in the order of "
+            "gemmill.interleaved"
         )
     for name in ("w1", "w2"):
         unit = TMA_ALIGN * 8 // DTYPES[w1.dtype].bits

@@ -152,7 +152,8 @@ MX = {f"w1_{kind}": on_gpu((16, 8, 192)) for kind in ("scale", "zero")} | {
         ({"w_dtype": "e2m1", **MX, "w1_zero": None, "w2_zero": None}, "w1_scale is bf16; it must be ue8m0"),
         ({"w_dtype": "e2m1", **MX, "w2_scale": None, "w2_zero": None}, "w2_scale is missing: pass the ue8m0 scales"),
         ({"x_scale": on_gpu((64, 2), "f32")}, "x_scale is passed, and the weights are narrower than x"),
-        ({"activation": "d = silu(gate) * up"}, "pairs each row of w1 with the next, and w1 is u4: use gate8 and up8"),
+        ({"activation": "d = silu(gate) * up"}, r"w1 is u4, and .* no gate but gate8 and up8; .*gemmill.interleaved"),
+        ({"activation": "d = silu(gate_half) * up_half"}, "w1 is u4, and .* no gate but gate8 and up8"),
         ({"activation": "d = silu(gate8.m) * up8.m"}, "pairs rows, which are tokens of experts: use gate8 and up8"),
         (
             {"w2": on_gpu((16, 256, 40), "u8"), "w1": on_gpu((16, 160, 128), "u8"), "w1_zero": None, "w2_zero": None}

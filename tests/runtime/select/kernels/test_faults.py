@@ -108,3 +108,5 @@ def test_transposing_twice_changes_nothing() -> None:
     assert there.transposed == gemm
     assert not replace(gemm, batching="grouped").can_transpose
     assert not replace(gemm, a_scale="1x128").can_transpose
+    assert not replace(gemm, epilogue="d = gate8 * up8").can_transpose
+    assert replace(gemm, b_dtype="s8", epilogue="d = gate8 * up8").can_transpose
