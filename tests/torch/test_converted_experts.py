@@ -20,8 +20,9 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts  # 
 
 import gemmill.torch  # noqa: E402
 from gemmill.library.errors import OperandError  # noqa: E402
+from gemmill.runtime.torch.layers.mxfp4 import wide_mxfp4  # noqa: E402
 
-LIMITS = {"bf16": 2**-6, "f16": 2**-6, "e4m3_blocks": 0.08}
+LIMITS = {"bf16": 2**-6, "f16": 2**-6, "e4m3_blocks": 0.08, "u4_g64": 0.3, "mxfp4": 0.3}
 """The formats of experts, and the largest error of a layer relative to its norm."""
 
 
@@ -106,7 +107,7 @@ def test_models_and_their_gradients(name: str, form: str) -> None:
         assert distance(down, wanted_down) < 1e-4
 
 
-@pytest.mark.parametrize("weights", ["called", "bf16", "e4m3_blocks"])
+@pytest.mark.parametrize("weights", ["called", "bf16", "e4m3_blocks", "mxfp4"])
 def test_models_compile_to_one_graph(weights: str) -> None:
     model = built("Qwen3-MoE", experts="gemmill" if weights == "called" else "eager")
     if weights != "called":
@@ -138,7 +139,9 @@ def test_converted_models_save_load_and_move(weights: str) -> None:
     file.seek(0)
     assert torch.equal(experts_of(torch.load(file, weights_only=False))(*given), wanted)
     moved = experts_of(first.half())
-    assert moved.w1.dtype == (torch.float8_e4m3fn if weights == "e4m3_blocks" else torch.float16)
+    dtypes = {"e4m3_blocks": torch.float8_e4m3fn, "u4_g64": torch.uint8, "mxfp4": torch.uint8}
+    assert moved.w1.dtype == dtypes.get(weights, torch.float16)
+    assert moved.b2.dtype == torch.float16
     assert distance(moved(*given), wanted) < 2**-5
 
 
@@ -197,6 +200,21 @@ def test_the_implementation_is_there_in_any_order_of_imports(first: str) -> None
     assert result.stdout.split() == ["True", "False"]
 
 
+def test_weights_that_mxfp4_holds_keep_their_values() -> None:
+    """As a model has them that was dequantised from MXFP4."""
+    first, _ = converted(built("gpt-oss"), "mxfp4")
+    plain = built("gpt-oss")
+    layer, given = experts_of(first), tokens_for(plain)
+    w1, w2 = (wide_mxfp4(w, s) for w, s in ((layer.w1, layer.w1_scale), (layer.w2, layer.w2_scale)))
+    halves = w1.unflatten(1, (-1, 2, 8)).transpose(1, 2).flatten(2, 3)  # (experts, gate and up, F, H)
+    with torch.no_grad():
+        experts_of(plain).gate_up_proj.copy_(halves.transpose(1, 2).flatten(1, 2).mT)
+        experts_of(plain).down_proj.copy_(w2.mT)
+    again, _ = converted(plain, "mxfp4")
+    assert all(torch.equal(*pair) for pair in zip(layer.parameters(), experts_of(again).parameters(), strict=True))
+    assert distance(experts_of(again)(*given), experts_of(plain)(*given)) < 2**-6
+
+
 def test_new_experts() -> None:
     torch.manual_seed(0)
     text = "(clamp(up, -7, 7) + 1) * min(gate, 7) * sigmoid(1.702 * min(gate, 7))"
@@ -216,8 +234,9 @@ def test_new_experts() -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"weights": "e4m3_rows"}, "for experts it must be bf16, f16 or e4m3_blocks"),
+        ({"weights": "e4m3_rows"}, "for experts it must be bf16, f16, e4m3_blocks, u4_g128"),
         ({"weights": "e4m3_blocks"}, "F is 16; for e4m3_blocks it must be a multiple of 128"),
+        ({"weights": "mxfp4"}, "F is 16; for mxfp4 it must be a multiple of 32"),
         ({"activation": "silo"}, "activation is 'silo'; it must be gelu"),
         ({"activation": "gate * upp"}, "upp"),
     ],

@@ -38,8 +38,8 @@ def convert(
 
     Args:
         model: the model whose layers are replaced.
-        weights: the format, as for :class:`Linear`; experts have ``bf16``, ``f16`` and ``e4m3_blocks``. None converts
-            only layers that are already quantised. Default: ``e4m3_rows``.
+        weights: the format, as for :class:`Linear`; experts have all but ``e4m3_rows``. None converts only layers that
+            are already quantised. Default: ``e4m3_rows``.
         skip: names of layers to leave unchanged, as in ``model.named_modules()``, with the wildcards ``*`` and ``?``:
             ``("lm_head", "*.gate")``.
         inplace: True (default) changes ``model``. False changes a copy.

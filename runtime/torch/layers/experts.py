@@ -19,8 +19,10 @@ from gemmill.runtime.torch.layers.linear import ACTIVATIONS
 from gemmill.runtime.torch.layers.weight_formats import FORMATS, Stored, keeping_dtypes, quantised_blocks
 from gemmill.runtime.torch.takeover.blocks import ENABLED
 
-EXPERT_FORMATS = ("bf16", "f16", "e4m3_blocks")
+EXPERT_FORMATS = tuple(name for name in FORMATS if name != "e4m3_rows")
 """The formats of :data:`FORMATS` that experts can have."""
+_BYTES = {"u4": "u4", "mx": "e2m1"}
+"""What the bytes of 4-bit weights hold, by the first letters of the format."""
 BIASES = ("gate_bias", "up_bias", "b2")
 """Biases of the first product, in two halves, and of the second."""
 
@@ -36,21 +38,21 @@ class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installe
         hidden: H, the length of a token.
         inner: F, the length of a row between the two products.
         bias: whether both products have biases. Default: False.
-        weights: the format of the weights: ``bf16`` (default), ``f16`` or ``e4m3_blocks`` (a scale for each 128 x 128
-            block; F must be a multiple of 128).
+        weights: the format of the weights: ``bf16`` (default), ``f16``, ``e4m3_blocks`` (a scale for each 128 x 128
+            block; F must be a multiple of 128), ``u4_g128``, ``u4_g64``, ``u4_g32`` or ``mxfp4``, as for
+            :class:`Linear`. With 4 bits, H and F must be multiples of 32.
         activation: the name of a function such as ``silu`` (default), which means ``silu(gate) * up``; or an expression
             of ``gate`` and ``up``, such as ``(clamp(up, -7, 7) + 1) * min(gate, 7) * sigmoid(1.702 * min(gate, 7))``.
             Biases are already added to both.
         device: the device of the layer's tensors.
-        dtype: dtype of biases, and of weights before they are quantised. Default: bf16.
+        dtype: dtype of activations and biases: bf16 (default) or f16. Others are converted to it.
 
     The layer has these parameters:
 
-    * ``w1``: (experts, 2 F, H): the gate's rows before those of up; for ``e4m3_blocks``, 8 rows of the gate alternate
-      with 8 of up (:func:`gemmill.interleaved`).
+    * ``w1``: (experts, 2 F, H): the gate's rows before those of up; in formats of 8 and 4 bits, 8 rows of the gate
+      alternate with 8 of up (:func:`gemmill.interleaved`).
     * ``w2``: (experts, H, F).
-    * ``w1_scale``, ``w2_scale``: float32 (experts, 2 F / 128, H / 128) and (experts, H / 128, F / 128), rounded up, for
-      ``e4m3_blocks`` only.
+    * ``w1_scale``, ``w2_scale``, and for ``u4`` ``w1_zero`` and ``w2_zero``: those of :class:`Linear` for each expert.
     * ``gate_bias``, ``up_bias``: (experts, F), and ``b2``: (experts, H), or None.
 
     Only bf16 and f16 weights can be trained. ``Module.to(dtype)`` does not convert e4m3 weights and their scales.
@@ -80,8 +82,8 @@ class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installe
         if bias:
             biases = {name: down.new_zeros(experts, inner) for name in ("gate_bias", "up_bias")}
             biases["b2"] = down.new_zeros(experts, hidden)
-        held = {**stored("w1", gate_up, weights), **stored("w2", down, weights), **biases}
-        self._hold(held, weights, activation, {*held} if weights in _WIDE else set())
+        held = {**stored("w1", gate_up, weights, dtype), **stored("w2", down, weights, dtype), **biases}
+        self._hold(held, weights, activation, {*held} if weights in _WIDE else set(), dtype)
 
     @classmethod
     def of(
@@ -103,16 +105,20 @@ class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installe
         layer = cls.__new__(cls)
         torch.nn.Module.__init__(layer)
         given = {"w1": gate_up, "w2": down, **biases}
+        dtype = down.dtype if down.dtype in (torch.bfloat16, torch.float16) else torch.bfloat16
         with torch.no_grad():
             first = gate_up if weights in _WIDE else interleaved(gate_up)
-            held = {**stored("w1", first, weights), **stored("w2", down, weights)}
-            held |= {name: x if x.dtype.itemsize == 2 else x.to(torch.bfloat16) for name, x in biases.items()}
+            held = {**stored("w1", first, weights, dtype), **stored("w2", down, weights, dtype)}
+            held |= {name: x if x.dtype.itemsize == 2 else x.to(dtype) for name, x in biases.items()}
         trained = {name for name, x in given.items() if x.requires_grad} if weights in _WIDE else set()
-        layer._hold(held, weights, activation, trained)
+        layer._hold(held, weights, activation, trained, dtype)
         return layer
 
-    def _hold(self, held: Stored, form: str, activation: str, trained: Collection[str]) -> None:
-        self.weights, self.activation = form, activation
+    def _hold(self, held: Stored, form: str, activation: str, trained: Collection[str], dtype: torch.dtype) -> None:
+        if form in _WIDE:
+            dtype = held["w1"].dtype
+        self.weights, self.activation, self.wide_dtype = form, activation, dtype
+        self._scales = tuple(name for name in held if name.endswith(("_scale", "_zero")))
         names = ("gate_half", "up_half") if form in _WIDE else ("gate8", "up8")
         self._epilogue = epilogue_of(activation, *names, "b2" in held)
         for name in (*held, *(name for name in BIASES if name not in held)):
@@ -129,12 +135,12 @@ class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installe
             topk_weights: the weight of each slot, (..., slots). None: 1.
         """
         keywords: dict[str, Any] = {} if self.b2 is None else {name: getattr(self, name) for name in BIASES}
+        keywords |= {name: getattr(self, name) for name in self._scales}
         rows = x.reshape(-1, x.shape[-1])
-        if self.weights in _WIDE:
-            rows = rows.to(self.w1.dtype)
-        else:
+        if FORMATS[self.weights].takes_any_dtype:
             rows, keywords["x_scale"] = quantised_blocks(rows)
-            keywords |= {"w1_scale": self.w1_scale, "w2_scale": self.w2_scale}
+        else:
+            rows, keywords["w_dtype"] = rows.to(self.wide_dtype), _BYTES.get(self.weights[:2])
         d = run(
             rows, self.w1, self.w2, topk_ids, topk_weights, activation=self._epilogue, out_dtype=x.dtype, **keywords
         )
@@ -142,19 +148,20 @@ class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installe
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
         """Move all tensors, but convert the dtype of only those that follow the model's dtype."""
+        self.wide_dtype = fn(self.w2.new_empty(0, dtype=self.wide_dtype)).dtype
         if FORMATS[self.weights].keeps_dtype:
             fn = keeping_dtypes(fn, (self.w1, self.w2, self.w1_scale, self.w2_scale))
         return super()._apply(fn, recurse)
 
     def extra_repr(self) -> str:
         """The arguments that ``print(layer)`` shows."""
-        experts, hidden, inner = self.w2.shape
+        experts, hidden, inner = self.w2.shape[0], self.w2.shape[1], self.w1.shape[1] // 2
         text = f"experts={experts}, hidden={hidden}, inner={inner}, bias={self.b2 is not None}"
         return f"{text}, weights={self.weights}, activation={self.activation}"
 
 
-def stored(name: str, weight: torch.Tensor, form: str) -> Stored:
-    """Store weights (experts, N, K) in a format: the tensor ``name``, and its scales.
+def stored(name: str, weight: torch.Tensor, form: str, dtype: torch.dtype) -> Stored:
+    """Store weights (experts, N, K) in a format, for activations of a dtype: the tensor ``name``, and its scales.
 
     Raises:
         OperandError: experts do not have the format, or the extents do not fit it.
@@ -165,14 +172,19 @@ def stored(name: str, weight: torch.Tensor, form: str) -> Stored:
         )
     row = FORMATS[form]
     if form in _WIDE:
-        return {name: row.stored(weight, weight.dtype)["weight"].contiguous()}
-    if name == "w2" and weight.shape[2] % SCALE_BLOCK:
+        return {name: row.stored(weight, dtype)["weight"].contiguous()}
+    unit = 32 if form not in _UNITS else _UNITS[form][name]
+    if weight.shape[2] % unit:
         raise OperandError(
-            f"F is {weight.shape[2]}; for {form} it must be a multiple of {SCALE_BLOCK}: use another format, or pad "
-            "weights with zeros"
+            f"{'H' if name == 'w1' else 'F'} is {weight.shape[2]}; for {form} it must be a multiple of {unit}: use "
+            "another format, or pad weights with zeros"
         )
-    of_experts = [row.stored(expert, weight.dtype) for expert in weight]
+    of_experts = [row.stored(expert, dtype) for expert in weight]
     return {key.replace("weight", name): torch.stack([x[key] for x in of_experts]) for key in of_experts[0]}
+
+
+_UNITS = {"e4m3_blocks": {"w1": 16, "w2": SCALE_BLOCK}}
+"""The elements of which a row of weights must have a multiple; 32 in other formats."""
 
 
 def epilogue_of(activation: str, gate: str, up: str, has_bias: bool) -> str:
