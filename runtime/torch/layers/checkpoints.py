@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from gemmill.library.wording import one_of
 from gemmill.runtime.operands.matrices import GROUP_SIZES, SCALE_BLOCK
 from gemmill.runtime.torch.layers.weight_formats import Stored, u4_stored
 
-_COLUMNS_OF_AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
+COLUMNS_OF_AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
 """The column that each 4 bits of a 32-bit word hold, from the lowest bits."""
 _UNKNOWN = ("weight_packed", "weight_scale_2", "weight_global_scale", "SCB", "w_bit", "s_group")
 """Names of tensors that only unsupported quantisation schemes have."""
@@ -32,7 +33,10 @@ def read(name: str, layer: torch.nn.Module) -> tuple[Stored, str] | None:
     """
     held = {**dict(layer.named_parameters(recurse=False)), **dict(layer.named_buffers(recurse=False))}
     if {"qweight", "qzeros", "scales"} <= held.keys():
-        return _packed(name, layer, held)
+        try:
+            return packed(name, held, getattr(layer, "checkpoint_format", "gptq"))
+        except OperandError as error:
+            raise OperandError(f"{error}: pass its name in skip") from None
     weight = held.get("weight")
     if weight is not None and weight.dtype == torch.float8_e4m3fn:
         return _e4m3(name, held)
@@ -70,31 +74,34 @@ def _e4m3(name: str, held: dict[str, Any]) -> tuple[Stored, str]:
     return {"weight": weight.contiguous(), "weight_scale": scale.contiguous()}, form
 
 
-def _packed(name: str, layer: torch.nn.Module, held: dict[str, Any]) -> tuple[Stored, str]:
+def packed(name: str, held: Mapping[str, torch.Tensor], checkpoint_format: str) -> tuple[Stored, str]:
+    """Read ``qweight``, ``qzeros``, ``scales`` and ``g_idx``, as :func:`read` does."""
     words, zeros, scale = (held[x].detach() for x in ("qweight", "qzeros", "scales"))
     n = scale.shape[1]
-    if words.shape[1] * 8 == n:  # AWQ: (K, N / 8)
-        values, zero = _unpacked(words, _COLUMNS_OF_AWQ), _unpacked(zeros, _COLUMNS_OF_AWQ)
+    if is_awq(held):
+        values, zero = _unpacked(words, COLUMNS_OF_AWQ), _unpacked(zeros, COLUMNS_OF_AWQ)
     elif words.shape[1] == n and zeros.shape[1] * 8 == n:  # GPTQ: (K / 8, N), zero points (K / group, N / 8)
         values, zero = _unpacked(words.mT).mT, _unpacked(zeros)
-        if getattr(layer, "checkpoint_format", "gptq") != "gptq_v2":
+        if checkpoint_format != "gptq_v2":
             zero = zero + 1
     else:
         shapes = f"qweight {tuple(words.shape)}, qzeros {tuple(zeros.shape)} and scales {tuple(scale.shape)}"
-        raise OperandError(f"{name} has {shapes}, which are not AWQ's or GPTQ's 4-bit layout: pass its name in skip")
+        raise OperandError(f"{name} has {shapes}, which are not AWQ's or GPTQ's 4-bit layout")
     k = values.shape[0]
     group = k // scale.shape[0]
     if group not in GROUP_SIZES or k % group or zero.shape != scale.shape:
         raise OperandError(
-            f"{name} has {scale.shape[0]} scales for {k} rows; groups must have {one_of(GROUP_SIZES)} rows: pass its "
-            "name in skip"
+            f"{name} has {scale.shape[0]} scales for {k} rows; groups must have {one_of(GROUP_SIZES)} rows"
         )
     order = held.get("g_idx")
     if order is not None and not torch.equal(order.cpu().long(), torch.arange(k) // group):
-        raise OperandError(
-            f"{name} has rows reordered by g_idx (desc_act), which is not supported: pass its name in skip"
-        )
+        raise OperandError(f"{name} has rows reordered by g_idx (desc_act), which is not supported")
     return u4_stored(values.mT, scale.mT, zero.mT.to(scale.dtype)), f"u4_g{group}"
+
+
+def is_awq(held: Mapping[str, torch.Tensor]) -> bool:
+    """Whether ``qweight`` is AWQ's, (K, N / 8)."""
+    return int(held["qweight"].shape[1]) * 8 == int(held["scales"].shape[1])
 
 
 def _unpacked(words: torch.Tensor, columns: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
