@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from string import Template
 
-from gemmill.library.arithmetic import tiles_of_unit
+from gemmill.library.arithmetic import UNITED_SLICES, tiles_of_unit
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.decompositions.decomposition import DECOMPOSITIONS, decomposition_of
 from gemmill.library.decompositions.workspace_layout import EXCHANGE_STEPS, REDUCTION_THREADS, reduction_vectors
@@ -14,11 +14,11 @@ from gemmill.library.launch import KDecomposition, Reduction
 
 _SCHEDULERS = {
     "tiles": "PersistentScheduler<Order, TileK>",
-    "splitk": "SplitKScheduler<Order, TileK, {unit}>",
+    "splitk": "SplitKScheduler<Order, TileK, {units}>",
     "stream": f"StreamScheduler<Order, TileK, {EXCHANGE_STEPS}>",
     "cluster": "ClusterScheduler<Order, TileK, {splits}, {unit}>",
     "serial": "SerialScheduler<Order, TileK, {unit}>",
-    "tree": "SplitKScheduler<Order, TileK, {unit}>",
+    "tree": "SplitKScheduler<Order, TileK, {units}>",
 }
 
 PARAMETERS = ("partials", "flags", "c_pointer", "c_stride", "c_batch_stride")
@@ -47,9 +47,9 @@ $entry(__grid_constant__ Kernel::Params const params) {
 
 def scheduler(config: GemmConfig) -> str:
     """The C++ scheduler of a config, a template of the order and tile K."""
-    return _SCHEDULERS[config.scheduler.decomposition].format(
-        splits=config.scheduler.splits, unit=tiles_of_unit(config)
-    )
+    few, more = (tiles_of_unit(config, slices) for slices in (UNITED_SLICES, UNITED_SLICES + 1))
+    units = f"{few}, {more}" if more > 1 else few
+    return _SCHEDULERS[config.scheduler.decomposition].format(splits=config.scheduler.splits, unit=few, units=units)
 
 
 def parameters(config: GemmConfig) -> tuple[str, ...]:

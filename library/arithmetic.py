@@ -62,7 +62,7 @@ class Arithmetic:
     promote: int = 0
     """Steps after which sums move to f32 registers (two-level accumulation); 0: never."""
     warps: int = 1
-    """Shares of each K tile that different warps sum, and that are added at the end of K."""
+    """Shares of each :attr:`unit` of K that different warps sum, and that are added at the end of K."""
     vector: str = ""
     """How the threads of a gemv kernel share K: the elements of a run, and the runs of a thread."""
     slices: int = 1
@@ -74,8 +74,8 @@ class Arithmetic:
     stream: bool = False
     """Whether the slices depend on M, N and the GPU (stream-K)."""
     unit: int = 0
-    """Elements along K of the K tiles that warps share, or in which slices are balanced; 0 where warps share nothing
-    and slices are balanced in units of 2,048 bits."""
+    """Elements along K that warps share, or in which slices are balanced; 0 where warps share nothing and slices are
+    balanced in units of 2,048 bits."""
     target: str = ""
     """The target, where the bits of a step are not known to be those of sm_90."""
 
@@ -180,16 +180,20 @@ def arithmetic_of(config: GemmConfig, slices: int = 1) -> Arithmetic:
     if decomposition.has_shares:
         return replace(whole, stream=True, unit=config.tile.k)
     sliced = replace(whole, slices=slices, tree=decomposition.adds_in_tree)
-    unit = config.tile.k * (tiles_of_unit(config) if slices <= UNITED_SLICES else 1)
+    unit = config.tile.k * tiles_of_unit(config, slices)
     return sliced if unit == whole.slice_unit else replace(sliced, unit=unit)
 
 
-def tiles_of_unit(config: GemmConfig) -> int:
-    """Return the K tiles of a unit, in which up to :data:`UNITED_SLICES` slices of a kernel are balanced: 2,048 bits of
-    K for every tile K that divides them, so that kernels of several tile K have the same slices; else one K tile."""
+def tiles_of_unit(config: GemmConfig, slices: int = 0) -> int:
+    """Return the K tiles of a unit, in which slices of a kernel are balanced.
+
+    It is what warps share, if they share any of K. Otherwise, for up to :data:`UNITED_SLICES` slices it is 2,048 bits
+    of K for every tile K that divides them, so that kernels of several tile K have the same slices; else one K tile.
+    """
     whole = _in_one_slice(config)
     tiles, rest = divmod(whole.slice_unit, config.tile.k)
-    return tiles if tiles and not rest else 1
+    united = slices <= UNITED_SLICES or whole.unit > 0
+    return tiles if tiles and not rest and united else 1
 
 
 def target_of(step: str, arch: str) -> str:
@@ -210,12 +214,12 @@ def _in_one_slice(config: GemmConfig) -> Arithmetic:
         vector = f"{plan.vector}x{config.stages // 2}" if config.b.major == "k" else f"{config.stages}n{plan.vector}"
         warps = config.tile.k // plan.warp_k
         return Arithmetic(step, warps=warps, vector=vector, unit=config.tile.k, target=target)
-    warps = 1
+    warps, unit = 1, config.tile.k
     if isinstance(plan, MmaPlan):
         warps = plan.warps[2]
     elif isinstance(plan, WgmmaPlan):
-        warps = plan.slices
-    return Arithmetic(step, config.promote, warps, unit=config.tile.k if warps > 1 else 0, target=target)
+        warps, unit = plan.slices, unit * plan.slices  # each takes one of as many K tiles
+    return Arithmetic(step, config.promote, warps, unit=unit if warps > 1 else 0, target=target)
 
 
 def _step(config: GemmConfig, plan: KernelPlan) -> str:

@@ -64,6 +64,15 @@ def test_other_text_is_refused_with_examples(name: str) -> None:
         ("sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x128x64_1x1_cooperative_s6_m8_tree_linear", 4, "k16/4t"),
         ("sm90_bf16k2_bf16k2_f32_none_bf16n4_64x128x128_1x1_multistage_s3_m8_k1_linear", 1, "k16w2@128"),
         ("sm90_bf16k8_bf16k8_f32_none_bf16n4_16x16x128_1x1_multistage_s4_m8_k1_linear", 1, "k16w4@128"),
+        # Warpgroups that take K tiles in turn.
+        ("sm90a_u4k16s1x128z_bf16k16_f32_none_bf16m16_64x16x128_1x1_cooperative_s8_m8_k1_linear", 1, "k16w4@512"),
+        ("sm90a_u4k16s1x128z_bf16k16_f32_none_bf16m16_64x16x256_1x1_cooperative_s8_m8_k1_linear", 1, "k16w4@1024"),
+        ("sm90a_u4k16s1x128z_bf16k16_f32_none_bf16m16_64x16x128_1x1_cooperative_s8_m8_splitk_linear", 4, "k16w4/4@512"),
+        (
+            "sm90a_u4k16s1x128z_bf16k16_f32_none_bf16m16_64x16x128_1x1_cooperative_s8_m8_splitk_linear",
+            16,
+            "k16w4/16@512",
+        ),
         ("sm90_bf16k8_bf16k8_f32_none_bf16any2_128x128x64_1x1_multistage_s4_m8_k1_linear", 1, "k16"),
         ("sm90_e4m3k8_e4m3k8_f32_none_bf16any2_64x64x128_1x1_multistage_s4_m8_k1_linear", 1, "k16x2"),
         ("sm90_tf32k4_tf32k4_f32_none_f32any4_64x64x32_1x1_multistage_s4_m8_k1_linear", 1, "k8"),

@@ -155,14 +155,14 @@ class WgmmaPlan(KernelPlan):
 
     @member
     def slices(self) -> int:
-        """Slices of each stage's K, one for each consumer warpgroup: 4 for mixed input in cooperative tiles of 64 rows,
-        else 1."""
+        """Consumer warpgroups that take the stages of a tile in turn: 4 for mixed input in cooperative tiles of 64
+        rows, else 1."""
         shared = self.config.schedule == "cooperative" and self.config.tile.m == SUBTILE_M
         return 4 if shared and self.is_mixed else 1
 
     @member
     def consumer_warpgroups(self) -> int:
-        """Warpgroups that issue WGMMAs: one for each slice of a stage's K, else three for tiles of 192 rows, else
+        """Warpgroups that issue WGMMAs: those that take stages in turn, else three for tiles of 192 rows, else
         two."""
         if self.slices > 1:
             return self.slices
@@ -170,7 +170,7 @@ class WgmmaPlan(KernelPlan):
 
     @member
     def storing_warpgroups(self) -> int:
-        """Consumer warpgroups that store D: one if they split the K of stages."""
+        """Consumer warpgroups that store D: one if they take stages in turn."""
         return 1 if self.slices > 1 else self.consumer_warpgroups
 
     @member
@@ -198,8 +198,8 @@ class WgmmaPlan(KernelPlan):
 
     @member
     def fragment_registers(self) -> int:
-        """Registers of a consumer thread for fragments of A, if MMAs read A from registers: those of two stages,
-        because the thread loads the next one during the MMAs."""
+        """Registers of a consumer thread for fragments of A, if MMAs read A from registers: those of two stages, or
+        two steps of a stage, because the thread loads the next one during the MMAs."""
         if not self.multiplies_from_registers:
             return 0
         depth = self.config.tile.k // self.slices

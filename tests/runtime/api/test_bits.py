@@ -125,8 +125,8 @@ def test_slices_follow_from_n_and_k_of_the_call(registry: Registry, monkeypatch:
         ({"a": "e4m3", "promote": 4}, "k32p4"),
         ({"a": "e4m3", "a_scale": "1x128", "b_scale": "128x128", "promote": 4}, "k32p4"),
         ({"a": "s8"}, "exact"),
-        ({"a": "s8", "b": "bf16"}, "k16w4@128"),
-        ({"b": "u4", "b_scale": "1x128z"}, "k16w4@128"),
+        ({"a": "s8", "b": "bf16"}, "k16w4@512"),
+        ({"b": "u4", "b_scale": "1x128z"}, "k16w4@512"),
         ({"groups": 4, "batching": "grouped"}, "k16"),
         ({"groups": 4, "batching": "masked"}, "k16"),
         ({"groups": 4, "batching": "kgrouped", "a_major": "mn", "b_major": "mn"}, "k16"),
@@ -273,7 +273,7 @@ def test_a_call_with_a_narrow_b_has_one_arithmetic_whatever_m(registry: Registry
         assert gemm.is_transposed
         choice = choose(gemm, Options(bits="invariant"), registry, None).choice
         assert choice is not None
-        assert str(choice.arithmetic) == "k16w4@128"
+        assert str(choice.arithmetic) == "k16w4@512"
 
 
 def test_groups_along_k_have_the_arithmetic_of_one_matrix(registry: Registry) -> None:

@@ -302,11 +302,41 @@ struct CollectiveMainloop {
     if (k_tile < k_tiles) step(even, odd, k_tile == 0);
   }
 
-  /// The operand A of a warpgroup that multiplies from registers; `first_row` and `first_k` are its origin within a
-  /// stage.
-  __device__ static auto operand(char* shared, int first_row, [[maybe_unused]] int first_k) {
+  /// The mainloop of warpgroups that take the stages of a tile in turn. While MMAs read the fragments of one step, the
+  /// next ones are upconverted. No MMA is in flight at the end of a stage, so that it is released at once: other
+  /// warpgroups use the time.
+  template <class OperandA>
+  __device__ static void mma_in_turn(Accumulator& accumulators, OperandA const& a, MatrixDescriptors<B> const& b,
+                                     StagePipeline& pipeline, TransposeBarriers& transposed, Position& of_tile,
+                                     Release const& release, int warpgroup, int k_tiles) {
+    Position at = of_tile;
+    at.advance(warpgroup);
+    of_tile.advance(k_tiles);
+    if (warpgroup >= k_tiles) accumulators.clear();
+    for (int k_tile = warpgroup; k_tile < k_tiles; k_tile += Traits::kSlices) {
+      wait(pipeline, transposed, at);
+      typename OperandA::Fragment fragments[2];
+      MatrixDescriptors<B> const b_stage = b.advanced(at.stage * B::kBytes);
+#pragma unroll
+      for (int step = 0; step < Traits::kSlices; ++step) {
+        a.load(fragments[step % 2], at.stage, step);
+        bool const first = step == 0 && k_tile == warpgroup;
+        accumulators.multiply(fragments[step % 2], b_stage, 0, first, step * Traits::kStepK);
+        wgmma_wait<1>();
+        if (step > 0) fragments[(step + 1) % 2].pin();
+      }
+      wgmma_wait<0>();
+      fragments[(Traits::kSlices - 1) % 2].pin();
+      release(at.stage);
+      at.template skip<Traits::kSlices>();
+    }
+    accumulators.fence();
+  }
+
+  /// The operand A of a warpgroup that multiplies from registers; `first_row` is its first row within a stage.
+  __device__ static auto operand(char* shared, int first_row) {
     if constexpr (Traits::kMixed) {
-      return typename Traits::Narrow(shared + Storage::kOffsetA, shared + Storage::kOffsetScales, first_row, first_k);
+      return typename Traits::Narrow(shared + Storage::kOffsetA, shared + Storage::kOffsetScales, first_row);
     } else {
       return ColumnOperand<A, Traits::kBlocks, Config::kTileK>(shared + Storage::kOffsetA, first_row);
     }

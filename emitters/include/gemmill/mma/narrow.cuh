@@ -5,6 +5,7 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include <gemmill/copy/layout.cuh>
+#include <gemmill/copy/shared.cuh>
 #include <gemmill/kernel/params.cuh>
 #include <gemmill/mma/wgmma.cuh>
 #include <gemmill/mma/upconvert.cuh>
@@ -41,14 +42,16 @@ struct GroupLayout {
     if constexpr (Zeros) cute::SM90_TMA_LOAD_3D::copy(&params.zero, &full, hint, stage + kScaleBytes, m, k / Group, batch);
   }
 
-  /// The value of a group and row, in both halves of a word.
-  __device__ static uint32_t pair(char const* values, int group, int row) {
-    return scale_pair(Wide{}, *reinterpret_cast<Scale const*>(values + (group * TileM + row) * int(sizeof(Scale))));
+  /// Where a row's values begin within a stage.
+  static constexpr int place(int row) { return row * int(sizeof(Scale)); }
+  /// The value of a group, in both halves of a word; `values` are a row's.
+  __device__ static uint32_t pair(char const* values, int group) {
+    return scale_pair(Wide{}, *reinterpret_cast<Scale const*>(values + place(group * TileM)));
   }
 };
 
-/// Finds one thread's elements of A in each stage. `Layout` is A's layout in bytes, one panel. `K` is the K that a
-/// warpgroup multiplies of a stage, which may be a slice of it.
+/// Finds one thread's elements of A in each stage. `Layout` is A's layout in bytes, one panel. `K` is the K of the
+/// fragments that a warpgroup loads at a time: a stage's, or one of several steps of it.
 ///
 /// A lane needs elements 2 * quad and 2 * quad + 1 of every eight along K, of two rows (PTX ISA, "Register fragments
 /// for wgmma.mma_async.m64nNk16", A). The four lanes of a quad read the same 16 bytes of a row, and each keeps its own
@@ -63,26 +66,24 @@ struct NarrowOperand {
   static_assert(K % kChunkK == 0, "a warpgroup reads chunks of 16 bytes along K");
   using Fragment = RegisterFragments<Blocks, K / 16>;
 
-  char const* rows;
+  /// Where the lane's first row begins in the first stage, with the swizzle of its first chunk; it is that of rows 8
+  /// apart, too. XOR with the place of another chunk gives that chunk.
+  uint32_t rows;
+  /// Its values of the first group.
   char const* groups;
-  int row;
-  int first_group;
-  uint32_t swizzle;
   uint32_t select;
 
-  /// `m` and `k` are the warpgroup's first row and first element along K within the tile.
-  __device__ NarrowOperand(char const* stages, char const* group_stages, int m, int k)
-      : groups(group_stages), row(m + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4) {
-    int const byte = row * Layout::kSpan;
-    rows = stages + byte + Chunk<Narrow>::offset(threadIdx.x % 4);
-    // Rows 8 apart have the same swizzle. A slice of K starts at a power of two that no chunk of the slice reaches.
-    swizzle = (swizzled<Layout::kSpan>(byte) ^ byte) ^ (k * kBits / 8);
-    first_group = k / max_of(1, Groups::kGroup);
+  /// `m` is the warpgroup's first row within the tile.
+  __device__ NarrowOperand(char const* stages, char const* group_stages, int m) {
+    int const row = m + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    rows = shared_address(stages) + swizzled<Layout::kSpan>(row * Layout::kSpan) + Chunk<Narrow>::offset(threadIdx.x % 4);
+    groups = group_stages + Groups::place(row);
     select = Chunk<Narrow>::template select<Wide>(threadIdx.x % 4);
   }
 
-  __device__ void load(Fragment& fragment, int stage) const {
+  __device__ void load(Fragment& fragment, int stage, int step = 0) const {
     char const* const values = groups + stage * Groups::kBytes;
+    uint32_t const first = opaque(rows + stage * Layout::kBytes);
 #pragma unroll
     for (int block = 0; block < Blocks; ++block) {
 #pragma unroll
@@ -91,15 +92,15 @@ struct NarrowOperand {
         uint32_t scale = 0, zero = 0;
 #pragma unroll
         for (int chunk = 0; chunk < K / kChunkK; ++chunk) {
-          Chunk<Narrow> const packed(rows + stage * Layout::kBytes + below * Layout::kSpan + (chunk * 16 ^ swizzle));
+          Chunk<Narrow> const packed((first ^ (step * (K / kChunkK) + chunk) * 16) + below * Layout::kSpan);
 #pragma unroll
           for (int eight = 0; eight < kChunkK / 8; ++eight) {
             int const k = chunk * kChunkK + eight * 8;
             if constexpr (Groups::kGroup > 0) {
               if (k % Groups::kGroup == 0) {
-                scale = Groups::pair(values, first_group + k / Groups::kGroup, row + below);
-                if (Groups::kHasZeros)
-                  zero = Groups::pair(values + Groups::kScaleBytes, first_group + k / Groups::kGroup, row + below);
+                int const group = (step * K + k) / Groups::kGroup;
+                scale = Groups::pair(values + Groups::place(below), group);
+                if (Groups::kHasZeros) zero = Groups::pair(values + Groups::place(below) + Groups::kScaleBytes, group);
               }
             }
             uint32_t pair = packed.template pair<Wide>(eight, select);
@@ -113,7 +114,7 @@ struct NarrowOperand {
   }
 };
 
-/// Adds the sums that `Slices` warpgroups have for their slices of K, always in the same order. The result is in the
+/// Adds the sums that `Slices` warpgroups have for their stages, always in the same order. The result is in the
 /// first warpgroup.
 ///
 /// `scratch` holds an accumulator tile for each warpgroup but the first. All of these warpgroups must call it.

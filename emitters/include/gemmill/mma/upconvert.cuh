@@ -6,7 +6,7 @@
 /// sign bit, or bit 7, becomes the lowest exponent bit of a second magic number, 128 or 256.
 #pragma once
 
-#include <gemmill/types.cuh>
+#include <gemmill/copy/shared.cuh>
 
 namespace gemmill {
 
@@ -159,8 +159,9 @@ struct Chunk {
   template <class Wide>
   __device__ static uint32_t select(int quad) { return Upconvert<Narrow, Wide>::select(quad); }
 
-  __device__ explicit Chunk(char const* bytes) {
-    uint4 const packed = *reinterpret_cast<uint4 const*>(bytes);
+  /// `address` is a shared one.
+  __device__ explicit Chunk(uint32_t address) {
+    uint4 const packed = load_shared<uint4>(address);
     words[0] = packed.x, words[1] = packed.y, words[2] = packed.z, words[3] = packed.w, words[4] = 0;
   }
 
@@ -183,7 +184,7 @@ struct Chunk<e2m1> {
   template <class Wide>
   __device__ static uint32_t select(int) { return 0; }
 
-  __device__ explicit Chunk(char const* bytes) : word(*reinterpret_cast<uint32_t const*>(bytes)) {}
+  __device__ explicit Chunk(uint32_t address) : word(load_shared<uint32_t>(address)) {}
 
   /// Moves the sign to the sign of a `Wide`, and the two bits of the exponent and the fraction to the lowest bits of its
   /// exponent and the highest of its fraction. As a subnormal or normal `Wide` that is the value times 2^(1 - bias). The

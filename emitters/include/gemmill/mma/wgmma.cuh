@@ -115,17 +115,17 @@ struct Accumulators {
   }
 
   /// The same with A in registers, which must keep their values until the MMAs have finished. `b` is where the operand
-  /// starts in the first stage.
+  /// starts in the first stage, `begin` where A does in K.
   template <class Fragments>
-  __device__ void multiply(Fragments const& a, MatrixDescriptors<LayoutB> b, int stage, bool first) {
+  __device__ void multiply(Fragments const& a, MatrixDescriptors<LayoutB> b, int stage, bool first, int begin = 0) {
     fence();
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < TileK; k += Atom::kK) {
 #pragma unroll
       for (int block = 0; block < Blocks; ++block)
-        Atom::multiply(a.values[block][k / Atom::kK], b.at(stage * LayoutB::kBytes + LayoutB::offset(0, k)), values[block],
-                       k > 0 || !first);
+        Atom::multiply(a.values[block][k / Atom::kK], b.at(stage * LayoutB::kBytes + LayoutB::offset(0, begin + k)),
+                       values[block], k > 0 || !first);
     }
     wgmma_commit();
     fence();

@@ -19,6 +19,16 @@ struct RingPosition {
       phase ^= 1;
     }
   }
+  /// The same by a constant, without a division if it is at most a lap.
+  template <int Count>
+  __device__ void skip() {
+    if constexpr (Count > Stages) return advance(Count);
+    stage += Count;
+    if (stage >= Stages) {
+      stage -= Stages;
+      phase ^= 1;
+    }
+  }
   /// The index of the stage before this one.
   __device__ int previous() const { return stage == 0 ? Stages - 1 : stage - 1; }
   __device__ void advance(int count) {

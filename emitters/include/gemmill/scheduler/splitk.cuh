@@ -9,7 +9,7 @@ namespace gemmill {
 /// All tiles of the first slice of K come first, then those of the second, and so on, so that adjacent tiles share
 /// operands. Slice p of matrix b is matrix `p * batch + b` of the partial sums, which take D's place. A second kernel
 /// adds them. The number of slices is a launch parameter.
-template <class Order, int TileK, int Unit>
+template <class Order, int TileK, int Unit, int MoreUnit = 1>
 struct SplitKScheduler : SchedulerTraits<> {
   using Params = SplitKParams;
   /// The exported fact `splits`. Each launch passes its own number.
@@ -22,7 +22,7 @@ struct SplitKScheduler : SchedulerTraits<> {
   int tiles;
   int total;
   int rank;
-  BalancedSlices<Unit> slices;
+  BalancedSlices<Unit, MoreUnit> slices;
 
   __device__ SplitKScheduler(Params const& params, int rank_)
       : order(params.m, params.n),

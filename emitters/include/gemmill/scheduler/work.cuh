@@ -43,9 +43,10 @@ struct SharedWork : Work {
 };
 
 /// Slices of K. Up to eight slices are balanced in units of `Unit` K tiles, which have the same K for every tile K, so
-/// that kernels of several tile K have the same slices; more slices in K tiles. If the number of slices does not divide
-/// the units, the first slices have one unit more. If there are fewer units than slices, the last slices are empty.
-template <int Unit>
+/// that kernels of several tile K have the same slices; more slices in units of `MoreUnit` K tiles. If the number of
+/// slices does not divide the units, the first slices have one unit more. If there are fewer units than slices, the last
+/// slices are empty.
+template <int Unit, int MoreUnit = 1>
 struct BalancedSlices {
   int k_extent;
   /// K tiles of a unit.
@@ -55,7 +56,7 @@ struct BalancedSlices {
   /// Slices that are not empty; these come first.
   int filled;
 
-  __device__ BalancedSlices(int k_extent_, int slices) : k_extent(k_extent_), unit(slices <= 8 ? Unit : 1) {
+  __device__ BalancedSlices(int k_extent_, int slices) : k_extent(k_extent_), unit(slices <= 8 ? Unit : MoreUnit) {
     int const units = ceil_div(k_extent, unit);
     least = units / slices;
     longer = units - least * slices;

@@ -33,11 +33,9 @@ struct WgmmaConsumer {
     int const warpgroup = consumer_warp / 4, lane = threadIdx.x % 32;
     wait_for_prerequisites();
     Epilogue epilogue = epilogue_of(params, storage, warpgroup);
-    // The origin of this warpgroup's part: its first row of a tile, and its first k of a stage.
     int const first_row = Traits::kPingpong || Traits::kSlices > 1 ? 0 : warpgroup * Traits::kWarpgroupM;
-    int const first_k = Traits::kSlices > 1 ? warpgroup * Traits::kSliceK : 0;
     MatrixDescriptors<A> const a(shared + Storage::kOffsetA, A::offset(first_row, 0));
-    MatrixDescriptors<B> const b(shared + Storage::kOffsetB, B::offset(0, first_k));
+    MatrixDescriptors<B> const b(shared + Storage::kOffsetB, 0);
     Sums sums(shared + Storage::kOffsetSlices, storage.sums_barriers(), warpgroup);
 
     Position at;
@@ -57,7 +55,6 @@ struct WgmmaConsumer {
       int const m = work.m + first_row;
       int const m_d = row_of_d(m), n_d = column_of_d(work);
       prefetch(epilogue, work, m_d, n_d, warpgroup);
-
       [[maybe_unused]] typename Mainloop::Release const release(pipeline, lane, scheduler.rank);
       if constexpr (Traits::kPingpong) storage.pingpong_order().wait(warpgroup, turn);
       int const k_tiles = add_slices(total, accumulators, a, b, pipeline, transposed, at, release, scheduler, work);
@@ -65,10 +62,13 @@ struct WgmmaConsumer {
         accumulators.template multiply<Traits::kOverlapsEpilogue>(
             a, b, stages(), work.k_tiles, Mainloop::scales(shared, m - work.m, work.n), filled_blocks(work, m));
         begin(accumulators, a, b, stages, scheduler, index + stride);
+      } else if constexpr (Traits::kSlices > 1) {
+        auto const operand = Mainloop::operand(shared, first_row);
+        Mainloop::mma_in_turn(accumulators, operand, b, pipeline, transposed, at, release, warpgroup, k_tiles);
       } else {
         if (work.k_tiles == 0) accumulators.clear();
         if constexpr (Traits::kRegistersA) {
-          auto const operand = Mainloop::operand(shared, first_row, first_k);
+          auto const operand = Mainloop::operand(shared, first_row);
           typename decltype(operand)::Fragment even, odd;
           Mainloop::alternate(even, odd, k_tiles, [&](auto& fragment, auto& before, bool first) {
             Mainloop::mma_step(accumulators, operand, fragment, before, b, pipeline, transposed, at, release, first);
@@ -78,7 +78,7 @@ struct WgmmaConsumer {
         }
       }
       if constexpr (Traits::kPingpong) storage.pingpong_order().pass(warpgroup, lane);
-      if constexpr (!Config::kPromote) Mainloop::mma_tail(accumulators, release, at, k_tiles);
+      if constexpr (!Config::kPromote && Traits::kSlices == 1) Mainloop::mma_tail(accumulators, release, at, k_tiles);
       if constexpr (Traits::kPingpong) at.advance(scheduler.k_tiles(index + stride / 2));
       finish(params, shared, scheduler, epilogue, sums, sums_of_tile(total, accumulators), work, m_d, n_d, warpgroup,
              index, stride);

@@ -48,11 +48,12 @@ struct WgmmaTraits {
   static constexpr bool kPingpong = Config::kSchedule == Schedule::Pingpong;
   static constexpr int kConsumers = Config::kConsumers;
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  /// The number of consumer warpgroups that split the K of each stage: all of them for mixed input in tiles of 64 rows,
-  /// else 1.
+  /// The number of consumer warpgroups that take the stages of a tile in turn: all of them for mixed input in tiles of 64
+  /// rows, else 1. A warp so waits for one stage of several, and upconverts more in between.
   static constexpr int kSlices = kMixed && !kPingpong && Config::kTileM == 64 ? kConsumers : 1;
   static constexpr int kStorers = kSlices > 1 ? 1 : kConsumers;
-  static constexpr int kSliceK = Config::kTileK / kSlices;
+  /// The K of a stage whose fragments a warpgroup holds at a time, if it takes stages in turn.
+  static constexpr int kStepK = Config::kTileK / kSlices;
   static constexpr int kWarpgroupM = kPingpong || kSlices > 1 ? Config::kTileM : Config::kTileM / kConsumers;
   static constexpr int kBlocks = kWarpgroupM / 64;
   /// Whether schedulers cache quotients. Cooperative kernels with 192 accumulators have no register left for one, nor
@@ -86,12 +87,12 @@ struct WgmmaTraits {
   using Accumulator = cute::conditional_t<
       Config::kPromote,
       TwoLevelAccumulators<typename Config::Atom, A, B, ThreadScales, kBlocks, Config::kTileN, Config::kTileK>,
-      Accumulators<typename Config::Atom, A, B, kBlocks, kSliceK>>;
+      Accumulators<typename Config::Atom, A, B, kBlocks, kStepK>>;
   /// e2m1 has scales of type ue8m0, other types scales of B's type.
   using GroupScale = cute::conditional_t<cute::is_same_v<typename Config::A, e2m1>, ue8m0, typename Config::B>;
   using Groups =
       GroupLayout<GroupScale, typename Config::B, Config::kGroup, Config::kZeros, Config::kTileM, Config::kTileK>;
-  using Narrow = NarrowOperand<typename Config::A, typename Config::B, A, Groups, kBlocks, kSliceK>;
+  using Narrow = NarrowOperand<typename Config::A, typename Config::B, A, Groups, kBlocks, kStepK>;
   /// The kernel's only parameter: GemmParams or the scheduler's struct derived from it, the descriptors of group scales
   /// if there are any, and the epilogue's parameters.
   using Params = KernelParams<
@@ -111,7 +112,7 @@ struct WgmmaTraits {
   using GatherA = GatherLoad<TmaLayoutA>;
   static_assert(!kGathersA || (Config::kClusterN == 1 && !kBlockScales && !kTransposes && !kRegistersA),
                 "rows of A are copied as the MMAs read them, by the CTA that reads them");
-  using StagePipeline = Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * kTileWarpgroups,
+  using StagePipeline = Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * (kSlices > 1 ? 1 : kTileWarpgroups),
                                  kGathersA ? kGatherThreads : kBlockScales ? Scales::kArrivals : 0>;
   /// Groups along M or N: the whole producer warp runs the scheduler, and tiles end with their group.
   static constexpr bool kGroupedM = Scheduler::kIsGroupedM;
