@@ -237,8 +237,9 @@ def test_x_may_be_overwritten() -> None:
     layer.check(x, ids, weights)
 
 
-def test_a_token_has_the_same_bits_in_every_batch() -> None:
-    layer = layer_of("silu", torch.bfloat16)
+@pytest.mark.parametrize("w_dtype", [None, "u4", "e2m1"])
+def test_a_token_has_the_same_bits_in_every_batch(w_dtype: str | None) -> None:
+    layer = layer_of("silu", torch.bfloat16, w_dtype=w_dtype)
     ids, weights = ids_of("uniform", TOKENS, SLOTS, EXPERTS), torch.rand(TOKENS, SLOTS, device="cuda")
     keywords = layer.keywords | {"bits": "invariant"}
     whole = gemmill.moe(layer.x, layer.w1, layer.w2, ids, weights, **keywords)
@@ -247,8 +248,9 @@ def test_a_token_has_the_same_bits_in_every_batch() -> None:
         assert torch.equal(part, whole[:tokens])
 
 
-def test_a_call_can_be_captured() -> None:
-    layer = layer_of("silu", torch.bfloat16)
+@pytest.mark.parametrize("w_dtype", [None, "u4"])
+def test_a_call_can_be_captured(w_dtype: str | None) -> None:
+    layer = layer_of("silu", torch.bfloat16, w_dtype=w_dtype)
     ids, weights = ids_of("uniform", TOKENS, SLOTS, EXPERTS), torch.rand(TOKENS, SLOTS, device="cuda")
     arguments = layer.x, layer.w1, layer.w2, ids, weights
     gemmill.moe(*arguments, **layer.keywords)

@@ -192,6 +192,11 @@ def test_layers_of_narrow_weights(dtype: str, size: int) -> None:
     held = [of_groups.get(name) for name in ("w1_scale", "w2_scale", "w1_zero", "w2_zero")]
     arguments = (x, w1[""], w2[""], IDS, weights, None, None, *held, [], [])
     torch.library.opcheck(torch.ops.gemmill.moe.default, arguments, {"w_dtype": w_dtype}, test_utils="test_faketensor")
+
+    def program(x: Any) -> Any:
+        return gemmill.torch.moe(x, w1[""], w2[""], IDS, weights, w_dtype=w_dtype, **of_groups, **keywords) * 2
+
+    assert torch.equal(torch.compile(program, fullgraph=True, backend="aot_eager")(x), program(x))
     weights.requires_grad_()
     with pytest.raises(OperandError, match=f"topk_weights requires a gradient, and a layer of {dtype} weights has"):
         gemmill.torch.moe(x, w1[""], w2[""], IDS, weights, w_dtype=w_dtype, **of_groups).sum().backward()
