@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -220,6 +222,71 @@ def test_layers_that_are_not_quantised(vllm: Any) -> None:
     layer.weight = weight
     with pytest.raises(NotImplementedError):  # of what is recorded: on the CPU all goes to what was there
         vllm.layers.UnquantizedLinearMethod().apply(layer, x)
+
+
+class Activation(enum.Enum):
+    """As vLLM's MoEActivation."""
+
+    SILU = "silu"
+    GELU = "gelu"
+    SWIGLUOAI = "swigluoai"
+
+
+def _experts(biases: bool) -> tuple[Any, tuple[Any, Any, Any, Any, Any], dict[str, Any]]:
+    """A layer of experts as its methods see it, the tensors of a call, and its other arguments."""
+    torch.manual_seed(0)
+    layer = SimpleNamespace(_lora_context=None, activation_config=SimpleNamespace(clamp_limit=None))
+    layer.w1_bias, layer.w2_bias = (torch.randn(4, n).bfloat16() if biases else None for n in (64, 48))
+    x, w1, w2 = (torch.randn(*shape).bfloat16() / 6 for shape in ((7, 48), (4, 64, 48), (4, 48, 32)))
+    ids = torch.stack([torch.randperm(4)[:2] for _ in range(7)]).int()
+    others = dict.fromkeys(("expert_map", "a1q_scale", "a2_scale", "workspace13", "workspace2", "expert_tokens_meta"))
+    others |= {"activation": Activation.SILU, "global_num_experts": 4, "apply_router_weight_on_input": False}
+    return layer, (x, w1, w2, torch.rand(7, 2), ids), others
+
+
+@pytest.mark.parametrize("biases", [False, True])
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+@pytest.mark.parametrize("is_on", [False, True])
+def test_experts(vllm: Any, biases: bool, activation: str, is_on: bool) -> None:
+    from gemmill_vllm.experts import run
+
+    vars(sys.modules["vllm.envs"])["VLLM_BATCH_INVARIANT"] = is_on
+    layer, (x, w1, w2, weights, ids), _ = _experts(biases)
+    output = torch.full_like(x, float("nan"))
+    with OptionTexts() as kept:
+        run(output, x, (w1, w2), ids, weights, activation, (layer.w1_bias, layer.w2_bias) if biases else None)
+    assert kept.texts == ["bits='invariant'" if is_on else ""]
+    wanted = torch.zeros(7, 48, dtype=torch.float64)
+    for token, slot in itertools.product(range(7), range(2)):
+        expert = ids[token, slot]
+        sums = w1[expert].double() @ x[token].double() + (layer.w1_bias[expert] if biases else 0)
+        gate, up = sums.chunk(2)
+        y = w2[expert].double() @ (getattr(torch.nn.functional, activation)(gate) * up)
+        wanted[token] += weights[token, slot] * (y + (layer.w2_bias[expert] if biases else 0))
+    torch.testing.assert_close(output.double(), wanted, rtol=2**-6, atol=2**-5)
+
+
+def test_experts_that_are_taken(vllm: Any) -> None:
+    import gemmill_vllm
+    from gemmill_vllm.experts import serves
+    from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
+
+    layer, (x, w1, w2, weights, ids), others = _experts(False)
+    assert serves(layer, x, w1, ids, Activation.SILU, None)
+    assert not serves(layer, x, w1, ids, Activation.SWIGLUOAI, None)
+    assert not serves(layer, x, w1, ids, Activation.SILU, torch.arange(4))
+    assert not serves(layer, x, w1.to(torch.float8_e4m3fn), ids, Activation.SILU, None)
+    assert not serves(layer, x.float(), w1.float(), ids, Activation.SILU, None)
+    for name, value in (("_lora_context", 1), ("activation_config", SimpleNamespace(clamp_limit=7.0))):
+        changed = SimpleNamespace(**{**vars(layer), name: value})
+        assert not serves(changed, x, w1, ids, Activation.SILU, None)
+    gemmill_vllm.register()
+    applied = TritonExperts.apply
+    gemmill_vllm.register()
+    assert TritonExperts.apply is applied
+    call = {"hidden_states": x, "w1": w1, "w2": w2, "topk_weights": weights, "topk_ids": ids, **others}
+    with pytest.raises(NotImplementedError):  # of what is recorded: on the CPU all goes to what was there
+        applied(layer, torch.empty_like(x), **call)
 
 
 @pytest.mark.parametrize("is_on", [False, True])

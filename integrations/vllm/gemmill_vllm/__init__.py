@@ -6,12 +6,12 @@ from typing import Any
 
 
 def register() -> None:
-    """Make vLLM's linear layers use gemmill. vLLM calls this in each process, in some more than once; further calls do
-    nothing."""
+    """Make vLLM's linear layers and experts use gemmill. vLLM calls this in each process, in some more than once;
+    further calls do nothing."""
     from vllm.model_executor.kernels import linear
     from vllm.platforms import PlatformEnum
 
-    from gemmill_vllm import fp8, u4, unquantized
+    from gemmill_vllm import experts, fp8, u4, unquantized
 
     for kernel, kind, table in (
         (fp8.GemmillFP8LinearKernel, "fp8", linear._POSSIBLE_FP8_KERNELS),
@@ -23,3 +23,4 @@ def register() -> None:
             kernels = table[PlatformEnum.CUDA]
             kernels.insert(0, kernels.pop())  # it was appended, but vLLM uses the first supported kernel
     unquantized.replace()
+    experts.replace()

@@ -1,0 +1,79 @@
+"""Experts that are not quantised. vLLM chooses among its own classes of experts, so the plugin replaces the method that
+computes those of ``TritonExperts``."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+import vllm.envs as envs
+from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
+
+import gemmill.torch
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+"""Values of ``MoEActivation`` for ``f(gate) * up``, where the gate's rows come before those of up."""
+
+
+def run(
+    output: torch.Tensor, x: torch.Tensor, weights: tuple[torch.Tensor, torch.Tensor], ids: torch.Tensor,
+    of_slots: torch.Tensor | None, activation: str, biases: tuple[torch.Tensor, torch.Tensor] | None,
+) -> None:  # fmt: skip
+    """Write the results of a layer of experts.
+
+    Args:
+        output: (tokens, H).
+        x: tokens, (tokens, H).
+        weights: (experts, 2 F, H) and (experts, H, F).
+        ids: the experts of each token, (tokens, slots).
+        of_slots: their weights; None: 1.
+        activation: one of :data:`ACTIVATIONS`.
+        biases: (experts, 2 F) and (experts, H), or None.
+    """
+    keywords: dict[str, Any] = {"out_dtype": output.dtype, "bits": "invariant" if envs.VLLM_BATCH_INVARIANT else "any"}
+    gate, up = "gate_half", "up_half"
+    if biases is not None:
+        of_gate, of_up = biases[0].chunk(2, dim=1)
+        gate, up = f"({gate} + gate_bias[n])", f"({up} + up_bias[n])"
+        keywords |= {"gate_bias": of_gate.contiguous(), "up_bias": of_up.contiguous(), "b2": biases[1]}
+    keywords["activation"] = f"d = {activation}({gate}) * {up}"
+    w1, w2 = weights
+    output.copy_(gemmill.torch.moe(x, w1, w2, ids, of_slots, **keywords))
+
+
+def serves(layer: Any, x: torch.Tensor, w1: torch.Tensor, ids: torch.Tensor, activation: Any, experts: Any) -> bool:
+    """Whether gemmill computes a layer: of 16 bits without LoRA, with all experts on this GPU, and one of
+    :data:`ACTIVATIONS`."""
+    return (
+        x.dtype in (torch.bfloat16, torch.float16)
+        and w1.dtype == x.dtype
+        and ids.dtype in (torch.int32, torch.int64)
+        and activation.value in ACTIVATIONS
+        and layer.activation_config.clamp_limit is None
+        and layer._lora_context is None
+        and experts is None
+        and w1.shape[1] % 16 == x.shape[1] % 8 == 0
+    )
+
+
+def replace() -> None:
+    """Make :func:`run` compute the layers on CUDA that it supports. Further calls do nothing."""
+    original = TritonExperts.apply
+    if getattr(original, "of_gemmill", False):
+        return
+
+    signature = inspect.signature(original)
+
+    def apply(*arguments: Any, **keywords: Any) -> None:
+        given = signature.bind(*arguments, **keywords).arguments
+        layer, x, w1, w2, ids = (given[name] for name in ("self", "hidden_states", "w1", "w2", "topk_ids"))
+        if not (x.is_cuda and serves(layer, x, w1, ids, given["activation"], given["expert_map"])):
+            original(*arguments, **keywords)
+            return
+        of_slots = None if given["apply_router_weight_on_input"] else given["topk_weights"]
+        biases = None if layer.w1_bias is None else (layer.w1_bias, layer.w2_bias)
+        run(given["output"], x, (w1, w2), ids, of_slots, given["activation"].value, biases)
+
+    apply.of_gemmill = True  # type: ignore[attr-defined]
+    TritonExperts.apply = apply
