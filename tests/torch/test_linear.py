@@ -12,6 +12,7 @@ torch: Any = pytest.importorskip("torch")
 from tests.torch.cases import wide  # noqa: E402
 
 import gemmill.torch  # noqa: E402
+from gemmill.library.e2m1 import VALUES  # noqa: E402
 from gemmill.library.errors import OperandError  # noqa: E402
 from gemmill.runtime.torch import calls  # noqa: E402
 from gemmill.runtime.torch.layers.weight_formats import FORMATS  # noqa: E402
@@ -208,7 +209,23 @@ def test_checkpoints_of_4_bits(scheme: str) -> None:
     assert distance(mine(x), x.double() @ ((values.double() - spread[0]) * spread[1])) < 2**-7
 
 
+@pytest.mark.parametrize("weight", ["weight_packed", "weight"])
+def test_checkpoints_of_mxfp4(weight: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    packed = torch.randint(0, 256, (N, K // 2), generator=generator).to(torch.uint8)
+    scales = torch.randint(118, 126, (N, K // 32), generator=generator).to(torch.uint8)
+    (mine,) = gemmill.torch.convert(quantised(**{weight: packed}, weight_scale=scales, bias=wide(N)), None)
+    assert mine.weights == "mxfp4"
+    nibbles = torch.stack((packed & 15, packed >> 4), -1).flatten(1)
+    values = torch.tensor(VALUES, dtype=torch.float64)[nibbles.long()]
+    values *= 2.0 ** (scales.double() - 127).repeat_interleave(32, 1)
+    assert torch.equal(mine.dequantised().double(), values)
+    x = wide(5, K)
+    assert distance(mine(x), x.double() @ values.mT + wide(N).double()) < 2**-7
+
+
 SCALES = torch.ones(K // 64, N)
+BYTES = torch.zeros(N, K // 2, dtype=torch.uint8)
 GPTQ = {"qweight": torch.zeros(K // 8, N, dtype=torch.int32), "qzeros": torch.zeros(4, N // 8, dtype=torch.int32)}
 
 
@@ -224,6 +241,14 @@ GPTQ = {"qweight": torch.zeros(K // 8, N, dtype=torch.int32), "qzeros": torch.ze
         (
             {"weight_packed": torch.zeros(3)},
             "layer '0' has weight_packed, of a quantisation scheme that is not supported",
+        ),
+        (
+            {"weight_packed": BYTES, "weight_scale": BYTES[:, :8], "weight_global_scale": torch.ones(1)},
+            "layer '0' has weight_packed, weight_global_scale, of a quantisation scheme that is not supported",
+        ),
+        (
+            {"weight_packed": BYTES, "weight_scale": BYTES[:, :8] + 200},
+            r"layer '0': the scale at \(0, 0\) is 200 .*: pass its name in skip",
         ),
         ({**GPTQ, "scales": SCALES[:1]}, "1 scales for 256 rows; groups must have 128, 64 or 32 rows"),
         ({**GPTQ, "scales": SCALES, "g_idx": torch.zeros(K)}, "rows reordered by g_idx"),

@@ -1,8 +1,9 @@
-"""Reads quantised layers of checkpoints into the formats of ``Linear``: e4m3 with scales, AWQ and GPTQ with 4 bits."""
+"""Reads quantised layers of checkpoints into the formats of ``Linear``: e4m3 with scales, AWQ and GPTQ with 4 bits, and
+MXFP4."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,10 +11,15 @@ import torch
 from gemmill.library.errors import OperandError
 from gemmill.library.wording import one_of
 from gemmill.runtime.operands.matrices import GROUP_SIZES, SCALE_BLOCK
+from gemmill.runtime.torch.layers.mxfp4 import mxfp4
 from gemmill.runtime.torch.layers.weight_formats import Stored, u4_stored
 
+PARTS = ("qweight", "qzeros", "scales")
+"""Tensors of AWQ and GPTQ."""
 COLUMNS_OF_AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
 """The column that each 4 bits of a 32-bit word hold, from the lowest bits."""
+_BYTES = (torch.uint8, torch.float8_e8m0fnu)
+"""Dtypes in which checkpoints hold the scales of MXFP4."""
 _UNKNOWN = ("weight_packed", "weight_scale_2", "weight_global_scale", "SCB", "w_bit", "s_group")
 """Names of tensors that only unsupported quantisation schemes have."""
 
@@ -28,15 +34,21 @@ def read(name: str, layer: torch.nn.Module) -> tuple[Stored, str] | None:
       activations.
     * 4-bit ``qweight``, ``qzeros`` and ``scales`` of AWQ, or of GPTQ with ``g_idx`` in order. GPTQ stores zero points
       minus one, unless the layer's ``checkpoint_format`` is ``gptq_v2``.
+    * MXFP4: uint8 ``weight_packed`` (compressed-tensors) or ``weight`` (Quark), (N, K / 2), with a byte in
+      ``weight_scale`` (N, K / 32) for each 32 numbers.
+
+    What was read from 4 bits is verified: it gives the checkpoint's bits again.
 
     Raises OperandError for other schemes; the message names the layer and what is not supported.
     """
     held = {**dict(layer.named_parameters(recurse=False)), **dict(layer.named_buffers(recurse=False))}
-    if {"qweight", "qzeros", "scales"} <= held.keys():
-        try:
+    try:
+        if {*PARTS} <= held.keys():
             return packed(name, held, getattr(layer, "checkpoint_format", "gptq"))
-        except OperandError as error:
-            raise OperandError(f"{error}: pass its name in skip") from None
+        if _is_mxfp4(held):
+            return _mxfp4(name, held)
+    except OperandError as error:
+        raise OperandError(f"{error}: pass its name in skip") from None
     weight = held.get("weight")
     if weight is not None and weight.dtype == torch.float8_e4m3fn:
         return _e4m3(name, held)
@@ -46,7 +58,7 @@ def read(name: str, layer: torch.nn.Module) -> tuple[Stored, str] | None:
     if strange:
         raise OperandError(
             f"{name} has {', '.join(strange)}, of a quantisation scheme that is not supported; supported are e4m3 with "
-            "weight_scale, AWQ and GPTQ: pass its name in skip"
+            "weight_scale, AWQ, GPTQ and MXFP4: pass its name in skip"
         )
     return None
 
@@ -74,11 +86,26 @@ def _e4m3(name: str, held: dict[str, Any]) -> tuple[Stored, str]:
     return {"weight": weight.contiguous(), "weight_scale": scale.contiguous()}, form
 
 
+def _is_mxfp4(held: Mapping[str, torch.Tensor]) -> bool:
+    weight, scale = held.get("weight_packed", held.get("weight")), held.get("weight_scale")
+    if weight is None or scale is None or any(x in held for x in _UNKNOWN[1:]):
+        return False
+    return weight.dtype == torch.uint8 and scale.dtype in _BYTES
+
+
+def _mxfp4(name: str, held: Mapping[str, torch.Tensor]) -> tuple[Stored, str]:
+    bias = held.get("bias")
+    dtype = torch.float16 if bias is not None and bias.dtype == torch.float16 else torch.bfloat16
+    weight = held["weight_packed" if "weight_packed" in held else "weight"]
+    values, scale = mxfp4(weight.detach(), held["weight_scale"].detach(), dtype, name)
+    return {"weight": values, "weight_scale": scale}, "mxfp4"
+
+
 def packed(name: str, held: Mapping[str, torch.Tensor], checkpoint_format: str) -> tuple[Stored, str]:
     """Read ``qweight``, ``qzeros``, ``scales`` and ``g_idx``, as :func:`read` does."""
     words, zeros, scale = (held[x].detach() for x in ("qweight", "qzeros", "scales"))
     n = scale.shape[1]
-    if is_awq(held):
+    if _is_awq(held):
         values, zero = _unpacked(words, COLUMNS_OF_AWQ), _unpacked(zeros, COLUMNS_OF_AWQ)
     elif words.shape[1] == n and zeros.shape[1] * 8 == n:  # GPTQ: (K / 8, N), zero points (K / group, N / 8)
         values, zero = _unpacked(words.mT).mT, _unpacked(zeros)
@@ -96,10 +123,12 @@ def packed(name: str, held: Mapping[str, torch.Tensor], checkpoint_format: str) 
     order = held.get("g_idx")
     if order is not None and not torch.equal(order.cpu().long(), torch.arange(k) // group):
         raise OperandError(f"{name} has rows reordered by g_idx (desc_act), which is not supported")
-    return u4_stored(values.mT, scale.mT, zero.mT.to(scale.dtype)), f"u4_g{group}"
+    stored = u4_stored(values.mT, scale.mT, zero.mT.to(scale.dtype))
+    _verify(name, stored, held, checkpoint_format)
+    return stored, f"u4_g{group}"
 
 
-def is_awq(held: Mapping[str, torch.Tensor]) -> bool:
+def _is_awq(held: Mapping[str, torch.Tensor]) -> bool:
     """Whether ``qweight`` is AWQ's, (K, N / 8)."""
     return int(held["qweight"].shape[1]) * 8 == int(held["scales"].shape[1])
 
@@ -108,3 +137,26 @@ def _unpacked(words: torch.Tensor, columns: tuple[int, ...] = tuple(range(8))) -
     """Unpack the eight 4-bit values of each int32 word, along the last axis."""
     values = torch.stack([words >> 4 * columns.index(i) & 15 for i in range(8)], dim=-1)
     return values.flatten(-2)
+
+
+def _verify(name: str, stored: Stored, held: Mapping[str, torch.Tensor], checkpoint_format: str) -> None:
+    """Raise OperandError if what was read does not give a checkpoint's bits again."""
+    weight, zero = stored["weight"], stored["weight_zero"].int()
+    values = torch.stack((weight & 15, weight >> 4), -1).flatten(-2).int()
+    if _is_awq(held):
+        words, zeros = _words(values.mT, COLUMNS_OF_AWQ), _words(zero, COLUMNS_OF_AWQ)
+    else:
+        words = _words(values, range(8)).mT
+        zeros = _words(zero if checkpoint_format == "gptq_v2" else zero - 1, range(8))
+    for part, found in zip(PARTS, (words, zeros, stored["weight_scale"]), strict=True):
+        if not torch.equal(found, held[part]):
+            raise OperandError(f"{name}.{part}: reading it back does not give the checkpoint's bits")
+
+
+def _words(values: torch.Tensor, columns: Sequence[int]) -> torch.Tensor:
+    """Pack eight values into each int32 word, along the last axis."""
+    parts = values.unflatten(-1, (-1, 8))
+    words = torch.zeros_like(parts[..., 0])
+    for place, column in enumerate(columns):
+        words |= parts[..., column] << 4 * place
+    return words
