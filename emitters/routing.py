@@ -89,7 +89,7 @@ $flips
   // The next kernel may be set up meanwhile; the one before may write the ids or read the results of the last launch.
   griddepcontrol.launch_dependents;
   griddepcontrol.wait;
-  barrier.cluster.arrive.aligned;
+$arrive
 
   // Count the ids of the segment: those of the expert of this lane, and those of experts before this cluster's.
   mov.b32 %below, 0;
@@ -125,12 +125,11 @@ $scan
   setp.lt.u32 %leads, %lane, $ctas;
   @%leads mapa.shared::cluster.u32 %remote, %x, %lane;
   setp.eq.and.u32 %last, %warp, 0, %leads;
-  barrier.cluster.wait.aligned;
+$wait
   @%last st.shared::cluster.b32 [%remote + $last], %below;
   mad.lo.u32 %remote, %warp, 4, %remote;
   @%leads st.shared::cluster.b32 [%remote], %all;
-  barrier.cluster.arrive.aligned;
-  barrier.cluster.wait.aligned;
+$sync
 
   // The end of the group of the expert of this lane, and its place: the first in this warp's segment.
   ld.shared.b32 %place, [%own];
@@ -268,6 +267,7 @@ def emit_routing(step: int, ctas: int) -> str:
     def then(template: Template) -> Callable[[int], str]:
         return lambda i: template.substitute(i=i)
 
+    arrive, wait = (f"  barrier.cluster.{what}.aligned;" for what in ("arrive", "wait"))
     following = _NEXT.substitute(ahead=STEP, bytes=STEP * step)
     adds = (_ADD.substitute(cta=cta, at=cta * _ROW, below=cta * _ROW + _ROW - 4) for cta in range(ctas))
     return _KERNEL.substitute(
@@ -275,6 +275,9 @@ def emit_routing(step: int, ctas: int) -> str:
         bytes=JOB.size,
         threads=THREADS,
         cluster=f".reqnctapercluster {ctas}" if ctas > 1 else "",
+        arrive=arrive if ctas > 1 else "",
+        wait=wait if ctas > 1 else "",
+        sync=f"{arrive}\n{wait}" if ctas > 1 else "  bar.sync 0;",
         shared=(WARPS + ctas) * _ROW,
         table=WARPS * _ROW,
         row=_ROW,
