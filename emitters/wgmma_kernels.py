@@ -81,6 +81,12 @@ _SCHEDULERS = {
 }
 """The C++ scheduler by batching. For strided batching, the scheduler depends on the decomposition of K instead."""
 
+_GATHERING_SCHEDULERS = {
+    "grouped": "RowGroupScheduler<Order, TileK, false, gemmill::GatherParams>",
+    "kgrouped": "KGroupScheduler<Order, TileK, gemmill::GatherParams>",
+}
+"""The same where rows of A are found by an index."""
+
 _PARAMETERS = {
     **dict.fromkeys(("m", "n", "k", "batch", "batched", "groups_stride"), 4),
     **dict.fromkeys(("d_pointer", "d_stride", "d_batch_stride"), 8),
@@ -260,7 +266,7 @@ def constants(launch: LaunchSpec) -> dict[str, int]:
 def _scheduler(plan: WgmmaPlan) -> str:
     """The C++ scheduler, a template of the order and tile K."""
     if plan.gathers_a:
-        return "RowGroupScheduler<Order, TileK, false, gemmill::GatherParams>"
+        return _GATHERING_SCHEDULERS[plan.config.scheduler.batching]
     config = plan.config
     return _SCHEDULERS.get(config.scheduler.batching) or k_decomposition.scheduler(config)
 

@@ -93,9 +93,10 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, usual_align in aligns(fields).items():
         fields[name] = _align(name, words.get(name, usual_align))
     check_expected_rows(fields["expected_rows"], fields["batching"], fields["m"], fields["n"])
-    if fields["rows"] != "stored" and fields["batching"] != "grouped":
+    if fields["rows"] != "stored" and fields["batching"] not in ("grouped", "kgrouped"):
         raise ProblemError(
-            f"rows is {fields['rows']}, but batching is {fields['batching']}; omit rows, or use batching grouped"
+            f"rows is {fields['rows']}, but batching is {fields['batching']}; omit rows, or use batching grouped or "
+            "kgrouped"
         )
     return {name: fields[name] for name in FIELDS}
 

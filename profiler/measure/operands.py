@@ -76,7 +76,8 @@ class OperandSet:
     b_zero: Any = None
     """The same of narrow B, in calls on groups."""
     groups: Mapping[str, Any] = field(default_factory=dict)
-    """``offsets`` or ``counts`` of the groups, or ``addresses`` of the matrices; ``rows`` where A's are gathered."""
+    """``offsets`` or ``counts`` of the groups, or ``addresses`` of the matrices; ``rows`` where A's are gathered,
+    or its columns for groups along K."""
     sizes: tuple[int, ...] = ()
     """Extents of the groups along M, N or K."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -330,10 +331,12 @@ def _table(problem: GemmProblem, matrices: Sequence[Any], sizes: Sequence[int], 
 
 
 def _index(problem: GemmProblem, generator: Any, device: Any) -> dict[str, Any]:
-    """An index of random rows of A, which has M of them; some occur several times, others never."""
+    """An index of random rows of A, which has M of them, or of its K columns for groups along K; some occur several
+    times, others never."""
     if problem.rows == "stored":
         return {}
-    drawn = torch().randint(0, max(1, problem.m), (problem.m,), generator=generator, device=device)
+    count = problem.k if problem.batching == "kgrouped" else problem.m
+    drawn = torch().randint(0, max(1, count), (count,), generator=generator, device=device)
     return {"rows": drawn.to(torch().int32)}
 
 

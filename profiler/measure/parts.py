@@ -77,7 +77,8 @@ def parts(problem: GemmProblem, operands: OperandSet) -> Iterator[Part]:
                 part = Part(i, i, slice(0, problem.m), _matrix(o.a, i), b[:, columns], columns=columns)
             case "kgrouped":
                 along_k = slice(ends[i] - size, ends[i])
-                part = Part(i, i, slice(0, problem.m), o.a[:, along_k], o.b[along_k])
+                of_a = o.groups["rows"][along_k] if problem.rows == "gathered" else along_k
+                part = Part(i, i, slice(0, problem.m), o.a[:, of_a], o.b[along_k])
             case _:
                 part = Part(i, i, slice(0, problem.m), _matrix(o.a, i), b, _matrix(o.a_scale, i), b_scale)
         if part.rows.start < part.rows.stop and part.b.shape[1] > 0:

@@ -49,7 +49,8 @@ def grouped_matmul(
 
     With ``rows``, an int32 or int64 tensor (M,), groups of rows are gathered: row i of ``out`` comes from row
     ``rows[i]`` of ``a``, which may have any number of rows, as when tokens go to several experts. The result has the
-    bits of ``grouped_matmul(a[rows], ...)``, without the copy. Kernels clamp entries to the rows of ``a``.
+    bits of ``grouped_matmul(a[rows], ...)``, without the copy. For groups along K, ``rows`` is (K,), and columns of
+    ``a`` are gathered, as in ``grouped_matmul(a[:, rows], ...)``. Kernels clamp entries to the extent of ``a``.
 
     The call never waits for the GPU and converts nothing, so you can capture it in a CUDA graph and replay it with
     other values. Kernels clamp offsets to the extent of ``a``, and counts to 0 and the capacity; of 64-bit values they
@@ -64,7 +65,7 @@ def grouped_matmul(
         b: B, with the shapes above.
         offsets: End of each group, (groups,).
         counts: Rows in use of each masked group, (groups,).
-        rows: Row of ``a`` for each row of ``out``, (M,), with ``offsets``.
+        rows: Row of ``a`` for each row of ``out``, (M,), with ``offsets``; or column of ``a`` for each row of ``b``.
         expected_rows: Rows in use of a masked group on average, which the selector assumes; the default is 128. The
             result is right with any value, but the kernel for a better one may be up to a quarter faster.
         a_scale: Scale of rows or matrices, (M, 1) or (groups, capacity, 1), or of blocks, (M, K/128) or (groups,

@@ -108,7 +108,7 @@ def scalars(gemm: Gemm, staged: Iterable[BoundArgument]) -> Iterator[tuple[str, 
     if gemm.rows is not None:
         yield "rows_pointer", "Q", gemm.rows.ptr
         yield "rows_stride", "q", gemm.rows.stride
-        yield "a_row_chunks", "q", gemm.a.row_stride * DTYPES[gemm.a.dtype].bytes // tma.ALIGNMENT
+        yield "a_row_chunks", "q", gemm.a.stride * DTYPES[gemm.a.dtype].bytes // tma.ALIGNMENT
         yield "a_rows", "q", gemm.rows.extent
     if gemm.nested:
         inner = gemm.nested[::-1]

@@ -107,7 +107,7 @@ def shape_of_d(tensors: Mapping[str, TensorView], epilogue: Epilogue) -> tuple[i
 
     - Without groups it is the shape of ``a @ b``.
     - ``offsets``: (M, K) by (groups, K, N) gives (M, N), and (M, K) by (K, N) gives (groups, M, N). With ``rows`` of M
-      entries, A has any number of rows in the first form.
+      entries, A has any number of rows in the first form; with K entries, any number of columns in the second.
     - ``counts``: (groups, capacity, K) by (groups, K, N) gives (groups, capacity, N).
     - ``addresses``: (M, K) by (K, N) gives (M, N).
 
@@ -141,17 +141,21 @@ def _with_paired_rows(epilogue: Epilogue, a: tuple[int, ...], shape: tuple[int, 
 
 
 def _gathered_shape(a: tuple[int, ...], b: tuple[int, ...], rows: tuple[int, ...], kind: str) -> tuple[int, ...]:
-    """Return the shape of A's rows in the order of an index."""
-    if kind != "offsets" or len(a) != 2 or len(b) != 3:
+    """Return the shape of A's rows in the order of an index, or of its columns for groups along K."""
+    if kind != "offsets" or len(a) != 2 or len(b) not in (2, 3):
         raise OperandError(
             f"rows is passed with {kind or 'neither offsets nor counts'}, a {a} and b {b}; rows is an index for groups "
-            "of rows: pass offsets, a (any, K) and b (groups, K, N)"
+            "at offsets: pass offsets, and a (any, K) and b (groups, K, N), or a (M, any) and b (K, N)"
         )
+    along_k = len(b) == 2
+    each = "(K,), the column of a for each row of b" if along_k else "(M,), the row of a for each row of out"
     if len(rows) != 1:
-        raise OperandError(f"rows has shape {rows}; it must be (M,), the row of a for each row of out")
-    if rows[0] and not a[0]:
-        raise OperandError(f"a has shape {a}, and rows has {rows[0]} entries; a must have a row")
-    return (*rows, a[-1])
+        raise OperandError(f"rows has shape {rows}; it must be {each}")
+    if rows[0] and not a[along_k]:
+        raise OperandError(
+            f"a has shape {a}, and rows has {rows[0]} entries; a must have a {'column' if along_k else 'row'}"
+        )
+    return (a[0], *rows) if along_k else (*rows, a[1])
 
 
 def _grouped_shape(a: tuple[int, ...], b: tuple[int, ...], groups: tuple[int, ...], kind: str) -> tuple[int, ...]:
@@ -329,20 +333,22 @@ def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogu
     narrow = is_mixed(a.dtype, b.dtype)
     _refuse_types(tensors, kind, batching)
     _refuse_scales(tensors, epilogue, kind, batching)
-    m, k, n = shape[0] if rows is not None else a.shape[-2], a.shape[-1], b.shape[-1]
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    if rows is not None:
+        m, k = (m, rows.shape[0]) if batching == "kgrouped" else (rows.shape[0], k)
 
     def read(name: str, tensor: TensorView, rows: int, columns: int) -> Matrices:
         return matrices(name, tensor, (count,) if len(tensor.shape) == 3 else (), rows, columns, True, True)
 
     of_c = None if c is None else read("c", _broadcast_c(c, shape), m, shape[-1])
-    abcd: FourMatrices = (read("a", a, a.shape[-2], k), read("b", b, k, n), of_c, read("out", d, m, shape[-1]))
+    abcd: FourMatrices = (read("a", a, *a.shape[-2:]), read("b", b, k, n), of_c, read("out", d, m, shape[-1]))
     slots = (count,) if batching == "masked" else ()
     scales = None if narrow else block_scales(tensors, (m, n, k), slots, (count,))
     gemm = _assemble(call, _Extents(m, n, k, count), abcd, scales, epilogue, batching)
     if narrow:
         gemm = _with_group_scales(gemm, group_scales(abcd[1], a, tensors, (count,)), epilogue)
     gemm = replace(gemm, groups=Table(kind, groups.ptr, stride))
-    return gemm if rows is None else _with_rows(gemm, rows, a.shape[0])
+    return gemm if rows is None else _with_rows(gemm, rows, a.shape[batching == "kgrouped"])
 
 
 def _refuse_types(tensors: _Tensors, kind: str, batching: BatchingName) -> None:
@@ -381,11 +387,11 @@ def _refuse_scales(tensors: _Tensors, epilogue: Epilogue, kind: str, batching: B
 
 
 def _with_rows(gemm: Gemm, rows: TensorView, extent: int) -> Gemm:
-    """Return the GEMM with an index of the ``extent`` rows of A."""
+    """Return the GEMM with an index of the ``extent`` rows of A, or columns for groups along K."""
     _, stride = _groups(rows, "rows")
     if extent > MAX_EXTENT:
         raise OperandError(f"a has {extent} rows; the largest number supported is {MAX_EXTENT}: split the problem")
-    if (span := (extent - 1) * gemm.a.row_stride * DTYPES[gemm.a.dtype].bits // 8) >= MAX_GATHERED_BYTES:
+    if (span := (extent - 1) * gemm.a.stride * DTYPES[gemm.a.dtype].bits // 8) >= MAX_GATHERED_BYTES:
         raise OperandError(
             f"the rows of a span {span} bytes; with rows they must span less than 2^36: split the problem"
         )

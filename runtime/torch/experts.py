@@ -16,6 +16,7 @@ from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.tree import Epilogue, fault_of_n
 from gemmill.library.errors import OperandError
 from gemmill.library.input.keywords import unexpected
+from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.runtime.api.expert_layer import epilogue_of, quantising
 from gemmill.runtime.api.moe import launch_moe
 from gemmill.runtime.api.read import KEYWORDS
@@ -282,9 +283,12 @@ def backward(call: Arguments, grads: Sequence[Any], wanted: frozenset[str]) -> G
     names = {"x": "a", "w1": "b"}
     of_first = frozenset(names.get(name, name) for name in wanted - {"w2", "b2", "topk_weights"})
     of_call = {"a_dtype": None, "b_dtype": None, "options": options, "numbers": call["numbers"]}
-    operands = {"operands": [routed.offsets, *call["operands"]], "names": ["offsets", *call["names"]]}
+    groups = {"offsets": routed.offsets, "rows": routed.rows.int()}
+    operands = {"operands": [*groups.values(), *call["operands"]], "names": [*groups, *call["names"]]}
     first = epilogue_rule.Recomputation(
-        {**of_call, **operands, "expression": text, "a": x[routed.rows], "b": w1.mT}, of_first
+        {**of_call, **operands, "expression": text, "a": _aligned(x), "b": w1.mT},
+        of_first,
+        lambda of_rows, *_: routed.summed(of_rows).to(x.dtype),
     )
     d = first.d
     in_use = rows_in_use(d, routed.offsets, None)
@@ -314,11 +318,17 @@ def backward(call: Arguments, grads: Sequence[Any], wanted: frozenset[str]) -> G
     if of_first:
         found = first.backward([(of_inner * weights[:, None]).to(x.dtype)])
         if "x" in wanted:
-            gradients["x"] = routed.summed(found.pop("a")).to(x.dtype)
+            gradients["x"] = found.pop("a")
         if "w1" in wanted:
             gradients["w1"] = found.pop("b").mT
         gradients |= found
     return gradients
+
+
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """Tokens whose rows kernels can gather: a copy where they do not start at multiples of 16 bytes."""
+    fits = x.is_contiguous() and x.storage_offset() * x.element_size() % TMA_ALIGN == 0
+    return x if fits else x.clone(memory_format=_PACKED)
 
 
 def run_on_cpu() -> None:

@@ -72,11 +72,15 @@ def of_groups(
         _check_ranks(ranks == (3, 3), a, b, "(groups, capacity, K) and (groups, K, N)")
     else:
         _check_ranks(ranks in ((2, 3), (2, 2)), a, b, "(M, K) and (groups, K, N), or (M, K) and (K, N)")
-    _check_k(a, b, b_dtype=b_dtype)
+    if rows is None or b.dim() == 3:
+        _check_k(a, b, b_dtype=b_dtype)
     if rows is not None:
         torch._check(
-            offsets is not None and b.dim() == 3 and rows.dim() == 1,
-            lambda: "rows is an index (M,) for groups of rows: pass offsets, a (any, K) and b (groups, K, N)",
+            offsets is not None and rows.dim() == 1 and (b.dim() == 3 or rows.shape[0] == b.shape[0]),
+            lambda: (
+                "rows is an index for groups at offsets: pass offsets and rows (M,), a (any, K) and b (groups, K, N), "
+                "or rows (K,), a (M, any) and b (K, N)"
+            ),
         )
         torch._check(a_scale is None, lambda: "a_scale is not supported with rows: pass a[rows] and a_scale[rows]")
     return [Output(grouped_shape(a, b, offsets, rows), out_dtype or d_dtype(a.dtype, b.dtype, b_dtype=b_dtype))]
@@ -137,7 +141,7 @@ def grouped_shape(
     a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None, rows: torch.Tensor | None = None
 ) -> Extents:
     """Shape of D of a grouped product; does not check that shapes match."""
-    if rows is not None:
+    if rows is not None and b.dim() == 3:
         return (rows.shape[0], b.shape[-1])
     if offsets is None or b.dim() == 3:
         return (*a.shape[:-1], b.shape[-1])

@@ -40,8 +40,7 @@ def grouped_matmul(
 ) -> list[torch.Tensor]:
     """``alpha * a @ b + beta * c`` for each group; 0 outside of all groups."""
     (d,) = of_groups(a, b, offsets, counts, **keywords)
-    if (rows := keywords.pop("rows", None)) is not None:
-        a = gathered(a, rows)
+    a = gathered(a, b, keywords.pop("rows", None))
     return [_stored(_linear(_grouped_sums(a, b, offsets, counts, **keywords), **keywords), d)]
 
 
@@ -57,9 +56,9 @@ def epilogue(
     if mainloop or blocks or "a_dtype" in keywords or "b_dtype" in keywords:
         mainloop |= scales
     if "offsets" in named or "counts" in named:
-        of_groups_rows = a if named.get("rows") is None else gathered(a, named["rows"])
         narrow = {"b_dtype": keywords.get("b_dtype"), **mainloop}
-        sums = _grouped_sums(of_groups_rows, b, named.get("offsets"), named.get("counts"), **narrow)
+        of_rows = gathered(a, b, named.get("rows"))
+        sums = _grouped_sums(of_rows, b, named.get("offsets"), named.get("counts"), **narrow)
     else:
         sums = _sums(a, b, **keywords, **mainloop)
     sums = sums.double()
@@ -182,9 +181,11 @@ def _multiplied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.matmul(a.to(dtype), b.to(dtype))
 
 
-def gathered(a: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """The rows of A in the order of an index; entries outside of A count as its last row, as in kernels."""
-    return a.index_select(0, inside(rows, a.shape[0]))
+def gathered(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    """The rows of A in the order of an index, or its columns for groups along K; entries outside of A count as the last
+    of them, as in kernels."""
+    axis = 3 - b.dim()
+    return a if rows is None else a.index_select(axis, inside(rows, a.shape[axis]))
 
 
 def inside(rows: torch.Tensor, extent: int) -> torch.Tensor:

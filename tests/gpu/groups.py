@@ -69,6 +69,8 @@ KGROUPED = (
     along_k("128x128x128", ab="e4m3", d__dtype="f32"),
     along_k("128x64x32", "pingpong", ab="tf32", d__dtype="f32"),
     along_k("128x128x128", ab="f16", d__major="m", c__dtype="f16", c__major="m"),
+    along_k("128x256x64", scheduler__rows="gathered"),
+    along_k("64x128x64", "pingpong", scheduler__rows="gathered", d__major="m", d__dtype="f32", c__dtype="f32"),
 )
 
 SCALED: dict[str, Any] = {"ab": "e4m3", "d__dtype": "bf16", "promote": 4, "a__scale": "1x128", "b__scale": "128x128"}
@@ -105,7 +107,7 @@ class Case:
     """First row (or K) of each group, and the first beyond it."""
     exact: bool
     index: Any = None
-    """The row of A for each row of D, on the GPU, where rows are gathered."""
+    """The row of A for each row of D, or the column for each row of B, on the GPU, where rows are gathered."""
 
     @property
     def beta(self) -> float:
@@ -129,7 +131,8 @@ class Case:
                 case "masked":
                     yield a[i, rows], b[i], None if c is None else c[i, rows], d[i, rows]
                 case _:
-                    yield a[:, rows], b[rows], None if c is None else c[i], d[i]
+                    of_a = rows if self.index is None else self.index[rows].long()
+                    yield a[:, of_a], b[rows], None if c is None else c[i], d[i]
 
     def run(self, registry: Registry) -> None:
         """Launch, wait, and check D and all the memory around what a kernel may write."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.gpu.groups import ends, fill, stacked
+from tests.gpu.groups import along_k, ends, fill, stacked
 from tests.gpu.harness import guarded, torch
 
 import gemmill
@@ -126,6 +126,72 @@ def test_many_launches_have_the_same_bits(config: GemmConfig, registry: Registry
             gemmill.grouped_matmul(copy, b, offsets, out=wanted, kernel=stored(config), registry=registry)
             wrong += (bits(found) != bits(wanted)).sum()
     assert wrong.item() == 0
+
+
+ALONG_K = (
+    along_k("128x256x64", scheduler__rows="gathered"),
+    along_k("128x256x64", scheduler__rows="gathered", d__major="m"),
+    along_k("128x128x64", "pingpong", scheduler__rows="gathered", d__dtype="f32", c__dtype="f32"),
+    along_k("64x64x32", "pingpong", scheduler__rows="gathered", ab="f16"),
+)
+
+
+@pytest.fixture(scope="module")
+def registry_of_groups_along_k() -> Registry:
+    shared = Registry()
+    shared.warm((*ALONG_K, *map(stored, ALONG_K)))
+    return shared
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("config", ALONG_K, ids=kernel_name)
+def test_gathered_columns_have_the_bits_of_a_permuted_copy(
+    config: GemmConfig, sizes: str, registry_of_groups_along_k: Registry
+) -> None:
+    values, tokens = ends(*SIZES[sizes]), 90
+    shared = registry_of_groups_along_k
+    for m, n in ((264, 136), (72, 520), (128, 256)):
+        k = values[-1] + 5
+        a = guarded(m, tokens, config.a.dtype, columns_contiguous=False)
+        b = guarded(k, n, config.b.dtype)
+        d = guarded(m, n, config.d.dtype, columns_contiguous=config.d.major == "n", batch=len(values))
+        for x in (a, b):
+            fill(x.tensor, False)
+        c = torch.randn(len(values), m, n, device="cuda").to(d.tensor.dtype) if config.c else None
+        index = torch.randint(0, tokens, (k,), device="cuda")
+        index[::7] = torch.tensor([tokens, -1, 1 << 30, -(1 << 31)], device="cuda").repeat(k)[: len(index[::7])]
+        offsets = torch.tensor(values, dtype=torch.int32, device="cuda")
+        before = a.buffer.clone(), b.buffer.clone()
+        inside = index.clamp(max=tokens - 1).where(index >= 0, tokens - 1)
+        copy = guarded(m, k, config.a.dtype, columns_contiguous=False).tensor
+        bits(copy).copy_(bits(a.tensor)[:, inside])
+        wanted = torch.empty_strided(d.tensor.shape, d.tensor.stride(), dtype=d.tensor.dtype, device="cuda")
+        gemmill.grouped_matmul(copy, b.tensor, offsets, out=wanted, c=c, kernel=stored(config), registry=shared)
+        for rows in (index, index.int()):
+            d.tensor.fill_(float("nan"))
+            out = d.tensor
+            gemmill.grouped_matmul(a.tensor, b.tensor, offsets, rows=rows, out=out, c=c, kernel=config, registry=shared)
+            torch.cuda.synchronize()
+            assert torch.equal(bits(out), bits(wanted))
+            assert d.intact(), "memory around D was written"
+        assert torch.equal(a.buffer, before[0])
+        assert torch.equal(b.buffer, before[1])
+
+
+def test_gradients_of_weights_read_tokens_by_an_index() -> None:
+    """Of groups of rows that an index names, in bf16: the selector finds a kernel for the gradient too."""
+    groups, tokens, n, k = 8, 256, 264, 512
+    a = torch.randint(-2, 3, (tokens, k), device="cuda").bfloat16().requires_grad_()
+    w = torch.randint(-2, 3, (groups, n, k), device="cuda").bfloat16().requires_grad_()
+    index = torch.arange(1000, device="cuda", dtype=torch.int32) * 7 % tokens
+    offsets = torch.arange(1, 9, device="cuda", dtype=torch.int32) * 125
+    g = torch.randint(-1, 2, (1000, n), device="cuda").bfloat16()
+    gemmill.grouped_matmul(a, w.mT, offsets, rows=index).backward(g)
+    of_rows = torch.einsum("gmn,gnk->gmk", g.view(8, 125, n).double(), w.double()).view(1000, k)
+    of_a = torch.zeros(tokens, k, device="cuda", dtype=torch.float64).index_add(0, index, of_rows)
+    of_w = torch.einsum("gmn,gmk->gnk", g.view(8, 125, n).double(), a[index].view(8, 125, k).double())
+    torch.testing.assert_close(a.grad.double(), of_a, rtol=0.02, atol=4)
+    torch.testing.assert_close(w.grad.double(), of_w, rtol=0.01, atol=0)
 
 
 def test_the_selector_finds_a_kernel_and_a_graph_holds_it() -> None:

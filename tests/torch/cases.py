@@ -241,6 +241,18 @@ CASES: dict[str, Case] = {
         {"out_dtype": torch.float32},
         _groups_expected,
     ),
+    "grouped_mm along K of gathered columns": Case(
+        "grouped_mm",
+        {
+            "a": wide(5, 8).mT,
+            "b": wide(16, 8),
+            "offsets": _ends(3, 3, 15),
+            **dict.fromkeys(("counts", "a_scale", "b_scale", "c")),
+            "rows": torch.tensor([3, 0, 3, 1, 9, -1, *range(5), *range(5)], dtype=torch.int32),
+        },
+        {},
+        lambda a, b, offsets, **_: _groups_expected(a[:, [3, 0, 3, 1, 4, 4, *range(5), *range(5)]], b, offsets),
+    ),
     "grouped_mm in slots": Case(
         "grouped_mm",
         {"a": wide(2, 5, 8), "b": wide(2, 8, 8), "offsets": None, "counts": _ends(3, 5)},

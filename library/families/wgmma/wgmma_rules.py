@@ -63,9 +63,9 @@ ALIGNS = (1, 2, 4, 8, 16)
 """Alignments of C and D that the reduction kernel supports. It accesses them without TMA."""
 MIXED_TILE_K = (64, 128, 256)
 """Tile K of kernels with a narrow A."""
-GATHERED_M, GATHERED_ROW = 128, 128
-"""Most rows of a tile whose rows are gathered, since none with more was measured, and the bytes of each in a stage: one
-swizzle span."""
+GATHERED_M, GATHERED_ROW, GATHERED_STEP = 128, 128, 16
+"""Most rows of a tile whose rows are gathered, since none with more was measured; the bytes of each in a stage: one
+swizzle span; and the rows that the producer copies at once."""
 NARROW_ROW = 128
 """Most bytes of a row of a stage of a narrow A: one swizzle span."""
 NARROW_CHUNK = 16
@@ -175,14 +175,19 @@ def k_groups(plan: WgmmaPlan) -> str | None:
 )
 def gathered_rows(plan: WgmmaPlan) -> str | None:
     """Rows of A can be gathered with grouped batching if a stage has at most 128 rows of 128 bytes, which no other CTA
-    reads, A is K-major and as wide as B, without block scales, and no stage is transposed."""
+    reads, A is K-major and as wide as B, without block scales, and no stage is transposed. With kgrouped batching, K
+    rows of an A of 16 bits can be."""
     if not plan.gathers_a:
         return None
     config = plan.config
-    row = config.tile.k * config.a.type.bits // 8
+    batching, along_k = config.scheduler.batching, config.scheduler.batching == "kgrouped"
+    major = "mn" if along_k else "k"
+    row = GATHERED_ROW if along_k else config.tile.k * config.a.type.bits // 8
     for is_wrong, what in (
-        (config.scheduler.batching != "grouped", f"batching is {config.scheduler.batching}; it must be grouped"),
-        (config.a.major != "k", f"the major of A is {config.a.major}; it must be k"),
+        (batching not in ("grouped", "kgrouped"), f"batching is {batching}; it must be grouped or kgrouped"),
+        (config.a.major != major, f"the major of A is {config.a.major}; it must be {major} with {batching} batching"),
+        (along_k and config.a.type.bits != 16, f"A is {config.a.dtype}; with kgrouped batching it must have 16 bits"),
+        (config.tile.k % GATHERED_STEP != 0, f"tile K is {config.tile.k}; it must be a multiple of {GATHERED_STEP}"),
         (config.a.dtype == "tf32", "A is tf32, to which only TMA rounds f32; it must be of another type"),
         (config.a.scale != "none", f"the scale of A is {config.a.scale}; it must be none"),
         (plan.is_mixed, f"A is {config.a.dtype} and B is {config.b.dtype}; they must be equally wide"),

@@ -21,6 +21,7 @@ from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.torch.gradients.autograd import Arguments, Rule, multiply
 from gemmill.runtime.torch.gradients.product_rules import (
     Gradients,
+    Scatter,
     of_factors,
     of_groups,
     of_scales,
@@ -31,7 +32,7 @@ from gemmill.runtime.torch.gradients.product_rules import (
 )
 from gemmill.runtime.torch.option_text import for_gradient
 from gemmill.runtime.torch.outputs import torch_dtype
-from gemmill.runtime.torch.reference_operators import AXES, Spread, dequantised, gathered, have_blocks
+from gemmill.runtime.torch.reference_operators import AXES, Spread, dequantised, have_blocks
 
 
 def _rounded(x: torch.Tensor, dtype: DTypeName) -> torch.Tensor:
@@ -56,14 +57,12 @@ _SCALES = ("a_scale", "b_scale")
 class Recomputation:
     """An epilogue whose sums one plain product computes again."""
 
-    def __init__(self, arguments: Arguments, wanted: frozenset[str]) -> None:
-        """``wanted`` are the names of the tensors that need a gradient."""
+    def __init__(self, arguments: Arguments, wanted: frozenset[str], scatter: Scatter = scattered) -> None:
+        """``wanted`` are the names of the tensors that need a gradient; ``scatter`` adds up those of gathered rows."""
         self.epilogue = epilogue = read_epilogue(arguments["expression"])
         self.named = named = dict(zip(arguments["names"], [*arguments["operands"], *arguments["numbers"]], strict=True))
-        self.wanted, self.shape_of_a = wanted, arguments["a"].shape
-        offsets, counts, rows = (named.get(name) for name in ("offsets", "counts", "rows"))
-        if rows is not None:
-            arguments = arguments | {"a": gathered(arguments["a"], rows)}
+        self.wanted, self.scatter = wanted, scatter
+        offsets, counts = named.get("offsets"), named.get("counts")
         self.is_grouped = offsets is not None or counts is not None
         self.factors, self.scales = _factors(epilogue, arguments, named, wanted, self.is_grouped)
         scaled = self.sums = _sums(self.factors, offsets, counts)
@@ -103,10 +102,18 @@ class Recomputation:
         if of_sums:
             columns = self.sums.shape[-1] // 2 if epilogue.gates_halves else epilogue.gate_columns
             gate = epilogue.gate_rows, columns
-            of_operands |= _of_sums(gradients, self.scales, self.sums, self.factors, wanted, self.is_grouped, gate)
-        if "rows" in named and "a" in of_operands:
-            of_operands["a"] = scattered(of_operands["a"], named["rows"], self.shape_of_a)
+            g, of_each_scale = _of_sums(gradients, self.scales, self.sums, wanted, gate)
+            of_operands |= of_each_scale | self._of_factors(g)
         return of_operands
+
+    def _of_factors(self, g: torch.Tensor) -> Gradients:
+        """Gradients of A and B, from that of their product."""
+        inner = self.wanted & {"a", "b"}
+        if self.is_grouped:
+            return of_groups(self.factors, [g], inner, self.scatter)
+        for name in sorted(inner):
+            refuse_narrow(name, self.factors[f"original_{name}"].dtype)
+        return of_factors(self.factors, g, inner) if inner else {}
 
 
 def backward(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:
@@ -197,7 +204,7 @@ def _factors(
         )
     nothing = {"c": None, "beta": None, "a_scale": None, "b_scale": None, "alpha": 1.0}
     originals = {"original_a": arguments["a"], "original_b": arguments["b"]}
-    tables = {"offsets": named.get("offsets"), "counts": named.get("counts")}
+    tables = {name: named.get(name) for name in ("offsets", "counts", "rows")}
     return {**nothing, **originals, **tables, "a": a, "b": b, "options": arguments["options"]}, scales
 
 
@@ -208,7 +215,7 @@ def _sums(factors: Arguments, offsets: Any, counts: Any) -> torch.Tensor:
     dtype = torch.float64 if a.dtype == torch.float64 else torch.float32
     text = for_gradient(factors["options"])
     if offsets is not None or counts is not None:
-        sums: torch.Tensor = torch.ops.gemmill.grouped_mm(a, b, offsets, counts, options=text)
+        sums: torch.Tensor = torch.ops.gemmill.grouped_mm(a, b, offsets, counts, rows=factors["rows"], options=text)
         return sums.to(dtype)
     return multiply(a, b, out_dtype=dtype, options=text)
 
@@ -217,28 +224,20 @@ def _of_sums(
     gradients: Mapping[str, Any],
     scales: Mapping[str, Any],
     sums: torch.Tensor,
-    factors: Arguments,
     wanted: frozenset[str],
-    is_grouped: bool,
     gate: tuple[int, int],
-) -> Gradients:
-    """Gradients of A, B and the scales, from those of the sums. ``gate`` has the rows and columns of its runs."""
+) -> tuple[torch.Tensor, Gradients]:
+    """The gradient of the product of A and B, and those of the scales, from those of the sums. ``gate`` has the rows
+    and columns of its runs."""
     of_sums = [gradients[name] for name in SUMS if name in gradients]
     g = of_sums[0]
     for axis, run in zip((-2, -1), gate, strict=True):
         if run:
             g = torch.stack([x.unflatten(axis, (-1, run)) for x in of_sums], axis - 1).flatten(axis - 2, axis)
-    of_factors_and_scales = of_scales(scales, g, sums, wanted & {*scales})
+    gradients_of_scales = of_scales(scales, g, sums, wanted & {*scales})
     for scale in scales.values():
         g = g * scale
-    inner = wanted & {"a", "b"}
-    if is_grouped:
-        of_factors_and_scales |= of_groups(factors, [g], inner)
-    elif inner:
-        for name in sorted(inner):
-            refuse_narrow(name, factors[f"original_{name}"].dtype)
-        of_factors_and_scales |= of_factors(factors, g, inner)
-    return of_factors_and_scales
+    return g, gradients_of_scales
 
 
 class _Spread(Spread):

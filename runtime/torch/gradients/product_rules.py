@@ -7,7 +7,7 @@ can be differentiated again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from gemmill.library.errors import OperandError
 from gemmill.runtime.torch.gradients.autograd import Arguments, Rule, multiply
 from gemmill.runtime.torch.option_text import for_gradient
-from gemmill.runtime.torch.reference_operators import dequantised, gathered, have_blocks, inside
+from gemmill.runtime.torch.reference_operators import dequantised, have_blocks, inside
 
 Gradients = dict[str, Any]
 """Gradients by the name of the tensor."""
@@ -81,10 +81,23 @@ def summed_to(g: torch.Tensor, shape: Sequence[Any]) -> torch.Tensor:
     return g.sum_to_size(padded).reshape(tuple(shape))
 
 
-def of_groups(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]) -> Gradients:
+def scattered(g: torch.Tensor, rows: torch.Tensor, extent: int) -> torch.Tensor:
+    """The gradient of A from that of its gathered rows, which are added in float32, or in float64 for it."""
+    dtype = torch.float64 if g.dtype == torch.float64 else torch.float32
+    sums = g.new_zeros((extent, g.shape[1]), dtype=dtype).index_add(0, inside(rows, extent), g.to(dtype))
+    return sums.to(g.dtype)
+
+
+Scatter = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+"""A function like :func:`scattered`."""
+
+
+def of_groups(
+    arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str], scatter: Scatter = scattered
+) -> Gradients:
     """Gradients of groups of rows, along K or masked, without scales; 0 in rows outside of all groups.
 
-    Kernels do not write these rows, so they are masked here.
+    Kernels do not write these rows, so they are masked here. ``scatter`` adds up those of gathered rows.
     """
     (g,) = grads
     if any(arguments[name] is not None for name in ("a_scale", "b_scale")):
@@ -93,8 +106,6 @@ def of_groups(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]
         _refuse("grouped_mm", wanted - {"c"}, "with narrow weights")
     a, b, offsets, counts = (arguments[name] for name in ("a", "b", "offsets", "counts"))
     rows = arguments.get("rows")
-    if rows is not None and "b" in wanted:
-        a = gathered(a, rows)
     is_along_k = offsets is not None and g.dim() == 3
 
     def written(x: torch.Tensor) -> torch.Tensor:
@@ -108,25 +119,20 @@ def of_groups(arguments: Arguments, grads: Sequence[Any], wanted: frozenset[str]
     g = g.to(a.dtype).contiguous()  # kernels of groups need contiguous rows
     keywords = {"alpha": arguments["alpha"], "out_dtype": a.dtype, "options": for_gradient(arguments["options"])}
 
-    def multiply_groups(x: torch.Tensor, y: torch.Tensor) -> Any:
-        return torch.ops.gemmill.grouped_mm(x, y, offsets, counts, **keywords)
+    def multiply_groups(x: torch.Tensor, y: torch.Tensor, rows: torch.Tensor | None = None) -> Any:
+        return torch.ops.gemmill.grouped_mm(x, y, offsets, counts, rows=rows, **keywords)
 
     if "a" in wanted:
         gradients["a"] = written(multiply_groups(b, g.mT)).mT if is_along_k else written(multiply_groups(g, b.mT))
     if "b" in wanted and offsets is None:
         gradients["b"] = torch.ops.gemmill.bmm(written(a).mT, g, **keywords)
     elif "b" in wanted:
-        gradients["b"] = written(multiply_groups(a.mT, g)) if is_along_k else multiply_groups(a.contiguous().mT, g)
+        of_rows = (a.mT if is_along_k else a.contiguous().mT), g, rows
+        gradients["b"] = written(multiply_groups(*of_rows)) if is_along_k else multiply_groups(*of_rows)
     if rows is not None and "a" in gradients:
-        gradients["a"] = scattered(gradients["a"], rows, arguments["a"].shape)
+        of_a = gradients["a"]
+        gradients["a"] = scatter(of_a.mT, rows, a.shape[1]).mT if is_along_k else scatter(of_a, rows, a.shape[0])
     return gradients
-
-
-def scattered(g: torch.Tensor, rows: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """The gradient of A from that of its gathered rows, which are added in float32, or in float64 for it."""
-    dtype = torch.float64 if g.dtype == torch.float64 else torch.float32
-    sums = g.new_zeros(shape, dtype=dtype).index_add(0, inside(rows, shape[0]), g.to(dtype))
-    return sums.to(g.dtype)
 
 
 def rows_in_use(x: torch.Tensor, offsets: torch.Tensor | None, counts: torch.Tensor | None) -> torch.Tensor:

@@ -293,7 +293,7 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         (
             {"scheduler.rows": "gathered"},
             "gathered-rows",
-            "rows is gathered and batching is strided; it must be grouped",
+            "rows is gathered and batching is strided; it must be grouped or kgrouped",
             {"scheduler.rows": "stored"},
         ),
         (

@@ -19,6 +19,7 @@ from gemmill.library.arch import GPUS
 from gemmill.library.config.names import parse_name
 from gemmill.library.epilogues.parse import parse
 from gemmill.library.errors import OperandError, UnsupportedProblemError
+from gemmill.library.legality.rules import legal
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.launch.launcher import grid_ctas
@@ -84,6 +85,22 @@ def test_rows_are_found_by_an_index() -> None:
         is_swapped(parse_name(GATHERED), stored)
 
 
+def test_columns_of_groups_along_k_are_found_by_an_index() -> None:
+    operands = tensor(64, 70, strides=(1, 72)), tensor(300, 80), tensor(4, 64, 80)
+    gemm = bound("offsets", 4, *operands, rows=groups(300, ptr=0x6666660))
+    p = gemm.problem
+    assert (p.m, p.n, p.k, p.batch, p.batching, p.rows) == (64, 80, 300, 4, "kgrouped", "gathered")
+    assert (p.a_major, p.b_major, p.d_major) == ("mn", "mn", "n")
+    assert gemm.rows == RowIndex("rows", 0x6666660, 1, 70)
+    written = {name: value for name, _, value in scalars(gemm, ())}
+    assert (written["a_row_chunks"], written["a_rows"]) == (9, 70)
+    config = parse_name(GATHERED)
+    a, b, cluster = replace(config.a, major="mn"), replace(config.b, major="mn"), replace(config.cluster, m=1)
+    along_k = replace(config, a=a, b=b, cluster=cluster, scheduler=replace(config.scheduler, batching="kgrouped"))
+    assert legal(along_k)
+    assert is_swapped(along_k, p) is False
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -93,8 +110,13 @@ def test_rows_are_found_by_an_index() -> None:
         ({"rows": groups(300, device=1)}, "rows is on GPU 1 and a is on GPU 0"),
         ({"a": tensor(0, 64)}, "a must have a row"),
         ({"a": tensor(70, 64, strides=(1 << 31, 1))}, "with rows they must span less than 2.36"),
-        ({"b": tensor(64, 80), "a": tensor(70, 64), "d": tensor(4, 70, 80)}, "rows is an index for groups of rows"),
-        ({"a": tensor(4, 70, 64)}, "rows is an index for groups of rows"),
+        ({"b": tensor(64, 80), "a": tensor(70, 64), "d": tensor(4, 70, 80)}, r"a \(70, 300\) @ b \(64, 80\)"),
+        ({"b": tensor(300, 80), "a": tensor(70, 0), "d": tensor(4, 70, 80)}, "a must have a column"),
+        (
+            {"b": tensor(300, 80), "a": tensor(70, 64), "d": tensor(4, 70, 80), "rows": tensor(300, 1, dtype="s32")},
+            r"it must be \(K,\), the column of a for each row of b",
+        ),
+        ({"a": tensor(4, 70, 64)}, "rows is an index for groups at offsets"),
         (
             {"a_scale": tensor(70, 1, dtype="f32")},
             "a_scale has values for the rows of a, which is not",

@@ -125,24 +125,40 @@ struct CollectiveMainloop {
     bool const issues = threadIdx.x < 32 && cute::elect_one_sync();
     uint32_t const column = (1u << Config::kClusterM) - 1;
     LoadB const load_b{params.b, params.b_tail, scheduler.rank, uint16_t(column), params.n};
-    GatherA load_a(storage.base + Storage::kOffsetTmaA);
+    GatherA load_a = [&] {
+      if constexpr (Traits::kGroupedK) {
+        return GatherA(storage.base + Storage::kOffsetTmaA, params);
+      } else {
+        return GatherA(storage.base + Storage::kOffsetTmaA);
+      }
+    }();
 
     Position at;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
       Unit const work = scheduler.work(index);
-      load_a.begin(params, work.m, work.end);
+      load_a.begin(params, work);
+      int const extent = [&] {
+        if constexpr (Traits::kGroupedK) return work.end - work.begin;
+        return params.k;
+      }();
       auto const tile_b = load_b.tile(work.n);
       uint32_t const bytes = load_b.bytes(work.n);
       int const batch_b = params.batched & 2 ? work.batch : 0;
 #pragma unroll 1
-      for (int k = 0; k < params.k; k += Config::kTileK, at.advance()) {
+      for (int k = 0; k < extent; k += Config::kTileK, at.advance()) {
         pipeline.wait_empty(at);
         uint64_t& full = pipeline.full[at.stage];
+        int const left = min(extent - k, Config::kTileK);
         if (issues) {
           StagePipeline::Full::arrive_and_expect_tx(&full, bytes);
-          load_b(tile_b, full, storage.base + Storage::kOffsetTmaB + at.stage * B::kBytes, k, batch_b);
+          char* const stage_b = storage.base + Storage::kOffsetTmaB + at.stage * B::kBytes;
+          if constexpr (Traits::kGroupedK) {
+            load_b(tile_b, full, stage_b, Config::kTileK - left, work.begin + k + left, 0);  // as in `load`
+          } else {
+            load_b(tile_b, full, stage_b, k, batch_b);
+          }
         }
-        load_a(at.stage, min(params.k - k, Config::kTileK) * int(sizeof(typename TmaLayoutA::Element)));
+        load_a(at.stage, left);
         load_a.arrive(full);
       }
     }

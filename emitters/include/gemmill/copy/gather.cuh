@@ -9,72 +9,37 @@ namespace gemmill {
 /// Threads that copy rows: those of the producer warpgroup. Each arrives once at the full barrier of a stage.
 inline constexpr int kGatherThreads = 128;
 
-/// The row of A for a row of D.
-__device__ inline uint32_t gathered_row(GatherParams const& params, int m) {
-  return min(uint32_t(params.rows[m * params.rows_stride]), uint32_t(params.a_rows) - 1);
+/// The row of A that an entry of the index names.
+__device__ inline uint32_t gathered_row(GatherParams const& params, int entry) {
+  return min(uint32_t(entry), uint32_t(params.a_rows) - 1);
 }
 
-/// Copies the rows of A of one tile, stage by stage, with the threads of the producer warpgroup. A row of a stage is one
-/// swizzle span of 128 bytes, which eight threads copy, 16 bytes each: a warp reads four whole lines of L2. Thread t
-/// copies chunk t % 8 of rows t / 8 + 16 i. It reads the index and computes offsets once for each tile: a copy of a stage
-/// takes two instructions. With ten, as with a predicate and a product for each row, the producer limits the kernel.
+/// Starts to copy 16 bytes to shared memory, of which `bytes` are read and the rest becomes 0.
+__device__ inline void copy_chunk(uint32_t target, char const* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target), "l"(from), "r"(bytes) : "memory");
+}
+__device__ inline void copy_chunk(uint32_t target, char const* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+}
+
+/// How the threads of the producer warpgroup share the rows of a stage, which are swizzle spans of 128 bytes: thread t
+/// copies chunk t % 8 of rows t / 8 + 16 i.
 ///
 /// cp.async writes through the generic proxy, and wgmma reads through the async proxy. A thread's arrival at the full
 /// barrier follows its copies (PTX ISA, "cp.async.mbarrier.arrive"), and consumers call `fence` between their wait for
 /// the barrier and their MMAs: the proxy fence is on the path of causality from each copy to each read.
 template <class Layout>
-struct GatherLoad {
+struct GatherThreads {
   static constexpr int kChunk = 16, kThreadsOfRow = Layout::kSpan / kChunk;
   static constexpr int kStep = kGatherThreads / kThreadsOfRow;
   /// Rows that a thread copies.
-  static constexpr int kRows = Layout::kTileMN / kStep;
+  static constexpr int kRows = Layout::kRows / kStep;
+  static_assert(Layout::kSpan != 128 || kStep % 8 == 0,
+                "all rows of a thread have the same place in the period of the swizzle");
 
   /// Shared-memory address of this thread's chunk of its first row in the first stage.
-  uint32_t first;
-  /// Offsets of this thread's rows of A, in chunks: 32 bits reach 64 GiB.
-  uint32_t rows[kRows];
-  /// How many of them the group has.
-  int count;
-  /// This thread's chunk of the first row of A, at the current K tile.
-  char const* from;
-
-  __device__ explicit GatherLoad(char* stages)
-      : first(cute::cast_smem_ptr_to_uint(stages) + row() * Layout::kSpan + (chunk() ^ row() % 8) * kChunk) {
-    static_assert(Layout::kMajor == MajorIn::K && Layout::kPanels == 1 && Layout::kSpan == 128 && kStep % 8 == 0,
-                  "all rows of a thread have the same place in the period of the swizzle");
-  }
-
-  /// Reads the index for the tile of rows from `m` on, of a group that ends at row `end`. Rows beyond the group are not
-  /// copied: those in shared memory affect only rows of D that are not stored.
-  __device__ void begin(GatherParams const& params, int m, int end) {
-    from = params.a_pointer + chunk() * kChunk;
-    count = (end - m - row() + kStep - 1) / kStep;
-#pragma unroll
-    for (int i = 0; i < kRows; ++i)
-      rows[i] = gathered_row(params, min(m + row() + i * kStep, end - 1)) * uint32_t(params.a_row_chunks);
-  }
-
-  /// Starts to copy this thread's part of a stage, of which `left` bytes along K exist; the rest becomes 0. The next call
-  /// is for the next K tile.
-  __device__ void operator()(int stage, int left) {
-    uint32_t const target = first + stage * Layout::kBytes;
-    if (left >= Layout::kSpan && count >= kRows) {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i)
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(target + i * kStep * Layout::kSpan),
-                     "l"(from + uint64_t(rows[i]) * kChunk)
-                     : "memory");
-    } else {
-      int const bytes = min(max(left - chunk() * kChunk, 0), kChunk);
-#pragma unroll
-      for (int i = 0; i < kRows; ++i)
-        if (i < count)
-          asm volatile(
-              "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target + i * kStep * Layout::kSpan),
-              "l"(from + uint64_t(rows[i]) * kChunk), "r"(bytes)
-              : "memory");
-    }
-    from += Layout::kSpan;
+  __device__ static uint32_t first(char* stages) {
+    return cute::cast_smem_ptr_to_uint(stages) + row() * Layout::kSpan + (chunk() ^ row() % 8) * kChunk;
   }
 
   /// Makes this thread arrive at a stage's full barrier when its copies have finished.
@@ -89,9 +54,126 @@ struct GatherLoad {
   /// Consumer: orders MMAs after the copies of a stage that is full.
   __device__ static void fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
- private:
+ protected:
   __device__ static int row() { return threadIdx.x / kThreadsOfRow; }
   __device__ static int chunk() { return threadIdx.x % kThreadsOfRow; }
+};
+
+/// Copies the rows of A of one tile, stage by stage. A row of a stage is one swizzle span: a warp reads four whole lines
+/// of L2. A thread reads the index and computes offsets once for each tile: a copy of a stage takes two instructions.
+/// With ten, as with a predicate and a product for each row, the producer limits the kernel.
+template <class Layout>
+struct GatherLoad : GatherThreads<Layout> {
+  using Threads = GatherThreads<Layout>;
+  using Threads::kChunk, Threads::kRows, Threads::kStep, Threads::chunk, Threads::row;
+
+  uint32_t first;
+  /// Offsets of this thread's rows of A, in chunks: 32 bits reach 64 GiB.
+  uint32_t rows[kRows];
+  /// How many of them the group has.
+  int count;
+  /// This thread's chunk of the first row of A, at the current K tile.
+  char const* from;
+
+  __device__ explicit GatherLoad(char* stages) : first(Threads::first(stages)) {
+    static_assert(Layout::kMajor == MajorIn::K && Layout::kPanels == 1 && Layout::kSpan == 128);
+  }
+
+  /// Reads the index for a tile of a group. Rows beyond the group are not copied: those in shared memory affect only rows
+  /// of D that are not stored.
+  template <class Work>
+  __device__ void begin(GatherParams const& params, Work const& work) {
+    from = params.a_pointer + chunk() * kChunk;
+    count = (work.end - work.m - row() + kStep - 1) / kStep;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      int const entry = params.rows[min(work.m + row() + i * kStep, work.end - 1) * params.rows_stride];
+      rows[i] = gathered_row(params, entry) * uint32_t(params.a_row_chunks);
+    }
+  }
+
+  /// Starts to copy this thread's part of a stage, of which `left` elements along K exist; the rest becomes 0. The next
+  /// call is for the next K tile.
+  __device__ void operator()(int stage, int left) {
+    uint32_t const target = first + stage * Layout::kBytes;
+    int const bytes = left * int(sizeof(typename Layout::Element));
+    if (bytes >= Layout::kSpan && count >= kRows) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) copy_chunk(target + i * kStep * Layout::kSpan, from + uint64_t(rows[i]) * kChunk);
+    } else {
+      int const inside = min(max(bytes - chunk() * kChunk, 0), kChunk);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i)
+        if (i < count)
+          copy_chunk(target + i * kStep * Layout::kSpan, from + uint64_t(rows[i]) * kChunk, inside);
+    }
+    from += Layout::kSpan;
+  }
+};
+
+/// Copies the K rows of an A that is contiguous along M, stage by stage, for groups along K. A stage has a panel for each
+/// swizzle span along M. A thread reads the entries of the index for a stage while it copies the stage before.
+template <class Layout>
+struct GatherLoadAlongK : GatherThreads<Layout> {
+  using Threads = GatherThreads<Layout>;
+  using Threads::kChunk, Threads::kRows, Threads::kStep, Threads::chunk, Threads::row;
+
+  uint32_t first;
+  GatherParams const& params;
+  /// Entries of the index for the next stage; those beyond the group are not read.
+  int entries[kRows];
+  /// The place of the first of them, and the group's end.
+  int at, end;
+  /// This thread's chunk of the first row of A in the tile's first panel, and the bytes of a row from there on.
+  char const* from;
+  int inside;
+
+  __device__ GatherLoadAlongK(char* stages, GatherParams const& params_) : first(Threads::first(stages)), params(params_) {
+    static_assert(Layout::kMajor == MajorIn::MN && Layout::kSpan == 128);
+  }
+
+  /// Reads the index for the first stage of a group's tile.
+  template <class Work>
+  __device__ void begin(GatherParams const&, Work const& work) {
+    constexpr int kSize = sizeof(typename Layout::Element);
+    from = params.a_pointer + work.m * kSize + chunk() * kChunk;
+    inside = (params.m - work.m) * kSize - chunk() * kChunk;
+    at = work.begin + row();
+    end = work.end;
+    read();
+  }
+
+  /// Starts to copy this thread's part of a stage, of which `left` rows belong to the group; the others become 0, since
+  /// they are multiplied. The next call is for the next K tile.
+  __device__ void operator()(int stage, int left) {
+    uint32_t const target = first + stage * Layout::kBytes;
+    char const* sources[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+      sources[i] = from + uint64_t(gathered_row(params, entries[i]) * uint32_t(params.a_row_chunks)) * kChunk;
+    at += Layout::kRows;
+    read();
+    bool const whole = left >= Layout::kRows && inside >= (Layout::kPanels - 1) * Layout::kSpan + kChunk;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+#pragma unroll
+      for (int panel = 0; panel < Layout::kPanels; ++panel) {
+        uint32_t const to = target + panel * Layout::kPanelBytes + i * kStep * Layout::kSpan;
+        if (whole) {
+          copy_chunk(to, sources[i] + panel * Layout::kSpan);
+        } else {
+          int const bytes = row() + i * kStep < left ? min(max(inside - panel * Layout::kSpan, 0), kChunk) : 0;
+          copy_chunk(to, sources[i] + panel * Layout::kSpan, bytes);
+        }
+      }
+  }
+
+ private:
+  __device__ void read() {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+      if (at + i * kStep < end) entries[i] = params.rows[(at + i * kStep) * params.rows_stride];
+  }
 };
 
 }  // namespace gemmill

@@ -59,10 +59,11 @@ struct SplitKParams : PartialParams {
   int splits;
 };
 
-/// Parameters of grouped kernels that find the rows of A by an index. They have no descriptor of A.
+/// Parameters of grouped kernels that find the rows of A by an index, or its K rows for groups along K. They have no
+/// descriptor of A.
 struct GatherParams : GemmParams {
-  /// The row of A for each row of D, as int32, and the distance of entries in 32-bit words. Entries are clamped to
-  /// the rows of A.
+  /// The row of A for each row of D, or for each row of B, as int32, and the distance of entries in 32-bit words. Entries
+  /// are clamped to the rows of A.
   int const* rows;
   int64_t rows_stride;
   /// A's first row, the distance of rows in chunks of 16 bytes, and their number.

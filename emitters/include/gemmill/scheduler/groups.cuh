@@ -147,9 +147,9 @@ struct KGroupWork : Work {
 };
 
 /// Groups along K: consecutive groups with offsets of their ends. Each group has its own matrix of D.
-template <class Order, int TileK>
+template <class Order, int TileK, class Params_ = GemmParams>
 struct KGroupScheduler : SchedulerTraits<BatchMode::GroupedK> {
-  using Params = GemmParams;
+  using Params = Params_;
 
   GemmParams const& params;
   Order order;

@@ -100,7 +100,7 @@ struct WgmmaSpec {
             fact("box_a_contiguous", kBoxesA ? TmaLayoutA::kPanelExtent : 0),
             fact("box_a_strided", kBoxesA ? LoadA::kRows : 0),
             fact("swizzle_a", kBoxesA ? TmaLayoutA::kSpan : 0),
-            fact("window_a", Traits::kWindowK),
+            fact("window_a", kBoxesA ? Traits::kWindowK : 0),
             fact("box_b_contiguous", TmaLayoutB::kPanelExtent),
             fact("box_b_strided", LoadB::kRows),
             fact("swizzle_b", TmaLayoutB::kSpan),

@@ -109,7 +109,7 @@ struct WgmmaTraits {
   using SumsBarriers = ClusterSumsBarriers<kClusterSplits>;
   /// Whether the rows of A are found by an index. All four producer warps then copy them, without TMA.
   static constexpr bool kGathersA = cute::is_same_v<typename Scheduler::Params, GatherParams>;
-  using GatherA = GatherLoad<TmaLayoutA>;
+  using GatherA = cute::conditional_t<Scheduler::kIsGroupedK, GatherLoadAlongK<TmaLayoutA>, GatherLoad<TmaLayoutA>>;
   static_assert(!kGathersA || (Config::kClusterN == 1 && !kBlockScales && !kTransposes && !kRegistersA),
                 "rows of A are copied as the MMAs read them, by the CTA that reads them");
   using StagePipeline = Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * (kSlices > 1 ? 1 : kTileWarpgroups),
