@@ -106,7 +106,7 @@ def grouped_matmul(
     out_dtype: object = None, accumulator: str | None = None,
     tf32: bool = False, fast_accumulation: bool = True,
     a_scale: jax.Array | float | None = None, b_scale: jax.Array | float | None = None,
-    counts: jax.Array | None = None, expected_rows: int | None = None,
+    counts: jax.Array | None = None, rows: jax.Array | None = None, expected_rows: int | None = None,
     a_major: str | None = None, b_major: str | None = None, kernel: str | None = None,
     deterministic: bool = False, bits: str = "any", batch_invariant: bool = False, explain: bool = False,
     epilogue: str | None = None, **operands: jax.Array | float,
@@ -124,6 +124,8 @@ def grouped_matmul(
             and D is (M, N). With ``b`` (K, N) these are groups along K, D is (groups, M, N), and ``a_major`` defaults
             to ``"m"``.
         counts: int32 or int64 (groups,), the number of rows of each masked group. D is (groups, capacity, N).
+        rows: int32 or int64, with ``offsets``: the row of A for each row of D, (M,), or the column of A for each row of
+            B of groups along K, (K,). A then has any number of them. Derivatives copy the rows.
 
     Raises:
         GemmillError: as :func:`gemmill.grouped_matmul`, when the call is traced.

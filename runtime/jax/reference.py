@@ -27,8 +27,13 @@ from gemmill.runtime.operands.matrices import GROUP_SIZES, SCALE_BLOCK
 
 
 def operands_in_full(call: GemmCall, arrays: Mapping[str, Any], xp: Any) -> tuple[Any, Any]:
-    """A and B unpacked, and multiplied by those scales that cannot be applied to the sums."""
+    """A and B unpacked, A in the order of an index of its rows, and multiplied by those scales that cannot be applied
+    to the sums."""
     a, b = arrays["a"], arrays["b"]
+    if "rows" in call.tensors:
+        index, extent = arrays["rows"], a.shape[b.ndim == 2]
+        index = xp.where((index < 0) | (index >= extent), extent - 1, index)  # as kernels clamp it
+        a = a[:, index] if b.ndim == 2 else a[index]
     left = {name: arrays[name] for name in (*SCALES, "a_zero", "b_zero") if name in call.tensors}
     held_a, held_b = call.tensors["a"].dtype, call.tensors["b"].dtype
     if is_mixed(held_a, held_b):
@@ -133,7 +138,7 @@ def _groups_of_rows(call: GemmCall, arrays: Mapping[str, Any], xp: Any) -> Any:
     if groups_kind(call.tensors) != "offsets" or len(call.tensors["b"].shape) != 3:
         return None
     ends = arrays["offsets"]
-    rows = xp.arange(call.tensors["a"].shape[0], dtype=ends.dtype)
+    rows = xp.arange(call.tensors["out"].shape[0], dtype=ends.dtype)
     return xp.minimum(xp.searchsorted(ends, rows, side="right"), ends.shape[0] - 1)
 
 

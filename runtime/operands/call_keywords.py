@@ -22,8 +22,8 @@ MATRICES = frozenset({"matmul", "plan", "jax.matmul"})
 """Calls on strided matrices."""
 GROUPS = frozenset({"grouped_matmul", "plan", "jax.grouped_matmul"})
 """Calls on groups."""
-GROUPS_OF_ROWS = GROUPS - {"jax.grouped_matmul"}
-"""Calls that find rows by an index, and that upconvert weights of groups with scales."""
+UPCONVERTED_GROUPS = GROUPS - {"jax.grouped_matmul"}
+"""Calls that upconvert weights of groups with scales."""
 ARRAYS = frozenset({"array_matmul", "plan"})
 """Calls on matrices at addresses."""
 JAX = frozenset({"jax.matmul", "jax.grouped_matmul"})
@@ -39,11 +39,11 @@ OPERANDS: Mapping[str, frozenset[str]] = MappingProxyType(
         "a_scale": MATRICES | GROUPS,
         "b_scale": MATRICES | GROUPS,
         "a_zero": MATRICES,
-        "b_zero": MATRICES | GROUPS_OF_ROWS,
+        "b_zero": MATRICES | UPCONVERTED_GROUPS,
         "offsets": GROUPS,
         "counts": GROUPS,
         "addresses": ARRAYS,
-        "rows": GROUPS_OF_ROWS,
+        "rows": GROUPS,
     }
 )
 """Tensors of a GEMM by their keyword, in the order of the addresses of a launch, and the calls that take each."""
@@ -71,7 +71,7 @@ class Options(NamedTuple):
     """Whether sums of fp8 stay in the tensor cores, which keep about 13 bits; False selects two-level accumulation."""
     a_dtype: Annotated[Any, MATRICES] = None
     """Dtype of the elements of A where A is a tensor of bytes."""
-    b_dtype: Annotated[Any, MATRICES | GROUPS_OF_ROWS] = None
+    b_dtype: Annotated[Any, MATRICES | UPCONVERTED_GROUPS] = None
     """Dtype of the elements of B where B is a tensor of bytes."""
     expected_rows: Annotated[int | None, GROUPS] = None
     """Rows of a masked group that are in use on average, which the selector assumes; None: see

@@ -50,10 +50,15 @@ VALUES = [
     "an expression",
     "a gate",
     "groups of rows",
+    "groups of gathered rows",
     "groups along K",
+    "groups along K of gathered columns",
     "slots",
 ]
-GRADIENTS = ["bf16", "f16, B column by column", "C", "an expression", "groups of rows", "groups along K"]
+GRADIENTS = [
+    *("bf16", "f16, B column by column", "C", "an expression"),
+    *("groups of rows", "groups of gathered rows", "groups along K", "groups along K of gathered columns"),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -228,6 +228,17 @@ CASES: dict[str, Case] = {
         in_groups,
         grouped=True,
     ),
+    "groups of gathered rows": Case(
+        {
+            "a": whole(7, 16),
+            "b": whole(3, 16, 8),
+            "offsets": np.array([8, 8, 24], "int32"),
+            "rows": np.array([3, 9, 3, -1, *range(7), *range(7), *range(6)], "int64"),
+        },
+        {},
+        lambda a, b, offsets, rows: in_groups(a[np.where((rows < 0) | (rows > 6), 6, rows)], b, offsets),
+        grouped=True,
+    ),
     "groups of rows, a bias each": Case(
         {
             "a": real(24, 16, dtype="bfloat16"),
@@ -244,6 +255,17 @@ CASES: dict[str, Case] = {
     ),
     "groups along K": Case(
         {"a": whole(16, 24), "b": whole(24, 8), "offsets": np.array([8, 8, 24], "int32")}, {}, in_groups, grouped=True
+    ),
+    "groups along K of gathered columns": Case(
+        {
+            "a": whole(16, 7),
+            "b": whole(24, 8),
+            "offsets": np.array([8, 8, 24], "int32"),
+            "rows": np.array([3, 9, 3, -1, *range(7), *range(7), *range(6)], "int32"),
+        },
+        {},
+        lambda a, b, offsets, rows: in_groups(a[:, np.where((rows < 0) | (rows > 6), 6, rows)], b, offsets),
+        grouped=True,
     ),
     "slots": Case(
         {"a": whole(3, 8, 16), "b": whole(3, 16, 8), "counts": np.array([8, 0, 5], "int32")},

@@ -52,11 +52,11 @@ def test_what_does_not_fit_is_refused_where_it_is_traced(name: str) -> None:
             call(**{"a": A, "b": B, **given})
 
 
-@pytest.mark.parametrize(("call", "name"), [(gemmill.jax.grouped_matmul, "rows"), (gemmill.jax.matmul, "offsets")])
+@pytest.mark.parametrize(("call", "name"), [(gemmill.jax.grouped_matmul, "addresses"), (gemmill.jax.matmul, "offsets")])
 def test_an_array_of_another_function_is_no_operand(call: Any, name: str) -> None:
     groups = {"a": whole(24, 16), "b": whole(3, 16, 8), name: jnp.array([8, 8, 24], "int32")}
-    if name == "rows":
-        groups["offsets"] = groups["rows"]
+    if name == "addresses":
+        groups["offsets"] = groups[name]
     for epilogue in ({}, {"epilogue": "d = relu(acc)"}):
         with pytest.raises(gemmill.KeywordError, match=f"unexpected argument '{name}'"):
             call(**groups, **epilogue)
