@@ -241,7 +241,9 @@ def test_gates_of_narrow_weights(dtype: str, text: str, m: int, registry: Regist
         a *= 2.0**-6
     vectors = {x: torch.randn(208, device="cuda").bfloat16() for x in ("bg", "bu")}
     operands: dict[str, Any] = {**vectors, "limit": 7.0} if "limit" in text else {}
-    out = gemmill.matmul(a, weights.packed.tensor.T, epilogue=text, **weights.arguments("b"), **operands)
+    b, of_b = weights.packed.tensor.contiguous(), weights.arguments("b")
+    scale = {"b_scale": of_b["b_scale"].contiguous()} if "b_scale" in of_b else {}
+    out = gemmill.matmul(a, b.T, epilogue=text, **(of_b | scale), **operands)
     sums = a.double() @ weights.values.double().T
     lost = 2.0**-14 * (a.double().abs() @ weights.values.double().abs().T)
     epilogue = parse(text)
@@ -251,12 +253,11 @@ def test_gates_of_narrow_weights(dtype: str, text: str, m: int, registry: Regist
     inputs |= {name: like + x for name, x in operands.items()}
     wanted = evaluate(epilogue, inputs, torch, "bf16")["d"]
     assert ((out.double() - wanted.value).abs() <= wanted.error + 2.0**-8 * (wanted.value.abs() + wanted.error)).all()
-    other = weights.packed.tensor.roll(16, 0)
-    scale = {x: y.roll(16, -1) for x, y in weights.arguments("b").items() if x == "b_scale"}
-    with gemmill.plan(a, other.T, epilogue=text, **(weights.arguments("b") | scale), **operands) as launch:
+    others = {name: x.roll(16, -1) for name, x in scale.items()}
+    with gemmill.plan(a, b.roll(16, 0).T, epilogue=text, **(of_b | others), **operands) as launch:
         launch()
-        changed = {"b": weights.packed.tensor.T, **{x: weights.arguments("b")[x] for x in scale}}
-        launch.rebind(**changed)
+        assert not torch.equal(launch.out, out)
+        launch.rebind(b=b.T, **scale)
         launch()
         assert torch.equal(launch.out, out)
 
