@@ -1,8 +1,9 @@
 """The kernels that copy rows of tokens, and scales of their blocks, into the order of an index, as PTX, which the
 driver compiles like copies.py.
 
-Layers whose first product does not gather rows itself launch them. Of rows, a CTA copies a part of one, a vector in
-each thread. Of scales, a thread copies a row; the copies are contiguous along the rows, as kernels read scales fastest.
+Layers whose first product does not gather rows itself launch them. Of rows, a CTA copies the same part of several, a
+vector of each in each thread, so that all are in flight at once. Of scales, a thread copies a row; the copies are
+contiguous along the rows, as kernels read scales fastest.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from string import Template
 
 ROWS_ENTRY, SCALES_ENTRY = "gemmill_gathering_rows", "gemmill_gathering_scales"
 """Symbols of the kernels."""
-ROWS_JOB = struct.Struct("<QQQqqII")
+ROWS_JOB = struct.Struct("<QQQqqIIII")
 """Parameters for rows: addresses of the rows, the index and the copies; bytes between rows and between copies; vectors
-of a row; CTAs of a row."""
+of a row; CTAs of a row; copied rows; 0."""
 SCALES_JOB = struct.Struct("<QQQqqqII")
 """Parameters for scales: addresses of the scales, the index and the copies; bytes between rows, between the scales of a
 row, and between columns of the copies; copied rows; scales of a row."""
 THREADS = 128
 """Threads of a CTA."""
+ROWS = 4
+"""Rows of which a CTA copies a part."""
 WIDTHS = (16, 8, 4, 2, 1)
 """Bytes that a vector may have."""
 
@@ -31,9 +34,9 @@ _HEAD = Template("""\
 .visible .entry $entry(.param .align 8 .b8 job[$bytes])
 .maxntid $threads
 {
-  .reg .pred %outside, %done;
-  .reg .b16 %half<1>;
-  .reg .b32 %x, %row, %index, %vector, %count, %parts, %scale, %word<4>;
+  .reg .pred %outside, %done, %has<$rows>;
+  .reg .b16 %half<$rows>;
+  .reg .b32 %x, %row, %index, %index<$rows>, %vector, %count, %parts, %last, %scale, %word<$words>;
   .reg .b64 %from, %rows, %to, %from_step, %element_step, %to_step, %t, %z;
   ld.param.b64 %from, [job];
   ld.param.b64 %rows, [job + 8];
@@ -45,12 +48,13 @@ _ROWS = Template("""\
   ld.param.b64 %to_step, [job + 32];
   ld.param.b32 %count, [job + 40];
   ld.param.b32 %parts, [job + 44];
+  ld.param.b32 %last, [job + 48];
 
   // The next kernel may be set up meanwhile; the one before writes the index.
   griddepcontrol.launch_dependents;
   griddepcontrol.wait;
 
-  // The row of this CTA, and the vector of this thread.
+  // The first row of this CTA, and the vector of this thread.
   mov.b32 %x, %ctaid.x;
   div.u32 %row, %x, %parts;
   mul.lo.u32 %vector, %row, %parts;
@@ -59,22 +63,31 @@ _ROWS = Template("""\
   mad.lo.u32 %vector, %vector, $threads, %x;
   setp.ge.u32 %outside, %vector, %count;
   @%outside bra DONE;
+  mul.lo.u32 %row, %row, $rows;
   mul.wide.u32 %z, %row, 4;
   add.u64 %rows, %rows, %z;
-  ld.global.b32 %index, [%rows];
-  cvt.u64.u32 %t, %index;
-  mad.lo.s64 %from, %t, %from_step, %from;
   cvt.u64.u32 %t, %row;
   mad.lo.s64 %to, %t, %to_step, %to;
   mul.wide.u32 %z, %vector, $width;
   add.u64 %from, %from, %z;
   add.u64 %to, %to, %z;
-  ld.global$type $registers, [%from];
-  st.global$type [%to], $registers;
+$indices$loads$stores
 DONE:
   ret;
 }
 """)
+
+_INDEX = Template("""
+  add.u32 %x, %row, $i;
+  setp.lt.u32 %has$i, %x, %last;
+  @%has$i ld.global.b32 %index$i, [%rows + $at];""")
+_LOAD = Template("""
+  cvt.u64.u32 %t, %index$i;
+  mad.lo.s64 %t, %t, %from_step, %from;
+  @%has$i ld.global$type $registers, [%t];""")
+_STORE = Template("""
+  @%has$i st.global$type [%to], $registers;
+  add.s64 %to, %to, %to_step;""")
 
 _SCALES = Template("""\
   ld.param.b64 %element_step, [job + 32];
@@ -114,16 +127,25 @@ DONE:
 
 def emit_gathering_rows(width: int) -> str:
     """The PTX of the kernel that copies rows in vectors of ``width`` bytes, for sm_90 and later. Its parameters are
-    :data:`ROWS_JOB`; it has ``parts`` CTAs for each row."""
+    :data:`ROWS_JOB`; it has ``parts`` CTAs for each :data:`ROWS` rows."""
     words = width // 4
-    registers = ", ".join(f"%word{i}" for i in range(words))
     kind = f".v{words}.b32" if words > 1 else f".b{8 * width}"
-    operands = "%half0" if width < 4 else f"{{{registers}}}" if words > 1 else registers
-    head = _HEAD.substitute(entry=ROWS_ENTRY, bytes=ROWS_JOB.size, threads=THREADS)
-    return head + _ROWS.substitute(threads=THREADS, width=width, type=kind, registers=operands)
+
+    def registers(i: int) -> str:
+        names = ", ".join(f"%word{i * words + j}" for j in range(words))
+        return f"%half{i}" if width < 4 else f"{{{names}}}" if words > 1 else names
+
+    of_rows = [{"i": i, "at": 4 * i, "type": kind, "registers": registers(i)} for i in range(ROWS)]
+    indices, loads, stores = ("".join(map(form.substitute, of_rows)) for form in (_INDEX, _LOAD, _STORE))
+    return _head(ROWS_ENTRY, ROWS_JOB, words) + _ROWS.substitute(
+        threads=THREADS, width=width, rows=ROWS, indices=indices, loads=loads, stores=stores
+    )
 
 
 def emit_gathering_scales() -> str:
     """The PTX of the kernel that copies scales. Its parameters are :data:`SCALES_JOB`; a thread copies a row."""
-    head = _HEAD.substitute(entry=SCALES_ENTRY, bytes=SCALES_JOB.size, threads=THREADS)
-    return head + _SCALES.substitute(threads=THREADS)
+    return _head(SCALES_ENTRY, SCALES_JOB) + _SCALES.substitute(threads=THREADS)
+
+
+def _head(entry: str, job: struct.Struct, words: int = 0) -> str:
+    return _HEAD.substitute(entry=entry, bytes=job.size, threads=THREADS, rows=ROWS, words=max(1, ROWS * words))

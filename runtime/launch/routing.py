@@ -121,7 +121,8 @@ def gather_job(bound: BoundGather) -> tuple[bytes, int]:
         return gathering.SCALES_JOB.pack(*addresses, source.row, source.element, out.element, rows, columns), ctas
     vectors = bound.row_bytes // bound.width
     parts = -(-vectors // gathering.THREADS)
-    return gathering.ROWS_JOB.pack(*addresses, source.row, out.row, vectors, parts), rows * parts
+    job = gathering.ROWS_JOB.pack(*addresses, source.row, out.row, vectors, parts, rows, 0)
+    return job, -(-rows // gathering.ROWS) * parts
 
 
 def _loaded(device: int, kernel: Kernel, stream: int) -> Any:
