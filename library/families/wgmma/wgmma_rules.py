@@ -620,14 +620,14 @@ def epilogue_box(plan: WgmmaPlan) -> str | None:
 
 @rule(
     "min-stages",
-    ("stages",),
+    ("stages", "tile.m", "schedule", "a.dtype", "b.dtype"),
     "CUTLASS include/cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp: at least 2 stages",
     WgmmaPlan,
 )
 def min_stages(plan: WgmmaPlan) -> str | None:
-    """``stages`` must be at least 2."""
-    stages = plan.config.stages
-    return None if stages >= MIN_STAGES else f"stages is {stages}; it must be at least {MIN_STAGES}"
+    """``stages`` must be at least 2, and 4 if four warpgroups take stages in turn."""
+    stages, least = plan.config.stages, max(MIN_STAGES, plan.slices)
+    return None if stages >= least else f"stages is {stages}; it must be at least {least}"
 
 
 @rule(

@@ -37,6 +37,7 @@ def test_names_parse_back_and_are_legal(name: str) -> None:
         (U4, {"a.dtype": "e2m1"}, "block-scales", "for e2m1 x bf16 B must have none, and A 1x32e8"),
         (U4, {"a.dtype": "e2m1", "a.scale": "none"}, "block-scales", "for e2m1 x bf16 B must have none, and A 1x32e8"),
         (U4, {"a.scale": "1x32e8"}, "block-scales", "A none, 1x32, 1x64"),
+        (U4, {"stages": 3}, "min-stages", "stages is 3; it must be at least 4"),
         (U4, {"tile.k": 64}, "tile-k", "with a u4 A that 4 warpgroups share it must be 128 or 256"),
         (U4, {"tile.k": 96, "tile.m": 128}, "tile-k", "with a u4 A it must be 64, 128 or 256"),
         (U4, {"tile.k": 256, "a.dtype": "s8"}, "tile-k", "it must be 64 or 128"),
