@@ -187,8 +187,11 @@ def test_formats_that_experts_do_not_have_are_named() -> None:
 
 def test_experts_of_other_models_do_not_run() -> None:
     model = built("Qwen3-MoE", experts="gemmill")
-    experts_of(model)._apply_gate = lambda sums: sums.chunk(2, -1)[0]
-    with pytest.raises(OperandError, match=r"the model has experts with an act.*choose another experts_implementation"):
+    experts_of(model).act_fn = torch.nn.Softplus()
+    with pytest.raises(OperandError, match=r"the activation of experts, Qwen3MoeExperts._apply_gate, is not known"):
+        model(input_ids=prompt(model))
+    experts_of(model).has_gate = False
+    with pytest.raises(OperandError, match="experts without a gate"):
         model(input_ids=prompt(model))
 
 

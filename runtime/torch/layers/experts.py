@@ -109,7 +109,8 @@ class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installe
         with torch.no_grad():
             first = gate_up if weights in _WIDE else interleaved(gate_up)
             held = {**stored("w1", first, weights, dtype), **stored("w2", down, weights, dtype)}
-            held |= {name: x if x.dtype.itemsize == 2 else x.to(dtype) for name, x in biases.items()}
+            for name, bias in biases.items():
+                held[name] = (bias if bias.dtype.itemsize == 2 else bias.to(dtype)).contiguous()
         trained = {name for name, x in given.items() if x.requires_grad} if weights in _WIDE else set()
         layer._hold(held, weights, activation, trained, dtype)
         return layer

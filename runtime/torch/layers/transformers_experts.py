@@ -8,14 +8,14 @@ method ``_apply_gate`` is the activation.
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.util
 import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -53,11 +53,9 @@ def fault_of(module: torch.nn.Module) -> str:
     narrow = {x.dtype for name in _WEIGHTS if (x := module._parameters[name]).dtype.itemsize == 1}
     if narrow:
         return f"experts of {' and '.join(sorted(map(str, narrow)))}"
-    return (
-        ""
-        if expression_of(module)
-        else f"experts with an activation, {type(module).__name__}._apply_gate, that is not known"
-    )
+    if "_apply_gate" in vars(module) or _activation(*_gate(module)) is None:
+        return f"experts with an activation, {type(module).__name__}._apply_gate, that is not known"
+    return ""
 
 
 def converted(module: torch.nn.Module, weights: str) -> Experts:
@@ -69,7 +67,7 @@ def converted(module: torch.nn.Module, weights: str) -> Experts:
     if module.has_bias:
         biases = dict(zip(("gate_bias", "up_bias"), _halves(module.gate_up_proj_bias, module), strict=True))
         biases["b2"] = module.down_proj_bias
-    activation = expression_of(module)
+    activation = _activation(*_gate(module))
     assert activation is not None
     if not module.is_concatenated:
         gate_up = torch.cat(_halves(gate_up, module), 1)
@@ -92,7 +90,9 @@ def forward(
     Raises:
         OperandError: gemmill does not support the module.
     """
-    epilogue = _epilogue(module)
+    if not module.has_gate or getattr(module, "has_post_expert_norm", False):
+        raise OperandError("experts without a gate, or with a norm, do not run: choose another experts_implementation")
+    epilogue = _epilogue(_gate(module), module.has_bias, module.is_transposed)
     gate_up, down = module.gate_up_proj, module.down_proj
     if module.is_transposed:
         gate_up, down = gate_up.mT, down.mT
@@ -106,48 +106,64 @@ def forward(
     return run(x, gate_up, down, top_k_index, top_k_weights, activation=epilogue, out_dtype=dtype, **biases)
 
 
-_KNOWN: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
-"""The epilogues of modules that have run."""
+Gate = tuple[type, type | None, float | None, float | None, bool]
+"""What decides the activation of a module of experts: its class, that of its ``act_fn``, limit and alpha, and whether
+it is concatenated. Dynamo knows all as constants."""
+_LIMITS, _ALPHAS = ("limit", "swiglu_limit"), ("alpha", "swiglu_alpha")
 
 
-def _epilogue(module: torch.nn.Module) -> str:
-    """The epilogue of a module's first product."""
-    if module not in _KNOWN:
-        if fault := fault_of(module):
-            raise OperandError(
-                f"the model has {fault}, which gemmill does not run: choose another experts_implementation"
-            )
-        order = "" if not module.is_concatenated else "8" if module.is_transposed else "_half"
-        names = f"gate{order}", f"up{order}"
-        _KNOWN[module] = epilogue_of(expression_of(module) or "", *names, module.has_bias)
-    return _KNOWN[module]
+def _gate(module: torch.nn.Module) -> Gate:
+    """Of a module of experts."""
+    function = getattr(module, "act_fn", None)
+    limit, alpha = getattr(module, _LIMITS[0], None), getattr(module, _ALPHAS[0], None)
+    if limit is None:
+        limit = getattr(module, _LIMITS[1], None)
+    if alpha is None:
+        alpha = getattr(module, _ALPHAS[1], None)
+    return type(module), None if function is None else type(function), limit, alpha, module.is_concatenated
 
 
-def expression_of(module: torch.nn.Module) -> str | None:
-    """The activation of a module of experts as an expression of ``gate`` and ``up``: the first of those that models
-    have that gives what ``_apply_gate`` gives, on values from -12 to 12. None if there is none."""
-    points = torch.linspace(-12, 12, 49, dtype=torch.float64)
+def _epilogue(gate: Gate, has_bias: bool, is_transposed: bool) -> str:
+    """The epilogue of the first product of a module.
+
+    Raises:
+        OperandError: its activation is not known.
+    """
+    activation, is_concatenated = _activation(*gate), gate[-1]
+    if activation is None:
+        raise OperandError(
+            f"the activation of experts, {gate[0].__name__}._apply_gate, is not known: choose another "
+            "experts_implementation"
+        )
+    order = "" if not is_concatenated else "8" if is_transposed else "_half"
+    return epilogue_of(activation, f"gate{order}", f"up{order}", has_bias)
+
+
+@functools.lru_cache(64)
+def _activation(
+    kind: type, function: type | None, limit: float | None, alpha: float | None, is_concatenated: bool
+) -> str | None:
+    """The activation of modules of experts as an expression of ``gate`` and ``up``: the first of those that models have
+    that gives what ``_apply_gate`` gives, on values from -12 to 12. None if there is none."""
+    points = torch.linspace(-12, 12, 49, dtype=torch.float64, device="cpu")
     gate, up = (x.flatten() for x in torch.meshgrid(points, points, indexing="ij"))
-    halves = (gate, up)
-    sums = torch.cat(halves) if module.is_concatenated else torch.stack(halves, -1).flatten()
+    sums = torch.cat((gate, up)) if is_concatenated else torch.stack((gate, up), -1).flatten()
     try:
+        module = SimpleNamespace(**dict.fromkeys(_LIMITS, limit), **dict.fromkeys(_ALPHAS, alpha))
+        module.act_fn = None if function is None else function()
         with torch.no_grad():
-            wanted = module._apply_gate(sums[None])[0]
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):  # it takes other shapes
+            wanted = kind._apply_gate(module, sums[None])[0]  # type: ignore[attr-defined]
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):  # it needs more than that
         return None
-    for text in _candidates(module):
+    for text in _candidates(limit, alpha):
         given = values(read_epilogue(f"d = {text}"), {"gate": gate, "up": up}, ARRAYS, gate.new_tensor)["d"]
         if wanted.shape == given.shape and torch.allclose(wanted.double(), given, rtol=1e-6, atol=1e-6):
             return text
     return None
 
 
-def _candidates(module: torch.nn.Module) -> Iterator[str]:
-    """Activations of models, with the numbers that a module holds."""
-    numbers = {name: x for name, x in vars(module).items() if isinstance(x, int | float) and not isinstance(x, bool)}
-    alpha, limit = (
-        next((x for name, x in numbers.items() if name.endswith(word)), None) for word in ("alpha", "limit")
-    )
+def _candidates(limit: float | None, alpha: float | None) -> Iterator[str]:
+    """Activations of models."""
     for name in ACTIVATIONS:
         yield f"{name}(gate) * up"
     if limit is None:
