@@ -48,7 +48,7 @@ def test_random_legal_configs_compile_without_spills(drawn: slice, compiler: Com
             pytest.param(name, marks=pytest.mark.heavy)
             for name in (
                 "sm90a_bf16k16_bf16mn16_f32_none_bf16n16_256x192x64_2x1_cooperative_s3_m8_k1_linear",
-                "sm90a_s4k16s1x32_f16k16_f32_none_f16m16_64x32x256_2x1_cooperative_s7_m1_k1_linear",
+                "sm90a_s4k16s1x32_f16k16_f32_none_f16m16_64x32x256_2x1_cooperative_s4_m1_k1_linear",
             )
         ),
     ],

@@ -556,10 +556,10 @@ class WgmmaPlan(KernelPlan):
 
     @part
     def auto_stages(self) -> int:
-        """Stages for ``stages: auto``: the most that fit beside two buffers of D, up to :attr:`max_auto_stages`; can be
-        below 2."""
+        """Stages for ``stages: auto``: the most that fit beside two buffers of D, up to :attr:`max_auto_stages`, a
+        multiple of :attr:`slices`; can be below 2."""
         room = self._stages_room - (AUTO_D_BUFFERS - MIN_D_BUFFERS) * self.bytes_per_d_buffer
-        return max(0, min(self.max_auto_stages, room // self.bytes_per_stage))
+        return max(0, min(self.max_auto_stages, room // self.bytes_per_stage)) // self.slices * self.slices
 
     @member
     def shared_bytes(self) -> int:

@@ -620,14 +620,17 @@ def epilogue_box(plan: WgmmaPlan) -> str | None:
 
 @rule(
     "min-stages",
-    ("stages", "tile.m", "schedule", "a.dtype", "b.dtype"),
+    ("stages", "schedule", "tile.m", "a.dtype", "b.dtype"),
     "CUTLASS include/cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp: at least 2 stages",
     WgmmaPlan,
 )
 def min_stages(plan: WgmmaPlan) -> str | None:
-    """``stages`` must be at least 2, and 4 if four warpgroups take stages in turn."""
-    stages, least = plan.config.stages, max(MIN_STAGES, plan.slices)
-    return None if stages >= least else f"stages is {stages}; it must be at least {least}"
+    """``stages`` must be at least 2. Where warpgroups take stages in turn, it must be a multiple of their number: the
+    parity of an mbarrier distinguishes only two laps, so that each must take the same stages in all laps of a tile."""
+    stages, taking_turns = plan.config.stages, plan.slices
+    if stages % taking_turns:
+        return f"stages is {stages}; it must be a multiple of {taking_turns}, the warpgroups that take stages in turn"
+    return None if stages >= MIN_STAGES else f"stages is {stages}; it must be at least {MIN_STAGES}"
 
 
 @rule(

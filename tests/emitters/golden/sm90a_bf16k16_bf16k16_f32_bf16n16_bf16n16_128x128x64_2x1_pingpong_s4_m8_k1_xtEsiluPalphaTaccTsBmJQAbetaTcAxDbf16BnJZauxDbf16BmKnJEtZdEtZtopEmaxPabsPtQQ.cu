@@ -31,7 +31,7 @@ struct Epilogue : gemmill::NoMatrices {
   using Compute = float;
   static constexpr bool kIsExpression = true;
   static constexpr bool kIsPartial = false;
-  static constexpr bool kGated = false;
+  static constexpr bool kGated = false, kGatesHalves = false;
   static constexpr int kGateColumns = 0, kGateRows = 0, kScaledColumns = 0;
   static constexpr int kTotals = 1, kRowTotals = 0, kColumnTotals = 0;
   static constexpr int kReductions = kTotals + kRowTotals + kColumnTotals;

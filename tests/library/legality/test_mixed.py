@@ -37,8 +37,8 @@ def test_names_parse_back_and_are_legal(name: str) -> None:
         (U4, {"a.dtype": "e2m1"}, "block-scales", "for e2m1 x bf16 B must have none, and A 1x32e8"),
         (U4, {"a.dtype": "e2m1", "a.scale": "none"}, "block-scales", "for e2m1 x bf16 B must have none, and A 1x32e8"),
         (U4, {"a.scale": "1x32e8"}, "block-scales", "A none, 1x32, 1x64"),
-        (U4, {"stages": 3}, "min-stages", "stages is 3; it must be at least 4"),
         (U4, {"tile.k": 64}, "tile-k", "with a u4 A that 4 warpgroups share it must be 128 or 256"),
+        (U4, {"stages": 15}, "min-stages", "stages is 15; it must be a multiple of 4, the warpgroups that take stages"),
         (U4, {"tile.k": 96, "tile.m": 128}, "tile-k", "with a u4 A it must be 64, 128 or 256"),
         (U4, {"tile.k": 256, "a.dtype": "s8"}, "tile-k", "it must be 64 or 128"),
         (U4, {"tile.n": 80}, "accumulator-registers", "the limit for 4 consumer warpgroups is 48"),
@@ -79,5 +79,6 @@ def test_four_warpgroups_share_64_rows_by_slices_of_k() -> None:
     assert plan(U4, {}).slices == plan(U4, {}).consumer_warpgroups == 4
     assert plan(U4, {}).storing_warpgroups == 1
     assert plan(U4, {}).warpgroup_m == 64
+    assert plan(U4, {"tile.n": 32}).auto_stages % 4 == 0
     assert plan(U4, {"schedule": "pingpong"}).slices == 1
     assert legal(changed(U4, {"schedule": "pingpong"}))

@@ -57,25 +57,6 @@ struct CollectiveMainloop {
     }
   };
 
-  /// If warpgroups take stages in turn, limits the stages in flight so that a warpgroup that waits for a stage finds its
-  /// slot at most a lap behind: the parity of an mbarrier distinguishes only two. Loads may arrive in any order. When a
-  /// warpgroup's stage, `kSlices` stages before, is full, the stage a lap before is then full too.
-  struct LoadLimit {
-    static constexpr int kMost = Traits::kSlices > 1 ? Config::kStages - Traits::kSlices : 0;
-    Position oldest;
-    int in_flight = 0;
-
-    /// Called before a stage is loaded.
-    __device__ void operator()(StagePipeline& pipeline) {
-      if constexpr (kMost > 0) {
-        if (in_flight++ < kMost) return;
-        pipeline.wait_full(oldest);
-        oldest.advance();
-      }
-    }
-  };
-  static_assert(Traits::kSlices == 1 || Config::kStages >= Traits::kSlices, "each warpgroup has a stage of a lap");
-
   /// The producer loop. One thread issues the loads. With groups along M or N the whole warp runs the loop, because
   /// the scheduler uses warp votes.
   __device__ static void load(Params const& params, Storage storage, Scheduler& scheduler) {
@@ -90,7 +71,6 @@ struct CollectiveMainloop {
     LoadA const load_a{params.a, params.a_tail, n, uint16_t(row), params.m};
     LoadB const load_b{params.b, params.b_tail, m, uint16_t(column), params.n};
     BesideB const beside_b{params, m};
-    LoadLimit limit;
 
     Position at;
     bool waits = !Traits::kReadsGroups;
@@ -104,7 +84,6 @@ struct CollectiveMainloop {
       auto const tile_b = load_b.tile(work.n);
       for (int k_tile = work.k_tile; k_tile < work.k_tile + work.k_tiles; ++k_tile, at.advance()) {
         if (!issues) continue;
-        limit(pipeline);
         pipeline.acquire(at, bytes);
         uint64_t& full = pipeline.full[at.stage];
         char* const stage_a = storage.base + Storage::kOffsetTmaA + at.stage * A::kBytes;

@@ -51,6 +51,9 @@ struct WgmmaTraits {
   /// The number of consumer warpgroups that take the stages of a tile in turn: all of them for mixed input in tiles of 64
   /// rows, else 1. A warp so waits for one stage of several, and upconverts more in between.
   static constexpr int kSlices = kMixed && !kPingpong && Config::kTileM == 64 ? kConsumers : 1;
+  /// The parity of an mbarrier distinguishes only two laps, and loads may arrive in any order. In a tile a warpgroup
+  /// therefore takes the same stages in all laps; all have met after the tile before.
+  static_assert(Config::kStages % kSlices == 0, "a warpgroup sees all laps of its stages");
   static constexpr int kStorers = kSlices > 1 ? 1 : kConsumers;
   /// The K of a stage whose fragments a warpgroup holds at a time, if it takes stages in turn.
   static constexpr int kStepK = Config::kTileK / kSlices;
