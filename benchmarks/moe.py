@@ -263,12 +263,19 @@ def ours(weights: Weights, tokens: Sequence[Any], registry: Any) -> Side:
     def combine(i: int) -> None:
         gemmill.combine(y, routing.places, tokens[i].weights, out=plans[i].out)
 
+    def copy(i: int) -> None:
+        for launch in plans[i].copies:
+            launch.launch(torch.cuda.current_stream().cuda_stream)
+
+    parts: dict[str, Launch] = {"route": route}
+    if plans[0].copies:
+        parts["copy"] = copy
     return Side(
         lambda i: plans[i](),
         [plan.out for plan in plans],
         {"kernels": {"FC1": plans[0].first.choice.name, "FC2": plans[0].second.choice.name}},
         lambda i: gemmill.moe(*operands[i], **keywords),
-        {"route": route, "FC1": lambda i: plans[i].first(), "FC2": lambda i: plans[i].second(), "combine": combine},
+        parts | {"FC1": lambda i: plans[i].first(), "FC2": lambda i: plans[i].second(), "combine": combine},
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.legality.quantities import TMA_ALIGN
+from gemmill.library.problem import upconverts_a
 from gemmill.runtime.api.launch_sequence import Addresses, SharedLaunches
 from gemmill.runtime.api.prepare import prepare
 from gemmill.runtime.api.read import read_call
@@ -16,7 +17,6 @@ from gemmill.runtime.launch.routing import CombineLaunch, GatherLaunch, RouteLau
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.operands.experts import Piece, in_memory, layer_extents, memory_pieces, transposed
-from gemmill.runtime.operands.narrow_experts import is_narrow
 from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.operands.routing import (
     BoundCombine,
@@ -131,7 +131,7 @@ def bind_layer(
     extents = layer_extents(tensors, read_epilogue(epilogue))
     x, out = tensors["x"], tensors["out"]
     are_apart = x.shape[0] < 2 or x.strides[0] >= x.shape[1]
-    narrow = is_narrow(tensors["w1"].dtype, x.dtype)
+    narrow = upconverts_a(tensors["w1"].dtype, x.dtype)
     copied = narrow or x.dtype == "e4m3"  # kernels upconvert the weights of stored rows; with scales, a copy is faster
     gathers = not copied and are_apart and has_aligned_rows(x, TMA_ALIGN)
     pieces, size = memory_pieces(extents, x.dtype, not gathers)

@@ -166,8 +166,9 @@ class MoePlan(PlanOfLaunches):
         """The plan of the first product."""
         self.second = Plan(layer.second, prepare(layer.second), stream)
         """The plan of the second product."""
-        launches: list[TokenLaunch | Plan] = [RouteLaunch(layer.route, handle)]
-        launches += [GatherLaunch(copy, handle) for copy in layer.copies]
+        self.copies = [GatherLaunch(copy, handle) for copy in layer.copies]
+        """The launches that copy rows of tokens, and their scales, in this order."""
+        launches: list[TokenLaunch | Plan] = [RouteLaunch(layer.route, handle), *self.copies]
         launches += [self.first, self.second, CombineLaunch(layer.combine, handle)]
         super().__init__(launches, layer.out, layer, stream)
 

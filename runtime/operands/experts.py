@@ -13,10 +13,10 @@ from gemmill.library.dtypes import DTypeName, default_output
 from gemmill.library.epilogues.tree import Epilogue, fault_of_n
 from gemmill.library.errors import OperandError
 from gemmill.library.legality.quantities import TMA_ALIGN, align_up
+from gemmill.library.problem import upconverts_a
 from gemmill.library.wording import one_of
 from gemmill.runtime.operands import narrow_experts
 from gemmill.runtime.operands.matrices import SCALE_BLOCK
-from gemmill.runtime.operands.narrow_experts import OF_GROUPS, is_narrow
 from gemmill.runtime.operands.routing import shape_of_slots
 from gemmill.runtime.operands.tensors import TensorView, check_devices
 
@@ -145,7 +145,7 @@ def layer_extents(tensors: Mapping[str, TensorView], activation: Epilogue) -> La
         if len(tensors[name].shape) != rank:
             raise OperandError(f"{name} has shape {tensors[name].shape}; it must be {form}")
     tokens, slots = shape_of_slots("topk_ids", ids)
-    extents, narrow = LayerExtents(tokens, slots, w2.shape[0], x.shape[1], w2.shape[2]), is_narrow(w1.dtype, x.dtype)
+    extents, narrow = LayerExtents(tokens, slots, w2.shape[0], x.shape[1], w2.shape[2]), upconverts_a(w1.dtype, x.dtype)
     shapes = layer_shapes(extents, activation)
     if narrow:
         given = {name: tensor.shape for name, tensor in tensors.items()}
@@ -153,7 +153,7 @@ def layer_extents(tensors: Mapping[str, TensorView], activation: Epilogue) -> La
     for name, shape in shapes.items():
         if name in tensors and tensors[name].shape != shape:
             advice = ""
-            if narrow and name in OF_GROUPS:
+            if narrow and name in narrow_experts.OF_GROUPS:
                 advice = narrow_experts.advice_on_groups(name, w1.dtype, tensors[name].shape, shape)
             raise OperandError(
                 f"{name} has shape {tensors[name].shape}; with x {x.shape}, w2 {w2.shape}, topk_ids {ids.shape} and "

@@ -9,7 +9,6 @@ from gemmill.library.e2m1 import MX_BLOCK
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
 from gemmill.library.legality.quantities import TMA_ALIGN
-from gemmill.library.problem import upconverts_a
 from gemmill.library.wording import one_of
 from gemmill.runtime.operands.matrices import GROUP_SIZES
 from gemmill.runtime.operands.tensors import TensorView, unpacked
@@ -17,11 +16,6 @@ from gemmill.runtime.operands.tensors import TensorView, unpacked
 OF_GROUPS: Mapping[str, str] = {"w1_scale": "w1", "w1_zero": "w1", "w2_scale": "w2", "w2_zero": "w2"}
 """Scales and zero points of groups of elements along K, by keyword, and the weights that they are of."""
 ZEROS = tuple(name for name in OF_GROUPS if name.endswith("zero"))
-
-
-def is_narrow(weights: DTypeName, tokens: DTypeName) -> bool:
-    """Whether kernels upconvert weights to the dtype of tokens."""
-    return upconverts_a(weights, tokens)
 
 
 def elements_of(tensors: Mapping[str, TensorView], dtype: DTypeName) -> dict[str, TensorView]:

@@ -17,6 +17,7 @@ from gemmill.library.epilogues.tree import Epilogue, fault_of_n
 from gemmill.library.errors import OperandError
 from gemmill.library.input.keywords import unexpected
 from gemmill.library.legality.quantities import TMA_ALIGN
+from gemmill.library.problem import upconverts_a
 from gemmill.runtime.api.expert_layer import epilogue_of, quantising
 from gemmill.runtime.api.moe import launch_moe
 from gemmill.runtime.api.read import KEYWORDS
@@ -178,7 +179,7 @@ def _w_dtype(call: Arguments) -> DTypeName:
 
 def _is_narrow(call: Arguments) -> bool:
     """Whether the weights are narrower than the tokens."""
-    return narrow_experts.is_narrow(_w_dtype(call), dtype_named(call["x"].dtype, "x"))
+    return upconverts_a(_w_dtype(call), dtype_named(call["x"].dtype, "x"))
 
 
 def _elements_in_byte(call: Arguments) -> int:
