@@ -140,7 +140,8 @@ def e2m1_values(config: GemmConfig, scales: Any, factor: float, registry: Regist
     options = {"b_dtype": "e2m1", "b_scale": scale.view(torch.float8_e8m0fnu)}
     found = gemmill.matmul(a, packed.T, registry=registry, kernel=config, **options)
     values = torch.tensor(VALUES, dtype=torch.float64, device="cuda")[codes]
-    return found.T.double() / factor, values * 2.0 ** (scales.double() - 127)[:, None]
+    powers = scales.byte().view(torch.float8_e8m0fnu).float().double()  # 2.0 ** x is not exact on GPUs
+    return found.T.double() / factor, values * powers[:, None]
 
 
 E2M1_CONFIGS = [c for c in CONFIGS if c.a.dtype == "e2m1" and c.c is None]

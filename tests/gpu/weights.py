@@ -87,7 +87,7 @@ def _e2m1_weights(config: GemmConfig, n: int, k: int, *, exact: bool, seed: int)
     scale.tensor.copy_(integers(125 if exact else 110, 128, (k // MX_BLOCK, n), seed + 1))
     codes = from_fragment_order(packed.tensor.int(), torch).long()
     values = torch.tensor(VALUES, dtype=torch.float64, device="cuda")[codes]
-    values *= spread(2.0 ** (scale.tensor.double() - 127), MX_BLOCK, k)
+    values *= spread(scale.tensor.view(torch.float8_e8m0fnu).float(), MX_BLOCK, k)
     return Weights(packed, config.a.dtype, scale, None, values.to(wide))
 
 

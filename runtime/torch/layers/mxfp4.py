@@ -81,8 +81,8 @@ def quantised_mxfp4(weight: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Ten
         values_of = values.float().unflatten(-1, (-1, MX_BLOCK))
         largest = values_of.abs().amax(-1)
         powers.copy_((torch.frexp(largest).exponent - 1 - _LARGEST_EXPONENT + _BIAS).clamp(min=least))
-        fraction = torch.ldexp(values_of, _BIAS - powers[..., None])
-        numbers.copy_(_in_fragment_order(_rounded(fraction).flatten(-2)))
+        scale = powers.clamp(max=greatest).to(torch.uint8).view(torch.float8_e8m0fnu).float()  # ldexp may round
+        numbers.copy_(_in_fragment_order(_rounded(values_of / scale[..., None]).flatten(-2)))
     if not weight.is_meta and bool((exponents > greatest).any() | ~weight.isfinite().all()):
         most = 2.0 ** (greatest - _BIAS + _LARGEST_EXPONENT + 1)
         raise OperandError(
