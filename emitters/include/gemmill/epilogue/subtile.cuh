@@ -56,7 +56,7 @@ struct Subtile {
       for (int i = 0; i < kHalves * Units; ++i) packed[i] = pack(Element{}, values[2 * i], values[2 * i + 1]);
       // Each lane passes the address of one row (n-major) or column (m-major) of one of stmatrix's 8 x 8 matrices.
       int const half = kHalves == 2 ? lane / 8 % 2 * 8 : 0;
-      int const unit = Units == 2 ? lane / (8 * kHalves) % 2 * 8 : 0;
+      int const unit = Units == 1 ? 0 : kHalves == 2 ? lane / 16 * 8 : lane / 8 % 2 * 8;
       int const at = Major == MajorOut::N ? offset(warp * kWarpRows + half + lane % 8, column + unit)
                                           : offset(warp * kWarpRows + half, column + unit + lane % 8);
       store_matrices<Major == MajorOut::M>(subtile + at, packed);
