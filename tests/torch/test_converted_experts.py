@@ -180,6 +180,24 @@ def test_experts_that_convert_leaves_are_named(reason: str) -> None:
     assert isinstance(result.model.layers[0].mlp.experts, gemmill.torch.Experts)
 
 
+@pytest.mark.parametrize("weights", LIMITS)
+@pytest.mark.parametrize("name", ["Qwen3-MoE", "gpt-oss"])
+def test_the_checkpoint_of_a_model_loads_into_what_it_became(name: str, weights: str) -> None:
+    first, second = built(name), built(name)
+    with torch.no_grad():
+        for x in first.parameters():
+            x.zero_()
+    model, _ = converted(first, weights)
+    for assign in (False, True):
+        model.load_state_dict(second.state_dict(), assign=assign)
+        given = tokens_for(second)
+        assert torch.equal(experts_of(model)(*given), experts_of(converted(second, weights)[0])(*given))
+    tensors = second.state_dict()
+    del tensors["model.layers.1.mlp.experts.down_proj"]
+    with pytest.raises(RuntimeError, match=r"model\.layers\.1\.mlp\.experts\.gate_up_proj: 'down_proj'"):
+        model.load_state_dict(tensors)
+
+
 def test_formats_that_experts_do_not_have_are_named() -> None:
     _, warning = converted(built("Qwen3-MoE"), "e4m3_rows")
     assert "'model.layers.0.mlp.experts', 'model.layers.1.mlp.experts' (experts, which have no format" in warning

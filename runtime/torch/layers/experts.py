@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,6 +28,35 @@ BIASES = ("gate_bias", "up_bias", "b2")
 
 _WIDE = ("bf16", "f16")
 """Those that can be trained, and whose weights have the order of models."""
+
+
+class Order(NamedTuple):
+    """How a model of transformers orders the tensors of experts: ``gate_up_proj``, ``down_proj``, and those with
+    ``_bias`` after these names."""
+
+    is_transposed: bool = False
+    """Whether weights are (experts, H, 2 F) and (experts, F, H)."""
+    is_concatenated: bool = True
+    """Whether the gate's columns come before those of up. Otherwise they alternate."""
+
+    def read(self, tensors: Stored) -> tuple[torch.Tensor, torch.Tensor, Stored]:
+        """The arguments of :meth:`Experts.of`."""
+        gate_up, down = tensors["gate_up_proj"], tensors["down_proj"]
+        if self.is_transposed:
+            gate_up, down = gate_up.mT, down.mT
+        biases: Stored = {}
+        if "down_proj_bias" in tensors:
+            biases = dict(
+                zip(BIASES, (*self.halves(tensors["gate_up_proj_bias"]), tensors["down_proj_bias"]), strict=True)
+            )
+        return gate_up if self.is_concatenated else torch.cat(self.halves(gate_up), 1), down, biases
+
+    def halves(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The gate's part of a tensor (experts, 2 F, ...), and that of up."""
+        if self.is_concatenated:
+            gate, up = x.chunk(2, dim=1)
+            return gate, up
+        return x[:, ::2], x[:, 1::2]
 
 
 class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed where mypy runs
@@ -56,10 +85,14 @@ class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installe
     * ``gate_bias``, ``up_bias``: (experts, F), and ``b2``: (experts, H), or None.
 
     Only bf16 and f16 weights can be trained. ``Module.to(dtype)`` does not convert e4m3 weights and their scales.
+    ``load_state_dict`` takes these tensors, or those of the module that ``convert`` replaced, and quantises them.
 
     Raises:
         OperandError: ``weights`` or ``activation`` is not supported, or F does not fit the format.
     """
+
+    order = Order()
+    """How the model that was converted orders its tensors."""
 
     def __init__(
         self,
@@ -146,6 +179,20 @@ class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installe
             rows, self.w1, self.w2, topk_ids, topk_weights, activation=self._epilogue, out_dtype=x.dtype, **keywords
         )
         return d.reshape(x.shape)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        """Load tensors in the layer's format; convert those of a model."""
+        if f"{prefix}gate_up_proj" in state_dict:
+            names = [name for name in state_dict if name.startswith(prefix)]
+            tensors = {name.removeprefix(prefix): state_dict.pop(name) for name in names}
+            try:
+                layer = Experts.of(*self.order.read(tensors), self.weights, self.activation)
+            except (KeyError, OperandError) as error:
+                errors: list[str] = others[-1]
+                errors.append(f"{prefix}gate_up_proj: {error}")
+                return
+            state_dict.update({f"{prefix}{name}": x for name, x in layer.state_dict().items()})
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
         """Move all tensors, but convert the dtype of only those that follow the model's dtype."""

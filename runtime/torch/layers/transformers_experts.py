@@ -24,7 +24,7 @@ from gemmill.library.errors import OperandError
 from gemmill.runtime.api.moe import interleaved
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.torch.gradients.epilogue_rule import ARRAYS
-from gemmill.runtime.torch.layers.experts import Experts, epilogue_of, run
+from gemmill.runtime.torch.layers.experts import Experts, Order, epilogue_of, run
 from gemmill.runtime.torch.layers.linear import ACTIVATIONS
 
 _FLAGS = ("is_transposed", "is_concatenated", "has_bias", "has_gate")
@@ -60,26 +60,12 @@ def fault_of(module: torch.nn.Module) -> str:
 
 def converted(module: torch.nn.Module, weights: str) -> Experts:
     """The layer that replaces a module of experts, with its weights in a format."""
-    gate_up, down = (getattr(module, name) for name in _WEIGHTS)
-    if module.is_transposed:
-        gate_up, down = gate_up.mT, down.mT
-    biases = {}
-    if module.has_bias:
-        biases = dict(zip(("gate_bias", "up_bias"), _halves(module.gate_up_proj_bias, module), strict=True))
-        biases["b2"] = module.down_proj_bias
-    activation = _activation(*_gate(module))
+    activation, order = _activation(*_gate(module)), Order(module.is_transposed, module.is_concatenated)
     assert activation is not None
-    if not module.is_concatenated:
-        gate_up = torch.cat(_halves(gate_up, module), 1)
-    return Experts.of(gate_up, down, biases, weights, activation)
-
-
-def _halves(x: torch.Tensor, module: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gate's part of a tensor (experts, 2 F, ...), and that of up."""
-    if module.is_concatenated:
-        gate, up = x.chunk(2, dim=1)
-        return gate, up
-    return x[:, ::2], x[:, 1::2]
+    gate_up, down, biases = order.read({name: x for name, x in module._parameters.items() if x is not None})
+    layer = Experts.of(gate_up, down, biases, weights, activation)
+    layer.order = order
+    return layer
 
 
 def forward(
@@ -100,7 +86,7 @@ def forward(
         gate_up = interleaved(gate_up)
     biases = {}
     if module.has_bias:
-        gate, up = _halves(module.gate_up_proj_bias, module)
+        gate, up = Order(module.is_transposed, module.is_concatenated).halves(module.gate_up_proj_bias)
         biases = {"gate_bias": gate.contiguous(), "up_bias": up.contiguous(), "b2": module.down_proj_bias}
     x, dtype = hidden_states.to(gate_up.dtype), hidden_states.dtype
     return run(x, gate_up, down, top_k_index, top_k_weights, activation=epilogue, out_dtype=dtype, **biases)
