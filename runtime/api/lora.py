@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from gemmill.library.bits import ANY
 from gemmill.library.dtypes import DTypeName
 from gemmill.library.errors import OperandError
 from gemmill.runtime.api import caches
@@ -15,12 +16,13 @@ from gemmill.runtime.api.prepare import prepare
 from gemmill.runtime.api.read import read_call
 from gemmill.runtime.api.routing import Routing
 from gemmill.runtime.api.streams import Stream, allocate, allocates, handle_of, stream_to_follow
+from gemmill.runtime.launch.lora import ExpandLaunch, ShrinkLaunch
 from gemmill.runtime.launch.plan import Plan
 from gemmill.runtime.launch.routing import CombineLaunch, RouteLaunch, TokenLaunch
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.epilogue_arguments import is_number
 from gemmill.runtime.operands.experts import Piece, in_memory, packed, transposed
-from gemmill.runtime.operands.lora import ROUTED, LoraExtents, lora_extents
+from gemmill.runtime.operands.lora import ROUTED, BoundAdaptation, LoraExtents, adapts_directly, lora_extents
 from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.operands.routing import BoundCombine, BoundRoute, bind_combine, bind_route
 from gemmill.runtime.operands.tensors import Tensor, TensorView, view, view_table
@@ -40,7 +42,8 @@ def lora(
     ``out[t] = y[t] + scale * (x[t] @ a[i].T) @ b[i].T``, where i is ``adapter_ids[t]``.
 
     Tokens are sorted by adapter (:func:`gemmill.route`). Two grouped products gather the rows of x and multiply them by
-    ``a`` and by ``b``, and :func:`gemmill.combine` adds their rows to ``y``. The call never waits for the GPU.
+    ``a`` and by ``b``, and :func:`gemmill.combine` adds their rows to ``y``. Of few tokens, each reads its adapter
+    directly, in two launches, unless ``bits`` names an order. The call never waits for the GPU.
 
     Example:
         >>> routing = gemmill.route(adapter_ids[:, None], len(a))  # once for all layers
@@ -59,8 +62,8 @@ def lora(
             that of ``x``.
         bits: Which order of sums both products must have, as in :func:`gemmill.matmul`.
 
-    The rows between the products are rounded to the dtype of ``x``. Memory for them, of rank + N elements for each
-    token, is allocated by the library of ``x``, PyTorch or CuPy. ``stream`` and ``registry`` are as in
+    Products round their rows to the dtype of ``x``. Memory for these, of rank + N elements for each token, is allocated
+    by the library of ``x``, PyTorch or CuPy. ``stream`` and ``registry`` are as in
     :func:`gemmill.matmul`.
 
     Returns:
@@ -78,7 +81,7 @@ def lora(
         entry = caches.layers(given.signature(options))
     if (launches := entry.value) is None:
         bound = _bound(given, options)
-        entry.value = launches = _launches(bound)
+        entry.value = launches = _launches(bound, given.handle)
         launches.launch(given.handle, bound.tensors)
         return bound.out
     out, view_of_out = given.result()
@@ -100,19 +103,23 @@ def plan_lora(
     Args and errors are those of :func:`gemmill.lora`.
     """
     tensors = {"x": x, "a": a, "b": b, "adapter_ids": adapter_ids, "y": y, "scale": scale, "out": out}
-    bound = _bound(_Given.read("plan_lora", tensors, stream), {"registry": registry, "bits": bits})
-    return LoraPlan(bound, stream_to_follow(bound.shrink, stream))
+    given = _Given.read("plan_lora", tensors, stream)
+    bound = _bound(given, {"registry": registry, "bits": bits})
+    return LoraPlan(bound, given.handle, stream_to_follow(given.views["x"], given.handle, stream))
 # fmt: on
 
 
-class BoundLora(NamedTuple):
-    """The launches of a product with adapters, in order, on given tensors."""
+Step = BoundRoute | BoundAdaptation | GemmCall | BoundCombine
+"""What a launch does. An adaptation has two."""
 
-    route: BoundRoute | None
-    """None where the caller has sorted the tokens."""
-    shrink: GemmCall
-    expand: GemmCall
-    combine: BoundCombine
+
+class BoundLora(NamedTuple):
+    """The launches of a product with adapters, on given tensors."""
+
+    steps: tuple[Step, ...]
+    """In order."""
+    names: tuple[Sequence[str], ...]
+    """For each launch, the tensors whose addresses it takes."""
     tensors: Mapping[str, TensorView]
     """Tensors by keyword, and the memory between the launches as ``.``."""
     check: MemoryCheck
@@ -121,21 +128,6 @@ class BoundLora(NamedTuple):
     """Tensors between the launches."""
     out: Any
     """The result as an object of the caller's library."""
-
-    def addresses(self) -> Addresses:
-        """Return what gives the addresses that the launches take."""
-        offsets, rows, places = (name if self.route is None else f".{name}" for name in ROUTED)
-        names = {"a": "x", "rows": rows, "b": "a", "offsets": offsets, "out": ".inner"}
-        names_of_expand = {"a": ".inner", "b": "b", "offsets": offsets, "out": ".sums"}
-        return Addresses(
-            self.pieces,
-            (
-                *([("adapter_ids", offsets, rows, places)] if self.route else []),
-                [names.get(place, "") for place in self.shrink.places],
-                [names_of_expand.get(place, "") for place in self.expand.places],
-                (".sums", places, "scale", "y", "out"),
-            ),
-        )
 
 
 class LoraPlan(PlanOfLaunches):
@@ -147,15 +139,26 @@ class LoraPlan(PlanOfLaunches):
 
     _made_by = "gemmill.plan_lora"
 
-    def __init__(self, bound: BoundLora, stream: Callable[[], int]) -> None:
-        handle = bound.shrink.stream
-        self.shrink = Plan(bound.shrink, prepare(bound.shrink), stream)
-        """The plan of the product with ``a``."""
-        self.expand = Plan(bound.expand, prepare(bound.expand), stream)
-        """The plan of the product with ``b``."""
-        launches: list[TokenLaunch | Plan] = [RouteLaunch(bound.route, handle)] if bound.route else []
-        launches += [self.shrink, self.expand, CombineLaunch(bound.combine, handle)]
+    def __init__(self, bound: BoundLora, handle: int, stream: Callable[[], int]) -> None:
+        launches: list[TokenLaunch | Plan] = []
+        for step in bound.steps:
+            if isinstance(step, GemmCall):
+                launches.append(Plan(step, prepare(step), stream))
+            else:
+                launches += _launches_of(step, handle)
+        self.products = tuple(x for x in launches if isinstance(x, Plan))
+        """The plans of the products with ``a`` and with ``b``; none for few tokens."""
         super().__init__(launches, bound.out, bound, stream)
+
+
+def _launches_of(step: BoundRoute | BoundAdaptation | BoundCombine, handle: int) -> list[TokenLaunch]:
+    match step:
+        case BoundRoute():
+            return [RouteLaunch(step, handle)]
+        case BoundAdaptation():
+            return [ShrinkLaunch(step, handle), ExpandLaunch(step, handle)]
+        case _:
+            return [CombineLaunch(step, handle)]
 
 
 class _Given(NamedTuple):
@@ -214,9 +217,8 @@ def _bound(given: _Given, options: Mapping[str, Any]) -> BoundLora:
     """Bind a call, with memory that the library of ``x`` allocates."""
     extents = lora_extents(given.views)
     out, view_of_out = given.result()
-    bound = bind_lora(
-        {**given.views, "out": view_of_out}, extents, given.scale, {**options, "stream": given.handle}, given.allocate
-    )
+    options = {**options, "stream": given.handle}
+    bound = bind_lora({**given.views, "out": view_of_out}, extents, given.scale, options, given.allocate)
     return bound._replace(out=out)
 
 
@@ -239,41 +241,74 @@ def bind_lora(
     Raises:
         OperandError: a tensor or option does not fit.
     """
-    routes = "adapter_ids" in tensors
     x, out = tensors["x"], tensors["out"]
-    pieces, size = packed(extents.between(x.dtype, routes))
+    routes = "adapter_ids" in tensors
+    directly = options.get("bits", ANY) == ANY and adapts_directly(tensors, extents)
+    pieces, size = packed(extents.between(x.dtype, routes, directly))
     memory = view(allocate((size,), "u8"), "memory between launches", options["stream"])
     between = in_memory(pieces, memory)
-    offsets, rows, places = ((between if routes else tensors)[name] for name in ROUTED)
-    route = None
-    if routes:
-        ids = tensors["adapter_ids"]
-        of_slots = replace(ids, shape=(*ids.shape, 1), strides=(*ids.strides, 1))
-        route = bind_route(of_slots, extents.adapters, offsets, rows, places)
-    inner, sums = between["inner"], between["sums"]
-    shrink = read_call(
-        {"a": x, "rows": rows, "b": transposed(tensors["a"]), "offsets": offsets, "out": inner, **options}
-    )
-    expand = read_call(
-        {"a": inner, "b": transposed(tensors["b"]), "offsets": offsets, "out": sums, "alpha": scale, **options}
-    )
-    scales = tensors.get("scale")
-    weights = replace(scales, shape=(*scales.shape, 1), strides=(*scales.strides, 1)) if scales else None
-    combine = bind_combine(sums, places, weights, tensors.get("y"), out)
+    bind = _bind_directly if directly else _bind_products
+    steps, names = bind(tensors, between, scale, options)
     everything = {**tensors, ".": memory}
     may_be_out = ("y",) if "y" in tensors and tensors["y"].same_layout(out) else ()
     check = MemoryCheck(everything, {name: i for i, name in enumerate(everything)}, ("out",), may_be_out)
     check(tuple([tensor.ptr for tensor in everything.values()]))
-    return BoundLora(route, shrink, expand, combine, everything, check, pieces, out)
+    return BoundLora(steps, names, everything, check, pieces, out)
 
 
-def _launches(bound: BoundLora) -> SharedLaunches:
+Steps = tuple[tuple[Step, ...], tuple[Sequence[str], ...]]
+"""Steps, and the tensors of each launch."""
+
+
+def _bind_directly(
+    tensors: Mapping[str, TensorView], between: Mapping[str, TensorView], scale: float, _: Mapping[str, Any]
+) -> Steps:
+    """Return the launches for few tokens, each of which reads its adapter."""
+    ids = "adapter_ids" if "adapter_ids" in tensors else "places"
+    optional = (tensors.get(name) for name in ("offsets", "scale", "y"))
+    offsets, scales, y = optional
+    x, a, b, out = (tensors[name] for name in ("x", "a", "b", "out"))
+    step = BoundAdaptation(x, a, b, tensors[ids], offsets, between["inner"], scales, scale, y, out)
+    of_shrink = ("x", "a", ids, "offsets", ".inner")
+    return (step,), (of_shrink, (".inner", "b", ids, "offsets", "scale", "y", "out"))
+
+
+def _bind_products(
+    tensors: Mapping[str, TensorView], between: Mapping[str, TensorView], scale: float, options: Mapping[str, Any]
+) -> Steps:
+    """Return the launches that multiply the groups of all adapters."""
+    routes = "adapter_ids" in tensors
+    offsets, rows, places = ((between if routes else tensors)[name] for name in ROUTED)
+    at_offsets, at_rows, at_places = (f".{name}" if routes else name for name in ROUTED)
+    steps: list[Step] = []
+    names: list[Sequence[str]] = []
+    if routes:
+        steps.append(bind_route(_column(tensors["adapter_ids"]), offsets.shape[0], offsets, rows, places))
+        names.append(("adapter_ids", at_offsets, at_rows, at_places))
+    inner, sums = between["inner"], between["sums"]
+    a, b = transposed(tensors["a"]), transposed(tensors["b"])
+    shrink = {"a": tensors["x"], "rows": rows, "b": a, "offsets": offsets, "out": inner}
+    expand = {"a": inner, "b": b, "offsets": offsets, "out": sums, "alpha": scale}
+    of_shrink = {"a": "x", "rows": at_rows, "b": "a", "offsets": at_offsets, "out": ".inner"}
+    of_expand = {"a": ".inner", "b": "b", "offsets": at_offsets, "out": ".sums"}
+    for operands, named in ((shrink, of_shrink), (expand, of_expand)):
+        call = read_call({**operands, **options})
+        steps.append(call)
+        names.append([named.get(place, "") for place in call.places])
+    scales = tensors.get("scale")
+    weights = None if scales is None else _column(scales)
+    steps.append(bind_combine(sums, places, weights, tensors.get("y"), tensors["out"]))
+    names.append((".sums", at_places, "scale", "y", "out"))
+    return tuple(steps), tuple(names)
+
+
+def _column(vector: TensorView) -> TensorView:
+    return replace(vector, shape=(*vector.shape, 1), strides=(*vector.strides, 1))
+
+
+def _launches(bound: BoundLora, handle: int) -> SharedLaunches:
     """Return the launches for all tensors with the same layouts."""
-    handle = bound.shrink.stream
-    launches = (
-        *([RouteLaunch(bound.route, handle)] if bound.route else []),
-        prepare(bound.shrink).launcher,
-        prepare(bound.expand).launcher,
-        CombineLaunch(bound.combine, handle),
-    )
-    return SharedLaunches(launches, bound.addresses(), bound.tensors, bound.check)
+    launches: list[Any] = []
+    for step in bound.steps:
+        launches += [prepare(step).launcher] if isinstance(step, GemmCall) else _launches_of(step, handle)
+    return SharedLaunches(launches, Addresses(bound.pieces, bound.names), bound.tensors, bound.check)

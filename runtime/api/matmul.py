@@ -142,7 +142,7 @@ def _planning(declaration: Declaration) -> Callable[..., Plan]:
         arguments |= {"a": a, "b": b}
         refuse_dispatched("plan", arguments)
         call = declaration.read(arguments)
-        return Plan(call, prepare(call), stream_to_follow(call, arguments.get("stream")))
+        return Plan(call, prepare(call), stream_to_follow(call.tensors["a"], call.stream, arguments.get("stream")))
 
     return planned
 

@@ -122,7 +122,7 @@ def plan_moe(
     refuse_dispatched("plan_moe", {**tensors, **operands}, "call gemmill.torch.moe, or ")
     given = _Given.read(tensors, operands, stream, w_dtype)
     layer = _bound(given, activation, {"registry": registry, "bits": bits})
-    return MoePlan(layer, stream_to_follow(layer.first, stream))
+    return MoePlan(layer, stream_to_follow(given.views["x"], given.handle, stream))
 # fmt: on
 
 

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import OperandError
-from gemmill.runtime.operands.call import GemmCall
-from gemmill.runtime.operands.tensors import is_torch
+from gemmill.runtime.operands.tensors import TensorView, is_torch
 
 
 class SupportsCudaStream(Protocol):
@@ -53,13 +52,12 @@ def handle_of(a: Any, stream: Stream | None) -> int:
     return torch_stream()(a.get_device()) if is_torch(a) and a.is_cuda else 0
 
 
-def stream_to_follow(call: GemmCall, stream: Stream | None) -> Callable[[], int]:
-    """Return a function that gives the stream of each later launch: PyTorch's current one, where no stream was named
-    and A is a PyTorch tensor."""
-    a = call.tensors["a"]
+def stream_to_follow(a: TensorView, handle: int, stream: Stream | None) -> Callable[[], int]:
+    """Return a function that gives the stream of each later launch: that of the first, ``handle``, or PyTorch's current
+    one, where no stream was named and A is a PyTorch tensor."""
     if stream is None and is_torch(a.owner):
         return functools.partial(torch_stream(), a.device)
-    return functools.partial(_fixed_stream, call.stream, stream)
+    return functools.partial(_fixed_stream, handle, stream)
 
 
 def _fixed_stream(handle: int, _stream: Stream | None) -> int:

@@ -1,10 +1,12 @@
-"""Checks the tensors of ``lora``, and says how large the buffers between its launches are."""
+"""Checks the tensors of ``lora``, says which launches compute it, and how large the buffers between these are."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from gemmill.emitters.adapting import RANKS_OF_CTA, Adaptation
 from gemmill.emitters.combining import BITS
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import OperandError
@@ -18,6 +20,10 @@ WEIGHTS: tuple[DTypeName, ...] = ("bf16", "f16")
 """Dtypes of tokens and adapters."""
 ROUTED = ("offsets", "rows", "places")
 """Tensors of a :class:`gemmill.Routing`."""
+
+
+FEW = 4096
+"""Most tokens times rank for which reading an adapter again for each token is faster than products of groups."""
 
 
 class LoraExtents(NamedTuple):
@@ -46,16 +52,66 @@ class LoraExtents(NamedTuple):
             "places": (self.tokens, 1),
         }
 
-    def between(self, dtype: DTypeName, routes: bool) -> Shapes:
+    def between(self, dtype: DTypeName, routes: bool, directly: bool) -> Shapes:
         """Return the shapes and dtypes of the tensors between the launches by name.
 
         Args:
             dtype: Dtype of the tokens.
             routes: Whether the first launch sorts the tokens.
+            directly: Whether each token reads its adapter.
         """
         shapes = self.shapes()
+        if directly:
+            return {"inner": ((self.tokens, self.rank), "f32")}
         routing: Shapes = {name: (shapes[name], "s32") for name in ROUTED if routes}
         return routing | {"inner": ((self.tokens, self.rank), dtype), "sums": ((self.tokens, self.columns), dtype)}
+
+
+@dataclass(frozen=True, slots=True)
+class BoundAdaptation:
+    """The tensors of the kernels that multiply each token by its own adapter (emitters/adapting.py)."""
+
+    x: TensorView
+    a: TensorView
+    b: TensorView
+    ids: TensorView
+    """The ids of adapters, or, with ``offsets``, the places of the tokens."""
+    offsets: TensorView | None
+    inner: TensorView
+    """The sums of the first kernel."""
+    scales: TensorView | None
+    scale: float
+    y: TensorView | None
+    out: TensorView
+
+    @property
+    def kind(self) -> Adaptation:
+        """The kernels that read these tensors."""
+        y, scale = (x.dtype if x else None for x in (self.y, self.scales))
+        return Adaptation(self.x.dtype, self.offsets is not None, y, scale, self.out.dtype)
+
+    @property
+    def step(self) -> int:
+        """Bytes between ids."""
+        return 4 * (1 if self.ids.shape[0] < 2 else self.ids.strides[0])
+
+
+def adapts_directly(tensors: Mapping[str, TensorView], extents: LoraExtents) -> bool:
+    """Whether the kernels for few tokens are faster, and take these tensors."""
+    if extents.tokens * extents.rank > FEW or extents.rank % RANKS_OF_CTA:
+        return False
+    if "offsets" in tensors and tensors["offsets"].strides != (1,):
+        return False
+    for name in ("a", "b"):
+        factor = tensors[name]
+        steps = [step * DTYPES[factor.dtype].bytes for step in factor.strides[:2]]
+        if factor.strides[2] != 1 or factor.ptr % TMA_ALIGN or any(step % TMA_ALIGN for step in steps):
+            return False
+    return all(
+        has_aligned_rows(tensors[name], 2 * DTYPES[tensors[name].dtype].bytes)
+        for name in ("y", "out")
+        if name in tensors
+    )
 
 
 def lora_extents(tensors: Mapping[str, TensorView]) -> LoraExtents:

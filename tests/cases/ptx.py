@@ -160,7 +160,8 @@ class Warp:
     def shuffle(self, how: str, operand: str, values: Any, which: Any) -> None:
         assert self.active.all()
         lanes = np.arange(LANES)
-        source = (which & np.uint64(31)).astype(int) if how == "idx" else lanes - which.astype(int)
+        distance = which.astype(int)
+        source = {"idx": distance & 31, "bfly": lanes ^ distance & 31, "up": lanes - distance}[how]
         register, _, predicate = operand.partition("|")
         self.write(register, np.where(source >= 0, values[source], values), self.active)
         if predicate:

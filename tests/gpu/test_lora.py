@@ -8,6 +8,7 @@ import pytest
 from tests.gpu.harness import torch
 
 import gemmill.torch
+from gemmill.runtime.operands.lora import FEW
 
 pytestmark = pytest.mark.gpu
 
@@ -18,22 +19,30 @@ def drawn(*shape: int, dtype: Any = torch.bfloat16) -> Any:
     return torch.randint(-1, 2, shape, device="cuda").to(dtype)
 
 
-def wanted(x: Any, a: Any, b: Any, ids: Any, y: Any, scale: Any, dtype: Any) -> Any:
-    """The definition, with rows between the products and before the sum rounded to the dtype of x."""
+def wanted(x: Any, a: Any, b: Any, ids: Any, y: Any, scale: Any, dtype: Any, *, bits: str = "any") -> Any:
+    """The definition. Products round rows between them, and before the sum, to the dtype of x."""
+    rounds = bits != "any" or len(x) * a.shape[1] > FEW
     used = ((ids >= 0) & (ids < len(a)))[:, None]
     at = ids.long().where(used[:, 0], 0)
-    inner = torch.einsum("th,trh->tr", x.double(), a.double()[at]).to(x.dtype)
-    products = torch.einsum("tr,tnr->tn", inner.double(), b.double()[at])
-    per_token = isinstance(scale, torch.Tensor)
-    sums = (products if per_token else products * scale).to(x.dtype).double()
-    terms = torch.where(used, sums * scale[:, None].double() if per_token else sums, 0)
+
+    def rounded(values: Any) -> Any:
+        return values.to(x.dtype).double() if rounds else values
+
+    inner = rounded(torch.einsum("th,trh->tr", x.double(), a.double()[at]))
+    products = torch.einsum("tr,tnr->tn", inner, b.double()[at])
+    of_tokens = isinstance(scale, torch.Tensor)
+    sums = rounded(products) * scale[:, None].double() if of_tokens else rounded(products * scale)
+    terms = torch.where(used, sums, 0)
     return (terms if y is None else y.double() + terms).to(dtype)
 
 
+@pytest.mark.parametrize("bits", ["any", "k16"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("rank", [8, 16, 24, 32, 64, 128])
 @pytest.mark.parametrize(("tokens", "adapters"), [(1, 1), (5, 128), (64, 3), (300, 40), (1000, 1)])
-def test_tokens_get_the_products_of_their_adapters(tokens: int, adapters: int, rank: int, dtype: Any) -> None:
+def test_tokens_get_the_products_of_their_adapters(
+    tokens: int, adapters: int, rank: int, dtype: Any, bits: str
+) -> None:
     torch.manual_seed(tokens + rank)
     for columns in (136, 1024):
         x, a = drawn(tokens, HIDDEN, dtype=dtype), drawn(adapters, rank, HIDDEN, dtype=dtype)
@@ -41,22 +50,24 @@ def test_tokens_get_the_products_of_their_adapters(tokens: int, adapters: int, r
         ids = torch.randint(-1, adapters + 1, (tokens,), device="cuda")
         scales = torch.tensor([0.5, 2.0, -1.0], device="cuda").repeat(tokens)[:tokens]
         for scale in (0.5, scales):
-            found = gemmill.lora(x, a, b, ids, y=y, scale=scale)
-            assert torch.equal(found, wanted(x, a, b, ids, y, scale, dtype))
+            found = gemmill.lora(x, a, b, ids, y=y, scale=scale, bits=bits)
+            assert torch.equal(found, wanted(x, a, b, ids, y, scale, dtype, bits=bits))
         sums = torch.full((tokens, columns), float("nan"), device="cuda")
+        exact = wanted(x, a, b, ids, None, 1.0, torch.float32, bits=bits)
         routing = gemmill.route(ids.int()[:, None], adapters)
-        gemmill.lora(x, a, b, routing, out=sums)
-        assert torch.equal(sums, wanted(x, a, b, ids, None, 1.0, torch.float32))
-        gemmill.lora(x, a, b, ids.int(), y=sums, out=sums)
-        assert torch.equal(sums, 2 * wanted(x, a, b, ids, None, 1.0, torch.float32))
+        gemmill.lora(x, a, b, routing, out=sums, bits=bits)
+        assert torch.equal(sums, exact)
+        gemmill.lora(x, a, b, ids.int(), y=sums, out=sums, bits=bits)
+        assert torch.equal(sums, 2 * exact)
 
 
-def test_a_graph_holds_a_plan_for_all_ids() -> None:
+@pytest.mark.parametrize("bits", ["any", "k16"])
+def test_a_graph_holds_a_plan_for_all_ids(bits: str) -> None:
     tokens, adapters = 200, 9
     x, a, b, y = drawn(tokens, HIDDEN), drawn(adapters, 16, HIDDEN), drawn(adapters, 256, 16), drawn(tokens, 256)
     ids = torch.zeros(tokens, dtype=torch.int32, device="cuda")
     out = torch.empty_like(y)
-    with gemmill.plan_lora(x, a, b, ids, y=y, scale=2.0, out=out) as plan:
+    with gemmill.plan_lora(x, a, b, ids, y=y, scale=2.0, out=out, bits=bits) as plan:
         plan()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -65,7 +76,7 @@ def test_a_graph_holds_a_plan_for_all_ids() -> None:
             ids.random_(-1, high)
             x.copy_(drawn(tokens, HIDDEN))
             graph.replay()
-            assert torch.equal(out, wanted(x, a, b, ids, y, 2.0, torch.bfloat16))
+            assert torch.equal(out, wanted(x, a, b, ids, y, 2.0, torch.bfloat16, bits=bits))
 
 
 def test_gradients_are_those_of_each_token() -> None:
@@ -73,7 +84,8 @@ def test_gradients_are_those_of_each_token() -> None:
     tokens, adapters = 130, 6
     ids = torch.randint(-1, adapters, (tokens,), device="cuda")
     leaves = [drawn(tokens, 64), drawn(adapters, 8, 64), drawn(adapters, 72, 8), drawn(tokens, 72)]
-    found, exact = ([x.to(dtype).requires_grad_() for x in leaves] for dtype in (torch.bfloat16, torch.float64))
+    found = [x.clone().requires_grad_() for x in leaves]
+    exact = [x.double().requires_grad_() for x in leaves]
     x, a, b, y = found
     gemmill.torch.lora(x, a, b, ids, y=y, scale=0.5).sum().backward()
     x, a, b, y = exact
