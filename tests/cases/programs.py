@@ -30,6 +30,7 @@ OF_TENSORS = (
     "first_matmul",
     "fused_epilogue",
     "experts",
+    "mxfp4_experts",
     "fp8_block_scales",
     "u4_weights",
     "cuda_graph",
