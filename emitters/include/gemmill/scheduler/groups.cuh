@@ -27,8 +27,8 @@ struct GroupWork : Work {
 /// Each lane of a warp holds one of 32 groups, so that few votes find a tile, and empty groups cost nothing. Indices must
 /// increase from call to call. The whole warp must make each call.
 ///
-/// Where kernels skip blocks of 64 rows, the groups with the most blocks in their last tile come first of every 32. CTAs,
-/// which get every nth tile, then have about the same work.
+/// In tiles of 256 rows, the groups with the most blocks of 64 rows in their last tile come first of every 32. CTAs, which
+/// get every nth tile, then have about the same work.
 ///
 /// In clusters of 2x1, a last tile along M without a pair would leave a CTA idle. The CTAs take two such tiles along N.
 template <class Order, int TileK, bool Masked, class Params_ = GemmParams, BatchMode Mode = BatchMode::GroupedM>
@@ -39,8 +39,10 @@ struct RowGroupScheduler : SchedulerTraits<Mode> {
     /// Producers that gather rows have no register left for it.
     kPairs = kAlongM && Order::kClusterM == 2 && Order::kClusterSize == 2 && cute::is_same_v<Params_, GemmParams>,
     /// In smaller tiles it does not pay: a tile that takes less time leaves those that read the same B behind, and B
-    /// leaves L2 before they read it.
-    kSkipsBlocks = kAlongM && Order::kTileM == 256,
+    /// leaves L2 before they read it. In pairs, which share B, they cannot.
+    kSkipsBlocks = kPairs || (kAlongM && Order::kTileM == 256),
+    /// Whether groups come in the order of the blocks in their last tile.
+    kSorts = kAlongM && Order::kTileM == 256,
   };
 
   GemmParams const& params;
@@ -73,10 +75,7 @@ struct RowGroupScheduler : SchedulerTraits<Mode> {
     int const rows = group_end - group_begin;
     Order order = order_of(rows);
     int const place = index - (next - count(order, rows));
-    bool const beside = kPairs && place >= order.count();
-    auto const [m, n] = beside ? typename Order::Origin{(rows - 1) / Order::kTileM * Order::kTileM,
-                                                        ((place - order.count()) * 2 + rank) * Order::kTileN}
-                               : order.origin(place, rank);
+    auto const [m, n, beside] = place_of(order, rows, place);
     // All lanes have the same value. A reduction puts it into a uniform register, which leaves one more to the sums.
     int const group = __reduce_max_sync(~0u, chunk + holder);
     return {{kAlongM ? group_begin + m : m, kAlongM ? n : group_begin + n, group, Masked ? group : 0, 0, k_tiles(index)},
@@ -95,6 +94,38 @@ struct RowGroupScheduler : SchedulerTraits<Mode> {
 
   __device__ Order order_of(int rows) const {
     return kAlongM ? Order(paired(rows), params.n) : Order(params.m, rows);
+  }
+
+  struct Place {
+    int m, n;
+    bool beside;
+  };
+
+  /// Cluster tile `place` of a group of `rows`, given the order of those that have pairs.
+  ///
+  /// Tiles without a pair follow those that read the same B, which is then in L2. Strips of columns therefore hold all
+  /// their pairs, and then the two tiles for each cluster that have none. If the order walks along N, only the last
+  /// pairs are in such strips, of two tiles.
+  __device__ Place place_of(Order& order, int rows, int place) const {
+    if (kPairs && ceil_div(rows, Order::kTileM) % 2 == 1) {
+      constexpr bool kWalksN = Order::kRaster == Raster::N;
+      constexpr int kStrip = kWalksN ? 2 : align_up(Order::kSwizzle, 2);
+      int const first = kWalksN ? max(order.clusters_m - 1, 0) / Order::kSwizzle * Order::kSwizzle : 0;
+      int const pairs = order.clusters_m - first;
+      int in_strip = place - first * order.clusters_n;
+      if (in_strip >= 0) {
+        int const strip = in_strip / (pairs * kStrip + kStrip / 2);
+        in_strip -= strip * (pairs * kStrip + kStrip / 2);
+        int const column = strip * kStrip, width = min(kStrip, order.clusters_n - column);
+        int const alone = in_strip - pairs * width;
+        if (alone >= 0)
+          return {(rows - 1) / Order::kTileM * Order::kTileM, (column + alone * 2 + rank) * Order::kTileN, true};
+        int const pair = in_strip / width;
+        return {((first + pair) * 2 + rank) * Order::kTileM, (column + in_strip - pair * width) * Order::kTileN, false};
+      }
+    }
+    auto const [m, n] = order.origin(place, rank);
+    return {m, n, false};
   }
 
   /// The number of cluster tiles of a group, given the order of those that have pairs.
@@ -122,7 +153,7 @@ struct RowGroupScheduler : SchedulerTraits<Mode> {
     chunk = first;
     tiles = before;
     int const own = count(first + lane());
-    constexpr int kClasses = kSkipsBlocks ? Order::kTileM / 64 : 1;
+    constexpr int kClasses = kSorts ? Order::kTileM / 64 : 1;
     int const blocks = kClasses == 1 ? 0 : (end - begin - 1) % Order::kTileM / 64;  // of the last tile, less 1
 #pragma unroll 1
     for (int i = kClasses - 1; i >= 0; --i) {

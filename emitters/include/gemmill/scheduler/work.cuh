@@ -139,6 +139,8 @@ struct TileOrder {
   static constexpr int kClusterSize = ClusterM * ClusterN;
   static constexpr int kClusterM = ClusterM;
   static constexpr int kTileM = TileM, kTileN = TileN;
+  static constexpr Raster kRaster = RasterAlong;
+  static constexpr int kSwizzle = Swizzle;
 
   struct Origin {
     int m, n;

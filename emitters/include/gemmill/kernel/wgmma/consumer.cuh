@@ -94,7 +94,7 @@ struct WgmmaConsumer {
   /// The blocks of 64 rows from row m on that this warpgroup multiplies: all, or those that hold rows of the tile's group.
   __device__ static int filled_blocks([[maybe_unused]] Unit const& work, [[maybe_unused]] int m) {
     if constexpr (Scheduler::kSkipsBlocks)
-      return (work.end - m + 63) / 64;
+      return Scheduler::kPairs && Config::kTileM < 256 && work.beside ? Traits::kBlocks : (work.end - m + 63) / 64;
     else
       return Traits::kBlocks;
   }
