@@ -132,13 +132,13 @@ def _at(descriptor: str) -> int:
 
 def _boxes(plan: WgmmaPlan, name: InputName) -> Iterator[TmaBox]:
     """The TMA boxes of A or B: one panel of this CTA's slice of rows, and a box for the remaining rows of the
-    operand."""
+    operand. For groups along K, the CTAs of a cluster load different panels."""
     config, operand, span = plan.config, plan.config.inputs[name], plan.swizzle(name)
     mn: Literal["m", "n"] = "m" if name == "a" else "n"
-    peers = config.cluster.n if name == "a" else config.cluster.m
     k_major, batching = operand.major == "k", config.scheduler.batching
     # Boxes of grouped rows can overlap the next group, and arrays and groups along K use other descriptors.
     has_tail = k_major and (batching in ("strided", "nested") or GROUPED_EXTENT.get(batching) == _OTHER[mn])
+    peers = 1 if batching == "kgrouped" else config.cluster.n if name == "a" else config.cluster.m
     rows = config.tile.k if not k_major else config.tile.m if name == "a" else config.tile.n
     box = TmaBox(
         operand=name,

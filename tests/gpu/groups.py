@@ -46,6 +46,9 @@ GROUPED = (
     stacked("64x184x64", "pingpong", cluster="2x1"),
     stacked("256x192x64", cluster="1x2"),
     stacked("128x256x64", cluster="2x1", c__dtype="bf16"),
+    stacked("128x256x64", cluster="2x1", stages=3, scheduler__raster="n", scheduler__swizzle_size=8),
+    stacked("64x64x64", "pingpong", cluster="2x1", scheduler__raster="n", scheduler__swizzle_size=2),
+    stacked("64x64x64", "pingpong", cluster="2x1", scheduler__swizzle_size=4),
 )
 MASKED = (
     slots("64x128x64", "pingpong"),
@@ -56,6 +59,7 @@ MASKED = (
     slots("256x192x64", cluster="1x2"),
     slots("128x256x64", cluster="2x1"),
     slots("128x192x64", "pingpong"),
+    slots("64x32x64", "pingpong", cluster="2x1", scheduler__raster="n"),
 )
 KGROUPED = (
     along_k("128x128x64"),
@@ -65,8 +69,11 @@ KGROUPED = (
     along_k("128x192x64", c__dtype="f32", d__dtype="f32"),
     along_k("128x128x64", "pingpong"),
     along_k("64x192x64", "pingpong", c__dtype="f32", d__dtype="f32", scheduler__swizzle_size=4),
+    along_k("128x256x64", cluster="2x1", d__dtype="f32", c__dtype="f32", scheduler__raster="n"),
+    along_k("256x128x64", cluster="1x2"),
     # Transposed in shared memory.
     along_k("128x128x128", ab="e4m3", d__dtype="f32"),
+    along_k("128x256x128", cluster="2x1", ab="e4m3", d__dtype="f32"),
     along_k("128x64x32", "pingpong", ab="tf32", d__dtype="f32"),
     along_k("128x128x128", ab="f16", d__major="m", c__dtype="f16", c__major="m"),
     along_k("128x256x64", scheduler__rows="gathered"),
@@ -81,6 +88,7 @@ FP8 = (
     slots("128x128x128", cluster="1x2", **SCALED),
     stacked("128x256x128", cluster="2x1", **SCALED),
     slots("128x256x128", cluster="2x1", **SCALED),
+    stacked("128x192x128", cluster="2x1", scheduler__raster="n", **SCALED),
     slots("256x128x128", cluster="1x2", **SCALED),
     slots("128x96x128", "pingpong", **SCALED),
 )

@@ -232,13 +232,12 @@ def array(plan: WgmmaPlan) -> str | None:
     WgmmaPlan,
 )
 def descriptor_start(plan: WgmmaPlan) -> str | None:
-    """With array and kgrouped batching the cluster must be 1x1."""
+    """With array batching the cluster must be 1x1."""
     config = plan.config
-    batching, ctas = config.scheduler.batching, config.cluster.m * config.cluster.n
-    if batching not in ("array", "kgrouped") or ctas == 1:
+    if config.scheduler.batching != "array" or config.cluster.m * config.cluster.n == 1:
         return None
     return (
-        f"cluster is {config.cluster.m}x{config.cluster.n}; with {batching} batching it must be 1x1, because TMA reads "
+        f"cluster is {config.cluster.m}x{config.cluster.n}; with array batching it must be 1x1, because TMA reads "
         "memory outside the operand for a slice that lies completely beyond K"
     )
 
@@ -560,13 +559,17 @@ def cluster_splits(plan: WgmmaPlan) -> str | None:
 def _slices(plan: WgmmaPlan) -> Iterator[tuple[InputName, str, int, int]]:
     """For A and B: the name, the tile extent along which a stage has rows, its value, and the CTAs that share them."""
     a, b, tile, cluster = plan.config.a, plan.config.b, plan.config.tile, plan.config.cluster
-    yield "a", *(("tile.k", tile.k) if a.major == "mn" else ("tile.m", tile.m)), cluster.n
-    yield "b", *(("tile.k", tile.k) if b.major == "mn" else ("tile.n", tile.n)), cluster.m
+    panels = plan.config.scheduler.batching == "kgrouped"  # each CTA loads other panels, with all rows
+    yield "a", *(("tile.k", tile.k) if a.major == "mn" else ("tile.m", tile.m)), 1 if panels else cluster.n
+    yield "b", *(("tile.k", tile.k) if b.major == "mn" else ("tile.n", tile.n)), 1 if panels else cluster.m
 
 
 @rule(
     "multicast-slice",
-    ("tile.n", "tile.m", "tile.k", "cluster.m", "cluster.n", "a.major", "b.major", "a.dtype", "b.dtype"),
+    (
+        *("tile.n", "tile.m", "tile.k", "cluster.m", "cluster.n", "scheduler.batching"),
+        *("a.major", "b.major", "a.dtype", "b.dtype"),
+    ),
     "CUDA Programming Guide, tensor memory access: addresses in shared memory are multiples of 128 bytes; swizzles "
     "depend on the address",
     WgmmaPlan,
@@ -584,8 +587,36 @@ def multicast_slice(plan: WgmmaPlan) -> str | None:
 
 
 @rule(
+    "multicast-panels",
+    (
+        *("tile.n", "tile.m", "tile.k", "cluster.m", "cluster.n", "scheduler.batching"),
+        *("a.dtype", "a.major", "b.dtype", "b.major"),
+    ),
+    "measured on an H200: for a box completely outside a tensor, TMA reads at the start of the tensor",
+    WgmmaPlan,
+)
+def multicast_panels(plan: WgmmaPlan) -> str | None:
+    """With kgrouped batching, CTAs that share an operand must load equal numbers of its panels."""
+    config = plan.config
+    if config.scheduler.batching != "kgrouped":
+        return None
+    shared: tuple[tuple[InputName, str, int, int], ...] = (
+        ("a", "tile.m", config.tile.m, config.cluster.n),
+        ("b", "tile.n", config.tile.n, config.cluster.m),
+    )
+    for operand, extent, value, ctas in shared:
+        panel = plan.swizzle(operand) // config.inputs[operand].type.unpacked_bytes
+        if value % (ctas * panel):
+            return (
+                f"{extent} is {value}; {operand.upper()} is multicast to {ctas} CTAs that each load panels of {panel}, "
+                f"so it must be a multiple of {ctas} x {panel}"
+            )
+    return None
+
+
+@rule(
     "tma-box",
-    ("tile.n", "tile.m", "tile.k", "cluster.m", "cluster.n", "a.major", "b.major"),
+    ("tile.n", "tile.m", "tile.k", "cluster.m", "cluster.n", "a.major", "b.major", "scheduler.batching"),
     "CUDA driver API, cuTensorMapEncodeTiled: boxDim is at most 256",
     WgmmaPlan,
 )
@@ -846,6 +877,7 @@ RULES: tuple[Rule, ...] = (
     gated_halves,
     quantised_d,
     multicast_slice,
+    multicast_panels,
     accumulator_registers,
     memory_of_a_cta,
 )

@@ -288,7 +288,13 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
             "B is contiguous along N; with ngrouped batching B must be K-major and C m-major",
             {"scheduler.batching": "strided"},
         ),
-        ({"scheduler.batching": "kgrouped"}, "array-clusters", "cluster is 2x1; with kgrouped batching it must", None),
+        ({"scheduler.batching": "array"}, "array-clusters", "cluster is 2x1; with array batching it must", None),
+        (
+            {"scheduler.batching": "kgrouped", "a.major": "mn", "b.major": "mn", "tile.n": 192},
+            "multicast-panels",
+            "B is multicast to 2 CTAs that each load panels of 64, so it must be a multiple of 2 x 64",
+            None,
+        ),
         ({"scheduler.batching": "array", "tile.k": 48}, "array-panels", "a row of A's tile has 96 bytes", None),
         (
             {"scheduler.rows": "gathered"},

@@ -23,8 +23,9 @@ enum class BoxBounds {
 
 /// Loads this CTA's share of one stage of A or B, and multicasts it to the `Peers` CTAs that need the same tile.
 ///
-/// Each peer loads 1/Peers of the rows of every panel. `slice` is this CTA's index among the peers, `mask` the set of
-/// their ranks in the cluster. The full barrier of each receiving CTA counts the bytes.
+/// Each peer loads 1/Peers of the rows of every panel; with `Shift` 1/Peers of the panels, because some of the rows may
+/// lie wholly beyond K. `slice` is this CTA's index among the peers, `mask` the set of their ranks in the cluster. The
+/// full barrier of each receiving CTA counts the bytes.
 ///
 /// `BoxBounds` selects what happens beyond the operand's `extent` along MN. Peers release stages to each other, and
 /// none may be a lap ahead. To ensure this, each peer waits for a load of every other peer, so every peer must always
@@ -35,7 +36,10 @@ enum class BoxBounds {
 template <class Layout, int Peers, BoxBounds Bounds, bool Halves = false>
 struct StageLoad {
   static constexpr bool kAlongK = Layout::kMajor == MajorIn::K;
-  static constexpr int kRows = Layout::kRows / Peers;
+  static constexpr bool kByPanels = Bounds == BoxBounds::Shift && Peers > 1;
+  static constexpr int kRows = Layout::kRows / (kByPanels ? 1 : Peers);
+  static constexpr int kPanels = Layout::kPanels / (kByPanels ? Peers : 1);
+  static_assert(!kByPanels || (!kAlongK && Layout::kPanels % Peers == 0), "peers load equal numbers of panels along MN");
   /// A slice may begin anywhere within a swizzle's period, because swizzles depend on the address.
   static_assert(Layout::kRows % Peers == 0 && kRows * Layout::kSpan % 128 == 0, "TMA writes to multiples of 128 bytes");
   /// Whether the last box may have fewer rows, and therefore needs its own descriptor.
@@ -80,13 +84,15 @@ struct StageLoad {
   __device__ void operator()(Tile const& tile, uint64_t& full, char* stage, int k, Outer... outer) const {
     if (!tile.loads) return;
     int const along = kAlongK ? k : tile.mn;
-    int const row = kAlongK ? tile.mn : k + slice * kRows;
+    int const first_row = kByPanels ? 0 : slice * kRows;
+    int const row = kAlongK ? tile.mn : k + first_row;
     cute::TmaDescriptor const& descriptor = *tile.descriptor;
     // The producer does not have enough registers to unroll many narrow panels.
-    constexpr int kUnroll = Layout::kPanels <= 4 ? Layout::kPanels : 1;
+    constexpr int kUnroll = kPanels <= 4 ? kPanels : 1;
 #pragma unroll kUnroll
-    for (int panel = 0; panel < Layout::kPanels; ++panel) {
-      char* const target = stage + panel * Layout::kPanelBytes + slice * kRows * Layout::kSpan;
+    for (int i = 0; i < kPanels; ++i) {
+      int const panel = kByPanels ? slice * kPanels + i : i;
+      char* const target = stage + panel * Layout::kPanelBytes + first_row * Layout::kSpan;
       int contiguous = along + panel * Layout::kPanelExtent;
       if constexpr (!kAlongK) {
         if (Bounds == BoxBounds::Clip && panel > 0 && contiguous >= extent) break;

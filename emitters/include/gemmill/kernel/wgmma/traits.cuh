@@ -134,7 +134,7 @@ struct WgmmaTraits {
   using LoadA = StageLoad<TmaLayoutA, Config::kClusterN, kShiftsBoxes ? BoxBounds::Shift : kGroupedM ? BoxBounds::Overrun : BoxBounds::Clip>;
   using LoadB = StageLoad<TmaLayoutB, Config::kClusterM, kShiftsBoxes ? BoxBounds::Shift : kGroupedN ? BoxBounds::Overrun : BoxBounds::Clip,
                           Config::Epilogue::kGatesHalves>;
-  static_assert(!kShiftsBoxes || kClusterSize == 1, "a slice of a stage may lie wholly beyond K");
+  static_assert(!kArray || kClusterSize == 1, "a slice of a stage may lie wholly beyond K");
   static_assert(!kShiftsBoxes || ((TmaLayoutA::kMajor == MajorIn::MN || TmaLayoutA::kPanels == 1) &&
                              (TmaLayoutB::kMajor == MajorIn::MN || TmaLayoutB::kPanels == 1)),
                 "a panel may lie wholly beyond K");
