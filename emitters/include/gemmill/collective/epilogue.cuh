@@ -72,6 +72,11 @@ struct CollectiveEpilogue {
   enum : bool { kWholeTileHelps = BuffersD < kSubtiles && !kBypassesShared };
   static constexpr int kWholeTileBytes = kSubtiles * kBytesD;
   using FullC = cutlass::arch::ClusterTransactionBarrier;
+  /// Whether TMA can add to a D that is also C, which then takes no way through the SM.
+  template <BatchMode Mode>
+  static constexpr bool kMayAdd = Mode == BatchMode::GroupedK && cute::is_same_v<Operation, LinearEpilogue> &&
+                                  cute::is_same_v<SubtileC, SubtileD> && SubtileD::kMajor == MajorOut::N &&
+                                  cute::is_same_v<typename SubtileD::Element, float>;
 
   GemmParams const& params;
   typename Operation::Params const& operation_params;
@@ -81,6 +86,8 @@ struct CollectiveEpilogue {
   uint64_t* full_c;
   /// The named barrier of this warpgroup.
   int barrier;
+  /// Whether TMA adds to D.
+  bool adds = false;
   RingPosition<BuffersD> at_d{};
   RingPosition<max_of(BuffersC, 1)> at_c{};
 
@@ -92,6 +99,19 @@ struct CollectiveEpilogue {
   __device__ static int column_of(int j) {
     if constexpr (Operation::kGated) return FragmentEpilogue<Operation, SubtileN>::column_of(j);
     return lane() % 4 * 2 + j;
+  }
+
+  /// Finds out whether TMA adds to D: whether D is also C, so that their descriptors are equal, and beta is 1. TMA can
+  /// then store all of D. (Its additions make subnormal sums 0.)
+  template <BatchMode Mode>
+  __device__ void begin() {
+    if constexpr (kMayAdd<Mode>) {
+      adds = operation_params.beta == 1 && !(params.batched & kUnalignedD) && params.n % 4 == 0;
+      auto const* const c = reinterpret_cast<uint64_t const*>(&params.c);
+      auto const* const d = reinterpret_cast<uint64_t const*>(&params.d);
+#pragma unroll
+      for (int i = 0; i < int(sizeof(cute::TmaDescriptor) / sizeof(uint64_t)); ++i) adds &= c[i] == d[i];
+    }
   }
 
   /// Starts loading the first subtiles of C and what an expression reads. Call it before the mainloop, which hides the
@@ -133,7 +153,7 @@ struct CollectiveEpilogue {
       bool needs_c = false;
       if constexpr (kLoads) {
         subtile_c = buffers_c + at_c.stage * kBytesC;
-        needs_c = kHasC && Operation(operation_params).needs_c();
+        needs_c = reads_c();
         if (bytes_to_load() > 0) FullC::wait(&full_c[at_c.stage], at_c.phase);
       }
       auto const* const registers = accumulators.values[i / kColumns];
@@ -184,6 +204,9 @@ struct CollectiveEpilogue {
     named_barrier::sync(barrier, 128);
   }
 
+  /// Whether C is loaded and read.
+  __device__ bool reads_c() const { return kHasC && !adds && Operation(operation_params).needs_c(); }
+
   /// The extents of D.
   __device__ int rows_d() const { return Operation::kGateRows > 0 ? params.m / 2 : params.m; }
   __device__ int columns_d() const { return Operation::kGated ? params.n / 2 : params.n; }
@@ -214,8 +237,7 @@ struct CollectiveEpilogue {
 
   /// The number of bytes that one buffer of C waits for.
   __device__ int bytes_to_load() const {
-    bool const needs_c = kHasC && Operation(operation_params).needs_c();
-    return (needs_c ? SubtileC::kDataBytes : 0) + Inputs::kDataBytes;
+    return (reads_c() ? SubtileC::kDataBytes : 0) + Inputs::kDataBytes;
   }
 
   template <BatchMode Mode>
@@ -275,6 +297,8 @@ struct CollectiveEpilogue {
         } else if constexpr (Mode == BatchMode::Array) {
           ArrayMatrix const d(params, Operand::D, batch);
           SubtileD::store(params.d, subtile_d, row, n + first, d.low(), d.high());
+        } else if (kMayAdd<Mode> && adds) {
+          if constexpr (kMayAdd<Mode>) SubtileD::add(params.d, subtile_d, row, n + first, batch);
         } else {
           SubtileD::store(params.d, subtile_d, row, n + first, batch);
         }

@@ -115,6 +115,13 @@ struct Subtile {
     }
   }
 
+  /// Called by one thread: adds a subtile to global memory by TMA, each element with one rounding.
+  template <class... Outer>
+  __device__ static void add(cute::TmaDescriptor const& descriptor, char const* subtile, int m, int n, Outer... outer) {
+    static_assert(kPanels == 1 && Major == MajorOut::N);
+    cute::SM90_TMA_REDUCE_ADD::copy(&descriptor, subtile, n, m, outer...);
+  }
+
   /// Called by one thread: copies a subtile to global memory by TMA, which clips what lies outside the tensor. `outer`
   /// are the coordinates of the matrix.
   template <class... Outer>

@@ -162,12 +162,14 @@ struct WgmmaConsumer {
 
   /// The epilogue of a warpgroup, with its share of the buffers of C and D.
   __device__ static Epilogue epilogue_of(Params const& params, Storage storage, int warpgroup) {
-    return {params,
-            params.epilogue,
-            storage.base + Storage::kOffsetC + warpgroup * Config::kBuffersC * Epilogue::kBytesC,
-            storage.base + warpgroup * Config::kBuffersD * Epilogue::kBytesD,
-            storage.full_c() + warpgroup * Config::kBuffersC,
-            named_barrier::kWarpgroups + warpgroup};
+    Epilogue epilogue{params,
+                      params.epilogue,
+                      storage.base + Storage::kOffsetC + warpgroup * Config::kBuffersC * Epilogue::kBytesC,
+                      storage.base + warpgroup * Config::kBuffersD * Epilogue::kBytesD,
+                      storage.full_c() + warpgroup * Config::kBuffersC,
+                      named_barrier::kWarpgroups + warpgroup};
+    epilogue.template begin<Traits::kMode>();
+    return epilogue;
   }
 
   /// Adds the sums that others have for the tile. Then stores the tile, if this warpgroup is the one that stores it.
