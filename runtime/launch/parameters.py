@@ -143,6 +143,8 @@ def _factor_layout(problem: GemmProblem) -> str:
     return "i" if problem.d_dtype == "s32" else "d" if problem.accumulator == "f64" else "f"
 
 
+_GROUPED_BESIDE = {"a": "ngrouped", "b": "grouped"}
+"""Batching in which each group of rows or columns of the other operand meets another matrix of A or B."""
 FEW_ROWS = 64
 """Most rows of D (for B) or columns of D (for A) for which memory bandwidth is the bound."""
 
@@ -197,6 +199,7 @@ def fetched_bytes(box: TmaBox, problem: GemmProblem, stride: int) -> int:
     the second belongs to another tile, where rows start within sectors, and where an operand meets few rows or columns.
     Fetching two lines would then cost up to a tenth of the memory bandwidth.
     """
-    typical = problem.typical()
-    met = typical.n if box.operand == "a" else typical.m
+    met = problem.n if box.operand == "a" else problem.m
+    if problem.batching == _GROUPED_BESIDE.get(box.operand):
+        met //= problem.batch
     return 2 * tma.LINE if box.contiguous == "k" and met > FEW_ROWS and stride % tma.SECTOR == 0 else tma.LINE

@@ -93,9 +93,6 @@ def test_rows_of_a_group_count_not_those_of_all() -> None:
     problem = replace(PROBLEM, m=4096, batch=64, batching="grouped")
     assert fetched_bytes(of_b, problem, 8192) == 128
     assert fetched_bytes(of_b, replace(problem, batch=32), 8192) == 256
-    masked = replace(problem, batching="masked")
-    assert fetched_bytes(of_b, replace(masked, expected_rows=20), 8192) == 128
-    assert fetched_bytes(of_b, masked, 8192) == 256
 
 
 def test_streams_by_handle_and_by_protocol() -> None:
