@@ -49,6 +49,9 @@ _ROWS_OF_MASKED = np.linspace(0.7, 1.3, 7)[:, np.newaxis]
 """Rows in use of masked groups relative to the expected rows, with the distribution of DeepGEMM's tests."""
 _ROWS_OF_GROUPED = -np.log1p(-(np.arange(16) + 0.5) / 16)[:, np.newaxis]
 """Rows of groups at offsets relative to their average, as for an exponential distribution."""
+_READ_AGAIN = 0.5
+"""Share of a group's weights that DRAM delivers a second time if CTAs read them for several tiles of the group, which
+they do at different times. Measured on an H200 with groups of 64 and 128 rows on average."""
 _WINDOW_COST = 1.3
 """Time of the loads of groups along K relative to others, fitted to three tiles on an H200."""
 _L2_SHARE = 0.85
@@ -122,7 +125,7 @@ def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Columns:
     sm_ns[:] = _busiest_ns(table, work, typical, gpu)
     if (stream := columns["stream"]) is not None:  # a part of a wave still has a whole store
         sm_ns[stream] += work["exchange_ns"] + work["rest"] * work["store_ns"][stream]
-    of_dram_ns = _dram_bytes(columns, work, typical, gpu) / columns["dram_gbps"]
+    of_dram_ns = (_dram_bytes(columns, work, typical, gpu) + _read_again(work, problem)) / columns["dram_gbps"]
     dram_ns[:] = of_dram_ns
     work["power_ns"] = power_ns = 1000 * power_us(typical, gpu)
     total = twelfth_power(sm_ns)
@@ -300,6 +303,19 @@ def _dram_bytes(columns: Columns, work: Columns, problem: GemmProblem, gpu: Gpu)
     np.maximum(moved, inputs, out=moved)
     moved += outputs
     return moved
+
+
+def _read_again(work: Columns, problem: GemmProblem) -> Floats | float:
+    """Return the bytes of weights of groups that cross DRAM a second time."""
+    match GROUPED_EXTENT.get(problem.batching):
+        case "m":
+            tiles, weights = work["figures"][2], problem.n * _bytes(problem.b_dtype)
+        case "n":
+            tiles, weights = work["figures"][3], problem.m * _bytes(problem.a_dtype)
+        case _:
+            return 0.0
+    again: Floats = _READ_AGAIN * problem.batch * problem.k * weights * np.clip(tiles - 1, 0, 1)
+    return again
 
 
 def _realignment_us(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Floats:

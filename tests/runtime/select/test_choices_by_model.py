@@ -57,11 +57,20 @@ def test_every_layout_of_every_type_is_served(everything: Selector, dtype: DType
         assert faults(choice.config, asked.transposed if choice.swap_ab else asked) == []
 
 
-@pytest.mark.parametrize(("rows", "cluster"), [(16, 1), (128, 1), (1024, 2)])
-def test_ctas_share_b_for_large_groups_of_gathered_rows(everything: Selector, rows: int, cluster: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "tile", "cluster"), [(4, 64, 1), (16, 64, 1), (64, 128, 1), (128, 128, 1), (1024, 128, 2)]
+)
+def test_tiles_of_gathered_rows_grow_with_the_groups(everything: Selector, rows: int, tile: int, cluster: int) -> None:
     for n, k in ((1536, 2048), (3072, 4096)):
         chosen = everything.select(GemmProblem(128 * rows, n, k, groups=128, batching="grouped", rows="gathered"))
-        assert (chosen.config.cluster.m, chosen.config.tile.m) == (cluster, 128)
+        assert (chosen.config.tile.m, chosen.config.cluster.m) == (tile, cluster)
+
+
+@pytest.mark.parametrize(("rows", "tile"), [(4, 64), (64, 128), (128, 128)])
+def test_one_tile_reads_the_weights_of_a_group(everything: Selector, rows: int, tile: int) -> None:
+    for n, k in ((3072, 4096), (4096, 1536)):
+        chosen = everything.select(GemmProblem(128 * rows, n, k, groups=128, batching="grouped"))
+        assert chosen.config.tile.m == tile
 
 
 def test_a_gate_of_halves_has_the_tile_of_a_gate_of_runs(everything: Selector) -> None:
