@@ -178,6 +178,25 @@ def test_nan_weights_reach_their_column(dtype: str, one: int, registry: Registry
     assert (d.isnan().sum(), (d == 128).sum()) == (20, 103 * 20)
 
 
+IN_TURN = [
+    kernel("64x16x128", stages=4, **E2M1, **BF16),
+    kernel("64x16x128", "cooperative", "2x1", stages=8, **E2M1, **F16),
+    kernel("64x16x256", "cooperative", "2x1", **E2M1, **BF16),
+    kernel("64x32x256", "cooperative", "1x2", a__dtype="u4", a__scale="1x32z", **BF16),
+    kernel("64x64x128", a__dtype="s4", a__scale="1x128", **F16),
+    kernel("64x16x64", stages=4, a__dtype="s8", **BF16),
+    kernel("64x16x128", a__dtype="u4", a__scale="1x64", **SPLIT, **BF16),
+]
+
+
+@pytest.mark.parametrize("config", IN_TURN, ids=kernel_name)
+def test_warpgroups_that_take_stages_in_turn(config: GemmConfig, registry: Registry) -> None:
+    """Fewer stages of a tile than warpgroups, laps of the ring that no tile begins with, and many tiles."""
+    for stages in (1, 2, 3, 4, 5, 7, 9, 23, 33):
+        k = stages * config.tile.k - config.tile.k // 2
+        check(config, 2 * config.tile.n + 1, 64 * 290 + 5, k, registry, exact=True, seed=stages)
+
+
 @pytest.mark.parametrize("k", [1, 2, 31, 32, 64, 100])
 def test_one_group(k: int, registry: Registry) -> None:
     check(CONFIGS[8], 19, 70, k, registry, exact=True)

@@ -556,9 +556,11 @@ class WgmmaPlan(KernelPlan):
 
     @part
     def auto_stages(self) -> int:
-        """Stages for ``stages: auto``: the most that fit beside two buffers of D, up to :attr:`max_auto_stages`, a
-        multiple of :attr:`slices`; can be below 2."""
-        room = self._stages_room - (AUTO_D_BUFFERS - MIN_D_BUFFERS) * self.bytes_per_d_buffer
+        """Stages for ``stages: auto``: the most that fit beside two buffers of D, up to :attr:`max_auto_stages`; can be
+        below 2. Where warpgroups take stages in turn, the most that fit beside one buffer, a multiple of their number.
+        """
+        more_buffers = AUTO_D_BUFFERS - MIN_D_BUFFERS if self.slices == 1 else 0
+        room = self._stages_room - more_buffers * self.bytes_per_d_buffer
         return max(0, min(self.max_auto_stages, room // self.bytes_per_stage)) // self.slices * self.slices
 
     @member
