@@ -106,6 +106,7 @@ def grouped_matmul(
     out_dtype: object = None, accumulator: str | None = None,
     tf32: bool = False, fast_accumulation: bool = True,
     a_scale: jax.Array | float | None = None, b_scale: jax.Array | float | None = None,
+    b_zero: jax.Array | None = None, b_dtype: object = None,
     counts: jax.Array | None = None, rows: jax.Array | None = None, expected_rows: int | None = None,
     a_major: str | None = None, b_major: str | None = None, kernel: str | None = None,
     deterministic: bool = False, bits: str = "any", batch_invariant: bool = False, explain: bool = False,

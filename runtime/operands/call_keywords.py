@@ -22,8 +22,6 @@ MATRICES = frozenset({"matmul", "plan", "jax.matmul"})
 """Calls on strided matrices."""
 GROUPS = frozenset({"grouped_matmul", "plan", "jax.grouped_matmul"})
 """Calls on groups."""
-UPCONVERTED_GROUPS = GROUPS - {"jax.grouped_matmul"}
-"""Calls that upconvert weights of groups with scales."""
 ARRAYS = frozenset({"array_matmul", "plan"})
 """Calls on matrices at addresses."""
 JAX = frozenset({"jax.matmul", "jax.grouped_matmul"})
@@ -39,7 +37,7 @@ OPERANDS: Mapping[str, frozenset[str]] = MappingProxyType(
         "a_scale": MATRICES | GROUPS,
         "b_scale": MATRICES | GROUPS,
         "a_zero": MATRICES,
-        "b_zero": MATRICES | UPCONVERTED_GROUPS,
+        "b_zero": MATRICES | GROUPS,
         "offsets": GROUPS,
         "counts": GROUPS,
         "addresses": ARRAYS,
@@ -71,7 +69,7 @@ class Options(NamedTuple):
     """Whether sums of fp8 stay in the tensor cores, which keep about 13 bits; False selects two-level accumulation."""
     a_dtype: Annotated[Any, MATRICES] = None
     """Dtype of the elements of A where A is a tensor of bytes."""
-    b_dtype: Annotated[Any, MATRICES | UPCONVERTED_GROUPS] = None
+    b_dtype: Annotated[Any, MATRICES | GROUPS] = None
     """Dtype of the elements of B where B is a tensor of bytes."""
     expected_rows: Annotated[int | None, GROUPS] = None
     """Rows of a masked group that are in use on average, which the selector assumes; None: see

@@ -239,6 +239,24 @@ CASES: dict[str, Case] = {
         lambda a, b, offsets, rows: in_groups(a[np.where((rows < 0) | (rows > 6), 6, rows)], b, offsets),
         grouped=True,
     ),
+    "groups of rows with weights of u4": Case(
+        {
+            "a": whole(24, 64),
+            "b": whole(3, 32, 16, dtype="uint8", low=0) * 37,
+            "offsets": np.array([8, 8, 24], "int32"),
+            "b_scale": whole(3, 2, 16),
+            "b_zero": whole(3, 2, 16),
+        },
+        {"b_dtype": "u4"},
+        lambda a, b, offsets, b_scale, b_zero: jnp.concatenate(
+            [
+                of_weights(a[begin:end], b[g], b_scale[g], b_zero[g])
+                for g, (begin, end) in enumerate(itertools.pairwise((0, *np.asarray(offsets))))
+            ]
+        ),
+        grouped=True,
+        differentiable=("a",),
+    ),
     "groups of rows, a bias each": Case(
         {
             "a": real(24, 16, dtype="bfloat16"),
