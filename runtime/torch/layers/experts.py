@@ -189,7 +189,8 @@ class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installe
                 layer = Experts.of(*self.order.read(tensors), self.weights, self.activation)
             except (KeyError, OperandError) as error:
                 errors: list[str] = others[-1]
-                errors.append(f"{prefix}gate_up_proj: {error}")
+                reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else error
+                errors.append(f"{prefix}gate_up_proj: {reason}")
                 return
             state_dict.update({f"{prefix}{name}": x for name, x in layer.state_dict().items()})
         super()._load_from_state_dict(state_dict, prefix, *others)
