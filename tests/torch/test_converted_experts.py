@@ -107,6 +107,21 @@ def test_models_and_their_gradients(name: str, form: str) -> None:
         assert distance(down, wanted_down) < 1e-4
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_autocast_of_weights_in_float32(name: str) -> None:
+    plain, model = (built(name, experts=experts, dtype=torch.float32) for experts in ("eager", "gemmill"))
+    given = [x.float().requires_grad_(x.is_floating_point()) for x in tokens_for(plain)[::2]]
+    ids = tokens_for(plain)[1]
+    with torch.autocast("cpu", torch.bfloat16):
+        found, wanted = (experts_of(x)(given[0], ids, given[1]) for x in (model, plain))
+    assert distance(found, wanted) < 2**-6
+    found.sum().backward()
+    wanted.sum().backward()
+    for x, y in zip(experts_of(model).parameters(), experts_of(plain).parameters(), strict=True):
+        assert x.grad.dtype == torch.float32
+        assert distance(x.grad, y.grad) < 2**-5
+
+
 @pytest.mark.parametrize("weights", ["called", "bf16", "e4m3_blocks", "mxfp4"])
 def test_models_compile_to_one_graph(weights: str) -> None:
     model = built("Qwen3-MoE", experts="gemmill" if weights == "called" else "eager")

@@ -267,7 +267,10 @@ def run(
     x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor | None,
     **keywords: Any,
 ) -> torch.Tensor:  # fmt: skip
-    """Run a layer with the ``bits`` of the enclosing ``enabled``."""
+    """Run a layer with the ``bits`` of the enclosing ``enabled``, and in the dtype of the enclosing
+    ``torch.autocast``."""
+    if torch.is_autocast_enabled(x.device.type) and w1.dtype.itemsize > 1:
+        x, w1, w2 = (tensor.to(torch.get_autocast_dtype(x.device.type)) for tensor in (x, w1, w2))
     ids = topk_ids.reshape(-1, topk_ids.shape[-1]).contiguous()
     if topk_weights is not None:
         topk_weights = topk_weights.reshape(ids.shape)
