@@ -134,6 +134,11 @@ def narrowed(weights: Any, dtype: str, size: int) -> tuple[Any, Any, dict[str, A
     if dtype == "e4m3":
         held = weights.to(torch.float8_e4m3fn)
         return held, held.to(weights.dtype), {}
+    if dtype == "s8":  # a scale a row
+        scale = (weights.float().abs().amax(-1, keepdim=True) / 127).to(weights.dtype)
+        held = (weights.float() / scale.float()).round().clamp(-127, 127).to(torch.int8)
+        groups = scale.expand(*weights.shape[:2], -(-weights.shape[2] // 128))
+        return held, held.to(weights.dtype) * scale, {"scale": groups.mT.contiguous()}
     low, high = LEVELS[dtype]
     groups = weights.float().unflatten(-1, (-1, size))
     scale = (groups.abs().amax(-1) / (high - low) * 2).to(weights.dtype)
@@ -183,7 +188,7 @@ def test_every_activation(activation: str, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("w_dtype", [*LEVELS, "e2m1", "e4m3"])
+@pytest.mark.parametrize("w_dtype", [*LEVELS, "e2m1", "e4m3", "s8"])
 @pytest.mark.parametrize("activation", ["silu", OPENAI_8, "d = relu(acc) * relu(acc)"])
 def test_narrow_weights(activation: str, w_dtype: str, dtype: Any) -> None:
     layer = layer_of(activation, dtype, w_dtype=w_dtype)
