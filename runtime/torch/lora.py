@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from gemmill.runtime.api.routing import Routing
-from gemmill.runtime.torch.calls import grouped_matmul
 from gemmill.runtime.torch.experts import Routed
 
 # Keywords of one subject share a line.
@@ -21,6 +20,8 @@ def lora(
 
     Args and errors are those of :func:`gemmill.lora`. The result has the dtype of ``y``, or that of ``x``.
     """
+    from gemmill.runtime.torch.calls import grouped_matmul  # this imports Dynamo, which takes a second
+
     if isinstance(adapter_ids, Routing):
         offsets, rows, places = adapter_ids
         used = places >= 0
