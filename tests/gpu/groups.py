@@ -77,6 +77,7 @@ KGROUPED = (
     along_k("128x64x32", "pingpong", ab="tf32", d__dtype="f32"),
     along_k("128x128x128", ab="f16", d__major="m", c__dtype="f16", c__major="m"),
     along_k("128x256x64", scheduler__rows="gathered"),
+    along_k("128x256x64", cluster="2x1", scheduler__rows="gathered"),
     along_k("64x128x64", "pingpong", scheduler__rows="gathered", d__major="m", d__dtype="f32", c__dtype="f32"),
 )
 

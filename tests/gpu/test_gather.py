@@ -34,6 +34,9 @@ GATHERED = (
     gathered("128x128x64", c__dtype="f32", ab="f16", d__dtype="f32", scheduler__raster="n"),
     gathered("128x128x128", ab="e4m3", d__dtype="bf16", promote=4),
     gathered("64x64x64", "pingpong", cluster="2x1"),
+    gathered("64x8x256", "pingpong"),
+    gathered("64x32x256", "pingpong", d__dtype="f32"),
+    gathered("128x64x128", "pingpong", cluster="2x1"),
     gathered("128x256x64", cluster="2x1", epilogue=GATE),
 )
 SIZES = {

@@ -64,8 +64,8 @@ ALIGNS = (1, 2, 4, 8, 16)
 MIXED_TILE_K = (64, 128, 256)
 """Tile K of kernels with a narrow A."""
 GATHERED_M, GATHERED_ROW, GATHERED_STEP = 128, 128, 16
-"""Most rows of a tile whose rows are gathered, since none with more was measured; the bytes of each in a stage: one
-swizzle span; and the rows that the producer copies at once."""
+"""Most rows of a tile whose rows are gathered, since none with more was measured; the bytes of a swizzle span, which
+divide each in a stage; and the rows that the producer copies at once."""
 NARROW_ROW = 128
 """Most bytes of a row of a stage of a narrow A: one swizzle span."""
 NARROW_CHUNK = 16
@@ -174,9 +174,9 @@ def k_groups(plan: WgmmaPlan) -> str | None:
     WgmmaPlan,
 )
 def gathered_rows(plan: WgmmaPlan) -> str | None:
-    """Rows of A can be gathered with grouped batching if a stage has at most 128 rows of 128 bytes, which no other CTA
-    reads, A is K-major and as wide as B, without block scales, and no stage is transposed. With kgrouped batching, K
-    rows of an A of 16 bits can be."""
+    """Rows of A can be gathered with grouped batching if a stage has at most 128 rows of whole swizzle spans, which no
+    other CTA reads, A is K-major and as wide as B, without block scales, and no stage is transposed. With kgrouped
+    batching, K rows of an A of 16 bits can be."""
     if not plan.gathers_a:
         return None
     config = plan.config
@@ -197,7 +197,7 @@ def gathered_rows(plan: WgmmaPlan) -> str | None:
         ),
         (config.cluster.n > 1, f"cluster.n is {config.cluster.n}; it must be 1, because each CTA copies its own rows"),
         (config.tile.m > GATHERED_M, f"tile M is {config.tile.m}; it must be at most {GATHERED_M}"),
-        (row != GATHERED_ROW, f"a row of A's tile has {row} bytes; it must have {GATHERED_ROW}"),
+        (row % GATHERED_ROW != 0, f"a row of A's tile has {row} bytes; it must have a multiple of {GATHERED_ROW}"),
     ):
         if is_wrong:
             return f"rows is gathered and {what}"
@@ -853,7 +853,6 @@ RULES: tuple[Rule, ...] = (
     converted("epilogue-types", WgmmaPlan),
     row_groups,
     k_groups,
-    gathered_rows,
     array,
     descriptor_start,
     mixed_batching,
@@ -861,6 +860,7 @@ RULES: tuple[Rule, ...] = (
     reduction_alignment,
     sums,
     parts_batching,
+    gathered_rows,
     mixed_parts,
     tile_m,
     tile_n,

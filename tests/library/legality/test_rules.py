@@ -338,7 +338,7 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         (
             {"scheduler.rows": "gathered", "scheduler.batching": "grouped", "tile.k": 32},
             "gathered-rows",
-            "a row of A's tile has 64 bytes; it must have 128",
+            "a row of A's tile has 64 bytes; it must have a multiple of 128",
             None,
         ),
         (

@@ -59,8 +59,8 @@ struct GatherThreads {
   __device__ static int chunk() { return threadIdx.x % kThreadsOfRow; }
 };
 
-/// Copies the rows of A of one tile, stage by stage. A row of a stage is one swizzle span: a warp reads four whole lines
-/// of L2. A thread reads the index and computes offsets once for each tile: a copy of a stage takes two instructions.
+/// Copies the rows of A of one tile, stage by stage. A row of a stage has a swizzle span in each panel: a warp reads four
+/// whole lines of L2. A thread reads the index and computes offsets once for each tile: a copy of a stage takes two instructions.
 /// With ten, as with a predicate and a product for each row, the producer limits the kernel.
 template <class Layout>
 struct GatherLoad : GatherThreads<Layout> {
@@ -76,7 +76,7 @@ struct GatherLoad : GatherThreads<Layout> {
   char const* from;
 
   __device__ explicit GatherLoad(char* stages) : first(Threads::first(stages)) {
-    static_assert(Layout::kMajor == MajorIn::K && Layout::kPanels == 1 && Layout::kSpan == 128);
+    static_assert(Layout::kMajor == MajorIn::K && Layout::kSpan == 128);
   }
 
   /// Reads the index for a tile of a group. Rows beyond the group are not copied: those in shared memory affect only rows
@@ -97,17 +97,25 @@ struct GatherLoad : GatherThreads<Layout> {
   __device__ void operator()(int stage, int left) {
     uint32_t const target = first + stage * Layout::kBytes;
     int const bytes = left * int(sizeof(typename Layout::Element));
-    if (bytes >= Layout::kSpan && count >= kRows) {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) copy_chunk(target + i * kStep * Layout::kSpan, from + uint64_t(rows[i]) * kChunk);
-    } else {
-      int const inside = min(max(bytes - chunk() * kChunk, 0), kChunk);
+    if (bytes >= Layout::kPanels * Layout::kSpan && count >= kRows) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
-        if (i < count)
-          copy_chunk(target + i * kStep * Layout::kSpan, from + uint64_t(rows[i]) * kChunk, inside);
+#pragma unroll
+        for (int panel = 0; panel < Layout::kPanels; ++panel)
+          copy_chunk(target + panel * Layout::kPanelBytes + i * kStep * Layout::kSpan,
+                     from + uint64_t(rows[i]) * kChunk + panel * Layout::kSpan);
+    } else {
+#pragma unroll 1
+      for (int panel = 0; panel < Layout::kPanels; ++panel) {
+        int const offset = panel * Layout::kSpan, inside = min(max(bytes - offset - chunk() * kChunk, 0), kChunk);
+#pragma unroll
+        for (int i = 0; i < kRows; ++i)
+          if (i < count)
+            copy_chunk(target + panel * Layout::kPanelBytes + i * kStep * Layout::kSpan,
+                       from + uint64_t(rows[i]) * kChunk + offset, inside);
+      }
     }
-    from += Layout::kSpan;
+    from += Layout::kPanels * Layout::kSpan;
   }
 };
 
