@@ -59,7 +59,7 @@ def completed(line: str) -> list[str]:
     ("variables", "says"),
     [
         (elsewhere("zsh", "gemmill list f"), '_arguments \'*: :(("f16"\n"fp8"\n"facts.yaml"))\'\n'),
-        (elsewhere("fish", "gemmill select --a-dtype e"), "e4m3\ne5m2\n"),
+        (elsewhere("fish", "gemmill select --a-dtype e"), "e4m3\ne5m2\ne2m1\n"),
     ],
     ids=["zsh", "fish"],
 )
