@@ -15,6 +15,8 @@ import struct
 from collections.abc import Callable
 from string import Template
 
+from gemmill.library.legality.quantities import align_up
+
 ENTRY = "gemmill_routing"
 """Symbol of the kernel."""
 JOB = struct.Struct("<QQQQIIIIII")
@@ -31,7 +33,7 @@ CLUSTER = 8
 _LOADS = 4
 """Ids of a lane that are on their way at once."""
 STEP = 32 * _LOADS
-"""Ids that a warp reads at once; segments are multiples."""
+"""Ids that a warp reads at once."""
 _BITS = range(RANGE.bit_length() - 1)
 _ROW = 4 * (RANGE + 1)
 """Bytes of the counts of a warp or a CTA: of its experts, and of all before them. An odd number of words, so that
@@ -219,6 +221,11 @@ _PLACE = Template("""\
   popc.b32 %x, %mask$i;
   add.u32 %place, %place, %x;""")
 
+_STOP = Template("""\
+  add.u32 %x, %at, $next;
+  setp.ge.u32 %done, %x, %end;
+  @%done bra $label;""")
+
 _SCAN = Template("""\
   shfl.sync.up.b32 %x|%has, %sum, $distance, 0, 0xffffffff;
   @%has add.u32 %sum, %sum, %x;""")
@@ -241,6 +248,13 @@ def clusters(experts: int) -> int:
 def cluster_for(count: int) -> int:
     """CTAs of a cluster for a number of ids: one where each of its warps reads ids only once."""
     return 1 if count <= WARPS * STEP else CLUSTER
+
+
+def segment_for(count: int) -> int:
+    """Ids of a warp: what it reads at once or a multiple. In a cluster of one CTA, where every warp counts, it may stop
+    after any 32."""
+    ctas = cluster_for(count)
+    return align_up(-(-count // (ctas * WARPS)), STEP if ctas > 1 else 32)
 
 
 def division(slots: int) -> tuple[int, int]:
@@ -267,6 +281,10 @@ def emit_routing(step: int, ctas: int) -> str:
     def then(template: Template) -> Callable[[int], str]:
         return lambda i: template.substitute(i=i)
 
+    def unless_done(label: str) -> Callable[[int], str]:
+        stops = ctas == 1
+        return lambda i: _STOP.substitute(label=label, next=32 * (i + 1)) if stops and i + 1 < _LOADS else ""
+
     arrive, wait = (f"  barrier.cluster.{what}.aligned;" for what in ("arrive", "wait"))
     following = _NEXT.substitute(ahead=STEP, bytes=STEP * step)
     adds = (_ADD.substitute(cta=cta, at=cta * _ROW, below=cta * _ROW + _ROW - 4) for cta in range(ctas))
@@ -290,8 +308,8 @@ def emit_routing(step: int, ctas: int) -> str:
         ctas=ctas,
         flips="\n".join(_FLIP.substitute(b=b, bit=1 << b) for b in _BITS),
         read=per_load(read),
-        count=per_load(match, then(_COUNT)) + "\n" + following,
-        place=per_load(match, then(_PLACE)) + "\n" + following,
+        count=per_load(match, then(_COUNT), unless_done("COUNTED")) + "\n" + following,
+        place=per_load(match, then(_PLACE), unless_done("PLACED")) + "\n" + following,
         scan="\n".join(_SCAN.substitute(distance=1 << b) for b in _BITS),
         add="\n".join(adds),
     )

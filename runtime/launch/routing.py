@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from gemmill.emitters import combining, gathering, routing
 from gemmill.library.errors import CaptureError, DeviceError
-from gemmill.library.legality.quantities import align_up
 from gemmill.runtime import driver
 from gemmill.runtime.launch.kernel import PreparedLaunch
 from gemmill.runtime.launch.parameters import ParameterBlock
@@ -89,7 +88,7 @@ def route_job(bound: BoundRoute) -> tuple[bytes, int]:
     """Return the parameters of the kernel that routes, and its number of CTAs."""
     experts, (_, ctas) = bound.offsets.shape[0], bound.kind
     addresses = bound.ids.ptr, bound.offsets.ptr, bound.rows.ptr, bound.places.ptr
-    segment = align_up(-(-bound.count // (ctas * routing.WARPS)), routing.STEP)
+    segment = routing.segment_for(bound.count)
     division = routing.division(max(1, bound.ids.shape[1]))
     return routing.JOB.pack(*addresses, bound.count, experts, segment, *division, 0), ctas * routing.clusters(experts)
 

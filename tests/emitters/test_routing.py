@@ -16,8 +16,7 @@ from tests.cases.routing import combined, routed
 from gemmill.emitters import combining, routing
 from gemmill.emitters.combining import BITS, SLOTS, Combination, emit_combining
 from gemmill.emitters.gathering import WIDTHS, emit_gathering_rows, emit_gathering_scales
-from gemmill.emitters.routing import CLUSTER, STEP, WARPS, cluster_for, clusters, division, emit_routing
-from gemmill.library.legality.quantities import align_up
+from gemmill.emitters.routing import CLUSTER, STEP, WARPS, cluster_for, clusters, division, emit_routing, segment_for
 
 KINDS = (
     Combination("bf16", "bf16", None, "f32", SLOTS, 8),
@@ -71,6 +70,7 @@ def test_combining_assembles(kind: Combination) -> None:
         (1, 1, 1, np.int32),
         (5, 3, 4, np.int64),
         (40, 8, 70, np.int32),
+        (130, 8, 3, np.int32),  # a warp stops after 64 of its ids
         (WARPS * STEP // 8, 8, 31, np.int32),  # the most ids of one CTA
         (1400, 3, 32, np.int64),
         pytest.param(CLUSTER * WARPS * STEP // 8 + 100, 8, 40, np.int32, marks=pytest.mark.heavy),  # ids are read twice
@@ -83,9 +83,8 @@ def test_routing_is_a_stable_sort(tokens: int, slots: int, experts: int, dtype: 
     memory, count = Memory(), tokens * slots
     offsets, rows, places = (np.full(n, -7, np.int32) for n in (experts, count, count))
     ctas = cluster_for(count)
-    segment = align_up(-(-count // (ctas * WARPS)), STEP)
     addresses = [memory.put(x) for x in (ids, offsets, rows, places)]
-    job = routing.JOB.pack(*addresses, count, experts, segment, *division(slots), 0)
+    job = routing.JOB.pack(*addresses, count, experts, segment_for(count), *division(slots), 0)
     Kernel(emit_routing(ids.itemsize, ctas)).launch(memory, job, ctas * clusters(experts), routing.THREADS)
     for found, wanted in zip((offsets, rows, places), routed(ids, experts), strict=True):
         assert np.array_equal(found, wanted.reshape(-1))
