@@ -35,14 +35,15 @@ _ROW_CYCLES = 2.2
 """Clocks of TMA for a row of a box, of any length from 32 to 128 bytes."""
 _CROSSING_CYCLES = {16: 4.4, 32: 3.3, 64: 2.7}
 """The same for a row that may cross a line, by the alignment of its address in bytes."""
-_PAIR_SLOTS = {"u4": 7.5, "e2m1": 6.6}
+_PAIR_SLOTS = {"u4": 6.8, "e2m1": 5.1}
 """Issue slots of a pair of elements of A that is upconverted and scaled, in the loop of a warp; one more with zero
 points."""
 WARP_LANES, SCHEDULERS = 32, 4
 """Lanes of a warp, and warp schedulers of an SM."""
-_WAITING_CYCLES, _HIDING, _EXPOSED = 190.0, 0.83, 0.4
-"""Clocks of the waits of a step, and shares of MMAs' clocks: where they hide all else, and where the upconversion of
-two warpgroups is longer. Fitted to 22 kernels with e2m1 and u4 weights, in groups of 1 to 512 rows on an H200."""
+_HIDING, _WAITING = 0.96, ((110.0, 0.71), (130.0, 0.28))
+"""Share of MMAs' clocks where they hide all else, and where the upconversion is longer the clocks of the waits of a
+step and the share of MMAs' that is not hidden: of two or three warpgroups, and of four that take stages in turn. Fitted
+with the slots to 250 times of e2m1 and u4 weights, in groups of 1 to 512 rows on an H200."""
 WIDE_ROW = 128
 """Most bytes of a row of a box."""
 _CROWDED_ROWS, _CROWDED_EXPONENT = 4.6, 0.24
@@ -83,9 +84,8 @@ def _upconverting_cycles(config: GemmConfig) -> float:
     mma *= tile.n / _MMA_COLUMNS_PER_CYCLE / _SUSTAINED
     slots = _PAIR_SLOTS.get(config.a.dtype, _PAIR_SLOTS["u4"]) + plan.has_zeros
     upconverting = slots * tile.m * tile.k / 2 / WARP_LANES / SCHEDULERS
-    if plan.slices > 1:
-        return max(_HIDING * mma, upconverting)
-    return max(_HIDING * mma, _WAITING_CYCLES + upconverting + _EXPOSED * mma)
+    waiting, exposed = _WAITING[plan.slices > 1]
+    return max(_HIDING * mma, waiting + upconverting + exposed * mma)
 
 
 def _takes_turns(config: GemmConfig) -> bool:
@@ -108,6 +108,7 @@ def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, common: Columns, gpu
         "but_loads": eighth_power(multiply_ns) + eighth_power(latency_ns),
         "transposing_ns": transposing_ns if transposing_ns.any() else None,
         "rows": rows,
+        "row_bytes": np.stack([row_a, row_b]),
         "panels": np.stack([np.ceil(tile_m * bytes_a / row_a), np.ceil(tile_n * bytes_b / row_b)]),
         "narrow_ns": rows * narrow * _ROW_CYCLES / gpu.clock_ghz if narrow.any() else None,
         "swap_ab": swap_ab,
@@ -153,6 +154,8 @@ def _load_ns(columns: Columns, work: Columns, problem: GemmProblem, gpu: Gpu) ->
     rows_ns = columns["narrow_ns"]
     if a or b:
         crossing_ns = columns["rows"] * np.where(columns["swap_ab"], ((b,), (a,)), ((a,), (b,))) / gpu.clock_ghz
+        a, b = (stride & -stride for stride in strides)
+        crossing_ns *= columns["row_bytes"] > np.where(columns["swap_ab"], ((b,), (a,)), ((a,), (b,)))
         rows_ns = crossing_ns if rows_ns is None else np.maximum(rows_ns, crossing_ns)
     if rows_ns is not None:
         load_ns = np.maximum(load_ns, rows_ns[0] * work["inside_a"] + rows_ns[1] * work["inside_b"])
