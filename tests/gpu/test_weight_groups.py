@@ -39,6 +39,8 @@ CONFIGS: tuple[GemmConfig, ...] = (
     kernel("64x24x128", a__dtype="e4m3", c__dtype="bf16", c__major="m", **BF16, **AT_OFFSETS),
     kernel("192x64x64", a__dtype="s8", a__scale="1x128", **(BF16 | {"d__dtype": "f32"}), **AT_OFFSETS),
     kernel("64x16x256", a__dtype="e2m1", a__scale="1x32e8", **BF16, **AT_OFFSETS),
+    kernel("256x16x64", a__dtype="u4", a__scale="1x128z", **BF16, **AT_OFFSETS),
+    kernel("256x16x64", a__dtype="e2m1", a__scale="1x32e8", **BF16, **IN_SLOTS),
     kernel("128x128x64", a__dtype="e2m1", a__scale="1x32e8", **F16, **IN_SLOTS),
     kernel("64x16x128", "cooperative", "2x1", a__dtype="s4", a__scale="1x128", **BF16, **IN_SLOTS),
     kernel("128x128x64", a__dtype="u4", a__scale="1x64", **F16, **IN_SLOTS),
