@@ -14,6 +14,7 @@ import gemmill
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.dtypes import DTYPES
+from gemmill.library.epilogues.parse import canonical
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.measure.operands import OperandSet, as_called, factors, make_operands, plan_options
 from gemmill.profiler.measure.verify import reference
@@ -171,6 +172,24 @@ def test_expressions_of_selected_kernels(text: str) -> None:
     torch.cuda.synchronize()
     found = expected.compare(operands.d, operands.arguments)
     assert found.passed, found.says
+
+
+def test_gates_have_the_bits_of_other_tiles(registry: Registry) -> None:
+    groups, n, k, rows = 8, 416, 512, 130
+    x = torch.randint(-2, 3, (rows, k), device="cuda").bfloat16() / 16
+    packed = torch.randint(0, 256, (groups, n, k // 2), device="cuda", dtype=torch.uint8)
+    scale = 2.0 ** torch.randint(-6, -2, (groups, k // 32, n), device="cuda").bfloat16()  # so that all sums are exact
+    offsets = torch.tensor([1, 1, 18, 50, 66, 67, 82, rows], device="cuda", dtype=torch.int32)
+    found = []
+    for tile in ("64x16x128", "128x32x128", "256x16x64"):
+        gated = canonical("d = silu(gate8.m) * up8.m")
+        config = kernel(tile, a__dtype="u4", a__scale="1x32", epilogue=gated, **BF16, **AT_OFFSETS)
+        keywords: dict[str, Any] = {"epilogue": "d = silu(gate8) * up8", "b_scale": scale, "b_dtype": "u4"}
+        found.append(gemmill.grouped_matmul(x, packed.mT, offsets, kernel=config, registry=registry, **keywords))
+        assert found[-1].shape == (rows, n // 2)
+        assert torch.equal(found[-1], found[0])
+    assert found[0].isfinite().all()
+    assert found[0].count_nonzero() > 0
 
 
 def test_a_call_by_torch_ops_and_by_a_graph() -> None:
