@@ -243,7 +243,7 @@ def make_case(
     array = torch.tensor(values, dtype=torch.int32, device="cuda")
     index = None
     if config.scheduler.rows == "gathered":
-        index = torch.randint(0, extent, (extent,), dtype=torch.int32, device="cuda")
+        index = torch.randint(0, max(extent, 1), (extent,), dtype=torch.int32, device="cuda")
     return Case(config, a, b, c, d, array, ranges_of(batching, values, extent), exact, index)
 
 

@@ -185,7 +185,7 @@ IN_TURN = [
     kernel("64x32x256", "cooperative", "1x2", a__dtype="u4", a__scale="1x32z", **BF16),
     kernel("64x64x128", a__dtype="s4", a__scale="1x128", **F16),
     kernel("64x16x64", stages=4, a__dtype="s8", **BF16),
-    kernel("64x16x128", a__dtype="u4", a__scale="1x64", **SPLIT, **BF16),
+    kernel("64x16x128", a__dtype="u4", a__scale="1x128", **SPLIT, **BF16),
 ]
 
 
