@@ -33,6 +33,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.dtypes import DTYPES
+from gemmill.library.e2m1 import MX_BLOCK
 from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.errors import GemmillError
 from gemmill.library.problem import GemmProblem, upconverts_a
@@ -372,15 +373,20 @@ def _masked(member: Member, case: Case, draw: random.Random, options: dict[str, 
 
 
 def _along_k(member: Member, case: Case, draw: random.Random, options: dict[str, Any]) -> Any:
-    """K of the problem between two other groups along K."""
+    """K of the problem between two other groups along K; its columns of A in another order where the kernel gathers
+    them."""
     k = case.extents[2]
     before, after = draw.randint(0, k), draw.randint(0, k)
     order = torch.arange(-before, k + after, device=case.device) % k
     a = _copies(bits(case.a)[:, order].view(case.a.dtype), 1, False)[0]
     b = _copies(bits(case.b)[order].view(case.b.dtype), 1, True)[0]
-    d = _copies(case.empty(), 3, True)
-    if case.c is not None:
-        options["c"] = _copies(case.c, 3, True)
+    d = _copies(case.empty(), 3, member.config.d.major == "n")
+    if member.config.c is not None:
+        options["c"] = _copies(case.c, 3, member.config.c.major == "n")
+    if member.config.scheduler.rows == "gathered":
+        places = torch.tensor(draw.sample(range(a.shape[1]), a.shape[1]), device=case.device)
+        bits(a)[:, places] = bits(a).clone()
+        options["rows"] = places
     offsets = torch.tensor([before, before + k, before + k + after], dtype=torch.int32, device=case.device)
     gemmill.grouped_matmul(a, b, offsets, out=d, **options)
     return d[1]
@@ -483,7 +489,8 @@ def survey(
         by_formats[Formats.of(member.config)].append(member)
     for formats, own in by_formats.items():
         integers = DTYPES[formats.a].is_integer and DTYPES[formats.b].is_integer
-        for at, (shape, data) in enumerate(itertools.product(problems, INTEGER_DATA if integers else DATA)):
+        for at, ((m, n, k), data) in enumerate(itertools.product(problems, INTEGER_DATA if integers else DATA)):
+            shape = (m, n, -(-k // MX_BLOCK) * MX_BLOCK if formats.a == "e2m1" else k)
             case, row = Case(formats, shape, data, seed + at), Row(formats, shape, data)
             first: dict[str, tuple[str, Any]] = {}
             for member in own:
