@@ -34,7 +34,17 @@ def main() -> None:
         sys.exit(0 if name in ("", "--help") else f"unknown program {name}")
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
     sys.argv = [f"python -m benchmarks {name}", *sys.argv[2:]]
-    import_module(f"benchmarks.{'pytorch.' if name in IN_PYTORCH else ''}{name}").main()
+    from gemmill.library.errors import DeviceError
+    from gemmill.library.extras import install_torch
+
+    try:
+        import_module(f"benchmarks.{'pytorch.' if name in IN_PYTORCH else ''}{name}").main()
+    except DeviceError as error:
+        sys.exit(f"error: {error}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        sys.exit(f"error: {name} needs PyTorch ({error}); {install_torch()}")
 
 
 if __name__ == "__main__":
