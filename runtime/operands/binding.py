@@ -246,10 +246,13 @@ def _read_tensors(call: GemmCall) -> _Tensors:
     """
     a, b, alpha = call.tensors["a"], call.tensors["b"], call.options.alpha
     inner = b.shape[-2:-1] or b.shape
-    if alpha or not call.arguments.epilogue.sums_are_scaled or a.shape[-1:] != inner:
+    gathers_k = "rows" in call.tensors and len(a.shape) == len(b.shape) == 2
+    extent = call.tensors["rows"].shape if gathers_k else a.shape[-1:]
+    if alpha or not call.arguments.epilogue.sums_are_scaled or extent != inner:
         return call.tensors
     dtype = wider(call.tensors) if is_mixed(a.dtype, b.dtype) else None  # then gemmill upconverts nothing
-    others = {name: x for name, x in call.tensors.items() if name not in _SCALING}
+    unread = (*_SCALING, "rows") if gathers_k else _SCALING
+    others = {name: x for name, x in call.tensors.items() if name not in unread}
     b_axis = -2 if len(b.shape) > 1 else -1
     return {**others, "a": _with_empty_k(a, -1, dtype or a.dtype), "b": _with_empty_k(b, b_axis, dtype or b.dtype)}
 
@@ -389,11 +392,12 @@ def _refuse_scales(tensors: _Tensors, epilogue: Epilogue, kind: str, batching: B
 def _with_rows(gemm: Gemm, rows: TensorView, extent: int) -> Gemm:
     """Return the GEMM with an index of the ``extent`` rows of A, or columns for groups along K."""
     _, stride = _groups(rows, "rows")
+    found = "columns" if gemm.problem.batching == "kgrouped" else "rows"
     if extent > MAX_EXTENT:
-        raise OperandError(f"a has {extent} rows; the largest number supported is {MAX_EXTENT}: split the problem")
+        raise OperandError(f"a has {extent} {found}; the largest number supported is {MAX_EXTENT}: split the problem")
     if (span := (extent - 1) * gemm.a.stride * DTYPES[gemm.a.dtype].bits // 8) >= MAX_GATHERED_BYTES:
         raise OperandError(
-            f"the rows of a span {span} bytes; with rows they must span less than 2^36: split the problem"
+            f"the {found} of a span {span} bytes; with rows they must span less than 2^36: split the problem"
         )
     index = RowIndex("rows", rows.ptr, stride, extent)
     return replace(gemm, problem=gemm.problem.but(rows="gathered"), rows=index)

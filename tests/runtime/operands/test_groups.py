@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.cases.exporter import on_gpu
 from tests.cases.manifests import shipped_kernels
 from tests.cases.plain import bound as bound_gemm
-from tests.cases.plain import read
+from tests.cases.plain import call_of, read
 
 from gemmill.emitters.emit import launch_spec
 from gemmill.library.arch import GPUS
@@ -101,6 +101,14 @@ def test_columns_of_groups_along_k_are_found_by_an_index() -> None:
     assert is_swapped(along_k, p) is False
 
 
+@pytest.mark.parametrize("columns", [70, 300])
+def test_an_alpha_of_0_reads_no_columns_by_an_index(columns: int) -> None:
+    operands = tensor(64, columns, strides=(1, 72)), tensor(300, 80), tensor(4, 64, 80)
+    call = call_of(*operands, offsets=groups(4), rows=groups(300))
+    gemm = replace(call, options=call.options._replace(alpha=0.0)).bound
+    assert (gemm.problem.k, gemm.problem.batching, gemm.problem.rows, gemm.rows) == (0, "kgrouped", "stored", None)
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -111,6 +119,10 @@ def test_columns_of_groups_along_k_are_found_by_an_index() -> None:
         ({"a": tensor(0, 64)}, "a must have a row"),
         ({"a": tensor(70, 64, strides=(1 << 31, 1))}, "with rows they must span less than 2.36"),
         ({"b": tensor(64, 80), "a": tensor(70, 64), "d": tensor(4, 70, 80)}, r"a \(70, 300\) @ b \(64, 80\)"),
+        (
+            {"b": tensor(300, 80), "a": tensor(64, 70, strides=(1, 1 << 31)), "d": tensor(4, 64, 80)},
+            "the columns of a span",
+        ),
         ({"b": tensor(300, 80), "a": tensor(70, 0), "d": tensor(4, 70, 80)}, "a must have a column"),
         (
             {"b": tensor(300, 80), "a": tensor(70, 64), "d": tensor(4, 70, 80), "rows": tensor(300, 1, dtype="s32")},
