@@ -279,7 +279,7 @@ BLOCKS = "sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_e4m3n16_"
             "h = silu(gate8 * p[n] + x[n]) * (up8 * q[n] + y[n]); t[m] = sum(h); s[m, n/128] = scale(h); d = h / s",
             marks=pytest.mark.heavy,
         ),
-        pytest.param(f"{BLOCKS}128x256x128_2x1_cooperative_s3_m8masked_k1_linear", GPT_OSS, marks=pytest.mark.heavy),
+        pytest.param(f"{BLOCKS}128x256x128_1x2_cooperative_s3_m8masked_k1_linear", GPT_OSS, marks=pytest.mark.heavy),
         pytest.param(
             "sm90a_bf16k16_bf16k16_f32_none_e4m3n16_128x256x64_2x1_cooperative_s4_m8grouped_k1_linear",
             SILU.replace("gate8", "gate").replace("up8", "up"),

@@ -89,7 +89,7 @@ MOST_BESIDE_BLOCKS, MOST_BESIDE_TWO_LEVELS = 4, 2
 """Most vectors (:func:`vectors_beside_blocks`) that an expression with scales of blocks can read, and with two-level
 accumulation and a gate. A thread holds those along N for 128 columns. Of 70 kernels with a gate, none with 128 sums
 spilled with four vectors, and some did with six; some with 192 sums in two levels spilled with four. Without a gate,
-some of these spilled with two."""
+some of these spilled with two. Pairs of tiles of groups leave no vector beside two levels."""
 MOST_BESIDE_GATE = 1
 """Most vectors that a gated expression without scales of blocks can read beside 192 sums in two levels, if it reads no
 matrix and D is its only output. Of 27 kernels of nine tiles, one with two vectors spilled, and two with two more

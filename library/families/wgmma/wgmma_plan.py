@@ -292,9 +292,17 @@ class WgmmaPlan(KernelPlan):
             return False
         vectors = registers.vectors_beside_blocks(epilogue)
         if scales_blocks(epilogue):
-            return vectors <= registers.MOST_BESIDE_TWO_LEVELS
+            return vectors <= (0 if self.pairs_tiles else registers.MOST_BESIDE_TWO_LEVELS)
         vectors += registers.holds_many_beside_scalars(epilogue)
         return vectors <= registers.MOST_BESIDE_GATE and is_repeatable(epilogue)
+
+    @part
+    def pairs_tiles(self) -> bool:
+        """Whether CTAs of a cooperative cluster have two tiles of a group of rows, or of two columns. Values for this
+        live from tile to tile."""
+        cluster, scheduler = self.config.cluster, self.config.scheduler
+        is_pair = (cluster.m, cluster.n) == (2, 1) and self.config.schedule == "cooperative"
+        return is_pair and scheduler.batching in ("grouped", "masked")
 
     def _limits_of_shared_k(self, plain: bool, shallow: bool, otherwise: int) -> list[int]:
         """The additional limits of kernels whose CTAs share K."""

@@ -113,6 +113,25 @@ def _loose(operands: Mapping[Any, InputOperand | OutputOperand]) -> str | None:
 
 
 @rule(
+    "scaled-groups",
+    ("cluster.m", "cluster.n", "tile.m", "a.scale", "scheduler.batching", "a.dtype", "b.dtype"),
+    "ptxas: with offsets and scales of blocks, tiles of 256 rows spill in larger clusters",
+    WgmmaPlan,
+)
+def scaled_groups(plan: WgmmaPlan) -> str | None:
+    """With block scales and groups of rows at offsets, tiles of 256 rows allow clusters of two CTAs at most."""
+    config = plan.config
+    if not plan.has_block_scales or config.scheduler.batching != "grouped" or config.tile.m < 256:
+        return None
+    if plan.cluster_ctas <= 2:
+        return None
+    return (
+        f"tile M is {config.tile.m} and the cluster has {plan.cluster_ctas} CTAs; with block scales and grouped "
+        "batching, tiles of 256 rows have at most two"
+    )
+
+
+@rule(
     "row-groups",
     ("d.major", "a.major", "b.major", "c.major", "scheduler.batching"),
     "CUDA driver API, cuTensorMapEncodeTiled: strides, and therefore group starts, are multiples of 16 bytes",
@@ -851,6 +870,7 @@ RULES: tuple[Rule, ...] = (
     output_majors,
     mma_majors,
     converted("epilogue-types", WgmmaPlan),
+    scaled_groups,
     row_groups,
     k_groups,
     array,

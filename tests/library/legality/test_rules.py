@@ -552,6 +552,12 @@ MMA = "sm80_bf16k16_bf16k16_f32_none_bf16n16_128x128x32_1x1_multistage_s3_m8_k1_
             "sm80 does not support fp8 (A and B); arch must be sm89, sm90, sm90a or sm120",
         ),
         (MMA, {"b.dtype": "f16"}, "mma-sync-types", "mma.sync does not support bf16 x f16; A x B must be bf16 x bf16,"),
+        (
+            "sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_bf16n16_256x128x128_1x2_cooperative_s3_m8grouped_k1_linear",
+            {"cluster.m": 2},
+            "scaled-groups",
+            "tile M is 256 and the cluster has 4 CTAs",
+        ),
     ],
 )
 def test_a_message_names_the_value_and_the_rule(name: str, fields: dict[str, Value], rule: str, says: str) -> None:
