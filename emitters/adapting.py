@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from string import Template
 
-from gemmill.emitters.combining import BITS
+from gemmill.emitters.ptx import BITS, half_to_f32, head, lines
 
 SHRINK_ENTRY, EXPAND_ENTRY = "gemmill_adapting_shrink", "gemmill_adapting_expand"
 """Symbols of the kernels."""
@@ -57,19 +57,12 @@ class Adaptation:
     out: str
 
 
-_ENTRY = Template("""\
-.version 7.8
-.target sm_90
-.address_size 64
-
-.visible .entry $entry(.param .align 8 .b8 job[$bytes])
-.maxntid $threads
-{
+_REGISTERS = """\
   .reg .pred %outside, %done, %in, %unused;
   .reg .b16 %half<2>;
   .reg .b32 %vectors, %adapters, %rank, %parts, %step, %token, %part, %thread, %lane, %id, %place, %end, %i, %x;
   .reg .b64 %ids, %offsets, %t, %z;
-""")
+"""
 
 _TOKEN = Template("""\
   // The next kernel may be set up meanwhile; the one before writes the tokens.
@@ -228,9 +221,9 @@ DONE:
 def emit_shrink(dtype: str, routed: bool) -> str:
     """The PTX of the first kernel, for sm_90 and later. Its parameters are :data:`SHRINK_JOB`; CTAs have
     :data:`THREADS` threads, and a token ``rank`` / :data:`RANKS_OF_CTA` CTAs."""
-    head = _ENTRY.substitute(entry=SHRINK_ENTRY, bytes=SHRINK_JOB.size, threads=THREADS)
     rows = range(RANKS + 1)
-    return head + _SHRINK.substitute(
+    start = head(SHRINK_ENTRY, SHRINK_JOB, THREADS) + _REGISTERS
+    return start + _SHRINK.substitute(
         token=_token(routed),
         rows=RANKS + 1,
         ranks=RANKS,
@@ -238,11 +231,11 @@ def emit_shrink(dtype: str, routed: bool) -> str:
         ranks_of_cta=RANKS_OF_CTA,
         vector=_VECTOR,
         ahead=32 * _AHEAD,
-        locate=_lines(_locate_rows()),
-        zero=_lines(f"mov.b32 %sum{i}, 0;" for i in range(RANKS)),
-        load=_lines(line for ahead in range(_AHEAD) for row in rows for line in _load(ahead, row)),
-        multiply=_lines(line for ahead in range(_AHEAD) for line in _multiply_vectors(dtype, ahead)),
-        reduce=_lines(line for i in range(RANKS) for line in _reduce(i)),
+        locate=lines(_locate_rows()),
+        zero=lines(f"mov.b32 %sum{i}, 0;" for i in range(RANKS)),
+        load=lines(line for ahead in range(_AHEAD) for row in rows for line in _load(ahead, row)),
+        multiply=lines(line for ahead in range(_AHEAD) for line in _multiply_vectors(dtype, ahead)),
+        reduce=lines(line for i in range(RANKS) for line in _reduce(i)),
         sums=", ".join(f"%sum{i}" for i in range(RANKS)),
     )
 
@@ -250,24 +243,20 @@ def emit_shrink(dtype: str, routed: bool) -> str:
 def emit_expand(kind: Adaptation) -> str:
     """The PTX of the second kernel, for sm_90 and later. Its parameters are :data:`EXPAND_JOB`; CTAs have
     :data:`THREADS` threads."""
-    head = _ENTRY.substitute(entry=EXPAND_ENTRY, bytes=EXPAND_JOB.size, threads=THREADS)
-    return head + _EXPAND.substitute(
+    start = head(EXPAND_ENTRY, EXPAND_JOB, THREADS) + _REGISTERS
+    return start + _EXPAND.substitute(
         token=_token(kind.routed),
         threads=THREADS,
         elements=_ELEMENTS,
         vector=_VECTOR,
-        begin=_lines(_begin(kind)),
-        multiply=_lines(_multiply_rows(kind.dtype)),
-        store=_lines(_store(kind)),
+        begin=lines(_begin(kind)),
+        multiply=lines(_multiply_rows(kind.dtype)),
+        store=lines(_store(kind)),
     )
 
 
 def _token(routed: bool) -> str:
     return _TOKEN.substitute(search=_SEARCH if routed else "")
-
-
-def _lines(lines: Iterator[str]) -> str:
-    return "\n".join("  " + line for line in lines)
 
 
 def _locate_rows() -> Iterator[str]:
@@ -302,7 +291,7 @@ def _multiply_vectors(dtype: str, ahead: int) -> Iterator[str]:
     """Yield the code that adds the products of a lane's vectors."""
     for e in range(_ELEMENTS):
         for row in range(RANKS + 1):
-            yield from _to_f32(dtype, _words(ahead, row)[e // 2], e % 2, f"%element{row}")
+            yield from half_to_f32(dtype, _words(ahead, row)[e // 2], e % 2, f"%element{row}")
         for i in range(RANKS):
             yield f"fma.rn.f32 %sum{i}, %element0, %element{i + 1}, %sum{i};"
 
@@ -318,7 +307,7 @@ def _multiply_rows(dtype: str) -> Iterator[str]:
     """Yield the code that adds the products of a thread's two rows."""
     for e in range(_ELEMENTS):
         for row in range(2):
-            yield from _to_f32(dtype, f"%v{4 * row + e // 2}", e % 2, "%element")
+            yield from half_to_f32(dtype, f"%v{4 * row + e // 2}", e % 2, "%element")
             yield f"fma.rn.f32 %sum{row}, %h{e}, %element, %sum{row};"
 
 
@@ -342,7 +331,7 @@ def _begin(kind: Adaptation) -> Iterator[str]:
     if kind.y and BITS[kind.y] == 16:
         yield "ld.global.b32 %element, [%y];"
         for i in range(2):
-            yield from _to_f32(kind.y, "%element", i, f"%first{i}")
+            yield from half_to_f32(kind.y, "%element", i, f"%first{i}")
     elif kind.y:
         yield "ld.global.v2.b32 {%first0, %first1}, [%y];"
     else:
@@ -358,9 +347,3 @@ def _store(kind: Adaptation) -> Iterator[str]:
         yield "st.global.b32 [%out], %element;"
     else:
         yield "st.global.v2.b32 [%out], {%sum0, %sum1};"
-
-
-def _to_f32(dtype: str, word: str, half: int, to: str) -> Iterator[str]:
-    """Yield the code that converts half a word."""
-    yield f"mov.b32 {{%half0, %half1}}, {word};"
-    yield f"cvt.f32.{dtype} {to}, %half{half};"

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from string import Template
 
+from gemmill.emitters.ptx import BITS, half_to_f32, head, lines
+
 ENTRY = "gemmill_combining"
 """Symbol of the kernel."""
 JOB = struct.Struct("<QQQQQqqqqqqqIIII")
@@ -27,8 +29,6 @@ SLOTS = 8
 """Most rows of y that a thread loads at once."""
 VECTOR = 16
 """Most bytes of an instruction that loads or stores."""
-BITS = {"bf16": 16, "f16": 16, "f32": 32}
-"""The dtypes that the kernel reads and writes, with their sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,6 @@ class Combination:
 
 
 _KERNEL = Template("""\
-.version 7.8
-.target sm_90
-.address_size 64
-
-.visible .entry $entry(.param .align 8 .b8 job[$bytes])
-.maxntid $threads
-{
   .reg .pred %outside, %done, %has<$slots>, %use<$slots>;
   .reg .b16 %half<2>;
   .reg .b32 %rows, %slots, %vectors, %parts, %token, %vector, %slot, %x;
@@ -114,24 +107,18 @@ DONE:
 def emit_combining(kind: Combination) -> str:
     """The PTX of a kernel, for sm_90 and later. Its parameters are :data:`JOB`; CTAs have :data:`THREADS` threads."""
     slots = range(kind.slots)
-    return _KERNEL.substitute(
-        entry=ENTRY,
-        bytes=JOB.size,
+    return head(ENTRY, JOB, THREADS) + _KERNEL.substitute(
         threads=THREADS,
         slots=kind.slots,
         elements=kind.elements,
-        registers=_lines(f".reg .b32 %{name}_<{_words(kind, dtype)}>;" for name, dtype in _vectors(kind)),
-        locate=_lines(_locate(kind)),
-        begin=_lines(_begin(kind)),
-        places=_lines(line for i in slots for line in _place(kind, i)),
-        load=_lines(line for i in slots for line in _row(kind, i)),
-        accumulate=_lines(line for i in slots for line in _accumulate(kind, i)),
-        store=_lines(_store(kind)),
+        registers=lines(f".reg .b32 %{name}_<{_words(kind, dtype)}>;" for name, dtype in _vectors(kind)),
+        locate=lines(_locate(kind)),
+        begin=lines(_begin(kind)),
+        places=lines(line for i in slots for line in _place(kind, i)),
+        load=lines(line for i in slots for line in _row(kind, i)),
+        accumulate=lines(line for i in slots for line in _accumulate(kind, i)),
+        store=lines(_store(kind)),
     )
-
-
-def _lines(lines: Iterator[str]) -> str:
-    return "\n".join("  " + line for line in lines)
 
 
 def _vectors(kind: Combination) -> Iterator[tuple[str, str]]:
@@ -234,8 +221,7 @@ def _to_f32(vector: str, dtype: str, e: int) -> Iterator[str]:
     if BITS[dtype] == 32:
         yield f"mov.b32 %element, %{vector}_{e};"
     else:
-        yield f"mov.b32 {{%half0, %half1}}, %{vector}_{e // 2};"
-        yield f"cvt.f32.{dtype} %element, %half{e % 2};"
+        yield from half_to_f32(dtype, f"%{vector}_{e // 2}", e % 2, "%element")
 
 
 def _move(kind: Combination, what: str, vector: str, dtype: str, address: str, predicate: str) -> Iterator[str]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import struct
 from string import Template
 
+from gemmill.emitters.ptx import head
+
 ROWS_ENTRY, SCALES_ENTRY = "gemmill_gathering_rows", "gemmill_gathering_scales"
 """Symbols of the kernels."""
 ROWS_JOB = struct.Struct("<QQQqqIIII")
@@ -26,14 +28,7 @@ ROWS = 4
 WIDTHS = (16, 8, 4, 2, 1)
 """Bytes that a vector may have."""
 
-_HEAD = Template("""\
-.version 7.8
-.target sm_90
-.address_size 64
-
-.visible .entry $entry(.param .align 8 .b8 job[$bytes])
-.maxntid $threads
-{
+_REGISTERS = Template("""\
   .reg .pred %outside, %done, %has<$rows>;
   .reg .b16 %half<$rows>;
   .reg .b32 %x, %row, %index, %index<$rows>, %vector, %count, %parts, %last, %scale, %word<$words>;
@@ -148,4 +143,4 @@ def emit_gathering_scales() -> str:
 
 
 def _head(entry: str, job: struct.Struct, words: int = 0) -> str:
-    return _HEAD.substitute(entry=entry, bytes=job.size, threads=THREADS, rows=ROWS, words=max(1, ROWS * words))
+    return head(entry, job, THREADS) + _REGISTERS.substitute(rows=ROWS, words=max(1, ROWS * words))

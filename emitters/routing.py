@@ -15,6 +15,7 @@ import struct
 from collections.abc import Callable
 from string import Template
 
+from gemmill.emitters.ptx import head
 from gemmill.library.legality.quantities import align_up
 
 ENTRY = "gemmill_routing"
@@ -40,14 +41,6 @@ _ROW = 4 * (RANGE + 1)
 columns have no bank conflicts."""
 
 _KERNEL = Template("""\
-.version 7.8
-.target sm_90
-.address_size 64
-
-.visible .entry $entry(.param .align 8 .b8 job[$bytes])
-.maxntid $threads
-$cluster
-{
   .shared .align 16 .b8 counts[$shared];
   .reg .pred %done, %leads, %last, %valid, %has, %zero, %less, %inside<$loads>, %mine<$loads>;
   .reg .b32 %count, %experts, %segment, %factor, %shift, %first, %rank, %thread, %lane, %warp, %lower, %bits, %x;
@@ -288,11 +281,9 @@ def emit_routing(step: int, ctas: int) -> str:
     arrive, wait = (f"  barrier.cluster.{what}.aligned;" for what in ("arrive", "wait"))
     following = _NEXT.substitute(ahead=STEP, bytes=STEP * step)
     adds = (_ADD.substitute(cta=cta, at=cta * _ROW, below=cta * _ROW + _ROW - 4) for cta in range(ctas))
-    return _KERNEL.substitute(
-        entry=ENTRY,
-        bytes=JOB.size,
+    cluster = f".reqnctapercluster {ctas}\n" if ctas > 1 else ""
+    return head(ENTRY, JOB, THREADS, cluster) + _KERNEL.substitute(
         threads=THREADS,
-        cluster=f".reqnctapercluster {ctas}" if ctas > 1 else "",
         arrive=arrive if ctas > 1 else "",
         wait=wait if ctas > 1 else "",
         sync=f"{arrive}\n{wait}" if ctas > 1 else "  bar.sync 0;",

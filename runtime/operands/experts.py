@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from gemmill.emitters.combining import BITS
+from gemmill.emitters.ptx import BITS
 from gemmill.library.dtypes import DTYPES as TABLE
 from gemmill.library.dtypes import DTypeName, default_output
 from gemmill.library.epilogues.tree import Epilogue, fault_of_n

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gemmill.emitters.adapting import RANKS_OF_CTA, Adaptation
-from gemmill.emitters.combining import BITS
+from gemmill.emitters.ptx import BITS
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import OperandError
 from gemmill.library.legality.quantities import TMA_ALIGN

@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gemmill.emitters.combining import BITS, SLOTS, VECTOR, Combination
+from gemmill.emitters.combining import SLOTS, VECTOR, Combination
 from gemmill.emitters.gathering import WIDTHS
+from gemmill.emitters.ptx import BITS
 from gemmill.emitters.routing import cluster_for
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import OperandError

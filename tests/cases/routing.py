@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from tests.cases.ptx import Memory, fused, rounded
 
-from gemmill.emitters.combining import BITS
+from gemmill.emitters.ptx import BITS
 from gemmill.library.dtypes import DTypeName
 from gemmill.runtime.operands.tensors import TensorView
 

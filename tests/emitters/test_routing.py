@@ -14,8 +14,9 @@ from tests.cases.ptx import Kernel, Memory, as_f32, rounded
 from tests.cases.routing import combined, routed
 
 from gemmill.emitters import combining, routing
-from gemmill.emitters.combining import BITS, SLOTS, Combination, emit_combining
+from gemmill.emitters.combining import SLOTS, Combination, emit_combining
 from gemmill.emitters.gathering import WIDTHS, emit_gathering_rows, emit_gathering_scales
+from gemmill.emitters.ptx import BITS
 from gemmill.emitters.routing import CLUSTER, STEP, WARPS, cluster_for, clusters, division, emit_routing, segment_for
 
 KINDS = (
