@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 from gemmill.library.bits import ANY
 from gemmill.library.dtypes import DTypeName
-from gemmill.library.errors import OperandError
 from gemmill.runtime.api import caches
 from gemmill.runtime.api.launch_sequence import Addresses, PlanOfLaunches, SharedLaunches
 from gemmill.runtime.api.prepare import prepare
 from gemmill.runtime.api.read import read_call
 from gemmill.runtime.api.routing import Routing
-from gemmill.runtime.api.streams import Stream, allocate, allocates, handle_of, stream_to_follow
+from gemmill.runtime.api.streams import Stream, allocate_between, handle_of, stream_to_follow
 from gemmill.runtime.launch.lora import ExpandLaunch, ShrinkLaunch
 from gemmill.runtime.launch.plan import Plan
 from gemmill.runtime.launch.routing import CombineLaunch, RouteLaunch, TokenLaunch
@@ -197,12 +196,7 @@ class _Given(NamedTuple):
 
     def allocate(self, shape: tuple[int, ...], dtype: DTypeName) -> Any:
         """Allocate memory with the library of ``x``."""
-        if not allocates(self.x):
-            raise OperandError(
-                f"x is a {type(self.x).__qualname__}; lora allocates memory with the library of x, which must be "
-                "PyTorch or CuPy: pass its tensors"
-            )
-        return allocate(self.x, shape, dtype, self.views["x"].device, self.stream)
+        return allocate_between("lora", self.x, shape, dtype, self.views["x"].device, self.stream)
 
     def result(self) -> tuple[Any, TensorView]:
         """Return ``out`` and its view; it is allocated where the call does not pass it."""

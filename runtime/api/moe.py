@@ -15,7 +15,7 @@ from gemmill.runtime.api.expert_layer import Layer, LayerLaunches, bind_layer, e
 from gemmill.runtime.api.launch_sequence import PlanOfLaunches, SharedLaunches
 from gemmill.runtime.api.prepare import prepare
 from gemmill.runtime.api.read import KEYWORDS
-from gemmill.runtime.api.streams import Stream, allocate, allocates, handle_of, stream_to_follow
+from gemmill.runtime.api.streams import Stream, allocate_between, handle_of, stream_to_follow
 from gemmill.runtime.launch.plan import Plan
 from gemmill.runtime.launch.routing import CombineLaunch, GatherLaunch, RouteLaunch, TokenLaunch
 from gemmill.runtime.operands.epilogue_arguments import is_number, read_epilogue
@@ -238,13 +238,7 @@ class _Given(NamedTuple):
 
     def allocate(self, shape: tuple[int, ...], dtype: DTypeName) -> Any:
         """Allocate memory with the library of ``x``."""
-        x = self.tensors["x"]
-        if not allocates(x):
-            raise OperandError(
-                f"x is a {type(x).__qualname__}; moe allocates memory with the library of x, which must be PyTorch or "
-                "CuPy: pass its tensors"
-            )
-        return allocate(x, shape, dtype, self.views["x"].device, self.stream)
+        return allocate_between("moe", self.tensors["x"], shape, dtype, self.views["x"].device, self.stream)
 
     def result(self) -> tuple[Any, TensorView]:
         """Return ``out`` and its view; it is allocated where the call does not pass it."""

@@ -74,11 +74,6 @@ def torch_stream() -> Callable[[int], int]:
     return get or (lambda device: int(torch.cuda.current_stream(device).cuda_stream))
 
 
-def allocates(a: Any) -> bool:
-    """Whether the library of ``a`` can allocate tensors for a call."""
-    return is_torch(a) or _is_cupy(a)
-
-
 def _is_cupy(a: Any) -> bool:
     return type(a).__module__.partition(".")[0] == "cupy"
 
@@ -101,6 +96,18 @@ def allocate(a: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, stre
         with a.device, cupy.cuda.ExternalStream(handle_of(a, stream)):
             return cupy.empty(shape, dtype=typestr)
     raise OperandError(f"out is missing, and gemmill cannot allocate {dtype} for a {type(a).__qualname__}: pass out=")
+
+
+def allocate_between(
+    function: str, x: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, stream: Stream | None
+) -> Any:
+    """Allocate as :func:`allocate` does, for a function that needs memory between its launches."""
+    if not (is_torch(x) or _is_cupy(x)):
+        raise OperandError(
+            f"x is a {type(x).__qualname__}; {function} allocates memory with the library of x, which must be PyTorch "
+            "or CuPy: pass its tensors"
+        )
+    return allocate(x, shape, dtype, device, stream)
 
 
 @functools.cache

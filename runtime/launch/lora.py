@@ -6,7 +6,7 @@ from functools import partial
 
 from gemmill.emitters import adapting
 from gemmill.library.dtypes import DTYPES
-from gemmill.runtime.launch.routing import Kernel, TokenLaunch
+from gemmill.runtime.launch.routing import Kernel, TokenLaunch, addresses_of
 from gemmill.runtime.operands.lora import BoundAdaptation
 from gemmill.runtime.operands.routing import strides_of
 from gemmill.runtime.operands.tensors import TensorView
@@ -34,7 +34,7 @@ class ExpandLaunch(TokenLaunch):
 
 def shrink_job(bound: BoundAdaptation) -> tuple[bytes, int]:
     """Return the parameters of the first kernel, and its number of CTAs."""
-    addresses = _addresses(bound.x, bound.a, bound.ids, bound.offsets, bound.inner)
+    addresses = addresses_of(bound.x, bound.a, bound.ids, bound.offsets, bound.inner)
     tokens, hidden = bound.x.shape
     adapters, rank, _ = bound.a.shape
     strides = strides_of(bound.x).row, *_steps(bound.a)
@@ -45,7 +45,7 @@ def shrink_job(bound: BoundAdaptation) -> tuple[bytes, int]:
 
 def expand_job(bound: BoundAdaptation) -> tuple[bytes, int]:
     """Return the parameters of the second kernel, and its number of CTAs."""
-    addresses = _addresses(bound.inner, bound.b, bound.ids, bound.offsets, bound.scales, bound.y, bound.out)
+    addresses = addresses_of(bound.inner, bound.b, bound.ids, bound.offsets, bound.scales, bound.y, bound.out)
     tokens, columns = bound.out.shape
     adapters, _, rank = bound.b.shape
     of_scales = bound.scales.strides[0] * DTYPES[bound.scales.dtype].bytes if bound.scales else 0
@@ -53,10 +53,6 @@ def expand_job(bound: BoundAdaptation) -> tuple[bytes, int]:
     parts = -(-columns // (2 * adapting.THREADS))
     counts = columns // 2, adapters, rank, parts, bound.step
     return adapting.EXPAND_JOB.pack(*addresses, *strides, *counts, bound.scale), tokens * parts
-
-
-def _addresses(*tensors: TensorView | None) -> list[int]:
-    return [x.ptr if x else 0 for x in tensors]
 
 
 def _steps(factor: TensorView) -> list[int]:

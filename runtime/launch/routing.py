@@ -14,6 +14,7 @@ from gemmill.runtime import driver
 from gemmill.runtime.launch.kernel import PreparedLaunch
 from gemmill.runtime.launch.parameters import ParameterBlock
 from gemmill.runtime.operands.routing import BoundCombine, BoundGather, BoundRoute, strides_of
+from gemmill.runtime.operands.tensors import TensorView
 
 _kernels: dict[tuple[int, str, Hashable], Any] = {}
 """Loaded kernels by GPU, symbol and kind. If two threads load one at once, the second does no harm."""
@@ -95,7 +96,7 @@ def route_job(bound: BoundRoute) -> tuple[bytes, int]:
 
 def combine_job(bound: BoundCombine) -> tuple[bytes, int]:
     """Return the parameters of the kernel that adds up rows, and its number of CTAs."""
-    addresses = (x.ptr if x else 0 for x in (bound.y, bound.places, bound.weights, bound.add, bound.out))
+    addresses = addresses_of(bound.y, bound.places, bound.weights, bound.add, bound.out)
     strides = (
         strides_of(bound.y).row,
         *strides_of(bound.places),
@@ -122,6 +123,11 @@ def gather_job(bound: BoundGather) -> tuple[bytes, int]:
     parts = -(-vectors // gathering.THREADS)
     job = gathering.ROWS_JOB.pack(*addresses, source.row, out.row, vectors, parts, rows, 0)
     return job, -(-rows // gathering.ROWS) * parts
+
+
+def addresses_of(*tensors: TensorView | None) -> list[int]:
+    """Return the addresses of tensors; 0 for one that is not there."""
+    return [x.ptr if x else 0 for x in tensors]
 
 
 def _loaded(device: int, kernel: Kernel, stream: int) -> Any:
