@@ -121,9 +121,8 @@ def _loose(operands: Mapping[Any, InputOperand | OutputOperand]) -> str | None:
 def scaled_groups(plan: WgmmaPlan) -> str | None:
     """With block scales and groups of rows at offsets, tiles of 256 rows allow clusters of two CTAs at most."""
     config = plan.config
-    if not plan.has_block_scales or config.scheduler.batching != "grouped" or config.tile.m < 256:
-        return None
-    if plan.cluster_ctas <= 2:
+    is_concerned = plan.has_block_scales and config.scheduler.batching == "grouped" and config.tile.m >= 256
+    if not is_concerned or plan.cluster_ctas <= 2:
         return None
     return (
         f"tile M is {config.tile.m} and the cluster has {plan.cluster_ctas} CTAs; with block scales and grouped "

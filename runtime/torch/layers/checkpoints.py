@@ -11,15 +11,14 @@ import torch
 from gemmill.library.errors import OperandError
 from gemmill.library.wording import one_of
 from gemmill.runtime.operands.matrices import GROUP_SIZES, SCALE_BLOCK
-from gemmill.runtime.torch.layers.mxfp4 import mxfp4
+from gemmill.runtime.torch.layers.mxfp4 import SCALE_DTYPES, mxfp4
+from gemmill.runtime.torch.layers.nibbles import unpacked_pairs
 from gemmill.runtime.torch.layers.weight_formats import Stored, u4_stored
 
 PARTS = ("qweight", "qzeros", "scales")
 """Tensors of AWQ and GPTQ."""
 COLUMNS_OF_AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
 """The column that each 4 bits of a 32-bit word hold, from the lowest bits."""
-_BYTES = (torch.uint8, torch.float8_e8m0fnu)
-"""Dtypes in which checkpoints hold the scales of MXFP4."""
 _UNKNOWN = ("weight_packed", "weight_scale_2", "weight_global_scale", "SCB", "w_bit", "s_group")
 """Names of tensors that only unsupported quantisation schemes have."""
 
@@ -90,7 +89,7 @@ def _is_mxfp4(held: Mapping[str, torch.Tensor]) -> bool:
     weight, scale = held.get("weight_packed", held.get("weight")), held.get("weight_scale")
     if weight is None or scale is None or any(x in held for x in _UNKNOWN[1:]):
         return False
-    return weight.dtype == torch.uint8 and scale.dtype in _BYTES
+    return weight.dtype == torch.uint8 and scale.dtype in SCALE_DTYPES
 
 
 def _mxfp4(name: str, held: Mapping[str, torch.Tensor]) -> tuple[Stored, str]:
@@ -141,8 +140,8 @@ def _unpacked(words: torch.Tensor, columns: tuple[int, ...] = tuple(range(8))) -
 
 def _verify(name: str, stored: Stored, held: Mapping[str, torch.Tensor], checkpoint_format: str) -> None:
     """Raise OperandError if what was read does not give a checkpoint's bits again."""
-    weight, zero = stored["weight"], stored["weight_zero"].int()
-    values = torch.stack((weight & 15, weight >> 4), -1).flatten(-2).int()
+    zero = stored["weight_zero"].int()
+    values = unpacked_pairs(stored["weight"]).int()
     if _is_awq(held):
         words, zeros = _words(values.mT, COLUMNS_OF_AWQ), _words(zero, COLUMNS_OF_AWQ)
     else:

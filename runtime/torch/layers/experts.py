@@ -30,6 +30,10 @@ _WIDE = ("bf16", "f16")
 """Those that can be trained, and whose weights have the order of models."""
 
 
+_UNITS = {"e4m3_blocks": {"w1": 16, "w2": SCALE_BLOCK}}
+"""The elements of which a row of weights must have a multiple; 32 in other formats."""
+
+
 class Order(NamedTuple):
     """How a model of transformers orders the tensors of experts: ``gate_up_proj``, ``down_proj``, and those with
     ``_bias`` after these names."""
@@ -84,8 +88,9 @@ class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installe
     * ``w1_scale``, ``w2_scale``, and for ``u4`` ``w1_zero`` and ``w2_zero``: those of :class:`Linear` for each expert.
     * ``gate_bias``, ``up_bias``: (experts, F), and ``b2``: (experts, H), or None.
 
-    Only bf16 and f16 weights can be trained. ``Module.to(dtype)`` does not convert e4m3 weights and their scales.
-    ``load_state_dict`` takes these tensors, or those of the module that ``convert`` replaced, and quantises them.
+    Only bf16 and f16 weights can be trained. ``Module.to(dtype)`` does not convert e4m3 and MXFP4 weights and
+    their scales. ``load_state_dict`` takes these tensors, or those of the module that ``convert`` replaced, and
+    quantises them.
 
     Raises:
         OperandError: ``weights`` or ``activation`` is not supported, or F does not fit the format.
@@ -230,10 +235,6 @@ def stored(name: str, weight: torch.Tensor, form: str, dtype: torch.dtype) -> St
         )
     of_experts = [row.stored(expert, dtype) for expert in weight]
     return {key.replace("weight", name): torch.stack([x[key] for x in of_experts]) for key in of_experts[0]}
-
-
-_UNITS = {"e4m3_blocks": {"w1": 16, "w2": SCALE_BLOCK}}
-"""The elements of which a row of weights must have a multiple; 32 in other formats."""
 
 
 def epilogue_of(activation: str, gate: str, up: str, has_bias: bool) -> str:

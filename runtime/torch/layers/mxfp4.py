@@ -9,6 +9,7 @@ import torch
 from gemmill.library import e2m1
 from gemmill.library.e2m1 import MX_BLOCK
 from gemmill.library.errors import OperandError
+from gemmill.runtime.torch.layers.nibbles import packed_pairs, unpacked_pairs
 
 _SCALES = {getattr(torch, {"bf16": "bfloat16", "f16": "float16"}[name]): x for name, x in e2m1.SCALES.items()}
 _MIDDLES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
@@ -17,6 +18,8 @@ _LARGEST_EXPONENT = 2
 """Exponent of the largest number, 6 = 1.5 * 2^2."""
 _BIAS = 127
 """What ue8m0 bytes add to exponents."""
+SCALE_DTYPES = (torch.uint8, torch.float8_e8m0fnu)
+"""Dtypes in which checkpoints hold scales."""
 _CHUNK = 1 << 24
 """Numbers that are converted at a time, since unpacked ones take eight times the memory."""
 
@@ -42,7 +45,7 @@ def mxfp4(
     Raises:
         OperandError: shapes or dtypes do not fit, or ``dtype`` does not hold all products of a scale and numbers.
     """
-    for tensor, what, dtypes in ((blocks, "blocks", _BYTES[:1]), (scales, "scales", _BYTES)):
+    for tensor, what, dtypes in ((blocks, "blocks", (torch.uint8,)), (scales, "scales", SCALE_DTYPES)):
         if tensor.dtype not in dtypes:
             raise OperandError(f"{name}: {what} has dtype {tensor.dtype}; it must be {' or '.join(map(str, dtypes))}")
     flat = blocks.flatten(-2) if blocks.ndim == scales.ndim + 1 else blocks
@@ -55,8 +58,8 @@ def mxfp4(
     check_scales(name, scales := scales.view(torch.uint8), dtype)
     weight = torch.empty_like(flat, memory_format=torch.contiguous_format)
     for held, kept in _chunks(flat, weight):
-        kept.copy_(_in_fragment_order(_codes(held)))
-        _verify(name, _bytes(from_fragment_order(kept)), held)
+        kept.copy_(_in_fragment_order(unpacked_pairs(held).int()))
+        _verify(name, packed_pairs(from_fragment_order(kept)), held)
     scale = scales.mT.contiguous()
     _verify(name, scale.mT, scales)
     return weight, scale.view(torch.float8_e8m0fnu)
@@ -121,21 +124,8 @@ def check_scales(name: str, scales: torch.Tensor, dtype: torch.dtype) -> None:
         )
 
 
-_BYTES = (torch.uint8, torch.float8_e8m0fnu)
-
-
 def _in_fragment_order(codes: torch.Tensor) -> torch.Tensor:
     return e2m1.in_fragment_order(codes, torch)
-
-
-def _codes(packed: torch.Tensor) -> torch.Tensor:
-    """The codes (..., K) of bytes (..., K / 2) in the order of K."""
-    return torch.stack((packed & 15, packed >> 4), -1).flatten(-2).int()
-
-
-def _bytes(codes: torch.Tensor) -> torch.Tensor:
-    """Undo :func:`_codes`."""
-    return (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8)
 
 
 def _rounded(x: torch.Tensor) -> torch.Tensor:

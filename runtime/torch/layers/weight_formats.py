@@ -10,6 +10,7 @@ import torch
 from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.matrices import SCALE_BLOCK
 from gemmill.runtime.torch.layers.mxfp4 import quantised_mxfp4, wide_mxfp4
+from gemmill.runtime.torch.layers.nibbles import packed_pairs, unpacked_pairs
 
 Stored = dict[str, torch.Tensor]
 """Tensors of a layer: ``weight``, and ``weight_scale`` and ``weight_zero`` if its format has them."""
@@ -93,8 +94,7 @@ def _u4(group: int) -> Format:
         return {"a": x, "b": layer.stored_weight.mT, "b_dtype": "u4", **scales}
 
     def wide(layer: Any) -> torch.Tensor:
-        packed = layer.stored_weight
-        values = torch.stack((packed & 15, packed >> 4), -1).flatten(1)
+        values = unpacked_pairs(layer.stored_weight)
         scale, zero = (x.mT.float().repeat_interleave(group, 1) for x in (layer.weight_scale, layer.weight_zero))
         return (values - zero[:, : values.shape[1]]) * scale[:, : values.shape[1]]
 
@@ -126,9 +126,11 @@ def u4_stored(values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> 
             f"K is {values.shape[1]}; it must be even, because a byte holds two 4-bit weights along K: pad K, or use "
             "another format"
         )
-    values = values.to(torch.uint8)
-    packed = values[:, 0::2] | values[:, 1::2] << 4
-    return {"weight": packed.contiguous(), "weight_scale": scale.mT.contiguous(), "weight_zero": zero.mT.contiguous()}
+    return {
+        "weight": packed_pairs(values).contiguous(),
+        "weight_scale": scale.mT.contiguous(),
+        "weight_zero": zero.mT.contiguous(),
+    }
 
 
 def keeping_dtypes(fn: Callable[..., Any], kept: Collection[torch.Tensor]) -> Callable[..., Any]:
