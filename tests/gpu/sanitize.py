@@ -45,6 +45,10 @@ KINDS: tuple[dict[str, Value], ...] = (
     {"a.dtype": "s8", "b.dtype": "s8", "c.dtype": "none", "d.dtype": "s8", "d.major": "n"},
     {"scheduler.decomposition": "cluster", "scheduler.splits": 3},
     {"scheduler.rows": "gathered", "scheduler.batching": "grouped", "c.dtype": "none", "d.dtype": "bf16"},
+    {"scheduler.rows": "gathered", "scheduler.batching": "kgrouped", "c.dtype": "none"},
+    {"a.dtype": "u4", "a.scale": "1x128z", "scheduler.batching": "ngrouped", "c.dtype": "none"},
+    {"a.dtype": "e2m1", "a.scale": "1x32e8", "scheduler.batching": "nmasked", "c.dtype": "none"},
+    {"a.dtype": "e2m1", "a.scale": "1x32e8", "c.dtype": "none"},
     {"a.dtype": "f64"},
     {"tile.m": 16, "tile.n": 32, "tile.k": 128, "a.dtype": "bf16", "c.dtype": "none"},  # warps that share K
     # Rows that begin anywhere.
@@ -71,6 +75,7 @@ def watched(configs: Sequence[GemmConfig]) -> int:
     D as little aligned as it takes them."""
     from tests.gpu.groups import check_groups  # the watching process needs no GPU
     from tests.gpu.harness import check, least_aligns, torch
+    from tests.gpu.test_weight_groups import run as check_weight_groups
     from tests.gpu.weights import check as check_mixed
 
     registry = Registry()
@@ -78,6 +83,10 @@ def watched(configs: Sequence[GemmConfig]) -> int:
     for config in configs:
         m, n, k = config.tile.m, config.tile.n, config.tile.k
         try:
+            if config.scheduler.batching in ("ngrouped", "nmasked"):
+                check_weight_groups(config, [n + 1, 0, 1, n, 2 * n - 1], 3, m * 2 - 8, k * 2 + 32, registry)
+                check_weight_groups(config, [n] * 35, 0, m * 2, k, registry)
+                continue
             if config.scheduler.batching != "strided":
                 check_groups(config, registry)
                 continue
