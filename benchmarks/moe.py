@@ -12,7 +12,9 @@ of which the second half is timed. "eager" compares calls of gemmill.moe and of 
 prints the times of the others divided by gemmill's, with quartiles over rounds or turns; the share of 4 TB/s that a
 layer needs to read the weights in use and tokens, and to write results; the time of each part alone; and the norm of
 the errors of sampled tokens, relative to float64. With 4-bit weights (``--formats u4_g128 mxfp4``), the baselines
-have the bf16 weights that these stand for. Results are written as JSON. Needs an NVIDIA GPU and PyTorch with Triton.
+have the bf16 weights that these stand for. Layers of e4m3 (``--formats e4m3``) begin with quantised tokens; they and
+the weights have scales of blocks, but for PyTorch, which has scales of rows. Results are written as JSON. Needs an
+NVIDIA GPU and PyTorch with Triton.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ DISTRIBUTIONS = ("uniform", "zipf", "one")
 TOKENS = (64, 256, 1024, 4096, 16384)
 SAMPLE = 16
 """Tokens whose results are compared with float64."""
-MOST_ERROR = 2**-6
-"""Largest norm of the errors of the sample, relative to that of its results."""
+MOST_ERROR = {"bf16": 2**-6, "e4m3": 2**-4}
+"""Largest norm of the errors of the sample, relative to that of its results, by the dtype of tokens."""
 
 
 class Layer(NamedTuple):
@@ -68,10 +70,23 @@ class Format(NamedTuple):
     """Scales of the weights of a problem."""
     bits: float
     """Bits of a weight, with its share of scales and zero points."""
+    dtype: DTypeName = "bf16"
+    """Dtype of tokens."""
+    activation: str = "silu"
+    """As for :func:`gemmill.moe`."""
+
+    @property
+    def epilogue(self) -> str:
+        """That of the first product."""
+        from gemmill.runtime.api.expert_layer import epilogue_of, quantising
+
+        epilogue = epilogue_of(self.activation)
+        return quantising(epilogue) if self.dtype == "e4m3" else epilogue
 
 
 FORMATS = {
     "bf16": Format(None, "none", 16),
+    "e4m3": Format(None, "128x128", 8 + 32 / 128**2, "e4m3", "d = silu(gate_half) * up_half"),
     "u4_g128": Format("u4", "1x128z", 4.25),
     "mxfp4": Format("e2m1", "1x32e8", 4.25),
 }
@@ -115,13 +130,18 @@ def problems(layer: Layer, tokens: int, form: Format = FORMATS["bf16"]) -> list[
 
     hidden, inner, experts, slots = layer
     stored: dict[str, Any] = {"b_dtype": form.w_dtype, "b_scale": form.scale} if form.w_dtype else {}
-    rows = {} if form.w_dtype else {"rows": "gathered"}
+    of_first: dict[str, Any] = {"epilogue": form.epilogue}
+    if form.dtype == "e4m3":
+        of_first["d_dtype"] = "e4m3"
+    elif not form.w_dtype:
+        of_first["rows"] = "gathered"
+    dtype = "e4m3-scaled" if form.dtype == "e4m3" else form.dtype
     products: tuple[tuple[int, int, dict[str, Any]], ...] = (
-        (2 * inner, hidden, {**stored, **rows, "epilogue": "d = silu(gate8) * up8"}),
+        (2 * inner, hidden, {**stored, **of_first}),
         (hidden, inner, stored),
     )
     return [
-        problem_of("bf16", tokens * slots, n, k).but(batch=experts, batching="grouped", **further).with_narrow_a
+        problem_of(dtype, tokens * slots, n, k).but(batch=experts, batching="grouped", **further).with_narrow_a
         for n, k, further in products
     ]
 
@@ -151,14 +171,23 @@ class Weights:
         self.layer, self.form = layer, form
         hidden, inner, experts, _ = layer
         torch.manual_seed(0)
+        self.keywords: dict[str, Any]
+        """Scales and zero points by the keywords of :func:`gemmill.moe`, and the dtype and activation."""
+        if form.dtype == "e4m3":
+            (self.w1, of_w1), (self.w2, of_w2) = (
+                drawn_e4m3(experts, 2 * inner, hidden),
+                drawn_e4m3(experts, hidden, inner),
+            )
+            self.plain = Experts(self.w1, self.w2, of_w1, of_w2)
+            self.keywords = {"w1_scale": of_w1, "w2_scale": of_w2, "activation": form.activation}
+            return
         drawn = {None: drawn_wide, "u4": drawn_u4, "e2m1": drawn_mxfp4}[form.w_dtype]
         (gate_up, of_gate_up), (down, of_down) = drawn(experts, 2 * inner, hidden), drawn(experts, hidden, inner)
         self.plain = Experts(gate_up, down)
-        """As in checkpoints, in bf16."""
+        """As in checkpoints."""
         self.w1, self.w2 = gemmill.interleaved(of_gate_up.pop("")), of_down.pop("")
         """gemmill's weights; those of gate and up in its order."""
-        self.keywords: dict[str, Any] = {f"w1{name}": gemmill.interleaved(x, axis=2) for name, x in of_gate_up.items()}
-        """Their scales and zero points by the keywords of :func:`gemmill.moe`, and their dtype."""
+        self.keywords = {f"w1{name}": gemmill.interleaved(x, axis=2) for name, x in of_gate_up.items()}
         self.keywords |= {f"w2{name}": x for name, x in of_down.items()}
         self.keywords |= {"w_dtype": form.w_dtype} if form.w_dtype else {}
 
@@ -169,6 +198,17 @@ def drawn_wide(experts: int, rows: int, k: int) -> tuple[Any, dict[str, Any]]:
 
     values = torch.empty(experts, rows, k, dtype=torch.bfloat16, device="cuda").normal_(std=k**-0.5)
     return values, {"": values}
+
+
+def drawn_e4m3(experts: int, rows: int, k: int) -> tuple[Any, Any]:
+    """Random e4m3 weights, and the scales of their blocks: powers of two."""
+    import torch
+
+    values = torch.empty(experts, rows, k, dtype=torch.float8_e4m3fn, device="cuda")
+    for of_expert in values:
+        of_expert.copy_(torch.randn(rows, k, device="cuda") * 64)
+    exponents = torch.randint(-7, -4, (experts, rows // GROUP, k // GROUP), device="cuda")
+    return values, (exponents - round(math.log2(k) / 2)).float().exp2()
 
 
 def drawn_mxfp4(experts: int, rows: int, k: int) -> tuple[Any, dict[str, Any]]:
@@ -208,8 +248,9 @@ def drawn_u4(experts: int, rows: int, k: int) -> tuple[Any, dict[str, Any]]:
     return values, {"": held, "_scale": scale, "_zero": zero}
 
 
-def tokens_of(layer: Layer, count: int, distribution: str, sets: int) -> list[Any]:
-    """Random tokens for each operand set; each set has its own order of popular experts."""
+def tokens_of(layer: Layer, count: int, distribution: str, sets: int, dtype: DTypeName = "bf16") -> list[Any]:
+    """Random tokens for each operand set; each set has its own order of popular experts. E4m3 tokens have scales of
+    blocks, powers of two."""
     import torch
 
     from gemmill.profiler.baselines.experts import Tokens
@@ -225,8 +266,11 @@ def tokens_of(layer: Layer, count: int, distribution: str, sets: int) -> list[An
             keys = torch.rand(count, layer.experts).log() * ranks  # the largest are drawn as 1 / ranks say
             ids = keys.topk(layer.slots).indices
         weights = torch.rand(count, layer.slots).softmax(-1).bfloat16().float()
-        x = torch.randn(count, layer.hidden, dtype=torch.bfloat16, device=device)
-        found.append(Tokens(x, ids.int().to(device), weights.to(device)))
+        x, scale = torch.randn(count, layer.hidden, dtype=torch.bfloat16, device=device), None
+        if dtype == "e4m3":
+            x = (x * 64).to(torch.float8_e4m3fn)
+            scale = torch.randint(-7, -4, (count, layer.hidden // GROUP), device=device).float().exp2()
+        found.append(Tokens(x, ids.int().to(device), weights.to(device), scale))
     return found
 
 
@@ -252,8 +296,11 @@ def ours(weights: Weights, tokens: Sequence[Any], registry: Any) -> Side:
     import gemmill
 
     operands = [(own.x, weights.w1, weights.w2, own.ids, own.weights) for own in tokens]
-    keywords = {"registry": registry, **weights.keywords}
-    plans: list[Any] = [gemmill.plan_moe(*own, **keywords) for own in operands]
+    keywords = [
+        {"registry": registry, **weights.keywords} | ({} if own.x_scale is None else {"x_scale": own.x_scale})
+        for own in tokens
+    ]
+    plans: list[Any] = [gemmill.plan_moe(*own, **keywords[i]) for i, own in enumerate(operands)]
     routing = gemmill.route(tokens[0].ids, weights.layer.experts)
     y = torch.zeros(len(routing.rows), weights.layer.hidden, dtype=torch.bfloat16, device="cuda")
 
@@ -274,20 +321,23 @@ def ours(weights: Weights, tokens: Sequence[Any], registry: Any) -> Side:
         lambda i: plans[i](),
         [plan.out for plan in plans],
         {"kernels": {"FC1": plans[0].first.choice.name, "FC2": plans[0].second.choice.name}},
-        lambda i: gemmill.moe(*operands[i], **keywords),
+        lambda i: gemmill.moe(*operands[i], **keywords[i]),
         parts | {"FC1": lambda i: plans[i].first(), "FC2": lambda i: plans[i].second(), "combine": combine},
     )
 
 
 def pytorch(weights: Weights, tokens: Sequence[Any]) -> Side:
     """PyTorch's layer."""
-    from gemmill.profiler.baselines.experts import composed
+    from gemmill.profiler.baselines.experts import composed, scaled_by_rows
 
+    experts = weights.plain
+    if weights.form.dtype == "e4m3":
+        experts, tokens = scaled_by_rows(experts, tokens)
     factors = [own.weights.bfloat16() for own in tokens]
     outputs: list[Any] = [None] * len(tokens)
 
     def launch(i: int) -> None:
-        outputs[i] = composed(tokens[i], factors[i], weights.plain)
+        outputs[i] = composed(tokens[i], factors[i], experts)
 
     return Side(launch, outputs, {}, launch)
 
@@ -298,7 +348,7 @@ def triton(weights: Weights, tokens: Sequence[Any], stream: Any) -> Side:
 
     from gemmill.profiler.baselines.triton_experts import tuned
 
-    outputs = [torch.empty_like(own.x) for own in tokens]
+    outputs = [torch.empty_like(own.x, dtype=torch.bfloat16) for own in tokens]
     layer = tuned(weights.plain, tokens, outputs, stream)
     return Side(layer, outputs, {"tile": layer.tile._asdict()})
 
@@ -353,7 +403,8 @@ class Measured:
 
         torch.cuda.empty_cache()  # free the memory of the previous case
         self._sets, self._stream = max(2, min(8, TOKENS[-1] // count)), torch.cuda.Stream()
-        self._weights, self._tokens = weights, tokens_of(weights.layer, count, distribution, self._sets)
+        self._weights = weights
+        self._tokens = tokens_of(weights.layer, count, distribution, self._sets, weights.form.dtype)
         sample = torch.linspace(0, count - 1, SAMPLE).long()
         self._sample, self._wanted = sample, reference(self._tokens[0], weights.plain, sample)
         own = ours(weights, self._tokens, registry)
@@ -379,7 +430,9 @@ class Measured:
         """Capture a side, and check its results of the sampled tokens."""
         graph = self._capture(side.launch, self._launches)
         error = float((side.outputs[0][self._sample].double() - self._wanted).norm() / self._wanted.norm())
-        assert error <= MOST_ERROR, f"{name} is wrong: the error is {error:.1e} of the results"
+        assert error <= MOST_ERROR[self._weights.form.dtype], (
+            f"{name} is wrong: the error is {error:.1e} of the results"
+        )
         self._graphs[name] = graph
         if side.eager is not None:
             self._eager[eager(name)] = Repeated(side.eager, self._sets, self._launches)
@@ -427,7 +480,8 @@ def rates(layer: Layer, ids: Any, us: float, form: Format = FORMATS["bf16"]) -> 
 
     hidden, inner, _, _ = layer
     products = 3 * hidden * inner
-    moved = products * len(ids.unique()) * form.bits / 8 + 4 * len(ids) * hidden
+    of_token = 2 + (1 + 4 / GROUP if form.dtype == "e4m3" else 2)
+    moved = products * len(ids.unique()) * form.bits / 8 + of_token * len(ids) * hidden
     return {"tflops": 2 * products * ids.numel() / us / 1e6, "of_dram": moved / (us * 1e-6) / PEAK_BYTES}
 
 

@@ -100,6 +100,7 @@ _SCALES = Template("""\
   @%outside bra DONE;
   mul.wide.u32 %z, %row, 4;
   add.u64 %rows, %rows, %z;
+  mul.wide.u32 %z, %row, $size;
   add.u64 %to, %to, %z;
   ld.global.b32 %index, [%rows];
   cvt.u64.u32 %t, %index;
@@ -108,8 +109,8 @@ _SCALES = Template("""\
 NEXT:
   setp.ge.u32 %done, %x, %parts;
   @%done bra DONE;
-  ld.global.b32 %scale, [%from];
-  st.global.b32 [%to], %scale;
+  ld.global.b$bits %scale, [%from];
+  st.global.b$bits [%to], %scale;
   add.s64 %from, %from, %element_step;
   add.s64 %to, %to, %to_step;
   add.u32 %x, %x, 1;
@@ -137,9 +138,10 @@ def emit_gathering_rows(width: int) -> str:
     )
 
 
-def emit_gathering_scales() -> str:
-    """The PTX of the kernel that copies scales. Its parameters are :data:`SCALES_JOB`; a thread copies a row."""
-    return _head(SCALES_ENTRY, SCALES_JOB) + _SCALES.substitute(threads=THREADS)
+def emit_gathering_scales(size: int) -> str:
+    """The PTX of the kernel that copies scales of ``size`` bytes, 4 or 1. Its parameters are :data:`SCALES_JOB`; a
+    thread copies a row."""
+    return _head(SCALES_ENTRY, SCALES_JOB) + _SCALES.substitute(threads=THREADS, size=size, bits=8 * size)
 
 
 def _head(entry: str, job: struct.Struct, words: int = 0) -> str:

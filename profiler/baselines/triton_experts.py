@@ -2,7 +2,7 @@
 
 The layer works as vLLM's fused one: slots are sorted and padded to tiles, one kernel multiplies the gathered rows of
 tokens, one applies the gate, the kernel of the first GEMM multiplies again and weights the rows, and one adds those of
-each token. Both GEMMs have the same tile.
+each token. Both GEMMs have the same tile. Of e4m3, the kernel that applies the gate also quantises.
 
 Triton, which comes with PyTorch, is typed as ``Any`` and imported only where needed.
 """
@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from gemmill.profiler.baselines.experts import Experts, Tokens
+from gemmill.profiler.baselines.experts import BLOCK, Experts, Tokens
 from gemmill.profiler.measure.graph_timing import TUNING_ROUNDS, capture, time_rounds
 from gemmill.profiler.measure.operands import torch
 
@@ -39,6 +39,14 @@ TILES = (
     *(Tile(128, 256, 64, 16, 8, 3), Tile(128, 256, 64, 16, 8, 4), Tile(256, 128, 64, 16, 8, 4)),
 )
 """The candidates."""
+SCALED_TILES = (
+    *(Tile(16, 64, 128, 1, 4, 4), Tile(16, 64, 128, 1, 4, 5), Tile(16, 128, 128, 1, 4, 3), Tile(16, 128, 128, 1, 4, 5)),
+    *(Tile(16, 128, 128, 16, 4, 3), Tile(32, 128, 128, 1, 4, 3), Tile(32, 128, 128, 16, 4, 4)),
+    *(Tile(64, 128, 128, 1, 4, 4), Tile(64, 128, 128, 16, 4, 4), Tile(64, 128, 128, 16, 4, 3)),
+    *(Tile(64, 256, 128, 16, 8, 3), Tile(64, 256, 128, 16, 8, 4), Tile(128, 64, 128, 16, 4, 3)),
+    *(Tile(128, 128, 128, 16, 8, 3), Tile(128, 128, 128, 16, 8, 4), Tile(128, 128, 128, 16, 4, 3)),
+)
+"""Those of e4m3, among them all that are frequent in vLLM's tables for Hopper; K is that of a scale."""
 NEAR = 8
 """Candidates have at least the mean rows of an expert divided by this, and at most as many times the mean."""
 STEP = 4096
@@ -47,10 +55,10 @@ GATE_ROWS, GATE_COLUMNS, ADDED_COLUMNS = 4, 256, 1024
 """Elements of a program of the gate, and of the sum of a token."""
 
 
-def candidates(rows: float) -> list[Tile]:
+def candidates(rows: float, tiles: Sequence[Tile] = TILES) -> list[Tile]:
     """The tiles for experts with a mean number of rows."""
-    least = min(max(rows / NEAR, TILES[0].m), TILES[-1].m / 2)
-    return [tile for tile in TILES if least <= tile.m <= max(rows * NEAR, 2 * least)]
+    least = min(max(rows / NEAR, tiles[0].m), tiles[-1].m / 2)
+    return [tile for tile in tiles if least <= tile.m <= max(rows * NEAR, 2 * least)]
 
 
 class TritonExperts:
@@ -74,9 +82,11 @@ class TritonExperts:
         self._sorted, self._tile_experts = (
             empty(x, dtype=torch().int32, device=device) for x in (self._tiles * tile.m, self._tiles)
         )
-        self._z, self._h, self._y = (
-            empty(total, x, dtype=experts.down.dtype, device=device) for x in (2 * inner, inner, hidden)
-        )
+        wide = outputs[0].dtype
+        self._z, self._y = (empty(total, x, dtype=wide, device=device) for x in (2 * inner, hidden))
+        self._h = empty(total, inner, dtype=experts.down.dtype, device=device)
+        self._scaled = experts.down_scale is not None
+        self._h_scale = empty(total, inner // BLOCK, device=device) if self._scaled else None
 
     def __call__(self, index: int) -> None:
         """Launch the layer on the inputs of an index."""
@@ -86,25 +96,28 @@ class TritonExperts:
         width = 1 << (count - 1).bit_length()
         sort = self._counts, self._sorted, self._tile_experts, self._height, total, count, width, self.tile.m, STEP
         kernels.align[(count,)](tokens.ids, *sort)
-        self._multiply(tokens.x, self._experts.gate_up, self._z, tokens.weights, slots)
-        grid = -(-total // GATE_ROWS), -(-inner // GATE_COLUMNS)
-        kernels.activate[grid](self._z, self._h, total, inner, GATE_ROWS, GATE_COLUMNS)
-        self._multiply(self._h, self._experts.down, self._y, tokens.weights, 1)
+        experts = self._experts
+        self._multiply((tokens.x, experts.gate_up, self._z, tokens.x_scale, experts.gate_up_scale), tokens, slots)
+        columns = BLOCK if self._scaled else GATE_COLUMNS
+        grid = -(-total // GATE_ROWS), -(-inner // columns)
+        kernels.activate[grid](self._z, self._h, self._h_scale, total, inner, GATE_ROWS, columns, self._scaled)
+        self._multiply((self._h, experts.down, self._y, self._h_scale, experts.down_scale), tokens, 1)
         grid = total // slots, -(-hidden // ADDED_COLUMNS)
         kernels.add[grid](self._y, self._outputs[index], hidden, slots, ADDED_COLUMNS)
 
-    def _multiply(self, a: Any, b: Any, d: Any, weights: Any, slots: int) -> None:
-        total, n = d.shape
+    def _multiply(self, operands: tuple[Any, ...], tokens: Tokens, slots: int) -> None:
+        (total, n), k = operands[2].shape, operands[0].shape[1]
         grid = (self._tiles * -(-n // self.tile.n),)
         sorted_slots = self._sorted, self._tile_experts, self._height
-        options = _options(self.tile, a.shape[1], slots == 1)
-        _kernels().multiply[grid](a, b, d, weights, *sorted_slots, n, a.shape[1], total, slots, **options)
+        options = _options(self.tile, k, slots == 1) | {"SCALED": self._scaled}
+        _kernels().multiply[grid](*operands, tokens.weights, *sorted_slots, n, k, total, slots, **options)
 
 
 def tuned(experts: Experts, tokens: Sequence[Tokens], outputs: Sequence[Any], stream: Any) -> TritonExperts:
     """The layer with the fastest tile."""
     sets, rows = len(tokens), tokens[0].ids.numel() / len(tokens[0].ids.unique())
-    layers = {tile: TritonExperts(experts, tokens, outputs, tile) for tile in candidates(rows)}
+    tiles = candidates(rows, TILES if experts.down_scale is None else SCALED_TILES)
+    layers = {tile: TritonExperts(experts, tokens, outputs, tile) for tile in tiles}
     graphs = {tile: capture(layer, sets, sets, stream) for tile, layer in layers.items()}
     samples = time_rounds(graphs, sets, TUNING_ROUNDS)
     return layers[min(samples, key=lambda tile: statistics.median(samples[tile]))]

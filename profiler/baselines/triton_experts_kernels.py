@@ -56,11 +56,17 @@ def align(  # type: ignore[no-untyped-def]
         tl.store(tile_experts + tile, expert)
 
 
+BLOCK = tl.constexpr(128)
+"""Elements along K, and rows of B, that share a scale."""
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def multiply(  # type: ignore[no-untyped-def]
     a,
     b,
     d,
+    a_scale,
+    b_scale,
     weights,
     sorted_slots,
     tile_experts,
@@ -75,9 +81,11 @@ def multiply(  # type: ignore[no-untyped-def]
     TILE_K: tl.constexpr,
     SWIZZLE: tl.constexpr,
     EVEN: tl.constexpr,
+    SCALED: tl.constexpr,
 ):
     """Row s of D (total, N) = row s // SLOTS of A (..., K) times B^T of the expert of slot s, with B (experts, N, K);
-    times the weight of the slot where WEIGHTED. EVEN: TILE_K divides K.
+    times the weight of the slot where WEIGHTED. EVEN: TILE_K divides K. SCALED: each block of 128 along K of A has a
+    scale, (..., K / 128), and each block of 128 x 128 of B, (experts, N / 128, K / 128); TILE_K is 128.
 
     Programs process groups of SWIZZLE rows of tiles, column by column, so that concurrent tiles share operands in L2.
     """
@@ -97,8 +105,15 @@ def multiply(  # type: ignore[no-untyped-def]
     a_at = a + (slots // SLOTS).to(tl.int64)[:, None] * K + k[None, :]
     b_at = b + expert * N * K + (n % N)[None, :] * K + k[:, None]
     sums = tl.zeros((TILE_M, TILE_N), tl.float32)
+    if SCALED:
+        of_a = a_scale + (slots // SLOTS).to(tl.int64) * (K // BLOCK)
+        of_b = b_scale + (expert * (N // BLOCK) + (n % N) // BLOCK) * (K // BLOCK)
     for first_k in range(0, K, TILE_K):
-        if EVEN:
+        if SCALED:
+            products = tl.dot(tl.load(a_at, used[:, None], 0.0), tl.load(b_at))
+            block = first_k // BLOCK
+            sums += products * tl.load(of_a + block, used, 0.0)[:, None] * tl.load(of_b + block)[None, :]
+        elif EVEN:
             sums = tl.dot(tl.load(a_at, used[:, None], 0.0), tl.load(b_at), sums)
         else:
             left = K - first_k
@@ -113,14 +128,20 @@ def multiply(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def activate(z, h, total, F, ROWS: tl.constexpr, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """h (total, F) = silu(gate) * up, where z (total, 2 F) has gate in its first F columns."""
+def activate(z, h, h_scale, total, F, ROWS: tl.constexpr, STEP: tl.constexpr, SCALED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """h (total, F) = silu(gate) * up, where z (total, 2 F) has gate in its first F columns. SCALED: h is divided by the
+    scale of each block of a row, (total, F / 128), which is written too; STEP is 128."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     columns = (tl.program_id(1) * STEP + tl.arange(0, STEP))[None, :]
     inside = (rows < total) & (columns < F)
     gate = tl.load(z + rows * 2 * F + columns, inside, 0.0).to(tl.float32)
     up = tl.load(z + rows * 2 * F + F + columns, inside, 0.0).to(tl.float32)
-    tl.store(h + rows * F + columns, (gate * tl.sigmoid(gate) * up).to(h.dtype.element_ty), inside)
+    values = gate * tl.sigmoid(gate) * up
+    if SCALED:
+        scale = tl.maximum(tl.max(tl.abs(values), 1, keep_dims=True) / 448.0, 1e-12)
+        values = values / scale
+        tl.store(h_scale + rows * (F // BLOCK) + tl.program_id(1), scale, rows < total)
+    tl.store(h + rows * F + columns, values.to(h.dtype.element_ty), inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

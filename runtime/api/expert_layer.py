@@ -100,12 +100,13 @@ def epilogue_of(activation: str) -> str:
     return activation
 
 
-def quantising(epilogue: str) -> str:
+def quantising(epilogue: str, scale_dtype: DTypeName = "f32") -> str:
     """Return an epilogue that also divides D by the scale of each block of 128 columns, and writes the scales. Its own
     two names are ``h`` and ``s``, or longer where the epilogue has these."""
     names = {*re.findall(r"\w+", epilogue)}
     h, s = (next(name for count in itertools.count(1) if (name := letter * count) not in names) for letter in "hs")
-    return re.sub(r"\bd\b", h, epilogue) + f"; {s}[m, n/128] = scale({h}); d = {h} / {s}"
+    attribute = "" if scale_dtype == "f32" else f".{scale_dtype}"
+    return re.sub(r"\bd\b", h, epilogue) + f"; {s}{attribute}[m, n/128] = scale({h}); d = {h} / {s}"
 
 
 def bind_layer(
@@ -134,7 +135,8 @@ def bind_layer(
     narrow = upconverts_a(tensors["w1"].dtype, x.dtype)
     copied = narrow or x.dtype == "e4m3"  # kernels upconvert the weights of stored rows; with scales, a copy is faster
     gathers = not copied and are_apart and has_aligned_rows(x, TMA_ALIGN)
-    pieces, size = memory_pieces(extents, x.dtype, not gathers)
+    scale_dtype = tensors["x_scale"].dtype if x.dtype == "e4m3" else "f32"
+    pieces, size = memory_pieces(extents, x.dtype, not gathers, scale_dtype)
     memory = view(allocate((size,), "u8"), "memory between launches", options["stream"])
     between = in_memory(pieces, memory)
     offsets, rows, places, inner, y = (between[name] for name in ("offsets", "rows", "places", "inner", "y"))
@@ -151,7 +153,7 @@ def bind_layer(
     if x.dtype == "e4m3":
         scale, of_a["a_scale"] = transposed(between["inner_scale"]), transposed(between["copy_scale"])
         copies.append(BoundGather(tensors["x_scale"], rows, of_a["a_scale"]))
-        of_first["epilogue"] = text = quantising(epilogue)
+        of_first["epilogue"] = text = quantising(epilogue, scale_dtype)
         name_of_scale = next(o.name for o in read_epilogue(text).outputs if o.kind == "block")
         of_first |= {"b_scale": transposed(tensors["w1_scale"]), name_of_scale: scale}
         of_scales = {"a_scale": scale, "b_scale": transposed(tensors["w2_scale"])}

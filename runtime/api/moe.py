@@ -64,12 +64,12 @@ def moe(
         b2: Bias of the second product, (experts, H).
         out: Tensor to write, (tokens, H): bf16, f16 or f32. By default it has the dtype of ``x``, or bf16 for e4m3;
             it may be ``x``.
-        x_scale: Scales of e4m3 tokens, f32 (tokens, H/128), rounded up. The epilogue of the first product scales its
-            rows likewise, in blocks of 128; F must be a multiple of 128.
-        w1_scale: Scales of blocks of ``w1`` in its order of rows, f32 (experts, 2 F/128, H/128), rounded up. Of narrow
+        x_scale: Scales of e4m3 tokens, (tokens, H/128), rounded up; all scales are f32, or all ue8m0. The epilogue of
+            the first product scales its rows likewise, in blocks of 128; F must be a multiple of 128.
+        w1_scale: Scales of blocks of ``w1`` in its order of rows, (experts, 2 F/128, H/128), rounded up. Of narrow
             weights: one for each row and group of 32, 64 or 128 elements along H (of s8 and e4m3: 128), (experts,
             H/group, 2 F), in the dtype of ``x`` and contiguous along 2 F, the transpose of what most checkpoints have.
-        w2_scale: Scales of blocks of ``w2``, f32 (experts, H/128, F/128), rounded up; of narrow weights (experts,
+        w2_scale: Scales of blocks of ``w2``, (experts, H/128, F/128), rounded up; of narrow weights (experts,
             F/group, H).
         w1_zero: Zero points of narrow weights, with the shape and dtype of ``w1_scale``: a weight is
             ``(w1 - w1_zero) * w1_scale``. GPTQ stores them minus one.

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gemmill.emitters import combining, gathering, routing
+from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import CaptureError, DeviceError
 from gemmill.runtime import driver
 from gemmill.runtime.launch.kernel import PreparedLaunch
@@ -68,7 +69,9 @@ class GatherLaunch(TokenLaunch):
 
     def __init__(self, bound: BoundGather, stream: int) -> None:
         if bound.is_turned:
-            kernel = Kernel(gathering.SCALES_ENTRY, None, gathering.emit_gathering_scales, gathering.THREADS)
+            size = DTYPES[bound.out.dtype].bytes
+            emit = partial(gathering.emit_gathering_scales, size)
+            kernel = Kernel(gathering.SCALES_ENTRY, size, emit, gathering.THREADS)
         else:
             emit = partial(gathering.emit_gathering_rows, bound.width)
             kernel = Kernel(gathering.ROWS_ENTRY, bound.width, emit, gathering.THREADS)

@@ -20,6 +20,7 @@ from gemmill.runtime.operands.bound_arguments import bind_arguments, fitted, sta
 from gemmill.runtime.operands.bound_arguments import stacked as stacked_values
 from gemmill.runtime.operands.gemm import FOUND_BY, Gemm, RowIndex, Table
 from gemmill.runtime.operands.matrices import (
+    SCALE_BLOCK,
     FourMatrices,
     GroupScales,
     Matrices,
@@ -470,11 +471,15 @@ def _assemble(
     first = "mn" if batching == "kgrouped" else "k"  # kernels with groups along K support no other
     operand_a = operand(a, batch_extents, "k", "mn", first)
     operand_b = operand(b, batch_extents, "mn", "k", first)
-    if epilogue.gates_halves and (operand_b.major != "k" or scales):
-        fault = "scales of blocks" if scales else "another layout than rows of K elements"
+    if epilogue.gates_halves and operand_b.major != "k":
         raise OperandError(
-            f"b has {fault}, which the epilogue `{epilogue}` does not support, as it pairs the halves of N: use gate8 "
-            "and up8 (gemmill.interleaved), or convert b first"
+            f"b has another layout than rows of K elements, which the epilogue `{epilogue}` does not support, as it "
+            "pairs the halves of N: use gate8 and up8 (gemmill.interleaved), or convert b first"
+        )
+    if epilogue.gates_halves and scales and n // 2 % SCALE_BLOCK:
+        raise OperandError(
+            f"N is {n}, so that a block of scales of b belongs to both halves, which the epilogue `{epilogue}` pairs: "
+            f"with scales of blocks N must be a multiple of {2 * SCALE_BLOCK}"
         )
     operand_c = operand(c, batch_extents, "n", "m", first=operand_d.major) if c else None
     refuse_overlap(d, batch_extents[: len(d.batch_strides)])

@@ -8,6 +8,7 @@ from math import prod
 from typing import NamedTuple
 
 from gemmill.emitters.ptx import BITS
+from gemmill.library.config.scales import BLOCK_SCALES
 from gemmill.library.dtypes import DTYPES as TABLE
 from gemmill.library.dtypes import DTypeName, default_output
 from gemmill.library.epilogues.tree import Epilogue, fault_of_n
@@ -58,13 +59,16 @@ Shapes = dict[str, tuple[tuple[int, ...], DTypeName]]
 """Shapes and dtypes of tensors by name."""
 
 
-def memory_pieces(extents: LayerExtents, dtype: DTypeName, copies: bool) -> tuple[dict[str, Piece], int]:
+def memory_pieces(
+    extents: LayerExtents, dtype: DTypeName, copies: bool, scale_dtype: DTypeName = "f32"
+) -> tuple[dict[str, Piece], int]:
     """Return the tensors between the launches of a layer by name, and the bytes of all.
 
     Args:
         extents: Extents of the layer.
         dtype: Dtype of tokens and weights.
         copies: Whether the rows of tokens are copied.
+        scale_dtype: Dtype of scales of blocks.
     """
     shapes: Shapes = {
         "offsets": ((extents.experts,), "s32"),
@@ -74,11 +78,11 @@ def memory_pieces(extents: LayerExtents, dtype: DTypeName, copies: bool) -> tupl
         "y": ((extents.rows, extents.hidden), default_output(dtype)),
     }
     if dtype == "e4m3":
-        shapes["inner_scale"] = (extents.inner // SCALE_BLOCK, extents.rows), "f32"
+        shapes["inner_scale"] = (extents.inner // SCALE_BLOCK, extents.rows), scale_dtype
     if copies:
         shapes["copy"] = (extents.rows, extents.hidden), dtype
     if copies and dtype == "e4m3":
-        shapes["copy_scale"] = (-(-extents.hidden // SCALE_BLOCK), extents.rows), "f32"
+        shapes["copy_scale"] = (-(-extents.hidden // SCALE_BLOCK), extents.rows), scale_dtype
     return packed(shapes)
 
 
@@ -217,9 +221,8 @@ def _check_operands(tensors: Mapping[str, TensorView], narrow: bool) -> None:
             )
     if not narrow:
         refuse_scales(tensors, x.dtype)
-    for name in () if narrow else SCALES:
-        if name in tensors and tensors[name].dtype != "f32":
-            raise OperandError(f"{name} is {tensors[name].dtype}; it must be f32: pass {name}.float()")
+    if x.dtype == "e4m3":
+        _check_scales(tensors)
     if "topk_weights" in tensors and (dtype := tensors["topk_weights"].dtype) not in BITS:
         raise OperandError(f"topk_weights is {dtype}; it must be {one_of([*BITS])}: convert it first")
     check_devices(tensors)
@@ -230,6 +233,20 @@ def _check_operands(tensors: Mapping[str, TensorView], narrow: bool) -> None:
         if 1 not in tensors[name].strides[first:] and 0 not in tensors[name].shape:
             raise OperandError(
                 f"{name} has strides {tensors[name].strides}; its {what} must be contiguous: pass {name}.contiguous()"
+            )
+
+
+def _check_scales(tensors: Mapping[str, TensorView]) -> None:
+    """Raise OperandError for scales of blocks whose dtypes the products do not take together."""
+    first = tensors["x_scale"].dtype
+    for name in SCALES:
+        dtype = tensors[name].dtype
+        if dtype not in BLOCK_SCALES:
+            raise OperandError(f"{name} is {dtype}; it must be {one_of([*BLOCK_SCALES])}: pass {name}.float()")
+        if dtype != first:
+            wide = "x_scale" if first != "f32" else name
+            raise OperandError(
+                f"{name} is {dtype} and x_scale is {first}; all scales must have one dtype: pass {wide}.float()"
             )
 
 

@@ -56,7 +56,7 @@ class BoundGather:
     index: TensorView
     """The row of each copy, contiguous s32."""
     out: TensorView
-    """The copies: their rows are contiguous, or, of elements of 4 bytes, their columns."""
+    """The copies: their rows are contiguous, or, of scales, their columns."""
 
     @property
     def is_turned(self) -> bool:

@@ -234,13 +234,12 @@ def reference(*positional: Any, **keywords: Any) -> torch.Tensor:
         x, w1, w2 = (_dequantised(call[name], call[f"{name}_scale"]) for name in ("x", "w1", "w2"))
     routed = Routed.of(call["topk_ids"], w2.shape[0])
     groups, named = {"offsets": routed.offsets}, _named(call)
-    if call["x_scale"] is None:
+    if (x_scale := call["x_scale"]) is None:
         inner = reference_operators.epilogue(text, x[routed.rows], w1.mT, {**named, **groups})[0]
     else:
         e4m3 = {"out_dtype": call["x"].dtype}
-        inner = _dequantised(
-            *reference_operators.epilogue(quantising(text), x[routed.rows], w1.mT, {**named, **groups}, **e4m3)
-        )
+        text = quantising(text, dtype_named(x_scale.dtype, "x_scale"))
+        inner = _dequantised(*reference_operators.epilogue(text, x[routed.rows], w1.mT, {**named, **groups}, **e4m3))
     bias = {} if call["b2"] is None else {"b2": call["b2"]}
     of_second = "d = acc + b2[n]" if bias else "d = acc"
     y = reference_operators.epilogue(of_second, inner, w2.mT, {**bias, **groups})[0]
@@ -261,6 +260,7 @@ def _dequantised(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     """Multiply each block of the last extent, or of the last two of weights, by its scale."""
     if scale is None:
         return x
+    scale = scale.float()
     for axis in (-1, -2)[: 1 + (x.dim() == 3)]:
         scale = scale.repeat_interleave(SCALE_BLOCK, dim=axis).narrow(axis, 0, x.shape[axis])
     return x.float() * scale

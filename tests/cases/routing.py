@@ -8,7 +8,7 @@ import numpy as np
 from tests.cases.ptx import Memory, fused, rounded
 
 from gemmill.emitters.ptx import BITS
-from gemmill.library.dtypes import DTypeName
+from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.runtime.operands.tensors import TensorView
 
 
@@ -49,13 +49,15 @@ class Host:
     def tensor(self, dtype: DTypeName, shape: tuple[int, ...], pitch: int = 0, offset: int = 0) -> Bits:
         """A tensor of random values, whose rows are ``pitch`` elements longer than they need to be, and which begins
         ``offset`` elements after an aligned address."""
-        size = BITS.get(dtype, 32) // 8
+        size = DTYPES[dtype].bytes
         row = shape[-1] + pitch
         strides = (shape[-2] * row if len(shape) > 1 else 0, row, 1)[-len(shape) :]
         store = np.zeros(offset + int(np.prod(shape[:-1])) * row, f"u{size}")
         base = self.memory.put(store)
         bits = np.lib.stride_tricks.as_strided(store[offset:], shape, [size * s for s in strides])
-        if dtype != "s32":
+        if dtype == "ue8m0":
+            bits[...] = self.generator.integers(0, 256, shape)
+        elif dtype != "s32":
             values = np.where(self.generator.random(shape) < 0.25, -0.0, self.generator.standard_normal(shape))
             bits[...] = rounded(values.astype(np.float32), dtype)
         return bits, TensorView(base + offset * size, shape, strides, dtype, 0)

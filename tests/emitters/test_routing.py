@@ -54,7 +54,7 @@ def test_the_slots_of_a_token_divide_exactly(index: int, slots: int) -> None:
     assert 2 * index * factor >> 32 + shift == index // slots
 
 
-@pytest.mark.parametrize("text", [*map(emit_gathering_rows, WIDTHS), emit_gathering_scales()], ids=len)
+@pytest.mark.parametrize("text", [*map(emit_gathering_rows, WIDTHS), *map(emit_gathering_scales, (4, 1))], ids=len)
 def test_gathering_assembles(text: str) -> None:
     assemble(text, "sm_90")
 

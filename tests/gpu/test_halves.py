@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.gpu.groups import ends, slots, stacked
+from tests.gpu.groups import SCALED, ends, slots, stacked
 from tests.gpu.harness import kernel, torch
 
 import gemmill
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
+from gemmill.library.config.scales import BLOCK_SCALES
 from gemmill.library.epilogues.parse import canonical
 from gemmill.runtime.registry import Registry
 
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.gpu
 
 TEXT = "d = silu(gate{0} + x[n]) * (up{0} + y[n])"
 HALVES, RUNS = (canonical(TEXT.format(end)) for end in ("_half", "8"))
+PRODUCT = canonical("d = gate_half * up_half")
 KERNELS = (
     kernel(tile="128x256x64", cluster="2x1", epilogue=HALVES),
     kernel(tile="128x160x64", cluster="1x2", epilogue=HALVES),
@@ -73,6 +75,49 @@ def test_halves_have_the_bits_of_runs(config: GemmConfig, registry: Registry) ->
         torch.cuda.synchronize()
         assert found.abs().max() > 0
         assert torch.equal(found.view(torch.int16), wanted.view(torch.int16)), (n, k)
+
+
+OF_BLOCKS = (
+    kernel("128x256x128", cluster="2x1", epilogue=PRODUCT, **SCALED),
+    kernel("128x128x128", epilogue=PRODUCT, **SCALED),
+    kernel("64x64x128", "pingpong", epilogue=PRODUCT, **SCALED),
+    stacked("128x256x128", cluster="1x2", epilogue=PRODUCT, **SCALED),
+    stacked("64x256x128", "pingpong", epilogue=PRODUCT, **SCALED),
+    slots("64x128x128", "pingpong", cluster="2x1", epilogue=PRODUCT, **SCALED),
+)
+
+
+@pytest.mark.parametrize("scale_dtype", [torch.float32, torch.float8_e8m0fnu], ids=str)
+@pytest.mark.parametrize("config", OF_BLOCKS, ids=kernel_name)
+def test_halves_with_scales_of_blocks(config: GemmConfig, scale_dtype: Any) -> None:
+    """Both sums have the bits of a product without the gate, and d is their product, rounded once."""
+    kinds = BLOCK_SCALES["ue8m0" if scale_dtype != torch.float32 else "f32"]
+    config = replace(config, **{x: replace(getattr(config, x), scale=y) for x, y in zip("ab", kinds, strict=True)})
+    groups, batching = 3, config.scheduler.batching
+    for n, k in ((256, 128), (768, 400), (1280, 1040)):
+        torch.manual_seed(n)
+        call: dict[str, Any] = {}
+        if batching == "masked":
+            call["counts"] = torch.tensor([140, 1, 65], dtype=torch.int32, device="cuda")
+        elif batching == "grouped":
+            call["offsets"] = torch.tensor(ends(130, 0, 200), dtype=torch.int32, device="cuda")
+        rows = (330,) if batching == "grouped" else (groups, 150)
+        a = torch.randn(*rows, k, device="cuda").to(torch.float8_e4m3fn)
+        b = torch.randn(groups, n, k, device="cuda").to(torch.float8_e4m3fn)
+        blocks = -(-k // 128)
+        of_a, of_b = (
+            torch.randint(-3, 3, shape, device="cuda").float().exp2().to(scale_dtype)
+            for shape in ((*rows, blocks), (groups, n // 128, blocks))
+        )
+        call |= {"a_scale": of_a, "b_scale": of_b.mT}
+        multiply = gemmill.matmul if batching == "strided" else gemmill.grouped_matmul
+        sums = torch.zeros(*rows, n, device="cuda")
+        found = torch.zeros(*rows, n // 2, dtype=torch.bfloat16, device="cuda")
+        multiply(a, b.mT, out=sums, **call)
+        multiply(a, b.mT, out=found, kernel=config, epilogue=PRODUCT, **call)
+        gate, up = sums.chunk(2, -1)
+        assert found.abs().max() > 0
+        assert torch.equal(found, (gate * up).bfloat16()), (n, k)
 
 
 def test_matrices_that_lie_apart_are_refused() -> None:

@@ -268,23 +268,36 @@ def test_a_call_can_be_captured(w_dtype: str | None) -> None:
         layer.check(out, ids, weights)
 
 
-def quantised(values: Any, *block: int) -> tuple[Any, Any, Any]:
-    """Values in e4m3, the scales of their blocks, and what both stand for in float64."""
-    blocks = values.unflatten(-1, (-1, 128)).unflatten(-3, (-1, block[0]))
+def quantised(values: Any, rows: int, scale_dtype: Any) -> tuple[Any, Any, Any]:
+    """Values in e4m3, what they stand for in float64, and the scales of their blocks."""
+    blocks = values.unflatten(-1, (-1, 128)).unflatten(-3, (-1, rows))
     scales = blocks.abs().amax((-3, -1), keepdim=True) / 448
+    if scale_dtype != torch.float32:
+        scales = scales.log2().ceil().exp2()
     held = (blocks / scales).to(torch.float8_e4m3fn)
     exact = held.double() * scales.double()
-    return (*(x.flatten(-4, -3).flatten(-2) for x in (held, exact)), scales.squeeze((-3, -1)))
+    return (*(x.flatten(-4, -3).flatten(-2) for x in (held, exact)), scales.squeeze((-3, -1)).to(scale_dtype))
+
+
+HALVES = "d = silu(gate_half) * up_half"
+E8M0 = torch.float8_e8m0fnu
 
 
 @pytest.mark.parametrize("how", DISTRIBUTIONS)
-@pytest.mark.parametrize(("activation", "hidden"), [("silu", 512), (OPENAI, 512), ("silu", 128)])
-def test_layers_of_e4m3(activation: str, hidden: int, how: str) -> None:
-    run, compute = ACTIVATIONS[activation]
+@pytest.mark.parametrize(
+    ("activation", "hidden", "of_scales"),
+    [
+        *((activation, 512, torch.float32) for activation in ("silu", OPENAI, HALVES)),
+        *(("silu", 128, torch.float32), ("silu", 512, E8M0), (HALVES, 640, E8M0), (HALVES, 128, E8M0)),
+    ],
+    ids=str,
+)
+def test_layers_of_e4m3(activation: str, hidden: int, of_scales: Any, how: str) -> None:
+    run, compute = (256, gated(functional.silu)) if activation == HALVES else ACTIVATIONS[activation]
     torch.manual_seed(1)
-    x, x_exact, x_scale = quantised(torch.randn(TOKENS, hidden, device="cuda"), 1)
-    w1, w1_exact, w1_scale = quantised(torch.randn(EXPERTS, 512, hidden, device="cuda") / hidden**0.5, 128)
-    w2, w2_exact, w2_scale = quantised(torch.randn(EXPERTS, hidden, 256, device="cuda") / 16, 128)
+    x, x_exact, x_scale = quantised(torch.randn(TOKENS, hidden, device="cuda"), 1, of_scales)
+    w1, w1_exact, w1_scale = quantised(torch.randn(EXPERTS, 512, hidden, device="cuda") / hidden**0.5, 128, of_scales)
+    w2, w2_exact, w2_scale = quantised(torch.randn(EXPERTS, hidden, 256, device="cuda") / 16, 128, of_scales)
     keywords: dict[str, Any] = {"b2": torch.randn(EXPERTS, hidden, device="cuda").bfloat16()}
     parts = parted(torch.einsum("th,enh->etn", x_exact, w1_exact), run)
     if activation == OPENAI:

@@ -50,11 +50,15 @@ def test_a_case_that_failed_has_its_error() -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_kernels_are_compiled_for_the_products_of_the_layer(form: str) -> None:
-    bytes_of_row = FORMATS[form].w_dtype is not None
-    shapes = {"x": (64, 256), "w1": (16, 192, 256 >> bytes_of_row), "w2": (16, 256, 96 >> bytes_of_row)}
-    tensors = {name: on_gpu(shape, "u8" if bytes_of_row and name != "x" else "bf16") for name, shape in shapes.items()}
+    bytes_of_row, dtype = FORMATS[form].w_dtype is not None, FORMATS[form].dtype
+    inner = 128 if dtype == "e4m3" else 96
+    shapes = {"x": (64, 256), "w1": (16, 2 * inner, 256 >> bytes_of_row), "w2": (16, 256, inner >> bytes_of_row)}
+    tensors = {name: on_gpu(shape, "u8" if bytes_of_row and name != "x" else dtype) for name, shape in shapes.items()}
     tensors |= {"topk_ids": on_gpu((64, 8), "s32"), "topk_weights": on_gpu((64, 8), "f32"), "out": on_gpu((64, 256))}
-    if form == "mxfp4":
+    if dtype == "e4m3":
+        scales = {"x_scale": (64, 2), "w1_scale": (16, 2, 2), "w2_scale": (16, 2, 1)}
+        tensors |= {name: on_gpu(shape, "f32") for name, shape in scales.items()}
+    elif form == "mxfp4":
         tensors |= {"w1_scale": on_gpu((16, 8, 192), "ue8m0"), "w2_scale": on_gpu((16, 3, 256), "ue8m0")}
     elif bytes_of_row:
         tensors |= {f"w1_{kind}": on_gpu((16, 2, 192)) for kind in ("scale", "zero")}
@@ -62,5 +66,5 @@ def test_kernels_are_compiled_for_the_products_of_the_layer(form: str) -> None:
     views = {name: view(x, name) for name, x in tensors.items()}
     if w_dtype := FORMATS[form].w_dtype:
         views = elements_of(views, w_dtype)
-    layer = bind_layer(views, "silu", {}, {"stream": 0}, lambda shape, dtype: on_gpu(shape, dtype))
-    assert problems(Layer(256, 96, 16, 8), 64, FORMATS[form]) == [layer.first.problem, layer.second.problem]
+    layer = bind_layer(views, FORMATS[form].activation, {}, {"stream": 0}, lambda shape, dtype: on_gpu(shape, dtype))
+    assert problems(Layer(256, inner, 16, 8), 64, FORMATS[form]) == [layer.first.problem, layer.second.problem]

@@ -713,21 +713,25 @@ def epilogue_matrices(plan: WgmmaPlan) -> str | None:
     WgmmaPlan,
 )
 def gated_halves(plan: WgmmaPlan) -> str | None:
-    """If the epilogue pairs the halves of N, B must be K-major and without scales of blocks, each CTA must load a
-    multiple of 16 columns of a tile, and groups must not lie along K or N, nor matrices at any address."""
+    """If the epilogue pairs the halves of N, B must be K-major, each CTA must load a multiple of 16 columns of a tile,
+    which with scales of blocks come from one block of each half, and groups must not lie along K or N, nor matrices at
+    any address."""
     config = plan.config
     if not gates_halves(config.epilogue):
         return None
     if config.b.major != "k":
         return f"B is {config.b.major}-major; an epilogue that pairs the halves of N needs k: {config.epilogue}"
-    if config.b.scale != "none":
-        return f"an epilogue that pairs the halves of N does not support scales of blocks of B: {config.epilogue}"
     if config.scheduler.batching not in ("strided", "nested", "grouped", "masked"):
         return f"{config.scheduler.batching} batching does not support an epilogue that pairs halves: {config.epilogue}"
     columns = config.tile.n // config.cluster.m
-    if columns % 16 == 0:
-        return None
-    return f"a CTA loads {columns} columns of B; for an epilogue that pairs the halves of N it must be a multiple of 16"
+    if columns % 16:
+        return f"a CTA loads {columns} columns of B; an epilogue that pairs the halves of N needs a multiple of 16"
+    if config.b.scale != "none" and PROMOTION_K * 2 % config.tile.n:
+        return (
+            f"tile N is {config.tile.n}, half of which can overlap two {PROMOTION_K}-column blocks of B's scales; an "
+            f"epilogue that pairs the halves of N needs a divisor of {PROMOTION_K * 2}"
+        )
+    return None
 
 
 @rule(

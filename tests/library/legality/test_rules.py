@@ -413,14 +413,14 @@ MMA = "sm80_bf16k16_bf16k16_f32_none_bf16n16_128x128x32_1x1_multistage_s3_m8_k1_
                     {"scheduler.batching": "kgrouped"},
                     "kgrouped batching does not support an epilogue that pairs halves",
                 ),
-                ({"tile.n": 144, "cluster.m": 2}, "a CTA loads 72 columns of B; for an epilogue that pairs the halves"),
+                ({"tile.n": 144, "cluster.m": 2}, "a CTA loads 72 columns of B; an epilogue that pairs the halves"),
             )
         ),
         (
             "sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_bf16n16_128x256x128_1x1_cooperative_s3_m8_k1_linear",
-            {"epilogue": "d = gate_half * up_half"},
+            {"epilogue": "d = gate_half * up_half", "tile.n": 192},
             "gated-halves",
-            "does not support scales of blocks of B",
+            "tile N is 192, half of which can overlap two 128-column blocks of B's scales",
         ),
         (GEMV, {"epilogue": "d = gate8.m * up8.m"}, "epilogue-family", "do not support an epilogue that pairs rows"),
         (LEGAL, {"epilogue": QUANTISING}, "quantised-d", "D is bf16 and n-major; an epilogue that scales blocks needs"),

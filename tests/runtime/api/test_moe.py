@@ -208,7 +208,9 @@ def test_the_first_product_of_e4m3_quantises_its_rows() -> None:
     ("changed", "says"),
     [
         ({"w1_scale": None}, "w1_scale is missing and x is e4m3"),
-        ({"x_scale": on_gpu((64, 2), "ue8m0")}, "x_scale is ue8m0; it must be f32"),
+        ({"x_scale": on_gpu((64, 2), "bf16")}, "x_scale is bf16; it must be f32 or ue8m0: pass x_scale.float()"),
+        ({"x_scale": on_gpu((64, 2), "ue8m0")}, "w1_scale is f32 and x_scale is ue8m0; .* pass x_scale.float()"),
+        ({"w2_scale": on_gpu((16, 2, 1), "ue8m0")}, "w2_scale is ue8m0 and x_scale is f32; .* pass w2_scale.float()"),
         ({"x_scale": on_gpu((64, 1), "f32")}, r"x_scale has shape \(64, 1\); .* it must have shape \(64, 2\)"),
         ({"w1_scale": on_gpu((16, 1, 2), "f32")}, r"w1_scale has shape .* it must have shape \(16, 2, 2\)"),
         ({"w1": on_gpu((16, 192, 256), "e4m3"), "w2": on_gpu((16, 256, 96), "e4m3")}, "F is 96; for e4m3 .* 128"),
@@ -223,6 +225,16 @@ def test_what_e4m3_refuses(changed: dict[str, Any], says: str) -> None:
     tensors = EIGHT_BITS | changed
     with pytest.raises(OperandError, match=says):
         bound(**{name: x for name, x in tensors.items() if x is not None})
+
+
+def test_scales_of_e4m3_may_be_powers_of_two() -> None:
+    shapes = {"x_scale": (64, 2), "w1_scale": (16, 2, 2), "w2_scale": (16, 2, 1)}
+    scales = {name: on_gpu(shape, "ue8m0") for name, shape in shapes.items()}
+    layer = bound(activation="d = silu(gate_half) * up_half", **EIGHT_BITS | scales)
+    first, second = layer.first.problem, layer.second.problem
+    assert first.epilogue == "h = silu(gate_half) * up_half; s.ue8m0[m, n/128] = scale(h); d = h / s"
+    assert (first.a_scale, first.b_scale, second.a_scale, second.b_scale) == ("1x128e8", "128x128e8") * 2
+    assert [layer.pieces[name].dtype for name in ("inner_scale", "copy_scale")] == ["ue8m0", "ue8m0"]
 
 
 def test_activations_of_e4m3_may_have_any_names() -> None:

@@ -10,6 +10,7 @@ from tests.cases.ptx import Kernel, as_f32, rounded
 from tests.cases.routing import Bits, Host, combined, routed
 
 from gemmill.emitters import combining, gathering, routing
+from gemmill.library.config.scales import BLOCK_SCALES
 from gemmill.library.dtypes import DTypeName
 from gemmill.runtime.launch.routing import combine_job, gather_job, route_job
 from gemmill.runtime.operands.experts import transposed
@@ -36,18 +37,19 @@ def test_tokens_are_sorted_by_experts(tokens: int, slots: int, experts: int, wid
 
 
 @settings(max_examples=20, deadline=None)
-@given(data=st.data(), rows=st.integers(1, 140), height=st.integers(1, 5), dtype=st.sampled_from(FLOATS))
+@given(data=st.data(), rows=st.integers(1, 140), height=st.integers(1, 5), dtype=st.sampled_from((*FLOATS, "ue8m0")))
 def test_rows_and_their_scales_are_copied(data: st.DataObject, rows: int, height: int, dtype: DTypeName) -> None:
     host = Host(data.draw(st.integers(0, 99)))
     columns, pitch, offset = (data.draw(st.sampled_from(some)) for some in ((1, 6, 72, 1032), (0, 1, 8), (0, 1, 2, 4)))
-    turned = dtype == "f32" and data.draw(st.booleans())
+    turned = dtype in BLOCK_SCALES and data.draw(st.booleans())
     source, index = host.tensor(dtype, (height, columns), pitch, offset), host.tensor("s32", (rows,))
     index[0][...] = host.generator.integers(0, height, rows)
     made = host.tensor(dtype, (columns, rows) if turned else (rows, columns))
     bits, out = (made[0].T, transposed(made[1])) if turned else made
     bound = BoundGather(source[1], index[1], out)
     job, ctas = gather_job(bound)
-    text = gathering.emit_gathering_scales() if bound.is_turned else gathering.emit_gathering_rows(bound.width)
+    size = source[0].itemsize
+    text = gathering.emit_gathering_scales(size) if bound.is_turned else gathering.emit_gathering_rows(bound.width)
     Kernel(text).launch(host.memory, job, ctas, gathering.THREADS)
     assert np.array_equal(bits, source[0][index[0]])
 

@@ -174,7 +174,7 @@ struct CollectiveMainloop {
   /// their copies start, so that as many copies are in flight. The lag ends with each tile, so that no conversion waits
   /// for a stage of the next tile.
   __device__ static void load_scales(Params const& params, Storage storage, Scheduler& scheduler) {
-    using Load = ScaleLoad<Config::kTileM, typename Config::Scale>;
+    using Load = ScaleLoad<Config::kTileM, typename Config::Scale, Config::Epilogue::kGatesHalves>;
     constexpr int kLag = Load::kBytewise ? Config::kStages / 2 : 0;
     StagePipeline& pipeline = storage.pipeline();
     uint32_t const stages = cute::cast_smem_ptr_to_uint(storage.base + Storage::kOffsetScales);

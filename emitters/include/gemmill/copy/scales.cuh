@@ -10,7 +10,8 @@ namespace gemmill {
 inline constexpr int kScaleBlock = 128;
 
 /// The scales of one stage in shared memory, in f32. There is one scale of A for each row of the tile. There are two
-/// scales of B, because a tile overlaps at most two blocks of columns (rule `scaled-tile`).
+/// scales of B, because a tile overlaps at most two blocks of columns (rule `scaled-tile`): one after the other, or, if
+/// its columns are runs of 8 of both halves of B, one of each half (rule `gated-halves`).
 ///
 /// The stage is refilled when all threads that read it have arrived at its named barrier. It is not an mbarrier,
 /// because racecheck does not follow a lane that arrives at an mbarrier for its whole warp.
@@ -33,7 +34,9 @@ struct ScaleStage {
 ///
 /// For one-byte scales (ue8m0) it copies the aligned word around each scale, because cp.async copies no fewer than 4
 /// bytes. When the word has arrived, the lane that copied it replaces it with the scale in f32.
-template <int TileM, class Scale>
+///
+/// `Halves`: the columns of the tile are runs of 8 of both halves of B.
+template <int TileM, class Scale, bool Halves>
 struct ScaleLoad {
   static constexpr bool kBytewise = sizeof(Scale) == 1;
 
@@ -52,7 +55,7 @@ struct ScaleLoad {
     ScaleParams const& a = params.a_scale;
     ScaleParams const& b = params.b_scale;
     int const lane = threadIdx.x % 32;
-    int const block = n / kScaleBlock + lane;
+    int const block = (Halves ? n / 2 + lane % 2 * (params.n / 2) : n + lane * kScaleBlock) / kScaleBlock;
     row = static_cast<Scale const*>(a.pointer) + batch * a.batch_stride + k_block * a.k_stride + (m + lane) * a.stride;
     column = static_cast<Scale const*>(b.pointer) + batch * b.batch_stride + k_block * b.k_stride + block * b.stride;
     row_stride = 32 * a.stride;
@@ -138,11 +141,11 @@ struct NoScales {
 };
 
 /// The scales of one thread's sums: those of two rows in each of `Blocks` blocks of 64 rows, for up to two blocks of
-/// columns.
-template <class Stage, int Blocks, int TileM, int TileN>
+/// columns. `Halves`: as for ScaleLoad.
+template <class Stage, int Blocks, int TileM, int TileN, bool Halves>
 struct BlockScales {
   /// Blocks of columns that a tile can overlap.
-  static constexpr int kColumns = kScaleBlock % TileN == 0 ? 1 : 2;
+  static constexpr int kColumns = !Halves && kScaleBlock % TileN == 0 ? 1 : 2;
   /// Columns that certainly lie in one block, wherever the tile begins: the largest power of two that divides tile N,
   /// at most 128.
   static constexpr int kStep = min_of(TileN & -TileN, kScaleBlock);
@@ -183,6 +186,7 @@ struct BlockScales {
   __device__ float operator()(int block, int index) const {
     float const (&columns)[kColumns] = scales[2 * block + index / 2 % 2];
     if constexpr (kColumns == 1) return columns[0];
+    if constexpr (Halves) return columns[index / 4 % 2];  // four registers hold eight columns
     return index * 2 / kStep * kStep < first ? columns[0] : columns[1];
   }
 };

@@ -86,7 +86,8 @@ struct WgmmaTraits {
 
   using Scales = ScaleStage<Config::kTileM, 128 * kTileWarpgroups>;
   using ThreadScales = cute::conditional_t<kBlockScales,
-                                           BlockScales<Scales, kBlocks, Config::kTileM, Config::kTileN>, NoScales>;
+                                           BlockScales<Scales, kBlocks, Config::kTileM, Config::kTileN,
+                                                       Config::Epilogue::kGatesHalves>, NoScales>;
   using Accumulator = cute::conditional_t<
       Config::kPromote,
       TwoLevelAccumulators<typename Config::Atom, A, B, ThreadScales, kBlocks, Config::kTileN, Config::kTileK>,
