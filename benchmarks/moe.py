@@ -130,11 +130,8 @@ def problems(layer: Layer, tokens: int, form: Format = FORMATS["bf16"]) -> list[
 
     hidden, inner, experts, slots = layer
     stored: dict[str, Any] = {"b_dtype": form.w_dtype, "b_scale": form.scale} if form.w_dtype else {}
-    of_first: dict[str, Any] = {"epilogue": form.epilogue}
-    if form.dtype == "e4m3":
-        of_first["d_dtype"] = "e4m3"
-    elif not form.w_dtype:
-        of_first["rows"] = "gathered"
+    of_first = {"d_dtype": "e4m3"} if form.dtype == "e4m3" else {"rows": "gathered"}
+    of_first["epilogue"] = form.epilogue
     dtype = "e4m3-scaled" if form.dtype == "e4m3" else form.dtype
     products: tuple[tuple[int, int, dict[str, Any]], ...] = (
         (2 * inner, hidden, {**stored, **of_first}),

@@ -18,11 +18,11 @@ from gemmill.emitters.epilogue.text import (
 from gemmill.emitters.placeholders import placeholders
 from gemmill.emitters.wgmma_atom import wgmma_atom
 from gemmill.library.config.batchings import GROUPED_EXTENT
-from gemmill.library.config.model import GemmConfig, InputName
+from gemmill.library.config.model import InputName
 from gemmill.library.config.names import kernel_name
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import gates_halves
-from gemmill.library.families.wgmma.wgmma_plan import PRODUCER_REGISTERS, SUBTILE_M, Format, WgmmaPlan
+from gemmill.library.families.wgmma.wgmma_plan import SUBTILE_M, Format, WgmmaPlan
 from gemmill.library.launch import NESTED_EXTENTS, TMA_BYTES, LaunchSpec, TmaBox
 from gemmill.library.legality.quantities import align_up
 
@@ -84,8 +84,9 @@ _SCHEDULERS = {
 _GATHERING_SCHEDULERS = {
     "grouped": "RowGroupScheduler<Order, TileK, false, gemmill::GatherParams>",
     "kgrouped": "KGroupScheduler<Order, TileK, gemmill::GatherParams>",
+    "ngrouped": "ColumnGroupScheduler<Order, TileK, false, gemmill::GatherParams>",
 }
-"""The same where rows of A are found by an index."""
+"""The same where rows of an operand are found by an index."""
 
 _PARAMETERS = {
     **dict.fromkeys(("m", "n", "k", "batch", "batched", "groups_stride"), 4),
@@ -98,23 +99,24 @@ _PARAMETERS = {
 _NESTED = ("inner", "middle", *(f"{x}_step_{i}" for x in "abcd" for i in range(NESTED_EXTENTS)))
 """The scalars that ``gemmill::NestedParams`` adds, 4 bytes each."""
 
-_GATHER = ("rows_pointer", "rows_stride", "a_pointer", "a_row_chunks", "a_rows")
-"""The scalars that ``gemmill::GatherParams`` adds, 8 bytes each."""
+_GATHER = {x: ("rows_pointer", "rows_stride", f"{x}_pointer", f"{x}_row_chunks", f"{x}_rows") for x in "ab"}
+"""The scalars that ``gemmill::GatherParams`` adds, 8 bytes each, by the operand whose rows are found by an index."""
 
 _DESCRIPTORS = ("a", "b", "c", "d", "a_tail", "b_tail")
 """The descriptors of ``GemmParams``, in order."""
 
 
-def _offsets(config: GemmConfig) -> dict[str, int]:
+def _offsets(plan: WgmmaPlan) -> dict[str, int]:
     """The byte offset of each scalar, naturally aligned as in C++."""
+    config = plan.config
     offsets, end = {}, len(_DESCRIPTORS) * TMA_BYTES
     for name, size in _PARAMETERS.items():
         offsets[name] = align_up(end, size)
         end = offsets[name] + size
     if config.scheduler.batching == "nested":
         added, size = _NESTED, 4
-    elif config.scheduler.rows == "gathered":
-        added, size = _GATHER, 8
+    elif plan.gathered:
+        added, size = _GATHER[plan.gathered], 8
     else:
         added, size = k_decomposition.parameters(config), 8
     derived = align_up(end, 64)  # the alignment of the descriptors
@@ -199,9 +201,8 @@ def _staged_box(plan: WgmmaPlan, name: str, staged: Format, offset: int) -> TmaB
 def launch_spec(plan: WgmmaPlan) -> LaunchSpec:
     """The launch facts of a kernel."""
     config = plan.config
-    boxes_a = () if plan.gathers_a else _boxes(plan, "a")
-    boxes = [*boxes_a, *_boxes(plan, "b"), *_output_boxes(plan)]
-    offsets = _offsets(config)
+    boxes = [*(box for x in config.inputs if x != plan.gathered for box in _boxes(plan, x)), *_output_boxes(plan)]
+    offsets = _offsets(plan)
     entry = f"gemmill_{kernel_name(config)}"
     params_bytes = align_up(max(offsets.values()) + 8, 64)
     if plan.groups:  # GroupParams
@@ -258,14 +259,15 @@ def constants(launch: LaunchSpec) -> dict[str, int]:
         constants["splits"] = launch.cluster_k
     if "inner" in launch.offsets:
         constants |= {"offset_inner": launch.offsets["inner"], "offset_steps": launch.offsets["a_step_0"]}
-    constants |= {f"offset_{name}": launch.offsets[name] for name in _GATHER if "rows_pointer" in launch.offsets}
+    for x, names in _GATHER.items():
+        constants |= {f"offset_{name}": launch.offsets[name] for name in names if f"{x}_rows" in launch.offsets}
     shared = launch.k_decomposition
     return constants | (k_decomposition.constants(shared, launch.offsets) if shared else {})
 
 
 def _scheduler(plan: WgmmaPlan) -> str:
     """The C++ scheduler, a template of the order and tile K."""
-    if plan.gathers_a:
+    if plan.gathered:
         return _GATHERING_SCHEDULERS[plan.config.scheduler.batching]
     config = plan.config
     return _SCHEDULERS.get(config.scheduler.batching) or k_decomposition.scheduler(config)
@@ -283,7 +285,7 @@ def text(plan: WgmmaPlan, launch: LaunchSpec) -> str:
         spec_type, spec = "gemmill::ClusterSpec", "Kernel::cluster_spec()"
     elif config.scheduler.batching == "nested":
         spec_type, spec = "gemmill::NestedSpec", "Kernel::nested_spec()"
-    elif plan.gathers_a:
+    elif plan.gathered:
         spec_type, spec = "gemmill::GatherSpec", "Kernel::gather_spec()"
     return _TEMPLATE.substitute(
         placeholders(config, launch),
@@ -294,7 +296,7 @@ def text(plan: WgmmaPlan, launch: LaunchSpec) -> str:
         cluster_n=config.cluster.n,
         schedule=config.schedule.capitalize(),
         consumers=plan.consumer_warpgroups,
-        producer_registers=PRODUCER_REGISTERS,
+        producer_registers=plan.producer_registers,
         consumer_registers=plan.consumer_registers,
         promote=str(config.promote > 0).lower(),
         group=plan.group_size,

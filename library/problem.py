@@ -94,7 +94,8 @@ class GemmProblem:
     correct for any number. None: :data:`ASSUMED_ROWS`, or the capacity if it is smaller. For ``nmasked``: columns."""
     rows: RowsName = "stored"
     """How the kernel finds the rows of A; see :class:`~gemmill.library.config.model.Scheduler`. With ``gathered``, A
-    may have any number of rows, or of columns for ``kgrouped``."""
+    may have any number of rows, or of columns for ``kgrouped``; B any number of
+    columns for ``ngrouped``."""
 
     def __init__(self, m: int, n: int, k: int, *positional: Any, **words: Any) -> None:
         for name, value in zip(_REST, positional, strict=False):

@@ -143,7 +143,9 @@ class WgmmaAnatomy(Anatomy[WgmmaPlan]):
         """A producer, and consumers that share tiles (cooperative) or alternate (pingpong)."""
         stages = self.config.stages
         loads = [Step(float(step), step + 1.0, f"load s{step % stages}", LOAD) for step in range(9)]
-        how = "four warps copy A, one thread loads B by TMA" if self.plan.gathers_a else "one thread, TMA"
+        how = "one thread, TMA"
+        if x := self.plan.gathered:
+            how = f"four warps copy {x.upper()}, one thread loads {'B' if x == 'a' else 'A'} by TMA"
         lanes = [Lane(f"producer: {how}", loads)]
         for number in range(self.plan.consumer_warpgroups):
             begins = {1.0: "tile 0", 5.0: "tile 1"}

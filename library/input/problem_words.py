@@ -14,7 +14,7 @@ from operator import index
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 
-from gemmill.library.config.batchings import GROUPED_EXTENT, MASKED
+from gemmill.library.config.batchings import GROUPED_EXTENT, MASKED, OFFSETS
 from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, RowsName, ScaleName
 from gemmill.library.config.scales import MX_SCALE
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output, find_dtype, unknown
@@ -93,10 +93,10 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, usual_align in aligns(fields).items():
         fields[name] = _align(name, words.get(name, usual_align))
     check_expected_rows(fields["expected_rows"], fields["batching"], fields["m"], fields["n"])
-    if fields["rows"] != "stored" and fields["batching"] not in ("grouped", "kgrouped"):
+    if fields["rows"] != "stored" and fields["batching"] not in OFFSETS:
         raise ProblemError(
-            f"rows is {fields['rows']}, but batching is {fields['batching']}; omit rows, or use batching grouped or "
-            "kgrouped"
+            f"rows is {fields['rows']}, but batching is {fields['batching']}; omit rows, or use batching "
+            f"{one_of(OFFSETS)}"
         )
     return {name: fields[name] for name in FIELDS}
 

@@ -77,7 +77,7 @@ class OperandSet:
     """The same of narrow B, in calls on groups."""
     groups: Mapping[str, Any] = field(default_factory=dict)
     """``offsets`` or ``counts`` of the groups, or ``addresses`` of the matrices; ``rows`` where A's are gathered,
-    or its columns for groups along K."""
+    or its columns for groups along K, or those of B for groups along N."""
     sizes: tuple[int, ...] = ()
     """Extents of the groups along M, N or K."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -331,11 +331,11 @@ def _table(problem: GemmProblem, matrices: Sequence[Any], sizes: Sequence[int], 
 
 
 def _index(problem: GemmProblem, generator: Any, device: Any) -> dict[str, Any]:
-    """An index of random rows of A, which has M of them, or of its K columns for groups along K; some occur several
-    times, others never."""
+    """An index of random rows of A, which has M of them, of its K columns for groups along K, or of the N columns of B
+    for groups along N; some occur several times, others never."""
     if problem.rows == "stored":
         return {}
-    count = problem.k if problem.batching == "kgrouped" else problem.m
+    count = getattr(problem, GROUPED_EXTENT[problem.batching])
     drawn = torch().randint(0, max(1, count), (count,), generator=generator, device=device)
     return {"rows": drawn.to(torch().int32)}
 

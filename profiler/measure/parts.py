@@ -71,7 +71,8 @@ def parts(problem: GemmProblem, operands: OperandSet) -> Iterator[Part]:
                 part = Part(i, i, rows, _matrix(o.a, i)[rows], b, a_scale, b_scale)
             case "ngrouped":
                 columns = slice(ends[i] - size, ends[i])
-                part = Part(i, 0, slice(0, problem.m), _matrix(o.a, i), o.b[:, columns], columns=columns)
+                of_b = o.groups["rows"][columns] if problem.rows == "gathered" else columns
+                part = Part(i, 0, slice(0, problem.m), _matrix(o.a, i), o.b[:, of_b], columns=columns)
             case "nmasked":
                 columns = slice(0, size)
                 part = Part(i, i, slice(0, problem.m), _matrix(o.a, i), b[:, columns], columns=columns)

@@ -133,8 +133,7 @@ def bind_layer(
     x, out = tensors["x"], tensors["out"]
     are_apart = x.shape[0] < 2 or x.strides[0] >= x.shape[1]
     narrow = upconverts_a(tensors["w1"].dtype, x.dtype)
-    copied = narrow or x.dtype == "e4m3"  # kernels upconvert the weights of stored rows; with scales, a copy is faster
-    gathers = not copied and are_apart and has_aligned_rows(x, TMA_ALIGN)
+    gathers = x.dtype != "e4m3" and are_apart and has_aligned_rows(x, TMA_ALIGN)  # with scales, a copy is faster
     scale_dtype = tensors["x_scale"].dtype if x.dtype == "e4m3" else "f32"
     pieces, size = memory_pieces(extents, x.dtype, not gathers, scale_dtype)
     memory = view(allocate((size,), "u8"), "memory between launches", options["stream"])

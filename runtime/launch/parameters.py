@@ -108,8 +108,9 @@ def scalars(gemm: Gemm, staged: Iterable[BoundArgument]) -> Iterator[tuple[str, 
     if gemm.rows is not None:
         yield "rows_pointer", "Q", gemm.rows.ptr
         yield "rows_stride", "q", gemm.rows.stride
-        yield "a_row_chunks", "q", gemm.a.stride * DTYPES[gemm.a.dtype].bytes // tma.ALIGNMENT
-        yield "a_rows", "q", gemm.rows.extent
+        name, operand = ("b", gemm.b) if gemm.problem.batching == "ngrouped" else ("a", gemm.a)
+        yield f"{name}_row_chunks", "q", operand.stride * DTYPES[operand.dtype].bytes // tma.ALIGNMENT
+        yield f"{name}_rows", "q", gemm.rows.extent
     if gemm.nested:
         inner = gemm.nested[::-1]
         yield "inner", "i", inner[0]

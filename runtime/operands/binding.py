@@ -365,8 +365,6 @@ def _refuse_types(tensors: _Tensors, kind: str, batching: BatchingName) -> None:
             f"a is {a.dtype} and b is {b.dtype}; upconverting {what} is not supported with {kind} here: pass both with "
             "the same width"
         )
-    if upconverts and "rows" in tensors:
-        raise OperandError(f"b is {b.dtype}; upconverting it is not supported with rows: pass a[rows] without rows")
     if not upconverts and ("a_zero" in tensors or "b_zero" in tensors):
         raise _zeros_without_narrow(a, b)
 

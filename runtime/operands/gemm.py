@@ -71,7 +71,7 @@ class Gemm:
     groups: Table | None = None
     """The table that locates the matrices of a batch; None for strides."""
     rows: RowIndex | None = None
-    """Where the rows of A are gathered."""
+    """Where the rows of A, or the columns of B for groups along N, are gathered."""
     nested: tuple[int, ...] = ()
     """Extents of a nested batch, the outermost first."""
     arguments: tuple[BoundArgument, ...] = ()

@@ -57,15 +57,39 @@ SIZES = {
 }
 
 
+def gathered(tile: str, schedule: str = "cooperative", cluster: str = "1x1", **fields: Any) -> GemmConfig:
+    """A kernel for groups whose rows an index names."""
+    return kernel(tile, schedule, cluster, scheduler__rows="gathered", **fields, **AT_OFFSETS)
+
+
+GATHERED = (
+    gathered("64x8x256", a__dtype="e2m1", a__scale="1x32e8", **BF16),
+    gathered("64x16x128", a__dtype="u4", a__scale="1x128z", **F16),
+    gathered("64x24x128", a__dtype="e4m3", c__dtype="bf16", c__major="m", **BF16),
+    gathered("256x16x64", a__dtype="s4", a__scale="1x32", **BF16),
+    gathered("64x128x64", "pingpong", a__dtype="s4", a__scale="1x32", **F16),
+    gathered("128x64x128", a__dtype="u8", **BF16),
+    gathered("128x128x64", "cooperative", "1x2", a__dtype="s8", a__scale="1x128", **F16),
+    gathered("128x192x64", a__dtype="u4", a__scale="1x64", **(BF16 | {"d__dtype": "f32"})),
+    gathered("128x256x64", a__dtype="u4", a__scale="1x32z", **BF16),
+    gathered("128x256x64", a__dtype="e2m1", a__scale="1x32e8", **BF16),
+)
+
+
 def one_matrix(config: GemmConfig) -> GemmConfig:
     """The same kernel for one matrix."""
     return replace(config, scheduler=replace(config.scheduler, batching="strided"))
 
 
+def stored(config: GemmConfig) -> GemmConfig:
+    """The same kernel for rows in order."""
+    return replace(config, scheduler=replace(config.scheduler, rows="stored"))
+
+
 @pytest.fixture(scope="module")
 def registry() -> Registry:
     shared = Registry()
-    shared.warm((*CONFIGS, *map(one_matrix, CONFIGS)))
+    shared.warm((*CONFIGS, *map(one_matrix, CONFIGS), *GATHERED, *map(stored, GATHERED)))
     return shared
 
 
@@ -130,6 +154,70 @@ def test_groups_have_the_bits_of_one_matrix(config: GemmConfig, sizes: str, regi
                 run(config, SIZES[sizes], rest, n, k, registry)
 
 
+def bits(tensor: Any) -> Any:
+    """Elements as integers, of which NaNs are equal too."""
+    return tensor.view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
+
+
+def call(config: GemmConfig, o: OperandSet, registry: Registry, x: Any, out: Any, rows: Any = None) -> None:
+    """Multiply rows of ``x`` by the weights of operands."""
+    held: dict[str, Any] = {"b_dtype": config.a.dtype} if config.a.type.bits < 8 else {}
+    options: dict[str, Any] = {"c": o.c, "beta": 1.0} if o.c is not None else {}
+    scales: dict[str, Any] = {"b_scale": o.b_scale, "b_zero": o.b_zero}
+    offsets = o.groups["offsets"]
+    gemmill.grouped_matmul(
+        x, o.b, offsets, rows=rows, out=out, registry=registry, kernel=config, **held, **scales, **options
+    )
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("config", GATHERED, ids=kernel_name)
+def test_gathered_rows_have_the_bits_of_a_permuted_copy(config: GemmConfig, sizes: str, registry: Registry) -> None:
+    """With duplicates, entries outside of x, which count as its last row, and int64 indices."""
+    tokens, outside = 90, (90, -1, 1 << 30, -(1 << 31))
+    for n, k in ((264, 200), (203, 328), (64, 136)):
+        k = -(-k // 32) * 32 if config.a.dtype == "e2m1" else k
+        problem, operands = drawn(config, SIZES[sizes], 5, n, k)
+        _, (o,) = as_called(problem, [operands])
+        x, m = guarded(tokens, k, config.b.dtype), problem.n
+        x.tensor.copy_(torch.randn(tokens, k))
+        index = torch.randint(0, tokens, (m,), device="cuda")
+        index[::7] = torch.tensor(outside, device="cuda").repeat(m)[: len(index[::7])]
+        inside = index.clamp(max=tokens - 1).where(index >= 0, tokens - 1)
+        copy = guarded(m, k, config.b.dtype).tensor  # whose rows are aligned
+        copy.copy_(x.tensor[inside])
+        d = out_for(problem)
+        wanted = torch.empty_strided(d.tensor.shape, d.tensor.stride(), dtype=o.d.dtype, device="cuda").fill_(torch.nan)
+        call(stored(config), o, registry, copy, wanted)
+        before = x.buffer.clone()
+        for rows in (index, index.int(), torch.stack((index, index * 0), 1).int()[:, 0]):
+            d.tensor.fill_(torch.nan)
+            call(config, o, registry, x.tensor, d.tensor, rows)
+            torch.cuda.synchronize()
+            assert torch.equal(bits(d.tensor), bits(wanted))
+            assert d.intact(), "memory around D was written"
+        assert torch.equal(x.buffer, before)
+
+
+@pytest.mark.parametrize("config", [GATHERED[0], GATHERED[1], GATHERED[4], GATHERED[6], GATHERED[8]], ids=kernel_name)
+def test_many_launches_of_gathered_rows_have_the_same_bits(config: GemmConfig, registry: Registry) -> None:
+    """MMAs read through another proxy than copies write; every launch reads what its own copies wrote."""
+    sizes, tokens, n, k = [0, 1, 900, 17, 64, 300, 129, 0, 511, 80, 256, 33, 700, 5, 128, 172], 700, 768, 2048
+    problem, operands = drawn(config, sizes, 0, n, k)
+    _, (o,) = as_called(problem, [operands])
+    x = torch.empty(tokens, k, device="cuda", dtype=o.a.dtype)
+    index = torch.zeros(problem.n, dtype=torch.int32, device="cuda")
+    found, wanted = torch.empty_like(o.d), torch.empty_like(o.d)
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(100):
+        x.normal_()
+        index.random_(0, tokens)
+        call(config, o, registry, x, found, index)
+        call(stored(config), o, registry, x[index.long()], wanted)
+        wrong += (bits(found) != bits(wanted)).sum()
+    assert wrong.item() == 0
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=kernel_name)
 def test_a_d_that_tma_cannot_store(config: GemmConfig, registry: Registry) -> None:
     run(config, [70, 33, 0, 5, 90, 64], 3, 203, 96, registry, d_align=DTYPES[config.d.dtype].bytes)
@@ -157,6 +245,7 @@ def test_wrong_tables_reach_nothing_outside(config: GemmConfig, registry: Regist
     "text",
     [
         "300x264x256 bf16*u4 tn grouped=6 b_scale=1x128z epilogue='d = silu(acc + bias[n]) * s[batch] + r[m, n]'",
+        "300x272x256 bf16*u4 tn grouped=6 b_scale=1x64 rows=gathered epilogue='d = silu(gate8 + bias[n]) * up8'",
         "300x264x256 f16*s8 tn grouped=6 epilogue='d = acc * x[m] * b_scale[n]; top[m] = max(acc); cols[n] = sum(acc)'",
         "90x264x256 bf16*s4 tn masked=6 b_scale=1x32 expected_rows=40 epilogue='d = relu(acc * x[m] + bias[n])'",
     ],

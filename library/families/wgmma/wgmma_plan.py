@@ -64,6 +64,8 @@ AUTO_D_BUFFERS = 2
 """D buffers for which ``stages: auto`` leaves room: one is written while the other is stored."""
 PRODUCER_REGISTERS = 56
 """Registers of a producer thread after ``setmaxnreg``. With fewer, the producer of a multicasting kernel spills."""
+GATHERING_REGISTERS = 64
+"""The same beside two consumers where columns of B are gathered. With fewer, some kernels of 256 columns spill."""
 CONSUMER_REGISTERS: Mapping[int, int] = {2: 224, 3: 152, 4: 104}
 """Registers of a consumer thread, by number of consumer warpgroups (PTX ISA, ``setmaxnreg``)."""
 SHALLOW_K_BYTES = 64
@@ -187,9 +189,17 @@ class WgmmaPlan(KernelPlan):
     # Registers.
 
     @member
-    def gathers_a(self) -> bool:
-        """Whether producer warps copy rows of A that an index names."""
-        return self.config.scheduler.rows == "gathered"
+    def gathered(self) -> InputName | None:
+        """The operand of which producer warps copy rows that an index names: B for groups along N, else A."""
+        if self.config.scheduler.rows == "stored":
+            return None
+        return "b" if self.config.scheduler.batching == "ngrouped" else "a"
+
+    @member
+    def producer_registers(self) -> int:
+        """Registers of a producer thread after ``setmaxnreg``."""
+        gathers_b = self.gathered == "b" and self.consumer_warpgroups == 2
+        return GATHERING_REGISTERS if gathers_b else PRODUCER_REGISTERS
 
     @member
     def consumer_registers(self) -> int:
@@ -596,7 +606,7 @@ class WgmmaPlan(KernelPlan):
         """The resources of a CTA, by name with unit."""
         return {
             **super().resources,
-            "registers a producer thread": PRODUCER_REGISTERS,
+            "registers a producer thread": self.producer_registers,
             "registers a consumer thread": self.consumer_registers,
             "D subtiles a warpgroup": self.d_buffers,
         }

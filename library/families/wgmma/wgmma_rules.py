@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gemmill.library.config.batchings import GROUPED_EXTENT, MASKED
+from gemmill.library.config.batchings import GROUPED_EXTENT, MASKED, OFFSETS
 from gemmill.library.config.domains import one_of
 from gemmill.library.config.field import Value
 from gemmill.library.config.model import InputName, InputOperand, OutputOperand
@@ -64,8 +64,8 @@ ALIGNS = (1, 2, 4, 8, 16)
 MIXED_TILE_K = (64, 128, 256)
 """Tile K of kernels with a narrow A."""
 GATHERED_M, GATHERED_ROW, GATHERED_STEP = 128, 128, 16
-"""Most rows of a tile whose rows are gathered, since none with more was measured; the bytes of a swizzle span, which
-divide each in a stage; and the rows that the producer copies at once."""
+"""Most rows of a tile whose rows of A are gathered, since none with more was measured; the bytes of a swizzle span,
+which divide each in a stage; and the rows that the producer copies at once."""
 NARROW_ROW = 128
 """Most bytes of a row of a stage of a narrow A: one swizzle span."""
 NARROW_CHUNK = 16
@@ -185,7 +185,7 @@ def k_groups(plan: WgmmaPlan) -> str | None:
 @rule(
     "gathered-rows",
     (
-        *("scheduler.rows", "scheduler.batching", "cluster.n", "tile.m", "tile.k", "schedule"),
+        *("scheduler.rows", "scheduler.batching", "cluster.m", "cluster.n", "tile.m", "tile.k", "schedule"),
         *("a.dtype", "a.major", "a.scale", "b.dtype", "b.major"),
     ),
     "gemmill: emitters/include/gemmill/copy/gather.cuh",
@@ -194,28 +194,36 @@ def k_groups(plan: WgmmaPlan) -> str | None:
 def gathered_rows(plan: WgmmaPlan) -> str | None:
     """Rows of A can be gathered with grouped batching if a stage has at most 128 rows of whole swizzle spans, which no
     other CTA reads, A is K-major and as wide as B, without block scales, and no stage is transposed. With kgrouped
-    batching, K rows of an A of 16 bits can be."""
-    if not plan.gathers_a:
+    batching, K rows of an A of 16 bits can be; with ngrouped batching, any number of columns of B beside a narrow A."""
+    if not plan.gathered:
         return None
-    config = plan.config
-    batching, along_k = config.scheduler.batching, config.scheduler.batching == "kgrouped"
-    major = "mn" if along_k else "k"
-    row = GATHERED_ROW if along_k else config.tile.k * config.a.type.bits // 8
+    config, x = plan.config, plan.gathered
+    batching, operand, name = config.scheduler.batching, config.inputs[x], x.upper()
+    along_k, along_n = batching == "kgrouped", batching == "ngrouped"
+    major, peers = "mn" if along_k else "k", "m" if along_n else "n"
+    row = GATHERED_ROW if along_k else config.tile.k * operand.type.bits // 8
+    shared = getattr(config.cluster, peers)
     for is_wrong, what in (
-        (batching not in ("grouped", "kgrouped"), f"batching is {batching}; it must be grouped or kgrouped"),
-        (config.a.major != major, f"the major of A is {config.a.major}; it must be {major} with {batching} batching"),
-        (along_k and config.a.type.bits != 16, f"A is {config.a.dtype}; with kgrouped batching it must have 16 bits"),
+        (batching not in OFFSETS, f"batching is {batching}; it must be {one_of(OFFSETS)}"),
+        (
+            operand.major != major,
+            f"the major of {name} is {operand.major}; it must be {major} with {batching} batching",
+        ),
+        (along_k and operand.type.bits != 16, f"A is {operand.dtype}; with kgrouped batching it must have 16 bits"),
         (config.tile.k % GATHERED_STEP != 0, f"tile K is {config.tile.k}; it must be a multiple of {GATHERED_STEP}"),
-        (config.a.dtype == "tf32", "A is tf32, to which only TMA rounds f32; it must be of another type"),
-        (config.a.scale != "none", f"the scale of A is {config.a.scale}; it must be none"),
-        (plan.is_mixed, f"A is {config.a.dtype} and B is {config.b.dtype}; they must be equally wide"),
+        (operand.dtype == "tf32", f"{name} is tf32, to which only TMA rounds f32; it must be of another type"),
+        (x == "a" and config.a.scale != "none", f"the scale of A is {config.a.scale}; it must be none"),
+        (
+            plan.is_mixed and not along_n,
+            f"A is {config.a.dtype} and B is {config.b.dtype}; they must be equally wide",
+        ),
         (
             plan.transposes("b"),
             f"B is {config.b.dtype} and mn-major; it must be k-major, because no warp transposes it",
         ),
-        (config.cluster.n > 1, f"cluster.n is {config.cluster.n}; it must be 1, because each CTA copies its own rows"),
-        (config.tile.m > GATHERED_M, f"tile M is {config.tile.m}; it must be at most {GATHERED_M}"),
-        (row % GATHERED_ROW != 0, f"a row of A's tile has {row} bytes; it must have a multiple of {GATHERED_ROW}"),
+        (shared > 1, f"cluster.{peers} is {shared}; it must be 1, because each CTA copies its own rows"),
+        (x == "a" and config.tile.m > GATHERED_M, f"tile M is {config.tile.m}; it must be at most {GATHERED_M}"),
+        (row % GATHERED_ROW != 0, f"a row of {name}'s tile has {row} bytes; it must have a multiple of {GATHERED_ROW}"),
     ):
         if is_wrong:
             return f"rows is gathered and {what}"

@@ -260,7 +260,9 @@ def _inputs(configs: Sequence[GemmConfig], columns: Columns) -> Floats:
 def _gather_costs(configs: Sequence[GemmConfig]) -> Floats:
     """Return the factors of the loads of A and B, (2, kernels)."""
     costs = np.ones((2, len(configs)))
-    costs[0, [i for i, config in enumerate(configs) if config.scheduler.rows == "gathered"]] = _GATHER_COST
+    for i, config in enumerate(configs):
+        if config.scheduler.rows == "gathered":
+            costs[int(config.scheduler.batching == "ngrouped"), i] = _GATHER_COST
     return costs
 
 

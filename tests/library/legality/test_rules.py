@@ -299,7 +299,7 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         (
             {"scheduler.rows": "gathered"},
             "gathered-rows",
-            "rows is gathered and batching is strided; it must be grouped or kgrouped",
+            "rows is gathered and batching is strided; it must be grouped, ngrouped or kgrouped",
             {"scheduler.rows": "stored"},
         ),
         (
@@ -345,6 +345,13 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
             {"scheduler.rows": "gathered", "scheduler.batching": "grouped", "tile.m": 256, "tile.n": 128},
             "gathered-rows",
             "tile M is 256; it must be at most 128",
+            None,
+        ),
+        (
+            {"scheduler.rows": "gathered", "scheduler.batching": "ngrouped", "a.dtype": "u4", "a.scale": "1x128"}
+            | {"d.major": "m"},
+            "gathered-rows",
+            "cluster.m is 2; it must be 1, because each CTA copies its own rows",
             None,
         ),
         ({"scheduler.batching": "kgrouped"}, "k-groups", "the major of A and B is k; with kgrouped batching", None),

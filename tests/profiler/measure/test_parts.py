@@ -32,6 +32,9 @@ GROUPS = {
     "ngrouped": GemmProblem(
         24, 90, 64, a="u4", b="bf16", a_scale="1x32z", d_major="m", batching="ngrouped", groups=4, c="bf16"
     ),
+    "gathered columns": GemmProblem(
+        24, 90, 64, a="s8", b="bf16", d_major="m", batching="ngrouped", groups=4, rows="gathered"
+    ),
     "nmasked": GemmProblem(24, 40, 64, a="s8", b="f16", d_major="m", batching="nmasked", groups=4),
     "array": GemmProblem(16, 24, 64, batching="array", groups=3, c="bf16"),
 }

@@ -113,10 +113,10 @@ def test_narrow_weights_are_multiplied_as_the_transpose() -> None:
     assert (first.m, first.n, first.k, first.batching, first.a_scale) == (192, 512, 256, "ngrouped", "1x128z")
     assert first.epilogue == "g = min(gate8.m + bg.bf16[m], limit); d = silu(g) * (up8.m + bu.bf16[m])"
     assert (second.m, second.n, second.k, second.batching) == (256, 512, 96, "ngrouped")
-    assert len(layer.copies) == 1, "rows of tokens are copied"
+    assert (first.rows, layer.copies) == ("gathered", ())
     names = LayerAddresses(layer)._names
-    assert {"w1", "w1_scale", "w1_zero", ".copy", ".inner"} < {*names[2]}
-    assert {"w2", "w2_scale", "w2_zero", ".inner", ".y"} < {*names[3]}
+    assert {"x", ".rows", "w1", "w1_scale", "w1_zero", ".inner"} < {*names[1]}
+    assert {"w2", "w2_scale", "w2_zero", ".inner", ".y"} < {*names[2]}
 
 
 MX = {f"w1_{kind}": on_gpu((16, 8, 192)) for kind in ("scale", "zero")} | {

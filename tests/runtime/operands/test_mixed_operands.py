@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 from tests.cases.plain import bound
 
+from gemmill.emitters.emit import launch_spec
+from gemmill.library.config.names import parse_name
 from gemmill.library.epilogues.parse import parse
 from gemmill.library.errors import OperandError
+from gemmill.runtime.launch.parameters import scalars
 from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.operands.tensors import TensorView, unpacked
+from gemmill.runtime.select.kernels.faults import is_swapped
 
 
 def tensor(dtype: Any, *shape: int, t: bool = False, at: int = 0) -> TensorView:
@@ -167,6 +171,17 @@ def test_groups_of_rows_with_narrow_weights_are_groups_along_n() -> None:
     assert (s8.a_dtype, s8.a_scale, s8.batching) == ("s8", "none", "ngrouped")
 
 
+def test_rows_beside_narrow_weights_are_found_by_an_index() -> None:
+    found = of_groups(a=tensor("bf16", 20, 256), rows=tensor("s32", 48, at=1 << 16))
+    assert (found.problem.batching, found.problem.rows, found.problem.n) == ("ngrouped", "gathered", 48)
+    written = {name: value for name, _, value in scalars(found, ())}
+    assert (written["b_pointer"], written["b_row_chunks"], written["b_rows"]) == (found.b.ptr, 32, 20)
+    name = "sm90a_u4k16s1x64_bf16k16_f32_none_bf16m16_128x256x64_1x1_cooperative_s3_m8gatheredngrouped_k1_linear"
+    offsets = launch_spec(parse_name(name)).offsets
+    assert {"rows_pointer", "rows_stride", "b_pointer", "b_row_chunks", "b_rows"} < offsets.keys()
+    assert is_swapped(parse_name(name), found.problem) is False
+
+
 def test_one_group_may_share_scales_without_a_batch() -> None:
     one = {"b": unpacked("b", tensor("u8", 1, 64, 128, t=True), "u4", 256), "offsets": tensor("s32", 1, at=512)}
     for scale in (tensor("bf16", 4, 64), tensor("bf16", 1, 4, 64)):
@@ -179,7 +194,6 @@ def test_one_group_may_share_scales_without_a_batch() -> None:
     [
         ({"a": tensor("s8", 48, 256), "b": tensor("bf16", 3, 256, 64)}, "upconverting a is not supported with offsets"),
         ({"b": tensor("s8", 64, 256, t=True), "d": tensor("bf16", 3, 48, 64)}, "upconverting b is not supported with"),
-        ({"rows": tensor("s32", 48, at=512)}, "upconverting it is not supported with rows"),
         ({"b_scale": tensor("bf16", 4, 64)}, "both must be shared by the batch, or neither"),
         ({"b": tensor("bf16", 3, 256, 64), "b_scale": None, "b_zero": tensor("bf16", 3, 4, 64)}, "narrower"),
         ({"epilogue": parse("d = silu(gate) * up"), "d": tensor("bf16", 48, 32)}, "use gate8 and up8"),

@@ -17,7 +17,7 @@ struct CollectiveMainloop {
   using A = typename Traits::A;
   using Accumulator = typename Traits::Accumulator;
   using B = typename Traits::B;
-  using GatherA = typename Traits::GatherA;
+  using Gather = typename Traits::Gather;
   using Groups = typename Traits::Groups;
   using LoadA = typename Traits::LoadA;
   using LoadB = typename Traits::LoadB;
@@ -118,32 +118,30 @@ struct CollectiveMainloop {
     }
   }
 
-  /// The producer loop of kernels that find the rows of A by an index: all four warps copy A, and one thread also
-  /// issues the loads of B.
+  /// The producer loop of kernels that find the rows of an operand by an index: all four warps copy it, and one thread
+  /// also issues the loads of the other operand.
   __device__ static void load_gathered(Params const& params, Storage storage, Scheduler& scheduler) {
+    constexpr bool kOfB = Traits::kGathersB;
+    using Load = cute::conditional_t<kOfB, LoadA, LoadB>;
+    constexpr int kOffset = kOfB ? Storage::kOffsetTmaA : Storage::kOffsetTmaB, kBytes = kOfB ? A::kBytes : B::kBytes;
     StagePipeline& pipeline = storage.pipeline();
     bool const issues = threadIdx.x < 32 && cute::elect_one_sync();
-    uint32_t const column = (1u << Config::kClusterM) - 1;
-    LoadB const load_b{params.b, params.b_tail, scheduler.rank, uint16_t(column), params.n};
-    GatherA load_a = [&] {
-      if constexpr (Traits::kGroupedK) {
-        return GatherA(storage.base + Storage::kOffsetTmaA, params);
-      } else {
-        return GatherA(storage.base + Storage::kOffsetTmaA);
-      }
-    }();
+    uint32_t const peers = (1u << Traits::kClusterSize) - 1;
+    Load const load{kOfB ? params.a : params.b, kOfB ? params.a_tail : params.b_tail, scheduler.rank, uint16_t(peers),
+                    kOfB ? params.m : params.n};
+    Gather gather(storage.base + (kOfB ? Storage::kOffsetTmaB : Storage::kOffsetTmaA), params);
 
     Position at;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
       Unit const work = scheduler.work(index);
-      load_a.begin(params, work);
+      gather.begin(work);
       int const extent = [&] {
         if constexpr (Traits::kGroupedK) return work.end - work.begin;
         return params.k;
       }();
-      auto const tile_b = load_b.tile(work.n);
-      uint32_t const bytes = load_b.bytes(work.n);
-      int const batch_b = params.batched & 2 ? work.batch : 0;
+      auto const tile = load.tile(kOfB ? work.m : work.n);
+      uint32_t const bytes = load.bytes(kOfB ? work.m : work.n) + Groups::kBytes;
+      int const batch = params.batched & (kOfB ? 1 : 2) ? work.batch : 0;
 #pragma unroll 1
       for (int k = 0; k < extent; k += Config::kTileK, at.advance()) {
         pipeline.wait_empty(at);
@@ -151,18 +149,20 @@ struct CollectiveMainloop {
         int const left = min(extent - k, Config::kTileK);
         if (issues) {
           StagePipeline::Full::arrive_and_expect_tx(&full, bytes);
-          char* const stage_b = storage.base + Storage::kOffsetTmaB + at.stage * B::kBytes;
+          char* const stage = storage.base + kOffset + at.stage * kBytes;
           if constexpr (Traits::kGroupedK) {
-            load_b(tile_b, full, stage_b, Config::kTileK - left, work.begin + k + left, 0);  // as in `load`
+            load(tile, full, stage, Config::kTileK - left, work.begin + k + left, 0);  // as in `load`
           } else {
-            load_b(tile_b, full, stage_b, k, batch_b);
+            load(tile, full, stage, Traits::kMixed ? k * Traits::kBitsA / 8 : k, batch);
           }
+          if constexpr (Groups::kGroups > 0)
+            Groups::load(params, full, storage.base + Storage::kOffsetScales + at.stage * Groups::kBytes, work.m, k, batch);
         }
-        load_a(at.stage, left);
-        load_a.arrive(full);
+        gather(at.stage, left);
+        gather.arrive(full);
       }
     }
-    load_a.finish();
+    gather.finish();
     if (issues) launch_dependents();
     if constexpr (StagePipeline::kPeers > 1) {
       for (int i = 0; issues && i < Config::kStages; ++i, at.advance()) pipeline.wait_empty(at);  // as in `load`
@@ -249,7 +249,7 @@ struct CollectiveMainloop {
   /// Waits until a stage is ready for MMAs: loaded, and transposed if necessary.
   __device__ static void wait(StagePipeline& pipeline, TransposeBarriers& transposed, Position at) {
     pipeline.wait_full(at);
-    if constexpr (Traits::kGathersA) GatherA::fence();
+    if constexpr (Traits::kGathers) Gather::fence();
     if constexpr (Traits::kTransposes) transposed.wait(at);
   }
 

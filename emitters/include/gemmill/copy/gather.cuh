@@ -1,4 +1,4 @@
-/// Copies rows of A by an index to stages, without TMA.
+/// Copies rows of an operand by an index to stages, without TMA.
 #pragma once
 
 #include <gemmill/copy/layout.cuh>
@@ -9,9 +9,9 @@ namespace gemmill {
 /// Threads that copy rows: those of the producer warpgroup. Each arrives once at the full barrier of a stage.
 inline constexpr int kGatherThreads = 128;
 
-/// The row of A that an entry of the index names.
+/// The offset of the row that an entry of the index names, in chunks: 32 bits reach 64 GiB.
 __device__ inline uint32_t gathered_row(GatherParams const& params, int entry) {
-  return min(uint32_t(entry), uint32_t(params.a_rows) - 1);
+  return min(uint32_t(entry), uint32_t(params.row_count) - 1) * uint32_t(params.row_chunks);
 }
 
 /// Starts to copy 16 bytes to shared memory, of which `bytes` are read and the rest becomes 0.
@@ -32,8 +32,8 @@ template <class Layout>
 struct GatherThreads {
   static constexpr int kChunk = 16, kThreadsOfRow = Layout::kSpan / kChunk;
   static constexpr int kStep = kGatherThreads / kThreadsOfRow;
-  /// Rows that a thread copies.
-  static constexpr int kRows = Layout::kRows / kStep;
+  /// Most rows that a thread copies.
+  static constexpr int kRows = ceil_div(Layout::kRows, kStep);
   static_assert(Layout::kSpan != 128 || kStep % 8 == 0,
                 "all rows of a thread have the same place in the period of the swizzle");
 
@@ -59,37 +59,38 @@ struct GatherThreads {
   __device__ static int chunk() { return threadIdx.x % kThreadsOfRow; }
 };
 
-/// Copies the rows of A of one tile, stage by stage. A row of a stage has a swizzle span in each panel: a warp reads four
-/// whole lines of L2. A thread reads the index and computes offsets once for each tile: a copy of a stage takes two instructions.
+/// Copies the rows of A of one tile, or the columns of B with `OfB`, stage by stage. A row of a stage has a swizzle span in
+/// each panel: a warp reads four whole lines of L2. A thread reads the index and computes offsets once for each tile: a copy of a stage takes two instructions.
 /// With ten, as with a predicate and a product for each row, the producer limits the kernel.
-template <class Layout>
+template <class Layout, bool OfB>
 struct GatherLoad : GatherThreads<Layout> {
   using Threads = GatherThreads<Layout>;
   using Threads::kChunk, Threads::kRows, Threads::kStep, Threads::chunk, Threads::row;
 
+  GatherParams const& params;
   uint32_t first;
-  /// Offsets of this thread's rows of A, in chunks: 32 bits reach 64 GiB.
+  /// Offsets of this thread's rows, in chunks.
   uint32_t rows[kRows];
   /// How many of them the group has.
   int count;
-  /// This thread's chunk of the first row of A, at the current K tile.
+  /// This thread's chunk of the operand's first row, at the current K tile.
   char const* from;
 
-  __device__ explicit GatherLoad(char* stages) : first(Threads::first(stages)) {
+  __device__ GatherLoad(char* stages, GatherParams const& params_) : params(params_), first(Threads::first(stages)) {
     static_assert(Layout::kMajor == MajorIn::K && Layout::kSpan == 128);
   }
 
   /// Reads the index for a tile of a group. Rows beyond the group are not copied: those in shared memory affect only rows
   /// of D that are not stored.
   template <class Work>
-  __device__ void begin(GatherParams const& params, Work const& work) {
-    from = params.a_pointer + chunk() * kChunk;
-    count = (work.end - work.m - row() + kStep - 1) / kStep;
+  __device__ void begin(Work const& work) {
+    int const begin = OfB ? work.n : work.m;
+    int const end = Layout::kRows % kStep == 0 ? work.end : min(work.end, begin + Layout::kRows);
+    from = params.operand + chunk() * kChunk;
+    count = (end - begin - row() + kStep - 1) / kStep;
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      int const entry = params.rows[min(work.m + row() + i * kStep, work.end - 1) * params.rows_stride];
-      rows[i] = gathered_row(params, entry) * uint32_t(params.a_row_chunks);
-    }
+    for (int i = 0; i < kRows; ++i)
+      rows[i] = gathered_row(params, params.rows[min(begin + row() + i * kStep, work.end - 1) * params.rows_stride]);
   }
 
   /// Starts to copy this thread's part of a stage, of which `left` elements along K exist; the rest becomes 0. The next
@@ -126,8 +127,8 @@ struct GatherLoadAlongK : GatherThreads<Layout> {
   using Threads = GatherThreads<Layout>;
   using Threads::kChunk, Threads::kRows, Threads::kStep, Threads::chunk, Threads::row;
 
-  uint32_t first;
   GatherParams const& params;
+  uint32_t first;
   /// Entries of the index for the next stage; those beyond the group are not read.
   int entries[kRows];
   /// The place of the first of them, and the group's end.
@@ -136,15 +137,15 @@ struct GatherLoadAlongK : GatherThreads<Layout> {
   char const* from;
   int inside;
 
-  __device__ GatherLoadAlongK(char* stages, GatherParams const& params_) : first(Threads::first(stages)), params(params_) {
+  __device__ GatherLoadAlongK(char* stages, GatherParams const& params_) : params(params_), first(Threads::first(stages)) {
     static_assert(Layout::kMajor == MajorIn::MN && Layout::kSpan == 128);
   }
 
   /// Reads the index for the first stage of a group's tile.
   template <class Work>
-  __device__ void begin(GatherParams const&, Work const& work) {
+  __device__ void begin(Work const& work) {
     constexpr int kSize = sizeof(typename Layout::Element);
-    from = params.a_pointer + work.m * kSize + chunk() * kChunk;
+    from = params.operand + work.m * kSize + chunk() * kChunk;
     inside = (params.m - work.m) * kSize - chunk() * kChunk;
     at = work.begin + row();
     end = work.end;
@@ -158,7 +159,7 @@ struct GatherLoadAlongK : GatherThreads<Layout> {
     char const* sources[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
-      sources[i] = from + uint64_t(gathered_row(params, entries[i]) * uint32_t(params.a_row_chunks)) * kChunk;
+      sources[i] = from + uint64_t(gathered_row(params, entries[i])) * kChunk;
     at += Layout::kRows;
     read();
     bool const whole = left >= Layout::kRows && inside >= (Layout::kPanels - 1) * Layout::kSpan + kChunk;

@@ -59,16 +59,16 @@ struct SplitKParams : PartialParams {
   int splits;
 };
 
-/// Parameters of grouped kernels that find the rows of A by an index, or its K rows for groups along K. They have no
-/// descriptor of A.
+/// Parameters of grouped kernels that find the rows of an operand by an index: those of A; its K rows for groups along K;
+/// the columns of B for groups along N. They have no descriptor of this operand.
 struct GatherParams : GemmParams {
-  /// The row of A for each row of D, or for each row of B, as int32, and the distance of entries in 32-bit words. Entries
-  /// are clamped to the rows of A.
+  /// The row of A for each row of D or of B, or the column of B for each column of D, as int32, and the distance of
+  /// entries in 32-bit words. Entries are clamped to the operand's rows or columns.
   int const* rows;
   int64_t rows_stride;
-  /// A's first row, the distance of rows in chunks of 16 bytes, and their number.
-  char const* a_pointer;
-  int64_t a_row_chunks, a_rows;
+  /// The operand's first row, the distance of rows in chunks of 16 bytes, and their number.
+  char const* operand;
+  int64_t row_chunks, row_count;
 };
 
 /// Adds descriptors of the scales and zero points of a narrow A, for groups of elements along K.

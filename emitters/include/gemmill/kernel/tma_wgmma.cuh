@@ -34,7 +34,7 @@ struct TmaWgmmaGemm : WgmmaSpec<WgmmaTraits<Config_>> {
     int const rank = Traits::kClusterSize == 1 ? 0 : int(cute::block_rank_in_cluster());
     if (warp == 0 && cute::elect_one_sync()) {
       if constexpr (!Traits::kGathersA) cute::prefetch_tma_descriptor(&params.a);
-      cute::prefetch_tma_descriptor(&params.b);
+      if constexpr (!Traits::kGathersB) cute::prefetch_tma_descriptor(&params.b);
       if constexpr (LoadA::kTails) cute::prefetch_tma_descriptor(&params.a_tail);
       if constexpr (LoadB::kTails) cute::prefetch_tma_descriptor(&params.b_tail);
       cute::prefetch_tma_descriptor(&params.d);
@@ -54,7 +54,7 @@ struct TmaWgmmaGemm : WgmmaSpec<WgmmaTraits<Config_>> {
     Scheduler scheduler(params, rank);
     if (warp < 4) {
       cutlass::arch::warpgroup_reg_dealloc<Config::kProducerRegisters>();
-      if constexpr (Traits::kGathersA) {
+      if constexpr (Traits::kGathers) {
         Mainloop::load_gathered(params, storage, scheduler);
       } else {
         if (warp == 0 && (Traits::kTilesEndInGroups || cute::elect_one_sync())) Mainloop::load(params, storage, scheduler);

@@ -21,7 +21,7 @@ struct GroupWork : Work {
   bool beside;
 };
 
-/// Groups along M, or along N if `Mode` is GroupedN: consecutive groups with offsets of their ends, or, if `Masked`,
+/// Groups along M or N, as `Mode` says: consecutive groups with offsets of their ends, or, if `Masked`,
 /// slots of equal capacity with counts of rows. Comments call what belongs to a group rows.
 ///
 /// Each lane of a warp holds one of 32 groups, so that few votes find a tile, and empty groups cost nothing. Indices must
@@ -31,8 +31,8 @@ struct GroupWork : Work {
 /// get every nth tile, then have about the same work.
 ///
 /// In clusters of 2x1, a last tile along M without a pair would leave a CTA idle. The CTAs take two such tiles along N.
-template <class Order, int TileK, bool Masked, class Params_ = GemmParams, BatchMode Mode = BatchMode::GroupedM>
-struct RowGroupScheduler : SchedulerTraits<Mode> {
+template <BatchMode Mode, class Order, int TileK, bool Masked, class Params_>
+struct GroupScheduler : SchedulerTraits<Mode> {
   using Params = Params_;
   enum : bool {
     kAlongM = Mode == BatchMode::GroupedM,
@@ -52,7 +52,7 @@ struct RowGroupScheduler : SchedulerTraits<Mode> {
   /// tiles.
   int chunk = 0, begin, end, tiles;
 
-  __device__ RowGroupScheduler(GemmParams const& params_, int rank_) : params(params_), rank(rank_) {
+  __device__ GroupScheduler(GemmParams const& params_, int rank_) : params(params_), rank(rank_) {
     for (int group = lane(); group < params.batch; group += 32) total += count(group);
     total = __reduce_add_sync(~0u, total);
     hold(0, 0);
@@ -169,8 +169,10 @@ struct RowGroupScheduler : SchedulerTraits<Mode> {
   }
 };
 
-template <class Order, int TileK, bool Masked>
-using ColumnGroupScheduler = RowGroupScheduler<Order, TileK, Masked, GemmParams, BatchMode::GroupedN>;
+template <class Order, int TileK, bool Masked, class Params = GemmParams>
+using RowGroupScheduler = GroupScheduler<BatchMode::GroupedM, Order, TileK, Masked, Params>;
+template <class Order, int TileK, bool Masked, class Params = GemmParams>
+using ColumnGroupScheduler = GroupScheduler<BatchMode::GroupedN, Order, TileK, Masked, Params>;
 
 /// A tile of one group's product; [begin, end) is the group's part of K, in elements.
 struct KGroupWork : Work {

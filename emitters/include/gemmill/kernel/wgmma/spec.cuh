@@ -42,7 +42,7 @@ struct NestedSpec {
   Fact facts[2];
 };
 
-/// The same for a kernel that finds the rows of A by an index.
+/// The same for a kernel that finds the rows of an operand by an index.
 struct GatherSpec {
   KernelSpec kernel;
   Fact facts[5];
@@ -55,8 +55,8 @@ struct WgmmaSpec {
   using Groups = typename Traits::Groups;
   using LoadA = typename Traits::LoadA;
   using LoadB = typename Traits::LoadB;
-  /// Whether TMA loads A, so that it has a descriptor.
-  static constexpr bool kBoxesA = !Traits::kGathersA;
+  /// Whether TMA loads A and B, so that they have descriptors.
+  static constexpr bool kBoxesA = !Traits::kGathersA, kBoxesB = !Traits::kGathersB;
   using Params = typename Traits::Params;
   using Partials = typename Traits::Partials;
   using TmaLayoutA = typename Traits::TmaLayoutA;
@@ -101,10 +101,10 @@ struct WgmmaSpec {
             fact("box_a_strided", kBoxesA ? LoadA::kRows : 0),
             fact("swizzle_a", kBoxesA ? TmaLayoutA::kSpan : 0),
             fact("window_a", kBoxesA ? Traits::kWindowK : 0),
-            fact("box_b_contiguous", TmaLayoutB::kPanelExtent),
-            fact("box_b_strided", LoadB::kRows),
-            fact("swizzle_b", TmaLayoutB::kSpan),
-            fact("window_b", Traits::kWindowK),
+            fact("box_b_contiguous", kBoxesB ? TmaLayoutB::kPanelExtent : 0),
+            fact("box_b_strided", kBoxesB ? LoadB::kRows : 0),
+            fact("swizzle_b", kBoxesB ? TmaLayoutB::kSpan : 0),
+            fact("window_b", kBoxesB ? Traits::kWindowK : 0),
             fact("box_c_contiguous", SubtileC::kBoxContiguous),
             fact("box_c_strided", SubtileC::kBoxStrided),
             fact("swizzle_c", SubtileC::kSpan),
@@ -151,9 +151,9 @@ struct WgmmaSpec {
     return {spec(),
             fact("offset_rows_pointer", offsetof(Params, rows)),
             fact("offset_rows_stride", offsetof(Params, rows_stride)),
-            fact("offset_a_pointer", offsetof(Params, a_pointer)),
-            fact("offset_a_row_chunks", offsetof(Params, a_row_chunks)),
-            fact("offset_a_rows", offsetof(Params, a_rows))};
+            fact(kBoxesB ? "offset_a_pointer" : "offset_b_pointer", offsetof(Params, operand)),
+            fact(kBoxesB ? "offset_a_row_chunks" : "offset_b_row_chunks", offsetof(Params, row_chunks)),
+            fact(kBoxesB ? "offset_a_rows" : "offset_b_rows", offsetof(Params, row_count))};
   }
 
   static constexpr NestedSpec nested_spec() {

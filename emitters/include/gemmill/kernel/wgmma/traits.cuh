@@ -111,13 +111,18 @@ struct WgmmaTraits {
   using Partials = PartialTiles<Accumulator, kClusterSize * kTileWarpgroups>;
   using Sums = ClusterSums<Accumulator, kClusterSplits>;
   using SumsBarriers = ClusterSumsBarriers<kClusterSplits>;
-  /// Whether the rows of A are found by an index. All four producer warps then copy them, without TMA.
-  static constexpr bool kGathersA = cute::is_same_v<typename Scheduler::Params, GatherParams>;
-  using GatherA = cute::conditional_t<Scheduler::kIsGroupedK, GatherLoadAlongK<TmaLayoutA>, GatherLoad<TmaLayoutA>>;
-  static_assert(!kGathersA || (Config::kClusterN == 1 && !kBlockScales && !kTransposes && !kRegistersA),
-                "rows of A are copied as the MMAs read them, by the CTA that reads them");
+  /// Whether the rows of A, or the columns of B for groups along N, are found by an index. All four producer warps then
+  /// copy them, without TMA.
+  static constexpr bool kGathers = cute::is_same_v<typename Scheduler::Params, GatherParams>;
+  static constexpr bool kGathersB = kGathers && Scheduler::kIsGroupedN, kGathersA = kGathers && !kGathersB;
+  using Gather = cute::conditional_t<
+      Scheduler::kIsGroupedK, GatherLoadAlongK<TmaLayoutA>,
+      GatherLoad<cute::conditional_t<kGathersB, TmaLayoutB, TmaLayoutA>, kGathersB>>;
+  static_assert(!kGathers || ((kGathersB ? Config::kClusterM : Config::kClusterN) == 1 && !kBlockScales && !kTransposes),
+                "rows are copied as the MMAs read them, by the CTA that reads them");
+  static_assert(!kGathersA || !kRegistersA, "a narrow A is loaded by TMA");
   using StagePipeline = Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * (kSlices > 1 ? 1 : kTileWarpgroups),
-                                 kGathersA ? kGatherThreads : kBlockScales ? Scales::kArrivals : 0>;
+                                 kGathers ? kGatherThreads : kBlockScales ? Scales::kArrivals : 0>;
   /// Groups along M or N: the whole producer warp runs the scheduler, and tiles end with their group.
   static constexpr bool kGroupedM = Scheduler::kIsGroupedM;
   static constexpr bool kGroupedN = Scheduler::kIsGroupedN;
