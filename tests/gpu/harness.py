@@ -300,7 +300,7 @@ def in_words(scales: Any) -> Any:
     """Scales in memory of whole words of 4 bytes, as kernels read them and any allocator gives them; memcheck, which
     counts the bytes that were asked for, would complain."""
     size = scales.element_size()
-    memory = torch.empty(-(-scales.numel() * size // 4) * 4 // size, dtype=scales.dtype, device=scales.device)
+    memory = torch.zeros(-(-scales.numel() * size // 4) * 4 // size, dtype=scales.dtype, device=scales.device)
     return memory[: scales.numel()].view(scales.shape).copy_(scales)
 
 

@@ -75,6 +75,7 @@ def watched(configs: Sequence[GemmConfig]) -> int:
     D as little aligned as it takes them."""
     from tests.gpu.groups import check_groups  # the watching process needs no GPU
     from tests.gpu.harness import check, least_aligns, torch
+    from tests.gpu.test_nested import check_nested
     from tests.gpu.test_weight_groups import run as check_weight_groups
     from tests.gpu.weights import check as check_mixed
 
@@ -83,6 +84,9 @@ def watched(configs: Sequence[GemmConfig]) -> int:
     for config in configs:
         m, n, k = config.tile.m, config.tile.n, config.tile.k
         try:
+            if config.scheduler.batching == "nested":
+                check_nested(config, (3, 5), registry)
+                continue
             if config.scheduler.batching in ("ngrouped", "nmasked"):
                 check_weight_groups(config, [n + 1, 0, 1, n, 2 * n - 1], 3, m * 2 - 8, k * 2 + 32, registry)
                 check_weight_groups(config, [n] * 35, 0, m * 2, k, registry)
