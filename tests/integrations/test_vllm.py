@@ -280,6 +280,9 @@ def test_experts_that_are_taken(vllm: Any) -> None:
     for name, value in (("_lora_context", 1), ("activation_config", SimpleNamespace(clamp_limit=7.0))):
         changed = SimpleNamespace(**{**vars(layer), name: value})
         assert not serves(changed, x, w1, ids, Activation.SILU, None)
+    for limit in (None, 7.0):
+        older = SimpleNamespace(_lora_context=None, gemm1_clamp_limit=limit)
+        assert serves(older, x, w1, ids, Activation.SILU, None) is (limit is None)
     gemmill_vllm.register()
     applied = TritonExperts.apply
     gemmill_vllm.register()

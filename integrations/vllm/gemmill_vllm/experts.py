@@ -50,11 +50,18 @@ def serves(layer: Any, x: torch.Tensor, w1: torch.Tensor, ids: torch.Tensor, act
         and w1.dtype == x.dtype
         and ids.dtype in (torch.int32, torch.int64)
         and activation.value in ACTIVATIONS
-        and layer.activation_config.clamp_limit is None
+        and clamp_limit(layer) is None
         and layer._lora_context is None
         and experts is None
         and w1.shape[1] % 16 == x.shape[1] % 8 == 0
     )
+
+
+def clamp_limit(layer: Any) -> float | None:
+    """The limit of the activation. Before vLLM 0.28, the layer itself has it."""
+    config = getattr(layer, "activation_config", None)
+    limit: float | None = layer.gemm1_clamp_limit if config is None else config.clamp_limit
+    return limit
 
 
 def replace() -> None:
