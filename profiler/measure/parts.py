@@ -64,7 +64,7 @@ def parts(problem: GemmProblem, operands: OperandSet) -> Iterator[Part]:
             case "grouped":
                 rows = slice(ends[i] - size, ends[i])
                 of_a = o.groups["rows"][rows] if problem.rows == "gathered" else rows
-                part = Part(i, 0, rows, o.a[of_a], b, None if o.a_scale is None else o.a_scale[rows], b_scale)
+                part = Part(i, 0, rows, o.a[of_a], b, None if o.a_scale is None else o.a_scale[of_a], b_scale)
             case "masked":
                 rows, a_scale = slice(0, size), _matrix(o.a_scale, i)
                 a_scale = None if a_scale is None else a_scale[rows]

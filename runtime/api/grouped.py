@@ -69,7 +69,7 @@ def grouped_matmul(
         expected_rows: Rows in use of a masked group on average, which the selector assumes; the default is 128. The
             result is right with any value, but the kernel for a better one may be up to a quarter faster.
         a_scale: Scale of rows or matrices, (M, 1) or (groups, capacity, 1), or of blocks, (M, K/128) or (groups,
-            capacity, K/128).
+            capacity, K/128). With ``rows``: f32 scales of blocks of the rows of ``a``.
         b_scale: Scale of columns or matrices, (groups, 1, N) or (groups, 1, 1), of blocks, (groups, K/128, N/128), or
             of groups along K of a narrow ``b``, (groups, K/32, K/64 or K/128, N), as in :func:`gemmill.matmul`.
         b_zero: Zero points of a narrow ``b``, with the shape of ``b_scale``.

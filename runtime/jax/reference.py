@@ -30,11 +30,12 @@ def operands_in_full(call: GemmCall, arrays: Mapping[str, Any], xp: Any) -> tupl
     """A and B unpacked, A in the order of an index of its rows, and multiplied by those scales that cannot be applied
     to the sums."""
     a, b = arrays["a"], arrays["b"]
+    left = {name: arrays[name] for name in (*SCALES, "a_zero", "b_zero") if name in call.tensors}
     if "rows" in call.tensors:
         index, extent = arrays["rows"], a.shape[b.ndim == 2]
         index = xp.where((index < 0) | (index >= extent), extent - 1, index)  # as kernels clamp it
         a = a[:, index] if b.ndim == 2 else a[index]
-    left = {name: arrays[name] for name in (*SCALES, "a_zero", "b_zero") if name in call.tensors}
+        left |= {"a_scale": left["a_scale"][index]} if "a_scale" in left else {}
     held_a, held_b = call.tensors["a"].dtype, call.tensors["b"].dtype
     if is_mixed(held_a, held_b):
         k = call.tensors["a"].shape[-1]

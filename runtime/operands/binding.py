@@ -347,7 +347,7 @@ def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogu
     of_c = None if c is None else read("c", _broadcast_c(c, shape), m, shape[-1])
     abcd: FourMatrices = (read("a", a, *a.shape[-2:]), read("b", b, k, n), of_c, read("out", d, m, shape[-1]))
     slots = (count,) if batching == "masked" else ()
-    scales = None if narrow else block_scales(tensors, (m, n, k), slots, (count,))
+    scales = None if narrow else block_scales(tensors, (a.shape[-2], n, k), slots, (count,))
     gemm = _assemble(call, _Extents(m, n, k, count), abcd, scales, epilogue, batching)
     if narrow:
         gemm = _with_group_scales(gemm, group_scales(abcd[1], a, tensors, (count,)), epilogue)
@@ -380,10 +380,9 @@ def _refuse_scales(tensors: _Tensors, epilogue: Epilogue, kind: str, batching: B
     """Raise OperandError for scales that kernels of groups do not support."""
     if batching in ("kgrouped", "array") and ("a_scale" in tensors or "b_scale" in tensors):
         raise OperandError(f"block scales are not supported with {kind} here: pass a and b without scales")
-    has_rows = "a_scale" in tensors or any(x.name == "a_scale" and x.kind == "row" for x in epilogue.operands)
-    if has_rows and "rows" in tensors:
+    if "rows" in tensors and any(x.name == "a_scale" and x.kind == "row" for x in epilogue.operands):
         raise OperandError(
-            "a_scale has values for the rows of a, which is not supported with rows: pass a[rows] and a_scale[rows] "
+            "a_scale has one value for each row of a, which is not supported with rows: pass a[rows] and a_scale[rows] "
             "without rows"
         )
 

@@ -82,7 +82,10 @@ def of_groups(
                 "or rows (K,), a (M, any) and b (K, N)"
             ),
         )
-        torch._check(a_scale is None, lambda: "a_scale is not supported with rows: pass a[rows] and a_scale[rows]")
+        torch._check(
+            a_scale is None or (a.dtype.itemsize == 1 and a_scale.shape[0] == a.shape[0]),
+            lambda: "a_scale must have scales of blocks of a's rows with rows: pass a[rows] and a_scale[rows]",
+        )
     return [Output(grouped_shape(a, b, offsets, rows), out_dtype or d_dtype(a.dtype, b.dtype, b_dtype=b_dtype))]
 
 

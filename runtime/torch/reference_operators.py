@@ -40,7 +40,10 @@ def grouped_matmul(
 ) -> list[torch.Tensor]:
     """``alpha * a @ b + beta * c`` for each group; 0 outside of all groups."""
     (d,) = of_groups(a, b, offsets, counts, **keywords)
-    a = gathered(a, b, keywords.pop("rows", None))
+    rows = keywords.pop("rows", None)
+    if "a_scale" in keywords:
+        keywords["a_scale"] = gathered_scales(keywords["a_scale"], rows)
+    a = gathered(a, b, rows)
     return [_stored(_linear(_grouped_sums(a, b, offsets, counts, **keywords), **keywords), d)]
 
 
@@ -57,6 +60,7 @@ def epilogue(
         mainloop |= scales
     if "offsets" in named or "counts" in named:
         narrow = {"b_dtype": keywords.get("b_dtype"), **mainloop}
+        narrow["a_scale"] = gathered_scales(narrow.get("a_scale"), named.get("rows"))
         of_rows = gathered(a, b, named.get("rows"))
         sums = _grouped_sums(of_rows, b, named.get("offsets"), named.get("counts"), **narrow)
     else:
@@ -186,6 +190,11 @@ def gathered(a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None) -> tor
     of them, as in kernels."""
     axis = 3 - b.dim()
     return a if rows is None else a.index_select(axis, inside(rows, a.shape[axis]))
+
+
+def gathered_scales(scale: torch.Tensor | None, rows: torch.Tensor | None) -> torch.Tensor | None:
+    """Scales of blocks of A's rows in the order of an index."""
+    return scale if scale is None or rows is None else scale.index_select(0, inside(rows, scale.shape[0]))
 
 
 def inside(rows: torch.Tensor, extent: int) -> torch.Tensor:

@@ -84,6 +84,7 @@ SAMPLE = [
     "sm90a_f16k16_f16k16_f32_f16n16_f16n16_128x256x64_4x1_cooperative_s3_m8gatheredgrouped_k1_linear",
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8gatheredgrouped_k1_xdEsiluPgateQTup",
     "sm90a_e4m3k16_e4m3k16_f32p4_none_bf16n16_128x128x128_2x1_pingpong_s4_m8gatheredgrouped_k1_linear",
+    "sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_bf16n16_128x256x128_2x1_cooperative_s3_m8gatheredgrouped_k1_linear",
     # Columns that producers copy beside a narrow A: most of them; fewer than copy at once, with four consumers.
     "sm90a_u4k16s1x32z_bf16k16_f32_none_bf16m16_128x256x64_1x1_cooperative_s3_m8gatheredngrouped_k1_linear",
     "sm90a_e2m1k16s1x32e8_bf16k16_f32_none_bf16m16_64x8x256_1x1_cooperative_s4_m8gatheredngrouped_k1_linear",

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.gpu.groups import along_k, ends, fill, stacked
+from tests.gpu.groups import SCALED, along_k, ends, fill, stacked
 from tests.gpu.harness import guarded, torch
 
 import gemmill
@@ -38,6 +38,10 @@ GATHERED = (
     gathered("64x32x256", "pingpong", d__dtype="f32"),
     gathered("128x64x128", "pingpong", cluster="2x1"),
     gathered("128x256x64", cluster="2x1", epilogue=GATE),
+    gathered("128x256x128", cluster="2x1", stages=3, **SCALED),
+    gathered("128x128x128", **SCALED),
+    gathered("64x128x128", "pingpong", **SCALED),
+    gathered("64x256x128", "pingpong", cluster="2x1", **SCALED),
 )
 SIZES = {
     "one": [200],
@@ -93,18 +97,48 @@ def test_gathered_rows_have_the_bits_of_a_permuted_copy(config: GemmConfig, size
         before = a.buffer.clone(), b.buffer.clone()
         words = options(config, registry) | {"c": c}
         inside = index.clamp(max=tokens - 1).where(index >= 0, tokens - 1)
+        of_tokens: dict[str, Any] = {}
+        of_copy: dict[str, Any] = {}
+        if config.a.scale != "none":
+            words["b_scale"] = torch.rand(len(values), -(-k // 128), -(-n // 128), device="cuda") + 0.5
+            of_tokens["a_scale"] = torch.rand(tokens, -(-k // 128), device="cuda") + 0.5
+            of_copy["a_scale"] = of_tokens["a_scale"][inside]
         for rows in (index, index.int(), torch.stack((index, index * 0), 1).int()[:, 0]):
             d.tensor.fill_(float("nan"))
-            gemmill.grouped_matmul(a.tensor, b.tensor, offsets, rows=rows, out=d.tensor, kernel=config, **words)
+            gemmill.grouped_matmul(
+                a.tensor, b.tensor, offsets, rows=rows, out=d.tensor, kernel=config, **words, **of_tokens
+            )
             copy = guarded(m, k, dtype).tensor  # whose rows are aligned
             bits(copy).copy_(bits(a.tensor)[inside])
             wanted = torch.full_like(d.tensor, float("nan"))
-            gemmill.grouped_matmul(copy, b.tensor, offsets, out=wanted, kernel=stored(config), **words)
+            gemmill.grouped_matmul(copy, b.tensor, offsets, out=wanted, kernel=stored(config), **words, **of_copy)
             torch.cuda.synchronize()
             assert torch.equal(bits(d.tensor), bits(wanted))
             assert d.intact(), "memory around D was written"
         assert torch.equal(a.buffer, before[0])
         assert torch.equal(b.buffer, before[1])
+
+
+def test_many_launches_have_the_same_bits_with_scales(registry: Registry) -> None:
+    """Scales of a stage are read before the next lap's copies overwrite them."""
+    groups, tokens, n, k = 8, 700, 768, 4096
+    sizes = [0, 1, 900, 17, 64, 300, 129, 511]
+    b = torch.randn(groups, n, k, device="cuda").to(torch.float8_e4m3fn).mT
+    b_scale = torch.rand(groups, k // 128, n // 128, device="cuda") + 0.5
+    offsets = torch.tensor(ends(*sizes), dtype=torch.int32, device="cuda")
+    index = torch.zeros(sum(sizes), dtype=torch.int32, device="cuda")
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    words: dict[str, Any] = {"b_scale": b_scale, "registry": registry, "fast_accumulation": False}
+    for config in GATHERED[-4:]:
+        for _ in range(50):
+            a = torch.randn(tokens, k, device="cuda").to(torch.float8_e4m3fn)
+            a_scale = torch.rand(tokens, k // 128, device="cuda") + 0.5
+            index.random_(0, tokens)
+            found = gemmill.grouped_matmul(a, b, offsets, rows=index, a_scale=a_scale, kernel=config, **words)
+            copy, of_copy = a.view(torch.uint8)[index.long()].view(a.dtype), a_scale[index.long()]
+            wanted = gemmill.grouped_matmul(copy, b, offsets, a_scale=of_copy, kernel=stored(config), **words)
+            wrong += (bits(found) != bits(wanted)).sum()
+    assert wrong.item() == 0
 
 
 @pytest.mark.parametrize("config", GATHERED[:6], ids=kernel_name)

@@ -65,7 +65,8 @@ AUTO_D_BUFFERS = 2
 PRODUCER_REGISTERS = 56
 """Registers of a producer thread after ``setmaxnreg``. With fewer, the producer of a multicasting kernel spills."""
 GATHERING_REGISTERS = 64
-"""The same beside two consumers where columns of B are gathered. With fewer, some kernels of 256 columns spill."""
+"""The same beside two consumers where columns of B are gathered, or rows of A with their scales. With fewer, some
+kernels of 256 columns spill."""
 CONSUMER_REGISTERS: Mapping[int, int] = {2: 224, 3: 152, 4: 104}
 """Registers of a consumer thread, by number of consumer warpgroups (PTX ISA, ``setmaxnreg``)."""
 SHALLOW_K_BYTES = 64
@@ -198,8 +199,8 @@ class WgmmaPlan(KernelPlan):
     @member
     def producer_registers(self) -> int:
         """Registers of a producer thread after ``setmaxnreg``."""
-        gathers_b = self.gathered == "b" and self.consumer_warpgroups == 2
-        return GATHERING_REGISTERS if gathers_b else PRODUCER_REGISTERS
+        gathers = self.gathered == "b" or (self.gathered and self.has_block_scales)
+        return GATHERING_REGISTERS if gathers and self.consumer_warpgroups == 2 else PRODUCER_REGISTERS
 
     @member
     def consumer_registers(self) -> int:

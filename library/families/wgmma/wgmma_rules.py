@@ -193,7 +193,7 @@ def k_groups(plan: WgmmaPlan) -> str | None:
 )
 def gathered_rows(plan: WgmmaPlan) -> str | None:
     """Rows of A can be gathered with grouped batching if a stage has at most 128 rows of whole swizzle spans, which no
-    other CTA reads, A is K-major and as wide as B, without block scales, and no stage is transposed. With kgrouped
+    other CTA reads, A is K-major and as wide as B, its scales are f32, and no stage is transposed. With kgrouped
     batching, K rows of an A of 16 bits can be; with ngrouped batching, any number of columns of B beside a narrow A."""
     if not plan.gathered:
         return None
@@ -212,7 +212,10 @@ def gathered_rows(plan: WgmmaPlan) -> str | None:
         (along_k and operand.type.bits != 16, f"A is {operand.dtype}; with kgrouped batching it must have 16 bits"),
         (config.tile.k % GATHERED_STEP != 0, f"tile K is {config.tile.k}; it must be a multiple of {GATHERED_STEP}"),
         (operand.dtype == "tf32", f"{name} is tf32, to which only TMA rounds f32; it must be of another type"),
-        (x == "a" and config.a.scale != "none", f"the scale of A is {config.a.scale}; it must be none"),
+        (
+            x == "a" and config.a.scale not in ("none", "1x128")[: 1 if along_k else 2],
+            f"the scale of A is {config.a.scale}; it must be none{'' if along_k else ' or 1x128'}",
+        ),
         (
             plan.is_mixed and not along_n,
             f"A is {config.a.dtype} and B is {config.b.dtype}; they must be equally wide",

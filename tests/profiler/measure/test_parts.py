@@ -22,6 +22,18 @@ GROUPS = {
     "scaled": GemmProblem(
         90, 136, 200, a="e4m3", batching="grouped", groups=4, a_scale="1x128", b_scale="128x128", d="f32"
     ),
+    "gathered scales": GemmProblem(
+        90,
+        136,
+        200,
+        a="e4m3",
+        batching="grouped",
+        groups=4,
+        a_scale="1x128",
+        b_scale="128x128",
+        d="f32",
+        rows="gathered",
+    ),
     "scaled slots": GemmProblem(
         9, 136, 200, a="e4m3", batching="masked", groups=4, a_scale="1x128e8", b_scale="128x128e8"
     ),

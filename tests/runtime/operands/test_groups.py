@@ -85,6 +85,15 @@ def test_rows_are_found_by_an_index() -> None:
         is_swapped(parse_name(GATHERED), stored)
 
 
+def test_scales_of_rows_are_found_by_the_same_index() -> None:
+    operands = tensor(70, 256, dtype="e4m3"), tensor(4, 256, 128, dtype="e4m3", transposed=True), tensor(300, 128)
+    scales = {"a_scale": tensor(70, 2, dtype="f32"), "b_scale": tensor(4, 2, 1, dtype="f32")}
+    gemm = bound("offsets", 4, *operands, rows=groups(300), **scales)
+    assert (gemm.problem.m, gemm.problem.rows, gemm.problem.a_scale) == (300, "gathered", "1x128")
+    with pytest.raises(OperandError, match=r"a_scale has shape \(300, 2\); its last extents must be \(70, 2\)"):
+        bound("offsets", 4, *operands, rows=groups(300), **scales | {"a_scale": tensor(300, 2, dtype="f32")})
+
+
 def test_columns_of_groups_along_k_are_found_by_an_index() -> None:
     operands = tensor(64, 70, strides=(1, 72)), tensor(300, 80), tensor(4, 64, 80)
     gemm = bound("offsets", 4, *operands, rows=groups(300, ptr=0x6666660))
@@ -130,8 +139,8 @@ def test_an_alpha_of_0_reads_no_columns_by_an_index(columns: int) -> None:
         ),
         ({"a": tensor(4, 70, 64)}, "rows is an index for groups at offsets"),
         (
-            {"a_scale": tensor(70, 1, dtype="f32")},
-            "a_scale has values for the rows of a, which is not",
+            {"a_scale": tensor(70, 1, dtype="f32"), "epilogue": parse("d = acc * a_scale[m]")},
+            "a_scale has one value for each row of a, which is not",
         ),
     ],
 )

@@ -18,6 +18,7 @@ struct CollectiveMainloop {
   using Accumulator = typename Traits::Accumulator;
   using B = typename Traits::B;
   using Gather = typename Traits::Gather;
+  using GatherScales = typename Traits::GatherScales;
   using Groups = typename Traits::Groups;
   using LoadA = typename Traits::LoadA;
   using LoadB = typename Traits::LoadB;
@@ -130,11 +131,13 @@ struct CollectiveMainloop {
     Load const load{kOfB ? params.a : params.b, kOfB ? params.a_tail : params.b_tail, scheduler.rank, uint16_t(peers),
                     kOfB ? params.m : params.n};
     Gather gather(storage.base + (kOfB ? Storage::kOffsetTmaB : Storage::kOffsetTmaA), params);
+    GatherScales scales(storage.base + Storage::kOffsetScales, params);
 
     Position at;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
       Unit const work = scheduler.work(index);
       gather.begin(work);
+      scales.begin(work);
       int const extent = [&] {
         if constexpr (Traits::kGroupedK) return work.end - work.begin;
         return params.k;
@@ -159,10 +162,12 @@ struct CollectiveMainloop {
             Groups::load(params, full, storage.base + Storage::kOffsetScales + at.stage * Groups::kBytes, work.m, k, batch);
         }
         gather(at.stage, left);
+        scales(at.stage);
         gather.arrive(full);
       }
     }
     gather.finish();
+    scales.finish(at.stage);
     if (issues) launch_dependents();
     if constexpr (StagePipeline::kPeers > 1) {
       for (int i = 0; issues && i < Config::kStages; ++i, at.advance()) pipeline.wait_empty(at);  // as in `load`

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gemmill/copy/layout.cuh>
+#include <gemmill/copy/scales.cuh>
 #include <gemmill/kernel/params.cuh>
 
 namespace gemmill {
@@ -9,9 +10,14 @@ namespace gemmill {
 /// Threads that copy rows: those of the producer warpgroup. Each arrives once at the full barrier of a stage.
 inline constexpr int kGatherThreads = 128;
 
-/// The offset of the row that an entry of the index names, in chunks: 32 bits reach 64 GiB.
+/// The row that an entry of the index names.
+__device__ inline uint32_t row_of(GatherParams const& params, int entry) {
+  return min(uint32_t(entry), uint32_t(params.row_count) - 1);
+}
+
+/// Its offset in chunks: 32 bits reach 64 GiB.
 __device__ inline uint32_t gathered_row(GatherParams const& params, int entry) {
-  return min(uint32_t(entry), uint32_t(params.row_count) - 1) * uint32_t(params.row_chunks);
+  return row_of(params, entry) * uint32_t(params.row_chunks);
 }
 
 /// Starts to copy 16 bytes to shared memory, of which `bytes` are read and the rest becomes 0.
@@ -183,6 +189,61 @@ struct GatherLoadAlongK : GatherThreads<Layout> {
     for (int i = 0; i < kRows; ++i)
       if (at + i * kStep < end) entries[i] = params.rows[(at + i * kStep) * params.rows_stride];
   }
+};
+
+/// Copies the scales of gathered rows of A, and those of B, stage by stage: of each row of the tile one thread, which also
+/// copies a block of columns if it is one of the first two. `Stage` is a ScaleStage; its full barrier counts these threads
+/// once for rows and scales.
+template <class Stage, int TileM, int Stages>
+struct GatherScales {
+  GatherParams const& params;
+  /// Shared-memory address of this thread's scale in the first stage.
+  uint32_t first;
+  float const* row;
+  float const* column;
+  /// Bytes to copy of the block of columns: 4, or 0 if it lies outside the problem.
+  int column_bytes;
+  /// Whether all stages have been filled.
+  bool again = false;
+
+  __device__ GatherScales(char* stages, GatherParams const& params_)
+      : params(params_), first(cute::cast_smem_ptr_to_uint(stages) + threadIdx.x * 4) {}
+
+  /// Finds the scales of a group's tile. A thread without a row of the group takes that of the last one.
+  template <class Work>
+  __device__ void begin(Work const& work) {
+    int const thread = threadIdx.x, block = work.n / kScaleBlock + thread;
+    int const entry = params.rows[min(work.m + thread, work.end - 1) * params.rows_stride];
+    row = static_cast<float const*>(params.a_scale.pointer) + row_of(params, entry) * params.a_scale.stride;
+    column = static_cast<float const*>(params.b_scale.pointer) + work.batch * params.b_scale.batch_stride +
+             block * params.b_scale.stride;
+    column_bytes = block * kScaleBlock < params.n ? 4 : 0;
+  }
+
+  /// Starts to fill a stage. The next call is for the next block of K.
+  __device__ void operator()(int stage) {
+    if (again) Stage::acquire(stage);
+    again |= stage == Stages - 1;
+    uint32_t const target = first + stage * Stage::kBytes;
+    if (TileM >= kGatherThreads || threadIdx.x < TileM) copy_word(target, row, 4);
+    if (threadIdx.x < 2) copy_word(target + TileM * 4, column, column_bytes);
+    row += params.a_scale.k_stride;
+    column += params.b_scale.k_stride;
+  }
+
+  /// Completes the barriers on which the consumers of the last stages have arrived; `stage` would be filled next.
+  __device__ void finish(int stage) const {
+    for (int i = 0; i < (again ? Stages : stage); ++i) Stage::acquire(i);
+  }
+};
+
+/// Takes the place of GatherScales in kernels without block scales.
+struct GatherNoScales {
+  __device__ GatherNoScales(char*, GatherParams const&) {}
+  template <class Work>
+  __device__ void begin(Work const&) {}
+  __device__ void operator()(int) {}
+  __device__ void finish(int) const {}
 };
 
 }  // namespace gemmill

@@ -15,18 +15,23 @@ inline constexpr int kScaleBlock = 128;
 ///
 /// The stage is refilled when all threads that read it have arrived at its named barrier. It is not an mbarrier,
 /// because racecheck does not follow a lane that arrives at an mbarrier for its whole warp.
-template <int TileM, int Readers>
+template <int TileM, int Readers, int Fillers>
 struct ScaleStage {
   static constexpr int kBytes = (TileM + 4) * int(sizeof(float));  // f32, whatever the type of the scales in memory
-  static constexpr int kArrivals = 32;
-  /// Threads of the named barrier: the readers and the warp that fills.
-  static constexpr int kThreads = Readers + 32;
+  static constexpr int kArrivals = Fillers;
+  /// Threads of the named barrier: the readers and those that fill.
+  static constexpr int kThreads = Readers + Fillers;
 
   /// Every reader calls it after it has read the stage.
   __device__ static void release(int stage) { named_barrier::arrive(named_barrier::kScales + stage, kThreads); }
-  /// The warp that fills calls it before it refills the stage.
+  /// The warps that fill call it before they refill the stage.
   __device__ static void acquire(int stage) { named_barrier::sync(named_barrier::kScales + stage, kThreads); }
 };
+
+/// Copies `bytes` (4 or 0) bytes to shared memory and zeroes the rest.
+__device__ inline void copy_word(uint32_t target, void const* source, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
+}
 
 /// Copies the scales of one tile, stage by stage. One warp uses cp.async, 4 bytes at a time, so scales may have any
 /// strides in global memory. Each lane arrives at the stage's full barrier. Addresses are computed once for each tile:
@@ -115,10 +120,7 @@ struct ScaleLoad {
     return scale;
   }
 
-  /// Copies `bytes` (4 or 0) bytes and zeroes the rest.
-  __device__ static void copy(uint32_t target, Scale const* source, int bytes) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
-  }
+  __device__ static void copy(uint32_t target, Scale const* source, int bytes) { copy_word(target, source, bytes); }
 
   __device__ static uint32_t load_word(uint32_t source) {
     uint32_t word;

@@ -59,7 +59,7 @@ struct TmaWgmmaGemm : WgmmaSpec<WgmmaTraits<Config_>> {
       } else {
         if (warp == 0 && (Traits::kTilesEndInGroups || cute::elect_one_sync())) Mainloop::load(params, storage, scheduler);
       }
-      if constexpr (Traits::kBlockScales) {
+      if constexpr (Traits::kBlockScales && !Traits::kGathers) {
         if (warp == 1) Mainloop::load_scales(params, storage, scheduler);
       }
       if constexpr (Traits::kTransposes) {

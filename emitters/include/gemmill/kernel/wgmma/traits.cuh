@@ -84,7 +84,22 @@ struct WgmmaTraits {
   using Epilogue = CollectiveEpilogue<typename Config::Epilogue, SubtileC, SubtileD, kBlocks, kTileColumnsD,
                                   Config::kSubtileN, Config::kBuffersC, Config::kBuffersD>;
 
-  using Scales = ScaleStage<Config::kTileM, 128 * kTileWarpgroups>;
+  /// Whether the rows of A, or the columns of B for groups along N, are found by an index. All four producer warps then
+  /// copy them, without TMA.
+  static constexpr bool kGathers = cute::is_same_v<typename Scheduler::Params, GatherParams>;
+  static constexpr bool kGathersB = kGathers && Scheduler::kIsGroupedN, kGathersA = kGathers && !kGathersB;
+  using Gather = cute::conditional_t<
+      Scheduler::kIsGroupedK, GatherLoadAlongK<TmaLayoutA>,
+      GatherLoad<cute::conditional_t<kGathersB, TmaLayoutB, TmaLayoutA>, kGathersB>>;
+  static_assert(!kGathers || ((kGathersB ? Config::kClusterM : Config::kClusterN) == 1 && !kTransposes),
+                "rows are copied as the MMAs read them, by the CTA that reads them");
+  static_assert(!kGathersA || !kRegistersA, "a narrow A is loaded by TMA");
+
+  using Scales = ScaleStage<Config::kTileM, 128 * kTileWarpgroups, kGathers ? kGatherThreads : 32>;
+  using GatherScales = cute::conditional_t<
+      kBlockScales, gemmill::GatherScales<Scales, Config::kTileM, Config::kStages>, GatherNoScales>;
+  static_assert(!(kBlockScales && kGathers) || cute::is_same_v<typename Config::Scale, float>,
+                "scales of gathered rows are copied as they are");
   using ThreadScales = cute::conditional_t<kBlockScales,
                                            BlockScales<Scales, kBlocks, Config::kTileM, Config::kTileN,
                                                        Config::Epilogue::kGatesHalves>, NoScales>;
@@ -111,16 +126,6 @@ struct WgmmaTraits {
   using Partials = PartialTiles<Accumulator, kClusterSize * kTileWarpgroups>;
   using Sums = ClusterSums<Accumulator, kClusterSplits>;
   using SumsBarriers = ClusterSumsBarriers<kClusterSplits>;
-  /// Whether the rows of A, or the columns of B for groups along N, are found by an index. All four producer warps then
-  /// copy them, without TMA.
-  static constexpr bool kGathers = cute::is_same_v<typename Scheduler::Params, GatherParams>;
-  static constexpr bool kGathersB = kGathers && Scheduler::kIsGroupedN, kGathersA = kGathers && !kGathersB;
-  using Gather = cute::conditional_t<
-      Scheduler::kIsGroupedK, GatherLoadAlongK<TmaLayoutA>,
-      GatherLoad<cute::conditional_t<kGathersB, TmaLayoutB, TmaLayoutA>, kGathersB>>;
-  static_assert(!kGathers || ((kGathersB ? Config::kClusterM : Config::kClusterN) == 1 && !kBlockScales && !kTransposes),
-                "rows are copied as the MMAs read them, by the CTA that reads them");
-  static_assert(!kGathersA || !kRegistersA, "a narrow A is loaded by TMA");
   using StagePipeline = Pipeline<Config::kStages, Config::kClusterM, Config::kClusterN, 4 * (kSlices > 1 ? 1 : kTileWarpgroups),
                                  kGathers ? kGatherThreads : kBlockScales ? Scales::kArrivals : 0>;
   /// Groups along M or N: the whole producer warp runs the scheduler, and tiles end with their group.
