@@ -11,7 +11,7 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.gpu
 
-from tests.torch.moe_models import MODELS, built, experts_of, prompt, tokens_for  # noqa: E402
+from tests.torch.moe_models import MODELS, built, experts_of, in_blocks, prompt, tokens_for  # noqa: E402
 
 import gemmill.torch  # noqa: E402
 
@@ -50,6 +50,18 @@ def test_layers_beside_eager_ones_in_float64(name: str, form: str) -> None:
             if form != "called" and count < 100:
                 on_cpu = copy.deepcopy(layer).cpu()(x.cpu(), ids.cpu(), weights.cpu())
                 assert distance(found.cpu(), on_cpu) < (0.03 if form == "e4m3_blocks" else 2**-6), count
+
+
+@pytest.mark.parametrize("scale_fmt", ["float", "ue8m0"])
+def test_e4m3_of_checkpoints_beside_what_it_stands_for(scale_fmt: str) -> None:
+    model = built("DeepSeek-V3")
+    plain = experts_of(model)
+    layer = gemmill.torch.convert(in_blocks(plain, scale_fmt), None).cuda()
+    for count in (1, 40, 700):
+        x, ids, weights = tokens_for(model, count)
+        wanted = copy.deepcopy(plain).double()(x.double(), ids, weights.double())
+        with torch.no_grad():
+            assert distance(layer(x.cuda(), ids.cuda(), weights.cuda()).cpu(), wanted) < 0.08, count
 
 
 @pytest.mark.parametrize("form", ["called", "bf16"])

@@ -62,3 +62,23 @@ def prompt(model: Any, batch: int = 2, count: int = 24) -> Any:
     """Token ids (batch, count)."""
     draw = torch.Generator().manual_seed(2)
     return torch.randint(1, model.config.vocab_size, (batch, count), generator=draw).to(model.device)
+
+
+def in_blocks(plain: Any, scale_fmt: str) -> Any:
+    """Experts of transformers in e4m3 with scales of blocks, and ``plain`` with what they stand for."""
+    from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS, FP8Experts
+    from transformers.integrations.moe import use_experts_implementation
+
+    kind = use_experts_implementation(
+        experts_class=type("Experts", (FP8Experts,), {}), experts_interface=ALL_FP8_EXPERTS_FUNCTIONS
+    )
+    module = kind(plain.config, block_size=(128, 128), scale_fmt=scale_fmt)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name in ("gate_up_proj", "down_proj"):
+            weight, scale = getattr(module, name), getattr(module, f"{name}_scale_inv")
+            weight.copy_(torch.randn(weight.shape).clamp(-4, 4) * 100)
+            scale.copy_(torch.randint(-14, -10, scale.shape).float().exp2())
+            wide = weight.float() * scale.float().repeat_interleave(128, 1).repeat_interleave(128, 2)
+            getattr(plain, name).copy_(wide)
+    return module

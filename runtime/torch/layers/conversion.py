@@ -34,7 +34,9 @@ def convert(
 
     * e4m3 ``weight``, with ``weight_scale`` or ``weight_scale_inv`` of one value, of rows, or of 128 x 128 blocks
       (compressed-tensors, DeepSeek);
-    * 4-bit ``qweight``, ``qzeros`` and ``scales``, in groups of 128, 64 or 32 along K (AWQ, GPTQ).
+    * 4-bit ``qweight``, ``qzeros`` and ``scales``, in groups of 128, 64 or 32 along K (AWQ, GPTQ);
+    * transformers' experts in e4m3 with scales of 128 x 128 blocks (``FP8Experts``), and in MXFP4
+      (``Mxfp4GptOssExperts``).
 
     Args:
         model: the model whose layers are replaced.
@@ -83,6 +85,7 @@ def convert(
         for name, child in parent._modules.items():
             if child in replacements:
                 parent._modules[name] = replacements[child]
+                transformers_experts.call_plainly(parent, child)
     _leave_fused_encoders(model)
     return model
 
@@ -98,8 +101,9 @@ def _leave_fused_encoders(model: torch.nn.Module) -> None:
 
 def _converted(name: str, module: torch.nn.Module, weights: str | None) -> Linear | Experts | str | None:
     """The new layer, why a layer is left unchanged, or None if the module is not to be converted."""
-    if weights is not None and transformers_experts.is_experts(module):
-        return _experts(module, weights)
+    if transformers_experts.is_experts(module):
+        form = transformers_experts.form_of(module) or weights
+        return None if form is None else _experts(module, form)
     quantised = read(f"layer {name!r}" if name else "the model", module)
     if quantised is not None:
         (stored, form), bias = quantised, getattr(module, "bias", None)
@@ -128,7 +132,9 @@ def _experts(module: torch.nn.Module, weights: str) -> Experts | str:
         return f"experts, which have no format {weights}, only {', '.join(EXPERT_FORMATS)}"
     if reason := _hooks(module) or transformers_experts.fault_of(module):
         return reason
-    if "forward" in vars(module) or not hasattr(type(module).forward, "__wrapped__"):  # that of transformers' decorator
+    forward = type(module).forward
+    of_transformers = hasattr(forward, "__wrapped__") or forward.__module__ == "transformers.integrations.mxfp4"
+    if "forward" in vars(module) or not of_transformers:  # the first is that of transformers' decorator
         return "its own forward"
     try:
         return transformers_experts.converted(module, weights)

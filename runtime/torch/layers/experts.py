@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -15,6 +15,7 @@ from gemmill.runtime.api.moe import interleaved
 from gemmill.runtime.operands.epilogue_arguments import check_names, read_epilogue
 from gemmill.runtime.operands.matrices import SCALE_BLOCK
 from gemmill.runtime.torch.experts import moe
+from gemmill.runtime.torch.layers.expert_tensors import BIASES, Order, form_of
 from gemmill.runtime.torch.layers.linear import ACTIVATIONS
 from gemmill.runtime.torch.layers.weight_formats import FORMATS, Stored, keeping_dtypes, quantised_blocks
 from gemmill.runtime.torch.takeover.blocks import ENABLED
@@ -23,44 +24,14 @@ EXPERT_FORMATS = tuple(name for name in FORMATS if name != "e4m3_rows")
 """The formats of :data:`FORMATS` that experts can have."""
 _BYTES = {"u4": "u4", "mx": "e2m1"}
 """What the bytes of 4-bit weights hold, by the first letters of the format."""
-BIASES = ("gate_bias", "up_bias", "b2")
-"""Biases of the first product, in two halves, and of the second."""
-
 _WIDE = ("bf16", "f16")
-"""Those that can be trained, and whose weights have the order of models."""
+"""Those that can be trained."""
+_IN_ORDER = (*_WIDE, "e4m3_blocks")
+"""Those whose weights have the order of models."""
 
 
 _UNITS = {"e4m3_blocks": {"w1": 16, "w2": SCALE_BLOCK}}
 """The elements of which a row of weights must have a multiple; 32 in other formats."""
-
-
-class Order(NamedTuple):
-    """How a model of transformers orders the tensors of experts: ``gate_up_proj``, ``down_proj``, and those with
-    ``_bias`` after these names."""
-
-    is_transposed: bool = False
-    """Whether weights are (experts, H, 2 F) and (experts, F, H)."""
-    is_concatenated: bool = True
-    """Whether the gate's columns come before those of up. Otherwise they alternate."""
-
-    def read(self, tensors: Stored) -> tuple[torch.Tensor, torch.Tensor, Stored]:
-        """The arguments of :meth:`Experts.of`."""
-        gate_up, down = tensors["gate_up_proj"], tensors["down_proj"]
-        if self.is_transposed:
-            gate_up, down = gate_up.mT, down.mT
-        biases: Stored = {}
-        if "down_proj_bias" in tensors:
-            biases = dict(
-                zip(BIASES, (*self.halves(tensors["gate_up_proj_bias"]), tensors["down_proj_bias"]), strict=True)
-            )
-        return gate_up if self.is_concatenated else torch.cat(self.halves(gate_up), 1), down, biases
-
-    def halves(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The gate's part of a tensor (experts, 2 F, ...), and that of up."""
-        if self.is_concatenated:
-            gate, up = x.chunk(2, dim=1)
-            return gate, up
-        return x[:, ::2], x[:, 1::2]
 
 
 class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installed where mypy runs
@@ -82,8 +53,8 @@ class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installe
 
     The layer has these parameters:
 
-    * ``w1``: (experts, 2 F, H): the gate's rows before those of up; in formats of 8 and 4 bits, 8 rows of the gate
-      alternate with 8 of up (:func:`gemmill.interleaved`).
+    * ``w1``: (experts, 2 F, H): the gate's rows before those of up; in formats of 4 bits, 8 rows of the gate alternate
+      with 8 of up (:func:`gemmill.interleaved`).
     * ``w2``: (experts, H, F).
     * ``w1_scale``, ``w2_scale``, and for ``u4`` ``w1_zero`` and ``w2_zero``: those of :class:`Linear` for each expert.
     * ``gate_bias``, ``up_bias``: (experts, F), and ``b2``: (experts, H), or None.
@@ -145,12 +116,20 @@ class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installe
         given = {"w1": gate_up, "w2": down, **biases}
         dtype = down.dtype if down.dtype in (torch.bfloat16, torch.float16) else torch.bfloat16
         with torch.no_grad():
-            first = gate_up if weights in _WIDE else interleaved(gate_up)
+            first = gate_up if weights in _IN_ORDER else interleaved(gate_up)
             held = {**stored("w1", first, weights, dtype), **stored("w2", down, weights, dtype)}
-            for name, bias in biases.items():
-                held[name] = (bias if bias.dtype.itemsize == 2 else bias.to(dtype)).contiguous()
         trained = {name for name, x in given.items() if x.requires_grad} if weights in _WIDE else set()
-        layer._hold(held, weights, activation, trained, dtype)
+        layer._hold(held | _narrowed(biases, dtype), weights, activation, trained, dtype)
+        return layer
+
+    @classmethod
+    def of_stored(cls, held: Stored, biases: Stored, weights: str, activation: str = "silu") -> Experts:
+        """Make a layer from weights that have its format: ``w1``, ``w2``, their scales and zero points as
+        :class:`Experts` has them. Other arguments are those of :meth:`of`."""
+        layer = cls.__new__(cls)
+        torch.nn.Module.__init__(layer)
+        dtype = next((x.dtype for x in biases.values() if x.dtype.itemsize == 2), torch.bfloat16)
+        layer._hold(held | _narrowed(biases, dtype), weights, activation, (), dtype)
         return layer
 
     def _hold(self, held: Stored, form: str, activation: str, trained: Collection[str], dtype: torch.dtype) -> None:
@@ -158,7 +137,7 @@ class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installe
             dtype = held["w1"].dtype
         self.weights, self.activation, self.wide_dtype = form, activation, dtype
         self._scales = tuple(name for name in held if name.endswith(("_scale", "_zero")))
-        names = ("gate_half", "up_half") if form in _WIDE else ("gate8", "up8")
+        names = ("gate_half", "up_half") if form in _IN_ORDER else ("gate8", "up8")
         self._epilogue = epilogue_of(activation, *names, "b2" in held)
         for name in (*held, *(name for name in BIASES if name not in held)):
             x = held.get(name)
@@ -187,11 +166,11 @@ class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installe
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
         """Load tensors in the layer's format; convert those of a model."""
-        if f"{prefix}gate_up_proj" in state_dict:
+        if {f"{prefix}gate_up_proj", f"{prefix}gate_up_proj_blocks"} & state_dict.keys():
             names = [name for name in state_dict if name.startswith(prefix)]
             tensors = {name.removeprefix(prefix): state_dict.pop(name) for name in names}
             try:
-                layer = Experts.of(*self.order.read(tensors), self.weights, self.activation)
+                layer = self._of_model(tensors)
             except (KeyError, OperandError) as error:
                 errors: list[str] = others[-1]
                 reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else error
@@ -199,6 +178,14 @@ class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installe
                 return
             state_dict.update({f"{prefix}{name}": x for name, x in layer.state_dict().items()})
         super()._load_from_state_dict(state_dict, prefix, *others)
+
+    def _of_model(self, tensors: Stored) -> Experts:
+        """A layer like this of the tensors of a model's module."""
+        if (form := form_of(tensors)) is None:
+            return Experts.of(*self.order.read(tensors), self.weights, self.activation)
+        if form != self.weights:
+            raise OperandError(f"weights are {form}, and the layer has {self.weights}: convert the model again")
+        return Experts.of_stored(*self.order.read_stored(tensors), form, self.activation)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
         """Move all tensors, but convert the dtype of only those that follow the model's dtype."""
@@ -212,6 +199,11 @@ class Experts(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not installe
         experts, hidden, inner = self.w2.shape[0], self.w2.shape[1], self.w1.shape[1] // 2
         text = f"experts={experts}, hidden={hidden}, inner={inner}, bias={self.b2 is not None}"
         return f"{text}, weights={self.weights}, activation={self.activation}"
+
+
+def _narrowed(biases: Stored, dtype: torch.dtype) -> Stored:
+    """Biases, those of 32 bits in ``dtype``."""
+    return {name: (x if x.dtype.itemsize == 2 else x.detach().to(dtype)).contiguous() for name, x in biases.items()}
 
 
 def stored(name: str, weight: torch.Tensor, form: str, dtype: torch.dtype) -> Stored:

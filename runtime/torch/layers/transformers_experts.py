@@ -9,6 +9,7 @@ method ``_apply_gate`` is the activation.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.abc
 import importlib.util
 import sys
@@ -24,34 +25,62 @@ from gemmill.library.errors import OperandError
 from gemmill.runtime.api.moe import interleaved
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.torch.gradients.epilogue_rule import ARRAYS
-from gemmill.runtime.torch.layers.experts import Experts, Order, epilogue_of, run
+from gemmill.runtime.torch.layers import expert_tensors
+from gemmill.runtime.torch.layers.expert_tensors import WEIGHTS, Order
+from gemmill.runtime.torch.layers.experts import Experts, epilogue_of, run
 from gemmill.runtime.torch.layers.linear import ACTIVATIONS
+from gemmill.runtime.torch.layers.weight_formats import Stored
 
 _FLAGS = ("is_transposed", "is_concatenated", "has_bias", "has_gate")
-_WEIGHTS = ("gate_up_proj", "down_proj")
 _BIASES = ("gate_up_proj_bias", "down_proj_bias")
 _MODULE = "transformers.integrations.moe"
 
 
 def is_experts(module: torch.nn.Module) -> bool:
     """Whether a module holds the weights of experts as transformers does."""
-    weights = [module._parameters.get(name) for name in _WEIGHTS]
-    return all(x is not None and x.dim() == 3 for x in weights)
+    weights = [module._parameters.get(name) for name in WEIGHTS]
+    return _is_mxfp4(module) or all(x is not None and x.dim() == 3 for x in weights)
+
+
+def _is_mxfp4(module: torch.nn.Module) -> bool:
+    """Whether a module is ``Mxfp4GptOssExperts``. Its weights are tensors of triton_kernels."""
+    return all(f"{name}_precision_config" in vars(module) for name in WEIGHTS)
+
+
+def tensors_of(module: torch.nn.Module) -> Stored:
+    """The tensors of a module of experts, as checkpoints name them."""
+    tensors = {name: x for name, x in module._parameters.items() if x is not None}
+    if _is_mxfp4(module):
+        for name in WEIGHTS:
+            parts = getattr(module, name), getattr(module, f"{name}_precision_config").weight_scale
+            blocks, scales = (x.storage.layout.unswizzle_data(x.storage.data).mT for x in parts)
+            tensors |= {f"{name}_blocks": blocks.reshape(*scales.shape, -1), f"{name}_scales": scales}
+    return tensors
+
+
+def form_of(module: torch.nn.Module) -> str | None:
+    """The format of a module whose weights are quantised; None if they are not."""
+    return "mxfp4" if _is_mxfp4(module) else expert_tensors.form_of(module._parameters)
 
 
 def fault_of(module: torch.nn.Module) -> str:
     """Why gemmill does not run a module of experts; empty if it does."""
+    if _is_mxfp4(module):
+        loaded = all(getattr(module, f"{name}_precision_config") is not None for name in WEIGHTS)
+        return "" if loaded else "experts of MXFP4 without weights"
     if missing := [name for name in _FLAGS if not hasattr(module, name)]:
         return f"experts without {', '.join(missing)}"
     if not module.has_gate or getattr(module, "has_post_expert_norm", False):
         return "experts without a gate" if not module.has_gate else "experts with a norm"
-    own = {*_WEIGHTS, *(_BIASES if module.has_bias else ())}
-    kinds = {"parameter": module._parameters.keys() - own, "buffer": module._buffers.keys()}
+    form = form_of(module)
+    own = {*WEIGHTS, *(_BIASES if module.has_bias else ()), *(f"{name}_scale_inv" for name in WEIGHTS if form)}
+    parameters = {name for name, x in module._parameters.items() if x is not None}
+    kinds = {"parameter": parameters - own, "buffer": module._buffers.keys()}
     kinds["tensor of a child"] = {name for name, child in module.named_children() if [*child.state_dict()]}
     if more := [f"{kind} {name}" for kind, names in kinds.items() for name in sorted(names)]:
         return f"experts with {' and '.join(more)}"
-    narrow = {x.dtype for name in _WEIGHTS if (x := module._parameters[name]).dtype.itemsize == 1}
-    if narrow:
+    narrow = {x.dtype for name in WEIGHTS if (x := module._parameters[name]).dtype.itemsize == 1}
+    if narrow and not form:
         return f"experts of {' and '.join(sorted(map(str, narrow)))}"
     if "_apply_gate" in vars(module) or _activation(*_gate(module)) is None:
         return f"experts with an activation, {type(module).__name__}._apply_gate, that is not known"
@@ -60,12 +89,28 @@ def fault_of(module: torch.nn.Module) -> str:
 
 def converted(module: torch.nn.Module, weights: str) -> Experts:
     """The layer that replaces a module of experts, with its weights in a format."""
-    activation, order = _activation(*_gate(module)), Order(module.is_transposed, module.is_concatenated)
-    assert activation is not None
-    gate_up, down, biases = order.read({name: x for name, x in module._parameters.items() if x is not None})
-    layer = Experts.of(gate_up, down, biases, weights, activation)
+    if _is_mxfp4(module):
+        order, activation = Order(is_transposed=True, is_concatenated=False), _of_gpt_oss(module.limit, module.alpha)
+    else:
+        order, known = Order(module.is_transposed, module.is_concatenated), _activation(*_gate(module))
+        assert known is not None
+        activation = known
+    tensors = tensors_of(module)
+    if form := form_of(module):
+        layer = Experts.of_stored(*order.read_stored(tensors), form, activation)
+    else:
+        layer = Experts.of(*order.read(tensors), weights, activation)
     layer.order = order
     return layer
+
+
+def call_plainly(parent: torch.nn.Module, experts: torch.nn.Module) -> None:
+    """Make the parent of replaced experts call others with ids and weights, as transformers' own does. That of
+    ``Mxfp4GptOssExperts`` passes what triton_kernels needs."""
+    if _is_mxfp4(experts):
+        kind = importlib.import_module("transformers.models.gpt_oss.modeling_gpt_oss").GptOssMLP
+        vars(parent).pop("forward", None)  # of transformers before 5.24
+        parent.__class__ = kind
 
 
 def forward(
@@ -92,10 +137,10 @@ def forward(
     return run(x, gate_up, down, top_k_index, top_k_weights, activation=epilogue, out_dtype=dtype, **biases)
 
 
-Gate = tuple[type, type | None, float | None, float | None, bool]
-"""What decides the activation of a module of experts: its class, that of its ``act_fn``, limit and alpha, and whether
-it is concatenated. Dynamo knows all as constants."""
-_LIMITS, _ALPHAS = ("limit", "swiglu_limit"), ("alpha", "swiglu_alpha")
+Gate = tuple[type, type | None, float | None, float | None, float | None, bool]
+"""What decides the activation of a module of experts: its class, that of its ``act_fn``, limit, alpha and the cap of
+the gate, and whether it is concatenated. Dynamo knows all as constants."""
+_LIMITS, _ALPHAS, _CAPS = ("limit", "swiglu_limit"), ("alpha", "swiglu_alpha"), ("gate_softcap", "up_softcap")
 
 
 def _gate(module: torch.nn.Module) -> Gate:
@@ -106,7 +151,8 @@ def _gate(module: torch.nn.Module) -> Gate:
         limit = getattr(module, _LIMITS[1], None)
     if alpha is None:
         alpha = getattr(module, _ALPHAS[1], None)
-    return type(module), None if function is None else type(function), limit, alpha, module.is_concatenated
+    kind, cap = None if function is None else type(function), getattr(module, _CAPS[0], None)
+    return type(module), kind, limit, alpha, cap, module.is_concatenated
 
 
 def _epilogue(gate: Gate, has_bias: bool, is_transposed: bool) -> str:
@@ -127,7 +173,12 @@ def _epilogue(gate: Gate, has_bias: bool, is_transposed: bool) -> str:
 
 @functools.lru_cache(64)
 def _activation(
-    kind: type, function: type | None, limit: float | None, alpha: float | None, is_concatenated: bool
+    kind: type,
+    function: type | None,
+    limit: float | None,
+    alpha: float | None,
+    cap: float | None,
+    is_concatenated: bool,
 ) -> str | None:
     """The activation of modules of experts as an expression of ``gate`` and ``up``: the first of those that models have
     that gives what ``_apply_gate`` gives, on values from -12 to 12. None if there is none."""
@@ -136,6 +187,7 @@ def _activation(
     sums = torch.cat((gate, up)) if is_concatenated else torch.stack((gate, up), -1).flatten()
     try:
         module = SimpleNamespace(**dict.fromkeys(_LIMITS, limit), **dict.fromkeys(_ALPHAS, alpha))
+        vars(module).update(dict.fromkeys(_CAPS, cap))
         module.act_fn = None if function is None else function()
         with torch.no_grad():
             wanted = kind._apply_gate(module, sums[None])[0]  # type: ignore[attr-defined]
@@ -159,7 +211,12 @@ def _candidates(limit: float | None, alpha: float | None) -> Iterator[str]:
         yield f"{name}({gate}) * {up}"
         yield f"min({name}(gate), {limit}) * {up}"
     if alpha is not None:
-        yield f"({up} + 1) * {gate} * sigmoid({alpha} * {gate})"
+        yield _of_gpt_oss(limit, alpha)
+
+
+def _of_gpt_oss(limit: float, alpha: float) -> str:
+    gate = f"min(gate, {limit})"
+    return f"(clamp(up, -{limit}, {limit}) + 1) * {gate} * sigmoid({alpha} * {gate})"
 
 
 def register() -> None:
