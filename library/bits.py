@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.scales import scales_sums
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel, in_each_number
 from gemmill.library.dtypes import FP8
@@ -37,9 +38,9 @@ _OF_CUBLAS = ("k16", "k8", "k32", "exact")
 _EQUAL = ("bf16", "f16", "tf32", "f64")
 """Types that tensor cores multiply only by the same type."""
 _MIXED = "k16w4@512"
-"""What ``invariant`` requires where one operand is upconverted. By the model of an H200, over 280 problems of 1 to
-4,096 rows, it takes 1.20 times as long as any arithmetic in the geometric mean, at most 2.5; k16 takes 1.40, at most
-6.5."""
+"""What ``invariant`` requires where one operand is upconverted to 16 bits; to e4m3, only the step differs. By the model
+of an H200, over 280 problems of 1 to 4,096 rows, it takes 1.20 times as long as any arithmetic in the geometric mean,
+at most 2.5; k16 takes 1.40, at most 6.5."""
 _SLICED = ("k16", "k8", "k32")
 """Arithmetics that kernels with slices of K have for every alignment and epilogue, and for operands that are contiguous
 along one extent."""
@@ -114,7 +115,8 @@ def required_arithmetic(bits: str, problem: GemmProblem, arch: str = "sm90a") ->
             )
         return whole
     if is_mixed(problem.a_dtype, problem.b_dtype):
-        return replace(parse_arithmetic(_MIXED), target=whole.target)
+        mixed = parse_arithmetic(_MIXED)
+        return replace(whole, warps=mixed.warps, unit=mixed.unit)
     if str(whole) not in _SLICED or problem.batching not in ("strided", "nested") or scales_blocks(problem.epilogue):
         return whole
     return replace(whole, slices=invariant_slices(problem))
@@ -145,5 +147,5 @@ def _step(problem: GemmProblem) -> tuple[str, int]:
     a, b = problem.a_dtype, problem.b_dtype
     step, are_fp8 = tensor_core_step(a, b, problem.accumulator), a in FP8 and b in FP8
     if step == "exact" or are_fp8 or is_mixed(a, b) or (a == b and a in _EQUAL):
-        return step, problem.promote if are_fp8 else 0
+        return step, problem.promote if are_fp8 or scales_sums(a, b) else 0
     return "fma", 0

@@ -34,8 +34,9 @@ _TRANSPOSED: Mapping[MajorCD, MajorCD] = MappingProxyType({"n": "m", "m": "n", "
 
 
 def upconverts_a(a: str, b: str) -> bool:
-    """Whether a kernel upconverts A for operands of types ``a`` and ``b``: A has at most 8 bits and B has 16."""
-    return DTYPES[a].bits <= 8 and DTYPES[b].bits == 16
+    """Whether a kernel upconverts A for operands of types ``a`` and ``b``: A has at most 8 bits and B has 16, or A is
+    s4 and B is e4m3."""
+    return (DTYPES[a].bits <= 8 and DTYPES[b].bits == 16) or (a, b) == ("s4", "e4m3")
 
 
 def is_mixed(a: DTypeName, b: DTypeName) -> bool:

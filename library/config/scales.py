@@ -36,3 +36,15 @@ def scale_dtype(scale: str) -> DTypeName | None:
 def in_f32(a_scale: ScaleName, b_scale: ScaleName) -> tuple[ScaleName, ScaleName]:
     """The scales of A and B as kernel sets declare them: block scales become those of type f32."""
     return next(iter(BLOCK_SCALES.values())) if (a_scale, b_scale) in BLOCK_SCALES.values() else (a_scale, b_scale)
+
+
+def scales_sums(a: DTypeName, b: DTypeName) -> bool:
+    """Whether one of two types is upconverted to the other, e4m3, so that its scales multiply sums in f32."""
+    return {a, b} == {"s4", "e4m3"}
+
+
+def dtype_of_groups(narrow: DTypeName, wide: DTypeName) -> DTypeName:
+    """The type of the scales of groups along K of a type that is upconverted to a wider one."""
+    if narrow == "e2m1":
+        return "ue8m0"
+    return "f32" if scales_sums(narrow, wide) else wide

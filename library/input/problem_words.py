@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 
 from gemmill.library.config.batchings import GROUPED_EXTENT, MASKED, OFFSETS
 from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, RowsName, ScaleName
-from gemmill.library.config.scales import MX_SCALE
+from gemmill.library.config.scales import MX_SCALE, scales_sums
 from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output, find_dtype, unknown
 from gemmill.library.e2m1 import MX_BLOCK
 from gemmill.library.epilogues.misspelt import check_names
@@ -290,6 +290,12 @@ def _epilogue(name: str, value: object) -> str:
         raise ProblemError(f"{name} is {value!r:.200}: {error}") from None
 
 
+def _usual_promote(fields: Mapping[str, Any]) -> int:
+    """Two levels where scales multiply sums."""
+    has_blocks = "none" not in (fields["a_scale"], fields["b_scale"])
+    return 4 if has_blocks or scales_sums(fields["a_dtype"], fields["b_dtype"]) else 0
+
+
 def _wider(fields: Mapping[str, Any]) -> DTypeName:
     """The wider of A's and B's types."""
     a: DTypeName
@@ -318,7 +324,7 @@ _USUAL: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType(
         "c_major": lambda fields: fields["d_major"] if fields["c_dtype"] else None,
         "a_scale": lambda fields: MX_SCALE if fields["a_dtype"] == "e2m1" else "none",
         "b_scale": lambda fields: MX_SCALE if fields["b_dtype"] == "e2m1" else "none",
-        "promote": lambda fields: 0 if "none" in (fields["a_scale"], fields["b_scale"]) else 4,
+        "promote": _usual_promote,
         "epilogue": lambda _: LINEAR,
         "expected_rows": lambda _: None,
         "rows": lambda _: "stored",

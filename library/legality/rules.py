@@ -25,6 +25,7 @@ from gemmill.library.families.families import FAMILIES, family_of, new_plan, pla
 from gemmill.library.families.kernel_plan import KernelPlan
 from gemmill.library.legality.nearest_change import nearest_change
 from gemmill.library.legality.rule import Rule, rule
+from gemmill.library.problem import upconverts_a
 
 SWIZZLES = (1, 2, 4, 8, 16)
 
@@ -202,17 +203,21 @@ def _epilogue_gated(plan: KernelPlan) -> str | None:
 
 @rule(
     "epilogue-scales",
-    ("a.scale", "b.scale", "epilogue"),
+    ("a.scale", "b.scale", "a.dtype", "b.dtype", "epilogue"),
     "gemmill: a_scale and b_scale each name one argument of a call",
     KernelPlan,
 )
 def _epilogue_scales(plan: KernelPlan) -> str | None:
-    """The epilogue must not use the name ``a_scale`` or ``b_scale`` if the main loop reads scales with that name."""
+    """The epilogue must not use the name ``a_scale`` or ``b_scale`` if the main loop reads scales with that name: the
+    other one for a narrow A, since calls have narrow weights as ``b``."""
     config = plan.config
     if config.epilogue == LINEAR:
         return None
     names = [operand.name for operand in parse(config.epilogue).operands]
-    for name, scale in zip(SCALES, (config.a.scale, config.b.scale), strict=True):
+    scales = config.a.scale, config.b.scale
+    for name, scale in zip(
+        SCALES[::-1] if upconverts_a(config.a.dtype, config.b.dtype) else SCALES, scales, strict=True
+    ):
         if name in names and scale != "none":
             return (
                 f"{name} already names the {scale} scales that the main loop reads; use another name in the epilogue: "

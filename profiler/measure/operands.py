@@ -15,7 +15,7 @@ from typing import Any
 
 from gemmill.library.config.batchings import GROUPED_EXTENT, MASKED
 from gemmill.library.config.model import BatchingName
-from gemmill.library.config.scales import scale_block, scale_dtype
+from gemmill.library.config.scales import dtype_of_groups, scale_block, scale_dtype
 from gemmill.library.dtypes import DTYPES, FP8, INT8
 from gemmill.library.epilogues.parse import LINEAR, parse
 from gemmill.library.epilogues.tree import BLOCK, Assignment, Operand
@@ -307,9 +307,9 @@ def _block_scales(problem: GemmProblem, operand: str, draw: Callable[..., Any], 
 
 def _group_scales(problem: GemmProblem, operand: str, draw: Callable[..., Any], generator: Any, device: Any) -> Any:
     """Scales or zero points of the groups of elements of narrow A."""
-    (*batch, rows, groups), dtype = scale_shape(problem, operand), problem.b_dtype
+    (*batch, rows, groups), dtype = scale_shape(problem, operand), dtype_of_groups(problem.a_dtype, problem.b_dtype)
     if problem.a_dtype == "e2m1":
-        draw, dtype = random_powers, "ue8m0"
+        draw = random_powers
     stored = matrix(groups, rows, math.prod(batch), True, dtype, device, TMA_ALIGN)
     return stored.copy_(draw(tuple(stored.shape), generator, device)).mT
 
@@ -379,10 +379,12 @@ def factors(problem: GemmProblem) -> tuple[float, float]:
 
 
 def as_called(problem: GemmProblem, operands: Sequence[OperandSet]) -> tuple[GemmProblem, list[OperandSet]]:
-    """A problem and its operands as calls of gemmill take them: of groups along N, the transpose."""
-    if GROUPED_EXTENT.get(problem.batching) != "n":
-        return problem, [*operands]
+    """A problem and its operands as calls of gemmill take them: the transpose for groups along N, and where an
+    epilogue has scales beside those of groups of a narrow A."""
     kinds = {x.name: x.kind for x in parse(problem.epilogue).arguments}
+    has_both = problem.a_scale != "none" and "a_scale" in kinds
+    if GROUPED_EXTENT.get(problem.batching) != "n" and not has_both:
+        return problem, [*operands]
 
     def turned(x: OperandSet) -> OperandSet:
         a, b, c, d, a_scale, b_scale, zero = (

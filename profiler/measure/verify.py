@@ -174,8 +174,9 @@ def _stored(bounded: Bounded, dtype: str) -> tuple[Any, Any]:
 
 
 def upconverted(problem: GemmProblem, operands: OperandSet) -> Any:
-    """Narrow A upconverted to B's dtype as in kernels: (q - zero) * scale, rounded after each operation."""
-    narrow, wide = problem.a_dtype, torch_dtype(problem.b_dtype)
+    """Narrow A upconverted to B's dtype as in kernels: (q - zero) * scale, rounded after each operation. Beside e4m3 it
+    is in f32, since the scales multiply sums."""
+    narrow, wide = problem.a_dtype, torch_dtype("f32" if problem.b_dtype == "e4m3" else problem.b_dtype)
     if narrow == "e2m1":
         codes = e2m1.from_fragment_order(operands.a.int(), torch()).long()
         values = torch().tensor(e2m1.VALUES, dtype=wide, device=codes.device)[codes]
@@ -223,7 +224,7 @@ def summation_loss(problem: GemmProblem) -> float:
         return SIGMAS**2 / 2 * math.sqrt(k + 1) * epsilon
     products = INSTRUCTION_K_BYTES * 8 // max(t.bits for t in types)
     lost = 0.0
-    if all(t.bits == 8 for t in types):
+    if max(t.bits for t in types) == 8:
         first_level = problem.promote * products or k
         lost += FP8_EPSILON * SIGMAS / 4 * (min(k, first_level) / products + 1)
         lost += FP8_EPSILON * SIGMAS**2 / 4 * math.sqrt(min(k, first_level) / 3)
@@ -231,7 +232,7 @@ def summation_loss(problem: GemmProblem) -> float:
     if "tf32" in (problem.a_dtype, problem.b_dtype):
         lost += SIGMAS * DTYPES["tf32"].epsilon
     steps = -(-k // max(1, products)) + 1
-    if problem.b_scale != "none":
+    if problem.b_scale != "none" or DTYPES[problem.a_dtype].bits == 4:
         steps *= 3  # two more roundings: the product of the scales, and its product with the sum
     return lost + SIGMAS * epsilon * (math.sqrt(steps) if problem.accumulator == "f16" else steps)
 

@@ -39,6 +39,7 @@ def operands_in_full(call: GemmCall, arrays: Mapping[str, Any], xp: Any) -> tupl
     held_a, held_b = call.tensors["a"].dtype, call.tensors["b"].dtype
     if is_mixed(held_a, held_b):
         k = call.tensors["a"].shape[-1]
+        a, b = (x.astype("float32") if dtype == "e4m3" else x for x, dtype in ((a, held_a), (b, held_b)))
         if DTYPES[held_a].bits < DTYPES[held_b].bits:
             turned = [None if x is None else x.swapaxes(-1, -2) for x in (left.get("a_scale"), left.get("a_zero"))]
             return _upconverted(a.swapaxes(-1, -2), held_a, k, b.dtype, *turned, xp=xp).swapaxes(-1, -2), b

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gemmill.library.bits import ANY
 from gemmill.library.config.model import BatchingName
-from gemmill.library.config.scales import BLOCK_SCALES
+from gemmill.library.config.scales import BLOCK_SCALES, scales_sums
 from gemmill.library.dtypes import DTYPES, FP8, DTypeName
 from gemmill.library.epilogues.parse import PLAIN, spelling
 from gemmill.library.epilogues.tree import Epilogue, fault_of_m, fault_of_n
@@ -485,7 +485,8 @@ def _assemble(
     formats = {f"{name}_{field}": getattr(x, field) for name, x in named_operands if x is not None for field in fields}
     if call.options.tf32:
         formats |= {name: "tf32" for name in ("a_dtype", "b_dtype") if formats[name] == "f32"}
-    is_fp8 = formats["a_dtype"] in FP8 and formats["b_dtype"] in FP8
+    types = formats["a_dtype"], formats["b_dtype"]
+    is_fp8 = {*types} <= {*FP8}
     of_a, of_b = BLOCK_SCALES[scales[0].dtype] if scales else ("none", "none")
     problem = GemmProblem.unchecked(
         m=m,
@@ -495,7 +496,7 @@ def _assemble(
         accumulator=call.accumulator,
         a_scale=of_a,
         b_scale=of_b,
-        promote=4 if scales or (is_fp8 and not call.options.fast_accumulation) else 0,
+        promote=4 if scales or scales_sums(*types) or (is_fp8 and not call.options.fast_accumulation) else 0,
         batching="nested" if nested else batching,
         **formats,
         **({} if epilogue is PLAIN else {"epilogue": spelling(epilogue)}),

@@ -12,7 +12,7 @@ from math import gcd
 from typing import Any, NamedTuple
 
 from gemmill.library.arch import TMA_MAX_STRIDE
-from gemmill.library.config.scales import BLOCK_SCALES, MX_SCALE
+from gemmill.library.config.scales import BLOCK_SCALES, MX_SCALE, dtype_of_groups
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.e2m1 import MX_BLOCK
 from gemmill.library.errors import OperandError
@@ -282,13 +282,22 @@ def block_shapes(a: TensorView, b: TensorView) -> dict[str, tuple[int, ...]]:
 
 def has_groups(name: str, tensors: Mapping[str, TensorView]) -> bool:
     """Whether a call has scales of groups along K for its narrow operand, ``a`` or ``b``: scales with the dtype of the
-    wider operand, scales with zero points, or any of e2m1."""
+    wider operand (f32 beside e4m3), scales with zero points, or any of e2m1."""
     scale, shape = tensors.get(f"{name}_scale"), tensors[name].shape
     if f"{name}_zero" in tensors or scale is None or len(shape) < 2 or tensors[name].dtype == "e2m1":
         return scale is not None or f"{name}_zero" in tensors
     wide = tensors["b" if name == "a" else "a"].dtype
     rows, k = (shape[-2], shape[-1]) if name == "a" else (shape[-1], shape[-2])
-    return scale.dtype == wide and _group_size(name, scale, rows, k) is not None
+    held = tensors[name].dtype
+    return (
+        scale.dtype == dtype_of_groups(held, wide)
+        and _group_size(name, scale, rows, k, sizes_of_groups(wide)) is not None
+    )
+
+
+def sizes_of_groups(wide: DTypeName) -> tuple[int, ...]:
+    """Return how many integers can share a scale beside a wider operand."""
+    return (SCALE_BLOCK,) if wide == "e4m3" else GROUP_SIZES
 
 
 def _group_size(name: str, scale: TensorView, rows: int, k: int, sizes: tuple[int, ...] = GROUP_SIZES) -> int | None:
@@ -370,8 +379,14 @@ def group_scales(
     scale, zero = tensors.get(f"{name}_scale"), tensors.get(f"{name}_zero")
     held = narrow.tensor.dtype
     is_mx = held == "e2m1"
-    sizes = (MX_BLOCK,) if is_mx else GROUP_SIZES
-    dtype: DTypeName = "ue8m0" if is_mx else wide.dtype
+    sizes = (MX_BLOCK,) if is_mx else sizes_of_groups(wide.dtype)
+    dtype = dtype_of_groups(held, wide.dtype)
+    if wide.dtype == "e4m3" and (scale is None or zero is not None):
+        fault = f"{name}_zero is passed" if zero is not None else f"{name}_scale is missing"
+        raise OperandError(
+            f"{name} is {held}, {other} is {wide.dtype} and {fault}; {held} beside {wide.dtype} needs an f32 scale for "
+            f"each {SCALE_BLOCK} elements along K, and has no zero points"
+        )
     if zero is not None and (is_mx or scale is None):
         why = f"{name} is {held}, which has no zero points: leave out {name}_zero"
         raise OperandError(why if is_mx else f"{name}_zero is passed without {name}_scale: pass both")
@@ -392,7 +407,8 @@ def group_scales(
         )
     for kind, tensor in (("scale", scale), ("zero", zero)):
         if tensor is not None and (tensor.dtype != dtype or tensor.shape != scale.shape):
-            as_what = f": pass {name}_scale.view(torch.float8_e8m0fnu)" if is_mx else f", with the dtype of {other}"
+            of_wide = f": pass {name}_scale.float()" if dtype == "f32" else f", with the dtype of {other}"
+            as_what = f": pass {name}_scale.view(torch.float8_e8m0fnu)" if is_mx else of_wide
             raise OperandError(
                 f"{name}_{kind} is {tensor.dtype} {tensor.shape}; it must be {dtype} {scale.shape}{as_what}"
             )

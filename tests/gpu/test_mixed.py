@@ -32,6 +32,15 @@ F16: dict[str, Any] = {"b__dtype": "f16", "d__dtype": "f16", "d__major": "m"}
 
 E2M1: dict[str, Any] = {"a__dtype": "e2m1", "a__scale": "1x32e8"}
 SPLIT: dict[str, Any] = {"scheduler__decomposition": "splitk"}
+E4M3: dict[str, Any] = {
+    "a__dtype": "s4",
+    "a__scale": "1x128",
+    "b__dtype": "e4m3",
+    "promote": 4,
+    "d__dtype": "bf16",
+    "d__major": "m",
+}
+"""s4 beside e4m3: scales multiply the sums of each stage."""
 
 CONFIGS: tuple[GemmConfig, ...] = (
     # Every narrow type to both wide ones, without scales.
@@ -66,6 +75,13 @@ CONFIGS: tuple[GemmConfig, ...] = (
     kernel("64x128x64", "pingpong", **E2M1, **BF16),
     kernel("64x16x128", **E2M1, **SPLIT, **BF16),
     kernel("128x64x64", b__major="mn", c__dtype="bf16", c__major="m", **E2M1, **BF16),
+    kernel("64x8x128", **E4M3),
+    kernel("64x16x128", "cooperative", "2x1", **E4M3),
+    kernel("128x128x128", **E4M3),
+    kernel("128x64x128", "cooperative", "2x1", **(E4M3 | {"d__dtype": "f16"})),
+    kernel("128x32x128", "cooperative", "1x2", c__dtype="bf16", c__major="m", **E4M3),
+    kernel("64x128x128", "pingpong", **(E4M3 | {"d__dtype": "f32", "d__major": "n"})),
+    kernel("64x16x128", **SPLIT, **E4M3),
     # Activations that are not K-major; D in other formats; C.
     kernel("128x64x64", a__dtype="u4", a__scale="1x128z", b__major="mn", **BF16),
     kernel("64x32x128", a__dtype="s8", b__major="mn", **(BF16 | {"d__major": "n"})),
@@ -113,9 +129,8 @@ def test_every_weight_is_widened_to_the_bit(config: GemmConfig, registry: Regist
     """Activations of ones in turn: D is the upconverted weights."""
     n, k = 200, depth(config, 392)
     weights = make_weights(config, n, k, exact=False, seed=5)
-    wide = weights.values.dtype
-    eye = torch.eye(k, device="cuda", dtype=wide)
-    out = torch.full((k, n), float("nan"), device="cuda", dtype=torch.float32 if config.d.dtype == "f32" else wide)
+    eye = torch.eye(k, device="cuda").to(torch_dtype(config.b.dtype))
+    out = torch.full((k, n), float("nan"), device="cuda", dtype=torch_dtype(config.d.dtype))
     out = out if config.d.major == "m" else torch.full((n, k), float("nan"), device="cuda", dtype=out.dtype).T
     gemmill.matmul(
         eye if config.b.major == "k" else eye.T.contiguous().T,
@@ -186,6 +201,7 @@ IN_TURN = [
     kernel("64x64x128", a__dtype="s4", a__scale="1x128", **F16),
     kernel("64x16x64", stages=4, a__dtype="s8", **BF16),
     kernel("64x16x128", a__dtype="u4", a__scale="1x128", **SPLIT, **BF16),
+    kernel("64x16x128", stages=4, **E4M3),
 ]
 
 

@@ -26,6 +26,14 @@ pytestmark = pytest.mark.gpu
 
 BF16: dict[str, Any] = {"b__dtype": "bf16", "d__dtype": "bf16", "d__major": "m"}
 F16: dict[str, Any] = {"b__dtype": "f16", "d__dtype": "f16", "d__major": "m"}
+E4M3: dict[str, Any] = {
+    "a__dtype": "s4",
+    "a__scale": "1x128",
+    "b__dtype": "e4m3",
+    "promote": 4,
+    "d__dtype": "bf16",
+    "d__major": "m",
+}
 AT_OFFSETS: dict[str, Any] = {"scheduler__batching": "ngrouped"}
 IN_SLOTS: dict[str, Any] = {"scheduler__batching": "nmasked"}
 
@@ -41,6 +49,10 @@ CONFIGS: tuple[GemmConfig, ...] = (
     kernel("192x64x64", a__dtype="s8", a__scale="1x128", **(BF16 | {"d__dtype": "f32"}), **AT_OFFSETS),
     kernel("64x16x256", a__dtype="e2m1", a__scale="1x32e8", **BF16, **AT_OFFSETS),
     kernel("256x16x64", a__dtype="u4", a__scale="1x128z", **BF16, **AT_OFFSETS),
+    kernel("64x8x128", **E4M3, **AT_OFFSETS),
+    kernel("128x128x128", **E4M3, **AT_OFFSETS),
+    kernel("64x16x128", **E4M3, **IN_SLOTS),
+    kernel("128x64x128", **E4M3, **IN_SLOTS),
     kernel("256x16x64", a__dtype="e2m1", a__scale="1x32e8", **BF16, **IN_SLOTS),
     kernel("128x128x64", a__dtype="e2m1", a__scale="1x32e8", **F16, **IN_SLOTS),
     kernel("64x16x128", "cooperative", "2x1", a__dtype="s4", a__scale="1x128", **BF16, **IN_SLOTS),

@@ -9,6 +9,7 @@ from tests.gpu.harness import Case, Guarded, fill, guarded, torch
 
 import gemmill
 from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.scales import dtype_of_groups
 from gemmill.library.dtypes import DTYPES, FP8
 from gemmill.library.e2m1 import MX_BLOCK, VALUES, from_fragment_order
 from gemmill.library.problem import GemmProblem
@@ -24,7 +25,7 @@ class Weights:
     scale: Guarded | None
     zero: Guarded | None
     values: Any
-    """(N, K) in the wide type, computed as kernels do."""
+    """(N, K) in the wide type, or in f32 beside e4m3, computed as kernels do."""
 
     def arguments(self, name: str) -> dict[str, Any]:
         """Keyword arguments of ``matmul`` for operand ``name``."""
@@ -46,7 +47,8 @@ def make_weights(config: GemmConfig, n: int, k: int, *, exact: bool, seed: int =
     dtype, bits = config.a.dtype, config.a.type.bits
     if dtype == "e2m1":
         return _e2m1_weights(config, n, k, exact=exact, seed=seed)
-    wide = getattr(torch, DTYPES[config.b.dtype].torch)
+    scales = dtype_of_groups(dtype, config.b.dtype)
+    wide = getattr(torch, DTYPES[scales].torch)
     packed = guarded(n, -(-k * bits // 8), "u8")
     packed.tensor.copy_(integers(0, 255, tuple(packed.tensor.shape), seed))
     if dtype == "e4m3":
@@ -65,7 +67,7 @@ def make_weights(config: GemmConfig, n: int, k: int, *, exact: bool, seed: int =
 
     group = int(config.a.scale.removeprefix("1x").removesuffix("z"))
     groups = -(-k // group)
-    scale = guarded(groups, n, config.b.dtype)
+    scale = guarded(groups, n, scales)
     zero = guarded(groups, n, config.b.dtype) if config.a.scale.endswith("z") else None
     scale.tensor.copy_(
         2.0 ** integers(-2, 1, (groups, n), seed + 1) if exact else torch.rand(groups, n, device="cuda") - 0.5
@@ -136,6 +138,7 @@ def check(
         accumulator="f32",
         d_dtype=config.d.dtype,
         d_major=major,
+        promote=config.promote,
         c_dtype=config.c.dtype if config.c else None,
     )
     # Sums of the largest e5m2 would not be finite in f16.

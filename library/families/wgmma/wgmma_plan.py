@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from gemmill.library.config.fields import member, part
 from gemmill.library.config.model import InputName, MajorCD
-from gemmill.library.config.scales import MX_SCALE, scale_block, scale_dtype
+from gemmill.library.config.scales import MX_SCALE, dtype_of_groups, scale_block, scale_dtype, scales_sums
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import LINEAR, is_gated, is_repeatable, pairs_rows, scales_blocks, staged_formats
@@ -28,6 +28,7 @@ from gemmill.library.families.kernel_plan import KernelPlan, Region
 from gemmill.library.families.wgmma import registers
 from gemmill.library.families.wgmma.registers import EpilogueKind
 from gemmill.library.legality.quantities import TMA_ALIGN, align_up
+from gemmill.library.problem import upconverts_a
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
@@ -106,7 +107,12 @@ class WgmmaPlan(KernelPlan):
     @part
     def is_mixed(self) -> bool:
         """Whether A is narrower than B, so that the kernel upconverts it to B's type before the MMAs."""
-        return self.config.a.type.bits <= 8 and self.config.b.type.bits == 16
+        return upconverts_a(self.config.a.dtype, self.config.b.dtype)
+
+    @part
+    def scales_sums(self) -> bool:
+        """Whether the scales of a narrow A multiply the sums of each stage: if B is e4m3."""
+        return scales_sums(self.config.a.dtype, self.config.b.dtype)
 
     @member
     def group_size(self) -> int:
@@ -129,8 +135,10 @@ class WgmmaPlan(KernelPlan):
 
     @member
     def group_scale_dtype(self) -> DTypeName:
-        """The type of group scales: ue8m0 for e2m1, else B's."""
-        return "ue8m0" if self.config.a.scale == MX_SCALE else self.config.b.dtype
+        """The type of group scales: ue8m0 for e2m1; f32 where they multiply sums; else B's."""
+        if self.config.a.scale == MX_SCALE:
+            return "ue8m0"
+        return dtype_of_groups(self.config.a.dtype, self.config.b.dtype)
 
     @member
     def has_block_scales(self) -> bool:
@@ -213,7 +221,7 @@ class WgmmaPlan(KernelPlan):
         two steps of a stage, because the thread loads the next one during the MMAs."""
         if not self.multiplies_from_registers:
             return 0
-        depth = self.config.tile.k // self.slices
+        depth = self.config.tile.k // (1 if self.scales_sums else self.slices)
         return 2 * self.warpgroup_m * depth * self.config.b.type.bits // (32 * WARPGROUP)
 
     @part
@@ -221,8 +229,8 @@ class WgmmaPlan(KernelPlan):
         """32-bit accumulator registers of a consumer thread; with two-level accumulation those of both levels, with
         serial split-K those of a slice and of all slices."""
         n, bits = self.config.tile.n, DTYPES[self.config.accumulator].bits
-        waiting = SUBTILE_M * n // self.atom_parts if self.config.promote else 0
-        sets = 2 if decomposition_of(self.config).is_serial else 1
+        waiting = SUBTILE_M * n // self.atom_parts if self.config.promote and not self.scales_sums else 0
+        sets = 2 if self.scales_sums or decomposition_of(self.config).is_serial else 1
         return (self.warpgroup_m * n * sets + waiting) * bits // (32 * WARPGROUP)
 
     @member
@@ -231,7 +239,7 @@ class WgmmaPlan(KernelPlan):
         one."""
         exchanges = self.config.scheduler.decomposition == "cluster"
         widest = MAX_EXCHANGED_PROMOTED_N if exchanges else MAX_PROMOTED_N
-        return 2 if self.config.promote and self.config.tile.n > widest else 1
+        return 2 if self.config.promote and not self.scales_sums and self.config.tile.n > widest else 1
 
     @member
     def multiply_add_chain(self) -> int:

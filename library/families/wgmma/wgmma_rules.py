@@ -44,6 +44,8 @@ NARROW = (*INT8, *FP8, "s4", "u4", "e2m1")
 """Types of A that kernels upconvert to the type of B."""
 GROUP_SCALES = tuple(f"1x{group}{zeros}" for zeros in ("", "z") for group in (32, 64, 128))
 """Group scales of a narrow A along K, without and with zero points."""
+SUM_SCALE = "1x128"
+"""Scales that multiply the sums of a stage."""
 ACCUMULATORS: Accumulators = MappingProxyType(
     {
         ("bf16", "bf16"): ("f32",),
@@ -52,6 +54,7 @@ ACCUMULATORS: Accumulators = MappingProxyType(
         **{(a, b): ("f32", "f16") for a in FP8 for b in FP8},
         **{(a, b): ("s32",) for a in INT8 for b in INT8},
         **{(a, b): ("f32",) for a in NARROW for b in ("bf16", "f16")},
+        ("s4", "e4m3"): ("f32",),
     }
 )
 """Accumulator types by the types of A and B."""
@@ -428,7 +431,7 @@ def promote(plan: WgmmaPlan) -> str | None:
     if not config.promote:
         return None
     for name, operand in config.inputs.items():
-        if operand.dtype not in FP8:
+        if operand.dtype not in FP8 and not plan.scales_sums:
             return f"{name.upper()} is {operand.dtype}; with two-level accumulation (promote) it must be {one_of(FP8)}"
     if config.accumulator != "f32":
         return f"accumulator is {config.accumulator}; with two-level accumulation (promote) it must be f32"
@@ -449,8 +452,12 @@ def block_scales(plan: WgmmaPlan) -> str | None:
     scales."""
     config = plan.config
     a, b = config.a.scale, config.b.scale
+    if plan.scales_sums and not config.promote:
+        return f"promote is 0; for {config.a.dtype} x {config.b.dtype} it must be 4, since scales multiply sums"
     if plan.is_mixed:
         allowed = (MX_SCALE,) if config.a.dtype == "e2m1" else ("none", *GROUP_SCALES)
+        if plan.scales_sums:
+            allowed = (SUM_SCALE,)
         if a in allowed and b == "none":
             return None
         types = f"{config.a.dtype} x {config.b.dtype}"
@@ -503,7 +510,7 @@ def tile_m(plan: WgmmaPlan) -> str | None:
 
 @rule(
     "tile-n",
-    ("tile.n", "b.major", "b.dtype", "promote"),
+    ("tile.n", "b.major", "b.dtype", "a.dtype", "promote"),
     "PTX ISA, wgmma.mma_async: N is 8 to 256 in steps of 8, for integers above 32 in steps of 16; swizzling modes",
     WgmmaPlan,
 )
@@ -514,7 +521,7 @@ def tile_n(plan: WgmmaPlan) -> str | None:
     n = config.tile.n
     if n not in TILE_N:
         return f"tile N is {n}; it must be a multiple of 8 from {TILE_N[0]} to {TILE_N[-1]}"
-    if n % 16 and (config.promote or (config.b.dtype in INT8 and n > 32)):
+    if n % 16 and ((config.promote and not plan.scales_sums) or (config.b.dtype in INT8 and n > 32)):
         condition = "with two-level accumulation" if config.promote else f"above 32 for {config.b.dtype}"
         return f"tile N is {n}; {condition} it must be a multiple of 16"
     row = n * config.b.type.unpacked_bytes
@@ -536,6 +543,7 @@ def tile_k(plan: WgmmaPlan) -> str | None:
     k, size = config.tile.k, config.b.type.unpacked_bytes
     if plan.is_mixed:
         bits, slices = config.a.type.bits, plan.slices
+        slices = 1 if plan.scales_sums else slices  # each takes whole stages
         depths = [d for d in MIXED_TILE_K if d * bits <= 8 * NARROW_ROW and d * bits % (8 * NARROW_CHUNK * slices) == 0]
         if k in depths:
             return None
@@ -801,7 +809,8 @@ def accumulator_registers(plan: WgmmaPlan) -> str | None:
         refused = _fragments(plan, registers)
         if refused or (plan.is_mixed and config.epilogue == LINEAR):
             return refused
-        registers += plan.fragment_registers
+        # Where scales multiply sums, the epilogue holds one set of sums, and no fragments.
+        registers = registers // 2 if plan.scales_sums else registers + plan.fragment_registers
     limit = plan.accumulator_limit
     if registers <= limit:
         return None

@@ -249,7 +249,7 @@ struct CollectiveMainloop {
   struct NoRelease {
     __device__ NoRelease(StagePipeline&, int, int) {}
   };
-  using Release = cute::conditional_t<Config::kPromote, NoRelease, StageRelease<StagePipeline>>;
+  using Release = cute::conditional_t<Config::kPromote && !Traits::kMixed, NoRelease, StageRelease<StagePipeline>>;
 
   /// Waits until a stage is ready for MMAs: loaded, and transposed if necessary.
   __device__ static void wait(StagePipeline& pipeline, TransposeBarriers& transposed, Position at) {
@@ -327,7 +327,7 @@ struct CollectiveMainloop {
   /// next ones are upconverted. No MMA is in flight at the end of a stage, so that it is released at once: other
   /// warpgroups use the time.
   template <class OperandA>
-  __device__ static void mma_in_turn(Accumulator& accumulators, OperandA const& a, MatrixDescriptors<B> const& b,
+  __device__ static void mma_in_turn(None&, Accumulator& accumulators, OperandA const& a, MatrixDescriptors<B> const& b,
                                      StagePipeline& pipeline, TransposeBarriers& transposed, Position& of_tile,
                                      Release const& release, int warpgroup, int k_tiles) {
     Position at = of_tile;
@@ -352,6 +352,43 @@ struct CollectiveMainloop {
       at.template skip<Traits::kSlices>();
     }
     accumulators.fence();
+  }
+
+  /// The same for a narrow A whose scales multiply the sums of each stage: `total` receives them. A stage is upconverted
+  /// while MMAs multiply the one before; other warpgroups multiply while sums are added.
+  template <class OperandA>
+  __device__ static void mma_in_turn(Accumulator& total, Accumulator& sums, OperandA const& a,
+                                     MatrixDescriptors<B> const& b, StagePipeline& pipeline,
+                                     TransposeBarriers& transposed, Position& of_tile, Release const& release,
+                                     int warpgroup, int k_tiles) {
+    int const first_stage = Traits::kSlices > 1 ? warpgroup : 0;
+    Position at = of_tile;
+    at.advance(first_stage);
+    of_tile.advance(k_tiles);
+    int before = at.stage;
+    typename OperandA::Fragment even, odd;
+    typename OperandA::Factors factors{};
+    sums.clear();
+    total.clear();
+    auto const add = [&](auto& fragment, bool multiplied) {
+      wgmma_wait<0>();
+      fragment.pin();
+      sums.fence();
+      if (multiplied) release(before);
+      total.add(sums, factors.values);
+    };
+    int const count = (k_tiles - first_stage + Traits::kSlices - 1) / Traits::kSlices;
+    alternate(even, odd, count, [&](auto& fragment, auto& previous, bool first) {
+      wait(pipeline, transposed, at);
+      typename OperandA::Factors const of_stage = a.load(fragment, at.stage);
+      add(previous, !first);
+      sums.multiply(fragment, b, at.stage, true);
+      factors = of_stage;
+      before = at.stage;
+      at.template skip<Traits::kSlices>();
+    });
+    odd.pin();
+    add(even, count > 0);
   }
 
   /// The operand A of a warpgroup that multiplies from registers; `first_row` is its first row within a stage.

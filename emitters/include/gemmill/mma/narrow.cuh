@@ -44,6 +44,10 @@ struct GroupLayout {
 
   /// Where a row's values begin within a stage.
   static constexpr int place(int row) { return row * int(sizeof(Scale)); }
+  /// The scale of a group; `values` are a row's.
+  __device__ static Scale scale(char const* values, int group) {
+    return *reinterpret_cast<Scale const*>(values + place(group * TileM));
+  }
   /// The value of a group, in both halves of a word; `values` are a row's.
   __device__ static uint32_t pair(char const* values, int group) {
     return scale_pair(Wide{}, *reinterpret_cast<Scale const*>(values + place(group * TileM)));
@@ -111,6 +115,54 @@ struct NarrowOperand {
         }
       }
     }
+  }
+};
+
+/// The same for activations of e4m3. Elements become e4m3 without their scales, which multiply the sums of each stage in
+/// f32 (two-level accumulation): a stage has the K of a group.
+///
+/// A lane needs elements 4 * quad to 4 * quad + 3 of every 16 along K (PTX ISA, "Register fragments for
+/// wgmma.mma_async.m64nNk32", A).
+template <class Narrow, class Layout, class Groups, int Blocks, int K>
+struct NarrowOperand<Narrow, e4m3, Layout, Groups, Blocks, K> {
+  static constexpr int kChunkK = 32;
+  static_assert(Layout::kPanels == 1 && K == Groups::kGroup, "a stage is one swizzle span wide, and one group deep");
+  using Fragment = RegisterFragments<Blocks, K / kChunkK>;
+  /// The factors of a lane's sums: one for each of its rows.
+  struct Factors {
+    float values[Blocks][2];
+  };
+
+  uint32_t rows;
+  char const* groups;
+  UpconvertBytes<Narrow> upconvert;
+
+  /// `m` is the warpgroup's first row within the tile.
+  __device__ NarrowOperand(char const* stages, char const* group_stages, int m) : upconvert(threadIdx.x % 4) {
+    int const row = m + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    rows = shared_address(stages) + swizzled<Layout::kSpan>(row * Layout::kSpan);
+    groups = group_stages + Groups::place(row);
+  }
+
+  /// Loads the elements of a stage, and returns the factors of its sums.
+  __device__ Factors load(Fragment& fragment, int stage) const {
+    uint32_t const first = opaque(rows + stage * Layout::kBytes);
+    Factors factors;
+#pragma unroll
+    for (int block = 0; block < Blocks; ++block) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int const below = block * 64 + half * 8;
+        factors.values[block][half] = Groups::scale(groups + stage * Groups::kBytes + Groups::place(below), 0);
+#pragma unroll
+        for (int chunk = 0; chunk < K / kChunkK; ++chunk) {
+          uint4 const words = load_shared<uint4>((first ^ chunk * 16) + below * Layout::kSpan);
+          fragment.values[block][chunk][half] = upconvert(words.x, words.y);
+          fragment.values[block][chunk][2 + half] = upconvert(words.z, words.w);
+        }
+      }
+    }
+    return factors;
   }
 };
 

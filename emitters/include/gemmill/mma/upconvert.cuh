@@ -149,6 +149,37 @@ struct Upconvert<u4, bf16> : UpconvertNibblesShifted<0x43004300> {};
 template <>
 struct Upconvert<s4, bf16> : UpconvertNibblesShifted<0x43084308> {};
 
+/// The bytes of a table of eight that the low three bits of four nibbles select. Where bit 3 of a nibble is set, it is the
+/// sign of that byte eight times (PTX ISA, "prmt"); `__byte_perm` ignores bit 3.
+__device__ inline uint32_t looked_up(uint32_t low, uint32_t high, uint32_t nibbles) {
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(nibbles));
+  return bytes;
+}
+
+/// Upconverts elements 4 * quad to 4 * quad + 3 of 16 adjacent 4-bit `Narrow` elements to four e4m3, exactly.
+template <class Narrow>
+struct UpconvertBytes;
+
+template <>
+struct UpconvertBytes<s4> {
+  /// Puts bytes 2 * quad and 2 * quad + 1 into the low half.
+  uint32_t select;
+  /// 0 to 3; and -8 to -5, shifted to the right by one, which loses no bit and makes bit 7 zero. In registers: ptxas would
+  /// copy constants to new ones for each use, but it does not see through a shuffle.
+  uint32_t positive, negative;
+
+  __device__ explicit UpconvertBytes(int quad)
+      : select(0x0010 + 0x0022 * quad),
+        positive(__shfl_sync(~0u, 0x44403800, 0)),
+        negative(__shfl_sync(~0u, 0x65666768, 0)) {}
+
+  __device__ uint32_t operator()(uint32_t low, uint32_t high) const {
+    uint32_t const nibbles = __byte_perm(low, high, select);
+    return looked_up(negative, 0x5c606264, nibbles ^ 0x8888) * 2 + looked_up(positive, 0x4e4c4a48, nibbles);
+  }
+};
+
 /// What a lane reads of 16 bytes of a row: all of them.
 template <class Narrow>
 struct Chunk {

@@ -97,6 +97,14 @@ struct Accumulators {
     return *this;
   }
 
+  /// Adds other sums, each times the factor of its row.
+  __device__ void add(Accumulators const& more, float const (&factors)[Blocks][2]) {
+#pragma unroll
+    for (int block = 0; block < Blocks; ++block)
+#pragma unroll
+      for (int i = 0; i < Atom::kRegisters; ++i) values[block][i] += factors[block][i / 2 % 2] * more.values[block][i];
+  }
+
   /// Issues and commits the MMAs of one stage, of the first `Filled` blocks. `first` overwrites the accumulators instead
   /// of adding to them.
   template <int Filled = Blocks>

@@ -38,6 +38,8 @@ _CROSSING_CYCLES = {16: 4.4, 32: 3.3, 64: 2.7}
 _PAIR_SLOTS = {"u4": 6.8, "e2m1": 5.1}
 """Issue slots of a pair of elements of A that is upconverted and scaled, in the loop of a warp; one more with zero
 points."""
+_PAIR_SLOTS_BYTES = 3.5
+"""The same where A is upconverted to e4m3, counted in the machine code."""
 WARP_LANES, SCHEDULERS = 32, 4
 """Lanes of a warp, and warp schedulers of an SM."""
 _HIDING, _WAITING = 0.96, ((110.0, 0.71), (130.0, 0.28))
@@ -83,6 +85,8 @@ def _upconverting_cycles(config: GemmConfig) -> float:
     mma = tile.m / SUBTILE_M * tile.k * config.b.type.bits / (8 * INSTRUCTION_K_BYTES)
     mma *= tile.n / _MMA_COLUMNS_PER_CYCLE / _SUSTAINED
     slots = _PAIR_SLOTS.get(config.a.dtype, _PAIR_SLOTS["u4"]) + plan.has_zeros
+    if plan.scales_sums:
+        slots = _PAIR_SLOTS_BYTES
     upconverting = slots * tile.m * tile.k / 2 / WARP_LANES / SCHEDULERS
     waiting, exposed = _WAITING[plan.slices > 1]
     return max(_HIDING * mma, waiting + upconverting + exposed * mma)

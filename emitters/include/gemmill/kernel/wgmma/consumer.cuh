@@ -58,13 +58,13 @@ struct WgmmaConsumer {
       [[maybe_unused]] typename Mainloop::Release const release(pipeline, lane, scheduler.rank);
       if constexpr (Traits::kPingpong) storage.pingpong_order().wait(warpgroup, turn);
       int const k_tiles = add_slices(total, accumulators, a, b, pipeline, transposed, at, release, scheduler, work);
-      if constexpr (Config::kPromote) {
+      if constexpr (Traits::kScalesSums || Traits::kSlices > 1) {
+        auto const operand = Mainloop::operand(shared, first_row);
+        Mainloop::mma_in_turn(total, accumulators, operand, b, pipeline, transposed, at, release, warpgroup, k_tiles);
+      } else if constexpr (Config::kPromote) {
         accumulators.template multiply<Traits::kOverlapsEpilogue>(
             a, b, stages(), work.k_tiles, Mainloop::scales(shared, m - work.m, work.n), filled_blocks(work, m));
         begin(accumulators, a, b, stages, scheduler, index + stride);
-      } else if constexpr (Traits::kSlices > 1) {
-        auto const operand = Mainloop::operand(shared, first_row);
-        Mainloop::mma_in_turn(accumulators, operand, b, pipeline, transposed, at, release, warpgroup, k_tiles);
       } else {
         if (work.k_tiles == 0) accumulators.clear();
         if constexpr (Traits::kRegistersA) {
@@ -115,6 +115,8 @@ struct WgmmaConsumer {
   __device__ static Accumulator& sums_of_tile(Total& total, Accumulator& accumulators) {
     if constexpr (Traits::kSerial)
       return total.add(accumulators);
+    else if constexpr (Traits::kScalesSums)
+      return total;
     else
       return accumulators;
   }

@@ -34,6 +34,8 @@ struct WgmmaTraits {
   /// Whether A is M-major with 32-bit elements. WGMMA then reads A from registers, as it does an upconverted A.
   static constexpr bool kColumns = kBitsA == 32 && Config::kMajorA == MajorIn::MN;
   static constexpr bool kRegistersA = kMixed || kColumns;
+  /// Whether A is upconverted to e4m3, and the sums of each stage are scaled and added in f32. `Total` then holds them.
+  static constexpr bool kScalesSums = kMixed && Config::kPromote;
   using StagesA =
       cute::conditional_t<kMixed, OperandStages<uint8_t, MajorIn::K, Config::kTileM, Config::kTileK * kBitsA / 8, false>,
                           OperandStages<typename Config::A, Config::kMajorA, Config::kTileM, Config::kTileK, !kColumns>>;
@@ -56,7 +58,7 @@ struct WgmmaTraits {
   static_assert(Config::kStages % kSlices == 0, "a warpgroup sees all laps of its stages");
   static constexpr int kStorers = kSlices > 1 ? 1 : kConsumers;
   /// The K of a stage whose fragments a warpgroup holds at a time, if it takes stages in turn.
-  static constexpr int kStepK = Config::kTileK / kSlices;
+  static constexpr int kStepK = kScalesSums ? Config::kTileK : Config::kTileK / kSlices;
   static constexpr int kWarpgroupM = kPingpong || kSlices > 1 ? Config::kTileM : Config::kTileM / kConsumers;
   static constexpr int kBlocks = kWarpgroupM / 64;
   /// Whether schedulers cache quotients. Cooperative kernels with 192 accumulators have no register left for one, nor
@@ -104,11 +106,12 @@ struct WgmmaTraits {
                                            BlockScales<Scales, kBlocks, Config::kTileM, Config::kTileN,
                                                        Config::Epilogue::kGatesHalves>, NoScales>;
   using Accumulator = cute::conditional_t<
-      Config::kPromote,
+      Config::kPromote && !kMixed,
       TwoLevelAccumulators<typename Config::Atom, A, B, ThreadScales, kBlocks, Config::kTileN, Config::kTileK>,
       Accumulators<typename Config::Atom, A, B, kBlocks, kStepK>>;
-  /// e2m1 has scales of type ue8m0, other types scales of B's type.
-  using GroupScale = cute::conditional_t<cute::is_same_v<typename Config::A, e2m1>, ue8m0, typename Config::B>;
+  /// e2m1 has scales of type ue8m0, other types scales of B's type, or of f32 where they multiply sums.
+  using GroupScale = cute::conditional_t<cute::is_same_v<typename Config::A, e2m1>, ue8m0,
+                                         cute::conditional_t<kScalesSums, float, typename Config::B>>;
   using Groups =
       GroupLayout<GroupScale, typename Config::B, Config::kGroup, Config::kZeros, Config::kTileM, Config::kTileK>;
   using Narrow = NarrowOperand<typename Config::A, typename Config::B, A, Groups, kBlocks, kStepK>;
@@ -122,7 +125,7 @@ struct WgmmaTraits {
   /// Serial split-K: `Total` holds the sums of the slices that a warpgroup has multiplied.
   enum : bool { kSerial = Scheduler::kSerial };
   static_assert(!kSerial || !(Config::kPromote || kRegistersA), "slices of K have sums of one level, and no fragments");
-  using Total = cute::conditional_t<kSerial, Accumulator, None>;
+  using Total = cute::conditional_t<kSerial || kScalesSums, Accumulator, None>;
   using Partials = PartialTiles<Accumulator, kClusterSize * kTileWarpgroups>;
   using Sums = ClusterSums<Accumulator, kClusterSplits>;
   using SumsBarriers = ClusterSumsBarriers<kClusterSplits>;
