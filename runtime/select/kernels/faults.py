@@ -9,12 +9,14 @@ from dataclasses import replace
 from gemmill.library.arch import Gpu, serving
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
+from gemmill.library.config.scales import scale_block
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.epilogues.parse import LINEAR, serves
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.legality.aligns import least_aligns
 from gemmill.library.legality.quantities import TMA_ALIGN
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import GemmProblem, upconverts_a
+from gemmill.library.wording import one_of
 from gemmill.runtime.select.kernels.formats import FIELDS, format_of, with_declared_scales
 
 _ALIGNS = ("a_align", "b_align", "c_align", "d_align")
@@ -93,6 +95,8 @@ def refusal(configs: Mapping[str, GemmConfig], problem: GemmProblem, gpu: Gpu) -
         return UnsupportedProblemError(
             f"none of {len(configs)} kernels supports {gpu.name} (compute capability {target})"
         )
+    if fault := _lacks_scales(configs, problem):
+        return UnsupportedProblemError(f"no kernel supports {problem}: {fault}")
     plain = with_declared_scales(problem.but(epilogue=LINEAR))
     needs_by_name = {name: faults(config, plain) for name, config in configs.items()}
     nearest = min(needs_by_name, key=lambda name: (len(needs_by_name[name]), name))
@@ -120,6 +124,20 @@ def refusal(configs: Mapping[str, GemmConfig], problem: GemmProblem, gpu: Gpu) -
     return UnsupportedProblemError(
         f"no kernel supports {problem}: the nearest of {len(needs_by_name)}, {nearest}, needs {needs}"
     )
+
+
+def _lacks_scales(configs: Mapping[str, GemmConfig], problem: GemmProblem) -> str | None:
+    """Return what to pass for a narrow operand that all kernels read with scales of groups along K; None for others."""
+    for name, other in (("a", "b"), ("b", "a")):
+        dtype, wide = getattr(problem, f"{name}_dtype"), getattr(problem, f"{other}_dtype")
+        if upconverts_a(dtype, wide) and getattr(problem, f"{name}_scale") == "none":
+            scales = {
+                config.a.scale for config in configs.values() if (config.a.dtype, config.b.dtype) == (dtype, wide)
+            }
+            if scales and "none" not in scales:
+                sizes = one_of(sorted({scale_block(scale)[1] for scale in scales}))
+                return f"{dtype} needs scales: pass one for each group of {sizes} elements along K"
+    return None
 
 
 def _value(value: str | int | None) -> str:

@@ -32,6 +32,22 @@ def test_the_constraint_and_the_nearest_kernel_are_named(kernels: dict[str, Gemm
         selector.select(accumulator)
 
 
+def test_narrow_weights_without_scales_are_told_what_they_need() -> None:
+    names = [
+        f"sm90a_u4k16s{scale}_bf16k16_f32_none_bf16m16_64x32x256_1x1_cooperative_s4_m8_k1_linear" for scale in SCALES
+    ]
+    selector = Selector({name: parse_name(name) for name in names}, H200)
+    asked = replace(problem(64, 64, 256), a_dtype="u4", d_major="m")
+    for own in (asked, asked.transposed):
+        with pytest.raises(
+            UnsupportedProblemError, match=r": u4 needs scales: pass one for each group of 64 or 128 elem"
+        ):
+            selector.select(own)
+
+
+SCALES = ("1x128z", "1x64")
+
+
 def test_a_kernel_serves_its_own_problem_and_no_other() -> None:
     config, own = parse_name(KERNELS[0]), problem(256, 256, 256)
     assert faults(config, own) == []
