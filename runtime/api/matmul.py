@@ -106,6 +106,8 @@ def matmul(
       the operand becomes (b - zero) * scale, rounded to that dtype after each step. The group is 128, 64 or 32, as
       follows from K/group, rounded up. ``a_dtype``, ``a_scale`` (..., M, K/group; contiguous along M) and ``a_zero`` do
       the same for a narrow ``a``.
+    - Of s4 weights beside e4m3 activations: ``b_scale`` (..., K/128, N) is f32, contiguous along N, and multiplies the
+      sums of each 128 along K. There are no zero points; ``a_scale`` may scale rows.
     - Of e2m1 weights (MXFP4), which are narrow too: ``b_scale`` (..., K/32, N) is ue8m0, at most 2 (in f16 at least
       2^-23), and the bytes are in the order of ``gemmill.torch.mxfp4``.
 

@@ -384,8 +384,8 @@ def group_scales(
     if wide.dtype == "e4m3" and (scale is None or zero is not None):
         fault = f"{name}_zero is passed" if zero is not None else f"{name}_scale is missing"
         raise OperandError(
-            f"{name} is {held}, {other} is {wide.dtype} and {fault}; {held} beside {wide.dtype} needs an f32 scale for "
-            f"each {SCALE_BLOCK} elements along K, and has no zero points"
+            f"{fault}; {held} beside {wide.dtype} needs an f32 scale for each {SCALE_BLOCK} elements along K, and has "
+            "no zero points"
         )
     if zero is not None and (is_mx or scale is None):
         why = f"{name} is {held}, which has no zero points: leave out {name}_zero"

@@ -259,6 +259,26 @@ def test_selected_kernels_and_a_rebound_plan() -> None:
         assert ((plain.double() - wanted).abs() <= bound).all()
 
 
+@pytest.mark.parametrize("m", [1, 16, 100, 700])
+def test_s4_beside_e4m3_with_scales_of_rows(m: int) -> None:
+    packed, scale = integers(0, 255, (512, 256), 1).byte(), torch.rand(4, 512, device="cuda")
+    a, of_rows = torch.randn(m, 512, device="cuda").to(torch.float8_e4m3fn), torch.rand(m, 1, device="cuda")
+    options = {"b_dtype": "s4", "a_scale": of_rows, "b_scale": scale}
+    nibbles = torch.stack((packed & 15, packed >> 4), dim=-1).reshape(512, 512).int()
+    values = (nibbles - 16 * (nibbles > 7)) * scale.T.double().repeat_interleave(128, dim=1)
+    sums, lost = a.double() @ values.T, 2.0**-10 * (a.double().abs() @ values.abs().T)
+    wanted, bound = sums * of_rows, lost * of_rows
+    for bits in ("any", "invariant"):
+        out = gemmill.matmul(a, packed.T, bits=bits, **options)
+        assert out.dtype == torch.bfloat16
+        assert ((out.double() - wanted).abs() <= 2.0**-8 * wanted.abs() + bound).all()
+    assert torch.equal(out[:1], gemmill.matmul(a[:1], packed.T, bits="invariant", **options | {"a_scale": of_rows[:1]}))
+    gated = gemmill.matmul(a, packed.T, epilogue="d = silu(gate8) * up8", **options)
+    eights = wanted.unflatten(1, (-1, 2, 8))
+    gate, up = eights[:, :, 0].flatten(1), eights[:, :, 1].flatten(1)
+    assert torch.allclose(gated.double(), torch.nn.functional.silu(gate) * up, rtol=0.05, atol=0.05)
+
+
 GATES = {
     "silu": "d = silu(gate8) * up8",
     "gpt-oss": "g = min(gate8 + bg[n], limit); u = clamp(up8 + bu[n], -limit, limit); "

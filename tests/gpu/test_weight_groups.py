@@ -259,6 +259,7 @@ def test_wrong_tables_reach_nothing_outside(config: GemmConfig, registry: Regist
         "300x264x256 bf16*u4 tn grouped=6 b_scale=1x128z epilogue='d = silu(acc + bias[n]) * s[batch] + r[m, n]'",
         "300x272x256 bf16*u4 tn grouped=6 b_scale=1x64 rows=gathered epilogue='d = silu(gate8 + bias[n]) * up8'",
         "300x264x256 f16*s8 tn grouped=6 epilogue='d = acc * x[m] * b_scale[n]; top[m] = max(acc); cols[n] = sum(acc)'",
+        "300x264x256 e4m3*s4 tn grouped=6 b_scale=1x128 epilogue='d = silu(acc * a_scale[m] + bias[n]) * s[batch]'",
         "90x264x256 bf16*s4 tn masked=6 b_scale=1x32 expected_rows=40 epilogue='d = relu(acc * x[m] + bias[n])'",
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,12 +10,15 @@ from tests.cases.plain import bound
 
 from gemmill.emitters.emit import launch_spec
 from gemmill.library.config.names import parse_name
-from gemmill.library.epilogues.parse import parse
+from gemmill.library.epilogues.parse import parse, spelling
+from gemmill.library.epilogues.tree import transposed
 from gemmill.library.errors import OperandError
+from gemmill.library.legality.rules import legal
 from gemmill.runtime.launch.parameters import scalars
 from gemmill.runtime.operands.gemm import Gemm
+from gemmill.runtime.operands.scaling import scaled_epilogue
 from gemmill.runtime.operands.tensors import TensorView, unpacked
-from gemmill.runtime.select.kernels.faults import is_swapped
+from gemmill.runtime.select.kernels.faults import faults, is_swapped
 
 
 def tensor(dtype: Any, *shape: int, t: bool = False, at: int = 0) -> TensorView:
@@ -68,6 +72,55 @@ def test_a_narrow_a_is_solved_as_it_is() -> None:
     assert found.scale is not None
     assert found.scale.name == "a_scale"
     assert found.scale.stride == 64
+
+
+def e4m3_gemm(**changes: Any) -> Gemm:
+    """e4m3 activations (16, 256) times s4 weights for 64 columns, with scales of groups of 128."""
+    operands: dict[str, Any] = {
+        "a": tensor("e4m3", 16, 256),
+        "b": unpacked("b", tensor("u8", 64, 128, t=True), "s4", 256),
+        "d": tensor("bf16", 16, 64),
+        "c": None,
+        "b_scale": tensor("f32", 2, 64),
+    }
+    return bound(**(operands | changes))
+
+
+def test_s4_beside_e4m3_has_scales_of_rows_and_of_groups() -> None:
+    found = e4m3_gemm()
+    p = found.problem
+    assert (p.a_dtype, p.a_scale, p.b_dtype, p.b_scale, p.promote) == ("s4", "1x128", "e4m3", "none", 4)
+    assert found.scale is not None
+    assert found.scale.dtype == "f32"
+    given = {
+        "a": tensor("e4m3", 16, 256),
+        "b": unpacked("b", tensor("u8", 64, 128, t=True), "s4", 256),
+        "a_scale": tensor("f32", 16, 1),
+        "b_scale": tensor("f32", 2, 64),
+    }
+    text, kinds = scaled_epilogue(None, given, ())
+    assert [*kinds] == ["a_scale"]
+    p = p.but(epilogue=spelling(transposed(parse(str(text)))))
+    name = "sm90a_s4k16s1x128_e4m3k16_f32p4_none_bf16m16_128x64x128_1x1_cooperative_s11_m8_k1_linear"
+    config = replace(parse_name(name), epilogue=p.epilogue)
+    assert not faults(config, p)
+    assert legal(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"b_scale": None}, "b_scale is missing; s4 beside e4m3 needs an f32 scale for each 128 elements"),
+        ({"b_zero": tensor("f32", 2, 64)}, "b_zero is passed; s4 beside e4m3 .* has no zero points"),
+        ({"b_scale": tensor("bf16", 2, 64)}, r"b_scale is bf16 \(2, 64\); it must be f32 .*b_scale.float"),
+        ({"b_scale": tensor("f32", 4, 64)}, r"b_scale has shape \(4, 64\); .* must be \(2, 64\)"),
+        ({"b": unpacked("b", tensor("u8", 64, 128, t=True), "u4", 256)}, "kernels multiply only s4 weights by e4m3"),
+        ({"a": tensor("e5m2", 16, 256)}, "kernels multiply only s4 weights by e4m3"),
+    ],
+)
+def test_what_s4_beside_e4m3_does_not_have(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(OperandError, match=says):
+        e4m3_gemm(**changes)
 
 
 def test_two_elements_lie_in_a_byte_along_k() -> None:
