@@ -228,12 +228,13 @@ def test_experts_of_other_models_do_not_run() -> None:
         model(input_ids=prompt(model))
 
 
-@pytest.mark.parametrize("first", ["gemmill.torch", "transformers.integrations.moe"])
+@pytest.mark.parametrize("first", ["gemmill.torch", "transformers.integrations.finegrained_fp8"])
 def test_the_implementation_is_there_in_any_order_of_imports(first: str) -> None:
-    text = f"import {first}, gemmill.torch; from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS as table\n"
-    text += "import sys; print('gemmill' in table, any(type(x).__name__ == '_Finder' for x in sys.meta_path))"
+    text = f"import {first}, gemmill.torch; from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS as plain\n"
+    text += "from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS as e4m3\nimport sys\n"
+    text += "print(*('gemmill' in x for x in (plain, e4m3)), any(type(x).__name__ == '_Finder' for x in sys.meta_path))"
     result = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["True", "False"]
+    assert result.stdout.split() == ["True", "True", "False"]
 
 
 def test_weights_that_mxfp4_holds_keep_their_values() -> None:

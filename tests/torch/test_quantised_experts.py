@@ -83,6 +83,16 @@ def in_mxfp4(model: Any) -> dict[str, Any]:
     return tensors
 
 
+def test_transformers_calls_gemmill_for_e4m3() -> None:
+    model = built("Qwen3-MoE", experts="gemmill")
+    module, given = in_blocks(experts_of(model), "float"), tokens_for(model)
+    assert module.config._experts_implementation == "gemmill"
+    assert torch.equal(module(*given), quietly(module, None)(*given))
+    module.activation_scheme = "static"
+    with pytest.raises(OperandError, match="experts with scales of activations"):
+        module(*given)
+
+
 def of_triton_kernels(data: Any) -> Any:
     """What of its tensors transformers reads; its layouts for a GPU permute the data."""
     layout = SimpleNamespace(unswizzle_data=lambda x: x.flip(1))

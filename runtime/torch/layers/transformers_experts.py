@@ -29,11 +29,15 @@ from gemmill.runtime.torch.layers import expert_tensors
 from gemmill.runtime.torch.layers.expert_tensors import WEIGHTS, Order
 from gemmill.runtime.torch.layers.experts import Experts, epilogue_of, run
 from gemmill.runtime.torch.layers.linear import ACTIVATIONS
-from gemmill.runtime.torch.layers.weight_formats import Stored
+from gemmill.runtime.torch.layers.weight_formats import Stored, quantised_blocks
 
 _FLAGS = ("is_transposed", "is_concatenated", "has_bias", "has_gate")
 _BIASES = ("gate_up_proj_bias", "down_proj_bias")
-_MODULE = "transformers.integrations.moe"
+_TABLES = {
+    "transformers.integrations.moe": "ALL_EXPERTS_FUNCTIONS",
+    "transformers.integrations.finegrained_fp8": "ALL_FP8_EXPERTS_FUNCTIONS",
+}
+"""Modules of transformers, and their tables of implementations: of plain experts, and of e4m3."""
 
 
 def is_experts(module: torch.nn.Module) -> bool:
@@ -124,6 +128,8 @@ def forward(
     if not module.has_gate or getattr(module, "has_post_expert_norm", False):
         raise OperandError("experts without a gate, or with a norm, do not run: choose another experts_implementation")
     epilogue = _epilogue(_gate(module), module.has_bias, module.is_transposed)
+    if form_of(module):
+        return _forward_in_blocks(module, epilogue, hidden_states, top_k_index, top_k_weights)
     gate_up, down = module.gate_up_proj, module.down_proj
     if module.is_transposed:
         gate_up, down = gate_up.mT, down.mT
@@ -135,6 +141,17 @@ def forward(
         biases = {"gate_bias": gate.contiguous(), "up_bias": up.contiguous(), "b2": module.down_proj_bias}
     x, dtype = hidden_states.to(gate_up.dtype), hidden_states.dtype
     return run(x, gate_up, down, top_k_index, top_k_weights, activation=epilogue, out_dtype=dtype, **biases)
+
+
+def _forward_in_blocks(
+    module: torch.nn.Module, epilogue: str, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """Run a module of e4m3 with scales of blocks."""
+    if getattr(module, "activation_scheme", "dynamic") != "dynamic":
+        raise OperandError("experts with scales of activations do not run: choose another experts_implementation")
+    held, _ = Order(module.is_transposed, module.is_concatenated).read_stored(module._parameters)
+    rows, held["x_scale"] = quantised_blocks(x)
+    return run(rows, held.pop("w1"), held.pop("w2"), ids, weights, activation=epilogue, out_dtype=x.dtype, **held)
 
 
 Gate = tuple[type, type | None, float | None, float | None, float | None, bool]
@@ -221,24 +238,32 @@ def _of_gpt_oss(limit: float, alpha: float) -> str:
 
 def register() -> None:
     """Give transformers the implementation ``gemmill`` of experts, as soon as a program has imported them."""
-    if _MODULE in sys.modules:
-        _register_in(sys.modules[_MODULE])
-    else:
-        sys.meta_path.insert(0, _Finder())
+    for name in _TABLES:
+        if name in sys.modules:
+            _register_in(sys.modules[name])
+        else:
+            sys.meta_path.insert(0, _Finder(name))
 
 
 def _register_in(module: ModuleType) -> None:
     torch.compiler.assume_constant_result(_epilogue)  # marks it, and imports Dynamo, which takes a second
-    module.ALL_EXPERTS_FUNCTIONS.register("gemmill", forward)
+    getattr(module, _TABLES[module.__name__]).register("gemmill", forward)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself; registers when transformers' module of experts has run."""
+    """Finds nothing itself; registers when a module of transformers has run.
+
+    Args:
+        name: the name of the module.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """The spec that other finders give, whose loader also registers."""
         del path, target
-        if fullname != _MODULE:
+        if fullname != self._name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
