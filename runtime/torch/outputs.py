@@ -14,6 +14,7 @@ import torch
 from gemmill.library.dtypes import DTYPES, default_output
 from gemmill.library.epilogues.tree import BLOCK, Epilogue, fault_of_m, fault_of_n
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
+from gemmill.runtime.operands.matrices import SCALE_BLOCK
 from gemmill.runtime.operands.tensors import dtype_named
 
 Extents = tuple[Any, ...]
@@ -83,8 +84,8 @@ def of_groups(
             ),
         )
         torch._check(
-            a_scale is None or (a.dtype.itemsize == 1 and a_scale.shape[0] == a.shape[0]),
-            lambda: "a_scale must have scales of blocks of a's rows with rows: pass a[rows] and a_scale[rows]",
+            a_scale is None or a_scale.shape == (a.shape[0], -(-a.shape[-1] // SCALE_BLOCK)),
+            lambda: "a_scale must have scales of blocks with rows: pass a[rows] and a_scale[rows] without rows",
         )
     return [Output(grouped_shape(a, b, offsets, rows), out_dtype or d_dtype(a.dtype, b.dtype, b_dtype=b_dtype))]
 

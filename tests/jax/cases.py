@@ -79,9 +79,10 @@ def of_e2m1(a: Any, b: Any, b_scale: Any) -> Any:
     return double(a) @ (values * double(b_scale).repeat(32, 0))
 
 
-def of_weights(a: Any, b: Any, b_scale: Any, b_zero: Any) -> Any:
+def of_weights(a: Any, b: Any, b_scale: Any, b_zero: Any = None) -> Any:
     values = jnp.stack((b & 15, b >> 4), axis=1).reshape(-1, b.shape[1])
-    zero, scale = (jnp.repeat(double(x), 32, axis=0) for x in (b_zero, b_scale))
+    zero = b_scale * 0 if b_zero is None else b_zero
+    zero, scale = (jnp.repeat(double(x), 32, axis=0) for x in (zero, b_scale))
     return double(a) @ ((double(values) - zero) * scale)
 
 
@@ -251,6 +252,24 @@ CASES: dict[str, Case] = {
         lambda a, b, offsets, b_scale, b_zero: jnp.concatenate(
             [
                 of_weights(a[begin:end], b[g], b_scale[g], b_zero[g])
+                for g, (begin, end) in enumerate(itertools.pairwise((0, *np.asarray(offsets))))
+            ]
+        ),
+        grouped=True,
+        differentiable=("a",),
+    ),
+    "groups of gathered rows with weights of u4": Case(
+        {
+            "a": whole(7, 64),
+            "b": whole(3, 32, 16, dtype="uint8", low=0) * 37,
+            "offsets": np.array([8, 8, 24], "int32"),
+            "rows": np.array([3, 9, 3, -1, *range(7), *range(7), *range(6)], "int32"),
+            "b_scale": whole(3, 2, 16),
+        },
+        {"b_dtype": "u4"},
+        lambda a, b, offsets, rows, b_scale: jnp.concatenate(
+            [
+                of_weights(a[np.where((rows < 0) | (rows > 6), 6, rows)][begin:end], b[g], b_scale[g])
                 for g, (begin, end) in enumerate(itertools.pairwise((0, *np.asarray(offsets))))
             ]
         ),

@@ -235,6 +235,38 @@ CASES: dict[str, Case] = {
             ]
         ),
     ),
+    "grouped_mm of gathered rows beside s8": Case(
+        "grouped_mm",
+        {
+            "a": wide(4, 64),
+            "b": wide(3, 16, 64, dtype=torch.int8).mT,
+            "offsets": _ends(2, 2, 6),
+            **dict.fromkeys(("counts", "a_scale", "b_scale", "c")),
+            "rows": torch.tensor([3, 0, 3, 1, 9, -1], dtype=torch.int32),
+        },
+        {},
+        lambda a, b, offsets, **_: _groups_expected(a[[3, 0, 3, 1, 3, 3]], b, offsets),
+    ),
+    "grouped_mm of gathered rows with scales of blocks": Case(
+        "grouped_mm",
+        {
+            "a": wide(4, 208).to(FP8),
+            "b": wide(3, 136, 208).to(FP8).mT,
+            "offsets": _ends(2, 2, 6),
+            "counts": None,
+            "a_scale": wide(4, 2, dtype=torch.float32),
+            "b_scale": wide(3, 2, 2, dtype=torch.float32),
+            "c": None,
+            "rows": torch.tensor([3, 0, 3, 1, 9, -1], dtype=torch.int32),
+        },
+        {},
+        lambda a, b, offsets, a_scale, b_scale, **_: torch.cat(
+            [
+                _blocks_expected(a[rows], b[g], a_scale[rows], b_scale[g])
+                for g, rows in enumerate(([3, 0], [], [3, 1, 3, 3]))
+            ]
+        ),
+    ),
     "grouped_mm along K": Case(
         "grouped_mm",
         {"a": wide(16, 8).mT, "b": wide(16, 8), "offsets": _ends(3, 3, 16)},

@@ -65,16 +65,17 @@ def solve(problem: GemmProblem, o: OperandSet) -> None:
         match problem.batching:
             case "ngrouped":
                 span = slice(ends[i], ends[i + 1])
-                a, b, d, c = narrow[i], o.b[:, span], o.d[:, span], o.c[:, span]
-                scales = None
+                of_b = o.b[:, o.groups["rows"].long()] if problem.rows == "gathered" else o.b
+                a, b, d, scales = narrow[i], of_b[:, span], o.d[:, span], None
+                c = None if o.c is None else o.c[:, span]
             case "nmasked":
                 span = slice(0, o.sizes[i])
                 a, b, d, c, scales = narrow[i], o.b[i][:, span], o.d[i][:, span], None, None
             case "grouped":
-                of_a = o.a[o.groups["rows"].long()] if problem.rows == "gathered" else o.a
-                a, b, d = of_a[ends[i] : ends[i + 1]], o.b[i], o.d[ends[i] : ends[i + 1]]
-                c = None if o.c is None else o.c[ends[i] : ends[i + 1]]
-                scales = None if o.a_scale is None else (o.a_scale[ends[i] : ends[i + 1]], o.b_scale[i])
+                span = slice(ends[i], ends[i + 1])
+                of_a = o.groups["rows"].long()[span] if problem.rows == "gathered" else span
+                a, b, d, c = o.a[of_a], o.b[i], o.d[span], None if o.c is None else o.c[span]
+                scales = None if o.a_scale is None else (o.a_scale[of_a], o.b_scale[i])
             case "masked":
                 a, b, d, c = o.a[i, : o.sizes[i]], o.b[i], o.d[i, : o.sizes[i]], None
                 scales = None if o.a_scale is None else (o.a_scale[i, : o.sizes[i]], o.b_scale[i])
