@@ -222,7 +222,7 @@ def _check_operands(tensors: Mapping[str, TensorView], narrow: bool) -> None:
     if not narrow:
         refuse_scales(tensors, x.dtype)
     if x.dtype == "e4m3":
-        _check_scales(tensors)
+        check_scales({name: tensors[name].dtype for name in SCALES})
     if "topk_weights" in tensors and (dtype := tensors["topk_weights"].dtype) not in BITS:
         raise OperandError(f"topk_weights is {dtype}; it must be {one_of([*BITS])}: convert it first")
     check_devices(tensors)
@@ -236,11 +236,10 @@ def _check_operands(tensors: Mapping[str, TensorView], narrow: bool) -> None:
             )
 
 
-def _check_scales(tensors: Mapping[str, TensorView]) -> None:
-    """Raise OperandError for scales of blocks whose dtypes the products do not take together."""
-    first = tensors["x_scale"].dtype
-    for name in SCALES:
-        dtype = tensors[name].dtype
+def check_scales(dtypes: Mapping[str, DTypeName]) -> None:
+    """Raise OperandError for scales of blocks whose dtypes, by keyword, the products do not take together."""
+    first = dtypes["x_scale"]
+    for name, dtype in dtypes.items():
         if dtype not in BLOCK_SCALES:
             raise OperandError(f"{name} is {dtype}; it must be {one_of([*BLOCK_SCALES])}: pass {name}.float()")
         if dtype != first:

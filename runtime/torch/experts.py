@@ -23,7 +23,14 @@ from gemmill.runtime.api.moe import launch_moe
 from gemmill.runtime.api.read import KEYWORDS
 from gemmill.runtime.operands import narrow_experts
 from gemmill.runtime.operands.epilogue_arguments import check_names, read_epilogue
-from gemmill.runtime.operands.experts import SCALES, LayerExtents, layer_shapes, refuse_activation, refuse_scales
+from gemmill.runtime.operands.experts import (
+    SCALES,
+    LayerExtents,
+    check_scales,
+    layer_shapes,
+    refuse_activation,
+    refuse_scales,
+)
 from gemmill.runtime.operands.matrices import SCALE_BLOCK
 from gemmill.runtime.operands.tensors import dtype_named, not_on_gpu
 from gemmill.runtime.torch import outputs, reference_operators
@@ -141,6 +148,8 @@ def _check(call: Arguments, activation: Epilogue) -> None:
         narrow_experts.check_presence(_w_dtype(call), given)
     else:
         refuse_scales(given, dtype_named(call["x"].dtype, "x"))
+        if call["x_scale"] is not None:
+            check_scales({name: dtype_named(call[name].dtype, name) for name in SCALES})
     x, w1, w2, ids = (call[name] for name in _KEYWORDS[:4])
     ranks = x.dim(), w1.dim(), w2.dim(), ids.dim()
     torch._check(

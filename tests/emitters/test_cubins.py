@@ -269,6 +269,7 @@ GPT_OSS = (
     "s.ue8m0[m, n/128] = scale(h); d = h / s"
 )
 SILU = "h = silu(gate8) * up8; s[m, n/128] = scale(h); d = h / s"
+SILU_OF_HALVES = "h = silu(gate_half) * up_half; s[m, n/128] = scale(h); d = h / s"
 BLOCKS = "sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_e4m3n16_"
 
 
@@ -277,7 +278,13 @@ BLOCKS = "sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_e4m3n16_"
     [
         (f"{BLOCKS}128x256x128_2x1_cooperative_s3_m8_k1_linear", SILU),
         (f"{BLOCKS}64x256x128_2x1_pingpong_s4_m8grouped_k1_linear", GPT_OSS),
+        (f"{BLOCKS}128x256x128_2x1_cooperative_s3_m8grouped_k1_linear", SILU_OF_HALVES),
         pytest.param(f"{BLOCKS}64x256x128_2x1_pingpong_s4_m8_k1_linear", SILU, marks=pytest.mark.heavy),
+        pytest.param(
+            f"{BLOCKS.replace('x128_', 'x128e8_')}64x256x128_1x1_pingpong_s4_m8grouped_k1_linear",
+            GPT_OSS.replace("gate8", "gate_half").replace("up8", "up_half"),
+            marks=pytest.mark.heavy,
+        ),
         pytest.param(
             "sm90a_bf16k16_bf16k16_f32_none_e4m3n16_128x256x64_1x1_cooperative_s3_m8masked_k1_linear",
             "h = silu(gate8 * p[n] + x[n]) * (up8 * q[n] + y[n]); t[m] = sum(h); s[m, n/128] = scale(h); d = h / s",

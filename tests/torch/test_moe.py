@@ -124,7 +124,8 @@ def test_opcheck(activation: str) -> None:
     )
 
 
-def test_layers_of_e4m3() -> None:
+@pytest.mark.parametrize("of_scales", [torch.float32, torch.float8_e8m0fnu], ids=str)
+def test_layers_of_e4m3(of_scales: Any) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> tuple[Any, Any, Any]:
@@ -132,7 +133,9 @@ def test_layers_of_e4m3() -> None:
         values = torch.randn(shape, generator=generator).to(torch.float8_e4m3fn)
         rows = 128 if len(shape) == 3 else 1
         scales = torch.rand(*shape[:-2], shape[-2] // rows, shape[-1] // 128, generator=generator) / 8 + 0.1
-        return values, scales, values.double() * scales.repeat_interleave(128, -1).repeat_interleave(rows, -2)
+        scales = scales.to(of_scales)
+        factors = scales.double().repeat_interleave(128, -1).repeat_interleave(rows, -2)
+        return values, scales, values.double() * factors
 
     x, w1, w2 = drawn(TOKENS, 256), drawn(EXPERTS, 256, 256), drawn(EXPERTS, 256, 128)
     weights = torch.rand(TOKENS, SLOTS, generator=generator)
@@ -143,6 +146,9 @@ def test_layers_of_e4m3() -> None:
     assert (found.double() - wanted).norm() < 0.05 * wanted.norm(), "e4m3 rounds to about 0.025"
     arguments = (x[0], w1[0], w2[0], IDS, weights, None, *scales.values(), None, None, [], [])
     torch.library.opcheck(torch.ops.gemmill.moe.default, arguments, {}, test_utils="test_faketensor")
+    other = torch.bfloat16 if of_scales == torch.float32 else torch.float32
+    with pytest.raises(OperandError, match=r"w2_scale is \w+(; it must be| and x_scale is)"):
+        gemmill.torch.moe(x[0], w1[0], w2[0], IDS, weights, **scales | {"w2_scale": w2[1].to(other)})
     weights.requires_grad_()
     with pytest.raises(OperandError, match=r"topk_weights requires a gradient, and a layer of .* has none"):
         gemmill.torch.moe(x[0], w1[0], w2[0], IDS, weights, **scales).sum().backward()
