@@ -240,8 +240,16 @@ struct CollectiveMainloop {
     Position& at;
     StageRelease<StagePipeline> release;
 
+    /// Whether MMAs of a stage hide the wait for the next one: the proxy fence takes long.
+    static constexpr bool kWaitsAhead = Traits::kGathers;
+
     __device__ int index() const { return at.stage; }
     __device__ void wait() { CollectiveMainloop::wait(pipeline, transposed, at); }
+    __device__ void wait_ahead() {
+      Position next = at;
+      next.advance();
+      CollectiveMainloop::wait(pipeline, transposed, next);
+    }
     __device__ void advance() { at.advance(); }
   };
 

@@ -25,14 +25,14 @@ struct TwoLevelAccumulators {
   /// The result of one batch of MMAs.
   float partial[Atom::kRegisters];
 
-  /// Waits for the current stage, and issues the MMAs of its first part.
+  /// Waits for the current stage, unless `add` has, and issues the MMAs of its first part.
   template <class Stages>
-  __device__ void begin(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, Stages stages) {
+  __device__ void begin(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, Stages stages, bool waited = false) {
     int const stage = stages.index();
     // Computed before the wait, so that nothing else delays the MMAs of a stage that has arrived.
     MatrixDescriptors<LayoutA> const a_stage = a.advanced(stage * LayoutA::kBytes);
     MatrixDescriptors<LayoutB> const b_stage = b.advanced(stage * LayoutB::kBytes);
-    stages.wait();
+    if (!(Stages::kWaitsAhead && waited)) stages.wait();
     issue(a_stage, b_stage, 0);
   }
 
@@ -55,15 +55,15 @@ struct TwoLevelAccumulators {
       // Each iteration issues the next stage's MMAs before it branches. (Unrolled, the loop is up to 3% slower.)
 #pragma unroll 1
       for (int i = 1; i < count; ++i) {
-        add<Filled>(a, b, stages, scales);
-        begin(a, b, stages);
+        add<Filled>(a, b, stages, scales, true);
+        begin(a, b, stages, true);
       }
-      if (count > 0) add<Filled>(a, b, stages, scales);
+      if (count > 0) add<Filled>(a, b, stages, scales, false);
     } else {
 #pragma unroll 4
       for (int i = 0; i < count; ++i) {
-        begin(a, b, stages);
-        add<Filled>(a, b, stages, scales);
+        begin(a, b, stages, i > 0);
+        add<Filled>(a, b, stages, scales, i + 1 < count);
       }
     }
   }
@@ -101,9 +101,9 @@ struct TwoLevelAccumulators {
   }
 
   /// Adds the current stage to the sums of the first `Filled` blocks. `begin` has issued its first part; this issues the
-  /// others.
+  /// others. If there is `more`, it may wait for the next stage.
   template <int Filled, class Stages>
-  __device__ void add(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, Stages& stages, Scales& scales) {
+  __device__ void add(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, Stages& stages, Scales& scales, bool more) {
     int const stage = stages.index();
 #pragma unroll
     for (int part = 0; part < Filled * kParts; ++part) {
@@ -111,6 +111,7 @@ struct TwoLevelAccumulators {
       int const n = part % kParts * (TileN / kParts);
       if (part > 0) issue(a.advanced(stage * LayoutA::kBytes), b.advanced(stage * LayoutB::kBytes), part);
       if (part == 0) scales.read(stage);
+      if (Stages::kWaitsAhead && part == 0 && more) stages.wait_ahead();
       wait();
       if (part == 0) scales.release(stage);
       if (part == Filled * kParts - 1) stages.release(stage);
