@@ -64,7 +64,7 @@ class LayerAddresses(Addresses):
             of_first |= {"a_scale": ".copy_scale", "b_scale": "w1_scale", scale.name: ".inner_scale"}
             of_second |= {"a_scale": ".inner_scale", "b_scale": "w2_scale"}
         else:
-            of_first |= {"b_scale": "w1_scale", "b_zero": "w1_zero"}
+            of_first |= {"a_scale": ".copy_scale", "b_scale": "w1_scale", "b_zero": "w1_zero"}
             of_second |= {"b_scale": "w2_scale", "b_zero": "w2_zero"}
         products = (layer.first, of_first), (layer.second, of_second)
         first, second = ([names.get(place, place) for place in gemm.places] for gemm, names in products)
@@ -135,7 +135,7 @@ def bind_layer(
     narrow = upconverts_a(tensors["w1"].dtype, x.dtype)
     gathers = x.dtype != "e4m3" and are_apart and has_aligned_rows(x, TMA_ALIGN)  # with scales, a copy is faster
     scale_dtype = tensors["x_scale"].dtype if x.dtype == "e4m3" else "f32"
-    pieces, size = memory_pieces(extents, x.dtype, not gathers, scale_dtype)
+    pieces, size = memory_pieces(extents, x.dtype, not gathers, scale_dtype, narrow=narrow)
     memory = view(allocate((size,), "u8"), "memory between launches", options["stream"])
     between = in_memory(pieces, memory)
     offsets, rows, places, inner, y = (between[name] for name in ("offsets", "rows", "places", "inner", "y"))
@@ -150,8 +150,10 @@ def bind_layer(
         of_first |= {f"b_{kind}": tensors.get(f"w1_{kind}") for kind in ("scale", "zero")}
         of_scales = {f"b_{kind}": tensors.get(f"w2_{kind}") for kind in ("scale", "zero")}
     if x.dtype == "e4m3":
-        scale, of_a["a_scale"] = transposed(between["inner_scale"]), transposed(between["copy_scale"])
+        of_a["a_scale"] = transposed(between["copy_scale"])
         copies.append(BoundGather(tensors["x_scale"], rows, of_a["a_scale"]))
+    if x.dtype == "e4m3" and not narrow:
+        scale = transposed(between["inner_scale"])
         of_first["epilogue"] = text = quantising(epilogue, scale_dtype)
         name_of_scale = next(o.name for o in read_epilogue(text).outputs if o.kind == "block")
         of_first |= {"b_scale": transposed(tensors["w1_scale"]), name_of_scale: scale}

@@ -51,7 +51,8 @@ def moe(
         x: Tokens, (tokens, H): bf16, f16 or e4m3, with contiguous rows.
         w1: Weights of the first product, (experts, 2 F, H), or (experts, F, H) for an activation without a gate, in
             the dtype of ``x``. Rows of gate and up alternate as the activation says. Beside bf16 or f16 ``x`` also
-            narrower: bytes of ``w_dtype``, or s8, u8, e4m3 or e5m2. Then rows of gate and up alternate by eights.
+            narrower: bytes of ``w_dtype``, or s8, u8, e4m3 or e5m2; beside e4m3 s4. Then rows of gate and up alternate
+            by eights.
         w2: Weights of the second product, (experts, H, F), in the dtype of ``w1``.
         topk_ids: The experts of each token, int32 or int64 (tokens, slots), contiguous. A slot whose id is not that
             of an expert is skipped.
@@ -65,12 +66,14 @@ def moe(
         out: Tensor to write, (tokens, H): bf16, f16 or f32. By default it has the dtype of ``x``, or bf16 for e4m3;
             it may be ``x``.
         x_scale: Scales of e4m3 tokens, (tokens, H/128), rounded up; all scales are f32, or all ue8m0. The epilogue of
-            the first product scales its rows likewise, in blocks of 128; F must be a multiple of 128.
+            the first product scales its rows likewise, in blocks of 128; F must be a multiple of 128. With s4
+            weights (tokens, 1) in f32, and the rows of the second product are bf16.
         w1_scale: Scales of blocks of ``w1`` in its order of rows, (experts, 2 F/128, H/128), rounded up. Of narrow
             weights: one for each row and group of 32, 64 or 128 elements along H (of s8 and e4m3: 128), (experts,
-            H/group, 2 F), in the dtype of ``x`` and contiguous along 2 F, the transpose of what most checkpoints have.
+            H/group, 2 F), in the dtype of ``x`` and contiguous along 2 F, the transpose of what most checkpoints have;
+            beside e4m3 tokens, of groups of 128 in f32.
         w2_scale: Scales of blocks of ``w2``, (experts, H/128, F/128), rounded up; of narrow weights (experts,
-            F/group, H).
+            F/group, H), in the dtype of ``x``, or bf16.
         w1_zero: Zero points of narrow weights, with the shape and dtype of ``w1_scale``: a weight is
             ``(w1 - w1_zero) * w1_scale``. GPTQ stores them minus one.
         w2_zero: The same of ``w2``.

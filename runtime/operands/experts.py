@@ -60,7 +60,7 @@ Shapes = dict[str, tuple[tuple[int, ...], DTypeName]]
 
 
 def memory_pieces(
-    extents: LayerExtents, dtype: DTypeName, copies: bool, scale_dtype: DTypeName = "f32"
+    extents: LayerExtents, dtype: DTypeName, copies: bool, scale_dtype: DTypeName = "f32", *, narrow: bool = False
 ) -> tuple[dict[str, Piece], int]:
     """Return the tensors between the launches of a layer by name, and the bytes of all.
 
@@ -69,20 +69,22 @@ def memory_pieces(
         dtype: Dtype of tokens and weights.
         copies: Whether the rows of tokens are copied.
         scale_dtype: Dtype of scales of blocks.
+        narrow: Whether weights are narrower than tokens. Beside e4m3, rows between the products are then of 16 bits.
     """
+    has_blocks = dtype == "e4m3" and not narrow
     shapes: Shapes = {
         "offsets": ((extents.experts,), "s32"),
         "rows": ((extents.rows,), "s32"),
         "places": ((extents.tokens, extents.slots), "s32"),
-        "inner": ((extents.rows, extents.inner), dtype),
+        "inner": ((extents.rows, extents.inner), dtype if has_blocks else default_output(dtype)),
         "y": ((extents.rows, extents.hidden), default_output(dtype)),
     }
-    if dtype == "e4m3":
+    if has_blocks:
         shapes["inner_scale"] = (extents.inner // SCALE_BLOCK, extents.rows), scale_dtype
     if copies:
         shapes["copy"] = (extents.rows, extents.hidden), dtype
     if copies and dtype == "e4m3":
-        shapes["copy_scale"] = (-(-extents.hidden // SCALE_BLOCK), extents.rows), scale_dtype
+        shapes["copy_scale"] = (-(-extents.hidden // SCALE_BLOCK) if has_blocks else 1, extents.rows), scale_dtype
     return packed(shapes)
 
 
@@ -114,8 +116,9 @@ PIECE_ALIGN = 256
 """Bytes to which the tensors between launches are aligned, as allocators align theirs."""
 
 
-def layer_shapes(extents: LayerExtents, activation: Epilogue) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors of a layer by keyword, except that of ``topk_ids``."""
+def layer_shapes(extents: LayerExtents, activation: Epilogue, narrow: bool = False) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors of a layer by keyword, except that of ``topk_ids``. ``narrow``: whether weights
+    are narrower than tokens, which then have one scale each."""
     tokens, slots, experts, hidden, inner = extents
     sums = inner * (2 if activation.gated else 1)
     hidden_blocks, sum_blocks, inner_blocks = (-(-extent // SCALE_BLOCK) for extent in (hidden, sums, inner))
@@ -126,7 +129,7 @@ def layer_shapes(extents: LayerExtents, activation: Epilogue) -> dict[str, tuple
         "topk_weights": (tokens, slots),
         "b2": (experts, hidden),
         "out": (tokens, hidden),
-        "x_scale": (tokens, hidden_blocks),
+        "x_scale": (tokens, 1 if narrow else hidden_blocks),
         "w1_scale": (experts, sum_blocks, hidden_blocks),
         "w2_scale": (experts, hidden_blocks, inner_blocks),
     }
@@ -150,8 +153,9 @@ def layer_extents(tensors: Mapping[str, TensorView], activation: Epilogue) -> La
             raise OperandError(f"{name} has shape {tensors[name].shape}; it must be {form}")
     tokens, slots = shape_of_slots("topk_ids", ids)
     extents, narrow = LayerExtents(tokens, slots, w2.shape[0], x.shape[1], w2.shape[2]), upconverts_a(w1.dtype, x.dtype)
-    shapes = layer_shapes(extents, activation)
+    shapes = layer_shapes(extents, activation, narrow)
     if narrow:
+        narrow_experts.check_scales_of_tokens(x.dtype, tensors)
         given = {name: tensor.shape for name, tensor in tensors.items()}
         shapes |= narrow_experts.shapes_of_groups(w1.dtype, given, shapes["w1"], shapes["w2"])
     for name, shape in shapes.items():
@@ -168,7 +172,7 @@ def layer_extents(tensors: Mapping[str, TensorView], activation: Epilogue) -> La
     _check_operands(tensors, narrow)
     if narrow:
         narrow_experts.check_narrow(tensors, activation)
-    _check_units(x.dtype, extents)
+    _check_units(x.dtype, extents, narrow)
     return extents
 
 
@@ -196,10 +200,10 @@ def refuse_scales(given: Collection[str], dtype: DTypeName) -> None:
             )
 
 
-def _check_units(dtype: DTypeName, extents: LayerExtents) -> None:
+def _check_units(dtype: DTypeName, extents: LayerExtents, narrow: bool) -> None:
     """Raise OperandError for rows that TMA cannot load, or that blocks of scales do not divide."""
     unit = TMA_ALIGN // TABLE[dtype].bytes
-    unit_of_inner = SCALE_BLOCK if dtype == "e4m3" else unit
+    unit_of_inner = SCALE_BLOCK if dtype == "e4m3" and not narrow else unit
     for letter, extent, multiple in (("H", extents.hidden, unit), ("F", extents.inner, unit_of_inner)):
         if extent % multiple:
             raise OperandError(
@@ -217,11 +221,11 @@ def _check_operands(tensors: Mapping[str, TensorView], narrow: bool) -> None:
         if x.dtype not in DTYPES or dtype != wanted:
             raise OperandError(
                 f"{name} is {dtype}; x, w1 and w2 must all be bf16, all f16 or all e4m3, or w1 and w2 of one narrower "
-                f"dtype beside bf16 or f16: convert {name} first"
+                f"dtype beside bf16 or f16, or s4 beside e4m3: convert {name} first"
             )
     if not narrow:
         refuse_scales(tensors, x.dtype)
-    if x.dtype == "e4m3":
+    if x.dtype == "e4m3" and not narrow:
         check_scales({name: tensors[name].dtype for name in SCALES})
     if "topk_weights" in tensors and (dtype := tensors["topk_weights"].dtype) not in BITS:
         raise OperandError(f"topk_weights is {dtype}; it must be {one_of([*BITS])}: convert it first")

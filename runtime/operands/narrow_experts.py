@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.config.scales import dtype_of_groups
+from gemmill.library.dtypes import DTYPES, DTypeName, default_output
 from gemmill.library.e2m1 import MX_BLOCK
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
@@ -74,11 +75,20 @@ def advice_on_groups(name: str, dtype: DTypeName, given: Sequence[int], wanted: 
     return f", one for each row of {OF_GROUPS[name]} and group of {sizes} along its rows"
 
 
+def check_scales_of_tokens(of_x: DTypeName, given: Collection[str]) -> None:
+    """Raise OperandError for scales that tokens of a dtype must not have, or lack, beside narrow weights, by the
+    keywords that are ``given``."""
+    if of_x != "e4m3" and "x_scale" in given:
+        raise OperandError("x_scale is passed, and the weights are narrower than x, which has no scales: leave it out")
+    if of_x == "e4m3" and "x_scale" not in given:
+        raise OperandError("x_scale is missing, and x is e4m3: pass a scale for each token, f32 (tokens, 1)")
+    if of_x == "e4m3" and "w1_scale" not in given:
+        raise OperandError("w1_scale is missing, and x is e4m3: pass the f32 scales of groups of 128")
+
+
 def check_presence(dtype: DTypeName, given: Collection[str]) -> None:
     """Raise OperandError for scales and zero points that narrow weights of a dtype must not have, or lack, by the
     keywords that are ``given``."""
-    if "x_scale" in given:
-        raise OperandError("x_scale is passed, and the weights are narrower than x, which has no scales: leave it out")
     for scale in ("w1_scale", "w2_scale") if dtype == "e2m1" else ():
         if scale not in given:
             raise OperandError(f"{scale} is missing: pass the ue8m0 scales of e2m1 weights")
@@ -110,13 +120,19 @@ def check_narrow(tensors: Mapping[str, TensorView], activation: Epilogue) -> Non
             raise OperandError(
                 f"{name} has strides {tensors[name].strides}; its rows must be contiguous: pass {name}.contiguous()"
             )
+    if "x_scale" in tensors and tensors["x_scale"].dtype != "f32":
+        raise OperandError(f"x_scale is {tensors['x_scale'].dtype}; it must be f32: convert x_scale first")
     for name in OF_GROUPS:
         if (groups := tensors.get(name)) is None:
             continue
         if w1.dtype == "e2m1" and groups.dtype != "ue8m0":
             raise OperandError(f"{name} is {groups.dtype}; it must be ue8m0: pass {name}.view(torch.float8_e8m0fnu)")
-        if w1.dtype != "e2m1" and groups.dtype != x.dtype:
-            raise OperandError(f"{name} is {groups.dtype}; it must be {x.dtype}, as x is: convert {name} first")
+        # The second product multiplies what the first one writes.
+        of_product = x.dtype if OF_GROUPS[name] == "w1" else default_output(x.dtype)
+        wanted = dtype_of_groups(w1.dtype, of_product)
+        if w1.dtype != "e2m1" and groups.dtype != wanted:
+            why = ", as x is" if wanted == x.dtype else f" beside {of_product}"
+            raise OperandError(f"{name} is {groups.dtype}; it must be {wanted}{why}: convert {name} first")
         if groups.strides[2] != 1 and groups.shape[2] > 1:
             raise OperandError(
                 f"{name} has strides {groups.strides}; it must be contiguous along the rows of {OF_GROUPS[name]}: pass "

@@ -145,6 +145,7 @@ def _check(call: Arguments, activation: Epilogue) -> None:
     check_names(activation, _named(call))
     given, narrow = [name for name in _KEYWORDS if call[name] is not None], _is_narrow(call)
     if narrow:
+        narrow_experts.check_scales_of_tokens(dtype_named(call["x"].dtype, "x"), given)
         narrow_experts.check_presence(_w_dtype(call), given)
     else:
         refuse_scales(given, dtype_named(call["x"].dtype, "x"))
@@ -161,7 +162,7 @@ def _check(call: Arguments, activation: Epilogue) -> None:
     )
     in_byte = _elements_in_byte(call)
     extents = LayerExtents(ids.shape[0], ids.shape[1], w2.shape[0], x.shape[1], in_byte * w2.shape[2])
-    shapes = layer_shapes(extents, activation)
+    shapes = layer_shapes(extents, activation, narrow)
     if narrow:
         scales = {name: call[name].shape for name in given}
         shapes |= narrow_experts.shapes_of_groups(_w_dtype(call), scales, shapes["w1"], shapes["w2"])
@@ -237,14 +238,17 @@ def reference(*positional: Any, **keywords: Any) -> torch.Tensor:
     call = _call(*positional, **keywords)
     text = epilogue_of(call["activation"])
     _check(call, read_epilogue(text))
+    of_inner = {}
     if _is_narrow(call):
         x, w1, w2 = call["x"], *(_upconverted(call, name) for name in ("w1", "w2"))
+        if call["x_scale"] is not None:
+            x, of_inner = x.float() * call["x_scale"], {"out_dtype": w2.dtype}
     else:
         x, w1, w2 = (_dequantised(call[name], call[f"{name}_scale"]) for name in ("x", "w1", "w2"))
     routed = Routed.of(call["topk_ids"], w2.shape[0])
     groups, named = {"offsets": routed.offsets}, _named(call)
-    if (x_scale := call["x_scale"]) is None:
-        inner = reference_operators.epilogue(text, x[routed.rows], w1.mT, {**named, **groups})[0]
+    if (x_scale := call["x_scale"]) is None or _is_narrow(call):
+        inner = reference_operators.epilogue(text, x[routed.rows], w1.mT, {**named, **groups}, **of_inner)[0]
     else:
         e4m3 = {"out_dtype": call["x"].dtype}
         text = quantising(text, dtype_named(x_scale.dtype, "x_scale"))
@@ -257,11 +261,12 @@ def reference(*positional: Any, **keywords: Any) -> torch.Tensor:
 
 
 def _upconverted(call: Arguments, name: str) -> torch.Tensor:
-    """Narrow weights in the dtype of tokens."""
+    """Narrow weights in the dtype of the rows that they multiply; in f32 beside e4m3."""
     scale, zero = call[f"{name}_scale"], call[f"{name}_zero"]
-    like = call["x"].new_empty(0, call[name].shape[2] * _elements_in_byte(call))
+    dtype = call["x"].dtype if name == "w1" else outputs.d_dtype(call["x"].dtype, call["x"].dtype)
+    like = call["x"].new_empty(0, call[name].shape[2] * _elements_in_byte(call), dtype=dtype)
     narrow = {"b_scale": scale, "b_zero": zero, "b_dtype": call["w_dtype"]}
-    _, wide, *_ = reference_operators.dequantised(like, call[name].mT, **narrow)
+    like, wide, *_ = reference_operators.dequantised(like, call[name].mT, **narrow)
     return wide.mT.to(like.dtype)
 
 

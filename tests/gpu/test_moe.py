@@ -323,6 +323,33 @@ def test_layers_of_e4m3(activation: str, hidden: int, of_scales: Any, how: str) 
     assert torch.equal(again, found), "copies have the bits of tokens anywhere"
 
 
+@pytest.mark.parametrize("how", DISTRIBUTIONS)
+def test_e4m3_tokens_with_s4_weights(how: str) -> None:
+    torch.manual_seed(2)
+    hidden, inner = 512, 320
+    x = torch.randn(TOKENS, hidden, device="cuda")
+    x_scale = x.abs().amax(1, keepdim=True) / 448
+    held = (x / x_scale).to(torch.float8_e4m3fn)
+    w1, w1_exact, of_w1 = narrowed(torch.randn(EXPERTS, 2 * inner, hidden, device="cuda") / hidden**0.5, "s4", 128)
+    w2, w2_exact, of_w2 = narrowed((torch.randn(EXPERTS, hidden, inner, device="cuda") / 18).bfloat16(), "s4", 64)
+    sums = torch.einsum("th,enh->etn", held.double() * x_scale.double(), w1_exact.double())
+    y = torch.einsum("etf,ehf->eth", gated(functional.silu)(*parted(sums, 8)), w2_exact.double())
+    ids, weights = ids_of(how, TOKENS, SLOTS, EXPERTS), torch.rand(TOKENS, SLOTS, device="cuda") + 0.1
+    scales = {"x_scale": x_scale, "w1_scale": of_w1["scale"], "w2_scale": of_w2["scale"], "w_dtype": "s4"}
+    found = gemmill.moe(held, w1, w2, ids, weights, **scales)
+    used = (ids >= 0) & (ids < EXPERTS)
+    at = ids.long().where(used, 0), torch.arange(TOKENS, device="cuda")[:, None]
+    rows = weights.double().where(used, 0)[..., None] * y[at]
+    error = (found.double() - rows.sum(1)).norm(dim=1)
+    assert found.dtype == torch.bfloat16
+    assert bool((error <= 0.01 * rows.norm(dim=(1, 2))).all())
+    assert torch.equal(gemmill.torch.moe(held, w1, w2, ids, weights, **scales), found)
+    plan = gemmill.plan_moe(held, w1, w2, ids, weights, **scales)
+    ids.copy_(ids.roll(1, 0))
+    plan()
+    assert torch.equal(plan.out, gemmill.moe(held, w1, w2, ids, weights, **scales))
+
+
 def signature(seed: int) -> tuple[int, int, int, int, int]:
     """Tokens, slots, experts, H and F of a fuzzed layer."""
     draw = torch.Generator().manual_seed(seed)

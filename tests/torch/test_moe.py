@@ -208,6 +208,28 @@ def test_layers_of_narrow_weights(dtype: str, size: int) -> None:
         gemmill.torch.moe(x, w1[""], w2[""], IDS, weights, w_dtype=w_dtype, **of_groups).sum().backward()
 
 
+def test_e4m3_tokens_multiply_s4_weights() -> None:
+    w1, _ = narrow(192, 256, "s4", 128)
+    w2, wide2 = narrow(256, 96, "s4", 32)
+    scale1 = w1["_scale"].float() * 1.01  # not a bf16 number
+    numbers = torch.stack((w1[""] & 15, w1[""] >> 4), -1).flatten(-2).int()
+    wide1 = (numbers - 16 * (numbers > 7)) * scale1.double().repeat_interleave(128, 1).mT
+    generator = torch.Generator().manual_seed(0)
+    x, x_scale = torch.randn(TOKENS, 256, generator=generator), torch.rand(TOKENS, 1, generator=generator)
+    weights, held = torch.rand(TOKENS, SLOTS, generator=generator), x.to(torch.float8_e4m3fn)
+    scales = {"x_scale": x_scale, "w1_scale": scale1, "w2_scale": w2["_scale"]}
+    found = gemmill.torch.moe(held, w1[""], w2[""], IDS, weights, w_dtype="s4", **scales)
+    tokens = held.double() * x_scale.double()
+    wanted = plain(tokens, wide1, wide2, IDS, weights, activation="silu", b2=torch.zeros(EXPERTS, 256))
+    assert found.dtype == torch.bfloat16
+    assert (found.double() - wanted).norm() < 0.01 * wanted.norm()
+    arguments = (held, w1[""], w2[""], IDS, weights, None, *scales.values(), None, None, [], [])
+    torch.library.opcheck(torch.ops.gemmill.moe.default, arguments, {"w_dtype": "s4"}, test_utils="test_faketensor")
+    for name in ("x_scale", "w1_scale"):
+        with pytest.raises(OperandError, match=f"{name} is missing, and x is e4m3"):
+            gemmill.torch.moe(held, w1[""], w2[""], IDS, weights, w_dtype="s4", **scales | {name: None})
+
+
 def test_any_order_of_gate_and_up_can_be_interleaved() -> None:
     """Also that of packed weights, and of the scales of groups."""
     gate, up = (torch.arange(16)[None, :, None] + first for first in (0, 100))

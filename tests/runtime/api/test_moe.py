@@ -18,6 +18,7 @@ from gemmill.emitters import combining, gathering, routing
 from gemmill.emitters.combining import emit_combining
 from gemmill.emitters.gathering import emit_gathering_rows
 from gemmill.library.dtypes import DTypeName
+from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.errors import KeywordError, OperandError
 from gemmill.runtime.api.expert_layer import Layer, LayerAddresses, bind_layer
 from gemmill.runtime.launch.routing import combine_job, gather_job, route_job
@@ -119,6 +120,31 @@ def test_narrow_weights_are_multiplied_as_the_transpose() -> None:
     assert {"w2", "w2_scale", "w2_zero", ".inner", ".y"} < {*names[2]}
 
 
+OF_E4M3: dict[str, Any] = {
+    "x": on_gpu((64, 256), "e4m3"),
+    "x_scale": on_gpu((64, 1), "f32"),
+    "w1_scale": on_gpu((16, 2, 192), "f32"),
+    "w1_zero": None,
+    "w2_zero": None,
+    "w_dtype": "s4",
+}
+"""e4m3 tokens with s4 weights."""
+
+
+def test_e4m3_tokens_have_a_scale_each_beside_s4_weights() -> None:
+    layer = packed(**OF_E4M3)
+    first, second = layer.first.problem, layer.second.problem
+    assert (first.b_dtype, first.a_dtype, first.a_scale, first.promote, first.d_dtype) == (
+        *("e4m3", "s4", "1x128", 4, "bf16"),
+    )
+    assert first.epilogue == "d = silu(gate8.m * a_scale[n]) * (up8.m * a_scale[n])"
+    assert (second.b_dtype, second.a_dtype, second.epilogue) == ("bf16", "s4", LINEAR)
+    assert [copy.source.dtype for copy in layer.copies] == ["e4m3", "f32"]
+    names = LayerAddresses(layer)._names
+    assert names[2] == ("x_scale", ".rows", ".copy_scale")
+    assert {".copy", ".copy_scale", "w1_scale"} < {*names[3]}
+
+
 MX = {f"w1_{kind}": on_gpu((16, 8, 192)) for kind in ("scale", "zero")} | {
     f"w2_{kind}": on_gpu((16, 3, 256)) for kind in ("scale", "zero")
 }
@@ -147,6 +173,13 @@ MX = {f"w1_{kind}": on_gpu((16, 8, 192)) for kind in ("scale", "zero")} | {
         ({"w1_scale": on_gpu((16, 2, 192), "f32")}, "w1_scale is f32; it must be bf16, as x is"),
         ({"w1_scale": on_gpu((16, 2, 192), strides=(384, 1, 2))}, "w1_scale has strides .* along the rows of w1"),
         ({"w2_scale": None}, "w2_zero is passed without w2_scale"),
+        (
+            OF_E4M3 | {"x_scale": None},
+            r"x_scale is missing, and x is e4m3: pass a scale for each token, f32 \(tokens, 1\)",
+        ),
+        (OF_E4M3 | {"x_scale": on_gpu((64, 2), "f32")}, r"x_scale has shape .* must have shape \(64, 1\)"),
+        (OF_E4M3 | {"w1_scale": on_gpu((16, 2, 192))}, "w1_scale is bf16; it must be f32 beside e4m3"),
+        (OF_E4M3 | {"w2_scale": on_gpu((16, 1, 256), "f32")}, "w2_scale is f32; it must be bf16 beside bf16"),
         ({"w_dtype": "e2m1"}, r"w1_scale has shape .* \(16, 8, 192\), one for each row of w1 and group of 32 along"),
         ({"w_dtype": "e2m1", **MX}, "w1_zero is passed, and w_dtype is e2m1, which has no zero points"),
         ({"w_dtype": "e2m1", **MX, "w1_zero": None, "w2_zero": None}, "w1_scale is bf16; it must be ue8m0"),
@@ -162,7 +195,7 @@ MX = {f"w1_{kind}": on_gpu((16, 8, 192)) for kind in ("scale", "zero")} | {
         ),
         (
             {"x": on_gpu((64, 256), "e4m3"), **dict.fromkeys(("w1_scale", "w1_zero", "w2_scale", "w2_zero"))},
-            "w1 is u4; x, w1 and w2 must all be bf16",
+            "w1 is u4; x, w1 and w2 must all be bf16, .* or s4 beside e4m3",
         ),
     ],
 )
