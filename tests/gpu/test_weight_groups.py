@@ -85,6 +85,8 @@ GATHERED = (
     gathered("128x192x64", a__dtype="u4", a__scale="1x64", **(BF16 | {"d__dtype": "f32"})),
     gathered("128x256x64", a__dtype="u4", a__scale="1x32z", **BF16),
     gathered("128x256x64", a__dtype="e2m1", a__scale="1x32e8", **BF16),
+    gathered("64x16x128", **E4M3),
+    gathered("128x64x128", **E4M3),
 )
 
 
@@ -168,7 +170,7 @@ def test_groups_have_the_bits_of_one_matrix(config: GemmConfig, sizes: str, regi
 
 def bits(tensor: Any) -> Any:
     """Elements as integers, of which NaNs are equal too."""
-    return tensor.view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
 
 
 def call(config: GemmConfig, o: OperandSet, registry: Registry, x: Any, out: Any, rows: Any = None) -> None:
@@ -197,7 +199,7 @@ def test_gathered_rows_have_the_bits_of_a_permuted_copy(config: GemmConfig, size
         index[::7] = torch.tensor(outside, device="cuda").repeat(m)[: len(index[::7])]
         inside = index.clamp(max=tokens - 1).where(index >= 0, tokens - 1)
         copy = guarded(m, k, config.b.dtype).tensor  # whose rows are aligned
-        copy.copy_(x.tensor[inside])
+        bits(copy).copy_(bits(x.tensor)[inside])
         d = out_for(problem)
         wanted = torch.empty_strided(d.tensor.shape, d.tensor.stride(), dtype=o.d.dtype, device="cuda").fill_(torch.nan)
         call(stored(config), o, registry, copy, wanted)
