@@ -266,6 +266,34 @@ def test_experts(vllm: Any, biases: bool, activation: str, is_on: bool) -> None:
     torch.testing.assert_close(output.double(), wanted, rtol=2**-6, atol=2**-5)
 
 
+def test_experts_of_e4m3(vllm: Any) -> None:
+    from gemmill_vllm.experts import run, scales_of, serves
+
+    torch.manual_seed(0)
+    x, w1, w2 = (torch.randn(shape).to(torch.float8_e4m3fn) for shape in ((7, 256), (4, 256, 256), (4, 256, 128)))
+    of_x, *of_weights = (torch.rand(shape) / 8 for shape in ((7, 2), (4, 2, 2), (4, 2, 1)))
+    layer = SimpleNamespace(_lora_context=None, gemm1_clamp_limit=None, block_shape=[128, 128])
+    layer.w1_scale, layer.w2_scale = of_weights
+    ids, weights = torch.stack([torch.randperm(4)[:2] for _ in range(7)]).int(), torch.rand(7, 2)
+    scales = scales_of(layer, x, of_x)
+    assert serves(layer, x, w1, ids, Activation.SILU, None, scales)
+    output = torch.empty(7, 256, dtype=torch.bfloat16)
+    run(output, x, (w1, w2), ids, weights, "silu", None, scales)
+    wide = [y.double() * s.double().repeat_interleave(128, -1) for y, s in ((x, of_x),)]
+    for y, s in zip((w1, w2), of_weights, strict=True):
+        wide.append(y.double() * s.double().repeat_interleave(128, 1).repeat_interleave(128, 2))
+    wanted = torch.zeros(7, 256, dtype=torch.float64)
+    for token, slot in itertools.product(range(7), range(2)):
+        gate, up = (wide[1][ids[token, slot]] @ wide[0][token]).chunk(2)
+        wanted[token] += weights[token, slot] * (wide[2][ids[token, slot]] @ (torch.nn.functional.silu(gate) * up))
+    assert (output.double() - wanted).norm() < 0.05 * wanted.norm()
+    assert scales_of(layer, x, None) is None
+    assert scales_of(layer, x, of_x.to(torch.float8_e8m0fnu)) is None
+    assert scales_of(SimpleNamespace(**{**vars(layer), "block_shape": None}), x, of_x) is None
+    assert not serves(layer, x, w1, ids, Activation.SILU, None, None), "scales of rows or of tensors"
+    assert not serves(layer, x, w1[:, :192], ids, Activation.SILU, None, scales)
+
+
 def test_experts_that_are_taken(vllm: Any) -> None:
     import gemmill_vllm
     from gemmill_vllm.experts import serves
