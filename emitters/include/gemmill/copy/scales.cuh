@@ -140,6 +140,10 @@ struct NoScales {
   __device__ void read(int) {}
   __device__ void release(int) {}
   __device__ float operator()(int, int) const { return 1.0f; }
+  template <int>
+  __device__ static constexpr int ordered(int i) {
+    return i;
+  }
 };
 
 /// The scales of one thread's sums: those of two rows in each of `Blocks` blocks of 64 rows, for up to two blocks of
@@ -183,6 +187,15 @@ struct BlockScales {
 
   /// Allows the stage to be refilled, after `read`. All lanes of the warp call it together.
   __device__ void release(int stage) { Stage::release(stage); }
+
+  /// The order in which the registers of a part are scaled. Of halves, those with one scale follow each other, so that
+  /// it is read from the register file once.
+  template <int Registers>
+  __device__ static constexpr int ordered(int i) {
+    if constexpr (!Halves) return i;
+    int const same = i % (Registers / 4), scale = i / (Registers / 4);
+    return same / 2 * 8 + scale * 2 + same % 2;
+  }
 
   /// The scale of register `index` of a fragment (PTX ISA, "Register fragments for wgmma.mma_async.m64nNk32").
   __device__ float operator()(int block, int index) const {

@@ -116,8 +116,10 @@ struct TwoLevelAccumulators {
       if (part == 0) scales.release(stage);
       if (part == Filled * kParts - 1) stages.release(stage);
 #pragma unroll
-      for (int j = 0; j < Atom::kRegisters; ++j)
+      for (int i = 0; i < Atom::kRegisters; ++i) {
+        int const j = Scales::template ordered<Atom::kRegisters>(i);
         values[block][n / 2 + j] += scales(block, n / 2 + j) * partial[j];
+      }
     }
     stages.advance();
   }
