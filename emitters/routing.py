@@ -45,7 +45,7 @@ _KERNEL = Template("""\
   .reg .pred %done, %leads, %last, %valid, %has, %zero, %less, %inside<$loads>, %mine<$loads>;
   .reg .b32 %count, %experts, %segment, %factor, %shift, %first, %rank, %thread, %lane, %warp, %lower, %bits, %x;
   .reg .b32 %at, %from, %end, %shared, %table, %own, %column, %remote, %below, %same, %all, %sum, %place, %token;
-  .reg .b32 %id<$loads>, %local<$loads>, %index<$loads>, %mask<$loads>, %flip<$planes>;
+  .reg .b32 %id<$loads>, %high<$loads>, %local<$loads>, %index<$loads>, %mask<$loads>, %flip<$planes>;
   .reg .b64 %ids, %offsets, %rows, %places, %start, %address, %to;
   ld.param.b64 %ids, [job];
   ld.param.b64 %offsets, [job + 8];
@@ -163,11 +163,16 @@ _READ = Template("""\
   add.u32 %index$i, %at, %lane;
   add.u32 %index$i, %index$i, $offset;
   setp.lt.u32 %inside$i, %index$i, %end;
-  @%inside$i ld.global.b32 %id$i, [%address + $bytes];""")
+  @%inside$i ld.global.$load, [%address + $bytes];""")
 
 _NEXT = Template("""\
   add.u32 %at, %at, $ahead;
   add.u64 %address, %address, $bytes;""")
+
+_WHOLE = Template("""\
+  setp.eq.u32 %valid, %high$i, 0;
+  selp.b32 %id$i, %id$i, -1, %valid;""")
+"""Lets ids of 64 bits that do not fit in 32 count as negative."""
 
 _MATCH = Template("""\
   min.u32 %id$i, %id$i, %experts;
@@ -265,11 +270,13 @@ def emit_routing(step: int, ctas: int) -> str:
         return "\n".join(each(i) for i in range(_LOADS) for each in emit)
 
     def read(i: int) -> str:
-        return _READ.substitute(i=i, offset=32 * i, bytes=32 * i * step)
+        load = f"b32 %id{i}" if step == 4 else f"v2.b32 {{%id{i}, %high{i}}}"
+        return _READ.substitute(i=i, offset=32 * i, bytes=32 * i * step, load=load)
 
     def match(i: int) -> str:
         planes = (_PLANE.substitute(i=i, b=b, bit=1 << b) for b in _BITS)
-        return "\n".join((_MATCH.substitute(i=i, range=RANGE), *planes))
+        whole = (_WHOLE.substitute(i=i),) if step == 8 else ()
+        return "\n".join((*whole, _MATCH.substitute(i=i, range=RANGE), *planes))
 
     def then(template: Template) -> Callable[[int], str]:
         return lambda i: template.substitute(i=i)

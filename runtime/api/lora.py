@@ -21,10 +21,10 @@ from gemmill.runtime.launch.routing import CombineLaunch, RouteLaunch, TokenLaun
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.epilogue_arguments import is_number
 from gemmill.runtime.operands.experts import Piece, in_memory, packed, transposed
-from gemmill.runtime.operands.lora import ROUTED, BoundAdaptation, LoraExtents, adapts_directly, lora_extents
+from gemmill.runtime.operands.lora import ROUTED, BoundAdaptation, Division, LoraExtents, adapts, lora_extents
 from gemmill.runtime.operands.overlap import MemoryCheck
-from gemmill.runtime.operands.routing import BoundCombine, BoundRoute, bind_combine, bind_route
-from gemmill.runtime.operands.tensors import Tensor, TensorView, view, view_table
+from gemmill.runtime.operands.routing import BoundCombine, BoundRoute, bind_combine, bind_route, view_ids
+from gemmill.runtime.operands.tensors import Tensor, TensorView, view
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.torch_dispatch import refuse_dispatched
 
@@ -40,9 +40,14 @@ def lora(
     """Add to the result of each token that of its low-rank adapter (LoRA), and return ``out``:
     ``out[t] = y[t] + scale * (x[t] @ a[i].T) @ b[i].T``, where i is ``adapter_ids[t]``.
 
-    Tokens are sorted by adapter (:func:`gemmill.route`). Two grouped products gather the rows of x and multiply them by
-    ``a`` and by ``b``, and :func:`gemmill.combine` adds their rows to ``y``. Of few tokens, each reads its adapter
-    directly, in two launches, unless ``bits`` names an order. The call never waits for the GPU.
+    Two launches multiply the tokens on tensor cores, and the second adds to ``y``; another one before them sorts many
+    tokens with ids by adapter (:func:`gemmill.route`). The call never waits for the GPU.
+
+    The order of a sum is stated: H is cut into slices, whose number depends on the shapes, and each slice into eight
+    parts; a part is summed in f32, 16 products at a time, and the sums of parts and of slices are added in their order.
+    The result is rounded to the dtype of ``x``, multiplied by ``b`` in the same way, and added to ``y`` in f32.
+    Ranks above 128, rows of ``y`` or ``out`` that are not aligned to 16 bytes, and a ``bits`` that names an order need
+    two grouped products and :func:`gemmill.combine` instead, which also round the rows that are added.
 
     Example:
         >>> routing = gemmill.route(adapter_ids[:, None], len(a))  # once for all layers
@@ -61,8 +66,8 @@ def lora(
             that of ``x``.
         bits: Which order of sums both products must have, as in :func:`gemmill.matmul`.
 
-    Products round their rows to the dtype of ``x``. Memory for these, of rank + N elements for each token, is allocated
-    by the library of ``x``, PyTorch or CuPy. ``stream`` and ``registry`` are as in
+    The library of ``x``, PyTorch or CuPy, allocates the memory between the launches: for each token at most eight times
+    the rank in f32, or rank + N elements with grouped products. ``stream`` and ``registry`` are as in
     :func:`gemmill.matmul`.
 
     Returns:
@@ -146,7 +151,7 @@ class LoraPlan(PlanOfLaunches):
             else:
                 launches += _launches_of(step, handle)
         self.products = tuple(x for x in launches if isinstance(x, Plan))
-        """The plans of the products with ``a`` and with ``b``; none for few tokens."""
+        """The plans of the grouped products with ``a`` and with ``b``, if there are any."""
         super().__init__(launches, bound.out, bound, stream)
 
 
@@ -183,7 +188,7 @@ class _Given(NamedTuple):
         refuse_dispatched(function, tensors, "call gemmill.torch.lora, or ")
         handle = handle_of(given["x"], stream)
         views = {
-            name: (view_table if name == "adapter_ids" else view)(tensor, name, handle)
+            name: (view_ids if name == "adapter_ids" else view)(tensor, name, handle)
             for name, tensor in tensors.items()
             if tensor is not None
         }
@@ -236,13 +241,21 @@ def bind_lora(
         OperandError: a tensor or option does not fit.
     """
     x, out = tensors["x"], tensors["out"]
-    routes = "adapter_ids" in tensors
-    directly = options.get("bits", ANY) == ANY and adapts_directly(tensors, extents)
-    pieces, size = packed(extents.between(x.dtype, routes, directly))
+    routes, division = "adapter_ids" in tensors, None
+    if options.get("bits", ANY) == ANY and adapts(tensors, extents):
+        is_sorted = not routes or extents.sorts
+        division, routes = extents.division(is_sorted), routes and is_sorted
+    pieces, size = packed(extents.between(x.dtype, routes, division))
     memory = view(allocate((size,), "u8"), "memory between launches", options["stream"])
     between = in_memory(pieces, memory)
-    bind = _bind_directly if directly else _bind_products
-    steps, names = bind(tensors, between, scale, options)
+    first, names_of_first = _bind_route(tensors, between) if routes else ((), ())
+    at = {name: f".{name}" if routes else name for name in ROUTED}
+    sources = {**tensors, **between}
+    if division:
+        steps, names = _bind_kernels(sources, at, scale, division)
+    else:
+        steps, names = _bind_products(sources, at, scale, options)
+    steps, names = first + steps, names_of_first + names
     everything = {**tensors, ".": memory}
     may_be_out = ("y",) if "y" in tensors and tensors["y"].same_layout(out) else ()
     check = MemoryCheck(everything, {name: i for i, name in enumerate(everything)}, ("out",), may_be_out)
@@ -254,37 +267,38 @@ Steps = tuple[tuple[Step, ...], tuple[Sequence[str], ...]]
 """Steps, and the tensors of each launch."""
 
 
-def _bind_directly(
-    tensors: Mapping[str, TensorView], between: Mapping[str, TensorView], scale: float, _: Mapping[str, Any]
-) -> Steps:
-    """Return the launches for few tokens, each of which reads its adapter."""
-    ids = "adapter_ids" if "adapter_ids" in tensors else "places"
-    optional = (tensors.get(name) for name in ("offsets", "scale", "y"))
-    offsets, scales, y = optional
-    x, a, b, out = (tensors[name] for name in ("x", "a", "b", "out"))
-    step = BoundAdaptation(x, a, b, tensors[ids], offsets, between["inner"], scales, scale, y, out)
-    of_shrink = ("x", "a", ids, "offsets", ".inner")
-    return (step,), (of_shrink, (".inner", "b", ids, "offsets", "scale", "y", "out"))
+def _bind_route(tensors: Mapping[str, TensorView], between: Mapping[str, TensorView]) -> Steps:
+    """Return the launch that sorts the tokens."""
+    offsets, rows, places = (between[name] for name in ROUTED)
+    step = bind_route(_column(tensors["adapter_ids"]), offsets.shape[0], offsets, rows, places)
+    return (step,), (("adapter_ids", *[f".{name}" for name in ROUTED]),)
+
+
+def _bind_kernels(tensors: Mapping[str, TensorView], at: Mapping[str, str], scale: float, division: Division) -> Steps:
+    """Return the launches of the kernels of adapters."""
+    groups = ("offsets", "rows") if "rows" in tensors else ("adapter_ids",)
+    named = [at.get(name, name) for name in groups]
+    ids, rows, scales, y = (tensors.get(name) for name in (groups[0], "rows", "scale", "y"))
+    x, a, b, inner, out = (tensors[name] for name in ("x", "a", "b", "inner", "out"))
+    assert ids
+    step = BoundAdaptation(x, a, b, ids, rows, inner, scales, scale, y, out, division)
+    groups_at = (*named, "")[:2]
+    return (step,), (("x", "a", *groups_at, ".inner"), (".inner", "b", *groups_at, "scale", "y", "out"))
 
 
 def _bind_products(
-    tensors: Mapping[str, TensorView], between: Mapping[str, TensorView], scale: float, options: Mapping[str, Any]
+    tensors: Mapping[str, TensorView], at: Mapping[str, str], scale: float, options: Mapping[str, Any]
 ) -> Steps:
     """Return the launches that multiply the groups of all adapters."""
-    routes = "adapter_ids" in tensors
-    offsets, rows, places = ((between if routes else tensors)[name] for name in ROUTED)
-    at_offsets, at_rows, at_places = (f".{name}" if routes else name for name in ROUTED)
+    offsets, rows, places = (tensors[name] for name in ROUTED)
     steps: list[Step] = []
     names: list[Sequence[str]] = []
-    if routes:
-        steps.append(bind_route(_column(tensors["adapter_ids"]), offsets.shape[0], offsets, rows, places))
-        names.append(("adapter_ids", at_offsets, at_rows, at_places))
-    inner, sums = between["inner"], between["sums"]
+    inner, sums = tensors["inner"], tensors["sums"]
     a, b = transposed(tensors["a"]), transposed(tensors["b"])
     shrink = {"a": tensors["x"], "rows": rows, "b": a, "offsets": offsets, "out": inner}
     expand = {"a": inner, "b": b, "offsets": offsets, "out": sums, "alpha": scale}
-    of_shrink = {"a": "x", "rows": at_rows, "b": "a", "offsets": at_offsets, "out": ".inner"}
-    of_expand = {"a": ".inner", "b": "b", "offsets": at_offsets, "out": ".sums"}
+    of_shrink = {"a": "x", "rows": at["rows"], "b": "a", "offsets": at["offsets"], "out": ".inner"}
+    of_expand = {"a": ".inner", "b": "b", "offsets": at["offsets"], "out": ".sums"}
     for operands, named in ((shrink, of_shrink), (expand, of_expand)):
         call = read_call({**operands, **options})
         steps.append(call)
@@ -292,12 +306,12 @@ def _bind_products(
     scales = tensors.get("scale")
     weights = None if scales is None else _column(scales)
     steps.append(bind_combine(sums, places, weights, tensors.get("y"), tensors["out"]))
-    names.append((".sums", at_places, "scale", "y", "out"))
+    names.append((".sums", at["places"], "scale", "y", "out"))
     return tuple(steps), tuple(names)
 
 
 def _column(vector: TensorView) -> TensorView:
-    return replace(vector, shape=(*vector.shape, 1), strides=(*vector.strides, 1))
+    return replace(vector, shape=(*vector.shape, 1), strides=(*vector.strides, *vector.strides))
 
 
 def _launches(bound: BoundLora, handle: int) -> SharedLaunches:

@@ -21,7 +21,8 @@ from gemmill.runtime.launch.routing import CombineLaunch, GatherLaunch, RouteLau
 from gemmill.runtime.operands.epilogue_arguments import is_number, read_epilogue
 from gemmill.runtime.operands.experts import layer_extents
 from gemmill.runtime.operands.narrow_experts import elements_of
-from gemmill.runtime.operands.tensors import Tensor, TensorView, dtype_named, view, view_table
+from gemmill.runtime.operands.routing import view_ids
+from gemmill.runtime.operands.tensors import Tensor, TensorView, dtype_named, view
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.torch_dispatch import refuse_dispatched
 
@@ -224,7 +225,7 @@ class _Given(NamedTuple):
                 raise unexpected(name, [*inspect.signature(moe).parameters])
         handle = handle_of(tensors["x"], stream)
         views = {
-            name: (view_table if name == "topk_ids" else view)(tensor, name, handle)
+            name: (view_ids if name == "topk_ids" else view)(tensor, name, handle)
             for name, tensor in tensors.items()
             if tensor is not None
         }

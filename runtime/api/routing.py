@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from gemmill.library.errors import OperandError
 from gemmill.runtime.api.streams import Stream, allocate, handle_of
 from gemmill.runtime.launch.routing import CombineLaunch, RouteLaunch
-from gemmill.runtime.operands.routing import bind_combine, bind_route, shape_of_slots, shape_of_sums
+from gemmill.runtime.operands.routing import bind_combine, bind_route, shape_of_slots, shape_of_sums, view_ids
 from gemmill.runtime.operands.tensors import Tensor, view, view_table
 from gemmill.runtime.torch_dispatch import refuse_dispatched
 
@@ -37,7 +37,7 @@ def route(topk_ids: Tensor, experts: int, *, out: Routing | None = None, stream:
 
     Args:
         topk_ids: The experts of each token, int32 or int64 (tokens, slots), contiguous. A slot whose id is negative or
-            not below ``experts`` is skipped; of 64-bit ids, the low 32 bits count.
+            not below ``experts`` is skipped.
         experts: Number of experts.
         out: Tensors to write, contiguous and with the shapes of the result. By default PyTorch or CuPy allocates them,
             where ``topk_ids`` is one of their tensors.
@@ -53,7 +53,7 @@ def route(topk_ids: Tensor, experts: int, *, out: Routing | None = None, stream:
     """
     refuse_dispatched("route", {"topk_ids": topk_ids, **(out._asdict() if out else {})}, "")
     handle = handle_of(topk_ids, stream)
-    ids = view_table(topk_ids, "topk_ids", handle)
+    ids = view_ids(topk_ids, "topk_ids", handle)
     if isinstance(experts, bool) or not isinstance(experts, int) or not 0 < experts < 1 << 31:
         raise OperandError(f"experts is {experts!r}; it must be a whole number from 1 to 2^31 - 1")
     tokens, slots = shape_of_slots("topk_ids", ids)

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gemmill.emitters.adapting import RANKS_OF_CTA, Adaptation
+from gemmill.emitters.adapting import BLOCK, MOST_RANK, Order
+from gemmill.emitters.expanding import COLUMNS, Expansion
 from gemmill.emitters.ptx import BITS
+from gemmill.emitters.shrinking import Shrinking, ranks_of_cta
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.errors import OperandError
 from gemmill.library.legality.quantities import TMA_ALIGN
@@ -20,10 +22,33 @@ WEIGHTS: tuple[DTypeName, ...] = ("bf16", "f16")
 """Dtypes of tokens and adapters."""
 ROUTED = ("offsets", "rows", "places")
 """Tensors of a :class:`gemmill.Routing`."""
+FEW = 128
+"""Most tokens that are not sorted: their tiles read more adapters, which takes less time than a launch."""
+MANY = 1 << 16
+"""Tokens times ranks above which grouped products are faster, of more ranks than :data:`LOW`."""
+LOW = 32
+SMS = 132
+"""SMs of an H100 or H200."""
+TALL = 1024
+"""Tokens from which tiles have two blocks, if an adapter has :data:`OF_ADAPTER` of them."""
+OF_ADAPTER = 128
 
 
-FEW = 4096
-"""Most tokens times rank for which reading an adapter again for each token is faster than products of groups."""
+class Division(NamedTuple):
+    """How the kernels of adapters divide their work."""
+
+    blocks: int
+    """Blocks of 16 tokens in a tile."""
+    slices: int
+    """Slices of K."""
+    shares: int
+    """CTAs of the first kernel that share the adapters of a tile."""
+    shares_of_columns: int
+    """CTAs of the second kernel that share them."""
+
+    def tiles(self, tokens: int) -> int:
+        """Tiles of some tokens."""
+        return -(-tokens // (BLOCK * self.blocks))
 
 
 class LoraExtents(NamedTuple):
@@ -52,66 +77,99 @@ class LoraExtents(NamedTuple):
             "places": (self.tokens, 1),
         }
 
-    def between(self, dtype: DTypeName, routes: bool, directly: bool) -> Shapes:
+    def between(self, dtype: DTypeName, routes: bool, division: Division | None) -> Shapes:
         """Return the shapes and dtypes of the tensors between the launches by name.
 
         Args:
             dtype: Dtype of the tokens.
             routes: Whether the first launch sorts the tokens.
-            directly: Whether each token reads its adapter.
+            division: That of the kernels of adapters; None for products of groups.
         """
         shapes = self.shapes()
-        if directly:
-            return {"inner": ((self.tokens, self.rank), "f32")}
         routing: Shapes = {name: (shapes[name], "s32") for name in ROUTED if routes}
+        if division:
+            tile = BLOCK * division.blocks
+            padded = tile * division.tiles(self.tokens)
+            return routing | {"inner": ((division.slices, padded, self.rank), "f32")}
         return routing | {"inner": ((self.tokens, self.rank), dtype), "sums": ((self.tokens, self.columns), dtype)}
+
+    @property
+    def sorts(self) -> bool:
+        """Whether tokens with ids are sorted for the kernels of adapters."""
+        return self.adapters > 1 and self.tokens > FEW
+
+    def division(self, is_sorted: bool) -> Division:
+        """Return how the kernels of adapters divide their work, whether or not tokens are sorted."""
+        is_tall = self.tokens >= max(TALL, OF_ADAPTER * self.adapters) and self.rank <= 64
+        blocks = 2 if is_tall else 1
+        tiles = max(1, -(-self.tokens // (BLOCK * blocks)))
+        parts = tiles * (self.rank // ranks_of_cta(self.rank, blocks))
+        of_tile = min(BLOCK * blocks, self.adapters, self.tokens)
+        if is_sorted:
+            of_tile = min(of_tile, 2 + self.adapters // tiles)
+
+        def fits(slices: int) -> bool:
+            return parts * slices * (of_tile if slices > 4 else 1) <= SMS
+
+        def shares(ctas: int) -> int:
+            return max(1, min(of_tile, 2 * SMS // ctas))
+
+        most = min(16, max(4, self.rank // 4))
+        slices = next((n for n in (16, 8, 4, 2) if n <= most and fits(n)), 1)
+        return Division(blocks, slices, shares(parts * slices), shares(tiles * -(-self.columns // COLUMNS)))
 
 
 @dataclass(frozen=True, slots=True)
 class BoundAdaptation:
-    """The tensors of the kernels that multiply each token by its own adapter (emitters/adapting.py)."""
+    """The tensors of the kernels that multiply tokens by their adapters (emitters/adapting.py)."""
 
     x: TensorView
     a: TensorView
     b: TensorView
     ids: TensorView
-    """The ids of adapters, or, with ``offsets``, the places of the tokens."""
-    offsets: TensorView | None
+    """The ids of adapters, or, with ``rows``, the ends of the groups of sorted tokens."""
+    rows: TensorView | None
+    """The sorted tokens."""
     inner: TensorView
-    """The sums of the first kernel."""
+    """The sums of the first kernel, for each slice."""
     scales: TensorView | None
     scale: float
     y: TensorView | None
     out: TensorView
+    division: Division
 
     @property
-    def kind(self) -> Adaptation:
-        """The kernels that read these tensors."""
+    def order(self) -> Order:
+        """How the kernels find the adapters of tokens."""
+        if self.rows:
+            return "sorted"
+        return "s64" if self.ids.strides[0] == 2 else "s32"
+
+    @property
+    def shrinking(self) -> Shrinking:
+        """The first kernel that reads these tensors."""
+        return Shrinking(self.x.dtype, self.order, self.a.shape[1], self.division.blocks)
+
+    @property
+    def expansion(self) -> Expansion:
+        """The second kernel that reads these tensors."""
         y, scale = (x.dtype if x else None for x in (self.y, self.scales))
-        return Adaptation(self.x.dtype, self.offsets is not None, y, scale, self.out.dtype)
-
-    @property
-    def step(self) -> int:
-        """Bytes between ids."""
-        return 4 * (1 if self.ids.shape[0] < 2 else self.ids.strides[0])
+        blocks, slices = self.division[:2]
+        return Expansion(self.x.dtype, self.order, self.a.shape[1], blocks, slices, y, scale, self.out.dtype)
 
 
-def adapts_directly(tensors: Mapping[str, TensorView], extents: LoraExtents) -> bool:
-    """Whether the kernels for few tokens are faster, and take these tensors."""
-    if extents.tokens * extents.rank > FEW or extents.rank % RANKS_OF_CTA:
+def adapts(tensors: Mapping[str, TensorView], extents: LoraExtents) -> bool:
+    """Whether the kernels of adapters take these tensors, and are faster than grouped products."""
+    if extents.rank > MOST_RANK or (extents.rank > LOW and extents.tokens * extents.rank > MANY):
         return False
-    if "offsets" in tensors and tensors["offsets"].strides != (1,):
+    if any(name in tensors and tensors[name].strides != (1,) for name in ("offsets", "rows")):
         return False
     for name in ("a", "b"):
         factor = tensors[name]
         steps = [step * DTYPES[factor.dtype].bytes for step in factor.strides[:2]]
         if factor.strides[2] != 1 or factor.ptr % TMA_ALIGN or any(step % TMA_ALIGN for step in steps):
             return False
-    return all(
-        has_aligned_rows(tensors[name], 2 * DTYPES[tensors[name].dtype].bytes)
-        for name in ("y", "out")
-        if name in tensors
-    )
+    return all(has_aligned_rows(tensors[name], TMA_ALIGN) for name in ("y", "out") if name in tensors)
 
 
 def lora_extents(tensors: Mapping[str, TensorView]) -> LoraExtents:

@@ -4,8 +4,9 @@ their kernels."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, NamedTuple
 
 from gemmill.emitters.combining import SLOTS, VECTOR, Combination
 from gemmill.emitters.gathering import WIDTHS
@@ -15,7 +16,7 @@ from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import OperandError
 from gemmill.library.wording import one_of
 from gemmill.runtime.operands.overlap import MemoryCheck
-from gemmill.runtime.operands.tensors import TensorView, check_devices
+from gemmill.runtime.operands.tensors import TensorView, check_devices, view_table
 
 _LIMIT = 1 << 31
 """Places are 32-bit integers."""
@@ -45,7 +46,7 @@ class BoundRoute:
     @property
     def kind(self) -> tuple[int, int]:
         """The kernel that reads these tensors: bytes between ids, and CTAs of a cluster."""
-        return 4 if _is_packed(self.ids, 1) else 8, cluster_for(self.count)
+        return 4 * self.ids.strides[-1], cluster_for(self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,27 @@ def strides_of(tensor: TensorView | None) -> Strides:
     return Strides(tensor.strides[0] * size, tensor.strides[1] * size)
 
 
+def view_ids(tensor: Any, name: str, stream: int = 0) -> TensorView:
+    """Read ids in GPU memory: int32, or the low words of int64, two words apart, which the high ones follow.
+
+    Raises:
+        OperandError: they are not contiguous integers.
+    """
+    ids = view_table(tensor, name, stream)
+    if isinstance(tensor, TensorView):
+        return ids
+    step = 2 if str(getattr(tensor, "dtype", "")).endswith("int64") else 1
+    if not _is_packed(ids, step):
+        raise _not_contiguous(name, ids)
+    return replace(ids, strides=tuple([step * prod(ids.shape[axis + 1 :]) for axis in range(len(ids.shape))]))
+
+
+def _not_contiguous(name: str, ids: TensorView) -> OperandError:
+    return OperandError(
+        f"{name} has strides {ids.strides} for shape {ids.shape}; it must be contiguous: pass {name}.contiguous()"
+    )
+
+
 def bind_route(ids: TensorView, experts: int, offsets: TensorView, rows: TensorView, places: TensorView) -> BoundRoute:
     """Return the tensors of ``route``.
 
@@ -127,11 +149,8 @@ def bind_route(ids: TensorView, experts: int, offsets: TensorView, rows: TensorV
     for name in ("offsets", "rows", "places"):
         if not _is_packed(tensors[name], 1):
             raise OperandError(f"{name} has strides {tensors[name].strides}; it must be contiguous")
-    if not (_is_packed(ids, 1) or _is_packed(ids, 2)):
-        raise OperandError(
-            f"topk_ids has strides {ids.strides} for shape {ids.shape}; it must be contiguous: pass "
-            "topk_ids.contiguous()"
-        )
+    if ids.strides[-1] not in (1, 2) or not _is_packed(ids, ids.strides[-1]):
+        raise _not_contiguous("topk_ids", ids)
     _check_memory(tensors, ("offsets", "rows", "places"))
     return BoundRoute(ids, offsets, rows, places)
 

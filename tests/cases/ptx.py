@@ -132,8 +132,31 @@ class Warp:
         mask = np.uint64((1 << self.kernel.width(operand)) - 1)
         self.registers[operand] = np.where(lanes, np.asarray(values).astype(np.uint64) & mask, self.value(operand))
 
+    def multiply(self, dtype: str, *groups: list[str]) -> None:
+        """The m16n8k16 instruction, whose sums are exact where they are whole numbers."""
+        assert self.active.all()
+        lane, halves = np.arange(LANES), np.arange(2)
+        row, column = lane[:, None] // 4, 2 * (lane[:, None] % 4) + halves
+        a, b = np.zeros((16, 16), np.float32), np.zeros((16, 8), np.float32)
+
+        def elements(register: str) -> Any:
+            word = self.value(register)
+            parts = [word >> np.uint64(16 * half) & np.uint64(0xFFFF) for half in range(2)]
+            return np.stack([as_f32(part, dtype) for part in parts], axis=1)
+
+        for i, register in enumerate(groups[1]):
+            a[row + 8 * (i % 2), column + 8 * (i // 2)] = elements(register)
+        for i, register in enumerate(groups[2]):
+            b[column + 8 * i, row] = elements(register)
+        products = a.astype(np.float64) @ b.astype(np.float64)
+        for i, (register, addend) in enumerate(zip(groups[0], groups[3], strict=True)):
+            sums = as_floats(self.value(addend)) + products[row[:, 0] + 8 * (i // 2), column[:, i % 2]]
+            self.write(register, sums.astype(np.float32).view(np.uint32), self.active)
+
     def execute(self, name: list[str], operands: list[str], lanes: Any) -> None:
         what, kind = name[0], name[-1]
+        if what == "mma":
+            return self.multiply(name[7], *map(split, operands))
         if what in ("ld", "st"):
             return self.move(name, operands, lanes)
         bits = int(kind[1:]) if kind[1:].isdigit() else 64
@@ -189,6 +212,8 @@ class Warp:
             return np.full(LANES, sum(1 << lane for lane in range(LANES) if x[lane]), np.uint64)
         if what == "popc":
             return np.array([int(v).bit_count() for v in x], np.uint64)
+        if what == "bfind":
+            return np.array([(int(v).bit_length() - 1) & FULL for v in x], np.uint64)
         if what == "cvt":
             return self.converted(name, values)
         if what == "selp":
@@ -226,7 +251,7 @@ class Warp:
         return data[at : at + size]
 
     def move(self, name: list[str], operands: list[str], lanes: Any) -> None:
-        what, space = name[:2]
+        what, space = name[0], name[3 if name[1] == "relaxed" else 1]
         address, group = (operands[0], operands[1]) if what == "st" else (operands[1], operands[0])
         registers = split(group) if "{" in group else [group]
         size = int(name[-1][1:]) // 8

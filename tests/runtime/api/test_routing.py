@@ -28,6 +28,8 @@ PLACE = 1 << 45
         ({"topk_ids": on_gpu((64,), "s32")}, r"topk_ids has shape \(64,\); it must be \(tokens, slots of a token\)"),
         ({"topk_ids": on_gpu((64, 8), "f32")}, "topk_ids is f32; it must be int32"),
         ({"topk_ids": on_gpu((64, 8), "s32", strides=(1, 64))}, r"topk_ids has strides \(1, 64\) .* contiguous"),
+        ({"topk_ids": on_gpu((64, 8), "s32", strides=(16, 2))}, r"topk_ids has strides \(16, 2\) .* contiguous"),
+        ({"topk_ids": on_gpu((64, 1), "s32", strides=(2, 1))}, r"topk_ids has strides \(2, 1\) .* contiguous"),
         ({"topk_ids": on_gpu((1 << 28, 8), "s32")}, r"tokens times slots must be below 2\^31"),
         ({"experts": 0}, r"experts is 0; it must be a whole number from 1 to 2\^31 - 1"),
         ({"experts": True}, "experts is True"),
@@ -118,7 +120,7 @@ def test_the_job_of_a_sum_is_in_bytes() -> None:
 
 
 @pytest.mark.parametrize(("strides", "step"), [((8, 1), 4), ((16, 2), 8)])
-def test_ids_of_64_bits_are_read_by_their_low_words(strides: tuple[int, int], step: int) -> None:
+def test_ids_of_64_bits_are_two_words_apart(strides: tuple[int, int], step: int) -> None:
     tensors = views(**ROUTING._asdict())
     assert bind_route(view(on_gpu((64, 8), "s32", strides=strides), "topk_ids"), 16, **tensors).kind == (step, 1)
 
