@@ -14,6 +14,7 @@ PROGRAMS = {
     "picture": "draw the records of sustained as an SVG; no GPU",
     "deepgemm": "relative to DeepGEMM, in bursts and at the power limit",
     "moe": "layers of mixtures of experts, relative to PyTorch and Triton, in bursts and at the power limit",
+    "lora": "products of low-rank adapters, relative to PyTorch and Triton, in bursts",
     "models": "PyTorch models with enabled(): time, accuracy, coverage",
     "training": "training steps of a Llama with enabled(): time, loss",
     "host": "host time of a call from PyTorch",

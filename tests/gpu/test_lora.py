@@ -8,7 +8,8 @@ import pytest
 from tests.gpu.harness import torch
 
 import gemmill.torch
-from gemmill.runtime.operands.lora import FEW
+from gemmill.emitters.adapting import MOST_RANK
+from gemmill.profiler.baselines.triton_adapters import TILES, Tile, TritonAdapters
 
 pytestmark = pytest.mark.gpu
 
@@ -20,15 +21,16 @@ def drawn(*shape: int, dtype: Any = torch.bfloat16) -> Any:
 
 
 def wanted(x: Any, a: Any, b: Any, ids: Any, y: Any, scale: Any, dtype: Any, *, bits: str = "any") -> Any:
-    """The definition. Products round rows between them, and before the sum, to the dtype of x."""
-    rounds = bits != "any" or len(x) * a.shape[1] > FEW
+    """The definition. Rows between the products are rounded to the dtype of x; those of grouped products also before
+    they are added to y."""
+    grouped = bits != "any" or a.shape[1] > MOST_RANK
     used = ((ids >= 0) & (ids < len(a)))[:, None]
     at = ids.long().where(used[:, 0], 0)
 
     def rounded(values: Any) -> Any:
-        return values.to(x.dtype).double() if rounds else values
+        return values.to(x.dtype).double() if grouped else values
 
-    inner = rounded(torch.einsum("th,trh->tr", x.double(), a.double()[at]))
+    inner = torch.einsum("th,trh->tr", x.double(), a.double()[at]).to(x.dtype).double()
     products = torch.einsum("tr,tnr->tn", inner, b.double()[at])
     of_tokens = isinstance(scale, torch.Tensor)
     sums = rounded(products) * scale[:, None].double() if of_tokens else rounded(products * scale)
@@ -38,7 +40,7 @@ def wanted(x: Any, a: Any, b: Any, ids: Any, y: Any, scale: Any, dtype: Any, *, 
 
 @pytest.mark.parametrize("bits", ["any", "k16"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("rank", [8, 16, 24, 32, 64, 128])
+@pytest.mark.parametrize("rank", [8, 16, 24, 64, 72, 128, 136])
 @pytest.mark.parametrize(("tokens", "adapters"), [(1, 1), (5, 128), (64, 3), (300, 40), (1000, 1)])
 def test_tokens_get_the_products_of_their_adapters(
     tokens: int, adapters: int, rank: int, dtype: Any, bits: str
@@ -48,16 +50,17 @@ def test_tokens_get_the_products_of_their_adapters(
         x, a = drawn(tokens, HIDDEN, dtype=dtype), drawn(adapters, rank, HIDDEN, dtype=dtype)
         b, y = drawn(adapters, columns, rank, dtype=dtype), drawn(tokens, columns, dtype=dtype)
         ids = torch.randint(-1, adapters + 1, (tokens,), device="cuda")
+        ids[1::7] += 1 << 32  # no id, though its low half may be one
         scales = torch.tensor([0.5, 2.0, -1.0], device="cuda").repeat(tokens)[:tokens]
         for scale in (0.5, scales):
             found = gemmill.lora(x, a, b, ids, y=y, scale=scale, bits=bits)
             assert torch.equal(found, wanted(x, a, b, ids, y, scale, dtype, bits=bits))
         sums = torch.full((tokens, columns), float("nan"), device="cuda")
         exact = wanted(x, a, b, ids, None, 1.0, torch.float32, bits=bits)
-        routing = gemmill.route(ids.int()[:, None], adapters)
-        gemmill.lora(x, a, b, routing, out=sums, bits=bits)
+        gemmill.lora(x, a, b, gemmill.route(ids[:, None], adapters), out=sums, bits=bits)
         assert torch.equal(sums, exact)
-        gemmill.lora(x, a, b, ids.int(), y=sums, out=sums, bits=bits)
+        low = ids.where(ids < 1 << 31, -1).int()
+        gemmill.lora(x, a, b, low, y=sums, out=sums, bits=bits)
         assert torch.equal(sums, 2 * exact)
 
 
@@ -77,6 +80,17 @@ def test_a_graph_holds_a_plan_for_all_ids(bits: str) -> None:
             x.copy_(drawn(tokens, HIDDEN))
             graph.replay()
             assert torch.equal(out, wanted(x, a, b, ids, y, 2.0, torch.bfloat16, bits=bits))
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_the_triton_baseline_adds_the_same(tile: Tile) -> None:
+    torch.manual_seed(0)
+    tokens, adapters = 150, 5
+    x, a, b, y = drawn(tokens, HIDDEN), drawn(adapters, 8, HIDDEN), drawn(adapters, 136, 8), drawn(tokens, 136)
+    ids = torch.randint(0, adapters, (tokens,), device="cuda", dtype=torch.int32)
+    baseline = TritonAdapters(x, a, b, ids, y, 0.5, tile)
+    baseline()
+    assert torch.equal(baseline.out, wanted(x, a, b, ids, y, 0.5, torch.bfloat16))
 
 
 def test_gradients_are_those_of_each_token() -> None:

@@ -8,6 +8,8 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
+from benchmarks.lora import SCALE, loop  # noqa: E402
+
 import gemmill.torch  # noqa: E402
 from gemmill.runtime.torch.experts import Routed  # noqa: E402
 
@@ -70,3 +72,11 @@ def test_meta_tensors_have_the_shape_of_the_result() -> None:
     given = {name: x.detach().to("meta") for name, x in operands(torch.bfloat16).items()}
     routing = gemmill.Routing(*(torch.empty(n, dtype=torch.int32, device="meta") for n in ((4,), (7,), (7, 1))))
     assert gemmill.torch.lora(given["x"], given["a"], given["b"], routing).shape == (7, 16)
+
+
+def test_the_loop_of_the_benchmark_gives_what_the_definition_gives() -> None:
+    x, a, b, y, _ = (tensor.detach() for tensor in operands().values())
+    run, out = loop(x, a, b, IDS, y)
+    for _ in range(2):
+        run()
+        torch.testing.assert_close(out, plain(x, a, b, y, torch.full((7,), SCALE)))
