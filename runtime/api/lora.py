@@ -43,11 +43,12 @@ def lora(
     Two launches multiply the tokens on tensor cores, and the second adds to ``y``; another one before them sorts many
     tokens with ids by adapter (:func:`gemmill.route`). The call never waits for the GPU.
 
-    The order of a sum is stated: H is cut into slices, whose number depends on the shapes, and each slice into eight
-    parts; a part is summed in f32, 16 products at a time, and the sums of parts and of slices are added in their order.
-    The result is rounded to the dtype of ``x``, multiplied by ``b`` in the same way, and added to ``y`` in f32.
-    Ranks above 128, rows of ``y`` or ``out`` that are not aligned to 16 bytes, and a ``bits`` that names an order need
-    two grouped products and :func:`gemmill.combine` instead, which also round the rows that are added.
+    The order of a sum is stated: H is cut into slices, whose number depends on the shapes and on whether tokens are
+    sorted, and each slice into eight parts; a part is summed in f32, 16 products at a time, and the sums of parts and
+    of slices are added in their order. The result is rounded to the dtype of ``x``, multiplied by ``b`` in the same
+    way, scaled and added to ``y`` in f32. Many tokens of more than 32 ranks, ranks above 128, rows of ``y`` or ``out``
+    that are not aligned to 16 bytes, and a ``bits`` that names an order have two grouped products and
+    :func:`gemmill.combine` instead, which also round the rows that are added.
 
     Example:
         >>> routing = gemmill.route(adapter_ids[:, None], len(a))  # once for all layers
@@ -66,7 +67,7 @@ def lora(
             that of ``x``.
         bits: Which order of sums both products must have, as in :func:`gemmill.matmul`.
 
-    The library of ``x``, PyTorch or CuPy, allocates the memory between the launches: for each token at most eight times
+    The library of ``x``, PyTorch or CuPy, allocates the memory between the launches: for each token at most 16 times
     the rank in f32, or rank + N elements with grouped products. ``stream`` and ``registry`` are as in
     :func:`gemmill.matmul`.
 
