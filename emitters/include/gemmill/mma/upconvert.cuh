@@ -165,14 +165,17 @@ template <>
 struct UpconvertBytes<s4> {
   /// Puts bytes 2 * quad and 2 * quad + 1 into the low half.
   uint32_t select;
-  /// 0 to 3; and -8 to -5, shifted to the right by one, which loses no bit and makes bit 7 zero. In registers: ptxas would
-  /// copy constants to new ones for each use, but it does not see through a shuffle.
+  /// 0 to 3; and -8 to -5, shifted to the right by one, which loses no bit and makes bit 7 zero.
   uint32_t positive, negative;
 
-  __device__ explicit UpconvertBytes(int quad)
-      : select(0x0010 + 0x0022 * quad),
-        positive(__shfl_sync(~0u, 0x44403800, 0)),
-        negative(__shfl_sync(~0u, 0x65666768, 0)) {}
+  __device__ explicit UpconvertBytes(int quad) : select(0x0010 + 0x0022 * quad) {
+    // ptxas would copy a constant to a register for each use. It does not see that this is 0 in every lane.
+    uint32_t lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    uint32_t const zero = (lane ^ threadIdx.x) & 3;
+    positive = 0x44403800 + zero;
+    negative = 0x65666768 + zero;
+  }
 
   __device__ uint32_t operator()(uint32_t low, uint32_t high) const {
     uint32_t const nibbles = __byte_perm(low, high, select);

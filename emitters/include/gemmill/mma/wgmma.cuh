@@ -80,11 +80,12 @@ struct Accumulators {
       for (auto& value : block) value = 0;
   }
 
+  /// By index: the compiler does not always unroll a loop over rows whose size is not a power of two.
   __device__ void fence() {
 #pragma unroll
-    for (auto& block : values)
+    for (int block = 0; block < Blocks; ++block)
 #pragma unroll
-      for (auto& value : block) pin(value);
+      for (int i = 0; i < Atom::kRegisters; ++i) pin(values[block][i]);
   }
 
   /// Adds the sums of another slice of K, each with one rounding.
