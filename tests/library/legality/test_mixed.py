@@ -6,10 +6,12 @@ import pytest
 
 from gemmill.library.config.fields import ConfigView, Value, fields_of
 from gemmill.library.config.names import kernel_name, parse_name
+from gemmill.library.epilogues.parse import canonical
 from gemmill.library.families.wgmma.wgmma_plan import WgmmaPlan
 from gemmill.library.legality.rules import legal, verdicts
 
 U4 = "sm90a_u4k16s1x128z_bf16k16_f32_none_bf16m16_64x16x128_2x1_cooperative_s16_m8_k1_linear"
+E4M3 = "sm90a_s4k16s1x128_e4m3k16_f32p4_none_bf16m16_128x128x128_1x1_cooperative_s7_m8ngrouped_k1_linear"
 S8 = "sm90a_s8mn16_s8mn16_s32_none_s32n16_128x128x128_1x1_cooperative_s3_m8_k1_linear"
 
 
@@ -21,7 +23,7 @@ def plan(name: str, changes: dict[str, Value]) -> WgmmaPlan:
     return WgmmaPlan(ConfigView(changed(name, changes)))
 
 
-@pytest.mark.parametrize("name", [U4, S8])
+@pytest.mark.parametrize("name", [U4, E4M3, S8])
 def test_names_parse_back_and_are_legal(name: str) -> None:
     assert verdicts(parse_name(name)) == []
     assert kernel_name(parse_name(name)) == name
@@ -46,6 +48,13 @@ def test_names_parse_back_and_are_legal(name: str) -> None:
         (U4, {"tile.m": 128, "tile.n": 176}, "accumulator-registers", "the limit for 2 consumer warpgroups is 128"),
         (U4, {"tile.m": 256, "tile.n": 32}, "accumulator-registers", "the limit for 2 consumer warpgroups is 0"),
         (U4, {"a.dtype": "bf16", "a.scale": "none"}, "tile-m", "tile M is 64; for cooperative kernels it must be 128"),
+        (E4M3, {"promote": 0}, "block-scales", "promote is 0; for s4 x e4m3 it must be 4, since scales multiply sums"),
+        (E4M3, {"a.scale": "1x64"}, "block-scales", "for s4 x e4m3 B must have none, and A 1x128"),
+        (E4M3, {"a.scale": "none"}, "block-scales", "for s4 x e4m3 B must have none, and A 1x128"),
+        (E4M3, {"a.dtype": "u4"}, "mma-types", "WGMMA does not support u4 x e4m3"),
+        (E4M3, {"tile.n": 136, "stages": 6}, "accumulator-registers", "the limit for 2 consumer warpgroups is"),
+        (E4M3, {"tile.m": 64, "tile.n": 32}, "accumulator-registers", "the limit for 4 consumer warpgroups is 48"),
+        (E4M3, {"epilogue": canonical("d = acc * x[m, n]")}, "accumulator-registers", "with two levels takes 160"),
         (S8, {"tile.n": 80}, "tile-n", "tile N is 80, or 80 bytes; with an mn-major B"),
         (S8, {"tile.k": 96}, "mma-majors", "tile K is 96 bytes and must be 64, 128 or 256 bytes"),
         # Transposed in place where a panel is square, else to another place.
@@ -64,6 +73,14 @@ def test_zero_points_and_small_groups_take_shared_memory() -> None:
     assert plan(U4, {}).stage_bytes == (64 * 128 // 2, 16 * 128 * 2)
     scales = {"1x128z": 2 * 64 * 2, "1x128": 64 * 2, "1x32": 4 * 64 * 2, "1x32e8": 4 * 64, "none": 0}
     assert {scale: plan(U4, {"a.scale": scale}).scale_bytes for scale in scales} == scales
+
+
+def test_scales_that_multiply_sums_are_of_f32() -> None:
+    assert plan(E4M3, {}).scale_bytes == 128 * 4
+    assert plan(E4M3, {}).stage_bytes == (128 * 128 // 2, 128 * 128)
+    assert plan(E4M3, {}).accumulator_registers == 2 * 64
+    assert legal(changed(E4M3, {"tile.m": 64, "tile.n": 8, "stages": 16}))
+    assert legal(changed(E4M3, {"epilogue": canonical("d = silu(gate8.m * a_scale[n]) * (up8.m * a_scale[n])")}))
 
 
 def test_only_what_wgmma_cannot_read_is_transposed() -> None:
