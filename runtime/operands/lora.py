@@ -112,7 +112,7 @@ class LoraExtents(NamedTuple):
             return parts * slices * (of_tile if slices > 4 else 1) <= SMS
 
         def shares(ctas: int) -> int:
-            return max(1, min(of_tile, 2 * SMS // ctas))
+            return max(1, min(of_tile, 2 * SMS // max(1, ctas)))
 
         most = min(16, max(4, self.rank // 4))
         slices = next((n for n in (16, 8, 4, 2) if n <= most and fits(n)), 1)
@@ -160,7 +160,7 @@ class BoundAdaptation:
 
 def adapts(tensors: Mapping[str, TensorView], extents: LoraExtents) -> bool:
     """Whether the kernels of adapters take these tensors, and are faster than grouped products."""
-    if extents.rank > MOST_RANK or (extents.rank > LOW and extents.tokens * extents.rank > MANY):
+    if not 0 < extents.rank <= MOST_RANK or (extents.rank > LOW and extents.tokens * extents.rank > MANY):
         return False
     if any(name in tensors and tensors[name].strides != (1,) for name in ("offsets", "rows")):
         return False

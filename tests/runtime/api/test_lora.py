@@ -106,7 +106,10 @@ def test_products_gather_tokens_and_sums_start_from_y() -> None:
         ({}, True),
         ({**ROUTING, "adapter_ids": None}, True),
         ({"bits": "k16"}, False),
-        ({"a": on_gpu((5, 136, 256)), "b": on_gpu((5, 384, 136))}, False),  # too many ranks
+        ({"a": on_gpu((5, 136, 256)), "b": on_gpu((5, 384, 136))}, False),
+        ({"a": on_gpu((5, 0, 256)), "b": on_gpu((5, 384, 0))}, False),
+        ({"b": on_gpu((5, 0, 16)), "y": on_gpu((64, 0)), "out": on_gpu((64, 0))}, True),
+        ({"a": on_gpu((0, 16, 256)), "b": on_gpu((0, 384, 16))}, True),
         ({"a": on_gpu((5, 16, 256), strides=(4096, 1, 16))}, False),
         ({"b": on_gpu((5, 384, 16), address=PLACE + 8)}, False),
         ({"y": on_gpu((64, 384), strides=(385, 1))}, False),
