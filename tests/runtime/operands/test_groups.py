@@ -222,6 +222,21 @@ def test_block_scales_follow_their_operands(dtype: str, words: tuple[str, str]) 
     assert (gemm.a_scale.batch_stride, gemm.b_scale.batch_stride) == (0, 6)
 
 
+def test_halves_of_b_are_rows_of_k_and_whole_blocks_of_scales() -> None:
+    halves = parse("d = silu(gate_half) * up_half")
+    with pytest.raises(OperandError, match="b has another layout than rows of K elements"):
+        bound("offsets", 4, tensor(300, 64), tensor(4, 64, 80), tensor(300, 40), epilogue=halves)
+    for n, fits in ((512, True), (384, False)):
+        a, b = tensor(300, 256, dtype="e4m3"), tensor(4, 256, n, dtype="e4m3", transposed=True)
+        scales = {"a_scale": tensor(300, 2, dtype="f32"), "b_scale": tensor(4, 2, n // 128, dtype="f32")}
+        if fits:
+            problem = bound("offsets", 4, a, b, tensor(300, n // 2), epilogue=halves, **scales).problem
+            assert (problem.n, problem.b_scale, problem.epilogue) == (n, "128x128", str(halves))
+        else:
+            with pytest.raises(OperandError, match=r"N is 384, so that a block .* must be a multiple of 256"):
+                bound("offsets", 4, a, b, tensor(300, n // 2), epilogue=halves, **scales)
+
+
 def test_a_gated_epilogue_halves_the_columns_of_groups() -> None:
     gated = parse("d = silu(gate) * up")
     a, b = tensor(300, 64), tensor(4, 64, 80)
