@@ -18,14 +18,16 @@ def test_values_are_those_of_the_format() -> None:
 
 @given(st.lists(st.integers(0, 15), min_size=32, max_size=32))
 def test_words_hold_what_a_lane_looks_for(codes: list[int]) -> None:
-    """By their definition, a number at a time."""
+    """Shifts and masks of a word give pairs of bf16 that are the numbers times 2^-126 (mma/upconvert.cuh)."""
     words = in_fragment_order(np.array(codes, "int32"), np).astype("u1").view("<u4")
+    mask = 0x81C081C0
     for quad, word in enumerate(int(x) for x in words):
-        for i in range(4):
+        turned = word >> 4 | word << 28
+        last = word << 2 & 0x80C080C0 | word >> 6 & 0x01000100
+        for i, pair in enumerate((word & mask, word << 6 & mask, turned & mask, last)):
             for half in range(2):
-                code = codes[8 * i + 2 * quad + half]
-                bits = word >> 16 * half
-                assert (bits >> 3 * i & 7, bits >> 12 + (i ^ 1) & 1) == (code & 7, code >> 3)
+                bits, code = pair >> 16 * half & 0xFFFF, codes[8 * i + 2 * quad + half]
+                assert bits == (code & 7) << 6 | code >> 3 << 15
 
 
 @given(st.lists(st.integers(1, 3), max_size=3), st.integers(0, 4), st.integers(0, 99))

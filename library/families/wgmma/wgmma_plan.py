@@ -70,6 +70,9 @@ GATHERING_REGISTERS = 64
 kernels of 256 columns spill."""
 CONSUMER_REGISTERS: Mapping[int, int] = {2: 224, 3: 152, 4: 104}
 """Registers of a consumer thread, by number of consumer warpgroups (PTX ISA, ``setmaxnreg``)."""
+NARROW_N, NARROW_K, MANY_COLUMNS = 32, 128, 192
+"""Most columns of tiles of 256 rows of narrow weights with four consumer warpgroups, and the K of their stages; fewest
+columns for which stages of 64 along K of 4-bit weights are upconverted in two steps."""
 SHALLOW_K_BYTES = 64
 """Bytes along K of the shallowest stages."""
 SPANS = (128, 64, 32)
@@ -172,12 +175,27 @@ class WgmmaPlan(KernelPlan):
         return 4 if shared and self.is_mixed else 1
 
     @member
-    def consumer_warpgroups(self) -> int:
-        """Warpgroups that issue WGMMAs: those that take stages in turn, else three for tiles of 192 rows, else
-        two."""
+    def steps(self) -> int:
+        """Steps along K in which a warpgroup upconverts a stage: those that share stages do it in as many as they are,
+        others in two if they are four or if 4-bit weights meet many columns, else at once."""
+        if self.scales_sums or not self.is_mixed or self.config.schedule != "cooperative":
+            return 1
         if self.slices > 1:
             return self.slices
-        return 3 if self.config.schedule == "cooperative" and self.config.tile.m == 192 else 2
+        wide = self.config.a.type.bits == 4 and self.config.tile.n >= MANY_COLUMNS and self.config.tile.k == 64
+        return 2 if wide or self.consumer_warpgroups == 4 else 1
+
+    @member
+    def consumer_warpgroups(self) -> int:
+        """Warpgroups that issue WGMMAs: those that take stages in turn, else four for 16-bit mixed input in cooperative
+        tiles of 256 rows with few columns and deep stages, three for tiles of 192 rows, else two."""
+        tile = self.config.tile
+        if self.slices > 1 or self.config.schedule != "cooperative":
+            return max(2, self.slices)
+        upconverts = self.is_mixed and not self.scales_sums
+        if upconverts and (tile.m, tile.k) == (4 * SUBTILE_M, NARROW_K) and tile.n <= NARROW_N:
+            return 4
+        return 3 if tile.m == 3 * SUBTILE_M else 2
 
     @member
     def storing_warpgroups(self) -> int:
@@ -221,7 +239,7 @@ class WgmmaPlan(KernelPlan):
         two steps of a stage, because the thread loads the next one during the MMAs."""
         if not self.multiplies_from_registers:
             return 0
-        depth = self.config.tile.k // (1 if self.scales_sums else self.slices)
+        depth = self.config.tile.k // self.steps
         return 2 * self.warpgroup_m * depth * self.config.b.type.bits // (32 * WARPGROUP)
 
     @part

@@ -46,7 +46,7 @@ def test_names_parse_back_and_are_legal(name: str) -> None:
         (U4, {"tile.n": 80}, "accumulator-registers", "the limit for 4 consumer warpgroups is 48"),
         (U4, {"accumulator": "f16"}, "mma-types", "for u4 x bf16 it must be f32"),
         (U4, {"tile.m": 128, "tile.n": 176}, "accumulator-registers", "the limit for 2 consumer warpgroups is 128"),
-        (U4, {"tile.m": 256, "tile.n": 32}, "accumulator-registers", "the limit for 2 consumer warpgroups is 0"),
+        (U4, {"tile.m": 256, "tile.n": 40}, "accumulator-registers", "the limit for 2 consumer warpgroups is 0"),
         (U4, {"a.dtype": "bf16", "a.scale": "none"}, "tile-m", "tile M is 64; for cooperative kernels it must be 128"),
         (E4M3, {"promote": 0}, "block-scales", "promote is 0; for s4 x e4m3 it must be 4, since scales multiply sums"),
         (E4M3, {"a.scale": "1x64"}, "block-scales", "for s4 x e4m3 B must have none, and A 1x128"),
@@ -99,3 +99,21 @@ def test_four_warpgroups_share_64_rows_by_slices_of_k() -> None:
     assert plan(U4, {"tile.n": 32}).auto_stages % 4 == 0
     assert plan(U4, {"schedule": "pingpong"}).slices == 1
     assert legal(changed(U4, {"schedule": "pingpong"}))
+
+
+@pytest.mark.parametrize(
+    ("tile", "dtype", "expected"),  # consumer warpgroups, the rows of each, steps of a stage
+    [
+        ((256, 16, 128), "u4", (4, 64, 2)),
+        ((256, 16, 128), "s8", (4, 64, 2)),
+        ((256, 16, 64), "u4", (2, 128, 1)),
+        ((128, 16, 128), "u4", (2, 64, 1)),
+        ((128, 192, 64), "u4", (2, 64, 2)),
+        ((128, 192, 64), "s8", (2, 64, 1)),
+        ((64, 16, 128), "u4", (4, 64, 4)),
+    ],
+)
+def test_warpgroups_and_steps(tile: tuple[int, int, int], dtype: str, expected: tuple[int, int, int]) -> None:
+    extents = dict(zip(("tile.m", "tile.n", "tile.k"), tile, strict=True))
+    kernel = plan(U4, {**extents, "a.dtype": dtype, "a.scale": "1x128"})
+    assert (kernel.consumer_warpgroups, kernel.warpgroup_m, kernel.steps) == expected

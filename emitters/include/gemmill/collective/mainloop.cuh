@@ -331,6 +331,46 @@ struct CollectiveMainloop {
     if (k_tile < k_tiles) step(even, odd, k_tile == 0);
   }
 
+  /// The mainloop of warpgroups that upconvert each stage in steps. While MMAs read the fragments of one step, the next
+  /// ones are upconverted.
+  template <class OperandA>
+  __device__ static void mma_in_steps(Accumulator& accumulators, OperandA const& a, MatrixDescriptors<B> const& b,
+                                      StagePipeline& pipeline, TransposeBarriers& transposed, Position& at,
+                                      Release const& release, int k_tiles) {
+    static_assert(Traits::kSteps % 2 == 0, "the two fragments alternate");
+    asm volatile("" : "+r"(k_tiles));  // else the compiler divides in each iteration
+    typename OperandA::Fragment fragments[2];
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+      wait(pipeline, transposed, at);
+      typename OperandA::Scales scales;
+      MatrixDescriptors<B> const b_stage = b.advanced(at.stage * B::kBytes);
+#pragma unroll
+      for (int step = 0; step < Traits::kSteps; ++step) {
+        a.load(fragments[step % 2], scales, at.stage, step);
+        accumulators.multiply(fragments[step % 2], b_stage, 0, step == 0 && k_tile == 0, step * Traits::kStepK);
+        wgmma_wait<1>();
+        fragments[(step + 1) % 2].pin();
+        if (step == 0 && k_tile > 0) release(at.previous());
+      }
+      at.advance();
+    }
+  }
+
+  /// The mainloop with A in registers, for warpgroups that take all stages.
+  template <class OperandA>
+  __device__ static void mma_from_registers(Accumulator& accumulators, OperandA const& a, MatrixDescriptors<B> const& b,
+                                            StagePipeline& pipeline, TransposeBarriers& transposed, Position& at,
+                                            Release const& release, int k_tiles) {
+    if constexpr (Traits::kSteps > 1) {
+      mma_in_steps(accumulators, a, b, pipeline, transposed, at, release, k_tiles);
+    } else {
+      typename OperandA::Fragment even, odd;
+      alternate(even, odd, k_tiles, [&](auto& fragment, auto& before, bool first) {
+        mma_step(accumulators, a, fragment, before, b, pipeline, transposed, at, release, first);
+      });
+    }
+  }
+
   /// The mainloop of warpgroups that take the stages of a tile in turn. While MMAs read the fragments of one step, the
   /// next ones are upconverted. No MMA is in flight at the end of a stage, so that it is released at once: other
   /// warpgroups use the time.
@@ -345,17 +385,18 @@ struct CollectiveMainloop {
     for (int k_tile = warpgroup; k_tile < k_tiles; k_tile += Traits::kSlices) {
       wait(pipeline, transposed, at);
       typename OperandA::Fragment fragments[2];
+      typename OperandA::Scales scales;
       MatrixDescriptors<B> const b_stage = b.advanced(at.stage * B::kBytes);
 #pragma unroll
-      for (int step = 0; step < Traits::kSlices; ++step) {
-        a.load(fragments[step % 2], at.stage, step);
+      for (int step = 0; step < Traits::kSteps; ++step) {
+        a.load(fragments[step % 2], scales, at.stage, step);
         bool const first = step == 0 && k_tile == warpgroup;
         accumulators.multiply(fragments[step % 2], b_stage, 0, first, step * Traits::kStepK);
         wgmma_wait<1>();
         if (step > 0) fragments[(step + 1) % 2].pin();
       }
       wgmma_wait<0>();
-      fragments[(Traits::kSlices - 1) % 2].pin();
+      fragments[(Traits::kSteps - 1) % 2].pin();
       release(at.stage);
       at.template skip<Traits::kSlices>();
     }

@@ -13,19 +13,28 @@
 
 namespace gemmill {
 
-/// The scale of a group in both halves of a word.
-template <class Wide>
-__device__ inline uint32_t scale_pair(Wide, Wide scale) {
-  return scale.bits * 0x10001u;
+/// What the pairs of a group are multiplied by in two rows: the scales, 2^6 times those of pairs that are down.
+template <class Narrow, class Wide>
+__device__ inline void factors(Wide (&result)[2], Wide first, Wide second) {
+  result[0] = first, result[1] = second;
+  if constexpr (kIsDown<Narrow, Wide>) result[0] = times(first, kUp), result[1] = times(second, kUp);
 }
-/// For e2m1: the factor by which its pairs are multiplied (Upconvert<e2m1, Wide>), as exact as `Wide` is. From 2^2 on it
-/// is infinite.
-__device__ inline uint32_t scale_pair(bf16, ue8m0 scale) { return __viaddmin_s32(scale.bits, 126, 255) * 0x00800080u; }
-__device__ inline uint32_t scale_pair(f16, ue8m0 scale) { return __viaddmin_s32_relu(scale.bits, -98, 31) * 0x04000400u; }
+/// For e2m1: the factors by which its pairs are multiplied (Upconvert<e2m1, Wide>), as exact as `Wide` is. From 2^2 on
+/// they are infinite.
+template <class, class Wide>
+__device__ inline void factors(Wide (&result)[2], ue8m0 first, ue8m0 second) {
+  uint32_t const scales = first.bits + second.bits * 0x10000u;
+  uint32_t both;
+  if constexpr (cute::is_same_v<Wide, bf16>)
+    both = __viaddmin_s16x2(scales, 0x007e007e, 0x00ff00ff) << 7;
+  else
+    both = __viaddmin_s16x2_relu(scales, 0xff9eff9e, 0x001f001f) << 10;
+  asm("mov.b32 {%0, %1}, %2;" : "=h"(result[0].bits), "=h"(result[1].bits) : "r"(both));
+}
 
 /// Scales and zero points of one stage: for each group of `Group` elements along K, one value for each row. Group 0:
 /// there are none.
-template <class Scale, class Wide, int Group, bool Zeros, int TileM, int TileK>
+template <class Scale, int Group, bool Zeros, int TileM, int TileK>
 struct GroupLayout {
   static constexpr int kGroup = Group;
   static constexpr bool kHasZeros = Zeros;
@@ -44,13 +53,9 @@ struct GroupLayout {
 
   /// Where a row's values begin within a stage.
   static constexpr int place(int row) { return row * int(sizeof(Scale)); }
-  /// The scale of a group; `values` are a row's.
-  __device__ static Scale scale(char const* values, int group) {
+  /// The value of a group; `values` are a row's.
+  __device__ static Scale value(char const* values, int group) {
     return *reinterpret_cast<Scale const*>(values + place(group * TileM));
-  }
-  /// The value of a group, in both halves of a word; `values` are a row's.
-  __device__ static uint32_t pair(char const* values, int group) {
-    return scale_pair(Wide{}, *reinterpret_cast<Scale const*>(values + place(group * TileM)));
   }
 };
 
@@ -85,35 +90,97 @@ struct NarrowOperand {
     select = Chunk<Narrow>::template select<Wide>(threadIdx.x % 4);
   }
 
-  __device__ void load(Fragment& fragment, int stage, int step = 0) const {
+  /// Whether the lanes of a quad, which need the same scales, each load some of a stage's and have the rest from the
+  /// others.
+  static constexpr bool kShares = Groups::kGroups > 0 && Groups::kGroups % 4 == 0 && !Groups::kHasZeros;
+
+  /// What the pairs of rows 8 apart are multiplied by, and their zero points, in the group that was reached last. If
+  /// lanes share loads, `own` has the factors of both rows in groups quad, quad + 4, ... of the stage.
+  struct Scales {
+    Wide factors[Blocks][2], zeros[Blocks][2];
+    uint32_t own[Blocks][max_of(1, Groups::kGroups / 4)];
+  };
+
+  __device__ void load(Fragment& fragment, int stage) const {
+    Scales scales;
+    load(fragment, scales, stage, 0);
+  }
+
+  /// Loads one of the steps of a stage, which must come in order.
+  __device__ void load(Fragment& fragment, Scales& scales, int stage, int step) const {
     char const* const values = groups + stage * Groups::kBytes;
     uint32_t const first = opaque(rows + stage * Layout::kBytes);
 #pragma unroll
     for (int block = 0; block < Blocks; ++block) {
+      char const* const of_block = values + Groups::place(block * 64);
+      if (kShares && step == 0) load_own(scales.own[block], of_block);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        int const below = block * 64 + half * 8;
-        uint32_t scale = 0, zero = 0;
+      for (int chunk = 0; chunk < K / kChunkK; ++chunk) {
+        uint32_t const place = (first ^ (step * (K / kChunkK) + chunk) * 16) + block * 64 * Layout::kSpan;
+        Chunk<Narrow> const packed[2] = {Chunk<Narrow>(place), Chunk<Narrow>(place + 8 * Layout::kSpan)};
 #pragma unroll
-        for (int chunk = 0; chunk < K / kChunkK; ++chunk) {
-          Chunk<Narrow> const packed((first ^ (step * (K / kChunkK) + chunk) * 16) + below * Layout::kSpan);
+        for (int eight = 0; eight < kChunkK / 8; ++eight) {
+          int const k = chunk * kChunkK + eight * 8;
+          reach(scales, block, of_block, step * K + k);
 #pragma unroll
-          for (int eight = 0; eight < kChunkK / 8; ++eight) {
-            int const k = chunk * kChunkK + eight * 8;
-            if constexpr (Groups::kGroup > 0) {
-              if (k % Groups::kGroup == 0) {
-                int const group = (step * K + k) / Groups::kGroup;
-                scale = Groups::pair(values + Groups::place(below), group);
-                if (Groups::kHasZeros) zero = Groups::pair(values + Groups::place(below) + Groups::kScaleBytes, group);
-              }
-            }
-            uint32_t pair = packed.template pair<Wide>(eight, select);
-            if constexpr (Groups::kHasZeros) pair = sub_pair(Wide{}, pair, zero);
-            if constexpr (Groups::kGroup > 0) pair = mul_pair(Wide{}, pair, scale);
-            fragment.values[block][k / 16][k % 16 / 8 * 2 + half] = pair;
-          }
+          for (int half = 0; half < 2; ++half)
+            fragment.values[block][k / 16][k % 16 / 8 * 2 + half] =
+                pair(packed[half], eight, scales.factors[block][half], scales.zeros[block][half]);
         }
       }
+    }
+  }
+
+ private:
+  /// The pair of eight adjacent elements of a chunk, scaled.
+  __device__ uint32_t pair(Chunk<Narrow> const& packed, int eight, Wide factor, Wide zero) const {
+    uint32_t values;
+    if constexpr (Groups::kHasZeros) {
+      values = packed.template pair<Wide>(eight, select, zero);
+    } else {
+      values = packed.template pair<Wide>(eight, select);
+    }
+    if constexpr (Groups::kGroup > 0 || kIsDown<Narrow, Wide>) values = mul_pair(Wide{}, values, both(factor));
+    return values;
+  }
+
+  /// Element `k` of the stage is reached: if it begins a group, its values replace those of the group before.
+  __device__ static void reach(Scales& scales, int block, char const* values, int k) {
+    if constexpr (Groups::kGroup == 0) {
+      if constexpr (kIsDown<Narrow, Wide>) scales.factors[block][0] = scales.factors[block][1] = kUp;
+    } else if (k % Groups::kGroup == 0) {
+      int const group = k / Groups::kGroup;
+      if constexpr (kShares) {
+        uint32_t const both_rows = __shfl_sync(~0u, scales.own[block][group / 4], group % 4, 4);
+        asm("mov.b32 {%0, %1}, %2;"
+            : "=h"(scales.factors[block][0].bits), "=h"(scales.factors[block][1].bits)
+            : "r"(both_rows));
+      } else {
+        load_factors(scales.factors[block], values, group);
+      }
+      if constexpr (Groups::kHasZeros) load_zeros(scales.zeros[block], values + Groups::kScaleBytes, group);
+    }
+  }
+
+  __device__ static void load_own(uint32_t (&own)[max_of(1, Groups::kGroups / 4)], char const* values) {
+#pragma unroll
+    for (int i = 0; i < Groups::kGroups / 4; ++i) {
+      Wide of_rows[2];
+      load_factors(of_rows, values, 4 * i + threadIdx.x % 4);
+      asm("mov.b32 %0, {%1, %2};" : "=r"(own[i]) : "h"(of_rows[0].bits), "h"(of_rows[1].bits));
+    }
+  }
+
+  /// The factors of a group in rows 8 apart.
+  __device__ static void load_factors(Wide (&result)[2], char const* values, int group) {
+    factors<Narrow>(result, Groups::value(values, group), Groups::value(values + Groups::place(8), group));
+  }
+
+  __device__ static void load_zeros(Wide (&result)[2], char const* values, int group) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      result[half] = Groups::value(values + Groups::place(8 * half), group);
+      if constexpr (kIsDown<Narrow, Wide>) result[half] = times(result[half], kDown);
     }
   }
 };
@@ -153,7 +220,7 @@ struct NarrowOperand<Narrow, e4m3, Layout, Groups, Blocks, K> {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         int const below = block * 64 + half * 8;
-        factors.values[block][half] = Groups::scale(groups + stage * Groups::kBytes + Groups::place(below), 0);
+        factors.values[block][half] = Groups::value(groups + stage * Groups::kBytes + Groups::place(below), 0);
 #pragma unroll
         for (int chunk = 0; chunk < K / kChunkK; ++chunk) {
           uint4 const words = load_shared<uint4>((first ^ chunk * 16) + below * Layout::kSpan);

@@ -27,6 +27,15 @@ GEMMILL_PAIR_ARITHMETIC(sub)
 GEMMILL_PAIR_ARITHMETIC(mul)
 #undef GEMMILL_PAIR_ARITHMETIC
 
+/// A float in both halves of a word. From this `mov`, and from no byte permutation, ptxas makes an operand that reads a
+/// half twice.
+template <class Wide>
+__device__ inline uint32_t both(Wide value) {
+  uint32_t result;
+  asm("mov.b32 %0, {%1, %1};" : "=r"(result) : "h"(value.bits));
+  return result;
+}
+
 /// (bits & mask) ^ magic in one instruction. The compiler would use two, each with an immediate operand.
 __device__ inline uint32_t masked(uint32_t bits, uint32_t mask, uint32_t magic) {
   uint32_t result;
@@ -132,22 +141,35 @@ struct Upconvert<u4, f16> : UpconvertNibbles<0x64006400, 0xd400e400> {};  // min
 template <>
 struct Upconvert<s4, f16> : UpconvertNibbles<0x64806408, 0xd480e408> {};  // minus 1024 + 8, 64 + 8
 
-/// 4 bits to bf16: 128 + nibble.
-template <uint32_t Magic>
-struct UpconvertNibblesShifted {
-  /// Byte `quad`, and three bytes of the second word, which is 0.
-  __device__ static uint32_t select(int quad) { return 0x4440 + quad; }
-  __device__ static uint32_t pair(uint32_t low, uint32_t, uint32_t select) {
-    // Moves the high nibble from bit 4 to bit 16.
-    uint32_t const nibbles = __byte_perm(low, 0, select) * 0x1001;
-    return sub_pair(bf16{}, masked(nibbles, 0x000f000f, Magic), Magic);
+/// 4 bits to bf16. As a subnormal bf16, the low nibble of a byte is 2^-133 times its value, the high one 2^-129 times. One
+/// fma makes that 2^-6 times the value, and adds `more`, by default 2^-6 of an offset.
+template <uint32_t Flip, uint16_t Offset>
+struct UpconvertNibblesDown {
+  /// Replicates byte `quad` four times.
+  __device__ static uint32_t select(int quad) { return 0x1111 * quad; }
+  __device__ static uint32_t pair(uint32_t low, uint32_t, uint32_t select, bf16 more = {Offset}) {
+    uint32_t const nibbles = masked(__byte_perm(low, low, select), 0x00f0000f, Flip);
+    uint32_t values;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(values) : "r"(nibbles), "r"(0x7d007f00), "r"(both(more)));
+    return values;  // times 2^127, 2^123
   }
 };
 
 template <>
-struct Upconvert<u4, bf16> : UpconvertNibblesShifted<0x43004300> {};
+struct Upconvert<u4, bf16> : UpconvertNibblesDown<0, 0x8000> {};
 template <>
-struct Upconvert<s4, bf16> : UpconvertNibblesShifted<0x43084308> {};
+struct Upconvert<s4, bf16> : UpconvertNibblesDown<0x00800008, 0xbe00> {};  // minus 2^-6 * 8
+
+/// Whether pairs that come from `Narrow` are 2^-6 times the values.
+template <class Narrow, class Wide>
+inline constexpr bool kIsDown =
+    cute::is_same_v<Wide, bf16> && (cute::is_same_v<Narrow, u4> || cute::is_same_v<Narrow, s4>);
+/// 2^6 and 2^-6.
+inline constexpr bf16 kUp{0x4280}, kDown{0x3c80};
+__device__ inline bf16 times(bf16 a, bf16 b) {
+  asm("mul.rn.bf16 %0, %0, %1;" : "+h"(a.bits) : "h"(b.bits));
+  return a;
+}
 
 /// The bytes of a table of eight that the low three bits of four nibbles select. Where bit 3 of a nibble is set, it is the
 /// sign of that byte eight times (PTX ISA, "prmt"); `__byte_perm` ignores bit 3.
@@ -205,11 +227,23 @@ struct Chunk {
     constexpr int kWords = bits_of<Narrow> / 4;
     return Upconvert<Narrow, Wide>::pair(words[eight * kWords], words[eight * kWords + 1], select);
   }
+  /// The same minus a zero point, which is as far down.
+  template <class Wide>
+  __device__ uint32_t pair(int eight, uint32_t select, Wide zero) const {
+    if constexpr (cute::is_same_v<Narrow, u4> && cute::is_same_v<Wide, bf16>) {
+      return Upconvert<Narrow, Wide>::pair(words[eight], 0, select, {uint16_t(zero.bits ^ 0x8000)});
+    } else {
+      return sub_pair(zero, pair<Wide>(eight, select), both(zero));
+    }
+  }
 };
 
 /// The order of fragments (library/e2m1.py): word `quad` of 16 bytes holds the pairs of one lane, numbers 8 * i + 2 *
-/// quad in its low half and their successors in its high half. In each half, number i has its magnitude in bits 3 * i to
-/// 3 * i + 2, and its sign in bit 12 + (i ^ 1).
+/// quad in its low half and their successors in its high half. In each half, number i has these bits:
+///
+///   i                     0        1        2                          3
+///   magnitude, low first  6, 7, 8  0, 1, 2  10, 11, 12                 4, 5, 14
+///   sign                  15       9        3, of the other half       13
 template <>
 struct Chunk<e2m1> {
   uint32_t word;
@@ -222,17 +256,26 @@ struct Chunk<e2m1> {
 
   /// Moves the sign to the sign of a `Wide`, and the two bits of the exponent and the fraction to the lowest bits of its
   /// exponent and the highest of its fraction. As a subnormal or normal `Wide` that is the value times 2^(1 - bias). The
-  /// multiplication by the scale also multiplies by 2^(bias - 1), and is exact.
+  /// multiplication by the scale also multiplies by 2^(bias - 1), and is exact. For bf16, most shifts move all bits.
   template <class Wide>
   __device__ uint32_t pair(int i, uint32_t) const {
-    constexpr int kPlace = cute::is_same_v<Wide, bf16> ? 6 : 9;
-    int const up = kPlace - 3 * i, sign_up = 3 - (i ^ 1);
-    uint32_t const magnitude = shifted(up) & (0x00070007u << kPlace);
-    return magnitude | (shifted(sign_up) & 0x80008000u);
+    uint32_t const turned = __funnelshift_r(word, word, 4);
+    if constexpr (cute::is_same_v<Wide, bf16>) {
+      switch (i) {
+        case 0: return word & 0x81c081c0;
+        case 1: return word << 6 & 0x81c081c0;
+        case 2: return turned & 0x81c081c0;
+        default: return (word << 2 & 0x80c080c0) | (word >> 6 & 0x01000100);
+      }
+    } else {
+      switch (i) {
+        case 0: return (word << 3 & 0x0e000e00) | (word & 0x80008000);
+        case 1: return (word << 9 & 0x0e000e00) | (word << 6 & 0x80008000);
+        case 2: return (word >> 1 & 0x0e000e00) | (turned & 0x80008000);
+        default: return (word << 5 & 0x06000600) | (word >> 3 & 0x08000800) | (word << 2 & 0x80008000);
+      }
+    }
   }
-
- private:
-  __device__ uint32_t shifted(int up) const { return up >= 0 ? word << up : word >> -up; }
 };
 
 }  // namespace gemmill

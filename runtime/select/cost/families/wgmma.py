@@ -35,17 +35,17 @@ _ROW_CYCLES = 2.2
 """Clocks of TMA for a row of a box, of any length from 32 to 128 bytes."""
 _CROSSING_CYCLES = {16: 4.4, 32: 3.3, 64: 2.7}
 """The same for a row that may cross a line, by the alignment of its address in bytes."""
-_PAIR_SLOTS = {"u4": 6.8, "e2m1": 5.1}
-"""Issue slots of a pair of elements of A that is upconverted and scaled, in the loop of a warp; one more with zero
-points."""
+_PAIR_SLOTS, _OTHER_PAIR_SLOTS = {"u4": 5.8, "s4": 5.8, "e2m1": 4.4}, 6.8
+"""Issue slots of a pair of elements of A that is upconverted and scaled, in the loop of a warp, and of other types; one
+more with zero points."""
 _PAIR_SLOTS_BYTES = 3.5
 """The same where A is upconverted to e4m3, counted in the machine code."""
 WARP_LANES, SCHEDULERS = 32, 4
 """Lanes of a warp, and warp schedulers of an SM."""
 _HIDING, _WAITING = 0.96, ((110.0, 0.71), (130.0, 0.28))
-"""Share of MMAs' clocks where they hide all else, and where the upconversion is longer the clocks of the waits of a
-step and the share of MMAs' that is not hidden: of two or three warpgroups, and of four that take stages in turn. Fitted
-with the slots to 250 times of e2m1 and u4 weights, in groups of 1 to 512 rows on an H200."""
+"""Share of MMAs' clocks where they hide all else, and where the upconversion is longer, the clocks of the waits of a
+stage and the share of MMAs' that is not hidden: of two or three consumer warpgroups, and of four. Fitted with the slots
+to 250 times of e2m1 and u4 weights, in groups of 1 to 512 rows on an H200."""
 WIDE_ROW = 128
 """Most bytes of a row of a box."""
 _CROWDED_ROWS, _CROWDED_EXPONENT = 4.6, 0.24
@@ -84,11 +84,11 @@ def _upconverting_cycles(config: GemmConfig) -> float:
         return 0.0
     mma = tile.m / SUBTILE_M * tile.k * config.b.type.bits / (8 * INSTRUCTION_K_BYTES)
     mma *= tile.n / _MMA_COLUMNS_PER_CYCLE / _SUSTAINED
-    slots = _PAIR_SLOTS.get(config.a.dtype, _PAIR_SLOTS["u4"]) + plan.has_zeros
+    slots = _PAIR_SLOTS.get(config.a.dtype, _OTHER_PAIR_SLOTS) + plan.has_zeros
     if plan.scales_sums:
         slots = _PAIR_SLOTS_BYTES
     upconverting = slots * tile.m * tile.k / 2 / WARP_LANES / SCHEDULERS
-    waiting, exposed = _WAITING[plan.slices > 1]
+    waiting, exposed = _WAITING[plan.consumer_warpgroups == 4]
     return max(_HIDING * mma, waiting + upconverting + exposed * mma)
 
 

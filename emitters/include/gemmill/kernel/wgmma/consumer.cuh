@@ -69,10 +69,7 @@ struct WgmmaConsumer {
         if (work.k_tiles == 0) accumulators.clear();
         if constexpr (Traits::kRegistersA) {
           auto const operand = Mainloop::operand(shared, first_row);
-          typename decltype(operand)::Fragment even, odd;
-          Mainloop::alternate(even, odd, k_tiles, [&](auto& fragment, auto& before, bool first) {
-            Mainloop::mma_step(accumulators, operand, fragment, before, b, pipeline, transposed, at, release, first);
-          });
+          Mainloop::mma_from_registers(accumulators, operand, b, pipeline, transposed, at, release, k_tiles);
         } else {
           Mainloop::mma(accumulators, a, b, pipeline, transposed, at, release, k_tiles, filled_blocks(work, m));
         }

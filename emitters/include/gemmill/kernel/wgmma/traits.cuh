@@ -57,8 +57,11 @@ struct WgmmaTraits {
   /// therefore takes the same stages in all laps; all have met after the tile before.
   static_assert(Config::kStages % kSlices == 0, "a warpgroup sees all laps of its stages");
   static constexpr int kStorers = kSlices > 1 ? 1 : kConsumers;
-  /// The K of a stage whose fragments a warpgroup holds at a time, if it takes stages in turn.
-  static constexpr int kStepK = kScalesSums ? Config::kTileK : Config::kTileK / kSlices;
+  /// The steps along K in which a warpgroup upconverts a stage, and the K of a step. It holds the fragments of two.
+  static constexpr bool kInTwoSteps =
+      kConsumers == 4 || (kBitsA == 4 && Config::kTileN >= 192 && Config::kTileK == 64);
+  static constexpr int kSteps = kScalesSums ? 1 : kSlices > 1 ? kSlices : kMixed && !kPingpong && kInTwoSteps ? 2 : 1;
+  static constexpr int kStepK = Config::kTileK / kSteps;
   static constexpr int kWarpgroupM = kPingpong || kSlices > 1 ? Config::kTileM : Config::kTileM / kConsumers;
   static constexpr int kBlocks = kWarpgroupM / 64;
   /// Whether schedulers cache quotients. Cooperative kernels with 192 accumulators have no register left for one, nor
@@ -113,7 +116,7 @@ struct WgmmaTraits {
   using GroupScale = cute::conditional_t<cute::is_same_v<typename Config::A, e2m1>, ue8m0,
                                          cute::conditional_t<kScalesSums, float, typename Config::B>>;
   using Groups =
-      GroupLayout<GroupScale, typename Config::B, Config::kGroup, Config::kZeros, Config::kTileM, Config::kTileK>;
+      GroupLayout<GroupScale, Config::kGroup, Config::kZeros, Config::kTileM, Config::kTileK>;
   using Narrow = NarrowOperand<typename Config::A, typename Config::B, A, Groups, kBlocks, kStepK>;
   /// The kernel's only parameter: GemmParams or the scheduler's struct derived from it, the descriptors of group scales
   /// if there are any, and the epilogue's parameters.
