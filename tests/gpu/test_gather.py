@@ -23,7 +23,7 @@ def gathered(tile: str, schedule: str = "cooperative", cluster: str = "1x1", **f
     return stacked(tile, schedule, cluster, scheduler__rows="gathered", **fields)
 
 
-GATE = canonical("d = silu(gate) * up")
+GATE, HALVES = canonical("d = silu(gate) * up"), canonical("d = silu(gate_half) * up_half")
 GATHERED = (
     gathered("128x256x64", cluster="2x1"),
     gathered("128x256x64", cluster="1x1", b__major="mn", scheduler__swizzle_size=8),
@@ -117,6 +117,20 @@ def test_gathered_rows_have_the_bits_of_a_permuted_copy(config: GemmConfig, size
             assert d.intact(), "memory around D was written"
         assert torch.equal(a.buffer, before[0])
         assert torch.equal(b.buffer, before[1])
+
+
+def test_gathered_rows_with_scales_and_a_gate_of_halves() -> None:
+    config = gathered("128x256x128", epilogue=HALVES, **SCALED)
+    groups, tokens, n, k = 3, 90, 1536, 640
+    b = torch.randn(groups, n, k, device="cuda").to(torch.float8_e4m3fn).mT
+    a, index = torch.randn(tokens, k, device="cuda").to(torch.float8_e4m3fn), torch.randint(0, tokens, (300,)).cuda()
+    a_scale, b_scale = torch.rand(tokens, k // 128).cuda() + 0.5, torch.rand(groups, k // 128, n // 128).cuda() + 0.5
+    offsets = torch.tensor([140, 140, 300], dtype=torch.int32, device="cuda")
+    words: dict[str, Any] = {"epilogue": HALVES, "fast_accumulation": False, "b_scale": b_scale}
+    found = gemmill.grouped_matmul(a, b, offsets, rows=index, a_scale=a_scale, kernel=config, **words)
+    copy = a.view(torch.uint8)[index].view(a.dtype)
+    wanted = gemmill.grouped_matmul(copy, b, offsets, a_scale=a_scale[index], kernel=stored(config), **words)
+    assert torch.equal(bits(found), bits(wanted))
 
 
 def test_many_launches_have_the_same_bits_with_scales(registry: Registry) -> None:

@@ -65,14 +65,14 @@ AUTO_D_BUFFERS = 2
 """D buffers for which ``stages: auto`` leaves room: one is written while the other is stored."""
 PRODUCER_REGISTERS = 56
 """Registers of a producer thread after ``setmaxnreg``. With fewer, the producer of a multicasting kernel spills."""
-GATHERING_REGISTERS = 64
-"""The same beside two consumers where columns of B are gathered, or rows of A with their scales. With fewer, some
-kernels of 256 columns spill."""
 CONSUMER_REGISTERS: Mapping[int, int] = {2: 224, 3: 152, 4: 104}
 """Registers of a consumer thread, by number of consumer warpgroups (PTX ISA, ``setmaxnreg``)."""
 NARROW_N, NARROW_K, MANY_COLUMNS = 32, 128, 192
 """Most columns of tiles of 256 rows of narrow weights with four consumer warpgroups, and the K of their stages; fewest
 columns for which stages of 64 along K of 4-bit weights are upconverted in two steps."""
+SHIFTED_REGISTERS = 8
+"""Registers that a producer thread has more, and each of two consumers less, where columns of B are gathered. Without
+them, some kernels of 256 columns spill."""
 SHALLOW_K_BYTES = 64
 """Bytes along K of the shallowest stages."""
 SPANS = (128, 64, 32)
@@ -225,13 +225,17 @@ class WgmmaPlan(KernelPlan):
     @member
     def producer_registers(self) -> int:
         """Registers of a producer thread after ``setmaxnreg``."""
-        gathers = self.gathered == "b" or (self.gathered and self.has_block_scales)
-        return GATHERING_REGISTERS if gathers and self.consumer_warpgroups == 2 else PRODUCER_REGISTERS
+        return PRODUCER_REGISTERS + self._shifted_registers
 
     @member
     def consumer_registers(self) -> int:
         """Registers of a consumer thread after ``setmaxnreg``."""
-        return CONSUMER_REGISTERS[self.consumer_warpgroups]
+        return CONSUMER_REGISTERS[self.consumer_warpgroups] - self._shifted_registers
+
+    @member
+    def _shifted_registers(self) -> int:
+        """Registers that threads of the producer have more than usual."""
+        return SHIFTED_REGISTERS if self.gathered == "b" and self.consumer_warpgroups == 2 else 0
 
     @member
     def fragment_registers(self) -> int:

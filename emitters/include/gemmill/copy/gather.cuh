@@ -194,7 +194,7 @@ struct GatherLoadAlongK : GatherThreads<Layout> {
 /// Copies the scales of gathered rows of A, and those of B, stage by stage: of each row of the tile one thread, which also
 /// copies a block of columns if it is one of the first two. `Stage` is a ScaleStage; its full barrier counts these threads
 /// once for rows and scales.
-template <class Stage, int TileM, int Stages>
+template <class Stage, int TileM, int Stages, bool Halves>
 struct GatherScales {
   GatherParams const& params;
   /// Shared-memory address of this thread's scale in the first stage.
@@ -212,7 +212,7 @@ struct GatherScales {
   /// Finds the scales of a group's tile. A thread without a row of the group takes that of the last one.
   template <class Work>
   __device__ void begin(Work const& work) {
-    int const thread = threadIdx.x, block = work.n / kScaleBlock + thread;
+    int const thread = threadIdx.x, block = block_of_columns<Halves>(params, work.n, thread);
     int const entry = params.rows[min(work.m + thread, work.end - 1) * params.rows_stride];
     row = static_cast<float const*>(params.a_scale.pointer) + row_of(params, entry) * params.a_scale.stride;
     column = static_cast<float const*>(params.b_scale.pointer) + work.batch * params.b_scale.batch_stride +
@@ -222,7 +222,10 @@ struct GatherScales {
 
   /// Starts to fill a stage. The next call is for the next block of K.
   __device__ void operator()(int stage) {
-    if (again) Stage::acquire(stage);
+    if (again) {
+      __syncwarp();  // threads that waited for the stage may have parted
+      Stage::acquire(stage);
+    }
     again |= stage == Stages - 1;
     uint32_t const target = first + stage * Stage::kBytes;
     if (TileM >= kGatherThreads || threadIdx.x < TileM) copy_word(target, row, 4);
@@ -233,6 +236,7 @@ struct GatherScales {
 
   /// Completes the barriers on which the consumers of the last stages have arrived; `stage` would be filled next.
   __device__ void finish(int stage) const {
+    __syncwarp();
     for (int i = 0; i < (again ? Stages : stage); ++i) Stage::acquire(i);
   }
 };

@@ -28,6 +28,13 @@ struct ScaleStage {
   __device__ static void acquire(int stage) { named_barrier::sync(named_barrier::kScales + stage, kThreads); }
 };
 
+/// The block of columns that holds scale `i` of a tile that begins at column n. With `Halves`, the columns of the tile are
+/// runs of 8 of both halves of B.
+template <bool Halves>
+__device__ inline int block_of_columns(GemmParams const& params, int n, int i) {
+  return (Halves ? n / 2 + i % 2 * (params.n / 2) : n + i * kScaleBlock) / kScaleBlock;
+}
+
 /// Copies `bytes` (4 or 0) bytes to shared memory and zeroes the rest.
 __device__ inline void copy_word(uint32_t target, void const* source, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
@@ -39,8 +46,6 @@ __device__ inline void copy_word(uint32_t target, void const* source, int bytes)
 ///
 /// For one-byte scales (ue8m0) it copies the aligned word around each scale, because cp.async copies no fewer than 4
 /// bytes. When the word has arrived, the lane that copied it replaces it with the scale in f32.
-///
-/// `Halves`: the columns of the tile are runs of 8 of both halves of B.
 template <int TileM, class Scale, bool Halves>
 struct ScaleLoad {
   static constexpr bool kBytewise = sizeof(Scale) == 1;
@@ -60,7 +65,7 @@ struct ScaleLoad {
     ScaleParams const& a = params.a_scale;
     ScaleParams const& b = params.b_scale;
     int const lane = threadIdx.x % 32;
-    int const block = (Halves ? n / 2 + lane % 2 * (params.n / 2) : n + lane * kScaleBlock) / kScaleBlock;
+    int const block = block_of_columns<Halves>(params, n, lane);
     row = static_cast<Scale const*>(a.pointer) + batch * a.batch_stride + k_block * a.k_stride + (m + lane) * a.stride;
     column = static_cast<Scale const*>(b.pointer) + batch * b.batch_stride + k_block * b.k_stride + block * b.stride;
     row_stride = 32 * a.stride;

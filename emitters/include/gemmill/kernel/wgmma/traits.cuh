@@ -50,6 +50,8 @@ struct WgmmaTraits {
   static constexpr bool kPingpong = Config::kSchedule == Schedule::Pingpong;
   static constexpr int kConsumers = Config::kConsumers;
   static constexpr int kThreads = 128 * (1 + kConsumers);
+  static_assert(Config::kProducerRegisters + kConsumers * Config::kConsumerRegisters <= (1 + kConsumers) * (65536 / kThreads / 8 * 8),
+                "setmaxnreg waits forever for registers that the CTA does not have");
   /// The number of consumer warpgroups that take the stages of a tile in turn: all of them for mixed input in tiles of 64
   /// rows, else 1. A warp so waits for one stage of several, and upconverts more in between.
   static constexpr int kSlices = kMixed && !kPingpong && Config::kTileM == 64 ? kConsumers : 1;
@@ -102,7 +104,8 @@ struct WgmmaTraits {
 
   using Scales = ScaleStage<Config::kTileM, 128 * kTileWarpgroups, kGathers ? kGatherThreads : 32>;
   using GatherScales = cute::conditional_t<
-      kBlockScales, gemmill::GatherScales<Scales, Config::kTileM, Config::kStages>, GatherNoScales>;
+      kBlockScales, gemmill::GatherScales<Scales, Config::kTileM, Config::kStages, Config::Epilogue::kGatesHalves>,
+      GatherNoScales>;
   static_assert(!(kBlockScales && kGathers) || cute::is_same_v<typename Config::Scale, float>,
                 "scales of gathered rows are copied as they are");
   using ThreadScales = cute::conditional_t<kBlockScales,
