@@ -275,8 +275,10 @@ class Epilogue:
         return [node for assignment in self.assignments for node in walk(assignment.value)]
 
 
-def fault_of_n(epilogue: Epilogue, n: int) -> str:
-    """Why an epilogue does not apply to sums of N columns; empty if it does."""
+def fault_of_n(epilogue: Epilogue, n: int, scaled_b: bool = False) -> str:
+    """Why an epilogue does not apply to sums of N columns; empty if it does. ``scaled_b``: B has scales of blocks."""
+    if scaled_b and epilogue.gates_halves and n % (2 * BLOCK):
+        return f"each half of N must have whole blocks of the scales of B, so N must be a multiple of {2 * BLOCK}"
     unit = epilogue.unit_columns
     if n % unit == 0:
         return ""

@@ -20,7 +20,6 @@ from gemmill.runtime.operands.bound_arguments import bind_arguments, fitted, sta
 from gemmill.runtime.operands.bound_arguments import stacked as stacked_values
 from gemmill.runtime.operands.gemm import FOUND_BY, Gemm, RowIndex, Table
 from gemmill.runtime.operands.matrices import (
-    SCALE_BLOCK,
     FourMatrices,
     GroupScales,
     Matrices,
@@ -485,11 +484,8 @@ def _assemble(
             f"b has another layout than rows of K elements, which the epilogue `{epilogue}` does not support, as it "
             "pairs the halves of N: use gate8 and up8 (gemmill.interleaved), or convert b first"
         )
-    if epilogue.gates_halves and scales and n // 2 % SCALE_BLOCK:
-        raise OperandError(
-            f"N is {n}, so that a block of scales of b belongs to both halves, which the epilogue `{epilogue}` pairs: "
-            f"with scales of blocks N must be a multiple of {2 * SCALE_BLOCK}"
-        )
+    if fault := fault_of_n(epilogue, n, scales is not None):
+        raise OperandError(f"N is {n}, and the epilogue is `{epilogue}`: {fault}")
     operand_c = operand(c, batch_extents, "n", "m", first=operand_d.major) if c else None
     refuse_overlap(d, batch_extents[: len(d.batch_strides)])
     named_operands = zip("abcd", (operand_a, operand_b, operand_c, operand_d), strict=True)

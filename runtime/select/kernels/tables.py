@@ -12,6 +12,7 @@ import numpy as np
 from gemmill.library.arch import Gpu, serving
 from gemmill.library.bits import kernels_of
 from gemmill.library.config.model import FamilyName, GemmConfig
+from gemmill.library.config.scales import BLOCK_SCALES
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.dtypes import FP8
 from gemmill.library.epilogues.parse import parse
@@ -106,7 +107,7 @@ class Kernels:
             if type(value) is not int or not 0 <= value <= MAX_EXTENT:
                 _refuse_extents(problem)
         epilogue = parse(problem.epilogue)
-        if fault := fault_of_n(epilogue, problem.n):
+        if fault := fault_of_n(epilogue, problem.n, (problem.a_scale, problem.b_scale) in BLOCK_SCALES.values()):
             raise UnsupportedProblemError(f"n is {problem.n}; {fault}")
         if fault := fault_of_m(epilogue, problem.m):
             raise UnsupportedProblemError(f"m is {problem.m}; {fault}")

@@ -29,6 +29,7 @@ from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.call_keywords import PLACES
 from gemmill.runtime.operands.gemm import Gemm, RowIndex, Table
 from gemmill.runtime.operands.tensors import TensorView, view_table
+from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.kernels.faults import is_swapped
 from gemmill.runtime.select.selector import Selector
 
@@ -226,14 +227,20 @@ def test_halves_of_b_are_rows_of_k_and_whole_blocks_of_scales() -> None:
     halves = parse("d = silu(gate_half) * up_half")
     with pytest.raises(OperandError, match="b has another layout than rows of K elements"):
         bound("offsets", 4, tensor(300, 64), tensor(4, 64, 80), tensor(300, 40), epilogue=halves)
+    selector = Registry(gpu="H200")
     for n, fits in ((512, True), (384, False)):
         a, b = tensor(300, 256, dtype="e4m3"), tensor(4, 256, n, dtype="e4m3", transposed=True)
         scales = {"a_scale": tensor(300, 2, dtype="f32"), "b_scale": tensor(4, 2, n // 128, dtype="f32")}
         if fits:
             problem = bound("offsets", 4, a, b, tensor(300, n // 2), epilogue=halves, **scales).problem
             assert (problem.n, problem.b_scale, problem.epilogue) == (n, "128x128", str(halves))
+            assert "1x128_e4m3" in selector.select(problem).name
+            with pytest.raises(UnsupportedProblemError, match="n is 640; each half of N must have whole blocks"):
+                selector.select(problem.but(n=640))
         else:
-            with pytest.raises(OperandError, match=r"N is 384, so that a block .* must be a multiple of 256"):
+            with pytest.raises(
+                OperandError, match=r"N is 384, .* whole blocks of the scales of B, so N must be a multiple of 256"
+            ):
                 bound("offsets", 4, a, b, tensor(300, n // 2), epilogue=halves, **scales)
 
 
