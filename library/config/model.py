@@ -185,7 +185,7 @@ class Scheduler:
     rows: Annotated[
         RowsName,
         Field(
-            doc="How the kernel finds the rows of A, or for groups along N the columns of B, that belong to a group.",
+            doc="How the kernel finds the rows of A (groups along N: columns of B) of a group.",
             means={"stored": "in the order of the groups", "gathered": "by an index"},
             unsaid=True,
             format=True,

@@ -69,6 +69,8 @@ MIXED_TILE_K = (64, 128, 256)
 GATHERED_M, GATHERED_ROW, GATHERED_STEP = 128, 128, 16
 """Most rows of a tile whose rows of A are gathered, since none with more was measured; the bytes of a swizzle span,
 which divide each in a stage; and the rows that the producer copies at once."""
+GATHERED_N = 192
+"""Most columns that are gathered beside 8-bit weights if there is an expression. With 256, one kernel spilled."""
 NARROW_ROW = 128
 """Most bytes of a row of a stage of a narrow A: one swizzle span."""
 NARROW_CHUNK = 16
@@ -188,8 +190,8 @@ def k_groups(plan: WgmmaPlan) -> str | None:
 @rule(
     "gathered-rows",
     (
-        *("scheduler.rows", "scheduler.batching", "cluster.m", "cluster.n", "tile.m", "tile.k", "schedule"),
-        *("a.dtype", "a.major", "a.scale", "b.dtype", "b.major"),
+        *("scheduler.rows", "scheduler.batching", "cluster.m", "cluster.n", "tile.m", "tile.n", "tile.k"),
+        *("schedule", "epilogue", "a.dtype", "a.major", "a.scale", "b.dtype", "b.major"),
     ),
     "gemmill: emitters/include/gemmill/copy/gather.cuh",
     WgmmaPlan,
@@ -197,7 +199,8 @@ def k_groups(plan: WgmmaPlan) -> str | None:
 def gathered_rows(plan: WgmmaPlan) -> str | None:
     """Rows of A can be gathered with grouped batching if a stage has at most 128 rows of whole swizzle spans, which no
     other CTA reads, A is K-major and as wide as B, its scales are f32, and no stage is transposed. With kgrouped
-    batching, K rows of an A of 16 bits can be; with ngrouped batching, any number of columns of B beside a narrow A."""
+    batching, K rows of an A of 16 bits can be; with ngrouped batching, columns of B beside a narrow A: at most 192 with
+    8 bits and an expression."""
     if not plan.gathered:
         return None
     config, x = plan.config, plan.gathered
@@ -228,6 +231,10 @@ def gathered_rows(plan: WgmmaPlan) -> str | None:
             f"B is {config.b.dtype} and mn-major; it must be k-major, because no warp transposes it",
         ),
         (shared > 1, f"cluster.{peers} is {shared}; it must be 1, because each CTA copies its own rows"),
+        (
+            along_n and config.tile.n > GATHERED_N and config.a.type.bits == 8 and config.epilogue != LINEAR,
+            f"tile N is {config.tile.n}; beside {config.a.dtype}, with an expression, it must be at most {GATHERED_N}",
+        ),
         (x == "a" and config.tile.m > GATHERED_M, f"tile M is {config.tile.m}; it must be at most {GATHERED_M}"),
         (row % GATHERED_ROW != 0, f"a row of {name}'s tile has {row} bytes; it must have a multiple of {GATHERED_ROW}"),
     ):
