@@ -13,7 +13,8 @@
 
 namespace gemmill {
 
-/// What the pairs of a group are multiplied by in two rows: the scales, 2^6 times those of pairs that are down.
+/// What the pairs of a group are multiplied by in two rows: the scales, or 2^6 times them if pairs are down. Those from
+/// 2^122 on then are infinite.
 template <class Narrow, class Wide>
 __device__ inline void factors(Wide (&result)[2], Wide first, Wide second) {
   result[0] = first, result[1] = second;
