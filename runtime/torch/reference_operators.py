@@ -15,6 +15,7 @@ import torch
 from gemmill.library import e2m1
 from gemmill.library.dtypes import DTYPES, find_dtype
 from gemmill.library.epilogues.evaluation import reduced, values
+from gemmill.library.epilogues.grammar import SCALES
 from gemmill.library.epilogues.tree import SCALE, sums_by_name
 from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
@@ -54,7 +55,8 @@ def epilogue(
     parsed = read_epilogue(expression)
     wanted = of_epilogue(expression, a, b, named, **keywords)
     mainloop: dict[str, Any] = {x: named[x] for x in ("a_zero", "b_zero") if x in named}
-    scales = {x: named[x] for x in ("a_scale", "b_scale") if isinstance(named.get(x), torch.Tensor)}
+    in_expression = {x.name for x in parsed.operands}
+    scales = {x: y for x in SCALES if isinstance(y := named.get(x), torch.Tensor) and x not in in_expression}
     blocks = have_blocks(a, b, scales.get("a_scale"), scales.get("b_scale"))
     if mainloop or blocks or "a_dtype" in keywords or "b_dtype" in keywords:
         mainloop |= scales
@@ -66,15 +68,14 @@ def epilogue(
     else:
         sums = _sums(a, b, **keywords, **mainloop)
     sums = sums.double()
-    in_expression = {x.name for x in parsed.operands}
-    for name in ("a_scale", "b_scale"):
+    for name in SCALES:
         if name in named and name not in in_expression and name not in mainloop:
             sums = sums * torch.as_tensor(named[name]).double()
     inputs = sums_by_name(parsed, sums)
     like = next(iter(inputs.values()))
     spread = Spread(like, named.get("offsets") if b.dim() == 3 else None)
     inputs |= {name: spread("scalar", named.get(name, 1.0)) for name in ("alpha", "beta")}
-    inputs |= {x.name: spread(x.kind, named[x.name]) for x in parsed.operands}
+    inputs |= {x.name: spread(x.kind, _as_vector(x.name, x.kind, named[x.name])) for x in parsed.operands}
     if "c" in named:
         inputs["c"] = named["c"].double()
     assigned = values(parsed, inputs, torch, partial(like.new_full, ()))
@@ -84,6 +85,12 @@ def epilogue(
     }
     names = ("d", *(x.name for x in parsed.outputs))
     return [_stored(written[name].broadcast_to(x.shape), x) for name, x in zip(names, wanted, strict=True)]
+
+
+def _as_vector(name: str, kind: str, x: Any) -> Any:
+    """A scale of rows (..., M, 1) or of columns (..., 1, N) without the extent of 1; other operands as they are."""
+    axis = {"row": -1, "column": -2}.get(kind, 0)
+    return x.squeeze(axis) if axis and name in SCALES and isinstance(x, torch.Tensor) and x.dim() > 1 else x
 
 
 AXES = {"row": (-1,), "batch": (-1, -1), "matrix": (), "scalar": ()}

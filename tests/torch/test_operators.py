@@ -65,6 +65,27 @@ def test_opcheck(case: Case) -> None:
     torch.library.opcheck(case.mutating(), arguments, keywords)
 
 
+def test_s4_weights_beside_e4m3() -> None:
+    """Scales of groups multiply sums, and scales of rows too, where an expression names them."""
+    a, numbers = wide(5, 192).to(FP8), wide(16, 192, dtype=torch.int32)
+    b = (numbers[:, 0::2] & 15 | (numbers[:, 1::2] & 15) << 4).to(torch.uint8)
+    of_rows, of_groups = wide(5, 1, dtype=torch.float32), wide(2, 16, dtype=torch.float32)
+    values = numbers.double() * of_groups.double().repeat_interleave(128, 0)[:192].mT
+    wanted = a.double() @ values.mT * of_rows.double()
+    found = torch.ops.gemmill.mixed_mm(a, b.mT, of_rows, of_groups, b_dtype="s4", out_dtype=torch.float32)
+    assert torch.equal(found.double(), wanted)
+    assert torch.ops.gemmill.mixed_mm(a, b.mT, of_rows, of_groups, b_dtype="s4").dtype == torch.bfloat16
+    keywords: dict[str, Any] = {"b_dtype": "s4", "out_dtype": torch.float32}
+    for text in ("d = relu(acc)", "d = relu(acc * a_scale[m])"):
+        arguments = text, a, b.mT, [of_rows, of_groups], ["a_scale", "b_scale"]
+        (found,) = torch.ops.gemmill.epilogue(*arguments, **keywords)
+        assert torch.equal(found.double(), wanted.relu())
+    offsets = torch.tensor([2, 2, 5], dtype=torch.int32)
+    experts, scales = (x.expand(3, *x.shape) for x in (b, of_groups))
+    found = torch.ops.gemmill.grouped_mm(a, experts.mT, offsets, None, of_rows, scales, **keywords)
+    assert torch.equal(found.double(), wanted)
+
+
 @cases
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_fakes_have_the_layout_of_what_they_stand_for(case: Case, device: str) -> None:
