@@ -128,10 +128,15 @@ def problems(layer: Layer, tokens: int, form: Format = FORMATS["bf16"]) -> list[
     """The products of gemmill's layer."""
     from benchmarks.common import problem_of
 
+    from gemmill.runtime.api.expert_layer import gathers_tokens
+
     hidden, inner, experts, slots = layer
     stored: dict[str, Any] = {"b_dtype": form.w_dtype, "b_scale": form.scale} if form.w_dtype else {}
-    of_first = {"d_dtype": "e4m3"} if form.dtype == "e4m3" else {"rows": "gathered"}
-    of_first["epilogue"] = form.epilogue
+    of_first: dict[str, Any] = {"epilogue": form.epilogue}
+    if form.dtype == "e4m3":
+        of_first["d_dtype"] = "e4m3"
+    elif gathers_tokens(form.dtype, form.w_dtype is not None, tokens * slots, experts):
+        of_first["rows"] = "gathered"
     dtype = "e4m3-scaled" if form.dtype == "e4m3" else form.dtype
     products: tuple[tuple[int, int, dict[str, Any]], ...] = (
         (2 * inner, hidden, {**stored, **of_first}),

@@ -49,6 +49,17 @@ class Layer(NamedTuple):
     """The result as an object of the caller's library."""
 
 
+GATHERED_ROWS = 128
+"""Fewest rows of an expert, on average, that kernels gather beside narrow weights. A copy of fewer takes little beside
+their product, where upconversion needs the issue slots that a gather would take."""
+
+
+def gathers_tokens(dtype: DTypeName, narrow: bool, rows: int, experts: int) -> bool:
+    """Whether the first product reads tokens by an index, not in a copy, if their rows allow it. With scales, a copy is
+    faster."""
+    return dtype != "e4m3" and (not narrow or rows >= GATHERED_ROWS * experts)
+
+
 _COPIES = ("x", ".rows", ".copy"), ("x_scale", ".rows", ".copy_scale")
 """Addresses of the launches that copy."""
 
@@ -133,7 +144,8 @@ def bind_layer(
     x, out = tensors["x"], tensors["out"]
     are_apart = x.shape[0] < 2 or x.strides[0] >= x.shape[1]
     narrow = upconverts_a(tensors["w1"].dtype, x.dtype)
-    gathers = x.dtype != "e4m3" and are_apart and has_aligned_rows(x, TMA_ALIGN)  # with scales, a copy is faster
+    may_gather = gathers_tokens(x.dtype, narrow, extents.rows, extents.experts)
+    gathers = may_gather and are_apart and has_aligned_rows(x, TMA_ALIGN)
     scale_dtype = tensors["x_scale"].dtype if x.dtype == "e4m3" else "f32"
     pieces, size = memory_pieces(extents, x.dtype, not gathers, scale_dtype, narrow=narrow)
     memory = view(allocate((size,), "u8"), "memory between launches", options["stream"])

@@ -258,11 +258,10 @@ def _inputs(configs: Sequence[GemmConfig], columns: Columns) -> Floats:
 
 
 def _gather_costs(configs: Sequence[GemmConfig]) -> Floats:
-    """Return the factors of the loads of A and B, (2, kernels)."""
+    """Return the factors of the loads of A and B, (2, kernels). Those of B beside a narrow A are not the bound."""
     costs = np.ones((2, len(configs)))
-    for i, config in enumerate(configs):
-        if config.scheduler.rows == "gathered":
-            costs[int(config.scheduler.batching == "ngrouped"), i] = _GATHER_COST
+    of_a = [config.scheduler.rows == "gathered" and config.scheduler.batching != "ngrouped" for config in configs]
+    costs[0, of_a] = _GATHER_COST
     return costs
 
 

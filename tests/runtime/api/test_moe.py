@@ -114,10 +114,17 @@ def test_narrow_weights_are_multiplied_as_the_transpose() -> None:
     assert (first.m, first.n, first.k, first.batching, first.a_scale) == (192, 512, 256, "ngrouped", "1x128z")
     assert first.epilogue == "g = min(gate8.m + bg.bf16[m], limit); d = silu(g) * (up8.m + bu.bf16[m])"
     assert (second.m, second.n, second.k, second.batching) == (256, 512, 96, "ngrouped")
-    assert (first.rows, layer.copies) == ("gathered", ())
     names = LayerAddresses(layer)._names
-    assert {"x", ".rows", "w1", "w1_scale", "w1_zero", ".inner"} < {*names[1]}
-    assert {"w2", "w2_scale", "w2_zero", ".inner", ".y"} < {*names[2]}
+    assert (first.rows, names[1]) == ("stored", ("x", ".rows", ".copy"))
+    assert {"w1", "w1_scale", "w1_zero", ".copy", ".inner"} < {*names[2]}
+    assert {"w2", "w2_scale", "w2_zero", ".inner", ".y"} < {*names[3]}
+
+
+def test_many_rows_beside_narrow_weights_are_gathered() -> None:
+    slots: dict[str, Any] = {"topk_ids": on_gpu((256, 8), "s32"), "topk_weights": on_gpu((256, 8), "f32")}
+    layer = packed(x=on_gpu((256, 256)), out=on_gpu((256, 256)), **slots)
+    assert (layer.first.problem.rows, layer.copies) == ("gathered", ())
+    assert {"x", ".rows", "w1", "w1_scale", "w1_zero", ".inner"} < {*LayerAddresses(layer)._names[1]}
 
 
 OF_E4M3: dict[str, Any] = {
