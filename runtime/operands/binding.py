@@ -396,6 +396,10 @@ def _refuse_scales(tensors: _Tensors, epilogue: Epilogue, kind: str, batching: B
             "a_scale has one value for each row of a, which is not supported with rows: pass a[rows] and a_scale[rows] "
             "without rows"
         )
+    if "rows" in tensors and "a_scale" in tensors and tensors["a_scale"].dtype == "ue8m0":
+        raise OperandError(
+            "a_scale is ue8m0; with rows, scales of blocks must be f32: pass a_scale.float() and b_scale.float()"
+        )
 
 
 def _with_rows(gemm: Gemm, rows: TensorView, extent: int) -> Gemm:

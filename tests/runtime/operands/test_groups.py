@@ -143,6 +143,11 @@ def test_an_alpha_of_0_reads_no_columns_by_an_index(columns: int) -> None:
             {"a_scale": tensor(70, 1, dtype="f32"), "epilogue": parse("d = acc * a_scale[m]")},
             "a_scale has one value for each row of a, which is not",
         ),
+        (
+            {"a": tensor(70, 256, dtype="e4m3"), "b": tensor(4, 256, 128, dtype="e4m3"), "d": tensor(300, 128)}
+            | {"a_scale": tensor(70, 2, dtype="ue8m0"), "b_scale": tensor(4, 2, 1, dtype="ue8m0")},
+            "a_scale is ue8m0; with rows, scales of blocks must be f32",
+        ),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(changes: dict[str, Any], says: str) -> None:
