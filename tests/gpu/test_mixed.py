@@ -137,7 +137,7 @@ def test_normal_data_within_the_bound(config: GemmConfig, registry: Registry) ->
 @pytest.mark.parametrize("config", [c for c in CONFIGS if c.c is None], ids=kernel_name)
 def test_every_weight_is_widened_to_the_bit(config: GemmConfig, registry: Registry) -> None:
     """Activations of ones in turn: D is the upconverted weights."""
-    n, k = 200, depth(config, 392)
+    n, k = 200, depth(config, 400)
     weights = make_weights(config, n, k, exact=False, seed=5)
     eye = torch.eye(k, device="cuda").to(torch_dtype(config.b.dtype))
     out = torch.full((k, n), float("nan"), device="cuda", dtype=torch_dtype(config.d.dtype))

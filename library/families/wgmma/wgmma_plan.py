@@ -187,13 +187,13 @@ class WgmmaPlan(KernelPlan):
 
     @member
     def consumer_warpgroups(self) -> int:
-        """Warpgroups that issue WGMMAs: those that take stages in turn, else four for mixed input in cooperative tiles
-        of 256 rows with few columns and deep stages, three for tiles of 192 rows, else two."""
+        """Warpgroups that issue WGMMAs: those that take stages in turn, else four for 16-bit mixed input in cooperative
+        tiles of 256 rows with few columns and deep stages, three for tiles of 192 rows, else two."""
         tile = self.config.tile
         if self.slices > 1 or self.config.schedule != "cooperative":
             return max(2, self.slices)
-        most = NARROW_N // 2 if self.scales_sums else NARROW_N  # sums of a stage need registers, too
-        if self.is_mixed and (tile.m, tile.k) == (4 * SUBTILE_M, NARROW_K) and tile.n <= most:
+        upconverts = self.is_mixed and not self.scales_sums
+        if upconverts and (tile.m, tile.k) == (4 * SUBTILE_M, NARROW_K) and tile.n <= NARROW_N:
             return 4
         return 3 if tile.m == 3 * SUBTILE_M else 2
 
