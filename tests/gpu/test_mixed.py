@@ -97,7 +97,7 @@ CONFIGS: tuple[GemmConfig, ...] = (
     kernel("64x32x128", a__dtype="e5m2", **BF16),
     kernel("128x64x64", "pingpong", a__dtype="e5m2", **(F16 | {"d__dtype": "f32"})),  # its sums are beyond f16
     kernel("192x64x64", "cooperative", "2x2", a__dtype="e5m2", a__scale="1x64z", **BF16),
-    # Four warpgroups of 64 rows each; stages upconverted in two steps; zero points of signed integers.
+    # Four warpgroups of 64 rows each; many columns; zero points of signed integers.
     kernel("256x8x128", a__dtype="u4", a__scale="1x128z", **BF16),
     kernel("256x16x128", **E2M1, **BF16),
     kernel("256x32x128", "cooperative", "2x1", a__dtype="s4", a__scale="1x32", **F16),

@@ -67,9 +67,8 @@ PRODUCER_REGISTERS = 56
 """Registers of a producer thread after ``setmaxnreg``. With fewer, the producer of a multicasting kernel spills."""
 CONSUMER_REGISTERS: Mapping[int, int] = {2: 224, 3: 152, 4: 104}
 """Registers of a consumer thread, by number of consumer warpgroups (PTX ISA, ``setmaxnreg``)."""
-NARROW_N, NARROW_K, MANY_COLUMNS = 32, 128, 192
-"""Most columns of tiles of 256 rows of narrow weights with four consumer warpgroups, and the K of their stages; fewest
-columns for which stages of 64 along K of 4-bit weights are upconverted in two steps."""
+NARROW_N, NARROW_K = 32, 128
+"""Most columns of tiles of 256 rows of narrow weights with four consumer warpgroups, and the K of their stages."""
 SHIFTED_REGISTERS = 8
 """Registers that a producer thread has more, and each of two consumers less, where columns of B are gathered. Without
 them, some kernels of 256 columns spill."""
@@ -176,14 +175,11 @@ class WgmmaPlan(KernelPlan):
 
     @member
     def steps(self) -> int:
-        """Steps along K in which a warpgroup upconverts a stage: those that share stages do it in as many as they are,
-        others in two if they are four or if 4-bit weights meet many columns, else at once."""
-        if self.scales_sums or not self.is_mixed or self.config.schedule != "cooperative":
+        """Steps along K in which a warpgroup upconverts a stage: as many as warpgroups share stages, two if four have
+        64 rows each, else one."""
+        if self.scales_sums or not self.is_mixed:
             return 1
-        if self.slices > 1:
-            return self.slices
-        wide = self.config.a.type.bits == 4 and self.config.tile.n >= MANY_COLUMNS and self.config.tile.k == 64
-        return 2 if wide or self.consumer_warpgroups == 4 else 1
+        return self.slices if self.slices > 1 else 2 if self.consumer_warpgroups == 4 else 1
 
     @member
     def consumer_warpgroups(self) -> int:

@@ -60,9 +60,7 @@ struct WgmmaTraits {
   static_assert(Config::kStages % kSlices == 0, "a warpgroup sees all laps of its stages");
   static constexpr int kStorers = kSlices > 1 ? 1 : kConsumers;
   /// The steps along K in which a warpgroup upconverts a stage, and the K of a step. It holds the fragments of two.
-  static constexpr bool kInTwoSteps =
-      kConsumers == 4 || (kBitsA == 4 && Config::kTileN >= 192 && Config::kTileK == 64);
-  static constexpr int kSteps = kScalesSums ? 1 : kSlices > 1 ? kSlices : kMixed && !kPingpong && kInTwoSteps ? 2 : 1;
+  static constexpr int kSteps = kScalesSums ? 1 : kSlices > 1 ? kSlices : kMixed && kConsumers == 4 ? 2 : 1;
   static constexpr int kStepK = Config::kTileK / kSteps;
   static constexpr int kWarpgroupM = kPingpong || kSlices > 1 ? Config::kTileM : Config::kTileM / kConsumers;
   static constexpr int kBlocks = kWarpgroupM / 64;
