@@ -19,7 +19,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     if bias is None:
         d = operators.mm(rows, weight.t(), options=text)
     else:
-        d = operators.addmm(bias, rows, weight.t(), options=text)
+        (d,) = operators.epilogue("d = acc + bias[n]", rows, weight.t(), [bias], ["bias"], options=text)
     output: torch.Tensor = d.view(*x.shape[:-1], weight.shape[0])
     return output
 
