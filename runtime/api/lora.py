@@ -46,8 +46,8 @@ def lora(
     The order of a sum is stated: H is cut into slices, whose number depends on the shapes and on whether tokens are
     sorted, and each slice into eight parts; a part is summed in f32, 16 products at a time, and the sums of parts and
     of slices are added in their order. The result is rounded to the dtype of ``x``, multiplied by ``b`` in the same
-    way, scaled and added to ``y`` in f32. Many tokens of more than 32 ranks, ranks above 128, rows of ``y`` or ``out``
-    that are not aligned to 16 bytes, and a ``bits`` that names an order have two grouped products and
+    way, scaled and added to ``y`` in f32. Many tokens or adapters of more than 32 ranks, ranks above 128, rows of
+    ``y`` or ``out`` that are not aligned to 16 bytes, and a ``bits`` that names an order have two grouped products and
     :func:`gemmill.combine` instead, which also round the rows that are added.
 
     Example:

@@ -22,11 +22,13 @@ WEIGHTS: tuple[DTypeName, ...] = ("bf16", "f16")
 """Dtypes of tokens and adapters."""
 ROUTED = ("offsets", "rows", "places")
 """Tensors of a :class:`gemmill.Routing`."""
-FEW = 128
-"""Most tokens that are not sorted: their tiles read more adapters, which takes less time than a launch."""
-MANY = 1 << 16
-"""Tokens times ranks above which grouped products are faster, of more ranks than :data:`LOW`."""
+FEW = 2048
+"""Most tokens times ranks, of at least 16 each, that are not sorted: their tiles read more adapters, which takes less
+time than a launch."""
+MANY = 6144
+"""Tiles and adapters times ranks above which grouped products are faster, of more ranks than :data:`LOW`."""
 LOW = 32
+"""Most ranks for which grouped products are never faster."""
 SMS = 132
 """SMs of an H100 or H200."""
 TALL = 1024
@@ -96,7 +98,7 @@ class LoraExtents(NamedTuple):
     @property
     def sorts(self) -> bool:
         """Whether tokens with ids are sorted for the kernels of adapters."""
-        return self.adapters > 1 and self.tokens > FEW
+        return self.adapters > 1 and self.tokens * max(16, self.rank) > FEW
 
     def division(self, is_sorted: bool) -> Division:
         """Return how the kernels of adapters divide their work, whether or not tokens are sorted."""
@@ -160,7 +162,9 @@ class BoundAdaptation:
 
 def adapts(tensors: Mapping[str, TensorView], extents: LoraExtents) -> bool:
     """Whether the kernels of adapters take these tensors, and are faster than grouped products."""
-    if not 0 < extents.rank <= MOST_RANK or (extents.rank > LOW and extents.tokens * extents.rank > MANY):
+    rank = extents.rank
+    passes = -(-extents.tokens // BLOCK) + min(extents.adapters, extents.tokens)
+    if not 0 < rank <= MOST_RANK or (rank > LOW and passes * rank > MANY):
         return False
     if any(name in tensors and tensors[name].strides != (1,) for name in ("offsets", "rows")):
         return False

@@ -189,7 +189,7 @@ def test_launches_add_the_product_of_each_adapter(
     monkeypatch.setattr(operands, "TALL", tall)
     monkeypatch.setattr(operands, "SMS", 4)
     monkeypatch.setattr(operands, "OF_ADAPTER", 1)
-    monkeypatch.setattr(operands, "FEW", 0 if how == "sorted" else 1024)
+    monkeypatch.setattr(operands, "FEW", 0 if how == "sorted" else 1 << 16)
     host = Host(0)
     tokens, adapters, hidden, rank, columns = extents
     has_y, in_place, has_scales = has
