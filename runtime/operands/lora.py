@@ -176,27 +176,36 @@ def adapts(tensors: Mapping[str, TensorView], extents: LoraExtents) -> bool:
     return all(has_aligned_rows(tensors[name], TMA_ALIGN) for name in ("y", "out") if name in tensors)
 
 
+def extents_of(shapes: Mapping[str, tuple[int, ...]]) -> LoraExtents:
+    """Return the extents of a product with adapters, given the shapes of its tensors by keyword.
+
+    Raises:
+        OperandError: a shape does not fit; the message names the tensor.
+    """
+    for name, rank, form in (
+        ("x", 2, "(tokens, H)"),
+        ("a", 3, "(adapters, rank, H)"),
+        ("b", 3, "(adapters, N, rank)"),
+    ):
+        if len(shapes[name]) != rank:
+            raise OperandError(f"{name} has shape {shapes[name]}; it must be {form}")
+    x, a, b = (shapes[name] for name in "xab")
+    extents = LoraExtents(x[0], a[0], a[1], a[2], b[1])
+    for name, shape in extents.shapes().items():
+        if name in shapes and shapes[name] != shape:
+            raise OperandError(
+                f"{name} has shape {shapes[name]}; with x {x}, a {a} and b {b} it must have shape {shape}"
+            )
+    return extents
+
+
 def lora_extents(tensors: Mapping[str, TensorView]) -> LoraExtents:
     """Return the extents of a product with adapters, given its tensors by keyword.
 
     Raises:
         OperandError: a tensor does not fit; the message names it.
     """
-    x, a, b = (tensors[name] for name in "xab")
-    for name, rank, form in (
-        ("x", 2, "(tokens, H)"),
-        ("a", 3, "(adapters, rank, H)"),
-        ("b", 3, "(adapters, N, rank)"),
-    ):
-        if len(tensors[name].shape) != rank:
-            raise OperandError(f"{name} has shape {tensors[name].shape}; it must be {form}")
-    extents = LoraExtents(x.shape[0], a.shape[0], a.shape[1], a.shape[2], b.shape[1])
-    for name, shape in extents.shapes().items():
-        if name in tensors and tensors[name].shape != shape:
-            raise OperandError(
-                f"{name} has shape {tensors[name].shape}; with x {x.shape}, a {a.shape} and b {b.shape} it must have "
-                f"shape {shape}"
-            )
+    x, extents = tensors["x"], extents_of({name: tensor.shape for name, tensor in tensors.items()})
     _check_dtypes(tensors)
     check_devices(tensors)
     unit = TMA_ALIGN // DTYPES[x.dtype].bytes

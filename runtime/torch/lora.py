@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from gemmill.library.errors import OperandError
 from gemmill.runtime.api.routing import Routing
+from gemmill.runtime.operands.lora import extents_of
 from gemmill.runtime.torch.experts import Routed
 
 # Keywords of one subject share a line.
@@ -22,6 +24,12 @@ def lora(
     """
     from gemmill.runtime.torch.calls import grouped_matmul  # this imports Dynamo, which takes a second
 
+    of_ids = adapter_ids._asdict() if isinstance(adapter_ids, Routing) else {"adapter_ids": adapter_ids}
+    given = {"x": x, "a": a, "b": b, "y": y, "scale": scale, **of_ids}
+    extents_of({name: tuple(x.shape) for name, x in given.items() if isinstance(x, torch.Tensor)})
+    for name, ids in of_ids.items():
+        if ids.dtype not in (torch.int32, torch.int64):
+            raise OperandError(f"{name} is {ids.dtype}; it must be int32: pass {name}.int()")
     if isinstance(adapter_ids, Routing):
         offsets, rows, places = adapter_ids
         used = places >= 0

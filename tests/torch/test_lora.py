@@ -11,6 +11,7 @@ torch: Any = pytest.importorskip("torch")
 from benchmarks.lora import SCALE, loop  # noqa: E402
 
 import gemmill.torch  # noqa: E402
+from gemmill.library.errors import OperandError  # noqa: E402
 from gemmill.runtime.torch.experts import Routed  # noqa: E402
 
 IDS = torch.tensor([2, 0, -1, 2, 4, 0, 3], dtype=torch.int32)
@@ -80,3 +81,19 @@ def test_the_loop_of_the_benchmark_gives_what_the_definition_gives() -> None:
     for _ in range(2):
         run()
         torch.testing.assert_close(out, plain(x, a, b, y, torch.full((7,), SCALE)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"adapter_ids": IDS[:, None]}, r"adapter_ids has shape \(7, 1\); .* it must have shape \(7,\)"),
+        ({"adapter_ids": IDS.float()}, "adapter_ids is torch.float32; it must be int32"),
+        ({"scale": torch.ones(1)}, r"scale has shape \(1,\)"),
+        ({"y": torch.ones(1, 16)}, r"y has shape \(1, 16\)"),
+        ({"b": torch.ones(4, 8, 16)}, r"b has shape \(4, 8, 16\)"),
+    ],
+)
+def test_tensors_that_would_broadcast_are_refused(changed: dict[str, Any], says: str) -> None:
+    given = {**operands(), "adapter_ids": IDS, **changed}
+    with pytest.raises(OperandError, match=says):
+        gemmill.torch.lora(**given)
