@@ -153,16 +153,17 @@ def layer_extents(tensors: Mapping[str, TensorView], activation: Epilogue) -> La
             raise OperandError(f"{name} has shape {tensors[name].shape}; it must be {form}")
     tokens, slots = shape_of_slots("topk_ids", ids)
     extents, narrow = LayerExtents(tokens, slots, w2.shape[0], x.shape[1], w2.shape[2]), upconverts_a(w1.dtype, x.dtype)
+    _check_weights(tensors, narrow)
     shapes = layer_shapes(extents, activation, narrow)
     if narrow:
         narrow_experts.check_scales_of_tokens(x.dtype, tensors)
         given = {name: tensor.shape for name, tensor in tensors.items()}
-        shapes |= narrow_experts.shapes_of_groups(w1.dtype, given, shapes["w1"], shapes["w2"])
+        shapes |= narrow_experts.shapes_of_groups(w1.dtype, x.dtype, given, shapes["w1"], shapes["w2"])
     for name, shape in shapes.items():
         if name in tensors and tensors[name].shape != shape:
             advice = ""
             if narrow and name in narrow_experts.OF_GROUPS:
-                advice = narrow_experts.advice_on_groups(name, w1.dtype, tensors[name].shape, shape)
+                advice = narrow_experts.advice_on_groups(name, w1.dtype, x.dtype, tensors[name].shape, shape)
             raise OperandError(
                 f"{name} has shape {tensors[name].shape}; with x {x.shape}, w2 {w2.shape}, topk_ids {ids.shape} and "
                 f"the activation `{activation}` it must have shape {shape}{advice}"
@@ -212,8 +213,8 @@ def _check_units(dtype: DTypeName, extents: LayerExtents, narrow: bool) -> None:
             )
 
 
-def _check_operands(tensors: Mapping[str, TensorView], narrow: bool) -> None:
-    """Raise OperandError for a dtype, a GPU or strides that no launch takes."""
+def _check_weights(tensors: Mapping[str, TensorView], narrow: bool) -> None:
+    """Raise OperandError for dtypes of tokens and weights that no product takes together."""
     x = tensors["x"]
     for name in ("x", "w1", "w2"):
         dtype = tensors[name].dtype
@@ -223,6 +224,11 @@ def _check_operands(tensors: Mapping[str, TensorView], narrow: bool) -> None:
                 f"{name} is {dtype}; x, w1 and w2 must all be bf16, all f16 or all e4m3, or w1 and w2 of one narrower "
                 f"dtype beside bf16 or f16, or s4 beside e4m3: convert {name} first"
             )
+
+
+def _check_operands(tensors: Mapping[str, TensorView], narrow: bool) -> None:
+    """Raise OperandError for other dtypes, a GPU or strides that no launch takes."""
+    x = tensors["x"]
     if not narrow:
         refuse_scales(tensors, x.dtype)
     if x.dtype == "e4m3" and not narrow:

@@ -11,7 +11,7 @@ from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import OperandError
 from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.library.wording import one_of
-from gemmill.runtime.operands.matrices import GROUP_SIZES
+from gemmill.runtime.operands.matrices import sizes_of_groups
 from gemmill.runtime.operands.tensors import TensorView, unpacked
 
 OF_GROUPS: Mapping[str, str] = {"w1_scale": "w1", "w1_zero": "w1", "w2_scale": "w2", "w2_zero": "w2"}
@@ -42,36 +42,42 @@ def elements_of(tensors: Mapping[str, TensorView], dtype: DTypeName) -> dict[str
     return found
 
 
-def sizes_of_groups(dtype: DTypeName) -> tuple[int, ...]:
-    """Return how many elements of weights can share a scale, the most first."""
-    return (MX_BLOCK,) if dtype == "e2m1" else GROUP_SIZES
+def dtype_of_rows(weights: str, of_x: DTypeName) -> DTypeName:
+    """Return the dtype of the rows that weights multiply: ``w1`` tokens, ``w2`` what the first product writes."""
+    return of_x if weights == "w1" else default_output(of_x)
+
+
+def _sizes_of_groups(weights: str, dtype: DTypeName, of_x: DTypeName) -> tuple[int, ...]:
+    """Return how many elements of ``w1`` or ``w2`` can share a scale, the most first."""
+    return (MX_BLOCK,) if dtype == "e2m1" else sizes_of_groups(dtype_of_rows(weights, of_x))
 
 
 def shapes_of_groups(
-    dtype: DTypeName, given: Mapping[str, Sequence[int]], w1: Sequence[int], w2: Sequence[int]
+    dtype: DTypeName, of_x: DTypeName, given: Mapping[str, Sequence[int]], w1: Sequence[int], w2: Sequence[int]
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes that scales and zero points must have, by keyword, for weights of these shapes.
 
     Args:
         dtype: Dtype of the weights.
+        of_x: Dtype of the tokens.
         given: Shapes of those that are passed. The scales say how many elements share one: the largest size that fits.
         w1: Shape of ``w1``, (experts, sums, H).
         w2: Shape of ``w2``, (experts, H, F).
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for name, (experts, rows, k) in (("w1", w1), ("w2", w2)):
-        counts = [-(-k // size) for size in sizes_of_groups(dtype)]
+        counts = [-(-k // size) for size in _sizes_of_groups(name, dtype, of_x)]
         scale = given.get(f"{name}_scale", ())
         count = next((count for count in counts if len(scale) == 3 and scale[1] == count), counts[0])
         shapes |= dict.fromkeys((f"{name}_scale", f"{name}_zero"), (experts, count, rows))
     return shapes
 
 
-def advice_on_groups(name: str, dtype: DTypeName, given: Sequence[int], wanted: Sequence[int]) -> str:
+def advice_on_groups(name: str, dtype: DTypeName, of_x: DTypeName, given: Sequence[int], wanted: Sequence[int]) -> str:
     """Return what to change about the shape of scales or zero points of weights."""
     if [*given[:1], *given[:0:-1]] == [*wanted] and len(given) == 3:
         return f": pass {name}.mT.contiguous()"
-    sizes = one_of(tuple(map(str, sizes_of_groups(dtype))))
+    sizes = one_of(tuple(map(str, _sizes_of_groups(OF_GROUPS[name], dtype, of_x))))
     return f", one for each row of {OF_GROUPS[name]} and group of {sizes} along its rows"
 
 
@@ -84,6 +90,8 @@ def check_scales_of_tokens(of_x: DTypeName, given: Collection[str]) -> None:
         raise OperandError("x_scale is missing, and x is e4m3: pass a scale for each token, f32 (tokens, 1)")
     if of_x == "e4m3" and "w1_scale" not in given:
         raise OperandError("w1_scale is missing, and x is e4m3: pass the f32 scales of groups of 128")
+    if of_x == "e4m3" and "w1_zero" in given:
+        raise OperandError("w1_zero is passed, and x is e4m3, beside which w1 has no zero points: leave it out")
 
 
 def check_presence(dtype: DTypeName, given: Collection[str]) -> None:
@@ -127,11 +135,10 @@ def check_narrow(tensors: Mapping[str, TensorView], activation: Epilogue) -> Non
             continue
         if w1.dtype == "e2m1" and groups.dtype != "ue8m0":
             raise OperandError(f"{name} is {groups.dtype}; it must be ue8m0: pass {name}.view(torch.float8_e8m0fnu)")
-        # The second product multiplies what the first one writes.
-        of_product = x.dtype if OF_GROUPS[name] == "w1" else default_output(x.dtype)
-        wanted = dtype_of_groups(w1.dtype, of_product)
+        of_rows = dtype_of_rows(OF_GROUPS[name], x.dtype)
+        wanted = dtype_of_groups(w1.dtype, of_rows)
         if w1.dtype != "e2m1" and groups.dtype != wanted:
-            why = ", as x is" if wanted == x.dtype else f" beside {of_product}"
+            why = ", as x is" if wanted == x.dtype else f" beside {of_rows}"
             raise OperandError(f"{name} is {groups.dtype}; it must be {wanted}{why}: convert {name} first")
         if groups.strides[2] != 1 and groups.shape[2] > 1:
             raise OperandError(

@@ -165,7 +165,8 @@ def _check(call: Arguments, activation: Epilogue) -> None:
     shapes = layer_shapes(extents, activation, narrow)
     if narrow:
         scales = {name: call[name].shape for name in given}
-        shapes |= narrow_experts.shapes_of_groups(_w_dtype(call), scales, shapes["w1"], shapes["w2"])
+        dtypes = _w_dtype(call), dtype_named(x.dtype, "x")
+        shapes |= narrow_experts.shapes_of_groups(*dtypes, scales, shapes["w1"], shapes["w2"])
     for name in ("w1", "w2") if in_byte > 1 else ():
         shapes[name] = (*shapes[name][:2], shapes[name][2] // in_byte)
     for name, shape in shapes.items():

@@ -176,9 +176,9 @@ def dequantised(
     if b_dtype and find_dtype(b_dtype) == "e2m1":
         return a, _scaled_e2m1("b", b.mT, b_scale, -2, a.dtype).mT, a_scale, None
     if a_dtype and b.dtype == torch.float8_e4m3fn:
-        b, a_zero = b.float(), None  # kernels scale sums in f32
+        b = b.float()  # kernels scale sums in f32
     if b_dtype and a.dtype == torch.float8_e4m3fn:
-        a, b_zero = a.float(), None
+        a = a.float()
     a = _unpacked(a.mT, a_dtype, b.shape[-2]).mT if a_dtype else a
     b = _unpacked(b, b_dtype, a.shape[-1]) if b_dtype else b
     if a.dtype.itemsize < b.dtype.itemsize and _has_groups(a_scale, a_zero, a.mT, b.dtype):

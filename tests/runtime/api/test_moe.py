@@ -184,6 +184,12 @@ MX = {f"w1_{kind}": on_gpu((16, 8, 192)) for kind in ("scale", "zero")} | {
             OF_E4M3 | {"x_scale": None},
             r"x_scale is missing, and x is e4m3: pass a scale for each token, f32 \(tokens, 1\)",
         ),
+        (OF_E4M3 | {"w1_zero": on_gpu((16, 2, 192), "f32")}, "w1_zero is passed, and x is e4m3"),
+        (
+            OF_E4M3 | {"w1_scale": on_gpu((16, 4, 192), "f32")},
+            r"w1_scale has shape .* must have shape \(16, 2, 192\), one for each row of w1 and group of 128 along",
+        ),
+        (OF_E4M3 | {"w_dtype": "u4"}, "w1 is u4; x, w1 and w2 must all be bf16, .* or s4 beside e4m3"),
         (OF_E4M3 | {"x_scale": on_gpu((64, 2), "f32")}, r"x_scale has shape .* must have shape \(64, 1\)"),
         (OF_E4M3 | {"w1_scale": on_gpu((16, 2, 192))}, "w1_scale is bf16; it must be f32 beside e4m3"),
         (OF_E4M3 | {"w2_scale": on_gpu((16, 1, 256), "f32")}, "w2_scale is f32; it must be bf16 beside bf16"),
