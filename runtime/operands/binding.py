@@ -31,6 +31,7 @@ from gemmill.runtime.operands.matrices import (
     merge,
     one_matrix,
     operand,
+    refuse_four_bits,
     refuse_overlap,
 )
 from gemmill.runtime.operands.tensors import TensorView, check_devices
@@ -215,7 +216,7 @@ def bind(call: GemmCall) -> Gemm:
     """
     epilogue, values, stack = call.arguments.epilogue, call.arguments.values, None
     tensors, kind = _read_tensors(call), groups_kind(call.tensors)
-    _refuse_four_bits(tensors)
+    refuse_four_bits(tensors)
     a, b, d = tensors["a"], tensors["b"], tensors["out"]
     row_axis, column_axis = len(a.shape) > 1, len(b.shape) > 1
     if values:
@@ -238,17 +239,6 @@ def bind(call: GemmCall) -> Gemm:
             gemm = replace(gemm, problem=gemm.problem.but(epilogue=spelling(movable)))
         gemm = replace(gemm, arguments=bound)
     return gemm.transposed if upconverts_a(gemm.problem.b_dtype, gemm.problem.a_dtype) else gemm
-
-
-def _refuse_four_bits(tensors: _Tensors) -> None:
-    """Raise OperandError for 4-bit weights that no kernel multiplies by activations of at most 8 bits."""
-    a, b = tensors["a"].dtype, tensors["b"].dtype
-    bits = sorted((DTYPES[a].bits, DTYPES[b].bits))
-    if bits[0] == 4 and bits[1] <= 8 and not is_mixed(a, b):
-        raise OperandError(
-            f"a is {a} and b is {b}; beside 8-bit activations, kernels multiply only s4 weights by e4m3: pass these, "
-            "or activations of bf16 or f16"
-        )
 
 
 def _read_tensors(call: GemmCall) -> _Tensors:

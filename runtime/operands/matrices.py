@@ -16,7 +16,7 @@ from gemmill.library.config.scales import BLOCK_SCALES, MX_SCALE, dtype_of_group
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.e2m1 import MX_BLOCK
 from gemmill.library.errors import OperandError
-from gemmill.library.problem import MAX_EXTENT
+from gemmill.library.problem import MAX_EXTENT, is_mixed
 from gemmill.library.wording import one_of
 from gemmill.runtime.operands.tensors import TensorView
 
@@ -293,6 +293,17 @@ def has_groups(name: str, tensors: Mapping[str, TensorView]) -> bool:
         scale.dtype == dtype_of_groups(held, wide)
         and _group_size(name, scale, rows, k, sizes_of_groups(wide)) is not None
     )
+
+
+def refuse_four_bits(tensors: Mapping[str, TensorView]) -> None:
+    """Raise OperandError for 4-bit weights that no kernel multiplies by activations of at most 8 bits."""
+    a, b = tensors["a"].dtype, tensors["b"].dtype
+    bits = sorted((DTYPES[a].bits, DTYPES[b].bits))
+    if bits[0] == 4 and bits[1] <= 8 and not is_mixed(a, b):
+        raise OperandError(
+            f"a is {a} and b is {b}; beside 8-bit activations, kernels multiply only s4 weights by e4m3: pass these, "
+            "or activations of bf16 or f16"
+        )
 
 
 def sizes_of_groups(wide: DTypeName) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from gemmill.library.epilogues.tree import Operand as EpilogueOperand
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import is_mixed, upconverts_a
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
-from gemmill.runtime.operands.matrices import block_shapes, has_groups
+from gemmill.runtime.operands.matrices import block_shapes, has_groups, refuse_four_bits
 from gemmill.runtime.operands.tensors import TensorView
 
 
@@ -49,6 +49,7 @@ def _kinds_of_scales(
         return {}
     for name, form in forms.items():
         if form is None:
+            refuse_four_bits(tensors)
             raise _scale_error(name, tensors, blocks)
     kinds = {name: form[0] for name, form in forms.items() if form}
     all_kinds: dict[str, Kind] = {**dict.fromkeys(numbers, "scalar"), **kinds, **named}
@@ -121,8 +122,8 @@ def _scale_error(name: str, tensors: Mapping[str, TensorView], blocks: Mapping[s
     shape, operand = tensors[name].shape, tensors[name[0]].shape
     if name == "a_scale" and "rows" in tensors:
         return OperandError(
-            f"a_scale has shape {shape}; with rows it must be one value: for others pass a[rows] and a_scale[rows] "
-            "without rows"
+            f"a_scale has shape {shape}; with rows it must be one value, or {blocks[name]} for blocks of a, beside a "
+            "b_scale for blocks of b: for others pass a[rows] and a_scale[rows] without rows"
         )
     vector_shape = (operand[-2], 1) if name == "a_scale" else (1, operand[-1])
     other = "b_scale" if name == "a_scale" else "a_scale"

@@ -111,7 +111,7 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
         (lambda: scaled(a_scale=on_gpu((64, 3), "f32"), b_scale=SCALES_B), r"^a_scale has shape \(64, 3\)"),
         (
             lambda: grouped_matmul(A, GROUPS, ENDS, rows=on_gpu((9,), "s32"), a_scale=on_gpu((9, 1), "f32")),
-            r"^a_scale has shape \(9, 1\); with rows it must be one value: for others pass a\[rows\]",
+            r"^a_scale has shape \(9, 1\); with rows it must be one value, or \(\d+, \d+\) for blocks of a, ",
         ),
         (
             lambda: scaled(a_scale=SCALES, b_scale=on_gpu((3, 3), "f32")),

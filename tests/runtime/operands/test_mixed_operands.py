@@ -123,6 +123,12 @@ def test_what_s4_beside_e4m3_does_not_have(changes: dict[str, Any], says: str) -
         e4m3_gemm(**changes)
 
 
+def test_scales_of_other_4_bit_weights_beside_e4m3_are_not_blamed() -> None:
+    b = unpacked("b", tensor("u8", 64, 128, t=True), "u4", 256)
+    with pytest.raises(OperandError, match="kernels multiply only s4 weights by e4m3"):
+        scaled_epilogue(None, {"a": tensor("e4m3", 16, 256), "b": b, "b_scale": tensor("f32", 2, 64)}, ())
+
+
 def test_two_elements_lie_in_a_byte_along_k() -> None:
     view = unpacked("b", tensor("s8", 3, 64, 20, t=True), "s4", 39)
     assert (view.dtype, view.shape, view.strides) == ("s4", (3, 39, 64), (2560, 1, 40))
