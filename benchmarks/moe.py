@@ -135,7 +135,7 @@ def problems(layer: Layer, tokens: int, form: Format = FORMATS["bf16"]) -> list[
     of_first: dict[str, Any] = {"epilogue": form.epilogue}
     if form.dtype == "e4m3":
         of_first["d_dtype"] = "e4m3"
-    elif gathers_tokens(form.dtype, form.w_dtype is not None, tokens * slots, experts):
+    if gathers_tokens(form.dtype, "f32", form.w_dtype is not None, tokens * slots, experts):
         of_first["rows"] = "gathered"
     dtype = "e4m3-scaled" if form.dtype == "e4m3" else form.dtype
     products: tuple[tuple[int, int, dict[str, Any]], ...] = (

@@ -120,13 +120,6 @@ def test_narrow_weights_are_multiplied_as_the_transpose() -> None:
     assert {"w2", "w2_scale", "w2_zero", ".inner", ".y"} < {*names[3]}
 
 
-def test_many_rows_beside_narrow_weights_are_gathered() -> None:
-    slots: dict[str, Any] = {"topk_ids": on_gpu((256, 8), "s32"), "topk_weights": on_gpu((256, 8), "f32")}
-    layer = packed(x=on_gpu((256, 256)), out=on_gpu((256, 256)), **slots)
-    assert (layer.first.problem.rows, layer.copies) == ("gathered", ())
-    assert {"x", ".rows", "w1", "w1_scale", "w1_zero", ".inner"} < {*LayerAddresses(layer)._names[1]}
-
-
 OF_E4M3: dict[str, Any] = {
     "x": on_gpu((64, 256), "e4m3"),
     "x_scale": on_gpu((64, 1), "f32"),
@@ -236,18 +229,26 @@ EIGHT_BITS = {
 }
 
 
-def test_the_first_product_of_e4m3_quantises_its_rows() -> None:
-    layer = bound({"bias": on_gpu((16, 128))}, "t = gate8 + bias[n]; d = t * up8", **EIGHT_BITS)
+@pytest.mark.parametrize(("tokens", "rows"), [(64, "gathered"), (256, "stored")], ids=["few", "many"])
+def test_the_first_product_of_e4m3_quantises_its_rows(tokens: int, rows: str) -> None:
+    shapes: dict[str, Any] = {
+        "x": ((tokens, 256), "e4m3"),
+        "out": ((tokens, 256), "bf16"),
+        "topk_ids": ((tokens, 8), "s32"),
+    }
+    shapes |= {"topk_weights": ((tokens, 8), "f32"), "x_scale": ((tokens, 2), "f32")}
+    tensors = EIGHT_BITS | {name: on_gpu(*given) for name, given in shapes.items()}
+    layer = bound({"bias": on_gpu((16, 128))}, "t = gate8 + bias[n]; d = t * up8", **tensors)
     first, second = layer.first.problem, layer.second.problem
     assert first.epilogue == "t = gate8 + bias.bf16[n]; h = t * up8; s[m, n/128] = scale(h); d = h / s"
-    assert (first.a_scale, first.b_scale, first.d_dtype, first.rows) == ("1x128", "128x128", "e4m3", "stored")
+    assert (first.a_scale, first.b_scale, first.d_dtype, first.rows) == ("1x128", "128x128", "e4m3", rows)
     assert (second.a_scale, second.b_scale, second.d_dtype, second.rows) == ("1x128", "128x128", "bf16", "stored")
     _, *copies, of_first, of_second, _ = LayerAddresses(layer).of(layer.tensors)
     assert (of_first, of_second) == (layer.first.addresses, layer.second.addresses)
     assert copies == [(copy.source.ptr, copy.index.ptr, copy.out.ptr) for copy in layer.copies]
-    assert [copy.is_turned for copy in layer.copies] == [False, True]
-    for gemm in (layer.first, layer.second):
-        assert gemm.tensors["a_scale"].strides == (1, 512), "contiguous along M, as kernels read it fastest"
+    assert [copy.is_turned for copy in layer.copies] == ([] if rows == "gathered" else [False, True])
+    for gemm in (layer.first, layer.second)[rows == "gathered" :]:
+        assert gemm.tensors["a_scale"].strides == (1, 8 * tokens), "contiguous along M, as kernels read it fastest"
 
 
 @pytest.mark.parametrize(
