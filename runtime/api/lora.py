@@ -67,9 +67,9 @@ def lora(
             that of ``x``.
         bits: Which order of sums both products must have, as in :func:`gemmill.matmul`.
 
-    The library of ``x``, PyTorch or CuPy, allocates the memory between the launches: for each token at most 16 times
-    the rank in f32, or rank + N elements with grouped products. ``stream`` and ``registry`` are as in
-    :func:`gemmill.matmul`.
+    The library of ``x``, PyTorch or CuPy, allocates the memory between the launches: for each token, and at least for
+    16, at most 16 times the rank in f32, or rank + N elements with grouped products. ``stream`` and ``registry`` are as
+    in :func:`gemmill.matmul`.
 
     Returns:
         ``out``.

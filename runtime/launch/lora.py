@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import c_float
 from functools import partial
 
 from gemmill.emitters import expanding, shrinking
@@ -55,7 +56,8 @@ def expand_job(bound: BoundAdaptation) -> tuple[bytes, int]:
     of_rows = strides_of(bound.y).row, strides_of(bound.out).row
     strides = *_steps(bound.b), of_scales, *of_rows, _slice_bytes(bound.inner)
     across, shares = -(-columns // expanding.COLUMNS), bound.division.shares_of_columns
-    job = expanding.JOB.pack(*addresses, *strides, tokens, adapters, columns, across, shares, bound.scale)
+    scale = c_float(bound.scale).value  # infinity where pack would raise an error
+    job = expanding.JOB.pack(*addresses, *strides, tokens, adapters, columns, across, shares, scale)
     return job, bound.division.tiles(tokens) * across * shares
 
 

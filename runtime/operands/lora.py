@@ -15,7 +15,7 @@ from gemmill.library.errors import OperandError
 from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.library.wording import one_of
 from gemmill.runtime.operands.experts import Shapes
-from gemmill.runtime.operands.routing import has_aligned_rows
+from gemmill.runtime.operands.routing import has_aligned_rows, refuse_shared_elements
 from gemmill.runtime.operands.tensors import TensorView, check_devices
 
 WEIGHTS: tuple[DTypeName, ...] = ("bf16", "f16")
@@ -217,6 +217,8 @@ def lora_extents(tensors: Mapping[str, TensorView]) -> LoraExtents:
             raise OperandError(
                 f"{name} has strides {tensors[name].strides}; its rows must be contiguous: pass {name}.contiguous()"
             )
+    if "out" in tensors:
+        refuse_shared_elements(tensors["out"])
     ids = tensors.get("adapter_ids")
     if ids and ids.shape[0] > 1 and ids.strides[0] not in (1, 2):
         raise OperandError(

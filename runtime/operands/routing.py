@@ -180,13 +180,18 @@ def bind_combine(
             raise OperandError(
                 f"{name} has strides {tensors[name].strides}; its rows must be contiguous: pass {name}.contiguous()"
             )
-    if shape[0] > 1 and shape[1] > 0 and abs(out.strides[0]) < shape[1]:
+    refuse_shared_elements(out)
+    _check_memory(tensors, ("out",), {"add"} if add is not None and add.same_layout(out) else ())
+    return BoundCombine(y, places, weights, add, out)
+
+
+def refuse_shared_elements(out: TensorView) -> None:
+    """Raise OperandError for a matrix to write whose contiguous rows overlap."""
+    if out.shape[0] > 1 and out.shape[1] > 0 and abs(out.strides[0]) < out.shape[1]:
         raise OperandError(
             f"out has strides {out.strides} for shape {out.shape}, so its elements overlap: pass memory where each has "
             "its own"
         )
-    _check_memory(tensors, ("out",), {"add"} if add is not None and add.same_layout(out) else ())
-    return BoundCombine(y, places, weights, add, out)
 
 
 def shape_of_slots(name: str, tensor: TensorView) -> tuple[int, int]:

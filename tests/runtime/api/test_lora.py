@@ -64,6 +64,7 @@ def bound_products(**changed: Any) -> tuple[GemmCall, GemmCall, BoundCombine]:
         ({"y": on_gpu((63, 384))}, r"y has shape \(63, 384\)"),
         ({"out": on_gpu((64, 384), "s8")}, "out is s8; it must be bf16, f16 or f32"),
         ({"out": on_gpu((64, 384), strides=(768, 2))}, "out has strides .* its rows must be contiguous"),
+        ({"out": on_gpu((64, 384), strides=(192, 1))}, "out has strides .* so its elements overlap"),
         ({"scale": on_gpu((5,), "f32")}, r"scale has shape \(5,\); .* it must have shape \(64,\)"),
         ({"a": on_gpu((5, 16, 256), "f16")}, "a is f16; x, a and b must all be bf16 or all f16"),
         ({"x": on_gpu((64, 256), "f32")}, "x is f32"),
@@ -118,6 +119,12 @@ def test_products_gather_tokens_and_sums_start_from_y() -> None:
 )
 def test_tensors_that_the_kernels_of_adapters_take(changed: dict[str, Any], directly: bool) -> None:
     assert any(isinstance(step, BoundAdaptation) for step in bound(**changed).steps) == directly
+
+
+def test_a_scale_above_the_range_of_f32_is_infinite() -> None:
+    (step,) = bound(factor=1e300).steps
+    assert isinstance(step, BoundAdaptation)
+    assert expanding.JOB.unpack(expand_job(step)[0])[-1] == float("inf")
 
 
 @pytest.mark.parametrize("bits", ["any", "k16"])
