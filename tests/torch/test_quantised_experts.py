@@ -130,10 +130,14 @@ def test_a_gate_with_a_cap_is_left() -> None:
         assert gemmill.torch.convert(module, None) is module
 
 
-def test_experts_without_weights_are_left() -> None:
+def test_experts_without_weights_or_scales_are_left() -> None:
     model = built("gpt-oss")
     module = of_mxfp4.Mxfp4GptOssExperts(model.config)
     with pytest.warns(UserWarning, match="experts of MXFP4 without weights"):
+        assert gemmill.torch.convert(module, None) is module
+    module = in_blocks(experts_of(built("Qwen3-MoE")), "float")
+    module.down_proj_scale_inv = None
+    with pytest.warns(UserWarning, match="experts without down_proj_scale_inv"):
         assert gemmill.torch.convert(module, None) is module
 
 

@@ -79,6 +79,8 @@ def fault_of(module: torch.nn.Module) -> str:
     form = form_of(module)
     own = {*WEIGHTS, *(_BIASES if module.has_bias else ()), *(f"{name}_scale_inv" for name in WEIGHTS if form)}
     parameters = {name for name, x in module._parameters.items() if x is not None}
+    if missing := sorted(own - parameters):
+        return f"experts without {', '.join(missing)}"
     kinds = {"parameter": parameters - own, "buffer": module._buffers.keys()}
     kinds["tensor of a child"] = {name for name, child in module.named_children() if [*child.state_dict()]}
     if more := [f"{kind} {name}" for kind, names in kinds.items() for name in sorted(names)]:
