@@ -85,8 +85,9 @@ def moe(
         **operands: Operands of the activation, by name.
 
     The layer needs memory for a row of F elements and one of H for each slot, which the library of ``x``, PyTorch or
-    CuPy, allocates; and for another of H where ``x`` is e4m3, its rows are not aligned to 16 bytes, or narrow weights
-    meet few rows. ``stream`` and ``registry`` are as in :func:`gemmill.matmul`.
+    CuPy, allocates; and for another of H where it copies rows of ``x`` first: e4m3, unless there are few with f32
+    scales, rows beside narrow weights, and rows that are not aligned to 16 bytes. ``stream`` and ``registry`` are as in
+    :func:`gemmill.matmul`.
 
     Returns:
         ``out``.
