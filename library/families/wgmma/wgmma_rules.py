@@ -549,12 +549,11 @@ def tile_k(plan: WgmmaPlan) -> str | None:
     config = plan.config
     k, size = config.tile.k, config.b.type.unpacked_bytes
     if plan.is_mixed:
-        bits, slices = config.a.type.bits, plan.slices
-        slices = 1 if plan.scales_sums else slices  # each takes whole stages
-        depths = [d for d in MIXED_TILE_K if d * bits <= 8 * NARROW_ROW and d * bits % (8 * NARROW_CHUNK * slices) == 0]
+        bits, steps = config.a.type.bits, plan.steps
+        depths = [d for d in MIXED_TILE_K if d * bits <= 8 * NARROW_ROW and d * bits % (8 * NARROW_CHUNK * steps) == 0]
         if k in depths:
             return None
-        shared = f" that {slices} warpgroups share" if slices > 1 else ""
+        shared = f" that {plan.slices} warpgroups share" if plan.slices > 1 else ""
         return f"tile K is {k}; with a {config.a.dtype} A{shared} it must be {one_of(tuple(depths))}"
     if k * size in TILE_K_BYTES:
         return None
