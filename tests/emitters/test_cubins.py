@@ -55,6 +55,9 @@ SAMPLE = [
     "sm90a_bf16k16_bf16k16_f32_none_bf16n16_256x192x64_1x2_cooperative_s3_m8_k1_linear",
     "sm90a_bf16mn16_bf16k16_f32_none_f32m16_256x176x64_2x1_cooperative_s3_m8_k1_linear",
     "sm90a_u4k16s1x64_bf16k16_f32_none_bf16m16_64x32x256_1x1_cooperative_s4_m8_k1_linear",
+    # Four consumers of 64 rows each, with as many accumulators as these may have; sums that scales multiply.
+    "sm90a_u4k16s1x32z_bf16k16_f32_none_bf16m16_256x32x128_1x1_cooperative_s5_m8_k1_linear",
+    "sm90a_s4k16s1x128_e4m3k16_f32p4_none_bf16m16_128x128x128_2x1_cooperative_s7_m8_k1_linear",
     # Slices of K; accumulators that leave no register to spare while others are added.
     "sm90a_f16k16_f16k16_f16_f32m4_f16n4_128x128x64_1x1_cooperative_s4_m8_splitk_linear",
     "sm90a_bf16mn16_bf16mn16_f32_none_bf16n2_256x192x64_2x1_cooperative_s3_m8_splitk_linear",
