@@ -69,6 +69,7 @@ struct PeakRate {
     accumulators.clear();
     // Each tile starts from zero. Sums that only grew would soon lose most bits of each product, and draw less power.
     int stage = 0, step = 0;
+#pragma unroll 1
     for (int left = params.tiles * params.steps; left > 0; --left) {
       accumulators.multiply(a, b, stage, step == 0);
       wgmma_wait<1>();
