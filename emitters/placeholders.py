@@ -15,8 +15,8 @@ def placeholders(config: GemmConfig, launch: LaunchSpec) -> dict[str, object]:
     c = config.c or config.d
     return {
         "summary": f"{config.d.dtype} D = {config.a.dtype} A x {config.b.dtype} B, accumulated in {config.accumulator}",
-        "a": config.a.type.cpp,
-        "b": config.b.type.cpp,
+        "a": config.a.loaded.cpp,
+        "b": config.b.loaded.cpp,
         "c": config.c.type.cpp if config.c else "gemmill::None",
         "d": config.d.type.cpp,
         "major_a": config.a.major.upper(),

@@ -49,7 +49,7 @@ def wgmma_atom(plan: WgmmaPlan) -> str:
     config, from_registers = plan.config, plan.multiplies_from_registers
     words = A_REGISTERS if from_registers else 1
     accumulator = DTYPES[config.accumulator]
-    k = INSTRUCTION_K_BYTES // config.b.type.bytes
+    k = INSTRUCTION_K_BYTES // config.b.loaded.bytes
     n = config.tile.n // plan.atom_parts
     count = SUBTILE_M * n * accumulator.bits // (32 * WARPGROUP)
     register, constraint = _REGISTERS[config.accumulator]
@@ -59,7 +59,7 @@ def wgmma_atom(plan: WgmmaPlan) -> str:
         k=k,
         instruction=(
             f"wgmma.mma_async.sync.aligned.m{SUBTILE_M}n{n}k{k}"
-            f".{config.accumulator}.{config.b.dtype if plan.is_mixed else config.a.dtype}.{config.b.dtype}"
+            f".{config.accumulator}.{(config.b if plan.is_mixed else config.a).loaded.name}.{config.b.loaded.name}"
         ),
         registers=_quoted(_wrapped((f"%{i}" for i in range(count)), "{", "}, ")),
         operands=textwrap.indent(
@@ -76,8 +76,8 @@ def wgmma_atom(plan: WgmmaPlan) -> str:
 
 def _modifiers(config: GemmConfig) -> tuple[int, ...]:
     """The immediates after the predicate: signs of A and B except for integers, and majors of 16-bit operands."""
-    signs = () if config.b.type.is_integer else (1, 1)
-    majors = tuple(int(x.major == "mn") for x in (config.a, config.b) if x.type.bits == config.b.type.bits == 16)
+    signs = () if config.b.loaded.is_integer else (1, 1)
+    majors = tuple(int(x.major == "mn") for x in (config.a, config.b) if x.loaded.bits == config.b.loaded.bits == 16)
     return signs + majors
 
 

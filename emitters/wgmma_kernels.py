@@ -18,7 +18,7 @@ from gemmill.emitters.epilogue.text import (
 from gemmill.emitters.placeholders import placeholders
 from gemmill.emitters.wgmma_atom import wgmma_atom
 from gemmill.library.config.batchings import GROUPED_EXTENT
-from gemmill.library.config.model import InputName
+from gemmill.library.config.model import GemmConfig, InputName
 from gemmill.library.config.names import kernel_name
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import gates_halves
@@ -57,6 +57,7 @@ $fields
   using Scheduler = gemmill::$scheduler;
 
   using Atom = ::Atom;
+  using Terms = gemmill::$terms;
   using Epilogue = $epilogue;
 };
 
@@ -144,10 +145,10 @@ def _boxes(plan: WgmmaPlan, name: InputName) -> Iterator[TmaBox]:
     rows = config.tile.k if not k_major else config.tile.m if name == "a" else config.tile.n
     box = TmaBox(
         operand=name,
-        dtype=operand.dtype,
+        dtype=operand.loaded.name,
         contiguous="k" if k_major else mn,
         strided=mn if k_major else "k",
-        box=(span // operand.type.unpacked_bytes, rows // peers),
+        box=(span // operand.loaded.unpacked_bytes, rows // peers),
         swizzle=span,
         offset=_at(name),
         window=rows if batching == "kgrouped" else 0,
@@ -273,6 +274,15 @@ def _scheduler(plan: WgmmaPlan) -> str:
     return _SCHEDULERS.get(config.scheduler.batching) or k_decomposition.scheduler(config)
 
 
+def _terms(config: GemmConfig) -> str:
+    """The C++ type of the products that the kernel sums."""
+    split = config.a.type
+    if len(split.terms) == 1:
+        return "OneTerm"
+    of_a, of_b = (sum(component << 2 * i for i, component in enumerate(x)) for x in zip(*split.terms, strict=True))
+    return f"Terms<{split.components}, {len(split.terms)}, {of_a:#x}, {of_b:#x}>"
+
+
 def text(plan: WgmmaPlan, launch: LaunchSpec) -> str:
     """The source of a legal config's kernel."""
     config, scales = plan.config, plan.block_scale_dtype
@@ -306,6 +316,7 @@ def text(plan: WgmmaPlan, launch: LaunchSpec) -> str:
         buffers_d=plan.d_buffers,
         scheduler=_scheduler(plan),
         atom=wgmma_atom(plan),
+        terms=_terms(config),
         epilogue=f"gemmill::Raw<{DTYPES[plan.partial_dtype].cpp}, {epilogue}>" if reduction else epilogue,
         epilogue_text=epilogue_text(config),
         spec_type=spec_type,

@@ -239,4 +239,4 @@ def tensor_core_step(a: DTypeName, b: DTypeName, accumulator: DTypeName) -> str:
     one."""
     if accumulator == "s32":
         return "exact"
-    return f"k{256 // max(DTYPES[a].bits, DTYPES[b].bits)}{'f16' if accumulator == 'f16' else ''}"
+    return f"k{256 // max(DTYPES[a].loaded.bits, DTYPES[b].loaded.bits)}{'f16' if accumulator == 'f16' else ''}"

@@ -16,7 +16,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.scales import scales_sums
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel, in_each_number
-from gemmill.library.dtypes import FP8
+from gemmill.library.dtypes import FP8, SPLIT
 from gemmill.library.epilogues.parse import scales_blocks
 from gemmill.library.errors import ConfigError, ProblemError, UnsupportedProblemError
 from gemmill.library.problem import GemmProblem, is_mixed
@@ -146,6 +146,6 @@ def _step(problem: GemmProblem) -> tuple[str, int]:
 
     a, b = problem.a_dtype, problem.b_dtype
     step, are_fp8 = tensor_core_step(a, b, problem.accumulator), a in FP8 and b in FP8
-    if step == "exact" or are_fp8 or is_mixed(a, b) or (a == b and a in _EQUAL):
-        return step, problem.promote if are_fp8 or scales_sums(a, b) else 0
+    if step == "exact" or are_fp8 or is_mixed(a, b) or (a == b and a in (*_EQUAL, *SPLIT)):
+        return step, problem.promote if are_fp8 or a in SPLIT or scales_sums(a, b) else 0
     return "fma", 0

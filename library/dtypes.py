@@ -8,7 +8,25 @@ from typing import Literal, NamedTuple
 
 from gemmill.library.wording import suggest
 
-DTypeName = Literal["bf16", "f16", "f32", "tf32", "f64", "e4m3", "e5m2", "s8", "u8", "s32", "s4", "u4", "ue8m0", "e2m1"]
+DTypeName = Literal[
+    "bf16",
+    "f16",
+    "f32",
+    "tf32",
+    "bf16x9",
+    "bf16x6",
+    "bf16x3",
+    "f64",
+    "e4m3",
+    "e5m2",
+    "s8",
+    "u8",
+    "s32",
+    "s4",
+    "u4",
+    "ue8m0",
+    "e2m1",
+]
 """The names in :data:`DTYPES`, as a type for pydantic and the JSON Schema."""
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 """Largest finite float32."""
@@ -49,6 +67,21 @@ class DType(NamedTuple):
     """The dtype of the tensors that contain it, if tensors do not distinguish the two and the caller must state it."""
     compatible: DTypeName | None = None
     """A dtype whose kernels have the same speed with this dtype, and of which kernel sets declare more."""
+    component: DTypeName | None = None
+    """For f32 that is multiplied as a sum of products of a narrower type: the type of the components into which an
+    element is split, the largest first. They add up to the element."""
+    terms: tuple[tuple[int, int], ...] = ((0, 0),)
+    """The products that are summed, in order: a component of A and one of B, by their index."""
+
+    @property
+    def components(self) -> int:
+        """Components into which an element is split; 1 for types that are not."""
+        return 1 + max(max(term) for term in self.terms)
+
+    @property
+    def loaded(self) -> DType:
+        """The type that kernels load into shared memory: that of the components, or the type itself."""
+        return DTYPES[self.component] if self.component else self
 
     @property
     def bytes(self) -> int:
@@ -79,6 +112,31 @@ class DType(NamedTuple):
     def is_integer(self) -> bool:
         """Whether it is an integer type, so that sums of products are exact."""
         return self.dlpack[0] < 2
+
+
+_NINE_TERMS = ((2, 2), (1, 2), (2, 1), (0, 2), (1, 1), (2, 0), (0, 1), (1, 0), (0, 0))
+"""All products of three components of A and of B, the smallest first."""
+
+
+def _split(name: DTypeName, component: DTypeName, terms: tuple[tuple[int, int], ...], epsilon: float) -> DType:
+    """The row of f32 that is multiplied as ``terms`` of a narrower type."""
+    return DType(
+        name,
+        32,
+        cpp="float",
+        tma="FLOAT32",
+        dlpack=(2, 32),
+        torch="float32",
+        typestr="<f4",
+        epsilon=epsilon,
+        largest=MAX_FLOAT32,
+        least_exponent=-126,
+        names="",
+        cuda="CUDA_R_32F",
+        stored_as="f32",
+        component=component,
+        terms=terms,
+    )
 
 
 DTYPES: Mapping[str, DType] = MappingProxyType(
@@ -148,6 +206,10 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
                 cuda="CUDA_R_32F",
                 stored_as="f32",
             ),
+            # Three components hold all bits of an f32; two hold 16.
+            _split("bf16x9", "bf16", _NINE_TERMS, epsilon=2.0**-23),
+            _split("bf16x6", "bf16", _NINE_TERMS[3:], epsilon=2.0**-22),
+            _split("bf16x3", "bf16", _NINE_TERMS[6:], epsilon=2.0**-15),
             DType(
                 "f64",
                 64,
@@ -308,7 +370,10 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
     }
 )
 """Every supported dtype by name."""
-
+SPLIT: tuple[DTypeName, ...] = tuple(t.name for t in DTYPES.values() if t.component)
+"""Types of f32 operands that are multiplied as sums of products of a narrower type."""
+SPLIT_PROMOTION = 2
+"""WGMMAs of each term after which sums of split f32 move to f32 registers (two-level accumulation)."""
 
 FP8 = tuple(t.name for t in DTYPES.values() if t.bits == 8 and not t.is_integer and not t.is_scale)
 """8-bit floating-point types of operands."""

@@ -80,7 +80,7 @@ class GemmProblem:
     a_scale: ScaleName = "none"
     """Block scales of A; see :class:`~gemmill.library.config.model.InputOperand`."""
     b_scale: ScaleName = "none"
-    promote: Literal[0, 4] = 0
+    promote: Literal[0, 2, 4] = 0
     """Two-level accumulation that the caller requires at least; see
     :class:`~gemmill.library.config.model.GemmConfig`."""
     batching: BatchingName = "strided"
@@ -207,6 +207,22 @@ class GemmProblem:
         if self.batching in batchings.MASKED:
             size = self.expected_rows or min(getattr(self, along), ASSUMED_ROWS)
         return self.but(**{along: size}, batching="strided", expected_rows=None, rows="stored")
+
+    @property
+    def of_components(self) -> GemmProblem:
+        """The problem with what kernels load for split f32: the components as if one after another along K. For other
+        types the problem itself."""
+        split = DTYPES[self.a_dtype]
+        if split.component is None:
+            return self
+        k, dtype = split.components * self.k, split.component
+        return self.but(k=k, a_dtype=dtype, b_dtype=dtype, a_align=16, b_align=16)
+
+    @property
+    def products(self) -> float:
+        """Products of each loaded element of :attr:`of_components`: more than one for split f32."""
+        split = DTYPES[self.a_dtype]
+        return len(split.terms) / split.components
 
     @property
     def with_narrow_a(self) -> GemmProblem:

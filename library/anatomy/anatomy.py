@@ -131,7 +131,7 @@ class WgmmaAnatomy(Anatomy[WgmmaPlan]):
         accumulator, b = self.config.accumulator.upper(), self.config.b.dtype.upper()
         a = b if self.plan.is_mixed else self.config.a.dtype.upper()
         n = self.config.tile.n // self.plan.atom_parts
-        k = 8 * INSTRUCTION_K_BYTES // self.config.b.type.bits
+        k = 8 * INSTRUCTION_K_BYTES // self.config.b.loaded.bits
         sources = "RS" if self.plan.multiplies_from_registers else "SS"
         return mma_atom(f"SM90_64x{n}x{k}_{accumulator}{a}{b}_{sources}")
 
@@ -177,7 +177,7 @@ class MmaAnatomy(Anatomy[MmaPlan]):
         """The distance between the rows of a group of eight, and the positions of groups. 8-bit operands that are not
         K-major are transposed from four rows along K at a time (``Fragments::position``)."""
         matrix = self.config.inputs[operand]
-        if matrix.major == "mn" and matrix.type.unpacked_bytes == 1:
+        if matrix.major == "mn" and matrix.loaded.unpacked_bytes == 1:
             return 4 * unit, ((4, unit), (extent // 32, 32 * unit))
         return unit, ((extent // 8, 8 * unit),)
 
@@ -202,7 +202,7 @@ class MmaAnatomy(Anatomy[MmaPlan]):
         if self.plan.has_quadpairs:
             majors = ("N" if config.a.major == "mn" else "T") + ("T" if config.b.major == "mn" else "N")
             return mma_atom(f"SM70_8x8x4_{types}_{majors}")
-        k = MMA_K_BYTES // config.a.type.unpacked_bytes
+        k = MMA_K_BYTES // config.a.loaded.unpacked_bytes
         return mma_atom(f"{self._TARGETS.get(a, 'SM80')}_16x8x{k}_{types}_TN")
 
     def span(self, operand: InputName) -> int:
@@ -211,7 +211,7 @@ class MmaAnatomy(Anatomy[MmaPlan]):
         if self.plan.is_shifted(operand):
             return CHUNK
         extent = tile.k if matrix.major != "mn" else tile.m if operand == "a" else tile.n
-        return swizzle_bytes(extent * matrix.type.unpacked_bytes)
+        return swizzle_bytes(extent * matrix.loaded.unpacked_bytes)
 
     def lanes(self) -> list[Lane]:
         """A pipeline of copies and MMAs."""

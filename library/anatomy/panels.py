@@ -115,7 +115,7 @@ def shared(sheet: Sheet, kernel: Kernel) -> None:
     )
     sheet.tables(
         *(
-            banks(f"{name.upper()}: rows of {span} bytes", span, kernel.config.inputs[name].type.unpacked_bytes)
+            banks(f"{name.upper()}: rows of {span} bytes", span, kernel.config.inputs[name].loaded.unpacked_bytes)
             for name, span in swizzled.items()
         )
     )

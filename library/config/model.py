@@ -29,7 +29,7 @@ RasterName = Literal["m", "n"]
 DecompositionName = Literal["tiles", "splitk", "stream", "cluster", "serial", "tree"]
 BatchingName = Literal["strided", "nested", "array", "grouped", "masked", "kgrouped", "ngrouped", "nmasked"]
 RowsName = Literal["stored", "gathered"]
-Promotion = Literal[0, 4]
+Promotion = Literal[0, 2, 4]
 
 FamilyName = Literal["wgmma", "mma", "simt", "gemv"]
 FAMILIES: Mapping[str, FamilyName] = MappingProxyType(
@@ -77,6 +77,11 @@ class InputOperand:
     def type(self) -> DType:
         """The row of the dtype table."""
         return DTYPES[self.dtype]
+
+    @property
+    def loaded(self) -> DType:
+        """The row of the type that the kernel loads: see :attr:`~gemmill.library.dtypes.DType.loaded`."""
+        return self.type.loaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +238,8 @@ class GemmConfig:
     promote: Annotated[
         Promotion,
         Field(
-            doc="Two-level accumulation: fp8 sums move to f32 registers after this many WGMMAs; 0: never.",
+            doc="Two-level accumulation: sums of fp8 or split f32 move to f32 registers after this many WGMMAs of each "
+            "term; 0: never.",
             token="p{}",
             unsaid=True,
             format=True,

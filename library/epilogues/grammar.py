@@ -61,6 +61,7 @@ RESERVED = frozenset(
         *(
             "promote",
             "tf32",
+            "precision",
             "fast_accumulation",
             "sm_count",
             "slices",

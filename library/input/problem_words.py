@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 from gemmill.library.config.batchings import GROUPED_EXTENT, MASKED, OFFSETS
 from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, RowsName, ScaleName
 from gemmill.library.config.scales import MX_SCALE, scales_sums
-from gemmill.library.dtypes import DTYPES, DTypeName, default_accumulator, default_output, find_dtype, unknown
+from gemmill.library.dtypes import (
+    DTYPES,
+    SPLIT,
+    SPLIT_PROMOTION,
+    DTypeName,
+    default_accumulator,
+    default_output,
+    find_dtype,
+    unknown,
+)
 from gemmill.library.e2m1 import MX_BLOCK
 from gemmill.library.epilogues.misspelt import check_names
 from gemmill.library.epilogues.parse import LINEAR, is_gated, pairs_rows, parse, spelling
@@ -270,8 +279,8 @@ def _rows(name: str, value: object) -> str:
 
 
 def _promote(name: str, value: object) -> int:
-    if type(value) is not int or value not in (0, 4):
-        raise ProblemError(f"{name} is {value!r:.80}; it must be 0 or 4")
+    if type(value) is not int or value not in (0, SPLIT_PROMOTION, 4):
+        raise ProblemError(f"{name} is {value!r:.80}; it must be 0 or 4, or {SPLIT_PROMOTION} for split f32")
     return value
 
 
@@ -291,7 +300,9 @@ def _epilogue(name: str, value: object) -> str:
 
 
 def _usual_promote(fields: Mapping[str, Any]) -> int:
-    """Two levels where scales multiply sums."""
+    """Two levels where scales multiply sums, and for split f32."""
+    if fields["a_dtype"] in SPLIT:
+        return SPLIT_PROMOTION
     has_blocks = "none" not in (fields["a_scale"], fields["b_scale"])
     return 4 if has_blocks or scales_sums(fields["a_dtype"], fields["b_dtype"]) else 0
 

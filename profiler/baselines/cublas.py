@@ -55,7 +55,7 @@ def nearest(problem: GemmProblem) -> GemmProblem | None:
         solved = problem.but(d_dtype="s32", accumulator="s32")
     elif (a, problem.b_dtype) in _FP8_PAIRS:
         solved = problem.but(d_dtype="bf16" if DTYPES[d].bits == 8 else d, accumulator="f32")
-    elif a != problem.b_dtype or DTYPES[a].bits < 16 or d not in ("f32" if a == "tf32" else a, "f32"):
+    elif a != problem.b_dtype or DTYPES[a].bits < 16 or d not in (DTYPES[a].stored_as or a, "f32"):
         return None
     return solved if problem.c_dtype in (None, solved.d_dtype) else None
 
@@ -104,7 +104,7 @@ def _matmul(problem: GemmProblem, operands: Sequence[OperandSet]) -> Launch:
     torch adds C in place; it would first copy a separate C to D. So C is D itself, which moves as many bytes.
     """
     options: dict[str, Any] = {}
-    if problem.d_dtype != ("f32" if problem.a_dtype == "tf32" else problem.a_dtype):
+    if problem.d_dtype != (DTYPES[problem.a_dtype].stored_as or problem.a_dtype):
         options["out_dtype"] = torch().float32
     batched = problem.batch > 1
     multiply, add = (torch().bmm, torch().baddbmm) if batched else (torch().mm, torch().addmm)

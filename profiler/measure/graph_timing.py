@@ -68,9 +68,10 @@ def replay_seconds(problem: GemmProblem, sets: int) -> float:
 
 def _least_us(problem: GemmProblem) -> float:
     """Minimum time, in microseconds, of a launch."""
-    bits = max(DTYPES[dtype].bits for dtype in (problem.a_dtype, problem.b_dtype))
+    multiplied = problem.of_components
+    bits = max(DTYPES[dtype].bits for dtype in (multiplied.a_dtype, multiplied.b_dtype))
     peak = FMA_FLOPS if problem.a_dtype in ("f32", "f64") else PEAK_FLOPS * 16 / bits
-    return 2.0 + 1e6 * max(problem.flops / peak, set_bytes(problem) / PEAK_BYTES)
+    return 2.0 + 1e6 * max(problem.products * multiplied.flops / peak, set_bytes(problem) / PEAK_BYTES)
 
 
 def capture(launch: Launch, sets: int, launches: int, stream: Any) -> Any:

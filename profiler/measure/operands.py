@@ -24,6 +24,7 @@ from gemmill.library.extras import install_torch
 from gemmill.library.input.group_sizes import sizes_of
 from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.library.problem import GemmProblem, upconverts_a
+from gemmill.runtime.operands.call_keywords import IEEE, PRECISIONS
 from gemmill.runtime.operands.gemm import FOUND_BY
 
 BETA = 1.0
@@ -402,7 +403,7 @@ def plan_options(problem: GemmProblem, operands: OperandSet) -> dict[str, Any]:
     """The keywords of :func:`gemmill.plan` for a problem, except A, B, C and D."""
     return {
         "accumulator": problem.accumulator,
-        "tf32": problem.a_dtype == "tf32",
+        "precision": next((name for name, dtype in PRECISIONS.items() if dtype == problem.a_dtype), IEEE),
         "fast_accumulation": problem.promote == 0,
         "expected_rows": problem.expected_rows,
         "a_dtype": problem.a_dtype if DTYPES[problem.a_dtype].bits < 8 else None,

@@ -214,6 +214,9 @@ def summation_loss(problem: GemmProblem) -> float:
       SIGMAS^2 / 2, and within half of that for the same reason. Two-level accumulation limits this to a few
       instructions; the partial sums along K are then added in f32, and their errors behave like random numbers. (For
       cuBLAS on an H200, a million sums reach a fifth of this bound.)
+    - split f32: each product lacks the terms that are not summed, and the rest of an element that its components do not
+      hold: in the root mean square at most an epsilon of the split type. The sums of a stage are truncated as above, a
+      few times each. They are then added in f32, and these errors behave like random numbers.
     - f32 and f64 operands: the kernel rounds each product and sum to nearest; for f64, the reference does as well.
     """
     if DTYPES[problem.accumulator].is_integer:
@@ -222,7 +225,11 @@ def summation_loss(problem: GemmProblem) -> float:
     epsilon, k = DTYPES[problem.accumulator].epsilon, problem.k
     if problem.a_dtype in ("f32", "f64"):
         return SIGMAS**2 / 2 * math.sqrt(k + 1) * epsilon
-    products = INSTRUCTION_K_BYTES * 8 // max(t.bits for t in types)
+    products = INSTRUCTION_K_BYTES * 8 // max(t.loaded.bits for t in types)
+    if types[0].component:
+        stages = -(-k // (problem.promote * products))
+        truncated = types[0].epsilon + (problem.promote + 1) * epsilon
+        return SIGMAS * truncated + SIGMAS**2 / 2 * math.sqrt(stages + 1) * epsilon
     lost = 0.0
     if max(t.bits for t in types) == 8:
         first_level = problem.promote * products or k

@@ -24,7 +24,8 @@ from gemmill.runtime.torch_dispatch import refuse_dispatched
 def grouped_matmul(
     a: Tensor, b: Tensor, offsets: Tensor | None = None, *, out: Tensor | None = None, c: Tensor | None = None,
     alpha: float = 1.0, beta: float | None = None, out_dtype: object = None,
-    accumulator: DTypeName | None = None, tf32: bool = False, fast_accumulation: bool = True,
+    accumulator: DTypeName | None = None, tf32: bool = False, precision: str = "ieee",
+    fast_accumulation: bool = True,
     a_scale: Tensor | float | None = None, b_scale: Tensor | float | None = None,
     b_zero: Tensor | None = None, b_dtype: object = None,
     counts: Tensor | None = None, rows: Tensor | None = None, expected_rows: int | None = None,
@@ -99,7 +100,8 @@ def _launching_array(declaration: Declaration) -> Callable[..., None]:
 def array_matmul(
     a: Tensor, b: Tensor, out: Tensor, addresses: Tensor, *, c: Tensor | None = None,
     alpha: float = 1.0, beta: float | None = None,
-    accumulator: DTypeName | None = None, tf32: bool = False, fast_accumulation: bool = True,
+    accumulator: DTypeName | None = None, tf32: bool = False, precision: str = "ieee",
+    fast_accumulation: bool = True,
     stream: Stream | None = None, registry: Registry | None = None, kernel: str | GemmConfig | None = None,
     bits: str = "any", explain: bool = False,
 ) -> None:

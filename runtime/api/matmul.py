@@ -25,7 +25,8 @@ from gemmill.runtime.torch_dispatch import refuse_dispatched
 def matmul(
     a: Tensor, b: Tensor, *, out: Tensor | None = None, c: Tensor | None = None,
     alpha: float = 1.0, beta: float | None = None, out_dtype: object = None,
-    accumulator: DTypeName | None = None, tf32: bool = False, fast_accumulation: bool = True,
+    accumulator: DTypeName | None = None, tf32: bool = False, precision: str = "ieee",
+    fast_accumulation: bool = True,
     a_scale: Tensor | float | None = None, b_scale: Tensor | float | None = None,
     a_zero: Tensor | None = None, b_zero: Tensor | None = None, a_dtype: object = None, b_dtype: object = None,
     stream: Stream | None = None, registry: Registry | None = None,
@@ -59,7 +60,10 @@ def matmul(
         out_dtype: Dtype of a D that gemmill allocates. Default: the dtype of the wider of ``a`` and ``b``; bf16 for
             fp8, s32 for 8-bit integers.
         accumulator: Dtype of the sums. Default: f32; s32 for integers, f64 for f64.
-        tf32: Multiply f32 operands as TF32, with 10 bits of mantissa, on tensor cores; otherwise in full f32.
+        tf32: A shorter way to write ``precision="tf32"``.
+        precision: How f32 operands are multiplied: ``"ieee"``, in f32, without tensor cores; ``"tf32"``, with 10 bits
+            of mantissa, on tensor cores; or as sums of 9, 6 or 3 products of bf16 components (``"bf16x9"``,
+            ``"bf16x6"``, ``"bf16x3"``), into which a kernel splits the operands first (docs/kernels.md).
         fast_accumulation: Keep fp8 sums in the tensor cores, which have about 13 bits. False selects two-level
             accumulation: the sums move to f32 registers every 128 products.
         a_scale: Scale of A; see below.
@@ -153,7 +157,8 @@ def _planning(declaration: Declaration) -> Callable[..., Plan]:
 def plan(  # type: ignore[empty-body]
     a: Tensor, b: Tensor, *, out: Tensor | None = None, c: Tensor | None = None,
     alpha: float = 1.0, beta: float | None = None, out_dtype: object = None,
-    accumulator: DTypeName | None = None, tf32: bool = False, fast_accumulation: bool = True,
+    accumulator: DTypeName | None = None, tf32: bool = False, precision: str = "ieee",
+    fast_accumulation: bool = True,
     a_scale: Tensor | float | None = None, b_scale: Tensor | float | None = None,
     a_zero: Tensor | None = None, b_zero: Tensor | None = None, a_dtype: object = None, b_dtype: object = None,
     offsets: Tensor | None = None, counts: Tensor | None = None, rows: Tensor | None = None,

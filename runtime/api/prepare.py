@@ -24,7 +24,7 @@ from gemmill.runtime.api.explain import explain, warn_of
 from gemmill.runtime.launch.kernel import Kernel, load
 from gemmill.runtime.launch.launcher import Launcher, Launches, PreparedCall, Resets
 from gemmill.runtime.operands.call import GemmCall
-from gemmill.runtime.operands.call_keywords import Options
+from gemmill.runtime.operands.call_keywords import IEEE, PRECISIONS, Options
 from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import warn_of_quick
@@ -81,6 +81,11 @@ def _check_options(options: Options) -> None:
     for name in _FLAGS:
         if (value := getattr(options, name)) not in (True, False):
             raise OperandError(f"{name} is {value!r:.80}; it must be True or False")
+    if options.precision not in (*PRECISIONS,):
+        words = ", ".join(map(repr, PRECISIONS))
+        raise OperandError(f"precision is {options.precision!r:.80}; it must be one of {words}")
+    if options.tf32 and options.precision not in (IEEE, "tf32"):
+        raise OperandError(f"tf32 is True and precision is {options.precision!r}: pass one of them")
     if fault := fault_of(options.bits):
         raise OperandError(fault)
     if options.batch_invariant and options.bits not in (ANY, INVARIANT):
@@ -282,9 +287,13 @@ def _load(registry: Registry, chosen: SlicedKernel, problem: GemmProblem, device
     kernel = kernels.get((device, chosen))
     missing = f"kernel {chosen}" if kernel is None else ""
     if kernel is not None and realigned(kernel.config, problem):
-        from gemmill.runtime.launch.realign import is_loaded  # deferred: few launches need it
+        from gemmill.runtime.launch import realign  # deferred: few launches need it
 
-        missing = "" if is_loaded(device) else "the kernel that copies unaligned operands"
+        missing = "" if realign.kernel_of(device).is_loaded(device) else "the kernel that copies unaligned operands"
+    if kernel is not None and not missing and kernel.config.a.type.component:
+        from gemmill.runtime.launch import split  # deferred likewise
+
+        missing = "" if split.kernel_of(problem.a_dtype).is_loaded(device) else "the kernel that splits operands"
     if missing and driver.is_capturing(device, stream):
         raise CaptureError(
             f"{missing} is not loaded on GPU {device} and cannot be loaded while the stream is captured into a CUDA "

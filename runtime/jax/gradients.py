@@ -18,7 +18,7 @@ from gemmill.runtime.jax.description import Array, Description, abstract_call, r
 from gemmill.runtime.jax.reference import expression, operands_in_full
 from gemmill.runtime.operands.call import GemmCall
 
-_KEPT = ("accumulator", "tf32", "deterministic", "bits", "batch_invariant", "quick", "objective")
+_KEPT = ("accumulator", "tf32", "precision", "deterministic", "bits", "batch_invariant", "quick", "objective")
 """Options that also apply to the products of a derivative."""
 
 Arrays = tuple[Any, ...]

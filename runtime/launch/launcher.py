@@ -4,7 +4,7 @@ state that all calls with one signature share."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -27,7 +27,7 @@ from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.select.kernels.faults import realigned
 
 if TYPE_CHECKING:
-    from gemmill.runtime.launch.realign import RealignedOperand
+    from gemmill.runtime.launch.conversion import ConversionKernel, ConvertedOperand
 
 
 def grid_ctas(spec: LaunchSpec, problem: GemmProblem, max_clusters: int, sm_count: int | None = None) -> int:
@@ -101,6 +101,32 @@ class PreparedCall:
         return self.new_launcher()
 
 
+def _converted(
+    gemm: Gemm, kernel: Kernel, names: Sequence[str]
+) -> tuple[Gemm, list[tuple[ConversionKernel, Mapping[int, ConvertedOperand]]]]:
+    """Return the GEMM with operands as they will lie in the workspace, and the conversions that move them there: those
+    ``names`` are realigned, and split f32 is split."""
+    conversions: list[tuple[ConversionKernel, Mapping[int, ConvertedOperand]]] = []
+    end = 0
+
+    def add(conversion: ConversionKernel, operands: Sequence[ConvertedOperand]) -> None:
+        conversions.append((conversion, {PLACES[getattr(gemm, x.name).name]: x for x in operands}))
+
+    # The imports are deferred: few launches need them.
+    if names:
+        from gemmill.runtime.launch import realign
+
+        gemm, copies = realign.realign(gemm, names)
+        add(realign.kernel_of(kernel.device), copies)
+        end = copies[-1].end
+    if kernel.config.a.type.component and gemm.problem.k:
+        from gemmill.runtime.launch import split
+
+        gemm, parts = split.split(gemm, end)
+        add(split.kernel_of(gemm.problem.a_dtype), parts)
+    return gemm, conversions
+
+
 _UNKNOWN: Addresses = (-1,) * (len(OPERANDS) + MAX_NODES)
 """Placeholder for unknown addresses, of the maximum length."""
 
@@ -153,25 +179,25 @@ class Launcher:
         names = realigned(kernel.config, gemm.problem)
         self.realigned = frozenset(getattr(gemm, name).name for name in names)
         """The caller's names of the operands that are copied into aligned memory before each launch."""
-        if names and sm_count is not None:
+        dtype = kernel.config.a.type
+        self.split = frozenset({gemm.a.name, gemm.b.name} if dtype.component else ())
+        """The caller's names of the operands that are split into components before each launch."""
+        if (moved := self.realigned | self.split) and sm_count is not None:
             raise UnsupportedProblemError(
-                f"sm_count is {sm_count}; it does not limit the copy of {' and '.join(sorted(self.realigned))}, which "
-                f"{spec.entry} needs aligned to {tma.ALIGNMENT} bytes: pass aligned operands, or leave out sm_count"
+                f"sm_count is {sm_count}; it does not limit the copy of {' and '.join(sorted(moved))}, which "
+                f"{spec.entry} needs {'in components' if self.split else f'aligned to {tma.ALIGNMENT} bytes'}: "
+                f"{'' if self.split else 'pass aligned operands, or '}leave out sm_count"
             )
         self._addresses = gemm.addresses
-        moved: dict[int, RealignedOperand] = {}
-        if names:
-            from gemmill.runtime.launch.realign import realign  # deferred: few launches need it
-
-            gemm, into = realign(gemm, names)
-            moved = {PLACES[getattr(gemm, operand.name).name]: operand for operand in into}
+        gemm, conversions = _converted(gemm, kernel, names)
         self.kernel = kernel
         self.ctas = grid_ctas(spec, gemm.problem, kernel.max_clusters, sm_count)
         """CTAs of a launch."""
         self._block = block = ParameterBlock(spec.params_bytes)  # the prepared launch points into it
         placed = {f"epilogue.{x.name}": (len(OPERANDS) + i, x) for i, x in enumerate(gemm.arguments)}
         descriptors = [*encode_descriptors(gemm, kernel, block, placed)]
-        self._descriptors = tuple(x for x in descriptors if x.place not in moved)
+        converted = {place for _, operands in conversions for place in operands}
+        self._descriptors = tuple(x for x in descriptors if x.place not in converted)
         staged = {box.operand: placed.pop(box.operand)[1] for box in spec.boxes if box.operand in placed}
         for name, layout, value in scalars(gemm, staged.values()):
             if name in spec.offsets:
@@ -185,11 +211,11 @@ class Launcher:
         self._in_workspace = None
         if spec.k_decomposition and "splits" in spec.offsets:
             block.write(spec.offsets["splits"], "i", spec.k_decomposition.splits)
-        if spec.has_workspace or moved:
-            from gemmill.runtime.launch.workspace_launch import WorkspaceLaunch  # deferred likewise
+        if spec.has_workspace or conversions:
+            from gemmill.runtime.launch.workspace_launch import WorkspaceLaunch  # deferred: few launches need it
 
-            following = (x for x in descriptors if x.place in moved)
-            self._in_workspace = WorkspaceLaunch(gemm, kernel, block, self.ctas, moved, following)
+            following = (x for x in descriptors if x.place in converted)
+            self._in_workspace = WorkspaceLaunch(gemm, kernel, block, self.ctas, conversions, following)
         self._prepared = kernel.prepare(self.ctas, block.arguments)
         self._lock = threading.Lock()
 

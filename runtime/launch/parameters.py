@@ -173,9 +173,9 @@ def encode_descriptors(
         extents = sizes[box.contiguous], -(-sizes[box.strided] // box.group)
         if not box.rows(extents[1]) or (box.operand == "d" and problem.d_align < tma.ALIGNMENT):
             continue
-        batch = operand.places(problem.batch, gemm.nested)
+        outermost = operand.outermost(problem.batch, gemm.nested)
         address = gemm.d.ptr & -tma.ALIGNMENT if unread else operand.ptr
-        described = tma.describe(box, address, *extents, batch, operand.stride, operand.batch_stride, operand.name)
+        described = tma.describe(box, address, *extents, outermost[0], operand.stride, outermost[1], operand.name)
         fetched = fetched_bytes(box, problem, described.strides[0])
         described.encode(block.address + box.offset, kernel.device, fetched)
         if not (unread or box.anywhere):

@@ -182,6 +182,8 @@ def _alignments(launcher: Launcher) -> dict[str, int]:
         if (of_kernel := getattr(config, name, None)) is None:  # scales and zero points
             aligns[operand.name] = tma.ALIGNMENT if name in moved else 0
         else:
-            loose = operand.name in launcher.realigned or (name == "d" and gemm.problem.d_align < of_kernel.align)
+            loose = operand.name in launcher.realigned | launcher.split or (
+                name == "d" and gemm.problem.d_align < of_kernel.align
+            )
             aligns[operand.name] = of_kernel.type.bytes if loose else of_kernel.align
     return aligns

@@ -1,23 +1,19 @@
-"""Realigned operands: operands that TMA cannot load in place, their rows, the layout of their copies in aligned memory,
-and the launch of the kernel that copies them (emitters/copies.py)."""
+"""Realigned operands: operands that TMA cannot load in place, their rows, and the layout of their copies in aligned
+memory, which a kernel makes (emitters/copies.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 from gemmill.emitters.copies import BLOCK, ENTRY, JOB, JOBS, THREADS, VECTOR, emit_copies
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.legality.quantities import align_up
 from gemmill.runtime import driver
 from gemmill.runtime.launch import tma
-from gemmill.runtime.launch.kernel import PreparedLaunch
-from gemmill.runtime.launch.parameters import ParameterBlock
+from gemmill.runtime.launch.conversion import BEGIN, ConversionKernel
 from gemmill.runtime.operands.gemm import Gemm
-
-BEGIN = 256
-"""Copies start at multiples of this many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +46,11 @@ class RealignedOperand:
         """Vectors per row of the copy."""
         return -(-self.row_bytes // VECTOR)
 
+    @property
+    def ctas(self) -> int:
+        """CTAs of the kernel that copy it."""
+        return -(-self.matrices * self.rows * self.vectors // BLOCK)
+
     def job(self, begin: int) -> bytes:
         """Return the job of the kernel for this operand, except for two addresses; ``begin`` is the first of its CTAs.
         Offsets are relative to the operand and to the memory of the copies."""
@@ -58,51 +59,10 @@ class RealignedOperand:
         return JOB.pack(0, self.offset, *strides, self.row_bytes, *counts, begin)
 
 
-class RealignLaunch:
-    """The launch that copies operands, by their index in the addresses. Use it from one thread at a time."""
-
-    def __init__(self, device: int, copies: Mapping[int, RealignedOperand]) -> None:
-        block = ParameterBlock(JOBS * JOB.size)
-        ctas = 0
-        self._sources = []
-        self._destinations = []
-        for at, (place, copy) in zip(range(0, JOBS * JOB.size, JOB.size), copies.items(), strict=False):
-            block.put(at, copy.job(ctas))
-            ctas += -(-copy.matrices * copy.rows * copy.vectors // BLOCK)
-            self._sources.append((place, block.integer(at)))
-            self._destinations.append((copy.offset, block.integer(at + 8)))
-        for at in range(len(copies) * JOB.size, JOBS * JOB.size, JOB.size):
-            block.put(at, JOB.pack(*(0,) * 9, ctas))
-        self._block = block  # the prepared launch points into it
-        self._prepared = PreparedLaunch(device, ENTRY, _kernel(device), ctas, THREADS, 0, block.arguments)
-
-    def move(self, memory: int) -> None:
-        """Copy into this memory from now on."""
-        for offset, destination in self._destinations:
-            destination.value = memory + offset
-
-    def launch(self, stream: int, addresses: Sequence[int]) -> None:
-        """Copy the operands at some addresses, on a stream of the GPU."""
-        for place, source in self._sources:
-            source.value = addresses[place]
-        self._prepared.launch(stream)
-
-
-_kernels: dict[int, Any] = {}
-"""The copy kernel on each GPU that needed it. If two threads load it at once, the second does no harm."""
-
-
-def is_loaded(device: int) -> bool:
-    """Whether the copy kernel is loaded on a GPU, so that a launch can be prepared during a stream capture."""
-    return device in _kernels
-
-
-def _kernel(device: int) -> Any:
-    """Return the copy kernel on a GPU."""
-    if device not in _kernels:
-        purpose = f"which copies operands that are not aligned to {tma.ALIGNMENT} bytes"
-        _kernels[device] = driver.compiled(device, emit_copies(driver.overlaps(device)), ENTRY, purpose)
-    return _kernels[device]
+def kernel_of(device: int) -> ConversionKernel:
+    """Return the copy kernel for a GPU."""
+    purpose = f"which copies operands that are not aligned to {tma.ALIGNMENT} bytes"
+    return ConversionKernel(ENTRY, partial(emit_copies, driver.overlaps(device)), JOB.size, JOBS, THREADS, purpose)
 
 
 def realign(gemm: Gemm, names: Iterable[str]) -> tuple[Gemm, tuple[RealignedOperand, ...]]:

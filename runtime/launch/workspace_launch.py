@@ -1,5 +1,5 @@
 """Launches that need a workspace: of kernels whose CTAs sum slices of K through partial sums, possibly with a second
-kernel, and of kernels whose operands are realigned first."""
+kernel, and of kernels whose operands are converted first: realigned, or split into components."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gemmill.library.decompositions.workspace_layout import (
 )
 from gemmill.library.legality.quantities import align_up
 from gemmill.runtime.launch import tma
+from gemmill.runtime.launch.conversion import BEGIN, ConversionKernel, ConversionLaunch, ConvertedOperand
 from gemmill.runtime.launch.kernel import Kernel, PreparedLaunch
 from gemmill.runtime.launch.parameters import EncodedDescriptor, ParameterBlock
-from gemmill.runtime.launch.realign import BEGIN, RealignedOperand, RealignLaunch
 from gemmill.runtime.launch.workspace import workspace
 from gemmill.runtime.operands.gemm import Gemm
 
@@ -25,8 +25,8 @@ from gemmill.runtime.operands.gemm import Gemm
 class WorkspaceLaunch:
     """What a launch needs besides its prepared launch where it uses a workspace. Use it from one thread at a time.
 
-    The workspace holds partial sums, followed by the ``realigned`` operands, by their index in the addresses. Their
-    ``descriptors`` follow them there. Flags have separate memory.
+    The workspace holds partial sums, followed by the ``converted`` operands, by their index in the addresses, with the
+    kernels that convert them. Their ``descriptors`` follow them there. Flags have separate memory.
     """
 
     def __init__(
@@ -35,17 +35,18 @@ class WorkspaceLaunch:
         kernel: Kernel,
         parameters: ParameterBlock,
         ctas: int,
-        realigned: Mapping[int, RealignedOperand],
+        converted: Sequence[tuple[ConversionKernel, Mapping[int, ConvertedOperand]]],
         descriptors: Iterable[EncodedDescriptor],
     ) -> None:
         spec, problem = kernel.spec, gemm.problem
         self._kernel = kernel
-        self._realign = RealignLaunch(kernel.device, realigned) if realigned else None
-        self._following = tuple((x.address, realigned[x.place].offset + x.shift) for x in descriptors)
+        self._conversions = [ConversionLaunch(kernel.device, *conversion) for conversion in converted]
+        operands = {place: operand for _, group in converted for place, operand in group.items()}
+        self._following = tuple((x.address, operands[x.place].offset + x.shift) for x in descriptors)
         size = workspace_size(spec, problem, ctas // spec.cluster_ctas) if spec.has_workspace else WorkspaceSize(0, 0)
-        self._realigned_at = align_up(size.buffer, BEGIN)
-        """Offset of the realigned operands."""
-        ends = (self._realigned_at + operand.end for operand in realigned.values())
+        self._converted_at = align_up(size.buffer, BEGIN)
+        """Offset of the converted operands."""
+        ends = (self._converted_at + operand.end for operand in operands.values())
         self.size = size._replace(buffer=max(ends, default=size.buffer))
         """Bytes that a launch needs."""
         self._buffer = 0
@@ -73,14 +74,14 @@ class WorkspaceLaunch:
                 if self._descriptor:
                     replace(self._descriptor, address=space.buffer).encode(self._descriptor_address, device)
                 for descriptor, offset in self._following:
-                    tma.replace_address(descriptor, space.buffer + self._realigned_at + offset, device)
-                if self._realign:
-                    self._realign.move(space.buffer + self._realigned_at)
+                    tma.replace_address(descriptor, space.buffer + self._converted_at + offset, device)
+                for conversion in self._conversions:
+                    conversion.move(space.buffer + self._converted_at)
                 self._buffer = space.buffer
             for pointer, address in zip(self._pointers, (space.buffer, space.flags), strict=False):
                 pointer.value = address
-            if self._realign:
-                self._realign.launch(stream, addresses)
+            for conversion in self._conversions:
+                conversion.launch(stream, addresses)
             prepared.launch(stream)
             if self._reduce:
                 self._reduce.launch(stream)

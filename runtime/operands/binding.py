@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gemmill.library.bits import ANY
 from gemmill.library.config.model import BatchingName
 from gemmill.library.config.scales import BLOCK_SCALES, scales_sums
-from gemmill.library.dtypes import DTYPES, FP8, DTypeName
+from gemmill.library.dtypes import DTYPES, FP8, SPLIT, SPLIT_PROMOTION, DTypeName
 from gemmill.library.epilogues.parse import PLAIN, spelling
 from gemmill.library.epilogues.tree import Epilogue, fault_of_m, fault_of_n
 from gemmill.library.errors import OperandError
@@ -485,10 +485,11 @@ def _assemble(
     named_operands = zip("abcd", (operand_a, operand_b, operand_c, operand_d), strict=True)
     fields = ("dtype", "major", "align")
     formats = {f"{name}_{field}": getattr(x, field) for name, x in named_operands if x is not None for field in fields}
-    if call.options.tf32:
-        formats |= {name: "tf32" for name in ("a_dtype", "b_dtype") if formats[name] == "f32"}
+    if (f32 := call.options.f32_dtype) != "f32":
+        formats |= {name: f32 for name in ("a_dtype", "b_dtype") if formats[name] == "f32"}
     types = formats["a_dtype"], formats["b_dtype"]
     is_fp8 = {*types} <= {*FP8}
+    two_levels = scales or scales_sums(*types) or (is_fp8 and not call.options.fast_accumulation)
     of_a, of_b = BLOCK_SCALES[scales[0].dtype] if scales else ("none", "none")
     problem = GemmProblem.unchecked(
         m=m,
@@ -498,7 +499,7 @@ def _assemble(
         accumulator=call.accumulator,
         a_scale=of_a,
         b_scale=of_b,
-        promote=4 if scales or scales_sums(*types) or (is_fp8 and not call.options.fast_accumulation) else 0,
+        promote=SPLIT_PROMOTION if types[0] in SPLIT else 4 if two_levels else 0,
         batching="nested" if nested else batching,
         **formats,
         **({} if epilogue is PLAIN else {"epilogue": spelling(epilogue)}),

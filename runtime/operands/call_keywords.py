@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from gemmill.library.bits import ANY, INVARIANT
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.dtypes import DTypeName
+from gemmill.library.dtypes import SPLIT, DTypeName
 from gemmill.library.problem import Regime
 
 if TYPE_CHECKING:
@@ -47,6 +47,11 @@ OPERANDS: Mapping[str, frozenset[str]] = MappingProxyType(
 """Tensors of a GEMM by their keyword, in the order of the addresses of a launch, and the calls that take each."""
 PLACES = {name: place for place, name in enumerate(OPERANDS)}
 
+IEEE = "ieee"
+"""The precision of f32 products without tensor cores."""
+PRECISIONS: Mapping[str, DTypeName] = MappingProxyType({IEEE: "f32", "tf32": "tf32", **{name: name for name in SPLIT}})
+"""The dtypes of f32 operands in a problem, by the precision of a call."""
+
 
 class Options(NamedTuple):
     """The keywords of ``matmul``, ``grouped_matmul``, ``array_matmul`` and ``plan`` that are plain values.
@@ -64,7 +69,9 @@ class Options(NamedTuple):
     accumulator: Annotated[DTypeName | None, EVERY] = None
     """Dtype of the sums; None means f32, s32 for integers, f64 for f64."""
     tf32: Annotated[bool, EVERY] = False
-    """Whether tensor cores multiply f32 operands as TF32, with 10 bits of mantissa."""
+    """Another way to write ``precision="tf32"``."""
+    precision: Annotated[str, EVERY] = IEEE
+    """How f32 operands are multiplied: one of :data:`PRECISIONS`."""
     fast_accumulation: Annotated[bool, EVERY] = True
     """Whether sums of fp8 stay in the tensor cores, which keep about 13 bits; False selects two-level accumulation."""
     a_dtype: Annotated[Any, MATRICES] = None
@@ -94,6 +101,11 @@ class Options(NamedTuple):
     """Deprecated: has no effect."""
     objective: Annotated[Regime, MATRICES] = "sustained"
     """The load for which the selector picks the fastest kernel: ``sustained`` or ``burst``."""
+
+    @property
+    def f32_dtype(self) -> DTypeName:
+        """The dtype of f32 operands in the problem, by ``precision`` or ``tf32``."""
+        return "tf32" if self.tf32 else PRECISIONS[self.precision]
 
     @property
     def required_bits(self) -> str:

@@ -47,6 +47,10 @@ class Operand:
     """Elements between neighbouring columns; 0 where there is only one column."""
     batch_steps: tuple[int, ...] = ()
     """For a nested batch: the stride of each extent, in multiples of ``batch_stride``."""
+    components: int = 1
+    """Components of each matrix of split f32, which follow one another; 1 for other operands."""
+    component_stride: int = 0
+    """Elements between components."""
 
     def places(self, batch: int, nested: tuple[int, ...]) -> int:
         """Return how many places ``batch_stride`` apart the matrices of a batch span; some places may hold no
@@ -54,6 +58,14 @@ class Operand:
         if nested:
             return 1 + sum((extent - 1) * step for extent, step in zip(nested, self.batch_steps, strict=True))
         return batch if self.batch_stride else 1
+
+    def outermost(self, batch: int, nested: tuple[int, ...]) -> tuple[int, int]:
+        """Return how many matrices TMA sees, and the elements between them: the components of all matrices of split
+        f32, else the :meth:`places`."""
+        places = self.places(batch, nested)
+        if self.components == 1:
+            return places, self.batch_stride
+        return places * self.components, self.component_stride
 
     @property
     def transposed(self) -> Operand:

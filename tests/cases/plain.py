@@ -40,6 +40,7 @@ def call_of(
     accumulator: DTypeName = "f32",
     *,
     tf32: bool = False,
+    precision: str = "ieee",
     bits: str = "any",
     epilogue: Epilogue | None = None,
     **others: TensorView | None,
@@ -48,7 +49,7 @@ def call_of(
     tensors = {"a": a, "b": b, "c": c, **others, "out": d}
     arguments = NO_ARGUMENTS if epilogue is None else EpilogueArguments(epilogue, {}, str(epilogue))
     given = {name: x for name, x in tensors.items() if x is not None}
-    return GemmCall(given, Options(accumulator=accumulator, tf32=tf32, bits=bits), arguments)
+    return GemmCall(given, Options(accumulator=accumulator, tf32=tf32, precision=precision, bits=bits), arguments)
 
 
 def bound(a: TensorView, b: TensorView, d: TensorView, c: TensorView | None = None, **others: Any) -> Gemm:

@@ -125,7 +125,7 @@ class Warp:
     def value(self, operand: str) -> Any:
         if operand.startswith("%"):
             return self.registers.get(operand, np.full(LANES, 0xDEADBEEF, np.uint64))
-        number = 0 if operand == "counts" else int(operand, 0)
+        number = 0 if operand in ("counts", "job") else int(operand, 0)
         return np.full(LANES, number % (1 << 64), np.uint64)
 
     def write(self, operand: str, values: Any, lanes: Any) -> None:
@@ -204,6 +204,12 @@ class Warp:
             return fused(*map(as_floats, values)).view(np.uint32)
         if name == ["add", "rn", "f32"]:
             return (as_floats(x) + as_floats(values[1])).view(np.uint32)
+        if name == ["sub", "rn", "f32"]:
+            return (as_floats(x) - as_floats(values[1])).view(np.uint32)
+        if name == ["prmt", "b32"]:
+            both, place = int(values[2][0]), x | values[1] << np.uint64(32)
+            parts = (place >> np.uint64(8 * (both >> 4 * i & 7)) & np.uint64(0xFF) for i in range(4))
+            return sum(part << np.uint64(8 * i) for i, part in enumerate(parts))
         if what == "redux":
             assert self.active.all()
             return np.full(LANES, int(x.sum()) & FULL, np.uint64)
@@ -232,7 +238,7 @@ class Warp:
 
     @staticmethod
     def converted(name: list[str], values: list[Any]) -> Any:
-        if name == ["cvt", "u64", "u32"]:
+        if name[1][0] == name[2][0] == "u":
             return values[0]
         if name[1] == "f32":
             return as_f32(values[0], name[2]).view(np.uint32)
@@ -257,7 +263,7 @@ class Warp:
         size = int(name[-1][1:]) // 8
         base, _, offset = address.strip("[]").partition("+")
         if space == "param":
-            begin = int(offset or 0)
+            begin = int(self.value(base.strip())[0]) + int(offset or 0)
             number = int.from_bytes(self.job[begin : begin + size], "little")
             return self.write(registers[0], np.full(LANES, number, np.uint64), lanes)
         addresses = self.value(base.strip()) + np.uint64(int(offset or 0))

@@ -54,6 +54,8 @@ MAX_SUBTILE_N = 128
 MAX_STAGED_N = 32
 """The same if matrices of the epilogue are staged too: two matrices then take the shared memory of one, and no stage is
 lost. It also holds in cluster split-K kernels, whose receive buffers already take a stage or two."""
+MAX_SPLIT_N = 16
+"""The same for split f32, of which a stage holds all components: wider subtiles are used only if they cost no stage."""
 REWRITTEN_N = 64
 """Most columns of a subtile if the last subtile overlaps the previous one. A row of 16-bit elements is then one swizzle
 span. With 128 columns of 8 bits, ptxas spills beside 176 sums."""
@@ -155,14 +157,14 @@ class WgmmaPlan(KernelPlan):
     @part
     def multiplies_from_registers(self) -> bool:
         """Whether WGMMA reads A from registers: if A is upconverted, or has 32 bits and is not K-major."""
-        return self.is_mixed or (self.config.a.major == "mn" and self.config.a.type.bits == 32)
+        return self.is_mixed or (self.config.a.major == "mn" and self.config.a.loaded.bits == 32)
 
     def transposes(self, operand: InputName) -> bool:
         """Whether the kernel transposes an operand's stages in shared memory. WGMMA reads operands of other than 16
         bits from there K-major only."""
         in_registers = operand == "a" and self.multiplies_from_registers
         matrix = self.config.inputs[operand]
-        return matrix.major == "mn" and matrix.type.bits != 16 and not in_registers
+        return matrix.major == "mn" and matrix.loaded.bits != 16 and not in_registers
 
     # Warpgroups.
 
@@ -240,7 +242,7 @@ class WgmmaPlan(KernelPlan):
         if not self.multiplies_from_registers:
             return 0
         depth = self.config.tile.k // self.steps
-        return 2 * self.warpgroup_m * depth * self.config.b.type.bits // (32 * WARPGROUP)
+        return 2 * self.warpgroup_m * depth * self.config.b.loaded.bits // (32 * WARPGROUP)
 
     @part
     def accumulator_registers(self) -> int:
@@ -314,7 +316,7 @@ class WgmmaPlan(KernelPlan):
             limits[0] -= registers.BESIDE_FRAGMENTS * (matrices > 0)
         if scales_blocks(config.epilogue) and not is_gated(config.epilogue) and not config.promote:
             limits.append(registers.QUANTISED_LIMIT[consumers])
-        shallow = config.tile.k * config.a.type.unpacked_bytes <= SHALLOW_K_BYTES
+        shallow = config.tile.k * config.a.loaded.unpacked_bytes <= SHALLOW_K_BYTES
         limits += self._limits_of_shared_k(plain, shallow, limits[0])
         if config.schedule == "cooperative" and shallow:
             limits.append(registers.SHALLOW_LIMIT)
@@ -409,21 +411,22 @@ class WgmmaPlan(KernelPlan):
         """Swizzle span in bytes of the stages of A or B; 16 means none."""
         tile, matrix = self.config.tile, self.config.inputs[operand]
         extent = tile.k if matrix.major != "mn" else tile.m if operand == "a" else tile.n
-        return swizzle_bytes(extent * matrix.type.bits // 8)
+        return swizzle_bytes(extent * matrix.loaded.bits // 8)
 
     @part
     def stage_bytes(self) -> tuple[int, int]:
-        """Bytes of one stage of A and of B. A stage that is transposed, but not in place, counts twice."""
+        """Bytes of one stage of A and of B, with all components of split f32. A stage that is transposed, but not in
+        place, counts twice."""
         tile, a, b = self.config.tile, self.config.a, self.config.b
         return (
-            tile.m * tile.k * a.type.bits // 8 * (2 if self._is_copied("a") else 1),
-            tile.n * tile.k * b.type.bits // 8 * (2 if self._is_copied("b") else 1),
+            tile.m * tile.k * a.loaded.bits // 8 * a.type.components * (2 if self._is_copied("a") else 1),
+            tile.n * tile.k * b.loaded.bits // 8 * b.type.components * (2 if self._is_copied("b") else 1),
         )
 
     def _is_copied(self, operand: InputName) -> bool:
         """Whether an operand is transposed to other memory: not in place, because its panels are not as deep along K as
         they are wide."""
-        depth = self.config.tile.k * self.config.inputs[operand].type.bits // 8
+        depth = self.config.tile.k * self.config.inputs[operand].loaded.bits // 8
         return self.transposes(operand) and depth != self.swizzle(operand)
 
     @member
@@ -516,6 +519,7 @@ class WgmmaPlan(KernelPlan):
         """
         exchanges, columns = self.cluster_splits > 1, self.columns_d
         most = MAX_STAGED_N if any(self._matrices) or exchanges else MAX_SUBTILE_N
+        most = MAX_SPLIT_N if self.config.a.type.component else most
         n = _dividing_n(columns, most, *self.loaded, *self.stored)
         narrow = n == 8 and self.stored_d.bytes == 2 and self.stored_d.major == "n"
         rewrites = self.config.epilogue == LINEAR and not self.loaded and not exchanges
@@ -564,7 +568,8 @@ class WgmmaPlan(KernelPlan):
         auto``."""
         subtiles_d = self.storing_warpgroups * self._subtile_bytes(n, self.stored)
         room = self.config.target.shared_bytes - self.sums_bytes
-        fewest, auto = ((room - x * subtiles_d) // self.bytes_per_stage for x in (MIN_D_BUFFERS, AUTO_D_BUFFERS))
+        buffers = MIN_D_BUFFERS, self.auto_d_buffers
+        fewest, auto = ((room - x * subtiles_d) // self.bytes_per_stage for x in buffers)
         return fewest, min(auto, self.max_auto_stages)
 
     # Shared memory.
@@ -599,13 +604,17 @@ class WgmmaPlan(KernelPlan):
         """Shared memory for stages beside the fewest buffers of D; below 0 if these do not fit."""
         return self.config.target.shared_bytes - self.fixed_bytes - MIN_D_BUFFERS * self.bytes_per_d_buffer
 
+    @member
+    def auto_d_buffers(self) -> int:
+        """Buffers of D of a warpgroup for which ``stages: auto`` leaves room: one where warpgroups take stages in turn
+        and for split f32, which has few stages."""
+        return AUTO_D_BUFFERS if self.slices == 1 and not self.config.a.type.component else MIN_D_BUFFERS
+
     @part
     def auto_stages(self) -> int:
-        """Stages for ``stages: auto``: the most that fit beside two buffers of D, up to :attr:`max_auto_stages`; can be
-        below 2. Where warpgroups take stages in turn, the most that fit beside one buffer, a multiple of their number.
-        """
-        more_buffers = AUTO_D_BUFFERS - MIN_D_BUFFERS if self.slices == 1 else 0
-        room = self._stages_room - more_buffers * self.bytes_per_d_buffer
+        """Stages for ``stages: auto``: the most that fit beside :attr:`auto_d_buffers`, up to :attr:`max_auto_stages`;
+        can be below 2. Where warpgroups take stages in turn, a multiple of their number."""
+        room = self._stages_room - (self.auto_d_buffers - MIN_D_BUFFERS) * self.bytes_per_d_buffer
         return max(0, min(self.max_auto_stages, room // self.bytes_per_stage)) // self.slices * self.slices
 
     @member

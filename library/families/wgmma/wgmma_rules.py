@@ -13,7 +13,7 @@ from gemmill.library.config.field import Value
 from gemmill.library.config.model import InputName, InputOperand, OutputOperand
 from gemmill.library.config.scales import BLOCK_SCALES, MX_SCALE
 from gemmill.library.decompositions.decomposition import decomposition_of
-from gemmill.library.dtypes import FP8, INT8
+from gemmill.library.dtypes import FP8, INT8, SPLIT, SPLIT_PROMOTION
 from gemmill.library.epilogues.parse import LINEAR, gates_halves, is_gated, parse, scales_blocks, staged_formats
 from gemmill.library.epilogues.tree import BLOCK
 from gemmill.library.families.shared_rules import Accumulators, converted, multiplied
@@ -51,6 +51,7 @@ ACCUMULATORS: Accumulators = MappingProxyType(
         ("bf16", "bf16"): ("f32",),
         ("f16", "f16"): ("f32", "f16"),
         ("tf32", "tf32"): ("f32",),
+        **{(name, name): ("f32",) for name in SPLIT},
         **{(a, b): ("f32", "f16") for a in FP8 for b in FP8},
         **{(a, b): ("s32",) for a in INT8 for b in INT8},
         **{(a, b): ("f32",) for a in NARROW for b in ("bf16", "f16")},
@@ -59,7 +60,7 @@ ACCUMULATORS: Accumulators = MappingProxyType(
 )
 """Accumulator types by the types of A and B."""
 PROMOTION_K = 128
-"""Tile K with two-level accumulation: the K extent of four fp8 WGMMAs, and of a block of scales."""
+"""Tile K with two-level accumulation of fp8: the K extent of four WGMMAs, and of a block of scales."""
 TRANSPOSED_DEPTHS = (64, 128, 256)
 """Supported depths in bytes along K of transposed stages: those that warps can divide among their lanes."""
 ALIGNS = (1, 2, 4, 8, 16)
@@ -255,7 +256,7 @@ def array(plan: WgmmaPlan) -> str | None:
     if config.scheduler.batching != "array":
         return None
     for name, operand in config.inputs.items():
-        row = config.tile.k * operand.type.unpacked_bytes
+        row = config.tile.k * operand.loaded.unpacked_bytes
         if operand.major == "k" and row not in SPANS:
             return (
                 f"a row of {name.upper()}'s tile has {row} bytes; with array batching it must have "
@@ -315,7 +316,7 @@ def mma_majors(plan: WgmmaPlan) -> str | None:
     if plan.is_mixed and config.a.major == "mn":
         return f"A is {config.a.dtype} and mn-major; an A narrower than B must be K-major"
     for name, operand in config.inputs.items():
-        depth = config.tile.k * operand.type.unpacked_bytes
+        depth = config.tile.k * operand.loaded.unpacked_bytes
         if plan.transposes(name) and depth not in TRANSPOSED_DEPTHS:
             return (
                 f"{name.upper()} is {operand.dtype} and mn-major, so the kernel transposes its stages; tile K is "
@@ -428,23 +429,53 @@ def mixed_parts(plan: WgmmaPlan) -> str | None:
 
 @rule(
     "promotion",
-    ("promote", "tile.k", "accumulator", "a.dtype", "b.dtype"),
+    ("promote", "tile.k", "tile.n", "accumulator", "a.dtype", "b.dtype", "b.major", "scheduler.decomposition"),
     "CUTLASS include/cutlass/gemm/collective/fp8_accumulation.hpp: promotion every 4 MMAs",
     WgmmaPlan,
 )
 def promote(plan: WgmmaPlan) -> str | None:
-    """Two-level accumulation (``promote``) needs fp8 operands, an f32 accumulator and tile K 128."""
+    """Two-level accumulation (``promote``) needs operands that are fp8 (``promote`` 4) or split f32 (2, which these
+    always need), an f32 accumulator and a tile K of as many WGMMAs; with an mn-major B of split f32, half of a tile N
+    above 192 must be whole swizzle spans."""
     config = plan.config
+    needed = SPLIT_PROMOTION if config.a.dtype in SPLIT else 4
     if not config.promote:
-        return None
+        is_split = config.a.dtype in SPLIT
+        return f"promote is 0; for {config.a.dtype} operands it must be {needed}" if is_split else None
     for name, operand in config.inputs.items():
-        if operand.dtype not in FP8 and not plan.scales_sums:
-            return f"{name.upper()} is {operand.dtype}; with two-level accumulation (promote) it must be {one_of(FP8)}"
+        if operand.dtype not in (*FP8, *SPLIT) and not plan.scales_sums:
+            allowed = one_of((*FP8, *SPLIT))
+            return f"{name.upper()} is {operand.dtype}; with two-level accumulation (promote) it must be {allowed}"
     if config.accumulator != "f32":
         return f"accumulator is {config.accumulator}; with two-level accumulation (promote) it must be f32"
-    if config.tile.k == PROMOTION_K:
+    if config.promote != needed:
+        return f"promote is {config.promote}; for {config.a.dtype} operands it must be {needed}"
+    size = config.b.loaded.unpacked_bytes
+    if config.tile.k != (depth := config.promote * INSTRUCTION_K_BYTES // size):
+        return f"tile K is {config.tile.k}; with two-level accumulation (promote) it must be {depth}"
+    columns, span = config.tile.n // plan.atom_parts, plan.swizzle("b") // size
+    if plan.transposes("b") or config.b.major != "mn" or columns % span == 0:
         return None
-    return f"tile K is {config.tile.k}; with two-level accumulation (promote) it must be {PROMOTION_K}"
+    return (
+        f"tile N is {config.tile.n} and B is {config.b.dtype} and mn-major; with two-level accumulation (promote) a "
+        f"WGMMA multiplies {columns} columns, which must be a multiple of {span}, those of a swizzle span"
+    )
+
+
+@rule(
+    "split-batching",
+    ("scheduler.batching", "scheduler.rows", "a.dtype"),
+    "gemmill: components lie one after another, so that they take the place of a batch",
+    WgmmaPlan,
+)
+def split_batching(plan: WgmmaPlan) -> str | None:
+    """Split f32 operands support only strided batching, and no gathered rows."""
+    scheduler, dtype = plan.config.scheduler, plan.config.a.dtype
+    if dtype not in SPLIT or (scheduler.batching, scheduler.rows) == ("strided", "stored"):
+        return None
+    if scheduler.rows != "stored":
+        return f"rows is {scheduler.rows}; for {dtype} operands it must be stored"
+    return f"batching is {scheduler.batching}; {dtype} operands support only strided batching"
 
 
 @rule(
@@ -531,7 +562,7 @@ def tile_n(plan: WgmmaPlan) -> str | None:
     if n % 16 and ((config.promote and not plan.scales_sums) or (config.b.dtype in INT8 and n > 32)):
         condition = "with two-level accumulation" if config.promote else f"above 32 for {config.b.dtype}"
         return f"tile N is {n}; {condition} it must be a multiple of 16"
-    row = n * config.b.type.unpacked_bytes
+    row = n * config.b.loaded.unpacked_bytes
     if config.b.major == "mn" and row % SPANS[-1]:
         return f"tile N is {n}, or {row} bytes; with an mn-major B it must be a multiple of {SPANS[-1]} bytes"
     return None
@@ -547,7 +578,7 @@ def tile_k(plan: WgmmaPlan) -> str | None:
     """Tile K must be a multiple of 32 bytes from 64 to 512 bytes; with a narrow A, 64, 128 or 256 elements, depending
     on A's type."""
     config = plan.config
-    k, size = config.tile.k, config.b.type.unpacked_bytes
+    k, size = config.tile.k, config.b.loaded.unpacked_bytes
     if plan.is_mixed:
         bits, steps = config.a.type.bits, plan.steps
         depths = [d for d in MIXED_TILE_K if d * bits <= 8 * NARROW_ROW and d * bits % (8 * NARROW_CHUNK * steps) == 0]
@@ -648,7 +679,7 @@ def multicast_panels(plan: WgmmaPlan) -> str | None:
         ("b", "tile.n", config.tile.n, config.cluster.m),
     )
     for operand, extent, value, ctas in shared:
-        panel = plan.swizzle(operand) // config.inputs[operand].type.unpacked_bytes
+        panel = plan.swizzle(operand) // config.inputs[operand].loaded.unpacked_bytes
         if value % (ctas * panel):
             return (
                 f"{extent} is {value}; {operand.upper()} is multicast to {ctas} CTAs that each load panels of {panel}, "
@@ -675,7 +706,7 @@ def tma_box(plan: WgmmaPlan) -> str | None:
     "epilogue-box",
     (
         *("tile.n", "d.dtype", "d.major", "c.dtype", "c.major", "scheduler.decomposition", "scheduler.splits"),
-        *("accumulator", "epilogue"),
+        *("accumulator", "a.dtype", "epilogue"),
     ),
     "CUDA driver API, cuTensorMapEncodeTiled: the inner box extent is a multiple of 16 bytes",
     WgmmaPlan,
@@ -917,6 +948,7 @@ RULES: tuple[Rule, ...] = (
     tile_n,
     tile_k,
     promote,
+    split_batching,
     block_scales,
     scaled_tile,
     cluster,

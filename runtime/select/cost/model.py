@@ -71,7 +71,8 @@ def times(table: FeatureTable, problem: GemmProblem, gpu: Gpu, serving: Integers
         gpu: the GPU of the table, or one with fewer SMs.
         serving: indices of the kernels that support the problem; None: all.
     """
-    work = analytic(table, problem, gpu)
+    work, call = analytic(table, problem, gpu), problem
+    problem = problem.of_components
     us = work["us"]
     if table.network is not None and problem.batching in _FITTED:
         us = _corrected(table.network, table, work, serving)
@@ -79,6 +80,10 @@ def times(table: FeatureTable, problem: GemmProblem, gpu: Gpu, serving: Integers
         realignment_us = _realignment_us(table, problem, gpu)
         us = us + realignment_us
         work["analytic_us"] = work["analytic_us"] + realignment_us
+    if problem is not call:
+        splitting_us = _splitting_us(call, gpu)
+        us = us + splitting_us
+        work["analytic_us"] = work["analytic_us"] + splitting_us
     work["us"] = us
     return work
 
@@ -114,6 +119,7 @@ def within(behind: float, us: Floats, serving: Integers | None) -> Integers:
 def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Columns:
     """Apply the analytic model alone. The result has ``us`` of each kernel and its parts, among them ``figures`` in the
     order of :data:`~gemmill.runtime.select.cost.network.DYNAMIC`."""
+    products, problem = problem.products, problem.of_components
     columns, typical = table.columns, problem.typical()
     work = _tiles(table, problem, typical, gpu)
     _add_loads(work, columns, typical, gpu, problem.batching in _FITTED)
@@ -127,7 +133,7 @@ def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Columns:
         sm_ns[stream] += work["exchange_ns"] + work["rest"] * work["store_ns"][stream]
     of_dram_ns = (_dram_bytes(columns, work, typical, gpu) + _read_again(work, problem)) / columns["dram_gbps"]
     dram_ns[:] = of_dram_ns
-    work["power_ns"] = power_ns = 1000 * power_us(typical, gpu)
+    work["power_ns"] = power_ns = 1000 * products * power_us(typical, gpu)
     total = twelfth_power(sm_ns)
     total += twelfth_power(of_dram_ns) + twelfth_power(power_ns)
     np.add(twelfth_root(total), _LAUNCH_NS, us)
@@ -325,6 +331,14 @@ def _realignment_us(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Floa
     size = np.where(table.realigned(problem), sizes, 0).sum(axis=0) * problem.batch
     l2_share = np.where(size <= _L2_SHARE * gpu.l2_bytes, _REALIGNED_KEPT, 0)
     return np.asarray((2 - l2_share) * size / gpu.dram_gbps / 1000)
+
+
+def _splitting_us(problem: GemmProblem, gpu: Gpu) -> float:
+    """Return the microseconds in which f32 operands are split into components first. Only the bytes count, as for
+    realigned operands."""
+    split = DTYPES[problem.a_dtype]
+    moved = split.bytes + split.components * split.loaded.bytes  # for each element
+    return problem.batch * (problem.m + problem.n) * problem.k * moved / gpu.dram_gbps / 1000
 
 
 def _realigned_bytes(problem: GemmProblem, operand: str) -> int:

@@ -147,11 +147,11 @@ class FeatureTable:
 def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swap_ab: Bools, gpu: Gpu) -> Columns:
     tile_m, tile_n = column(configs, lambda c: c.tile.m), column(configs, lambda c: c.tile.n)
     cluster_m, cluster_n = column(configs, lambda c: c.cluster.m), column(configs, lambda c: c.cluster.n)
-    bytes_a, bytes_b = column(configs, lambda c: c.a.type.bits / 8), column(configs, lambda c: c.b.type.bits / 8)
+    bytes_a, bytes_b = column(configs, lambda c: c.a.loaded.bits / 8), column(configs, lambda c: c.b.loaded.bits / 8)
     slices, along_k = np.array([kernel.slices for kernel in kernels], np.float64), column(configs, cluster_k)
     added_ns = _TILE_NS + tile_ns(configs, slices)  # independent of what is stored
     slices = np.where(is_serial(configs) > 0, 1, slices)  # units of work of a tile
-    tile_k, raster_m = column(configs, lambda c: c.tile.k), column(configs, lambda c: c.scheduler.raster == "m") > 0
+    tile_k, raster_m = column(configs, _loaded_k), column(configs, lambda c: c.scheduler.raster == "m") > 0
     family_configs = [(FAMILIES[config.family], config) for config in configs]
     ctas, tile = cluster_m * cluster_n * along_k, np.stack([tile_m, tile_n])
     ctas_per_sm = np.array([family.ctas_per_sm(config) for family, config in family_configs], np.float64)
@@ -186,7 +186,7 @@ def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swa
         "step_k": slices * along_k * tile_k,  # extent of K that all of these cover in a step
         "stream": stream if stream.size else None,
         "stream_tile": (tile_m * tile_n)[stream],
-        "mma_ns": mma_cycles(tile_m, tile_n, tile_k * np.maximum(bytes_a, bytes_b)) / gpu.clock_ghz,
+        "mma_ns": mma_cycles(tile_m, tile_n, column(configs, _multiplied_bytes)) / gpu.clock_ghz,
         "loaded": loaded,
         "loaded_whole": loaded[0] + loaded[1],
         "storing_ns": storing_ns,
@@ -204,6 +204,16 @@ def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swa
         # elements to shared memory per multiply-add, times those out of L2
         "moved": (tile_m + tile_n) * (tile_m / cluster_n + tile_n / cluster_m) / (tile_m * tile_n) ** 2,
     }
+
+
+def _loaded_k(config: GemmConfig) -> int:
+    """Return the elements along K of a stage, with all components of split f32."""
+    return config.tile.k * config.a.type.components
+
+
+def _multiplied_bytes(config: GemmConfig) -> float:
+    """Return the bytes along K that MMAs multiply of a stage, once for each term of split f32."""
+    return len(config.a.type.terms) * config.tile.k * max(config.a.loaded.bits, config.b.loaded.bits) / 8
 
 
 def _in_raster_order(raster_m: Bools, cluster: Floats, row_bytes: Floats) -> Columns:

@@ -68,8 +68,9 @@ def runs_transposed(config: GemmConfig, problem: GemmProblem) -> bool:
 
 def realigned(config: GemmConfig, problem: GemmProblem) -> tuple[str, ...]:
     """Return which of ``a``, ``b`` and ``c`` of a problem are copied into aligned memory before a kernel that runs it
-    directly; pass ``problem.transposed`` for one that runs the transpose."""
-    operands = zip("abc", (config.a, config.b, config.c), strict=True)
+    directly; pass ``problem.transposed`` for one that runs the transpose. Split f32 is not copied besides."""
+    is_split = config.a.type.component is not None
+    operands = zip("abc", (*((None, None) if is_split else (config.a, config.b)), config.c), strict=True)
     return tuple(x for x, operand in operands if operand and getattr(problem, f"{x}_align") < operand.align)
 
 

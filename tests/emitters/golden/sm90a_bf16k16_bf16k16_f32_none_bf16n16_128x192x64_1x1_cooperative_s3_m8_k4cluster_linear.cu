@@ -59,6 +59,7 @@ struct Config {
   using Scheduler = gemmill::ClusterScheduler<Order, TileK, 4, 2>;
 
   using Atom = ::Atom;
+  using Terms = gemmill::OneTerm;
   using Epilogue = gemmill::LinearEpilogue;
 };
 

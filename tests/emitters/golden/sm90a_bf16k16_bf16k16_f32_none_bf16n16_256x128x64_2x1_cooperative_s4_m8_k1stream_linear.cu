@@ -53,6 +53,7 @@ struct Config {
   using Scheduler = gemmill::StreamScheduler<Order, TileK, 4>;
 
   using Atom = ::Atom;
+  using Terms = gemmill::OneTerm;
   using Epilogue = gemmill::LinearEpilogue;
 };
 

@@ -109,6 +109,7 @@ struct Config {
   using Scheduler = gemmill::RowGroupScheduler<Order, TileK, true>;
 
   using Atom = ::Atom;
+  using Terms = gemmill::OneTerm;
   using Epilogue = ::Epilogue;
 };
 

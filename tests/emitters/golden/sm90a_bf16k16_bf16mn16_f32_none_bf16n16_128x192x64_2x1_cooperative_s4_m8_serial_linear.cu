@@ -59,6 +59,7 @@ struct Config {
   using Scheduler = gemmill::SerialScheduler<Order, TileK, 2>;
 
   using Atom = ::Atom;
+  using Terms = gemmill::OneTerm;
   using Epilogue = gemmill::LinearEpilogue;
 };
 

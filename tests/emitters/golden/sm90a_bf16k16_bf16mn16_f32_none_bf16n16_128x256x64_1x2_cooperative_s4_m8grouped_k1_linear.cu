@@ -66,6 +66,7 @@ struct Config {
   using Scheduler = gemmill::RowGroupScheduler<Order, TileK, false>;
 
   using Atom = ::Atom;
+  using Terms = gemmill::OneTerm;
   using Epilogue = gemmill::LinearEpilogue;
 };
 

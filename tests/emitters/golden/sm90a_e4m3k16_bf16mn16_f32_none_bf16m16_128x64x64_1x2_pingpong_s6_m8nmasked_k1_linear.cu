@@ -48,6 +48,7 @@ struct Config {
   using Scheduler = gemmill::ColumnGroupScheduler<Order, TileK, true>;
 
   using Atom = ::Atom;
+  using Terms = gemmill::OneTerm;
   using Epilogue = gemmill::LinearEpilogue;
 };
 

@@ -53,6 +53,7 @@ struct Config {
   using Scheduler = gemmill::RowGroupScheduler<Order, TileK, true>;
 
   using Atom = ::Atom;
+  using Terms = gemmill::OneTerm;
   using Epilogue = gemmill::LinearEpilogue;
 };
 

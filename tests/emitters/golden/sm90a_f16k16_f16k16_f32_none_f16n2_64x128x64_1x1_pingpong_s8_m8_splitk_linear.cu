@@ -53,6 +53,7 @@ struct Config {
   using Scheduler = gemmill::SplitKScheduler<Order, TileK, 2>;
 
   using Atom = ::Atom;
+  using Terms = gemmill::OneTerm;
   using Epilogue = gemmill::Raw<float, gemmill::LinearEpilogue>;
 };
 

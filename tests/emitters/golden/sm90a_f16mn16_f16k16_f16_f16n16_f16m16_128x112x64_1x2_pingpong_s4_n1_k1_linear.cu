@@ -48,6 +48,7 @@ struct Config {
   using Scheduler = gemmill::PersistentScheduler<Order, TileK>;
 
   using Atom = ::Atom;
+  using Terms = gemmill::OneTerm;
   using Epilogue = gemmill::LinearEpilogue;
 };
 

@@ -44,6 +44,7 @@ struct Config {
   using Scheduler = gemmill::ColumnGroupScheduler<Order, TileK, false>;
 
   using Atom = ::Atom;
+  using Terms = gemmill::OneTerm;
   using Epilogue = gemmill::LinearEpilogue;
 };
 

@@ -494,7 +494,7 @@ MMA = "sm80_bf16k16_bf16k16_f32_none_bf16n16_128x128x32_1x1_multistage_s3_m8_k1_
             LEGAL,
             {"promote": 4},
             "promotion",
-            "A is bf16; with two-level accumulation (promote) it must be e4m3 or e5m2",
+            "A is bf16; with two-level accumulation (promote) it must be e4m3, e5m2,",
         ),
         (
             FP8,

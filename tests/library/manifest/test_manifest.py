@@ -170,7 +170,7 @@ def test_a_child_s_filter_holds_for_inherited_sets_and_presets_that_it_empties_g
         (GOOD + "name: x\n", ["10:1: name: duplicate key; the first one is in line 1"]),
         (GOOD.replace("pingpong", "pingpnog"), ["9:15: sets[0].schedule: is 'pingpnog', did you mean pingpong?"]),
         (GOOD.replace("f32", "f33"), ["5:16: defaults.accumulator: is 'f33', did you mean"]),
-        (GOOD + "    promote: 8\n", ["10:14: sets[0].promote: is 8; it must be 0 or 4"]),
+        (GOOD + "    promote: 8\n", ["10:14: sets[0].promote: is 8; it must be 0, 2 or 4"]),
         (GOOD + "    stages: on\n", ["10:13: sets[0].stages: YAML 1.1 reads `on` as a truth value; quote it"]),
         (GOOD + "    stages: 010\n", ["10:13: sets[0].stages: YAML 1.1 reads `010` as 8; write a plain"]),
         (GOOD + "    stages: 1_0\n", ["10:13: sets[0].stages: YAML 1.1 reads `1_0` as 10; write a plain"]),

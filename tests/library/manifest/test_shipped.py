@@ -19,7 +19,7 @@ from gemmill.library.manifest.schema import json_schema, schema_text
 pytestmark = pytest.mark.slow
 
 SIXTEEN = ["bf16", "f16"]
-NAMES = [*SIXTEEN, "fp8", "int8", "mixed", "mma", "simt", "tf32"]
+NAMES = [*SIXTEEN, "f32", "fp8", "int8", "mixed", "mma", "simt", "tf32"]
 VALIDATOR = jsonschema.Draft7Validator(json_schema())
 
 

@@ -31,6 +31,7 @@ struct CollectiveMainloop {
   using StagesB = typename Traits::StagesB;
   using ThreadScales = typename Traits::ThreadScales;
   using TmaLayoutA = typename Traits::TmaLayoutA;
+  using Terms = typename Config::Terms;
   using TmaLayoutB = typename Traits::TmaLayoutB;
   using TransposeBarriers = typename Traits::TransposeBarriers;
   using Unit = typename Traits::Unit;
@@ -63,8 +64,7 @@ struct CollectiveMainloop {
   __device__ static void load(Params const& params, Storage storage, Scheduler& scheduler) {
     StagePipeline& pipeline = storage.pipeline();
     bool const issues = !Traits::kTilesEndInGroups || cute::elect_one_sync();
-    int const m = scheduler.rank % Config::kClusterM;
-    int const n = scheduler.rank / Config::kClusterM;
+    int const m = scheduler.rank % Config::kClusterM, n = scheduler.rank / Config::kClusterM;
     // The CTAs of one row of the cluster (same m) share A; those of one column (same n) share B.
     uint32_t row = 0;
     for (int i = 0; i < Config::kClusterN; ++i) row |= 1u << (m + i * Config::kClusterM);
@@ -77,25 +77,23 @@ struct CollectiveMainloop {
     bool waits = !Traits::kReadsGroups;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
       Unit const work = scheduler.work(index);
-      int batch_a = params.batched & 1 ? work.batch : 0;
-      int batch_b = params.batched & 2 ? work.batch : 0;
+      int batch_a = params.batched & 1 ? work.batch : 0, batch_b = params.batched & 2 ? work.batch : 0;
       if constexpr (Traits::kNested) batch_a = work.place_a, batch_b = work.place_b;
-      uint32_t const bytes = load_a.bytes(work.m) + load_b.bytes(work.n) + Groups::kBytes;
+      uint32_t const bytes = Terms::kComponents * (load_a.bytes(work.m) + load_b.bytes(work.n)) + Groups::kBytes;
       auto const tile_a = load_a.tile(work.m);
       auto const tile_b = load_b.tile(work.n);
       for (int k_tile = work.k_tile; k_tile < work.k_tile + work.k_tiles; ++k_tile, at.advance()) {
         if (!issues) continue;
         pipeline.acquire(at, bytes);
         uint64_t& full = pipeline.full[at.stage];
-        char* const stage_a = storage.base + Storage::kOffsetTmaA + at.stage * A::kBytes;
-        char* const stage_b = storage.base + Storage::kOffsetTmaB + at.stage * B::kBytes;
+        char* const stage_a = storage.base + Storage::kOffsetTmaA + at.stage * Traits::kStageBytesA;
+        char* const stage_b = storage.base + Storage::kOffsetTmaB + at.stage * Traits::kStageBytesB;
         int const k = k_tile * Config::kTileK;
         if (waits) wait_for_prerequisites();
         waits = false;
         if constexpr (Traits::kGroupedK) {
           // A window of tile K rows that ends with the group. TMA fills what lies beyond the window with zeros.
-          int const rows = min(work.end - work.begin - k, Config::kTileK);
-          int const place = work.begin + k + rows;
+          int const rows = min(work.end - work.begin - k, Config::kTileK), place = work.begin + k + rows;
           load_a(tile_a, full, stage_a, Config::kTileK - rows, place, 0);
           load_b(tile_b, full, stage_b, Config::kTileK - rows, place, 0);
         } else if constexpr (Traits::kArray) {
@@ -103,8 +101,13 @@ struct CollectiveMainloop {
           load_a(tile_a, full, stage_a, k, matrix_a.low(), matrix_a.high());
           load_b(tile_b, full, stage_b, k, matrix_b.low(), matrix_b.high());
         } else {
-          load_a(tile_a, full, stage_a, Traits::kMixed ? k * Traits::kBitsA / 8 : k, batch_a);
-          if (!beside_b(work, full, stage_b, k, batch_b)) load_b(tile_b, full, stage_b, k, batch_b);
+#pragma unroll 1
+          for (int i = 0; i < Terms::kComponents; ++i) {
+            int const a = batch_a * Terms::kComponents + i, b = batch_b * Terms::kComponents + i;
+            load_a(tile_a, full, stage_a + i * A::kBytes, Traits::kMixed ? k * Traits::kBitsA / 8 : k, a);
+            char* const of_b = stage_b + i * B::kBytes;
+            if (!beside_b(work, full, of_b, k, b)) load_b(tile_b, full, of_b, k, b);
+          }
         }
         if constexpr (Groups::kGroups > 0)
           Groups::load(params, full, storage.base + Storage::kOffsetScales + at.stage * Groups::kBytes, work.m, k, batch_a);

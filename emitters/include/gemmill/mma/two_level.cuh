@@ -1,8 +1,9 @@
-/// Two-level accumulation of fp8: after every stage, the sums move from the tensor cores to f32 registers, with or
-/// without scales.
+/// Two-level accumulation: after every stage, the sums move from the tensor cores to f32 registers, with or without
+/// scales.
 ///
-/// Hopper's tensor cores keep about 13 bits of an fp8 sum. Adding the sums of every 128 products in f32 keeps the
-/// precision along K (DeepSeek-V3 technical report, 3.3.2).
+/// Hopper's tensor cores keep about 13 bits of an fp8 sum, and truncate sums of other types to f32 for every 32 bytes of
+/// K. Adding the sums of a stage in f32, rounded to nearest, keeps the precision along K (DeepSeek-V3 technical report,
+/// 3.3.2).
 #pragma once
 
 #include <gemmill/copy/scales.cuh>
@@ -10,16 +11,18 @@
 
 namespace gemmill {
 
-/// Sums of one consumer warpgroup: `Blocks` stacked 64 x N fragments. One batch of MMAs (`Atom`) computes one fragment,
-/// or a part of its columns. While one warpgroup adds, the tensor cores work for the other.
-template <class Atom, class LayoutA, class LayoutB, class Scales, int Blocks, int TileN, int TileK>
+/// Sums of one consumer warpgroup: `Blocks` stacked 64 x N fragments. One batch of MMAs (`Atom`) computes all `Terms` of
+/// one fragment, or of a part of its columns. While one warpgroup adds, the tensor cores work for the other.
+template <class Atom, class LayoutA, class LayoutB, class Terms, class Scales, int Blocks, int TileN, int TileK>
 struct TwoLevelAccumulators {
   static constexpr int kRegisters = TileN / 2;
   static constexpr int kParts = kRegisters / Atom::kRegisters;
   /// Which sum of a pair goes first when sums are moved as a vector. Vectors and the results of MMAs are aligned
   /// registers; without the swap, a sum would lie in the same register bank as the value that is added to it.
   static constexpr int kFirst = 1;
-  static_assert(TileK == 4 * Atom::kK, "a stage holds the K of four MMAs");
+  static constexpr int kStageBytesA = Terms::kComponents * LayoutA::kBytes;
+  static constexpr int kStageBytesB = Terms::kComponents * LayoutB::kBytes;
+  static_assert(TileK % Atom::kK == 0, "tile K must be a multiple of the instruction's K");
 
   float values[Blocks][kRegisters];
   /// The result of one batch of MMAs.
@@ -30,8 +33,8 @@ struct TwoLevelAccumulators {
   __device__ void begin(MatrixDescriptors<LayoutA> a, MatrixDescriptors<LayoutB> b, Stages stages, bool waited = false) {
     int const stage = stages.index();
     // Computed before the wait, so that nothing else delays the MMAs of a stage that has arrived.
-    MatrixDescriptors<LayoutA> const a_stage = a.advanced(stage * LayoutA::kBytes);
-    MatrixDescriptors<LayoutB> const b_stage = b.advanced(stage * LayoutB::kBytes);
+    MatrixDescriptors<LayoutA> const a_stage = a.advanced(stage * kStageBytesA);
+    MatrixDescriptors<LayoutB> const b_stage = b.advanced(stage * kStageBytesB);
     if (!(Stages::kWaitsAhead && waited)) stages.wait();
     issue(a_stage, b_stage, 0);
   }
@@ -81,8 +84,11 @@ struct TwoLevelAccumulators {
     int const n = part % kParts * (TileN / kParts);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < TileK; k += Atom::kK)
-      Atom::multiply(a.at(LayoutA::offset(block * 64, k)), b.at(LayoutB::offset(n, k)), partial, k > 0);
+    for (int term = 0; term < Terms::kCount; ++term)
+#pragma unroll
+      for (int k = 0; k < TileK; k += Atom::kK)
+        Atom::multiply(a.at(Terms::of_a(term) * LayoutA::kBytes + LayoutA::offset(block * 64, k)),
+                       b.at(Terms::of_b(term) * LayoutB::kBytes + LayoutB::offset(n, k)), partial, term > 0 || k > 0);
     wgmma_commit();
   }
 
@@ -109,7 +115,7 @@ struct TwoLevelAccumulators {
     for (int part = 0; part < Filled * kParts; ++part) {
       int const block = part / kParts;
       int const n = part % kParts * (TileN / kParts);
-      if (part > 0) issue(a.advanced(stage * LayoutA::kBytes), b.advanced(stage * LayoutB::kBytes), part);
+      if (part > 0) issue(a.advanced(stage * kStageBytesA), b.advanced(stage * kStageBytesB), part);
       if (part == 0) scales.read(stage);
       if (Stages::kWaitsAhead && part == 0 && more) stages.wait_ahead();
       wait();

@@ -82,7 +82,7 @@ def _upconverting_cycles(config: GemmConfig) -> float:
     plan, tile = WgmmaPlan(config), config.tile
     if not plan.is_mixed:
         return 0.0
-    mma = tile.m / SUBTILE_M * tile.k * config.b.type.bits / (8 * INSTRUCTION_K_BYTES)
+    mma = tile.m / SUBTILE_M * tile.k * config.b.loaded.bits / (8 * INSTRUCTION_K_BYTES)
     mma *= tile.n / _MMA_COLUMNS_PER_CYCLE / _SUSTAINED
     slots = _PAIR_SLOTS.get(config.a.dtype, _OTHER_PAIR_SLOTS) + plan.has_zeros
     if plan.scales_sums:
@@ -181,7 +181,7 @@ def _crowded_ns(columns: Columns, work: Columns, operand: str, stride: int, gpu:
 def transposed_operands(config: GemmConfig) -> int:
     """Return how many of A and B the kernel transposes, in shared memory or in registers: tensor cores take operands
     other than 16-bit ones only K-major."""
-    return sum(operand.major == "mn" and operand.type.bits != 16 for operand in (config.a, config.b))
+    return sum(operand.major == "mn" and operand.loaded.bits != 16 for operand in (config.a, config.b))
 
 
 def _row_bytes(config: GemmConfig) -> tuple[int, int]:
@@ -200,8 +200,8 @@ def _transposing_cycles(config: GemmConfig) -> float:
     if config.a.major == config.b.major == "k":
         return 0.0
     plan, tile = WgmmaPlan(config), config.tile
-    a = tile.m * tile.k * config.a.type.unpacked_bytes
-    b = tile.n * tile.k * config.b.type.unpacked_bytes
+    a = tile.m * tile.k * config.a.loaded.unpacked_bytes
+    b = tile.n * tile.k * config.b.loaded.unpacked_bytes
     transposed = a * plan.transposes("a") + b * plan.transposes("b")
     if not transposed:
         return 0.0
@@ -222,8 +222,8 @@ def _crossing_cycles(stride: int) -> float:
 
 
 def _is_fitted(config: GemmConfig) -> bool:
-    """All kernels except those that upconvert an operand."""
-    return not is_mixed(config.a.dtype, config.b.dtype)
+    """All kernels except those that upconvert an operand, or multiply split f32."""
+    return not is_mixed(config.a.dtype, config.b.dtype) and config.a.type.component is None
 
 
 FAMILY = Family(_columns, _busiest_ns, is_fitted=_is_fitted, is_preferred=True, takes_turns=_takes_turns)

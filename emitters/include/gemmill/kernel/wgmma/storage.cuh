@@ -31,9 +31,9 @@ struct WgmmaStorage {
   static constexpr int kOffsetC = Traits::kStorers * Config::kBuffersD * Epilogue::kBytesD;
   static constexpr int kOffsetA = kOffsetC + Traits::kStorers * Config::kBuffersC * Epilogue::kBytesC;
   static constexpr int kOffsetTmaA = kOffsetA + Config::kStages * StagesA::kExtraBytes;
-  static constexpr int kOffsetB = kOffsetA + Config::kStages * (A::kBytes + StagesA::kExtraBytes);
+  static constexpr int kOffsetB = kOffsetA + Config::kStages * (Traits::kStageBytesA + StagesA::kExtraBytes);
   static constexpr int kOffsetTmaB = kOffsetB + Config::kStages * StagesB::kExtraBytes;
-  static constexpr int kOffsetScales = kOffsetB + Config::kStages * (B::kBytes + StagesB::kExtraBytes);
+  static constexpr int kOffsetScales = kOffsetB + Config::kStages * (Traits::kStageBytesB + StagesB::kExtraBytes);
   /// TMA and WGMMA swizzle by address; eight rows are a period.
   static_assert(kOffsetA % (8 * A::kSpan) == 0 && kOffsetTmaA % (8 * TmaLayoutA::kSpan) == 0 &&
                     kOffsetB % (8 * B::kSpan) == 0 && kOffsetTmaB % (8 * TmaLayoutB::kSpan) == 0,

@@ -3,6 +3,7 @@
 
 #include <gemmill/collective/epilogue.cuh>
 #include <gemmill/copy/gather.cuh>
+#include <gemmill/copy/terms.cuh>
 #include <gemmill/copy/tma.cuh>
 #include <gemmill/epilogue/cluster_sums.cuh>
 #include <gemmill/epilogue/linear.cuh>
@@ -45,6 +46,9 @@ struct WgmmaTraits {
   using TmaLayoutB = typename StagesB::TmaLayout;
   using A = typename StagesA::MmaLayout;
   using B = typename StagesB::MmaLayout;
+  /// Bytes of a stage of A and of B as MMAs read them.
+  static constexpr int kStageBytesA = Config::Terms::kComponents * A::kBytes;
+  static constexpr int kStageBytesB = Config::Terms::kComponents * B::kBytes;
   /// Whether A and B have block scales, of type Config::Scale.
   static constexpr bool kBlockScales = !cute::is_same_v<typename Config::Scale, None>;
   static constexpr bool kPingpong = Config::kSchedule == Schedule::Pingpong;
@@ -111,7 +115,8 @@ struct WgmmaTraits {
                                                        Config::Epilogue::kGatesHalves>, NoScales>;
   using Accumulator = cute::conditional_t<
       Config::kPromote && !kMixed,
-      TwoLevelAccumulators<typename Config::Atom, A, B, ThreadScales, kBlocks, Config::kTileN, Config::kTileK>,
+      TwoLevelAccumulators<typename Config::Atom, A, B, typename Config::Terms, ThreadScales, kBlocks, Config::kTileN,
+                           Config::kTileK>,
       Accumulators<typename Config::Atom, A, B, kBlocks, kStepK>>;
   /// e2m1 has scales of type ue8m0, other types scales of B's type, or of f32 where they multiply sums.
   using GroupScale = cute::conditional_t<cute::is_same_v<typename Config::A, e2m1>, ue8m0,
@@ -161,6 +166,9 @@ struct WgmmaTraits {
   /// Whether the first MMAs of a tile overlap the epilogue of the previous one. This requires that the sums are in
   /// other registers than the MMAs' results. (In pingpong kernels, the other warpgroup multiplies meanwhile.)
   enum : bool { kOverlapsEpilogue = kBlockScales && !kPingpong };
+  static_assert(Config::Terms::kComponents == 1 ||
+                    (Config::kPromote && !kGathers && !kTransposes && kMode == BatchMode::Strided),
+                "components take the place of a batch, and their sums have two levels");
   using Position = RingPosition<Config::kStages>;
   /// The first warp of the producer warpgroup that transposes. Warp 0 loads, and warp 1 fills block scales if there are
   /// any.
