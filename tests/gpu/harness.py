@@ -14,7 +14,7 @@ from gemmill.library.config.fields import ConfigView, Value, config_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.scales import scale_dtype
 from gemmill.library.decompositions.workspace_layout import WorkspaceSize
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.dtypes import DTYPES, SPLIT
 from gemmill.library.families.families import new_plan
 from gemmill.library.legality import aligns
 from gemmill.library.problem import GemmProblem
@@ -56,6 +56,7 @@ _NATURAL: Mapping[str, tuple[str, str]] = {
     "e5m2": ("f32", "bf16"),
     "s8": ("s32", "s32"),
     "u8": ("s32", "s32"),
+    **dict.fromkeys(SPLIT, ("f32", "f32")),
 }
 """Accumulator and type of D by the type of A; 16-bit types accumulate in f32 and give themselves."""
 
