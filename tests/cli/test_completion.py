@@ -58,7 +58,7 @@ def completed(line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("variables", "says"),
     [
-        (elsewhere("zsh", "gemmill list f"), '_arguments \'*: :(("f16"\n"fp8"\n"facts.yaml"))\'\n'),
+        (elsewhere("zsh", "gemmill list f"), '_arguments \'*: :(("f16"\n"f32"\n"fp8"\n"facts.yaml"))\'\n'),
         (elsewhere("fish", "gemmill select --a-dtype e"), "e4m3\ne5m2\ne2m1\n"),
     ],
     ids=["zsh", "fish"],
@@ -79,7 +79,7 @@ def test_every_shell_is_told_in_its_own_form(
         ("gemmill profile bf16 --shapes q", ["quick"]),
         ("gemmill train records.jsonl --gpu NVIDIA-H2", ["NVIDIA-H200"]),
         ("gemmill run --d-dtype f6", ["f64"]),
-        ("gemmill list f", ["f16", "fp8", "facts.yaml"]),
+        ("gemmill list f", ["f16", "f32", "fp8", "facts.yaml"]),
         ("gemmill build bf16 --preset q", ["quick"]),
         ("gemmill list own.yaml --preset ", ["small", "tall"]),
         ("gemmill list own.yaml --preset q", []),
