@@ -9,16 +9,17 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from gemmill.library.arch import Gpu, serving
 from gemmill.library.bits import ANY, required_arithmetic
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import formats, kernel_name, parse_name, present_name
-from gemmill.library.dtypes import DTYPES, compatible_types
+from gemmill.library.dtypes import DTYPES, SPLIT, compatible_types
 from gemmill.library.errors import (
     CompileError,
     ConfigError,
@@ -235,12 +236,26 @@ class Registry:
         original = checked_problem(problem)
         problem = original.with_narrow_a
         options = sm_count, self.arithmetic(original, bits), objective
+        exact = self._in_f32(problem, *options) if problem.a_dtype in SPLIT and bits == ANY else None
         try:
             choice = self.selector_for(problem).select(problem, *options)
         except UnsupportedProblemError:
+            if exact:
+                return exact
             # All kernels are searched, so that the error names what the nearest of them needs.
             choice = self.selector.select(problem, *options)
+        if exact and exact.predicted_us < choice.predicted_us:
+            return exact
         return choice if problem is original else choice.of_transposed
+
+    def _in_f32(self, problem: GemmProblem, *options: Any) -> Choice | None:
+        """Return the kernel for split f32 that multiplies f32 as it is; None if there is none. It is more precise, and
+        with few rows it is faster."""
+        whole = problem.but(a_dtype="f32", b_dtype="f32", promote=0)
+        with suppress(UnsupportedProblemError):
+            choice = self.selector_for(whole).select(whole, *options)
+            return replace(choice, explain=lambda: f"{choice.explain()}; it multiplies f32 as it is", problem=problem)
+        return None
 
     @strict
     def candidates(

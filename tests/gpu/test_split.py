@@ -11,7 +11,7 @@ from tests.gpu.harness import check, kernel, least_aligns, torch
 import gemmill
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
-from gemmill.library.errors import CaptureError, OperandError, UnsupportedProblemError
+from gemmill.library.errors import CaptureError, OperandError
 from gemmill.runtime.registry import Registry
 
 pytestmark = pytest.mark.gpu
@@ -180,9 +180,17 @@ def test_what_is_refused() -> None:
         gemmill.matmul(a, b, precision="bf16x7")
     with pytest.raises(OperandError, match="tf32 is True and precision is 'bf16x6': pass one of them"):
         gemmill.matmul(a, b, precision="bf16x6", tf32=True)
-    with pytest.raises(UnsupportedProblemError):
-        gemmill.matmul(a, b, precision="bf16x6", sm_count=64)
     assert torch.equal(gemmill.matmul(a, b, precision="tf32"), gemmill.matmul(a, b, tf32=True))
+
+
+def test_f32_is_multiplied_as_it_is_where_that_is_faster_or_the_only_way() -> None:
+    a, b = normal(640, 1024), normal(1024, 512)
+    strided = a[:, ::2]
+    assert torch.equal(gemmill.matmul(strided, b[:512], precision="bf16x6"), gemmill.matmul(strided, b[:512]))
+    assert torch.equal(gemmill.matmul(a, b, precision="bf16x6", sm_count=64), gemmill.matmul(a, b, sm_count=64))
+    heads = normal(2, 200, 6, 96).transpose(1, 2)  # a nested batch, in several launches
+    got = gemmill.matmul(heads, heads.transpose(2, 3), precision="bf16x6")
+    assert (got.double() - heads.double() @ heads.double().transpose(2, 3)).abs().max() < 1e-4
 
 
 def test_a_capture_needs_the_kernel_that_splits() -> None:

@@ -118,13 +118,13 @@ class FeatureTable:
 
     def serving(self, problem: GemmProblem, sm_count: int | None) -> Integers | None:
         """Return the indices of the kernels whose alignments a problem meets and which stay within ``sm_count`` SMs;
-        None for all. Copies and second kernels do not stay within a number of SMs."""
+        None for all. Copies, splitting and second kernels do not stay within a number of SMs."""
         offered = problem.a_align, problem.b_align, problem.c_align, problem.d_align
         if sm_count is None and min(offered) >= TMA_ALIGN:  # no kernel needs more
             return None
         serves = (self.columns["aligns"] <= offered).all(axis=1)
         if sm_count is not None:
-            serves &= ~self.realigned(problem).any(axis=0)
+            serves &= ~self.realigned(problem).any(axis=0) & (problem.of_components is problem)
             serves &= (self.columns["ctas"] <= sm_count) & (self.columns["second_ns"] == 0)
         return np.flatnonzero(serves)
 
