@@ -119,11 +119,12 @@ def _converted(
         gemm, copies = realign.realign(gemm, names)
         add(realign.kernel_of(kernel.device), copies)
         end = copies[-1].end
-    if kernel.config.a.type.component and gemm.problem.k:
+    if kernel.config.a.type.component:
         from gemmill.runtime.launch import split
 
         gemm, parts = split.split(gemm, end)
-        add(split.kernel_of(gemm.problem.a_dtype), parts)
+        if gemm.problem.k:
+            add(split.kernel_of(gemm.problem.a_dtype), parts)
     return gemm, conversions
 
 

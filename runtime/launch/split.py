@@ -37,7 +37,7 @@ class SplitOperand:
     @property
     def row_bytes(self) -> int:
         """Bytes from a row of a component to the next: whole L2 lines."""
-        return align_up(self.columns * self.split.loaded.bytes, tma.LINE)
+        return align_up(max(self.columns, 1) * self.split.loaded.bytes, tma.LINE)
 
     @property
     def end(self) -> int:
@@ -90,7 +90,7 @@ def split(gemm: Gemm, offset: int) -> tuple[Gemm, tuple[SplitOperand, ...]]:
             batch_stride=row.components * rows * stride if operand.batch_stride else 0,
             align=tma.ALIGNMENT,
             components=row.components,
-            component_stride=rows * stride,
+            component_stride=max(rows, 1) * stride,
         )
         gemm = replace(gemm, **{name: there})
     return gemm, tuple(operands)

@@ -37,6 +37,13 @@ KERNELS: tuple[GemmConfig, ...] = (
 )
 
 
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    shared = Registry()
+    shared.warm(KERNELS)
+    return shared
+
+
 @pytest.mark.parametrize("config", KERNELS, ids=kernel_name)
 def test_sums_of_integers_are_exact(config: GemmConfig, registry: Registry) -> None:
     """Also zeros: what takes the place of components that are 0 leaves no trace."""
