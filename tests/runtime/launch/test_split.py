@@ -68,3 +68,17 @@ def test_terms_come_in_the_order_of_their_size(dtype: str) -> None:
     assert [sum(term) for term in terms] == sorted((sum(term) for term in terms), reverse=True)
     assert len(set(terms)) == len(terms) == int(dtype[-1])
     assert terms[-1] == (0, 0)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_operands_without_elements_have_strides_that_tma_takes(turned: bool) -> None:
+    a, b = np.empty((8, 0), np.float32), np.empty((0, 16), np.float32)
+    a, b = (np.asfortranarray(x) if turned else x for x in (a, b))
+    call = call_of(read(a), read(b), read(np.empty((8, 16), np.float32)), precision="bf16x9")
+    gemm, parts = split(_bind_matrices(call, call.tensors, PLAIN, may_stack=False), 0)
+    assert [part.ctas for part in parts] == [0, 0]
+    for operand in (gemm.a, gemm.b):
+        assert operand.stride > 0 == operand.stride * 2 % tma.LINE
+        matrices, step = operand.outermost(1, ())
+        assert matrices == 3
+        assert step > 0 == step * 2 % tma.LINE
