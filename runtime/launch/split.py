@@ -67,7 +67,8 @@ def split(gemm: Gemm, offset: int) -> tuple[Gemm, tuple[SplitOperand, ...]]:
     """Return the GEMM with the components of A and B as they will lie in aligned memory, which starts at
     :data:`tma.ALIGNMENT`, from an offset on, and the operands that are split to there."""
     operands: list[SplitOperand] = []
-    for name in _INPUTS:
+    names: tuple[InputName, ...] = ("a", "b")
+    for name in names:
         operand, (columns, rows) = getattr(gemm, name), gemm.problem.extents_of(name)
         row = DTYPES[gemm.problem.a_dtype]
         part = SplitOperand(
@@ -94,6 +95,3 @@ def split(gemm: Gemm, offset: int) -> tuple[Gemm, tuple[SplitOperand, ...]]:
         )
         gemm = replace(gemm, **{name: there})
     return gemm, tuple(operands)
-
-
-_INPUTS: tuple[InputName, ...] = ("a", "b")

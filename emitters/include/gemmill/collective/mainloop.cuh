@@ -30,8 +30,8 @@ struct CollectiveMainloop {
   using StagesA = typename Traits::StagesA;
   using StagesB = typename Traits::StagesB;
   using ThreadScales = typename Traits::ThreadScales;
-  using TmaLayoutA = typename Traits::TmaLayoutA;
   using Terms = typename Config::Terms;
+  using TmaLayoutA = typename Traits::TmaLayoutA;
   using TmaLayoutB = typename Traits::TmaLayoutB;
   using TransposeBarriers = typename Traits::TransposeBarriers;
   using Unit = typename Traits::Unit;
