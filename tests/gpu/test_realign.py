@@ -144,7 +144,7 @@ def test_copies_are_not_loaded_while_capturing(registry: Registry, monkeypatch: 
     a, b = odd(702, 503), odd(503, 602)  # no other test's, whose launch might still be known
     config = kernel(b__major="mn")
     gemmill.matmul(odd(700, 504), odd(504, 600), kernel=config, registry=registry)
-    monkeypatch.setattr("gemmill.runtime.launch.realign._kernels", {})
+    monkeypatch.setattr("gemmill.runtime.launch.conversion._kernels", {})
     with (
         torch.cuda.graph(torch.cuda.CUDAGraph()),
         pytest.raises(CaptureError, match="the kernel that copies unaligned operands"),
