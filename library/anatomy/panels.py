@@ -227,7 +227,8 @@ def epilogue(sheet: Sheet, kernel: Kernel) -> None:
         f"is written. {overlaps if staging.columns % wide else ''}"
     )
     numbers = [[row * across + column for column in range(across)] for row in range(staging.down)]
-    cells = tuple(tuple(f"#{number} buffer {number % buffers}" for number in row) for row in numbers)
+    words = " buffer {}" if across <= SHOWN // 2 else "/{}"  # more have no room for the word
+    cells = tuple(tuple(f"#{number}{words.format(number % buffers)}" for number in row) for row in numbers)
     shades = tuple(tuple(number % buffers % SHADES for number in row) for row in numbers)
     sheet.tables(Grid("subtiles of a warpgroup", cells, shades))
 

@@ -580,8 +580,8 @@ def tile_k(plan: WgmmaPlan) -> str | None:
     config = plan.config
     k, size = config.tile.k, config.b.loaded.unpacked_bytes
     if plan.is_mixed:
-        bits, steps = config.a.type.bits, plan.steps
-        depths = [d for d in MIXED_TILE_K if d * bits <= 8 * NARROW_ROW and d * bits % (8 * NARROW_CHUNK * steps) == 0]
+        bits, parts = config.a.type.bits, 1 if plan.scales_sums else plan.slices
+        depths = [d for d in MIXED_TILE_K if d * bits <= 8 * NARROW_ROW and d * bits % (8 * NARROW_CHUNK * parts) == 0]
         if k in depths:
             return None
         shared = f" that {plan.slices} warpgroups share" if plan.slices > 1 else ""

@@ -161,7 +161,7 @@ def test_an_index_of_another_version_is_refused(change: Callable[[dict[str, Any]
         (("decisions", 0, "kernel"), "sm90a", "decisions[0].kernel is 'sm90a', which is not in the pack"),
         (("decisions", 0, "problem", "k"), 0, "decisions[0].problem: k is 0; it must be from 1 to "),
         (("decisions", 0, "problem", "a_dtype"), "fp4", "decisions[0].problem.a_dtype is 'fp4'; it must be "),
-        (("decisions", 0, "problem", "promote"), 3, "decisions[0].problem.promote is 3; it must be 0 or 4"),
+        (("decisions", 0, "problem", "promote"), 3, "decisions[0].problem.promote is 3; it must be 0, 2 or 4"),
         (("decisions", 0, "problem", "epilogue"), "d = ((", "decisions[0].problem: epilogue: "),
         (("decisions", 0, "final"), 1, "decisions[0].final is 1; it must be true or false"),
         (("decisions", 0, "problem"), [512], "decisions[0].problem is [512]; it must be a mapping"),

@@ -69,7 +69,7 @@ struct WgmmaTraits {
   static constexpr int kWarpgroupM = kPingpong || kSlices > 1 ? Config::kTileM : Config::kTileM / kConsumers;
   static constexpr int kBlocks = kWarpgroupM / 64;
   /// Whether schedulers cache quotients. Cooperative kernels with 192 accumulators have no register left for one, nor
-  /// do kernels with four consumers. Pingpong kernels have.
+  /// do kernels whose warpgroups take stages in turn. Pingpong kernels have.
   static constexpr bool kCachesQuotient = kSlices == 1 && (kPingpong || kBlocks * Config::kTileN < 2 * 192);
   using Order = TileOrder<Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN, Config::kRaster,
                           Config::kSwizzle, Quotient<kCachesQuotient>>;
