@@ -15,6 +15,8 @@ from __future__ import annotations
 import struct
 from string import Template
 
+from gemmill.emitters.ptx import FIRST_VECTOR, choose_job, head, lines
+
 ENTRY = "gemmill_copies"
 """Symbol of the kernel."""
 JOBS = 3
@@ -23,6 +25,8 @@ JOB = struct.Struct("<QQqQqQIIII")
 """The parameters of a copy: addresses of the operand and of its copy; bytes between rows of the operand and of the
 copy; bytes between matrices of the operand; bytes of a row; total number of rows, rows of a matrix, vectors of a row;
 index of its first CTA. A copy without rows has no CTAs."""
+JOBS_LAYOUT = struct.Struct(f"<{JOBS * JOB.size}s")
+"""The parameter of the kernel."""
 THREADS = 128
 """Threads of a CTA."""
 VECTOR = 16
@@ -32,14 +36,7 @@ _VECTORS = "ab"
 BLOCK = THREADS * len(_VECTORS)
 """Vectors of a CTA."""
 
-_KERNEL = Template("""\
-.version $version
-.target $target
-.address_size 64
-
-.visible .entry $entry(.param .align 8 .b8 jobs[$bytes])
-.maxntid $threads
-{
+_BODY = Template("""\
   .reg .pred %later;
   .reg .b32 %block, %begin, %thread, %row, %first, %left, %x;
   .reg .b32 %all, %rows, %vectors;
@@ -47,7 +44,7 @@ _KERNEL = Template("""\
 $registers
   // The copy that this CTA has a part in.
   mov.b32 %block, %ctaid.x;
-  mov.b64 %job, jobs;
+  mov.b64 %job, job;
 $choose
   ld.param.b64 %from, [%job];
   ld.param.b64 %to, [%job + 8];
@@ -60,17 +57,7 @@ $choose
   ld.param.b32 %vectors, [%job + 56];
   ld.param.b32 %begin, [%job + 60];
 
-  // Row and vector that its first thread begins with.
-  sub.u32 %block, %block, %begin;
-  mul.wide.u32 %y, %block, $block;
-  cvt.u64.u32 %z, %vectors;
-  div.u64 %z, %y, %z;
-  cvt.u32.u64 %row, %z;
-  mul.wide.u32 %z, %row, %vectors;
-  sub.u64 %y, %y, %z;
-  cvt.u32.u64 %first, %y;
-  mov.b32 %thread, %tid.x;
-  add.u32 %first, %first, %thread;
+$first
 $locate
 $overlap
 $load
@@ -78,11 +65,6 @@ $store
   ret;
 }
 """)
-
-_CHOOSE = Template("""\
-  ld.param.b32 %begin, [jobs + $offset];
-  setp.ge.u32 %later, %block, %begin;
-  @%later add.u64 %job, %job, $size;""")
 
 _REGISTERS = Template("""\
   .reg .pred %inside$i, %two$i, %eight$i, %four$i;
@@ -130,13 +112,13 @@ _LOAD = Template("""\
 
 def _store(i: str) -> str:
     """The code that aligns a vector by shifts of 8 bytes, 4 bytes and bits, and stores it."""
-    lines = [f"and.b32 %x, %shift{i}, 8;", f"setp.ne.u32 %eight{i}, %x, 0;"]
-    lines += [f"and.b32 %x, %shift{i}, 4;", f"setp.ne.u32 %four{i}, %x, 0;", f"shl.b32 %shift{i}, %shift{i}, 3;"]
-    lines += [f"selp.b32 %v{i}{word}, %u{i}{word + 2}, %u{i}{word}, %eight{i};" for word in range(6)]
-    lines += [f"selp.b32 %w{i}{word}, %v{i}{word + 1}, %v{i}{word}, %four{i};" for word in range(5)]
-    lines += [f"shf.r.wrap.b32 %u{i}{word}, %w{i}{word}, %w{i}{word + 1}, %shift{i};" for word in range(4)]
-    lines += [f"@%inside{i} st.global.v4.b32 [%into{i}], {{%u{i}0, %u{i}1, %u{i}2, %u{i}3}};"]
-    return "\n".join("  " + line for line in lines)
+    code = [f"and.b32 %x, %shift{i}, 8;", f"setp.ne.u32 %eight{i}, %x, 0;"]
+    code += [f"and.b32 %x, %shift{i}, 4;", f"setp.ne.u32 %four{i}, %x, 0;", f"shl.b32 %shift{i}, %shift{i}, 3;"]
+    code += [f"selp.b32 %v{i}{word}, %u{i}{word + 2}, %u{i}{word}, %eight{i};" for word in range(6)]
+    code += [f"selp.b32 %w{i}{word}, %v{i}{word + 1}, %v{i}{word}, %four{i};" for word in range(5)]
+    code += [f"shf.r.wrap.b32 %u{i}{word}, %w{i}{word}, %w{i}{word + 1}, %shift{i};" for word in range(4)]
+    code += [f"@%inside{i} st.global.v4.b32 [%into{i}], {{%u{i}0, %u{i}1, %u{i}2, %u{i}3}};"]
+    return lines(code)
 
 
 def emit_copies(overlaps: bool) -> str:
@@ -150,16 +132,11 @@ def emit_copies(overlaps: bool) -> str:
     def per_vector(template: Template) -> str:
         return "\n".join(template.substitute(i=i, ahead=place * THREADS) for place, i in enumerate(_VECTORS))
 
-    later = ({"offset": job * JOB.size + JOB.size - 4, "size": JOB.size} for job in range(1, JOBS))
-    return _KERNEL.substitute(
-        version="7.8" if overlaps else "6.0",
-        target="sm_90" if overlaps else "sm_70",
-        entry=ENTRY,
-        bytes=JOBS * JOB.size,
-        threads=THREADS,
-        block=BLOCK,
+    start = head(ENTRY, JOBS_LAYOUT, THREADS, target="sm_90" if overlaps else "sm_70")
+    return start + _BODY.substitute(
         registers=per_vector(_REGISTERS),
-        choose="\n".join(_CHOOSE.substitute(job) for job in later),
+        choose=choose_job(JOB, JOBS),
+        first=FIRST_VECTOR.substitute(block=BLOCK),
         locate=per_vector(_LOCATE),
         overlap=_OVERLAP if overlaps else "",
         load=per_vector(_LOAD),

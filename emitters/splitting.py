@@ -18,7 +18,7 @@ import struct
 from collections.abc import Iterator
 from string import Template
 
-from gemmill.emitters.ptx import head, lines
+from gemmill.emitters.ptx import FIRST_VECTOR, choose_job, head, lines
 from gemmill.library.dtypes import DType
 
 JOBS = 2
@@ -63,17 +63,7 @@ $choose
   add.u32 %x, %columns, $round;
   shr.u32 %vectors, %x, $shift;
 
-  // Row and vector that its first thread begins with.
-  sub.u32 %block, %block, %begin;
-  mul.wide.u32 %y, %block, $block;
-  cvt.u64.u32 %z, %vectors;
-  div.u64 %z, %y, %z;
-  cvt.u32.u64 %row, %z;
-  mul.wide.u32 %z, %row, %vectors;
-  sub.u64 %y, %y, %z;
-  cvt.u32.u64 %first, %y;
-  mov.b32 %thread, %tid.x;
-  add.u32 %first, %first, %thread;
+$first
 $locate
   // The next kernel may be set up meanwhile; what the one before writes, or reads of the components, is waited for.
   griddepcontrol.launch_dependents;
@@ -83,11 +73,6 @@ $split
   ret;
 }
 """)
-
-_CHOOSE = Template("""\
-  ld.param.b32 %begin, [job + $offset];
-  setp.ge.u32 %later, %block, %begin;
-  @%later add.u64 %job, %job, $size;""")
 
 _REGISTERS = Template("""\
   .reg .pred %inside$i, %aligned$i, %whole$i, %has$i, %huge$i, %nan$i, %small$i;
@@ -145,13 +130,12 @@ def emit_splitting(split: DType) -> str:
         sizes = {"count": VECTOR, "elements": 4 * VECTOR, "narrow": 2 * VECTOR, "components": split.components}
         return "\n".join(template.substitute(sizes, i=i, ahead=place * THREADS) for place, i in enumerate(_VECTORS))
 
-    later = ({"offset": job * JOB.size + JOB.size - 4, "size": JOB.size} for job in range(1, JOBS))
     return head(entry(split), JOBS_LAYOUT, THREADS) + _BODY.substitute(
-        block=BLOCK,
         round=VECTOR - 1,
         shift=VECTOR.bit_length() - 1,
         registers=per_vector(_REGISTERS),
-        choose="\n".join(_CHOOSE.substitute(job) for job in later),
+        choose=choose_job(JOB, JOBS),
+        first=FIRST_VECTOR.substitute(block=BLOCK),
         locate=per_vector(_LOCATE),
         load="\n".join(lines(_load(i)) for i in _VECTORS),
         split="\n".join(lines(_split(i, split.components)) for i in _VECTORS),
