@@ -72,10 +72,10 @@ $entry(__grid_constant__ Kernel::Params const params) {
 """)
 
 _SCHEDULERS = {
-    "grouped": "RowGroupScheduler<Order, TileK, false>",
-    "masked": "RowGroupScheduler<Order, TileK, true>",
-    "ngrouped": "ColumnGroupScheduler<Order, TileK, false>",
-    "nmasked": "ColumnGroupScheduler<Order, TileK, true>",
+    "grouped": "GroupScheduler<gemmill::BatchMode::GroupedM, Order, TileK, false>",
+    "masked": "GroupScheduler<gemmill::BatchMode::GroupedM, Order, TileK, true>",
+    "ngrouped": "GroupScheduler<gemmill::BatchMode::GroupedN, Order, TileK, false>",
+    "nmasked": "GroupScheduler<gemmill::BatchMode::GroupedN, Order, TileK, true>",
     "kgrouped": "KGroupScheduler<Order, TileK>",
     "array": "ArrayScheduler<Order, TileK>",
     "nested": "NestedScheduler<Order, TileK>",
@@ -83,9 +83,9 @@ _SCHEDULERS = {
 """The C++ scheduler by batching. For strided batching, the scheduler depends on the decomposition of K instead."""
 
 _GATHERING_SCHEDULERS = {
-    "grouped": "RowGroupScheduler<Order, TileK, false, gemmill::GatherParams>",
+    "grouped": "GroupScheduler<gemmill::BatchMode::GroupedM, Order, TileK, false, gemmill::GatherParams>",
     "kgrouped": "KGroupScheduler<Order, TileK, gemmill::GatherParams>",
-    "ngrouped": "ColumnGroupScheduler<Order, TileK, false, gemmill::GatherParams>",
+    "ngrouped": "GroupScheduler<gemmill::BatchMode::GroupedN, Order, TileK, false, gemmill::GatherParams>",
 }
 """The same where rows of an operand are found by an index."""
 

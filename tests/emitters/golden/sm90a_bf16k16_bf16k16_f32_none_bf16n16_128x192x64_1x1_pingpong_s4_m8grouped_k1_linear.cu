@@ -56,7 +56,7 @@ struct Config {
   static constexpr gemmill::Raster kRaster = gemmill::Raster::M;
   static constexpr int kSwizzle = 8;
   template <class Order, int TileK>
-  using Scheduler = gemmill::RowGroupScheduler<Order, TileK, false>;
+  using Scheduler = gemmill::GroupScheduler<gemmill::BatchMode::GroupedM, Order, TileK, false>;
 
   using Atom = ::Atom;
   using Terms = gemmill::OneTerm;

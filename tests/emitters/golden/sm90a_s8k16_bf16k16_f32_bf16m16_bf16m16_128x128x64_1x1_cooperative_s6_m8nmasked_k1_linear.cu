@@ -50,7 +50,7 @@ struct Config {
   static constexpr gemmill::Raster kRaster = gemmill::Raster::M;
   static constexpr int kSwizzle = 8;
   template <class Order, int TileK>
-  using Scheduler = gemmill::ColumnGroupScheduler<Order, TileK, true>;
+  using Scheduler = gemmill::GroupScheduler<gemmill::BatchMode::GroupedN, Order, TileK, true>;
 
   using Atom = ::Atom;
   using Terms = gemmill::OneTerm;

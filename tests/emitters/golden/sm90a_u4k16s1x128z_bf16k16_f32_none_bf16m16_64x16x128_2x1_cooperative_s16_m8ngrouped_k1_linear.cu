@@ -41,7 +41,7 @@ struct Config {
   static constexpr gemmill::Raster kRaster = gemmill::Raster::M;
   static constexpr int kSwizzle = 8;
   template <class Order, int TileK>
-  using Scheduler = gemmill::ColumnGroupScheduler<Order, TileK, false>;
+  using Scheduler = gemmill::GroupScheduler<gemmill::BatchMode::GroupedN, Order, TileK, false>;
 
   using Atom = ::Atom;
   using Terms = gemmill::OneTerm;

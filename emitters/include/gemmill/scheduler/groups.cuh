@@ -31,7 +31,7 @@ struct GroupWork : Work {
 /// get every nth tile, then have about the same work.
 ///
 /// In clusters of 2x1, a last tile along M without a pair would leave a CTA idle. The CTAs take two such tiles along N.
-template <BatchMode Mode, class Order, int TileK, bool Masked, class Params_>
+template <BatchMode Mode, class Order, int TileK, bool Masked, class Params_ = GemmParams>
 struct GroupScheduler : SchedulerTraits<Mode> {
   using Params = Params_;
   enum : bool {
@@ -168,11 +168,6 @@ struct GroupScheduler : SchedulerTraits<Mode> {
     }
   }
 };
-
-template <class Order, int TileK, bool Masked, class Params = GemmParams>
-using RowGroupScheduler = GroupScheduler<BatchMode::GroupedM, Order, TileK, Masked, Params>;
-template <class Order, int TileK, bool Masked, class Params = GemmParams>
-using ColumnGroupScheduler = GroupScheduler<BatchMode::GroupedN, Order, TileK, Masked, Params>;
 
 /// A tile of one group's product; [begin, end) is the group's part of K, in elements.
 struct KGroupWork : Work {
