@@ -97,7 +97,10 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         raise ProblemError(
             f"c_major is {words['c_major']!r}, but there is no C; pass the type of C as c, or omit c_major"
         )
-    if "e2m1" in (fields["a_dtype"], fields["b_dtype"]) and fields["k"] % MX_BLOCK:
+    a, b = fields["a_dtype"], fields["b_dtype"]
+    if a != b and (split := {a, b}.intersection(SPLIT)):
+        raise ProblemError(f"a is {a} and b is {b}; with {min(split)}, which splits f32, both must be {min(split)}")
+    if "e2m1" in (a, b) and fields["k"] % MX_BLOCK:
         raise ProblemError(f"k is {fields['k']}; with e2m1 it must be a multiple of {MX_BLOCK}")
     for name, usual_align in aligns(fields).items():
         fields[name] = _align(name, words.get(name, usual_align))

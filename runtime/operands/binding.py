@@ -488,6 +488,11 @@ def _assemble(
     if (f32 := call.options.f32_dtype) != "f32":
         formats |= {name: f32 for name in ("a_dtype", "b_dtype") if formats[name] == "f32"}
     types = formats["a_dtype"], formats["b_dtype"]
+    if types[0] != types[1] and {*types}.intersection(SPLIT):
+        raise OperandError(
+            f"a is {operand_a.dtype} and b is {operand_b.dtype}; precision {f32!r} needs two operands of f32: leave "
+            "precision out, or convert to f32"
+        )
     is_fp8 = {*types} <= {*FP8}
     two_levels = scales or scales_sums(*types) or (is_fp8 and not call.options.fast_accumulation)
     of_a, of_b = BLOCK_SCALES[scales[0].dtype] if scales else ("none", "none")

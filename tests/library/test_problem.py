@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmill.library.config.model import BatchingName
-from gemmill.library.dtypes import DTYPES, default_accumulator, find_dtype, unknown
+from gemmill.library.dtypes import DTYPES, SPLIT, default_accumulator, find_dtype, unknown
 from gemmill.library.errors import ProblemError
 from gemmill.library.problem import ASSUMED_ROWS, MAX_EXTENT, GemmProblem
 
@@ -66,6 +66,7 @@ LINES = [
     ("64x64", "the extents are '64x64'; write MxNxK or MxNxKxBATCH"),
     ("64x64x64 'a", "cannot be parsed: No closing quotation"),
     ("64x64x64 bf17", "'bf17', did you mean bf16. it must be a type such as"),
+    ("64x64x64 bf16x6*f32", "a is bf16x6 and b is f32; with bf16x6, which splits f32, both must be bf16x6"),
     ("64x64x64 bf16 f16", "'f16' sets a a second time"),
     ("64x64x64 bf16*", "'bf16*'; it must be a type|a second time"),
     ("64x64x64 tn a_major=k", "'a_major=k' sets a_major a second time"),
@@ -120,14 +121,14 @@ def test_a_line_says_all_that_differs() -> None:
 
 extents = st.integers(0, 1 << 20)
 dtypes = st.sampled_from([*DTYPES])
+whole = st.sampled_from(sorted(DTYPES.keys() - SPLIT))
 problems = st.builds(
-    GemmProblem,
+    lambda ab, **words: GemmProblem(a=ab[0], b=ab[1], **words),
+    st.tuples(whole, whole) | st.sampled_from(SPLIT).map(lambda name: (name, name)),
     m=extents,
     n=extents,
     k=st.integers(0, 1 << 15).map(lambda blocks: 32 * blocks),  # as e2m1 needs it
     batch=st.integers(1, 100),
-    a=dtypes,
-    b=dtypes,
     c=st.none() | dtypes,
     d=dtypes,
     accumulator=dtypes,

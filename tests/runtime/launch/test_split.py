@@ -13,6 +13,7 @@ from tests.runtime.operands.test_operands import layouts, read
 
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.epilogues.parse import PLAIN
+from gemmill.library.errors import OperandError
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.split import kernel_of, split
 from gemmill.runtime.operands.binding import _bind_matrices
@@ -82,3 +83,10 @@ def test_operands_without_elements_have_strides_that_tma_takes(turned: bool) -> 
         matrices, step = operand.outermost(1, ())
         assert matrices == 3
         assert step > 0 == step * 2 % tma.LINE
+
+
+def test_both_operands_must_be_f32() -> None:
+    a, b = np.empty((8, 4), np.float32), np.empty((4, 16), np.float16)
+    call = call_of(read(a), read(b, dtype="f16"), read(np.empty((8, 16), np.float32)), precision="bf16x6")
+    with pytest.raises(OperandError, match="a is f32 and b is f16; precision 'bf16x6' needs two operands of f32"):
+        _bind_matrices(call, call.tensors, PLAIN, may_stack=False)
