@@ -86,7 +86,7 @@ def test_operands_without_elements_have_strides_that_tma_takes(turned: bool) -> 
 
 
 def test_both_operands_must_be_f32() -> None:
-    a, b = np.empty((8, 4), np.float32), np.empty((4, 16), np.float16)
+    a, b = np.empty((8, 4), np.float32), np.empty((4, 16), np.float32)
     call = call_of(read(a), read(b, dtype="f16"), read(np.empty((8, 16), np.float32)), precision="bf16x6")
     with pytest.raises(OperandError, match="a is f32 and b is f16; precision 'bf16x6' needs two operands of f32"):
         _bind_matrices(call, call.tensors, PLAIN, may_stack=False)
