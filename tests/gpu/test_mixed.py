@@ -283,10 +283,13 @@ def test_s4_beside_e4m3_with_scales_of_rows(m: int) -> None:
         assert out.dtype == torch.bfloat16
         assert ((out.double() - wanted).abs() <= 2.0**-8 * wanted.abs() + bound).all()
     assert torch.equal(out[:1], gemmill.matmul(a[:1], packed.T, bits="invariant", **options | {"a_scale": of_rows[:1]}))
-    gated = gemmill.matmul(a, packed.T, epilogue="d = silu(gate8) * up8", **options)
-    eights = wanted.unflatten(1, (-1, 2, 8))
-    gate, up = eights[:, :, 0].flatten(1), eights[:, :, 1].flatten(1)
-    assert torch.allclose(gated.double(), torch.nn.functional.silu(gate) * up, rtol=0.05, atol=0.05)
+    text = "d = silu(gate8) * up8"
+    gated, epilogue = gemmill.matmul(a, packed.T, epilogue=text, **options), parse(text)
+    errors = sums_by_name(epilogue, bound)
+    inputs = {name: Bounded(x, errors[name]) for name, x in sums_by_name(epilogue, wanted).items()}
+    product = evaluate(epilogue, inputs, torch, "bf16")["d"]
+    largest = product.value.abs() + product.error
+    assert ((gated.double() - product.value).abs() <= product.error + 2.0**-8 * largest).all()
 
 
 GATES = {

@@ -204,15 +204,17 @@ def test_a_capture_needs_the_kernel_that_splits() -> None:
     from gemmill.runtime.launch import conversion
 
     a, b = normal(2048, 2048), normal(2048, 2048)  # fewer rows would not be split
-    out = torch.empty_like(a)
-    gemmill.matmul(a, b, out=out, precision="bf16x6")
+    with gemmill.plan(a, b, precision="bf16x6") as launch:
+        options: dict[str, Any] = {"kernel": launch.choice.config, "precision": "bf16x6"}
+    other = normal(2049, 2048)  # a launch of the same operands is already prepared
     loaded = dict(conversion._kernels)
     try:
         conversion._kernels.clear()
         with (
-            pytest.raises(CaptureError, match="the kernel that splits operands is not loaded"),
             torch.cuda.graph(torch.cuda.CUDAGraph()),
+            pytest.raises(CaptureError, match="the kernel that splits operands is not loaded"),
         ):
-            gemmill.plan(a, b, out=out, precision="bf16x6")
+            gemmill.matmul(other, b, **options)
     finally:
         conversion._kernels.update(loaded)
+    assert torch.equal(gemmill.matmul(other, b, **options)[:2048], gemmill.matmul(other[:2048], b, **options))
