@@ -12,6 +12,7 @@ PROGRAMS = {
     "bits": "the cost of the same bits for every batch, beside any bits and cuBLAS",
     "sustained": "random large layers at the power limit, relative to cuBLAS and cuBLASLt",
     "picture": "draw the records of sustained as an SVG; no GPU",
+    "float32": "f32 and complex64 on tensor cores relative to cuBLAS, in bursts and at the power limit; errors",
     "deepgemm": "relative to DeepGEMM, in bursts and at the power limit",
     "moe": "layers of mixtures of experts, relative to PyTorch and Triton, in bursts and at the power limit",
     "lora": "products of low-rank adapters, relative to PyTorch and Triton, in bursts",

@@ -205,6 +205,7 @@ def test_a_capture_needs_the_kernel_that_splits() -> None:
 
     a, b = normal(2048, 2048), normal(2048, 2048)  # fewer rows would not be split
     with gemmill.plan(a, b, precision="bf16x6") as launch:
+        assert launch.choice is not None
         options: dict[str, Any] = {"kernel": launch.choice.config, "precision": "bf16x6"}
     other = normal(2049, 2048)  # a launch of the same operands is already prepared
     loaded = dict(conversion._kernels)
