@@ -24,7 +24,7 @@ from gemmill.runtime.api.explain import explain, warn_of
 from gemmill.runtime.launch.kernel import Kernel, load
 from gemmill.runtime.launch.launcher import Launcher, Launches, PreparedCall, Resets
 from gemmill.runtime.operands.call import GemmCall
-from gemmill.runtime.operands.call_keywords import IEEE, PRECISIONS, Options
+from gemmill.runtime.operands.call_keywords import IEEE, Options, check_precision
 from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import warn_of_quick
@@ -81,9 +81,7 @@ def _check_options(options: Options) -> None:
     for name in _FLAGS:
         if (value := getattr(options, name)) not in (True, False):
             raise OperandError(f"{name} is {value!r:.80}; it must be True or False")
-    if options.precision not in (*PRECISIONS,):
-        words = ", ".join(map(repr, PRECISIONS))
-        raise OperandError(f"precision is {options.precision!r:.80}; it must be one of {words}")
+    check_precision("precision", options.precision)
     if options.tf32 and options.precision not in (IEEE, "tf32"):
         raise OperandError(f"tf32 is True and precision is {options.precision!r}: pass one of them")
     if fault := fault_of(options.bits):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from gemmill.library.bits import ANY, INVARIANT
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import SPLIT, DTypeName
+from gemmill.library.errors import OperandError
 from gemmill.library.problem import Regime
 
 if TYPE_CHECKING:
@@ -51,6 +52,12 @@ IEEE = "ieee"
 """The precision of f32 products without tensor cores."""
 PRECISIONS: Mapping[str, DTypeName] = MappingProxyType({IEEE: "f32", "tf32": "tf32", **{name: name for name in SPLIT}})
 """The dtypes of f32 operands in a problem, by the precision of a call."""
+
+
+def check_precision(name: str, precision: object) -> None:
+    """Raise OperandError unless an argument is a key of :data:`PRECISIONS`."""
+    if precision not in (*PRECISIONS,):
+        raise OperandError(f"{name} is {precision!r:.80}; it must be one of {', '.join(map(repr, PRECISIONS))}")
 
 
 class Options(NamedTuple):

@@ -253,6 +253,29 @@ def test_float32_is_served_where_tf32_is_allowed() -> None:
     assert (full - exact).abs().max() < 2**-13 < (rounded - exact).abs().max() < 2**-3
 
 
+def test_float32_has_the_precision_of_the_block() -> None:
+    """Forward and backward, at odd addresses, and in compiled programs."""
+    x, w, v = rand(1024, 2048, dtype=F32), rand(1024, 2048, dtype=F32), rand(1024, dtype=F32)
+    odd = rand(1024 * 2048 + 1, dtype=F32)[1:].view(1024, 2048)
+
+    def step(x: Any, w: Any, v: Any) -> list[Any]:
+        x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+        d = linear(x, w, v)
+        d.square().sum().backward()
+        return [d, x.grad, w.grad]
+
+    wanted = [step(*(y.double() for y in (z, w, v))) for z in (x, odd)]
+    with gemmill.torch.enabled(f32="bf16x6"):
+        found = [step(z, w, v) for z in (x, odd)]
+        compiled = torch.compile(lambda x: torch.nn.functional.silu(linear(x, w, v)))(x)
+    assert served() == {"addmm": 2, "mm": 4}
+    assert not gemmill.torch.stats().fallback
+    found[0].append(compiled)
+    wanted[0].append(torch.nn.functional.silu(wanted[0][0]))
+    for mine, exact in zip((*found[0], *found[1]), (*wanted[0], *wanted[1]), strict=True):
+        assert (mine - exact).abs().max() <= 2.0**-17 * exact.abs().max()  # those of tf32 would be 2^-11
+
+
 def model_step() -> list[Any]:
     """Gradients of a model, of its input and of its parameters."""
     torch.manual_seed(0)

@@ -48,23 +48,23 @@ def test_gradients_have_the_types_of_operands() -> None:
     assert torch.equal(a.grad.float(), b.detach().float().sum(1).expand(5, 7))
 
 
-BITS = "bits='invariant'"
-WITH_BITS: dict[str, Callable[..., Any]] = {
-    "mm": lambda a, b: operators.mm(a, b, options=BITS),
-    "addmm": lambda a, b: operators.addmm(b[0], a, b, options=BITS),
-    "bmm": lambda a, b: operators.bmm(a[None], b, options=BITS),
-    "scaled_mm": lambda a, b: operators.scaled_mm(a, b, a[:, :1], b[:1], options=BITS),
-    "grouped_mm": lambda a, b: operators.grouped_mm(a, b[None], torch.tensor([5], dtype=torch.int32), options=BITS),
-    "epilogue": lambda a, b: operators.epilogue("d = relu(acc)", a, b, [], [], options=BITS)[0],
+OPTIONS = "precision='bf16x6';bits='invariant'"
+WITH_OPTIONS: dict[str, Callable[..., Any]] = {
+    "mm": lambda a, b: operators.mm(a, b, options=OPTIONS),
+    "addmm": lambda a, b: operators.addmm(b[0], a, b, options=OPTIONS),
+    "bmm": lambda a, b: operators.bmm(a[None], b, options=OPTIONS),
+    "scaled_mm": lambda a, b: operators.scaled_mm(a, b, a[:, :1], b[:1], options=OPTIONS),
+    "grouped_mm": lambda a, b: operators.grouped_mm(a, b[None], torch.tensor([5], dtype=torch.int32), options=OPTIONS),
+    "epilogue": lambda a, b: operators.epilogue("d = relu(acc)", a, b, [], [], options=OPTIONS)[0],
 }
 
 
-@pytest.mark.parametrize("name", WITH_BITS)
-def test_products_of_gradients_have_the_bits_of_the_call(name: str) -> None:
+@pytest.mark.parametrize("name", WITH_OPTIONS)
+def test_products_of_gradients_have_the_precision_and_bits_of_the_call(name: str) -> None:
     with OptionTexts() as kept:
-        WITH_BITS[name](leaf(5, 7), leaf(7, 3)).sum().backward()
+        WITH_OPTIONS[name](leaf(5, 7), leaf(7, 3)).sum().backward()
     assert len(kept.texts) >= 3  # forward, and the gradients of A and B
-    assert {*kept.texts} == {BITS}
+    assert {*kept.texts} == {OPTIONS}
 
 
 ROWS, ALONG_K, COUNTS = (torch.tensor(x, dtype=torch.int32) for x in ([2, 2, 5], [3, 3, 7], [2, 5]))

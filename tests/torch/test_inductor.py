@@ -14,6 +14,7 @@ from tests.torch.graphs import Graphs, assert_as_exact, called, listed  # noqa: 
 from tests.torch.random_modules import random_module  # noqa: E402
 from torch._inductor import config  # noqa: E402
 
+from gemmill.runtime.torch.inductor.choices import TIMED  # noqa: E402
 from gemmill.runtime.torch.takeover.blocks import ENABLED  # noqa: E402
 
 functional = torch.nn.functional
@@ -265,6 +266,25 @@ def test_products_have_the_bits_of_the_block() -> None:
         refused = pytest.raises(Exception, match="compile without them")
         with ENABLED.within("invariant"), config.patch(autotuner, True), refused:
             torch.compile(linear, backend=Graphs())(X)
+
+
+def test_products_of_float32_have_the_precision_of_the_block() -> None:
+    """Forward and backward, whatever PyTorch's own setting is; other types are as before."""
+    for own, f32, options in (("ieee", "bf16x6", "precision='bf16x6'"), ("tf32", "bf16x9", "precision='bf16x9'")):
+        torch.backends.cuda.matmul.fp32_precision = own
+        graphs = Graphs()
+        with ENABLED.within(f32=f32), config.patch(max_autotune=True):
+            found = torch.compile(lambda x: functional.silu(x @ W.float()) @ V.float(), backend=graphs)
+            found(X.float().requires_grad_()).sum().backward()
+        nodes = [node for graph in graphs.graphs for node in graph.nodes if called(node)]
+        assert not graphs.left()
+        assert {node.kwargs["options"] for node in nodes} == {options}
+        assert not any(node.meta.get(TIMED) for node in nodes)
+        torch.compiler.reset()
+    graphs = Graphs()
+    with ENABLED.within(f32="bf16x6"):
+        torch.compile(linear, backend=graphs)(X)
+    assert not any("options" in node.kwargs for node in graphs.graphs[0].nodes)
 
 
 def test_nothing_is_fused_where_the_roundings_of_eager_mode_are_asked_for() -> None:

@@ -172,7 +172,7 @@ def complaint(call: Callable[[], Any]) -> str:
 @pytest.mark.parametrize(
     ("operator", "reason", "call"),
     [
-        ("mm", "float32 without tf32", lambda: torch.mm(A.float(), B.float())),
+        ("mm", "float32 without tf32 or f32=", lambda: torch.mm(A.float(), B.float())),
         ("mm", "float64 is not supported", lambda: torch.mm(A.double(), B.double())),
         ("mm", "int32 is not supported", lambda: torch.mm(A.int(), B.int())),
         ("mm", "complex64 is not supported", lambda: torch.mm(A.to(torch.complex64), B.to(torch.complex64))),
@@ -208,12 +208,12 @@ def forget_routes() -> None:
 
 
 @pytest.fixture
-def prepared_bits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The ``bits`` of each call that is prepared."""
-    bits: list[str] = []
+def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The keywords ``bits`` and ``precision`` of each call that is prepared."""
+    keywords: list[Any] = []
 
     def prepare(call: Any, given: Any, names: list[str]) -> Any:
-        bits.append(call.values.get("bits", "any"))
+        keywords.append({name: x for name, x in call.values.items() if name in ("bits", "precision")})
         compute, by = references(call, given, names)
 
         def computed(tensors: Any) -> Any:
@@ -224,30 +224,31 @@ def prepared_bits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     monkeypatch.setattr(CPU, "backend", prepare)
     forget_routes()
-    yield bits
+    yield keywords
     forget_routes()
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_bits_go_to_every_product(name: str, prepared_bits: list[str]) -> None:
+def test_bits_go_to_every_product(name: str, prepared: list[Any]) -> None:
     _, call = CALLS[name]
     wanted = call()
     with CPU.within("invariant"):
         for _ in range(2):
             assert torch.equal(call(), wanted)
-    assert {*prepared_bits} == {"invariant"}
+    assert prepared
+    assert all(x == {"bits": "invariant"} for x in prepared)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_bits_hold_where_pytorch_would_be_faster(dtype: Any, prepared_bits: list[str]) -> None:
+def test_bits_hold_where_pytorch_would_be_faster(dtype: Any, prepared: list[Any]) -> None:
     a, b, c = (x.to(dtype) for x in (A, B, C))
     with CPU.within("cublas"):
         assert torch.equal(torch.addmm(c, a, b), c + torch.mm(a, b))
-    assert prepared_bits == ["cublas", "cublas"]
+    assert prepared == [{"bits": "cublas"}] * 2
     assert served() == {"addmm": 1, "mm": 1}
 
 
-def test_the_block_that_was_entered_last_decides_about_bits(prepared_bits: list[str]) -> None:
+def test_the_block_that_was_entered_last_decides_about_bits(prepared: list[Any]) -> None:
     wanted = torch.mm(A, B)
     with CPU.within("invariant"):
         with CPU.within(), CPU.within("any"), CPU.within():
@@ -259,7 +260,7 @@ def test_the_block_that_was_entered_last_decides_about_bits(prepared_bits: list[
                 assert torch.equal(torch.mm(A, B), wanted)
     with CPU.within():
         torch.mm(A, B)
-    assert prepared_bits == ["any", "invariant"]  # the last call is like the first
+    assert prepared == [{}, {"bits": "invariant"}]  # the last call is like the first
     assert CPU.blocks.bits == "any"
 
 
@@ -321,17 +322,24 @@ def test_operators_that_this_pytorch_lacks_are_left_out(monkeypatch: pytest.Monk
         assert CPU.blocks.active
 
 
-def test_bits_that_are_none_are_refused() -> None:
-    with pytest.raises(OperandError, match="bits is 'same'"), gemmill.torch.enabled(bits="same"):
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"bits": "same"}, "bits is 'same'"),
+        ({"f32": "high"}, "f32 is 'high'; it must be one of 'ieee', 'tf32', 'bf16x9'"),
+    ],
+)
+def test_settings_that_are_none_are_refused(setting: dict[str, str], says: str) -> None:
+    with pytest.raises(OperandError, match=says), gemmill.torch.enabled(**setting):
         pass
     assert not ENABLED.active
 
 
-def test_gradients_have_the_bits_of_the_block(prepared_bits: list[str]) -> None:
+def test_gradients_have_the_bits_of_the_block(prepared: list[Any]) -> None:
     model = torch.nn.Linear(8, 16).bfloat16()
     with CPU.within("invariant"):
         model(wide(3, 5, 8).requires_grad_()).sum().backward()
-    assert prepared_bits == ["invariant"] * 3  # forward, and the gradients of the input and the weight
+    assert prepared == [{"bits": "invariant"}] * 3  # forward, and the gradients of the input and the weight
 
 
 def test_float32_follows_the_precision_that_the_program_sets() -> None:
@@ -345,7 +353,28 @@ def test_float32_follows_the_precision_that_the_program_sets() -> None:
     finally:
         torch.set_float32_matmul_precision(before)
     assert served()["mm"] == 3
-    assert gemmill.torch.stats().fallback["mm"]["float32 without tf32"].calls >= 1
+    assert gemmill.torch.stats().fallback["mm"]["float32 without tf32 or f32="].calls >= 1
+
+
+def test_float32_has_the_precision_of_the_block_whatever_the_program_sets(prepared: list[Any]) -> None:
+    """In the gradients too. Without a block's, that of the program holds."""
+    a, b = A.float().requires_grad_(), B.float()
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision in ("highest", "high"):
+            torch.set_float32_matmul_precision(precision)
+            with CPU.within(f32="bf16x6"), CPU.within(bits="any"):
+                torch.mm(a, b).sum().backward()
+                with CPU.within(f32="ieee", bits="invariant"):
+                    torch.bmm(X.float(), Y.float())
+            with CPU.within():
+                torch.mm(a, b)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    split = {"precision": "bf16x6"}
+    assert prepared == [split, split, {"bits": "invariant"}, {"precision": "tf32"}]  # each problem once
+    assert served() == {"mm": 5, "bmm": 2}
+    assert reasons("mm")["float32 without tf32 or f32="] == 1
 
 
 def test_entries_are_counted_and_the_last_exit_restores() -> None:

@@ -21,6 +21,7 @@ from gemmill.profiler.imports.file_formats import problems_of  # noqa: E402
 from gemmill.runtime.api.read import read_call  # noqa: E402
 from gemmill.runtime.operands.tensors import TensorView, dtype_named  # noqa: E402
 from gemmill.runtime.torch.takeover.aten import ROWS  # noqa: E402
+from gemmill.runtime.torch.takeover.blocks import Setting  # noqa: E402
 from gemmill.runtime.torch.takeover.kernel_backend import operands_of  # noqa: E402
 
 A, B = wide(64, 256).to(FP8), wide(144, 256).to(FP8).mT
@@ -64,7 +65,7 @@ class Asked(TorchDispatchMode):  # type: ignore[misc]  # PyTorch is not installe
         if row := ROWS.get(name):
             names = [argument.name for argument in function._schema.arguments]
             given = dict(zip(names, args, strict=False)) | (kwargs or {})
-            call = row.read(row, given, "any")
+            call = row.read(row, given, Setting())
             out = given[call.out] if call.out else torch.empty_strided(call.shape, call.strides, dtype=call.dtype)
             tensors = {key: _view(x) for key, x in {**operands_of(call, given), "out": out}.items()}
             self.problems.append(read_call({**call.values, **tensors}).problem)

@@ -33,8 +33,10 @@ lazy_register_extern_choice(gemmill_mm)  # code from Inductor's cache calls it i
 
 
 def is_to_be_timed(product: Product) -> bool:
-    """Whether Inductor's autotuner decides about a product; :func:`gemmill_mm` is one of its choices."""
-    return bool(product.is_plain and (config.max_autotune or config.max_autotune_gemm))
+    """Whether Inductor's autotuner decides about a product; :func:`gemmill_mm` is one of its choices. Its others follow
+    PyTorch's precision of float32, so they are none where the setting names another."""
+    is_free = product.setting.f32 is None or product.dtype != torch.float32
+    return bool(is_free and product.is_plain and (config.max_autotune or config.max_autotune_gemm))
 
 
 def timed(a: Any, b: Any) -> Any:

@@ -41,11 +41,11 @@ class GemmillPass(_Base):  # type: ignore[misc]
             takes_mode = _Base is not custom_graph_pass.CustomGraphPass and isinstance(graph_pass, _Base)
             graph_pass(graph, is_inference) if takes_mode else graph_pass(graph)
         if self.is_on:
-            replace_products(graph, ENABLED.bits)
+            replace_products(graph, ENABLED.setting)
 
     def uuid(self) -> Any:
         """The key for Inductor's caches: gemmill's version, a digest of the source that affects graphs, whether the CPU
-        is supported, the ``bits`` that hold, and the keys of earlier passes. None if an earlier pass has none; Inductor
+        is supported, the setting that holds, and the keys of earlier passes. None if an earlier pass has none; Inductor
         then caches nothing."""
         before = []
         for graph_pass in self._passes_before():
@@ -54,7 +54,7 @@ class GemmillPass(_Base):  # type: ignore[misc]
                 return None
             before.append(identity)
         on_cpu = torch._C._dispatch_has_kernel_for_dispatch_key("gemmill::mm", "CPU")
-        return ("gemmill", __version__, _source(), on_cpu, self.is_on, ENABLED.bits, *before)
+        return ("gemmill", __version__, _source(), on_cpu, self.is_on, ENABLED.setting, *before)
 
     def _passes_before(self) -> list[Any]:
         if self.before is None:

@@ -11,11 +11,13 @@ import torch
 from gemmill.library.arch import serving
 from gemmill.library.bits import ANY
 from gemmill.library.dtypes import FP8
+from gemmill.runtime.operands.call_keywords import IEEE
 from gemmill.runtime.operands.matrices import SCALE_BLOCK
 from gemmill.runtime.torch.inductor.shapes import equal, is_empty, place, same
-from gemmill.runtime.torch.option_text import read, written
+from gemmill.runtime.torch.option_text import written
 from gemmill.runtime.torch.outputs import torch_dtype
-from gemmill.runtime.torch.takeover.aten import ROWS, Row, overload, tf32_is_allowed
+from gemmill.runtime.torch.takeover.aten import ROWS, Row, f32_precision, overload
+from gemmill.runtime.torch.takeover.blocks import Setting
 
 aten = torch.ops.aten
 
@@ -36,6 +38,8 @@ class Product(NamedTuple):
     """Nodes of scales and offsets, by name."""
     options: str
     """Options in the text form of the operators."""
+    setting: Setting
+    """The setting that holds."""
 
     @property
     def shape(self) -> Any:
@@ -52,11 +56,6 @@ class Product(NamedTuple):
     def is_plain(self) -> bool:
         """Whether it is ``a @ b`` of two matrices, with D in their dtype."""
         return bool(self.node.target is aten.mm.default)
-
-    @property
-    def has_promised_bits(self) -> bool:
-        """Whether ``bits`` decides the order of its sums."""
-        return "bits" in read(self.options)
 
     @property
     def takes_expressions(self) -> bool:
@@ -88,9 +87,8 @@ _WIDE = (torch.bfloat16, torch.float16)
 NARROW = tuple(torch_dtype(name) for name in FP8)
 
 
-def product(node: Any, bits: str = ANY) -> Product | None:
-    """The product that a node computes, or None if the operators do not support it. ``bits`` becomes one of its
-    options."""
+def product(node: Any, setting: Setting) -> Product | None:
+    """The product that a node computes under a setting, or None if the operators do not support it."""
     operator, row = _ROWS.get(node.target, ("", None)) if node.op == "call_function" else ("", None)
     if row is None:
         return None
@@ -113,21 +111,22 @@ def product(node: Any, bits: str = ANY) -> Product | None:
         float(alpha),
         float(beta),
         {name: arguments[argument] for argument, name in _NAMED.items() if arguments.get(argument) is not None},
-        _options(a.meta["val"].dtype, arguments, bits),
+        _options(a.meta["val"].dtype, arguments, setting),
+        setting,
     )
     return candidate if arguments.get("scale_result") is None and _is_served(candidate) else None
 
 
-def _options(dtype: torch.dtype, arguments: Mapping[str, Any], bits: str) -> str:
+def _options(dtype: torch.dtype, arguments: Mapping[str, Any], setting: Setting) -> str:
     options: dict[str, bool | str] = {}
-    if dtype == torch.float32 and tf32_is_allowed():
-        options["tf32"] = True
+    if dtype == torch.float32 and (precision := f32_precision(setting)) not in (None, IEEE):
+        options["precision"] = precision
     if "use_fast_accum" in arguments:
         options["fast_accumulation"] = arguments["use_fast_accum"]
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True
-    if bits != ANY:
-        options["bits"] = bits
+    if setting.bits != ANY:
+        options["bits"] = setting.bits
     return written(options)
 
 
@@ -143,8 +142,8 @@ def _is_served(product: Product) -> bool:
         return False
     if product.operator == "grouped_mm":
         return a.dtype in _WIDE and a.dim() == 2 and "offsets" in product.named and product.c is None
-    if a.dtype == torch.float32:  # PyTorch is faster without tf32, but does not promise the bits of its sums
-        return tf32_is_allowed() or product.has_promised_bits
+    if a.dtype == torch.float32:
+        return f32_precision(product.setting) is not None
     return a.dtype in (*_WIDE, torch.float64)
 
 

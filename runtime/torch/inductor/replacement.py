@@ -19,6 +19,7 @@ from gemmill.runtime.torch.inductor.products import Product, product
 from gemmill.runtime.torch.inductor.regions import regions
 from gemmill.runtime.torch.inductor.shapes import same
 from gemmill.runtime.torch.outputs import d_dtype
+from gemmill.runtime.torch.takeover.blocks import Setting
 
 aten, operators = torch.ops.aten, torch.ops.gemmill
 _ADDING = {"mm": "addmm", "bmm": "baddbmm"}
@@ -26,20 +27,20 @@ _ADDING = {"mm": "addmm", "bmm": "baddbmm"}
 _ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "seq_nr")
 
 
-def replace_products(graph: torch.fx.Graph, bits: str = ANY) -> None:
+def replace_products(graph: torch.fx.Graph, setting: Setting) -> None:
     """Replace products by operators, the last first, so that nodes between two products are fused into the later
     one.
 
     Raises OperandError if ``bits`` must hold and Inductor's autotuner is on.
     """
-    if bits != ANY and (config.max_autotune or config.max_autotune_gemm or config.coordinate_descent_tuning):
+    if setting.bits != ANY and (config.max_autotune or config.max_autotune_gemm or config.coordinate_descent_tuning):
         raise OperandError(
-            f"bits={bits!r} must hold, but max_autotune or coordinate_descent_tuning is on, with which Inductor may "
-            "compute products by Triton: compile without them"
+            f"bits={setting.bits!r} must hold, but max_autotune or coordinate_descent_tuning is on, with which "
+            "Inductor may compute products by Triton: compile without them"
         )
     parts = _parts(graph)
     for node in reversed([*graph.nodes]):
-        candidate = product(node, bits)
+        candidate = product(node, setting)
         if candidate is not None:
             _replace(graph, candidate, next(part for part in parts if node in part))
 

@@ -14,8 +14,10 @@ import torch
 
 from gemmill.library.bits import ANY
 from gemmill.library.dtypes import FP8
+from gemmill.runtime.operands.call_keywords import IEEE
 from gemmill.runtime.operands.matrices import SCALE_BLOCK
 from gemmill.runtime.torch.outputs import torch_dtype
+from gemmill.runtime.torch.takeover.blocks import Setting
 
 
 def overload(name: str) -> Any:
@@ -64,8 +66,8 @@ class Row(NamedTuple):
 
     a: str
     b: str
-    read: Callable[[Row, Arguments, str], Call]
-    """Translates a call, given the ``bits`` that hold, or raises :class:`Unserved`."""
+    read: Callable[[Row, Arguments, Setting], Call]
+    """Translates a call, given the setting that holds, or raises :class:`Unserved`."""
     c: str = ""
     out: str = ""
     rank: int = 2
@@ -75,6 +77,16 @@ class Row(NamedTuple):
 def tf32_is_allowed() -> bool:
     """Whether the program allows PyTorch to multiply float32 matrices in tf32, by either of PyTorch's two settings."""
     return bool(_float32_precision("cuda", "matmul") == "tf32")
+
+
+def f32_precision(setting: Setting) -> str | None:
+    """The precision of float32 products: that of the setting, else ``tf32`` if the program allows it. Otherwise
+    ``ieee`` if ``bits`` must hold, and else None: PyTorch computes them faster, but does not promise their bits."""
+    if setting.f32 is not None:
+        return setting.f32
+    if tf32_is_allowed():
+        return "tf32"
+    return None if setting.bits == ANY else IEEE
 
 
 _float32_precision = torch._C._get_fp32_precision_getter
@@ -90,10 +102,10 @@ def flops(row: Row, arguments: Arguments) -> int:
     return int(2 * a.numel() * b.shape[-1])
 
 
-def _dense(row: Row, arguments: Arguments, bits: str) -> Call:
+def _dense(row: Row, arguments: Arguments, setting: Setting) -> Call:
     """Translate ``mm``, ``addmm``, ``bmm`` and ``baddbmm``, in all their overloads."""
     a, b, out = arguments[row.a], arguments[row.b], arguments.get(row.out)
-    values = _of_dtype(a, b, bits)
+    values = _of_dtype(a, b, setting)
     shape = _d_shape(a, b, row.rank)
     dtype = arguments.get("out_dtype", a.dtype)
     if out is not None and (out.dtype is not dtype or out.shape != shape):
@@ -118,7 +130,7 @@ def _with_c(row: Row, arguments: Arguments, call: Call) -> Call:
     raise Unserved("C is neither a matrix like D nor a vector along N")
 
 
-def _scaled(row: Row, arguments: Arguments, bits: str) -> Call:
+def _scaled(row: Row, arguments: Arguments, setting: Setting) -> Call:
     """Translate ``_scaled_mm`` of e4m3 and e5m2. Scales are one value each, one for each row and column, or one for
     each block of 1 x 128 of A and 128 x 128 of B."""
     a, b, out, bias = arguments[row.a], arguments[row.b], arguments.get(row.out), arguments.get("bias")
@@ -137,18 +149,18 @@ def _scaled(row: Row, arguments: Arguments, bits: str) -> Call:
     one_each = of_a.numel() == of_b.numel() == 1
     if not (one_each or (tuple(of_a.shape), tuple(of_b.shape)) in forms) or {of_a.dtype, of_b.dtype} != {torch.float32}:
         raise Unserved("shape or dtype of the scales is not supported")
-    values: dict[str, Any] = {"fast_accumulation": bool(arguments.get("use_fast_accum", False)), **_promised(bits)}
+    values: dict[str, Any] = {"fast_accumulation": bool(arguments.get("use_fast_accum", False)), **_promised(setting)}
     tensors = {"a": row.a, "b": row.b, "a_scale": "scale_a", "b_scale": "scale_b"}
     if bias is not None:
         tensors["bias"], values["epilogue"] = "bias", "d = acc + bias[n]"
     return Call(tensors, values, shape, dtype, _packed(shape), row.out or None)
 
 
-def _grouped(row: Row, arguments: Arguments, bits: str) -> Call:
+def _grouped(row: Row, arguments: Arguments, setting: Setting) -> Call:
     """Translate ``_grouped_mm``: groups of rows, groups along K, or a batch."""
     a, b, offsets = arguments[row.a], arguments[row.b], arguments.get("offs")
     dtype = arguments.get("out_dtype") or a.dtype
-    values = _of_dtype(a, b, bits)
+    values = _of_dtype(a, b, setting)
     if arguments.get("bias") is not None:
         raise Unserved("a bias of a grouped product is not supported")
     ranks = a.dim(), b.dim()
@@ -174,23 +186,26 @@ def _grouped(row: Row, arguments: Arguments, bits: str) -> Call:
     return call._replace(tensors={**call.tensors, "offsets": "offs"}, grouped=True)
 
 
-def _of_dtype(a: torch.Tensor, b: torch.Tensor, bits: str) -> dict[str, Any]:
-    """The options that the operands' dtype and ``bits`` require; raises :class:`Unserved` for unsupported dtypes.
+def _of_dtype(a: torch.Tensor, b: torch.Tensor, setting: Setting) -> dict[str, Any]:
+    """The options that the operands' dtype and a setting require; raises :class:`Unserved` for unsupported dtypes.
 
-    PyTorch computes float32 and float64 faster, but does not promise the bits of its sums.
+    PyTorch computes float64 faster, but does not promise the bits of its sums.
     """
     if a.dtype is not b.dtype:
         raise Unserved("A and B have different dtypes")
-    promised = _promised(bits)
-    if a.dtype is torch.float32 and tf32_is_allowed():
-        return {"tf32": True, **promised}
-    if a.dtype in (torch.bfloat16, torch.float16) or (promised and a.dtype in (torch.float32, torch.float64)):
+    promised = _promised(setting)
+    if a.dtype is torch.float32:
+        precision = f32_precision(setting)
+        if precision is None:
+            raise Unserved("float32 without tf32 or f32=")
+        return promised if precision == IEEE else {"precision": precision, **promised}
+    if a.dtype in (torch.bfloat16, torch.float16) or (promised and a.dtype is torch.float64):
         return promised
-    raise Unserved("float32 without tf32" if a.dtype is torch.float32 else f"{_name(a)} is not supported")
+    raise Unserved(f"{_name(a)} is not supported")
 
 
-def _promised(bits: str) -> dict[str, Any]:
-    return {} if bits == ANY else {"bits": bits}
+def _promised(setting: Setting) -> dict[str, Any]:
+    return {} if setting.bits == ANY else {"bits": setting.bits}
 
 
 def _d_shape(a: torch.Tensor, b: torch.Tensor, rank: int) -> tuple[int, ...]:

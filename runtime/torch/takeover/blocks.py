@@ -1,4 +1,4 @@
-"""The ``enabled`` blocks that are active, and the ``bits`` that hold."""
+"""The ``enabled`` blocks that are active, and the setting that holds."""
 
 from __future__ import annotations
 
@@ -6,35 +6,54 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gemmill.library.bits import ANY, fault_of
 from gemmill.library.errors import OperandError
+from gemmill.runtime.operands.call_keywords import check_precision
+
+
+class Setting(NamedTuple):
+    """How products in a block are computed."""
+
+    bits: str = ANY
+    f32: str | None = None
+    """The precision of float32 products; None: PyTorch's own settings decide."""
 
 
 @dataclass(eq=False, slots=True)
 class Block:
     """One ``enabled`` block."""
 
-    bits: str
+    setting: Setting
 
 
 class Blocks:
-    """Active blocks of all threads, the last one entered last. Its ``bits`` hold, in all threads."""
+    """Active blocks of all threads, the last one entered last. Its setting holds, in all threads."""
 
     def __init__(self) -> None:
         self.active: list[Block] = []
-        self.bits = ANY
+        self.setting = Setting()
         self._lock = threading.Lock()
 
-    def enter(self, bits: str | None = None) -> Block:
-        """Add a block. ``bits`` is as in :func:`gemmill.matmul`; None means those that hold now.
+    @property
+    def bits(self) -> str:
+        """The ``bits`` that hold."""
+        return self.setting.bits
 
-        Raises OperandError if ``bits`` has an invalid value.
+    def enter(self, bits: str | None = None, f32: str | None = None) -> Block:
+        """Add a block. ``bits`` and ``f32`` are ``bits`` and ``precision`` of :func:`gemmill.matmul`; None means what
+        holds now.
+
+        Raises OperandError if one has an invalid value.
         """
         if bits is not None and (fault := fault_of(bits)):
             raise OperandError(fault)
+        if f32 is not None:
+            check_precision("f32", f32)
         with self._lock:
-            block = Block(self.bits if bits is None else bits)
+            now = self.setting
+            block = Block(Setting(now.bits if bits is None else bits, now.f32 if f32 is None else f32))
             self.active.append(block)
             self._update()
         return block
@@ -53,12 +72,12 @@ class Blocks:
             self._update()
 
     def _update(self) -> None:
-        self.bits = self.active[-1].bits if self.active else ANY
+        self.setting = self.active[-1].setting if self.active else Setting()
 
     @contextlib.contextmanager
-    def within(self, bits: str | None = None) -> Iterator[None]:
+    def within(self, bits: str | None = None, f32: str | None = None) -> Iterator[None]:
         """Add a block while a ``with`` block runs."""
-        block = self.enter(bits)
+        block = self.enter(bits, f32)
         try:
             yield
         finally:

@@ -10,6 +10,7 @@ import torch
 
 from gemmill.library.config.edited import plain_name
 from gemmill.library.config.names import parse_name
+from gemmill.library.dtypes import SPLIT
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.api.matmul import matmul
 from gemmill.runtime.api.prepare import prepare
@@ -34,9 +35,10 @@ _address = torch.Tensor.data_ptr
 def kernels(call: Call, arguments: Arguments, names: list[str]) -> tuple[Compute, str]:
     """Select, compile and load a kernel now; later calls only allocate D and launch. Raises :class:`Unserved`."""
     like, is_promised = arguments[names[0]], "bits" in call.values
-    unaligned = _by_matmul(call, like, names) if is_promised else _refuse_unaligned
+    takes_unaligned = is_promised or call.values.get("precision") in SPLIT  # splitting reads any address
+    unaligned = _by_matmul(call, like, names) if takes_unaligned else _refuse_unaligned
     if any(arguments[name].data_ptr() % _TMA_ALIGN for name in names):
-        if is_promised:
+        if takes_unaligned:
             return unaligned, "any alignment"
         raise _unaligned()
     gemm = gemm_call(call, arguments, arguments[call.out] if call.out else _empty(call, like)())

@@ -22,8 +22,8 @@ from gemmill.library.bits import ANY
 from gemmill.library.errors import CaptureError, GemmillError, OperandError, UnsupportedProblemError
 from gemmill.runtime.api import fast_path
 from gemmill.runtime.torch.takeover import stats
-from gemmill.runtime.torch.takeover.aten import REFUSED, ROWS, Row, Unserved, flops, overload, tf32_is_allowed
-from gemmill.runtime.torch.takeover.blocks import ENABLED, Block, Blocks
+from gemmill.runtime.torch.takeover.aten import REFUSED, ROWS, Row, Unserved, f32_precision, flops, overload
+from gemmill.runtime.torch.takeover.blocks import ENABLED, Block, Blocks, Setting
 from gemmill.runtime.torch.takeover.kernel_backend import Backend, Compute, kernels
 from gemmill.runtime.torch.takeover.stats import Route, Run
 
@@ -31,8 +31,8 @@ _MOST_ROUTES = 8
 """The most signatures in a bucket, that is, with the same numbers of elements. One more clears all routes."""
 _SIGNATURES = 1024
 """The most buckets of an operator. One more clears all routes."""
-Bucket = tuple[str, Any, Any, int, Hashable]
-"""Calls that are compared with each other: the ``bits`` that hold, the numbers of elements of A and B, the number of
+Bucket = tuple[Setting, Any, Any, int, Hashable]
+"""Calls that are compared with each other: the setting that holds, the numbers of elements of A and B, the number of
 tensors, and all other arguments."""
 
 
@@ -72,7 +72,7 @@ class Override:
                 arguments = (*positional, *keywords.values())
                 tensors = tuple([x for x in arguments if isinstance(x, torch.Tensor)])
                 values = tuple(keywords), tuple([x for x in arguments if not isinstance(x, torch.Tensor)])
-            bucket = blocks.bits, tensors[0].numel(), tensors[1].numel(), len(tensors), values
+            bucket = blocks.setting, tensors[0].numel(), tensors[1].numel(), len(tensors), values
             for route in routes_of.get(bucket, ()):
                 if route.matches(*tensors):
                     route.calls += 1
@@ -83,12 +83,13 @@ class Override:
 
     def _meet(self, bucket: Bucket, positional: tuple[Any, ...], keywords: dict[str, Any], tensors: Any) -> Any:
         """Compute a call with a new signature, and keep its route for the next ones."""
-        bits = bucket[0]
+        setting = bucket[0]
+        bits = setting.bits
         named = dict(zip(self._names, positional, strict=False)) | keywords
         names = [name for name, x in named.items() if isinstance(x, torch.Tensor)]
-        route = Route(self.name, "", False, flops(self._row, named), self._run_original, _matcher(tensors))
+        route = Route(self.name, "", False, flops(self._row, named), self._run_original, _matcher(tensors, setting))
         try:
-            compute, route.by = self._takeover.backend(self._row.read(self._row, named, bits), named, names)
+            compute, route.by = self._takeover.backend(self._row.read(self._row, named, setting), named, names)
             route.is_served, route.run = True, self._run_served(route, compute, bits)
         except (Unserved, GemmillError) as error:
             _check_fallback(self.name, error, bits)
@@ -188,10 +189,10 @@ class Takeover:
         known = torch._C._dispatch_has_kernel(operator)  # older PyTorch lacks some
         return bool(known and torch._C._dispatch_has_computed_kernel_for_dispatch_key(operator, self.key))
 
-    def enter(self, bits: str | None = None) -> Block:
+    def enter(self, bits: str | None = None, f32: str | None = None) -> Block:
         """Add a block, and override the operators unless they already are."""
         with self._lock:
-            block = self.blocks.enter(bits)
+            block = self.blocks.enter(bits, f32)
             if self._library is None:
                 library = torch.library.Library("aten", "IMPL")
                 try:
@@ -228,9 +229,9 @@ class Takeover:
             atexit.unregister(self._end)
 
     @contextlib.contextmanager
-    def within(self, bits: str | None = None) -> Iterator[None]:
+    def within(self, bits: str | None = None, f32: str | None = None) -> Iterator[None]:
         """Override the operators while a ``with`` block runs."""
-        block = self.enter(bits)
+        block = self.enter(bits, f32)
         try:
             yield
         finally:
@@ -241,7 +242,7 @@ _CUDA = Takeover(blocks=ENABLED)
 
 
 @contextlib.contextmanager
-def enabled(bits: str | None = None) -> Iterator[None]:
+def enabled(bits: str | None = None, f32: str | None = None) -> Iterator[None]:
     """Run PyTorch's matmuls of CUDA tensors on gemmill while the ``with`` block runs.
 
     gemmill overrides ``mm``, ``addmm``, ``bmm``, ``baddbmm``, ``_scaled_mm`` and ``_grouped_mm``. ``linear``,
@@ -249,8 +250,9 @@ def enabled(bits: str | None = None) -> Iterator[None]:
     Programs that Inductor compiles within the block call gemmill's operators, with the pointwise operations that
     follow fused into the epilogue.
 
-    Everything else falls back to PyTorch: float32 unless the program allows tf32, float64, integers, and layouts that
-    gemmill's kernels are slow for. :func:`stats` counts fallbacks by reason. Errors are PyTorch's own.
+    Everything else falls back to PyTorch: float32 unless ``f32`` is passed or the program allows tf32, float64,
+    integers, and layouts that gemmill's kernels are slow for. :func:`stats` counts fallbacks by reason. Errors are
+    PyTorch's own.
 
     The block applies to all threads and can be nested. Entering and leaving it changes PyTorch's dispatcher, which
     takes about a millisecond: put it around a loop, not inside, and enter it before other threads call operators. If
@@ -270,13 +272,17 @@ def enabled(bits: str | None = None) -> Iterator[None]:
         bits: the order of sums, as in :func:`gemmill.matmul`: ``"any"``, ``"invariant"``, ``"cublas"`` or the name of
             an arithmetic. It also holds for :class:`gemmill.torch.Linear`. None (default) keeps that of the block
             around this one, or ``"any"``. The block that was entered last decides.
+        f32: how float32 operands are multiplied: ``precision`` of :func:`gemmill.matmul`, such as ``"bf16x6"``,
+            whatever PyTorch's settings say. None (default) keeps that of the block around this one. Without any,
+            ``torch.set_float32_matmul_precision`` decides: ``"highest"`` leaves float32 to PyTorch, ``"high"`` and
+            ``"medium"`` are tf32.
 
     Raises:
-        OperandError: ``bits`` is none of these.
+        OperandError: ``bits`` or ``f32`` has an invalid value.
     """
     from gemmill.runtime.torch.inductor.installation import passes  # importing Inductor takes a second
 
-    with passes(), _CUDA.within(bits):
+    with passes(), _CUDA.within(bits, f32):
         yield
 
 
@@ -284,16 +290,19 @@ _installed: list[Block] = []
 """The block of :func:`install`, if it was called."""
 
 
-def install(bits: str | None = None) -> None:
+def install(bits: str | None = None, f32: str | None = None) -> None:
     """Run PyTorch's matmuls of CUDA tensors on gemmill, as :func:`enabled` does, until the process ends.
 
-    A further call with other ``bits`` replaces them; any other does nothing.
+    A further call replaces the ``bits`` and ``f32`` that it passes.
     """
     from gemmill.runtime.torch.inductor import installation
 
-    if _installed and bits in (None, _installed[-1].bits):
-        return
-    block = _CUDA.enter(bits)
+    if _installed:
+        setting = _installed[-1].setting
+        bits, f32 = setting.bits if bits is None else bits, setting.f32 if f32 is None else f32
+        if setting == (bits, f32):
+            return
+    block = _CUDA.enter(bits, f32)
     if _installed:
         _CUDA.leave(_installed.pop())
     else:
@@ -301,16 +310,16 @@ def install(bits: str | None = None) -> None:
     _installed.append(block)
 
 
-def _matcher(tensors: tuple[Any, ...]) -> Callable[..., bool]:
-    """A check of whether other tensors match these; for float32, also whether the tf32 setting is the same. With
-    ``GEMMILL_WARM_CALLS=0`` nothing matches."""
+def _matcher(tensors: tuple[Any, ...], setting: Setting) -> Callable[..., bool]:
+    """A check of whether other tensors match these; for float32, also whether PyTorch's settings give the same
+    precision. With ``GEMMILL_WARM_CALLS=0`` nothing matches."""
     if not fast_path.is_on():
         return lambda *others: False
     check = fast_path.matcher(tensors)
     if tensors[1].dtype is not torch.float32:
         return check
-    allowed = tf32_is_allowed()
-    return lambda *others: tf32_is_allowed() == allowed and check(*others)
+    precision = f32_precision(setting)
+    return lambda *others: f32_precision(setting) == precision and check(*others)
 
 
 def _reason(error: Unserved | GemmillError) -> str:
