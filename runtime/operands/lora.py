@@ -206,12 +206,8 @@ def lora_extents(tensors: Mapping[str, TensorView]) -> LoraExtents:
         OperandError: a tensor does not fit; the message names it.
     """
     x, extents = tensors["x"], extents_of({name: tensor.shape for name, tensor in tensors.items()})
-    _check_dtypes(tensors)
+    check_dtypes({name: tensor.dtype for name, tensor in tensors.items()}, extents)
     check_devices(tensors)
-    unit = TMA_ALIGN // DTYPES[x.dtype].bytes
-    for name, extent in (("H", extents.hidden), ("the rank", extents.rank), ("N", extents.columns)):
-        if extent % unit:
-            raise OperandError(f"{name} is {extent}; it must be a multiple of {unit}: pad with zeros")
     for name in ("x", "y", "out"):
         if name in tensors and 1 not in (tensors[name].shape[1], tensors[name].strides[1]):
             raise OperandError(
@@ -232,15 +228,18 @@ def lora_extents(tensors: Mapping[str, TensorView]) -> LoraExtents:
     return extents
 
 
-def _check_dtypes(tensors: Mapping[str, TensorView]) -> None:
-    """Raise OperandError for a dtype that no launch takes."""
-    x = tensors["x"]
+def check_dtypes(dtypes: Mapping[str, DTypeName], extents: LoraExtents) -> None:
+    """Raise OperandError for dtypes of tensors, by keyword, and for rows of elements that no launch takes."""
     for name in "xab":
-        if (dtype := tensors[name].dtype) not in WEIGHTS or dtype != x.dtype:
+        if (dtype := dtypes[name]) not in WEIGHTS or dtype != dtypes["x"]:
             raise OperandError(f"{name} is {dtype}; x, a and b must all be bf16 or all f16: convert {name} first")
     for name in ("y", "out", "scale"):
-        if name in tensors and (dtype := tensors[name].dtype) not in BITS:
+        if name in dtypes and (dtype := dtypes[name]) not in BITS:
             raise OperandError(f"{name} is {dtype}; it must be {one_of([*BITS])}: convert it first")
     for name in ("adapter_ids", *ROUTED):
-        if name in tensors and (dtype := tensors[name].dtype) != "s32":
+        if name in dtypes and (dtype := dtypes[name]) != "s32":
             raise OperandError(f"{name} is {dtype}; it must be int32: pass {name}.int()")
+    unit = TMA_ALIGN // DTYPES[dtypes["x"]].bytes
+    for what, extent in (("H", extents.hidden), ("the rank", extents.rank), ("N", extents.columns)):
+        if extent % unit:
+            raise OperandError(f"{what} is {extent}; it must be a multiple of {unit}: pad with zeros")

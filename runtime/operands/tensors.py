@@ -250,9 +250,14 @@ def _dtype_error(name: str, dtype: str) -> OperandError:
 
 
 def _from_torch(tensor: Any, name: str) -> TensorView:
-    device = tensor.device
-    if device.type != "cuda":
-        raise not_on_gpu(name, device)
+    if tensor.device.type != "cuda":
+        raise not_on_gpu(name, tensor.device)
+    return view_anywhere(tensor, name)
+
+
+def view_anywhere(tensor: Any, name: str) -> TensorView:
+    """Read a PyTorch tensor on any device. One that is not on a GPU counts as on GPU 0, so that a call which runs
+    elsewhere can be checked; nothing can be launched on its view."""
     if tensor.layout is not sys.modules["torch"].strided:
         raise OperandError(f"{name} has layout {tensor.layout}; it must be dense (strided): pass {name}.to_dense()")
     dtype = _of_torch(tensor.dtype)
@@ -272,7 +277,7 @@ def _from_torch(tensor: Any, name: str) -> TensorView:
         shape=tuple(tensor.shape),
         strides=tuple(tensor.stride()),
         dtype=dtype,
-        device=device.index,
+        device=tensor.device.index or 0,
         owner=tensor,
     )
 

@@ -18,7 +18,7 @@ from gemmill.library.errors import OperandError
 from gemmill.library.input.keywords import unexpected
 from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.library.problem import upconverts_a
-from gemmill.runtime.api.expert_layer import epilogue_of, quantising
+from gemmill.runtime.api.expert_layer import bind_layer, epilogue_of, quantising
 from gemmill.runtime.api.moe import launch_moe
 from gemmill.runtime.api.read import KEYWORDS
 from gemmill.runtime.operands import narrow_experts
@@ -27,12 +27,13 @@ from gemmill.runtime.operands.experts import (
     SCALES,
     LayerExtents,
     check_scales,
+    layer_extents,
     layer_shapes,
     refuse_activation,
     refuse_scales,
 )
 from gemmill.runtime.operands.matrices import SCALE_BLOCK
-from gemmill.runtime.operands.tensors import dtype_named, not_on_gpu
+from gemmill.runtime.operands.tensors import TensorView, dtype_named, not_on_gpu, view_anywhere
 from gemmill.runtime.torch import outputs, reference_operators
 from gemmill.runtime.torch.gradients import autograd, epilogue_rule, product_rules
 from gemmill.runtime.torch.gradients.autograd import Arguments
@@ -349,7 +350,35 @@ def _aligned(x: torch.Tensor) -> torch.Tensor:
 
 def run_on_cpu() -> None:
     """Let the operator also run on CPU tensors."""
-    LIBRARY.impl("moe", reference, "CPU")
+    LIBRARY.impl("moe", _on_cpu, "CPU")
+
+
+def _on_cpu(*positional: Any, **keywords: Any) -> torch.Tensor:
+    """Compute the operator. Refuses what the launch on a GPU refuses, but for f64, in which gradients are checked."""
+    call = _call(*positional, **keywords)
+    if call["x"].dtype != torch.float64:
+        _check_as_on_gpu(call)
+    return reference(*positional, **keywords)
+
+
+def _check_as_on_gpu(call: Arguments) -> None:
+    """Raise what the layer raises on a GPU before it selects kernels, by binding views of the tensors."""
+    activation = read_epilogue(epilogue_of(call["activation"]))
+    _check(call, activation)
+    tensors = {**call, "topk_ids": call["topk_ids"].int()}
+    views = {name: view_anywhere(tensors[name], name) for name in _KEYWORDS if tensors[name] is not None}
+    if call["w_dtype"] is not None:
+        views = narrow_experts.elements_of(views, call["w_dtype"])
+    layer_extents(views, activation)
+    views["out"] = view_anywhere(call["x"].new_empty(call["x"].shape, dtype=_out_dtype(call)), "out")
+    named = {name: view_anywhere(x, name) if isinstance(x, torch.Tensor) else x for name, x in _named(call).items()}
+
+    def allocate(shape: tuple[int, ...], dtype: DTypeName) -> TensorView:
+        return view_anywhere(torch.empty(shape, dtype=outputs.torch_dtype(dtype)), "memory")
+
+    layer = bind_layer(views, call["activation"], named, {**read(call["options"]), "stream": 0}, allocate)
+    for product in (layer.first, layer.second):
+        product.bound  # noqa: B018 - it raises an error for what does not fit
 
 
 LIBRARY.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))

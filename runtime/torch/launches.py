@@ -18,6 +18,7 @@ from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.api.matmul import matmul
 from gemmill.runtime.api.read import Declaration
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
+from gemmill.runtime.operands.tensors import TABLES, view_anywhere
 from gemmill.runtime.torch.outputs import of_epilogue
 from gemmill.runtime.torch_dispatch import Dispatch
 
@@ -45,6 +46,24 @@ AT_AUTOGRAD = _launches(Dispatch(_not_yet))
 the call before its kernel."""
 AT_KERNEL = _launches(None)
 """For the CUDA key, below everything that could intervene."""
+
+
+def _bound(declaration: Declaration) -> Callable[..., Any]:
+    """A function that binds views of the tensors of a call, whose ``out`` is passed, and launches nothing."""
+
+    def bind(a: torch.Tensor, b: torch.Tensor, **arguments: Any) -> Any:
+        views = {
+            name: view_anywhere(x.int() if name in TABLES else x, name) if isinstance(x, torch.Tensor) else x
+            for name, x in {"a": a, "b": b, **arguments}.items()
+        }
+        declaration.read({**views, "stream": 0}).bound  # noqa: B018 - it raises an error for what does not fit
+        return arguments["out"]
+
+    return bind
+
+
+AS_ON_GPU = Launches(_bound(Declaration.of(matmul)), _bound(Declaration.of(grouped_matmul)))
+"""For tensors on any device. They raise the errors that the same call raises on a GPU before it selects a kernel."""
 
 
 def named_operands(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,8 @@ import torch
 
 from gemmill.library.errors import OperandError
 from gemmill.runtime.api.routing import Routing
-from gemmill.runtime.operands.lora import extents_of
+from gemmill.runtime.operands.lora import check_dtypes, extents_of
+from gemmill.runtime.operands.tensors import dtype_named
 from gemmill.runtime.torch.experts import Routed
 
 # Keywords of one subject share a line.
@@ -25,8 +26,11 @@ def lora(
     from gemmill.runtime.torch.calls import grouped_matmul  # this imports Dynamo, which takes a second
 
     of_ids = adapter_ids._asdict() if isinstance(adapter_ids, Routing) else {"adapter_ids": adapter_ids}
-    given = {"x": x, "a": a, "b": b, "y": y, "scale": scale, **of_ids}
-    extents_of({name: tuple(x.shape) for name, x in given.items() if isinstance(x, torch.Tensor)})
+    tensors = {"x": x, "a": a, "b": b, "y": y, "scale": scale}
+    given = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
+    extents = extents_of({name: tuple(tensor.shape) for name, tensor in {**given, **of_ids}.items()})
+    if x.dtype != torch.float64:  # in which gradients are checked, on the CPU
+        check_dtypes({name: dtype_named(tensor.dtype, name) for name, tensor in given.items()}, extents)
     for name, ids in of_ids.items():
         if ids.dtype not in (torch.int32, torch.int64):
             raise OperandError(f"{name} is {ids.dtype}; it must be int32: pass {name}.int()")

@@ -18,7 +18,7 @@ import torch
 from gemmill.runtime.operands.tensors import not_on_gpu
 from gemmill.runtime.torch import experts, outputs, reference_operators
 from gemmill.runtime.torch.gradients import autograd, epilogue_rule, product_rules
-from gemmill.runtime.torch.launches import AT_AUTOGRAD, AT_KERNEL, Launches, launch_epilogue, named_operands
+from gemmill.runtime.torch.launches import AS_ON_GPU, AT_AUTOGRAD, AT_KERNEL, Launches, launch_epilogue, named_operands
 from gemmill.runtime.torch.option_text import read as read_options
 from gemmill.runtime.torch.transforms import autocast, batching
 
@@ -215,14 +215,23 @@ def run_on_cpu() -> None:
 
 
 def _on_cpu(row: Operator) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """The two forms of an operator, computed by its reference."""
+    """The two forms of an operator, computed by its reference. They refuse what the launch on a GPU refuses, but for
+    f64, in which gradients are checked (``torch.autograd.gradcheck``)."""
+    bind = row.launch(AS_ON_GPU)
+
+    def check(out: Any, **arguments: Any) -> None:
+        if arguments["a"].dtype != torch.float64:
+            bind(**arguments, out=out)
 
     def functional(**arguments: Any) -> Any:
+        outs = [x.empty(arguments["a"]) for x in row.outputs(**arguments)]
+        check(outs if row.several else outs[0], **arguments)
         results = row.reference(**arguments)
         return results if row.several else results[0]
 
     def mutating(out: Any, **arguments: Any) -> None:
         outs = out if row.several else [out]
+        check(out, **arguments)
         for x, result in zip(outs, row.reference(**arguments, out_dtype=outs[0].dtype), strict=True):
             x.copy_(result)
 

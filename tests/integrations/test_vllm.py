@@ -329,7 +329,7 @@ def test_products_in_the_batch_invariant_mode(vllm: Any, is_on: bool) -> None:
     x, weight, bias = (torch.randn(*shape).bfloat16() for shape in ((3, 64), (16, 64), (16,)))
     u4, fp8 = _u4(vllm, False), GemmillFP8LinearKernel.__new__(GemmillFP8LinearKernel)
     layer = torch.nn.Module()
-    layer.q, layer.s = torch.zeros(32, 16, dtype=torch.uint8), torch.ones(2, 16).bfloat16()
+    layer.q, layer.s = torch.zeros(16, 32, dtype=torch.uint8).mT, torch.ones(2, 16).bfloat16()
     u4._zeros = layer.s * 8
     scales = dict.fromkeys(("As", "Bs"), torch.ones(1))
     with OptionTexts() as kept:

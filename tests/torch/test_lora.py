@@ -97,3 +97,18 @@ def test_tensors_that_would_broadcast_are_refused(changed: dict[str, Any], says:
     given = {**operands(), "adapter_ids": IDS, **changed}
     with pytest.raises(OperandError, match=says):
         gemmill.torch.lora(**given)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"a": torch.ones(4, 8, 24)}, "a is f32; x, a and b must all be bf16 or all f16"),
+        ({"scale": torch.ones(7, dtype=torch.int32)}, "scale is s32; it must be bf16, f16 or f32"),
+        ({"b": torch.ones(4, 15, 8).bfloat16(), "y": None}, "N is 15; it must be a multiple of 8"),
+    ],
+)
+def test_what_the_kernels_do_not_take_is_refused(changed: dict[str, Any], says: str) -> None:
+    given = {**operands(torch.bfloat16), "adapter_ids": IDS, **changed}
+    for function in (gemmill.torch.lora, torch.compile(gemmill.torch.lora, backend="eager")):
+        with pytest.raises(OperandError, match=says):
+            function(**given)

@@ -13,7 +13,7 @@ import gemmill.torch  # noqa: E402
 from gemmill.library.e2m1 import VALUES  # noqa: E402
 from gemmill.library.errors import OperandError  # noqa: E402
 
-TOKENS, SLOTS, EXPERTS, HIDDEN, INNER = 7, 3, 4, 6, 8
+TOKENS, SLOTS, EXPERTS, HIDDEN, INNER = 7, 3, 4, 8, 8
 IDS = torch.tensor([[0, 3, 1], [3, 3, 0], [-1, 4, 0], [-1, -1, -1], [3, 1, 0], [0, 3, 1], [1, 0, 3]], dtype=torch.int32)
 """Expert 2 has no token, and token 3 no expert."""
 functional = torch.nn.functional
@@ -308,6 +308,22 @@ def test_shapes_that_do_not_fit_are_refused(place: int, shape: tuple[int, ...], 
         gemmill.torch.moe(*fakes, activation="silu", b2=None)
     with pytest.raises(RuntimeError, match=says):
         gemmill.torch.moe(*positional, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "says"),
+    [
+        ("w1", torch.float16, "w1 is f16; x, w1 and w2 must all be bf16"),
+        ("topk_weights", torch.float64, "topk_weights is f64; it must be bf16, f16 or f32"),
+        ("w2", None, "F is 4; for bf16 it must be a multiple of 8"),
+    ],
+)
+def test_what_a_gpu_refuses_is_refused(name: str, changed: Any, says: str) -> None:
+    positional, keywords = operands("d = tanh(acc)", torch.bfloat16)
+    given = dict(zip(("x", "w1", "w2", "topk_ids", "topk_weights"), positional, strict=True))
+    given |= {name: given[name].to(changed)} if changed else {"w1": given["w1"][:, :4], "w2": given["w2"][:, :, :4]}
+    with torch.no_grad(), pytest.raises(OperandError, match=says):
+        gemmill.torch.moe(**given, **keywords)
 
 
 @pytest.mark.parametrize(
