@@ -41,6 +41,7 @@ def launch(frame: ffi.Frame) -> None:
         return
     arrays = arrays_of(description, frame.buffers)
     call = abstract_call(description, arrays)
+    call.bound  # noqa: B018 - it raises an error for what does not fit, as on a GPU
     memory = [_array(buffer, x.dtype) for buffer, x in zip(frame.buffers, arrays, strict=False)]
     named = {name: _turned(x, name in description.turned) for name, x in zip(description.operands, memory, strict=True)}
     with np.errstate(all="ignore"):

@@ -51,6 +51,10 @@ MISUSES: dict[str, tuple[str, dict[str, Any]]] = {
         {"call": written(Description(("a", "b", "c")))},
     ),
     "an unknown kernel": ("kernel", {"call": written(Description(("a", "b")).but(kernel="fast"))}),
+    "rows of slots that are not there": (
+        "expected_rows is 8 and counts is missing",
+        {"call": written(Description(("a", "b")).but(expected_rows=8))},
+    ),
     "another shape of D": ("out is bfloat16 (8, 16); it must be bfloat16 (16, 8)", {"call": PLAIN, "shape": (8, 16)}),
     "another dtype of D": ("out is float32", {"call": PLAIN, "dtype": "float32"}),
     "a dtype that gemmill has not": ("XLA's dtype 3", {"call": PLAIN, "dtype": "int16"}),
