@@ -108,7 +108,8 @@ def test_every_place_takes_what_is_of_it(
 
 
 FREE = {
-    *("M,N,K", "M,N,K[,L]", "M,N", "M,...", "K,...", "TEXT", "FILTER", "SIZES", "ID", "KEY", "KEYS"),
+    *("M,N,K", "M,N,K[,L]", "M,N", "M,...", "K,...", "N,...", "NxHxW", "TEXT", "FILTER", "SIZES", "ID", "KEY", "KEYS"),
+    "CONFIG",
     *("N", "N|all", "BYTES", "TIME", "SECONDS", "FRACTION", "FILE", "DIR", "PACK", "RECORDS", "URL", "ADDRESS"),
 }
 """Words for values that cannot be listed, or that a shell completes itself."""

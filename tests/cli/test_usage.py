@@ -64,6 +64,7 @@ WRONG: Mapping[str, tuple[str, ...]] = {
         *("bf16 --shapes quick --records none/r.jsonl", "{manifest} --shapes quick --scheduler tcp://127.0.0.1:1"),
         "bf16 --shapes quick --bits fast",
     ),
+    "model": ("", "none", ". --tokens 0", ". --tokens 1x2", ". --tp 0", ". --images 224", ". --quantization fast"),
     "records pack": ("none -o x.parquet", "{file} -o x.txt", "{file} -o none/x.parquet"),
     "report": ("{file}", "none --csv x.csv", ". --csv x.csv", "{file} --csv none/x.csv"),
     "roofline": ("--dtypes nosuch", "--records none", "-o none/x.json"),

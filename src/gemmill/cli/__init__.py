@@ -25,6 +25,7 @@ def application() -> typer.Typer:
         layout_command,
         locking,
         manifests,
+        model_command,
         oracle_command,
         pack_signing,
         packs,

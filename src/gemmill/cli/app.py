@@ -33,7 +33,7 @@ Exit codes:
 GEMMILL_DEBUG=1 prints the traceback of an error.
 """
 SECTIONS: Mapping[str, Sequence[str]] = {
-    "Explore": ("demo", "list", "explain", "select", "shapes", "emit", "diff", "draw", "layout"),
+    "Explore": ("demo", "list", "explain", "select", "shapes", "model", "emit", "diff", "draw", "layout"),
     "Build": ("validate", "build"),
     "Run and measure": ("run", "oracle", "profile", "report", "roofline", "records", "train"),
     "Ship": ("pack", "key", "lock", "warm"),

@@ -31,8 +31,25 @@ LINE = (
 SCALED = "d~=~alpha~*~acc"
 BF16 = "a=bf16 b=bf16 d=bf16"
 E4M3 = "a=e4m3 a_major=k b=e4m3 b_major=k"
+OF_LAYERS = (
+    "a_dtype=f16 a_major=k a_scale=none accumulator=f32 b_dtype=f16 b_major=k b_scale=none c=none d_dtype=f16 "
+    "d_major=n epilogue=linear"
+)
 
 EXPECTED = {
+    "config.json": (
+        "a config of a model on Hugging Face",
+        [
+            (3, 1, f"{OF_LAYERS} k=256 m=16 n=768"),
+            (4, 1, f"{OF_LAYERS} k=512 m=16 n=256"),
+            (2, 1, f"{OF_LAYERS} k=256 m=16 n=16"),
+            (2, 1, f"{OF_LAYERS} batching=grouped groups=16 k=256 m=64 n=256"),
+            (2, 1, f"{OF_LAYERS} batching=grouped groups=16 k=128 m=64 n=256"),
+            (1, 1, f"{OF_LAYERS} k=256 m=16 n=1024"),
+            (1, 1, f"{OF_LAYERS} k=256 m=16 n=1000"),
+        ],
+        [],
+    ),
     "list.json": (
         "a JSON list",
         [

@@ -1,0 +1,39 @@
+"""Find and read the config of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gemmill.library.errors import RecordError
+from gemmill.library.files import os_error_text, read_given
+from gemmill.library.input import strict_json
+
+MAX_BYTES = 16 << 20
+"""Maximum size of a config. That of an index of weights, with a name for each tensor, is a few megabytes."""
+CONFIG = "config.json"
+
+
+def read_config(path: Path) -> Mapping[str, Any]:
+    """The mapping in a ``config.json``.
+
+    Args:
+        path: the file, a folder with it, or ``model.safetensors.index.json`` beside it, which has no shapes.
+
+    Raises:
+        RecordError: the file cannot be read, or has no JSON mapping.
+    """
+    if path.is_dir():
+        path = path / CONFIG
+    try:
+        config = strict_json.parse(read_given(path, MAX_BYTES))
+    except OSError as error:
+        raise RecordError(f"{path}: {os_error_text(error)}; pass the config.json of a model") from None
+    except ValueError as error:
+        raise RecordError(f"{path}:{getattr(error, 'lineno', 1)}: invalid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise RecordError(f"{path}: the JSON is no mapping; pass the config.json of a model")
+    if "weight_map" in config and path.name != CONFIG:
+        return read_config(path.with_name(CONFIG))
+    return config

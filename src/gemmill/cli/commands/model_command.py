@@ -1,0 +1,178 @@
+"""model: the problems of a model's layers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from gemmill.cli import output
+from gemmill.cli.app import app
+from gemmill.cli.options import numbers
+from gemmill.library.errors import ProblemError, RecordError
+from gemmill.library.models.fields import Notes
+from gemmill.library.models.images import Images
+from gemmill.library.models.problems import TOKENS, Deployment, LayerProblem, problems_of
+from gemmill.library.models.quantization import QuantizationName
+from gemmill.library.models.source import read_config
+from gemmill.library.problem import MAX_EXTENT
+
+_VARYING: Mapping[str, str] = {"forward": "m", "input gradient": "m", "weight gradient": "k"}
+"""The extent that is the number of tokens."""
+
+
+def _tokens(text: str) -> tuple[int, ...]:
+    parts = numbers(text) if "x" not in text else []
+    if not parts or not all(len(part) < 11 and 1 <= int(part) <= MAX_EXTENT for part in parts):
+        raise typer.BadParameter(f"{text!r:.80} must be a list of numbers such as 1,16,2048")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def _images(text: str) -> Images:
+    parts = numbers(text) if "," not in text else []
+    if len(parts) != 3 or not all(len(part) < 7 and int(part) for part in parts):
+        raise typer.BadParameter(f"{text!r:.80} must be COUNTxHEIGHTxWIDTH such as 8x448x448")
+    return Images(*map(int, parts))
+
+
+@dataclass(frozen=True)
+class ParallelOptions:
+    """How many GPUs share the model."""
+
+    tp: Annotated[int, typer.Option(min=1, max=1024, metavar="N", help="GPUs that divide each layer.")] = 1
+    ep: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=1024,
+            metavar="N",
+            help="GPUs that divide the experts; each has whole ones, and its share of the rows of all tokens.",
+        ),
+    ] = 1
+
+
+@dataclass(frozen=True)
+class PassOptions:
+    """What the model computes, and in which types."""
+
+    tokens: Annotated[
+        Any,
+        typer.Option(
+            metavar="N,...",
+            parser=_tokens,
+            help=f"Tokens of a pass, all sequences together. Default: {','.join(map(str, TOKENS))}.",
+        ),
+    ] = None
+    training: Annotated[
+        bool, typer.Option("--training", help="Add the gradients of inputs and weights.")
+    ] = False  # fmt: skip
+    separate: Annotated[
+        bool,
+        typer.Option(
+            "--separate", help="Keep layers apart as transformers does. Default: fuse QKV, gate and up as engines do."
+        ),
+    ] = False
+    quantization: Annotated[
+        QuantizationName,
+        typer.Option(help="Types and scales of weights: those in the config, `none`, or what others would be."),
+    ] = "config"
+    dtype: Annotated[
+        Literal["bf16", "f16", "f32"] | None,
+        typer.Option(help="Type of activations and of weights that are not quantised. Default: that of the config."),
+    ] = None
+    images: Annotated[
+        Any,
+        typer.Option(
+            metavar="NxHxW",
+            parser=_images,
+            help="Images that a vision tower sees: number, height and width in pixels. Default: one of the config's "
+            "size.",
+        ),
+    ] = None
+
+
+@app.command()
+def model(
+    source: Annotated[
+        Path, typer.Argument(metavar="CONFIG", exists=True, help="config.json of a model, or the folder that has it.")
+    ],
+    gpus: ParallelOptions,
+    passes: PassOptions,
+) -> None:
+    """Print the problems of a model's layers, as a suite in YAML.
+
+    model reads the config.json that describes a model on Hugging Face; it needs neither weights nor PyTorch. The suite
+    has the layers of a pass on one GPU: projections of attention, MLPs, routers, experts, heads, vision towers. `count`
+    is how often each occurs in a pass. Attention itself is left out. stderr lists what else is left out, and what the
+    config lacks and model assumes.
+
+    select, pack, lock and profile take the suite as --shapes. They also take a config.json itself, for one GPU and the
+    default numbers of tokens.
+
+    \b
+    Examples:
+      gemmill model Llama-3.1-8B/config.json --tokens 1,16,2048 > llama.yaml
+      gemmill model Qwen3-30B-A3B --tp 2 --json
+      gemmill model DeepSeek-V3 --tokens 4096 --tp 8 --ep 8
+      gemmill model Llama-3.1-8B --tokens 8192 --training
+    """
+    notes = Notes()
+    deployment = Deployment(
+        tokens=passes.tokens or (),
+        tp=gpus.tp,
+        ep=gpus.ep,
+        training=passes.training,
+        separate=passes.separate,
+        quantization=passes.quantization,
+        dtype=passes.dtype,
+        images=passes.images,
+    )
+    config = read_config(source)
+    try:
+        found = problems_of(config, deployment, notes)
+    except ProblemError as error:
+        raise RecordError(f"{source}: {error}") from None
+    for text in notes.left_out:
+        output.complain(f"left out: {text}")
+    for text in notes.assumed:
+        output.complain(f"assumed: {text}")
+    name = (source if source.is_dir() else source.absolute().parent).resolve().name
+    rows = [
+        {"text": str(layer.problem), **layer.problem.to_dict(), "count": layer.count, "pass": layer.step}
+        | {"layers": layer.layers}
+        for layer in found
+    ]
+    report = {"name": name, "type": config["model_type"], "problems": rows}
+    report |= {"assumed": [*notes.assumed], "left_out": [*notes.left_out]}
+    output.print_result("model", report, lambda: typer.echo("\n".join(_as_yaml(name, found))))
+
+
+def _as_yaml(name: str, found: Sequence[LayerProblem]) -> Iterator[str]:
+    """A suite as the lines of a file; problems that differ only in the number of tokens share a line."""
+    words = [layer.words for layer in found]
+    common = dict(set.intersection(*({*each.items()} for each in words)))
+    yield f"name: {json.dumps(name)}"
+    yield f"defaults: {_mapping({word: common[word] for word in words[0] if word in common and word not in 'mnk'})}"
+    yield "shapes:"
+
+    def key(item: tuple[LayerProblem, Mapping[str, Any]]) -> object:
+        layer, each = item
+        return layer.step, layer.layers, layer.count, {**each, _VARYING[layer.step]: None}
+
+    for _, group in itertools.groupby(zip(found, words, strict=True), key):
+        layers, each = zip(*group, strict=True)
+        first, line, extent = layers[0], dict(each[0]), _VARYING[layers[0].step]
+        line[extent] = [one[extent] for one in each] if len(each) > 1 else line[extent]
+        shown = {word: value for word, value in line.items() if word in "mnk" or word not in common}
+        shown |= {"count": first.count} if first.count > 1 else {}
+        says = ", ".join(first.layers) + ("" if first.step == "forward" else f": {first.step}")
+        yield f"  - {_mapping(shown)}  # {says}"
+
+
+def _mapping(words: Mapping[str, Any]) -> str:
+    return f"{{{', '.join(f'{word}: {json.dumps(value)}' for word, value in words.items())}}}"

@@ -1,0 +1,66 @@
+"""``gemmill model``: its suite has the problems of its JSON, and commands take it and the config itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cases.models import CONFIGS
+from tests.cli.test_cli import gemmill, ok
+
+from gemmill.library.problem import GemmProblem
+from gemmill.profiler.sweep.shape_suites import load_shapes
+
+
+def written(folder: Path, name: str) -> Path:
+    """The folder of a model."""
+    (model := folder / name).mkdir()
+    (model / "config.json").write_text(json.dumps(dict(CONFIGS[name])))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gpt-oss-120b", ("--tokens", "1,64", "--tp", "2")),
+        ("DeepSeek-V3", ("--tokens", "1,64", "--tp", "8", "--ep", "8")),
+        ("Qwen3-30B-A3B", ("--training", "--tokens", "4096,8192")),
+        ("CLIP-ViT-B-32", ("--images", "8x224x224", "--dtype", "f16")),
+        ("Llama-3.1-8B", ("--quantization", "fp8-rows", "--separate")),
+    ],
+)
+def test_the_suite_has_the_problems_of_the_json(name: str, options: tuple[str, ...], tmp_path: Path) -> None:
+    model = written(tmp_path, name)
+    report = json.loads(gemmill("model", model, *options, "--json").stdout)
+    expected: dict[GemmProblem, int] = {}
+    for row in report["problems"]:
+        problem = GemmProblem.from_text(row["text"])
+        expected[problem] = expected.get(problem, 0) + row["count"]
+    (path := tmp_path / "suite.yaml").write_text(gemmill("model", model, *options).stdout)
+    suite = load_shapes(path)
+    assert suite.name == name
+    assert {shape.problem: count for shape, count in suite.counts.items()} == expected
+
+
+def test_commands_take_the_suite_and_the_config(tmp_path: Path) -> None:
+    config = written(tmp_path, "gpt-oss-120b") / "config.json"
+    done = gemmill("model", config)
+    (suite := tmp_path / "suite.yaml").write_text(done.stdout)
+    chosen = ("--gpu", "H200", "--json")
+    assert json.loads(gemmill("select", "--shapes", config, *chosen).stdout) == json.loads(
+        ok("select", "--shapes", suite, *chosen)
+    )
+    assert done.stderr.splitlines() == [
+        "assumed: experts take equal shares of the tokens",
+        "assumed: 1, 16, 256, 2048 tokens; gemmill model --tokens passes others",
+    ]
+
+
+def test_what_is_wrong_is_named_with_the_file(tmp_path: Path) -> None:
+    (config := tmp_path / "config.json").write_text('{"model_type": "rwkv"}')
+    for command in (("model", config), ("model", tmp_path), ("select", "--shapes", config)):
+        done = gemmill(*command)
+        assert done.exit_code == 1
+        assert "model_type is 'rwkv'; gemmill reads bert, clip" in done.stderr
+        assert str(tmp_path) in done.stderr
