@@ -34,10 +34,15 @@ def soft_maximum(times: Iterable[Floats | float]) -> Floats:
     return eighth_root(total)
 
 
+def fourth_power(times: Floats | float) -> Any:
+    """Return times to the power of four."""
+    squares = times * times
+    return squares * squares
+
+
 def twelfth_power(times: Floats | float) -> Any:
     """Return times to the power of twelve."""
-    squares = times * times
-    fourths = squares * squares
+    fourths = fourth_power(times)
     return fourths * fourths * fourths
 
 
@@ -48,9 +53,8 @@ def twelfth_root(powers: Floats) -> Floats:
 
 def eighth_power(times: Floats | float) -> Any:
     """Return times to the power of eight."""
-    squares = times * times
-    squares = squares * squares
-    return squares * squares
+    fourths = fourth_power(times)
+    return fourths * fourths
 
 
 def eighth_root(powers: Floats) -> Floats:
