@@ -271,6 +271,8 @@ def _scheduler(plan: WgmmaPlan) -> str:
     if plan.gathered:
         return _GATHERING_SCHEDULERS[plan.config.scheduler.batching]
     config = plan.config
+    if plan.is_symmetric:
+        return "TriangleScheduler<Order, TileK>"
     return _SCHEDULERS.get(config.scheduler.batching) or k_decomposition.scheduler(config)
 
 

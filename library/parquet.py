@@ -37,7 +37,7 @@ PROBLEM: Mapping[str, str] = {
     "promote": _SMALL,
     **dict.fromkeys(("batching", "epilogue"), _WORD),
     "expected_rows": _COUNT,
-    "rows": _WORD,
+    **dict.fromkeys(("rows", "symmetry"), _WORD),
 }
 """The fields of a :class:`GemmProblem` and their column types."""
 COLUMNS: Mapping[str, str] = {

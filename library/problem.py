@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from gemmill.library.config import batchings
-from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, RowsName, ScaleName
+from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, RowsName, ScaleName, SymmetryName
 from gemmill.library.dtypes import DTYPES, DTypeName
 from gemmill.library.epilogues.parse import LINEAR, has_transpose, is_gated, pairs_rows, parse, spelling
 from gemmill.library.epilogues.tree import transposed
@@ -97,6 +97,9 @@ class GemmProblem:
     """How the kernel finds the rows of A; see :class:`~gemmill.library.config.model.Scheduler`. With ``gathered``, A
     may have any number of rows, or of columns for ``kgrouped``; B any number of
     columns for ``ngrouped``."""
+    symmetry: SymmetryName = "general"
+    """``symmetric``: D equals its transpose, so that kernels multiply half of it; see
+    :class:`~gemmill.library.config.model.Scheduler`."""
 
     def __init__(self, m: int, n: int, k: int, *positional: Any, **words: Any) -> None:
         for name, value in zip(_REST, positional, strict=False):
@@ -189,9 +192,10 @@ class GemmProblem:
     @property
     def flops(self) -> int:
         """Floating-point operations: 2 M N K for each matrix of the batch; grouped matrices share an extent in
-        total."""
+        total. A symmetric D has M (M + 1) K."""
         matrices = 1 if self.batching in batchings.OFFSETS else self.batch
-        return 2 * self.m * self.n * self.k * matrices
+        columns = 2 * self.n if self.symmetry == "general" else self.n + 1
+        return self.m * columns * self.k * matrices
 
     @property
     def expected_flops(self) -> int:
@@ -235,9 +239,11 @@ class GemmProblem:
 
     @property
     def can_transpose(self) -> bool:
-        """Whether kernels may compute :attr:`transposed` instead: not for groups, block scales, quantising epilogues,
-        and gates where no operand is upconverted, since the model of speed was not fitted to gates of rows."""
-        plain = self.batching in ("strided", "nested") and self.a_scale == self.b_scale == "none"
+        """Whether kernels may compute :attr:`transposed` instead: not for groups, block scales, a symmetric D,
+        quantising epilogues, and gates where no operand is upconverted, since the model of speed was not fitted to
+        gates of rows."""
+        is_scaled = self.a_scale != "none" or self.b_scale != "none"
+        plain = self.batching in ("strided", "nested") and not is_scaled and self.symmetry == "general"
         gates = is_gated(self.epilogue) or pairs_rows(self.epilogue)
         return plain and has_transpose(self.epilogue) and (not gates or is_mixed(self.a_dtype, self.b_dtype))
 

@@ -31,7 +31,7 @@ METHOD = 3
 operands, rotation, graphs, statistics or descriptors change; older records then no longer count as measured. (1:
 candidates had the same neighbours in every round. 2: L2 fetched two lines even for rows that begin within sectors.)"""
 
-_LATER_FIELDS: Mapping[str, str | None] = {"expected_rows": None, "rows": "stored"}
+_LATER_FIELDS: Mapping[str, str | None] = {"expected_rows": None, "rows": "stored", "symmetry": "general"}
 """Fields of problems that records from before them lack, and their defaults, which keys of records leave out."""
 _DERIVED = ("key", "arithmetic", "tflops", "ratio", "joules")
 

@@ -1,11 +1,12 @@
-"""The order of output tiles and their waves (``TileOrder`` in scheduler/work.cuh, and groups.cuh), and their
-drawing."""
+"""The order of output tiles and their waves (work.cuh, triangle.cuh and groups.cuh in the headers of schedulers), and
+their drawing."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from gemmill.library.anatomy.sheet import MOST_WIDE, Figure, Kernel, Sheet
@@ -27,21 +28,40 @@ class Raster:
     """Whether consecutive tiles of a group advance along M."""
     swizzle: int
     """Cluster tiles across the raster order that form one group."""
+    triangle: tuple[int, int] | None = None
+    """Extents of a cluster tile, if only those tiles are multiplied that meet the lower triangle."""
 
     @classmethod
     def of(cls, config: GemmConfig, m: int, n: int) -> Raster:
         """The raster over an M x N output of the kernel."""
         tile_m, tile_n = config.tile.m * config.cluster.m, config.tile.n * config.cluster.n
-        along_m = config.scheduler.raster == "m"
-        return cls(-(-m // tile_m), -(-n // tile_n), along_m, config.scheduler.swizzle_size)
+        scheduler = config.scheduler
+        triangle = (tile_m, tile_n) if scheduler.symmetry == "symmetric" else None
+        counts = -(-m // tile_m), -(-n // tile_n)
+        return cls(*counts, scheduler.raster == "m", scheduler.swizzle_size, triangle)
 
     @property
     def count(self) -> int:
         """The number of cluster tiles."""
-        return self.clusters_m * self.clusters_n
+        return len(self._places) if self.triangle else self.clusters_m * self.clusters_n
+
+    @cached_property
+    def _places(self) -> dict[tuple[int, int], int]:
+        """The index in the order of each cluster tile of a triangle, by its position along M and N."""
+        return {place: index for index, place in enumerate(self._in_triangle())}
+
+    def _in_triangle(self) -> Iterator[tuple[int, int]]:
+        assert self.triangle
+        down, across = self.triangle
+        for first in range(0, self.clusters_n, self.swizzle):
+            group = range(first, min(first + self.swizzle, self.clusters_n))
+            for row in range(self.clusters_m):
+                yield from ((row, column) for column in group if column * across < (row + 1) * down)
 
     def origin(self, index: int) -> tuple[int, int]:
         """The position along M and N of a cluster tile from its index in the order."""
+        if self.triangle:
+            return [*self._places][index]
         along_extent, across_extent = self.clusters_m, self.clusters_n
         if not self.along_m:
             along_extent, across_extent = across_extent, along_extent
@@ -50,8 +70,11 @@ class Raster:
         along, across = within // width, group * self.swizzle + within % width
         return (along, across) if self.along_m else (across, along)
 
-    def index(self, m: int, n: int) -> int:
-        """The index in the order of a cluster tile; the inverse of :meth:`origin`."""
+    def index(self, m: int, n: int) -> int | None:
+        """The index in the order of a cluster tile; the inverse of :meth:`origin`. None for one that is not
+        multiplied."""
+        if self.triangle:
+            return self._places.get((m, n))
         along, across = (m, n) if self.along_m else (n, m)
         along_extent, across_extent = self.clusters_m, self.clusters_n
         if not self.along_m:
@@ -121,6 +144,8 @@ def draw_raster(sheet: Sheet, kernel: Kernel, waves: Waves) -> None:
     size = f"{config.tile.m * config.cluster.m}x{config.tile.n * config.cluster.n}"
     first = orders[0]
     tiles_text = f"{first.clusters_m} x {first.clusters_n} {tiles} of {size}"
+    if first.triangle:
+        tiles_text += f", of which {count} meet the lower triangle; the others are mirrors of these"
     if waves.grouped:
         tiles_text = f"{len(orders)} groups, one after the other, of {count} {tiles} of {size}"
     transposed = ", of the transposed problem" if waves.swapped else ""
@@ -159,7 +184,9 @@ def _rasters(sheet: Sheet, waves: Waves, orders: Sequence[Raster], count: int) -
             sheet.words(f"group {group}: {matrix.m:,} x {matrix.n:,}, K {matrix.k:,}")
         figure = Figure()
         for row, column in itertools.product(range(rows), range(min(order.clusters_n, MOST))):
-            number = first_tile + order.index(row, column)
+            if (index := order.index(row, column)) is None:
+                continue
+            number = first_tile + index
             shade = number // waves.slots % SHADES
             text = str(number) if fits else ""
             figure.box(column * wide, row * high, wide - 1, high - 1, shade, text, data_i=number)

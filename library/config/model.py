@@ -29,6 +29,7 @@ RasterName = Literal["m", "n"]
 DecompositionName = Literal["tiles", "splitk", "stream", "cluster", "serial", "tree"]
 BatchingName = Literal["strided", "nested", "array", "grouped", "masked", "kgrouped", "ngrouped", "nmasked"]
 RowsName = Literal["stored", "gathered"]
+SymmetryName = Literal["general", "symmetric"]
 Promotion = Literal[0, 2, 4]
 
 FamilyName = Literal["wgmma", "mma", "simt", "gemv"]
@@ -187,6 +188,19 @@ class Scheduler:
             former_words={"split": "splitk", "anysplit": "splitk", "fused": "splitk"},
         ),
     ] = "tiles"
+    symmetry: Annotated[
+        SymmetryName,
+        Field(
+            doc="Which output tiles the kernel multiplies.",
+            means={
+                "general": "all",
+                "symmetric": "those that meet the lower triangle of a D that equals its transpose; it stores the "
+                "others as their mirrors",
+            },
+            unsaid=True,
+            format=True,
+        ),
+    ] = "general"
     rows: Annotated[
         RowsName,
         Field(

@@ -63,6 +63,7 @@ RESERVED = frozenset(
             "tf32",
             "precision",
             "fast_accumulation",
+            "symmetric",
             "sm_count",
             "slices",
             "bits",

@@ -39,6 +39,8 @@ class KernelPlan:
     """The kinds of batching that the family supports."""
     rows: ClassVar[tuple[str, ...]] = ("stored",)
     """How the family's kernels can find the rows of A."""
+    symmetries: ClassVar[tuple[str, ...]] = ("general",)
+    """Which output tiles the family's kernels can multiply."""
     threads: member[int]
     """Threads of a CTA."""
     stage_bytes: member[tuple[int, int]]

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 
 from gemmill.library.config.batchings import GROUPED_EXTENT, MASKED, OFFSETS
-from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, RowsName, ScaleName
+from gemmill.library.config.model import BatchingName, MajorAB, MajorCD, RowsName, ScaleName, SymmetryName
 from gemmill.library.config.scales import MX_SCALE, scales_sums
 from gemmill.library.dtypes import (
     DTYPES,
@@ -60,7 +60,7 @@ _MAJORS: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = MappingProxyT
 FIELDS = (
     *("m", "n", "k", "batch", "a_dtype", "a_major", "b_dtype", "b_major", "accumulator", "d_dtype", "d_major"),
     *("c_dtype", "c_major", "a_align", "b_align", "c_align", "d_align", "a_scale", "b_scale", "promote"),
-    *("batching", "epilogue", "expected_rows", "rows"),
+    *("batching", "epilogue", "expected_rows", "rows", "symmetry"),
 )
 """Fields of a problem, in order."""
 KEYWORDS = (*FIELDS, *_SHORT, "groups")
@@ -110,7 +110,19 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
             f"rows is {fields['rows']}, but batching is {fields['batching']}; omit rows, or use batching "
             f"{one_of(OFFSETS)}"
         )
+    if fields["symmetry"] != "general":
+        _check_symmetric(fields)
     return {name: fields[name] for name in FIELDS}
+
+
+def _check_symmetric(fields: Mapping[str, Any]) -> None:
+    """Raises ProblemError if D cannot be symmetric."""
+    for one, other in (("m", "n"), ("a_dtype", "b_dtype")):
+        if fields[one] != fields[other]:
+            values = f"{one} is {fields[one]} and {other} is {fields[other]}"
+            raise ProblemError(f"D is symmetric, but {values}; they must be equal")
+    if fields["batching"] not in ("strided", "nested"):
+        raise ProblemError(f"D is symmetric, but batching is {fields['batching']}; it must be strided or nested")
 
 
 def check_expected_rows(rows: int | None, batching: str, m: int, n: int) -> None:
@@ -281,6 +293,10 @@ def _rows(name: str, value: object) -> str:
     return _word(name, value, get_args(RowsName))
 
 
+def _symmetry(name: str, value: object) -> str:
+    return _word(name, value, get_args(SymmetryName))
+
+
 def _promote(name: str, value: object) -> int:
     if type(value) is not int or value not in (0, SPLIT_PROMOTION, 4):
         raise ProblemError(f"{name} is {value!r:.80}; it must be 0 or 4, or {SPLIT_PROMOTION} for split f32")
@@ -342,6 +358,7 @@ _USUAL: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType(
         "epilogue": lambda _: LINEAR,
         "expected_rows": lambda _: None,
         "rows": lambda _: "stored",
+        "symmetry": lambda _: "general",
     }
 )
 """The default of each field as a function of the fields before it; :func:`aligns` computes those of alignments."""
@@ -354,6 +371,7 @@ _READ: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
         "promote": _promote,
         "batching": _batching,
         "rows": _rows,
+        "symmetry": _symmetry,
         "epilogue": _epilogue,
     }
 )

@@ -120,6 +120,15 @@ def _rows(plan: KernelPlan) -> str | None:
     return f"rows is {rows}; {plan.config.schedule} kernels support only {one_of(supported)}"
 
 
+@rule("symmetry", ("scheduler.symmetry", "schedule"), "gemmill: available tile schedulers", KernelPlan)
+def _symmetry(plan: KernelPlan) -> str | None:
+    """The kernel family must support the choice of output tiles."""
+    symmetry, supported = plan.config.scheduler.symmetry, family_of(plan.config).symmetries
+    if symmetry in supported:
+        return None
+    return f"symmetry is {symmetry}; {plan.config.schedule} kernels support only {one_of(supported)}"
+
+
 @rule("epilogue-c", ("c.dtype", "epilogue"), "gemmill: a kernel loads C only if its epilogue reads it", KernelPlan)
 def epilogue_c(plan: KernelPlan) -> str | None:
     """A config must have a C if its epilogue reads C, and no C otherwise."""
@@ -233,6 +242,7 @@ RULES: tuple[Rule, ...] = (
     _splits,
     _batching,
     _rows,
+    _symmetry,
     _epilogue_gated,
     _epilogue_integers,
     _epilogue_groups,

@@ -264,6 +264,9 @@ def _operand_set(problem: GemmProblem, generator: Any, device: Any, sizes: Seque
     for tensor, dtype in ((a, problem.a_dtype), (b, problem.b_dtype), (c, problem.c_dtype)):
         if tensor is not None and dtype is not None:
             fill_random(tensor, dtype, generator)
+    if problem.symmetry != "general":
+        b = a.mT if problem.a_major == problem.b_major else b.copy_(a.mT)
+        c = None if c is None else c.add_(c.mT.clone())
     if problem.epilogue != LINEAR and b.dtype.is_floating_point and DTYPES[problem.b_dtype].bits > 8:
         # Scale the sums to order 1, as in neural networks; activation functions saturate or overflow on larger values.
         depth = problem.k / (problem.batch if problem.batching == "kgrouped" else 1)
@@ -405,6 +408,7 @@ def plan_options(problem: GemmProblem, operands: OperandSet) -> dict[str, Any]:
         "accumulator": problem.accumulator,
         "precision": next((name for name, dtype in PRECISIONS.items() if dtype == problem.a_dtype), IEEE),
         "fast_accumulation": problem.promote == 0,
+        "symmetric": problem.symmetry != "general",
         "expected_rows": problem.expected_rows,
         "a_dtype": problem.a_dtype if DTYPES[problem.a_dtype].bits < 8 else None,
         "b_dtype": problem.b_dtype if DTYPES[problem.b_dtype].bits < 8 else None,

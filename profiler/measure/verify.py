@@ -153,7 +153,10 @@ def _sums(problem: GemmProblem, part: Part, rows: slice) -> Bounded:
     lost = summation_loss(problem if part.b.shape[0] == problem.k else problem.but(k=part.b.shape[0]))
     if not lost:
         return Bounded(sums, torch().zeros_like(sums))
-    return Bounded(sums, (left.square_() @ right.square_()).sqrt_().mul_(lost))
+    error = (left.square_() @ right.square_()).sqrt_().mul_(lost)
+    if problem.symmetry != "general":  # products of a row with itself have one sign, and partial sums grow to the sum
+        error += sums.abs() * (lost / SIGMAS)
+    return Bounded(sums, error)
 
 
 def _linear(problem: GemmProblem, sums: Bounded, c: Any, alpha: float, beta: float) -> Bounded:

@@ -60,6 +60,7 @@ def problem_of(config: GemmConfig, shape: Shape) -> GemmProblem:
         "promote": config.promote,
         "batching": config.scheduler.batching,
         "rows": config.scheduler.rows,
+        "symmetry": config.scheduler.symmetry,
         "epilogue": config.epilogue,
         "expected_rows": keywords.get("expected_rows"),
     }
@@ -78,14 +79,15 @@ def _formats_of(shape: Shape) -> dict[str, Any]:
     Without groups in the shape, the problem has none. ValueError if the narrow operand cannot be transposed.
     """
     if not shape.keywords:
-        return {"batching": "strided"}
+        return {"batching": "strided", "symmetry": "general"}
     problem = shape.problem
     formats = problem.with_narrow_a
     swapped = formats is not problem
     if upconverts_a(formats.b_dtype, formats.a_dtype):
         formats, swapped = formats.transposed, True
     keywords = [word for word, _ in shape.keywords if word not in ("groups", "promote")]
-    fields = {"batching": None, "rows": None, **dict.fromkeys(_MEANS.get(word, word) for word in keywords)}
+    named = dict.fromkeys(_MEANS.get(word, word) for word in keywords)
+    fields = {"batching": None, "rows": None, "symmetry": None, **named}
     names = [_SWAPPED[name[0]] + name[1:] if swapped and name[:2] in ("a_", "b_") else name for name in fields]
     return {name: getattr(formats, name) for name in names}
 
@@ -135,8 +137,9 @@ def refuse_nested(problem: GemmProblem) -> None:
 
 
 def is_plain(config: GemmConfig) -> bool:
-    """Whether a kernel has a strided batch and no epilogue expression."""
-    return config.scheduler.batching == "strided" and config.epilogue == LINEAR
+    """Whether a kernel has a strided batch, no epilogue expression, and computes all of D."""
+    scheduler = config.scheduler
+    return (scheduler.batching, scheduler.symmetry, config.epilogue) == ("strided", "general", LINEAR)
 
 
 def units(configs: Iterable[GemmConfig], shapes: Iterable[Shape], varies: bool = False) -> list[Unit]:

@@ -143,7 +143,8 @@ def is_learnt_from(m: Measurement) -> bool:
     """Whether a measurement has a time, is of a kernel, and is of a problem that models are trained on."""
     if m.us is None or m.kernel in BASELINES or m.holds != "time" or SUMMED_INSIDE.search(m.kernel):
         return False
-    return (m.problem.batching, m.problem.epilogue) == ("strided", LINEAR) and not is_realigned(m.problem)
+    formats = m.problem.batching, m.problem.epilogue, m.problem.symmetry
+    return formats == ("strided", LINEAR, "general") and not is_realigned(m.problem)
 
 
 def is_realigned(problem: GemmProblem) -> bool:

@@ -61,7 +61,8 @@ class Held(NamedTuple):
     @property
     def padding(self) -> Any:
         """Elements of D that tiles cover, relative to those of the problem."""
-        return padding(self.table.columns["tile"], self.table.side, self.problem)
+        columns = self.table.columns
+        return padding(columns["tile"], self.table.side, columns["symmetric"], self.problem)
 
 
 def held_problems(measurements: Iterable[Measurement], gpu: Gpu, model: GpuModel | None) -> list[Held]:

@@ -26,7 +26,7 @@ def matmul(
     a: Tensor, b: Tensor, *, out: Tensor | None = None, c: Tensor | None = None,
     alpha: float = 1.0, beta: float | None = None, out_dtype: object = None,
     accumulator: DTypeName | None = None, tf32: bool = False, precision: str = "ieee",
-    fast_accumulation: bool = True,
+    fast_accumulation: bool = True, symmetric: bool = False,
     a_scale: Tensor | float | None = None, b_scale: Tensor | float | None = None,
     a_zero: Tensor | None = None, b_zero: Tensor | None = None, a_dtype: object = None, b_dtype: object = None,
     stream: Stream | None = None, registry: Registry | None = None,
@@ -66,6 +66,9 @@ def matmul(
             ``"bf16x6"``, ``"bf16x3"``), into which a kernel splits the operands first (docs/kernels.md).
         fast_accumulation: Keep fp8 sums in the tensor cores, which have about 13 bits. False selects two-level
             accumulation: the sums move to f32 registers every 128 products.
+        symmetric: The caller guarantees that D equals its transpose, as in ``matmul(x, x.mT, symmetric=True)``
+            (:func:`syrk`). Where kernels for it are faster, they multiply half of the tiles, and store each tile below
+            the diagonal twice.
         a_scale: Scale of A; see below.
         b_scale: Scale of B; see below.
         a_zero: Zero points of a narrow A; see below.
@@ -143,6 +146,31 @@ def matmul(
     """
 
 
+def syrk(x: Tensor, **options: Any) -> Any:
+    """Compute ``alpha * x @ x.mT + beta * c`` for a symmetric ``c``, and return ``out``, whose halves are equal to the
+    last bit.
+
+    Kernels for 16-bit types multiply only the tiles that meet the lower triangle, and store each tile below the
+    diagonal twice: see docs/kernels.md. It is :func:`matmul` with ``symmetric=True``, which also takes other products
+    that are symmetric, such as those of polynomials of one symmetric matrix.
+
+    Example:
+        >>> a = gemmill.syrk(x)
+        >>> b = gemmill.syrk(a, c=a, alpha=2.0315, beta=-4.775)  # -4.775 A + 2.0315 A A for a symmetric A
+
+    Args:
+        x: X, (..., M, K).
+        **options: Keywords of :func:`matmul`: ``c``, symmetric, which broadcasts to (..., M, M) and may be ``out``;
+            ``alpha``, ``beta``, ``out``, ``out_dtype`` and others.
+
+    Raises:
+        The errors of :func:`matmul`.
+    """
+    array: Any = x
+    transposed = array.mT if hasattr(array, "mT") else array.swapaxes(-1, -2)  # CuPy
+    return matmul(x, transposed, symmetric=True, **options)
+
+
 def _planning(declaration: Declaration) -> Callable[..., Plan]:
     def planned(a: Any, b: Any, **arguments: Any) -> Plan:
         arguments |= {"a": a, "b": b}
@@ -158,7 +186,7 @@ def plan(  # type: ignore[empty-body]
     a: Tensor, b: Tensor, *, out: Tensor | None = None, c: Tensor | None = None,
     alpha: float = 1.0, beta: float | None = None, out_dtype: object = None,
     accumulator: DTypeName | None = None, tf32: bool = False, precision: str = "ieee",
-    fast_accumulation: bool = True,
+    fast_accumulation: bool = True, symmetric: bool = False,
     a_scale: Tensor | float | None = None, b_scale: Tensor | float | None = None,
     a_zero: Tensor | None = None, b_zero: Tensor | None = None, a_dtype: object = None, b_dtype: object = None,
     offsets: Tensor | None = None, counts: Tensor | None = None, rows: Tensor | None = None,

@@ -30,7 +30,7 @@ from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import warn_of_quick
 from gemmill.runtime.select.kernels.faults import needs_swap, realigned
 
-_FLAGS = ("tf32", "fast_accumulation", "deterministic", "batch_invariant", "quick")
+_FLAGS = ("tf32", "fast_accumulation", "symmetric", "deterministic", "batch_invariant", "quick")
 
 
 def prepare(call: GemmCall) -> PreparedCall:

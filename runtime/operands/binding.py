@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gemmill.library.bits import ANY
 from gemmill.library.config.model import BatchingName
 from gemmill.library.config.scales import BLOCK_SCALES, scales_sums
 from gemmill.library.dtypes import DTYPES, FP8, SPLIT, SPLIT_PROMOTION, DTypeName
-from gemmill.library.epilogues.parse import PLAIN, spelling
+from gemmill.library.epilogues.parse import LINEAR, PLAIN, spelling
 from gemmill.library.epilogues.tree import Epilogue, fault_of_m, fault_of_n
 from gemmill.library.errors import OperandError
 from gemmill.library.problem import MAX_EXTENT, GemmProblem, is_mixed, upconverts_a
@@ -227,6 +227,8 @@ def bind(call: GemmCall) -> Gemm:
         gemm = _bind_groups(call, tensors, kind, epilogue)
     else:
         gemm = _bind_matrices(call, tensors, epilogue, may_stack=not values or stack is not None)
+    if call.options.symmetric:
+        gemm = _symmetric(gemm, d.shape)
     if (rows := call.options.expected_rows) is not None:
         gemm = _with_expected_rows(gemm, rows)
     if values:
@@ -299,12 +301,33 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
     else:
         scales = block_scales(tensors, (m, n, k), batch_shape, batch_shape)
 
-    may_stack = may_stack and not extents.nested and (groups is None or groups.name == "b")
+    may_stack = may_stack and not (extents.nested or call.options.symmetric)
+    may_stack = may_stack and (groups is None or groups.name == "b")
     if may_stack and (stacked_operands := one_matrix(abcd, scales, m, extents.batch)) is not None:
         abcd, scales = stacked_operands
         extents = extents._replace(m=m * extents.batch, batch=1)
     gemm = _assemble(call, extents, abcd, scales, epilogue)
     return gemm if groups is None else _with_group_scales(gemm, groups, epilogue)
+
+
+def _symmetric(gemm: Gemm, shape: tuple[int, ...]) -> Gemm:
+    """Return the GEMM with a symmetric D, whose rows are its columns: C and D are n-major."""
+    problem = gemm.problem
+    for is_wrong, what in (
+        (problem.batching not in ("strided", "nested"), "its matrices are found by a table; leave out the table"),
+        (problem.epilogue != LINEAR, f"the epilogue is `{problem.epilogue}`; leave out the epilogue and its operands"),
+        (len(shape) < 2 or shape[-1] != shape[-2], f"out has shape {shape}; it must have as many rows as columns"),
+        (
+            problem.a_dtype != problem.b_dtype,
+            f"a is {problem.a_dtype} and b is {problem.b_dtype}; they must have the same dtype",
+        ),
+    ):
+        if is_wrong:
+            raise OperandError(f"symmetric is True, and {what}")
+    gemm = gemm.transposed if problem.d_major == "m" else gemm
+    c = gemm.c.transposed if gemm.c and gemm.c.major == "m" else gemm.c
+    changes: dict[str, Any] = {"c_major": c.major} if c else {}
+    return replace(gemm, c=c, problem=gemm.problem.but(symmetry="symmetric", **changes))
 
 
 def _with_group_scales(gemm: Gemm, groups: GroupScales, epilogue: Epilogue) -> Gemm:

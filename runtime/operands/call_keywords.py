@@ -81,6 +81,8 @@ class Options(NamedTuple):
     """How f32 operands are multiplied: one of :data:`PRECISIONS`."""
     fast_accumulation: Annotated[bool, EVERY] = True
     """Whether sums of fp8 stay in the tensor cores, which keep about 13 bits; False selects two-level accumulation."""
+    symmetric: Annotated[bool, MATRICES - JAX] = False
+    """Whether the caller guarantees that D equals its transpose, so that a kernel may multiply half of it."""
     a_dtype: Annotated[Any, MATRICES] = None
     """Dtype of the elements of A where A is a tensor of bytes."""
     b_dtype: Annotated[Any, MATRICES | GROUPS] = None

@@ -33,7 +33,7 @@ FORMATS = tuple(field.name for field in fields(GemmProblem) if field.name not in
 groups are not part of it."""
 formats_of = attrgetter(*FORMATS)
 """Returns the key of a problem's table."""
-_DEFAULTS = {"rows": "stored"}
+_DEFAULTS = {"rows": "stored", "symmetry": "general"}
 """Formats that files from before them lack."""
 _MAX_BYTES = 64 << 20
 """Largest size of a file; the shipped ones have less than 1 MB."""

@@ -106,6 +106,8 @@ class Selector:
             choice = self._measured.choice(problem, rows)
         else:
             choice = self._fastest(problem, None, arithmetic)
+        if choice.config.scheduler.symmetry != problem.symmetry:  # rows of all of D may be measured
+            choice = self.select(problem.but(symmetry="general"), sm_count, arithmetic, objective)
         return choice.answering(problem, self._slow_path(choice, problem, sm_count, arithmetic), arithmetic)
 
     def under_power(

@@ -17,7 +17,7 @@ _ARGUMENTS = ("alpha", "beta", "out_dtype", "a_dtype", "b_dtype", "registry")
 NAMES = (*(name for name in Options._fields if name not in _ARGUMENTS), "explain")
 """Options that the text may contain: all except ``registry`` and those that are arguments of the operators."""
 
-_OF_ONE_PROBLEM = frozenset(("expected_rows", "kernel", "slices", "sm_count", "autotune", "explain"))
+_OF_ONE_PROBLEM = frozenset(("expected_rows", "kernel", "slices", "sm_count", "symmetric", "autotune", "explain"))
 """Options that do not apply to the products of a gradient. ``bits`` does: they get the class that it means for them."""
 
 

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from gemmill.runtime.api.lora import plan_lora as plan_lora
     from gemmill.runtime.api.matmul import matmul as matmul
     from gemmill.runtime.api.matmul import plan as plan
+    from gemmill.runtime.api.matmul import syrk as syrk
     from gemmill.runtime.api.moe import MoePlan as MoePlan
     from gemmill.runtime.api.moe import interleaved as interleaved
     from gemmill.runtime.api.moe import moe as moe
@@ -102,6 +103,7 @@ _HOMES = {
     "plan_lora": "gemmill.runtime.api.lora",
     "plan_moe": "gemmill.runtime.api.moe",
     "route": "gemmill.runtime.api.routing",
+    "syrk": "gemmill.runtime.api.matmul",
     **dict.fromkeys(
         (
             "GemmillError",

@@ -42,6 +42,7 @@ def call_of(
     tf32: bool = False,
     precision: str = "ieee",
     bits: str = "any",
+    symmetric: bool = False,
     epilogue: Epilogue | None = None,
     **others: TensorView | None,
 ) -> GemmCall:
@@ -49,7 +50,8 @@ def call_of(
     tensors = {"a": a, "b": b, "c": c, **others, "out": d}
     arguments = NO_ARGUMENTS if epilogue is None else EpilogueArguments(epilogue, {}, str(epilogue))
     given = {name: x for name, x in tensors.items() if x is not None}
-    return GemmCall(given, Options(accumulator=accumulator, tf32=tf32, precision=precision, bits=bits), arguments)
+    options = Options(accumulator=accumulator, tf32=tf32, precision=precision, bits=bits, symmetric=symmetric)
+    return GemmCall(given, options, arguments)
 
 
 def bound(a: TensorView, b: TensorView, d: TensorView, c: TensorView | None = None, **others: Any) -> Gemm:

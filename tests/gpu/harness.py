@@ -249,6 +249,7 @@ def make_case(
         a_scale=config.a.scale,
         b_scale=config.b.scale,
         promote=config.promote,
+        symmetry=config.scheduler.symmetry,
     )
     exact = data is None or config.d.dtype == "s32"
     data = data or exact_data(problem)
@@ -276,6 +277,10 @@ def make_case(
     fill(b.tensor, data, seed * 3 + 1, config.b.dtype)
     if c is not None and config.c is not None:
         fill(c.tensor, "integers" if exact else data, seed * 3 + 2, config.c.dtype)
+    if problem.symmetry != "general":
+        b.tensor.copy_(a.tensor.mT)
+        if c is not None:
+            c.tensor.add_(c.tensor.mT.clone())
     generator = torch.Generator(device=device).manual_seed(seed)
     scales = {}
     for name, scale in (("a", config.a.scale), ("b", config.b.scale)):

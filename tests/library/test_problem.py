@@ -46,6 +46,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"rows": "gathered", "batching": "masked"},
         "rows is gathered, but batching is masked; omit rows, or use batching",
     ),
+    ({"symmetry": "symmetric", "n": 63}, "D is symmetric, but m is 64 and n is 63; they must be equal"),
+    ({"symmetry": "symmetric", "n": 64, "b": "f16"}, "a_dtype is bf16 and b_dtype is f16; they must be equal"),
+    ({"symmetry": "symmetric", "n": 64, "batching": "masked"}, "batching is masked; it must be strided or nested"),
     (
         {"expected_rows": 8},
         "expected_rows is 8, but batching is strided; omit expected_rows, or use batching masked",
@@ -146,6 +149,9 @@ problems = st.builds(
 gathered = st.builds(
     GemmProblem, m=extents, n=extents, k=extents, batching=st.just("grouped"), rows=st.just("gathered")
 )
+symmetric = extents.flatmap(
+    lambda m: st.builds(GemmProblem, m=st.just(m), n=st.just(m), k=extents, symmetry=st.just("symmetric"))
+)
 masked = st.integers(1, 1 << 20).flatmap(
     lambda m: st.builds(
         GemmProblem,
@@ -159,7 +165,7 @@ masked = st.integers(1, 1 << 20).flatmap(
 )
 
 
-@given(problems | gathered | masked)
+@given(problems | gathered | masked | symmetric)
 def test_lines_mappings_and_reprs_rebuild_a_problem(problem: GemmProblem) -> None:
     assert GemmProblem.from_text(str(problem)) == problem
     assert eval(repr(problem)) == problem

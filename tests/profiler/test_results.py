@@ -101,7 +101,7 @@ def test_what_is_told_of_sweeps_is_of_some_that_are_kept() -> None:
     assert not {*runs} - {*kept()}
 
 
-YOUNGER = {"expected_rows", "launches", "regime", "sizes", "slices", "rows"}
+YOUNGER = {"expected_rows", "launches", "regime", "sizes", "slices", "rows", "symmetry"}
 """Columns that are younger than some files: what these hold has their defaults."""
 
 

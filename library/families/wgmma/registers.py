@@ -44,6 +44,8 @@ fragments. With more fragments ptxas keeps more narrow words live while it upcon
 warpgroups. An odd multiple of 8 columns takes 8, an m-major D of split-K kernels in clusters 8, an 8-bit D 16."""
 NARROW_D_LIMIT = {(2, "n"): 176, (2, "m"): 160, (3, "n"): 88, (3, "m"): 88}
 """The limit if D has 8 bits, by consumer warpgroups and D's major: the conversion needs registers."""
+SYMMETRIC_LIMIT = 160
+"""The limit of cooperative kernels of a symmetric D, which stage each subtile twice: with 176, one of two spilled."""
 STREAM_LIMIT = {(2, True): 128, (2, False): 96, (3, True): 56, (3, False): 56}
 """The limit of stream-K kernels, by consumer warpgroups and whether the epilogue is plain and D has more than 8 bits.
 ptxas spills the state of their scheduler first."""

@@ -99,6 +99,7 @@ class WgmmaPlan(KernelPlan):
     archs = ("sm90a",)
     batchings = ("strided", "nested", "array", "grouped", "masked", "kgrouped", "ngrouped", "nmasked")
     rows = ("stored", "gathered")
+    symmetries = ("general", "symmetric")
 
     @member
     def decompositions(self) -> tuple[str, ...]:
@@ -320,6 +321,8 @@ class WgmmaPlan(KernelPlan):
         limits += self._limits_of_shared_k(plain, shallow, limits[0])
         if config.schedule == "cooperative" and shallow:
             limits.append(registers.SHALLOW_LIMIT)
+        if config.schedule == "cooperative" and self.is_symmetric:
+            limits.append(registers.SYMMETRIC_LIMIT)
         return min(limits)
 
     @part
@@ -480,9 +483,16 @@ class WgmmaPlan(KernelPlan):
         return (*((self.stored_c,) if self.stored_c else ()), *self._matrices[0])
 
     @member
+    def is_symmetric(self) -> bool:
+        """Whether each tile below the diagonal is stored above it too."""
+        return self.config.scheduler.symmetry == "symmetric"
+
+    @member
     def stored(self) -> tuple[Format, ...]:
-        """The matrices in a buffer of D: D, and those that the epilogue writes by TMA."""
-        return (self.stored_d, *self._matrices[1])
+        """The matrices in a buffer of D: D, its mirror if it is symmetric, and those that the epilogue writes by
+        TMA."""
+        mirror = (Format(self.stored_d.dtype, "m"),) if self.is_symmetric else ()
+        return (self.stored_d, *mirror, *self._matrices[1])
 
     @member
     def subtile_rows(self) -> int:
@@ -505,7 +515,7 @@ class WgmmaPlan(KernelPlan):
         time.
         """
         n = self.dividing_n
-        if self.loaded or not is_repeatable(self.config.epilogue):
+        if self.is_symmetric or self.loaded or not is_repeatable(self.config.epilogue):
             return n
         wider = _wider_n(self.columns_d, n, self.stored_d)
         return next((x for x in wider if self._depths(x) == self._depths(n)), n)
@@ -515,8 +525,11 @@ class WgmmaPlan(KernelPlan):
         """The widest subtiles that divide the columns of D and suit all staged matrices.
 
         Rows of 8 columns of 16 bits would not fill a sector of L2. A plain D then has whole swizzle spans instead, even
-        if they do not divide its columns or cost a stage. Rows of 8 columns of 8 bits are not legal.
+        if they do not divide its columns or cost a stage. Rows of 8 columns of 8 bits are not legal. Subtiles of a
+        symmetric D are square.
         """
+        if self.is_symmetric:
+            return SUBTILE_M
         exchanges, columns = self.cluster_splits > 1, self.columns_d
         most = MAX_STAGED_N if any(self._matrices) or exchanges else MAX_SUBTILE_N
         most = MAX_SPLIT_N if self.config.a.type.component else most

@@ -245,6 +245,45 @@ def gathered_rows(plan: WgmmaPlan) -> str | None:
 
 
 @rule(
+    "symmetric-d",
+    (
+        *("scheduler.symmetry", "scheduler.raster", "scheduler.decomposition", "scheduler.batching", "epilogue"),
+        *("tile.m", "tile.n", "a.dtype", "b.dtype", "c.dtype", "c.major", "d.dtype", "d.major"),
+    ),
+    "gemmill: emitters/include/gemmill/scheduler/triangle.cuh; a subtile has one TMA box on both sides of the diagonal",
+    WgmmaPlan,
+)
+def symmetric_d(plan: WgmmaPlan) -> str | None:
+    """If D is symmetric, A, B and D must have 16 bits, D must be n-major, and the kernel must be data-parallel with
+    strided batching, raster m, the linear epilogue and at least 64 columns in a tile. C must have the format of D, and
+    tiles are then square: C may be D, and no element may be written before it is read."""
+    if not plan.is_symmetric:
+        return None
+    config = plan.config
+    scheduler, tile, c, d = config.scheduler, config.tile, config.c, config.d
+    for is_wrong, what in (
+        (scheduler.batching != "strided", f"batching is {scheduler.batching}; it must be strided"),
+        (scheduler.decomposition != "tiles", f"decomposition is {scheduler.decomposition}; it must be tiles"),
+        (scheduler.raster != "m", f"raster is {scheduler.raster}; it must be m"),
+        (config.epilogue != LINEAR, f"the epilogue is {config.epilogue}; it must be linear"),
+        (d.major != "n", f"D is {d.major}-major; it must be n-major"),
+        *(
+            (x.type.bits != 16, f"{name} is {x.dtype}; it must have 16 bits")
+            for name, x in (("A", config.a), ("B", config.b), ("D", d))
+        ),
+        (tile.n < SUBTILE_M, f"tile N is {tile.n}; it must be at least {SUBTILE_M}"),
+        (
+            c is not None and (c.dtype, c.major) != (d.dtype, d.major),
+            f"C is {c and c.dtype} and {c and c.major}-major; it must be {d.dtype} and {d.major}-major as D is",
+        ),
+        (c is not None and tile.m != tile.n, f"the tile is {tile.m}x{tile.n}; with C it must be square"),
+    ):
+        if is_wrong:
+            return f"D is symmetric and {what}"
+    return None
+
+
+@rule(
     "array-panels",
     ("tile.k", "a.major", "b.major", "a.dtype", "b.dtype", "scheduler.batching"),
     "measured on an H200: for a box completely outside a tensor, TMA reads at the start of the tensor",
@@ -706,7 +745,7 @@ def tma_box(plan: WgmmaPlan) -> str | None:
     "epilogue-box",
     (
         *("tile.n", "d.dtype", "d.major", "c.dtype", "c.major", "scheduler.decomposition", "scheduler.splits"),
-        *("accumulator", "a.dtype", "epilogue"),
+        *("accumulator", "a.dtype", "epilogue", "scheduler.symmetry"),
     ),
     "CUDA driver API, cuTensorMapEncodeTiled: the inner box extent is a multiple of 16 bytes",
     WgmmaPlan,
@@ -833,7 +872,7 @@ def quantised_d(plan: WgmmaPlan) -> str | None:
     (
         *("tile.n", "tile.m", "tile.k", "schedule", "accumulator", "promote", "scheduler.decomposition"),
         *("c.dtype", "d.major", "d.dtype", "a.dtype", "b.dtype", "a.major", "b.major", "a.scale", "epilogue"),
-        *("cluster.m", "cluster.n", "scheduler.batching"),
+        *("cluster.m", "cluster.n", "scheduler.batching", "scheduler.symmetry"),
     ),
     "PTX ISA, setmaxnreg, and wgmma.mma_async: register fragments of D; measured: larger accumulators spill",
     WgmmaPlan,
@@ -898,7 +937,7 @@ def _fragments(plan: WgmmaPlan, accumulators: int) -> str | None:
 AUTO_STAGES_FIELDS = (
     *("tile.n", "tile.k", "tile.m", "schedule"),
     *("d.dtype", "d.major", "c.dtype", "c.major", "a.dtype", "a.major", "a.scale", "b.dtype", "b.major", "arch"),
-    *("scheduler.decomposition", "scheduler.splits", "accumulator", "epilogue"),
+    *("scheduler.decomposition", "scheduler.splits", "scheduler.symmetry", "accumulator", "epilogue"),
 )
 """The fields that determine how many stages fit."""
 
@@ -943,6 +982,7 @@ RULES: tuple[Rule, ...] = (
     sums,
     parts_batching,
     gathered_rows,
+    symmetric_d,
     mixed_parts,
     tile_m,
     tile_n,

@@ -25,11 +25,12 @@ import numpy as np
 
 from gemmill.library.dtypes import DTYPES, default_output
 from gemmill.library.problem import GemmProblem
+from gemmill.runtime.select.cost.symmetric import triangle
 from gemmill.runtime.select.cost.table import STATIC
 
 if TYPE_CHECKING:
     from gemmill.library.arch import Gpu
-    from gemmill.runtime.select.cost.arrays import Floats, Integers
+    from gemmill.runtime.select.cost.arrays import Bools, Floats, Integers
     from gemmill.runtime.select.cost.table import FeatureTable
 
 Energy = Mapping[str, float]
@@ -96,7 +97,8 @@ def sustained_us(
     def of_members(figures: Any) -> Any:
         return figures if members is None else figures.take(members, axis=-1)
 
-    held_us = padding(of_members(table.columns["tile"]), of_members(table.side), problem) * power_us(problem, gpu)
+    tile, symmetric = (of_members(table.columns[name]) for name in ("tile", "symmetric"))
+    held_us = padding(tile, of_members(table.side), symmetric, problem) * power_us(problem, gpu)
     sustained = energy["scale"] * (burst_us * analytic_us) ** (energy["burst"] / 2) * held_us ** (1 - energy["burst"])
     sustained = (
         sustained
@@ -111,12 +113,15 @@ def is_stream(table: FeatureTable) -> Floats:
     return np.asarray(table.inputs[:, STATIC.index("stream-K")])
 
 
-def padding(tile: Floats, side: Integers, problem: GemmProblem) -> Floats:
-    """Return the elements of D that tiles cover, relative to those of the problem; ``side`` maps its extents to each
-    kernel's."""
+def padding(tile: Floats, side: Integers, symmetric: Bools, problem: GemmProblem) -> Floats:
+    """Return the elements of D that tiles cover, relative to those that must be multiplied; ``side`` maps the extents
+    of the problem to each kernel's."""
     extents = np.array((problem.m, problem.n), np.float64).take(side)
     covered = np.ceil(extents / tile) * tile
-    return np.asarray(covered[0] * covered[1] / (problem.m * problem.n))
+    elements = covered[0] * covered[1]
+    if problem.symmetry != "general":
+        elements = 2 * np.where(symmetric, triangle(tile, problem.m) * tile[0] * tile[1], elements)
+    return np.asarray(elements / (problem.m * problem.n))
 
 
 def power_us(problem: GemmProblem, gpu: Gpu) -> float:

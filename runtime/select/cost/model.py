@@ -26,6 +26,7 @@ from gemmill.runtime.select.cost.energy import power_us
 from gemmill.runtime.select.cost.families import FAMILIES
 from gemmill.runtime.select.cost.families.wgmma import SHARED_BYTES_PER_CYCLE
 from gemmill.runtime.select.cost.network import DYNAMIC, corrections
+from gemmill.runtime.select.cost.symmetric import multiplied, triangle
 from gemmill.runtime.select.cost.table import FeatureTable, resident_clusters
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Columns:
         sm_ns[stream] += work["exchange_ns"] + work["rest"] * work["store_ns"][stream]
     of_dram_ns = (_dram_bytes(columns, work, typical, gpu) + _read_again(work, problem)) / columns["dram_gbps"]
     dram_ns[:] = of_dram_ns
-    work["power_ns"] = power_ns = 1000 * products * power_us(typical, gpu)
+    work["power_ns"] = power_ns = 1000 * products * power_us(typical, gpu) * multiplied(columns["symmetric"], typical)
     if GROUPED_EXTENT.get(problem.batching) in ("m", "n"):
         # Loads pause where tiles of other groups begin, so the shorter of these times counts more: their 4-norm. Fitted
         # to tiles for groups of 2 to 128 rows of e4m3 on an H200.
@@ -164,6 +165,8 @@ def _tiles(table: FeatureTable, problem: GemmProblem, typical: GemmProblem, gpu:
     if GROUPED_EXTENT.get(problem.batching) in ("m", "n"):
         varied, filled = _vary(along, extents, columns, problem, typical)
     clusters = along_m * along_n
+    if typical.symmetry != "general":
+        np.copyto(clusters, triangle(columns["cluster_tile"], typical.m), where=columns["symmetric"])
     clusters *= columns["clusters"]
     if typical.batch != 1:
         clusters *= typical.batch
@@ -302,6 +305,8 @@ def _dram_bytes(columns: Columns, work: Columns, problem: GemmProblem, gpu: Gpu)
     A wave covers as many tiles as the swizzle size across the raster order, and extends along it.
     """
     inputs = problem.k * (problem.m * _bytes(problem.a_dtype) + problem.n * _bytes(problem.b_dtype)) * problem.batch
+    if problem.symmetry != "general":  # B is mostly A
+        inputs /= 2
     outputs = problem.m * problem.n * _output_bytes(problem) * problem.batch
     if inputs / problem.batch <= _L2_SHARE * gpu.l2_bytes:
         return inputs + outputs
@@ -311,7 +316,9 @@ def _dram_bytes(columns: Columns, work: Columns, problem: GemmProblem, gpu: Gpu)
     width = np.minimum(np.maximum(width, work["active"] / length), across)
     moved: Floats = columns["across"] / length + columns["along"] / width  # per element of K of a tile
     moved *= across * along
-    moved *= problem.k * problem.batch
+    moved *= problem.k * problem.batch * multiplied(columns["symmetric"], problem)
+    if problem.symmetry != "general":
+        moved /= 2
     np.maximum(moved, inputs, out=moved)
     moved += outputs
     return moved
@@ -394,17 +401,17 @@ def _utilisation(table: FeatureTable, index: int, work: Columns, problem: GemmPr
     config = table.config(index)
     sharing = work["sharing"] if isinstance(work["sharing"], float) else work["sharing"][index]
     ctas_per_sm = max(float(sharing), float(table.columns["counted_ctas"][index]))
-    tiles = (
-        problem.m * problem.n * problem.batch * float(table.columns["splits"][index]) / (config.tile.m * config.tile.n)
-    )
+    elements = problem.m * problem.n * problem.batch / (1 if problem.symmetry == "general" else 2)
+    tiles = elements * float(table.columns["splits"][index]) / (config.tile.m * config.tile.n)
     return float(tiles / gpu.sms / (max(work["waves"][index], 1) * ctas_per_sm))
 
 
 def _bound(config: GemmConfig, index: int, work: Columns) -> str:
     """Return what bounds a kernel."""
-    sm_ns, dram_ns = float(work["sm_ns"][index]), float(work["dram_ns"][index])
-    if sm_ns < max(dram_ns, work["power_ns"]):
-        return "DRAM" if dram_ns >= work["power_ns"] else "power"
+    sm_ns, dram_ns, power_ns = float(work["sm_ns"][index]), float(work["dram_ns"][index]), work["power_ns"]
+    power_ns = power_ns if isinstance(power_ns, float) else float(power_ns[index])
+    if sm_ns < max(dram_ns, power_ns):
+        return "DRAM" if dram_ns >= power_ns else "power"
     if work["store_ns"][index] * work["waves"][index] > _STORES_SEEN * sm_ns:
         return "epilogue"
     first, paces = next((x.start, paces) for x, paces in work["paces"] if x.start <= index < x.stop)

@@ -84,7 +84,8 @@ class FeatureTable:
         families = [FAMILIES[config.family] for config in configs]
         is_fitted = np.array([family.is_fitted(config) for family, config in zip(families, configs, strict=True)])
         inputs = _inputs(configs, columns)
-        columns |= {"all_fitted": bool(is_fitted.all()), "aligns": aligns}
+        symmetric = np.array([config.scheduler.symmetry == "symmetric" for config in configs])
+        columns |= {"all_fitted": bool(is_fitted.all()), "aligns": aligns, "symmetric": symmetric}
         parts = []
         for family in FAMILIES.values():
             if indices := [i for i, other in enumerate(families) if other is family]:
@@ -279,7 +280,8 @@ def _stored_bytes(config: GemmConfig) -> int:
     """Return the bytes that are stored per element of a tile, plus those that are loaded from C."""
     if decomposition_of(config).has_second_kernel:
         return PARTIAL_BYTES
-    return (config.c.type.bytes if config.c else 0) + config.d.type.bytes
+    stores = 2 if config.scheduler.symmetry == "symmetric" else 1
+    return (config.c.type.bytes if config.c else 0) + stores * config.d.type.bytes
 
 
 def resident_clusters(gpu: Gpu) -> Floats:

@@ -30,7 +30,7 @@ def faults(config: GemmConfig, problem: GemmProblem) -> list[str]:
         actual = getattr(problem, field)
         if (
             actual != required
-            and not (required == "any" and actual)
+            and not (required in ("any", "general") and actual)
             and not (field == "epilogue" and serves(required, actual))
         ):
             needs.append(f"{_words(field)} {_value(required)} (the problem has {_value(actual)})")

@@ -59,13 +59,20 @@ def with_declared_scales(problem: GemmProblem) -> GemmProblem:
 
 
 def serving_formats(problem: GemmProblem) -> Iterator[Format]:
-    """Return the formats of kernels that support a problem: its own, and those that take an operand with any major."""
+    """Return the formats of kernels that support a problem: its own, those that take an operand with any major, and for
+    a symmetric D those that compute all of it."""
     choices = []
     for field in FIELDS:
         value = getattr(problem, field)
-        others = ("any",) if field.endswith("_major") else (unstaged(value),) if field == "epilogue" else ()
-        choices.append(dict.fromkeys((value, *(others if value else ()))))
+        choices.append(dict.fromkeys((value, *(_others(field, value) if value else ()))))
     return itertools.product(*choices)
+
+
+def _others(field: str, value: Any) -> tuple[Any, ...]:
+    """Return the other values of a field that kernels for a problem with ``value`` may have."""
+    if field == "epilogue":
+        return (unstaged(value),)
+    return ("general",) if field == "symmetry" else ("any",) if field.endswith("_major") else ()
 
 
 def check_formats(problem: GemmProblem) -> None:

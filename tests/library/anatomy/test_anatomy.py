@@ -155,6 +155,23 @@ def test_the_raster_goes_through_every_tile_once_in_groups(raster: str, swizzle:
     assert [tile[across] for tile in tiles[:swizzle]] == [*range(swizzle)][: (5, 7)[across]] or swizzle > (5, 7)[across]
 
 
+@pytest.mark.parametrize(("tile", "cluster"), [((128, 128), (1, 1)), ((128, 144), (2, 1)), ((128, 256), (1, 2))])
+@pytest.mark.parametrize("swizzle", [1, 4])
+def test_the_raster_of_a_symmetric_d_is_its_lower_triangle_once(
+    tile: tuple[int, int], cluster: tuple[int, int], swizzle: int
+) -> None:
+    sizes = f"{tile[0]}x{tile[1]}x64_{cluster[0]}x{cluster[1]}"
+    name = f"sm90a_bf16k16_bf16k16_f32_none_bf16n16_{sizes}_cooperative_s3_m{swizzle}symmetric_k1_linear"
+    order = Raster.of(parse_name(name), 1500, 1500)
+    rows, columns = tile[0] * cluster[0], tile[1] * cluster[1]
+    meet = {(i, j) for i in range(-(-1500 // rows)) for j in range(-(-1500 // columns)) if j * columns < (i + 1) * rows}
+    tiles = [order.origin(index) for index in range(order.count)]
+    assert len(tiles) == len(meet)
+    assert {*tiles} == meet
+    assert [order.index(*place) for place in tiles] == [*range(order.count)]
+    assert order.index(0, -(-1500 // columns) - 1) is None
+
+
 def boxes(svg: str) -> list[tuple[float, float, float, float, str]]:
     """Left, top, right, bottom of every text."""
     found = []

@@ -297,6 +297,24 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         ),
         ({"scheduler.batching": "array", "tile.k": 48}, "array-panels", "a row of A's tile has 96 bytes", None),
         (
+            {"scheduler.symmetry": "symmetric", "d.major": "m"},
+            "symmetric-d",
+            "D is symmetric and D is m-major; it must be n-major",
+            None,
+        ),
+        (
+            {"scheduler.symmetry": "symmetric", "scheduler.decomposition": "stream"},
+            "symmetric-d",
+            "D is symmetric and decomposition is stream; it must be tiles",
+            None,
+        ),
+        (
+            {"scheduler.symmetry": "symmetric", "c.dtype": "bf16", "c.major": "n", "c.align": 16, "tile.n": 96},
+            "symmetric-d",
+            "D is symmetric and the tile is 128x96; with C it must be square",
+            None,
+        ),
+        (
             {"scheduler.rows": "gathered"},
             "gathered-rows",
             "rows is gathered and batching is strided; it must be grouped, ngrouped or kgrouped",

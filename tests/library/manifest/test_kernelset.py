@@ -52,10 +52,11 @@ CHOICES: dict[tuple[str, ...], list[tuple[Value, ...]]] = {
         ("n", 8, 1),
         ("n", 1, 2),
     ],
-    ("scheduler.decomposition", "scheduler.rows", "scheduler.batching"): [
-        ("tiles", "stored", "strided"),
-        ("stream", "stored", "strided"),
-        ("splitk", "stored", "strided"),
+    ("scheduler.decomposition", "scheduler.symmetry", "scheduler.rows", "scheduler.batching"): [
+        ("tiles", "general", "stored", "strided"),
+        ("tiles", "symmetric", "stored", "strided"),
+        ("stream", "general", "stored", "strided"),
+        ("splitk", "general", "stored", "strided"),
     ],
     ("epilogue",): [("linear",), ("d = relu(acc)",)],
 }

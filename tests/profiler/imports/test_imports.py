@@ -26,7 +26,7 @@ EXPERTS = "E=8,N=7168,device_name=NVIDIA_H100_80GB_HBM3,dtype=fp8_w8a8.json"
 LINE = (
     "a_align=16 a_dtype=bf16 a_major=k a_scale=none accumulator=f32 b_align=16 b_dtype=bf16 b_major=k b_scale=none "
     "batching=strided c_align=16 c_dtype=none d_align=16 d_dtype=bf16 d_major=n epilogue=linear promote=0 "
-    "rows=stored"
+    "rows=stored symmetry=general"
 )
 SCALED = "d~=~alpha~*~acc"
 BF16 = "a=bf16 b=bf16 d=bf16"

@@ -38,7 +38,11 @@ __device__ inline float accumulator_value<float, uint32_t>(uint32_t const* regis
 /// `TileN` counts columns of D. If `SubtileN` does not divide it, the last subtile begins earlier, and writes the
 /// columns that it shares with the previous one a second time (WgmmaPlan.subtile_n in
 /// library/families/wgmma/wgmma_plan.py).
-template <class Operation, class SubtileC, class SubtileD, int Blocks, int TileN, int SubtileN, int BuffersC, int BuffersD>
+///
+/// With `Symmetric`, D equals its transpose, and each subtile is also stored on the other side of the diagonal: a buffer
+/// of D then holds it in both majors. It is square, so that D's descriptor has the box of both.
+template <class Operation, class SubtileC, class SubtileD, int Blocks, int TileN, int SubtileN, int BuffersC, int BuffersD,
+          bool Symmetric = false>
 struct CollectiveEpilogue {
   /// Rows of D in a subtile: those of one WGMMA, or half of them if the epilogue pairs rows.
   static constexpr int kRows = kSubtileM / (Operation::kGateRows > 0 ? 2 : 1);
@@ -46,8 +50,14 @@ struct CollectiveEpilogue {
   static constexpr int kValues = kRows / 16;
   using Inputs = Subtiles<typename Operation::Inputs, SubtileN, kRows>;
   using Outputs = Subtiles<typename Operation::Outputs, SubtileN, kRows>;
+  /// The subtile for the other side of the diagonal.
+  using Mirror = Subtile<cute::conditional_t<Symmetric, typename SubtileD::Element, None>, MajorOut::M, SubtileN, kRows>;
+  static_assert(!Symmetric || (SubtileD::kMajor == MajorOut::N && SubtileD::kBoxContiguous == Mirror::kBoxContiguous &&
+                               SubtileD::kBoxStrided == Mirror::kBoxStrided && SubtileD::kSpan == Mirror::kSpan),
+                "one descriptor has the boxes of both sides");
   /// Bytes of one buffer of C and of D.
-  static constexpr int kBytesC = SubtileC::kBytes + Inputs::kBytes, kBytesD = SubtileD::kBytes + Outputs::kBytes;
+  static constexpr int kBytesC = SubtileC::kBytes + Inputs::kBytes;
+  static constexpr int kOffsetMirror = SubtileD::kBytes + Outputs::kBytes, kBytesD = kOffsetMirror + Mirror::kBytes;
   static constexpr bool kHasC = SubtileC::kBytes > 0;
   static constexpr bool kLoads = kBytesC > 0;
   static constexpr bool kPartial = Operation::kIsPartial;
@@ -88,6 +98,8 @@ struct CollectiveEpilogue {
   int barrier;
   /// Whether TMA adds to D.
   bool adds = false;
+  /// Whether the tile is stored on the other side of the diagonal too: it is not one on the diagonal.
+  bool mirrors = false;
   RingPosition<BuffersD> at_d{};
   RingPosition<max_of(BuffersC, 1)> at_c{};
 
@@ -288,6 +300,9 @@ struct CollectiveEpilogue {
       int const n_end = Mode == BatchMode::GroupedN ? end : columns_d();
       SubtileD::store_elements(params, subtile_d, row, n + first, matrix_d<Mode>(batch), m_end, n_end);
     }
+    if constexpr (Symmetric) {
+      if (mirrors) copy_mirror<Mode>(subtile_d + kOffsetMirror, row, n + first, batch);
+    }
     if (is_leader()) {
       if (!by_element) {
         if constexpr (Mode == BatchMode::GroupedM) {
@@ -311,6 +326,16 @@ struct CollectiveEpilogue {
         });
       }
       if (last) cute::tma_store_arrive();
+    }
+  }
+
+  /// Starts to copy the mirror of a subtile, whose first sum is that of row m and column n.
+  template <BatchMode Mode>
+  __device__ void copy_mirror(char const* mirror, int m, int n, int batch) {
+    if (bool(params.batched & kUnalignedD) | Mirror::is_ragged(params.m, params.n, m, n)) {
+      Mirror::store_elements(params, mirror, m, n, matrix_d<Mode>(batch), params.m, params.n);
+    } else if (is_leader()) {
+      Mirror::store(params.d, mirror, m, n, batch);
     }
   }
 
@@ -401,6 +426,9 @@ struct CollectiveEpilogue {
                                               target.m_end, target.n_end, values);
     } else {
       SubtileD::template write<Units>(target.subtile, warp(), lane(), column, values);
+    }
+    if constexpr (Symmetric) {
+      if (mirrors) Mirror::template write<Units>(target.subtile + kOffsetMirror, warp(), lane(), column, values);
     }
     if constexpr (kOutputs > 0) {
       Outputs::each([&](auto subtile, int index, int offset) {

@@ -108,6 +108,8 @@ struct SchedulerTraits {
     kPairs = false,
     /// Whether kernels multiply only those blocks of 64 rows of a tile that have rows of its group.
     kSkipsBlocks = false,
+    /// Whether D equals its transpose, and only tiles that meet its lower triangle are handed out.
+    kIsSymmetric = false,
   };
 };
 

@@ -85,7 +85,10 @@ struct WgmmaConsumer {
   }
 
  private:
-  __device__ static bool is_stored(Work const&) { return true; }
+  /// Whether this CTA stores the tile. Of a symmetric D, a tile wholly above the diagonal is the mirror of another.
+  __device__ static bool is_stored(Work const& work) {
+    return !Traits::kSymmetric || work.n < work.m + Config::kTileM;
+  }
   __device__ static bool is_stored(SharedWork const& work) { return work.split == 0; }
 
   /// The blocks of 64 rows from row m on that this warpgroup multiplies: all, or those that hold rows of the tile's group.
@@ -179,6 +182,10 @@ struct WgmmaConsumer {
       int const of_cluster = scheduler.rank * Traits::kTileWarpgroups + (Traits::kPingpong ? 0 : warpgroup);
       Partials const partials{params, of_cluster, named_barrier::kWarpgroups + warpgroup};
       if (!partials.add_up(accumulators, work, scheduler.partial_stride())) return;
+    }
+    if constexpr (Traits::kSymmetric) {
+      if (!is_stored(work)) return;
+      epilogue.mirrors = Config::kTileM != Config::kTileN || work.m != work.n;
     }
     if constexpr (Traits::kSlices > 1)
       reduce_slices<Traits::kSlices>(accumulators, shared + Storage::kOffsetSlices, warpgroup, Traits::kSliceBarrier);

@@ -23,6 +23,7 @@
 #include <gemmill/scheduler/serial.cuh>
 #include <gemmill/scheduler/splitk.cuh>
 #include <gemmill/scheduler/stream.cuh>
+#include <gemmill/scheduler/triangle.cuh>
 
 namespace gemmill {
 
@@ -75,6 +76,7 @@ struct WgmmaTraits {
                           Config::kSwizzle, Quotient<kCachesQuotient>>;
   using Scheduler = typename Config::template Scheduler<Order, Config::kTileK>;
   enum : int { kClusterSplits = Scheduler::kClusterSplits };
+  enum : bool { kSymmetric = Scheduler::kIsSymmetric };
   static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN * kClusterSplits;
   static constexpr int kTileWarpgroups = kPingpong ? 1 : kConsumers;
   /// The named barrier of the warpgroups that add slices. The barriers below it belong to the epilogues.
@@ -91,7 +93,7 @@ struct WgmmaTraits {
   using SubtileC = Subtile<typename Config::C, Config::kMajorC, Config::kSubtileN, kSubtileRows>;
   using SubtileD = Subtile<typename Config::D, Config::kMajorD, Config::kSubtileN, kSubtileRows>;
   using Epilogue = CollectiveEpilogue<typename Config::Epilogue, SubtileC, SubtileD, kBlocks, kTileColumnsD,
-                                  Config::kSubtileN, Config::kBuffersC, Config::kBuffersD>;
+                                  Config::kSubtileN, Config::kBuffersC, Config::kBuffersD, kSymmetric>;
 
   /// Whether the rows of A, or the columns of B for groups along N, are found by an index. All four producer warps then
   /// copy them, without TMA.
