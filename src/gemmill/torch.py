@@ -17,6 +17,7 @@ from gemmill.runtime.torch.layers.linear import Linear as Linear
 from gemmill.runtime.torch.layers.mxfp4 import mxfp4 as mxfp4
 from gemmill.runtime.torch.layers.packed_experts import packed_experts as packed_experts
 from gemmill.runtime.torch.lora import lora as lora
+from gemmill.runtime.torch.newton_schulz import newton_schulz as newton_schulz
 from gemmill.runtime.torch.operators import run_on_cpu as run_on_cpu
 from gemmill.runtime.torch.takeover.overrides import enabled as enabled
 from gemmill.runtime.torch.takeover.overrides import install as install
@@ -34,6 +35,7 @@ __all__ = [
     "lora",
     "moe",
     "mxfp4",
+    "newton_schulz",
     "packed_experts",
     "reset_stats",
     "run_on_cpu",

@@ -33,6 +33,7 @@ OF_TENSORS = (
     "mxfp4_experts",
     "fp8_block_scales",
     "u4_weights",
+    "muon",
     "cuda_graph",
     "own_launcher",
 )
