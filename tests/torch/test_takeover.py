@@ -248,6 +248,30 @@ def test_bits_hold_where_pytorch_would_be_faster(dtype: Any, prepared: list[Any]
     assert served() == {"addmm": 1, "mm": 1}
 
 
+@pytest.mark.parametrize("x", [wide(5, 8), wide(2, 5, 8)], ids=["mm", "bmm"])
+def test_products_with_the_own_transpose_are_symmetric(x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others of the same signature are not, such as with the transpose of a copy."""
+    computed: list[bool] = []
+
+    def backend(call: Any, given: Any, names: list[str]) -> Any:
+        compute, by = references(call, given, names)
+
+        def compute_and_note(tensors: Any) -> Any:
+            computed.append(call.values.get("symmetric", False))
+            return compute(tensors)
+
+        return compute_and_note, by
+
+    monkeypatch.setattr(CPU, "backend", backend)
+    forget_routes()
+    with CPU.within():
+        for _ in range(2):
+            for right in (x.mT, x.clone().mT):
+                torch.matmul(x, right)
+    forget_routes()
+    assert computed == [True, False, True, False]
+
+
 def test_the_block_that_was_entered_last_decides_about_bits(prepared: list[Any]) -> None:
     wanted = torch.mm(A, B)
     with CPU.within("invariant"):

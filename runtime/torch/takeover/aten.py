@@ -111,7 +111,15 @@ def _dense(row: Row, arguments: Arguments, setting: Setting) -> Call:
     if out is not None and (out.dtype is not dtype or out.shape != shape):
         raise Unserved("out has another dtype or shape than D")
     call = Call({"a": row.a, "b": row.b}, values, shape, dtype, _packed(shape), row.out or None)
-    return _with_c(row, arguments, call) if row.c else call
+    if row.c:
+        return _with_c(row, arguments, call)
+    return call._replace(values={**values, "symmetric": True}) if _is_transpose(a, b) else call
+
+
+def _is_transpose(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether B is the transpose of A in the same memory, of a type with kernels for a symmetric D."""
+    views = [(x.data_ptr(), *x.shape, *x.stride()) for x in (a, b.mT)]
+    return a.dtype.itemsize == 2 and views[0] == views[1]
 
 
 def _with_c(row: Row, arguments: Arguments, call: Call) -> Call:

@@ -31,9 +31,9 @@ _MOST_ROUTES = 8
 """The most signatures in a bucket, that is, with the same numbers of elements. One more clears all routes."""
 _SIGNATURES = 1024
 """The most buckets of an operator. One more clears all routes."""
-Bucket = tuple[Setting, Any, Any, int, Hashable]
-"""Calls that are compared with each other: the setting that holds, the numbers of elements of A and B, the number of
-tensors, and all other arguments."""
+Bucket = tuple[Setting, Any, Any, bool, int, Hashable]
+"""Calls that are compared with each other: the setting that holds, the numbers of elements of the first two tensors and
+whether they begin at one address, the number of tensors, and all other arguments."""
 
 
 class Override:
@@ -72,7 +72,9 @@ class Override:
                 arguments = (*positional, *keywords.values())
                 tensors = tuple([x for x in arguments if isinstance(x, torch.Tensor)])
                 values = tuple(keywords), tuple([x for x in arguments if not isinstance(x, torch.Tensor)])
-            bucket = blocks.setting, tensors[0].numel(), tensors[1].numel(), len(tensors), values
+            first, second = tensors[0], tensors[1]
+            is_one = first.data_ptr() == second.data_ptr()
+            bucket = blocks.setting, first.numel(), second.numel(), is_one, len(tensors), values
             for route in routes_of.get(bucket, ()):
                 if route.matches(*tensors):
                     route.calls += 1
