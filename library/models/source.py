@@ -9,17 +9,21 @@ from typing import Any
 from gemmill.library.errors import RecordError
 from gemmill.library.files import os_error_text, read_given
 from gemmill.library.input import strict_json
+from gemmill.library.models.fields import Notes
+from gemmill.library.models.gguf import gguf_config, is_gguf
 
 MAX_BYTES = 16 << 20
 """Maximum size of a config. That of an index of weights, with a name for each tensor, is a few megabytes."""
 CONFIG = "config.json"
 
 
-def read_config(path: Path) -> Mapping[str, Any]:
+def read_config(path: Path, notes: Notes) -> Mapping[str, Any]:
     """The mapping in a ``config.json``.
 
     Args:
-        path: the file, a folder with it, or ``model.safetensors.index.json`` beside it, which has no shapes.
+        path: the file, a folder with it, ``model.safetensors.index.json`` beside it, which has no shapes, or a GGUF
+            file, whose header has its fields.
+        notes: for what a GGUF file lacks.
 
     Raises:
         RecordError: the file cannot be read, or has no JSON mapping.
@@ -27,6 +31,8 @@ def read_config(path: Path) -> Mapping[str, Any]:
     if path.is_dir():
         path = path / CONFIG
     try:
+        if path.is_file() and is_gguf(path):
+            return gguf_config(path, notes)
         config = strict_json.parse(read_given(path, MAX_BYTES))
     except OSError as error:
         raise RecordError(f"{path}: {os_error_text(error)}; pass the config.json of a model") from None
@@ -35,5 +41,5 @@ def read_config(path: Path) -> Mapping[str, Any]:
     if not isinstance(config, dict):
         raise RecordError(f"{path}: the JSON is no mapping; pass the config.json of a model")
     if "weight_map" in config and path.name != CONFIG:
-        return read_config(path.with_name(CONFIG))
+        return read_config(path.with_name(CONFIG), notes)
     return config

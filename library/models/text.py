@@ -39,6 +39,7 @@ def layers(fields: Fields, row: Architecture) -> Iterator[Linear]:
 def vocabulary(fields: Fields, width: int | None = None, name: str = "lm_head") -> Linear:
     """The layer from vectors of ``width``, by default of the hidden size, to logits of the vocabulary."""
     words = fields.whole("vocab_size")
+    fields.notes.assume(f"{name} multiplies every token; in prefill, engines need only the last of each sequence")
     padded = -(-words // VOCABULARY_UNIT) * VOCABULARY_UNIT
     return Linear(name, words, width or fields.whole("hidden_size"), split="n", units=padded, plain=True)
 

@@ -52,6 +52,7 @@ def test_commands_take_the_suite_and_the_config(tmp_path: Path) -> None:
         ok("select", "--shapes", suite, *chosen)
     )
     assert done.stderr.splitlines() == [
+        "assumed: lm_head multiplies every token; in prefill, engines need only the last of each sequence",
         "assumed: experts take equal shares of the tokens",
         "assumed: 1, 16, 256, 2048 tokens; gemmill model --tokens passes others",
     ]

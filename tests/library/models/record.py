@@ -20,7 +20,7 @@ from tests.cases.models import CONFIGS, IMAGE, TOKENS
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-RECORDED = Path(__file__).parents[2] / "data" / "models.json"
+RECORDED = Path(__file__).parents[2] / "data" / "models" / "transformers.json"
 
 
 class Recorder(TorchFunctionMode):  # type: ignore[misc]  # PyTorch is not installed where mypy runs

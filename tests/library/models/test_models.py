@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -21,7 +22,10 @@ from gemmill.library.models.problems import Deployment, LayerProblem, problems_o
 from gemmill.library.models.source import read_config
 from gemmill.library.problem import GemmProblem
 
-RECORDED = json.loads((Path(__file__).parents[2] / "data" / "models.json").read_text(encoding="utf-8"))
+DATA = Path(__file__).parents[2] / "data" / "models"
+RECORDED = json.loads((DATA / "transformers.json").read_text(encoding="utf-8"))
+GGUF = DATA / "Qwen3-30B-A3B.gguf"
+"""A header that the package gguf has written."""
 LLAMA, QWEN, DEEPSEEK = CONFIGS["Llama-3.1-8B"], CONFIGS["Qwen3-30B-A3B"], CONFIGS["DeepSeek-V3"]
 
 
@@ -208,6 +212,7 @@ def test_what_a_config_lacks_is_said() -> None:
         "the config has no dtype",
         "num_key_value_heads is missing",
         "architectures is missing",
+        "lm_head multiplies every token",
         "1, 16, 256, 2048 tokens",
     ]
     notes = Notes()
@@ -259,12 +264,36 @@ def test_absurd_quantisations_are_errors(quantization: dict[str, Any]) -> None:
 def test_files_that_are_no_configs(content: bytes, message: str, tmp_path: Path) -> None:
     (path := tmp_path / "config.json").write_bytes(content)
     with pytest.raises(RecordError, match=message):
-        read_config(path)
+        read_config(path, Notes())
 
 
 def test_a_folder_and_an_index_of_weights_name_the_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "x"}')
     (index := tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {}}')
-    assert read_config(tmp_path) == read_config(index) == {"model_type": "x"}
+    assert read_config(tmp_path, Notes()) == read_config(index, Notes()) == {"model_type": "x"}
     with pytest.raises(RecordError, match=r"none.*No such file"):
-        read_config(tmp_path / "none")
+        read_config(tmp_path / "none", Notes())
+
+
+def test_the_header_of_a_gguf_file_is_a_config() -> None:
+    notes = Notes()
+    config = read_config(GGUF, notes)
+    assert texts(config) == texts(without(QWEN, mlp_only_layers=[]))
+    says = "weights are Q4_K, Q6_K, blocks that gemmill lacks; assuming bf16; --quantization passes others"
+    assert [*notes.assumed] == [says]
+    assert (
+        texts(config, quantization="int4")["experts.down_proj"] == "128x2048x768 bf16*s4 tn grouped=128 b_scale=1x128"
+    )
+
+
+@given(st.integers(0, 1777), st.binary(max_size=16))
+def test_damaged_headers_are_errors(place: int, data: bytes) -> None:
+    """Bytes replaced, or the end cut off: fields, or an error that names the file."""
+    content = GGUF.read_bytes()
+    with TemporaryDirectory() as folder:
+        (path := Path(folder) / "x.gguf").write_bytes(content[:place] + data + content[place + len(data) or 1777 :])
+        try:
+            found = texts(read_config(path, Notes()))
+        except (RecordError, ProblemError) as error:
+            found = {"error": str(error)}
+    assert found

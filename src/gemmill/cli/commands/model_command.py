@@ -99,17 +99,20 @@ class PassOptions:
 @app.command()
 def model(
     source: Annotated[
-        Path, typer.Argument(metavar="CONFIG", exists=True, help="config.json of a model, or the folder that has it.")
+        Path,
+        typer.Argument(
+            metavar="CONFIG", exists=True, help="config.json of a model, the folder that has it, or a GGUF file."
+        ),
     ],
     gpus: ParallelOptions,
     passes: PassOptions,
 ) -> None:
     """Print the problems of a model's layers, as a suite in YAML.
 
-    model reads the config.json that describes a model on Hugging Face; it needs neither weights nor PyTorch. The suite
-    has the layers of a pass on one GPU: projections of attention, MLPs, routers, experts, heads, vision towers. `count`
-    is how often each occurs in a pass. Attention itself is left out. stderr lists what else is left out, and what the
-    config lacks and model assumes.
+    model reads the config.json that describes a model on Hugging Face, or the header of a GGUF file. It needs neither
+    weights nor PyTorch. The suite has the layers of a pass on one GPU: projections of attention, MLPs, routers,
+    experts, heads, vision towers. `count` is how often each occurs in a pass. Attention itself is left out. stderr
+    lists what else is left out, and what the config lacks and model assumes.
 
     select, pack, lock and profile take the suite as --shapes. They also take a config.json itself, for one GPU and the
     default numbers of tokens.
@@ -132,7 +135,7 @@ def model(
         dtype=passes.dtype,
         images=passes.images,
     )
-    config = read_config(source)
+    config = read_config(source, notes)
     try:
         found = problems_of(config, deployment, notes)
     except ProblemError as error:
@@ -141,7 +144,8 @@ def model(
         output.complain(f"left out: {text}")
     for text in notes.assumed:
         output.complain(f"assumed: {text}")
-    name = (source if source.is_dir() else source.absolute().parent).resolve().name
+    path = source.resolve()
+    name = path.stem if path.suffix == ".gguf" else (path if path.is_dir() else path.parent).name
     rows = [
         {"text": str(layer.problem), **layer.problem.to_dict(), "count": layer.count, "pass": layer.step}
         | {"layers": layer.layers}
