@@ -14,6 +14,7 @@ from gemmill.library.epilogues.parse import LINEAR
 from gemmill.library.families.gemv import GemvPlan
 from gemmill.library.families.mma import MmaPlan
 from gemmill.library.families.shared_rules import DirectPlan
+from gemmill.library.families.simt import SimtPlan
 from gemmill.library.launch import LaunchSpec
 from gemmill.library.legality.quantities import align_up
 
@@ -192,8 +193,12 @@ def _instance(plan: DirectPlan) -> tuple[str, str, str, str]:
         case MmaPlan():
             kernel = "QuadpairGemm" if plan.has_quadpairs else "MmaSyncGemm"
             return "mma_sync", kernel, _mma_atom(plan.config), atom
+        case SimtPlan():
+            along_m, along_n = plan.sides
+            sides = f"  static constexpr int kThreadsM = {along_m}, kThreadsN = {along_n};\n"
+            return "simt", "SimtGemm", "", sides
         case _:
-            return "simt", "SimtGemm", "", ""
+            raise TypeError(f"{type(plan).__name__} has no header")
 
 
 def _mma_atom(config: GemmConfig) -> str:

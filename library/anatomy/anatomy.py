@@ -10,7 +10,7 @@ from gemmill.library.config.model import FamilyName, InputName
 from gemmill.library.families.gemv import MMA_M, GemvPlan
 from gemmill.library.families.kernel_plan import KernelPlan
 from gemmill.library.families.mma import MMA_K_BYTES, MmaPlan
-from gemmill.library.families.simt import SIDE, SimtPlan
+from gemmill.library.families.simt import SimtPlan
 from gemmill.library.families.wgmma.wgmma_plan import INSTRUCTION_K_BYTES, SUBTILE_M, WgmmaPlan, swizzle_bytes
 from gemmill.library.layouts.atoms import MmaAtom, mma_atom
 from gemmill.library.layouts.layout import Layout
@@ -219,21 +219,21 @@ class MmaAnatomy(Anatomy[MmaPlan]):
 
 
 class SimtAnatomy(Anatomy[SimtPlan]):
-    """Simt kernels: 16 x 16 threads with fused multiply-adds."""
+    """Simt kernels: threads with fused multiply-adds."""
 
-    threads = (
-        "T: thread. V: one of its accumulators. w: warp. 16 x 16 threads have rows and columns in groups of 16 bytes."
-    )
+    threads = "T: thread. V: one of its accumulators. w: warp. A thread has rows and columns in groups of 16 bytes."
     operands = "A and B: each thread reads its rows of A and columns of B from a stage, 16 bytes at a time."
     unswizzled = "Stages are not swizzled: a row holds the values of one K in the accumulator's type, plus 16 bytes."
 
     def accumulators(self) -> Layout:
-        """16 x 16 threads, each with rows and columns in groups of 16 bytes (``SimtGemm::position``)."""
+        """Each thread has rows and columns in groups of 16 bytes (``SimtGemm::position``)."""
         m, n = self.config.tile.m, self.config.tile.n
-        rows, columns, most = m // SIDE, n // SIDE, 16 // self.plan.value_bytes
+        along_m, along_n = self.plan.sides
+        rows, columns, most = m // along_m, n // along_n, 16 // self.plan.value_bytes
         gm, gn = min(rows, most), min(columns, most)
-        threads = ((2, gm), (8, gn * m), (2, 2 * gm), (4, 4 * gm), (2, 8 * gn * m))
-        return _thread_values(threads, ((gn, m), (columns // gn, 16 * gn * m), (gm, 1), (rows // gm, 16 * gm)))
+        threads = ((2, gm), (8, gn * m), (2, 2 * gm), (along_m // 4, 4 * gm), (along_n // 8, 8 * gn * m))
+        values = ((gn, m), (columns // gn, along_n * gn * m), (gm, 1), (rows // gm, along_m * gm))
+        return _thread_values(threads, values)
 
     def lanes(self) -> list[Lane]:
         """A pipeline of copies and FMAs."""

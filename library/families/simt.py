@@ -18,8 +18,12 @@ INPUTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"f32": (*FLOATS, *INT8), "s32": INT8, "f64": ("f64", *FLOATS, *INT8)}
 )
 """Types of A and B by the accumulator's type, to which each element is converted when it is loaded."""
-SIDE = 16
-"""Threads of a CTA along M and along N."""
+MAX_SIDE = 16
+"""Most threads of a CTA along M and along N."""
+DENSE_TILE_MN = frozenset((64, 128))
+"""Tile M and N with which CTAs have :data:`DENSE_THREADS`."""
+DENSE_THREADS = 128
+"""Threads of CTAs with such tiles, if their registers suffice."""
 TILE_MN = (32, 64, 128, 256)
 TILE_K = (8, 16)
 STAGES = 2
@@ -27,7 +31,7 @@ STAGES = 2
 MAX_REGISTERS = 128
 """Most accumulator registers of a thread, which needs as many again for operands and addresses."""
 MAX_REGISTERS_BESIDE = 64
-"""The limit with an epilogue expression; also for f64 sums if tile K exceeds 8 or tile M or N is 256."""
+"""The limit with an epilogue expression or if tile K exceeds 8; also for f64 sums if tile M or N is 256."""
 
 
 class SimtPlan(DirectPlan):
@@ -39,7 +43,29 @@ class SimtPlan(DirectPlan):
     @member
     def threads(self) -> int:
         """Threads of a CTA."""
-        return SIDE * SIDE
+        along_m, along_n = self.sides
+        return along_m * along_n
+
+    @member
+    def sides(self) -> tuple[int, int]:
+        """Threads along M and along N.
+
+        Tiles of 64 or 128 by 64 or 128 with values of 4 bytes have 128 threads, if these have the registers. Then a
+        thread has more elements of D, and loads fewer values per multiply-add.
+        """
+        tile = self.config.tile
+        is_dense = self.value_bytes == 4 and {tile.m, tile.n} <= DENSE_TILE_MN
+        if not is_dense or tile.m * tile.n > self.max_registers * DENSE_THREADS:
+            return MAX_SIDE, MAX_SIDE
+        along_n = tile.n // 8
+        return DENSE_THREADS // along_n, along_n
+
+    @member
+    def max_registers(self) -> int:
+        """Most accumulator registers of a thread."""
+        config, tile = self.config, self.config.tile
+        wide = self.value_bytes > 4 and max(TILE_MN) in (tile.m, tile.n)
+        return MAX_REGISTERS_BESIDE if config.epilogue != LINEAR or tile.k > TILE_K[0] or wide else MAX_REGISTERS
 
     @member
     def value_bytes(self) -> int:
@@ -83,9 +109,9 @@ def _types(plan: SimtPlan) -> str | None:
     return None
 
 
-@rule("simt-tile", ("tile.m", "tile.n", "tile.k"), "gemmill: 16 x 16 threads divide every tile evenly", SimtPlan)
+@rule("simt-tile", ("tile.m", "tile.n", "tile.k"), "gemmill: threads divide every tile evenly", SimtPlan)
 def _tile(plan: SimtPlan) -> str | None:
-    """Tile M and N must be 32, 64, 128 or 256, and tile K 8 or 16, so that 16 x 16 threads divide the tile evenly."""
+    """Tile M and N must be 32, 64, 128 or 256, and tile K 8 or 16, so that threads divide the tile evenly."""
     tile = plan.config.tile
     for name, extent, allowed in (("M", tile.m, TILE_MN), ("N", tile.n, TILE_MN), ("K", tile.k, TILE_K)):
         if extent not in allowed:
@@ -102,10 +128,7 @@ def _tile(plan: SimtPlan) -> str | None:
 def _registers(plan: SimtPlan) -> str | None:
     """Accumulators and fragments must fit the registers of a thread."""
     config, tile = plan.config, plan.config.tile
-    registers, limit = plan.accumulator_registers, MAX_REGISTERS
-    wide = max(TILE_MN) in (tile.m, tile.n)
-    if config.epilogue != LINEAR or (config.accumulator == "f64" and (tile.k > TILE_K[0] or wide)):
-        limit = MAX_REGISTERS_BESIDE
+    registers, limit = plan.accumulator_registers, plan.max_registers
     if registers <= limit:
         return None
     beside = "" if config.epilogue == LINEAR else " and an epilogue expression"

@@ -112,7 +112,7 @@ DIRECT = {
     "sm120_e4m3k16_e4m3mn16_f32_none_bf16any2_64x64x64_1x1_multistage_s4_m8_k1_linear": {"QMMA", "LDSM", "LDGSTS"},
     "sm90_f32k16_f32mn16_f32_none_f32n16_128x128x8_1x1_simt_s2_m8_k1_linear": {"FFMA", "LDS", "STS"},
     "sm90_f32mn16_f32mn16_f32_f32any4_f32any4_128x128x8_1x1_simt_s2_m8_k1_linear": {"FFMA", "LDS", "STS"},
-    "sm90_f32k16_f32k16_f32_none_f32n16_128x256x16_1x1_simt_s2_m8_k1_linear": {"FFMA", "LDS", "STS"},
+    "sm90_f32k16_f32k16_f32_none_f32n16_128x256x8_1x1_simt_s2_m8_k1_linear": {"FFMA", "LDS", "STS"},
     "sm80_f64any8_f64any8_f64_f64any8_f64any8_64x64x16_1x1_simt_s2_m8_k1_linear": {"DFMA", "LDS", "STS"},
     "sm86_s8any1_u8any1_s32_none_s32any4_64x64x16_1x1_simt_s2_m8_k1_linear": {"IMAD", "LDS", "STS"},
     "sm120_bf16any2_f16any2_f32_none_f32any4_64x64x16_1x1_simt_s2_m8_k1_linear": {"FFMA", "LDS", "STS"},

@@ -19,6 +19,7 @@ struct Config {
   static constexpr gemmill::Raster kRaster = gemmill::Raster::M;
   static constexpr int kSwizzle = 8;
 
+  static constexpr int kThreadsM = 8, kThreadsN = 16;
   using Epilogue = gemmill::Linear<float>;
 };
 

@@ -75,18 +75,20 @@ def test_accumulators_of_warpgroups_are_those_of_ptx(tile: str) -> None:
 def test_sums_of_simt_threads_are_where_the_kernel_puts_them(case: KernelCase) -> None:
     plan, m, n = SimtPlan(case.config), case.config.tile.m, case.config.tile.n
     most = 16 // plan.value_bytes
-    rows, columns = m // 16, n // 16
+    along_m, along_n = plan.sides
+    rows, columns, warps_m = m // along_m, n // along_n, along_m // 4
     layout = anatomy_of(plan).accumulators()
 
-    def position(thread: int, index: int, group: int) -> int:
-        return (index // group * 16 + thread) * group + index % group
+    def position(thread: int, index: int, group: int, threads: int) -> int:
+        return (index // group * threads + thread) * group + index % group
 
-    for thread in range(0, 256, 5):
+    for thread in range(0, plan.threads, 5):
         warp, lane = thread // 32, thread % 32
-        thread_m, thread_n = warp % 4 * 4 + lane // 16 * 2 + lane % 2, warp // 4 * 8 + lane // 2 % 8
+        thread_m, thread_n = warp % warps_m * 4 + lane // 16 * 2 + lane % 2, warp // warps_m * 8 + lane // 2 % 8
         for row, column in itertools.product(range(rows), range(columns)):
-            at = position(thread_m, row, min(rows, most)) + position(thread_n, column, min(columns, most)) * m
-            assert layout((thread, column + columns * row)) == at
+            at_m = position(thread_m, row, min(rows, most), along_m)
+            at_n = position(thread_n, column, min(columns, most), along_n)
+            assert layout((thread, column + columns * row)) == at_m + at_n * m
 
 
 @named(tuple(case for case in (*DIRECT, *GOLDEN) if case.config.family == "mma"))
