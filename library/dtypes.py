@@ -386,6 +386,37 @@ NAMES: Mapping[str, DTypeName] = MappingProxyType(
 """Dtypes by gemmill's names and those of PyTorch, NumPy, CUTLASS and others."""
 
 
+class ComplexType(NamedTuple):
+    """A type whose elements are pairs: a real part, then an imaginary part. Products of it are real products."""
+
+    name: str
+    """Its name, in PyTorch and NumPy too."""
+    part: DTypeName
+    dlpack: tuple[int, int]
+    typestr: str
+
+    @property
+    def bytes(self) -> int:
+        """Size of an element in memory in bytes."""
+        return 2 * DTYPES[self.part].bytes
+
+    @property
+    def torch(self) -> str:
+        """Name of the dtype in PyTorch."""
+        return self.name
+
+
+COMPLEX: Mapping[str, ComplexType] = MappingProxyType(
+    {
+        "complex64": ComplexType("complex64", "f32", dlpack=(5, 64), typestr="<c8"),
+        "complex128": ComplexType("complex128", "f64", dlpack=(5, 128), typestr="<c16"),
+    }
+)
+"""Complex types by name."""
+COMPLEX_OF: Mapping[str, str] = MappingProxyType({x.part: x.name for x in COMPLEX.values()})
+"""The complex type by the type of its parts."""
+
+
 def find_dtype(name: str) -> DTypeName | None:
     """The dtype with a name, gemmill's or another library's; None if there is none. Single letters are not accepted."""
     word = name.strip().lower().removeprefix("torch.")

@@ -33,7 +33,6 @@ from dataclasses import dataclass
 from math import copysign
 from typing import Any
 
-from gemmill.library.dtypes import DTypeName
 from gemmill.runtime.api import caches
 from gemmill.runtime.api.prepare import launch
 from gemmill.runtime.api.read import Declaration, alpha_of, beta_of
@@ -69,7 +68,7 @@ class RecognisedCall:
     device: int
     shape: tuple[int, ...]
     """Shape of a D to allocate."""
-    dtype: DTypeName
+    dtype: str
     """Dtype of a D to allocate."""
     empty: Callable[[], Any]
     """Allocates a D on the current stream."""
@@ -89,7 +88,7 @@ class RecognisedCall:
             stream=functools.partial(torch_stream(), d.device),
             device=d.device,
             shape=d.shape,
-            dtype=d.dtype,
+            dtype=d.element,
             empty=allocator(tuple(call.out.shape), call.out.stride(), call.out.dtype, call.out),
             places=call.places,
         )

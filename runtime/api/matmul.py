@@ -209,7 +209,7 @@ def plan(  # type: ignore[empty-body]
     Example:
         >>> plan = gemmill.plan(a, b, out=d)
         >>> plan()  # launches
-        >>> plan.rebind(a=a2)()  # the same shapes with another tensor
+        >>> plan.rebind(a=a2)  # another tensor of the same shape, for the next launches
         >>> print(plan.choice.why)
 
     Raises:

@@ -16,7 +16,7 @@ from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.dtypes import MAX_FLOAT32
 from gemmill.library.epilogues.tree import Epilogue
 from gemmill.library.errors import CaptureError, OperandError, UnsupportedProblemError
-from gemmill.library.problem import REGIMES, GemmProblem
+from gemmill.library.problem import REGIMES
 from gemmill.runtime import driver
 from gemmill.runtime.api import caches
 from gemmill.runtime.api.choose import Target, choose
@@ -25,6 +25,7 @@ from gemmill.runtime.launch.kernel import Kernel, load
 from gemmill.runtime.launch.launcher import Launcher, Launches, PreparedCall, Resets
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.call_keywords import IEEE, Options, check_precision
+from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.operands.overlap import MemoryCheck
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import warn_of_quick
@@ -230,7 +231,7 @@ def _prepared(call: GemmCall) -> PreparedCall:
 
     def launcher(chosen: SlicedKernel, swap_ab: bool) -> Callable[[], Launches]:
         oriented = gemm.transposed if swap_ab else gemm
-        kernel = _load(registry, chosen, oriented.problem, device, call.stream)
+        kernel = _load(registry, chosen, oriented, device, call.stream)
         return functools.partial(new_launches, oriented, kernel, sm_count)
 
     if options.autotune is not None:
@@ -274,16 +275,15 @@ def _registry(options: Options) -> Registry:
     return caches.default_registry() if options.registry is None else options.registry
 
 
-def _load(registry: Registry, chosen: SlicedKernel, problem: GemmProblem, device: int, stream: int) -> Kernel:
-    """Return a loaded kernel of a registry on a GPU, compiling it if needed, and load the kernel that copies unaligned
-    operands where the problem needs it.
+def _load(registry: Registry, chosen: SlicedKernel, gemm: Gemm, device: int, stream: int) -> Kernel:
+    """Return a loaded kernel of a registry on a GPU, compiling it if needed.
 
     Raises:
         CaptureError: something is not loaded yet and the stream is being captured.
     """
     kernels = caches.of_registry(registry).kernels
     kernel = kernels.get((device, chosen))
-    missing = f"kernel {chosen}" if kernel is None else ""
+    missing, problem = f"kernel {chosen}" if kernel is None else "", gemm.problem
     if kernel is not None and realigned(kernel.config, problem):
         from gemmill.runtime.launch import realign  # deferred: few launches need it
 
@@ -292,6 +292,11 @@ def _load(registry: Registry, chosen: SlicedKernel, problem: GemmProblem, device
         from gemmill.runtime.launch import split  # deferred likewise
 
         missing = "" if split.kernel_of(problem.a_dtype).is_loaded(device) else "the kernel that splits operands"
+    if kernel is not None and not missing and (gemm.a.real_form or gemm.b.real_form):
+        from gemmill.runtime.launch import real_forms  # deferred likewise
+
+        is_loaded = real_forms.kernel_of(gemm.a.dtype).is_loaded(device)
+        missing = "" if is_loaded else "the kernel that writes complex operands as real ones"
     if missing and driver.is_capturing(device, stream):
         raise CaptureError(
             f"{missing} is not loaded on GPU {device} and cannot be loaded while the stream is captured into a CUDA "

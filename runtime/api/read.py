@@ -7,6 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, ParamSpec, TypeVar
 
@@ -20,7 +21,7 @@ from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.call_keywords import DEFAULTS, OPERANDS, OTHERS, Options
 from gemmill.runtime.operands.epilogue_arguments import NO_ARGUMENTS, is_number, read_arguments
 from gemmill.runtime.operands.scaling import scaled_epilogue
-from gemmill.runtime.operands.tensors import TABLES, dtype_named, unpacked, view, view_table
+from gemmill.runtime.operands.tensors import TABLES, TensorView, dtype_named, element_named, unpacked, view, view_table
 
 _DEFAULTS = tuple(DEFAULTS._asdict().items())
 _MORE_TENSORS = tuple(name for name in OPERANDS if name not in ("a", "b", "out"))
@@ -93,7 +94,7 @@ def read_call(arguments: Mapping[str, Any], keywords: Collection[str] = KEYWORDS
         raise unexpected(next(iter(operands)), keywords, what)
     numbers = {name: float(by_keyword[name]) for name in SCALES if is_number(by_keyword.get(name))}
     stream = handle_of(by_keyword["a"], by_keyword.get("stream"))
-    tensors = {"a": view(by_keyword["a"], "a", stream), "b": view(by_keyword["b"], "b", stream)}
+    tensors = {name: view(by_keyword[name], name, stream, may_be_complex=True) for name in ("a", "b")}
     for name, dtype in (("a", options.a_dtype), ("b", options.b_dtype)):
         if dtype is not None:
             other = (tensors["b"].shape[-2:-1] or tensors["b"].shape) if name == "a" else tensors["a"].shape[-1:]
@@ -101,9 +102,12 @@ def read_call(arguments: Mapping[str, Any], keywords: Collection[str] = KEYWORDS
             tensors[name] = unpacked(name, tensors[name], element_dtype, other[0] if other else 0)
     for name in _MORE_TENSORS:
         if (tensor := by_keyword.get(name)) is not None and name not in numbers:
-            tensors[name] = (view_table if name in TABLES else view)(tensor, name, stream)
+            reads = view_table if name in TABLES else partial(view, may_be_complex=name == "c")
+            tensors[name] = reads(tensor, name, stream)
+    if is_complex := any(x.imaginary for x in tensors.values()):
+        _check_complex(tensors, arguments)
     out_dtype, out = options.out_dtype, by_keyword.get("out")
-    dtype_of_d = None if out_dtype is None else dtype_named(out_dtype, "out_dtype")
+    dtype_of_d = None if out_dtype is None else element_named(out_dtype, "out_dtype")
     if any(by_keyword.get(name) is not None for name in SCALES):
         text, scales = scaled_epilogue(text, tensors, numbers)
         operands |= {name: tensors.pop(name, numbers.get(name)) for name in scales}
@@ -113,17 +117,23 @@ def read_call(arguments: Mapping[str, Any], keywords: Collection[str] = KEYWORDS
     if out is None:
         if "addresses" in tensors:
             raise OperandError("out is missing: with addresses, pass one of the output matrices")
-        shape, widest = shape_of_d(tensors, epilogue_arguments.epilogue), wider(tensors)
-        out = allocate(
-            by_keyword["a"], shape, dtype_of_d or default_output(widest), tensors["a"].device, by_keyword.get("stream")
-        )
-    tensors["out"] = view(out, "out", stream)
-    if dtype_of_d is not None and tensors["out"].dtype != dtype_of_d:
+        shape = shape_of_d(tensors, epilogue_arguments.epilogue)
+        dtype = dtype_of_d or (tensors["a"].element if is_complex else default_output(wider(tensors)))
+        out = allocate(by_keyword["a"], shape, dtype, tensors["a"].device, by_keyword.get("stream"))
+    tensors["out"] = view(out, "out", stream, may_be_complex=True)
+    if is_complex or tensors["out"].imaginary:
+        _check_complex(tensors, arguments)
+    if dtype_of_d is not None and (held := tensors["out"].element) != dtype_of_d:
         raise OperandError(
-            f"out is {tensors['out'].dtype} and out_dtype is {dtype_of_d}; they must be equal: leave out out_dtype, or "
-            "pass another out"
+            f"out is {held} and out_dtype is {dtype_of_d}; they must be equal: leave out out_dtype, or pass another out"
         )
     return GemmCall(tensors, options, epilogue_arguments, out, stream, bool(by_keyword.get("explain")))
+
+
+def _check_complex(tensors: Mapping[str, TensorView], given: Mapping[str, Any]) -> None:
+    from gemmill.runtime.operands.complex_products import check_complex  # deferred: few calls need it
+
+    check_complex(tensors, given)
 
 
 def beta_of(beta: Any) -> float | None:

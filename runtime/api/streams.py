@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from gemmill.library.dtypes import DTYPES, DTypeName
+from gemmill.library.dtypes import COMPLEX, DTYPES, DTypeName
 from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.tensors import TensorView, is_torch
 
@@ -78,7 +78,7 @@ def _is_cupy(a: Any) -> bool:
     return type(a).__module__.partition(".")[0] == "cupy"
 
 
-def allocate(a: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, stream: Stream | None) -> Any:
+def allocate(a: Any, shape: tuple[int, ...], dtype: str, device: int, stream: Stream | None) -> Any:
     """Allocate a packed tensor with the library of ``a``, PyTorch or CuPy, for a stream that will write it;
     OperandError for other libraries."""
     if is_torch(a):
@@ -89,7 +89,7 @@ def allocate(a: Any, shape: tuple[int, ...], dtype: DTypeName, device: int, stre
         cuda = importlib.import_module("torch").cuda
         with cuda.stream(cuda.ExternalStream(handle, device=a.device)):
             return empty(shape, device=a.device)
-    typestr = DTYPES[dtype].typestr
+    typestr = (COMPLEX.get(dtype) or DTYPES[dtype]).typestr
     if _is_cupy(a) and typestr is not None:
         cupy = importlib.import_module("cupy")
         # CuPy also reuses memory in stream order: allocate on the stream that will write it.
@@ -111,10 +111,10 @@ def allocate_between(
 
 
 @functools.cache
-def _torch_empty(dtype: DTypeName) -> Callable[..., Any]:
+def _torch_empty(dtype: str) -> Callable[..., Any]:
     """Return ``torch.empty`` for one dtype."""
     torch = importlib.import_module("torch")
-    return functools.partial(torch.empty, dtype=getattr(torch, DTYPES[dtype].torch))
+    return functools.partial(torch.empty, dtype=getattr(torch, (COMPLEX.get(dtype) or DTYPES[dtype]).torch))
 
 
 def allocator(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, like: Any) -> Callable[[], Any]:

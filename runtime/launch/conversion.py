@@ -71,16 +71,26 @@ class ConvertedOperand(Protocol):
 class ConversionLaunch:
     """The launch that converts operands, by their index in the addresses. Use it from one thread at a time."""
 
-    def __init__(self, device: int, kernel: ConversionKernel, operands: Mapping[int, ConvertedOperand]) -> None:
+    def __init__(
+        self,
+        device: int,
+        kernel: ConversionKernel,
+        operands: Mapping[int, ConvertedOperand],
+        earlier: Mapping[int, ConvertedOperand],
+    ) -> None:
+        """``earlier`` conversions wrote some operands to the memory, where this one reads them."""
         block = ParameterBlock(kernel.jobs * kernel.job_bytes)
         ctas = at = 0
         self._sources = []
-        self._destinations = []
+        self._moved = []
         for place, operand in operands.items():
             block.put(at, operand.job(ctas))
             ctas += operand.ctas
-            self._sources.append((place, block.integer(at)))
-            self._destinations.append((operand.offset, block.integer(at + 8)))
+            self._moved.append((operand.offset, block.integer(at + 8)))
+            if place in earlier:
+                self._moved.append((earlier[place].offset, block.integer(at)))
+            else:
+                self._sources.append((place, block.integer(at)))
             at += kernel.job_bytes
         unused = struct.pack(f"<{kernel.job_bytes - 4}xI", ctas)
         for following in range(at, kernel.jobs * kernel.job_bytes, kernel.job_bytes):
@@ -91,8 +101,8 @@ class ConversionLaunch:
 
     def move(self, memory: int) -> None:
         """Write to this memory from now on."""
-        for offset, destination in self._destinations:
-            destination.value = memory + offset
+        for offset, pointer in self._moved:
+            pointer.value = memory + offset
 
     def launch(self, stream: int, addresses: Sequence[int]) -> None:
         """Convert the operands at some addresses, on a stream of the GPU."""

@@ -105,7 +105,7 @@ def _converted(
     gemm: Gemm, kernel: Kernel, names: Sequence[str]
 ) -> tuple[Gemm, list[tuple[ConversionKernel, Mapping[int, ConvertedOperand]]]]:
     """Return the GEMM with operands as they will lie in the workspace, and the conversions that move them there: those
-    ``names`` are realigned, and split f32 is split."""
+    ``names`` are realigned, complex operands are written as real ones, and split f32 is split."""
     conversions: list[tuple[ConversionKernel, Mapping[int, ConvertedOperand]]] = []
     end = 0
 
@@ -119,6 +119,13 @@ def _converted(
         gemm, copies = realign.realign(gemm, names)
         add(realign.kernel_of(kernel.device), copies)
         end = copies[-1].end
+    if gemm.a.real_form or gemm.b.real_form:
+        from gemmill.runtime.launch import real_forms
+
+        gemm, written = real_forms.as_real(gemm, end)
+        if gemm.problem.k:
+            add(real_forms.kernel_of(gemm.a.dtype), written)
+        end = written[-1].end
     if kernel.config.a.type.component:
         from gemmill.runtime.launch import split
 
@@ -183,11 +190,14 @@ class Launcher:
         dtype = kernel.config.a.type
         self.split = frozenset({gemm.a.name, gemm.b.name} if dtype.component else ())
         """The caller's names of the operands that are split into components before each launch."""
-        if (moved := self.realigned | self.split) and sm_count is not None:
+        self.converted = self.realigned | self.split | {x.name for x in (gemm.a, gemm.b) if x.real_form}
+        """The caller's names of these, and of complex operands that are written as real ones before each launch."""
+        if self.converted and sm_count is not None:
+            forms = "in components" if self.split else f"aligned to {tma.ALIGNMENT} bytes"
             raise UnsupportedProblemError(
-                f"sm_count is {sm_count}; it does not limit the copy of {' and '.join(sorted(moved))}, which "
-                f"{spec.entry} needs {'in components' if self.split else f'aligned to {tma.ALIGNMENT} bytes'}: "
-                f"{'' if self.split else 'pass aligned operands, or '}leave out sm_count"
+                f"sm_count is {sm_count}; it does not limit the copy of {' and '.join(sorted(self.converted))}, which "
+                f"{spec.entry} needs {'as a real matrix' if self.converted - self.realigned - self.split else forms}: "
+                f"{'pass aligned operands, or ' if self.converted == self.realigned else ''}leave out sm_count"
             )
         self._addresses = gemm.addresses
         gemm, conversions = _converted(gemm, kernel, names)
@@ -207,7 +217,8 @@ class Launcher:
             write_argument(argument, gemm.problem, spec, block)
         pointers = [(PLACES[operand.name], f"{name}_pointer") for name, operand in gemm.located.items()]
         pointers += [(place, member) for member, (place, _) in placed.items()]
-        self._pointers = tuple([(at, block.integer(spec.offsets[x])) for at, x in pointers if x in spec.offsets])
+        integers = [(at, block.integer(spec.offsets[x])) for at, x in pointers if x in spec.offsets]
+        self._pointers = tuple(x for x in integers if x[0] not in converted)
         self._resets = Resets(kernel.device, gemm.arguments) if any(x.reset for x in gemm.arguments) else None
         self._in_workspace = None
         if spec.k_decomposition and "splits" in spec.offsets:
@@ -216,7 +227,8 @@ class Launcher:
             from gemmill.runtime.launch.workspace_launch import WorkspaceLaunch  # deferred: few launches need it
 
             following = (x for x in descriptors if x.place in converted)
-            self._in_workspace = WorkspaceLaunch(gemm, kernel, block, self.ctas, conversions, following)
+            moved = (x for x in integers if x[0] in converted)
+            self._in_workspace = WorkspaceLaunch(gemm, kernel, block, self.ctas, conversions, following, moved)
         self._prepared = kernel.prepare(self.ctas, block.arguments)
         self._lock = threading.Lock()
 

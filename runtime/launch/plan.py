@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from gemmill.library.errors import GemmillError, OperandError
@@ -120,7 +121,7 @@ class Plan:
                 f"{name}: this plan was made without {name}: make a new plan with gemmill.plan(..., {name}={name})"
             )
         options = self._call.options
-        new = (view_table if name in TABLES else view)(tensor, name, self._stream())
+        new = (view_table if name in TABLES else partial(view, may_be_complex=True))(tensor, name, self._stream())
         if {"a": options.a_dtype, "b": options.b_dtype}.get(name) is not None:  # its tensor does not have the dtype
             new = unpacked(name, new, old.dtype, old.shape[-2 if name == "b" and len(old.shape) > 1 else -1])
         if not new.same_layout(old):
@@ -182,8 +183,6 @@ def _alignments(launcher: Launcher) -> dict[str, int]:
         if (of_kernel := getattr(config, name, None)) is None:  # scales and zero points
             aligns[operand.name] = tma.ALIGNMENT if name in moved else 0
         else:
-            loose = operand.name in launcher.realigned | launcher.split or (
-                name == "d" and gemm.problem.d_align < of_kernel.align
-            )
+            loose = operand.name in launcher.converted or (name == "d" and gemm.problem.d_align < of_kernel.align)
             aligns[operand.name] = of_kernel.type.bytes if loose else of_kernel.align
     return aligns

@@ -26,7 +26,7 @@ class WorkspaceLaunch:
     """What a launch needs besides its prepared launch where it uses a workspace. Use it from one thread at a time.
 
     The workspace holds partial sums, followed by the ``converted`` operands, by their index in the addresses, with the
-    kernels that convert them. Their ``descriptors`` follow them there. Flags have separate memory.
+    kernels that convert them. Their ``descriptors`` and ``pointers`` follow them there. Flags have separate memory.
     """
 
     def __init__(
@@ -37,11 +37,16 @@ class WorkspaceLaunch:
         ctas: int,
         converted: Sequence[tuple[ConversionKernel, Mapping[int, ConvertedOperand]]],
         descriptors: Iterable[EncodedDescriptor],
+        pointers: Iterable[tuple[int, ctypes.c_uint64]],
     ) -> None:
         spec, problem = kernel.spec, gemm.problem
         self._kernel = kernel
-        self._conversions = [ConversionLaunch(kernel.device, *conversion) for conversion in converted]
-        operands = {place: operand for _, group in converted for place, operand in group.items()}
+        self._conversions: list[ConversionLaunch] = []
+        operands: dict[int, ConvertedOperand] = {}
+        for conversion, group in converted:
+            self._conversions.append(ConversionLaunch(kernel.device, conversion, group, operands.copy()))
+            operands |= group
+        self._moved = tuple((pointer, operands[place].offset) for place, pointer in pointers)
         self._following = tuple((x.address, operands[x.place].offset + x.shift) for x in descriptors)
         size = workspace_size(spec, problem, ctas // spec.cluster_ctas) if spec.has_workspace else WorkspaceSize(0, 0)
         self._converted_at = align_up(size.buffer, BEGIN)
@@ -75,6 +80,8 @@ class WorkspaceLaunch:
                     replace(self._descriptor, address=space.buffer).encode(self._descriptor_address, device)
                 for descriptor, offset in self._following:
                     tma.replace_address(descriptor, space.buffer + self._converted_at + offset, device)
+                for pointer, offset in self._moved:
+                    pointer.value = space.buffer + self._converted_at + offset
                 for conversion in self._conversions:
                     conversion.move(space.buffer + self._converted_at)
                 self._buffer = space.buffer

@@ -38,6 +38,7 @@ from gemmill.runtime.operands.tensors import TensorView, check_devices
 
 if TYPE_CHECKING:
     from gemmill.runtime.operands.call import GemmCall
+    from gemmill.runtime.operands.complex_products import RealForm
 
 
 _KINDS = tuple(dict.fromkeys(FOUND_BY.values()))
@@ -291,6 +292,11 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
         matrices("out", d, batch_shape, rows_d, columns_d, row_axis, column_axis),
     )
     merged, abcd = merge(batch_shape, abcd)
+    forms: Mapping[str, RealForm] = {}
+    if a.imaginary:
+        from gemmill.runtime.operands.complex_products import real_product  # deferred: few calls need it
+
+        abcd, m, n, k, forms = real_product(abcd, (m, n, k), merged)
     extents = _Extents(m, n, k, prod(merged), merged if len(merged) > 1 else ())
     groups = scales = None
     if is_mixed(a.dtype, b.dtype):
@@ -307,6 +313,9 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
         abcd, scales = stacked_operands
         extents = extents._replace(m=m * extents.batch, batch=1)
     gemm = _assemble(call, extents, abcd, scales, epilogue)
+    for name, form in forms.items():
+        written = replace(getattr(gemm, name), ptr=tensors[name].ptr, real_form=form)
+        gemm = replace(gemm, **{name: written})
     return gemm if groups is None else _with_group_scales(gemm, groups, epilogue)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gemmill.library.arch import TMA_MAX_STRIDE
 from gemmill.library.config.scales import BLOCK_SCALES, MX_SCALE, dtype_of_groups
@@ -19,6 +19,9 @@ from gemmill.library.errors import OperandError
 from gemmill.library.problem import MAX_EXTENT, is_mixed
 from gemmill.library.wording import one_of
 from gemmill.runtime.operands.tensors import TensorView
+
+if TYPE_CHECKING:
+    from gemmill.runtime.operands.complex_products import RealForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,9 @@ class Operand:
     """Components of each matrix of split f32, which follow one another; 1 for other operands."""
     component_stride: int = 0
     """Elements between components."""
+    real_form: RealForm | None = None
+    """For a complex operand that a kernel first writes in a real form: how. All else describes that form, except the
+    address."""
 
     def places(self, batch: int, nested: tuple[int, ...]) -> int:
         """Return how many places ``batch_stride`` apart the matrices of a batch span; some places may hold no

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from gemmill.library.dtypes import DTYPES, DTypeName, find_dtype, unknown
+from gemmill.library.dtypes import COMPLEX, COMPLEX_OF, DTYPES, ComplexType, DType, DTypeName, find_dtype, unknown
 from gemmill.library.e2m1 import MX_BLOCK
 from gemmill.library.errors import OperandError
 from gemmill.library.legality.quantities import TMA_ALIGN
@@ -52,18 +52,27 @@ class TensorView:
     strides: tuple[int, ...]
     """Elements between neighbours along each extent."""
     dtype: DTypeName
+    """Dtype of the elements, or of the parts of complex elements."""
     device: int
     """Ordinal of the GPU that holds it."""
     writable: bool = True
     """Whether the owner allows writing."""
     owner: object = None
     """Object that keeps the memory alive."""
+    imaginary: int = 0
+    """0 if elements are real; the sign of the imaginary parts in memory if they are complex: -1 in the view of a
+    conjugate."""
+
+    @property
+    def element(self) -> str:
+        """The name of the dtype of the elements, which may be complex."""
+        return COMPLEX_OF[self.dtype] if self.imaginary else self.dtype
 
     @property
     def byte_extents(self) -> tuple[tuple[int, int], ...]:
         """Extents of the tensor in bytes, and bytes between neighbours along them; the last is the bytes of one
         element. Elements narrower than a byte share bytes along the extent with stride 1."""
-        bits = DTYPES[self.dtype].bits
+        bits = DTYPES[self.dtype].bits * (2 if self.imaginary else 1)
         extents = [
             (-(-extent * bits // 8), 1) if bits < 8 and stride == 1 else (extent, stride * bits // 8)
             for extent, stride in zip(self.shape, self.strides, strict=True)
@@ -73,19 +82,21 @@ class TensorView:
     @property
     def layout(self) -> tuple[Hashable, ...]:
         """Everything that decides how a kernel reads the tensor; of its address only the alignment."""
-        return self.shape, self.strides, self.dtype, self.device, self.writable, self.ptr % TMA_ALIGN
+        layout = self.shape, self.strides, self.dtype, self.device, self.writable, self.ptr % TMA_ALIGN
+        return (*layout, self.imaginary)
 
     def same_layout(self, other: TensorView) -> bool:
         """Whether another tensor differs only in its address. Strides along extents of 0 and 1 do not count."""
         return (
             self.shape == other.shape
             and self.dtype == other.dtype
+            and self.imaginary == other.imaginary
             and self.device == other.device
             and all(s == t for n, s, t in zip(self.shape, self.strides, other.strides, strict=True) if n > 1)
         )
 
     def __str__(self) -> str:
-        return f"{self.dtype} {self.shape} with strides {self.strides} on GPU {self.device}"
+        return f"{self.element} {self.shape} with strides {self.strides} on GPU {self.device}"
 
 
 def reach(byte_extents: Iterable[tuple[int, int]]) -> tuple[int, int]:
@@ -114,8 +125,9 @@ def without_memory(name: str) -> OperandError:
 
 # Several dtypes may share a code of other libraries; the first in the table counts. Callers name the others, as with
 # b_dtype.
-_OF_TYPESTR = {dtype.typestr: dtype for dtype in reversed([*DTYPES.values()]) if dtype.typestr}
-_OF_DLPACK = {dtype.dlpack: dtype for dtype in reversed([*DTYPES.values()]) if dtype.dlpack}
+_ELEMENTS: tuple[DType | ComplexType, ...] = (*COMPLEX.values(), *reversed([*DTYPES.values()]))
+_OF_TYPESTR = {dtype.typestr: dtype for dtype in _ELEMENTS if dtype.typestr}
+_OF_DLPACK = {dtype.dlpack: dtype for dtype in _ELEMENTS if dtype.dlpack}
 
 TABLES = ("offsets", "counts", "addresses", "rows")
 """Operands that locate matrices or their rows."""
@@ -132,13 +144,23 @@ _DLPACK_CUDA_MANAGED = 13
 _DLPACK_READ_ONLY = 1
 
 
-def view(tensor: Any, name: str, stream: int = 0) -> TensorView:
+def view(tensor: Any, name: str, stream: int = 0, *, may_be_complex: bool = False) -> TensorView:
     """Read a tensor; ``name`` is its name in errors.
 
     DLPack producers other than PyTorch get the stream that will use the tensor (0: the legacy default stream) and order
     their pending work before it. The function does not read the ``stream`` entry of ``__cuda_array_interface__``:
     callers order the streams themselves. A view is returned unchanged.
     """
+    found = _view(tensor, name, stream)
+    if found.imaginary and not may_be_complex:
+        raise OperandError(
+            f"{name} has dtype {found.element}; complex are only a, b, c and out of matmul and plan: pass its real and "
+            "imaginary parts"
+        )
+    return found
+
+
+def _view(tensor: Any, name: str, stream: int) -> TensorView:
     if isinstance(tensor, TensorView):
         return tensor
     if is_torch(tensor):
@@ -166,6 +188,12 @@ def check_devices(tensors: Mapping[str, TensorView]) -> None:
             raise OperandError(
                 f"{name} is on GPU {tensor.device} and {first} is on GPU {device}; all must be on one GPU"
             )
+
+
+def element_named(dtype: object, argument: str) -> str:
+    """Return the name of a complex dtype, or else :func:`dtype_named`."""
+    name = str(dtype).removeprefix("torch.")
+    return name if name in COMPLEX else dtype_named(dtype, argument)
 
 
 def dtype_named(dtype: object, argument: str) -> DTypeName:
@@ -260,6 +288,7 @@ def view_anywhere(tensor: Any, name: str) -> TensorView:
     elsewhere can be checked; nothing can be launched on its view."""
     if tensor.layout is not sys.modules["torch"].strided:
         raise OperandError(f"{name} has layout {tensor.layout}; it must be dense (strided): pass {name}.to_dense()")
+    is_complex = tensor.is_complex()
     dtype = _of_torch(tensor.dtype)
     if dtype is None:
         raise _dtype_error(name, str(tensor.dtype))
@@ -279,13 +308,20 @@ def view_anywhere(tensor: Any, name: str) -> TensorView:
         dtype=dtype,
         device=tensor.device.index or 0,
         owner=tensor,
+        imaginary=(-1 if tensor.is_conj() else 1) if is_complex else 0,
     )
 
 
 @functools.cache
 def _of_torch(dtype: Any) -> DTypeName | None:
-    """Return gemmill's name of a PyTorch dtype; None for an unsupported one."""
-    return TORCH_DTYPES.get(str(dtype).removeprefix("torch."))
+    """Return gemmill's name of a PyTorch dtype, or of its parts if it is complex; None for an unsupported one."""
+    name = str(dtype).removeprefix("torch.")
+    return COMPLEX[name].part if name in COMPLEX else TORCH_DTYPES.get(name)
+
+
+def _parted(dtype: DType | ComplexType) -> tuple[DTypeName, int]:
+    """Return the dtype and the sign of imaginary parts of a view whose elements have a type."""
+    return (dtype.part, 1) if isinstance(dtype, ComplexType) else (dtype.name, 0)
 
 
 def from_cuda_array_interface(interface: Mapping[str, Any], name: str, device: int, owner: object) -> TensorView:
@@ -306,7 +342,8 @@ def from_cuda_array_interface(interface: Mapping[str, Any], name: str, device: i
     else:
         strides = tuple(int(step) // dtype.bytes for step in in_bytes)
     pointer, read_only = interface["data"]
-    return TensorView(int(pointer), shape, strides, _name(dtype.name), device, not read_only, owner)
+    name_of_part, imaginary = _parted(dtype)
+    return TensorView(int(pointer), shape, strides, name_of_part, device, not read_only, owner, imaginary)
 
 
 class _DLTensor(ctypes.Structure):
@@ -385,12 +422,8 @@ def _from_capsule(tensor: Any, name: str, stream: int) -> TensorView:
     strides = tuple(dl.strides[: dl.ndim]) if dl.strides else _row_major(shape)
     # The capsule stays unconsumed, so the tensor is released with the view.
     owner = (tensor, capsule)
-    return TensorView((dl.data or 0) + dl.byte_offset, shape, strides, _name(dtype.name), device, not read_only, owner)
-
-
-def _name(name: str) -> DTypeName:
-    """Return a name of the dtype table as its literal type."""
-    return name  # type: ignore[return-value]
+    ptr, (part, imaginary) = (dl.data or 0) + dl.byte_offset, _parted(dtype)
+    return TensorView(ptr, shape, strides, part, device, not read_only, owner, imaginary)
 
 
 def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

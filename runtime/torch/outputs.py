@@ -154,6 +154,8 @@ def grouped_shape(
 
 def d_dtype(a: torch.dtype, b: torch.dtype, a_dtype: object = None, b_dtype: object = None) -> torch.dtype:
     """Default dtype of D, from the dtypes of A and B, or from ``a_dtype`` and ``b_dtype`` if given."""
+    if a.is_complex and b.is_complex:
+        return torch.promote_types(a, b)
     held = dtype_named(a_dtype or a, "a"), dtype_named(b_dtype or b, "b")
     return torch_dtype(default_output(max(held, key=lambda dtype: DTYPES[dtype].bits)))
 

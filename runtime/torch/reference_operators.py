@@ -135,11 +135,12 @@ def groups_of_rows(offsets: torch.Tensor, rows: Any) -> torch.Tensor:
 def _linear(
     sums: torch.Tensor, c: torch.Tensor | None = None, alpha: float = 1.0, beta: float | None = None, **_: Any
 ) -> torch.Tensor:
+    is_whole = not (sums.is_floating_point() or sums.is_complex())
     if alpha != 1.0:
-        sums = alpha * sums.float() if not sums.is_floating_point() else alpha * sums
+        sums = alpha * sums.float() if is_whole else alpha * sums
     if c is None or beta == 0:
         return sums
-    return sums + (1.0 if beta is None else beta) * c.to(sums.dtype if sums.is_floating_point() else torch.float32)
+    return sums + (1.0 if beta is None else beta) * c.to(torch.float32 if is_whole else sums.dtype)
 
 
 def _sums(a: torch.Tensor, b: torch.Tensor, **keywords: Any) -> torch.Tensor:
@@ -189,7 +190,9 @@ def dequantised(
 
 
 def _multiplied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``a @ b`` in the dtype of the sums: int32, float64 or float32."""
+    """``a @ b`` in the dtype of the sums: int32, float64, float32 or a complex one."""
+    if a.is_complex() or b.is_complex():
+        return torch.matmul(a, b)
     if not (a.is_floating_point() or b.is_floating_point()):
         return torch.matmul(a.long(), b.long()).int()
     dtype = torch.float64 if torch.float64 in (a.dtype, b.dtype) else torch.float32
@@ -309,7 +312,7 @@ def _stored(value: torch.Tensor, d: Output) -> torch.Tensor:
     if d.dtype.itemsize == 1:
         limits = torch.finfo(d.dtype) if d.dtype.is_floating_point else torch.iinfo(d.dtype)
         value = (value if d.dtype.is_floating_point else value.round()).clamp(limits.min, limits.max)
-    elif not d.dtype.is_floating_point and value.is_floating_point():
+    elif not (d.dtype.is_floating_point or d.dtype.is_complex) and value.is_floating_point():
         value = value.round()
     stored = torch.empty(d.shape, dtype=d.dtype, device=value.device)
     return stored.copy_(value)

@@ -64,9 +64,10 @@ def test_operands_have_any_layout(name: str, bits: str) -> None:
     assert_near(found, a.double() @ b.double(), a.double().abs() @ b.double().abs())
 
 
+TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 FORMS: dict[str, Callable[[Any, Any, Any], dict[str, Any]]] = {
     "C": lambda c, row, column: {"c": c},
-    "C in bf16": lambda c, row, column: {"c": c.bfloat16(), "alpha": -0.5, "beta": 2.0},
+    "C by factors": lambda c, row, column: {"c": c, "alpha": -0.5, "beta": 2.0},
     "C of one row": lambda c, row, column: {"c": row, "beta": 0.5},
     "C of one column": lambda c, row, column: {"c": column[:, None]},
     "C column by column": lambda c, row, column: {"c": c.mT.contiguous().mT},
@@ -75,16 +76,16 @@ FORMS: dict[str, Callable[[Any, Any, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("batch", [(), (2,)])
-@pytest.mark.parametrize("out_dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("out_dtype", TYPES)
 @pytest.mark.parametrize("name", FORMS)
 def test_c_is_added(name: str, out_dtype: str, batch: tuple[int, ...]) -> None:
     a, b = normal(*batch, M, K), normal(*batch, K, N)
-    keywords = FORMS[name](normal(*batch, M, N), normal(N), normal(M))
+    keywords = FORMS[name](*(normal(*shape).to(TYPES[out_dtype]) for shape in ((*batch, M, N), (N,), (M,))))
     found = gemmill.matmul(a, b, precision="bf16x6", out_dtype=out_dtype, **keywords)
     alpha, added = keywords.get("alpha", 1.0), keywords.get("beta", 1.0) * keywords["c"].double()
     wanted, size = alpha * (a.double() @ b.double()) + added, a.double().abs() @ b.double().abs() + added.abs()
     if out_dtype != "f32":
-        found, wanted, size = found, wanted, wanted.abs() * 2.0**11 + size  # D is rounded to at least 8 bits
+        size = size + 2.0**11 * wanted.abs()  # D is rounded to at least 8 bits
     assert_near(found, wanted, size)
 
 
@@ -121,7 +122,7 @@ def test_gradients_have_the_precision(batch: tuple[int, ...]) -> None:
     leaves = [normal(*batch, M, K), normal(K, N), normal(M, N), normal(N)]
 
     def gradients(multiply: Callable[..., Any], dtype: Any) -> list[Any]:
-        a, b, c, bias = (x.to(dtype).requires_grad_() for x in leaves)
+        a, b, c, bias = (x.to(dtype, copy=True).requires_grad_() for x in leaves)
         d = multiply(a, b, c, bias)
         d.square().sum().backward()
         return [d, a.grad, b.grad, c.grad, bias.grad]

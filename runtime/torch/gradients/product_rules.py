@@ -1,5 +1,5 @@
-"""Gradients of products. For ``a @ b``, the gradient of A is ``g @ b.mT`` and that of B is ``a.mT @ g``; for groups,
-the same in each group.
+"""Gradients of products. For ``a @ b``, the gradient of A is ``g @ b.mH`` and that of B is ``a.mH @ g``; for groups,
+the same in each group. Of real matrices, ``mH`` is the transpose.
 
 Transposes are views whose strides kernels read, so nothing is copied. These products are operators too, so gradients
 can be differentiated again.
@@ -153,11 +153,11 @@ def of_factors(arguments: Arguments, g: torch.Tensor, wanted: Iterable[str]) -> 
         dtype = arguments[name].dtype
         g = g.to(dtype)  # both operands must have one dtype
         if name == "a":
-            gradients[name] = multiply(g, b.mT, out_dtype=dtype, **keywords).sum_to_size(a.shape)
+            gradients[name] = multiply(g, b.mH, out_dtype=dtype, **keywords).sum_to_size(a.shape)
         elif len(b.shape) == 2 and a.dim() > 2:  # one product instead of one for each matrix and a sum
-            gradients[name] = multiply(a.flatten(0, -2).mT, g.flatten(0, -2), out_dtype=a.dtype, **keywords)
+            gradients[name] = multiply(a.flatten(0, -2).mH, g.flatten(0, -2), out_dtype=a.dtype, **keywords)
         else:
-            gradients[name] = multiply(a.mT, g, out_dtype=a.dtype, **keywords).sum_to_size(b.shape)
+            gradients[name] = multiply(a.mH, g, out_dtype=a.dtype, **keywords).sum_to_size(b.shape)
     return gradients
 
 

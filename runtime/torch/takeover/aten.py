@@ -97,9 +97,10 @@ def flops(row: Row, arguments: Arguments) -> int:
     a, b = arguments[row.a], arguments[row.b]
     if 0 in (a.dim(), b.dim()):
         return 0
+    of_one = 8 if a.is_complex() else 2
     if a.dim() == 3 and b.dim() == 2:  # groups along N
-        return int(2 * a.shape[-2] * b.numel())
-    return int(2 * a.numel() * b.shape[-1])
+        return int(of_one * a.shape[-2] * b.numel())
+    return int(of_one * a.numel() * b.shape[-1])
 
 
 def _dense(row: Row, arguments: Arguments, setting: Setting) -> Call:
@@ -128,10 +129,11 @@ def _with_c(row: Row, arguments: Arguments, call: Call) -> Call:
     factors = {} if alpha == beta == 1 else {"alpha": alpha, "beta": beta}
     if beta == 0:
         return call._replace(values={**call.values, "alpha": alpha})
-    if c.shape == call.shape and 0 not in c.stride():
-        return call._replace(tensors={**call.tensors, "c": row.c}, values={**call.values, **factors})
     repeats = all(extent == 1 or step == 0 for extent, step in zip(c.shape[:-1], c.stride(), strict=False))
-    if c.shape[-1:] == call.shape[-1:] and repeats:
+    is_vector = c.shape[-1:] == call.shape[-1:] and repeats
+    if (c.shape == call.shape and 0 not in c.stride()) or (is_vector and c.is_complex()):
+        return call._replace(tensors={**call.tensors, "c": row.c}, values={**call.values, **factors})
+    if is_vector:
         text = "d = alpha * acc + beta * bias[n]" if factors else "d = acc + bias[n]"
         values = {**call.values, **factors, "epilogue": text}
         return call._replace(tensors={**call.tensors, "bias": row.c}, values=values)
@@ -202,12 +204,12 @@ def _of_dtype(a: torch.Tensor, b: torch.Tensor, setting: Setting) -> dict[str, A
     if a.dtype is not b.dtype:
         raise Unserved("A and B have different dtypes")
     promised = _promised(setting)
-    if a.dtype is torch.float32:
+    if a.dtype in (torch.float32, torch.complex64):
         precision = f32_precision(setting)
-        if precision is None:
-            raise Unserved("float32 without tf32 or f32=")
+        if precision is None or (a.is_complex() and not (promised or setting.f32)):
+            raise Unserved(f"{_name(a)} without {'' if a.is_complex() else 'tf32 or '}f32=")
         return promised if precision == IEEE else {"precision": precision, **promised}
-    if a.dtype in (torch.bfloat16, torch.float16) or (promised and a.dtype is torch.float64):
+    if a.dtype in (torch.bfloat16, torch.float16) or (promised and a.dtype in (torch.float64, torch.complex128)):
         return promised
     raise Unserved(f"{_name(a)} is not supported")
 

@@ -53,7 +53,7 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
     "dtype": [
         (
             lambda: matmul(odd(COMPLEX, 64), B, out=OUT),
-            r"^a has dtype complex64; supported dtypes are bf16.*convert it first",
+            r"^b is bf16 and a is complex64; all must have one complex dtype: pass b.to\(complex64\)",
         ),
         (lambda: matmul(A, odd(INT, 16), out=OUT), r"^b has dtype int16; supported dtypes are bf16.*convert it first"),
         (lambda: matmul([[1.0]], B, out=OUT), r"^a is a builtins.list; it must be a PyTorch tensor"),  # type: ignore[arg-type]
