@@ -40,7 +40,9 @@ def matmul(
     Operands are PyTorch tensors, or objects with ``__dlpack__`` or ``__cuda_array_interface__``, all on one GPU.
     gemmill reads them in place with any strides, for example attention's (B, S, H, D) viewed as (B, H, S, D), and
     derives the majorness of each operand from them. Where it is faster, gemmill first copies an operand that is not
-    aligned to 16 bytes into a workspace of the stream.
+    aligned to 16 bytes into a workspace of the stream. ``a``, ``b``, ``c`` and ``out`` may all be complex64, which is
+    multiplied as f32 is, or complex128, without an epilogue, scales and groups; ``a`` and ``b`` may be views of
+    conjugates.
 
     Example:
         >>> d = gemmill.matmul(a, b)

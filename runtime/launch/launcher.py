@@ -190,13 +190,15 @@ class Launcher:
         dtype = kernel.config.a.type
         self.split = frozenset({gemm.a.name, gemm.b.name} if dtype.component else ())
         """The caller's names of the operands that are split into components before each launch."""
-        self.converted = self.realigned | self.split | {x.name for x in (gemm.a, gemm.b) if x.real_form}
-        """The caller's names of these, and of complex operands that are written as real ones before each launch."""
+        self.written_as_real = frozenset(x.name for x in (gemm.a, gemm.b) if x.real_form)
+        """The caller's names of the complex operands that are written as real ones before each launch."""
+        self.converted = self.realigned | self.split | self.written_as_real
+        """The caller's names of all of these."""
         if self.converted and sm_count is not None:
             forms = "in components" if self.split else f"aligned to {tma.ALIGNMENT} bytes"
             raise UnsupportedProblemError(
                 f"sm_count is {sm_count}; it does not limit the copy of {' and '.join(sorted(self.converted))}, which "
-                f"{spec.entry} needs {'as a real matrix' if self.converted - self.realigned - self.split else forms}: "
+                f"{spec.entry} needs {'as a real matrix' if self.written_as_real else forms}: "
                 f"{'pass aligned operands, or ' if self.converted == self.realigned else ''}leave out sm_count"
             )
         self._addresses = gemm.addresses

@@ -252,9 +252,9 @@ def enabled(bits: str | None = None, f32: str | None = None) -> Iterator[None]:
     Programs that Inductor compiles within the block call gemmill's operators, with the pointwise operations that
     follow fused into the epilogue.
 
-    Everything else falls back to PyTorch: float32 unless ``f32`` is passed or the program allows tf32, float64,
-    integers, and layouts that gemmill's kernels are slow for. :func:`stats` counts fallbacks by reason. Errors are
-    PyTorch's own.
+    Everything else falls back to PyTorch: float32 unless ``f32`` is passed or the program allows tf32, complex64 unless
+    ``f32`` is passed, float64, integers, and layouts that gemmill's kernels are slow for. :func:`stats` counts
+    fallbacks by reason. Errors are PyTorch's own.
 
     The block applies to all threads and can be nested. Entering and leaving it changes PyTorch's dispatcher, which
     takes about a millisecond: put it around a loop, not inside, and enter it before other threads call operators. If
@@ -274,7 +274,7 @@ def enabled(bits: str | None = None, f32: str | None = None) -> Iterator[None]:
         bits: the order of sums, as in :func:`gemmill.matmul`: ``"any"``, ``"invariant"``, ``"cublas"`` or the name of
             an arithmetic. It also holds for :class:`gemmill.torch.Linear`. None (default) keeps that of the block
             around this one, or ``"any"``. The block that was entered last decides.
-        f32: how float32 operands are multiplied: ``precision`` of :func:`gemmill.matmul`, such as ``"bf16x6"``,
+        f32: how float32 and complex64 are multiplied: ``precision`` of :func:`gemmill.matmul`, such as ``"bf16x6"``,
             whatever PyTorch's settings say. None (default) keeps that of the block around this one. Without any,
             ``torch.set_float32_matmul_precision`` decides: ``"highest"`` leaves float32 to PyTorch, ``"high"`` and
             ``"medium"`` are tf32.
