@@ -214,7 +214,7 @@ def _prepared(call: GemmCall) -> PreparedCall:
     if sm_count is not None and sm_count >= driver.sm_count(device):
         sm_count = None  # no limit
     new_launches: Callable[..., Launches] = functools.partial(Launcher, memory=memory)
-    batch_parts = ""
+    further = _written_as_real(gemm)
     try:
         target = choose(gemm, options, registry, sm_count)
     except UnsupportedProblemError:
@@ -227,7 +227,7 @@ def _prepared(call: GemmCall) -> PreparedCall:
         target = choose(gemm, options, registry, sm_count)
         new_launches = functools.partial(PartLaunches, shifts=shifts, memory=memory)
         launches = f"{len(shifts)} launches of {gemm.problem.batch}"
-        batch_parts = f"; in {launches}, because no kernel supports a batch with {strides} strides with these options"
+        further += f"; in {launches}, because no kernel supports a batch with {strides} strides with these options"
 
     def launcher(chosen: SlicedKernel, swap_ab: bool) -> Callable[[], Launches]:
         oriented = gemm.transposed if swap_ab else gemm
@@ -241,12 +241,22 @@ def _prepared(call: GemmCall) -> PreparedCall:
         choice = autotuned(registry, gemm.problem, options.autotune, sm_count, gpu, time, options.required_bits)
         target = Target(choice.kernel, choice.swap_ab, choice)
     if (selected := target.choice) is not None:
-        if batch_parts:
-            reason = selected.explain() + batch_parts
+        if further:
+            reason = selected.explain() + further
             selected = replace(selected, explain=lambda: reason)
         selected = selected.of_transposed if gemm.is_transposed else selected
         warn_of(selected)
     return PreparedCall(problem, target.kernel, selected, memory, launcher(target.kernel, target.swap_ab))
+
+
+def _written_as_real(gemm: Gemm) -> str:
+    """Return what a reason adds for complex operands that a kernel first writes as real ones."""
+    names = sorted(x.name.upper() for x in (gemm.a, gemm.b) if x.real_form)
+    return (
+        f"; gemmill first writes {' and '.join(names)} as {'a real matrix' if len(names) == 1 else 'real matrices'}"
+        if names
+        else ""
+    )
 
 
 def kernel_for(call: GemmCall) -> SlicedKernel | None:

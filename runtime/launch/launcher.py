@@ -195,12 +195,7 @@ class Launcher:
         self.converted = self.realigned | self.split | self.written_as_real
         """The caller's names of all of these."""
         if self.converted and sm_count is not None:
-            forms = "in components" if self.split else f"aligned to {tma.ALIGNMENT} bytes"
-            raise UnsupportedProblemError(
-                f"sm_count is {sm_count}; it does not limit the copy of {' and '.join(sorted(self.converted))}, which "
-                f"{spec.entry} needs {'as a real matrix' if self.written_as_real else forms}: "
-                f"{'pass aligned operands, or ' if self.converted == self.realigned else ''}leave out sm_count"
-            )
+            raise self._unlimited(spec.entry, sm_count)
         self._addresses = gemm.addresses
         gemm, conversions = _converted(gemm, kernel, names)
         self.kernel = kernel
@@ -233,6 +228,15 @@ class Launcher:
             self._in_workspace = WorkspaceLaunch(gemm, kernel, block, self.ctas, conversions, following, moved)
         self._prepared = kernel.prepare(self.ctas, block.arguments)
         self._lock = threading.Lock()
+
+    def _unlimited(self, entry: str, sm_count: int) -> UnsupportedProblemError:
+        """Return the error for a limit of SMs where operands are converted first."""
+        forms = "in components" if self.split else f"aligned to {tma.ALIGNMENT} bytes"
+        return UnsupportedProblemError(
+            f"sm_count is {sm_count}; it does not limit the copy of {' and '.join(sorted(self.converted))}, which "
+            f"{entry} needs {'as a real matrix' if self.written_as_real else forms}: "
+            f"{'pass aligned operands, or ' if self.converted == self.realigned else ''}leave out sm_count"
+        )
 
     @property
     def workspace(self) -> WorkspaceSize:

@@ -102,6 +102,8 @@ def test_plans_and_graphs(by_columns: bool) -> None:
     a, b = turned(1024, 512), normal(512, 768)
     out = turned(1024, 768) if by_columns else normal(1024, 768)
     with gemmill.plan(a, b, out=out, precision="bf16x6") as launch:
+        assert launch.choice is not None
+        assert "gemmill first writes A and B as real matrices" in launch.choice.reason
         launch()
         assert_near(out, a, b, 2.0**-20)
         other = turned(1024, 512)
@@ -137,6 +139,30 @@ def test_cupy_arrays() -> None:
     found = gemmill.matmul(a, b, precision="bf16x6")
     assert found.dtype == "complex64"
     assert_near(torch.as_tensor(found), torch.as_tensor(a), torch.as_tensor(b), 2.0**-20)
+
+
+def test_programs_multiply_complex64_with_the_precision_of_the_block() -> None:
+    """Conjugates and gradients too; without one, and complex128, are left to PyTorch."""
+    import gemmill.torch
+
+    a, b, row = normal(512, 1024), normal(1024, 768), normal(768)
+    gemmill.torch.reset_stats()
+    with gemmill.torch.enabled(f32="bf16x6"):
+        assert_near(a @ b, a, b, 2.0**-20)
+        assert_near(b.mH @ a.mH, b.mH, a.mH, 2.0**-20)
+        assert_near(torch.addmm(row, a, b), a, b, 2.0**-20, row.expand(512, 768))
+        assert_near(a[None] @ b[None], a[None], b[None], 2.0**-20)
+        leaf = a.clone().requires_grad_()
+        (leaf @ b).real.sum().backward()
+        assert_near(leaf.grad, torch.ones(512, 768, dtype=C64), b.mH, 2.0**-20)
+        torch.mm(a.to(C128), b.to(C128))
+    served, fallback = gemmill.torch.stats().served, gemmill.torch.stats().fallback
+    assert {name: sum(x.calls for x in lines.values()) for name, lines in served.items()} == {
+        "mm": 4,
+        "addmm": 1,
+        "bmm": 1,
+    }
+    assert [*fallback["mm"]] == ["complex128 is not supported"]
 
 
 @pytest.mark.parametrize("dtype", [C64, C128])

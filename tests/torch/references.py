@@ -19,8 +19,9 @@ def references(call: Call, given: Arguments, names: list[str]) -> tuple[Callable
         named = dict(zip(names, tensors, strict=True))
         keywords = {**operands_of(call, named), **call.values, "out_dtype": call.dtype}
         a, b, text = keywords.pop("a"), keywords.pop("b"), keywords.pop("epilogue", None)
-        if a.dtype is torch.float32:  # of which the reference itself makes products
-            a, b = a.double(), b.double()
+        if a.dtype in (torch.float32, torch.complex64):  # of which the reference itself makes products
+            wide = torch.promote_types(a.dtype, torch.float64)
+            a, b = a.to(wide), b.to(wide)
         if text is not None:
             operands: dict[str, Any] = {
                 x: keywords.pop(x) for x in ("a_scale", "b_scale", "bias", "alpha", "beta") if x in keywords

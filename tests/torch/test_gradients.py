@@ -48,6 +48,20 @@ def test_gradients_have_the_types_of_operands() -> None:
     assert torch.equal(a.grad.float(), b.detach().float().sum(1).expand(5, 7))
 
 
+@pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "an input twice"])
+def test_gradients_of_complex_operands(name: str) -> None:
+    """Also of conjugates, and in turn of the gradients."""
+    a, b, c = (leaf(*shape, dtype=torch.complex128) for shape in ((2, 5, 7), (7, 3), (3,)))
+    calls = {
+        "mm": lambda a, b, c: operators.mm(a[0], b.conj()),
+        "bmm": lambda a, b, c: operators.bmm(a, b),
+        "addmm": lambda a, b, c: operators.addmm(c, a[0], b, alpha=2.0, beta=0.5),
+        "an input twice": lambda a, b, c: operators.mm(b.mH, b),
+    }
+    assert torch.autograd.gradcheck(calls[name], (a, b, c))
+    assert torch.autograd.gradgradcheck(calls[name], (a, b, c))
+
+
 OPTIONS = "precision='bf16x6';bits='invariant'"
 WITH_OPTIONS: dict[str, Callable[..., Any]] = {
     "mm": lambda a, b: operators.mm(a, b, options=OPTIONS),

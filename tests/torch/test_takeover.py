@@ -400,6 +400,24 @@ def test_float32_has_the_precision_of_the_block_whatever_the_program_sets(prepar
     assert reasons("mm")["float32 without tf32 or f32="] == 1
 
 
+def test_complex64_has_the_precision_of_the_block(prepared: list[Any]) -> None:
+    """Of conjugates too; a C that is a vector stays C, since expressions are real."""
+    a, b, c = (torch.complex(x.float(), x.float().flip(0)) for x in (A, B, V))
+    wanted = torch.addmm(c, a.conj(), b)
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        with CPU.within():
+            torch.mm(a, b)
+        with CPU.within(f32="bf16x6"):
+            torch.testing.assert_close(torch.addmm(c, a.conj(), b), wanted)
+            torch.testing.assert_close(b.mH @ a.mH, (a @ b).mH)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "none"
+    assert {"precision": "bf16x6"} in prepared
+    assert served() == {"addmm": 1, "mm": 2}
+    assert reasons("mm")["complex64 without f32="] == 1
+
+
 def test_entries_are_counted_and_the_last_exit_restores() -> None:
     def is_ours() -> bool:
         gemmill.torch.reset_stats()
