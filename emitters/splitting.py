@@ -1,10 +1,20 @@
-"""The kernel that splits f32 operands into bf16 components, as PTX.
+"""The kernels that split f32 operands into components of 16 bits, as PTX.
 
-An element is the sum of its components: the first holds its upper 8 bits, the next the 8 bits that follow, and the last
-one the rest, rounded. Three components hold all 24 bits, except those below 2^-133.
+An element is the sum of its components. Of bf16, the first holds its upper 8 bits, the next the 8 bits that follow, and
+the last one the rest, rounded. Three components hold all 24 bits, except those below 2^-133.
 
-Products with an infinity would be NaN if the other factor were 0. A component that would be 0 is therefore 2^-133 with
-the sign of the element, unless the element is 0; and so are all components of an infinity or NaN except the first.
+Products with an infinity would be NaN if the other factor were 0. A component of bf16 that would be 0 is therefore
+2^-133 with the sign of the element, unless the element is 0; and so are all components of an infinity or NaN except the
+first.
+
+f16 has less range. Each row of A, and each column of B, is first multiplied by an even power of 2 that brings its
+largest magnitude (emitters/magnitudes.py) to 2^13 or more, but below 2^15. The first component is the element,
+rounded to f16, and the second the rest, rounded: together they hold 23 bits, except those below 2^-24. Kernels multiply
+the sums of products by the inverse powers (emitters/include/gemmill/mma/unscale.cuh).
+
+The components of f16 may have different signs, so an infinity or NaN is the second component, and the first is 1 with
+its sign. Of two infinities, each meets the 1 of the other. A first component that would be 0 is 2^-24 with the sign of
+the element, unless that is 0; the second component makes up for it.
 
 A thread splits two vectors of eight elements. It loads a whole vector at a multiple of 16 bytes by two instructions,
 and others by one for each element. The last vector of a row ends with zeros; rows of a component are whole lines.
@@ -18,21 +28,26 @@ import struct
 from collections.abc import Iterator
 from string import Template
 
-from gemmill.emitters.ptx import FIRST_VECTOR, choose_job, head, lines
+from gemmill.emitters.ptx import FIRST_VECTOR, choose_job, half_to_f32, head, lines
 from gemmill.library.dtypes import DType
 
 JOBS = 2
 """Most operands of a launch: A and B."""
-JOB = struct.Struct("<QQqQqIIII")
+JOB = struct.Struct("<QQqQqqqIIIIII")
 """The parameters of an operand: its address and that of its components; bytes between its rows and between those of a
-component; bytes between its matrices; total number of rows, rows of a matrix, elements of a row; index of its first
-CTA. An operand without rows has no CTAs."""
+component; bytes between its matrices; for f16, bytes from its components to its magnitudes, and between those of
+matrices, of rows and of elements of a row; total number of rows, rows of a matrix, elements of a row; index of its
+first CTA. An operand without rows has no CTAs."""
 JOBS_LAYOUT = struct.Struct(f"<{JOBS * JOB.size}s")
 """The parameter of the kernel."""
 THREADS = 128
 """Threads of a CTA."""
 LEAST = 0x00010000
 """The bits of 2^-133, the least bf16, as f32."""
+LEAST_F16 = 0x33800000
+"""The bits of 2^-24, the least f16, as f32."""
+ROUNDED_TO_0 = 0x33000000
+"""The bits of 2^-25, the largest f32 that is 0 as f16."""
 VECTOR = 8
 """Elements of a vector."""
 _VECTORS = "ab"
@@ -54,10 +69,10 @@ $choose
   ld.param.b64 %stride, [%job + 16];
   ld.param.b64 %copied, [%job + 24];
   ld.param.b64 %matrix, [%job + 32];
-  ld.param.b32 %all, [%job + 40];
-  ld.param.b32 %rows, [%job + 44];
-  ld.param.b32 %columns, [%job + 48];
-  ld.param.b32 %begin, [%job + 52];
+  ld.param.b32 %all, [%job + 64];
+  ld.param.b32 %rows, [%job + 68];
+  ld.param.b32 %columns, [%job + 72];
+  ld.param.b32 %begin, [%job + 76];$parameters
   cvt.u64.u32 %y, %rows;
   mul.lo.u64 %component, %copied, %y;
   add.u32 %x, %columns, $round;
@@ -77,7 +92,7 @@ $split
 _REGISTERS = Template("""\
   .reg .pred %inside$i, %aligned$i, %whole$i, %has$i, %huge$i, %nan$i, %small$i;
   .reg .b32 %row$i, %vector$i, %count$i, %x$i<8>, %p$i<8>, %t$i<8>, %size$i, %word$i;
-  .reg .b64 %at$i, %into$i;""")
+  .reg .b64 %at$i, %into$i;$scaled""")
 
 _LOCATE = Template("""\
   // Vector $i: where it lies, where its components go, and how many elements it has.
@@ -89,7 +104,7 @@ _LOCATE = Template("""\
   setp.lt.u32 %inside$i, %row$i, %all;
   div.u32 %x, %row$i, %rows;
   mul.lo.u32 %left, %x, %rows;
-  sub.u32 %row$i, %row$i, %left;
+  sub.u32 %row$i, %row$i, %left;$scaled
   cvt.u64.u32 %y, %x;
   mad.lo.u64 %at$i, %y, %matrix, %from;
   mul.lo.u64 %y, %y, $components;
@@ -111,6 +126,29 @@ _LOCATE = Template("""\
   setp.ge.and.u32 %whole$i, %count$i, $count, %aligned$i;
   selp.b32 %count$i, 0, %count$i, %whole$i;""")
 
+_SCALED_REGISTERS = Template("""
+  .reg .b32 %held$i;
+  .reg .b64 %of$i;""")
+
+_SCALED_PARAMETERS = """
+  .reg .b16 %half0, %half1;
+  .reg .b32 %of_row, %of_element;
+  .reg .b64 %magnitudes, %apart;
+  ld.param.b64 %magnitudes, [%job + 40];
+  ld.param.b64 %apart, [%job + 48];
+  ld.param.b32 %of_row, [%job + 56];
+  ld.param.b32 %of_element, [%job + 60];
+  add.u64 %magnitudes, %magnitudes, %to;"""
+
+_LOCATE_MAGNITUDES = Template("""
+  cvt.u64.u32 %y, %x;
+  mad.lo.u64 %of$i, %y, %apart, %magnitudes;
+  mad.wide.u32 %of$i, %row$i, %of_row, %of$i;
+  mul.lo.u32 %left, %vector$i, $count;
+  mad.wide.u32 %of$i, %left, %of_element, %of$i;
+  sub.u32 %held$i, %columns, %left;
+  selp.b32 %held$i, %held$i, 0, %inside$i;""")
+
 
 def entry(split: DType) -> str:
     """The symbol of the kernel for a split type."""
@@ -118,27 +156,32 @@ def entry(split: DType) -> str:
 
 
 def emit_splitting(split: DType) -> str:
-    """The PTX of the kernel for a split type with components of bf16, for sm_90 and later. Its parameter is
-    :data:`JOBS` times :data:`JOB`.
+    """The PTX of the kernel for a split type, for sm_90 and later. Its parameter is :data:`JOBS` times :data:`JOB`.
 
     CTAs have :data:`THREADS` threads and split :data:`BLOCK` vectors. The kernel uses programmatic dependent launch: it
     can start before the previous kernel of the stream ends.
     """
-    assert split.component == "bf16"
+    scaled = split.scales_rows
 
-    def per_vector(template: Template) -> str:
+    def per_vector(template: Template, beside: Template) -> str:
         sizes = {"count": VECTOR, "elements": 4 * VECTOR, "narrow": 2 * VECTOR, "components": split.components}
-        return "\n".join(template.substitute(sizes, i=i, ahead=place * THREADS) for place, i in enumerate(_VECTORS))
+
+        def text(i: str, ahead: int) -> str:
+            also = beside.substitute(sizes, i=i) if scaled else ""
+            return template.substitute(sizes, i=i, ahead=ahead, scaled=also)
+
+        return "\n".join(text(i, place * THREADS) for place, i in enumerate(_VECTORS))
 
     return head(entry(split), JOBS_LAYOUT, THREADS) + _BODY.substitute(
         round=VECTOR - 1,
         shift=VECTOR.bit_length() - 1,
-        registers=per_vector(_REGISTERS),
+        registers=per_vector(_REGISTERS, _SCALED_REGISTERS),
         choose=choose_job(JOB, JOBS),
+        parameters=_SCALED_PARAMETERS if scaled else "",
         first=FIRST_VECTOR.substitute(block=BLOCK),
-        locate=per_vector(_LOCATE),
+        locate=per_vector(_LOCATE, _LOCATE_MAGNITUDES),
         load="\n".join(lines(_load(i)) for i in _VECTORS),
-        split="\n".join(lines(_split(i, split.components)) for i in _VECTORS),
+        split="\n".join(lines(_split_scaled(i) if scaled else _split(i, split.components)) for i in _VECTORS),
     )
 
 
@@ -202,3 +245,57 @@ def _take(value: str, taken: str, least: str, i: str, component: int, components
     if is_first:
         yield f"selp.b32 {value}, 0, {value}, %huge{i};"
     yield f"selp.b32 {taken}, {least}, {taken}, %small{i};"
+
+
+def _split_scaled(i: str) -> Iterator[str]:
+    """Yield the code that scales the elements of a vector and stores their two components of f16."""
+    for element in range(VECTOR):
+        yield from _scale(f"%x{i}{element}", f"%t{i}{element}", f"%p{i}{element}", i, element)
+    for component in "pt":
+        for pair in range(VECTOR // 2):
+            first, second = (f"%{component}{i}{2 * pair + half}" for half in (0, 1))
+            yield f"cvt.rn.f16x2.f32 %p{i}{pair}, {second}, {first};"
+            for half in (0, 1) if component == "p" else ():
+                yield from half_to_f32("f16", f"%p{i}{pair}", half, f"%word{i}")
+                yield from _rest(f"%x{i}{2 * pair + half}", f"%t{i}{2 * pair + half}", i)
+        words = ", ".join(f"%p{i}{word}" for word in range(VECTOR // 2))
+        yield f"@%inside{i} st.global.v4.b32 [%into{i}], {{{words}}};"
+        if component == "p":
+            yield f"add.u64 %into{i}, %into{i}, %component;"
+
+
+def _rest(value: str, scaled: str, i: str) -> Iterator[str]:
+    """Yield the code that subtracts the first component, ``%word``, from a scaled element; an infinity or NaN is left
+    whole."""
+    yield f"sub.rn.f32 {scaled}, {scaled}, %word{i};"
+    yield f"and.b32 %size{i}, {value}, 0x7fffffff;"
+    yield f"setp.ge.u32 %huge{i}, %size{i}, 0x7f800000;"
+    yield f"selp.b32 {scaled}, {value}, {scaled}, %huge{i};"
+
+
+def _scale(value: str, scaled: str, first: str, i: str, element: int) -> Iterator[str]:
+    """Yield the code that multiplies an element by a power of 2, and finds what is rounded to its first component."""
+    yield f"setp.gt.u32 %has{i}, %held{i}, {element};"
+    yield f"mov.b32 %word{i}, 0;"
+    yield f"@%has{i} ld.global.b32 %word{i}, [%of{i}];"
+    yield "cvt.u64.u32 %y, %of_element;"
+    yield f"add.u64 %of{i}, %of{i}, %y;"
+    # The square root of the power, from the exponent of the magnitude.
+    yield f"shr.u32 %word{i}, %word{i}, 23;"
+    yield f"max.u32 %word{i}, %word{i}, 1;"
+    yield f"sub.u32 %word{i}, 395, %word{i};"
+    yield f"shr.u32 %word{i}, %word{i}, 1;"
+    yield f"shl.b32 %word{i}, %word{i}, 23;"
+    yield f"mul.rn.f32 {scaled}, {value}, %word{i};"
+    yield f"mul.rn.f32 {scaled}, {scaled}, %word{i};"
+    # If that would be 0, but the element is not, the least f16 with its sign; 1 with the sign of an infinity or NaN.
+    yield f"and.b32 %size{i}, {value}, 0x7fffffff;"
+    yield f"setp.gt.u32 %small{i}, %size{i}, 0;"
+    yield f"and.b32 %word{i}, {scaled}, 0x7fffffff;"
+    yield f"setp.lt.and.u32 %small{i}, %word{i}, {ROUNDED_TO_0 + 1:#010x}, %small{i};"
+    yield f"setp.ge.u32 %huge{i}, %size{i}, 0x7f800000;"
+    yield f"and.b32 {first}, {value}, 0x80000000;"
+    yield f"xor.b32 %word{i}, {first}, {LEAST_F16:#010x};"
+    yield f"selp.b32 %word{i}, %word{i}, {scaled}, %small{i};"
+    yield f"xor.b32 {first}, {first}, 0x3f800000;"
+    yield f"selp.b32 {first}, {first}, %word{i}, %huge{i};"

@@ -16,6 +16,7 @@ DTypeName = Literal[
     "bf16x9",
     "bf16x6",
     "bf16x3",
+    "f16x3",
     "f64",
     "e4m3",
     "e5m2",
@@ -77,6 +78,12 @@ class DType(NamedTuple):
     def components(self) -> int:
         """Components into which an element is split; 1 for types that are not."""
         return 1 + max(max(term) for term in self.terms)
+
+    @property
+    def scales_rows(self) -> bool:
+        """Whether rows of A and columns of B are scaled by powers of two before they are split, since components have
+        less range than f32."""
+        return self.component is not None and self.loaded.least_exponent > self.least_exponent
 
     @property
     def loaded(self) -> DType:
@@ -206,10 +213,11 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
                 cuda="CUDA_R_32F",
                 stored_as="f32",
             ),
-            # Three components hold all bits of an f32; two hold 16.
+            # Three components of bf16 hold all bits of an f32, two 16; two of f16 hold 23.
             _split("bf16x9", "bf16", _NINE_TERMS, epsilon=2.0**-23),
             _split("bf16x6", "bf16", _NINE_TERMS[3:], epsilon=2.0**-22),
             _split("bf16x3", "bf16", _NINE_TERMS[6:], epsilon=2.0**-15),
+            _split("f16x3", "f16", _NINE_TERMS[6:], epsilon=2.0**-21),
             DType(
                 "f64",
                 64,

@@ -65,7 +65,8 @@ def matmul(
         tf32: A shorter way to write ``precision="tf32"``.
         precision: How f32 operands are multiplied: ``"ieee"``, in f32, without tensor cores; ``"tf32"``, with 10 bits
             of mantissa, on tensor cores; or as sums of 9, 6 or 3 products of bf16 components (``"bf16x9"``,
-            ``"bf16x6"``, ``"bf16x3"``), into which a kernel splits the operands first (docs/kernels.md).
+            ``"bf16x6"``, ``"bf16x3"``), or of 3 of scaled f16 components (``"f16x3"``), into which a kernel splits the
+            operands first (docs/kernels.md).
         fast_accumulation: Keep fp8 sums in the tensor cores, which have about 13 bits. False selects two-level
             accumulation: the sums move to f32 registers every 128 products.
         symmetric: The caller guarantees that D equals its transpose, as in ``matmul(x, x.mT, symmetric=True)``

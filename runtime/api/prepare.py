@@ -301,7 +301,8 @@ def _load(registry: Registry, chosen: SlicedKernel, gemm: Gemm, device: int, str
     if kernel is not None and not missing and kernel.config.a.type.component:
         from gemmill.runtime.launch import split  # deferred likewise
 
-        missing = "" if split.kernel_of(problem.a_dtype).is_loaded(device) else "the kernel that splits operands"
+        are_loaded = all(x.is_loaded(device) for x in split.kernels_of(problem.a_dtype))
+        missing = "" if are_loaded else "the kernel that splits operands"
     if kernel is not None and not missing and (gemm.a.real_form or gemm.b.real_form):
         from gemmill.runtime.launch import real_forms  # deferred likewise
 

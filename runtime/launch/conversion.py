@@ -29,6 +29,8 @@ class ConversionKernel(NamedTuple):
     """Threads of a CTA."""
     purpose: str
     """What it does, for errors."""
+    replaces: bool = True
+    """Whether later kernels read what it writes in place of the operands."""
 
     def is_loaded(self, device: int) -> bool:
         """Whether it is loaded on a GPU, so that a launch can be prepared during a stream capture."""

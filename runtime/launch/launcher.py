@@ -130,8 +130,11 @@ def _converted(
         from gemmill.runtime.launch import split
 
         gemm, parts = split.split(gemm, end)
-        if gemm.problem.k:
-            add(split.kernel_of(gemm.problem.a_dtype), parts)
+        scales = [part.magnitudes for part in parts if part.magnitudes]
+        kernels = split.kernels_of(gemm.problem.a_dtype)
+        for conversion, operands in zip(kernels, (scales, parts) if scales else (parts,), strict=True):
+            if gemm.problem.k:
+                add(conversion, operands)
     return gemm, conversions
 
 

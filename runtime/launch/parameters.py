@@ -120,6 +120,9 @@ def scalars(gemm: Gemm, staged: Iterable[BoundArgument]) -> Iterator[tuple[str, 
                 *first, outermost = operand.batch_steps[::-1]
                 steps = (*first, *(0,) * (NESTED_EXTENTS - len(inner)), outermost)
                 yield from ((f"{name}_step_{i}", "i", step) for i, step in enumerate(steps))
+    for name, operand, rows in (("a", gemm.a, problem.m), ("b", gemm.b, problem.n)):
+        if operand.magnitudes is not None:
+            yield f"{name}_scale_batch_stride", "q", rows if operand.batch_stride else 0
     for name, scale in (("a_scale", gemm.a_scale), ("b_scale", gemm.b_scale)):
         if scale is not None:
             yield f"{name}_pointer", "Q", scale.ptr

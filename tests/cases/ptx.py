@@ -125,7 +125,7 @@ class Warp:
     def value(self, operand: str) -> Any:
         if operand.startswith("%"):
             return self.registers.get(operand, np.full(LANES, 0xDEADBEEF, np.uint64))
-        number = 0 if operand in ("counts", "job") else int(operand, 0)
+        number = 0 if operand in ("counts", "largest", "job") else int(operand, 0)
         return np.full(LANES, number % (1 << 64), np.uint64)
 
     def write(self, operand: str, values: Any, lanes: Any) -> None:
@@ -159,6 +159,8 @@ class Warp:
             return self.multiply(name[7], *map(split, operands))
         if what in ("ld", "st"):
             return self.move(name, operands, lanes)
+        if what == "red":
+            return self.reduce(name, operands, lanes)
         bits = int(kind[1:]) if kind[1:].isdigit() else 64
         if what == "mov" and "{" in operands[0]:
             word = self.value(operands[1])
@@ -196,6 +198,8 @@ class Warp:
             return x * values[1] >> np.uint64(bits)
         if what == "mapa":
             return (values[1] + np.uint64(1)) * np.uint64(_WINDOW) + x
+        if name == ["mul", "rn", "f32"]:
+            return (as_floats(x) * as_floats(values[1])).view(np.uint32)
         if name[:2] == ["mul", "wide"] or name[:2] == ["mul", "lo"]:
             return x * values[1]
         if what == "mad":
@@ -231,8 +235,10 @@ class Warp:
             "and": lambda x, y: x & y,
             "xor": lambda x, y: x ^ y,
             "shr": lambda x, y: x >> y,
+            "shl": lambda x, y: x << y,
             "div": lambda x, y: x // np.maximum(y, 1),
             "min": np.minimum,
+            "max": np.maximum,
         }
         return simple[what](*values)
 
@@ -264,6 +270,7 @@ class Warp:
         base, _, offset = address.strip("[]").partition("+")
         if space == "param":
             begin = int(self.value(base.strip())[0]) + int(offset or 0)
+            assert begin % size == 0, f"{size} bytes at {begin} of the parameters are not aligned"
             number = int.from_bytes(self.job[begin : begin + size], "little")
             return self.write(registers[0], np.full(LANES, number, np.uint64), lanes)
         addresses = self.value(base.strip()) + np.uint64(int(offset or 0))
@@ -283,6 +290,13 @@ class Warp:
                 self.write(register, values, lanes)
         return None
 
+    def reduce(self, name: list[str], operands: list[str], lanes: Any) -> None:
+        assert name[2:] == ["max", "u32"]
+        addresses, values = self.value(operands[0].strip("[]")), self.value(operands[1])
+        for lane in np.flatnonzero(lanes):
+            data = self.bytes_at(name[1], int(addresses[lane]), 4).view(np.uint32)
+            data[0] = max(data[0], int(values[lane]))
+
 
 def split(group: str) -> list[str]:
     return [x.strip() for x in group.strip("{} ").split(",")]
@@ -294,7 +308,7 @@ class Kernel:
     def __init__(self, text: str) -> None:
         body = re.sub(r"//.*", "", text[text.index("{\n") + 2 : text.rindex("}")])
         self.widths: dict[str, int] = {}
-        declared_shared = re.search(r"\.shared .* counts\[(\d+)\]", body)
+        declared_shared = re.search(r"\.shared .* \w+\[(\d+)\]", body)
         self.shared = int(declared_shared[1]) if declared_shared else 0
         declared_cluster = re.search(r"\.reqnctapercluster (\d+)", text)
         self.cluster = int(declared_cluster[1]) if declared_cluster else 1

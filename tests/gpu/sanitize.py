@@ -37,6 +37,7 @@ KINDS: tuple[dict[str, Value], ...] = (
     {"a.dtype": "tf32", "c.dtype": "none", "d.dtype": "f32"},
     {"a.dtype": "tf32", "a.major": "mn", "b.major": "mn", "tile.n": 32, "tile.k": 32, "d.dtype": "f32"},
     {"a.dtype": "bf16x6", "b.major": "mn", "c.dtype": "none", "d.dtype": "f32"},
+    {"a.dtype": "f16x3", "b.major": "mn", "c.dtype": "none", "d.dtype": "f32"},
     # A is transposed in place, B to another one.
     {"a.dtype": "s8", "b.dtype": "s8", "a.major": "mn", "b.major": "mn", "tile.m": 128, "tile.n": 64, "tile.k": 128},
     {"a.dtype": "e4m3", "b.dtype": "e5m2", "promote": 4, "a.scale": "none", "d.dtype": "e4m3"},

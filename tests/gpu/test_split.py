@@ -1,4 +1,4 @@
-"""f32 operands that are multiplied as sums of products of bf16 components."""
+"""f32 operands that are multiplied as sums of products of components of 16 bits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,15 @@ KERNELS: tuple[GemmConfig, ...] = (
     split("128x128", "cooperative", scheduler__decomposition="splitk"),
     split("64x64", "pingpong", majors="mn mn", ab="bf16x3", scheduler__decomposition="splitk"),
     split("128x128", "cooperative", "2x1", scheduler__decomposition="stream", ab="bf16x9"),
+    split("128x256", "cooperative", "2x1", "k mn", ab="f16x3"),
+    split("256x128", "cooperative", "1x2", "mn k", ab="f16x3", d__dtype="bf16"),
+    split("192x128", "cooperative", "2x1", "mn mn", ab="f16x3", d__major="m"),
+    split("64x32", "pingpong", "1x1", "k k", ab="f16x3", c__dtype="f32"),
+    split("64x128", "pingpong", "1x1", "mn mn", ab="f16x3"),
+    split("128x128", "cooperative", "1x1", "k k", ab="f16x3", scheduler__decomposition="splitk"),
+    split("128x128", "cooperative", "2x1", "mn k", ab="f16x3", scheduler__decomposition="stream"),
 )
+PRECISIONS = "bf16x9", "bf16x6", "bf16x3", "f16x3"
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +117,41 @@ def test_errors_are_about_those_of_cublas_or_smaller(draw: Callable[..., Any]) -
     assert errors(gemmill.matmul(a, b, precision="bf16x3")).max() <= 2.0**-14
 
 
-@pytest.mark.parametrize("precision", ["bf16x9", "bf16x6", "bf16x3"])
+def sizes(*shape: int) -> Any:
+    """Rows and columns of many sizes, beyond the range of f16."""
+    x = normal(*shape)
+    for axis in range(2):
+        extents = [1 if i == axis else n for i, n in enumerate(shape)]
+        x = torch.ldexp(x, torch.randint(-30, 31, extents, device="cuda"))
+    return x
+
+
+def beside_zeros(*shape: int) -> Any:
+    """The largest element of a row meets a 0 of each column, and that of a column a 0 of each row."""
+    x = normal(*shape) * 2.0**-20
+    left, zero = (1, 2) if shape[0] < shape[1] else (2, 1)
+    for at, value in ((left, 1.0), (zero, 0.0)):
+        x[(slice(None), at) if shape[0] < shape[1] else at] = value
+    return x
+
+
+@pytest.mark.parametrize("draw", [normal, one_sign, wide, far, sizes, beside_zeros])
+@pytest.mark.parametrize("turned", [False, True])
+def test_errors_of_f16_are_within_the_bound(draw: Callable[..., Any], turned: bool) -> None:
+    """2^-19 of |A| |B|, and 2^-37 of the largest of a row or column times the other's sum of magnitudes."""
+    torch.manual_seed(0)
+    a, b = draw(512, 4096), draw(4096, 768)
+    got = gemmill.matmul(a.T.contiguous().T, b.T.contiguous().T, precision="f16x3") if turned else None
+    got = gemmill.matmul(a, b, precision="f16x3") if got is None else got
+    left, right = a.double().abs(), b.double().abs()
+    of_rows = left.amax(1, keepdim=True) * right.sum(0) + left.sum(1, keepdim=True) * right.amax(0)
+    bound = 2.0**-19 * (left @ right) + 2.0**-37 * of_rows
+    error = (got.double() - a.double() @ b.double()).abs()
+    print(draw.__name__, float((error / (left @ right)).max()), float((error / bound).max()))
+    assert (error <= bound).all()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_infinities_and_nan_are_those_of_f32(precision: str) -> None:
     a, b = normal(256, 320), normal(320, 256)
     a[3, 5], a[7, 9], b[11, 13], b[12, 17] = (float(x) for x in ("inf", "nan", "-inf", "nan"))
@@ -121,12 +163,29 @@ def test_infinities_and_nan_are_those_of_f32(precision: str) -> None:
     assert (got[finite].double() - wanted[finite]).abs().max() < 0.01
 
 
-@pytest.mark.parametrize("precision", ["bf16x9", "bf16x6", "bf16x3"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("left", "right"), [(3e38, 2.0**-30), (2.0**-100, 2.0**-20), (1 + 2.0**-15, 2.0**-109)])
 def test_the_range_is_that_of_f32(precision: str, left: float, right: float) -> None:
     a, b = torch.full((64, 64), left, device="cuda"), torch.full((64, 64), right, device="cuda")
     got, wanted = gemmill.matmul(a, b, precision=precision), 64 * float(a[0, 0]) * float(b[0, 0])
     assert (got.double() - wanted).abs().max() <= 2.0**-16 * wanted
+
+
+def test_subnormal_and_huge_elements_of_f16_keep_their_products() -> None:
+    a, b = torch.full((64, 64), 2.0**-140, device="cuda"), torch.full((64, 64), 2.0**126, device="cuda")
+    b[:, 1] = 2.0**-149
+    got = gemmill.matmul(a, b, precision="f16x3")
+    assert torch.equal(got, (a.double() @ b.double()).float())
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_infinities_meet_tiny_and_infinite_elements(precision: str) -> None:
+    a, b = normal(256, 320), normal(320, 256)
+    a[:, 7], b[7, :] = 2.0**-60, -(2.0**-70)
+    a[4, 7], b[7, 9], b[7, 11] = float("inf"), float("inf"), float("-inf")
+    got, wanted = gemmill.matmul(a, b, precision=precision), a.double() @ b.double()
+    assert torch.equal(got.isnan(), wanted.isnan())
+    assert torch.equal(got[wanted.isinf()].double(), wanted[wanted.isinf()])
 
 
 def test_an_epilogue_and_c_apply_as_to_other_sums() -> None:
@@ -138,11 +197,14 @@ def test_an_epilogue_and_c_apply_as_to_other_sums() -> None:
     assert (got.double() - (wanted + bias.double()).relu()).abs().max() < 0.5
 
 
-def test_a_plan_follows_its_operands_in_streams_and_graphs() -> None:
+@pytest.mark.parametrize(
+    ("precision", "components"), [("bf16x6", "3 components of bf16"), ("f16x3", "2 components of f16")]
+)
+def test_a_plan_follows_its_operands_in_streams_and_graphs(precision: str, components: str) -> None:
     a, b = normal(700, 501), normal(501, 600)
-    with gemmill.plan(a, b, precision="bf16x6") as launch:
+    with gemmill.plan(a, b, precision=precision) as launch:
         assert launch.choice is not None
-        assert "gemmill first splits A and B into 3 components of bf16" in launch.choice.reason
+        assert f"gemmill first splits A and B into {components}" in launch.choice.reason
         launch()
         first = launch.out.clone()
         assert (first.double() - a.double() @ b.double()).abs().max() < 1e-3
@@ -153,7 +215,7 @@ def test_a_plan_follows_its_operands_in_streams_and_graphs() -> None:
         launch()
         assert torch.equal(launch.out, first)
     outs = [torch.zeros_like(first) for _ in range(3)]
-    plans = [gemmill.plan((i + 1) * a, b, out=out, precision="bf16x6") for i, out in enumerate(outs)]
+    plans = [gemmill.plan((i + 1) * a, b, out=out, precision=precision) for i, out in enumerate(outs)]
     for each in plans:
         each()
     torch.cuda.synchronize()

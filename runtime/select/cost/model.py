@@ -350,7 +350,8 @@ def _splitting_us(problem: GemmProblem, gpu: Gpu) -> float:
     """Return the microseconds in which f32 operands are split into components first. Only the bytes count, as for
     realigned operands."""
     split = DTYPES[problem.a_dtype]
-    moved = split.bytes + split.components * split.loaded.bytes  # for each element
+    read = 2 if split.scales_rows else 1  # to find the scales first
+    moved = read * split.bytes + split.components * split.loaded.bytes  # for each element
     return problem.batch * (problem.m + problem.n) * problem.k * moved / gpu.dram_gbps / 1000
 
 

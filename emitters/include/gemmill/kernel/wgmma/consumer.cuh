@@ -78,6 +78,8 @@ struct WgmmaConsumer {
       if constexpr (Traits::kPingpong) storage.pingpong_order().pass(warpgroup, lane);
       if constexpr (!Config::kPromote && Traits::kSlices == 1) Mainloop::mma_tail(accumulators, release, at, k_tiles);
       if constexpr (Traits::kPingpong) at.advance(scheduler.k_tiles(index + stride / 2));
+      if constexpr (Traits::kScaledRows)
+        if (work.k_tiles > 0) unscale(accumulators.values, params, m, work.n, work.batch);
       finish(params, shared, scheduler, epilogue, sums, sums_of_tile(total, accumulators), work, m_d, n_d, warpgroup,
              index, stride);
     }

@@ -13,6 +13,7 @@
 #include <gemmill/mma/narrow.cuh>
 #include <gemmill/mma/two_level.cuh>
 #include <gemmill/mma/transpose.cuh>
+#include <gemmill/mma/unscale.cuh>
 #include <gemmill/mma/wgmma.cuh>
 #include <gemmill/pipeline/named_barrier.cuh>
 #include <gemmill/pipeline/pipeline.cuh>
@@ -51,6 +52,8 @@ struct WgmmaTraits {
   /// Bytes of a stage of A and of B as MMAs read them.
   static constexpr int kStageBytesA = Config::Terms::kComponents * A::kBytes;
   static constexpr int kStageBytesB = Config::Terms::kComponents * B::kBytes;
+  /// Whether rows of A and columns of B were scaled before f32 was split: f16 has less range.
+  static constexpr bool kScaledRows = Config::Terms::kComponents > 1 && cute::is_same_v<typename Config::A, f16>;
   /// Whether A and B have block scales, of type Config::Scale.
   static constexpr bool kBlockScales = !cute::is_same_v<typename Config::Scale, None>;
   static constexpr bool kPingpong = Config::kSchedule == Schedule::Pingpong;
