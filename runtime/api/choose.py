@@ -40,6 +40,10 @@ def choose(gemm: Gemm, options: Options, registry: Registry, sm_count: int | Non
         raise UnsupportedProblemError(f"a batch with {len(gemm.nested)} strides is not supported here")
     if options.kernel is not None:
         return _named(gemm.problem, options, registry)
+    if gemm.is_prepared:  # f32 is not there to be multiplied as it is
+        arithmetic = registry.arithmetic(gemm.problem, options.required_bits)
+        choice = registry.selector_for(gemm.problem).select(gemm.problem, sm_count, arithmetic, options.objective)
+        return Target(choice.kernel, choice.swap_ab, choice)
     choice = registry.select(gemm.problem, sm_count, options.required_bits, objective=options.objective)
     return Target(choice.kernel, choice.swap_ab, choice)
 

@@ -13,7 +13,7 @@ from gemmill.runtime.api.prepare import prepare
 from gemmill.runtime.api.read import Declaration, declares
 from gemmill.runtime.api.streams import Stream, stream_to_follow
 from gemmill.runtime.launch.plan import Plan
-from gemmill.runtime.operands.tensors import Tensor
+from gemmill.runtime.operands.tensors import PreparedOperand, Tensor
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.torch_dispatch import refuse_dispatched
 
@@ -23,7 +23,7 @@ from gemmill.runtime.torch_dispatch import refuse_dispatched
 
 @declares(launching)
 def matmul(
-    a: Tensor, b: Tensor, *, out: Tensor | None = None, c: Tensor | None = None,
+    a: Tensor, b: Tensor | PreparedOperand, *, out: Tensor | None = None, c: Tensor | None = None,
     alpha: float = 1.0, beta: float | None = None, out_dtype: object = None,
     accumulator: DTypeName | None = None, tf32: bool = False, precision: str = "ieee",
     fast_accumulation: bool = True, symmetric: bool = False,
@@ -186,7 +186,7 @@ def _planning(declaration: Declaration) -> Callable[..., Plan]:
 
 @declares(_planning)
 def plan(  # type: ignore[empty-body]
-    a: Tensor, b: Tensor, *, out: Tensor | None = None, c: Tensor | None = None,
+    a: Tensor, b: Tensor | PreparedOperand, *, out: Tensor | None = None, c: Tensor | None = None,
     alpha: float = 1.0, beta: float | None = None, out_dtype: object = None,
     accumulator: DTypeName | None = None, tf32: bool = False, precision: str = "ieee",
     fast_accumulation: bool = True, symmetric: bool = False,

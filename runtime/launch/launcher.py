@@ -132,8 +132,8 @@ def _converted(
         gemm, parts = split.split(gemm, end)
         scales = [part.magnitudes for part in parts if part.magnitudes]
         kernels = split.kernels_of(gemm.problem.a_dtype)
-        for conversion, operands in zip(kernels, (scales, parts) if scales else (parts,), strict=True):
-            if gemm.problem.k:
+        for conversion, operands in zip(kernels, (scales, parts)[-len(kernels) :], strict=True):
+            if gemm.problem.k and operands:
                 add(conversion, operands)
     return gemm, conversions
 
@@ -191,7 +191,7 @@ class Launcher:
         self.realigned = frozenset(getattr(gemm, name).name for name in names)
         """The caller's names of the operands that are copied into aligned memory before each launch."""
         dtype = kernel.config.a.type
-        self.split = frozenset({gemm.a.name, gemm.b.name} if dtype.component else ())
+        self.split = frozenset(x.name for x in (gemm.a, gemm.b) if dtype.component and x.dtype != dtype.name)
         """The caller's names of the operands that are split into components before each launch."""
         self.written_as_real = frozenset(x.name for x in (gemm.a, gemm.b) if x.real_form)
         """The caller's names of the complex operands that are written as real ones before each launch."""
@@ -215,9 +215,12 @@ class Launcher:
                 block.write(spec.offsets[name], layout, value)
         for _, argument in placed.values():
             write_argument(argument, gemm.problem, spec, block)
-        pointers = [(PLACES[operand.name], f"{name}_pointer") for name, operand in gemm.located.items()]
-        pointers += [(place, member) for member, (place, _) in placed.items()]
-        integers = [(at, block.integer(spec.offsets[x])) for at, x in pointers if x in spec.offsets]
+        pointers = [(PLACES[operand.name], f"{name}_pointer", 0) for name, operand in gemm.located.items()]
+        pointers += [(place, member, 0) for member, (place, _) in placed.items()]
+        for name, operand in (("a", gemm.a), ("b", gemm.b)):
+            if operand.magnitudes is not None:
+                pointers.append((PLACES[operand.name], f"{name}_scale_pointer", operand.magnitudes))
+        integers = [(at, block.integer(spec.offsets[x]), shift) for at, x, shift in pointers if x in spec.offsets]
         self._pointers = tuple(x for x in integers if x[0] not in converted)
         self._resets = Resets(kernel.device, gemm.arguments) if any(x.reset for x in gemm.arguments) else None
         self._in_workspace = None
@@ -255,8 +258,8 @@ class Launcher:
                 for index, descriptor, shift in self._descriptors:
                     if addresses[index] != before[index]:
                         tma.replace_address(descriptor, addresses[index] + shift, self.kernel.device)
-                for index, pointer in self._pointers:
-                    pointer.value = addresses[index]
+                for index, pointer, shift in self._pointers:
+                    pointer.value = addresses[index] + shift
                 self._addresses = addresses
             if self._resets is not None:
                 self._resets.launch(stream, addresses)

@@ -122,6 +122,7 @@ def scalars(gemm: Gemm, staged: Iterable[BoundArgument]) -> Iterator[tuple[str, 
                 yield from ((f"{name}_step_{i}", "i", step) for i, step in enumerate(steps))
     for name, operand, rows in (("a", gemm.a, problem.m), ("b", gemm.b, problem.n)):
         if operand.magnitudes is not None:
+            yield f"{name}_scale_pointer", "Q", operand.ptr + operand.magnitudes
             yield f"{name}_scale_batch_stride", "q", rows if operand.batch_stride else 0
     for name, scale in (("a_scale", gemm.a_scale), ("b_scale", gemm.b_scale)):
         if scale is not None:

@@ -14,7 +14,7 @@ from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.launcher import Launcher, Launches, PreparedCall
 from gemmill.runtime.operands.call import GemmCall
 from gemmill.runtime.operands.call_keywords import OPERANDS
-from gemmill.runtime.operands.tensors import TABLES, Tensor, TensorView, unpacked, view, view_table
+from gemmill.runtime.operands.tensors import TABLES, PreparedOperand, Tensor, TensorView, unpacked, view, view_table
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ class Plan:
             raise _closed()
         launcher.launch(self._stream(), self._addresses)
 
-    def rebind(self, **given: Tensor | None) -> None:
+    def rebind(self, **given: Tensor | PreparedOperand | None) -> None:
         """Use other tensors from the next call on.
 
         Pass any of ``a``, ``b``, ``c``, ``out``, the scales, zero points, ``offsets``, ``counts``, ``rows``,

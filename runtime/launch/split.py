@@ -15,6 +15,7 @@ from gemmill.library.legality.quantities import align_up
 from gemmill.runtime.launch import tma
 from gemmill.runtime.launch.conversion import BEGIN, ConversionKernel
 from gemmill.runtime.operands.gemm import Gemm
+from gemmill.runtime.operands.matrices import Operand
 
 _MAGNITUDE_BYTES = 4
 
@@ -151,37 +152,49 @@ def kernels_of(dtype: DTypeName) -> tuple[ConversionKernel, ...]:
     return (MAGNITUDES, kernel_of(dtype)) if DTYPES[dtype].scales_rows else (kernel_of(dtype),)
 
 
+def operand_of(
+    name: InputName, x: Operand, split: DType, extents: tuple[int, int], batch: int, offset: int
+) -> SplitOperand:
+    """Return an operand with its contiguous and its other extent, whose components begin at an offset."""
+    columns, rows = extents
+    return SplitOperand(
+        name=name,
+        split=split,
+        matrices=batch if x.batch_stride else 1,
+        matrix_stride=x.batch_stride * split.bytes,
+        rows=rows,
+        columns=columns,
+        stride=x.stride * split.bytes if rows > 1 else columns * split.bytes,
+        offset=offset,
+        is_turned=x.major == "mn",
+    )
+
+
 def split(gemm: Gemm, offset: int) -> tuple[Gemm, tuple[SplitOperand, ...]]:
     """Return the GEMM with the components of A and B as they will lie in aligned memory, which starts at
-    :data:`tma.ALIGNMENT`, from an offset on, and the operands that are split to there."""
+    :data:`tma.ALIGNMENT`, from an offset on, and the operands that are split to there. Those of a prepared operand lie
+    at its address."""
     operands: list[SplitOperand] = []
     names: tuple[InputName, ...] = ("a", "b")
     for name in names:
         operand, (columns, rows) = getattr(gemm, name), gemm.problem.extents_of(name)
         row = DTYPES[gemm.problem.a_dtype]
-        part = SplitOperand(
-            name=name,
-            split=row,
-            matrices=gemm.problem.batch if operand.batch_stride else 1,
-            matrix_stride=operand.batch_stride * row.bytes,
-            rows=rows,
-            columns=columns,
-            stride=operand.stride * row.bytes if rows > 1 else columns * row.bytes,
-            offset=align_up(operands[-1].end if operands else offset, BEGIN),
-            is_turned=operand.major == "mn",
-        )
-        operands.append(part)
+        is_prepared = operand.dtype == row.name
+        begin = 0 if is_prepared else align_up(operands[-1].end if operands else offset, BEGIN)
+        part = operand_of(name, operand, row, (columns, rows), gemm.problem.batch, begin)
+        if not is_prepared:
+            operands.append(part)
         stride = part.row_bytes // row.loaded.bytes
         there = replace(
             operand,
-            ptr=tma.ALIGNMENT,
+            ptr=operand.ptr if is_prepared else tma.ALIGNMENT,
             dtype=row.loaded.name,
             stride=stride,
             batch_stride=row.components * rows * stride if operand.batch_stride else 0,
             align=tma.ALIGNMENT,
             components=row.components,
             component_stride=max(rows, 1) * stride,
-            magnitudes=part.magnitudes.offset if part.magnitudes else None,
+            magnitudes=part.magnitudes.offset - part.offset if part.magnitudes else None,
         )
         gemm = replace(gemm, **{name: there})
     return gemm, tuple(operands)

@@ -37,7 +37,7 @@ class WorkspaceLaunch:
         ctas: int,
         converted: Sequence[tuple[ConversionKernel, Mapping[int, ConvertedOperand]]],
         descriptors: Iterable[EncodedDescriptor],
-        pointers: Iterable[tuple[int, ctypes.c_uint64]],
+        pointers: Iterable[tuple[int, ctypes.c_uint64, int]],
     ) -> None:
         spec, problem = kernel.spec, gemm.problem
         self._kernel = kernel
@@ -46,10 +46,8 @@ class WorkspaceLaunch:
         for conversion, group in converted:
             self._conversions.append(ConversionLaunch(kernel.device, conversion, group, operands.copy()))
             operands |= group if conversion.replaces else {}
-        self._moved = [(pointer, operands[place].offset) for place, pointer in pointers]
+        self._moved = tuple((pointer, operands[place].offset + shift) for place, pointer, shift in pointers)
         self._following = tuple((x.address, operands[x.place].offset + x.shift) for x in descriptors)
-        scaled = [(f"{name}_scale_pointer", getattr(gemm, name).magnitudes) for name in "ab"]
-        self._moved += [(parameters.integer(spec.offsets[x]), at) for x, at in scaled if at is not None]
         size = workspace_size(spec, problem, ctas // spec.cluster_ctas) if spec.has_workspace else WorkspaceSize(0, 0)
         self._converted_at = align_up(size.buffer, BEGIN)
         """Offset of the converted operands."""

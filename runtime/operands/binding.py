@@ -517,7 +517,7 @@ def _assemble(
     named_operands = zip("abcd", (operand_a, operand_b, operand_c, operand_d), strict=True)
     fields = ("dtype", "major", "align")
     formats = {f"{name}_{field}": getattr(x, field) for name, x in named_operands if x is not None for field in fields}
-    if (f32 := call.options.f32_dtype) != "f32":
+    if (f32 := _f32_dtype(call)) != "f32":
         formats |= {name: f32 for name in ("a_dtype", "b_dtype") if formats[name] == "f32"}
     types = formats["a_dtype"], formats["b_dtype"]
     if types[0] != types[1] and {*types}.intersection(SPLIT):
@@ -545,6 +545,24 @@ def _assemble(
     alpha, beta = call.factors
     operands = operand_a, operand_b, operand_c, operand_d, a_scale, b_scale
     return Gemm(problem, *operands, nested=nested, alpha=alpha, beta=beta)
+
+
+def _f32_dtype(call: GemmCall) -> DTypeName:
+    """Return the dtype of f32 operands in the problem, by the options of a call or by B that was split before;
+    OperandError where they differ."""
+    requested, prepared = call.options.f32_dtype, call.tensors["b"].dtype
+    if call.tensors["a"].dtype in SPLIT:
+        raise OperandError("a is a prepared operand; only b can be one: pass the tensor that it was made from")
+    if prepared in SPLIT and call.tensors["a"].imaginary:
+        raise OperandError(
+            "a is complex and b is a prepared operand, which is real: pass the tensor that it was made from"
+        )
+    if prepared in SPLIT and requested not in ("f32", prepared):
+        raise OperandError(
+            f"b was prepared with precision {prepared!r}, and the call has {requested!r}: leave precision out, or "
+            "prepare b again"
+        )
+    return prepared if prepared in SPLIT else requested
 
 
 def _check_out(a: TensorView, b: TensorView, d: TensorView, shape: tuple[int, ...]) -> None:

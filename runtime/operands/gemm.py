@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from gemmill.library.config.batchings import MASKED, OFFSETS
 from gemmill.library.config.model import BatchingName
+from gemmill.library.dtypes import SPLIT
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.operands.bound_arguments import BoundArgument
 from gemmill.runtime.operands.call_keywords import OPERANDS, PLACES
@@ -85,6 +86,11 @@ class Gemm:
     def is_empty(self) -> bool:
         """Whether D has no elements, so that there is nothing to launch."""
         return 0 in (self.problem.m, self.problem.n, self.problem.batch)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether an operand is f32 that was split into components before (:func:`gemmill.prepare`)."""
+        return self.a.dtype in SPLIT or self.b.dtype in SPLIT
 
     @property
     def operands(self) -> dict[str, Operand | Scale]:

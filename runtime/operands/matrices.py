@@ -58,8 +58,8 @@ class Operand:
     """For a complex operand that a kernel first writes in a real form: how. All else describes that form, except the
     address."""
     magnitudes: int | None = None
-    """Offset of the magnitudes by which its rows or columns are scaled, in the memory of converted operands; None for
-    operands that are not scaled before they are split."""
+    """Bytes from its address to the magnitudes by which its rows or columns are scaled; None for operands that are not
+    scaled before they are split."""
 
     def places(self, batch: int, nested: tuple[int, ...]) -> int:
         """Return how many places ``batch_stride`` apart the matrices of a batch span; some places may hold no

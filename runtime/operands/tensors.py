@@ -99,6 +99,20 @@ class TensorView:
         return f"{self.element} {self.shape} with strides {self.strides} on GPU {self.device}"
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class PreparedOperand(TensorView):
+    """A ``b`` in the form that kernels load (:func:`gemmill.prepare`). It does not follow its tensor: prepare it again
+    after a change.
+
+    Attributes:
+        shape: (K, N), that of the tensor.
+        dtype: the precision for which f32 was split, or the dtype of the tensor.
+    """
+
+    def __repr__(self) -> str:
+        return f"<PreparedOperand {self.dtype} {self.shape} on GPU {self.device}>"
+
+
 def reach(byte_extents: Iterable[tuple[int, int]]) -> tuple[int, int]:
     """Return how many bytes a tensor with elements spans before its first element, and how many from there on, given
     its :attr:`TensorView.byte_extents`."""

@@ -135,7 +135,7 @@ def in_words(config: GemmConfig, problem: GemmProblem, swap_ab: bool) -> str:
     """Return what a reason adds for a kernel that runs the transposed problem, or that needs operands copied."""
     words = "; it runs the transposed problem D^T = B^T A^T" if swap_ab else ""
     if config.a.type.component:
-        words += f"; gemmill first splits A and B into {config.a.type.components} components of {config.a.loaded.name}"
+        words += f"; A and B are split into {config.a.type.components} components of {config.a.loaded.name}"
     if is_aligned(problem):
         return words
     names, problem = ("BAC", problem.transposed) if swap_ab else ("ABC", problem)

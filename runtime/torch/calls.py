@@ -16,6 +16,7 @@ import torch
 from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.binding import require_groups
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
+from gemmill.runtime.operands.tensors import TensorView
 from gemmill.runtime.torch import operators, outputs
 from gemmill.runtime.torch.gradients.autograd import OF_CALLERS
 from gemmill.runtime.torch.option_text import NAMES, written
@@ -43,6 +44,11 @@ def matmul(a: torch.Tensor, b: torch.Tensor, **keywords: Any) -> torch.Tensor:
     """Compute :func:`gemmill.matmul` by operators. They do not support ``stream``, ``registry``, and vectors with an
     epilogue, scales or narrow operands: OperandError."""
     _lower_if_compiling()
+    if isinstance(b, TensorView):
+        raise OperandError(
+            "b is a prepared operand, which calls that PyTorch records, transforms or compiles do not take: pass its "
+            "tensor, or call under torch.no_grad()"
+        )
     arguments = {name: x for name, x in keywords.items() if x is not None}
     if a.dim() > 1 and b.dim() > 1:
         return _matrices(a, b, arguments)

@@ -63,10 +63,12 @@ if TYPE_CHECKING:
     from gemmill.runtime.api.moe import interleaved as interleaved
     from gemmill.runtime.api.moe import moe as moe
     from gemmill.runtime.api.moe import plan_moe as plan_moe
+    from gemmill.runtime.api.prepared import prepare as prepare
     from gemmill.runtime.api.routing import Routing as Routing
     from gemmill.runtime.api.routing import combine as combine
     from gemmill.runtime.api.routing import route as route
     from gemmill.runtime.launch.plan import Plan as Plan
+    from gemmill.runtime.operands.tensors import PreparedOperand as PreparedOperand
     from gemmill.runtime.registry import Registry as Registry
     from gemmill.runtime.select.choice import Candidate as Candidate
     from gemmill.runtime.select.choice import Choice as Choice
@@ -87,6 +89,7 @@ _HOMES = {
     "MoePlan": "gemmill.runtime.api.moe",
     "Pack": "gemmill.runtime.storage.pack",
     "Plan": "gemmill.runtime.launch.plan",
+    "PreparedOperand": "gemmill.runtime.operands.tensors",
     "Registry": "gemmill.runtime.registry",
     "Routing": "gemmill.runtime.api.routing",
     "SlowPath": "gemmill.runtime.select.slow_path",
@@ -102,6 +105,7 @@ _HOMES = {
     "plan": "gemmill.runtime.api.matmul",
     "plan_lora": "gemmill.runtime.api.lora",
     "plan_moe": "gemmill.runtime.api.moe",
+    "prepare": "gemmill.runtime.api.prepared",
     "route": "gemmill.runtime.api.routing",
     "syrk": "gemmill.runtime.api.matmul",
     **dict.fromkeys(

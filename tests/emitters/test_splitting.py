@@ -27,10 +27,10 @@ HARD = np.array(
 
 @pytest.mark.parametrize("text", [*(emit_splitting(DTYPES[name]) for name in SPLIT), emit_magnitudes()])
 def test_ptx_assembles(text: str) -> None:
-    text = text.encode() + b"\0"
+    ptx = text.encode() + b"\0"
     linker = nvjitlink.create(1, ["-arch=sm_90"])
     try:
-        nvjitlink.add_data(linker, nvjitlink.InputType.PTX, text, len(text), "splitting")
+        nvjitlink.add_data(linker, nvjitlink.InputType.PTX, ptx, len(ptx), "splitting")
         nvjitlink.complete(linker)
         assert nvjitlink.get_linked_cubin_size(linker) > 0
     finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,6 +18,7 @@ from gemmill.library.dtypes import DTYPES, SPLIT, DTypeName
 from gemmill.library.epilogues.parse import PLAIN
 from gemmill.library.errors import OperandError
 from gemmill.runtime.launch import tma
+from gemmill.runtime.launch.conversion import ConvertedOperand
 from gemmill.runtime.launch.split import kernel_of, kernels_of, split
 from gemmill.runtime.operands.binding import _bind_matrices
 
@@ -40,8 +43,8 @@ def test_components_add_up_to_the_operands(
     components = np.full(parts[-1].end // 2, 0x7FC1, np.uint16)
     into, given = memory.put(components), ((gemm.a, memory_a), (gemm.b, memory_b))
     sources = [memory.put(own) + x.ptr - own.ctypes.data for x, own in given]
-    scales = [part.magnitudes for part in parts if part.magnitudes]
-    for kernel, operands in zip(kernels_of(dtype), [scales, parts] if scales else [parts], strict=True):
+    scales: Sequence[ConvertedOperand] = [part.magnitudes for part in parts if part.magnitudes]
+    for kernel, operands in zip(kernels_of(dtype), (scales, parts) if scales else (parts,), strict=True):
         jobs, begin = b"", 0
         for operand, source in zip(operands, sources, strict=True):
             job = operand.job(begin)
