@@ -65,7 +65,7 @@ def check_complex(tensors: Mapping[str, TensorView], given: Mapping[str, Any]) -
     """
     first = next(name for name, x in tensors.items() if x.imaginary)
     element = tensors[first].element
-    unsupported = [name for name in ("epilogue", "a_dtype", "b_dtype") if given.get(name) is not None]
+    unsupported = [name for name in ("epilogue", "a_dtype", "b_dtype", "symmetric") if given.get(name)]
     for name in (*(x for x in tensors if x not in _TAKEN), *unsupported):
         raise OperandError(f"{first} is {element}, with which {name} is not supported: leave out {name}")
     for name, x in tensors.items():

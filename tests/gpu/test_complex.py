@@ -25,7 +25,14 @@ def turned(*shape: int, dtype: Any = C64) -> Any:
     return normal(*batch, columns, rows, dtype=dtype).mT
 
 
-BOUNDS = {"ieee": 2.0**-20, "bf16x9": 2.0**-20, "bf16x6": 2.0**-20, "bf16x3": 2.0**-13, "tf32": 2.0**-9}
+BOUNDS = {
+    "ieee": 2.0**-20,
+    "f16x3": 2.0**-16,
+    "bf16x9": 2.0**-20,
+    "bf16x6": 2.0**-20,
+    "bf16x3": 2.0**-13,
+    "tf32": 2.0**-9,
+}
 """Of the error over |A| |B|, by precision."""
 
 

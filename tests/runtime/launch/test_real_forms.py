@@ -126,6 +126,7 @@ B: Any = np.zeros((6, 8), np.complex64)
         ({"out": read(np.zeros((4, 8), np.float32))}, "out is f32 and a is complex64"),
         ({"c": view(np.zeros((4, 8), np.complex64), -1)}, "c is the view of a conjugate; only a and b may be"),
         ({"epilogue": "d = relu(acc)"}, "a is complex64, with which epilogue is not supported: leave out epilogue"),
+        ({"symmetric": True}, "a is complex64, with which symmetric is not supported: leave out symmetric"),
         ({"a_scale": read(np.zeros((4, 1), np.float32))}, "a is complex64, with which a_scale is not supported"),
         ({"offsets": read(np.zeros(1, np.int32), dtype="s32")}, "with which offsets is not supported"),
         ({"a": read(A, ptr=A.ctypes.data + 4, imaginary=1)}, "complex64 must start at a multiple of 8 bytes"),
