@@ -38,7 +38,7 @@ SIMT = "sm90_f16any2_f16any2_f32_none_f16any2_64x64x16_1x1_simt_s2_m8_k1_linear"
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("include", "holds", "at_a_time"),
-    [(None, "holds 2 CTAs of this kernel at a time: the limit is registers", 264), ("/nowhere", "assumed", 132)],
+    [(None, "holds 4 CTAs of this kernel at a time: the limit is registers", 528), ("/nowhere", "assumed", 528)],
 )
 def test_ctas_of_an_sm_are_those_of_the_cubin_or_said_to_be_assumed(
     tmp_path: Path, include: str | None, holds: str, at_a_time: int
