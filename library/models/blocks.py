@@ -85,8 +85,8 @@ def encoder(fields: Fields, at: str, rows: int | None, *, gated: bool = False, f
         yield from mlp(f"{at}.{layer}.mlp", hidden, fields.whole("intermediate_size"), gated=gated, rows=rows)
 
 
-def classifier(fields: Fields, rows: int | None) -> Linear:
-    """The layer from hidden vectors to the labels of a config."""
+def classifier(fields: Fields, rows: int | None, width: int | None = None) -> Linear:
+    """The layer from vectors of ``width``, by default of the hidden size, to the labels of a config."""
     labels = fields.config.get("id2label")
     count = len(labels) if isinstance(labels, dict) and labels else fields.whole("num_labels", 2)
-    return Linear("classifier", count, fields.whole("hidden_size"), rows=rows, plain=True)
+    return Linear("classifier", count, width or fields.whole("hidden_size"), rows=rows, plain=True)

@@ -36,6 +36,7 @@ _FIELDS: Mapping[str, str] = MappingProxyType(
         "attention.head_count": "num_attention_heads",
         "attention.head_count_kv": "num_key_value_heads",
         "attention.key_length": "head_dim",
+        "vocab_size": "vocab_size",
         "expert_count": "num_experts",
         "expert_used_count": "num_experts_per_tok",
         "expert_feed_forward_length": "moe_intermediate_size",
@@ -78,6 +79,8 @@ def gguf_config(path: Path, notes: Notes) -> Mapping[str, Any]:
     if not isinstance(name, str) or name not in _TYPES:
         raise RecordError(f"{path}: general.architecture is {name!r:.80}; gemmill reads {one_of([*_TYPES])}")
     found = {field: values[f"{name}.{key}"] for key, field in _FIELDS.items() if f"{name}.{key}" in values}
+    if listed := [field for field, value in found.items() if value is None]:
+        raise RecordError(f"{path}: {listed[0]} is a list with a value for each layer; gemmill reads one value for all")
     kind = "mixtral" if name == "llama" and found.get("num_experts") else _TYPES[name]
     if kind in ("gpt_oss", "mixtral") and "moe_intermediate_size" in found:
         found["intermediate_size"] = found["moe_intermediate_size"]
@@ -88,7 +91,8 @@ def gguf_config(path: Path, notes: Notes) -> Mapping[str, Any]:
     if types[_MXFP4]:
         config["quantization_config"] = {"quant_method": "mxfp4"}
     blocks = sorted({*types} - {*_WEIGHTS, _MXFP4})
-    config["torch_dtype"] = "bfloat16" if blocks or not types else _WEIGHTS.get(types.most_common(1)[0][0], "bfloat16")
+    if types:
+        config["torch_dtype"] = "bfloat16" if blocks else _WEIGHTS.get(types.most_common(1)[0][0], "bfloat16")
     if blocks:
         names = ", ".join(_BLOCKS.get(kind, f"type {kind}") for kind in blocks)
         notes.assume(f"weights are {names}, blocks that gemmill lacks; assuming bf16; --quantization passes others")

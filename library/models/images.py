@@ -7,6 +7,9 @@ from typing import NamedTuple
 from gemmill.library.errors import ProblemError
 from gemmill.library.models.fields import Fields
 
+PATCHES = "patch_embed"
+"""The name of the layer that each vision tower begins with."""
+
 
 class Images(NamedTuple):
     """The images that a model sees at once."""

@@ -11,7 +11,7 @@ from gemmill.library.dtypes import find_dtype
 from gemmill.library.errors import ProblemError
 from gemmill.library.models.architectures import ARCHITECTURES
 from gemmill.library.models.fields import Fields, Notes
-from gemmill.library.models.images import Images
+from gemmill.library.models.images import PATCHES, Images
 from gemmill.library.models.linear import Linear, fused
 from gemmill.library.models.quantization import QuantizationName, Words, quantization_of
 from gemmill.library.problem import GemmProblem
@@ -82,7 +82,10 @@ def problems_of(config: Mapping[str, Any], deployment: Deployment, notes: Notes)
     if not layers:
         raise ProblemError(f"no layer is left: {'; '.join(notes.left_out)}")
     tokens = deployment.tokens or TOKENS
-    if not deployment.tokens and any(linear.rows is None for linear, _ in layers):
+    if all(linear.rows is not None for linear, _ in layers):
+        if deployment.tokens:
+            notes.leave_out("the numbers of tokens, since all layers multiply images")
+    elif not deployment.tokens:
         notes.assume(f"{', '.join(map(str, TOKENS))} tokens; gemmill model --tokens passes others")
     counted: dict[tuple[GemmProblem, Pass], dict[str, int]] = {}
     for linear, words in layers:
@@ -109,6 +112,8 @@ def _layers(config: Mapping[str, Any], deployment: Deployment, notes: Notes) -> 
     linears = list(row.linears(Fields(config, kind, notes, row.defaults), row, deployment.images))
     if deployment.ep > 1 and not any(linear.experts for linear in linears):
         raise ProblemError(f"--ep is {deployment.ep}, but the model has no experts; omit it")
+    if deployment.images is not None and not any(linear.name.endswith(PATCHES) for linear in linears):
+        raise ProblemError("--images is passed, but the model has no vision tower; omit it")
     if any(linear.experts for linear in linears):
         notes.assume("experts take equal shares of the tokens")
     for linear in linears:

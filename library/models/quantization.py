@@ -63,6 +63,7 @@ class Quantization:
         names = [linear.name]
         if linear.fuses:
             names.append(f"{linear.name.rpartition('.')[0]}.{linear.fuses}")
+        names += [f"model.{name}" for name in names]  # newer versions of transformers have towers in `model`
         parts = (part for name in names for part in _parts(name))
         return any(part in self.names for part in parts) or any(
             pattern.search(name) for pattern in self.patterns for name in names
@@ -141,18 +142,17 @@ def _pattern(key: str, text: str, name: str, *, ours: bool = False) -> re.Patter
 
 def _fp8(found: Mapping[str, Any], notes: Notes) -> Words:
     block = found.get("weight_block_size")
-    if found.get("fmt", "e4m3") != "e4m3" or block not in (None, [128, 128]):
-        raise ProblemError(
-            f"fp8 has fmt {found.get('fmt')!r:.40} and blocks {block!r:.40}; gemmill reads e4m3 and [128, 128]"
-        )
+    if (form := found.get("fmt", "e4m3")) != "e4m3" or block not in (None, [128, 128]):
+        raise ProblemError(f"fp8 has fmt {form!r:.40} and blocks {block!r:.40}; gemmill reads e4m3 and [128, 128]")
     return SCHEMES["fp8-blocks" if block else "fp8"]
 
 
-def _weights(bits: object, group: object, zeros: bool) -> Words:
+def _weights(bits: object, group: object, zeros: bool, notes: Notes) -> Words:
     """Integer weights with scales of groups along K, or of output features where the group is -1 or None."""
     scale = f"1x{group}{'z' if zeros else ''}"
     per_output = group in (-1, None)
-    if bits not in (4, 8) or (bits == 8 and zeros) or (not per_output and scale not in get_args(ScaleName)):
+    groups = ("1x128",) if bits == 8 else get_args(ScaleName)
+    if bits not in (4, 8) or (bits == 8 and zeros) or (not per_output and scale not in groups):
         raise ProblemError(
             f"weights have {bits!r:.20} bits and groups of {group!r:.20}; gemmill has 4 bits in groups "
             "of 32, 64 or 128, and 8 bits without zero points in groups of 128"
@@ -160,7 +160,12 @@ def _weights(bits: object, group: object, zeros: bool) -> Words:
     dtype = "s8" if bits == 8 else "u4" if zeros else "s4"
     if per_output and zeros:
         raise ProblemError("weights have zero points without groups; gemmill has them only with groups")
-    return {"b": dtype, "epilogue": _OUTPUTS} if per_output else {"b": dtype, "b_scale": scale}
+    if not per_output:
+        return {"b": dtype, "b_scale": scale}
+    if bits == 8:
+        return {"b": dtype, "epilogue": _OUTPUTS}
+    notes.assume("4-bit weights have a scale for each output; gemmill needs groups, so groups of 128 repeat it")
+    return {"b": dtype, "b_scale": "1x128"}
 
 
 def _gptq(found: Mapping[str, Any], notes: Notes) -> Words:
@@ -168,12 +173,12 @@ def _gptq(found: Mapping[str, Any], notes: Notes) -> Words:
         raise ProblemError("dynamic of quantization_config has rules for single layers, which gemmill does not read")
     if found.get("desc_act"):
         notes.leave_out("the order of activations (desc_act): engines permute columns of A before the product")
-    return _weights(found.get("bits"), found.get("group_size"), not found.get("sym", True))
+    return _weights(found.get("bits"), found.get("group_size"), not found.get("sym", True), notes)
 
 
 def _awq(found: Mapping[str, Any], notes: Notes) -> Words:
     bits, group = found.get("bits", found.get("w_bit")), found.get("group_size", found.get("q_group_size"))
-    return _weights(bits, group, bool(found.get("zero_point", True)))
+    return _weights(bits, group, bool(found.get("zero_point", True)), notes)
 
 
 def _compressed(found: Mapping[str, Any], notes: Notes) -> Words:
@@ -187,6 +192,8 @@ def _compressed(found: Mapping[str, Any], notes: Notes) -> Words:
         raise ProblemError("weights and input_activations of config_groups must be mappings")
     kind = weights.get("type"), weights.get("num_bits"), *((inputs or {}).get(key) for key in ("type", "num_bits"))
     strategy = weights.get("strategy")
+    if not isinstance(strategy, str | None):
+        raise ProblemError(f"strategy of weights in config_groups is {strategy!r:.80}; it must be a word")
     if kind == ("float", 8, "float", 8) and strategy in _STRATEGIES:
         if strategy == "block" and weights.get("block_structure") != [128, 128]:
             raise ProblemError(f"block_structure is {weights.get('block_structure')!r:.40}; gemmill has [128, 128]")
@@ -194,7 +201,7 @@ def _compressed(found: Mapping[str, Any], notes: Notes) -> Words:
     if kind == ("int", 8, "int", 8) and strategy in ("channel", "tensor"):
         return SCHEMES["int8"]
     if kind[0] == "int" and inputs is None:
-        return _weights(kind[1], weights.get("group_size"), not weights.get("symmetric", True))
+        return _weights(kind[1], weights.get("group_size"), not weights.get("symmetric", True), notes)
     if kind == ("float", 8, None, None) and strategy in ("channel", "tensor"):
         return {"b": "e4m3", "epilogue": _OUTPUTS}
     raise ProblemError(

@@ -12,10 +12,9 @@ from gemmill.library.models.linear import VOCABULARY_UNIT, Linear
 
 
 def decoder(fields: Fields, row: Architecture, images: Images | None) -> Iterator[Linear]:
-    """A decoder, and its head for the vocabulary unless the config names a model without."""
+    """A decoder with the head of its class."""
     yield from layers(fields, row)
-    if head_of(fields, "vocabulary") == "vocabulary":
-        yield vocabulary(fields)
+    yield from decoder_head(fields, fields)
 
 
 def layers(fields: Fields, row: Architecture) -> Iterator[Linear]:
@@ -39,9 +38,18 @@ def layers(fields: Fields, row: Architecture) -> Iterator[Linear]:
 def vocabulary(fields: Fields, width: int | None = None, name: str = "lm_head") -> Linear:
     """The layer from vectors of ``width``, by default of the hidden size, to logits of the vocabulary."""
     words = fields.whole("vocab_size")
-    fields.notes.assume(f"{name} multiplies every token; in prefill, engines need only the last of each sequence")
     padded = -(-words // VOCABULARY_UNIT) * VOCABULARY_UNIT
     return Linear(name, words, width or fields.whole("hidden_size"), split="n", units=padded, plain=True)
+
+
+def decoder_head(fields: Fields, words: Fields, width: int | None = None) -> Iterator[Linear]:
+    """The head that a config names, for vectors of ``width``, by default of the hidden size of the part ``words``."""
+    head, width = head_of(fields, "vocabulary"), width or words.whole("hidden_size")
+    if head == "none":
+        return
+    layer = vocabulary(words, width) if head == "vocabulary" else classifier(fields, None, width)
+    fields.notes.assume(f"{layer.name} multiplies every token; in prefill, engines need only the last of each sequence")
+    yield layer
 
 
 def opt(fields: Fields, row: Architecture, images: Images | None) -> Iterator[Linear]:
@@ -53,8 +61,7 @@ def opt(fields: Fields, row: Architecture, images: Images | None) -> Iterator[Li
     yield from layers(fields, row)
     if narrow != hidden:
         yield Linear("model.decoder.project_out", narrow, hidden)
-    if head_of(fields, "vocabulary") == "vocabulary":
-        yield vocabulary(fields, narrow)
+    yield from decoder_head(fields, fields, narrow)
 
 
 def bert(fields: Fields, row: Architecture, images: Images | None) -> Iterator[Linear]:

@@ -10,7 +10,7 @@ from gemmill.library.models import text
 from gemmill.library.models.architecture import Architecture, head_of
 from gemmill.library.models.blocks import VISION_QKV, classifier, encoder, mlp
 from gemmill.library.models.fields import Fields
-from gemmill.library.models.images import Images, images_of, patches_of
+from gemmill.library.models.images import PATCHES, Images, images_of, patches_of
 from gemmill.library.models.linear import Linear
 
 GEMMA3_TEXT: Mapping[str, int] = MappingProxyType({"heads": 8, "kv_heads": 4, "head_dim": 256, "vocab_size": 262208})
@@ -36,12 +36,12 @@ def vit(fields: Fields, row: Architecture, images: Images | None) -> Iterator[Li
         yield classifier(fields, images.number)
 
 
-def _siglip_tower(fields: Fields, images: Images | None) -> Iterator[Linear]:
+def _siglip_tower(fields: Fields, images: Images | None, at: str = "vision_model") -> Iterator[Linear]:
     """The vision tower of SigLIP, and its head, in which one query for each image attends to all patches."""
     hidden = fields.whole("hidden_size")
     if (images := images_of(fields, images)) is None:
         return
-    patches, at = images.number * patches_of(fields, images), "vision_model"
+    patches = images.number * patches_of(fields, images)
     yield _embedding(fields, at, patches)
     yield from encoder(fields, f"{at}.encoder.layers", patches)
     if fields.flag("vision_use_head", True):
@@ -80,15 +80,13 @@ def clip(fields: Fields, row: Architecture, images: Images | None) -> Iterator[L
 
 def gemma3(fields: Fields, row: Architecture, images: Images | None) -> Iterator[Linear]:
     """Gemma 3 with SigLIP's tower, whose patches are pooled into tokens."""
-    head = head_of(fields, "vocabulary")
     words = fields.part("text_config", "gemma3_text", GEMMA3_TEXT)
     yield from text.layers(words, row)
-    if head == "vocabulary":
-        yield text.vocabulary(words)
+    yield from text.decoder_head(fields, words)
     tower = fields.part("vision_config", "siglip_vision_model", _SIGLIP_VISION)
     if (images := images_of(tower, images)) is None:
         return
-    yield from _siglip_tower(tower, images)
+    yield from _siglip_tower(tower, images, "vision_tower.vision_model")
     at, rows = "multi_modal_projector.mm_input_projection", fields.whole("mm_tokens_per_image", 256)
     yield Linear(at, words.whole("hidden_size"), tower.whole("hidden_size"), rows=images.number * rows)
 
@@ -112,11 +110,9 @@ def qwen2_5_vl(fields: Fields, row: Architecture, images: Images | None) -> Iter
 
 def _qwen_text(fields: Fields, row: Architecture) -> Generator[Linear, None, Fields]:
     """The text of Qwen's models, whose fields are in a part or beside it. Returns the fields."""
-    head = head_of(fields, "vocabulary")
     words = fields.part("text_config", fields.type) if fields.has("text_config") else fields
     yield from text.layers(words, row)
-    if head == "vocabulary":
-        yield text.vocabulary(words)
+    yield from text.decoder_head(fields, words)
     return words
 
 
@@ -136,4 +132,4 @@ def _qwen_tower(fields: Fields, images: Images | None, out: int, *, gated: bool)
 def _embedding(fields: Fields, at: str, rows: int, depth: int = 1) -> Linear:
     """The convolution that makes a vector of each patch, as the product that it is; ``depth`` frames share a patch."""
     k = fields.whole("channels", 3) * fields.whole("patch_size") ** 2 * depth
-    return Linear(f"{at}.patch_embed", fields.whole("hidden_size"), k, rows=rows, plain=True)
+    return Linear(f"{at}.{PATCHES}", fields.whole("hidden_size"), k, rows=rows, plain=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -119,7 +120,8 @@ ROWS = "epilogue='d = acc * a_scale[m] * b_scale[n]'"
         ({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}, "bf16*s4 tn b_scale=1x128"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False}, "bf16*u4 tn b_scale=1x32z"),
         ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "bf16*s8 tn b_scale=1x128"),
-        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, "bf16*s4 tn epilogue='d = acc * b_scale[n]'"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, "bf16*s8 tn epilogue='d = acc * b_scale[n]'"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, "bf16*s4 tn b_scale=1x128"),
         ({"quant_method": "awq", "bits": 4, "group_size": 64}, "bf16*u4 tn b_scale=1x64z"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bf16 tn"),
         (
@@ -161,6 +163,25 @@ def test_modules_that_are_left_alone(key: str, names: list[str], skipped: set[st
     assert {name for name, line in found.items() if " bf16 " in line} == skipped | {"lm_head"}
 
 
+@pytest.mark.parametrize(
+    "name", ["re:vision_tower.*", "re:model.vision_tower.*", "re:.*vision_tower.*", "vision_tower"]
+)
+def test_towers_are_left_alone(name: str) -> None:
+    """By their names in transformers, of which newer versions have towers in ``model``."""
+    quantization = {"quant_method": "fp8", "ignore": [name, "multi_modal_projector"]}
+    for layer in problems({**CONFIGS["Gemma-3-4B"], "quantization_config": quantization}):
+        is_quantised = "model.layers" in layer.layers[0]
+        assert layer.problem.a_dtype == ("e4m3" if is_quantised else "bf16")
+
+
+def test_heads_of_classes() -> None:
+    """Decoders too have them: reward models are classifiers of one class."""
+    config = without(LLAMA, architectures=["LlamaForSequenceClassification"], id2label={"0": "reward"})
+    found = texts(config)
+    assert found["classifier"] == "16x1x4096 bf16 tn"
+    assert "lm_head" not in found
+
+
 def test_modules_of_one_layer_are_left_alone() -> None:
     quantization = {"quant_method": "fp8", "ignored_layers": ["model.layers.1"]}
     found = problems({**LLAMA, "quantization_config": quantization})
@@ -195,6 +216,14 @@ def without(config: Mapping[str, Any], *names: str, **fields: Any) -> dict[str, 
             without(LLAMA, quantization_config={"quant_method": "gptq", "bits": 3, "group_size": 128}),
             r"weights have 3 bits and groups of 128",
         ),
+        (
+            without(LLAMA, quantization_config={"quant_method": "gptq", "bits": 8, "group_size": 32}),
+            r"weights have 8 bits and groups of 32",
+        ),
+        (
+            without(LLAMA, quantization_config=compressed({"type": "float", "num_bits": 8, "strategy": ["x"]}, None)),
+            r"strategy of weights in config_groups is \['x'\]; it must be a word",
+        ),
         (without(CONFIGS["Gemma-3-4B"], text_config=None), r"text_config is None; a model of type gemma3 needs"),
         (without(CONFIGS["ViT-B-16"], image_size=8), r"8 x 8 pixels, which is 0 x 0 patches"),
         (without(CONFIGS["ViT-B-16"], "image_size"), r"no layer is left: the vision tower"),
@@ -203,6 +232,13 @@ def without(config: Mapping[str, Any], *names: str, **fields: Any) -> dict[str, 
 def test_what_is_wrong_in_a_config_is_named(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ProblemError, match=message):
         problems(config)
+
+
+def test_what_a_model_does_not_take_is_said() -> None:
+    with pytest.raises(ProblemError, match=r"--images is passed, but the model has no vision tower; omit it"):
+        problems(LLAMA, images=Images(1, 224, 224))
+    problems(CONFIGS["ViT-B-16"], notes := Notes())
+    assert [*notes.left_out] == ["the numbers of tokens, since all layers multiply images"]
 
 
 def test_what_a_config_lacks_is_said() -> None:
@@ -284,6 +320,15 @@ def test_the_header_of_a_gguf_file_is_a_config() -> None:
     assert (
         texts(config, quantization="int4")["experts.down_proj"] == "128x2048x768 bf16*s4 tn grouped=128 b_scale=1x128"
     )
+
+
+def test_lists_of_a_gguf_file_are_refused(tmp_path: Path) -> None:
+    """A value for each layer, which is no value for all."""
+    key, value = b"qwen3moe.attention.head_count_kv", struct.pack("<II", 4, 4)
+    listed = struct.pack("<IIQ", 9, 4, 1) + value[4:]
+    (path := tmp_path / "x.gguf").write_bytes(GGUF.read_bytes().replace(key + value, key + listed))
+    with pytest.raises(RecordError, match=r"num_key_value_heads is a list with a value for each layer"):
+        read_config(path, Notes())
 
 
 @given(st.integers(0, 1777), st.binary(max_size=16))
