@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from gemmill.library.errors import OperandError
+from gemmill.runtime.api.prepare import check
 from gemmill.runtime.jax import ffi
 from gemmill.runtime.jax.description import abstract_call, read, results
 from gemmill.runtime.jax.gpu_handler import arrays_of
@@ -41,6 +42,7 @@ def launch(frame: ffi.Frame) -> None:
         return
     arrays = arrays_of(description, frame.buffers)
     call = abstract_call(description, arrays)
+    check(call)
     call.bound  # noqa: B018 - it raises an error for what does not fit, as on a GPU
     memory = [_array(buffer, x.dtype) for buffer, x in zip(frame.buffers, arrays, strict=False)]
     named = {name: _turned(x, name in description.turned) for name, x in zip(description.operands, memory, strict=True)}

@@ -20,6 +20,7 @@ from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.library.problem import upconverts_a
 from gemmill.runtime.api.expert_layer import bind_layer, epilogue_of, quantising
 from gemmill.runtime.api.moe import launch_moe
+from gemmill.runtime.api.prepare import check
 from gemmill.runtime.api.read import KEYWORDS
 from gemmill.runtime.operands import narrow_experts
 from gemmill.runtime.operands.epilogue_arguments import check_names, read_epilogue
@@ -378,6 +379,7 @@ def _check_as_on_gpu(call: Arguments) -> None:
 
     layer = bind_layer(views, call["activation"], named, {**read(call["options"]), "stream": 0}, allocate)
     for product in (layer.first, layer.second):
+        check(product)
         product.bound  # noqa: B018 - it raises an error for what does not fit
 
 

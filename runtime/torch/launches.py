@@ -16,6 +16,7 @@ from gemmill.library.errors import OperandError
 from gemmill.runtime.api.fast_path import grouped_path, matmul_path
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.api.matmul import matmul
+from gemmill.runtime.api.prepare import check
 from gemmill.runtime.api.read import Declaration
 from gemmill.runtime.operands.epilogue_arguments import read_epilogue
 from gemmill.runtime.operands.tensors import TABLES, view_anywhere
@@ -49,14 +50,19 @@ AT_KERNEL = _launches(None)
 
 
 def _bound(declaration: Declaration) -> Callable[..., Any]:
-    """A function that binds views of the tensors of a call, whose ``out`` is passed, and launches nothing."""
+    """A function that checks the options of a call, whose ``out`` is passed, and binds views of its tensors, but
+    launches nothing."""
 
     def bind(a: torch.Tensor, b: torch.Tensor, **arguments: Any) -> Any:
         views = {
-            name: view_anywhere(x.int() if name in TABLES else x, name) if isinstance(x, torch.Tensor) else x
+            name: view_anywhere(x.int() if name in TABLES and x.dtype == torch.int64 else x, name)
+            if isinstance(x, torch.Tensor)
+            else x
             for name, x in {"a": a, "b": b, **arguments}.items()
         }
-        declaration.read({**views, "stream": 0}).bound  # noqa: B018 - it raises an error for what does not fit
+        call = declaration.read({**views, "stream": 0})
+        check(call)
+        call.bound  # noqa: B018 - it raises an error for what does not fit
         return arguments["out"]
 
     return bind

@@ -26,6 +26,9 @@ def lora(
     from gemmill.runtime.torch.calls import grouped_matmul  # this imports Dynamo, which takes a second
 
     of_ids = adapter_ids._asdict() if isinstance(adapter_ids, Routing) else {"adapter_ids": adapter_ids}
+    for name, tensor in {"x": x, "a": a, "b": b, **of_ids}.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise OperandError(f"{name} is a {type(tensor).__qualname__}; it must be a PyTorch tensor")
     tensors = {"x": x, "a": a, "b": b, "y": y, "scale": scale}
     given = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
     extents = extents_of({name: tuple(tensor.shape) for name, tensor in {**given, **of_ids}.items()})

@@ -51,6 +51,7 @@ MISUSES: dict[str, tuple[str, dict[str, Any]]] = {
         {"call": written(Description(("a", "b", "c")))},
     ),
     "an unknown kernel": ("kernel", {"call": written(Description(("a", "b")).but(kernel="fast"))}),
+    "unknown bits": ("bits is 'same'", {"call": written(Description(("a", "b")).but(bits="same"))}),
     "rows of slots that are not there": (
         "expected_rows is 8 and counts is missing",
         {"call": written(Description(("a", "b")).but(expected_rows=8))},

@@ -102,6 +102,7 @@ def test_tensors_that_would_broadcast_are_refused(changed: dict[str, Any], says:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
+        ({"adapter_ids": None}, "adapter_ids is a NoneType; it must be a PyTorch tensor"),
         ({"a": torch.ones(4, 8, 24)}, "a is f32; x, a and b must all be bf16 or all f16"),
         ({"scale": torch.ones(7, dtype=torch.int32)}, "scale is s32; it must be bf16, f16 or f32"),
         ({"b": torch.ones(4, 15, 8).bfloat16(), "y": None}, "N is 15; it must be a multiple of 8"),

@@ -129,6 +129,8 @@ def test_fakes_refuse_what_kernels_refuse(operator: str, tensors: tuple[Any, ...
     [
         ({"offsets": torch.tensor([2, 6], dtype=torch.int32)}, "b has 3 matrices and offsets has 2 entries"),
         ({"b": wide(8, 8), "a_scale": torch.ones(6, 1), "b_scale": torch.ones(1, 1)}, "scales are not supported with"),
+        ({"offsets": torch.tensor([2.0, 2.0, 6.0])}, "offsets is f32; it must be s32"),
+        ({"options": "bits='same'"}, "bits is 'same'"),
         ({"a": wide(6, 8).char()}, "a is s8 and b is bf16; upconverting a is not supported with offsets"),
     ],
 )
