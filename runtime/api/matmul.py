@@ -7,6 +7,7 @@ from typing import Any
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTypeName
+from gemmill.library.errors import OperandError
 from gemmill.library.problem import Regime
 from gemmill.runtime.api.fast_path import launching
 from gemmill.runtime.api.prepare import prepare
@@ -150,26 +151,35 @@ def matmul(
 
 
 def syrk(x: Tensor, **options: Any) -> Any:
-    """Compute ``alpha * x @ x.mT + beta * c`` for a symmetric ``c``, and return ``out``, whose halves are equal to the
-    last bit.
+    """Compute ``alpha * x @ x.mT + beta * c`` for a symmetric ``c``, and return ``out``.
 
     Kernels for 16-bit types multiply only the tiles that meet the lower triangle, and store each tile below the
-    diagonal twice: see docs/kernels.md. It is :func:`matmul` with ``symmetric=True``, which also takes other products
-    that are symmetric, such as those of polynomials of one symmetric matrix.
+    diagonal twice, so that the halves of D are equal to the last bit: see docs/kernels.md. Where another kernel is
+    chosen, as for other types and few rows, the halves may differ by rounding.
+
+    It is :func:`matmul` with ``symmetric=True``, which also takes other products that are symmetric, such as those of
+    polynomials of one symmetric matrix.
 
     Example:
         >>> a = gemmill.syrk(x)
         >>> b = gemmill.syrk(a, c=a, alpha=2.0315, beta=-4.775)  # -4.775 A + 2.0315 A A for a symmetric A
 
     Args:
-        x: X, (..., M, K).
+        x: X, (..., M, K): a PyTorch tensor, or an array with ``mT`` or ``swapaxes``.
         **options: Keywords of :func:`matmul`: ``c``, symmetric, which broadcasts to (..., M, M) and may be ``out``;
             ``alpha``, ``beta``, ``out``, ``out_dtype`` and others.
 
     Raises:
-        The errors of :func:`matmul`.
+        OperandError: ``x`` is not a matrix or a batch of matrices.
+        The other errors of :func:`matmul`.
     """
     array: Any = x
+    if getattr(array, "ndim", 0) < 2:
+        found = f"has shape {tuple(array.shape)}" if hasattr(array, "ndim") else f"is a {type(array).__qualname__}"
+        raise OperandError(
+            f"x {found}; it must be a tensor or an array of shape (..., M, K). Of other objects, pass both operands: "
+            "matmul(a, b, symmetric=True)"
+        )
     transposed = array.mT if hasattr(array, "mT") else array.swapaxes(-1, -2)  # CuPy
     return matmul(x, transposed, symmetric=True, **options)
 

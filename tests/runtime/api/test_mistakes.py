@@ -74,6 +74,8 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
         (lambda: GemmProblem(m=1, n=1, k=1, a="bf61"), "^a is 'bf61', did you mean bf16"),
     ],
     "shape": [
+        (lambda: gemmill.syrk(np.zeros(4)), r"^x has shape \(4,\); it must be .* of shape \(..., M, K\)"),
+        (lambda: gemmill.syrk(A), r"^x is a Exporter; .* pass both operands: matmul\(a, b, symmetric=True\)"),
         (lambda: matmul(A, on_gpu((72, 64)), out=OUT), "a has K = 64 columns, b has K = 72 rows; they must be equal"),
         (lambda: matmul(WIDE, on_gpu((96, 128)), out=OUT), "K = 128 .* K = 96 rows; they must be equal: pass b.mT"),
         (lambda: matmul(WIDE, on_gpu((64, 96)), out=OUT), "K = 128 .* K = 64 rows; they must be equal: pass a.mT"),
@@ -212,6 +214,10 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
         (lambda: Registry(gpu="H200", model="none").gpu, "^model none: .* train a new one: gemmill train"),
     ],
     "option": [
+        (
+            lambda: plan(A, GROUPS, out=OUT, offsets=ENDS, symmetric=True),
+            "^symmetric is True, and batching is grouped; leave out offsets",
+        ),
         (lambda: matmul(A, B, out=OUT, autotune=2, kernel="any"), "^kernel and autotune are both passed; .*: pass one"),
         (lambda: matmul(A, B, out=OUT, autotune=2, deterministic=True), "^autotune and deterministic are both passed"),
         (lambda: matmul(A, B, out=OUT, autotune=0), "^autotune is 0; it must be a positive integer .* or None"),
