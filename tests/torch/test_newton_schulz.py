@@ -34,6 +34,15 @@ def test_steps_are_those_of_the_definition(shape: tuple[int, ...], gram: bool) -
         assert float((found.double() - wanted).norm() / wanted.norm()) < (0.01 if gram else 0.03)
 
 
-def test_vectors_are_refused() -> None:
-    with pytest.raises(OperandError, match=r"g has shape \(4,\); it must be"):
-        gemmill.torch.newton_schulz(torch.ones(4))
+@pytest.mark.parametrize(
+    ("g", "options", "fault"),
+    [
+        (torch.ones(4), {}, r"g has shape \(4,\); it must be"),
+        (torch.ones(4, 4).int(), {}, r"g is torch.int32; .* pass g.float\(\)"),
+        (torch.ones(4, 4), {"steps": -1}, "steps is -1; it must be at least 0"),
+        (torch.ones(4, 4), {"dtype": torch.float32}, "dtype is torch.float32; it must be torch.bfloat16 or"),
+    ],
+)
+def test_what_cannot_be_orthogonalised_is_refused(g: Any, options: dict[str, Any], fault: str) -> None:
+    with pytest.raises(OperandError, match=fault):
+        gemmill.torch.newton_schulz(g, **options)
