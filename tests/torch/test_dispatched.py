@@ -231,3 +231,16 @@ def test_plans_are_of_no_operator(launches: list[Any]) -> None:
         gemmill.plan(A, B, out=OUT)
     plan()
     assert launches
+
+
+@pytest.mark.parametrize("has_guards", [True, False])
+def test_tensors_are_alike_only_if_the_same_ones_are_passed_twice(
+    has_guards: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_guards:
+        monkeypatch.setattr(fast_path, "_guards", lambda: None)
+    (x, y, z), w = torch.ones(3, 4, 4), torch.ones(4, 8)
+    twice, distinct = fast_path.matcher((x, y, y)), fast_path.matcher((x, y, z))
+    calls = ((z, x, x), (x, y, z), (x, x, y), (x, x, x), (x, torch.ones(2, 8), z), (x, w, w))
+    assert [twice(*call) for call in calls] == [True, False, False, False, False, False]
+    assert [distinct(*call) for call in calls] == [False, True, False, False, False, False]
