@@ -18,10 +18,8 @@ struct RowPowers {
   /// multiplied twice by the product of two roots, so that only sums that are out of range overflow or underflow. It is
   /// also 1 for a row with an infinity or NaN, in which other sums mean nothing but must not overflow.
   __device__ float root(int row) const {
-    if (row >= extent) return 1;
-    int const exponent = max(int(magnitudes[row] >> 23), 1);
-    if (exponent == 255) return 1;
-    return __int_as_float((254 - (395 - exponent) / 2) << 23);
+    int const exponent = row < extent ? max(int(magnitudes[row] >> 23), 1) : 255;
+    return __int_as_float((exponent == 255 ? 127 : 254 - (395 - exponent) / 2) << 23);
   }
 };
 
