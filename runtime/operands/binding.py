@@ -229,7 +229,7 @@ def bind(call: GemmCall) -> Gemm:
     else:
         gemm = _bind_matrices(call, tensors, epilogue, may_stack=not values or stack is not None)
     if call.options.symmetric:
-        gemm = _symmetric(gemm, d)
+        gemm = _symmetric(gemm, d.shape)
     if (rows := call.options.expected_rows) is not None:
         gemm = _with_expected_rows(gemm, rows)
     if values:
@@ -319,12 +319,9 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
     return gemm if groups is None else _with_group_scales(gemm, groups, epilogue)
 
 
-def _symmetric(gemm: Gemm, d: TensorView) -> Gemm:
-    """Return the GEMM with a symmetric D, whose rows are its columns: C and D are n-major.
-
-    The real product that stands for a complex one is not symmetric, and remains as it is.
-    """
-    problem, shape = gemm.problem, d.shape
+def _symmetric(gemm: Gemm, shape: tuple[int, ...]) -> Gemm:
+    """Return the GEMM with a symmetric D, whose rows are its columns: C and D are n-major."""
+    problem = gemm.problem
     for is_wrong, what in (
         (
             problem.batching not in ("strided", "nested"),
@@ -339,8 +336,6 @@ def _symmetric(gemm: Gemm, d: TensorView) -> Gemm:
     ):
         if is_wrong:
             raise OperandError(f"symmetric is True, and {what}")
-    if d.imaginary:
-        return gemm
     gemm = gemm.transposed if problem.d_major == "m" else gemm
     c = gemm.c.transposed if gemm.c and gemm.c.major == "m" else gemm.c
     changes: dict[str, Any] = {"c_major": c.major} if c else {}

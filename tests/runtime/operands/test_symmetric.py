@@ -42,15 +42,6 @@ def test_rows_of_a_batch_are_not_joined() -> None:
     assert (gemm.problem.m, gemm.problem.batch) == (5, 4)
 
 
-@pytest.mark.parametrize("of_d", [False, True])
-def test_the_real_product_of_a_complex_one_is_general(of_d: bool) -> None:
-    x, d = matrix(5, 3, False), matrix(5, 5, of_d)
-    operands = [read(operand, imaginary=1) for operand in (x, x.T, d)]
-    gemm = bound(*operands, symmetric=True)
-    assert gemm.problem == bound(*operands).problem
-    assert gemm.problem.m != gemm.problem.n
-
-
 @pytest.mark.parametrize(
     ("b", "d", "options", "fault"),
     [
