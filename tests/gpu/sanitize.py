@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from gemmill.library.config.domains import WORDS
 from gemmill.library.config.fields import Value, config_of
@@ -51,6 +52,8 @@ KINDS: tuple[dict[str, Value], ...] = (
     {"a.dtype": "u4", "a.scale": "1x128z", "scheduler.batching": "ngrouped", "c.dtype": "none"},
     {"a.dtype": "e2m1", "a.scale": "1x32e8", "scheduler.batching": "nmasked", "c.dtype": "none"},
     {"a.dtype": "e2m1", "a.scale": "1x32e8", "c.dtype": "none"},
+    {"scheduler.symmetry": "symmetric", "tile.n": 64, "c.dtype": "bf16", "d.dtype": "bf16"},
+    {"scheduler.symmetry": "symmetric", "tile.n": 72, "c.dtype": "none", "d.dtype": "f16", "a.dtype": "f16"},
     {"a.dtype": "f64"},
     {"tile.m": 16, "tile.n": 32, "tile.k": 128, "a.dtype": "bf16", "c.dtype": "none"},  # warps that share K
     # Rows that begin anywhere.
@@ -100,13 +103,18 @@ def watched(configs: Sequence[GemmConfig]) -> int:
                 check_mixed(config, n + 1, m - 1, k * (config.stages + 1) + 1, registry, exact=True)
                 check_mixed(config, n * 12, m * 12 + 1, k + 1, registry, exact=True)
                 continue
-            check(config, m - 1, n + 1, k * (config.stages + 1) + 1, registry)
-            check(config, m * config.cluster.m + 3, n * config.cluster.n + 8, k, registry, batch=2)
-            # More tiles than the GPU holds, so that blocks come round to a second one.
-            check(config, m * 12 + 1, n * 12, k + 1, registry)
-            check(config, m - 1, n + 1, k + 1, registry, aligns=least_aligns(config), offset=1)
-            if "mn" not in (config.a.major, config.b.major):  # operands without elements are bound K-major
-                check(config, m, n, 0, registry)
+            is_square = config.scheduler.symmetry == "symmetric"
+            sizes: tuple[tuple[int, int, int, dict[str, Any]], ...] = (
+                (m - 1, n + 1, k * (config.stages + 1) + 1, {}),
+                (m * config.cluster.m + 3, n * config.cluster.n + 8, k, {"batch": 2}),
+                # More tiles than the GPU holds, so that blocks come round to a second one.
+                (m * (20 if is_square else 12) + 1, n * 12, k + 1, {}),
+                (m - 1, n + 1, k + 1, {"aligns": least_aligns(config), "offset": 1}),
+                (m, n, 0, {}),
+            )
+            for rows, columns, depth, options in sizes:
+                if depth or "mn" not in (config.a.major, config.b.major):  # without elements they are bound K-major
+                    check(config, rows, rows if is_square else columns, depth, registry, **options)
         except AssertionError as error:
             wrong += 1
             print(f"WRONG  {kernel_name(config)}: {error}", flush=True)
