@@ -184,6 +184,6 @@ def _alignments(launcher: Launcher) -> dict[str, int]:
             aligns[operand.name] = tma.ALIGNMENT if name in moved else 0
         else:
             loose = operand.name in launcher.converted or (name == "d" and gemm.problem.d_align < of_kernel.align)
-            element = of_kernel.type.bytes * (2 if operand.name in launcher.written_as_real else 1)
-            aligns[operand.name] = element if loose else of_kernel.align
+            elements = 2 if operand.name in launcher.written_as_real else 1
+            aligns[operand.name] = elements * of_kernel.type.bytes if loose else of_kernel.align
     return aligns

@@ -46,9 +46,9 @@ BAD_CALLS = (
     BadCall(
         "dtype",
         "a dtype that gemmill has not",
-        lambda torch, a, b: {"a": torch.complex(a.float(), b.float())},
+        lambda torch, a, b: {"a": a.bool()},
         OperandError,
-        r"^a has dtype torch\.complex64; supported dtypes are",
+        r"^a has dtype torch\.bool; supported dtypes are",
     ),
     BadCall(
         "integer-dtype",

@@ -354,8 +354,8 @@ def check(config: GemmConfig, m: int, n: int, k: int, registry: Registry, **opti
 def check_a_thousand_runs(config: GemmConfig, m: int, n: int, k: int, registry: Registry) -> None:
     """Check a plan's outcome on random data, and that a thousand more launches repeat it bit for bit."""
     case = make_case(config, m, n, k, data="random")
-    out = case.d.tensor
-    launch = plan(case.a.tensor, case.b.tensor, out=out, registry=registry, kernel=config)
+    out, symmetric = case.d.tensor, config.scheduler.symmetry == "symmetric"
+    launch = plan(case.a.tensor, case.b.tensor, out=out, registry=registry, kernel=config, symmetric=symmetric)
     launch()
     first = out.clone()
     case.check()
