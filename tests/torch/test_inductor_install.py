@@ -137,7 +137,7 @@ def scaled(x: Any, w: Any) -> Any:
 
 
 CALLS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
-    "plain": (lambda x, w: gemmill.matmul(x, w), ".matmul(arg0_1, arg1_1, "),
+    "plain": (lambda x, w: gemmill.matmul(x, w), ".matmul(arg1_1, arg0_1, "),  # B is read first
     "C": (lambda x, w: gemmill.matmul(x, w, c=x[:, :1] * w[:1], alpha=2.0, beta=0.5), "alpha=2.0, beta=0.5, out="),
     "batch": (lambda x, w: gemmill.matmul(x.view(2, 8, 32), w.expand(2, -1, -1)), ".matmul("),
     "epilogue": (lambda x, w: gemmill.matmul(x, w, epilogue="d = acc * s", s=2.0), "epilogue='d = acc * s', s=2.0"),
