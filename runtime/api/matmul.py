@@ -171,7 +171,7 @@ def syrk(x: Tensor, **options: Any) -> Any:
 
     Raises:
         OperandError: ``x`` is not a matrix or a batch of matrices.
-        The other errors of :func:`matmul`.
+        GemmillError: as for :func:`matmul`.
     """
     array: Any = x
     if getattr(array, "ndim", 0) < 2:
