@@ -40,8 +40,6 @@ _BODY = Template("""\
   .reg .b32 %largest, %slot, %v<$loads>;
   .reg .b64 %job, %from, %to, %stride, %k_stride, %apart, %at, %y;
   // The operand that this CTA has a part in.
-  mov.b32 %block, %ctaid.x;
-  mov.b64 %job, job;
 $choose
   ld.param.b64 %from, [%job];
   ld.param.b64 %to, [%job + 8];

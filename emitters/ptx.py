@@ -57,10 +57,11 @@ def head(entry: str, job: struct.Struct, threads: int, directives: str = "", tar
 
 
 def choose_job(job: struct.Struct, jobs: int) -> str:
-    """The code that moves ``%job`` to the job of CTA ``%block``, of several, each of which ends with the index of its
+    """The code that finds ``%job``, the job of CTA ``%block``, of several, each of which ends with the index of its
     first CTA."""
     later = ({"offset": place * job.size + job.size - 4, "size": job.size} for place in range(1, jobs))
-    return "\n".join(_CHOOSE_JOB.substitute(sizes) for sizes in later)
+    first = lines(["mov.b32 %block, %ctaid.x;", "mov.b64 %job, job;"])
+    return "\n".join([first, *(_CHOOSE_JOB.substitute(sizes) for sizes in later)])
 
 
 def lines(instructions: Iterable[str]) -> str:

@@ -61,8 +61,6 @@ _BODY = Template("""\
   .reg .b64 %job, %from, %to, %stride, %copied, %matrix, %component, %y, %z;
 $registers
   // The operand that this CTA has a part in.
-  mov.b32 %block, %ctaid.x;
-  mov.b64 %job, job;
 $choose
   ld.param.b64 %from, [%job];
   ld.param.b64 %to, [%job + 8];
