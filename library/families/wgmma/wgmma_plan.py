@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
+from gemmill.library.config.batchings import GROUPED_EXTENT
 from gemmill.library.config.fields import member, part
 from gemmill.library.config.model import InputName, MajorCD
 from gemmill.library.config.scales import MX_SCALE, dtype_of_groups, scale_block, scale_dtype, scales_sums
@@ -43,6 +44,8 @@ MAX_PROMOTED_N = 192
 """Most columns of a WGMMA with two-level accumulation."""
 MAX_EXCHANGED_PROMOTED_N = 160
 """The same in cluster split-K kernels, where exchanging sums needs registers."""
+HANDED_BYTES = 128
+"""Shared memory of the tiles that the producer of groups hands over (emitters/include/gemmill/scheduler/handed.cuh)."""
 MIN_STAGES = 2
 MAX_AUTO_STAGES = 16
 """Most stages for ``stages: auto``. More stages would not hide more latency."""
@@ -589,10 +592,13 @@ class WgmmaPlan(KernelPlan):
 
     @part
     def sums_bytes(self) -> int:
-        """Shared memory for the sums of other warpgroups and CTAs, and for pingpong's two mbarriers."""
+        """Shared memory for the sums of other warpgroups and CTAs, for pingpong's two mbarriers, and for the tiles that
+        the producer of groups of rows or columns hands over."""
         turns = 2 if self.config.schedule == "pingpong" else 0
         sums = (self.slices - 1) * self.config.tile.m * self.config.tile.n * 4
-        return sums + self._cluster_sums_bytes + 8 * turns
+        in_groups = GROUPED_EXTENT.get(self.config.scheduler.batching) in ("m", "n")
+        hands = in_groups and self.gathered is None and self.config.epilogue == LINEAR
+        return sums + self._cluster_sums_bytes + 8 * turns + (HANDED_BYTES if hands else 0)
 
     @member
     def _cluster_sums_bytes(self) -> int:
@@ -645,7 +651,7 @@ class WgmmaPlan(KernelPlan):
             Region("C subtiles", writers * self.c_buffers, self._subtile_bytes(n, self.loaded)),
             *super().regions,
             Region("scales of stages", self.config.stages, self.scale_bytes),
-            Region("sums of others, turns", 1, self.sums_bytes),
+            Region("sums of others, turns, handed tiles", 1, self.sums_bytes),
         )
         mbarriers = Region("mbarriers", 1, self.shared_bytes - sum(region.bytes for region in regions))
         return (*(region for region in regions if region.bytes), mbarriers)

@@ -937,7 +937,8 @@ def _fragments(plan: WgmmaPlan, accumulators: int) -> str | None:
 AUTO_STAGES_FIELDS = (
     *("tile.n", "tile.k", "tile.m", "schedule"),
     *("d.dtype", "d.major", "c.dtype", "c.major", "a.dtype", "a.major", "a.scale", "b.dtype", "b.major", "arch"),
-    *("scheduler.decomposition", "scheduler.splits", "scheduler.symmetry", "accumulator", "epilogue"),
+    *("scheduler.decomposition", "scheduler.splits", "scheduler.symmetry", "scheduler.batching", "scheduler.rows"),
+    *("accumulator", "epilogue"),
 )
 """The fields that determine how many stages fit."""
 

@@ -59,6 +59,23 @@ struct CollectiveMainloop {
     }
   };
 
+  /// The CTAs of row m of the cluster, a bit for each.
+  __device__ static uint32_t row_of_cluster(int m) {
+    uint32_t row = 0;
+    for (int i = 0; i < Config::kClusterN; ++i) row |= 1u << (m + i * Config::kClusterM);
+    return row;
+  }
+
+  /// The unit of an index. Tiles of groups are also handed to the consumers; `count` is the number of those before.
+  __device__ static Unit found(Storage const& storage, Scheduler& scheduler, int index, unsigned& count, bool issues) {
+    Unit const work = scheduler.work(index);
+    if constexpr (Traits::kHandsTiles) {
+      if (issues) storage.handed().hand(work, count);
+      ++count;
+    }
+    return work;
+  }
+
   /// The producer loop. One thread issues the loads. With groups along M or N the whole warp runs the loop, because
   /// the scheduler uses warp votes.
   __device__ static void load(Params const& params, Storage storage, Scheduler& scheduler) {
@@ -66,17 +83,16 @@ struct CollectiveMainloop {
     bool const issues = !Traits::kTilesEndInGroups || cute::elect_one_sync();
     int const m = scheduler.rank % Config::kClusterM, n = scheduler.rank / Config::kClusterM;
     // The CTAs of one row of the cluster (same m) share A; those of one column (same n) share B.
-    uint32_t row = 0;
-    for (int i = 0; i < Config::kClusterN; ++i) row |= 1u << (m + i * Config::kClusterM);
-    uint32_t const column = ((1u << Config::kClusterM) - 1) << (n * Config::kClusterM);
+    uint32_t const row = row_of_cluster(m), column = ((1u << Config::kClusterM) - 1) << (n * Config::kClusterM);
     LoadA const load_a{params.a, params.a_tail, n, uint16_t(row), params.m};
     LoadB const load_b{params.b, params.b_tail, m, uint16_t(column), params.n};
     BesideB const beside_b{params, m};
 
     Position at;
+    unsigned handed = 0;
     bool waits = !Traits::kReadsGroups;
     for (int index = scheduler.first(); index < scheduler.total; index += scheduler.stride()) {
-      Unit const work = scheduler.work(index);
+      Unit const work = found(storage, scheduler, index, handed, issues);
       int batch_a = params.batched & 1 ? work.batch : 0, batch_b = params.batched & 2 ? work.batch : 0;
       if constexpr (Traits::kNested) batch_a = work.place_a, batch_b = work.place_b;
       uint32_t const bytes = Terms::kComponents * (load_a.bytes(work.m) + load_b.bytes(work.n)) + Groups::kBytes;

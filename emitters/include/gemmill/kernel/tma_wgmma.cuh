@@ -42,6 +42,7 @@ struct TmaWgmmaGemm : WgmmaSpec<WgmmaTraits<Config_>> {
       for (int i = 0; i < Traits::kStorers * Config::kBuffersC; ++i) cutlass::arch::ClusterBarrier::init(&full_c[i], 1);
       if constexpr (Traits::kPingpong) storage.pingpong_order().init();
       if constexpr (Traits::kTransposes) storage.transposed().init();
+      if constexpr (Traits::kHandsTiles) storage.handed().init(Traits::kTakers);
       if constexpr (Traits::kClusterSplits > 1)
         for (int i = 0; i < Traits::kConsumers; ++i) sums_barriers[i].init();
       cutlass::arch::fence_barrier_init();

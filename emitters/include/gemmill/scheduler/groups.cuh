@@ -35,6 +35,7 @@ template <BatchMode Mode, class Order, int TileK, bool Masked, class Params_ = G
 struct GroupScheduler : SchedulerTraits<Mode> {
   using Params = Params_;
   enum : bool {
+    kMasked = Masked,
     kAlongM = Mode == BatchMode::GroupedM,
     /// Producers that gather rows have no register left for it.
     kPairs = kAlongM && Order::kClusterM == 2 && Order::kClusterSize == 2 && cute::is_same_v<Params_, GemmParams>,

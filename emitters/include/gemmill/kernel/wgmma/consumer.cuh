@@ -50,8 +50,9 @@ struct WgmmaConsumer {
     Total total;
     auto const stages = [&] { return Stages{pipeline, transposed, at, {pipeline, lane, scheduler.rank}}; };
     begin(accumulators, a, b, stages, scheduler, index);
+    unsigned taken = Traits::kPingpong ? warpgroup : 0;
     for (; index < scheduler.total; index += stride, turn ^= 1) {
-      Unit const work = scheduler.work(index);
+      Unit const work = unit(storage, scheduler, index, taken);
       int const m = work.m + first_row;
       int const m_d = row_of_d(m), n_d = column_of_d(work);
       prefetch(epilogue, work, m_d, n_d, warpgroup);
@@ -87,6 +88,17 @@ struct WgmmaConsumer {
   }
 
  private:
+  /// The unit of an index: what the producer has handed over, or what the scheduler finds.
+  __device__ static Unit unit(Storage const& storage, Scheduler& scheduler, int index, unsigned& count) {
+    if constexpr (Traits::kHandsTiles) {
+      Unit const work = storage.handed().template take<Scheduler::kMasked>(count, scheduler.k_tiles(index));
+      count += Traits::kPingpong ? 2 : 1;
+      return work;
+    } else {
+      return scheduler.work(index);
+    }
+  }
+
   /// Whether this CTA stores the tile. Of a symmetric D, a tile wholly above the diagonal is the mirror of another.
   __device__ static bool is_stored(Work const& work) {
     return !Traits::kSymmetric || work.n < work.m + Config::kTileM;

@@ -7,7 +7,7 @@ namespace gemmill {
 
 /// The regions of a CTA's shared memory, in order:
 /// | D subtiles | C subtiles | A stages | B stages | scales of stages | sums of slices or of a cluster's CTAs |
-/// mbarriers |
+/// mbarriers | handed tiles |
 ///
 /// The host computes the same sizes (library/families/wgmma/wgmma_plan.py). If an operand is transposed and not in
 /// place, its transposed stages come first, and the stages that TMA writes follow.
@@ -54,8 +54,10 @@ struct WgmmaStorage {
       kOffsetBarriers + int(sizeof(StagePipeline)) + Traits::kStorers * Config::kBuffersC * int(sizeof(uint64_t));
   static constexpr int kOffsetTransposed = kOffsetPingpongOrder + (Traits::kPingpong ? int(sizeof(PingpongOrder)) : 0);
   enum : int { kOffsetSums = kOffsetTransposed + (Traits::kTransposes ? int(sizeof(TransposeBarriers)) : 0) };
-  static constexpr int kSharedBytes =
-      kOffsetSums + (Traits::kClusterSplits > 1 ? Traits::kConsumers * int(sizeof(SumsBarriers)) : 0);
+  enum : int {
+    kOffsetHanded = kOffsetSums + (Traits::kClusterSplits > 1 ? Traits::kConsumers * int(sizeof(SumsBarriers)) : 0)
+  };
+  static constexpr int kSharedBytes = kOffsetHanded + (Traits::kHandsTiles ? int(sizeof(HandedTiles)) : 0);
   static_assert(kOffsetBarriers % sizeof(uint64_t) == 0,
                 "mbarriers are 8 bytes, aligned: no region before them may end between");
 
@@ -67,6 +69,7 @@ struct WgmmaStorage {
   __device__ PingpongOrder& pingpong_order() const { return *reinterpret_cast<PingpongOrder*>(base + kOffsetPingpongOrder); }
   __device__ TransposeBarriers& transposed() const { return *reinterpret_cast<TransposeBarriers*>(base + kOffsetTransposed); }
   __device__ SumsBarriers* sums_barriers() const { return reinterpret_cast<SumsBarriers*>(base + kOffsetSums); }
+  __device__ HandedTiles& handed() const { return *reinterpret_cast<HandedTiles*>(base + kOffsetHanded); }
 };
 
 }  // namespace gemmill

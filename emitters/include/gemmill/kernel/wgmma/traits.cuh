@@ -19,6 +19,7 @@
 #include <gemmill/pipeline/pipeline.cuh>
 #include <gemmill/scheduler/cluster.cuh>
 #include <gemmill/scheduler/groups.cuh>
+#include <gemmill/scheduler/handed.cuh>
 #include <gemmill/scheduler/nested.cuh>
 #include <gemmill/scheduler/persistent.cuh>
 #include <gemmill/scheduler/serial.cuh>
@@ -149,6 +150,10 @@ struct WgmmaTraits {
   static constexpr bool kGroupedM = Scheduler::kIsGroupedM;
   static constexpr bool kGroupedN = Scheduler::kIsGroupedN;
   static constexpr bool kTilesEndInGroups = kGroupedM || kGroupedN;
+  /// Whether the producer hands the tiles of groups to the consumers, and the consumer warps that take each. (A producer
+  /// that gathers rows, and the consumers of some expressions, have no register left for it.)
+  static constexpr bool kHandsTiles = kTilesEndInGroups && !kGathers && !Config::Epilogue::kIsExpression;
+  static constexpr int kTakers = 4 * (kPingpong ? 1 : kConsumers);
   /// Groups along K: A and B are loaded through windows that end with the group.
   static constexpr bool kGroupedK = Scheduler::kIsGroupedK;
   static constexpr int kWindowK = kGroupedK ? Config::kTileK : 0;
