@@ -1,0 +1,110 @@
+/// libgemmill: opens packs of compiled GEMM kernels and launches them, without Python. It needs the CUDA driver alone.
+///
+/// All functions may be called from several threads at a time. None throws. Those that can fail return a status;
+/// gemmill_last_error() then has a sentence that names the thing, the value, the rule and the way out.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define GEMMILL_API __attribute__((visibility("default")))
+#else
+#define GEMMILL_API
+#endif
+
+/// The structs of DLPack, with its ABI. A program that uses dlpack.h includes it before this header.
+#ifndef DLPACK_VERSION
+#ifndef DLPACK_MAJOR_VERSION
+typedef enum { kDLCPU = 1, kDLCUDA = 2, kDLCUDAManaged = 13 } DLDeviceType;
+
+typedef struct {
+  DLDeviceType device_type;
+  int32_t device_id;
+} DLDevice;
+
+typedef enum {
+  kDLInt = 0,
+  kDLUInt = 1,
+  kDLFloat = 2,
+  kDLBfloat = 4,
+  kDLFloat8_e4m3fn = 10,
+  kDLFloat8_e5m2 = 12,
+} DLDataTypeCode;
+
+typedef struct {
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes;
+} DLDataType;
+
+/// Memory of a tensor. Strides are in elements; NULL for contiguous rows.
+typedef struct {
+  void* data;
+  DLDevice device;
+  int32_t ndim;
+  DLDataType dtype;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+} DLTensor;
+#endif
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// What a function reports.
+typedef enum {
+  GEMMILL_OK = 0,
+  /// An argument has an invalid value, or a tensor a wrong device, dtype, shape, stride or address.
+  GEMMILL_OPERAND = 1,
+  /// No kernel supports the problem, or this library does not support the kernel.
+  GEMMILL_UNSUPPORTED = 2,
+  /// A pack is missing or damaged, or lacks a kernel.
+  GEMMILL_PACK = 3,
+  /// A pack is not signed by a trusted key.
+  GEMMILL_TRUST = 4,
+  /// The driver is missing or refuses a call.
+  GEMMILL_DEVICE = 5,
+  /// A step does not work while the stream is captured into a CUDA graph.
+  GEMMILL_CAPTURE = 6,
+  /// Host memory is exhausted, or an error of this library.
+  GEMMILL_INTERNAL = 7,
+} gemmill_status;
+
+/// The message of the last failed call of this thread; valid until the next call. Empty before the first.
+GEMMILL_API const char* gemmill_last_error(void);
+
+/// Version of the library, such as "0.1.0".
+GEMMILL_API const char* gemmill_version(void);
+
+/// An opened pack: compiled kernels in one file.
+typedef struct gemmill_pack gemmill_pack;
+
+/// Opens a pack and reads its index. Kernels are read when they are used.
+///
+/// `trusted_keys`: public keys ("ed25519:...") and absolute paths of files of keys, separated by commas, one of which
+/// must have signed the pack in PATH.sig. NULL: those of the environment variable GEMMILL_TRUSTED_KEYS; without it, no
+/// signature is checked.
+///
+/// GEMMILL_PACK: the file is missing, not a pack of this version, or damaged. GEMMILL_TRUST: it is not signed by these
+/// keys.
+GEMMILL_API gemmill_status gemmill_pack_open(const char* path, const char* trusted_keys, gemmill_pack** pack);
+
+/// Closes a pack. Its plans stay valid. NULL does nothing.
+GEMMILL_API void gemmill_pack_close(gemmill_pack* pack);
+
+/// How many kernels a pack has.
+GEMMILL_API size_t gemmill_pack_size(const gemmill_pack* pack);
+
+/// The name of a kernel by its place in the pack; NULL beyond the last. Valid until the pack is closed.
+GEMMILL_API const char* gemmill_pack_kernel(const gemmill_pack* pack, size_t place);
+
+/// Reads every kernel and checks its checksum and launch facts. GEMMILL_PACK names the first damaged kernel.
+GEMMILL_API gemmill_status gemmill_pack_check(const gemmill_pack* pack);
+
+#ifdef __cplusplus
+}
+#endif

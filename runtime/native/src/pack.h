@@ -1,0 +1,48 @@
+/// Packs: compiled kernels in one file (runtime/storage/pack.py).
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "artifact.h"
+#include "files.h"
+
+namespace gemmill {
+
+/// Location of one kernel in a pack.
+struct Member {
+  std::string name;
+  uint64_t offset;
+  uint64_t bytes;
+  std::string sha256;
+};
+
+/// An opened pack. It reads members on demand and checks their checksums; the file stays open.
+class Pack {
+ public:
+  /// Opens a pack and reads its index. `trusted`: as for gemmill_pack_open.
+  Pack(const std::string& path, const char* trusted);
+
+  const std::string& path() const { return path_; }
+  const std::vector<Member>& members() const { return members_; }
+  bool has(const std::string& name) const { return places_.count(name) != 0; }
+  /// One kernel, read at its first use. Error where the pack has none of this name, or it is damaged.
+  std::shared_ptr<const Artifact> get(const std::string& name) const;
+
+ private:
+  void read_index(const std::string& text);
+  Artifact read(const Member& member) const;
+
+  std::string path_;
+  std::unique_ptr<File> file_;
+  uint64_t start_ = 0;
+  std::vector<Member> members_;
+  std::unordered_map<std::string, size_t> places_;
+  mutable std::mutex mutex_;
+  mutable std::unordered_map<std::string, std::shared_ptr<const Artifact>> read_;
+};
+
+}  // namespace gemmill
