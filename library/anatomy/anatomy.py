@@ -50,6 +50,8 @@ class Staging(NamedTuple):
     subtile_n: int
     buffers: int
     """Buffers for subtiles."""
+    mirrored: bool
+    """Whether each subtile is also stored on the other side of the diagonal of D."""
 
 
 class Anatomy(Generic[Plan]):
@@ -128,8 +130,8 @@ class WgmmaAnatomy(Anatomy[WgmmaPlan]):
 
     def instruction(self) -> MmaAtom | None:
         """The WGMMA atom."""
-        accumulator, b = self.config.accumulator.upper(), self.config.b.dtype.upper()
-        a = b if self.plan.is_mixed else self.config.a.dtype.upper()
+        accumulator, b = self.config.accumulator.upper(), self.config.b.loaded.name.upper()
+        a = b if self.plan.is_mixed else self.config.a.loaded.name.upper()
         n = self.config.tile.n // self.plan.atom_parts
         k = 8 * INSTRUCTION_K_BYTES // self.config.b.loaded.bits
         sources = "RS" if self.plan.multiplies_from_registers else "SS"
@@ -162,7 +164,7 @@ class WgmmaAnatomy(Anatomy[WgmmaPlan]):
         """The subtiles of a warpgroup."""
         plan = self.plan
         sizes = plan.columns_d, plan.subtile_n, plan.d_buffers
-        return Staging(plan.storing_warpgroups, plan.warpgroup_m // SUBTILE_M, *sizes)
+        return Staging(plan.storing_warpgroups, plan.warpgroup_m // SUBTILE_M, *sizes, plan.is_symmetric)
 
 
 class MmaAnatomy(Anatomy[MmaPlan]):

@@ -123,7 +123,7 @@ def _sheet(kernel: Kernel, waves: Waves | None) -> Sheet:
     """The panels of a page."""
     sheet = Sheet()
     sheet.words("Boxes are to scale only where the text says so.")
-    for panel in (panels.tile, panels.shared, panels.holders, panels.epilogue, panels.roles):
+    for panel in (panels.tile, panels.shared, panels.terms, panels.holders, panels.epilogue, panels.roles):
         panel(sheet, kernel)
     if waves is not None:
         draw_raster(sheet, kernel, waves)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from types import MappingProxyType
 
 from gemmill.library.anatomy.anatomy import CHUNK
@@ -12,6 +13,7 @@ from gemmill.library.arithmetic import arithmetic_of
 from gemmill.library.config.model import DecompositionName
 from gemmill.library.drawing.cells import SHADES, Grid
 from gemmill.library.drawing.svg import CHARACTER
+from gemmill.library.families.wgmma.wgmma_plan import SUBTILE_M
 from gemmill.library.layouts.atoms import Operand, is_whole
 from gemmill.library.layouts.layout import Layout, Swizzle
 from gemmill.library.layouts.picture import grids
@@ -26,6 +28,12 @@ _STEP = 60
 """Width in pixels of a unit of time of a role."""
 _TEXT_HIGH = 16
 """Height of a box that fits a text."""
+_COMPONENTS = {2: ("hi", "lo"), 3: ("hi", "mid", "lo")}
+"""Names of the components of split f32, by their number."""
+_TERM_WIDE, _TERM_HIGH = 96, 26
+"""Width and height of the box of a term."""
+_SUBTILE = 48
+"""Width and height of a subtile of a symmetric D."""
 SHOWN = 16
 """Rows and columns of a table of owners. Further rows and columns repeat the pattern."""
 K_IN_WORDS: Mapping[DecompositionName, str] = MappingProxyType(
@@ -141,6 +149,34 @@ def banks(title: str, span_bytes: int, element_bytes: int) -> Grid:
     return Grid(title, tuple(cells), tuple(shades))
 
 
+def terms(sheet: Sheet, kernel: Kernel) -> None:
+    """For split f32: the components in a stage, and the products of them in order."""
+    split = kernel.config.a.type
+    if split.component is None:
+        return
+    names, count = _COMPONENTS[split.components], len(split.terms)
+    sheet.heading("Components of f32, and terms")
+    scaled = ", once its row of A or column of B is scaled by a power of two" if split.scales_rows else ""
+    unscaled = ", and the epilogue takes the powers of two back" if split.scales_rows else ""
+    left_out = f"; the other {split.components**2 - count} are too small" if count < split.components**2 else ""
+    sheet.words(
+        f"Another kernel has split each f32 into {split.components} components of {split.component}, which add up to "
+        f"it{scaled}. A stage holds all components of its A and B. MMAs multiply {count} pairs of them, the smallest "
+        f"products first{left_out}. The sums of a stage then move to f32 registers{unscaled}."
+    )
+    pairs, order = Figure(), Figure()
+    for place, name in enumerate(names):
+        pairs.box((place + 1) * _TERM_WIDE, 0, _TERM_WIDE - 3, _TERM_HIGH - 3, 2, f"B {name}")
+        pairs.box(0, (place + 1) * _TERM_HIGH, _TERM_WIDE - 3, _TERM_HIGH - 3, 0, f"A {name}")
+    for number, (of_a, of_b) in enumerate(split.terms):
+        size, shade = (_TERM_WIDE - 3, _TERM_HIGH - 3), 3 + of_a + of_b
+        pairs.box((of_b + 1) * _TERM_WIDE, (of_a + 1) * _TERM_HIGH, *size, shade, f"#{number}")
+        order.box(number * _TERM_WIDE, 0, *size, shade, f"#{number} {names[of_a]} x {names[of_b]}")
+    order.box(count * _TERM_WIDE, 0, _TERM_WIDE - 3, _TERM_HIGH - 3, 1, "f32 sums")
+    sheet.figures(pairs)
+    sheet.figures(order)
+
+
 def holders(sheet: Sheet, kernel: Kernel) -> None:
     """The warp of each part of the accumulators, and the thread of each element."""
     sheet.heading("Ownership of accumulators and operands")
@@ -231,6 +267,28 @@ def epilogue(sheet: Sheet, kernel: Kernel) -> None:
     cells = tuple(tuple(f"#{number}{words.format(number % buffers)}" for number in row) for row in numbers)
     shades = tuple(tuple(number % buffers % SHADES for number in row) for row in numbers)
     sheet.tables(Grid("subtiles of a warpgroup", cells, shades))
+    if staging.mirrored:
+        _mirrors(sheet, kernel)
+
+
+def _mirrors(sheet: Sheet, kernel: Kernel) -> None:
+    """The subtiles of a tile of a symmetric D, and where their mirrors are stored."""
+    m, n = kernel.config.tile.m, kernel.config.tile.n
+    diagonal = "A tile on the diagonal is" if m == n else "A tile wholly above the diagonal is not stored, one on it"
+    sheet.words(
+        "D equals its transpose. A buffer holds a subtile twice: as it is, and transposed (T), for the other side of "
+        f"the diagonal. {diagonal} {'stored once' if m == n else 'twice'}. The picture is a D of {m + n}x{m + n}, to "
+        "scale."
+    )
+    figure, scale = Figure(), _SUBTILE / SUBTILE_M
+    figure.box(0, 0, (m + n) * scale, (m + n) * scale, SHADES - 1)
+    for number, (row, column) in enumerate(product(range(0, m, SUBTILE_M), range(0, n, SUBTILE_M))):
+        name, wide = chr(ord("a") + number), min(SUBTILE_M, n - column)
+        label = name if wide * scale > 4 * CHARACTER else ""
+        place = column * scale, (n + row) * scale, wide * scale, _SUBTILE
+        figure.box(*place, number % (SHADES - 1), label)
+        figure.box(place[1], place[0], _SUBTILE, wide * scale, number % (SHADES - 1), label and f"{label}T")
+    sheet.figures(figure)
 
 
 def roles(sheet: Sheet, kernel: Kernel) -> None:

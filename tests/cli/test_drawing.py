@@ -102,11 +102,27 @@ def test_pages_of_the_same_kernel_are_the_same(tmp_path: Path) -> None:
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 
+PICTURES = {
+    "kernel.svg": (KERNEL, "4096x4096x4096 bf16 tn"),
+    "float32.svg": (
+        "sm90a_bf16x6k16_bf16x6k16_f32p2_none_f32n16_128x256x32_2x1_cooperative_s3_m8_k1_linear",
+        "4096x4096x4096 bf16x6 tn",
+    ),
+    "symmetric.svg": (
+        "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x144x64_1x1_cooperative_s4_m8symmetric_k1_linear",
+        "2048x2048x2048 bf16 tn symmetry=symmetric",
+    ),
+}
+"""The kernels and problems of pictures of the docs."""
+
+
 @pytest.mark.slow
-def test_the_picture_of_the_docs_is_what_is_drawn(tmp_path: Path) -> None:
-    """After a change of pages: gemmill draw KERNEL --problem "4096x4096x4096 bf16 tn" --gpu H200 -o FILE"""
-    ok("draw", KERNEL, "-o", tmp_path / "a.svg", "--problem", "4096x4096x4096 bf16 tn", "--gpu", "H200")
-    shown = Path(__file__).parents[2] / "docs" / "pictures" / "kernel.svg"
+@pytest.mark.parametrize("picture", PICTURES)
+def test_the_pictures_of_the_docs_are_what_is_drawn(tmp_path: Path, picture: str) -> None:
+    """After a change of pages: gemmill draw KERNEL --problem PROBLEM --gpu H200 -o FILE"""
+    name, problem = PICTURES[picture]
+    ok("draw", name, "-o", tmp_path / "a.svg", "--problem", problem, "--gpu", "H200")
+    shown = Path(__file__).parents[2] / "docs" / "pictures" / picture
     assert (tmp_path / "a.svg").read_text() == shown.read_text(encoding="utf-8")
 
 

@@ -210,6 +210,53 @@ def test_nothing_lies_on_anything_else(case: KernelCase) -> None:
         assert y + high <= height
 
 
+Box = tuple[float, ...]
+
+
+def labelled(panel: Callable[[Sheet, Kernel], None], kernel: Kernel) -> list[dict[str, Box]]:
+    """Left, top, width and height of the last box around each text in the figures of a panel."""
+    sheet, found = Sheet(), []
+    panel(sheet, kernel)
+    for figure in (each for block in sheet.blocks if isinstance(block, Figures) for each in block.figures):
+        parts = [ElementTree.fromstring(part) for part in figure.placed(0, 0)]
+        sizes = ("x", "y", "width", "height")
+        rects = [tuple(float(x.get(name, 0)) for name in sizes) for x in parts if x.tag == "rect"]
+        boxes: dict[str, Box] = {}
+        for text in (x for x in parts if x.tag == "text"):
+            x, y = float(text.get("x", 0)), float(text.get("y", 0))
+            around = [r for r in rects if r[0] < x < r[0] + r[2] and r[1] < y < r[1] + r[3]]
+            boxes[text.text or ""] = around[-1]
+        found.append(boxes)
+    return found
+
+
+@pytest.mark.parametrize(("precision", "terms"), [("bf16x9", 9), ("bf16x6", 6), ("bf16x3", 3), ("f16x3", 3)])
+def test_the_terms_of_f32_are_drawn_where_their_components_meet_in_order(precision: str, terms: int) -> None:
+    name = f"sm90a_{precision}k16_{precision}k16_f32p2_none_f32n16_128x128x32_1x1_cooperative_s3_m8_k1_linear"
+    kernel = drawn(KernelCase(precision, "", name))
+    pairs, order = labelled(panels.terms, kernel)
+    weights = {"hi": 0, "mid": 1, "lo": 2}
+    rows = {box[1]: text.removeprefix("A ") for text, box in pairs.items() if text.startswith("A")}
+    columns = {box[0]: text.removeprefix("B ") for text, box in pairs.items() if text.startswith("B")}
+    assert {*rows.values()} == {*columns.values()} == ({"hi", "lo"} if terms == 3 else {*weights})
+    met = {text: (rows[box[1]], columns[box[0]]) for text, box in pairs.items() if text.startswith("#")}
+    assert len({*met.values()}) == len(met) == terms
+    shown = [text for text, _ in sorted(order.items(), key=lambda item: item[1][0])]
+    assert shown == [*(f"#{i} {met[f'#{i}'][0]} x {met[f'#{i}'][1]}" for i in range(terms)), "f32 sums"]
+    sizes = [sum(weights[each] for each in met[f"#{i}"]) for i in range(terms)]
+    assert sizes == sorted(sizes, reverse=True), "the smallest first"
+
+
+@named(tuple(case for case in GOLDEN if case.config.scheduler.symmetry == "symmetric"))
+def test_the_mirror_of_a_subtile_is_across_the_diagonal(case: KernelCase) -> None:
+    [boxes] = [found for found in labelled(panels.epilogue, drawn(case)) if "a" in found]
+    mirrored = {text: box for text, box in boxes.items() if text.endswith("T")}
+    assert len(boxes) == 2 * len(mirrored) >= 8
+    for text, (x, y, wide, high) in mirrored.items():
+        assert boxes[text[0]] == (y, x, high, wide)
+        assert x >= y + high, "above the diagonal"
+
+
 def test_html_has_the_figures_of_the_picture_and_a_slider_above_its_raster() -> None:
     kernel = drawn(BASE[0])
     waves = Waves("4096x4096x4096 bf16 tn", "NVIDIA H200", [Matrix(4096, 4096, 4096)], 132, 1024)
