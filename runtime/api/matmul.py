@@ -7,7 +7,7 @@ from typing import Any
 
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTypeName
-from gemmill.library.errors import OperandError
+from gemmill.library.errors import KeywordError, OperandError
 from gemmill.library.problem import Regime
 from gemmill.runtime.api.fast_path import launching
 from gemmill.runtime.api.prepare import prepare
@@ -67,7 +67,7 @@ def matmul(
         precision: How f32 operands are multiplied: ``"ieee"``, in f32, without tensor cores; ``"tf32"``, with 10 bits
             of mantissa, on tensor cores; or as sums of 9, 6 or 3 products of bf16 components (``"bf16x9"``,
             ``"bf16x6"``, ``"bf16x3"``), or of 3 of scaled f16 components (``"f16x3"``), into which a kernel splits the
-            operands first (docs/kernels.md).
+            operands first (docs/float32.md). Operands of other types ignore it.
         fast_accumulation: Keep fp8 sums in the tensor cores, which have about 13 bits. False selects two-level
             accumulation: the sums move to f32 registers every 128 products.
         symmetric: The caller guarantees that D equals its transpose, as in ``matmul(x, x.mT, symmetric=True)``
@@ -154,7 +154,7 @@ def syrk(x: Tensor, **options: Any) -> Any:
     """Compute ``alpha * x @ x.mT + beta * c`` for a symmetric ``c``, and return ``out``.
 
     Kernels for 16-bit types multiply only the tiles that meet the lower triangle, and store each tile below the
-    diagonal twice, so that the halves of D are equal to the last bit: see docs/kernels.md. Where another kernel is
+    diagonal twice, so that the halves of D are equal to the last bit: see docs/symmetric.md. Where another kernel is
     chosen, as for other types and few rows, the halves may differ by rounding.
 
     It is :func:`matmul` with ``symmetric=True``, which also takes other products that are symmetric, such as those of
@@ -171,9 +171,16 @@ def syrk(x: Tensor, **options: Any) -> Any:
 
     Raises:
         OperandError: ``x`` is not a matrix or a batch of matrices.
+        KeywordError: ``a``, ``b`` or ``symmetric`` is passed.
         GemmillError: as for :func:`matmul`.
     """
     array: Any = x
+    for name in ("a", "b", "symmetric"):
+        if name in options:
+            raise KeywordError(
+                f"unexpected argument {name!r}; syrk multiplies x by x.mT. For other symmetric products, call "
+                "matmul(a, b, symmetric=True)"
+            )
     if getattr(array, "ndim", 0) < 2:
         found = f"has shape {tuple(array.shape)}" if hasattr(array, "ndim") else f"is a {type(array).__qualname__}"
         raise OperandError(

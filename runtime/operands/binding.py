@@ -229,7 +229,7 @@ def bind(call: GemmCall) -> Gemm:
     else:
         gemm = _bind_matrices(call, tensors, epilogue, may_stack=not values or stack is not None)
     if call.options.symmetric:
-        gemm = _symmetric(gemm, d.shape)
+        gemm = _symmetric(gemm, d.shape, tensors.get("c"))
     if (rows := call.options.expected_rows) is not None:
         gemm = _with_expected_rows(gemm, rows)
     if values:
@@ -319,9 +319,11 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
     return gemm if groups is None else _with_group_scales(gemm, groups, epilogue)
 
 
-def _symmetric(gemm: Gemm, shape: tuple[int, ...]) -> Gemm:
+def _symmetric(gemm: Gemm, shape: tuple[int, ...], given_c: TensorView | None) -> Gemm:
     """Return the GEMM with a symmetric D, whose rows are its columns: C and D are n-major."""
     problem = gemm.problem
+    of_c = () if given_c is None else given_c.shape
+    rows_of_c, columns_of_c = (1, 1, *of_c)[-2:]
     for is_wrong, what in (
         (
             problem.batching not in ("strided", "nested"),
@@ -332,6 +334,10 @@ def _symmetric(gemm: Gemm, shape: tuple[int, ...]) -> Gemm:
         (
             problem.a_dtype != problem.b_dtype,
             f"a is {problem.a_dtype} and b is {problem.b_dtype}; they must have the same dtype",
+        ),
+        (
+            rows_of_c != columns_of_c,
+            f"c has shape {of_c}; it must be symmetric too, with as many rows as columns",
         ),
     ):
         if is_wrong:

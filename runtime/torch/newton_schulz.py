@@ -47,14 +47,16 @@ def newton_schulz(
 
     Raises:
         OperandError: ``g`` has fewer than two dimensions or no float dtype, or gemmill does not support its device;
-            ``steps`` is negative; ``dtype`` is another.
+            ``steps`` is negative; ``coefficients`` are not three; ``dtype`` is another.
     """
     if g.dim() < 2:
         raise OperandError(f"g has shape {tuple(g.shape)}; it must be (..., M, N)")
     if not g.is_floating_point():
-        raise OperandError(f"g is {g.dtype}; it must have a float dtype: pass g.float()")
+        raise OperandError(f"g is {g.dtype}; it must have a float dtype{'' if g.is_complex() else ': pass g.float()'}")
     if steps < 0:
         raise OperandError(f"steps is {steps}; it must be at least 0")
+    if len(coefficients) != 3:
+        raise OperandError(f"coefficients is {coefficients}; it must be three numbers a, b and c")
     if dtype not in (torch.bfloat16, torch.float16):
         raise OperandError(f"dtype is {dtype}; it must be torch.bfloat16 or torch.float16")
     rows, columns = g.shape[-2:]

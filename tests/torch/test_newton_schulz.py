@@ -39,6 +39,8 @@ def test_steps_are_those_of_the_definition(shape: tuple[int, ...], gram: bool) -
     [
         (torch.ones(4), {}, r"g has shape \(4,\); it must be"),
         (torch.ones(4, 4).int(), {}, r"g is torch.int32; .* pass g.float\(\)"),
+        (torch.ones(4, 4).cfloat(), {}, r"g is torch.complex64; it must have a float dtype$"),
+        (torch.ones(4, 4), {"coefficients": (1.5, -0.5)}, r"coefficients is \(1.5, -0.5\); it must be three numbers"),
         (torch.ones(4, 4), {"steps": -1}, "steps is -1; it must be at least 0"),
         (torch.ones(4, 4), {"dtype": torch.float32}, "dtype is torch.float32; it must be torch.bfloat16 or"),
     ],

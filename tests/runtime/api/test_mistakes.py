@@ -215,6 +215,15 @@ MISTAKES: dict[str, list[tuple[Call, str]]] = {
     ],
     "option": [
         (
+            lambda: gemmill.syrk(np.zeros((4, 4)), b=B),
+            r"^unexpected argument 'b'; syrk multiplies x by x.mT. .* matmul\(a, b, symmetric=True\)",
+        ),
+        (lambda: matmul(A, B, out=OUT, precision="tf32x3"), "^precision is 'tf32x3'; .* 'ieee', 'tf32', .* 'f16x3'$"),
+        (
+            lambda: matmul(A, B, out=OUT, c=ROW, symmetric=True),
+            r"^symmetric is True, and c has shape \(64,\); it must be symmetric too",
+        ),
+        (
             lambda: plan(A, GROUPS, out=OUT, offsets=ENDS, symmetric=True),
             "^symmetric is True, and batching is grouped; leave out offsets",
         ),

@@ -52,3 +52,11 @@ def test_rows_of_a_batch_are_not_joined() -> None:
 def test_what_cannot_be_symmetric_is_refused(b: Array, d: Array, options: dict[str, Any], fault: str) -> None:
     with pytest.raises(OperandError, match=f"symmetric is True, and {fault}"):
         bound(read(matrix(5, 3, False)), read(b, **options.get("b", {})), read(d), symmetric=True)
+
+
+def test_c_that_broadcasts_must_be_symmetric_too() -> None:
+    x, d = matrix(5, 3, False), matrix(5, 5, False)
+    for c in (matrix(1, 5, False), matrix(5, 1, False), matrix(1, 5, False)[0]):
+        with pytest.raises(OperandError, match=r"symmetric is True, and c has shape .*; it must be symmetric too"):
+            bound(read(x), read(x.T), read(d), read(c), symmetric=True)
+    assert bound(read(x), read(x.T), read(d), read(matrix(1, 1, False)), symmetric=True).c
