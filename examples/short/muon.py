@@ -35,7 +35,10 @@ class Muon(torch.optim.Optimizer):
 
     def _update(self, weights: list[torch.nn.Parameter], lr: float, momentum: float) -> None:
         gradients = [weight.grad for weight in weights]
-        averages = [self.state[w].setdefault("average", torch.zeros_like(w)) for w in weights]
+        for weight in weights:
+            if not self.state[weight]:
+                self.state[weight]["average"] = torch.zeros_like(weight)
+        averages = [self.state[weight]["average"] for weight in weights]
         torch._foreach_lerp_(averages, gradients, 1 - momentum)
         updates = gemmill.torch.newton_schulz(torch.stack(torch._foreach_lerp(gradients, averages, momentum)))
         rows, columns = weights[0].shape

@@ -15,9 +15,16 @@ if TYPE_CHECKING:
 def triangle(tile: Floats, extent: int) -> Floats:
     """Return how many tiles meet the lower triangle of a square matrix; ``tile`` is (2, kernels)."""
     down, across = tile
-    ends = np.minimum((np.arange(np.ceil(extent / down).max())[:, np.newaxis] + 1) * down, extent)
-    is_row = np.diff(ends, axis=0, prepend=0) > 0
-    return np.asarray((np.ceil(ends / across) * is_row).sum(axis=0))
+    complete = np.ceil(extent / down) - 1  # rows of tiles before the last
+    # Lengths of rows repeat, one step longer, after as many rows as it takes to end with a tile again.
+    period = across // np.gcd(down.astype(int), across.astype(int))
+    step = period * down // across
+    row = np.arange(1, period.max() + 1)[:, np.newaxis]
+    lengths = np.ceil(row * down / across)
+    cycles, rest = np.divmod(complete, period)
+    in_period, in_rest = ((lengths * (row <= last)).sum(axis=0) for last in (period, rest))
+    before_last = cycles * in_period + step * period * cycles * (cycles - 1) / 2 + in_rest + step * cycles * rest
+    return np.asarray(before_last + np.ceil(extent / across))
 
 
 def multiplied(symmetric: Bools, problem: GemmProblem) -> Floats | float:

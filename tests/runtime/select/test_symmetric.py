@@ -20,6 +20,10 @@ def test_tiles_of_a_triangle_are_those_that_meet_it(extent: int, rows: int, colu
     assert triangle(np.array([[rows], [columns]]), extent) == sum(j < min(i + rows, extent) for i, j in starts)
 
 
+def test_a_triangle_of_the_most_rows_is_counted_at_once() -> None:
+    assert triangle(np.array([[128], [256]]), 2**31 - 1) == 2**46 + 2**23
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [4096, 8192])
 @pytest.mark.parametrize("formats", ["bf16 tn", "f16 nt", "bf16 tt"])
