@@ -73,7 +73,7 @@ format: $(VENV)/.dev  ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format
 
 clean:  ## Remove the virtual environment and everything built
-	rm -rf $(VENV) $(VENV)-lowest $(VENV)-torch $(VENV)-jax build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-torch $(VENV)-jax build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # The stamps are newer than pyproject.toml once its dependencies are installed.
 $(VENV)/.demo: pyproject.toml | $(BIN)/python

@@ -1,0 +1,135 @@
+"""The wheel and the sdist: what they carry, what their bytes depend on, and that gemmill runs from an index of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import threading
+import tomllib
+import venv
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from gemmill.library.version import __version__
+
+ROOT = Path(__file__).parents[1]
+SMALL = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x32x64_1x1_pingpong_s4_m1_k1_linear"
+
+
+def _build(source: Path, to: Path) -> Path:
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(to), str(source)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return to
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _build(ROOT, tmp_path_factory.mktemp("built"))
+
+
+@pytest.fixture
+def index(built: Path, tmp_path: Path) -> Iterator[str]:
+    """The address of a simple index (PEP 503) of what was built."""
+    folder = tmp_path / "index" / "gemmill"
+    folder.mkdir(parents=True)
+    links = []
+    for file in built.iterdir():
+        (folder / file.name).hardlink_to(file)
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        links.append(f'<a href="{file.name}#sha256={digest}">{file.name}</a>')
+    (folder / "index.html").write_text("<!DOCTYPE html>\n" + "\n".join(links))
+    handler = partial(SimpleHTTPRequestHandler, directory=folder.parent)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def _tracked(*folders: str) -> list[str]:
+    listed = subprocess.run(["git", "ls-files", "-z", *folders], cwd=ROOT, check=True, capture_output=True, text=True)
+    return [name for name in listed.stdout.split("\0") if name and not (ROOT / name).is_symlink()]
+
+
+@pytest.mark.heavy
+def test_wheel_and_sdist_carry_what_git_tracks(built: Path) -> None:
+    links = [path for path in (ROOT / "src" / "gemmill").iterdir() if path.is_symlink()]
+    tracked = {name.removeprefix("src/") for name in _tracked("src/gemmill")}
+    tracked |= {f"gemmill/{name}" for name in _tracked(*(path.resolve().name for path in links))}
+    tracked = {name for name in tracked if not name.startswith("gemmill/profiler/results/")}
+    (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as files:
+        carried = {name for name in files.namelist() if ".dist-info/" not in name}
+        different = [name for name in carried & tracked if files.read(name) != (ROOT / "src" / name).read_bytes()]
+    assert carried == tracked
+    assert not different
+    with tarfile.open(sdist) as archive:
+        assert all(member.isfile() for member in archive), "links would lead out of the sdist"
+        names = {member.name.removeprefix(f"gemmill-{__version__}/") for member in archive}
+    assert {name for name in names if name.startswith("src/")} == {f"src/{name}" for name in tracked}
+
+
+@pytest.mark.heavy
+def test_bytes_depend_neither_on_time_nor_on_the_rights_of_files(built: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout
+    pack = ["tar", "-c", "--null", "-T", "-", "--mode=go-rwx", "--mtime=2001-01-01"]
+    packed = subprocess.run(pack, cwd=ROOT, input=names, check=True, capture_output=True)
+    subprocess.run(["tar", "-x"], cwd=copy, input=packed.stdout, check=True)
+    again = _build(copy, tmp_path / "again")
+    for file in built.iterdir():
+        assert (again / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+@pytest.mark.heavy
+def test_gemmill_runs_from_an_index(index: str, tmp_path: Path) -> None:
+    """In an environment of its own, which takes dependencies from this one; without any other index."""
+    venv.create(tmp_path / "env", symlinks=True)
+    python = tmp_path / "env" / "bin" / "python"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
+    environment |= {"PIP_CONFIG_FILE": os.devnull, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def run(*command: str | Path) -> str:
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    pip = (sys.executable, "-m", "pip", "--python", python)
+    run(*pip, "install", "--no-deps", "--index-url", index, f"gemmill[cu13,torch]=={__version__}")
+    place = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    (place / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    assert run(python, "-P", "-c", "import gemmill; print(gemmill.__file__)").startswith(str(place))
+    command = python.with_name("gemmill")
+    shipped = {path.stem for path in (ROOT / "manifests").glob("*.yaml")}
+    listed = {line.split()[0] for line in run(command, "list").splitlines() if line}
+    assert shipped <= listed
+    assert f".entry gemmill_{SMALL}" in run(command, "emit", SMALL, "--ptx")
+
+
+def _needs(requirements: list[str]) -> dict[str, object]:
+    return {each.name.lower(): each.specifier for each in map(Requirement, requirements)}
+
+
+def test_the_recipe_of_conda_needs_what_the_wheel_needs() -> None:
+    recipe = yaml.safe_load((ROOT / "deploy" / "conda" / "recipe.yaml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    run = _needs(recipe["requirements"]["run"])
+    assert recipe["context"]["version"] == __version__
+    assert str(run.pop("python")) == project["project"]["requires-python"]
+    assert run == _needs(project["project"]["dependencies"])
+    host = _needs(recipe["requirements"]["host"])
+    assert _needs(project["build-system"]["requires"]).items() <= host.items()
+    scripts = [f"{name} = {place}" for name, place in project["project"]["scripts"].items()]
+    assert recipe["build"]["python"]["entry_points"] == scripts
+    assert re.fullmatch(r"\.\./\.\./dist/gemmill-\$\{\{ version \}\}\.tar\.gz", recipe["source"]["path"])
