@@ -91,7 +91,7 @@ class LockError(GemmillError):
 
 
 class RemoteError(GemmillError):
-    """A remote did not provide a kernel that cannot come from elsewhere, or refused an upload."""
+    """A remote or an OCI registry did not provide what cannot come from elsewhere, or refused an upload."""
 
 
 class DeviceError(GemmillError):
@@ -149,4 +149,5 @@ class StoreWarning(GemmillWarning):
 
 
 class RemoteWarning(GemmillWarning):
-    """A remote does not provide a kernel, so gemmill compiles it locally. Each process warns at the first miss."""
+    """A remote does not provide a kernel, so gemmill compiles it locally; each process warns at the first miss. Or an
+    OCI registry was not reached, so an earlier pack of the same tag is used."""

@@ -219,7 +219,7 @@ def publish(path: Path, parts: Iterable[bytes]) -> None:
         raise
 
 
-def publish_private(folder: int, name: str, data: bytes, temporary: str) -> None:
+def publish_private(folder: int, name: str, parts: Iterable[bytes], temporary: str) -> None:
     """Write a file that other users cannot read, atomically as :func:`publish` does.
 
     Links are not followed. An existing entry with the name is replaced, unless it is a non-empty folder.
@@ -227,17 +227,15 @@ def publish_private(folder: int, name: str, data: bytes, temporary: str) -> None
     Args:
         folder: descriptor of its folder.
         name: its name in the folder.
-        data: its content.
+        parts: its content, in pieces.
         temporary: the name of the temporary file, which remains if the writer is killed.
 
     Raises:
         OSError: writing fails, or the file system assigns the file to another user or makes it writable by others.
     """
-    try:
-        _replace(name, temporary, [data], 0o600, folder)
-    except IsADirectoryError:
+    with suppress(FileNotFoundError, NotADirectoryError):
         os.rmdir(name, dir_fd=folder)
-        _replace(name, temporary, [data], 0o600, folder)
+    _replace(name, temporary, parts, 0o600, folder)
 
 
 def make_private(path: Path) -> None:

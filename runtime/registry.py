@@ -73,8 +73,9 @@ class Registry:
     Args:
         manifests: kernel sets: files, names of shipped manifests, or loaded sets. Default: all shipped manifests, or
             none if there are packs.
-        packs: files of compiled kernels. The first pack with a kernel provides it. If ``GEMMILL_TRUSTED_KEYS`` is set,
-            one of those keys must have signed each pack.
+        packs: files of compiled kernels, or references such as ``oci://HOST/NAME:TAG`` to packs in OCI registries.
+            Default: ``GEMMILL_PACKS`` if no manifests are given. The first pack with a kernel provides it. If
+            ``GEMMILL_TRUSTED_KEYS`` is set, one of those keys must have signed each pack.
         store: folder of compiled kernels, or a Store. Default: the user's store (``GEMMILL_STORE``).
         gpu: the GPU to select for, or its name, such as "H200". Default: GPU 0, or an H200 where there is no GPU.
         records: files of measurements, which the selector prefers to its model.
@@ -85,13 +86,14 @@ class Registry:
     Raises:
         ManifestError, PackError, RecordError: a file is missing, invalid or damaged.
         TrustError: a pack is not signed by a trusted key.
+        RemoteError: a registry does not provide a pack.
     """
 
     @strict
     def __init__(
         self,
         manifests: Iterable[str | Path | KernelSet] | None = None,
-        packs: Iterable[str | Path] = (),
+        packs: Iterable[str | Path] | None = None,
         store: Store | str | Path | None = None,
         gpu: Gpu | str | None = None,
         records: Iterable[str | Path] = (),
@@ -100,6 +102,8 @@ class Registry:
     ) -> None:
         check_remote(remote)
         check_files(manifests=manifests, packs=packs, records=records)
+        if packs is None:
+            packs = (Settings.read().packs or ()) if manifests is None else ()
         self.packs = opened_packs(packs, checked_place(store))
         self._ships = manifests is None and not self.packs
         if not self._ships:  # report their errors now

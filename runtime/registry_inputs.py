@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gemmill.runtime.storage.pack import Pack
     from gemmill.runtime.storage.remote.client import Remote
     from gemmill.runtime.storage.store import Store
+    from gemmill.runtime.storage.trust.signatures import TrustedKeys
 
 _NO_LIST = {"manifests": ManifestError, "packs": PackError, "records": RecordError}
 """Errors by kind of file."""
@@ -69,15 +70,28 @@ def check_files(**files: object) -> None:
 
 
 def opened_packs(packs: Iterable[str | Path], store: Path | None) -> tuple[Pack, ...]:
-    """Open packs; where the environment names trusted keys, one of them must have signed each. Raises TrustError and
-    PackError like :meth:`Pack.open`."""
+    """Open packs, files or references; where the environment names trusted keys, one of them must have signed each.
+    Raises TrustError and PackError like :meth:`Pack.open`, and RemoteError where a registry does not provide one."""
     if not (files := [*packs]):
         return ()
     from gemmill.runtime.storage.pack import Pack
     from gemmill.runtime.storage.trust.signatures import TrustedKeys
 
     trusted = TrustedKeys.of_settings()
-    return tuple(Pack.open(path, store, trusted) for path in files)
+    return tuple(
+        _pulled(path, store, trusted)
+        if isinstance(path, str) and path.startswith("oci://")
+        else Pack.open(path, store, trusted)
+        for path in files
+    )
+
+
+def _pulled(reference: str, store: Path | None, trusted: TrustedKeys | None) -> Pack:
+    """Open a pack of an OCI registry."""
+    from gemmill.runtime.storage.oci.artifacts import open_artifact  # deferred: imports HTTP modules
+    from gemmill.runtime.storage.oci.reference import Reference
+
+    return open_artifact(Reference.of(reference), store, trusted)
 
 
 def kernel_named(kernel: object) -> str:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from gemmill.library.errors import SettingError, SettingWarning
+from gemmill.library.errors import PackError, SettingError, SettingWarning
 from gemmill.library.wording import suggest
 
 RemoteMode = Literal["read", "readwrite", "only"]
@@ -66,6 +66,43 @@ def _token(name: str, value: str) -> str | Path:
             "token"
         )
     return value
+
+
+def checked_oci_token(name: str, value: str) -> str:
+    """Return a value of ``GEMMILL_OCI_TOKEN``, or the content of its file; SettingError, which does not repeat it,
+    where it is invalid."""
+    if not (re.fullmatch(r"[\x21-\x39\x3b-\x7e]{1,255}:[\x20-\x7e]{1,4096}", value) or TOKEN.fullmatch(value)):
+        raise SettingError(
+            f"{name} is neither USER:PASSWORD nor a token of letters, digits and -._~+/, nor @ and the path of a file "
+            "with one of these"
+        )
+    return value
+
+
+def _oci_token(name: str, value: str) -> str | Path:
+    return _path(f"{name}=@", value[1:]) if value.startswith("@") else checked_oci_token(name, value)
+
+
+def _hosts(name: str, value: str) -> tuple[str, ...]:
+    hosts = tuple(value.split(","))
+    if not all(re.fullmatch(r"[\w.-]+(:\d{1,5})?", host, re.ASCII) for host in hosts):
+        raise SettingError(f"{name}={value!r}: expected HOST or HOST:PORT, separated by commas")
+    return hosts
+
+
+def _packs(name: str, value: str) -> tuple[str, ...]:
+    return tuple(pack if _is_reference(name, pack) else str(_path(name, pack)) for pack in value.split(","))
+
+
+def _is_reference(name: str, value: str) -> bool:
+    from gemmill.runtime.storage.oci.reference import Reference, is_reference  # deferred: most processes use none
+
+    if is_reference(value):
+        try:
+            Reference.of(value)
+        except PackError as error:
+            raise SettingError(f"{name}: {error}") from None
+    return is_reference(value)
 
 
 def _switch(name: str, value: str) -> bool:
@@ -141,6 +178,16 @@ class Settings:
     """``GEMMILL_REMOTE_CERT``: PEM file with a client certificate for the remote and its private key."""
     remote_sign: Path | None = field(default=None, metadata=_row("GEMMILL_REMOTE_SIGN", _path))
     """``GEMMILL_REMOTE_SIGN``: file of the private key (`gemmill key new`) that signs uploads."""
+
+    packs: tuple[str, ...] | None = field(default=None, metadata=_row("GEMMILL_PACKS", _packs))
+    """``GEMMILL_PACKS``: packs, separated by commas, that a registry uses where neither packs nor manifests are named:
+    absolute paths, or references such as ``oci://HOST/NAME:TAG`` to packs in OCI registries."""
+    oci_token: str | Path | None = field(default=None, repr=False, metadata=_row("GEMMILL_OCI_TOKEN", _oci_token))
+    """``GEMMILL_OCI_TOKEN``: ``USER:PASSWORD`` or a bearer token for OCI registries, or ``@`` and the path of a file
+    with it. Default: what `docker login` stored."""
+    oci_http: tuple[str, ...] | None = field(default=None, metadata=_row("GEMMILL_OCI_HTTP", _hosts))
+    """``GEMMILL_OCI_HTTP``: OCI registries, separated by commas, that are reached over http without TLS, as those on
+    this machine are."""
 
     def url_of(self, url: str | None) -> str | None:
         """Return the URL of a remote: ``url``, or the one in the environment; None where neither is set.

@@ -97,6 +97,7 @@ def _default_registry() -> Registry:
 
 
 def default_registry() -> Registry:
-    """Return the registry of calls without ``registry=``: the shipped manifests and the default store."""
+    """Return the registry of calls without ``registry=``: ``GEMMILL_PACKS`` or the shipped manifests, and the default
+    store."""
     with _lock:  # concurrent threads would create several
         return _default_registry()

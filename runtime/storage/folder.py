@@ -30,10 +30,11 @@ ENTRIES = re.compile(r"(?P<folder>[0-9a-f]{2})/(?P=folder)[0-9a-f]{62}\.gemmill"
 ENTRY_FOLDERS = tuple(f"{number:02x}" for number in range(256))
 """Folders of compiled kernels. A kernel's folder is the first byte of a digest, so all hold about as many."""
 NOTES = re.compile(
-    r"(?:autotuned|declared|headers|indexes|remote|tables)/[0-9a-f]{64}\.json|(?:keys|verified)/[0-9a-f]{64}"
+    r"(?:autotuned|declared|headers|indexes|packs|remote|tables)/[0-9a-f]{64}\.json|(?:keys|verified)/[0-9a-f]{64}"
+    r"|packs/[0-9a-f]{64}\.pack(?:\.sig)?"
 )
 """Notes: further data that the store keeps."""
-_FOLDERS_OF_NOTES = "autotuned|declared|headers|indexes|keys|remote|tables|verified"
+_FOLDERS_OF_NOTES = "autotuned|declared|headers|indexes|keys|packs|remote|tables|verified"
 _TEMPORARY = re.compile(rf"(?:\.|[0-9a-f]{{2}}|{_FOLDERS_OF_NOTES})/\.tmp-[0-9a-f]{{16}}")
 """Files that are being written, or whose writer was killed."""
 _LOCKS = re.compile(r"locks/[0-9a-f]{3}\.lock")
@@ -78,10 +79,10 @@ class StoreFolder:
                     str(self.path),
                 )
 
-    def write(self, folder: str, name: str, data: bytes) -> None:
-        """Write a file into a subfolder, replacing a file of the same name."""
+    def write(self, folder: str, name: str, parts: Iterable[bytes]) -> None:
+        """Write a file into a subfolder, in pieces, replacing a file of the same name."""
         with self.opened(folder) as handle:
-            publish_private(handle, name, data, _temporary_name())
+            publish_private(handle, name, parts, _temporary_name())
 
     def append(self, folder: str, name: str, line: str) -> None:
         """Append a line to a file in a subfolder, creating the file if necessary."""
@@ -100,7 +101,7 @@ class StoreFolder:
         if not self._is_marked():
             self.check()
             with self._root() as root:
-                publish_private(root, MARK, _TEXT, _temporary_name())
+                publish_private(root, MARK, [_TEXT], _temporary_name())
         with self._root() as root:
             with suppress(FileExistsError):
                 os.mkdir(folder, 0o700, dir_fd=root)

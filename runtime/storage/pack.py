@@ -138,6 +138,8 @@ class Pack:
         self._sound = {*self._verified.lines}
         self.digest = checksum.hex()
         """SHA-256, in hex, of its index, which has that of each kernel: the identity of a pack."""
+        self.gemmill: str = typed(index.gemmill, (str,), "gemmill")
+        """Version of the gemmill that wrote it."""
         self.bytes = os.fstat(self._file).st_size
         """Size of the file in bytes."""
         if index.signature is not None:

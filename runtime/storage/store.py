@@ -29,7 +29,7 @@ from gemmill.runtime.storage.folder import ENTRIES, ENTRY_FOLDERS, NOTES, StoreF
 DEFAULT_MAX_BYTES = 4 << 30
 """Size limit unless ``GEMMILL_STORE_BYTES`` is set: some hundred thousand kernels."""
 _SUFFIX = ".gemmill"
-Notes = Literal["autotuned", "declared", "headers", "indexes", "keys", "remote", "tables", "verified"]
+Notes = Literal["autotuned", "declared", "headers", "indexes", "keys", "packs", "remote", "tables", "verified"]
 """Folders of notes.
 
 - ``autotuned``: results of autotuning.
@@ -37,6 +37,7 @@ Notes = Literal["autotuned", "declared", "headers", "indexes", "keys", "remote",
 - ``headers``: digests of headers (runtime/compile/headers.py).
 - ``indexes``: the newest index of packs (trust/signed_packs.py).
 - ``keys``: keys of kernels by name (runtime/compile/kernel_keys.py).
+- ``packs``: packs from registries, which the size limit does not count (oci/artifacts.py).
 - ``remote``: keys of kernels from a remote (remote/protocol.py).
 - ``tables``: tables of candidate kernels (runtime/select/kernels/kept_tables.py).
 - ``verified``: verified kernels of packs (pack.py).
@@ -159,7 +160,7 @@ class Store:
             handle = file_locks.acquire(name, seconds=_LOCK_SECONDS, folder=folder)
             if handle is None:
                 logging.getLogger(__name__).warning(
-                    "%s: another process has held this lock of the store for %d s; compiling the kernel here too",
+                    "%s: another process has held this lock of the store for %d s; doing its work here too",
                     *(self.path / "locks" / name, _LOCK_SECONDS),
                 )
         try:
@@ -178,11 +179,15 @@ class Store:
         failure gives a warning."""
         self._write(self._note(kind, key), data)
 
+    def publish(self, kind: Notes, name: str, parts: Iterable[bytes]) -> None:
+        """Write a file in pieces, which appears as a whole; OSError where that fails."""
+        self._folder.write(kind, name, parts)
+
     def report(self, problem: str) -> None:
-        """Warn that the store is not used, the first time."""
+        """Warn that nothing is written to the store, the first time."""
         if self.problem is None:
             self.problem = problem
-            _warn(f"the store is not used: {problem}")
+            _warn(f"nothing is written to the store: {problem}")
 
     def list(self) -> list[Entry]:
         """Return every entry, the least recently used first; entries that cannot be read give a warning and are left
@@ -316,7 +321,7 @@ class Store:
     def _write(self, path: Path, data: bytes) -> bool:
         """Write a file; return whether that succeeded."""
         try:
-            self._folder.write(path.parent.name, path.name, data)
+            self._folder.write(path.parent.name, path.name, [data])
         except OSError as error:
             self._report(error, path)
             return False

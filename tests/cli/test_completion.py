@@ -111,6 +111,7 @@ FREE = {
     *("M,N,K", "M,N,K[,L]", "M,N", "M,...", "K,...", "N,...", "NxHxW", "TEXT", "FILTER", "SIZES", "ID", "KEY", "KEYS"),
     "CONFIG",
     *("N", "N|all", "BYTES", "TIME", "SECONDS", "FRACTION", "FILE", "DIR", "PACK", "RECORDS", "URL", "ADDRESS"),
+    "REFERENCE",
 }
 """Words for values that cannot be listed, or that a shell completes itself."""
 

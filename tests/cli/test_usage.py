@@ -55,6 +55,8 @@ WRONG: Mapping[str, tuple[str, ...]] = {
             "bf16 -o x --bits k16",
         ),
     ),
+    "pack pull": ("", "{file}", "oci://registry/one", "oci://registry/one:1 -o none/x"),
+    "pack push": ("{file}", "none oci://registry/one:1", "{file} registry/one:1"),
     "pack sign": ("{file}", "none --sign {file}"),
     "pack verify": ("none", "{file} --index none"),
     "profile": (

@@ -53,6 +53,18 @@ def test_settings_of_a_remote_are_read() -> None:
     assert "secret" not in repr(Settings.read({"GEMMILL_REMOTE_TOKEN": "secret"}))
 
 
+def test_settings_of_packs_in_registries_are_read() -> None:
+    environ = {
+        "GEMMILL_PACKS": "/a.pack,oci://registry.example/served:1",
+        "GEMMILL_OCI_TOKEN": "user:a secret",
+        "GEMMILL_OCI_HTTP": "registry,10.0.0.7:5000",
+    }
+    found = Settings.read(environ)
+    assert found.packs == ("/a.pack", "oci://registry.example/served:1")
+    assert (found.oci_token, found.oci_http) == ("user:a secret", ("registry", "10.0.0.7:5000"))
+    assert "secret" not in repr(found)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "rule"),
     [
@@ -63,6 +75,11 @@ def test_settings_of_a_remote_are_read() -> None:
         ("GEMMILL_REMOTE_DEADLINE", "10s", "0.1 to 600"),
         ("GEMMILL_REMOTE_TOKEN", "two\nlines", "not a valid token"),
         ("GEMMILL_REMOTE_TOKEN", "@token", "absolute path"),
+        ("GEMMILL_PACKS", "/a.pack,", "absolute path"),
+        ("GEMMILL_PACKS", "/a.pack,oci://registry/served", "neither a tag nor a digest"),
+        ("GEMMILL_OCI_TOKEN", "two words", "neither USER:PASSWORD nor a token"),
+        ("GEMMILL_OCI_TOKEN", "@token", "absolute path"),
+        ("GEMMILL_OCI_HTTP", "http://registry", "HOST or HOST:PORT"),
         ("GEMMILL_STORE", "relative", "absolute path"),
         ("GEMMILL_STORE", "", "absolute path"),
         ("GEMMILL_STORE_BYTES", "lots", "500M or 10G"),

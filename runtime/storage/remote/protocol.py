@@ -5,11 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -22,6 +19,7 @@ from gemmill.library.version import __version__
 from gemmill.runtime.settings import TOKEN
 from gemmill.runtime.storage.artifact import SCHEMA_VERSION, Artifact, Provenance
 from gemmill.runtime.storage.remote.misses import Miss
+from gemmill.runtime.storage.remote.refusals import pause_of, reason_of, words_of
 from gemmill.runtime.storage.remote.transport import Connections, Deadline
 from gemmill.runtime.storage.store import Store
 from gemmill.runtime.storage.trust.kernel_manifest import KERNEL, KernelManifest
@@ -36,20 +34,6 @@ _MAX_ERROR_BYTES = 64 << 10
 _MAX_EVENTS_BYTES = 2 * MAX_SEALED_BYTES
 _WAIT = 0.8
 """Share of the remaining time in which the remote must answer whether it compiled a kernel."""
-_STATUS: Mapping[int, str] = {
-    401: "unauthorised",
-    403: "forbidden",  # also the answer of file servers for a missing file without permission to list
-    404: "absent",
-    405: "absent",
-    409: "version",
-    410: "absent",
-    429: "busy",
-    501: "absent",
-    503: "busy",
-    507: "full",
-}
-"""Reasons by status, in addition to those for whole hundreds."""
-_HUNDREDS: Mapping[int, str] = {3: "redirected", 5: "server error"}
 
 
 class Protocol:
@@ -210,7 +194,7 @@ class Protocol:
         status = response.status
         if 200 <= status < 300:
             return None
-        reason = _STATUS.get(status) or _HUNDREDS.get(status // 100, "unexpected")
+        reason = reason_of(status)
         says = f"{self._url} answers {status}"
         if reason == "redirected":
             where = f"{response.getheader('Location', '')!r:.120}"
@@ -218,15 +202,15 @@ class Protocol:
         elif reason == "unauthorised":
             says = f"{says}: GEMMILL_REMOTE_TOKEN is missing, wrong or expired"
         error = _error(self._drain(response))
-        return Miss(reason, f"{says}{error}", pause=_pause(response.getheader("Retry-After")))
+        return Miss(reason, f"{says}{error}", pause=pause_of(response.getheader("Retry-After")))
 
     def _compile_miss(self, requested: RequestedKernel, error: Any) -> Miss:
         """Return the miss for a kernel that the remote cannot compile, or cannot compile now."""
         fields = error if isinstance(error, dict) else {}
         pause = fields.get("retry_after")
         if isinstance(pause, int | float) and math.isfinite(pause):
-            return Miss("busy", f"{self._url} cannot compile {requested.name} now{_words(fields)}", max(0.0, pause))
-        return Miss("failed", f"{self._url} cannot compile {requested.name}{_words(fields)}")
+            return Miss("busy", f"{self._url} cannot compile {requested.name} now{words_of(fields)}", max(0.0, pause))
+        return Miss("failed", f"{self._url} cannot compile {requested.name}{words_of(fields)}")
 
     def _drain(self, response: HTTPResponse) -> bytes:
         """Read the rest of a short answer, so that the connection can be reused."""
@@ -248,34 +232,13 @@ def _token(token: str | Path) -> str:
     return text
 
 
-def _pause(text: str | None) -> float | None:
-    """Return the seconds of a Retry-After header; None where it is missing or invalid."""
-    if text is None:
-        return None
-    if re.fullmatch(r"\d{1,9}", text.strip()):
-        return float(text)
-    try:
-        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
 def _error(body: bytes) -> str:
     """Return the message in the body of a refusal, where it follows the protocol."""
     try:
         fields = parse(body)
     except ValueError:
         return ""
-    return _words(fields.get("error") if isinstance(fields, dict) else None)
-
-
-def _words(error: Any) -> str:
-    """Return code and message of an error, as the end of a sentence. They are escaped, since a remote must not control
-    the terminal."""
-    if not isinstance(error, dict):
-        return ""
-    code, message = (str(error.get(name, "")) for name in ("code", "message"))
-    return f" ({code!r:.40}: {message!r:.300})" if code or message else ""
+    return words_of(fields.get("error") if isinstance(fields, dict) else None)
 
 
 class Machine(NamedTuple):

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from gemmill.library.errors import SettingError
@@ -45,9 +45,9 @@ class Connections:
 
     @contextmanager
     def answer(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, deadline: Deadline
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | BinaryIO | None, deadline: Deadline
     ) -> Iterator[http.client.HTTPResponse]:
-        """Send a request and yield its answer.
+        """Send a request and yield its answer. A body that is a file needs a Content-Length among the headers.
 
         Raises:
             Miss: no answer came, or it is not HTTP.

@@ -59,7 +59,7 @@ class KernelManifest:
             digest=hashlib.sha256(blob).hexdigest(),
             bytes=len(blob),
             arch=artifact.config.arch,
-            cuda=_cuda(artifact.provenance),
+            cuda=cuda_of(artifact.provenance),
             launch=artifact.launch,
             provenance=artifact.provenance,
         )
@@ -93,7 +93,9 @@ class KernelManifest:
         for name, text in (("key", manifest.key), ("digest", manifest.digest)):
             if not is_sha256(text):
                 raise ValueError(f"{name} is {text!r:.80}, which is not a SHA-256 in hex")
-        if manifest.arch != parse_name(plain_name(manifest.kernel)).arch or manifest.cuda != _cuda(manifest.provenance):
+        if manifest.arch != parse_name(plain_name(manifest.kernel)).arch or manifest.cuda != cuda_of(
+            manifest.provenance
+        ):
             raise ValueError("arch and cuda do not match its kernel and provenance")
         return manifest
 
@@ -118,7 +120,7 @@ class KernelManifest:
         return artifact
 
 
-def _cuda(provenance: Provenance) -> tuple[int, int]:
+def cuda_of(provenance: Provenance) -> tuple[int, int]:
     """Return the major and minor version of NVRTC; ValueError where there is none."""
     if not (version := _VERSION.fullmatch(provenance.nvrtc_version)):
         raise ValueError(f"nvrtc_version is {provenance.nvrtc_version!r:.40}, which is not a version")

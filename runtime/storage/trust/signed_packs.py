@@ -84,8 +84,8 @@ def sign_pack(path: Path, keys: Sequence[SigningKey]) -> PackFacts:
     return facts
 
 
-def check_signature(pack: Pack, trusted: TrustedKeys) -> None:
-    """Check that a trusted key signed a pack.
+def check_signature(pack: Pack, trusted: TrustedKeys | None) -> None:
+    """Check that a trusted key signed a pack; with None, only that its signature is of this pack.
 
     Raises:
         TrustError: it is unsigned, or signed by other keys; names the file and what to do.

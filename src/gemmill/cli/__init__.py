@@ -27,6 +27,7 @@ def application() -> typer.Typer:
         manifests,
         model_command,
         oracle_command,
+        pack_registry,
         pack_signing,
         packs,
         problems,

@@ -89,7 +89,7 @@ class KernelSets(KernelFilter):
         if not self.manifest:  # default formats
             shapes = [Shape.of(shape.problem, shape.sizes) for shape in shapes]
         found = {(unit.problem, unit.sizes): unit for unit in units(self.declared, shapes, varies=True)}
-        registry, missing = Registry(self.limited), list[Shape]()
+        registry, missing = Registry(self.limited, packs=()), list[Shape]()
         for shape in unserved(self.declared, shapes, varies=True):
             problem, kernels = measurable(shape.problem), tuple[SlicedKernel, ...]()
             with suppress(UnsupportedProblemError):
@@ -106,7 +106,7 @@ def of_bits(chosen: Sequence[Unit], bits: str, sets: KernelSets) -> list[Unit]:
     such a kernel; UnsupportedProblemError if these are all problems."""
     if bits == ANY:
         return [*chosen]
-    registry, limited, lacking = Registry(sets.limited), list[Unit](), list[str]()
+    registry, limited, lacking = Registry(sets.limited, packs=()), list[Unit](), list[str]()
     for unit in chosen:
         try:
             arithmetic = registry.arithmetic(unit.problem, bits)

@@ -413,10 +413,10 @@ class RegistryOptions:
         return [*self.manifest, *self.pack, *self.records]
 
     def registry(self, store: Path | None = None) -> Registry:
-        """A registry over these manifests and packs; without any, over the shipped manifests."""
+        """A registry over these manifests and packs; without any, over GEMMILL_PACKS or the shipped manifests."""
         return Registry(
             manifests=[manifest_path(source) for source in self.manifest] or None,
-            packs=self.pack,
+            packs=self.pack or None,
             store=store,
             gpu=self.gpu,
             records=self.records,

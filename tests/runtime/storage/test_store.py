@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from gemmill.library.errors import StoreWarning
+from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.folder import default_path
+from gemmill.runtime.storage.pack import write_pack
 from gemmill.runtime.storage.store import Store
 
 ROOT = os.getuid() == 0
@@ -122,7 +124,7 @@ def test_a_store_that_cannot_be_written_warns_once_and_is_skipped(
     path = tmp_path / "file"
     path.write_text("a file where the store should be")
     store = Store(path)
-    with pytest.warns(StoreWarning, match=f"the store is not used: {path}") as caught:
+    with pytest.warns(StoreWarning, match=f"nothing is written to the store: {path}") as caught:
         assert store.get_or_make(artifact.key, lambda: artifact) == (artifact, False)
     assert len(caught) == 1
     with warnings.catch_warnings():
@@ -146,6 +148,29 @@ def test_a_read_only_store_is_read_and_not_written(
     finally:
         for folder in folders:
             folder.chmod(0o700)
+    assert [found.path for found in store.list()] == [entry]
+
+
+@pytest.mark.skipif(not ROOT, reason="only root can mount")
+def test_a_store_that_is_mounted_read_only_serves(
+    store: Store, entry: Path, artifact: Artifact, artifacts: tuple[Artifact, ...], tmp_path: Path
+) -> None:
+    write_pack(pack := tmp_path / "kernels.pack", artifacts)
+    (mount := tmp_path / "mounted").mkdir()
+    if subprocess.run(["mount", "--bind", store.path, mount], capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", mount], check=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert Store(mount).get_or_make(artifact.key, fail) == (artifact, True)
+            assert Registry(manifests=(), store=mount).get(artifact.name) == artifact
+            assert Registry(packs=[pack], store=mount).get(artifact.name) == artifact
+        assert [found.key for found in Store(mount).list()] == [artifact.key]
+        with pytest.warns(StoreWarning, match="Read-only file system"):
+            assert Store(mount).get_or_make(artifacts[1].key, lambda: artifacts[1]) == (artifacts[1], False)
+    finally:
+        subprocess.run(["umount", mount], check=True)
     assert [found.path for found in store.list()] == [entry]
 
 

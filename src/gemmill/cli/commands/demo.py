@@ -99,7 +99,7 @@ def _select(manifest: str, like: GemmConfig) -> None:
 
 def _pack(configs: list[GemmConfig], store: Store, path: Path) -> None:
     _heading(5, "Pack the kernels into one file, and verify it")
-    write_pack(path, Registry(store=store).warm(configs))
+    write_pack(path, Registry(packs=(), store=store).warm(configs))
     pack = Pack.open(path)
     faults = pack.verify()
     typer.echo(f"{len(pack.names())} kernels in {path.stat().st_size:,} bytes, {len(faults)} damaged")

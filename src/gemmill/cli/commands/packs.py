@@ -182,7 +182,7 @@ def make(
     if suite is None:
         configs, recorded = kernels.declared, read_decisions(records)
     else:
-        registry = Registry(kernels.limited, store=compiling.store, gpu=worth.gpu, records=records)
+        registry = Registry(kernels.limited, packs=(), store=compiling.store, gpu=worth.gpu, records=records)
         regret = REGRET if worth.regret is None else worth.regret
         configs, times = kernels_for(kernels, suite, Conditions(registry, worth.objective, regret, worth.bits))
         recorded = registry.recorded

@@ -98,7 +98,7 @@ class Resolver:
         folder = self._models.folder(gpu.name)
         place = gpu, "" if folder is None else folder.name
         if (registry := self._registries.get(place)) is None:
-            registry = self._registries[place] = Registry(store=self._store, gpu=gpu, model=folder)
+            registry = self._registries[place] = Registry(packs=(), store=self._store, gpu=gpu, model=folder)
             if len(self._registries) > _REGISTRIES:
                 self._registries.popitem(last=False)
         return registry

@@ -77,7 +77,7 @@ def test_an_older_index_is_refused_by_who_saw_a_newer_one(
             PackIndex.accept(old, trusted, again, NOW)
     other = index(pack, 1, name="nightly").seal([key])
     assert PackIndex.accept(other, trusted, store, NOW).version == 1, "versions of one name are compared"
-    with pytest.warns(StoreWarning, match="the store is not used"):
+    with pytest.warns(StoreWarning, match="nothing is written to the store"):
         PackIndex.accept(old, trusted, Store("/proc/nowhere"), NOW)
 
 

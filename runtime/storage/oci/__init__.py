@@ -1,0 +1,1 @@
+"""Packs in OCI registries: references, manifests, credentials, the HTTP protocol, and the copies in the store."""

@@ -1,0 +1,89 @@
+"""Credentials for a registry: those of ``GEMMILL_OCI_TOKEN``, else those that `docker login` left for its host."""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gemmill.library.errors import SettingError
+from gemmill.library.files import read_given
+from gemmill.library.input.strict_json import parse
+from gemmill.runtime.settings import Settings, checked_oci_token
+from gemmill.runtime.storage.remote.misses import Miss
+
+_MAX_BYTES = 1 << 20
+"""Largest configuration, token and answer of a helper, in bytes."""
+_HELPER_SECONDS = 30
+_NAMES = {"registry-1.docker.io": ("https://index.docker.io/v1/", "docker.io")}
+"""Names of a host in Docker's configuration, where they differ from the host."""
+
+
+class Credentials(NamedTuple):
+    """What a client shows to a registry."""
+
+    user: str
+    """Name of the user; empty where the secret is a bearer token."""
+    secret: str
+
+    @property
+    def basic(self) -> str:
+        """The header of basic authentication."""
+        return f"Basic {base64.b64encode(f'{self.user}:{self.secret}'.encode()).decode()}"
+
+
+def credentials_for(host: str) -> Credentials | None:
+    """Return the credentials for a registry; None where there are none.
+
+    Raises:
+        Miss: they cannot be read.
+    """
+    token = Settings.read().oci_token
+    if token is None:
+        return _of_docker(host)
+    if isinstance(token, Path):
+        try:
+            token = checked_oci_token(str(token), read_given(token, _MAX_BYTES).decode().strip())
+        except (OSError, SettingError, UnicodeDecodeError) as error:
+            raise Miss("token", f"the token of GEMMILL_OCI_TOKEN cannot be read: {error}") from None
+    user, secret = token.split(":", 1) if ":" in token else ("", token)
+    return Credentials(user, secret)
+
+
+def _of_docker(host: str) -> Credentials | None:
+    """Return the credentials in Docker's configuration."""
+    path = Path(os.environ.get("DOCKER_CONFIG") or "~/.docker").expanduser() / "config.json"
+    try:
+        config = parse(read_given(path, _MAX_BYTES))
+        logins, helpers = config.get("auths") or {}, config.get("credHelpers") or {}
+        for name in (host, f"https://{host}", *_NAMES.get(host, ())):
+            login = logins.get(name) or {}
+            if login.get("auth"):
+                user, _, secret = base64.b64decode(login["auth"]).decode().partition(":")
+                return Credentials(user, secret)
+            if helper := helpers.get(name) or (name in logins and config.get("credsStore")):
+                return _of_helper(str(helper), name)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (AttributeError, OSError, TypeError, ValueError) as error:
+        raise Miss("token", f"{path} cannot be read: {error}") from None
+    return None
+
+
+def _of_helper(helper: str, name: str) -> Credentials | None:
+    """Return the credentials that Docker's helper program has for a registry."""
+    program = f"docker-credential-{helper}"
+    try:
+        done = subprocess.run(
+            [program, "get"], input=name.encode(), capture_output=True, timeout=_HELPER_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Miss("token", f"{program} of Docker's configuration does not run: {error}") from None
+    if done.returncode:
+        return None  # it has none
+    answer: Any = parse(done.stdout[:_MAX_BYTES])
+    if answer["Username"] == "<token>":
+        raise Miss("token", f"{program} has an identity token for {name}, which gemmill does not exchange")
+    return Credentials(answer["Username"], answer["Secret"])
