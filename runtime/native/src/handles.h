@@ -4,7 +4,13 @@
 #include <memory>
 
 #include "pack.h"
+#include "plan.h"
 
 struct gemmill_pack {
   std::shared_ptr<const gemmill::Pack> pack;
+  gemmill::PlanCache plans;
+};
+
+struct gemmill_plan {
+  gemmill::Plan plan;
 };

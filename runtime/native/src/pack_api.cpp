@@ -10,7 +10,7 @@ gemmill_status gemmill_pack_open(const char* path, const char* trusted_keys, gem
   return gemmill::guarded([&] {
     if (path == nullptr || pack == nullptr) throw Error(GEMMILL_OPERAND, "path or pack is NULL: pass both");
     *pack = nullptr;
-    *pack = new gemmill_pack{std::make_shared<const gemmill::Pack>(path, trusted_keys)};
+    *pack = new gemmill_pack{std::make_shared<const gemmill::Pack>(path, trusted_keys), {}};
   });
 }
 

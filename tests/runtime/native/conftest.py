@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.runtime.native import cases
 
-from gemmill.library.config.model import GemmConfig
+from gemmill.runtime.compile.toolchain import Toolchain
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage import file_locks
 from gemmill.runtime.storage.pack import write_pack
 
 HERE = Path(__file__).parent
 _MINUTES = 15
+_OPTIONS = ("-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O0")
 
 
 def _missing() -> str:
@@ -27,8 +30,13 @@ def _missing() -> str:
     return "headers of nlohmann-json, libsodium or libzstd" if found.returncode else ""
 
 
-def build(tmp_path_factory: pytest.TempPathFactory, name: str, *options: str) -> Path:
-    """Return the folder of a build, which all workers of the run share."""
+def _cuda_include() -> Path:
+    """The folder of cuda.h, which only the driver of the tests includes."""
+    return next(folder for folder in Toolchain.find().include_dirs if (folder / "cuda.h").is_file())
+
+
+def build(tmp_path_factory: pytest.TempPathFactory, name: str, targets: Sequence[str], *options: str) -> Path:
+    """Return the folder of a build of some programs, which all workers of the run share."""
     if missing := _missing():
         pytest.skip(f"libgemmill cannot be built here: missing {missing}")
     base = tmp_path_factory.getbasetemp()
@@ -37,7 +45,8 @@ def build(tmp_path_factory: pytest.TempPathFactory, name: str, *options: str) ->
     lock = file_locks.acquire(folder / "lock", seconds=60 * _MINUTES)
     assert lock is not None
     try:
-        for command in (["cmake", "-DCMAKE_CXX_FLAGS=-O1", *options, str(HERE)], ["make", "-j2"]):
+        options = (*options, f"-DCUDA_INCLUDE={_cuda_include()}")
+        for command in (["cmake", *_OPTIONS, *options, str(HERE)], ["make", "-j2", *targets]):
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
             assert done.returncode == 0, done.stdout + done.stderr
     finally:
@@ -47,17 +56,27 @@ def build(tmp_path_factory: pytest.TempPathFactory, name: str, *options: str) ->
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory, "native", "-DCMAKE_BUILD_TYPE=None")
+    return build(tmp_path_factory, "native", ("driver", "read_pack", "run_cases"))
 
 
 @pytest.fixture(scope="session")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory, "sanitized", "-DCMAKE_BUILD_TYPE=None", "-DSANITIZE=ON")
+    return build(tmp_path_factory, "sanitized", ("driver", "fuzz_packs"), "-DSANITIZE=ON")
+
+
+def packed(tmp_path_factory: pytest.TempPathFactory, names: Sequence[str]) -> Path:
+    """A pack of some kernels."""
+    path = tmp_path_factory.mktemp("packs") / "kernels.pack"
+    registry = Registry(manifests=())
+    write_pack(path, [registry.get(name) for name in names])
+    return path
 
 
 @pytest.fixture(scope="session")
-def small_pack(tmp_path_factory: pytest.TempPathFactory, configs: tuple[GemmConfig, ...]) -> Path:
-    path = tmp_path_factory.mktemp("packs") / "small.pack"
-    registry = Registry(manifests=())
-    write_pack(path, [registry.get(config) for config in configs])
-    return path
+def small_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packed(tmp_path_factory, [cases.PINGPONG, cases.SPLIT, cases.STREAM])
+
+
+@pytest.fixture(scope="session")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packed(tmp_path_factory, cases.KERNELS)

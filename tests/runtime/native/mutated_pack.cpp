@@ -137,10 +137,12 @@ std::string PackParts::file() const {
   return pack_of(text_of(index), members);
 }
 
-std::string PackParts::mutated(Random& random) const {
+std::string PackParts::mutated(Random& random, bool& keeps_code) const {
   PackParts parts = *this;
   Kernel& kernel = parts.kernels_[below(random, kernels_.size())];
-  switch (below(random, 6)) {
+  const size_t change = below(random, 6);
+  keeps_code = change < 2;
+  switch (change) {
     case 0:
       mutate_json(kernel.header, random);
       return parts.file();

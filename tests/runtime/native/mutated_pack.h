@@ -14,8 +14,9 @@ class PackParts {
   explicit PackParts(const std::string& pack);
   /// The file of the parts, whose checksums and lengths are right: only what was changed is wrong.
   std::string file() const;
-  /// The file after one random change, of which some leave checksums wrong.
-  std::string mutated(Random& random) const;
+  /// The file after one random change, of which some leave checksums wrong. `keeps_code`: whether the machine code is
+  /// as it was, so that a driver may load it.
+  std::string mutated(Random& random, bool& keeps_code) const;
 
  private:
   struct Kernel {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.runtime.native.cases import LAUNCHED, Case, table
 
 from gemmill.library.errors import PackError
 from gemmill.runtime.storage.pack import Pack
@@ -111,7 +114,17 @@ def test_keys_in_files_are_read_unless_anybody_may_add_some(
 
 @pytest.mark.heavy
 def test_broken_packs_give_errors_and_no_faults(sanitized: Path, small_pack: Path, tmp_path: Path) -> None:
-    command: list[Path | str] = [sanitized / "fuzz_packs", small_pack, tmp_path / "broken.pack", "500", "7"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    of_pack = [case for case in LAUNCHED if case.kernel in Pack.open(small_pack)]
+    (products := tmp_path / "products.json").write_text(of_each_kernel(of_pack))
+    command: list[Path | str] = [sanitized / "fuzz_packs", small_pack, products, tmp_path / "broken.pack", "500", "7"]
+    environment = os.environ | {"LD_LIBRARY_PATH": str(sanitized / "driver")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"status {PACK}: " in done.stdout
+    for outcome in ("opened with status 3", "read with status 3", "launched with status 3", "launched with status 0"):
+        assert outcome in done.stdout
+
+
+def of_each_kernel(cases: Sequence[Case]) -> str:
+    """The first two products on each kernel, as JSON."""
+    first = [[case for case in cases if case.kernel == name][:2] for name in dict.fromkeys(x.kernel for x in cases)]
+    return table([case for pair in first for case in pair])

@@ -105,6 +105,59 @@ GEMMILL_API const char* gemmill_pack_kernel(const gemmill_pack* pack, size_t pla
 /// Reads every kernel and checks its checksum and launch facts. GEMMILL_PACK names the first damaged kernel.
 GEMMILL_API gemmill_status gemmill_pack_check(const gemmill_pack* pack);
 
+/// Bits of gemmill_gemm.flags.
+enum {
+  /// Multiply f32 as tf32, on tensor cores.
+  GEMMILL_TF32 = 1,
+  /// Sum products of fp8 in the tensor core alone, with fewer bits.
+  GEMMILL_FAST_ACCUMULATION = 2,
+};
+
+/// D = alpha A B + beta C. All tensors are in the memory of one GPU; set the members that are not named to 0.
+///
+/// A is (M, K), B (K, N), C and D (M, N), with any strides; with a third, first extent they are batches of matrices. A
+/// and B that lack it, or have 1 there, are shared by the batch; C broadcasts to D. C may be D.
+typedef struct {
+  const DLTensor* a;
+  const DLTensor* b;
+  const DLTensor* c;  ///< NULL without C.
+  const DLTensor* d;
+  double alpha;
+  double beta;
+  uint32_t flags;
+  int32_t slices;      ///< Slices of K of a split-K kernel that `kernel` names; 0 for other kernels.
+  const char* kernel;  ///< Name of a kernel of the pack.
+} gemmill_gemm;
+
+/// A prepared launch for operands of one layout: its kernel is loaded, and its parameters are encoded.
+typedef struct gemmill_plan gemmill_plan;
+
+/// Makes a plan. Only the layouts of the tensors count, and the alignment of their addresses.
+///
+/// GEMMILL_OPERAND, GEMMILL_UNSUPPORTED, GEMMILL_PACK or GEMMILL_DEVICE: the message says what to change.
+GEMMILL_API gemmill_status gemmill_plan_create(const gemmill_pack* pack, const gemmill_gemm* gemm, gemmill_plan** plan);
+
+/// Launches on a stream (CUstream; NULL: the legacy default stream), on the first elements of A, B, C and D. `c` is
+/// NULL without C.
+///
+/// `workspace`: memory of gemmill_plan_workspace bytes, at a multiple of 256, that no other launch uses at the same
+/// time. NULL: the library's own, one for each stream; a stream that is captured into a graph needs the caller's.
+GEMMILL_API gemmill_status gemmill_plan_launch(gemmill_plan* plan, void* stream, void* workspace, const void* a,
+                                               const void* b, const void* c, void* d);
+
+/// Bytes of workspace that a launch needs; 0 for most kernels.
+GEMMILL_API size_t gemmill_plan_workspace(const gemmill_plan* plan);
+
+/// Name of the kernel of a plan; empty where D is empty, so that nothing is launched. Valid while the plan is.
+GEMMILL_API const char* gemmill_plan_kernel(const gemmill_plan* plan);
+
+/// Destroys a plan; running launches finish. NULL does nothing.
+GEMMILL_API void gemmill_plan_destroy(gemmill_plan* plan);
+
+/// Launches a product on a stream. Plans of the last layouts are kept with the pack, so that a repeated call is only a
+/// launch.
+GEMMILL_API gemmill_status gemmill_matmul(gemmill_pack* pack, const gemmill_gemm* gemm, void* stream);
+
 #ifdef __cplusplus
 }
 #endif

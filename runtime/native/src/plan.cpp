@@ -1,0 +1,113 @@
+#include "plan.h"
+
+#include "error.h"
+#include "support.h"
+
+namespace gemmill {
+namespace {
+
+/// Most plans that a cache keeps.
+constexpr size_t kMostPlans = 1024;
+constexpr uint64_t kAlign = 16;
+
+/// What a call launches: a kernel of the pack, and the slices of K.
+struct Target {
+  std::shared_ptr<const Artifact> artifact;
+  int64_t slices;
+};
+
+Target target_of(const Pack& pack, const gemmill_gemm& gemm) {
+  if (gemm.kernel == nullptr) {
+    throw Error(GEMMILL_UNSUPPORTED, pack.path() + ": kernel is NULL: name a kernel of the pack");
+  }
+  auto artifact = pack.get(gemm.kernel);
+  const int64_t slices = checked_slices(*artifact, gemm.slices);
+  return {std::move(artifact), slices};
+}
+
+template <typename Value>
+void append(std::string& key, const Value& value) {
+  key.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+void append_tensor(std::string& key, const DLTensor* tensor) {
+  append(key, tensor != nullptr);
+  if (tensor == nullptr) return;
+  // A tensor with more extents is refused when the plan is made.
+  const size_t rank = 0 < tensor->ndim && tensor->ndim <= kMaxRank ? static_cast<size_t>(tensor->ndim) : 0;
+  append(key, tensor->ndim);
+  append(key, tensor->dtype);
+  append(key, tensor->device);
+  append(key, (reinterpret_cast<uint64_t>(tensor->data) + tensor->byte_offset) % kAlign);
+  append(key, tensor->strides != nullptr);
+  if (tensor->shape != nullptr) key.append(reinterpret_cast<const char*>(tensor->shape), rank * sizeof(int64_t));
+  if (tensor->strides != nullptr) key.append(reinterpret_cast<const char*>(tensor->strides), rank * sizeof(int64_t));
+}
+
+std::string key_of(const gemmill_gemm& gemm) {
+  std::string key;
+  for (const DLTensor* tensor : {gemm.a, gemm.b, gemm.c, gemm.d}) append_tensor(key, tensor);
+  append(key, gemm.alpha);
+  append(key, gemm.beta);
+  append(key, gemm.flags);
+  append(key, gemm.slices);
+  if (gemm.kernel != nullptr) key += gemm.kernel;
+  return key;
+}
+
+}  // namespace
+
+Call read_call(const gemmill_gemm& gemm) {
+  constexpr uint32_t kFlags = GEMMILL_TF32 | GEMMILL_FAST_ACCUMULATION;
+  if ((gemm.flags & ~kFlags) != 0) {
+    throw Error(GEMMILL_OPERAND, "flags is " + std::to_string(gemm.flags) + ", which has unknown bits");
+  }
+  const auto read = [](const DLTensor* tensor, Place place) -> std::optional<Tensor> {
+    if (tensor != nullptr) return read_tensor(*tensor, place);
+    if (place == kC) return std::nullopt;
+    throw Error(GEMMILL_OPERAND, std::string(name_of(place)) + " is NULL: pass a tensor");
+  };
+  return {read(gemm.a, kA),
+          read(gemm.b, kB),
+          read(gemm.c, kC),
+          read(gemm.d, kD),
+          gemm.alpha,
+          gemm.beta,
+          (gemm.flags & GEMMILL_TF32) != 0,
+          (gemm.flags & GEMMILL_FAST_ACCUMULATION) != 0};
+}
+
+Plan make_plan(const Pack& pack, const gemmill_gemm& request) {
+  Plan plan{read_call(request), nullptr};
+  const Gemm gemm = Gemm::of(plan.call);
+  check_memory(plan.call, plan.call.addresses());
+  if (gemm.is_empty()) return plan;
+  const Target target = target_of(pack, request);
+  const Gemm oriented = as_kernel_runs(gemm, *target.artifact);
+  const Kernel& kernel = load(device_at(plan.call.a->device), target.artifact);
+  plan.launcher = std::make_unique<Launcher>(plan.call, oriented, kernel, target.slices);
+  return plan;
+}
+
+void Plan::launch(Stream stream, uint64_t lent, Addresses addresses) {
+  if (!call.c && addresses[kC] != 0) {
+    throw Error(GEMMILL_OPERAND, "c: this plan was made without c: make a new plan with c");
+  }
+  if (launcher == nullptr) {
+    check_memory(call, addresses);
+  } else {
+    launcher->launch(stream, lent, addresses);
+  }
+}
+
+std::shared_ptr<Plan> PlanCache::find(const Pack& pack, const gemmill_gemm& gemm) {
+  const std::string key = key_of(gemm);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (const auto found = plans_.find(key); found != plans_.end()) return found->second;
+  auto plan = std::make_shared<Plan>(make_plan(pack, gemm));
+  if (plans_.size() >= kMostPlans) plans_.clear();
+  plans_[key] = plan;
+  return plan;
+}
+
+}  // namespace gemmill

@@ -1,0 +1,162 @@
+#include "tensors.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+#include <sstream>
+
+#include "error.h"
+
+namespace gemmill {
+namespace {
+
+constexpr int kCudaManaged = 13;
+/// More bytes than any tensor spans.
+constexpr uint64_t kFarthest = uint64_t{1} << 62;
+/// Larger strides reach beyond every address.
+constexpr int64_t kMaxStride = int64_t{1} << 48;
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(GEMMILL_OPERAND, message); }
+
+void check_kind(const DLTensor& tensor, const std::string& name) {
+  const int kind = tensor.device.device_type;
+  if (kind != kDLCUDA && kind != kCudaManaged) {
+    const std::string where = kind == kDLCPU ? "in host memory" : "on DLPack device " + std::to_string(kind);
+    refuse(name + " is " + where + "; it must be in GPU memory");
+  }
+  if (tensor.ndim < 0 || tensor.ndim > kMaxRank || (tensor.ndim > 0 && tensor.shape == nullptr)) {
+    refuse(name + " has " + std::to_string(tensor.ndim) +
+           " extents; libgemmill supports matrices (2) and batches of "
+           "matrices with one stride (3): merge the extents of the batch");
+  }
+}
+
+/// The contiguous bytes of a tensor from its start, and the steps between such runs.
+struct Runs {
+  uint64_t bytes;
+  uint64_t step;  // the greatest common divisor of the steps; 0 where there is one run
+};
+
+Runs runs_of(const Tensor& tensor) {
+  const uint64_t element = static_cast<uint64_t>(tensor.dtype->bits) / 8;
+  std::vector<std::pair<uint64_t, uint64_t>> axes;
+  for (size_t i = 0; i < tensor.shape.size(); ++i) {
+    if (tensor.shape[i] > 1) {
+      axes.emplace_back(static_cast<uint64_t>(std::llabs(tensor.strides[i])) * element,
+                        static_cast<uint64_t>(tensor.shape[i]));
+    }
+  }
+  std::sort(axes.begin(), axes.end());
+  Runs runs{element, 0};
+  for (const auto& [step, extent] : axes) {
+    if (runs.step == 0 && step <= runs.bytes) {
+      runs.bytes += (extent - 1) * step;
+    } else {
+      runs.step = std::gcd(runs.step, step);
+    }
+  }
+  return runs;
+}
+
+}  // namespace
+
+const char* name_of(Place place) {
+  constexpr const char* kNames[] = {"a", "b", "c", "d"};
+  return kNames[place];
+}
+
+bool Tensor::is_empty() const { return std::find(shape.begin(), shape.end(), 0) != shape.end(); }
+
+std::pair<uint64_t, uint64_t> Tensor::reach() const {
+  const uint64_t element = static_cast<uint64_t>(dtype->bits) / 8;
+  uint64_t before = 0;
+  uint64_t behind = element;
+  for (size_t i = 0; i < shape.size(); ++i) {
+    const Wide last = static_cast<Wide>(std::max<int64_t>(shape[i] - 1, 0)) * std::llabs(strides[i]) * element;
+    const uint64_t bytes = last > kFarthest ? kFarthest : static_cast<uint64_t>(last);
+    uint64_t& side = strides[i] < 0 ? before : behind;
+    side = std::min(side + bytes, kFarthest);
+  }
+  return {before, behind};
+}
+
+Tensor read_tensor(const DLTensor& tensor, Place place) {
+  const std::string name = name_of(place);
+  check_kind(tensor, name);
+  const Dtype* dtype = dtype_of_dlpack(tensor.dtype.code, tensor.dtype.bits);
+  if (dtype == nullptr || tensor.dtype.lanes != 1) {
+    refuse(name + " has the DLPack dtype with code " + std::to_string(tensor.dtype.code) + ", " +
+           std::to_string(tensor.dtype.bits) + " bits and " + std::to_string(tensor.dtype.lanes) +
+           " lanes; libgemmill supports bf16, f16, f32, f64, e4m3, e5m2, s8, u8 and s32: convert it first");
+  }
+  Tensor view{
+      place, reinterpret_cast<uint64_t>(tensor.data) + tensor.byte_offset, {}, {}, dtype, tensor.device.device_id};
+  view.shape.assign(tensor.shape, tensor.shape + tensor.ndim);
+  view.strides.assign(static_cast<size_t>(tensor.ndim), 0);
+  int64_t contiguous = 1;
+  for (size_t i = view.shape.size(); i-- > 0;) {
+    const int64_t extent = view.shape[i];
+    if (extent < 0 || extent > kMaxExtent) {
+      refuse(name + " has an extent of " + std::to_string(extent) + "; extents must be from 0 to " +
+             std::to_string(kMaxExtent) + ": split the problem");
+    }
+    const int64_t stride = tensor.strides != nullptr ? tensor.strides[i] : contiguous;
+    contiguous = contiguous >= kMaxStride / std::max<int64_t>(extent, 1) ? kMaxStride
+                                                                         : contiguous * std::max<int64_t>(extent, 1);
+    if (extent <= 1) continue;
+    if (stride <= -kMaxStride || stride >= kMaxStride) {
+      refuse(name + " has a stride of " + std::to_string(stride) + " elements; memory has fewer than 2^48 bytes");
+    }
+    view.strides[i] = stride;
+  }
+  return view;
+}
+
+std::string text_of(const std::vector<int64_t>& shape) {
+  std::ostringstream text;
+  text << "(";
+  for (size_t i = 0; i < shape.size(); ++i) text << (i == 0 ? "" : ", ") << shape[i];
+  text << (shape.size() == 1 ? ",)" : ")");
+  return text.str();
+}
+
+Tensor broadcast(const Tensor& tensor, const std::vector<int64_t>& shape) {
+  Tensor result = tensor;
+  const size_t own = tensor.shape.size();
+  bool fits = own <= shape.size();
+  result.strides.assign(shape.size(), 0);
+  for (size_t i = 0; fits && i < own; ++i) {
+    const size_t at = shape.size() - own + i;
+    fits = tensor.shape[i] == 1 || tensor.shape[i] == shape[at];
+    result.strides[at] = tensor.shape[i] == shape[at] ? tensor.strides[i] : 0;
+  }
+  if (!fits) {
+    refuse(std::string(name_of(tensor.place)) + " has shape " + text_of(tensor.shape) +
+           ", which does not broadcast to " + text_of(shape));
+  }
+  result.shape = shape;
+  return result;
+}
+
+bool shares_memory(const Tensor& one, uint64_t address, const Tensor& other, uint64_t other_address) {
+  const auto [before, behind] = one.reach();
+  const auto [other_before, other_behind] = other.reach();
+  if (address + behind <= other_address - other_before || other_address + other_behind <= address - before) {
+    return false;
+  }
+  // Both lie in runs at multiples of a step: columns of one matrix, for example.
+  const Runs mine = runs_of(one);
+  const Runs others = runs_of(other);
+  const uint64_t step = std::gcd(mine.step, others.step);
+  if (step == 0) return true;
+  const uint64_t distance = (other_address - address) % step;
+  return distance < mine.bytes || step - distance < others.bytes;
+}
+
+std::string hex_address(uint64_t address) {
+  std::ostringstream text;
+  text << "0x" << std::hex << address;
+  return text.str();
+}
+
+}  // namespace gemmill

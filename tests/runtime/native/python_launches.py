@@ -1,0 +1,52 @@
+"""Runs the table of products in Python, as run_cases.cpp does in C. Arguments: a pack, and the names of tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from tests.runtime.native import cases
+from tests.runtime.native.cases import FAST_FLAG, TF32_FLAG, Case
+
+from gemmill import GemmillError, Registry, matmul
+from gemmill.library.errors import ConfigError, PackError, UnsupportedProblemError
+
+_STATUSES: tuple[tuple[type[GemmillError], int], ...] = (
+    (PackError, 3),
+    (UnsupportedProblemError, 2),
+    (ConfigError, 2),
+    (GemmillError, 1),
+)
+"""Statuses of gemmill.h by error."""
+
+
+def write(line: object) -> None:
+    with open(os.environ["RECORDING"], "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def run(case: Case, registry: Registry) -> None:
+    write({"case": case.id})
+    try:
+        for addresses in case.launches:
+            matmul(
+                **case.views(addresses),  # type: ignore[arg-type]
+                alpha=case.alpha,
+                beta=case.beta,
+                kernel=case.kernel,
+                slices=case.slices or None,
+                tf32=bool(case.flags & TF32_FLAG),
+                fast_accumulation=bool(case.flags & FAST_FLAG),
+                stream=case.stream,
+                registry=registry,
+            )
+    except GemmillError as error:
+        write({"status": next(status for kind, status in _STATUSES if isinstance(error, kind)), "message": str(error)})
+
+
+if __name__ == "__main__":
+    registry = Registry(packs=[sys.argv[1]], manifests=())
+    for name in sys.argv[2:]:
+        for case in getattr(cases, name):
+            run(case, registry)

@@ -1,0 +1,81 @@
+"""libgemmill launches what Python launches, byte for byte, as a driver without a GPU records it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runtime.native.cases import LAUNCHED, REFUSED, UNALIGNED, table
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[3]
+UNSUPPORTED = 2
+"""Status of gemmill.h."""
+Records = Mapping[str, list[dict[str, Any]]]
+
+
+def recorded(programs: Path, folder: Path, *command: Path | str) -> Records:
+    """Run a program on the recording driver; return its records by case."""
+    file = folder / "records.jsonl"
+    environment = os.environ | {"RECORDING": str(file), "LD_LIBRARY_PATH": str(programs / "driver")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    cases: dict[str, list[dict[str, Any]]] = {}
+    for line in map(json.loads, file.read_text().splitlines()):
+        if "case" in line:
+            cases[line["case"]] = []
+        else:
+            cases[[*cases][-1]].append(line)
+    return cases
+
+
+def of_c(programs: Path, pack: Path, folder: Path, cases: Sequence[Any], way: str) -> Records:
+    (products := folder / "products.json").write_text(table(cases))
+    return recorded(programs, folder, programs / "run_cases", pack, products, way)
+
+
+@pytest.fixture(scope="session")
+def of_python(programs: Path, pack: Path, tmp_path_factory: pytest.TempPathFactory) -> Records:
+    """The records of Python's launches, in a fresh process."""
+    module = "tests.runtime.native.python_launches"
+    return recorded(
+        programs, tmp_path_factory.mktemp("python"), sys.executable, "-m", module, str(pack), "LAUNCHED", "REFUSED"
+    )
+
+
+@pytest.mark.parametrize("way", ["plan", "calls"])
+def test_launches_are_those_of_python_to_the_byte(
+    programs: Path, pack: Path, tmp_path: Path, of_python: Records, way: str
+) -> None:
+    ours = of_c(programs, pack, tmp_path, LAUNCHED, way)
+    for case in LAUNCHED:
+        records = of_python[case.id]
+        assert ours[case.id] == records, case.id
+        launches = [x for x in records if "launch" in x]
+        assert len(launches) >= (0 if 0 in case.d.shape else 4), case.id
+        assert all("status" not in x for x in records), case.id
+
+
+@pytest.mark.parametrize("way", ["plan", "calls"])
+def test_what_python_refuses_is_refused(
+    programs: Path, pack: Path, tmp_path: Path, of_python: Records, way: str
+) -> None:
+    ours = of_c(programs, pack, tmp_path, REFUSED, way)
+    for case in REFUSED:
+        (error,), (expected,) = ours[case.id], of_python[case.id]
+        assert error["status"] == expected["status"], case.id
+        _, needs, lacks = expected["message"].partition("it needs ")
+        assert needs + lacks in error["message"], case.id
+
+
+def test_copies_of_unaligned_operands_are_refused(programs: Path, pack: Path, tmp_path: Path) -> None:
+    for case, (error,) in of_c(programs, pack, tmp_path, UNALIGNED, "plan").items():
+        assert error["status"] == UNSUPPORTED, case
+        assert "does not copy operands" in error["message"]
