@@ -44,8 +44,6 @@ from gemmill.runtime.registry_inputs import (
 )
 from gemmill.runtime.select.choice import Candidate, Choice, warn_of_quick
 from gemmill.runtime.select.decisions import Decision, read_decisions, usable, warn_of_absent
-from gemmill.runtime.select.model_file import with_model
-from gemmill.runtime.select.selector import Selector
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.single_flight import SingleFlight
@@ -55,6 +53,9 @@ if TYPE_CHECKING:
     from gemmill.library.manifest.kernelset import KernelSet
     from gemmill.runtime.compile.pool import Outcome
     from gemmill.runtime.kernel_provider import KernelProvider
+    from gemmill.runtime.select.selector import Selector
+    from gemmill.runtime.select.table_chooser import TableChooser
+    from gemmill.runtime.storage.pack import Pack
     from gemmill.runtime.storage.remote.client import Remote
     from gemmill.runtime.storage.store import Store
 
@@ -73,9 +74,9 @@ class Registry:
     Args:
         manifests: kernel sets: files, names of shipped manifests, or loaded sets. Default: all shipped manifests, or
             none if there are packs.
-        packs: files of compiled kernels, or references such as ``oci://HOST/NAME:TAG`` to packs in OCI registries.
-            Default: ``GEMMILL_PACKS`` if no manifests are given. The first pack with a kernel provides it. If
-            ``GEMMILL_TRUSTED_KEYS`` is set, one of those keys must have signed each pack.
+        packs: files of compiled kernels, opened packs, or references such as ``oci://HOST/NAME:TAG`` to packs in OCI
+            registries. Default: ``GEMMILL_PACKS`` if no manifests are given. The first pack with a kernel provides it.
+            If ``GEMMILL_TRUSTED_KEYS`` is set, one of those keys must have signed each that is not opened yet.
         store: folder of compiled kernels, or a Store. Default: the user's store (``GEMMILL_STORE``).
         gpu: the GPU to select for, or its name, such as "H200". Default: GPU 0, or an H200 where there is no GPU.
         records: files of measurements, which the selector prefers to its model.
@@ -93,7 +94,7 @@ class Registry:
     def __init__(
         self,
         manifests: Iterable[str | Path | KernelSet] | None = None,
-        packs: Iterable[str | Path] | None = None,
+        packs: Iterable[str | Path | Pack] | None = None,
         store: Store | str | Path | None = None,
         gpu: Gpu | str | None = None,
         records: Iterable[str | Path] = (),
@@ -115,6 +116,7 @@ class Registry:
         """The measurements in the given records, of any GPU."""
         self._loaded: dict[str, Artifact] = {}
         self._selectors: dict[frozenset[str], Selector] = {}
+        self._choosers: dict[tuple[Regime, str], tuple[TableChooser | None, str]] = {}
         self._renew_locks()
         _registries.add(self)
 
@@ -140,8 +142,11 @@ class Registry:
             RecordError: the model folder has no model of it.
         """
         gpu = self._gpu or detect()
-        model = self._model or (None if gpu.model else Settings.read().model)
-        return with_model(gpu, model) if model else gpu
+        if not (model := self._model or (None if gpu.model else Settings.read().model)):
+            return gpu
+        from gemmill.runtime.select.model_file import with_model
+
+        return with_model(gpu, model)
 
     @cached_property
     def _decisions(self) -> list[Decision]:
@@ -238,8 +243,34 @@ class Registry:
         if objective not in REGIMES:
             raise ProblemError(f"objective is {objective!r:.80}; it must be {' or '.join(map(repr, REGIMES))}")
         original = checked_problem(problem)
-        problem = original.with_narrow_a
-        options = sm_count, self.arithmetic(original, bits), objective
+        problem, arithmetic = original.with_narrow_a, self.arithmetic(original, bits)
+        chooser, why_not = self._chooser(sm_count, bits, objective)
+        if chooser:
+            return chooser.choose(problem, arithmetic)
+        choice = self._by_selector(problem, bits, sm_count, arithmetic, objective)
+        if why_not:
+            choice = replace(choice, explain=partial(_join, why_not, choice.explain))
+        return choice if problem is original else choice.of_transposed
+
+    def _chooser(self, sm_count: int | None, bits: str, objective: Regime) -> tuple[TableChooser | None, str]:
+        """Return what chooses by the choice tables of packs; or None, and why where the packs have tables. Manifests,
+        records and models that the caller passes decide instead."""
+        if not self.packs or self.kernel_sets or self.recorded or self.gpu.model:
+            return None, ""
+        key = objective, bits
+        if (chooser := self._choosers.get(key)) is None:  # concurrent threads would make the same one
+            from gemmill.runtime.select.table_chooser import chooser_of
+
+            chooser = self._choosers[key] = chooser_of(self.packs, self.gpu.name, *key)
+        if sm_count is not None and not (type(sm_count) is int and sm_count >= self.gpu.sms):
+            return None, chooser[1] or "choice tables are for all SMs"
+        return chooser
+
+    def _by_selector(
+        self, problem: GemmProblem, bits: str, sm_count: int | None, arithmetic: Arithmetic | None, objective: Regime
+    ) -> Choice:
+        """Return the kernel that measurements or the model pick."""
+        options = sm_count, arithmetic, objective
         exact = self._in_f32(problem, *options) if problem.a_dtype in SPLIT and bits == ANY else None
         try:
             choice = self.selector_for(problem).select(problem, *options)
@@ -248,9 +279,7 @@ class Registry:
                 return exact
             # All kernels are searched, so that the error names what the nearest of them needs.
             choice = self.selector.select(problem, *options)
-        if exact and exact.predicted_us < choice.predicted_us:
-            return exact
-        return choice if problem is original else choice.of_transposed
+        return exact if exact and exact.predicted_us < choice.predicted_us else choice
 
     def _in_f32(self, problem: GemmProblem, *options: Any) -> Choice | None:
         """Return the kernel for split f32 that multiplies f32 as it is; None if there is none. It is more precise, and
@@ -300,6 +329,8 @@ class Registry:
             from gemmill.runtime.storage.declared_kernels import origin
 
             keep = partial(kept_table, self.store, origin(), types, self.gpu)
+        from gemmill.runtime.select.selector import Selector  # programs that choose by tables start faster
+
         varies = self._ships or bool(self.kernel_sets)
         return Selector(configs, self.gpu, self._decisions, varies=varies, keep=keep)
 
@@ -420,6 +451,10 @@ class Registry:
 
     def _renew_locks(self) -> None:
         self._lock, self._single_flight = threading.RLock(), SingleFlight[Artifact]()
+
+
+def _join(start: str, explain: Callable[[], str]) -> str:
+    return f"{start}; {explain()}"
 
 
 def _renew_locks() -> None:

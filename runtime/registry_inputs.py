@@ -69,21 +69,24 @@ def check_files(**files: object) -> None:
             raise _NO_LIST[name](f"{name} is {str(value)!r}; it must be a list: pass {name}=[{str(value)!r}]")
 
 
-def opened_packs(packs: Iterable[str | Path], store: Path | None) -> tuple[Pack, ...]:
-    """Open packs, files or references; where the environment names trusted keys, one of them must have signed each.
-    Raises TrustError and PackError like :meth:`Pack.open`, and RemoteError where a registry does not provide one."""
+def opened_packs(packs: Iterable[str | Path | Pack], store: Path | None) -> tuple[Pack, ...]:
+    """Return packs, and open files and references; where the environment names trusted keys, one of them must have
+    signed each of these. Raises TrustError and PackError like :meth:`Pack.open`, and RemoteError where a registry does
+    not provide one."""
     if not (files := [*packs]):
         return ()
     from gemmill.runtime.storage.pack import Pack
     from gemmill.runtime.storage.trust.signatures import TrustedKeys
 
     trusted = TrustedKeys.of_settings()
-    return tuple(
-        _pulled(path, store, trusted)
-        if isinstance(path, str) and path.startswith("oci://")
-        else Pack.open(path, store, trusted)
-        for path in files
-    )
+
+    def opened(pack: str | Path | Pack) -> Pack:
+        if isinstance(pack, Pack):
+            return pack
+        is_reference = isinstance(pack, str) and pack.startswith("oci://")
+        return _pulled(str(pack), store, trusted) if is_reference else Pack.open(pack, store, trusted)
+
+    return tuple(map(opened, files))
 
 
 def _pulled(reference: str, store: Path | None, trusted: TrustedKeys | None) -> Pack:

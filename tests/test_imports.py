@@ -16,7 +16,7 @@ PACKAGE = Path(gemmill.__file__).parent
 LAYERS = ("library", "emitters", "runtime", "profiler", "service", "cli")
 ROOMS = {
     "select": (),
-    "storage": ("settings", "select.decisions"),  # a data type
+    "storage": ("settings", "select.decisions", "select.choice_table"),  # data types
     "compile": ("settings", "storage", "workers"),
     "operands": ("driver",),
     "launch": ("driver", "storage", "operands", "select.choice", "select.kernels.faults"),

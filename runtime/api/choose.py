@@ -15,7 +15,6 @@ from gemmill.runtime.operands.gemm import Gemm
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.registry_inputs import kernel_named
 from gemmill.runtime.select.choice import Choice
-from gemmill.runtime.select.selector import named_launch
 
 
 class Target(NamedTuple):
@@ -58,5 +57,7 @@ def _named(problem: GemmProblem, options: Options, registry: Registry) -> Target
             f"kernel {name} is edited, so its order of sums is not known, and bits requires {arithmetic}: name "
             "a kernel that is not edited, or leave out bits"
         )
+    from gemmill.runtime.select.selector import named_launch  # programs that choose by tables start faster
+
     slices, swap_ab = named_launch(config, requested_slices, problem, registry.gpu, arithmetic)
     return Target(SlicedKernel(name, slices), swap_ab)

@@ -25,7 +25,7 @@ RunnersUp = tuple[tuple[SlicedKernel, float], ...]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Choice:
-    """The kernel that the selector picked for a problem.
+    """The kernel that was picked for a problem.
 
     Print ``why`` for the reason in words. ``kernel``, ``config``, ``predicted_us`` and ``runners_up`` are for programs.
     """
@@ -36,11 +36,11 @@ class Choice:
     explain: Callable[[], str] = field(compare=False)
     """Makes :attr:`reason`, without the arithmetic, on demand."""
     predicted_us: float
-    """Expected time in microseconds: measured or predicted by the model, see ``source``."""
+    """Expected time in microseconds; ``source`` says where it comes from."""
     rank: Callable[[], RunnersUp] = field(compare=False)
     """Makes :attr:`runners_up` on demand."""
-    source: Literal["measured", "model"]
-    """Where ``predicted_us`` comes from: measurements or the model."""
+    source: Literal["measured", "model", "table"]
+    """Where the kernel and ``predicted_us`` come from: measurements, the model, or the choice table of a pack."""
     swap_ab: bool = False
     """Whether the kernel runs the transposed problem, D^T = B^T A^T: see :attr:`GemmProblem.transposed`."""
 

@@ -1,4 +1,5 @@
-"""Packs: compiled kernels, a table of measured decisions and provenance in one file, for machines without a toolkit.
+"""Packs: compiled kernels, a table of measured decisions, a choice table and provenance in one file, for machines
+without a toolkit.
 
 Layout: a fixed prefix, the index (JSON), then the members (artifacts in their file format) back to back. The index has
 each member's name, offset, size and SHA-256; the prefix has those of the index. Opening a pack reads only the index. A
@@ -27,6 +28,7 @@ from gemmill.library.files import open_given, publish
 from gemmill.library.input.strict_json import RowError, parse, row, rows, typed
 from gemmill.library.problem import MAX_US, MIN_US, GemmProblem
 from gemmill.library.version import __version__
+from gemmill.runtime.select.choice_table import ChoiceTable
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage.artifact import MAX_BYTES, SCHEMA_VERSION, Artifact
@@ -63,19 +65,26 @@ class _Index(NamedTuple):
     signature: Any
     members: Any
     decisions: Any
+    choices: Any = None
+    """Packs without a choice table lack it."""
 
 
-def write_pack(path: Path | str, artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()) -> int:
+def write_pack(
+    path: Path | str,
+    artifacts: Iterable[Artifact],
+    decisions: Sequence[Decision] = (),
+    choices: ChoiceTable | None = None,
+) -> int:
     """Write a pack and return its size in bytes. The file appears completely or not at all. Equal inputs give equal
     bytes.
 
     Raises:
-        PackError: two artifacts have the same name, there are none, a decision names a kernel that is not among them,
-            or the file cannot be written.
+        PackError: two artifacts have the same name, there are none, a decision or choice names a kernel that is not
+            among them, or the file cannot be written.
     """
     path = Path(path)
     try:
-        publish(path, parts := pack_parts(artifacts, decisions))
+        publish(path, parts := pack_parts(artifacts, decisions, choices))
     except PackError as error:
         raise PackError(f"{path}: {error}") from None
     except OSError as error:
@@ -83,7 +92,9 @@ def write_pack(path: Path | str, artifacts: Iterable[Artifact], decisions: Seque
     return sum(map(len, parts))
 
 
-def pack_parts(artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()) -> list[bytes]:
+def pack_parts(
+    artifacts: Iterable[Artifact], decisions: Sequence[Decision] = (), choices: ChoiceTable | None = None
+) -> list[bytes]:
     """Return the parts of a pack's file in order; PackError as for :func:`write_pack`."""
     members: list[Member] = []
     contents: list[bytes] = []
@@ -99,14 +110,16 @@ def pack_parts(artifacts: Iterable[Artifact], decisions: Sequence[Decision] = ()
         raise PackError("a pack must have at least one kernel")
     if odd := sorted({decision.kernel for decision in decisions if is_edited(decision.kernel)}):
         raise PackError(f"the decision table names edited kernels, which the selector never picks: {', '.join(odd)}")
-    if missing := {decision.kernel for decision in decisions} - {member.name for member in members}:
-        raise PackError(f"the decision table names kernels that are not in the pack: {', '.join(sorted(missing))}")
+    chosen = () if choices is None else choices.kernels
+    for table, kernels in (("decision", {x.kernel for x in decisions}), ("choice", {x.name for x in chosen})):
+        if missing := kernels - {member.name for member in members}:
+            raise PackError(f"the {table} table names kernels that are not in the pack: {', '.join(sorted(missing))}")
     content = {
         "gemmill": __version__,
         "signature": None,
         "members": [member._asdict() for member in members],
         "decisions": [*map(asdict, decisions)],
-    }
+    } | ({} if choices is None else {"choices": asdict(choices)})
     index = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
     return [_PREFIX.pack(_MAGIC, len(index), hashlib.sha256(index).digest()), index, *contents]
 
@@ -156,6 +169,8 @@ class Pack:
             _decision(place, fields, self._members) for place, fields in rows("decisions", index.decisions, Decision)
         )
         """The table of measured decisions."""
+        self.choices = None if index.choices is None else ChoiceTable.read("choices", index.choices, self._members)
+        """The choice table; None for a pack that was made without problems."""
 
     def __repr__(self) -> str:
         return f"<Pack {self.path} of {len(self._members):,} kernels>"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,39 @@ def test_the_suite_has_the_problems_of_the_json(name: str, options: tuple[str, .
     assert {shape.problem: count for shape, count in suite.counts.items()} == expected
 
 
+SERVED = """
+import json, sys
+import gemmill
+registry = gemmill.Registry(packs=[sys.argv[1]], gpu="H200")
+for text in json.loads(sys.argv[2]):
+    choice = registry.select(gemmill.GemmProblem.from_text(text))
+    assert choice.source == "table", choice
+    assert choice.name in registry.packs[0]
+print([name for name in sys.modules if name.startswith(("numpy", "gemmill.runtime.select.cost", "gemmill.emitters"))])
+"""
+
+
+@pytest.mark.slow
+def test_a_pack_of_a_model_serves_its_forward_pass_without_a_model_of_time(tmp_path: Path) -> None:
+    model, pack = written(tmp_path, "gpt-oss-120b"), tmp_path / "model.pack"
+    command = ("model", model, "--gpu", "H200", "--tokens", "1,64", "--regret", "9", "--json")
+    made = json.loads(gemmill(*command, "--pack", pack).stdout)
+    assert made["schema"] == "gemmill.pack.make/1"
+    assert made["bytes"] == pack.stat().st_size
+    assert [layer["extent"] for layer in made["choices"]["layers"]] == ["m", "m", "m", "n", "n", "m"]
+    inspected = json.loads(ok("pack", "inspect", pack, "--json"))
+    assert inspected["choices"] == made["choices"]
+    assert "Mx5120x2880" in ok("pack", "inspect", pack)
+    suite = json.loads(gemmill("model", model, "--tokens", "1,2,64,1000,40000", "--json").stdout)
+    texts = json.dumps([row["text"] for row in suite["problems"]])
+    served = subprocess.run([sys.executable, "-c", SERVED, pack, texts], capture_output=True, text=True, check=False)
+    assert served.stdout == "[]\n", served.stderr
+    budget = made["bytes"] - 1
+    small = json.loads(gemmill(*command, "--pack", tmp_path / "small.pack", "--budget", str(budget)).stdout)
+    assert small["bytes"] <= budget, "the table counts"
+    assert len(small["kernels"]) < len(made["kernels"])
+
+
 def test_commands_take_the_suite_and_the_config(tmp_path: Path) -> None:
     config = written(tmp_path, "gpt-oss-120b") / "config.json"
     done = gemmill("model", config)
@@ -65,3 +100,9 @@ def test_what_is_wrong_is_named_with_the_file(tmp_path: Path) -> None:
         assert done.exit_code == 1
         assert "model_type is 'rwkv'; gemmill reads bert, clip" in done.stderr
         assert str(tmp_path) in done.stderr
+
+
+def test_options_of_packs_need_a_pack(tmp_path: Path) -> None:
+    refused = gemmill("model", written(tmp_path, "Llama-3.1-8B"), "--regret", "0.1")
+    assert refused.exit_code == 2
+    assert "--jobs and --store need --pack" in refused.stderr

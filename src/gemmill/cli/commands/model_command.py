@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +14,19 @@ import typer
 
 from gemmill.cli import output
 from gemmill.cli.app import app
-from gemmill.cli.options import numbers
+from gemmill.cli.kernel_sets import KernelSets
+from gemmill.cli.options import CompileOptions, numbers, output_file, refuse_overwriting
+from gemmill.cli.output import UsageError
+from gemmill.cli.pack_making import PackOutput, WorthOptions, write_for
 from gemmill.library.errors import ProblemError, RecordError
+from gemmill.library.input.group_sizes import checked_sizes
 from gemmill.library.models.fields import Notes
 from gemmill.library.models.images import Images
 from gemmill.library.models.problems import TOKENS, Deployment, LayerProblem, problems_of
 from gemmill.library.models.quantization import QuantizationName
 from gemmill.library.models.source import read_config
 from gemmill.library.problem import MAX_EXTENT
+from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite
 
 _VARYING: Mapping[str, str] = {"forward": "m", "input gradient": "m", "weight gradient": "k"}
 """The extent that is the number of tokens."""
@@ -106,8 +112,13 @@ def model(
     ],
     gpus: ParallelOptions,
     passes: PassOptions,
+    compiling: CompileOptions,
+    worth: WorthOptions,
+    pack: Annotated[
+        Path | None, output_file("Write a pack for these problems, as gemmill pack does.", "FILE", "--pack")
+    ] = None,
 ) -> None:
-    """Print the problems of a model's layers, as a suite in YAML.
+    """Print the problems of a model, or make a pack for them.
 
     model reads the config.json that describes a model on Hugging Face, or the header of a GGUF file. It needs neither
     weights nor PyTorch. The suite has the layers of a pass on one GPU: projections of attention, MLPs, routers,
@@ -117,13 +128,20 @@ def model(
     select, pack, lock and profile take the suite as --shapes. They also take a config.json itself, for one GPU and the
     default numbers of tokens.
 
+    With --pack, model writes a pack instead: the few kernels that run each problem within --regret of the fastest
+    shipped kernel, and the choice table of the layers. `gemmill.Registry(packs=[FILE])` then selects a kernel for every
+    number of tokens by this table.
+
     \b
     Examples:
       gemmill model Llama-3.1-8B/config.json --tokens 1,16,2048 > llama.yaml
       gemmill model Qwen3-30B-A3B --tp 2 --json
       gemmill model DeepSeek-V3 --tokens 4096 --tp 8 --ep 8
       gemmill model Llama-3.1-8B --tokens 8192 --training
+      gemmill model Llama-3.1-8B --pack llama.pack --gpu H200
     """
+    if pack is None and (worth, compiling) != (WorthOptions(), CompileOptions()):
+        raise UsageError("--regret, --budget, --objective, --bits, --gpu, --jobs and --store need --pack")
     notes = Notes()
     deployment = Deployment(
         tokens=passes.tokens or (),
@@ -146,6 +164,13 @@ def model(
         output.complain(f"assumed: {text}")
     path = source.resolve()
     name = path.stem if path.suffix == ".gguf" else (path if path.is_dir() else path.parent).name
+    if pack is not None:
+        refuse_overwriting([pack], [source])
+        counts = Counter[Shape]()
+        for layer in found:
+            counts[Shape.of(layer.problem, checked_sizes(layer.problem, None))] += layer.count
+        write_for(ShapeSuite(name, tuple(counts), counts), KernelSets(), PackOutput(pack), compiling, worth)
+        return
     rows = [
         {"text": str(layer.problem), **layer.problem.to_dict(), "count": layer.count, "pass": layer.step}
         | {"layers": layer.layers}

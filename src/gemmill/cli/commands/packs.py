@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,42 +9,35 @@ import typer
 
 from gemmill.cli import output
 from gemmill.cli.app import Application, Commands, app
-from gemmill.cli.commands.compiling import compile_all, report_failures, tally
 from gemmill.cli.kernel_sets import KernelSets
 from gemmill.cli.options import (
-    Bits,
     CompileOptions,
-    Objective,
-    OnGpu,
     Records,
-    Sign,
     StorePath,
     SuiteOptions,
     input_argument,
     input_file,
     is_manifest,
-    output_file,
     refuse_overwriting,
 )
-from gemmill.cli.output import UsageError, usage
-from gemmill.cli.set_choice import Conditions, SuiteTimes, kernels_for
-from gemmill.library.arithmetic import arithmetic_named
-from gemmill.library.bits import ANY
-from gemmill.library.decompositions.sliced_kernel import SlicedKernel
-from gemmill.library.errors import PackError, SettingError, TrustError
+from gemmill.cli.output import UsageError
+from gemmill.cli.pack_making import (
+    PackOutput,
+    WorthOptions,
+    arithmetic_of_artifact,
+    summary,
+    write_declared,
+    write_for,
+)
+from gemmill.library.errors import TrustError
 from gemmill.library.file_kinds import wrong_kind
 from gemmill.library.files import read_given
-from gemmill.library.problem import GemmProblem
 from gemmill.library.wording import suggest
-from gemmill.runtime.registry import Registry
-from gemmill.runtime.select.decisions import Decision, read_decisions
-from gemmill.runtime.select.set_cover import regrets
-from gemmill.runtime.settings import number_of_bytes
-from gemmill.runtime.storage.artifact import Artifact
-from gemmill.runtime.storage.pack import Pack, pack_parts, write_pack
+from gemmill.runtime.select.choice_table import ChoiceTable
+from gemmill.runtime.storage.pack import Pack
 from gemmill.runtime.storage.store import Store
-from gemmill.runtime.storage.trust.signatures import MAX_SEALED_BYTES, SigningKey, TrustedKeys
-from gemmill.runtime.storage.trust.signed_packs import PackIndex, sign_pack, signature_path
+from gemmill.runtime.storage.trust.signatures import MAX_SEALED_BYTES, TrustedKeys
+from gemmill.runtime.storage.trust.signed_packs import PackIndex
 
 
 class PackCommands(Commands):
@@ -83,51 +73,7 @@ pack_app = Application(
     PackCommands,
 )
 app.add_typer(pack_app, name="pack")
-REGRET = 0.03
-"""Default of --regret."""
 PackFile = Annotated[Path, input_argument("Pack, from gemmill pack.")]
-
-
-@dataclass(frozen=True)
-class PackOutput:
-    """The file to write, and the keys that sign it."""
-
-    to: Annotated[Path, output_file("Pack to write.")]
-    sign: Sign = field(default_factory=list)
-
-    def keys(self) -> list[SigningKey]:
-        """Load the keys of --sign."""
-        return [SigningKey.load(path) for path in self.sign]
-
-    @property
-    def files(self) -> list[Path]:
-        """Output files."""
-        return [self.to, signature_path(self.to)] if self.sign else [self.to]
-
-
-@dataclass(frozen=True)
-class WorthOptions:
-    """How many kernels a pack keeps for the problems of a suite, and for which GPU."""
-
-    regret: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            metavar="FRACTION",
-            help="With --shapes: maximum slowdown of a problem relative to its fastest kernel. Default: 0.03, for 3%.",
-        ),
-    ] = None
-    budget: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="With --shapes: maximum size of the pack, such as 20M.")
-    ] = None
-    objective: Objective = "sustained"
-    bits: Bits = ANY
-    gpu: OnGpu = None
-
-    def most_bytes(self) -> int | None:
-        """The maximum size of the pack, in bytes; None without --budget."""
-        with usage(SettingError):
-            return None if self.budget is None else number_of_bytes("--budget", self.budget)
 
 
 @pack_app.command()
@@ -176,67 +122,16 @@ def make(
         raise UsageError("--regret, --budget, --objective, --bits and --gpu need --shapes or --problem")
     if suite is None and not kernels.manifest:
         raise UsageError("no kernels are named; pass MANIFEST, or --shapes FILE or --problem TEXT to choose them")
-    most, keys = worth.most_bytes(), target.keys()
     refuse_overwriting(target.files, [*kernels.manifest, *records, *target.sign, *problems.files])
-    times = SuiteTimes({}, {}, [])
     if suite is None:
-        configs, recorded = kernels.declared, read_decisions(records)
+        write_declared(kernels, target, compiling, records)
     else:
-        registry = Registry(kernels.limited, packs=(), store=compiling.store, gpu=worth.gpu, records=records)
-        regret = REGRET if worth.regret is None else worth.regret
-        configs, times = kernels_for(kernels, suite, Conditions(registry, worth.objective, regret, worth.bits))
-        recorded = registry.recorded
-    outcomes = compile_all(configs, compiling.jobs, Store(compiling.store))
-    report_failures(outcomes)
-    artifacts = [outcome.artifact for outcome in outcomes if outcome.artifact is not None]
-    if most is not None:
-        counts = range(1, len(artifacts) + 1)
-        artifacts = artifacts[
-            : bisect_right(counts, most, key=lambda count: _bytes(artifacts[:count], recorded + times.shipped))
-        ]
-    lost = regrets(times.times, (artifact.name for artifact in artifacts))
-    if unserved := sum(loss is None for loss in lost.values()):
-        left = f"{unserved} of {len(lost)} problems without a kernel"
-        raise PackError(f"--budget {worth.budget} leaves {left}; raise --budget")
-    packed = _of(artifacts, recorded + times.shipped)
-    if left_out := len(recorded) - len(_of(artifacts, recorded)):
-        output.complain(f"left out {left_out} of {len(recorded)} measurements, because the pack lacks their kernels")
-    size = write_pack(target.to, artifacts, packed)
-    if keys:
-        sign_pack(target.to, keys)
-    if output.is_json():
-        losses_by_problem = {str(problem): loss for problem, loss in lost.items()}
-        output.print_json("pack.make", {**_summary(target.to, size, artifacts, packed), "losses": losses_by_problem})
-        return
-    typer.echo(f"{tally(outcomes)}\n{target.to}: {len(artifacts)} kernels, {size:,} bytes")
-    _print_losses(lost, times.counts)
-
-
-def _print_losses(lost: Mapping[GemmProblem, float | None], counts: Mapping[GemmProblem, int]) -> None:
-    """Print the maximum and the mean slowdown of the problems, weighted by how often each runs."""
-    if losses := {problem: loss for problem, loss in lost.items() if loss is not None}:
-        mean = sum(loss * counts[problem] for problem, loss in losses.items()) / sum(map(counts.__getitem__, losses))
-        runs = " over all runs" if len({*counts.values()}) > 1 else ""
-        typer.echo(
-            f"slowdown of {len(losses)} problems relative to the fastest kernel: at most {max(losses.values()):.1%}, "
-            f"{mean:.1%} on average{runs}; from the model where there is no measurement"
-        )
-
-
-def _bytes(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> int:
-    """The size in bytes of a pack of these kernels."""
-    return sum(map(len, pack_parts(artifacts, _of(artifacts, decisions))))
-
-
-def _of(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> list[Decision]:
-    """The measurements of these kernels."""
-    names = {artifact.name for artifact in artifacts}
-    return [decision for decision in decisions if decision.kernel in names]
+        write_for(suite, kernels, target, compiling, worth, records)
 
 
 @pack_app.command()
 def inspect(file: PackFile) -> None:
-    """List the kernels of a pack, and their NVRTC and CUTLASS versions.
+    """List the kernels of a pack and the layers of its choice table.
 
     \b
     Examples:
@@ -245,12 +140,12 @@ def inspect(file: PackFile) -> None:
     pack = Pack.open(file, trusted=TrustedKeys.of_settings())
     artifacts = [pack.get(name) for name in pack.names()]
     if output.is_json():
-        output.print_json("pack.inspect", _summary(file, pack.bytes, artifacts, pack.decisions))
+        output.print_json("pack.inspect", summary(file, pack.bytes, artifacts, pack.decisions, pack.choices))
         return
     rows = [
         (
             a.name,
-            _arithmetic(a) or "",
+            arithmetic_of_artifact(a) or "",
             a.resources.registers,
             f"{len(a.cubin):,}",
             a.provenance.nvrtc_version,
@@ -259,7 +154,21 @@ def inspect(file: PackFile) -> None:
         for a in artifacts
     ]
     output.print_table(("kernel", "arithmetic", ">registers", ">cubin, B", "NVRTC", "CUTLASS"), rows)
+    if pack.choices:
+        _print_choices(pack.choices)
     typer.echo(f"{file}: {len(rows)} kernels, {len(pack.decisions)} measurements, {pack.bytes:,} bytes")
+
+
+def _print_choices(table: ChoiceTable) -> None:
+    """Print the kernel of each range of each layer."""
+    typer.echo(f"choices for {table.gpu} with objective {table.objective} and bits {table.bits}")
+    for index, formats in enumerate(table.formats):
+        rows = []
+        for layer in table.layers:
+            if layer.formats == index:
+                starts = [i for i, kernel in enumerate(layer.kernel) if i == 0 or kernel != layer.kernel[i - 1]]
+                rows += [(layer if i == 0 else "", layer.first[i], table.kernels[layer.kernel[i]]) for i in starts]
+        output.print_table(("layer", ">from", "kernel"), rows, title=formats.word)
 
 
 @pack_app.command()
@@ -296,26 +205,3 @@ def verify(
     report = {"file": str(file), "kernels": len(pack.names()), "faults": faults}
     text = f"{file}: {len(pack.names())} kernels, {len(faults)} damaged"
     output.print_faults("pack.verify", report, [*faults.values()], text)
-
-
-def _arithmetic(artifact: Artifact) -> str | None:
-    """The name of a kernel's arithmetic; None for an edited kernel, whose source may change it."""
-    return arithmetic_named(SlicedKernel(artifact.name, 0))
-
-
-def _summary(path: Path, size: int, artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> dict[str, object]:
-    return {
-        "file": str(path),
-        "bytes": size,
-        "kernels": [
-            {
-                "name": a.name,
-                "arithmetic": _arithmetic(a),
-                "digest": a.digest,
-                **asdict(a.resources),
-                **asdict(a.provenance),
-            }
-            for a in artifacts
-        ],
-        "decisions": [*map(asdict, decisions)],
-    }
