@@ -9,6 +9,7 @@ the same kernel twice.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -175,13 +176,22 @@ class Store:
         return read_regular(self._note(kind, key), MAX_BYTES, private=True)
 
     def put_note(self, kind: Notes, key: str, data: bytes) -> None:
-        """Store a note, a small JSON text, replacing the one of the same key, until the store is cleared; the first
-        failure gives a warning."""
-        self._write(self._note(kind, key), data)
+        """Store a note, a small JSON text, replacing the one of the same key, until the store is cleared. The first
+        failure gives a warning, except on a read-only file system: there, a missing note costs only time."""
+        path = self._note(kind, key)
+        try:
+            self._folder.write(path.parent.name, path.name, [data])
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                self._report(error, path)
 
     def publish(self, kind: Notes, name: str, parts: Iterable[bytes]) -> None:
-        """Write a file in pieces, which appears as a whole; OSError where that fails."""
-        self._folder.write(kind, name, parts)
+        """Write a file in pieces, which appears as a whole; OSError, which names it, where that fails."""
+        try:
+            self._folder.write(kind, name, parts)
+        except OSError as error:
+            error.filename = str(self.path / kind / name)
+            raise
 
     def report(self, problem: str) -> None:
         """Warn that nothing is written to the store, the first time."""

@@ -47,8 +47,10 @@ def test_a_pack_is_pushed_pulled_and_used(host: str, tmp_path: Path, monkeypatch
     assert not [*store.glob("packs/*")]
 
     kernel = ok("pack", "inspect", pack, "--json")
+    problem = ("--problem", "64x64x64 bf16 tn")
+    assert ok("select", *problem, "--pack", tag) == ok("select", *problem, "--pack", pack)
     monkeypatch.setenv("GEMMILL_PACKS", tag)
-    assert json.loads(kernel)["kernels"][0]["name"] in ok("select", "--problem", "64x64x64 bf16 tn")
+    assert json.loads(kernel)["kernels"][0]["name"] in ok("select", *problem)
 
 
 def test_errors_name_the_reference(host: str, tmp_path: Path) -> None:

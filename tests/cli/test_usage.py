@@ -83,7 +83,14 @@ WRONG: Mapping[str, tuple[str, ...]] = {
     "select": (
         *("", "--mnkl 64,64", f"--mnkl {2**31 - 4095},128,128", f"--mnkl {'9' * 5000},1,1", "--mnkl 64,64,-3"),
         *("--mnkl 64,64,64 --promoted", "--mnkl 64,64,64 --a-dtype f65", "--mnkl 64,64,64 --c-major m"),
-        *("--mnkl 64,64,64 --pack none", "--mnkl 64,64,64 --manifest nosuch", "--shapes nosuch", "--model none"),
+        *(
+            "--mnkl 64,64,64 --pack none",
+            "--mnkl 64,64,64 --pack .",
+            "--mnkl 64,64,64 --pack oci://registry/one",
+            "--mnkl 64,64,64 --manifest nosuch",
+            "--shapes nosuch",
+            "--model none",
+        ),
         "--mnkl 64,64,64 --bits fast",
     ),
     "serve": (

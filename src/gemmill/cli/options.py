@@ -19,7 +19,7 @@ from gemmill.library.arch import Gpu, gpu_named
 from gemmill.library.bits import BITS, fault_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
-from gemmill.library.errors import ConfigError, DeviceError, ExpressionError, ManifestError, ProblemError
+from gemmill.library.errors import ConfigError, DeviceError, ExpressionError, ManifestError, PackError, ProblemError
 from gemmill.library.input import problem_words
 from gemmill.library.input.group_sizes import checked_sizes
 from gemmill.library.manifest import expression
@@ -30,6 +30,7 @@ from gemmill.profiler.imports.file_formats import NOTHING, Given
 from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite, load_shapes, shipped_suites
 from gemmill.profiler.sweep.units import refuse_nested
 from gemmill.runtime.registry import Registry
+from gemmill.runtime.storage.oci.reference import Reference, is_reference
 
 
 def argument(metavar: str, says: str, complete: Callable[[str], list[str]]) -> Any:
@@ -177,9 +178,28 @@ Manifests = Annotated[
         autocompletion=completion.manifests,
     ),
 ]
+
+
+def _pack(text: str) -> str:
+    """A pack: a file that must exist, or a reference to a registry."""
+    if is_reference(text):
+        with usage(PackError):
+            Reference.of(text)
+    elif not os.path.exists(text):
+        raise typer.BadParameter(f"File {text!r} does not exist.")
+    elif os.path.isdir(text):
+        raise typer.BadParameter(f"File {text!r} is a directory.")
+    return text
+
+
 Packs = Annotated[
-    list[Path],
-    input_file("Use the compiled kernels of this pack. Repeatable.", "--pack"),
+    list[str],
+    typer.Option(
+        "--pack",
+        metavar="FILE",
+        parser=_pack,
+        help="Use the compiled kernels of this pack, a file or oci://HOST/NAME:TAG. Repeatable.",
+    ),
 ]
 Sign = Annotated[
     list[Path],

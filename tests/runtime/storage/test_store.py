@@ -166,6 +166,7 @@ def test_a_store_that_is_mounted_read_only_serves(
             assert Store(mount).get_or_make(artifact.key, fail) == (artifact, True)
             assert Registry(manifests=(), store=mount).get(artifact.name) == artifact
             assert Registry(packs=[pack], store=mount).get(artifact.name) == artifact
+            Store(mount).put_note("tables", "0" * 64, b"{}")
         assert [found.key for found in Store(mount).list()] == [artifact.key]
         with pytest.warns(StoreWarning, match="Read-only file system"):
             assert Store(mount).get_or_make(artifacts[1].key, lambda: artifacts[1]) == (artifacts[1], False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import os
+import subprocess
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,6 +126,31 @@ def test_a_damaged_copy_is_downloaded_again(host: str, path: Path, tmp_path: Pat
     pack.path.chmod(0o666)
     open_artifact(reference, tmp_path / "store", None)
     assert pack.path.stat().st_mode & 0o777 == 0o600, "what others may have written is not used"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
+def test_a_pack_is_opened_in_a_store_that_is_mounted_read_only(host: str, path: Path, tmp_path: Path) -> None:
+    there = Reference.of(f"oci://{host}/volume:1")
+    push(path, there, None)
+    store, mount = tmp_path / "store", tmp_path / "mounted"
+    open_artifact(there, store, None)
+    absent = Reference.of(push(path, Reference.of(f"oci://{host}/absent:1"), None).reference).at("0" * 64)
+    mount.mkdir()
+    if subprocess.run(["mount", "--bind", store, mount], capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", mount], check=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert open_artifact(there, mount, None).verify() == {}
+            with pytest.raises(RemoteError, match=f"{absent}: .* answers 404"):
+                open_artifact(absent, mount, None)
+            (pulled,) = store.glob("packs/*.pack")
+            pulled.unlink()
+            with pytest.raises(PackError, match=f"{there}: '{mount}/packs/.*': Read-only file system"):
+                open_artifact(there, mount, None)
+    finally:
+        subprocess.run(["umount", mount], check=True)
 
 
 def test_a_password_is_asked_for(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
