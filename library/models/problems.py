@@ -14,11 +14,12 @@ from gemmill.library.models.fields import Fields, Notes
 from gemmill.library.models.images import PATCHES, Images
 from gemmill.library.models.linear import Linear, fused
 from gemmill.library.models.quantization import QuantizationName, Words, quantization_of
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import MAX_EXTENT, GemmProblem
 from gemmill.library.wording import suggest
 
 TOKENS = (1, 16, 256, 2048)
 """Numbers of tokens if the caller passes none."""
+_MOST_DIGITS = 10
 Pass = Literal["forward", "input gradient", "weight gradient"]
 
 
@@ -65,6 +66,14 @@ class LayerProblem:
             words |= {"batching": problem.batching, "groups": problem.batch}
         names = ("a_dtype", "b_dtype", "d_dtype", "accumulator", "a_major", "b_major", "d_major", "a_scale", "b_scale")
         return words | {name: getattr(problem, name) for name in (*names, "epilogue")} | {"c": "none"}
+
+
+def tokens_of(text: str) -> tuple[int, ...]:
+    """The numbers of tokens in a text such as ``1,16,2048``, each once; ProblemError for another text."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and len(part) <= _MOST_DIGITS and 1 <= int(part) <= MAX_EXTENT for part in parts):
+        raise ProblemError(f"{text!r:.80} must be a list of numbers such as 1,16,2048")
+    return tuple(dict.fromkeys(map(int, parts)))
 
 
 def problems_of(config: Mapping[str, Any], deployment: Deployment, notes: Notes) -> list[LayerProblem]:

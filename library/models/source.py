@@ -33,13 +33,20 @@ def read_config(path: Path, notes: Notes) -> Mapping[str, Any]:
     try:
         if path.is_file() and is_gguf(path):
             return gguf_config(path, notes)
-        config = strict_json.parse(read_given(path, MAX_BYTES))
+        config = parsed_config(read_given(path, MAX_BYTES), path)
     except OSError as error:
         raise RecordError(f"{path}: {os_error_text(error)}; pass the config.json of a model") from None
-    except ValueError as error:
-        raise RecordError(f"{path}:{getattr(error, 'lineno', 1)}: invalid JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise RecordError(f"{path}: the JSON is no mapping; pass the config.json of a model")
     if "weight_map" in config and path.name != CONFIG:
         return read_config(path.with_name(CONFIG), notes)
+    return config
+
+
+def parsed_config(content: bytes, place: object) -> Mapping[str, Any]:
+    """The mapping in the text of a ``config.json``; RecordError, which begins with ``place``, if it has none."""
+    try:
+        config = strict_json.parse(content)
+    except ValueError as error:
+        raise RecordError(f"{place}:{getattr(error, 'lineno', 1)}: invalid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise RecordError(f"{place}: the JSON is no mapping; pass the config.json of a model")
     return config

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -74,6 +75,12 @@ class Shape:
         words = dict(self.keywords)
         return GemmProblem(self.m, self.n, self.k, **({} if "groups" in words else {"batch": self.batch}), **words)
 
+    @property
+    def words(self) -> dict[str, Any]:
+        """Its mapping in a suite, without a count."""
+        extents = {"m": self.m, "n": self.n, "k": self.k} | ({"batch": self.batch} if self.batch != 1 else {})
+        return extents | dict(self.keywords) | ({"sizes": self.sizes} if self.sizes not in ("", BALANCED) else {})
+
     def __str__(self) -> str:
         """``MxNxK`` or ``MxNxKxBATCH``; with other keywords, the problem as text."""
         if self.keywords:
@@ -95,6 +102,15 @@ class ShapeSuite:
     """What is in the file and not in a shape: whole entries, or parts of them, each with its place."""
     assumed: tuple[str, ...] = ()
     """What the file lacks and gemmill assumes, each with the place of the first such entry."""
+
+    def as_yaml(self) -> str:
+        """The text of a suite file. Each shape is JSON, which is valid YAML."""
+        lines = [f"# {self.format}", f"name: {json.dumps(self.name)}", "shapes:"]
+        for shape in self.shapes:
+            count = self.counts.get(shape, 1)
+            words = shape.words | ({"count": count} if count != 1 else {})
+            lines.append(f"  - {{{', '.join(f'{name}: {json.dumps(value)}' for name, value in words.items())}}}")
+        return "\n".join(lines)
 
 
 def shipped_suites() -> dict[str, Path]:

@@ -22,10 +22,9 @@ from gemmill.library.errors import ProblemError, RecordError
 from gemmill.library.input.group_sizes import checked_sizes
 from gemmill.library.models.fields import Notes
 from gemmill.library.models.images import Images
-from gemmill.library.models.problems import TOKENS, Deployment, LayerProblem, problems_of
+from gemmill.library.models.problems import TOKENS, Deployment, LayerProblem, problems_of, tokens_of
 from gemmill.library.models.quantization import QuantizationName
 from gemmill.library.models.source import read_config
-from gemmill.library.problem import MAX_EXTENT
 from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite
 
 _VARYING: Mapping[str, str] = {"forward": "m", "input gradient": "m", "weight gradient": "k"}
@@ -33,10 +32,10 @@ _VARYING: Mapping[str, str] = {"forward": "m", "input gradient": "m", "weight gr
 
 
 def _tokens(text: str) -> tuple[int, ...]:
-    parts = numbers(text) if "x" not in text else []
-    if not parts or not all(len(part) < 11 and 1 <= int(part) <= MAX_EXTENT for part in parts):
-        raise typer.BadParameter(f"{text!r:.80} must be a list of numbers such as 1,16,2048")
-    return tuple(dict.fromkeys(map(int, parts)))
+    try:
+        return tokens_of(text)
+    except ProblemError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _images(text: str) -> Images:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
@@ -21,10 +20,9 @@ from gemmill.library.arithmetic import arithmetic_named
 from gemmill.library.bits import ANY, INVARIANT
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import DeviceError, UnsupportedProblemError
-from gemmill.library.input.group_sizes import BALANCED
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
 from gemmill.profiler.imports.file_formats import FORMATS, Given
-from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite, load_shapes, shipped_suites
+from gemmill.profiler.sweep.shape_suites import load_shapes, shipped_suites
 from gemmill.runtime import driver
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice import Choice
@@ -234,10 +232,10 @@ def shapes(
         _list_suites()
         return
     suite = shape_suite(file, Given(_extents("--m", m), _extents("--k", k), top_k))
-    rows = [_words(shape) | {"count": suite.counts.get(shape, 1)} for shape in suite.shapes]
+    rows = [shape.words | {"count": suite.counts.get(shape, 1)} for shape in suite.shapes]
     report = {"name": suite.name, "format": suite.format, "shapes": rows}
     report |= {"left_out": suite.left_out, "assumed": suite.assumed}
-    output.print_result("shapes", report, "\n".join(_as_yaml(suite)))
+    output.print_result("shapes", report, suite.as_yaml())
 
 
 def _list_suites() -> None:
@@ -252,18 +250,3 @@ def _list_suites() -> None:
         for name, count, says in map(dict.values, suites)
     ]
     output.print_result("suites", suites, lambda: output.print_table(("suite", ">shapes", "content"), rows))
-
-
-def _words(shape: Shape) -> dict[str, Any]:
-    extents = {"m": shape.m, "n": shape.n, "k": shape.k} | ({"batch": shape.batch} if shape.batch != 1 else {})
-    return extents | dict(shape.keywords) | ({"sizes": shape.sizes} if shape.sizes not in ("", BALANCED) else {})
-
-
-def _as_yaml(suite: ShapeSuite) -> list[str]:
-    """A suite as the lines of a suite file. Each shape is JSON, which is valid YAML."""
-    lines = [f"# {suite.format}", f"name: {json.dumps(suite.name)}", "shapes:"]
-    for shape in suite.shapes:
-        count = suite.counts.get(shape, 1)
-        words = _words(shape) | ({"count": count} if count != 1 else {})
-        lines.append(f"  - {{{', '.join(f'{name}: {json.dumps(value)}' for name, value in words.items())}}}")
-    return lines
