@@ -100,6 +100,21 @@ class Browser:
         while not self._loaded:
             self._read()
 
+    def follow(self, script: str) -> None:
+        """Run a script that leads to another page, and load that to the end."""
+        self._loaded = False
+        self.value(f"{script}; 0")
+        while not self._loaded:
+            self._read()
+
+    def press_enter(self) -> None:
+        """Press a key that leads to another page, and load that to the end."""
+        self._loaded = False
+        key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13}
+        self.do("Input.dispatchKeyEvent", type="keyDown", text="\r", **key)
+        while not self._loaded:
+            self._read()
+
     def enter(self, *passwords: str) -> None:
         """Enter these in the dialogs that follow, and cancel later ones. Nobody can type without a window, so the
         protocol fills in the dialog; it appears, and remembers, as in a window."""

@@ -28,6 +28,8 @@ PAGES = {
     "other-gpu": "/problems?problem=96x96x96+f64+tn&gpu=NVIDIA+GH200+480GB",
     "sliced": "/problems?problem=64x64x65536+bf16+tn",
     "bits": "/problems?problem=16x512x16384+bf16+tn&gpu=NVIDIA+H200&bits=k16%2F8",
+    "explorer": "/explorer",
+    "explored": "/explorer?suite=quick&show=2",
     "queue": "/queue",
 }
 ASKED = "64x64x64 f64 tn"
@@ -207,7 +209,7 @@ def test_every_named_kernel_links_to_its_page_and_drawing_and_every_link_works(
         eyes.open(f"http://127.0.0.1:{shown.port}{page.format(key=artifact.key)}")
         assert eyes.value(NOT_LINKED) == []
         links |= {*eyes.value("[...document.links].map(a => a.pathname + a.search)")}
-    assert {link.split("/")[1].partition("?")[0] for link in links} >= {"kernels", "drawings", "problems"}
+    assert {link.split("/")[1].partition("?")[0] for link in links} >= {"kernels", "drawings", "problems", "explorer"}
     assert {link: status for link in links if (status := shown.ask("GET", link).status) != 200} == {}
 
 

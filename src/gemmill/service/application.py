@@ -23,7 +23,7 @@ from gemmill.service.instantiate import instantiate, select
 from gemmill.service.kernel_requests import get_blob, get_kernel, put_blob, put_kernel
 from gemmill.service.metrics import Metrics
 from gemmill.service.origins import host_names, refuse_foreign
-from gemmill.service.pages import kernel_views, views
+from gemmill.service.pages import explorer, kernel_views, views
 from gemmill.service.refusal import Refusal, ending
 from gemmill.service.served_packs import get_index, get_pack, post_pack
 from gemmill.service.service import Service
@@ -260,6 +260,10 @@ ENDPOINTS = (
     Endpoint(_GET, "/kernels/{kernel}", "read", kernel_views.kernel, "Web page: a kernel, by key or name."),
     Endpoint(_GET, "/drawings/{kernel}", "read", kernel_views.drawing, "Web page: how a kernel works, drawn."),
     Endpoint(_GET, "/problems", "read", views.problems, "Web page: which kernel is selected, and why."),
+    Endpoint(_GET, "/explorer", "read", explorer.explorer, "Web page: the kernels of a model, by problem."),
+    Endpoint(("POST",), "/explorer", "read", explorer.post_explorer, "Leads to the page of the problems of a form."),
+    Endpoint(_GET, "/explorer.csv", "read", explorer.table, "The explorer's table, as CSV."),
+    Endpoint(_GET, "/explorer.yaml", "read", explorer.suite, "The explorer's problems, as a suite."),
     Endpoint(_GET, "/queue", "read", views.queue, "Web page: queue and cache."),
     Endpoint(_GET, "/style.css", "", views.style, "Style sheet of the web pages."),
     Endpoint(_GET, "/openapi.json", "", openapi, "This document."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError
@@ -23,6 +24,8 @@ Text = Annotated[str, Field(max_length=4096)]
 """A kernel name, or a problem as one line."""
 Texts = Annotated[list[Text], Field(max_length=ITEMS)]
 CudaVersion = Annotated[int, Field(ge=0, lt=1000)]
+_BOUNDARY = re.compile(r'multipart/form-data;\s*boundary="?([^";\s]{1,70})"?')
+_FIELD = re.compile(rb'[; ]name="([^"]*)"')
 Body = TypeVar("Body", bound=Frozen)
 
 
@@ -105,6 +108,25 @@ async def read_json(request: Request, kind: type[Body]) -> Body:
         place = ".".join(map(str, fault["loc"]))
         hint = suggest(place, kind.model_fields) if fault["type"] == "extra_forbidden" else ""
         raise malformed(f"Invalid {place[:80]} {fault['input']!r:.80}: {fault['msg']}{hint}") from None
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """The fields of a form, and the texts of its files, by name; Refusal 422 if the body is no form."""
+    stated = request.headers.get("content-type", "")
+    boundary = _BOUNDARY.fullmatch(stated)
+    if boundary is None:
+        raise malformed(f"Content-Type is {stated!r:.80}; it must be multipart/form-data with a boundary.")
+    parts = (b"\r\n" + await read_body(request)).split(b"\r\n--" + boundary[1].encode("latin-1"))
+    fields: dict[str, str] = {}
+    for part in parts[1:-1]:
+        head, _, content = part.partition(b"\r\n\r\n")
+        if (name := _FIELD.search(head)) is None:
+            raise malformed("A field of the form has no name.")
+        try:
+            fields[name[1].decode()] = content.decode()
+        except ValueError as error:
+            raise malformed(f"{name[1]!r:.80} is no text in UTF-8: {error}") from None
+    return fields
 
 
 def malformed(message: str, hint: str = "") -> Refusal:

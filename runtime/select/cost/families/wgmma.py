@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Properties of Hopper's SM, per clock.
 SHARED_BYTES_PER_CYCLE = 128
 """Shared memory bandwidth of an SM, for the operands of WGMMA and for loads."""
-_MMA_COLUMNS_PER_CYCLE = 2
+MMA_COLUMNS_PER_CYCLE = 2
 """Columns of a 64-row WGMMA that the tensor cores of an SM finish per clock."""
 
 # Fitted to measurements on an H200, together with its row in library/arch.py.
@@ -65,7 +65,7 @@ _TRANSPOSED_BYTES_PER_CYCLE = 32.0
 def mma_cycles(tile_m: Floats, tile_n: Floats, step_bytes: Floats) -> Floats:
     """Return the clocks in which an SM multiplies a step along K of a tile."""
     instruction = np.maximum(
-        tile_n / _MMA_COLUMNS_PER_CYCLE, (SUBTILE_M + tile_n) * INSTRUCTION_K_BYTES / SHARED_BYTES_PER_CYCLE
+        tile_n / MMA_COLUMNS_PER_CYCLE, (SUBTILE_M + tile_n) * INSTRUCTION_K_BYTES / SHARED_BYTES_PER_CYCLE
     )
     return np.asarray(tile_m / SUBTILE_M * step_bytes / INSTRUCTION_K_BYTES * instruction / _SUSTAINED)
 
@@ -86,7 +86,7 @@ def _upconverting_cycles(config: GemmConfig) -> float:
     if not plan.is_mixed:
         return 0.0
     mma = tile.m / SUBTILE_M * tile.k * config.b.loaded.bits / (8 * INSTRUCTION_K_BYTES)
-    mma *= tile.n / _MMA_COLUMNS_PER_CYCLE / _SUSTAINED
+    mma *= tile.n / MMA_COLUMNS_PER_CYCLE / _SUSTAINED
     slots = _PAIR_SLOTS.get(config.a.dtype, _OTHER_PAIR_SLOTS) + plan.has_zeros
     if plan.scales_sums:
         slots = _PAIR_SLOTS_BYTES

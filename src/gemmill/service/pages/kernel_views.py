@@ -10,10 +10,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from gemmill.emitters.emit import emit, launch_spec
 from gemmill.library.anatomy import kernel_page
+from gemmill.library.anatomy.raster import Waves
 from gemmill.library.anatomy.sheet import Kernel
 from gemmill.library.arch import DEFAULT_GPU, Gpu
 from gemmill.library.arithmetic import arithmetic_of
@@ -74,15 +75,17 @@ async def kernel(service: Service, request: Request, _: Caller) -> Response:
 
 
 async def drawing(service: Service, request: Request, _: Caller) -> Response:
-    """The picture of a kernel, as `gemmill draw` writes it."""
+    """The picture of a kernel, as `gemmill draw` writes it: HTML, or SVG if the query has ``svg``."""
     shown = await _shown(service, str(request.path_params["kernel"]))
     problem = request.query_params.get("problem", "")[:4096]
     gpu = service.requested_problems.gpu(request.query_params.get("gpu", DEFAULT_GPU.name)[:100])
     slices = request.query_params.get("slices", "1")
     if not (slices.isdecimal() and len(slices) < 9):
         raise malformed(f"slices is {slices!r:.100}; it must be a number.")
-    html = await service.resolver.in_thread(lambda: _drawn(shown, problem, gpu, int(slices)))
-    return HTMLResponse(html, headers=_DRAWING)
+    is_svg = "svg" in request.query_params
+    write = kernel_page.as_svg if is_svg else kernel_page.as_html
+    drawn = await service.resolver.in_thread(lambda: write(*_drawn(shown, problem, gpu, int(slices))))
+    return Response(drawn, media_type="image/svg+xml" if is_svg else "text/html", headers=_DRAWING)
 
 
 async def _shown(service: Service, key_or_name: str) -> Shown:
@@ -100,7 +103,8 @@ async def _shown(service: Service, key_or_name: str) -> Shown:
     return Shown(artifact.name, artifact.config, served, artifact)
 
 
-def _drawn(shown: Shown, problem_text: str, gpu: Gpu, slices: int) -> str:
+def _drawn(shown: Shown, problem_text: str, gpu: Gpu, slices: int) -> tuple[Kernel, Waves | None]:
+    """A kernel with what its drawing shows, and the waves of a problem."""
     config, waves = shown.config, None
     if shown.artifact is None:
         occupancy = assumed_occupancy(config, "this server does not have the kernel yet")
@@ -110,4 +114,4 @@ def _drawn(shown: Shown, problem_text: str, gpu: Gpu, slices: int) -> str:
         problem = GemmProblem.from_text(problem_text)
         waves = waves_of(config, problem, gpu, sizes_of(problem), slices)
         waves = waves.sharing_sms(occupancy.ctas)
-    return kernel_page.as_html(Kernel(kernel_name(config), plan_of(config), launch_spec(config), occupancy), waves)
+    return Kernel(kernel_name(config), plan_of(config), launch_spec(config), occupancy), waves

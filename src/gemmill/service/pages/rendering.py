@@ -23,12 +23,12 @@ def content_policy(*sources: str) -> dict[str, str]:
     return {
         "Content-Security-Policy": "; ".join(directives),
         "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
+        "Referrer-Policy": "same-origin",  # with no-referrer, forms would send no Origin
         "Cache-Control": "no-store",
     }
 
 
-_NO_SCRIPTS = content_policy("style-src 'self'", "img-src data:")
+_NO_SCRIPTS = content_policy("style-src 'self'", "img-src 'self' data:")
 """Scripts are forbidden, since the pages show names and problems from clients."""
 
 
@@ -74,10 +74,17 @@ def _microseconds(us: float) -> str:
 
 def _tflops(us: float, flops: int) -> str:
     """The speed of a kernel that needs ``us`` microseconds, in TFLOP/s; a dash if the time is not known."""
-    if math.isnan(us) or not us:
-        return _UNKNOWN
-    speed = flops / us / 1e6
-    return f"{speed:,.{0 if speed >= 100 else 1 if speed >= 10 else 2}f}"
+    return _rate(flops / us / 1e6 if us else math.nan)
+
+
+def _rate(rate: float) -> str:
+    """A rate with three digits; a dash if it is not known."""
+    return _UNKNOWN if math.isnan(rate) else f"{rate:,.{0 if rate >= 100 else 1 if rate >= 10 else 2}f}"
+
+
+def _percent(share: float) -> str:
+    """A share; a dash if it is not known."""
+    return _UNKNOWN if math.isnan(share) else f"{share:.{0 if share >= 0.1 else 1}%}"
 
 
 @cache
@@ -90,4 +97,5 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"microseconds": _microseconds, "tflops": _tflops, "arithmetic": arithmetic_named}
+    environment.filters |= {"rate": _rate, "percent": _percent}
     return environment

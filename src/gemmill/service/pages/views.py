@@ -59,7 +59,7 @@ async def problems(service: Service, request: Request, _: Caller) -> Response:
             keyed = await service.resolver.keyed(choice.name)
             content |= {
                 "choice": choice,
-                "ranking": [(choice.kernel, choice.predicted_us), *choice.runners_up],
+                "ranked": [(choice.kernel, choice.predicted_us), *choice.runners_up],
                 "here": await service.kernels.find(keyed.key) is not None,
                 "map": await service.resolver.in_thread(lambda: _map(service, row, text, bits)),
             }
