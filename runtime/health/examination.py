@@ -26,6 +26,7 @@ from gemmill.runtime import driver, workers
 from gemmill.runtime.compile import pch, toolchain_pieces
 from gemmill.runtime.compile.toolchain import HEADERS, Toolchain, damaged_wheels, faults
 from gemmill.runtime.registry import Registry
+from gemmill.runtime.registry_inputs import opened_packs
 from gemmill.runtime.select.model_file import origin
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage import file_locks
@@ -53,7 +54,7 @@ def examination(store: Path | None = None) -> Iterator[Finding]:
     """
     compiling = [*packages(), *toolchain()]
     yield from compiling
-    findings = [*gpus(), model(), pytorch(), *places(store), *trusted_keys(), *remote(), caches()]
+    findings = [*gpus(), model(), pytorch(), *places(store), *trusted_keys(), *packs(store), *remote(), caches()]
     yield from findings
     if culprits := [f.what for f in (*compiling, *findings) if f.state == "wrong" and f.what in _NEEDED]:
         yield Finding("kernels", "missing", f"not tried, because these do not work: {', '.join(culprits)}")
@@ -272,6 +273,22 @@ def trusted_keys() -> Iterator[Finding]:
             "" if counting else "every key is revoked, so signed packs and remote kernels cannot be used: add a new key"
         )
         yield Finding("trusted keys", "ok" if counting else "wrong", detail, advice)
+
+
+def packs(store: Path | None) -> Iterator[Finding]:
+    """Open the packs of ``GEMMILL_PACKS`` as the first call of a process does; nothing where it is not set."""
+    try:
+        names = Settings.read().packs or ()
+    except SettingError as error:
+        yield Finding("packs", "wrong", "the settings are invalid", str(error))
+        return
+    for name in names:
+        try:
+            (pack,) = opened_packs([name], store)
+        except GemmillError as error:
+            yield Finding("pack", "wrong", name, str(error))
+        else:
+            yield Finding("pack", "ok", f"{name}: {len(pack.names())} kernels, {pack.bytes:,} bytes, {pack.path}")
 
 
 _ADVICE = {

@@ -11,6 +11,8 @@ from tests.cases.manifests import ONE
 from tests.cases.registries import needs_registry, registry
 from tests.cli.test_cli import gemmill, ok
 
+from gemmill.runtime.health.examination import packs
+
 pytestmark = [pytest.mark.slow, needs_registry]
 
 
@@ -51,6 +53,13 @@ def test_a_pack_is_pushed_pulled_and_used(host: str, tmp_path: Path, monkeypatch
     assert ok("select", *problem, "--pack", tag) == ok("select", *problem, "--pack", pack)
     monkeypatch.setenv("GEMMILL_PACKS", tag)
     assert json.loads(kernel)["kernels"][0]["name"] in ok("select", *problem)
+    (found,) = packs(store)
+    assert (found.state, found.detail.startswith(f"{tag}: 1 kernels")) == ("ok", True)
+    monkeypatch.setenv("GEMMILL_PACKS", f"{tag}2,{tmp_path}/none.pack")
+    assert [(found.state, found.detail) for found in packs(store)] == [
+        ("wrong", f"{tag}2"),
+        ("wrong", f"{tmp_path}/none.pack"),
+    ]
 
 
 def test_errors_name_the_reference(host: str, tmp_path: Path) -> None:

@@ -206,6 +206,13 @@ print(len(open_artifact(Reference.of(sys.argv[1]), Path(sys.argv[2]), None).name
 """
 
 
+def test_processes_that_pull_at_once_download_once(server: Server, held: Artifact, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PULL, str(reference(server, f"@sha256:{held.digest}")), str(tmp_path / "store")]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [process.communicate(timeout=120)[0] for process in processes] == ["2\n"] * 3
+    assert len(server.requests) == 3, "the manifest, the signature, the pack"
+
+
 def test_a_killed_pull_leaves_nothing_that_is_used(server: Server, held: Artifact, tmp_path: Path) -> None:
     held.change = of_blobs(lambda head, body: [head + body[:5000], HANG])
     store, name = tmp_path / "store", str(reference(server, f"@sha256:{held.digest}"))
