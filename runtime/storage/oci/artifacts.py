@@ -12,11 +12,11 @@ import hashlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from gemmill.library.errors import PackError, RemoteError, RemoteWarning, TrustError
 from gemmill.library.files import is_sha256, open_regular, os_error_text, read_given
@@ -75,10 +75,14 @@ def push(path: Path, reference: Reference, trusted: TrustedKeys | None) -> Pushe
     signature = _signature(pack)
     with _errors(reference):
         described = Descriptor(ARTIFACT, _sha256(path), pack.bytes)
-        sealed = Descriptor.of(SIGNATURE, signature) if signature is not None else None
-        blobs = [(described, lambda: open_regular(path)), (CONFIG, lambda: io.BytesIO(EMPTY_CONFIG))]
-        if sealed is not None:
-            blobs.append((sealed, lambda: io.BytesIO(signature or b"")))
+        blobs: list[tuple[Descriptor, Callable[[], BinaryIO]]] = [
+            (described, partial(open_regular, path)),
+            (CONFIG, partial(io.BytesIO, EMPTY_CONFIG)),
+        ]
+        sealed = None
+        if signature is not None:
+            sealed = Descriptor.of(SIGNATURE, signature)
+            blobs.append((sealed, partial(io.BytesIO, signature)))
         repository = Repository(reference, push=True)
         uploaded = sum(blob.bytes for blob, opened in blobs if repository.put_blob(blob, opened))
         manifest = PackManifest(described, sealed, annotations).to_bytes()

@@ -54,21 +54,24 @@ def credentials_for(host: str) -> Credentials | None:
 
 def _of_docker(host: str) -> Credentials | None:
     """Return the credentials in Docker's configuration."""
-    path = Path(os.environ.get("DOCKER_CONFIG") or "~/.docker").expanduser() / "config.json"
+    try:
+        path = Path(os.environ.get("DOCKER_CONFIG") or "~/.docker").expanduser() / "config.json"
+    except RuntimeError:  # a user without a home
+        return None
     try:
         config = parse(read_given(path, _MAX_BYTES))
         logins, helpers = config.get("auths") or {}, config.get("credHelpers") or {}
         for name in (host, f"https://{host}", *_NAMES.get(host, ())):
             login = logins.get(name) or {}
             if login.get("auth"):
-                user, _, secret = base64.b64decode(login["auth"]).decode().partition(":")
+                user, _, secret = base64.b64decode(login["auth"], validate=True).decode().partition(":")
                 return Credentials(user, secret)
             if helper := helpers.get(name) or (name in logins and config.get("credsStore")):
                 return _of_helper(str(helper), name)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (AttributeError, OSError, TypeError, ValueError) as error:
-        raise Miss("token", f"{path} cannot be read: {error}") from None
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        raise Miss("token", f"{path} cannot be used: {type(error).__name__}: {error}") from None
     return None
 
 
