@@ -17,15 +17,16 @@ from gemmill.runtime.select.choice_table import ChoiceTable, ExtentName, Formats
 from gemmill.runtime.select.table_chooser import value_of, word_of
 
 GRID = (
-    *range(1, 257),
-    *range(264, 1025, 8),
+    *(1, 2, 4),
+    *range(8, 513, 8),
+    *range(528, 1025, 16),
     *range(1088, 4097, 64),
     *range(4352, 16385, 256),
     *range(17408, 65537, 1024),
     *range(69632, 262145, 4096),
 )
 """The extents for which kernels are compared, besides those of the problems. Extents between two of them get the kernel
-of the larger one, which has as many tiles."""
+of the larger one: tiles are multiples of 8, so both have as many, or nearly."""
 LARGEST = 16384
 """Kernels are compared up to this extent, or up to the largest of the problems."""
 RATIO = 1.1
