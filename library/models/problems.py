@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gemmill.library.dtypes import find_dtype
@@ -43,6 +43,8 @@ class Deployment:
     """Type of activations and of weights that are not quantised; None: that of the config."""
     images: Images | None = None
     """Images of a vision tower; None: one of the size in the config."""
+    dims: Mapping[str, int] = field(default_factory=dict)
+    """Values of symbolic extents of an ONNX graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class LayerProblem:
         words: dict[str, int | str] = {"m": problem.m, "n": problem.n, "k": problem.k}
         if problem.batching != "strided":
             words |= {"batching": problem.batching, "groups": problem.batch}
+        elif problem.batch > 1:
+            words["batch"] = problem.batch
         names = ("a_dtype", "b_dtype", "d_dtype", "accumulator", "a_major", "b_major", "d_major", "a_scale", "b_scale")
         return words | {name: getattr(problem, name) for name in (*names, "epilogue")} | {"c": "none"}
 
@@ -87,6 +91,8 @@ def problems_of(config: Mapping[str, Any], deployment: Deployment, notes: Notes)
     Raises:
         ProblemError: the type of the model is unknown, a field is missing or invalid, or GPUs cannot share a layer.
     """
+    if deployment.dims:
+        raise ProblemError("--dims is passed, but only ONNX graphs have symbolic extents; omit it")
     layers = _layers(config, deployment, notes)
     if not layers:
         raise ProblemError(f"no layer is left: {'; '.join(notes.left_out)}")

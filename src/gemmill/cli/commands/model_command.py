@@ -22,9 +22,11 @@ from gemmill.library.errors import ProblemError, RecordError
 from gemmill.library.input.group_sizes import checked_sizes
 from gemmill.library.models.fields import Notes
 from gemmill.library.models.images import Images
+from gemmill.library.models.onnx_products import onnx_problems
 from gemmill.library.models.problems import TOKENS, Deployment, LayerProblem, problems_of, tokens_of
 from gemmill.library.models.quantization import QuantizationName
 from gemmill.library.models.source import read_config
+from gemmill.library.problem import MAX_EXTENT
 from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite
 
 _VARYING: Mapping[str, str] = {"forward": "m", "input gradient": "m", "weight gradient": "k"}
@@ -43,6 +45,15 @@ def _images(text: str) -> Images:
     if len(parts) != 3 or not all(len(part) < 7 and int(part) for part in parts):
         raise typer.BadParameter(f"{text!r:.80} must be COUNTxHEIGHTxWIDTH such as 8x448x448")
     return Images(*map(int, parts))
+
+
+def _dims(text: str) -> dict[str, int]:
+    pairs = [part.partition("=") for part in text.split(",")]
+    if not all(
+        name and len(value) < 11 and value.isdecimal() and 1 <= int(value) <= MAX_EXTENT for name, _, value in pairs
+    ):
+        raise typer.BadParameter(f"{text!r:.80} must be a list such as batch=1,sequence=128")
+    return {name: int(value) for name, _, value in pairs}
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,9 @@ class PassOptions:
             "size.",
         ),
     ] = None
+    dims: Annotated[
+        Any, typer.Option(metavar="NAME=N,...", parser=_dims, help="Values of symbolic extents of an ONNX graph.")
+    ] = None
 
 
 @app.command()
@@ -106,7 +120,9 @@ def model(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="CONFIG", exists=True, help="config.json of a model, the folder that has it, or a GGUF file."
+            metavar="CONFIG",
+            exists=True,
+            help="config.json of a model, the folder that has it, a GGUF file, or an ONNX graph (.onnx).",
         ),
     ],
     gpus: ParallelOptions,
@@ -124,6 +140,9 @@ def model(
     experts, heads, vision towers. `count` is how often each occurs in a pass. Attention itself is left out. stderr
     lists what else is left out, and what the config lacks and model assumes.
 
+    An ONNX graph, which needs the package onnx, has its products as they run. A product with a weight has the number of
+    tokens as M where its rows are symbolic, unless --dims has their values. Files with its weights need not exist.
+
     select, pack, lock and profile take the suite as --shapes. They also take a config.json itself, for one GPU and the
     default numbers of tokens.
 
@@ -138,6 +157,7 @@ def model(
       gemmill model DeepSeek-V3 --tokens 4096 --tp 8 --ep 8
       gemmill model Llama-3.1-8B --tokens 8192 --training
       gemmill model Llama-3.1-8B --pack llama.pack --gpu H200
+      gemmill model decoder.onnx --dims batch=1,sequence=128
     """
     if pack is None and (worth, compiling) != (WorthOptions(), CompileOptions()):
         raise UsageError("--regret, --budget, --objective, --bits, --gpu, --jobs and --store need --pack")
@@ -151,18 +171,15 @@ def model(
         quantization=passes.quantization,
         dtype=passes.dtype,
         images=passes.images,
+        dims=passes.dims or {},
     )
-    config = read_config(source, notes)
-    try:
-        found = problems_of(config, deployment, notes)
-    except ProblemError as error:
-        raise RecordError(f"{source}: {error}") from None
+    kind, found = _read(source, deployment, notes)
     for text in notes.left_out:
         output.complain(f"left out: {text}")
     for text in notes.assumed:
         output.complain(f"assumed: {text}")
     path = source.resolve()
-    name = path.stem if path.suffix == ".gguf" else (path if path.is_dir() else path.parent).name
+    name = path.stem if path.suffix in (".gguf", ".onnx") else (path if path.is_dir() else path.parent).name
     if pack is not None:
         refuse_overwriting([pack], [source])
         counts = Counter[Shape]()
@@ -175,9 +192,21 @@ def model(
         | {"layers": layer.layers}
         for layer in found
     ]
-    report = {"name": name, "type": config["model_type"], "problems": rows}
+    report = {"name": name, "type": kind, "problems": rows}
     report |= {"assumed": [*notes.assumed], "left_out": [*notes.left_out]}
     output.print_result("model", report, lambda: typer.echo("\n".join(_as_yaml(name, found))))
+
+
+def _read(source: Path, deployment: Deployment, notes: Notes) -> tuple[str, list[LayerProblem]]:
+    """The type of the model, and its problems."""
+    try:
+        if source.suffix == ".onnx":
+            return "onnx", onnx_problems(source, deployment, notes)
+        config = read_config(source, notes)
+        found = problems_of(config, deployment, notes)
+        return config["model_type"], found
+    except ProblemError as error:
+        raise RecordError(f"{source}: {error}") from None
 
 
 def _as_yaml(name: str, found: Sequence[LayerProblem]) -> Iterator[str]:
