@@ -20,6 +20,7 @@ PROGRAMS = {
     "training": "training steps of a Llama with enabled(): time, loss",
     "host": "host time of a call from PyTorch",
     "dispatch": "host time of a launch and of first calls",
+    "choosing": "regret of choosers of kernels, gemmill's and others, on measured problems; no GPU",
     "choice": "host time of a selection; no GPU",
     "first_call": "host time of the first call of a signature, up to the driver; no GPU",
     "first_gemm": "time to the first GEMM of a process, with the kernel from compiler, server, store or pack",
@@ -36,12 +37,12 @@ def main() -> None:
         sys.exit(0 if name in ("", "--help") else f"unknown program {name}")
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
     sys.argv = [f"python -m benchmarks {name}", *sys.argv[2:]]
-    from gemmill.library.errors import DeviceError
+    from gemmill.library.errors import GemmillError
     from gemmill.library.extras import install_torch
 
     try:
         import_module(f"benchmarks.{'pytorch.' if name in IN_PYTORCH else ''}{name}").main()
-    except DeviceError as error:
+    except GemmillError as error:
         sys.exit(f"error: {error}")
     except ModuleNotFoundError as error:
         if error.name != "torch":

@@ -91,6 +91,21 @@ def sweeps_of(path: Path) -> frozenset[str]:
         return frozenset(file.read(columns=["run"], use_threads=False)["run"].unique().to_pylist())
 
 
+def problems_of(path: Path) -> dict[str, set[GemmProblem]]:
+    """The problems of each sweep in a Parquet file, without its measurements; RecordError as for
+    :func:`read_parquet`."""
+    problems: dict[str, set[GemmProblem]] = {}
+    with _opened(path, path) as file:
+        names = ["run", *(name for name in PROBLEM if name in file.schema_arrow.names)]
+        rows = file.read(columns=names, use_threads=False).group_by(names, use_threads=False).aggregate([])
+    for row in rows.to_pylist():
+        run = row.pop("run")
+        if isinstance(problem := _problem(row), ValueError):
+            raise RecordError(f"{path}: sweep {run}: problem: {problem}")
+        problems.setdefault(run, set()).add(problem)
+    return problems
+
+
 def read_sweeps(path: Path, sweeps: Collection[str]) -> Iterator[Measurement]:
     """The measurements of some sweeps of a Parquet file, in order; RecordError as for :func:`read_parquet`."""
     yield from _read(path, path, sweeps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,18 +81,11 @@ def of_problem(measurements: Iterable[Measurement]) -> dict[GemmProblem, dict[Sl
 def rows_of(measurements: Iterable[Measurement], gpu: Gpu) -> Iterator[Rows]:
     """The kernels of each problem of one run that the network is trained on; times of different runs are not
     comparable. Excluded are problems whose operands are copied first, and measurements that are no longer valid.
-
-    Screening times were measured at other clocks. They are scaled so that none appears faster than the finalists,
-    except for the slowest two, which may have been pinned.
     """
     times = of_problem(m for m in measurements if is_learnt_from(m))
     for problem, by_kernel in times.items():
-        finalists = sorted(_us_today(m) for m in by_kernel.values() if m.stage == "final")
-        if not finalists:
+        if not (us := side_by_side(by_kernel)):
             continue
-        brief = [us_of(m) for m in by_kernel.values() if m.stage != "final"]
-        scale = max(1.0, finalists[-3:][0] / min(brief)) if brief else 1.0
-        us = {kernel: _us_today(m) * (1 if m.stage == "final" else scale) for kernel, m in by_kernel.items()}
         if not (entries := entries_of(us, problem)):  # no kernel supports the problem any more
             continue
         table = FeatureTable.of(entries, gpu)
@@ -101,7 +94,21 @@ def rows_of(measurements: Iterable[Measurement], gpu: Gpu) -> Iterator[Rows]:
             kernels = tuple(table.kernels[i] for i in fitted)
             measured, modelled = np.log([us[kernel] for kernel in kernels]), np.log(work["us"][fitted])
             inputs = features(table, work)[fitted]
-            yield Rows(problem, kernels, inputs, modelled, measured, math.log(finalists[0]), gpu.name)
+            yield Rows(problem, kernels, inputs, modelled, measured, math.log(min(us.values())), gpu.name)
+
+
+def side_by_side(by_kernel: Mapping[SlicedKernel, Measurement]) -> dict[SlicedKernel, float]:
+    """Comparable microseconds of the kernels of a problem in one run; empty without finalists.
+
+    Screening times were measured at other clocks. They are scaled so that none appears faster than the finalists,
+    except for the slowest two, which may have been pinned.
+    """
+    finalists = sorted(_us_today(m) for m in by_kernel.values() if m.stage == "final")
+    if not finalists:
+        return {}
+    brief = [us_of(m) for m in by_kernel.values() if m.stage != "final"]
+    scale = max(1.0, finalists[-3:][0] / min(brief)) if brief else 1.0
+    return {kernel: _us_today(m) * (1 if m.stage == "final" else scale) for kernel, m in by_kernel.items()}
 
 
 def merged(rows: Iterable[Rows]) -> list[Rows]:
