@@ -97,7 +97,7 @@ def test_kernels_times_and_rates_are_those_of_the_selector(server: Running) -> N
     assert float(row["of_time"]) == pytest.approx(32 * us / sum(times))
     assert "no kernel supports 64x64x64 e2m1 tn" in rows["nothing"]["error"]
     text = page(server, link(PROBLEMS))
-    assert "No kernel supports 1 problem, which the total leaves out.</span>\nShare" in text
+    assert "No kernel for 1 problem; the total leaves it out.</span>\nShare" in text
     assert f"35 launches of 3 kernels take {sum(times):,.0f} µs on NVIDIA H100 80GB HBM3" in text
     assert "slow path: predicted " in text
     assert text.count("<circle ") == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 _PATH = "/explorer"
 _DTYPES = ("", "bf16", "f16", "f32")
+_SECONDS = 20.0
+"""Time of a page in which kernels are selected."""
 _MOST_GPUS = 1024
 """Most GPUs that share a model."""
 _LINK_BYTES = URL_BYTES - 1024
@@ -111,7 +114,7 @@ async def explorer(service: Service, request: Request, _: Caller) -> Response:
     given = parameters | {"problems": str(state.problems), "gpu": state.gpu.name}
     if not state.problems.passes:
         return _page(given, state=state)
-    passes = [(each.name, await _rows(service, state, each.entries)) for each in state.problems.passes]
+    passes = await _selected(service, state)
     rows = passes[state.at - 1][1]
     totals = Totals(rows)
     content: dict[str, Any] = {"rows": in_order(rows, state.order), "totals": totals, "columns": COLUMNS}
@@ -139,7 +142,7 @@ async def post_explorer(service: Service, request: Request, _: Caller) -> Respon
 async def table(service: Service, request: Request, _: Caller) -> Response:
     """The table of all passes as CSV."""
     state = await _state(service, request)
-    passes = [(each.name, await _rows(service, state, each.entries)) for each in state.problems.passes]
+    passes = await _selected(service, state)
     text = await service.resolver.in_thread(lambda: as_csv(passes))
     return _file(text, "text/csv", f"{state.problems.as_suite.name}.csv")
 
@@ -161,13 +164,22 @@ def _file(text: str, kind: str, name: str) -> Response:
     return Response(text, media_type=kind, headers={"Content-Disposition": f'attachment; filename="{name}"'})
 
 
-async def _rows(service: Service, state: State, entries: tuple[Entry, ...]) -> list[Row]:
-    """Select the kernels of a pass; each is a task of its own, so that other requests go on between them."""
+async def _selected(service: Service, state: State) -> list[tuple[str, list[Row]]]:
+    """Select the kernels of all passes, first of the one that is shown. Each kernel is a task of its own, so that other
+    requests go on between them."""
     registry = await service.resolver.in_thread(lambda: service.resolver.registry(state.gpu))
-    return [await _row(service, state, registry, number, entry) for number, entry in enumerate(entries, 1)]
+    until = time.monotonic() + _SECONDS
+    rows: dict[int, list[Row]] = {}
+    for at in sorted(range(len(state.problems.passes)), key=lambda at: at != state.at - 1):
+        entries = enumerate(state.problems.passes[at].entries, 1)
+        rows[at] = [await _row(service, state, registry, number, entry, until) for number, entry in entries]
+    return [(each.name, rows[at]) for at, each in enumerate(state.problems.passes)]
 
 
-async def _row(service: Service, state: State, registry: Registry, number: int, entry: Entry) -> Row:
+async def _row(service: Service, state: State, registry: Registry, number: int, entry: Entry, until: float) -> Row:
+    if time.monotonic() > until:
+        late = f"not selected, since the selection for a page ends after {_SECONDS:.0f} s; list fewer problems"
+        return Row(number, entry, state.gpu, None, late)
     try:
         choice = await service.resolver.in_thread(
             lambda: registry.select(entry.problem, None, state.bits, objective=state.objective)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from gemmill.library.errors import ProblemError
@@ -26,6 +28,8 @@ MOST_PROBLEMS = 500
 """Maximum number of problems of a page: kernels for them are selected for each request."""
 MOST_PASSES = 32
 """Maximum number of passes of a model."""
+_CONFIG_SECONDS = 10.0
+"""Time after which no further pass of a model is listed: configs can have thousands of layers."""
 MOST_CHARACTERS = 1 << 18
 """Maximum length of the text in a link."""
 MOST_LINE = 4096
@@ -35,7 +39,7 @@ _READABLE = 1000
 _LINE = re.compile(r"(?P<problem>.*?)(?:\s+count=(?P<count>\S+))?(?:\s+#\s*(?P<layer>.*))?")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Entry:
     """A problem of a pass."""
 
@@ -45,7 +49,7 @@ class Entry:
     layer: str = ""
     """The layers that it occurs in; empty if unknown."""
 
-    @property
+    @cached_property
     def problem(self) -> GemmProblem:
         """Its problem."""
         return self.shape.problem
@@ -109,7 +113,13 @@ class ProblemList:
         names: dict[tuple[Entry, ...], str] = {}
         if (count := len(deployment.tokens)) > MOST_PASSES:
             raise ProblemError(f"--tokens has {count} numbers; a page can have at most {MOST_PASSES}")
+        until = time.monotonic() + _CONFIG_SECONDS
         for tokens in deployment.tokens or TOKENS:
+            if time.monotonic() > until:
+                raise ProblemError(
+                    f"--tokens {tokens} and later are not listed within {_CONFIG_SECONDS:.0f} s; pass fewer numbers of "
+                    "tokens, or use gemmill model"
+                )
             found = problems_of(config, replace(deployment, tokens=(tokens,)), notes)
             entries = tuple(
                 Entry(
@@ -138,7 +148,7 @@ class ProblemList:
                 count = f" count={entry.count}" if entry.count > 1 else ""
                 yield f"{entry.problem}{count}{entry.layer and f' # {entry.layer}'}"
 
-    @property
+    @cached_property
     def parameters(self) -> dict[str, str]:
         """The parameters of a link to these problems."""
         if self.suite:
