@@ -23,11 +23,6 @@ RESULTS = ROOT / "profiler" / "results"
 PAGE = ROOT / "docs" / "performance" / "results.md"
 TYPES: Mapping[str, str] = {"bf16": "bf16", "f16": "f16", "e4m3": "fp8", "s8": "int8", "tf32": "tf32"}
 """Types of A and B, with the prefix of the names of their sweeps."""
-BASELINES: Mapping[str, str] = {
-    "cublaslt": "cuBLASLt, called directly with the first algorithm of its heuristic",
-    "cublas": "cuBLAS, called through PyTorch",
-}
-"""Names of baselines in the records, with their descriptions on the page."""
 FEWEST_ROUNDS = 9
 """The page marks rows with fewer rounds."""
 
@@ -41,7 +36,7 @@ class Table(NamedTuple):
     sweeps: tuple[str, ...]
     """Patterns of names of sweeps, after the type."""
     baseline: str
-    """A key of :data:`BASELINES`."""
+    """Name of the baseline in the records; the title names any but cuBLASLt."""
     chooser: str
     """The selector whose kernel the table is about: :attr:`~gemmill.library.records.Measurement.chosen`."""
     about: str
@@ -129,21 +124,21 @@ TABLES = (
 )
 _HEAD = """# Results
 
-This page is for readers who want each published figure together with its record. A test compares the page with
-`profiler/results/*.parquet`. [method.md](method.md) describes the measurements, and [reproduce.md](reproduce.md) lists
-the commands. All tables show burst measurements: launches of about a millisecond at full clock.
-[sustained.md](sustained.md) has the figures at the power limit. Each row is one sweep on one GPU.
+This page is for readers who want each published figure with its record; a test compares it with
+`profiler/results/*.parquet`. [method.md](method.md) describes the measurements, [reproduce.md](reproduce.md) lists the
+commands. All tables show bursts, at full clock; [sustained.md](sustained.md) has the figures at the power limit. Each
+row is one sweep on one GPU.
 
-The columns mean:
+The baseline is cuBLASLt's first algorithm, unless the title names another. The columns mean:
 
 - **selected**: speed of the kernel that the selector picks, relative to the baseline. It is the baseline's time divided
-  by the kernel's time, as a geometric mean over problems. Above 1, gemmill is faster. The range in parentheses compares
-  opposite quartiles over rounds. If the range contains 1, the row has the mark ≈ and shows no difference.
+  by the kernel's, as a geometric mean over problems: above 1, gemmill is faster. The range compares opposite quartiles
+  over rounds. Where it contains 1, the mark ≈ shows no difference.
 - **fastest**: the same for the fastest of all kernels that the sweep measured.
 - **worst**, **p5**, **p95**: the lowest value, the 5th and the 95th percentile of that speed over problems.
-- **faster**: share of problems where the selected kernel is faster than the baseline.
-- **selected / fastest**: speed of the selected kernel relative to the fastest, as a geometric mean.
-- **rounds**: each time is the median of at least this many rounds. The mark * shows fewer than nine.
+- **faster**: share of problems where the selected kernel beats the baseline.
+- **selected / fastest**: the selected kernel's speed relative to the fastest, as a geometric mean.
+- **problems**: their number. Each time is the median of at least nine rounds; the mark * shows fewer.
 """
 
 
@@ -231,11 +226,9 @@ def _section(table: Table) -> list[str]:
         "",
         *wrap(table.about, 120),
         "",
-        f"Baseline: {BASELINES[table.baseline]}.",
-        "",
         "| type | selected | fastest | worst | p5 | p95 | faster | selected / fastest "
-        "| problems | rounds | sweep, commit, driver |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| problems | sweep, commit, driver |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for line in lines(table):
         low, *_, high = quantiles(line.ratios, n=20, method="inclusive")
@@ -245,7 +238,7 @@ def _section(table: Table) -> list[str]:
         rows.append(
             f"| {line.type} | **{_mean(line.ratios)}** ({slow:.3f} to {fast:.3f}){mark} | {_mean(line.best)} "
             f"| {min(line.ratios):.3f} | {low:.2f} | {high:.2f} | {wins:.0%} | {_mean(line.reached)} "
-            f"| {len(line.ratios)} | {line.rounds}{'*' if line.rounds < FEWEST_ROUNDS else ''} "
+            f"| {len(line.ratios)}{'*' if line.rounds < FEWEST_ROUNDS else ''} "
             f"| `{line.sweep}`, {line.commit[:7]}, {line.driver} |"
         )
     return [*rows, ""]

@@ -115,7 +115,8 @@ Artifact read_header(std::string_view header, std::string_view body) {
                                         "schedule", "stages", "scheduler", "epilogue"});
   const Row launch = row.row("launch", {"entry", "threads", "cluster", "cluster_k", "shared_bytes", "tile",
                                         "k_decomposition", "boxes", "params_bytes", "offsets"});
-  Artifact artifact{"", read_config(config), LaunchSpec::read(launch), decompressed(body, row.whole("cubin_bytes"))};
+  Artifact artifact{"", read_config(config), LaunchSpec::read(launch), decompressed(body, row.whole("cubin_bytes")),
+                    ""};
   artifact.name = name_of(artifact.launch.entry, is_edited, provenance.text("source_digest"));
   check_cubin(artifact.cubin, artifact.launch.entry);
   return artifact;

@@ -47,6 +47,8 @@ struct Artifact {
   LaunchSpec launch;
   /// Machine code: an ELF file.
   std::string cubin;
+  /// SHA-256 of its file, in hex.
+  std::string digest;
 
   /// Reads an artifact. Invalid: it is truncated, damaged, of another schema, or not an artifact.
   static Artifact read(std::string_view data);

@@ -115,9 +115,9 @@ Kernel made(const Device& device, std::shared_ptr<const Artifact> artifact) {
 
 const Kernel& load(const Device& device, std::shared_ptr<const Artifact> artifact) {
   static std::mutex mutex;
-  static std::map<std::pair<int, std::shared_ptr<const Artifact>>, Kernel> kernels;
+  static std::map<std::pair<int, std::string>, Kernel> kernels;
   const std::lock_guard<std::mutex> lock(mutex);
-  const auto key = std::make_pair(device.ordinal, artifact);
+  const auto key = std::make_pair(device.ordinal, artifact->digest);
   const auto found = kernels.find(key);
   return found != kernels.end() ? found->second : kernels.emplace(key, made(device, artifact)).first->second;
 }

@@ -88,7 +88,8 @@ Pack::Pack(const std::string& path, const char* trusted) : path_(path) {
 
 void Pack::read_index(const std::string& text) {
   const Document document(text);
-  const Row index = document.row({"gemmill", "signature", "members", "decisions"});
+  const Row index = document.row({"gemmill", "signature", "members", "decisions"}, true);
+  if (index.size() != 4 + size_t{index.has("choices")}) throw Invalid("it has unknown members");
   if (!index.is_null("signature")) {
     throw Invalid("it has an embedded signature, which this version of gemmill cannot check");
   }
@@ -104,6 +105,9 @@ void Pack::read_index(const std::string& text) {
     end += member.bytes;
     members_.push_back(member);
   }
+  if (!index.has("choices") || index.is_null("choices")) return;
+  const Row table = index.row("choices", {"gpu", "objective", "bits", "formats", "kernels", "layers"});
+  choices_ = ChoiceTable::read(table, [&](const std::string& name) { return places_.count(name) != 0; });
 }
 
 std::shared_ptr<const Artifact> Pack::get(const std::string& name) const {
@@ -130,6 +134,7 @@ Artifact Pack::read(const Member& member) const {
     }
     if (hex(sha256(data)) != member.sha256) refuse(path_ + ": " + member.name + " is damaged (checksum mismatch)");
     Artifact artifact = Artifact::read(data);
+    artifact.digest = member.sha256;
     if (artifact.name != member.name) refuse(path_ + ": the member " + member.name + " holds " + artifact.name);
     return artifact;
   } catch (const Invalid& error) {

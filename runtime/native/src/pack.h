@@ -3,11 +3,13 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "artifact.h"
+#include "choice_table.h"
 #include "files.h"
 
 namespace gemmill {
@@ -28,7 +30,8 @@ class Pack {
 
   const std::string& path() const { return path_; }
   const std::vector<Member>& members() const { return members_; }
-  bool has(const std::string& name) const { return places_.count(name) != 0; }
+  /// The choice table; null for a pack that was made without problems.
+  const ChoiceTable* choices() const { return choices_ ? &*choices_ : nullptr; }
   /// One kernel, read at its first use. Error where the pack has none of this name, or it is damaged.
   std::shared_ptr<const Artifact> get(const std::string& name) const;
 
@@ -41,6 +44,7 @@ class Pack {
   uint64_t start_ = 0;
   std::vector<Member> members_;
   std::unordered_map<std::string, size_t> places_;
+  std::optional<ChoiceTable> choices_;
   mutable std::mutex mutex_;
   mutable std::unordered_map<std::string, std::shared_ptr<const Artifact>> read_;
 };

@@ -10,19 +10,34 @@ namespace {
 constexpr size_t kMostPlans = 1024;
 constexpr uint64_t kAlign = 16;
 
-/// What a call launches: a kernel of the pack, and the slices of K.
+/// What a call launches: a kernel of the pack, the slices of K, and the product as the kernel runs it.
 struct Target {
   std::shared_ptr<const Artifact> artifact;
   int64_t slices;
+  Gemm gemm;
 };
 
-Target target_of(const Pack& pack, const gemmill_gemm& gemm) {
-  if (gemm.kernel == nullptr) {
-    throw Error(GEMMILL_UNSUPPORTED, pack.path() + ": kernel is NULL: name a kernel of the pack");
+Target named(const Pack& pack, const gemmill_gemm& request, const Gemm& gemm) {
+  auto artifact = pack.get(request.kernel);
+  const int64_t slices = checked_slices(*artifact, request.slices);
+  const Gemm oriented = as_kernel_runs(gemm, *artifact);
+  return {std::move(artifact), slices, oriented};
+}
+
+Target chosen(const Pack& pack, const gemmill_gemm& request, const Gemm& gemm) {
+  if (request.slices != 0) {
+    throw Error(GEMMILL_OPERAND, "slices is for a split-K kernel that the call names, and kernel is NULL: set kernel");
   }
-  auto artifact = pack.get(gemm.kernel);
-  const int64_t slices = checked_slices(*artifact, gemm.slices);
-  return {std::move(artifact), slices};
+  if (pack.choices() == nullptr) {
+    throw Error(GEMMILL_UNSUPPORTED, pack.path() +
+                                         " has no choice table: make a pack for your problems (gemmill pack "
+                                         "--problem), or name a kernel");
+  }
+  const TableKernel& kernel = pack.choices()->choose(table_problem(gemm), pack.path());
+  auto artifact = pack.get(kernel.name);
+  const int64_t slices = checked_slices(*artifact, kernel.slices);
+  const Gemm oriented = as_chosen(gemm, *artifact, kernel.swap_ab, pack.path());
+  return {std::move(artifact), slices, oriented};
 }
 
 template <typename Value>
@@ -82,10 +97,9 @@ Plan make_plan(const Pack& pack, const gemmill_gemm& request) {
   const Gemm gemm = Gemm::of(plan.call);
   check_memory(plan.call, plan.call.addresses());
   if (gemm.is_empty()) return plan;
-  const Target target = target_of(pack, request);
-  const Gemm oriented = as_kernel_runs(gemm, *target.artifact);
+  const Target target = request.kernel == nullptr ? chosen(pack, request, gemm) : named(pack, request, gemm);
   const Kernel& kernel = load(device_at(plan.call.a->device), target.artifact);
-  plan.launcher = std::make_unique<Launcher>(plan.call, oriented, kernel, target.slices);
+  plan.launcher = std::make_unique<Launcher>(plan.call, target.gemm, kernel, target.slices);
   return plan;
 }
 

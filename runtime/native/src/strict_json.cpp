@@ -109,6 +109,26 @@ std::vector<Row> Row::rows(const char* name, size_t most, Names members) const {
   return rows;
 }
 
+std::vector<int64_t> Row::wholes(const char* name, int64_t least, int64_t most) const {
+  const Json& items = member(name);
+  if (!items.is_array()) refuse(place(name), items, "a list");
+  std::vector<int64_t> values;
+  values.reserve(items.size());
+  for (const Json& item : items) values.push_back(whole_number(item, place(name), least, most));
+  return values;
+}
+
+size_t Row::numbers_within(const char* name, double least, double most) const {
+  const Json& items = member(name);
+  if (!items.is_array()) refuse(place(name), items, "a list");
+  for (const Json& item : items) {
+    if (!item.is_number() || !(least <= item.get<double>() && item.get<double>() <= most)) {
+      refuse(place(name), item, "numbers from " + std::to_string(least) + " to " + std::to_string(most));
+    }
+  }
+  return items.size();
+}
+
 std::map<std::string, int64_t> Row::numbers(const char* name, size_t most) const {
   const Json& items = member(name);
   if (!items.is_object() || items.size() > most) {

@@ -40,6 +40,10 @@ class Row {
   Row row(const char* name, Names members, bool open = false) const;
   /// A list of at most `most` mappings.
   std::vector<Row> rows(const char* name, size_t most, Names members) const;
+  /// A list of whole numbers.
+  std::vector<int64_t> wholes(const char* name, int64_t least, int64_t most) const;
+  /// How many numbers a list has, all of which must be in a range.
+  size_t numbers_within(const char* name, double least, double most) const;
   /// A mapping of at most `most` names to whole numbers.
   std::map<std::string, int64_t> numbers(const char* name, size_t most) const;
   std::string place(const char* name) const;

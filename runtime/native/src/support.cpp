@@ -1,18 +1,13 @@
 #include "support.h"
 
+#include <array>
+#include <iterator>
 #include <vector>
 
 #include "error.h"
 
 namespace gemmill {
 namespace {
-
-/// A property of a product that a kernel must have too.
-struct Field {
-  std::string words;
-  std::string required;
-  std::string actual;
-};
 
 std::string joined(const std::vector<std::string>& parts) {
   std::string text;
@@ -33,39 +28,68 @@ std::array<int64_t, kPlaces> least_aligns(const Config& config) {
           config.uses_tma() ? bytes(config.d) : config.d.align};
 }
 
-std::vector<Field> formats(const Config& config, const Gemm& gemm) {
-  const auto c_of = [](const auto& c, auto read) { return c ? std::string(read(*c)) : std::string("none"); };
-  const auto type = [](const auto& x) { return x.dtype->name; };
-  const auto major = [](const auto& x) { return x.major; };
-  return {{"A's dtype", config.a.dtype->name, gemm.a.dtype->name},
-          {"A's major", config.a.major, gemm.a.major},
-          {"A's scale", config.a.scale, "none"},
-          {"B's dtype", config.b.dtype->name, gemm.b.dtype->name},
-          {"B's major", config.b.major, gemm.b.major},
-          {"B's scale", config.b.scale, "none"},
-          {"accumulator", config.accumulator->name, gemm.accumulator->name},
-          {"promote", std::to_string(config.promote), std::to_string(gemm.promote)},
-          {"C's dtype", c_of(config.c, type), c_of(gemm.c, type)},
-          {"C's major", c_of(config.c, major), c_of(gemm.c, major)},
-          {"D's dtype", config.d.dtype->name, gemm.d.dtype->name},
-          {"D's major", config.d.major, gemm.d.major},
-          {"symmetry", config.symmetry, "general"},
-          {"rows", config.rows, "stored"},
-          {"batching", config.batching, "strided"},
-          {"epilogue", config.epilogue, "linear"}};
+constexpr const char* kWords[] = {"A's dtype",   "A's major", "A's scale", "B's dtype", "B's major", "B's scale",
+                                  "accumulator", "promote",   "C's dtype", "C's major", "D's dtype", "D's major",
+                                  "symmetry",    "rows",      "batching",  "epilogue"};
+using Formats = std::array<std::string, std::size(kWords)>;
+
+Formats formats_of(const Config& config) {
+  const auto& c = config.c;
+  return {config.a.dtype->name,
+          config.a.major,
+          config.a.scale,
+          config.b.dtype->name,
+          config.b.major,
+          config.b.scale,
+          config.accumulator->name,
+          std::to_string(config.promote),
+          c ? c->dtype->name : "none",
+          c ? c->major : "none",
+          config.d.dtype->name,
+          config.d.major,
+          config.symmetry,
+          config.rows,
+          config.batching,
+          config.epilogue};
+}
+
+Formats formats_of(const Gemm& gemm) {
+  const auto& c = gemm.c;
+  return {gemm.a.dtype->name,
+          gemm.a.major,
+          "none",
+          gemm.b.dtype->name,
+          gemm.b.major,
+          "none",
+          gemm.accumulator->name,
+          std::to_string(gemm.promote),
+          c ? c->dtype->name : "none",
+          c ? c->major : "none",
+          gemm.d.dtype->name,
+          gemm.d.major,
+          "general",
+          "stored",
+          "strided",
+          "linear"};
+}
+
+std::array<int64_t, kPlaces> aligns_of(const Gemm& gemm) {
+  return {gemm.a.align, gemm.b.align, gemm.c ? gemm.c->align : 16, gemm.d.align};
 }
 
 /// What a kernel needs and a product does not have; empty where it supports the product.
 std::string faults(const Config& config, const Gemm& gemm) {
   std::vector<std::string> needs;
-  for (const Field& field : formats(config, gemm)) {
-    const bool takes_any = field.required == "any" && field.actual != "none";
-    if (field.actual != field.required && !takes_any) {
-      needs.push_back(field.words + " " + field.required + " (the problem has " + field.actual + ")");
+  const Formats required = formats_of(config);
+  const Formats has = formats_of(gemm);
+  for (size_t i = 0; i < required.size(); ++i) {
+    const bool takes_any = required[i] == "any" && has[i] != "none";
+    if (has[i] != required[i] && !takes_any) {
+      needs.push_back(std::string(kWords[i]) + " " + required[i] + " (the problem has " + has[i] + ")");
     }
   }
   const auto least = least_aligns(config);
-  const std::array<int64_t, kPlaces> actual{gemm.a.align, gemm.b.align, gemm.c ? gemm.c->align : 16, gemm.d.align};
+  const auto actual = aligns_of(gemm);
   for (size_t i = 0; i < least.size(); ++i) {
     if (actual[i] < least[i]) {
       needs.push_back(std::string(1, "ABCD"[i]) + "'s alignment of at least " + std::to_string(least[i]) +
@@ -105,10 +129,22 @@ Gemm as_kernel_runs(const Gemm& gemm, const Artifact& artifact) {
   return chosen;
 }
 
-std::string formats_of(const Gemm& gemm) {
-  std::string text;
-  for (const Field& field : formats(Config{}, gemm)) text += (text.empty() ? "" : " ") + field.actual;
-  return text;
+TableProblem table_problem(const Gemm& gemm) {
+  TableProblem problem{"", {gemm.m, gemm.n, gemm.k, gemm.batch}, aligns_of(gemm)};
+  for (const std::string& value : formats_of(gemm)) problem.word += (problem.word.empty() ? "" : " ") + value;
+  return problem;
+}
+
+Gemm as_chosen(const Gemm& gemm, const Artifact& artifact, bool swap_ab, const std::string& pack) {
+  Gemm product = swap_ab ? gemm.transposed() : gemm;
+  // A kernel that never promotes sums in f32, which is more precise than two-level accumulation.
+  if (artifact.config.promote == 0) product.promote = 0;
+  if (const std::string needs = faults(artifact.config, product); !needs.empty()) {
+    throw Error(GEMMILL_PACK, pack + ": the choice table names " + artifact.name + " for " + gemm.extents() +
+                                  ", but it needs " + needs);
+  }
+  refuse_unaligned(product, artifact);
+  return product;
 }
 
 }  // namespace gemmill

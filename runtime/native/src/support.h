@@ -2,6 +2,7 @@
 #pragma once
 
 #include "artifact.h"
+#include "choice_table.h"
 #include "gemm.h"
 
 namespace gemmill {
@@ -10,7 +11,10 @@ namespace gemmill {
 /// only after copies that this library does not make.
 Gemm as_kernel_runs(const Gemm& gemm, const Artifact& artifact);
 
-/// The 16 formats of a product, as choice tables spell them.
-std::string formats_of(const Gemm& gemm);
+/// A product as choice tables know it.
+TableProblem table_problem(const Gemm& gemm);
+
+/// The product as a kernel of a choice table runs it. Error: the kernel does not support it, or only after copies.
+Gemm as_chosen(const Gemm& gemm, const Artifact& artifact, bool swap_ab, const std::string& pack);
 
 }  // namespace gemmill

@@ -241,6 +241,44 @@ UNALIGNED = (
 """Products that Python launches after it has copied operands into aligned memory; libgemmill refuses them."""
 
 
+_BF16 = "bf16 k none bf16 k none f32 0 none none bf16 {} general stored strided linear"
+CHOICES: dict[str, Any] = {
+    "gpu": "NVIDIA H200",
+    "objective": "sustained",
+    "bits": "any",
+    "formats": [
+        {"word": _BF16.format("n"), "multiples": [1, 1, 1]},
+        {"word": _BF16.format("m"), "multiples": [1, 1, 8]},
+    ],
+    "kernels": [
+        {"name": PINGPONG, "slices": 1, "swap_ab": False, "aligns": [2, 2, 0, 2]},
+        {"name": CLUSTER, "slices": 1, "swap_ab": False, "aligns": [2, 2, 0, 2]},
+        {"name": PINGPONG, "slices": 1, "swap_ab": True, "aligns": [16, 16, 0, 16]},
+    ],
+    "layers": [
+        {"formats": formats, "extent": "m", "m": 0, "n": n, "k": 512, "batch": 1, "aligns": [16] * 4, "largest": 4096,
+         "first": [1, 65, 1000], "kernel": kernels, "us": [5.0, 6.0, 9.0]}
+        for formats, n, kernels in ((0, 600, [0, 1, 0]), (0, 4096, [1, 1, 0]), (1, 600, [2, 2, 2]))
+    ],
+}  # fmt: skip
+"""A choice table over three kernels."""
+CHOSEN = (
+    _plain("a layer", 16, 600, 512, ""),
+    _plain("the end of a range", 64, 600, 512, ""),
+    _plain("the next range", 65, 600, 512, ""),
+    _plain("beyond the largest", 9000, 600, 512, ""),
+    _plain("the nearest layer", 16, 3000, 512, ""),
+    _plain("another k", 1000, 600, 64, ""),
+    Case("the transpose", "", _bf16(72, 512), _weights(600, 512), _bf16(600, 72).mT),
+)
+"""Products whose kernel the table picks."""
+UNCHOSEN = (
+    Case("formats without a layer", "", _bf16(16, 512), _bf16(512, 600), _bf16(16, 600)),
+    Case("no multiple", "", _bf16(72, 516), _weights(600, 516), _bf16(600, 72).mT),
+)
+"""Products that the table has no kernel for."""
+
+
 def table(cases: Sequence[Case]) -> str:
     """The cases as JSON, for programs."""
     return json.dumps([case.row() for case in cases])

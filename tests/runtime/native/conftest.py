@@ -13,6 +13,7 @@ from tests.runtime.native import cases
 
 from gemmill.runtime.compile.toolchain import Toolchain
 from gemmill.runtime.registry import Registry
+from gemmill.runtime.select.choice_table import ChoiceTable
 from gemmill.runtime.storage import file_locks
 from gemmill.runtime.storage.pack import write_pack
 
@@ -30,7 +31,7 @@ def _missing() -> str:
     return "headers of nlohmann-json, libsodium or libzstd" if found.returncode else ""
 
 
-def _cuda_include() -> Path:
+def cuda_include() -> Path:
     """The folder of cuda.h, which only the driver of the tests includes."""
     return next(folder for folder in Toolchain.find().include_dirs if (folder / "cuda.h").is_file())
 
@@ -45,7 +46,7 @@ def build(tmp_path_factory: pytest.TempPathFactory, name: str, targets: Sequence
     lock = file_locks.acquire(folder / "lock", seconds=60 * _MINUTES)
     assert lock is not None
     try:
-        options = (*options, f"-DCUDA_INCLUDE={_cuda_include()}")
+        options = (*options, f"-DCUDA_INCLUDE={cuda_include()}")
         for command in (["cmake", *_OPTIONS, *options, str(HERE)], ["make", "-j2", *targets]):
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
             assert done.returncode == 0, done.stdout + done.stderr
@@ -56,7 +57,7 @@ def build(tmp_path_factory: pytest.TempPathFactory, name: str, targets: Sequence
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory, "native", ("driver", "read_pack", "run_cases"))
+    return build(tmp_path_factory, "native", ("driver", "read_pack", "run_cases", "choose_cases"))
 
 
 @pytest.fixture(scope="session")
@@ -64,19 +65,23 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory, "sanitized", ("driver", "fuzz_packs"), "-DSANITIZE=ON")
 
 
-def packed(tmp_path_factory: pytest.TempPathFactory, names: Sequence[str]) -> Path:
-    """A pack of some kernels."""
+def packed(tmp_path_factory: pytest.TempPathFactory, names: Sequence[str], choices: object = None) -> Path:
+    """A pack of some kernels, with a choice table in the form of JSON."""
     path = tmp_path_factory.mktemp("packs") / "kernels.pack"
     registry = Registry(manifests=())
-    write_pack(path, [registry.get(name) for name in names])
+    table = None if choices is None else ChoiceTable.read("choices", choices, names)
+    write_pack(path, [registry.get(name) for name in names], choices=table)
     return path
 
 
 @pytest.fixture(scope="session")
 def small_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return packed(tmp_path_factory, [cases.PINGPONG, cases.SPLIT, cases.STREAM])
+    """A pack with a choice table."""
+    names = (cases.PINGPONG, cases.CLUSTER, cases.SPLIT, cases.STREAM)
+    return packed(tmp_path_factory, names, cases.CHOICES)
 
 
 @pytest.fixture(scope="session")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pack without one."""
     return packed(tmp_path_factory, cases.KERNELS)

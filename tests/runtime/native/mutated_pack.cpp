@@ -141,7 +141,7 @@ std::string PackParts::mutated(Random& random, bool& keeps_code) const {
   PackParts parts = *this;
   Kernel& kernel = parts.kernels_[below(random, kernels_.size())];
   const size_t change = below(random, 6);
-  keeps_code = change < 2;
+  keeps_code = change < 2 || change == 3;
   switch (change) {
     case 0:
       mutate_json(kernel.header, random);

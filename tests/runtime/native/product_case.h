@@ -36,7 +36,7 @@ class Case {
     gemm_.beta = row["beta"];
     gemm_.flags = row["flags"];
     gemm_.slices = row["slices"];
-    gemm_.kernel = kernel_.c_str();
+    gemm_.kernel = kernel_.empty() ? nullptr : kernel_.c_str();
   }
 
   Case(const Case&) = delete;

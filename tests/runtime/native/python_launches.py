@@ -34,7 +34,7 @@ def run(case: Case, registry: Registry) -> None:
                 **case.views(addresses),  # type: ignore[arg-type]
                 alpha=case.alpha,
                 beta=case.beta,
-                kernel=case.kernel,
+                kernel=case.kernel or None,
                 slices=case.slices or None,
                 tf32=bool(case.flags & TF32_FLAG),
                 fast_accumulation=bool(case.flags & FAST_FLAG),

@@ -22,17 +22,18 @@ Records = Mapping[str, list[dict[str, Any]]]
 
 
 def recorded(programs: Path, folder: Path, *command: Path | str) -> Records:
-    """Run a program on the recording driver; return its records by case."""
+    """Run a program on the recording driver; return its records by case; those before the first have no name."""
     file = folder / "records.jsonl"
     environment = os.environ | {"RECORDING": str(file), "LD_LIBRARY_PATH": str(programs / "driver")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     cases: dict[str, list[dict[str, Any]]] = {}
+    case = ""
     for line in map(json.loads, file.read_text().splitlines()):
         if "case" in line:
-            cases[line["case"]] = []
+            cases[case := line["case"]] = []
         else:
-            cases[[*cases][-1]].append(line)
+            cases.setdefault(case, []).append(line)
     return cases
 
 

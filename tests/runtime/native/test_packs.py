@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.runtime.native.cases import LAUNCHED, Case, table
+from tests.runtime.native.cases import CHOSEN, LAUNCHED, Case, table
 
 from gemmill.library.errors import PackError
 from gemmill.runtime.storage.pack import Pack
@@ -115,7 +115,7 @@ def test_keys_in_files_are_read_unless_anybody_may_add_some(
 @pytest.mark.heavy
 def test_broken_packs_give_errors_and_no_faults(sanitized: Path, small_pack: Path, tmp_path: Path) -> None:
     of_pack = [case for case in LAUNCHED if case.kernel in Pack.open(small_pack)]
-    (products := tmp_path / "products.json").write_text(of_each_kernel(of_pack))
+    (products := tmp_path / "products.json").write_text(of_each_kernel([*of_pack, *CHOSEN]))
     command: list[Path | str] = [sanitized / "fuzz_packs", small_pack, products, tmp_path / "broken.pack", "500", "7"]
     environment = os.environ | {"LD_LIBRARY_PATH": str(sanitized / "driver")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

@@ -126,7 +126,7 @@ typedef struct {
   double beta;
   uint32_t flags;
   int32_t slices;      ///< Slices of K of a split-K kernel that `kernel` names; 0 for other kernels.
-  const char* kernel;  ///< Name of a kernel of the pack.
+  const char* kernel;  ///< Name of a kernel of the pack; NULL: the one that its choice table picks.
 } gemmill_gemm;
 
 /// A prepared launch for operands of one layout: its kernel is loaded, and its parameters are encoded.

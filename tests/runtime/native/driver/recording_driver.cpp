@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <string>
@@ -54,6 +55,9 @@ struct Entry {
   size_t parameter_bytes;
 };
 
+/// What has been loaded, for the life of the process.
+std::deque<Loaded> modules;
+std::deque<Entry> functions;
 std::mutex mutex;
 CUdeviceptr next_address = kFirstAddress;
 thread_local CUcontext current = nullptr;
@@ -205,7 +209,8 @@ CUresult cuModuleLoadData(CUmodule* module, const void* image) {
   std::memcpy(sections.data(), bytes + header.e_shoff, header.e_shnum * sizeof(Elf64_Shdr));
   const char* names = bytes + sections.at(header.e_shstrndx).sh_offset;
   const std::string info = ".nv.info.";
-  auto* loaded = new Loaded;
+  const std::lock_guard<std::mutex> lock(mutex);
+  Loaded* loaded = &modules.emplace_back();
   for (const Elf64_Shdr& section : sections) {
     const std::string name = names + section.sh_name;
     if (name.rfind(info, 0) != 0) continue;
@@ -219,7 +224,8 @@ CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* 
   auto* loaded = reinterpret_cast<Loaded*>(module);
   const auto found = loaded->parameter_bytes.find(name);
   if (found == loaded->parameter_bytes.end()) return CUDA_ERROR_NOT_FOUND;
-  *function = reinterpret_cast<CUfunction>(new Entry{name, found->second});
+  const std::lock_guard<std::mutex> lock(mutex);
+  *function = reinterpret_cast<CUfunction>(&functions.emplace_back(Entry{name, found->second}));
   return CUDA_SUCCESS;
 }
 
