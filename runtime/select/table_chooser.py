@@ -147,11 +147,13 @@ class TableChooser:
     ) -> UnsupportedProblemError:
         """Return the error for a problem that no kernel of the layers of its formats supports."""
         layer = min((place.layer for place in places), key=lambda layer: _distance(layer, problem))
-        needs = f" and arithmetic {arithmetic}" if arithmetic else ""
+        if arithmetic is None:
+            lack, way = "whose kernels need other alignments", "copy the operands into memory aligned to 16 bytes"
+        else:
+            lack, way = f"which has no kernel of arithmetic {arithmetic} for these alignments", "leave out bits"
         return UnsupportedProblemError(
-            f"no kernel supports {problem}: the nearest layer in the choice table of {self._names} is {layer}, whose "
-            f"kernels need other alignments{needs}. Copy the operands into memory aligned to 16 bytes, or make a pack "
-            "for this problem (gemmill pack --problem)"
+            f"no kernel supports {problem}: the nearest layer in the choice table of {self._names} is {layer}, {lack}; "
+            f"{way}, or make a pack for this problem (gemmill pack --problem)"
         )
 
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tests.cases.choices import ASKED, FILE, GPU, PROBLEMS, chosen, document, made, selector, table
 from tests.runtime.storage.test_hostile import changed, values
 
+from gemmill.library.arithmetic import Arithmetic, parse_arithmetic
 from gemmill.library.errors import GemmillError, PackError, UnsupportedProblemError
 from gemmill.library.input.strict_json import RowError
 from gemmill.library.problem import GemmProblem
@@ -181,14 +182,16 @@ def test_reasons_say_exact_nearest_and_beyond(chooser: TableChooser) -> None:
 
 
 def test_refusals_name_what_is_near(chooser: TableChooser) -> None:
-    def refusal(text: str) -> str:
+    def refusal(text: str, bits: Arithmetic | None = None) -> str:
         with pytest.raises(UnsupportedProblemError) as caught:
-            chooser.choose(GemmProblem.from_text(text), None)
+            chooser.choose(GemmProblem.from_text(text), bits)
         return str(caught.value)
 
     assert "those nearest are bf16 k none bf16 k none f32 0 none none bf16 n" in refusal("16x4096x4096 bf16 nn")
     grouped = refusal("1024x2048x768 bf16 tn grouped=24 a_align=8")
     assert "the nearest layer in the choice table of cases.pack is Mx2048x768x16, whose kernels need other" in grouped
+    other_bits = refusal("20x4096x4096 bf16", parse_arithmetic("k16/8"))
+    assert "which has no kernel of arithmetic k16/8 for these alignments; leave out bits" in other_bits
     assert "n is 1021; with these formats it must be a multiple of 2" in refusal(
         "64x1021x2048 bf16 tn epilogue='d = silu(gate) * up'"
     )
