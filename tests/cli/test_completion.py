@@ -109,7 +109,7 @@ def test_every_place_takes_what_is_of_it(
 
 FREE = {
     *("M,N,K", "M,N,K[,L]", "M,N", "M,...", "K,...", "N,...", "NxHxW", "TEXT", "FILTER", "SIZES", "ID", "KEY", "KEYS"),
-    "CONFIG",
+    *("CONFIG", "NAME=N,..."),
     *("N", "N|all", "BYTES", "TIME", "SECONDS", "FRACTION", "FILE", "DIR", "PACK", "RECORDS", "URL", "ADDRESS"),
     "REFERENCE",
 }
