@@ -226,9 +226,9 @@ def _section(table: Table) -> list[str]:
         "",
         *wrap(table.about, 120),
         "",
-        "| type | selected | fastest | worst | p5 | p95 | faster | selected / fastest "
+        "| type | selected | fastest | worst, p5, p95 | faster | selected / fastest "
         "| problems | sweep, commit, driver |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for line in lines(table):
         low, *_, high = quantiles(line.ratios, n=20, method="inclusive")
@@ -237,7 +237,7 @@ def _section(table: Table) -> list[str]:
         mark = " ≈" if slow <= 1 <= fast else ""
         rows.append(
             f"| {line.type} | **{_mean(line.ratios)}** ({slow:.3f} to {fast:.3f}){mark} | {_mean(line.best)} "
-            f"| {min(line.ratios):.3f} | {low:.2f} | {high:.2f} | {wins:.0%} | {_mean(line.reached)} "
+            f"| {min(line.ratios):.3f}, {low:.2f}, {high:.2f} | {wins:.0%} | {_mean(line.reached)} "
             f"| {len(line.ratios)}{'*' if line.rounds < FEWEST_ROUNDS else ''} "
             f"| `{line.sweep}`, {line.commit[:7]}, {line.driver} |"
         )
