@@ -84,8 +84,8 @@ def _oci_token(name: str, value: str) -> str | Path:
 
 
 def _hosts(name: str, value: str) -> tuple[str, ...]:
-    hosts = tuple(value.split(","))
-    if not all(re.fullmatch(r"[\w.-]+(:\d{1,5})?", host, re.ASCII) for host in hosts):
+    hosts = tuple(value.lower().split(","))
+    if not all(re.fullmatch(r"([\w.-]+|\[[0-9a-f:]+\])(:\d{1,5})?", host, re.ASCII) for host in hosts):
         raise SettingError(f"{name}={value!r}: expected HOST or HOST:PORT, separated by commas")
     return hosts
 

@@ -57,11 +57,11 @@ def test_settings_of_packs_in_registries_are_read() -> None:
     environ = {
         "GEMMILL_PACKS": "/a.pack,oci://registry.example/served:1",
         "GEMMILL_OCI_TOKEN": "user:a secret",
-        "GEMMILL_OCI_HTTP": "registry,10.0.0.7:5000",
+        "GEMMILL_OCI_HTTP": "Registry,10.0.0.7:5000,[fd00::7]:5000",
     }
     found = Settings.read(environ)
     assert found.packs == ("/a.pack", "oci://registry.example/served:1")
-    assert (found.oci_token, found.oci_http) == ("user:a secret", ("registry", "10.0.0.7:5000"))
+    assert (found.oci_token, found.oci_http) == ("user:a secret", ("registry", "10.0.0.7:5000", "[fd00::7]:5000"))
     assert "secret" not in repr(found)
 
 

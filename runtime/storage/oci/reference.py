@@ -23,7 +23,7 @@ class Reference:
     """The place of an artifact."""
 
     host: str
-    """The registry, with its port unless it is the default one."""
+    """The registry, in lower case, with its port unless it is the default one."""
     name: str
     """Name of the repository."""
     tag: str | None
@@ -46,7 +46,7 @@ class Reference:
             )
         if not (found["tag"] or found["digest"]):
             raise PackError(f"{text!r} has neither a tag nor a digest: {form}")
-        return cls(found["host"], found["name"], found["tag"], found["digest"])
+        return cls(found["host"].lower(), found["name"], found["tag"], found["digest"])
 
     def at(self, digest: str) -> Reference:
         """Return the reference to the same artifact by digest."""

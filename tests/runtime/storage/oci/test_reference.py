@@ -30,6 +30,10 @@ def test_references(text: str, parts: tuple[str, str, str | None, str | None]) -
     assert str(found) == text
 
 
+def test_the_name_of_a_host_has_no_case() -> None:
+    assert Reference.of("oci://Registry.Example/served:V1") == Reference.of("oci://registry.example/served:V1")
+
+
 @pytest.mark.parametrize(
     "text",
     [
