@@ -106,3 +106,10 @@ def test_options_of_packs_need_a_pack(tmp_path: Path) -> None:
     refused = gemmill("model", written(tmp_path, "Llama-3.1-8B"), "--regret", "0.1")
     assert refused.exit_code == 2
     assert "--jobs and --store need --pack" in refused.stderr
+
+
+def test_a_pack_does_not_overwrite_the_config(tmp_path: Path) -> None:
+    config = (model := written(tmp_path, "Llama-3.1-8B")) / "config.json"
+    for source in (model, config):
+        refused = gemmill("model", source, "--pack", config)
+        assert (refused.exit_code, "is also an input" in refused.stderr) == (2, True)

@@ -181,7 +181,7 @@ def model(
     path = source.resolve()
     name = path.stem if path.suffix in (".gguf", ".onnx") else (path if path.is_dir() else path.parent).name
     if pack is not None:
-        refuse_overwriting([pack], [source])
+        refuse_overwriting([pack], [source, source / "config.json"])
         counts = Counter[Shape]()
         for layer in found:
             counts[Shape.of(layer.problem, checked_sizes(layer.problem, None))] += layer.count
