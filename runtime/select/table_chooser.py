@@ -226,12 +226,15 @@ def _choice(
             return None
     value = value_of(problem, layer.extent)
     us = layer.predicted_us(value) * prod(
-        getattr(problem, name) / extent for name, extent in zip(ALL_EXTENTS, layer.extents, strict=True) if extent
+        max(getattr(problem, name), 1) / extent
+        for name, extent in zip(ALL_EXTENTS, layer.extents, strict=True)
+        if extent
     )
+    us *= min(problem.m, problem.n, problem.batch) > 0  # an empty D takes no time
 
     def explain() -> str:
         which = str(layer) if is_exact else f"the nearest layer, {layer},"
-        beyond = f", beyond {layer.largest}, the largest that it was made for," if value > layer.largest else ""
+        beyond = f", beyond {layer.largest}, the largest that it was made for" if value > layer.largest else ""
         reason = f"the choice table of {pack} has it for {which} with {layer.range_in_words(row)}{beyond}"
         return f"{reason}: predicted {us:.1f} us{in_words(config, problem, kernel.swap_ab)}"
 

@@ -21,6 +21,7 @@ from tests.cases.choices import ASKED, FILE, GPU, PROBLEMS, chosen, document, ma
 from tests.runtime.storage.test_hostile import changed, values
 
 from gemmill.library.arithmetic import Arithmetic, parse_arithmetic
+from gemmill.library.config.batchings import MASKED
 from gemmill.library.errors import GemmillError, PackError, UnsupportedProblemError
 from gemmill.library.input.strict_json import RowError
 from gemmill.library.problem import GemmProblem
@@ -157,14 +158,19 @@ def test_the_choice_is_that_of_the_definition(
         assert not is_near or choice, "a layer serves every extent"
 
 
+@pytest.mark.slow
 def test_a_layer_has_what_the_selector_chooses_at_the_next_size_of_the_grid() -> None:
     """The number of tiles is the same there, and with it the best kernel."""
     chooser, select = TableChooser([TableOfPack(made(), "made.pack")]), selector().select
-    for base in PROBLEMS[:6]:
+    for base in PROBLEMS:
         narrow, extent = base.with_narrow_a, varying_extent(base)
         for value in (1, 2, 77, 256, 257, 263, 264, 999, 1024, 1025, 3000, 5000, 16384):
-            expected = select(narrow.but(**{extent: GRID[bisect_left(GRID, value)]}))
-            choice = chooser.choose(narrow.but(**{extent: value}), None)
+            above = GRID[bisect_left(GRID, value)]
+            asked, compared = (narrow.but(**{extent: extents}) for extents in (value, above))
+            if base.batching in MASKED:
+                room = narrow.but(**{extent: max(above, getattr(narrow, extent))})
+                asked, compared = (room.but(expected_rows=rows) for rows in (value, above))
+            expected, choice = select(compared), chooser.choose(asked, None)
             assert (choice.kernel, choice.swap_ab) == (expected.kernel, expected.swap_ab), (base, value)
             assert 1 / 1.11 < choice.predicted_us / expected.predicted_us < 1.11
 
@@ -177,8 +183,14 @@ def test_reasons_say_exact_nearest_and_beyond(chooser: TableChooser) -> None:
 
     assert "the choice table of cases.pack has it for Mx4096x4096 with M from 17 to" in why("20x4096x4096 bf16")
     assert "for the nearest layer, Mx4096x4096," in why("20x4096x4100 bf16 a_align=16 b_align=16")
-    assert "beyond 16384, the largest that it was made for" in why("20000x4096x4096 bf16")
+    assert "beyond 16384, the largest that it was made for: predicted" in why("20000x4096x4096 bf16")
     assert "copies A into aligned memory" in why("300x4096x4096 bf16 a_align=2")
+
+
+def test_an_empty_d_takes_no_time_and_an_empty_k_does(chooser: TableChooser) -> None:
+    for text in ("0x4096x4096 bf16", "16x0x4096 bf16", "16x4096x4096x0 bf16", "0x2048x768 bf16 tn grouped=16"):
+        assert chooser.choose(GemmProblem.from_text(text), None).predicted_us == 0, text
+    assert chooser.choose(GemmProblem.from_text("16x4096x0 bf16"), None).predicted_us > 0
 
 
 def test_refusals_name_what_is_near(chooser: TableChooser) -> None:
@@ -266,6 +278,7 @@ print([name for name in sys.modules if name.startswith(models)])
 """
 
 
+@pytest.mark.slow
 def test_a_process_with_a_pack_alone_imports_no_model(packs: tuple[Path, Path], tmp_path: Path) -> None:
     command = [sys.executable, "-c", CHOOSING, str(packs[0]), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
