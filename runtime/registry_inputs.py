@@ -75,6 +75,7 @@ def opened_packs(packs: Iterable[str | Path | Pack], store: Path | None) -> tupl
     not provide one."""
     if not (files := [*packs]):
         return ()
+    from gemmill.runtime.storage.oci.reference import is_reference
     from gemmill.runtime.storage.pack import Pack
     from gemmill.runtime.storage.trust.signatures import TrustedKeys
 
@@ -83,8 +84,7 @@ def opened_packs(packs: Iterable[str | Path | Pack], store: Path | None) -> tupl
     def opened(pack: str | Path | Pack) -> Pack:
         if isinstance(pack, Pack):
             return pack
-        is_reference = isinstance(pack, str) and pack.startswith("oci://")
-        return _pulled(str(pack), store, trusted) if is_reference else Pack.open(pack, store, trusted)
+        return _pulled(str(pack), store, trusted) if is_reference(pack) else Pack.open(pack, store, trusted)
 
     return tuple(map(opened, files))
 
