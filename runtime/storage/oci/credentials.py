@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from gemmill.library.errors import SettingError
 from gemmill.library.files import read_given
-from gemmill.library.input.strict_json import parse
+from gemmill.library.input.strict_json import parse, typed
 from gemmill.runtime.settings import Settings, checked_oci_token
 from gemmill.runtime.storage.remote.misses import Miss
 
@@ -63,6 +63,8 @@ def _of_docker(host: str) -> Credentials | None:
         logins, helpers = config.get("auths") or {}, config.get("credHelpers") or {}
         for name in (host, f"https://{host}", *_NAMES.get(host, ())):
             login = logins.get(name) or {}
+            if login.get("identitytoken"):
+                raise _identity_token(str(path), name)
             if login.get("auth"):
                 user, _, secret = base64.b64decode(login["auth"], validate=True).decode().partition(":")
                 return Credentials(user, secret)
@@ -88,5 +90,10 @@ def _of_helper(helper: str, name: str) -> Credentials | None:
         return None  # it has none
     answer: Any = parse(done.stdout[:_MAX_BYTES])
     if answer["Username"] == "<token>":
-        raise Miss("token", f"{program} has an identity token for {name}, which gemmill does not exchange")
-    return Credentials(answer["Username"], answer["Secret"])
+        raise _identity_token(program, name)
+    return Credentials(typed(answer["Username"], (str,), "Username"), answer["Secret"])
+
+
+def _identity_token(place: str, name: str) -> Miss:
+    says = "which gemmill does not exchange: set GEMMILL_OCI_TOKEN to USER:PASSWORD or a token"
+    return Miss("token", f"{place} has an identity token for {name}, {says}")

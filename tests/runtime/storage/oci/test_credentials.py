@@ -54,6 +54,13 @@ def test_a_configuration_that_is_none_is_named(config: Path, content: str) -> No
     assert miss.value.reason == "token"
 
 
+def test_an_identity_token_is_not_taken_for_a_password(config: Path) -> None:
+    login = {"auth": base64.b64encode(b"user:").decode(), "identitytoken": "x"}
+    config.write_text(json.dumps({"auths": {HOST: login}}))
+    with pytest.raises(Miss, match=f"config.json has an identity token for {HOST}.*set GEMMILL_OCI_TOKEN"):
+        credentials_for(HOST)
+
+
 @pytest.mark.parametrize(
     ("program", "found"),
     [
@@ -61,6 +68,7 @@ def test_a_configuration_that_is_none_is_named(config: Path, content: str) -> No
         ("echo credentials not found in native keychain; exit 1", None),
         ("echo '{}'", "cannot be used: KeyError"),
         ("echo no", "cannot be used: JSONDecodeError"),
+        ('echo \'{"Username": null, "Secret": "x"}\'', "cannot be used: RowError: Username is None"),
         ('echo \'{"Username": "<token>", "Secret": "x"}\'', "has an identity token for registry.example:5000"),
     ],
 )
