@@ -86,9 +86,10 @@ def read_graph(path: Path, dims: Mapping[str, int]) -> Graph:
         if _elements(tensor.dims) > _MOST_VALUES:
             for name in _DATA:
                 tensor.ClearField(name)
+    faults = onnx.shape_inference.InferenceError, onnx.checker.ValidationError, MemoryError, RuntimeError, ValueError
     try:
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
+    except faults as error:
         raise RecordError(f"{path}: onnx cannot infer extents: {clean(' '.join(str(error).split()), 300)}") from None
     return Graph(tuple(model.graph.node), _tensors(model.graph, onnx.TensorProto.DataType), tuple(nested))
 

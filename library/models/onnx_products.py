@@ -144,7 +144,8 @@ def _problems(
     if node.op_type == "Gemm" and len(inputs) > 2:
         notes.leave_out("C of Gemm, which is added")
     if symbols:
-        notes.assume(f"{_listed(symbols)} of products with weights is the number of tokens; --dims passes each")
+        varying = " x ".join(str(extent) for extent in (n if _known(m) else m) if extent != 1)
+        notes.assume(f"{varying} of products with weights is the number of tokens; --dims passes each")
     found = []
     for tokens in (deployment.tokens or TOKENS) if symbols else (0,):
         rows, columns, batches = (
@@ -244,7 +245,7 @@ def _gemm(node: Any, inputs: Sequence[Tensor]) -> tuple[_Operand, _Operand]:
 
 def _einsum(node: Any, inputs: Sequence[Tensor]) -> tuple[_Operand, _Operand]:
     equation = next((each.s.decode("ascii", "replace") for each in node.attribute if each.name == "equation"), "")
-    match = re.fullmatch(r"([A-Za-z]+),([A-Za-z]+)(?:->([A-Za-z]*))?", equation.replace(" ", ""))
+    match = re.fullmatch(r"([A-Za-z]{1,52}),([A-Za-z]{1,52})(?:->([A-Za-z]*))?", equation.replace(" ", ""))
     if match is None or len(inputs) != 2:
         raise _LeftOut(f"{clean(equation)!r} is no product of two matrices")
     a, b, out = match.groups()
@@ -260,10 +261,10 @@ def _einsum(node: Any, inputs: Sequence[Tensor]) -> tuple[_Operand, _Operand]:
         raise _LeftOut(f"{clean(equation)!r} is no product of two matrices as they are stored")
     operands = []
     for tensor, letters, free in zip(inputs, (a, b), (m, n), strict=True):
-        extents = dict(zip(letters, _extents(tensor), strict=False))
-        if len(extents) != len(_extents(tensor)):
+        if len(letters) != len(_extents(tensor)):
             raise _LeftOut("the equation has another number of extents than an operand")
-        groups = [tuple(extents.get(letter, 1) for letter in group) for group in (free, k, batch)]
+        extents = dict(zip(letters, _extents(tensor), strict=True))
+        groups = [tuple(extents[letter] for letter in group) for group in (free, k, batch)]
         k_contiguous = (letters[-1] in k) != (tensor.swapped and len(letters) == 2)
         operands.append(_Operand(tensor, groups[0], groups[1], _batch(groups[2]), "k" if k_contiguous else "mn"))
     if n and out.endswith(m):  # D is stored with M contiguous: the product of the transposes
