@@ -103,6 +103,11 @@ def test_kernels_times_and_rates_are_those_of_the_selector(server: Running) -> N
     assert text.count("<circle ") == 3
 
 
+def test_a_spreadsheet_runs_no_name_of_a_link(server: Running) -> None:
+    [row] = table(server, link("[=1+1]\n16x16x16 # @SUM(1)", "/explorer.csv"))
+    assert (row["pass"], row["layer"]) == ("'=1+1", "'@SUM(1)")
+
+
 def test_objective_and_bits_are_passed_on(server: Running) -> None:
     def first(**parameters: str) -> dict[str, str]:
         return table(server, link("8192x8192x8192 bf16 tn", "/explorer.csv", gpu="H200", **parameters))[0]
@@ -164,6 +169,10 @@ WRONG: dict[str, tuple[dict[str, str], str]] = {
     "quantization": ({"config": "{}", "quantization": "fp9"}, "--quantization is 'fp9'; it must be config, none"),
     "line": ({"problems": "16x16x16\n16x16"}, "line 2: the extents are '16x16'; write MxNxK"),
     "problems": ({"problems": "16x16x16\n" * 501}, "there are 501 problems; a page can have at most 500"),
+    "text": (
+        {"problems": "16x16x16 # " + "a" * 4000 + ("\n16x16x16 # " + "é" * 4000) * 40},
+        "it can have at most 262,144",
+    ),
     "link": (
         {"problems": "\n".join(f"16x16x16 # {i * 7919**20:x}" for i in range(500))},
         "the link to these problems has ",

@@ -18,7 +18,7 @@ from gemmill.library.models.fields import Notes
 from gemmill.library.models.problems import Deployment, problems_of
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
 from gemmill.profiler.sweep.shape_suites import Shape, load_shapes, shipped_suites
-from gemmill.service.pages.problem_lists import MOST_CHARACTERS, MOST_PROBLEMS, Entry, Pass, ProblemList
+from gemmill.service.pages.problem_lists import MOST_BYTES, MOST_PROBLEMS, Entry, Pass, ProblemList
 from gemmill.service.refusal import Refusal
 from gemmill.service.service_options import URL_BYTES
 
@@ -82,7 +82,7 @@ def packed(data: bytes) -> str:
 
 @pytest.mark.parametrize(
     "text",
-    ["!", "abcd", packed(zlib.compress(b"\xff")), packed(zlib.compress(b"#" * (MOST_CHARACTERS + 1)))],
+    ["!", "abcd", packed(zlib.compress(b"\xff")), packed(zlib.compress(b"#" * (MOST_BYTES + 1)))],
     ids=["no base64", "no zlib", "no UTF-8", "too long"],
 )
 def test_damaged_links_are_refused(text: str) -> None:
@@ -95,7 +95,7 @@ def test_damaged_links_are_refused(text: str) -> None:
     [
         ("\n\n16x16x16 bf17", "line 3: 'bf17'"),
         ("16x16x16 count=0", "line 1: count is '0'; it must be an integer from 1 to"),
-        ("16x16x16 " + "x" * 5000, "can have at most 4,096"),
+        ("16x16x16" + " " * 900_000 + "x", "can have at most 4,096"),
         ("16x16x16\n" * (MOST_PROBLEMS + 1), "there are 501 problems; a page can have at most 500"),
     ],
     ids=["type", "count", "line", "problems"],

@@ -207,7 +207,8 @@ def as_csv(passes: Iterable[tuple[str, Sequence[Row]]]) -> str:
         totals = Totals(rows)
         for row in rows:
             problem, choice = row.entry.problem, row.choice
-            given = (name, row.entry.layer, row.entry.count, problem, problem.m, problem.n, problem.k, problem.batch)
+            names = map(_without_formula, (name, row.entry.layer))
+            given = (*names, row.entry.count, problem, problem.m, problem.n, problem.k, problem.batch)
             if choice is None:
                 writer.writerow((*given, *[""] * 13, row.error))
                 continue
@@ -215,3 +216,8 @@ def as_csv(passes: Iterable[tuple[str, Sequence[Row]]]) -> str:
             rates = (row.tflops, row.gbps, row.flops / row.bytes if row.bytes else "", row.bound, row.reached)
             writer.writerow((*given, *selected, *rates, totals.share(row), choice.why, ""))
     return out.getvalue()
+
+
+def _without_formula(name: str) -> str:
+    """A name, which anyone can put into a link, so that spreadsheets do not run it as a formula."""
+    return f"'{name}" if name.startswith(("=", "+", "-", "@")) else name

@@ -25,7 +25,7 @@ from gemmill.profiler.sweep.shape_suites import shipped_suites
 from gemmill.runtime.registry import Registry
 from gemmill.service.bodies import malformed, read_form
 from gemmill.service.pages.explored_rows import COLUMNS, Row, Totals, as_csv, in_order
-from gemmill.service.pages.problem_lists import MOST_PROBLEMS, Entry, ProblemList
+from gemmill.service.pages.problem_lists import MOST_BYTES, MOST_PROBLEMS, Entry, ProblemList
 from gemmill.service.pages.rendering import facts, rendered
 from gemmill.service.pages.roofline_chart import Roofline
 from gemmill.service.refusal import Refusal
@@ -129,6 +129,8 @@ async def post_explorer(service: Service, request: Request, _: Caller) -> Respon
     form = await read_form(request)
     try:
         state = await service.resolver.in_thread(lambda: State.of(service, _listed(form), form))
+        if (size := len(str(state.problems).encode())) > MOST_BYTES:
+            raise malformed(f"the list has {size:,} bytes; it can have at most {MOST_BYTES:,}; split it")
         if len(link := state.link()) > _LINK_BYTES:
             raise malformed(
                 f"the link to these problems has {len(link):,} characters; it can have at most {_LINK_BYTES:,}; split "

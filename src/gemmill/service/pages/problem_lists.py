@@ -30,13 +30,14 @@ MOST_PASSES = 32
 """Maximum number of passes of a model."""
 _CONFIG_SECONDS = 10.0
 """Time after which no further pass of a model is listed: configs can have thousands of layers."""
-MOST_CHARACTERS = 1 << 18
-"""Maximum length of the text in a link."""
+MOST_BYTES = 1 << 18
+"""Maximum length of the text in a link, in UTF-8."""
 MOST_LINE = 4096
 """Maximum length of a line."""
 _READABLE = 1000
 """Length up to which a link contains a text as it is; longer texts are compressed."""
-_LINE = re.compile(r"(?P<problem>.*?)(?:\s+count=(?P<count>\S+))?(?:\s+#\s*(?P<layer>.*))?")
+_LAYER = re.compile(r"\s#\s*")
+"""What separates a problem from its layer."""
 
 
 @dataclass(frozen=True)
@@ -194,20 +195,22 @@ def _check_count(count: int) -> None:
 
 
 def _entry(line: str) -> Entry:
-    match = _LINE.fullmatch(line)
-    if match is None or len(line) > MOST_LINE:
+    if len(line) > MOST_LINE:
         raise ProblemError(f"{line!r:.80} has {len(line):,} characters; a problem can have at most {MOST_LINE:,}")
-    count, layer = match["count"] or "1", match["layer"] or ""
+    problem, *layer = _LAYER.split(line, maxsplit=1)
+    words, count = problem.rsplit(maxsplit=1), "1"
+    if words[-1].startswith("count="):
+        problem, count = " ".join(words[:-1]), words[-1].removeprefix("count=")
     if not (count.isdecimal() and len(count) <= 10 and 1 <= int(count) <= MAX_EXTENT):
         raise ProblemError(f"count is {count!r:.80}; it must be an integer from 1 to {MAX_EXTENT}")
-    return Entry(Shape.of(GemmProblem.from_text(match["problem"])), int(count), layer)
+    return Entry(Shape.of(GemmProblem.from_text(problem)), int(count), "".join(layer))
 
 
 def _unpacked(packed: str) -> str:
     damaged = malformed("packed is damaged; copy the whole link")
     try:
         unpacker = zlib.decompressobj()
-        data = unpacker.decompress(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)), MOST_CHARACTERS)
+        data = unpacker.decompress(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)), MOST_BYTES)
         if not unpacker.eof:
             raise damaged
         return data.decode()
