@@ -1,4 +1,4 @@
-"""How well do choosers choose? Regret on measured problems, in bursts and at the power limit. Needs no GPU.
+"""The regret of choosers on measured problems, in bursts and at the power limit. Needs no GPU.
 
 A chooser is a function that gets a problem and the kernels that were measured on it, and returns the name of one, or
 several in order, or the properties that it wants (``benchmarks.choosers.cases.Wanted``, for which the nearest kernel
@@ -108,7 +108,7 @@ def found_chooser(name: str, known: Mapping[str, Chooser]) -> Chooser:
         raise ConfigError(f"chooser {name} is unknown; choose one of {', '.join(known)}, or FILE.py:FUNCTION")
     try:
         content = run_path(place) if place.endswith(".py") else vars(importlib.import_module(place))
-    except (ImportError, OSError, SyntaxError) as error:
+    except (ImportError, OSError, SyntaxError, ValueError) as error:
         raise ConfigError(f"chooser {name}: {place} cannot be imported: {error}") from None
     if not callable(chooser := content.get(function)):
         raise ConfigError(f"chooser {name}: {place} has no function {function}")
@@ -128,10 +128,10 @@ def scored(name: str, chooser: Chooser, cases: Iterable[Measured]) -> Iterator[S
         start = time.perf_counter_ns()
         try:
             answer = chooser(measured.case)
+            choice_us = (time.perf_counter_ns() - start) / 1000
+            answered = _candidates(name, answer, measured)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ConfigError(f"chooser {name} failed on {measured.case.problem}: {error!r:.300}") from error
-        choice_us = (time.perf_counter_ns() - start) / 1000
-        answered = _candidates(name, answer, measured)
         if not answered:
             yield Score(name, measured, None, 0.0, 0.0, None, choice_us)
             continue

@@ -32,7 +32,7 @@ def without_measurements(case: Case) -> Answer:
 
 
 def analytic_part(case: Case) -> Answer:
-    """The analytic part alone, which knows no measurement."""
+    """The analytic part alone, without measurements and network."""
     names = {kernel.sliced: name for name, kernel in case.kernels.items()}
     gpu = figures(case.gpu)
     table = FeatureTable.of(entries_of(names, case.problem), gpu)

@@ -26,14 +26,14 @@ TYPES = {"bf16": "T", "f16": "H", "f32": "S", "s8": "B", "s32": "I", "e4m3": "Q"
 
 def nvidia(case: Case) -> Answer:
     """Its configurations in its order; None where it has no name for the GPU, the types or the scales, and for
-    operands that TMA cannot load: it asks for no alignment."""
+    operands that TMA cannot load, since its problems have no alignment."""
     precision = _precision(case.problem)
     p = case.problem
     if case.gpu not in GPUS or precision is None or not is_aligned(p):
         return None
     model, layouts = _model(GPUS[case.gpu])
-    asked = model.makeNvMatmulHeuristicsProblem(p.m, p.n, p.k, layouts[_layout(p)], p.batch)
-    kernels = [found["kernel"] for found in model.get(asked, COUNT, precision=precision)]
+    problem = model.makeNvMatmulHeuristicsProblem(p.m, p.n, p.k, layouts[_layout(p)], p.batch)
+    kernels = [found["kernel"] for found in model.get(problem, COUNT, precision=precision)]
     wanted = [
         Wanted((x.cta_tile_m, x.cta_tile_n, x.cta_tile_k), (x.cluster_m, x.cluster_n), x.stages, x.split_k)
         for x in kernels

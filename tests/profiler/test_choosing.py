@@ -159,7 +159,8 @@ def test_problems_of_sweeps_that_the_model_was_fitted_to_are_not_unseen(tmp_path
 @pytest.mark.slow
 def test_a_chooser_of_a_file_from_the_command_line(records: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.py"
-    own.write_text("def first(case):\n    return min(case.kernels)\n\ndef fails(case):\n    return case.missing\n")
+    results = {"first": "min(case.kernels)", "fails": "case.missing", "number": "7"}
+    own.write_text("".join(f"def {name}(case):\n    return {result}\n" for name, result in results.items()))
     program = [sys.executable, "-m", "benchmarks", "choosing", "--records", str(records), "--json", "out.json"]
 
     def run(*options: str) -> subprocess.CompletedProcess[str]:
@@ -174,7 +175,11 @@ def test_a_chooser_of_a_file_from_the_command_line(records: Path, tmp_path: Path
     assert len(own_choices) == len(PROBLEMS)
     assert f"burst, unseen, all: {len(PROBLEMS)} problems" in done.stdout
     assert content["figures"][0]["problems"] == len(PROBLEMS)
-    for chooser, says in ((f"{own}:other", "has no function other"), (f"{own}:fails", "failed on 64x4096x4096")):
+    for chooser, says in (
+        (f"{own}:other", "has no function other"),
+        (f"{own}:fails", "failed on 64x4096x4096"),
+        (f"{own}:number", "TypeError"),
+    ):
         failed = run("--chooser", chooser)
         assert failed.returncode == 1
         assert failed.stderr.startswith(f"error: chooser {own}")
