@@ -74,6 +74,7 @@ WRONG: Mapping[str, tuple[str, ...]] = {
         ". --tp 0",
         ". --images 224",
         ". --dims seq",
+        ". --dims seq=1,seq=2",
         ". --quantization fast",
     ),
     "records pack": ("none -o x.parquet", "{file} -o x.txt", "{file} -o none/x.parquet"),

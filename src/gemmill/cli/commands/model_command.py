@@ -53,7 +53,9 @@ def _dims(text: str) -> dict[str, int]:
         name and len(value) < 11 and value.isdecimal() and 1 <= int(value) <= MAX_EXTENT for name, _, value in pairs
     ):
         raise typer.BadParameter(f"{text!r:.80} must be a list such as batch=1,sequence=128")
-    return {name: int(value) for name, _, value in pairs}
+    if len(dims := {name: int(value) for name, _, value in pairs}) < len(pairs):
+        raise typer.BadParameter(f"{text!r:.80} has a name twice")
+    return dims
 
 
 @dataclass(frozen=True)
