@@ -106,9 +106,7 @@ async def explorer(service: Service, request: Request, _: Caller) -> Response:
     """The page for the problems in its address."""
     parameters = dict(request.query_params)
     try:
-        state = await service.resolver.in_thread(
-            lambda: State.of(service, ProblemList.from_parameters(parameters), parameters)
-        )
+        state = await _state(service, request)
     except Refusal as refusal:
         return _page(parameters, refusal.message)
     given = parameters | {"problems": str(state.problems), "gpu": state.gpu.name}

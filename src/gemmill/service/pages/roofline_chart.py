@@ -46,8 +46,8 @@ class Roofline:
     y: Axis
     lines: list[Line]
     dots: list[Dot]
-    types: list[str]
-    """The types of the peak rates, in the order of colours."""
+    colours: dict[str, int]
+    """Number of the colour of each type."""
 
     @classmethod
     def of(cls, totals: Totals) -> Roofline | None:
@@ -78,7 +78,7 @@ class Roofline:
             )
             for row in rows
         ]
-        return cls(x, y, lines, sorted(dots, key=lambda dot: -dot.radius), [*peaks])
+        return cls(x, y, lines, sorted(dots, key=lambda dot: -dot.radius), colours)
 
 
 def _line(x: Axis, y: Axis, start: tuple[float, float], end: tuple[float, float], label: str) -> Line:
