@@ -141,8 +141,10 @@ def _problems(
     if symbols and (not _known(batch) or (not _known(m) and not _known(n))):
         raise _LeftOut(f"extents {_listed(symbols)} are not known; --dims passes them")
     words = _words(node, a, b, tensors, deployment, notes)
-    if node.op_type == "Gemm" and len(inputs) > 2:
+    if node.op_type == "Gemm" and any(node.input[2:]):
         notes.leave_out("C of Gemm, which is added")
+    if node.op_type == "Gemm" and any(each.name == "alpha" and each.f != 1 for each in node.attribute):
+        notes.leave_out("alpha of Gemm, a factor of the product")
     if symbols:
         varying = " x ".join(str(extent) for extent in (n if _known(m) else m) if extent != 1)
         notes.assume(f"{varying} of products with weights is the number of tokens; --dims passes each")
@@ -175,7 +177,7 @@ def _words(
         d = "s32"
         if node.op_type == "QLinearMatMul":
             notes.leave_out("scales and zero points of QLinearMatMul; D is the sum in s32")
-        elif len(node.input) > 2:
+        elif any(node.input[2:]):
             notes.leave_out("zero points of MatMulInteger")
     if deployment.dtype is not None:
         types = [deployment.dtype if dtype in ("f32", "f16", "bf16") else dtype for dtype in types]

@@ -126,6 +126,13 @@ def test_gemm_names_the_majors(trans_a: int, trans_b: int, text: str, file: Path
     assert texts(file, graph([node], {"a": (SINGLE, a)}, [weight("w", w, SINGLE)])) == {f"4x16x8 f32 {text}": 1}
 
 
+def test_a_factor_of_gemm_is_left_out_and_an_absent_c_is_not(file: Path) -> None:
+    notes = Notes()
+    nodes = [helper.make_node("Gemm", ["a", "w", ""], ["d"], alpha=2.0)]
+    assert texts(file, graph(nodes, {"a": (HALF, [4, 8])}, [weight("w", [8, 16])]), notes) == {"4x16x8 f16 tt": 1}
+    assert [*notes.left_out] == ["alpha of Gemm, a factor of the product"]
+
+
 def test_integers_and_what_surrounds_them(file: Path) -> None:
     zero, scale = weight("zero", [], S8), weight("scale", [], SINGLE)
     inputs: dict[str, tuple[int, Sequence[int | str]]] = {"a": (U8, [4, 8]), "x": (SINGLE, ["n", 8])}
