@@ -27,6 +27,7 @@ Box read_box(const Row& row) {
   const bool has_window = row.whole("window") != 0;
   const bool is_elsewhere = row.flag("anywhere");
   const bool has_halves = row.flag("halves");
+  const bool is_packed = dtype->bits < 8;
   return {row.text("operand"),
           dtype,
           row.word("contiguous", {"m", "n", "k"})[0],
@@ -36,7 +37,7 @@ Box read_box(const Row& row) {
           static_cast<int>(swizzle),
           row.whole("offset"),
           row.word("part", {"", "whole", "tail"}),
-          !(is_grouped || has_window || is_elsewhere || has_halves)};
+          !(is_grouped || has_window || is_elsewhere || has_halves || is_packed)};
 }
 
 std::optional<KDecomposition> read_k_decomposition(const Row& launch) {

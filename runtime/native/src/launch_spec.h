@@ -31,7 +31,8 @@ struct Box {
   int64_t offset;
   /// Empty, "whole" or "tail": see rows_of.
   std::string part;
-  /// What only kernels for groups, arrays, scales and paired halves have.
+  /// Whether this library encodes it: without what only kernels for groups, arrays, scales, paired halves and 4-bit
+  /// types have.
   bool is_plain;
 
   /// Rows of the box where the operand has some; 0 if there is no such box.

@@ -70,6 +70,7 @@ json odd_value(Random& random) {
                                  "x",
                                  "gemmill_x",
                                  "any",
+                                 "s4",
                                  "\x01",
                                  json::array(),
                                  json::object(),
