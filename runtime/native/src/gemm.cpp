@@ -264,18 +264,19 @@ std::string Gemm::extents() const {
 }
 
 void check_memory(const Call& call, const Addresses& addresses) {
-  const bool is_empty = call.d->is_empty();
-  for (const auto& tensor : {call.a, call.b, call.c, call.d}) {
-    if (!tensor || tensor->is_empty() || (is_empty && tensor->place != kD)) continue;
+  if (call.d->is_empty()) return;
+  for (const auto* x : {&call.a, &call.b, &call.c, &call.d}) {
+    const auto& tensor = *x;
+    if (!tensor || tensor->is_empty()) continue;
     if (addresses[tensor->place] < kLeastAddress) {
       refuse(std::string(name_of(tensor->place)) + " has no memory: its address is " +
              hex_address(addresses[tensor->place]) + ": pass a tensor whose elements are in GPU memory");
     }
   }
-  if (is_empty) return;
   const bool c_may_be_d =
       call.c && call.c->shape == call.d->shape && call.c->strides == call.d->strides && call.c->dtype == call.d->dtype;
-  for (const auto& tensor : {call.a, call.b, call.c}) {
+  for (const auto* x : {&call.a, &call.b, &call.c}) {
+    const auto& tensor = *x;
     if (!tensor || tensor->is_empty()) continue;
     const uint64_t other = addresses[tensor->place];
     if (tensor->place == kC && c_may_be_d && other == addresses[kD]) continue;

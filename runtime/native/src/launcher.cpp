@@ -133,10 +133,11 @@ void Launcher::move(const Addresses& addresses) {
 
 void Launcher::check_alignment(const Operand& operand, const OperandConfig& of_kernel,
                                const Addresses& addresses) const {
+  const bool is_unread = gemm_.k == 0 && (operand.place == kA || operand.place == kB);
   const bool is_loose = operand.place == kD && operand.align < of_kernel.align;
   const auto align = static_cast<uint64_t>(is_loose ? of_kernel.dtype->bits / 8 : of_kernel.align);
   const uint64_t address = addresses[operand.place];
-  if (address % align == 0) return;
+  if (is_unread || address % align == 0) return;
   throw Error(GEMMILL_OPERAND, std::string(name_of(operand.place)) + ": its first element is at " +
                                    hex_address(address) + ", but the kernel needs a multiple of " +
                                    std::to_string(align) +

@@ -121,6 +121,10 @@ std::shared_ptr<const Artifact> Pack::get(const std::string& name) const {
   return artifact;
 }
 
+void Pack::check() const {
+  for (const Member& member : members_) read(member);
+}
+
 Artifact Pack::read(const Member& member) const {
   if (member.bytes > kMaxArtifactBytes) {
     refuse(path_ + ": " + member.name + " has " + std::to_string(member.bytes) + " bytes; the limit is " +

@@ -34,6 +34,8 @@ class Pack {
   const ChoiceTable* choices() const { return choices_ ? &*choices_ : nullptr; }
   /// One kernel, read at its first use. Error where the pack has none of this name, or it is damaged.
   std::shared_ptr<const Artifact> get(const std::string& name) const;
+  /// Reads every kernel, and keeps none. Error names the first that is damaged.
+  void check() const;
 
  private:
   void read_index(const std::string& text);

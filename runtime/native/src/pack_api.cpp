@@ -25,6 +25,6 @@ const char* gemmill_pack_kernel(const gemmill_pack* pack, size_t place) {
 gemmill_status gemmill_pack_check(const gemmill_pack* pack) {
   return gemmill::guarded([&] {
     if (pack == nullptr) throw Error(GEMMILL_OPERAND, "pack is NULL: open one with gemmill_pack_open");
-    for (const gemmill::Member& member : pack->pack->members()) pack->pack->get(member.name);
+    pack->pack->check();
   });
 }

@@ -66,6 +66,7 @@ std::string key_of(const gemmill_gemm& gemm) {
   append(key, gemm.beta);
   append(key, gemm.flags);
   append(key, gemm.slices);
+  append(key, gemm.kernel != nullptr);
   if (gemm.kernel != nullptr) key += gemm.kernel;
   return key;
 }
