@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <numeric>
 #include <sstream>
+#include <tuple>
 
 #include "error.h"
 
@@ -31,26 +32,29 @@ void check_kind(const DLTensor& tensor, const std::string& name) {
   }
 }
 
-/// The contiguous bytes of a tensor from its start, and the steps between such runs.
+/// The contiguous bytes of a tensor, and the steps between such runs.
 struct Runs {
-  uint64_t bytes;
+  Wide begin;  // address of a run
+  Wide bytes;
   uint64_t step;  // the greatest common divisor of the steps; 0 where there is one run
 };
 
-Runs runs_of(const Tensor& tensor) {
+Runs runs_of(const Tensor& tensor, uint64_t address) {
   const uint64_t element = static_cast<uint64_t>(tensor.dtype->bits) / 8;
-  std::vector<std::pair<uint64_t, uint64_t>> axes;
+  std::vector<std::tuple<uint64_t, uint64_t, bool>> axes;
   for (size_t i = 0; i < tensor.shape.size(); ++i) {
     if (tensor.shape[i] > 1) {
       axes.emplace_back(static_cast<uint64_t>(std::llabs(tensor.strides[i])) * element,
-                        static_cast<uint64_t>(tensor.shape[i]));
+                        static_cast<uint64_t>(tensor.shape[i]), tensor.strides[i] < 0);
     }
   }
   std::sort(axes.begin(), axes.end());
-  Runs runs{element, 0};
-  for (const auto& [step, extent] : axes) {
+  Runs runs{address, element, 0};
+  for (const auto& [step, extent, descends] : axes) {
     if (runs.step == 0 && step <= runs.bytes) {
-      runs.bytes += (extent - 1) * step;
+      const Wide more = static_cast<Wide>(extent - 1) * step;
+      runs.bytes += more;
+      if (descends) runs.begin -= more;
     } else {
       runs.step = std::gcd(runs.step, step);
     }
@@ -141,15 +145,15 @@ Tensor broadcast(const Tensor& tensor, const std::vector<int64_t>& shape) {
 bool shares_memory(const Tensor& one, uint64_t address, const Tensor& other, uint64_t other_address) {
   const auto [before, behind] = one.reach();
   const auto [other_before, other_behind] = other.reach();
-  if (address + behind <= other_address - other_before || other_address + other_behind <= address - before) {
-    return false;
-  }
+  const Wide start = address;
+  const Wide other_start = other_address;
+  if (start + behind <= other_start - other_before || other_start + other_behind <= start - before) return false;
   // Both lie in runs at multiples of a step: columns of one matrix, for example.
-  const Runs mine = runs_of(one);
-  const Runs others = runs_of(other);
-  const uint64_t step = std::gcd(mine.step, others.step);
+  const Runs mine = runs_of(one, address);
+  const Runs others = runs_of(other, other_address);
+  const Wide step = std::gcd(mine.step, others.step);
   if (step == 0) return true;
-  const uint64_t distance = (other_address - address) % step;
+  const Wide distance = ((others.begin - mine.begin) % step + step) % step;
   return distance < mine.bytes || step - distance < others.bytes;
 }
 

@@ -149,6 +149,8 @@ LAUNCHED = (
     _plain("one row", 1, 4096, 4096),
     _plain("k is 0", 128, 64, 0),
     _plain("alpha is 0", 128, 64, 256, alpha=0.0),
+    Case("alpha is 0, with an unaligned a", PINGPONG, _bf16(128, 256, shift=2), _weights(64, 256), _bf16(128, 64),
+         alpha=0.0),
     _plain("alpha", 128, 64, 256, alpha=-0.5),
     _plain("another stream", 128, 64, 256, stream=0x77),
     _plain("clusters", 1000, 600, 512, CLUSTER),
@@ -204,6 +206,10 @@ LAUNCHED = (
     Case("vectors, transposed", GEMV, _bf16(2048, 4096), _weights(4, 4096), _bf16(2048, 4)),
     Case("d between columns of a", PINGPONG, Tensor("bf16", (64, 64), (256, 1)), _weights(32, 64),
          Tensor("bf16", (64, 32), (256, 1)), shares="a", d_shift=128),
+    Case("d between columns of a, in rows of 400 bytes", PINGPONG, Tensor("bf16", (64, 64), (200, 1)),
+         _weights(32, 64), Tensor("bf16", (64, 32), (200, 1)), shares="a", d_shift=128),
+    Case("d behind reversed rows of a", ANY, Tensor("f32", (64, 64), (256, -1)), _f32(64, 32),
+         Tensor("f32", (64, 32), (256, 1)), c=_f32(32), beta=1.0, shares="a", d_shift=4),
     Case("no rows", PINGPONG, _bf16(0, 64), _weights(32, 64), _bf16(0, 32)),
 )  # fmt: skip
 """Products that both launch."""
@@ -231,6 +237,8 @@ REFUSED = (
          alpha=0.5),
     Case("an overlapping d", PINGPONG, _bf16(64, 64), _weights(32, 64), Tensor("bf16", (64, 32), (16, 1))),
     _plain("d in a", 64, 32, 64, shares="a", d_shift=1024),
+    Case("d in reversed rows of a", ANY, Tensor("f32", (64, 64), (256, -1)), _f32(64, 32),
+         Tensor("f32", (64, 32), (256, 1)), c=_f32(32), beta=1.0, shares="a", d_shift=-128),
 )  # fmt: skip
 """Products that both refuse."""
 
