@@ -112,7 +112,9 @@ void TrustedKeys::add_file(const std::string& path) {
     const File file(path);
     if (file.is_writable_by_all()) refuse(path + ": anybody may add keys to it; run chmod o-w " + path);
     if (file.bytes() > kMostKeyFileBytes) refuse(path + ": has more than the 1,048,576 bytes it may have");
-    std::istringstream lines(file.read(0, file.bytes()));
+    std::string text = file.read(0, file.bytes());
+    std::replace(text.begin(), text.end(), '\r', '\n');  // a revocation may not be part of a comment before it
+    std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) add_line(line);
   } catch (const Invalid& error) {
     refuse(path + ": " + error.what());

@@ -108,6 +108,8 @@ def test_keys_in_files_are_read_unless_anybody_may_add_some(
     sign_pack(path, [key])
     keys.write_text(f"# ours\n{key.public} first\n")
     assert read(programs, path, str(keys)) == Pack.open(path).names()
+    keys.write_bytes(f"{key.public}\n# lost\rrevoked {key.public.id}\n".encode())
+    assert "revoked" in read(programs, path, str(keys))[0]
     keys.chmod(0o666)
     assert "anybody may add keys" in read(programs, path, str(keys))[0]
 
