@@ -1,7 +1,8 @@
 /// libgemmill: opens packs of compiled GEMM kernels and launches them, without Python. It needs the CUDA driver alone.
 ///
-/// All functions may be called from several threads at a time. None throws. Those that can fail return a status;
-/// gemmill_last_error() then has a sentence that names the thing, the value, the rule and the way out.
+/// All functions may be called from several threads at a time, except that nothing may use a pack or plan while it is
+/// closed or destroyed. None throws. Those that can fail return a status; gemmill_last_error() then has a sentence that
+/// names the thing, the value, the rule and the way out.
 #pragma once
 
 #include <stddef.h>
@@ -16,7 +17,15 @@
 /// The structs of DLPack, with its ABI. A program that uses dlpack.h includes it before this header.
 #ifndef DLPACK_VERSION
 #ifndef DLPACK_MAJOR_VERSION
-typedef enum { kDLCPU = 1, kDLCUDA = 2, kDLCUDAManaged = 13 } DLDeviceType;
+#ifdef __cplusplus
+typedef enum : int32_t {
+#else
+typedef enum {
+#endif
+  kDLCPU = 1,
+  kDLCUDA = 2,
+  kDLCUDAManaged = 13,
+} DLDeviceType;
 
 typedef struct {
   DLDeviceType device_type;
@@ -74,7 +83,7 @@ typedef enum {
   GEMMILL_INTERNAL = 7,
 } gemmill_status;
 
-/// The message of the last failed call of this thread; valid until the next call. Empty before the first.
+/// The message of the last failed call of this thread; valid until its next failed call. Empty before the first.
 GEMMILL_API const char* gemmill_last_error(void);
 
 /// Version of the library, such as "0.1.0".
@@ -122,8 +131,8 @@ typedef struct {
   const DLTensor* b;
   const DLTensor* c;  ///< NULL without C.
   const DLTensor* d;
-  double alpha;
-  double beta;
+  double alpha;  ///< 1 for a plain product. With 0, A and B are not read.
+  double beta;   ///< 0 without C.
   uint32_t flags;
   int32_t slices;      ///< Slices of K of a split-K kernel that `kernel` names; 0 for other kernels.
   const char* kernel;  ///< Name of a kernel of the pack; NULL: the one that its choice table picks.
@@ -132,7 +141,8 @@ typedef struct {
 /// A prepared launch for operands of one layout: its kernel is loaded, and its parameters are encoded.
 typedef struct gemmill_plan gemmill_plan;
 
-/// Makes a plan. Only the layouts of the tensors count, and the alignment of their addresses.
+/// Makes a plan. The tensors must be valid for a launch, but launches may have other addresses, with the alignments
+/// that the kernel needs.
 ///
 /// GEMMILL_OPERAND, GEMMILL_UNSUPPORTED, GEMMILL_PACK or GEMMILL_DEVICE: the message says what to change.
 GEMMILL_API gemmill_status gemmill_plan_create(const gemmill_pack* pack, const gemmill_gemm* gemm, gemmill_plan** plan);
@@ -141,7 +151,8 @@ GEMMILL_API gemmill_status gemmill_plan_create(const gemmill_pack* pack, const g
 /// NULL without C.
 ///
 /// `workspace`: memory of gemmill_plan_workspace bytes, at a multiple of 256, that no other launch uses at the same
-/// time. NULL: the library's own, one for each stream; a stream that is captured into a graph needs the caller's.
+/// time. NULL: the library's own, one for each stream, which grows and is never freed; a stream that is captured into a
+/// graph needs the caller's.
 GEMMILL_API gemmill_status gemmill_plan_launch(gemmill_plan* plan, void* stream, void* workspace, const void* a,
                                                const void* b, const void* c, void* d);
 
@@ -154,8 +165,8 @@ GEMMILL_API const char* gemmill_plan_kernel(const gemmill_plan* plan);
 /// Destroys a plan; running launches finish. NULL does nothing.
 GEMMILL_API void gemmill_plan_destroy(gemmill_plan* plan);
 
-/// Launches a product on a stream. Plans of the last layouts are kept with the pack, so that a repeated call is only a
-/// launch.
+/// Launches a product on a stream. Up to 1024 plans are kept with the pack, so that a repeated call is only a launch.
+/// A kernel with a workspace uses the library's, so that a captured stream needs a plan instead (GEMMILL_CAPTURE).
 GEMMILL_API gemmill_status gemmill_matmul(gemmill_pack* pack, const gemmill_gemm* gemm, void* stream);
 
 #ifdef __cplusplus
