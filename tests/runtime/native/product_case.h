@@ -14,12 +14,17 @@ struct Operand {
   DLTensor tensor{};
 
   explicit Operand(const nlohmann::json& value) : shape(value["shape"]), strides(value["strides"]) {
-    tensor.data = address(value["address"]);
+    move(value["address"]);
     tensor.device = {kDLCUDA, 0};
     tensor.ndim = static_cast<int32_t>(shape.size());
     tensor.dtype = {value["code"], value["bits"], 1};
     tensor.shape = shape.data();
     tensor.strides = strides.data();
+  }
+  /// The first element lies behind the start of the memory.
+  void move(const nlohmann::json& value) {
+    tensor.byte_offset = 48;
+    tensor.data = static_cast<char*>(address(value)) - tensor.byte_offset;
   }
   static void* address(const nlohmann::json& value) { return reinterpret_cast<void*>(value.get<uint64_t>()); }
 };
@@ -39,19 +44,23 @@ class Case {
     gemm_.kernel = kernel_.empty() ? nullptr : kernel_.c_str();
   }
 
+  /// What the last plan needed.
+  size_t workspace_bytes = 0;
+
   Case(const Case&) = delete;
   Case& operator=(const Case&) = delete;
 
-  /// Launches a plan at all addresses.
-  gemmill_status plan(const gemmill_pack* pack) {
+  /// Launches a plan at all addresses. `workspace`: the caller's; null for the library's.
+  gemmill_status plan(const gemmill_pack* pack, void* workspace = nullptr) {
     gemmill_plan* plan = nullptr;
     gemmill_status status = gemmill_plan_create(pack, &gemm_, &plan);
     for (const nlohmann::json& x : row_["launches"]) {
       if (status == GEMMILL_OK) {
-        status = gemmill_plan_launch(plan, Operand::address(row_["stream"]), nullptr, Operand::address(x[0]),
+        status = gemmill_plan_launch(plan, Operand::address(row_["stream"]), workspace, Operand::address(x[0]),
                                      Operand::address(x[1]), Operand::address(x[2]), Operand::address(x[3]));
       }
     }
+    workspace_bytes = gemmill_plan_workspace(plan);
     gemmill_plan_destroy(plan);
     return status;
   }
@@ -63,7 +72,7 @@ class Case {
       size_t place = 0;
       for (Operand& operand : operands_) {
         place += place == 2 && gemm_.c == nullptr ? 1 : 0;
-        operand.tensor.data = Operand::address(x[place++]);
+        operand.move(x[place++]);
       }
       if (status == GEMMILL_OK) status = gemmill_matmul(pack, &gemm_, Operand::address(row_["stream"]));
     }
