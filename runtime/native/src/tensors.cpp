@@ -25,7 +25,8 @@ void check_kind(const DLTensor& tensor, const std::string& name) {
     const std::string where = kind == kDLCPU ? "in host memory" : "on DLPack device " + std::to_string(kind);
     refuse(name + " is " + where + "; it must be in GPU memory");
   }
-  if (tensor.ndim < 0 || tensor.ndim > kMaxRank || (tensor.ndim > 0 && tensor.shape == nullptr)) {
+  if (tensor.ndim > 0 && tensor.shape == nullptr) refuse(name + " has no shape, which is NULL: set its extents");
+  if (tensor.ndim < 0 || tensor.ndim > kMaxRank) {
     refuse(name + " has " + std::to_string(tensor.ndim) +
            " extents; libgemmill supports matrices (2) and batches of "
            "matrices with one stride (3): merge the extents of the batch");

@@ -144,7 +144,8 @@ typedef struct gemmill_plan gemmill_plan;
 /// Makes a plan. The tensors must be valid for a launch, but launches may have other addresses, with the alignments
 /// that the kernel needs.
 ///
-/// GEMMILL_OPERAND, GEMMILL_UNSUPPORTED, GEMMILL_PACK or GEMMILL_DEVICE: the message says what to change.
+/// GEMMILL_OPERAND, GEMMILL_UNSUPPORTED, GEMMILL_PACK, GEMMILL_DEVICE or, where a stream capture prevents that the
+/// kernel is loaded, GEMMILL_CAPTURE: the message says what to change.
 GEMMILL_API gemmill_status gemmill_plan_create(const gemmill_pack* pack, const gemmill_gemm* gemm, gemmill_plan** plan);
 
 /// Launches on a stream (CUstream; NULL: the legacy default stream), on the first elements of A, B, C and D. `c` is
