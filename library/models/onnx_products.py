@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
+from gemmill.library.dtypes import NAMES
 from gemmill.library.errors import ProblemError
 from gemmill.library.models.fields import Notes
 from gemmill.library.models.onnx_file import Extent, Graph, Tensor, clean, read_graph
@@ -19,8 +20,10 @@ from gemmill.library.models.problems import TOKENS, Deployment, LayerProblem
 from gemmill.library.problem import GemmProblem
 
 _TYPES: Mapping[str, str] = MappingProxyType(
-    {"FLOAT": "f32", "FLOAT16": "f16", "BFLOAT16": "bf16", "DOUBLE": "f64", "INT8": "s8", "UINT8": "u8"}
-    | {"FLOAT8E4M3FN": "e4m3", "FLOAT8E5M2": "e5m2"}
+    {
+        name: NAMES[name.lower()]
+        for name in ("FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE", "INT8", "UINT8", "FLOAT8E4M3FN", "FLOAT8E5M2")
+    }
 )
 """gemmill's type for each type of ONNX."""
 _OTHERS = frozenset(
