@@ -125,9 +125,9 @@ class TableChooser:
             if word_of(other) in self._by_word:
                 return other
         raise UnsupportedProblemError(
-            f"no kernel supports {problem}: the choice table of {self._names} has no layer of its formats, "
-            f"{word_of(problem)}; those nearest are {self._nearest_formats(problem)}. Make a pack for this problem "
-            "(gemmill pack --problem), or pass a manifest in addition to the packs"
+            f"no kernel supports {problem}: the choice table of {self._names} has no layer of its formats"
+            f"{self._nearest_formats(problem)}. Make a pack for this problem (gemmill pack --problem), or pass a "
+            "manifest in addition to the packs"
         )
 
     @property
@@ -135,12 +135,14 @@ class TableChooser:
         return ", ".join(dict.fromkeys(pack for _, pack in self._tables))
 
     def _nearest_formats(self, problem: GemmProblem) -> str:
-        words = word_of(problem).split(" ")
-        return max(
-            self._by_word,
-            key=lambda word: sum(a == b for a, b in zip(words, word.split(" "), strict=False)),
-            default="none",
-        )
+        """Return in words how the formats of some layer differ least from those of a problem."""
+
+        def differences(word: str) -> list[str]:
+            pairs = zip(_values(word), _values(word_of(problem)), strict=True)
+            return [f"{name} {a}" for name, (a, b) in zip(FIELDS, pairs, strict=True) if a != b]
+
+        fewest = min(map(differences, self._by_word), key=len, default=None)
+        return f"; the nearest has {', '.join(fewest)}" if fewest else ""
 
     def _refusal(
         self, problem: GemmProblem, places: Sequence[_Place], arithmetic: Arithmetic | None
@@ -160,6 +162,11 @@ class TableChooser:
 def word_of(problem: GemmProblem) -> str:
     """Return the formats of a problem as :attr:`Formats.word`."""
     return " ".join("none" if value is None else str(value) for value in format_of_problem(problem))
+
+
+def _values(word: str) -> list[str]:
+    """Return the values in :attr:`Formats.word`; the last, the epilogue, may have spaces."""
+    return word.split(" ", len(FIELDS) - 1)
 
 
 def value_of(problem: GemmProblem, extent: ExtentName) -> int:

@@ -199,7 +199,7 @@ def test_refusals_name_what_is_near(chooser: TableChooser) -> None:
             chooser.choose(GemmProblem.from_text(text), bits)
         return str(caught.value)
 
-    assert "those nearest are bf16 k none bf16 k none f32 0 none none bf16 n" in refusal("16x4096x4096 bf16 nn")
+    assert "no layer of its formats; the nearest has a_major k. Make a pack" in refusal("16x4096x4096 bf16 nn")
     grouped = refusal("1024x2048x768 bf16 tn grouped=24 a_align=8")
     assert "the nearest layer in the choice table of cases.pack is Mx2048x768x16, whose kernels need other" in grouped
     other_bits = refusal("20x4096x4096 bf16", parse_arithmetic("k16/8"))
