@@ -70,7 +70,7 @@ def test_rules_read_no_field_that_they_do_not_declare(fields: dict[str, Value]) 
 
 
 @pytest.mark.slow
-@examples(3)
+@examples(3, full=40)
 @given(any_fields())
 def test_every_fix_makes_the_whole_config_legal(fields: dict[str, Value]) -> None:
     found = verdicts(fields)

@@ -26,7 +26,7 @@ extents = st.integers(1, 40)
 
 
 @pytest.mark.parametrize("dtype", ["bf16x6", "f16x3"])
-@examples(10)
+@examples(10, full=40)
 @given(data=st.data(), m=extents, n=extents, k=extents, batch=st.integers(1, 3), shared=st.booleans())
 def test_components_add_up_to_the_operands(
     dtype: DTypeName, data: st.DataObject, m: int, n: int, k: int, batch: int, shared: bool
