@@ -1,10 +1,10 @@
 """The regret of choosers on measured problems, in bursts and at the power limit. Needs no GPU.
 
-A chooser is a function that gets a problem and the kernels that were measured on it, and returns the name of one, or
-several in order, or the properties that it wants (``benchmarks.choosers.cases.Wanted``, for which the nearest kernel
-stands), or None if it does not support the problem. Its regret is the time of its kernel divided by that of the fastest
-measured kernel, less 1. Problems that gemmill's model was fitted to, or ships measurements of, are ``fitted``; the
-others are ``unseen``. Your own chooser: ``--chooser FILE.py:FUNCTION`` or ``--chooser MODULE:FUNCTION``.
+A chooser is a function that gets a problem and the kernels that were measured on it. It returns the name of one, or
+several in order; or properties (``benchmarks.choosers.cases.KernelProperties``), for which the nearest kernel stands;
+or None if it does not support the problem. Its regret is the time of its kernel divided by that of the fastest measured
+kernel, less 1. Problems that gemmill's model was fitted to, or ships measurements of, are ``fitted``; the others are
+``unseen``. Your own chooser: ``--chooser FILE.py:FUNCTION`` or ``--chooser MODULE:FUNCTION``.
 
 Reproduces docs/performance/selection.md, "Other choosers".
 """
@@ -142,14 +142,14 @@ def scored(name: str, chooser: Chooser, cases: Iterable[Measured]) -> Iterator[S
 
 def _candidates(name: str, answer: Answer, measured: Measured) -> list[tuple[str, float | None]]:
     """The first distinct candidates of an answer, with the distances from wanted kernels."""
-    from benchmarks.choosers.cases import Wanted, nearest
+    from benchmarks.choosers.cases import KernelProperties, nearest
 
     from gemmill.library.errors import ConfigError
 
     kernels = measured.case.kernels
     found: dict[str, float | None] = {}
-    for one in [answer] if isinstance(answer, str | Wanted) else answer or ():
-        kernel, distance = nearest(one, kernels) if isinstance(one, Wanted) else (one, None)
+    for one in [answer] if isinstance(answer, str | KernelProperties) else answer or ():
+        kernel, distance = nearest(one, kernels) if isinstance(one, KernelProperties) else (one, None)
         if kernel not in kernels:
             raise ConfigError(
                 f"chooser {name} names {kernel!s:.200} for {measured.case.problem}, on which it was not measured; it "

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gemmill.library.config.model import GemmConfig
-from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.epilogues.parse import LINEAR
-from gemmill.library.errors import ConfigError
-from gemmill.library.legality.rules import verdicts
 from gemmill.library.parquet import problems_of
 from gemmill.library.problem import GemmProblem, Regime
 from gemmill.library.records import Measurement, read_records
+from gemmill.profiler.analysis.populations import present_config
 from gemmill.profiler.baselines.baseline import BASELINES
 from gemmill.profiler.training.rows import COMPILED_IN, SUMMED_INSIDE, is_realigned, side_by_side
 from gemmill.runtime.select.gpus import figures
@@ -59,9 +57,9 @@ class Kernel(NamedTuple):
     """In how many parts different CTAs sum K; 1 for stream-K, whose CTAs share it unevenly."""
 
     @property
-    def wanted(self) -> Wanted:
+    def properties(self) -> KernelProperties:
         """The kernel's own properties."""
-        return Wanted(self.tile, self.cluster, self.stages, self.slices)
+        return KernelProperties(self.tile, self.cluster, self.stages, self.slices)
 
     @classmethod
     def of(cls, sliced: SlicedKernel, config: GemmConfig, *, swapped: bool) -> Kernel:
@@ -75,8 +73,8 @@ class Kernel(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The properties of a kernel that a chooser wants, in terms of the problem. The benchmark scores the nearest
+class KernelProperties:
+    """The properties of the kernel that a chooser returns, in terms of the problem. The benchmark scores the nearest
     candidate (:func:`nearest`)."""
 
     tile: tuple[int, int, int]
@@ -100,7 +98,7 @@ class Case:
     """The candidates by name; the name of a split-K kernel ends in `` in 4 slices``."""
 
 
-Answer = str | Wanted | Sequence[str | Wanted] | None
+Answer = str | KernelProperties | Sequence[str | KernelProperties] | None
 """The kernel of a chooser, or several, the best first; None: it does not support the problem."""
 Chooser = Callable[[Case], Answer]
 
@@ -151,19 +149,19 @@ def type_of(problem: GemmProblem) -> str:
     return problem.a_dtype if problem.a_scale == "none" else f"{problem.a_dtype}-scaled"
 
 
-def distance(kernel: Kernel, wanted: Wanted) -> float:
+def distance(kernel: Kernel, wanted: KernelProperties) -> float:
     """How unlike a kernel is to the wanted one: the sum over the properties of :data:`WEIGHTS` of the weight times the
     difference in powers of two. Stream-K counts as one power of two in slices."""
 
-    def properties(of: Kernel | Wanted) -> tuple[int, ...]:
+    def values(of: Kernel | KernelProperties) -> tuple[int, ...]:
         return *of.tile[:2], of.slices, *of.cluster, of.tile[2], of.stages
 
-    pairs = zip(WEIGHTS.values(), properties(kernel), properties(wanted), strict=True)
+    pairs = zip(WEIGHTS.values(), values(kernel), values(wanted), strict=True)
     shares = WEIGHTS["slices"] * decomposition_of(kernel.config).has_shares
     return shares + sum(weight * abs(log2(one / other)) for weight, one, other in pairs)
 
 
-def nearest(wanted: Wanted, kernels: Mapping[str, Kernel]) -> tuple[str, float]:
+def nearest(wanted: KernelProperties, kernels: Mapping[str, Kernel]) -> tuple[str, float]:
     """The candidate that is most like the wanted kernel, and its distance; of several, the first by name."""
     return min(((name, distance(kernel, wanted)) for name, kernel in kernels.items()), key=lambda x: (x[1], x[0]))
 
@@ -215,21 +213,11 @@ def _kernels(sliced: Iterable[SlicedKernel], problem: GemmProblem) -> dict[str, 
     """The candidates among kernels: those that exist today, and support the problem or its transpose."""
     kernels = {}
     for kernel in sliced:
-        if config := _config(kernel.name):
+        if config := present_config(kernel.name):
             swapped = needs_swap(config, problem)
             if swapped is not None:
                 kernels[str(kernel)] = Kernel.of(kernel, config, swapped=swapped)
     return kernels
-
-
-@cache
-def _config(name: str) -> GemmConfig | None:
-    """The config of a name; None if the name or the config is no longer valid."""
-    try:
-        config = parse_name(name)
-    except ConfigError:
-        return None
-    return None if verdicts(config) else config
 
 
 class Fitted(NamedTuple):

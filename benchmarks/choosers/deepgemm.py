@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from math import ceil
 from typing import NamedTuple
 
-from benchmarks.choosers.cases import Answer, Case, Wanted
+from benchmarks.choosers.cases import Answer, Case, KernelProperties
 
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.problem import GemmProblem
@@ -50,7 +50,7 @@ def deepgemm(case: Case) -> Answer:
     return min(_layouts(sizes), key=lambda wanted: _cycles(sizes, wanted, sms), default=None)
 
 
-def _layouts(sizes: _Sizes) -> Iterator[Wanted]:
+def _layouts(sizes: _Sizes) -> Iterator[KernelProperties]:
     """The tiles and clusters that it considers, in its order."""
     p, tile_k = sizes.problem, 128 // sizes.element
     rows = [64, 128, *(most for most in (16, 32) if p.m <= most), *([256] if p.d_dtype != "f32" else [])]
@@ -65,7 +65,7 @@ def _layouts(sizes: _Sizes) -> Iterator[Wanted]:
                     continue
                 stages = _stages(sizes, m, n, tile_k)
                 if stages >= (4 if m * n < 128 * 192 else 3):
-                    yield Wanted((m, n, tile_k), cluster, stages)
+                    yield KernelProperties((m, n, tile_k), cluster, stages)
 
 
 def _stages(sizes: _Sizes, m: int, n: int, tile_k: int) -> int:
@@ -78,7 +78,7 @@ def _stages(sizes: _Sizes, m: int, n: int, tile_k: int) -> int:
     return min((SHARED_BYTES - fixed) // of_stage, MOST_STAGES)
 
 
-def _cycles(sizes: _Sizes, wanted: Wanted, sms: int) -> float:
+def _cycles(sizes: _Sizes, wanted: KernelProperties, sms: int) -> float:
     """Its estimate of cycles. Infinite for clusters in a single wave."""
     p, (m, n, _), (along_m, along_n) = sizes.problem, wanted.tile, wanted.cluster
     tiles = ceil(p.m / m) * ceil(p.n / n)

@@ -1,7 +1,7 @@
 """nvMatmulHeuristics, NVIDIA's model of CUTLASS kernels, as a chooser. It needs no GPU.
 
-It wants a CTA tile, a cluster, stages and slices of K; the nearest candidate stands for its kernel. Its warp tile, its
-instruction, and its order of CTAs are ignored: CUTLASS 3 derives the first two, and the last rarely matters here.
+It returns a CTA tile, a cluster, stages and slices of K; the nearest candidate stands for its kernel. Its warp tile,
+its instruction, and its order of CTAs are ignored: CUTLASS 3 derives the first two, and the last rarely matters here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 from functools import cache
 from typing import Any
 
-from benchmarks.choosers.cases import Answer, Case, Wanted
+from benchmarks.choosers.cases import Answer, Case, KernelProperties
 
 from gemmill.library.errors import InstallationError
 from gemmill.library.problem import GemmProblem
@@ -35,7 +35,7 @@ def nvidia(case: Case) -> Answer:
     problem = model.makeNvMatmulHeuristicsProblem(p.m, p.n, p.k, layouts[_layout(p)], p.batch)
     kernels = [found["kernel"] for found in model.get(problem, COUNT, precision=precision)]
     wanted = [
-        Wanted((x.cta_tile_m, x.cta_tile_n, x.cta_tile_k), (x.cluster_m, x.cluster_n), x.stages, x.split_k)
+        KernelProperties((x.cta_tile_m, x.cta_tile_n, x.cta_tile_k), (x.cluster_m, x.cluster_n), x.stages, x.split_k)
         for x in kernels
         if min(x.cta_tile_m, x.cta_tile_n, x.cta_tile_k, x.cluster_m, x.cluster_n, x.stages, x.split_k) > 0
     ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import ceil
 from random import Random
 
-from benchmarks.choosers.cases import Answer, Case, Chooser, Measured, Wanted, nearest, type_of
+from benchmarks.choosers.cases import Answer, Case, Chooser, KernelProperties, Measured, nearest, type_of
 
 from gemmill.runtime.select.gpus import figures
 
@@ -35,7 +35,7 @@ def largest_tile(case: Case) -> Answer:
 
 
 def one_kernel(fitted: Sequence[Measured]) -> Chooser:
-    """A chooser that wants one kernel for each type and regime: of those that were fastest most often on the problems
+    """A chooser that takes one kernel for each type and regime: of those that were fastest most often on the problems
     that gemmill's model was fitted to, the one whose nearest candidates have the least mean regret there."""
     groups: dict[tuple[str, str], list[Measured]] = defaultdict(list)
     for measured in fitted:
@@ -48,12 +48,12 @@ def one_kernel(fitted: Sequence[Measured]) -> Chooser:
     return choose
 
 
-def _best(cases: Sequence[Measured]) -> Wanted:
+def _best(cases: Sequence[Measured]) -> KernelProperties:
     """The properties of the kernel with the least mean regret on some of the problems of a type."""
-    wins = Counter(measured.case.kernels[measured.fastest].wanted for measured in cases)
+    wins = Counter(measured.case.kernels[measured.fastest].properties for measured in cases)
     some = cases[:: ceil(len(cases) / CASES)]
 
-    def regret(wanted: Wanted) -> float:
+    def regret(wanted: KernelProperties) -> float:
         return sum(measured.regret(nearest(wanted, measured.case.kernels)[0]) for measured in some)
 
     return min((wanted for wanted, _ in wins.most_common(KERNELS)), key=regret)

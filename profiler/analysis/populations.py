@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 from gemmill.library.config.model import GemmConfig
@@ -33,7 +34,7 @@ class Choices:
         for figures in found:
             for kernel in (*figures.finalists, *figures.screened):
                 self._measured[figures.run.gpu].add(kernel)
-                config = _config(kernel.name)
+                config = present_config(kernel.name)
                 if config is None:
                     self.unknown.add(kernel.name)
                 else:
@@ -51,7 +52,8 @@ class Choices:
         return self._known[figures.run]
 
 
-def _config(name: str) -> GemmConfig | None:
+@cache
+def present_config(name: str) -> GemmConfig | None:
     """The config of a kernel name; None if the name is invalid, or the rules forbid the config."""
     try:
         config = parse_name(name)

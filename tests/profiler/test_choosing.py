@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.choosers.cases import RESULTS, Answer, Case, Chooser, Measured, Wanted, cases_of, distance, nearest
+from benchmarks.choosers.cases import (
+    RESULTS,
+    Answer,
+    Case,
+    Chooser,
+    KernelProperties,
+    Measured,
+    cases_of,
+    distance,
+    nearest,
+)
 from benchmarks.choosers.deepgemm import deepgemm
 from benchmarks.choosing import Score, built_in, figures_of, scored
 
@@ -117,10 +127,11 @@ def test_a_kernel_that_was_not_measured_is_an_error_that_names_it(cases: list[Me
 
 def test_the_kernel_nearest_to_a_wanted_one_stands_for_it(cases: list[Measured]) -> None:
     for name, kernel in cases[0].case.kernels.items():
-        assert distance(kernel, kernel.wanted) == 0
-        assert distance(cases[0].case.kernels[nearest(kernel.wanted, cases[0].case.kernels)[0]], kernel.wanted) == 0
+        assert distance(kernel, kernel.properties) == 0
+        name_of_nearest, _ = nearest(kernel.properties, cases[0].case.kernels)
+        assert distance(cases[0].case.kernels[name_of_nearest], kernel.properties) == 0
         m, n, k = kernel.tile
-        assert distance(kernel, Wanted((2 * m, n // 2, k), kernel.cluster, kernel.stages, 4)) == 4, name
+        assert distance(kernel, KernelProperties((2 * m, n // 2, k), kernel.cluster, kernel.stages, 4)) == 4, name
 
 
 def test_every_chooser_that_ships_names_candidates(cases: list[Measured]) -> None:
@@ -134,7 +145,7 @@ def test_deepgemm_fills_the_gpu_and_multicasts_where_there_are_waves(cases: list
     tile is above 128."""
     for measured in cases:
         wanted = deepgemm(measured.case)
-        assert isinstance(wanted, Wanted)
+        assert isinstance(wanted, KernelProperties)
         m, n, k = wanted.tile
         assert k == 64
         assert min(m, n) <= 128
