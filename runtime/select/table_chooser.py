@@ -137,9 +137,11 @@ class TableChooser:
     def _nearest_formats(self, problem: GemmProblem) -> str:
         """Return in words how the formats of some layer differ least from those of a problem."""
 
+        values = _values(word_of(problem))
+
         def differences(word: str) -> list[str]:
-            pairs = zip(_values(word), _values(word_of(problem)), strict=True)
-            return [f"{name} {a}" for name, (a, b) in zip(FIELDS, pairs, strict=True) if a != b]
+            triples = zip(FIELDS, _values(word), values, strict=True)
+            return [f"{name} {value}" for name, value, other in triples if value != other]
 
         fewest = min(map(differences, self._by_word), key=len, default=None)
         return f"; the nearest has {', '.join(fewest)}" if fewest else ""

@@ -14,6 +14,7 @@ from gemmill.library.arch import Gpu
 from gemmill.library.decompositions.decomposition import decomposition_of
 from gemmill.profiler.analysis.figures import formats, moved_bytes
 from gemmill.profiler.analysis.roofline import PeakRate, peak_rate, roof
+from gemmill.profiler.measure.peak_rates import Roof
 from gemmill.runtime.select.choice import Choice
 from gemmill.service.pages.problem_lists import Entry
 
@@ -89,19 +90,14 @@ class Row:
         return peak_rate(self.entry.problem, self.gpu)
 
     @cached_property
-    def bound(self) -> str:
-        """What limits the problem on the roofline."""
-        return roof(self.entry.problem, self.gpu).name
-
-    @cached_property
-    def roof_us(self) -> float:
-        """Microseconds of a launch at the rate that limits it."""
-        return roof(self.entry.problem, self.gpu).us
+    def roof(self) -> Roof:
+        """What limits the problem on the roofline, and the microseconds of a launch at this rate."""
+        return roof(self.entry.problem, self.gpu)
 
     @property
     def reached(self) -> float:
         """Share of the limiting rate that the kernel reaches."""
-        return self.roof_us / self.us if self.us else math.nan
+        return self.roof.us / self.us if self.us else math.nan
 
 
 @dataclass(frozen=True)
@@ -141,7 +137,7 @@ class Totals:
     @property
     def reached(self) -> float:
         """Share of the roofline that the pass reaches."""
-        return self._sum(lambda row: row.roof_us) / self.us if self.us else math.nan
+        return self._sum(lambda row: row.roof.us) / self.us if self.us else math.nan
 
     def share(self, row: Row) -> float:
         """Share of a row in the time of the pass."""
@@ -190,7 +186,7 @@ def in_order(rows: Sequence[Row], order: str) -> list[Row]:
     keys = {row.number: column.key(row) for row in rows}
     known = [row for row in rows if keys[row.number] == keys[row.number]]  # NaN differs from itself
     unknown = [row for row in rows if keys[row.number] != keys[row.number]]
-    return sorted(known, key=column.key, reverse=order[0] == "-") + unknown
+    return sorted(known, key=lambda row: keys[row.number], reverse=order[0] == "-") + unknown
 
 
 def as_csv(passes: Iterable[tuple[str, Sequence[Row]]]) -> str:
@@ -213,7 +209,7 @@ def as_csv(passes: Iterable[tuple[str, Sequence[Row]]]) -> str:
                 writer.writerow((*given, *[""] * 13, row.error))
                 continue
             selected = (choice.name, choice.slices, choice.arithmetic, choice.swap_ab, row.us, choice.source)
-            rates = (row.tflops, row.gbps, row.flops / row.bytes if row.bytes else "", row.bound, row.reached)
+            rates = (row.tflops, row.gbps, row.flops / row.bytes if row.bytes else "", row.roof.name, row.reached)
             writer.writerow((*given, *selected, *rates, totals.share(row), choice.why, ""))
     return out.getvalue()
 
