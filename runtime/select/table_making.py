@@ -1,5 +1,5 @@
-"""Makes the choice table of a pack: asks the selector over its kernels for each layer of its problems and each number
-of rows."""
+"""Makes the choice table of a pack: selects among its kernels for each layer of its problems and each number of
+rows."""
 
 from __future__ import annotations
 

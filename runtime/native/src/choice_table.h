@@ -12,7 +12,7 @@ namespace gemmill {
 
 class Row;
 
-/// A product as a table knows it.
+/// A product as a table describes it.
 struct TableProblem {
   /// The values of its 16 formats, joined by spaces.
   std::string word;

@@ -33,7 +33,7 @@ struct Operand {
   Operand transposed() const;
 };
 
-/// What a call asks for.
+/// The arguments of a call.
 struct Call {
   std::optional<Tensor> a;
   std::optional<Tensor> b;

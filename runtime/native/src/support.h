@@ -11,7 +11,7 @@ namespace gemmill {
 /// only after copies that this library does not make.
 Gemm as_kernel_runs(const Gemm& gemm, const Artifact& artifact);
 
-/// A product as choice tables know it.
+/// A product as choice tables describe it.
 TableProblem table_problem(const Gemm& gemm);
 
 /// The product as a kernel of a choice table runs it. Error: the kernel does not support it, or only after copies.

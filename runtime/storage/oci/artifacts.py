@@ -183,7 +183,7 @@ def _last(reference: Reference, store: Store) -> str | None:
 
 
 def _annotations(pack: Pack) -> Mapping[str, str]:
-    """Return what a reader of the manifest wants to know of a pack, after checking every kernel."""
+    """Return the annotations of a pack's manifest, after checking every kernel."""
     facts = {(kernel.config.arch, cuda_of(kernel.provenance)) for kernel in map(pack.get, pack.names())}
     return {
         "vnd.gemmill.arch": ",".join(sorted({arch for arch, _ in facts})),

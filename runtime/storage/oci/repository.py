@@ -1,6 +1,6 @@
 """One repository of a registry: the requests of the OCI distribution specification 1.1 that packs need.
 
-A registry states with 401 how it wants to be authenticated; credentials and tokens go to it and to the token server
+A registry states with 401 which authentication it requires; credentials and tokens go to it and to the token server
 that it names, never to the host of a redirect. Everything that comes is bounded by the size that the manifest states,
 and checked against its digest.
 """
@@ -74,11 +74,11 @@ class Repository:
     def digest_of(self, tag: str) -> str:
         """Return the digest, in hex, of the manifest that a tag names now."""
 
-        def ask() -> str | None:
+        def head() -> str | None:
             with self._answer("HEAD", f"manifests/{tag}", self._deadline(), headers=_ACCEPT) as response:
                 return _digest_in(response)
 
-        return with_retries(ask) or hashlib.sha256(self._manifest(tag)).hexdigest()
+        return with_retries(head) or hashlib.sha256(self._manifest(tag)).hexdigest()
 
     def manifest(self, digest: str) -> bytes:
         """Return a manifest by digest."""
@@ -158,7 +158,7 @@ class Repository:
         body: bytes | BinaryIO | None = None,
         expects: int = 200,
     ) -> Iterator[HTTPResponse]:
-        """Send a request, authenticate if the registry asks for it, follow redirects of reads, and yield the answer
+        """Send a request, authenticate if the registry requires it, follow redirects of reads, and yield the answer
         with the expected status."""
         url, is_challenged = urljoin(self._base, path), False
         for _ in range(_MOST_REDIRECTS + 2):
@@ -218,7 +218,7 @@ class Repository:
                 return f"Bearer {credentials.secret}"
             return f"Bearer {self._token(fields, credentials and credentials.basic, deadline)}"
         if "basic" not in found:
-            raise Miss("unauthorised", f"{self._home} asks for authentication of an unknown kind: {challenges!r:.120}")
+            raise Miss("unauthorised", f"{self._home} requires authentication of an unknown kind: {challenges!r:.120}")
         if credentials is None or not credentials.user:
             raise Miss("unauthorised", f"{self._home} requires a user and a password: {_WAY}")
         return credentials.basic
