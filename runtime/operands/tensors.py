@@ -299,7 +299,8 @@ def _from_torch(tensor: Any, name: str) -> TensorView:
 
 def view_anywhere(tensor: Any, name: str) -> TensorView:
     """Read a PyTorch tensor on any device. One that is not on a GPU counts as on GPU 0, so that a call which runs
-    elsewhere can be checked; nothing can be launched on its view."""
+    elsewhere can be checked; nothing can be launched on its view. Its address then lies above those that no GPU
+    memory has."""
     if tensor.layout is not sys.modules["torch"].strided:
         raise OperandError(f"{name} has layout {tensor.layout}; it must be dense (strided): pass {name}.to_dense()")
     is_complex = tensor.is_complex()
@@ -316,7 +317,7 @@ def view_anywhere(tensor: Any, name: str) -> TensorView:
     if not has_memory:
         raise without_memory(name)
     return TensorView(
-        ptr=address,
+        ptr=address if tensor.is_cuda else address + LEAST_ADDRESS,
         shape=tuple(tensor.shape),
         strides=tuple(tensor.stride()),
         dtype=dtype,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -110,6 +112,18 @@ def test_weights_of_1_and_ids_of_64_bits() -> None:
     torch.testing.assert_close(found, plain(x, w1, w2, ids, None, **keywords))
     found.sum().backward()
     assert x.grad is not None
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="only Linux on x86-64 has a flag for low addresses")
+def test_cpu_memory_at_addresses_that_no_gpu_memory_has() -> None:
+    map_32bit = 0x40  # from Linux's mman.h
+    low = mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | map_32bit)
+    ids = torch.frombuffer(low, dtype=torch.int32, count=IDS.numel()).view_as(IDS).copy_(IDS)
+    assert ids.data_ptr() < 1 << 32
+    positional, keywords = operands(dtype=torch.bfloat16)
+    wanted = gemmill.torch.moe(*positional, **keywords)
+    positional[3] = ids
+    assert torch.equal(gemmill.torch.moe(*positional, **keywords), wanted)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
