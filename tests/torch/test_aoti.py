@@ -1,0 +1,99 @@
+"""Packages of AOTInductor without Python: libgemmill_torch, built against this PyTorch, and the example program."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.cases.programs import EXAMPLES, Program, run_program  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+PACK = ROOT / "tests" / "data" / "formats" / "written.pack"
+LIBRARIES = "#include <nlohmann/json_fwd.hpp>\n#include <sodium.h>\n#include <zstd.h>\n"
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("cmake") and shutil.which("c++"))
+    or bool(subprocess.run(["c++", "-xc++", "-fsyntax-only", "-"], input=LIBRARIES, text=True, stderr=-3).returncode),
+    reason="no cmake, C++ compiler or headers of nlohmann-json, libsodium and libzstd",
+)
+
+
+def run(*command: str | Path, **environment: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build(source: Path, folder: Path, defined: Mapping[str, object]) -> None:
+    options = {"CMAKE_BUILD_TYPE": "None", "CMAKE_CXX_FLAGS": "-O0", "CMAKE_INSTALL_LIBDIR": "lib", **defined}
+    run("cmake", "-S", source, "-B", folder, *(f"-D{name}={value}" for name, value in options.items()))
+    run("cmake", "--build", folder, "--parallel", "2")
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where libgemmill and libgemmill_torch are installed."""
+    folder = tmp_path_factory.mktemp("aoti")
+    for name in ("", "torch"):
+        options = {"CMAKE_INSTALL_PREFIX": folder, "CMAKE_PREFIX_PATH": folder, "TORCH": torch.__path__[0]}
+        build(ROOT / "runtime" / "native" / name, folder / "build" / name, options)
+        run("cmake", "--install", folder / "build" / name)
+    return folder
+
+
+WITHOUT_GEMMILL = """
+import os, sys, torch
+torch.ops.load_library(sys.argv[1])
+for name in torch._C._dispatch_get_all_op_names():
+    if name.startswith("gemmill::"):
+        print(getattr(torch.ops.gemmill, name[9:]).default._schema)
+a, b = torch.ones(4, 8), torch.ones(8, 16)
+def refused(pack, call):
+    os.environ["GEMMILL_PACKS"] = pack
+    try:
+        call()
+    except RuntimeError as error:
+        print(error)
+refused("", lambda: torch.ops.gemmill.mm(a, b, options="tf32=True;bits='k16'"))
+refused("", lambda: torch.ops.gemmill.mm(a, b))
+refused("/a.pack,/b.pack", lambda: torch.ops.gemmill.mm(a, b))
+refused("/absent.pack", lambda: torch.ops.gemmill.bmm(a, b))
+refused(sys.argv[2], lambda: torch.ops.gemmill.addmm(b, a, b))
+"""
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_operators_are_those_of_python_and_name_what_they_refuse(prefix: Path) -> None:
+    import gemmill.torch  # noqa: F401
+
+    lines = run(sys.executable, "-c", WITHOUT_GEMMILL, prefix / "lib" / "libgemmill_torch.so", PACK).splitlines()
+    *schemas, option, unset, several, absent, host = lines
+    names = sorted(schema.partition("(")[0].removeprefix("gemmill::") for schema in schemas)
+    assert names == ["addmm", "baddbmm", "bmm", "mm"]
+    assert sorted(schemas) == [str(getattr(torch.ops.gemmill, name).default._schema) for name in names]
+    assert option.startswith("gemmill::mm: the option bits='k16' needs Python;")
+    assert unset.startswith("gemmill::mm: GEMMILL_PACKS is not set: ")
+    assert several.startswith("gemmill::mm: GEMMILL_PACKS is /a.pack,/b.pack; ")
+    assert absent.startswith("gemmill::bmm: /absent.pack: ")
+    assert host == "gemmill::addmm: a is not in GPU memory: move it to the GPU"
+
+
+@pytest.mark.heavy
+@needs_compiler
+def test_a_package_calls_the_operators_from_a_program_without_python(prefix: Path, tmp_path: Path) -> None:
+    """On the CPU its first product is refused."""
+    run_program(Program("aoti/export.py", f"{tmp_path} --device cpu --tiny --tokens 32"), tmp_path, OMP_NUM_THREADS="2")
+    build(EXAMPLES / "aoti", tmp_path / "build", {"CMAKE_PREFIX_PATH": prefix, "TORCH": torch.__path__[0]})
+    command = [tmp_path / "build" / "run_package", *(tmp_path / x for x in ("model.pt2", "inputs.pt", "outputs.pt"))]
+    done = subprocess.run(command, capture_output=True, text=True, env={"GEMMILL_PACKS": str(PACK)})
+    assert done.returncode == 1
+    assert "gemmill::mm: a is not in GPU memory" in done.stderr
+    assert not (tmp_path / "outputs.pt").exists()
