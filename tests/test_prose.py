@@ -39,4 +39,4 @@ def test_code_and_questions_are_no_findings(tmp_path: Path) -> None:
 
 def test_help_of_all_commands_is_read() -> None:
     names = {name.partition(" --")[0] for name, _ in helps()}
-    assert {"gemmill", "gemmill run", "gemmill pack sign", "gemmill serve token new"} <= names
+    assert {"gemmill", "gemmill bench", "gemmill pack sign", "gemmill serve token new"} <= names

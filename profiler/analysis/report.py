@@ -85,9 +85,13 @@ def _time(measurement: Measurement | None) -> dict[str, float | None]:
 
 
 def as_csv(found: Sequence[Figures], choices: Choices, peak_rates: Mapping[str, PeakRates]) -> str:
-    """CSV with a header line and a line for each problem of each run (RFC 4180)."""
+    """CSV with a line for each problem of each run."""
+    return csv_of(rows(found, choices, peak_rates))
+
+
+def csv_of(table: Sequence[Mapping[str, object]]) -> str:
+    """CSV of rows with the same columns, with a header line (RFC 4180)."""
     text = io.StringIO()
-    table = rows(found, choices, peak_rates)
     writer = csv.DictWriter(text, next(iter(table), {}))
     writer.writeheader()
     writer.writerows({name: _cell(value) for name, value in row.items()} for row in table)

@@ -1,4 +1,4 @@
-"""The roofline of a GPU by its figures in library/arch.py, for problems that were not measured."""
+"""The roofline of a GPU by its figures in library/arch.py, whose peak rates no measurement gives."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from gemmill.library.arch import Gpu
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.wgmma.wgmma_plan import INSTRUCTION_K_BYTES, SUBTILE_M
 from gemmill.library.problem import GemmProblem
+from gemmill.library.records import Measurement
 from gemmill.profiler.analysis.figures import moved_bytes
 from gemmill.profiler.measure.peak_rates import Roof, peak_rate_dtype
+from gemmill.runtime.select import gpus
 from gemmill.runtime.select.cost.families.wgmma import MMA_COLUMNS_PER_CYCLE
 
 DRAM = "DRAM"
@@ -52,3 +54,17 @@ def roof(problem: GemmProblem, gpu: Gpu) -> Roof:
     rate = peak_rate(problem, gpu)
     memory = Roof(DRAM, moved_bytes(problem.typical()) / gpu.dram_gbps / 1000)
     return max(Roof(rate.units, problem.expected_flops / rate.tflops / 1e6), memory, key=lambda each: each.us)
+
+
+class Reached(NamedTuple):
+    """How close a measurement comes to the roofline."""
+
+    roof: Roof
+    fraction: float | None
+    """Time at the limiting rate relative to the measured time; None if it failed."""
+
+
+def reached(measurement: Measurement) -> Reached:
+    """What limits a measured problem on its GPU, and the fraction that the kernel or baseline reaches."""
+    limit = roof(measurement.as_full, gpus.figures(measurement.gpu))
+    return Reached(limit, None if measurement.us is None else limit.us / measurement.us)

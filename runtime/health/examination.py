@@ -114,7 +114,7 @@ def pytorch() -> Finding:
         return Finding(
             "PyTorch",
             "missing",
-            "not installed; `gemmill run` and `gemmill profile` need it",
+            "not installed; `gemmill bench` and `gemmill profile` need it",
             install_torch(),
         )
     bindings = version("cuda-bindings") or ""

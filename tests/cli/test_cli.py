@@ -586,7 +586,7 @@ def test_select_names_the_constraint_that_no_kernel_meets() -> None:
 
 
 def test_run_refuses_a_kernel_of_other_operands() -> None:
-    result = gemmill("run", "--mnkl", "64,64,64", "--b-major", "n", "--kernel", SMALL)
+    result = gemmill("bench", "--mnkl", "64,64,64", "--b-major", "n", "--kernel", SMALL)
     assert result.exit_code == 1
     assert "does not support" in result.stderr
 
@@ -595,9 +595,9 @@ def test_run_refuses_a_kernel_of_other_operands() -> None:
 @pytest.mark.parametrize(
     ("arguments", "environment", "status", "says"),
     [
-        (("run", "--mnkl", "64,64,64"), {"CUDA_VISIBLE_DEVICES": ""}, 3, "error: there is no GPU to run kernels on: "),
+        (("bench", "--mnkl", "64,64,64"), {"CUDA_VISIBLE_DEVICES": ""}, 3, "there is no GPU to run kernels on: "),
         pytest.param(
-            ("run", "--mnkl", "256,7168,2048", "--d-dtype", "f32"),
+            ("bench", "--mnkl", "256,7168,2048", "--d-dtype", "f32"),
             *({"CUDA_VISIBLE_DEVICES": ""}, 3, "error: "),
             marks=pytest.mark.heavy,
         ),
@@ -727,7 +727,7 @@ def test_the_demo_goes_all_the_way(which: str, manifest: Path) -> None:
 @pytest.mark.gpu
 def test_run_verifies_and_times_beside_cublas() -> None:
     for extents in ("512,512,512,1", "16,512,512,1"):  # the latter transposed
-        rows = json.loads(ok("run", "--mnkl", extents, "--json"))["items"]
+        rows = json.loads(ok("bench", "--mnkl", extents, "--json"))["items"]
         found = {",".join(str(row["problem"][x]) for x in ("m", "n", "k", "batch")) for row in rows}
         assert found == {extents}
         assert {row["problem"]["d_major"] for row in rows} == {"n"}
@@ -798,8 +798,8 @@ def test_select_names_the_kernels_of_a_list(tmp_path: Path) -> None:
     assert gemmill("select", "--shapes", path, "--mnkl", "1,2,3").exit_code == 2
     both = json.loads(gemmill("select", "--mnkl", "64,64,64", "--mnkl", "64,64,128", "--json").stdout)["items"]
     assert [row["text"] for row in both] == ["64x64x64 bf16 tn", "64x64x128 bf16 tn"]
-    assert "--mnkl is given 2 times; pass it once" in gemmill("run", "--mnkl", "64,64,64", "--mnkl", "64,64,128").stderr
-    done = gemmill("run", "--problem", "64x64x64 bf16 grouped=4", "--sizes", "60,4")
+    assert "--mnkl is given 2 times; pass it once" in gemmill("oracle", "--mnkl", "6,6,6", "--mnkl", "6,6,7").stderr
+    done = gemmill("bench", "--problem", "64x64x64 bf16 grouped=4", "--sizes", "60,4")
     assert done.exit_code == 2
     assert "sizes has 2 numbers, but 64x64x64 bf16 tn grouped=4 has 4 groups" in " ".join(done.stderr.split())
     done = gemmill(

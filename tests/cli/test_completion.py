@@ -78,14 +78,14 @@ def test_every_shell_is_told_in_its_own_form(
         ("gemmill select --shapes l", ["large", "llm"]),
         ("gemmill profile bf16 --shapes q", ["quick"]),
         ("gemmill train records.jsonl --gpu NVIDIA-H2", ["NVIDIA-H200"]),
-        ("gemmill run --d-dtype f6", ["f64"]),
+        ("gemmill bench --d-dtype f6", ["f64"]),
         ("gemmill list f", ["f16", "f32", "fp8", "facts.yaml"]),
         ("gemmill build bf16 --preset q", ["quick"]),
         ("gemmill list own.yaml --preset ", ["small", "tall"]),
         ("gemmill list own.yaml --preset q", []),
         ("gemmill list no.yaml --preset q", []),
         ("gemmill select --a-scale 128", ["128x128", "128x128e8"]),
-        ("gemmill run --bits in", ["invariant"]),
+        ("gemmill bench --bits in", ["invariant"]),
         ("gemmill pack --bits k32", ["k32", "k32f16"]),
         ("gemmill list bf16 --bits k32", ["k32", "k32f16"]),
         ("gemmill roofline --dtypes bf16,e4", ["bf16,e4m3"]),
@@ -135,7 +135,7 @@ def test_kernels_are_completed_a_part_at_a_time_until_few_are_left() -> None:
     arches = completed("gemmill emit ")
     assert "sm90a_" in arches
     assert all(arch.count("_") == 1 for arch in arches)
-    operands = completed("gemmill run --kernel sm90a_e4m3k16s")
+    operands = completed("gemmill bench --kernel sm90a_e4m3k16s")
     assert len(operands) > 1
     assert all(name.startswith("sm90a_e4m3k16s1x128_") for name in operands)
     tile = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_"

@@ -12,7 +12,7 @@ from gemmill.cli.dsl import kernels_of
 from gemmill.library.errors import UnsupportedProblemError
 
 EXAMPLE = (
-    *("run", "--mnkl", "8192,8192,8192,1", "--tile_shape_mnk", "128,256,64", "--cluster_shape_mn", "1,1"),
+    *("bench", "--mnkl", "8192,8192,8192,1", "--tile_shape_mnk", "128,256,64", "--cluster_shape_mn", "1,1"),
     *("--a_dtype", "Float16", "--b_dtype", "Float16", "--c_dtype=Float16", "--acc_dtype", "Float32"),
     *("--a_major", "k", "--b_major", "k", "--c_major", "n"),
 )
@@ -39,5 +39,5 @@ def test_the_example_s_options_are_read_to_the_end() -> None:
     result = gemmill(*EXAMPLE)
     assert (result.exit_code, "there is no GPU to run kernels on" in result.output) == (3, True)
     assert "No such option: --d_dtype" in gemmill(*EXAMPLE, "--d_dtype", "Float16").output
-    assert "--cluster needs --tile" in gemmill("run", "--mnkl", "64,64,64", "--cluster_shape_mn", "2,1").output
-    assert "'128,256' must be 3 numbers" in gemmill("run", "--mnkl", "64,64,64", "--tile", "128,256").output
+    assert "--cluster needs --tile" in gemmill("bench", "--mnkl", "64,64,64", "--cluster_shape_mn", "2,1").output
+    assert "'128,256' must be 3 numbers" in gemmill("bench", "--mnkl", "64,64,64", "--tile", "128,256").output

@@ -41,7 +41,7 @@ MISTAKES: dict[str, list[tuple[tuple[str, ...], str]]] = {
         ),
         ((*SELECT, "--groups", "4"), "groups is 4; it replaces batch only if batching is grouped, masked"),
         (("select", "--manifest", "bf16", "--mnkl", "64,63,64", "--epilogue", "d = gate * up"), "n is 63; .* even"),
-        (("run", "--kernel", KERNEL, "--mnkl", "1,2"), "--mnkl is '1,2'; it must be M,N,K or M,N,K,L, such as"),
+        (("bench", "--kernel", KERNEL, "--mnkl", "1,2"), "--mnkl is '1,2'; it must be M,N,K or M,N,K,L, such as"),
     ],
     "scale": [
         ((*SELECT, "--a-scale", "128x1"), "a_scale is '128x1', did you mean 128x128"),

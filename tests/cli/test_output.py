@@ -216,10 +216,11 @@ def test_times_have_quartiles_and_rounds_and_a_ratio_only_beside_cublas(capsys: 
     title, head, first, second, other, *_ = told.out.splitlines()
     assert title == "NVIDIA H200: medians over rounds, regime burst"
     assert head.split() == [
-        *("problem", "kernel", "arithmetic", "us", "quartiles", "rounds", "TFLOP/s", "x", "cuBLAS", "error/bound")
+        *("problem", "kernel", "arithmetic", "us", "quartiles", "rounds", "TFLOP/s", "of", "roof"),
+        *("x", "cuBLAS", "error/bound"),
     ]
     measured = [str(MEASURED.problem), MEASURED.kernel, "k16"]
-    assert re.split("  +", first) == [*measured, "200.0", "199.0-202.0", "32", "687", "0.95", "0.25"]
-    assert re.split("  +", second) == [*measured, "200.0", "4", "687", "0.25"]
+    assert re.split("  +", first) == [*measured, "200.0", "199.0-202.0", "32", "687", "78%", "0.95", "0.25"]
+    assert re.split("  +", second) == [*measured, "200.0", "4", "687", "78%", "0.25"]
     assert other.startswith("NVIDIA H100"), "figures of another GPU are in a table of their own"
     assert "kernels without a ratio were timed only in the first short pass" in told.err

@@ -80,7 +80,7 @@ WRONG: Mapping[str, tuple[str, ...]] = {
     "records pack": ("none -o x.parquet", "{file} -o x.txt", "{file} -o none/x.parquet"),
     "report": ("{file}", "none --csv x.csv", ". --csv x.csv", "{file} --csv none/x.csv"),
     "roofline": ("--dtypes nosuch", "--records none", "-o none/x.json"),
-    "run": (
+    "bench": (
         *("", "--mnkl 64,64", "--mnkl 64,64,64 --kernel nosuch", "--mnkl 64,64,64 --kernel {kernel} --top 2"),
         *(
             "--mnkl 64,64,64 --kernel {kernel} --slices 3",
@@ -88,7 +88,7 @@ WRONG: Mapping[str, tuple[str, ...]] = {
             "--mnkl 64,64,64 --cluster 1,1",
             "--mnkl 64,64,64 --bits k16/stream@64",
         ),
-        *("--mnkl 64,64,64 --cluster 1,1", "--mnkl 64,64,64 --sizes balanced", "--mnkl 64,64,64 --mnkl 64,64,128"),
+        *("--mnkl 64,64,64 --cluster 1,1", "--mnkl 64,64,64 --sizes balanced"),
     ),
     "select": (
         *("", "--mnkl 64,64", f"--mnkl {2**31 - 4095},128,128", f"--mnkl {'9' * 5000},1,1", "--mnkl 64,64,-3"),

@@ -74,7 +74,7 @@ def check(rows: list[dict[str, Any]], kind: Kind) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_run(name: str) -> None:
     kind = KINDS[name]
-    rows = ok("run", "--problem", kind.text, *(("--sizes", kind.sizes) if kind.sizes else ()))["items"]
+    rows = ok("bench", "--problem", kind.text, *(("--sizes", kind.sizes) if kind.sizes else ()))["items"]
     assert rows_of(rows, kind) == rows
     check(rows, kind)
 
@@ -114,7 +114,7 @@ def test_run_and_profile_take_only_kernels_that_give_the_required_bits(
 ) -> None:
     asked = ("--problem", "64x512x8192 bf16 tn", "--bits", bits)
     some = "tile.m == 64 and tile.n == 128 and d.dtype == 'bf16'"
-    rows = ok("run", *asked, "--top", "3")["items"]
+    rows = ok("bench", *asked, "--top", "3")["items"]
     rows += ok("profile", "bf16", *asked, "--where", some, "--records", tmp_path / "records.jsonl")["items"]
     kernels = [row for row in rows if row["kernel"] not in BASELINES]
     assert {(row["arithmetic"], row["verified"]) for row in kernels} == {(arithmetic, True)}

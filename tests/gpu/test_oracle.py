@@ -204,7 +204,7 @@ def test_a_gpu_gives_the_digest_that_the_command_prints() -> None:
     ],
 )
 def test_run_verifies_bits(text: str) -> None:
-    rows = json.loads(ok("run", "--problem", text, "--verify", "bits", "--top", "3", "--json"))["items"]
+    rows = json.loads(ok("bench", "--problem", text, "--verify", "bits", "--top", "3", "--json"))["items"]
     kernels = [row for row in rows if row["kernel"] not in BASELINES]
     assert kernels
     assert all(row["verified"] for row in kernels)
@@ -220,5 +220,5 @@ def test_run_verifies_bits(text: str) -> None:
     ],
 )
 def test_run_verifies_the_bits_of_expressions(text: str, epilogue: str) -> None:
-    said = ok("run", "--problem", text, "--epilogue", epilogue, "--verify", "bits", "--top", "3", "--json")
+    said = ok("bench", "--problem", text, "--epilogue", epilogue, "--verify", "bits", "--top", "3", "--json")
     assert all(row["verified"] for row in json.loads(said)["items"] if row["kernel"] not in BASELINES)

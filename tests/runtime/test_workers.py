@@ -53,7 +53,7 @@ def hits(folder: Path) -> list[str]:
     "command",
     [
         ("store", "list"),
-        ("run", "--mnkl", "64,64,64"),
+        ("bench", "--mnkl", "64,64,64"),
         pytest.param(("select", "--mnkl", "64,64,64"), marks=pytest.mark.heavy),
     ],
 )

@@ -1,4 +1,4 @@
-"""Comparison of D with the oracle, as ``run --verify bits`` does it."""
+"""Comparison of D with the oracle, as ``bench --verify bits`` does it."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ def application() -> typer.Typer:
     # Importing a module registers its commands.
     from gemmill.cli.app import app
     from gemmill.cli.commands import (  # noqa: F401
+        bench,
         compiling,
         demo,
         doctor,

@@ -35,7 +35,7 @@ GEMMILL_DEBUG=1 prints the traceback of an error.
 SECTIONS: Mapping[str, Sequence[str]] = {
     "Explore": ("demo", "list", "explain", "select", "shapes", "model", "emit", "diff", "draw", "layout"),
     "Build": ("validate", "build"),
-    "Run and measure": ("run", "oracle", "profile", "report", "roofline", "records", "train"),
+    "Run and measure": ("bench", "profile", "oracle", "report", "roofline", "records", "train"),
     "Ship": ("pack", "key", "lock", "warm"),
     "Serve": ("serve",),
     "Maintain": ("store", "doctor"),
@@ -44,9 +44,9 @@ SECTIONS: Mapping[str, Sequence[str]] = {
 
 
 INSTEAD: Mapping[str, str] = {
-    **dict.fromkeys(("bench", "benchmark", "measure", "sweep", "tune", "autotune"), "profile"),
+    **dict.fromkeys(("measure", "sweep", "tune", "autotune"), "profile"),
     **dict.fromkeys(("compile", "make", "generate"), "build"),
-    **dict.fromkeys(("time", "test", "exec"), "run"),
+    **dict.fromkeys(("run", "benchmark", "time", "test", "exec"), "bench"),
     **dict.fromkeys(("info", "describe", "show"), "explain"),
     **dict.fromkeys(("check", "lint"), "validate"),
     **dict.fromkeys(("kernels", "ls", "manifests"), "list"),

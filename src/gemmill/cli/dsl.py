@@ -1,5 +1,5 @@
-"""The options of CuTe DSL's Hopper GEMM example (dense_gemm.py), for ``gemmill run``: a tile and a cluster instead of a
-kernel, and the example's spelling of options."""
+"""The options of CuTe DSL's Hopper GEMM example (dense_gemm.py), for ``gemmill bench``: a tile and a cluster instead
+of a kernel, and the example's spelling of options."""
 
 from __future__ import annotations
 

@@ -108,6 +108,10 @@ class ProblemOptions:
 
     def all(self, shapes: str | None = None) -> list[GemmProblem]:
         """The problems of the options or of a suite; options override the text or the suite."""
+        return [problem for problem, _ in self.with_sizes(shapes)]
+
+    def with_sizes(self, shapes: str | None = None) -> list[tuple[GemmProblem, str | None]]:
+        """The problems of :meth:`all`, each with the sizes of its groups in the suite; None without a suite."""
         sources = (("--mnkl", self.mnkl), ("--problem", self.problem), ("--shapes", shapes))
         named = [name for name, value in sources if value]
         if not named:
@@ -115,13 +119,12 @@ class ProblemOptions:
         if len(named) > 1:
             raise UsageError(f"both {' and '.join(named)} are given; pass only one")
         with usage(ProblemError):
-            if shapes:
-                words = [shape.problem.to_dict() for shape in shape_suite(shapes).shapes]
-            else:
-                words = [problem_words.read_text(self.problem)] if self.problem else [*map(extents, self.mnkl)]
-                problem_words.check_epilogue(words[0].get("epilogue"))
             problem_words.check_epilogue(self.epilogue)
-            return [self._problem(keywords) for keywords in words]
+            if shapes:
+                return [(self._problem(each.problem.to_dict()), each.sizes) for each in shape_suite(shapes).shapes]
+            words = [problem_words.read_text(self.problem)] if self.problem else [*map(extents, self.mnkl)]
+            problem_words.check_epilogue(words[0].get("epilogue"))
+            return [(self._problem(keywords), None) for keywords in words]
 
     def _problem(self, words: Mapping[str, Any]) -> GemmProblem:
         """The problem of these keywords, overridden by the options."""

@@ -1,45 +1,34 @@
-"""run, profile: verify and time kernels on the GPU."""
+"""profile: verify and time the kernels of manifests on the GPU; tables of measurements."""
 
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from gemmill.cli import completion, output
+from gemmill.cli import output
 from gemmill.cli.app import app
-from gemmill.cli.dsl import ClusterShape, DslCommand, TileShape, kernels_of
 from gemmill.cli.kernel_sets import KernelSets, of_bits, warn_unsupported
 from gemmill.cli.options import (
     Bits,
     CompileOptions,
-    Manifests,
-    Records,
-    RegistryOptions,
     Sizes,
-    StorePath,
     SuiteOptions,
-    kernel,
-    measurable,
     output_file,
 )
 from gemmill.cli.output import Status, UsageError, usage
-from gemmill.cli.problem_options import ProblemOptions
-from gemmill.library.arithmetic import arithmetic_of
 from gemmill.library.bits import ANY
-from gemmill.library.config.edited import plain_name
-from gemmill.library.config.names import kernel_name, parse_name, present_name
-from gemmill.library.decompositions.sliced_kernel import SlicedKernel
-from gemmill.library.errors import ConfigError, DeviceError, ProblemError, UnsupportedProblemError
+from gemmill.library.config.names import kernel_name
+from gemmill.library.errors import DeviceError, ProblemError
 from gemmill.library.input.group_sizes import BALANCED, checked_sizes
-from gemmill.library.oracle.problems import check_supported
 from gemmill.library.problem import GemmProblem, Regime
 from gemmill.library.records import Measurement
+from gemmill.profiler.analysis.measured import rows
+from gemmill.profiler.analysis.roofline import reached
 from gemmill.profiler.baselines.baseline import BASELINES
 from gemmill.profiler.measure.messages import Options, Unit
 from gemmill.profiler.sweep.cluster import Cluster
@@ -47,13 +36,16 @@ from gemmill.profiler.sweep.measuring import GpuPool, LocalGpus, local_gpus
 from gemmill.profiler.sweep.scheduler import refuse_open
 from gemmill.profiler.sweep.shape_suites import Shape
 from gemmill.profiler.sweep.sweep import DEFAULT_OPTIONS, Listener, Scope, sweep
-from gemmill.runtime.host_gpu import detect
-from gemmill.runtime.registry import Registry
-from gemmill.runtime.select.selector import named_launch
 from gemmill.runtime.storage.store import Store
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
-Top = Annotated[int, typer.Option(min=1, max=5, metavar="N", help="Number of kernels to print or run, best first.")]
+TimedRegime = Annotated[
+    Regime,
+    typer.Option(
+        help="`burst`: short launches at full clock. `sustained`: each kernel runs alone until the power limit "
+        "throttles it."
+    ),
+]
 
 
 def _duration(text: str) -> float:
@@ -64,108 +56,8 @@ def _duration(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
-@dataclass(frozen=True)
-class KernelChoice:
-    """The kernels to run: one by name, the best with a tile, or the selected ones."""
-
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--kernel",
-            metavar="KERNEL",
-            help="Run this kernel (name or manifest with one config) instead of the selected one.",
-            autocompletion=completion.kernels,
-        ),
-    ] = None
-    slices: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="Number of K slices for a split-K --kernel. Default: chosen by the model."
-        ),
-    ] = None
-    tile: TileShape = None
-    cluster: ClusterShape = None
-    manifest: Manifests = field(default_factory=list)
-    records: Records = field(default_factory=list)
-    bits: Bits = ANY
-    top: Top = 1
-
-    def kernels(self, problem: GemmProblem) -> list[SlicedKernel]:
-        """The kernels for a problem, best first."""
-        if self.cluster and not self.tile:
-            raise UsageError("--cluster needs --tile; pass --tile M,N,K")
-        if self.name is not None:
-            if self.manifest or self.records or self.tile or self.top != 1:
-                raise UsageError("--kernel selects the kernel; omit --manifest, --records, --tile and --top")
-            with usage(ConfigError):
-                name, requested_slices = present_name(self.name, self.slices)
-                config = kernel(name)
-                arithmetic = Registry(manifests=()).arithmetic(problem, self.bits)
-                slices, _ = named_launch(config, requested_slices, problem, detect(), arithmetic)
-            return [SlicedKernel(kernel_name(config), slices)]
-        if self.slices is not None:
-            raise UsageError("--slices needs a split-K kernel; pass --kernel KERNEL")
-        if self.tile and (self.manifest or self.records):
-            raise UsageError("--tile selects among all legal kernels; omit --manifest and --records")
-        if self.tile:
-            registry = Registry([kernels_of(problem, self.tile, self.cluster or (1, 1))])
-        else:
-            registry = RegistryOptions(self.manifest, records=self.records).registry()
-        choice = registry.select(problem, bits=self.bits)
-        return [choice.kernel, *(kernel for kernel, _ in choice.runners_up)][: self.top]
-
-
-@app.command(cls=DslCommand)
-def run(
-    options: ProblemOptions,
-    choice: KernelChoice,
-    verify: Annotated[
-        Literal["bound", "bits"],
-        typer.Option(help="`bound`: D is within its error bound. `bits`: it also has the bits of `gemmill oracle`."),
-    ] = "bound",
-    sizes: Sizes = None,
-    store: StorePath = None,
-) -> None:
-    """Run one problem: verify, time, compare with cuBLAS.
-
-    run selects a kernel, verifies its result against float64, and compares its time with the installed baselines, such
-    as cuBLAS. With --verify bits, the CPU also computes D to the bit; 512 x 512 x 4096 takes it about a second. All
-    operands are random, also scales and operands of the epilogue, and aligned as the problem says. They are not in the
-    L2 cache when a launch starts. For groups, TFLOP/s counts only the rows of --sizes. Needs a Hopper GPU and PyTorch.
-    Exits with 1 if a result is wrong.
-
-    run also accepts the options of CuTe DSL's Hopper example as spelled there: --tile_shape_mnk, --cluster_shape_mn,
-    --a_dtype, --acc_dtype, --a_major and so on. The example's C is the output, which is D here.
-
-    \b
-    Examples:
-      gemmill run --mnkl 4096,4096,4096,1 --a-dtype bf16 --a-major k --b-major k
-      gemmill run --mnkl 8192,8192,8192 --tile 128,256,64 --cluster 2,1
-      gemmill run --mnkl 4096,4096,4096,1 --top 5
-      gemmill run --mnkl 16,4096,4096 --bits invariant
-      gemmill run --mnkl 512,512,4096 --verify bits
-      gemmill run --mnkl 1000,3000,1024 --kernel my_kernel.yaml --json
-      gemmill run --mnkl 4096,4096,4096 --epilogue "d = gelu(acc + bias.bf16[n])"
-      gemmill run --problem "8192x4096x7168 e4m3 tn grouped=64 a_scale=1x128 b_scale=128x128" --sizes zipf:1.1
-    """
-    problem = options.single()
-    group_sizes = _checked_sizes(problem, sizes)
-    unit = Unit(measurable(problem), tuple(choice.kernels(problem)), sizes=group_sizes)
-    if verify == "bits":
-        for kernel_and_slices in unit.kernels:
-            config = parse_name(plain_name(kernel_and_slices.name))
-            check_supported(unit.problem, arithmetic_of(config, kernel_and_slices.slices))
-    with tempfile.TemporaryDirectory() as folder:
-        measuring = replace(DEFAULT_OPTIONS, bits=verify == "bits")
-        found = measure([unit], Path(folder) / "records.jsonl", CompileOptions(store=store), options=measuring)
-    if not found:
-        raise UnsupportedProblemError(f"no kernel was measured on {problem}")
-    report_measurements(found)
-    if verify == "bits":
-        output.complain(f"D of {len(unit.kernels)} kernels has the bits of the oracle")
-
-
-def _checked_sizes(problem: GemmProblem, said: str | None) -> str:
+def group_sizes(problem: GemmProblem, said: str | None) -> str:
+    """The sizes of the groups of a problem, from --sizes or a suite; None: balanced ones."""
     try:
         return checked_sizes(problem, said)
     except ProblemError as error:
@@ -184,13 +76,7 @@ class TimingOptions:
         bool,
         typer.Option("--exhaustive", help="Time every kernel in all rounds, not only the best of a first short pass."),
     ] = False
-    regime: Annotated[
-        Regime,
-        typer.Option(
-            help="`burst`: short launches at full clock. `sustained`: each kernel runs alone until the power limit "
-            "throttles it."
-        ),
-    ] = "burst"
+    regime: TimedRegime = "burst"
     sizes: Sizes = None
 
     def options(self) -> Options:
@@ -203,7 +89,7 @@ class TimingOptions:
         """A shape with the group sizes of --sizes, unless the shape has its own."""
         if self.sizes is None or shape.sizes != BALANCED:
             return shape
-        return replace(shape, sizes=_checked_sizes(shape.problem, self.sizes))
+        return replace(shape, sizes=group_sizes(shape.problem, self.sizes))
 
 
 @dataclass(frozen=True)
@@ -343,8 +229,7 @@ def measure(
 
 def report_measurements(found: Sequence[Measurement]) -> None:
     """Print measurements, and exit with 1 if a kernel failed."""
-    rows = [measurement.model_dump(mode="json") for measurement in found]
-    output.print_result("measurements", rows, lambda: _print(found))
+    output.print_result("measurements", rows(found), lambda: _print(found))
     if any(measurement.stage == "failed" and measurement.kernel not in BASELINES for measurement in found):
         raise typer.Exit(Status.WRONG)
 
@@ -353,7 +238,7 @@ def _print(found: Sequence[Measurement]) -> None:
     """Print a table per GPU and regime. Only kernels timed in the same rounds as cuBLAS have a ratio to it."""
     columns = ("problem", *table_columns("cuBLAS"))
     for gpu, regime in dict.fromkeys((m.gpu, m.regime) for m in found):
-        rows = [
+        cells = [
             (
                 m.problem,
                 *table_row(m, output.number(m.ratio if m.kernel not in BASELINES and m.stage == "final" else None, 2)),
@@ -361,7 +246,7 @@ def _print(found: Sequence[Measurement]) -> None:
             for m in found
             if (m.gpu, m.regime) == (gpu, regime)
         ]
-        output.print_table(columns, rows, title=f"{gpu}: medians over rounds, regime {regime}")
+        output.print_table(columns, cells, title=f"{gpu}: medians over rounds, regime {regime}")
     if any(m.stage == "screen" for m in found):
         output.complain(
             "kernels without a ratio were timed only in the first short pass, without cuBLAS; use their times only for "
@@ -371,13 +256,26 @@ def _print(found: Sequence[Measurement]) -> None:
 
 def table_row(m: Measurement, ratio: str) -> tuple[str, ...]:
     """The cells of a measured kernel, from its name on."""
-    figures = output.number(m.us, 1), spread(m), str(m.samples or ""), output.number(m.tflops, 0)
+    fraction = reached(m).fraction
+    of_roof = "" if fraction is None else f"{fraction:.0%}"
+    figures = output.number(m.us, 1), spread(m), str(m.samples or ""), output.number(m.tflops, 0), of_roof
     return str(m.sliced), m.arithmetic or "", *figures, ratio, output.number(m.error, 2), m.says
 
 
 def table_columns(beside: str) -> tuple[str, ...]:
     """The columns of :func:`table_row`; its ratio is the speed relative to ``beside``."""
-    return "kernel", "arithmetic", ">us", "quartiles", ">rounds", ">TFLOP/s", f">x {beside}", ">error/bound", ""
+    return (
+        "kernel",
+        "arithmetic",
+        ">us",
+        "quartiles",
+        ">rounds",
+        ">TFLOP/s",
+        ">of roof",
+        f">x {beside}",
+        ">error/bound",
+        "",
+    )
 
 
 def spread(m: Measurement | None) -> str:

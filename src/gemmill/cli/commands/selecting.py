@@ -12,7 +12,6 @@ import typer
 
 from gemmill.cli import completion, output
 from gemmill.cli.app import app
-from gemmill.cli.commands.problems import Top
 from gemmill.cli.options import Bits, Objective, RegistryOptions, argument, shape_suite
 from gemmill.cli.output import Status, UsageError
 from gemmill.cli.problem_options import ProblemsOptions
@@ -25,7 +24,12 @@ from gemmill.profiler.imports.file_formats import FORMATS, Given
 from gemmill.profiler.sweep.shape_suites import load_shapes, shipped_suites
 from gemmill.runtime import driver
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.select.choice import Choice
+from gemmill.runtime.select.choice import RUNNERS_UP, Choice
+
+Top = Annotated[
+    int,
+    typer.Option(min=1, max=1 + RUNNERS_UP, metavar="N", help="Number of kernels to print, best first."),
+]
 
 
 @dataclass(frozen=True)
