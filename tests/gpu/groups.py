@@ -12,6 +12,7 @@ from tests.gpu.harness import Guarded, guarded, kernel, torch
 import gemmill
 from gemmill.library.config.model import GemmConfig
 from gemmill.profiler.measure.verify import saturated
+from gemmill.runtime.operands.call_keywords import IEEE, PRECISIONS
 from gemmill.runtime.registry import Registry
 
 
@@ -49,6 +50,9 @@ GROUPED = (
     stacked("128x256x64", cluster="2x1", stages=3, scheduler__raster="n", scheduler__swizzle_size=8),
     stacked("64x64x64", "pingpong", cluster="2x1", scheduler__raster="n", scheduler__swizzle_size=2),
     stacked("64x64x64", "pingpong", cluster="2x1", scheduler__swizzle_size=4),
+    stacked("128x192x32", cluster="2x1", ab="f16x3", b__major="mn", promote=2),
+    stacked("64x128x32", "pingpong", ab="bf16x6", promote=2),
+    stacked("64x64x32", "pingpong", ab="f16x3", promote=2),
 )
 MASKED = (
     slots("64x128x64", "pingpong"),
@@ -153,7 +157,7 @@ class Case:
             out=self.d.tensor,
             c=self.c.tensor if self.c else None,
             beta=self.beta if self.c else None,
-            tf32=self.config.a.dtype == "tf32",
+            precision=self.config.a.dtype if self.config.a.dtype in PRECISIONS else IEEE,
             accumulator=self.config.accumulator,
             fast_accumulation=self.config.promote == 0,
             registry=registry,

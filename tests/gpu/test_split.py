@@ -242,6 +242,20 @@ def test_invariant_rows_do_not_depend_on_m() -> None:
         assert torch.equal(gemmill.matmul(a[:m], b, precision="bf16x6", bits="invariant"), whole[:m])
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_groups_of_rows_are_multiplied_in_components(precision: str) -> None:
+    x, experts = normal(1500, 512), normal(6, 640, 512)
+    experts *= torch.ldexp(torch.ones(6, 1, 1, device="cuda"), torch.arange(-60, 60, 20, device="cuda")[:, None, None])
+    ends = torch.tensor([0, 700, 701, 900, 900, 1450], dtype=torch.int32, device="cuda")
+    out = torch.zeros(1500, 640, device="cuda")
+    gemmill.grouped_matmul(x, experts.mT, ends, out=out, precision=precision)
+    for i, (begin, end) in enumerate(zip([0, *ends.tolist()], ends.tolist(), strict=False)):
+        wanted = x[begin:end].double() @ experts[i].double().T
+        size = x[begin:end].double().abs() @ experts[i].double().abs().T
+        assert ((out[begin:end].double() - wanted).abs() <= 2.0**-14 * size).all()
+    assert not out[1450:].any()
+
+
 def test_what_is_refused() -> None:
     a, b = normal(64, 64), normal(64, 64)
     with pytest.raises(OperandError, match="precision is 'bf16x7'; it must be one of 'ieee', 'tf32', 'bf16x9'"):

@@ -508,13 +508,15 @@ def promote(plan: WgmmaPlan) -> str | None:
     WgmmaPlan,
 )
 def split_batching(plan: WgmmaPlan) -> str | None:
-    """Split f32 operands support only strided batching, and no gathered rows."""
+    """Split f32 operands support only strided and grouped batching, and no gathered rows."""
     scheduler, dtype = plan.config.scheduler, plan.config.a.dtype
-    if dtype not in SPLIT or (scheduler.batching, scheduler.rows) == ("strided", "stored"):
+    if dtype not in SPLIT:
         return None
     if scheduler.rows != "stored":
         return f"rows is {scheduler.rows}; for {dtype} operands it must be stored"
-    return f"batching is {scheduler.batching}; {dtype} operands support only strided batching"
+    if scheduler.batching not in ("strided", "grouped"):
+        return f"batching is {scheduler.batching}; for {dtype} operands it must be strided or grouped"
+    return None
 
 
 @rule(

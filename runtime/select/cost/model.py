@@ -352,7 +352,8 @@ def _splitting_us(problem: GemmProblem, gpu: Gpu) -> float:
     split = DTYPES[problem.a_dtype]
     read = 2 if split.scales_rows else 1  # to find the scales first
     moved = read * split.bytes + split.components * split.loaded.bytes  # for each element
-    return problem.batch * (problem.m + problem.n) * problem.k * moved / gpu.dram_gbps / 1000
+    rows = problem.m if problem.batching == "grouped" else problem.batch * problem.m
+    return (rows + problem.batch * problem.n) * problem.k * moved / gpu.dram_gbps / 1000
 
 
 def _realigned_bytes(problem: GemmProblem, operand: str) -> int:

@@ -35,6 +35,15 @@ def test_other_outputs_batches_and_alignments_are_split_too(words: dict[str, obj
     assert registry.select(GemmProblem(m=2048, n=2048, k=2048, a="bf16x6", **words)).config.a.dtype == "bf16x6"
 
 
+@pytest.mark.parametrize("majors", ["tn", "tt"])
+def test_groups_of_rows_are_split(majors: str) -> None:
+    problem = GemmProblem.from_text(f"4096x2048x1024 f16x3 {majors} grouped=8")
+    choice = registry.select(problem)
+    assert (choice.config.a.dtype, choice.config.scheduler.batching) == ("f16x3", "grouped")
+    ungrouped = registry.select(problem.but(batching="strided", batch=1))
+    assert choice.predicted_us > ungrouped.predicted_us  # B of each group is split too
+
+
 @pytest.mark.parametrize(
     ("problem", "sm_count"),
     [

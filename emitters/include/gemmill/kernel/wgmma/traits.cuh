@@ -177,7 +177,8 @@ struct WgmmaTraits {
   /// other registers than the MMAs' results. (In pingpong kernels, the other warpgroup multiplies meanwhile.)
   enum : bool { kOverlapsEpilogue = kBlockScales && !kPingpong };
   static_assert(Config::Terms::kComponents == 1 ||
-                    (Config::kPromote && !kGathers && !kTransposes && kMode == BatchMode::Strided),
+                    (Config::kPromote && !kGathers && !kTransposes &&
+                     (kMode == BatchMode::Strided || kMode == BatchMode::GroupedM)),
                 "components take the place of a batch, and their sums have two levels");
   using Position = RingPosition<Config::kStages>;
   /// The first warp of the producer warpgroup that transposes. Warp 0 loads, and warp 1 fills block scales if there are
