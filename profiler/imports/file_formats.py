@@ -39,7 +39,7 @@ _MOST_FILES = 10_000
 _LOGGED = re.compile(r'\s*\[[^\[\]{}",]{0,200}\]\s*[^\s,\]]')
 """The start of a log that is not JSON: a time or a number in brackets."""
 Reader = Callable[[TextFile], Imported | None]
-"""Reads the problems of a text; None if it is in another format."""
+"""Reads the problems of a file; None if a text is in another format."""
 
 
 class Format(NamedTuple):
@@ -52,6 +52,8 @@ class Format(NamedTuple):
     read: Reader
     is_json: bool | None = False
     """Whether texts in this format begin like JSON; None: either."""
+    suffix: str = ""
+    """How the name of a file in this format ends, if it is no text; its reader opens the file."""
 
 
 FORMATS: tuple[Format, ...] = (
@@ -70,6 +72,8 @@ FORMATS: tuple[Format, ...] = (
         is_json=True,
     ),
     Format("a config of a model on Hugging Face", '"model_type" (--m TOKENS,...)', model_config.read, is_json=True),
+    Format("an ONNX graph", ".onnx (--m TOKENS,...)", model_config.read_file, suffix=".onnx"),
+    Format("a GGUF file", ".gguf (--m TOKENS,...)", model_config.read_file, suffix=".gguf"),
     Format("a JSON list", '[m, n, k], {"m": 64, ...} or "64x128x64 bf16 tn"', lists.read_json, is_json=True),
     Format("JSON Lines", "the same, one in each line", lists.read_json_lines, is_json=True),
     Format("a log of cuBLASLt or hipBLASLt", "Adesc=[type=... in a Matmul line", cublas_log.read_lt),
@@ -116,6 +120,9 @@ def read_problems(path: Path, given: Given = NOTHING) -> Imported | None:
     """
     if path.is_dir():
         return _of_folder(path, given)
+    if form := format_named(path):
+        imported = form.read(TextFile(path, "", given.m, given.k, given.top_k))
+        return imported and replace(imported, format=form.name)
     try:
         content = read_given(path, MAX_BYTES)
     except (OSError, ValueError) as error:
@@ -124,6 +131,11 @@ def read_problems(path: Path, given: Given = NOTHING) -> Imported | None:
             reason = f"{reason}; compress it with gzip, or split it"
         raise RecordError(f"{path}:1: cannot read the file: {reason}") from None
     return problems_of(content, path, given)
+
+
+def format_named(path: Path) -> Format | None:
+    """The format that is recognized by the name of a file; None for texts."""
+    return next((form for form in FORMATS if form.suffix and form.suffix == path.suffix), None)
 
 
 def problems_of(content: bytes, path: Path, given: Given = NOTHING) -> Imported | None:
@@ -143,7 +155,7 @@ def problems_of(content: bytes, path: Path, given: Given = NOTHING) -> Imported 
         raise RecordError(f"{path}:1: the file has more than {_MOST_LINES:,} lines; split it")
     file = TextFile(path, text, given.m, given.k, given.top_k)
     for form in FORMATS:
-        if form.is_json in (None, is_json) and (imported := form.read(file)) is not None:
+        if not form.suffix and form.is_json in (None, is_json) and (imported := form.read(file)) is not None:
             return replace(imported, format=form.name)
     return None
 

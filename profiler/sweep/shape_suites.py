@@ -30,7 +30,15 @@ from gemmill.library.manifest.document import INVALID, Document, Location, read_
 from gemmill.library.manifest.load import SHIPPED
 from gemmill.library.problem import MAX_EXTENT, GemmProblem
 from gemmill.profiler.imports.collector import Collector, Imported, ListedProblem, Note
-from gemmill.profiler.imports.file_formats import FORMATS, MAX_BYTES, NOTHING, Given, problems_of, read_problems
+from gemmill.profiler.imports.file_formats import (
+    FORMATS,
+    MAX_BYTES,
+    NOTHING,
+    Given,
+    format_named,
+    problems_of,
+    read_problems,
+)
 
 EXTENTS = ("m", "n", "k", "batch")
 """Keys of a shape, in the order of its list form."""
@@ -137,7 +145,7 @@ def load_shapes(path: Path, given: Given = NOTHING) -> ShapeSuite:
 
 
 def _load(path: Path, given: Given) -> ShapeSuite:
-    if path.is_dir():
+    if path.is_dir() or format_named(path):
         if (imported := read_problems(path, given)) is None:
             raise RecordError(f"{path}: no file of the folder is in a format of another tool; {_READABLE}")
         return _imported(path, imported)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.cases.models import CONFIGS
 from tests.cli.test_cli import gemmill, ok
+from tests.library.models.test_models import GGUF
 
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.sweep.shape_suites import load_shapes
@@ -91,6 +92,13 @@ def test_commands_take_the_suite_and_the_config(tmp_path: Path) -> None:
         "assumed: experts take equal shares of the tokens",
         "assumed: 1, 16, 256, 2048 tokens; gemmill model --tokens passes others",
     ]
+
+
+def test_commands_take_a_gguf_file() -> None:
+    rows = json.loads(gemmill("shapes", GGUF, "--m", "1,16", "--json").stdout)["shapes"]
+    problems = json.loads(gemmill("model", GGUF, "--tokens", "1,16", "--json").stdout)["problems"]
+    assert sum(row["count"] for row in rows) == sum(row["count"] for row in problems)
+    assert {row["m"] for row in rows} == {row["m"] for row in problems}
 
 
 def test_what_is_wrong_is_named_with_the_file(tmp_path: Path) -> None:

@@ -25,6 +25,11 @@ def test_an_onnx_graph_has_a_suite_of_the_problems_of_its_json(tmp_path: Path) -
         row["text"]: row["count"] for row in report["problems"]
     }
     assert gemmill("model", path, "--dims", "batch=2,sq=32").exit_code == 1
+    whole = [row["text"] for row in json.loads(gemmill("model", path, "--json").stdout)["problems"]]
+    rows = json.loads(gemmill("select", "--shapes", path, "--json").stdout)["items"]
+    assert {row["text"] for row in rows} == {*whole}, "a command takes the graph itself"
+    (bad := tmp_path / "bad.onnx").write_bytes(b"no graph")
+    assert f"{bad}: the file is damaged, or is no ONNX graph" in gemmill("bench", "--shapes", bad).stderr
     assert "--dims is passed" in gemmill("model", written(tmp_path, "Llama-3.1-8B"), "--dims", "seq=32").stderr
 
 

@@ -18,15 +18,14 @@ from gemmill.cli.kernel_sets import KernelSets
 from gemmill.cli.options import CompileOptions, numbers, output_file, refuse_overwriting
 from gemmill.cli.output import UsageError
 from gemmill.cli.pack_making import PackOutput, WorthOptions, write_for
-from gemmill.library.errors import ProblemError, RecordError
+from gemmill.library.errors import ProblemError
 from gemmill.library.input.group_sizes import checked_sizes
 from gemmill.library.models.fields import Notes
 from gemmill.library.models.images import Images
-from gemmill.library.models.onnx_products import onnx_problems
-from gemmill.library.models.problems import TOKENS, Deployment, LayerProblem, problems_of, tokens_of
+from gemmill.library.models.problems import TOKENS, Deployment, LayerProblem, tokens_of
 from gemmill.library.models.quantization import QuantizationName
-from gemmill.library.models.source import read_config
 from gemmill.library.problem import MAX_EXTENT
+from gemmill.profiler.imports.model_config import read_model
 from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite
 
 _VARYING: Mapping[str, str] = {"forward": "m", "input gradient": "m", "weight gradient": "k"}
@@ -145,8 +144,8 @@ def model(
     An ONNX graph, which needs the package onnx, has its products as they run. A product with a weight has the number of
     tokens as M where its rows are symbolic, unless --dims has their values. Files with its weights need not exist.
 
-    select, pack, lock and profile take the suite as --shapes. They also take a config.json itself, for one GPU and the
-    default numbers of tokens.
+    select, bench, profile, pack and lock take the suite as --shapes. They also take CONFIG itself, unless it is a
+    folder, for one GPU and the default numbers of tokens.
 
     With --pack, model writes a pack instead: the few kernels that run each problem within --regret of the fastest
     shipped kernel, and the choice table of the layers. `gemmill.Registry(packs=[FILE])` then selects a kernel for every
@@ -175,7 +174,7 @@ def model(
         images=passes.images,
         dims=passes.dims or {},
     )
-    kind, found = _read(source, deployment, notes)
+    kind, found = read_model(source, deployment, notes)
     for text in notes.left_out:
         output.complain(f"left out: {text}")
     for text in notes.assumed:
@@ -197,18 +196,6 @@ def model(
     report = {"name": name, "type": kind, "problems": rows}
     report |= {"assumed": [*notes.assumed], "left_out": [*notes.left_out]}
     output.print_result("model", report, lambda: typer.echo("\n".join(_as_yaml(name, found))))
-
-
-def _read(source: Path, deployment: Deployment, notes: Notes) -> tuple[str, list[LayerProblem]]:
-    """The type of the model, and its problems."""
-    try:
-        if source.suffix == ".onnx":
-            return "onnx", onnx_problems(source, deployment, notes)
-        config = read_config(source, notes)
-        found = problems_of(config, deployment, notes)
-        return config["model_type"], found
-    except ProblemError as error:
-        raise RecordError(f"{source}: {error}") from None
 
 
 def _as_yaml(name: str, found: Sequence[LayerProblem]) -> Iterator[str]:
