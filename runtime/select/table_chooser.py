@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import chain
 from math import prod
 from types import MappingProxyType
@@ -20,7 +21,7 @@ from gemmill.library.problem import MAX_EXTENT, GemmProblem, Regime
 from gemmill.runtime.select.choice import Choice, in_words
 from gemmill.runtime.select.choice_table import ALL_EXTENTS, EXTENTS, ChoiceTable, ExtentName, Layer, TableKernel
 from gemmill.runtime.select.kernels.faults import faults
-from gemmill.runtime.select.kernels.formats import FIELDS, format_of, format_of_problem
+from gemmill.runtime.select.kernels.formats import FIELDS, format_of, format_of_problem, with_f32_sums
 
 if TYPE_CHECKING:
     from gemmill.library.arithmetic import Arithmetic
@@ -93,7 +94,10 @@ class TableChooser:
         word = word_of(listed)
         places = self._by_word[word]
         _check_extents(listed, places[0])
-        return self._of_layers(word, places, listed, arithmetic).answering(problem, None, arithmetic)
+        choice = self._of_layers(word, places, listed, arithmetic)
+        if others := _differences(word_of(problem), word):
+            choice = replace(choice, explain=partial(_of_others, choice.explain, others))
+        return choice.answering(problem, None, arithmetic)
 
     def _of_layers(
         self, word: str, places: Sequence[_Place], problem: GemmProblem, arithmetic: Arithmetic | None
@@ -115,13 +119,14 @@ class TableChooser:
 
     def _with_listed_formats(self, problem: GemmProblem) -> GemmProblem:
         """Return a problem with formats that layers have: its own or else, since such kernels support it too, those of
-        all of a symmetric D, and those of an epilogue whose matrices are read without TMA.
+        all of a symmetric D, those of an epilogue whose matrices are read without TMA, and those of sums in f32.
 
         Raises:
             UnsupportedProblemError: no layer has any of them.
         """
         formats = [problem, problem.but(symmetry="general")]
-        for other in chain(formats, (each.but(epilogue=unstaged(each.epilogue)) for each in formats)):
+        formats += [each.but(epilogue=unstaged(each.epilogue)) for each in formats]
+        for other in chain(formats, filter(None, map(with_f32_sums, formats))):
             if word_of(other) in self._by_word:
                 return other
         raise UnsupportedProblemError(
@@ -136,14 +141,7 @@ class TableChooser:
 
     def _nearest_formats(self, problem: GemmProblem) -> str:
         """Return in words how the formats of some layer differ least from those of a problem."""
-
-        values = _values(word_of(problem))
-
-        def differences(word: str) -> list[str]:
-            triples = zip(FIELDS, _values(word), values, strict=True)
-            return [f"{name} {value}" for name, value, other in triples if value != other]
-
-        fewest = min(map(differences, self._by_word), key=len, default=None)
+        fewest = min(map(partial(_differences, word_of(problem)), self._by_word), key=len, default=None)
         return f"; the nearest has {', '.join(fewest)}" if fewest else ""
 
     def _refusal(
@@ -169,6 +167,17 @@ def word_of(problem: GemmProblem) -> str:
 def _values(word: str) -> list[str]:
     """Return the values in :attr:`Formats.word`; the last, the epilogue, may have spaces."""
     return word.split(" ", len(FIELDS) - 1)
+
+
+def _differences(word: str, other: str) -> list[str]:
+    """Return the fields that differ between two values of :attr:`Formats.word`, with their values in the second."""
+    triples = zip(FIELDS, _values(word), _values(other), strict=True)
+    return [f"{name} {second}" for name, first, second in triples if first != second]
+
+
+def _of_others(explain: Callable[[], str], others: Sequence[str]) -> str:
+    """Return the reason of a choice by layers of other formats."""
+    return f"{explain()}; no layer has the formats of the problem, so those with {', '.join(others)} decide"
 
 
 def value_of(problem: GemmProblem, extent: ExtentName) -> int:

@@ -72,6 +72,7 @@ ASKED = (
     "9x256x1024 e4m3 tn promote=4",
     "700x768x512 f16 tn c=f16",
     "700x768x512 f16 tn",
+    "700x768x512 f16 tn c=f16 accumulator=f16",
     "512x512x8192 bf16 tn symmetry=symmetric",
     "16x4096x4096 bf16 nn",
     "16x4096x4096 f32 tn",

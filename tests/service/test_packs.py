@@ -52,7 +52,9 @@ def test_a_pack_is_built_signed_listed_and_fetched(tmp_path: Path) -> None:
         choice = Registry(packs=[tmp_path / "cublas.pack"], gpu="H200").select(
             GemmProblem.from_text(few), bits="cublas"
         )
-        assert str(choice.arithmetic) == "k16"
+        assert (str(choice.arithmetic), choice.source) == ("k16", "table")
+        served = Registry(packs=[opened], gpu="H200").select(GemmProblem.from_text("1000x64x64 f64 tn"))
+        assert (served.name, served.source) == (chosen, "table"), "also with other numbers of rows"
         assert server.ask("GET", "/v1/packs/small.pack", Range="bytes=0-7").body == pack.body[:8]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from gemmill.library.config.field_table import TABLE
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.scales import in_f32
-from gemmill.library.dtypes import DTYPES
+from gemmill.library.dtypes import DTYPES, FP8
 from gemmill.library.epilogues.parse import canonical, unstaged
 from gemmill.library.errors import UnsupportedProblemError
 from gemmill.library.problem import GemmProblem
@@ -24,6 +24,8 @@ A, B = FIELDS.index("a_dtype"), FIELDS.index("b_dtype")
 OUTPUTS = slice(FIELDS.index("c_dtype"), FIELDS.index("d_major") + 1)
 EPILOGUE = FIELDS.index("epilogue")
 BATCHING = FIELDS.index("batching")
+_SUMMED_IN_F16 = frozenset(("f16", *FP8))
+"""Types of A and B for which tensor cores can accumulate in f16."""
 A_SCALE, B_SCALE = FIELDS.index("a_scale"), FIELDS.index("b_scale")
 
 format_of_problem: Callable[[GemmProblem], Format] = attrgetter(*FIELDS)
@@ -66,6 +68,13 @@ def serving_formats(problem: GemmProblem) -> Iterator[Format]:
         value = getattr(problem, field)
         choices.append(dict.fromkeys((value, *(_others(field, value) if value else ()))))
     return itertools.product(*choices)
+
+
+def with_f32_sums(problem: GemmProblem) -> GemmProblem | None:
+    """Return a problem that sums in f16 with sums in f32, whose kernels support it more precisely; None for others."""
+    if problem.accumulator == "f16" and {problem.a_dtype, problem.b_dtype} <= _SUMMED_IN_F16:
+        return problem.but(accumulator="f32")
+    return None
 
 
 def _others(field: str, value: Any) -> tuple[Any, ...]:

@@ -14,7 +14,6 @@ from gemmill.library.bits import kernels_of
 from gemmill.library.config.model import FamilyName, GemmConfig
 from gemmill.library.config.scales import BLOCK_SCALES
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
-from gemmill.library.dtypes import FP8
 from gemmill.library.epilogues.parse import parse
 from gemmill.library.epilogues.tree import fault_of_m, fault_of_n
 from gemmill.library.errors import UnsupportedProblemError
@@ -23,7 +22,13 @@ from gemmill.runtime.select.cost.families import FAMILIES
 from gemmill.runtime.select.cost.network import Network
 from gemmill.runtime.select.cost.table import Entry, FeatureTable
 from gemmill.runtime.select.kernels.faults import is_aligned, refusal
-from gemmill.runtime.select.kernels.formats import Format, check_formats, format_of_problem, serving_formats
+from gemmill.runtime.select.kernels.formats import (
+    Format,
+    check_formats,
+    format_of_problem,
+    serving_formats,
+    with_f32_sums,
+)
 from gemmill.runtime.select.kernels.variations import Variants
 from gemmill.runtime.select.slow_path import fewest_changes
 
@@ -38,8 +43,6 @@ _Families = tuple[FamilyName, ...]
 _ALL: _Families = tuple(FAMILIES)
 _NAMED = 6
 """Most arithmetics that an error names."""
-_SUMMED_IN_F16 = frozenset(("f16", *FP8))
-"""Types of A and B for which tensor cores can accumulate in f16."""
 
 
 class Kernels:
@@ -180,8 +183,8 @@ class Kernels:
     def _more_precise(self, problem: GemmProblem, family: FamilyName, arithmetic: Arithmetic | None) -> list[Entry]:
         """Return kernels of a family that accumulate more precisely than requested."""
         entries: list[Entry] = []
-        if problem.accumulator == "f16" and {problem.a_dtype, problem.b_dtype} <= _SUMMED_IN_F16:
-            entries += self._both_orientations(problem.but(accumulator="f32"), family, arithmetic)
+        if in_f32 := with_f32_sums(problem):
+            entries += self._both_orientations(in_f32, family, arithmetic)
         if problem.promote and FAMILIES[family].sums_exactly:
             members = self._members(problem.but(promote=0), family, arithmetic)
             entries += [(kernel, config, False) for kernel, config in members]

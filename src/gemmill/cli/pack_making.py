@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Annotated
 
@@ -26,14 +24,14 @@ from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import PackError, SettingError
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.sweep.shape_suites import ShapeSuite
+from gemmill.runtime.pack_tables import table_among
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice_table import ChoiceTable
 from gemmill.runtime.select.decisions import Decision, read_decisions
 from gemmill.runtime.select.set_cover import regrets
-from gemmill.runtime.select.table_making import table_of
 from gemmill.runtime.settings import number_of_bytes
 from gemmill.runtime.storage.artifact import Artifact
-from gemmill.runtime.storage.pack import Pack, pack_parts, write_pack
+from gemmill.runtime.storage.pack import pack_parts, write_pack
 from gemmill.runtime.storage.store import Store
 from gemmill.runtime.storage.trust.signatures import SigningKey
 from gemmill.runtime.storage.trust.signed_packs import sign_pack, signature_path
@@ -162,21 +160,11 @@ def _within(
         if unserved := sum(loss is None for loss in lost.values()):
             left = f"{unserved} of {len(lost)} problems without a kernel"
             raise PackError(f"--budget {worth.budget} leaves {left}; raise --budget")
-        table = _table(artifacts[:count], measured, times.times, worth)
+        kept = artifacts[:count]
+        table = table_among(kept, _of(kept, measured), times.times, worth.gpu, worth.objective, worth.bits)
         if most is None or size(count, table) <= most:
-            return artifacts[:count], table
+            return kept, table
         count -= 1
-
-
-def _table(
-    artifacts: Sequence[Artifact], measured: Sequence[Decision], problems: Iterable[GemmProblem], worth: WorthOptions
-) -> ChoiceTable:
-    """The choice table of a pack of these kernels: what its selector chooses without one."""
-    with TemporaryDirectory() as folder:
-        write_pack(path := Path(folder) / "kernels.pack", artifacts, _of(artifacts, measured))
-        registry = Registry(packs=[Pack.open(path)], gpu=worth.gpu)
-        select = partial(registry.select, bits=worth.bits, objective=worth.objective)
-        return table_of(problems, select, registry.gpu.name, worth.objective, worth.bits)
 
 
 def _names(artifacts: Sequence[Artifact]) -> list[str]:

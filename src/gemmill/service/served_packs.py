@@ -14,9 +14,12 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
+from gemmill.library.arch import Gpu
 from gemmill.library.errors import GemmillError, PackError
 from gemmill.library.files import make_private
+from gemmill.library.problem import GemmProblem
 from gemmill.profiler.sweep.shape_suites import load_shapes, shipped_suites
+from gemmill.runtime.pack_tables import table_among
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import Pack, write_pack
 from gemmill.runtime.storage.trust.signed_packs import PackFacts, PackIndex, sign_pack
@@ -77,7 +80,9 @@ class Packs:
             self._resolver.check_target(keyed, machine)
             chosen[keyed.name] = keyed
         kernels = [await self._compiled(keyed, tenant) for keyed in chosen.values()]
-        await asyncio.to_thread(self._write, name, [kernel.blob for kernel in kernels])
+        artifacts = [Artifact.from_bytes(kernel.blob) for kernel in kernels]
+        gpu = await self._resolver.in_thread(lambda: self._resolver.registry(machine.gpu).gpu)
+        await asyncio.to_thread(self._write, name, artifacts, [*map(GemmProblem.from_text, problems)], gpu, bits)
         del self.building[name]
 
     async def _compiled(self, keyed: KeyedKernel, tenant: str) -> Served:
@@ -95,10 +100,13 @@ class Packs:
             return result
         return served
 
-    def _write(self, name: str, blobs: Sequence[bytes]) -> PackFacts:
+    def _write(
+        self, name: str, artifacts: Sequence[Artifact], problems: Sequence[GemmProblem], gpu: Gpu, bits: str
+    ) -> PackFacts:
+        table = table_among(artifacts, (), problems, gpu, "sustained", bits)
         make_private(self.folder)
         path = self.folder / name
-        write_pack(path, map(Artifact.from_bytes, blobs))
+        write_pack(path, artifacts, choices=table)
         return sign_pack(path, self._signing.keys) if self._signing.keys else PackFacts.of(Pack.open(path))
 
 

@@ -185,6 +185,9 @@ def test_reasons_say_exact_nearest_and_beyond(chooser: TableChooser) -> None:
     assert "for the nearest layer, Mx4096x4096," in why("20x4096x4100 bf16 a_align=16 b_align=16")
     assert "beyond 16384, the largest that it was made for: predicted" in why("20000x4096x4096 bf16")
     assert "copies A into aligned memory" in why("300x4096x4096 bf16 a_align=2")
+    assert "no layer has the formats of the problem, so those with accumulator f32 decide" in why(
+        "700x768x512 f16 tn c=f16 accumulator=f16"
+    )
 
 
 def test_an_empty_d_takes_no_time_and_an_empty_k_does(chooser: TableChooser) -> None:
