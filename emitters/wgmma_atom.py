@@ -70,14 +70,16 @@ def wgmma_atom(plan: WgmmaPlan) -> str:
         a="{" + ", ".join(f"%{count + i}" for i in range(words)) + "}" if from_registers else f"%{count}",
         b=count + words,
         accumulate=count + words + 1,
-        modifiers="".join(f", {immediate}" for immediate in _modifiers(config)),
+        modifiers="".join(f", {immediate}" for immediate in _modifiers(config, from_registers)),
     )
 
 
-def _modifiers(config: GemmConfig) -> tuple[int, ...]:
-    """The immediates after the predicate: signs of A and B except for integers, and majors of 16-bit operands."""
+def _modifiers(config: GemmConfig, from_registers: bool) -> tuple[int, ...]:
+    """The immediates after the predicate: signs of A and B except for integers, and majors of 16-bit operands in shared
+    memory."""
     signs = () if config.b.loaded.is_integer else (1, 1)
-    majors = tuple(int(x.major == "mn") for x in (config.a, config.b) if x.loaded.bits == config.b.loaded.bits == 16)
+    in_shared = (config.b,) if from_registers else (config.a, config.b)
+    majors = tuple(int(x.major == "mn") for x in in_shared if x.loaded.bits == 16)
     return signs + majors
 
 

@@ -103,6 +103,9 @@ _NESTED = ("inner", "middle", *(f"{x}_step_{i}" for x in "abcd" for i in range(N
 _GATHER = {x: ("rows_pointer", "rows_stride", f"{x}_pointer", f"{x}_row_chunks", f"{x}_rows") for x in "ab"}
 """The scalars that ``gemmill::GatherParams`` adds, 8 bytes each, by the operand whose rows are found by an index."""
 
+_UNALIGNED = ("a_pointer", "a_row_stride", "a_column_stride", "a_batch_stride")
+"""The scalars that ``gemmill::UnalignedParams`` adds, 8 bytes each."""
+
 _DESCRIPTORS = ("a", "b", "c", "d", "a_tail", "b_tail")
 """The descriptors of ``GemmParams``, in order."""
 
@@ -202,7 +205,7 @@ def _staged_box(plan: WgmmaPlan, name: str, staged: Format, offset: int) -> TmaB
 def launch_spec(plan: WgmmaPlan) -> LaunchSpec:
     """The launch facts of a kernel."""
     config = plan.config
-    boxes = [*(box for x in config.inputs if x != plan.gathered for box in _boxes(plan, x)), *_output_boxes(plan)]
+    boxes = [*(box for x in config.inputs if x != plan.copied for box in _boxes(plan, x)), *_output_boxes(plan)]
     offsets = _offsets(plan)
     entry = f"gemmill_{kernel_name(config)}"
     params_bytes = align_up(max(offsets.values()) + 8, 64)
@@ -211,6 +214,9 @@ def launch_spec(plan: WgmmaPlan) -> LaunchSpec:
         if plan.has_zeros:
             boxes.append(_group_box(plan, "zero", params_bytes + TMA_BYTES))
         params_bytes += 2 * TMA_BYTES
+    if plan.is_unaligned:  # UnalignedParams
+        offsets |= {name: params_bytes + 8 * i for i, name in enumerate(_UNALIGNED)}
+        params_bytes += 64
     # KernelParams aligns the epilogue's parameters, so they begin here, with the descriptors of its matrices.
     for i, x in enumerate(staged_matrices(config)):
         boxes.append(_staged_box(plan, f"epilogue.{x.name}", Format(x.dtype, x.major), params_bytes + i * TMA_BYTES))
@@ -258,6 +264,7 @@ def constants(launch: LaunchSpec) -> dict[str, int]:
     constants["offset_epilogue"] = launch.offsets["epilogue"]
     if launch.cluster_k > 1:
         constants["splits"] = launch.cluster_k
+    constants |= {f"offset_{name}": launch.offsets[name] for name in _UNALIGNED if "a_row_stride" in launch.offsets}
     if "inner" in launch.offsets:
         constants |= {"offset_inner": launch.offsets["inner"], "offset_steps": launch.offsets["a_step_0"]}
     for x, names in _GATHER.items():
@@ -273,7 +280,8 @@ def _scheduler(plan: WgmmaPlan) -> str:
     config = plan.config
     if plan.is_symmetric:
         return "TriangleScheduler<Order, TileK>"
-    return _SCHEDULERS.get(config.scheduler.batching) or k_decomposition.scheduler(config)
+    scheduler = _SCHEDULERS.get(config.scheduler.batching) or k_decomposition.scheduler(config)
+    return f"OfUnaligned<gemmill::{scheduler}>" if plan.is_unaligned else scheduler
 
 
 def _terms(config: GemmConfig) -> str:
@@ -299,6 +307,8 @@ def text(plan: WgmmaPlan, launch: LaunchSpec) -> str:
         spec_type, spec = "gemmill::NestedSpec", "Kernel::nested_spec()"
     elif plan.gathered:
         spec_type, spec = "gemmill::GatherSpec", "Kernel::gather_spec()"
+    if plan.is_unaligned:
+        spec_type, spec = f"gemmill::UnalignedSpec<{spec_type}>", f"Kernel::unaligned_spec({spec})"
     return _TEMPLATE.substitute(
         placeholders(config, launch),
         c=DTYPES[plan.stored_c.dtype].cpp if plan.stored_c else "gemmill::None",

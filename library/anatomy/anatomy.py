@@ -139,14 +139,14 @@ class WgmmaAnatomy(Anatomy[WgmmaPlan]):
 
     def span(self, operand: InputName) -> int:
         """Swizzle span in bytes of an operand's stages."""
-        return self.plan.swizzle(operand)
+        return CHUNK if operand == "a" and self.plan.is_unaligned else self.plan.swizzle(operand)
 
     def lanes(self) -> list[Lane]:
         """A producer, and consumers that share tiles (cooperative) or alternate (pingpong)."""
         stages = self.config.stages
         loads = [Step(float(step), step + 1.0, f"load s{step % stages}", LOAD) for step in range(9)]
         how = "one thread, TMA"
-        if x := self.plan.gathered:
+        if x := self.plan.copied:
             how = f"four warps copy {x.upper()}, one thread loads {'B' if x == 'a' else 'A'} by TMA"
         lanes = [Lane(f"producer: {how}", loads)]
         for number in range(self.plan.consumer_warpgroups):

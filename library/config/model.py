@@ -60,7 +60,7 @@ class InputOperand:
         Positive,
         Field(
             doc="Alignment in bytes of base address and strides. For a kernel with TMA, gemmill copies a less aligned "
-            "operand at each call, which takes time and workspace."
+            "operand at each call, which takes time and workspace. An A aligned to one element is read in place."
         ),
     ] = 16
     scale: Annotated[

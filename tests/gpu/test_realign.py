@@ -1,4 +1,4 @@
-"""Operands that TMA cannot move: copied into aligned memory before WGMMA kernels."""
+"""Operands that TMA cannot move: copied into aligned memory before WGMMA kernels, or by producer warps of these."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from tests.gpu.harness import check, kernel, least_aligns, make_case, run, torch
 
 import gemmill
-from gemmill.library.config.model import GemmConfig
+from gemmill.library.config.model import GemmConfig, MajorAB
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import CaptureError, UnsupportedProblemError
 from gemmill.runtime.registry import Registry
@@ -28,6 +28,11 @@ KERNELS: tuple[GemmConfig, ...] = (
     kernel(scheduler__decomposition="splitk"),
     kernel("64x32x64", "pingpong", c__dtype="bf16", scheduler__decomposition="splitk"),
     kernel("128x192x64", "cooperative", "2x1", scheduler__decomposition="stream"),
+    kernel("128x64x64", a__align=2),
+    kernel("64x32x128", "pingpong", ab="f16", a__align=2, a__major="mn", b__major="mn", d__major="m"),
+    kernel("256x64x64", a__align=2, c__dtype="bf16", scheduler__decomposition="splitk"),
+    kernel("128x128x64", "cooperative", "2x1", a__align=2, a__major="mn", scheduler__decomposition="stream"),
+    kernel("64x64x64", "pingpong", a__align=2, scheduler__decomposition="cluster", scheduler__splits=2),
 )
 
 
@@ -42,6 +47,14 @@ def test_operands_of_any_alignment(config: GemmConfig, registry: Registry) -> No
     if config.a.major == "k":  # operands without elements are bound K-major
         check(config, 64, 8, 0, registry, aligns=all_least, offset=1)
     check(config, 9, 5, 77, registry, aligns=all_least, offset=1)
+
+
+@pytest.mark.parametrize("major", ["k", "mn"])
+def test_producer_warps_copy_rows_of_any_pitch(major: MajorAB, registry: Registry) -> None:
+    config = kernel("128x64x64", a__align=2, a__major=major, d__major="m", scheduler__decomposition="splitk")
+    for residue in range(8):
+        n, k = 296 + residue, 641 + 3 * residue
+        check(config, n, 64 - residue, k, registry, aligns={"a": 2, "d": 2}, offset=residue, slices=1 + residue)
 
 
 def odd(rows: int, columns: int) -> Any:

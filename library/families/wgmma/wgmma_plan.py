@@ -76,7 +76,10 @@ NARROW_N, NARROW_K = 32, 128
 """Most columns of tiles of 256 rows of narrow weights with four consumer warpgroups, and the K of their stages."""
 SHIFTED_REGISTERS = 8
 """Registers that a producer thread has more, and each of two consumers less, where columns of B are gathered. Without
-them, some kernels of 256 columns spill."""
+them, some kernels of 256 columns spill. Where A may have any alignment, a producer thread has twice as many more."""
+SHIFTED_BYTES = 16
+"""Bytes of a row of a stage beside its elements, if A may have any alignment
+(emitters/include/gemmill/copy/unaligned.cuh)."""
 SHALLOW_K_BYTES = 64
 """Bytes along K of the shallowest stages."""
 SPANS = (128, 64, 32)
@@ -160,8 +163,15 @@ class WgmmaPlan(KernelPlan):
 
     @part
     def multiplies_from_registers(self) -> bool:
-        """Whether WGMMA reads A from registers: if A is upconverted, or has 32 bits and is not K-major."""
-        return self.is_mixed or (self.config.a.major == "mn" and self.config.a.loaded.bits == 32)
+        """Whether WGMMA reads A from registers: if A is upconverted, has any alignment, or has 32 bits and is not
+        K-major."""
+        is_wide = self.config.a.major == "mn" and self.config.a.loaded.bits == 32
+        return self.is_mixed or self.is_unaligned or is_wide
+
+    @part
+    def is_unaligned(self) -> bool:
+        """Whether A may have any alignment: producer warps copy it without TMA."""
+        return self.config.a.align < TMA_ALIGN
 
     def transposes(self, operand: InputName) -> bool:
         """Whether the kernel transposes an operand's stages in shared memory. WGMMA reads operands of other than 16
@@ -225,9 +235,14 @@ class WgmmaPlan(KernelPlan):
         return "b" if self.config.scheduler.batching == "ngrouped" else "a"
 
     @member
+    def copied(self) -> InputName | None:
+        """The operand that producer warps copy without TMA."""
+        return "a" if self.is_unaligned else self.gathered
+
+    @member
     def producer_registers(self) -> int:
         """Registers of a producer thread after ``setmaxnreg``."""
-        return PRODUCER_REGISTERS + self._shifted_registers
+        return PRODUCER_REGISTERS + self._shifted_registers * (2 if self.is_unaligned else 1)
 
     @member
     def consumer_registers(self) -> int:
@@ -237,7 +252,8 @@ class WgmmaPlan(KernelPlan):
     @member
     def _shifted_registers(self) -> int:
         """Registers that threads of the producer have more than usual."""
-        return SHIFTED_REGISTERS if self.gathered == "b" and self.consumer_warpgroups == 2 else 0
+        copies = self.gathered == "b" or self.is_unaligned
+        return SHIFTED_REGISTERS if copies and self.consumer_warpgroups == 2 else 0
 
     @member
     def fragment_registers(self) -> int:
@@ -422,10 +438,13 @@ class WgmmaPlan(KernelPlan):
     @part
     def stage_bytes(self) -> tuple[int, int]:
         """Bytes of one stage of A and of B, with all components of split f32. A stage that is transposed, but not in
-        place, counts twice."""
+        place, counts twice. Rows of an A of any alignment are padded."""
         tile, a, b = self.config.tile, self.config.a, self.config.b
+        bytes_a = tile.m * tile.k * a.loaded.bits // 8 * a.type.components * (2 if self._is_copied("a") else 1)
+        if self.is_unaligned:
+            bytes_a = align_up(bytes_a + SHIFTED_BYTES * (tile.m if a.major == "k" else tile.k), 1024)
         return (
-            tile.m * tile.k * a.loaded.bits // 8 * a.type.components * (2 if self._is_copied("a") else 1),
+            bytes_a,
             tile.n * tile.k * b.loaded.bits // 8 * b.type.components * (2 if self._is_copied("b") else 1),
         )
 

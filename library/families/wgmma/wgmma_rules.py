@@ -65,6 +65,8 @@ TRANSPOSED_DEPTHS = (64, 128, 256)
 """Supported depths in bytes along K of transposed stages: those that warps can divide among their lanes."""
 ALIGNS = (1, 2, 4, 8, 16)
 """Alignments of C and D that the reduction kernel supports. It accesses them without TMA."""
+UNALIGNED, UNALIGNED_BYTES = ("bf16", "f16"), 2
+"""Types of an A that producer warps copy without TMA, and its alignment: one element."""
 MIXED_TILE_K = (64, 128, 256)
 """Tile K of kernels with a narrow A."""
 GATHERED_M, GATHERED_ROW, GATHERED_STEP = 128, 128, 16
@@ -192,7 +194,7 @@ def k_groups(plan: WgmmaPlan) -> str | None:
     "gathered-rows",
     (
         *("scheduler.rows", "scheduler.batching", "cluster.m", "cluster.n", "tile.m", "tile.n", "tile.k"),
-        *("schedule", "epilogue", "a.dtype", "a.major", "a.scale", "b.dtype", "b.major"),
+        *("schedule", "epilogue", "a.dtype", "a.major", "a.align", "a.scale", "b.dtype", "b.major"),
     ),
     "gemmill: emitters/include/gemmill/copy/gather.cuh",
     WgmmaPlan,
@@ -344,7 +346,7 @@ def mixed_batching(plan: WgmmaPlan) -> str | None:
 
 @rule(
     "mma-majors",
-    ("a.major", "b.major", "tile.k", "a.dtype", "b.dtype"),
+    ("a.major", "b.major", "tile.k", "a.dtype", "b.dtype", "a.align"),
     "PTX ISA, wgmma.mma_async: imm-trans-a and imm-trans-b exist only for .f16 and .bf16; gemmill: stage depths that "
     "the transposing warps support",
     WgmmaPlan,
@@ -371,14 +373,52 @@ def mma_majors(plan: WgmmaPlan) -> str | None:
     WgmmaPlan,
 )
 def alignment(plan: WgmmaPlan) -> str | None:
-    """Operands that TMA moves must be aligned to 16 bytes: all operands; for split-K kernels only A and B."""
+    """Operands that TMA moves must be aligned to 16 bytes: all operands, except for an A that producer warps copy; for
+    split-K kernels only A and B."""
     config = plan.config
     wrong = [
         f"{name.upper()} is aligned to {operand.align} bytes"
         for name, operand in (config.inputs if plan.has_second_kernel else config.operands).items()
-        if operand.align != TMA_ALIGN and not (name == "c" and config.c is None)
+        if operand.align != TMA_ALIGN
+        and not (name == "c" and config.c is None)
+        and not (name == "a" and plan.is_unaligned)
     ]
     return f"{' and '.join(wrong)}; TMA needs an alignment of {TMA_ALIGN} bytes" if wrong else None
+
+
+@rule(
+    "unaligned-a",
+    (
+        *("a.align", "a.dtype", "a.major", "b.dtype", "tile.m", "tile.k", "cluster.n", "promote"),
+        *("scheduler.batching", "scheduler.rows", "scheduler.symmetry", "scheduler.decomposition"),
+    ),
+    "gemmill: emitters/include/gemmill/copy/unaligned.cuh",
+    WgmmaPlan,
+)
+def unaligned_a(plan: WgmmaPlan) -> str | None:
+    """An A that producer warps copy without TMA must be bf16 or f16 and aligned to one element, and B of the same
+    type. Tiles must have 64, 128 or, with a K-major A, 256 rows, and a K of 64 or 128. No other CTA may share A,
+    batching must be strided, and the decomposition not serial."""
+    if not plan.is_unaligned:
+        return None
+    config, scheduler = plan.config, plan.config.scheduler
+    rows, depths = (64, 128, 256)[: 3 if config.a.major == "k" else 2], (64, 128)
+    for is_wrong, what in (
+        (config.a.dtype not in UNALIGNED, f"A is {config.a.dtype}; it must be {one_of(UNALIGNED)}"),
+        (config.b.dtype != config.a.dtype, f"B is {config.b.dtype}; it must be {config.a.dtype}, as A is"),
+        (config.a.align != UNALIGNED_BYTES, f"the alignment of A must be {one_of((UNALIGNED_BYTES, TMA_ALIGN))}"),
+        (config.tile.m not in rows, f"tile M is {config.tile.m}; it must be {one_of(rows)}"),
+        (config.tile.k not in depths, f"tile K is {config.tile.k}; it must be {one_of(depths)}"),
+        (config.cluster.n > 1, f"cluster.n is {config.cluster.n}; it must be 1, because each CTA copies its own rows"),
+        (scheduler.batching != "strided", f"batching is {scheduler.batching}; it must be strided"),
+        (scheduler.rows != "stored", f"rows is {scheduler.rows}; it must be stored"),
+        (scheduler.symmetry != "general", f"symmetry is {scheduler.symmetry}; it must be general"),
+        (decomposition_of(config).is_serial, f"decomposition is {scheduler.decomposition}; sums leave it no registers"),
+        (config.promote != 0, f"promote is {config.promote}; it must be 0"),
+    ):
+        if is_wrong:
+            return f"A is aligned to {config.a.align} bytes, so that producer warps copy it, and {what}"
+    return None
 
 
 @rule(
@@ -444,7 +484,7 @@ def parts_batching(plan: WgmmaPlan) -> str | None:
 
 @rule(
     "mixed-parts",
-    ("scheduler.decomposition", "a.dtype", "b.dtype", "a.major"),
+    ("scheduler.decomposition", "a.dtype", "b.dtype", "a.major", "a.align"),
     "gemmill: fragments of A leave no registers to add partial sums",
     WgmmaPlan,
 )
@@ -468,7 +508,10 @@ def mixed_parts(plan: WgmmaPlan) -> str | None:
 
 @rule(
     "promotion",
-    ("promote", "tile.k", "tile.n", "accumulator", "a.dtype", "b.dtype", "b.major", "scheduler.decomposition"),
+    (
+        *("promote", "tile.k", "tile.n", "accumulator", "a.dtype", "b.dtype", "a.major", "b.major", "a.align"),
+        "scheduler.decomposition",
+    ),
     "CUTLASS include/cutlass/gemm/collective/fp8_accumulation.hpp: promotion every 4 MMAs",
     WgmmaPlan,
 )
@@ -873,8 +916,8 @@ def quantised_d(plan: WgmmaPlan) -> str | None:
     "accumulator-registers",
     (
         *("tile.n", "tile.m", "tile.k", "schedule", "accumulator", "promote", "scheduler.decomposition"),
-        *("c.dtype", "d.major", "d.dtype", "a.dtype", "b.dtype", "a.major", "b.major", "a.scale", "epilogue"),
-        *("cluster.m", "cluster.n", "scheduler.batching", "scheduler.symmetry"),
+        *("c.dtype", "d.major", "d.dtype", "a.dtype", "b.dtype", "a.major", "b.major", "a.align", "a.scale"),
+        *("epilogue", "cluster.m", "cluster.n", "scheduler.batching", "scheduler.symmetry"),
     ),
     "PTX ISA, setmaxnreg, and wgmma.mma_async: register fragments of D; measured: larger accumulators spill",
     WgmmaPlan,
@@ -938,7 +981,19 @@ def _fragments(plan: WgmmaPlan, accumulators: int) -> str | None:
 
 AUTO_STAGES_FIELDS = (
     *("tile.n", "tile.k", "tile.m", "schedule"),
-    *("d.dtype", "d.major", "c.dtype", "c.major", "a.dtype", "a.major", "a.scale", "b.dtype", "b.major", "arch"),
+    *(
+        "d.dtype",
+        "d.major",
+        "c.dtype",
+        "c.major",
+        "a.dtype",
+        "a.major",
+        "a.align",
+        "a.scale",
+        "b.dtype",
+        "b.major",
+        "arch",
+    ),
     *("scheduler.decomposition", "scheduler.splits", "scheduler.symmetry", "scheduler.batching", "scheduler.rows"),
     *("accumulator", "epilogue"),
 )
@@ -981,6 +1036,7 @@ RULES: tuple[Rule, ...] = (
     descriptor_start,
     mixed_batching,
     alignment,
+    unaligned_a,
     reduction_alignment,
     sums,
     parts_batching,
@@ -1011,7 +1067,8 @@ RULES: tuple[Rule, ...] = (
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     {
-        **{f"{operand}.align": (TMA_ALIGN,) for operand in "ab"},
+        "a.align": (UNALIGNED_BYTES, TMA_ALIGN),
+        "b.align": (TMA_ALIGN,),
         **{f"{operand}.align": ALIGNS for operand in "cd"},
         "tile.m": tuple(sorted({m for rows in TILE_M.values() for m in rows})),
         "tile.n": TILE_N,

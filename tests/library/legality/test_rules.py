@@ -173,7 +173,7 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
             {"accumulator": "f32"},
         ),
         ({"c.dtype": "f16"}, "epilogue-types", "C is f16; with D bf16 it must be bf16 or f32", None),
-        ({"a.align": 8, "d.align": 4}, "tma-alignment", "A is aligned to 8 bytes and D is aligned to 4", None),
+        ({"b.align": 8, "d.align": 4}, "tma-alignment", "B is aligned to 8 bytes and D is aligned to 4", None),
         (
             {"tile.m": 100},
             "tile-m",
@@ -370,6 +370,24 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
             | {"d.major": "m"},
             "gathered-rows",
             "cluster.m is 2; it must be 1, because each CTA copies its own rows",
+            None,
+        ),
+        (
+            {"a.align": 4, "d.major": "m"},
+            "unaligned-a",
+            "A is aligned to 4 bytes, so that producer warps copy it, and the alignment of A must be 2 or 16",
+            {"a.align": 2},
+        ),
+        (
+            {"a.align": 2, "a.major": "mn", "tile.m": 256, "tile.n": 64},
+            "unaligned-a",
+            "tile M is 256; it must be 64 or 128",
+            None,
+        ),
+        (
+            {"a.align": 2, "scheduler.rows": "gathered", "scheduler.batching": "grouped"},
+            "unaligned-a",
+            "batching is grouped; it must be strided",
             None,
         ),
         ({"scheduler.batching": "kgrouped"}, "k-groups", "the major of A and B is k; with kgrouped batching", None),

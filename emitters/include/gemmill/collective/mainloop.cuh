@@ -138,15 +138,16 @@ struct CollectiveMainloop {
     }
   }
 
-  /// The producer loop of kernels that find the rows of an operand by an index: all four warps copy it, and one thread
-  /// also issues the loads of the other operand.
+  /// The producer loop of kernels that find the rows of an operand by an index, or whose A has any alignment: all four
+  /// warps copy it, and one thread also issues the loads of the other operand.
   __device__ static void load_gathered(Params const& params, Storage storage, Scheduler& scheduler) {
     constexpr bool kOfB = Traits::kGathersB;
     using Load = cute::conditional_t<kOfB, LoadA, LoadB>;
     constexpr int kOffset = kOfB ? Storage::kOffsetTmaA : Storage::kOffsetTmaB, kBytes = kOfB ? A::kBytes : B::kBytes;
+    if constexpr (!Traits::kReadsGroups) wait_for_prerequisites();
     StagePipeline& pipeline = storage.pipeline();
     bool const issues = threadIdx.x < 32 && cute::elect_one_sync();
-    uint32_t const peers = (1u << Traits::kClusterSize) - 1;
+    uint32_t const peers = (1u << Config::kClusterM * Config::kClusterN) - 1;
     Load const load{kOfB ? params.a : params.b, kOfB ? params.a_tail : params.b_tail, scheduler.rank, uint16_t(peers),
                     kOfB ? params.m : params.n};
     Gather gather(storage.base + (kOfB ? Storage::kOffsetTmaB : Storage::kOffsetTmaA), params);
@@ -159,13 +160,15 @@ struct CollectiveMainloop {
       scales.begin(work);
       int const extent = [&] {
         if constexpr (Traits::kGroupedK) return work.end - work.begin;
+        if constexpr (Traits::kUnalignedA) return (work.k_tile + work.k_tiles) * Config::kTileK;
         return params.k;
       }();
+      int const begin = Traits::kUnalignedA ? work.k_tile * Config::kTileK : 0;
       auto const tile = load.tile(kOfB ? work.m : work.n);
       uint32_t const bytes = load.bytes(kOfB ? work.m : work.n) + Groups::kBytes;
       int const batch = params.batched & (kOfB ? 1 : 2) ? work.batch : 0;
 #pragma unroll 1
-      for (int k = 0; k < extent; k += Config::kTileK, at.advance()) {
+      for (int k = begin; k < extent; k += Config::kTileK, at.advance()) {
         pipeline.wait_empty(at);
         uint64_t& full = pipeline.full[at.stage];
         int const left = min(extent - k, Config::kTileK);
@@ -460,8 +463,11 @@ struct CollectiveMainloop {
   }
 
   /// The operand A of a warpgroup that multiplies from registers; `first_row` is its first row within a stage.
-  __device__ static auto operand(char* shared, int first_row) {
-    if constexpr (Traits::kMixed) {
+  __device__ static auto operand(char* shared, int first_row, [[maybe_unused]] Params const& params,
+                                 [[maybe_unused]] Unit const& work) {
+    if constexpr (Traits::kUnalignedA) {
+      return UnalignedOperand<typename Traits::UnalignedA, Traits::kBlocks>(shared + Storage::kOffsetA, first_row, params, work);
+    } else if constexpr (Traits::kMixed) {
       return typename Traits::Narrow(shared + Storage::kOffsetA, shared + Storage::kOffsetScales, first_row);
     } else {
       return ColumnOperand<A, Traits::kBlocks, Config::kTileK>(shared + Storage::kOffsetA, first_row);

@@ -28,6 +28,18 @@ __device__ inline void copy_chunk(uint32_t target, char const* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
 }
 
+/// How threads that copy with cp.async tell consumers that a stage is full.
+struct CopyArrivals {
+  /// Makes this thread arrive at a stage's full barrier when its copies have finished.
+  __device__ static void arrive(uint64_t& full) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(cute::cast_smem_ptr_to_uint(&full))
+                 : "memory");
+  }
+
+  /// Waits for all copies of this thread, which must not end before.
+  __device__ static void finish() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+};
+
 /// How the threads of the producer warpgroup share the rows of a stage, which are swizzle spans of 128 bytes: thread t
 /// copies chunk t % 8 of rows t / 8 + 16 i.
 ///
@@ -35,7 +47,7 @@ __device__ inline void copy_chunk(uint32_t target, char const* from) {
 /// barrier follows its copies (PTX ISA, "cp.async.mbarrier.arrive"), and consumers call `fence` between their wait for
 /// the barrier and their MMAs: the proxy fence is on the path of causality from each copy to each read.
 template <class Layout>
-struct GatherThreads {
+struct GatherThreads : CopyArrivals {
   static constexpr int kChunk = 16, kThreadsOfRow = Layout::kSpan / kChunk;
   static constexpr int kStep = kGatherThreads / kThreadsOfRow;
   /// Most rows that a thread copies.
@@ -47,15 +59,6 @@ struct GatherThreads {
   __device__ static uint32_t first(char* stages) {
     return cute::cast_smem_ptr_to_uint(stages) + row() * Layout::kSpan + (chunk() ^ row() % 8) * kChunk;
   }
-
-  /// Makes this thread arrive at a stage's full barrier when its copies have finished.
-  __device__ static void arrive(uint64_t& full) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(cute::cast_smem_ptr_to_uint(&full))
-                 : "memory");
-  }
-
-  /// Waits for all copies of this thread, which must not end before.
-  __device__ static void finish() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
   /// Consumer: orders MMAs after the copies of a stage that is full.
   __device__ static void fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -243,7 +246,7 @@ struct GatherScales {
 
 /// Takes the place of GatherScales in kernels without block scales.
 struct GatherNoScales {
-  __device__ GatherNoScales(char*, GatherParams const&) {}
+  __device__ GatherNoScales(char*, GemmParams const&) {}
   template <class Work>
   __device__ void begin(Work const&) {}
   __device__ void operator()(int) {}

@@ -3,6 +3,8 @@
 
 #include <cute/arch/copy_sm90_desc.hpp>
 
+#include <gemmill/kernel/direct_params.cuh>
+
 namespace gemmill {
 
 /// Block scales of A or B, of type `Config::Scale`. Strides are in elements.
@@ -75,6 +77,23 @@ struct GatherParams : GemmParams {
 template <class Base>
 struct GroupParams : Base {
   cute::TmaDescriptor scale, zero;
+};
+
+/// Parameters of kernels whose producer warps copy an A of any alignment. They have no descriptor of A.
+template <class Base>
+struct UnalignedParams : Base {
+  alignas(64) StridedMatrix a_rows;
+};
+template <class Params>
+inline constexpr bool kIsUnaligned = false;
+template <class Base>
+inline constexpr bool kIsUnaligned<UnalignedParams<Base>> = true;
+
+/// A scheduler of such a kernel.
+template <class Scheduler>
+struct OfUnaligned : Scheduler {
+  using Scheduler::Scheduler;
+  using Params = UnalignedParams<typename Scheduler::Params>;
 };
 
 /// The kernel's only parameter: one of the structs above, and the parameters of the epilogue.

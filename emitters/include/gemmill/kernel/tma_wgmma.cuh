@@ -35,7 +35,7 @@ struct TmaWgmmaGemm : WgmmaSpec<WgmmaTraits<Config_>> {
     if (warp == 0 && cute::elect_one_sync()) {
       if constexpr (!Traits::kGathersA) cute::prefetch_tma_descriptor(&params.a);
       if constexpr (!Traits::kGathersB) cute::prefetch_tma_descriptor(&params.b);
-      if constexpr (LoadA::kTails) cute::prefetch_tma_descriptor(&params.a_tail);
+      if constexpr (!Traits::kGathersA && LoadA::kTails) cute::prefetch_tma_descriptor(&params.a_tail);
       if constexpr (LoadB::kTails) cute::prefetch_tma_descriptor(&params.b_tail);
       cute::prefetch_tma_descriptor(&params.d);
       pipeline.init();

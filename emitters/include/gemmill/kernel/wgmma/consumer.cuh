@@ -60,7 +60,7 @@ struct WgmmaConsumer {
       if constexpr (Traits::kPingpong) storage.pingpong_order().wait(warpgroup, turn);
       int const k_tiles = add_slices(total, accumulators, a, b, pipeline, transposed, at, release, scheduler, work);
       if constexpr (Traits::kScalesSums || Traits::kSlices > 1) {
-        auto const operand = Mainloop::operand(shared, first_row);
+        auto const operand = Mainloop::operand(shared, first_row, params, work);
         Mainloop::mma_in_turn(total, accumulators, operand, b, pipeline, transposed, at, release, warpgroup, k_tiles);
       } else if constexpr (Config::kPromote) {
         accumulators.template multiply<Traits::kOverlapsEpilogue>(
@@ -69,7 +69,7 @@ struct WgmmaConsumer {
       } else {
         if (work.k_tiles == 0) accumulators.clear();
         if constexpr (Traits::kRegistersA) {
-          auto const operand = Mainloop::operand(shared, first_row);
+          auto const operand = Mainloop::operand(shared, first_row, params, work);
           Mainloop::mma_from_registers(accumulators, operand, b, pipeline, transposed, at, release, k_tiles);
         } else {
           Mainloop::mma(accumulators, a, b, pipeline, transposed, at, release, k_tiles, filled_blocks(work, m));

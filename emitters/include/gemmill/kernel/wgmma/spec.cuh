@@ -48,6 +48,13 @@ struct GatherSpec {
   Fact facts[5];
 };
 
+/// The same for a kernel whose A has any alignment; `Spec` is that of its decomposition of K.
+template <class Spec>
+struct UnalignedSpec {
+  Spec spec;
+  Fact facts[4];
+};
+
 template <class Traits>
 struct WgmmaSpec {
   using Storage = WgmmaStorage<Traits>;
@@ -116,7 +123,7 @@ struct WgmmaSpec {
             fact("offset_scale", Groups::kGroups > 0 ? kOffsetScale : 0),
             fact("offset_zero", Groups::kHasZeros ? kOffsetScale + uint32_t(sizeof(cute::TmaDescriptor)) : 0),
             fact("groups", Groups::kGroups),
-            fact("offset_a_tail", LoadA::kTails ? uint32_t(offsetof(GemmParams, a_tail)) : 0),
+            fact("offset_a_tail", kBoxesA && LoadA::kTails ? uint32_t(offsetof(GemmParams, a_tail)) : 0),
             fact("offset_b_tail", LoadB::kTails ? uint32_t(offsetof(GemmParams, b_tail)) : 0),
             fact("offset_epilogue", offsetof(Params, epilogue))};
   }
@@ -154,6 +161,15 @@ struct WgmmaSpec {
             fact(kBoxesB ? "offset_a_pointer" : "offset_b_pointer", offsetof(Params, operand)),
             fact(kBoxesB ? "offset_a_row_chunks" : "offset_b_row_chunks", offsetof(Params, row_chunks)),
             fact(kBoxesB ? "offset_a_rows" : "offset_b_rows", offsetof(Params, row_count))};
+  }
+
+  template <class Spec>
+  static constexpr UnalignedSpec<Spec> unaligned_spec(Spec const& spec) {
+    return {spec,
+            fact("offset_a_pointer", offsetof(Params, a_rows.pointer)),
+            fact("offset_a_row_stride", offsetof(Params, a_rows.row_stride)),
+            fact("offset_a_column_stride", offsetof(Params, a_rows.column_stride)),
+            fact("offset_a_batch_stride", offsetof(Params, a_rows.batch_stride))};
   }
 
   static constexpr NestedSpec nested_spec() {

@@ -5,6 +5,7 @@
 #include <gemmill/copy/gather.cuh>
 #include <gemmill/copy/terms.cuh>
 #include <gemmill/copy/tma.cuh>
+#include <gemmill/copy/unaligned.cuh>
 #include <gemmill/epilogue/cluster_sums.cuh>
 #include <gemmill/epilogue/linear.cuh>
 #include <gemmill/epilogue/partials.cuh>
@@ -37,7 +38,6 @@ struct WgmmaTraits {
   static constexpr int kBitsA = bits_of<typename Config::A>;
   /// Whether A is M-major with 32-bit elements. WGMMA then reads A from registers, as it does an upconverted A.
   static constexpr bool kColumns = kBitsA == 32 && Config::kMajorA == MajorIn::MN;
-  static constexpr bool kRegistersA = kMixed || kColumns;
   /// Whether A is upconverted to e4m3, and the sums of each stage are scaled and added in f32. `Total` then holds them.
   static constexpr bool kScalesSums = kMixed && Config::kPromote;
   using StagesA =
@@ -49,8 +49,7 @@ struct WgmmaTraits {
   using TmaLayoutB = typename StagesB::TmaLayout;
   using A = typename StagesA::MmaLayout;
   using B = typename StagesB::MmaLayout;
-  /// Bytes of a stage of A and of B as MMAs read them.
-  static constexpr int kStageBytesA = Config::Terms::kComponents * A::kBytes;
+  /// Bytes of a stage of B as MMAs read it.
   static constexpr int kStageBytesB = Config::Terms::kComponents * B::kBytes;
   /// Whether rows of A and columns of B were scaled before f32 was split: f16 has less range.
   static constexpr bool kScaledRows = Config::Terms::kComponents > 1 && cute::is_same_v<typename Config::A, f16>;
@@ -79,6 +78,12 @@ struct WgmmaTraits {
   using Order = TileOrder<Config::kTileM, Config::kTileN, Config::kClusterM, Config::kClusterN, Config::kRaster,
                           Config::kSwizzle, Quotient<kCachesQuotient>>;
   using Scheduler = typename Config::template Scheduler<Order, Config::kTileK>;
+  /// Whether A may have any alignment. The producer warps then copy it without TMA, and MMAs read it from registers.
+  static constexpr bool kUnalignedA = kIsUnaligned<typename Scheduler::Params>;
+  using UnalignedA = UnalignedStage<typename Config::A, Config::kMajorA, Config::kTileM, Config::kTileK>;
+  static constexpr bool kRegistersA = kMixed || kColumns || kUnalignedA;
+  /// Bytes of a stage of A as MMAs read it.
+  static constexpr int kStageBytesA = kUnalignedA ? UnalignedA::kBytes : Config::Terms::kComponents * A::kBytes;
   enum : int { kClusterSplits = Scheduler::kClusterSplits };
   enum : bool { kSymmetric = Scheduler::kIsSymmetric };
   static constexpr int kClusterSize = Config::kClusterM * Config::kClusterN * kClusterSplits;
@@ -99,16 +104,17 @@ struct WgmmaTraits {
   using Epilogue = CollectiveEpilogue<typename Config::Epilogue, SubtileC, SubtileD, kBlocks, kTileColumnsD,
                                   Config::kSubtileN, Config::kBuffersC, Config::kBuffersD, kSymmetric>;
 
-  /// Whether the rows of A, or the columns of B for groups along N, are found by an index. All four producer warps then
-  /// copy them, without TMA.
-  static constexpr bool kGathers = cute::is_same_v<typename Scheduler::Params, GatherParams>;
+  /// Whether the rows of A, or the columns of B for groups along N, are found by an index, or A has any alignment. All
+  /// four producer warps then copy the operand, without TMA.
+  static constexpr bool kGathers = kUnalignedA || cute::is_same_v<typename Scheduler::Params, GatherParams>;
   static constexpr bool kGathersB = kGathers && Scheduler::kIsGroupedN, kGathersA = kGathers && !kGathersB;
   using Gather = cute::conditional_t<
-      Scheduler::kIsGroupedK, GatherLoadAlongK<TmaLayoutA>,
-      GatherLoad<cute::conditional_t<kGathersB, TmaLayoutB, TmaLayoutA>, kGathersB>>;
+      kUnalignedA, UnalignedLoad<UnalignedA, typename Scheduler::Params>,
+      cute::conditional_t<Scheduler::kIsGroupedK, GatherLoadAlongK<TmaLayoutA>,
+                          GatherLoad<cute::conditional_t<kGathersB, TmaLayoutB, TmaLayoutA>, kGathersB>>>;
   static_assert(!kGathers || ((kGathersB ? Config::kClusterM : Config::kClusterN) == 1 && !kTransposes),
                 "rows are copied as the MMAs read them, by the CTA that reads them");
-  static_assert(!kGathersA || !kRegistersA, "a narrow A is loaded by TMA");
+  static_assert(!kGathersA || kUnalignedA || !kRegistersA, "a narrow A is loaded by TMA");
 
   using Scales = ScaleStage<Config::kTileM, 128 * kTileWarpgroups, kGathers ? kGatherThreads : 32>;
   using GatherScales = cute::conditional_t<
