@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from gemmill.library.errors import PackError, SettingError, SettingWarning
 from gemmill.library.wording import suggest
@@ -69,8 +69,8 @@ def _token(name: str, value: str) -> str | Path:
 
 
 def checked_oci_token(name: str, value: str) -> str:
-    """Return a value of ``GEMMILL_OCI_TOKEN``, or the content of its file; SettingError, which does not repeat it,
-    where it is invalid."""
+    """Return the secret in ``GEMMILL_OCI_TOKEN``, or in its file; SettingError, which does not repeat it, where it is
+    invalid."""
     if not (re.fullmatch(r"[\x21-\x39\x3b-\x7e]{1,255}:[\x20-\x7e]{1,4096}", value) or TOKEN.fullmatch(value)):
         raise SettingError(
             f"{name} is neither USER:PASSWORD nor a token of letters, digits and -._~+/, nor @ and the path of a file "
@@ -79,13 +79,32 @@ def checked_oci_token(name: str, value: str) -> str:
     return value
 
 
-def _oci_token(name: str, value: str) -> str | Path:
-    return _path(f"{name}=@", value[1:]) if value.startswith("@") else checked_oci_token(name, value)
+class OciToken(NamedTuple):
+    """A secret for one registry."""
+
+    host: str
+    """The registry, in lower case, with its port unless it is the default one."""
+    secret: str | Path
+    """``USER:PASSWORD`` or a bearer token, or the file that has it."""
+
+
+_HOST = re.compile(r"([\w.-]+|\[[0-9a-f:]+\])(:\d{1,5})?", re.ASCII)
+
+
+def _oci_token(name: str, value: str) -> OciToken:
+    host, _, secret = value.partition("=")
+    if not secret or not _HOST.fullmatch(host.lower()):
+        raise SettingError(
+            f"{name} does not name its registry: expected HOST=USER:PASSWORD, HOST=TOKEN or HOST=@FILE, where HOST is "
+            "such as registry.example or localhost:5000"
+        )
+    read = _path(f"{name}={host}=@", secret[1:]) if secret.startswith("@") else checked_oci_token(name, secret)
+    return OciToken(host.lower(), read)
 
 
 def _hosts(name: str, value: str) -> tuple[str, ...]:
     hosts = tuple(value.lower().split(","))
-    if not all(re.fullmatch(r"([\w.-]+|\[[0-9a-f:]+\])(:\d{1,5})?", host, re.ASCII) for host in hosts):
+    if not all(map(_HOST.fullmatch, hosts)):
         raise SettingError(f"{name}={value!r}: expected HOST or HOST:PORT, separated by commas")
     return hosts
 
@@ -182,9 +201,9 @@ class Settings:
     packs: tuple[str, ...] | None = field(default=None, metadata=_row("GEMMILL_PACKS", _packs))
     """``GEMMILL_PACKS``: packs, separated by commas, that a registry uses where neither packs nor manifests are named:
     absolute paths, or references such as ``oci://HOST/NAME:TAG`` to packs in OCI registries."""
-    oci_token: str | Path | None = field(default=None, repr=False, metadata=_row("GEMMILL_OCI_TOKEN", _oci_token))
-    """``GEMMILL_OCI_TOKEN``: ``USER:PASSWORD`` or a bearer token for OCI registries, or ``@`` and the path of a file
-    with it. Default: what `docker login` stored."""
+    oci_token: OciToken | None = field(default=None, repr=False, metadata=_row("GEMMILL_OCI_TOKEN", _oci_token))
+    """``GEMMILL_OCI_TOKEN``: ``HOST=`` and ``USER:PASSWORD`` or a bearer token for this OCI registry, or ``@`` and the
+    path of a file with it. Other registries: what `docker login` stored."""
     oci_http: tuple[str, ...] | None = field(default=None, metadata=_row("GEMMILL_OCI_HTTP", _hosts))
     """``GEMMILL_OCI_HTTP``: OCI registries, separated by commas, that are reached over http without TLS, as those on
     this machine are."""

@@ -56,12 +56,17 @@ def test_settings_of_a_remote_are_read() -> None:
 def test_settings_of_packs_in_registries_are_read() -> None:
     environ = {
         "GEMMILL_PACKS": "/a.pack,oci://registry.example/served:1",
-        "GEMMILL_OCI_TOKEN": "user:a secret",
+        "GEMMILL_OCI_TOKEN": "Registry.example:5000=user:a=secret",
         "GEMMILL_OCI_HTTP": "Registry,10.0.0.7:5000,[fd00::7]:5000",
     }
     found = Settings.read(environ)
     assert found.packs == ("/a.pack", "oci://registry.example/served:1")
-    assert (found.oci_token, found.oci_http) == ("user:a secret", ("registry", "10.0.0.7:5000", "[fd00::7]:5000"))
+    assert found.oci_token == ("registry.example:5000", "user:a=secret")
+    assert found.oci_http == ("registry", "10.0.0.7:5000", "[fd00::7]:5000")
+    assert Settings.read({"GEMMILL_OCI_TOKEN": "[::1]:5000=@/run/token"}).oci_token == (
+        "[::1]:5000",
+        Path("/run/token"),
+    )
     assert "secret" not in repr(found)
 
 
@@ -77,8 +82,11 @@ def test_settings_of_packs_in_registries_are_read() -> None:
         ("GEMMILL_REMOTE_TOKEN", "@token", "absolute path"),
         ("GEMMILL_PACKS", "/a.pack,", "absolute path"),
         ("GEMMILL_PACKS", "/a.pack,oci://registry/served", "neither a tag nor a digest"),
-        ("GEMMILL_OCI_TOKEN", "two words", "neither USER:PASSWORD nor a token"),
-        ("GEMMILL_OCI_TOKEN", "@token", "absolute path"),
+        ("GEMMILL_OCI_TOKEN", "registry=two words", "neither USER:PASSWORD nor a token"),
+        ("GEMMILL_OCI_TOKEN", "registry=@token", "absolute path"),
+        ("GEMMILL_OCI_TOKEN", "user:password", "does not name its registry: expected HOST=USER:PASSWORD"),
+        ("GEMMILL_OCI_TOKEN", "token==", "neither USER:PASSWORD nor a token"),
+        ("GEMMILL_OCI_TOKEN", "https://registry=token", "does not name its registry"),
         ("GEMMILL_OCI_HTTP", "http://registry", "HOST or HOST:PORT"),
         ("GEMMILL_STORE", "relative", "absolute path"),
         ("GEMMILL_STORE", "", "absolute path"),

@@ -1,4 +1,4 @@
-"""Credentials for a registry: those of ``GEMMILL_OCI_TOKEN``, else those that `docker login` left for its host."""
+"""Credentials for a registry: those of ``GEMMILL_OCI_TOKEN`` if it names its host, else those of `docker login`."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ def credentials_for(host: str) -> Credentials | None:
         Miss: they cannot be read.
     """
     token = Settings.read().oci_token
-    if token is None:
+    if token is None or token.host not in (host, *_NAMES.get(host, ())):
         return _of_docker(host)
-    if isinstance(token, Path):
+    secret = token.secret
+    if isinstance(secret, Path):
         try:
-            token = checked_oci_token(str(token), read_given(token, _MAX_BYTES).decode().strip())
+            secret = checked_oci_token(str(secret), read_given(secret, _MAX_BYTES).decode().strip())
         except (OSError, SettingError, UnicodeDecodeError) as error:
             raise Miss("token", f"the token of GEMMILL_OCI_TOKEN cannot be read: {error}") from None
-    user, secret = token.split(":", 1) if ":" in token else ("", token)
+    user, secret = secret.split(":", 1) if ":" in secret else ("", secret)
     return Credentials(user, secret)
 
 
@@ -95,5 +96,5 @@ def _of_helper(helper: str, name: str) -> Credentials | None:
 
 
 def _identity_token(place: str, name: str) -> Miss:
-    says = "which gemmill does not exchange: set GEMMILL_OCI_TOKEN to USER:PASSWORD or a token"
+    says = "which gemmill does not exchange: set GEMMILL_OCI_TOKEN to HOST=USER:PASSWORD or HOST=TOKEN"
     return Miss("token", f"{place} has an identity token for {name}, {says}")

@@ -47,7 +47,7 @@ _LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|\[::1\]")
 _HOSTS = {"docker.io": "registry-1.docker.io"}
 """Hosts that are known by another name."""
 _ACCEPT = {"Accept": f"{MANIFEST}, {INDEX}"}
-_WAY = "run `docker login`, or set GEMMILL_OCI_TOKEN to USER:PASSWORD or a token"
+_WAY = "run `docker login`, or set GEMMILL_OCI_TOKEN to HOST=USER:PASSWORD or HOST=TOKEN"
 T = TypeVar("T")
 
 

@@ -44,7 +44,7 @@ def push(file: PackFile, reference: Place) -> None:
     gemmill checks every kernel first. The signature FILE.sig, if it exists, becomes a layer of the artifact. Equal
     packs give equal digests, whatever their file names. The registry receives only what it does not have.
 
-    Credentials come from GEMMILL_OCI_TOKEN, or from `docker login`.
+    Credentials come from GEMMILL_OCI_TOKEN if it names the registry, else from `docker login`.
 
     \b
     Examples:

@@ -42,6 +42,23 @@ def test_a_login_is_of_a_host(config: Path, host: str, content: Any, found: Cred
     assert credentials_for(host) == found
 
 
+@pytest.mark.parametrize(
+    ("named", "host", "found"),
+    [
+        (HOST, HOST, Credentials("", "token")),
+        ("docker.io", "registry-1.docker.io", Credentials("", "token")),
+        ("registry.example", HOST, FOUND),
+        ("elsewhere", HOST, FOUND),
+    ],
+)
+def test_a_token_is_only_for_its_registry(
+    config: Path, monkeypatch: pytest.MonkeyPatch, named: str, host: str, found: Credentials
+) -> None:
+    config.write_text(json.dumps({"auths": {HOST: LOGIN}}))
+    monkeypatch.setenv("GEMMILL_OCI_TOKEN", f"{named}=token")
+    assert credentials_for(host) == found
+
+
 def test_nobody_is_logged_in_without_a_file(config: Path) -> None:
     assert credentials_for(HOST) is None
 

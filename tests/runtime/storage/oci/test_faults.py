@@ -111,7 +111,6 @@ def test_a_slow_registry_is_given_up(server: Server, held: Artifact, tmp_path: P
 def test_credentials_stay_with_the_registry(
     server: Server, held: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GEMMILL_OCI_TOKEN", "secret")
     with Server(lambda request: held(request)) as other:
 
         def change(request: Request, answer: bytes) -> list[Any]:
@@ -124,6 +123,7 @@ def test_credentials_stay_with_the_registry(
         front = Artifact(held.manifest, *held.blobs.values())
         front.change = change
         with Server(front) as home:
+            monkeypatch.setenv("GEMMILL_OCI_TOKEN", f"{reference(home).host}=secret")
             assert open_artifact(reference(home), tmp_path / "store", None).verify() == {}
         assert other.asked() == ["GET /v2/kernels"] * 2
         assert not any("authorization" in request.headers for request in other.requests)

@@ -158,12 +158,12 @@ def test_a_password_is_asked_for(path: Path, tmp_path: Path, monkeypatch: pytest
         reference = Reference.of(f"oci://{host}/served:1")
         with pytest.raises(RemoteError, match="requires a user and a password: run `docker login`, or set GEMMILL_OCI"):
             push(path, reference, None)
-        monkeypatch.setenv("GEMMILL_OCI_TOKEN", f"{USER}:wrong")
+        monkeypatch.setenv("GEMMILL_OCI_TOKEN", f"{host}={USER}:wrong")
         with pytest.raises(RemoteError, match=r"answers 401.*GEMMILL_OCI_TOKEN") as error:
             push(path, reference, None)
         assert "wrong" not in str(error.value)
         (file := tmp_path / "secret").write_text(f"{USER}:{PASSWORD}\n")
-        monkeypatch.setenv("GEMMILL_OCI_TOKEN", f"@{file}")
+        monkeypatch.setenv("GEMMILL_OCI_TOKEN", f"{host}=@{file}")
         push(path, reference, None)
         monkeypatch.delenv("GEMMILL_OCI_TOKEN")
         (tmp_path / "docker").mkdir()
@@ -192,15 +192,15 @@ def test_a_token_is_fetched_where_the_registry_says(
         reference = Reference.of(f"oci://{host}/served:1")
         with pytest.raises(RemoteError, match=r"answers 401.*GEMMILL_OCI_TOKEN"):
             push(path, reference, None)
-        monkeypatch.setenv("GEMMILL_OCI_TOKEN", f"{USER}:{PASSWORD}")
+        monkeypatch.setenv("GEMMILL_OCI_TOKEN", f"{host}={USER}:{PASSWORD}")
         before = len(server.requests)
         push(path, reference, None)
         assert len(server.requests) == before + 1, "a push needs one token"
-        monkeypatch.setenv("GEMMILL_OCI_TOKEN", f"{USER}:wrong")
+        monkeypatch.setenv("GEMMILL_OCI_TOKEN", f"{host}={USER}:wrong")
         with pytest.raises(RemoteError, match=r"token answers 401 \('UNAUTHORIZED': 'unknown user'\)"):
             push(path, reference, None)
         monkeypatch.delenv("GEMMILL_OCI_TOKEN")
         open_artifact(reference, tmp_path / "store", None)
-        monkeypatch.setenv("GEMMILL_OCI_TOKEN", "no.such-token")
+        monkeypatch.setenv("GEMMILL_OCI_TOKEN", f"{host}=no.such-token")
         with pytest.raises(RemoteError, match="answers 401"):
             push(path, reference, None)
