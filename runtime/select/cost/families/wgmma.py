@@ -61,6 +61,9 @@ _SHORT_ROW = 2048
 _CHUNK_CYCLES = 1.15
 """Clocks in which producer warps copy 16 bytes of an A of any alignment. Fitted to 28 problems of 9 to 128 rows on an
 H200."""
+_FEWEST_ROWS = 9
+"""Fewest rows with which kernels that copy A were measured. With fewer, their time counts twice, since the model puts
+mma.sync, which was measured, too close."""
 _TRANSPOSING_CYCLES = 250.0
 """Cost of transposing a stage in addition to its bytes: a wait, a fence and a barrier per stage."""
 _TRANSPOSED_BYTES_PER_CYCLE = 32.0
@@ -160,6 +163,8 @@ def _busiest_ns(columns: Columns, work: Columns, problem: GemmProblem, gpu: Gpu)
     ns *= work["waves"]
     ns += columns["turns"] * store_ns
     ns += LATENCY_NS
+    if columns["copying_ns"] is not None and min(problem.m, problem.n) < _FEWEST_ROWS:
+        ns *= np.where(columns["copying_ns"] > 0, 2, 1)
     return ns
 
 
