@@ -108,7 +108,7 @@ class Registry:
         self.packs = opened_packs(packs, checked_place(store))
         self._ships = manifests is None and not self.packs
         if not self._ships:  # report their errors now
-            self.kernel_sets = () if manifests is None else tuple(kernel_sets(manifests))
+            self.kernel_sets = tuple(kernel_sets(manifests)) if manifests else ()
         self._store, self._remote = store, remote
         self._gpu = checked_gpu(gpu)
         self._model = Path(model) if model is not None else None
