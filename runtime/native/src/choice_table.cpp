@@ -101,7 +101,7 @@ ChoiceTable::Layer ChoiceTable::read_layer(const Row& row, size_t formats, size_
 }
 
 size_t ChoiceTable::Layer::range_of(const TableProblem& problem) const {
-  const int64_t value = std::max<int64_t>(problem.extents[extent], 1);
+  const int64_t value = std::max<int64_t>(problem.values[extent], 1);
   return static_cast<size_t>(std::upper_bound(first.begin(), first.end(), value) - first.begin()) - 1;
 }
 

@@ -20,6 +20,8 @@ struct TableProblem {
   std::array<int64_t, 4> extents;
   /// Alignments of A, B, C and D in bytes; 16 for a missing C.
   std::array<int64_t, 4> aligns;
+  /// M, N and K as ranges of layers count them: of masked groups the rows in use.
+  std::array<int64_t, 3> values;
 };
 
 /// A kernel as a table names it.

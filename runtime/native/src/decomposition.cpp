@@ -41,6 +41,15 @@ int64_t grid_ctas(const LaunchSpec& spec, const Gemm& gemm, int64_t slices, int6
     throw Error(GEMMILL_UNSUPPORTED, spec.entry + ": " + std::to_string(units) +
                                          " output tiles; at most 2^31 are supported: split the problem");
   }
+  if (gemm.batching == "grouped" || gemm.batching == "ngrouped") {
+    // A group starts with a new tile, and may end with a partial one.
+    const bool is_m = gemm.batching == "grouped";
+    const int64_t along_m = spec.tile_m * spec.cluster_m;
+    const int64_t along_n = spec.tile_n * spec.cluster_n;
+    const int64_t begun = (is_m ? gemm.m / along_m : gemm.n / along_n) + gemm.batch;
+    const int64_t other = is_m ? ceil_div(gemm.n, along_n) : ceil_div(gemm.m, along_m);
+    return std::min({tiles, product(spec, begun, other, 1), max_clusters}) * spec.cluster_ctas();
+  }
   if (!shared || !shared->is_stream()) return std::min(units, max_clusters) * spec.cluster_ctas();
   const int64_t steps = ceil_div(gemm.k, shared->tile_k);
   if (product(spec, 2, max_clusters, steps) > kInt32Max) {

@@ -21,10 +21,10 @@ constexpr Dtype kDtypes[] = {
     {"bf16x6", 32, 7, kNone},
     {"bf16x3", 32, 7, kNone},
     {"f16x3", 32, 7, kNone},
-    {"ue8m0", 8, 0, kNone},
+    {"ue8m0", 8, 0, kDLFloat8_e8m0fnu},
     {"s4", 4, 0, kNone, true},
     {"u4", 4, 0, kNone, true},
-    {"e2m1", 4, 0, kNone},
+    {"e2m1", 4, 0, kDLFloat4_e2m1fn},
 };
 
 }  // namespace

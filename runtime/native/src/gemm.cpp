@@ -3,126 +3,33 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <utility>
-#include <vector>
 
 #include "error.h"
+#include "tensor_map.h"
 
 namespace gemmill {
 namespace {
 
-constexpr int64_t kTmaMaxStride = int64_t{1} << 40;
-constexpr int64_t kTmaAlign = 16;
-/// No GPU memory has a lower address.
-constexpr uint64_t kLeastAddress = uint64_t{1} << 32;
 constexpr double kMaxFloat32 = 3.4028234663852886e38;
+constexpr int64_t kScaleBlock = 128;
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(GEMMILL_OPERAND, message); }
 
-/// A tensor as a batch of matrices, rows x columns; strides in elements.
-struct Matrices {
-  const Tensor* tensor;
-  int64_t rows;
-  int64_t columns;
-  int64_t row_stride;
-  int64_t column_stride;
-  /// 0 where the whole batch shares one.
-  int64_t batch_stride;
-};
-
-Matrices matrices(const Tensor& tensor, int64_t rows, int64_t columns) {
-  const auto& strides = tensor.strides;
-  const size_t rank = strides.size();
-  return {&tensor, rows, columns, strides[rank - 2], strides[rank - 1], rank > 2 ? strides[0] : 0};
-}
-
-/// Whether the rows of the whole batch lie at one stride and are contiguous along one extent.
-bool stacks(const Matrices& x) {
-  if (x.rows > 1) return x.batch_stride != 0 && x.batch_stride == static_cast<Wide>(x.rows) * x.row_stride;
-  return x.batch_stride == 1 || (x.batch_stride != 0 && (x.columns == 1 || x.column_stride == 1));
-}
-
-Matrices stacked(Matrices x, int64_t rows) {
-  x.row_stride = x.rows == 1 ? x.batch_stride : x.row_stride;
-  x.rows = rows;
-  x.batch_stride = 0;
-  return x;
-}
-
-/// One way to see an operand: with a contiguous extent, or none.
-Operand described(const Matrices& x, const std::string& major, int64_t stride, int64_t other_stride) {
-  const int64_t bytes = x.tensor->dtype->bits / 8;
-  // Powers of two divide a negative number as they divide its two's complement.
-  const uint64_t steps = static_cast<uint64_t>(stride * bytes) | static_cast<uint64_t>(other_stride * bytes) |
-                         static_cast<uint64_t>(x.batch_stride * bytes);
-  const uint64_t aligned = x.tensor->address | uint64_t{kTmaAlign} | steps;
-  return {x.tensor->place,
-          x.tensor->address,
-          x.tensor->dtype,
-          x.tensor->dtype,
-          major,
-          major == "any" ? 0 : stride,
-          x.batch_stride,
-          static_cast<int64_t>(aligned & (~aligned + 1)),
-          x.rows > 1 ? x.row_stride : 0,
-          x.columns > 1 ? x.column_stride : 0};
-}
-
-/// Finds the contiguous extent of an operand: where both could be, the better aligned, and on a tie `first`.
-Operand operand(const Matrices& x, int64_t batch, const char* of_columns, const char* of_rows,
-                const std::string& first) {
-  const int64_t bits = x.tensor->dtype->bits;
-  if (x.rows == 0 || x.columns == 0 || batch == 0) {  // a kernel reads nothing here
-    return {
-        x.tensor->place, x.tensor->address, x.tensor->dtype, x.tensor->dtype, first, 128 / bits, 0, kTmaAlign, 0, 0};
-  }
-  const auto fits_tma = [&](int64_t stride) { return stride * bits < 8 * kTmaMaxStride; };
-  const bool movable = x.batch_stride >= 0 && fits_tma(x.batch_stride);
-  std::optional<Operand> best;
-  const auto consider = [&](const char* major, int64_t inner, int64_t inner_stride, int64_t outer, int64_t stride) {
-    const bool is_regular = outer == 1 || (stride > 0 && fits_tma(stride));
-    if (!(inner == 1 || inner_stride == 1) || !is_regular || !movable) return;
-    const Operand layout = described(x, major, outer > 1 ? stride : 0, 0);
-    const bool is_better = !best || std::make_pair(layout.align, layout.major == first) >
-                                        std::make_pair(best->align, best->major == first);
-    if (is_better) best = layout;
-  };
-  consider(of_columns, x.columns, x.column_stride, x.rows, x.row_stride);
-  consider(of_rows, x.rows, x.row_stride, x.columns, x.column_stride);
-  if (best) return *best;
-  return described(x, "any", x.rows > 1 ? x.row_stride : 0, x.columns > 1 ? x.column_stride : 0);
-}
-
-/// Refuses an output with elements that share an address: several CTAs would write them.
-void refuse_overlap(const Matrices& x, int64_t batch) {
-  if (x.rows == 0 || x.columns == 0 || batch == 0) return;
-  std::vector<std::pair<int64_t, int64_t>> axes{{std::llabs(x.row_stride), x.rows},
-                                                {std::llabs(x.column_stride), x.columns},
-                                                {std::llabs(x.batch_stride), batch}};
-  std::sort(axes.begin(), axes.end());
-  Wide reach = 0;
-  for (const auto& [stride, extent] : axes) {
-    if (extent <= 1) continue;
-    if (stride <= reach) {
-      refuse("d has strides " + text_of(x.tensor->strides) + " for shape " + text_of(x.tensor->shape) +
-             ", so its elements overlap: pass memory with a place for each element");
-    }
-    reach += static_cast<Wide>(extent - 1) * stride;
-  }
-}
+int64_t blocks_of(int64_t extent) { return (extent + kScaleBlock - 1) / kScaleBlock; }
 
 void check_tensors(const Call& call) {
-  for (const auto& tensor : {call.b, call.c, call.d}) {
-    if (tensor && tensor->device != call.a->device) {
-      refuse(std::string(name_of(tensor->place)) + " is on GPU " + std::to_string(tensor->device) +
-             " and a is on GPU " + std::to_string(call.a->device) + "; all must be on one GPU");
+  const Tensor& a = call.get(kA);
+  for (const Tensor* tensor : call.all()) {
+    if (tensor->device != a.device) {
+      refuse(tensor->name + " is on GPU " + std::to_string(tensor->device) + " and a is on GPU " +
+             std::to_string(a.device) + "; all must be on one GPU");
     }
   }
-  for (const auto& tensor : {call.a, call.b, call.d}) {
-    if (tensor->shape.size() < 2) {
-      refuse(std::string(name_of(tensor->place)) + " has shape " + text_of(tensor->shape) +
-             "; libgemmill takes matrices: add an extent of 1");
+  for (const Place place : {kA, kB, kD}) {
+    const Tensor& tensor = call.get(place);
+    if (tensor.shape.size() < 2) {
+      refuse(tensor.name + " has shape " + text_of(tensor.shape) + "; libgemmill takes matrices: add an extent of 1");
     }
   }
 }
@@ -148,22 +55,73 @@ std::vector<int64_t> product_shape(const Tensor& a, const Tensor& b) {
   return shape;
 }
 
+/// The offsets or counts of a call; null where its matrices lie at strides.
+const Tensor* groups_of(const Call& call) {
+  if (call.find(kOffsets) != nullptr && call.find(kCounts) != nullptr) {
+    refuse("offsets and counts are both passed: pass offsets for consecutive groups, counts for masked ones");
+  }
+  return call.find(kOffsets) != nullptr ? call.find(kOffsets) : call.find(kCounts);
+}
+
+/// The shape of D for groups: (M, N), or (groups, capacity, N).
+std::vector<int64_t> grouped_shape(const Call& call, const Tensor& groups) {
+  const auto& a = call.get(kA).shape;
+  const auto& b = call.get(kB).shape;
+  const bool has_offsets = groups.place == kOffsets;
+  if (groups.dtype != dtype_named("s32") || groups.shape.size() != 1) {
+    refuse(groups.name + " is " + groups.dtype->name + " " + text_of(groups.shape) + "; it must be s32 (groups,)");
+  }
+  const int64_t count = groups.shape[0];
+  if (b.size() != 3 || b[0] != count || a.size() != (has_offsets ? 2 : 3) || (!has_offsets && a[0] != count)) {
+    if (has_offsets && a.size() == 2 && b.size() == 2) {
+      throw Error(GEMMILL_UNSUPPORTED,
+                  "groups along K (b of two extents with offsets) are not supported by libgemmill: "
+                  "use gemmill from Python");
+    }
+    refuse("a has shape " + text_of(a) + " and b has shape " + text_of(b) + "; with " + groups.name + " of " +
+           std::to_string(count) + " groups, a must be " + (has_offsets ? "(M, K)" : "(groups, capacity, K)") +
+           " and b (groups, K, N)");
+  }
+  return product_shape(call.get(kA), call.get(kB));
+}
+
 std::string number_text(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%g", value);
   return text;
 }
 
+/// Refuses factors and C that an epilogue does not read, or lacks.
+void check_epilogue(const Call& call) {
+  const Epilogue& epilogue = *call.epilogue;
+  const bool has_c = call.find(kC) != nullptr;
+  const std::string name = "the epilogue '" + epilogue.text() + "'";
+  if (epilogue.reads("c") != has_c) {
+    refuse(has_c ? "c is passed, but " + name + " does not read it: leave out c" : name + " reads c: pass c");
+  }
+  if (call.alpha != 1 && !epilogue.reads("alpha")) {
+    refuse("alpha is " + number_text(call.alpha) + ", but " + name + " does not read it: set alpha to 1");
+  }
+  if (call.alpha == 0) {
+    throw Error(GEMMILL_UNSUPPORTED, "alpha is 0 with " + name + ", which libgemmill does not support");
+  }
+  if (call.beta != 0 && !epilogue.reads("beta")) {
+    refuse("beta is " + number_text(call.beta) + ", but " + name + " does not read it: set beta to 0");
+  }
+}
+
 void check_factors(const Call& call) {
-  if (call.beta != 0 && !call.c) {
+  if (call.epilogue && !call.epilogue->is_linear()) {
+    check_epilogue(call);
+  } else if (call.beta != 0 && call.find(kC) == nullptr) {
     refuse("beta is " + number_text(call.beta) + ", but there is no c to scale: pass c, or set beta to 0");
   }
-  const bool takes_doubles = call.a->dtype->bits == 64 || call.b->dtype->bits == 64;
+  const bool takes_doubles = call.get(kA).dtype->bits == 64 || call.get(kB).dtype->bits == 64;
   for (const auto& [name, value] : {std::make_pair("alpha", call.alpha), std::make_pair("beta", call.beta)}) {
     if (!takes_doubles && std::isfinite(value) && std::fabs(value) > kMaxFloat32) {
       refuse(std::string(name) + " is " + number_text(value) + "; it must fit in a float32, at most 3.403e+38");
     }
-    const bool is_s32 = call.d->dtype == dtype_named("s32");
+    const bool is_s32 = call.get(kD).dtype == dtype_named("s32");
     if (is_s32 && (std::floor(value) != value || std::fabs(value) >= 2147483648.0)) {
       refuse(std::string(name) + " is " + number_text(value) +
              "; for an s32 D it must be a whole number below 2^31: use an f32 D");
@@ -171,89 +129,225 @@ void check_factors(const Call& call) {
   }
 }
 
+const Dtype* wider(const Call& call) {
+  const Dtype* a = call.get(kA).dtype;
+  const Dtype* b = call.get(kB).dtype;
+  return b->bits > a->bits ? b : a;
+}
+
+/// The operand that a kernel upconverts to the type of the other; null for most products.
+const Tensor* narrow_of(const Call& call) {
+  const Tensor& a = call.get(kA);
+  const Tensor& b = call.get(kB);
+  const Tensor& narrow = a.dtype->bits < b.dtype->bits ? a : b;
+  if (narrow.dtype->bits > 8 || wider(call)->bits != 16) return nullptr;
+  if (narrow.dtype == dtype_named("e2m1")) return &narrow;
+  throw Error(GEMMILL_UNSUPPORTED, std::string("a is ") + a.dtype->name + " and b is " + b.dtype->name +
+                                       "; libgemmill upconverts only e2m1: use gemmill from Python, or pass operands "
+                                       "of one width");
+}
+
+/// The call as a kernel reads it. With alpha = 0 it reads no element of A and B, so that NaN there does not reach D.
+Call as_read(Call call) {
+  if (call.alpha != 0) return call;
+  const Dtype* dtype = wider(call);
+  const bool is_mixed = narrow_of(call) != nullptr;
+  for (const Place place : {kA, kB}) {
+    Tensor& tensor = *call.tensors[place];
+    tensor.shape[tensor.shape.size() - (place == kA ? 1 : 2)] = 0;
+    if (is_mixed) tensor.dtype = dtype;
+  }
+  call.tensors[kAScale].reset();
+  call.tensors[kBScale].reset();
+  return call;
+}
+
+/// The matrices of a call, and what is read beside them.
+struct Parts {
+  int64_t m;
+  int64_t n;
+  int64_t k;
+  int64_t batch;
+  Matrices a;
+  Matrices b;
+  std::optional<Matrices> c;
+  Matrices d;
+  std::optional<BlockScale> a_scale;
+  std::optional<BlockScale> b_scale;
+  std::optional<Operand> scale;
+  std::vector<Argument> arguments;
+};
+
+void read_scales(Parts& parts, const Call& call, const Tensor* groups) {
+  const Tensor* narrow = narrow_of(call);
+  const bool is_a = narrow != nullptr && narrow->place == kA;
+  const Tensor* of_a = call.find(kAScale);
+  const Tensor* of_b = call.find(kBScale);
+  if (narrow != nullptr) {
+    if (const Tensor* other = is_a ? of_b : of_a; other != nullptr) {
+      refuse(other->name + " is passed for the wider operand; only " + narrow->name + " has scales: leave it out");
+    }
+    if (is_a && groups != nullptr) {
+      refuse("a is e2m1; upconverting a is not supported with " + groups->name + ": pass the weights as b");
+    }
+    const int64_t rows = is_a ? parts.m : parts.n;
+    parts.scale = group_scale(is_a ? of_a : of_b, is_a ? parts.a : parts.b, rows, parts.k, parts.batch);
+    return;
+  }
+  if ((of_a == nullptr) != (of_b == nullptr)) {
+    refuse(std::string(of_a ? "a_scale" : "b_scale") + " is passed without " + (of_a ? "b_scale" : "a_scale") +
+           "; block scales need both");
+  }
+  if (of_a == nullptr) return;
+  const bool shares_a = groups != nullptr && groups->place == kOffsets;
+  parts.a_scale = block_scale(*of_a, parts.m, blocks_of(parts.k), shares_a ? 1 : parts.batch, 1);
+  parts.b_scale = block_scale(*of_b, blocks_of(parts.k), blocks_of(parts.n), parts.batch, 0);
+}
+
+/// Makes a batch that shares B one matrix, where the strides of all else allow it.
+void stack(Parts& parts, const Epilogue& epilogue) {
+  Parts flat = parts;
+  if (parts.batch <= 1 || parts.batch > kMaxExtent / std::max<int64_t>(parts.m, 1) || parts.b.batch_stride != 0) return;
+  if (!stacks(parts.a) || (parts.c && !stacks(*parts.c)) || !stacks(parts.d)) return;
+  if (parts.scale && parts.scale->place == kAScale) return;
+  if (parts.a_scale && !stack_scales(*flat.a_scale, *flat.b_scale, parts.m)) return;
+  const auto arguments = stacked(epilogue, parts.arguments, parts.m, parts.batch);
+  if (!arguments) return;
+  flat.arguments = *arguments;
+  flat.m = parts.m * parts.batch;
+  flat.batch = 1;
+  flat.a = stacked(parts.a, flat.m);
+  flat.d = stacked(parts.d, flat.m);
+  if (parts.c) flat.c = stacked(*parts.c, flat.m);
+  parts = std::move(flat);
+}
+
 /// The dtypes of A and B in the product, and its accumulation.
 void set_arithmetic(Gemm& gemm, const Call& call) {
-  const Dtype* f32 = dtype_named("f32");
   for (Operand* x : {&gemm.a, &gemm.b}) {
-    if (call.has_tf32 && x->dtype == f32) x->dtype = dtype_named("tf32");
+    if (call.has_tf32 && x->dtype == dtype_named("f32")) x->dtype = dtype_named("tf32");
   }
-  const int bits_a = gemm.a.dtype->bits;
-  const int bits_b = gemm.b.dtype->bits;
-  if ((bits_a <= 8 && bits_b == 16) || (bits_b <= 8 && bits_a == 16)) {
-    throw Error(GEMMILL_UNSUPPORTED, std::string("a is ") + gemm.a.dtype->name + " and b is " + gemm.b.dtype->name +
-                                         "; libgemmill does not upconvert: use gemmill from Python, or pass operands "
-                                         "of one width");
-  }
-  const Dtype* wider = bits_b > bits_a ? gemm.b.dtype : gemm.a.dtype;
-  gemm.accumulator = dtype_named(wider->is_integer ? "s32" : wider->bits == 64 ? "f64" : "f32");
-  gemm.promote = gemm.a.dtype->is_fp8 && gemm.b.dtype->is_fp8 && !call.has_fast_accumulation ? 4 : 0;
+  const Dtype* dtype = wider(call);
+  gemm.accumulator = dtype_named(dtype->is_integer ? "s32" : dtype->bits == 64 ? "f64" : "f32");
+  const bool is_precise = gemm.a.dtype->is_fp8 && gemm.b.dtype->is_fp8 && !call.has_fast_accumulation;
+  gemm.promote = is_precise || gemm.a_scale ? 4 : 0;
 }
 
-}  // namespace
-
-Operand Operand::transposed() const {
-  Operand result = *this;
-  if (major == "n" || major == "m") result.major = major == "n" ? "m" : "n";
-  std::swap(result.row_stride, result.column_stride);
-  return result;
-}
-
-Addresses Call::addresses() const { return {a->address, b->address, c ? c->address : 0, d->address}; }
-
-Gemm Gemm::of(const Call& call) {
-  check_tensors(call);
-  check_factors(call);
-  const std::vector<int64_t> shape = product_shape(*call.a, *call.b);
-  if (call.d->shape != shape) {
-    refuse("d has shape " + text_of(call.d->shape) + "; a " + text_of(call.a->shape) + " @ b " +
-           text_of(call.b->shape) + " has shape " + text_of(shape) + ": pass a d of that shape");
+Gemm assembled(const Parts& parts, const Call& call, const Tensor* groups) {
+  const Operand d = operand(parts.d, parts.batch, "n", "m", "n");
+  refuse_overlap(parts.d, groups != nullptr && groups->place == kOffsets ? 1 : parts.batch);
+  std::optional<Operand> c;
+  if (parts.c) c = operand(*parts.c, parts.batch, "n", "m", d.major);
+  Gemm gemm{parts.m,
+            parts.n,
+            parts.k,
+            parts.batch,
+            operand(parts.a, parts.batch, "k", "mn", "k"),
+            operand(parts.b, parts.batch, "mn", "k", "k"),
+            c,
+            d};
+  gemm.alpha = call.alpha;
+  gemm.beta = call.beta;
+  gemm.a_scale = parts.a_scale;
+  gemm.b_scale = parts.b_scale;
+  gemm.scale = parts.scale;
+  if (parts.a_scale) {
+    gemm.a_scaling = "1x128";
+    gemm.b_scaling = "128x128";
   }
-  int64_t m = shape[shape.size() - 2];
-  const int64_t n = shape.back();
-  // With alpha = 0 the kernel reads no element of A and B, so that NaN there does not reach D.
-  const int64_t k = call.alpha == 0 ? 0 : call.a->shape.back();
-  int64_t batch = shape.size() > 2 ? shape[0] : 1;
-  std::optional<Tensor> broadcast_c;
-  if (call.c) broadcast_c = broadcast(*call.c, shape);
-  Matrices a = matrices(*call.a, m, k);
-  const Matrices b = matrices(*call.b, k, n);
-  std::optional<Matrices> c;
-  if (call.c) c = matrices(*broadcast_c, m, n);
-  Matrices d = matrices(*call.d, m, n);
-  const bool fits = 1 < batch && batch <= kMaxExtent / std::max<int64_t>(m, 1) && b.batch_stride == 0;
-  if (fits && stacks(a) && (!c || stacks(*c)) && stacks(d)) {
-    // A batch that shares B is one matrix.
-    m *= batch;
-    batch = 1;
-    a = stacked(a, m);
-    d = stacked(d, m);
-    if (c) c = stacked(*c, m);
+  if (parts.scale) (parts.scale->place == kAScale ? gemm.a_scaling : gemm.b_scaling) = "1x32e8";
+  if (groups != nullptr) {
+    gemm.batching = groups->place == kOffsets ? "grouped" : "masked";
+    gemm.groups = Groups{groups->place, groups->address, groups->strides[0]};
+    gemm.expected_rows = call.expected_rows;
   }
-  const Operand of_d = operand(d, batch, "n", "m", "n");
-  refuse_overlap(d, batch);
-  Gemm gemm{m,
-            n,
-            k,
-            batch,
-            operand(a, batch, "k", "mn", "k"),
-            operand(b, batch, "mn", "k", "k"),
-            c ? std::optional<Operand>(operand(*c, batch, "n", "m", of_d.major)) : std::nullopt,
-            of_d,
-            nullptr,
-            0,
-            call.alpha,
-            call.beta};
   set_arithmetic(gemm, call);
   return gemm;
 }
 
+void check_expected_rows(const Call& call, const Tensor* groups, int64_t capacity) {
+  const bool is_masked = groups != nullptr && groups->place == kCounts;
+  if (call.expected_rows == 0 || (is_masked && 0 < call.expected_rows && call.expected_rows <= capacity)) return;
+  refuse("expected_rows is " + std::to_string(call.expected_rows) +
+         "; it must be 0, or with counts from 1 to the capacity of a group");
+}
+
+}  // namespace
+
+std::vector<const Tensor*> Call::all() const {
+  std::vector<const Tensor*> result;
+  for (const auto& tensor : tensors) {
+    if (tensor) result.push_back(&*tensor);
+  }
+  for (const Argument& argument : arguments) {
+    if (argument.tensor) result.push_back(&*argument.tensor);
+  }
+  return result;
+}
+
+Addresses Call::addresses() const {
+  Addresses addresses{};
+  for (const Tensor* tensor : all()) addresses[tensor->place] = tensor->address;
+  return addresses;
+}
+
+Gemm Gemm::of(const Call& given) {
+  check_tensors(given);
+  check_factors(given);
+  const Tensor* groups = groups_of(given);
+  const Tensor& d = given.get(kD);
+  const std::vector<int64_t> whole =
+      groups != nullptr ? grouped_shape(given, *groups) : product_shape(given.get(kA), given.get(kB));
+  const bool is_flat = groups != nullptr && groups->place == kOffsets;  // groups of rows share D
+  const std::vector<int64_t> shape(whole.begin() + (is_flat ? 1 : 0), whole.end());
+  if (d.shape != shape) {
+    refuse("d has shape " + text_of(d.shape) + "; a " + text_of(given.get(kA).shape) + " @ b " +
+           text_of(given.get(kB).shape) + " has shape " + text_of(shape) + ": pass a d of that shape");
+  }
+  const Call call = as_read(given);
+  const int64_t m = shape[shape.size() - 2];
+  const int64_t n = shape.back();
+  const int64_t k = call.get(kA).shape.back();
+  check_expected_rows(call, groups, m);
+  std::optional<Tensor> c;
+  if (call.find(kC) != nullptr) c = broadcast(call.get(kC), shape);
+  Epilogue epilogue = call.epilogue.value_or(Epilogue());
+  Parts parts{m,
+              n,
+              k,
+              whole.size() > 2 ? whole[0] : 1,
+              matrices(call.get(kA), m, k),
+              matrices(call.get(kB), k, n),
+              {},
+              matrices(d, m, n),
+              {},
+              {},
+              {},
+              matched(epilogue, call.arguments)};
+  if (c) parts.c = matrices(*c, m, n);
+  read_scales(parts, call, groups);
+  if (groups == nullptr) stack(parts, epilogue);
+  Gemm gemm = assembled(parts, call, groups);
+  const bool has_batch = groups == nullptr ? shape.size() > 2 && parts.m == m : !is_flat;
+  gemm.arguments = bound(epilogue, parts.arguments, {parts.m, parts.n, parts.batch, has_batch, is_flat});
+  gemm.epilogue = std::move(epilogue);
+  return parts.scale && parts.scale->place == kBScale ? gemm.transposed() : gemm;
+}
+
 Gemm Gemm::transposed() const {
+  static constexpr std::pair<const char*, const char*> kBatchings[] = {
+      {"grouped", "ngrouped"}, {"ngrouped", "grouped"}, {"masked", "nmasked"}, {"nmasked", "masked"}};
   Gemm result = *this;
   std::swap(result.m, result.n);
   result.a = b.transposed();
   result.b = a.transposed();
   if (c) result.c = c->transposed();
   result.d = d.transposed();
+  std::swap(result.a_scaling, result.b_scaling);
+  for (const auto& [from, to] : kBatchings) {
+    if (batching == from) result.batching = to;
+  }
+  result.epilogue = epilogue.transposed();
   result.is_transposed = !is_transposed;
   return result;
 }
@@ -261,31 +355,6 @@ Gemm Gemm::transposed() const {
 std::string Gemm::extents() const {
   const std::string text = std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k);
   return batch == 1 ? text : text + "x" + std::to_string(batch);
-}
-
-void check_memory(const Call& call, const Addresses& addresses) {
-  if (call.d->is_empty()) return;
-  for (const auto* x : {&call.a, &call.b, &call.c, &call.d}) {
-    const auto& tensor = *x;
-    if (!tensor || tensor->is_empty()) continue;
-    if (addresses[tensor->place] < kLeastAddress) {
-      refuse(std::string(name_of(tensor->place)) + " has no memory: its address is " +
-             hex_address(addresses[tensor->place]) + ": pass a tensor whose elements are in GPU memory");
-    }
-  }
-  const bool c_may_be_d =
-      call.c && call.c->shape == call.d->shape && call.c->strides == call.d->strides && call.c->dtype == call.d->dtype;
-  for (const auto* x : {&call.a, &call.b, &call.c}) {
-    const auto& tensor = *x;
-    if (!tensor || tensor->is_empty()) continue;
-    const uint64_t other = addresses[tensor->place];
-    if (tensor->place == kC && c_may_be_d && other == addresses[kD]) continue;
-    if (shares_memory(*call.d, addresses[kD], *tensor, other)) {
-      const std::string name = name_of(tensor->place);
-      refuse("d and " + name + " overlap in memory (at " + hex_address(addresses[kD]) + " and " + hex_address(other) +
-             "), and d is written while " + name + " is read: pass other memory for d");
-    }
-  }
 }
 
 }  // namespace gemmill

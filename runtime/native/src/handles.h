@@ -13,4 +13,6 @@ struct gemmill_pack {
 
 struct gemmill_plan {
   gemmill::Plan plan;
+  /// Those of the tensors that it was made with.
+  gemmill::Addresses addresses;
 };

@@ -23,11 +23,9 @@ Box read_box(const Row& row) {
   if (swizzle != 16 && swizzle != 32 && swizzle != 64 && swizzle != 128) {
     throw Invalid(row.place("swizzle") + " is " + std::to_string(swizzle) + "; it must be 16, 32, 64 or 128");
   }
-  const bool is_grouped = row.whole("group") != 1;
-  const bool has_window = row.whole("window") != 0;
   const bool is_elsewhere = row.flag("anywhere");
   const bool has_halves = row.flag("halves");
-  const bool is_packed = dtype->bits < 8;
+  const bool is_packed = dtype->bits < 8 && dtype != dtype_named("e2m1");
   return {row.text("operand"),
           dtype,
           row.word("contiguous", {"m", "n", "k"})[0],
@@ -37,7 +35,9 @@ Box read_box(const Row& row) {
           static_cast<int>(swizzle),
           row.whole("offset"),
           row.word("part", {"", "whole", "tail"}),
-          !(is_grouped || has_window || is_elsewhere || has_halves || is_packed)};
+          row.whole("group", 1, kMaxBox),
+          row.whole("window", 0, kMaxBox),
+          !(is_elsewhere || has_halves || is_packed)};
 }
 
 std::optional<KDecomposition> read_k_decomposition(const Row& launch) {

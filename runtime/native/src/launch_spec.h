@@ -31,9 +31,12 @@ struct Box {
   int64_t offset;
   /// Empty, "whole" or "tail": see rows_of.
   std::string part;
-  /// Whether this library encodes it: without what only kernels for groups, arrays, scales, paired halves and 4-bit
-  /// types have.
-  bool is_plain;
+  /// Units of the problem extent for each element of the strided extent.
+  int64_t group;
+  /// Rows of a window that slides over the tensor, so that boxes can end at any row; 0 without one.
+  int64_t window;
+  /// Whether this library encodes it: without what only kernels for arrays, paired halves and integers of 4 bits have.
+  bool is_supported;
 
   /// Rows of the box where the operand has some; 0 if there is no such box.
   int64_t rows_of(int64_t strided_extent) const;

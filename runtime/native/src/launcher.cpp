@@ -37,15 +37,31 @@ Launcher::Launcher(const Call& call, const Gemm& gemm, const Kernel& kernel, int
   for_each_operand(gemm, [&](const std::string& name, const Operand& operand) {
     const auto found = spec.offsets.find(name + "_pointer");
     if (found != spec.offsets.end()) {
-      pointers_.push_back({operand.place, block_.at(found->second, sizeof(uint64_t))});
+      pointers_.push_back({operand.place, block_.at(found->second, sizeof(uint64_t)), 0});
     }
   });
+  follow_others();
   if (spec.k_decomposition) {
     const auto found = spec.offsets.find("splits");
     const int64_t splits = spec.k_decomposition->has_slices() ? slices : 1;
     if (found != spec.offsets.end()) block_.write(found->second, static_cast<int32_t>(splits));
   }
   if (spec.has_workspace()) prepare_workspace();
+}
+
+void Launcher::follow_others() {
+  const LaunchSpec& spec = kernel_.spec();
+  const auto follow = [&](const std::string& name, size_t place) {
+    const auto found = spec.offsets.find(name);
+    if (found != spec.offsets.end()) pointers_.push_back({place, block_.at(found->second, sizeof(uint64_t)), 0});
+  };
+  if (gemm_.groups) follow("groups_pointer", gemm_.groups->place);
+  if (gemm_.a_scale) follow("a_scale_pointer", gemm_.a_scale->place);
+  if (gemm_.b_scale) follow("b_scale_pointer", gemm_.b_scale->place);
+  write_arguments(gemm_, spec, block_);
+  for (const BoundArgument& argument : gemm_.arguments) {
+    if (argument.address != 0) follow("epilogue." + argument.name, argument.place);
+  }
 }
 
 void Launcher::prepare_workspace() {
@@ -56,7 +72,7 @@ void Launcher::prepare_workspace() {
   const Reduction& reduction = *spec.k_decomposition->reduction;
   const PartialMatrices matrices = partial_matrices(gemm_, slices_);
   const auto box = std::find_if(spec.boxes.begin(), spec.boxes.end(),
-                                [](const Box& x) { return x.operand == "partials" && x.is_plain; });
+                                [](const Box& x) { return x.operand == "partials" && x.is_supported; });
   if (box == spec.boxes.end()) {
     throw Error(GEMMILL_PACK, kernel_.artifact->name +
                                   " has a second kernel, but no descriptor of its partial sums: "
@@ -121,11 +137,13 @@ void Launcher::move(const Addresses& addresses) {
   check_alignment(gemm_.b, config.b, addresses);
   if (gemm_.c) check_alignment(*gemm_.c, *config.c, addresses);
   check_alignment(gemm_.d, config.d, addresses);
+  if (gemm_.scale) check_alignment(*gemm_.scale, {gemm_.scale->dtype, "", gemm_.scale->align}, addresses);
   check_memory(call_, addresses);
   const Addresses before = addresses_;
   addresses_.fill(kUnknown);  // in case one is refused
   for (const Following& x : descriptors_) {
-    if (addresses[x.place] != before[x.place]) replace_address(x.at, addresses[x.place], *kernel_.device);
+    if (addresses[x.place] == before[x.place]) continue;
+    replace_address(x.at, addresses[x.place] + static_cast<uint64_t>(x.shift), *kernel_.device);
   }
   for (const Following& x : pointers_) __builtin_memcpy(x.at, &addresses[x.place], sizeof(uint64_t));
   addresses_ = addresses;
@@ -133,7 +151,7 @@ void Launcher::move(const Addresses& addresses) {
 
 void Launcher::check_alignment(const Operand& operand, const OperandConfig& of_kernel,
                                const Addresses& addresses) const {
-  const bool is_unread = gemm_.k == 0 && (operand.place == kA || operand.place == kB);
+  const bool is_unread = gemm_.k == 0 && operand.place != kC && operand.place != kD;
   const bool is_loose = operand.place == kD && operand.align < of_kernel.align;
   const auto align = static_cast<uint64_t>(is_loose ? of_kernel.dtype->bits / 8 : of_kernel.align);
   const uint64_t address = addresses[operand.place];

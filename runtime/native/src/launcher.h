@@ -33,6 +33,7 @@ class Launcher {
  private:
   void move(const Addresses& addresses);
   void check_alignment(const Operand& operand, const OperandConfig& of_kernel, const Addresses& addresses) const;
+  void follow_others();
   void prepare_workspace();
   void launch_in(Stream stream, uint64_t buffer, uint64_t flags);
 

@@ -35,6 +35,7 @@ const Operand* operand_of(const Gemm& gemm, const std::string& name) {
   if (name == "a") return &gemm.a;
   if (name == "b") return &gemm.b;
   if (name == "c" && gemm.c) return &*gemm.c;
+  if (name == "scale" && gemm.scale) return &*gemm.scale;
   return name == "d" ? &gemm.d : nullptr;
 }
 
@@ -42,7 +43,9 @@ int64_t extent_of(const Gemm& gemm, char name) { return name == 'm' ? gemm.m : n
 
 /// The bytes that L2 fetches at a time for an operand whose rows are `stride` bytes apart.
 int fetched_bytes(const Box& box, const Gemm& gemm, uint64_t stride) {
-  const int64_t met = box.operand == "a" ? gemm.n : gemm.m;
+  const bool is_a = box.operand == "a";
+  const bool meets_groups = gemm.batching == (is_a ? "ngrouped" : box.operand == "b" ? "grouped" : "");
+  const int64_t met = (is_a ? gemm.n : gemm.m) / (meets_groups ? gemm.batch : 1);
   return box.contiguous == 'k' && met > kFewRows && stride % kSector == 0 ? 2 * kLineBytes : kLineBytes;
 }
 
@@ -95,6 +98,41 @@ void write_scalars(const Gemm& gemm, const LaunchSpec& spec, ParameterBlock& blo
     scalars.put(name + "_batch_stride", operand->batch_stride);
     if (name == "c" || name == "d") scalars.put(name + "_stride", operand->stride);
   }
+  if (gemm.groups) {
+    scalars.put("groups_pointer", gemm.groups->address);
+    scalars.put("groups_stride", static_cast<int32_t>(gemm.groups->stride));
+  }
+  for (const auto& [name, scale] : {std::make_pair(std::string("a_scale"), gemm.a_scale), {"b_scale", gemm.b_scale}}) {
+    if (!scale) continue;
+    scalars.put(name + "_pointer", scale->address);
+    scalars.put(name + "_stride", scale->stride);
+    scalars.put(name + "_k_stride", scale->k_stride);
+    scalars.put(name + "_batch_stride", scale->batch_stride);
+  }
+}
+
+void write_arguments(const Gemm& gemm, const LaunchSpec& spec, ParameterBlock& block) {
+  for (const BoundArgument& argument : gemm.arguments) {
+    const int64_t at = argument_offset(spec, argument.name);
+    block.write(at, argument.address);
+    const int64_t next = at + static_cast<int64_t>(sizeof argument.address);
+    if (!argument.is_scalar) {
+      block.write(next, argument.batch_stride);
+    } else if (gemm.d.dtype == dtype_named("s32")) {
+      block.write(next, static_cast<int32_t>(argument.value));
+    } else if (gemm.accumulator == dtype_named("f64")) {
+      block.write(next, argument.value);
+    } else {
+      block.write(next, static_cast<float>(argument.value));
+    }
+  }
+}
+
+int64_t argument_offset(const LaunchSpec& spec, const std::string& name) {
+  const auto found = spec.offsets.find("epilogue." + name);
+  if (found != spec.offsets.end()) return found->second;
+  throw Error(GEMMILL_PACK, spec.entry + " has no parameter for " + name +
+                                " of its epilogue: create the pack again with `gemmill pack make`");
 }
 
 std::vector<Following> encode_descriptors(const Gemm& gemm, const Kernel& kernel, ParameterBlock& block) {
@@ -102,13 +140,13 @@ std::vector<Following> encode_descriptors(const Gemm& gemm, const Kernel& kernel
   for (const Box& box : kernel.spec().boxes) {
     if (box.operand == "partials") continue;  // it has no address before the launch
     const Operand* operand = operand_of(gemm, box.operand);
-    if (operand == nullptr || !box.is_plain) {
+    if (operand == nullptr || !box.is_supported) {
       throw Error(GEMMILL_UNSUPPORTED, kernel.artifact->name + " has a TMA descriptor of " + box.operand +
                                            " that libgemmill does not encode: use gemmill from Python");
     }
     // Without a K tile, the kernel does not read A and B, and they may have no address.
     const bool is_unread = gemm.k == 0 && box.operand != "c" && box.operand != "d";
-    const int64_t strided = extent_of(gemm, box.strided);
+    const int64_t strided = (extent_of(gemm, box.strided) + box.group - 1) / box.group;
     if (box.rows_of(strided) == 0 || (box.operand == "d" && gemm.d.align < kTmaAlign)) continue;
     const uint64_t address = is_unread ? gemm.d.address & ~uint64_t{kTmaAlign - 1} : operand->address;
     const Described extents{extent_of(gemm, box.contiguous), strided, operand->batch_stride != 0 ? gemm.batch : 1,
@@ -116,7 +154,7 @@ std::vector<Following> encode_descriptors(const Gemm& gemm, const Kernel& kernel
     const TensorMap map = described(box, address, extents, name_of(operand->place));
     void* at = block.at(box.offset, kDescriptorBytes);
     map.encode(at, *kernel.device, fetched_bytes(box, gemm, map.strides[0]));
-    if (!is_unread) following.push_back({operand->place, at});
+    if (!is_unread) following.push_back({operand->place, at, static_cast<int64_t>(map.address - address)});
   }
   return following;
 }

@@ -31,14 +31,21 @@ class ParameterBlock {
   int64_t bytes_;
 };
 
-/// A place of the parameters that follows the address of an operand.
+/// A place of the parameters that follows the address of an operand, from which it starts some bytes away.
 struct Following {
-  Place place;
+  size_t place;
   void* at;
+  int64_t shift;
 };
 
 /// Writes the scalars that do not depend on the launch.
 void write_scalars(const Gemm& gemm, const LaunchSpec& spec, ParameterBlock& block);
+
+/// Writes the arguments of the epilogue: an address, then a stride along the batch or the value of a scalar.
+void write_arguments(const Gemm& gemm, const LaunchSpec& spec, ParameterBlock& block);
+
+/// Where an argument of the epilogue begins. Error: the kernel has none of this name.
+int64_t argument_offset(const LaunchSpec& spec, const std::string& name);
 
 /// Writes the TMA descriptors of operands, and returns those that follow an operand's address.
 std::vector<Following> encode_descriptors(const Gemm& gemm, const Kernel& kernel, ParameterBlock& block);

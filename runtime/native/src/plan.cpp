@@ -1,5 +1,8 @@
 #include "plan.h"
 
+#include <array>
+#include <cstring>
+
 #include "error.h"
 #include "support.h"
 
@@ -40,6 +43,31 @@ Target chosen(const Pack& pack, const gemmill_gemm& request, const Gemm& gemm) {
   return {std::move(artifact), slices, oriented};
 }
 
+/// The operands of a product, by place.
+std::array<const DLTensor*, kPlaces> tensors_of(const gemmill_gemm& gemm) {
+  return {gemm.a, gemm.b, gemm.c, gemm.d, gemm.a_scale, gemm.b_scale, gemm.offsets, gemm.counts};
+}
+
+std::vector<Argument> read_arguments(const gemmill_gemm& gemm) {
+  std::vector<Argument> arguments;
+  if (gemm.argument_count != 0 && (gemm.arguments == nullptr || gemm.epilogue == nullptr)) {
+    throw Error(GEMMILL_OPERAND, "argument_count is " + std::to_string(gemm.argument_count) +
+                                     ", and arguments or epilogue is NULL: pass both, or set it to 0");
+  }
+  if (gemm.argument_count > kMostArguments) {
+    throw Error(GEMMILL_UNSUPPORTED, "argument_count is " + std::to_string(gemm.argument_count) +
+                                         "; libgemmill supports at most " + std::to_string(kMostArguments));
+  }
+  for (size_t i = 0; i < gemm.argument_count; ++i) {
+    const gemmill_argument& given = gemm.arguments[i];
+    if (given.name == nullptr) throw Error(GEMMILL_OPERAND, "an argument has no name, which is NULL: set it");
+    Argument argument{given.name, std::nullopt, given.value};
+    if (given.tensor != nullptr) argument.tensor = read_tensor(*given.tensor, kPlaces + i, given.name);
+    arguments.push_back(std::move(argument));
+  }
+  return arguments;
+}
+
 template <typename Value>
 void append(std::string& key, const Value& value) {
   key.append(reinterpret_cast<const char*>(&value), sizeof value);
@@ -61,13 +89,22 @@ void append_tensor(std::string& key, const DLTensor* tensor) {
 
 std::string key_of(const gemmill_gemm& gemm) {
   std::string key;
-  for (const DLTensor* tensor : {gemm.a, gemm.b, gemm.c, gemm.d}) append_tensor(key, tensor);
+  for (const DLTensor* tensor : tensors_of(gemm)) append_tensor(key, tensor);
   append(key, gemm.alpha);
   append(key, gemm.beta);
   append(key, gemm.flags);
   append(key, gemm.slices);
-  append(key, gemm.kernel != nullptr);
-  if (gemm.kernel != nullptr) key += gemm.kernel;
+  append(key, gemm.expected_rows);
+  for (const char* text : {gemm.kernel, gemm.epilogue}) {
+    append(key, text != nullptr);
+    if (text != nullptr) key.append(text, std::strlen(text) + 1);
+  }
+  for (size_t i = 0; i < gemm.argument_count && gemm.arguments != nullptr; ++i) {
+    const gemmill_argument& argument = gemm.arguments[i];
+    if (argument.name != nullptr) key.append(argument.name, std::strlen(argument.name) + 1);
+    append_tensor(key, argument.tensor);
+    append(key, argument.value);
+  }
   return key;
 }
 
@@ -78,19 +115,23 @@ Call read_call(const gemmill_gemm& gemm) {
   if ((gemm.flags & ~kFlags) != 0) {
     throw Error(GEMMILL_OPERAND, "flags is " + std::to_string(gemm.flags) + ", which has unknown bits");
   }
-  const auto read = [](const DLTensor* tensor, Place place) -> std::optional<Tensor> {
-    if (tensor != nullptr) return read_tensor(*tensor, place);
-    if (place == kC) return std::nullopt;
-    throw Error(GEMMILL_OPERAND, std::string(name_of(place)) + " is NULL: pass a tensor");
-  };
-  return {read(gemm.a, kA),
-          read(gemm.b, kB),
-          read(gemm.c, kC),
-          read(gemm.d, kD),
-          gemm.alpha,
-          gemm.beta,
-          (gemm.flags & GEMMILL_TF32) != 0,
-          (gemm.flags & GEMMILL_FAST_ACCUMULATION) != 0};
+  Call call{{},
+            gemm.alpha,
+            gemm.beta,
+            (gemm.flags & GEMMILL_TF32) != 0,
+            (gemm.flags & GEMMILL_FAST_ACCUMULATION) != 0,
+            gemm.expected_rows,
+            std::nullopt,
+            read_arguments(gemm)};
+  const auto tensors = tensors_of(gemm);
+  for (size_t place = 0; place < tensors.size(); ++place) {
+    if (tensors[place] != nullptr) call.tensors[place] = read_tensor(*tensors[place], place, name_of(place));
+  }
+  for (const Place place : {kA, kB, kD}) {
+    if (!call.tensors[place]) throw Error(GEMMILL_OPERAND, std::string(name_of(place)) + " is NULL: pass a tensor");
+  }
+  if (gemm.epilogue != nullptr) call.epilogue.emplace(std::string(gemm.epilogue));
+  return call;
 }
 
 Plan make_plan(const Pack& pack, const gemmill_gemm& request) {
@@ -99,13 +140,13 @@ Plan make_plan(const Pack& pack, const gemmill_gemm& request) {
   check_memory(plan.call, plan.call.addresses());
   if (gemm.is_empty()) return plan;
   const Target target = request.kernel == nullptr ? chosen(pack, request, gemm) : named(pack, request, gemm);
-  const Kernel& kernel = load(device_at(plan.call.a->device), target.artifact);
+  const Kernel& kernel = load(device_at(plan.call.get(kA).device), target.artifact);
   plan.launcher = std::make_unique<Launcher>(plan.call, target.gemm, kernel, target.slices);
   return plan;
 }
 
-void Plan::launch(Stream stream, uint64_t lent, Addresses addresses) {
-  if (!call.c && addresses[kC] != 0) {
+void Plan::launch(Stream stream, uint64_t lent, const Addresses& addresses) {
+  if (!call.tensors[kC] && addresses[kC] != 0) {
     throw Error(GEMMILL_OPERAND, "c: this plan was made without c: make a new plan with c");
   }
   if (launcher == nullptr) {
@@ -113,6 +154,19 @@ void Plan::launch(Stream stream, uint64_t lent, Addresses addresses) {
   } else {
     launcher->launch(stream, lent, addresses);
   }
+}
+
+Addresses addresses_of(const gemmill_gemm& gemm) {
+  Addresses addresses{};
+  const auto address = [](const DLTensor* x) {
+    return x == nullptr ? 0 : reinterpret_cast<uint64_t>(x->data) + x->byte_offset;
+  };
+  const auto tensors = tensors_of(gemm);
+  for (size_t place = 0; place < tensors.size(); ++place) addresses[place] = address(tensors[place]);
+  for (size_t i = 0; i < std::min(gemm.argument_count, kMostArguments) && gemm.arguments != nullptr; ++i) {
+    addresses[kPlaces + i] = address(gemm.arguments[i].tensor);
+  }
+  return addresses;
 }
 
 std::shared_ptr<Plan> PlanCache::find(const Pack& pack, const gemmill_gemm& gemm) {

@@ -16,11 +16,14 @@ struct Plan {
   Call call;
   std::unique_ptr<Launcher> launcher;
 
-  void launch(Stream stream, uint64_t lent, Addresses addresses);
+  void launch(Stream stream, uint64_t lent, const Addresses& addresses);
 };
 
 /// Reads the tensors and factors of a product. Error: one is missing or not supported.
 Call read_call(const gemmill_gemm& gemm);
+
+/// Addresses of the tensors of a product.
+Addresses addresses_of(const gemmill_gemm& gemm);
 
 /// Makes a plan with a kernel of a pack.
 Plan make_plan(const Pack& pack, const gemmill_gemm& gemm);

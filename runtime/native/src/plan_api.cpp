@@ -20,7 +20,7 @@ gemmill_status gemmill_plan_create(const gemmill_pack* pack, const gemmill_gemm*
     require(gemm, "gemm");
     require(plan, "plan");
     *plan = nullptr;
-    *plan = new gemmill_plan{gemmill::make_plan(*pack->pack, *gemm)};
+    *plan = new gemmill_plan{gemmill::make_plan(*pack->pack, *gemm), gemmill::addresses_of(*gemm)};
   });
 }
 
@@ -28,7 +28,20 @@ gemmill_status gemmill_plan_launch(gemmill_plan* plan, void* stream, void* works
                                    const void* c, void* d) {
   return gemmill::guarded([&] {
     require(plan, "plan");
-    plan->plan.launch(stream, address_of(workspace), {address_of(a), address_of(b), address_of(c), address_of(d)});
+    gemmill::Addresses addresses = plan->addresses;
+    addresses[gemmill::kA] = address_of(a);
+    addresses[gemmill::kB] = address_of(b);
+    addresses[gemmill::kC] = address_of(c);
+    addresses[gemmill::kD] = address_of(d);
+    plan->plan.launch(stream, address_of(workspace), addresses);
+  });
+}
+
+gemmill_status gemmill_plan_launch_gemm(gemmill_plan* plan, void* stream, void* workspace, const gemmill_gemm* gemm) {
+  return gemmill::guarded([&] {
+    require(plan, "plan");
+    require(gemm, "gemm");
+    plan->plan.launch(stream, address_of(workspace), gemmill::addresses_of(*gemm));
   });
 }
 
@@ -47,7 +60,6 @@ gemmill_status gemmill_matmul(gemmill_pack* pack, const gemmill_gemm* gemm, void
     require(pack, "pack");
     require(gemm, "gemm");
     const auto plan = pack->plans.find(*pack->pack, *gemm);
-    const auto address = [](const DLTensor* x) { return x == nullptr ? 0 : address_of(x->data) + x->byte_offset; };
-    plan->launch(stream, 0, {address(gemm->a), address(gemm->b), address(gemm->c), address(gemm->d)});
+    plan->launch(stream, 0, gemmill::addresses_of(*gemm));
   });
 }

@@ -1,5 +1,6 @@
 #include "support.h"
 
+#include <algorithm>
 #include <array>
 #include <iterator>
 #include <vector>
@@ -9,6 +10,9 @@
 namespace gemmill {
 namespace {
 
+/// Rows in use of a masked group that choices assume (library/problem.py).
+constexpr int64_t kAssumedRows = 128;
+
 std::string joined(const std::vector<std::string>& parts) {
   std::string text;
   for (const std::string& part : parts) text += (text.empty() ? "" : " and ") + part;
@@ -17,10 +21,11 @@ std::string joined(const std::vector<std::string>& parts) {
 
 /// The least alignments of A, B, C and D in bytes (library/legality/aligns.py): one element where gemmill copies
 /// unaligned operands, and for a D that threads can store.
-std::array<int64_t, kPlaces> least_aligns(const Config& config) {
-  const bool realigned = config.uses_tma() && config.a.dtype->bits == config.b.dtype->bits;
+std::array<int64_t, 4> least_aligns(const Config& config) {
+  const bool realigned =
+      config.uses_tma() && config.batching == "strided" && config.a.dtype->bits == config.b.dtype->bits;
   const bool has_second_kernel = config.decomposition == "splitk" || config.decomposition == "tree";
-  const auto bytes = [](const OperandConfig& x) { return int64_t{x.dtype->bits} / 8; };
+  const auto bytes = [](const OperandConfig& x) { return std::max<int64_t>(x.dtype->bits / 8, 1); };
   return {realigned ? bytes(config.a) : config.a.align, realigned ? bytes(config.b) : config.b.align,
           !config.c                         ? 0
           : realigned && !has_second_kernel ? bytes(*config.c)
@@ -57,10 +62,10 @@ Formats formats_of(const Gemm& gemm) {
   const auto& c = gemm.c;
   return {gemm.a.dtype->name,
           gemm.a.major,
-          "none",
+          gemm.a_scaling,
           gemm.b.dtype->name,
           gemm.b.major,
-          "none",
+          gemm.b_scaling,
           gemm.accumulator->name,
           std::to_string(gemm.promote),
           c ? c->dtype->name : "none",
@@ -69,11 +74,11 @@ Formats formats_of(const Gemm& gemm) {
           gemm.d.major,
           "general",
           "stored",
-          "strided",
-          "linear"};
+          gemm.batching,
+          gemm.epilogue.text()};
 }
 
-std::array<int64_t, kPlaces> aligns_of(const Gemm& gemm) {
+std::array<int64_t, 4> aligns_of(const Gemm& gemm) {
   return {gemm.a.align, gemm.b.align, gemm.c ? gemm.c->align : 16, gemm.d.align};
 }
 
@@ -121,7 +126,7 @@ void refuse_unaligned(const Gemm& gemm, const Artifact& artifact) {
 Gemm as_kernel_runs(const Gemm& gemm, const Artifact& artifact) {
   const std::string direct = faults(artifact.config, gemm);
   const Gemm transposed = gemm.transposed();
-  if (!direct.empty() && !faults(artifact.config, transposed).empty()) {
+  if (!direct.empty() && (!gemm.can_transpose() || !faults(artifact.config, transposed).empty())) {
     throw Error(GEMMILL_UNSUPPORTED, artifact.name + " does not support " + gemm.extents() + ": it needs " + direct);
   }
   const Gemm& chosen = direct.empty() ? gemm : transposed;
@@ -130,12 +135,20 @@ Gemm as_kernel_runs(const Gemm& gemm, const Artifact& artifact) {
 }
 
 TableProblem table_problem(const Gemm& gemm) {
-  TableProblem problem{"", {gemm.m, gemm.n, gemm.k, gemm.batch}, aligns_of(gemm)};
+  TableProblem problem{"", {gemm.m, gemm.n, gemm.k, gemm.batch}, aligns_of(gemm), {gemm.m, gemm.n, gemm.k}};
+  if (gemm.batching == "masked" || gemm.batching == "nmasked") {
+    int64_t& rows = problem.values[gemm.batching == "masked" ? 0 : 1];
+    rows = gemm.expected_rows != 0 ? gemm.expected_rows : std::min(rows, kAssumedRows);
+  }
   for (const std::string& value : formats_of(gemm)) problem.word += (problem.word.empty() ? "" : " ") + value;
   return problem;
 }
 
 Gemm as_chosen(const Gemm& gemm, const Artifact& artifact, bool swap_ab, const std::string& pack) {
+  if (swap_ab && !gemm.can_transpose()) {
+    throw Error(GEMMILL_PACK,
+                pack + ": the choice table transposes " + gemm.extents() + ", which cannot be transposed");
+  }
   Gemm product = swap_ab ? gemm.transposed() : gemm;
   // A kernel that never promotes sums in f32, which is more precise than two-level accumulation.
   if (artifact.config.promote == 0) product.promote = 0;

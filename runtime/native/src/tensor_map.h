@@ -18,10 +18,12 @@ struct TensorMap {
   const Box* box;
   int64_t rows;
   uint64_t address;
-  /// Elements along the contiguous and the strided extent, and matrices; none is 0.
-  uint64_t extents[3];
-  /// Bytes between neighbours along the last two.
-  uint64_t strides[2];
+  uint32_t rank;
+  /// Elements along the contiguous and the strided extent (rows of the window, and its places), and matrices; none is
+  /// 0.
+  uint64_t extents[4];
+  /// Bytes between neighbours along all but the first.
+  uint64_t strides[3];
 
   /// Writes the 128 bytes of the descriptor. `fetched`: the bytes that L2 fetches at a time, 128 or 256.
   void encode(void* destination, const Device& device, int fetched) const;

@@ -41,13 +41,10 @@ struct Runs {
 };
 
 Runs runs_of(const Tensor& tensor, uint64_t address) {
-  const uint64_t element = static_cast<uint64_t>(tensor.dtype->bits) / 8;
+  const uint64_t element = tensor.element_bytes();
   std::vector<std::tuple<uint64_t, uint64_t, bool>> axes;
-  for (size_t i = 0; i < tensor.shape.size(); ++i) {
-    if (tensor.shape[i] > 1) {
-      axes.emplace_back(static_cast<uint64_t>(std::llabs(tensor.strides[i])) * element,
-                        static_cast<uint64_t>(tensor.shape[i]), tensor.strides[i] < 0);
-    }
+  for (const auto& [step, extent] : tensor.byte_extents()) {
+    if (extent > 1) axes.emplace_back(std::llabs(step), extent, step < 0);
   }
   std::sort(axes.begin(), axes.end());
   Runs runs{address, element, 0};
@@ -65,37 +62,53 @@ Runs runs_of(const Tensor& tensor, uint64_t address) {
 
 }  // namespace
 
-const char* name_of(Place place) {
-  constexpr const char* kNames[] = {"a", "b", "c", "d"};
-  return kNames[place];
+const char* name_of(size_t place) {
+  constexpr const char* kNames[] = {"a", "b", "c", "d", "a_scale", "b_scale", "offsets", "counts"};
+  return place < kPlaces ? kNames[place] : "an argument of the epilogue";
 }
 
 bool Tensor::is_empty() const { return std::find(shape.begin(), shape.end(), 0) != shape.end(); }
 
-std::pair<uint64_t, uint64_t> Tensor::reach() const {
-  const uint64_t element = static_cast<uint64_t>(dtype->bits) / 8;
-  uint64_t before = 0;
-  uint64_t behind = element;
+uint64_t Tensor::element_bytes() const { return static_cast<uint64_t>(std::max(dtype->bits / 8, 1)); }
+
+std::vector<std::pair<int64_t, int64_t>> Tensor::byte_extents() const {
+  std::vector<std::pair<int64_t, int64_t>> extents;
   for (size_t i = 0; i < shape.size(); ++i) {
-    const Wide last = static_cast<Wide>(std::max<int64_t>(shape[i] - 1, 0)) * std::llabs(strides[i]) * element;
+    const bool is_packed = dtype->bits < 8 && strides[i] == 1;
+    extents.emplace_back(is_packed ? 1 : strides[i] * dtype->bits / 8,
+                         is_packed ? (shape[i] * dtype->bits + 7) / 8 : shape[i]);
+  }
+  return extents;
+}
+
+std::pair<uint64_t, uint64_t> Tensor::reach() const {
+  uint64_t before = 0;
+  uint64_t behind = element_bytes();
+  for (const auto& [step, extent] : byte_extents()) {
+    const Wide last = static_cast<Wide>(std::max<int64_t>(extent - 1, 0)) * std::llabs(step);
     const uint64_t bytes = last > kFarthest ? kFarthest : static_cast<uint64_t>(last);
-    uint64_t& side = strides[i] < 0 ? before : behind;
+    uint64_t& side = step < 0 ? before : behind;
     side = std::min(side + bytes, kFarthest);
   }
   return {before, behind};
 }
 
-Tensor read_tensor(const DLTensor& tensor, Place place) {
-  const std::string name = name_of(place);
+Tensor read_tensor(const DLTensor& tensor, size_t place, const std::string& name) {
   check_kind(tensor, name);
   const Dtype* dtype = dtype_of_dlpack(tensor.dtype.code, tensor.dtype.bits);
   if (dtype == nullptr || tensor.dtype.lanes != 1) {
     refuse(name + " has the DLPack dtype with code " + std::to_string(tensor.dtype.code) + ", " +
            std::to_string(tensor.dtype.bits) + " bits and " + std::to_string(tensor.dtype.lanes) +
-           " lanes; libgemmill supports bf16, f16, f32, f64, e4m3, e5m2, s8, u8 and s32: convert it first");
+           " lanes; libgemmill supports bf16, f16, f32, f64, e4m3, e5m2, s8, u8 and s32, "
+           "e2m1 for a or b, and ue8m0 for its scales: convert it first");
   }
-  Tensor view{
-      place, reinterpret_cast<uint64_t>(tensor.data) + tensor.byte_offset, {}, {}, dtype, tensor.device.device_id};
+  Tensor view{place,
+              name,
+              reinterpret_cast<uint64_t>(tensor.data) + tensor.byte_offset,
+              {},
+              {},
+              dtype,
+              tensor.device.device_id};
   view.shape.assign(tensor.shape, tensor.shape + tensor.ndim);
   view.strides.assign(static_cast<size_t>(tensor.ndim), 0);
   int64_t contiguous = 1;
@@ -136,8 +149,7 @@ Tensor broadcast(const Tensor& tensor, const std::vector<int64_t>& shape) {
     result.strides[at] = tensor.shape[i] == shape[at] ? tensor.strides[i] : 0;
   }
   if (!fits) {
-    refuse(std::string(name_of(tensor.place)) + " has shape " + text_of(tensor.shape) +
-           ", which does not broadcast to " + text_of(shape));
+    refuse(tensor.name + " has shape " + text_of(tensor.shape) + ", which does not broadcast to " + text_of(shape));
   }
   result.shape = shape;
   return result;

@@ -19,13 +19,18 @@ constexpr int64_t kMaxExtent = 2147479552;
 /// Products of extents and strides, which may not fit 64 bits.
 __extension__ typedef __int128 Wide;
 
-/// The operands of a product, in the order of their addresses, and their names in messages.
-enum Place { kA, kB, kC, kD, kPlaces };
-const char* name_of(Place place);
+/// The operands of a product, in the order of their addresses; arguments of an epilogue follow.
+enum Place { kA, kB, kC, kD, kAScale, kBScale, kOffsets, kCounts, kPlaces };
+/// Most arguments of an epilogue.
+constexpr size_t kMostArguments = 8;
+/// The name of an operand in messages.
+const char* name_of(size_t place);
 
 /// A strided tensor. The strides along extents of 0 and 1, which have no effect, are 0.
 struct Tensor {
-  Place place;
+  /// Its index in the addresses of a launch, and its name in messages.
+  size_t place;
+  std::string name;
   uint64_t address;
   std::vector<int64_t> shape;
   /// Elements between neighbours along each extent.
@@ -34,12 +39,16 @@ struct Tensor {
   int device;
 
   bool is_empty() const;
+  /// Bytes from one element to the next along each extent, extents, and the bytes of an element. Two elements of 4 bits
+  /// are one here.
+  std::vector<std::pair<int64_t, int64_t>> byte_extents() const;
+  uint64_t element_bytes() const;
   /// Bytes that it spans before its address, and from there on.
   std::pair<uint64_t, uint64_t> reach() const;
 };
 
 /// Reads a tensor. Error: its device, dtype, rank, extents or strides are not supported.
-Tensor read_tensor(const DLTensor& tensor, Place place);
+Tensor read_tensor(const DLTensor& tensor, size_t place, const std::string& name);
 
 /// Extents in the form (2, 3).
 std::string text_of(const std::vector<int64_t>& shape);

@@ -39,6 +39,8 @@ typedef enum {
   kDLBfloat = 4,
   kDLFloat8_e4m3fn = 10,
   kDLFloat8_e5m2 = 12,
+  kDLFloat8_e8m0fnu = 14,
+  kDLFloat4_e2m1fn = 17,
 } DLDataTypeCode;
 
 typedef struct {
@@ -122,10 +124,20 @@ enum {
   GEMMILL_FAST_ACCUMULATION = 2,
 };
 
-/// D = alpha A B + beta C. All tensors are in the memory of one GPU; set the members that are not named to 0.
+/// An operand of an epilogue: a tensor, or a number where the epilogue has a scalar.
+typedef struct {
+  const char* name;
+  const DLTensor* tensor;  ///< NULL for a number.
+  double value;
+} gemmill_argument;
+
+/// D = alpha A B + beta C, or what an epilogue computes. All tensors are in the memory of one GPU; set the members that
+/// are not named to 0.
 ///
 /// A is (M, K), B (K, N), C and D (M, N), with any strides; with a third, first extent they are batches of matrices. A
 /// and B that lack it, or have 1 there, are shared by the batch; C broadcasts to D. C may be D.
+///
+/// Elements of e2m1 have 4 bits and one lane; extents and strides count elements, two of which share a byte along K.
 typedef struct {
   const DLTensor* a;
   const DLTensor* b;
@@ -136,6 +148,20 @@ typedef struct {
   uint32_t flags;
   int32_t slices;      ///< Slices of K of a split-K kernel that `kernel` names; 0 for other kernels.
   const char* kernel;  ///< Name of a kernel of the pack; NULL: the one that its choice table picks.
+  /// Scales of blocks: f32 (M, K / 128) for A and (K / 128, N / 128) for B, quotients rounded up; or those of an e2m1
+  /// operand alone, ue8m0: (K / 32, N) for B, (M, K / 32) for A. For scales of rows, columns or whole operands, use
+  /// alpha or an epilogue.
+  const DLTensor* a_scale;
+  const DLTensor* b_scale;
+  /// s32 (groups,): where each group of rows ends. A is (M, K), B (groups, K, N), D (M, N).
+  const DLTensor* offsets;
+  /// s32 (groups,): rows in use. A is (groups, capacity, K), B (groups, K, N), D (groups, capacity, N).
+  const DLTensor* counts;
+  int64_t expected_rows;  ///< Rows in use of a group with counts, on average, for the choice table; 0: it assumes some.
+  /// An expression such as "d = silu(acc + bias[n])", in the spelling of a kernel; NULL: alpha and beta alone.
+  const char* epilogue;
+  const gemmill_argument* arguments;  ///< The operands of the epilogue, in any order.
+  size_t argument_count;
 } gemmill_gemm;
 
 /// A prepared launch for operands of one layout: its kernel is loaded, and its parameters are encoded.
@@ -149,13 +175,18 @@ typedef struct gemmill_plan gemmill_plan;
 GEMMILL_API gemmill_status gemmill_plan_create(const gemmill_pack* pack, const gemmill_gemm* gemm, gemmill_plan** plan);
 
 /// Launches on a stream (CUstream; NULL: the legacy default stream), on the first elements of A, B, C and D. `c` is
-/// NULL without C.
+/// NULL without C. Scales, groups and arguments are those of the plan.
 ///
 /// `workspace`: memory of gemmill_plan_workspace bytes, at a multiple of 256, that no other launch uses at the same
 /// time. NULL: the library's own, one for each stream, which grows and is never freed; a stream that is captured into a
 /// graph needs the caller's.
 GEMMILL_API gemmill_status gemmill_plan_launch(gemmill_plan* plan, void* stream, void* workspace, const void* a,
                                                const void* b, const void* c, void* d);
+
+/// The same at the addresses of a product that has the layouts and the order of arguments of the plan's, which are not
+/// compared.
+GEMMILL_API gemmill_status gemmill_plan_launch_gemm(gemmill_plan* plan, void* stream, void* workspace,
+                                                    const gemmill_gemm* gemm);
 
 /// Bytes of workspace that a launch needs; 0 for most kernels.
 GEMMILL_API size_t gemmill_plan_workspace(const gemmill_plan* plan);
